@@ -1,0 +1,84 @@
+"""Layers defined by equations: state what must hold, let any solver find it, get exact derivatives of the solution."""
+
+from implicitkit import callbacks, linear, testing
+from implicitkit.errors import (
+    CapabilityError,
+    CapturedTensorError,
+    ConvergenceError,
+    ConvergenceWarning,
+    ImpureFunctionWarning,
+    UnknownNameError,
+)
+from implicitkit.layer import implicit
+from implicitkit.linear import LinearSolution, LinearSolver, Operator
+from implicitkit.problems import Argmin, FixedPoint, LeastSquares, Problem, Root, SteadyState
+from implicitkit.registry import (
+    linear_solvers,
+    plugins,
+    problems,
+    register_linear_solver,
+    register_problem,
+    register_rule,
+    register_solver,
+    rules,
+    solvers,
+)
+from implicitkit.rules import Implicit, Neumann, OneStep, Phantom, Rule, Unroll
+from implicitkit.solution import Solution, Status
+from implicitkit.solve import argmin, fixed_point, least_squares, root, solve, steady_state
+from implicitkit.solvers import LBFGS, Anderson, BlackBox, Found, GradientDescent, Method, Newton, Picard
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LBFGS",
+    "Anderson",
+    "Argmin",
+    "BlackBox",
+    "CapabilityError",
+    "CapturedTensorError",
+    "ConvergenceError",
+    "ConvergenceWarning",
+    "FixedPoint",
+    "Found",
+    "GradientDescent",
+    "Implicit",
+    "ImpureFunctionWarning",
+    "LeastSquares",
+    "LinearSolution",
+    "LinearSolver",
+    "Method",
+    "Neumann",
+    "Newton",
+    "OneStep",
+    "Operator",
+    "Phantom",
+    "Picard",
+    "Problem",
+    "Root",
+    "Rule",
+    "Solution",
+    "Status",
+    "SteadyState",
+    "UnknownNameError",
+    "Unroll",
+    "argmin",
+    "callbacks",
+    "fixed_point",
+    "implicit",
+    "least_squares",
+    "linear",
+    "linear_solvers",
+    "plugins",
+    "problems",
+    "register_linear_solver",
+    "register_problem",
+    "register_rule",
+    "register_solver",
+    "root",
+    "rules",
+    "solve",
+    "solvers",
+    "steady_state",
+    "testing",
+]

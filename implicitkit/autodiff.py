@@ -1,0 +1,136 @@
+"""Products with Jacobians that work at every level: plain autograd, ``torch.func`` transforms, forward AD, hooks.
+
+``torch.func.vjp`` alone does not do: it refuses to run under saved-tensor hooks (activation checkpointing), and legacy
+``autograd.Function``s, custom operators and in-place BatchNorm fail inside it.  ``torch.autograd.grad`` alone does not
+work inside transforms.  So: the first when a transform is active, the second when none is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from implicitkit import compat
+from implicitkit.linear.base import Operator
+
+__all__ = ["gradient", "jvp", "linearise", "vjp"]
+
+_DENSE_CHUNK = 1 << 24  # numbers held at once while a dense Jacobian is formed
+
+
+def vjp(function: Callable[..., Tensor], *primals: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
+    """``function(*primals)`` and the map ``w -> (df/dp_i)^T w`` for every primal.
+
+    As in ``torch.func.vjp``; differentiable again in ``w`` and in the primals.
+    """
+    if compat.transforms_active():
+        out, pullback = torch.func.vjp(function, *primals)
+        return out, pullback
+    with torch.enable_grad():
+        # a view of each: it is a node of its own, and strips the wrapper of a transform that has ended
+        points = [p.view_as(p) for p in primals]
+        points = [p if p.requires_grad else p.detach().requires_grad_() for p in points]
+        out = function(*points)
+
+    def pullback(w: Tensor) -> tuple[Tensor, ...]:
+        if not out.requires_grad:
+            return tuple(torch.zeros_like(p) for p in points)
+        grads = torch.autograd.grad(
+            out, points, w, create_graph=torch.is_grad_enabled(), retain_graph=True, allow_unused=True
+        )
+        return tuple(torch.zeros_like(p) if g is None else g for g, p in zip(grads, points, strict=True))
+
+    return out, pullback
+
+
+def jvp(function: Callable[..., Tensor], primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> Tensor:
+    """``sum_i (df/dp_i) t_i`` by two reverse passes: ``w -> J^T w`` is linear, and its transpose is ``J``.
+
+    Needs no forward-mode level, and so nests under ``forward_ad.dual_level`` and ``torch.func.jvp``, where
+    ``torch.func.jvp`` itself refuses ("Nested forward mode AD is not supported").
+    """
+    out, pullback = vjp(function, *primals)
+    with torch.enable_grad():
+        w = torch.zeros_like(out)
+        if compat.transforms_active():
+            _, transpose = torch.func.vjp(pullback, w)
+            return transpose(tuple(tangents))[0]
+        w.requires_grad_()
+        rows = pullback(w)
+    pairs = [(r, t) for r, t in zip(rows, tangents, strict=True) if r.requires_grad]
+    if not pairs:
+        return torch.zeros_like(out)
+    (result,) = torch.autograd.grad(
+        [r for r, _ in pairs],
+        w,
+        [t for _, t in pairs],
+        create_graph=torch.is_grad_enabled(),
+        retain_graph=True,
+        allow_unused=True,
+    )
+    return torch.zeros_like(out) if result is None else result
+
+
+def gradient(function: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Tensor]:
+    """Values ``(batch,)`` of a scalar function of each row of ``z``, and its gradient ``(batch, n)``."""
+    values, pullback = vjp(function, z)
+    return values, pullback(torch.ones_like(values))[0]
+
+
+def linearise(
+    function: Callable[[Tensor], Tensor], z: Tensor, *, symmetric: bool = False, fixed_point: bool = False
+) -> tuple[Tensor, Operator]:
+    """The value at ``z`` and the Jacobian ``A = df/dz`` there, from **one** evaluation whose graph all products share.
+
+    Args:
+        function: ``(batch, n) -> (batch, n)``, row by row. z: plain tensor ``(batch, n)``.
+        symmetric: ``A = A^T`` (then ``A v`` costs one reverse pass, not two). fixed_point: ``A = J - I``.
+
+    Returns:
+        ``f(z)``, attached to the graph of this one evaluation, and the :class:`Operator`.
+    """
+    point = z.detach().requires_grad_()
+    with torch.enable_grad():
+        out = function(point)
+    if not out.requires_grad:  # f does not depend on z
+        zero = torch.zeros_like(z)
+        return out, Operator(
+            lambda v: zero, lambda w: zero, lambda: z.new_zeros(*z.shape, z.shape[1]), batch=z.shape[0], size=z.shape[1],
+            like=z, symmetric=symmetric, fixed_point=fixed_point,
+        )
+    transposed: list[Tensor] = []
+
+    def rmv(w: Tensor) -> Tensor:
+        (g,) = torch.autograd.grad(out, point, w, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(point) if g is None else g
+
+    def mv(v: Tensor) -> Tensor:  # the double-backward trick: w -> A^T w is linear, its transpose is A
+        if not transposed:
+            with torch.enable_grad():
+                w = torch.zeros_like(out, requires_grad=True)
+                (g,) = torch.autograd.grad(out, point, w, create_graph=True, allow_unused=True)
+            transposed.extend((w, torch.zeros_like(point) if g is None else g))
+        w, g = transposed
+        if not g.requires_grad:
+            return torch.zeros_like(out)
+        (product,) = torch.autograd.grad(g, w, v, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(out) if product is None else product
+
+    def dense() -> Tensor:
+        batch, n = z.shape
+        eye = torch.eye(n, dtype=z.dtype, device=z.device).unsqueeze(1)
+        if n > 4:
+            chunk = max(1, _DENSE_CHUNK // max(1, batch * n))
+            try:
+                rows = [torch.func.vmap(rmv)(e.expand(-1, batch, -1)) for e in eye.split(chunk)]
+                return torch.cat(rows).transpose(0, 1)
+            except RuntimeError:  # an operation without a batching rule: row by row
+                pass
+        return torch.stack([rmv(e.expand(batch, -1)) for e in eye], 1)
+
+    return out, Operator(
+        rmv if symmetric else mv, rmv, dense, batch=z.shape[0], size=z.shape[1], like=z, symmetric=symmetric,
+        fixed_point=fixed_point,
+    )

@@ -1,0 +1,147 @@
+"""The private names of torch that cannot be avoided, each behind a public function of this module.
+
+Nothing else in implicitkit touches a name of torch that starts with an underscore; ``tests/test_compat.py`` holds
+each function here to its contract, so that a new release of torch shows at once what moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch._C._functorch as _functorch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils import _pytree
+
+__all__ = [
+    "TreeSpec",
+    "forward_ad_enabled",
+    "has_forward_level",
+    "has_tangent",
+    "is_legacy_batched",
+    "is_wrapped",
+    "key_path",
+    "opaque_to_compile",
+    "plain_sample",
+    "tracked",
+    "transforms_active",
+    "tree_flatten",
+    "tree_flatten_with_path",
+    "tree_map",
+    "tree_unflatten",
+    "unwrap",
+]
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+# --- pytrees: the transforms of torch.func use the same registry, so nodes registered there work everywhere
+TreeSpec = _pytree.TreeSpec
+tree_flatten = _pytree.tree_flatten
+tree_unflatten = _pytree.tree_unflatten
+tree_map = _pytree.tree_map
+
+
+def tree_flatten_with_path(tree: Any) -> list[tuple[str, Any]]:
+    """Leaves with a readable path, ``[("['h']", leaf), ...]``."""
+    leaves, _ = _pytree.tree_flatten_with_path(tree)
+    return [(_pytree.keystr(path), leaf) for path, leaf in leaves]
+
+
+def key_path(tree: Any, index: int) -> str:
+    """Where leaf number ``index`` of ``tree`` stands, as ``['h'][0]`` (empty for a bare tensor)."""
+    return tree_flatten_with_path(tree)[index][0]
+
+
+# --- functorch levels
+def transforms_active() -> bool:
+    """Is a ``torch.func`` transform (grad, vjp, jvp, vmap, ...) running?"""
+    return torch._C._are_functorch_transforms_active()
+
+
+def is_wrapped(t: Tensor) -> bool:
+    """Does ``t`` belong to a level of a ``torch.func`` transform?"""
+    return _functorch.is_functorch_wrapped_tensor(t)
+
+
+def is_legacy_batched(t: Tensor) -> bool:
+    """Is ``t`` a batched tensor of ``torch.autograd.grad(..., is_grads_batched=True)``, which allows no control flow?"""
+    return _functorch.is_legacy_batchedtensor(t)
+
+
+def unwrap(t: Tensor) -> Tensor:
+    """The tensor one level below."""
+    return _functorch.get_unwrapped(t)
+
+
+def tracked(t: Tensor) -> bool:
+    """Does ``t`` depend on something differentiable, or batched, at any level?
+
+    A grad level wraps the output of every operation, tracked or not, so that "is wrapped" is not the question.
+    """
+    while _functorch.is_functorch_wrapped_tensor(t):
+        if _functorch.is_batchedtensor(t) or t.requires_grad or has_tangent(t):
+            return True
+        t = _functorch.get_unwrapped(t)
+    return t.requires_grad or has_tangent(t)
+
+
+def plain_sample(t: Tensor) -> Tensor:
+    """A detached tensor that belongs to no level, of the shape that the user's function sees: under ``vmap``, the
+    first sample of the batch (a batch of zero samples gives zeros)."""
+    while _functorch.is_functorch_wrapped_tensor(t):
+        dim = _functorch.maybe_get_bdim(t) if _functorch.is_batchedtensor(t) else -1
+        t = _functorch.get_unwrapped(t)
+        if dim is not None and dim >= 0:
+            t = t.select(dim, 0) if t.shape[dim] else t.new_zeros(t.shape[:dim] + t.shape[dim + 1 :])
+    return t.detach()
+
+
+# --- forward-mode AD
+def has_forward_level() -> bool:
+    """Is a ``torch.autograd.forward_ad.dual_level`` (or a forward-mode transform) open?"""
+    return forward_ad._current_level >= 0
+
+
+def has_tangent(t: Tensor) -> bool:
+    """Does ``t`` carry a forward-mode tangent at the current dual level?"""
+    if forward_ad._current_level < 0 or not (t.is_floating_point() or t.is_complex()):
+        return False
+    return forward_ad.unpack_dual(t).tangent is not None
+
+
+@contextlib.contextmanager
+def forward_ad_enabled(saved: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Inside ``Function.jvp``: forward AD switched on again, and the saved tensors without this level's own tangents.
+
+    torch calls ``Function.jvp`` with forward AD switched off, so that an outer forward level silently sees zeros
+    (pytorch/pytorch#197867); the tangents of this level must be stripped first, or torch refuses to nest them.
+    """
+    with forward_ad._set_fwd_grad_enabled(True):
+        yield [forward_ad.unpack_dual(t).primal for t in saved]
+
+
+# --- torch.compile
+def opaque_to_compile(function: C) -> C:
+    """``torch.compiler.disable``, without importing the compiler (over a second) before someone uses it.
+
+    Behind it ``torch.compile`` breaks the graph around the call; were it to trace inside, it would drop the custom
+    backward under ``torch.func`` transforms without a word (pytorch/pytorch#192985).
+    """
+    disabled: Callable[..., Any] | None = None
+
+    @functools.wraps(function)
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        nonlocal disabled
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if disabled is None:
+            disabled = torch.compiler.disable(function)
+        return disabled(*args, **kwargs)
+
+    entry._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return entry  # type: ignore[return-value]

@@ -1,0 +1,59 @@
+"""Every error and warning implicitkit raises by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from implicitkit.solution import Solution
+
+__all__ = [
+    "CapabilityError",
+    "CapturedTensorError",
+    "ConvergenceError",
+    "ConvergenceWarning",
+    "ImpureFunctionWarning",
+    "UnknownNameError",
+]
+
+
+class ConvergenceError(RuntimeError):
+    """A solve, or the linear solve of its derivative, did not reach its tolerance.
+
+    Attributes:
+        solution: the :class:`~implicitkit.Solution` with the best iterates found; its tensors are detached.
+        samples: flat indices of the samples that failed, worst first.
+        residual_norms: their residual norms, in the same order.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        solution: Solution | None = None,
+        samples: tuple[int, ...] = (),
+        residual_norms: tuple[float, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.solution = solution
+        self.samples = samples
+        self.residual_norms = residual_norms
+
+
+class ConvergenceWarning(RuntimeWarning):
+    """What :class:`ConvergenceError` says, under ``on_failure="warn"``."""
+
+
+class ImpureFunctionWarning(RuntimeWarning):
+    """The user's function is not a function: it draws random numbers or updates its own buffers."""
+
+
+class CapturedTensorError(RuntimeError):
+    """The function uses a tensor whose derivative would be lost, because nothing shows where it comes from."""
+
+
+class UnknownNameError(ValueError):
+    """No solver, rule, linear solver or problem is registered under that name."""
+
+
+class CapabilityError(TypeError):
+    """The chosen parts do not fit: a solver that does not serve the problem, a rule that needs another kind."""

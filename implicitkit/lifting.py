@@ -1,0 +1,392 @@
+"""From a user's function to a pure function of explicit tensors.
+
+The primitive that carries derivatives (``primitive.py``) takes explicit tensors only: whatever a function captures
+would be a constant to it, silently.  :func:`lift` finds what the function uses besides its arguments and makes it an
+argument:
+
+1. parameters and buffers of every ``nn.Module`` within reach (the function itself, closure cells, ``partial``, bound
+   objects, referenced globals, containers): swapped into the module during each evaluation, as
+   ``torch.func.functional_call`` does, so that a later evaluation sees the tensors of *this* call;
+2. any other tensor, found by running the function once under a ``TorchFunctionMode`` and substituted by identity at
+   every torch operation from then on.
+
+Then one evaluation on detached stand-ins must come out untracked at every autograd and ``torch.func`` level.  If it
+does not, something differentiable is used in a way that nothing here can see, and :class:`CapturedTensorError` is
+raised rather than a derivative lost.  In the common case that one evaluation is all lifting costs, and it is not lost
+either: it is the solver's first.
+
+What nobody can see: a tensor turned into a number before (``float(w)``, ``w.numpy()``), or detached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from implicitkit import compat
+from implicitkit.errors import CapturedTensorError, ImpureFunctionWarning
+from implicitkit.trees import tree_flatten, tree_unflatten
+
+__all__ = ["Lifted", "lift", "resolve"]
+
+_DEPTH = 6  # how far reachable objects are followed
+_active = threading.local()  # substitutions in force on this thread, for solves nested inside a lifted function
+
+
+def _substitutions() -> list[dict[int, Tensor]]:
+    if not hasattr(_active, "maps"):
+        _active.maps = []
+    return _active.maps
+
+
+def resolve(t: Tensor) -> Tensor:
+    """The tensor that ``t`` stands for inside the lifted functions now running (usually ``t`` itself)."""
+    for mapping in reversed(_substitutions()):
+        t = mapping.get(id(t), t)
+    return t
+
+
+# --------------------------------------------------------------------------------------------- what can be reached
+def reachable_modules(function: Any) -> list[nn.Module]:
+    """The outermost modules within reach of a callable, each once, in order of discovery."""
+    found: list[nn.Module] = []
+    _walk(function, found, set(), 0)
+    return found
+
+
+def _walk(x: Any, found: list[nn.Module], seen: set[int], depth: int) -> None:
+    if isinstance(x, (Tensor, str, int, float, type, types.ModuleType)) or x is None or id(x) in seen or depth > _DEPTH:
+        return
+    seen.add(id(x))
+    if isinstance(x, nn.Module):
+        found.append(x)
+    elif isinstance(x, functools.partial):
+        for v in (x.func, *x.args, *x.keywords.values()):
+            _walk(v, found, seen, depth + 1)
+    elif inspect.ismethod(x):
+        _walk(x.__self__, found, seen, depth + 1)
+        _walk(x.__func__, found, seen, depth + 1)
+    elif inspect.isfunction(x):
+        for cell in x.__closure__ or ():
+            with contextlib.suppress(ValueError):  # a cell not yet filled
+                _walk(cell.cell_contents, found, seen, depth + 1)
+        for v in x.__defaults__ or ():
+            _walk(v, found, seen, depth + 1)
+        for name in _global_names(x.__code__):
+            v = x.__globals__.get(name)
+            if isinstance(v, (nn.Module, types.FunctionType, functools.partial)):
+                _walk(v, found, seen, depth + 1)
+        if hasattr(x, "__wrapped__"):
+            _walk(x.__wrapped__, found, seen, depth + 1)
+    elif isinstance(x, dict):
+        for v in x.values():
+            _walk(v, found, seen, depth + 1)
+    elif isinstance(x, (list, tuple, set, frozenset)):
+        for v in x:
+            _walk(v, found, seen, depth + 1)
+    elif not type(x).__module__.startswith(("torch", "numpy", "builtins")) and hasattr(x, "__dict__"):
+        for v in vars(x).values():
+            _walk(v, found, seen, depth + 1)
+
+
+@functools.lru_cache(maxsize=4096)
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Global names that a code object and those nested in it refer to."""
+    names = list(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names.extend(_global_names(constant))
+    return tuple(names)
+
+
+# ------------------------------------------------------------------------------------- tensors seen, tensors swapped
+class _Discover(TorchFunctionMode):
+    """Collects the tensors that a function uses but neither created nor was given."""
+
+    def __init__(self, known: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.made = {id(t): t for t in known}
+        self.found: dict[int, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for x in tree_flatten((args, kwargs or {}))[0]:
+            if isinstance(x, Tensor) and id(x) not in self.made:
+                self.found.setdefault(id(x), x)
+        out = func(*args, **(kwargs or {}))
+        for x in tree_flatten(out)[0]:
+            if isinstance(x, Tensor):
+                self.made[id(x)] = x  # keeps it alive, so that its id stays its own
+        return out
+
+
+class _Substitute(TorchFunctionMode):
+    """Replaces tensors, by identity, in the arguments of every torch operation."""
+
+    def __init__(self, mapping: dict[int, Tensor]) -> None:
+        super().__init__()
+        self.mapping = mapping
+
+    def __enter__(self) -> _Substitute:
+        _substitutions().append(self.mapping)
+        return super().__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        _substitutions().pop()
+        super().__exit__(*exc)
+
+    def _replace(self, x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return self.mapping.get(id(x), x)
+        if type(x) in (list, tuple):
+            return type(x)(map(self._replace, x))
+        return x
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*map(self._replace, args), **{k: self._replace(v) for k, v in (kwargs or {}).items()})
+
+
+Slot = tuple[dict[str, Any], str]  # a module's own dict of parameters or buffers, and a key
+
+
+@contextlib.contextmanager
+def _swapped(slots: Sequence[Sequence[Slot]], tensors: Sequence[Tensor]) -> Iterator[None]:
+    old = [[owner[key] for owner, key in places] for places in slots]
+    try:
+        for places, t in zip(slots, tensors, strict=True):
+            for owner, key in places:
+                owner[key] = t
+        yield
+    finally:
+        for places, values in zip(slots, old, strict=True):
+            for (owner, key), value in zip(places, values, strict=True):
+                owner[key] = value
+
+
+# --------------------------------------------------------------------------------------------------------- the result
+@dataclass
+class Lifted:
+    """A function whose tensors are all explicit: ``lifted(z, theta)`` equals ``function(z, *args)``.
+
+    Attributes:
+        theta: the tensors: first those of ``args``, then those of modules, then other captured ones.
+        from_args: how many of them come from ``args``.
+        live: the captured tensors are plain ones, so that an evaluation on the spot may use the function as it is.
+        probe: the output of the first evaluation at the very ``z0`` and ``args``, if it was made on plain tensors and
+            the function is pure; else ``None``.
+    """
+
+    function: Callable[..., Any]
+    theta: tuple[Tensor, ...]
+    from_args: int
+    rebuild: Callable[[Sequence[Tensor]], tuple[Any, ...]]
+    slots: list[list[Slot]] = field(default_factory=list)
+    captured: list[Tensor] = field(default_factory=list)
+    frozen: list[tuple[list[Slot], Tensor]] = field(default_factory=list)
+    live: bool = True
+    probe: Any = None
+
+    def __call__(self, z: Any, theta: Sequence[Tensor]) -> Any:
+        k, m = self.from_args, self.from_args + len(self.slots)
+        args = self.rebuild(theta[:k])
+        if not (self.slots or self.captured or self.frozen):
+            return self.function(z, *args)
+        with contextlib.ExitStack() as stack:
+            if self.slots or self.frozen:  # buffers that the function updates: each evaluation starts from a fresh copy
+                slots = [*self.slots, *(places for places, _ in self.frozen)]
+                stack.enter_context(_swapped(slots, [*theta[k:m], *(t.clone() for _, t in self.frozen)]))
+            if self.captured:
+                mapping = dict(zip(map(id, self.captured), theta[m:], strict=True))
+                stack.enter_context(_Substitute(mapping))
+            return self.function(z, *args)
+
+    def on_the_spot(self, z: Any, theta: Sequence[Tensor]) -> Any:
+        """The same value during the call that lifted, where the modules still hold their tensors."""
+        if self.live:
+            return self.function(z, *self.rebuild(theta[: self.from_args]))
+        return self(z, theta)
+
+
+def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Callable[[Any], None]) -> Lifted:
+    """Make every tensor that ``function(z, *args)`` uses explicit.
+
+    Args:
+        function: the user's function or module. z0: a state. args: the arguments after it, pytrees of anything.
+        check: raises unless the function's output has the right form.
+
+    Raises:
+        CapturedTensorError: a derivative would be lost.
+        RuntimeError: the function changes ``z`` or an argument in place.
+    """
+    leaves, spec = tree_flatten(args)
+    where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+    def rebuild(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        full = list(leaves)
+        for i, t in zip(where, tensors, strict=True):
+            full[i] = t
+        return tree_unflatten(full, spec)
+
+    theta = [resolve(leaves[i]) for i in where]
+    transforms, needed = compat.transforms_active(), torch.is_grad_enabled()
+    levels = transforms or compat.has_forward_level()
+    lifted = Lifted(function, tuple(theta), len(theta), rebuild)
+    modules = reachable_modules(function)
+    constants = _lift_modules(lifted, modules, explicit=needed or levels)
+
+    def stand_in(t: Tensor) -> Tensor:
+        return compat.plain_sample(t) if levels else t.detach()
+
+    z_leaves, z_spec = tree_flatten(z0)
+    z_plain = [stand_in(resolve(t)) for t in z_leaves]
+    plain = [stand_in(t) for t in lifted.theta]
+    with torch.enable_grad() if needed or levels else contextlib.nullcontext():
+        with _purity(lifted, [*z_plain, *plain[: len(theta)]], len(z_plain), constants):
+            out = lifted(tree_unflatten(z_plain, z_spec), plain)
+        if (needed or levels) and _leaks(out):
+            _lift_captured(lifted, modules, tree_unflatten(z_plain, z_spec), plain)
+            plain = [stand_in(t) for t in lifted.theta]
+            out = lifted(tree_unflatten(z_plain, z_spec), plain)
+            if _leaks(out):
+                raise CapturedTensorError(
+                    "the function uses a tensor that requires grad, or belongs to a torch.func transform, in a way that "
+                    "implicitkit cannot see (through a custom autograd.Function, say, or a traced module): its "
+                    "derivative would be lost. Pass that tensor as an argument: ik.solve(problem, z0, (..., tensor))"
+                )
+    check(out)
+    if not levels and not lifted.frozen:
+        lifted.probe = out
+    lifted.live = not lifted.frozen and not any(
+        compat.is_wrapped(t) or compat.has_tangent(t) or resolve(t) is not t for t in lifted.theta[lifted.from_args :]
+    )
+    return lifted
+
+
+def _explicit(t: Tensor) -> bool:
+    """Must this captured tensor become an argument for its derivative, or its batch, to be seen?"""
+    if compat.is_wrapped(t):
+        return True
+    return (t.is_floating_point() or t.is_complex()) and (t.requires_grad or compat.has_tangent(t))
+
+
+def _lift_modules(lifted: Lifted, modules: Sequence[nn.Module], explicit: bool) -> list[tuple[list[Slot], Tensor]]:
+    """Parameters and buffers of ``modules`` to ``lifted``; returns copies of the other buffers (they may be updated)."""
+    places: dict[int, tuple[Tensor, list[Slot]]] = {}
+    constants: dict[int, tuple[list[Slot], Tensor]] = {}
+    seen: set[int] = set()
+    for module in modules:
+        for m in module.modules():
+            if id(m) in seen:
+                continue
+            seen.add(id(m))
+            for owner, is_buffer in ((m._parameters, False), (m._buffers, True)):
+                for key, t in owner.items():
+                    if t is None:
+                        continue
+                    if explicit and _explicit(resolve(t)):
+                        places.setdefault(id(t), (t, []))[1].append((owner, key))
+                    elif is_buffer:
+                        constants.setdefault(id(t), ([], t))[0].append((owner, key))
+    lifted.theta = (*lifted.theta, *(resolve(t) for t, _ in places.values()))
+    lifted.slots = [slots for _, slots in places.values()]
+    return list(constants.values())
+
+
+def _lift_captured(lifted: Lifted, modules: list[nn.Module], z: Any, plain: Sequence[Tensor]) -> None:
+    """Find captured tensors by one evaluation under observation, and modules that only their call reveals."""
+    called: dict[int, nn.Module] = {}
+
+    def note(module: nn.Module, _: Any) -> None:
+        called.setdefault(id(module), module)
+
+    handle = nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        with torch.no_grad(), _Discover([*tree_flatten(z)[0], *plain]) as seen:
+            lifted(z, plain)
+    finally:
+        handle.remove()
+    inside = {id(m) for module in modules for m in module.modules()}
+    hidden = [m for key, m in called.items() if key not in inside]
+    if hidden:
+        before = len(lifted.theta)
+        known = {id(t) for t in lifted.theta}
+        extra = Lifted(lifted.function, (), 0, lifted.rebuild)
+        _lift_modules(extra, hidden, explicit=True)
+        fresh = [(t, s) for t, s in zip(extra.theta, extra.slots, strict=True) if id(t) not in known]
+        lifted.theta = (*lifted.theta, *(t for t, _ in fresh))
+        lifted.slots = [*lifted.slots, *(s for _, s in fresh)]
+        assert len(lifted.theta) == before + len(fresh)
+    known = {id(t) for t in lifted.theta}
+    own = {id(owner[key]) for places in lifted.slots for owner, key in places}
+    lifted.captured = [
+        t for key, t in seen.found.items() if key not in known and key not in own and _explicit(resolve(t))
+    ]
+    lifted.theta = (*lifted.theta, *(resolve(t) for t in lifted.captured))
+
+
+def _leaks(out: Any) -> bool:
+    return any(compat.tracked(t) for t in tree_flatten(out)[0] if isinstance(t, Tensor))
+
+
+@contextlib.contextmanager
+def _purity(
+    lifted: Lifted, given: Sequence[Tensor], states: int, constants: list[tuple[list[Slot], Tensor]]
+) -> Iterator[None]:
+    """Watch one evaluation: in-place changes of what was given raise; random numbers and updated buffers warn.
+
+    The evaluation runs on copies of the modules' buffers; if it changed them, every later evaluation gets fresh copies
+    too (the function is then one and the same map throughout, and the modules keep their statistics).
+    """
+    copies = [t.clone() for _, t in constants]
+    versions = [_version(t) for t in given]
+    device = given[0].device
+    random = _random_state(device)
+    with _swapped([slots for slots, _ in constants], copies):
+        yield
+    for i, (t, version) in enumerate(zip(given, versions, strict=True)):
+        if _version(t) != version:
+            what = "its state z" if i < states else f"argument tensor number {i - states}"
+            raise RuntimeError(
+                f"the function changes {what} in place; an implicit equation needs a function without side effects: "
+                "use out-of-place operations, or clone first"
+            )
+    changed = [(slots, t.detach().clone()) for (slots, t), copy in zip(constants, copies, strict=True) if _version(copy)]
+    if changed:
+        lifted.frozen = changed
+        warnings.warn(
+            f"the function updates {len(changed)} buffer(s) of its modules at every evaluation (BatchNorm in training, "
+            "spectral normalisation, ...). During this solve they are held at their present values and not updated; "
+            "call .eval() on those modules, or update the statistics once outside the solve",
+            ImpureFunctionWarning,
+            stacklevel=5,
+        )
+    if random is not None and not torch.equal(random, _random_state(device)):  # type: ignore[arg-type]
+        warnings.warn(
+            "the function draws random numbers (dropout in training, noise): each evaluation is another map, so there "
+            "is no solution to converge to and the derivative is that of a different draw. Call .eval() on the module, "
+            "or draw the mask once outside and pass it as an argument",
+            ImpureFunctionWarning,
+            stacklevel=5,
+        )
+
+
+def _version(t: Tensor) -> int:
+    return 0 if t.is_inference() else t._version
+
+
+def _random_state(device: torch.device) -> Tensor | None:
+    if device.type == "cpu":
+        return torch.default_generator.get_state()
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return None

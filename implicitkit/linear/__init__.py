@@ -1,0 +1,32 @@
+"""How is ``A u = b`` solved?  One file per method; each registers itself under its name."""
+
+from __future__ import annotations
+
+from implicitkit.linear.base import LinearSolution, LinearSolver, Operator
+from implicitkit.linear.bicgstab import BiCGStab
+from implicitkit.linear.broyden import BroydenLinear
+from implicitkit.linear.cg import CG
+from implicitkit.linear.dense import Factor, factor_batched, lstsq_batched, solve_batched
+from implicitkit.linear.gmres import GMRES
+from implicitkit.linear.lsmr import LSMR
+from implicitkit.linear.lu import LU
+from implicitkit.linear.neumann import DampedSeries, Neumann
+
+__all__ = [
+    "CG",
+    "GMRES",
+    "LSMR",
+    "LU",
+    "Auto",
+    "BiCGStab",
+    "BroydenLinear",
+    "DampedSeries",
+    "Factor",
+    "LinearSolution",
+    "LinearSolver",
+    "Neumann",
+    "Operator",
+    "factor_batched",
+    "lstsq_batched",
+    "solve_batched",
+]

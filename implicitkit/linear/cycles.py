@@ -1,0 +1,153 @@
+r"""What the iterative linear solvers share: working precision, the tolerance, and restarts on the true residual.
+
+Every Krylov method here is a *cycle*: given a residual ``r`` it returns a correction ``dx`` with ``A dx ~ r``,
+judged by its own cheap recurrence.  :func:`restarted` runs cycles one after another::
+
+    r = b - A x,    dx = cycle(r),    x <- x + dx
+
+and judges each sample by ``r``, the true residual, so a recurrence that has drifted costs one more cycle and is never
+believed.  A cycle that does not improve a sample is thrown away for that sample, and ends it.
+
+Source: Kelley, *Iterative Methods for Linear and Nonlinear Equations* (SIAM 1995), section 3.4 (restarts);
+Higham, *Accuracy and Stability of Numerical Algorithms* (2nd ed., SIAM 2002), chapter 12 (iterative refinement).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.linear.base import LinearSolution, Operator
+
+__all__ = ["Correction", "column", "default_steps", "in_working_precision", "norms", "restarted", "tolerance"]
+
+SolveMethod = TypeVar("SolveMethod", bound=Callable[..., LinearSolution])
+LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+
+def norms(x: Tensor) -> Tensor:
+    """The 2-norm of each row: ``(batch, n) -> (batch,)``."""
+    return torch.linalg.vector_norm(x, dim=1)
+
+
+def column(mask: Tensor) -> Tensor:
+    """``(batch,) -> (batch, 1)``, to be broadcast against ``(batch, n)``."""
+    return mask.unsqueeze(1)
+
+
+def tolerance(b: Tensor, rtol: float, atol: float) -> Tensor:
+    """``atol + rtol |b|`` per sample, shape ``(batch,)``."""
+    return norms(b).mul_(rtol).add_(atol)
+
+
+def default_steps(size: int) -> int:
+    """Products allowed when the caller names no number: ``10 n``, at least 100 and at most 1000."""
+    return min(max(10 * size, 100), 1000)
+
+
+def in_working_precision(solve: SolveMethod) -> SolveMethod:
+    """Decorates a ``solve`` method: float16 and bfloat16 systems are iterated in float32.
+
+    The products themselves stay in the precision of the operator; ``x`` is cast back at the end, so ``residual_norm``
+    is that of the float32 iterate.
+    """
+
+    @functools.wraps(solve)
+    def wrapper(
+        self: object, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None
+    ) -> LinearSolution:
+        if b.dtype not in LOW_PRECISION:
+            return solve(self, A, b, rtol=rtol, atol=atol, max_steps=max_steps)
+        low, like = b.dtype, A.like.float()
+        wide = Operator(
+            lambda v: A.mv(v.to(low)).float(),
+            lambda w: A.rmv(w.to(low)).float(),
+            lambda: A.dense().float(),
+            batch=A.batch,
+            size=A.size,
+            like=like,
+            symmetric=A.symmetric,
+            fixed_point=A.fixed_point,
+        )
+        solution = solve(self, wide, b.float(), rtol=rtol, atol=atol, max_steps=max_steps)
+        return solution._replace(x=solution.x.to(low))
+
+    return wrapper  # type: ignore[return-value]
+
+
+class Correction(NamedTuple):
+    """What one cycle returns: ``dx`` ``(batch, n)``, products used ``(batch,)``, and which samples cannot go on."""
+
+    dx: Tensor
+    steps: Tensor
+    failed: Tensor | None = None
+
+
+#: ``(r, norm, target, live, budget) -> Correction``: ``r`` ``(batch, n)`` is zero where not ``live``; ``norm`` its
+#: norms, ``target`` the norms to reach, ``budget`` the products left, each ``(batch,)``.
+Cycle = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Correction]
+
+
+def restarted(
+    cycle: Cycle,
+    A: Operator,
+    b: Tensor,
+    *,
+    rtol: float,
+    atol: float,
+    max_steps: int | None,
+    stalled: str,
+    failed: str = "",
+    progress: float = 0.95,
+) -> LinearSolution:
+    """Run ``cycle`` until every sample's true residual meets its tolerance, stops improving, or runs out of products.
+
+    Args:
+        cycle: returns a correction for the residual it is given.
+        A, b, rtol, atol, max_steps: as in :meth:`LinearSolver.solve`.
+        stalled: the clause to report when a cycle shrinks a residual by less than the factor ``progress``.
+        failed: the clause to report for the samples that the cycle marks as failed.
+
+    The products that form the true residuals are not counted.
+    """
+    limit = default_steps(A.size) if max_steps is None else max_steps
+    target = tolerance(b, rtol, atol)
+    x, residual, norm = torch.zeros_like(b), b, norms(b)
+    steps = torch.zeros(b.shape[0], dtype=torch.int64, device=b.device)
+    has_stalled = has_failed = torch.zeros_like(steps, dtype=torch.bool)
+    live = norm > target
+    live &= norm < torch.inf
+    while limit > 0 and bool(live.any()):
+        safe = residual.where(column(live), residual.new_zeros(()))
+        correction = cycle(safe, norm, target, live, limit - steps)
+        trial = x + correction.dx
+        trial_residual = b - A.mv(trial)
+        trial_norm = norms(trial_residual)
+        better = live & (trial_norm < norm)
+        stuck = live & ~(trial_norm <= progress * norm)
+        x = torch.where(column(better), trial, x)
+        residual = torch.where(column(better), trial_residual, residual)
+        norm = torch.where(better, trial_norm, norm)
+        steps = torch.where(live, steps + correction.steps, steps)
+        open_ = live & (norm > target)
+        if correction.failed is not None:
+            has_failed = has_failed | (open_ & correction.failed)
+        has_stalled = has_stalled | (open_ & stuck)
+        live = open_ & ~has_stalled & ~has_failed & (steps < limit)
+    converged = norm <= target
+    reason = ""
+    if not bool(converged.all()):
+        missed = ~converged
+        if bool((missed & has_failed).any()):
+            reason = failed
+        elif bool((missed & ~norm.isfinite()).any()):
+            reason = "the right-hand side is not finite"
+        elif bool((missed & has_stalled).any()):
+            reason = stalled
+        else:
+            reason = f"not converged after {limit} products with the matrix"
+    return LinearSolution(x, norm, steps, converged, reason)

@@ -1,0 +1,202 @@
+r"""Every batched dense solve of the project, guarded: nothing here raises, hangs, or lets one block spoil another.
+
+Why a guard.  torch 2.13 on the CPU hangs in batched LU (``torch.linalg.solve``, ``inv``, ``lu_factor``) for two or
+more blocks of size about 160 and up with two or more threads, while the LU of a single matrix is safe.  Hence blocks
+of size :data:`LOOP_SIZE` and up are factored one at a time on the CPU; smaller ones, and all on other devices, in one
+call.  No other file of the project calls a batched dense factorisation.
+
+A block is singular when elimination with partial pivoting, ``P A = L U``, meets a pivot that rounding could have made:
+``min |U_ii| < n eps max |U_ii|``; a block that looks so is judged again with its rows scaled to equal size, so that bad
+units alone (``diag(1, 1e-20)``) condemn no matrix.
+
+Source: Golub & Van Loan, *Matrix Computations* (4th ed., 2013), algorithm 3.4.1 (LU with partial pivoting), section
+3.5.2 (row scaling), section 5.5 (minimum-norm least squares by the SVD).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["LOOP_SIZE", "Factor", "factor_batched", "lstsq_batched", "solve_batched"]
+
+LOOP_SIZE = 100
+_LOW_PRECISION = (torch.float16, torch.bfloat16)
+SINGULAR = 'the matrix is singular; linear_solver="lsmr" gives the minimum-norm solution'
+NOT_FINITE = "the matrix is not finite"
+RHS_NOT_FINITE = "the right-hand side or the solution is not finite"
+
+
+def _must_loop(A: Tensor) -> bool:
+    return A.device.type == "cpu" and A.shape[0] >= 2 and max(A.shape[1:]) >= LOOP_SIZE
+
+
+def _factor(A: Tensor) -> tuple[Tensor, Tensor]:
+    if not _must_loop(A):
+        lu, pivots, _ = torch.linalg.lu_factor_ex(A)
+        return lu, pivots
+    blocks = [torch.linalg.lu_factor_ex(block) for block in A]
+    return torch.stack([block[0] for block in blocks]), torch.stack([block[1] for block in blocks])
+
+
+def _regular(lu: Tensor) -> Tensor:
+    """Which blocks have no pivot that is rounding noise: ``(batch, n, n) -> (batch,)``."""
+    n = lu.shape[-1]
+    if n == 0:
+        return torch.ones(lu.shape[0], dtype=torch.bool, device=lu.device)
+    pivots = lu.diagonal(dim1=1, dim2=2).abs()
+    smallest, largest = pivots.aminmax(dim=1)
+    threshold = min(n * torch.finfo(lu.dtype).eps, 0.1)
+    return (smallest >= threshold * largest) & (smallest > 0) & (largest < torch.inf)
+
+
+def _finite(x: Tensor) -> Tensor:
+    """Which samples are finite: ``(batch, ...) -> (batch,)``."""
+    return x.isfinite().flatten(1).all(dim=1)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """LU factors of every block, to be used for many right-hand sides.
+
+    ``ok``: ``(batch,)`` bool, the blocks that are finite and not singular.  ``reason``: one clause when not all are.
+    ``dtype``: that of the matrix; float16 and bfloat16 are factored in float32 and solutions cast back.
+    """
+
+    ok: Tensor
+    reason: str
+    dtype: torch.dtype
+    lu: Tensor
+    pivots: Tensor
+    row_scale: Tensor | None
+
+    def solve(self, b: Tensor, transpose: bool = False) -> Tensor:
+        """Solve ``A x = b`` or, with ``transpose``, ``A^T x = b``.
+
+        Args:
+            b: ``(batch, n)`` or ``(batch, n, k)``.
+
+        Returns:
+            ``x`` of the shape of ``b``; NaN throughout for a block that is not ``ok``, so that a solution nobody
+            checked cannot pass for one.
+        """
+        rhs = b.to(self.lu.dtype)
+        rhs = rhs.unsqueeze(2) if b.ndim == 2 else rhs
+        if self.row_scale is not None and not transpose:
+            rhs = rhs / self.row_scale
+        if _must_loop(self.lu):
+            blocks = zip(self.lu, self.pivots, rhs, strict=True)
+            x = torch.stack([torch.linalg.lu_solve(lu, p, r, adjoint=transpose) for lu, p, r in blocks])
+        else:
+            x = torch.linalg.lu_solve(self.lu, self.pivots, rhs, adjoint=transpose)
+        if self.row_scale is not None and transpose:
+            x = x / self.row_scale
+        x = torch.where(self.ok[:, None, None], x, x.new_full((), torch.nan))
+        return (x.squeeze(2) if b.ndim == 2 else x).to(b.dtype)
+
+
+def factor_batched(A: Tensor) -> Factor:
+    """Factor every block of ``A`` ``(batch, n, n)``; never raises for its values.
+
+    A block that is singular or not finite is marked in ``Factor.ok`` and leaves the others alone.
+
+    Raises:
+        ValueError: ``A`` is not ``(batch, n, n)``.
+    """
+    if A.ndim != 3 or A.shape[1] != A.shape[2]:
+        raise ValueError(f"expected square blocks of shape (batch, n, n), got {tuple(A.shape)}")
+    matrix = A.float() if A.dtype in _LOW_PRECISION else A
+    finite = _finite(matrix)
+    if not bool(finite.all()):
+        identity = torch.eye(A.shape[1], dtype=matrix.dtype, device=A.device)
+        matrix = torch.where(finite[:, None, None], matrix, identity)
+    lu, pivots = _factor(matrix)
+    regular = _regular(lu)
+    row_scale = None
+    if not bool(regular.all()):
+        doubtful = (~regular).nonzero().squeeze(1)
+        rows = matrix[doubtful].abs().amax(dim=2, keepdim=True)
+        rows = torch.where(rows > 0, rows, torch.ones_like(rows))
+        scaled_lu, scaled_pivots = _factor(matrix[doubtful] / rows)
+        row_scale = torch.ones(A.shape[0], A.shape[1], 1, dtype=matrix.dtype, device=A.device)
+        row_scale = row_scale.index_copy(0, doubtful, rows)
+        lu = lu.index_copy(0, doubtful, scaled_lu)
+        pivots = pivots.index_copy(0, doubtful, scaled_pivots)
+        regular = regular.index_copy(0, doubtful, _regular(scaled_lu))
+    ok = finite & regular
+    reason = "" if bool(ok.all()) else SINGULAR if not bool(regular.all()) else NOT_FINITE
+    return Factor(ok, reason, A.dtype, lu, pivots, row_scale)
+
+
+def solve_batched(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor, str]:
+    """Solve ``A x = b`` block by block, by LU with partial pivoting.
+
+    Args:
+        A: ``(batch, n, n)``. b: ``(batch, n)`` or ``(batch, n, k)``.
+
+    Returns:
+        ``x`` of the shape of ``b``, ``ok`` ``(batch,)`` bool and ``reason``, a clause saying why a block is not ok (it
+        is singular, or something is not finite).  Where not ok, ``x`` is NaN.
+
+    Raises:
+        ValueError: ``A`` is not ``(batch, n, n)``.
+    """
+    factor = factor_batched(A)
+    x = factor.solve(b)
+    ok = factor.ok & _finite(x)
+    return x, ok, "" if bool(ok.all()) else factor.reason or RHS_NOT_FINITE
+
+
+def _pseudo_solve(A: Tensor, b: Tensor, rcond: float) -> Tensor:
+    U, s, Vh = torch.linalg.svd(A, full_matrices=False)
+    keep = s > rcond * s[..., :1]
+    inverse = torch.where(keep, 1 / torch.where(keep, s, torch.ones_like(s)), torch.zeros_like(s))
+    return Vh.mT @ (inverse.unsqueeze(-1) * (U.mT @ b))
+
+
+def lstsq_batched(A: Tensor, b: Tensor, *, rcond: float | None = None) -> tuple[Tensor, Tensor, str]:
+    """The minimum-norm least-squares solution ``A^+ b`` block by block, by the singular value decomposition.
+
+    Args:
+        A: ``(batch, m, n)``, of any rank. b: ``(batch, m)`` or ``(batch, m, k)``.
+        rcond: singular values below ``rcond`` times the largest count as zero; ``None`` is ``max(m, n) eps``.
+
+    Returns:
+        ``x`` ``(batch, n)`` or ``(batch, n, k)``, ``ok`` ``(batch,)`` bool (False only where something is not finite or
+        the decomposition failed; ``x`` is NaN there) and ``reason``.
+
+    Raises:
+        ValueError: ``A`` is not ``(batch, m, n)``.
+    """
+    if A.ndim != 3:
+        raise ValueError(f"expected blocks of shape (batch, m, n), got {tuple(A.shape)}")
+    dtype = torch.float32 if A.dtype in _LOW_PRECISION else A.dtype
+    matrix, rhs = A.to(dtype), b.to(dtype)
+    rhs = rhs.unsqueeze(2) if b.ndim == 2 else rhs
+    cut = max(A.shape[1:]) * torch.finfo(dtype).eps if rcond is None else rcond
+    finite = _finite(matrix)
+    matrix = torch.where(finite[:, None, None], matrix, matrix.new_zeros(()))
+    x = _pseudo_solve_each(matrix, rhs, cut) if _must_loop(matrix) else _pseudo_solve_all(matrix, rhs, cut)
+    ok = finite & _finite(x)
+    x = torch.where(ok[:, None, None], x, x.new_full((), torch.nan))
+    reason = "" if bool(ok.all()) else NOT_FINITE if not bool(finite.all()) else RHS_NOT_FINITE
+    return (x.squeeze(2) if b.ndim == 2 else x).to(b.dtype), ok, reason
+
+
+def _pseudo_solve_all(A: Tensor, b: Tensor, rcond: float) -> Tensor:
+    try:
+        return _pseudo_solve(A, b, rcond)
+    except torch.linalg.LinAlgError:  # one block did not converge: find it
+        return _pseudo_solve_each(A, b, rcond)
+
+
+def _pseudo_solve_each(A: Tensor, b: Tensor, rcond: float) -> Tensor:
+    x = b.new_full((A.shape[0], A.shape[2], b.shape[2]), torch.nan)
+    for i in range(A.shape[0]):
+        try:
+            x[i] = _pseudo_solve(A[i], b[i], rcond)
+        except torch.linalg.LinAlgError:
+            continue
+    return x

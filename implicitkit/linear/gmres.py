@@ -1,0 +1,146 @@
+r"""Restarted GMRES: the least residual over the Krylov space, for general blocks.
+
+Arnoldi builds an orthonormal basis ``V`` of ``span{r, A r, A^2 r, ...}`` with ``A V_k = V_{k+1} H`` (``H`` Hessenberg,
+``(k+1, k)``), and ``dx = V_k y`` with ``y = argmin |beta e_1 - H y|``.
+
+No Givens rotations are chained, which would cost many small operations a step.  ``H`` has a one-dimensional left null
+space, spanned by ``u`` with
+
+    u_0 = 1,    u_{j+1} = -(sum_{i<=j} u_i h_ij) / h_{j+1,j},
+
+and the least residual is ``beta / |u|``: that is the whole test of a step.  At the end of a cycle the same ``u`` gives
+the orthogonal factor of ``H = Q R`` in closed form, with ``s_j = |u_{0..j}|``,
+
+    Q_ij = u_i u_{j+1} / (s_j s_{j+1})  (i <= j),    Q_{j+1,j} = -s_j / s_{j+1},
+
+whose columns are orthonormal whatever the rounding in ``u``.
+
+Source: Saad & Schultz (1986), SIAM J. Sci. Stat. Comput. 7(3), algorithm 4; Saad, *Iterative Methods for Sparse Linear
+Systems* (2nd ed., SIAM 2003), algorithm 6.11; the null vector: Ayachour (2003), J. Comput. Appl. Math. 159(2); classical
+Gram-Schmidt done twice: Giraud, Langou, Rozloznik & van den Eshof (2005), Numer. Math. 101.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from implicitkit.linear.base import LinearSolution, LinearSolver, Operator
+from implicitkit.linear.cycles import Correction, column, in_working_precision, norms, restarted
+from implicitkit.registry import register_linear_solver
+
+__all__ = ["GMRES"]
+
+
+@register_linear_solver("gmres")
+@dataclass(frozen=True)
+class GMRES(LinearSolver):
+    """GMRES(restart), each sample with its own stop; one product and one look at the host a step.
+
+    A sample uses the columns of the basis up to its own convergence or breakdown, so its answer does not depend on its
+    neighbours.  Memory: ``(restart + 1) * batch * n``.
+
+    Args:
+        restart: dimension of the Krylov space before a restart, at least 1.
+
+    Raises:
+        ValueError: ``restart < 1``.
+    """
+
+    restart: int = 50
+
+    def __post_init__(self) -> None:
+        if self.restart < 1:
+            raise ValueError(f"restart must be at least 1, got {self.restart}")
+
+    @in_working_precision
+    def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
+        def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
+            columns = min(self.restart, A.size, int(budget.max()))
+            return _arnoldi(A, r, norm, target, live, budget, columns)
+
+        return restarted(
+            cycle,
+            A,
+            b,
+            rtol=rtol,
+            atol=atol,
+            max_steps=max_steps,
+            stalled='stagnated; if the matrix is singular, linear_solver="lsmr" gives the minimum-norm solution',
+        )
+
+
+def _arnoldi(
+    A: Operator, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor, columns: int
+) -> Correction:
+    """One cycle of at most ``columns`` steps from the residual ``r`` ``(batch, n)``."""
+    batch, n = r.shape
+    info = torch.finfo(r.dtype)
+    # basis[j] is the j-th vector of every sample; V its view (batch, columns + 1, n); Ht[:, j] the j-th column of H.
+    basis = r.new_empty(columns + 1, batch, n)
+    V = basis.transpose(0, 1)
+    Ht = r.new_zeros(batch, columns, columns + 1)
+    u = r.new_zeros(batch, columns + 1)
+    u[:, 0] = 1
+    ratio = norm / target.clamp_min(info.tiny)
+    limit = torch.where(live, (ratio * ratio).nan_to_num(), ratio.new_zeros(()))
+    torch.div(r, column(norm.where(live, norm.new_ones(()))), out=basis[0])
+    null, size, floor = r.new_zeros(batch, 1), r.new_ones(batch), r.new_zeros(batch, 1)
+    j = 0
+    for j in range(columns):
+        w = A.mv(basis[j])
+        if j == 0:
+            floor = column(norms(w) * info.eps).clamp_min_(info.tiny)
+        Vj = V[:, : j + 1]
+        VjT, w = Vj.mT, w.unsqueeze(2)
+        first = torch.bmm(Vj, w)
+        w = torch.baddbmm(w, VjT, first, alpha=-1)
+        second = torch.bmm(Vj, w)
+        w = torch.baddbmm(w, VjT, second, alpha=-1).squeeze(2)
+        h = first.add_(second)
+        length = torch.maximum(torch.linalg.vector_norm(w, dim=1, keepdim=True), floor)
+        torch.div(w, length, out=basis[j + 1])
+        Ht[:, j, : j + 1] = h.squeeze(2)
+        Ht[:, j, j + 1 : j + 2] = length
+        dot = torch.bmm(u[:, None, : j + 1], h).squeeze(2)
+        entry = torch.addcdiv(null, dot, length, value=-1)
+        u[:, j + 1 : j + 2] = entry
+        entry = entry.squeeze(1)
+        size = torch.addcmul(size, entry, entry)
+        if not bool((size < limit).any()):
+            break
+    k = j + 1
+    y, used = _least_squares(Ht[:, :k, : k + 1].mT, u[:, : k + 1], norm, limit, floor, live, budget)
+    return Correction(torch.bmm(V[:, :k].mT, y.unsqueeze(2)).squeeze(2), used)
+
+
+def _least_squares(
+    H: Tensor, u: Tensor, beta: Tensor, limit: Tensor, floor: Tensor, live: Tensor, budget: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``argmin |beta e_1 - H y|`` over each sample's own columns; also how many products it used.
+
+    ``H``: ``(batch, k + 1, k)``; ``u``: ``(batch, k + 1)``; the rest ``(batch,)`` (``floor`` ``(batch, 1)``).
+    """
+    k = H.shape[2]
+    squares = (u * u).cumsum(dim=1)
+    whole = squares[:, :k] < limit.unsqueeze(1)  # before this step the sample had not converged
+    sound = squares[:, 1:].isfinite()
+    broken = H.diagonal(offset=-1, dim1=1, dim2=2) <= floor  # the space is exhausted at this step
+    exhausted = broken.cumsum(dim=1) - broken.long() > 0
+    index = torch.arange(k, device=u.device)
+    use = (whole & sound & ~exhausted & (index < budget.unsqueeze(1))).cumprod(dim=1).bool()
+    steps = torch.where(live, use.sum(dim=1), 0).clamp_min(1)
+    norm = squares.sqrt()
+    below, above = norm[:, :k], norm[:, 1:]
+    Q = (u.unsqueeze(2) * (u[:, 1:] / (below * above)).unsqueeze(1)).triu()
+    Q.diagonal(offset=-1, dim1=1, dim2=2).copy_(-below / above)
+    R = torch.bmm(Q.mT, H)
+    pivots = torch.where(use, R.diagonal(dim1=1, dim2=2).abs(), 0)
+    noise = pivots <= 4 * torch.finfo(u.dtype).eps * pivots.amax(dim=1, keepdim=True)
+    use = use & ~(noise & broken)  # a singular block: the last direction is rounding
+    identity = torch.eye(k, dtype=u.dtype, device=u.device)
+    R = torch.where(use.unsqueeze(1) & use.unsqueeze(2), R, identity)
+    g = torch.where(use, beta.unsqueeze(1) * Q[:, 0], 0)
+    return torch.linalg.solve_triangular(R, g.unsqueeze(2), upper=True).squeeze(2), steps

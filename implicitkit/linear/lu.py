@@ -1,0 +1,72 @@
+r"""Direct solution: form the blocks, factor them.
+
+``P A = L U``,  ``x = U^{-1} L^{-1} P b``, and one step of iterative refinement ``x <- x + A^{-1} (b - A x)`` for the
+samples whose residual misses the tolerance.
+
+Source: Golub & Van Loan, *Matrix Computations* (4th ed., 2013), algorithm 3.4.1 and section 3.5.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.linear.base import LinearSolution, LinearSolver, Operator
+from implicitkit.linear.cycles import column, in_working_precision, norms, tolerance
+from implicitkit.linear.dense import RHS_NOT_FINITE, factor_batched
+from implicitkit.registry import register_linear_solver
+
+__all__ = ["LU"]
+
+
+@register_linear_solver("lu")
+@dataclass(frozen=True)
+class LU(LinearSolver):
+    """LU with partial pivoting of the dense ``(batch, n, n)`` matrix; right for small and ill-conditioned systems.
+
+    ``steps`` counts solves with the factors (1, or 2 with refinement).  A singular block is not converged, its ``x`` is
+    NaN, and the reason says so.
+
+    Args:
+        max_size: the largest ``n`` for which the matrix is formed.
+
+    Raises:
+        ValueError: ``n > max_size``.
+    """
+
+    matrix_free: ClassVar[bool] = False
+    max_size: int = 4096
+
+    @in_working_precision
+    def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
+        if A.size > self.max_size:
+            raise ValueError(
+                f'linear_solver="lu" forms a {A.size} x {A.size} matrix per sample, above max_size={self.max_size}: '
+                f'use linear_solver="gmres", which only needs products, or LU(max_size={A.size})'
+            )
+        matrix = A.dense()
+        target = tolerance(b, rtol, atol)
+        factor = factor_batched(matrix)
+        zero = column(norms(b) == 0)
+        x = torch.where(zero & column(factor.ok), torch.zeros_like(b), factor.solve(b))
+        residual = b - (matrix @ x.unsqueeze(2)).squeeze(2)
+        norm = norms(residual)
+        steps = (~zero).squeeze(1).long()
+        missed = factor.ok & (norm > target)
+        if bool(missed.any()):
+            refined = x + factor.solve(residual)
+            refined_norm = norms(b - (matrix @ refined.unsqueeze(2)).squeeze(2))
+            better = missed & (refined_norm < norm)
+            x, norm = torch.where(column(better), refined, x), torch.where(better, refined_norm, norm)
+            steps = steps + missed.long()
+        converged = factor.ok & (norm <= target)
+        reason = ""
+        if not bool(converged.all()):
+            reason = factor.reason
+            if not reason:
+                finite = bool(norm.isfinite().all())
+                reason = "the matrix is too ill-conditioned for the tolerance" if finite else RHS_NOT_FINITE
+        return LinearSolution(x, norm, steps, converged, reason)

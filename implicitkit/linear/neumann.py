@@ -1,0 +1,125 @@
+r"""The Neumann series, whole or truncated: products with ``J`` and nothing else.
+
+For ``A = J - I`` the system ``A u = b`` reads ``u = J u - b``, so that
+
+    u = -(I + J + J^2 + ...) b,    u <- u + (A u - b).
+
+Source: the truncated series: Lorraine, Vicol & Duvenaud (2020), arXiv 1911.02590, section 4.1; one term (``terms=0``):
+Fung et al. (2022), "JFB: Jacobian-free backpropagation", arXiv 2103.12803, equation (13); the damped series: Geng et al.
+(2021), "On training implicit models", arXiv 2111.05177 (the phantom gradient, Neumann form).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.linear.base import LinearSolution, LinearSolver, Operator
+from implicitkit.linear.cycles import column, in_working_precision, norms, tolerance
+from implicitkit.registry import register_linear_solver
+
+__all__ = ["DampedSeries", "Neumann"]
+
+
+@register_linear_solver("neumann")
+@dataclass(frozen=True)
+class Neumann(LinearSolver):
+    """The Neumann series, summed until the residual meets the tolerance or, with ``terms``, cut after ``J^terms``.
+
+    Converges exactly when the spectral radius of ``J`` is below 1; growth of the residual by ``divergence`` stops a
+    sample and is reported, with its best iterate.  Default ``max_steps``: 1000.
+
+    Args:
+        terms: ``None``, or ``k`` for ``u = -sum_{i=0..k} J^i b``: ``k`` products, an approximation that is never judged
+            (``exact`` is then False, and every finite sample counts as converged).  ``terms=0`` is ``u = -b``.
+        divergence: the factor.
+
+    Raises:
+        ValueError: ``terms < 0``.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("fixed_point",)
+    terms: int | None = None
+    divergence: float = 1e6
+
+    def __post_init__(self) -> None:
+        if self.terms is not None and self.terms < 0:
+            raise ValueError(f"terms must be None or at least 0, got {self.terms}")
+        object.__setattr__(self, "exact", self.terms is None)
+
+    @in_working_precision
+    def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
+        if self.terms is not None:
+            return _truncated(A, b, products=self.terms, damping=1.0)
+        limit = 1000 if max_steps is None else max_steps
+        target, start = tolerance(b, rtol, atol), norms(b)
+        best, best_norm, u = torch.zeros_like(b), start, 0 - b
+        steps = torch.zeros(b.shape[0], dtype=torch.int64, device=b.device)
+        live = (start > target) & (start < torch.inf)
+        diverged = torch.zeros_like(live)
+        for _ in range(limit):
+            if not bool(live.any()):
+                break
+            r = A.mv(u) - b
+            norm = norms(r)
+            steps = steps + live
+            better = live & (norm < best_norm)
+            best, best_norm = torch.where(column(better), u, best), torch.where(better, norm, best_norm)
+            diverged = diverged | (live & ~(norm <= self.divergence * start))
+            live = live & (norm > target) & ~diverged
+            u = torch.where(column(live), u + r, u)
+        converged = best_norm <= target
+        reason = ""
+        if not bool(converged.all()):
+            reason = f"the series has not converged after {limit} products"
+            if bool(diverged.any()):
+                reason = 'the series diverges (the spectral radius of J is not below 1); use linear_solver="gmres"'
+            if not bool(start.isfinite().all()):
+                reason = "the right-hand side is not finite"
+        return LinearSolution(best, best_norm, steps, converged, reason)
+
+
+@register_linear_solver("damped_series")
+@dataclass(frozen=True)
+class DampedSeries(LinearSolver):
+    r"""The phantom gradient's series, an approximation that is never judged; ``steps - 1`` products.
+
+    ``u = -damping * sum_{i=0..steps-1} ((1 - damping) I + damping J)^i b``: what backpropagation through ``steps`` damped
+    iterations ``z <- (1 - damping) z + damping f(z)`` at the solution gives.  ``damping=1`` is ``Neumann(terms=steps-1)``;
+    ``steps -> inf`` is exact.
+
+    Args:
+        steps: number of terms, at least 1. damping: in (0, 1].
+
+    Raises:
+        ValueError: an option out of range.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("fixed_point",)
+    exact: ClassVar[bool] = False
+    steps: int = 5
+    damping: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        if not 0 < self.damping <= 1:
+            raise ValueError(f"damping must be in (0, 1], got {self.damping}")
+
+    @in_working_precision
+    def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
+        return _truncated(A, b, products=self.steps - 1, damping=self.damping)
+
+
+def _truncated(A: Operator, b: Tensor, *, products: int, damping: float) -> LinearSolution:
+    """``u <- u + damping (A u - b)``, ``products`` times from ``u = -damping b``; one more product for the residual."""
+    u = 0 - damping * b
+    for _ in range(products):
+        u = u + damping * (A.mv(u) - b)
+    norm = norms(A.mv(u) - b)
+    sound = norms(u).isfinite()
+    steps = torch.full((b.shape[0],), products, dtype=torch.int64, device=b.device)
+    return LinearSolution(u, norm, steps, sound, "" if bool(sound.all()) else "the series is not finite")

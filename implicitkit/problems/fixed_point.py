@@ -1,0 +1,45 @@
+"""``map(z, *args) = z``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from implicitkit import trees
+from implicitkit.problems.base import Kernel, Problem, require_callable
+
+__all__ = ["FixedPoint"]
+
+
+@dataclass(frozen=True, repr=False)
+class FixedPoint(Problem):
+    r"""Find ``z`` with ``f(z, \theta) = z``; the residual is ``F = f(z, \theta) - z`` and has the units of ``z``.
+
+    Its Jacobian is ``J - I`` with ``J = df/dz``, and the derivative ``dz/d\theta = (I - J)^{-1} df/d\theta``
+    (Bai, Kolter & Koltun 2019, theorem 1).  Convergence: ``|f(z) - z| <= atol + rtol |z|``.
+
+    Args:
+        map: ``f(z, *args)``, a function or ``nn.Module`` returning the structure, shapes and dtypes of ``z``.
+
+    Raises:
+        TypeError: ``map`` is not callable.
+    """
+
+    map: Callable[..., Any]
+    kind: ClassVar[str] = "fixed_point"
+
+    def __post_init__(self) -> None:
+        require_callable(self, self.map, "map")
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return self.map
+
+    def residual(self, z: Any, *args: Any) -> Any:
+        return trees.tree_map(lambda new, old: new - old, self.map(z, *args), z)
+
+    def flat_residual(self, kernel: Kernel, z: Tensor) -> Tensor:
+        return kernel(z) - z

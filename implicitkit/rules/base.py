@@ -1,0 +1,52 @@
+"""What a rule is: how the derivative of a solution is formed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from implicitkit.linear import LinearSolver
+from implicitkit.primitive import Call, root
+from implicitkit.solution import Record
+from implicitkit.solvers.driver import Options
+from implicitkit.system import System
+
+__all__ = ["Request", "Rule"]
+
+
+@dataclass
+class Request:
+    """One solve, as a rule sees it: a system on matrices, a start, the explicit tensors, and how to find the solution."""
+
+    system: System
+    solver: Any
+    options: Options
+    z0: Tensor
+    theta: tuple[Tensor, ...]
+    on_failure: str
+    record: Record
+    first: Tensor | None  # the kernel's value at z0, if it is known
+
+    def solve(self, linear_solver: LinearSolver, **linear_options: Any) -> tuple[Tensor, Tensor]:
+        """Solve, and differentiate by the implicit function theorem with this linear solver."""
+        call = Call(
+            self.system, self.solver, self.options, linear_solver, linear_options, self.on_failure, self.record, self.first
+        )
+        return root(call, self.z0, self.theta)
+
+
+class Rule:
+    """How the derivative is formed.
+
+    :meth:`attach` returns the packed solution, differentiable by the rule, and the figures of the solve.
+    ``needs`` names the problem kinds it is made for (empty: all).
+    """
+
+    name: ClassVar[str] = ""
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def attach(self, request: Request) -> tuple[Tensor, Tensor]:
+        """``(z, stats)``: ``(batch, n)`` and ``(batch, 3)``."""
+        raise NotImplementedError(f"{type(self).__name__} must define attach(request)")

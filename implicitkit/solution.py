@@ -1,0 +1,194 @@
+"""What a solve returns."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.errors import ConvergenceError
+
+if TYPE_CHECKING:
+    from implicitkit.trees import Layout
+
+__all__ = ["LinearReport", "Solution", "Status"]
+
+
+class Status(enum.IntEnum):
+    """How the solve of one sample ended (``solution.status`` holds these numbers)."""
+
+    CONVERGED = 0
+    MAX_STEPS = 1
+    NONFINITE = 2
+    STOPPED = 3
+    STALLED = 4
+
+    @property
+    def meaning(self) -> str:
+        """One clause for people."""
+        return _MEANING[self]
+
+
+_MEANING = {
+    Status.CONVERGED: "the residual met the tolerance",
+    Status.MAX_STEPS: "the step limit was reached first",
+    Status.NONFINITE: "the residual became NaN or Inf",
+    Status.STOPPED: "a callback asked to stop",
+    Status.STALLED: "the solver gave up before the residual met the tolerance",
+}
+
+
+@dataclass(frozen=True)
+class LinearReport:
+    """Figures of the linear solve inside a derivative, each of the batch's shape (with a leading dimension for every
+    further direction solved at once).  ``transposed``: reverse mode."""
+
+    converged: Tensor
+    residual_norm: Tensor
+    steps: Tensor
+    transposed: bool = True
+
+
+@dataclass
+class Record:
+    """Figures that a solve leaves behind on plain tensors, whatever transforms surround it (shared with its Solution)."""
+
+    outcome: Any = None
+    linear: list[LinearReport] = field(default_factory=list)
+
+
+class Solution:
+    """The solution of an implicit equation and how it was found.
+
+    Attributes:
+        value: pytree like ``z0``, differentiable.
+        evaluations: calls of the user's function. sample_evaluations: the same, times the samples in each call.
+        trace: residual norms after each step, shape ``(steps + 1, *batch)``, if asked for; else ``None``.
+        solver: name of the solver.
+        multipliers: dual variables of a constrained problem; ``None`` without constraints.
+    """
+
+    multipliers: Any = None
+
+    def __init__(self, value: Any, stats: Tensor, layout: Layout, record: Record, solver: str, rule: str) -> None:
+        self.value = value
+        self._stats, self._layout, self._record = stats, layout, record
+        self.solver, self.rule = solver, rule
+
+    # ---- one entry a sample
+    @property
+    def residual_norm(self) -> Tensor:
+        """``|F(z)|_2`` of each sample at ``value``, shape ``batch``."""
+        norms = self._per_sample(0)
+        return norms if norms.dtype == self._layout.dtype else norms.to(self._layout.dtype)
+
+    @property
+    def steps(self) -> Tensor:
+        """Steps that each sample took, shape ``batch``, int64."""
+        return self._per_sample(1).to(torch.int64)
+
+    @property
+    def status(self) -> Tensor:
+        """A :class:`Status` number for each sample, shape ``batch``, int64."""
+        return self._per_sample(2).to(torch.int64)
+
+    @property
+    def converged(self) -> Tensor:
+        """Did the residual of each sample meet the tolerance?  Shape ``batch``, bool."""
+        return self._per_sample(2) == int(Status.CONVERGED)
+
+    def _per_sample(self, column: int) -> Tensor:
+        values, batch = self._stats[..., column], self._layout.batch
+        # the error raised under vmap carries plain tensors, with the samples of every level in front
+        return self._layout.unpack_batch(values, _more(values.shape[0], batch))
+
+    # ---- figures of the whole call
+    @property
+    def evaluations(self) -> int:
+        """Calls of the user's function."""
+        return self._record.outcome.evaluations
+
+    @property
+    def sample_evaluations(self) -> int:
+        """Calls of the user's function, times the samples in each call: what dropping converged samples saves."""
+        return self._record.outcome.sample_evaluations
+
+    @property
+    def trace(self) -> Tensor | None:
+        """Residual norms at the start and after each step, ``(steps + 1, *batch)``; ``None`` unless ``trace=True``."""
+        norms = self._record.outcome.trace
+        if not norms:
+            return None
+        stacked = torch.stack(norms)
+        return self._layout.unpack_batch(stacked, (len(norms), *_more(stacked.shape[1], self._layout.batch)))
+
+    @property
+    def message(self) -> str:
+        """What a black-box solver said, if anything."""
+        return self._record.outcome.message
+
+    @property
+    def backward(self) -> LinearReport | None:
+        """The figures of the last derivative's linear solve; ``None`` until one has run."""
+        return self._record.linear[-1] if self._record.linear else None
+
+    def raise_for_status(self) -> Solution:
+        """Raise :class:`~implicitkit.ConvergenceError` unless every sample converged; returns itself."""
+        outcome = self._record.outcome
+        if bool((outcome.status != int(Status.CONVERGED)).any()):
+            raise self._error()
+        return self
+
+    def _error(self, hint: str = "") -> ConvergenceError:
+        outcome = self._record.outcome
+        failed = (outcome.status != int(Status.CONVERGED)).nonzero().squeeze(1)
+        norms = outcome.residual_norm[failed]
+        order = torch.argsort(torch.nan_to_num(norms, nan=torch.inf), descending=True)[:5]
+        worst, worst_norms = failed[order].tolist(), norms[order].tolist()
+        kinds = ", ".join(
+            f"{int((outcome.status == int(s)).sum())} x {s.name.lower()} ({s.meaning})"
+            for s in Status
+            if s is not Status.CONVERGED and bool((outcome.status == int(s)).any())
+        )
+        total = len(outcome.status)
+        many = f"{len(failed)} of {total} samples did not converge" if total > 1 else "the solve did not converge"
+        names = ", ".join(
+            f"{'sample ' + str(i) + ': ' if total > 1 else ''}|F| = {r:.3g} after step {int(outcome.steps[i])}"
+            for i, r in zip(worst, worst_norms, strict=True)
+        )
+        text = f"{self.solver}: {many}: {kinds}. Worst: {names}."
+        if outcome.message:
+            text += f" {outcome.message}."
+        if hint:
+            text += f" {hint}"
+        text += (
+            " A derivative taken at a point that is not a solution is not the derivative of a solution. Raise max_steps=, "
+            'loosen rtol= / atol=, try another solver= or z0, or accept it with on_failure="warn" or "ignore".'
+        )
+        return ConvergenceError(text, self, tuple(worst), tuple(worst_norms))
+
+    def __repr__(self) -> str:
+        outcome = self._record.outcome
+        status, norm = outcome.status, outcome.residual_norm
+        total, good = len(status), int((status == int(Status.CONVERGED)).sum())
+        state = ("converged" if good == total else Status(int(status.max())).name.lower()) if total == 1 else (
+            f"{good}/{total} converged"
+        )
+        steps = outcome.steps
+        taken = f"{int(steps.min())}-{int(steps.max())}" if total > 1 else f"{int(steps[0])}"
+        worst = torch.nan_to_num(norm, nan=torch.inf).max().item()
+        parts = [state, f"solver={self.solver}", f"steps={taken}", f"evaluations={outcome.evaluations}",
+                 f"residual={worst:.2e}", f"rule={self.rule}"]
+        if self.backward is not None:
+            report = self.backward
+            ok = "converged" if bool(report.converged.all()) else "not converged"
+            parts.append(f"backward: {ok}, steps={int(report.steps.max())}, residual={report.residual_norm.max():.2e}")
+        return f"Solution({'; '.join(parts)})"
+
+
+def _more(samples: int, batch: int) -> tuple[int, ...]:
+    """Under vmap the plain figures hold more samples than the layout: they get a leading dimension."""
+    return () if samples == batch else (samples // batch,)

@@ -1,0 +1,158 @@
+"""What a method sees: ``f`` on matrices, evaluated once per point and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from implicitkit import autodiff
+from implicitkit.linear.base import Operator
+from implicitkit.system import System
+
+__all__ = ["Function"]
+
+
+class Function:
+    """``f`` for a solver of some kind, over a :class:`~implicitkit.system.System` (table in :class:`Method`).
+
+    The last point is remembered, by identity of ``z``: whatever was computed there is not computed again.
+
+    Attributes:
+        evaluations: calls of the user's function so far. sample_evaluations: the same times the samples in each call.
+    """
+
+    def __init__(self, system: System, theta: Sequence[Tensor], solves: str) -> None:
+        self.system, self.theta, self.solves = system, tuple(theta), solves
+        self.problem = system.problem
+        self.evaluations = 0
+        self.sample_evaluations = 0
+        self._graph = solves in ("minimise", "least_squares") or self.problem.output != "state"
+        self._point: dict[str, Tensor] = {}
+
+    # ------------------------------------------------------------------------------------------------ what is there
+    @property
+    def batch(self) -> int:
+        """Samples in a call."""
+        return self.system.batch
+
+    @property
+    def size(self) -> int:
+        """Unknowns of one sample."""
+        return self.system.size
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """``f(z)``, shape ``(batch, n)``: map, residual or gradient by the kind of solver."""
+        return self._get(z, "f")
+
+    def residual(self, z: Tensor) -> Tensor:
+        """The residual of the problem, ``(batch, n)``: what convergence is judged by."""
+        return self._get(z, "residual")
+
+    def value(self, z: Tensor) -> Tensor:
+        """The objective of a minimiser, ``(batch,)``."""
+        return self._get(z, "value")
+
+    def residuals(self, z: Tensor) -> Tensor:
+        """The residual vector of a least-squares method, ``(batch, m)``."""
+        return self._get(z, "residuals")
+
+    def linearize(self, z: Tensor) -> Operator:
+        """The Jacobian of ``f`` at ``z`` by its products, from one evaluation."""
+        problem = self.problem
+        self._count()
+        if self.solves == "fixed_point":
+            return autodiff.linearise(self._kernel, z)[1]
+        if self.solves == "root":
+            fixed_point = problem.kind == "fixed_point"
+            expression = lambda y: problem.flat_residual(self._kernel, y)  # noqa: E731
+            return autodiff.linearise(expression, z, symmetric=problem.symmetric, fixed_point=fixed_point)[1]
+        objective = lambda y: problem.flat_objective(self._kernel, y)  # noqa: E731
+        return autodiff.linearise(lambda y: autodiff.gradient(objective, y)[1], z, symmetric=True)[1]
+
+    def jacobian(self, z: Tensor) -> Tensor:
+        """The Jacobian of ``f`` at ``z``, shape ``(batch, n, n)``."""
+        return self.linearize(z).dense()
+
+    def select(self, rows: Tensor, samples: Tensor) -> Function:
+        """This function for some rows only; what is known at the last point is kept for them."""
+        system, theta = self.system.select(rows, self.theta)
+        small = Function(system, theta, self.solves)
+        small.evaluations, small.sample_evaluations = self.evaluations, self.sample_evaluations
+        if self._point:
+            z = self._point["z"]
+            for name in ("f", "residual") + (("value",) if self.solves == "minimise" else ()):
+                self._get(z, name)
+            keep = ("z", "f", "residual", "value", "residuals")
+            small._point = {k: v.index_select(0, samples) for k, v in self._point.items() if k in keep}
+        return small
+
+    def prime(self, z: Tensor, output: Tensor) -> None:
+        """Tell the kernel's value at ``z``, known from elsewhere: counted as the evaluation it was."""
+        self._count()
+        if not self._graph:
+            self._point = {"z": z, "out": output}
+
+    def selected(self) -> Tensor:
+        """The point remembered (after :meth:`select`, its remaining rows)."""
+        return self._point["z"]
+
+    # ----------------------------------------------------------------------------------------------------- evaluation
+    def _count(self) -> None:
+        self.evaluations += 1
+        self.sample_evaluations += self.system.batch
+
+    def _kernel(self, z: Tensor) -> Tensor:
+        return self.system.live(z, *self.theta)
+
+    def _get(self, z: Tensor, name: str) -> Tensor:
+        point = self._point
+        if not point or point["z"] is not z:
+            self._point = point = {"z": z}
+        if name not in point:
+            getattr(self, f"_compute_{'graph' if self._graph else 'plain'}")(point, name)
+        return point[name]
+
+    def _compute_plain(self, point: dict[str, Tensor], name: str) -> None:
+        """Fixed points and roots: the kernel's value is all there is."""
+        z = point["z"]
+        if "out" not in point:
+            self._count()
+            point["out"] = self._kernel(z)
+        if self.solves == "fixed_point":
+            point["f"] = point["out"]
+        if name == "residual" or self.solves != "fixed_point":
+            point["residual"] = self.problem.flat_residual(lambda _: point["out"], z)
+            if self.solves != "fixed_point":
+                point["f"] = point["residual"]
+
+    def _compute_graph(self, point: dict[str, Tensor], name: str) -> None:
+        """Minimisers: value and residual vector from one evaluation, the gradient from its graph when asked for."""
+        problem, z = self.problem, point["z"]
+        if "leaf" not in point:
+            self._count()
+            point["leaf"] = leaf = z.detach().requires_grad_()
+            with torch.enable_grad():
+                point["out"] = out = self._kernel(leaf)
+                if problem.output == "state":
+                    point["equations"] = problem.flat_residual(lambda _: out, leaf)
+                    point["residual"] = point["equations"].detach()
+                if problem.output == "scalar":
+                    objective = out
+                else:
+                    point["vector"] = point["equations"] if problem.output == "state" else out
+                    point["residuals"] = point["vector"].detach()
+                    objective = 0.5 * point["vector"].square().sum(1)
+                point["objective"], point["value"] = objective, objective.detach()
+        if name in ("f", "residual") and name not in point:
+            objective = point.pop("objective")
+            if objective.requires_grad:
+                (g,) = torch.autograd.grad(objective.sum(), point["leaf"], allow_unused=True)
+                g = torch.zeros_like(z) if g is None else g
+            else:
+                g = torch.zeros_like(z)
+            for key in ("out", "equations", "vector"):
+                point.pop(key, None)
+            point["f"] = g
+            point.setdefault("residual", g)

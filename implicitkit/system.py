@@ -1,0 +1,224 @@
+"""One solve as a system of equations on matrices: ``F(z, *theta)`` with ``z`` of shape ``(batch, n)``.
+
+This is what the primitive and the drivers see: no pytrees, no modules, no closures.  ``torch.vmap`` over a solve gives
+the same kind of object with more samples (:meth:`System.batched`), and dropping converged samples one with fewer
+(:meth:`System.select`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.lifting import Lifted
+from implicitkit.problems.base import Problem
+from implicitkit.trees import Layout, tree_flatten
+
+__all__ = ["System"]
+
+Kernel = Callable[..., Tensor]
+
+
+class System:
+    """A block-diagonal system: independent samples, ``samples_per_row`` of them for each row of the leading dimension.
+
+    Attributes:
+        problem, layout: what holds, and how the user's state is packed.
+        kernel: the user's function on matrices, ``(z, *theta) -> Tensor``, pure in its arguments.
+        live: the same, valid (and cheaper) during the call of ``solve`` only.
+        batch, samples_per_row: samples in all, and in one row.
+        row_dims: for each tensor of theta the dimension its rows lie along, ``None`` if shared; ``None`` altogether
+            when it is not known, so that converged samples cannot be dropped.
+        parent, dims: the system this one is a batch of (``torch.vmap``), and the batched dimension of each tensor.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        layout: Layout,
+        kernel: Kernel,
+        live: Kernel,
+        *,
+        batch: int,
+        samples_per_row: int,
+        row_dims: tuple[int | None, ...] | None,
+        lifted: Lifted,
+        parent: System | None = None,
+        dims: tuple[int | None, ...] = (),
+    ) -> None:
+        self.problem, self.layout, self.kernel, self.live = problem, layout, kernel, live
+        self.batch, self.samples_per_row, self.row_dims = batch, samples_per_row, row_dims
+        self.lifted, self.parent, self.dims = lifted, parent, dims
+        self.size = layout.size
+
+    @staticmethod
+    def of(problem: Problem, layout: Layout, lifted: Lifted, in_dims: Any, args: tuple[Any, ...]) -> System:
+        """The system of a lifted function."""
+        autocast = _autocast(layout.device.type)
+        pack = _packer(problem, layout)
+
+        def kernel(z: Tensor, *theta: Tensor) -> Tensor:
+            with autocast():
+                return pack(lifted(layout.unpack(z), theta), z)
+
+        def live(z: Tensor, *theta: Tensor) -> Tensor:
+            return pack(lifted.on_the_spot(layout.unpack(z), theta), z)
+
+        return System(
+            problem,
+            layout,
+            kernel,
+            live,
+            batch=layout.batch,
+            samples_per_row=layout.samples_per_row,
+            row_dims=_row_dims(in_dims, args, layout, len(lifted.theta)),
+            lifted=lifted,
+        )
+
+    def residual(self, z: Tensor, *theta: Tensor) -> Tensor:
+        """``F(z, *theta)``, pure in its arguments and differentiable at any level."""
+        return self.problem.flat_residual(lambda y: self.kernel(y, *theta), z)
+
+    def batched(self, dims: Sequence[int | None], batch: int) -> System:
+        """This system ``batch`` times over: ``theta[i]`` has one dimension more, ``dims[i]``, or is shared (``None``)."""
+        dims = tuple(dims)
+
+        def over(kernel: Kernel) -> Kernel:
+            mapped = torch.func.vmap(lambda z, *theta: kernel(z, *theta), in_dims=(0, *dims), randomness="different")
+
+            def batched_kernel(z: Tensor, *theta: Tensor) -> Tensor:
+                return mapped(z.reshape(-1, self.batch, self.size), *theta).flatten(0, 1)
+
+            return batched_kernel
+
+        return System(
+            self.problem,
+            self.layout,
+            over(self.kernel),
+            over(self.live),
+            batch=batch * self.batch,
+            samples_per_row=self.batch,
+            row_dims=dims,
+            lifted=self.lifted,
+            parent=self,
+            dims=dims,
+        )
+
+    @property
+    def can_select(self) -> bool:
+        """May rows be dropped?"""
+        return self.row_dims is not None and self.batch > self.samples_per_row
+
+    def select(self, rows: Tensor, theta: Sequence[Tensor]) -> tuple[System, tuple[Tensor, ...]]:
+        """The system of these rows only, and its tensors."""
+        assert self.row_dims is not None
+        chosen = tuple(
+            t if d is None else t.index_select(d, rows) for t, d in zip(theta, self.row_dims, strict=True)
+        )
+        small = System(
+            self.problem,
+            self.layout,
+            self.kernel,
+            self.live,
+            batch=len(rows) * self.samples_per_row,
+            samples_per_row=self.samples_per_row,
+            row_dims=self.row_dims,
+            lifted=self.lifted,
+            parent=self.parent,
+            dims=self.dims,
+        )
+        return small, chosen
+
+    def user_calls(self, z: Tensor, theta: Sequence[Tensor]) -> list[tuple[Tensor, tuple[Any, ...]]]:
+        """The user-level calls that this batch stands for: each packed state with the ``args`` that go with it."""
+        if self.parent is None:
+            return [(z, self.lifted.rebuild(theta[: self.lifted.from_args]))]
+        calls = []
+        for i, part in enumerate(z.reshape(-1, self.parent.batch, self.size)):
+            chosen = [t if d is None else t.select(d, i) for t, d in zip(theta, self.dims, strict=True)]
+            calls.extend(self.parent.user_calls(part, chosen))
+        return calls
+
+
+def _packer(problem: Problem, layout: Layout) -> Callable[[Any, Tensor], Tensor]:
+    """The function's output as a matrix: ``(batch, n)``, ``(batch,)`` or ``(batch, m)`` by the problem's ``output``."""
+    if problem.output == "state":
+        return lambda out, z: layout.pack(out)
+    if problem.output == "scalar":
+        return lambda out, z: out.reshape(z.shape[0]).to(z.dtype)
+
+    def vector(out: Any, z: Tensor) -> Tensor:
+        leaves = [leaf.reshape(z.shape[0], -1) for leaf in tree_flatten(out)[0]]
+        return (leaves[0] if len(leaves) == 1 else torch.cat(leaves, 1)).to(z.dtype)
+
+    return vector
+
+
+def check_output(problem: Problem, layout: Layout) -> Callable[[Any], None]:
+    """Raises unless an output of the user's function has the form that the problem needs."""
+    name = f"{type(problem).__name__}'s function"
+    cast = _autocast(layout.device.type) is not contextlib.nullcontext
+
+    def check(out: Any) -> None:
+        if problem.output == "state":
+            layout.check(out, name, cast=cast)
+            return
+        leaves = tree_flatten(out)[0]
+        bad = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]
+        if bad or not leaves:
+            raise TypeError(f"{name} returned {', '.join(bad) or 'nothing'} where a tensor was expected")
+        if any(leaf.is_complex() for leaf in leaves):
+            raise TypeError(f"{name} returned complex numbers; what is minimised must be real: return the real view "
+                            "(torch.view_as_real) or a squared modulus")
+        if any(leaf.dtype != layout.dtype for leaf in leaves) and not cast:
+            raise TypeError(f"{name} returned dtype {leaves[0].dtype}, but z has {layout.dtype}")
+        shape, batch = tuple(leaves[0].shape), tuple(layout.batch_shape)
+        if problem.output == "scalar" and (len(leaves) != 1 or shape != batch):
+            hint = f"one number per sample, shape {batch}" if batch else "one number, shape ()"
+            raise ValueError(f"{name} must return {hint}; it returned shape {shape}"
+                             + ("" if batch else ". For a batch of independent problems pass batch_dims="))
+        for leaf in leaves:
+            if tuple(leaf.shape[: len(batch)]) != batch:
+                raise ValueError(f"{name} must return tensors whose first dimensions are the batch {batch}; "
+                                 f"it returned shape {tuple(leaf.shape)}")
+
+    return check
+
+
+def _row_dims(
+    in_dims: Any, args: tuple[Any, ...], layout: Layout, count: int
+) -> tuple[int | None, ...] | None:
+    """``in_dims`` (one entry per argument) as one entry per tensor of theta."""
+    if in_dims is None:
+        return None
+    if isinstance(in_dims, int):
+        in_dims = (in_dims,) * len(args)
+    if not layout.batch_dims:
+        raise ValueError("in_dims says where the batch lies in the arguments, but batch_dims is 0: pass batch_dims=1")
+    if len(in_dims) != len(args):
+        raise ValueError(f"in_dims has {len(in_dims)} entries for {len(args)} arguments; give one each (None if shared)")
+    dims: list[int | None] = []
+    rows = layout.batch_shape[0]
+    for number, (entry, arg) in enumerate(zip(in_dims, args, strict=True)):
+        for leaf in tree_flatten(arg)[0]:
+            if not isinstance(leaf, Tensor):
+                continue
+            if entry is not None and (leaf.ndim <= entry or leaf.shape[entry] != rows):
+                raise ValueError(
+                    f"in_dims says that argument {number} carries the batch in dimension {entry}, but its shape is "
+                    f"{tuple(leaf.shape)} and the batch has {rows} rows"
+                )
+            dims.append(entry)
+    return (*dims, *([None] * (count - len(dims))))
+
+
+def _autocast(device_type: str) -> Callable[[], Any]:
+    """A context that restores the autocast state of this moment (backward runs outside the user's region)."""
+    if not torch.is_autocast_enabled(device_type):
+        return contextlib.nullcontext
+    dtype = torch.get_autocast_dtype(device_type)
+    return lambda: torch.autocast(device_type, dtype=dtype)

@@ -1,0 +1,157 @@
+"""Pytrees of tensors as one real matrix ``(batch, n)`` and back.
+
+A state is any nesting of tuples, lists and dicts of tensors.  Its first ``batch_dims`` dimensions are independent
+samples; the rest of every leaf is laid out in one row.  Complex leaves are laid out through their real view (pairs
+of real and imaginary part), so that every algorithm is real and derivatives follow PyTorch's convention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit import compat
+from implicitkit.compat import tree_flatten, tree_map, tree_unflatten
+
+__all__ = ["Layout", "tree_flatten", "tree_map", "tree_unflatten"]
+
+
+class Layout:
+    """How a state of some structure is packed into a matrix.
+
+    Attributes:
+        inner: the batch shape after its first dimension (a row of the leading batch dimension holds
+            ``samples_per_row`` samples); packing and unpacking work for any number of rows.
+        batch_shape: the full batch shape, ``()`` when ``batch_dims`` is 0.
+        size: ``n``, real numbers a sample.
+        dtype, device: of the matrix (real).
+    """
+
+    def __init__(self, tree: Any, batch_dims: int, name: str = "z0") -> None:
+        leaves, self.spec = tree_flatten(tree)
+        if not leaves:
+            raise ValueError(f"{name} is empty: the state has no tensor in it")
+        for i, leaf in enumerate(leaves):
+            where = f"{name}{compat.key_path(tree, i)}"
+            if not isinstance(leaf, Tensor):
+                raise TypeError(f"{where} is a {type(leaf).__name__}, not a tensor")
+            if not (leaf.is_floating_point() or leaf.is_complex()):
+                raise TypeError(
+                    f"{where} has dtype {leaf.dtype}; an unknown must be real or complex floating point: "
+                    f"pass {name}.to(torch.get_default_dtype())"
+                )
+            if leaf.ndim < batch_dims:
+                raise ValueError(
+                    f"batch_dims={batch_dims} is larger than the rank of {where}, which has shape {tuple(leaf.shape)}"
+                )
+        first = leaves[0]
+        self.batch_shape = first.shape[:batch_dims]
+        self.dtype, self.device = first.real.dtype if first.is_complex() else first.dtype, first.device
+        for i, leaf in enumerate(leaves):
+            where = f"{name}{compat.key_path(tree, i)}"
+            real = leaf.real.dtype if leaf.is_complex() else leaf.dtype
+            if real != self.dtype:
+                raise TypeError(
+                    f"the leaves of {name} have different precisions: {where} has {leaf.dtype}, the first leaf has "
+                    f"{first.dtype}; convert them to one"
+                )
+            if leaf.device != self.device:
+                raise ValueError(f"the leaves of {name} are on different devices: {where} on {leaf.device}, the first "
+                                 f"leaf on {self.device}")
+            if leaf.shape[:batch_dims] != self.batch_shape:
+                raise ValueError(
+                    f"the leaves of {name} disagree on the batch: {where} has batch shape "
+                    f"{tuple(leaf.shape[:batch_dims])}, the first leaf {tuple(self.batch_shape)}"
+                )
+        self.batch_dims = batch_dims
+        self.inner = self.batch_shape[1:]
+        self.samples_per_row = math.prod(self.inner)
+        self.batch = math.prod(self.batch_shape)
+        self.events = [leaf.shape[batch_dims:] for leaf in leaves]
+        self.complex = [leaf.is_complex() for leaf in leaves]
+        self.sizes = [math.prod(e) * (2 if c else 1) for e, c in zip(self.events, self.complex, strict=True)]
+        self.size = sum(self.sizes)
+        self.single = len(leaves) == 1 and not self.complex[0]
+        if self.batch == 0:
+            raise ValueError(
+                f"{name} has an empty batch (batch shape {tuple(self.batch_shape)}): there is nothing to solve; "
+                "skip the call when there are no samples"
+            )
+        if self.size == 0:
+            raise ValueError(f"{name} has size zero (shape {tuple(first.shape)}): there is no unknown to solve for")
+
+    def pack(self, tree: Any) -> Tensor:
+        """A tree of this structure as a matrix ``(rows * samples_per_row, n)``; shapes are taken on trust."""
+        leaves = [tree] if self.single and isinstance(tree, Tensor) else tree_flatten(tree)[0]
+        rows = [
+            (torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf).reshape(-1, n)
+            for leaf, n in zip(leaves, self.sizes, strict=True)
+        ]
+        matrix = rows[0] if len(rows) == 1 else torch.cat(rows, 1)
+        return matrix if matrix.dtype == self.dtype else matrix.to(self.dtype)
+
+    def unpack(self, matrix: Tensor) -> Any:
+        """The inverse of :meth:`pack`."""
+        shape = (matrix.shape[0] // self.samples_per_row, *self.inner) if self.batch_dims else ()
+        if self.single:
+            return tree_unflatten([matrix.reshape(shape + self.events[0])], self.spec)
+        leaves = []
+        for part, event, is_complex in zip(matrix.split(self.sizes, 1), self.events, self.complex, strict=True):
+            if is_complex:
+                leaves.append(torch.view_as_complex(part.reshape(shape + event + (2,)).contiguous()))
+            else:
+                leaves.append(part.reshape(shape + event))
+        return tree_unflatten(leaves, self.spec)
+
+    def unpack_batch(self, vector: Tensor, lead: tuple[int, ...] = ()) -> Tensor:
+        """One number a sample, ``(..., batch)``, in the batch's own shape."""
+        return vector.reshape(lead + tuple(self.batch_shape))
+
+    def check(self, tree: Any, what: str, cast: bool = False) -> None:
+        """Raise unless ``tree`` has this structure, these shapes, dtypes and devices (``cast``: any precision)."""
+        leaves, spec = tree_flatten(tree)
+        if spec != self.spec:
+            raise TypeError(
+                f"{what} returned another structure than z: got {_outline(tree)}, z is "
+                f"{_outline(tree_unflatten(list(self.events), self.spec))}"
+            )
+        for i, (leaf, event, is_complex) in enumerate(zip(leaves, self.events, self.complex, strict=True)):
+            where = compat.key_path(tree, i)
+            if not isinstance(leaf, Tensor):
+                raise TypeError(f"{what} returned a {type(leaf).__name__} at {where or 'the top'}, not a tensor")
+            expected = tuple(self.batch_shape) + tuple(event)
+            if tuple(leaf.shape) != expected:
+                raise ValueError(
+                    f"{what} returned shape {tuple(leaf.shape)}{' at ' + where if where else ''}, but z has shape "
+                    f"{expected} there: there must be one equation per unknown"
+                )
+            if leaf.device != self.device:
+                raise ValueError(f"{what} returned a tensor on {leaf.device}, but z is on {self.device}")
+            real = leaf.real.dtype if leaf.is_complex() else leaf.dtype
+            if leaf.is_complex() != is_complex or (real != self.dtype and not cast):
+                raise TypeError(
+                    f"{what} returned dtype {leaf.dtype}{' at ' + where if where else ''}, but z has "
+                    f"{'complex ' if is_complex else ''}{self.dtype} there; start from a z0 of the dtype that the "
+                    "function computes in"
+                )
+
+
+def _outline(tree: Any) -> str:
+    """A tree with its leaves replaced by their shapes, for messages."""
+    def leaf(x: Any) -> Any:
+        return tuple(x.shape) if isinstance(x, Tensor) else (tuple(x) if isinstance(x, torch.Size) else type(x).__name__)
+
+    return repr(tree_map(leaf, tree, is_leaf=lambda x: isinstance(x, torch.Size)))
+
+
+def describe_leaves(tree: Any, name: str, test: Callable[[Tensor], bool]) -> list[str]:
+    """The paths of the leaves for which ``test`` holds, for messages."""
+    return [
+        name + path
+        for path, leaf in compat.tree_flatten_with_path(tree)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and test(leaf)
+    ]
