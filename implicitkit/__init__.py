@@ -1,6 +1,6 @@
 """Layers defined by equations: state what must hold, let any solver find it, get exact derivatives of the solution."""
 
-from implicitkit import callbacks, linear, testing
+from implicitkit import callbacks, interop, linear, testing
 from implicitkit.errors import (
     CapabilityError,
     CapturedTensorError,
@@ -66,6 +66,7 @@ __all__ = [
     "callbacks",
     "fixed_point",
     "implicit",
+    "interop",
     "least_squares",
     "linear",
     "linear_solvers",

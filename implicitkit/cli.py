@@ -131,7 +131,7 @@ def _version(package: str) -> str:
         return f"{getattr(module, '__version__', 'unknown')} (not installed as a distribution)"
 
 
-# ---------------------------------------------------------------------------------------------------------- how it looks
+# --------------------------------------------------------------------------------------------------------- how it looks
 def _render_list(report: dict[str, list[dict[str, Any]]]) -> str:
     return "\n\n".join(
         f"{section} ({len(rows)})\n{_plugin_table(rows) if section == 'plugins' else _table(rows)}"

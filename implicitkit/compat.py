@@ -140,8 +140,25 @@ def opaque_to_compile(function: C) -> C:
         if "torch._dynamo" not in sys.modules:
             return function(*args, **kwargs)
         if disabled is None:
-            disabled = torch.compiler.disable(function)
+            disabled = _disable(function, entry)
         return disabled(*args, **kwargs)
 
     entry._torchdynamo_disable = True  # type: ignore[attr-defined]
+    if "torch._dynamo" in sys.modules:
+        disabled = _disable(function, entry)
     return entry  # type: ignore[return-value]
+
+
+def _disable(function: C, entry: Callable[..., Any]) -> C:
+    """The function as the compiler must not see it; the frame of the wrapper around it is not to be traced either."""
+    from torch._dynamo.eval_frame import skip_code
+
+    @functools.wraps(function)
+    def unseen(*args: Any, **kwargs: Any) -> Any:
+        skip_code(entry.__code__)  # one code object for every wrapper; torch._dynamo.reset() forgets it
+        return function(*args, **kwargs)
+
+    return torch.compiler.disable(unseen)  # type: ignore[return-value]
+
+
+_disable._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -326,11 +326,9 @@ def _lift_captured(lifted: Lifted, modules: list[nn.Module], z: Any, plain: Sequ
         lifted.theta = (*lifted.theta, *(t for t, _ in fresh))
         lifted.slots = [*lifted.slots, *(s for _, s in fresh)]
         assert len(lifted.theta) == before + len(fresh)
-    known = {id(t) for t in lifted.theta}
-    own = {id(owner[key]) for places in lifted.slots for owner, key in places}
-    lifted.captured = [
-        t for key, t in seen.found.items() if key not in known and key not in own and _explicit(resolve(t))
-    ]
+    # a tensor that is an argument as well is substituted where it is captured, all the same
+    lifted_already = {id(owner[key]) for places in lifted.slots for owner, key in places}
+    lifted.captured = [t for key, t in seen.found.items() if key not in lifted_already and _explicit(resolve(t))]
     lifted.theta = (*lifted.theta, *(resolve(t) for t in lifted.captured))
 
 

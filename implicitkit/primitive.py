@@ -37,7 +37,7 @@ from implicitkit.linear.dense import factor_batched
 from implicitkit.solution import LinearReport, Record
 from implicitkit.solvers import driver
 from implicitkit.solvers.function import Function as SolverFunction
-from implicitkit.system import System
+from implicitkit.system import System, full_precision
 
 __all__ = ["Call", "root"]
 
@@ -69,7 +69,7 @@ class Call:
     # ------------------------------------------------------------------------------------------------------- forward
     def find(self, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Run the solver on plain tensors: ``z (batch, n)`` and ``(batch, 3)``: residual norm, steps, status."""
-        with torch.no_grad():
+        with torch.no_grad(), full_precision(z0.device.type):
             solves = self.solver.solves
             f = SolverFunction(self.system, theta, "root" if solves == "direct" else solves)
             if self.first is not None:
@@ -85,7 +85,8 @@ class Call:
     # -------------------------------------------------------------------------------------------------- linear solves
     def solve_linear(self, A: Operator, b: Tensor, transposed: bool) -> Tensor:
         """``A x = b`` on plain tensors, reported, and judged by the failure policy."""
-        answer = self.linear_solver.solve(A, b, **self.linear_options)
+        with full_precision(b.device.type):
+            answer = self.linear_solver.solve(A, b, **self.linear_options)
         layout = self.system.layout
         lead = (len(b) // layout.batch,) if len(b) != layout.batch else ()
         self.record.linear.append(
@@ -144,6 +145,7 @@ def root(call: Call, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tenso
 
 class _Root(Function):
     @staticmethod
+    @compat.opaque_to_compile
     def forward(call: Call, z0: Tensor, *theta: Tensor) -> tuple[Tensor, Tensor]:
         return call.find(z0.detach(), [t.detach() for t in theta])
 
@@ -157,6 +159,7 @@ class _Root(Function):
         ctx.save_for_forward(z, *theta)
 
     @staticmethod
+    @compat.opaque_to_compile
     def backward(ctx: Any, g: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         z, *theta = ctx.saved_tensors  # read once: non-reentrant checkpointing allows no more
         call, needed = ctx.call, [i for i in range(len(theta)) if ctx.needs_input_grad[2 + i]]
@@ -172,6 +175,7 @@ class _Root(Function):
         return (None, None, *grads)
 
     @staticmethod
+    @compat.opaque_to_compile
     def jvp(ctx: Any, _call: Any, _z0: Any, *tangents: Tensor | None) -> tuple[Tensor, None]:
         call = ctx.call
         with compat.forward_ad_enabled(ctx.saved_tensors) as (z, *theta):
@@ -184,6 +188,7 @@ class _Root(Function):
             return _LinSolve.apply(call, False, z, -b, *theta), None
 
     @staticmethod
+    @compat.opaque_to_compile
     def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, z0: Tensor, *theta: Tensor) -> Any:
         batch, (_, z_dim, *dims) = info.batch_size, in_dims
         flat = _front(z0, z_dim, batch).reshape(-1, call.system.size)
@@ -195,6 +200,7 @@ class _LinSolve(Function):
     """``x = A^{-1} b`` (``A^{-T} b`` if transposed), ``A = dF/dz(z, theta)``."""
 
     @staticmethod
+    @compat.opaque_to_compile
     def forward(call: Call, transposed: bool, z: Tensor, b: Tensor, *theta: Tensor) -> Tensor:
         _, A = call.linearise(z.detach(), [t.detach() for t in theta])
         if compat.is_legacy_batched(b):  # no control flow on b: invert once, multiply
@@ -210,6 +216,7 @@ class _LinSolve(Function):
         ctx.save_for_forward(output, z, *theta)
 
     @staticmethod
+    @compat.opaque_to_compile
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, z, *theta = ctx.saved_tensors
         call, transposed = ctx.call, ctx.transposed
@@ -230,6 +237,7 @@ class _LinSolve(Function):
         return (None, None, z_grad, w, *grads)
 
     @staticmethod
+    @compat.opaque_to_compile
     def jvp(ctx: Any, _call: Any, _transposed: Any, dz: Tensor | None, db: Tensor | None, *dtheta: Tensor | None) -> Tensor:
         call, transposed = ctx.call, ctx.transposed
         with compat.forward_ad_enabled(ctx.saved_tensors) as (x, z, *theta):
@@ -246,6 +254,7 @@ class _LinSolve(Function):
             return _LinSolve.apply(call, transposed, z, rhs - change, *theta)
 
     @staticmethod
+    @compat.opaque_to_compile
     def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, transposed: bool, z: Tensor, b: Tensor, *theta: Tensor) -> Any:
         batch, (_, _, z_dim, b_dim, *dims) = info.batch_size, in_dims
         n = call.system.size

@@ -114,26 +114,31 @@ def solve(
     return solution
 
 
+@compat.opaque_to_compile
 def root(residual: Callable[..., Any], z0: Any, args: Any = (), **options: Any) -> Solution:
     """``solve(Root(residual), z0, args, **options)``: ``residual(z, *args) = 0``."""
     return solve(Root(residual), z0, args, **options)
 
 
+@compat.opaque_to_compile
 def fixed_point(map: Callable[..., Any], z0: Any, args: Any = (), **options: Any) -> Solution:
     """``solve(FixedPoint(map), z0, args, **options)``: ``map(z, *args) = z``."""
     return solve(FixedPoint(map), z0, args, **options)
 
 
+@compat.opaque_to_compile
 def argmin(objective: Callable[..., Any], z0: Any, args: Any = (), **options: Any) -> Solution:
     """``solve(Argmin(objective), z0, args, **options)``: ``z`` minimises ``objective(z, *args)``."""
     return solve(Argmin(objective), z0, args, **options)
 
 
+@compat.opaque_to_compile
 def least_squares(residuals: Callable[..., Any], z0: Any, args: Any = (), **options: Any) -> Solution:
     """``solve(LeastSquares(residuals), z0, args, **options)``: ``z`` minimises half the squared norm of the residuals."""
     return solve(LeastSquares(residuals), z0, args, **options)
 
 
+@compat.opaque_to_compile
 def steady_state(rhs: Callable[..., Any], z0: Any, args: Any = (), **options: Any) -> Solution:
     """``solve(SteadyState(rhs), z0, args, **options)``: ``dz/dt = rhs(z, *args) = 0``."""
     return solve(SteadyState(rhs), z0, args, **options)

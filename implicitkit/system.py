@@ -18,7 +18,7 @@ from implicitkit.lifting import Lifted
 from implicitkit.problems.base import Problem
 from implicitkit.trees import Layout, tree_flatten
 
-__all__ = ["System"]
+__all__ = ["System", "check_output", "full_precision"]
 
 Kernel = Callable[..., Tensor]
 
@@ -66,7 +66,8 @@ class System:
                 return pack(lifted(layout.unpack(z), theta), z)
 
         def live(z: Tensor, *theta: Tensor) -> Tensor:
-            return pack(lifted.on_the_spot(layout.unpack(z), theta), z)
+            with autocast():
+                return pack(lifted.on_the_spot(layout.unpack(z), theta), z)
 
         return System(
             problem,
@@ -222,3 +223,8 @@ def _autocast(device_type: str) -> Callable[[], Any]:
         return contextlib.nullcontext
     dtype = torch.get_autocast_dtype(device_type)
     return lambda: torch.autocast(device_type, dtype=dtype)
+
+
+def full_precision(device_type: str) -> Any:
+    """A context without autocast: solvers compute in the dtype of the state, only the user's function is cast."""
+    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else contextlib.nullcontext()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from implicitkit.linear.auto import Auto
 from implicitkit.linear.base import LinearSolution, LinearSolver, Operator
 from implicitkit.linear.bicgstab import BiCGStab
 from implicitkit.linear.broyden import BroydenLinear

@@ -1,14 +1,15 @@
 r"""Good Broyden on the linear system, with a low-rank estimate ``B = -I + U V^T`` of the inverse.
 
-With ``F(x) = A x - b`` and ``s = -B F(x)``, one product gives ``F(x + s)``; for ``d = -B F(x + s)`` the secant update is
+With ``F(x) = A x - b`` and ``s = -B F(x)``, one product gives ``F(x + s)``; with ``d = -B F(x + s)`` the secant update
+and the next step are
 
-    B <- B + d (s^T B) / (s^T (s - d)),    next step  s |s|^2-scaled:  s+ = d |s|^2 / (|s|^2 - s^T d),
+    B <- B + d (s^T B) / (s^T (s - d)),    s <- d |s|^2 / (s^T (s - d)),
 
 since ``B y = s - d`` for ``y = F(x + s) - F(x)``.  ``B = -I`` is the inverse of ``J - I`` for ``J = 0``.
 
 Source: Broyden (1965), Math. Comp. 19, method 1; Kelley, *Iterative Methods for Linear and Nonlinear Equations* (SIAM
-1995), section 7.3; as the backward solver of equilibrium models: Bai, Kolter & Koltun (2019), arXiv 1909.01377, section
-3.1.3 and appendix A.  On a nonsingular linear system it ends in at most ``2 n`` steps: Gay (1979), SIAM J. Numer. Anal. 16.
+1995), section 7.3; as the backward solver of equilibrium models: Bai, Kolter & Koltun (2019), arXiv 1909.01377.  On a
+nonsingular linear system it ends in at most ``2 n`` steps: Gay (1979), SIAM J. Numer. Anal. 16(4).
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class BroydenLinear(LinearSolver):
             F = F.where(column(live), zero)
             rank = min(k, capacity)
             Uk, Vk = U[:, :rank], V[:, :rank]
-            d = F - torch.bmm(Uk.mT, torch.bmm(Vk, F.unsqueeze(2))).squeeze(2)
+            d = F - _through(F, Vk, Uk)
             ss, sd = (s * s).sum(dim=1), (s * d).sum(dim=1)
             denominator = ss - sd
             usable = live & (denominator.abs() > eps * ss)
@@ -88,7 +89,7 @@ class BroydenLinear(LinearSolver):
             live = live & usable
             scaled = torch.where(column(usable), d / column(denominator), zero)
             if k < capacity or self.when_full == "ring":
-                row = torch.bmm(Vk.mT, torch.bmm(Uk, s.unsqueeze(2))).squeeze(2) - s
+                row = _through(s, Uk, Vk) - s
                 U[:, k % capacity], V[:, k % capacity] = scaled, row.where(column(usable), zero)
             s = scaled * column(ss)
         converged = best_norm <= target
@@ -100,3 +101,8 @@ class BroydenLinear(LinearSolver):
             if not bool(start.isfinite().all()):
                 reason = "the right-hand side is not finite"
         return LinearSolution(best, best_norm, steps, converged, reason)
+
+
+def _through(x: Tensor, P: Tensor, Q: Tensor) -> Tensor:
+    """``Q^T P x`` per sample, ``P`` and ``Q`` ``(batch, rank, n)``; vectors are rows, which bmm does faster."""
+    return torch.bmm(torch.bmm(x.unsqueeze(1), P.mT), Q).squeeze(1)

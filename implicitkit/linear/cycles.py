@@ -40,8 +40,9 @@ def column(mask: Tensor) -> Tensor:
 
 
 def tolerance(b: Tensor, rtol: float, atol: float) -> Tensor:
-    """``atol + rtol |b|`` per sample, shape ``(batch,)``."""
-    return norms(b).mul_(rtol).add_(atol)
+    """``atol + rtol |b|`` per sample, shape ``(batch,)``; NaN, which nothing meets, where ``b`` is not finite."""
+    scale = norms(b)
+    return torch.where(scale < torch.inf, atol + rtol * scale, torch.nan)
 
 
 def default_steps(size: int) -> int:

@@ -16,7 +16,7 @@ the orthogonal factor of ``H = Q R`` in closed form, with ``s_j = |u_{0..j}|``,
 whose columns are orthonormal whatever the rounding in ``u``.
 
 Source: Saad & Schultz (1986), SIAM J. Sci. Stat. Comput. 7(3), algorithm 4; Saad, *Iterative Methods for Sparse Linear
-Systems* (2nd ed., SIAM 2003), algorithm 6.11; the null vector: Ayachour (2003), J. Comput. Appl. Math. 159(2); classical
+Systems* (2nd ed., SIAM 2003), algorithm 6.11; the null vector: Ayachour (2003), J. Comput. Appl. Math. 159(2);
 Gram-Schmidt done twice: Giraud, Langou, Rozloznik & van den Eshof (2005), Numer. Math. 101.
 """
 
@@ -78,13 +78,14 @@ def _arnoldi(
     """One cycle of at most ``columns`` steps from the residual ``r`` ``(batch, n)``."""
     batch, n = r.shape
     info = torch.finfo(r.dtype)
-    # basis[j] is the j-th vector of every sample; V its view (batch, columns + 1, n); Ht[:, j] the j-th column of H.
+    # Vectors are rows (w V^T, c V): batched products with a row are about eight times faster on the CPU than with a
+    # column.  basis[j] is the j-th vector of every sample, V its view (batch, columns + 1, n), Ht[:, j] column j of H.
     basis = r.new_empty(columns + 1, batch, n)
     V = basis.transpose(0, 1)
     Ht = r.new_zeros(batch, columns, columns + 1)
     u = r.new_zeros(batch, columns + 1)
     u[:, 0] = 1
-    ratio = norm / target.clamp_min(info.tiny)
+    ratio = norm / (0.9 * target).clamp_min(info.tiny)  # a margin, so that drift seldom costs another cycle
     limit = torch.where(live, (ratio * ratio).nan_to_num(), ratio.new_zeros(()))
     torch.div(r, column(norm.where(live, norm.new_ones(()))), out=basis[0])
     null, size, floor = r.new_zeros(batch, 1), r.new_ones(batch), r.new_zeros(batch, 1)
@@ -94,17 +95,17 @@ def _arnoldi(
         if j == 0:
             floor = column(norms(w) * info.eps).clamp_min_(info.tiny)
         Vj = V[:, : j + 1]
-        VjT, w = Vj.mT, w.unsqueeze(2)
-        first = torch.bmm(Vj, w)
-        w = torch.baddbmm(w, VjT, first, alpha=-1)
-        second = torch.bmm(Vj, w)
-        w = torch.baddbmm(w, VjT, second, alpha=-1).squeeze(2)
-        h = first.add_(second)
+        VjT, w = Vj.mT, w.unsqueeze(1)
+        first = torch.bmm(w, VjT)
+        w = torch.baddbmm(w, first, Vj, alpha=-1)
+        second = torch.bmm(w, VjT)
+        w = torch.baddbmm(w, second, Vj, alpha=-1).squeeze(1)
+        h = first.add_(second).squeeze(1)
         length = torch.maximum(torch.linalg.vector_norm(w, dim=1, keepdim=True), floor)
         torch.div(w, length, out=basis[j + 1])
-        Ht[:, j, : j + 1] = h.squeeze(2)
+        Ht[:, j, : j + 1] = h
         Ht[:, j, j + 1 : j + 2] = length
-        dot = torch.bmm(u[:, None, : j + 1], h).squeeze(2)
+        dot = torch.linalg.vecdot(u[:, : j + 1], h).unsqueeze(1)
         entry = torch.addcdiv(null, dot, length, value=-1)
         u[:, j + 1 : j + 2] = entry
         entry = entry.squeeze(1)
@@ -113,7 +114,7 @@ def _arnoldi(
             break
     k = j + 1
     y, used = _least_squares(Ht[:, :k, : k + 1].mT, u[:, : k + 1], norm, limit, floor, live, budget)
-    return Correction(torch.bmm(V[:, :k].mT, y.unsqueeze(2)).squeeze(2), used)
+    return Correction(torch.bmm(y.unsqueeze(1), V[:, :k]).squeeze(1), used)
 
 
 def _least_squares(

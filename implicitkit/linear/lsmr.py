@@ -1,6 +1,6 @@
 r"""LSMR: minimum-norm least squares, for singular or inconsistent blocks.
 
-Minimises ``|A x - b|`` and, among the minimisers, ``|x|``: MINRES applied to ``A^T A x = A^T b``, by the bidiagonalisation
+Minimises ``|A x - b|`` and, among the minimisers, ``|x|``: MINRES on ``A^T A x = A^T b``, by the bidiagonalisation
 
     beta u <- A v - alpha u,    alpha v <- A^T u - beta v.
 
@@ -27,11 +27,11 @@ __all__ = ["LSMR"]
 class LSMR(LinearSolver):
     """LSMR, each sample with its own scalars; two products (``A`` and ``A^T``) a step, five vectors of memory.
 
-    A sample has converged when ``|A x - b| <= atol + rtol |b|`` or, for an inconsistent system, where that cannot be, when
-    ``x`` solves the normal equations: ``|A^T r| <= rtol |A| |r|`` with ``r = b - A x`` and ``|A|`` the Frobenius norm as
-    the bidiagonalisation estimates it.  So a singular block is *converged* at its minimum-norm solution; singular
-    values below ``rtol |A|`` count as zero.  Both tests are made on the true residual, and a sample whose recurrences
-    have drifted starts again from there, at most ``restarts`` times.
+    A sample has converged when ``|A x - b| <= atol + rtol |b|`` or, for an inconsistent system, where that cannot be,
+    when ``x`` solves the normal equations: ``|A^T r| <= rtol |A| |r|`` with ``r = b - A x`` and ``|A|`` the Frobenius
+    norm as the bidiagonalisation estimates it.  So a singular block is *converged* at its minimum-norm solution;
+    singular values below ``rtol |A|`` count as zero.  Both tests are made on the true residual, and a sample whose
+    recurrences have drifted starts again from there, at most ``restarts`` times.
 
     Default ``max_steps``: four times that of the other methods, since the condition number is squared.
     """
@@ -50,7 +50,7 @@ class LSMR(LinearSolver):
         live = ~converged & (norm < torch.inf)
         matrix_norm = torch.zeros_like(norm)
         for _ in range(self.restarts + 1):
-            live = live & (steps + 1 < limit)
+            live = live & (steps + 2 < limit)
             if not bool(live.any()):
                 break
             start = r.where(column(live), r.new_zeros(()))
@@ -71,11 +71,11 @@ class LSMR(LinearSolver):
             live = live & sound & halved & ~done
         reason = ""
         if not bool(converged.all()):
-            finite = bool((norm.isfinite() & ((gradient < torch.inf) | converged | (limit < 2))).all())
+            finite = bool((norm.isfinite() & ((gradient < torch.inf) | converged | (limit < 3))).all())
             reason = f"not converged after {limit} products with the matrix and its transpose"
             if not finite:
                 reason = "the matrix or the right-hand side is not finite"
-            elif bool((~converged & (steps + 1 < limit)).any()):
+            elif bool((~converged & (steps + 2 < limit)).any()):
                 reason = "stagnated: the tolerance is below what rounding allows"
         return LinearSolution(x, norm, steps, converged, reason)
 

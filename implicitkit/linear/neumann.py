@@ -5,8 +5,8 @@ For ``A = J - I`` the system ``A u = b`` reads ``u = J u - b``, so that
     u = -(I + J + J^2 + ...) b,    u <- u + (A u - b).
 
 Source: the truncated series: Lorraine, Vicol & Duvenaud (2020), arXiv 1911.02590, section 4.1; one term (``terms=0``):
-Fung et al. (2022), "JFB: Jacobian-free backpropagation", arXiv 2103.12803, equation (13); the damped series: Geng et al.
-(2021), "On training implicit models", arXiv 2111.05177 (the phantom gradient, Neumann form).
+Fung et al. (2022), "JFB: Jacobian-free backpropagation", arXiv 2103.12803, theorem 3.1; the damped series: Geng et
+al. (2021), "On training implicit models", arXiv 2111.05177 (the phantom gradient, Neumann form).
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ class Neumann(LinearSolver):
 class DampedSeries(LinearSolver):
     r"""The phantom gradient's series, an approximation that is never judged; ``steps - 1`` products.
 
-    ``u = -damping * sum_{i=0..steps-1} ((1 - damping) I + damping J)^i b``: what backpropagation through ``steps`` damped
-    iterations ``z <- (1 - damping) z + damping f(z)`` at the solution gives.  ``damping=1`` is ``Neumann(terms=steps-1)``;
-    ``steps -> inf`` is exact.
+    ``u = -damping * sum_{i=0..steps-1} ((1 - damping) I + damping J)^i b``: what backpropagation through ``steps``
+    damped iterations ``z <- (1 - damping) z + damping f(z)`` at the solution gives.  ``damping=1`` is
+    ``Neumann(terms=steps-1)``; ``steps -> inf`` is exact.
 
     Args:
         steps: number of terms, at least 1. damping: in (0, 1].

@@ -148,6 +148,7 @@ def iterate(method: Method, f: Function, z0: Tensor, options: Options) -> Outcom
                     f.selected(), *(t.index_select(0, samples) for t in (best, best_norm, active, steps, status))
                 )
                 alive = len(samples)
+        f.active = active
         z_next, state = method.step(f, z, state)
         z = z_next if left == alive else torch.where(active.unsqueeze(1), z_next, best)
         step += 1

@@ -20,6 +20,7 @@ class Function:
     The last point is remembered, by identity of ``z``: whatever was computed there is not computed again.
 
     Attributes:
+        active: which samples are still at work, ``(batch,)``: a line search need not care for the others.
         evaluations: calls of the user's function so far. sample_evaluations: the same times the samples in each call.
     """
 
@@ -28,6 +29,7 @@ class Function:
         self.problem = system.problem
         self.evaluations = 0
         self.sample_evaluations = 0
+        self.active = torch.ones(system.batch, dtype=torch.bool, device=system.layout.device)
         self._graph = solves in ("minimise", "least_squares") or self.problem.output != "state"
         self._point: dict[str, Tensor] = {}
 
@@ -148,7 +150,8 @@ class Function:
         if name in ("f", "residual") and name not in point:
             objective = point.pop("objective")
             if objective.requires_grad:
-                (g,) = torch.autograd.grad(objective.sum(), point["leaf"], allow_unused=True)
+                ones = torch.ones_like(objective)
+                (g,) = torch.autograd.grad(objective, point["leaf"], ones, allow_unused=True)
                 g = torch.zeros_like(z) if g is None else g
             else:
                 g = torch.zeros_like(z)

@@ -1,0 +1,261 @@
+"""Solves inside everything else: other solves, torch.compile, DDP, autocast, checkpoints, threads, copies."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from problems_table import CASES, inputs, oracle, ours
+from torch import Tensor, nn
+from torch.func import grad, hessian, jacfwd, jacrev, vmap
+
+import implicitkit as ik
+
+TIGHT = {"rtol": 1e-13, "atol": 1e-13}
+
+
+class Cell(nn.Module):
+    """z = tanh(W z + U x + b), W scaled to a contraction."""
+
+    def __init__(self, dim: int = 4, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        self.W = nn.Linear(dim, dim, dtype=dtype)
+        self.U = nn.Linear(dim, dim, dtype=dtype)
+        with torch.no_grad():
+            self.W.weight.mul_(0.5 / torch.linalg.matrix_norm(self.W.weight, 2))
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(self.W(z) + self.U(x))
+
+
+def _unrolled(cell: nn.Module, x: Tensor, steps: int = 80) -> Tensor:
+    z = torch.zeros_like(x)
+    for _ in range(steps):
+        z = cell(z, x)
+    return z
+
+
+# -------------------------------------------------------------------------------------------------------- nested solves
+def _inner_solution(y: Tensor, t: Tensor, W: Tensor, explicit: bool) -> Tensor:
+    if explicit:
+        return ik.fixed_point(lambda u, y, W: torch.tanh(0.3 * W @ u + y), torch.zeros_like(y), (y, W), **TIGHT).value
+    return ik.fixed_point(lambda u: torch.tanh(0.3 * W @ u + y), torch.zeros_like(y), **TIGHT).value
+
+
+def _nested(W: Tensor, t: Tensor, explicit: bool) -> Tensor:
+    """z + u(z, W)/2 = t where u solves its own fixed point at every z: a solve inside the residual of another."""
+
+    def residual(z: Tensor, W_: Tensor, t_: Tensor) -> Tensor:
+        return z + 0.5 * _inner_solution(z, t_, W_ if explicit else W, explicit) - (t_ if explicit else t)
+
+    return ik.root(residual, torch.zeros_like(t), (W, t), **TIGHT).value
+
+
+def _nested_flat(W: Tensor, t: Tensor) -> Tensor:
+    """The same as one joint root, by native Newton steps."""
+    n = len(t)
+
+    def joint(zu: Tensor) -> Tensor:
+        z, u = zu[:n], zu[n:]
+        return torch.cat([z + 0.5 * u - t, torch.tanh(0.3 * W @ u + z) - u])
+
+    zu = torch.zeros(2 * n, dtype=t.dtype)
+    for _ in range(12):
+        zu = zu - torch.linalg.solve(jacrev(joint)(zu), joint(zu))
+    return zu[:n]
+
+
+NESTED_TRANSFORMS: dict[str, Callable[..., Tensor]] = {
+    "value": lambda f, W, t: f(W, t),
+    "grad": lambda f, W, t: grad(lambda W: f(W, t).pow(2).sum())(W),
+    "jacfwd": lambda f, W, t: jacfwd(lambda t: f(W, t))(t),
+    "hessian": lambda f, W, t: hessian(lambda t: f(W, t).pow(2).sum())(t),
+    "vmap": lambda f, W, t: vmap(lambda t: f(W, t))(torch.stack([t, 2 * t])),
+    "vmap_grad": lambda f, W, t: vmap(grad(lambda t: f(W, t).sum()))(torch.stack([t, 2 * t])),
+}
+
+
+@pytest.mark.parametrize("explicit", [True, False], ids=["arguments", "closures"])
+@pytest.mark.parametrize("name", NESTED_TRANSFORMS)
+def test_nested_solves(name: str, explicit: bool) -> None:
+    _, W, t = inputs()
+    transform = NESTED_TRANSFORMS[name]
+    got = transform(lambda W, t: _nested(W, t, explicit), W, 0.3 * t)
+    want = transform(_nested_flat, W, 0.3 * t)
+    torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("explicit", [True, False], ids=["arguments", "closures"])
+def test_nested_solves_backward_twice(explicit: bool) -> None:
+    _, W, t = inputs()
+    results = []
+    for solve in (lambda W, t: _nested(W, t, explicit), _nested_flat):
+        W_, t_ = W.clone().requires_grad_(), (0.3 * t).requires_grad_()
+        g = torch.autograd.grad(solve(W_, t_).pow(2).sum(), (W_, t_), create_graph=True)
+        results.append((*g, *torch.autograd.grad(g[0].pow(2).sum() + g[1].sum(), (W_, t_))))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-7, atol=1e-9)
+
+
+def test_solution_of_one_solve_feeds_another() -> None:
+    cell, other = Cell(), Cell()
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    z = ik.fixed_point(cell, torch.zeros_like(x), (x,), batch_dims=1, **TIGHT).value
+    y = ik.fixed_point(other, torch.zeros_like(z), (z,), batch_dims=1, **TIGHT).value
+    want = _unrolled(other, _unrolled(cell, x))
+    leaves = [x, *cell.parameters(), *other.parameters()]
+    torch.testing.assert_close(
+        torch.autograd.grad(y.pow(2).sum(), leaves), torch.autograd.grad(want.pow(2).sum(), leaves), rtol=1e-8, atol=1e-10
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- torch.compile
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compile_around_the_call(backend: str) -> None:
+    cell = Cell()
+    x = torch.randn(3, 4, dtype=torch.float64)
+
+    def loss(x: Tensor) -> Tensor:
+        z = ik.fixed_point(cell, torch.zeros_like(x), (x.sin(),), batch_dims=1, **TIGHT).value
+        return (z.cos() ** 2).sum()
+
+    compiled = torch.compile(loss, backend=backend)
+    results = []
+    for f in (compiled, loss):
+        cell.zero_grad()
+        x_ = x.clone().requires_grad_()
+        f(x_).backward()
+        results.append([x_.grad, *(p.grad.clone() for p in cell.parameters())])
+    torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-12)
+    assert all(g.abs().sum() > 0 for g in results[0])
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_compile_of_a_transform() -> None:
+    case, (z0, W, b) = CASES["root"], inputs()
+    f = lambda b: ours(case, "newton")(z0, W, b).pow(2).sum()  # noqa: E731
+    got = torch.compile(lambda b: grad(f)(b), backend="eager")(b)
+    torch.testing.assert_close(got, grad(lambda b: oracle(case)(z0, W, b).pow(2).sum())(b), rtol=1e-8, atol=1e-10)
+    torch._dynamo.reset()
+
+
+# ------------------------------------------------------------------------------------------------- precision, contexts
+def test_autocast_bfloat16() -> None:
+    cell = Cell(16, torch.float32)
+    x = torch.randn(8, 16, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        solution = ik.fixed_point(cell, torch.zeros(8, 16), (x,), batch_dims=1)
+        loss = solution.value.float().pow(2).sum()
+    loss.backward()
+    assert solution.value.dtype == torch.float32
+    assert bool(solution.converged.all())
+    exact = torch.autograd.grad(_unrolled(cell, x).pow(2).sum(), x)[0]
+    assert (x.grad - exact).norm() / exact.norm() < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_low_precision_state(dtype: torch.dtype) -> None:
+    cell = Cell(8, torch.float32).to(dtype)
+    x = torch.randn(5, 8, dtype=dtype, requires_grad=True)
+    solution = ik.fixed_point(cell, torch.zeros_like(x), (x,), batch_dims=1, solver="picard")
+    solution.value.float().pow(2).sum().backward()
+    exact = _unrolled(copy.deepcopy(cell).float(), x.detach().float())
+    assert solution.value.dtype == dtype
+    assert (solution.value.float() - exact).abs().max() < 20 * torch.finfo(dtype).eps ** (2 / 3)
+    assert bool(torch.isfinite(x.grad).all())
+
+
+def test_checkpoint_around_a_module_solve() -> None:
+    cell = Cell()
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    f = lambda x: ik.fixed_point(cell, torch.zeros_like(x), (x,), batch_dims=1, **TIGHT).value  # noqa: E731
+    z = torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)
+    leaves = [x, *cell.parameters()]
+    got = torch.autograd.grad(z.pow(2).sum(), leaves)
+    want = torch.autograd.grad(_unrolled(cell, x).pow(2).sum(), leaves)
+    torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-10)
+
+
+def test_parameter_changed_before_backward_is_detected() -> None:
+    cell = Cell()
+    x = torch.randn(3, 4, dtype=torch.float64)
+    z = ik.fixed_point(cell, torch.zeros_like(x), (x,), batch_dims=1).value
+    with torch.no_grad():
+        cell.W.weight.mul_(0.9)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.sum().backward()
+
+
+def test_threads_share_a_module() -> None:
+    cell = Cell()
+    xs = [torch.randn(3, 4, dtype=torch.float64) for _ in range(4)]
+    results: list[Tensor | None] = [None] * 4
+
+    def work(i: int) -> None:
+        for _ in range(5):
+            results[i] = ik.fixed_point(cell, torch.zeros_like(xs[i]), (xs[i],), batch_dims=1, **TIGHT).value.detach()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for x, got in zip(xs, results, strict=True):
+        torch.testing.assert_close(got, _unrolled(cell, x).detach(), rtol=1e-9, atol=1e-11)
+
+
+DDP = """
+import sys, torch, torch.distributed as dist
+sys.path.insert(0, {tests!r})
+from test_interplay import Cell
+import implicitkit as ik
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = Cell()
+    def forward(self, x):
+        return ik.fixed_point(self.cell, torch.zeros_like(x), (x,), batch_dims=1, rtol=1e-13, atol=1e-13).value
+
+def loss_gradients(model, x):
+    model(x).pow(2).sum(1).mean().backward()
+    return [p.grad for p in model.parameters()]
+
+if __name__ == "__main__":
+    rank, store = int(sys.argv[1]), sys.argv[2]
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    layer, x = Layer(), torch.randn(6, 4, dtype=torch.float64)
+    alone = [g.clone() for g in loss_gradients(layer, x)]
+    layer.zero_grad()
+    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+    parallel = torch.nn.parallel.DistributedDataParallel(layer)
+    together = loss_gradients(parallel, x[rank * 3 : rank * 3 + 3])
+    torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-11)
+    dist.destroy_process_group()
+    print("gradients equal on rank", rank)
+"""
+
+
+def test_ddp_two_processes(tmp_path: Path) -> None:
+    script = tmp_path / "ddp.py"
+    script.write_text(DDP.format(tests=os.path.dirname(__file__)))
+    command = [sys.executable, str(script)]
+    workers = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for rank in range(2)
+    ]
+    outputs = [w.communicate(timeout=120)[0] for w in workers]
+    for rank, (worker, output) in enumerate(zip(workers, outputs, strict=True)):
+        assert worker.returncode == 0, output
+        assert f"gradients equal on rank {rank}" in output
