@@ -26,8 +26,7 @@ def vjp(function: Callable[..., Tensor], *primals: Tensor) -> tuple[Tensor, Call
     As in ``torch.func.vjp``; differentiable again in ``w`` and in the primals.
     """
     if compat.transforms_active():
-        out, pullback = torch.func.vjp(function, *primals)
-        return out, pullback
+        return torch.func.vjp(function, *primals)[:2]
     with torch.enable_grad():
         # a view of each: it is a node of its own, and strips the wrapper of a transform that has ended
         points = [p.view_as(p) for p in primals]
@@ -55,8 +54,7 @@ def jvp(function: Callable[..., Tensor], primals: Sequence[Tensor], tangents: Se
     with torch.enable_grad():
         w = torch.zeros_like(out)
         if compat.transforms_active():
-            _, transpose = torch.func.vjp(pullback, w)
-            return transpose(tuple(tangents))[0]
+            return torch.func.vjp(pullback, w)[1](tuple(tangents))[0]
         w.requires_grad_()
         rows = pullback(w)
     pairs = [(r, t) for r, t in zip(rows, tangents, strict=True) if r.requires_grad]
@@ -97,8 +95,14 @@ def linearise(
     if not out.requires_grad:  # f does not depend on z
         zero = torch.zeros_like(z)
         return out, Operator(
-            lambda v: zero, lambda w: zero, lambda: z.new_zeros(*z.shape, z.shape[1]), batch=z.shape[0], size=z.shape[1],
-            like=z, symmetric=symmetric, fixed_point=fixed_point,
+            lambda v: zero,
+            lambda w: zero,
+            lambda: z.new_zeros(*z.shape, z.shape[1]),
+            batch=z.shape[0],
+            size=z.shape[1],
+            like=z,
+            symmetric=symmetric,
+            fixed_point=fixed_point,
         )
     transposed: list[Tensor] = []
 
@@ -131,6 +135,12 @@ def linearise(
         return torch.stack([rmv(e.expand(batch, -1)) for e in eye], 1)
 
     return out, Operator(
-        rmv if symmetric else mv, rmv, dense, batch=z.shape[0], size=z.shape[1], like=z, symmetric=symmetric,
+        rmv if symmetric else mv,
+        rmv,
+        dense,
+        batch=z.shape[0],
+        size=z.shape[1],
+        like=z,
+        symmetric=symmetric,
         fixed_point=fixed_point,
     )

@@ -47,8 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         print(_render_list(report) if options.command == "list" else _render_info(report))
     for plugin in broken:
-        print(f"plugin {plugin.name!r} of {plugin.distribution} {plugin.version} failed to load: {plugin.error}",
-              file=sys.stderr)
+        print(
+            f"plugin {plugin.name!r} of {plugin.distribution} {plugin.version} failed to load: {plugin.error}",
+            file=sys.stderr,
+        )
     return 1 if broken and options.strict else 0
 
 

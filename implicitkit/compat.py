@@ -158,7 +158,7 @@ def _disable(function: C, entry: Callable[..., Any]) -> C:
         skip_code(entry.__code__)  # one code object for every wrapper; torch._dynamo.reset() forgets it
         return function(*args, **kwargs)
 
-    return torch.compiler.disable(unseen)  # type: ignore[return-value]
+    return torch.compiler.disable(unseen)
 
 
 _disable._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -228,14 +228,18 @@ def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Ca
         CapturedTensorError: a derivative would be lost.
         RuntimeError: the function changes ``z`` or an argument in place.
     """
-    leaves, spec = tree_flatten(args)
-    where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    rebuild: Callable[[Sequence[Tensor]], tuple[Any, ...]]
+    if all(isinstance(arg, Tensor) for arg in args):
+        leaves, where, rebuild = list(args), list(range(len(args))), tuple
+    else:
+        leaves, spec = tree_flatten(args)
+        where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
-    def rebuild(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-        full = list(leaves)
-        for i, t in zip(where, tensors, strict=True):
-            full[i] = t
-        return tree_unflatten(full, spec)
+        def rebuild(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+            full = list(leaves)
+            for i, t in zip(where, tensors, strict=True):
+                full[i] = t
+            return tree_unflatten(full, spec)
 
     theta = [resolve(leaves[i]) for i in where]
     transforms, needed = compat.transforms_active(), torch.is_grad_enabled()
@@ -358,7 +362,9 @@ def _purity(
                 f"the function changes {what} in place; an implicit equation needs a function without side effects: "
                 "use out-of-place operations, or clone first"
             )
-    changed = [(slots, t.detach().clone()) for (slots, t), copy in zip(constants, copies, strict=True) if _version(copy)]
+    changed = [
+        (slots, t.detach().clone()) for (slots, t), copy in zip(constants, copies, strict=True) if _version(copy)
+    ]
     if changed:
         lifted.frozen = changed
         warnings.warn(

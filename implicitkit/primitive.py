@@ -62,8 +62,13 @@ class Call:
 
     def batched(self, dims: Sequence[int | None], batch: int) -> Call:
         return Call(
-            self.system.batched(dims, batch), self.solver, self.options, self.linear_solver, self.linear_options,
-            self.on_failure, self.record,
+            self.system.batched(dims, batch),
+            self.solver,
+            self.options,
+            self.linear_solver,
+            self.linear_options,
+            self.on_failure,
+            self.record,
         )
 
     # ------------------------------------------------------------------------------------------------------- forward
@@ -111,7 +116,8 @@ class Call:
         name = getattr(self.linear_solver, "name", "") or type(self.linear_solver).__name__
         text = (
             f"the linear solve of the {where} did not converge: {name}, {len(failed)} of {len(answer.converged)} samples; "
-            f"worst: " + ", ".join(f"sample {i}: residual {r:.3g}" for i, r in zip(worst, worst_norms, strict=True))
+            f"worst: "
+            + ", ".join(f"sample {i}: residual {r:.3g}" for i, r in zip(worst, worst_norms, strict=True))
             + (f". {answer.reason}" if answer.reason else "")
         )
         if not bool(torch.isfinite(b).all()):
@@ -129,15 +135,19 @@ class Call:
         """The residual at a plain ``z`` with its graph, and ``A`` there."""
         problem = self.system.problem
         return autodiff.linearise(
-            lambda y: self.system.residual(y, *theta), z, symmetric=problem.symmetric,
+            lambda y: self.system.residual(y, *theta),
+            z,
+            symmetric=problem.symmetric,
             fixed_point=problem.kind == "fixed_point",
         )
 
 
 def root(call: Call, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """``(z, stats)``: the solution as a differentiable function of ``theta`` (and, with derivative zero, of ``z0``)."""
-    if not compat.transforms_active() and not compat.has_forward_level() and not (
-        torch.is_grad_enabled() and any(t.requires_grad for t in theta)
+    if (
+        not compat.transforms_active()
+        and not compat.has_forward_level()
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in theta))
     ):
         return call.find(z0.detach(), [t.detach() for t in theta])
     return _Root.apply(call, z0, *theta)
@@ -167,7 +177,7 @@ class _Root(Function):
         if g is not None and needed:
             if compat.transforms_active() or torch.is_grad_enabled() or compat.is_legacy_batched(g):
                 u = _LinSolve.apply(call, True, z, g, *theta)
-                found = _pull_theta(call, z, theta, needed, -u)
+                found: Sequence[Tensor | None] = _pull_theta(call, z, theta, needed, -u)
             else:
                 found = _first_order(call, z, theta, needed, g)
             for i, value in zip(needed, found, strict=True):
@@ -183,7 +193,9 @@ class _Root(Function):
             if not moving:
                 return torch.zeros_like(z), None
             b = autodiff.jvp(
-                _theta_only(call, z, theta, moving), [theta[i] for i in moving], [tangents[i] for i in moving]  # type: ignore[misc]
+                _theta_only(call, z, theta, moving),
+                [theta[i] for i in moving],
+                [tangents[i] for i in moving],  # type: ignore[misc]
             )
             return _LinSolve.apply(call, False, z, -b, *theta), None
 
@@ -226,6 +238,7 @@ class _LinSolve(Function):
         grads: list[Tensor | None] = [None] * len(theta)
         z_grad = None
         if ctx.needs_input_grad[2] or needed:
+
             def transposed_product(y: Tensor, *moving: Tensor) -> Tensor:
                 full = _replace(theta, needed, moving)
                 return autodiff.vjp(lambda v: call.system.residual(v, *full), y)[1](p)[0]
@@ -238,7 +251,9 @@ class _LinSolve(Function):
 
     @staticmethod
     @compat.opaque_to_compile
-    def jvp(ctx: Any, _call: Any, _transposed: Any, dz: Tensor | None, db: Tensor | None, *dtheta: Tensor | None) -> Tensor:
+    def jvp(
+        ctx: Any, _call: Any, _transposed: Any, dz: Tensor | None, db: Tensor | None, *dtheta: Tensor | None
+    ) -> Tensor:
         call, transposed = ctx.call, ctx.transposed
         with compat.forward_ad_enabled(ctx.saved_tensors) as (x, z, *theta):
             rhs = torch.zeros_like(x) if db is None else db
@@ -255,7 +270,9 @@ class _LinSolve(Function):
 
     @staticmethod
     @compat.opaque_to_compile
-    def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, transposed: bool, z: Tensor, b: Tensor, *theta: Tensor) -> Any:
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], call: Call, transposed: bool, z: Tensor, b: Tensor, *theta: Tensor
+    ) -> Any:
         batch, (_, _, z_dim, b_dim, *dims) = info.batch_size, in_dims
         n = call.system.size
         flat_z, flat_b = (_front(t, d, batch).reshape(-1, n) for t, d in ((z, z_dim), (b, b_dim)))
@@ -264,7 +281,9 @@ class _LinSolve(Function):
 
 
 # ------------------------------------------------------------------------------------------------------------- details
-def _first_order(call: Call, z: Tensor, theta: Sequence[Tensor], needed: Sequence[int], g: Tensor) -> Sequence[Tensor | None]:
+def _first_order(
+    call: Call, z: Tensor, theta: Sequence[Tensor], needed: Sequence[int], g: Tensor
+) -> Sequence[Tensor | None]:
     """The everyday backward: one evaluation whose graph serves the linear solve and the pullback to theta."""
     leaves = [t.detach().requires_grad_() if i in needed else t.detach() for i, t in enumerate(theta)]
     out, A = call.linearise(z, leaves)
@@ -275,9 +294,7 @@ def _first_order(call: Call, z: Tensor, theta: Sequence[Tensor], needed: Sequenc
     return torch.autograd.grad(out, wanted, -u, allow_unused=True)
 
 
-def _pull_theta(
-    call: Call, z: Tensor, theta: Sequence[Tensor], needed: Sequence[int], w: Tensor
-) -> Sequence[Tensor]:
+def _pull_theta(call: Call, z: Tensor, theta: Sequence[Tensor], needed: Sequence[int], w: Tensor) -> Sequence[Tensor]:
     """``(dF/d theta)^T w`` for the tensors needed, differentiable."""
     return autodiff.vjp(_theta_only(call, z, theta, needed), *(theta[i] for i in needed))[1](w)
 
@@ -307,6 +324,8 @@ def _inverse(call: Call, A: Operator, transposed: bool) -> Tensor:
     with torch.no_grad():
         factors = factor_batched(A.dense())
         if call.on_failure == "raise" and not bool(factors.ok.all()):
-            raise ConvergenceError("the linear solve of the backward (reverse mode) did not converge: the Jacobian is singular")
+            raise ConvergenceError(
+                "the linear solve of the backward (reverse mode) did not converge: the Jacobian is singular"
+            )
         eye = torch.eye(A.size, dtype=A.like.dtype, device=A.like.device).expand(A.batch, -1, -1)
         return factors.solve(eye, transpose=transposed)

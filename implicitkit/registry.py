@@ -130,9 +130,7 @@ _loading: ContextVar[PluginInfo | None] = ContextVar("_loading", default=None)
 
 
 # ---------------------------------------------------------------------------------------------------------- registering
-def register_solver(
-    name: str, *, solves: str, batch: str | None = None, override: bool = False
-) -> Callable[[T], T]:
+def register_solver(name: str, *, solves: str, batch: str | None = None, override: bool = False) -> Callable[[T], T]:
     """Register a :class:`~implicitkit.Method` subclass, or a function, as a solver.
 
     Args:
@@ -309,8 +307,9 @@ def _check_black_box(name: str, target: Any) -> None:
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     missing = [] if anything else [k for k in _REQUIRED if k not in keywords]
     if missing:
-        raise TypeError(f"the solver {form}; it does not accept {', '.join(missing)}. Its signature: "
-                        f"{inspect.signature(target)}")
+        raise TypeError(
+            f"the solver {form}; it does not accept {', '.join(missing)}. Its signature: {inspect.signature(target)}"
+        )
     try:
         inspect.signature(target).bind(None, None, rtol=0.0, atol=0.0, max_steps=1)
     except TypeError as error:
@@ -341,7 +340,7 @@ def get_solver(solver: Any, **options: Any) -> Any:
                 return _configure(entry, options)
         raise TypeError(
             f"the function {_describe(solver)} is not registered as a solver: decorate it with "
-            '@implicitkit.register_solver(name, solves=...), or make it a layer with @implicitkit.implicit(problem)'
+            "@implicitkit.register_solver(name, solves=...), or make it a layer with @implicitkit.implicit(problem)"
         )
     raise TypeError(
         f"solver must be a registered name, a configured object such as implicitkit.Anderson(memory=5), or a Method "

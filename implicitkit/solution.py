@@ -174,14 +174,22 @@ class Solution:
         outcome = self._record.outcome
         status, norm = outcome.status, outcome.residual_norm
         total, good = len(status), int((status == int(Status.CONVERGED)).sum())
-        state = ("converged" if good == total else Status(int(status.max())).name.lower()) if total == 1 else (
-            f"{good}/{total} converged"
+        state = (
+            ("converged" if good == total else Status(int(status.max())).name.lower())
+            if total == 1
+            else (f"{good}/{total} converged")
         )
         steps = outcome.steps
         taken = f"{int(steps.min())}-{int(steps.max())}" if total > 1 else f"{int(steps[0])}"
         worst = torch.nan_to_num(norm, nan=torch.inf).max().item()
-        parts = [state, f"solver={self.solver}", f"steps={taken}", f"evaluations={outcome.evaluations}",
-                 f"residual={worst:.2e}", f"rule={self.rule}"]
+        parts = [
+            state,
+            f"solver={self.solver}",
+            f"steps={taken}",
+            f"evaluations={outcome.evaluations}",
+            f"residual={worst:.2e}",
+            f"rule={self.rule}",
+        ]
         if self.backward is not None:
             report = self.backward
             ok = "converged" if bool(report.converged.all()) else "not converged"

@@ -76,8 +76,19 @@ def solve(
         with torch.inference_mode(False), torch.no_grad():
             z0, args = (tree_map(_ordinary, tree) for tree in (z0, args))
             return solve(
-                problem, z0, args, solver=solver, rule=rule, batch_dims=batch_dims, in_dims=in_dims, rtol=rtol, atol=atol,
-                max_steps=max_steps, on_failure=on_failure, trace=trace, callback=callback,
+                problem,
+                z0,
+                args,
+                solver=solver,
+                rule=rule,
+                batch_dims=batch_dims,
+                in_dims=in_dims,
+                rtol=rtol,
+                atol=atol,
+                max_steps=max_steps,
+                on_failure=on_failure,
+                trace=trace,
+                callback=callback,
             )
     if not isinstance(problem, Problem):
         raise TypeError(
@@ -91,8 +102,10 @@ def solve(
     if on_failure not in POLICIES:
         raise ValueError(f"on_failure must be one of {', '.join(map(repr, POLICIES))}, got {on_failure!r}")
     rule = registry.get_rule(registry.get_problem_entry(problem).rule if rule == "auto" else rule)
-    solver = auto.choose(problem, layout.size, rule) if isinstance(solver, str) and solver == "auto" else (
-        registry.get_solver(solver)
+    solver = (
+        auto.choose(problem, layout.size, rule)
+        if isinstance(solver, str) and solver == "auto"
+        else (registry.get_solver(solver))
     )
     if not isinstance(solver, Direct):
         registry.check_serves(solver, problem)
@@ -105,7 +118,14 @@ def solve(
     system = System.of(problem, layout, lifted, in_dims, args)
     record = Record()
     request = Request(
-        system, solver, options, layout.pack(tree_map(resolve, z0)), lifted.theta, on_failure, record, _first(system, lifted)
+        system,
+        solver,
+        options,
+        layout.pack(tree_map(resolve, z0)),
+        lifted.theta,
+        on_failure,
+        record,
+        _first(system, lifted),
     )
     z, stats = rule.attach(request)
     solution = Solution(layout.unpack(z), stats, layout, record, _name(solver), _name(rule))
@@ -159,7 +179,9 @@ def _options(
     layout: Layout, rtol: float | None, atol: float | None, max_steps: int | None, trace: bool, callback: Any
 ) -> Options:
     dtype = layout.dtype
-    if torch.is_autocast_enabled(layout.device.type):  # the function computes, and can be solved, in that precision only
+    if torch.is_autocast_enabled(
+        layout.device.type
+    ):  # the function computes, and can be solved, in that precision only
         dtype = torch.get_autocast_dtype(layout.device.type)
     default = torch.finfo(dtype).eps ** (2 / 3)
     rtol, atol = default if rtol is None else float(rtol), default if atol is None else float(atol)
@@ -210,7 +232,12 @@ def _report(solution: Solution, z0: Any, args: tuple[Any, ...], on_failure: str)
         culprits = describe_leaves(z0, "z0", nonfinite) + describe_leaves(args, "args", nonfinite)
         hint = f"NaN or Inf in: {', '.join(culprits)}." if culprits else "The function is not finite at z0."
     plain = Solution(
-        _plain_value(solution), _plain_stats(outcome), solution._layout, solution._record, solution.solver, solution.rule
+        _plain_value(solution),
+        _plain_stats(outcome),
+        solution._layout,
+        solution._record,
+        solution.solver,
+        solution.rule,
     )
     error = plain._error(hint)
     if on_failure == "raise":

@@ -117,9 +117,7 @@ class System:
     def select(self, rows: Tensor, theta: Sequence[Tensor]) -> tuple[System, tuple[Tensor, ...]]:
         """The system of these rows only, and its tensors."""
         assert self.row_dims is not None
-        chosen = tuple(
-            t if d is None else t.index_select(d, rows) for t, d in zip(theta, self.row_dims, strict=True)
-        )
+        chosen = tuple(t if d is None else t.index_select(d, rows) for t, d in zip(theta, self.row_dims, strict=True))
         small = System(
             self.problem,
             self.layout,
@@ -173,26 +171,30 @@ def check_output(problem: Problem, layout: Layout) -> Callable[[Any], None]:
         if bad or not leaves:
             raise TypeError(f"{name} returned {', '.join(bad) or 'nothing'} where a tensor was expected")
         if any(leaf.is_complex() for leaf in leaves):
-            raise TypeError(f"{name} returned complex numbers; what is minimised must be real: return the real view "
-                            "(torch.view_as_real) or a squared modulus")
+            raise TypeError(
+                f"{name} returned complex numbers; what is minimised must be real: return the real view "
+                "(torch.view_as_real) or a squared modulus"
+            )
         if any(leaf.dtype != layout.dtype for leaf in leaves) and not cast:
             raise TypeError(f"{name} returned dtype {leaves[0].dtype}, but z has {layout.dtype}")
         shape, batch = tuple(leaves[0].shape), tuple(layout.batch_shape)
         if problem.output == "scalar" and (len(leaves) != 1 or shape != batch):
             hint = f"one number per sample, shape {batch}" if batch else "one number, shape ()"
-            raise ValueError(f"{name} must return {hint}; it returned shape {shape}"
-                             + ("" if batch else ". For a batch of independent problems pass batch_dims="))
+            raise ValueError(
+                f"{name} must return {hint}; it returned shape {shape}"
+                + ("" if batch else ". For a batch of independent problems pass batch_dims=")
+            )
         for leaf in leaves:
             if tuple(leaf.shape[: len(batch)]) != batch:
-                raise ValueError(f"{name} must return tensors whose first dimensions are the batch {batch}; "
-                                 f"it returned shape {tuple(leaf.shape)}")
+                raise ValueError(
+                    f"{name} must return tensors whose first dimensions are the batch {batch}; "
+                    f"it returned shape {tuple(leaf.shape)}"
+                )
 
     return check
 
 
-def _row_dims(
-    in_dims: Any, args: tuple[Any, ...], layout: Layout, count: int
-) -> tuple[int | None, ...] | None:
+def _row_dims(in_dims: Any, args: tuple[Any, ...], layout: Layout, count: int) -> tuple[int | None, ...] | None:
     """``in_dims`` (one entry per argument) as one entry per tensor of theta."""
     if in_dims is None:
         return None
@@ -201,7 +203,9 @@ def _row_dims(
     if not layout.batch_dims:
         raise ValueError("in_dims says where the batch lies in the arguments, but batch_dims is 0: pass batch_dims=1")
     if len(in_dims) != len(args):
-        raise ValueError(f"in_dims has {len(in_dims)} entries for {len(args)} arguments; give one each (None if shared)")
+        raise ValueError(
+            f"in_dims has {len(in_dims)} entries for {len(args)} arguments; give one each (None if shared)"
+        )
     dims: list[int | None] = []
     rows = layout.batch_shape[0]
     for number, (entry, arg) in enumerate(zip(in_dims, args, strict=True)):
@@ -227,4 +231,8 @@ def _autocast(device_type: str) -> Callable[[], Any]:
 
 def full_precision(device_type: str) -> Any:
     """A context without autocast: solvers compute in the dtype of the state, only the user's function is cast."""
-    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else contextlib.nullcontext()
+    return (
+        torch.autocast(device_type, enabled=False)
+        if torch.is_autocast_enabled(device_type)
+        else contextlib.nullcontext()
+    )

@@ -60,8 +60,10 @@ class Layout:
                     f"{first.dtype}; convert them to one"
                 )
             if leaf.device != self.device:
-                raise ValueError(f"the leaves of {name} are on different devices: {where} on {leaf.device}, the first "
-                                 f"leaf on {self.device}")
+                raise ValueError(
+                    f"the leaves of {name} are on different devices: {where} on {leaf.device}, the first "
+                    f"leaf on {self.device}"
+                )
             if leaf.shape[:batch_dims] != self.batch_shape:
                 raise ValueError(
                     f"the leaves of {name} disagree on the batch: {where} has batch shape "
@@ -76,6 +78,7 @@ class Layout:
         self.sizes = [math.prod(e) * (2 if c else 1) for e, c in zip(self.events, self.complex, strict=True)]
         self.size = sum(self.sizes)
         self.single = len(leaves) == 1 and not self.complex[0]
+        self.bare = self.single and isinstance(tree, Tensor)
         if self.batch == 0:
             raise ValueError(
                 f"{name} has an empty batch (batch shape {tuple(self.batch_shape)}): there is nothing to solve; "
@@ -86,7 +89,10 @@ class Layout:
 
     def pack(self, tree: Any) -> Tensor:
         """A tree of this structure as a matrix ``(rows * samples_per_row, n)``; shapes are taken on trust."""
-        leaves = [tree] if self.single and isinstance(tree, Tensor) else tree_flatten(tree)[0]
+        if self.bare:
+            matrix = tree.reshape(-1, self.size)
+            return matrix if matrix.dtype == self.dtype else matrix.to(self.dtype)
+        leaves = tree_flatten(tree)[0]
         rows = [
             (torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf).reshape(-1, n)
             for leaf, n in zip(leaves, self.sizes, strict=True)
@@ -98,7 +104,8 @@ class Layout:
         """The inverse of :meth:`pack`."""
         shape = (matrix.shape[0] // self.samples_per_row, *self.inner) if self.batch_dims else ()
         if self.single:
-            return tree_unflatten([matrix.reshape(shape + self.events[0])], self.spec)
+            leaf = matrix.reshape(shape + self.events[0])
+            return leaf if self.bare else tree_unflatten([leaf], self.spec)
         leaves = []
         for part, event, is_complex in zip(matrix.split(self.sizes, 1), self.events, self.complex, strict=True):
             if is_complex:
@@ -142,8 +149,11 @@ class Layout:
 
 def _outline(tree: Any) -> str:
     """A tree with its leaves replaced by their shapes, for messages."""
+
     def leaf(x: Any) -> Any:
-        return tuple(x.shape) if isinstance(x, Tensor) else (tuple(x) if isinstance(x, torch.Size) else type(x).__name__)
+        return (
+            tuple(x.shape) if isinstance(x, Tensor) else (tuple(x) if isinstance(x, torch.Size) else type(x).__name__)
+        )
 
     return repr(tree_map(leaf, tree, is_leaf=lambda x: isinstance(x, torch.Size)))
 

@@ -54,7 +54,9 @@ def _objective_gradient(z: Tensor, W: Tensor, b: Tensor) -> Tensor:
 
 
 CASES = {
-    "fixed_point": Case(ik.FixedPoint, _map, lambda z, W, b: _map(z, W, b) - z, ("picard", "anderson", "newton", "newton_krylov")),
+    "fixed_point": Case(
+        ik.FixedPoint, _map, lambda z, W, b: _map(z, W, b) - z, ("picard", "anderson", "newton", "newton_krylov")
+    ),
     "root": Case(ik.Root, _root, _root, ("newton", "newton_krylov")),
     "steady_state": Case(ik.SteadyState, _rhs, _rhs, ("newton", "newton_krylov")),
     "argmin": Case(ik.Argmin, _objective, _objective_gradient, ("lbfgs", "newton_krylov")),

@@ -111,7 +111,10 @@ def test_solution_of_one_solve_feeds_another() -> None:
     want = _unrolled(other, _unrolled(cell, x))
     leaves = [x, *cell.parameters(), *other.parameters()]
     torch.testing.assert_close(
-        torch.autograd.grad(y.pow(2).sum(), leaves), torch.autograd.grad(want.pow(2).sum(), leaves), rtol=1e-8, atol=1e-10
+        torch.autograd.grad(y.pow(2).sum(), leaves),
+        torch.autograd.grad(want.pow(2).sum(), leaves),
+        rtol=1e-8,
+        atol=1e-10,
     )
 
 

@@ -274,9 +274,11 @@ def _with_closure(kind: str, solver: str) -> Solve:
     solve = ours(case, solver)
 
     def closed(W: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        return lambda z0, b: ik.solve(
-            case.make(lambda z, b: case.function(z, W, b)), z0, (b,), solver=solver, rtol=1e-13, atol=1e-13
-        ).value
+        return lambda z0, b: (
+            ik.solve(
+                case.make(lambda z, b: case.function(z, W, b)), z0, (b,), solver=solver, rtol=1e-13, atol=1e-13
+            ).value
+        )
 
     solve.closed = closed  # type: ignore[attr-defined]
     return solve

@@ -73,7 +73,13 @@ def newton_krylov(
             )  # fmt: skip
         except _Enough:
             steps += 1
-        except (scipy.optimize.NoConvergence, ValueError, OverflowError, ZeroDivisionError, FloatingPointError) as error:
+        except (
+            scipy.optimize.NoConvergence,
+            ValueError,
+            OverflowError,
+            ZeroDivisionError,
+            FloatingPointError,
+        ) as error:
             message = f"SciPy's newton_krylov stopped: {type(error).__name__}: {str(error)[:120]}"
     found = torch.from_numpy(best_z).to(dtype=z0.dtype, device=z0.device)
     return Found(found, steps=min(steps, max_steps), evaluations=evaluations, message=message if best > target else "")

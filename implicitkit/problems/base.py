@@ -77,5 +77,7 @@ def require_callable(problem: Problem, function: Any, role: str) -> None:
 
 def half_squared_norm(residuals: Any) -> Any:
     """``|r|^2 / 2`` summed over every leaf."""
-    return sum(0.5 * (leaf.real.square() + leaf.imag.square() if leaf.is_complex() else leaf.square()).sum()
-               for leaf in trees.tree_flatten(residuals)[0])
+    return sum(
+        0.5 * (leaf.real.square() + leaf.imag.square() if leaf.is_complex() else leaf.square()).sum()
+        for leaf in trees.tree_flatten(residuals)[0]
+    )

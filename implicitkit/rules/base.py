@@ -32,7 +32,14 @@ class Request:
     def solve(self, linear_solver: LinearSolver, **linear_options: Any) -> tuple[Tensor, Tensor]:
         """Solve, and differentiate by the implicit function theorem with this linear solver."""
         call = Call(
-            self.system, self.solver, self.options, linear_solver, linear_options, self.on_failure, self.record, self.first
+            self.system,
+            self.solver,
+            self.options,
+            linear_solver,
+            linear_options,
+            self.on_failure,
+            self.record,
+            self.first,
         )
         return root(call, self.z0, self.theta)
 

@@ -65,6 +65,7 @@ class Anderson(Method):
         return {
             "dR": z.new_zeros(batch, m, n),
             "dS": z.new_zeros(batch, m, n),  # dZ + damping dR
+            "pair": z.new_empty(batch, 2, n),  # the newest difference and r, side by side
             "gram": torch.zeros(batch, m, m, dtype=small, device=z.device),
             "best": torch.full((batch,), torch.inf, dtype=small, device=z.device),
             "last_z": z,
@@ -80,12 +81,13 @@ class Anderson(Method):
         if k == 0:
             return plain, {**state, "best": norm, "last_r": r, "step": 1}
         slot, held = (k - 1) % self.memory, min(k, self.memory)
-        dR, dS = state["dR"], state["dS"]
-        d = dR[:, slot]
-        torch.sub(r, state["last_r"], out=d)
+        dR, dS, pair = state["dR"], state["dS"], state["pair"]
+        d = torch.sub(r, state["last_r"], out=pair[:, 0])
+        pair[:, 1] = r
+        dR[:, slot] = d
         torch.sub(z, state["last_z"], out=dS[:, slot]).add_(d, alpha=self.damping)
         # products of the history with the new difference and with r, in one pass over the history
-        products = torch.bmm(dR[:, :held], torch.stack((d, r), 2)).to(small)
+        products = torch.bmm(dR[:, :held], pair.mT).to(small)
         gram[:, slot, :held] = gram[:, :held, slot] = products[:, :, 0]
         grown = norm > self.safeguard * state["best"]
         # forgetting is setting the sample's Gram matrix to zero: columns of zero length get no weight below
@@ -98,12 +100,10 @@ class Anderson(Method):
     def _coefficients(self, gram: Tensor, rhs: Tensor) -> Tensor:
         """``gamma`` of shape ``(batch, held)``; zero where a history is empty or degenerate."""
         lengths = gram.diagonal(dim1=1, dim2=2)
-        scale = torch.where(lengths > 0, lengths.rsqrt(), 0)
+        scale = lengths.rsqrt().masked_fill_(lengths <= 0, 0)
         scaled = gram * scale.unsqueeze(2) * scale.unsqueeze(1)
         ridge = self.ridge if self.ridge is not None else 10 * self.memory * torch.finfo(gram.dtype).eps
         scaled.diagonal(dim1=1, dim2=2).fill_(1 + ridge)
         factor, info = torch.linalg.cholesky_ex(scaled)
-        y = torch.cholesky_solve((rhs * scale).unsqueeze(2), factor).squeeze(2)
-        gamma = y * scale
-        usable = (info == 0).unsqueeze(1) & torch.isfinite(gamma)
-        return torch.where(usable, gamma, 0)
+        gamma = torch.cholesky_solve((rhs * scale).unsqueeze(2), factor).squeeze(2).mul_(scale)
+        return gamma.masked_fill_(info.ne(0).unsqueeze(1), 0)  # not positive definite, or NaN: the plain step

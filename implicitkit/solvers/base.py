@@ -89,7 +89,9 @@ class BlackBox:
         found = self.find(f, z0, rtol=rtol, atol=atol, max_steps=max_steps, **dict(self.options))
         if isinstance(found, Found):
             return found
-        return Found(torch.as_tensor(found, dtype=z0.dtype, device=z0.device) if not isinstance(found, Tensor) else found)
+        return Found(
+            torch.as_tensor(found, dtype=z0.dtype, device=z0.device) if not isinstance(found, Tensor) else found
+        )
 
 
 @dataclass(frozen=True)

@@ -107,9 +107,9 @@ def iterate(method: Method, f: Function, z0: Tensor, options: Options) -> Outcom
     watched = options.trace or options.callback is not None
     step = 0
     while True:
-        converged = norm <= judge.tolerance(z, norm)
+        tolerance = judge.tolerance(z, norm)
+        running = (norm > tolerance) & (norm < math.inf) & active  # false for NaN
         improved = norm < best_norm  # false for NaN, and for frozen samples, whose norm does not change
-        running = active & ~converged & torch.isfinite(norm)
         left, better = torch.stack((running, improved)).sum(1).tolist()  # the step's one synchronisation
         if better == alive:
             best, best_norm = z, norm
@@ -117,9 +117,10 @@ def iterate(method: Method, f: Function, z0: Tensor, options: Options) -> Outcom
             best = torch.where(improved.unsqueeze(1), z, best)
             best_norm = torch.where(improved, norm, best_norm)
         if left < at_work:
-            ended = torch.where(converged, int(Status.CONVERGED), int(Status.NONFINITE))
-            status = torch.where(active & ~running, ended, status)
-        steps = torch.where(active, step, steps)
+            ended = active & ~running
+            outcome = torch.where(norm <= tolerance, int(Status.CONVERGED), int(Status.NONFINITE))
+            status = torch.where(ended, outcome, status)
+            steps = torch.where(ended, step, steps)
         active, at_work = running, left
         if watched:
             full_norm = norm if everything is None else everything.merge(norm, "norm")
@@ -145,7 +146,8 @@ def iterate(method: Method, f: Function, z0: Tensor, options: Options) -> Outcom
                 judge.select(samples)
                 state = method.select(state, samples)
                 z, best, best_norm, active, steps, status = (
-                    f.selected(), *(t.index_select(0, samples) for t in (best, best_norm, active, steps, status))
+                    f.selected(),
+                    *(t.index_select(0, samples) for t in (best, best_norm, active, steps, status)),
                 )
                 alive = len(samples)
         f.active = active
@@ -153,6 +155,8 @@ def iterate(method: Method, f: Function, z0: Tensor, options: Options) -> Outcom
         z = z_next if left == alive else torch.where(active.unsqueeze(1), z_next, best)
         step += 1
         norm = judge.norm(f.residual(z))
+    if left:
+        steps = torch.where(active, step, steps)
     if everything is not None:
         everything.store(z=best, norm=best_norm, steps=steps, status=status)
         best, best_norm, steps, status = (everything.values[k] for k in ("z", "norm", "steps", "status"))
@@ -237,7 +241,9 @@ def _like(found: Any, part: Tensor, layout: Layout, name: str) -> Any:
     leaves = trees.tree_flatten(found)[0]
     if len(leaves) != len(template):
         raise ValueError(f"{name} returned {len(leaves)} tensor(s), but z0 has {len(template)}")
-    converted = [torch.as_tensor(x, device=t.device).detach().to(t.dtype) for x, t in zip(leaves, template, strict=True)]
+    converted = [
+        torch.as_tensor(x, device=t.device).detach().to(t.dtype) for x, t in zip(leaves, template, strict=True)
+    ]
     for x, t in zip(converted, template, strict=True):
         if x.shape != t.shape:
             raise ValueError(f"{name} returned shape {tuple(x.shape)} where z0 has {tuple(t.shape)}")
@@ -245,7 +251,14 @@ def _like(found: Any, part: Tensor, layout: Layout, name: str) -> Any:
 
 
 def _verdict(
-    judge: _Judge, f: Function, z0: Tensor, z: Tensor, start: Tensor, steps: Tensor, max_steps: int, options: Options,
+    judge: _Judge,
+    f: Function,
+    z0: Tensor,
+    z: Tensor,
+    start: Tensor,
+    steps: Tensor,
+    max_steps: int,
+    options: Options,
     message: str,
 ) -> Outcome:
     """What a black box returned, judged by its residual; never anything worse than the start."""
@@ -257,8 +270,9 @@ def _verdict(
     status = torch.where(converged, int(Status.CONVERGED), int(Status.STALLED))
     status = torch.where(~converged & (steps >= max_steps) & (steps > 0), int(Status.MAX_STEPS), status)
     status = torch.where(torch.isfinite(norm), status, int(Status.NONFINITE))
-    return Outcome(z, norm, steps, status, f.evaluations, f.sample_evaluations, [start, norm] if options.trace else [],
-                   message)
+    return Outcome(
+        z, norm, steps, status, f.evaluations, f.sample_evaluations, [start, norm] if options.trace else [], message
+    )
 
 
 def _ask(
@@ -279,8 +293,13 @@ def _ask(
         found = _guarded(solver, f, z0, **tolerances(slice(None)), max_steps=max_steps)
         z, steps, message = _accept(found, z0), steps + found.steps, found.message
     elif solver.batch == "joint" or batch == 1:
-        found = _guarded(solver, lambda y: f(y.reshape(batch, n)).reshape(-1), z0.reshape(-1), **tolerances(slice(None)),
-                         max_steps=max_steps)
+        found = _guarded(
+            solver,
+            lambda y: f(y.reshape(batch, n)).reshape(-1),
+            z0.reshape(-1),
+            **tolerances(slice(None)),
+            max_steps=max_steps,
+        )
         z, steps, message = _accept(found, z0), steps + found.steps, found.message
     else:
         z = z0.clone()
@@ -304,8 +323,11 @@ def _one_sample(f: Function, z: Tensor, i: int) -> Callable[[Tensor], Tensor]:
         context = z[row * per_row : (row + 1) * per_row]
 
         def one(y: Tensor) -> Tensor:
-            full = y.reshape(1, -1) if per_row == 1 else context.index_copy(
-                0, torch.tensor([inside], device=z.device), y.reshape(1, -1))
+            full = (
+                y.reshape(1, -1)
+                if per_row == 1
+                else context.index_copy(0, torch.tensor([inside], device=z.device), y.reshape(1, -1))
+            )
             f.evaluations += 1
             f.sample_evaluations += per_row
             return part(full)[inside]
@@ -345,5 +367,7 @@ def _accept(found: Found, z0: Tensor) -> Tensor:
     """The point found, as a tensor like ``z0``."""
     z = found.z if isinstance(found.z, Tensor) else torch.as_tensor(found.z)
     if z.numel() != z0.numel():
-        raise ValueError(f"the solver returned a point of shape {tuple(z.shape)} for a start of shape {tuple(z0.shape)}")
+        raise ValueError(
+            f"the solver returned a point of shape {tuple(z.shape)} for a start of shape {tuple(z0.shape)}"
+        )
     return z.detach().to(dtype=z0.dtype, device=z0.device).reshape(z0.shape)
