@@ -74,7 +74,9 @@ def solve_rows(batch: int, dim: int, repeats: int) -> dict[str, dict[str, float]
     rule = ik.Implicit(rtol=TOLERANCE)
 
     def forward() -> ik.Solution:
-        return ik.fixed_point(tanh_map, z0, tuple(leaves), solver="anderson", rule=rule, batch_dims=1, rtol=TOLERANCE, atol=0)
+        return ik.fixed_point(
+            tanh_map, z0, tuple(leaves), solver="anderson", rule=rule, batch_dims=1, rtol=TOLERANCE, atol=0
+        )
 
     solution = forward()
     evaluations = solution.evaluations
@@ -138,7 +140,12 @@ def machinery_rows(repeats: int) -> dict[str, dict[str, float]]:
         z = tanh_map(z, x, W, U, b)
     leaves = [t.clone().requires_grad_() for t in (x, W, U, b)]
     cell = _Cell(W, U, b)
-    options: dict[str, Any] = {"solver": _Known(), "rule": ik.Implicit(linear_solver=_Identity()), "batch_dims": 1, "rtol": 1e-3}
+    options: dict[str, Any] = {
+        "solver": _Known(),
+        "rule": ik.Implicit(linear_solver=_Identity()),
+        "batch_dims": 1,
+        "rtol": 1e-3,
+    }
     calls: dict[str, Callable[[], Tensor]] = {
         "tensors": lambda: ik.fixed_point(tanh_map, z, tuple(leaves), **options).value,
         "module": lambda: ik.fixed_point(cell, z, (leaves[0],), **options).value,
