@@ -80,8 +80,9 @@ def _rows(section: str) -> list[dict[str, Any]]:
             row |= {"solves": entry.solves, "batch": entry.batch or "per sample"}
         if section == "problems":
             row |= {"kind": entry.solves, "rule": _label(entry.rule), "linear_solver": _label(entry.linear_solver)}
-        options = {} if section == "problems" else {k: _default(v) for k, v in entry.options.items()}
-        rows.append(row | {"options": options, "origin": entry.origin, "target": _path(entry.target), "doc": entry.doc})
+        else:
+            row["options"] = {option: _default(value) for option, value in entry.options.items()}
+        rows.append(row | {"origin": entry.origin, "target": _path(entry.target), "doc": entry.doc})
     return rows
 
 

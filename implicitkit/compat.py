@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -143,6 +144,8 @@ def opaque_to_compile(function: C) -> C:
             disabled = _disable(function, entry)
         return disabled(*args, **kwargs)
 
+    # autograd.Function.apply binds its arguments by signature at every call: found here, it need not be made again
+    entry.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     entry._torchdynamo_disable = True  # type: ignore[attr-defined]
     if "torch._dynamo" in sys.modules:
         disabled = _disable(function, entry)

@@ -41,6 +41,8 @@ from implicitkit.trees import tree_flatten, tree_unflatten
 __all__ = ["Lifted", "lift", "resolve"]
 
 _DEPTH = 6  # how far reachable objects are followed
+# Evaluations that swap tensors into modules, and those that read modules, exclude each other between threads.
+_modules_in_use = threading.RLock()
 _active = threading.local()  # substitutions in force on this thread, for solves nested inside a lifted function
 
 
@@ -181,6 +183,7 @@ class Lifted:
     Attributes:
         theta: the tensors: first those of ``args``, then those of modules, then other captured ones.
         from_args: how many of them come from ``args``.
+        guarded: modules are within reach, and no other thread may swap their tensors during an evaluation.
         live: the captured tensors are plain ones, so that an evaluation on the spot may use the function as it is.
         probe: the output of the first evaluation at the very ``z0`` and ``args``, if it was made on plain tensors and
             the function is pure; else ``None``.
@@ -194,9 +197,16 @@ class Lifted:
     captured: list[Tensor] = field(default_factory=list)
     frozen: list[tuple[list[Slot], Tensor]] = field(default_factory=list)
     live: bool = True
+    guarded: bool = False
     probe: Any = None
 
     def __call__(self, z: Any, theta: Sequence[Tensor]) -> Any:
+        if not self.guarded:
+            return self._evaluate(z, theta)
+        with _modules_in_use:
+            return self._evaluate(z, theta)
+
+    def _evaluate(self, z: Any, theta: Sequence[Tensor]) -> Any:
         k, m = self.from_args, self.from_args + len(self.slots)
         args = self.rebuild(theta[:k])
         if not (self.slots or self.captured or self.frozen):
@@ -212,9 +222,13 @@ class Lifted:
 
     def on_the_spot(self, z: Any, theta: Sequence[Tensor]) -> Any:
         """The same value during the call that lifted, where the modules still hold their tensors."""
-        if self.live:
-            return self.function(z, *self.rebuild(theta[: self.from_args]))
-        return self(z, theta)
+        if not self.live:
+            return self(z, theta)
+        args = self.rebuild(theta[: self.from_args])
+        if not self.guarded:
+            return self.function(z, *args)
+        with _modules_in_use:
+            return self.function(z, *args)
 
 
 def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Callable[[Any], None]) -> Lifted:
@@ -246,6 +260,16 @@ def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Ca
     levels = transforms or compat.has_forward_level()
     lifted = Lifted(function, tuple(theta), len(theta), rebuild)
     modules = reachable_modules(function)
+    lifted.guarded = bool(modules)
+    with _modules_in_use if modules else contextlib.nullcontext():
+        _lift(lifted, modules, z0, check, needed, levels)
+    return lifted
+
+
+def _lift(
+    lifted: Lifted, modules: list[nn.Module], z0: Any, check: Callable[[Any], None], needed: bool, levels: bool
+) -> None:
+    """Find what the function uses, by looking at modules and by evaluating once (or three times)."""
     constants = _lift_modules(lifted, modules, explicit=needed or levels)
 
     def stand_in(t: Tensor) -> Tensor:
@@ -255,7 +279,7 @@ def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Ca
     z_plain = [stand_in(resolve(t)) for t in z_leaves]
     plain = [stand_in(t) for t in lifted.theta]
     with torch.enable_grad() if needed or levels else contextlib.nullcontext():
-        with _purity(lifted, [*z_plain, *plain[: len(theta)]], len(z_plain), constants):
+        with _purity(lifted, [*z_plain, *plain[: lifted.from_args]], len(z_plain), constants):
             out = lifted(tree_unflatten(z_plain, z_spec), plain)
         if (needed or levels) and _leaks(out):
             _lift_captured(lifted, modules, tree_unflatten(z_plain, z_spec), plain)
@@ -271,9 +295,8 @@ def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Ca
     if not levels and not lifted.frozen:
         lifted.probe = out
     lifted.live = not lifted.frozen and not any(
-        compat.is_wrapped(t) or compat.has_tangent(t) or resolve(t) is not t for t in lifted.theta[lifted.from_args :]
+        compat.is_wrapped(t) or compat.has_tangent(t) for t in lifted.theta[lifted.from_args :]
     )
-    return lifted
 
 
 def _explicit(t: Tensor) -> bool:
@@ -322,14 +345,13 @@ def _lift_captured(lifted: Lifted, modules: list[nn.Module], z: Any, plain: Sequ
     inside = {id(m) for module in modules for m in module.modules()}
     hidden = [m for key, m in called.items() if key not in inside]
     if hidden:
-        before = len(lifted.theta)
+        lifted.guarded = True
         known = {id(t) for t in lifted.theta}
         extra = Lifted(lifted.function, (), 0, lifted.rebuild)
         _lift_modules(extra, hidden, explicit=True)
         fresh = [(t, s) for t, s in zip(extra.theta, extra.slots, strict=True) if id(t) not in known]
         lifted.theta = (*lifted.theta, *(t for t, _ in fresh))
         lifted.slots = [*lifted.slots, *(s for _, s in fresh)]
-        assert len(lifted.theta) == before + len(fresh)
     # a tensor that is an argument as well is substituted where it is captured, all the same
     lifted_already = {id(owner[key]) for places in lifted.slots for owner, key in places}
     lifted.captured = [t for key, t in seen.found.items() if key not in lifted_already and _explicit(resolve(t))]
@@ -353,7 +375,10 @@ def _purity(
     versions = [_version(t) for t in given]
     device = given[0].device
     random = _random_state(device)
-    with _swapped([slots for slots, _ in constants], copies):
+    if constants:
+        with _swapped([slots for slots, _ in constants], copies):
+            yield
+    else:
         yield
     for i, (t, version) in enumerate(zip(given, versions, strict=True)):
         if _version(t) != version:

@@ -84,8 +84,7 @@ class Call:
             self.record.outcome = outcome
             kind = torch.float32 if z0.device.type == "mps" else torch.float64
             stats = torch.stack([outcome.residual_norm.to(kind), outcome.steps.to(kind), outcome.status.to(kind)], 1)
-            z = outcome.z
-            return (z.clone() if z is z0 else z), stats
+            return outcome.z.clone(), stats  # a solver may return what the map returned, and that may be anyone's
 
     # -------------------------------------------------------------------------------------------------- linear solves
     def solve_linear(self, A: Operator, b: Tensor, transposed: bool) -> Tensor:

@@ -97,7 +97,7 @@ class Entry:
     def doc(self) -> str:
         """The first sentence of the target's docstring, on one line."""
         text = inspect.getdoc(self.target) or ""
-        if dataclasses.is_dataclass(self.target) and text.startswith(f"{_qualname(self.target).split('.')[-1]}("):
+        if inspect.isclass(self.target) and text == f"{self.target.__name__}{inspect.signature(self.target)}":
             return ""  # written by @dataclass, says nothing
         return " ".join(text.split("\n\n", 1)[0].split())
 
@@ -425,6 +425,8 @@ def _configure(entry: Entry, options: dict[str, Any]) -> Any:
 
 
 def _instantiate(cls: Any, options: dict[str, Any], name: str | None = None) -> Any:
+    if not options:
+        return cls()
     known, anything = _option_parameters(cls)
     for option in options:
         if not anything and option not in {p.name for p in known}:

@@ -36,37 +36,35 @@ class Layout:
         if not leaves:
             raise ValueError(f"{name} is empty: the state has no tensor in it")
         for i, leaf in enumerate(leaves):
-            where = f"{name}{compat.key_path(tree, i)}"
             if not isinstance(leaf, Tensor):
-                raise TypeError(f"{where} is a {type(leaf).__name__}, not a tensor")
+                raise TypeError(f"{name}{compat.key_path(tree, i)} is a {type(leaf).__name__}, not a tensor")
             if not (leaf.is_floating_point() or leaf.is_complex()):
                 raise TypeError(
-                    f"{where} has dtype {leaf.dtype}; an unknown must be real or complex floating point: "
-                    f"pass {name}.to(torch.get_default_dtype())"
+                    f"{name}{compat.key_path(tree, i)} has dtype {leaf.dtype}; an unknown must be real or complex "
+                    f"floating point: pass {name}.to(torch.get_default_dtype())"
                 )
             if leaf.ndim < batch_dims:
                 raise ValueError(
-                    f"batch_dims={batch_dims} is larger than the rank of {where}, which has shape {tuple(leaf.shape)}"
+                    f"batch_dims={batch_dims} is larger than the rank of {name}{compat.key_path(tree, i)}, which has "
+                    f"shape {tuple(leaf.shape)}"
                 )
         first = leaves[0]
         self.batch_shape = first.shape[:batch_dims]
-        self.dtype, self.device = first.real.dtype if first.is_complex() else first.dtype, first.device
-        for i, leaf in enumerate(leaves):
-            where = f"{name}{compat.key_path(tree, i)}"
-            real = leaf.real.dtype if leaf.is_complex() else leaf.dtype
-            if real != self.dtype:
+        self.dtype, self.device = _real(first), first.device
+        for i, leaf in enumerate(leaves[1:], 1):
+            if _real(leaf) != self.dtype:
                 raise TypeError(
-                    f"the leaves of {name} have different precisions: {where} has {leaf.dtype}, the first leaf has "
-                    f"{first.dtype}; convert them to one"
+                    f"the leaves of {name} have different precisions: {name}{compat.key_path(tree, i)} has {leaf.dtype}, "
+                    f"the first leaf has {first.dtype}; convert them to one"
                 )
             if leaf.device != self.device:
                 raise ValueError(
-                    f"the leaves of {name} are on different devices: {where} on {leaf.device}, the first "
-                    f"leaf on {self.device}"
+                    f"the leaves of {name} are on different devices: {name}{compat.key_path(tree, i)} on {leaf.device}, "
+                    f"the first leaf on {self.device}"
                 )
             if leaf.shape[:batch_dims] != self.batch_shape:
                 raise ValueError(
-                    f"the leaves of {name} disagree on the batch: {where} has batch shape "
+                    f"the leaves of {name} disagree on the batch: {name}{compat.key_path(tree, i)} has batch shape "
                     f"{tuple(leaf.shape[:batch_dims])}, the first leaf {tuple(self.batch_shape)}"
                 )
         self.batch_dims = batch_dims
@@ -79,6 +77,7 @@ class Layout:
         self.size = sum(self.sizes)
         self.single = len(leaves) == 1 and not self.complex[0]
         self.bare = self.single and isinstance(tree, Tensor)
+        self.identity = self.bare and batch_dims == 1 and len(self.events[0]) == 1  # the state is the matrix itself
         if self.batch == 0:
             raise ValueError(
                 f"{name} has an empty batch (batch shape {tuple(self.batch_shape)}): there is nothing to solve; "
@@ -90,7 +89,7 @@ class Layout:
     def pack(self, tree: Any) -> Tensor:
         """A tree of this structure as a matrix ``(rows * samples_per_row, n)``; shapes are taken on trust."""
         if self.bare:
-            matrix = tree.reshape(-1, self.size)
+            matrix = tree if self.identity else tree.reshape(-1, self.size)
             return matrix if matrix.dtype == self.dtype else matrix.to(self.dtype)
         leaves = tree_flatten(tree)[0]
         rows = [
@@ -102,6 +101,8 @@ class Layout:
 
     def unpack(self, matrix: Tensor) -> Any:
         """The inverse of :meth:`pack`."""
+        if self.identity:
+            return matrix
         shape = (matrix.shape[0] // self.samples_per_row, *self.inner) if self.batch_dims else ()
         if self.single:
             leaf = matrix.reshape(shape + self.events[0])
@@ -127,24 +128,31 @@ class Layout:
                 f"{_outline(tree_unflatten(list(self.events), self.spec))}"
             )
         for i, (leaf, event, is_complex) in enumerate(zip(leaves, self.events, self.complex, strict=True)):
-            where = compat.key_path(tree, i)
             if not isinstance(leaf, Tensor):
-                raise TypeError(f"{what} returned a {type(leaf).__name__} at {where or 'the top'}, not a tensor")
+                raise TypeError(f"{what} returned a {type(leaf).__name__}{_at(tree, i)}, not a tensor")
             expected = tuple(self.batch_shape) + tuple(event)
             if tuple(leaf.shape) != expected:
                 raise ValueError(
-                    f"{what} returned shape {tuple(leaf.shape)}{' at ' + where if where else ''}, but z has shape "
-                    f"{expected} there: there must be one equation per unknown"
+                    f"{what} returned shape {tuple(leaf.shape)}{_at(tree, i)}, but z has shape {expected} there: there "
+                    "must be one equation per unknown"
                 )
             if leaf.device != self.device:
                 raise ValueError(f"{what} returned a tensor on {leaf.device}, but z is on {self.device}")
-            real = leaf.real.dtype if leaf.is_complex() else leaf.dtype
-            if leaf.is_complex() != is_complex or (real != self.dtype and not cast):
+            if leaf.is_complex() != is_complex or (_real(leaf) != self.dtype and not cast):
                 raise TypeError(
-                    f"{what} returned dtype {leaf.dtype}{' at ' + where if where else ''}, but z has "
-                    f"{'complex ' if is_complex else ''}{self.dtype} there; start from a z0 of the dtype that the "
-                    "function computes in"
+                    f"{what} returned dtype {leaf.dtype}{_at(tree, i)}, but z has {'complex ' if is_complex else ''}"
+                    f"{self.dtype} there; start from a z0 of the dtype that the function computes in"
                 )
+
+
+def _real(t: Tensor) -> torch.dtype:
+    """The precision of a tensor."""
+    return t.real.dtype if t.is_complex() else t.dtype
+
+
+def _at(tree: Any, index: int) -> str:
+    where = compat.key_path(tree, index)
+    return f" at {where}" if where else ""
 
 
 def _outline(tree: Any) -> str:

@@ -61,7 +61,8 @@ def with_spectrum(batch: int, n: int, condition: float, *, symmetric: bool = Fal
     left = torch.linalg.qr(random(batch, n, n, seed=1))[0]
     right = left if symmetric else torch.linalg.qr(random(batch, n, n, seed=2))[0]
     values = torch.logspace(0, -torch.log10(torch.tensor(condition)).item(), n, dtype=torch.float64)
-    return left * values @ right.mT
+    blocks: Tensor = left * values @ right.mT
+    return blocks
 
 
 def contraction(batch: int, n: int, radius: float = 0.9) -> Tensor:

@@ -31,7 +31,8 @@ LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 def norms(x: Tensor) -> Tensor:
     """The 2-norm of each row: ``(batch, n) -> (batch,)``."""
-    return torch.linalg.vector_norm(x, dim=1)
+    lengths: Tensor = torch.linalg.vector_norm(x, dim=1)
+    return lengths
 
 
 def column(mask: Tensor) -> Tensor:

@@ -153,7 +153,8 @@ def _pseudo_solve(A: Tensor, b: Tensor, rcond: float) -> Tensor:
     U, s, Vh = torch.linalg.svd(A, full_matrices=False)
     keep = s > rcond * s[..., :1]
     inverse = torch.where(keep, 1 / torch.where(keep, s, torch.ones_like(s)), torch.zeros_like(s))
-    return Vh.mT @ (inverse.unsqueeze(-1) * (U.mT @ b))
+    x: Tensor = Vh.mT @ (inverse.unsqueeze(-1) * (U.mT @ b))
+    return x
 
 
 def lstsq_batched(A: Tensor, b: Tensor, *, rcond: float | None = None) -> tuple[Tensor, Tensor, str]:

@@ -68,7 +68,8 @@ class GMRES(LinearSolver):
             rtol=rtol,
             atol=atol,
             max_steps=max_steps,
-            stalled='stagnated; if the matrix is singular, linear_solver="lsmr" gives the minimum-norm solution',
+            stalled="stagnated: the tolerance is below what rounding allows or the matrix is singular; "
+            'linear_solver="lsmr" gives the minimum-norm solution',
         )
 
 
@@ -113,35 +114,36 @@ def _arnoldi(
         if not bool((size < limit).any()):
             break
     k = j + 1
-    y, used = _least_squares(Ht[:, :k, : k + 1].mT, u[:, : k + 1], norm, limit, floor, live, budget)
+    y, used = _least_squares(Ht[:, :k, : k + 1], u[:, : k + 1], norm, limit, floor, live, budget)
     return Correction(torch.bmm(y.unsqueeze(1), V[:, :k]).squeeze(1), used)
 
 
 def _least_squares(
-    H: Tensor, u: Tensor, beta: Tensor, limit: Tensor, floor: Tensor, live: Tensor, budget: Tensor
+    Ht: Tensor, u: Tensor, beta: Tensor, limit: Tensor, floor: Tensor, live: Tensor, budget: Tensor
 ) -> tuple[Tensor, Tensor]:
     """``argmin |beta e_1 - H y|`` over each sample's own columns; also how many products it used.
 
-    ``H``: ``(batch, k + 1, k)``; ``u``: ``(batch, k + 1)``; the rest ``(batch,)`` (``floor`` ``(batch, 1)``).
+    ``Ht``: ``(batch, k, k + 1)``, the transpose of ``H``; ``u``: ``(batch, k + 1)``;
+    the rest ``(batch,)`` (``floor`` ``(batch, 1)``).
     """
-    k = H.shape[2]
+    k = Ht.shape[1]
     squares = (u * u).cumsum(dim=1)
     whole = squares[:, :k] < limit.unsqueeze(1)  # before this step the sample had not converged
     sound = squares[:, 1:].isfinite()
-    broken = H.diagonal(offset=-1, dim1=1, dim2=2) <= floor  # the space is exhausted at this step
+    broken = Ht.diagonal(offset=1, dim1=1, dim2=2) <= floor  # the space is exhausted at this step
     exhausted = broken.cumsum(dim=1) - broken.long() > 0
     index = torch.arange(k, device=u.device)
     use = (whole & sound & ~exhausted & (index < budget.unsqueeze(1))).cumprod(dim=1).bool()
     steps = torch.where(live, use.sum(dim=1), 0).clamp_min(1)
     norm = squares.sqrt()
     below, above = norm[:, :k], norm[:, 1:]
-    Q = (u.unsqueeze(2) * (u[:, 1:] / (below * above)).unsqueeze(1)).triu()
-    Q.diagonal(offset=-1, dim1=1, dim2=2).copy_(-below / above)
-    R = torch.bmm(Q.mT, H)
-    pivots = torch.where(use, R.diagonal(dim1=1, dim2=2).abs(), 0)
+    # R^T = H^T Q without forming Q: a column of Q weighs a running sum over the rows of H, and the row below it.
+    weight, last = u[:, 1:] / (below * above), below / above
+    Rt = (Ht[:, :, :k] * u[:, None, :k]).cumsum(dim=2).mul_(weight.unsqueeze(1))
+    Rt.addcmul_(Ht[:, :, 1:], last.unsqueeze(1), value=-1)
+    pivots = torch.where(use, Rt.diagonal(dim1=1, dim2=2).abs(), 0)
     noise = pivots <= 4 * torch.finfo(u.dtype).eps * pivots.amax(dim=1, keepdim=True)
     use = use & ~(noise & broken)  # a singular block: the last direction is rounding
-    identity = torch.eye(k, dtype=u.dtype, device=u.device)
-    R = torch.where(use.unsqueeze(1) & use.unsqueeze(2), R, identity)
-    g = torch.where(use, beta.unsqueeze(1) * Q[:, 0], 0)
-    return torch.linalg.solve_triangular(R, g.unsqueeze(2), upper=True).squeeze(2), steps
+    Rt.masked_fill_(~use.unsqueeze(2), 0).diagonal(dim1=1, dim2=2).masked_fill_(~use, 1)
+    g = torch.where(use, beta.unsqueeze(1) * weight, 0)  # beta Q^T e_1
+    return torch.linalg.solve_triangular(Rt.mT, g.unsqueeze(2), upper=True).squeeze(2), steps

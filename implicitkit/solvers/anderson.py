@@ -26,16 +26,16 @@ class Anderson(Method):
         z_{k+1} = z_k + damping r_k - (dZ + damping dR) gamma
 
     (Anderson 1965; Walker & Ni 2011, eq. 2.2 and problem 2.3).  The normal equations are kept as an ``m x m`` Gram
-    matrix that gains one row a step, scaled to unit diagonal, with a ridge relative to it: an absolute ridge would turn
-    the method into averaging once residuals are small.  A sample whose residual has grown beyond ``safeguard`` times
-    the best of its current memory forgets the memory and takes a damped Picard step, so that on a contraction the
-    method cannot do worse than Picard for long.
+    matrix that gains one row a step, its diagonal raised by a relative ridge (Cholesky does not mind the scale of single
+    columns; an absolute ridge would turn the method into averaging once residuals are small).  A sample whose residual
+    has grown beyond ``safeguard`` times the best since it last did so forgets its memory and takes a damped Picard step,
+    so that on a contraction the method cannot do worse than Picard for long.
 
     Memory: two arrays ``(batch, memory, n)``, allocated once.  One evaluation a step; no host-device synchronisation.
 
     Args:
         memory: ``m``, at least 1. damping: mixing in (0, 2).
-        ridge: relative to the scaled Gram matrix; ``None``: ``10 m eps`` of the dtype.
+        ridge: relative to the diagonal; ``None``: ``10 m eps`` of the dtype.
         safeguard: growth factor beyond which a sample restarts, greater than 1.
 
     Raises:
@@ -76,34 +76,31 @@ class Anderson(Method):
     def step(self, f: Function, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         r, k = f.residual(z), state["step"]
         gram, small = state["gram"], state["gram"].dtype
-        norm = torch.linalg.vector_norm(r, dim=1, dtype=small)
+        norm = f.norm.to(small)
         plain = z.add(r, alpha=self.damping)
         if k == 0:
             return plain, {**state, "best": norm, "last_r": r, "step": 1}
         slot, held = (k - 1) % self.memory, min(k, self.memory)
-        dR, dS, pair = state["dR"], state["dS"], state["pair"]
+        dR, dS, pair, best = state["dR"], state["dS"], state["pair"], state["best"]
         d = torch.sub(r, state["last_r"], out=pair[:, 0])
         pair[:, 1] = r
         dR[:, slot] = d
         torch.sub(z, state["last_z"], out=dS[:, slot]).add_(d, alpha=self.damping)
+        grown = norm > self.safeguard * best
+        best = torch.minimum(norm, best)
+        if grown.device.type != "cpu" or bool(grown.any()):  # elsewhere, asking would cost a synchronisation
+            best = torch.where(grown, norm, best)
+            dR.masked_fill_(grown.view(-1, 1, 1), 0)
+            gram.masked_fill_(grown.view(-1, 1, 1), 0).diagonal(dim1=1, dim2=2).add_(grown.unsqueeze(1))
         # products of the history with the new difference and with r, in one pass over the history
         products = torch.bmm(dR[:, :held], pair.mT).to(small)
         gram[:, slot, :held] = gram[:, :held, slot] = products[:, :, 0]
-        grown = norm > self.safeguard * state["best"]
-        # forgetting is setting the sample's Gram matrix to zero: columns of zero length get no weight below
-        gram.masked_fill_(grown.view(-1, 1, 1), 0)
-        best = torch.where(grown, norm, torch.minimum(norm, state["best"]))
-        gamma = self._coefficients(gram[:, :held, :held], products[:, :, 1])
-        z_next = torch.baddbmm(plain.unsqueeze(1), gamma.to(z.dtype).unsqueeze(1), dS[:, :held], alpha=-1).squeeze(1)
+        gram[:, slot, slot].mul_(1 + self._ridge(small)).add_(torch.finfo(small).tiny)
+        factor, info = torch.linalg.cholesky_ex(gram[:, :held, :held])
+        gamma = torch.cholesky_solve(products[:, :, 1:], factor)
+        gamma.masked_fill_(info.ne(0).view(-1, 1, 1), 0)  # not positive definite, or NaN: the plain step
+        z_next = torch.baddbmm(plain.unsqueeze(1), gamma.to(z.dtype).mT, dS[:, :held], alpha=-1).squeeze(1)
         return z_next, {**state, "best": best, "last_z": z, "last_r": r, "step": k + 1}
 
-    def _coefficients(self, gram: Tensor, rhs: Tensor) -> Tensor:
-        """``gamma`` of shape ``(batch, held)``; zero where a history is empty or degenerate."""
-        lengths = gram.diagonal(dim1=1, dim2=2)
-        scale = lengths.rsqrt().masked_fill_(lengths <= 0, 0)
-        scaled = gram * scale.unsqueeze(2) * scale.unsqueeze(1)
-        ridge = self.ridge if self.ridge is not None else 10 * self.memory * torch.finfo(gram.dtype).eps
-        scaled.diagonal(dim1=1, dim2=2).fill_(1 + ridge)
-        factor, info = torch.linalg.cholesky_ex(scaled)
-        gamma = torch.cholesky_solve((rhs * scale).unsqueeze(2), factor).squeeze(2).mul_(scale)
-        return gamma.masked_fill_(info.ne(0).unsqueeze(1), 0)  # not positive definite, or NaN: the plain step
+    def _ridge(self, dtype: torch.dtype) -> float:
+        return self.ridge if self.ridge is not None else 10 * self.memory * torch.finfo(dtype).eps

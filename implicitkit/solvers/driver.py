@@ -80,7 +80,8 @@ class _Judge:
 
     def tolerance(self, z: Tensor, norm: Tensor) -> Tensor:
         if self.relative_to_state:
-            return self.norm(z).mul_(self.rtol).add_(self.atol)
+            bound = self.norm(z).mul_(self.rtol)
+            return bound.add_(self.atol) if self.atol else bound
         if self.bound is None:
             self.bound = torch.where(torch.isfinite(norm), norm * self.rtol, 0).add_(self.atol)
         return self.bound
@@ -110,7 +111,7 @@ def iterate(method: Method, f: Function, z0: Tensor, options: Options) -> Outcom
         tolerance = judge.tolerance(z, norm)
         running = (norm > tolerance) & (norm < math.inf) & active  # false for NaN
         improved = norm < best_norm  # false for NaN, and for frozen samples, whose norm does not change
-        left, better = torch.stack((running, improved)).sum(1).tolist()  # the step's one synchronisation
+        left, better = _count(running, improved)
         if better == alive:
             best, best_norm = z, norm
         elif better:
@@ -145,12 +146,12 @@ def iterate(method: Method, f: Function, z0: Tensor, options: Options) -> Outcom
                 f = f.select(keep, samples)
                 judge.select(samples)
                 state = method.select(state, samples)
-                z, best, best_norm, active, steps, status = (
+                z, norm, best, best_norm, active, steps, status = (
                     f.selected(),
-                    *(t.index_select(0, samples) for t in (best, best_norm, active, steps, status)),
+                    *(t.index_select(0, samples) for t in (norm, best, best_norm, active, steps, status)),
                 )
                 alive = len(samples)
-        f.active = active
+        f.active, f.norm = active, norm
         z_next, state = method.step(f, z, state)
         z = z_next if left == alive else torch.where(active.unsqueeze(1), z_next, best)
         step += 1
@@ -162,6 +163,13 @@ def iterate(method: Method, f: Function, z0: Tensor, options: Options) -> Outcom
         best, best_norm, steps, status = (everything.values[k] for k in ("z", "norm", "steps", "status"))
     best_norm = torch.where(torch.isinf(best_norm), torch.nan, best_norm)
     return Outcome(best, best_norm, steps, status, f.evaluations, f.sample_evaluations, traces)
+
+
+def _count(*masks: Tensor) -> list[int]:
+    """How many entries hold in each mask, with one synchronisation on a device that needs one."""
+    if masks[0].device.type == "cpu":
+        return [int(torch.count_nonzero(mask)) for mask in masks]
+    return torch.stack(masks).sum(1).tolist()
 
 
 class _Full:

@@ -21,6 +21,7 @@ class Function:
 
     Attributes:
         active: which samples are still at work, ``(batch,)``: a line search need not care for the others.
+        norm: ``|F|_2`` of each sample at the point where a step begins.
         evaluations: calls of the user's function so far. sample_evaluations: the same times the samples in each call.
     """
 
@@ -30,6 +31,7 @@ class Function:
         self.evaluations = 0
         self.sample_evaluations = 0
         self.active = torch.ones(system.batch, dtype=torch.bool, device=system.layout.device)
+        self.norm = torch.empty(0)
         self._graph = solves in ("minimise", "least_squares") or self.problem.output != "state"
         self._point: dict[str, Tensor] = {}
 
