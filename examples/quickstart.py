@@ -192,7 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="An equilibrium classifier on handwritten digits.")
     parser.add_argument("--epochs", type=int, default=25)
     epochs = parser.parse_args().epochs
-    torch.set_num_threads(1)  # the matrices are too small to share; on a busy machine sharing costs far more than it gains
+    torch.set_num_threads(1)  # the matrices are small: on a busy machine, sharing them out costs far more
     data = load()
     runs = {solver: train(solver, data, epochs) for solver in ("anderson", "aitken")}
     errors = {name: derivative_error(run, data) for name, run in runs.items()}

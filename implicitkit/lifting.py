@@ -388,7 +388,7 @@ def _purity(
                 "use out-of-place operations, or clone first"
             )
     changed = [
-        (slots, t.detach().clone()) for (slots, t), copy in zip(constants, copies, strict=True) if _version(copy)
+        (slots, t.detach().clone()) for (slots, t), copy in zip(constants, copies, strict=True) if _changed(t, copy)
     ]
     if changed:
         lifted.frozen = changed
@@ -407,6 +407,11 @@ def _purity(
             ImpureFunctionWarning,
             stacklevel=5,
         )
+
+
+def _changed(t: Tensor, copy: Tensor) -> bool:
+    """Was the copy written to?  (Fused normalisation kernels do not raise the version counter.)"""
+    return _version(copy) > 0 or not torch.equal(t, copy)
 
 
 def _version(t: Tensor) -> int:

@@ -59,9 +59,10 @@ class Call:
         self.system, self.solver, self.options = system, solver, options
         self.linear_solver, self.linear_options = linear_solver, linear_options
         self.on_failure, self.record, self.first = on_failure, record, first
+        self.batchable = compat.transforms_active()  # the figures of the solve must be a tensor of the caller's level
 
     def batched(self, dims: Sequence[int | None], batch: int) -> Call:
-        return Call(
+        call = Call(
             self.system.batched(dims, batch),
             self.solver,
             self.options,
@@ -70,10 +71,13 @@ class Call:
             self.on_failure,
             self.record,
         )
+        call.batchable = True
+        return call
 
     # ------------------------------------------------------------------------------------------------------- forward
-    def find(self, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Run the solver on plain tensors: ``z (batch, n)`` and ``(batch, 3)``: residual norm, steps, status."""
+    def find(self, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Run the solver on plain tensors: ``z (batch, n)``, and under transforms also ``(batch, 3)``: residual norm,
+        steps and status, as a tensor that the levels can batch."""
         with torch.no_grad(), full_precision(z0.device.type):
             solves = self.solver.solves
             f = SolverFunction(self.system, theta, "root" if solves == "direct" else solves)
@@ -82,9 +86,11 @@ class Call:
                 self.first = None
             outcome = driver.find(self.solver, f, z0, self.options)
             self.record.outcome = outcome
+            z = outcome.z.clone()  # a solver may return what the map returned, and that may be anyone's
+            if not self.batchable:
+                return z, None
             kind = torch.float32 if z0.device.type == "mps" else torch.float64
-            stats = torch.stack([outcome.residual_norm.to(kind), outcome.steps.to(kind), outcome.status.to(kind)], 1)
-            return outcome.z.clone(), stats  # a solver may return what the map returned, and that may be anyone's
+            return z, torch.stack([t.to(kind) for t in (outcome.residual_norm, outcome.steps, outcome.status)], 1)
 
     # -------------------------------------------------------------------------------------------------- linear solves
     def solve_linear(self, A: Operator, b: Tensor, transposed: bool) -> Tensor:
@@ -141,12 +147,12 @@ class Call:
         )
 
 
-def root(call: Call, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def root(call: Call, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     """``(z, stats)``: the solution as a differentiable function of ``theta`` (and, with derivative zero, of ``z0``)."""
     if (
         not compat.transforms_active()
         and not compat.has_forward_level()
-        and not (torch.is_grad_enabled() and any(t.requires_grad for t in theta))
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in (z0, *theta)))
     ):
         return call.find(z0.detach(), [t.detach() for t in theta])
     return _Root.apply(call, z0, *theta)
@@ -155,14 +161,15 @@ def root(call: Call, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tenso
 class _Root(Function):
     @staticmethod
     @compat.opaque_to_compile
-    def forward(call: Call, z0: Tensor, *theta: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(call: Call, z0: Tensor, *theta: Tensor) -> tuple[Tensor, Tensor | None]:
         return call.find(z0.detach(), [t.detach() for t in theta])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None]) -> None:
         ctx.call, _, *theta = inputs
         z, stats = output
-        ctx.mark_non_differentiable(stats)
+        if stats is not None:
+            ctx.mark_non_differentiable(stats)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(z, *theta)
         ctx.save_for_forward(z, *theta)
@@ -181,7 +188,9 @@ class _Root(Function):
                 found = _first_order(call, z, theta, needed, g)
             for i, value in zip(needed, found, strict=True):
                 grads[i] = value
-        return (None, None, *grads)
+        # the start does not matter, and says so
+        start = torch.zeros_like(z) if ctx.needs_input_grad[1] else None
+        return (None, start, *grads)
 
     @staticmethod
     @compat.opaque_to_compile

@@ -97,8 +97,9 @@ class Entry:
     def doc(self) -> str:
         """The first sentence of the target's docstring, on one line."""
         text = inspect.getdoc(self.target) or ""
-        if inspect.isclass(self.target) and text == f"{self.target.__name__}{inspect.signature(self.target)}":
-            return ""  # written by @dataclass, says nothing
+        if dataclasses.is_dataclass(self.target) and inspect.isclass(self.target):
+            written = f"{self.target.__name__}{inspect.signature(self.target)}".removesuffix(" -> None")
+            text = "" if text == written else text  # what @dataclass writes says nothing
         return " ".join(text.split("\n\n", 1)[0].split())
 
     @property

@@ -73,7 +73,9 @@ class Solution:
 
     multipliers: Any = None
 
-    def __init__(self, value: Any, stats: Tensor, layout: Layout, record: Record, solver: str, rule: str) -> None:
+    def __init__(
+        self, value: Any, stats: Tensor | None, layout: Layout, record: Record, solver: str, rule: str
+    ) -> None:
         self.value = value
         self._stats, self._layout, self._record = stats, layout, record
         self.solver, self.rule = solver, rule
@@ -82,28 +84,27 @@ class Solution:
     @property
     def residual_norm(self) -> Tensor:
         """``|F(z)|_2`` of each sample at ``value``, shape ``batch``."""
-        norms = self._per_sample(0)
-        return norms if norms.dtype == self._layout.dtype else norms.to(self._layout.dtype)
+        return self._per_sample(0, "residual_norm").to(self._layout.dtype)
 
     @property
     def steps(self) -> Tensor:
         """Steps that each sample took, shape ``batch``, int64."""
-        return self._per_sample(1).to(torch.int64)
+        return self._per_sample(1, "steps").to(torch.int64)
 
     @property
     def status(self) -> Tensor:
         """A :class:`Status` number for each sample, shape ``batch``, int64."""
-        return self._per_sample(2).to(torch.int64)
+        return self._per_sample(2, "status").to(torch.int64)
 
     @property
     def converged(self) -> Tensor:
         """Did the residual of each sample meet the tolerance?  Shape ``batch``, bool."""
-        return self._per_sample(2) == int(Status.CONVERGED)
+        return self.status == int(Status.CONVERGED)
 
-    def _per_sample(self, column: int) -> Tensor:
-        values, batch = self._stats[..., column], self._layout.batch
-        # the error raised under vmap carries plain tensors, with the samples of every level in front
-        return self._layout.unpack_batch(values, _more(values.shape[0], batch))
+    def _per_sample(self, column: int, name: str) -> Tensor:
+        # under transforms a tensor of the caller's level, else (and in errors, which outlive the transforms) plain figures
+        values = getattr(self._record.outcome, name) if self._stats is None else self._stats[..., column]
+        return self._layout.unpack_batch(values, _more(values.shape[0], self._layout.batch))
 
     # ---- figures of the whole call
     @property
@@ -156,7 +157,8 @@ class Solution:
         total = len(outcome.status)
         many = f"{len(failed)} of {total} samples did not converge" if total > 1 else "the solve did not converge"
         names = ", ".join(
-            f"{'sample ' + str(i) + ': ' if total > 1 else ''}|F| = {r:.3g} after step {int(outcome.steps[i])}"
+            f"{f'sample {i} ({Status(int(outcome.status[i])).name.lower()}): ' if total > 1 else ''}"
+            f"|F| = {r:.3g} after step {int(outcome.steps[i])}"
             for i, r in zip(worst, worst_norms, strict=True)
         )
         text = f"{self.solver}: {many}: {kinds}. Worst: {names}."

@@ -233,7 +233,7 @@ def _report(solution: Solution, z0: Any, args: tuple[Any, ...], on_failure: str)
         hint = f"NaN or Inf in: {', '.join(culprits)}." if culprits else "The function is not finite at z0."
     plain = Solution(
         _plain_value(solution),
-        _plain_stats(outcome),
+        None,
         solution._layout,
         solution._record,
         solution.solver,
@@ -256,7 +256,3 @@ def _plain_value(solution: Solution) -> Any:
     if len(z) == layout.batch:
         return layout.unpack(z)
     return torch.func.vmap(layout.unpack)(z.reshape(-1, layout.batch, layout.size))
-
-
-def _plain_stats(outcome: Any) -> Tensor:
-    return torch.stack([outcome.residual_norm.double(), outcome.steps.double(), outcome.status.double()], 1)

@@ -404,7 +404,7 @@ print("returned")
 
 
 def test_dense_solves_do_not_hang_with_two_threads() -> None:
-    """torch 2.13 on the CPU hangs in batched LU from n of about 160 with two threads; the guard is to loop."""
+    """torch 2.13 on the CPU hangs or errs in batched LU from n of about 150 with two threads; the guard loops."""
     done = subprocess.run(
         [sys.executable, "-c", HANG], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
     )

@@ -1,9 +1,10 @@
 r"""Every batched dense solve of the project, guarded: nothing here raises, hangs, or lets one block spoil another.
 
-Why a guard.  torch 2.13 on the CPU hangs in batched LU (``torch.linalg.solve``, ``inv``, ``lu_factor``) for two or
-more blocks of size about 160 and up with two or more threads, while the LU of a single matrix is safe.  Hence blocks
-of size :data:`LOOP_SIZE` and up are factored one at a time on the CPU; smaller ones, and all on other devices, in one
-call.  No other file of the project calls a batched dense factorisation.
+Why a guard.  torch 2.13 (MKL) on the CPU is broken in batched LU (``torch.linalg.solve``, ``inv``, ``lu_factor``) for
+two or more blocks of size about 150 and up with two or more threads: it hangs, or prints "Parameter 6 was
+incorrect on entry to SLASWP" and returns garbage factors and pivots with ``info = 0``.  The LU of a single matrix is
+safe.  Hence blocks of size :data:`LOOP_SIZE` and up are factored one at a time on the CPU; smaller ones, and all on
+other devices, in one call.  No other file of the project calls a batched dense factorisation.
 
 A block is singular when elimination with partial pivoting, ``P A = L U``, meets a pivot that rounding could have made:
 ``min |U_ii| < n eps max |U_ii|``; a block that looks so is judged again with its rows scaled to equal size, so that bad

@@ -29,7 +29,7 @@ class Request:
     record: Record
     first: Tensor | None  # the kernel's value at z0, if it is known
 
-    def solve(self, linear_solver: LinearSolver, **linear_options: Any) -> tuple[Tensor, Tensor]:
+    def solve(self, linear_solver: LinearSolver, **linear_options: Any) -> tuple[Tensor, Tensor | None]:
         """Solve, and differentiate by the implicit function theorem with this linear solver."""
         call = Call(
             self.system,
@@ -54,6 +54,6 @@ class Rule:
     name: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ()
 
-    def attach(self, request: Request) -> tuple[Tensor, Tensor]:
-        """``(z, stats)``: ``(batch, n)`` and ``(batch, 3)``."""
+    def attach(self, request: Request) -> tuple[Tensor, Tensor | None]:
+        """``(z, stats)``: ``(batch, n)``, and what :meth:`Request.solve` returned beside it."""
         raise NotImplementedError(f"{type(self).__name__} must define attach(request)")

@@ -43,7 +43,7 @@ class Implicit(Rule):
         if (self.rtol is not None and self.rtol < 0) or self.atol < 0:
             raise ValueError(f"tolerances cannot be negative: rtol={self.rtol}, atol={self.atol}")
 
-    def attach(self, request: Request) -> tuple[Tensor, Tensor]:
+    def attach(self, request: Request) -> tuple[Tensor, Tensor | None]:
         problem = request.system.problem
         choice = self.linear_solver
         if choice == "auto":

@@ -25,7 +25,7 @@ class _Series(Rule):
     def _series(self) -> Any:
         raise NotImplementedError(type(self).__name__)
 
-    def attach(self, request: Request) -> tuple[Tensor, Tensor]:
+    def attach(self, request: Request) -> tuple[Tensor, Tensor | None]:
         return request.solve(self._series(), rtol=0.0, atol=0.0, max_steps=None)
 
 

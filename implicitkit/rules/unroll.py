@@ -41,7 +41,7 @@ class Unroll(Rule):
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
 
-    def attach(self, request: Request) -> tuple[Tensor, Tensor]:
+    def attach(self, request: Request) -> tuple[Tensor, Tensor | None]:
         method = request.solver
         if not (isinstance(method, Method) and getattr(method, "differentiable", False)):
             name = getattr(method, "name", type(method).__name__)

@@ -93,11 +93,11 @@ class Anderson(Method):
             dR.masked_fill_(grown.view(-1, 1, 1), 0)
             gram.masked_fill_(grown.view(-1, 1, 1), 0).diagonal(dim1=1, dim2=2).add_(grown.unsqueeze(1))
         # products of the history with the new difference and with r, in one pass over the history
-        products = torch.bmm(dR[:, :held], pair.mT).to(small)
-        gram[:, slot, :held] = gram[:, :held, slot] = products[:, :, 0]
+        products = torch.bmm(pair, dR[:, :held].mT).to(small)
+        gram[:, slot, :held] = gram[:, :held, slot] = products[:, 0]
         gram[:, slot, slot].mul_(1 + self._ridge(small)).add_(torch.finfo(small).tiny)
         factor, info = torch.linalg.cholesky_ex(gram[:, :held, :held])
-        gamma = torch.cholesky_solve(products[:, :, 1:], factor)
+        gamma = torch.cholesky_solve(products[:, 1].unsqueeze(2), factor)
         gamma.masked_fill_(info.ne(0).view(-1, 1, 1), 0)  # not positive definite, or NaN: the plain step
         z_next = torch.baddbmm(plain.unsqueeze(1), gamma.to(z.dtype).mT, dS[:, :held], alpha=-1).squeeze(1)
         return z_next, {**state, "best": best, "last_z": z, "last_r": r, "step": k + 1}
