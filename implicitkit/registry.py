@@ -80,6 +80,7 @@ class Entry:
         origin: the distribution (or, outside any plugin, the top-level module) it came from.
         solves: solvers: ``"fixed_point"``, ``"root"``, ``"minimise"`` or ``"least_squares"``; problems: their kind.
         batch: black-box solvers: ``"loop"``, ``"native"`` or ``"joint"``; otherwise empty.
+        max_size: solvers: the most unknowns that one sample may have (1: scalar equations); ``None``: any number.
         rule: problems: the rule that ``rule="auto"`` stands for.
         linear_solver: problems: the linear solver that fits large systems of this kind.
     """
@@ -90,6 +91,7 @@ class Entry:
     origin: str
     solves: str = ""
     batch: str = ""
+    max_size: int | None = None
     rule: Any = None
     linear_solver: Any = None
 
@@ -131,7 +133,9 @@ _loading: ContextVar[PluginInfo | None] = ContextVar("_loading", default=None)
 
 
 # ---------------------------------------------------------------------------------------------------------- registering
-def register_solver(name: str, *, solves: str, batch: str | None = None, override: bool = False) -> Callable[[T], T]:
+def register_solver(
+    name: str, *, solves: str, batch: str | None = None, max_size: int | None = None, override: bool = False
+) -> Callable[[T], T]:
     """Register a :class:`~implicitkit.Method` subclass, or a function, as a solver.
 
     Args:
@@ -139,6 +143,7 @@ def register_solver(name: str, *, solves: str, batch: str | None = None, overrid
         solves: ``"fixed_point"``, ``"root"``, ``"minimise"`` or ``"least_squares"`` (see :func:`serves`).
         batch: functions only. ``"loop"`` (default): called once per sample with ``z0`` of shape ``(n,)``;
             ``"native"``: called with ``(batch, n)``; ``"joint"``: called with one big system ``(batch * n,)``.
+        max_size: the most unknowns that one sample may have; 1 for methods that solve scalar equations only.
         override: replace a solver that already has this name.
 
     A function must have the form ``find(f, z0, *, rtol, atol, max_steps, **its own options)`` and return the point, or
@@ -152,6 +157,8 @@ def register_solver(name: str, *, solves: str, batch: str | None = None, overrid
     _check_choice("solves", solves, tuple(_SERVES))
     if batch is not None:
         _check_choice("batch", batch, _BATCHES)
+    if max_size is not None and (not isinstance(max_size, int) or max_size < 1):
+        raise ValueError(f"max_size must be an integer >= 1, or None for any number of unknowns; got {max_size!r}")
 
     def register(target: T) -> T:
         if inspect.isclass(target):
@@ -167,11 +174,11 @@ def register_solver(name: str, *, solves: str, batch: str | None = None, overrid
         else:
             _check_black_box(name, target)
         mode = "" if inspect.isclass(target) else batch or "loop"
-        entry = Entry("solvers", name, target, _origin(target), solves=solves, batch=mode)
+        entry = Entry("solvers", name, target, _origin(target), solves=solves, batch=mode, max_size=max_size)
         _add(entry, override)
         if inspect.isclass(target):
             _set_name(target, entry)
-            target.solves = solves  # type: ignore[attr-defined]
+            target.solves, target.max_size = solves, max_size  # type: ignore[attr-defined]
         return target
 
     return register
@@ -422,7 +429,7 @@ def _configure(entry: Entry, options: dict[str, Any]) -> Any:
     unknown = [] if anything else [o for o in options if o not in {p.name for p in known}]
     if unknown:
         raise TypeError(_option_error(entry.name, unknown[0], [p.name for p in known]))
-    return BlackBox(entry.target, entry.name, entry.solves, entry.batch, tuple(sorted(options.items())))
+    return BlackBox(entry.target, entry.name, entry.solves, entry.batch, tuple(sorted(options.items())), entry.max_size)
 
 
 def _instantiate(cls: Any, options: dict[str, Any], name: str | None = None) -> Any:
@@ -474,12 +481,23 @@ def serves(solver_solves: str, problem_kind: str) -> bool:
     return problem_kind in _SERVES.get(solver_solves, ())
 
 
-def check_serves(solver: Any, problem: Any) -> None:
-    """Raise :class:`~implicitkit.CapabilityError` unless ``solver`` serves ``problem``; it names solvers that would."""
-    if serves(solver.solves, problem.kind):
+def check_serves(solver: Any, problem: Any, size: int) -> None:
+    """Raise :class:`~implicitkit.CapabilityError` unless ``solver`` serves ``problem`` with ``size`` unknowns a sample.
+
+    The message names solvers that would.
+    """
+    limit = getattr(solver, "max_size", None)
+    if serves(solver.solves, problem.kind) and (limit is None or size <= limit):
         return
-    fitting = [n for n in solvers() if serves(_tables["solvers"][n].solves, problem.kind)]
+    entries = [e for e in describe("solvers") if serves(e.solves, problem.kind)]
+    fitting = [e.name for e in entries if e.max_size is None or size <= e.max_size]
     name = getattr(solver, "name", "") or type(solver).__name__
+    if serves(solver.solves, problem.kind):
+        raise CapabilityError(
+            f"solver {name!r} solves systems of at most {limit} unknown{'s' if limit != 1 else ''} a sample; this one has "
+            f"{size}. If they are independent, pass batch_dims= so that each is a sample of its own. Solvers that fit: "
+            f"{', '.join(fitting)}."
+        )
     takes = ", ".join(k for k in _KINDS if serves(solver.solves, k)) or "nothing"
     raise CapabilityError(
         f"solver {name!r} (solves={solver.solves!r}) serves problems of kind {takes}; {type(problem).__name__} is of "

@@ -108,7 +108,7 @@ def solve(
         else (registry.get_solver(solver))
     )
     if not isinstance(solver, Direct):
-        registry.check_serves(solver, problem)
+        registry.check_serves(solver, problem, layout.size)
     if rule.needs and problem.kind not in rule.needs:
         raise CapabilityError(
             f"rule {rule.name!r} is made for problems of kind {', '.join(rule.needs)}, and {type(problem).__name__} is of "

@@ -43,6 +43,7 @@ class Method:
 
     name: ClassVar[str] = ""
     solves: ClassVar[str] = ""
+    max_size: ClassVar[int | None] = None
     default_max_steps: ClassVar[int] = 1000
 
     def init(self, f: Function, z: Tensor) -> Any:
@@ -83,6 +84,7 @@ class BlackBox:
     solves: str = "root"
     batch: str = "loop"
     options: tuple[tuple[str, Any], ...] = ()
+    max_size: int | None = None
     default_max_steps: ClassVar[int] = 1000
 
     def __call__(self, f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> Found:
