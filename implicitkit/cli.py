@@ -2,13 +2,16 @@
 
     python -m implicitkit list [solvers|problems|rules|linear-solvers|plugins] [--json] [--strict]
     python -m implicitkit info [--json] [--strict]
+    python -m implicitkit check SOLVER [--import MODULE] [--checks NAME,...] [--accuracy RTOL] [--json]
 
-Exit codes: 0 in order; 1 a plugin failed to load and ``--strict`` was given; 2 the command was not understood.
+Exit codes: 0 in order; 1 the solver failed a check, or a plugin failed to load and ``--strict`` was given; 2 the command
+was not understood (no such solver, section or check).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import json
 import platform
@@ -22,6 +25,7 @@ from importlib import metadata
 from typing import Any
 
 from implicitkit import registry
+from implicitkit.errors import UnknownNameError
 
 __all__ = ["main"]
 
@@ -41,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", registry.PluginWarning)  # said below, once, and in full
         broken = [plugin for plugin in registry.plugins() if not plugin.loaded]
+    if options.command == "check":
+        return _check(options)
     report = _list(options.section) if options.command == "list" else _info()
     if options.json:
         print(json.dumps(report, indent=2))
@@ -63,7 +69,34 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", parents=[common], help="list what is registered, plugins included")
     listing.add_argument("section", nargs="?", choices=_SECTIONS, help="one section only (default: all)")
     commands.add_parser("info", parents=[common], help="versions, threads, devices, plugins")
+    check = commands.add_parser("check", help="run the conformance suite on a solver")
+    check.add_argument("solver", help="the name it is registered by")
+    check.add_argument(
+        "--import", dest="modules", action="append", default=[], metavar="MODULE", help="import this first (no plugin)"
+    )
+    check.add_argument("--checks", help="names of checks, separated by commas (default: all)")
+    check.add_argument("--accuracy", type=float, help="the tightest relative tolerance the solver is meant to reach")
+    check.add_argument("--json", action="store_true", help="print JSON instead of text")
     return parser
+
+
+def _check(options: argparse.Namespace) -> int:
+    from implicitkit.testing import check_solver  # only this command needs it
+
+    keywords = {} if options.accuracy is None else {"accuracy": options.accuracy}
+    try:
+        for module in options.modules:
+            importlib.import_module(module)
+        checks = None if options.checks is None else options.checks.split(",")
+        report = check_solver(options.solver, checks=checks, raise_on_failure=False, **keywords)
+    except (ImportError, UnknownNameError, ValueError) as error:
+        print(f"implicitkit check: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps({"passed": report.passed, **asdict(report)}, indent=2))
+    else:
+        print(report)
+    return 0 if report.passed else 1
 
 
 # ------------------------------------------------------------------------------------------------------- what is there
@@ -78,6 +111,7 @@ def _rows(section: str) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"name": entry.name}
         if section == "solvers":
             row |= {"solves": entry.solves, "batch": entry.batch or "per sample"}
+            row["unknowns"] = "any" if entry.max_size is None else entry.max_size
         if section == "problems":
             row |= {"kind": entry.solves, "rule": _label(entry.rule), "linear_solver": _label(entry.linear_solver)}
         else:
@@ -128,8 +162,6 @@ def _version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        import importlib
-
         module = importlib.import_module(package)
         return f"{getattr(module, '__version__', 'unknown')} (not installed as a distribution)"
 

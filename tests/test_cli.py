@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,3 +119,38 @@ def test_as_a_process() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert [row["name"] for row in json.loads(done.stdout)["rules"]] == ik.rules()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["picard"], 0, "all of"),
+        (["picard", "--checks", "is_deterministic", "--accuracy", "1e-6"], 0, "is_deterministic"),
+        (["picart"], 2, "Did you mean 'picard'?"),
+        (["picard", "--checks", "speed"], 2, "no check 'speed'"),
+        (["picard", "--import", "no_such_module"], 2, "no_such_module"),
+    ],
+)
+def test_check(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str) -> None:
+    got, out, err = run(capsys, "check", *arguments)
+    assert got == code and said in (out if code == 0 else err)
+
+
+def test_check_of_a_module_that_is_not_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(registry, "_tables", {kind: dict(table) for kind, table in registry._tables.items()})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "a_wrong_solver.py").write_text(
+        "import implicitkit as ik\n"
+        "@ik.register_solver('a_wrong_solver', solves='fixed_point')\n"
+        "class Wrong(ik.Method):\n"
+        "    def step(self, f, z, state):\n"
+        "        return z - 0.5 * (f(z) - z), state\n"
+    )
+    code, out, _ = run(capsys, "check", "a_wrong_solver", "--import", "a_wrong_solver", "--json")
+    report = json.loads(out)
+    assert code == 1 and not report["passed"]
+    outcomes = {row["check"]: row for row in report["results"]}
+    assert outcomes["finds_known_solutions"]["outcome"] == "failed" and outcomes["finds_known_solutions"]["mend"]
+    assert outcomes["is_deterministic"]["outcome"] in ("passed", "failed")

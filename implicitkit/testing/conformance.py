@@ -1,0 +1,195 @@
+"""Run the conformance suite on a solver, from Python, from pytest or from the command line."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from implicitkit import registry
+from implicitkit.testing.checks import CHECKS, Check, Subject
+
+__all__ = [
+    "CheckResult",
+    "ConformanceError",
+    "ConformanceReport",
+    "SolverCheck",
+    "check_solver",
+    "parametrize_with_checks",
+]
+
+ACCURACY = 1e-10
+"""The tightest relative tolerance asked of a solver unless told otherwise (float64)."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What came of one check.
+
+    ``outcome``: ``"passed"``, ``"failed"``, ``"skipped"`` (does not apply), ``"expected"`` (failed, as announced) or
+    ``"unexpected"`` (announced to fail, but passed).  ``message``: what was seen.  ``mend``: what to change.
+    """
+
+    check: str
+    outcome: str
+    message: str
+    mend: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ConformanceReport:
+    """The results of all checks of one solver; ``print`` it."""
+
+    solver: str
+    results: tuple[CheckResult, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Did nothing fail that was not announced, and everything that was announced?"""
+        return not self.failures
+
+    @property
+    def failures(self) -> tuple[CheckResult, ...]:
+        """The results that make the solver fail."""
+        return tuple(r for r in self.results if r.outcome in ("failed", "unexpected"))
+
+    def __str__(self) -> str:
+        width = max(len(r.check) for r in self.results)
+        total, failed = len(self.results), len(self.failures)
+        verdict = f"{failed} of {total} checks failed" if failed else f"all of {total} checks in order"
+        lines = [f"solver {self.solver!r}: {verdict}"]
+        for r in self.results:
+            lines.append(f"  {r.check.ljust(width)}  {r.outcome:10}  {r.seconds:6.2f} s")
+            if r.outcome in ("failed", "unexpected"):
+                lines += [f"      saw:  {r.message}", f"      mend: {r.mend}"]
+            elif r.message:
+                lines.append(f"      {r.message}")
+        return "\n".join(lines)
+
+
+class ConformanceError(AssertionError):
+    """A solver failed checks; ``report`` has them all."""
+
+    def __init__(self, report: ConformanceReport) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+
+@dataclass(frozen=True)
+class SolverCheck:
+    """One check, ready to be called with a solver (what :func:`parametrize_with_checks` hands to a test)."""
+
+    check: Check
+    accuracy: float = ACCURACY
+
+    def __call__(self, solver: Any) -> None:
+        """Raise ``AssertionError`` with what was seen and what to mend, unless the solver passes."""
+        try:
+            self.check.run(Subject(registry.get_solver(solver), self.accuracy))
+        except AssertionError as error:
+            raise AssertionError(f"{error}\nmend: {self.check.mend}") from error
+
+    def __str__(self) -> str:
+        return self.check.name
+
+
+def check_solver(
+    solver: Any,
+    *,
+    checks: Iterable[str] | None = None,
+    accuracy: float = ACCURACY,
+    expected_failed_checks: Mapping[str, str] | None = None,
+    raise_on_failure: bool = True,
+) -> ConformanceReport:
+    """Run the conformance suite on a solver.
+
+        ik.testing.check_solver("my_solver")
+        ik.testing.check_solver(MySolver(memory=3), accuracy=1e-6)
+
+    Args:
+        solver: a registered name, a configured object, a ``Method`` subclass or a registered function.
+        checks: names of the checks to run (default: all; ``ik.testing.CHECKS`` lists them).
+        accuracy: the tightest relative tolerance in float64 that the solver is meant to reach.
+        expected_failed_checks: by name of check, why it is known to fail.  Such a failure is reported, not raised; if
+            the check passes after all, that is raised.
+        raise_on_failure: raise; else only return the report.
+
+    Returns:
+        The :class:`ConformanceReport`.
+
+    Raises:
+        ConformanceError: a check failed (the message has every failure, what was seen and what to mend).
+        UnknownNameError, TypeError, ValueError: no such solver or check.
+    """
+    configured = registry.get_solver(solver)
+    expected = dict(expected_failed_checks or {})
+    names = list(CHECKS) if checks is None else list(checks)
+    for name in [*names, *expected]:
+        if name not in CHECKS:
+            raise ValueError(f"there is no check {name!r}; the checks are {', '.join(CHECKS)}")
+    if not 0 < accuracy < 1:
+        raise ValueError(f"accuracy must lie between 0 and 1, got {accuracy}")
+    subject = Subject(configured, accuracy)
+    label = solver if isinstance(solver, str) else getattr(configured, "name", "") or type(configured).__name__
+    report = ConformanceReport(label, tuple(_run(CHECKS[name], subject, expected.get(name)) for name in names))
+    if raise_on_failure and not report.passed:
+        raise ConformanceError(report)
+    return report
+
+
+def _run(check: Check, subject: Subject, expected: str | None) -> CheckResult:
+    start = time.perf_counter()
+    outcome, message = "passed", ""
+    try:
+        if check.applies(subject.solver):
+            check.run(subject)
+        else:
+            outcome, message = "skipped", "does not apply to this solver"
+    except AssertionError as error:
+        outcome, message = "failed", str(error)
+    except Exception as error:  # a solver may do anything
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        outcome = "failed"
+        message = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno}, in {place.name})"
+    if expected is not None:
+        if outcome == "failed":
+            outcome, message = "expected", f"{expected}: {message}"
+        elif outcome == "passed":
+            outcome, message = "unexpected", f"announced to fail ({expected}), but it passed: take it off the list"
+    return CheckResult(check.name, outcome, message, check.mend, time.perf_counter() - start)
+
+
+def parametrize_with_checks(
+    solvers: Iterable[Any],
+    *,
+    accuracy: float = ACCURACY,
+    expected_failed_checks: Mapping[str, str] | None = None,
+) -> Any:
+    """A pytest decorator: one test for each solver and check, in the manner of scikit-learn.
+
+        @ik.testing.parametrize_with_checks(["my_solver", MySolver(memory=3)])
+        def test_conformance(solver, check):
+            check(solver)
+
+    Args:
+        solvers: names or configured objects. accuracy, expected_failed_checks: as in :func:`check_solver`.
+
+    Returns:
+        A ``pytest.mark.parametrize`` with the arguments ``solver`` and ``check``.
+    """
+    import pytest
+
+    expected = dict(expected_failed_checks or {})
+    rows = []
+    for solver in solvers:
+        label = solver if isinstance(solver, str) else repr(solver)
+        configured = registry.get_solver(solver)
+        for check in CHECKS.values():
+            if not check.applies(configured):
+                continue
+            marks = [pytest.mark.xfail(reason=expected[check.name], strict=True)] if check.name in expected else []
+            rows.append(pytest.param(configured, SolverCheck(check, accuracy), id=f"{label}-{check.name}", marks=marks))
+    return pytest.mark.parametrize(("solver", "check"), rows)

@@ -1,0 +1,205 @@
+r"""Problems whose solutions are known, for checking solvers: two of each kind, one linear and one not.
+
+Every sample of a batch has an argument of its own, chosen so that a given ``z*`` solves it exactly; nothing about the
+solution can be guessed from the start.  All are well conditioned (condition numbers below about 10), so that a residual
+within the tolerance means a solution within ten times as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from implicitkit.problems import Argmin, FixedPoint, LeastSquares, Problem, Root, SteadyState
+
+__all__ = ["KNOWN", "Known", "known_problems", "unsolvable"]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A batch of problems and their solutions.
+
+    ``z0`` and ``solution``: ``(batch, n)``.  ``theta``: ``(batch, m)``, the one argument; sample ``i`` depends on row
+    ``i`` only.  ``residual(z, theta)``: what is zero at the solution, written out by hand, ``(batch, n)``.
+    """
+
+    name: str
+    problem: Problem
+    z0: Tensor
+    theta: Tensor
+    solution: Tensor
+    residual: Callable[[Tensor, Tensor], Tensor]
+
+
+def _matrix(n: int, norm: float, like: Tensor, seed: int) -> Tensor:
+    """A fixed ``n x n`` matrix of the given spectral norm."""
+    generator = torch.Generator().manual_seed(seed)
+    matrix = torch.randn(n, n, generator=generator, dtype=torch.float64)
+    return (norm * matrix / torch.linalg.matrix_norm(matrix, 2)).to(like)
+
+
+def _linear_map(z: Tensor) -> Known:
+    """``z = A z + b``."""
+    A = _matrix(z.shape[1], 0.5, z, 1)
+
+    def map(y: Tensor, b: Tensor) -> Tensor:
+        return y @ A.mT + b
+
+    return _known("linear map", FixedPoint(map), z, z - z @ A.mT, lambda y, b: map(y, b) - y)
+
+
+def _tanh_map(z: Tensor) -> Known:
+    """``z = tanh(W z + x)``."""
+    W = _matrix(z.shape[1], 0.8, z, 2)
+
+    def map(y: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(y @ W.mT + x)
+
+    z = 0.9 * torch.tanh(z)
+    return _known("tanh layer", FixedPoint(map), z, torch.atanh(z) - z @ W.mT, lambda y, x: map(y, x) - y)
+
+
+def _linear_equation(z: Tensor) -> Known:
+    """``A z = b``, ``A = I + E``, ``|E|_2 = 0.5``."""
+    E = _matrix(z.shape[1], 0.5, z, 3)
+
+    def residual(y: Tensor, b: Tensor) -> Tensor:
+        return y + y @ E.mT - b
+
+    return _known("linear equation", Root(residual), z, z + z @ E.mT, residual)
+
+
+def _cubic_equation(z: Tensor) -> Known:
+    """``z^3 + z + E z = t``, ``|E|_2 = 0.3``."""
+    E = _matrix(z.shape[1], 0.3, z, 4)
+
+    def residual(y: Tensor, t: Tensor) -> Tensor:
+        return y**3 + y + y @ E.mT - t
+
+    return _known("cubic equation", Root(residual), z, z**3 + z + z @ E.mT, residual)
+
+
+def _quadratic(z: Tensor) -> Known:
+    """Minimise ``z' Q z / 2 - b' z``; the eigenvalues of ``Q`` lie in ``[1, 5]``."""
+    M = _matrix(z.shape[1], 2.0, z, 5)
+    Q = M @ M.mT + torch.eye(z.shape[1]).to(z)
+
+    def objective(y: Tensor, b: Tensor) -> Tensor:
+        return (y * (0.5 * y @ Q - b)).sum(-1)
+
+    return _known("quadratic", Argmin(objective), z, z @ Q, lambda y, b: y @ Q - b)
+
+
+def _log_cosh(z: Tensor) -> Known:
+    r"""Minimise ``\sum log cosh z + z' Q z / 2 - b' z``."""
+    M = _matrix(z.shape[1], 1.5, z, 6)
+    Q = M @ M.mT + 0.5 * torch.eye(z.shape[1]).to(z)
+
+    def objective(y: Tensor, b: Tensor) -> Tensor:
+        magnitude = y.abs()  # log cosh y = |y| + log(1 + exp(-2 |y|)) - log 2
+        return (magnitude + torch.nn.functional.softplus(-2 * magnitude) + y * (0.5 * y @ Q - b)).sum(-1)
+
+    return _known("log-cosh", Argmin(objective), z, torch.tanh(z) + z @ Q, lambda y, b: torch.tanh(y) + y @ Q - b)
+
+
+def _linear_fit(z: Tensor) -> Known:
+    """Least squares ``M z ~ y``, ``M`` of shape ``(2n, n)``, with a residual at the solution."""
+    n = z.shape[1]
+    M = torch.cat([torch.eye(n).to(z) + _matrix(n, 0.5, z, 7), _matrix(n, 1.0, z, 8)])
+    rest = _null_vector(M.expand(len(z), -1, -1))
+
+    def residuals(x: Tensor, y: Tensor) -> Tensor:
+        return x @ M.mT - y
+
+    return _known("linear fit", LeastSquares(residuals), z, z @ M.mT - rest, lambda x, y: residuals(x, y) @ M)
+
+
+def _curve_fit(z: Tensor) -> Known:
+    """Least squares with ``m(z) = [z + sin(z) / 5; B z + z^2 / 10]``, ``|B|_2 = 1/2``, and a residual at the solution."""
+    n = z.shape[1]
+    B, eye = _matrix(n, 0.5, z, 9), torch.eye(n).to(z)
+
+    def model(x: Tensor) -> Tensor:
+        return torch.cat([x + 0.2 * torch.sin(x), x @ B.mT + 0.1 * x**2], -1)
+
+    def jacobian(x: Tensor) -> Tensor:
+        diagonal = torch.diag_embed
+        return torch.cat([eye + diagonal(0.2 * torch.cos(x)), B + diagonal(0.2 * x)], -2)
+
+    def gradient(x: Tensor, y: Tensor) -> Tensor:
+        return ((model(x) - y).unsqueeze(-2) @ jacobian(x)).squeeze(-2)
+
+    rest = _null_vector(jacobian(z))
+    return _known("curve fit", LeastSquares(lambda x, y: model(x) - y), z, model(z) - rest, gradient)
+
+
+def _null_vector(J: Tensor) -> Tensor:
+    """For each ``J (2n, n)`` a vector of norm 0.3 with ``J' r = 0``: the residual of a fit that is not exact."""
+    target = torch.ones(J.shape[0], J.shape[1], 1).to(J)
+    r = target - J @ torch.linalg.lstsq(J, target).solution
+    return (0.3 * r / torch.linalg.vector_norm(r, dim=-2, keepdim=True)).squeeze(-1)
+
+
+def _linear_decay(z: Tensor) -> Known:
+    """``dz/dt = b - A z``, stable: ``A = I + E``, ``|E|_2 = 0.5``."""
+    E = _matrix(z.shape[1], 0.5, z, 10)
+
+    def rhs(y: Tensor, b: Tensor) -> Tensor:
+        return b - y - y @ E.mT
+
+    return _known("linear decay", SteadyState(rhs), z, z + z @ E.mT, rhs)
+
+
+def _cubic_decay(z: Tensor) -> Known:
+    """``dz/dt = t - z - z^3 - E z``, stable."""
+    E = _matrix(z.shape[1], 0.3, z, 11)
+
+    def rhs(y: Tensor, t: Tensor) -> Tensor:
+        return t - y - y**3 - y @ E.mT
+
+    return _known("cubic decay", SteadyState(rhs), z, z**3 + z + z @ E.mT, rhs)
+
+
+def _known(name: str, problem: Problem, solution: Tensor, theta: Tensor, residual: Callable[..., Tensor]) -> Known:
+    return Known(name, problem, torch.zeros_like(solution), theta, solution, residual)
+
+
+KNOWN: dict[str, tuple[Callable[[Tensor], Known], ...]] = {
+    "fixed_point": (_linear_map, _tanh_map),
+    "root": (_linear_equation, _cubic_equation),
+    "argmin": (_quadratic, _log_cosh),
+    "least_squares": (_linear_fit, _curve_fit),
+    "steady_state": (_linear_decay, _cubic_decay),
+}
+"""By problem kind: from the solution wanted, ``(batch, n)``, to the problem."""
+
+
+def known_problems(
+    kind: str, *, batch: int, size: int, dtype: torch.dtype = torch.float64, device: str = "cpu"
+) -> list[Known]:
+    """The problems of one kind, with solutions drawn from the unit normal distribution (always the same ones)."""
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(batch, size, generator=generator, dtype=torch.float64).to(device, dtype)
+    return [build(z) for build in KNOWN[kind]]
+
+
+def unsolvable(kind: str, *, batch: int, size: int) -> tuple[Problem, Tensor]:
+    """A problem that has no solution, and where to start.
+
+    ``z = z + sqrt(z^2 + 1)``;  ``z^2 + 1 = 0``, whose ``|F|`` has a stationary point that is no root;  minimise
+    ``sum z``;  steady state of ``z^2 + 1``.  Sums of squares always have an infimum: least squares are given the equation.
+    """
+    z0 = torch.full((batch, size), 0.3, dtype=torch.float64)
+    problem: Problem
+    if kind == "fixed_point":
+        problem = FixedPoint(lambda z: z + torch.sqrt(z.square() + 1))
+    elif kind == "argmin":
+        problem = Argmin(lambda z: z.sum(-1))
+    elif kind == "steady_state":
+        problem = SteadyState(lambda z: z.square() + 1)
+    else:
+        problem = Root(lambda z: z.square() + 1)
+    return problem, z0

@@ -1,0 +1,234 @@
+"""Every built-in solver passes the conformance suite, and every check finds a solver that is broken in its way."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.testing import CHECKS, ConformanceError, SolverCheck, check_solver, known_problems
+from implicitkit.testing.known import KNOWN
+
+
+@ik.testing.parametrize_with_checks(ik.solvers())
+def test_conformance(solver: Any, check: SolverCheck) -> None:
+    check(solver)
+
+
+# ----------------------------------------------------------------------------------------------------- broken solvers
+# Each is Picard's iteration, right but for one thing, and is found out by the check that it is listed under.
+@dataclass(frozen=True)
+class Good(ik.Method):
+    name: ClassVar[str] = "good"
+    solves: ClassVar[str] = "fixed_point"
+
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return f(z), state
+
+
+class WrongSign(Good):
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return z - 0.5 * (f(z) - z), state
+
+
+class GivesUpEarly(Good):
+    def init(self, f: Any, z: Tensor) -> Any:
+        return (0,)
+
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return (f(z) if state[0] < 8 else z.clone()), (state[0] + 1,)
+
+
+class MixesRows(Good):
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        step = f(z) - z
+        return z + step / (1 + z.norm()), state
+
+
+class FirstSampleRules(Good):
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        step = f(z) - z
+        return z + step / (1 + 3 * z[:1].norm()), state
+
+
+class SpreadsNaN(Good):
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return f(z) + 0 * f(z).sum(), state
+
+
+class ChangesItsInput(Good):
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        z.copy_(f(z))
+        return z.clone(), state
+
+
+class Random(Good):
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return z + (0.5 + 0.5 * torch.rand_like(z[:, :1])) * (f(z) - z), state
+
+
+class DoublePrecisionOnly(Good):
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return f(z).double(), state
+
+
+class RemembersItsFirstSolve(Good):
+    seen: ClassVar[list[Tensor]] = []
+
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        self.seen.append(z)
+        return z + (0.5 + 0.5 / len(self.seen)) * (f(z) - z), state
+
+
+class SharedState(Good):
+    def init(self, f: Any, z: Tensor) -> Any:
+        return torch.zeros(z.shape[1])  # of no sample
+
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return f(z), state
+
+
+class LosesTheHistory(Good):
+    """Momentum whose state is not selected: after dropping, the wrong samples' history is used."""
+
+    def init(self, f: Any, z: Tensor) -> Any:
+        return torch.zeros_like(z)
+
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        step = f(z) - z + 0.1 * state
+        return z + step, step
+
+    def select(self, state: Any, index: Tensor) -> Any:
+        return state[: len(index)]
+
+
+class ReturnsOneRow(Good):
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return f(z)[:1], state
+
+
+class CarriesAGraph(Good):
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        with torch.enable_grad():
+            return f(z) * torch.ones(1, dtype=z.dtype, requires_grad=True), state
+
+
+class CannotBeCopied(Good):
+    def __reduce__(self) -> Any:
+        raise TypeError("holds an open file")
+
+
+def _claims_success(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> ik.Found:
+    return ik.Found(z0, steps=1, message="success")
+
+
+def _counts_wrongly(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> ik.Found:
+    z = z0
+    for _ in range(200):
+        z = f(z)
+    return ik.Found(z, steps=200)
+
+
+def _returns_nan(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> ik.Found:
+    for _ in range(max_steps):
+        z0 = f(z0)
+    return ik.Found(z0 / (f(z0) - z0).norm().le(1e-9), steps=max_steps)
+
+
+def _swallows_errors(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> ik.Found:
+    try:
+        for _ in range(max_steps):
+            z0 = f(z0)
+    except Exception:
+        pass
+    return ik.Found(z0)
+
+
+def _black_box(find: Any) -> ik.BlackBox:
+    return ik.BlackBox(find, find.__name__, "fixed_point", "loop")
+
+
+BROKEN = [
+    ("finds_known_solutions", WrongSign()),
+    ("finds_known_solutions", _black_box(_claims_success)),
+    ("honours_tolerance", GivesUpEarly()),
+    ("honours_max_steps", _black_box(_counts_wrongly)),
+    ("batch_equals_loop", MixesRows()),
+    ("step_is_per_sample", MixesRows()),
+    ("permutation_of_the_batch", FirstSampleRules()),
+    ("nan_stays_in_its_sample", SpreadsNaN()),
+    ("step_returns_a_new_point", ChangesItsInput()),
+    ("step_returns_a_new_point", ReturnsOneRow()),
+    ("step_returns_a_new_point", CarriesAGraph()),
+    ("keeps_dtype_and_device", DoublePrecisionOnly()),
+    ("is_deterministic", Random()),
+    ("is_deterministic", RemembersItsFirstSolve()),
+    ("step_is_per_sample", SharedState()),
+    ("step_is_per_sample", LosesTheHistory()),
+    ("errors_of_the_function_surface", _black_box(_swallows_errors)),
+    ("copies_and_pickles", CannotBeCopied()),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "solver"), BROKEN, ids=[f"{n}-{getattr(s, 'name', '')}{i}" for i, (n, s) in enumerate(BROKEN)]
+)
+def test_broken_solver_is_found_out(name: str, solver: Any) -> None:
+    report = check_solver(solver, raise_on_failure=False)
+    (result,) = [r for r in report.results if r.check == name]
+    assert result.outcome == "failed", str(report)
+    assert result.message and result.mend == CHECKS[name].mend
+    assert f"mend: {result.mend}" in str(report)
+
+
+def test_a_good_solver_passes_everything() -> None:
+    report = check_solver(Good())
+    assert report.passed and {r.outcome for r in report.results} == {"passed"}, str(report)
+
+
+# ------------------------------------------------------------------------------------------------------- the interface
+def test_error_lists_every_failure() -> None:
+    with pytest.raises(ConformanceError) as caught:
+        check_solver(SpreadsNaN())
+    report = caught.value.report
+    assert report.failures and all(r.check in str(caught.value) for r in report.failures)
+
+
+def test_expected_failures_are_reported_and_must_fail() -> None:
+    report = check_solver(
+        SpreadsNaN(), checks=["nan_stays_in_its_sample"], expected_failed_checks={"nan_stays_in_its_sample": "known"}
+    )
+    assert report.passed and report.results[0].outcome == "expected"
+    with pytest.raises(ConformanceError, match="announced to fail"):
+        check_solver("picard", checks=["is_deterministic"], expected_failed_checks={"is_deterministic": "known"})
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "said"),
+    [
+        ({"solver": "picart"}, ik.UnknownNameError, "picard"),
+        ({"solver": "picard", "checks": ["speed"]}, ValueError, "no check 'speed'"),
+        ({"solver": "picard", "expected_failed_checks": {"speed": "x"}}, ValueError, "no check 'speed'"),
+        ({"solver": "picard", "accuracy": 2.0}, ValueError, "accuracy"),
+        ({"solver": print}, TypeError, "not registered"),
+    ],
+)
+def test_bad_calls(keywords: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        check_solver(**keywords)
+
+
+@pytest.mark.parametrize(("kind", "size"), list(itertools.product(KNOWN, (1, 4))))
+def test_planted_solutions_solve_the_known_problems(kind: str, size: int) -> None:
+    for known in known_problems(kind, batch=5, size=size):
+        assert float(known.residual(known.solution, known.theta).abs().max()) < 1e-13, known.name
+        assert float(known.residual(known.z0, known.theta).abs().min(1).values.max()) > 1e-3, known.name
+        J = torch.func.vmap(torch.func.jacrev(lambda z, t, k=known: k.residual(z[None], t[None])[0]))(
+            known.solution, known.theta
+        )
+        assert float(torch.linalg.cond(J).max()) < 20, known.name
