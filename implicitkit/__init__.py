@@ -1,6 +1,6 @@
 """Layers defined by equations: state what must hold, let any solver find it, get exact derivatives of the solution."""
 
-from implicitkit import callbacks, interop, linear, testing
+from implicitkit import autodiff, callbacks, interop, linear, testing, trees
 from implicitkit.errors import (
     CapabilityError,
     CapturedTensorError,
@@ -10,9 +10,11 @@ from implicitkit.errors import (
     UnknownNameError,
 )
 from implicitkit.layer import implicit
+from implicitkit.lifting import modules_held
 from implicitkit.linear import LinearSolution, LinearSolver, Operator
 from implicitkit.problems import Argmin, FixedPoint, LeastSquares, Problem, Root, SteadyState
 from implicitkit.registry import (
+    get_solver,
     linear_solvers,
     plugins,
     problems,
@@ -63,13 +65,16 @@ __all__ = [
     "UnknownNameError",
     "Unroll",
     "argmin",
+    "autodiff",
     "callbacks",
     "fixed_point",
+    "get_solver",
     "implicit",
     "interop",
     "least_squares",
     "linear",
     "linear_solvers",
+    "modules_held",
     "plugins",
     "problems",
     "register_linear_solver",
@@ -82,4 +87,5 @@ __all__ = [
     "solvers",
     "steady_state",
     "testing",
+    "trees",
 ]

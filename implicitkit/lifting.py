@@ -38,12 +38,19 @@ from implicitkit import compat
 from implicitkit.errors import CapturedTensorError, ImpureFunctionWarning
 from implicitkit.trees import tree_flatten, tree_unflatten
 
-__all__ = ["Lifted", "lift", "resolve"]
+__all__ = ["Lifted", "lift", "modules_held", "resolve"]
 
 _DEPTH = 6  # how far reachable objects are followed
 # Evaluations that swap tensors into modules, and those that read modules, exclude each other between threads.
 _modules_in_use = threading.RLock()
 _active = threading.local()  # substitutions in force on this thread, for solves nested inside a lifted function
+
+
+@contextlib.contextmanager
+def modules_held() -> Iterator[None]:
+    """Inside, no solve on another thread swaps tensors into modules: for code that runs modules beside its solves."""
+    with _modules_in_use:
+        yield
 
 
 def _substitutions() -> list[dict[int, Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from implicitkit.compat import tree_map
 from implicitkit.errors import ConvergenceError
 
 if TYPE_CHECKING:
@@ -135,6 +137,12 @@ class Solution:
     def backward(self) -> LinearReport | None:
         """The figures of the last derivative's linear solve; ``None`` until one has run."""
         return self._record.linear[-1] if self._record.linear else None
+
+    def detach(self) -> Solution:
+        """The same figures beside a value without derivative: to keep a solution without its graph."""
+        other = copy.copy(self)
+        other.value = tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, self.value)
+        return other
 
     def raise_for_status(self) -> Solution:
         """Raise :class:`~implicitkit.ConvergenceError` unless every sample converged; returns itself."""

@@ -138,7 +138,7 @@ def test_public_names_are_not_called_private() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "from implicitkit.trees import tree_map",
+        "from implicitkit.lifting import lift",
         "from implicitkit.solvers.base import Method",
         "import implicitkit.primitive",
         "from implicitkit import primitive",
