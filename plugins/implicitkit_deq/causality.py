@@ -1,0 +1,208 @@
+r"""Causal cells: keeping the future out of the past.
+
+A causal cell computes position ``t`` of its state from positions ``<= t`` of state and input; so does its equilibrium, and
+so does every Picard iterate.  An accelerated iterate does not: Anderson's coefficients are least-squares fits over the
+whole sequence, so that every position moves by a number that depends on all of them.  Until convergence, a language model
+then sees the words that it is to predict.  With coefficients of their own at each position iterates are causal again.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import implicitkit as ik
+import torch
+from torch import Tensor
+
+__all__ = ["CausalityWarning", "PerPosition", "future_leak", "per_position"]
+
+# methods whose step is causal for a causal map as it is: no coefficients, or the exact (block triangular) Newton step
+_CAUSAL = ("picard", "newton")
+
+
+class CausalityWarning(UserWarning):
+    """Until it has converged, a solve lets later positions of a sequence influence earlier ones."""
+
+
+@dataclass(frozen=True)
+class PerPosition(ik.Method):
+    r"""A method that treats every position of a sequence as a sample of its own when it chooses coefficients.
+
+    Convergence, status and the derivative remain those of the whole sequence: only the step is taken per position.
+
+    Args:
+        method: one that uses nothing but values of the map (Anderson, Broyden).
+        sizes: unknowns of one position in each leaf of the state. positions: their number.
+
+    Raises:
+        ik.CapabilityError: the method asks for Jacobians, whose blocks are not those of positions.
+    """
+
+    method: Any
+    sizes: tuple[int, ...]
+    positions: int
+    name: ClassVar[str] = "per_position"
+
+    @property
+    def solves(self) -> str:  # type: ignore[override]
+        """What the method solves."""
+        return self.method.solves
+
+    @property
+    def default_max_steps(self) -> int:  # type: ignore[override]
+        """The method's own."""
+        return self.method.default_max_steps
+
+    def init(self, f: Any, z: Tensor) -> Any:
+        """The method's state over all positions."""
+        view = _Positions(self, f)
+        return self.method.init(view, view.split(z))
+
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """One step of the method, at each position."""
+        view = _Positions(self, f)
+        rows = view.enter(z)
+        rows, state = self.method.step(view, rows, state)
+        return view.join(rows), state
+
+    def select(self, state: Any, index: Tensor) -> Any:
+        """The state of all positions of these samples."""
+        steps = torch.arange(self.positions, device=index.device)
+        return self.method.select(state, (index.unsqueeze(1) * self.positions + steps).flatten())
+
+
+class _Positions:
+    """``f`` on ``(batch * positions, n / positions)``, as the method inside sees it."""
+
+    def __init__(self, shape: PerPosition, f: Any) -> None:
+        self.shape, self.f = shape, f
+        self._rows: Tensor | None = None
+        self._z: Tensor | None = None
+        self._kept: dict[str, Tensor] = {}
+
+    @property
+    def solves(self) -> str:
+        return self.f.solves
+
+    @property
+    def batch(self) -> int:
+        return self.f.batch * self.shape.positions
+
+    @property
+    def size(self) -> int:
+        return sum(self.shape.sizes)
+
+    @property
+    def active(self) -> Tensor:
+        return self.f.active.repeat_interleave(self.shape.positions)
+
+    @property
+    def norm(self) -> Tensor:
+        assert self._rows is not None
+        return torch.linalg.vector_norm(self.residual(self._rows), dim=1)
+
+    def split(self, z: Tensor) -> Tensor:
+        """``(batch, n)`` to ``(batch * positions, n / positions)``."""
+        positions, sizes = self.shape.positions, self.shape.sizes
+        if len(sizes) == 1:
+            return z.reshape(-1, sizes[0])
+        parts = z.split([positions * size for size in sizes], 1)
+        return torch.cat([p.reshape(-1, size) for p, size in zip(parts, sizes, strict=True)], 1)
+
+    def join(self, rows: Tensor) -> Tensor:
+        """The inverse of :meth:`split`."""
+        positions, sizes = self.shape.positions, self.shape.sizes
+        if len(sizes) == 1:
+            return rows.reshape(-1, positions * sizes[0])
+        parts = rows.split(sizes, 1)
+        return torch.cat([p.reshape(-1, positions * size) for p, size in zip(parts, sizes, strict=True)], 1)
+
+    def enter(self, z: Tensor) -> Tensor:
+        """Begin a step at ``z``, where ``f`` is known already."""
+        self._z, self._rows, self._kept = z, self.split(z), {}
+        return self._rows
+
+    def _of(self, rows: Tensor, name: str) -> Tensor:
+        if rows is not self._rows:
+            self._z, self._rows, self._kept = self.join(rows), rows, {}
+        if name not in self._kept:
+            value = self.f(self._z) if name == "f" else self.f.residual(self._z)
+            self._kept[name] = self.split(value)
+        return self._kept[name]
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self._of(rows, "f")
+
+    def residual(self, rows: Tensor) -> Tensor:
+        return self._of(rows, "residual")
+
+    def linearize(self, rows: Tensor) -> Any:
+        raise ik.CapabilityError(
+            f"{type(self.shape.method).__name__} uses Jacobians, which are those of the whole sequence: per position it "
+            "cannot be used; newton is causal as it is"
+        )
+
+    jacobian = linearize
+
+
+def per_position(solver: Any, state: Any) -> Any:
+    """The solver for a causal cell: with coefficients per position where it has coefficients, else itself.
+
+    Args:
+        solver: a name or a configured object; ``"auto"`` is Anderson. state: every leaf ``(batch, positions, ...)``.
+
+    Raises:
+        ValueError: the leaves disagree on the number of positions.
+
+    A solver that is neither causal by itself nor can be made so is returned as it is, with a :class:`CausalityWarning`.
+    """
+    leaves = ik.trees.tree_flatten(state)[0]
+    counts = {t.shape[1] if t.ndim > 1 else 0 for t in leaves}
+    if len(counts) != 1 or 0 in counts:
+        raise ValueError(
+            "a causal state has its positions in the first dimension after the batch of every leaf; the shapes are "
+            f"{', '.join(str(tuple(t.shape)) for t in leaves)}"
+        )
+    if isinstance(solver, str) and solver == "auto":
+        solver = "anderson"
+    method = ik.get_solver(solver)
+    name = getattr(method, "name", "") or type(method).__name__
+    if isinstance(method, PerPosition) or name in _CAUSAL:
+        return method
+    if isinstance(method, ik.Method) and (method.solves == "fixed_point" or name == "broyden"):
+        positions = counts.pop()
+        sizes = tuple((2 if t.is_complex() else 1) * t[0, 0].numel() for t in leaves)
+        return PerPosition(method, sizes, positions)
+    warnings.warn(
+        f"solver {name!r} chooses its steps over all positions at once: before convergence the future leaks into the past. "
+        'Use "anderson" or "broyden" (taken per position for a causal cell), "picard" or "newton", or a tight tolerance',
+        CausalityWarning,
+        stacklevel=4,
+    )
+    return method
+
+
+def future_leak(layer: Callable[..., Any], x: Tensor, position: int, *more: Any, size: float = 1.0) -> float:
+    """How much of the future reaches the past: the largest change of the output at positions ``< position`` when the input
+    at positions ``>= position`` changes.
+
+    Zero for a causal map; for an equilibrium solved to a tolerance, at most of its order.
+
+    Args:
+        layer: ``(x, *more) -> (batch, positions, ...)``. x: ``(batch, positions, ...)``, floating point.
+        position: where the future begins. size: standard deviation of the change of the input.
+
+    Raises:
+        ValueError: ``position`` outside the sequence.
+    """
+    if not 0 < position < x.shape[1]:
+        raise ValueError(f"position must be in 1..{x.shape[1] - 1}, got {position}")
+    other = x.clone()
+    other[:, position:] += size * torch.randn_like(other[:, position:])
+    with torch.no_grad():
+        before, after = layer(x, *more), layer(other, *more)
+    pairs = zip(ik.trees.tree_flatten(before)[0], ik.trees.tree_flatten(after)[0], strict=True)
+    return max(float((a[:, :position] - b[:, :position]).abs().max()) for a, b in pairs)

@@ -1,0 +1,140 @@
+"""One cell, one map: random numbers and normalisation statistics are held fixed during a solve and its derivative."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import implicitkit as ik
+import torch
+from torch import Tensor, nn
+
+from implicitkit_deq import hoist
+
+__all__ = ["Drawing", "Frozen"]
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+class Drawing(Exception):
+    """The cell draws random numbers, and rows of its batch are to be dropped: the same draw could not be repeated."""
+
+
+class Frozen:
+    """The map ``(z, weights, *injected) -> z`` of one call of a layer.
+
+    - Whatever the cell draws (dropout, noise), it draws the same at every evaluation: the state of the random number
+      generators at the first evaluation is put back before each later one (the "variational" dropout that DEQs use).  After
+      the call (:meth:`finish`) the generators stand where one evaluation leaves them.
+    - BatchNorm in training mode uses its running statistics of the moment the call began, so that samples stay independent
+      and training solves the same equation as evaluation; the statistics are updated once, at the equilibrium.
+    - Reparametrised weights are read from ``weights``.
+
+    Args:
+        function: ``(z, *injected) -> z``. module: whose weights and normalisations are meant (the cell).
+        check: raises unless the first output fits the state.
+        independent: samples are solved one by one (else BatchNorm may couple them by its batch statistics).
+        may_draw: whether random numbers may be drawn; if not, :class:`Drawing` is raised when they are.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        module: Any,
+        places: Sequence[hoist.Place],
+        check: Callable[[Any], None],
+        device: torch.device,
+        *,
+        independent: bool,
+        may_draw: bool,
+    ) -> None:
+        self.function, self.places, self.check, self.device = function, places, check, device
+        self.independent, self.may_draw = independent, may_draw
+        self.norms = [
+            m
+            for m in (module.modules() if isinstance(module, nn.Module) else ())
+            if isinstance(m, _BATCH_NORMS) and m.training and m.running_mean is not None
+        ]
+        self.statistics = [(_copy(m.running_mean), _copy(m.running_var)) for m in self.norms]
+        self.before: list[Tensor] | None = None
+        self.after: list[Tensor] | None = None  # set when the cell is found to draw
+
+    def __call__(self, z: Any, weights: Sequence[Tensor], *injected: Any) -> Any:
+        """One evaluation."""
+        with hoist.held(self.places, weights), self._held_statistics():
+            if self.before is None:
+                return self._first(z, injected)
+            if self.after is None:
+                return self.function(z, *injected)
+            outside = _generators(self.device)
+            _set_generators(self.device, self.before)
+            try:
+                return self.function(z, *injected)
+            finally:
+                _set_generators(self.device, outside)
+
+    def _first(self, z: Any, injected: tuple[Any, ...]) -> Any:
+        before = _generators(self.device)
+        out = self.function(z, *injected)
+        after = _generators(self.device)
+        if any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)):
+            _set_generators(self.device, before)
+            if not self.may_draw:
+                raise Drawing
+            self.after = after
+        self.check(out)
+        self.before = before
+        return out
+
+    def finish(self, z: Any, weights: Sequence[Tensor], injected: tuple[Any, ...]) -> None:
+        """After the solve: update normalisation statistics by one evaluation at ``z``, and let the generators move on."""
+        if self.norms and all(bool(torch.isfinite(t).all()) for t in ik.trees.tree_flatten(z)[0]):
+            with ik.modules_held(), torch.no_grad(), hoist.held(self.places, weights):
+                if self.before is not None and self.after is not None:
+                    _set_generators(self.device, self.before)
+                self.function(z, *injected)
+        if self.after is not None:
+            _set_generators(self.device, self.after)
+
+    @contextlib.contextmanager
+    def _held_statistics(self) -> Iterator[None]:
+        if not self.norms:
+            yield
+            return
+        old = [(m.running_mean, m.running_var, m.num_batches_tracked) for m in self.norms]
+        try:
+            for m, (mean, var) in zip(self.norms, self.statistics, strict=True):
+                if self.independent:
+                    m.training = False
+                    m.running_mean, m.running_var = mean, var
+                else:  # batch statistics: what the update writes is thrown away
+                    m.running_mean, m.running_var = _copy(mean), _copy(var)
+                    m.num_batches_tracked = _copy(m.num_batches_tracked)
+            yield
+        finally:
+            for m, (mean, var, tracked) in zip(self.norms, old, strict=True):
+                m.training = True
+                m.running_mean, m.running_var, m.num_batches_tracked = mean, var, tracked
+
+
+def _copy(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.detach().clone()
+
+
+def _generators(device: torch.device) -> list[Tensor]:
+    """The states of the default generators that operations on ``device`` draw from."""
+    states = [torch.get_rng_state()]
+    if device.type != "cpu":
+        states.append(getattr(torch, device.type).get_rng_state(*_which(device)))
+    return states
+
+
+def _set_generators(device: torch.device, states: Sequence[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if device.type != "cpu":
+        getattr(torch, device.type).set_rng_state(states[1], *_which(device))
+
+
+def _which(device: torch.device) -> tuple[torch.device, ...]:
+    return () if device.type == "mps" else (device,)

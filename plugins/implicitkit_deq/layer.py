@@ -1,0 +1,342 @@
+"""The layer: an ``nn.Module`` whose output is the equilibrium of a cell."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import implicitkit as ik
+import torch
+from torch import Tensor, nn
+
+from implicitkit_deq import hoist, start
+from implicitkit_deq.causality import per_position
+from implicitkit_deq.cells.base import Cell
+from implicitkit_deq.frozen import Drawing, Frozen
+from implicitkit_deq.settings import Pretraining, Settings
+
+__all__ = ["DEQ"]
+
+_STARTS = ("zeros", "learned", "last")
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class DEQ(nn.Module):
+    r"""A deep equilibrium model: ``layer(x) = z*`` with ``z* = cell(z*, x)``, differentiable, in constant memory.
+
+    The derivative is that of the equilibrium (Bai, Kolter & Koltun 2019, theorem 1), ``dz*/d\theta = (I - J)^{-1} df/d\theta``
+    with ``J = df/dz``, for whatever solver found it; ``rule=`` exchanges it for a cheaper approximation.
+
+        layer = DEQ(cells.MLP(32, 64), solver="anderson", rtol=1e-3, evaluation={"rtol": 1e-6})
+        z = layer(x)                  # (batch, 64)
+        layer.solution                # steps, residuals, convergence of every sample; after backward those of backward too
+
+    Within a call the cell is one and the same map: injections and reparametrised weights are computed once, dropout masks
+    and normalisation statistics are held, and BatchNorm statistics are updated once, at the equilibrium.
+
+    Args:
+        cell: ``z_next = cell(z, *inputs)``, a :class:`Cell`, another module or a function.
+        state: the shape of one sample's state, or a pytree of shapes, or a function ``(*inputs)`` that returns one;
+            ``None``: the cell says (``cell.state_shape``).
+        init: where a solve starts: ``"zeros"``; ``"learned"`` (a parameter, trained by :meth:`start_loss`); ``"last"`` (the
+            previous equilibrium, where shapes agree); or a function or module ``(*inputs) -> state``.
+        solver, rule, rtol, atol, max_steps, on_failure, trace, callback: as in :func:`ik.solve`, for training (and for
+            evaluation, where not changed there).
+        evaluation: what is different in ``eval()`` mode, as in ``{"rtol": 1e-6}``.
+        batch_dims: 1: samples are independent; 0: the batch is one joint system (a cell that couples its samples).
+        in_dims: as in :func:`ik.solve`, for what the cell gets after ``z``.  ``"auto"``: what a :class:`Cell` declares; ``0``
+            for another module with one input; else not known, so that converged samples are frozen but not dropped.
+        causal: position ``t`` of the state (its first dimension after the batch) depends on earlier ones only: accelerated
+            solvers then take coefficients per position (:func:`per_position`), so that the future does not leak into the
+            past.  ``None``: what the cell says.
+        dtype: of the state; ``None``: that of the inputs (of the cell's parameters if no input is floating point), but
+            float32 under autocast: the solve stays in full precision, only the cell is cast.
+        pretraining: a first phase of unrolled training.
+
+    Attributes:
+        train_settings, eval_settings: the :class:`Settings` in use in either mode; may be replaced at any time.
+        solution: the :class:`ik.Solution` of the last call, without graph; ``None`` before, and after unrolled calls.
+
+    Raises:
+        TypeError, ValueError: the parts do not fit together; the message says which and what to do.
+        ik.ConvergenceError (when called): some samples have no equilibrium, under ``on_failure="raise"``.
+    """
+
+    def __init__(
+        self,
+        cell: Callable[..., Any],
+        state: Any = None,
+        *,
+        init: Any = "zeros",
+        solver: Any = "anderson",
+        rule: Any = "auto",
+        rtol: float | None = None,
+        atol: float | None = None,
+        max_steps: int | None = None,
+        on_failure: str = "raise",
+        trace: bool = False,
+        callback: Callable[[int, Any, Tensor], Any] | None = None,
+        evaluation: Mapping[str, Any] | None = None,
+        batch_dims: int = 1,
+        in_dims: Any = "auto",
+        causal: bool | None = None,
+        dtype: torch.dtype | None = None,
+        pretraining: Pretraining | None = None,
+    ) -> None:
+        super().__init__()
+        if not callable(cell):
+            raise TypeError(f"cell must be callable as cell(z, *inputs), got {type(cell).__name__}")
+        if state is None and not isinstance(cell, Cell):
+            raise TypeError(
+                "state is missing: the shape of one sample's state, as in DEQ(cell, state=(64,)); only a Cell with a "
+                "state_shape method can do without"
+            )
+        if state is not None and not callable(state):
+            start.check_shapes(state)
+        if batch_dims not in (0, 1):
+            raise ValueError(f"batch_dims must be 1 (independent samples) or 0 (one joint system), got {batch_dims!r}")
+        if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+            raise TypeError(f"a state must be real or complex floating point, got dtype={dtype}")
+        self.cell, self.state = cell, state
+        self.batch_dims, self.in_dims, self.dtype = batch_dims, in_dims, dtype
+        self.causal = bool(getattr(cell, "causal", False)) if causal is None else causal
+        self.train_settings = Settings(solver, rule, rtol, atol, max_steps, on_failure, trace, callback)
+        self.eval_settings = self.train_settings.changed(evaluation or {})
+        self.init = self._make_start(init)
+        self.pretraining = pretraining
+        if pretraining is not None:
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.solution: ik.Solution | None = None
+        self._draws: set[bool] = set()  # modes (training or not) in which the cell was seen to draw random numbers
+        self._start: tuple[Any, Any] | None = None
+
+    # -------------------------------------------------------------------------------------------------------- calling
+    def forward(self, *inputs: Any, z0: Any = None) -> Any:
+        """The equilibrium for these inputs, whose leading dimension is the batch.
+
+        Args:
+            inputs: what the cell gets after ``z``; the first tensor in them tells the batch size.
+            z0: where to start, if not as ``init`` says; a state.
+
+        Returns:
+            ``cell.output(z*)``, for most cells ``z*`` itself, differentiable.
+        """
+        batch, dtype, device = self._describe(inputs)
+        initial = self._initial(inputs, batch, dtype, device, z0)
+        places = hoist.places(self.cell)
+        with ik.modules_held() if places else contextlib.nullcontext():
+            weights = hoist.computed(places)
+        function, injected, dims = self._factors(inputs, places, weights)
+        layout = ik.trees.Layout(initial, self.batch_dims)
+        cast = torch.is_autocast_enabled(device.type)
+        name = f"the cell {type(self.cell).__name__}"
+        dims = None if self.training in self._draws else dims
+
+        def frozen(dims: Any) -> Frozen:
+            return Frozen(
+                function,
+                self.cell,
+                places,
+                lambda out: layout.check(out, name, cast=cast),
+                device,
+                independent=self.batch_dims == 1,
+                may_draw=dims is None,
+            )
+
+        def solve(the_map: Frozen, dims: Any) -> Any:
+            if self._unrolling():
+                return self._unrolled(the_map, initial, weights, injected)
+            return self._equilibrium(the_map, initial, weights, injected, dims)
+
+        the_map = frozen(dims)
+        try:
+            z = solve(the_map, dims)
+        except Drawing:
+            self._draws.add(self.training)
+            the_map = frozen(None)
+            z = solve(the_map, None)
+        state = ik.trees.tree_map(lambda t: t.detach(), z)
+        the_map.finish(state, weights, injected)
+        if isinstance(self.init, start.Last):
+            self.init.state = state
+        self._start = (initial, state) if self._start_is_learned() else None
+        return self.cell.output(z) if isinstance(self.cell, Cell) else z
+
+    def residual(self, z: Any, *inputs: Any) -> Any:
+        """``cell(z, *inputs) - z``, differentiable."""
+        return ik.trees.tree_map(lambda new, old: new - old, self.cell(z, *inputs), z)
+
+    def start_loss(self) -> Tensor:
+        """Mean over the samples of ``|z0 - z*|^2 / |z*|^2`` of the last call, for a start with parameters.
+
+        The equilibrium is a constant in it: the start learns to be near it (Bai, Koltun & Kolter 2022, section 3.2).
+
+        Raises:
+            RuntimeError: the start has no parameters, or there has been no call.
+        """
+        if self._start is None:
+            raise RuntimeError(
+                'there is no start to train: use init="learned" or a module that requires grad, and call the layer first'
+            )
+        initial, state = self._start
+        layout = ik.trees.Layout(state, 1)
+        goal = layout.pack(state)
+        size = goal.square().sum(1).clamp_min(torch.finfo(goal.dtype).tiny)
+        return ((layout.pack(initial) - goal).square().sum(1) / size).mean()
+
+    # ------------------------------------------------------------------------------------------------------- settings
+    @property
+    def settings(self) -> Settings:
+        """Those of the present mode."""
+        return self.train_settings if self.training else self.eval_settings
+
+    @contextlib.contextmanager
+    def using(self, **changes: Any) -> Iterator[DEQ]:
+        """Other settings for a while, in both modes: ``with layer.using(rtol=1e-8): ...``.
+
+        Raises:
+            TypeError: a name that is no setting.
+        """
+        old = self.train_settings, self.eval_settings
+        self.train_settings, self.eval_settings = (s.changed(changes) for s in old)
+        try:
+            yield self
+        finally:
+            self.train_settings, self.eval_settings = old
+
+    def __getstate__(self) -> dict[str, Any]:
+        # what belongs to a call, not to the layer: it holds graphs
+        return {**super().__getstate__(), "solution": None, "_start": None}  # type: ignore[misc]
+
+    def extra_repr(self) -> str:
+        """The state's shape and the settings."""
+        s = self.train_settings
+        shape = "of the cell" if self.state is None else self.state
+        names = [getattr(p, "name", "") or p for p in (s.solver, s.rule)]
+        return f"state={shape}, solver={names[0]}, rule={names[1]}, rtol={s.rtol}, atol={s.atol}"
+
+    # -------------------------------------------------------------------------------------------------------- details
+    def _equilibrium(
+        self, the_map: Frozen, initial: Any, weights: Sequence[Tensor], injected: tuple[Any, ...], dims: Any
+    ) -> Any:
+        options = self.settings.options()
+        if self.causal:
+            options["solver"] = per_position(options["solver"], initial)
+        if dims is not None:
+            options["in_dims"] = (None, *dims)
+        try:
+            solution = ik.fixed_point(
+                the_map, initial, (weights, *injected), batch_dims=self.batch_dims, **options
+            )
+        except ik.ConvergenceError as error:
+            if error.solution is not None:
+                self.solution = error.solution.detach()
+            raise
+        self.solution = solution.detach()
+        return solution.value
+
+    def _unrolled(self, the_map: Frozen, z: Any, weights: Sequence[Tensor], injected: tuple[Any, ...]) -> Any:
+        assert self.pretraining is not None
+        for _ in range(self.pretraining.steps):
+            z = the_map(z, weights, *injected)
+        self.calls += 1
+        self.solution = None
+        return z
+
+    def _unrolling(self) -> bool:
+        if self.pretraining is None or not self.training:
+            return False
+        return int(self.calls) < self.pretraining.calls
+
+    def _factors(
+        self, inputs: tuple[Any, ...], places: Sequence[hoist.Place], weights: Sequence[Tensor]
+    ) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
+        """The map on the state, what it gets besides, and the batch dimensions of that (``None``: not known)."""
+        cell = self.cell
+        if isinstance(cell, Cell):
+            with ik.modules_held(), hoist.held(places, weights):
+                injected = cell.inject(*inputs)
+            if not isinstance(injected, tuple):
+                raise TypeError(
+                    f"{type(cell).__name__}.inject must return a tuple (what update gets after z), got "
+                    f"{type(injected).__name__}"
+                )
+            function, dims = cell.update, cell.injected_dims
+        else:
+            function, injected = cell, inputs
+            dims = 0 if isinstance(cell, nn.Module) and len(inputs) == 1 else None
+        if self.in_dims != "auto":
+            dims = self.in_dims
+        if self.batch_dims == 0 or dims is None:
+            return function, injected, None
+        dims = (dims,) * len(injected) if isinstance(dims, int) else tuple(dims)
+        if len(dims) != len(injected):
+            raise ValueError(f"in_dims has {len(dims)} entries, but the cell gets {len(injected)} arguments after z")
+        return function, injected, dims
+
+    def _describe(self, inputs: tuple[Any, ...]) -> tuple[int, torch.dtype, torch.device]:
+        """Batch size, dtype and device of the state."""
+        tensors = [t for t in ik.trees.tree_flatten(inputs)[0] if isinstance(t, Tensor)]
+        if not tensors:
+            raise TypeError("layer(x, ...) needs at least one tensor: its leading dimension is the batch")
+        first = tensors[0]
+        if first.ndim == 0:
+            raise ValueError(
+                "the first input is a scalar; its leading dimension must be the batch: give it shape (batch, ...)"
+            )
+        if first.shape[0] == 0:
+            raise ValueError("the batch is empty: there is nothing to solve; skip the call when there are no samples")
+        dtype = self.dtype
+        if dtype is None:
+            pool = [*tensors, *(self.cell.parameters() if isinstance(self.cell, nn.Module) else ())]
+            known = [t.dtype for t in pool if t.is_floating_point() or t.is_complex()]
+            dtype = known[0] if known else torch.get_default_dtype()
+            if dtype in _HALF and torch.is_autocast_enabled(first.device.type):
+                dtype = torch.float32
+        return first.shape[0], dtype, first.device
+
+    def _make_start(self, init: Any) -> Any:
+        if init == "learned":
+            if self.state is None or callable(self.state):
+                raise ValueError('init="learned" needs a state of fixed shape: pass state=, or a module as init=')
+            return start.Learned(self.state)
+        if init == "last":
+            return start.Last()
+        if init == "zeros" or callable(init):
+            return init
+        raise ValueError(f"init must be one of {', '.join(map(repr, _STARTS))}, or callable (*inputs) -> state; got {init!r}")
+
+    def _start_is_learned(self) -> bool:
+        return isinstance(self.init, nn.Module) and any(p.requires_grad for p in self.init.parameters())
+
+    def _initial(self, inputs: tuple[Any, ...], batch: int, dtype: torch.dtype, device: torch.device, z0: Any) -> Any:
+        shapes = self.cell.state_shape(*inputs) if self.state is None else self.state  # type: ignore[attr-defined]
+        if callable(shapes):
+            shapes = shapes(*inputs)
+        if shapes is not self.state:
+            start.check_shapes(shapes)
+        template = start.zeros(shapes, batch, dtype, device)
+        if z0 is not None:
+            return _fitting(z0, template, "z0")
+        if isinstance(self.init, (start.Learned, start.Last)):
+            return self.init(template)
+        if callable(self.init):
+            return _fitting(self.init(*inputs), template, "what init returned")
+        return template
+
+
+def _fitting(state: Any, template: Any, name: str) -> Any:
+    """The state, if it has the template's structure, shapes, dtypes and device."""
+    leaves, spec = ik.trees.tree_flatten(state)
+    wanted, form = ik.trees.tree_flatten(template)
+    if spec != form or not all(isinstance(t, Tensor) for t in leaves):
+        raise TypeError(f"{name} has another structure than the state: {spec} instead of {form}")
+    for t, w in zip(leaves, wanted, strict=True):
+        if t.shape != w.shape:
+            raise ValueError(f"{name} has a tensor of shape {tuple(t.shape)} where the state has {tuple(w.shape)}")
+        if t.dtype != w.dtype or t.device != w.device:
+            raise TypeError(
+                f"{name} has a tensor of {t.dtype} on {t.device} where the state has {w.dtype} on {w.device}"
+            )
+    return state

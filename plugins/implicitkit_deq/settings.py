@@ -1,0 +1,94 @@
+"""How a layer's equilibrium is found and differentiated: one frozen object for training, one for evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Pretraining", "Settings"]
+
+_POLICIES = ("raise", "warn", "ignore")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of :func:`ik.solve` that a layer uses; meanings and defaults are its own.
+
+    Args:
+        solver, rule: a registered name or a configured object (``ik.Anderson(memory=8)``, ``ik.Phantom(5, 0.5)``).
+        rtol, atol: a sample has converged when ``|f(z) - z|_2 <= atol + rtol |z|_2``; ``None``: by the dtype.
+        max_steps: ``None``: the solver's own limit.
+        on_failure: ``"raise"``, ``"warn"`` or ``"ignore"``, forward and backward.
+        trace: keep the residual norm of every step in ``layer.solution.trace``.
+        callback: ``(step, z, residual_norm)`` after each step; ``True`` stops the solve.
+
+    Raises:
+        ValueError: an option out of range.
+    """
+
+    solver: Any = "anderson"
+    rule: Any = "auto"
+    rtol: float | None = None
+    atol: float | None = None
+    max_steps: int | None = None
+    on_failure: str = "raise"
+    trace: bool = False
+    callback: Callable[[int, Any, Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rtol", "atol"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} cannot be negative, got {value}")
+        if self.max_steps is not None and self.max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1 (or None for the solver's default), got {self.max_steps}")
+        if self.on_failure not in _POLICIES:
+            raise ValueError(f"on_failure must be one of {', '.join(map(repr, _POLICIES))}, got {self.on_failure!r}")
+
+    def changed(self, changes: Mapping[str, Any]) -> Settings:
+        """These settings with some of them replaced.
+
+        Raises:
+            TypeError: a name that is no setting.
+        """
+        names = [field.name for field in dataclasses.fields(self)]
+        for name in changes:
+            if name not in names:
+                close = difflib.get_close_matches(name, names, 1)
+                raise TypeError(
+                    f"{name!r} is not a solver setting"
+                    + (f"; did you mean {close[0]!r}?" if close else "")
+                    + f" Settings are: {', '.join(names)}"
+                )
+        return dataclasses.replace(self, **changes)
+
+    def options(self) -> dict[str, Any]:
+        """As keyword arguments of :func:`ik.solve`."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """Training by a shallow unrolled network first: ``steps`` applications of the cell, ordinary backpropagation.
+
+    The warm-up of Bai, Kolter & Koltun 2019 (appendix) and of MDEQ (2020): near its initialisation a cell need not have an
+    equilibrium worth finding, and a few tied layers train faster.
+
+    Args:
+        calls: training calls of the layer that are unrolled; afterwards it is implicit.
+        steps: applications of the cell in each.
+
+    Raises:
+        ValueError: a number less than 1.
+    """
+
+    calls: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        for name in ("calls", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
