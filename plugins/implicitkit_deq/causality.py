@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import implicitkit as ik
 import torch
 from torch import Tensor
+
+import implicitkit as ik
 
 __all__ = ["CausalityWarning", "PerPosition", "future_leak", "per_position"]
 

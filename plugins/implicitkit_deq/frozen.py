@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import implicitkit as ik
 import torch
 from torch import Tensor, nn
 
+import implicitkit as ik
 from implicitkit_deq import hoist
 
 __all__ = ["Drawing", "Frozen"]

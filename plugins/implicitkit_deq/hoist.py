@@ -33,7 +33,7 @@ def places(module: Any) -> list[Place]:
     """Every reparametrised weight below a module: where its parametrisation is kept, and where the weight is read."""
     if not isinstance(module, nn.Module):
         return []
-    found = []
+    found: list[Place] = []
     for m in module.modules():
         if parametrize.is_parametrized(m):
             table = m.parametrizations

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import implicitkit as ik
 import torch
 from torch import Tensor, nn
 
+import implicitkit as ik
 from implicitkit_deq import hoist, start
 from implicitkit_deq.causality import per_position
 from implicitkit_deq.cells.base import Cell
@@ -25,8 +25,8 @@ _HALF = (torch.float16, torch.bfloat16)
 class DEQ(nn.Module):
     r"""A deep equilibrium model: ``layer(x) = z*`` with ``z* = cell(z*, x)``, differentiable, in constant memory.
 
-    The derivative is that of the equilibrium (Bai, Kolter & Koltun 2019, theorem 1), ``dz*/d\theta = (I - J)^{-1} df/d\theta``
-    with ``J = df/dz``, for whatever solver found it; ``rule=`` exchanges it for a cheaper approximation.
+    The derivative is that of the equilibrium, ``dz*/d\theta = (I - J)^{-1} df/d\theta`` with ``J = df/dz`` (Bai, Kolter &
+    Koltun 2019, theorem 1), for whatever solver found it; ``rule=`` exchanges it for a cheaper approximation.
 
         layer = DEQ(cells.MLP(32, 64), solver="anderson", rtol=1e-3, evaluation={"rtol": 1e-6})
         z = layer(x)                  # (batch, 64)
@@ -45,8 +45,8 @@ class DEQ(nn.Module):
             evaluation, where not changed there).
         evaluation: what is different in ``eval()`` mode, as in ``{"rtol": 1e-6}``.
         batch_dims: 1: samples are independent; 0: the batch is one joint system (a cell that couples its samples).
-        in_dims: as in :func:`ik.solve`, for what the cell gets after ``z``.  ``"auto"``: what a :class:`Cell` declares; ``0``
-            for another module with one input; else not known, so that converged samples are frozen but not dropped.
+        in_dims: as in :func:`ik.solve`, for what the cell gets after ``z``.  ``"auto"``: what a :class:`Cell` declares;
+            ``0`` for another module with one input; else not known, so that converged samples are frozen, not dropped.
         causal: position ``t`` of the state (its first dimension after the batch) depends on earlier ones only: accelerated
             solvers then take coefficients per position (:func:`per_position`), so that the future does not leak into the
             past.  ``None``: what the cell says.
@@ -62,6 +62,8 @@ class DEQ(nn.Module):
         TypeError, ValueError: the parts do not fit together; the message says which and what to do.
         ik.ConvergenceError (when called): some samples have no equilibrium, under ``on_failure="raise"``.
     """
+
+    calls: Tensor  # training calls so far, while pretraining
 
     def __init__(
         self,
@@ -207,7 +209,7 @@ class DEQ(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # what belongs to a call, not to the layer: it holds graphs
-        return {**super().__getstate__(), "solution": None, "_start": None}  # type: ignore[misc]
+        return {**super().__getstate__(), "solution": None, "_start": None}
 
     def extra_repr(self) -> str:
         """The state's shape and the settings."""
@@ -226,9 +228,7 @@ class DEQ(nn.Module):
         if dims is not None:
             options["in_dims"] = (None, *dims)
         try:
-            solution = ik.fixed_point(
-                the_map, initial, (weights, *injected), batch_dims=self.batch_dims, **options
-            )
+            solution = ik.fixed_point(the_map, initial, (weights, *injected), batch_dims=self.batch_dims, **options)
         except ik.ConvergenceError as error:
             if error.solution is not None:
                 self.solution = error.solution.detach()
@@ -305,7 +305,9 @@ class DEQ(nn.Module):
             return start.Last()
         if init == "zeros" or callable(init):
             return init
-        raise ValueError(f"init must be one of {', '.join(map(repr, _STARTS))}, or callable (*inputs) -> state; got {init!r}")
+        raise ValueError(
+            f"init must be one of {', '.join(map(repr, _STARTS))}, or callable (*inputs) -> state; got {init!r}"
+        )
 
     def _start_is_learned(self) -> bool:
         return isinstance(self.init, nn.Module) and any(p.requires_grad for p in self.init.parameters())

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import implicitkit as ik
 import torch
 from torch import Tensor, nn
+
+import implicitkit as ik
 
 __all__ = ["Last", "Learned", "check_shapes", "zeros"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 __all__ = ["Cell"]
 
@@ -22,8 +22,8 @@ class Cell(nn.Module):
 
     Class attributes:
         injected_dims: as ``in_dims`` of :func:`ik.solve`, for what ``inject`` returns: ``0`` (every tensor of it has the
-            batch first), ``None`` (shared by the batch, or not known), or a tuple with one such entry each.  Known, converged
-            samples are dropped from later evaluations; wrongly declared, they would be mixed up.
+            batch first), ``None`` (shared by the batch, or not known), or a tuple with one such entry each.  Where known,
+            converged samples are dropped from later evaluations; wrongly declared, samples would be mixed up.
         causal: position ``t`` of the state (its first dimension after the batch) depends on positions ``<= t`` only.
     """
 
@@ -53,6 +53,6 @@ class Cell(nn.Module):
             "DEQ(cell, state=(dim,))"
         )
 
-    def recurrent_weights(self) -> list[nn.Parameter]:
+    def recurrent_weights(self) -> list[Tensor]:
         """The weights that multiply the state: what initialisation scales (default: none are known)."""
         return []

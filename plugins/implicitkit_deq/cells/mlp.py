@@ -68,6 +68,7 @@ class MLP(Cell):
         """That of ``x``, with ``features`` in the place of ``in_features``."""
         return (*x.shape[1:-1], self.features)
 
-    def recurrent_weights(self) -> list[nn.Parameter]:
+    def recurrent_weights(self) -> list[Tensor]:
         """``W`` (and ``V``)."""
-        return [layer.weight for layer in (self.recurrent, self.readback) if layer is not None]
+        layers = (self.recurrent,) if self.readback is None else (self.recurrent, self.readback)
+        return [layer.weight for layer in layers]

@@ -1,0 +1,176 @@
+r"""Numbers of the Jacobian ``J = df/dz`` of a cell, per sample and matrix-free: what decides whether a DEQ is solvable.
+
+The fixed-point iteration converges near ``z*`` if the spectral radius of ``J`` is below one; the gradient passes through
+``(I - J)^{-1}`` and explodes as ``I - J`` becomes singular; training lets both grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+
+__all__ = ["condition_number", "jacobian_penalty", "spectral_radius"]
+
+_METHODS = ("arnoldi", "power")
+
+
+def jacobian_penalty(
+    cell: Callable[..., Any],
+    z: Any,
+    inputs: tuple[Any, ...] = (),
+    *,
+    probes: int = 1,
+    exact: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""``|J|_F^2 / n``, mean over the samples: a regulariser that keeps a DEQ solvable (Bai, Koltun & Kolter 2021, eq. 7).
+
+    Hutchinson's estimate ``E_v |J^T v|^2 / n`` with ``v ~ N(0, I)``, differentiable in everything the cell uses.
+
+        loss = task_loss + 0.5 * jacobian_penalty(layer.cell, layer.solution.value, (x,))
+
+    Args:
+        cell: ``(z, *inputs) -> z``, samples independent. z: a state, every leaf with the batch first. inputs: a tuple.
+        probes: vectors ``v``; the standard deviation of the estimate falls with their square root.
+        exact: the sum over all ``n`` unit vectors instead, ``n`` products.
+        generator: of the probes.
+
+    Raises:
+        ValueError: ``probes`` less than 1.
+    """
+    if probes < 1:
+        raise ValueError(f"probes must be at least 1, got {probes}")
+    y, product = _transposed_product(cell, z, inputs)
+    batch, n = y.shape
+    if exact:
+        vectors = (row.expand(batch, n) for row in torch.eye(n, dtype=y.dtype, device=y.device))
+        return sum((product(v).square().sum() for v in vectors), y.new_zeros(())) / (batch * n)
+    total = y.new_zeros(())
+    for _ in range(probes):
+        v = torch.randn(y.shape, dtype=y.dtype, device=y.device, generator=generator)
+        total = total + product(v).square().sum()
+    return total / (probes * batch * n)
+
+
+def spectral_radius(
+    cell: Callable[..., Any],
+    z: Any,
+    inputs: tuple[Any, ...] = (),
+    *,
+    method: str = "arnoldi",
+    steps: int = 30,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""``max |\lambda_i(J)|`` of each sample, shape ``(batch,)``, without a graph.
+
+    Both methods use products with ``J^T``, which has the same spectrum, from one evaluation of the cell.
+
+    - ``"arnoldi"``: the largest Ritz value of a Krylov space of ``steps`` dimensions; exact when ``steps >= n``.
+    - ``"power"``: the mean growth of ``|J^k v|`` over the second half of ``steps`` products.  Complex pairs of eigenvalues,
+      for which the usual Rayleigh quotient gives any number, only make it converge as slowly as ``1 / steps``.
+
+    Args:
+        cell, z, inputs: as in :func:`jacobian_penalty`. steps: products. generator: of the first vector.
+
+    Raises:
+        ValueError: an unknown method, or fewer than 2 steps.
+    """
+    if method not in _METHODS:
+        raise ValueError(f"method must be one of {', '.join(map(repr, _METHODS))}, got {method!r}")
+    if steps < 2:
+        raise ValueError(f"steps must be at least 2, got {steps}")
+    with torch.no_grad():
+        y, product = _transposed_product(cell, z, inputs)
+        v = torch.randn(y.shape, dtype=y.dtype, device=y.device, generator=generator)
+        if method == "arnoldi":
+            hessenberg = _arnoldi(product, v, min(steps, y.shape[1]))
+            return torch.linalg.eigvals(hessenberg[:, :-1]).abs().amax(1).to(y.dtype)
+        return _growth(product, v, steps)
+
+
+def condition_number(
+    cell: Callable[..., Any],
+    z: Any,
+    inputs: tuple[Any, ...] = (),
+    *,
+    steps: int = 30,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""``cond_2(I - J)`` of each sample, from below, shape ``(batch,)``, without a graph.
+
+    The condition number of ``I - J`` on a Krylov space of ``steps`` dimensions (``(I - J^T) V_m = V_{m+1} (\bar I - \bar
+    H)``): a lower bound, exact when ``steps >= n``.  The gradient is at most ``|(I - J)^{-1}|`` times as large as that of one
+    application of the cell.
+
+    Args:
+        cell, z, inputs, steps, generator: as in :func:`spectral_radius`.
+
+    Raises:
+        ValueError: fewer than 2 steps.
+    """
+    if steps < 2:
+        raise ValueError(f"steps must be at least 2, got {steps}")
+    with torch.no_grad():
+        y, product = _transposed_product(cell, z, inputs)
+        v = torch.randn(y.shape, dtype=y.dtype, device=y.device, generator=generator)
+        hessenberg = _arnoldi(product, v, min(steps, y.shape[1]))
+        identity = torch.eye(*hessenberg.shape[1:], dtype=hessenberg.dtype, device=y.device)
+        values = torch.linalg.svdvals(identity - hessenberg)
+        return (values[:, 0] / values[:, -1]).to(y.dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------- details
+def _transposed_product(
+    cell: Callable[..., Any], z: Any, inputs: tuple[Any, ...]
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """The packed state ``(batch, n)`` and ``v -> J^T v``, all products from one evaluation."""
+    if not isinstance(inputs, tuple):
+        raise TypeError(f"inputs must be a tuple, as in (x,); got {type(inputs).__name__}")
+    layout = ik.trees.Layout(z, 1, "z")
+
+    def packed(y: Tensor) -> Tensor:
+        out = cell(layout.unpack(y), *inputs)
+        layout.check(out, f"the cell {type(cell).__name__}", cast=torch.is_autocast_enabled(y.device.type))
+        return layout.pack(out)
+
+    y = layout.pack(z)
+    _, pullback = ik.autodiff.vjp(packed, y)
+    return y, lambda v: pullback(v)[0]
+
+
+def _growth(product: Callable[[Tensor], Tensor], v: Tensor, steps: int) -> Tensor:
+    log = v.new_zeros(len(v))
+    for k in range(steps):
+        norm = torch.linalg.vector_norm(v, dim=1)
+        v = product(v / norm.clamp_min(torch.finfo(v.dtype).tiny).unsqueeze(1))
+        if k >= steps // 2:
+            log = log + torch.linalg.vector_norm(v, dim=1).log()
+    return (log / (steps - steps // 2)).exp()
+
+
+def _arnoldi(product: Callable[[Tensor], Tensor], v: Tensor, steps: int) -> Tensor:
+    """The extended Hessenberg matrix ``(batch, steps + 1, steps)``; zero from where a Krylov space is exhausted."""
+    batch, n = v.shape
+    working = torch.float64 if v.dtype == torch.float64 else torch.float32
+    basis = torch.zeros(batch, steps + 1, n, dtype=working, device=v.device)
+    hessenberg = torch.zeros(batch, steps + 1, steps, dtype=working, device=v.device)
+    basis[:, 0] = torch.nn.functional.normalize(v.to(working), dim=1)
+    scale = torch.zeros(batch, dtype=working, device=v.device)
+    for k in range(steps):
+        w = product(basis[:, k].to(v.dtype)).to(working)
+        scale = torch.maximum(scale, torch.linalg.vector_norm(w, dim=1))
+        known = basis[:, : k + 1]
+        for _ in range(2):  # twice is enough
+            h = torch.einsum("bkn,bn->bk", known, w)
+            w = w - torch.einsum("bkn,bk->bn", known, h)
+            hessenberg[:, : k + 1, k] += h
+        norm = torch.linalg.vector_norm(w, dim=1)
+        alive = norm > 10 * n**0.5 * torch.finfo(working).eps * scale
+        hessenberg[:, k + 1, k] = torch.where(alive, norm, 0)
+        basis[:, k + 1] = torch.where(alive.unsqueeze(1), w / norm.clamp_min(torch.finfo(working).tiny).unsqueeze(1), 0)
+    return hessenberg

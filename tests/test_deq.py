@@ -1,0 +1,746 @@
+"""The DEQ layer: states, starts, settings, gradients, frozen maps, copies, transforms, precision, processes, bad input."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+import implicitkit as ik
+from implicitkit_deq import DEQ, Cell, Pretraining, Settings, cells
+
+F64 = torch.float64
+TIGHT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
+
+
+# ------------------------------------------------------------------------------------------------------ cells for tests
+class Plain(nn.Module):
+    """tanh(W z + U x + b), |W|_2 = 0.6, without a declared injection."""
+
+    def __init__(self, features: int = 6, in_features: int = 4, dtype: torch.dtype = F64) -> None:
+        super().__init__()
+        self.W = nn.Linear(features, features, dtype=dtype)
+        self.U = nn.Linear(in_features, features, dtype=dtype)
+        with torch.no_grad():
+            self.W.weight.mul_(0.6 / torch.linalg.matrix_norm(self.W.weight, 2))
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(self.W(z) + self.U(x))
+
+
+class Pair(nn.Module):
+    """An LSTM-like state (h, c)."""
+
+    def __init__(self, features: int = 5, in_features: int = 4) -> None:
+        super().__init__()
+        self.W = nn.Linear(features, 2 * features, dtype=F64)
+        self.U = nn.Linear(in_features, 2 * features, dtype=F64)
+        with torch.no_grad():
+            self.W.weight.mul_(0.5 / torch.linalg.matrix_norm(self.W.weight, 2))
+
+    def forward(self, z: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        h, c = z
+        i, g = (self.W(h) + self.U(x)).chunk(2, -1)
+        c = 0.5 * torch.sigmoid(i) * c + torch.tanh(g)
+        return 0.5 * torch.tanh(c), c
+
+
+class Pyramid(Cell):
+    """A two-resolution state in a dict, coupled both ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine, self.coarse = nn.Conv1d(2, 2, 3, padding=1, dtype=F64), nn.Conv1d(3, 3, 3, padding=1, dtype=F64)
+        self.down, self.up = nn.Conv1d(2, 3, 2, stride=2, dtype=F64), nn.Conv1d(3, 2, 1, dtype=F64)
+        self.U = nn.Conv1d(1, 2, 1, dtype=F64)
+
+    def inject(self, x: Tensor) -> tuple[Tensor]:
+        return (self.U(x),)
+
+    def update(self, z: dict[str, Tensor], injected: Tensor) -> dict[str, Tensor]:
+        a, b = z["fine"], z["coarse"]
+        up = torch.repeat_interleave(self.up(b), 2, -1)
+        return {
+            "fine": 0.4 * torch.tanh(self.fine(a) + up + injected),
+            "coarse": 0.4 * torch.tanh(self.coarse(b) + self.down(a)),
+        }
+
+    def state_shape(self, x: Tensor) -> dict[str, tuple[int, ...]]:
+        return {"fine": (2, x.shape[-1]), "coarse": (3, x.shape[-1] // 2)}
+
+
+CELLS: dict[str, Callable[[], tuple[nn.Module, Any, tuple[int, ...]]]] = {
+    "plain": lambda: (Plain(), (6,), (3, 4)),
+    "mlp": lambda: (cells.MLP(4, 6, scale=0.6, dtype=F64), None, (3, 4)),
+    "mlp_hidden": lambda: (cells.MLP(4, 6, 9, scale=0.6, dtype=F64), None, (3, 4)),
+    "mlp_sequence": lambda: (cells.MLP(4, 6, scale=0.6, dtype=F64), None, (3, 5, 4)),
+    "pair": lambda: (Pair(), ((5,), (5,)), (3, 4)),
+    "pyramid": lambda: (Pyramid(), None, (3, 1, 8)),
+    "gru": lambda: (_Swap(nn.GRUCell(4, 6, dtype=F64)), (6,), (3, 4)),
+}
+
+
+class _Swap(nn.Module):
+    """A torch recurrent cell, which takes (x, h), damped: a GRU's own update gate can keep everything."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return 0.7 * self.cell(x, z)
+
+
+def leaves(state: Any) -> list[Tensor]:
+    return ik.trees.tree_flatten(state)[0]
+
+
+def loss(state: Any) -> Tensor:
+    return sum((leaf.sin() + leaf**2).sum() for leaf in leaves(state))  # type: ignore[return-value]
+
+
+def unrolled(layer: DEQ, *inputs: Tensor, steps: int = 400) -> Any:
+    shapes = layer.cell.state_shape(*inputs) if layer.state is None else layer.state
+    from implicitkit_deq.start import zeros
+
+    z = zeros(shapes, len(inputs[0]), inputs[0].dtype, inputs[0].device)
+    for _ in range(steps):
+        z = layer.cell(z, *inputs)
+    return z
+
+
+def gradients(out: Any, layer: nn.Module, *inputs: Tensor) -> list[Tensor]:
+    wanted = [p for p in [*layer.parameters(), *inputs] if p.requires_grad]
+    return list(torch.autograd.grad(loss(out), wanted, materialize_grads=True))
+
+
+# ------------------------------------------------------------------------------------------- value, every gradient
+@pytest.mark.parametrize("solver", ["anderson", "picard", "newton", "auto"])
+@pytest.mark.parametrize("name", CELLS)
+def test_value_and_every_gradient_are_the_unrolled_limit(name: str, solver: str) -> None:
+    cell, state, shape = CELLS[name]()
+    layer = DEQ(cell, state, solver=solver, rule=ik.Implicit(rtol=1e-12), **TIGHT)
+    x = torch.randn(shape, dtype=F64, requires_grad=True)
+    z, want = layer(x), unrolled(layer, x)
+    torch.testing.assert_close(z, want, rtol=1e-9, atol=1e-10)
+    got, exact = gradients(z, layer, x), gradients(want, layer, x)
+    assert all(bool(g.abs().max() > 0) for g in exact)
+    torch.testing.assert_close(got, exact, rtol=1e-6, atol=1e-9)
+    assert bool(layer.solution.converged.all())
+    assert layer.solution.backward is not None and bool(layer.solution.backward.converged.all())
+
+
+@pytest.mark.parametrize("rule", ["implicit", "one_step", "phantom", "neumann"])
+def test_every_rule(rule: str) -> None:
+    cell = cells.MLP(4, 6, scale=0.3, dtype=F64)
+    layer = DEQ(cell, rule=rule, **TIGHT)
+    x = torch.randn(3, 4, dtype=F64, requires_grad=True)
+    got, exact = gradients(layer(x), layer, x), gradients(unrolled(layer, x), layer, x)
+    flat = [torch.cat([g.flatten() for g in grads]) for grads in (got, exact)]
+    error = float((flat[0] - flat[1]).norm() / flat[1].norm())
+    assert error < {"implicit": 1e-9, "neumann": 1e-4, "phantom": 0.2, "one_step": 0.5}[rule]
+    if rule != "implicit":
+        assert error > 1e-9, "an approximate rule is not the exact one in disguise"
+
+
+def test_a_function_is_a_cell_too_and_its_captured_weights_have_gradients() -> None:
+    W = (0.1 * torch.randn(4, 4, dtype=F64)).requires_grad_()
+    layer = DEQ(lambda z, x: torch.tanh(z @ W + x), (4,), **TIGHT)
+    x = torch.randn(3, 4, dtype=F64)
+    want = x * 0
+    for _ in range(200):
+        want = torch.tanh(want @ W + x)
+    torch.testing.assert_close(
+        torch.autograd.grad(loss(layer(x)), W), torch.autograd.grad(loss(want), W), rtol=1e-8, atol=1e-10
+    )
+
+
+def test_double_backward_and_func_transforms() -> None:
+    layer = DEQ(cells.MLP(3, 4, scale=0.6, dtype=F64), **TIGHT)
+    x = torch.randn(2, 3, dtype=F64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: layer(x), (x,))
+    params = {k: v.detach() for k, v in layer.named_parameters()}
+
+    def value(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        return loss(torch.func.functional_call(layer, params, (x,)))
+
+    got = torch.func.grad(value)(params, x.detach())
+    exact = torch.autograd.grad(loss(unrolled(layer, x)), list(layer.parameters()))
+    torch.testing.assert_close(list(got.values()), list(exact), rtol=1e-8, atol=1e-10)
+    per_sample = torch.func.vmap(torch.func.grad(value), (None, 0))(params, x.detach().unsqueeze(1))
+    torch.testing.assert_close([g.sum(0) for g in per_sample.values()], list(exact), rtol=1e-8, atol=1e-10)
+
+
+def test_several_inputs_and_shared_ones() -> None:
+    def cell(z: Tensor, x: Tensor, adjacency: Tensor) -> Tensor:
+        return 0.5 * torch.tanh(z @ adjacency + x)
+
+    layer = DEQ(cell, (4,), in_dims=(0, None), **TIGHT)
+    x, adjacency = torch.randn(6, 4, dtype=F64), torch.rand(4, 4, dtype=F64)
+    x[0] *= 100  # saturated: converges long before the others, and is dropped
+    z = layer(x, adjacency)
+    torch.testing.assert_close(z, cell(z, x, adjacency), rtol=1e-10, atol=1e-10)
+    assert layer.solution.sample_evaluations < 6 * layer.solution.evaluations
+
+
+# ------------------------------------------------------------------------------------------------- within one call
+class _Counting(cells.MLP):
+    injections = 0
+
+    def inject(self, x: Tensor) -> tuple[Tensor]:
+        self.injections += 1
+        return super().inject(x)
+
+
+def test_the_injection_is_computed_once_a_call() -> None:
+    cell = _Counting(4, 6, dtype=F64)
+    layer = DEQ(cell, **TIGHT)
+    z = layer(torch.randn(3, 4, dtype=F64))
+    assert layer.solution.evaluations > 5
+    loss(z).backward()
+    assert cell.injections == 1
+    assert cell.injection.weight.grad is not None and cell.injection.weight.grad.abs().sum() > 0
+
+
+def test_saved_bytes_do_not_depend_on_the_steps() -> None:
+    saved = []
+    for rtol in (1e-2, 1e-6, 1e-12):
+        torch.manual_seed(0)
+        layer = DEQ(cells.MLP(16, 16, scale=0.9, dtype=F64), solver="picard", rtol=rtol, atol=0.0)
+        x = torch.randn(4, 16, dtype=F64)
+        count = [0]
+
+        def pack(t: Tensor, count: list[int] = count) -> Tensor:
+            count[0] += t.numel() * t.element_size()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            layer(x)
+        saved.append((int(layer.solution.steps.max()), count[0]))
+    steps, bytes_saved = zip(*saved, strict=True)
+    assert steps[2] > 5 * steps[0]
+    assert len(set(bytes_saved)) == 1, saved
+
+
+class _Noisy(nn.Module):
+    """Dropout by module, by function, and plain noise."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.inner, self.kind, self.dropout = Plain(), kind, nn.Dropout(0.4)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        z = self.inner(z, x)
+        if not self.training:
+            return z
+        return {
+            "module": lambda: self.dropout(z),
+            "function": lambda: nn.functional.dropout(z, 0.4),
+            "noise": lambda: z + 0.1 * torch.randn_like(z),
+        }[self.kind]()
+
+
+@pytest.mark.parametrize("kind", ["module", "function", "noise"])
+def test_random_numbers_are_drawn_once_a_call(kind: str) -> None:
+    layer = DEQ(_Noisy(kind), (6,), **TIGHT)
+    x = torch.randn(5, 4, dtype=F64, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.manual_seed(7)
+        z = layer(x)
+        after = torch.get_rng_state()
+        again = layer(x)
+    assert bool(layer.solution.converged.all())
+    assert float((z - again).detach().abs().max()) > 1e-3, "another call, another draw"
+    torch.manual_seed(7)
+    state = torch.get_rng_state()
+    layer.cell(torch.zeros(5, 6, dtype=F64), x)
+    assert torch.equal(torch.get_rng_state(), after), "a call draws what one evaluation draws"
+
+    want = torch.zeros(5, 6, dtype=F64)
+    for _ in range(200):
+        torch.set_rng_state(state)
+        want = layer.cell(want, x)
+    torch.testing.assert_close(z, want, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(gradients(z, layer, x), gradients(want, layer, x), rtol=1e-7, atol=1e-9)
+
+
+def test_converged_samples_are_dropped_unless_something_is_drawn() -> None:
+    x = torch.randn(8, 4, dtype=F64) * torch.logspace(-3, 2, 8, dtype=F64).unsqueeze(1)
+    layer = DEQ(_Noisy("module"), (6,), **TIGHT)
+    layer(x)
+    assert layer.solution.sample_evaluations == 8 * layer.solution.evaluations
+    layer.eval()
+    layer(x)
+    assert layer.solution.sample_evaluations < 8 * layer.solution.evaluations
+
+
+class _Normalised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = Plain(), nn.BatchNorm1d(6, dtype=F64)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(0.5 * self.norm(self.inner(z, x)))
+
+
+def test_batch_norm_statistics_are_held_and_updated_once() -> None:
+    layer = DEQ(_Normalised(), (6,), **TIGHT)
+    norm, reference = layer.cell.norm, copy.deepcopy(layer.cell)
+    x = torch.randn(5, 4, dtype=F64, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        z = layer(x)
+    assert int(norm.num_batches_tracked) == 1
+    reference.eval()  # the statistics from before the call
+    want = torch.zeros(5, 6, dtype=F64)
+    for _ in range(200):
+        want = reference(want, x)
+    torch.testing.assert_close(z, want, rtol=1e-9, atol=1e-10)
+    exact = torch.autograd.grad(loss(want), [*reference.parameters(), x])
+    torch.testing.assert_close(gradients(z, layer, x), list(exact), rtol=1e-7, atol=1e-9)
+    features = reference.inner(z, x).detach()  # seen by the norm at the equilibrium
+    torch.testing.assert_close(norm.running_mean, 0.1 * features.mean(0), rtol=1e-8, atol=1e-10)
+    before = {k: v.clone() for k, v in norm.state_dict().items()}
+    layer.eval()
+    layer(x)
+    torch.testing.assert_close(dict(norm.state_dict()), before)
+
+
+def test_batch_norm_on_batch_statistics_is_a_joint_system() -> None:
+    layer = DEQ(_Normalised(), (6,), batch_dims=0, **TIGHT)
+    reference = copy.deepcopy(layer.cell)
+    x = torch.randn(5, 4, dtype=F64, requires_grad=True)
+    z = layer(x)
+    want = torch.zeros(5, 6, dtype=F64)
+    for _ in range(300):
+        want = reference(want, x)
+    torch.testing.assert_close(z, want, rtol=1e-8, atol=1e-9)
+    exact = torch.autograd.grad(loss(want), [*reference.parameters(), x])
+    torch.testing.assert_close(gradients(z, layer, x), list(exact), rtol=1e-6, atol=1e-8)
+    assert int(layer.cell.norm.num_batches_tracked) == 1
+
+
+class _Counted(nn.Module):
+    calls = 0
+
+    def forward(self, W: Tensor) -> Tensor:
+        _Counted.calls += 1
+        return 0.6 * W / torch.linalg.matrix_norm(W, 2)
+
+
+def test_reparametrised_weights_are_computed_once_a_call() -> None:
+    cell = cells.MLP(4, 6, dtype=F64)
+    nn.utils.parametrize.register_parametrization(cell.recurrent, "weight", _Counted())
+    layer = DEQ(cell, **TIGHT)
+    x = torch.randn(3, 4, dtype=F64, requires_grad=True)
+    exact = gradients(unrolled(layer, x, steps=100), layer, x)
+    _Counted.calls = 0
+    z = layer(x)
+    got = gradients(z, layer, x)
+    assert layer.solution.evaluations > 5 and _Counted.calls == 1
+    torch.testing.assert_close(got, exact, rtol=1e-7, atol=1e-9)
+
+
+def test_torch_spectral_norm_takes_one_power_step_a_call() -> None:
+    cell = cells.MLP(4, 6, dtype=F64)
+    parametrizations.spectral_norm(cell.recurrent)
+    other = copy.deepcopy(cell)
+    layer = DEQ(lambda z, x: 0.9 * cell(z, x), (6,), **TIGHT)  # a plain function: nothing is hoisted, the core holds it
+    with pytest.warns(ik.ImpureFunctionWarning):
+        layer(torch.randn(3, 4, dtype=F64))
+
+    class Damped(cells.MLP):
+        def update(self, z: Tensor, injected: Tensor) -> Tensor:
+            return 0.9 * super().update(z, injected)
+
+    damped = Damped(4, 6, dtype=F64)
+    damped.recurrent = other.recurrent
+    layer = DEQ(damped, **TIGHT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        vector = other.recurrent.parametrizations.weight[0]._u.clone()
+        layer(torch.randn(3, 4, dtype=F64))
+    assert not torch.equal(vector, other.recurrent.parametrizations.weight[0]._u)
+    assert bool(layer.solution.converged.all())
+
+
+# --------------------------------------------------------------------------------------------------------------- starts
+def test_the_start_does_not_matter_and_may_be_anything() -> None:
+    torch.manual_seed(3)
+    x = torch.randn(3, 4, dtype=F64)
+    cell = cells.MLP(4, 6, scale=0.7, dtype=F64)
+    hyper = nn.Linear(4, 6, dtype=F64)
+    reference = DEQ(cell, **TIGHT)(x)
+    for init in ("zeros", "learned", "last", hyper, lambda x: torch.ones(len(x), 6, dtype=F64)):
+        layer = DEQ(cell, (6,), init=init, **TIGHT)
+        torch.testing.assert_close(layer(x), reference, rtol=1e-9, atol=1e-10)
+    z0 = torch.randn(3, 6, dtype=F64, requires_grad=True)
+    z = DEQ(cell, **TIGHT)(x, z0=z0)
+    torch.testing.assert_close(z, reference, rtol=1e-9, atol=1e-10)
+    (g,) = torch.autograd.grad(z.sum(), z0, allow_unused=True)
+    assert g is None or float(g.abs().max()) == 0.0
+
+
+def test_warm_start_from_the_last_frame() -> None:
+    layer = DEQ(cells.MLP(4, 6, scale=0.9, dtype=F64), init="last", solver="picard", rtol=1e-10, atol=0.0)
+    x = torch.randn(3, 4, dtype=F64)
+    layer(x)
+    cold = int(layer.solution.steps.max())
+    layer(x + 1e-6)
+    warm = int(layer.solution.steps.max())
+    assert warm < 0.6 * cold
+    layer(torch.randn(5, 4, dtype=F64))  # another batch size: from zero again
+    assert layer.solution.value.shape == (5, 6)
+    assert "last" not in str(layer.state_dict())
+
+
+def test_warm_start_forgets_samples_that_are_not_finite() -> None:
+    layer = DEQ(cells.MLP(4, 6, scale=0.7, dtype=F64), init="last", on_failure="ignore", **TIGHT)
+    x = torch.randn(3, 4, dtype=F64)
+    bad = x.clone()
+    bad[1] = torch.nan
+    layer(bad)
+    assert layer.solution.converged.tolist() == [True, False, True]
+    layer.init.state[1] = torch.nan
+    layer(x)
+    assert bool(layer.solution.converged.all())
+
+
+@pytest.mark.parametrize("kind", ["learned", "module"])
+def test_a_learned_start_saves_steps(kind: str) -> None:
+    cell = cells.MLP(4, 6, scale=0.9, dtype=F64)
+    init = "learned" if kind == "learned" else nn.Linear(4, 6, dtype=F64)
+    layer = DEQ(cell, (6,), init=init, solver="picard", rtol=1e-6, atol=0.0)
+    x = 2.0 + 0.05 * torch.randn(16, 4, dtype=F64)
+    layer(x)
+    first = float(layer.solution.steps.double().mean())
+    start = list(layer.init.parameters())
+    optimiser = torch.optim.Adam(start, lr=0.05)
+    with pytest.raises(RuntimeError, match="no start to train"):
+        DEQ(cell).start_loss()
+    losses = []
+    for _ in range(300):
+        layer(x)
+        value = layer.start_loss()
+        optimiser.zero_grad()
+        value.backward()
+        optimiser.step()
+        losses.append(value.item())
+    assert losses[-1] < 0.02 * losses[0]
+    assert float(layer.solution.steps.double().mean()) < 0.8 * first
+    assert cell.recurrent.weight.grad is None
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+def test_evaluate_tighter_than_trained() -> None:
+    layer = DEQ(cells.MLP(4, 6, scale=0.9, dtype=F64), rtol=1e-3, atol=0.0, evaluation={"rtol": 1e-10})
+    x = torch.randn(3, 4, dtype=F64)
+    rough, figures = layer(x), layer.solution
+    layer.eval()
+    fine = layer(x)
+    assert layer.solution.steps.min() > figures.steps.max()
+    assert float(layer.solution.residual_norm.max()) < 1e-8 < float(figures.residual_norm.max())
+    assert 1e-9 < float((rough - fine).detach().abs().max()) < 1e-2
+    assert fine.requires_grad, "eval() is no obstacle to derivatives"
+    with layer.using(solver=ik.Picard(damping=0.9), rtol=1e-6):
+        layer(x)
+    assert layer.solution.solver == "picard" and layer.settings.solver == "anderson"
+
+
+def test_unrolled_pretraining_then_implicit() -> None:
+    layer = DEQ(cells.MLP(4, 6, scale=0.6, dtype=F64), pretraining=Pretraining(calls=2, steps=3), **TIGHT)
+    x = torch.randn(3, 4, dtype=F64, requires_grad=True)
+    want = torch.zeros(3, 6, dtype=F64)
+    for _ in range(3):
+        want = layer.cell(want, x)
+    z = layer(x)
+    torch.testing.assert_close(z, want)
+    torch.testing.assert_close(gradients(z, layer, x), gradients(want, layer, x))
+    assert layer.solution is None
+    layer.eval()
+    layer(x)
+    assert layer.solution is not None, "evaluation is always implicit"
+    layer.train()
+    resumed = DEQ(cells.MLP(4, 6, dtype=F64), pretraining=Pretraining(calls=2, steps=3), **TIGHT)
+    resumed.load_state_dict(layer.state_dict())
+    for each in (layer, resumed):
+        each(x)
+        assert each.solution is None, "second call"
+        each(x)
+        assert each.solution is not None, "third call"
+
+
+def test_callback_and_trace_reach_the_solve() -> None:
+    seen: list[int] = []
+    layer = DEQ(cells.MLP(4, 6, dtype=F64), trace=True, callback=lambda step, z, norm: seen.append(step))
+    layer(torch.randn(3, 4, dtype=F64))
+    assert layer.solution.trace.shape == (len(seen) + 1, 3)
+    assert seen == list(range(1, len(seen) + 1))
+
+
+def test_a_failure_is_loud_and_leaves_its_figures() -> None:
+    cell = cells.MLP(4, 6, scale=3.0, activation=nn.Identity(), dtype=F64)
+    layer = DEQ(cell, solver="picard", max_steps=20)
+    x = torch.randn(3, 4, dtype=F64)
+    with pytest.raises(ik.ConvergenceError, match="3 of 3 samples did not converge"):
+        layer(x)
+    assert not bool(layer.solution.converged.any())
+    with pytest.warns(ik.ConvergenceWarning), layer.using(on_failure="warn"):
+        layer(x)
+    with layer.using(on_failure="ignore"):
+        layer(x)
+
+
+# ------------------------------------------------------------------------------------------------------- copies, memory
+def test_save_load_pickle_deepcopy() -> None:
+    layer = DEQ(cells.MLP(4, 6, dtype=F64), init="last", evaluation={"rtol": 1e-8})
+    x = torch.randn(3, 4, dtype=F64)
+    z = layer(x)
+    loss(z).backward()
+    buffer = io.BytesIO()
+    torch.save(layer, buffer)
+    buffer.seek(0)
+    twins = {
+        "deepcopy": copy.deepcopy(layer),
+        "pickle": pickle.loads(pickle.dumps(layer)),
+        "torch.save": torch.load(buffer, weights_only=False),
+        "state_dict": DEQ(cells.MLP(4, 6, dtype=F64), evaluation={"rtol": 1e-8}),
+    }
+    twins["state_dict"].load_state_dict(layer.state_dict())
+    for name, twin in twins.items():
+        torch.testing.assert_close(twin(x), z, rtol=1e-8, atol=1e-9, msg=name)
+        assert twin.eval_settings == layer.eval_settings, name
+    assert layer.solution is not None, "copies leave the original alone"
+
+
+def test_the_layer_does_not_keep_its_graph() -> None:
+    layer = DEQ(cells.MLP(4, 6, dtype=F64))
+    layer(torch.randn(3, 4, dtype=F64, requires_grad=True))
+    assert layer.solution.value.grad_fn is None
+
+
+# ------------------------------------------------------------------------------------------- dtypes, autocast, compile
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, F64, torch.complex64, torch.complex128]
+)
+def test_dtypes(dtype: torch.dtype) -> None:
+    cell = Plain(dtype=dtype if dtype.is_complex else torch.float32)
+    cell = cell if dtype.is_complex else cell.to(dtype)
+    with torch.no_grad():
+        cell.W.weight.mul_(0.5)  # a complex tanh is steeper than 1
+    layer = DEQ(cell, (6,), solver="picard")
+    x = torch.randn(3, 4, dtype=dtype)
+    z = layer(x)
+    assert z.dtype == dtype and z.device == x.device
+    assert bool(layer.solution.converged.all())
+    torch.view_as_real(z).sum().backward() if dtype.is_complex else z.float().sum().backward()
+    grad = cell.W.weight.grad
+    assert grad is not None and grad.dtype == dtype and bool(torch.isfinite(grad.abs()).all())
+
+
+def test_token_inputs_take_the_dtype_of_the_weights() -> None:
+    class Embedded(Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.inner = nn.Embedding(7, 4, dtype=F64), cells.MLP(4, 6, dtype=F64)
+
+        def inject(self, tokens: Tensor) -> tuple[Tensor]:
+            return self.inner.inject(self.table(tokens))
+
+        def update(self, z: Tensor, injected: Tensor) -> Tensor:
+            return self.inner.update(z, injected)
+
+    layer = DEQ(Embedded(), lambda tokens: (tokens.shape[1], 6))
+    z = layer(torch.randint(7, (2, 5)))
+    assert z.shape == (2, 5, 6) and z.dtype == F64
+
+
+def test_autocast_keeps_the_solve_in_float32() -> None:
+    layer = DEQ(cells.MLP(16, 16, scale=0.5))
+    x = torch.randn(8, 16, requires_grad=True)
+    seen: list[torch.dtype] = []
+    layer.train_settings = layer.train_settings.changed({"callback": lambda step, z, norm: seen.append(z.dtype)})
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = torch.nn.functional.linear(x, torch.eye(16))
+        assert half.dtype == torch.bfloat16
+        z = layer(half)
+    loss(z).backward()
+    assert z.dtype == torch.float32 and set(seen) == {torch.float32}
+    (exact,) = torch.autograd.grad(loss(unrolled(layer, x)), x)
+    assert float((x.grad - exact).norm() / exact.norm()) < 0.05
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("what", ["cell", "layer"])
+def test_compile(what: str) -> None:
+    cell = cells.MLP(4, 6, scale=0.6, dtype=F64)
+    plain = DEQ(cell, **TIGHT)
+    compiled = (
+        DEQ(torch.compile(cell, backend="aot_eager"), (6,), in_dims=None, **TIGHT)
+        if what == "cell"
+        else torch.compile(plain, backend="aot_eager")
+    )
+    x = torch.randn(3, 4, dtype=F64, requires_grad=True)
+    exact = gradients(plain(x), cell, x)
+    for _ in range(2):
+        torch.testing.assert_close(gradients(compiled(x), cell, x), exact, rtol=1e-8, atol=1e-10)
+    torch._dynamo.reset()
+
+
+DDP = """
+import sys, torch, torch.distributed as dist
+from implicitkit_deq import DEQ, cells
+
+def gradients(model, x):
+    model.zero_grad()
+    model(x).pow(2).sum(1).mean().backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+torch.manual_seed(0)
+layer = DEQ(cells.MLP(4, 6, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+x = torch.randn(6, 4, dtype=torch.float64)
+alone = gradients(layer, x)
+dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+parallel = torch.nn.parallel.DistributedDataParallel(layer)
+for _ in range(2):
+    torch.testing.assert_close(gradients(parallel, x[rank * 3 : rank * 3 + 3]), alone, rtol=1e-9, atol=1e-11)
+dist.barrier()
+del parallel
+dist.destroy_process_group()
+print("gradients equal on rank", rank)
+"""
+
+
+def test_two_processes_have_the_gradients_of_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", DDP]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        for rank in range(2)
+    ]
+    for rank, process in enumerate(ranks):
+        out = process.communicate(timeout=120)[0].decode()
+        assert process.returncode == 0 and f"gradients equal on rank {rank}" in out, out
+
+
+# -------------------------------------------------------------------------------------------------------------- bad input
+def _bad(f: Callable[[Tensor, Tensor], Any], state: Any = (6,)) -> Callable[[], Any]:
+    return lambda: DEQ(f, state)(torch.randn(3, 6))
+
+
+BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "cell is no callable": (lambda: DEQ(3, (4,)), TypeError, "cell must be callable"),
+    "no state": (lambda: DEQ(Plain()), TypeError, "state is missing"),
+    "cell without state_shape": (lambda: _StateLess()(torch.randn(3, 4)), TypeError, "state_shape"),
+    "state is a number": (lambda: DEQ(Plain(), 6), TypeError, r"write \(6,\)"),
+    "state with a zero": (lambda: DEQ(Plain(), (0,)), ValueError, "empty shape"),
+    "state is a dict of numbers": (lambda: DEQ(Plain(), {"h": 3}), TypeError, r"write \(3,\)"),
+    "state is an empty dict": (lambda: DEQ(Plain(), {}), ValueError, "no leaf"),
+    "another shape": (_bad(lambda z, x: z[:, :5]), ValueError, r"returned shape \(3, 5\), but z has shape \(3, 6\)"),
+    "another structure": (_bad(lambda z, x: (z, z)), TypeError, "another structure"),
+    "another dtype": (_bad(lambda z, x: z.double()), TypeError, "dtype torch.float64"),
+    "not a tensor": (_bad(lambda z, x: 1.0), TypeError, "float"),
+    "no input": (lambda: DEQ(Plain(), (6,))(), TypeError, "at least one tensor"),
+    "scalar input": (lambda: DEQ(Plain(), (6,))(torch.tensor(1.0)), ValueError, "leading dimension must be the batch"),
+    "empty batch": (lambda: DEQ(Plain(), (6,))(torch.zeros(0, 4)), ValueError, "batch is empty"),
+    "z0 of another batch": (
+        lambda: DEQ(Plain(dtype=torch.float32), (6,))(torch.zeros(3, 4), z0=torch.zeros(2, 6)),
+        ValueError,
+        r"\(2, 6\) where the state has \(3, 6\)",
+    ),
+    "z0 of another structure": (
+        lambda: DEQ(Plain(), (6,))(torch.zeros(3, 4), z0=(torch.zeros(3, 6),)),
+        TypeError,
+        "another structure",
+    ),
+    "z0 of another dtype": (
+        lambda: DEQ(Plain(), (6,))(torch.zeros(3, 4, dtype=F64), z0=torch.zeros(3, 6)),
+        TypeError,
+        "float32",
+    ),
+    "init unknown": (lambda: DEQ(Plain(), (6,), init="ones"), ValueError, "init must be one of"),
+    "init learned without shape": (lambda: DEQ(cells.MLP(4, 6), init="learned"), ValueError, "fixed shape"),
+    "init of another shape": (
+        lambda: DEQ(Plain(dtype=torch.float32), (6,), init=lambda x: torch.zeros(3, 5))(torch.zeros(3, 4)),
+        ValueError,
+        "what init returned",
+    ),
+    "a typo in evaluation": (
+        lambda: DEQ(Plain(), (6,), evaluation={"rtoll": 1e-3}),
+        TypeError,
+        "did you mean 'rtol'",
+    ),
+    "a typo in using": (lambda: DEQ(Plain(), (6,)).using(sover="picard").__enter__(), TypeError, "'solver'"),
+    "a typo in the constructor": (lambda: DEQ(Plain(), (6,), tol=1e-3), TypeError, "tol"),
+    "an unknown solver": (lambda: DEQ(Plain(), (6,), solver="andersen")(torch.zeros(3, 4)), Exception, "anderson"),
+    "a solver for something else": (
+        lambda: DEQ(Plain(), (6,), solver="brentq")(torch.zeros(3, 4, dtype=F64)),
+        Exception,
+        "unknown|brentq",
+    ),
+    "negative tolerance": (lambda: Settings(rtol=-1.0), ValueError, "negative"),
+    "no steps": (lambda: Settings(max_steps=0), ValueError, "max_steps"),
+    "unknown policy": (lambda: Settings(on_failure="shrug"), ValueError, "on_failure"),
+    "batch_dims": (lambda: DEQ(Plain(), (6,), batch_dims=2), ValueError, "batch_dims"),
+    "integer dtype": (lambda: DEQ(Plain(), (6,), dtype=torch.int64), TypeError, "floating point"),
+    "in_dims of another length": (
+        lambda: DEQ(Plain(), (6,), in_dims=(0, 0))(torch.zeros(3, 4, dtype=F64)),
+        ValueError,
+        "in_dims has 2 entries",
+    ),
+    "inject returns no tuple": (lambda: DEQ(_NoTuple())(torch.zeros(3, 4)), TypeError, "must return a tuple"),
+    "pretraining without calls": (lambda: Pretraining(0, 3), ValueError, "calls must be at least 1"),
+    "mlp sizes": (lambda: cells.MLP(4, 0), ValueError, "features must be at least 1"),
+    "mlp scale": (lambda: cells.MLP(4, 4, scale=0.0), ValueError, "scale must be positive"),
+}
+
+
+class _NoTuple(cells.MLP):
+    def __init__(self) -> None:
+        super().__init__(4, 6)
+
+    def inject(self, x: Tensor) -> Any:
+        return self.injection(x)
+
+
+class _StateLess(Cell):
+    def update(self, z: Tensor, x: Tensor) -> Tensor:
+        return z
+
+    def __call__(self, *args: Any) -> Any:
+        return DEQ(self)(*args) if len(args) == 1 else super().__call__(*args)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused_clearly(name: str) -> None:
+    f, error, message = BAD[name]
+    with pytest.raises(error, match=message):
+        f()
+
+
+def test_one_bad_sample_does_not_spoil_its_batch() -> None:
+    layer = DEQ(cells.MLP(4, 6, scale=0.7, dtype=F64), on_failure="ignore", **TIGHT)
+    x = torch.randn(4, 4, dtype=F64)
+    good = layer(x)
+    x[2] = torch.nan
+    z = layer(x.requires_grad_())
+    keep = [0, 1, 3]
+    torch.testing.assert_close(z[keep], good[keep], rtol=1e-10, atol=1e-11)
+    assert layer.solution.converged.tolist() == [True, True, False, True]
+    (g,) = torch.autograd.grad(z[keep].sum(), x)
+    assert bool(torch.isfinite(g[keep]).all()) and float(g[keep].abs().max()) > 0
