@@ -1,6 +1,7 @@
 """Layers defined by equations: state what must hold, let any solver find it, get exact derivatives of the solution."""
 
 from implicitkit import autodiff, callbacks, interop, linear, testing, trees
+from implicitkit.diagnostics import Certificate, certify
 from implicitkit.errors import (
     CapabilityError,
     CapturedTensorError,
@@ -39,6 +40,7 @@ __all__ = [
     "BlackBox",
     "CapabilityError",
     "CapturedTensorError",
+    "Certificate",
     "ConvergenceError",
     "ConvergenceWarning",
     "FixedPoint",
@@ -67,6 +69,7 @@ __all__ = [
     "argmin",
     "autodiff",
     "callbacks",
+    "certify",
     "fixed_point",
     "get_solver",
     "implicit",

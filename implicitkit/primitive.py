@@ -85,7 +85,7 @@ class Call:
                 f.prime(z0, self.first)
                 self.first = None
             outcome = driver.find(self.solver, f, z0, self.options)
-            self.record.outcome = outcome
+            self.record.outcome, self.record.system, self.record.theta = outcome, self.system, tuple(theta)
             z = outcome.z.clone()  # a solver may return what the map returned, and that may be anyone's
             if not self.batchable:
                 return z, None

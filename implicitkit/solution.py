@@ -60,6 +60,11 @@ class Record:
 
     outcome: Any = None
     linear: list[LinearReport] = field(default_factory=list)
+    system: Any = None  # what was solved, and the plain tensors it was solved for
+    theta: tuple[Tensor, ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:  # the user's function need not be picklable
+        return self.__dict__ | {"system": None, "theta": ()}
 
 
 class Solution:

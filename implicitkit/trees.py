@@ -86,6 +86,13 @@ class Layout:
         if self.size == 0:
             raise ValueError(f"{name} has size zero (shape {tuple(first.shape)}): there is no unknown to solve for")
 
+    def __getstate__(self) -> dict[str, Any]:
+        skeleton = tree_unflatten(list(range(len(self.events))), self.spec)  # plain containers, whatever torch's specs are
+        return self.__dict__ | {"spec": skeleton}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, spec=tree_flatten(state["spec"])[1])
+
     def pack(self, tree: Any) -> Tensor:
         """A tree of this structure as a matrix ``(rows * samples_per_row, n)``; shapes are taken on trust."""
         if self.bare:
