@@ -216,7 +216,7 @@ def test_threads_share_a_module() -> None:
 
 
 DDP = """
-import sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 sys.path.insert(0, {tests!r})
 from test_interplay import Cell
 import implicitkit as ik
@@ -243,8 +243,10 @@ if __name__ == "__main__":
     parallel = torch.nn.parallel.DistributedDataParallel(layer)
     together = loss_gradients(parallel, x[rank * 3 : rank * 3 + 3])
     torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-11)
+    dist.barrier()
     dist.destroy_process_group()
-    print("gradients equal on rank", rank)
+    print("gradients equal on rank", rank, flush=True)
+    os._exit(0)  # threads of gloo do not always survive the interpreter's own way out
 """
 
 
