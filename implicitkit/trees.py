@@ -178,5 +178,5 @@ def describe_leaves(tree: Any, name: str, test: Callable[[Tensor], bool]) -> lis
     return [
         name + path
         for path, leaf in compat.tree_flatten_with_path(tree)
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and test(leaf)
+        if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()) and test(leaf)
     ]

@@ -1,0 +1,509 @@
+"""What does not fit, is not finite or is not pure: refused, or answered, with a message that says what and where."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import implicitkit as ik
+
+D = torch.float64
+
+
+def zeros(*shape: int, dtype: torch.dtype = D) -> Tensor:
+    return torch.zeros(*shape, dtype=dtype)
+
+
+def half(z: Any, *_: Any) -> Any:
+    """A contraction towards 2."""
+    return 0.5 * z + 1.0
+
+
+def no_root(z: Tensor, shift: Tensor | float = 1.0) -> Tensor:
+    """z^2 + shift: without a root for shift > 0."""
+    return z**2 + shift
+
+
+def square(z: Tensor) -> Tensor:
+    return (z**2).sum()
+
+
+def write_z(z: Tensor, x: Tensor) -> Tensor:
+    return z.mul_(0.5) + x
+
+
+def write_second_leaf(z: dict[str, Tensor], x: Tensor) -> dict[str, Tensor]:
+    z["b"].add_(1.0)
+    return {"a": z["a"] * 0.5, "b": z["b"] * 0.5 + x}
+
+
+def write_args(z: Tensor, x: Tensor, y: dict[str, Tensor]) -> Tensor:
+    y["k"].mul_(2.0)
+    return 0.5 * z + x
+
+
+def shout(step: int, z: Any, norm: Tensor) -> None:
+    raise KeyError(f"the callback's own error at step {step}")
+
+
+Row = tuple[Callable[[], Any], type[Exception], str]
+
+REFUSED: dict[str, Row] = {
+    # ------------------------------------------------------------------------------------------------ the problem
+    "fixed point of no callable": (
+        lambda: ik.fixed_point(3.0, zeros(2)), TypeError, r"FixedPoint needs a callable map\(z, \*args\).*got float"),
+    "root of no callable": (lambda: ik.root(None, zeros(2)), TypeError, r"Root needs a callable .*got NoneType"),
+    "argmin of no callable": (
+        lambda: ik.argmin("f", zeros(2)), TypeError, r"Argmin needs a callable objective.*got str"),
+    "least squares of no callable": (
+        lambda: ik.least_squares(zeros(2), zeros(2)), TypeError, r"LeastSquares needs a callable residuals.*got Tensor"),
+    "steady state of no callable": (
+        lambda: ik.steady_state(7, zeros(2)), TypeError, r"SteadyState needs a callable rhs.*got int"),
+    "a function where a problem is due": (
+        lambda: ik.solve(half, zeros(2)), TypeError, r"must be a Problem .*got function; wrap the function in one"),
+    "no problem at all": (lambda: ik.solve(3, zeros(2)), TypeError, r"must be a Problem such as ik\.Root\(f\).*got int"),
+    # -------------------------------------------------------------------------------------------------------- the state
+    "integer z0": (
+        lambda: ik.fixed_point(half, torch.zeros(2, dtype=torch.int64)),
+        TypeError, r"z0 has dtype torch\.int64; an unknown must be real or complex.*z0\.to\("),
+    "boolean leaf": (
+        lambda: ik.fixed_point(half, {"a": zeros(2), "b": torch.ones(2, dtype=torch.bool)}),
+        TypeError, r"z0\['b'\] has dtype torch\.bool"),
+    "a number for z0": (lambda: ik.fixed_point(half, 1.0), TypeError, r"z0 is a float, not a tensor"),
+    "a number in z0": (lambda: ik.fixed_point(half, [zeros(2), 1]), TypeError, r"z0\[1\] is a int, not a tensor"),
+    "no leaf": (lambda: ik.fixed_point(half, {}), ValueError, r"z0 is empty: the state has no tensor in it"),
+    "mixed precision": (
+        lambda: ik.fixed_point(half, (zeros(2), zeros(2, dtype=torch.float32))),
+        TypeError, r"different precisions: z0\[1\] has torch\.float32, the first leaf has torch\.float64"),
+    "mixed devices": (
+        lambda: ik.fixed_point(half, {"a": zeros(2), "b": torch.zeros(2, dtype=D, device="meta")}),
+        ValueError, r"different devices: z0\['b'\] on meta, the first leaf on cpu"),
+    "leaves that disagree on the batch": (
+        lambda: ik.fixed_point(half, (zeros(3, 2), zeros(4, 2)), batch_dims=1),
+        ValueError, r"disagree on the batch: z0\[1\] has batch shape \(4,\), the first leaf \(3,\)"),
+    "empty batch": (
+        lambda: ik.fixed_point(half, zeros(0, 3), batch_dims=1), ValueError, r"empty batch .*nothing to solve"),
+    "empty inner batch": (
+        lambda: ik.fixed_point(half, zeros(4, 0, 3), batch_dims=2), ValueError, r"empty batch \(batch shape \(4, 0\)\)"),
+    "zero-size state": (lambda: ik.fixed_point(half, zeros(0)), ValueError, r"size zero \(shape \(0,\)\).*no unknown"),
+    "zero-size samples": (
+        lambda: ik.fixed_point(half, zeros(5, 0), batch_dims=1), ValueError, r"size zero \(shape \(5, 0\)\)"),
+    # ---------------------------------------------------------------------------------------------- what the map returns
+    "another shape": (
+        lambda: ik.fixed_point(lambda z: z[:2], zeros(3)), ValueError,
+        r"FixedPoint's function returned shape \(2,\), but z has shape \(3,\).*one equation per unknown"),
+    "another shape in a leaf": (
+        lambda: ik.root(lambda z: {"a": z["a"], "b": z["b"].sum()}, {"a": zeros(2), "b": zeros(3)}), ValueError,
+        r"returned shape \(\) at \['b'\], but z has shape \(3,\) there"),
+    "another structure": (
+        lambda: ik.root(lambda z: [z["a"]], {"a": zeros(2)}), TypeError,
+        r"another structure than z: got \[\(2,\)\], z is \{'a': \(2,\)\}"),
+    "a leaf too few": (
+        lambda: ik.root(lambda z: {"a": z["a"]}, {"a": zeros(2), "b": zeros(1)}), TypeError, r"another structure than z"),
+    "another dtype": (
+        lambda: ik.fixed_point(lambda z: z.float(), zeros(3)), TypeError,
+        r"returned dtype torch\.float32, but z has torch\.float64.*start from a z0 of the dtype"),
+    "complex for real": (
+        lambda: ik.root(lambda z: z + 1j, zeros(3)), TypeError, r"returned dtype torch\.complex128, but z has torch"),
+    "real for complex": (
+        lambda: ik.root(lambda z: z.real, zeros(3, dtype=torch.complex128)), TypeError,
+        r"returned dtype torch\.float64, but z has complex torch\.float64"),
+    "a number for a tensor": (
+        lambda: ik.root(lambda z: 1.0, zeros(3)), TypeError, r"returned a float, not a tensor"),
+    "nothing": (lambda: ik.root(lambda z: None, zeros(3)), TypeError, r"returned (a NoneType, not a tensor|another struct)"),
+    "a vector for an objective": (
+        lambda: ik.argmin(lambda z: z**2, zeros(3)), ValueError,
+        r"must return one number, shape \(\); it returned shape \(3,\).*batch_dims="),
+    "one number for a batch of objectives": (
+        lambda: ik.argmin(square, zeros(4, 3), batch_dims=1), ValueError,
+        r"must return one number per sample, shape \(4,\); it returned shape \(\)"),
+    "a complex objective": (
+        lambda: ik.argmin(lambda z: (z * 1j).sum(), zeros(3)), TypeError, r"complex numbers; what is minimised must be"),
+    "residuals without the batch": (
+        lambda: ik.least_squares(lambda z: z.sum(0), zeros(4, 3), batch_dims=1), ValueError,
+        r"first dimensions are the batch \(4,\); it returned shape \(3,\)"),
+    # ------------------------------------------------------------------------------------------------------- the options
+    "batch_dims beyond the rank": (
+        lambda: ik.fixed_point(half, zeros(3), batch_dims=2), ValueError,
+        r"batch_dims=2 is larger than the rank of z0, which has shape \(3,\)"),
+    "batch_dims beyond the rank of a leaf": (
+        lambda: ik.fixed_point(half, {"a": zeros(3, 2), "b": zeros(3)}, batch_dims=2), ValueError,
+        r"batch_dims=2 is larger than the rank of z0\['b'\]"),
+    "negative batch_dims": (
+        lambda: ik.fixed_point(half, zeros(3), batch_dims=-1), ValueError, r"batch_dims must be an integer >= 0, got -1"),
+    "fractional batch_dims": (
+        lambda: ik.fixed_point(half, zeros(3), batch_dims=1.0), ValueError, r"batch_dims must be an integer >= 0"),
+    "in_dims without a batch": (
+        lambda: ik.fixed_point(half, zeros(3), (zeros(3),), in_dims=(0,)), ValueError, r"batch_dims is 0: pass batch_dims"),
+    "in_dims of the wrong length": (
+        lambda: ik.fixed_point(half, zeros(3, 1), (zeros(3, 1),), in_dims=(0, None), batch_dims=1),
+        ValueError, r"in_dims has 2 entries for 1 arguments"),
+    "in_dims that do not fit": (
+        lambda: ik.fixed_point(half, zeros(3, 1), (zeros(2, 1),), in_dims=(0,), batch_dims=1),
+        ValueError, r"argument 0 carries the batch in dimension 0, but its shape is \(2, 1\) and the batch has 3 rows"),
+    "negative rtol": (lambda: ik.fixed_point(half, zeros(3), rtol=-1e-3), ValueError, r"not negative: rtol=-0\.001"),
+    "negative atol": (lambda: ik.fixed_point(half, zeros(3), atol=-1.0), ValueError, r"not negative: .*atol=-1\.0"),
+    "infinite rtol": (lambda: ik.fixed_point(half, zeros(3), rtol=float("inf")), ValueError, r"finite and not negative"),
+    "NaN atol": (lambda: ik.fixed_point(half, zeros(3), atol=float("nan")), ValueError, r"finite and not negative"),
+    "both tolerances zero": (
+        lambda: ik.fixed_point(half, zeros(3), rtol=0, atol=0), ValueError, r"rtol and atol cannot both be zero"),
+    "no steps": (
+        lambda: ik.fixed_point(half, zeros(3), max_steps=0), ValueError, r"max_steps must be an integer >= 1.*got 0"),
+    "negative steps": (lambda: ik.fixed_point(half, zeros(3), max_steps=-5), ValueError, r"max_steps must be .*got -5"),
+    "fractional steps": (lambda: ik.fixed_point(half, zeros(3), max_steps=2.5), ValueError, r"max_steps must be .*2\.5"),
+    "unknown policy": (
+        lambda: ik.fixed_point(half, zeros(3), on_failure="ingore"), ValueError,
+        r"on_failure must be one of 'raise', 'warn', 'ignore', got 'ingore'"),
+    "callback that is none": (
+        lambda: ik.fixed_point(half, zeros(3), callback=7), TypeError,
+        r"callback must be callable as callback\(step, z, residual_norm\), got int"),
+    "option that is none": (
+        lambda: ik.fixed_point(half, zeros(3), tolerance=1e-3), TypeError, r"unexpected keyword argument 'tolerance'"),
+    # ----------------------------------------------------------------------------------------------------------- names
+    "unknown solver": (
+        lambda: ik.fixed_point(half, zeros(3), solver="andersen"), ik.UnknownNameError,
+        r"unknown solver 'andersen'\. Did you mean 'anderson'\? Registered solvers: .*picard"),
+    "unknown rule": (
+        lambda: ik.fixed_point(half, zeros(3), rule="implicite"), ik.UnknownNameError,
+        r"unknown rule 'implicite'\. Did you mean 'implicit'\?.*one_step"),
+    "unknown linear solver": (
+        lambda: ik.fixed_point(half, zeros(3), rule=ik.Implicit(linear_solver="gmress")), ik.UnknownNameError,
+        r"unknown linear solver 'gmress'\. Did you mean 'gmres'\?.*lsmr"),
+    "a rule in the place of a solver": (
+        lambda: ik.fixed_point(half, zeros(3), solver="phantom"), ik.UnknownNameError, r"There is a rule of that name"),
+    "solver of the wrong type": (
+        lambda: ik.fixed_point(half, zeros(3), solver=3), TypeError, r"solver must be a registered name.*got 3 \(a int\)"),
+    # ------------------------------------------------------------------------------------------------------ capabilities
+    "picard for an equation": (
+        lambda: ik.root(half, zeros(3), solver="picard"), ik.CapabilityError,
+        r"'picard' \(solves='fixed_point'\) serves problems of kind fixed_point; Root is of kind 'root'.*fit: .*newton"),
+    "anderson for a minimum": (
+        lambda: ik.argmin(square, zeros(3), solver="anderson"), ik.CapabilityError,
+        r"Argmin is of kind 'argmin'\. Solvers that fit: .*lbfgs"),
+    "one_step for an equation": (
+        lambda: ik.root(half, zeros(3), rule="one_step"), ik.CapabilityError,
+        r"rule 'one_step' is made for problems of kind fixed_point, and Root is of kind root: use rule='implicit'"),
+    "cg for a fixed point": (
+        lambda: ik.fixed_point(half, zeros(3), rule=ik.Implicit(linear_solver="cg")), ik.CapabilityError,
+        r"'cg' needs a symmetric system.*FixedPoint is not known to be one: use 'gmres'"),
+    "neumann series for an equation": (
+        lambda: ik.root(half, zeros(3), rule=ik.Implicit(linear_solver="neumann")), ik.CapabilityError,
+        r"'neumann' needs a fixed point system"),
+    "unrolled line search": (
+        lambda: ik.root(half, zeros(3), solver="newton", rule="unroll"), ik.CapabilityError,
+        r"rule 'unroll' differentiates the steps of the solver, and 'newton' does not offer that: use solver=\"picard\""),
+    # ------------------------------------------------------------------------------------------------ impure functions
+    "z changed in place": (
+        lambda: ik.fixed_point(write_z, zeros(3), (zeros(3),)), RuntimeError,
+        r"changes its state z in place.*out-of-place operations, or clone"),
+    "a leaf of z changed in place": (
+        lambda: ik.fixed_point(write_second_leaf, {"a": zeros(2), "b": zeros(2)}, (zeros(2),)), RuntimeError,
+        r"changes its state z in place"),
+    "an argument changed in place": (
+        lambda: ik.fixed_point(write_args, zeros(3), (zeros(3), {"k": zeros(1)})), RuntimeError,
+        r"changes argument tensor number 1 in place"),
+    "a callback that raises": (
+        lambda: ik.fixed_point(half, zeros(3), callback=shout), KeyError, r"the callback's own error at step 1"),
+    "a map that raises": (
+        lambda: ik.fixed_point(lambda z: z @ torch.ones(4, 4, dtype=D), zeros(3)), RuntimeError, r"size|shape"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", REFUSED)
+def test_refused(row: str) -> None:
+    call, error, message = REFUSED[row]
+    with pytest.raises(error, match=f"(?s){message}"):
+        call()
+
+
+@pytest.mark.parametrize("row", ["another shape", "another dtype", "unknown solver", "no steps", "integer z0"])
+def test_refused_inside_transforms_too(row: str) -> None:
+    call, error, message = REFUSED[row]
+    with pytest.raises(error, match=f"(?s){message}"):
+        torch.func.grad(lambda t: call().value.sum() * t)(torch.tensor(1.0, dtype=D))
+
+
+@pytest.mark.parametrize("row", ["z changed in place", "an argument changed in place"])
+@pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
+def test_writing_in_place_inside_a_transform_is_refused(transform: str, row: str) -> None:
+    def run(x: Tensor) -> Tensor:
+        if row.startswith("z"):
+            return ik.fixed_point(write_z, torch.zeros_like(x), (x,)).value.sum()
+        return ik.fixed_point(write_args, torch.zeros_like(x), (x, {"k": x})).value.sum()
+
+    x = torch.ones(3, dtype=D)
+    calls: dict[str, Callable[[], Any]] = {
+        "grad": lambda: torch.func.grad(run)(x),
+        "jvp": lambda: torch.func.jvp(run, (x,), (x,)),
+        "vmap": lambda: torch.func.vmap(run)(torch.stack([x, x])),
+    }
+    with pytest.raises(
+        RuntimeError, match=r"in place; an implicit equation|in-place operation"
+    ):  # ours, or torch's own
+        calls[transform]()
+    assert torch.equal(x, torch.ones(3, dtype=D))
+
+
+@pytest.mark.parametrize("solver", ["picard", "anderson", "newton", "scipy.newton_krylov"])
+def test_callback_error_surfaces_and_leaves_nothing_behind(solver: str) -> None:
+    if solver != "scipy.newton_krylov":  # a black box has no steps that we see
+        with pytest.raises(KeyError, match="own error at step 1"):
+            ik.fixed_point(half, zeros(3), solver=solver, callback=shout)
+    z = ik.fixed_point(half, zeros(3), solver=solver).value
+    torch.testing.assert_close(z, torch.full((3,), 2.0, dtype=D), rtol=1e-8, atol=1e-8)
+
+
+# ------------------------------------------------------------------------------------------------ allowed, and how
+@pytest.mark.parametrize("rule", ["implicit", "one_step", "phantom", "neumann"])
+@pytest.mark.parametrize("solver", ["picard", "anderson", "newton", "newton_krylov"])
+def test_z0_that_requires_grad_has_derivative_zero(solver: str, rule: str) -> None:
+    z0, x = zeros(3).requires_grad_(), torch.ones(3, dtype=D).requires_grad_()
+    z = ik.fixed_point(lambda z, x: 0.5 * z + x, z0, (x,), solver=solver, rule=rule).value
+    g0, gx = torch.autograd.grad(z.sum(), (z0, x))
+    assert torch.equal(g0, zeros(3))
+    assert bool((gx > 0.9).all())
+
+
+def test_only_z0_requires_grad() -> None:
+    z0 = zeros(3).requires_grad_()
+    z = ik.fixed_point(half, z0).value
+    (g,) = torch.autograd.grad(z.sum(), z0)
+    assert torch.equal(g, zeros(3))
+    assert torch.equal(torch.func.grad(lambda z0: ik.fixed_point(half, z0).value.sum())(zeros(3)), zeros(3))
+
+
+# -------------------------------------------------------------------------------------------------------- NaN and Inf
+NONFINITE: dict[str, Row] = {
+    "NaN in z0": (
+        lambda: ik.fixed_point(half, torch.full((3,), torch.nan, dtype=D)), ik.ConvergenceError,
+        r"1 x nonfinite.*after step 0.*NaN or Inf in: z0\."),
+    "Inf in a leaf of z0": (
+        lambda: ik.root(lambda z: z, {"a": zeros(2), "b": torch.full((2,), torch.inf, dtype=D)}), ik.ConvergenceError,
+        r"NaN or Inf in: z0\['b'\]"),
+    "NaN in args": (
+        lambda: ik.fixed_point(lambda z, x, d: 0.5 * z + d["k"], zeros(2), (zeros(2), {"k": zeros(2) / 0})),
+        ik.ConvergenceError, r"NaN or Inf in: args\[1\]\['k'\]"),
+    "NaN in args of one sample": (
+        lambda: ik.root(
+            lambda z, x: z - x, zeros(4, 1), (torch.tensor([[1.0], [2.0], [torch.nan], [3.0]], dtype=D),), batch_dims=1),
+        ik.ConvergenceError, r"1 of 4 samples.*sample 2 \(nonfinite\).*after step 0.*NaN or Inf in: args\[0\]"),
+    "NaN that the function makes at z0": (
+        lambda: ik.root(lambda z: torch.log(z - 1), zeros(2)), ik.ConvergenceError, r"not finite at z0"),
+    "complex NaN in z0": (
+        lambda: ik.root(lambda z: z, torch.full((2,), complex(torch.nan, 0), dtype=torch.complex128)),
+        ik.ConvergenceError, r"NaN or Inf in: z0"),
+    "NaN midway": (  # 4 -> 1 -> 0 -> -1, whose root is NaN
+        lambda: ik.fixed_point(lambda z: z.sqrt() - 1, torch.full((2,), 4.0, dtype=D), solver="picard"),
+        ik.ConvergenceError, r"1 x nonfinite \(the residual became NaN or Inf\).*after step 3"),
+    "NaN midway in one sample": (
+        lambda: ik.fixed_point(
+            lambda z, c: z.sqrt() - c, torch.full((3, 1), 4.0, dtype=D), (torch.tensor([[0.0], [1.0], [0.2]], dtype=D),),
+            solver="picard", batch_dims=1),
+        ik.ConvergenceError, r"1 of 3 samples did not converge.*Worst: sample 1 \(nonfinite\): \|F\| = \S+ after step 3"),
+    "NaN midway in one sample, dropped neighbours": (
+        lambda: ik.fixed_point(
+            lambda z, c: z.sqrt() - c, torch.tensor([[1.0], [4.0], [1.0]], dtype=D),
+            (torch.tensor([[0.0], [1.0], [0.0]], dtype=D),), solver="picard", batch_dims=1, in_dims=(0,)),
+        ik.ConvergenceError, r"1 of 3 samples did not converge.*Worst: sample 1 \(nonfinite\): \|F\| = \S+ after step 3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", NONFINITE)
+def test_nonfinite_says_where(row: str) -> None:
+    call, error, message = NONFINITE[row]
+    with pytest.raises(error, match=f"(?s){message}"):
+        call()
+
+
+def _contraction(z: Tensor, x: Tensor) -> Tensor:
+    return 0.5 * torch.tanh(z.flip(1)) + x
+
+
+def _energy(z: Tensor, x: Tensor) -> Tensor:
+    return (0.5 * z**2 + 0.1 * z**4 - x * z).sum(1) + 0.1 * (z[:, 0] - z[:, 1]) ** 2
+
+
+CONTAINED = [
+    (ik.FixedPoint(_contraction), "anderson"),
+    (ik.FixedPoint(_contraction), "picard"),
+    (ik.FixedPoint(_contraction), "newton"),
+    (ik.FixedPoint(_contraction), "newton_krylov"),
+    (ik.FixedPoint(_contraction), "auto"),
+    (ik.Argmin(_energy), "lbfgs"),
+    (ik.Argmin(_energy), "gradient_descent"),
+    (ik.Argmin(_energy), "newton"),
+]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
+@pytest.mark.parametrize("linear_solver", ["lu", "gmres"])
+@pytest.mark.parametrize(("problem", "solver"), CONTAINED, ids=str)
+def test_bad_sample_is_contained(problem: ik.Problem, solver: str, linear_solver: str, bad: float) -> None:
+    """Values and gradients of the other samples are those of a solve without the bad one."""
+    g = torch.Generator().manual_seed(3)
+    x = torch.randn(5, 3, generator=g, dtype=D)
+    bad_x = x.clone()
+    bad_x[2, 1] = bad
+    good = torch.tensor([0, 1, 3, 4])
+    options: dict[str, Any] = {"solver": solver, "batch_dims": 1, "rtol": 1e-12, "atol": 1e-12}
+    rule = ik.Implicit(linear_solver=linear_solver, rtol=1e-12)
+
+    def run(x: Tensor, in_dims: Any = None) -> tuple[ik.Solution, Tensor]:
+        x = x.clone().requires_grad_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ik.ConvergenceWarning)
+            solution = ik.solve(
+                problem, torch.zeros_like(x), (x,), rule=rule, on_failure="warn", in_dims=in_dims, **options
+            )
+            weights = torch.linspace(0.5, 1.5, 3, dtype=D)
+            (gradient,) = torch.autograd.grad((solution.value * weights).sum(), x)
+        return solution, gradient
+
+    alone, alone_gradient = run(x[good])
+    assert bool(alone.converged.all())
+    for in_dims in (None, (0,)):
+        solution, gradient = run(bad_x, in_dims)
+        assert solution.converged.tolist() == [True, True, False, True, True]
+        assert ik.Status(int(solution.status[2])) is ik.Status.NONFINITE
+        torch.testing.assert_close(solution.value[good], alone.value, rtol=1e-10, atol=1e-11)
+        torch.testing.assert_close(gradient[good], alone_gradient, rtol=1e-9, atol=1e-10)
+        backward = solution.backward
+        assert backward is not None
+        assert bool(backward.converged[good].all())
+
+
+# ------------------------------------------------------------------------------------------------- failure policies
+def test_raise_carries_the_solution() -> None:
+    shift = torch.tensor([[-4.0], [1.0], [-9.0]], dtype=D)
+    with pytest.raises(ik.ConvergenceError, match=r"newton: 1 of 3 samples did not converge.*sample 1") as caught:
+        ik.root(no_root, torch.ones(3, 1, dtype=D), (shift,), solver="newton", batch_dims=1)
+    error = caught.value
+    assert isinstance(error, RuntimeError)
+    assert error.samples == (1,)
+    assert error.solution is not None
+    assert error.solution.converged.tolist() == [True, False, True]
+    torch.testing.assert_close(error.solution.value[[0, 2]], torch.tensor([[2.0], [3.0]], dtype=D))
+    assert error.residual_norms[0] == pytest.approx(float(error.solution.residual_norm[1]))
+    assert error.residual_norms[0] >= 1.0
+    for way_out in ("max_steps=", "rtol=", "solver=", 'on_failure="warn"'):
+        assert way_out in str(error)
+
+
+def test_warn_and_ignore_return_the_solution() -> None:
+    with pytest.warns(ik.ConvergenceWarning, match="did not converge: 1 x max_steps"):
+        warned = ik.fixed_point(half, zeros(3), solver="picard", max_steps=3, on_failure="warn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ignored = ik.fixed_point(half, zeros(3), solver="picard", max_steps=3, on_failure="ignore")
+    for solution in (warned, ignored):
+        assert not bool(solution.converged)
+        assert ik.Status(int(solution.status)) is ik.Status.MAX_STEPS
+        torch.testing.assert_close(solution.value, torch.full((3,), 1.75, dtype=D))
+        with pytest.raises(ik.ConvergenceError, match="max_steps"):
+            solution.raise_for_status()
+
+
+@pytest.mark.parametrize("transform", ["plain", "grad", "vmap"])
+def test_policy_holds_inside_transforms(transform: str) -> None:
+    def run(x: Tensor) -> Tensor:
+        return ik.root(no_root, torch.ones_like(x), (x,), solver="newton").value.sum()
+
+    x = torch.tensor([1.0], dtype=D)
+    calls: dict[str, Callable[[], Any]] = {
+        "plain": lambda: run(x),
+        "grad": lambda: torch.func.grad(run)(x),
+        "vmap": lambda: torch.func.vmap(run)(torch.tensor([[-4.0], [1.0]], dtype=D)),
+    }
+    with pytest.raises(ik.ConvergenceError, match=r"newton.*did not converge"):
+        calls[transform]()
+
+
+# ------------------------------------------------------------------------------------------------ singular backward
+def _singular(z: Tensor, x: Tensor) -> Tensor:
+    """Two equal equations: the Jacobian [[1, 1], [1, 1]] has rank one everywhere."""
+    s = z.sum() - x.sum()
+    return torch.stack([s, s])
+
+
+def _singular_solution(linear_solver: str, on_failure: str = "raise") -> tuple[ik.Solution, Tensor]:
+    x = torch.tensor([1.0, 2.0], dtype=D, requires_grad=True)
+    rule = ik.Implicit(linear_solver=linear_solver)
+    return ik.root(_singular, zeros(2), (x,), solver="newton", rule=rule, on_failure=on_failure), x
+
+
+def test_singular_backward_lsmr_gives_the_minimum_norm_answer() -> None:
+    solution, x = _singular_solution("lsmr")
+    # J^T u = g = (1, 1): minimum norm u = (1/2, 1/2), and dF/dx = -1 everywhere: x.grad = u_1 + u_2 = 1 each
+    (g,) = torch.autograd.grad(solution.value.sum(), x)
+    torch.testing.assert_close(g, torch.ones(2, dtype=D))
+    assert solution.backward is not None
+    assert bool(solution.backward.converged)
+
+
+@pytest.mark.parametrize("linear_solver", ["lu", "gmres", "bicgstab"])
+def test_singular_backward_is_reported_with_the_way_out(linear_solver: str) -> None:
+    solution, x = _singular_solution(linear_solver)
+    with pytest.raises(ik.ConvergenceError, match=r"(?s)linear solve of the backward \(reverse mode\).*") as caught:
+        solution.value[0].backward()  # g = (1, 0) lies outside the range of J^T
+    assert linear_solver in str(caught.value)
+    assert 'linear_solver="lsmr"' in str(caught.value)
+    solution, x = _singular_solution(linear_solver, "warn")
+    with pytest.warns(ik.ConvergenceWarning, match="linear solve of the backward"):
+        solution.value[0].backward()
+    assert x.grad is not None
+
+
+def test_singular_forward_mode_is_reported_as_such() -> None:
+    def run(x: Tensor) -> Tensor:
+        rule = ik.Implicit(linear_solver="lu")
+        return ik.root(lambda z, x: z * 0 * x + (z.sum() - z.sum()), zeros(2), (x,), rule=rule).value
+
+    with pytest.raises(ik.ConvergenceError, match=r"linear solve of the forward-mode derivative.*singular"):
+        torch.func.jvp(run, (torch.ones(2, dtype=D),), (torch.ones(2, dtype=D),))
+
+
+def test_nan_in_the_incoming_gradient_is_named() -> None:
+    x = torch.ones(2, dtype=D, requires_grad=True)
+    z = ik.fixed_point(lambda z, x: 0.5 * z + x, zeros(2), (x,)).value
+    with pytest.raises(ik.ConvergenceError, match="incoming derivative itself has NaN or Inf"):
+        z.backward(torch.tensor([1.0, torch.nan], dtype=D))
+
+
+# --------------------------------------------------------------------------------------------------- impure functions
+class Noisy(nn.Module):
+    def __init__(self, noise: nn.Module) -> None:
+        super().__init__()
+        self.linear, self.noise = nn.Linear(4, 4, dtype=D), noise.to(D)
+        with torch.no_grad():
+            self.linear.weight.mul_(0.2)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return 0.3 * torch.tanh(self.noise(self.linear(z))) + x
+
+
+IMPURE = {
+    "dropout": (nn.Dropout(0.5), r"draws random numbers \(dropout in training.*Call \.eval\(\) on the module"),
+    "batch norm": (nn.BatchNorm1d(4), r"updates 3 buffer\(s\).*held at their present values.*call \.eval\(\)"),
+}
+
+
+@pytest.mark.parametrize("name", IMPURE)
+def test_randomness_and_moving_statistics_are_warned_about(name: str) -> None:
+    noise, message = IMPURE[name]
+    module = Noisy(noise)
+    before = {k: v.clone() for k, v in module.named_buffers()}
+    x = torch.randn(6, 4, dtype=D)
+    with pytest.warns(ik.ImpureFunctionWarning, match=message):
+        ik.fixed_point(module, torch.zeros_like(x), (x,), solver="picard", max_steps=5, on_failure="ignore")
+    after = dict(module.named_buffers())
+    assert all(torch.equal(before[k], after[k]) for k in before)
+    module.eval()  # the recommended fix
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        solution = ik.fixed_point(module, torch.zeros_like(x), (x,))
+    assert bool(solution.converged)
