@@ -1,24 +1,45 @@
 """Deep equilibrium models on implicitkit: layers whose output is the fixed point of a cell.
 
 from implicitkit_deq import DEQ, cells
+
 layer = DEQ(cells.MLP(in_features=32, features=64))
-z = layer(x)
+z = layer(x)                # (batch, 64), differentiable
 """
 
 from implicitkit_deq import cells
 from implicitkit_deq.causality import CausalityWarning, PerPosition, future_leak, per_position
 from implicitkit_deq.cells import Cell
+from implicitkit_deq.correction import fixed_point_correction
+from implicitkit_deq.initialise import scale_to_radius
+from implicitkit_deq.jacobian import condition_number, jacobian_penalty, spectral_radius
 from implicitkit_deq.layer import DEQ
+from implicitkit_deq.merge import merge, tie_weights
+from implicitkit_deq.monitor import Monitor, StabilityWarning, TensorBoard
+from implicitkit_deq.normalise import WeightBound, bound_weights, free_weights, weight_norm
 from implicitkit_deq.settings import Pretraining, Settings
 
 __all__ = [
     "DEQ",
     "CausalityWarning",
     "Cell",
+    "Monitor",
     "PerPosition",
     "Pretraining",
     "Settings",
+    "StabilityWarning",
+    "TensorBoard",
+    "WeightBound",
+    "bound_weights",
     "cells",
+    "condition_number",
+    "fixed_point_correction",
+    "free_weights",
     "future_leak",
+    "jacobian_penalty",
+    "merge",
     "per_position",
+    "scale_to_radius",
+    "spectral_radius",
+    "tie_weights",
+    "weight_norm",
 ]

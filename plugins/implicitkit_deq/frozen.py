@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import implicitkit as ik
 from implicitkit_deq import hoist
 
-__all__ = ["Drawing", "Frozen"]
+__all__ = ["Drawing", "Frozen", "statistics_held"]
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -51,11 +51,7 @@ class Frozen:
     ) -> None:
         self.function, self.places, self.check, self.device = function, places, check, device
         self.independent, self.may_draw = independent, may_draw
-        self.norms = [
-            m
-            for m in (module.modules() if isinstance(module, nn.Module) else ())
-            if isinstance(m, _BATCH_NORMS) and m.training and m.running_mean is not None
-        ]
+        self.norms = _updating_norms(module)
         self.statistics = [(_copy(m.running_mean), _copy(m.running_var)) for m in self.norms]
         self.before: list[Tensor] | None = None
         self.after: list[Tensor] | None = None  # set when the cell is found to draw
@@ -116,6 +112,24 @@ class Frozen:
             for m, (mean, var, tracked) in zip(self.norms, old, strict=True):
                 m.training = True
                 m.running_mean, m.running_var, m.num_batches_tracked = mean, var, tracked
+
+
+@contextlib.contextmanager
+def statistics_held(module: Any) -> Iterator[None]:
+    """Inside, BatchNorm below ``module`` uses its running statistics, whatever its mode, and leaves them alone."""
+    norms = _updating_norms(module)
+    for m in norms:
+        m.training = False
+    try:
+        yield
+    finally:
+        for m in norms:
+            m.training = True
+
+
+def _updating_norms(module: Any) -> list[Any]:
+    modules = module.modules() if isinstance(module, nn.Module) else ()
+    return [m for m in modules if isinstance(m, _BATCH_NORMS) and m.training and m.running_mean is not None]
 
 
 def _copy(t: Tensor | None) -> Tensor | None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit_deq.frozen import statistics_held
 
 __all__ = ["condition_number", "jacobian_penalty", "spectral_radius"]
 
@@ -104,7 +105,7 @@ def condition_number(
     r"""``cond_2(I - J)`` of each sample, from below, shape ``(batch,)``, without a graph.
 
     The condition number of ``I - J`` on a Krylov space of ``steps`` dimensions (``(I - J^T) V_m = V_{m+1} (\bar I - \bar
-    H)``): a lower bound, exact when ``steps >= n``.  The gradient is at most ``|(I - J)^{-1}|`` times as large as that of one
+    H)``): a lower bound, exact when ``steps >= n``.  The gradient is at most ``|(I - J)^{-1}|`` times that of one
     application of the cell.
 
     Args:
@@ -139,7 +140,8 @@ def _transposed_product(
         return layout.pack(out)
 
     y = layout.pack(z)
-    _, pullback = ik.autodiff.vjp(packed, y)
+    with statistics_held(cell):
+        _, pullback = ik.autodiff.vjp(packed, y)
     return y, lambda v: pullback(v)[0]
 
 
@@ -154,7 +156,7 @@ def _growth(product: Callable[[Tensor], Tensor], v: Tensor, steps: int) -> Tenso
 
 
 def _arnoldi(product: Callable[[Tensor], Tensor], v: Tensor, steps: int) -> Tensor:
-    """The extended Hessenberg matrix ``(batch, steps + 1, steps)``; zero from where a Krylov space is exhausted."""
+    """The extended Hessenberg matrix ``(batch, steps + 1, steps)``; exhausted Krylov spaces get a new direction."""
     batch, n = v.shape
     working = torch.float64 if v.dtype == torch.float64 else torch.float32
     basis = torch.zeros(batch, steps + 1, n, dtype=working, device=v.device)
@@ -162,15 +164,26 @@ def _arnoldi(product: Callable[[Tensor], Tensor], v: Tensor, steps: int) -> Tens
     basis[:, 0] = torch.nn.functional.normalize(v.to(working), dim=1)
     scale = torch.zeros(batch, dtype=working, device=v.device)
     for k in range(steps):
+        known = basis[:, : k + 1]
         w = product(basis[:, k].to(v.dtype)).to(working)
         scale = torch.maximum(scale, torch.linalg.vector_norm(w, dim=1))
-        known = basis[:, : k + 1]
-        for _ in range(2):  # twice is enough
-            h = torch.einsum("bkn,bn->bk", known, w)
-            w = w - torch.einsum("bkn,bk->bn", known, h)
-            hessenberg[:, : k + 1, k] += h
+        w, coefficients = _orthogonalise(w, known)
+        hessenberg[:, : k + 1, k] = coefficients
+        if k + 1 == n:
+            break
         norm = torch.linalg.vector_norm(w, dim=1)
         alive = norm > 10 * n**0.5 * torch.finfo(working).eps * scale
         hessenberg[:, k + 1, k] = torch.where(alive, norm, 0)
-        basis[:, k + 1] = torch.where(alive.unsqueeze(1), w / norm.clamp_min(torch.finfo(working).tiny).unsqueeze(1), 0)
+        fresh, _ = _orthogonalise(basis[:, 0].roll(k + 1, 1) + 1 / n, known)
+        basis[:, k + 1] = torch.nn.functional.normalize(torch.where(alive.unsqueeze(1), w, fresh), dim=1, eps=0)
     return hessenberg
+
+
+def _orthogonalise(w: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """``w`` less its components along ``basis (batch, k, n)``, and these; classical Gram-Schmidt, twice is enough."""
+    total = w.new_zeros(w.shape[0], basis.shape[1])
+    for _ in range(2):
+        h = torch.einsum("bkn,bn->bk", basis, w)
+        w = w - torch.einsum("bkn,bk->bn", basis, h)
+        total = total + h
+    return w, total

@@ -124,50 +124,33 @@ class DEQ(nn.Module):
         Returns:
             ``cell.output(z*)``, for most cells ``z*`` itself, differentiable.
         """
-        batch, dtype, device = self._describe(inputs)
-        initial = self._initial(inputs, batch, dtype, device, z0)
-        places = hoist.places(self.cell)
-        with ik.modules_held() if places else contextlib.nullcontext():
-            weights = hoist.computed(places)
-        function, injected, dims = self._factors(inputs, places, weights)
-        layout = ik.trees.Layout(initial, self.batch_dims)
-        cast = torch.is_autocast_enabled(device.type)
-        name = f"the cell {type(self.cell).__name__}"
-        dims = None if self.training in self._draws else dims
+        return self._call(inputs, z0)[-1]
 
-        def frozen(dims: Any) -> Frozen:
-            return Frozen(
-                function,
-                self.cell,
-                places,
-                lambda out: layout.check(out, name, cast=cast),
-                device,
-                independent=self.batch_dims == 1,
-                may_draw=dims is None,
-            )
+    def states(self, *inputs: Any, at: Sequence[int] = (2, 4, 8), z0: Any = None) -> list[Any]:
+        """Outputs along the way and at the end, each with a derivative: for losses on what the solver passes through.
 
-        def solve(the_map: Frozen, dims: Any) -> Any:
-            if self._unrolling():
-                return self._unrolled(the_map, initial, weights, injected)
-            return self._equilibrium(the_map, initial, weights, injected, dims)
+        For each step in ``at`` that the solve takes, one application of the cell to the iterate after it, which has the
+        one-step derivative; last the equilibrium, as :meth:`forward` returns it.  See :func:`fixed_point_correction`.
 
-        the_map = frozen(dims)
-        try:
-            z = solve(the_map, dims)
-        except Drawing:
-            self._draws.add(self.training)
-            the_map = frozen(None)
-            z = solve(the_map, None)
-        state = ik.trees.tree_map(lambda t: t.detach(), z)
-        the_map.finish(state, weights, injected)
-        if isinstance(self.init, start.Last):
-            self.init.state = state
-        self._start = (initial, state) if self._start_is_learned() else None
-        return self.cell.output(z) if isinstance(self.cell, Cell) else z
+        Args:
+            at: step numbers, at least 1, increasing. inputs, z0: as in :meth:`forward`.
+
+        Raises:
+            ValueError: step numbers out of order.
+        """
+        if any(k < 1 for k in at) or list(at) != sorted(set(at)):
+            raise ValueError(f"at must be increasing step numbers from 1 on, got {tuple(at)}")
+        return self._call(inputs, z0, tuple(at))
 
     def residual(self, z: Any, *inputs: Any) -> Any:
         """``cell(z, *inputs) - z``, differentiable."""
         return ik.trees.tree_map(lambda new, old: new - old, self.cell(z, *inputs), z)
+
+    def __rshift__(self, other: DEQ) -> DEQ:
+        """``self >> other``: one DEQ whose output is ``other(self(x))``; see :func:`merge`."""
+        from implicitkit_deq.merge import merge
+
+        return merge(self, other)
 
     def start_loss(self) -> Tensor:
         """Mean over the samples of ``|z0 - z*|^2 / |z*|^2`` of the last call, for a start with parameters.
@@ -219,10 +202,60 @@ class DEQ(nn.Module):
         return f"state={shape}, solver={names[0]}, rule={names[1]}, rtol={s.rtol}, atol={s.atol}"
 
     # -------------------------------------------------------------------------------------------------------- details
+    def _call(self, inputs: tuple[Any, ...], z0: Any, at: tuple[int, ...] = ()) -> list[Any]:
+        """The outputs after the steps ``at`` and at the equilibrium."""
+        batch, dtype, device = self._describe(inputs)
+        initial = self._initial(inputs, batch, dtype, device, z0)
+        places = hoist.places(self.cell)
+        with ik.modules_held() if places else contextlib.nullcontext():
+            weights = hoist.computed(places)
+        function, injected, dims = self._factors(inputs, places, weights)
+        layout = ik.trees.Layout(initial, self.batch_dims)
+        cast = torch.is_autocast_enabled(device.type)
+        name = f"the cell {type(self.cell).__name__}"
+        dims = None if self.training in self._draws else dims
+
+        def frozen(dims: Any) -> Frozen:
+            return Frozen(
+                function,
+                self.cell,
+                places,
+                lambda out: layout.check(out, name, cast=cast),
+                device,
+                independent=self.batch_dims == 1,
+                may_draw=dims is None,
+            )
+
+        def solve(the_map: Frozen, dims: Any) -> Any:
+            if self._unrolling():
+                return self._unrolled(the_map, initial, weights, injected)
+            return self._equilibrium(the_map, initial, weights, injected, dims, visit)
+
+        visited: list[Any] = []
+        visit = _Visit(at, visited, self.settings.callback) if at else self.settings.callback
+        the_map = frozen(dims)
+        try:
+            z = solve(the_map, dims)
+        except Drawing:
+            self._draws.add(self.training)
+            the_map = frozen(None)
+            z = solve(the_map, None)
+        state = ik.trees.tree_map(lambda t: t.detach(), z)
+        the_map.finish(state, weights, injected)
+        if isinstance(self.init, start.Last):
+            self.init.state = state
+        self._start = (initial, state) if self._start_is_learned() else None
+        with ik.modules_held() if visited else contextlib.nullcontext():
+            outputs = [self._output(the_map(point, weights, *injected)) for point in visited]
+        return [*outputs, self._output(z)]
+
+    def _output(self, z: Any) -> Any:
+        return self.cell.output(z) if isinstance(self.cell, Cell) else z
+
     def _equilibrium(
-        self, the_map: Frozen, initial: Any, weights: Sequence[Tensor], injected: tuple[Any, ...], dims: Any
+        self, the_map: Frozen, initial: Any, weights: Sequence[Tensor], injected: tuple[Any, ...], dims: Any, visit: Any
     ) -> Any:
-        options = self.settings.options()
+        options = {**self.settings.options(), "callback": visit}
         if self.causal:
             options["solver"] = per_position(options["solver"], initial)
         if dims is not None:
@@ -238,8 +271,9 @@ class DEQ(nn.Module):
 
     def _unrolled(self, the_map: Frozen, z: Any, weights: Sequence[Tensor], injected: tuple[Any, ...]) -> Any:
         assert self.pretraining is not None
-        for _ in range(self.pretraining.steps):
-            z = the_map(z, weights, *injected)
+        with ik.modules_held():
+            for _ in range(self.pretraining.steps):
+                z = the_map(z, weights, *injected)
         self.calls += 1
         self.solution = None
         return z
@@ -326,6 +360,18 @@ class DEQ(nn.Module):
         if callable(self.init):
             return _fitting(self.init(*inputs), template, "what init returned")
         return template
+
+
+class _Visit:
+    """A callback that keeps the iterates after some steps, and passes every step on."""
+
+    def __init__(self, at: tuple[int, ...], kept: list[Any], then: Callable[[int, Any, Tensor], Any] | None) -> None:
+        self.at, self.kept, self.then = at, kept, then
+
+    def __call__(self, step: int, z: Any, residual_norm: Tensor) -> Any:
+        if step in self.at:
+            self.kept.append(z)
+        return None if self.then is None else self.then(step, z, residual_norm)
 
 
 def _fitting(state: Any, template: Any, name: str) -> Any:

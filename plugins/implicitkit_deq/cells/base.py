@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -27,7 +27,7 @@ class Cell(nn.Module):
         causal: position ``t`` of the state (its first dimension after the batch) depends on positions ``<= t`` only.
     """
 
-    injected_dims: ClassVar[Any] = 0
+    injected_dims: Any = 0
     causal: bool = False
 
     def inject(self, *inputs: Any) -> tuple[Any, ...]:

@@ -1,0 +1,97 @@
+"""One equilibrium instead of many layers: feed-forward networks tied, stacked equilibria merged."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch import nn
+
+from implicitkit_deq.cells.base import Cell
+from implicitkit_deq.cells.stacked import Stacked, Wrapped
+from implicitkit_deq.cells.tied import Tied
+from implicitkit_deq.layer import DEQ
+
+__all__ = ["merge", "tie_weights"]
+
+
+def tie_weights(network: nn.Sequential, **options: Any) -> DEQ:
+    r"""A feed-forward network as a DEQ that computes the same, value and derivatives (theorem 3; see :class:`Tied`).
+
+    Picard's iteration from zero ends after as many applications as the network has layers; hence the default solver, and
+    the default ``max_steps``, one more.
+
+    Args:
+        network: ``nn.Linear`` layers with activations between; its modules are shared, not copied.
+        options: as in :class:`DEQ`.
+
+    Returns:
+        A :class:`DEQ` with ``layer(x) == network(x)`` and ``layer.cell`` of class :class:`Tied`.
+    """
+    cell = Tied(network)
+    return DEQ(cell, **{"solver": "picard", "max_steps": len(cell.layers) + 1, **options})
+
+
+def merge(first: DEQ, second: DEQ) -> DEQ:
+    r"""``first >> second``: one DEQ on the joint map, whose output is that of ``second(first(x))`` (theorem 2).
+
+    The cells are shared, not copied; those of merged layers are joined side by side, so that ``a >> b >> c`` has three
+    blocks.  Settings (solver, tolerances, evaluation) are those of ``first``.
+
+    Raises:
+        TypeError: not two layers. ValueError: they differ in ``batch_dims`` or ``dtype``.
+    """
+    for layer in (first, second):
+        if not isinstance(layer, DEQ):
+            raise TypeError(f"first >> second merges two DEQ layers, got {type(layer).__name__}")
+    for name in ("batch_dims", "dtype"):
+        if getattr(first, name) != getattr(second, name):
+            raise ValueError(f"the layers differ in {name}: {getattr(first, name)} and {getattr(second, name)}")
+    stages = [stage for layer in (first, second) for stage in _stages(layer)]
+    settings = first.train_settings
+    names = [field.name for field in dataclasses.fields(settings)]
+    merged = DEQ(
+        Stacked(*stages),
+        **{name: getattr(settings, name) for name in names},
+        in_dims=first.in_dims,
+        batch_dims=first.batch_dims,
+        causal=first.causal and second.causal,
+        dtype=first.dtype,
+    )
+    merged.eval_settings = first.eval_settings
+    return merged.train(first.training)
+
+
+def _stages(layer: DEQ) -> list[Cell]:
+    cell = layer.cell
+    if isinstance(cell, Stacked):
+        return list(cell.stages)  # type: ignore[arg-type]
+    if isinstance(cell, Cell) and layer.state is None:
+        return [cell]
+    if isinstance(cell, Cell):
+        return [_Shaped(cell, layer.state)]
+    return [Wrapped(cell, layer.state, 0 if isinstance(cell, nn.Module) else None)]
+
+
+class _Shaped(Cell):
+    """A cell with the state's shape that a layer was given for it."""
+
+    def __init__(self, cell: Cell, state: Any) -> None:
+        super().__init__()
+        self.cell, self.state = cell, state
+        self.injected_dims, self.causal = cell.injected_dims, cell.causal
+
+    def inject(self, *inputs: Any) -> tuple[Any, ...]:
+        return self.cell.inject(*inputs)
+
+    def update(self, z: Any, *injected: Any) -> Any:
+        return self.cell.update(z, *injected)
+
+    def output(self, z: Any) -> Any:
+        return self.cell.output(z)
+
+    def state_shape(self, *inputs: Any) -> Any:
+        return self.state(*inputs) if callable(self.state) else self.state
+
+    def recurrent_weights(self) -> Any:
+        return self.cell.recurrent_weights()

@@ -1,0 +1,171 @@
+r"""Bounds on weights that hold at every moment of training, as parametrisations of the weights themselves.
+
+A DEQ is sure to have one equilibrium, and Picard's iteration to find it, while its cell is a contraction; bounding the
+norms of the weights that multiply the state is the simplest way to keep it one.  The layer computes a bounded weight once
+per call, so that exact norms (one singular value decomposition a call) cost little beside a solve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+__all__ = ["WeightBound", "bound_weights", "free_weights", "weight_norm"]
+
+
+def _spectral(W: Tensor) -> Tensor:
+    r"""``|W|_2``; for a convolution an upper bound of its operator norm, whatever the stride, dilation and zero padding.
+
+    A convolution is a sum over the taps of its kernel, of which each is a matrix applied to a shifted input, so that the
+    sum of the taps' spectral norms bounds it; so does ``sqrt(taps)`` times that of the taps side by side.
+    """
+    if W.ndim == 2:
+        return torch.linalg.matrix_norm(W, 2)
+    taps = W.flatten(2).permute(2, 0, 1)
+    separate = torch.linalg.matrix_norm(taps, 2).sum()
+    together = len(taps) ** 0.5 * torch.linalg.matrix_norm(taps.transpose(0, 1).flatten(1), 2)
+    return torch.minimum(separate, together)
+
+
+def _frobenius(W: Tensor) -> Tensor:
+    r"""``|W|_F >= |W|_2``, times ``sqrt(taps)`` for a convolution: cheap, and smooth."""
+    return torch.linalg.vector_norm(W) * (W[0, 0].numel() ** 0.5 if W.ndim > 2 else 1.0)
+
+
+def _row_sum(W: Tensor) -> Tensor:
+    r"""``|W|_\infty``, the largest sum of absolute values in a row: the Lipschitz constant in the maximum norm."""
+    return W.abs().flatten(1).sum(1).max()
+
+
+def _rows(W: Tensor) -> Tensor:
+    """The 2-norm of each row (output channel), as in weight normalisation."""
+    return torch.linalg.vector_norm(W.flatten(1), dim=1).view(-1, *[1] * (W.ndim - 1))
+
+
+_NORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "spectral": _spectral,
+    "frobenius": _frobenius,
+    "row_sum": _row_sum,
+    "rows": _rows,
+}
+
+
+class WeightBound(nn.Module):
+    r"""The parametrisation ``W = V \min(1, bound / |V|)``: within the bound a weight is what it was.
+
+    Args:
+        bound: positive. norm: ``"spectral"`` (exact for matrices, an upper bound for convolutions), ``"frobenius"``,
+            ``"row_sum"`` (the induced maximum norm) or ``"rows"`` (each row for itself: weight normalisation, clipped).
+
+    Raises:
+        ValueError: ``bound`` not positive, or an unknown norm.
+    """
+
+    def __init__(self, bound: float, norm: str = "spectral") -> None:
+        super().__init__()
+        if not bound > 0:
+            raise ValueError(f"bound must be positive, got {bound}")
+        if norm not in _NORMS:
+            raise ValueError(f"norm must be one of {', '.join(map(repr, _NORMS))}, got {norm!r}")
+        self.bound, self.norm = bound, norm
+
+    def forward(self, V: Tensor) -> Tensor:
+        """``W``."""
+        return V * (self.bound / _NORMS[self.norm](V)).clamp_max(1.0)
+
+    def right_inverse(self, W: Tensor) -> Tensor:
+        """A weight within the bound is its own; one outside is projected at the next reading."""
+        return W
+
+    def extra_repr(self) -> str:
+        """The bound and its norm."""
+        return f"bound={self.bound}, norm={self.norm!r}"
+
+
+class _WeightNorm(nn.Module):
+    r"""``W = g V / |V|`` row by row, ``|g| <= bound``."""
+
+    def __init__(self, bound: float | None) -> None:
+        super().__init__()
+        if bound is not None and not bound > 0:
+            raise ValueError(f"bound must be positive, or None for no bound; got {bound}")
+        self.bound = bound
+
+    def forward(self, g: Tensor, V: Tensor) -> Tensor:
+        if self.bound is not None:
+            g = g.clamp(-self.bound, self.bound)
+        return g * V / _rows(V)
+
+    def right_inverse(self, W: Tensor) -> tuple[Tensor, Tensor]:
+        return _rows(W), W
+
+
+def bound_weights(
+    module: nn.Module,
+    bound: float,
+    norm: str = "spectral",
+    *,
+    weights: Iterable[Tensor] | None = None,
+) -> nn.Module:
+    """Keep weights within a norm: see :class:`WeightBound`.
+
+        bound_weights(cell, 0.95, weights=cell.recurrent_weights())
+
+    Args:
+        module: the cell. bound, norm: as in :class:`WeightBound`, for each weight by itself.
+        weights: parameters of ``module``; ``None``: every parameter with two dimensions or more below it.
+
+    Returns:
+        The module itself.
+
+    Raises:
+        ValueError: a weight is not a parameter of the module, or reparametrised already.
+    """
+    return _register(module, weights, lambda: WeightBound(bound, norm))
+
+
+def weight_norm(module: nn.Module, bound: float | None = None, *, weights: Iterable[Tensor] | None = None) -> nn.Module:
+    r"""Weight normalisation (Salimans & Kingma 2016), ``W = g V / |V|`` per row, optionally with ``|g| <= bound``.
+
+    Args:
+        module, weights: as in :func:`bound_weights`. bound: the largest 2-norm of a row (``|W|_2 <= sqrt(rows) bound``).
+
+    Returns:
+        The module itself.
+
+    Raises:
+        ValueError: as in :func:`bound_weights`.
+    """
+    return _register(module, weights, lambda: _WeightNorm(bound))
+
+
+def free_weights(module: nn.Module) -> nn.Module:
+    """Undo every reparametrisation below a module; the weights keep their present values."""
+    for m in module.modules():
+        if parametrize.is_parametrized(m):
+            for name in list(m.parametrizations):  # type: ignore[arg-type]
+                parametrize.remove_parametrizations(m, name, leave_parametrized=True)
+    return module
+
+
+def _register(module: nn.Module, weights: Iterable[Tensor] | None, make: Callable[[], nn.Module]) -> nn.Module:
+    homes: dict[int, tuple[nn.Module, str]] = {}
+    for m in module.modules():
+        if not isinstance(m, parametrize.ParametrizationList):
+            homes.update({id(p): (m, name) for name, p in m.named_parameters(recurse=False)})
+    chosen: list[Any] = (
+        [place for place in homes.values() if getattr(*place).ndim > 1]
+        if weights is None
+        else [homes.get(id(w)) for w in weights]
+    )
+    if None in chosen:
+        raise ValueError("a weight given is not a parameter of the module, or is reparametrised already (free_weights)")
+    if not chosen:
+        raise ValueError(f"{type(module).__name__} has no weight of two dimensions or more to bound")
+    for owner, name in chosen:
+        parametrize.register_parametrization(owner, name, make())
+    return module
