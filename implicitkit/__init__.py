@@ -30,10 +30,17 @@ from implicitkit.rules import Implicit, Neumann, OneStep, Phantom, Rule, Unroll
 from implicitkit.solution import Solution, Status
 from implicitkit.solve import argmin, fixed_point, least_squares, root, solve, steady_state
 from implicitkit.solvers import LBFGS, Anderson, BlackBox, Found, GradientDescent, Method, Newton, Picard
+from implicitkit.solvers.auto import Polyalgorithm, Stage
+from implicitkit.solvers.base import Strategy
+from implicitkit.solvers.chord import Chord
+from implicitkit.solvers.df_sane import DFSANE
+from implicitkit.solvers.newton_krylov import NewtonKrylov
+from implicitkit.solvers.trust_region import TrustRegion
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "DFSANE",
     "LBFGS",
     "Anderson",
     "Argmin",
@@ -41,6 +48,7 @@ __all__ = [
     "CapabilityError",
     "CapturedTensorError",
     "Certificate",
+    "Chord",
     "ConvergenceError",
     "ConvergenceWarning",
     "FixedPoint",
@@ -54,16 +62,21 @@ __all__ = [
     "Method",
     "Neumann",
     "Newton",
+    "NewtonKrylov",
     "OneStep",
     "Operator",
     "Phantom",
     "Picard",
+    "Polyalgorithm",
     "Problem",
     "Root",
     "Rule",
     "Solution",
+    "Stage",
     "Status",
     "SteadyState",
+    "Strategy",
+    "TrustRegion",
     "UnknownNameError",
     "Unroll",
     "argmin",

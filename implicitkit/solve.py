@@ -103,7 +103,7 @@ def solve(
         raise ValueError(f"on_failure must be one of {', '.join(map(repr, POLICIES))}, got {on_failure!r}")
     rule = registry.get_rule(registry.get_problem_entry(problem).rule if rule == "auto" else rule)
     solver = (
-        auto.choose(problem, layout.size, rule)
+        auto.choose(problem, layout.batch, layout.size, rule)
         if isinstance(solver, str) and solver == "auto"
         else (registry.get_solver(solver))
     )
@@ -128,7 +128,7 @@ def solve(
         _first(system, lifted),
     )
     z, stats = rule.attach(request)
-    solution = Solution(layout.unpack(z), stats, layout, record, _name(solver), _name(rule))
+    solution = Solution(layout.unpack(z), stats, layout, record, record.outcome.solver or _name(solver), _name(rule))
     if on_failure != "ignore" and not record.outcome.all_converged:
         _report(solution, z0, args, on_failure)
     return solution

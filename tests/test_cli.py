@@ -65,7 +65,7 @@ def test_list_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["anderson"]["solves"] == "fixed_point"
     assert rows["anderson"]["options"]["memory"] == ik.Anderson().memory
     assert rows["anderson"]["target"] == "implicitkit.solvers.anderson.Anderson"
-    assert rows["newton_krylov"]["batch"] == "loop"
+    assert rows["scipy.newton_krylov"]["batch"] == "loop"
     assert set(json.loads(run(capsys, "list", "--json")[1])) == {
         "solvers", "problems", "rules", "linear-solvers", "plugins",
     }  # fmt: skip

@@ -19,7 +19,7 @@ class _Enough(Exception):
     """The target is met, or the budget of evaluations is spent."""
 
 
-@register_solver("newton_krylov", solves="root", batch="loop")
+@register_solver("scipy.newton_krylov", solves="root", batch="loop")
 def newton_krylov(
     f: Callable[[Tensor], Tensor], z0: Tensor, *, rtol: float, atol: float, max_steps: int, line_search: str = "wolfe"
 ) -> Found:

@@ -40,7 +40,7 @@ def column(mask: Tensor) -> Tensor:
     return mask.unsqueeze(1)
 
 
-def tolerance(b: Tensor, rtol: float, atol: float) -> Tensor:
+def tolerance(b: Tensor, rtol: float | Tensor, atol: float) -> Tensor:
     """``atol + rtol |b|`` per sample, shape ``(batch,)``; NaN, which nothing meets, where ``b`` is not finite."""
     scale = norms(b)
     return torch.where(scale < torch.inf, atol + rtol * scale, torch.nan)
@@ -60,7 +60,7 @@ def in_working_precision(solve: SolveMethod) -> SolveMethod:
 
     @functools.wraps(solve)
     def wrapper(
-        self: object, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None
+        self: object, A: Operator, b: Tensor, *, rtol: float | Tensor, atol: float, max_steps: int | None
     ) -> LinearSolution:
         if b.dtype not in LOW_PRECISION:
             return solve(self, A, b, rtol=rtol, atol=atol, max_steps=max_steps)
@@ -99,7 +99,7 @@ def restarted(
     A: Operator,
     b: Tensor,
     *,
-    rtol: float,
+    rtol: float | Tensor,
     atol: float,
     max_steps: int | None,
     stalled: str,

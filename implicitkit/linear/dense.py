@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["LOOP_SIZE", "Factor", "factor_batched", "lstsq_batched", "solve_batched"]
+__all__ = ["LOOP_SIZE", "Factor", "factor_batched", "lstsq_batched", "solve_batched", "svd_batched"]
 
 LOOP_SIZE = 100
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -202,3 +202,42 @@ def _pseudo_solve_each(A: Tensor, b: Tensor, rcond: float) -> Tensor:
         except torch.linalg.LinAlgError:
             continue
     return x
+
+
+def svd_batched(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``A = U diag(s) V^T`` block by block, ``s`` descending.
+
+    Args:
+        A: ``(batch, m, n)``; float16 and bfloat16 are decomposed in float32.
+
+    Returns:
+        ``U`` ``(batch, m, k)``, ``s`` ``(batch, k)``, ``V^T`` ``(batch, k, n)``, ``k = min(m, n)``; NaN throughout for a
+        block that is not finite or whose decomposition failed.
+
+    Raises:
+        ValueError: ``A`` is not ``(batch, m, n)``.
+    """
+    if A.ndim != 3:
+        raise ValueError(f"expected blocks of shape (batch, m, n), got {tuple(A.shape)}")
+    matrix = A.float() if A.dtype in _LOW_PRECISION else A
+    ok = _finite(matrix)
+    matrix = torch.where(ok[:, None, None], matrix, matrix.new_zeros(()))
+    try:
+        U, s, Vh = torch.linalg.svd(matrix, full_matrices=False)
+    except torch.linalg.LinAlgError:  # one block did not converge: find it
+        ok = ok & torch.tensor([_svd_converges(block) for block in matrix], device=A.device)
+        U, s, Vh = torch.linalg.svd(torch.where(ok[:, None, None], matrix, matrix.new_zeros(())), full_matrices=False)
+    nan = matrix.new_full((), torch.nan)
+    return (
+        torch.where(ok[:, None, None], U, nan),
+        torch.where(ok[:, None], s, nan),
+        torch.where(ok[:, None, None], Vh, nan),
+    )
+
+
+def _svd_converges(block: Tensor) -> bool:
+    try:
+        torch.linalg.svdvals(block)
+    except torch.linalg.LinAlgError:
+        return False
+    return True

@@ -40,7 +40,7 @@ class GMRES(LinearSolver):
     """GMRES(restart), each sample with its own stop; one product and one look at the host a step.
 
     A sample uses the columns of the basis up to its own convergence or breakdown, so its answer does not depend on its
-    neighbours.  Memory: ``(restart + 1) * batch * n``.
+    neighbours.  ``rtol`` may also be a tensor ``(batch,)``.  Memory: ``(restart + 1) * batch * n``.
 
     Args:
         restart: dimension of the Krylov space before a restart, at least 1.
@@ -56,7 +56,9 @@ class GMRES(LinearSolver):
             raise ValueError(f"restart must be at least 1, got {self.restart}")
 
     @in_working_precision
-    def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
+    def solve(
+        self, A: Operator, b: Tensor, *, rtol: float | Tensor, atol: float, max_steps: int | None
+    ) -> LinearSolution:
         def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
             columns = min(self.restart, A.size, int(budget.max()))
             return _arnoldi(A, r, norm, target, live, budget, columns)

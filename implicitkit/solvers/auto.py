@@ -1,25 +1,216 @@
-"""Which solver ``solver="auto"`` is."""
+"""``solver="auto"``: one method after another, each for the samples that those before it could not solve."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
 
 from implicitkit import registry
 from implicitkit.problems.base import Problem
+from implicitkit.solution import Status
+from implicitkit.solvers import driver
+from implicitkit.solvers.base import Strategy
+from implicitkit.solvers.function import Function
 
-__all__ = ["choose"]
+__all__ = ["Polyalgorithm", "Stage", "choose", "stages"]
 
-_DENSE = 512  # unknowns a sample up to which Newton's dense Jacobian is affordable
+_DENSE = 512  # unknowns a sample up to which Newton's dense Jacobian is the first choice
+_DENSE_AT_ALL = 2048  # ... up to which it is the last resort
+_DENSE_NUMBERS = 1 << 27  # numbers in all Jacobians of the batch, at most
 
 
-def choose(problem: Problem, size: int, rule: Any) -> Any:
-    """A solver by problem kind and size.
+@dataclass(frozen=True)
+class Stage:
+    """One member of a polyalgorithm.
 
-    Fixed points: Anderson acceleration.  Equations and steady states: Newton with dense Jacobians up to 512 unknowns a
-    sample, Newton-Krylov above.  Minimisation and least squares: L-BFGS.  The rule ``unroll`` needs the plain iteration.
+    Args:
+        solver: a registered name or a configured object. options: for a name.
+        max_steps: steps it may take; ``None``: its own default.
+        anew: begin at the start again, not at the best point found so far.
+
+    Raises:
+        ValueError: ``max_steps`` below 1.
     """
-    if problem.kind == "fixed_point":
-        return registry.get_solver("picard" if getattr(rule, "name", "") == "unroll" else "anderson")
-    if problem.kind in ("argmin", "least_squares"):
-        return registry.get_solver("lbfgs")
-    return registry.get_solver("newton" if size <= _DENSE else "newton_krylov")
+
+    solver: Any
+    options: tuple[tuple[str, Any], ...] = ()
+    max_steps: int | None = None
+    anew: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_steps is not None and self.max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
+
+    def make(self) -> Any:
+        """The configured solver."""
+        return registry.get_solver(self.solver, **dict(self.options))
+
+
+def _stage(solver: str, *, max_steps: int | None = None, anew: bool = True, **options: Any) -> Stage:
+    return Stage(solver, tuple(options.items()), max_steps, anew)
+
+
+#: What is tried, in this order.  Monotone descent on ``|F|`` and undamped Newton steps fail on different problems.
+_DENSE_NEWTON = (
+    _stage("newton", max_steps=60),
+    _stage("newton", line_search=False, max_steps=60),
+    _stage("trust_region", max_steps=200),
+    _stage("trust_region", subproblem="levenberg_marquardt", max_steps=300),
+    _stage("df_sane", max_steps=1000),
+)
+_MATRIX_FREE = (
+    _stage("newton_krylov", max_steps=100),
+    _stage("newton_krylov", restart=200, inner_steps=2000, max_steps=100, anew=False),
+    _stage("df_sane", max_steps=1000),
+)
+_LAST_DENSE = (_stage("newton", line_search=False, max_steps=60), _stage("trust_region", max_steps=100))
+_ANDERSON = (_stage("anderson", max_steps=500),)
+_MINIMISE = (_stage("lbfgs"),)
+
+
+def stages(kind: str, batch: int, size: int) -> tuple[Stage, ...]:
+    """The stages for a problem kind, samples and unknowns a sample.
+
+    Equations and steady states: Newton with dense Jacobians up to 512 unknowns a sample, Newton-Krylov above, and what
+    they fail on by other routes.  Fixed points: Anderson acceleration, then like equations.  Minimisation and least
+    squares: L-BFGS.
+    """
+    if kind in ("argmin", "least_squares"):
+        return _MINIMISE
+    affordable = batch * size * size <= _DENSE_NUMBERS
+    equations: tuple[Stage, ...] = _MATRIX_FREE
+    if size <= _DENSE and affordable:
+        equations = _DENSE_NEWTON
+    elif size <= _DENSE_AT_ALL and affordable:
+        equations = (*_MATRIX_FREE, *_LAST_DENSE)
+    return (*_ANDERSON, *equations) if kind == "fixed_point" else equations
+
+
+def choose(problem: Problem, batch: int, size: int, rule: Any) -> Any:
+    """The solver for a problem: a :class:`Polyalgorithm` of :func:`stages`; the rule ``unroll`` needs the plain
+    iteration."""
+    if problem.kind == "fixed_point" and getattr(rule, "name", "") == "unroll":
+        return registry.get_solver("picard")
+    return Polyalgorithm(stages(problem.kind, batch, size))
+
+
+@dataclass(frozen=True)
+class Polyalgorithm(Strategy):
+    """Solvers in turn; each sees only the samples that none before it has solved.
+
+    The tolerance is the same throughout, that of the start.  A sample that none solves gets the best point that any of
+    them has seen.  ``solution.solver`` says which of them finished.
+
+    ``max_steps`` of the solve limits the steps of all stages together.
+
+    Args:
+        stages: registered names, configured solvers or :class:`Stage` objects; at least one.
+
+    Raises:
+        ValueError: no stage.
+    """
+
+    stages: tuple[Any, ...]
+    name: ClassVar[str] = "auto"
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ValueError("a polyalgorithm needs at least one stage")
+        members = tuple(s if isinstance(s, Stage) else Stage(s) for s in self.stages)
+        object.__setattr__(self, "stages", members)
+
+    @property
+    def solves(self) -> str:
+        """What the first stage solves."""
+        return str(self.stages[0].make().solves)
+
+    def run(self, f: Function, z0: Tensor, options: driver.Options) -> driver.Outcome:
+        solver = self.stages[0].make()
+        total = driver.find(solver, f, z0, _limited(options, self.stages[0].max_steps, solver))
+        if total.all_converged or len(self.stages) == 1:
+            total.solver = _title(self.name, [solver.name])
+            return total
+        return self._go_on(f, z0, options, total, solver.name)
+
+    def _go_on(
+        self, f: Function, z0: Tensor, options: driver.Options, total: driver.Outcome, first: str
+    ) -> driver.Outcome:
+        """All stages but the first."""
+        finishers = [first] if bool((total.status == int(Status.CONVERGED)).any()) else []
+        start_norm = torch.linalg.vector_norm(f.residual(z0), dim=1)
+        watched = options.trace or options.callback is not None
+        for stage in self.stages[1:]:
+            # a start that is not finite is beyond help, and a callback's word is final
+            open_ = (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED))
+            open_ &= torch.isfinite(start_norm)
+            taken = int(total.steps.max())
+            left = None if options.max_steps is None else options.max_steps - taken
+            if not bool(open_.any()) or (left is not None and left < 1):
+                break
+            solver = stage.make()
+            samples, system, theta = _subset(f, open_, whole=watched)
+            part = Function(system, theta, solver.solves)
+            part.evaluations, part.sample_evaluations = total.evaluations, total.sample_evaluations
+            begin = torch.where((open_ & stage.anew).unsqueeze(1), z0, total.z).index_select(0, samples)
+            found = driver.find(
+                solver,
+                part,
+                begin,
+                replace(
+                    _limited(replace(options, max_steps=left), stage.max_steps, solver),
+                    start_norm=start_norm.index_select(0, samples),
+                    callback=options.callback and _later(options.callback, taken),
+                ),
+            )
+            if _merge(total, found, samples, open_.index_select(0, samples)):
+                finishers.append(solver.name)
+        f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
+        total.solver = _title(self.name, finishers)
+        return total
+
+
+def _limited(options: driver.Options, max_steps: int | None, solver: Any) -> driver.Options:
+    """The options with the smaller of two step limits."""
+    limits = [limit for limit in (options.max_steps, max_steps) if limit is not None]
+    return options if not limits or min(limits) == options.max_steps else replace(options, max_steps=min(limits))
+
+
+def _subset(f: Function, open_: Tensor, whole: bool) -> tuple[Tensor, Any, Any]:
+    """The samples of all rows in which one is open, with the system and the tensors of those rows."""
+    per_row = f.system.samples_per_row
+    rows = open_.view(-1, per_row).any(1)
+    samples = rows.repeat_interleave(per_row).nonzero().squeeze(1)
+    if whole or not f.system.can_select or len(samples) == len(open_):
+        return torch.arange(len(open_), device=open_.device), f.system, f.theta
+    system, theta = f.system.select(rows.nonzero().squeeze(1), f.theta)
+    return samples, system, theta
+
+
+def _later(callback: Callable[[int, Tensor, Tensor], Any], taken: int) -> Callable[[int, Tensor, Tensor], Any]:
+    return lambda step, z, norm: callback(step + taken, z, norm)
+
+
+def _merge(total: driver.Outcome, found: driver.Outcome, samples: Tensor, open_: Tensor) -> bool:
+    """Write a stage's results for its open samples into the total; did it solve one?"""
+    where = samples[open_]
+    old, new = total.residual_norm[where], found.residual_norm[open_]
+    solved = found.status[open_] == int(Status.CONVERGED)
+    better = solved | (new < old) | ~torch.isfinite(old)
+    index = where[better]
+    total.z = total.z.index_copy(0, index, found.z[open_][better])
+    total.residual_norm = total.residual_norm.index_copy(0, index, new[better])
+    total.status = total.status.index_copy(0, where, found.status[open_])
+    total.steps = total.steps.index_add(0, where, found.steps[open_])
+    total.evaluations, total.sample_evaluations = found.evaluations, found.sample_evaluations
+    total.trace = total.trace + found.trace[1:]
+    total.message = found.message
+    return bool(solved.any())
+
+
+def _title(name: str, finishers: list[str]) -> str:
+    """``auto (newton)``, ``auto (newton, trust_region)``, or the bare name if nothing was solved."""
+    return f"{name} ({', '.join(dict.fromkeys(finishers))})" if finishers else name

@@ -15,9 +15,10 @@ from torch import Tensor
 from implicitkit import trees
 
 if TYPE_CHECKING:
+    from implicitkit.solvers.driver import Options, Outcome
     from implicitkit.solvers.function import Function
 
-__all__ = ["BlackBox", "Direct", "Found", "Method"]
+__all__ = ["BlackBox", "Direct", "Found", "Method", "Strategy"]
 
 
 class Method:
@@ -57,6 +58,21 @@ class Method:
     def select(self, state: Any, index: Tensor) -> Any:
         """The state of the samples ``index`` only (default: rows of every tensor in it)."""
         return trees.tree_map(lambda t: t.index_select(0, index) if isinstance(t, Tensor) and t.ndim else t, state)
+
+
+class Strategy:
+    """A solver made of solvers: :meth:`run` hands the system, or parts of it, to others through the driver."""
+
+    name: ClassVar[str] = ""
+
+    @property
+    def solves(self) -> str:
+        """What kind of ``f`` it is given (table in :class:`Method`)."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it solves")
+
+    def run(self, f: Function, z0: Tensor, options: Options) -> Outcome:
+        """Solve from ``z0`` ``(batch, n)``; the outcome has one entry a sample."""
+        raise NotImplementedError(f"{type(self).__name__} has no run method")
 
 
 class Found(NamedTuple):

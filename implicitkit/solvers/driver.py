@@ -7,8 +7,9 @@ left to do they are dropped from all later evaluations (where the system allows 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +18,9 @@ from torch import Tensor
 
 from implicitkit import trees
 from implicitkit.solution import Status
-from implicitkit.solvers.base import BlackBox, Direct, Found, Method
+from implicitkit.solvers.base import BlackBox, Direct, Found, Method, Strategy
 from implicitkit.solvers.function import Function
+from implicitkit.solvers.plain import PlainFunction
 from implicitkit.trees import Layout
 
 __all__ = ["Options", "Outcome", "find", "iterate"]
@@ -28,13 +30,17 @@ _DROP = 0.8  # rows are dropped when no more than this share of them is still at
 
 @dataclass(frozen=True)
 class Options:
-    """How a solve is run: tolerances (``|F| <= atol + rtol * scale``), limits, what is watched."""
+    """How a solve is run: tolerances (``|F| <= atol + rtol * scale``), limits, what is watched.
+
+    ``start_norm``: ``|F|`` ``(batch,)`` where the whole solve began, if that is not where this solver does.
+    """
 
     rtol: float
     atol: float
     max_steps: int | None = None
     trace: bool = False
     callback: Callable[[int, Tensor, Tensor], Any] | None = None  # (step, packed z, residual norms)
+    start_norm: Tensor | None = None
 
 
 @dataclass
@@ -49,6 +55,7 @@ class Outcome:
     sample_evaluations: int = 0
     trace: list[Tensor] = field(default_factory=list)
     message: str = ""
+    solver: str = ""  # which solver finished, where several took part
 
     @property
     def all_converged(self) -> bool:
@@ -60,6 +67,8 @@ def find(solver: Any, f: Function, z0: Tensor, options: Options) -> Outcome:
     """Run any solver."""
     if isinstance(solver, Method):
         return iterate(solver, f, z0, options)
+    if isinstance(solver, Strategy):
+        return solver.run(f, z0, options)
     if isinstance(solver, Direct):
         return call_direct(solver, f, z0, options)
     return call_black_box(solver, f, z0, options)
@@ -71,6 +80,7 @@ class _Judge:
     def __init__(self, f: Function, options: Options) -> None:
         self.rtol, self.atol = options.rtol, options.atol
         self.relative_to_state = f.problem.kind == "fixed_point"
+        self.start_norm = options.start_norm
         self.bound: Tensor | None = None
 
     def norm(self, residual: Tensor) -> Tensor:
@@ -83,6 +93,7 @@ class _Judge:
             bound = self.norm(z).mul_(self.rtol)
             return bound.add_(self.atol) if self.atol else bound
         if self.bound is None:
+            norm = norm if self.start_norm is None else self.start_norm
             self.bound = torch.where(torch.isfinite(norm), norm * self.rtol, 0).add_(self.atol)
         return self.bound
 
@@ -107,9 +118,12 @@ def iterate(method: Method, f: Function, z0: Tensor, options: Options) -> Outcom
     traces: list[Tensor] = []
     watched = options.trace or options.callback is not None
     step = 0
+    stuck: Tensor | None = None
     while True:
         tolerance = judge.tolerance(z, norm)
         running = (norm > tolerance) & (norm < math.inf) & active  # false for NaN
+        if stuck is not None:
+            running &= ~stuck
         improved = norm < best_norm  # false for NaN, and for frozen samples, whose norm does not change
         left, better = _count(running, improved)
         if better == alive:
@@ -120,6 +134,8 @@ def iterate(method: Method, f: Function, z0: Tensor, options: Options) -> Outcom
         if left < at_work:
             ended = active & ~running
             outcome = torch.where(norm <= tolerance, int(Status.CONVERGED), int(Status.NONFINITE))
+            if stuck is not None:
+                outcome = torch.where((norm > tolerance) & (norm < math.inf), int(Status.STALLED), outcome)
             status = torch.where(ended, outcome, status)
             steps = torch.where(ended, step, steps)
         active, at_work = running, left
@@ -146,13 +162,14 @@ def iterate(method: Method, f: Function, z0: Tensor, options: Options) -> Outcom
                 f = f.select(keep, samples)
                 judge.select(samples)
                 state = method.select(state, samples)
-                z, norm, best, best_norm, active, steps, status = (
+                z, norm, tolerance, best, best_norm, active, steps, status = (
                     f.selected(),
-                    *(t.index_select(0, samples) for t in (norm, best, best_norm, active, steps, status)),
+                    *(t.index_select(0, samples) for t in (norm, tolerance, best, best_norm, active, steps, status)),
                 )
                 alive = len(samples)
-        f.active, f.norm = active, norm
+        f.active, f.norm, f.tolerance, f.stuck = active, norm, tolerance, None
         z_next, state = method.step(f, z, state)
+        stuck = f.stuck
         z = z_next if left == alive else torch.where(active.unsqueeze(1), z_next, best)
         step += 1
         norm = judge.norm(f.residual(z))
@@ -287,87 +304,58 @@ def _ask(
     solver: BlackBox, f: Function, z0: Tensor, target: Tensor, options: Options, max_steps: int
 ) -> tuple[Tensor, Tensor, str]:
     """One call (or one call a sample) with the target as an absolute tolerance where it is relative to the state."""
-    relative = f.problem.kind == "fixed_point"
+    absolute = f.problem.kind == "fixed_point" or options.start_norm is not None
 
     def tolerances(sample: slice) -> dict[str, float]:
-        if relative:
+        if absolute:
             return {"rtol": 0.0, "atol": float(target[sample].min())}
         return {"rtol": options.rtol, "atol": options.atol}
 
-    batch, n = z0.shape
+    batch = z0.shape[0]
     message = ""
     steps = torch.zeros(batch, dtype=torch.int64, device=z0.device)
     if solver.batch == "native":
-        found = _guarded(solver, f, z0, **tolerances(slice(None)), max_steps=max_steps)
+        found = _guarded(solver, PlainFunction(f, z0), z0, **tolerances(slice(None)), max_steps=max_steps)
         z, steps, message = _accept(found, z0), steps + found.steps, found.message
     elif solver.batch == "joint" or batch == 1:
-        found = _guarded(
-            solver,
-            lambda y: f(y.reshape(batch, n)).reshape(-1),
-            z0.reshape(-1),
-            **tolerances(slice(None)),
-            max_steps=max_steps,
-        )
+        one_system = PlainFunction(f, z0, joint=True)
+        found = _guarded(solver, one_system, z0.reshape(-1), **tolerances(slice(None)), max_steps=max_steps)
         z, steps, message = _accept(found, z0), steps + found.steps, found.message
     else:
         z = z0.clone()
         for i in range(batch):
-            one = _one_sample(f, z, i)
-            found = _guarded(solver, one, z0[i].clone(), **tolerances(slice(i, i + 1)), max_steps=max_steps)
+            with _one_sample(f, z, i) as one:
+                found = _guarded(solver, one, z0[i], **tolerances(slice(i, i + 1)), max_steps=max_steps)
             z[i] = _accept(found, z0[i])
             steps[i] = found.steps
             message = found.message or message
     return z, steps, message
 
 
-def _one_sample(f: Function, z: Tensor, i: int) -> Callable[[Tensor], Tensor]:
+@contextlib.contextmanager
+def _one_sample(f: Function, z: Tensor, i: int) -> Iterator[PlainFunction]:
     """``f`` of sample ``i`` alone: on its own rows where the system allows it, else inside the whole batch."""
     per_row = f.system.samples_per_row
     row, inside = divmod(i, per_row)
-    if f.system.can_select:
-        rows = torch.tensor([row], device=z.device)
-        system, theta = f.system.select(rows, f.theta)
-        part = Function(system, theta, f.solves)
-        context = z[row * per_row : (row + 1) * per_row]
-
-        def one(y: Tensor) -> Tensor:
-            full = (
-                y.reshape(1, -1)
-                if per_row == 1
-                else context.index_copy(0, torch.tensor([inside], device=z.device), y.reshape(1, -1))
-            )
-            f.evaluations += 1
-            f.sample_evaluations += per_row
-            return part(full)[inside]
-
-        return one
-    index = torch.tensor([i], device=z.device)
-    return lambda y: f(z.index_copy(0, index, y.reshape(1, -1)))[i]
-
-
-class _UserError(Exception):
-    """Carries an exception of the user's function through a black box that might swallow it."""
-
-
-def _guarded(solver: BlackBox, f: Callable[[Tensor], Tensor], z0: Tensor, **keywords: Any) -> Found:
-    """Call the black box; an exception of its own is a failure to converge, one of the user's function surfaces."""
-    raised: list[BaseException] = []
-
-    def watched(y: Any) -> Tensor:
-        if not isinstance(y, Tensor):
-            y = torch.as_tensor(y, dtype=z0.dtype, device=z0.device)
-        try:
-            # a fresh tensor each way: neither side can change the other's memory
-            return f(y.detach().to(z0.dtype).clone()).detach().clone()
-        except Exception as error:
-            raised.append(error)
-            raise
-
+    if not f.system.can_select:
+        yield PlainFunction(f, z.clone(), slot=i)
+        return
+    system, theta = f.system.select(torch.tensor([row], device=z.device), f.theta)
+    part = Function(system, theta, f.solves)
     try:
-        return solver(watched, z0.detach().clone(), **keywords)
+        yield PlainFunction(part, z[row * per_row : (row + 1) * per_row].clone(), slot=inside)
+    finally:
+        f.evaluations += part.evaluations
+        f.sample_evaluations += part.sample_evaluations
+
+
+def _guarded(solver: BlackBox, f: PlainFunction, z0: Tensor, **keywords: Any) -> Found:
+    """Call the black box; an exception of its own is a failure to converge, one of the user's function surfaces."""
+    try:
+        return solver(f, z0.detach().clone(), **keywords)
     except Exception as error:
-        if raised:
-            raise raised[0] from None
+        if f.error is not None:
+            raise f.error from None
         return Found(z0, message=f"{solver.name or 'the solver'} raised {type(error).__name__}: {error}")
 
 

@@ -21,7 +21,8 @@ class Function:
 
     Attributes:
         active: which samples are still at work, ``(batch,)``: a line search need not care for the others.
-        norm: ``|F|_2`` of each sample at the point where a step begins.
+        norm: ``|F|_2`` of each sample at the point where a step begins. tolerance: what it must come down to.
+        stuck: set by a step, ``(batch,)`` bool: samples that the method gives up (status ``STALLED``).
         evaluations: calls of the user's function so far. sample_evaluations: the same times the samples in each call.
     """
 
@@ -32,6 +33,8 @@ class Function:
         self.sample_evaluations = 0
         self.active = torch.ones(system.batch, dtype=torch.bool, device=system.layout.device)
         self.norm = torch.empty(0)
+        self.tolerance = torch.empty(0)
+        self.stuck: Tensor | None = None
         self._graph = solves in ("minimise", "least_squares") or self.problem.output != "state"
         self._point: dict[str, Tensor] = {}
 
@@ -78,6 +81,22 @@ class Function:
     def jacobian(self, z: Tensor) -> Tensor:
         """The Jacobian of ``f`` at ``z``, shape ``(batch, n, n)``."""
         return self.linearize(z).dense()
+
+    def residuals_jacobian(self, z: Tensor) -> Tensor:
+        """The Jacobian of :meth:`residuals` at ``z``, shape ``(batch, m, n)``."""
+        self._count()
+        return autodiff.jacobian(lambda y: self.problem.flat_residuals(self._kernel, y), z)
+
+    def second_derivative(self, z: Tensor) -> Tensor:
+        """``d^2 f/dz^2`` of scalar equations, shape ``(batch, 1)``."""
+        self._count()
+
+        def slope(y: Tensor) -> Tensor:
+            out, pullback = autodiff.vjp(lambda x: self.problem.flat_residual(self._kernel, x), y)
+            return pullback(torch.ones_like(out))[0]
+
+        with torch.enable_grad():
+            return autodiff.vjp(slope, z)[1](torch.ones_like(z))[0].detach()
 
     def select(self, rows: Tensor, samples: Tensor) -> Function:
         """This function for some rows only; what is known at the last point is kept for them."""
