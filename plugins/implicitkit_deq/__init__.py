@@ -1,9 +1,11 @@
 """Deep equilibrium models on implicitkit: layers whose output is the fixed point of a cell.
 
-from implicitkit_deq import DEQ, cells
+    from implicitkit_deq import DEQ, cells
 
-layer = DEQ(cells.MLP(in_features=32, features=64))
-z = layer(x)                # (batch, 64), differentiable
+    layer = DEQ(cells.MLP(in_features=32, features=64))
+    z = layer(x)                # (batch, 64), differentiable
+
+The folder ``cells`` has the maps; the other modules are tools around the layer, one each.
 """
 
 from implicitkit_deq import cells
