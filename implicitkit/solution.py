@@ -27,6 +27,9 @@ class Status(enum.IntEnum):
     NONFINITE = 2
     STOPPED = 3
     STALLED = 4
+    INFEASIBLE = 5
+    UNBOUNDED = 6
+    INACCURATE = 7
 
     @property
     def meaning(self) -> str:
@@ -40,6 +43,9 @@ _MEANING = {
     Status.NONFINITE: "the residual became NaN or Inf",
     Status.STOPPED: "a callback asked to stop",
     Status.STALLED: "the solver gave up before the residual met the tolerance",
+    Status.INFEASIBLE: "no point satisfies the constraints",
+    Status.UNBOUNDED: "the objective falls without bound on the constraints",
+    Status.INACCURATE: "close, but the residual did not meet the tolerance",
 }
 
 

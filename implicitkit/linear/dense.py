@@ -21,7 +21,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["LOOP_SIZE", "Factor", "factor_batched", "lstsq_batched", "solve_batched", "svd_batched"]
+__all__ = [
+    "LOOP_SIZE",
+    "Factor",
+    "cholesky_batched",
+    "factor_batched",
+    "lstsq_batched",
+    "solve_batched",
+    "svd_batched",
+]
 
 LOOP_SIZE = 100
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -241,3 +249,20 @@ def _svd_converges(block: Tensor) -> bool:
     except torch.linalg.LinAlgError:
         return False
     return True
+
+
+def cholesky_batched(A: Tensor) -> tuple[Tensor, Tensor]:
+    """``A = L L^T`` block by block, for symmetric positive definite blocks; torch's batched Cholesky needs no guard.
+
+    Args:
+        A: ``(batch, n, n)``; only the lower triangle is read.
+
+    Returns:
+        ``L`` ``(batch, n, n)`` for ``torch.cholesky_solve``, and ``ok`` ``(batch,)`` bool; ``L`` is the identity where a
+        block is not positive definite or not finite.
+    """
+    L, info = torch.linalg.cholesky_ex(A)
+    ok = (info == 0) & L.diagonal(dim1=1, dim2=2).isfinite().all(1)
+    if not bool(ok.all()):
+        L = torch.where(ok[:, None, None], L, torch.eye(A.shape[1], dtype=A.dtype, device=A.device))
+    return L, ok
