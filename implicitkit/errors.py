@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,7 +16,10 @@ __all__ = [
     "ConvergenceWarning",
     "ImpureFunctionWarning",
     "UnknownNameError",
+    "warn",
 ]
+
+_SKIPPED = ("torch", "contextlib", "functools", "implicitkit")
 
 
 class ConvergenceError(RuntimeError):
@@ -57,3 +62,16 @@ class UnknownNameError(ValueError):
 
 class CapabilityError(TypeError):
     """The chosen parts do not fit: a solver that does not serve the problem, a rule that needs another kind."""
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """``warnings.warn`` at the nearest line that is neither in this library, its plugins, nor in torch: the user's."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and _is_ours(frame.f_globals.get("__name__", "")):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
+
+
+def _is_ours(module: str) -> bool:
+    package = module.partition(".")[0]
+    return package in _SKIPPED or package.startswith("implicitkit_")

@@ -25,7 +25,6 @@ import functools
 import inspect
 import threading
 import types
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +34,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from implicitkit import compat
-from implicitkit.errors import CapturedTensorError, ImpureFunctionWarning
+from implicitkit.errors import CapturedTensorError, ImpureFunctionWarning, warn
 from implicitkit.trees import tree_flatten, tree_unflatten
 
 __all__ = ["Lifted", "lift", "modules_held", "resolve"]
@@ -399,25 +398,25 @@ def _purity(
     ]
     if changed:
         lifted.frozen = changed
-        warnings.warn(
+        warn(
             f"the function updates {len(changed)} buffer(s) of its modules at every evaluation (BatchNorm in training, "
             "spectral normalisation, ...). During this solve they are held at their present values and not updated; "
             "call .eval() on those modules, or update the statistics once outside the solve",
             ImpureFunctionWarning,
-            stacklevel=5,
         )
     if random is not None and not torch.equal(random, _random_state(device)):  # type: ignore[arg-type]
-        warnings.warn(
+        warn(
             "the function draws random numbers (dropout in training, noise): each evaluation is another map, so there "
             "is no solution to converge to and the derivative is that of a different draw. Call .eval() on the module, "
             "or draw the mask once outside and pass it as an argument",
             ImpureFunctionWarning,
-            stacklevel=5,
         )
 
 
 def _changed(t: Tensor, copy: Tensor) -> bool:
     """Was the copy written to?  (Fused normalisation kernels do not raise the version counter.)"""
+    if t.layout != torch.strided:  # sparse tensors cannot be compared, and no normalisation writes to them
+        return _version(copy) > 0
     return _version(copy) > 0 or not torch.equal(t, copy)
 
 

@@ -21,7 +21,6 @@ may use ``.item()``, loops, NumPy.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +29,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from implicitkit import autodiff, compat
-from implicitkit.errors import ConvergenceError, ConvergenceWarning
+from implicitkit.errors import ConvergenceError, ConvergenceWarning, warn
 from implicitkit.linear import LinearSolver
 from implicitkit.linear.base import LinearSolution, Operator
 from implicitkit.linear.dense import factor_batched
@@ -132,19 +131,13 @@ class Call:
             'another linear_solver=, raise its max_steps= or rtol=, or accept it with on_failure="warn" or "ignore"'
         )
         if self.on_failure == "warn":
-            warnings.warn(text, ConvergenceWarning, stacklevel=2)
+            warn(text, ConvergenceWarning)
             return
         raise ConvergenceError(text, None, tuple(worst), tuple(worst_norms))
 
     def linearise(self, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
         """The residual at a plain ``z`` with its graph, and ``A`` there."""
-        problem = self.system.problem
-        return autodiff.linearise(
-            lambda y: self.system.residual(y, *theta),
-            z,
-            symmetric=problem.symmetric,
-            fixed_point=problem.kind == "fixed_point",
-        )
+        return self.system.problem.linearise(self.system, z, theta)
 
 
 def root(call: Call, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:

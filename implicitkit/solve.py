@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +10,10 @@ import torch
 from torch import Tensor
 
 from implicitkit import compat, registry
-from implicitkit.errors import CapabilityError, ConvergenceWarning
+from implicitkit.errors import CapabilityError, ConvergenceWarning, warn
 from implicitkit.lifting import Lifted, lift, resolve
 from implicitkit.problems import Argmin, FixedPoint, LeastSquares, Problem, Root, SteadyState
+from implicitkit.problems.base import Restated
 from implicitkit.rules.base import Request
 from implicitkit.solution import Record, Solution, Status
 from implicitkit.solvers import auto
@@ -24,7 +24,7 @@ from implicitkit.trees import Layout, describe_leaves, tree_map
 
 __all__ = ["argmin", "fixed_point", "least_squares", "root", "solve", "steady_state"]
 
-POLICIES = ("raise", "warn", "ignore")
+POLICIES = ("raise", "warn", "ignore", "nan")
 
 
 @compat.opaque_to_compile
@@ -60,7 +60,8 @@ def solve(
         rtol, atol: a sample has converged when ``|F(z)|_2 <= atol + rtol * scale``; scale is ``|z|_2`` for a fixed point,
             else ``|F(z0)|_2``.  Defaults follow the dtype: both ``eps^(2/3)`` (float64 3.7e-11, float32 2.4e-5).
         max_steps: steps allowed; ``None`` is the solver's own default.
-        on_failure: ``"raise"``, ``"warn"`` or ``"ignore"``, for the solve and for the linear solve of its derivative.
+        on_failure: ``"raise"``, ``"warn"`` or ``"ignore"``, for the solve and for the linear solve of its derivative;
+            or ``"nan"``: samples that failed have the value NaN, a derivative of zero, and disturb no other.
         trace: keep the residual norms of every step in ``solution.trace``.
         callback: called with ``(step, z, residual_norm)`` after each step; returning ``True`` stops the solve.
 
@@ -97,8 +98,12 @@ def solve(
         )
     if not isinstance(args, tuple):
         args = (args,)
+    given_z0, given_args = z0, args
+    restated = problem.restate(z0, args, _batch_dims(batch_dims))
+    if restated is not None:
+        problem, z0, args = restated.problem, restated.start, restated.args
     layout = Layout(z0, _batch_dims(batch_dims))
-    options = _options(layout, rtol, atol, max_steps, trace, callback)
+    options = _options(layout, rtol, atol, max_steps, trace, callback, restated)
     if on_failure not in POLICIES:
         raise ValueError(f"on_failure must be one of {', '.join(map(repr, POLICIES))}, got {on_failure!r}")
     rule = registry.get_rule(registry.get_problem_entry(problem).rule if rule == "auto" else rule)
@@ -114,7 +119,7 @@ def solve(
             f"rule {rule.name!r} is made for problems of kind {', '.join(rule.needs)}, and {type(problem).__name__} is of "
             f"kind {problem.kind}: use rule='implicit'"
         )
-    lifted = lift(problem.function, z0, args, check_output(problem, layout))
+    lifted = lift(problem.function, problem.probe(z0), args, check_output(problem, layout))
     system = System.of(problem, layout, lifted, in_dims, args)
     record = Record()
     request = Request(
@@ -129,8 +134,12 @@ def solve(
     )
     z, stats = rule.attach(request)
     solution = Solution(layout.unpack(z), stats, layout, record, record.outcome.solver or _name(solver), _name(rule))
-    if on_failure != "ignore" and not record.outcome.all_converged:
-        _report(solution, z0, args, on_failure)
+    if restated is not None:
+        solution.value, solution.multipliers = restated.split(solution.value)
+    if on_failure == "nan":
+        _blank(solution)
+    elif on_failure != "ignore" and not record.outcome.all_converged:
+        _report(solution, given_z0, given_args, on_failure, restated)
     return solution
 
 
@@ -147,9 +156,26 @@ def fixed_point(map: Callable[..., Any], z0: Any, args: Any = (), **options: Any
 
 
 @compat.opaque_to_compile
-def argmin(objective: Callable[..., Any], z0: Any, args: Any = (), **options: Any) -> Solution:
-    """``solve(Argmin(objective), z0, args, **options)``: ``z`` minimises ``objective(z, *args)``."""
-    return solve(Argmin(objective), z0, args, **options)
+def argmin(
+    objective: Callable[..., Any],
+    z0: Any,
+    args: Any = (),
+    *,
+    constraints: Any = (),
+    bounds: Any = None,
+    prox: Any = None,
+    project: Any = None,
+    degenerate: str = "lstsq",
+    **options: Any,
+) -> Solution:
+    """``z`` minimises ``objective(z, *args)``, under constraints: :class:`Argmin` says which there are.
+
+    The same as ``solve(Argmin(objective, constraints=..., ...), z0, args, **options)``.
+    """
+    problem = Argmin(
+        objective, constraints=constraints, bounds=bounds, prox=prox, project=project, degenerate=degenerate
+    )
+    return solve(problem, z0, args, **options)
 
 
 @compat.opaque_to_compile
@@ -176,7 +202,13 @@ def _batch_dims(batch_dims: Any) -> int:
 
 
 def _options(
-    layout: Layout, rtol: float | None, atol: float | None, max_steps: int | None, trace: bool, callback: Any
+    layout: Layout,
+    rtol: float | None,
+    atol: float | None,
+    max_steps: int | None,
+    trace: bool,
+    callback: Any,
+    restated: Restated | None,
 ) -> Options:
     dtype = layout.dtype
     if torch.is_autocast_enabled(
@@ -193,17 +225,23 @@ def _options(
         raise ValueError(f"max_steps must be an integer >= 1 (or None for the solver's default), got {max_steps!r}")
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable as callback(step, z, residual_norm), got {type(callback).__name__}")
-    return Options(rtol, atol, max_steps, trace, callback and _on_trees(callback, layout))
+    return Options(rtol, atol, max_steps, trace, callback and _on_trees(callback, layout, restated))
 
 
-def _on_trees(callback: Callable[[int, Any, Tensor], Any], layout: Layout) -> Callable[[int, Tensor, Tensor], Any]:
+def _on_trees(
+    callback: Callable[[int, Any, Tensor], Any], layout: Layout, restated: Restated | None
+) -> Callable[[int, Tensor, Tensor], Any]:
     """The user's callback, given the state as he knows it (under vmap with the batch in front)."""
+
+    def view(matrix: Tensor) -> Any:
+        state = layout.unpack(matrix)
+        return state if restated is None else restated.split(state)[0]
 
     def call(step: int, z: Tensor, norm: Tensor) -> Any:
         if len(z) == layout.batch:
-            return callback(step, layout.unpack(z), layout.unpack_batch(norm))
+            return callback(step, view(z), layout.unpack_batch(norm))
         lead = len(z) // layout.batch
-        tree = torch.func.vmap(layout.unpack)(z.reshape(lead, layout.batch, layout.size))
+        tree = torch.func.vmap(view)(z.reshape(lead, layout.batch, layout.size))
         return callback(step, tree, layout.unpack_batch(norm, (lead,)))
 
     return call
@@ -220,7 +258,21 @@ def _name(part: Any) -> str:
     return getattr(part, "name", "") or type(part).__name__
 
 
-def _report(solution: Solution, z0: Any, args: tuple[Any, ...], on_failure: str) -> None:
+def _blank(solution: Solution) -> None:
+    """NaN for the samples that failed."""
+    good = solution.converged
+
+    def blank(t: Any) -> Any:
+        if not isinstance(t, Tensor):
+            return t
+        return torch.where(good.reshape(good.shape + (1,) * (t.ndim - good.ndim)), t, torch.nan)
+
+    solution.value, solution.multipliers = tree_map(blank, solution.value), tree_map(blank, solution.multipliers)
+
+
+def _report(
+    solution: Solution, z0: Any, args: tuple[Any, ...], on_failure: str, restated: Restated | None
+) -> None:
     """Raise or warn, on plain tensors, whatever transforms surround the call."""
     outcome = solution._record.outcome
     hint = ""
@@ -239,10 +291,12 @@ def _report(solution: Solution, z0: Any, args: tuple[Any, ...], on_failure: str)
         solution.solver,
         solution.rule,
     )
+    if restated is not None:
+        plain.value, plain.multipliers = restated.split(plain.value)
     error = plain._error(hint)
     if on_failure == "raise":
         raise error
-    warnings.warn(str(error), ConvergenceWarning, stacklevel=4)
+    warn(str(error), ConvergenceWarning)
 
 
 def _physical(t: Tensor) -> Tensor:
