@@ -267,7 +267,7 @@ def _like(found: Any, part: Tensor, layout: Layout, name: str) -> Any:
     if len(leaves) != len(template):
         raise ValueError(f"{name} returned {len(leaves)} tensor(s), but z0 has {len(template)}")
     converted = [
-        torch.as_tensor(x, device=t.device).detach().to(t.dtype) for x, t in zip(leaves, template, strict=True)
+        torch.as_tensor(x, dtype=t.dtype, device=t.device).detach() for x, t in zip(leaves, template, strict=True)
     ]
     for x, t in zip(converted, template, strict=True):
         if x.shape != t.shape:
@@ -361,7 +361,7 @@ def _guarded(solver: BlackBox, f: PlainFunction, z0: Tensor, **keywords: Any) ->
 
 def _accept(found: Found, z0: Tensor) -> Tensor:
     """The point found, as a tensor like ``z0``."""
-    z = found.z if isinstance(found.z, Tensor) else torch.as_tensor(found.z)
+    z = found.z if isinstance(found.z, Tensor) else torch.as_tensor(found.z, dtype=z0.dtype)
     if z.numel() != z0.numel():
         raise ValueError(
             f"the solver returned a point of shape {tuple(z.shape)} for a start of shape {tuple(z0.shape)}"
