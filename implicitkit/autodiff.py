@@ -15,7 +15,7 @@ from torch import Tensor
 from implicitkit import compat
 from implicitkit.linear.base import Operator
 
-__all__ = ["gradient", "jvp", "linearise", "vjp"]
+__all__ = ["gradient", "jacobian", "jvp", "linearise", "matrix", "products", "vjp"]
 
 _DENSE_CHUNK = 1 << 24  # numbers held at once while a dense Jacobian is formed
 
@@ -104,35 +104,10 @@ def linearise(
             symmetric=symmetric,
             fixed_point=fixed_point,
         )
-    transposed: list[Tensor] = []
-
-    def rmv(w: Tensor) -> Tensor:
-        (g,) = torch.autograd.grad(out, point, w, retain_graph=True, allow_unused=True)
-        return torch.zeros_like(point) if g is None else g
-
-    def mv(v: Tensor) -> Tensor:  # the double-backward trick: w -> A^T w is linear, its transpose is A
-        if not transposed:
-            with torch.enable_grad():
-                w = torch.zeros_like(out, requires_grad=True)
-                (g,) = torch.autograd.grad(out, point, w, create_graph=True, allow_unused=True)
-            transposed.extend((w, torch.zeros_like(point) if g is None else g))
-        w, g = transposed
-        if not g.requires_grad:
-            return torch.zeros_like(out)
-        (product,) = torch.autograd.grad(g, w, v, retain_graph=True, allow_unused=True)
-        return torch.zeros_like(out) if product is None else product
+    mv, rmv = products(out, point)
 
     def dense() -> Tensor:
-        batch, n = z.shape
-        eye = torch.eye(n, dtype=z.dtype, device=z.device).unsqueeze(1)
-        if n > 4:
-            chunk = max(1, _DENSE_CHUNK // max(1, batch * n))
-            try:
-                rows = [torch.func.vmap(rmv)(e.expand(-1, batch, -1)) for e in eye.split(chunk)]
-                return torch.cat(rows).transpose(0, 1)
-            except RuntimeError:  # an operation without a batching rule: row by row
-                pass
-        return torch.stack([rmv(e.expand(batch, -1)) for e in eye], 1)
+        return matrix(rmv, z.shape[1], z)
 
     return out, Operator(
         rmv if symmetric else mv,
@@ -144,3 +119,63 @@ def linearise(
         symmetric=symmetric,
         fixed_point=fixed_point,
     )
+
+
+def products(out: Tensor, point: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """``v -> J v`` and ``w -> J^T w``, ``J = d out / d point``, on the graph that leads from ``point`` to ``out``."""
+    transposed: list[Tensor] = []
+
+    def rmv(w: Tensor) -> Tensor:
+        return _grad(out, point, w)
+
+    def mv(v: Tensor) -> Tensor:  # the double-backward trick: w -> J^T w is linear, its transpose is J
+        if not transposed:
+            with torch.enable_grad():
+                w = torch.zeros_like(out, requires_grad=True)
+                (g,) = torch.autograd.grad(out, point, w, create_graph=True, allow_unused=True)
+            transposed.extend((w, torch.zeros_like(point) if g is None else g))
+        w, g = transposed
+        return _grad(g, w, v) if g.requires_grad else torch.zeros_like(out)
+
+    return mv, rmv
+
+
+def jacobian(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    """The Jacobian of ``function: (batch, n) -> (batch, m)``, row by row, at ``z``: ``(batch, m, n)``.
+
+    By rows (``m`` reverse passes) or, where that is more than twice as many, by columns (``n`` of the double-backward
+    kind), from one evaluation.
+    """
+    point = z.detach().requires_grad_()
+    with torch.enable_grad():
+        out = function(point)
+        (batch, n), m = z.shape, out.shape[1]
+        if not out.requires_grad:
+            return z.new_zeros(batch, m, n)
+        w = torch.zeros_like(out, requires_grad=True)
+        by_rows = m <= 2 * n
+        (g,) = (None,) if by_rows else torch.autograd.grad(out, point, w, create_graph=True, allow_unused=True)
+    if by_rows:
+        return matrix(lambda e: _grad(out, point, e), m, z)
+    if g is None or not g.requires_grad:
+        return z.new_zeros(batch, m, n)
+    return matrix(lambda e: _grad(g, w, e), n, z).mT
+
+
+def _grad(out: Tensor, point: Tensor, cotangent: Tensor) -> Tensor:
+    (g,) = torch.autograd.grad(out, point, cotangent, retain_graph=True, allow_unused=True)
+    return torch.zeros_like(point) if g is None else g
+
+
+def matrix(product: Callable[[Tensor], Tensor], rows: int, like: Tensor) -> Tensor:
+    """``product(e_i)``, each ``(batch, k)``, for all unit vectors ``e_i`` of length ``rows``: ``(batch, rows, k)``."""
+    batch, n = like.shape
+    eye = torch.eye(rows, dtype=like.dtype, device=like.device).unsqueeze(1)
+    if rows > 4:
+        chunk = max(1, _DENSE_CHUNK // max(1, batch * max(rows, n)))
+        try:
+            parts = [torch.func.vmap(product)(e.expand(-1, batch, -1)) for e in eye.split(chunk)]
+            return torch.cat(parts).transpose(0, 1)
+        except RuntimeError:  # an operation without a batching rule: row by row
+            pass
+    return torch.stack([product(e.expand(batch, -1)) for e in eye], 1)

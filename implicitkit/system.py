@@ -34,6 +34,7 @@ class System:
         row_dims: for each tensor of theta the dimension its rows lie along, ``None`` if shared; ``None`` altogether
             when it is not known, so that converged samples cannot be dropped.
         parent, dims: the system this one is a batch of (``torch.vmap``), and the batched dimension of each tensor.
+        autocast: the context in which the user's function is called.
     """
 
     def __init__(
@@ -49,10 +50,11 @@ class System:
         lifted: Lifted,
         parent: System | None = None,
         dims: tuple[int | None, ...] = (),
+        autocast: Callable[[], Any] = contextlib.nullcontext,
     ) -> None:
         self.problem, self.layout, self.kernel, self.live = problem, layout, kernel, live
         self.batch, self.samples_per_row, self.row_dims = batch, samples_per_row, row_dims
-        self.lifted, self.parent, self.dims = lifted, parent, dims
+        self.lifted, self.parent, self.dims, self.autocast = lifted, parent, dims, autocast
         self.size = layout.size
 
     @staticmethod
@@ -63,11 +65,11 @@ class System:
 
         def kernel(z: Tensor, *theta: Tensor) -> Tensor:
             with autocast():
-                return pack(lifted(layout.unpack(z), theta), z)
+                return pack(lifted(problem.unpack(layout, z), theta), z)
 
         def live(z: Tensor, *theta: Tensor) -> Tensor:
             with autocast():
-                return pack(lifted.on_the_spot(layout.unpack(z), theta), z)
+                return pack(lifted.on_the_spot(problem.unpack(layout, z), theta), z)
 
         return System(
             problem,
@@ -78,6 +80,7 @@ class System:
             samples_per_row=layout.samples_per_row,
             row_dims=_row_dims(in_dims, args, layout, len(lifted.theta)),
             lifted=lifted,
+            autocast=autocast,
         )
 
     def residual(self, z: Tensor, *theta: Tensor) -> Tensor:
@@ -92,7 +95,7 @@ class System:
             mapped = torch.func.vmap(lambda z, *theta: kernel(z, *theta), in_dims=(0, *dims), randomness="different")
 
             def batched_kernel(z: Tensor, *theta: Tensor) -> Tensor:
-                return mapped(z.reshape(-1, self.batch, self.size), *theta).flatten(0, 1)
+                return mapped(z.reshape(-1, self.batch, z.shape[1]), *theta).flatten(0, 1)
 
             return batched_kernel
 
@@ -107,6 +110,7 @@ class System:
             lifted=self.lifted,
             parent=self,
             dims=dims,
+            autocast=self.autocast,
         )
 
     @property
@@ -129,6 +133,7 @@ class System:
             lifted=self.lifted,
             parent=self.parent,
             dims=self.dims,
+            autocast=self.autocast,
         )
         return small, chosen
 
@@ -144,10 +149,10 @@ class System:
 
 
 def _packer(problem: Problem, layout: Layout) -> Callable[[Any, Tensor], Tensor]:
-    """The function's output as a matrix: ``(batch, n)``, ``(batch,)`` or ``(batch, m)`` by the problem's ``output``."""
-    if problem.output == "state":
+    """The function's output as a matrix: ``(batch, n)``, ``(batch,)`` or ``(batch, m)`` by what the problem ``returns``."""
+    if problem.returns == "state":
         return lambda out, z: layout.pack(out)
-    if problem.output == "scalar":
+    if problem.returns == "scalar":
         return lambda out, z: out.reshape(z.shape[0]).to(z.dtype)
 
     def vector(out: Any, z: Tensor) -> Tensor:
@@ -163,7 +168,7 @@ def check_output(problem: Problem, layout: Layout) -> Callable[[Any], None]:
     cast = _autocast(layout.device.type) is not contextlib.nullcontext
 
     def check(out: Any) -> None:
-        if problem.output == "state":
+        if problem.returns == "state":
             layout.check(out, name, cast=cast)
             return
         leaves = tree_flatten(out)[0]
@@ -178,7 +183,7 @@ def check_output(problem: Problem, layout: Layout) -> Callable[[Any], None]:
         if any(leaf.dtype != layout.dtype for leaf in leaves) and not cast:
             raise TypeError(f"{name} returned dtype {leaves[0].dtype}, but z has {layout.dtype}")
         shape, batch = tuple(leaves[0].shape), tuple(layout.batch_shape)
-        if problem.output == "scalar" and (len(leaves) != 1 or shape != batch):
+        if problem.returns == "scalar" and (len(leaves) != 1 or shape != batch):
             hint = f"one number per sample, shape {batch}" if batch else "one number, shape ()"
             raise ValueError(
                 f"{name} must return {hint}; it returned shape {shape}"

@@ -7,6 +7,7 @@ of real and imaginary part), so that every algorithm is real and derivatives fol
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -75,9 +76,7 @@ class Layout:
         self.complex = [leaf.is_complex() for leaf in leaves]
         self.sizes = [math.prod(e) * (2 if c else 1) for e, c in zip(self.events, self.complex, strict=True)]
         self.size = sum(self.sizes)
-        self.single = len(leaves) == 1 and not self.complex[0]
-        self.bare = self.single and isinstance(tree, Tensor)
-        self.identity = self.bare and batch_dims == 1 and len(self.events[0]) == 1  # the state is the matrix itself
+        self._classify(isinstance(tree, Tensor))
         if self.batch == 0:
             raise ValueError(
                 f"{name} has an empty batch (batch shape {tuple(self.batch_shape)}): there is nothing to solve; "
@@ -85,6 +84,24 @@ class Layout:
             )
         if self.size == 0:
             raise ValueError(f"{name} has size zero (shape {tuple(first.shape)}): there is no unknown to solve for")
+
+    def _classify(self, one_leaf: bool) -> None:
+        """The simple cases that packing takes short cuts for."""
+        self.single = len(self.events) == 1 and not self.complex[0]
+        self.bare = self.single and one_leaf
+        self.identity = self.bare and self.batch_dims == 1 and len(self.events[0]) == 1  # the state is the matrix itself
+
+    def part(self, leaves: Any) -> Layout:
+        """The layout of a part of the state: ``leaves`` is that part's tree with the numbers of its leaves in it."""
+        numbers, spec = tree_flatten(leaves)
+        other = copy.copy(self)
+        other.spec = spec
+        other.events, other.complex, other.sizes = (
+            [values[i] for i in numbers] for values in (self.events, self.complex, self.sizes)
+        )
+        other.size = sum(other.sizes)
+        other._classify(isinstance(leaves, int))
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         skeleton = tree_unflatten(list(range(len(self.events))), self.spec)  # plain containers, whatever torch's specs are

@@ -5,6 +5,7 @@ from __future__ import annotations
 from implicitkit.linear.auto import Auto
 from implicitkit.linear.base import LinearSolution, LinearSolver, Operator
 from implicitkit.linear.bicgstab import BiCGStab
+from implicitkit.linear.blocks import BlockSubstitution, Structure
 from implicitkit.linear.broyden import BroydenLinear
 from implicitkit.linear.cg import CG
 from implicitkit.linear.dense import Factor, factor_batched, lstsq_batched, solve_batched
@@ -20,6 +21,7 @@ __all__ = [
     "LU",
     "Auto",
     "BiCGStab",
+    "BlockSubstitution",
     "BroydenLinear",
     "DampedSeries",
     "Factor",
@@ -27,6 +29,7 @@ __all__ = [
     "LinearSolver",
     "Neumann",
     "Operator",
+    "Structure",
     "factor_batched",
     "lstsq_batched",
     "solve_batched",

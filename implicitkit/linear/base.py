@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from implicitkit.linear.blocks import Structure
 
 __all__ = ["LinearSolution", "LinearSolver", "Operator"]
 
@@ -32,9 +35,10 @@ class Operator:
         symmetric: ``A = A^T`` is known (Hessians).
         fixed_point: ``A = J - I`` where ``J`` is the Jacobian of a fixed-point map, so that
             ``u <- u + (A u - b)`` is the Neumann series.
+        structure: ``A`` as a block triangular matrix, if its blocks are known (:mod:`implicitkit.linear.blocks`).
     """
 
-    __slots__ = ("_dense", "_matrix", "batch", "fixed_point", "like", "mv", "rmv", "size", "symmetric")
+    __slots__ = ("_dense", "_matrix", "batch", "fixed_point", "like", "mv", "rmv", "size", "structure", "symmetric")
 
     def __init__(
         self,
@@ -47,10 +51,11 @@ class Operator:
         like: Tensor,
         symmetric: bool = False,
         fixed_point: bool = False,
+        structure: Structure | None = None,
     ) -> None:
         self.mv, self.rmv, self._dense = mv, rmv, dense
         self.batch, self.size, self.like = batch, size, like
-        self.symmetric, self.fixed_point = symmetric, fixed_point
+        self.symmetric, self.fixed_point, self.structure = symmetric, fixed_point, structure
         self._matrix: Tensor | None = None
 
     def dense(self) -> Tensor:
@@ -71,6 +76,7 @@ class Operator:
             like=self.like,
             symmetric=self.symmetric,
             fixed_point=self.fixed_point,
+            structure=None if self.structure is None else self.structure.T,
         )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from implicitkit import trees
 from implicitkit.problems.base import Kernel, Problem, require_callable
+
+if TYPE_CHECKING:
+    from implicitkit.compose import Joint
 
 __all__ = ["FixedPoint"]
 
@@ -37,6 +40,12 @@ class FixedPoint(Problem):
     @property
     def function(self) -> Callable[..., Any]:
         return self.map
+
+    def __rshift__(self, other: FixedPoint) -> Joint:
+        """``self >> other``: the two as one fixed point, the second reading the first's state; see ``ik.compose``."""
+        from implicitkit.compose import chain
+
+        return chain(self, other)
 
     def residual(self, z: Any, *args: Any) -> Any:
         return trees.tree_map(lambda new, old: new - old, self.map(z, *args), z)

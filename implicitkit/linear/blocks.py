@@ -1,0 +1,114 @@
+r"""Block substitution: a block triangular system, one diagonal block after another.
+
+With ``A`` block lower triangular (the Jacobian of a composition, its components in topological order),
+
+    A x = b:      x_i = A_ii^{-1} (b_i - sum_{j<i} A_ij x_j),          i = 1, 2, ...
+    A^T u = b:    u_i = A_ii^{-T} (b_i - sum_{k>i} A_ki^T u_k),        i = K, K-1, ...
+
+so that the products of a block are evaluated only while that block is solved, and each coupling once.  A Krylov method
+on all of ``A`` would evaluate every block in every step.
+
+Source: Golub & Van Loan, *Matrix Computations* (4th ed., 2013), section 3.1.4 (block substitution).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from implicitkit import registry
+from implicitkit.linear.base import LinearSolution, LinearSolver, Operator
+from implicitkit.linear.cycles import norms
+from implicitkit.registry import register_linear_solver
+
+__all__ = ["BlockSubstitution", "Structure"]
+
+
+class Structure(Protocol):
+    """A matrix by blocks.  Blocks are numbered in an order in which :meth:`couple` only reaches later ones."""
+
+    @property
+    def T(self) -> Structure:
+        """The transposed matrix (its blocks are numbered in reverse)."""
+
+    def __len__(self) -> int:
+        """How many blocks."""
+
+    def name(self, i: int) -> str:
+        """A block's name, for messages."""
+
+    def solved(self, i: int) -> bool:
+        """Is there an equation for this block?  Where not, its unknowns are zero."""
+
+    def explicit(self, i: int) -> bool:
+        """Is the diagonal block known to be ``-I``?"""
+
+    def take(self, i: int, b: Tensor) -> Tensor:
+        """The block's entries of ``(batch, n)``: ``(batch, n_i)``."""
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        """The inverse of :meth:`take` for all blocks at once."""
+
+    def diagonal(self, i: int) -> Operator:
+        """The diagonal block."""
+
+    def couple(self, i: int, x: Tensor) -> dict[int, Tensor]:
+        """What the unknowns of block ``i`` contribute to the equations of later blocks ``j``, ``{j: A_ji x_i}``."""
+
+
+@register_linear_solver("blocks")
+@dataclass(frozen=True)
+class BlockSubstitution(LinearSolver):
+    """Substitution by blocks, for compositions; a system without known blocks is one block.
+
+    Each block is solved to ``|r_i| <= atol / sqrt(K) + rtol |b_i|``, ``b_i`` its right-hand side after substitution:
+    convergence is judged per block, as when layers are differentiated one after another.  A block whose right-hand side
+    is zero costs nothing.  ``steps`` is the sum over the blocks.
+
+    Args:
+        inner: the linear solver for the diagonal blocks, a registered name or a configured object.
+
+    Raises:
+        ValueError: ``inner`` is ``"blocks"`` itself.
+    """
+
+    inner: Any = "auto"
+
+    def __post_init__(self) -> None:
+        if self.inner == "blocks" or isinstance(self.inner, BlockSubstitution):
+            raise ValueError('inner is the linear solver of single blocks and cannot be "blocks" itself')
+
+    def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
+        inner, blocks = registry.get_linear_solver(self.inner), A.structure
+        if blocks is None:
+            return inner.solve(A, b, rtol=rtol, atol=atol, max_steps=max_steps)
+        count = len(blocks)
+        steps = torch.zeros(b.shape[0], dtype=torch.int64, device=b.device)
+        square = b.new_zeros(b.shape[0], dtype=torch.promote_types(b.dtype, torch.float32))
+        converged = torch.ones_like(steps, dtype=torch.bool)
+        rhs = [blocks.take(i, b) for i in range(count)]
+        parts, reasons = list(rhs), []
+        for i in range(count):
+            r = rhs[i]
+            if not blocks.solved(i) or not bool(r.any()):
+                parts[i] = torch.zeros_like(r)
+                continue
+            if blocks.explicit(i):
+                parts[i] = -r
+                converged = converged & norms(r).isfinite()
+            else:
+                answer = inner.solve(
+                    blocks.diagonal(i), r, rtol=rtol, atol=atol / count**0.5, max_steps=max_steps
+                )
+                parts[i] = answer.x
+                steps = steps + answer.steps
+                square = square + answer.residual_norm.to(square.dtype).square()
+                converged = converged & answer.converged
+                if not bool(answer.converged.all()):
+                    reasons.append(f"block {blocks.name(i)}: {answer.reason}" if answer.reason else blocks.name(i))
+            for j, change in blocks.couple(i, parts[i]).items():
+                rhs[j] = rhs[j] - change
+        return LinearSolution(blocks.join(parts), square.sqrt(), steps, converged, "; ".join(reasons))
