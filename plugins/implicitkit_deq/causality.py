@@ -58,21 +58,28 @@ class PerPosition(ik.Method):
         return self.method.default_max_steps
 
     def init(self, f: Any, z: Tensor) -> Any:
-        """The method's state over all positions."""
+        """The method's state over all positions, and the best point of each (the driver knows that of whole samples)."""
         view = _Positions(self, f)
-        return self.method.init(view, view.split(z))
+        rows = view.enter(z)
+        return self.method.init(view, rows), rows, view.norm
 
     def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         """One step of the method, at each position."""
         view = _Positions(self, f)
         rows = view.enter(z)
-        rows, state = self.method.step(view, rows, state)
-        return view.join(rows), state
+        inner, best, best_norm = state
+        better = view.norm < best_norm
+        view.best = best = torch.where(better.unsqueeze(1), rows, best)
+        view.best_norm = best_norm = torch.where(better, view.norm, best_norm)
+        rows, inner = self.method.step(view, rows, inner)
+        return view.join(rows), (inner, best, best_norm)
 
     def select(self, state: Any, index: Tensor) -> Any:
         """The state of all positions of these samples."""
         steps = torch.arange(self.positions, device=index.device)
-        return self.method.select(state, (index.unsqueeze(1) * self.positions + steps).flatten())
+        rows = (index.unsqueeze(1) * self.positions + steps).flatten()
+        inner, best, best_norm = state
+        return self.method.select(inner, rows), best.index_select(0, rows), best_norm.index_select(0, rows)
 
 
 class _Positions:
@@ -80,6 +87,7 @@ class _Positions:
 
     def __init__(self, shape: PerPosition, f: Any) -> None:
         self.shape, self.f = shape, f
+        self.best = self.best_norm = torch.empty(0)
         self._rows: Tensor | None = None
         self._z: Tensor | None = None
         self._kept: dict[str, Tensor] = {}
@@ -103,7 +111,9 @@ class _Positions:
     @property
     def norm(self) -> Tensor:
         assert self._rows is not None
-        return torch.linalg.vector_norm(self.residual(self._rows), dim=1)
+        if "norm" not in self._kept:
+            self._kept["norm"] = torch.linalg.vector_norm(self.residual(self._rows), dim=1)
+        return self._kept["norm"]
 
     def split(self, z: Tensor) -> Tensor:
         """``(batch, n)`` to ``(batch * positions, n / positions)``."""

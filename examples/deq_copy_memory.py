@@ -1,0 +1,250 @@
+"""The copy-memory task: remember ten symbols for T steps.  DEQ-Transformer, TCN, LSTM and GRU of the same size.
+
+    python examples/deq_copy_memory.py --quick            # T = 50, about two minutes
+    python examples/deq_copy_memory.py --gap 400          # the published setting
+    python examples/deq_copy_memory.py --gap 100 --minutes 20 --models deq
+
+A sequence of length T + 20: ten symbols out of eight, blanks, and eleven marks from position T + 9 on; the ten symbols are
+to be said again in the last ten positions.  The loss is the cross-entropy averaged over all positions, so that a model
+without memory, which knows the blanks and guesses the symbols, has 10 ln 8 / (T + 20).
+
+Source: Bai, Kolter & Koltun (2019), "Deep equilibrium models", section 4.1, table 1; Bai, Kolter & Koltun (2018), "An
+empirical evaluation of generic convolutional and recurrent networks for sequence modeling", section 4.2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+import implicitkit as ik
+from implicitkit_deq import DEQ, cells
+
+SYMBOLS, LENGTH = 8, 10
+CLASSES = SYMBOLS + 2  # blank, symbols, mark
+PUBLISHED = {"deq": (3.5e-6, "14K"), "tcn": (2.7e-5, "16K"), "lstm": (0.0501, "14K"), "gru": (0.0491, "14K")}
+
+
+def sequences(batch: int, gap: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Inputs and targets, each ``(batch, gap + 20)``: 0 is blank, 1..8 are symbols, 9 is the mark."""
+    symbols = torch.randint(1, SYMBOLS + 1, (batch, LENGTH), generator=generator)
+    x = torch.zeros(batch, gap + 2 * LENGTH, dtype=torch.int64)
+    y = torch.zeros_like(x)
+    x[:, :LENGTH], x[:, gap + LENGTH - 1 :], y[:, -LENGTH:] = symbols, CLASSES - 1, symbols
+    return x, y
+
+
+class DEQTransformer(nn.Module):
+    """The equilibrium of one causal transformer block."""
+
+    def __init__(self, features: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.layer = DEQ(
+            cells.Transformer(CLASSES, features, heads, hidden=3 * features, scale=0.5),
+            solver="anderson",
+            rule=ik.Implicit("gmres", rtol=1e-2, max_steps=30),
+            rtol=1e-3,
+            atol=0.0,
+            max_steps=30,
+            on_failure="ignore",
+            evaluation={"rtol": 1e-4, "max_steps": 60},
+        )
+        self.read = nn.Linear(features, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read(self.layer(nn.functional.one_hot(x, CLASSES).to(self.read.weight.dtype)))
+
+
+class Block(nn.Module):
+    """Two dilated causal convolutions and a skip."""
+
+    def __init__(self, before: int, width: int, kernel: int, dilation: int) -> None:
+        super().__init__()
+        self.pad = (kernel - 1) * dilation
+        weight_norm = nn.utils.parametrizations.weight_norm
+        self.first = weight_norm(nn.Conv1d(before, width, kernel, dilation=dilation))
+        self.second = weight_norm(nn.Conv1d(width, width, kernel, dilation=dilation))
+        self.skip = nn.Conv1d(before, width, 1) if before != width else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x
+        for layer in (self.first, self.second):
+            h = torch.relu(layer(nn.functional.pad(h, (self.pad, 0))))
+        return torch.relu(h + self.skip(x))
+
+
+class TCN(nn.Module):
+    """As many dilated blocks as the sequence needs to be seen whole."""
+
+    def __init__(self, gap: int, kernel: int = 8, parameters: int = 14_000) -> None:
+        super().__init__()
+        levels = max(2, math.ceil(math.log2((gap + 2 * LENGTH) / (2 * (kernel - 1)) + 1)))
+        width = round((parameters / (2 * kernel * levels)) ** 0.5)
+        self.blocks = nn.Sequential(
+            *(Block(CLASSES if i == 0 else width, width, kernel, 2**i) for i in range(levels)),
+        )
+        self.read = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read(self.blocks(nn.functional.one_hot(x, CLASSES).to(self.read.weight.dtype).mT).mT)
+
+
+class Recurrent(nn.Module):
+    """LSTM or GRU."""
+
+    def __init__(self, kind: type[nn.RNNBase], width: int) -> None:
+        super().__init__()
+        self.core, self.read = kind(CLASSES, width, batch_first=True), nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read(self.core(nn.functional.one_hot(x, CLASSES).to(self.read.weight.dtype))[0])
+
+
+def build(name: str, gap: int) -> nn.Module:
+    """A model of about 14,000 parameters."""
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "deq": DEQTransformer,
+        "tcn": lambda: TCN(gap),
+        "lstm": lambda: Recurrent(nn.LSTM, 54),
+        "gru": lambda: Recurrent(nn.GRU, 62),
+    }
+    return makers[name]()
+
+
+@dataclass
+class Run:
+    """What came of training one model; ``curve``: (seconds, training loss)."""
+
+    name: str
+    parameters: int
+    steps: int = 0
+    seconds: float = 0.0
+    loss: float = math.nan
+    accuracy: float = math.nan
+    curve: list[tuple[float, float]] = field(default_factory=list)
+
+
+def train(name: str, gap: int, *, steps: int, minutes: float, batch: int, goal: float, seed: int, device: str) -> Run:
+    """Train until ``steps``, ``minutes`` or ``goal`` (a test loss) is reached, and test on 512 new sequences."""
+    torch.manual_seed(seed)
+    model = build(name, gap).to(device)
+    run = Run(name, sum(p.numel() for p in model.parameters()))
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, 1.0, 100)
+    data = torch.Generator().manual_seed(seed)
+    start = time.perf_counter()
+    bar = tqdm(range(steps), desc=name, unit="step", mininterval=2.0)
+    for step in bar:
+        x, y = (t.to(device) for t in sequences(batch, gap, data))
+        loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        run.seconds, run.steps = time.perf_counter() - start, step + 1
+        run.curve.append((run.seconds, float(loss)))
+        if step % 20 == 0:
+            bar.set_postfix(loss=f"{run.curve[-1][1]:.2e}")
+        if run.seconds > 60 * minutes or max(v for _, v in run.curve[-20:]) < goal:
+            break
+    bar.close()
+    run.loss, run.accuracy = test(model, gap, seed, device)
+    return run
+
+
+@torch.no_grad()
+def test(model: nn.Module, gap: int, seed: int, device: str) -> tuple[float, float]:
+    """Loss over all positions and accuracy over the ten that matter, on 512 sequences not seen in training."""
+    model.eval()
+    data = torch.Generator().manual_seed(seed + 10_000)
+    losses, right = [], []
+    for _ in range(8):
+        x, y = (t.to(device) for t in sequences(64, gap, data))
+        out = model(x)
+        losses.append(float(nn.functional.cross_entropy(out.flatten(0, 1), y.flatten())))
+        right.append(float((out[:, -LENGTH:].argmax(-1) == y[:, -LENGTH:]).float().mean()))
+    return sum(losses) / len(losses), sum(right) / len(right)
+
+
+def table(runs: list[Run], gap: int) -> str:
+    """The results beside the published ones."""
+    baseline = LENGTH * math.log(SYMBOLS) / (gap + 2 * LENGTH)
+    lines = [
+        f"copy memory, T = {gap}; without memory: {baseline:.2e} (at T = 400: {LENGTH * math.log(SYMBOLS) / 420:.2e})",
+        f"{'model':6} {'parameters':>10} {'loss':>9} {'accuracy':>9} {'steps':>6} {'seconds':>8}   published at T = 400",
+    ]
+    for run in runs:
+        loss, size = PUBLISHED[run.name]
+        lines.append(
+            f"{run.name:6} {run.parameters:10d} {run.loss:9.2e} {run.accuracy:9.3f} {run.steps:6d} {run.seconds:8.0f}   "
+            f"{loss:.1e} ({size})"
+        )
+    return "\n".join(lines)
+
+
+def plot(runs: list[Run], gap: int, path: Path) -> None:
+    """Training loss against seconds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
+    for run in runs:
+        axes.semilogy(*zip(*run.curve, strict=True), label=f"{run.name} ({run.parameters:,} parameters)", linewidth=1)
+    baseline = LENGTH * math.log(SYMBOLS) / (gap + 2 * LENGTH)
+    axes.axhline(baseline, color="0.5", linestyle=":", label="without memory")
+    axes.set(xlabel="seconds", ylabel="training loss", title=f"Copy memory, T = {gap}")
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main(arguments: list[str] | None = None) -> list[Run]:
+    """Run the experiment; returns the results."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="T = 50 and at most 40 seconds a model")
+    parser.add_argument("--gap", type=int, default=100, help="T (default 100)")
+    parser.add_argument("--minutes", type=float, default=30.0, help="at most so long for each model")
+    parser.add_argument("--steps", type=int, default=20_000, help="at most so many for each model")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument(
+        "--goal", type=float, default=2e-6, help="stop when twenty batches in a row are below this loss"
+    )
+    parser.add_argument("--models", default="deq,tcn,lstm,gru")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "output" / "deq_copy_memory.png")
+    options = parser.parse_args(arguments)
+    gap, minutes, goal = (50, 2 / 3, 1e-4) if options.quick else (options.gap, options.minutes, options.goal)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    runs = [
+        train(
+            name,
+            gap,
+            steps=options.steps,
+            minutes=minutes,
+            batch=options.batch,
+            goal=goal,
+            seed=options.seed,
+            device=device,
+        )
+        for name in options.models.split(",")
+    ]
+    print(table(runs, gap))
+    plot(runs, gap, options.output)
+    print(f"figure: {options.output}")
+    return runs
+
+
+if __name__ == "__main__":
+    main()

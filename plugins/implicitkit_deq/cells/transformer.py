@@ -1,0 +1,163 @@
+r"""The weight-tied transformer block: self-attention with the input injected into queries, keys and values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from implicitkit_deq.cells.base import Cell
+
+__all__ = ["Transformer", "relative_positions"]
+
+
+class Transformer(Cell):
+    r"""One transformer block with tied weights, the cell of the DEQ-Transformer.
+
+        [Q K V] = z W_{QKV} + x U                      (injection; x U and x S are computed once)
+        A_{ij}  = ((Q_i + a)^T K_j + (Q_i + b)^T R_{i-j}) / \sqrt{d_h},   j <= i if causal
+        h       = LN(s + softmax(A) V W_O),   s = x S (skip="input") or z (skip="state")
+        f(z; x) = LN(h + W_2 \phi(W_1 h + b_1) + b_2)
+
+    With ``skip="state"``, the block of the paper, the Jacobian is near the identity when attention and feed-forward part
+    are small, and ``I - J`` near singular; with ``skip="input"`` it is then near zero, so that a small ``scale`` is a
+    contraction to start training from.
+
+    ``R_{i-j}`` is a linear function of sinusoids of the distance; ``a`` and ``b`` are learned.  Everything but the state is
+    shared by all evaluations: the injection, the encoded distances, the mask.
+
+    Shapes: ``x (batch, T, in_features)``, ``z (batch, T, features)``.  With ``memory (batch, M, features)`` and
+    ``memory_x (batch, M, in_features)``, the (detached) equilibrium and input of the previous segment, positions attend to
+    those ``M`` positions too: ``layer(x, memory, memory_x)``.
+
+    Args:
+        in_features: of ``x``. features: of the state, a multiple of ``heads``. heads: attention heads.
+        hidden: width of the feed-forward part (default ``4 features``). causal: attend to ``j <= i`` only.
+        skip: what the first sum adds to attention, ``"input"`` or ``"state"``. scale: of the initial weights.
+        dropout: in attention weights and after either part; one mask a solve.
+
+    Raises:
+        ValueError: sizes that do not fit.
+
+    Source: Bai, Kolter & Koltun (2019), "Deep equilibrium models", section 3.2; Dai et al. (2019), "Transformer-XL",
+    section 3.3 (relative positions).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        features: int,
+        heads: int = 1,
+        *,
+        hidden: int | None = None,
+        causal: bool = True,
+        skip: str = "input",
+        dropout: float = 0.0,
+        scale: float = 1.0,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        hidden = 4 * features if hidden is None else hidden
+        for name, size in (("in_features", in_features), ("features", features), ("heads", heads), ("hidden", hidden)):
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        if features % heads:
+            raise ValueError(f"features ({features}) must be a multiple of heads ({heads})")
+        if features % 2:
+            raise ValueError(f"features must be even (sines and cosines of distances), got {features}")
+        if skip not in ("input", "state"):
+            raise ValueError(f'skip must be "input" or "state", got {skip!r}')
+        made: dict[str, Any] = {"dtype": dtype, "device": device}
+        self.features, self.heads, self.causal, self.skip = features, heads, causal, skip
+        self.injection = nn.Linear(in_features, (4 if skip == "input" else 3) * features, **made)
+        self.qkv = nn.Linear(features, 3 * features, bias=False, **made)
+        self.distance = nn.Linear(features, features, bias=False, **made)
+        self.content_bias = nn.Parameter(torch.zeros(heads, features // heads, **made))
+        self.distance_bias = nn.Parameter(torch.zeros(heads, features // heads, **made))
+        self.out = nn.Linear(features, features, bias=False, **made)
+        self.first_norm, self.second_norm = nn.LayerNorm(features, **made), nn.LayerNorm(features, **made)
+        self.up, self.down = nn.Linear(features, hidden, **made), nn.Linear(hidden, features, **made)
+        self.drop = nn.Dropout(dropout)
+        for weight in (self.qkv.weight, self.out.weight, self.up.weight, self.down.weight):
+            nn.init.normal_(weight, std=scale * (2 / (5 * features)) ** 0.5)
+
+    def inject(self, x: Tensor, memory: Tensor | None = None, memory_x: Tensor | None = None) -> tuple[Tensor, ...]:
+        """``x U`` (and ``x S``), the keys and values of the memory ``(batch, M, 2 features)``, and ``R`` by distance.
+
+        Distances run from ``M + T - 1`` down to 0 (``1 - T`` if not causal).
+        """
+        if x.ndim != 3:
+            raise ValueError(f"x must be (batch, positions, features), got shape {tuple(x.shape)}")
+        if (memory is None) != (memory_x is None):
+            raise ValueError("memory and memory_x go together: the state and the input of the previous segment")
+        injected = self.injection(x)
+        if memory is None or memory_x is None:
+            past = injected.new_zeros(len(x), 0, 2 * self.features)
+        else:
+            if memory.shape[:2] != memory_x.shape[:2] or len(memory) != len(x):
+                raise ValueError(
+                    f"memory {tuple(memory.shape)} and memory_x {tuple(memory_x.shape)} must agree in batch and positions, "
+                    f"and with the batch of x {tuple(x.shape)}"
+                )
+            injected_past = self.injection(memory_x)[..., : 3 * self.features]
+            past = (self.qkv(memory) + injected_past)[..., self.features :]
+        T, M = x.shape[1], past.shape[1]
+        distances = torch.arange(M + T - 1, -1 if self.causal else -T, -1, device=x.device)
+        encoded = relative_positions(distances, self.features).to(injected)
+        return injected, past, self.distance(encoded).expand(len(x), -1, -1)
+
+    def update(self, z: Tensor, injected: Tensor, past: Tensor, distance: Tensor) -> Tensor:
+        """One block."""
+        injected, skipped = injected.split([3 * self.features, injected.shape[-1] - 3 * self.features], -1)
+        attended = self.drop(self._attend(z, injected, past, distance))
+        h = self.first_norm(attended + (skipped if self.skip == "input" else z))
+        return self.second_norm(h + self.drop(self.down(torch.relu(self.up(h)))))
+
+    def _attend(self, z: Tensor, injected: Tensor, past: Tensor, distance: Tensor) -> Tensor:
+        T, d = z.shape[1:]
+        q, kv = (self.qkv(z) + injected).split([d, 2 * d], -1)
+        k, v = torch.cat([past, kv], 1).chunk(2, -1)
+        q, k, v, r = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v, distance)
+        )  # (B, heads, *, d_h)
+        content = (q + self.content_bias.unsqueeze(1)) @ k.mT
+        by_distance = (q + self.distance_bias.unsqueeze(1)) @ r.mT
+        if self.causal:
+            by_distance = nn.functional.pad(by_distance, (0, T - 1))  # the future, masked below
+        placed = _by_position(by_distance, k.shape[2])
+        scores = (content + placed) / math.sqrt(d // self.heads)
+        if self.causal:
+            ahead = torch.ones(T, k.shape[2], dtype=torch.bool, device=z.device).triu(1 + k.shape[2] - T)
+            scores = scores.masked_fill(ahead, -torch.inf)
+        weights = self.drop(torch.softmax(scores, -1))
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+    def state_shape(self, x: Tensor, *memory: Tensor) -> tuple[int, ...]:
+        """``(T, features)``."""
+        return (x.shape[1], self.features)
+
+    def recurrent_weights(self) -> list[Tensor]:
+        """The weights of attention and of the feed-forward part."""
+        return [layer.weight for layer in (self.qkv, self.out, self.up, self.down)]
+
+
+def relative_positions(distances: Tensor, features: int) -> Tensor:
+    """``[sin(d w_k); cos(d w_k)]``, ``w_k = 10000^{-2k / features}``, of distances ``(m,)``: shape ``(m, features)``."""
+    rate = 10000 ** -(torch.arange(0, features, 2, dtype=torch.float64, device=distances.device) / features)
+    angle = distances.to(torch.float64).unsqueeze(1) * rate
+    return torch.cat([angle.sin(), angle.cos()], 1)
+
+
+def _by_position(scores: Tensor, keys: int) -> Tensor:
+    """From scores by distance to scores by key: row ``i`` of ``(..., T, M + 2T - 1)`` from column ``T - 1 - i`` on.
+
+    Element ``(i, j)`` lies at ``i w + T - 1 - i + j = (T - 1) + i (w - 1) + j`` of the flattened rows: a view whose rows are
+    one shorter (Dai et al. 2019, appendix B).
+    """
+    T, w = scores.shape[-2:]
+    if T == 1:
+        return scores
+    return scores.flatten(-2)[..., T - 1 : T - 1 + T * (w - 1)].unflatten(-1, (T, w - 1))[..., :keys]
