@@ -92,7 +92,7 @@ def tracked(t: Tensor) -> bool:
 
 
 def plain_sample(t: Tensor) -> Tensor:
-    """A detached tensor that belongs to no level, of the shape that the user's function sees: under ``vmap``, the
+    """A detached tensor, tracked and batched at no level, of the shape that the user's function sees: under ``vmap``, the
     first sample of the batch (a batch of zero samples gives zeros)."""
     while _functorch.is_functorch_wrapped_tensor(t):
         dim = _functorch.maybe_get_bdim(t) if _functorch.is_batchedtensor(t) else -1

@@ -158,7 +158,7 @@ REFUSED: dict[str, Row] = {
     "fractional steps": (lambda: ik.fixed_point(half, zeros(3), max_steps=2.5), ValueError, r"max_steps must be .*2\.5"),
     "unknown policy": (
         lambda: ik.fixed_point(half, zeros(3), on_failure="ingore"), ValueError,
-        r"on_failure must be one of 'raise', 'warn', 'ignore', got 'ingore'"),
+        r"on_failure must be one of 'raise', 'warn', 'ignore'.*, got 'ingore'"),
     "callback that is none": (
         lambda: ik.fixed_point(half, zeros(3), callback=7), TypeError,
         r"callback must be callable as callback\(step, z, residual_norm\), got int"),

@@ -1,0 +1,602 @@
+"""The private names of torch that are used, held to their contract; and the traps of torch that say nothing.
+
+The first half fails when a release of torch moves or changes what ``implicitkit/compat.py`` relies on.  The second
+half holds one row for every way known to us in which a derivative of an implicit function is lost without an error:
+ours must be right, or refuse.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import subprocess
+import sys
+import types
+import weakref
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+
+import implicitkit as ik
+from implicitkit import compat
+
+D = torch.float64
+TIGHT: dict[str, Any] = {"rtol": 1e-13, "atol": 1e-13}
+HELD: dict[str, Tensor] = {}  # a global that captures
+TWO = torch.tensor(2.0, dtype=D)
+Point = namedtuple("Point", ["x", "y"])
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=D)
+
+
+def close(got: Any, want: Any, rtol: float = 1e-8, atol: float = 1e-10) -> None:
+    torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
+
+
+# ------------------------------------------------------------------------------------------------------------ contracts
+def inside(transform: str, probe: Callable[[Tensor], Any], x: Tensor | None = None) -> Any:
+    """What ``probe`` says of a tensor inside a transform."""
+    said: list[Any] = []
+
+    def run(t: Tensor) -> Tensor:
+        said.append(probe(t))
+        return t.sum()
+
+    x = torch.ones(3, dtype=D) if x is None else x
+    if transform == "grad":
+        grad(run)(x)
+    elif transform == "jvp":
+        jvp(run, (x,), (x,))
+    elif transform == "vmap":
+        vmap(run)(x.reshape(3, 1))
+    elif transform == "vmap of grad":
+        vmap(grad(run))(x.reshape(3, 1))
+    else:
+        run(x)
+    return said[0]
+
+
+LEVELS = ("grad", "jvp", "vmap", "vmap of grad")
+
+
+def trees() -> None:
+    tree = {"b": [torch.ones(1), 2], "a": (None, OrderedDict(k=torch.zeros(2))), "p": Point(torch.ones(3), "s")}
+    leaves, spec = compat.tree_flatten(tree)
+    assert isinstance(spec, compat.TreeSpec)
+    again = compat.tree_unflatten(leaves, spec)
+    assert list(again) == ["b", "a", "p"]  # keys keep their order
+    assert isinstance(again["p"], Point)
+    assert isinstance(again["a"][1], OrderedDict)
+    assert compat.tree_flatten(again)[1] == spec
+    assert compat.tree_flatten({"b": 1})[1] != compat.tree_flatten({"a": 1})[1]
+    assert compat.tree_flatten((1,))[1] != compat.tree_flatten([1])[1]
+
+
+def tree_map() -> None:
+    assert compat.tree_map(lambda x: x + 1, {"a": (1, [2])}) == {"a": (2, [3])}
+    kept = compat.tree_map(lambda x: "leaf", [(1, 2), 3], is_leaf=lambda x: isinstance(x, tuple))
+    assert kept == ["leaf", "leaf"]
+
+
+def paths() -> None:
+    tree = {"h": [10, (20, 30)]}
+    assert compat.tree_flatten_with_path(tree) == [("['h'][0]", 10), ("['h'][1][0]", 20), ("['h'][1][1]", 30)]
+    assert [leaf for _, leaf in compat.tree_flatten_with_path(tree)] == compat.tree_flatten(tree)[0]
+    assert compat.key_path(tree, 2) == "['h'][1][1]"
+    assert compat.key_path(7, 0) == ""
+
+
+def transforms_active() -> None:
+    assert not compat.transforms_active()
+    for level in LEVELS:
+        assert inside(level, lambda _: compat.transforms_active()), level
+    assert not compat.transforms_active()
+    with forward_ad.dual_level():
+        assert not compat.transforms_active()
+
+
+def is_wrapped() -> None:
+    assert not compat.is_wrapped(torch.ones(1, requires_grad=True))
+    for level in LEVELS:
+        assert inside(level, compat.is_wrapped), level
+        assert not inside(level, lambda _: compat.is_wrapped(TWO)), level
+        assert inside(level, lambda t: compat.is_wrapped(t.detach())), level
+
+
+def unwrap() -> None:
+    x = torch.arange(3.0, dtype=D)
+    for level in ("grad", "jvp", "vmap"):
+        plain = inside(level, compat.unwrap, x)
+        assert not compat.is_wrapped(plain), level
+        assert torch.equal(plain.flatten().detach(), x), level
+    twice = inside("vmap of grad", lambda t: (compat.unwrap(t), compat.unwrap(compat.unwrap(t))), x)
+    assert not compat.is_wrapped(twice[1])
+
+
+def is_legacy_batched() -> None:
+    seen: list[bool] = []
+    x = torch.ones(3, requires_grad=True)
+
+    class Probe(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, t: Tensor) -> Tensor:
+            return t * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            seen.append(compat.is_legacy_batched(g))
+            return g * 2
+
+    y = Probe.apply(x)
+    torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True, retain_graph=True)
+    torch.autograd.grad(y, x, torch.ones(3))
+    assert seen == [True, False]
+    assert not inside("vmap", compat.is_legacy_batched)
+
+
+def tracked() -> None:
+    assert not compat.tracked(torch.ones(2))
+    assert compat.tracked(torch.ones(2, requires_grad=True))
+    assert compat.tracked(torch.ones(2, requires_grad=True) * 2)
+    for level in LEVELS:
+        assert inside(level, compat.tracked), level
+        assert not inside(level, lambda _: compat.tracked(TWO * 2)), level  # wrapped, perhaps, but constant
+    assert not inside("grad", lambda t: compat.tracked(t.detach()))
+    leaf = torch.ones(2, requires_grad=True)
+    assert inside("grad", lambda t: compat.tracked(leaf * t.detach()[0]))  # an outer level's
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.ones(2), torch.ones(2))
+        assert compat.tracked(dual)
+        assert compat.tracked(dual * 2)
+        assert not compat.tracked(torch.ones(2))
+
+
+def plain_sample() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    assert not compat.plain_sample(leaf).requires_grad
+    for level in LEVELS:
+        t = inside(level, lambda t: (compat.plain_sample(t), t.shape))
+        assert not compat.tracked(t[0]), level
+        assert t[0].shape == t[1], level
+    columns = torch.arange(6.0).reshape(2, 3)
+    said: list[Tensor] = []
+    vmap(lambda t: said.append(compat.plain_sample(t)) or t, in_dims=1)(columns)
+    assert torch.equal(said[0], columns[:, 0])  # the sample, not the batch, whatever dimension it lies along
+
+
+def has_forward_level() -> None:
+    assert not compat.has_forward_level()
+    with forward_ad.dual_level():
+        assert compat.has_forward_level()
+    assert inside("jvp", lambda _: compat.has_forward_level())
+    assert not inside("grad", lambda _: compat.has_forward_level())
+    assert not compat.has_forward_level()
+
+
+def has_tangent() -> None:
+    x = torch.ones(2, dtype=D)
+    assert not compat.has_tangent(x)
+    with forward_ad.dual_level():
+        assert compat.has_tangent(forward_ad.make_dual(x, x))
+        assert not compat.has_tangent(x)
+        assert not compat.has_tangent(torch.ones(2, dtype=torch.int64))
+        assert compat.has_tangent(forward_ad.make_dual(x.to(torch.complex128), x.to(torch.complex128)))
+    assert inside("jvp", compat.has_tangent)
+    assert not inside("jvp", lambda _: compat.has_tangent(TWO))
+
+
+def forward_ad_enabled() -> None:
+    """pytorch/pytorch#197867: the second tangent of x^3 at 2 is 12, and 0 without the context."""
+
+    def cube(enabled: bool) -> Any:
+        class Cube(torch.autograd.Function):
+            @staticmethod
+            def forward(x: Tensor) -> Tensor:
+                return x**3
+
+            @staticmethod
+            def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+                ctx.save_for_forward(*inputs)
+
+            @staticmethod
+            def jvp(ctx: Any, t: Tensor) -> Tensor:
+                if not enabled:
+                    (x,) = ctx.saved_tensors
+                    return 3 * x**2 * t
+                with compat.forward_ad_enabled(ctx.saved_tensors) as (x,):
+                    return 3 * x**2 * t
+
+        return Cube.apply
+
+    def second(f: Any) -> float:
+        first = lambda x: jvp(f, (x,), (torch.ones_like(x),))[1]  # noqa: E731
+        return float(jvp(first, (TWO,), (torch.ones_like(TWO),))[1])
+
+    assert second(cube(True)) == 12.0
+    assert second(cube(False)) in (0.0, 12.0)  # 12 as soon as torch has mended it
+
+
+def opaque_to_compile() -> None:
+    def original(a: int, b: Tensor, *, flag: bool = False) -> Tensor:
+        """What it does."""
+        return b + a
+
+    wrapped = compat.opaque_to_compile(original)
+    assert inspect.signature(wrapped) == inspect.signature(original)
+    assert (wrapped.__name__, wrapped.__doc__) == ("original", "What it does.")
+    assert torch.equal(wrapped(1, torch.ones(1)), torch.full((1,), 2.0))
+    seen: list[bool] = []
+
+    @compat.opaque_to_compile
+    def outside(x: Tensor) -> Tensor:
+        seen.append(torch.compiler.is_compiling())
+        return x + float(x.sum())  # .item() would be refused inside
+
+    compiled = torch.compile(lambda x: outside(x * 2) * 3, backend="eager")
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 18.0))
+    assert seen == [False]
+    torch.compiler.reset()
+
+
+CONTRACTS: dict[str, Callable[[], None]] = {
+    "TreeSpec": trees,
+    "forward_ad_enabled": forward_ad_enabled,
+    "has_forward_level": has_forward_level,
+    "has_tangent": has_tangent,
+    "is_legacy_batched": is_legacy_batched,
+    "is_wrapped": is_wrapped,
+    "key_path": paths,
+    "opaque_to_compile": opaque_to_compile,
+    "plain_sample": plain_sample,
+    "tracked": tracked,
+    "transforms_active": transforms_active,
+    "tree_flatten": trees,
+    "tree_flatten_with_path": paths,
+    "tree_map": tree_map,
+    "tree_unflatten": trees,
+    "unwrap": unwrap,
+}
+
+
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_contract(name: str) -> None:
+    CONTRACTS[name]()
+
+
+def test_every_name_has_a_contract() -> None:
+    assert sorted(CONTRACTS) == sorted(compat.__all__)
+
+
+def test_importing_does_not_load_the_compiler() -> None:
+    code = "import sys, implicitkit as ik, torch; ik.fixed_point(lambda z: 0.5 * z + 1, torch.zeros(2)); "
+    code += "print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "False"
+
+
+# ---------------------------------------------------------------------------------------------------------- the traps
+def cubic(t: Tensor) -> Tensor:
+    """x^3 + x = t: x(2) = 1, x' = 1/4, x'' = -3/32, x''' = 21/256."""
+    return ik.root(lambda x, t: x**3 + x - t, torch.zeros_like(t), (t,), solver="newton", **TIGHT).value
+
+
+@pytest.mark.parametrize("order", [2, 3])
+def test_nested_forward_mode_is_not_zero(order: int) -> None:
+    f: Callable[[Tensor], Tensor] = cubic
+    for _ in range(order):
+        f = (lambda g: lambda t: jvp(g, (t,), (torch.ones_like(t),))[1])(f)
+    assert float(f(TWO)) == pytest.approx({2: -3 / 32, 3: 21 / 256}[order])
+
+
+def test_forward_mode_over_reverse_inside_a_dual_level() -> None:
+    leaf = TWO.clone().requires_grad_()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(leaf, torch.ones((), dtype=D))
+        (g,) = torch.autograd.grad(cubic(dual), leaf, create_graph=True)
+        assert forward_ad.unpack_dual(g).tangent.item() == pytest.approx(-3 / 32)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize(
+    "transform", [grad, jacrev, jacfwd, lambda f: grad(grad(f))], ids=["grad", "jacrev", "jacfwd", "2"]
+)
+def test_the_compiler_does_not_drop_the_derivative(transform: Callable[..., Any]) -> None:
+    compiled = torch.compile(lambda t: transform(cubic)(t * 1.0), backend="eager")
+    close(compiled(TWO), transform(cubic)(TWO))
+    assert float(compiled(TWO)) in (pytest.approx(0.25), pytest.approx(-3 / 32))
+    torch.compiler.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_the_compiler_does_not_drop_a_captured_parameter() -> None:
+    layer, x = Layer(), randn(3, 4, seed=1)
+    compiled = torch.compile(layer, backend="aot_eager")
+    want = torch.autograd.grad(layer(x).pow(2).sum(), list(layer.parameters()))
+    close(torch.autograd.grad(compiled(x).pow(2).sum(), list(layer.parameters())), want)
+    torch.compiler.reset()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_fullgraph_is_refused() -> None:
+    with pytest.raises(Exception, match=r"(?s)(disable|[Uu]nsupported|skip)"):
+        torch.compile(cubic, backend="eager", fullgraph=True)(TWO)
+    torch.compiler.reset()
+
+
+class Layer(nn.Module):
+    """z = tanh(W z + x) with the bound method as the map: its parameters are captured, never passed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        W = randn(4, 4, seed=2)
+        self.W = nn.Parameter(0.5 * W / torch.linalg.matrix_norm(W, 2))
+
+    def map(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(z @ self.W.mT + x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ik.fixed_point(self.map, torch.zeros_like(x), (x,), **TIGHT).value
+
+
+def unrolled(W: Tensor, x: Tensor) -> Tensor:
+    z = torch.zeros_like(x)
+    for _ in range(100):
+        z = torch.tanh(z @ W.mT + x)
+    return z
+
+
+@pytest.mark.parametrize("transform", [grad, jacrev, jacfwd, hessian], ids=lambda t: t.__name__)
+def test_functional_call_is_seen_after_it_has_ended(transform: Callable[..., Any]) -> None:
+    """Backward runs when the module holds its own parameters again; the derivative is at those it was called with."""
+    layer, x = Layer(), randn(4, seed=3)
+    W = layer.W.detach() * 0.3
+    got = transform(lambda W: functional_call(layer, {"W": W}, (x,)).pow(2).sum())(W)
+    close(got, transform(lambda W: unrolled(W, x).pow(2).sum())(W))
+
+
+def test_functional_call_per_sample() -> None:
+    layer, xs = Layer(), randn(3, 4, seed=4)
+    W = layer.W.detach() * 0.3
+    f = lambda W, x: functional_call(layer, {"W": W}, (x,)).pow(2).sum()  # noqa: E731
+    close(
+        vmap(grad(f), in_dims=(None, 0))(W, xs), vmap(grad(lambda W, x: unrolled(W, x).pow(2).sum()), (None, 0))(W, xs)
+    )
+
+
+def test_a_pullback_outlives_its_transform() -> None:
+    """Tensors of a level that has ended are dead wrappers: used as they are, they count as constants."""
+    layer, x = Layer(), randn(4, seed=5)
+    W = layer.W.detach()
+    out, pullback = vjp(lambda W, x: functional_call(layer, {"W": W}, (x,)), W, x)
+    want_out, want = vjp(unrolled, W, x)
+    g = randn(4, seed=6)
+    close(out, want_out)
+    close(pullback(g), want(g))
+    close(pullback(2 * g), want(2 * g))
+    escaped: list[Tensor] = []
+    grad(lambda x: escaped.append(x * 1.0) or x.sum())(x)
+    z = ik.fixed_point(lambda z, W: torch.tanh(z @ W.mT + escaped[0]), torch.zeros(4, dtype=D), (W,), **TIGHT).value
+    close(z, unrolled(W, x))
+
+
+@pytest.mark.parametrize("how", ["closure", "default", "list", "object", "global", "partial"])
+def test_captured_tensors_are_not_constants(how: str) -> None:
+    x = randn(3, seed=7)
+
+    def loss(w: Tensor) -> Tensor:
+        box, thing = [w], types.SimpleNamespace(w=w)
+        maps: dict[str, Callable[[Tensor], Tensor]] = {
+            "closure": lambda z: 0.5 * torch.tanh(w * z) + x,
+            "default": lambda z, w=w: 0.5 * torch.tanh(w * z) + x,
+            "list": lambda z: 0.5 * torch.tanh(box[0] * z) + x,
+            "object": lambda z: 0.5 * torch.tanh(thing.w * z) + x,
+            "global": lambda z: 0.5 * torch.tanh(HELD["w"] * z) + x,
+            "partial": functools.partial(lambda w, z: 0.5 * torch.tanh(w * z) + x, w),
+        }
+        HELD["w"] = w
+        return ik.fixed_point(maps[how], torch.zeros(3, dtype=D), **TIGHT).value.sum()
+
+    def by_hand(w: Tensor) -> Tensor:
+        z = torch.zeros(3, dtype=D)
+        for _ in range(100):
+            z = 0.5 * torch.tanh(w * z) + x
+        return z.sum()
+
+    w = torch.tensor(0.8, dtype=D)
+    leaf = w.clone().requires_grad_()
+    close(torch.autograd.grad(loss(leaf), leaf)[0], grad(by_hand)(w))
+    for transform in (grad, jacfwd, lambda f: grad(grad(f)), lambda f: jacfwd(jacfwd(f))):
+        close(transform(loss)(w), transform(by_hand)(w))
+    ws = torch.stack([w, -w])
+    close(vmap(grad(loss))(ws), vmap(grad(by_hand))(ws))
+    HELD.clear()
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(z, w)
+        return z * w
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        z, w = ctx.saved_tensors
+        return g * w, (g * z).sum()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_custom_function_that_captures_is_refused_or_right() -> None:
+    """z = 0.5 w z + 1, so z = 1/(1 - w/2) and dz/dw = z^2/2."""
+    w = torch.tensor(0.6, dtype=D, requires_grad=True)
+    want = 0.5 / (1 - 0.3) ** 2
+    solve = lambda f, args=(): ik.fixed_point(f, torch.zeros((), dtype=D), args, **TIGHT).value  # noqa: E731
+    explicit = solve(lambda z, w: 0.5 * Scale.apply(z, w) + 1, (w,))
+    assert torch.autograd.grad(explicit, w)[0].item() == pytest.approx(want)
+    module = nn.Bilinear(1, 1, 1).to(D)  # w z + 1 for a state z and an input 1/2
+    with torch.no_grad():
+        module.weight.fill_(0.6)
+        module.bias.fill_(1.0)
+    example = torch.zeros(1, dtype=D)
+    traced = torch.jit.trace(module, (example, example), check_trace=False)
+    point = torch.full((1,), 0.5, dtype=D)
+    captured: list[tuple[Callable[[Tensor], Tensor], Tensor, tuple[int, ...]]] = [
+        (lambda z: 0.5 * Scale.apply(z, w) + 1, w, ()),
+        (lambda z: traced(z, point), traced.weight, (1,)),
+    ]
+    for function, leaf, shape in captured:
+        try:
+            value = ik.fixed_point(function, torch.zeros(shape, dtype=D), **TIGHT).value
+        except ik.CapturedTensorError as error:
+            assert "Pass that tensor as an argument" in str(error)
+        else:
+            assert torch.autograd.grad(value.sum(), leaf)[0].item() == pytest.approx(want)
+
+
+@pytest.mark.parametrize("what", ["argument", "captured"])
+def test_a_tensor_changed_before_backward_is_detected(what: str) -> None:
+    W = (0.1 * randn(3, 3, seed=8)).requires_grad_()
+    b = randn(3, seed=9)
+    if what == "argument":
+        z = ik.fixed_point(lambda z, W: torch.tanh(W @ z) + b, torch.zeros(3, dtype=D), (W,)).value
+    else:
+        z = ik.fixed_point(lambda z: torch.tanh(W @ z) + b, torch.zeros(3, dtype=D)).value
+    with torch.no_grad():
+        W.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.sum().backward()
+
+
+def test_the_solution_changed_before_backward_is_detected() -> None:
+    x = torch.ones(3, dtype=D, requires_grad=True)
+    z = ik.fixed_point(lambda z, x: 0.5 * torch.tanh(z) + x, torch.zeros(3, dtype=D), (x,)).value
+    with torch.no_grad():
+        z.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.sum().backward()
+
+
+def test_saved_tensors_moved_by_hooks() -> None:
+    """torch.func refuses to run under saved-tensor hooks, and the backward must not need it there."""
+    x = randn(3, seed=10).requires_grad_()
+    f = lambda z, x: 0.5 * torch.tanh(z.flip(0)) + x  # noqa: E731
+    gradients = []
+    for hooked in (False, True):
+        packed: list[Tensor] = []
+        pack: Callable[[Tensor], Tensor] = lambda t, packed=packed: packed.append(t) or t.clone()  # noqa: E731
+        if hooked:
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+                z = ik.fixed_point(f, torch.zeros(3, dtype=D), (x,), **TIGHT).value
+                (g,) = torch.autograd.grad(z.pow(2).sum(), x, create_graph=True)
+                (h,) = torch.autograd.grad(g.sum(), x)
+            assert packed
+        else:
+            z = ik.fixed_point(f, torch.zeros(3, dtype=D), (x,), **TIGHT).value
+            (g,) = torch.autograd.grad(z.pow(2).sum(), x, create_graph=True)
+            (h,) = torch.autograd.grad(g.sum(), x)
+        gradients.append((g, h))
+    close(gradients[0], gradients[1])
+
+
+def test_checkpoint_inside_the_map_is_right_or_refused() -> None:
+    layer, x = Layer(), randn(4, seed=11)
+    inner = lambda z, x: torch.utils.checkpoint.checkpoint(layer.map, z, x, use_reentrant=False)  # noqa: E731
+    want = torch.autograd.grad(layer(x).pow(2).sum(), layer.W)[0]
+    z = ik.fixed_point(inner, torch.zeros_like(x), (x,), **TIGHT).value
+    try:
+        (got,) = torch.autograd.grad(z.pow(2).sum(), layer.W)
+    except (RuntimeError, torch.utils.checkpoint.CheckpointError):
+        return
+    close(got, want)
+
+
+def test_autocast_is_entered_again_in_backward() -> None:
+    seen: list[torch.dtype] = []
+    W = (0.3 * torch.randn(8, 8)).requires_grad_()
+
+    def f(z: Tensor, x: Tensor) -> Tensor:
+        h = z @ W.mT
+        seen.append(h.dtype)
+        return torch.tanh(h.float() + x)
+
+    x = torch.randn(2, 8, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        z = ik.fixed_point(f, torch.zeros(2, 8), (x,), batch_dims=1, rtol=1e-2).value
+    count = len(seen)
+    z.sum().backward()
+    assert len(seen) > count
+    assert set(seen) == {torch.bfloat16}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tracer", ["make_fx", "make_fx of grad", "linearize", "functionalize", "export"])
+def test_tracers_are_refused_or_right(tracer: str) -> None:
+    """A solver that ran on plain numbers must not be baked into a graph as a constant."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    other = torch.tensor(10.0, dtype=D)  # x^3 + x = 10 at x = 2, x' = 1/13
+
+    class Module(nn.Module):
+        def forward(self, t: Tensor) -> Tensor:
+            return cubic(t)
+
+    calls: dict[str, tuple[Callable[[], Any], float]] = {
+        "make_fx": (lambda: make_fx(cubic)(TWO)(other), 2.0),
+        "make_fx of grad": (lambda: make_fx(grad(cubic))(TWO)(other), 1 / 13),
+        "linearize": (lambda: torch.func.linearize(cubic, TWO)[1](torch.ones_like(TWO)), 0.25),
+        "functionalize": (lambda: torch.func.functionalize(grad(cubic))(TWO), 0.25),
+        "export": (lambda: torch.export.export(Module(), (TWO,)).module()(other), 2.0),
+    }
+    call, want = calls[tracer]
+    try:
+        got = call()
+    except Exception as error:
+        assert not isinstance(error, AssertionError), error
+        assert str(error)
+    else:
+        assert float(got) == pytest.approx(want)
+    torch.compiler.reset()
+
+
+def test_a_scalar_unknown_has_a_derivative() -> None:
+    t = torch.tensor(2.0, dtype=D, requires_grad=True)
+    (g,) = torch.autograd.grad(cubic(t), t)
+    assert g.item() == pytest.approx(0.25)
+
+
+def test_coupled_unknowns_keep_their_off_diagonal_blocks() -> None:
+    """u + v/2 = s, v - u/2 = 0: u = s/1.25, v = u/2; a block-diagonal Jacobian would give du/ds = 1."""
+    f = lambda z, s: {"u": z["u"] + 0.5 * z["v"] - s, "v": z["v"] - 0.5 * z["u"]}  # noqa: E731
+    zero = {"u": torch.zeros((), dtype=D), "v": torch.zeros((), dtype=D)}
+    slopes = jacrev(lambda s: ik.root(f, zero, (s,), **TIGHT).value)(TWO)
+    close(slopes, {"u": torch.tensor(0.8, dtype=D), "v": torch.tensor(0.4, dtype=D)})
+
+
+def test_grad_of_legacy_batched_gradients() -> None:
+    t = randn(3, seed=12).requires_grad_()
+    eye = torch.eye(3, dtype=D)
+    (batched,) = torch.autograd.grad(cubic(t), t, eye, is_grads_batched=True)
+    close(batched, jacrev(cubic)(t.detach()))
+
+
+def test_nothing_is_kept_alive() -> None:
+    """No reference cycle: the graph of a solve goes when its value goes, without the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        layer, x = Layer(), randn(4, seed=13).requires_grad_()
+        solution = ik.fixed_point(layer.map, torch.zeros(4, dtype=D), (x,))
+        solution.value.sum().backward()
+        watched = [weakref.ref(solution), weakref.ref(solution.value)]
+        del solution
+        assert [ref() for ref in watched] == [None, None]
+    finally:
+        gc.enable()
