@@ -145,6 +145,12 @@ class Solution:
         return self._record.outcome.message
 
     @property
+    def blocks(self) -> Any:
+        """What a solve by blocks reports besides (:class:`~implicitkit.compose.BlockReport`: evaluations per node, depth);
+        ``None`` after any other."""
+        return getattr(self._record.outcome, "report", None)
+
+    @property
     def backward(self) -> LinearReport | None:
         """The figures of the last derivative's linear solve; ``None`` until one has run."""
         return self._record.linear[-1] if self._record.linear else None

@@ -156,7 +156,7 @@ class TransposedBlocks:
     """``A^T`` with its blocks in reverse order, which makes it lower triangular again."""
 
     def __init__(self, blocks: JacobianBlocks) -> None:
-        self.T = blocks
+        self.T, self.unsolved = blocks, blocks.unsolved
         self._last = len(blocks) - 1
 
     def __len__(self) -> int:

@@ -28,7 +28,12 @@ __all__ = ["BlockSubstitution", "Structure"]
 
 
 class Structure(Protocol):
-    """A matrix by blocks.  Blocks are numbered in an order in which :meth:`couple` only reaches later ones."""
+    """A matrix by blocks.  Blocks are numbered in an order in which :meth:`couple` only reaches later ones.
+
+    ``unsolved``: names of parts of the state that the solver left as they were, whose equations do not hold.
+    """
+
+    unsolved: frozenset[str]
 
     @property
     def T(self) -> Structure:
