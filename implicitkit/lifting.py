@@ -291,7 +291,7 @@ def _lift(
             _lift_captured(lifted, modules, tree_unflatten(z_plain, z_spec), plain)
             plain = [stand_in(t) for t in lifted.theta]
             out = lifted(tree_unflatten(z_plain, z_spec), plain)
-            if _leaks(out):
+            if _leaks(out) and (levels or not _tracks_state_only(lifted, z_plain, z_spec, plain)):
                 raise CapturedTensorError(
                     "the function uses a tensor that requires grad, or belongs to a torch.func transform, in a way that "
                     "implicitkit cannot see (through a custom autograd.Function, say, or a traced module): its "
@@ -366,6 +366,33 @@ def _lift_captured(lifted: Lifted, modules: list[nn.Module], z: Any, plain: Sequ
 
 def _leaks(out: Any) -> bool:
     return any(compat.tracked(t) for t in tree_flatten(out)[0] if isinstance(t, Tensor))
+
+
+def _tracks_state_only(lifted: Lifted, z_leaves: Sequence[Tensor], z_spec: Any, plain: Sequence[Tensor]) -> bool:
+    """Does a tracked state explain why the output is tracked?
+
+    A function that differentiates (the gradient of an energy, by ``torch.autograd.grad``) makes a leaf of a state that is
+    not tracked, and its output then depends on that leaf: nothing is lost if it takes a tracked state as it is.
+    """
+    leaves = [t.detach().requires_grad_() for t in z_leaves]
+    out = lifted(tree_unflatten(leaves, z_spec), plain)
+    return {id(t) for t in _graph_leaves(out)} <= {id(t) for t in leaves}
+
+
+def _graph_leaves(out: Any) -> list[Tensor]:
+    """The leaves of the autograd graph of a tree of tensors."""
+    tracked = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor) and t.requires_grad]
+    found, seen = [t for t in tracked if t.grad_fn is None], set()
+    nodes: list[Any] = [t.grad_fn for t in tracked]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        nodes.extend(n for n, _ in node.next_functions)
+    return found
 
 
 @contextlib.contextmanager

@@ -600,3 +600,132 @@ def test_nothing_is_kept_alive() -> None:
         assert [ref() for ref in watched] == [None, None]
     finally:
         gc.enable()
+
+
+# ------------------------------------------------------------------------------------- maps that torch.func dislikes
+@torch.library.custom_op("implicitkit_tests::halved_tanh", mutates_args=())
+def halved_tanh(x: Tensor) -> Tensor:
+    return 0.5 * torch.tanh(x)
+
+
+def _halved_tanh_backward(ctx: Any, g: Tensor) -> Tensor:
+    (y,) = ctx.saved_tensors
+    return g * (0.5 - 2 * y**2)
+
+
+halved_tanh.register_autograd(
+    _halved_tanh_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output)
+)
+
+
+class Parametrised(nn.Module):
+    """A map with weight normalisation, batch normalisation in evaluation and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 4, dtype=D))
+        self.norm = nn.BatchNorm1d(4, dtype=D).eval()
+        self.register_buffer("shift", torch.full((4,), 0.1, dtype=D))
+
+    def forward(self, z: Tensor, w: Tensor) -> Tensor:
+        return 0.3 * torch.tanh(self.norm(self.linear(z.unsqueeze(0)))[0] * w) + self.shift
+
+
+def energy_by_autograd(z: Tensor, w: Tensor) -> Tensor:
+    """z minus a gradient step on an energy, by torch.autograd.grad inside the map."""
+    with torch.enable_grad():
+        leaf = z if z.requires_grad else z.detach().requires_grad_()
+        energy = 0.5 * leaf.square().sum() + 0.1 * (w * leaf).cos().sum() - leaf.sum()
+        (g,) = torch.autograd.grad(energy, leaf, create_graph=True)
+    return z - 0.7 * g
+
+
+def energy_by_func(z: Tensor, w: Tensor) -> Tensor:
+    """The same by torch.func.grad."""
+    return z - 0.7 * grad(lambda z: 0.5 * z.square().sum() + 0.1 * (w * z).cos().sum() - z.sum())(z)
+
+
+def in_place_on_its_own(z: Tensor, w: Tensor) -> Tensor:
+    h = z * w
+    h.mul_(0.5).tanh_()
+    out = torch.zeros_like(h)
+    out[0] = h[1] + 0.2
+    out[1:] = h[:-1]
+    return out
+
+
+def legacy_function(z: Tensor, w: Tensor) -> Tensor:
+    return 0.5 * Scale.apply(z.sin(), w[0]) + 0.1
+
+
+def custom_operator(z: Tensor, w: Tensor) -> Tensor:
+    return halved_tanh(z * w) + 0.3
+
+
+UNUSUAL: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {  # the map, and whether torch.func can do it
+    "energy, torch.func": (energy_by_func, True),
+    "energy, torch.autograd": (energy_by_autograd, False),
+    "in place on its own tensors": (in_place_on_its_own, True),
+    "legacy autograd.Function": (legacy_function, False),
+    "custom operator": (custom_operator, False),
+    "parametrised module": (Parametrised(), True),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_maps(name: str) -> None:
+    function, in_transforms = UNUSUAL[name]
+    w = 0.8 + 0.1 * randn(4, seed=14)
+
+    def solve(w: Tensor) -> Tensor:
+        return ik.fixed_point(function, torch.zeros(4, dtype=D), (w,), **TIGHT).value.pow(2).sum()
+
+    def by_hand(w: Tensor) -> Tensor:
+        z = torch.zeros(4, dtype=D)
+        for _ in range(60):
+            z = function(z, w)
+        return z.pow(2).sum()
+
+    results = []
+    for f in (solve, by_hand):
+        leaf = w.clone().requires_grad_()
+        (g,) = torch.autograd.grad(f(leaf), leaf, create_graph=True)
+        results.append((g.detach(), torch.autograd.grad(g.sin().sum(), leaf)[0]))
+    close(results[0], results[1])
+    try:
+        got = grad(solve)(w)
+    except RuntimeError as error:
+        assert not in_transforms, error
+        assert str(error)
+    else:
+        close(got, results[1][0])
+
+
+def energy_of_a_copy(z: Tensor, w: Tensor) -> Tensor:
+    """Always differentiates at a copy: what it returns does not depend on z as far as autograd can see."""
+    with torch.enable_grad():
+        leaf = z.detach().requires_grad_()
+        (g,) = torch.autograd.grad(0.5 * leaf.square().sum() + (w * leaf).cos().sum(), leaf, create_graph=True)
+    return z - 0.7 * g
+
+
+def test_a_map_that_detaches_its_state_is_refused() -> None:
+    w = torch.ones(4, dtype=D, requires_grad=True)
+    with pytest.raises(ik.CapturedTensorError):
+        ik.fixed_point(energy_of_a_copy, torch.zeros(4, dtype=D), (w,))
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["argument", "captured"])
+def test_a_map_that_differentiates_keeps_no_graph(captured: bool) -> None:
+    tracked: list[bool] = []
+    w = (0.8 + 0.1 * randn(4, seed=15)).requires_grad_()
+
+    def watched(z: Tensor, *args: Tensor) -> Tensor:
+        tracked.append(z.requires_grad)
+        return energy_by_autograd(z, w if captured else args[0])
+
+    args = () if captured else (w,)
+    z = ik.fixed_point(watched, torch.zeros(4, dtype=D), args, solver="picard", **TIGHT).value
+    assert sum(tracked) <= 1  # the check whether a derivative is lost, never the solver's steps
+    want = ik.fixed_point(energy_by_func, torch.zeros(4, dtype=D), (w,), **TIGHT).value
+    close(torch.autograd.grad(z.sum(), w)[0], torch.autograd.grad(want.sum(), w)[0])
