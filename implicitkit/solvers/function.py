@@ -142,7 +142,7 @@ class Function:
         z = point["z"]
         if "out" not in point:
             self._count()
-            point["out"] = self._kernel(z)
+            point["out"] = self._kernel(z).detach()  # a function may switch gradients on for itself
         if self.solves == "fixed_point":
             point["f"] = point["out"]
         if name == "residual" or self.solves != "fixed_point":
