@@ -1,6 +1,7 @@
 """Layers defined by equations: state what must hold, let any solver find it, get exact derivatives of the solution."""
 
 from implicitkit import autodiff, callbacks, interop, linear, testing, trees
+from implicitkit.compose import Blocks, compose
 from implicitkit.diagnostics import Certificate, certify
 from implicitkit.errors import (
     CapabilityError,
@@ -14,6 +15,8 @@ from implicitkit.layer import implicit
 from implicitkit.lifting import modules_held
 from implicitkit.linear import LinearSolution, LinearSolver, Operator
 from implicitkit.problems import Argmin, FixedPoint, LeastSquares, Problem, Root, SteadyState
+from implicitkit.problems.constraints import Equality, Inequality
+from implicitkit.problems.quadratic_program import QuadraticProgram
 from implicitkit.registry import (
     get_solver,
     linear_solvers,
@@ -35,6 +38,7 @@ from implicitkit.solvers.base import Strategy
 from implicitkit.solvers.chord import Chord
 from implicitkit.solvers.df_sane import DFSANE
 from implicitkit.solvers.newton_krylov import NewtonKrylov
+from implicitkit.solvers.qp.builtin import AutoQP, InteriorPoint
 from implicitkit.solvers.trust_region import TrustRegion
 
 __version__ = "0.1.0"
@@ -44,18 +48,23 @@ __all__ = [
     "LBFGS",
     "Anderson",
     "Argmin",
+    "AutoQP",
     "BlackBox",
+    "Blocks",
     "CapabilityError",
     "CapturedTensorError",
     "Certificate",
     "Chord",
     "ConvergenceError",
     "ConvergenceWarning",
+    "Equality",
     "FixedPoint",
     "Found",
     "GradientDescent",
     "Implicit",
     "ImpureFunctionWarning",
+    "Inequality",
+    "InteriorPoint",
     "LeastSquares",
     "LinearSolution",
     "LinearSolver",
@@ -69,6 +78,7 @@ __all__ = [
     "Picard",
     "Polyalgorithm",
     "Problem",
+    "QuadraticProgram",
     "Root",
     "Rule",
     "Solution",
@@ -83,6 +93,7 @@ __all__ = [
     "autodiff",
     "callbacks",
     "certify",
+    "compose",
     "fixed_point",
     "get_solver",
     "implicit",

@@ -33,7 +33,7 @@ from implicitkit.errors import ConvergenceError, ConvergenceWarning, warn
 from implicitkit.linear import LinearSolver
 from implicitkit.linear.base import LinearSolution, Operator
 from implicitkit.linear.dense import factor_batched
-from implicitkit.solution import LinearReport, Record
+from implicitkit.solution import LinearReport, Record, Status
 from implicitkit.solvers import driver
 from implicitkit.solvers.function import Function as SolverFunction
 from implicitkit.system import System, full_precision
@@ -86,6 +86,8 @@ class Call:
             outcome = driver.find(self.solver, f, z0, self.options)
             self.record.outcome, self.record.system, self.record.theta = outcome, self.system, tuple(theta)
             z = outcome.z.clone()  # a solver may return what the map returned, and that may be anyone's
+            if self.on_failure == "nan" and not outcome.all_converged:  # finite, so that a derivative of zero is zero
+                z = torch.where((outcome.status == int(Status.CONVERGED)).unsqueeze(1), z, z0)
             if not self.batchable:
                 return z, None
             kind = torch.float32 if z0.device.type == "mps" else torch.float64
@@ -107,6 +109,8 @@ class Call:
             )
         )
         del self.record.linear[:-8]  # the last few are enough
+        if self.on_failure == "nan":  # samples that failed ask for nothing, and disturb no other
+            return torch.where((b == 0).all(1, keepdim=True), 0, answer.x)
         if self.on_failure != "ignore" and not bool(answer.converged.all()):
             self._linear_failure(answer, b, transposed)
         return answer.x
@@ -137,7 +141,10 @@ class Call:
 
     def linearise(self, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
         """The residual at a plain ``z`` with its graph, and ``A`` there."""
-        return self.system.problem.linearise(self.system, z, theta)
+        out, A = self.system.problem.linearise(self.system, z, theta)
+        if A.structure is not None:
+            A.structure.unsolved = getattr(self.record.outcome, "unsolved", frozenset())
+        return out, A
 
 
 def root(call: Call, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:

@@ -55,11 +55,15 @@ GROUP = "implicitkit.plugins"
 
 _SERVES: dict[str, frozenset[str]] = {
     "fixed_point": frozenset({"fixed_point"}),
-    "root": frozenset({"root", "fixed_point", "steady_state", "argmin", "least_squares"}),
+    "root": frozenset(
+        {"root", "fixed_point", "steady_state", "argmin", "least_squares", "constrained", "quadratic_program"}
+    ),
     "least_squares": frozenset({"least_squares", "root", "fixed_point", "steady_state"}),
     "minimise": frozenset({"argmin", "least_squares", "root", "fixed_point", "steady_state"}),
+    "constrained": frozenset({"constrained"}),
+    "quadratic_program": frozenset({"quadratic_program"}),
 }
-_KINDS = ("root", "fixed_point", "argmin", "least_squares", "steady_state")
+_KINDS = ("root", "fixed_point", "argmin", "least_squares", "steady_state", "constrained", "quadratic_program")
 _BATCHES = ("loop", "native", "joint")
 _NOUNS = {"solvers": "solver", "rules": "rule", "linear_solvers": "linear solver", "problems": "problem"}
 _REQUIRED = ("rtol", "atol", "max_steps")
@@ -140,7 +144,8 @@ def register_solver(
 
     Args:
         name: what users write in ``solver="..."``; dots are allowed.
-        solves: ``"fixed_point"``, ``"root"``, ``"minimise"`` or ``"least_squares"`` (see :func:`serves`).
+        solves: ``"fixed_point"``, ``"root"``, ``"minimise"``, ``"least_squares"``, ``"constrained"`` or
+            ``"quadratic_program"`` (see :func:`serves`).
         batch: functions only. ``"loop"`` (default): called once per sample with ``z0`` of shape ``(n,)``;
             ``"native"``: called with ``(batch, n)``; ``"joint"``: called with one big system ``(batch * n,)``.
         max_size: the most unknowns that one sample may have; 1 for methods that solve scalar equations only.
@@ -162,9 +167,9 @@ def register_solver(
 
     def register(target: T) -> T:
         if inspect.isclass(target):
-            from implicitkit.solvers.base import Method
+            from implicitkit.solvers.base import Method, Strategy
 
-            if not issubclass(target, Method):
+            if not issubclass(target, (Method, Strategy)):
                 raise TypeError(
                     f"cannot register the class {target.__name__} as solver {name!r}: it must be a subclass of "
                     "implicitkit.Method (init and step on plain matrices); register a function for a black box"
@@ -329,10 +334,10 @@ def get_solver(solver: Any, **options: Any) -> Any:
     """The configured solver for a name, a class, a registered function, or an object (which passes through)."""
     if isinstance(solver, str):
         return _configure(_lookup("solvers", solver), options)
-    from implicitkit.solvers.base import BlackBox, Method
+    from implicitkit.solvers.base import BlackBox, Method, Strategy
 
     if inspect.isclass(solver):
-        if issubclass(solver, Method):
+        if issubclass(solver, (Method, Strategy)):
             return _instantiate(solver, options)
     elif isinstance(solver, (Method, BlackBox)) or (isinstance(getattr(solver, "solves", None), str) and solver.solves):
         _refuse_options(solver, options)
@@ -473,9 +478,11 @@ def serves(solver_solves: str, problem_kind: str) -> bool:
     solver's ``solves``  problem kinds it serves
     ==================  ================================================================================
     ``fixed_point``     fixed_point
-    ``root``            root, fixed_point, steady_state; argmin and least_squares (their stationary points)
+    ``root``            root, fixed_point, steady_state; stationary points of all other kinds
     ``least_squares``   least_squares, root, fixed_point, steady_state
     ``minimise``        argmin, least_squares, root, fixed_point, steady_state
+    ``constrained``     argmin with constraints, bounds, a set or a proximal term
+    ``quadratic_program``  quadratic_program
     ==================  ================================================================================
     """
     return problem_kind in _SERVES.get(solver_solves, ())

@@ -30,7 +30,7 @@ POLICIES = ("raise", "warn", "ignore", "nan")
 @compat.opaque_to_compile
 def solve(
     problem: Problem,
-    z0: Any,
+    z0: Any = None,
     args: Any = (),
     *,
     solver: Any = "auto",
@@ -50,7 +50,7 @@ def solve(
         problem: what must hold: ``ik.Root(f)``, ``ik.FixedPoint(f)``, ``ik.Argmin(f)``, ``ik.LeastSquares(f)``,
             ``ik.SteadyState(f)``, or a registered problem of your own.
         z0: where to start, a pytree of real or complex tensors; the solution has its structure, shapes and dtypes.  Its
-            derivative is zero.
+            derivative is zero.  Only a problem that knows its unknowns (``ik.QuadraticProgram``) can do without.
         args: what the function gets after ``z``: a tuple of pytrees (a lone tensor is a tuple of one).
         solver: a registered name (``ik.solvers()``), a configured object (``ik.Anderson(memory=8)``), or ``"auto"``.
         rule: likewise (``ik.rules()``); ``"auto"`` is the exact implicit rule.
@@ -101,7 +101,9 @@ def solve(
     given_z0, given_args = z0, args
     restated = problem.restate(z0, args, _batch_dims(batch_dims))
     if restated is not None:
-        problem, z0, args = restated.problem, restated.start, restated.args
+        problem, z0, args, batch_dims = restated.problem, restated.start, restated.args, restated.batch_dims
+    if z0 is None:
+        raise TypeError(f"solve needs z0, where to start: {type(problem).__name__} does not say what its unknowns are")
     layout = Layout(z0, _batch_dims(batch_dims))
     options = _options(layout, rtol, atol, max_steps, trace, callback, restated)
     if on_failure not in POLICIES:
@@ -249,7 +251,7 @@ def _on_trees(
 
 def _first(system: System, lifted: Lifted) -> Tensor | None:
     """The kernel's value at the start, if lifting has computed it already and no graph is needed with it."""
-    if lifted.probe is None or system.problem.output != "state":
+    if lifted.probe is None or system.problem.returns != "state":
         return None
     return system.layout.pack(lifted.probe).detach()
 

@@ -19,14 +19,16 @@ Math. Prog. Comp. 4, section 2.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from implicitkit.linear.base import MatVec, Operator
 from implicitkit.linear.dense import cholesky_batched
 
-__all__ = ["Saddle", "mv"]
+__all__ = ["Saddle", "StructuredOperator", "mv"]
 
 
 def mv(A: Tensor, x: Tensor) -> Tensor:
@@ -96,3 +98,44 @@ class Saddle:
         rc = torch.where(self.present, c - mv(self.C, x) + self.exact * v, 0)
         norm = torch.linalg.vector_norm(ra, dim=1) + torch.linalg.vector_norm(rc, dim=1)
         return ra, rc, norm
+
+
+class StructuredOperator(Operator):
+    """An operator that knows how to solve with itself: ``inverse(b)`` and ``transposed_inverse(b)``, on ``(batch, n)``.
+
+    Neither is trusted: who calls :meth:`solve` judges the residual.
+    """
+
+    __slots__ = ("inverse", "transposed_inverse")
+
+    def __init__(
+        self,
+        mv: MatVec,
+        rmv: MatVec,
+        dense: Callable[[], Tensor],
+        *,
+        inverse: MatVec,
+        transposed_inverse: MatVec,
+        batch: int,
+        size: int,
+        like: Tensor,
+    ) -> None:
+        super().__init__(mv, rmv, dense, batch=batch, size=size, like=like)
+        self.inverse, self.transposed_inverse = inverse, transposed_inverse
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``A x = b``."""
+        return self.inverse(b)
+
+    @property
+    def T(self) -> StructuredOperator:
+        return StructuredOperator(
+            self.rmv,
+            self.mv,
+            lambda: self.dense().mT,
+            inverse=self.transposed_inverse,
+            transposed_inverse=self.inverse,
+            batch=self.batch,
+            size=self.size,
+            like=self.like,
+        )

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from implicitkit import trees
+from implicitkit import autodiff, trees
 
-__all__ = ["Problem"]
+if TYPE_CHECKING:
+    from implicitkit.linear import Operator
+    from implicitkit.system import System
+    from implicitkit.trees import Layout
+
+__all__ = ["Problem", "Restated"]
 
 Kernel = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Restated:
+    """A problem with hidden unknowns (the multipliers of a constrained minimisation), written over all of them.
+
+    Attributes:
+        problem: whose state is that of ``start``. start: the user's ``z0`` with starts for the hidden unknowns.
+        args: what the function gets after the state. split: ``state -> (value, multipliers)``, for the user.
+        batch_dims: of ``start``.
+    """
+
+    problem: Problem
+    start: Any
+    args: tuple[Any, ...]
+    split: Callable[[Any], tuple[Any, Any]]
+    batch_dims: int
 
 
 class Problem:
@@ -27,9 +50,9 @@ class Problem:
 
     Class attributes:
         kind: which solvers serve it: ``"root"``, ``"fixed_point"``, ``"argmin"``, ``"least_squares"``,
-            ``"steady_state"``.
-        output: what the function returns: ``"state"`` (like ``z``), ``"scalar"`` (one number a sample) or ``"vector"``
-            (any pytree).
+            ``"steady_state"``, ``"constrained"``, ``"quadratic_program"``.
+        returns: what the function returns: ``"state"`` (like ``z``), ``"scalar"`` (one number a sample), ``"vector"``
+            (any pytree, a residual vector) or ``"program"`` (an objective and constraints, see ``problems/program.py``).
         symmetric: the Jacobian of the residual is symmetric.
 
     The ``flat_*`` methods see the packed matrix ``z`` of shape ``(batch, n)`` and the ``kernel``, the user's function
@@ -37,7 +60,7 @@ class Problem:
     """
 
     kind: ClassVar[str] = "root"
-    output: ClassVar[str] = "state"
+    returns: ClassVar[str] = "state"
     symmetric: ClassVar[bool] = False
 
     @property
@@ -49,6 +72,31 @@ class Problem:
         """``F(z, *args)``, of the structure of ``z``; zero at the solution."""
         raise NotImplementedError(f"{type(self).__name__} must define residual(z, *args)")
 
+    # ---- hooks that few problems need
+    def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated | None:
+        """The problem over more unknowns than the user's own that is solved in its place; ``None``: it is solved itself."""
+        return None
+
+    @property
+    def linear_solver(self) -> Any:
+        """The linear solver for derivatives of this very problem; ``None``: the one registered for its class."""
+        return None
+
+    def probe(self, z0: Any) -> Any:
+        """A state on which one evaluation of :attr:`function` uses every tensor that any evaluation uses."""
+        return z0
+
+    def unpack(self, layout: Layout, matrix: Tensor) -> Any:
+        """What :attr:`function` is given for the matrix that the kernel is given."""
+        return layout.unpack(matrix)
+
+    def linearise(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
+        """``F`` at a plain ``z``, on its graph, and ``dF/dz`` there (a problem that knows its blocks says them)."""
+        return autodiff.linearise(
+            lambda y: system.residual(y, *theta), z, symmetric=self.symmetric, fixed_point=self.kind == "fixed_point"
+        )
+
+    # ---- on packed states
     def flat_residual(self, kernel: Kernel, z: Tensor) -> Tensor:
         """``F`` on the packed state: ``(batch, n) -> (batch, n)``."""
         return kernel(z)

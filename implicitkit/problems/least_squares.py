@@ -33,7 +33,7 @@ class LeastSquares(Problem):
 
     residuals: Callable[..., Any]
     kind: ClassVar[str] = "least_squares"
-    output: ClassVar[str] = "vector"
+    returns: ClassVar[str] = "vector"
     symmetric: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -47,6 +47,8 @@ class Implicit(Rule):
         problem = request.system.problem
         choice = self.linear_solver
         if choice == "auto":
+            choice = problem.linear_solver
+        if choice is None:
             entry = registry.get_problem_entry(problem)
             choice = "auto" if entry.linear_solver in ("gmres", "cg") else entry.linear_solver
         solver = registry.get_linear_solver(choice)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -30,44 +31,55 @@ class Stage:
     Args:
         solver: a registered name or a configured object. options: for a name.
         max_steps: steps it may take; ``None``: its own default.
-        anew: begin at the start again, not at the best point found so far.
+        scale: begin at ``scale * z0``; ``None``: at the best point found so far.  Starts nearer to the origin help where
+            the given one is so far out that ``|F|`` overflows, or is flat, or has been descended into a wrong valley.
 
     Raises:
-        ValueError: ``max_steps`` below 1.
+        ValueError: ``max_steps`` below 1, or ``scale`` not finite.
     """
 
     solver: Any
     options: tuple[tuple[str, Any], ...] = ()
     max_steps: int | None = None
-    anew: bool = True
+    scale: float | None = 1.0
 
     def __post_init__(self) -> None:
         if self.max_steps is not None and self.max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise ValueError(f"scale must be finite or None, got {self.scale}")
+
+    def begin(self, z0: Tensor, best: Tensor) -> Tensor:
+        """Where it begins."""
+        return best if self.scale is None else z0 if self.scale == 1 else self.scale * z0
 
     def make(self) -> Any:
         """The configured solver."""
         return registry.get_solver(self.solver, **dict(self.options))
 
 
-def _stage(solver: str, *, max_steps: int | None = None, anew: bool = True, **options: Any) -> Stage:
-    return Stage(solver, tuple(options.items()), max_steps, anew)
+def _stage(solver: str, *, max_steps: int | None = None, scale: float | None = 1.0, **options: Any) -> Stage:
+    return Stage(solver, tuple(options.items()), max_steps, scale)
 
 
 #: What is tried, in this order.  Monotone descent on ``|F|`` and undamped Newton steps fail on different problems.
 _DENSE_NEWTON = (
-    _stage("newton", max_steps=60),
+    _stage("newton", max_steps=100),
     _stage("newton", line_search=False, max_steps=60),
     _stage("trust_region", max_steps=200),
     _stage("trust_region", subproblem="levenberg_marquardt", max_steps=300),
-    _stage("df_sane", max_steps=1000),
+    _stage("newton", max_steps=100, scale=0.1),
+    _stage("newton", max_steps=100, scale=0.01),
+    _stage("df_sane", max_steps=500),
 )
 _MATRIX_FREE = (
     _stage("newton_krylov", max_steps=100),
-    _stage("newton_krylov", restart=200, inner_steps=2000, max_steps=100, anew=False),
-    _stage("df_sane", max_steps=1000),
+    _stage("newton_krylov", max_steps=100, scale=0.1),
+    _stage("newton_krylov", max_steps=100, scale=0.01),
+    _stage("df_sane", max_steps=500),
 )
-_LAST_DENSE = (_stage("newton", line_search=False, max_steps=60), _stage("trust_region", max_steps=100))
+#: Between the two: a dense Jacobian as soon as matrix-free steps have failed.
+_EITHER = (_MATRIX_FREE[0], *_DENSE_NEWTON[1:4], *_MATRIX_FREE[1:])
 _ANDERSON = (_stage("anderson", max_steps=500),)
 _MINIMISE = (_stage("lbfgs"),)
 
@@ -86,7 +98,7 @@ def stages(kind: str, batch: int, size: int) -> tuple[Stage, ...]:
     if size <= _DENSE and affordable:
         equations = _DENSE_NEWTON
     elif size <= _DENSE_AT_ALL and affordable:
-        equations = (*_MATRIX_FREE, *_LAST_DENSE)
+        equations = _EITHER
     return (*_ANDERSON, *equations) if kind == "fixed_point" else equations
 
 
@@ -95,6 +107,8 @@ def choose(problem: Problem, batch: int, size: int, rule: Any) -> Any:
     iteration."""
     if problem.kind == "fixed_point" and getattr(rule, "name", "") == "unroll":
         return registry.get_solver("picard")
+    if problem.kind == "quadratic_program":
+        return registry.get_solver("qp")
     return Polyalgorithm(stages(problem.kind, batch, size))
 
 
@@ -144,9 +158,8 @@ class Polyalgorithm(Strategy):
         start_norm = torch.linalg.vector_norm(f.residual(z0), dim=1)
         watched = options.trace or options.callback is not None
         for stage in self.stages[1:]:
-            # a start that is not finite is beyond help, and a callback's word is final
+            # a callback's word is final
             open_ = (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED))
-            open_ &= torch.isfinite(start_norm)
             taken = int(total.steps.max())
             left = None if options.max_steps is None else options.max_steps - taken
             if not bool(open_.any()) or (left is not None and left < 1):
@@ -155,7 +168,7 @@ class Polyalgorithm(Strategy):
             samples, system, theta = _subset(f, open_, whole=watched)
             part = Function(system, theta, solver.solves)
             part.evaluations, part.sample_evaluations = total.evaluations, total.sample_evaluations
-            begin = torch.where((open_ & stage.anew).unsqueeze(1), z0, total.z).index_select(0, samples)
+            begin = torch.where(open_.unsqueeze(1), stage.begin(z0, total.z), total.z).index_select(0, samples)
             found = driver.find(
                 solver,
                 part,

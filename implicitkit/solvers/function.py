@@ -22,6 +22,7 @@ class Function:
     Attributes:
         active: which samples are still at work, ``(batch,)``: a line search need not care for the others.
         norm: ``|F|_2`` of each sample at the point where a step begins. tolerance: what it must come down to.
+        best: the point with the smallest residual so far, ``(batch, n)``. best_norm: that residual, ``(batch,)``.
         stuck: set by a step, ``(batch,)`` bool: samples that the method gives up (status ``STALLED``).
         evaluations: calls of the user's function so far. sample_evaluations: the same times the samples in each call.
     """
@@ -34,8 +35,10 @@ class Function:
         self.active = torch.ones(system.batch, dtype=torch.bool, device=system.layout.device)
         self.norm = torch.empty(0)
         self.tolerance = torch.empty(0)
+        self.best = self.best_norm = torch.empty(0)
         self.stuck: Tensor | None = None
-        self._graph = solves in ("minimise", "least_squares") or self.problem.output != "state"
+        self._graph = solves in ("minimise", "least_squares") or self.problem.returns != "state"
+        self._how = "program" if self.problem.returns == "program" else "graph" if self._graph else "plain"
         self._point: dict[str, Tensor] = {}
 
     # ------------------------------------------------------------------------------------------------ what is there
@@ -134,7 +137,7 @@ class Function:
         if not point or point["z"] is not z:
             self._point = point = {"z": z}
         if name not in point:
-            getattr(self, f"_compute_{'graph' if self._graph else 'plain'}")(point, name)
+            getattr(self, f"_compute_{self._how}")(point, name)
         return point[name]
 
     def _compute_plain(self, point: dict[str, Tensor], name: str) -> None:
@@ -150,6 +153,16 @@ class Function:
             if self.solves != "fixed_point":
                 point["f"] = point["residual"]
 
+    def _compute_program(self, point: dict[str, Tensor], name: str) -> None:
+        """Constrained minimisation: the optimality conditions; what a solver of programs needs besides, it asks
+        ``problem`` for, with :meth:`kernel`."""
+        point["f"] = point["residual"] = self.problem.flat_residual(self.kernel, point["z"]).detach()
+
+    def kernel(self, z: Tensor) -> Tensor:
+        """The user's function on matrices, counted."""
+        self._count()
+        return self._kernel(z)
+
     def _compute_graph(self, point: dict[str, Tensor], name: str) -> None:
         """Minimisers: value and residual vector from one evaluation, the gradient from its graph when asked for."""
         problem, z = self.problem, point["z"]
@@ -158,13 +171,13 @@ class Function:
             point["leaf"] = leaf = z.detach().requires_grad_()
             with torch.enable_grad():
                 point["out"] = out = self._kernel(leaf)
-                if problem.output == "state":
+                if problem.returns == "state":
                     point["equations"] = problem.flat_residual(lambda _: out, leaf)
                     point["residual"] = point["equations"].detach()
-                if problem.output == "scalar":
+                if problem.returns == "scalar":
                     objective = out
                 else:
-                    point["vector"] = point["equations"] if problem.output == "state" else out
+                    point["vector"] = point["equations"] if problem.returns == "state" else out
                     point["residuals"] = point["vector"].detach()
                     objective = 0.5 * point["vector"].square().sum(1)
                 point["objective"], point["value"] = objective, objective.detach()

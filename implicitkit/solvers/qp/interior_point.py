@@ -14,6 +14,7 @@ solvers", section 5.3 (start); Banjac, Goulart, Stellato & Boyd (2019), J. Optim
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -161,20 +162,14 @@ def interior_point(data: QPData, *, tol: float = 1e-9, max_steps: int = 60) -> Q
             torch.where(keep[..., 0], h, 1),
         )
     scaled, undo = _scale(data)
-    if data.G.shape[1]:
-        point = polish(scaled, _iterate(scaled, tol, max_steps), tol)
-    else:
-        point = _equalities_only(scaled, tol)
+    rows = data.G.shape[1]
+    point = polish(scaled, _iterate(scaled, tol, max_steps), tol) if rows else _equalities_only(scaled, tol)
     z, y, lam, status, steps = undo(point)
-    nan = ~finite.unsqueeze(1)
-    return QPPoint(
-        *(torch.where(nan, torch.nan, t) for t in (z, y, lam)),
-        torch.where(finite, status, int(Status.NONFINITE)),
-        steps,
-    )
+    z, y, lam = (torch.where(finite.unsqueeze(1), t, torch.nan) for t in (z, y, lam))
+    return QPPoint(z, y, lam, torch.where(finite, status, int(Status.NONFINITE)), steps)
 
 
-def _scale(data: QPData):  # type: ignore[no-untyped-def]
+def _scale(data: QPData) -> tuple[QPData, Callable[[QPPoint], QPPoint]]:
     """Rows of ``A`` and ``G`` to unit length, the objective to unit size; absent rows to ``0 z <= 1``."""
     P, q, A, b, G, h = data
     a_norm = torch.linalg.vector_norm(A, dim=2)
@@ -234,8 +229,7 @@ class _Newton:
 def _iterate(data: QPData, tol: float, max_steps: int) -> QPPoint:
     """Mehrotra's method until every sample has ended; the best that is known where it failed."""
     everything = data
-    batch, n = data.q.shape
-    m = data.G.shape[1]
+    batch, m = data.q.shape[0], data.G.shape[1]
     device = data.q.device
     rho, delta = 1e-10, 1e-8
     first = _Newton(data, torch.ones_like(data.h), 1e-8, delta)

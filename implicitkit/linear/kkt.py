@@ -1,0 +1,92 @@
+r"""Linear systems of optimality conditions: direct where they are regular, of least norm where they are not.
+
+A constraint that is weakly active, active constraints with dependent gradients, a singular Hessian on the tangent space:
+each makes the KKT matrix singular and the derivative of the solution a set.  ``"lstsq"`` takes its element of least norm,
+``A^+ b`` (by the singular value decomposition; LSMR for large systems), ``"raise"`` none.
+
+Source: Agrawal, Amos, Barratt, Boyd, Diamond & Kolter (2019), "Differentiable convex optimization layers", section 3
+(least-squares derivatives).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.linear.base import LinearSolution, LinearSolver, Operator
+from implicitkit.linear.cycles import norms, tolerance
+from implicitkit.linear.dense import lstsq_batched, solve_batched
+from implicitkit.linear.gmres import GMRES
+from implicitkit.linear.lsmr import LSMR
+from implicitkit.linear.saddle import StructuredOperator
+from implicitkit.registry import register_linear_solver
+
+__all__ = ["KKT"]
+
+
+@register_linear_solver("kkt")
+@dataclass(frozen=True)
+class KKT(LinearSolver):
+    """Structured (a quadratic program's own Cholesky) where the operator offers it, else LU up to ``dense_size`` unknowns
+    a sample, else GMRES; samples that these cannot solve by the policy ``degenerate``.
+
+    Args:
+        degenerate: ``"lstsq"`` (the solution of least norm, in the least-squares sense) or ``"raise"`` (not converged).
+        dense_size: unknowns a sample up to which the matrix is formed.
+
+    Raises:
+        ValueError: an unknown policy, or ``dense_size`` below 1.
+    """
+
+    degenerate: str = "lstsq"
+    dense_size: int = 768
+    matrix_free: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.degenerate not in ("lstsq", "raise"):
+            raise ValueError(f"degenerate must be 'lstsq' or 'raise', got {self.degenerate!r}")
+        if self.dense_size < 1:
+            raise ValueError(f"dense_size must be at least 1, got {self.dense_size}")
+
+    def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
+        target = tolerance(b, rtol, atol)
+        zero = norms(b) == 0
+        if isinstance(A, StructuredOperator):
+            x = A.solve(b)
+        elif A.size <= self.dense_size:
+            x = solve_batched(A.dense(), b)[0]
+        else:
+            x = GMRES().solve(A, b, rtol=rtol, atol=atol, max_steps=max_steps).x
+        x = torch.where(zero.unsqueeze(1), 0, x)
+        norm = norms(b - A.mv(x)) if bool(x.isfinite().all()) else norms(b - A.mv(torch.nan_to_num(x)))
+        norm = torch.where(x.isfinite().all(1), norm, torch.inf)
+        converged = (norm <= target) | zero
+        steps = torch.ones_like(norm, dtype=torch.int64)
+        reason = ""
+        if not bool(converged.all()):
+            if self.degenerate == "raise":
+                reason = (
+                    "the optimality conditions are degenerate there (weakly active or dependent constraints, or a "
+                    'curvature that vanishes): degenerate="lstsq" takes the derivative of least norm'
+                )
+            else:
+                x, norm, converged, reason = self._least_norm(A, b, x, norm, converged, rtol, atol)
+        return LinearSolution(x, torch.where(norm.isfinite(), norm, torch.nan), steps, converged, reason)
+
+    def _least_norm(
+        self, A: Operator, b: Tensor, x: Tensor, norm: Tensor, converged: Tensor, rtol: float, atol: float
+    ) -> tuple[Tensor, Tensor, Tensor, str]:
+        """``A^+ b`` for the samples that are left."""
+        bad = ~converged
+        if A.size <= self.dense_size:
+            found, ok, reason = lstsq_batched(A.dense()[bad], b[bad], rcond=1e-10)
+            x = x.index_put((bad,), found)
+            converged = converged.index_put((bad,), ok)
+        else:
+            rest = LSMR().solve(A, torch.where(bad.unsqueeze(1), b, 0), rtol=rtol, atol=atol, max_steps=None)
+            x = torch.where(bad.unsqueeze(1), rest.x, x)
+            converged, reason = converged | rest.converged, rest.reason
+        return x, norms(b - A.mv(x)), converged, reason

@@ -1,0 +1,81 @@
+"""What all solvers of quadratic programs share: they see data, and are judged by the optimality conditions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.solution import Status
+from implicitkit.solvers.base import Strategy
+from implicitkit.solvers.driver import Options, Outcome
+from implicitkit.solvers.function import Function
+from implicitkit.solvers.halving import halve
+from implicitkit.solvers.qp.interior_point import QPData, QPPoint
+
+__all__ = ["QPSolver", "judge"]
+
+_FINAL = (Status.INFEASIBLE, Status.UNBOUNDED, Status.NONFINITE, Status.STALLED)
+
+
+@dataclass(frozen=True)
+class QPSolver(Strategy):
+    """A solver of ``min z'Pz/2 + q'z, Az = b, Gz <= h``: a subclass defines :meth:`find`.
+
+    Whatever it says of itself, a sample has converged only if the natural map meets the tolerance; but that a sample is
+    infeasible or unbounded is taken on its word where it has not.
+    """
+
+    solves: ClassVar[str] = "quadratic_program"
+    default_max_steps: ClassVar[int] = 100
+
+    def find(self, data: QPData, tol: float, max_steps: int) -> QPPoint:
+        """Solve a batch of programs in float64, to a relative accuracy ``tol``."""
+        raise NotImplementedError(f"{type(self).__name__} has no find method")
+
+    def run(self, f: Function, z0: Tensor, options: Options) -> Outcome:
+        problem: Any = f.problem
+        data = problem.one_sided(f.system, f.theta)
+        tol = min(max(options.rtol, 1e-9), 1e-6)
+        point = self.find(data, tol, options.max_steps or self.default_max_steps)
+        w = problem.join(*point[:3]).to(z0)
+        if problem.kappa:
+            w = _relax(f, w)
+        return judge(f, z0, w, point.status, point.steps, options)
+
+
+def judge(f: Function, z0: Tensor, w: Tensor, status: Tensor, steps: Tensor, options: Options) -> Outcome:
+    """The outcome for points ``w``: converged by the residual alone, else what the solver said."""
+    start = torch.linalg.vector_norm(f.residual(z0), dim=1)
+    norm = torch.linalg.vector_norm(f.residual(w), dim=1)
+    bound = options.atol + options.rtol * torch.where(start.isfinite(), start, 0)
+    converged = norm <= bound
+    said = torch.zeros_like(converged)
+    for end in _FINAL:
+        said |= status == int(end)
+    loose = norm <= 1e-3 * (1 + start)
+    verdict = torch.where(loose, int(Status.INACCURATE), int(Status.MAX_STEPS))
+    verdict = torch.where(said, status, verdict)
+    verdict = torch.where(norm.isfinite() | said, verdict, int(Status.NONFINITE))
+    verdict = torch.where(converged & (status != int(Status.STALLED)), int(Status.CONVERGED), verdict)
+    trace = [start, norm] if options.trace else []
+    return Outcome(w, norm, steps, verdict, f.evaluations, f.sample_evaluations, trace)
+
+
+def _relax(f: Function, w: Tensor, steps: int = 60) -> Tensor:
+    """From the solution to that of the relaxed program (``lam_i s_i = kappa``), by damped Newton steps."""
+    for _ in range(steps):
+        r = f.residual(w)
+        f.norm = torch.linalg.vector_norm(r, dim=1)
+        f.active = f.norm > 1e-13 * (1 + torch.linalg.vector_norm(w, dim=1))
+        if not bool(f.active.any()):
+            break
+        A: Any = f.problem.linearise(f.system, w, f.theta)[1]
+        trial, _, norm = halve(f, w, -A.solve(r), f.norm, f.active, 20)
+        moved = f.active & (norm < f.norm)
+        if not bool(moved.any()):
+            break
+        w = torch.where(moved.unsqueeze(1), trial, w)
+    return w
