@@ -85,7 +85,7 @@ class QuadraticProgram(Problem):
         if (self.G is None) != (self.h is None and self.lower is None):
             raise ValueError("G comes with h (G z <= h) or lower (G z >= lower), and they with it")
         n = self.q.shape[-1]
-        rows = {"A": None, "G": None}
+        rows: dict[str, int | None] = {"A": None, "G": None}
         for name in rows:
             if name in parts:
                 rows[name] = parts[name].shape[-2] if parts[name].ndim >= 2 else None
