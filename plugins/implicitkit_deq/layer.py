@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -323,9 +324,9 @@ class DEQ(nn.Module):
             raise ValueError("the batch is empty: there is nothing to solve; skip the call when there are no samples")
         dtype = self.dtype
         if dtype is None:
-            pool = [*tensors, *(self.cell.parameters() if isinstance(self.cell, nn.Module) else ())]
-            known = [t.dtype for t in pool if t.is_floating_point() or t.is_complex()]
-            dtype = known[0] if known else torch.get_default_dtype()
+            own = self.cell.parameters() if isinstance(self.cell, nn.Module) else ()
+            known = (t.dtype for t in itertools.chain(tensors, own) if t.is_floating_point() or t.is_complex())
+            dtype = next(known, torch.get_default_dtype())
             if dtype in _HALF and torch.is_autocast_enabled(first.device.type):
                 dtype = torch.float32
         return first.shape[0], dtype, first.device
