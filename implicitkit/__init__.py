@@ -38,6 +38,7 @@ from implicitkit.solvers.base import Strategy
 from implicitkit.solvers.chord import Chord
 from implicitkit.solvers.df_sane import DFSANE
 from implicitkit.solvers.newton_krylov import NewtonKrylov
+from implicitkit.solvers.qp.interior_point import solve_qp
 from implicitkit.solvers.qp.builtin import AutoQP, InteriorPoint
 from implicitkit.solvers.trust_region import TrustRegion
 
@@ -111,6 +112,7 @@ __all__ = [
     "root",
     "rules",
     "solve",
+    "solve_qp",
     "solvers",
     "steady_state",
     "testing",

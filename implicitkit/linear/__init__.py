@@ -8,7 +8,7 @@ from implicitkit.linear.bicgstab import BiCGStab
 from implicitkit.linear.blocks import BlockSubstitution, Structure
 from implicitkit.linear.broyden import BroydenLinear
 from implicitkit.linear.cg import CG
-from implicitkit.linear.dense import Factor, factor_batched, lstsq_batched, solve_batched
+from implicitkit.linear.dense import Factor, cholesky_batched, factor_batched, lstsq_batched, solve_batched
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lsmr import LSMR
 from implicitkit.linear.lu import LU
@@ -30,6 +30,7 @@ __all__ = [
     "Neumann",
     "Operator",
     "Structure",
+    "cholesky_batched",
     "factor_batched",
     "lstsq_batched",
     "solve_batched",

@@ -1,0 +1,152 @@
+r"""From the parameter vector to the data of a dense cone program, without the variables that only name something.
+
+cvxpy writes ``sum_squares(S x)`` as ``t't`` with ``t = S x``.  Where an equality gives a variable that cvxpy itself
+introduced, ``D t = b_E - E x`` with ``D`` diagonal and constant, it is substituted, ``t = T x + t_0``:
+
+    P <- P_xx + P_xt T + T'P_tx + T'P_tt T,         q <- q_x + P_xt t_0 + T'(P_tt t_0 + q_t)
+    A <- A_x + A_t T,                               b <- b - A_t t_0
+
+which leaves the user's variables, a quarter of the KKT matrix for a least-squares objective, and all other multipliers
+unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from implicitkit_cvxpy.affine import AffineMap
+from implicitkit_cvxpy.compat import CanonicalProgram, Cones
+
+__all__ = ["Assembly"]
+
+Array = Any
+
+
+class Assembly:
+    """``p -> (P, q, A, b)``, each with a leading batch dimension.
+
+    Attributes:
+        cones: of the rows that are left. n: columns that are left.
+        columns, rows: which columns of ``x`` and rows of ``y`` of the canonical program those are.
+        linear: the objective has no quadratic part, whatever the parameters.
+        objective_only: positions of the parameter vector that enter ``q`` and nothing else.
+    """
+
+    def __init__(self, program: CanonicalProgram, keep_rows: Array) -> None:
+        n, m, width = program.n, program.cones.size, program.q.shape[1]
+        pivot_rows, pivot_columns, pivots = _pivots(program, keep_rows)
+        x = np.setdiff1d(np.arange(n), pivot_columns)
+        r = np.setdiff1d(np.arange(m), pivot_rows)
+        t, e = pivot_columns, pivot_rows
+        zero = program.cones.zero - len(e)
+        old = program.cones
+        self.cones = Cones(zero, old.nonneg, old.soc, old.psd, old.exp, old.power)
+        self.n, self.columns, self.rows = len(x), x, r
+
+        def block(matrix: Any, row: Array, column: Array, columns: int) -> AffineMap:
+            return AffineMap(_block(matrix, row, column, columns), (len(row), len(column)))
+
+        def vector(matrix: Any, row: Array) -> AffineMap:
+            return AffineMap(_rows(matrix, row), (len(row),))
+
+        self.P_xx, self.P_xt, self.P_tt = (block(program.P, i, j, n) for i, j in ((x, x), (x, t), (t, t)))
+        self.q_x, self.q_t = vector(program.q, x), vector(program.q, t)
+        self.A_x, self.A_t, self.E = (block(program.A, i, j, n) for i, j in ((r, x), (r, t), (e, x)))
+        self.b_r, self.b_e = vector(program.b, r), vector(program.b, e)
+        self._inverse = torch.from_numpy(1.0 / pivots)
+        self._diagonal = _constant_diagonal(program.P, t, n, width)
+        self.linear = self.P_xx.empty and self.P_xt.empty and self.P_tt.empty
+        elsewhere = np.unique(np.concatenate([program.P.col, program.A.col, program.b.col]))
+        self.objective_only = np.setdiff1d(np.unique(program.q.col), np.append(elsewhere, width - 1))
+
+    def __call__(self, p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The data for each sample of ``p`` ``(batch, k + 2)``, float64."""
+        P, q, A, b = self.P_xx(p), self.q_x(p), self.A_x(p), self.b_r(p)
+        if not self._inverse.numel():
+            return P, q, A, b
+        inverse = self._inverse.to(p.device)
+        T = -(self.E(p) * inverse.unsqueeze(1))
+        t_0 = None if self.b_e.empty else self.b_e(p) * inverse
+        slope = None if self.q_t.empty else self.q_t(p)  # P_tt t_0 + q_t
+        if not self.P_tt.empty:
+            if self._diagonal is None:
+                P_tt = self.P_tt(p)
+                P_T, P_t_0 = P_tt @ T, None if t_0 is None else _mv(P_tt, t_0)
+            else:
+                d = self._diagonal.to(p.device)
+                uniform = bool((d == d[0]).all())
+                P_T = T * float(d[0]) if uniform else T * d.unsqueeze(1)
+                P_t_0 = None if t_0 is None else t_0 * d
+            P = T.mT @ P_T if self.P_xx.empty else P + T.mT @ P_T
+            slope = P_t_0 if slope is None else slope if P_t_0 is None else slope + P_t_0
+        if slope is not None:
+            q = q + _mv(T.mT, slope)
+        if not self.P_xt.empty:
+            P_xt = self.P_xt(p)
+            cross = P_xt @ T
+            P = P + cross + cross.mT
+            q = q if t_0 is None else q + _mv(P_xt, t_0)
+        if not self.A_t.empty:
+            A_t = self.A_t(p)
+            A = A + A_t @ T
+            b = b if t_0 is None else b - _mv(A_t, t_0)
+        return P, q, A, b
+
+
+def _mv(A: Tensor, x: Tensor) -> Tensor:
+    return (A @ x.unsqueeze(-1)).squeeze(-1)
+
+
+def _pivots(program: CanonicalProgram, keep_rows: Array) -> tuple[Array, Array, Array]:
+    """Rows, columns and values of a constant diagonal block of the equalities, in auxiliary variables."""
+    n, width = program.n, program.A.shape[1]
+    row, column = np.divmod(program.A.row.astype(np.int64), n)
+    equality = row < program.cones.zero
+    row, column, parameter, value = (v[equality] for v in (row, column, program.A.col, program.A.data))
+    pairs = np.unique(np.stack([row, column]), axis=1) if len(row) else np.zeros((2, 0), dtype=np.int64)
+    uses = np.bincount(pairs[1], minlength=n)
+    varying = np.zeros(n, dtype=bool)
+    varying[column[parameter != width - 1]] = True
+    eligible = (uses[column] == 1) & program.auxiliary[column] & ~varying[column] & ~np.isin(row, keep_rows)
+    eligible &= np.abs(value) > 1e-3
+    row, column, value = row[eligible], column[eligible], value[eligible]
+    row, first = np.unique(row, return_index=True)
+    return row, column[first], value[first]
+
+
+def _rows(matrix: Any, wanted: Array) -> sp.coo_array:
+    place = np.full(matrix.shape[0], -1, dtype=np.int64)
+    place[wanted] = np.arange(len(wanted))
+    keep = place[matrix.row] >= 0
+    return sp.coo_array(
+        (matrix.data[keep], (place[matrix.row[keep]], matrix.col[keep])), shape=(len(wanted), matrix.shape[1])
+    )
+
+
+def _block(matrix: Any, rows: Array, columns: Array, width: int) -> sp.coo_array:
+    """Rows and columns of a matrix stored row by row with ``width`` columns."""
+    height = matrix.shape[0] // width if width else 0
+    row_place, column_place = np.full(height, -1, dtype=np.int64), np.full(width, -1, dtype=np.int64)
+    row_place[rows], column_place[columns] = np.arange(len(rows)), np.arange(len(columns))
+    row, column = np.divmod(matrix.row.astype(np.int64), width)
+    keep = (row_place[row] >= 0) & (column_place[column] >= 0)
+    where = row_place[row[keep]] * len(columns) + column_place[column[keep]]
+    return sp.coo_array(
+        (matrix.data[keep], (where, matrix.col[keep])), shape=(len(rows) * len(columns), matrix.shape[1])
+    )
+
+
+def _constant_diagonal(P: Any, t: Array, n: int, width: int) -> Tensor | None:
+    """The block ``P_tt`` as a vector, if it is diagonal whatever the parameters."""
+    block = _block(P, t, t, n)
+    row, column = np.divmod(block.row, max(len(t), 1))
+    if (row != column).any() or (block.col != width - 1).any():
+        return None
+    diagonal = np.zeros(len(t))
+    np.add.at(diagonal, row, block.data)
+    return torch.from_numpy(diagonal)

@@ -1,0 +1,52 @@
+"""What a solver of cone programs is given, and what it gives back."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit_cvxpy.compat import Cones
+
+__all__ = ["Data", "Found", "Status", "loop"]
+
+Status = ik.Status
+
+
+class Data(NamedTuple):
+    """A batch of programs, plain float64 tensors: ``P (B, n, n)``, ``q (B, n)``, ``A (B, m, n)``, ``b (B, m)``."""
+
+    P: Tensor
+    q: Tensor
+    A: Tensor
+    b: Tensor
+    cones: Cones
+
+    def rows(self, keep: Tensor) -> Data:
+        """Some of the programs."""
+        return Data(*(t.index_select(0, keep) for t in self[:4]), self.cones)
+
+
+class Found(NamedTuple):
+    """``w = (x, y)`` ``(B, n + m)``, a :class:`Status` number and the steps for each sample ``(B,)``; ``w`` is zero where
+    there is no solution."""
+
+    w: Tensor
+    status: Tensor
+    steps: Tensor
+
+
+def loop(one: Any, data: Data) -> Found:
+    """One sample at a time through ``one(P, q, A, b) -> (x, y, status, steps)`` on NumPy arrays."""
+    arrays = [np.asarray(t.detach().cpu()) for t in data[:4]]
+    batch, n, m = data.q.shape[0], data.q.shape[1], data.b.shape[1]
+    w, status, steps = np.zeros((batch, n + m)), np.zeros(batch, dtype=np.int64), np.zeros(batch, dtype=np.int64)
+    for i in range(batch):
+        x, y, status[i], steps[i] = one(*(a[i] for a in arrays))
+        if x is not None and np.isfinite(x).all() and np.isfinite(y).all():
+            w[i, :n], w[i, n:] = x, y
+    device = data.q.device
+    return Found(*(torch.from_numpy(v).to(device) for v in (w, status, steps)))

@@ -1,0 +1,58 @@
+"""SCS: operator splitting, for large programs at low accuracy (O'Donoghue 2021)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from implicitkit_cvxpy.backends.base import Data, Found, Status, loop
+from implicitkit_cvxpy.compat import Cones
+
+__all__ = ["solve"]
+
+_STATUS = {
+    1: Status.CONVERGED,
+    2: Status.INACCURATE,
+    -1: Status.UNBOUNDED,
+    -2: Status.INFEASIBLE,
+    -6: Status.UNBOUNDED,
+    -7: Status.INFEASIBLE,
+}
+
+
+def _lower_by_columns(cones: Cones) -> Any:
+    """SCS takes the lower triangle by columns where we have the upper one: our row for each row of SCS."""
+    order, row = np.arange(cones.size), cones.linear + sum(cones.soc)
+    for k in cones.psd:
+        place = {(i, j): row + j * (j + 1) // 2 + i for j in range(k) for i in range(j + 1)}
+        order[row : row + k * (k + 1) // 2] = [place[(j, i)] for j in range(k) for i in range(j, k)]
+        row += k * (k + 1) // 2
+    return order
+
+
+def solve(data: Data, options: dict[str, Any]) -> Found:
+    """Solve each sample; ``options`` as for ``scs.SCS``."""
+    import scs
+
+    settings = {"verbose": False, "eps_abs": 1e-7, "eps_rel": 1e-7, "max_iters": 100_000, **options}
+    cones = data.cones
+    order = _lower_by_columns(cones)
+    form: dict[str, Any] = {"z": cones.zero, "l": cones.nonneg, "q": list(cones.soc), "s": list(cones.psd)}
+    form |= {"ep": cones.exp, "p": list(cones.power)}
+
+    def one(P: Any, q: Any, A: Any, b: Any) -> tuple[Any, Any, int, int]:
+        problem = {"P": sp.csc_matrix(np.triu(P)), "A": sp.csc_matrix(A[order]), "b": b[order], "c": q}
+        solution = scs.SCS(problem, form, **settings).solve()
+        info = solution["info"]
+        status = _STATUS.get(info["status_val"], Status.STALLED)
+        if "inaccurate" in info["status"] and status == Status.CONVERGED:
+            status = Status.INACCURATE
+        if status in (Status.INFEASIBLE, Status.UNBOUNDED):
+            return None, None, int(status), info["iter"]
+        y = np.empty_like(solution["y"])
+        y[order] = solution["y"]
+        return solution["x"], y, int(status), info["iter"]
+
+    return loop(one, data)

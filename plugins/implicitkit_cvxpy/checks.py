@@ -1,0 +1,133 @@
+"""What is wrong with a problem, said before anything is solved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import cvxpy as cp
+
+from implicitkit_cvxpy.compat import is_dpp
+
+__all__ = ["check_problem"]
+
+
+def check_problem(problem: Any, parameters: Any, variables: Any, gp: bool) -> None:
+    """Raise unless a layer can be built.
+
+    Raises:
+        TypeError: not a problem, a parameter or a variable. ValueError: integer variables, not convex, not DPP, lists that
+            do not fit the problem; the message names the sub-expression and how to rewrite it.
+    """
+    if not isinstance(problem, cp.Problem):
+        raise TypeError(f"problem must be a cvxpy.Problem, got {type(problem).__name__}")
+    for name, values, kind in (("parameters", parameters, cp.Parameter), ("variables", variables, cp.Variable)):
+        if not isinstance(values, (list, tuple)):
+            raise TypeError(f"{name} must be a list or tuple of cvxpy.{kind.__name__}, got {type(values).__name__}")
+        for i, value in enumerate(values):
+            if not isinstance(value, kind):
+                raise TypeError(f"{name}[{i}] is a {type(value).__name__}, not a cvxpy.{kind.__name__}")
+    discrete = [v.name() for v in problem.variables() if v.attributes["integer"] or v.attributes["boolean"]]
+    if discrete:
+        raise ValueError(
+            f"variable(s) {', '.join(discrete)} are integer or boolean: the solution of a mixed-integer program does not "
+            "depend smoothly on its parameters. Relax them to a continuous interval"
+        )
+    complex_ = [leaf.name() for leaf in (*problem.variables(), *problem.parameters()) if leaf.is_complex()]
+    if complex_:
+        raise ValueError(f"{', '.join(complex_)} are complex: write the program in real and imaginary parts")
+    _check_curvature(problem, gp)
+    own, given = {p.id: p for p in problem.parameters()}, {p.id: p for p in parameters}
+    if len(given) != len(parameters):
+        raise ValueError("parameters names one parameter twice")
+    if missing := [p.name() for key, p in own.items() if key not in given]:
+        raise ValueError(f"parameter(s) {', '.join(missing)} of the problem are not in parameters=: the layer must have them all")
+    if extra := [p.name() for key, p in given.items() if key not in own]:
+        raise ValueError(f"parameter(s) {', '.join(extra)} in parameters= do not appear in the problem")
+    known = {v.id for v in problem.variables()} | {d.id for c in problem.constraints for d in c.dual_variables}
+    if extra := [v.name() for v in variables if v.id not in known]:
+        raise ValueError(
+            f"variable(s) {', '.join(extra)} in variables= are neither variables of the problem nor dual variables of its "
+            "constraints"
+        )
+    if not variables:
+        raise ValueError("variables= is empty: the layer would return nothing")
+
+
+def _check_curvature(problem: cp.Problem, gp: bool) -> None:
+    rules, convex = ("DGP", problem.is_dgp()) if gp else ("DCP", problem.is_dcp())
+    places = _places(problem)
+    if not convex and not (not gp and is_dpp(problem)):
+        test = (lambda e: e.is_dgp()) if gp else (lambda e: e.is_dcp())
+        found = _offenders(places, test, gp)
+        hint = (
+            "Set gp=True if this is a geometric program" if not gp and problem.is_dgp() else
+            "Geometric programs need positive variables and parameters (pos=True), and monomials or posynomials" if gp else
+            "Minimise convex and maximise concave expressions, subject to convex <= concave and affine == affine"
+        )
+        raise ValueError(f"the problem is not convex by cvxpy's rules ({rules}): {found}. {hint}")
+    if not is_dpp(problem, gp):
+        found = _offenders(places, lambda e: is_dpp(e, gp), gp)
+        raise ValueError(f"the problem must be DPP (affine in its parameters), and is not: {found}")
+
+
+def _places(problem: cp.Problem) -> list[tuple[str, Any]]:
+    return [("the objective", problem.objective), *((f"constraint {i}", c) for i, c in enumerate(problem.constraints))]
+
+
+def _offenders(places: Sequence[tuple[str, Any]], good: Any, gp: bool) -> str:
+    texts = []
+    for place, thing in places:
+        if good(thing):
+            continue
+        smallest = _smallest(thing, good)
+        texts.append(f"{place}: {_clip(smallest)}{_rewrite(smallest, gp)}")
+    return "; ".join(texts) or "no single expression is to blame"
+
+
+def _clip(expression: Any) -> str:
+    text = str(expression)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _children(thing: Any) -> Iterator[Any]:
+    yield from getattr(thing, "args", ())
+
+
+def _smallest(thing: Any, good: Any) -> Any:
+    """The deepest sub-expression that fails while all of its own parts pass."""
+    for child in _children(thing):
+        if isinstance(child, cp.Expression) and not good(child):
+            return _smallest(child, good)
+    return thing
+
+
+def _rewrite(expression: Any, gp: bool) -> str:
+    """What to write instead, for the cases that people meet."""
+    if gp:
+        return " (in a geometric program a parameter may be a coefficient, or an exponent, not both)"
+    names = [p.name() for p in expression.parameters()] if hasattr(expression, "parameters") else []
+    if not names:
+        return ""
+    parametric = [a for a in getattr(expression, "args", ()) if a.parameters()]
+    kind = type(expression).__name__
+    if kind in ("QuadForm", "SymbolicQuadForm"):
+        return (
+            f" (a quadratic form in the parameter {names[0]} is allowed in the objective only; pass a square root instead: "
+            f"sum_squares(L.T @ x) with Parameter L, {names[0]} = L L')"
+        )
+    if len(parametric) >= 2 and not any(a.variables() for a in parametric):
+        return (
+            f" (a product of parameters {' and '.join(dict.fromkeys(names))}: replace the product by one new Parameter and "
+            "compute it in torch)"
+        )
+    if len(parametric) >= 2:
+        return (
+            " (parameters on both sides of a product: introduce a Variable equal to one of the factors, "
+            "z == factor, or one Parameter for the product)"
+        )
+    if parametric and not parametric[0].variables():
+        return (
+            f" (nonlinear in the parameter {names[0]}: make its value a new Parameter and compute that in torch)"
+        )
+    return f" (not affine in the parameter {names[0]}: replace the nonlinear part by a new Parameter, computed in torch)"

@@ -1,0 +1,102 @@
+"""The dual of a product of cones: its projection, and the derivative of that projection by blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from implicitkit_cvxpy.compat import Cones
+from implicitkit_cvxpy.cones.exponential import project_exponential
+from implicitkit_cvxpy.cones.power import project_power
+from implicitkit_cvxpy.cones.second_order import positive_part, project_second_order
+from implicitkit_cvxpy.cones.semidefinite import project_semidefinite
+
+__all__ = ["DualCone"]
+
+
+class Group(NamedTuple):
+    """Adjacent cones of one kind and size: rows ``start`` to ``start + count * size``."""
+
+    start: int
+    count: int
+    size: int
+    kind: str
+    alpha: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class DualCone:
+    """``K*`` for a product cone ``K``: free for equalities, then orthant, and so on in the order of :class:`Cones`.
+
+    Args:
+        cones: ``K``. smoothing: ``mu > 0`` replaces the projection by that of the central path, where each spectral value
+            of ``y`` times that of ``s`` is ``mu`` (exponential and power cones, which have no spectral values, stay exact).
+    """
+
+    cones: Cones
+    smoothing: float = 0.0
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The cones that are no half-lines, grouped."""
+        cones, found, row = self.cones, [], self.cones.linear
+        sizes = [("soc", d, d) for d in cones.soc] + [("psd", k * (k + 1) // 2, k) for k in cones.psd]
+        for kind, size, _ in sizes:
+            if found and found[-1].kind == kind and found[-1].size == size:
+                found[-1] = found[-1]._replace(count=found[-1].count + 1)
+            else:
+                found.append(Group(row, 1, size, kind))
+            row += size
+        if cones.exp:
+            found.append(Group(row, cones.exp, 3, "exp"))
+            row += 3 * cones.exp
+        if cones.power:
+            found.append(Group(row, len(cones.power), 3, "power", cones.power))
+        return tuple(found)
+
+    def project(self, v: Tensor) -> Tensor:
+        """Projection onto ``K*`` of each row, ``(..., m)``."""
+        zero, linear = self.cones.zero, self.cones.linear
+        parts = [v[..., :zero], positive_part(v[..., zero:linear], self.smoothing)]
+        for group in self.groups:
+            part = v[..., group.start : group.start + group.count * group.size]
+            parts.append(self._function(group)(part.unflatten(-1, (group.count, group.size))).flatten(-2))
+        return torch.cat(parts, -1)
+
+    def _function(self, group: Group) -> Callable[[Tensor], Tensor]:
+        if group.kind == "soc":
+            return lambda v: project_second_order(v, self.smoothing)
+        if group.kind == "psd":
+            return lambda v: project_semidefinite(v, self.smoothing)
+        if group.kind == "exp":
+            return lambda v: v + project_exponential(-v)  # Moreau
+        alpha = torch.tensor(group.alpha, dtype=torch.float64)
+        return lambda v: v + project_power(-v, alpha.to(v.device))
+
+    def derivative(self, v: Tensor) -> tuple[Tensor, list[tuple[Group, Tensor]]]:
+        """At plain ``v`` ``(batch, m)``: the diagonal on the linear rows ``(batch, linear)``, and for each group its blocks
+        ``(batch, count, size, size)``."""
+        zero, linear = self.cones.zero, self.cones.linear
+        a = v[:, zero:linear]
+        if self.smoothing:
+            inner = 0.5 + 0.5 * a / (a * a + 4 * self.smoothing).sqrt()
+        else:
+            inner = (a > 0).to(v.dtype)
+        diagonal = torch.cat([torch.ones_like(v[:, :zero]), inner], 1)
+        blocks = []
+        for group in self.groups:
+            part = v[:, group.start : group.start + group.count * group.size].detach()
+            part = part.reshape(-1, group.count, group.size).requires_grad_()
+            with torch.enable_grad():
+                out = self._function(group)(part)
+            eye = torch.eye(group.size, dtype=v.dtype, device=v.device)
+            units = eye[:, None, None, :].expand(-1, *part.shape)
+            rows = torch.func.vmap(
+                lambda e, out=out, part=part: torch.autograd.grad(out, part, e, retain_graph=True)[0]
+            )(units)
+            blocks.append((group, rows.movedim(0, -2)))
+        return diagonal, blocks

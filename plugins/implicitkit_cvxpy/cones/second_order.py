@@ -1,0 +1,33 @@
+r"""The second-order cone ``Q = {(t, x): |x|_2 <= t}``, self-dual.
+
+With ``r = |x|`` the spectral values are ``t + r`` and ``t - r``:  ``Pi(v) = phi(t - r) e_- + phi(t + r) e_+`` with
+``e_+- = (1, +- x / r) / 2`` and ``phi(a) = max(a, 0)``; ``phi(a) = (a + sqrt(a^2 + 4 mu)) / 2`` on the central path.
+
+Source: Fukushima, Luo & Tseng (2002), "Smoothing functions for second-order-cone complementarity problems", SIAM J.
+Optim. 12(2), sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["positive_part", "project_second_order"]
+
+
+def positive_part(a: Tensor, mu: float = 0.0) -> Tensor:
+    """``max(a, 0)``, or its smoothing ``(a + sqrt(a^2 + 4 mu)) / 2`` (Chen & Harker 1993)."""
+    return (a + (a * a + 4 * mu).sqrt()) * 0.5 if mu else a.clamp_min(0)
+
+
+def project_second_order(v: Tensor, mu: float = 0.0) -> Tensor:
+    """Projection of each vector of the last dimension, ``(..., d)`` with ``t`` first."""
+    t, x = v[..., :1], v[..., 1:]
+    square = (x * x).sum(-1, keepdim=True)
+    apex = square == 0
+    r = torch.where(apex, 1.0, square).sqrt()
+    low = torch.where(apex, t, t - r)
+    high = torch.where(apex, t, t + r)
+    low, high = positive_part(low, mu), positive_part(high, mu)
+    along = torch.where(apex, 0.5 * (t > 0) if not mu else 0.5 + 0.5 * t / (t * t + 4 * mu).sqrt(), (high - low) / (2 * r))
+    return torch.cat([(low + high) * 0.5, along * x], -1)

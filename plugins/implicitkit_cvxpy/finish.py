@@ -1,0 +1,107 @@
+"""From a solver's answer to a solution: judge it, and take it to rounding by Newton's method.
+
+The natural map is piecewise smooth and its active piece is found by any solver to low accuracy, so that one or two steps
+
+    w <- w - J(w)^{-1} F(w)
+
+reach rounding (Robinson 1992); a step that does not lower ``|F|`` is not taken.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit_cvxpy.backends import Data, Status
+from implicitkit_cvxpy.kkt import ConeKKT
+from implicitkit_cvxpy.program import ConeProgram
+
+__all__ = ["finish"]
+
+_SOLVED = 1e-7  # |F| relative to the data
+_ROUNDING = 1e-13
+
+
+def finish(
+    problem: ConeProgram, backend: Any, data: Data, wrong: Tensor, start: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Solve a batch of programs on plain tensors.
+
+    Args:
+        problem: the optimality conditions. backend: finds a point. wrong: ``(batch, k)``, positive where a sample's data are
+            invalid; it is not solved. start: ``w`` to try first, ``(batch, n + m)``.
+
+    Returns:
+        ``w (batch, n + m)``, zero where there is no solution, status, ``|F|`` and the solver's steps, each ``(batch,)``.
+    """
+    batch, size = data.q.shape[0], data.q.shape[1] + data.b.shape[1]
+    valid = ~(wrong > 0).any(1)
+    w = data.q.new_zeros(batch, size)
+    status = torch.full((batch,), int(Status.NONFINITE), device=w.device)
+    steps = torch.zeros(batch, dtype=torch.int64, device=w.device)
+    scale = 1 + _norm(torch.cat([data.q, data.b], 1))
+    norm = torch.full_like(scale, torch.inf)
+    if start is not None and start.shape == w.shape and bool(start.isfinite().all()):
+        w, norm = _newton(problem, data, start.to(w), scale, valid, 8)
+        status = torch.where(valid & (norm <= _SOLVED * scale), int(Status.CONVERGED), status)
+    rows = (valid & (status != int(Status.CONVERGED))).nonzero().squeeze(1)
+    if not len(rows):
+        return w, status, norm, steps
+    everything = len(rows) == batch
+    part = data if everything else data.rows(rows)
+    found = backend(part)
+    limit = 60 if problem.dual.smoothing else 4
+    point, left = _newton(problem, part, found.w, scale[rows], found.status != int(Status.INFEASIBLE), limit)
+    failed = (found.status == int(Status.INFEASIBLE)) | (found.status == int(Status.UNBOUNDED))
+    solved = ~failed & (left <= _SOLVED * scale[rows])
+    verdict = torch.where(found.status == int(Status.CONVERGED), int(Status.INACCURATE), found.status)
+    verdict = torch.where(solved, int(Status.CONVERGED), verdict)
+    if everything:
+        return point, verdict, left, found.steps
+    return (
+        w.index_copy(0, rows, point),
+        status.index_copy(0, rows, verdict),
+        norm.index_copy(0, rows, left),
+        steps.index_copy(0, rows, found.steps),
+    )
+
+
+def _norm(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=1)
+
+
+def _newton(
+    problem: ConeProgram, data: Data, w: Tensor, scale: Tensor, wanted: Tensor, limit: int
+) -> tuple[Tensor, Tensor]:
+    """Damped Newton steps while they help; ``w`` and ``|F|``."""
+    P, q, A, b, _ = data
+    F = problem.residual(w, P, q, A, b)
+    norm = _norm(F)
+    solver = ConeKKT()
+    for _ in range(limit):
+        rows = (wanted & (norm > _ROUNDING * scale) & norm.isfinite()).nonzero().squeeze(1)
+        if not len(rows):
+            break
+        part = [t if len(rows) == len(w) else t.index_select(0, rows) for t in (w, F, norm, P, q, A, b)]
+        z, r, n, *values = part
+        step = solver.solve(problem.operator(z, values[0], values[2], values[3]), r).x
+        length, better = 1.0, torch.zeros_like(n, dtype=torch.bool)
+        for _ in range(8 if problem.dual.smoothing else 1):
+            trial = z - length * step
+            new = problem.residual(trial, *values)
+            size = _norm(new)
+            take = (size < n) & ~better
+            z, r, n = (torch.where(_like(take, t), t, old) for t, old in ((trial, z), (new, r), (size, n)))
+            better |= take
+            if bool(better.all()):
+                break
+            length *= 0.5
+        w, F, norm = (old.index_copy(0, rows, t) for old, t in ((w, z), (F, r), (norm, n)))
+        wanted = wanted.index_copy(0, rows, better)
+    return w, norm
+
+
+def _like(mask: Tensor, t: Tensor) -> Tensor:
+    return mask.unsqueeze(1) if t.ndim == 2 else mask

@@ -1,0 +1,148 @@
+r"""Cone programs as a problem of implicitkit: one residual, from which every derivative follows.
+
+    minimise  x'Px/2 + q'x   subject to   b - A x in K
+
+Optimality as a root, with ``w = (x, y)`` and the natural map of the complementarity ``y in K*, s = b - A x in K, y's = 0``:
+
+    P x + q + A'y = 0,          y - Pi_{K*}(y - (b - A x)) = 0
+
+(Robinson 1992; Facchinei & Pang 2003, section 1.5).  Its Jacobian, with ``D`` the derivative of the projection, is
+
+    J = [[ P, A' ], [ -D A, I - D ]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit_cvxpy.cones import DualCone
+
+__all__ = ["ConeProgram", "KKTOperator", "mv"]
+
+
+def mv(A: Tensor, x: Tensor) -> Tensor:
+    """``A x`` sample by sample: ``(batch, m, n), (batch, n) -> (batch, m)``."""
+    return (A @ x.unsqueeze(-1)).squeeze(-1)
+
+
+@dataclass(frozen=True, repr=False)
+class ConeProgram(ik.Problem):
+    """The optimality conditions of a batch of cone programs, ``F(w, P, q, A, b, *ignored)``.
+
+    Args:
+        dual: the cone ``K*``, with its smoothing. n: number of primal unknowns; ``w`` is ``(batch, n + m)``.
+    """
+
+    dual: DualCone
+    n: int
+    kind: ClassVar[str] = "root"
+
+    def residual(self, w: Tensor, P: Tensor, q: Tensor, A: Tensor, b: Tensor, *ignored: Tensor) -> Tensor:
+        x, y = w[:, : self.n], w[:, self.n :]
+        stationarity = mv(P, x) + q + mv(A.mT, y)
+        if not y.shape[1]:
+            return stationarity
+        return torch.cat([stationarity, y - self.dual.project(y - b + mv(A, x))], 1)
+
+    def operator(self, w: Tensor, P: Tensor, A: Tensor, b: Tensor) -> KKTOperator:
+        """``J`` at a plain ``w``, by its blocks."""
+        x, y = w[:, : self.n], w[:, self.n :]
+        return KKTOperator(P, A, *self.dual.derivative(y - b + mv(A, x)), smooth=bool(self.dual.smoothing))
+
+    def linearise(self, system: Any, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, ik.Operator]:
+        with torch.enable_grad():
+            out = system.residual(z, *theta)
+        P, _, A, b = (t.detach() for t in _one_batch(system, theta[:4]))
+        return out, self.operator(z.detach(), P, A, b)
+
+
+ik.register_problem(ConeProgram, linear_solver="cone_kkt")
+
+
+def _one_batch(system: Any, theta: Sequence[Tensor]) -> list[Tensor]:
+    """The arguments with the batch dimensions that ``torch.vmap`` added merged into their own."""
+    flat, level = list(theta), 0
+    while system.parent is not None:
+        rows = system.batch // system.parent.batch
+        for i, d in enumerate(system.dims[: len(flat)]):
+            t = flat[i]
+            flat[i] = t.unsqueeze(level).expand(*t.shape[:level], rows, *t.shape[level:]) if d is None else (
+                t.movedim(d + level, level)
+            )
+        system, level = system.parent, level + 1
+    return [t.flatten(0, level) for t in flat]
+
+
+class KKTOperator(ik.Operator):
+    """``J`` (or its transpose) by its blocks, so that a linear solver may use them.
+
+    Attributes:
+        P: ``(batch, n, n)``. A: ``(batch, m, n)``. diagonal: of ``D`` on the linear rows, ``(batch, linear)``.
+        blocks: of ``D`` on the groups of other cones. transposed: is this ``J^T``? smooth: is ``D`` that of a smoothing?
+    """
+
+    __slots__ = ("A", "P", "blocks", "diagonal", "smooth", "transposed")
+
+    def __init__(
+        self, P: Tensor, A: Tensor, diagonal: Tensor, blocks: list[Any], *, smooth: bool = False, transposed: bool = False
+    ) -> None:
+        self.P, self.A, self.diagonal, self.blocks = P, A, diagonal, blocks
+        self.smooth, self.transposed = smooth, transposed
+        batch, n = P.shape[0], P.shape[1]
+        forward, adjoint = (self._adjoint, self._forward) if transposed else (self._forward, self._adjoint)
+        super().__init__(forward, adjoint, self._matrix_of, batch=batch, size=n + A.shape[1], like=diagonal)
+
+    @property
+    def T(self) -> KKTOperator:
+        """The transposed operator, on the same blocks."""
+        return KKTOperator(
+            self.P, self.A, self.diagonal, self.blocks, smooth=self.smooth, transposed=not self.transposed
+        )
+
+    @property
+    def polyhedral(self) -> bool:
+        """Is ``D`` diagonal with entries 0 and 1?"""
+        return not self.blocks and not self.smooth
+
+    def select(self, rows: Tensor) -> KKTOperator:
+        """Some of the samples."""
+        blocks = [(group, block.index_select(0, rows)) for group, block in self.blocks]
+        P, A, diagonal = (t.index_select(0, rows) for t in (self.P, self.A, self.diagonal))
+        return KKTOperator(P, A, diagonal, blocks, smooth=self.smooth, transposed=self.transposed)
+
+    def project(self, v: Tensor) -> Tensor:
+        """``D v`` for ``(batch, m)``, or ``D V`` for ``(batch, m, k)``."""
+        linear = self.diagonal.shape[1]
+        parts = [v[:, :linear] * (self.diagonal if v.ndim == 2 else self.diagonal.unsqueeze(2))]
+        for group, block in self.blocks:
+            part = v[:, group.start : group.start + group.count * group.size]
+            part = part.unflatten(1, (group.count, group.size))
+            turned = (block @ part.unsqueeze(-1)).squeeze(-1) if v.ndim == 2 else block @ part
+            parts.append(turned.flatten(1, 2))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def _forward(self, v: Tensor) -> Tensor:
+        x, y = v[:, : self.P.shape[1]], v[:, self.P.shape[1] :]
+        return torch.cat([mv(self.P, x) + mv(self.A.mT, y), y - self.project(y + mv(self.A, x))], 1)
+
+    def _adjoint(self, w: Tensor) -> Tensor:
+        x, y = w[:, : self.P.shape[1]], w[:, self.P.shape[1] :]
+        turned = self.project(y)
+        return torch.cat([mv(self.P, x) - mv(self.A.mT, turned), mv(self.A, x) + y - turned], 1)
+
+    def _matrix_of(self) -> Tensor:
+        n, m = self.P.shape[1], self.A.shape[1]
+        J = self.P.new_zeros(self.batch, n + m, n + m)
+        J[:, :n, :n], J[:, :n, n:] = self.P, self.A.mT
+        J[:, n:, :n] = -self.project(self.A)
+        D = torch.diag_embed(self.diagonal) if not self.blocks else self.project(
+            torch.eye(m, dtype=J.dtype, device=J.device).expand(self.batch, -1, -1)
+        )
+        J[:, n:, n:] = torch.eye(m, dtype=J.dtype, device=J.device) - D
+        return J.mT if self.transposed else J

@@ -1,0 +1,98 @@
+"""How the programs of one call were solved: status is data."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit_cvxpy.backends import Status
+from implicitkit_cvxpy.program import ConeProgram
+
+__all__ = ["ConeSolution", "ProgramError", "StructurallyZeroGradientWarning"]
+
+
+class ProgramError(ik.ConvergenceError):
+    """Some programs of a batch have no solution, or none was found.
+
+    Attributes:
+        report: the :class:`ConeSolution` of the call. samples: flat indices of the programs that failed.
+    """
+
+    def __init__(self, message: str, report: ConeSolution, samples: tuple[int, ...]) -> None:
+        super().__init__(message, None, samples)
+        self.report = report
+
+
+class StructurallyZeroGradientWarning(UserWarning):
+    """A derivative is zero wherever it exists, whatever the values: the vertex of a linear program."""
+
+
+@dataclass
+class ConeSolution:
+    """Figures of one call, on plain detached tensors (under ``torch.vmap`` of all samples together).
+
+    Attributes:
+        status: ``ik.Status`` numbers, shape ``batch``. residual_norm: of the optimality conditions. steps: of the solver.
+        solver: its name. x, y: primal and dual unknowns of the reduced program. weakly_active: constraints that are active
+            with a multiplier of zero, to a relative 1e-6; ``rank`` and ``condition``: of the KKT matrix, computed when asked.
+    """
+
+    status: Tensor
+    residual_norm: Tensor
+    steps: Tensor
+    solver: str
+    w: Tensor
+    problem: ConeProgram
+    data: tuple[Tensor, ...] = field(repr=False, default=())
+
+    @property
+    def converged(self) -> Tensor:
+        """Which samples were solved."""
+        return self.status == int(Status.CONVERGED)
+
+    @property
+    def x(self) -> Tensor:
+        """``(batch, n)``."""
+        return self.w[:, : self.problem.n]
+
+    @property
+    def y(self) -> Tensor:
+        """``(batch, m)``."""
+        return self.w[:, self.problem.n :]
+
+    @functools.cached_property
+    def weakly_active(self) -> Tensor:
+        """Inequalities with ``y_i`` and ``s_i`` both zero, a count for each sample: there the derivative has a kink."""
+        _, _, A, b = self.data
+        cones = self.problem.dual.cones
+        rows = slice(cones.zero, cones.linear)
+        slack = (b - (A @ self.x.unsqueeze(2)).squeeze(2))[:, rows]
+        scale = 1e-6 * (1 + self.w.abs().amax(1, keepdim=True))
+        return ((slack.abs() <= scale) & (self.y[:, rows].abs() <= scale)).sum(1)
+
+    @functools.cached_property
+    def _singular_values(self) -> Tensor:
+        P, _, A, b = self.data
+        J = self.problem.operator(self.w, P, A, b).dense()
+        return torch.stack([torch.linalg.svdvals(block) for block in J])
+
+    @property
+    def rank(self) -> Tensor:
+        """Numerical rank of the KKT matrix of each sample (full: ``n + m``)."""
+        s = self._singular_values
+        return (s > 1e-11 * s[:, :1]).sum(1)
+
+    @property
+    def condition(self) -> Tensor:
+        """Its condition number in the 2-norm; ``inf`` where it is singular."""
+        s = self._singular_values
+        return torch.where(s[:, -1] > 1e-16 * s[:, 0], s[:, 0] / s[:, -1], torch.inf)
+
+    def __repr__(self) -> str:
+        total, good = len(self.status), int(self.converged.sum())
+        worst = float(self.residual_norm.nan_to_num(nan=torch.inf).max()) if total else 0.0
+        return f"ConeSolution({good}/{total} solved; solver={self.solver}; residual={worst:.2e})"
