@@ -64,7 +64,7 @@ class _Tracked(Function):
 
     def __init__(self, system: System, theta: Sequence[Tensor], solves: str) -> None:
         super().__init__(system, theta, solves)
-        self._graph = False
+        self._how = "plain"
 
     def _kernel(self, z: Tensor) -> Tensor:
         return self.system.kernel(z, *self.theta)

@@ -37,8 +37,8 @@ class Function:
         self.tolerance = torch.empty(0)
         self.best = self.best_norm = torch.empty(0)
         self.stuck: Tensor | None = None
-        self._graph = solves in ("minimise", "least_squares") or self.problem.returns != "state"
-        self._how = "program" if self.problem.returns == "program" else "graph" if self._graph else "plain"
+        graph = solves in ("minimise", "least_squares") or self.problem.returns != "state"
+        self._how = "program" if self.problem.returns == "program" else "graph" if graph else "plain"
         self._point: dict[str, Tensor] = {}
 
     # ------------------------------------------------------------------------------------------------ what is there
@@ -117,7 +117,7 @@ class Function:
     def prime(self, z: Tensor, output: Tensor) -> None:
         """Tell the kernel's value at ``z``, known from elsewhere: counted as the evaluation it was."""
         self._count()
-        if not self._graph:
+        if self._how == "plain":
             self._point = {"z": z, "out": output}
 
     def selected(self) -> Tensor:
