@@ -45,7 +45,8 @@ class Stepper:
         self.candidate = torch.zeros_like(self.status, dtype=torch.bool)  # solved as far as the sweep can tell
         self.margin = torch.ones(batch, dtype=torch.promote_types(z.dtype, torch.float32), device=z.device)
         self.best_norm = torch.full_like(self.margin, torch.inf)
-        self.norm = self.tolerance = torch.full((batch, len(block.nodes)), torch.inf, device=z.device)
+        self.norm = torch.full((batch, len(block.nodes)), torch.inf, dtype=self.margin.dtype, device=z.device)
+        self.tolerance = torch.zeros_like(self.norm)
         self.extra = dict.fromkeys(block.nodes, 0)  # calls to confirm
         self.depth = 0
         self.taken = 0
