@@ -21,7 +21,7 @@ __all__ = ["Polyalgorithm", "Stage", "choose", "stages"]
 
 _DENSE = 512  # unknowns a sample up to which Newton's dense Jacobian is the first choice
 _DENSE_AT_ALL = 2048  # ... up to which it is the last resort
-_DENSE_NUMBERS = 1 << 27  # numbers in all Jacobians of the batch, at most
+_DENSE_NUMBERS = 1 << 25  # numbers in all Jacobians of the batch, at most
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ _DENSE_NEWTON = (
     _stage("trust_region", subproblem="levenberg_marquardt", max_steps=300),
     _stage("newton", max_steps=100, scale=0.1),
     _stage("newton", max_steps=100, scale=0.01),
+    _stage("trust_region", max_steps=200, scale=0.1),
+    _stage("trust_region", max_steps=200, scale=0.01),
     _stage("df_sane", max_steps=500),
 )
 _MATRIX_FREE = (

@@ -13,7 +13,7 @@ from implicitkit.linear.dense import Factor, factor_batched
 from implicitkit.registry import register_solver
 from implicitkit.solvers.base import Method
 from implicitkit.solvers.function import Function
-from implicitkit.solvers.halving import halve
+from implicitkit.solvers.halving import damped_step
 from implicitkit.solvers.newton import newton_direction
 
 __all__ = ["Chord"]
@@ -31,16 +31,16 @@ class Chord(Method):
 
     Args:
         contraction: in (0, 1); larger keeps a Jacobian longer.
-        halvings: of the steps with a new Jacobian, at most. patience: how many of them in a row may fail to lower
-            ``|F|``.
+        halvings: of the steps with a new Jacobian, at most. patience: weak steps in a row before full ones, as in
+            ``newton``.
 
     Raises:
         ValueError: an option out of range.
     """
 
     contraction: float = 0.3
-    halvings: int = 12
-    patience: int = 8
+    halvings: int = 30
+    patience: int = 5
     default_max_steps: ClassVar[int] = 200
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class Chord(Method):
             raise ValueError(f"patience cannot be negative, got {self.patience}")
 
     def init(self, f: Function, z: Tensor) -> Any:
-        return {"factor": None, "failures": torch.zeros(len(z), dtype=torch.int64, device=z.device)}
+        return {"factor": None, "weak": None}
 
     def step(self, f: Function, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         factor, residual = state["factor"], f(z)
@@ -71,14 +71,15 @@ class Chord(Method):
         # samples whose old factors did well stay where those took them
         direction = torch.where(good.unsqueeze(1), trial - z, 0).index_copy(0, rows, d)
         norm = torch.where(good, torch.inf, f.norm).to(z.dtype)
-        search = halve(f, z, direction, norm, self.halvings)
-        failures = torch.where(search.lowered, 0, state["failures"] + 1)
-        f.stuck = failures > self.patience
-        return search.z, {"factor": _replaced(factor, fresh, rows, len(z)), "failures": failures}
+        z_next, _, weak = damped_step(f, z, direction, norm, state["weak"], self.halvings, self.patience)
+        return z_next, {"factor": _replaced(factor, fresh, rows, len(z)), "weak": weak}
 
     def select(self, state: Any, index: Tensor) -> Any:
-        factor, failures = state["factor"], state["failures"].index_select(0, index)
-        return {"factor": factor if factor is None else _rows(factor, index), "failures": failures}
+        factor, weak = state["factor"], state["weak"]
+        return {
+            "factor": factor if factor is None else _rows(factor, index),
+            "weak": weak if weak is None else weak.index_select(0, index),
+        }
 
 
 def _rows(factor: Factor, index: Tensor) -> Factor:

@@ -12,7 +12,7 @@ from implicitkit.linear.dense import lstsq_batched, solve_batched
 from implicitkit.registry import register_solver
 from implicitkit.solvers.base import Method
 from implicitkit.solvers.function import Function
-from implicitkit.solvers.halving import halve
+from implicitkit.solvers.halving import damped_step
 
 __all__ = ["Newton", "newton_direction"]
 
@@ -22,26 +22,25 @@ __all__ = ["Newton", "newton_direction"]
 class Newton(Method):
     r"""``z <- z + t d``, ``(dF/dz) d = -F`` (Nocedal & Wright 2006, algorithm 11.1), one dense block a sample.
 
-    The full step (``t = 1``) is taken if it lowers ``|F|``; else ``t`` is halved, per sample, until it does.  If no ``t``
-    down to ``2^-halvings`` lowers ``|F|``, the best of those tried is taken: descent on ``|F|`` alone would stick at
-    stationary points that are no roots; a sample that has had to do so ``patience`` times in a row is given up.  A
-    singular block gives the least-squares step of minimum norm.  Without line search every step is full, and the driver
-    keeps the best iterate.
+    The full step (``t = 1``) is taken if it lowers ``|F|``; else ``t`` is halved, per sample, until it does.  A sample that
+    has hardly lowered ``|F|`` for ``patience`` steps in a row goes over to full steps: descent on ``|F|`` alone sticks at
+    stationary points that are no roots.  Without line search every step is full.  A singular block gives the
+    least-squares step of minimum norm.  The driver keeps the best iterate.
 
     One evaluation and ``n`` vector-Jacobian products a step (in batched calls), ``O(batch n^3)`` work, ``O(batch n^2)``
     memory.
 
     Args:
         line_search: halve steps that do not lower ``|F|``. halvings: how often at most.
-        patience: steps in a row that may fail to lower ``|F|``.
+        patience: weak steps in a row before full ones.
 
     Raises:
         ValueError: negative ``halvings`` or ``patience``.
     """
 
     line_search: bool = True
-    halvings: int = 12
-    patience: int = 8
+    halvings: int = 30
+    patience: int = 5
     default_max_steps: ClassVar[int] = 100
 
     def __post_init__(self) -> None:
@@ -51,20 +50,14 @@ class Newton(Method):
             raise ValueError(f"patience cannot be negative, got {self.patience}")
 
     def init(self, f: Function, z: Tensor) -> Any:
-        return None  # consecutive failures of the line search (batch,), once there has been one
+        return None  # weak steps in a row (batch,), once there has been one
 
     def step(self, f: Function, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         residual = f(z)
         d = newton_direction(f.jacobian(z), residual)
         if not self.line_search:
             return z + d, state
-        search = halve(f, z, d, f.norm.to(z.dtype), self.halvings)
-        if state is None and bool((search.lowered | ~f.active).all()):
-            return search.z, state
-        failures = torch.zeros_like(search.lowered, dtype=torch.int64) if state is None else state
-        failures = torch.where(search.lowered, 0, failures + 1)
-        f.stuck = failures > self.patience
-        return search.z, failures
+        return damped_step(f, z, d, f.norm.to(z.dtype), state, self.halvings, self.patience)[::2]
 
 
 def newton_direction(J: Tensor, residual: Tensor) -> Tensor:

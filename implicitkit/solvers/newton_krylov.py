@@ -9,16 +9,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.linear import GMRES, LSMR
+from implicitkit.linear import GMRES
 from implicitkit.linear.base import Operator
 from implicitkit.registry import register_solver
 from implicitkit.solvers.base import Method
 from implicitkit.solvers.function import Function
-from implicitkit.solvers.halving import halve
+from implicitkit.solvers.halving import damped_step
 
 __all__ = ["NewtonKrylov"]
 
 _GAMMA, _ALPHA = 0.9, 2.0  # Eisenstat & Walker's choice 2
+_TIGHT = 1e-4  # forcing of full steps
 
 
 @register_solver("newton_krylov", solves="root")
@@ -31,17 +32,15 @@ class NewtonKrylov(Method):
         eta_k = 0.9 (|F_k| / |F_{k-1}|)^2,   at least 0.9 eta_{k-1}^2 where that is above 0.1,   at most ``forcing``,
 
     and never smaller than the last step needs: ``tolerance / (2 |F_k|)`` (Kelley 2003, eq. 3.20).  The preconditioner acts
-    from the right, ``J M^{-1} u = -F``, ``d = M^{-1} u``, so that ``eta`` refers to the true residual.  Where halving finds
-    no decrease the direction is of no use (``J`` near singular, or GMRES stagnant): the sample takes a few products with
-    ``J`` and ``J^T`` for the Gauss-Newton direction of LSMR, which always descends, and is given up after ``patience``
-    steps in a row without decrease.
+    from the right, ``J M^{-1} u = -F``, ``d = M^{-1} u``, so that ``eta`` refers to the true residual.  Samples that have
+    hardly lowered ``|F|`` for ``patience`` steps in a row go over to full steps with ``eta = 1e-4``, like ``newton``.
 
     Memory ``O(restart * batch * n)``.  One evaluation a step and one double-backward product an inner iteration.
 
     Args:
         forcing: the largest ``eta``, in (0, 1), and the first.
         restart: Krylov vectors kept. inner_steps: products a Newton step may take.
-        halvings: of a step, at most. patience: steps in a row that may fail to lower ``|F|``.
+        halvings: of a step, at most. patience: weak steps in a row before full ones.
         preconditioner: ``(z, v) -> M(z)^{-1} v``, both ``(batch, n)``, linear in ``v``; ``None`` is the identity.
 
     Raises:
@@ -49,7 +48,7 @@ class NewtonKrylov(Method):
     """
 
     forcing: float = 0.9
-    restart: int = 50
+    restart: int = 100
     inner_steps: int = 500
     halvings: int = 20
     patience: int = 4
@@ -68,7 +67,7 @@ class NewtonKrylov(Method):
             )
 
     def init(self, f: Function, z: Tensor) -> Any:
-        return {"eta": None, "norm": None, "failures": torch.zeros(len(z), dtype=torch.int64, device=z.device)}
+        return {"eta": None, "norm": None, "weak": None}
 
     def step(self, f: Function, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         residual, norm = f(z), f.norm
@@ -79,20 +78,9 @@ class NewtonKrylov(Method):
             self._preconditioned(A, z), rhs, rtol=eta, atol=0.0, max_steps=self.inner_steps
         )
         d = self._precondition(z, answer.x)
-        search = halve(f, z, d, norm.to(z.dtype), self.halvings)
-        z_next, t, lowered = search
-        bad = f.active & ~lowered
-        if bool(bad.any()):
-            rhs = torch.where(bad.unsqueeze(1), rhs, 0)
-            d = LSMR().solve(A, rhs, rtol=1e-3, atol=0.0, max_steps=self.inner_steps).x
-            other = halve(f, z, d, norm.to(z.dtype), self.halvings)
-            use = bad & other.lowered
-            z_next = torch.where(use.unsqueeze(1), other.z, z_next)
-            t, lowered = torch.where(use, other.t, t), lowered | use
-        failures = torch.where(lowered, 0, state["failures"] + 1)
-        f.stuck = failures > self.patience
+        z_next, t, weak = damped_step(f, z, d, norm.to(z.dtype), state["weak"], self.halvings, self.patience)
         # after halving, what the next forcing term builds on is the reduction that was had
-        return z_next, {"eta": 1 - t.to(eta) * (1 - eta), "norm": norm, "failures": failures}
+        return z_next, {"eta": 1 - t.to(eta) * (1 - eta), "norm": norm, "weak": weak}
 
     def _forcing_term(self, f: Function, state: Any) -> Tensor:
         norm = f.norm
@@ -102,6 +90,8 @@ class NewtonKrylov(Method):
         eta = _GAMMA * (norm / state["norm"]) ** _ALPHA
         eta = torch.where(before > 0.1, torch.maximum(eta, before), eta)
         eta = torch.maximum(eta, 0.5 * f.tolerance / norm)
+        if state["weak"] is not None:
+            eta = torch.where(state["weak"] > self.patience, _TIGHT, eta)
         return eta.nan_to_num(nan=self.forcing).clamp(torch.finfo(norm.dtype).eps, self.forcing)
 
     def _precondition(self, z: Tensor, v: Tensor) -> Tensor:
