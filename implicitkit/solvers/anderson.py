@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from implicitkit.registry import register_solver
 from implicitkit.solvers.base import Method
 from implicitkit.solvers.function import Function
+from implicitkit.solvers.guard import check_guard, maybe_any, return_to_best, watch
 
 __all__ = ["Anderson"]
 
@@ -20,23 +22,27 @@ __all__ = ["Anderson"]
 class Anderson(Method):
     r"""Type-II Anderson acceleration, coefficients per sample.
 
-    With residuals ``r_k = f(z_k) - z_k`` and the last ``m`` differences ``dZ``, ``dR`` as columns,
+    With residuals ``r_k = f(z_k) - z_k``, the mixed points ``w_k = z_k + damping r_k`` and the last ``m`` differences
+    ``dR``, ``dW`` of both as columns,
 
-        gamma = argmin |r_k - dR gamma|_2
-        z_{k+1} = z_k + damping r_k - (dZ + damping dR) gamma
+        gamma = argmin |r_k - dR gamma|^2 + ridge |D gamma|^2,    z_{k+1} = w_k - dW gamma,
 
-    (Anderson 1965; Walker & Ni 2011, eq. 2.2 and problem 2.3).  The normal equations are kept as an ``m x m`` Gram
-    matrix that gains one row a step, its diagonal raised by a relative ridge (Cholesky does not mind the scale of single
-    columns; an absolute ridge would turn the method into averaging once residuals are small).  A sample whose residual
-    has grown beyond ``safeguard`` times the best since it last did so forgets its memory and takes a damped Picard step,
-    so that on a contraction the method cannot do worse than Picard for long.
+    ``D = diag |dR_j|`` (Anderson 1965; Walker & Ni 2011, eq. 2.2 and problem 2.3).  The normal equations are kept as an
+    ``m x m`` Gram matrix that gains one row a step; the ridge is relative to its diagonal, since an absolute one would turn
+    the method into averaging once residuals are small.
 
-    Memory: two arrays ``(batch, memory, n)``, allocated once.  One evaluation a step; no host-device synchronisation.
+    A sample that does badly forgets its memory and takes a plain (mixed) step from its best point
+    (:func:`~implicitkit.solvers.guard.watch`), so that where that step contracts the method cannot do worse than Picard
+    for long.
+
+    Memory: one array ``(batch, memory + 1, 2 n)``, allocated once.  One evaluation a step.
 
     Args:
         memory: ``m``, at least 1. damping: mixing in (0, 2).
-        ridge: relative to the diagonal; ``None``: ``10 m eps`` of the dtype.
-        safeguard: growth factor beyond which a sample restarts, greater than 1.
+        ridge: relative regularisation; ``None``: ``10 m eps`` of the dtype.
+        restart: forget the memory every so many steps; ``None``: never.
+        safeguard: growth of the residual at which a sample restarts, greater than 1; ``inf`` switches it off.
+        patience: steps without a new best residual after which a sample restarts.
 
     Raises:
         ValueError: an option out of range.
@@ -45,7 +51,9 @@ class Anderson(Method):
     memory: int = 5
     damping: float = 1.0
     ridge: float | None = None
+    restart: int | None = None
     safeguard: float = 4.0
+    patience: int = 50
     default_max_steps: ClassVar[int] = 1000
 
     def __post_init__(self) -> None:
@@ -53,54 +61,73 @@ class Anderson(Method):
             raise ValueError(f"memory must be at least 1, got {self.memory}")
         if not 0 < self.damping < 2:
             raise ValueError(f"damping must be in (0, 2), got {self.damping}")
-        if self.ridge is not None and self.ridge < 0:
+        if self.ridge is not None and not self.ridge >= 0:
             raise ValueError(f"ridge cannot be negative, got {self.ridge}")
-        if self.safeguard <= 1:
-            raise ValueError(f"safeguard must be greater than 1, got {self.safeguard}")
+        if self.restart is not None and self.restart < 2:
+            raise ValueError(f"restart must be at least 2 (or None for never), got {self.restart}")
+        check_guard(self.safeguard, self.patience)
 
     def init(self, f: Function, z: Tensor) -> dict[str, Any]:
         batch, n = z.shape
         m = self.memory
         small = torch.float32 if z.dtype in (torch.float16, torch.bfloat16) else z.dtype  # no LAPACK in half precision
         return {
-            "dR": z.new_zeros(batch, m, n),
-            "dS": z.new_zeros(batch, m, n),  # dZ + damping dR
-            "pair": z.new_empty(batch, 2, n),  # the newest difference and r, side by side
+            # side by side the differences of residuals and of mixed points, and after them r and w themselves
+            "history": z.new_zeros(batch, m + 1, 2 * n),
             "gram": torch.zeros(batch, m, m, dtype=small, device=z.device),
-            "best": torch.full((batch,), torch.inf, dtype=small, device=z.device),
-            "last_z": z,
-            "last_r": None,
-            "step": 0,
+            "since": 0,  # steps since the memory of all was last empty
+            "guard": {},
         }
 
     def step(self, f: Function, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        r, k = f.residual(z), state["step"]
-        gram, small = state["gram"], state["gram"].dtype
-        norm = f.norm.to(small)
-        plain = z.add(r, alpha=self.damping)
+        history, gram, k, m, n = state["history"], state["gram"], state["since"], self.memory, z.shape[1]
+        r = f.residual(z)
+        mixed = f(z) if self.damping == 1.0 else z.add(r, alpha=self.damping)
+        newest = torch.cat((r, mixed), 1)
+        if self.restart is not None and k >= self.restart:
+            k = 0
+        # the newest difference goes to row ``slot``, where before all rows are in use the last residual lay
+        slot, held = (k - 1) % m, min(k, m)
+        if k > 0:
+            torch.sub(newest, history[:, min(k - 1, m)], out=history[:, slot])
+        history[:, held] = newest
+        forget, guard = watch(f, state["guard"], self.safeguard, self.patience)
+        state = state | {"since": k + 1, "guard": guard}
+        if forget is not None:
+            history[:, :held].masked_fill_(forget.view(-1, 1, 1), 0)
+            gram.masked_fill_(forget.view(-1, 1, 1), 0)
         if k == 0:
-            return plain, {**state, "best": norm, "last_r": r, "step": 1}
-        slot, held = (k - 1) % self.memory, min(k, self.memory)
-        dR, dS, pair, best = state["dR"], state["dS"], state["pair"], state["best"]
-        d = torch.sub(r, state["last_r"], out=pair[:, 0])
-        pair[:, 1] = r
-        dR[:, slot] = d
-        torch.sub(z, state["last_z"], out=dS[:, slot]).add_(d, alpha=self.damping)
-        grown = norm > self.safeguard * best
-        best = torch.minimum(norm, best)
-        if grown.device.type != "cpu" or bool(grown.any()):  # elsewhere, asking would cost a synchronisation
-            best = torch.where(grown, norm, best)
-            dR.masked_fill_(grown.view(-1, 1, 1), 0)
-            gram.masked_fill_(grown.view(-1, 1, 1), 0).diagonal(dim1=1, dim2=2).add_(grown.unsqueeze(1))
-        # products of the history with the new difference and with r, in one pass over the history
-        products = torch.bmm(pair, dR[:, :held].mT).to(small)
-        gram[:, slot, :held] = gram[:, :held, slot] = products[:, 0]
-        gram[:, slot, slot].mul_(1 + self._ridge(small)).add_(torch.finfo(small).tiny)
-        factor, info = torch.linalg.cholesky_ex(gram[:, :held, :held])
-        gamma = torch.cholesky_solve(products[:, 1].unsqueeze(2), factor)
-        gamma.masked_fill_(info.ne(0).view(-1, 1, 1), 0)  # not positive definite, or NaN: the plain step
-        z_next = torch.baddbmm(plain.unsqueeze(1), gamma.to(z.dtype).mT, dS[:, :held], alpha=-1).squeeze(1)
-        return z_next, {**state, "best": best, "last_z": z, "last_r": r, "step": k + 1}
+            return return_to_best(f, mixed, guard), state
+        used = history.narrow(1, 0, held)
+        dR, dW = used.narrow(2, 0, n), used.narrow(2, n, n)
+        # products of the newest difference and of r with the history, in one pass over it
+        pair = history[:, slot : held + 1 : held - slot].narrow(2, 0, n)
+        products = torch.bmm(pair, dR.mT)
+        if products.dtype != gram.dtype:
+            products = products.to(gram.dtype)
+        if held < m:
+            gram = gram[:, :held, :held]
+        row, rhs = products.unbind(1)
+        gram[:, slot] = gram[:, :, slot] = row
+        factor, info = torch.linalg.cholesky_ex(_raised(gram, m, self.ridge))
+        gamma = torch.cholesky_solve(rhs.unsqueeze(2), factor)
+        if maybe_any(info):
+            gamma = gamma.masked_fill(info.ne(0).view(-1, 1, 1), 0)  # not positive definite: the plain step
+        if gamma.dtype != z.dtype:
+            gamma = gamma.to(z.dtype)
+        z_next = torch.baddbmm(mixed.unsqueeze(1), gamma.mT, dW, alpha=-1).squeeze(1)
+        return return_to_best(f, z_next, guard), state
 
-    def _ridge(self, dtype: torch.dtype) -> float:
-        return self.ridge if self.ridge is not None else 10 * self.memory * torch.finfo(dtype).eps
+
+def _raised(gram: Tensor, memory: int, ridge: float | None) -> Tensor:
+    """A Gram matrix with the ridge on its diagonal; an empty column keeps a pivot."""
+    floor, factor = _ridge(gram.shape[1], memory, ridge, gram.dtype, gram.device)
+    return torch.addcmul(floor, gram, factor)
+
+
+@functools.lru_cache(maxsize=128)
+def _ridge(size: int, memory: int, ridge: float | None, dtype: torch.dtype, device: torch.device) -> Any:
+    """What is added to the Gram matrix, and what it is multiplied by, entry by entry."""
+    relative = 10 * memory * torch.finfo(dtype).eps if ridge is None else ridge
+    eye = torch.eye(size, dtype=dtype, device=device)
+    return torch.finfo(dtype).tiny * eye, 1 + relative * eye

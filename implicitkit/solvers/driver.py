@@ -121,23 +121,31 @@ def iterate(method: Method, f: Function, z0: Tensor, options: Options) -> Outcom
     stuck: Tensor | None = None
     while True:
         tolerance = judge.tolerance(z, norm)
-        running = (norm > tolerance) & (norm < math.inf) & active  # false for NaN
+        running = (norm > tolerance).logical_and_(norm < math.inf)  # false for NaN
+        if at_work < alive:
+            running.logical_and_(active)
         if stuck is not None:
-            running &= ~stuck
+            running.logical_and_(~stuck)
         improved = norm < best_norm  # false for NaN, and for frozen samples, whose norm does not change
         left, better = _count(running, improved)
-        if better == alive:
+        if left < at_work:
+            done = norm <= tolerance
+            if better < at_work:  # a sample that has converged is returned where it did
+                improved.logical_or_(done.logical_and(active))
+                better = _count(improved)[0]
+            ended = active.logical_xor(running)
+            steps.masked_fill_(ended, step)
+            status.masked_fill_(ended, int(Status.CONVERGED))
+            if _count(done)[0] < alive - left:
+                failed = ended.logical_and_(~done)
+                status.masked_fill_(failed, int(Status.NONFINITE))
+                if stuck is not None:
+                    status.masked_fill_(failed & (norm < math.inf), int(Status.STALLED))
+        if better == at_work:  # frozen samples stand at their best
             best, best_norm = z, norm
         elif better:
             best = torch.where(improved.unsqueeze(1), z, best)
             best_norm = torch.where(improved, norm, best_norm)
-        if left < at_work:
-            ended = active & ~running
-            outcome = torch.where(norm <= tolerance, int(Status.CONVERGED), int(Status.NONFINITE))
-            if stuck is not None:
-                outcome = torch.where((norm > tolerance) & (norm < math.inf), int(Status.STALLED), outcome)
-            status = torch.where(ended, outcome, status)
-            steps = torch.where(ended, step, steps)
         active, at_work = running, left
         if watched:
             full_norm = norm if everything is None else everything.merge(norm, "norm")
@@ -168,6 +176,7 @@ def iterate(method: Method, f: Function, z0: Tensor, options: Options) -> Outcom
                 )
                 alive = len(samples)
         f.active, f.norm, f.tolerance, f.stuck = active, norm, tolerance, None
+        f.best, f.best_norm = best, best_norm
         z_next, state = method.step(f, z, state)
         stuck = f.stuck
         z = z_next if left == alive else torch.where(active.unsqueeze(1), z_next, best)
