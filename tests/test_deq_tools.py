@@ -546,13 +546,75 @@ def test_merged_layers_equal_one_after_the_other() -> None:
     torch.testing.assert_close(got, exact, rtol=1e-7, atol=1e-9)
     assert all(float(g.abs().max()) > 0 for g in exact)
     joint = merged.solution.value
-    torch.testing.assert_close(joint[0], first(x).detach(), rtol=1e-9, atol=1e-11)
-    J = jacobians(lambda w, x: torch.cat(merged.cell((w[:, :6], w[:, 6:]), x), 1), torch.cat(joint, 1), x.detach())
+    torch.testing.assert_close(joint["layer1"], first(x).detach(), rtol=1e-9, atol=1e-11)
+    names = ("layer1", "layer2")
+
+    def gamma(w: Tensor, x: Tensor) -> Tensor:
+        out = merged.cell(dict(zip(names, w.split([6, 3], 1), strict=True)), x)
+        return torch.cat([out[name] for name in names], 1)
+
+    J = jacobians(gamma, torch.cat([joint[name] for name in names], 1), x.detach())
     assert J[:, :6, 6:].abs().max().item() == 0.0, "block lower triangular"
-    radii = [
-        spectral_radius(layer.cell, w, (y,)) for layer, w, y in ((first, joint[0], x), (second, joint[1], joint[0]))
-    ]
-    torch.testing.assert_close(spectral_radius(merged.cell, joint, (x,)), torch.maximum(*radii), rtol=1e-6, atol=1e-6)
+    radii = torch.maximum(
+        spectral_radius(first.cell, joint["layer1"], (x,)),
+        spectral_radius(second.cell, joint["layer2"], (joint["layer1"],)),
+    )
+    torch.testing.assert_close(spectral_radius(merged.cell, joint, (x,)), radii, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "solver", ["anderson", "newton", ik.Blocks(mode="concurrent")], ids=["anderson", "newton", "concurrent"]
+)
+def test_merged_layers_by_any_solver(solver: Any) -> None:
+    first, second = two_layers()
+    merged = first >> second
+    x = torch.randn(5, 4, dtype=F64, requires_grad=True)
+    want = second(first(x))
+    with merged.using(solver=solver, rule="auto"):
+        z = merged(x)
+    torch.testing.assert_close(z, want, rtol=1e-8, atol=1e-10)
+    leaves = [x, *first.parameters()]
+    got, exact = (torch.autograd.grad(loss(v), leaves) for v in (z, want))
+    torch.testing.assert_close(got, exact, rtol=1e-6, atol=1e-8)
+
+
+def test_merging_costs_what_the_layers_cost_and_no_block_hides_behind_a_larger_one() -> None:
+    first = DEQ(cells.MLP(4, 6, scale=0.6, dtype=F64), rtol=1e-8, atol=0.0)
+    small = cells.MLP(6, 3, scale=0.9, dtype=F64)
+    second = DEQ(lambda z, y: 1e-6 * small(1e6 * z, y), (3,), rtol=1e-8, atol=0.0)
+    x = torch.randn(5, 4, dtype=F64)
+    second(first(x))
+    separate = first.solution.evaluations + second.solution.evaluations
+    merged = first >> second
+    z = merged(x)
+    residual = (second.cell(z, merged.solution.value["layer1"]) - z).norm(dim=1) / z.norm(dim=1)
+    assert float(residual.detach().max()) < 1e-7
+    spent = sum(merged.solution.blocks.evaluations.values())
+    assert spent <= 1.2 * separate + 2
+
+
+def test_merged_layers_draw_their_own_masks() -> None:
+    def noisy() -> cells.MLP:
+        return cells.MLP(6, 6, scale=0.4, activation=lambda z: nn.functional.dropout(torch.tanh(z), 0.5), dtype=F64)
+
+    merged = DEQ(noisy(), **TIGHT) >> DEQ(noisy(), **TIGHT)
+    x = 1 + torch.rand(4, 6, dtype=F64)
+    torch.manual_seed(5)
+    z = merged(x)
+    masks = [merged.solution.value[name] == 0 for name in ("layer1", "layer2")]
+    assert not torch.equal(*masks) and all(0 < int(m.sum()) < m.numel() for m in masks)
+    after = torch.get_rng_state()
+    torch.manual_seed(5)
+    merged.cell(merged.solution.value, x)
+    assert torch.equal(torch.get_rng_state(), after), "a call draws what one evaluation draws"
+    again = merged(x)
+    assert not torch.equal(z, again)
+
+
+def test_merged_causal_layers_do_not_leak() -> None:
+    merged = DEQ(CausalSum(), **ROUGH) >> DEQ(CausalSum(), **ROUGH)
+    x = torch.randn(3, 12, 4, dtype=F64)
+    assert merged.causal and future_leak(merged, x, 7) == 0.0
 
 
 def test_merging_is_associative_and_learns_all_parameters() -> None:

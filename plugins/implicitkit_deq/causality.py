@@ -8,8 +8,9 @@ then sees the words that it is to predict.  With coefficients of their own at ea
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -170,6 +171,11 @@ def per_position(solver: Any, state: Any) -> Any:
 
     A solver that is neither causal by itself nor can be made so is returned as it is, with a :class:`CausalityWarning`.
     """
+    if isinstance(solver, ik.Blocks):  # each node's solver on its own state
+        choices = {
+            n: solver.inner.get(n, "anderson") if isinstance(solver.inner, Mapping) else solver.inner for n in state
+        }
+        return dataclasses.replace(solver, inner={name: per_position(choices[name], state[name]) for name in state})
     leaves = ik.trees.tree_flatten(state)[0]
     counts = {t.shape[1] if t.ndim > 1 else 0 for t in leaves}
     if len(counts) != 1 or 0 in counts:

@@ -36,6 +36,7 @@ class Frozen:
         check: raises unless the first output fits the state.
         independent: samples are solved one by one (else BatchNorm may couple them by its batch statistics).
         may_draw: whether random numbers may be drawn; if not, :class:`Drawing` is raised when they are.
+        previous: a map that draws before this one in the same call: this one draws what comes after.
     """
 
     def __init__(
@@ -48,13 +49,19 @@ class Frozen:
         *,
         independent: bool,
         may_draw: bool,
+        previous: Frozen | None = None,
     ) -> None:
+        self.previous = previous
         self.function, self.places, self.check, self.device = function, places, check, device
         self.independent, self.may_draw = independent, may_draw
         self.norms = _updating_norms(module)
         self.statistics = [(_copy(m.running_mean), _copy(m.running_var)) for m in self.norms]
         self.before: list[Tensor] | None = None
         self.after: list[Tensor] | None = None  # set when the cell is found to draw
+
+    def problem(self, injected: tuple[Any, ...]) -> ik.Problem:
+        """What holds at the equilibrium; its arguments are ``(weights, *injected)``."""
+        return ik.FixedPoint(self)
 
     def __call__(self, z: Any, weights: Sequence[Tensor], *injected: Any) -> Any:
         """One evaluation."""
@@ -71,14 +78,19 @@ class Frozen:
                 _set_generators(self.device, outside)
 
     def _first(self, z: Any, injected: tuple[Any, ...]) -> Any:
-        before = _generators(self.device)
+        outside = _generators(self.device)
+        chained = None if self.previous is None else self.previous.after
+        before = outside if chained is None else chained
+        if chained is not None:
+            _set_generators(self.device, chained)
         out = self.function(z, *injected)
         after = _generators(self.device)
-        if any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)):
-            _set_generators(self.device, before)
-            if not self.may_draw:
-                raise Drawing
-            self.after = after
+        drawn = any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        if drawn or chained is not None:
+            _set_generators(self.device, outside)
+        if drawn and not self.may_draw:
+            raise Drawing
+        self.after = after if drawn else chained
         self.check(out)
         self.before = before
         return out

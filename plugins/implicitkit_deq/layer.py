@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,9 @@ import implicitkit as ik
 from implicitkit_deq import hoist, start
 from implicitkit_deq.causality import per_position
 from implicitkit_deq.cells.base import Cell
+from implicitkit_deq.cells.stacked import Stacked
 from implicitkit_deq.frozen import Drawing, Frozen
+from implicitkit_deq.frozen_stack import FrozenStack
 from implicitkit_deq.settings import Pretraining, Settings
 
 __all__ = ["DEQ"]
@@ -216,18 +219,14 @@ class DEQ(nn.Module):
         name = f"the cell {type(self.cell).__name__}"
         dims = None if self.training in self._draws else dims
 
-        def frozen(dims: Any) -> Frozen:
-            return Frozen(
-                function,
-                self.cell,
-                places,
-                lambda out: layout.check(out, name, cast=cast),
-                device,
-                independent=self.batch_dims == 1,
-                may_draw=dims is None,
-            )
+        def frozen(dims: Any) -> Frozen | FrozenStack:
+            options: dict[str, Any] = {"independent": self.batch_dims == 1, "may_draw": dims is None}
+            if isinstance(self.cell, Stacked):
+                return FrozenStack(self.cell, places, device, **options)
+            check = functools.partial(layout.check, what=name, cast=cast)
+            return Frozen(function, self.cell, places, check, device, **options)
 
-        def solve(the_map: Frozen, dims: Any) -> Any:
+        def solve(the_map: Frozen | FrozenStack, dims: Any) -> Any:
             if self._unrolling():
                 return self._unrolled(the_map, initial, weights, injected)
             return self._equilibrium(the_map, initial, weights, injected, dims, visit)
@@ -254,7 +253,13 @@ class DEQ(nn.Module):
         return self.cell.output(z) if isinstance(self.cell, Cell) else z
 
     def _equilibrium(
-        self, the_map: Frozen, initial: Any, weights: Sequence[Tensor], injected: tuple[Any, ...], dims: Any, visit: Any
+        self,
+        the_map: Frozen | FrozenStack,
+        initial: Any,
+        weights: Sequence[Tensor],
+        injected: tuple[Any, ...],
+        dims: Any,
+        visit: Any,
     ) -> Any:
         options = {**self.settings.options(), "callback": visit}
         if self.causal:
@@ -262,7 +267,8 @@ class DEQ(nn.Module):
         if dims is not None:
             options["in_dims"] = (None, *dims)
         try:
-            solution = ik.fixed_point(the_map, initial, (weights, *injected), batch_dims=self.batch_dims, **options)
+            problem = the_map.problem(injected)
+            solution = ik.solve(problem, initial, (weights, *injected), batch_dims=self.batch_dims, **options)
         except ik.ConvergenceError as error:
             if error.solution is not None:
                 self.solution = error.solution.detach()
@@ -270,7 +276,9 @@ class DEQ(nn.Module):
         self.solution = solution.detach()
         return solution.value
 
-    def _unrolled(self, the_map: Frozen, z: Any, weights: Sequence[Tensor], injected: tuple[Any, ...]) -> Any:
+    def _unrolled(
+        self, the_map: Frozen | FrozenStack, z: Any, weights: Sequence[Tensor], injected: tuple[Any, ...]
+    ) -> Any:
         assert self.pretraining is not None
         with ik.modules_held():
             for _ in range(self.pretraining.steps):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
+import implicitkit as ik
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.cells.stacked import Stacked, Wrapped
 from implicitkit_deq.cells.tied import Tied
@@ -36,7 +37,9 @@ def merge(first: DEQ, second: DEQ) -> DEQ:
     r"""``first >> second``: one DEQ on the joint map, whose output is that of ``second(first(x))`` (theorem 2).
 
     The cells are shared, not copied; those of merged layers are joined side by side, so that ``a >> b >> c`` has three
-    blocks.  Settings (solver, tolerances, evaluation) are those of ``first``.
+    blocks.  Each block keeps the solver that its layer trains with (``ik.Blocks``: one block after another); another
+    ``solver``, as in ``merged.using(solver="anderson")``, takes all of it as one system.  Tolerances and all other settings
+    are those of ``first``.
 
     Raises:
         TypeError: not two layers. ValueError: they differ in ``batch_dims`` or ``dtype``.
@@ -47,30 +50,32 @@ def merge(first: DEQ, second: DEQ) -> DEQ:
     for name in ("batch_dims", "dtype"):
         if getattr(first, name) != getattr(second, name):
             raise ValueError(f"the layers differ in {name}: {getattr(first, name)} and {getattr(second, name)}")
-    stages = [stage for layer in (first, second) for stage in _stages(layer)]
-    settings = first.train_settings
-    names = [field.name for field in dataclasses.fields(settings)]
+    pairs = [pair for layer in (first, second) for pair in _stages(layer)]
     merged = DEQ(
-        Stacked(*stages),
-        **{name: getattr(settings, name) for name in names},
+        Stacked(*(stage for stage, _ in pairs)),
         in_dims=first.in_dims,
         batch_dims=first.batch_dims,
         causal=first.causal and second.causal,
         dtype=first.dtype,
     )
-    merged.eval_settings = first.eval_settings
+    inner = {f"layer{i}": solver for i, (_, solver) in enumerate(pairs, 1)}
+    for name in ("train_settings", "eval_settings"):
+        setattr(merged, name, getattr(first, name).changed({"solver": ik.Blocks(inner=inner)}))
     return merged.train(first.training)
 
 
-def _stages(layer: DEQ) -> list[Cell]:
-    cell = layer.cell
+def _stages(layer: DEQ) -> list[tuple[Cell, Any]]:
+    """The cells that a layer is made of, each with the solver of its own."""
+    cell, solver = layer.cell, layer.train_settings.solver
     if isinstance(cell, Stacked):
-        return list(cell.stages)  # type: ignore[arg-type]
-    if isinstance(cell, Cell) and layer.state is None:
-        return [cell]
+        inner = solver.inner if isinstance(solver, ik.Blocks) else solver
+        return [
+            (stage, inner.get(name, "anderson") if isinstance(inner, Mapping) else inner)
+            for name, (stage, _, _) in cell.maps().items()
+        ]
     if isinstance(cell, Cell):
-        return [_Shaped(cell, layer.state)]
-    return [Wrapped(cell, layer.state, 0 if isinstance(cell, nn.Module) else None)]
+        return [(cell if layer.state is None else _Shaped(cell, layer.state), solver)]
+    return [(Wrapped(cell, layer.state, 0 if isinstance(cell, nn.Module) else None), solver)]
 
 
 class _Shaped(Cell):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,7 +43,9 @@ class Stacked(Cell):
     (the output of) ``w_1``, and so on.  Where a cell has several, joint and sequential solves may find different ones.
     The Jacobian is block lower triangular; its spectral radius is the largest of the cells'.
 
-    The state is a tuple, one entry a cell; the output is that of the last (the theorem's ``[:, -d:]``).
+    The state is a dict, ``"layer1"``, ``"layer2"``, ...; the output is that of the last (the theorem's ``[:, -d:]``).  A
+    :class:`DEQ` solves it as a composition (:func:`ik.compose`): ``solver=ik.Blocks(...)`` uses the structure forward, the
+    default linear solver backward.
 
     Args:
         stages: cells, at least two; each reads the output of the one before.
@@ -61,40 +63,59 @@ class Stacked(Cell):
                 )
         if len(stages) < 2:
             raise ValueError(f"stacking takes two cells or more, got {len(stages)}")
-        self.stages = nn.ModuleList(stages)
+        self.stages = nn.ModuleDict({f"layer{i}": stage for i, stage in enumerate(stages, 1)})
         self.injected_dims = stages[0].injected_dims
         self.causal = all(stage.causal for stage in stages)
 
-    def _cells(self) -> Sequence[Any]:
-        return list(self.stages)
+    def maps(self) -> dict[str, tuple[Any, Callable[..., Any], str | None]]:
+        """By name: each cell, its map ``(own state, what it reads)``, and the stage that it reads (the first: none)."""
+        found: dict[str, tuple[Any, Callable[..., Any], str | None]] = {}
+        below: str | None = None
+        for name, cell in self._cells().items():
+            function = cell.update if below is None else _Reading(cell, self._cells()[below])
+            found[name] = (cell, function, below)
+            below = name
+        return found
+
+    def _cells(self) -> dict[str, Any]:
+        return dict(self.stages.items())
 
     def inject(self, *inputs: Any) -> tuple[Any, ...]:
         """That of the first cell; what the others get is part of the state."""
-        return self._cells()[0].inject(*inputs)
+        return self._cells()["layer1"].inject(*inputs)
 
-    def update(self, z: tuple[Any, ...], *injected: Any) -> tuple[Any, ...]:
+    def update(self, z: dict[str, Any], *injected: Any) -> dict[str, Any]:
         """``\\Gamma``."""
-        first, *others = self._cells()
-        outputs = (cell.output(w) for cell, w in zip(self._cells(), z, strict=False))
-        return (
-            first.update(z[0], *injected),
-            *(cell(w, below) for cell, w, below in zip(others, z[1:], outputs, strict=False)),
-        )
+        return {
+            name: function(z[name], *(injected if below is None else (z[below],)))
+            for name, (_, function, below) in self.maps().items()
+        }
 
-    def output(self, z: tuple[Any, ...]) -> Any:
+    def output(self, z: dict[str, Any]) -> Any:
         """That of the last cell."""
-        return self._cells()[-1].output(z[-1])
+        name, cell = list(self._cells().items())[-1]
+        return cell.output(z[name])
 
-    def state_shape(self, *inputs: Any) -> tuple[Any, ...]:
-        """A tuple of the cells' shapes."""
+    def state_shape(self, *inputs: Any) -> dict[str, Any]:
+        """A dict of the cells' shapes."""
         batch = next(len(t) for t in ik.trees.tree_flatten(inputs)[0] if isinstance(t, Tensor))
-        shapes = []
-        for cell in self._cells():
-            shapes.append(cell.state_shape(*inputs))
-            outline = zeros(shapes[-1], batch, torch.get_default_dtype(), torch.device("meta"))
+        shapes = {}
+        for name, cell in self._cells().items():
+            shapes[name] = cell.state_shape(*inputs)
+            outline = zeros(shapes[name], batch, torch.get_default_dtype(), torch.device("meta"))
             inputs = (cell.output(outline),)
-        return tuple(shapes)
+        return shapes
 
     def recurrent_weights(self) -> list[Tensor]:
         """Those of all cells."""
-        return [weight for cell in self._cells() for weight in cell.recurrent_weights()]
+        return [weight for cell in self._cells().values() for weight in cell.recurrent_weights()]
+
+
+class _Reading:
+    """A cell's map on its own state and that of the stage below, of which it reads the output."""
+
+    def __init__(self, cell: Any, below: Any) -> None:
+        self.cell, self.below = cell, below
+
+    def __call__(self, z: Any, state_below: Any) -> Any:
+        return self.cell(z, self.below.output(state_below))

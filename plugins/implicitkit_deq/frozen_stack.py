@@ -1,0 +1,69 @@
+"""Stacked cells held fixed during a solve, each a node of a composition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit_deq import hoist
+from implicitkit_deq.cells.stacked import Stacked
+from implicitkit_deq.frozen import Frozen
+
+__all__ = ["FrozenStack"]
+
+
+class FrozenStack:
+    """What :class:`Frozen` is to a cell, to a :class:`Stacked` one: a frozen map for every stage.
+
+    Args:
+        cell: the stages. places, device, independent, may_draw: as in :class:`Frozen`.
+    """
+
+    def __init__(
+        self,
+        cell: Stacked,
+        places: Sequence[hoist.Place],
+        device: torch.device,
+        *,
+        independent: bool,
+        may_draw: bool,
+    ) -> None:
+        self.stages: dict[str, tuple[Frozen, str | None]] = {}
+        previous = None
+        for name, (stage, function, below) in cell.maps().items():
+            previous = Frozen(
+                function,
+                stage,
+                places,
+                lambda out: None,  # the composition checks its nodes
+                device,
+                independent=independent,
+                may_draw=may_draw,
+                previous=previous,
+            )
+            self.stages[name] = (previous, below)
+
+    def problem(self, injected: tuple[Any, ...]) -> ik.Problem:
+        """The composition; its arguments are ``(weights, *injected)``."""
+        inputs = [f"injected{i}" for i in range(len(injected))]
+        nodes = {
+            name: (stage, "weights", *(inputs if below is None else [below]))
+            for name, (stage, below) in self.stages.items()
+        }
+        return ik.compose(nodes, output=list(nodes)[-1])
+
+    def __call__(self, z: dict[str, Any], weights: Sequence[Tensor], *injected: Any) -> dict[str, Any]:
+        """One evaluation of all stages."""
+        return {
+            name: stage(z[name], weights, *(injected if below is None else (z[below],)))
+            for name, (stage, below) in self.stages.items()
+        }
+
+    def finish(self, z: dict[str, Any], weights: Sequence[Tensor], injected: tuple[Any, ...]) -> None:
+        """As :meth:`Frozen.finish`, stage by stage."""
+        for name, (stage, below) in self.stages.items():
+            stage.finish(z[name], weights, injected if below is None else (z[below],))
