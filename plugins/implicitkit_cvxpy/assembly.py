@@ -19,7 +19,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from implicitkit_cvxpy.affine import AffineMap
+from implicitkit_cvxpy.affine import AffineMap, Vector
 from implicitkit_cvxpy.compat import CanonicalProgram, Cones
 
 __all__ = ["Assembly"]
@@ -34,10 +34,11 @@ class Assembly:
         cones: of the rows that are left. n: columns that are left.
         columns, rows: which columns of ``x`` and rows of ``y`` of the canonical program those are.
         linear: the objective has no quadratic part, whatever the parameters.
-        objective_only: positions of the parameter vector that enter ``q`` and nothing else.
+        curved: every unknown has a quadratic part.
+        constraining: positions of the parameter vector that enter anything but ``q``.
     """
 
-    def __init__(self, program: CanonicalProgram, keep_rows: Array) -> None:
+    def __init__(self, program: CanonicalProgram, keep_rows: Array, offsets: Array) -> None:
         n, m, width = program.n, program.cones.size, program.q.shape[1]
         pivot_rows, pivot_columns, pivots = _pivots(program, keep_rows)
         x = np.setdiff1d(np.arange(n), pivot_columns)
@@ -49,29 +50,39 @@ class Assembly:
         self.n, self.columns, self.rows = len(x), x, r
 
         def block(matrix: Any, row: Array, column: Array, columns: int) -> AffineMap:
-            return AffineMap(_block(matrix, row, column, columns), (len(row), len(column)))
+            return AffineMap(_block(matrix, row, column, columns), (len(row), len(column)), offsets)
 
         def vector(matrix: Any, row: Array) -> AffineMap:
-            return AffineMap(_rows(matrix, row), (len(row),))
+            return AffineMap(_rows(matrix, row), (len(row),), offsets)
 
         self.P_xx, self.P_xt, self.P_tt = (block(program.P, i, j, n) for i, j in ((x, x), (x, t), (t, t)))
         self.q_x, self.q_t = vector(program.q, x), vector(program.q, t)
-        self.A_x, self.A_t, self.E = (block(program.A, i, j, n) for i, j in ((r, x), (r, t), (e, x)))
-        self.b_r, self.b_e = vector(program.b, r), vector(program.b, e)
-        self._inverse = torch.from_numpy(1.0 / pivots)
+        self.A_x, self.A_t = (block(program.A, i, j, n) for i, j in ((r, x), (r, t)))
+        self.b_r = vector(program.b, r)
+        self.eliminated = len(t)
+        turn = _block(program.A, e, x, n)
+        turn.data = -turn.data / pivots[turn.row // max(len(x), 1)]
+        self.T = AffineMap(turn, (len(e), len(x)), offsets)
+        shift = _rows(program.b, e)
+        shift.data = shift.data / pivots[shift.row]
+        self.t_0 = AffineMap(shift, (len(e),), offsets)
         self._diagonal = _constant_diagonal(program.P, t, n, width)
+        self._unit = self._diagonal is not None and bool((self._diagonal == 1).all())
         self.linear = self.P_xx.empty and self.P_xt.empty and self.P_tt.empty
-        elsewhere = np.unique(np.concatenate([program.P.col, program.A.col, program.b.col]))
-        self.objective_only = np.setdiff1d(np.unique(program.q.col), np.append(elsewhere, width - 1))
+        curved = np.zeros(n, dtype=bool)
+        curved[np.divmod(program.P.row, n)[0]] = True
+        touched = np.zeros(len(x), dtype=bool)
+        touched[(turn.row % max(len(x), 1))[curved[t][turn.row // max(len(x), 1)]]] = True
+        self.curved = bool((curved[x] | touched).all())
+        self.constraining = np.unique(np.concatenate([program.P.col, program.A.col, program.b.col]))
 
-    def __call__(self, p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The data for each sample of ``p`` ``(batch, k + 2)``, float64."""
+    def __call__(self, p: Vector) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The data for each sample, float64."""
         P, q, A, b = self.P_xx(p), self.q_x(p), self.A_x(p), self.b_r(p)
-        if not self._inverse.numel():
+        if not self.eliminated:
             return P, q, A, b
-        inverse = self._inverse.to(p.device)
-        T = -(self.E(p) * inverse.unsqueeze(1))
-        t_0 = None if self.b_e.empty else self.b_e(p) * inverse
+        T = self.T(p)
+        t_0 = None if self.t_0.empty else self.t_0(p)
         slope = None if self.q_t.empty else self.q_t(p)  # P_tt t_0 + q_t
         if not self.P_tt.empty:
             if self._diagonal is None:
@@ -79,8 +90,7 @@ class Assembly:
                 P_T, P_t_0 = P_tt @ T, None if t_0 is None else _mv(P_tt, t_0)
             else:
                 d = self._diagonal.to(p.device)
-                uniform = bool((d == d[0]).all())
-                P_T = T * float(d[0]) if uniform else T * d.unsqueeze(1)
+                P_T = T if self._unit else T * d.unsqueeze(1)
                 P_t_0 = None if t_0 is None else t_0 * d
             P = T.mT @ P_T if self.P_xx.empty else P + T.mT @ P_T
             slope = P_t_0 if slope is None else slope if P_t_0 is None else slope + P_t_0

@@ -21,7 +21,7 @@ from implicitkit_cvxpy.program import ConeProgram
 __all__ = ["finish"]
 
 _SOLVED = 1e-7  # |F| relative to the data
-_ROUNDING = 1e-13
+_ROUNDING = 1e-11
 
 
 def finish(

@@ -40,11 +40,11 @@ class ConeKKT(ik.LinearSolver):
     Args:
         degenerate: ``"lstsq"`` (and ``"smooth"``, whose matrices are regular): the minimum-norm least-squares solution
             where the matrix is singular; ``"raise"``: :class:`DegenerateError`, which names the samples.
-        reduce: use the reduced form where there is one.
+        reduce: the size above which the reduced form is used where there is one.
     """
 
     degenerate: str = "lstsq"
-    reduce: bool = True
+    reduce: int = 64
     matrix_free: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class ConeKKT(ik.LinearSolver):
     ) -> ik.LinearSolution:
         x, wanted = torch.zeros_like(b), (b != 0).any(1)
         open_ = wanted
-        if self.reduce and isinstance(A, KKTOperator) and A.polyhedral:
+        if A.size > self.reduce and isinstance(A, KKTOperator) and A.polyhedral:
             found, ok = reduced(A, b)
             good = ok & wanted
             x = torch.where(good.unsqueeze(1), found, x)

@@ -96,18 +96,20 @@ class ConvexLayer(nn.Module):
         self.degenerate, self.on_failure, self.verbose, self.gp = degenerate, on_failure, verbose, gp
         self.solver_args = dict(solver_args or {})
         self._parameters_in = Parameters(parameters, program)
-        self._assembly = Assembly(program, _dual_rows(program))
+        program = self._parameters_in.program
+        self._assembly = Assembly(program, _dual_rows(program), self._parameters_in.offsets)
         self._variables_out = Variables(program, self._assembly)
         self._dual = DualCone(self._assembly.cones, smoothing if degenerate == "smooth" else 0.0)
         self._problem = ConeProgram(self._dual, self._assembly.n)
         self._solver = solver
         self._backend = self._resolve(self.solver_args)
-        self._idle = self._parameters_in.only_in(self._assembly.objective_only) if self._vertices else ()
+        self._idle = self._parameters_in.only_objective(self._assembly.constraining) if self._vertices else ()
         self._warm: Tensor | None = None
         self.solution = None
 
     def _resolve(self, options: dict[str, Any]) -> Any:
-        return resolve(self._solver, options, self._assembly.cones, not self._assembly.linear, self._assembly.n)
+        form = self._assembly
+        return resolve(self._solver, options, form.cones, not form.linear, form.curved, form.n)
 
     @property
     def _vertices(self) -> bool:
@@ -152,7 +154,7 @@ class ConvexLayer(nn.Module):
         rule = ik.Implicit(linear_solver=ConeKKT(self.degenerate))
         solve = ik.implicit(self._problem, rule=rule, batch_dims=1, rtol=1e-7, atol=1e-9, on_failure="ignore")(find).solve
         size = self._assembly.n + self._assembly.cones.size
-        found = solve(p.new_zeros(p.shape[0], size), *data, flags)
+        found = solve(torch.zeros(p.batch, size, dtype=torch.float64, device=p.device), *data, flags)
         self._judge(kept, backend.name, lead)
         w = found.value
         if not self._all_solved:
@@ -192,7 +194,7 @@ class ConvexLayer(nn.Module):
         nonfinite, violated = wrong.tensor_split(2, 1)
         if bool((violated > 0).any()) and not bool((nonfinite > 0).any()):
             i, k = (int(v) for v in (violated > 0).nonzero()[0])
-            return f"{name(i)}: {self._parameters_in.complaint(k)} (by {float(violated[i, k]):.3g})", True
+            return f"{name(i)}: {self._parameters_in.declared[k].complaint} (by {float(violated[i, k]):.3g})", True
         kinds: dict[str, list[int]] = {}
         for i in bad:
             kinds.setdefault(_MEANING[Status(int(report.status[i]))], []).append(i)

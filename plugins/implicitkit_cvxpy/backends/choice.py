@@ -42,7 +42,8 @@ class Backend:
 
     Args:
         name: ``"auto"``, a name of ours (lower case), or cvxpy's name of any solver it has installed.
-        cones: of the programs. quadratic: may ``P`` be other than zero? options: passed to the solver.
+        cones: of the programs. quadratic: may ``P`` be other than zero? curved: may it be definite?
+        options: passed to the solver.
 
     ``"auto"`` takes, for quadratic programs, DAQP if it is installed and they are small and strictly convex, else the
     batched interior-point method; Clarabel for everything else and for whatever those did not solve.
@@ -51,6 +52,7 @@ class Backend:
     name: str
     cones: Cones
     quadratic: bool
+    curved: bool = False
     options: tuple[tuple[str, Any], ...] = ()
 
     def __call__(self, data: Data) -> Found:
@@ -73,12 +75,8 @@ class Backend:
         return Found(*(old.index_copy(0, doubtful, new.to(old)) for old, new in zip(found, again, strict=True)))
 
     def _small(self, data: Data) -> bool:
-        batch, n, m = data.q.shape[0], data.q.shape[1], data.b.shape[1]
-        if not self.quadratic or n + m > 500 or data.q.device.type != "cpu" or not _installed("daqp"):
-            return False
-        L, ok = ik.linear.cholesky_batched(data.P)
-        size = L.diagonal(dim1=1, dim2=2)
-        return bool((ok & (size.amin(1) > 1e-5 * size.amax(1))).all()) and batch > 0
+        small = data.q.shape[1] + data.b.shape[1] <= 500 and data.q.device.type == "cpu"
+        return self.curved and small and _installed("daqp")
 
 
 @functools.lru_cache(maxsize=64)
@@ -100,7 +98,9 @@ def _cone_names(cones: Cones) -> str:
     return ", ".join(name for name, value in present.items() if value) or "linear"
 
 
-def resolve(solver: Any, options: dict[str, Any], cones: Cones, quadratic: bool, n: int) -> Backend:
+def resolve(
+    solver: Any, options: dict[str, Any], cones: Cones, quadratic: bool, curved: bool, n: int
+) -> Backend:
     """The solver asked for, checked.
 
     Raises:
@@ -151,7 +151,7 @@ def resolve(solver: Any, options: dict[str, Any], cones: Cones, quadratic: bool,
                 "or leave the options out"
             )
         options = {}  # the solution is polished whatever the tolerance
-    return Backend(name, cones, quadratic, tuple(sorted(options.items())))
+    return Backend(name, cones, quadratic, curved, tuple(sorted(options.items())))
 
 
 @functools.lru_cache(maxsize=1)
