@@ -27,7 +27,9 @@ __all__ = ["LU"]
 class LU(LinearSolver):
     """LU with partial pivoting of the dense ``(batch, n, n)`` matrix; right for small and ill-conditioned systems.
 
-    ``steps`` counts solves with the factors (1, or 2 with refinement).  A singular block is not converged, its ``x`` is
+    A sample has converged when its residual meets the tolerance, or is of the size that rounding leaves in any direct
+    solution: ``|b - A x| <= 4 n eps |A|_F |x|`` (Higham 2002, theorem 7.1: the normwise backward error).  ``steps`` counts
+    solves with the factors (1, or 2 with refinement).  A singular block is not converged, its ``x`` is
     NaN, and the reason says so.
 
     Args:
@@ -62,7 +64,8 @@ class LU(LinearSolver):
             better = missed & (refined_norm < norm)
             x, norm = torch.where(column(better), refined, x), torch.where(better, refined_norm, norm)
             steps = steps + missed.long()
-        converged = factor.ok & (norm <= target)
+        rounding = 4 * A.size * torch.finfo(matrix.dtype).eps * torch.linalg.matrix_norm(matrix) * norms(x)
+        converged = factor.ok & (norm <= torch.maximum(target, rounding))
         reason = ""
         if not bool(converged.all()):
             reason = factor.reason

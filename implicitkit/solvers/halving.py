@@ -31,13 +31,14 @@ def damped_step(
 
     Monotone descent on ``|F|`` gets caught where ``|F|`` is stationary and the Jacobian singular, while undamped Newton
     steps jump off; on most other problems damping is what makes Newton's method work.  The driver keeps the best
-    iterate whichever it is.  A sample that 50 full steps have not brought home is given up (``f.stuck``).
+    iterate whichever it is.  Full steps are cut only where ``F`` is not finite; a sample that 50 of them have not brought
+    home is given up (``f.stuck``).
 
     Args:
         f, z, d, norm, halvings: as for :func:`halve`. weak: from the step before. patience: at least 0.
     """
-    free = None if weak is None else weak > patience
-    z_next, t, norm_next = halve(f, z, d, norm, f.active if free is None else f.active & ~free, halvings)
+    bound = norm if weak is None else torch.where(weak > patience, torch.inf, norm)
+    z_next, t, norm_next = halve(f, z, d, bound, halvings)
     slow = ~(norm_next <= _WEAK * norm)
     if weak is None:
         if not bool((slow & f.active).any()):
@@ -48,17 +49,15 @@ def damped_step(
     return Damped(z_next, t, weak)
 
 
-def halve(
-    f: Function, z: Tensor, d: Tensor, norm: Tensor, searching: Tensor, halvings: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The first of ``t = 1, 1/2, 1/4, ...`` with ``|F(z + t d)| <= (1 - 1e-4 t) |F(z)|``, sample by sample.
+def halve(f: Function, z: Tensor, d: Tensor, norm: Tensor, halvings: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The first of ``t = 1, 1/2, 1/4, ...`` with ``|F(z + t d)| < (1 - 1e-4 t) |F(z)|``, sample by sample.
 
     (Deuflhard 2011, *Newton Methods for Nonlinear Problems*, section 3.1; Kelley 1995, eq. 8.1.)  A trial that is not
     finite counts as too long.  Where no ``t`` down to ``2^-halvings`` will do, it is the best of those tried.
 
     Args:
-        f: the residual. z, d: point and direction ``(batch, n)``. norm: ``|F(z)|``, ``(batch,)``.
-        searching: which samples are to be searched ``(batch,)``; the others get ``t = 1``.
+        f: the residual. z, d: point and direction ``(batch, n)``.
+        norm: ``|F(z)|``, ``(batch,)``; Inf for a sample whose next point only has to be finite.
         halvings: how often at most.
 
     Returns:
@@ -67,7 +66,7 @@ def halve(
     trial = z + d
     trial_norm = torch.linalg.vector_norm(f(trial), dim=1)
     t = torch.ones_like(norm)
-    searching = searching & ~(trial_norm <= (1 - _DECREASE) * norm)
+    searching = f.active & ~(trial_norm < (1 - _DECREASE) * norm)
     if not bool(searching.any()):
         return trial, t, trial_norm
     best_t, best_norm = t, torch.where(searching & ~(trial_norm < torch.inf), torch.inf, trial_norm)
@@ -77,7 +76,7 @@ def halve(
         trial_norm = torch.linalg.vector_norm(f(trial), dim=1)
         better = searching & (trial_norm < best_norm)
         best_t, best_norm = torch.where(better, t, best_t), torch.where(better, trial_norm, best_norm)
-        searching = searching & ~(trial_norm <= (1 - _DECREASE * t) * norm)
+        searching = searching & ~(trial_norm < (1 - _DECREASE * t) * norm)
         if not bool(searching.any()):
             break
     if not bool((t == best_t).all()):
