@@ -33,25 +33,35 @@ from implicitkit.rules import Implicit, Neumann, OneStep, Phantom, Rule, Unroll
 from implicitkit.solution import Solution, Status
 from implicitkit.solve import argmin, fixed_point, least_squares, root, solve, steady_state
 from implicitkit.solvers import LBFGS, Anderson, BlackBox, Found, GradientDescent, Method, Newton, Picard
+from implicitkit.solvers.aitken import Aitken, Steffensen
 from implicitkit.solvers.auto import Polyalgorithm, Stage
 from implicitkit.solvers.base import Strategy
+from implicitkit.solvers.bfgs import BFGS
+from implicitkit.solvers.broyden import Broyden
 from implicitkit.solvers.chord import Chord
 from implicitkit.solvers.df_sane import DFSANE
+from implicitkit.solvers.gauss_newton import GaussNewton
+from implicitkit.solvers.levenberg_marquardt import LevenbergMarquardt
+from implicitkit.solvers.newton_cg import NewtonCG
 from implicitkit.solvers.newton_krylov import NewtonKrylov
 from implicitkit.solvers.qp.interior_point import solve_qp
 from implicitkit.solvers.qp.builtin import AutoQP, InteriorPoint
+from implicitkit.solvers.torch_optim import TorchOptim
 from implicitkit.solvers.trust_region import TrustRegion
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BFGS",
     "DFSANE",
     "LBFGS",
+    "Aitken",
     "Anderson",
     "Argmin",
     "AutoQP",
     "BlackBox",
     "Blocks",
+    "Broyden",
     "CapabilityError",
     "CapturedTensorError",
     "Certificate",
@@ -61,17 +71,20 @@ __all__ = [
     "Equality",
     "FixedPoint",
     "Found",
+    "GaussNewton",
     "GradientDescent",
     "Implicit",
     "ImpureFunctionWarning",
     "Inequality",
     "InteriorPoint",
     "LeastSquares",
+    "LevenbergMarquardt",
     "LinearSolution",
     "LinearSolver",
     "Method",
     "Neumann",
     "Newton",
+    "NewtonCG",
     "NewtonKrylov",
     "OneStep",
     "Operator",
@@ -85,8 +98,10 @@ __all__ = [
     "Solution",
     "Stage",
     "Status",
+    "Steffensen",
     "SteadyState",
     "Strategy",
+    "TorchOptim",
     "TrustRegion",
     "UnknownNameError",
     "Unroll",
