@@ -83,19 +83,24 @@ _MATRIX_FREE = (
 #: Between the two: a dense Jacobian as soon as matrix-free steps have failed.
 _EITHER = (_MATRIX_FREE[0], *_DENSE_NEWTON[1:4], *_MATRIX_FREE[1:])
 _ANDERSON = (_stage("anderson", max_steps=500),)
-_MINIMISE = (_stage("lbfgs"),)
+_MINIMISE = (
+    _stage("lbfgs", max_steps=500),
+    _stage("newton_cg", max_steps=200, scale=None),
+    _stage("newton_cg", max_steps=500),
+)
+_FIT = (_stage("levenberg_marquardt", max_steps=300), *_MINIMISE[1:], _stage("lbfgs"))
 
 
 def stages(kind: str, batch: int, size: int) -> tuple[Stage, ...]:
     """The stages for a problem kind, samples and unknowns a sample.
 
     Equations and steady states: Newton with dense Jacobians up to 512 unknowns a sample, Newton-Krylov above, and what
-    they fail on by other routes.  Fixed points: Anderson acceleration, then like equations.  Minimisation and least
-    squares: L-BFGS.
+    they fail on by other routes.  Fixed points: Anderson acceleration, then like equations.  Minimisation: L-BFGS, then
+    Newton with conjugate gradients in a trust region.  Least squares up to 512 unknowns: Levenberg-Marquardt first.
     """
-    if kind in ("argmin", "least_squares"):
-        return _MINIMISE
     affordable = batch * size * size <= _DENSE_NUMBERS
+    if kind in ("argmin", "least_squares"):
+        return _FIT if kind == "least_squares" and size <= _DENSE and affordable else _MINIMISE
     equations: tuple[Stage, ...] = _MATRIX_FREE
     if size <= _DENSE and affordable:
         equations = _DENSE_NEWTON
