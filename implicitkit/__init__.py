@@ -1,7 +1,7 @@
 """Layers defined by equations: state what must hold, let any solver find it, get exact derivatives of the solution."""
 
-from implicitkit import autodiff, callbacks, interop, linear, testing, trees
-from implicitkit.compose import Blocks, compose
+from implicitkit import autodiff, callbacks, interop, linear, project, prox, testing, trees
+from implicitkit.compose import Blocks, compose, tie
 from implicitkit.diagnostics import Certificate, certify
 from implicitkit.errors import (
     CapabilityError,
@@ -39,11 +39,17 @@ from implicitkit.solvers.base import Strategy
 from implicitkit.solvers.bfgs import BFGS
 from implicitkit.solvers.broyden import Broyden
 from implicitkit.solvers.chord import Chord
+from implicitkit.solvers.constrained.augmented_lagrangian import AugmentedLagrangian
+from implicitkit.solvers.constrained.block_coordinate_descent import BlockCoordinateDescent
+from implicitkit.solvers.constrained.mirror_descent import MirrorDescent
+from implicitkit.solvers.constrained.proximal_gradient import ProximalGradient
+from implicitkit.solvers.constrained.sqp import SQP
 from implicitkit.solvers.df_sane import DFSANE
 from implicitkit.solvers.gauss_newton import GaussNewton
 from implicitkit.solvers.levenberg_marquardt import LevenbergMarquardt
 from implicitkit.solvers.newton_cg import NewtonCG
 from implicitkit.solvers.newton_krylov import NewtonKrylov
+from implicitkit.solvers.pseudo_transient import PseudoTransient
 from implicitkit.solvers.qp.interior_point import solve_qp
 from implicitkit.solvers.qp.builtin import AutoQP, InteriorPoint
 from implicitkit.solvers.torch_optim import TorchOptim
@@ -55,11 +61,14 @@ __all__ = [
     "BFGS",
     "DFSANE",
     "LBFGS",
+    "SQP",
     "Aitken",
     "Anderson",
     "Argmin",
+    "AugmentedLagrangian",
     "AutoQP",
     "BlackBox",
+    "BlockCoordinateDescent",
     "Blocks",
     "Broyden",
     "CapabilityError",
@@ -82,6 +91,7 @@ __all__ = [
     "LinearSolution",
     "LinearSolver",
     "Method",
+    "MirrorDescent",
     "Neumann",
     "Newton",
     "NewtonCG",
@@ -92,6 +102,8 @@ __all__ = [
     "Picard",
     "Polyalgorithm",
     "Problem",
+    "PseudoTransient",
+    "ProximalGradient",
     "QuadraticProgram",
     "Root",
     "Rule",
@@ -120,6 +132,8 @@ __all__ = [
     "modules_held",
     "plugins",
     "problems",
+    "project",
+    "prox",
     "register_linear_solver",
     "register_problem",
     "register_rule",
@@ -131,5 +145,6 @@ __all__ = [
     "solvers",
     "steady_state",
     "testing",
+    "tie",
     "trees",
 ]

@@ -47,6 +47,7 @@ class Stepper:
         self.best_norm = torch.full_like(self.margin, torch.inf)
         self.norm = torch.full((batch, len(block.nodes)), torch.inf, dtype=self.margin.dtype, device=z.device)
         self.tolerance = torch.zeros_like(self.norm)
+        self._best_nodes = self.norm  # of each node at the best point
         self.extra = dict.fromkeys(block.nodes, 0)  # calls to confirm
         self.depth = 0
         self.taken = 0
@@ -104,13 +105,15 @@ class Stepper:
         better = still & (total < self.best_norm) | passed
         self.best = torch.where(better.unsqueeze(1), self.z, self.best)
         self.best_norm = torch.where(better, total.to(self.best_norm.dtype), self.best_norm)
+        self._best_nodes = torch.where(better.unsqueeze(1), self.norm, self._best_nodes)
         if self.taken >= self.limit:
             self.status = torch.where(self.running, int(Status.MAX_STEPS), self.status)
         failed = running & ~self.running & (self.status != int(Status.CONVERGED))
         if bool(failed.any()):
-            known, sound = self.best_norm < torch.inf, finite
-            point = torch.where(known.unsqueeze(1), self.best, torch.where(sound.unsqueeze(1), self.z, self.start))
+            known = self.best_norm < torch.inf
+            point = torch.where(known.unsqueeze(1), self.best, torch.where(finite.unsqueeze(1), self.z, self.start))
             self.z = torch.where(failed.unsqueeze(1), point, self.z)
+            self.norm = torch.where((failed & known).unsqueeze(1), self._best_nodes, self.norm)
             self.moved = True
 
     def advance(self, moving: Tensor) -> None:
