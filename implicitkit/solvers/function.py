@@ -34,7 +34,7 @@ class Function:
         self.sample_evaluations = 0
         self.active = torch.ones(system.batch, dtype=torch.bool, device=system.layout.device)
         self.norm = torch.empty(0)
-        self.tolerance = torch.empty(0)
+        self.tolerance = torch.zeros(())
         self.best = self.best_norm = torch.empty(0)
         self.stuck: Tensor | None = None
         graph = solves in ("minimise", "least_squares") or self.problem.returns != "state"
