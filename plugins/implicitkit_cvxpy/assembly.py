@@ -109,7 +109,7 @@ class Assembly:
 
 
 def _mv(A: Tensor, x: Tensor) -> Tensor:
-    return (A @ x.unsqueeze(-1)).squeeze(-1)
+    return (x.unsqueeze(-2) @ A.mT).squeeze(-2)
 
 
 def _pivots(program: CanonicalProgram, keep_rows: Array) -> tuple[Array, Array, Array]:

@@ -131,7 +131,7 @@ def reduced(J: KKTOperator, g: Tensor) -> tuple[Tensor, Tensor]:
     norm = torch.linalg.vector_norm(g, dim=1)
     residual = g - J.mv(u)
     left = torch.linalg.vector_norm(residual, dim=1)
-    if bool((ok & (left > 1e-13 * norm)).any()):
+    if bool((ok & (left > 1e-12 * norm)).any()):
         better = u + once(residual[:, :n], residual[:, n:])
         after = torch.linalg.vector_norm(g - J.mv(better), dim=1)
         u = torch.where((after < left).unsqueeze(1), better, u)
