@@ -67,7 +67,7 @@ class Saddle:
         x = torch.cholesky_solve(rhs.unsqueeze(2), self.L).squeeze(2)
         return x, self.weight * (mv(self.C, x) - c)
 
-    def solve(self, a: Tensor, c: Tensor, *, sweeps: int = 6, rtol: float = 1e-13) -> tuple[Tensor, Tensor, Tensor]:
+    def solve(self, a: Tensor, c: Tensor, *, sweeps: int = 6, rtol: float = 1e-12) -> tuple[Tensor, Tensor, Tensor]:
         """``(x, v, residual)``: ``(batch, n)``, ``(batch, r)`` and the 2-norm of what is left, ``(batch,)``.
 
         Args:

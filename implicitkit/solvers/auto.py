@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from implicitkit import registry
+from implicitkit.problems.argmin import Bounded
 from implicitkit.problems.base import Problem
+from implicitkit.problems.program import Program
 from implicitkit.solution import Status
 from implicitkit.solvers import driver
 from implicitkit.solvers.base import Strategy
@@ -109,6 +111,25 @@ def stages(kind: str, batch: int, size: int) -> tuple[Stage, ...]:
     return (*_ANDERSON, *equations) if kind == "fixed_point" else equations
 
 
+def _program_stages(problem: Program, batch: int) -> tuple[Stage, ...]:
+    """Constrained minimisation: SQP where there are constraints and no set but bounds, proximal gradient where there is
+    only a set or a term, the augmented Lagrangian else; each finished by Newton steps on the natural map where dense
+    Jacobians are affordable."""
+    size = problem.size + len(problem.one_sided)
+    dense = size <= _DENSE and batch * size * size <= _DENSE_NUMBERS
+    polish = (_stage("newton", max_steps=30, scale=None),) if dense else ()
+    multipliers = (_stage("augmented_lagrangian"), *polish)
+    if not problem.one_sided:
+        return (
+            _stage("proximal_gradient", max_steps=50),
+            *polish,
+            _stage("proximal_gradient", max_steps=20000, scale=None),
+        )
+    if dense and (problem.prox is None or isinstance(problem.prox, Bounded)):
+        return (_stage("sqp", max_steps=60), *polish, *multipliers)
+    return (_stage("augmented_lagrangian", max_steps=12), *polish, *multipliers)
+
+
 def choose(problem: Problem, batch: int, size: int, rule: Any) -> Any:
     """The solver for a problem: a :class:`Polyalgorithm` of :func:`stages`; the rule ``unroll`` needs the plain
     iteration."""
@@ -116,6 +137,8 @@ def choose(problem: Problem, batch: int, size: int, rule: Any) -> Any:
         return registry.get_solver("picard")
     if problem.kind == "quadratic_program":
         return registry.get_solver("qp")
+    if isinstance(problem, Program):
+        return Polyalgorithm(_program_stages(problem, batch))
     return Polyalgorithm(stages(problem.kind, batch, size))
 
 

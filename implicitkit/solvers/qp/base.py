@@ -13,10 +13,11 @@ from implicitkit.solvers.base import Strategy
 from implicitkit.solvers.driver import Options, Outcome
 from implicitkit.solvers.function import Function
 from implicitkit.solvers.halving import halve
-from implicitkit.solvers.qp.interior_point import QPData, QPPoint
+from implicitkit.solvers.qp.interior_point import QPData, QPPoint, polish
 
 __all__ = ["QPSolver", "judge"]
 
+_ROUNDING = 1e-13  # relative to |F| at the start: nothing is left to polish
 _FINAL = (Status.INFEASIBLE, Status.UNBOUNDED, Status.NONFINITE, Status.STALLED)
 
 
@@ -39,19 +40,29 @@ class QPSolver(Strategy):
         problem: Any = f.problem
         data = problem.one_sided(f.system, f.theta)
         tol = min(max(options.rtol, 1e-9), 1e-6)
+        start = torch.linalg.vector_norm(f.residual(z0), dim=1)
         point = self.find(data, tol, options.max_steps or self.default_max_steps)
         w = problem.join(*point[:3]).to(z0)
-        if problem.kappa:
-            w = _relax(f, w)
-        return judge(f, z0, w, point.status, point.steps, options)
+        norm = torch.linalg.vector_norm(f.residual(w), dim=1)
+        if not bool((norm <= _ROUNDING * start).all()):
+            point = polish(data, point, tol)
+            w = problem.join(*point[:3]).to(z0)
+            if problem.kappa:
+                w = _relax(f, w)
+            norm = torch.linalg.vector_norm(f.residual(w), dim=1)
+        return judge(f, w, start, norm, point.status, point.steps, options)
 
 
-def judge(f: Function, z0: Tensor, w: Tensor, status: Tensor, steps: Tensor, options: Options) -> Outcome:
-    """The outcome for points ``w``: converged by the residual alone, else what the solver said."""
-    start = torch.linalg.vector_norm(f.residual(z0), dim=1)
-    norm = torch.linalg.vector_norm(f.residual(w), dim=1)
+def judge(
+    f: Function, w: Tensor, start: Tensor, norm: Tensor, status: Tensor, steps: Tensor, options: Options
+) -> Outcome:
+    """The outcome for points ``w`` with ``|F|`` ``norm``: converged by that alone, else what the solver said."""
     bound = options.atol + options.rtol * torch.where(start.isfinite(), start, 0)
     converged = norm <= bound
+    trace = [start, norm] if options.trace else []
+    if bool(converged.all()) and not bool((status == int(Status.STALLED)).any()):
+        verdict = torch.zeros_like(status)
+        return Outcome(w, norm, steps, verdict, f.evaluations, f.sample_evaluations, trace)
     said = torch.zeros_like(converged)
     for end in _FINAL:
         said |= status == int(end)
@@ -60,7 +71,6 @@ def judge(f: Function, z0: Tensor, w: Tensor, status: Tensor, steps: Tensor, opt
     verdict = torch.where(said, status, verdict)
     verdict = torch.where(norm.isfinite() | said, verdict, int(Status.NONFINITE))
     verdict = torch.where(converged & (status != int(Status.STALLED)), int(Status.CONVERGED), verdict)
-    trace = [start, norm] if options.trace else []
     return Outcome(w, norm, steps, verdict, f.evaluations, f.sample_evaluations, trace)
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from implicitkit.linear.dense import cholesky_batched
 from implicitkit.registry import register_solver
 from implicitkit.solution import Status
 from implicitkit.solvers.qp import external
@@ -32,8 +29,8 @@ class InteriorPoint(QPSolver):
 @register_solver("qp", solves="quadratic_program")
 @dataclass(frozen=True)
 class AutoQP(QPSolver):
-    """DAQP where it is installed and the programs are small, on the CPU and strictly convex; the interior point for all
-    others, and for the samples that DAQP did not solve.
+    """DAQP where it is installed and the programs are small and on the CPU; the interior point for all others, and for
+    the samples that DAQP did not solve.
 
     Args:
         active_set_size: unknowns up to which the active-set method is tried.
@@ -43,7 +40,7 @@ class AutoQP(QPSolver):
 
     def find(self, data: QPData, tol: float, max_steps: int) -> QPPoint:
         small = data.q.device.type == "cpu" and data.q.shape[1] <= self.active_set_size
-        if not (small and data.G.shape[1] and external.installed("daqp") and _strictly_convex(data)):
+        if not (small and data.G.shape[1] and external.installed("daqp")):
             return interior_point(data, tol=tol, max_steps=max_steps)
         point = external.DAQP().find(data, tol, 10 * max_steps)
         left = (point.status != int(Status.CONVERGED)).nonzero().squeeze(1)
@@ -51,11 +48,3 @@ class AutoQP(QPSolver):
             return point
         rest = interior_point(data.rows(left), tol=tol, max_steps=max_steps)
         return QPPoint(*(a.index_copy(0, left, b.to(a.dtype)) for a, b in zip(point, rest, strict=True)))
-
-
-def _strictly_convex(data: QPData) -> bool:
-    """Is every ``P`` clearly positive definite?  (A shared one is looked at once.)"""
-    P = data.P[:1] if data.P.stride(0) == 0 else data.P
-    L, ok = cholesky_batched(P)
-    pivots = L.diagonal(dim1=1, dim2=2)
-    return bool((ok & (pivots.amin(1) > 1e-5 * pivots.amax(1))).all()) and bool(torch.isfinite(data.q).all())

@@ -13,7 +13,7 @@ import torch
 from implicitkit.registry import register_solver
 from implicitkit.solution import Status
 from implicitkit.solvers.qp.base import QPSolver
-from implicitkit.solvers.qp.interior_point import QPData, QPPoint, polish
+from implicitkit.solvers.qp.interior_point import QPData, QPPoint
 
 __all__ = ["DAQP", "OSQP", "PIQP", "Clarabel", "ProxQP", "installed"]
 
@@ -78,8 +78,17 @@ class External(QPSolver):
             answer = self.one(solver, P, q, A, b, G[rows], h[rows], tol, max_steps)
             z[i], y[i], status[i], steps[i] = answer.z, answer.y, int(answer.status), answer.steps
             lam[i, rows] = answer.lam
-        point = QPPoint(*(torch.from_numpy(x).to(device) for x in (z, y, lam, status, steps)))
-        return polish(data, point, tol)
+        return QPPoint(*(torch.from_numpy(x).to(device) for x in (z, y, lam, status, steps)))
+
+
+#: -5: not convex
+_DAQP_ENDS = {
+    1: Status.CONVERGED,
+    2: Status.CONVERGED,
+    -1: Status.INFEASIBLE,
+    -3: Status.UNBOUNDED,
+    -5: Status.STALLED,
+}
 
 
 @register_solver("daqp", solves="quadratic_program")
@@ -108,7 +117,7 @@ class DAQP(External):
         z, _, flag, info = solver.solve(
             P, q, rows, upper, lower, sense, primal_tol=1e-9, dual_tol=1e-12, iter_limit=max(1000, 10 * max_steps)
         )
-        ends = {1: Status.CONVERGED, 2: Status.CONVERGED, -1: Status.INFEASIBLE, -3: Status.UNBOUNDED}
+        ends = _DAQP_ENDS
         dual = np.asarray(info["lam"])
         status = ends.get(flag, Status.MAX_STEPS)
         return Answer(

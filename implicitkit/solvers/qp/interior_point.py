@@ -164,6 +164,7 @@ def interior_point(data: QPData, *, tol: float = 1e-9, max_steps: int = 60) -> Q
     scaled, undo = _scale(data)
     rows = data.G.shape[1]
     point = polish(scaled, _iterate(scaled, tol, max_steps), tol) if rows else _equalities_only(scaled, tol)
+    point = point._replace(status=_judge_curvature(scaled, point.status))
     z, y, lam, status, steps = undo(point)
     z, y, lam = (torch.where(finite.unsqueeze(1), t, torch.nan) for t in (z, y, lam))
     return QPPoint(z, y, lam, torch.where(finite, status, int(Status.NONFINITE)), steps)
@@ -365,7 +366,7 @@ def polish(data: QPData, point: QPPoint, tol: float, *, sweeps: int = 4) -> QPPo
     verdict = torch.where(near, int(Status.INACCURATE), int(Status.MAX_STEPS))
     verdict = torch.where(ok, int(Status.CONVERGED), verdict)
     status = torch.where(open_end, verdict, status)
-    return QPPoint(z, y, lam, _judge_curvature(data, status), steps)
+    return QPPoint(z, y, lam, status, steps)
 
 
 def _joint(residual: tuple[Tensor, ...]) -> Tensor:
@@ -400,4 +401,4 @@ def _equalities_only(data: QPData, tol: float) -> QPPoint:
         z[bad], y[bad] = x[:, :n], x[:, n:]
         verdict = torch.where(infeasible, int(Status.INFEASIBLE), int(Status.UNBOUNDED))
         status[bad] = torch.where(solved, int(Status.CONVERGED), verdict)
-    return QPPoint(z, y, data.q.new_zeros(batch, 0), _judge_curvature(data, status), torch.ones_like(status))
+    return QPPoint(z, y, data.q.new_zeros(batch, 0), status, torch.ones_like(status))

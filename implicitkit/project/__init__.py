@@ -1,0 +1,47 @@
+"""Euclidean projections, batched and differentiable to every order off their kinks: ``ik.project.simplex()(v)``.
+
+Each name is a configured projection: call it on a tensor (or a pytree: leaf by leaf), or give it to ``ik.argmin(...,
+project=)``.  Sets of vectors take the last dimension, sets of matrices the last two; all dimensions before are a batch.
+A parameter may be a tensor of the batch's shape, and is differentiated like the point.
+
+Source for the formulas: Parikh & Boyd (2014), "Proximal algorithms", chapter 6, unless the class says another.
+"""
+
+from implicitkit.project.balls import L1Ball as l1_ball
+from implicitkit.project.balls import L2Ball as l2_ball
+from implicitkit.project.balls import LinfBall as linf_ball
+from implicitkit.project.base import Projection
+from implicitkit.project.cones import Monotone as monotone
+from implicitkit.project.cones import Nonnegative as nonnegative
+from implicitkit.project.cones import SecondOrderCone as second_order_cone
+from implicitkit.project.linear import Affine as affine
+from implicitkit.project.linear import Box as box
+from implicitkit.project.linear import Halfspace as halfspace
+from implicitkit.project.linear import Hyperplane as hyperplane
+from implicitkit.project.linear import Polyhedron as polyhedron
+from implicitkit.project.simplex import Simplex
+from implicitkit.project.spectral import PSDCone as psd_cone
+from implicitkit.project.transport import Birkhoff as birkhoff
+from implicitkit.project.transport import Transport as transport
+
+simplex = Simplex
+
+__all__ = [
+    "Projection",
+    "Simplex",
+    "affine",
+    "birkhoff",
+    "box",
+    "halfspace",
+    "hyperplane",
+    "l1_ball",
+    "l2_ball",
+    "linf_ball",
+    "monotone",
+    "nonnegative",
+    "polyhedron",
+    "psd_cone",
+    "second_order_cone",
+    "simplex",
+    "transport",
+]

@@ -1,0 +1,63 @@
+"""Polytopes of couplings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from implicitkit.project.base import Projection
+
+__all__ = ["Birkhoff", "Transport"]
+
+
+@dataclass(frozen=True)
+class Transport(Projection):
+    """``{X >= 0, X 1 = r, X' 1 = c}``: matrices with given row sums ``r`` ``(*batch, n)`` and column sums ``c``
+    ``(*batch, m)``, of equal totals; by a quadratic program in ``n m`` unknowns.
+
+    Raises:
+        ConvergenceError: the totals differ.
+    """
+
+    rows: Tensor
+    columns: Tensor
+
+    def project(self, v: Tensor) -> Tensor:
+        return _couple(v, self.rows, self.columns)
+
+
+@dataclass(frozen=True)
+class Birkhoff(Projection):
+    """Doubly stochastic matrices: ``{X >= 0, X 1 = 1, X' 1 = 1}``.
+
+    Raises:
+        ValueError: the matrices are not square.
+    """
+
+    def project(self, v: Tensor) -> Tensor:
+        if v.ndim < 2 or v.shape[-1] != v.shape[-2]:
+            raise ValueError(f"Birkhoff projects square matrices, got shape {tuple(v.shape)}")
+        one = torch.ones(v.shape[-1], dtype=v.dtype, device=v.device)
+        return _couple(v, one, one)
+
+
+def _couple(v: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    from implicitkit.problems.quadratic_program import QuadraticProgram
+    from implicitkit.solve import solve
+
+    n, m = v.shape[-2:]
+    if rows.shape[-1] != n or columns.shape[-1] != m:
+        raise ValueError(
+            f"matrices of shape {n} x {m} need {n} row sums and {m} column sums; got {rows.shape[-1]}, {columns.shape[-1]}"
+        )
+    eye_n, eye_m = (torch.eye(k, dtype=v.dtype, device=v.device) for k in (n, m))
+    A = torch.cat([eye_n.repeat_interleave(m, 1), eye_m.repeat(1, n)], 0)
+    # the last condition follows from the others where the totals agree; it is kept, so that others are refused
+    lead = torch.broadcast_shapes(rows.shape[:-1], columns.shape[:-1])
+    b = torch.cat([rows.expand(*lead, n), columns.expand(*lead, m)], -1)
+    eye = torch.eye(n * m, dtype=v.dtype, device=v.device)
+    zero = torch.zeros(n * m, dtype=v.dtype, device=v.device)
+    flat = solve(QuadraticProgram(eye, -v.flatten(-2), A, b, -eye, zero)).value
+    return flat.unflatten(-1, (n, m))

@@ -1,0 +1,185 @@
+"""Proximal maps, batched and differentiable to every order off their kinks: ``ik.prox.l1(0.1)(v, step)``.
+
+    prox(v, t) = argmin_x  t phi(x) + |x - v|^2 / 2
+
+Each name is a configured map: call it on a tensor (or a pytree: leaf by leaf), or give it to ``ik.argmin(..., prox=)``,
+which then minimises ``objective + phi``.  Weights may be tensors that broadcast against the point and are differentiated
+like it; ``step`` is a number or a tensor of the batch's shape.
+
+Source: Parikh & Boyd (2014), "Proximal algorithms", chapter 6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit import trees
+from implicitkit.project.base import check_positive, length
+from implicitkit.project.spectral import positive_part
+
+__all__ = ["Prox", "elastic_net", "group_lasso", "l1", "l2", "nonnegative", "nuclear", "ridge"]
+
+
+class Prox:
+    """A term ``phi`` with its proximal map; a subclass defines :meth:`apply` on one tensor.  ``separable``: a sum over
+    single numbers."""
+
+    separable: ClassVar[bool] = False
+
+    def __call__(self, v: Any, step: Any = 1.0) -> Any:
+        """``prox(v, step)`` of a tensor, or of each leaf of a pytree.
+
+        Raises:
+            TypeError: a leaf is not a real floating-point tensor.
+        """
+
+        def leaf(x: Any) -> Tensor:
+            if not isinstance(x, Tensor) or not x.is_floating_point():
+                got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+                raise TypeError(f"{type(self).__name__} takes real floating-point tensors, got {got}")
+            t = torch.as_tensor(step, dtype=x.dtype, device=x.device)
+            return self.apply(x, t.reshape(t.shape + (1,) * (x.ndim - t.ndim)) if t.ndim else t)
+
+        return trees.tree_map(leaf, v)
+
+    def apply(self, v: Tensor, t: Tensor) -> Tensor:
+        """``prox`` of one tensor, ``t`` of its rank (or a scalar)."""
+        raise NotImplementedError(f"{type(self).__name__} has no apply method")
+
+
+def _soft(v: Tensor, threshold: Tensor) -> Tensor:
+    return v.sign() * (v.abs() - threshold).clamp_min(0)
+
+
+@dataclass(frozen=True)
+class l1(Prox):
+    """``weight |x|_1``: soft thresholding, ``sign(v) max(|v| - t weight, 0)``."""
+
+    weight: Any = 1.0
+    separable: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_positive(self.weight, "weight", self, strict=False)
+
+    def apply(self, v: Tensor, t: Tensor) -> Tensor:
+        return _soft(v, t * self.weight)
+
+
+@dataclass(frozen=True)
+class ridge(Prox):
+    """``weight |x|^2 / 2``: ``v / (1 + t weight)``."""
+
+    weight: Any = 1.0
+    separable: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_positive(self.weight, "weight", self, strict=False)
+
+    def apply(self, v: Tensor, t: Tensor) -> Tensor:
+        return v / (1 + t * self.weight)
+
+
+@dataclass(frozen=True)
+class elastic_net(Prox):
+    """``l1 |x|_1 + l2 |x|^2 / 2``: soft thresholding, then ``/ (1 + t l2)``."""
+
+    l1: Any = 1.0
+    l2: Any = 1.0
+    separable: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_positive(self.l1, "l1", self, strict=False)
+        check_positive(self.l2, "l2", self, strict=False)
+
+    def apply(self, v: Tensor, t: Tensor) -> Tensor:
+        return _soft(v, t * self.l1) / (1 + t * self.l2)
+
+
+@dataclass(frozen=True)
+class nonnegative(Prox):
+    """``weight sum x`` on ``x >= 0`` (with weight 0 the indicator): ``max(v - t weight, 0)``."""
+
+    weight: Any = 0.0
+    separable: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_positive(self.weight, "weight", self, strict=False)
+
+    def apply(self, v: Tensor, t: Tensor) -> Tensor:
+        return (v - t * self.weight).clamp_min(0)
+
+
+@dataclass(frozen=True)
+class l2(Prox):
+    """``weight |x|_2`` (not squared) over the last dimension: ``max(1 - t weight / |v|, 0) v``."""
+
+    weight: Any = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive(self.weight, "weight", self, strict=False)
+
+    def apply(self, v: Tensor, t: Tensor) -> Tensor:
+        return _shorten(v, t * self.weight)
+
+
+@dataclass(frozen=True)
+class group_lasso(Prox):
+    """``weight sum_g |x_g|_2`` over groups of the last dimension: block soft thresholding.
+
+    Args:
+        groups: sizes of consecutive groups, which must add up to the length of the last dimension; or one size for all.
+        weight: number, or tensor that broadcasts against the point without its last dimension kept as 1.
+
+    Raises:
+        ValueError: sizes below 1, or that do not add up.
+    """
+
+    groups: Any = 1
+    weight: Any = 1.0
+
+    def __post_init__(self) -> None:
+        sizes = (self.groups,) if isinstance(self.groups, int) else tuple(self.groups)
+        if not sizes or any(not isinstance(s, int) or s < 1 for s in sizes):
+            raise ValueError(f"group_lasso: groups must be sizes >= 1, got {self.groups!r}")
+        check_positive(self.weight, "weight", self, strict=False)
+
+    def apply(self, v: Tensor, t: Tensor) -> Tensor:
+        n = v.shape[-1]
+        sizes = [self.groups] * (n // self.groups) if isinstance(self.groups, int) else list(self.groups)
+        if sum(sizes) != n:
+            raise ValueError(f"group_lasso: groups {self.groups!r} do not add up to the last dimension, {n}")
+        return torch.cat([_shorten(part, t * self.weight) for part in v.split(sizes, -1)], -1)
+
+
+def _shorten(v: Tensor, threshold: Tensor) -> Tensor:
+    norm = length(v)
+    long = norm > threshold
+    return torch.where(long, v * (1 - threshold / torch.where(long, norm, 1)), torch.zeros_like(v))
+
+
+@dataclass(frozen=True)
+class nuclear(Prox):
+    r"""``weight * sum of singular values`` on the last two dimensions: singular value thresholding (Cai, Candes & Shen 2010).
+
+    Computed on the symmetric ``Y = [[0, X], [X', 0]]``, whose eigenvalues are ``+- s_i`` and zero: the upper right block of
+    ``(Y - t)_+ - (-Y - t)_+``, which is smooth whatever singular values coincide.
+    """
+
+    weight: Any = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive(self.weight, "weight", self, strict=False)
+
+    def apply(self, v: Tensor, t: Tensor) -> Tensor:
+        if v.ndim < 2:
+            raise ValueError(f"nuclear takes matrices, got shape {tuple(v.shape)}")
+        n, m = v.shape[-2:]
+        top = torch.cat([v.new_zeros(*v.shape[:-2], n, n), v], -1)
+        bottom = torch.cat([v.mT, v.new_zeros(*v.shape[:-2], m, m)], -1)
+        Y = torch.cat([top, bottom], -2)
+        shift = t * self.weight * torch.eye(n + m, dtype=v.dtype, device=v.device)
+        return (positive_part(Y - shift) - positive_part(-Y - shift))[..., :n, n:]

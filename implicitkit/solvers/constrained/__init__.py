@@ -1,0 +1,1 @@
+"""Solvers of constrained and composite minimisation: one file a method."""
