@@ -12,6 +12,7 @@ from torch import Tensor
 
 from implicitkit.compat import tree_map
 from implicitkit.errors import ConvergenceError
+from implicitkit.linear.estimate import InverseEstimate
 
 if TYPE_CHECKING:
     from implicitkit.trees import Layout
@@ -149,6 +150,13 @@ class Solution:
         """What a solve by blocks reports besides (:class:`~implicitkit.compose.BlockReport`: evaluations per node, depth);
         ``None`` after any other."""
         return getattr(self._record.outcome, "report", None)
+
+    @property
+    def inverse_estimate(self) -> InverseEstimate | None:
+        """The solver's own estimate of ``(dF/dz)^{-1}`` at the solution, on plain tensors, one block a sample; ``None``
+        unless the solver was told to keep it (``ik.Broyden(keep_inverse=True)``)."""
+        kept = self._record.outcome.kept
+        return InverseEstimate(kept["scale"], kept["U"], kept["V"]) if {"scale", "U", "V"} <= set(kept) else None
 
     @property
     def backward(self) -> LinearReport | None:

@@ -9,6 +9,7 @@ from implicitkit.linear.blocks import BlockSubstitution, Structure
 from implicitkit.linear.broyden import BroydenLinear
 from implicitkit.linear.cg import CG
 from implicitkit.linear.dense import Factor, cholesky_batched, factor_batched, lstsq_batched, solve_batched
+from implicitkit.linear.estimate import InverseEstimate
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lsmr import LSMR
 from implicitkit.linear.lu import LU
@@ -25,6 +26,7 @@ __all__ = [
     "BroydenLinear",
     "DampedSeries",
     "Factor",
+    "InverseEstimate",
     "LinearSolution",
     "LinearSolver",
     "Neumann",

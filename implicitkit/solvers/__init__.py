@@ -15,6 +15,7 @@ from implicitkit.solvers.newton import Newton
 from implicitkit.solvers.newton_cg import NewtonCG
 from implicitkit.solvers.newton_krylov import NewtonKrylov
 from implicitkit.solvers.picard import Picard
+from implicitkit.solvers.pseudo_transient import PseudoTransient
 from implicitkit.solvers.torch_optim import TorchOptim
 from implicitkit.solvers.trust_region import TrustRegion
 
@@ -38,6 +39,7 @@ __all__ = [
     "NewtonKrylov",
     "Picard",
     "Steffensen",
+    "PseudoTransient",
     "Strategy",
     "TorchOptim",
     "TrustRegion",

@@ -55,6 +55,10 @@ class Method:
         """One step: a **new** tensor ``z_next`` (never ``z`` changed in place) and the new state."""
         raise NotImplementedError(f"{type(self).__name__} has no step method")
 
+    def keep(self, state: Any) -> dict[str, Tensor]:
+        """What is kept of the final state of every sample, in ``Outcome.kept``: tensors ``(batch, ...)`` (default: none)."""
+        return {}
+
     def select(self, state: Any, index: Tensor) -> Any:
         """The state of the samples ``index`` only (default: rows of every tensor in it)."""
         return trees.tree_map(lambda t: t.index_select(0, index) if isinstance(t, Tensor) and t.ndim else t, state)

@@ -56,6 +56,7 @@ class Outcome:
     trace: list[Tensor] = field(default_factory=list)
     message: str = ""
     solver: str = ""  # which solver finished, where several took part
+    kept: dict[str, Tensor] = field(default_factory=dict)  # what the method keeps of its final state
 
     @property
     def all_converged(self) -> bool:
@@ -164,7 +165,7 @@ def iterate(method: Method, f: Function, z0: Tensor, options: Options) -> Outcom
             if len(keep) <= _DROP * len(rows):
                 samples = rows.repeat_interleave(f.system.samples_per_row).nonzero().squeeze(1)
                 everything = everything or _Full(batch)
-                everything.store(z=best, norm=best_norm, steps=steps, status=status)
+                everything.store(z=best, norm=best_norm, steps=steps, status=status, **_named(method.keep(state)))
                 everything.narrow(samples)
                 f.residual(z)
                 f = f.select(keep, samples)
@@ -184,11 +185,17 @@ def iterate(method: Method, f: Function, z0: Tensor, options: Options) -> Outcom
         norm = judge.norm(f.residual(z))
     if left:
         steps = torch.where(active, step, steps)
+    kept = method.keep(state)
     if everything is not None:
-        everything.store(z=best, norm=best_norm, steps=steps, status=status)
+        everything.store(z=best, norm=best_norm, steps=steps, status=status, **_named(kept))
+        kept = {name: everything.values[f"kept {name}"] for name in kept}
         best, best_norm, steps, status = (everything.values[k] for k in ("z", "norm", "steps", "status"))
     best_norm = torch.where(torch.isinf(best_norm), torch.nan, best_norm)
-    return Outcome(best, best_norm, steps, status, f.evaluations, f.sample_evaluations, traces)
+    return Outcome(best, best_norm, steps, status, f.evaluations, f.sample_evaluations, traces, kept=kept)
+
+
+def _named(kept: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"kept {name}": value for name, value in kept.items()}
 
 
 def _count(*masks: Tensor) -> list[int]:

@@ -477,11 +477,13 @@ def _steps(subject: Subject) -> Iterator[tuple[str, Function, Tensor, Any]]:
         z = known.z0
         f = _function(subject, known, z, known.theta)
         f.norm = f.residual(z).norm(dim=1)
+        f.best, f.best_norm = z, f.norm
         state = subject.solver.init(f, z)
         for _ in range(3):
             yield known.name, f, z, state
             z, state = subject.solver.step(f, z, state)
             f.norm = f.residual(z).norm(dim=1)
+            f.best, f.best_norm = z, f.norm
 
 
 @_check("Return z_next as a new tensor of the shape, dtype and device of z, without a graph.", _is_method)
@@ -516,6 +518,7 @@ def step_is_per_sample(subject: Subject) -> None:
                     assert leaf.ndim == 0 or leaf.shape[0] == 3, f"{name}: a state tensor has shape {tuple(leaf.shape)}"
             small = _function(subject, known, z[keep], known.theta[keep])
             small.norm = small.residual(z[keep]).norm(dim=1)
+            small.best, small.best_norm = z[keep], small.norm
             part = subject.solver.select(copy.deepcopy(state), keep)
             whole, _ = subject.solver.step(f, z, copy.deepcopy(state))
             selected, _ = subject.solver.step(small, z[keep], part)
