@@ -1,4 +1,4 @@
-"""Stacked cells held fixed during a solve, each a node of a composition."""
+"""Composed cells held fixed during a solve, each map a node of a composition."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit_deq import hoist
-from implicitkit_deq.cells.stacked import Stacked
+from implicitkit_deq.cells.stacked import Composed
 from implicitkit_deq.frozen import Frozen
 
 __all__ = ["FrozenStack"]
 
 
 class FrozenStack:
-    """What :class:`Frozen` is to a cell, to a :class:`Stacked` one: a frozen map for every stage.
+    """What :class:`Frozen` is to a cell, to a :class:`Composed` one: a frozen map for every stage.
 
     Args:
         cell: the stages. places, device, independent, may_draw: as in :class:`Frozen`.
@@ -25,7 +25,7 @@ class FrozenStack:
 
     def __init__(
         self,
-        cell: Stacked,
+        cell: Composed,
         places: Sequence[hoist.Place],
         device: torch.device,
         *,

@@ -15,7 +15,7 @@ import implicitkit as ik
 from implicitkit_deq import hoist, start
 from implicitkit_deq.causality import per_position
 from implicitkit_deq.cells.base import Cell
-from implicitkit_deq.cells.stacked import Stacked
+from implicitkit_deq.cells.stacked import Composed
 from implicitkit_deq.frozen import Drawing, Frozen
 from implicitkit_deq.frozen_stack import FrozenStack
 from implicitkit_deq.settings import Pretraining, Settings
@@ -221,7 +221,7 @@ class DEQ(nn.Module):
 
         def frozen(dims: Any) -> Frozen | FrozenStack:
             options: dict[str, Any] = {"independent": self.batch_dims == 1, "may_draw": dims is None}
-            if isinstance(self.cell, Stacked):
+            if isinstance(self.cell, Composed):
                 return FrozenStack(self.cell, places, device, **options)
             check = functools.partial(layout.check, what=name, cast=cast)
             return Frozen(function, self.cell, places, check, device, **options)

@@ -19,18 +19,16 @@ __all__ = ["merge", "tie_weights"]
 def tie_weights(network: nn.Sequential, **options: Any) -> DEQ:
     r"""A feed-forward network as a DEQ that computes the same, value and derivatives (theorem 3; see :class:`Tied`).
 
-    Picard's iteration from zero ends after as many applications as the network has layers; hence the default solver, and
-    the default ``max_steps``, one more.
+    Solved block by block, which is the network's own forward pass (each layer once, and once more to see that it holds);
+    with ``solver="picard"`` all layers at once, as many times as there are layers.
 
     Args:
-        network: ``nn.Linear`` layers with activations between; its modules are shared, not copied.
-        options: as in :class:`DEQ`.
+        network: its modules are shared, not copied. options: as in :class:`DEQ`.
 
     Returns:
         A :class:`DEQ` with ``layer(x) == network(x)`` and ``layer.cell`` of class :class:`Tied`.
     """
-    cell = Tied(network)
-    return DEQ(cell, **{"solver": "picard", "max_steps": len(cell.layers) + 1, **options})
+    return DEQ(Tied(network), **{"solver": ik.Blocks(inner="picard"), **options})
 
 
 def merge(first: DEQ, second: DEQ) -> DEQ:
@@ -71,7 +69,7 @@ def _stages(layer: DEQ) -> list[tuple[Cell, Any]]:
         inner = solver.inner if isinstance(solver, ik.Blocks) else solver
         return [
             (stage, inner.get(name, "anderson") if isinstance(inner, Mapping) else inner)
-            for name, (stage, _, _) in cell.maps().items()
+            for name, (stage, *_) in cell.maps().items()
         ]
     if isinstance(cell, Cell):
         return [(cell if layer.state is None else _Shaped(cell, layer.state), solver)]

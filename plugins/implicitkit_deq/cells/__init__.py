@@ -6,7 +6,7 @@ from implicitkit_deq.cells.graph import Graph, normalised_adjacency
 from implicitkit_deq.cells.mlp import MLP
 from implicitkit_deq.cells.monotone import Monotone
 from implicitkit_deq.cells.multiscale import Multiscale
-from implicitkit_deq.cells.stacked import Stacked, Wrapped
+from implicitkit_deq.cells.stacked import Composed, Stacked, Wrapped
 from implicitkit_deq.cells.tied import Tied
 from implicitkit_deq.cells.transformer import Transformer
 from implicitkit_deq.cells.trellis import TrellisNet
@@ -14,6 +14,7 @@ from implicitkit_deq.cells.trellis import TrellisNet
 __all__ = [
     "MLP",
     "Cell",
+    "Composed",
     "ConvBlock",
     "Graph",
     "Monotone",

@@ -12,7 +12,7 @@ import implicitkit as ik
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.start import zeros
 
-__all__ = ["Stacked", "Wrapped"]
+__all__ = ["Composed", "Stacked", "Wrapped"]
 
 
 class Wrapped(Cell):
@@ -36,16 +36,33 @@ class Wrapped(Cell):
         return self.state(*inputs) if callable(self.state) else self.state
 
 
-class Stacked(Cell):
+class Composed(Cell):
+    """A cell made of maps that read one another in a row; a :class:`DEQ` solves it as a composition (:func:`ik.compose`).
+
+    The state is a dict by the names of the maps.  ``solver=ik.Blocks(...)`` uses the structure forward, the default linear
+    solver backward.
+    """
+
+    def maps(self) -> dict[str, tuple[Any, Callable[..., Any], str | None]]:
+        """By name: each module, its map ``(own state, what it reads)``, and the name that it reads (the first: none)."""
+        raise NotImplementedError(f"{type(self).__name__} must define maps()")
+
+    def update(self, z: dict[str, Any], *injected: Any) -> dict[str, Any]:
+        """All maps at once; the first reads what is injected."""
+        return {
+            name: function(z[name], *(injected if below is None else (z[below],)))
+            for name, (_, function, below) in self.maps().items()
+        }
+
+
+class Stacked(Composed):
     r"""``\Gamma([w_1, w_2, ...]; x) = [f_1(w_1; x), f_2(w_2; w_1), ...]`` (Bai, Kolter & Koltun 2019, theorem 2).
 
     Its fixed points are those of the cells one after another: ``w_1`` of the first at ``x``, ``w_2`` of the second at
     (the output of) ``w_1``, and so on.  Where a cell has several, joint and sequential solves may find different ones.
     The Jacobian is block lower triangular; its spectral radius is the largest of the cells'.
 
-    The state is a dict, ``"layer1"``, ``"layer2"``, ...; the output is that of the last (the theorem's ``[:, -d:]``).  A
-    :class:`DEQ` solves it as a composition (:func:`ik.compose`): ``solver=ik.Blocks(...)`` uses the structure forward, the
-    default linear solver backward.
+    The state is a dict, ``"layer1"``, ``"layer2"``, ...; the output is that of the last (the theorem's ``[:, -d:]``).
 
     Args:
         stages: cells, at least two; each reads the output of the one before.
@@ -68,7 +85,7 @@ class Stacked(Cell):
         self.causal = all(stage.causal for stage in stages)
 
     def maps(self) -> dict[str, tuple[Any, Callable[..., Any], str | None]]:
-        """By name: each cell, its map ``(own state, what it reads)``, and the stage that it reads (the first: none)."""
+        """The cells; each reads the output of the one before."""
         found: dict[str, tuple[Any, Callable[..., Any], str | None]] = {}
         below: str | None = None
         for name, cell in self._cells().items():
@@ -83,13 +100,6 @@ class Stacked(Cell):
     def inject(self, *inputs: Any) -> tuple[Any, ...]:
         """That of the first cell; what the others get is part of the state."""
         return self._cells()["layer1"].inject(*inputs)
-
-    def update(self, z: dict[str, Any], *injected: Any) -> dict[str, Any]:
-        """``\\Gamma``."""
-        return {
-            name: function(z[name], *(injected if below is None else (z[below],)))
-            for name, (_, function, below) in self.maps().items()
-        }
 
     def output(self, z: dict[str, Any]) -> Any:
         """That of the last cell."""
