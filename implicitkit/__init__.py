@@ -37,7 +37,9 @@ from implicitkit.solvers.aitken import Aitken, Steffensen
 from implicitkit.solvers.auto import Polyalgorithm, Stage
 from implicitkit.solvers.base import Strategy
 from implicitkit.solvers.bfgs import BFGS
+from implicitkit.solvers.bisection import Bisection
 from implicitkit.solvers.broyden import Broyden
+from implicitkit.solvers.chandrupatla import Chandrupatla
 from implicitkit.solvers.chord import Chord
 from implicitkit.solvers.constrained.augmented_lagrangian import AugmentedLagrangian
 from implicitkit.solvers.constrained.block_coordinate_descent import BlockCoordinateDescent
@@ -50,8 +52,8 @@ from implicitkit.solvers.levenberg_marquardt import LevenbergMarquardt
 from implicitkit.solvers.newton_cg import NewtonCG
 from implicitkit.solvers.newton_krylov import NewtonKrylov
 from implicitkit.solvers.pseudo_transient import PseudoTransient
-from implicitkit.solvers.qp.interior_point import solve_qp
 from implicitkit.solvers.qp.builtin import AutoQP, InteriorPoint
+from implicitkit.solvers.qp.interior_point import solve_qp
 from implicitkit.solvers.torch_optim import TorchOptim
 from implicitkit.solvers.trust_region import TrustRegion
 
@@ -67,6 +69,7 @@ __all__ = [
     "Argmin",
     "AugmentedLagrangian",
     "AutoQP",
+    "Bisection",
     "BlackBox",
     "BlockCoordinateDescent",
     "Blocks",
@@ -74,6 +77,7 @@ __all__ = [
     "CapabilityError",
     "CapturedTensorError",
     "Certificate",
+    "Chandrupatla",
     "Chord",
     "ConvergenceError",
     "ConvergenceWarning",
@@ -102,16 +106,16 @@ __all__ = [
     "Picard",
     "Polyalgorithm",
     "Problem",
-    "PseudoTransient",
     "ProximalGradient",
+    "PseudoTransient",
     "QuadraticProgram",
     "Root",
     "Rule",
     "Solution",
     "Stage",
     "Status",
-    "Steffensen",
     "SteadyState",
+    "Steffensen",
     "Strategy",
     "TorchOptim",
     "TrustRegion",

@@ -1,5 +1,5 @@
 """Solvers of other libraries as registered solvers: one file a library."""
 
-from implicitkit.interop import scipy
+from implicitkit.interop import integrate, scipy
 
-__all__ = ["scipy"]
+__all__ = ["integrate", "scipy"]

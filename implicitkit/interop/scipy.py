@@ -113,12 +113,10 @@ def _orientation(session: Session, alpha: float | None) -> tuple[float, float | 
     """
     if session.kind == "fixed_point":
         return 1.0, 1.0 if alpha is None else alpha
-    F = session.f(session.start)
-    square = float(F @ F)
-    q = float(F @ session.jvp(session.start, F)) / square if square > 0 else np.nan
+    q = session.quotient()
     if not np.isfinite(q) or q == 0:
         return 1.0, alpha
-    cautious = 0.5 * max(float(np.linalg.norm(session.start)), 1.0) / square**0.5
+    cautious = 0.5 * max(float(np.linalg.norm(session.start)), 1.0) / session.start_norm
     return (-1.0 if q > 0 else 1.0), (min(1 / abs(q), cautious) if alpha is None else alpha)
 
 

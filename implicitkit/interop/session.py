@@ -42,7 +42,7 @@ class Session:
             a new point).
 
     Attributes:
-        start: the start, float64. kind: the kind of the problem. best: the best point so far, float64.
+        start: the start, float64. start_norm: ``|F|`` there. kind: the kind of the problem. best: the best point so far, float64.
     """
 
     def __init__(
@@ -59,7 +59,8 @@ class Session:
         self._eps = torch.finfo(z0.dtype).eps
         self.start = self._array(z0)
         self._judge(self.start)
-        self._target = atol + rtol * self._best_norm
+        self.start_norm = self._best_norm
+        self._target = atol + rtol * self.start_norm
 
     # ------------------------------------------------------------------------------------- what the library may ask for
     def f(self, x: np.ndarray) -> np.ndarray:
@@ -143,6 +144,23 @@ class Session:
     @property
     def best(self) -> np.ndarray:
         return self._array(self._best)
+
+    @property
+    def target(self) -> float:
+        """What the norm of the residual must come down to."""
+        return self._target
+
+    def flow_sign(self) -> float:
+        """The sign ``s`` for which ``dz/dt = s F`` leads to rest: the problem's own, or that with ``s F'JF <= 0`` here."""
+        if self.kind in ("steady_state", "fixed_point"):
+            return 1.0
+        return -1.0 if self.kind in ("argmin", "least_squares") or self.quotient() > 0 else 1.0
+
+    def quotient(self) -> float:
+        """``F'JF / F'F`` at the start."""
+        F = self._array(self._f(self._tensor(self.start)))
+        square = float(F @ F)
+        return float(F @ self.jvp(self.start, F)) / square if square > 0 else float("nan")
 
     @property
     def hopeless(self) -> bool:

@@ -4,7 +4,9 @@ from implicitkit.solvers.aitken import Aitken, Steffensen
 from implicitkit.solvers.anderson import Anderson
 from implicitkit.solvers.base import BlackBox, Direct, Found, Method, Strategy
 from implicitkit.solvers.bfgs import BFGS
+from implicitkit.solvers.bisection import Bisection
 from implicitkit.solvers.broyden import Broyden
+from implicitkit.solvers.chandrupatla import Chandrupatla
 from implicitkit.solvers.chord import Chord
 from implicitkit.solvers.df_sane import DFSANE
 from implicitkit.solvers.gauss_newton import GaussNewton
@@ -25,8 +27,10 @@ __all__ = [
     "LBFGS",
     "Aitken",
     "Anderson",
+    "Bisection",
     "BlackBox",
     "Broyden",
+    "Chandrupatla",
     "Chord",
     "Direct",
     "Found",
