@@ -1,0 +1,59 @@
+"""What the experiments share: their options, their tables, their figures."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+OUTPUT = Path(__file__).parent / "output"
+
+
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """A parser with ``--quick``, ``--seed`` and ``--output`` (a folder for figures)."""
+    parser = argparse.ArgumentParser(description=(doc or "").strip().splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a small version, for tests")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="the folder that figures go to")
+    return parser
+
+
+def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Aligned columns: words to the left, numbers to the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    left = [all(isinstance(row[i], str) for row in rows) for i in range(len(headings))]
+
+    def line(row: Sequence[str]) -> str:
+        parts = [c.ljust(w) if to_left else c.rjust(w) for c, w, to_left in zip(row, widths, left, strict=True)]
+        return "  ".join(parts).rstrip()
+
+    return "\n".join([title, line(headings), line(["-" * w for w in widths]), *map(line, cells)])
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.1e}"
+    return str(value)
+
+
+@contextlib.contextmanager
+def figure(path: Path, columns: int = 1, *, title: str = "", size: tuple[float, float] | None = None) -> Iterator[Any]:
+    """Axes (one, or an array of ``columns``) whose figure is saved to ``path`` as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    made, axes = plt.subplots(1, columns, figsize=size or (6.0 * columns, 4.0), layout="constrained")
+    if title:
+        made.suptitle(title)
+    try:
+        yield axes
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made.savefig(path, dpi=120)
+    finally:
+        plt.close(made)
+    print(f"figure: {path}")
