@@ -1,8 +1,9 @@
 """Layers defined by equations: state what must hold, let any solver find it, get exact derivatives of the solution."""
 
-from implicitkit import autodiff, callbacks, interop, linear, project, prox, testing, trees
+from implicitkit import autodiff, callbacks, diagnostics, interop, linear, project, prox, testing, trees
 from implicitkit.compose import Blocks, compose, tie
-from implicitkit.diagnostics import Certificate, certify
+from implicitkit.compat import opaque_to_compile
+from implicitkit.diagnostics import Certificate, Stability, certify
 from implicitkit.errors import (
     CapabilityError,
     CapturedTensorError,
@@ -113,6 +114,7 @@ __all__ = [
     "Rule",
     "Solution",
     "Stage",
+    "Stability",
     "Status",
     "SteadyState",
     "Steffensen",
@@ -126,6 +128,7 @@ __all__ = [
     "callbacks",
     "certify",
     "compose",
+    "diagnostics",
     "fixed_point",
     "get_solver",
     "implicit",
@@ -134,6 +137,7 @@ __all__ = [
     "linear",
     "linear_solvers",
     "modules_held",
+    "opaque_to_compile",
     "plugins",
     "problems",
     "project",

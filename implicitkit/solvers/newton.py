@@ -63,6 +63,9 @@ class Newton(Method):
 def newton_direction(J: Tensor, residual: Tensor) -> Tensor:
     """``d`` with ``J d = -F``; of minimum norm in the least-squares sense where ``J`` is singular, zero where it, or
     ``F``, is not finite."""
+    if residual.shape[1] == 1:  # a quotient: a batch of scalar equations needs no factorisation
+        d = -residual / J.squeeze(2)
+        return d if bool(torch.isfinite(d.sum())) else torch.where(torch.isfinite(d), d, 0)
     d, regular, _ = solve_batched(J, -residual)
     if not bool(regular.all()):
         bad = ~regular & torch.isfinite(J).flatten(1).all(1) & torch.isfinite(residual).all(1)
