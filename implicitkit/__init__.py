@@ -1,6 +1,6 @@
 """Layers defined by equations: state what must hold, let any solver find it, get exact derivatives of the solution."""
 
-from implicitkit import autodiff, callbacks, diagnostics, interop, linear, project, prox, testing, trees
+from implicitkit import autodiff, callbacks, interop, linear, project, prox, testing, trees
 from implicitkit.compose import Blocks, compose, tie
 from implicitkit.compat import opaque_to_compile
 from implicitkit.diagnostics import Certificate, Stability, certify
@@ -113,8 +113,8 @@ __all__ = [
     "Root",
     "Rule",
     "Solution",
-    "Stage",
     "Stability",
+    "Stage",
     "Status",
     "SteadyState",
     "Steffensen",
@@ -128,7 +128,6 @@ __all__ = [
     "callbacks",
     "certify",
     "compose",
-    "diagnostics",
     "fixed_point",
     "get_solver",
     "implicit",

@@ -59,7 +59,7 @@ def _check_curvature(problem: cp.Problem, gp: bool) -> None:
     places = _places(problem)
     if not convex and not (not gp and is_dpp(problem)):
         test = (lambda e: e.is_dgp()) if gp else (lambda e: e.is_dcp())
-        found = _offenders(places, test, gp)
+        found = _offenders([(place, thing, test) for place, thing in places], gp)
         hint = (
             "Set gp=True if this is a geometric program" if not gp and problem.is_dgp() else
             "Geometric programs need positive variables and parameters (pos=True), and monomials or posynomials" if gp else
@@ -67,7 +67,10 @@ def _check_curvature(problem: cp.Problem, gp: bool) -> None:
         )
         raise ValueError(f"the problem is not convex by cvxpy's rules ({rules}): {found}. {hint}")
     if not is_dpp(problem, gp):
-        found = _offenders(places, lambda e: is_dpp(e, gp), gp)
+        objective, *constraints = places
+        tests = [(*objective, lambda e: is_dpp(e, gp))]  # only there may a quadratic form have a parameter
+        tests += [(place, thing, lambda e: e.is_dgp(dpp=True) if gp else e.is_dcp(dpp=True)) for place, thing in constraints]
+        found = _offenders(tests, gp)
         raise ValueError(f"the problem must be DPP (affine in its parameters), and is not: {found}")
 
 
@@ -75,9 +78,9 @@ def _places(problem: cp.Problem) -> list[tuple[str, Any]]:
     return [("the objective", problem.objective), *((f"constraint {i}", c) for i, c in enumerate(problem.constraints))]
 
 
-def _offenders(places: Sequence[tuple[str, Any]], good: Any, gp: bool) -> str:
+def _offenders(places: Sequence[tuple[str, Any, Any]], gp: bool) -> str:
     texts = []
-    for place, thing in places:
+    for place, thing, good in places:
         if good(thing):
             continue
         smallest = _smallest(thing, good)

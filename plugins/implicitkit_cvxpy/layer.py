@@ -116,6 +116,7 @@ class ConvexLayer(nn.Module):
         """Is it a linear program, whose solutions are vertices?"""
         return self._assembly.linear and self._assembly.cones.polyhedral and self.degenerate != "smooth"
 
+    @ik.opaque_to_compile
     def forward(
         self, *parameters: Tensor, solver_args: dict[str, Any] | None = None, warm_start: bool = False
     ) -> tuple[Tensor, ...]:
@@ -144,10 +145,15 @@ class ConvexLayer(nn.Module):
         data = self._assembly(p)
         backend = self._backend if solver_args is None else self._resolve(self.solver_args | solver_args)
         kept: list[Any] = []
+        broken: list[Exception] = []
         start = self._warm if warm_start else None
 
         def find(z0: Tensor, P: Tensor, q: Tensor, A: Tensor, b: Tensor, wrong: Tensor) -> Tensor:
-            w, *figures = finish(self._problem, backend, Data(P, q, A, b, self._assembly.cones), wrong, start)
+            try:
+                w, *figures = finish(self._problem, backend, Data(P, q, A, b, self._assembly.cones), wrong, start)
+            except Exception as error:  # of the solver: raised when the levels of torch.func are closed
+                broken.append(error)
+                return z0
             kept.append((w, *figures, (P, q, A, b), wrong))
             return w
 
@@ -155,6 +161,8 @@ class ConvexLayer(nn.Module):
         solve = ik.implicit(self._problem, rule=rule, batch_dims=1, rtol=1e-7, atol=1e-9, on_failure="ignore")(find).solve
         size = self._assembly.n + self._assembly.cones.size
         found = solve(torch.zeros(p.batch, size, dtype=torch.float64, device=p.device), *data, flags)
+        if broken:
+            raise broken[0]
         self._judge(kept, backend.name, lead)
         w = found.value
         if not self._all_solved:

@@ -32,7 +32,8 @@ def _positions(n: int) -> tuple[Tensor, Tensor, Tensor]:
     column = torch.tensor([j for j in range(n) for _ in range(j + 1)])
     place = torch.empty(n, n, dtype=torch.int64)
     place[row, column] = place[column, row] = torch.arange(len(row))
-    scale = torch.where(row == column, 1.0, math.sqrt(2.0)).to(torch.float64)
+    scale = torch.full((len(row),), math.sqrt(2.0), dtype=torch.float64)
+    scale[row == column] = 1.0
     return row * n + column, place.reshape(-1), scale
 
 

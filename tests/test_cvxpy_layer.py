@@ -1,0 +1,624 @@
+"""The cvxpy layer: transforms, closed forms, degenerate programs, status, bad input."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+
+import implicitkit as ik
+
+cp = pytest.importorskip("cvxpy")
+from implicitkit_cvxpy import ConvexLayer, DegenerateError, ProgramError, StructurallyZeroGradientWarning  # noqa: E402
+from implicitkit_cvxpy.cones import (  # noqa: E402
+    project_exponential,
+    project_power,
+    project_second_order,
+    project_semidefinite,
+    svec,
+    unsvec,
+)
+
+F64 = torch.float64
+
+
+def seeded(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
+
+
+# ------------------------------------------------------------------------------------------------ the layers under test
+@dataclass(frozen=True)
+class Case:
+    """A layer and arguments for a batch of two; ``shared`` are the positions without a batch dimension."""
+
+    name: str
+    make: Callable[[], ConvexLayer]
+    args: tuple[Tensor, ...]
+    shared: tuple[int, ...] = ()
+
+    def single(self) -> list[Tensor]:
+        return [a if i in self.shared else a[0] for i, a in enumerate(self.args)]
+
+
+def qp() -> ConvexLayer:
+    S, q, G, h, x = cp.Parameter((3, 3)), cp.Parameter(3), cp.Parameter((4, 3)), cp.Parameter(4), cp.Variable(3)
+    rows = G @ x <= h
+    problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(S @ x) + q @ x), [rows, cp.sum(x) == 1])
+    return ConvexLayer(problem, [S, q, G, h], [x, rows.dual_variables[0]])
+
+
+def socp() -> ConvexLayer:
+    c, r, x = cp.Parameter(3), cp.Parameter(nonneg=True), cp.Variable(3)
+    return ConvexLayer(cp.Problem(cp.Minimize(c @ x), [cp.norm(x - 1) <= r, x[0] >= 0.5]), [c, r], [x])
+
+
+def sdp() -> ConvexLayer:
+    C, X = cp.Parameter((3, 3), symmetric=True), cp.Variable((3, 3), symmetric=True)
+    problem = cp.Problem(cp.Minimize(cp.sum_squares(X - C)), [X >> 0, cp.trace(X) == 1])
+    return ConvexLayer(problem, [C], [X])
+
+
+def entropy() -> ConvexLayer:
+    c, x = cp.Parameter(3), cp.Variable(3)
+    return ConvexLayer(cp.Problem(cp.Maximize(c @ x + cp.sum(cp.entr(x))), [cp.sum(x) == 1]), [c], [x])
+
+
+def geometric() -> ConvexLayer:
+    x, y, z = (cp.Variable(pos=True) for _ in range(3))
+    a, b, c = cp.Parameter(pos=True), cp.Parameter(pos=True), cp.Parameter()
+    problem = cp.Problem(cp.Minimize(1 / (x * y * z)), [a * (x * y + x * z + y * z) <= b, x >= y**c])
+    return ConvexLayer(problem, [a, b, c], [x, y, z], gp=True)
+
+
+def power() -> ConvexLayer:
+    c, x = cp.Parameter(2), cp.Variable(3)
+    problem = cp.Problem(cp.Minimize(c @ x[:2] - x[2] + 0.5 * cp.sum_squares(x)), [cp.PowCone3D(x[0], x[1], x[2], 0.3)])
+    return ConvexLayer(problem, [c], [x])
+
+
+def symmetric(seed: int) -> Tensor:
+    M = seeded(2, 3, 3, seed=seed)
+    return M + M.mT
+
+
+CASES = [
+    Case("qp", qp, (seeded(2, 3, 3) + 2 * torch.eye(3), seeded(2, 3, seed=1), seeded(4, 3, seed=2), seeded(4, seed=3) ** 2), (2, 3)),
+    Case("socp", socp, (seeded(2, 3, seed=4), torch.tensor([0.7, 1.1], dtype=F64))),
+    Case("sdp", sdp, (symmetric(5),)),
+    Case("entropy", entropy, (seeded(2, 3, seed=6),)),
+    Case("gp", geometric, (torch.tensor([2.0, 1.5], dtype=F64), torch.tensor(1.0, dtype=F64), torch.tensor([0.5, 0.4], dtype=F64)), (1,)),
+    Case("power", power, (torch.tensor([[0.6, 0.8], [0.3, 0.5]], dtype=F64),)),
+]
+cases = pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
+
+
+def scalar(layer: ConvexLayer) -> Callable[..., Tensor]:
+    """A smooth scalar of everything that the layer returns, nonlinear so that second derivatives see the first."""
+    return lambda *args: sum((x * x * (1.0 + 0.1 * torch.arange(x.numel(), dtype=F64).reshape(x.shape))).sum() for x in layer(*args))
+
+
+def close(a: Any, b: Any, tol: float = 1e-7) -> None:
+    for x, y in zip(a if isinstance(a, tuple) else (a,), b if isinstance(b, tuple) else (b,), strict=True):
+        torch.testing.assert_close(x, y, rtol=tol, atol=tol)
+
+
+# ------------------------------------------------------------------------------------------------------------ transforms
+@cases
+def test_gradcheck_first_and_second_order(case: Case) -> None:
+    layer, args = case.make(), [a.clone().requires_grad_() for a in case.args]
+    assert gradcheck(layer, args, atol=1e-6, rtol=1e-4, fast_mode=False)
+    assert gradgradcheck(layer, args, atol=1e-5, rtol=1e-3, fast_mode=True)
+
+
+@cases
+def test_transforms_agree(case: Case) -> None:
+    layer, args = case.make(), case.single()
+    f, where = scalar(layer), tuple(range(len(args)))
+    leaves = [a.clone().requires_grad_() for a in args]
+    eager = torch.autograd.grad(f(*leaves), leaves)
+    close(torch.func.grad(f, argnums=where)(*args), eager)
+    tangents = [seeded(*a.shape, seed=9) if case.name != "sdp" else torch.eye(3, dtype=F64) for a in args]
+    expected = sum((g * t).sum() for g, t in zip(eager, tangents, strict=True))
+    close(torch.func.jvp(f, tuple(args), tuple(tangents))[1], expected)
+    with forward_ad.dual_level():
+        out = f(*(forward_ad.make_dual(a, t) for a, t in zip(args, tangents, strict=True)))
+        close(forward_ad.unpack_dual(out).tangent, expected)
+    hessian = torch.func.hessian(f)(*args)
+    close(torch.func.jacrev(torch.func.jacrev(f))(*args), hessian)
+    close(torch.func.jacfwd(torch.func.jacfwd(f))(*args), hessian)
+    close(torch.autograd.functional.hessian(f, args[0]) if len(args) == 1 else hessian, hessian)
+
+
+@cases
+def test_vmap_is_the_batch(case: Case) -> None:
+    layer = case.make()
+    dims = tuple(None if i in case.shared else 0 for i in range(len(case.args)))
+    batched = layer(*case.args)
+    close(torch.func.vmap(layer, in_dims=dims)(*case.args), batched)
+    f, where = scalar(layer), tuple(range(len(case.args)))
+    found = torch.func.vmap(torch.func.grad(f, argnums=where), in_dims=dims)(*case.args)
+    for i in range(2):
+        args = [a if d is None else a[i] for a, d in zip(case.args, dims, strict=True)]
+        close(tuple(g[i] for g in found), torch.func.grad(f, argnums=where)(*args))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch._dynamo looks at it after a graph break
+@cases
+def test_compile_copy_pickle(case: Case) -> None:
+    layer, args = case.make(), case.single()
+    expected = layer(*args)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        close(other(*args), expected)
+    leaves = [a.clone().requires_grad_() for a in args]
+    f = scalar(layer)
+    compiled = torch.compile(lambda *a: f(*a) * 2, backend="eager")
+    found = torch.autograd.grad(compiled(*leaves), leaves)
+    close(found, tuple(2 * g for g in torch.autograd.grad(f(*leaves), leaves)))
+
+
+def test_second_derivative_through_a_layer_is_48() -> None:
+    q, x = cp.Parameter(), cp.Variable()
+    layer = ConvexLayer(cp.Problem(cp.Minimize(cp.square(x - q))), [q], [x])
+
+    def loss(t: Tensor) -> Tensor:
+        return layer(t * t)[0] ** 2
+
+    t = torch.tensor(2.0, dtype=F64)
+    for hessian in (torch.func.hessian(loss)(t), torch.autograd.functional.hessian(loss, t)):
+        assert hessian.item() == pytest.approx(48.0, abs=1e-9)
+    third = torch.func.grad(torch.func.grad(torch.func.grad(loss)))(t)
+    assert third.item() == pytest.approx(24 * 2.0, abs=1e-8)
+
+
+# ---------------------------------------------------------------------------------------------------------- closed forms
+def projection(constraints: Callable[[Any], list[Any]], n: int) -> ConvexLayer:
+    p, x = cp.Parameter(n), cp.Variable(n)
+    return ConvexLayer(cp.Problem(cp.Minimize(0.5 * cp.sum_squares(x - p)), constraints(x)), [p], [x])
+
+
+def simplex(v: Tensor) -> Tensor:
+    u = v.sort(descending=True).values
+    theta = (u.cumsum(0) - 1) / torch.arange(1, len(v) + 1)
+    k = int((u > theta).sum())
+    return (v - theta[k - 1]).clamp_min(0)
+
+
+def ball(v: Tensor) -> Tensor:
+    return v / v.norm().clamp_min(1.0)
+
+
+def halfspace(v: Tensor) -> Tensor:
+    a = torch.arange(1.0, len(v) + 1, dtype=F64)
+    return v - (a @ v - 1).clamp_min(0) / (a @ a) * a
+
+
+def half(x: Any) -> list[Any]:
+    return [sum((i + 1) * x[i] for i in range(5)) <= 1]
+
+
+CLOSED = {
+    "simplex": (lambda x: [x >= 0, cp.sum(x) == 1], simplex),
+    "box": (lambda x: [x >= -0.3, x <= 0.4], lambda v: v.clamp(-0.3, 0.4)),
+    "halfspace": (half, halfspace),
+    "ball": (lambda x: [cp.norm(x) <= 1], ball),
+    "second-order cone": (lambda x: [cp.SOC(x[0], x[1:])], project_second_order),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_projections_and_their_jacobians(name: str) -> None:
+    constraints, formula = CLOSED[name]
+    layer = projection(constraints, 5)
+    for seed in range(4):
+        v = 2 * seeded(5, seed=seed)
+        close(layer(v)[0], formula(v), 1e-9)
+        close(torch.func.jacrev(layer)(v)[0], torch.func.jacrev(formula)(v), 1e-8)
+
+
+def test_softmax_is_entropy_maximisation() -> None:
+    layer, c = entropy(), seeded(3, seed=1)
+    close(layer(c)[0], c.softmax(0), 1e-9)
+    close(torch.func.jacrev(layer)(c)[0], torch.func.jacrev(lambda c: c.softmax(0))(c), 1e-8)
+    close(torch.func.hessian(scalar(layer))(c), torch.func.hessian(scalar(lambda c: (c.softmax(0),)))(c), 1e-6)
+
+
+def test_ridge_and_equality_qp_with_duals() -> None:
+    A, b, x = cp.Parameter((6, 3)), cp.Parameter(6), cp.Variable(3)
+    layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(A @ x - b) + 0.5 * cp.sum_squares(x))), [A, b], [x])
+    a, y = seeded(6, 3), seeded(6, seed=1)
+
+    def ridge(a: Tensor, y: Tensor) -> Tensor:
+        return torch.linalg.solve(a.mT @ a + 0.5 * torch.eye(3, dtype=F64), a.mT @ y)
+
+    close(layer(a, y)[0], ridge(a, y), 1e-10)
+    close(torch.func.jacrev(lambda *t: layer(*t)[0], argnums=(0, 1))(a, y), torch.func.jacrev(ridge, argnums=(0, 1))(a, y), 1e-8)
+    q, d, z = cp.Parameter(3), cp.Parameter(2), cp.Variable(3)
+    C = seeded(2, 3, seed=2)
+    rows = C.numpy() @ z == d
+    layer = ConvexLayer(cp.Problem(cp.Minimize(0.5 * cp.sum_squares(z) + q @ z), [rows]), [q, d], [z, rows.dual_variables[0]])
+
+    def kkt(q: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+        dual = torch.linalg.solve(C @ C.mT, -d - C @ q)
+        return -q - C.mT @ dual, dual
+
+    v, w = seeded(3, seed=3), seeded(2, seed=4)
+    close(layer(v, w), kkt(v, w), 1e-10)
+    close(torch.func.jacrev(layer, argnums=1)(v, w), torch.func.jacrev(kkt, argnums=1)(v, w), 1e-9)
+
+
+def test_lasso_soft_threshold() -> None:
+    p, lam, x = cp.Parameter(4), cp.Parameter(nonneg=True), cp.Variable(4)
+    layer = ConvexLayer(cp.Problem(cp.Minimize(0.5 * cp.sum_squares(x - p) + lam * cp.norm1(x))), [p, lam], [x])
+    v, t = torch.tensor([1.5, -0.2, 0.7, -2.0], dtype=F64), torch.tensor(0.5, dtype=F64)
+    soft = lambda v, t: v.sign() * (v.abs() - t).clamp_min(0)  # noqa: E731
+    close(layer(v, t)[0], soft(v, t), 1e-9)
+    close(torch.func.jacrev(lambda *a: layer(*a)[0], argnums=(0, 1))(v, t), torch.func.jacrev(soft, argnums=(0, 1))(v, t), 1e-8)
+
+
+def test_semidefinite_projection_gives_symmetric_gradients() -> None:
+    C, X = cp.Parameter((3, 3), symmetric=True), cp.Variable((3, 3), PSD=True)
+    layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(X - C))), [C], [X])
+    v = symmetric(7)[0].requires_grad_()
+    values, vectors = torch.linalg.eigh(v.detach())
+    (x,) = layer(v)
+    close(x, (vectors * values.clamp_min(0)) @ vectors.mT, 1e-9)
+    (x * seeded(3, 3, seed=8)).sum().backward()
+    close(v.grad, v.grad.mT, 1e-12)
+    assert v.grad[1, 0].abs() > 1e-3
+
+
+def test_planted_solutions_of_quadratic_programs() -> None:
+    """Random QPs built around a KKT point: the gradient is that of the active-set system, to 1e-8 and better."""
+    n, m, active = 20, 20, 5
+    S, q, G, h, x = cp.Parameter((n, n)), cp.Parameter(n), cp.Parameter((m, n)), cp.Parameter(m), cp.Variable(n)
+    problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(S @ x) + q @ x), [G @ x <= h])
+    s, g = seeded(4, n, n) / n**0.5 + torch.eye(n), seeded(4, m, n, seed=1) / n**0.5
+    x0, lam = seeded(4, n, seed=2), torch.zeros(4, m, dtype=F64)
+    lam[:, :active] = seeded(4, active, seed=3).abs() + 0.1
+    slack = seeded(4, m, seed=4).abs() + 0.1
+    slack[:, :active] = 0
+    hh = (g @ x0.unsqueeze(2)).squeeze(2) + slack
+    P = s.mT @ s
+    qq = -(P @ x0.unsqueeze(2) + g.mT @ lam.unsqueeze(2)).squeeze(2)
+
+    def exact(s: Tensor, q: Tensor, g: Tensor, h: Tensor) -> Tensor:
+        C, zero = g[:, :active], torch.zeros(4, active, active, dtype=F64)
+        K = torch.cat([torch.cat([s.mT @ s, C.mT], 2), torch.cat([C, zero], 2)], 1)
+        return torch.stack([torch.linalg.solve(k, r) for k, r in zip(K, torch.cat([-q, h[:, :active]], 1), strict=True)])[:, :n]
+
+    weight = seeded(4, n, seed=5)
+    for solver in (None, "interior_point", "CLARABEL", "daqp"):
+        args = [t.clone().requires_grad_() for t in (s, qq, g, hh)]
+        (found,) = ConvexLayer(problem, [S, q, G, h], [x], solver=solver)(*args)
+        close(found, x0, 1e-9)
+        grads = torch.autograd.grad((found * weight).sum(), args)
+        wanted = torch.autograd.grad((exact(*args) * weight).sum(), args)
+        for a, b in zip(grads, wanted, strict=True):
+            assert (a - b).abs().max() <= 1e-8 * b.abs().max(), solver
+
+
+# -------------------------------------------------------------------------------------------------- projections onto cones
+CONES = {
+    "second-order": (project_second_order, 4),
+    "semidefinite": (project_semidefinite, 6),
+    "exponential": (project_exponential, 3),
+    "power": (lambda v: project_power(v, torch.tensor(0.3, dtype=F64)), 3),
+}
+
+
+@pytest.mark.parametrize("name", CONES)
+def test_cone_projections(name: str) -> None:
+    """Moreau's decomposition, idempotence, and derivatives of three orders in two modes."""
+    project, n = CONES[name]
+    v = 2 * seeded(60, n, seed=1)
+    w = project(v)
+    close(project(w), w, 1e-12)
+    assert ((v - w) * w).sum(1).abs().max() < 1e-12, "v - Pi(v) is orthogonal to Pi(v)"
+    # (v - w) in the polar cone: <v - w, u> <= 0 for members u of the cone
+    assert ((v - w) @ project(2 * seeded(60, n, seed=2)).mT).max() < 1e-10
+    few = v[:6].clone().requires_grad_()
+    assert gradcheck(project, few) and gradgradcheck(project, few)
+    reverse = torch.func.jacrev(torch.func.jacrev(torch.func.jacrev(project)))(v[0])
+    close(torch.func.jacfwd(torch.func.jacfwd(torch.func.jacfwd(project)))(v[0]), reverse, 1e-9)
+
+
+def test_triangles_are_an_isometry() -> None:
+    X = symmetric(3)
+    close(unsvec(svec(X)), X, 1e-14)
+    close(svec(X).norm(dim=1), X.flatten(1).norm(dim=1), 1e-14)
+
+
+# --------------------------------------------------------------------------------------------------------- calling it
+def test_batches_shared_parameters_and_empty_batches() -> None:
+    layer = qp()
+    s, q, g, h = CASES[0].args
+    wide = [s.expand(3, 2, 3, 3).clone(), q.expand(3, 2, 3).clone(), g, h.clone().requires_grad_()]
+    x, lam = layer(*wide)
+    assert x.shape == (3, 2, 3) and lam.shape == (3, 2, 4)
+    close(x[1], layer(s, q, g, h)[0], 1e-12)
+    x.sum().backward()
+    one = h.clone().requires_grad_()
+    layer(s, q, g, one)[0].sum().backward()
+    close(wide[3].grad, 3 * one.grad, 1e-9)  # summed over the batch, not averaged
+    empty = layer(s[:0].requires_grad_(), q[:0], g, h)
+    assert [t.shape for t in empty] == [(0, 3), (0, 4)]
+    empty[0].sum().backward()
+
+
+def test_dtype_follows_the_parameters() -> None:
+    layer, args = qp(), [a.float() for a in CASES[0].args]
+    x, _ = layer(*args)
+    assert x.dtype == torch.float32
+    close(x.double(), layer(*CASES[0].args)[0], 1e-5)
+
+
+def test_warm_start_gives_the_same_and_spares_the_solver() -> None:
+    layer, args = entropy(), [seeded(3, seed=6)]
+    layer(*args)
+    assert int(layer.solution.steps.max()) > 0
+    nearby = [args[0] + 0.01]
+    (warm,) = layer(*nearby, warm_start=True)
+    assert int(layer.solution.steps.max()) == 0, "a Newton step from the last solution was enough"
+    close(warm, layer(*nearby)[0], 1e-9)
+
+
+@pytest.mark.parametrize("solver", ["CLARABEL", "SCS", "OSQP", "interior_point", "daqp", "auto"])
+def test_solvers_agree_on_a_quadratic_program(solver: str) -> None:
+    if solver.upper() in ("OSQP", "SCS") and solver not in cp.installed_solvers():
+        pytest.skip(f"{solver} is not installed")
+    S, q, x = cp.Parameter((3, 3)), cp.Parameter(3), cp.Variable(3)
+    problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(S @ x) + q @ x), [x >= 0, cp.sum(x) == 1])
+    args = [a.clone().requires_grad_() for a in CASES[0].args[:2]]
+    expected = ConvexLayer(problem, [S, q], [x])(*args)[0]
+    found = ConvexLayer(problem, [S, q], [x], solver=solver)(*args)[0]
+    close(found, expected, 1e-8)
+    close(torch.autograd.grad(found.square().sum(), args), torch.autograd.grad(expected.square().sum(), args), 1e-7)
+
+
+@pytest.mark.parametrize("case", CASES[1:], ids=[c.name for c in CASES[1:]])
+def test_scs_agrees_on_every_cone(case: Case) -> None:
+    layer = case.make()
+    other = case.make()
+    other._solver = "SCS"
+    other._backend = other._resolve({})
+    close(other(*case.args), layer(*case.args), 1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------------ degenerate
+def test_linear_program_vertex() -> None:
+    c, b, x = cp.Parameter(2, name="c"), cp.Parameter(2, name="b"), cp.Variable(2)
+    problem = cp.Problem(cp.Minimize(c @ x), [x >= b])
+    cost, bound = torch.tensor([1.0, 2.0], dtype=F64, requires_grad=True), torch.tensor([0.3, -0.4], dtype=F64, requires_grad=True)
+    layer = ConvexLayer(problem, [c, b], [x])
+    with pytest.warns(StructurallyZeroGradientWarning, match=r"gradient with respect to c is zero.*vertex.*smooth"):
+        (found,) = layer(cost, bound)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (found,) = layer(cost, bound)  # said once
+    close(found, bound)
+    grads = torch.autograd.grad((found * torch.tensor([1.0, 3.0])).sum(), (cost, bound))
+    close(grads, (torch.zeros(2, dtype=F64), torch.tensor([1.0, 3.0], dtype=F64)), 1e-9)
+
+
+def test_policies_at_a_linear_program_with_a_face_of_solutions() -> None:
+    """min x1 + x2 subject to x1 + x2 >= p: dx/dp is any split of one; the minimum norm is a half each."""
+    p, x = cp.Parameter(), cp.Variable(2)
+    problem = cp.Problem(cp.Minimize(cp.sum(x)), [cp.sum(x) >= p])
+    value = torch.tensor(1.0, dtype=F64)
+    close(torch.func.jacrev(ConvexLayer(problem, [p], [x]))(value)[0], torch.tensor([0.5, 0.5], dtype=F64), 1e-8)
+    strict = ConvexLayer(problem, [p], [x], degenerate="raise")
+    with pytest.raises(DegenerateError, match=r"sample\(s\) 0, 1 is not differentiable.*lstsq.*smooth"):
+        torch.func.jacrev(strict)(value)
+
+
+def test_smooth_policy_is_the_derivative_of_the_central_path() -> None:
+    """min c x on [0, 1]: with mu, c = mu / x - mu / (1 - x) on the central path; the vertex itself has derivative zero."""
+    c, x = cp.Parameter(), cp.Variable()
+    mu = 1e-3
+    layer = ConvexLayer(cp.Problem(cp.Minimize(c * x), [x >= 0, x <= 1]), [c], [x], degenerate="smooth", smoothing=mu)
+    v = torch.tensor(0.5, dtype=F64)
+    found = layer(v)[0]
+    close(mu / found - mu / (1 - found), v, 1e-7)
+    slope = -1 / (mu / found**2 + mu / (1 - found) ** 2)
+    close(torch.func.grad(lambda c: layer(c)[0])(v), slope, 1e-7)
+    assert gradcheck(lambda c: layer(c)[0], (v.clone().requires_grad_(),))
+
+
+def test_report_of_rank_condition_and_weakly_active_constraints() -> None:
+    p, x = cp.Parameter(2), cp.Variable(2)
+    layer = ConvexLayer(cp.Problem(cp.Minimize(0.5 * cp.sum_squares(x - p)), [x >= 0]), [p], [x])
+    layer(torch.tensor([[0.0, 1.0], [1.0, -1.0]], dtype=F64))
+    report = layer.solution
+    assert report.weakly_active.tolist() == [1, 0]
+    assert report.rank.tolist() == [4, 4] and (report.condition < 10).all()
+    twice = ConvexLayer(cp.Problem(cp.Minimize(0.5 * cp.sum_squares(x - p)), [x >= 0, 2 * x >= 0]), [p], [x])
+    face = ConvexLayer(cp.Problem(cp.Minimize(cp.sum(x)), [cp.sum(x - p) >= 0]), [p], [x])
+    face(torch.tensor([1.0, 1.0], dtype=F64))
+    assert face.solution.rank.item() == 2 and face.solution.condition.item() == torch.inf  # of 3
+    close(torch.func.jacrev(twice)(torch.tensor([-1.0, 2.0], dtype=F64))[0], torch.diag(torch.tensor([0.0, 1.0], dtype=F64)), 1e-9)
+
+
+# ---------------------------------------------------------------------------------------------------- status is data
+def interval(on_failure: str = "raise", solver: Any = None) -> ConvexLayer:
+    low, scale, x = cp.Parameter(name="low"), cp.Parameter(name="scale"), cp.Variable()
+    problem = cp.Problem(cp.Minimize(cp.square(x) + scale * x), [x >= low, x <= 1])
+    return ConvexLayer(problem, [low, scale], [x], on_failure=on_failure, solver=solver)
+
+
+@pytest.mark.parametrize("solver", [None, "CLARABEL", "SCS", "interior_point"])
+def test_one_infeasible_program_of_three(solver: Any) -> None:
+    low = torch.tensor([0.5, 3.0, -0.5], dtype=F64, requires_grad=True)
+    scale = torch.tensor(0.25, dtype=F64, requires_grad=True)
+    with pytest.raises(ProgramError, match=r"1 of 3 programs.*infeasible.*sample 1\..*on_failure=\"nan\"") as caught:
+        interval(solver=solver)(low, scale)
+    assert caught.value.samples == (1,)
+    layer = interval("nan", solver)
+    (x,) = layer(low, scale)
+    assert layer.solution.status.tolist() == [0, int(ik.Status.INFEASIBLE), 0]
+    assert x.isnan().tolist() == [False, True, False]
+    close(x[[0, 2]], torch.tensor([0.5, -0.125], dtype=F64), 1e-8)
+    grads = torch.autograd.grad(x[~x.isnan()].sum(), (low, scale))
+    close(grads, (torch.tensor([1.0, 0.0, 0.0], dtype=F64), torch.tensor(-0.5, dtype=F64)), 1e-8)
+    with pytest.warns(ik.ConvergenceWarning, match="sample 1"):
+        interval("warn", solver)(low, scale)
+
+
+def test_failures_under_vmap() -> None:
+    low, scale = torch.tensor([0.5, 3.0, -0.5], dtype=F64), torch.tensor(0.25, dtype=F64)
+    with pytest.raises(ProgramError, match="sample 1"):
+        torch.func.vmap(interval(), in_dims=(0, None))(low, scale)
+    grads = torch.func.vmap(torch.func.grad(lambda low, s: interval("nan")(low, s)[0]), in_dims=(0, None))(low, scale)
+    close(grads[[0, 2]], torch.tensor([1.0, 0.0], dtype=F64), 1e-8)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_nan_data(bad: float) -> None:
+    low = torch.tensor([0.5, bad, -0.5], dtype=F64, requires_grad=True)
+    scale = torch.tensor(0.25, dtype=F64, requires_grad=True)
+    with pytest.raises(ProgramError, match=r"invalid data.*sample 1\. NaN or Inf in parameter\(s\) low"):
+        interval()(low, scale)
+    (x,) = interval("nan")(low, scale)
+    assert x.isnan().tolist() == [False, True, False]
+    x[[0, 2]].sum().backward()
+    assert scale.grad.isfinite() and low.grad[[0, 2]].isfinite().all()
+
+
+def test_unbounded() -> None:
+    c, x = cp.Parameter(2), cp.Variable(2)
+    layer = ConvexLayer(cp.Problem(cp.Minimize(c @ x), [x >= 0]), [c], [x])
+    with pytest.raises(ProgramError, match="the program.*unbounded|unbounded.*the program"):
+        layer(torch.tensor([1.0, -1.0], dtype=F64))
+
+
+def test_iteration_limit() -> None:
+    c, x = cp.Parameter(6), cp.Variable(6)
+    problem = cp.Problem(cp.Minimize(c @ x), [seeded(40, 6).numpy() @ x <= 1, cp.norm(x) <= 5])
+    layer = ConvexLayer(problem, [c], [x], solver="CLARABEL", solver_args={"max_iter": 2})
+    with pytest.raises(ProgramError, match="iteration limit"):
+        layer(torch.ones(6, dtype=F64))
+
+
+def _logistic() -> tuple[Any, list[Any], list[Any]]:
+    X, w = cp.Parameter((5, 2)), cp.Variable(2)
+    return cp.Problem(cp.Minimize(cp.sum(cp.logistic(X @ w)) + cp.sum_squares(w))), [X], [w]
+
+
+def test_logistic_regression_is_stationary_and_its_jacobian_implicit() -> None:
+    layer, X = ConvexLayer(*_logistic()), seeded(5, 2, seed=3)
+    loss = lambda w, X: torch.nn.functional.softplus(X @ w).sum() + (w * w).sum()  # noqa: E731
+    (w,) = layer(X)
+    assert torch.func.grad(loss)(w, X).abs().max() < 1e-9
+    H = torch.func.hessian(loss)(w, X)
+    cross = torch.func.jacrev(torch.func.grad(loss), argnums=1)(w, X)
+    expected = -torch.linalg.solve(H, cross.flatten(1)).reshape(2, 5, 2)
+    close(torch.func.jacrev(layer)(X)[0], expected, 1e-7)
+
+
+# -------------------------------------------------------------------------------------------------------------- bad input
+def _x(n: int = 2) -> Any:
+    return cp.Variable(n, name="x")
+
+
+def non_dpp() -> Any:
+    a, b, x = cp.Parameter(name="a"), cp.Parameter(name="b"), _x()
+    return ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - 1)), [(a * b) * x[0] <= 1]), [a, b], [x])
+
+
+def non_dpp_square() -> Any:
+    a, x = cp.Parameter(name="a", nonneg=True), _x()
+    return ConvexLayer(cp.Problem(cp.Minimize(cp.square(a) * cp.sum_squares(x))), [a], [x])
+
+
+def quadratic_constraint() -> Any:
+    P, x = cp.Parameter((2, 2), PSD=True, name="P"), _x()
+    return ConvexLayer(cp.Problem(cp.Minimize(cp.sum(x)), [cp.quad_form(x, P) <= 1]), [P], [x])
+
+
+def non_convex() -> Any:
+    p, x = cp.Parameter(2, name="p"), _x()
+    return ConvexLayer(cp.Problem(cp.Maximize(cp.sum_squares(x - p)), [x <= 1]), [p], [x])
+
+
+def _plain(**options: Any) -> Any:
+    p, x = cp.Parameter(2, name="p"), _x()
+    return ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - p)), [x >= 0]), [p], [x], **options)
+
+
+def _socp(**options: Any) -> Any:
+    p, x = cp.Parameter(2, name="p"), _x()
+    return ConvexLayer(cp.Problem(cp.Minimize(p @ x), [cp.norm(x) <= 1]), [p], [x], **options)
+
+
+def integer() -> Any:
+    p, x = cp.Parameter(2), cp.Variable(2, integer=True, name="count")
+    return ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - p))), [p], [x])
+
+
+def lists(parameters: int, variables: int) -> Any:
+    p, extra, x, other = cp.Parameter(2, name="p"), cp.Parameter(name="extra"), _x(), cp.Variable(name="other")
+    problem = cp.Problem(cp.Minimize(cp.sum_squares(x - p)))
+    return ConvexLayer(problem, [[], [p, extra], [p]][parameters], [[x], [other], []][variables])
+
+
+def signed(attribute: str, value: float) -> Any:
+    p, x = cp.Parameter(2, name="p", **{attribute: True}), _x()
+    return ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - p))), [p], [x])(torch.tensor([1.0, value]))
+
+
+def asymmetric() -> Any:
+    C, X = cp.Parameter((2, 2), symmetric=True, name="C"), cp.Variable((2, 2), PSD=True)
+    return ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(X - C))), [C], [X])(torch.tensor([[1.0, 2.0], [0.0, 1.0]]))
+
+
+def batches() -> Any:
+    return interval()(torch.zeros(3), torch.zeros(2))
+
+
+BAD = [
+    ("product of parameters", non_dpp, ValueError, r"must be DPP.*constraint 0: .*a \* b.*product of parameters a and b.*new Parameter"),
+    ("square of a parameter", non_dpp_square, ValueError, r"must be DPP.*objective: .*a, 2.*nonlinear in the parameter a.*in torch"),
+    ("quad_form in a constraint", quadratic_constraint, ValueError, r"constraint 0: .*(quad_form|QuadForm).*square root.*sum_squares"),
+    ("not convex", non_convex, ValueError, r"not convex.*DCP.*objective.*maximise concave"),
+    ("gp without gp=True", lambda: _geometric_without_flag(), ValueError, r"not convex.*Set gp=True"),
+    ("parameter missing", lambda: lists(0, 0), ValueError, r"parameter\(s\) p of the problem are not in parameters="),
+    ("parameter too many", lambda: lists(1, 0), ValueError, r"extra in parameters= do not appear"),
+    ("unknown variable", lambda: lists(2, 1), ValueError, r"other in variables= are neither variables"),
+    ("no variable", lambda: lists(2, 2), ValueError, r"variables= is empty"),
+    ("integer", integer, ValueError, r"count are integer or boolean.*Relax"),
+    ("number of tensors", lambda: _plain()(torch.ones(2), torch.ones(2)), ValueError, r"takes 1 parameter tensor\(s\) \(p\).*got 2"),
+    ("shape", lambda: _plain()(torch.ones(3)), ValueError, r"parameter p has shape \(2,\).*got \(3,\)"),
+    ("complex", lambda: _plain()(torch.ones(2, dtype=torch.complex64)), TypeError, r"parameter p got a complex tensor"),
+    ("nonneg", lambda: signed("nonneg", -1.0), ValueError, r"parameter p is declared nonnegative.*violates"),
+    ("pos", lambda: signed("pos", 0.0), ValueError, r"parameter p is declared positive"),
+    ("nonpos", lambda: signed("nonpos", 1.0), ValueError, r"parameter p is declared nonpositive"),
+    ("asymmetric", asymmetric, ValueError, r"parameter C is declared symmetric.*not symmetric"),
+    ("batch sizes", batches, ValueError, r"batch sizes disagree: parameter low has batch shape \(3,\), parameter scale has \(2,\)"),
+    ("solver unknown", lambda: _plain(solver="NOSUCH"), ValueError, r"unknown solver 'NOSUCH'; known: .*CLARABEL"),
+    ("solver not installed", lambda: _plain(solver="MOSEK"), ImportError, r"'MOSEK' is not installed: pip install 'cvxpy\[MOSEK\]'"),
+    ("cone, ours", lambda: _socp(solver="daqp"), ik.CapabilityError, r"'daqp' solves linear and quadratic.*second-order cones.*CLARABEL"),
+    ("cone, cvxpy's", lambda: _socp(solver="OSQP"), ik.CapabilityError, r"'OSQP' cannot solve this program \(second-order cones"),
+    ("solver option", lambda: _plain(solver="CLARABEL", solver_args={"epz": 1})(torch.ones(2)), TypeError, r"no setting 'epz'"),
+    ("option without a solver", lambda: _plain(solver_args={"epz": 1}), TypeError, r"epz belong to a particular solver"),
+    ("degenerate", lambda: _plain(degenerate="maybe"), ValueError, r"degenerate must be one of 'lstsq', 'raise', 'smooth'"),
+    ("on_failure", lambda: _plain(on_failure="maybe"), ValueError, r"on_failure must be one of 'raise', 'warn', 'nan'"),
+    ("not a problem", lambda: ConvexLayer(None, [], []), TypeError, r"problem must be a cvxpy.Problem"),
+]
+
+
+def _geometric_without_flag() -> Any:
+    a, x, y = cp.Parameter(pos=True), cp.Variable(pos=True), cp.Variable(pos=True)
+    return ConvexLayer(cp.Problem(cp.Minimize(1 / (x * y)), [a * x * y <= 1, x + y <= 3]), [a], [x])
+
+
+@pytest.mark.parametrize(("make", "error", "message"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
+def test_bad_input(make: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"(?s){message}"):
+        make()
