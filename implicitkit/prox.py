@@ -163,7 +163,7 @@ def _shorten(v: Tensor, threshold: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class nuclear(Prox):
-    r"""``weight * sum of singular values`` on the last two dimensions: singular value thresholding (Cai, Candes & Shen 2010).
+    r"""``weight * sum of singular values`` on the last two dimensions: thresholding (Cai, Candes & Shen 2010).
 
     Computed on the symmetric ``Y = [[0, X], [X', 0]]``, whose eigenvalues are ``+- s_i`` and zero: the upper right block of
     ``(Y - t)_+ - (-Y - t)_+``, which is smooth whatever singular values coincide.

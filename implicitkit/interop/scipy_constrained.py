@@ -20,6 +20,7 @@ from implicitkit.errors import CapabilityError
 from implicitkit.registry import register_solver
 from implicitkit.solvers.base import Strategy
 from implicitkit.solvers.constrained.model import Model
+from implicitkit.solvers.descend import refine
 from implicitkit.solvers.driver import Options, Outcome
 from implicitkit.solvers.function import Function
 from implicitkit.solvers.qp.base import judge
@@ -28,6 +29,7 @@ from implicitkit.solvers.qp.interior_point import QPData, interior_point
 __all__ = ["LBFGSB", "SLSQP", "TrustConstr"]
 
 Array = np.ndarray
+_DENSE = 512
 
 
 class _Sample:
@@ -49,12 +51,22 @@ class _Sample:
 
 @dataclass(frozen=True)
 class _SciPy(Strategy):
-    """``scipy.optimize.minimize`` with one method."""
+    """``scipy.optimize.minimize`` with one method.
+
+    Args:
+        refinements: Newton steps on the optimality conditions at the end, which SciPy's methods, of first order, meet to
+            some digits only (none above 512 unknowns and multipliers).
+    """
 
     solves: ClassVar[str] = "constrained"
     method: ClassVar[str] = ""
     general: ClassVar[bool] = True  # takes constraints, not only bounds
     default_max_steps: ClassVar[int] = 1000
+    refinements: int = 5
+
+    def __post_init__(self) -> None:
+        if self.refinements < 0:
+            raise ValueError(f"refinements cannot be negative, got {self.refinements}")
 
     def run(self, f: Function, z0: Tensor, options: Options) -> Outcome:
         model = Model(f)
@@ -90,6 +102,8 @@ class _SciPy(Strategy):
                 steps[i] = int(answer.nit)
                 message = "" if answer.success else f"SciPy's {self.method}: {answer.message}"
         w = model.join(found, least_squares_multipliers(model, found, bounds, multipliers))
+        if w.shape[1] <= _DENSE:
+            w = refine(f, w, steps=self.refinements)
         norm = torch.linalg.vector_norm(f.residual(w), dim=1)
         outcome = judge(f, w, start, norm, torch.ones_like(steps), steps, options)
         outcome.message = message
@@ -156,7 +170,7 @@ class TrustConstr(_SciPy):
 
 
 def least_squares_multipliers(
-    model: Model, z: Tensor, bounds: tuple[Tensor, Tensor] | None, start: Tensor, near: float = 1e-6
+    model: Model, z: Tensor, bounds: tuple[Tensor, Tensor] | None, start: Tensor, near: float = 1e-4
 ) -> Tensor:
     """``(batch, m)``: ``argmin |df + J'y|^2`` over multipliers that are nonnegative where one-sided, zero for constraints
     that are not active (to ``near``), free of charge for coordinates that stand at a bound."""

@@ -13,7 +13,7 @@ from implicitkit.linear.kkt import KKT
 from implicitkit.linear.saddle import Saddle, StructuredOperator, mv
 from implicitkit.problems.base import Problem, Restated
 from implicitkit.problems.program import DEGENERATE, KAPPA, plus
-from implicitkit.solvers.qp.interior_point import QPData
+from implicitkit.problems.qp_data import QPData
 from implicitkit.trees import Layout
 
 if TYPE_CHECKING:

@@ -74,7 +74,7 @@ class Function:
         self._count()
         if self.solves == "fixed_point":
             return autodiff.linearise(self._kernel, z)[1]
-        if self.solves == "root":
+        if self.solves not in ("minimise", "least_squares"):
             fixed_point = problem.kind == "fixed_point"
             expression = lambda y: problem.flat_residual(self._kernel, y)  # noqa: E731
             return autodiff.linearise(expression, z, symmetric=problem.symmetric, fixed_point=fixed_point)[1]

@@ -83,7 +83,7 @@ def initial(slope: Slope, z: Tensor) -> Momentum:
 @register_solver("proximal_gradient", solves="constrained")
 @dataclass(frozen=True)
 class ProximalGradient(Method):
-    """``z <- prox(z - t df/dz, t)`` for a term or a set with a known proximal map; ``prox`` a projection: projected gradient.
+    """``z <- prox(z - t df/dz, t)`` for a term or a set with a known proximal map (a projection: projected gradient).
 
     FISTA (Beck & Teboulle 2009) with backtracking for every sample and adaptive restart (O'Donoghue & Candes 2015,
     section 3.2).  Not for ``constraints=``.

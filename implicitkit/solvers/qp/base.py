@@ -10,9 +10,9 @@ from torch import Tensor
 
 from implicitkit.solution import Status
 from implicitkit.solvers.base import Strategy
+from implicitkit.solvers.descend import refine
 from implicitkit.solvers.driver import Options, Outcome
 from implicitkit.solvers.function import Function
-from implicitkit.solvers.halving import halve
 from implicitkit.solvers.qp.interior_point import QPData, QPPoint, polish
 
 __all__ = ["QPSolver", "judge"]
@@ -48,7 +48,7 @@ class QPSolver(Strategy):
             point = polish(data, point, tol)
             w = problem.join(*point[:3]).to(z0)
             if problem.kappa:
-                w = _relax(f, w)
+                w = refine(f, w, _direction, steps=60, halvings=20)  # from the solution to that of the relaxed program
             norm = torch.linalg.vector_norm(f.residual(w), dim=1)
         return judge(f, w, start, norm, point.status, point.steps, options)
 
@@ -74,18 +74,7 @@ def judge(
     return Outcome(w, norm, steps, verdict, f.evaluations, f.sample_evaluations, trace)
 
 
-def _relax(f: Function, w: Tensor, steps: int = 60) -> Tensor:
-    """From the solution to that of the relaxed program (``lam_i s_i = kappa``), by damped Newton steps."""
-    for _ in range(steps):
-        r = f.residual(w)
-        f.norm = torch.linalg.vector_norm(r, dim=1)
-        f.active = f.norm > 1e-13 * (1 + torch.linalg.vector_norm(w, dim=1))
-        if not bool(f.active.any()):
-            break
-        A: Any = f.problem.linearise(f.system, w, f.theta)[1]
-        trial, _, norm = halve(f, w, -A.solve(r), f.norm, f.active, 20)
-        moved = f.active & (norm < f.norm)
-        if not bool(moved.any()):
-            break
-        w = torch.where(moved.unsqueeze(1), trial, w)
-    return w
+def _direction(f: Function, w: Tensor, r: Tensor) -> Tensor:
+    A: Any = f.problem.linearise(f.system, w, f.theta)[1]
+    solved: Tensor = A.solve(r)
+    return solved

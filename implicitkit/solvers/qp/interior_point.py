@@ -22,25 +22,10 @@ from torch import Tensor
 
 from implicitkit.linear.dense import cholesky_batched, lstsq_batched
 from implicitkit.linear.saddle import Saddle, mv
+from implicitkit.problems.qp_data import QPData, natural_residual
 from implicitkit.solution import Status
 
 __all__ = ["QPData", "QPPoint", "interior_point", "natural_residual", "polish", "solve_qp"]
-
-
-class QPData(NamedTuple):
-    """Data of a batch of programs, nothing absent: ``P (B, n, n)``, ``q (B, n)``, ``A (B, p, n)``, ``b (B, p)``,
-    ``G (B, m, n)``, ``h (B, m)`` with ``p`` or ``m`` possibly zero; ``h`` may hold ``inf``."""
-
-    P: Tensor
-    q: Tensor
-    A: Tensor
-    b: Tensor
-    G: Tensor
-    h: Tensor
-
-    def rows(self, keep: Tensor) -> QPData:
-        """Some of the programs."""
-        return QPData(*(t.index_select(0, keep) for t in self))
 
 
 class QPPoint(NamedTuple):
@@ -124,21 +109,6 @@ def collect(
             raise ValueError(f"{name} has shape {tuple(t.shape)}, but the other parts ask for {shapes[name]}")
     size = 1 if batch is None else batch
     return QPData(*(t.expand(size, *t.shape[-event:]) for _, t, event in parts)), batch is not None
-
-
-def natural_residual(z: Tensor, y: Tensor, lam: Tensor, data: QPData) -> tuple[Tensor, Tensor, Tensor]:
-    r"""The optimality conditions as equations in natural-map form (Robinson 1992; Facchinei & Pang 2003, section 1.5):
-
-        Pz + q + A'y + G'lam = 0,    Az - b = 0,    lam - max(lam + Gz - h, 0) = 0
-
-    Args:
-        z: ``(B, n)``. y: ``(B, p)``. lam: ``(B, m)``. data: the programs.
-
-    Returns:
-        The three left-hand sides, of the shapes of ``z``, ``y`` and ``lam``.
-    """
-    stationarity = mv(data.P, z) + data.q + mv(data.A.mT, y) + mv(data.G.mT, lam)
-    return stationarity, mv(data.A, z) - data.b, lam - (lam + mv(data.G, z) - data.h).clamp_min(0)
 
 
 # ------------------------------------------------------------------------------------------------------- the method
