@@ -1,5 +1,6 @@
 """What can be said about a solution once it is found."""
 
 from implicitkit.diagnostics.certificate import Certificate, certify
+from implicitkit.diagnostics.stability import Stability, stability
 
-__all__ = ["Certificate", "certify"]
+__all__ = ["Certificate", "Stability", "certify", "stability"]

@@ -120,9 +120,7 @@ def _orientation(session: Session, alpha: float | None) -> tuple[float, float | 
     return (-1.0 if q > 0 else 1.0), (min(1 / abs(q), cautious) if alpha is None else alpha)
 
 
-def _mixing(
-    session: Session, method: str, alpha: float | None, line_search: str | None, **jac_options: Any
-) -> Found:
+def _mixing(session: Session, method: str, alpha: float | None, line_search: str | None, **jac_options: Any) -> Found:
     """The quasi-Newton and mixing methods of ``scipy.optimize.root``; each iteration is counted."""
     if session.hopeless:
         return session.run(lambda x: "")
@@ -162,7 +160,7 @@ def _krylov(session: Session, inner: str, inner_maxiter: int, line_search: str |
 
         def solve(_: Any, b: np.ndarray, rtol: float, **__: Any) -> tuple[np.ndarray, int]:
             operator = scipy.sparse.linalg.LinearOperator((n, n), lambda v: session.jvp(at[0], v), dtype=np.float64)
-            return solvers[inner](operator, b, rtol=rtol)  # type: ignore[operator, no-any-return]
+            return solvers[inner](operator, b, rtol=rtol)
 
         def count(y: np.ndarray, F: np.ndarray) -> None:
             at[0] = np.array(y)
@@ -192,6 +190,7 @@ def _df_sane(session: Session, memory: int, line_search: str) -> Found:
 
 
 _EXACT = "the Jacobian comes from PyTorch"
+_own: dict[str, Any]
 _register("scipy.root.hybr", "root", partial(_minpack, method="hybr"),
           f"Powell's hybrid method of MINPACK (``hybrj``); {_EXACT}.", "evaluation", factor=100.0)  # fmt: skip
 _register("scipy.root.lm", "root", partial(_minpack, method="lm"),
@@ -267,9 +266,9 @@ for _name, (_takes, _) in _DERIVATIVES.items():
 def _least_squares(session: Session, method: str, x_scale: Any, tr_solver: str | None = None) -> Found:
     """``scipy.optimize.least_squares`` without loss function or bounds: those state another problem."""
     tolerance = 1.01 * _EPS  # smaller ones are refused
-    tolerances = {"ftol": tolerance, "xtol": tolerance, "gtol": tolerance}
+    tolerances: dict[str, float | None] = {"ftol": tolerance, "xtol": tolerance, "gtol": tolerance}
     if method != "lm":
-        tolerances = {"ftol": None, "xtol": tolerance, "gtol": None}
+        tolerances |= {"ftol": None, "gtol": None}
 
     def attempt(x: np.ndarray) -> str:
         answer = scipy.optimize.least_squares(

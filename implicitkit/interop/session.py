@@ -42,7 +42,8 @@ class Session:
             a new point).
 
     Attributes:
-        start: the start, float64. start_norm: ``|F|`` there. kind: the kind of the problem. best: the best point so far, float64.
+        start, best: the start and the best point so far, float64. start_norm: ``|F|`` at the start.
+        kind: the kind of the problem.
     """
 
     def __init__(

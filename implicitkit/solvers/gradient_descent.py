@@ -28,8 +28,8 @@ class GradientDescent(Method):
 
     With ``nesterov``, gradients are taken at extrapolated points: ``x_k = z - t g(z)``, ``z <- x_k + b_k (x_k - x_{k-1})``,
     ``b_k = (a_k - 1) / a_{k+1}``, ``a_{k+1} = (1 + sqrt(1 + 4 a_k^2)) / 2`` (Nesterov 1983), ``a`` beginning again at 1 when
-    ``g'(x_k - x_{k-1}) > 0`` (O'Donoghue & Candès 2015, gradient scheme).  ``t`` is then halved while ``f(x_k) > f(z) - t |g|^2 / 2``
-    and grows by a tenth a step.
+    ``g'(x_k - x_{k-1}) > 0`` (O'Donoghue & Candès 2015, gradient scheme).  ``t`` is then halved while
+    ``f(x_k) > f(z) - t |g|^2 / 2`` and grows by a tenth a step.
 
     Args:
         step_size: fixed step length. nesterov: accelerate. memory: values that the nonmonotone test looks back on.

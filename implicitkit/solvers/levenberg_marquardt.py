@@ -22,13 +22,13 @@ __all__ = ["LevenbergMarquardt"]
 class LevenbergMarquardt(Method):
     r"""``z <- z + p``, ``(R'R + \mu D^2) p = -R'r``, ``R = dr/dz`` of shape ``(m, n)``, sample by sample.
 
-    ``D`` is diagonal, the largest norm so far of each column of ``R``, which makes the method independent of the units of the
-    unknowns (Moré 1978, section 6).  With ``rho`` the decrease of ``|r|^2 / 2`` over the one that the linear model promised,
-    a step is taken when ``rho > 0`` and ``\mu`` multiplied by ``max(1/3, 1 - (2 rho - 1)^3)``, or else ``\mu`` by
+    ``D`` is diagonal, the largest norm so far of each column of ``R``, which makes the method independent of the units of
+    the unknowns (Moré 1978, section 6).  With ``rho`` the decrease of ``|r|^2 / 2`` over the one that the linear model
+    promised, a step is taken when ``rho > 0`` and ``\mu`` multiplied by ``max(1/3, 1 - (2 rho - 1)^3)``, or else ``\mu`` by
     ``\nu = 2, 4, 8, ...`` (Nielsen 1999; Madsen, Nielsen & Tingleff 2004, algorithm 3.16).
 
-    One Jacobian and one singular value decomposition of ``R D^-1``, ``O(m n^2)``, serve all trials of a step.  A sample whose
-    step has shrunk to rounding is given up.
+    One Jacobian and one singular value decomposition of ``R D^-1``, ``O(m n^2)``, serve all trials of a step.  A sample
+    whose step has shrunk to rounding is given up.
 
     Args:
         damping: the first ``\mu``, times the largest squared singular value of ``R D^-1``.

@@ -84,11 +84,14 @@ class NewtonCG(Method):
 def steihaug(
     H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, max_steps: int
 ) -> tuple[Tensor, Tensor]:
-    """Approximate minimisers ``p`` ``(batch, n)`` of ``g'p + p'Hp / 2`` in a ball, and the decrease ``(batch,)`` of that model.
+    """Approximate minimisers ``p`` ``(batch, n)`` of ``g'p + p'Hp / 2`` in a ball.
 
     Args:
         H: Hessians, by products. g: gradients. radius: of each ball. target: of the inner residual ``|H p + g|``.
         done: samples that need no step (theirs is zero). max_steps: products.
+
+    Returns:
+        ``p``, and the decrease of that model ``(batch,)``.
     """
     p, r, d = torch.zeros_like(g), g, -g
     rr = g.square().sum(1)

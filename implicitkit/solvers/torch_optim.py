@@ -45,11 +45,11 @@ class TorchOptim(Method):
 
     def __init__(self, optimizer: Callable[..., Any], **options: Any) -> None:
         if not (isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)):
-            raise TypeError(
-                f"TorchOptim takes a class such as torch.optim.Adam and its options; got {getattr(optimizer, '__name__', optimizer)!r}"
-            )
+            raise TypeError(f"TorchOptim takes a class such as torch.optim.Adam and its options; got {optimizer!r}")
         if issubclass(optimizer, torch.optim.LBFGS):
-            raise TypeError("torch.optim.LBFGS evaluates the objective by a closure, all samples together: use ik.LBFGS")
+            raise TypeError(
+                "torch.optim.LBFGS evaluates the objective by a closure, all samples together: use ik.LBFGS"
+            )
         self.optimizer, self.options = optimizer, options
         self._new([torch.zeros(1, 1)])  # raises for options that it does not know
 
