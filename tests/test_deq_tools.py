@@ -19,6 +19,7 @@ from implicitkit_deq import (
     Cell,
     Monitor,
     PerPosition,
+    Shine,
     StabilityWarning,
     TensorBoard,
     bound_weights,
@@ -299,6 +300,40 @@ def test_correction_makes_early_iterates_better() -> None:
     assert early(1.0) < 0.8 * early(0.0)
 
 
+# ----------------------------------------------------------------------------------------------- the estimate reused
+def _angles(scale: float, rtol: float) -> dict[str, float]:
+    """Relative error of the gradient with respect to the weights, by rule."""
+    torch.manual_seed(2)
+    cell = cells.MLP(4, 24, scale=scale, dtype=F64)
+    x = torch.randn(6, 4, dtype=F64)
+    grads = {}
+    for name, rule in {"exact": ik.Implicit(rtol=1e-12), "one_step": "one_step", "shine": Shine()}.items():
+        layer = DEQ(cell, solver=ik.Broyden(keep_inverse=True), rule=rule, rtol=rtol, atol=0.0)
+        grads[name] = torch.autograd.grad(loss(layer(x)), cell.recurrent.weight)[0]
+        if name == "shine":
+            assert int(layer.solution.backward.steps.max()) == 3, "products, not a solve"
+    exact = grads.pop("exact")
+    return {name: ((g - exact).norm() / exact.norm()).item() for name, g in grads.items()}
+
+
+def test_shine_is_better_than_one_step_and_not_exact() -> None:
+    errors = _angles(0.9, 1e-8)
+    assert 1e-6 < errors["shine"] < 0.7 * errors["one_step"], errors
+
+
+def test_shine_needs_an_estimate_and_is_never_worse_than_one_step_by_its_residual() -> None:
+    cell = cells.MLP(4, 6, dtype=F64)
+    x = torch.randn(3, 4, dtype=F64)
+    with pytest.raises(ik.CapabilityError, match="keep_inverse=True"):
+        DEQ(cell, rule=Shine())(x)
+    assert "shine" in ik.rules()
+    layer = DEQ(cell, solver=ik.Broyden(keep_inverse=True), rule="shine", atol=1e9)  # no step: nothing learnt
+    got = torch.autograd.grad(loss(layer(x)), cell.recurrent.weight, materialize_grads=True)
+    with layer.using(rule="one_step"):
+        want = torch.autograd.grad(loss(layer(x)), cell.recurrent.weight, materialize_grads=True)
+    torch.testing.assert_close(got, want)
+
+
 # ------------------------------------------------------------------------------------------------------------ monitoring
 class _Writer:
     def __init__(self) -> None:
@@ -401,7 +436,9 @@ ROUGH: dict[str, Any] = {"max_steps": 6, "on_failure": "ignore", "rtol": 1e-14}
 
 
 @pytest.mark.parametrize("two", [False, True], ids=["tensor", "tuple"])
-@pytest.mark.parametrize("solver", ["anderson", "picard", "auto", ik.Anderson(memory=2, damping=0.8)], ids=str)
+@pytest.mark.parametrize(
+    "solver", ["anderson", "broyden", "picard", "auto", ik.Anderson(memory=2, damping=0.8)], ids=str
+)
 def test_nothing_leaks_from_the_future_even_before_convergence(solver: Any, two: bool) -> None:
     x = torch.randn(3, 12, 4, dtype=F64)
     layer = DEQ(CausalSum(two=two), solver=solver, **ROUGH)

@@ -19,6 +19,7 @@ from implicitkit_deq.merge import merge, tie_weights
 from implicitkit_deq.monitor import Monitor, StabilityWarning, TensorBoard
 from implicitkit_deq.normalise import WeightBound, bound_weights, free_weights, weight_norm
 from implicitkit_deq.settings import Pretraining, Settings
+from implicitkit_deq.shine import Shine
 
 __all__ = [
     "DEQ",
@@ -28,6 +29,7 @@ __all__ = [
     "PerPosition",
     "Pretraining",
     "Settings",
+    "Shine",
     "StabilityWarning",
     "TensorBoard",
     "WeightBound",

@@ -58,63 +58,45 @@ class PerPosition(ik.Method):
         """The method's own."""
         return self.method.default_max_steps
 
-    def init(self, f: Any, z: Tensor) -> Any:
-        """The method's state over all positions, and the best point of each (the driver knows that of whole samples)."""
+    def init(self, f: Any, z: Tensor) -> dict[str, Any]:
+        """The method's state over all positions, and the best that each position has seen."""
         view = _Positions(self, f)
-        rows = view.enter(z)
-        return self.method.init(view, rows), rows, view.norm
+        rows = view.split(z)
+        return {"inner": self.method.init(view, rows), "best": rows, "best_norm": None}
 
-    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, f: Any, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """One step of the method, at each position."""
         view = _Positions(self, f)
-        rows = view.enter(z)
-        inner, best, best_norm = state
-        better = view.norm < best_norm
-        view.best = best = torch.where(better.unsqueeze(1), rows, best)
-        view.best_norm = best_norm = torch.where(better, view.norm, best_norm)
-        rows, inner = self.method.step(view, rows, inner)
-        return view.join(rows), (inner, best, best_norm)
+        rows = view.enter(z, state["best"], state["best_norm"])
+        best, best_norm = view.best, view.best_norm
+        rows, inner = self.method.step(view, rows, state["inner"])
+        return view.join(rows), {"inner": inner, "best": best, "best_norm": best_norm}
 
-    def select(self, state: Any, index: Tensor) -> Any:
+    def select(self, state: dict[str, Any], index: Tensor) -> dict[str, Any]:
         """The state of all positions of these samples."""
         steps = torch.arange(self.positions, device=index.device)
-        rows = (index.unsqueeze(1) * self.positions + steps).flatten()
-        inner, best, best_norm = state
-        return self.method.select(inner, rows), best.index_select(0, rows), best_norm.index_select(0, rows)
+        index = (index.unsqueeze(1) * self.positions + steps).flatten()
+        kept = {k: None if state[k] is None else state[k].index_select(0, index) for k in ("best", "best_norm")}
+        return {"inner": self.method.select(state["inner"], index), **kept}
 
 
 class _Positions:
-    """``f`` on ``(batch * positions, n / positions)``, as the method inside sees it."""
+    """``f`` on ``(batch * positions, n / positions)``, as the method inside sees it.
+
+    ``norm``, ``best`` and ``best_norm`` are those of each position, so that safeguards do not look into the future either.
+    """
+
+    norm: Tensor
+    best: Tensor
+    best_norm: Tensor
 
     def __init__(self, shape: PerPosition, f: Any) -> None:
-        self.shape, self.f = shape, f
-        self.best = self.best_norm = torch.empty(0)
+        self.shape, self.f, self.problem, self.solves = shape, f, f.problem, f.solves
+        self.batch, self.size = f.batch * shape.positions, sum(shape.sizes)
+        self.active = f.active.repeat_interleave(shape.positions)
         self._rows: Tensor | None = None
         self._z: Tensor | None = None
         self._kept: dict[str, Tensor] = {}
-
-    @property
-    def solves(self) -> str:
-        return self.f.solves
-
-    @property
-    def batch(self) -> int:
-        return self.f.batch * self.shape.positions
-
-    @property
-    def size(self) -> int:
-        return sum(self.shape.sizes)
-
-    @property
-    def active(self) -> Tensor:
-        return self.f.active.repeat_interleave(self.shape.positions)
-
-    @property
-    def norm(self) -> Tensor:
-        assert self._rows is not None
-        if "norm" not in self._kept:
-            self._kept["norm"] = torch.linalg.vector_norm(self.residual(self._rows), dim=1)
-        return self._kept["norm"]
 
     def split(self, z: Tensor) -> Tensor:
         """``(batch, n)`` to ``(batch * positions, n / positions)``."""
@@ -132,10 +114,19 @@ class _Positions:
         parts = rows.split(sizes, 1)
         return torch.cat([p.reshape(-1, positions * size) for p, size in zip(parts, sizes, strict=True)], 1)
 
-    def enter(self, z: Tensor) -> Tensor:
-        """Begin a step at ``z``, where ``f`` is known already."""
-        self._z, self._rows, self._kept = z, self.split(z), {}
-        return self._rows
+    def enter(self, z: Tensor, best: Tensor, best_norm: Tensor | None) -> Tensor:
+        """Begin a step at ``z``, where ``f`` is known already; ``best`` as it was before."""
+        rows = self.split(z)
+        self._z, self._rows, self._kept = z, rows, {}
+        self.norm = torch.linalg.vector_norm(self.residual(rows), dim=1)
+        better = None if best_norm is None else self.norm < best_norm
+        if better is None or (better.device.type == "cpu" and bool(better.all())):
+            self.best, self.best_norm = rows, self.norm
+        else:
+            assert best_norm is not None
+            self.best = torch.where(better.unsqueeze(1), rows, best)
+            self.best_norm = torch.where(better, self.norm, best_norm)
+        return rows
 
     def _of(self, rows: Tensor, name: str) -> Tensor:
         if rows is not self._rows:
