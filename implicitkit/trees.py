@@ -7,7 +7,6 @@ of real and imaginary part), so that every algorithm is real and derivatives fol
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -94,8 +93,8 @@ class Layout:
     def part(self, leaves: Any) -> Layout:
         """The layout of a part of the state: ``leaves`` is that part's tree with the numbers of its leaves in it."""
         numbers, spec = tree_flatten(leaves)
-        other = copy.copy(self)
-        other.spec = spec
+        other = Layout.__new__(Layout)
+        other.__dict__.update(self.__dict__, spec=spec)
         other.events, other.complex, other.sizes = (
             [values[i] for i in numbers] for values in (self.events, self.complex, self.sizes)
         )

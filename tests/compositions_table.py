@@ -95,7 +95,9 @@ def pair() -> Built:
         w = solved(f, x)
         return {"f": w, "v": solved(v, w)}
 
-    return Built(ik.compose({"f": (f, "x"), "v": (v, "f")}, output="v"), {"f": zeros(), "v": zeros()}, (_input(),), by_hand)
+    return Built(
+        ik.compose({"f": (f, "x"), "v": (v, "f")}, output="v"), {"f": zeros(), "v": zeros()}, (_input(),), by_hand
+    )
 
 
 def arrow() -> Built:

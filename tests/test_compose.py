@@ -56,9 +56,7 @@ def test_forward_mode_is_the_transpose_of_reverse_mode(graph: str, way: str) -> 
     built = TABLE[graph]()
 
     def solve(*inputs: Tensor) -> Tensor:
-        return built.joint.output(
-            ik.solve(built.joint, built.start, inputs, **{**TIGHT, **WAYS[way]}).value
-        )
+        return built.joint.output(ik.solve(built.joint, built.start, inputs, **{**TIGHT, **WAYS[way]}).value)
 
     inputs = tuple(x.detach() for x in built.inputs)
     tangents = tuple(torch.randn_like(x) for x in inputs)
@@ -129,7 +127,9 @@ def _oracle(z0: Tensor, W: Tensor, b: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=lambda t: t.__name__)
-@pytest.mark.parametrize("solver", ["anderson", ik.Blocks(), ik.Blocks(mode="concurrent")], ids=["joint", "blocks", "concurrent"])
+@pytest.mark.parametrize(
+    "solver", ["anderson", ik.Blocks(), ik.Blocks(mode="concurrent")], ids=["joint", "blocks", "concurrent"]
+)
 def test_transform_of_the_stacked_pair(solver: Any, transform: Any) -> None:
     from problems_table import inputs
 
@@ -274,7 +274,11 @@ REFUSED_GRAPHS: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "unknown output 'frist'.*Did you mean 'first'",
     ),
-    "name twice": (lambda: ik.compose([("f", (_id, "x")), ("f", (_id, "x"))], output="f"), ValueError, "'f' is used for two"),
+    "name twice": (
+        lambda: ik.compose([("f", (_id, "x")), ("f", (_id, "x"))], output="f"),
+        ValueError,
+        "'f' is used for two",
+    ),
     "nested name twice": (
         lambda: ik.compose({"a": (INNER, "x"), "a.p": (_id, "a")}, output="a"),
         ValueError,
@@ -286,7 +290,11 @@ REFUSED_GRAPHS: dict[str, tuple[Any, type[Exception], str]] = {
         "'alone' reads nothing and nobody reads it",
     ),
     "too few reads": (lambda: ik.compose({"f": (_two,)}, output="f"), TypeError, "'f' reads 0 names.*missing"),
-    "too many reads": (lambda: ik.compose({"f": (_two, "x", "y")}, output="f"), TypeError, "'f' reads 2 names.*too many"),
+    "too many reads": (
+        lambda: ik.compose({"f": (_two, "x", "y")}, output="f"),
+        TypeError,
+        "'f' reads 2 names.*too many",
+    ),
     "nested inputs": (lambda: ik.compose({"f": (INNER, "x", "y")}, output="f"), TypeError, "composition with 1 inputs"),
     "no map": (lambda: ik.compose({"f": ("x",)}, output="f"), TypeError, "'f' must start with a callable"),
     "nothing": (lambda: ik.compose({"f": ()}, output="f"), TypeError, "'f' has no map"),
@@ -294,7 +302,11 @@ REFUSED_GRAPHS: dict[str, tuple[Any, type[Exception], str]] = {
     "bad name": (lambda: ik.compose({3: (_two, "x")}, output="f"), TypeError, "must be a string"),
     "root": (lambda: ik.compose({"f": (ik.Root(_two), "x")}, output="f"), TypeError, "'f' is a Root; only fixed-point"),
     "arrow to a root": (lambda: ik.FixedPoint(_two) >> ik.Root(_two), TypeError, "got Root"),
-    "arrow to a map of three": (lambda: ik.FixedPoint(_two) >> ik.FixedPoint(lambda z, a, b: z), TypeError, "reads 1 name"),
+    "arrow to a map of three": (
+        lambda: ik.FixedPoint(_two) >> ik.FixedPoint(lambda z, a, b: z),
+        TypeError,
+        "reads 1 name",
+    ),
     "arrow to two inputs": (
         lambda: ik.FixedPoint(_two) >> ik.compose({"p": (_two, "u"), "q": (lambda z, a, b: z, "p", "w")}, output="q"),
         TypeError,
@@ -348,7 +360,9 @@ def test_errors_of_a_map_keep_their_type_and_name_the_node() -> None:
         raise IndexError("no such thing")
 
     with pytest.raises(IndexError, match="node 'v' fails.*no such thing"):
-        ik.solve(ik.compose({"f": (F, "x"), "v": (broken, "f")}, output="v"), {"f": ONE, "v": ONE}, (ONE,), batch_dims=1)
+        ik.solve(
+            ik.compose({"f": (F, "x"), "v": (broken, "f")}, output="v"), {"f": ONE, "v": ONE}, (ONE,), batch_dims=1
+        )
 
 
 class _ThreeArguments(nn.Module):

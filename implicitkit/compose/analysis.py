@@ -42,7 +42,9 @@ class Cost:
     depth: int | None
 
     def __str__(self) -> str:
-        return "does not converge" if self.evaluations is None else f"{self.evaluations} evaluations, depth {self.depth}"
+        return (
+            "does not converge" if self.evaluations is None else f"{self.evaluations} evaluations, depth {self.depth}"
+        )
 
 
 @dataclass(frozen=True)
@@ -152,9 +154,7 @@ def _jacobian(blocks: JacobianBlocks, parts: Parts) -> dict[tuple[str, str], Ten
     return found
 
 
-def _assemble(
-    matrices: Mapping[tuple[str, str], Tensor], nodes: Sequence[str], states: Mapping[str, Tensor]
-) -> Tensor:
+def _assemble(matrices: Mapping[tuple[str, str], Tensor], nodes: Sequence[str], states: Mapping[str, Tensor]) -> Tensor:
     """The Jacobian over some nodes, ``(samples, n, n)``."""
 
     def block(k: str, j: str) -> Tensor:

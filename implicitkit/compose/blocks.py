@@ -259,7 +259,9 @@ class _Run:
                 self.evaluations[nodes[0]] -= 1  # counted there
                 self.sample_evaluations -= block.system.batch
             steppers.append(stepper)
-        depth = concurrent.run(steppers, self.parts, self.states, self.f.theta, self.options, self.config.gate, self.trace)
+        depth = concurrent.run(
+            steppers, self.parts, self.states, self.f.theta, self.options, self.config.gate, self.trace
+        )
         for stepper in steppers:
             self._absorb(stepper)
         self.steps = torch.stack([s.steps for s in steppers]).amax(0)
@@ -288,5 +290,3 @@ class _Run:
             hint = "; joint.analyse(state, inputs) shows whether the loop contracts" if kind == "feedback loop" else ""
             self.messages.append(f"{kind} {name}{many}: {how}{hint}")
         self.status = torch.where(sound, status, self.status)
-
-

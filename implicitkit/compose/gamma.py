@@ -10,7 +10,7 @@ modules in a row; it holds for any graph, loops included, by definition of a fix
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +19,22 @@ from implicitkit.compose.wiring import Wiring
 from implicitkit.trees import tree_flatten
 
 __all__ = ["Gamma"]
+
+
+_PLAIN = (RuntimeError, ValueError, TypeError, IndexError)
+Bound = Callable[..., tuple[Any, ...]]
+
+
+class _Cache:
+    """What a map has prepared.  Slots, no ``__dict__``: lifting need not look in here; and no copy or pickle takes it."""
+
+    __slots__ = ("bound",)
+
+    def __init__(self) -> None:
+        self.bound: dict[tuple[tuple[str, ...], tuple[str, ...], bool], Bound] = {}
+
+    def __reduce__(self) -> tuple[type[_Cache], tuple[()]]:
+        return _Cache, ()
 
 
 class Gamma:
@@ -35,45 +51,63 @@ class Gamma:
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]], wiring: Wiring) -> None:
         self.functions, self.wiring = dict(functions), wiring
+        self._cache = _Cache()
 
     def __call__(self, state: Any, *inputs: Any) -> Any:
         self._check(state, inputs)
-        out = self.evaluate(state, state, inputs)
+        names = tuple(state)
+        out = dict(zip(names, self.bind(names, names)(tuple(state.values()), *inputs), strict=True))
         for name, new in out.items():
             old = state[name]
             if isinstance(new, Tensor) and isinstance(old, Tensor) and new.shape != old.shape:
                 raise ValueError(self._wrong_shape(name, new, old))
         return out
 
-    def evaluate(self, names: Iterable[str], state: Mapping[str, Any], inputs: Sequence[Any]) -> dict[str, Any]:
-        """The maps of some nodes at the present states of those they read, all at once (Jacobi)."""
-        known = self._known(state, inputs)
-        return {name: self._call(name, known, inputs) for name in names}
+    def bind(self, nodes: tuple[str, ...], given: tuple[str, ...], sweep: bool = False) -> Bound:
+        """The maps of ``nodes`` as one function ``(states of the nodes given, *inputs) -> their new states``, tuples both.
 
-    def sweep(self, names: Iterable[str], state: Mapping[str, Any], inputs: Sequence[Any]) -> dict[str, Any]:
-        """The maps of some nodes one after another, each reading the newest states (Gauss-Seidel)."""
-        known = self._known(state, inputs)
-        out = {}
-        for name in names:
-            out[name] = known[name] = self._call(name, known, inputs)
-        return out
+        Args:
+            sweep: one after another, each reading the newest states (Gauss-Seidel); else all at those given (Jacobi).
+        """
+        key = (nodes, given, sweep)
+        made = self._cache.bound
+        if key not in made:
+            if len(made) > 4 * len(self.functions) + 16:  # a joint solved with its nodes in ever other orders
+                made.clear()
+            made[key] = self._bind(*key)
+        return made[key]
 
     # -------------------------------------------------------------------------------------------------------- details
-    def _known(self, state: Mapping[str, Any], inputs: Sequence[Any]) -> dict[str, Any]:
-        known = dict(state) if self.wiring.open else dict(zip(self.wiring.inputs, inputs, strict=True))
-        known.update(state)
-        return known
+    def _bind(self, nodes: tuple[str, ...], given: tuple[str, ...], sweep: bool) -> Bound:
+        place = (
+            {name: i for i, name in enumerate((*given, *self.wiring.inputs))}
+            if not self.wiring.open
+            else {name: i for i, name in enumerate(given)}
+        )
+        states, plans = len(given), []
+        for name in nodes:
+            reads = self.wiring.reads[name]
+            plans.append(
+                (name, self.functions[name], place[name], None if reads is None else [place[r] for r in reads])
+            )
 
-    def _call(self, name: str, known: Mapping[str, Any], inputs: Sequence[Any]) -> Any:
-        reads = self.wiring.reads[name]
-        try:
-            if reads is None:
-                return self.functions[name](known[name], *inputs)
-            return self.functions[name](known[name], *[known[read] for read in reads])
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            if type(error) in (RuntimeError, ValueError, TypeError, IndexError):  # a subclass says what it is itself
-                self._explain(name, known, inputs, error)
-            raise
+        def evaluate(state: Sequence[Any], *inputs: Any) -> tuple[Any, ...]:
+            known, out = [*state, *inputs], []
+            node = ""
+            try:
+                for plan in plans:
+                    node, function, own, reads = plan
+                    value = function(known[own], *(known[states:] if reads is None else [known[i] for i in reads]))
+                    if sweep:
+                        known[own] = value
+                    out.append(value)
+            except _PLAIN as error:
+                if type(error) in _PLAIN:  # a subclass says what it is itself
+                    self._explain(node, dict(zip(given, known, strict=False)), inputs, error)
+                raise
+            return tuple(out)
+
+        return evaluate
 
     def _check(self, state: Any, inputs: Sequence[Any]) -> None:
         nodes = self.wiring.reads
@@ -111,6 +145,7 @@ class Gamma:
         if reads is None:
             parts += [f"input {i} {_outline(x)}" for i, x in enumerate(inputs)]
         else:
+            known = dict(zip(self.wiring.inputs, inputs, strict=False)) | dict(known)
             parts += [f"{read!r} {_outline(known[read])}" for read in reads]
         words = str(error)
         shapes = any(word in words.lower() for word in ("shape", "size", "dimension"))

@@ -234,7 +234,9 @@ def _parse(name: str, entry: Any) -> tuple[Any, tuple[str, ...]]:
     if isinstance(function, FixedPoint) and not isinstance(function, Joint):
         function = function.map
     if not isinstance(function, Joint) and not callable(function):
-        raise TypeError(f"node {name!r} must start with a callable map(z, *what it reads), got {type(function).__name__}")
+        raise TypeError(
+            f"node {name!r} must start with a callable map(z, *what it reads), got {type(function).__name__}"
+        )
     for source in sources:
         if not isinstance(source, str) or not source:
             raise TypeError(f"node {name!r} reads {source!r}; what it reads must be given by name, as a string")

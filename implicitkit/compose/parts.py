@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,16 +30,18 @@ class Parts:
 
     Attributes:
         names: nodes in the order of their columns. sizes: columns of each. columns: where they lie.
-        layouts: how each node's state is packed.
+        layouts: how each node's state is packed. leaves: each node's tree with the numbers of its leaves in the state.
     """
 
     def __init__(self, joint: Joint, system: System) -> None:
         self.joint, self.system = joint, system
         layout = system.layout
-        leaves = tree_unflatten(list(range(len(layout.sizes))), layout.spec)  # node -> tree of leaf numbers
-        self.names = tuple(leaves)
-        self.layouts: dict[str, Layout] = {name: layout.part(tree) for name, tree in leaves.items()}
+        self.leaves = tree_unflatten(list(range(len(layout.sizes))), layout.spec)
+        self.names = tuple(self.leaves)
+        self.layouts: dict[str, Layout] = {name: layout.part(tree) for name, tree in self.leaves.items()}
         self.sizes = {name: part.size for name, part in self.layouts.items()}
+        # on the spot, captured tensors are where the function finds them itself
+        self._live_count = system.lifted.from_args if system.lifted.live else len(system.lifted.theta)
         self.columns: dict[str, slice] = {}
         start = 0
         for name, size in self.sizes.items():
@@ -54,27 +56,31 @@ class Parts:
         """The inverse of :meth:`split`."""
         return torch.cat([parts[name] for name in self.names], 1)
 
-    def kernel(self, nodes: Sequence[str], given: Sequence[str], *, sweep: bool = False, live: bool = False) -> NodeKernel:
+    def kernel(
+        self, nodes: Sequence[str], given: Sequence[str], *, sweep: bool = False, live: bool = False
+    ) -> NodeKernel:
         """The maps of ``nodes`` as a function of the matrices of the nodes ``given`` (in that order).
 
         Args:
             sweep: one after another, newest states (Gauss-Seidel); else all at the given ones.
-            live: valid, and cheaper, during the call of ``solve`` only.
+            live: valid, and cheaper, during the call of ``solve`` only; ``theta`` is that of :meth:`live_theta`.
         """
         nodes, given = tuple(nodes), tuple(given)
-        gamma, layouts = self.joint.map, self.layouts
-        evaluate = gamma.sweep if sweep else gamma.evaluate
-        lifted = replace(self.system.lifted, function=lambda state, *inputs: evaluate(nodes, state, inputs))
+        layouts, autocast = self.layouts, self.system.autocast
+        lifted = replace(self.system.lifted, function=self.joint.map.bind(nodes, given, sweep))
         call = lifted.on_the_spot if live else lifted
-        autocast = self.system.autocast
-        inputs, outputs = [(n, layouts[n].unpack) for n in given], [(n, layouts[n].pack) for n in nodes]
+        unpacks, packs = [layouts[n].unpack for n in given], [layouts[n].pack for n in nodes]
 
         def base(matrices: Sequence[Tensor], theta: Sequence[Tensor]) -> tuple[Tensor, ...]:
             with autocast():
-                out = call({name: unpack(m) for (name, unpack), m in zip(inputs, matrices, strict=True)}, theta)
-                return tuple(pack(out[name]) for name, pack in outputs)
+                out = call([unpack(m) for unpack, m in zip(unpacks, matrices, strict=True)], theta)
+                return tuple([pack(new) for pack, new in zip(packs, out, strict=True)])
 
-        return _over_batches(self.system, base, len(given))
+        return _over_batches(self.system, base, len(given), self._live_count if live else len(self.system.lifted.theta))
+
+    def live_theta(self, theta: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Those tensors of the joint system that a live kernel needs."""
+        return tuple(theta[: self._live_count])
 
     def block(self, nodes: Sequence[str], *, sweep: bool) -> Block:
         """The nodes of one component as a system of their own."""
@@ -83,7 +89,8 @@ class Parts:
 
 class Block:
     """One component: a fixed-point system whose unknowns are the nodes' states, and whose tensors are the states of the
-    nodes it reads from outside, then the tensors of the joint system.
+    nodes it reads from outside, then those of the joint system that a live kernel needs.  Valid during the call of
+    ``solve`` only.
 
     Attributes:
         nodes: its nodes, in the order of its columns and, if a ``sweep``, of evaluation.
@@ -99,32 +106,31 @@ class Block:
         self.cost = len(nodes)
         self.depth = len(nodes) if sweep else 1
         system, given = parts.system, nodes + self.parents
-        leaves = tree_unflatten(list(range(len(system.layout.sizes))), system.layout.spec)
-        tree = leaves[nodes[0]] if len(nodes) == 1 else {n: leaves[n] for n in nodes}
+        several = len(nodes) > 1
+        layout = system.layout.part({n: parts.leaves[n] for n in nodes}) if several else parts.layouts[nodes[0]]
         outer = len(self.parents)
         widths = [parts.sizes[p] for p in self.parents]
 
-        def kernel(live: bool) -> Callable[..., Tensor]:
-            evaluate = parts.kernel(nodes, given, sweep=sweep, live=live)
-            if len(nodes) == 1 and outer == 0:
-                return lambda z, *theta: evaluate((z,), theta)[0]
+        evaluate = parts.kernel(nodes, given, sweep=sweep, live=True)
+        per_row = system.samples_per_row
 
-            def call(z: Tensor, *theta: Tensor) -> Tensor:
-                own = (z,) if len(nodes) == 1 else z.split(self.sizes, 1)
-                read = [p.reshape(-1, n) for p, n in zip(theta[:outer], widths, strict=True)]
-                out = evaluate((*own, *read), theta[outer:])
-                return out[0] if len(out) == 1 else torch.cat(out, 1)
+        def kernel(z: Tensor, *theta: Tensor) -> Tensor:
+            read = theta[:outer]
+            if per_row != 1:
+                read = tuple(p.reshape(-1, n) for p, n in zip(read, widths, strict=True))
+            if not several:
+                return evaluate((z, *read), theta[outer:])[0]
+            return torch.cat(evaluate((*z.split(self.sizes, 1), *read), theta[outer:]), 1)
 
-            return call
-
+        dims = None if system.row_dims is None else (*(0,) * outer, *parts.live_theta(system.row_dims))  # type: ignore
         self.system = System(
             parts.joint,
-            system.layout.part(tree),
-            kernel(False),
-            kernel(True),
+            layout,
+            kernel,
+            kernel,
             batch=system.batch,
-            samples_per_row=system.samples_per_row,
-            row_dims=None if system.row_dims is None else (*(0,) * outer, *system.row_dims),
+            samples_per_row=per_row,
+            row_dims=dims,
             lifted=system.lifted,
             autocast=system.autocast,
         )
@@ -133,7 +139,8 @@ class Block:
         """The tensors of this system, from the states of all nodes and the tensors of the joint system."""
         per_row = self.system.samples_per_row
         read = (states[p] for p in self.parents)
-        return (*(read if per_row == 1 else (m.reshape(-1, per_row, m.shape[1]) for m in read)), *theta)
+        rows = read if per_row == 1 else (m.reshape(-1, per_row, m.shape[1]) for m in read)
+        return (*rows, *self.parts.live_theta(theta))
 
     def gather(self, states: dict[str, Tensor]) -> Tensor:
         """The states of its nodes as one matrix."""
@@ -144,14 +151,17 @@ class Block:
         states.update(zip(self.nodes, z.split(self.sizes, 1), strict=True))
 
 
-def _over_batches(system: System, base: NodeKernel, given: int) -> NodeKernel:
-    """A kernel of the innermost system, for a system that ``torch.vmap`` has batched over it (any number of times)."""
+def _over_batches(system: System, base: NodeKernel, given: int, tensors: int) -> NodeKernel:
+    """A kernel of the innermost system, for a system that ``torch.vmap`` has batched over it (any number of times).
+
+    ``given``: how many matrices of states it takes. tensors: how many of theta.
+    """
     if system.parent is None:
         return base
-    inner, rows = _over_batches(system.parent, base, given), system.parent.batch
+    inner, rows = _over_batches(system.parent, base, given, tensors), system.parent.batch
     mapped = torch.func.vmap(
         lambda *tensors: inner(tensors[:given], tensors[given:]),
-        in_dims=(*(0,) * given, *system.dims),
+        in_dims=(*(0,) * given, *system.dims[:tensors]),
         randomness="different",
     )
 
