@@ -16,6 +16,7 @@ from deq_theorems.claims import Setting
 # file in deq_theorems/ -> what it shows
 THEOREMS = {
     "gradient": "Theorem 1: the gradient does not depend on the solver, its error is that of the equilibrium",
+    "one_layer": "Theorems 2 and 3: stacked equilibria are one equilibrium, a deep network is one tied layer",
 }
 
 
