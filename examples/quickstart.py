@@ -31,29 +31,25 @@ PICTURE = Path(__file__).parent / "output" / "quickstart.png"
 
 
 # ------------------------------------------------------------------------------------------------- a solver of one's own
-@ik.register_solver("aitken", solves="fixed_point")
+@ik.register_solver("heavy_ball", solves="fixed_point")
 @dataclass(frozen=True)
-class Aitken(ik.Method):
-    """Fixed-point steps whose length follows from the last two residuals (Irons & Tuck, 1969), for each sample.
+class HeavyBall(ik.Method):
+    """Fixed-point steps with momentum (Polyak, 1964), forgotten by a sample where it points backwards.
 
     ``f`` maps a matrix ``(batch, n)`` to another.  Tolerances, freezing samples that have converged, traces and failure
     are not this class's business.
     """
 
-    longest: float = 4.0
+    momentum: float = 0.5
 
     def init(self, f: Any, z: Tensor) -> Any:
-        return None
+        return torch.zeros_like(z)
 
-    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, f: Any, z: Tensor, velocity: Tensor) -> tuple[Tensor, Any]:
         residual = f(z) - z
-        length = torch.ones_like(z[:, :1])
-        if state is not None:
-            previous, last = state
-            change = residual - previous
-            secant = -last * (previous * change).sum(1, keepdim=True) / change.square().sum(1, keepdim=True)
-            length = secant.nan_to_num(nan=1.0).clamp(0.5, self.longest)
-        return z + length * residual, (residual, length)
+        backwards = (velocity * residual).sum(1, keepdim=True) < 0
+        velocity = residual + torch.where(backwards, 0, self.momentum * velocity)
+        return z + velocity, velocity
 
 
 # ------------------------------------------------------------------------------------------------------------ the model
@@ -84,7 +80,16 @@ class Classifier(nn.Module):
         z0 = x.new_zeros(len(x), self.width)
         rule = ik.Implicit(linear_solver="gmres", rtol=self.rtol)
         return ik.fixed_point(
-            self.cell, z0, (x,), batch_dims=1, in_dims=(0,), solver=self.solver, rule=rule, rtol=self.rtol, **options
+            self.cell,
+            z0,
+            (x,),
+            batch_dims=1,
+            in_dims=(0,),
+            solver=self.solver,
+            rule=rule,
+            rtol=self.rtol,
+            atol=0.0,
+            **options,
         )
 
     def forward(self, x: Tensor) -> tuple[Tensor, ik.Solution]:
@@ -194,7 +199,7 @@ def main() -> None:
     epochs = parser.parse_args().epochs
     torch.set_num_threads(1)  # the matrices are small: on a busy machine, sharing them out costs far more
     data = load()
-    runs = {solver: train(solver, data, epochs) for solver in ("anderson", "aitken")}
+    runs = {solver: train(solver, data, epochs) for solver in ("anderson", "heavy_ball")}
     errors = {name: derivative_error(run, data) for name, run in runs.items()}
 
     print(f"\n{'solver':<10}{'test accuracy':>15}{'evaluations':>13}{'seconds':>9}{'derivative error':>18}")
