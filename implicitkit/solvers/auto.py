@@ -97,7 +97,7 @@ def stages(kind: str, batch: int, size: int) -> tuple[Stage, ...]:
     """The stages for a problem kind, samples and unknowns a sample.
 
     Equations and steady states: Newton with dense Jacobians up to 512 unknowns a sample, Newton-Krylov above, and what
-    they fail on by other routes.  Fixed points: Anderson acceleration, then like equations.  Minimisation: L-BFGS, then
+    they fail on by other routes (steady states at last along the flow).  Fixed points: Anderson acceleration, then like equations.  Minimisation: L-BFGS, then
     Newton with conjugate gradients in a trust region.  Least squares up to 512 unknowns: Levenberg-Marquardt first.
     """
     affordable = batch * size * size <= _DENSE_NUMBERS
@@ -108,6 +108,8 @@ def stages(kind: str, batch: int, size: int) -> tuple[Stage, ...]:
         equations = _DENSE_NEWTON
     elif size <= _DENSE_AT_ALL and affordable:
         equations = _EITHER
+    if kind == "steady_state":
+        equations = (*equations, _stage("pseudo_transient", max_steps=300))
     return (*_ANDERSON, *equations) if kind == "fixed_point" else equations
 
 
