@@ -150,7 +150,7 @@ def train(solver: str, data: Data, epochs: int, batch: int = 128) -> Run:
 
 
 # ----------------------------------------------------------------------------------------------------------- the checks
-def derivative_error(run: Run, data: Data, step: float = 1e-4) -> float:
+def derivative_error(run: Run, data: Data, step: float = 1e-5) -> float:
     """Relative error of the implicit derivative against central differences, in float64, along a random direction."""
     model = Classifier(run.model.solver, rtol=1e-12).double()
     model.load_state_dict(run.model.state_dict())
