@@ -7,6 +7,7 @@ import io
 import pickle
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -744,3 +745,77 @@ def test_one_bad_sample_does_not_spoil_its_batch() -> None:
     assert layer.solution.converged.tolist() == [True, True, False, True]
     (g,) = torch.autograd.grad(z[keep].sum(), x)
     assert bool(torch.isfinite(g[keep]).all()) and float(g[keep].abs().max()) > 0
+
+
+# ------------------------------------------------------------------------------------------- layers inside other things
+def test_no_grad_and_inference_mode() -> None:
+    layer = DEQ(_Normalised(), (6,), init="last", **TIGHT).eval()
+    x = torch.randn(3, 4, dtype=F64)
+    z = layer(x).detach()
+    with torch.no_grad():
+        assert not layer(x).requires_grad
+    with torch.inference_mode():
+        torch.testing.assert_close(layer(x), z, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(gradients(layer(x), layer), gradients(unrolled(layer, x), layer), rtol=1e-7, atol=1e-9)
+
+
+def test_activation_checkpointing_around_a_layer() -> None:
+    layer = DEQ(_Noisy("module"), (6,), **TIGHT)
+    x = torch.randn(3, 4, dtype=F64, requires_grad=True)
+    torch.manual_seed(1)
+    want = gradients(layer(x), layer, x)
+    torch.manual_seed(1)
+    z = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+    torch.testing.assert_close(gradients(z, layer, x), want, rtol=1e-9, atol=1e-11)
+
+
+def test_a_layer_inside_the_cell_of_another() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = DEQ(cells.MLP(6, 6, scale=0.5, dtype=F64), **TIGHT)
+            self.U = nn.Linear(4, 6, dtype=F64)
+
+        def forward(self, z: Tensor, x: Tensor) -> Tensor:
+            return 0.5 * self.inner(z + self.U(x))
+
+    layer = DEQ(Outer(), (6,), **TIGHT)
+    x = torch.randn(3, 4, dtype=F64, requires_grad=True)
+
+    def flat(z: Tensor, x: Tensor) -> Tensor:  # both iterations unrolled
+        u = torch.zeros_like(z)
+        for _ in range(60):
+            u = layer.cell.inner.cell(u, z + layer.cell.U(x))
+        return 0.5 * u
+
+    want = torch.zeros(3, 6, dtype=F64)
+    for _ in range(60):
+        want = flat(want, x)
+    z = layer(x)
+    torch.testing.assert_close(z, want, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(gradients(z, layer, x), gradients(want, layer, x), rtol=1e-6, atol=1e-9)
+
+
+def test_threads_share_a_layer() -> None:
+    cell = cells.MLP(4, 6, dtype=F64)
+    nn.utils.parametrize.register_parametrization(cell.recurrent, "weight", _Counted())
+    layer = DEQ(cell, **TIGHT)
+    xs = [torch.randn(3, 4, dtype=F64) for _ in range(3)]
+    exact = [gradients(unrolled(layer, x, steps=100), layer) for x in xs]
+    failures: list[str] = []
+    weights = list(layer.parameters())  # read before: during an evaluation the modules hold stand-ins
+
+    def work(i: int) -> None:
+        for _ in range(6):
+            try:
+                got = list(torch.autograd.grad(loss(layer(xs[i])), weights))
+                torch.testing.assert_close(got, exact[i], rtol=1e-7, atol=1e-9)
+            except Exception as error:
+                failures.append(f"thread {i}: {error}")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
