@@ -1,0 +1,193 @@
+"""Projections against closed forms, other libraries and their own definition, with Jacobians and second derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+from sklearn.isotonic import isotonic_regression
+from torch import Tensor
+from torch.func import hessian, jacfwd, jacrev, vmap
+
+import implicitkit as ik
+
+N = 6
+
+
+def _points(seed: int, *shape: int) -> Tensor:
+    return 1.5 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+A_ROW = torch.linspace(-1.0, 2.0, N, dtype=torch.float64)
+G = _points(7, 4, N)
+INSIDE = _points(8, N) * 0.1
+VECTOR_SETS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    # name: (projection, how far a point is from feasible)
+    "box": (ik.project.box(-0.5, 0.7), lambda x: (x.abs() - 0.7).clamp_min(0) * (x > 0) + (-0.5 - x).clamp_min(0)),
+    "simplex": (ik.project.simplex(), lambda x: (x.sum(-1) - 1).abs() + (-x).clamp_min(0).sum(-1)),
+    "simplex radius": (ik.project.simplex(2.5), lambda x: (x.sum(-1) - 2.5).abs() + (-x).clamp_min(0).sum(-1)),
+    "l1_ball": (ik.project.l1_ball(1.3), lambda x: (x.abs().sum(-1) - 1.3).clamp_min(0)),
+    "l2_ball": (ik.project.l2_ball(0.8), lambda x: (x.norm(dim=-1) - 0.8).clamp_min(0)),
+    "linf_ball": (ik.project.linf_ball(0.6), lambda x: (x.abs().amax(-1) - 0.6).clamp_min(0)),
+    "halfspace": (ik.project.halfspace(A_ROW, -0.5), lambda x: (x @ A_ROW + 0.5).clamp_min(0)),
+    "hyperplane": (ik.project.hyperplane(A_ROW, 1.0), lambda x: (x @ A_ROW - 1).abs()),
+    "affine": (ik.project.affine(G[:2], torch.ones(2, dtype=torch.float64)), lambda x: (x @ G[:2].T - 1).abs().sum(-1)),
+    "polyhedron": (
+        ik.project.polyhedron(G=G, h=G @ INSIDE + 0.1),
+        lambda x: (x @ G.T - G @ INSIDE - 0.1).clamp_min(0).sum(-1),
+    ),
+    "nonnegative": (ik.project.nonnegative(), lambda x: (-x).clamp_min(0).sum(-1)),
+    "second_order_cone": (ik.project.second_order_cone(), lambda x: (x[..., 1:].norm(dim=-1) - x[..., 0]).clamp_min(0)),
+    "monotone": (ik.project.monotone(), lambda x: (x[..., :-1] - x[..., 1:]).clamp_min(0).sum(-1)),
+    "decreasing": (ik.project.monotone(decreasing=True), lambda x: (x[..., 1:] - x[..., :-1]).clamp_min(0).sum(-1)),
+}
+MATRIX_SETS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "psd_cone": (ik.project.psd_cone(), lambda X: (-torch.linalg.eigvalsh(X)).clamp_min(0).sum(-1)),
+    "birkhoff": (
+        ik.project.birkhoff(),
+        lambda X: (X.sum(-1) - 1).abs().sum(-1) + (X.sum(-2) - 1).abs().sum(-1) + (-X).clamp_min(0).sum((-1, -2)),
+    ),
+    "transport": (
+        ik.project.transport(
+            torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64), torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+        ),
+        lambda X: (X.sum(-1) - torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)).abs().sum(-1),
+    ),
+}
+ALL = {name: (f, v, _points(1, 5, N)) for name, (f, v) in VECTOR_SETS.items()} | {
+    name: (f, v, _points(2, 4, 3, 3)) for name, (f, v) in MATRIX_SETS.items()
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_projection_is_feasible_idempotent_and_nearest(name: str) -> None:
+    """Variational inequality ``<v - Pv, x - Pv> <= 0`` for feasible ``x``, which characterises the projection."""
+    project, violation, v = ALL[name]
+    v = 0.5 * (v + v.mT) if name == "psd_cone" else v
+    p = project(v)
+    assert float(violation(p).abs().max()) < 1e-9
+    torch.testing.assert_close(project(p), p, rtol=0, atol=1e-9)
+    for seed in range(5):
+        other = project(_points(10 + seed, *v.shape))
+        inner = ((v - p) * (other - p)).flatten(1).sum(1)
+        assert float(inner.max()) < 1e-8
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_projection_is_the_same_for_a_sample_alone(name: str) -> None:
+    project, _, v = ALL[name]
+    torch.testing.assert_close(project(v), torch.stack([project(x) for x in v]), rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(vmap(project)(v), project(v), rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_derivatives(name: str) -> None:
+    project, _, v = ALL[name]
+    x = v[0].clone().requires_grad_()
+    assert torch.autograd.gradcheck(project, (x,), atol=1e-5)
+    assert torch.autograd.gradgradcheck(project, (x,), atol=1e-4)
+    torch.testing.assert_close(jacfwd(project)(v[0]), jacrev(project)(v[0]), rtol=1e-8, atol=1e-9)
+    loss = lambda t: (project(t) ** 3).sum()  # noqa: E731
+    assert bool(torch.isfinite(vmap(hessian(loss))(v)).all())
+
+
+def test_jacobian_of_the_simplex() -> None:
+    """``I_S - 1 1' / |S|`` on the support ``S``."""
+    v = _points(3, N)
+    support = (ik.project.simplex()(v) > 0).double()
+    expected = torch.diag(support) - torch.outer(support, support) / support.sum()
+    torch.testing.assert_close(jacrev(ik.project.simplex())(v), expected)
+
+
+@pytest.mark.parametrize(
+    ("t", "expected"),
+    [(2.0, "inside"), (-2.0, "polar"), (0.25, "side")],
+)
+def test_jacobian_of_the_second_order_cone(t: float, expected: str) -> None:
+    """Fukushima, Luo & Tseng (2001): identity, zero, or ``[[1, u'], [u, (1 + t/|x|) I - t/|x| u u']] / 2``."""
+    x = torch.tensor([0.6, -0.3, 0.2], dtype=torch.float64)
+    J = jacrev(ik.project.second_order_cone())(torch.cat([torch.tensor([t], dtype=torch.float64), x]))
+    norm = x.norm()
+    u = x / norm
+    side = 0.5 * torch.cat(
+        [
+            torch.cat([torch.ones(1, 1, dtype=torch.float64), u[None]], 1),
+            torch.cat(
+                [u[:, None], (1 + t / norm) * torch.eye(3, dtype=torch.float64) - t / norm * torch.outer(u, u)], 1
+            ),
+        ]
+    )
+    eye = torch.eye(4, dtype=torch.float64)
+    torch.testing.assert_close(J, {"inside": eye, "polar": 0 * eye, "side": side}[expected])
+
+
+@pytest.mark.parametrize("point", [torch.zeros(4), torch.tensor([1.0, 0, 0, 0]), torch.tensor([-1.0, 0, 0, 0])])
+def test_second_order_cone_at_its_axis_has_a_finite_derivative(point: Tensor) -> None:
+    J = jacrev(ik.project.second_order_cone())(point.double())
+    assert bool(torch.isfinite(J).all())
+
+
+def test_psd_derivative_with_repeated_eigenvalues() -> None:
+    """At ``diag(1, 1, -1)`` eigenvectors have no derivative, the projection has: Malick & Sendov (2006)."""
+    X = torch.diag(torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64))
+    H = _points(4, 3, 3)
+    H = 0.5 * (H + H.mT)
+    weights = torch.tensor([[1, 1, 0.5], [1, 1, 0.5], [0.5, 0.5, 0]], dtype=torch.float64)
+    derivative = torch.func.jvp(ik.project.psd_cone(), (X,), (H,))[1]
+    torch.testing.assert_close(derivative, weights * H)
+    assert bool(torch.isfinite(hessian(lambda Y: (ik.project.psd_cone()(Y) ** 3).sum())(X)).all())
+
+
+def test_monotone_against_scikit_learn() -> None:
+    v = _points(5, 20, 30)
+    expected = np.stack([isotonic_regression(row) for row in v.numpy()])
+    torch.testing.assert_close(ik.project.monotone()(v), torch.from_numpy(expected))
+
+
+def test_l1_ball_against_scipy() -> None:
+    v = _points(6, N)
+    found = scipy.optimize.minimize(
+        lambda x: ((x[:N] - x[N:] - v.numpy()) ** 2).sum(),
+        np.zeros(2 * N),
+        bounds=[(0, None)] * (2 * N),
+        constraints={"type": "ineq", "fun": lambda x: 1.3 - x.sum()},
+        method="SLSQP",
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    torch.testing.assert_close(
+        ik.project.l1_ball(1.3)(v), torch.from_numpy(found.x[:N] - found.x[N:]), rtol=0, atol=1e-5
+    )
+
+
+def test_a_radius_is_differentiated() -> None:
+    v = _points(9, 3, N)
+    radius = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    for name in ("simplex", "l1_ball", "l2_ball", "linf_ball"):
+        assert torch.autograd.gradcheck(lambda r, s=name: getattr(ik.project, s)(r)(v), (radius,)), name
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda: ik.project.simplex(-1.0), ValueError, "positive"),
+        (lambda: ik.project.l2_ball(0), ValueError, "positive"),
+        (lambda: ik.project.box(), ValueError, "lower, upper"),
+        (lambda: ik.project.polyhedron(), ValueError, "A and b"),
+        (lambda: ik.project.simplex()(torch.arange(3)), TypeError, "floating-point"),
+        (lambda: ik.project.simplex()(3.0), TypeError, "float"),
+        (lambda: ik.project.psd_cone()(torch.zeros(2, 3)), ValueError, "square"),
+        (lambda: ik.project.birkhoff()(torch.zeros(2, 3)), ValueError, "square"),
+        (
+            lambda: ik.project.transport(torch.ones(2).double(), torch.ones(3).double())(torch.zeros(2, 3).double()),
+            ik.ConvergenceError,
+            "infeasible",
+        ),
+        (lambda: ik.project.transport(torch.ones(2), torch.ones(3))(torch.zeros(3, 3)), ValueError, "row sums"),
+    ],
+)
+def test_bad_input(make: Callable[[], object], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        make()

@@ -1,0 +1,129 @@
+"""Proximal maps against their definition, Moreau's identity and closed forms, with derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import jacfwd, jacrev, vmap
+
+import implicitkit as ik
+
+WEIGHT = 0.4
+
+
+def _points(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+Term = Callable[[Tensor], Tensor]
+TABLE: dict[str, tuple[Callable[..., Tensor], Term, tuple[int, ...]]] = {
+    # name: (map, phi of one point, its shape)
+    "l1": (ik.prox.l1(WEIGHT), lambda x: WEIGHT * x.abs().sum(), (6,)),
+    "l2": (ik.prox.l2(WEIGHT), lambda x: WEIGHT * x.norm(), (6,)),
+    "ridge": (ik.prox.ridge(WEIGHT), lambda x: 0.5 * WEIGHT * x.square().sum(), (6,)),
+    "elastic_net": (
+        ik.prox.elastic_net(WEIGHT, 0.7),
+        lambda x: WEIGHT * x.abs().sum() + 0.35 * x.square().sum(),
+        (6,),
+    ),
+    "nonnegative": (
+        ik.prox.nonnegative(WEIGHT),
+        lambda x: WEIGHT * x.sum() + torch.where((x < -1e-12).any(), torch.inf, 0.0),
+        (6,),
+    ),
+    "group_lasso": (
+        ik.prox.group_lasso((2, 3, 1), WEIGHT),
+        lambda x: WEIGHT * (x[:2].norm() + x[2:5].norm() + x[5:].norm()),
+        (6,),
+    ),
+    "group_lasso equal": (
+        ik.prox.group_lasso(3, WEIGHT),
+        lambda x: WEIGHT * (x[:3].norm() + x[3:].norm()),
+        (6,),
+    ),
+    "nuclear": (ik.prox.nuclear(WEIGHT), lambda x: WEIGHT * torch.linalg.svdvals(x).sum(), (3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("step", [1.0, 0.3])
+def test_it_minimises_its_definition(name: str, step: float) -> None:
+    prox, phi, shape = TABLE[name]
+    v = _points(1, *shape)
+    p = prox(v, step)
+    value = lambda x: step * phi(x) + 0.5 * (x - v).square().sum()  # noqa: E731
+    best = float(value(p))
+    generator = torch.Generator().manual_seed(2)
+    for size in (1e-4, 1e-2, 1.0):
+        for _ in range(50):
+            other = p + size * torch.randn(*shape, generator=generator, dtype=torch.float64)
+            # strong convexity: value(x) >= value(p) + |x - p|^2 / 2
+            assert float(value(other)) >= best + 0.5 * float((other - p).square().sum()) - 1e-12
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_batches_and_derivatives(name: str) -> None:
+    prox, _, shape = TABLE[name]
+    v = _points(3, 4, *shape)
+    steps = torch.tensor([0.2, 0.5, 1.0, 1.5], dtype=torch.float64)
+    together = prox(v, steps)
+    torch.testing.assert_close(together, torch.stack([prox(x, t) for x, t in zip(v, steps, strict=True)]))
+    torch.testing.assert_close(vmap(prox)(v, steps), together)
+    x = v[0].clone().requires_grad_()
+    assert torch.autograd.gradcheck(prox, (x,), atol=1e-6)
+    assert torch.autograd.gradgradcheck(prox, (x,), atol=1e-5)
+    torch.testing.assert_close(jacfwd(prox)(v[1]), jacrev(prox)(v[1]), rtol=1e-8, atol=1e-9)
+
+
+def test_moreau() -> None:
+    """``v = prox_f(v) + prox_f*(v)``; the conjugate of ``w |.|_1`` is the indicator of the l-infinity ball of radius w."""
+    v = _points(4, 5, 6)
+    pairs = [
+        (ik.prox.l1(WEIGHT), ik.project.linf_ball(WEIGHT)),
+        (ik.prox.l2(WEIGHT), ik.project.l2_ball(WEIGHT)),
+    ]
+    for prox, ball in pairs:
+        torch.testing.assert_close(prox(v) + ball(v), v)
+
+
+def test_nuclear_against_the_singular_value_decomposition() -> None:
+    X = _points(5, 4, 3, 5)
+    U, s, Vh = torch.linalg.svd(X, full_matrices=False)
+    expected = U @ ((s - WEIGHT).clamp_min(0).unsqueeze(-1) * Vh)
+    torch.testing.assert_close(ik.prox.nuclear(WEIGHT)(X), expected)
+
+
+def test_nuclear_has_a_derivative_where_singular_values_coincide() -> None:
+    X = torch.eye(3, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(ik.prox.nuclear(WEIGHT), (X,), atol=1e-6)
+
+
+def test_weights_are_differentiated() -> None:
+    v = _points(6, 6)
+    w = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    for name in ("l1", "l2", "ridge", "nonnegative"):
+        assert torch.autograd.gradcheck(lambda t, n=name: getattr(ik.prox, n)(t)(v), (w,)), name
+
+
+def test_pytrees() -> None:
+    tree = {"a": _points(7, 3), "b": [_points(8, 2, 2)]}
+    out = ik.prox.l1(0.2)(tree)
+    torch.testing.assert_close(out["b"][0], ik.prox.l1(0.2)(tree["b"][0]))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda: ik.prox.l1(-1.0), ValueError, "not negative"),
+        (lambda: ik.prox.group_lasso((2, 0)), ValueError, "sizes >= 1"),
+        (lambda: ik.prox.group_lasso((2, 2))(torch.zeros(5)), ValueError, "add up"),
+        (lambda: ik.prox.nuclear()(torch.zeros(5)), ValueError, "matrices"),
+        (lambda: ik.prox.l1()(torch.arange(3)), TypeError, "floating-point"),
+    ],
+)
+def test_bad_input(make: Callable[[], object], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        make()
