@@ -296,6 +296,9 @@ def _first_order(
     leaves = [t.detach().requires_grad_() if i in needed else t.detach() for i, t in enumerate(theta)]
     out, A = call.linearise(z, leaves)
     u = call.solve_linear(A.T, g, True)
+    if A.structure is not None:
+        found = A.structure.pull(u)
+        return [found[i] for i in needed]
     wanted = [leaves[i] for i in needed]
     if not out.requires_grad:
         return [None] * len(needed)

@@ -7,7 +7,7 @@ runs through the nodes of that component and no others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -91,6 +91,10 @@ class JacobianBlocks:
             outputs = dict(zip(names, parts.kernel(names, names)(states, theta), strict=True))
             self.values = [_cat([outputs[n] for n in block]) for block in self.components]
             self.residuals = [value - point for value, point in zip(self.values, self.points, strict=True)]
+        self.theta = theta
+        self._leaves = {get_gradient_edge(t).node: k for k, t in enumerate(theta) if t.requires_grad}
+        self._reached: dict[int, set[Any]] = {}
+        self._pulled: dict[int, tuple[Tensor, list[int], Sequence[Tensor | None]]] = {}
         self._products: dict[tuple[int, int], tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {}
 
     @property
@@ -108,7 +112,7 @@ class JacobianBlocks:
 
     def explicit(self, i: int) -> bool:
         """Does the graph show no way from the block's state to its maps?"""
-        return not _reaches(self.values[i], self.points[i])
+        return get_gradient_edge(self.points[i]).node not in self._ends(i)
 
     def take(self, i: int, b: Tensor) -> Tensor:
         return _cat([b[:, columns] for columns in self._columns[i]])
@@ -136,11 +140,44 @@ class JacobianBlocks:
     def couple_transposed(self, i: int, u: Tensor) -> dict[int, Tensor]:
         """``{j: A_ij^T u_i}`` for the blocks ``j`` that block ``i`` reads."""
         sources = [j for j in self.parents[i] if self.solved(j)]
-        value = self.values[i]
-        if not sources or not value.requires_grad:
+        if not sources or not self.values[i].requires_grad:
             return {}
-        found = torch.autograd.grad(value, [self.points[j] for j in sources], u, retain_graph=True, allow_unused=True)
-        return {j: g for j, g in zip(sources, found, strict=True) if g is not None}
+        # the same pass gives what the block contributes to the tensors' derivatives, for pull
+        wanted = self._wanted(i)
+        inputs = [*(self.points[j] for j in sources), *(self.theta[k] for k in wanted)]
+        found = torch.autograd.grad(self.values[i], inputs, u, retain_graph=True, allow_unused=True)
+        self._pulled[i] = u, wanted, found[len(sources) :]
+        return {j: g for j, g in zip(sources, found, strict=False) if g is not None}
+
+    def pull(self, u: Tensor) -> list[Tensor | None]:
+        r"""``-(dF/d\theta)^T u`` for the tensors that require it, by blocks; those that :meth:`couple_transposed` has
+        passed through already are not passed through again."""
+        total: list[Tensor | None] = [None] * len(self.theta)
+        for i in range(len(self)):
+            part, wanted = self.take(i, u), self._wanted(i)
+            if not wanted or not self.solved(i):
+                continue
+            known = self._pulled.get(i)
+            if known is not None and torch.equal(known[0], part):
+                found = known[2]
+            else:
+                inputs = [self.theta[k] for k in wanted]
+                found = torch.autograd.grad(self.values[i], inputs, part, retain_graph=True, allow_unused=True)
+            for k, g in zip(wanted, found, strict=True):
+                if g is not None:
+                    before = total[k]
+                    total[k] = -g if before is None else before - g
+        return total
+
+    def _wanted(self, i: int) -> list[int]:
+        """The tensors on which the block's maps depend, of those that require a derivative."""
+        return [self._leaves[end] for end in self._ends(i) if end in self._leaves]
+
+    def _ends(self, i: int) -> set[Any]:
+        """The leaves of the block's graph."""
+        if i not in self._reached:
+            self._reached[i] = _ends(self.values[i])
+        return self._reached[i]
 
     def products(self, i: int, j: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
         """``v -> A_ij v`` and ``w -> A_ij^T w``."""
@@ -180,6 +217,9 @@ class TransposedBlocks:
     def diagonal(self, i: int) -> Operator:
         return self.T.diagonal(self._last - i).T
 
+    def pull(self, u: Tensor) -> list[Tensor | None]:
+        return self.T.pull(u)
+
     def couple(self, i: int, x: Tensor) -> dict[int, Tensor]:
         return {self._last - j: change for j, change in self.T.couple_transposed(self._last - i, x).items()}
 
@@ -188,16 +228,17 @@ def _cat(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def _reaches(out: Tensor, leaf: Tensor) -> bool:
-    """Does the graph of ``out`` lead to ``leaf``?"""
+def _ends(out: Tensor) -> set[Any]:
+    """The nodes at which the graph of ``out`` ends."""
     if out.grad_fn is None:
-        return False
-    goal, seen, open_ = get_gradient_edge(leaf).node, {out.grad_fn}, [out.grad_fn]
+        return set()
+    ends, seen, open_ = set(), {out.grad_fn}, [out.grad_fn]
     while open_:
-        for node, _ in open_.pop().next_functions:
-            if node is goal:
-                return True
-            if node is not None and node not in seen:
-                seen.add(node)
-                open_.append(node)
-    return False
+        node = open_.pop()
+        if not node.next_functions:
+            ends.add(node)
+        for after, _ in node.next_functions:
+            if after is not None and after not in seen:
+                seen.add(after)
+                open_.append(after)
+    return ends

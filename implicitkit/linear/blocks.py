@@ -60,6 +60,9 @@ class Structure(Protocol):
     def diagonal(self, i: int) -> Operator:
         """The diagonal block."""
 
+    def pull(self, u: Tensor) -> list[Tensor | None]:
+        r"""``-(dF/d\theta)^T u``, for every tensor of theta."""
+
     def couple(self, i: int, x: Tensor) -> dict[int, Tensor]:
         """What the unknowns of block ``i`` contribute to the equations of later blocks ``j``, ``{j: A_ji x_i}``."""
 
@@ -105,9 +108,7 @@ class BlockSubstitution(LinearSolver):
                 parts[i] = -r
                 converged = converged & norms(r).isfinite()
             else:
-                answer = inner.solve(
-                    blocks.diagonal(i), r, rtol=rtol, atol=atol / count**0.5, max_steps=max_steps
-                )
+                answer = inner.solve(blocks.diagonal(i), r, rtol=rtol, atol=atol / count**0.5, max_steps=max_steps)
                 parts[i] = answer.x
                 steps = steps + answer.steps
                 square = square + answer.residual_norm.to(square.dtype).square()
