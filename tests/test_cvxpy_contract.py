@@ -25,7 +25,9 @@ F64 = torch.float64
 
 # --------------------------------------------------------------------------------------------------- cvxpy's inside
 def test_this_release_of_cvxpy_is_one_that_was_tested() -> None:
-    assert compat.tested_version(), f"cvxpy {cp.__version__} is outside {compat.TESTED}: run this file, then widen the range"
+    assert compat.tested_version(), (
+        f"cvxpy {cp.__version__} is outside {compat.TESTED}: run this file, then widen the range"
+    )
     assert compat.tested_version("1.9.0") and not compat.tested_version("1.10.2") and not compat.tested_version("1.8.1")
 
 
@@ -44,9 +46,16 @@ def test_only_compat_reaches_inside_cvxpy() -> None:
         if path.name == "compat.py":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("cvxpy.reductions", "cvxpy.utilities", "cvxpy.cvxcore")):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+                ("cvxpy.reductions", "cvxpy.utilities", "cvxpy.cvxcore")
+            ):
                 offenders.append((path.name, node.module))
-            if isinstance(node, ast.Attribute) and node.attr.startswith("_") and isinstance(node.value, ast.Name) and node.value.id == "cp":
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr.startswith("_")
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "cp"
+            ):
                 offenders.append((path.name, node.attr))
     assert offenders == []
 
@@ -62,7 +71,13 @@ def _data(problem: Any, parameters: list[Any], values: list[Any]) -> tuple[Any, 
 
 def test_data_of_a_quadratic_program() -> None:
     """``b - A x in K``: equalities first, signs, row-major order, the factor of one half."""
-    Q, q, G, h, x = cp.Parameter((2, 2), PSD=True), cp.Parameter(2), cp.Parameter((3, 2)), cp.Parameter(3), cp.Variable(2)
+    Q, q, G, h, x = (
+        cp.Parameter((2, 2), PSD=True),
+        cp.Parameter(2),
+        cp.Parameter((3, 2)),
+        cp.Parameter(3),
+        cp.Variable(2),
+    )
     problem = cp.Problem(cp.Minimize(0.5 * cp.quad_form(x, Q) + q @ x + 7), [G @ x <= h, x[0] == 2])
     values = [np.array([[2.0, 0.5], [0.5, 1.0]]), RNG.normal(size=2), RNG.normal(size=(3, 2)), RNG.normal(size=3)]
     P, c, A, b, program = _data(problem, [Q, q, G, h], values)
@@ -76,11 +91,12 @@ def test_data_of_a_quadratic_program() -> None:
 
 
 def test_data_of_every_cone() -> None:
-    """Orders inside the cones: ``(t, x)``; the upper triangle by columns times ``sqrt 2``; ``(x, y, z)`` for the last two."""
+    """Orders inside: ``(t, x)``; the upper triangle by columns times ``sqrt 2``; ``(x, y, z)`` for the last two."""
     x = cp.Variable(3)
     X = cp.Variable((2, 2), symmetric=True)
     problem = cp.Problem(
-        cp.Minimize(cp.sum(x)), [cp.SOC(x[2], x[:2]), X >> 0, cp.ExpCone(x[0], x[1], x[2]), cp.PowCone3D(x[0], x[1], x[2], 0.3)]
+        cp.Minimize(cp.sum(x)),
+        [cp.SOC(x[2], x[:2]), X >> 0, cp.ExpCone(x[0], x[1], x[2]), cp.PowCone3D(x[0], x[1], x[2], 0.3)],
     )
     _, _, A, b, program = _data(problem, [], [])
     cones = program.cones
@@ -106,12 +122,16 @@ def test_values_are_left_alone() -> None:
         np.testing.assert_array_equal(old, new)
 
 
-@pytest.mark.parametrize("attributes", [{"symmetric": True}, {"PSD": True}, {"diag": True}, {"sparsity": ((0, 1), (1, 1))}], ids=str)
+@pytest.mark.parametrize(
+    "attributes", [{"symmetric": True}, {"PSD": True}, {"diag": True}, {"sparsity": ((0, 1), (1, 1))}], ids=str
+)
 def test_parameters_and_variables_with_structure(attributes: dict[str, Any]) -> None:
     """The matrix comes back where it was put in, whatever cvxpy keeps of it."""
     C, X = cp.Parameter((2, 2), **attributes), cp.Variable((2, 2), **attributes)
     layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(X - C))), [C], [X])
-    value = {"diag": [[2.0, 0.0], [0.0, 3.0]], "sparsity": [[0.0, 2.0], [0.0, 3.0]]}.get(next(iter(attributes)), [[2.0, 0.5], [0.5, 3.0]])
+    value = {"diag": [[2.0, 0.0], [0.0, 3.0]], "sparsity": [[0.0, 2.0], [0.0, 3.0]]}.get(
+        next(iter(attributes)), [[2.0, 0.5], [0.5, 3.0]]
+    )
     given = torch.tensor(value, dtype=F64)
     torch.testing.assert_close(layer(given)[0], given, rtol=0, atol=1e-8)
 
@@ -135,7 +155,11 @@ def _dual_problems() -> dict[str, tuple[Any, Any, Any]]:
     table = {name: (cp.Problem(cp.Minimize(reg + c @ x), [row]), c, row) for name, row in rows.items()}
     table["maximise"] = (cp.Problem(cp.Maximize(-reg + c @ x), [row := x <= 0.1]), c, row)
     psd = X >> np.array([[1.0, 0.3], [0.3, 0.5]])
-    table["semidefinite"] = (cp.Problem(cp.Minimize(cp.sum_squares(X - cp.diag(c[:2])) + c[2] * X[0, 1]), [psd]), c, psd)
+    table["semidefinite"] = (
+        cp.Problem(cp.Minimize(cp.sum_squares(X - cp.diag(c[:2])) + c[2] * X[0, 1]), [psd]),
+        c,
+        psd,
+    )
     columns = cp.SOC(cp.Constant(np.array([0.3, 0.2, 0.1])), Y - fixed)
     table["cones by columns"] = (cp.Problem(cp.Minimize(cp.sum_squares(Y - 2) + c @ Y[0]), [columns]), c, columns)
     for name in table:
@@ -193,9 +217,7 @@ def _sparsemax() -> tuple[Any, list[Any], list[Any], list[Tensor], dict[str, Any
 
 def _ellipsoid() -> tuple[Any, list[Any], list[Any], list[Tensor], dict[str, Any]]:
     A, z, x, y, t = cp.Parameter((3, 3)), cp.Parameter(3), cp.Parameter(3), cp.Variable(3), cp.Variable(3)
-    problem = cp.Problem(
-        cp.Minimize(0.5 * cp.sum_squares(x - y)), [cp.norm(A @ t) <= 1, t == (y - z)]
-    )
+    problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(x - y)), [cp.norm(A @ t) <= 1, t == (y - z)])
     return problem, [A, z, x], [y], [torch.eye(3) + 0.1, torch.zeros(3), torch.tensor([1.0, 2.0, -1.0])], {}
 
 
@@ -243,10 +265,15 @@ def test_documented_examples_agree_with_cvxpylayers(example: Any) -> None:
 def test_back_end_words_of_cvxpylayers() -> None:
     problem, parameters, variables, values, _ = _relu()
     expected = values[0].clamp_min(0)
-    for options in ({"solve_method": "SCS", "eps": 1e-8, "max_iters": 10_000, "acceleration_lookback": 0}, {"solve_method": "Clarabel"}):
+    for options in (
+        {"solve_method": "SCS", "eps": 1e-8, "max_iters": 10_000, "acceleration_lookback": 0},
+        {"solve_method": "Clarabel"},
+    ):
         (y,) = ConvexLayer(problem, parameters, variables, solver_args=options)(*values)
         torch.testing.assert_close(y, expected, rtol=0, atol=1e-6)
-    (y,) = ConvexLayer(problem, parameters, variables)(*values, solver_args={"solve_method": "SCS", "mode": "lsqr", "n_jobs_forward": 1})
+    (y,) = ConvexLayer(problem, parameters, variables)(
+        *values, solver_args={"solve_method": "SCS", "mode": "lsqr", "n_jobs_forward": 1}
+    )
     torch.testing.assert_close(y, expected, rtol=0, atol=1e-6)
 
 
@@ -264,6 +291,8 @@ def test_construction_of_a_large_layer_is_fast_and_small() -> None:
         ConvexLayer(problem, [S, q, G, h], [x])
         print(time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
     """
-    out = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, check=True
+    )
     seconds, gigabytes = map(float, out.stdout.split())
     assert seconds < 2.0 and gigabytes < 1.0, out.stdout

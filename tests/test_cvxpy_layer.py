@@ -90,11 +90,21 @@ def symmetric(seed: int) -> Tensor:
 
 
 CASES = [
-    Case("qp", qp, (seeded(2, 3, 3) + 2 * torch.eye(3), seeded(2, 3, seed=1), seeded(4, 3, seed=2), seeded(4, seed=3) ** 2), (2, 3)),
+    Case(
+        "qp",
+        qp,
+        (seeded(2, 3, 3) + 2 * torch.eye(3), seeded(2, 3, seed=1), seeded(4, 3, seed=2), seeded(4, seed=3) ** 2),
+        (2, 3),
+    ),
     Case("socp", socp, (seeded(2, 3, seed=4), torch.tensor([0.7, 1.1], dtype=F64))),
     Case("sdp", sdp, (symmetric(5),)),
     Case("entropy", entropy, (seeded(2, 3, seed=6),)),
-    Case("gp", geometric, (torch.tensor([2.0, 1.5], dtype=F64), torch.tensor(1.0, dtype=F64), torch.tensor([0.5, 0.4], dtype=F64)), (1,)),
+    Case(
+        "gp",
+        geometric,
+        (torch.tensor([2.0, 1.5], dtype=F64), torch.tensor(1.0, dtype=F64), torch.tensor([0.5, 0.4], dtype=F64)),
+        (1,),
+    ),
     Case("power", power, (torch.tensor([[0.6, 0.8], [0.3, 0.5]], dtype=F64),)),
 ]
 cases = pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
@@ -102,7 +112,9 @@ cases = pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
 
 def scalar(layer: ConvexLayer) -> Callable[..., Tensor]:
     """A smooth scalar of everything that the layer returns, nonlinear so that second derivatives see the first."""
-    return lambda *args: sum((x * x * (1.0 + 0.1 * torch.arange(x.numel(), dtype=F64).reshape(x.shape))).sum() for x in layer(*args))
+    return lambda *args: sum(
+        (x * x * (1.0 + 0.1 * torch.arange(x.numel(), dtype=F64).reshape(x.shape))).sum() for x in layer(*args)
+    )
 
 
 def close(a: Any, b: Any, tol: float = 1e-7) -> None:
@@ -239,11 +251,17 @@ def test_ridge_and_equality_qp_with_duals() -> None:
         return torch.linalg.solve(a.mT @ a + 0.5 * torch.eye(3, dtype=F64), a.mT @ y)
 
     close(layer(a, y)[0], ridge(a, y), 1e-10)
-    close(torch.func.jacrev(lambda *t: layer(*t)[0], argnums=(0, 1))(a, y), torch.func.jacrev(ridge, argnums=(0, 1))(a, y), 1e-8)
+    close(
+        torch.func.jacrev(lambda *t: layer(*t)[0], argnums=(0, 1))(a, y),
+        torch.func.jacrev(ridge, argnums=(0, 1))(a, y),
+        1e-8,
+    )
     q, d, z = cp.Parameter(3), cp.Parameter(2), cp.Variable(3)
     C = seeded(2, 3, seed=2)
     rows = C.numpy() @ z == d
-    layer = ConvexLayer(cp.Problem(cp.Minimize(0.5 * cp.sum_squares(z) + q @ z), [rows]), [q, d], [z, rows.dual_variables[0]])
+    layer = ConvexLayer(
+        cp.Problem(cp.Minimize(0.5 * cp.sum_squares(z) + q @ z), [rows]), [q, d], [z, rows.dual_variables[0]]
+    )
 
     def kkt(q: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
         dual = torch.linalg.solve(C @ C.mT, -d - C @ q)
@@ -260,7 +278,11 @@ def test_lasso_soft_threshold() -> None:
     v, t = torch.tensor([1.5, -0.2, 0.7, -2.0], dtype=F64), torch.tensor(0.5, dtype=F64)
     soft = lambda v, t: v.sign() * (v.abs() - t).clamp_min(0)  # noqa: E731
     close(layer(v, t)[0], soft(v, t), 1e-9)
-    close(torch.func.jacrev(lambda *a: layer(*a)[0], argnums=(0, 1))(v, t), torch.func.jacrev(soft, argnums=(0, 1))(v, t), 1e-8)
+    close(
+        torch.func.jacrev(lambda *a: layer(*a)[0], argnums=(0, 1))(v, t),
+        torch.func.jacrev(soft, argnums=(0, 1))(v, t),
+        1e-8,
+    )
 
 
 def test_semidefinite_projection_gives_symmetric_gradients() -> None:
@@ -292,7 +314,9 @@ def test_planted_solutions_of_quadratic_programs() -> None:
     def exact(s: Tensor, q: Tensor, g: Tensor, h: Tensor) -> Tensor:
         C, zero = g[:, :active], torch.zeros(4, active, active, dtype=F64)
         K = torch.cat([torch.cat([s.mT @ s, C.mT], 2), torch.cat([C, zero], 2)], 1)
-        return torch.stack([torch.linalg.solve(k, r) for k, r in zip(K, torch.cat([-q, h[:, :active]], 1), strict=True)])[:, :n]
+        return torch.stack(
+            [torch.linalg.solve(k, r) for k, r in zip(K, torch.cat([-q, h[:, :active]], 1), strict=True)]
+        )[:, :n]
 
     weight = seeded(4, n, seed=5)
     for solver in (None, "interior_point", "CLARABEL", "daqp"):
@@ -396,7 +420,10 @@ def test_scs_agrees_on_every_cone(case: Case) -> None:
 def test_linear_program_vertex() -> None:
     c, b, x = cp.Parameter(2, name="c"), cp.Parameter(2, name="b"), cp.Variable(2)
     problem = cp.Problem(cp.Minimize(c @ x), [x >= b])
-    cost, bound = torch.tensor([1.0, 2.0], dtype=F64, requires_grad=True), torch.tensor([0.3, -0.4], dtype=F64, requires_grad=True)
+    cost, bound = (
+        torch.tensor([1.0, 2.0], dtype=F64, requires_grad=True),
+        torch.tensor([0.3, -0.4], dtype=F64, requires_grad=True),
+    )
     layer = ConvexLayer(problem, [c, b], [x])
     with pytest.warns(StructurallyZeroGradientWarning, match=r"gradient with respect to c is zero.*vertex.*smooth"):
         (found,) = layer(cost, bound)
@@ -443,7 +470,11 @@ def test_report_of_rank_condition_and_weakly_active_constraints() -> None:
     face = ConvexLayer(cp.Problem(cp.Minimize(cp.sum(x)), [cp.sum(x - p) >= 0]), [p], [x])
     face(torch.tensor([1.0, 1.0], dtype=F64))
     assert face.solution.rank.item() == 2 and face.solution.condition.item() == torch.inf  # of 3
-    close(torch.func.jacrev(twice)(torch.tensor([-1.0, 2.0], dtype=F64))[0], torch.diag(torch.tensor([0.0, 1.0], dtype=F64)), 1e-9)
+    close(
+        torch.func.jacrev(twice)(torch.tensor([-1.0, 2.0], dtype=F64))[0],
+        torch.diag(torch.tensor([0.0, 1.0], dtype=F64)),
+        1e-9,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- status is data
@@ -494,7 +525,7 @@ def test_nan_data(bad: float) -> None:
 def test_unbounded() -> None:
     c, x = cp.Parameter(2), cp.Variable(2)
     layer = ConvexLayer(cp.Problem(cp.Minimize(c @ x), [x >= 0]), [c], [x])
-    with pytest.raises(ProgramError, match="the program.*unbounded|unbounded.*the program"):
+    with pytest.raises(ProgramError, match=r"unbounded, the objective falls without limit.*: the program"):
         layer(torch.tensor([1.0, -1.0], dtype=F64))
 
 
@@ -583,9 +614,24 @@ def batches() -> Any:
 
 
 BAD = [
-    ("product of parameters", non_dpp, ValueError, r"must be DPP.*constraint 0: .*a \* b.*product of parameters a and b.*new Parameter"),
-    ("square of a parameter", non_dpp_square, ValueError, r"must be DPP.*objective: .*a, 2.*nonlinear in the parameter a.*in torch"),
-    ("quad_form in a constraint", quadratic_constraint, ValueError, r"constraint 0: .*(quad_form|QuadForm).*square root.*sum_squares"),
+    (
+        "product of parameters",
+        non_dpp,
+        ValueError,
+        r"must be DPP.*constraint 0: .*a \* b.*product of parameters a and b.*new Parameter",
+    ),
+    (
+        "square of a parameter",
+        non_dpp_square,
+        ValueError,
+        r"must be DPP.*objective: .*a, 2.*nonlinear in the parameter a.*in torch",
+    ),
+    (
+        "quad_form in a constraint",
+        quadratic_constraint,
+        ValueError,
+        r"constraint 0: .*(quad_form|QuadForm).*square root.*sum_squares",
+    ),
     ("not convex", non_convex, ValueError, r"not convex.*DCP.*objective.*maximise concave"),
     ("gp without gp=True", lambda: _geometric_without_flag(), ValueError, r"not convex.*Set gp=True"),
     ("parameter missing", lambda: lists(0, 0), ValueError, r"parameter\(s\) p of the problem are not in parameters="),
@@ -593,21 +639,61 @@ BAD = [
     ("unknown variable", lambda: lists(2, 1), ValueError, r"other in variables= are neither variables"),
     ("no variable", lambda: lists(2, 2), ValueError, r"variables= is empty"),
     ("integer", integer, ValueError, r"count are integer or boolean.*Relax"),
-    ("number of tensors", lambda: _plain()(torch.ones(2), torch.ones(2)), ValueError, r"takes 1 parameter tensor\(s\) \(p\).*got 2"),
+    (
+        "number of tensors",
+        lambda: _plain()(torch.ones(2), torch.ones(2)),
+        ValueError,
+        r"takes 1 parameter tensor\(s\) \(p\).*got 2",
+    ),
     ("shape", lambda: _plain()(torch.ones(3)), ValueError, r"parameter p has shape \(2,\).*got \(3,\)"),
     ("complex", lambda: _plain()(torch.ones(2, dtype=torch.complex64)), TypeError, r"parameter p got a complex tensor"),
     ("nonneg", lambda: signed("nonneg", -1.0), ValueError, r"parameter p is declared nonnegative.*violates"),
     ("pos", lambda: signed("pos", 0.0), ValueError, r"parameter p is declared positive"),
     ("nonpos", lambda: signed("nonpos", 1.0), ValueError, r"parameter p is declared nonpositive"),
     ("asymmetric", asymmetric, ValueError, r"parameter C is declared symmetric.*not symmetric"),
-    ("batch sizes", batches, ValueError, r"batch sizes disagree: parameter low has batch shape \(3,\), parameter scale has \(2,\)"),
+    (
+        "batch sizes",
+        batches,
+        ValueError,
+        r"batch sizes disagree: parameter low has batch shape \(3,\), parameter scale has \(2,\)",
+    ),
     ("solver unknown", lambda: _plain(solver="NOSUCH"), ValueError, r"unknown solver 'NOSUCH'; known: .*CLARABEL"),
-    ("solver not installed", lambda: _plain(solver="MOSEK"), ImportError, r"'MOSEK' is not installed: pip install 'cvxpy\[MOSEK\]'"),
-    ("cone, ours", lambda: _socp(solver="daqp"), ik.CapabilityError, r"'daqp' solves linear and quadratic.*second-order cones.*CLARABEL"),
-    ("cone, cvxpy's", lambda: _socp(solver="OSQP"), ik.CapabilityError, r"'OSQP' cannot solve this program \(second-order cones"),
-    ("solver option", lambda: _plain(solver="CLARABEL", solver_args={"epz": 1})(torch.ones(2)), TypeError, r"no setting 'epz'"),
-    ("option without a solver", lambda: _plain(solver_args={"epz": 1}), TypeError, r"epz belong to a particular solver"),
-    ("degenerate", lambda: _plain(degenerate="maybe"), ValueError, r"degenerate must be one of 'lstsq', 'raise', 'smooth'"),
+    (
+        "solver not installed",
+        lambda: _plain(solver="MOSEK"),
+        ImportError,
+        r"'MOSEK' is not installed: pip install 'cvxpy\[MOSEK\]'",
+    ),
+    (
+        "cone, ours",
+        lambda: _socp(solver="daqp"),
+        ik.CapabilityError,
+        r"'daqp' solves linear and quadratic.*second-order cones.*CLARABEL",
+    ),
+    (
+        "cone, cvxpy's",
+        lambda: _socp(solver="OSQP"),
+        ik.CapabilityError,
+        r"'OSQP' cannot solve this program \(second-order cones",
+    ),
+    (
+        "solver option",
+        lambda: _plain(solver="CLARABEL", solver_args={"epz": 1})(torch.ones(2)),
+        TypeError,
+        r"no setting 'epz'",
+    ),
+    (
+        "option without a solver",
+        lambda: _plain(solver_args={"epz": 1}),
+        TypeError,
+        r"epz belong to a particular solver",
+    ),
+    (
+        "degenerate",
+        lambda: _plain(degenerate="maybe"),
+        ValueError,
+        r"degenerate must be one of 'lstsq', 'raise', 'smooth'",
+    ),
     ("on_failure", lambda: _plain(on_failure="maybe"), ValueError, r"on_failure must be one of 'raise', 'warn', 'nan'"),
     ("not a problem", lambda: ConvexLayer(None, [], []), TypeError, r"problem must be a cvxpy.Problem"),
 ]

@@ -1,9 +1,9 @@
 """Any cvxpy problem as a PyTorch layer, differentiable to every order and under every transform.
 
-    from implicitkit_cvxpy import ConvexLayer
+from implicitkit_cvxpy import ConvexLayer
 
-    layer = ConvexLayer(problem, parameters=[A, b], variables=[x])
-    x_star, = layer(A_tensor, b_tensor)
+layer = ConvexLayer(problem, parameters=[A, b], variables=[x])
+x_star, = layer(A_tensor, b_tensor)
 """
 
 from implicitkit_cvxpy.kkt import ConeKKT, DegenerateError

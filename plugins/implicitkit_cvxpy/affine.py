@@ -37,7 +37,7 @@ class Vector:
 
 
 class AffineMap:
-    """Parameters ``(batch, k)`` to data ``(batch, *shape)``: entry ``i`` is ``sum_j M_ij p_j`` with ``p`` as in :class:`Vector`.
+    """Parameters ``(batch, k)`` to data ``(batch, *shape)``: ``M p`` with ``p`` as in :class:`Vector`.
 
     Args:
         matrix: SciPy sparse array ``M`` ``(prod(shape), k + 1)``. shape: of one sample's result.

@@ -41,7 +41,9 @@ def check_problem(problem: Any, parameters: Any, variables: Any, gp: bool) -> No
     if len(given) != len(parameters):
         raise ValueError("parameters names one parameter twice")
     if missing := [p.name() for key, p in own.items() if key not in given]:
-        raise ValueError(f"parameter(s) {', '.join(missing)} of the problem are not in parameters=: the layer must have them all")
+        raise ValueError(
+            f"parameter(s) {', '.join(missing)} of the problem are not in parameters=: the layer must have them all"
+        )
     if extra := [p.name() for key, p in given.items() if key not in own]:
         raise ValueError(f"parameter(s) {', '.join(extra)} in parameters= do not appear in the problem")
     known = {v.id for v in problem.variables()} | {d.id for c in problem.constraints for d in c.dual_variables}
@@ -61,15 +63,19 @@ def _check_curvature(problem: cp.Problem, gp: bool) -> None:
         test = (lambda e: e.is_dgp()) if gp else (lambda e: e.is_dcp())
         found = _offenders([(place, thing, test) for place, thing in places], gp)
         hint = (
-            "Set gp=True if this is a geometric program" if not gp and problem.is_dgp() else
-            "Geometric programs need positive variables and parameters (pos=True), and monomials or posynomials" if gp else
-            "Minimise convex and maximise concave expressions, subject to convex <= concave and affine == affine"
+            "Set gp=True if this is a geometric program"
+            if not gp and problem.is_dgp()
+            else "Geometric programs need positive variables and parameters (pos=True), and monomials or posynomials"
+            if gp
+            else "Minimise convex and maximise concave expressions, subject to convex <= concave and affine == affine"
         )
         raise ValueError(f"the problem is not convex by cvxpy's rules ({rules}): {found}. {hint}")
     if not is_dpp(problem, gp):
         objective, *constraints = places
         tests = [(*objective, lambda e: is_dpp(e, gp))]  # only there may a quadratic form have a parameter
-        tests += [(place, thing, lambda e: e.is_dgp(dpp=True) if gp else e.is_dcp(dpp=True)) for place, thing in constraints]
+        tests += [
+            (place, thing, lambda e: e.is_dgp(dpp=True) if gp else e.is_dcp(dpp=True)) for place, thing in constraints
+        ]
         found = _offenders(tests, gp)
         raise ValueError(f"the problem must be DPP (affine in its parameters), and is not: {found}")
 
@@ -130,7 +136,7 @@ def _rewrite(expression: Any, gp: bool) -> str:
             "z == factor, or one Parameter for the product)"
         )
     if parametric and not parametric[0].variables():
-        return (
-            f" (nonlinear in the parameter {names[0]}: make its value a new Parameter and compute that in torch)"
-        )
-    return f" (not affine in the parameter {names[0]}: replace the nonlinear part by a new Parameter, computed in torch)"
+        return f" (nonlinear in the parameter {names[0]}: make its value a new Parameter and compute that in torch)"
+    return (
+        f" (not affine in the parameter {names[0]}: replace the nonlinear part by a new Parameter, computed in torch)"
+    )

@@ -42,7 +42,9 @@ class Cones:
     @property
     def size(self) -> int:
         """Rows in all."""
-        return self.linear + sum(self.soc) + sum(k * (k + 1) // 2 for k in self.psd) + 3 * self.exp + 3 * len(self.power)
+        return (
+            self.linear + sum(self.soc) + sum(k * (k + 1) // 2 for k in self.psd) + 3 * self.exp + 3 * len(self.power)
+        )
 
     @property
     def linear(self) -> int:
@@ -107,12 +109,14 @@ def tested_version(version: str = cp.__version__) -> bool:
 def is_dpp(thing: Any, gp: bool = False) -> bool:
     """Is a problem, or an expression, DPP, with ``quad_form(x, P)`` of a parameter ``P`` allowed where programs allow it?"""
     if isinstance(thing, cp.Problem):
-        return bool(thing.is_dpp("dgp") if gp else thing.is_dpp(quad_form_dpp="qp"))
+        return bool(thing.is_dpp("dgp") if gp else thing.is_dpp(quad_form_dpp="qp"))  # type: ignore[call-arg]
     with scopes.quad_form_dpp_scope():
         return bool(thing.is_dgp(dpp=True) if gp else thing.is_dcp(dpp=True))
 
 
-def canonicalise(problem: cp.Problem, parameters: list[Any], variables: list[Any], gp: bool = False) -> CanonicalProgram:
+def canonicalise(
+    problem: cp.Problem, parameters: list[Any], variables: list[Any], gp: bool = False
+) -> CanonicalProgram:
     """Reduce a DPP problem once, for all values of its parameters.  Values of variables and parameters are not touched."""
     if not tested_version():
         warnings.warn(
@@ -185,7 +189,9 @@ def _reduced_size(leaf: Any) -> int:
         return leaf.shape[0] * (leaf.shape[0] + 1) // 2
     if leaf.attributes.get("diag"):
         return int(leaf.shape[0])
-    return len(leaf.sparse_idx[0]) if leaf.attributes.get("sparsity") is not None and leaf.sparse_idx else int(leaf.size)
+    return (
+        len(leaf.sparse_idx[0]) if leaf.attributes.get("sparsity") is not None and leaf.sparse_idx else int(leaf.size)
+    )
 
 
 def _stored(leaf: Any) -> Array:

@@ -158,7 +158,8 @@ class ConvexLayer(nn.Module):
             return w
 
         rule = ik.Implicit(linear_solver=ConeKKT(self.degenerate))
-        solve = ik.implicit(self._problem, rule=rule, batch_dims=1, rtol=1e-7, atol=1e-9, on_failure="ignore")(find).solve
+        as_layer = ik.implicit(self._problem, rule=rule, batch_dims=1, rtol=1e-7, atol=1e-9, on_failure="ignore")
+        solve = as_layer(find).solve  # type: ignore[attr-defined]
         size = self._assembly.n + self._assembly.cones.size
         found = solve(torch.zeros(p.batch, size, dtype=torch.float64, device=p.device), *data, flags)
         if broken:

@@ -104,8 +104,8 @@ class Parameters:
                 continue
             if found is not None and lead != found:
                 raise ValueError(
-                    f"batch sizes disagree: parameter {owner} has batch shape {found}, parameter {declared.name} has {lead}; "
-                    "give all the same, or none to those that the batch shares"
+                    f"batch sizes disagree: parameter {owner} has batch shape {found}, parameter {declared.name} has "
+                    f"{lead}; give all the same, or none to those that the batch shares"
                 )
             found, owner = lead, declared.name
         return found or ()
@@ -118,12 +118,14 @@ class Parameters:
         return dtype
 
     def vector(self, values: Sequence[Tensor], lead: tuple[int, ...]) -> tuple[Vector, Tensor]:
-        """The vector in float64, and ``flags (batch, 2 * parameters)``: positive where a sample's value of the parameter is
+        """The vector in float64, and ``flags (batch, 2 * parameters)``: positive where a sample's parameter is
         not finite (first half), or by how much it breaks its declaration (second half).  Flagged samples get zeros, so
         that nothing of them can reach the rest."""
         batch = math.prod(lead)
         device = values[0].device if values else torch.device("cpu")
-        flat, sums, breach = [], [], []
+        flat: list[Tensor] = []
+        sums: list[Tensor] = []
+        breach: list[Tensor | None] = []
         for value, declared in zip(values, self.declared, strict=True):
             wide = value.to(torch.float64)
             if declared.symmetric:

@@ -27,7 +27,7 @@ __all__ = ["ConeProgram", "KKTOperator", "mv"]
 
 
 def mv(A: Tensor, x: Tensor) -> Tensor:
-    """``A x`` sample by sample: ``(batch, m, n), (batch, n) -> (batch, m)`` (as a row vector, four times as fast on CPUs)."""
+    """``A x`` sample by sample: ``(batch, m, n), (batch, n) -> (batch, m)`` (as a row: four times as fast on CPUs)."""
     return (x.unsqueeze(-2) @ A.mT).squeeze(-2)
 
 
@@ -72,8 +72,10 @@ def _one_batch(system: Any, theta: Sequence[Tensor]) -> list[Tensor]:
         rows = system.batch // system.parent.batch
         for i, d in enumerate(system.dims[: len(flat)]):
             t = flat[i]
-            flat[i] = t.unsqueeze(level).expand(*t.shape[:level], rows, *t.shape[level:]) if d is None else (
-                t.movedim(d + level, level)
+            flat[i] = (
+                t.unsqueeze(level).expand(*t.shape[:level], rows, *t.shape[level:])
+                if d is None
+                else (t.movedim(d + level, level))
             )
         system, level = system.parent, level + 1
     return [t.flatten(0, level) for t in flat]
@@ -90,7 +92,14 @@ class KKTOperator(ik.Operator):
     __slots__ = ("A", "P", "blocks", "diagonal", "smooth", "transposed")
 
     def __init__(
-        self, P: Tensor, A: Tensor, diagonal: Tensor, blocks: list[Any], *, smooth: bool = False, transposed: bool = False
+        self,
+        P: Tensor,
+        A: Tensor,
+        diagonal: Tensor,
+        blocks: list[Any],
+        *,
+        smooth: bool = False,
+        transposed: bool = False,
     ) -> None:
         self.P, self.A, self.diagonal, self.blocks = P, A, diagonal, blocks
         self.smooth, self.transposed = smooth, transposed
@@ -121,8 +130,8 @@ class KKTOperator(ik.Operator):
         linear = self.diagonal.shape[1]
         parts = [v[:, :linear] * (self.diagonal if v.ndim == 2 else self.diagonal.unsqueeze(2))]
         for group, block in self.blocks:
-            part = v[:, group.start : group.start + group.count * group.size]
-            part = part.unflatten(1, (group.count, group.size))
+            part = v[:, group.start : group.start + group.number * group.size]
+            part = part.unflatten(1, (group.number, group.size))
             turned = (block @ part.unsqueeze(-1)).squeeze(-1) if v.ndim == 2 else block @ part
             parts.append(turned.flatten(1, 2))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
@@ -141,8 +150,10 @@ class KKTOperator(ik.Operator):
         J = self.P.new_zeros(self.batch, n + m, n + m)
         J[:, :n, :n], J[:, :n, n:] = self.P, self.A.mT
         J[:, n:, :n] = -self.project(self.A)
-        D = torch.diag_embed(self.diagonal) if not self.blocks else self.project(
-            torch.eye(m, dtype=J.dtype, device=J.device).expand(self.batch, -1, -1)
+        D = (
+            torch.diag_embed(self.diagonal)
+            if not self.blocks
+            else self.project(torch.eye(m, dtype=J.dtype, device=J.device).expand(self.batch, -1, -1))
         )
         J[:, n:, n:] = torch.eye(m, dtype=J.dtype, device=J.device) - D
         return J.mT if self.transposed else J

@@ -37,8 +37,8 @@ class ConeSolution:
 
     Attributes:
         status: ``ik.Status`` numbers, shape ``batch``. residual_norm: of the optimality conditions. steps: of the solver.
-        solver: its name. x, y: primal and dual unknowns of the reduced program. weakly_active: constraints that are active
-            with a multiplier of zero, to a relative 1e-6; ``rank`` and ``condition``: of the KKT matrix, computed when asked.
+        solver: its name. x, y: unknowns of the reduced program. weakly_active: constraints that are active
+            with a multiplier of zero, to a relative 1e-6; ``rank``, ``condition``: of the KKT matrix, when asked.
     """
 
     status: Tensor

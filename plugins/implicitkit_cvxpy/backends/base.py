@@ -27,7 +27,7 @@ class Data(NamedTuple):
 
     def rows(self, keep: Tensor) -> Data:
         """Some of the programs."""
-        return Data(*(t.index_select(0, keep) for t in self[:4]), self.cones)
+        return self._replace(**{name: getattr(self, name).index_select(0, keep) for name in ("P", "q", "A", "b")})
 
 
 class Found(NamedTuple):

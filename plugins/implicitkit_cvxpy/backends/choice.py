@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import cvxpy as cp
-import torch
 
 import implicitkit as ik
 from implicitkit_cvxpy.backends import batched, clarabel, daqp, generic, scs
@@ -98,9 +97,7 @@ def _cone_names(cones: Cones) -> str:
     return ", ".join(name for name, value in present.items() if value) or "linear"
 
 
-def resolve(
-    solver: Any, options: dict[str, Any], cones: Cones, quadratic: bool, curved: bool, n: int
-) -> Backend:
+def resolve(solver: Any, options: dict[str, Any], cones: Cones, quadratic: bool, curved: bool, n: int) -> Backend:
     """The solver asked for, checked.
 
     Raises:
@@ -138,7 +135,7 @@ def resolve(
         except cp.error.SolverError as error:
             raise ik.CapabilityError(
                 f"solver {solver!r} cannot solve this program ({_cone_names(cones)} cones"
-                f"{', quadratic objective' if quadratic else ''}): {error}. Use solver=\"CLARABEL\" (the default)"
+                f'{", quadratic objective" if quadratic else ""}): {error}. Use solver="CLARABEL" (the default)'
             ) from error
     for key in _MEANINGLESS:
         options.pop(key, None)
@@ -156,8 +153,23 @@ def resolve(
 
 @functools.lru_cache(maxsize=1)
 def _cvxpy_names() -> frozenset[str]:
-    from cvxpy.settings import CLARABEL, CVXOPT, ECOS, GLOP, GLPK, GUROBI, HIGHS, MOSEK, OSQP, PDLP, PIQP, PROXQP
-    from cvxpy.settings import SCIPY, SCS, XPRESS
+    from cvxpy.settings import (
+        CLARABEL,
+        CVXOPT,
+        ECOS,
+        GLOP,
+        GLPK,
+        GUROBI,
+        HIGHS,
+        MOSEK,
+        OSQP,
+        PDLP,
+        PIQP,
+        PROXQP,
+        SCIPY,
+        SCS,
+        XPRESS,
+    )
 
     names = (CLARABEL, CVXOPT, ECOS, GLOP, GLPK, GUROBI, HIGHS, MOSEK, OSQP, PDLP, PIQP, PROXQP, SCIPY, SCS, XPRESS)
     return frozenset({*names, *cp.installed_solvers()})

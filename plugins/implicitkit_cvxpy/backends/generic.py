@@ -30,7 +30,8 @@ def _state(P: Any, q: Any, A: Any, b: Any, cones: Cones) -> tuple[cp.Problem, cp
     x = cp.Variable(len(q))
     s = b - A @ x
     objective = q @ x + (0.5 * cp.quad_form(x, cp.psd_wrap((P + P.T) / 2)) if P.any() else 0)
-    row, parts = cones.linear, []
+    row = cones.linear
+    parts: list[tuple[Any, Any, Any]] = []
     if cones.zero:
         equality = A[: cones.zero] @ x == b[: cones.zero]
         parts.append((equality, slice(0, cones.zero), lambda c: c.dual_value))

@@ -1,7 +1,8 @@
 r"""The exponential cone ``K = cl {(x, y, z): y exp(x / y) <= z, y > 0}``.
 
-A point outside of ``K`` and of its polar, with ``x > 0`` or ``y > 0``, is ``v = a p(rho) + c d(rho)`` with ``a, c > 0`` and the
-orthogonal rays ``p = (rho, 1, e^rho)`` of ``K`` and ``d = (e^rho, (1 - rho) e^rho, -1)`` of the polar; then ``Pi(v) = a p``.
+A point outside of ``K`` and its polar, with ``x > 0`` or ``y > 0``, is ``v = a p(rho) + c d(rho)`` with ``a, c > 0``
+and the orthogonal rays ``p = (rho, 1, e^rho)`` of ``K`` and ``d = (e^rho, (1 - rho) e^rho, -1)`` of the polar; then
+``Pi(v) = a p``.
 Eliminating ``a`` and ``c`` leaves one increasing function of ``rho``, solved by bisection and Newton steps.
 
 Source: Friberg (2023), "Projection onto the exponential cone: a univariate root-finding problem", Optim. Methods Softw.
@@ -52,13 +53,13 @@ def _point(u: Tensor) -> Tensor:
 
 
 def _inverse_jacobian(u: Tensor) -> Tensor:
-    """Of :func:`_point`.  The rays ``p`` and ``d`` are orthogonal, and ``p'`` and ``d'`` are too simple for a factorisation."""
+    """Of :func:`_point`, by cross products."""
     rho, a, c = u.unbind(-1)
     e, zero, one = rho.exp(), torch.zeros_like(rho), torch.ones_like(rho)
     p = torch.stack([rho, one, e], -1)
     d = torch.stack([e, (1 - rho) * e, -one], -1)
     g = a.unsqueeze(-1) * torch.stack([one, zero, e], -1) + c.unsqueeze(-1) * torch.stack([e, -rho * e, zero], -1)
-    # rows of the inverse by cross products (Cramer)
+    # Cramer's rule
     rows = torch.stack([torch.linalg.cross(p, d), torch.linalg.cross(d, g), torch.linalg.cross(g, p)], -2)
     determinant = (g * rows[..., 0, :]).sum(-1)
     return rows / determinant[..., None, None]

@@ -61,8 +61,7 @@ def _mismatch(r: Tensor, v: Tensor, alpha: Tensor) -> Tensor:
 def _radius(packed: Tensor) -> Tensor:
     """``r`` and the derivative of :func:`_mismatch` there, ``(..., 2)``."""
     v, alpha = packed[..., :3], packed[..., 3]
-    x, y, z = v.unbind(-1)
-    size = z.abs()
+    size = v[..., 2].abs()
     low, high = torch.zeros_like(size), size.clone()
     r = 0.5 * size
     for _ in range(200):

@@ -19,10 +19,10 @@ __all__ = ["DualCone"]
 
 
 class Group(NamedTuple):
-    """Adjacent cones of one kind and size: rows ``start`` to ``start + count * size``."""
+    """Adjacent cones of one kind and size: rows ``start`` to ``start + number * size``."""
 
     start: int
-    count: int
+    number: int
     size: int
     kind: str
     alpha: tuple[float, ...] = ()
@@ -43,11 +43,12 @@ class DualCone:
     @property
     def groups(self) -> tuple[Group, ...]:
         """The cones that are no half-lines, grouped."""
-        cones, found, row = self.cones, [], self.cones.linear
+        cones, row = self.cones, self.cones.linear
+        found: list[Group] = []
         sizes = [("soc", d, d) for d in cones.soc] + [("psd", k * (k + 1) // 2, k) for k in cones.psd]
         for kind, size, _ in sizes:
             if found and found[-1].kind == kind and found[-1].size == size:
-                found[-1] = found[-1]._replace(count=found[-1].count + 1)
+                found[-1] = found[-1]._replace(number=found[-1].number + 1)
             else:
                 found.append(Group(row, 1, size, kind))
             row += size
@@ -63,8 +64,8 @@ class DualCone:
         zero, linear = self.cones.zero, self.cones.linear
         parts = [v[..., :zero], positive_part(v[..., zero:linear], self.smoothing)]
         for group in self.groups:
-            part = v[..., group.start : group.start + group.count * group.size]
-            parts.append(self._function(group)(part.unflatten(-1, (group.count, group.size))).flatten(-2))
+            part = v[..., group.start : group.start + group.number * group.size]
+            parts.append(self._function(group)(part.unflatten(-1, (group.number, group.size))).flatten(-2))
         return torch.cat(parts, -1)
 
     def _function(self, group: Group) -> Callable[[Tensor], Tensor]:
@@ -79,18 +80,17 @@ class DualCone:
 
     def derivative(self, v: Tensor) -> tuple[Tensor, list[tuple[Group, Tensor]]]:
         """At plain ``v`` ``(batch, m)``: the diagonal on the linear rows ``(batch, linear)``, and for each group its blocks
-        ``(batch, count, size, size)``."""
+        ``(batch, number, size, size)``."""
         zero, linear = self.cones.zero, self.cones.linear
         a = v[:, zero:linear]
+        inner = (a > 0).to(v.dtype)
         if self.smoothing:
             inner = 0.5 + 0.5 * a / (a * a + 4 * self.smoothing).sqrt()
-        else:
-            inner = (a > 0).to(v.dtype)
         diagonal = torch.cat([torch.ones_like(v[:, :zero]), inner], 1)
         blocks = []
         for group in self.groups:
-            part = v[:, group.start : group.start + group.count * group.size].detach()
-            part = part.reshape(-1, group.count, group.size).requires_grad_()
+            part = v[:, group.start : group.start + group.number * group.size].detach()
+            part = part.reshape(-1, group.number, group.size).requires_grad_()
             with torch.enable_grad():
                 out = self._function(group)(part)
             eye = torch.eye(group.size, dtype=v.dtype, device=v.device)

@@ -29,5 +29,7 @@ def project_second_order(v: Tensor, mu: float = 0.0) -> Tensor:
     low = torch.where(apex, t, t - r)
     high = torch.where(apex, t, t + r)
     low, high = positive_part(low, mu), positive_part(high, mu)
-    along = torch.where(apex, 0.5 * (t > 0) if not mu else 0.5 + 0.5 * t / (t * t + 4 * mu).sqrt(), (high - low) / (2 * r))
+    along = torch.where(
+        apex, 0.5 * (t > 0) if not mu else 0.5 + 0.5 * t / (t * t + 4 * mu).sqrt(), (high - low) / (2 * r)
+    )
     return torch.cat([(low + high) * 0.5, along * x], -1)

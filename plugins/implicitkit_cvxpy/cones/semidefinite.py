@@ -1,6 +1,6 @@
 r"""The positive semidefinite cone, self-dual, on scaled upper triangles by columns (``svec``).
 
-``Pi(X) = (X + |X|) / 2`` with ``|X| = (X^2)^{1/2}``; on the central path ``(X + (X^2 + 4 mu I)^{1/2}) / 2``.  The square root
+``Pi(X) = (X + |X|) / 2`` with ``|X| = (X^2)^{1/2}``; on the central path ``(X + (X^2 + 4 mu I)^{1/2}) / 2``.  The root
 ``Y`` is the root of ``Y^2 = X^2 + 4 mu I``: its value comes from an eigendecomposition, its derivatives from chord steps
 with the Lyapunov operator ``H -> Y_0 H + H Y_0`` in that basis, which never divides by a difference of eigenvalues.
 
