@@ -17,6 +17,8 @@ from deq_theorems.claims import Setting
 THEOREMS = {
     "gradient": "Theorem 1: the gradient does not depend on the solver, its error is that of the equilibrium",
     "one_layer": "Theorems 2 and 3: stacked equilibria are one equilibrium, a deep network is one tied layer",
+    "regions": "A ReLU equilibrium of width m with 2^m linear regions, found in m steps",
+    "steep": "A steep target by a flat model: bisection, Newton, Picard, Anderson, Broyden on one model",
 }
 
 
