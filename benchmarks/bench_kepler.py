@@ -4,7 +4,7 @@
 
 ``E - e sin E = M``, eccentricity ``e`` uniform in [0, 0.99), mean anomaly ``M`` in (-pi, pi), float64, one thread, from
 ``E0 = M + 0.85 e sign(M)`` (Danby 1987).  Time is CPU time of the process, the median of runs taken in turn, and the ratio
-is to ``scipy.optimize.newton`` with ``fprime`` and ``fprime2``.  Ours get the residual alone: derivatives come from autograd.
+is to ``scipy.optimize.newton`` with ``fprime`` and ``fprime2``.  Ours get the residual alone; autograd does the rest.
 """
 
 from __future__ import annotations
@@ -81,7 +81,11 @@ def rows(orbits: int, repeats: int) -> dict[str, dict[str, float]]:
             worst[name] = float(kepler(E, e, M).abs().max())
     reference = statistics.median(seconds["scipy newton"])
     return {
-        name: {"ms": 1e3 * statistics.median(s), "ratio": statistics.median(s) / reference, "worst residual": worst[name]}
+        name: {
+            "ms": 1e3 * statistics.median(s),
+            "ratio": statistics.median(s) / reference,
+            "worst residual": worst[name],
+        }
         for name, s in seconds.items()
     }
 

@@ -34,8 +34,8 @@ def check_bracket(width: float | None, growth: float, expansions: int) -> None:
 def expand(f: Function, z: Tensor, width: float | None, growth: float, expansions: int) -> tuple[Bracket, Tensor]:
     """Brackets around ``z``, and which samples have none, ``(batch,)``.
 
-    The first trial is ``z +- width`` (``None``: ``max(|z|, 1) / 8``); each further one is ``growth`` times as wide.  A bracket
-    spans two neighbouring points of the search, so that it is as narrow as the search allows.  On the side where the
+    The first trial is ``z +- width`` (``None``: ``max(|z|, 1) / 8``); each further one is ``growth`` times as wide.  A
+    bracket spans two neighbouring points of the search, so that it is as narrow as the search allows.  On the side where the
     residual is not finite (outside the domain) the distance to the last finite point is halved from there on.
 
     One evaluation a side, and at most ``2 expansions`` in all.

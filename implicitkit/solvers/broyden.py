@@ -27,9 +27,9 @@ class Broyden(Method):
         "good":  B <- B + (s - B y) (B^T s)^T / (s^T B y)      "bad":  B <- B + (s - B y) y^T / (y^T y)
 
     (Broyden 1965, methods 1 and 2; Kelley 1995, section 7.3), kept as ``B = scale I + U^T V`` per sample.  At the start
-    ``B = -I`` for fixed points, where ``F = f(z) - z``, so that the first step is Picard's (Bai, Kolter & Koltun 2019); for
-    other equations ``B = a I`` with ``a = F.JF / |JF|^2``, the multiple of ``I`` that best inverts ``J`` along ``F``, from one
-    Jacobian-vector product.  A pair with no usable denominator is left out.
+    ``B = -I`` for fixed points, where ``F = f(z) - z``, so that the first step is Picard's (Bai, Kolter & Koltun 2019);
+    for other equations ``B = a I`` with ``a = F.JF / |JF|^2``, the multiple of ``I`` that best inverts ``J`` along
+    ``F``, from one Jacobian-vector product.  A pair with no usable denominator is left out.
 
     A sample that does badly forgets its pairs and takes the first kind of step from its best point
     (:func:`~implicitkit.solvers.guard.watch`).

@@ -22,9 +22,9 @@ class Chandrupatla(Method):
     r"""Inverse quadratic interpolation where it is trustworthy, bisection elsewhere; one unknown a sample.
 
     Of the last three points ``a`` (newest), ``b`` (opposite sign), ``c``, with ``xi = (a - b) / (c - b)`` and
-    ``phi = (fa - fb) / (fc - fb)``, the interpolation is taken if ``phi^2 < xi`` and ``(1 - phi)^2 < 1 - xi``, which says that
-    it is monotone in the interval (Chandrupatla 1997, Adv. Eng. Software 28; Scherer 2013, section 6.1.7.3).  Convergence
-    is superlinear, and the interval cannot be lost.  Search for the interval, and samples that have none, as in
+    ``phi = (fa - fb) / (fc - fb)``, the interpolation is taken if ``phi^2 < xi`` and ``(1 - phi)^2 < 1 - xi``, which says
+    that it is monotone in the interval (Chandrupatla 1997, Adv. Eng. Software 28; Scherer 2013, section 6.1.7.3).
+    Convergence is superlinear, and the interval cannot be lost.  Search for the interval, and samples that have none, as in
     ``bisection``.
 
     Args:
@@ -73,7 +73,9 @@ class Chandrupatla(Method):
         trust = (phi.square() < xi) & ((1 - phi).square() < 1 - xi)
         inverse = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
         # a step shorter than rounding of the better point would change nothing
-        least = (2 * torch.finfo(z.dtype).eps * torch.where(fa.abs() < fb.abs(), a, b).abs() / (b - a).abs()).clamp(0, 0.5)
+        least = (2 * torch.finfo(z.dtype).eps * torch.where(fa.abs() < fb.abs(), a, b).abs() / (b - a).abs()).clamp(
+            0, 0.5
+        )
         t = torch.where(trust & torch.isfinite(inverse), inverse, 0.5)
         t = torch.minimum(torch.maximum(t, least), 1 - least)
         return new, {"a": a, "fa": fa, "b": b, "fb": fb, "t": t}

@@ -36,7 +36,7 @@ def watch(f: Function, state: GuardState, safeguard: float, patience: int) -> tu
     In the spirit of the safeguarded steps of Zhang, O'Donoghue & Boyd (2020), SIAM J. Optim. 30(4), algorithm 3.
     """
     norm, best = f.norm, f.best_norm
-    step = int(state.get("step") or 0) + 1  # type: ignore[arg-type]
+    step = int(state.get("step") or 0) + 1
     floor, returned, checked, back = (_mask(state, name) for name in ("floor", "returned", "checked", "back"))
     due = step % patience == 0
     if norm is best and floor is None and back is None and not due:  # every sample at work has improved
