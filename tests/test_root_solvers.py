@@ -181,7 +181,7 @@ def test_rows_are_dropped_between_stages() -> None:
 
     solver = ik.Polyalgorithm((ik.TrustRegion(), ik.Newton(line_search=False)))
     solution = ik.root(f, starts, (zero,), solver=solver, batch_dims=1, in_dims=0)
-    assert bool(solution.converged.all()) and seen[0] == rows and seen[-1] == 1
+    assert bool(solution.converged.all()) and seen[0] == rows and 1 in seen
 
 
 def test_no_stage_solves_it() -> None:
@@ -224,6 +224,27 @@ def test_the_tolerance_stays_that_of_the_start() -> None:
     solution = ik.root(freudenstein_roth, start, solver=solver, rtol=1e-6, atol=0.0, on_failure="ignore")
     assert bool(solution.converged)
     assert solution.residual_norm <= 1e-6 * freudenstein_roth(start).norm()
+
+
+@pytest.mark.parametrize("power", [3, 9])
+def test_a_far_start_does_not_excuse_a_large_residual(power: int) -> None:
+    """``rtol |F(z0)|`` is 1e8 and more here, and met long before the root."""
+
+    def f(z: Tensor, c: Tensor) -> Tensor:
+        return z**power - c
+
+    c = torch.tensor([[2.0], [3.0]], dtype=torch.float64)
+    solution = ik.root(f, torch.full_like(c, 1e9), (c,), batch_dims=1, in_dims=0)
+    torch.testing.assert_close(solution.value, c ** (1 / power), rtol=1e-8, atol=0)
+
+
+def test_a_residual_in_large_units_may_be_as_large_as_rounding_makes_it() -> None:
+    def f(z: Tensor) -> Tensor:
+        return 1e12 * (torch.cos(z) - z)
+
+    solution = ik.root(f, torch.ones(3, dtype=torch.float64))
+    assert bool(solution.converged)
+    torch.testing.assert_close(solution.value, torch.full((3,), 0.7390851332151607, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(

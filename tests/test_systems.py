@@ -42,6 +42,15 @@ def test_auto_from_far_starts(name: str) -> None:
     solved(FAR[name])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAR)
+def test_default_tolerances_claim_nothing_false_from_far_starts(name: str) -> None:
+    system = FAR[name]
+    solution = system.solve(on_failure="ignore")
+    assert bool(solution.converged)
+    assert system.residual(solution.value).norm() <= 1e-6, f"{name}: {solution}"
+
+
 @pytest.mark.parametrize("name", sorted(set(LARGE) - {"discrete_bvp1000"}))
 def test_auto_large(name: str) -> None:
     solution = solved(LARGE[name])

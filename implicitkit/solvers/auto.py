@@ -23,6 +23,7 @@ __all__ = ["Polyalgorithm", "Stage", "choose", "stages"]
 
 _DENSE = 512  # unknowns a sample up to which Newton's dense Jacobian is the first choice
 _DENSE_AT_ALL = 2048  # ... up to which it is the last resort
+_ROUNDS = 8  # of aiming at a smaller scale than |F(z0)|
 _DENSE_NUMBERS = 1 << 25  # numbers in all Jacobians of the batch, at most
 
 
@@ -152,6 +153,11 @@ class Polyalgorithm(Strategy):
     The tolerance is the same throughout, that of the start.  A sample that none solves gets the best point that any of
     them has seen.  ``solution.solver`` says which of them finished.
 
+    A start far out can have ``|F(z0)|`` so large that ``rtol |F(z0)|`` is met nowhere near a root.  So where equations are
+    solved and a residual above ``atol + rtol`` is to count as zero, it must be small beside ``|J z|``, the size of what
+    cancels in ``F``, too; if not, the stages go on against ``atol + rtol min(|F(z0)|, |J z|)``.  A sample that none of them
+    improves is ``STALLED``, unless its residual is below ``sqrt(eps) |J z|`` and so may be all that rounding allows.
+
     ``max_steps`` of the solve limits the steps of all stages together.
 
     Args:
@@ -178,19 +184,44 @@ class Polyalgorithm(Strategy):
     def run(self, f: Function, z0: Tensor, options: driver.Options) -> driver.Outcome:
         solver = self.stages[0].make()
         total = driver.find(solver, f, z0, _limited(options, self.stages[0].max_steps))
-        if total.all_converged or len(self.stages) == 1:
-            total.solver = _title(self.name, [solver.name])
+        total.solver = _title(self.name, [solver.name])
+        scale = _far_from_zero(f, total, options)
+        if scale is None and (total.all_converged or len(self.stages) == 1):
             return total
-        return self._go_on(f, z0, options, total, solver.name)
+        start_norm = torch.linalg.vector_norm(f.residual(z0), dim=1)
+        finishers = [solver.name] if bool((total.status == int(Status.CONVERGED)).any()) else []
+        total = self._go_on(self.stages[1:], f, z0, options, total, start_norm, finishers)
+        for _ in range(_ROUNDS):
+            scale = _far_from_zero(f, total, options)
+            if scale is None:
+                break
+            doubtful = torch.isfinite(scale)
+            start_norm = torch.where(doubtful, torch.minimum(start_norm, scale), start_norm)
+            total.status = torch.where(doubtful, int(Status.STALLED), total.status)
+            again = (replace(self.stages[0], scale=None), *self.stages)
+            total = self._go_on(again, f, z0, options, total, start_norm, finishers)
+            rounding = total.residual_norm <= torch.finfo(z0.dtype).eps ** 0.5 * scale
+            failed = doubtful & (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED))
+            total.status = torch.where(failed & rounding, int(Status.CONVERGED), total.status)
+            if bool(failed.any()):
+                break
+        f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
+        total.solver = _title(self.name, finishers)
+        return total
 
     def _go_on(
-        self, f: Function, z0: Tensor, options: driver.Options, total: driver.Outcome, first: str
+        self,
+        stages: tuple[Stage, ...],
+        f: Function,
+        z0: Tensor,
+        options: driver.Options,
+        total: driver.Outcome,
+        start_norm: Tensor,
+        finishers: list[str],
     ) -> driver.Outcome:
-        """All stages but the first."""
-        finishers = [first] if bool((total.status == int(Status.CONVERGED)).any()) else []
-        start_norm = torch.linalg.vector_norm(f.residual(z0), dim=1)
+        """Some stages for the samples that are open; adds to ``finishers``."""
         watched = options.trace or options.callback is not None
-        for stage in self.stages[1:]:
+        for stage in stages:
             # a callback's word is final
             open_ = (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED))
             taken = int(total.steps.max())
@@ -214,9 +245,23 @@ class Polyalgorithm(Strategy):
             )
             if _merge(total, found, samples, open_.index_select(0, samples)):
                 finishers.append(solver.name)
-        f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
-        total.solver = _title(self.name, finishers)
         return total
+
+
+def _far_from_zero(f: Function, total: driver.Outcome, options: driver.Options) -> Tensor | None:
+    """``|J z|`` ``(batch,)`` of the samples that have converged by ``rtol |F(z0)|`` alone, Inf for the others; ``None``
+    if there is no such sample, or no equation to be solved."""
+    if f.problem.kind not in ("root", "steady_state"):
+        return None
+    doubtful = (total.residual_norm > options.atol + options.rtol) & (total.status == int(Status.CONVERGED))
+    if not bool(doubtful.any()):
+        return None
+    part = Function(f.system, f.theta, "root")
+    scale = torch.linalg.vector_norm(part.linearize(total.z).mv(total.z), dim=1)
+    total.evaluations += part.evaluations
+    total.sample_evaluations += part.sample_evaluations
+    doubtful &= total.residual_norm > options.atol + options.rtol * scale
+    return torch.where(doubtful, scale, torch.inf) if bool(doubtful.any()) else None
 
 
 def _limited(options: driver.Options, max_steps: int | None) -> driver.Options:
