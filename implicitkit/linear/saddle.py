@@ -52,7 +52,8 @@ class Saddle:
 
     def __post_init__(self) -> None:
         P, C = self.P, self.C
-        size = P.diagonal(dim1=1, dim2=2).abs().amax(1).clamp_min(1e-12)
+        size = P.diagonal(dim1=1, dim2=2).abs().amax(1)
+        size = torch.where(size > 0, size, 1)
         rows = torch.linalg.vector_norm(C, dim=2) if C.shape[1] else C.new_ones(C.shape[0], 1)
         self.present = torch.isfinite(self.e)
         delta = self.regularise * (rows.square().amax(1).clamp_min(1e-30) / size).clamp(1e-12, 1e12)

@@ -329,6 +329,11 @@ def polish(data: QPData, point: QPPoint, tol: float, *, sweeps: int = 4) -> QPPo
         z, y, lam = (torch.where(keep, a, b) for a, b in zip(trial, (z, y, lam), strict=True))
         norm = torch.where(better, new, norm)
         wanted = wanted & better
+    left = ((status == int(Status.CONVERGED)) | (status == int(Status.MAX_STEPS))) & (norm > 1e3 * floor)
+    left = (left & (norm <= 1e-4 * (1 + _norm(data.q)))).nonzero().squeeze(1)
+    if len(left):
+        z, y, lam = _nearest(data, z, y, lam, left)
+        norm = _joint(natural_residual(z, y, lam, data))
     scale = 1 + _norm(data.q) + _norm(z)
     ok = norm <= 10 * tol * scale
     near = norm <= 1e-4 * scale
@@ -337,6 +342,34 @@ def polish(data: QPData, point: QPPoint, tol: float, *, sweeps: int = 4) -> QPPo
     verdict = torch.where(ok, int(Status.CONVERGED), verdict)
     status = torch.where(open_end, verdict, status)
     return QPPoint(z, y, lam, status, steps)
+
+
+def _nearest(data: QPData, z: Tensor, y: Tensor, lam: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the active set does not determine the point (a face of solutions): to the nearest solution, by Newton steps
+    of least norm."""
+    part = data.rows(which)
+    P, _, A, _, G, h = part
+    point = [t[which] for t in (z, y, lam)]
+    n, p, m = P.shape[1], A.shape[1], G.shape[1]
+    for _ in range(3):
+        r = torch.cat(natural_residual(*point, part), 1)  # type: ignore[call-arg]
+        D = (point[2] + mv(G, point[0]) - h > 0).to(P)
+        J = torch.cat(
+            [
+                torch.cat([P, A.mT, G.mT], 2),
+                torch.cat([A, A.new_zeros(len(which), p, p + m)], 2),
+                torch.cat([-D.unsqueeze(2) * G, A.new_zeros(len(which), m, p), torch.diag_embed(1 - D)], 2),
+            ],
+            1,
+        )
+        d = lstsq_batched(J, -r, rcond=1e-10)[0].split([n, p, m], 1)
+        trial = [a + b for a, b in zip(point, d, strict=True)]
+        lower = _joint(natural_residual(*trial, part)) < torch.linalg.vector_norm(r, dim=1)  # type: ignore[call-arg]
+        if not bool(lower.any()):
+            break
+        point = [torch.where(lower.unsqueeze(1), a, b) for a, b in zip(trial, point, strict=True)]
+    z, y, lam = (t.index_copy(0, which, new) for t, new in zip((z, y, lam), point, strict=True))
+    return z, y, lam
 
 
 def _joint(residual: tuple[Tensor, ...]) -> Tensor:
