@@ -19,6 +19,11 @@ THEOREMS = {
     "one_layer": "Theorems 2 and 3: stacked equilibria are one equilibrium, a deep network is one tied layer",
     "regions": "A ReLU equilibrium of width m with 2^m linear regions, found in m steps",
     "steep": "A steep target by a flat model: bisection, Newton, Picard, Anderson, Broyden on one model",
+    "perturbation": "Lemma 2: how far fixed points move, and what a residual certifies",
+    "bias": "The implicit bias of the diagonal linear equilibrium",
+    "gotu": "Generalisation on the unseen: where an equilibrium wins and where it loses",
+    "conditioning": "Well-posedness and conditioning",
+    "audio": "An audio-like signal: equilibrium against network of equal size",
 }
 
 

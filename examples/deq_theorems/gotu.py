@@ -1,0 +1,218 @@
+r"""Generalisation on the unseen (GOTU): where an equilibrium model wins, and where it loses.
+
+Functions on ``{+-1}^d`` are learned from the half with ``x_k = +1`` and tested on the half with ``x_k = -1``.  A model that is
+linear in ``x`` and fits the seen half has ``b + beta_k = s = f^_0 + f^_k``, whatever ``beta_k`` is, and an error of
+``4 (f^_k - beta_k)^2`` on the unseen half.  Gradient flow decides ``beta_k``:
+
+    diagonal equilibrium, bias a plain parameter     b - b(0) = (beta_k(0)^{-3} - beta_k^{-3}) / 3
+    diagonal equilibrium, bias fed as a coordinate   beta_k = s / 2                   (equal starts)
+    diagonal linear net from a small start           beta_k -> 0
+
+so that the equilibrium beats the net if and only if ``0 < beta_k < 2 f^_k``: on some functions, not on others.  The same is
+asked of a ReLU equilibrium and a ReLU network of equal size, trained with Adam, on a linear function and on one with a product.
+
+Source: "Separation and bias of deep equilibrium models on expressivity and learning dynamics" (NeurIPS 2024), section on
+GOTU; the formulas are derived here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import scipy.integrate
+import scipy.optimize
+import torch
+from common import figure, table
+from torch import Tensor, nn
+
+import implicitkit as ik
+from implicitkit_deq import DEQ, cells
+
+from .claims import Setting, claim
+
+D, K = 8, 2
+# (f^_0, f^_k) -> errors of an implementation written for the check: plain bias, bias as a coordinate, linear net
+CASES = {
+    (1.0, 1.0): (2.137, 0.0, 4.0),
+    (0.5, 1.5): (0.213, 1.0, 9.0),
+    (0.0, 1.0): (0.0, 1.0, 4.0),
+    (2.0, 1.0): (11.34, 1.0, 4.0),
+    (1.0, 0.3): (3.05, 0.49, 0.36),
+    (1.5, -0.5): (9.0, 4.0, 1.0),
+}
+MODELS = ("plain bias", "bias fed in", "linear net")
+
+
+def cube() -> tuple[np.ndarray, np.ndarray]:
+    """The seen and the unseen half of ``{+-1}^D``, each ``(2^{D-1}, D)``."""
+    points = np.array(list(itertools.product((-1.0, 1.0), repeat=D)))
+    return points[points[:, K] > 0], points[points[:, K] < 0]
+
+
+def flow(model: str, seen: np.ndarray, target: np.ndarray, end: float) -> tuple[np.ndarray, float]:
+    """``beta`` and ``b`` of gradient flow on the seen half."""
+    X = np.concatenate([seen, np.ones((len(seen), 1))], 1)  # the bias last
+
+    def beta_of(p: np.ndarray) -> np.ndarray:
+        if model == "linear net":  # beta = u v from u = v small, signs free by a second pair
+            u, v = p[: D + 1], p[D + 1 :]
+            return np.append((u**2 - v**2)[:D], u[D])
+        # equilibria: p = beta, except for a plain bias
+        return p
+
+    def rate(_: float, p: np.ndarray) -> np.ndarray:
+        beta = beta_of(p)
+        g = X.T @ (X @ beta - target) / len(target)
+        if model == "linear net":
+            u, v = p[: D + 1], p[D + 1 :]
+            change = np.concatenate([-2 * u * g, 2 * v * g])
+            change[D], change[-1] = -g[D], 0
+            return change
+        change = -(beta**4) * g
+        if model == "plain bias":
+            change[D] = -g[D]
+        return change
+
+    if model == "linear net":
+        p0 = np.full(2 * (D + 1), 1e-6)
+        p0[D] = p0[-1] = 0.0
+    else:
+        p0 = np.ones(D + 1)
+        if model == "plain bias":
+            p0[D] = 0.0
+    found = scipy.integrate.solve_ivp(rate, (0, end), p0, "LSODA", rtol=1e-9, atol=1e-12)
+    beta = beta_of(found.y[:, -1])
+    return beta[:D], float(beta[D])
+
+
+def predicted(model: str, f0: float, fk: float) -> float:
+    """The error on the unseen half, by the table at the top of this file."""
+    s = f0 + fk
+    if model == "linear net":
+        return 4 * fk**2
+    if model == "bias fed in":
+        return (fk - f0) ** 2
+    beta = scipy.optimize.brentq(lambda t: (1 - t**-3) / 3 + t - s, 1e-3, 1e3)
+    return 4 * (fk - beta) ** 2
+
+
+def linear_models(quick: bool) -> dict[tuple[float, float], dict[str, float]]:
+    """Measured errors for every case and model; the other coefficients are positive, as equilibria need them."""
+    seen, unseen = cube()
+    errors: dict[tuple[float, float], dict[str, float]] = {}
+    rows = []
+    for (f0, fk), reference in CASES.items():
+        coefficients = np.linspace(0.4, 1.6, D)
+        coefficients[K] = fk
+        errors[f0, fk] = {}
+        for model, published in zip(MODELS, reference, strict=True):
+            beta, b = flow(model, seen, f0 + seen @ coefficients, 300.0 if quick else 1000.0)
+            errors[f0, fk][model] = float(np.mean((unseen @ beta + b - f0 - unseen @ coefficients) ** 2))
+            formula = predicted(model, f0, fk)
+            rows.append((f"{f0:g}, {fk:g}", model, float(beta[K]), errors[f0, fk][model], formula, f"{published:g}"))
+        best = min(MODELS[:2], key=errors[f0, fk].__getitem__)
+        wins = errors[f0, fk][best] < errors[f0, fk]["linear net"]
+        rows.append(("", "", "", "equilibrium " + ("wins" if wins else "LOSES"), "", ""))
+    print(table("GOTU of linear models", ("f^_0, f^_k", "model", "beta_k", "error", "formula", "reference"), _plain(rows)))
+    return errors
+
+
+def _plain(rows: list[tuple[Any, ...]]) -> list[tuple[str, ...]]:
+    return [tuple(f"{v:.4g}" if isinstance(v, float) else v for v in row) for row in rows]
+
+
+class Equilibrium(nn.Module):
+    """``relu(W z + U x + b)``, read out linearly."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = DEQ(
+            cells.MLP(D, width, activation=torch.relu), rtol=1e-4, rule=ik.Implicit("gmres", rtol=1e-3), max_steps=50,
+            on_failure="ignore",
+        )  # fmt: skip
+        self.read = nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read(self.layer(x))
+
+
+def network(width: int) -> nn.Module:
+    """Two hidden layers, as many parameters as the equilibrium of the same width and 20 more."""
+    return nn.Sequential(nn.Linear(D, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+
+
+def train(model: nn.Module, function: Any, steps: int) -> tuple[float, float]:
+    """Mean squared errors on the seen and the unseen half after Adam on all seen points."""
+    seen, unseen = (torch.from_numpy(half).float() for half in cube())
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for _ in range(steps):
+        loss = (model(seen)[:, 0] - function(seen)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        return tuple(float((model(x)[:, 0] - function(x)).square().mean()) for x in (seen, unseen))  # type: ignore[return-value]
+
+
+def relu_models(setting: Setting) -> dict[str, dict[str, list[float]]]:
+    """Errors on the unseen half, by function and model, one a seed."""
+    seeds, steps = (1, 40) if setting.quick else (3, 600)
+    functions = {
+        "1 + x_k + sum": lambda x: 1 + 0.5 * x.sum(1) + 0.5 * x[:, K],
+        "x_0 x_k + x_1": lambda x: x[:, 0] * x[:, K] + x[:, 1],
+    }
+    reference = {
+        ("1 + x_k + sum", "equilibrium"): ".64, .47, .50", ("1 + x_k + sum", "network"): "1.49, 2.20, 2.02",
+        ("x_0 x_k + x_1", "equilibrium"): "3.40, 3.75, 3.67", ("x_0 x_k + x_1", "network"): "2.91, 2.94, 3.28",
+    }  # fmt: skip
+    errors: dict[str, dict[str, list[float]]] = {}
+    rows = []
+    for name, function in functions.items():
+        errors[name] = {}
+        for label, make in (("equilibrium", Equilibrium), ("network", network)):
+            runs = []
+            for seed in range(seeds):
+                torch.manual_seed(setting.seed + seed)
+                runs.append(train(make(20), function, steps))
+            errors[name][label] = [unseen for _, unseen in runs]
+            shown = ", ".join(f"{unseen:.2f}" for _, unseen in runs)
+            rows.append((name, label, max(seen for seen, _ in runs), shown, reference[name, label]))
+    title = f"GOTU of ReLU models, width 20, {steps} steps of Adam, {seeds} seed{'s' if seeds > 1 else ''}"
+    print(table(title, ("function", "model", "worst seen mse", "unseen mse", "reference (another task)"), rows))
+    for name, found in errors.items():
+        means = {label: sum(runs) / len(runs) for label, runs in found.items()}
+        print(f"  {name}: the {min(means, key=means.__getitem__)} is better on the unseen half")
+    return errors
+
+
+def run(setting: Setting) -> dict[str, Any]:
+    """Linear models against the formulas; ReLU models as they come out."""
+    errors = linear_models(setting.quick)
+    worst = max(abs(e - predicted(m, *case)) for case, found in errors.items() for m, e in found.items())
+    claim(worst < 1e-2, f"measured errors are the formulas' (worst difference {worst:.1e})")
+    wins = {case: {m: found[m] < found["linear net"] for m in MODELS[:2]} for case, found in errors.items()}
+    claim(all(any(w.values()) for c, w in wins.items() if c in ((1.0, 1.0), (0.5, 1.5), (0.0, 1.0))), "the equilibrium wins where f^_k is large")
+    losers = [c for c, w in wins.items() if not any(w.values())]
+    claim(losers == [(1.0, 0.3), (1.5, -0.5)], f"and loses where f^_k is small or negative: {losers}")
+    claim(errors[2.0, 1.0]["plain bias"] > errors[2.0, 1.0]["linear net"], "with a plain bias also at (2, 1), where beta_k > 2 f^_k")
+    relu = relu_models(setting)
+
+    with figure(setting.output / "deq_theory_gotu.png", 2) as (left, right):
+        places = range(len(CASES))
+        for i, model in enumerate(MODELS):
+            left.bar([k + 0.27 * (i - 1) for k in places], [errors[c][model] for c in CASES], 0.25, label=model)
+            marks = [predicted(model, *c) for c in CASES]
+            left.plot([k + 0.27 * (i - 1) for k in places], marks, "k_", markersize=12, label="formula" if i == 2 else None)
+        left.set_xticks(places, [f"{a:g}, {b:g}" for a, b in CASES])
+        left.set(xlabel="$\\hat f_0, \\hat f_k$", ylabel="error on the unseen half", title="Linear models: no one wins always")
+        left.legend()
+        for i, label in enumerate(("equilibrium", "network")):
+            for k, found in enumerate(relu.values()):
+                right.plot([k + 0.2 * (i - 0.5)] * len(found[label]), found[label], "os"[i], color=f"C{i}",
+                           label=label if k == 0 else None)  # fmt: skip
+        right.set_xticks(range(len(relu)), list(relu))
+        right.set(xlim=(-0.5, 1.5), ylim=(0, None), ylabel="error on the unseen half", title="ReLU models, one mark a seed")
+        right.legend()
+    return {"errors": errors, "worst": worst, "losers": losers, "relu": relu}
