@@ -1,8 +1,8 @@
 """Layers defined by equations: state what must hold, let any solver find it, get exact derivatives of the solution."""
 
 from implicitkit import autodiff, callbacks, interop, linear, project, prox, testing, trees
+from implicitkit.compat import has_forward_level, opaque_to_compile, transforms_active
 from implicitkit.compose import Blocks, compose, tie
-from implicitkit.compat import opaque_to_compile
 from implicitkit.diagnostics import Certificate, Stability, certify
 from implicitkit.errors import (
     CapabilityError,
@@ -130,6 +130,7 @@ __all__ = [
     "compose",
     "fixed_point",
     "get_solver",
+    "has_forward_level",
     "implicit",
     "interop",
     "least_squares",
@@ -153,5 +154,6 @@ __all__ = [
     "steady_state",
     "testing",
     "tie",
+    "transforms_active",
     "trees",
 ]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 from implicitkit_cvxpy.assembly import Assembly
-from implicitkit_cvxpy.backends import Data, Status, resolve
+from implicitkit_cvxpy.backends import Backend, Data, Status, resolve
 from implicitkit_cvxpy.checks import check_problem
 from implicitkit_cvxpy.compat import CanonicalProgram, canonicalise
 from implicitkit_cvxpy.cones import DualCone
@@ -23,6 +23,7 @@ from implicitkit_cvxpy.kkt import POLICIES, ConeKKT
 from implicitkit_cvxpy.parameters import Parameters
 from implicitkit_cvxpy.program import ConeProgram
 from implicitkit_cvxpy.report import ConeSolution, ProgramError, StructurallyZeroGradientWarning
+from implicitkit_cvxpy.shortcut import Call, shortcut
 from implicitkit_cvxpy.variables import Variables
 
 __all__ = ["ConvexLayer"]
@@ -106,6 +107,7 @@ class ConvexLayer(nn.Module):
         self._idle = self._parameters_in.only_objective(self._assembly.constraining) if self._vertices else ()
         self._warm: Tensor | None = None
         self.solution = None
+        self._all_solved = True
 
     def _resolve(self, options: dict[str, Any]) -> Any:
         form = self._assembly
@@ -141,12 +143,41 @@ class ConvexLayer(nn.Module):
             return self._variables_out.empty(lead, dtype, values)
         if self._idle:
             self._say_idle(values)
+        backend = self._backend if solver_args is None else self._resolve(self.solver_args | solver_args)
+        start = self._warm if warm_start else None
+
+        def read(w: Tensor) -> tuple[Tensor, ...]:
+            if not self._all_solved:
+                w = torch.where(self.solution.converged.unsqueeze(1), w, torch.nan)  # type: ignore[union-attr]
+            return tuple(t.to(dtype) for t in self._variables_out(w, lead))
+
+        def general(values: Sequence[Tensor], start: Tensor | None) -> tuple[Tensor, ...]:
+            return tuple(t.to(dtype) for t in self._general(values, lead, backend, start))
+
+        if ik.transforms_active() or ik.has_forward_level():
+            return general(values, start)
+
+        def assemble(values: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
+            p, flags = self._parameters_in.vector(values, lead)
+            return self._assembly(p), flags
+
+        def find(data: Sequence[Tensor], flags: Tensor) -> Tensor:
+            P, q, A, b = data
+            found = finish(self._problem, backend, Data(P, q, A, b, self._assembly.cones), flags, start)
+            self._judge([(*found, (P, q, A, b), flags)], backend.name, lead)
+            return found[0]
+
+        return shortcut(Call(self._problem, ConeKKT(self.degenerate), assemble, find, read, general), values)
+
+    # ------------------------------------------------------------------------------------------------------- details
+    def _general(
+        self, values: Sequence[Tensor], lead: tuple[int, ...], backend: Backend, start: Tensor | None
+    ) -> list[Tensor]:
+        """Solve and differentiate by the generic rule of implicitkit: any order, any mode, any transform."""
         p, flags = self._parameters_in.vector(values, lead)
         data = self._assembly(p)
-        backend = self._backend if solver_args is None else self._resolve(self.solver_args | solver_args)
         kept: list[Any] = []
         broken: list[Exception] = []
-        start = self._warm if warm_start else None
 
         def find(z0: Tensor, P: Tensor, q: Tensor, A: Tensor, b: Tensor, wrong: Tensor) -> Tensor:
             try:
@@ -169,9 +200,8 @@ class ConvexLayer(nn.Module):
         if not self._all_solved:
             good = found.converged & ~(flags > 0).any(1)
             w = torch.where(good.unsqueeze(1), w, torch.nan)
-        return tuple(t.to(dtype) for t in self._variables_out(w, data, lead))
+        return self._variables_out(w, lead)
 
-    # ------------------------------------------------------------------------------------------------------- details
     def _judge(self, kept: list[Any], solver: str, lead: tuple[int, ...]) -> None:
         """Gather the figures of every call of the solver (several under ``vmap``), and obey the failure policy."""
         w, status, norm, steps = (torch.cat(parts) for parts in list(zip(*kept, strict=True))[:4])

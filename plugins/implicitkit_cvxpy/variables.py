@@ -45,7 +45,7 @@ class Variables:
             span = (first, first + len(index)) if straight else None
             self.readers.append(Reader(r.shape, torch.from_numpy(index), weight, span, r.exp))
 
-    def __call__(self, w: Tensor, data: Any, lead: tuple[int, ...]) -> list[Tensor]:
+    def __call__(self, w: Tensor, lead: tuple[int, ...]) -> list[Tensor]:
         """Each variable, ``lead + shape``."""
         padded = None
         out = []
