@@ -370,7 +370,7 @@ def test_torch_optim_copies() -> None:
     ],
 )  # fmt: skip
 def test_options_out_of_range(make: Callable[[], Any]) -> None:
-    with pytest.raises(ValueError, match="must be|cannot be"):
+    with pytest.raises(ValueError, match=r"must be|cannot be"):
         make()
 
 

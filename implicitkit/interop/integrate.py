@@ -51,7 +51,7 @@ def integrate(
     if duration is not None and not duration > 0:
         raise ValueError(f"duration must be positive, got {duration}")
     session = Session(f, z0, rtol=rtol, atol=atol, max_steps=max_steps)
-    if session.hopeless:
+    if session.settled:
         return session.run(lambda x: "")
     sign = session.flow_sign()
     length = max(float(np.linalg.norm(session.start)), 1.0)

@@ -122,7 +122,7 @@ def _orientation(session: Session, alpha: float | None) -> tuple[float, float | 
 
 def _mixing(session: Session, method: str, alpha: float | None, line_search: str | None, **jac_options: Any) -> Found:
     """The quasi-Newton and mixing methods of ``scipy.optimize.root``; each iteration is counted."""
-    if session.hopeless:
+    if session.settled:
         return session.run(lambda x: "")
     sign, alpha = _orientation(session, alpha)
 

@@ -26,7 +26,8 @@ __all__ = ["Session"]
 
 _ATTEMPTS = 6
 _PROGRESS = 0.1
-_NOISE = 100  # differences of values below so many units of rounding are taken from gradients
+_NOISE = 100  # differences of values below so many units of rounding are taken from gradients ...
+_EXPECTED = 1e3  # ... if the slope promised no more than so many times that
 
 
 class _Enough(Exception):
@@ -89,7 +90,8 @@ class Session:
         x0, value0, g0, scale = self._origin(x)
         value = float(self._f.value(self._tensor(x)))
         difference = value - value0
-        if abs(difference) <= _NOISE * self._eps * max(abs(value), abs(value0)):
+        noise = _NOISE * self._eps * max(abs(value), abs(value0))
+        if abs(difference) <= noise and abs(float(g0 @ (x - x0))) <= _EXPECTED * noise:
             g = self._array(self._f(self._tensor(x)))
             difference = 0.5 * float((g + g0) @ (x - x0))
         if difference < self._lowest:
@@ -164,9 +166,9 @@ class Session:
         return float(F @ self.jvp(self.start, F)) / square if square > 0 else float("nan")
 
     @property
-    def hopeless(self) -> bool:
-        """Is ``f`` not finite at the start?"""
-        return not np.isfinite(self._best_norm)
+    def settled(self) -> bool:
+        """Is there nothing to do: ``f`` vanishes at the best point, or is not finite at the start?"""
+        return self._best_norm <= self._target or not np.isfinite(self._best_norm)
 
     def run(self, attempt: Callable[[np.ndarray], Any]) -> Found:
         """``attempt(x)`` from the start, and again from the best point as long as that lowers the residual tenfold.
@@ -176,7 +178,7 @@ class Session:
         """
         message = ""
         for _ in range(_ATTEMPTS):
-            if self.hopeless or self._best_norm <= self._target:
+            if self.settled:
                 break
             before = self._best_norm
             message, ended = self._attempt(attempt, self.best)

@@ -13,7 +13,8 @@ __all__ = ["Searched", "backtrack", "decrease", "wolfe"]
 
 _ARMIJO = 1e-4
 _CURVATURE = 0.9
-_NOISE = 10  # differences of values below so many units of rounding say nothing
+_NOISE = 10  # differences of values below so many units of rounding say nothing ...
+_EXPECTED = 1e3  # ... if the slope promised no more than so many times that
 
 
 class Searched(NamedTuple):
@@ -30,15 +31,18 @@ class Searched(NamedTuple):
 def decrease(f: Function, z: Tensor, value: Tensor, g: Tensor, trial: Tensor) -> Tensor:
     """``f(z) - f(trial)``, ``(batch,)``, to more digits than the values have; ``-inf`` where the trial is not finite.
 
-    Where the difference is lost in rounding it comes from the gradients at both ends, ``-(g + g_trial)' (trial - z) / 2``
-    (the trapezoidal rule, its error of third order in the step).
+    Where the difference is lost in rounding, and the slope promised little more, it comes from the gradients at both ends,
+    ``-(g + g_trial)' (trial - z) / 2`` (the trapezoidal rule, its error of third order in the step).
 
     Args:
         z, value, g: a point, the objective and its gradient there. trial: another point.
     """
     new = f.value(trial)
     difference = value - new
-    lost = difference.abs() <= _NOISE * torch.finfo(z.dtype).eps * torch.maximum(value.abs(), new.abs())
+    noise = _NOISE * torch.finfo(z.dtype).eps * torch.maximum(value.abs(), new.abs())
+    lost = difference.abs() <= noise
+    if bool((lost & f.active).any()):
+        lost = lost & ((g * (trial - z)).sum(1).abs() <= _EXPECTED * noise)
     if bool((lost & f.active).any()):
         difference = torch.where(lost, -0.5 * ((g + f(trial)) * (trial - z)).sum(1), difference)
     return torch.where(torch.isfinite(new) & torch.isfinite(difference), difference, -torch.inf)
@@ -77,7 +81,8 @@ def wolfe(f: Function, z: Tensor, d: Tensor, slope: Tensor, t: Tensor, trials: i
         trial = torch.addcmul(z, t.unsqueeze(1), d)
         new, new_slope = f.value(trial), (f(trial) * d).sum(1)
         armijo = new <= value + _ARMIJO * t * slope
-        armijo = armijo | ((new <= value + noise) & (new_slope <= (2 * _ARMIJO - 1) * slope))
+        small = (new <= value + noise) & (-t * slope <= _EXPECTED * noise)
+        armijo = armijo | (small & (new_slope <= (2 * _ARMIJO - 1) * slope))
         found = armijo & (new_slope >= _CURVATURE * slope)
         searching = f.active & ~found
         if not bool(searching.any()):

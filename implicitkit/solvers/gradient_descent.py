@@ -79,7 +79,8 @@ class GradientDescent(Method):
             value = f.value(trial)
             enough = value <= reference - 1e-4 * t * square
             if not bool((enough | ~f.active).all()):
-                level = (value <= reference + noise) & (f(trial).square().sum(1) <= square)
+                level = (value <= reference + noise) & (t * square <= 1e3 * noise)
+                level = level & (f(trial).square().sum(1) <= square)
                 enough = enough | level | ~f.active
             if bool(enough.all()):
                 break
