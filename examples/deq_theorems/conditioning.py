@@ -86,7 +86,7 @@ def well_posed(setting: Setting) -> dict[str, dict[str, Any]]:
         steep.injection.bias.mul_(0.2)
     monotone = cells.Monotone(4, n, **double)
     with torch.no_grad():
-        monotone.Q.mul_(4)
+        monotone.Q.mul_(2)
     net = torch.nn.Sequential(torch.nn.Linear(4, n, **double), torch.nn.ReLU(), torch.nn.Linear(n, n, **double))
     with torch.no_grad():
         for layer in (net[0], net[2]):
@@ -112,7 +112,7 @@ def well_posed(setting: Setting) -> dict[str, dict[str, Any]]:
             )
             options: dict[str, Any] = {"batch_dims": 1, "rtol": 1e-9, "atol": 1e-10, "on_failure": "ignore"}
             solution = ik.fixed_point(cell, z0, (inputs,), solver="newton", max_steps=200, **options)
-            picard = ik.fixed_point(cell, z0, (inputs,), solver="picard", max_steps=1000, **options)
+            picard = ik.fixed_point(cell, z0, (inputs,), solver="picard", max_steps=5000, **options)
             point = ik.trees.tree_map(lambda t: t[:1], picard.value if bool(picard.converged.all()) else solution.value)
             ends = torch.cat([t.flatten(1) for t in ik.trees.tree_flatten(solution.value)[0]], 1)[solution.converged]
             radius, condition = (float(f(cell, point, (x,), steps=60)) for f in (spectral_radius, condition_number))
