@@ -416,6 +416,36 @@ def test_scs_agrees_on_every_cone(case: Case) -> None:
     close(other(*case.args), layer(*case.args), 1e-6)
 
 
+def test_quadratic_form_of_a_parameter() -> None:
+    """``quad_form(x, P)`` in the objective: ``x = P^{-1} 1 / (1' P^{-1} 1)``."""
+    P, x = cp.Parameter((3, 3), PSD=True), cp.Variable(3)
+    layer = ConvexLayer(cp.Problem(cp.Minimize(cp.quad_form(x, P)), [cp.sum(x) == 1]), [P], [x])
+    M = seeded(3, 3, seed=11)
+    value = M @ M.mT + torch.eye(3)
+
+    def exact(P: Tensor) -> Tensor:
+        z = torch.linalg.solve((P + P.mT) / 2, torch.ones(3, dtype=F64))
+        return z / z.sum()
+
+    close(layer(value)[0], exact(value), 1e-9)
+    close(torch.func.jacrev(layer)(value)[0], torch.func.jacrev(exact)(value), 1e-8)
+
+
+def test_a_problem_without_parameters() -> None:
+    x = cp.Variable(2)
+    layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - 1)), [x <= 0.5]), [], [x])
+    close(layer()[0].to(F64), torch.tensor([0.5, 0.5], dtype=F64), 1e-6)
+
+
+def test_gradients_of_a_batch_of_cotangents() -> None:
+    layer, c = entropy(), seeded(3, seed=1).requires_grad_()
+    (x,) = layer(c)
+    (rows,) = torch.autograd.grad(x, c, torch.eye(3, dtype=F64), is_grads_batched=True, retain_graph=True)
+    close(rows, torch.func.jacrev(lambda c: c.softmax(0))(c.detach()), 1e-8)
+    (again,) = torch.autograd.grad(x.sum() + x[0], c)
+    close(again, rows.sum(0) + rows[0], 1e-8)
+
+
 # ------------------------------------------------------------------------------------------------------------ degenerate
 def test_linear_program_vertex() -> None:
     c, b, x = cp.Parameter(2, name="c"), cp.Parameter(2, name="b"), cp.Variable(2)
@@ -609,6 +639,12 @@ def asymmetric() -> Any:
     return ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(X - C))), [C], [X])(torch.tensor([[1.0, 2.0], [0.0, 1.0]]))
 
 
+def indefinite() -> Any:
+    P, x = cp.Parameter((2, 2), PSD=True, name="P"), _x()
+    problem = cp.Problem(cp.Minimize(cp.quad_form(x, P)), [cp.sum(x) == 1])
+    return ConvexLayer(problem, [P], [x])(torch.diag(torch.tensor([1.0, -0.5])))
+
+
 def batches() -> Any:
     return interval()(torch.zeros(3), torch.zeros(2))
 
@@ -651,6 +687,7 @@ BAD = [
     ("pos", lambda: signed("pos", 0.0), ValueError, r"parameter p is declared positive"),
     ("nonpos", lambda: signed("nonpos", 1.0), ValueError, r"parameter p is declared nonpositive"),
     ("asymmetric", asymmetric, ValueError, r"parameter C is declared symmetric.*not symmetric"),
+    ("indefinite", indefinite, ValueError, r"parameter P is declared PSD, and is not symmetric with eigenvalues >= 0"),
     (
         "batch sizes",
         batches,

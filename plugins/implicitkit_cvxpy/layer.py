@@ -107,7 +107,6 @@ class ConvexLayer(nn.Module):
         self._idle = self._parameters_in.only_objective(self._assembly.constraining) if self._vertices else ()
         self._warm: Tensor | None = None
         self.solution = None
-        self._all_solved = True
 
     def _resolve(self, options: dict[str, Any]) -> Any:
         form = self._assembly
@@ -146,9 +145,11 @@ class ConvexLayer(nn.Module):
         backend = self._backend if solver_args is None else self._resolve(self.solver_args | solver_args)
         start = self._warm if warm_start else None
 
+        good: list[Tensor] = []  # which samples to let through, if not all
+
         def read(w: Tensor) -> tuple[Tensor, ...]:
-            if not self._all_solved:
-                w = torch.where(self.solution.converged.unsqueeze(1), w, torch.nan)  # type: ignore[union-attr]
+            if good:
+                w = torch.where(good[0].unsqueeze(1), w, torch.nan)
             return tuple(t.to(dtype) for t in self._variables_out(w, lead))
 
         def general(values: Sequence[Tensor], start: Tensor | None) -> tuple[Tensor, ...]:
@@ -164,7 +165,8 @@ class ConvexLayer(nn.Module):
         def find(data: Sequence[Tensor], flags: Tensor) -> Tensor:
             P, q, A, b = data
             found = finish(self._problem, backend, Data(P, q, A, b, self._assembly.cones), flags, start)
-            self._judge([(*found, (P, q, A, b), flags)], backend.name, lead)
+            if not self._judge([(*found, (P, q, A, b), flags)], backend.name, lead):
+                good.append(found[1] == int(Status.CONVERGED))
             return found[0]
 
         return shortcut(Call(self._problem, ConeKKT(self.degenerate), assemble, find, read, general), values)
@@ -195,25 +197,23 @@ class ConvexLayer(nn.Module):
         found = solve(torch.zeros(p.batch, size, dtype=torch.float64, device=p.device), *data, flags)
         if broken:
             raise broken[0]
-        self._judge(kept, backend.name, lead)
         w = found.value
-        if not self._all_solved:
+        if not self._judge(kept, backend.name, lead):
             good = found.converged & ~(flags > 0).any(1)
             w = torch.where(good.unsqueeze(1), w, torch.nan)
         return self._variables_out(w, lead)
 
-    def _judge(self, kept: list[Any], solver: str, lead: tuple[int, ...]) -> None:
-        """Gather the figures of every call of the solver (several under ``vmap``), and obey the failure policy."""
+    def _judge(self, kept: list[Any], solver: str, lead: tuple[int, ...]) -> bool:
+        """Gather the figures of every call of the solver (several under ``vmap``), obey the failure policy; all solved?"""
         w, status, norm, steps = (torch.cat(parts) for parts in list(zip(*kept, strict=True))[:4])
         data = tuple(torch.cat(parts) for parts in zip(*(k[4] for k in kept), strict=True))
         wrong = torch.cat([k[5] for k in kept])
         self.solution = report = ConeSolution(status, norm, steps, solver, w, self._problem, data)
         self._warm = w.detach()
-        self._all_solved = bool(report.converged.all())
         if self.verbose:
             print(report)
-        if self._all_solved:
-            return
+        if bool(report.converged.all()):
+            return True
         message, broken = self._explain(report, wrong, lead if math.prod(lead) == len(status) else (len(status),))
         if self.on_failure == "raise":
             if broken:
@@ -221,6 +221,7 @@ class ConvexLayer(nn.Module):
             raise ProgramError(message, report, tuple((~report.converged).nonzero().squeeze(1).tolist()))
         if self.on_failure == "warn":
             warnings.warn(message, ik.ConvergenceWarning, stacklevel=4)
+        return False
 
     def _explain(self, report: ConeSolution, wrong: Tensor, lead: tuple[int, ...]) -> tuple[str, bool]:
         """What went wrong where, and whether a declared property is the cause."""

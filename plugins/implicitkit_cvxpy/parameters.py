@@ -35,6 +35,7 @@ class Declared:
     shape: tuple[int, ...]
     sign: str
     symmetric: bool
+    definite: int  # 1: PSD, -1: NSD
     ndim: int
 
     @property
@@ -42,7 +43,9 @@ class Declared:
         """What to say of a value that breaks it."""
         if self.sign:
             return f"parameter {self.name} is declared {self.sign}, and a value violates that"
-        return f"parameter {self.name} is declared symmetric (or PSD, or NSD), and is not symmetric"
+        sense = {0: "symmetric, and is not symmetric", 1: "PSD, and is not symmetric with eigenvalues >= 0"}
+        text = sense.get(self.definite, "NSD, and is not symmetric with eigenvalues <= 0")
+        return f"parameter {self.name} is declared {text}"
 
 
 class Parameters:
@@ -130,8 +133,12 @@ class Parameters:
             wide = value.to(torch.float64)
             if declared.symmetric:
                 gap = (wide - wide.mT).detach().abs().flatten(-2).amax(-1)
-                breach.append((gap - _SLACK * (1 + wide.detach().abs().flatten(-2).amax(-1))).clamp_min(0))
+                slack = _SLACK * (1 + wide.detach().abs().flatten(-2).amax(-1))
                 wide = (wide + wide.mT) * 0.5
+                if declared.definite:
+                    lowest = torch.linalg.eigvalsh(declared.definite * wide.detach().nan_to_num(0.0, 0.0, 0.0)).amin(-1)
+                    gap = torch.maximum(gap, -lowest)
+                breach.append((gap - slack).clamp_min(0))
             row = wide.reshape((batch, -1) if value.ndim > declared.ndim else (1, -1))
             plain = row.detach()
             if not declared.symmetric:
@@ -164,7 +171,8 @@ def _declare(parameter: Any, positive: bool) -> Declared:
     symmetric = any(attributes.get(k) for k in ("symmetric", "PSD", "NSD")) and parameter.ndim == 2
     sign = next((text for key, text in _SIGNS.items() if attributes.get(key)), "")
     shape = tuple(parameter.shape)
-    return Declared(parameter.name(), shape, _SIGNS["pos"] if positive else sign, symmetric, len(shape))
+    definite = 1 if attributes.get("PSD") else -1 if attributes.get("NSD") else 0
+    return Declared(parameter.name(), shape, _SIGNS["pos"] if positive else sign, symmetric, definite, len(shape))
 
 
 def _moved(matrix: Any, place: Any) -> Any:
