@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from compositions_table import BATCH, D, TABLE, TIGHT, Built, Cell, N, zeros
+from compositions_table import BATCH, TABLE, TIGHT, Built, Cell, D, N, zeros
 from test_transforms import BY_HAND, TRANSFORMS
 from torch import Tensor, nn
 
@@ -359,7 +359,7 @@ def test_errors_of_a_map_keep_their_type_and_name_the_node() -> None:
     def broken(z: Tensor, w: Tensor) -> Tensor:
         raise IndexError("no such thing")
 
-    with pytest.raises(IndexError, match="node 'v' fails.*no such thing"):
+    with pytest.raises(IndexError, match=r"node 'v' fails.*no such thing"):
         ik.solve(
             ik.compose({"f": (F, "x"), "v": (broken, "f")}, output="v"), {"f": ONE, "v": ONE}, (ONE,), batch_dims=1
         )
@@ -371,5 +371,5 @@ class _ThreeArguments(nn.Module):
 
 
 def test_a_module_of_the_wrong_arity_is_refused_by_its_forward() -> None:
-    with pytest.raises(TypeError, match="'f' reads 1 name.*_ThreeArguments.*missing a required argument: 'b'"):
+    with pytest.raises(TypeError, match=r"'f' reads 1 name.*_ThreeArguments.*missing a required argument: 'b'"):
         ik.compose({"f": (_ThreeArguments(), "x")}, output="f")

@@ -150,12 +150,12 @@ class JacobianBlocks:
         return {j: g for j, g in zip(sources, found, strict=False) if g is not None}
 
     def pull(self, u: Tensor) -> list[Tensor | None]:
-        r"""``-(dF/d\theta)^T u`` for the tensors that require it, by blocks; those that :meth:`couple_transposed` has
-        passed through already are not passed through again."""
+        r"""``-(dF/d\theta)^T u`` for the tensors that require it (zero where nothing solved depends on one), ``None`` for
+        the others, by blocks: those that :meth:`couple_transposed` has passed through are not passed through again."""
         total: list[Tensor | None] = [None] * len(self.theta)
         for i in range(len(self)):
             part, wanted = self.take(i, u), self._wanted(i)
-            if not wanted or not self.solved(i):
+            if not wanted or not self.solved(i) or not bool(part.any()):
                 continue
             known = self._pulled.get(i)
             if known is not None and torch.equal(known[0], part):
@@ -167,7 +167,9 @@ class JacobianBlocks:
                 if g is not None:
                     before = total[k]
                     total[k] = -g if before is None else before - g
-        return total
+        return [
+            torch.zeros_like(t) if g is None and t.requires_grad else g for g, t in zip(total, self.theta, strict=True)
+        ]
 
     def _wanted(self, i: int) -> list[int]:
         """The tensors on which the block's maps depend, of those that require a derivative."""
