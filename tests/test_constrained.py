@@ -1,0 +1,531 @@
+"""Constrained and composite minimisation: closed forms, standard problems, every solver, every transform."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+from sklearn.linear_model import ElasticNet, Lasso
+from torch import Tensor, nn
+from torch.func import grad, hessian, jacfwd, jacrev, vmap
+
+import implicitkit as ik
+
+F64 = torch.float64
+N = 5
+
+
+def _draw(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+V = _draw(0, 3, N)
+MATRIX = _draw(1, 12, N)
+Y = _draw(2, 3, 12)
+
+
+def distance(z: Tensor, v: Tensor) -> Tensor:
+    return 0.5 * ((z - v) ** 2).sum(-1)
+
+
+def entropy(z: Tensor, v: Tensor) -> Tensor:
+    return (z * torch.log(z) - z * v).sum(-1)
+
+
+def fit(z: Tensor, y: Tensor) -> Tensor:
+    return 0.5 * ((z @ MATRIX.T - y) ** 2).sum(-1)
+
+
+SUM_IS_ONE = ik.Equality(lambda z, v: z.sum(-1) - 1)
+POSITIVE = ik.Inequality(lambda z, v: -z)
+ONE = torch.full((3, N), 1 / N, dtype=F64)
+ZERO = torch.zeros(3, N, dtype=F64)
+SIMPLEX = ik.project.simplex()
+
+# name: (objective, z0, args, constraints and sets, expected, solvers)
+CLOSED: dict[str, tuple[Any, Tensor, tuple[Tensor, ...], dict[str, Any], Tensor, list[str]]] = {
+    "softmax by an equality": (
+        entropy,
+        ONE,
+        (V,),
+        {"constraints": [SUM_IS_ONE]},
+        torch.softmax(V, -1),
+        ["auto", "sqp", "augmented_lagrangian", "newton", "scipy.slsqp"],
+    ),
+    "softmax on the simplex": (
+        entropy,
+        ONE,
+        (V,),
+        {"project": SIMPLEX},
+        torch.softmax(V, -1),
+        ["mirror_descent"],
+    ),
+    "simplex by projection": (
+        distance,
+        ZERO,
+        (V,),
+        {"project": SIMPLEX},
+        SIMPLEX(V),
+        ["auto", "proximal_gradient", "projected_gradient", "newton"],
+    ),
+    "simplex by constraints": (
+        distance,
+        ZERO,
+        (V,),
+        {"constraints": [SUM_IS_ONE, POSITIVE]},
+        SIMPLEX(V),
+        ["auto", "sqp", "augmented_lagrangian", "scipy.slsqp", "scipy.trust_constr"],
+    ),
+    "simplex by bounds and an equality": (
+        distance,
+        ZERO,
+        (V,),
+        {"constraints": SUM_IS_ONE, "bounds": (0, None)},
+        SIMPLEX(V),
+        ["auto", "sqp", "augmented_lagrangian", "scipy.slsqp", "scipy.trust_constr"],
+    ),
+    "box": (
+        distance,
+        ZERO,
+        (V,),
+        {"bounds": (-0.3, torch.linspace(0.1, 0.5, N, dtype=F64))},
+        V.clamp_min(-0.3).minimum(torch.linspace(0.1, 0.5, N, dtype=F64)),
+        ["auto", "sqp", "block_coordinate_descent", "scipy.lbfgsb", "scipy.slsqp", "scipy.trust_constr", "newton"],
+    ),
+    "ball by a constraint": (
+        distance,
+        ZERO,
+        (V,),
+        {"constraints": ik.Inequality(lambda z, v: z.square().sum(-1) - 1)},
+        ik.project.l2_ball()(V),
+        ["auto", "sqp", "augmented_lagrangian", "scipy.slsqp"],
+    ),
+    "soft thresholding": (
+        distance,
+        ZERO,
+        (V,),
+        {"prox": ik.prox.l1(0.4)},
+        ik.prox.l1(0.4)(V),
+        ["auto", "proximal_gradient", "block_coordinate_descent", "newton"],
+    ),
+    "ridge": (
+        fit,
+        ZERO,
+        (Y,),
+        {"prox": ik.prox.ridge(2.0)},
+        torch.linalg.solve(MATRIX.T @ MATRIX + 2 * torch.eye(N, dtype=F64), (Y @ MATRIX).T).T,
+        ["auto", "proximal_gradient", "block_coordinate_descent"],
+    ),
+}
+ROWS = [(name, solver) for name, row in CLOSED.items() for solver in row[-1]]
+
+
+@pytest.mark.parametrize(("name", "solver"), ROWS)
+def test_closed_forms(name: str, solver: str) -> None:
+    objective, z0, args, options, expected, _ = CLOSED[name]
+    s = ik.argmin(objective, z0, args, batch_dims=1, solver=solver, rtol=1e-9, **options)
+    assert s.converged.all()
+    torch.testing.assert_close(s.value, expected, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("l1_ratio", [1.0, 0.5], ids=["lasso", "elastic net"])
+@pytest.mark.parametrize("solver", ["auto", "proximal_gradient", "block_coordinate_descent"])
+def test_lasso_and_elastic_net_against_scikit_learn(l1_ratio: float, solver: str) -> None:
+    alpha, rows = 0.1, len(MATRIX)
+    model = (Lasso if l1_ratio == 1 else ElasticNet)(alpha=alpha, fit_intercept=False, tol=1e-12, max_iter=100000)
+    if l1_ratio != 1:
+        model.set_params(l1_ratio=l1_ratio)
+    expected = np.stack([model.fit(MATRIX.numpy(), y.numpy()).coef_ for y in Y])
+    prox = ik.prox.elastic_net(rows * alpha * l1_ratio, rows * alpha * (1 - l1_ratio))
+    s = ik.argmin(fit, ZERO, (Y,), prox=prox, batch_dims=1, solver=solver)
+    torch.testing.assert_close(s.value, torch.from_numpy(expected), rtol=0, atol=1e-7)
+
+
+def hs71(z: Tensor) -> Tensor:
+    return z[0] * z[3] * (z[0] + z[1] + z[2]) + z[2]
+
+
+STANDARD: dict[str, tuple[Callable[[Tensor], Tensor], list[float], dict[str, Any], float]] = {
+    # Hock & Schittkowski (1981): objective, start, constraints, optimal value
+    "HS6": (
+        lambda z: (1 - z[0]) ** 2,
+        [-1.2, 1.0],
+        {"constraints": ik.Equality(lambda z: 10 * (z[1] - z[0] ** 2))},
+        0.0,
+    ),
+    "HS7": (
+        lambda z: torch.log(1 + z[0] ** 2) - z[1],
+        [2.0, 2.0],
+        {"constraints": ik.Equality(lambda z: (1 + z[0] ** 2) ** 2 + z[1] ** 2 - 4)},
+        -(3**0.5),
+    ),
+    "HS10": (
+        lambda z: z[0] - z[1],
+        [-10.0, 10.0],
+        {"constraints": ik.Inequality(lambda z: 3 * z[0] ** 2 - 2 * z[0] * z[1] + z[1] ** 2 - 1)},
+        -1.0,
+    ),
+    "HS35": (
+        lambda z: (
+            9
+            - 8 * z[0]
+            - 6 * z[1]
+            - 4 * z[2]
+            + 2 * z[0] ** 2
+            + 2 * z[1] ** 2
+            + z[2] ** 2
+            + 2 * z[0] * z[1]
+            + 2 * z[0] * z[2]
+        ),
+        [0.5, 0.5, 0.5],
+        {"constraints": ik.Inequality(lambda z: z[0] + z[1] + 2 * z[2] - 3), "bounds": (0, None)},
+        1 / 9,
+    ),
+    "HS39": (
+        lambda z: -z[0],
+        [2.0, 2.0, 2.0, 2.0],
+        {
+            "constraints": ik.Equality(
+                lambda z: torch.stack([z[1] - z[0] ** 3 - z[2] ** 2, z[0] ** 2 - z[1] - z[3] ** 2])
+            )
+        },
+        -1.0,
+    ),
+    "HS43": (
+        lambda z: z[0] ** 2 + z[1] ** 2 + 2 * z[2] ** 2 + z[3] ** 2 - 5 * z[0] - 5 * z[1] - 21 * z[2] + 7 * z[3],
+        [0.0, 0.0, 0.0, 0.0],
+        {
+            "constraints": ik.Inequality(
+                lambda z: torch.stack(
+                    [
+                        z.square().sum() + z[0] - z[1] + z[2] - z[3] - 8,
+                        z[0] ** 2 + 2 * z[1] ** 2 + z[2] ** 2 + 2 * z[3] ** 2 - z[0] - z[3] - 10,
+                        2 * z[0] ** 2 + z[1] ** 2 + z[2] ** 2 + 2 * z[0] - z[1] - z[3] - 5,
+                    ]
+                )
+            )
+        },
+        -44.0,
+    ),
+    "HS71": (
+        hs71,
+        [1.0, 5.0, 5.0, 1.0],
+        {
+            "constraints": [ik.Inequality(lambda z: 25 - z.prod()), ik.Equality(lambda z: z.square().sum() - 40)],
+            "bounds": (1, 5),
+        },
+        17.0140173,
+    ),
+    "Rosenbrock in a disk": (
+        lambda z: (1 - z[0]) ** 2 + 100 * (z[1] - z[0] ** 2) ** 2,
+        [0.0, 0.0],
+        {"constraints": ik.Inequality(lambda z: z.square().sum() - 1)},
+        0.0456748087,
+    ),
+    "a line over a circle": (
+        lambda z: z.sum(),
+        [1.0, 0.3],
+        {"constraints": ik.Equality(lambda z: z.square().sum() - 2)},
+        -2.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STANDARD)
+def test_standard_problems(name: str) -> None:
+    objective, start, options, best = STANDARD[name]
+    s = ik.argmin(objective, torch.tensor(start, dtype=F64), **options)
+    assert s.converged
+    assert float(objective(s.value)) == pytest.approx(best, abs=1e-6)
+
+
+def test_multipliers_are_those_of_the_lagrangian() -> None:
+    """Stationarity, signs and complementarity, one pytree a constraint."""
+    a, b = _draw(3, 2, N), _draw(4, N)
+    constraints = [
+        ik.Equality(lambda z, v: {"sum": z.sum(), "pair": a @ z - 0.1}),
+        ik.Inequality(lambda z, v: z - 0.2),
+    ]
+    s = ik.argmin(distance, torch.zeros(N, dtype=F64), (b,), constraints=constraints)
+    y, lam = s.multipliers
+    assert set(y) == {"sum", "pair"}
+    slope = s.value - b + y["sum"] + a.T @ y["pair"] + lam
+    torch.testing.assert_close(slope, torch.zeros(N, dtype=F64), rtol=0, atol=1e-8)
+    assert bool((lam >= -1e-10).all()) and float((lam * (s.value - 0.2)).abs().max()) < 1e-8
+
+
+def test_agrees_with_the_quadratic_program() -> None:
+    P = torch.eye(N, dtype=F64) + MATRIX.T @ MATRIX / 10
+    q, G, h = _draw(5, N), _draw(6, 4, N), torch.rand(4, generator=torch.Generator().manual_seed(0), dtype=F64)
+    program = ik.solve(ik.QuadraticProgram(P, q, G=G, h=h))
+    s = ik.argmin(
+        lambda z: 0.5 * z @ P @ z + q @ z, torch.zeros(N, dtype=F64), constraints=ik.Inequality(lambda z: G @ z - h)
+    )
+    torch.testing.assert_close(s.value, program.value, rtol=0, atol=1e-8)
+    torch.testing.assert_close(s.multipliers[0], program.multipliers.inequality, rtol=0, atol=1e-8)
+
+
+# --------------------------------------------------------------------------------------------------------- derivatives
+def constrained(p: Tensor) -> Tensor:
+    """A nonlinear program; value and multipliers in one vector."""
+    s = ik.argmin(
+        lambda z, p: ((z - p) ** 2).sum() + z.pow(4).sum() / 4,
+        torch.zeros(3, dtype=F64),
+        (p,),
+        constraints=[ik.Equality(lambda z, p: z.sum() - p[0]), ik.Inequality(lambda z, p: z**2 - p[1])],
+        rtol=1e-12,
+    )
+    return torch.cat([s.value, s.multipliers[0].reshape(1), s.multipliers[1]])
+
+
+def along(p: Tensor, row: int) -> Tensor:
+    """Data that two numbers move."""
+    return Y[row] + _draw(20, 12, 2) @ p
+
+
+def lasso(p: Tensor) -> Tensor:
+    return ik.argmin(
+        lambda z, p: fit(z, along(p, 0)), torch.zeros(N, dtype=F64), (p,), prox=ik.prox.l1(0.5), rtol=1e-13
+    ).value
+
+
+def bounded(p: Tensor) -> Tensor:
+    return ik.argmin(
+        lambda z, p: fit(z, along(p, 1)) + z.pow(4).sum(),
+        torch.zeros(N, dtype=F64),
+        (p,),
+        bounds=(-0.1, p[0].abs()),
+        rtol=1e-13,
+    ).value
+
+
+def on_simplex(p: Tensor) -> Tensor:
+    return ik.argmin(
+        lambda z, p: 0.3 * fit(z, along(p, 2)), torch.full((N,), 0.2, dtype=F64), (p,), project=SIMPLEX, rtol=1e-13
+    ).value
+
+
+LAYERS = {
+    "constrained": (constrained, torch.tensor([0.3, 0.2, 3.0], dtype=F64)),
+    "lasso": (lasso, torch.tensor([0.3, -0.2], dtype=F64)),
+    "bounded": (bounded, torch.tensor([0.3, -0.2], dtype=F64)),
+    "simplex": (on_simplex, torch.tensor([0.3, -0.2], dtype=F64)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradcheck(name: str) -> None:
+    layer, p = LAYERS[name]
+    p = p.clone().requires_grad_()
+    assert torch.autograd.gradcheck(layer, (p,), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(layer, (p,))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_transforms_agree(name: str) -> None:
+    layer, p = LAYERS[name]
+    batch = torch.stack([p, 1.01 * p])
+    loss = lambda t: (layer(t) ** 2).sum()  # noqa: E731
+    J = jacrev(layer)(p)
+    torch.testing.assert_close(jacfwd(layer)(p), J, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(vmap(layer)(batch)[0], layer(p), rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(vmap(grad(loss))(batch)[1], grad(loss)(batch[1]), rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(hessian(loss)(p), jacfwd(grad(loss))(p), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(torch.compile(layer, backend="eager")(p), layer(p), rtol=1e-8, atol=1e-9)
+
+
+def test_weights_sets_modules_and_captured_tensors_are_differentiated() -> None:
+    """A learnable lasso weight, a bound, a module inside a constraint, a captured tensor in the objective."""
+    weight = torch.tensor(0.5, dtype=F64, requires_grad=True)
+    upper = torch.full((N,), 0.1, dtype=F64, requires_grad=True)
+    shift = _draw(7, N).requires_grad_()
+    module = nn.Linear(N, 1).double()
+    zero = torch.zeros(N, dtype=F64)
+    checks: list[tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = [
+        (lambda w: ik.argmin(fit, zero, (Y[0],), prox=ik.prox.l1(w), rtol=1e-13).value, (weight,)),
+        (lambda u: ik.argmin(fit, zero, (Y[0],), bounds=(None, u), rtol=1e-13).value, (upper,)),
+        (
+            lambda s: (
+                ik.argmin(
+                    lambda z: distance(z, s), zero, constraints=ik.Inequality(lambda z: (z - s).sum() + 1), rtol=1e-13
+                ).value
+            ),
+            (shift,),
+        ),
+        (
+            lambda w: (
+                ik.argmin(
+                    lambda z: distance(z, V[0]),
+                    zero,
+                    constraints=ik.Equality(lambda z: torch.func.functional_call(module, {"weight": w}, (z,))),
+                    rtol=1e-13,
+                ).value
+            ),
+            (module.weight.detach().clone().requires_grad_(),),
+        ),
+    ]
+    for layer, inputs in checks:
+        assert torch.autograd.gradcheck(layer, inputs)
+    s = ik.argmin(lambda z: distance(z, V[0]), zero, constraints=ik.Equality(lambda z: module(z)))
+    s.value.sum().backward()
+    assert module.weight.grad is not None and float(module.weight.grad.abs().max()) > 1e-3
+
+
+def test_second_order_through_a_layer() -> None:
+    def loss(t: Tensor) -> Tensor:
+        q = t**2
+        x = ik.argmin(lambda z, q: distance(z, q), torch.zeros(1, dtype=F64), (q.reshape(1),), bounds=(0, 100)).value
+        return (x**2).sum()
+
+    t = torch.tensor(2.0, dtype=F64)
+    assert float(hessian(loss)(t)) == pytest.approx(48.0, abs=1e-7)
+    assert float(torch.autograd.functional.hessian(loss, t)) == pytest.approx(48.0, abs=1e-7)
+
+
+def test_pytrees_and_batches() -> None:
+    z0 = {"a": torch.zeros(2, 3, dtype=F64), "b": (torch.zeros(2, 2, 2, dtype=F64),)}
+    target = {"a": _draw(8, 2, 3), "b": (_draw(9, 2, 2, 2),)}
+
+    def objective(z: Any, v: Any) -> Tensor:
+        return ((z["a"] - v["a"]) ** 2).sum(-1) + ((z["b"][0] - v["b"][0]) ** 2).sum((-1, -2))
+
+    s = ik.argmin(
+        objective,
+        z0,
+        (target,),
+        constraints=[ik.Equality(lambda z, v: z["a"].sum(-1)), ik.Inequality(lambda z, v: z["b"][0])],
+        batch_dims=1,
+    )
+    torch.testing.assert_close(s.value["a"], target["a"] - target["a"].mean(-1, keepdim=True), rtol=0, atol=1e-9)
+    torch.testing.assert_close(s.value["b"][0], target["b"][0].clamp(max=0), rtol=0, atol=1e-9)
+    assert s.multipliers[0].shape == (2,) and s.multipliers[1].shape == (2, 2, 2)
+
+
+def test_copies_and_pickles() -> None:
+    problem = ik.Argmin(distance, constraints=[ik.Equality(_total)], bounds=(0, None))
+    for other in (copy.deepcopy(problem), pickle.loads(pickle.dumps(problem))):
+        s = ik.solve(other, torch.zeros(N, dtype=F64), (V[0],))
+        torch.testing.assert_close(s.value, SIMPLEX(V[0]), rtol=0, atol=1e-9)
+    pickle.loads(pickle.dumps(s))
+
+
+def _total(z: Tensor, v: Tensor) -> Tensor:
+    return z.sum() - 1
+
+
+# ---------------------------------------------------------------------------------------------------- degenerate, bad
+def test_degenerate_policies() -> None:
+    """The same constraint twice: the multipliers are not unique, the value is."""
+    twice = [ik.Equality(lambda z, v: z.sum() - 1), ik.Equality(lambda z, v: z.sum() - 1)]
+    f = lambda v, policy: (
+        ik.argmin(  # noqa: E731
+            distance,
+            torch.zeros(N, dtype=F64),
+            (v,),
+            constraints=twice,
+            degenerate=policy,
+            solver="augmented_lagrangian",
+        ).value
+    )
+    J = jacrev(lambda v: f(v, "lstsq"))(V[0])
+    torch.testing.assert_close(J, torch.eye(N, dtype=F64) - 1 / N, rtol=0, atol=1e-7)
+    with pytest.raises(ik.ConvergenceError, match="degenerate"):
+        f(V[0].clone().requires_grad_(), "raise").sum().backward()
+
+
+def test_smooth_relaxes_complementarity() -> None:
+    """``min c z, z >= 0`` at ``lam z = 1e-3``."""
+    f = lambda c: ik.argmin(  # noqa: E731
+        lambda z, c: (c * z).sum() + 0.5 * (z**2).sum(),
+        torch.ones(1, dtype=F64),
+        (c,),
+        constraints=ik.Inequality(lambda z, c: -z),
+        degenerate="smooth",
+        solver="newton",
+    )
+    c = torch.tensor([0.5], dtype=F64)
+    s = f(c)
+    assert float(s.value * s.multipliers[0]) == pytest.approx(1e-3, rel=1e-8)
+    expected = (-0.5 + (0.25 + 4e-3) ** 0.5) / 2  # z^2 + c z = kappa
+    assert float(s.value) == pytest.approx(expected, rel=1e-9)
+    assert float(jacrev(lambda c: f(c).value)(c)) == pytest.approx((-1 + 0.5 / 0.254**0.5) / 2, rel=1e-7)
+
+
+def test_infeasible_is_not_called_solved() -> None:
+    impossible = [ik.Equality(lambda z: z.sum() - 1), ik.Inequality(lambda z: z + 1)]
+    with pytest.raises(ik.ConvergenceError):
+        ik.argmin(lambda z: z.square().sum(), torch.zeros(2, dtype=F64), constraints=impossible)
+
+
+def test_one_bad_sample_leaves_the_others() -> None:
+    v = V.clone()
+    v[1, 0] = torch.nan
+    s = ik.argmin(distance, ZERO, (v,), constraints=[SUM_IS_ONE, POSITIVE], batch_dims=1, on_failure="nan")
+    assert s.converged.tolist() == [True, False, True]
+    torch.testing.assert_close(s.value[[0, 2]], SIMPLEX(V)[[0, 2]], rtol=0, atol=1e-8)
+    assert bool(torch.isnan(s.value[1]).all())
+
+
+def _solve(**options: Any) -> Any:
+    return ik.argmin(lambda z: z.square().sum(), torch.zeros(2, dtype=F64), **options)
+
+
+BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: _solve(constraints=[lambda z: z]), TypeError, "wrap the function in ik.Equality"),
+    (lambda: ik.Equality(3), TypeError, "callable"),
+    (lambda: _solve(bounds=(0, 1), prox=ik.prox.l1()), ValueError, "cannot be combined"),
+    (lambda: _solve(bounds=0), ValueError, "pair"),
+    (lambda: _solve(bounds=(torch.zeros(3, 2), None)), ValueError, "does not fit"),
+    (lambda: _solve(prox=1.0), TypeError, "callable prox"),
+    (lambda: _solve(bounds=(0, 1), degenerate="x"), ValueError, "degenerate must be"),
+    (lambda: _solve(bounds=(0, 1), degenerate="smooth"), ValueError, "relaxes inequality"),
+    (lambda: _solve(constraints=[ik.Equality(lambda z: 3.0)]), TypeError, "returned a float"),
+    (lambda: _solve(bounds=(0, 1), solver="lbfgs"), ik.CapabilityError, "Solvers that fit"),
+    (lambda: _solve(bounds=(0, 1), solver="qp"), ik.CapabilityError, "quadratic_program"),
+    (
+        lambda: _solve(constraints=[ik.Equality(lambda z: z[0])], solver="proximal_gradient"),
+        ik.CapabilityError,
+        "no con",
+    ),
+    (lambda: _solve(prox=ik.prox.l1(), solver="sqp"), ik.CapabilityError, "augmented_lagrangian"),
+    (lambda: _solve(bounds=(0, 1), solver="mirror_descent"), ik.CapabilityError, "simplex"),
+    (lambda: _solve(prox=ik.prox.l2(), solver="block_coordinate_descent"), ik.CapabilityError, "separable"),
+    (lambda: _solve(project=lambda z: z[:1]), ValueError, "shape"),
+    (
+        lambda: ik.argmin(distance, ZERO, (V,), bounds=(0, 1)),
+        ValueError,
+        "batch_dims",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "match"), BAD)
+def test_bad_input(call: Callable[[], Any], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        call()
+
+
+def test_logistic_regression_against_scipy() -> None:
+    """Ridge-penalised logistic regression within bounds, and its derivative in the penalty by differences."""
+    labels = (MATRIX @ _draw(11, N) + 0.3 * _draw(12, 12) > 0).double()
+
+    def loss(z: Tensor, w: Tensor) -> Tensor:
+        logits = MATRIX @ z
+        return (
+            nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum") + w * z.square().sum() / 2
+        )
+
+    w = torch.tensor(0.7, dtype=F64)
+    solve = lambda w: ik.argmin(loss, torch.zeros(N, dtype=F64), (w,), bounds=(-0.8, 0.8)).value  # noqa: E731
+    found = scipy.optimize.minimize(
+        lambda z: float(loss(torch.from_numpy(z), w)), np.zeros(N), bounds=[(-0.8, 0.8)] * N, options={"ftol": 1e-15}
+    )
+    torch.testing.assert_close(solve(w), torch.from_numpy(found.x), rtol=0, atol=1e-5)
+    step = 1e-5
+    torch.testing.assert_close(jacrev(solve)(w), (solve(w + step) - solve(w - step)) / (2 * step), rtol=1e-4, atol=1e-6)
