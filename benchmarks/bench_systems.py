@@ -138,6 +138,7 @@ def run(groups: list[str], factors: list[float], names: list[str] | None, cap: f
                 system = plain.from_start(factor)
                 row = {name: solve(system) for name, solve in methods(names, cap).items()}
                 results[system.name] = {name: r for name, r in row.items() if r is not None}
+                print(f"{system.name}: {sum(r.solved for r in results[system.name].values())} methods", file=sys.stderr)
     return results
 
 
