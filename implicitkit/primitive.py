@@ -293,6 +293,10 @@ def _first_order(
     call: Call, z: Tensor, theta: Sequence[Tensor], needed: Sequence[int], g: Tensor
 ) -> Sequence[Tensor | None]:
     """The everyday backward: one evaluation whose graph serves the linear solve and the pullback to theta."""
+    known = call.system.problem.first_order(call.system, z, theta)
+    if known is not None:
+        A, pull = known
+        return pull(-call.solve_linear(A.T, g, True), needed)
     leaves = [t.detach().requires_grad_() if i in needed else t.detach() for i, t in enumerate(theta)]
     out, A = call.linearise(z, leaves)
     u = call.solve_linear(A.T, g, True)

@@ -28,6 +28,7 @@ def _draw(seed: int, *shape: int) -> Tensor:
 V = _draw(0, 3, N)
 MATRIX = _draw(1, 12, N)
 Y = _draw(2, 3, 12)
+DIRECTIONS = _draw(20, 12, 2)
 
 
 def distance(z: Tensor, v: Tensor) -> Tensor:
@@ -286,7 +287,7 @@ def constrained(p: Tensor) -> Tensor:
 
 def along(p: Tensor, row: int) -> Tensor:
     """Data that two numbers move."""
-    return Y[row] + _draw(20, 12, 2) @ p
+    return Y[row] + DIRECTIONS @ p
 
 
 def lasso(p: Tensor) -> Tensor:
@@ -424,7 +425,7 @@ def test_degenerate_policies() -> None:
     """The same constraint twice: the multipliers are not unique, the value is."""
     twice = [ik.Equality(lambda z, v: z.sum() - 1), ik.Equality(lambda z, v: z.sum() - 1)]
     f = lambda v, policy: (
-        ik.argmin(  # noqa: E731
+        ik.argmin(
             distance,
             torch.zeros(N, dtype=F64),
             (v,),

@@ -54,8 +54,11 @@ class KKT(LinearSolver):
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
         target = tolerance(b, rtol, atol)
         zero = norms(b) == 0
+        norm: Tensor | None = None
         if isinstance(A, StructuredOperator):
-            x = A.solve(b)
+            x, norm = A.solve(b)
+            if bool((norm <= target).all()):
+                return LinearSolution(x, norm, torch.ones_like(norm, dtype=torch.int64), torch.ones_like(zero))
         elif A.size <= self.dense_size:
             x = solve_batched(A.dense(), b)[0]
         else:

@@ -54,9 +54,9 @@ class Saddle:
         P, C = self.P, self.C
         size = P.diagonal(dim1=1, dim2=2).abs().amax(1)
         size = torch.where(size > 0, size, 1)
-        rows = torch.linalg.vector_norm(C, dim=2) if C.shape[1] else C.new_ones(C.shape[0], 1)
+        rows = C.square().sum(2).amax(1) if C.shape[1] else size
         self.present = torch.isfinite(self.e)
-        delta = self.regularise * (rows.square().amax(1).clamp_min(1e-30) / size).clamp(1e-12, 1e12)
+        delta = self.regularise * (rows.clamp_min(1e-30) / size).clamp(1e-12, 1e12)
         self.weight = torch.where(self.present, 1 / (self.e + delta.unsqueeze(1)), 0)
         self.exact = torch.where(self.present, self.e, 0)
         K = torch.baddbmm(P, C.mT * self.weight.unsqueeze(1), C) if C.shape[1] else P.clone()
@@ -101,11 +101,12 @@ class Saddle:
         return ra, rc, norm
 
 
-class StructuredOperator(Operator):
-    """An operator that knows how to solve with itself: ``inverse(b)`` and ``transposed_inverse(b)``, on ``(batch, n)``.
+Inverse = Callable[[Tensor], tuple[Tensor, Tensor]]
 
-    Neither is trusted: who calls :meth:`solve` judges the residual.
-    """
+
+class StructuredOperator(Operator):
+    """An operator that knows how to solve with itself and with its transpose: ``inverse(b)``, ``transposed_inverse(b)``,
+    each giving ``x`` ``(batch, n)`` and the norm of the residual ``(batch,)``."""
 
     __slots__ = ("inverse", "transposed_inverse")
 
@@ -115,8 +116,8 @@ class StructuredOperator(Operator):
         rmv: MatVec,
         dense: Callable[[], Tensor],
         *,
-        inverse: MatVec,
-        transposed_inverse: MatVec,
+        inverse: Inverse,
+        transposed_inverse: Inverse,
         batch: int,
         size: int,
         like: Tensor,
@@ -124,8 +125,8 @@ class StructuredOperator(Operator):
         super().__init__(mv, rmv, dense, batch=batch, size=size, like=like)
         self.inverse, self.transposed_inverse = inverse, transposed_inverse
 
-    def solve(self, b: Tensor) -> Tensor:
-        """``A x = b``."""
+    def solve(self, b: Tensor) -> tuple[Tensor, Tensor]:
+        """``x`` with ``A x = b``, and the norm of what is left, ``(batch,)``."""
         return self.inverse(b)
 
     @property

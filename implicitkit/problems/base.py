@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Problem", "Restated"]
 
 Kernel = Callable[[Tensor], Tensor]
+Pull = Callable[[Tensor, Sequence[int]], Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,11 @@ class Problem:
         return autodiff.linearise(
             lambda y: system.residual(y, *theta), z, symmetric=self.symmetric, fixed_point=self.kind == "fixed_point"
         )
+
+    def first_order(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Operator, Pull] | None:
+        """``dF/dz`` at a plain ``z``, and the map ``(w, needed) -> (dF/dtheta_i)^T w`` for the tensors ``needed``, where
+        the problem knows both in closed form; ``None``: by automatic differentiation."""
+        return None
 
     # ---- on packed states
     def flat_residual(self, kernel: Kernel, z: Tensor) -> Tensor:

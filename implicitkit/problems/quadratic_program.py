@@ -2,7 +2,7 @@ r"""``z`` minimises ``z'Pz/2 + q'z`` subject to ``Az = b`` and ``lower <= Gz <= 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -231,6 +231,24 @@ class QPConditions(Problem):
         with torch.no_grad():
             return out, _Blocks.of(self, system, z, [t.detach() for t in theta]).operator()
 
+    def first_order(
+        self, system: System, z: Tensor, theta: Sequence[Tensor]
+    ) -> tuple[StructuredOperator, Callable[[Tensor, Sequence[int]], Sequence[Tensor]]] | None:
+        if system.parent is not None:
+            return None
+        blocks = _Blocks.of(self, system, z, [t.detach() for t in theta])
+        point = blocks._split(z)
+
+        def pull(w: Tensor, needed: Sequence[int]) -> Sequence[Tensor]:
+            grads = blocks.pull(point, w, {self.names[i] for i in needed})
+            shape = system.layout.batch_shape
+            return [
+                grads[self.names[i]].reshape(shape + grads[self.names[i]].shape[1:]).sum_to_size(theta[i].shape)
+                for i in needed
+            ]
+
+        return blocks.operator(), pull
+
 
 @dataclass
 class _Blocks:
@@ -239,7 +257,9 @@ class _Blocks:
     P: Tensor
     A: Tensor
     G: Tensor
-    D: Tensor
+    above: Tensor  # derivative of the clamp at h
+    below: Tensor  # and at lower
+    D: Tensor  # their sum
     _saddle: Saddle | None = None
 
     @staticmethod
@@ -252,19 +272,34 @@ class _Blocks:
         G = part.get("G", q.new_zeros(batch, 0, n))
         z, lam = w[:, :n], w[:, n + A.shape[1] :]
         v = lam + mv(G, z)
-        D = torch.zeros_like(v)
-        if "h" in part:
-            D = D + _slope(v - part["h"], problem.kappa)
-        if "lower" in part:
-            D = D + _slope(part["lower"] - v, problem.kappa)
-        return _Blocks(P, A, G, D)
+        above = _slope(v - part["h"], problem.kappa) if "h" in part else torch.zeros_like(v)
+        if "lower" not in part:
+            return _Blocks(P, A, G, above, torch.zeros_like(v), above)
+        below = _slope(part["lower"] - v, problem.kappa)
+        return _Blocks(P, A, G, above, below, above + below)
+
+    def pull(self, point: tuple[Tensor, ...], w: Tensor, needed: set[str]) -> dict[str, Tensor]:
+        """``(dF/d part)^T w`` for the parts needed, each ``(batch, ...)``."""
+        (z, y, lam), (w_z, w_y, w_l) = point, self._split(w)
+        held = self.D * w_l
+        found: dict[str, Callable[[], Tensor]] = {
+            "P": lambda: _symmetric(w_z, z),
+            "q": lambda: w_z,
+            "A": lambda: _outer(y, w_z) + _outer(w_y, z),
+            "b": lambda: -w_y,
+            "G": lambda: torch.baddbmm(_outer(lam, w_z), held.unsqueeze(2), z.unsqueeze(1), alpha=-1),
+            "h": lambda: self.above * w_l,
+            "lower": lambda: self.below * w_l,
+        }
+        return {name: found[name]() for name in needed}
 
     @property
     def saddle(self) -> Saddle:
         if self._saddle is None:
-            e = torch.where(self.D > 0, (1 - self.D) / self.D, torch.inf)
-            e = torch.cat([e.new_zeros(self.A.shape[:2]), e], 1)
-            self._saddle = Saddle(self.P, torch.cat([self.A, self.G], 1), e)
+            e, C = torch.where(self.D > 0, (1 - self.D) / self.D, torch.inf), self.G
+            if self.A.shape[1]:
+                e, C = torch.cat([e.new_zeros(self.A.shape[:2]), e], 1), torch.cat([self.A, self.G], 1)
+            self._saddle = Saddle(self.P, C, e)
         return self._saddle
 
     def _split(self, w: Tensor) -> tuple[Tensor, ...]:
@@ -280,21 +315,22 @@ class _Blocks:
         top = mv(self.P, z) + mv(self.A.mT, y) - mv(self.G.mT, self.D * lam)
         return torch.cat([top, mv(self.A, z), mv(self.G, z) + lam - self.D * lam], 1)
 
-    def inverse(self, r: Tensor) -> Tensor:
+    def inverse(self, r: Tensor) -> tuple[Tensor, Tensor]:
         r_z, r_y, r_l = self._split(r)
         on = self.D > 0
         free = torch.where(on, 0, r_l)
         c = torch.where(on, -r_l / self.D, 0)
-        x, v, _ = self.saddle.solve(r_z - mv(self.G.mT, free), torch.cat([r_y, c], 1))
+        x, v, norm = self.saddle.solve(r_z - mv(self.G.mT, free), torch.cat([r_y, c], 1))
         y, lam = v[:, : self.A.shape[1]], v[:, self.A.shape[1] :]
-        return torch.cat([x, y, torch.where(on, lam, free)], 1)
+        return torch.cat([x, y, torch.where(on, lam, free)], 1), norm
 
-    def transposed_inverse(self, g: Tensor) -> Tensor:
+    def transposed_inverse(self, g: Tensor) -> tuple[Tensor, Tensor]:
         g_z, g_y, g_l = self._split(g)
         on = self.D > 0
-        x, v, _ = self.saddle.solve(g_z, torch.cat([g_y, g_l], 1))
+        x, v, norm = self.saddle.solve(g_z, torch.cat([g_y, g_l], 1))
         y, lam = v[:, : self.A.shape[1]], v[:, self.A.shape[1] :]
-        return torch.cat([x, y, torch.where(on, -lam / self.D, g_l - mv(self.G, x))], 1)
+        # the residual of rows that are half on (the relaxed program) is that of the saddle times D, at most 1
+        return torch.cat([x, y, torch.where(on, -lam / self.D, g_l - mv(self.G, x))], 1), norm
 
     def dense(self) -> Tensor:
         P, A, G, D = self.P, self.A, self.G, self.D
@@ -320,6 +356,15 @@ class _Blocks:
             size=sum(t.shape[1] for t in (self.P, self.A, self.G)),
             like=self.P,
         )
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    return a.unsqueeze(2) * b.unsqueeze(1)
+
+
+def _symmetric(a: Tensor, b: Tensor) -> Tensor:
+    product = _outer(0.5 * a, b)
+    return product + product.mT
 
 
 def _slope(v: Tensor, kappa: float) -> Tensor:

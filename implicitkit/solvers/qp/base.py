@@ -76,5 +76,5 @@ def judge(
 
 def _direction(f: Function, w: Tensor, r: Tensor) -> Tensor:
     A: Any = f.problem.linearise(f.system, w, f.theta)[1]
-    solved: Tensor = A.solve(r)
+    solved: Tensor = A.solve(r)[0]
     return solved

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class Answer(NamedTuple):
     steps: int
 
 
+@functools.cache
 def installed(module: str) -> bool:
     """Can the package be imported?"""
     return importlib.util.find_spec(module) is not None
