@@ -36,12 +36,15 @@ def finish(
     Returns:
         ``w (batch, n + m)``, zero where there is no solution, status, ``|F|`` and the solver's steps, each ``(batch,)``.
     """
+    scale = 1 + _norm(torch.cat([data.q, data.b], 1))
+    invalid = (wrong > 0).any(1)
+    if start is None and not bool(invalid.any()):
+        return _solve(problem, backend, data, scale)
     batch, size = data.q.shape[0], data.q.shape[1] + data.b.shape[1]
-    valid = ~(wrong > 0).any(1)
+    valid = ~invalid
     w = data.q.new_zeros(batch, size)
     status = torch.full((batch,), int(Status.NONFINITE), device=w.device)
     steps = torch.zeros(batch, dtype=torch.int64, device=w.device)
-    scale = 1 + _norm(torch.cat([data.q, data.b], 1))
     norm = torch.full_like(scale, torch.inf)
     if start is not None and start.shape == w.shape and bool(start.isfinite().all()):
         w, norm = _newton(problem, data, start.to(w), scale, valid, 8)
@@ -49,23 +52,21 @@ def finish(
     rows = (valid & (status != int(Status.CONVERGED))).nonzero().squeeze(1)
     if not len(rows):
         return w, status, norm, steps
-    everything = len(rows) == batch
-    part = data if everything else data.rows(rows)
-    found = backend(part)
-    limit = 60 if problem.dual.smoothing else 4
-    point, left = _newton(problem, part, found.w, scale[rows], found.status != int(Status.INFEASIBLE), limit)
-    failed = (found.status == int(Status.INFEASIBLE)) | (found.status == int(Status.UNBOUNDED))
-    solved = ~failed & (left <= _SOLVED * scale[rows])
-    verdict = torch.where(found.status == int(Status.CONVERGED), int(Status.INACCURATE), found.status)
-    verdict = torch.where(solved, int(Status.CONVERGED), verdict)
-    if everything:
-        return point, verdict, left, found.steps
-    return (
-        w.index_copy(0, rows, point),
-        status.index_copy(0, rows, verdict),
-        norm.index_copy(0, rows, left),
-        steps.index_copy(0, rows, found.steps),
-    )
+    found = _solve(problem, backend, data.rows(rows), scale[rows])
+    old = (w, status, norm, steps)
+    return tuple(a.index_copy(0, rows, b) for a, b in zip(old, found, strict=True))  # type: ignore[return-value]
+
+
+def _solve(problem: ConeProgram, backend: Any, data: Data, scale: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same for valid samples, from the solver's own start."""
+    w, status, steps = backend(data)
+    failed = (status == int(Status.INFEASIBLE)) | (status == int(Status.UNBOUNDED))
+    w, norm = _newton(problem, data, w, scale, ~failed, 60 if problem.dual.smoothing else 4)
+    solved = ~failed & (norm <= _SOLVED * scale)
+    if bool(solved.all()):
+        return w, torch.zeros_like(status), norm, steps
+    verdict = torch.where(status == int(Status.CONVERGED), int(Status.INACCURATE), status)
+    return w, torch.where(solved, int(Status.CONVERGED), verdict), norm, steps
 
 
 def _norm(x: Tensor) -> Tensor:
@@ -81,12 +82,12 @@ def _newton(
     norm = _norm(F)
     solver = ConeKKT()
     for _ in range(limit):
-        rows = (wanted & (norm > _ROUNDING * scale) & norm.isfinite()).nonzero().squeeze(1)
+        rows = (wanted & (norm > _ROUNDING * scale) & (norm < torch.inf)).nonzero().squeeze(1)
         if not len(rows):
             break
         part = [t if len(rows) == len(w) else t.index_select(0, rows) for t in (w, F, norm, P, q, A, b)]
         z, r, n, *values = part
-        step = solver.solve(problem.operator(z, values[0], values[2], values[3]), r).x
+        step = solver.answer(problem.operator(z, values[0], values[2], values[3]), r)
         length, better = 1.0, torch.zeros_like(n, dtype=torch.bool)
         for _ in range(8 if problem.dual.smoothing else 1):
             trial = z - length * step

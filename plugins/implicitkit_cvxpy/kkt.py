@@ -54,6 +54,13 @@ class ConeKKT(ik.LinearSolver):
     def solve(
         self, A: ik.Operator, b: Tensor, *, rtol: float = 1e-10, atol: float = 0.0, max_steps: int | None = None
     ) -> ik.LinearSolution:
+        x = self.answer(A, b)
+        residual = torch.linalg.vector_norm(b - A.mv(x), dim=1)
+        steps = (b != 0).any(1).long()
+        return ik.LinearSolution(x, residual, steps, x.isfinite().all(1), "the matrix is not finite")
+
+    def answer(self, A: ik.Operator, b: Tensor) -> Tensor:
+        """The solution alone, ``(batch, n)``, without its residual."""
         x, wanted = torch.zeros_like(b), (b != 0).any(1)
         open_ = wanted
         if A.size > self.reduce and isinstance(A, KKTOperator) and A.polyhedral:
@@ -62,11 +69,12 @@ class ConeKKT(ik.LinearSolver):
             x = torch.where(good.unsqueeze(1), found, x)
             open_ = wanted & ~ok
         rows = open_.nonzero().squeeze(1)
-        if len(rows):
+        if len(rows) == len(b):
+            x = self._dense(A.dense(), b, rows)
+        elif len(rows):
             part = A.select(rows).dense() if isinstance(A, KKTOperator) else A.dense().index_select(0, rows)
             x = x.index_copy(0, rows, self._dense(part, b.index_select(0, rows), rows))
-        residual = torch.linalg.vector_norm(b - A.mv(x), dim=1)
-        return ik.LinearSolution(x, residual, wanted.long(), x.isfinite().all(1), "the matrix is not finite")
+        return x
 
     def _dense(self, M: Tensor, b: Tensor, samples: Tensor) -> Tensor:
         factor = ik.linear.factor_batched(M)

@@ -88,7 +88,7 @@ def _first_order(ctx: Any, g: Sequence[Tensor]) -> list[Tensor | None]:
     P, _, A, b = (t.detach() for t in ctx.data)
     w = ctx.w.detach()
     J = call.problem.operator(w, P, A, b)
-    u = call.rule.solve(J.T, cotangent).x
+    u = call.rule.answer(J.T, cotangent)
     n = call.problem.n
     x, y, u_x, v = w[:, :n], w[:, n:], u[:, :n], J.project(u[:, n:])
     pulled = {
