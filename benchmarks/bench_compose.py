@@ -169,8 +169,8 @@ def stacked_rows(seeds: int, goals: tuple[float, float] = (0.9, 0.9), goal: floa
 
 
 def broyden(g: Callable[[Tensor], Tensor], z: Tensor, steps: int) -> list[Tensor]:
-    """The iterates of Broyden's good method from ``H = -I`` on ``g(z) = 0``, ``z (n,)``: dense, by the book (Nocedal & Wright
-    2006, eq. 11.23 with Sherman-Morrison), one evaluation each."""
+    """The iterates of Broyden's good method from ``H = -I`` on ``g(z) = 0``, ``z (n,)``: dense, by the book (Nocedal &
+    Wright 2006, section 11.1), one evaluation each."""
     H = -torch.eye(len(z), dtype=z.dtype)
     r, path = g(z), [z]
     for _ in range(steps):

@@ -227,7 +227,7 @@ def test_a_node_out_of_steps_is_named(solver: Any) -> None:
     slow = ik.compose({"f": (lambda z, x: 0.1 * z + x, "x"), "v": (lambda z, w: 0.999 * z.sin() + w, "f")}, output="v")
     start = {n: torch.zeros(1, 2, dtype=D) for n in "fv"}
     picard = ik.Blocks("picard", mode=solver.mode)
-    with pytest.raises(ik.ConvergenceError, match="node 'v'.*step limit"):
+    with pytest.raises(ik.ConvergenceError, match=r"node 'v'.*step limit"):
         ik.solve(slow, start, (torch.zeros(1, 2, dtype=D) + 0.01,), solver=picard, max_steps=15, batch_dims=1)
 
 
@@ -292,7 +292,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "linear blocks of blocks": (lambda: BlockSubstitution("blocks"), ValueError, 'cannot be "blocks" itself'),
     "unknown name": (lambda: _solve(ik.Blocks("andersen")), ik.UnknownNameError, "Did you mean 'anderson'"),
     "unknown node": (lambda: _solve(ik.Blocks({"w": "picard"})), ValueError, "inner names 'w', which is no node"),
-    "a minimiser's step at once": (lambda: _solve(ik.Blocks("lbfgs", mode="concurrent")), ik.CapabilityError, "'lbfgs' is none"),
+    "a minimiser at once": (lambda: _solve(ik.Blocks("lbfgs", mode="concurrent")), ik.CapabilityError, "'lbfgs' is none"),
     "a black box in a loop": (lambda: _solve(ik.Blocks(cyclic="scipy.root.hybr"), True), ik.CapabilityError, r"\{f, v\}"),
 }  # fmt: skip
 
@@ -451,8 +451,13 @@ def test_analysis_warns_of_a_loop_whose_blocks_contract_but_not_together() -> No
 # ---------------------------------------------------------------------------------------------------------- tied networks
 def _network() -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(3, 6), nn.Tanh(), nn.Sequential(nn.Linear(6, 5), nn.ReLU()), nn.Linear(5, 4, bias=False), nn.Sigmoid(), nn.Linear(4, 2)
-    ).double()  # fmt: skip
+        nn.Linear(3, 6),
+        nn.Tanh(),
+        nn.Sequential(nn.Linear(6, 5), nn.ReLU()),
+        nn.Linear(5, 4, bias=False),
+        nn.Sigmoid(),
+        nn.Linear(4, 2),
+    ).double()
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -507,5 +512,5 @@ def test_tie_takes_any_layers_and_refuses_what_is_none() -> None:
         tied.matrices()
     with pytest.raises(ValueError, match="at least one layer"):
         ik.tie([])
-    with pytest.raises(TypeError, match="takes nn.Modules in order, got builtin_function_or_method"):
+    with pytest.raises(TypeError, match=r"takes nn\.Modules in order, got builtin_function_or_method"):
         ik.tie([nn.Linear(2, 2), torch.tanh])  # type: ignore[list-item]

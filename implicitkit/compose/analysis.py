@@ -8,7 +8,7 @@ before they fall.  Inside a loop the coupling does change the spectrum: blocks t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -142,7 +142,7 @@ def _jacobian(blocks: JacobianBlocks, parts: Parts) -> dict[tuple[str, str], Ten
         rows = [parts.sizes[n] for n in component]
         for j in (i, *blocks.parents[i]):
             product, point = blocks.products(i, j)[1], blocks.points[j]
-            J = autodiff.matrix(lambda w, product=product: product(w)[:_SAMPLES], sum(rows), point)
+            J = autodiff.matrix(_of_some(product), sum(rows), point)
             if i == j:
                 J = J + torch.eye(sum(rows), dtype=J.dtype, device=J.device)  # the residual's has -I
             names = blocks.components[j]
@@ -152,6 +152,11 @@ def _jacobian(blocks: JacobianBlocks, parts: Parts) -> dict[tuple[str, str], Ten
                     if other in reads:
                         found[name, other] = block
     return found
+
+
+def _of_some(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The product, of the first samples only."""
+    return lambda w: product(w)[:_SAMPLES]
 
 
 def _assemble(matrices: Mapping[tuple[str, str], Tensor], nodes: Sequence[str], states: Mapping[str, Tensor]) -> Tensor:

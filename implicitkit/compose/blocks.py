@@ -26,6 +26,7 @@ from implicitkit.solvers.function import Function
 __all__ = ["Blocks"]
 
 _MODES = ("sequential", "concurrent")
+_SWEEPS = Anderson(memory=10)
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Blocks(Strategy):
     """
 
     inner: Any = "anderson"
-    cyclic: Any = Anderson(memory=10)
+    cyclic: Any = _SWEEPS
     mode: str = "sequential"
     gate: float = 0.1
     name: ClassVar[str] = "blocks"
@@ -112,7 +113,7 @@ class Blocks(Strategy):
     def _cyclic(self, nodes: tuple[str, ...]) -> Method:
         choice = self.cyclic
         if isinstance(choice, Mapping):
-            choice = next((choice[n] for n in nodes if n in choice), Anderson(memory=10))
+            choice = next((choice[n] for n in nodes if n in choice), _SWEEPS)
         return self._method(registry.get_solver(choice), f"the feedback loop {{{', '.join(nodes)}}}")
 
     def _check_names(self, joint: Joint) -> None:

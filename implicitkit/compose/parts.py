@@ -31,6 +31,7 @@ class Parts:
     Attributes:
         names: nodes in the order of their columns. sizes: columns of each. columns: where they lie.
         layouts: how each node's state is packed. leaves: each node's tree with the numbers of its leaves in the state.
+        live_count: how many of the joint system's tensors a live kernel needs.
     """
 
     def __init__(self, joint: Joint, system: System) -> None:
@@ -41,7 +42,7 @@ class Parts:
         self.layouts: dict[str, Layout] = {name: layout.part(tree) for name, tree in self.leaves.items()}
         self.sizes = {name: part.size for name, part in self.layouts.items()}
         # on the spot, captured tensors are where the function finds them itself
-        self._live_count = system.lifted.from_args if system.lifted.live else len(system.lifted.theta)
+        self.live_count = system.lifted.from_args if system.lifted.live else len(system.lifted.theta)
         self.columns: dict[str, slice] = {}
         start = 0
         for name, size in self.sizes.items():
@@ -76,11 +77,11 @@ class Parts:
                 out = call([unpack(m) for unpack, m in zip(unpacks, matrices, strict=True)], theta)
                 return tuple([pack(new) for pack, new in zip(packs, out, strict=True)])
 
-        return _over_batches(self.system, base, len(given), self._live_count if live else len(self.system.lifted.theta))
+        return _over_batches(self.system, base, len(given), self.live_count if live else len(self.system.lifted.theta))
 
     def live_theta(self, theta: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Those tensors of the joint system that a live kernel needs."""
-        return tuple(theta[: self._live_count])
+        return tuple(theta[: self.live_count])
 
     def block(self, nodes: Sequence[str], *, sweep: bool) -> Block:
         """The nodes of one component as a system of their own."""
@@ -122,7 +123,7 @@ class Block:
                 return evaluate((z, *read), theta[outer:])[0]
             return torch.cat(evaluate((*z.split(self.sizes, 1), *read), theta[outer:]), 1)
 
-        dims = None if system.row_dims is None else (*(0,) * outer, *parts.live_theta(system.row_dims))  # type: ignore
+        dims = None if system.row_dims is None else (*(0,) * outer, *system.row_dims[: parts.live_count])
         self.system = System(
             parts.joint,
             layout,

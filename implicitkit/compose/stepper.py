@@ -118,11 +118,8 @@ class Stepper:
 
     def advance(self, moving: Tensor) -> None:
         """One step of the samples ``moving`` ``(batch,)`` from where they were evaluated."""
+        self._tell(moving)
         f = self.f
-        f.active, f.norm, f.tolerance, f.stuck = moving, _norm(self.norm).to(self.z.dtype), self._bound(), None
-        known = self.best_norm < torch.inf
-        f.best = torch.where(known.unsqueeze(1), self.best, self.z)
-        f.best_norm = torch.where(known, self.best_norm.to(f.norm.dtype), f.norm)
         if not self._begun:
             self._state, self._begun = self.method.init(f, self.z), True
         z_next, self._state = self.method.step(f, self.z, self._state)
@@ -135,6 +132,14 @@ class Stepper:
         self.moved = True
 
     # -------------------------------------------------------------------------------------------------------- details
+    def _tell(self, moving: Tensor) -> None:
+        """What a method may ask of its function before a step."""
+        f = self.f
+        f.active, f.norm, f.tolerance, f.stuck = moving, _norm(self.norm).to(self.z.dtype), self._bound(), None
+        known = self.best_norm < torch.inf
+        f.best = torch.where(known.unsqueeze(1), self.best, self.z)
+        f.best_norm = torch.where(known, self.best_norm.to(f.norm.dtype), f.norm)
+
     def _judge(self, residual: Tensor) -> None:
         self.norm = self._lengths(residual)
         self.tolerance = self.options.atol + self.options.rtol * self._lengths(self.z)

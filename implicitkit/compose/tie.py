@@ -106,8 +106,9 @@ def tie(layers: nn.Sequential | Iterable[nn.Module], *, share: bool = True) -> T
     """The weight-tied, input-injected equivalent of a feed-forward network.
 
     Args:
-        layers: an ``nn.Sequential`` or modules in order (a sequence inside counts as its members).  Parameter-free modules (activations, dropout in ``eval``,
-            flattening) belong to the layer before them; one before any layer with parameters is a layer of its own.
+        layers: an ``nn.Sequential`` or modules in order (a sequence inside counts as its members).  Parameter-free
+            modules (activations, dropout in ``eval``, flattening) belong to the layer before them; one before any layer
+            with parameters is a layer of its own.
         share: the map uses the network's own parameters; else copies of them.
 
     Returns:
