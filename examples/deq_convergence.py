@@ -98,12 +98,20 @@ def by_length(kind: str, features: int, length: int, seed: int, rtol: float = 1e
         with torch.no_grad():
             run = ik.fixed_point(cell.update, z0, injected, solver=solver, batch_dims=1, rtol=rtol, atol=0.0)
         result[solver] = int(run.steps.max())
+    cotangent = torch.randn_like(z0)
     start = time.process_time()
     solution = ik.fixed_point(
-        cell.update, z0, cell.inject(x), solver="broyden", batch_dims=1, rtol=rtol, atol=0.0, rule=ik.Implicit("broyden", rtol=rtol)
+        cell.update,
+        z0,
+        cell.inject(x),
+        solver="broyden",
+        batch_dims=1,
+        rtol=rtol,
+        atol=0.0,
+        rule=ik.Implicit("broyden", rtol=rtol),
     )
     middle = time.process_time()
-    solution.value.square().mean().backward()
+    solution.value.backward(cotangent)
     end = time.process_time()
     assert solution.backward is not None
     result["forward"], result["backward"] = int(solution.steps.max()), int(solution.backward.steps.max())
@@ -118,7 +126,9 @@ def by_length(kind: str, features: int, length: int, seed: int, rtol: float = 1e
 
 
 # -------------------------------------------------------------------------------------------------- gradient by tolerance
-def gradient_errors(kind: str, features: int, length: int, seed: int, tolerances: tuple[float, ...]) -> dict[tuple[float, float], float]:
+def gradient_errors(
+    kind: str, features: int, length: int, seed: int, tolerances: tuple[float, ...]
+) -> dict[tuple[float, float], float]:
     """Relative error of the gradient with respect to all weights and the input, by (forward, backward) tolerance."""
     cell, x, _, z0 = prepared(kind, features, length, seed)
     x.requires_grad_()
@@ -127,7 +137,9 @@ def gradient_errors(kind: str, features: int, length: int, seed: int, tolerances
 
     def gradient(forward: float, backward: float) -> Tensor:
         rule = ik.Implicit("gmres", rtol=backward)
-        solution = ik.fixed_point(cell.update, z0, cell.inject(x), solver="anderson", batch_dims=1, rtol=forward, atol=0.0, rule=rule)
+        solution = ik.fixed_point(
+            cell.update, z0, cell.inject(x), solver="anderson", batch_dims=1, rtol=forward, atol=0.0, rule=rule
+        )
         parts = torch.autograd.grad((solution.value * c).sum(), leaves)
         return torch.cat([p.flatten() for p in parts])
 
@@ -156,7 +168,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         fastest = min(needed["anderson"] or 0, needed["broyden"] or 0)
         claim(fastest <= (needed["picard"] or 0), f"{kind}: an accelerated solver is no slower than Picard")
         first = found[kind]["broyden"][0][1]
-        claim(any(s <= 1e-2 * first for n, s in found[kind]["broyden"] if n <= 40), f"{kind}: Broyden gains two digits in 40 evaluations")
+        claim(
+            any(s <= 1e-2 * first for n, s in found[kind]["broyden"] if n <= 40),
+            f"{kind}: Broyden gains two digits in 40 evaluations",
+        )
 
     iterations = {(kind, T): by_length(kind, features, T, chosen.seed) for kind in KINDS for T in lengths}
     rows = [
@@ -164,16 +179,36 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
          one["cell_ms"], REFERENCE.get((kind, T), "-"))
         for (kind, T), one in iterations.items()
     ]  # fmt: skip
-    headings = ("cell", "length", "Picard", "Anderson", "Broyden", "backward", "ms forward", "ms backward", "ms cell", "reference")
+    headings = (
+        "cell",
+        "length",
+        "Picard",
+        "Anderson",
+        "Broyden",
+        "backward",
+        "ms forward",
+        "ms backward",
+        "ms cell",
+        "reference",
+    )
     print(table("Iterations to 1e-6 by sequence length; milliseconds an iteration", headings, rows))
     for kind in KINDS:
         counts = [iterations[kind, T]["forward"] for T in lengths]
         growth, stretch = counts[-1] / counts[0], lengths[-1] / lengths[0]
-        claim(growth < stretch**0.5, f"{kind}: {counts} iterations; {growth:.1f} times as many for {stretch:g} times the length")
+        claim(
+            growth < stretch**0.5,
+            f"{kind}: {counts} iterations; {growth:.1f} times as many for {stretch:g} times the length",
+        )
 
     errors = gradient_errors("TrellisNet", features, 16, chosen.seed, tolerances)
     rows = [(f"{f:.0e}", *(errors[f, b] for b in tolerances)) for f in tolerances]
-    print(table("Gradient error by forward (rows) and backward (columns) tolerance", ("", *(f"{b:.0e}" for b in tolerances)), rows))
+    print(
+        table(
+            "Gradient error by forward (rows) and backward (columns) tolerance",
+            ("", *(f"{b:.0e}" for b in tolerances)),
+            rows,
+        )
+    )
     ratio = max(e / (f + b) for (f, b), e in errors.items())
     tight = tolerances[-1]
     claim(ratio < 5, f"the error is at most {ratio:.2f} times the sum of the two tolerances")
@@ -183,19 +218,39 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     with figure(chosen.output / "deq_convergence.png", 4, size=(20, 4.4)) as axes:
         for axis, kind in zip(axes, KINDS, strict=False):
             for name, points in found[kind].items():
-                axis.semilogy(*zip(*points, strict=True), label=name, linewidth=3 if name == UNROLLED else 1.2, alpha=0.6 if name == UNROLLED else 1)
-            axis.set(xlabel="evaluations of the cell", ylabel="relative residual", title=f"{kind}, {length} positions", ylim=(1e-11, None))
+                axis.semilogy(
+                    *zip(*points, strict=True),
+                    label=name,
+                    linewidth=3 if name == UNROLLED else 1.2,
+                    alpha=0.6 if name == UNROLLED else 1,
+                )
+            axis.set(
+                xlabel="evaluations of the cell",
+                ylabel="relative residual",
+                title=f"{kind}, {length} positions",
+                ylim=(1e-11, None),
+            )
             axis.legend(fontsize=8)
         for kind, colour in zip(KINDS, ("C0", "C1"), strict=True):
             for what, style in (("forward", "o-"), ("backward", "s--")):
-                axes[2].plot(lengths, [iterations[kind, T][what] for T in lengths], style, color=colour, label=f"{kind}, {what}")
-        axes[2].set(xscale="log", ylim=(0, None), xlabel="sequence length", ylabel="Broyden iterations to 1e-6", title="Iterations by length")
+                axes[2].plot(
+                    lengths, [iterations[kind, T][what] for T in lengths], style, color=colour, label=f"{kind}, {what}"
+                )
+        axes[2].set(
+            xscale="log",
+            ylim=(0, None),
+            xlabel="sequence length",
+            ylabel="Broyden iterations to 1e-6",
+            title="Iterations by length",
+        )
         axes[2].set_xticks(lengths, [str(T) for T in lengths])
         axes[2].minorticks_off()
         axes[2].legend(fontsize=8)
         for f in tolerances:
             axes[3].loglog(tolerances, [errors[f, b] for b in tolerances], "o-", label=f"forward {f:.0e}", markersize=4)
-        axes[3].set(xlabel="backward tolerance", ylabel="relative error of the gradient", title="Gradient error, TrellisNet")
+        axes[3].set(
+            xlabel="backward tolerance", ylabel="relative error of the gradient", title="Gradient error, TrellisNet"
+        )
         axes[3].legend(fontsize=8)
     return {"traces": found, "iterations": iterations, "gradient": errors, "ratio": ratio}
 

@@ -70,7 +70,12 @@ class Network(nn.Module):
     def __init__(self, features: int, width: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            Fourier(features), nn.Linear(features, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)
+            Fourier(features),
+            nn.Linear(features, width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Linear(width, 1),
         )
 
     def forward(self, t: Tensor) -> Tensor:
@@ -125,16 +130,21 @@ def run(setting: Setting) -> dict[str, Any]:
     means = {name: sum(e) / len(e) for name, e in errors.items()}
     ratio = means["equilibrium"] / means["network"]
     verdict = "reaches" if ratio <= 0.9 else "does not reach"
-    print(f"  equilibrium / network = {ratio:.2f}; this {verdict} the 0.9 that was hoped for (published: the equilibrium is better)")
-    claim(abs(sizes["equilibrium"] - sizes["network"]) <= width, f"equal sizes: {sizes['equilibrium']}, {sizes['network']} parameters")
+    print(
+        f"  equilibrium / network = {ratio:.2f}; this {verdict} the 0.9 that was hoped for (published: the equilibrium is better)"
+    )
+    claim(
+        abs(sizes["equilibrium"] - sizes["network"]) <= width,
+        f"equal sizes: {sizes['equilibrium']}, {sizes['network']} parameters",
+    )
     claim(max(means.values()) < 1, f"both learn (mean errors {means['equilibrium']:.3g}, {means['network']:.3g})")
 
     with figure(setting.output / "deq_theory_audio.png", size=(9, 4)) as axes:
         t, s = signal()
-        seconds_axis = (t[:, 0] + 1) * SECONDS / 2
-        axes.plot(seconds_axis, s, color="0.7", linewidth=3, label="signal")
+        seconds_axis = ((t[:, 0] + 1) * SECONDS / 2).numpy()
+        axes.plot(seconds_axis, s.numpy(), color="0.7", linewidth=3, label="signal")
         for name, fitted in fits.items():
-            axes.plot(seconds_axis, fitted, linewidth=0.9, label=f"{name}, mse {errors[name][-1]:.2g}")
+            axes.plot(seconds_axis, fitted.numpy(), linewidth=0.9, label=f"{name}, mse {errors[name][-1]:.2g}")
         axes.set(xlabel="seconds", ylabel="amplitude", title="An audio-like signal")
         axes.legend(loc="lower left", fontsize=8)
     return {"errors": errors, "ratio": ratio, "sizes": sizes}

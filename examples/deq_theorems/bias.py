@@ -49,7 +49,9 @@ def flow(X: Tensor, y: Tensor, start: Tensor, end: float = 1e5) -> np.ndarray:
     def jacobian(_: float, s: np.ndarray) -> np.ndarray:
         return -(A.T @ A) * (3 * s) ** (-4 / 3) / len(b)
 
-    found = scipy.integrate.solve_ivp(rate, (0, end), start.numpy() ** -3 / 3, "Radau", jac=jacobian, rtol=1e-10, atol=1e-13)
+    found = scipy.integrate.solve_ivp(
+        rate, (0, end), start.numpy() ** -3 / 3, "Radau", jac=jacobian, rtol=1e-10, atol=1e-13
+    )
     return (3 * found.y) ** (-1 / 3)
 
 
@@ -90,7 +92,11 @@ def descend(X: Tensor, y: Tensor, start: Tensor, lr: float) -> Tensor:
 def run(setting: Setting) -> dict[str, Any]:
     """Flow against the minimiser, interpolants, discrete descent, density by start."""
     generator = torch.Generator().manual_seed(setting.seed)
-    cases = [(3, 8, False), (5, 20, False)] if setting.quick else [(3, 8, False), (5, 20, False), (10, 40, False), (5, 20, True), (5, 20, True)]
+    cases = (
+        [(3, 8, False), (5, 20, False)]
+        if setting.quick
+        else [(3, 8, False), (5, 20, False), (10, 40, False), (5, 20, True), (5, 20, True)]
+    )
     rows, distances = [], []
     for N, d, mixed in cases:
         X, y, start = instance(N, d, generator, mixed)
@@ -105,10 +111,28 @@ def run(setting: Setting) -> dict[str, Any]:
         longest = torch.where(steps < 0, -goal / steps, torch.inf).amin(1, keepdim=True).clamp_max(1e3)
         others = goal + 0.99 * longest * torch.rand(2000, 1, dtype=X.dtype, generator=generator) * steps
         margin = float((Q(others, start) - Q(goal, start)).min())
-        rows.append((f"{N}, {d}", "mixed" if mixed else "1", distances[-1], outside, float(path.min()), margin, "1.5e-10, 1.1e-11"))
+        rows.append(
+            (
+                f"{N}, {d}",
+                "mixed" if mixed else "1",
+                distances[-1],
+                outside,
+                float(path.min()),
+                margin,
+                "1.5e-10, 1.1e-11",
+            )
+        )
         claim(margin > 0, f"(N, d) = ({N}, {d}): 2000 other positive interpolants have a larger Q")
         claim(float(path.min()) > 0, "beta stays positive on all of the path")
-    headings = ("N, d", "start", "flow - argmin Q", "outside row space", "min beta", "least margin of Q", "reference (worst)")
+    headings = (
+        "N, d",
+        "start",
+        "flow - argmin Q",
+        "outside row space",
+        "min beta",
+        "least margin of Q",
+        "reference (worst)",
+    )
     print(table("Gradient flow of the diagonal linear equilibrium", headings, rows))
     claim(max(distances) < 1e-6, f"the flow ends at the minimiser of Q (worst {max(distances):.1e})")
 
@@ -124,7 +148,9 @@ def run(setting: Setting) -> dict[str, Any]:
     ones = torch.ones(3, dtype=torch.float64)
     ends = least(*corner, ones)
     shortest = torch.linalg.pinv(corner[0]) @ corner[1]
-    print(f"  X = (1 1 0; 0 1 1), y = (.05, 2): ends at {[round(v, 4) for v in ends.tolist()]}; reference (0.0250, 0.0250, 1.9750)")
+    print(
+        f"  X = (1 1 0; 0 1 1), y = (.05, 2): ends at {[round(v, 4) for v in ends.tolist()]}; reference (0.0250, 0.0250, 1.9750)"
+    )
     claim(bool((ends - torch.tensor([0.025, 0.025, 1.975])).abs().max() < 1e-3), "positive, as published")
     claim(float(shortest.min()) < -0.6, f"where the shortest interpolant has an entry of {float(shortest.min()):.2f}")
 
@@ -144,11 +170,13 @@ def run(setting: Setting) -> dict[str, Any]:
         path, goal = flow(X, y, start), least(X, y, start)
         for i in range(8):
             (line,) = left.plot(path[i], linewidth=1.2)
-            left.plot(path.shape[1] - 1, goal[i], "o", color=line.get_color())
+            left.plot(path.shape[1] - 1, float(goal[i]), "o", color=line.get_color())
         left.set(xlabel="step of the integrator", ylabel="beta", title="Gradient flow (lines) and argmin Q (dots)")
         for begin, beta in density["profiles"].items():
-            right.plot(beta.sort(descending=True).values / beta.max(), label=f"start {begin:g}")
-        right.set(xlabel="entry, by size", ylabel="share of the largest", title="A small start is sparse, a large one dense")
+            right.plot((beta.sort(descending=True).values / beta.max()).numpy(), label=f"start {begin:g}")
+        right.set(
+            xlabel="entry, by size", ylabel="share of the largest", title="A small start is sparse, a large one dense"
+        )
         right.legend()
     del density["profiles"]
     return {"distance": max(distances), "gradient": agreement, "descents": descents, **density}
@@ -167,8 +195,12 @@ def densities(setting: Setting) -> dict[str, Any]:
     for begin in reference:
         beta = least(X, y, torch.full_like(truth, begin))
         counts[begin], profiles[begin] = int((beta > 0.05 * beta.max()).sum()), beta
-        rows.append((begin, f"{counts[begin]} of {d}", float((beta - truth).norm()), float(beta.sum()), reference[begin]))
+        rows.append(
+            (begin, f"{counts[begin]} of {d}", float((beta - truth).norm()), float(beta.sum()), reference[begin])
+        )
     headings = ("beta(0)", "entries > 5 %", "|beta - truth|", "l1 norm", "reference (entries, distance, l1)")
-    print(table(f"Density by start: {N} equations, a truth of 4 entries, l1 norm {float(truth.sum()):g}", headings, rows))
+    print(
+        table(f"Density by start: {N} equations, a truth of 4 entries, l1 norm {float(truth.sum()):g}", headings, rows)
+    )
     claim(counts[0.05] <= 10 and counts[1.0] >= 35, "small start: sparse; large start: dense")
     return {"counts": counts, "profiles": profiles}

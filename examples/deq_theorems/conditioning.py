@@ -58,12 +58,25 @@ def adjoint(setting: Setting) -> dict[float, dict[str, Any]]:
         steps = [found[rho][linear][0] for linear in LINEAR[:-1]]
         error = max(found[rho][linear][1] for linear in LINEAR)
         rows.append((rho, found[rho]["norm"], *steps, error, 1 / (1 - rho), REFERENCE[rho]))
-    headings = ("rho(J)", "|(I-J)^-1|", *LINEAR[:-1], "worst error", "dz/dx, z = rho z + x", "reference (norm, Neumann, Anderson)")
+    headings = (
+        "rho(J)",
+        "|(I-J)^-1|",
+        *LINEAR[:-1],
+        "worst error",
+        "dz/dx, z = rho z + x",
+        "reference (norm, Neumann, Anderson)",
+    )
     print(table(f"The adjoint system near the edge, n = {n}: products to 1e-10", headings, rows))
     largest = max(found)
-    claim(found[largest]["norm"] >= 1 / (1 - largest), "the gradient grows at least like 1 / (1 - rho): no rule keeps it small")
+    claim(
+        found[largest]["norm"] >= 1 / (1 - largest),
+        "the gradient grows at least like 1 / (1 - rho): no rule keeps it small",
+    )
     series = [found[rho]["neumann"][0] for rho in sorted(found)]
-    claim(all(b > 3 * a for a, b in zip(series[1:], series[2:], strict=False)), f"the Neumann series needs {series} products")
+    claim(
+        all(b > 3 * a for a, b in zip(series[1:], series[2:], strict=False)),
+        f"the Neumann series needs {series} products",
+    )
     claim(all(found[rho]["gmres"][0] <= n + 1 for rho in found), f"GMRES at most n + 1 = {n + 1}")
     claim(max(found[r][s][1] for r in found for s in LINEAR) < 1e-6, "and all give the same gradient")
     return found
@@ -81,7 +94,9 @@ def well_posed(setting: Setting) -> dict[str, dict[str, Any]]:
 
     steep = scaled(3.0)
     with torch.no_grad():  # symmetric: several equilibria, as in a Hopfield network
-        steep.recurrent.weight.copy_(3.0 * torch.eye(n, **double) + 0.1 * torch.randn(n, n, generator=generator, **double))
+        steep.recurrent.weight.copy_(
+            3.0 * torch.eye(n, **double) + 0.1 * torch.randn(n, n, generator=generator, **double)
+        )
         steep.injection.weight.mul_(0.2)
         steep.injection.bias.mul_(0.2)
     monotone = cells.Monotone(4, n, **double)
@@ -124,11 +139,25 @@ def well_posed(setting: Setting) -> dict[str, dict[str, Any]]:
             "condition": condition,
         }
         one = found[name]
-        rows.append((name, one["equilibria"], f"{one['picard']}/{starts}", f"{one['newton']}/{starts}", radius, condition))
-    print(table(f"Well-posedness: {starts} random starts", ("cell", "equilibria", "Picard", "Newton", "rho(J)", "cond(I - J)"), rows))
+        rows.append(
+            (name, one["equilibria"], f"{one['picard']}/{starts}", f"{one['newton']}/{starts}", radius, condition)
+        )
+    print(
+        table(
+            f"Well-posedness: {starts} random starts",
+            ("cell", "equilibria", "Picard", "Newton", "rho(J)", "cond(I - J)"),
+            rows,
+        )
+    )
     for name in ("MLP, |W| = 0.5", "MLP, |W| = 0.95", "Monotone, any weights", "Tied, weights x 10"):
-        claim(found[name]["equilibria"] == 1 and found[name]["picard"] == starts, f"{name}: one equilibrium, found from everywhere")
-    claim(found["MLP, |W| = 3, free"]["equilibria"] > 1, f"free weights: {found['MLP, |W| = 3, free']['equilibria']} equilibria")
+        claim(
+            found[name]["equilibria"] == 1 and found[name]["picard"] == starts,
+            f"{name}: one equilibrium, found from everywhere",
+        )
+    claim(
+        found["MLP, |W| = 3, free"]["equilibria"] > 1,
+        f"free weights: {found['MLP, |W| = 3, free']['equilibria']} equilibria",
+    )
     claim(found["Tied, weights x 10"]["radius"] < 1e-2, "a tied network is nilpotent, however large its weights are")
     return found
 
@@ -143,9 +172,14 @@ def cycle() -> dict[str, float]:
     one = torch.ones(1, dtype=torch.float64)
     J = torch.tensor([[0.5, 0.5], [0.5, 0.5]], dtype=torch.float64)
     determinant = float(torch.linalg.det(torch.eye(2, dtype=torch.float64) - J))
-    solution = ik.solve(joint, {"a": 0 * one, "b": 0 * one}, (one,), solver="anderson", max_steps=100, on_failure="ignore")
+    solution = ik.solve(
+        joint, {"a": 0 * one, "b": 0 * one}, (one,), solver="anderson", max_steps=100, on_failure="ignore"
+    )
     refused = not bool(solution.converged)
-    claim(determinant == 0 and refused, "two contractions in a cycle: det(I - J) = 0, no equilibrium, and the solve says so")
+    claim(
+        determinant == 0 and refused,
+        "two contractions in a cycle: det(I - J) = 0, no equilibrium, and the solve says so",
+    )
     return {"determinant": determinant}
 
 

@@ -115,7 +115,9 @@ def linear_models(quick: bool) -> dict[tuple[float, float], dict[str, float]]:
         best = min(MODELS[:2], key=errors[f0, fk].__getitem__)
         wins = errors[f0, fk][best] < errors[f0, fk]["linear net"]
         rows.append(("", "", "", "equilibrium " + ("wins" if wins else "LOSES"), "", ""))
-    print(table("GOTU of linear models", ("f^_0, f^_k", "model", "beta_k", "error", "formula", "reference"), _plain(rows)))
+    print(
+        table("GOTU of linear models", ("f^_0, f^_k", "model", "beta_k", "error", "formula", "reference"), _plain(rows))
+    )
     return errors
 
 
@@ -193,10 +195,16 @@ def run(setting: Setting) -> dict[str, Any]:
     worst = max(abs(e - predicted(m, *case)) for case, found in errors.items() for m, e in found.items())
     claim(worst < 1e-2, f"measured errors are the formulas' (worst difference {worst:.1e})")
     wins = {case: {m: found[m] < found["linear net"] for m in MODELS[:2]} for case, found in errors.items()}
-    claim(all(any(w.values()) for c, w in wins.items() if c in ((1.0, 1.0), (0.5, 1.5), (0.0, 1.0))), "the equilibrium wins where f^_k is large")
+    claim(
+        all(any(w.values()) for c, w in wins.items() if c in ((1.0, 1.0), (0.5, 1.5), (0.0, 1.0))),
+        "the equilibrium wins where f^_k is large",
+    )
     losers = [c for c, w in wins.items() if not any(w.values())]
     claim(losers == [(1.0, 0.3), (1.5, -0.5)], f"and loses where f^_k is small or negative: {losers}")
-    claim(errors[2.0, 1.0]["plain bias"] > errors[2.0, 1.0]["linear net"], "with a plain bias also at (2, 1), where beta_k > 2 f^_k")
+    claim(
+        errors[2.0, 1.0]["plain bias"] > errors[2.0, 1.0]["linear net"],
+        "with a plain bias also at (2, 1), where beta_k > 2 f^_k",
+    )
     relu = relu_models(setting)
 
     with figure(setting.output / "deq_theory_gotu.png", 2) as (left, right):
@@ -204,15 +212,23 @@ def run(setting: Setting) -> dict[str, Any]:
         for i, model in enumerate(MODELS):
             left.bar([k + 0.27 * (i - 1) for k in places], [errors[c][model] for c in CASES], 0.25, label=model)
             marks = [predicted(model, *c) for c in CASES]
-            left.plot([k + 0.27 * (i - 1) for k in places], marks, "k_", markersize=12, label="formula" if i == 2 else None)
+            left.plot(
+                [k + 0.27 * (i - 1) for k in places], marks, "k_", markersize=12, label="formula" if i == 2 else None
+            )
         left.set_xticks(places, [f"{a:g}, {b:g}" for a, b in CASES])
-        left.set(xlabel="$\\hat f_0, \\hat f_k$", ylabel="error on the unseen half", title="Linear models: no one wins always")
+        left.set(
+            xlabel="$\\hat f_0, \\hat f_k$",
+            ylabel="error on the unseen half",
+            title="Linear models: no one wins always",
+        )
         left.legend()
         for i, label in enumerate(("equilibrium", "network")):
             for k, found in enumerate(relu.values()):
                 right.plot([k + 0.2 * (i - 0.5)] * len(found[label]), found[label], "os"[i], color=f"C{i}",
                            label=label if k == 0 else None)  # fmt: skip
         right.set_xticks(range(len(relu)), list(relu))
-        right.set(xlim=(-0.5, 1.5), ylim=(0, None), ylabel="error on the unseen half", title="ReLU models, one mark a seed")
+        right.set(
+            xlim=(-0.5, 1.5), ylim=(0, None), ylabel="error on the unseen half", title="ReLU models, one mark a seed"
+        )
         right.legend()
     return {"errors": errors, "worst": worst, "losers": losers, "relu": relu}

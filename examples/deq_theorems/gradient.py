@@ -93,12 +93,23 @@ def run(setting: Setting) -> dict[str, Any]:
             solution = ik.fixed_point(cell, z0, theta, solver=solver, rule=ik.Implicit("lu"), rtol=rtol, atol=0.0)
             gradient = _flat(*torch.autograd.grad(c @ solution.value, theta))
             residual = float(solution.residual_norm / z_true.norm())
-            errors = float((solution.value.detach() - z_true).norm() / z_true.norm()), float((gradient - truth).norm() / size)
+            errors = (
+                float((solution.value.detach() - z_true).norm() / z_true.norm()),
+                float((gradient - truth).norm() / size),
+            )
             found[solver, rtol] = solution.evaluations, residual, *errors
             rows.append((solver, f"{rtol:.0e}", *found[solver, rtol], REFERENCE.get((solver, rtol), "-")))
     radius = float(torch.linalg.eigvals(J).abs().max())
     title = f"Theorem 1: n = {n}, rho(J) = {radius:.3f}, |J|_2 = {float(torch.linalg.matrix_norm(J, 2)):.3f}"
-    headings = ("solver", "rtol", "evaluations", "residual", "state error", "gradient error", "reference (another draw)")
+    headings = (
+        "solver",
+        "rtol",
+        "evaluations",
+        "residual",
+        "state error",
+        "gradient error",
+        "reference (another draw)",
+    )
     print(table(title, headings, rows))
 
     # error ~ residual^p: the exponent, by least squares over all runs whose error is above rounding
@@ -109,7 +120,9 @@ def run(setting: Setting) -> dict[str, Any]:
     at_tightest = max(found[solver, tolerances[-1]][3] for solver in SOLVERS)
     claim(differences < 1e-8, f"closed form = central differences ({differences:.1e})")
     claim(unrolled < 1e-13, f"closed form = backpropagation through 800 steps ({unrolled:.1e})")
-    claim(at_tightest < 1e-11, f"one gradient from {len(SOLVERS)} solvers at rtol 1e-12 (worst error {at_tightest:.1e})")
+    claim(
+        at_tightest < 1e-11, f"one gradient from {len(SOLVERS)} solvers at rtol 1e-12 (worst error {at_tightest:.1e})"
+    )
     claim(0.9 < exponent < 1.1, f"gradient error proportional to the residual (exponent {exponent:.3f})")
     claim(factor < 20, f"with a moderate constant (worst ratio {factor:.2f})")
 
@@ -119,7 +132,11 @@ def run(setting: Setting) -> dict[str, Any]:
             axes.loglog([p[1] for p in points], [max(p[3], 1e-16) for p in points], marker, label=solver, alpha=0.8)
         ends = [1e-14, 1e-2]
         axes.loglog(ends, ends, color="0.6", linewidth=1, zorder=0, label="error = residual")
-        axes.set(xlabel="relative residual", ylabel="relative error of the gradient", title="Theorem 1: error follows residual")
+        axes.set(
+            xlabel="relative residual",
+            ylabel="relative error of the gradient",
+            title="Theorem 1: error follows residual",
+        )
         axes.legend(fontsize=8)
     return {
         "unrolled": unrolled,

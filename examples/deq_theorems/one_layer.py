@@ -123,7 +123,9 @@ def selected() -> dict[str, float]:
     residuals = [float((bistable(z, x) - z).abs()) for z in (sequential, together)]
     print(f"  bistable second map: sequential {float(sequential):+.4f}, joint Picard {float(together):+.4f}")
     claim(max(residuals) < 1e-9, "both are fixed points of the second map")
-    claim(float(sequential) > 0.9 and float(together) < -0.8, "yet not the same: the sets are equal, the selection is not")
+    claim(
+        float(sequential) > 0.9 and float(together) < -0.8, "yet not the same: the sets are equal, the selection is not"
+    )
     return {"sequential": float(sequential), "joint": float(together)}
 
 
@@ -142,9 +144,17 @@ def tied(setting: Setting) -> dict[str, Any]:
     problem, layer = ik.tie(network), tie_weights(network, rule=ik.Implicit(rtol=1e-14))
     plain = ik.solve(problem, problem.start(x), (x,), solver="picard", batch_dims=1, rule=ik.Implicit(rtol=1e-14))
     outputs = {"ik.tie": plain.value[problem.output_node], "tie_weights": layer(x)}
-    errors = {name: (_worst(out, expected), _worst(_gradients(out, c, leaves), backprop)) for name, out in outputs.items()}
+    errors = {
+        name: (_worst(out, expected), _worst(_gradients(out, c, leaves), backprop)) for name, out in outputs.items()
+    }
     rows = [(name, *pair, ", ".join(REFERENCE["tied"])) for name, pair in errors.items()]
-    print(table(f"Theorem 3: {depth} layers of {DIMS[1:]}, five activations", ("how", "value", "gradients", "reference"), rows))
+    print(
+        table(
+            f"Theorem 3: {depth} layers of {DIMS[1:]}, five activations",
+            ("how", "value", "gradients", "reference"),
+            rows,
+        )
+    )
 
     W_z = problem.matrices().W_z.detach()
     powers = [W_z.matrix_power(k) for k in range(1, depth + 1)]
@@ -178,7 +188,10 @@ def tied(setting: Setting) -> dict[str, Any]:
     claim(max(g for _, g in errors.values()) < 1e-12, "and its implicit gradient is backpropagation")
     claim(len(W_z) == sum(DIMS[1:]), f"the price is width: {len(W_z)} = {' + '.join(map(str, DIMS[1:]))}")
     claim(bool(powers[-2].any()) and not powers[-1].any(), "W_z is nilpotent: W_z^4 != 0, W_z^5 = 0")
-    claim(all(history[k][k] < 1e-14 for k in range(depth)), "block k is exact after k steps, from a random start 100 times as large")
+    claim(
+        all(history[k][k] < 1e-14 for k in range(depth)),
+        "block k is exact after k steps, from a random start 100 times as large",
+    )
     claim(history[depth - 2][-1] > 1e-6 and max(history[-1]) < 1e-14, "all of it after exactly L")
     claim(adjoint[depth - 2] < 1e-14 < adjoint[depth - 3], "the adjoint iteration ends after L - 1 steps")
 
@@ -186,12 +199,20 @@ def tied(setting: Setting) -> dict[str, Any]:
         steps = range(1, depth + 2)
         for k, name in enumerate(truth):
             left.semilogy(steps, [max(h[k], 1e-17) for h in history], "o-", label=f"z[{k + 1}]", markersize=4)
-        left.set(xlabel="steps from a random start", ylabel="largest error", title="Theorem 3: block k is exact after k steps")
+        left.set(
+            xlabel="steps from a random start",
+            ylabel="largest error",
+            title="Theorem 3: block k is exact after k steps",
+        )
         left.legend()
-        image = right.imshow(W_z.abs(), cmap="magma")
+        image = right.imshow(W_z.abs().numpy(), cmap="magma")
         right.set(title="$|W_z|$: the layers' weights below the diagonal", xlabel="column", ylabel="row")
         right.figure.colorbar(image, ax=right)
-    return {"value": max(v for v, _ in errors.values()), "gradients": max(g for _, g in errors.values()), "width": len(W_z)}
+    return {
+        "value": max(v for v, _ in errors.values()),
+        "gradients": max(g for _, g in errors.values()),
+        "width": len(W_z),
+    }
 
 
 def run(setting: Setting) -> dict[str, Any]:

@@ -87,8 +87,8 @@ def run(setting: Setting) -> dict[str, Any]:
 
     with figure(setting.output / "deq_theory_perturbation.png") as axes:
         for (name, r), marker in zip(list(ratios.items())[:2], ".x", strict=True):
-            axes.plot(L[:, 0], r[:, 0], marker, markersize=4, label=name, alpha=0.6)
-        axes.plot(torch.full((count,), 0.9), ratios["|z - z*| <= |f(z) - z| / (1 - L), L = 0.9"][:, 0], "_", label="early stops")
+            axes.plot(L[:, 0].numpy(), r[:, 0].numpy(), marker, markersize=4, label=name, alpha=0.6)
+        axes.plot([0.9] * count, (errors / banach).numpy(), "_", label="early stops")
         axes.axhline(1, color="0.5", linewidth=1)
         axes.set(xlabel="Lipschitz constant L", ylabel="distance / bound", title="Lemma 2")
         axes.legend(fontsize=8)

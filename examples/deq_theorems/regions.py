@@ -69,7 +69,15 @@ def count(m: int) -> dict[str, float]:
     x = ((torch.arange(cells, dtype=torch.float64) + 0.375) / cells).unsqueeze(1).requires_grad_()
     z0 = torch.zeros(cells, m, dtype=torch.float64)
     solution = ik.fixed_point(
-        cell, z0, (x, *weights(m)), solver="picard", batch_dims=1, rtol=0.0, atol=1e-300, max_steps=m, rule=ik.Implicit("lu")
+        cell,
+        z0,
+        (x, *weights(m)),
+        solver="picard",
+        batch_dims=1,
+        rtol=0.0,
+        atol=1e-300,
+        max_steps=m,
+        rule=ik.Implicit("lu"),
     )
     y = readout(solution.value, x)
     (slopes,) = torch.autograd.grad(y.sum(), x)
@@ -136,12 +144,29 @@ def run(setting: Setting) -> dict[str, Any]:
          str(REFERENCE_NORM.get(m, "-")))
         for m, n in counts.items()
     ]  # fmt: skip
-    headings = ("m", "patterns", "pieces", "2^m (paper)", "|slope|", "error", "steps", "at most (paper)", "|W|_2", "reference")
+    headings = (
+        "m",
+        "patterns",
+        "pieces",
+        "2^m (paper)",
+        "|slope|",
+        "error",
+        "steps",
+        "at most (paper)",
+        "|W|_2",
+        "reference",
+    )
     print(table("ReLU equilibrium of width m: linear regions", headings, rows))
     for m, n in counts.items():
         exact = n["patterns"] == n["pieces"] == 2**m and n["same"] and n["error"] == 0
-        claim(bool(exact and n["slope"] == n["flattest"] == 2**m), f"m = {m}: exactly {2**m} regions of slope +-{2**m}, no error")
-        claim(n["steps"] == m and n["residual"] == 0, f"m = {m}: Picard from zero ends after exactly {m} steps, residual 0.0")
+        claim(
+            bool(exact and n["slope"] == n["flattest"] == 2**m),
+            f"m = {m}: exactly {2**m} regions of slope +-{2**m}, no error",
+        )
+        claim(
+            n["steps"] == m and n["residual"] == 0,
+            f"m = {m}: Picard from zero ends after exactly {m} steps, residual 0.0",
+        )
 
     largest = max(sizes)
     used = accelerated(largest)
@@ -159,22 +184,31 @@ def run(setting: Setting) -> dict[str, Any]:
         ("held strictly lower triangular", held[0], held[-1], held_radius, "0.461 -> 6.2e-6, 0"),
         ("free", free[0], free[-1], free_radius, "0.461 -> 1104, 1.91"),
     ]
-    print(table(f"{steps} steps of Adam from weights 1 % off, m = 5", ("W", "first mse", "last mse", "rho(W)", "reference"), rows))
+    print(
+        table(
+            f"{steps} steps of Adam from weights 1 % off, m = 5",
+            ("W", "first mse", "last mse", "rho(W)", "reference"),
+            rows,
+        )
+    )
     claim(held_radius == 0 and held[-1] < held[0], "held, W keeps its equilibrium and the loss falls")
     claim(free_radius > 0.01, "free, W does not stay nilpotent")
 
     with figure(setting.output / "deq_theory_regions.png", 3) as (left, middle, right):
         x = torch.linspace(0, 1, 2049, dtype=torch.float64).unsqueeze(1)
-        for m, style in ((3, "-"), (5, "-")):
+        for m in (3, 5):
             z = ik.fixed_point(cell, x.new_zeros(len(x), m), (x, *weights(m)), solver="picard", batch_dims=1).value
-            left.plot(x[:, 0], readout(z, x) + (0 if m == 3 else 1.2), style, label=f"m = {m}", linewidth=1)
+            y = readout(z, x) + (0 if m == 3 else 1.2)
+            left.plot(x[:, 0].numpy(), y.numpy(), label=f"m = {m}", linewidth=1)
         left.set(xlabel="x", ylabel="readout (m = 5: raised)", title="The equilibria of 3 and 5 neurons")
         left.set_ylim(-0.1, 2.8)
         left.legend(loc="upper right", ncols=2)
         middle.semilogy(list(sizes), [counts[m]["pieces"] for m in sizes], "o", label="counted")
         middle.semilogy(list(sizes), [2**m for m in sizes], color="0.5", label="$2^m$")
         for L in (1, 2):
-            middle.semilogy(list(sizes), [(m / L + 1) ** L for m in sizes], "--", label=f"network of m neurons, {L} layer(s)")
+            middle.semilogy(
+                list(sizes), [(m / L + 1) ** L for m in sizes], "--", label=f"network of m neurons, {L} layer(s)"
+            )
         middle.set(xlabel="neurons m", ylabel="linear regions", title="Regions")
         middle.legend()
         right.semilogy(held, label="W held lower triangular")

@@ -168,22 +168,30 @@ def run(setting: Setting) -> dict[str, Any]:
             limit = limits.get(name, 500)
             found[name, d], error = steps_to(Steep.build(d, 0.1), solver, start, limit)
             steps = found[name, d]
-            rows.append((name, d, f"> {limit}" if steps is None else str(steps), error, REFERENCE.get((name, d), "not run")))
+            rows.append(
+                (name, d, f"> {limit}" if steps is None else str(steps), error, REFERENCE.get((name, d), "not run"))
+            )
     print(table("Steps to |z - z*| <= 1e-3 at x = 2 delta", ("solver", "d", "steps", "error", "reference"), rows))
     bisections = [found["bisection", d] for d in (6, 10, 14)]
     claim(all(b is not None and b <= 11 for b in bisections), f"bisection: {bisections} steps, whatever d is")
-    claim(all((found["newton", d] or 99) <= 8 for d in (6, 10, 14)), "Newton's method from the right: a handful of steps")
+    claim(
+        all((found["newton", d] or 99) <= 8 for d in (6, 10, 14)), "Newton's method from the right: a handful of steps"
+    )
     slow = found["picard", 10]
     claim(slow is None or slow > 5_000, "Picard: thousands of steps at d = 10, since its factor is 1 - c s_0")
 
     slopes = gradients(Steep.build(6, 0.1), solvers)
-    claim(max(slopes.values()) < 1e-9, f"one gradient from all of them (worst relative error {max(slopes.values()):.1e})")
+    claim(
+        max(slopes.values()) < 1e-9, f"one gradient from all of them (worst relative error {max(slopes.values()):.1e})"
+    )
     rows = []
     for d, reference in ((6, "1.5e-2, 7.7"), (10, "8e-4, 123"), (14, "5e-5, 1966")):
         one = Steep.build(d, 0.1)
         z, slope = one.exact(torch.full((1, 1), 2 * one.delta, dtype=torch.float64))
         rows.append((d, float(one.c / slope), float(slope), float(one.delta / (3 * one.delta) ** 2), reference))
-    print(table("Conditioning at x = 2 delta", ("d", "1 - du/dz", "dz/dx", "dg/dx", "reference (1 - du/dz, dz/dx)"), rows))
+    print(
+        table("Conditioning at x = 2 delta", ("d", "1 - du/dz", "dz/dx", "dg/dx", "reference (1 - du/dz, dz/dx)"), rows)
+    )
 
     # float32: the weights c delta are below its resolution near 1 from d = 20 on
     single: dict[int, float] = {}
@@ -193,14 +201,16 @@ def run(setting: Setting) -> dict[str, Any]:
         z32 = ik.fixed_point(low.scalar, torch.full_like(x32, 0.5), (x32,), solver="bisection", batch_dims=1, rtol=0.0, atol=1e-30,
                              on_failure="ignore").value  # fmt: skip
         single[d] = float((z32 - low.target(x32)).abs().max())
-    print(f"  float32: sup error {', '.join(f'{e:.3f} (d = {d})' for d, e in single.items())}; reference 0.033, 0.095, 0.346")
+    print(
+        f"  float32: sup error {', '.join(f'{e:.3f} (d = {d})' for d, e in single.items())}; reference 0.033, 0.095, 0.346"
+    )
 
     with figure(setting.output / "deq_theory_steep.png", 2) as (left, right):
         for d, colour in ((6, "C0"), (10, "C1"), (14, "C2")):
             one = Steep.build(d, 0.1)
             grid = torch.logspace(-d - 4, 0, 300, base=2.0, dtype=torch.float64)
-            left.semilogx(grid, one.target(grid), color=colour, alpha=0.4, linewidth=3)
-            left.semilogx(grid, one.exact(grid)[0], color=colour, linewidth=1, label=f"d = {d}")
+            left.semilogx(grid.numpy(), one.target(grid).numpy(), color=colour, alpha=0.4, linewidth=3)
+            left.semilogx(grid.numpy(), one.exact(grid)[0].numpy(), color=colour, linewidth=1, label=f"d = {d}")
         left.set(xlabel="x", ylabel="z*(x); pale: the target", title="11 neurons, weights at most 1, error at most 0.1")
         left.legend()
         for i, name in enumerate(solvers):
