@@ -37,7 +37,7 @@ from implicitkit import compat
 from implicitkit.errors import CapturedTensorError, ImpureFunctionWarning, warn
 from implicitkit.trees import tree_flatten, tree_unflatten
 
-__all__ = ["Lifted", "lift", "modules_held", "resolve"]
+__all__ = ["Lifted", "lift", "lift_closed", "modules_held", "resolve"]
 
 _DEPTH = 6  # how far reachable objects are followed
 # Evaluations that swap tensors into modules, and those that read modules, exclude each other between threads.
@@ -270,6 +270,11 @@ def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Ca
     with _modules_in_use if modules else contextlib.nullcontext():
         _lift(lifted, modules, z0, check, needed, levels)
     return lifted
+
+
+def lift_closed(function: Callable[..., Any], args: tuple[Tensor, ...]) -> Lifted:
+    """:func:`lift` for a function of tensors that is known to use nothing but its arguments: nothing is evaluated."""
+    return Lifted(function, tuple(map(resolve, args)), len(args), tuple)
 
 
 def _lift(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from implicitkit import compat, registry
 from implicitkit.errors import CapabilityError, ConvergenceWarning, warn
-from implicitkit.lifting import Lifted, lift, resolve
+from implicitkit.lifting import Lifted, lift, lift_closed, resolve
 from implicitkit.problems import Argmin, FixedPoint, LeastSquares, Problem, Root, SteadyState
 from implicitkit.problems.base import Restated
 from implicitkit.rules.base import Request
@@ -121,7 +121,10 @@ def solve(
             f"rule {rule.name!r} is made for problems of kind {', '.join(rule.needs)}, and {type(problem).__name__} is of "
             f"kind {problem.kind}: use rule='implicit'"
         )
-    lifted = lift(problem.function, problem.probe(z0), args, check_output(problem, layout))
+    if problem.closed:
+        lifted = lift_closed(problem.function, args)
+    else:
+        lifted = lift(problem.function, problem.probe(z0), args, check_output(problem, layout))
     system = System.of(problem, layout, lifted, in_dims, args)
     record = Record()
     request = Request(

@@ -52,21 +52,22 @@ class Saddle:
 
     def __post_init__(self) -> None:
         P, C = self.P, self.C
-        size = P.diagonal(dim1=1, dim2=2).abs().amax(1)
+        size = P.diagonal(dim1=1, dim2=2).abs().amax(1, keepdim=True)
         size = torch.where(size > 0, size, 1)
-        rows = C.square().sum(2).amax(1) if C.shape[1] else size
-        self.present = torch.isfinite(self.e)
-        delta = self.regularise * (rows.clamp_min(1e-30) / size).clamp(1e-12, 1e12)
-        self.weight = torch.where(self.present, 1 / (self.e + delta.unsqueeze(1)), 0)
-        self.exact = torch.where(self.present, self.e, 0)
-        K = torch.baddbmm(P, C.mT * self.weight.unsqueeze(1), C) if C.shape[1] else P.clone()
-        K.diagonal(dim1=1, dim2=2).add_((1e-2 * self.regularise * size).unsqueeze(1))
+        rows = C.square().sum(2).amax(1, keepdim=True).clamp_min(1e-30) if C.shape[1] else size
+        delta = (self.regularise * rows / size).clamp(1e-12 * self.regularise, 1e12 * self.regularise)
+        self.present = self.e < torch.inf
+        self.weight = torch.reciprocal(self.e + delta)  # 1 / inf = 0
+        self.partial = bool((self.present & (self.e > 0)).any())
+        K = torch.baddbmm(P, (C * self.weight.unsqueeze(2)).mT, C) if C.shape[1] else P.clone()
+        K.diagonal(dim1=1, dim2=2).add_(1e-2 * self.regularise * size)
         self.L, self.ok = cholesky_batched(K)
 
+    # columns (batch, k, 1) inside
     def _once(self, a: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        rhs = a + mv(self.C.mT, self.weight * c)
-        x = torch.cholesky_solve(rhs.unsqueeze(2), self.L).squeeze(2)
-        return x, self.weight * (mv(self.C, x) - c)
+        weight = self.weight.unsqueeze(2)
+        x = torch.cholesky_solve(torch.baddbmm(a, self.C.mT, weight * c), self.L)
+        return x, weight * (torch.bmm(self.C, x) - c)
 
     def solve(self, a: Tensor, c: Tensor, *, sweeps: int = 6, rtol: float = 1e-12) -> tuple[Tensor, Tensor, Tensor]:
         """``(x, v, residual)``: ``(batch, n)``, ``(batch, r)`` and the 2-norm of what is left, ``(batch,)``.
@@ -75,30 +76,41 @@ class Saddle:
             a: ``(batch, n)``. c: ``(batch, r)``, ignored in absent rows.
             sweeps: refinements at most. rtol: stop at ``residual <= rtol |(a, c)|``.
         """
-        c = torch.where(self.present, c, 0)
+        a, c = a.unsqueeze(2), torch.where(self.present, c, 0).unsqueeze(2)
+        target = rtol * _both(a, c)
         x, v = self._once(a, c)
-        ra, rc, norm = self._residual(a, c, x, v)
-        target = rtol * (torch.linalg.vector_norm(a, dim=1) + torch.linalg.vector_norm(c, dim=1))
+        ra, rc = self._residual(a, c, x, v)
+        norm = _both(ra, rc)
         for _ in range(sweeps):
             open_ = norm > target
             if not bool(open_.any()):
                 break
             dx, dv = self._once(ra, rc)
             nx, nv = x + dx, v + dv
-            na, nc, new = self._residual(a, c, nx, nv)
-            better = open_ & (new < norm)
-            if not bool(better.any()):
+            na, nc = self._residual(a, c, nx, nv)
+            new = _both(na, nc)
+            better = new < norm
+            if not bool((open_ & better).any()):
                 break
-            keep = better.unsqueeze(1)
+            if bool(better.all()):
+                x, v, ra, rc, norm = nx, nv, na, nc, new
+                continue
+            keep = better[:, None, None]
             x, v = torch.where(keep, nx, x), torch.where(keep, nv, v)
             ra, rc, norm = torch.where(keep, na, ra), torch.where(keep, nc, rc), torch.where(better, new, norm)
-        return x, v, torch.where(self.ok, norm, torch.inf)
+        return x.squeeze(2), v.squeeze(2), torch.where(self.ok, norm, torch.inf)
 
-    def _residual(self, a: Tensor, c: Tensor, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        ra = a - mv(self.P, x) - mv(self.C.mT, v)
-        rc = torch.where(self.present, c - mv(self.C, x) + self.exact * v, 0)
-        norm = torch.linalg.vector_norm(ra, dim=1) + torch.linalg.vector_norm(rc, dim=1)
-        return ra, rc, norm
+    def _residual(self, a: Tensor, c: Tensor, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        ra = torch.baddbmm(torch.baddbmm(a, self.P, x, alpha=-1), self.C.mT, v, alpha=-1)
+        rc = torch.baddbmm(c, self.C, x, alpha=-1)
+        if self.partial:
+            rc = rc + torch.where(self.present, self.e, 0).unsqueeze(2) * v
+        return ra, torch.where(self.present.unsqueeze(2), rc, 0)
+
+
+def _both(a: Tensor, c: Tensor) -> Tensor:
+    """``|(a, c)|_2`` of columns, ``(batch,)``."""
+    return torch.linalg.vector_norm(torch.cat([a, c], 1), dim=(1, 2))
 
 
 Inverse = Callable[[Tensor], tuple[Tensor, Tensor]]

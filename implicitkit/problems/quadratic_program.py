@@ -156,6 +156,7 @@ class QPConditions(Problem):
     names: tuple[str, ...]
     degenerate: str = "lstsq"
     kind: ClassVar[str] = "quadratic_program"
+    closed: ClassVar[bool] = True
 
     def __repr__(self) -> str:
         return f"QuadraticProgram({', '.join(self.names)})"
@@ -172,17 +173,17 @@ class QPConditions(Problem):
     def residual(self, state: Any, *data: Tensor) -> Any:
         part = dict(zip(self.names, data, strict=True))
         z, q = state["z"], part["q"]
-        slope = q.expand_as(z)
+        slope, column = q.expand_as(z), z.unsqueeze(-1)
         if "P" in part:
-            slope = slope + 0.5 * (_times(part["P"], z) + _times(part["P"].mT, z))
+            slope = slope + 0.5 * ((part["P"] @ column) + (part["P"].mT @ column)).squeeze(-1)
         out = {}
         if "y" in state:
             slope = slope + _times(part["A"].mT, state["y"])
-            out["y"] = _times(part["A"], z) - part["b"]
+            out["y"] = (part["A"] @ column).squeeze(-1) - part["b"]
         if "lam" in state:
             lam = state["lam"]
             slope = slope + _times(part["G"].mT, lam)
-            natural, v = lam, lam + _times(part["G"], z)
+            natural, v = lam, lam + (part["G"] @ column).squeeze(-1)
             if "h" in part:
                 natural = natural - plus(v - part["h"], self.kappa)
             if "lower" in part:
