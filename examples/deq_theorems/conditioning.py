@@ -10,6 +10,7 @@ Source: Winston & Kolter (2020), "Monotone operator equilibrium networks", theor
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ def adjoint(setting: Setting) -> dict[float, dict[str, Any]]:
     )
     series = [found[rho]["neumann"][0] for rho in sorted(found)]
     claim(
-        all(b > 3 * a for a, b in zip(series[1:], series[2:], strict=False)),
+        all(b > 3 * a for a, b in itertools.pairwise(series[1:])),
         f"the Neumann series needs {series} products",
     )
     claim(all(found[rho]["gmres"][0] <= n + 1 for rho in found), f"GMRES at most n + 1 = {n + 1}")

@@ -1,6 +1,6 @@
 r"""Generalisation on the unseen (GOTU): where an equilibrium model wins, and where it loses.
 
-Functions on ``{+-1}^d`` are learned from the half with ``x_k = +1`` and tested on the half with ``x_k = -1``.  A model that is
+Functions on ``{+-1}^d`` are learned from the half with ``x_k = +1`` and tested on that with ``x_k = -1``.  A model that is
 linear in ``x`` and fits the seen half has ``b + beta_k = s = f^_0 + f^_k``, whatever ``beta_k`` is, and an error of
 ``4 (f^_k - beta_k)^2`` on the unseen half.  Gradient flow decides ``beta_k``:
 
@@ -9,7 +9,7 @@ linear in ``x`` and fits the seen half has ``b + beta_k = s = f^_0 + f^_k``, wha
     diagonal linear net from a small start           beta_k -> 0
 
 so that the equilibrium beats the net if and only if ``0 < beta_k < 2 f^_k``: on some functions, not on others.  The same is
-asked of a ReLU equilibrium and a ReLU network of equal size, trained with Adam, on a linear function and on one with a product.
+asked of a ReLU equilibrium and a ReLU network of equal size, trained with Adam, on a linear function and on a product.
 
 Source: "Separation and bias of deep equilibrium models on expressivity and learning dynamics" (NeurIPS 2024), section on
 GOTU; the formulas are derived here.

@@ -197,7 +197,7 @@ def tied(setting: Setting) -> dict[str, Any]:
 
     with figure(setting.output / "deq_theory_one_layer.png", 2) as (left, right):
         steps = range(1, depth + 2)
-        for k, name in enumerate(truth):
+        for k in range(depth):
             left.semilogy(steps, [max(h[k], 1e-17) for h in history], "o-", label=f"z[{k + 1}]", markersize=4)
         left.set(
             xlabel="steps from a random start",

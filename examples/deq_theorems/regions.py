@@ -140,8 +140,8 @@ def run(setting: Setting) -> dict[str, Any]:
     sizes = range(3, 9) if setting.quick else range(3, 11)
     counts = {m: count(m) for m in sizes}
     rows = [
-        (m, n["patterns"], n["pieces"], f"{2**m} ({2**m})", n["slope"], float(n["error"]), n["steps"], f"{m} ({m})", n["norm"],
-         str(REFERENCE_NORM.get(m, "-")))
+        (m, n["patterns"], n["pieces"], f"{2**m} ({2**m})", n["slope"], float(n["error"]), n["steps"], f"{m} ({m})",
+         n["norm"], str(REFERENCE_NORM.get(m, "-")))
         for m, n in counts.items()
     ]  # fmt: skip
     headings = (
