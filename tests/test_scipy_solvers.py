@@ -338,7 +338,7 @@ def test_warnings_of_the_function_do_escape() -> None:
 def test_what_scipy_said_is_told() -> None:
     with pytest.raises(ik.ConvergenceError, match="SciPy"):
         ik.root(lambda z: z**2 + 1, torch.ones(1, dtype=F64), solver="scipy.root.lm")
-    with pytest.raises(ik.ConvergenceError, match="m < n|Method 'lm'"):
+    with pytest.raises(ik.ConvergenceError, match=r"m < n|Method .lm."):
         ik.least_squares(lambda z: z[:1] ** 2 - 3 + z[1:2], torch.ones(2, dtype=F64), solver="scipy.least_squares.lm")
 
 

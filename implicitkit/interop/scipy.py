@@ -216,7 +216,9 @@ _register("scipy.root.df-sane", "root", _df_sane, "Derivative-free spectral resi
 
 
 # ------------------------------------------------------------------------------------------------------------ minimisation
-_DERIVATIVES = {  # what each method takes from PyTorch, and the settings under which it does not stop early
+# Trust regions keep no memory: begin again, with values taken from the new start, once the gradient is so much smaller.
+_AGAIN = {"gtol": 1e-6}
+_DERIVATIVES: dict[str, tuple[str, dict[str, Any]]] = {  # what each method takes from PyTorch, and the settings under which it does not stop early
     "Nelder-Mead": ("", {"xatol": 1e-11, "fatol": np.inf, "adaptive": True}),
     "Powell": ("", {"xtol": _EPS, "ftol": 0.0}),
     "COBYQA": ("", {"final_tr_radius": 1e-11}),
@@ -226,11 +228,11 @@ _DERIVATIVES = {  # what each method takes from PyTorch, and the settings under 
     "TNC": ("jac", {"gtol": 0.0, "ftol": 0.0, "xtol": 0.0, "maxfun": 100_000_000}),
     "SLSQP": ("jac", {"ftol": 0.0}),
     "Newton-CG": ("hessp", {"xtol": 0.0}),
-    "trust-ncg": ("hessp", {"gtol": 0.0}),
-    "trust-krylov": ("hessp", {"gtol": 0.0}),
+    "trust-ncg": ("hessp", _AGAIN),
+    "trust-krylov": ("hessp", _AGAIN),
     "trust-constr": ("hessp", {"gtol": 0.0, "xtol": 1e-15}),
-    "dogleg": ("hess", {"gtol": 0.0}),
-    "trust-exact": ("hess", {"gtol": 0.0}),
+    "dogleg": ("hess", _AGAIN),
+    "trust-exact": ("hess", _AGAIN),
 }
 
 

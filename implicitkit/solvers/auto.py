@@ -98,9 +98,10 @@ def stages(kind: str, batch: int, size: int) -> tuple[Stage, ...]:
     """The stages for a problem kind, samples and unknowns a sample.
 
     Equations and steady states: Newton with dense Jacobians up to 512 unknowns a sample, Newton-Krylov above, and what
-    they fail on by other routes (steady states at last along the flow).  Fixed points: Anderson acceleration, then like
-    equations.  Minimisation: L-BFGS, then Newton with conjugate gradients in a trust region.  Least squares up to 512
-    unknowns: Levenberg-Marquardt first.
+    they fail on by other routes.  Fixed points: Anderson acceleration, then like equations.  Steady states: first along the
+    flow, since Newton steps do not care for its direction and often end in a state that the flow leaves.  Minimisation:
+    L-BFGS, then Newton with conjugate gradients in a trust region.  Least squares up to 512 unknowns:
+    Levenberg-Marquardt first.
     """
     affordable = batch * size * size <= _DENSE_NUMBERS
     if kind in ("argmin", "least_squares"):
@@ -111,7 +112,7 @@ def stages(kind: str, batch: int, size: int) -> tuple[Stage, ...]:
     elif size <= _DENSE_AT_ALL and affordable:
         equations = _EITHER
     if kind == "steady_state":
-        equations = (*equations, _stage("pseudo_transient", max_steps=300))
+        equations = (_stage("pseudo_transient", max_steps=100), *equations)
     return (*_ANDERSON, *equations) if kind == "fixed_point" else equations
 
 

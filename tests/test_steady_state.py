@@ -1,0 +1,325 @@
+"""Steady states by pseudo-transient continuation and by integration, and their linear stability."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.integrate
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.diagnostics import Stability, stability
+
+F64 = torch.float64
+
+
+def _vector(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=F64)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """``dz/dt = rhs(z)``, where to start, and the state at rest that the flow reaches from there."""
+
+    rhs: Callable[[Tensor], Tensor]
+    z0: Tensor
+    rest: Tensor
+
+
+def _logistic(z: Tensor) -> Tensor:
+    return z * (1 - z / 3)
+
+
+def _competition(z: Tensor) -> Tensor:
+    """Two species; they coexist at ``(2/3, 2/3)``."""
+    x, y = z
+    return torch.stack([x * (1 - x - 0.5 * y), y * (1 - y - 0.5 * x)])
+
+
+def _brusselator(z: Tensor, a: float = 1.0, b: float = 1.5) -> Tensor:
+    """At rest in ``(a, b / a)``, a Hopf bifurcation at ``b = 1 + a^2``."""
+    x, y = z[..., 0], z[..., 1]
+    return torch.stack([a + x**2 * y - (b + 1) * x, b * x - x**2 * y], -1)
+
+
+def _robertson(z: Tensor) -> Tensor:
+    """Robertson's reactions in a stirred tank fed with the first species: rates from 0.04 to 3e7."""
+    x, y, w = z
+    one, two = 0.04 * x - 1e4 * y * w, 3e7 * y**2
+    return torch.stack([-one + 0.01 * (1 - x), one - two - 0.01 * y, two - 0.01 * w])
+
+
+def _toggle(z: Tensor) -> Tensor:
+    """A genetic switch: two stable states and a saddle between them."""
+    x, y = z
+    return torch.stack([4 / (1 + y**3) - x, 4 / (1 + x**3) - y])
+
+
+def _reference(rhs: Callable[[Tensor], Tensor], z0: Tensor) -> Tensor:
+    """Where SciPy's integrator is after a long time, polished by Newton's method in float64."""
+    end = scipy.integrate.solve_ivp(
+        lambda t, z: rhs(torch.from_numpy(z)).numpy(), (0, 1e5), z0.numpy(), method="Radau", rtol=1e-8, atol=1e-12
+    ).y[:, -1]
+    z = torch.from_numpy(np.array(end))
+    for _ in range(5):
+        z = z - torch.linalg.solve(torch.autograd.functional.jacobian(rhs, z), rhs(z))
+    return z
+
+
+FLOWS = {
+    "logistic": Flow(_logistic, _vector(0.01), _vector(3.0)),
+    "competition": Flow(_competition, _vector(0.1, 0.9), _vector(2 / 3, 2 / 3)),
+    "brusselator": Flow(_brusselator, _vector(1.0, 1.0), _vector(1.0, 1.5)),
+    "robertson": Flow(_robertson, _vector(1.0, 0.0, 0.0), _reference(_robertson, _vector(1.0, 0.0, 0.0))),
+    "toggle, first": Flow(_toggle, _vector(3.0, 1.0), _reference(_toggle, _vector(3.0, 1.0))),
+    "toggle, second": Flow(_toggle, _vector(1.0, 1.5), _reference(_toggle, _vector(1.0, 1.5))),
+}
+SOLVERS: dict[str, Any] = {
+    "auto": "auto",
+    "pseudo_transient": "pseudo_transient",
+    "integrate": "integrate",
+    "Radau": ik.get_solver("integrate", method="Radau"),
+    "LSODA": ik.get_solver("integrate", method="LSODA"),
+}
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_reaches_the_state_that_the_flow_leads_to(solver: str, flow: str) -> None:
+    case = FLOWS[flow]
+    solution = ik.steady_state(case.rhs, case.z0, solver=SOLVERS[solver], atol=1e-10, rtol=0)
+    assert torch.allclose(solution.value, case.rest, rtol=1e-5, atol=1e-7)
+    assert bool(stability(solution).stable)
+
+
+def test_pseudo_transient_ends_with_newton_steps() -> None:
+    """The last residuals fall quadratically, far faster than any integration in time."""
+    solution = ik.steady_state(
+        _competition, _vector(0.1, 0.9), solver="pseudo_transient", trace=True, atol=1e-13, rtol=0
+    )
+    assert solution.trace is not None
+    last = solution.trace.flatten().tolist()
+    ratios = [b / a for a, b in pairwise(last)]
+    assert ratios[-1] < 1e-3 and ratios[0] > 0.5
+    assert int(solution.steps) < 40
+
+
+def test_a_limit_cycle_has_no_state_to_reach() -> None:
+    """Beyond the Hopf bifurcation the flow never comes to rest: reported; Newton finds the state, which is unstable."""
+    flow = ik.SteadyState(lambda z: _brusselator(z, b=3.0))
+    for solver in ("pseudo_transient", "integrate"):
+        solution = ik.solve(flow, _vector(1.0, 1.0), solver=solver, max_steps=100, on_failure="ignore")
+        assert not bool(solution.converged), solver
+        with pytest.raises(ik.ConvergenceError):
+            ik.solve(flow, _vector(1.0, 1.0), solver=solver, max_steps=100)
+    found = ik.solve(flow, _vector(1.1, 2.9), solver="newton")
+    assert torch.allclose(found.value, _vector(1.0, 3.0)) and bool(stability(found).unstable)
+
+
+def test_integration_that_runs_out_of_time_is_reported() -> None:
+    solver = ik.get_solver("integrate", duration=0.1)
+    with pytest.raises(ik.ConvergenceError, match="end of the integration interval"):
+        ik.steady_state(lambda z: 1 - z, _vector(0.0), solver=solver)
+
+
+@pytest.mark.parametrize("solver", ["pseudo_transient", "integrate"])
+def test_derivative_of_the_state(solver: str) -> None:
+    """Brusselator: ``z = (a, b / a)``."""
+    a, b = _vector(1.2).requires_grad_(), _vector(1.1).requires_grad_()
+
+    def rhs(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return torch.cat([a + z[:1] ** 2 * z[1:] - (b + 1) * z[:1], b * z[:1] - z[:1] ** 2 * z[1:]])
+
+    value = ik.steady_state(rhs, _vector(1.0, 1.0), (a, b), solver=solver).value
+    rows = [[g.item() for g in torch.autograd.grad(v, (a, b), retain_graph=True)] for v in value]
+    assert np.allclose(rows, [[1.0, 0.0], [-1.1 / 1.2**2, 1 / 1.2]], atol=1e-8)
+
+
+@pytest.mark.parametrize("solver", ["pseudo_transient", "integrate"])
+@pytest.mark.parametrize("in_dims", [None, (0,)])
+def test_batch_equals_loop_and_nan_is_contained(solver: str, in_dims: Any) -> None:
+    rates = torch.logspace(-3, 3, 5, dtype=F64).unsqueeze(1)
+
+    def rhs(z: Tensor, k: Tensor) -> Tensor:
+        return k * (1 - z) - z**3
+
+    z0 = torch.zeros(5, 1, dtype=F64)
+    together = ik.steady_state(rhs, z0, (rates,), solver=solver, batch_dims=1, in_dims=in_dims)
+    for i in range(5):
+        alone = ik.steady_state(rhs, z0[i], (rates[i],), solver=solver)
+        assert torch.allclose(together.value[i], alone.value, rtol=1e-8)
+        assert abs(int(together.steps[i]) - int(alone.steps)) <= 1
+    rates[3] = torch.nan
+    spoilt = ik.steady_state(rhs, z0, (rates,), solver=solver, batch_dims=1, in_dims=in_dims, on_failure="ignore")
+    assert spoilt.converged.tolist() == [True, True, True, False, True]
+    assert torch.allclose(spoilt.value[[0, 1, 2, 4]], together.value[[0, 1, 2, 4]], rtol=1e-8)
+
+
+@pytest.mark.parametrize("solver", ["pseudo_transient", "integrate"])
+@pytest.mark.parametrize("limit", [1, 3])
+def test_max_steps(solver: str, limit: int) -> None:
+    case = FLOWS["robertson"]
+    solution = ik.steady_state(case.rhs, case.z0, solver=solver, max_steps=limit, on_failure="ignore")
+    assert int(solution.steps) == limit and not bool(solution.converged)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_equations_have_no_sign(sign: float) -> None:
+    """Of a plain equation the sign is chosen; of a steady state it is the user's, and the wrong one runs away."""
+
+    def rhs(z: Tensor) -> Tensor:
+        return sign * (1 - z - z**3)
+
+    z0 = _vector(3.0)
+    assert bool(ik.root(rhs, z0, solver="pseudo_transient").converged)
+    assert bool(ik.root(rhs, z0, solver="integrate").converged)
+    flow = ik.steady_state(rhs, z0, solver="integrate", on_failure="ignore")
+    assert bool(flow.converged) == (sign > 0)
+
+
+def test_domain_errors_shorten_the_step() -> None:
+    """A Newton step leaves the domain of the square root; NaN trial states only cut the step."""
+    solution = ik.steady_state(
+        lambda z: 1 - torch.sqrt(z), _vector(100.0), solver=ik.PseudoTransient(step_size=1e6), atol=1e-10
+    )
+    assert float(solution.value) == pytest.approx(1.0)
+
+
+def test_large_systems_go_matrix_free() -> None:
+    """A reaction-diffusion equation with 800 unknowns, against the dense solve of its linear part."""
+    n = 800
+    h = 1 / (n + 1)
+
+    def laplacian(u: Tensor) -> Tensor:
+        padded = torch.nn.functional.pad(u, (1, 1))
+        return (padded[2:] - 2 * u + padded[:-2]) / h**2
+
+    solution = ik.steady_state(
+        lambda u: 1e-3 * laplacian(u) + 1 - u, torch.zeros(n, dtype=F64), solver="pseudo_transient", rtol=1e-9
+    )
+    x = torch.arange(1, n + 1, dtype=F64) * h
+    k = 1e-3**-0.5
+    exact = 1 - torch.cosh(k * (x - 0.5)) / math.cosh(0.5 * k)
+    assert torch.allclose(solution.value, exact, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: ik.PseudoTransient(step_size=0.0), lambda: ik.PseudoTransient(switch=1.0),
+     lambda: ik.PseudoTransient(retreats=-1)],
+)  # fmt: skip
+def test_options_out_of_range(make: Callable[[], Any]) -> None:
+    with pytest.raises(ValueError, match=r"must be|cannot be"):
+        make()
+
+
+@pytest.mark.parametrize("options", [{"method": "Euler"}, {"accuracy": 0.0}, {"duration": -1.0}])
+def test_options_of_integrate(options: dict[str, Any]) -> None:
+    with pytest.raises(ik.ConvergenceError, match="ValueError"):
+        ik.steady_state(lambda z: 1 - z, _vector(0.0), solver=ik.get_solver("integrate", **options))
+
+
+# -------------------------------------------------------------------------------------------------------------- stability
+@pytest.mark.parametrize(
+    ("b", "stable", "unstable"),
+    [(1.5, True, False), (2.0, False, False), (3.0, False, True)],
+    ids=["below", "at", "above"],
+)
+def test_hopf_bifurcation(b: float, stable: bool, unstable: bool) -> None:
+    """Brusselator, ``a = 1``: eigenvalues ``((b - 2) +- sqrt((b - 2)^2 - 4)) / 2``."""
+    report = stability(ik.SteadyState(lambda z: _brusselator(z, b=b)), _vector(1.0, b))
+    exact = np.roots([1, 2 - b, 1])
+    assert float(report.growth_rate) == pytest.approx(exact.real.max(), abs=1e-12)
+    assert abs(float(report.frequency)) == pytest.approx(abs(exact.imag).max(), abs=1e-12)
+    assert (bool(report.stable), bool(report.unstable)) == (stable, unstable)
+    word = "stable" if stable else "unstable" if unstable else "neutral"
+    assert word in str(report) and "oscillating" in str(report)
+
+
+def test_the_saddle_between_two_stable_states() -> None:
+    states = [ik.root(_toggle, z0, solver="newton").value for z0 in (_vector(4, 0), _vector(1.3, 1.3), _vector(0, 4))]
+    reports = stability(
+        ik.SteadyState(lambda z: torch.stack(list(torch.func.vmap(_toggle)(z)))), torch.stack(states), batch_dims=1
+    )
+    assert reports.stable.tolist() == [True, False, True]
+    assert reports.unstable.tolist() == [False, True, False]
+    assert reports.eigenvalues.shape == (3, 2) and "2 of 3 states stable" in str(reports)
+
+
+def test_large_systems_by_arnoldi() -> None:
+    """The discrete Laplacian with 520 unknowns plus a reaction: ``-4/h^2 sin^2(pi h / 2) + r``, also by dense LAPACK."""
+    n, h = 520, 1 / 521
+
+    def rhs(u: Tensor, rate: Tensor) -> Tensor:
+        padded = torch.nn.functional.pad(u, (1, 1))
+        return (padded[..., 2:] - 2 * u + padded[..., :-2]) / h**2 + rate * u
+
+    exact = -4 / h**2 * math.sin(math.pi * h / 2) ** 2
+    for rate, is_stable in ((5.0, True), (12.0, False)):
+        report = stability(ik.SteadyState(rhs), torch.zeros(n, dtype=F64), (torch.tensor(rate, dtype=F64),), count=2)
+        assert not report.exact
+        assert float(report.growth_rate) == pytest.approx(exact + rate, rel=1e-6)
+        assert bool(report.stable) is is_stable and bool(report.unstable) is not is_stable
+
+
+def test_fixed_points_by_modulus() -> None:
+    """Rotation by one radian with a factor: stable below one, with the frequency of the rotation."""
+    R = torch.tensor([[math.cos(1), -math.sin(1)], [math.sin(1), math.cos(1)]], dtype=F64)
+    for factor in (0.9, 1.1):
+        report = stability(ik.FixedPoint(lambda z, A: A @ z), torch.zeros(2, dtype=F64), (factor * R,))
+        assert report.discrete
+        assert float(report.growth_rate) == pytest.approx(math.log(factor))
+        assert abs(float(report.frequency)) == pytest.approx(1.0)
+        assert bool(report.stable) == (factor < 1) and bool(report.unstable) == (factor > 1)
+
+
+def test_minimum_and_saddle() -> None:
+    for objective, stable in ((lambda z: z[0] ** 2 + 3 * z[1] ** 2, True), (lambda z: z[0] ** 2 - z[1] ** 2, False)):
+        assert bool(stability(ik.Argmin(objective), torch.zeros(2, dtype=F64)).stable) is stable
+    fit = stability(ik.LeastSquares(lambda z: torch.stack([z[0] - 1, 2 * z[1], z[0] * z[1]])), _vector(1.0, 0.0))
+    assert bool(fit.stable) and float(fit.growth_rate) == pytest.approx(-1.0)
+
+
+def test_under_vmap_and_with_nan() -> None:
+    """A solution from inside ``vmap`` has a leading dimension; a sample that is not finite has no verdict."""
+    solutions: list[ik.Solution] = []
+
+    def solve(b: Tensor) -> Tensor:
+        solutions.append(ik.steady_state(lambda z, b: b - z - z**3, torch.zeros(2, dtype=F64), (b,), solver="newton"))
+        return solutions[0].value
+
+    torch.func.vmap(solve)(torch.ones(3, 2, dtype=F64))
+    assert stability(solutions[0]).stable.tolist() == [True] * 3
+    report = stability(ik.SteadyState(lambda z: -(z**3)), torch.tensor([[1.0], [math.nan]], dtype=F64), batch_dims=1)
+    assert report.stable.tolist() == [True, False] and report.unstable.tolist() == [False, False]
+    assert "unknown" in str(report)
+
+
+def test_stability_refuses() -> None:
+    with pytest.raises(ik.CapabilityError, match="no dynamics"):
+        stability(ik.Root(lambda z: z), _vector(0.0))
+    with pytest.raises(ValueError, match="count"):
+        stability(ik.SteadyState(lambda z: -z), _vector(0.0), count=0)
+    with pytest.raises(TypeError, match="pass the state"):
+        stability(ik.SteadyState(lambda z: -z))
+    with pytest.raises(TypeError, match="Solution, or a Problem"):
+        stability(lambda z: -z, _vector(0.0))  # type: ignore[arg-type]
+    assert isinstance(stability(ik.steady_state(lambda z: 1 - z, _vector(0.0))), Stability)
+
+
+@ik.testing.parametrize_with_checks(["pseudo_transient"])
+def test_conformance(solver: Any, check: Any) -> None:
+    check(solver)
+
+
+@pytest.mark.slow
+@ik.testing.parametrize_with_checks(["integrate"])
+def test_conformance_of_integrate(solver: Any, check: Any) -> None:
+    check(solver)
