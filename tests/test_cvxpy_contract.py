@@ -17,6 +17,7 @@ from torch import Tensor
 
 cp = pytest.importorskip("cvxpy")
 from implicitkit_cvxpy import ConvexLayer, compat  # noqa: E402
+from implicitkit_cvxpy.cones import Cones  # noqa: E402
 
 PLUGIN = Path(compat.__file__).parent
 RNG = np.random.default_rng(0)
@@ -81,7 +82,7 @@ def test_data_of_a_quadratic_program() -> None:
     problem = cp.Problem(cp.Minimize(0.5 * cp.quad_form(x, Q) + q @ x + 7), [G @ x <= h, x[0] == 2])
     values = [np.array([[2.0, 0.5], [0.5, 1.0]]), RNG.normal(size=2), RNG.normal(size=(3, 2)), RNG.normal(size=3)]
     P, c, A, b, program = _data(problem, [Q, q, G, h], values)
-    assert program.cones == compat.Cones(zero=1, nonneg=3)
+    assert program.cones == Cones(zero=1, nonneg=3)
     np.testing.assert_allclose(P, values[0])
     np.testing.assert_allclose(c, values[1])
     point = np.array([2.0, 0.3])
@@ -275,6 +276,23 @@ def test_back_end_words_of_cvxpylayers() -> None:
         *values, solver_args={"solve_method": "SCS", "mode": "lsqr", "n_jobs_forward": 1}
     )
     torch.testing.assert_close(y, expected, rtol=0, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------- installation
+def test_without_cvxpy_the_plugin_loads_and_the_layer_names_the_extra() -> None:
+    script = """
+        import sys
+        sys.modules["cvxpy"] = None
+        import implicitkit as ik
+        import implicitkit_cvxpy
+        assert "cone_kkt" in ik.linear_solvers()
+        try:
+            from implicitkit_cvxpy import ConvexLayer
+        except ImportError as error:
+            print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+    assert "ConvexLayer needs cvxpy: pip install 'implicitkit[cvxpy]'" in done.stdout, done.stderr
 
 
 # ------------------------------------------------------------------------------------------------------- construction

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from implicitkit_cvxpy.affine import AffineMap, Vector
-from implicitkit_cvxpy.compat import CanonicalProgram, Cones
+from implicitkit_cvxpy.compat import CanonicalProgram
+from implicitkit_cvxpy.cones.form import Cones
 
 __all__ = ["Assembly"]
 

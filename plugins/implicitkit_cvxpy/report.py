@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit_cvxpy.backends import Status
+from implicitkit import Status
 from implicitkit_cvxpy.program import ConeProgram
 
 __all__ = ["ConeSolution", "ProgramError", "StructurallyZeroGradientWarning"]

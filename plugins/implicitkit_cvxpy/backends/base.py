@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit_cvxpy.compat import Cones
+from implicitkit_cvxpy.cones.form import Cones
 
 __all__ = ["Data", "Found", "Status", "loop"]
 

@@ -13,7 +13,7 @@ import cvxpy as cp
 import implicitkit as ik
 from implicitkit_cvxpy.backends import batched, clarabel, daqp, generic, scs
 from implicitkit_cvxpy.backends.base import Data, Found, Status
-from implicitkit_cvxpy.compat import Cones
+from implicitkit_cvxpy.cones.form import Cones
 
 __all__ = ["Backend", "resolve"]
 

@@ -9,7 +9,7 @@ import cvxpy as cp
 import numpy as np
 
 from implicitkit_cvxpy.backends.base import Data, Found, Status, loop
-from implicitkit_cvxpy.compat import Cones
+from implicitkit_cvxpy.cones.form import Cones
 
 __all__ = ["check", "solve"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from implicitkit_cvxpy.backends.base import Data, Found, Status, loop
-from implicitkit_cvxpy.compat import Cones
+from implicitkit_cvxpy.cones.form import Cones
 
 __all__ = ["solve"]
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit_cvxpy.compat import Cones
 from implicitkit_cvxpy.cones.exponential import project_exponential
+from implicitkit_cvxpy.cones.form import Cones
 from implicitkit_cvxpy.cones.power import project_power
 from implicitkit_cvxpy.cones.second_order import positive_part, project_second_order
 from implicitkit_cvxpy.cones.semidefinite import project_semidefinite
