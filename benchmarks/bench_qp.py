@@ -51,7 +51,9 @@ def cvxpylayers(n: int) -> Layer:
     z = cp.Variable(n)
     S, q, G, h = cp.Parameter((n, n)), cp.Parameter(n), cp.Parameter((n, n)), cp.Parameter(n)
     layer = CvxpyLayer(
-        cp.Problem(cp.Minimize(0.5 * cp.sum_squares(S @ z) + q @ z), [G @ z <= h]), parameters=[S, q, G, h], variables=[z]
+        cp.Problem(cp.Minimize(0.5 * cp.sum_squares(S @ z) + q @ z), [G @ z <= h]),
+        parameters=[S, q, G, h],
+        variables=[z],
     )
     return lambda *data: layer(*data)[0]
 

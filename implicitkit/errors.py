@@ -14,6 +14,7 @@ __all__ = [
     "CapturedTensorError",
     "ConvergenceError",
     "ConvergenceWarning",
+    "DegenerateWarning",
     "ImpureFunctionWarning",
     "UnknownNameError",
     "warn",
@@ -50,6 +51,11 @@ class ConvergenceWarning(RuntimeWarning):
 
 class ImpureFunctionWarning(RuntimeWarning):
     """The user's function is not a function: it draws random numbers or updates its own buffers."""
+
+
+class DegenerateWarning(RuntimeWarning):
+    """A derivative of a constrained solution is zero by its structure: the vertex of a linear program does not move when
+    its objective does."""
 
 
 class CapturedTensorError(RuntimeError):

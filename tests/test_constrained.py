@@ -424,7 +424,7 @@ def _total(z: Tensor, v: Tensor) -> Tensor:
 def test_degenerate_policies() -> None:
     """The same constraint twice: the multipliers are not unique, the value is."""
     twice = [ik.Equality(lambda z, v: z.sum() - 1), ik.Equality(lambda z, v: z.sum() - 1)]
-    f = lambda v, policy: (
+    f = lambda v, policy: (  # noqa: E731
         ik.argmin(
             distance,
             torch.zeros(N, dtype=F64),

@@ -297,6 +297,22 @@ def test_lp_vertex_has_the_derivatives_of_its_rows() -> None:
     torch.testing.assert_close(dh, -eye)
 
 
+def test_a_gradient_that_is_zero_by_structure_is_said_once() -> None:
+    from implicitkit.problems import quadratic_program
+
+    quadratic_program._warned = False
+    eye, zero = torch.eye(2, dtype=F64), torch.zeros(2, dtype=F64)
+
+    def backward() -> Tensor:
+        c = torch.tensor([1.0, 2.0], dtype=F64, requires_grad=True)
+        ik.solve(ik.QuadraticProgram(None, c, G=-eye, h=zero)).value.sum().backward()
+        return c.grad
+
+    with pytest.warns(ik.errors.DegenerateWarning, match="vertex"):
+        assert not bool(backward().any())
+    backward()  # warnings are errors here
+
+
 def test_smooth_follows_the_central_path() -> None:
     """``min c x, x >= 0`` relaxed: ``x = kappa / c``, ``dx/dc = -kappa / c^2``, at every order."""
     eye, zero = torch.eye(1, dtype=F64), torch.zeros(1, dtype=F64)
@@ -431,3 +447,23 @@ def test_large_blocks_with_two_threads_do_not_hang() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert float(done.stdout) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("q", "weak", "active", "regular"),
+    [([1.0, -1.0], 0, 1, True), ([0.0, -1.0], 1, 0, False), ([1.0, 1.0], 0, 2, True)],
+)
+def test_degeneracy_report(q: list[float], weak: int, active: int, regular: bool) -> None:
+    """``min |z|^2 / 2 + q'z, z >= 0``: at ``q_i = 0`` the constraint is weakly active."""
+    eye, h = torch.eye(2, dtype=F64), torch.zeros(2, dtype=F64)
+    vector = torch.tensor(q, dtype=F64)
+    solutions = [
+        ik.solve(ik.QuadraticProgram(eye, vector, G=-eye, h=h)),
+        ik.argmin(lambda z: z.square().sum() / 2 + vector @ z, h, constraints=ik.Inequality(lambda z: -z)),
+    ]
+    for solution in solutions:
+        report = ik.diagnostics.degeneracy(solution)
+        assert (int(report.weakly_active), int(report.active), bool(report.regular)) == (weak, active, regular)
+        assert "regular" in str(report)
+    with pytest.raises(ValueError, match="constrained"):
+        ik.diagnostics.degeneracy(ik.root(lambda z: z - 1, torch.zeros(1)))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from implicitkit.errors import DegenerateWarning, warn
 from implicitkit.linear.kkt import KKT
 from implicitkit.linear.saddle import Saddle, StructuredOperator, mv
 from implicitkit.problems.base import Problem, Restated
@@ -241,6 +242,8 @@ class QPConditions(Problem):
         point = blocks._split(z)
 
         def pull(w: Tensor, needed: Sequence[int]) -> Sequence[Tensor]:
+            if "P" not in self.names and "q" in {self.names[i] for i in needed}:
+                _warn_if_zero(w, blocks.P.shape[1])
             grads = blocks.pull(point, w, {self.names[i] for i in needed})
             shape = system.layout.batch_shape
             return [
@@ -357,6 +360,23 @@ class _Blocks:
             size=sum(t.shape[1] for t in (self.P, self.A, self.G)),
             like=self.P,
         )
+
+
+_warned = False
+
+
+def _warn_if_zero(w: Tensor, n: int) -> None:
+    """Says once that the derivative of a linear program in its objective is zero at a vertex, whatever the loss."""
+    global _warned
+    if _warned or bool(w[:, :n].abs().amax() > 1e-12 * w.abs().amax()) or not bool(w.any()):
+        return
+    _warned = True
+    warn(
+        "the solution of a linear program is a vertex (or its derivative of least norm is zero), which does not move with "
+        'the objective: the gradient in q is exactly zero, and nothing is learnt from it. degenerate="smooth", or a '
+        "small multiple of the identity as P, gives a gradient that says something",
+        DegenerateWarning,
+    )
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:

@@ -349,11 +349,11 @@ def _nearest(data: QPData, z: Tensor, y: Tensor, lam: Tensor, which: Tensor) -> 
     of least norm."""
     part = data.rows(which)
     P, _, A, _, G, h = part
-    point = [t[which] for t in (z, y, lam)]
+    at = (z[which], y[which], lam[which])
     n, p, m = P.shape[1], A.shape[1], G.shape[1]
     for _ in range(3):
-        r = torch.cat(natural_residual(*point, part), 1)  # type: ignore[call-arg]
-        D = (point[2] + mv(G, point[0]) - h > 0).to(P)
+        r = torch.cat(natural_residual(*at, part), 1)
+        D = (at[2] + mv(G, at[0]) - h > 0).to(P)
         J = torch.cat(
             [
                 torch.cat([P, A.mT, G.mT], 2),
@@ -363,12 +363,16 @@ def _nearest(data: QPData, z: Tensor, y: Tensor, lam: Tensor, which: Tensor) -> 
             1,
         )
         d = lstsq_batched(J, -r, rcond=1e-10)[0].split([n, p, m], 1)
-        trial = [a + b for a, b in zip(point, d, strict=True)]
-        lower = _joint(natural_residual(*trial, part)) < torch.linalg.vector_norm(r, dim=1)  # type: ignore[call-arg]
+        trial = (at[0] + d[0], at[1] + d[1], at[2] + d[2])
+        lower = (_joint(natural_residual(*trial, part)) < torch.linalg.vector_norm(r, dim=1)).unsqueeze(1)
         if not bool(lower.any()):
             break
-        point = [torch.where(lower.unsqueeze(1), a, b) for a, b in zip(trial, point, strict=True)]
-    z, y, lam = (t.index_copy(0, which, new) for t, new in zip((z, y, lam), point, strict=True))
+        at = (
+            torch.where(lower, trial[0], at[0]),
+            torch.where(lower, trial[1], at[1]),
+            torch.where(lower, trial[2], at[2]),
+        )
+    z, y, lam = (t.index_copy(0, which, new) for t, new in zip((z, y, lam), at, strict=True))
     return z, y, lam
 
 
