@@ -92,7 +92,7 @@ def test_trap_03_float32(name: str) -> None:
 
 @pytest.mark.parametrize("name", ROOT)
 def test_trap_04_finite_differences_are_not_used(name: str) -> None:
-    """The manual's 2 x 2 example from the origin, where MINPACK's steps are ``1e-24``: the quick ones solve it, none lies."""
+    """The manual's 2 x 2 example from the origin, where MINPACK's steps are ``1e-24``: the quick ones solve it."""
 
     def residual(z: Tensor) -> Tensor:
         cube = 0.5 * (z[0] - z[1]) ** 3
@@ -309,7 +309,7 @@ def test_trap_15_threads() -> None:
 
 # ------------------------------------------------------------------------------------------------------------ the adapter
 def test_every_method_of_scipy_that_fits_is_there() -> None:
-    """All of ``root``; of ``minimize`` all but the two made for constraints; all of ``least_squares`` and ``root_scalar``."""
+    """All of ``root`` and of ``minimize`` but COBYLA, made for constraints; all of ``least_squares`` and ``root_scalar``."""
     wanted = {"hybr", "lm", "broyden1", "broyden2", "anderson", "linearmixing", "diagbroyden", "excitingmixing", "krylov",
               "df-sane"}  # fmt: skip
     assert {f"scipy.root.{m}" for m in wanted} <= set(ik.solvers())

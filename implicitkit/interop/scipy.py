@@ -218,7 +218,8 @@ _register("scipy.root.df-sane", "root", _df_sane, "Derivative-free spectral resi
 # ------------------------------------------------------------------------------------------------------------ minimisation
 # Trust regions keep no memory: begin again, with values taken from the new start, once the gradient is so much smaller.
 _AGAIN = {"gtol": 1e-6}
-_DERIVATIVES: dict[str, tuple[str, dict[str, Any]]] = {  # what each method takes from PyTorch, and the settings under which it does not stop early
+# What each method takes from PyTorch, and the settings under which it does not stop early.
+_DERIVATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "Nelder-Mead": ("", {"xatol": 1e-11, "fatol": np.inf, "adaptive": True}),
     "Powell": ("", {"xtol": _EPS, "ftol": 0.0}),
     "COBYQA": ("", {"final_tr_radius": 1e-11}),

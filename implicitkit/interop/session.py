@@ -24,8 +24,8 @@ from implicitkit.solvers.plain import PlainFunction
 
 __all__ = ["Session"]
 
-_ATTEMPTS = 6
-_PROGRESS = 0.1
+_ATTEMPTS = 12
+_PROGRESS = 0.5
 _NOISE = 100  # differences of values below so many units of rounding are taken from gradients ...
 _EXPECTED = 1e3  # ... if the slope promised no more than so many times that
 
@@ -171,7 +171,7 @@ class Session:
         return self._best_norm <= self._target or not np.isfinite(self._best_norm)
 
     def run(self, attempt: Callable[[np.ndarray], Any]) -> Found:
-        """``attempt(x)`` from the start, and again from the best point as long as that lowers the residual tenfold.
+        """``attempt(x)`` from the start, and again from the best point as long as that halves the residual.
 
         (A library that gives up close to a solution, for want of progress by its own measure or with a stale model, often
         goes on when asked again.)

@@ -27,9 +27,9 @@ class PseudoTransient(Method):
 
     Switched evolution relaxation (Mulder & van Leer 1985; Kelley & Keyes 1998, eq. 2.4): ``\delta`` grows as the residual
     falls, ``\delta_k = \delta_{k-1} |F_{k-1}| / |F_k|`` but no less than ``\delta_0``, so that the path follows the flow
-    while it is far from rest and the method is Newton's at the end (``1 / \delta`` is dropped once it has fallen by ``switch``).
-    Of several states at rest it tends to find the one that the flow leads to, and it does not stop where ``|F|`` has a
-    minimum that is no root.
+    while it is far from rest and the method is Newton's at the end (``1 / \delta`` is dropped once it has fallen by
+    ``switch``).  Of several states at rest it tends to find the one that the flow leads to, and it does not stop where
+    ``|F|`` has a minimum that is no root.
 
     The sign ``s`` is part of the problem: ``+1`` for a steady state ``dz/dt = F`` and a fixed point (``F = f(z) - z``),
     ``-1`` for a gradient that is to vanish.  Plain equations have none: it is taken such that ``s F' J F <= 0`` at the
@@ -41,8 +41,8 @@ class PseudoTransient(Method):
 
     Args:
         step_size: the first ``\delta``, in units of time; ``None``: that which moves ``z`` by a tenth of
-            ``max(|z|, 1)``, and no more than half the time in which the flow speeds up e-fold, ``F'F / F'JF``: beyond that time the implicit step
-            would go against the flow.
+            ``max(|z|, 1)``, and no more than half the time in which the flow speeds up e-fold, ``F'F / F'JF``: beyond that
+            time the implicit step would go against the flow.
         switch: factor of growth of ``\delta`` beyond which steps are Newton's. retreats: at most, in a row.
 
     Raises:
