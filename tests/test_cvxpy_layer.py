@@ -416,6 +416,28 @@ def test_scs_agrees_on_every_cone(case: Case) -> None:
     close(other(*case.args), layer(*case.args), 1e-6)
 
 
+ATOMS: dict[str, Callable[[Any, Any], tuple[Any, list[Any]]]] = {
+    "huber": lambda x, p: (cp.sum(cp.huber(x - p)), [cp.sum(x) == 1]),
+    "max": lambda x, p: (cp.max(x - p) + 0.1 * cp.sum_squares(x), [x >= -1]),
+    "log_sum_exp": lambda x, p: (cp.log_sum_exp(x) + cp.sum_squares(x - p), []),
+    "kl_div": lambda x, p: (cp.sum(cp.kl_div(x, cp.Constant([1, 2, 3]))) - p @ x, [x <= 4]),
+    "geo_mean": lambda x, p: (-cp.geo_mean(x) + 0.5 * cp.sum_squares(x - p), []),
+    "pnorm": lambda x, p: (cp.pnorm(x - p, 3) + cp.sum_squares(x), [cp.sum(x) == 1]),
+    "quad_over_lin": lambda x, p: (cp.quad_over_lin(x - p, 1 + x[0]), [x[0] >= 0]),
+    "lambda_max": lambda x, p: (cp.lambda_max(cp.diag(x) + 0.3) + cp.sum_squares(x - p), []),
+}
+
+
+@pytest.mark.parametrize("atom", ATOMS)
+def test_atoms_of_cvxpy_to_second_order(atom: str) -> None:
+    x, p = cp.Variable(3), cp.Parameter(3)
+    objective, constraints = ATOMS[atom](x, p)
+    layer = ConvexLayer(cp.Problem(cp.Minimize(objective), constraints), [p], [x])
+    value = torch.tensor([0.9, 0.3, -0.2], dtype=F64, requires_grad=True)
+    assert gradcheck(layer, value, atol=1e-5, rtol=1e-4)
+    assert gradgradcheck(layer, value, atol=1e-4, rtol=1e-3, fast_mode=True)
+
+
 def test_quadratic_form_of_a_parameter() -> None:
     """``quad_form(x, P)`` in the objective: ``x = P^{-1} 1 / (1' P^{-1} 1)``."""
     P, x = cp.Parameter((3, 3), PSD=True), cp.Variable(3)

@@ -21,7 +21,8 @@ from implicitkit_cvxpy.program import ConeProgram
 __all__ = ["finish"]
 
 _SOLVED = 1e-7  # |F| relative to the data
-_ROUNDING = 1e-11
+_ENOUGH = 1e-11  # no further step for quadratic programs, whose derivative does not depend on the last digits
+_ROUNDING = 1e-14
 
 
 def finish(
@@ -80,9 +81,9 @@ def _newton(
     P, q, A, b, _ = data
     F = problem.residual(w, P, q, A, b)
     norm = _norm(F)
-    solver = ConeKKT()
+    solver, target = ConeKKT(), (_ENOUGH if problem.dual.cones.polyhedral else _ROUNDING) * scale
     for _ in range(limit):
-        rows = (wanted & (norm > _ROUNDING * scale) & (norm < torch.inf)).nonzero().squeeze(1)
+        rows = (wanted & (norm > target) & (norm < torch.inf)).nonzero().squeeze(1)
         if not len(rows):
             break
         part = [t if len(rows) == len(w) else t.index_select(0, rows) for t in (w, F, norm, P, q, A, b)]
