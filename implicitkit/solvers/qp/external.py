@@ -55,14 +55,7 @@ class External(QPSolver):
         raise NotImplementedError(f"{type(self).__name__} has no method one")
 
     def find(self, data: QPData, tol: float, max_steps: int) -> QPPoint:
-        try:
-            solver = importlib.import_module(self.module)
-        except ImportError as error:
-            raise ImportError(
-                f"solver {self.name!r} needs the package {self.package!r}: pip install {self.package} "
-                "(or pip install 'implicitkit[qp]' for all of them)"
-            ) from error
-        device = data.q.device
+        solver = self._load()
         arrays = [np.ascontiguousarray(t.detach().cpu().numpy()) for t in data]
         batch, n = data.q.shape
         p, m = data.b.shape[1], data.h.shape[1]
@@ -70,19 +63,40 @@ class External(QPSolver):
         status = np.full(batch, int(Status.NONFINITE))
         steps = np.zeros(batch, dtype=np.int64)
         with_absent = not np.isfinite(arrays[5]).all()
-        finite = np.ones(batch, dtype=bool)
-        for number, array in enumerate(arrays):
-            bad = np.isnan(array) | (array == -np.inf) if number == 5 else ~np.isfinite(array)
-            finite &= ~bad.reshape(batch, -1).any(1)
-        for i in np.flatnonzero(finite):
+        for i in _usable(arrays):
             P, q, A, b, G, h = (array[i] for array in arrays)
             rows: Any = np.isfinite(h) if with_absent else slice(None)
             answer = self.one(solver, P, q, A, b, G[rows], h[rows], tol, max_steps)
             z[i], y[i], status[i], steps[i] = answer.z, answer.y, int(answer.status), answer.steps
             lam[i, rows] = answer.lam
-        return QPPoint(*(torch.from_numpy(x).to(device) for x in (z, y, lam, status, steps)))
+        return _point(data, z, y, lam, status, steps)
+
+    def _load(self) -> Any:
+        try:
+            return importlib.import_module(self.module)
+        except ImportError as error:
+            raise ImportError(
+                f"solver {self.name!r} needs the package {self.package!r}: pip install {self.package} "
+                "(or pip install 'implicitkit[qp]' for all of them)"
+            ) from error
 
 
+def _usable(arrays: list[Array]) -> list[int]:
+    """The programs without NaN or Inf in their data (``h`` may be ``inf``)."""
+    if all(np.isfinite(array).all() for array in arrays):
+        return list(range(len(arrays[1])))
+    good = np.ones(len(arrays[1]), dtype=bool)
+    for number, array in enumerate(arrays):
+        bad = np.isnan(array) | (array == -np.inf) if number == 5 else ~np.isfinite(array)
+        good &= ~bad.reshape(len(good), -1).any(1)
+    return [int(i) for i in np.flatnonzero(good)]
+
+
+def _point(data: QPData, z: Array, y: Array, lam: Array, status: Array, steps: Array) -> QPPoint:
+    return QPPoint(*(torch.from_numpy(x).to(data.q.device) for x in (z, y, lam, status, steps)))
+
+
+_DAQP_INF = 1e30
 #: -5: not convex
 _DAQP_ENDS = {
     1: Status.CONVERGED,
@@ -104,27 +118,32 @@ class DAQP(External):
     module: ClassVar[str] = "daqp"
     package: ClassVar[str] = "daqp"
 
-    def one(
-        self, solver: Any, P: Array, q: Array, A: Array, b: Array, G: Array, h: Array, tol: float, max_steps: int
-    ) -> Answer:
-        p = len(b)
-        if p + len(h) == 0:
-            G, h = np.zeros((1, len(q))), np.ones(1)
-        upper = np.concatenate([b, h]) if p else h
-        rows = np.concatenate([A, G]) if p else G
-        lower = np.full(len(upper), -1e30)
-        sense = np.zeros(len(upper), dtype=np.int32)
-        if p:
-            lower[:p], sense[:p] = b, 5
-        z, _, flag, info = solver.solve(
-            P, q, rows, upper, lower, sense, primal_tol=1e-9, dual_tol=1e-12, iter_limit=max(1000, 10 * max_steps)
-        )
-        ends = _DAQP_ENDS
-        dual = np.asarray(info["lam"])
-        status = ends.get(flag, Status.MAX_STEPS)
-        return Answer(
-            z, dual[:p], dual[p : p + len(h)] if len(dual) >= p + len(h) else 0 * h, status, info["iterations"]
-        )
+    def find(self, data: QPData, tol: float, max_steps: int) -> QPPoint:
+        solve = self._load().solve
+        arrays = [np.ascontiguousarray(t.detach().cpu().numpy()) for t in data]
+        P, q, A, b, G, h = arrays
+        (batch, n), p, m = q.shape, b.shape[1], h.shape[1]
+        rows = np.concatenate([A, G], 1) if p else G
+        upper = np.minimum(np.concatenate([b, h], 1) if p else h, _DAQP_INF)
+        lower = np.full_like(upper, -_DAQP_INF)
+        lower[:, :p] = b
+        sense = np.zeros(p + m, dtype=np.int32)
+        sense[:p] = 5  # equality
+        if p + m == 0:  # it wants a row
+            rows, upper, lower = np.zeros((batch, 1, n)), np.ones((batch, 1)), np.full((batch, 1), -_DAQP_INF)
+            sense = np.zeros(1, dtype=np.int32)
+        z, dual = np.zeros((batch, n)), np.zeros((batch, max(p + m, 1)))
+        status = np.full(batch, int(Status.NONFINITE))
+        steps = np.zeros(batch, dtype=np.int64)
+        limit = max(1000, 10 * max_steps)
+        for i in _usable(arrays):
+            z[i], _, flag, info = solve(
+                P[i], q[i], rows[i], upper[i], lower[i], sense, primal_tol=1e-9, dual_tol=1e-12, iter_limit=limit
+            )
+            status[i], steps[i] = _DAQP_ENDS.get(flag, Status.MAX_STEPS), info["iterations"]
+            if flag > 0:
+                dual[i] = info["lam"]
+        return _point(data, z, dual[:, :p].copy(), dual[:, p : p + m].copy(), status, steps)
 
 
 @register_solver("piqp", solves="quadratic_program")
