@@ -359,8 +359,8 @@ def in_turn(joint: Any, x: Tensor, start: dict[str, Tensor], **options: Any) -> 
 
 @dataclass
 class Overhead:
-    """Processor times in seconds. maps: inside the maps. blocks, by_hand: whole solves. sweep: one call of the joint map;
-    sweep_maps: the maps in it."""
+    """Processor times in seconds. maps: inside the maps. blocks, by_hand: whole solves. sweep: calls of the joint map;
+    sweep_maps: the same calls of the maps without it."""
 
     maps: float
     blocks: float
@@ -404,7 +404,13 @@ def overhead(nodes: dict[str, Any], batch: int = 64, width: int = 64, repeats: i
     with torch.no_grad():
         blocks, in_maps, calls = watch(lambda: ik.solve(joint, start, (x,), solver=ik.Blocks(), **options))
         by_hand, _, calls_by_hand = watch(lambda: in_turn(joint, x, start, solver="anderson", **options))
-        sweep, sweep_maps, _ = watch(lambda: [joint.gamma(start, x) for _ in range(10)])
+        plain = ik.compose({n: (entry[0].function, *entry[1:]) for n, entry in nodes.items()}, output=joint.output_node)
+        calls_of_maps = [
+            (entry[0].function, (start[name], *(start.get(read, x) for read in entry[1:])))
+            for name, entry in nodes.items()
+        ]
+        sweep, *_ = watch(lambda: [plain.gamma(start, x) for _ in range(10)])
+        sweep_maps, *_ = watch(lambda: [[f(*known) for f, known in calls_of_maps] for _ in range(10)])
     return Overhead(in_maps, blocks, by_hand, sweep, sweep_maps, calls, calls_by_hand)
 
 

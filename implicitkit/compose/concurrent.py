@@ -33,7 +33,8 @@ def run(
 
     Args:
         states: where every node stands; updated. theta: the tensors of the joint system.
-        gate: a sample of a block waits until the blocks it reads have relative residuals below this.
+        gate: a sample of a block waits while a block it reads has a relative residual above this, or above this times
+            its own: to go on would be to follow what still moves.
         trace: gets the norm of all residuals after each round.
     """
     at = {name: stepper for stepper in steppers for name in stepper.block.nodes}
@@ -52,7 +53,8 @@ def run(
             ready = running
             for s in above:
                 final = final & ~s.running
-                ready = ready & (~s.running | (s.relative <= gate))
+                relative = s.relative
+                ready = ready & (~s.running | ((relative <= gate) & (relative <= gate * stepper.relative)))
             # what is solved for the time being waits for what it reads to become final
             ready = ready & (final | ~stepper.satisfied)
             if not bool(ready.any()):
