@@ -151,7 +151,7 @@ def train(name: str, gap: int, *, steps: int, minutes: float, batch: int, goal: 
         optimizer.step()
         schedule.step()
         run.seconds, run.steps = time.perf_counter() - start, step + 1
-        run.curve.append((run.seconds, float(loss)))
+        run.curve.append((run.seconds, float(loss.detach())))
         if step % 20 == 0:
             bar.set_postfix(loss=f"{run.curve[-1][1]:.2e}")
         if run.seconds > 60 * minutes or max(v for _, v in run.curve[-20:]) < goal:

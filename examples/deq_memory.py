@@ -161,7 +161,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, dict[str, An
                     f"{one['saved'] / 2**20:.0f}",
                     f"{one['peak'] / 2**20:.0f}",
                     f"{one['saved'] / deq['saved']:.1f}",
-                    f"{one['peak'] / deq['peak']:.1f}",
+                    f"{one['peak'] / deq['peak']:.1f}" if deq['peak'] else "-",
                     "-" if published is None else f"{published / case.published[2]:.1f}",
                     f"{one['seconds']:.1f}",
                     "-" if one["steps"] is None else "{} + {}".format(*one["steps"]),
