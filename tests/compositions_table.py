@@ -78,10 +78,24 @@ def zeros(size: int = N) -> Tensor:
     return torch.zeros(BATCH, size, dtype=D)
 
 
-def solved(cell: Callable[..., Tensor], *reads: Tensor, start: Tensor | None = None, tight: Any = TIGHT) -> Tensor:
+_options: list[dict[str, Any]] = [TIGHT]
+
+
+def solved(cell: Callable[..., Tensor], *reads: Tensor, start: Tensor | None = None) -> Tensor:
     """One layer, by hand."""
     z0 = zeros() if start is None else start
-    return ik.fixed_point(cell, z0, reads, solver="anderson", **tight).value
+    return ik.fixed_point(cell, z0, reads, solver="anderson", **_options[-1]).value
+
+
+def solved_with(
+    options: dict[str, Any], by_hand: Callable[..., dict[str, Tensor]], *inputs: Tensor
+) -> dict[str, Tensor]:
+    """The layers by hand with other options than the tight ones."""
+    _options.append(options)
+    try:
+        return by_hand(*inputs)
+    finally:
+        _options.pop()
 
 
 def _input(*shape: int) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from compositions_table import BATCH, TABLE, TIGHT, Built, Cell, D, N, zeros
+from compositions_table import BATCH, TABLE, TIGHT, Built, Cell, D, N, solved_with, zeros
 from test_transforms import BY_HAND, TRANSFORMS
 from torch import Tensor, nn
 
@@ -48,6 +48,19 @@ def test_values_and_gradients_equal_those_of_layers_solved_by_hand(graph: str, w
     _close([got.value[n] for n in want], list(want.values()))
     gradients = torch.autograd.grad(_loss(built.joint, got.value), built.leaves)
     _close(gradients, torch.autograd.grad(_loss(built.joint, want), built.leaves))
+
+
+@pytest.mark.parametrize("rule", ["one_step", "phantom", "neumann"])
+@pytest.mark.parametrize("graph", ["pair", "chain", "diamond"])
+def test_truncated_rules_equal_those_of_layers_one_after_another(graph: str, rule: str) -> None:
+    built = TABLE[graph]()
+    options = {**TIGHT, "rule": rule}
+    want = torch.autograd.grad(_loss(built.joint, solved_with(options, built.by_hand, *built.inputs)), built.leaves)
+    for solver in ("anderson", ik.Blocks()):
+        value = ik.solve(built.joint, built.start, built.inputs, solver=solver, **options).value
+        got = torch.autograd.grad(_loss(built.joint, value), built.leaves)
+        assert all(bool(g.any()) for g in got)
+        _close(got, want)
 
 
 @pytest.mark.parametrize("graph", ["diamond", "cycle", "fan_in"])

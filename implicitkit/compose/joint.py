@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import networkx as nx
 from torch import Tensor, nn
@@ -46,6 +46,7 @@ class Joint(FixedPoint):
     """
 
     map: Gamma
+    by_blocks: ClassVar[bool] = True
     graph: nx.DiGraph = field(init=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -55,6 +55,7 @@ class Problem:
         returns: what the function returns: ``"state"`` (like ``z``), ``"scalar"`` (one number a sample), ``"vector"``
             (any pytree, a residual vector) or ``"program"`` (an objective and constraints, see ``problems/program.py``).
         symmetric: the Jacobian of the residual is symmetric.
+        by_blocks: :meth:`linearise` says the blocks of the Jacobian.
         closed: the function is the problem's own and uses nothing but its arguments, which are tensors.
 
     The ``flat_*`` methods see the packed matrix ``z`` of shape ``(batch, n)`` and the ``kernel``, the user's function
@@ -64,6 +65,7 @@ class Problem:
     kind: ClassVar[str] = "root"
     returns: ClassVar[str] = "state"
     symmetric: ClassVar[bool] = False
+    by_blocks: ClassVar[bool] = False
     closed: ClassVar[bool] = False
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from implicitkit.linear import LinearSolver
+from implicitkit.linear import BlockSubstitution, LinearSolver
 from implicitkit.primitive import Call, root
 from implicitkit.solution import Record
 from implicitkit.solvers.driver import Options
@@ -30,7 +30,13 @@ class Request:
     first: Tensor | None  # the kernel's value at z0, if it is known
 
     def solve(self, linear_solver: LinearSolver, **linear_options: Any) -> tuple[Tensor, Tensor | None]:
-        """Solve, and differentiate by the implicit function theorem with this linear solver."""
+        """Solve, and differentiate by the implicit function theorem with this linear solver.
+
+        A truncated one works on the blocks of a composition one after another: as if layer by layer, where a few terms of
+        the joint series would not even reach from the output to the input.
+        """
+        if self.system.problem.by_blocks and not linear_solver.exact:
+            linear_solver = BlockSubstitution(linear_solver)
         call = Call(
             self.system,
             self.solver,
