@@ -88,7 +88,8 @@ class Layout:
         """The simple cases that packing takes short cuts for."""
         self.single = len(self.events) == 1 and not self.complex[0]
         self.bare = self.single and one_leaf
-        self.identity = self.bare and self.batch_dims == 1 and len(self.events[0]) == 1  # the state is the matrix itself
+        # the state is the matrix itself
+        self.identity = self.bare and self.batch_dims == 1 and len(self.events[0]) == 1
 
     def part(self, leaves: Any) -> Layout:
         """The layout of a part of the state: ``leaves`` is that part's tree with the numbers of its leaves in it."""
@@ -103,7 +104,8 @@ class Layout:
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        skeleton = tree_unflatten(list(range(len(self.events))), self.spec)  # plain containers, whatever torch's specs are
+        # plain containers, whatever torch's specs are
+        skeleton = tree_unflatten(list(range(len(self.events))), self.spec)
         return self.__dict__ | {"spec": skeleton}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
