@@ -105,6 +105,7 @@ def conditioning(r: dict[str, Any]) -> None:
 
 def audio(r: dict[str, Any]) -> None:
     assert abs(r["sizes"]["equilibrium"] - r["sizes"]["network"]) <= 40
+    assert r["converged"]["equilibrium"] == 1
     assert 0 < r["ratio"] < 2 and all(e < 1 for errors in r["errors"].values() for e in errors)
 
 

@@ -230,5 +230,5 @@ def run(setting: Setting) -> dict[str, Any]:
         right.set(
             xlim=(-0.5, 1.5), ylim=(0, None), ylabel="error on the unseen half", title="ReLU models, one mark a seed"
         )
-        right.legend()
+        right.legend(loc="lower right")
     return {"errors": errors, "worst": worst, "losers": losers, "relu": relu}
