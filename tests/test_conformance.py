@@ -15,7 +15,8 @@ from implicitkit.testing import CHECKS, ConformanceError, SolverCheck, check_sol
 from implicitkit.testing.known import KNOWN
 
 
-@ik.testing.parametrize_with_checks(ik.solvers())
+# SciPy's methods, of which there are many, run through the suite in test_scipy_solvers.py
+@ik.testing.parametrize_with_checks([name for name in ik.solvers() if not name.startswith("scipy.")])
 def test_conformance(solver: Any, check: SolverCheck) -> None:
     check(solver)
 
