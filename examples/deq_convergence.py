@@ -38,7 +38,7 @@ def make(kind: str, features: int, seed: int) -> cells.Cell:
     torch.manual_seed(seed)
     if kind == "TrellisNet":
         return cells.TrellisNet(features, features, scale=0.9, dtype=torch.float64)
-    return cells.Transformer(features, features, heads=4, hidden=2 * features, scale=1.0, dtype=torch.float64)
+    return cells.Transformer(features, features, heads=4, hidden=2 * features, scale=0.7, dtype=torch.float64)
 
 
 def prepared(kind: str, features: int, length: int, seed: int) -> tuple[cells.Cell, Tensor, tuple[Tensor, ...], Tensor]:
