@@ -167,6 +167,6 @@ def run(setting: Setting) -> dict[str, Any]:
         axes.plot(seconds_axis, s.numpy(), color="0.7", linewidth=3, label="signal")
         for name, fitted in fits.items():
             axes.plot(seconds_axis, fitted.numpy(), linewidth=0.9, label=f"{name}, mse {errors[name][-1]:.2g}")
-        axes.set(xlabel="seconds", ylabel="amplitude", title="An audio-like signal")
-        axes.legend(loc="lower left", fontsize=8)
+        axes.set(xlabel="seconds", ylabel="amplitude", ylim=(-3.4, 2.3), title="An audio-like signal")
+        axes.legend(loc="lower left", fontsize=8, ncols=2)
     return {"errors": errors, "ratio": ratio, "sizes": sizes, "converged": converged}
