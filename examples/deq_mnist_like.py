@@ -21,13 +21,15 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 import implicitkit as ik
-from implicitkit_deq import DEQ, cells
+from implicitkit_deq import DEQ, bound_weights, cells, jacobian_penalty, spectral_radius
 
 
 class Result(NamedTuple):
-    """Test accuracy, the largest difference of the two saliency maps, evaluations (forward, backward), seconds."""
+    """Test accuracy, spectral radius of the Jacobian on test images (largest), the largest difference of the two saliency
+    maps, evaluations (forward, backward), seconds."""
 
     accuracy: float
+    radius: float
     saliency_error: float
     evaluations: tuple[int, int]
     seconds: float
@@ -38,8 +40,10 @@ class Classifier(nn.Module):
 
     def __init__(self, channels: tuple[int, ...] = (24, 24), classes: int = 10) -> None:
         super().__init__()
+        cell = cells.Multiscale(1, channels, groups=8)
+        bound_weights(cell, 0.1, weights=[branch.second.weight for branch in cell.branches])  # the state's way into f
         self.layer = DEQ(
-            cells.Multiscale(1, channels, groups=8),
+            cell,
             solver="anderson",
             rule=ik.Implicit("gmres", rtol=1e-2, max_steps=30),
             rtol=1e-2,
@@ -84,13 +88,17 @@ def train(x: Tensor, y: Tensor, epochs: int, seed: int) -> tuple[Classifier, tup
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=epochs * batches)
     for _ in range(epochs):
         for rows in torch.randperm(len(x)).split(96):
-            loss = nn.functional.cross_entropy(model(shifted(x[rows])), y[rows], label_smoothing=0.05)
+            images = shifted(x[rows])
+            loss = nn.functional.cross_entropy(model(images), y[rows], label_smoothing=0.05)
+            solution = model.layer.solution
+            assert solution is not None
+            state = tuple(t.detach() for t in solution.value)
+            loss = loss + 0.3 * jacobian_penalty(model.layer.cell, state, (images,))
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-    solution = model.layer.solution
     assert solution is not None and solution.backward is not None
     return model.eval(), (solution.evaluations, int(solution.backward.steps.max()))
 
@@ -121,7 +129,7 @@ def saliency(model: Classifier, x: Tensor, layers: int | None) -> Tensor:
 def main(arguments: list[str] | None = None) -> Result:
     """Train, test, and compare the saliency maps."""
     parser = options(__doc__)
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=30)
     chosen = parser.parse_args(arguments)
     x_train, x_test, y_train, y_test = digits(chosen.seed)
     start = time.perf_counter()
@@ -129,6 +137,8 @@ def main(arguments: list[str] | None = None) -> Result:
     seconds = time.perf_counter() - start
     with torch.no_grad():
         accuracy = float((model(x_test).argmax(1) == y_test).float().mean())
+        assert model.layer.solution is not None
+        radius = float(spectral_radius(model.layer.cell, model.layer.solution.value, (x_test,)).max())
     exact = model.double()
     sample = x_test[:6].double()
     implicit, unrolled = saliency(exact, sample, None), saliency(exact, sample, 60 if chosen.quick else 300)
@@ -136,6 +146,7 @@ def main(arguments: list[str] | None = None) -> Result:
     rows = [
         ("test accuracy", f"{accuracy:.4f}"),
         ("evaluations, forward + backward, last step", "{} + {}".format(*evaluations)),
+        ("spectral radius of the Jacobian, largest on test images", f"{radius:.3f}"),
         ("parameters", str(sum(p.numel() for p in model.parameters()))),
         ("seconds of training", f"{seconds:.0f}"),
         ("Grad-CAM, implicit against unrolled, largest difference", f"{error:.1e}"),
@@ -147,7 +158,7 @@ def main(arguments: list[str] | None = None) -> Result:
             axis.imshow(cam.detach(), cmap="magma", alpha=0.5)
             axis.axis("off")
         axes[0].set_title("Grad-CAM through the equilibrium", loc="left", fontsize=10)
-    return Result(accuracy, error, evaluations, seconds)
+    return Result(accuracy, radius, error, evaluations, seconds)
 
 
 if __name__ == "__main__":

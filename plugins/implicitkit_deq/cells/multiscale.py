@@ -46,7 +46,7 @@ class Multiscale(Cell):
         *,
         groups: int = 8,
         expansion: int = 2,
-        scale: float = 0.02,
+        scale: float = 0.004,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
