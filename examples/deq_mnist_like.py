@@ -152,12 +152,11 @@ def main(arguments: list[str] | None = None) -> Result:
         ("Grad-CAM, implicit against unrolled, largest difference", f"{error:.1e}"),
     ]
     print(table("Multiscale DEQ on handwritten digits", ("", "value"), rows))
-    with figure(chosen.output / "deq_mnist_like.png", 6, size=(9.0, 3.4)) as axes:
+    with figure(chosen.output / "deq_mnist_like.png", 6, title="Grad-CAM through the equilibrium (white: the digit)", size=(9.0, 2.2)) as axes:
         for axis, image, cam in zip(axes, sample[:, 0], implicit, strict=True):
-            axis.imshow(image, cmap="gray_r")
-            axis.imshow(cam.detach(), cmap="magma", alpha=0.5)
+            axis.imshow(cam.detach(), cmap="magma")
+            axis.contour(image, levels=[0.5], colors="white", linewidths=1.5)
             axis.axis("off")
-        axes[0].set_title("Grad-CAM through the equilibrium", loc="left", fontsize=10)
     return Result(accuracy, radius, error, evaluations, seconds)
 
 

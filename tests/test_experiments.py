@@ -170,6 +170,21 @@ def copy_memory(r: list[Any]) -> None:
     assert run.loss < 0.3 * run.curve[0][1], (run.curve[0], run.loss)  # the blanks, by then
 
 
+def digits(r: Any) -> None:
+    assert r.accuracy > 0.2 and r.radius < 1  # one epoch; 99 % after thirty
+    assert r.saliency_error < 1e-5
+    assert min(r.evaluations) >= 1
+
+
+def language(runs: Any) -> None:
+    assert [run.name.split(",")[0] for run in runs] == ["DEQ-Transformer", "Transformer", "DEQ-TrellisNet", "TrellisNet", "LSTM"]
+    for deq, unrolled in (runs[:2], runs[2:4]):
+        assert deq.parameters == unrolled.parameters and deq.saved < 0.25 * unrolled.saved, deq.name
+        assert deq.perplexity < 1.05 * unrolled.perplexity, deq.name
+        assert deq.curve[-1] < 0.9 * deq.curve[0], deq.name
+    assert abs(runs[4].parameters / runs[0].parameters - 1) < 0.1
+
+
 class Experiment(NamedTuple):
     """A script of ``examples/``: what is asserted of its results, its figures, further arguments, is it slow."""
 
@@ -187,6 +202,8 @@ EXPERIMENTS = {
     "deq_copy_memory": Experiment(
         copy_memory, ("copy.png",), ("--models", "deq", "--steps", "60"), output="copy.png", slow=True
     ),
+    "deq_mnist_like": Experiment(digits, ("deq_mnist_like.png",), slow=True),
+    "deq_language": Experiment(language, ("deq_language.png",), slow=True),
 }
 
 
