@@ -159,7 +159,12 @@ def memory(r: dict[str, Any]) -> None:
     assert len(r) == 5
     for name, modes in r.items():
         unrolled, checkpointed, deq = (modes[m]["saved"] for m in ("unrolled", "checkpointed", "deq"))
-        assert deq < checkpointed < unrolled, name
+        assert deq < 2 * checkpointed < unrolled, (
+            name,
+            deq,
+            checkpointed,
+            unrolled,
+        )  # the recomputed segment not counted
         assert unrolled > 5 * deq, (name, unrolled / deq)
 
 
@@ -177,7 +182,13 @@ def digits(r: Any) -> None:
 
 
 def language(runs: Any) -> None:
-    assert [run.name.split(",")[0] for run in runs] == ["DEQ-Transformer", "Transformer", "DEQ-TrellisNet", "TrellisNet", "LSTM"]
+    assert [run.name.split(",")[0] for run in runs] == [
+        "DEQ-Transformer",
+        "Transformer",
+        "DEQ-TrellisNet",
+        "TrellisNet",
+        "LSTM",
+    ]
     for deq, unrolled in (runs[:2], runs[2:4]):
         assert deq.parameters == unrolled.parameters and deq.saved < 0.25 * unrolled.saved, deq.name
         assert deq.perplexity < 1.05 * unrolled.perplexity, deq.name
