@@ -115,7 +115,14 @@ class nonnegative(Prox):
 
 @dataclass(frozen=True)
 class l2(Prox):
-    """``weight |x|_2`` (not squared) over the last dimension: ``max(1 - t weight / |v|, 0) v``."""
+    """``weight |x|_2`` (not squared) over the last dimension: ``max(1 - t weight / |v|, 0) v``.
+
+    Args:
+        weight: number, or tensor that broadcasts against the point with its last dimension 1.
+
+    Raises:
+        ValueError: a weight for each number: that is no norm.
+    """
 
     weight: Any = 1.0
 
@@ -123,19 +130,21 @@ class l2(Prox):
         check_positive(self.weight, "weight", self, strict=False)
 
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
+        _check_events(self, 1)
         return _shorten(v, t * self.weight)
 
 
 @dataclass(frozen=True)
 class group_lasso(Prox):
-    """``weight sum_g |x_g|_2`` over groups of the last dimension: block soft thresholding.
+    """``sum_g weight_g |x_g|_2`` over groups of the last dimension: block soft thresholding.
 
     Args:
         groups: sizes of consecutive groups, which must add up to the length of the last dimension; or one size for all.
-        weight: number, or tensor that broadcasts against the point without its last dimension kept as 1.
+        weight: number, or tensor whose last dimension is 1 or the number of groups, the others broadcasting against the
+            point.
 
     Raises:
-        ValueError: sizes below 1, or that do not add up.
+        ValueError: sizes below 1, or that do not add up; neither one weight nor one for each group.
     """
 
     groups: Any = 1
@@ -152,13 +161,31 @@ class group_lasso(Prox):
         sizes = [self.groups] * (n // self.groups) if isinstance(self.groups, int) else list(self.groups)
         if sum(sizes) != n:
             raise ValueError(f"group_lasso: groups {self.groups!r} do not add up to the last dimension, {n}")
-        return torch.cat([_shorten(part, t * self.weight) for part in v.split(sizes, -1)], -1)
+        weights = [self.weight] * len(sizes)
+        if isinstance(self.weight, Tensor) and self.weight.ndim and self.weight.shape[-1] != 1:
+            if self.weight.shape[-1] != len(sizes):
+                raise ValueError(
+                    f"group_lasso: weight has shape {tuple(self.weight.shape)}; its last dimension must be 1 or the number "
+                    f"of groups, {len(sizes)}"
+                )
+            weights = list(self.weight.split(1, -1))
+        return torch.cat([_shorten(x, t * w) for x, w in zip(v.split(sizes, -1), weights, strict=True)], -1)
+
+
+def _check_events(term: Any, dims: int) -> None:
+    """Raise unless the weight is one number for the last ``dims`` dimensions."""
+    if isinstance(term.weight, Tensor) and term.weight.ndim and any(s != 1 for s in term.weight.shape[-dims:]):
+        last = "dimension" if dims == 1 else "two dimensions"
+        raise ValueError(
+            f"{type(term).__name__}: weight has shape {tuple(term.weight.shape)}; one number weighs the whole norm: its "
+            f"last {last} must be 1"
+        )
 
 
 def _shorten(v: Tensor, threshold: Tensor) -> Tensor:
     norm = length(v)
-    long = norm > threshold
-    return torch.where(long, v * (1 - threshold / torch.where(long, norm, 1)), torch.zeros_like(v))
+    short = norm <= threshold
+    return torch.where(short, torch.zeros_like(v), v * (1 - threshold / torch.where(short, 1, norm)))
 
 
 @dataclass(frozen=True)
@@ -177,6 +204,7 @@ class nuclear(Prox):
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         if v.ndim < 2:
             raise ValueError(f"nuclear takes matrices, got shape {tuple(v.shape)}")
+        _check_events(self, 2)
         n, m = v.shape[-2:]
         top = torch.cat([v.new_zeros(*v.shape[:-2], n, n), v], -1)
         bottom = torch.cat([v.mT, v.new_zeros(*v.shape[:-2], m, m)], -1)

@@ -118,8 +118,10 @@ class Layout:
             return matrix if matrix.dtype == self.dtype else matrix.to(self.dtype)
         leaves = tree_flatten(tree)[0]
         rows = [
-            (torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf).reshape(-1, n)
-            for leaf, n in zip(leaves, self.sizes, strict=True)
+            (torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf).reshape(
+                -1 if n else leaf.shape[: leaf.ndim - len(event)].numel(), n
+            )
+            for leaf, n, event in zip(leaves, self.sizes, self.events, strict=True)
         ]
         matrix = rows[0] if len(rows) == 1 else torch.cat(rows, 1)
         return matrix if matrix.dtype == self.dtype else matrix.to(self.dtype)

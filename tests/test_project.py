@@ -162,6 +162,25 @@ def test_l1_ball_against_scipy() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_simplex_of_large_entries(dtype: torch.dtype) -> None:
+    """The projection does not change when a number is added to all entries, whatever is left of ``radius`` beside them."""
+    large = 16 / torch.finfo(dtype).eps
+    for make, expected in ((ik.project.simplex, [0.5, 0.5, 0.0]), (ik.project.l1_ball, [0.5, 0.5, 0.0])):
+        found = make()(torch.tensor([large, large, 3.0], dtype=dtype))
+        torch.testing.assert_close(found, torch.tensor(expected, dtype=dtype))
+
+
+@pytest.mark.parametrize("name", ["simplex", "l1_ball", "l2_ball", "second_order_cone", "monotone", "psd_cone"])
+def test_nan_stays_nan_in_its_sample(name: str) -> None:
+    set_ = getattr(ik.project, name)()
+    v = _points(12, 3, 4, 4)
+    v[1] = torch.nan
+    out = set_(v)
+    assert out[1].isnan().any(), "a sample of NaN came back as numbers"
+    torch.testing.assert_close(out[[0, 2]], set_(v[[0, 2]]))
+
+
 def test_a_radius_is_differentiated() -> None:
     v = _points(9, 3, N)
     radius = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64, requires_grad=True)

@@ -108,6 +108,30 @@ def test_weights_are_differentiated() -> None:
         assert torch.autograd.gradcheck(lambda t, n=name: getattr(ik.prox, n)(t)(v), (w,)), name
 
 
+def test_weights_by_sample_and_by_group() -> None:
+    v = _points(9, 4, 6)
+    w = torch.tensor([0.2, 0.5, 0.9, 1.4], dtype=torch.float64)
+    for name, event in (("l2", 1), ("nuclear", 2)):
+        x = v if event == 1 else _points(10, 4, 3, 2)
+        together = getattr(ik.prox, name)(w.reshape(-1, *(1,) * event))(x)
+        alone = torch.stack([getattr(ik.prox, name)(float(t))(row) for t, row in zip(w, x, strict=True)])
+        torch.testing.assert_close(together, alone, msg=name)
+    groups = ik.prox.group_lasso(2, w[:3])(v)
+    torch.testing.assert_close(
+        groups, torch.cat([ik.prox.l2(float(w[k]))(v[:, 2 * k : 2 * k + 2]) for k in range(3)], 1)
+    )
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_nan_stays_nan_in_its_sample(name: str) -> None:
+    prox, _, shape = TABLE[name]
+    v = _points(11, 3, *shape)
+    v[1] = torch.nan
+    out = prox(v)
+    assert out[1].isnan().any(), "a sample of NaN came back as numbers"
+    torch.testing.assert_close(out[[0, 2]], prox(v[[0, 2]]))
+
+
 def test_pytrees() -> None:
     tree = {"a": _points(7, 3), "b": [_points(8, 2, 2)]}
     out = ik.prox.l1(0.2)(tree)
@@ -120,6 +144,9 @@ def test_pytrees() -> None:
         (lambda: ik.prox.l1(-1.0), ValueError, "not negative"),
         (lambda: ik.prox.group_lasso((2, 0)), ValueError, "sizes >= 1"),
         (lambda: ik.prox.group_lasso((2, 2))(torch.zeros(5)), ValueError, "add up"),
+        (lambda: ik.prox.group_lasso(2, torch.ones(2))(torch.zeros(6)), ValueError, "number of groups, 3"),
+        (lambda: ik.prox.l2(torch.ones(5))(torch.zeros(5)), ValueError, "whole norm"),
+        (lambda: ik.prox.nuclear(torch.ones(2))(torch.zeros(2, 1, 1)), ValueError, "two dimensions must be 1"),
         (lambda: ik.prox.nuclear()(torch.zeros(5)), ValueError, "matrices"),
         (lambda: ik.prox.l1()(torch.arange(3)), TypeError, "floating-point"),
     ],

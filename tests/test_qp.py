@@ -404,8 +404,20 @@ def test_not_convex_is_not_called_solved(solver: str) -> None:
     assert not bool(ik.solve(problem, solver=solver, on_failure="ignore").converged)
 
 
+@pytest.mark.parametrize("solver", ["auto", "interior_point"])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_no_rows_are_no_constraints(solver: str, batch: tuple[int, ...]) -> None:
+    q = torch.randn(*batch, 3, generator=torch.Generator().manual_seed(0), dtype=F64).requires_grad_()
+    none, empty = torch.zeros(0, 3, dtype=F64), torch.zeros(0, dtype=F64)
+    s = ik.solve(ik.QuadraticProgram(torch.eye(3, dtype=F64), q, none, empty, none, empty), solver=solver)
+    torch.testing.assert_close(s.value, -q)
+    assert s.multipliers.equality.shape == s.multipliers.inequality.shape == (*batch, 0)
+    torch.testing.assert_close(torch.autograd.grad(s.value.sum(), q)[0], -torch.ones_like(q))
+
+
 BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: ik.QuadraticProgram(torch.eye(2), torch.zeros(3)), ValueError, "P has shape"),
+    (lambda: ik.QuadraticProgram(None, torch.zeros(())), ValueError, "number of unknowns"),
     (lambda: ik.QuadraticProgram(torch.eye(2), torch.zeros(2), torch.ones(1, 2)), ValueError, "pairs"),
     (lambda: ik.QuadraticProgram(torch.eye(2), torch.zeros(2), G=torch.ones(1, 2)), ValueError, "G comes with"),
     (

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from implicitkit import autodiff, trees
+from implicitkit import autodiff, compat, trees
 from implicitkit.problems import program
 from implicitkit.problems.base import Kernel, Problem, Restated, require_callable
 from implicitkit.problems.constraints import Constraint
@@ -108,9 +110,11 @@ class Argmin(Problem):
         if self.project is not None:
             return Projected(self.project)
         if self.bounds is not None:
-            return Bounded(
+            bounded = Bounded(
                 *(_like(bound, z0, name) for bound, name in zip(self.bounds, ("lower", "upper"), strict=True))
             )
+            bounded.check()
+            return bounded
         return None
 
     def residual(self, z: Any, *args: Any) -> Any:
@@ -140,6 +144,16 @@ class Bounded:
     lower: tuple[Any, ...]
     upper: tuple[Any, ...]
 
+    def check(self) -> None:
+        """Raise where no number lies between the bounds (not under ``torch.func``, where nobody may look)."""
+        for lower, upper in zip(self.lower, self.upper, strict=True):
+            if any(isinstance(b, Tensor) and compat.is_wrapped(b) for b in (lower, upper)):
+                continue
+            low, high = (torch.as_tensor(b).detach() for b in (-math.inf if lower is None else lower,
+                                                               math.inf if upper is None else upper))  # fmt: skip
+            if not bool((low <= high.to(low.device)).all()):
+                raise ValueError("bounds: the lower bound must not be above the upper one, and neither may be NaN")
+
     def __call__(self, z: Any, step: Tensor) -> Any:
         leaves, spec = trees.tree_flatten(z)
         clipped = []
@@ -167,11 +181,19 @@ def _like(bound: Any, z0: Any, name: str) -> tuple[Any, ...]:
             f"the {name} bound is a pytree of another structure than z0; give one like z0, a tensor or None"
         )
     for b, leaf in zip(bounds, leaves, strict=True):
-        if isinstance(b, Tensor) and b.ndim > leaf.ndim:
+        if not isinstance(b, (Tensor, int, float)) and b is not None:
+            raise TypeError(f"the {name} bound holds a {type(b).__name__}; give numbers, tensors or None")
+        if isinstance(b, Tensor) and not _fits(b.shape, leaf.shape):
             raise ValueError(
                 f"the {name} bound has shape {tuple(b.shape)}, which does not fit z0's {tuple(leaf.shape)}"
             )
     return tuple(bounds)
+
+
+def _fits(shape: torch.Size, target: torch.Size) -> bool:
+    """Does a tensor of this shape broadcast to the target?"""
+    tail = target[len(target) - len(shape) :]
+    return len(shape) <= len(target) and all(s in (1, t) for s, t in zip(shape, tail, strict=True))
 
 
 def tree_gradient(function: Callable[[Any], Tensor], z: Any) -> Any:

@@ -85,6 +85,8 @@ class QuadraticProgram(Problem):
             raise ValueError("A and b come in pairs: give both, or neither")
         if (self.G is None) != (self.h is None and self.lower is None):
             raise ValueError("G comes with h (G z <= h) or lower (G z >= lower), and they with it")
+        if self.q.ndim == 0:
+            raise ValueError("QuadraticProgram's q has shape (); its last dimension must be the number of unknowns")
         n = self.q.shape[-1]
         rows: dict[str, int | None] = {"A": None, "G": None}
         for name in rows:
@@ -405,7 +407,7 @@ def _flatten(system: System, theta: Sequence[Tensor], events: Sequence[int]) -> 
         layout: Layout = system.layout
         lead = (system.batch // layout.samples_per_row, *layout.inner) if layout.batch_dims else ()
         return tuple(
-            t.expand(*lead, *t.shape[t.ndim - event :]).reshape(-1, *t.shape[t.ndim - event :])
+            t.expand(*lead, *t.shape[t.ndim - event :]).reshape(system.batch, *t.shape[t.ndim - event :])
             for t, event in zip(theta, events, strict=True)
         )
     parent = system.parent

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.project.base import Projection, against, check_positive, length
-from implicitkit.project.simplex import simplex_threshold
+from implicitkit.project.simplex import onto_simplex
 
 __all__ = ["L1Ball", "L2Ball", "LinfBall"]
 
@@ -38,9 +38,8 @@ class L1Ball(_Ball):
 
     def _shrink(self, v: Tensor, radius: Tensor) -> Tensor:
         size = v.abs()
-        tau = simplex_threshold(size, radius)
         outside = size.sum(-1, keepdim=True) > radius
-        return torch.where(outside, v.sign() * (size - tau).clamp_min(0), v)
+        return torch.where(outside, v.sign() * onto_simplex(size, radius), v)
 
 
 @dataclass(frozen=True)

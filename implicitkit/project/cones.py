@@ -34,7 +34,8 @@ class SecondOrderCone(Projection):
         between = norm > t.abs()
         scale = 0.5 * (1 + t / torch.where(between, norm, 1))
         side = torch.cat([0.5 * (norm + t), scale * x], -1)
-        return torch.where(between, side, torch.where(norm <= t, v, torch.zeros_like(v)))
+        polar = (norm <= -t) & (t < 0)
+        return torch.where(between, side, torch.where(polar, torch.zeros_like(v), v))
 
 
 @dataclass(frozen=True)

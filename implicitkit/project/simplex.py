@@ -10,7 +10,7 @@ from torch import Tensor
 
 from implicitkit.project.base import Projection, against, check_positive
 
-__all__ = ["Simplex", "simplex_threshold"]
+__all__ = ["Simplex", "onto_simplex"]
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,12 @@ class Simplex(Projection):
         check_positive(self.radius, "radius", self)
 
     def project(self, v: Tensor) -> Tensor:
-        return (v - simplex_threshold(v, against(self.radius, v))).clamp_min(0)
+        return onto_simplex(v, against(self.radius, v))
 
 
-def simplex_threshold(v: Tensor, radius: Tensor) -> Tensor:
-    """``tau`` with ``sum max(v - tau, 0) = radius``, shape of ``v`` with last dimension 1."""
+def onto_simplex(v: Tensor, radius: Tensor) -> Tensor:
+    """``max(v - tau, 0)`` with ``tau`` such that the sum is ``radius`` (broadcasts against ``v``)."""
+    v = v - v.detach().amax(-1, keepdim=True)  # the projection does not see a shift: large entries lose no digits
     with torch.no_grad():
         plain, size = v.detach(), radius.detach()
         ordered = plain.sort(dim=-1, descending=True).values
@@ -42,4 +43,5 @@ def simplex_threshold(v: Tensor, radius: Tensor) -> Tensor:
         k = inside.to(v.dtype).sum(-1, keepdim=True).clamp_min(1)
         edge = ordered.gather(-1, (k - 1).long())
         support = (plain >= edge).to(v.dtype)
-    return ((v * support).sum(-1, keepdim=True) - radius) / support.sum(-1, keepdim=True)
+    tau = ((v * support).sum(-1, keepdim=True) - radius) / support.sum(-1, keepdim=True)
+    return (v - tau).clamp_min(0)

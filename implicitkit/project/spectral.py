@@ -51,7 +51,7 @@ class _Modulus(Function):
 
     @staticmethod
     def forward(X: Tensor) -> Tensor:
-        eigenvalues, Q = torch.linalg.eigh(X)
+        eigenvalues, Q = _eigh(X)
         return (Q * eigenvalues.abs().unsqueeze(-2)) @ Q.mT
 
     @staticmethod
@@ -71,6 +71,13 @@ class _Modulus(Function):
         return _lyapunov(M, dX @ X + X @ dX)
 
 
+def _eigh(X: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors; of matrices that are not finite NaN, and the others of the batch unharmed."""
+    finite = X.isfinite().all(-1).all(-1)[..., None]
+    eigenvalues, Q = torch.linalg.eigh(torch.where(finite[..., None], X, 0))
+    return torch.where(finite, eigenvalues, torch.nan), Q
+
+
 def _lyapunov(M: Tensor, C: Tensor) -> Tensor:
     """``Y`` with ``M Y + Y M = C``, for ``M`` symmetric positive semidefinite; of least norm where ``M`` is singular."""
     result: Tensor = _Lyapunov.apply(M, C)
@@ -82,7 +89,7 @@ class _Lyapunov(Function):
 
     @staticmethod
     def forward(M: Tensor, C: Tensor) -> Tensor:
-        eigenvalues, Q = torch.linalg.eigh(M)
+        eigenvalues, Q = _eigh(M)
         eigenvalues = eigenvalues.clamp_min(0)
         sums = eigenvalues.unsqueeze(-1) + eigenvalues.unsqueeze(-2)
         tiny = 1e-14 * eigenvalues.amax(-1)[..., None, None]
