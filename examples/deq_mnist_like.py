@@ -152,7 +152,8 @@ def main(arguments: list[str] | None = None) -> Result:
         ("Grad-CAM, implicit against unrolled, largest difference", f"{error:.1e}"),
     ]
     print(table("Multiscale DEQ on handwritten digits", ("", "value"), rows))
-    with figure(chosen.output / "deq_mnist_like.png", 6, title="Grad-CAM through the equilibrium (white: the digit)", size=(9.0, 2.2)) as axes:
+    title = "Grad-CAM through the equilibrium (white: the digit)"
+    with figure(chosen.output / "deq_mnist_like.png", 6, title=title, size=(9.0, 2.2)) as axes:
         for axis, image, cam in zip(axes, sample[:, 0], implicit, strict=True):
             axis.imshow(cam.detach(), cmap="magma")
             axis.contour(image, levels=[0.5], colors="white", linewidths=1.5)
