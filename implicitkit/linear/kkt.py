@@ -53,16 +53,16 @@ class KKT(LinearSolver):
 
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
         target = tolerance(b, rtol, atol)
-        zero = norms(b) == 0
-        norm: Tensor | None = None
         if isinstance(A, StructuredOperator):
             x, norm = A.solve(b)
-            if bool((norm <= target).all()):
-                return LinearSolution(x, norm, torch.ones_like(norm, dtype=torch.int64), torch.ones_like(zero))
+            met = norm <= target
+            if bool(met.all()):
+                return LinearSolution(x, norm, torch.ones_like(norm, dtype=torch.int64), met)
         elif A.size <= self.dense_size:
             x = solve_batched(A.dense(), b)[0]
         else:
             x = GMRES().solve(A, b, rtol=rtol, atol=atol, max_steps=max_steps).x
+        zero = norms(b) == 0
         x = torch.where(zero.unsqueeze(1), 0, x)
         norm = norms(b - A.mv(x)) if bool(x.isfinite().all()) else norms(b - A.mv(torch.nan_to_num(x)))
         norm = torch.where(x.isfinite().all(1), norm, torch.inf)

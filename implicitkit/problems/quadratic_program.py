@@ -108,7 +108,7 @@ class QuadraticProgram(Problem):
                 )
             batches.append(t.shape[:-event])
         try:
-            torch.broadcast_shapes(*batches)
+            _broadcast(batches)
         except RuntimeError:
             sizes = ", ".join(f"{name} {tuple(s)}" for name, s in zip(parts, batches, strict=True))
             raise ValueError(f"the batch sizes of the parts disagree: {sizes}") from None
@@ -121,7 +121,7 @@ class QuadraticProgram(Problem):
     @property
     def batch_shape(self) -> torch.Size:
         """The batch of programs."""
-        return torch.broadcast_shapes(*(t.shape[: t.ndim - _EVENT[name]] for name, t in self.parts.items()))
+        return _broadcast([t.shape[: t.ndim - _EVENT[name]] for name, t in self.parts.items()])
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name}: {tuple(t.shape)}" for name, t in self.parts.items())
@@ -137,7 +137,7 @@ class QuadraticProgram(Problem):
         elif not isinstance(z0, Tensor) or z0.shape[-1:] != q.shape[-1:] or z0.ndim < len(shape):
             got = tuple(z0.shape) if isinstance(z0, Tensor) else type(z0).__name__
             raise ValueError(f"z0 must be a tensor of shape {tuple(shape)}, or absent; got {got}")
-        shape = torch.broadcast_shapes(shape, z0.shape)
+        shape = _broadcast([shape, z0.shape])
         start = {"z": z0.expand(shape)}
         for name, matrix in (("y", self.A), ("lam", self.G)):
             if matrix is not None:
@@ -381,6 +381,12 @@ def _warn_if_zero(w: Tensor, n: int) -> None:
     )
 
 
+def _broadcast(shapes: Sequence[torch.Size]) -> torch.Size:
+    """``torch.broadcast_shapes``, without its cost where all shapes that are not ``()`` are the same."""
+    different = {shape for shape in shapes if shape}
+    return torch.broadcast_shapes(*different) if len(different) > 1 else next(iter(different), torch.Size())
+
+
 def _outer(a: Tensor, b: Tensor) -> Tensor:
     return a.unsqueeze(2) * b.unsqueeze(1)
 
@@ -406,10 +412,17 @@ def _flatten(system: System, theta: Sequence[Tensor], events: Sequence[int]) -> 
     if system.parent is None:
         layout: Layout = system.layout
         lead = (system.batch // layout.samples_per_row, *layout.inner) if layout.batch_dims else ()
-        return tuple(
-            t.expand(*lead, *t.shape[t.ndim - event :]).reshape(system.batch, *t.shape[t.ndim - event :])
-            for t, event in zip(theta, events, strict=True)
-        )
+
+        def rows(t: Tensor, event: int) -> Tensor:
+            if len(lead) == t.ndim - event <= 1:  # the everyday call: one batch dimension or none, nothing to broadcast
+                if not lead:
+                    return t.unsqueeze(0)
+                if t.shape[0] == lead[0]:
+                    return t
+            shape = t.shape[t.ndim - event :]
+            return t.expand(*lead, *shape).reshape(system.batch, *shape)
+
+        return tuple(rows(t, event) for t, event in zip(theta, events, strict=True))
     parent = system.parent
     count = system.batch // parent.batch
     if all(d is None for d in system.dims):
