@@ -37,8 +37,9 @@ class Argmin(Problem):
         prox: ``prox(v, step)`` of a term ``phi`` that is added to the objective (``ik.prox``).
         project: ``project(v)`` on a set that ``z`` must lie in (``ik.project``).  One of bounds, prox and project.
         degenerate: what the derivative is where the conditions above fail.  ``"lstsq"``: that of least norm;
-            ``"raise"``: an error; ``"smooth"``: inequalities are relaxed to ``lam g = -1e-3``, which moves the solution
-            by as much and makes it smooth everywhere.
+            ``"raise"``: an error where the linear system is singular (at a kink where it is regular, as with one weakly
+            active constraint, both give the derivative of one side); ``"smooth"``: inequalities are relaxed to
+            ``lam g = -1e-3``, which moves the solution by as much and makes it smooth everywhere.
 
     Raises:
         TypeError: something is not callable, or a constraint is neither ``Equality`` nor ``Inequality``.

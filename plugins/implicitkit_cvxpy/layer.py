@@ -53,8 +53,10 @@ class ConvexLayer(nn.Module):
         canon_backend: accepted as in cvxpylayers; only ``None`` and ``"diffcp"`` mean anything there, nothing here.
         solver_args: options of the solver. cvxpylayers' ``solve_method``, ``eps`` and ``max_iters`` are understood.
         degenerate: the derivative where the solution has none, because constraints are redundant, weakly active, or the
-            solution is not unique: ``"lstsq"``, minimum norm; ``"raise"``; ``"smooth"``, that of the point of the central
-            path at ``smoothing`` (which is then also the value).
+            solution is not unique: ``"lstsq"``, minimum norm; ``"raise"``, an error where the KKT matrix is singular;
+            ``"smooth"``, that of the point of the central path at ``smoothing`` (which is then also the value).  At a kink
+            whose matrix is regular (one weakly active constraint) the first two give the derivative of one side:
+            ``solution.weakly_active`` tells of it.
         on_failure: programs without a solution ``"raise"``, ``"warn"`` or become ``"nan"``; with the last two the other
             samples, and their gradients, are unharmed.
         smoothing: ``mu`` of ``degenerate="smooth"``: products of multipliers and slacks.
