@@ -109,11 +109,21 @@ class Call:
             )
         )
         del self.record.linear[:-8]  # the last few are enough
-        if self.on_failure == "nan":  # samples that failed ask for nothing, and disturb no other
-            return torch.where((b == 0).all(1, keepdim=True), 0, answer.x)
+        if self.on_failure == "nan":
+            return self._or_nan(answer, b)
         if self.on_failure != "ignore" and not bool(answer.converged.all()):
             self._linear_failure(answer, b, transposed)
         return answer.x
+
+    def _or_nan(self, answer: LinearSolution, b: Tensor) -> Tensor:
+        """NaN where the linear solve failed; zero for samples that ask for nothing or have no solution: they disturb no
+        other."""
+        status = self.record.outcome.status
+        nothing = (b == 0).all(1)
+        if len(status) == len(b):
+            nothing |= status != int(Status.CONVERGED)
+        x = torch.where(answer.converged.unsqueeze(1), answer.x, torch.nan)
+        return torch.where(nothing.unsqueeze(1), 0, x)
 
     def _linear_failure(self, answer: LinearSolution, b: Tensor, transposed: bool) -> None:
         failed = (~answer.converged).nonzero().squeeze(1)

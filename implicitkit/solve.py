@@ -61,7 +61,8 @@ def solve(
             else ``|F(z0)|_2``.  Defaults follow the dtype: both ``eps^(2/3)`` (float64 3.7e-11, float32 2.4e-5).
         max_steps: steps allowed; ``None`` is the solver's own default.
         on_failure: ``"raise"``, ``"warn"`` or ``"ignore"``, for the solve and for the linear solve of its derivative;
-            or ``"nan"``: samples that failed have the value NaN, a derivative of zero, and disturb no other.
+            or ``"nan"``: samples that failed have the value NaN, a derivative of zero, and disturb no other; where only
+            the linear solve of the derivative failed, the derivative is NaN.
         trace: keep the residual norms of every step in ``solution.trace``.
         callback: called with ``(step, z, residual_norm)`` after each step; returning ``True`` stops the solve.
 
@@ -275,9 +276,7 @@ def _blank(solution: Solution) -> None:
     solution.value, solution.multipliers = tree_map(blank, solution.value), tree_map(blank, solution.multipliers)
 
 
-def _report(
-    solution: Solution, z0: Any, args: tuple[Any, ...], on_failure: str, restated: Restated | None
-) -> None:
+def _report(solution: Solution, z0: Any, args: tuple[Any, ...], on_failure: str, restated: Restated | None) -> None:
     """Raise or warn, on plain tensors, whatever transforms surround the call."""
     outcome = solution._record.outcome
     hint = ""

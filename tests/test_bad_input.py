@@ -458,6 +458,23 @@ def test_singular_backward_is_reported_with_the_way_out(linear_solver: str) -> N
     assert x.grad is not None
 
 
+@pytest.mark.parametrize("linear_solver", ["lu", "gmres", "bicgstab"])
+def test_failed_linear_solve_under_nan_is_nan(linear_solver: str) -> None:
+    solution, x = _singular_solution(linear_solver, "nan")
+    (g,) = torch.autograd.grad(solution.value[0], x)
+    assert bool(torch.isnan(g).all())
+
+
+def test_second_derivative_under_nan_ignores_samples_without_solution() -> None:
+    t = torch.tensor(2.0, dtype=D, requires_grad=True)
+    sign = torch.tensor([1.0, -1.0], dtype=D)  # z^2 = -t has no solution, and a singular Jacobian at its start
+    start = torch.tensor([1.0, 0.0], dtype=D)
+    z = ik.root(lambda z, t: z**2 - sign * t, start, (t,), batch_dims=1, on_failure="nan").value
+    (g,) = torch.autograd.grad(z.nansum(), t, create_graph=True)
+    (h,) = torch.autograd.grad(g, t)
+    assert float(g.detach()) == pytest.approx(0.5 * 2**-0.5) and float(h) == pytest.approx(-0.25 * 2**-1.5)
+
+
 def test_singular_forward_mode_is_reported_as_such() -> None:
     def run(x: Tensor) -> Tensor:
         rule = ik.Implicit(linear_solver="lu")

@@ -106,6 +106,17 @@ def test_backward_error_and_vmap() -> None:
     assert ik.certify(found[0]).error.shape == (5,)
 
 
+def test_what_cannot_be_certified_is_refused() -> None:
+    with pytest.raises(TypeError, match="needs the Solution"):
+        ik.certify(torch.ones(2))  # type: ignore[arg-type]
+
+    def inner(t: Tensor) -> Tensor:
+        return ik.certify(ik.root(lambda z, t: z**3 + z - t, torch.zeros_like(t), (t,))).error
+
+    with pytest.raises(RuntimeError, match="not inside a transform"):
+        torch.func.vmap(inner)(torch.ones(3, 2, dtype=torch.float64))
+
+
 def test_a_copied_solution_has_forgotten_its_problem() -> None:
     solution = ik.root(lambda z: z**3 - 8, torch.ones(1, dtype=torch.float64))
     for copied in (copy.deepcopy(solution), pickle.loads(pickle.dumps(solution))):

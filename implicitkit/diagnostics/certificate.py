@@ -19,7 +19,7 @@ and what the linear solver left, a residual ``\rho``, adds at most ``\beta \rho`
 
 ``\beta`` and ``L = |df/dz|_2`` are computed at ``z``; ``K`` is *measured*, as the largest ``|A(z + s) - A(z)|_2 / |s|``
 over the Newton step and two random directions, times two, since it may grow on the way to ``z*``.  So this is a
-certificate to the accuracy of that measurement, not a proof.
+certificate to the accuracy of that measurement, not a proof; what rounding does to ``F(z)`` itself is not counted.
 
 Source: Ortega & Rheinboldt, *Iterative Solution of Nonlinear Equations in Several Variables* (1970), theorems 12.6.2 and
 5.1.3; Golub & Van Loan, *Matrix Computations* (4th ed., 2013), theorem 2.6.2.
@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from implicitkit import autodiff
+from implicitkit import autodiff, compat
 from implicitkit.linear.base import Operator
 from implicitkit.linear.cycles import column
 from implicitkit.linear.dense import factor_batched
@@ -105,8 +105,17 @@ def certify(solution: Solution) -> Certificate:
         A :class:`Certificate`.
 
     Raises:
+        TypeError: not a solution.
+        RuntimeError: called inside a transform of ``torch.func``.
         ValueError: the solution does not know its problem any more (it was unpickled, or made by hand).
     """
+    if not isinstance(solution, Solution):
+        raise TypeError(f"certify needs the Solution that ik.solve returned, got {type(solution).__name__}")
+    if compat.transforms_active():
+        raise RuntimeError(
+            "certify works on plain figures, not inside a transform of torch.func (vmap, grad, ...): keep the solution and "
+            "certify it after the transform, or solve with batch_dims= instead of vmap"
+        )
     record = solution._record
     if record.system is None:
         raise ValueError(
