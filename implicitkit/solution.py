@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from implicitkit import compat
 from implicitkit.compat import tree_map
 from implicitkit.errors import ConvergenceError
 from implicitkit.linear.estimate import InverseEstimate
@@ -116,8 +117,11 @@ class Solution:
         return self.status == int(Status.CONVERGED)
 
     def _per_sample(self, column: int, name: str) -> Tensor:
-        # under transforms a tensor of the caller's level, else (and in errors, which outlive the transforms) plain figures
-        values = getattr(self._record.outcome, name) if self._stats is None else self._stats[..., column]
+        # under transforms a tensor of the caller's level, else (and when the transforms have ended) plain figures
+        stats = self._stats
+        if stats is not None and compat.is_wrapped(stats) and not compat.transforms_active():
+            stats = None
+        values = getattr(self._record.outcome, name) if stats is None else stats[..., column]
         return self._layout.unpack_batch(values, _more(values.shape[0], self._layout.batch))
 
     # ---- figures of the whole call

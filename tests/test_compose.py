@@ -230,6 +230,19 @@ def test_nested_compositions_are_flattened_with_distinct_names() -> None:
     assert as_output.output_node == "only.v"
 
 
+@pytest.mark.parametrize("dotted_first", [True, False])
+def test_split_loses_no_part_where_names_overlap(dotted_first: bool) -> None:
+    def f(z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(0.3 * z + x)
+
+    nested = ik.compose({"f": (ik.FixedPoint(f) >> ik.FixedPoint(f), "x")}, output="f")
+    plain = ik.FixedPoint(f)  # named "f", as the nested composition
+    joint = nested >> plain if dotted_first else plain >> nested
+    state = {name: torch.full((2,), float(i)) for i, name in enumerate(joint.graph)}
+    parts = joint.split(state)
+    assert set(parts) == {"f", "f.f", "f.f_2"} and all(parts[name] is state[name] for name in state)
+
+
 def test_states_may_be_pytrees_complex_or_of_different_shapes() -> None:
     def f(z: dict[str, Tensor], x: Tensor) -> dict[str, Tensor]:
         return {"h": 0.5 * z["h"] + x, "c": (0.4 * z["c"][0] + z["h"].sum(1, keepdim=True) * 1j,)}

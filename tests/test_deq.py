@@ -407,6 +407,36 @@ def test_warm_start_from_the_last_frame() -> None:
     assert "last" not in str(layer.state_dict())
 
 
+def test_what_torch_vmap_leaves_behind() -> None:
+    """A call under vmap disturbs no later one, and its figures can be read when vmap has ended."""
+    cell = cells.MLP(4, 6, scale=0.7, dtype=F64)
+    layer = DEQ(cell, init="last", **TIGHT)
+    x = torch.randn(3, 4, dtype=F64)
+    layer(x)
+    batches = torch.randn(2, 3, 4, dtype=F64)
+    z = torch.func.vmap(layer)(batches)
+    torch.testing.assert_close(z, torch.stack([DEQ(cell, **TIGHT)(x) for x in batches]), rtol=1e-9, atol=1e-10)
+    assert layer.solution.steps.shape == layer.solution.residual_norm.shape == (2, 3)
+    assert bool(layer.solution.converged.all())
+    torch.testing.assert_close(layer(x), DEQ(cell, **TIGHT)(x), rtol=1e-9, atol=1e-10)
+    assert int(layer.solution.steps.max()) <= 1, "still warm from the call before vmap"
+    torch.func.grad(lambda x: layer(x).sum())(x)
+    layer(x)
+    assert int(layer.solution.steps.max()) <= 1
+
+
+def test_states_inside_transforms() -> None:
+    layer = DEQ(cells.MLP(4, 6, scale=0.7, dtype=F64), **TIGHT)
+    x = torch.randn(3, 4, dtype=F64, requires_grad=True)
+
+    def loss(x: Tensor) -> Tensor:
+        return sum(z.square().sum() for z in layer.states(x, at=(1, 3)))  # type: ignore[return-value]
+
+    torch.testing.assert_close(torch.func.grad(loss)(x), torch.autograd.grad(loss(x), x)[0], rtol=1e-9, atol=1e-10)
+    with pytest.raises(ik.CapabilityError, match=r"does not work under torch\.vmap"):
+        torch.func.vmap(torch.func.grad(loss))(torch.randn(2, 3, 4, dtype=F64))
+
+
 def test_warm_start_forgets_samples_that_are_not_finite() -> None:
     layer = DEQ(cells.MLP(4, 6, scale=0.7, dtype=F64), init="last", on_failure="ignore", **TIGHT)
     x = torch.randn(3, 4, dtype=F64)

@@ -689,6 +689,61 @@ def test_merging_is_associative_and_learns_all_parameters() -> None:
         _ = a >> DEQ(cells.MLP(4, 4), batch_dims=0)
 
 
+@pytest.mark.parametrize("order", ["net", "net mlp", "mlp net", "net net", "mlp net mlp"])
+def test_tied_networks_merge_with_other_layers(order: str) -> None:
+    net = nn.Sequential(nn.Linear(4, 7, dtype=F64), nn.Tanh(), nn.Linear(7, 4, dtype=F64))
+    layers = {"net": tie_weights(net, **TIGHT), "mlp": DEQ(cells.MLP(4, 4, scale=0.7, dtype=F64), **TIGHT)}
+    plain: dict[str, Callable[[Tensor], Tensor]] = {"net": net, "mlp": layers["mlp"]}
+    x = torch.randn(3, 4, dtype=F64, requires_grad=True)
+    merged: Any = None
+    want = x
+    for name in order.split():
+        merged = layers[name] if merged is None else merged >> layers[name]
+        want = plain[name](want)
+    torch.testing.assert_close(merged(x), want, rtol=1e-9, atol=1e-11)
+    got, expected = (torch.autograd.grad(z.square().sum(), [x, *net.parameters()]) for z in (merged(x), want))
+    torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-10)
+
+
+def test_a_tied_network_in_training_is_called_as_often_as_the_network() -> None:
+    """The shapes of the state are found without drawing masks and without touching statistics."""
+    noisy = nn.Sequential(nn.Linear(4, 7, dtype=F64), nn.Dropout(0.5), nn.Linear(7, 4, dtype=F64), nn.Dropout(0.3))
+    layer, x = tie_weights(noisy, **TIGHT), torch.randn(5, 4, dtype=F64)
+    torch.manual_seed(3)
+    z, after = layer(x), torch.rand(())
+    torch.manual_seed(3)
+    torch.testing.assert_close(z, noisy(x), rtol=0, atol=1e-14)
+    assert torch.equal(after, torch.rand(()))
+    normed = nn.Sequential(nn.Linear(4, 7, dtype=F64), nn.BatchNorm1d(7, dtype=F64), nn.Linear(7, 4, dtype=F64))
+    reference = copy.deepcopy(normed)
+    tie_weights(normed, **TIGHT)(x)
+    reference(x)
+    torch.testing.assert_close(dict(normed.named_buffers()), dict(reference.named_buffers()), rtol=1e-12, atol=1e-14)
+    assert all(m.training for m in normed.modules())
+
+
+def test_merged_layers_keep_their_solvers_of_either_mode_and_their_warm_start() -> None:
+    def layer(solver: str, evaluation: str, init: str) -> DEQ:
+        cell = cells.MLP(4, 4, scale=0.7, dtype=F64)
+        return DEQ(cell, solver=solver, init=init, evaluation={"solver": evaluation}, **TIGHT)
+
+    merged = (
+        layer("picard", "newton", "last") >> layer("anderson", "broyden", "last") >> layer("picard", "aitken", "last")
+    )
+    names = ("layer1", "layer2", "layer3")
+    for settings, solvers in (
+        (merged.train_settings, ("picard", "anderson", "picard")),
+        (merged.eval_settings, ("newton", "broyden", "aitken")),
+    ):
+        assert settings.solver.inner == dict(zip(names, solvers, strict=True))
+    x = torch.randn(3, 4, dtype=F64)
+    merged(x)
+    merged(x)
+    assert int(merged.solution.steps.max()) <= 1
+    cold = layer("picard", "newton", "last") >> layer("picard", "newton", "zeros")
+    assert cold.init == "zeros"
+
+
 # ------------------------------------------------------------------------------------------------------------- bad input
 Z = torch.zeros(2, 6, dtype=F64)
 X = torch.zeros(2, 4, dtype=F64)

@@ -87,10 +87,16 @@ class Joint(FixedPoint):
         return self.wiring.live
 
     def split(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The parts of a joint state, in topological order; those of a nested composition as a dict of their own."""
+        """The parts of a joint state, in topological order; those of a nested composition as a dict of their own.
+
+        Where another node has the name of the nested composition, the parts keep their full names, ``"name.inner"``.
+        """
         parts: dict[str, Any] = {}
         for name in (n for block in self.blocks for n in block):
-            place, *path = parts, *name.split(_SEPARATOR)
+            pieces = name.split(_SEPARATOR)
+            if any(_SEPARATOR.join(pieces[:i]) in self.graph for i in range(1, len(pieces))):
+                pieces = [name]
+            place, *path = parts, *pieces
             for step in path[:-1]:
                 place = place.setdefault(step, {})
             place[path[-1]] = state[name]

@@ -64,12 +64,20 @@ class Tied(Joint):
         return len(self.graph)
 
     def start(self, x: Tensor) -> dict[str, Tensor]:
-        """Zeros of the shapes of the layers' outputs for this input."""
+        """Zeros of the shapes of the layers' outputs for this input (found in ``eval`` mode: no statistics, no masks)."""
         state, below = {}, x.detach()
-        with torch.no_grad():
-            for name, layer in self.map.functions.items():
-                below = layer(None, below)
-                state[name] = torch.zeros_like(below)
+        layers: dict[str, Any] = self.map.functions
+        training = [m for m in nn.ModuleList(layers.values()).modules() if m.training]
+        try:
+            for m in training:
+                m.training = False
+            with torch.no_grad():
+                for name, layer in layers.items():
+                    below = layer(None, below)
+                    state[name] = torch.zeros_like(below)
+        finally:
+            for m in training:
+                m.training = True
         return state
 
     def matrices(self) -> Stacked:

@@ -140,7 +140,7 @@ class DEQ(nn.Module):
             at: step numbers, at least 1, increasing. inputs, z0: as in :meth:`forward`.
 
         Raises:
-            ValueError: step numbers out of order.
+            ValueError: step numbers out of order. ik.CapabilityError: under ``torch.vmap``.
         """
         if any(k < 1 for k in at) or list(at) != sorted(set(at)):
             raise ValueError(f"at must be increasing step numbers from 1 on, got {tuple(at)}")
@@ -243,8 +243,13 @@ class DEQ(nn.Module):
         state = ik.trees.tree_map(lambda t: t.detach(), z)
         the_map.finish(state, weights, injected)
         if isinstance(self.init, start.Last):
-            self.init.state = state
+            self.init.keep(state)
         self._start = (initial, state) if self._start_is_learned() else None
+        if visited and not start.alike(visited[0], state):
+            raise ik.CapabilityError(
+                "states() does not work under torch.vmap: a solve shows its iterates for all mapped samples at once. Pass "
+                "the samples as one batch instead (they are solved independently), or use forward()"
+            )
         with ik.modules_held() if visited else contextlib.nullcontext():
             outputs = [self._output(the_map(point, weights, *injected)) for point in visited]
         return [*outputs, self._output(z)]

@@ -12,6 +12,7 @@ from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.cells.stacked import Stacked, Wrapped
 from implicitkit_deq.cells.tied import Tied
 from implicitkit_deq.layer import DEQ
+from implicitkit_deq.start import Last
 
 __all__ = ["merge", "tie_weights"]
 
@@ -35,9 +36,10 @@ def merge(first: DEQ, second: DEQ) -> DEQ:
     r"""``first >> second``: one DEQ on the joint map, whose output is that of ``second(first(x))`` (theorem 2).
 
     The cells are shared, not copied; those of merged layers are joined side by side, so that ``a >> b >> c`` has three
-    blocks.  Each block keeps the solver that its layer trains with (``ik.Blocks``: one block after another); another
-    ``solver``, as in ``merged.using(solver="anderson")``, takes all of it as one system.  Tolerances and all other settings
-    are those of ``first``.
+    blocks.  Each block keeps the solvers that its layer trains and is evaluated with (``ik.Blocks``: one block after
+    another); another ``solver``, as in ``merged.using(solver="anderson")``, takes all of it as one system.  Tolerances and
+    all other settings are those of ``first``.  Solves start from zeros, or, where ``init="last"`` in both layers, from the
+    last equilibrium; other starts (``init``) and ``pretraining`` stay behind.
 
     Raises:
         TypeError: not two layers. ValueError: they differ in ``batch_dims`` or ``dtype``.
@@ -48,32 +50,36 @@ def merge(first: DEQ, second: DEQ) -> DEQ:
     for name in ("batch_dims", "dtype"):
         if getattr(first, name) != getattr(second, name):
             raise ValueError(f"the layers differ in {name}: {getattr(first, name)} and {getattr(second, name)}")
-    pairs = [pair for layer in (first, second) for pair in _stages(layer)]
     merged = DEQ(
-        Stacked(*(stage for stage, _ in pairs)),
+        Stacked(*_stages(first), *_stages(second)),
+        init="last" if all(isinstance(layer.init, Last) for layer in (first, second)) else "zeros",
         in_dims=first.in_dims,
         batch_dims=first.batch_dims,
         causal=first.causal and second.causal,
         dtype=first.dtype,
     )
-    inner = {f"layer{i}": solver for i, (_, solver) in enumerate(pairs, 1)}
     for name in ("train_settings", "eval_settings"):
+        solvers = [solver for layer in (first, second) for solver in _solvers(layer, getattr(layer, name).solver)]
+        inner = {f"layer{i}": solver for i, solver in enumerate(solvers, 1)}
         setattr(merged, name, getattr(first, name).changed({"solver": ik.Blocks(inner=inner)}))
     return merged.train(first.training)
 
 
-def _stages(layer: DEQ) -> list[tuple[Cell, Any]]:
-    """The cells that a layer is made of, each with the solver of its own."""
-    cell, solver = layer.cell, layer.train_settings.solver
+def _stages(layer: DEQ) -> list[Cell]:
+    """The cells that a layer is made of."""
+    cell = layer.cell
     if isinstance(cell, Stacked):
-        inner = solver.inner if isinstance(solver, ik.Blocks) else solver
-        return [
-            (stage, inner.get(name, "anderson") if isinstance(inner, Mapping) else inner)
-            for name, (stage, *_) in cell.maps().items()
-        ]
+        return [stage for stage, *_ in cell.maps().values()]
     if isinstance(cell, Cell):
-        return [(cell if layer.state is None else _Shaped(cell, layer.state), solver)]
-    return [(Wrapped(cell, layer.state, 0 if isinstance(cell, nn.Module) else None), solver)]
+        return [cell if layer.state is None else _Shaped(cell, layer.state)]
+    return [Wrapped(cell, layer.state, 0 if isinstance(cell, nn.Module) else None)]
+
+
+def _solvers(layer: DEQ, solver: Any) -> list[Any]:
+    """The solver of each of its cells."""
+    inner = solver.inner if isinstance(solver, ik.Blocks) else solver
+    names = layer.cell.maps() if isinstance(layer.cell, Stacked) else ("",)
+    return [inner.get(name, "anderson") if isinstance(inner, Mapping) else inner for name in names]
 
 
 class _Shaped(Cell):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 
-__all__ = ["Last", "Learned", "check_shapes", "zeros"]
+__all__ = ["Last", "Learned", "alike", "check_shapes", "zeros"]
 
 
 def is_shape(x: Any) -> bool:
@@ -73,15 +73,24 @@ class Last:
     """The last equilibrium, sample by sample: for frames of a video, iterations of an outer loop, epochs over a full batch.
 
     Where there is none of the right shape (the first call, another batch size), or where a sample of it is not finite,
-    the start is zero.
+    the start is zero.  Equilibria found under ``torch.vmap`` are not kept: they end with it.
     """
 
     def __init__(self) -> None:
         self.state: Any = None
 
+    def keep(self, state: Any) -> None:
+        """Start from this state the next time."""
+        try:
+            for leaf in ik.trees.tree_flatten(state)[0]:
+                leaf.flatten()[:1].tolist()
+        except RuntimeError:  # vmap shows no values
+            return
+        self.state = state
+
     def __call__(self, template: Any) -> Any:
         """A state like ``template``."""
-        if self.state is None or not _alike(self.state, template):
+        if self.state is None or not alike(self.state, template):
             return template
 
         def usable(kept: Tensor, zero: Tensor) -> Tensor:
@@ -91,7 +100,8 @@ class Last:
         return ik.trees.tree_map(usable, self.state, template)
 
 
-def _alike(a: Any, b: Any) -> bool:
+def alike(a: Any, b: Any) -> bool:
+    """Are two states of the same structure, shapes, dtypes and device?"""
     (mine, spec), (theirs, other) = ik.trees.tree_flatten(a), ik.trees.tree_flatten(b)
     return spec == other and all(
         s.shape == t.shape and s.dtype == t.dtype and s.device == t.device for s, t in zip(mine, theirs, strict=True)

@@ -108,11 +108,12 @@ class Stacked(Composed):
 
     def state_shape(self, *inputs: Any) -> dict[str, Any]:
         """A dict of the cells' shapes."""
-        batch = next(len(t) for t in ik.trees.tree_flatten(inputs)[0] if isinstance(t, Tensor))
+        tensors = [t for t in ik.trees.tree_flatten(inputs)[0] if isinstance(t, Tensor)]
+        dtype = next((t.dtype for t in tensors if t.is_floating_point() or t.is_complex()), torch.get_default_dtype())
         shapes = {}
         for name, cell in self._cells().items():
             shapes[name] = cell.state_shape(*inputs)
-            outline = zeros(shapes[name], batch, torch.get_default_dtype(), torch.device("meta"))
+            outline = zeros(shapes[name], len(tensors[0]), dtype, tensors[0].device)
             inputs = (cell.output(outline),)
         return shapes
 
