@@ -149,6 +149,9 @@ REFUSED: dict[str, Row] = {
     "negative rtol": (lambda: ik.fixed_point(half, zeros(3), rtol=-1e-3), ValueError, r"not negative: rtol=-0\.001"),
     "negative atol": (lambda: ik.fixed_point(half, zeros(3), atol=-1.0), ValueError, r"not negative: .*atol=-1\.0"),
     "infinite rtol": (lambda: ik.fixed_point(half, zeros(3), rtol=float("inf")), ValueError, r"finite and not negative"),
+    "in_dims of names": (
+        lambda: ik.fixed_point(lambda z, x: 0.5 * z + x, zeros(3), zeros(3), batch_dims=1, in_dims="0"), TypeError,
+        r"in_dims holds one dimension .* got '0'"),
     "NaN atol": (lambda: ik.fixed_point(half, zeros(3), atol=float("nan")), ValueError, r"finite and not negative"),
     "both tolerances zero": (
         lambda: ik.fixed_point(half, zeros(3), rtol=0, atol=0), ValueError, r"rtol and atol cannot both be zero"),
