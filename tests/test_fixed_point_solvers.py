@@ -84,6 +84,7 @@ SOLVERS: dict[str, Any] = {
     "picard, damped": ik.Picard(damping=0.7),
     "anderson": ik.Anderson(),
     "anderson, memory 1": ik.Anderson(memory=1),
+    "anderson, every step": ik.Anderson(memory=5, period=1),
     "anderson, damped, restarted": ik.Anderson(memory=8, damping=0.6, restart=9),
     "anderson, ridge": ik.Anderson(ridge=1e-8),
     "broyden": ik.Broyden(),
@@ -149,7 +150,7 @@ def test_good_broyden_ends_in_2n_steps_on_linear_systems() -> None:
 def test_full_memory_anderson_ends_in_n_steps_on_linear_maps() -> None:
     """Equivalent to GMRES (Walker & Ni 2011, theorem 2.2): at most n + 1 steps."""
     problem = _linear(torch.linspace(-1.2, 0.5, 5, dtype=F64))
-    assert int(solve(problem, ik.Anderson(memory=5, safeguard=torch.inf), rtol=1e-9).steps.max()) <= 5 + 1
+    assert int(solve(problem, ik.Anderson(memory=5, period=1, safeguard=torch.inf), rtol=1e-9).steps.max()) <= 5 + 1
 
 
 # ------------------------------------------------------------------------------------------------------ sample by sample
@@ -238,10 +239,42 @@ def test_safeguard_matters() -> None:
     problem = _piecewise(batch=64)
     guarded, bare = (
         solve(problem, s, rtol=1e-9, max_steps=2000, on_failure="ignore")
-        for s in (ik.Anderson(), ik.Anderson(safeguard=torch.inf, patience=10**9))
+        for s in (ik.Anderson(memory=5, period=1), ik.Anderson(memory=5, period=1, safeguard=torch.inf, patience=10**9))
     )
     assert bool(guarded.converged.all())
     assert not bool(bare.converged.all())
+
+
+@pytest.mark.parametrize("period", [2, 3, 5])
+def test_anderson_between_its_steps_is_picard(period: int) -> None:
+    problem = _tanh(0.9)
+    seen: list[Tensor] = []
+    solve(
+        problem,
+        ik.Anderson(period=period, safeguard=torch.inf),
+        callback=lambda step, z, norm: seen.append(z.clone()),
+        max_steps=2 * period + 1,
+        on_failure="ignore",
+        batch_dims=1,
+    )
+    # seen[i] holds the point after i + 1 steps; the first mixed step is number period + 1
+    plain = [float((seen[i] - problem.f(seen[i - 1], *problem.args)).abs().max()) < 1e-13 for i in range(1, 2 * period)]
+    assert plain == [i % period != 0 for i in range(1, 2 * period)]
+
+
+def test_a_sample_that_does_badly_mixes_in_every_step() -> None:
+    """Plain steps multiply its error by up to 6; its neighbours contract, and go their way as if alone."""
+    generator = torch.Generator().manual_seed(3)
+    Q = torch.linalg.qr(torch.randn(12, 12, generator=generator, dtype=F64))[0]
+    wild, tame = (Q * torch.linspace(-6.0, 0.5, 12, dtype=F64)) @ Q.T, 0.3 * Q
+    A, b = torch.stack([wild, tame, tame]), torch.randn(3, 12, generator=generator, dtype=F64)
+    f = lambda z, A, b: torch.tanh((A @ z.unsqueeze(-1)).squeeze(-1)) + b  # noqa: E731
+    options: dict[str, Any] = {"solver": ik.Anderson(memory=12, period=6), "batch_dims": 1, "rtol": 1e-9}
+    together = ik.fixed_point(f, torch.zeros_like(b), (A, b), **options)
+    alone = ik.fixed_point(f, torch.zeros_like(b[1:]), (A[1:], b[1:]), **options)
+    assert bool(together.converged.all())
+    assert together.steps[1:].tolist() == alone.steps.tolist()
+    torch.testing.assert_close(together.value[1:], alone.value, rtol=0, atol=1e-12)
 
 
 def test_restart_forgets() -> None:
@@ -250,7 +283,7 @@ def test_restart_forgets() -> None:
     seen: list[Tensor] = []
     solve(
         problem,
-        ik.Anderson(restart=2, safeguard=torch.inf),
+        ik.Anderson(period=1, restart=2, safeguard=torch.inf),
         callback=lambda step, z, norm: seen.append(z.clone()),
         max_steps=5,
         on_failure="ignore",
@@ -355,6 +388,7 @@ def test_inverse_estimate_is_kept_only_when_asked() -> None:
     [
         (lambda: ik.Picard(damping=2.0), "damping must be in"),
         (lambda: ik.Anderson(memory=0), "memory must be at least 1"),
+        (lambda: ik.Anderson(period=0), "period must be at least 1"),
         (lambda: ik.Anderson(damping=0.0), "damping must be in"),
         (lambda: ik.Anderson(ridge=-1.0), "ridge cannot be negative"),
         (lambda: ik.Anderson(ridge=float("nan")), "ridge cannot be negative"),

@@ -46,6 +46,8 @@ class Method:
     solves: ClassVar[str] = ""
     max_size: ClassVar[int | None] = None
     default_max_steps: ClassVar[int] = 1000
+    #: Is the point with the smallest residual returned (else the last finite one, which then is ``f.best``)?
+    keeps_best: ClassVar[bool] = True
 
     def init(self, f: Function, z: Tensor) -> Any:
         """The state before the first step (default: none)."""

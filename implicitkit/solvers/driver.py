@@ -127,7 +127,8 @@ def iterate(method: Method, f: Function, z0: Tensor, options: Options) -> Outcom
             running.logical_and_(active)
         if stuck is not None:
             running.logical_and_(~stuck)
-        improved = norm < best_norm  # false for NaN, and for frozen samples, whose norm does not change
+        # false for NaN, and for frozen samples, whose norm does not change
+        improved = norm < best_norm if method.keeps_best else (norm < math.inf).logical_and_(active)
         left, better = _count(running, improved)
         if left < at_work:
             done = norm <= tolerance

@@ -3,7 +3,8 @@ r"""Causal cells: keeping the future out of the past.
 A causal cell computes position ``t`` of its state from positions ``<= t`` of state and input; so does its equilibrium, and
 so does every Picard iterate.  An accelerated iterate does not: Anderson's coefficients are least-squares fits over the
 whole sequence, so that every position moves by a number that depends on all of them.  Until convergence, a language model
-then sees the words that it is to predict.  With coefficients of their own at each position iterates are causal again.
+then sees the words that it is to predict.  With coefficients of their own at each position iterates are causal again.  The
+choice of the iterate that is returned must be, too: the one with the smallest residual of the whole sequence is not.
 """
 
 from __future__ import annotations
@@ -19,10 +20,7 @@ from torch import Tensor
 
 import implicitkit as ik
 
-__all__ = ["CausalityWarning", "PerPosition", "future_leak", "per_position"]
-
-# methods whose step is causal for a causal map as it is: no coefficients, or the exact (block triangular) Newton step
-_CAUSAL = ("picard", "newton")
+__all__ = ["CausalityWarning", "LastIterate", "PerPosition", "future_leak", "per_position"]
 
 
 class CausalityWarning(UserWarning):
@@ -33,7 +31,8 @@ class CausalityWarning(UserWarning):
 class PerPosition(ik.Method):
     r"""A method that treats every position of a sequence as a sample of its own when it chooses coefficients.
 
-    Convergence, status and the derivative remain those of the whole sequence: only the step is taken per position.
+    Convergence, status and the derivative remain those of the whole sequence: only the step is taken per position.  The
+    last iterate is returned, not the one with the smallest residual of the whole sequence: that choice would look ahead.
 
     Args:
         method: one that uses nothing but values of the map (Anderson, Broyden).
@@ -47,6 +46,7 @@ class PerPosition(ik.Method):
     sizes: tuple[int, ...]
     positions: int
     name: ClassVar[str] = "per_position"
+    keeps_best: ClassVar[bool] = False
 
     @property
     def solves(self) -> str:  # type: ignore[override]
@@ -78,6 +78,45 @@ class PerPosition(ik.Method):
         index = (index.unsqueeze(1) * self.positions + steps).flatten()
         kept = {k: None if state[k] is None else state[k].index_select(0, index) for k in ("best", "best_norm")}
         return {"inner": self.method.select(state["inner"], index), **kept}
+
+
+@dataclass(frozen=True)
+class LastIterate(ik.Method):
+    """A method whose steps are causal as they are, and whose last iterate is returned (as by :class:`PerPosition`).
+
+    Args:
+        method: such a method: Newton's without line search, whose steps solve block triangular systems.
+    """
+
+    method: Any
+    keeps_best: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The method's own."""
+        return str(getattr(self.method, "name", "") or type(self.method).__name__)
+
+    @property
+    def solves(self) -> str:  # type: ignore[override]
+        """What the method solves."""
+        return str(self.method.solves)
+
+    @property
+    def default_max_steps(self) -> int:  # type: ignore[override]
+        """The method's own."""
+        return int(self.method.default_max_steps)
+
+    def init(self, f: Any, z: Tensor) -> Any:
+        """The method's own."""
+        return self.method.init(f, z)
+
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """The method's own."""
+        return self.method.step(f, z, state)
+
+    def select(self, state: Any, index: Tensor) -> Any:
+        """The method's own."""
+        return self.method.select(state, index)
 
 
 class _Positions:
@@ -145,14 +184,14 @@ class _Positions:
     def linearize(self, rows: Tensor) -> Any:
         raise ik.CapabilityError(
             f"{type(self.shape.method).__name__} uses Jacobians, which are those of the whole sequence: per position it "
-            "cannot be used; newton is causal as it is"
+            "cannot be used; ik.Newton(line_search=False) is causal as it is"
         )
 
     jacobian = linearize
 
 
 def per_position(solver: Any, state: Any) -> Any:
-    """The solver for a causal cell: with coefficients per position where it has coefficients, else itself.
+    """The solver for a causal cell: one that does everything per position, and returns the last iterate.
 
     Args:
         solver: a name or a configured object; ``"auto"`` is Anderson. state: every leaf ``(batch, positions, ...)``.
@@ -178,15 +217,18 @@ def per_position(solver: Any, state: Any) -> Any:
         solver = "anderson"
     method = ik.get_solver(solver)
     name = getattr(method, "name", "") or type(method).__name__
-    if isinstance(method, PerPosition) or name in _CAUSAL:
+    if isinstance(method, (PerPosition, LastIterate)):
         return method
+    if name == "newton" and not method.line_search:
+        return LastIterate(method)
     if isinstance(method, ik.Method) and (method.solves == "fixed_point" or name == "broyden"):
         positions = counts.pop()
         sizes = tuple((2 if t.is_complex() else 1) * t[0, 0].numel() for t in leaves)
         return PerPosition(method, sizes, positions)
     warnings.warn(
         f"solver {name!r} chooses its steps over all positions at once: before convergence the future leaks into the past. "
-        'Use "anderson" or "broyden" (taken per position for a causal cell), "picard" or "newton", or a tight tolerance',
+        'Use "anderson", "broyden" or "picard" (taken per position for a causal cell), ik.Newton(line_search=False), or a '
+        "tight tolerance",
         CausalityWarning,
         stacklevel=4,
     )
