@@ -2,7 +2,8 @@
 
     python examples/deq_memory.py --quick             # narrow cells, seconds
     python examples/deq_memory.py                     # the published widths, a fifth of the batch: about ten minutes
-    python examples/deq_memory.py --fraction 1.0      # the whole batch: needs 24 GB
+    python examples/deq_memory.py --fraction 1.0      # the whole batch: 24 GB, and most of an hour
+    python examples/deq_memory.py --fraction 1.0 --only "Transformer 16, medium" "Transformer 18, adaptive"
 
 The protocol of Bai, Kolter & Koltun (2019), section 4.3: sequences of 150, batches of 15, embeddings excluded.  Each case
 runs one forward and one backward pass in a process of its own.  Reported are the bytes that autograd saves for backward,
@@ -17,7 +18,9 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,9 +86,24 @@ def step(cell: cells.Cell, x: Tensor, layers: int, mode: str) -> tuple[Tensor, i
     return cell.output(z), None
 
 
-def peak() -> int:
-    """Largest resident memory of this process so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+def watch_peak() -> Callable[[], int]:
+    """Call it, then call what it returns: by how many bytes resident memory has risen at most in between.
+
+    On Linux the kernel's high-water mark is reset to what is resident now; elsewhere what was used before hides as much.
+    """
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        unit = 1 if sys.platform == "darwin" else 1024
+        start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return lambda: unit * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start)
+
+    def status(field: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+    resident = status("VmRSS")
+    return lambda: status("VmHWM") - resident
 
 
 def measure(name: str, mode: str, width: int, batch: int, seed: int) -> dict[str, Any]:
@@ -94,9 +112,9 @@ def measure(name: str, mode: str, width: int, batch: int, seed: int) -> dict[str
     case = CASES[name]
     cell = make(case, width)
     x = torch.randn(batch, POSITIONS, case.inputs, requires_grad=True)
-    with torch.no_grad():  # whatever a first call sets up
-        cell(x.new_zeros(1, *cell.state_shape(x[:1])), x[:1])
-    before, saved, seen = peak(), 0, set()
+    narrow = make(case, 16)  # whatever a first call sets up
+    step(narrow, torch.randn(1, 8, case.inputs, requires_grad=True), 2, mode)[0].sum().backward()
+    rise, saved, seen = watch_peak(), 0, set()
     own = {t.data_ptr() for t in (*cell.parameters(), x)}
 
     def count(t: Tensor) -> Tensor:
@@ -118,7 +136,7 @@ def measure(name: str, mode: str, width: int, batch: int, seed: int) -> dict[str
     )
     return {
         "saved": saved,
-        "peak": peak() - before,
+        "peak": rise(),
         "seconds": time.perf_counter() - start,
         "parameters": sum(p.numel() for p in cell.parameters()),
         "steps": steps,
@@ -129,6 +147,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, dict[str, An
     """Measure every case in every mode; returns the figures."""
     parser = options(__doc__)
     parser.add_argument("--fraction", type=float, default=0.2, help="of the batch of 15 (default 0.2: three sequences)")
+    parser.add_argument("--only", nargs="+", choices=sorted(CASES), metavar="CASE", help=f"of {', '.join(CASES)}")
     parser.add_argument("--one", nargs=4, metavar=("CASE", "MODE", "WIDTH", "BATCH"), help="one measurement, as JSON")
     chosen = parser.parse_args(arguments)
     if chosen.one:
@@ -140,7 +159,8 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, dict[str, An
     batch = 2 if chosen.quick else max(1, round(BATCH * chosen.fraction))
     results: dict[str, dict[str, dict[str, Any]]] = {}
     rows = []
-    for name, case in CASES.items():
+    cases = {name: case for name, case in CASES.items() if name in (chosen.only or CASES)}
+    for name, case in cases.items():
         width = case.width // 16 * 2 if chosen.quick else case.width
         results[name] = {}
         for mode in MODES:
@@ -161,7 +181,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, dict[str, An
                     f"{one['saved'] / 2**20:.0f}",
                     f"{one['peak'] / 2**20:.0f}",
                     f"{one['saved'] / deq['saved']:.1f}",
-                    f"{one['peak'] / deq['peak']:.1f}" if deq['peak'] else "-",
+                    f"{one['peak'] / deq['peak']:.1f}" if deq["peak"] else "-",
                     "-" if published is None else f"{published / case.published[2]:.1f}",
                     f"{one['seconds']:.1f}",
                     "-" if one["steps"] is None else "{} + {}".format(*one["steps"]),
@@ -177,9 +197,9 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, dict[str, An
     with figure(chosen.output / "deq_memory.png", 2, title=title) as axes:
         for axis, what in zip(axes, ("saved", "peak"), strict=True):
             for i, mode in enumerate(MODES):
-                heights = [results[name][mode][what] / 2**20 for name in CASES]
-                axis.bar([k + 0.27 * (i - 1) for k in range(len(CASES))], heights, 0.25, label=mode)
-            axis.set_xticks(range(len(CASES)), [n.replace(", ", "\n") for n in CASES], fontsize=7)
+                heights = [results[name][mode][what] / 2**20 for name in cases]
+                axis.bar([k + 0.27 * (i - 1) for k in range(len(cases))], heights, 0.25, label=mode)
+            axis.set_xticks(range(len(cases)), [n.replace(", ", "\n") for n in cases], fontsize=7)
             axis.set(
                 yscale="log", ylabel="MiB", title="saved for backward" if what == "saved" else "peak above the start"
             )
