@@ -3,8 +3,9 @@
     python benchmarks/bench_qp.py [--sizes 10 50 100] [--batches 1 32 128] [--seconds 2] [--solvers qp interior_point]
 
 Random dense programs ``min |Sz|^2/2 + q'z, Gz <= h`` with ``n = m`` and about a quarter of the rows active; all of ``S``,
-``q``, ``G``, ``h`` are differentiated.  Times are medians of interleaved runs, in milliseconds; the error of ``dL/dq`` is
-against an active-set solution refined to rounding.  Needs cvxpylayers (``pip install cvxpylayers``).
+``q``, ``G``, ``h`` are differentiated.  Times are CPU times, medians, in milliseconds: the layers take
+turns, and the first run of a turn does not count, as in training, where the same layer runs again and again.  The error of
+``dL/dq`` is against an active-set solution refined to rounding.  Needs cvxpylayers (``pip install cvxpylayers``).
 """
 
 from __future__ import annotations
@@ -106,9 +107,9 @@ def main() -> None:
                 errors[name] = float((run(layer, data)[1] - truth).abs().max() / truth.abs().max())
             end = time.perf_counter() + options.seconds
             while time.perf_counter() < end or len(times["cvxpylayers"]) < 3:
-                times["cvxpylayers"].append(run(layers["cvxpylayers"], data)[0])
-                for name in options.solvers:
-                    times[name].extend(run(layers[name], data)[0] for _ in range(3))
+                for name, layer in layers.items():
+                    runs = 2 if name == "cvxpylayers" else 4
+                    times[name].extend([run(layer, data)[0] for _ in range(runs)][1:])
             reference = statistics.median(times["cvxpylayers"])
             for name in layers:
                 median = statistics.median(times[name])
