@@ -17,7 +17,8 @@ whose columns are orthonormal whatever the rounding in ``u``.
 
 Source: Saad & Schultz (1986), SIAM J. Sci. Stat. Comput. 7(3), algorithm 4; Saad, *Iterative Methods for Sparse Linear
 Systems* (2nd ed., SIAM 2003), algorithm 6.11; the null vector: Ayachour (2003), J. Comput. Appl. Math. 159(2);
-Gram-Schmidt done twice: Giraud, Langou, Rozloznik & van den Eshof (2005), Numer. Math. 101.
+Gram-Schmidt done twice where a vector keeps less than a tenth of its length: Daniel, Gragg, Kaufman & Stewart (1976), Math.
+Comp. 30; Giraud, Langou, Rozloznik & van den Eshof (2005), Numer. Math. 101.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from implicitkit.linear.cycles import Correction, column, in_working_precision, 
 from implicitkit.registry import register_linear_solver
 
 __all__ = ["GMRES"]
+
+_KEPT = 0.1  # share of a vector's length that must be left after one Gram-Schmidt pass
 
 
 @register_linear_solver("gmres")
@@ -98,14 +101,17 @@ def _arnoldi(
         if j == 0:
             floor = column(norms(w) * info.eps).clamp_min_(info.tiny)
         Vj = V[:, : j + 1]
-        VjT, w = Vj.mT, w.unsqueeze(1)
-        first = torch.bmm(w, VjT)
-        w = torch.baddbmm(w, first, Vj, alpha=-1)
-        second = torch.bmm(w, VjT)
-        w = torch.baddbmm(w, second, Vj, alpha=-1).squeeze(1)
-        h = first.add_(second).squeeze(1)
-        length = torch.maximum(torch.linalg.vector_norm(w, dim=1, keepdim=True), floor)
-        torch.div(w, length, out=basis[j + 1])
+        VjT, product = Vj.mT, w.unsqueeze(1)
+        h = torch.bmm(product, VjT)
+        w = torch.baddbmm(product, h, Vj, alpha=-1)
+        length = torch.linalg.vector_norm(w, dim=2)
+        if _cancelled(length, product):
+            again = torch.bmm(w, VjT)
+            w = torch.baddbmm(w, again, Vj, alpha=-1)
+            h.add_(again)
+            length = torch.linalg.vector_norm(w, dim=2)
+        h, length = h.squeeze(1), torch.maximum(length, floor)
+        torch.div(w.squeeze(1), length, out=basis[j + 1])
         Ht[:, j, : j + 1] = h
         Ht[:, j, j + 1 : j + 2] = length
         dot = torch.linalg.vecdot(u[:, : j + 1], h).unsqueeze(1)
@@ -118,6 +124,13 @@ def _arnoldi(
     k = j + 1
     y, used = _least_squares(Ht[:, :k, : k + 1], u[:, : k + 1], norm, limit, floor, live, budget)
     return Correction(torch.bmm(y.unsqueeze(1), V[:, :k]).squeeze(1), used)
+
+
+def _cancelled(length: Tensor, product: Tensor) -> bool:
+    """Has Gram-Schmidt taken away so much of some vector that rounding shows?  Yes, where asking would cost more."""
+    if length.device.type != "cpu":
+        return True
+    return not bool((length >= _KEPT * torch.linalg.vector_norm(product, dim=2)).all())  # NaN: yes
 
 
 def _least_squares(
