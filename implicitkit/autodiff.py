@@ -25,10 +25,11 @@ def vjp(function: Callable[..., Tensor], *primals: Tensor) -> tuple[Tensor, Call
 
     As in ``torch.func.vjp``; differentiable again in ``w`` and in the primals.
     """
+    # a view of each: it is a node of its own, and strips the wrapper of a transform that has ended (torch strips one
+    # wrapper only, so that a second one around it is an internal error where the derivative is zero)
     if compat.transforms_active():
-        return torch.func.vjp(function, *primals)[:2]
+        return torch.func.vjp(function, *(p.view_as(p) for p in primals))[:2]
     with torch.enable_grad():
-        # a view of each: it is a node of its own, and strips the wrapper of a transform that has ended
         points = [p.view_as(p) for p in primals]
         points = [p if p.requires_grad else p.detach().requires_grad_() for p in points]
         out = function(*points)

@@ -13,7 +13,8 @@ argument:
 Then one evaluation on detached stand-ins must come out untracked at every autograd and ``torch.func`` level.  If it
 does not, something differentiable is used in a way that nothing here can see, and :class:`CapturedTensorError` is
 raised rather than a derivative lost.  In the common case that one evaluation is all lifting costs, and it is not lost
-either: it is the solver's first.
+either: it is the solver's first.  A function that branches on values may use other tensors at the solution than at the
+start: :func:`check_leaves` finds them when a derivative is taken, :func:`check_solution` where none would be.
 
 What nobody can see: a tensor turned into a number before (``float(w)``, ``w.numpy()``), or detached.
 """
@@ -27,7 +28,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,7 @@ from implicitkit import compat
 from implicitkit.errors import CapturedTensorError, ImpureFunctionWarning, warn
 from implicitkit.trees import tree_flatten, tree_unflatten
 
-__all__ = ["Lifted", "lift", "lift_closed", "modules_held", "resolve"]
+__all__ = ["Lifted", "check_leaves", "check_solution", "lift", "lift_closed", "modules_held", "resolve"]
 
 _DEPTH = 6  # how far reachable objects are followed
 # Evaluations that swap tensors into modules, and those that read modules, exclude each other between threads.
@@ -164,18 +165,50 @@ class _Substitute(TorchFunctionMode):
         return func(*map(self._replace, args), **{k: self._replace(v) for k, v in (kwargs or {}).items()})
 
 
+class _Looks(TorchFunctionMode):
+    """Notes whether a function turns tensors into Python values, on which it may branch."""
+
+    NAMES: ClassVar[frozenset[str]] = frozenset(
+        [
+            "__bool__",
+            "__float__",
+            "__int__",
+            "__index__",
+            "__complex__",
+            "__contains__",
+            "__array__",
+            "item",
+            "tolist",
+            "numpy",
+            "equal",
+            "allclose",
+            "is_nonzero",
+        ]
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen = self.seen or getattr(func, "__name__", "") in self.NAMES
+        return func(*args, **(kwargs or {}))
+
+
 Slot = tuple[dict[str, Any], str]  # a module's own dict of parameters or buffers, and a key
 
 
 @contextlib.contextmanager
 def _swapped(slots: Sequence[Sequence[Slot]], tensors: Sequence[Tensor]) -> Iterator[None]:
     old = [[owner[key] for owner, key in places] for places in slots]
+    _substitutions().append({})  # solves inside see that they are
     try:
         for places, t in zip(slots, tensors, strict=True):
             for owner, key in places:
                 owner[key] = t
         yield
     finally:
+        _substitutions().pop()
         for places, values in zip(slots, old, strict=True):
             for (owner, key), value in zip(places, values, strict=True):
                 owner[key] = value
@@ -191,6 +224,8 @@ class Lifted:
         from_args: how many of them come from ``args``.
         guarded: modules are within reach, and no other thread may swap their tensors during an evaluation.
         live: the captured tensors are plain ones, so that an evaluation on the spot may use the function as it is.
+        branches: the function looked at values, and may use other tensors elsewhere, which no linearisation would show.
+        inside: lifted inside the evaluation of another: what it captures may have been that one's constant.
         probe: the output of the first evaluation at the very ``z0`` and ``args``, if it was made on plain tensors and
             the function is pure; else ``None``.
     """
@@ -204,6 +239,8 @@ class Lifted:
     frozen: list[tuple[list[Slot], Tensor]] = field(default_factory=list)
     live: bool = True
     guarded: bool = False
+    branches: bool = False
+    inside: bool = False
     probe: Any = None
 
     def __call__(self, z: Any, theta: Sequence[Tensor]) -> Any:
@@ -264,7 +301,7 @@ def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Ca
     theta = [resolve(leaves[i]) for i in where]
     transforms, needed = compat.transforms_active(), torch.is_grad_enabled()
     levels = transforms or compat.has_forward_level()
-    lifted = Lifted(function, tuple(theta), len(theta), rebuild)
+    lifted = Lifted(function, tuple(theta), len(theta), rebuild, inside=bool(_substitutions()))
     modules = reachable_modules(function)
     lifted.guarded = bool(modules)
     with _modules_in_use if modules else contextlib.nullcontext():
@@ -289,8 +326,10 @@ def _lift(
     z_leaves, z_spec = tree_flatten(z0)
     z_plain = [stand_in(resolve(t)) for t in z_leaves]
     plain = [stand_in(t) for t in lifted.theta]
+    looks = _Looks() if levels or (needed and not any(_explicit(t) for t in lifted.theta)) else None
     with torch.enable_grad() if needed or levels else contextlib.nullcontext():
-        with _purity(lifted, [*z_plain, *plain[: lifted.from_args]], len(z_plain), constants):
+        watch = _purity(lifted, [*z_plain, *plain[: lifted.from_args]], len(z_plain), constants)
+        with watch, looks or contextlib.nullcontext():
             out = lifted(tree_unflatten(z_plain, z_spec), plain)
         if (needed or levels) and _leaks(out):
             _lift_captured(lifted, modules, tree_unflatten(z_plain, z_spec), plain)
@@ -303,11 +342,40 @@ def _lift(
                     "derivative would be lost. Pass that tensor as an argument: ik.solve(problem, z0, (..., tensor))"
                 )
     check(out)
+    lifted.branches = looks is not None and looks.seen and (levels or not lifted.captured)
     if not levels and not lifted.frozen:
         lifted.probe = out
     lifted.live = not lifted.frozen and not any(
         compat.is_wrapped(t) or compat.has_tangent(t) for t in lifted.theta[lifted.from_args :]
     )
+
+
+def check_leaves(lifted: Lifted, out: Tensor, theta: Sequence[Tensor], z: Tensor) -> None:
+    """Raise :class:`CapturedTensorError` if a linearisation's value at ``z`` depends on more than ``z`` and ``theta``."""
+    if lifted.inside:
+        return
+    storage = z.untyped_storage().data_ptr()
+    known = {id(t) for t in theta}
+    if any(id(t) not in known and t.untyped_storage().data_ptr() != storage for t in _graph_leaves(out)):
+        raise CapturedTensorError(_ELSEWHERE)
+
+
+def check_solution(lifted: Lifted, z: Any) -> None:
+    """Raise :class:`CapturedTensorError` if the function, at ``z``, uses something differentiable that is not in theta."""
+    leaves, spec = tree_flatten(z)
+    points, plain = ([compat.plain_sample(t) for t in tensors] for tensors in (leaves, lifted.theta))
+    with torch.enable_grad():
+        out = lifted(tree_unflatten(points, spec), plain)
+        levels = compat.transforms_active() or compat.has_forward_level()
+        if _leaks(out) and (levels or not _tracks_state_only(lifted, points, spec, plain)):
+            raise CapturedTensorError(_ELSEWHERE)
+
+
+_ELSEWHERE = (
+    "at the solution the function uses a tensor that requires grad, or belongs to a torch.func transform, which it did not "
+    "use at z0 (it branches on values): its derivative would be lost. Pass that tensor as an argument: "
+    "ik.solve(problem, z0, (..., tensor))"
+)
 
 
 def _explicit(t: Tensor) -> bool:
@@ -363,9 +431,9 @@ def _lift_captured(lifted: Lifted, modules: list[nn.Module], z: Any, plain: Sequ
         fresh = [(t, s) for t, s in zip(extra.theta, extra.slots, strict=True) if id(t) not in known]
         lifted.theta = (*lifted.theta, *(t for t, _ in fresh))
         lifted.slots = [*lifted.slots, *(s for _, s in fresh)]
-    # a tensor that is an argument as well is substituted where it is captured, all the same
-    lifted_already = {id(owner[key]) for places in lifted.slots for owner, key in places}
-    lifted.captured = [t for key, t in seen.found.items() if key not in lifted_already and _explicit(resolve(t))]
+    # a tensor that is an argument as well, or a module's own (handed back to it by functional_call), is substituted where
+    # it is captured, all the same
+    lifted.captured = [t for t in seen.found.values() if _explicit(resolve(t))]
     lifted.theta = (*lifted.theta, *(resolve(t) for t in lifted.captured))
 
 

@@ -30,6 +30,7 @@ from torch.autograd import Function
 
 from implicitkit import autodiff, compat
 from implicitkit.errors import ConvergenceError, ConvergenceWarning, warn
+from implicitkit.lifting import check_leaves
 from implicitkit.linear import LinearSolver
 from implicitkit.linear.base import LinearSolution, Operator
 from implicitkit.linear.dense import factor_batched
@@ -152,7 +153,9 @@ class Call:
     def linearise(self, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
         """The residual at a plain ``z`` with its graph, and ``A`` there."""
         out, A = self.system.problem.linearise(self.system, z, theta)
-        if A.structure is not None:
+        if A.structure is None:
+            check_leaves(self.system.lifted, out, theta, z)
+        else:
             A.structure.unsolved = getattr(self.record.outcome, "unsolved", frozenset())
         return out, A
 

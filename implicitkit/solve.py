@@ -11,7 +11,7 @@ from torch import Tensor
 
 from implicitkit import compat, registry
 from implicitkit.errors import CapabilityError, ConvergenceWarning, warn
-from implicitkit.lifting import Lifted, lift, lift_closed, resolve
+from implicitkit.lifting import Lifted, check_solution, lift, lift_closed, resolve
 from implicitkit.problems import Argmin, FixedPoint, LeastSquares, Problem, Root, SteadyState
 from implicitkit.problems.base import Restated
 from implicitkit.rules.base import Request
@@ -139,6 +139,9 @@ def solve(
         _first(system, lifted),
     )
     z, stats = rule.attach(request)
+    if lifted.branches:
+        check_solution(lifted, problem.probe(layout.unpack(z)))
+        record.outcome.evaluations += 1
     solution = Solution(layout.unpack(z), stats, layout, record, record.outcome.solver or _name(solver), _name(rule))
     if restated is not None:
         solution.value, solution.multipliers = restated.split(solution.value)

@@ -200,6 +200,23 @@ def test_batch_equals_loop(name: str) -> None:
         assert abs(int(together.steps[i]) - int(alone.steps)) <= 1, f"sample {i}: {together.steps.tolist()}"
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "name", ["gradient_descent", "lbfgs", "bfgs", "newton_cg", "gauss_newton", "levenberg_marquardt", "auto"]
+)
+def test_low_precision(name: str, dtype: torch.dtype) -> None:
+    t = torch.tensor([[2.0, 1.5], [0.7, 1.0]], dtype=dtype)
+    solution = ik.least_squares(
+        lambda z, t: z**3 + z - t, torch.ones_like(t), (t,), solver=name, batch_dims=1, on_failure="ignore"
+    )
+    exact = torch.tensor([[1.0, 0.861224], [0.541351, 0.682328]])  # z^3 + z = t
+    assert solution.value.dtype == dtype
+    assert bool(solution.converged.all()), solution
+    assert (solution.value.float() - exact).abs().max() < 4 * torch.finfo(dtype).eps ** (
+        2 / 3
+    )  # gradients at z0: 1 to 8
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_nan_is_contained(name: str) -> None:
     residuals, z0, t = _batch()

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,6 +102,85 @@ def test_nested_solves_backward_twice(explicit: bool) -> None:
         g = torch.autograd.grad(solve(W_, t_).pow(2).sum(), (W_, t_), create_graph=True)
         results.append((*g, *torch.autograd.grad(g[0].pow(2).sum() + g[1].sum(), (W_, t_))))
     torch.testing.assert_close(results[0], results[1], rtol=1e-7, atol=1e-9)
+
+
+def _cube_root(z: Tensor, t: Tensor, explicit: bool) -> Tensor:
+    """``y^3 + y = z + t``: the Jacobian of this inner solve depends on neither ``z`` nor ``t``."""
+    if explicit:
+        return ik.root(lambda y, z, t: y**3 + y - z - t, torch.zeros_like(t), (z, t), **TIGHT).value
+    return ik.root(lambda y: y**3 + y - z - t, torch.zeros_like(t), **TIGHT).value
+
+
+@pytest.mark.parametrize("explicit", [True, False], ids=["arguments", "closures"])
+@pytest.mark.parametrize("second", [jacrev, jacfwd])
+@pytest.mark.parametrize("first", [jacrev, jacfwd])
+def test_second_derivative_of_a_nested_solve_with_a_constant_jacobian(
+    first: Callable[..., Any], second: Callable[..., Any], explicit: bool
+) -> None:
+    def nested(t: Tensor) -> Tensor:  # z = y / 2 with y^3 + y / 2 = t
+        return ik.fixed_point(lambda z, t: _cube_root(z, t, explicit) / 2, torch.zeros_like(t), (t,), **TIGHT).value
+
+    y = torch.tensor([0.5, -0.3], dtype=torch.float64)
+    got = second(first(nested))(y**3 + y / 2).diagonal(dim1=0, dim2=1).diagonal()
+    torch.testing.assert_close(got, -3 * y / (3 * y**2 + 0.5) ** 3, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, torch.func.grad, hessian], ids=["backward", "grad", "hessian"])
+def test_functional_call_hands_a_module_its_own_parameters(transform: Callable[..., Any]) -> None:
+    layer = torch.nn.Linear(3, 3, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.mul_(0.3)
+    z0 = torch.zeros(3, dtype=torch.float64)
+    weight = layer.weight
+
+    def loss(bias: Tensor, owned: bool) -> Tensor:
+        parameters = {"weight": weight, "bias": bias}
+        if owned:
+            cell = lambda z: torch.tanh(torch.func.functional_call(layer, parameters, (z,)))  # noqa: E731
+        else:
+            cell = lambda z: torch.tanh(weight @ z + bias)  # noqa: E731
+        return ik.fixed_point(cell, z0, **TIGHT).value.sum()
+
+    results = []
+    for owned in (True, False):
+        value = transform(lambda b, owned=owned: loss(b, owned))(layer.bias)
+        results.append(torch.autograd.grad(value.sum(), (layer.bias, layer.weight)))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-8, atol=1e-10)
+
+
+# ------------------------------------------------------------------------- tensors that only the solution's branch uses
+def _other_branch(b: Tensor, scale: Any = 1.0) -> Tensor:
+    """``z^2 = b``, but far from the solution ``z = 4``: at the start the function does not use ``b``."""
+
+    def residual(z: Tensor, scale: Any) -> Tensor:
+        return (4.0 - z) * scale if z.item() < 1.0 else (z**2 - b) * scale
+
+    return ik.root(residual, torch.tensor(0.5, dtype=torch.float64), (scale,), solver="newton").value
+
+
+BRANCHES: dict[str, Callable[[Tensor], Any]] = {
+    "nothing else tracked": lambda b: _other_branch(b.requires_grad_()),
+    "something else tracked": lambda b: torch.autograd.grad(_other_branch(b.requires_grad_(), b * 1.0), b),
+    "grad": torch.func.grad(_other_branch),
+    "grad, something else": torch.func.grad(lambda b: _other_branch(b, b * 1.0)),
+    "jvp": lambda b: torch.func.jvp(_other_branch, (b,), (b,)),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_tensor_used_in_a_branch_that_the_start_does_not_take(name: str) -> None:
+    with pytest.raises(ik.CapturedTensorError, match=r"at the solution .* branches on values.* Pass that tensor"):
+        BRANCHES[name](torch.tensor(3.0, dtype=torch.float64))
+
+
+def test_branching_function_with_its_tensors_as_arguments() -> None:
+    b = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    residual = lambda z, b: 4.0 - z if z.item() < 1.0 else z**2 - b  # noqa: E731
+    solution = ik.root(residual, torch.tensor(0.5, dtype=torch.float64), (b,), solver="newton")
+    torch.testing.assert_close(torch.autograd.grad(solution.value, b)[0], 0.5 / b.detach().sqrt())
+    calls = []
+    solution = ik.root(lambda z: calls.append(1) or residual(z, 3.0), torch.tensor(0.5), solver="newton")
+    assert solution.evaluations == len(calls)
 
 
 def test_solution_of_one_solve_feeds_another() -> None:

@@ -90,7 +90,9 @@ class GradientDescent(Method):
         s, y = trial - z, f(trial) - g
         curvature = (s * y).sum(1)
         length = s.square().sum(1) / curvature
-        t = torch.where((curvature > 0) & torch.isfinite(length), length, 2 * t).clamp(1e-12, 1e12)
+        info = torch.finfo(t.dtype)
+        t = torch.where((curvature > 0) & torch.isfinite(length), length, 2 * t)
+        t = t.clamp(max(1e-12, info.tiny), min(1e12, info.max))
         return trial, {"t": t, "values": values, "step": k + 1}
 
     def _accelerated(self, f: Function, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:

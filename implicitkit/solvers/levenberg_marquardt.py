@@ -53,7 +53,7 @@ class LevenbergMarquardt(Method):
         D = torch.maximum(state["D"], torch.linalg.vector_norm(R, dim=1).nan_to_num(0, 0, 0))
         scale = torch.where(D > 0, D, 1)
         U, s, Vh = svd_batched(R / scale.unsqueeze(1))
-        b = torch.bmm(U.mT, r.unsqueeze(2)).squeeze(2)
+        b = torch.bmm(U.mT, r.to(U.dtype).unsqueeze(2)).squeeze(2)
         mu = torch.where(torch.isnan(state["mu"]), self.damping * s[:, 0].square().clamp_min(1e-30), state["mu"])
         nu = torch.full_like(mu, 2)
         smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
@@ -61,7 +61,7 @@ class LevenbergMarquardt(Method):
         while True:
             shifted = s.square() + mu.unsqueeze(1)
             q = s * b / shifted
-            p = -torch.bmm(Vh.mT, q.unsqueeze(2)).squeeze(2) / scale
+            p = (-torch.bmm(Vh.mT, q.unsqueeze(2)).squeeze(2) / scale).to(z.dtype)
             p = torch.where(torch.isfinite(p), p, 0)
             trial = z + p
             promised = 0.5 * (q * (s * b + mu.unsqueeze(1) * q)).sum(1)
