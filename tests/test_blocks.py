@@ -292,6 +292,11 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "linear blocks of blocks": (lambda: BlockSubstitution("blocks"), ValueError, 'cannot be "blocks" itself'),
     "unknown name": (lambda: _solve(ik.Blocks("andersen")), ik.UnknownNameError, "Did you mean 'anderson'"),
     "unknown node": (lambda: _solve(ik.Blocks({"w": "picard"})), ValueError, "inner names 'w', which is no node"),
+    "nodes of no composition": (
+        lambda: ik.fixed_point(lambda z: 0.5 * z, torch.ones(2), solver=ik.Blocks({"layer1": "newton"})),
+        ValueError,
+        "inner names 'layer1', which is no node; the problem is no composition",
+    ),
     "a minimiser at once": (lambda: _solve(ik.Blocks("lbfgs", mode="concurrent")), ik.CapabilityError, "'lbfgs' is none"),
     "a black box in a loop": (lambda: _solve(ik.Blocks(cyclic="scipy.root.hybr"), True), ik.CapabilityError, r"\{f, v\}"),
 }  # fmt: skip
@@ -323,6 +328,47 @@ def test_explicit_nodes_cost_no_products_in_the_backward() -> None:
     assert int(solution.backward.steps.max()) == 0
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+COPIES: dict[str, Any] = {
+    "input": ({"copy": (lambda z, x: x, "x"), "v": (lambda z, a: 0.5 * z + a, "copy")}, 2.0),
+    "node": (
+        {
+            "f": (lambda z, x: 0.5 * z + x, "x"),
+            "copy": (lambda z, a: a, "f"),
+            "v": (lambda z, a, x: 0.5 * z + a + x, "copy", "x"),
+        },
+        6.0,
+    ),
+    "module": ({"copy": (ik.tie([nn.Identity()]), "x"), "v": (lambda z, a: 0.5 * z + a, "copy")}, 2.0),
+}
+
+
+@pytest.mark.parametrize("solver", ["anderson", ik.Blocks()], ids=["joint", "blocks"])
+@pytest.mark.parametrize("what", COPIES)
+def test_a_map_may_return_what_it_reads_as_it_is(what: str, solver: Any) -> None:
+    nodes, slope = COPIES[what]
+    joint = ik.compose(nodes, output="v")
+    x = torch.randn(3, 2, dtype=D, requires_grad=True)
+    start = {n: torch.zeros(3, 2, dtype=D) for n in joint.graph}
+
+    def solve(x: Tensor) -> Tensor:
+        return joint.output(ik.solve(joint, start, (x,), solver=solver, **TIGHT).value)
+
+    (g,) = torch.autograd.grad(solve(x).sum(), x)
+    torch.testing.assert_close(g, torch.full_like(x, slope))
+    _, pushed = torch.func.jvp(solve, (x.detach(),), (torch.ones_like(x),))
+    torch.testing.assert_close(pushed, torch.full_like(pushed, slope))
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["computed", "as it is"])
+def test_a_map_that_returns_its_state_is_singular_however_it_does(same: bool) -> None:
+    joint = ik.compose({"f": (F, "x"), "v": ((lambda z, w: z) if same else (lambda z, w: 1.0 * z), "f")}, output="v")
+    x = torch.ones(2, 3, dtype=D, requires_grad=True)
+    start = {"f": torch.zeros(2, 3, dtype=D), "v": torch.ones(2, 3, dtype=D)}
+    value = ik.solve(joint, start, (x,), solver=ik.Blocks(), batch_dims=1).value
+    with pytest.raises(ik.ConvergenceError, match=r"block \{v\}: the matrix is singular"):
+        value["v"].sum().backward()
 
 
 def test_a_singular_block_is_named_in_the_backward() -> None:
@@ -434,6 +480,18 @@ def test_analysis_is_exact_on_linear_maps() -> None:
     measured = ik.solve(joint, start, (x,), solver=ik.Blocks(), batch_dims=1, rtol=1e-6, atol=0.0).blocks
     assert abs(found.costs["sequential"].evaluations - measured.total) <= 2  # the linearisation is the map itself
     assert found.recommendation == "blocks"
+
+
+def test_analysis_predicts_the_same_cost_away_from_the_solution_of_linear_maps() -> None:
+    joint = ik.compose({"f": (F, "x"), "v": (V, "f")}, output="v")
+    x = torch.randn(2, 3, dtype=D)
+    start = {n: torch.zeros(2, 3, dtype=D) for n in "fv"}
+    solution = ik.solve(joint, start, (x,), solver=ik.Blocks(), batch_dims=1, rtol=1e-12, atol=1e-12)
+    there = joint.analyse(solution.value, (x,), batch_dims=1)
+    here = joint.analyse(start, (x,), batch_dims=1)  # where the start of the prediction is the state itself
+    for mode, cost in there.costs.items():
+        assert abs(here.costs[mode].evaluations - cost.evaluations) <= 2, mode
+        assert cost.evaluations > 4, "it takes steps"
 
 
 def test_analysis_warns_of_a_loop_whose_blocks_contract_but_not_together() -> None:

@@ -325,6 +325,8 @@ REFUSED_GRAPHS: dict[str, tuple[Any, type[Exception], str]] = {
     "no map": (lambda: ik.compose({"f": ("x",)}, output="f"), TypeError, "'f' must start with a callable"),
     "nothing": (lambda: ik.compose({"f": ()}, output="f"), TypeError, "'f' has no map"),
     "not a name": (lambda: ik.compose({"f": (_two, 3)}, output="f"), TypeError, "'f' reads 3"),
+    "names only": (lambda: ik.compose(["f", "g"], output="f"), TypeError, r"pairs \(name, \(map, ...\)\), got 'f'"),
+    "no nodes": (lambda: ik.compose(3, output="f"), TypeError, "pairs .* got 3"),
     "bad name": (lambda: ik.compose({3: (_two, "x")}, output="f"), TypeError, "must be a string"),
     "root": (lambda: ik.compose({"f": (ik.Root(_two), "x")}, output="f"), TypeError, "'f' is a Root; only fixed-point"),
     "arrow to a root": (lambda: ik.FixedPoint(_two) >> ik.Root(_two), TypeError, "got Root"),

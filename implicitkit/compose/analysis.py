@@ -88,8 +88,8 @@ def analyse(
 ) -> Analysis:
     r"""Look at the Jacobian of a composition, best at its solution.
 
-    The cost of each mode is predicted by running it on the linearised composition,
-    ``z_k <- z_k^* + sum_j J_kj (z_j - z_j^*)``, from zero, to ``rtol``: this calls none of the maps.
+    The cost of each mode is predicted by running it on the composition linearised at the state ``z^*``,
+    ``z_k <- f_k(z^*) + sum_j J_kj (z_j - z_j^*)``, from zero, to ``rtol``: this calls none of the maps.
 
     Args:
         joint: the composition. state: where to look. inputs, batch_dims: as in ``solve``; the first few samples count.
@@ -112,11 +112,13 @@ def analyse(
     system = System.of(joint, layout, lifted, None, inputs)
     parts = Parts(joint, system)
     z = layout.pack(dict(state)).detach()
-    matrices = _jacobian(JacobianBlocks(parts, z, [t.detach() for t in lifted.theta]), parts)
+    blocks = JacobianBlocks(parts, z, [t.detach() for t in lifted.theta])
+    matrices = _jacobian(blocks, parts)
     states = {name: part[:_SAMPLES] for name, part in parts.split(z).items()}
+    values = {n: v.detach()[:_SAMPLES] for n, v in parts.split(blocks.join(blocks.values)).items()}
     coupling = {edge: torch.linalg.matrix_norm(J, 2).max().item() for edge, J in matrices.items()}
     radius = {block: _radius(_assemble(matrices, block, states)) for block in joint.blocks}
-    costs = _costs(joint, matrices, states, rtol, solver)
+    costs = _costs(joint, matrices, states, values, rtol, solver)
     found = []
     for block, r in radius.items():
         name = f"{{{', '.join(block)}}}"
@@ -186,7 +188,12 @@ def _growth(J: Tensor) -> float:
 
 
 def _costs(
-    joint: Joint, matrices: Mapping[tuple[str, str], Tensor], states: dict[str, Tensor], rtol: float, solver: Any
+    joint: Joint,
+    matrices: Mapping[tuple[str, str], Tensor],
+    states: dict[str, Tensor],
+    values: Mapping[str, Tensor],
+    rtol: float,
+    solver: Any,
 ) -> dict[str, Cost]:
     """Every mode run on the linearised composition."""
     from implicitkit.compose.blocks import Blocks
@@ -195,10 +202,10 @@ def _costs(
 
     wiring = joint.wiring
     reads = {name: tuple(p for p in wiring.parents[name] if p != name) for name in joint.graph}
-    maps = {name: _linear(name, reads[name], matrices, states) for name in joint.graph}
+    maps = {name: _linear(name, values[name], reads[name], matrices, states) for name in joint.graph}
     model = Joint(Gamma(maps, Wiring(reads, joint.output_node)))
     start = {name: torch.zeros_like(z) for name, z in states.items()}
-    size = torch.cat(list(states.values()), 1).norm().item()
+    size = torch.cat(list(values.values()), 1).norm().item()
     costs = {}
     for mode, method in {
         "joint": solver,
@@ -218,10 +225,13 @@ def _costs(
 
 
 def _linear(
-    name: str, reads: Sequence[str], matrices: Mapping[tuple[str, str], Tensor], states: Mapping[str, Tensor]
+    name: str,
+    here: Tensor,
+    reads: Sequence[str],
+    matrices: Mapping[tuple[str, str], Tensor],
+    states: Mapping[str, Tensor],
 ) -> Any:
-    """``z_k^* + sum_j J_kj (z_j - z_j^*)``."""
-    here = states[name]
+    """``f_k(z^*) + sum_j J_kj (z_j - z_j^*)``, ``here`` the first."""
     pairs = [(matrices[name, p].mT, states[p]) for p in (name, *reads)]
 
     def linear(*known: Tensor) -> Tensor:

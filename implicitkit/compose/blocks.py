@@ -16,6 +16,7 @@ from implicitkit.compose.parts import Block, Parts
 from implicitkit.compose.report import BlockOutcome, BlockReport
 from implicitkit.compose.stepper import Stepper
 from implicitkit.errors import CapabilityError
+from implicitkit.problems.base import Problem
 from implicitkit.solution import Status
 from implicitkit.solvers import auto, driver
 from implicitkit.solvers.anderson import Anderson
@@ -88,9 +89,9 @@ class Blocks(Strategy):
 
     def run(self, f: Function, z0: Tensor, options: Options) -> Outcome:
         joint = f.problem
+        self._check_names(joint)
         if not isinstance(joint, Joint):
             return driver.find(self._inner(f, "", None), f, z0, options)
-        self._check_names(joint)
         return _Run(self, joint, f, z0, options).run()
 
     # -------------------------------------------------------------------------------------------------------- choosing
@@ -117,13 +118,14 @@ class Blocks(Strategy):
             choice = next((choice[n] for n in nodes if n in choice), _SWEEPS)
         return self._method(registry.get_solver(choice), f"the feedback loop {{{', '.join(nodes)}}}")
 
-    def _check_names(self, joint: Joint) -> None:
+    def _check_names(self, problem: Problem) -> None:
+        nodes = list(problem.graph) if isinstance(problem, Joint) else []
         for role, option in (("inner", self.inner), ("cyclic", self.cyclic)):
-            unknown = [n for n in option if n not in joint.graph] if isinstance(option, Mapping) else []
+            unknown = [n for n in option if n not in nodes] if isinstance(option, Mapping) else []
             if unknown:
                 raise ValueError(
-                    f"{role} names {', '.join(map(repr, unknown))}, which is no node; the nodes are "
-                    f"{', '.join(map(repr, joint.graph))}"
+                    f"{role} names {', '.join(map(repr, unknown))}, which is no node; "
+                    + (f"the nodes are {', '.join(map(repr, nodes))}" if nodes else "the problem is no composition")
                 )
 
 

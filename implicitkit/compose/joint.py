@@ -164,7 +164,7 @@ def compose(nodes: Mapping[str, Any] | Iterable[tuple[str, Any]], *, output: str
         ValueError: an empty graph, a name used twice, an unknown output, an isolated node.
         TypeError: a map that cannot be called, or takes another number of arguments than its node reads.
     """
-    pairs = list(nodes.items() if isinstance(nodes, Mapping) else nodes)
+    pairs = list(nodes.items()) if isinstance(nodes, Mapping) else _pairs(nodes)
     names = [name for name, _ in pairs]
     for name in names:
         if not isinstance(name, str) or not name:
@@ -227,6 +227,14 @@ def chain(first: FixedPoint, second: FixedPoint) -> Joint:
 
 
 # ------------------------------------------------------------------------------------------------------------- details
+def _pairs(nodes: Any) -> list[tuple[Any, Any]]:
+    pairs = list(nodes) if isinstance(nodes, Iterable) else [nodes]
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(f"compose takes {{name: (map, *names it reads)}} or pairs (name, (map, ...)), got {pair!r}")
+    return [tuple(pair) for pair in pairs]
+
+
 def _parse(name: str, entry: Any) -> tuple[Any, tuple[str, ...]]:
     """``(map, *reads)`` of a node; the map of a plain fixed point, or a composition as it is."""
     parts = entry if isinstance(entry, (tuple, list)) else (entry,)

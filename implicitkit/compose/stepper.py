@@ -102,7 +102,8 @@ class Stepper:
             self.status = torch.where(passed, int(Status.CONVERGED), self.status)
         self.status = torch.where(running & ~finite, int(Status.NONFINITE), self.status)
         still = self.running & final if final is not True else self.running
-        better = still & (total < self.best_norm) | passed
+        improved = total < self.best_norm if self.method.keeps_best else finite
+        better = still & improved | passed
         self.best = torch.where(better.unsqueeze(1), self.z, self.best)
         self.best_norm = torch.where(better, total.to(self.best_norm.dtype), self.best_norm)
         self._best_nodes = torch.where(better.unsqueeze(1), self.norm, self._best_nodes)

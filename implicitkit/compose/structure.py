@@ -231,10 +231,11 @@ def _cat(parts: list[Tensor]) -> Tensor:
 
 
 def _ends(out: Tensor) -> set[Any]:
-    """The nodes at which the graph of ``out`` ends."""
-    if out.grad_fn is None:
+    """The nodes at which the graph of ``out`` ends; of a leaf (a map may return what it reads), its own."""
+    if not out.requires_grad:
         return set()
-    ends, seen, open_ = set(), {out.grad_fn}, [out.grad_fn]
+    top = get_gradient_edge(out).node
+    ends, seen, open_ = set(), {top}, [top]
     while open_:
         node = open_.pop()
         if not node.next_functions:

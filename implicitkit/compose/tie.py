@@ -125,6 +125,8 @@ def tie(layers: nn.Sequential | Iterable[nn.Module], *, share: bool = True) -> T
     Raises:
         ValueError: no layers. TypeError: something that is no module.
     """
+    if not isinstance(layers, Iterable):
+        raise TypeError(f"tie takes an nn.Sequential or modules in order, got {type(layers).__name__}")
     parts = [part for layer in layers for part in _flat(layer)]
     for part in parts:
         if not isinstance(part, nn.Module):
