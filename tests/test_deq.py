@@ -319,6 +319,16 @@ def test_batch_norm_statistics_are_held_and_updated_once() -> None:
     torch.testing.assert_close(dict(norm.state_dict()), before)
 
 
+def test_batch_norm_in_training_refuses_vmap_and_in_evaluation_does_not() -> None:
+    layer = DEQ(_Normalised(), (6,), **TIGHT)
+    batches = torch.randn(2, 3, 4, dtype=F64)
+    with pytest.raises(ik.CapabilityError, match=r"statistics under torch\.vmap"):
+        torch.func.vmap(layer)(batches)
+    layer.eval()
+    want = torch.stack([layer(x) for x in batches])
+    torch.testing.assert_close(torch.func.vmap(layer)(batches), want, rtol=1e-9, atol=1e-10)
+
+
 def test_batch_norm_on_batch_statistics_is_a_joint_system() -> None:
     layer = DEQ(_Normalised(), (6,), batch_dims=0, **TIGHT)
     reference = copy.deepcopy(layer.cell)
@@ -535,8 +545,10 @@ def test_a_failure_is_loud_and_leaves_its_figures() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- copies, memory
-def test_save_load_pickle_deepcopy() -> None:
-    layer = DEQ(cells.MLP(4, 6, dtype=F64), init="last", evaluation={"rtol": 1e-8})
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("init", ["last", "learned"])
+def test_save_load_pickle_deepcopy(init: str) -> None:
+    layer = DEQ(cells.MLP(4, 6, dtype=F64), (6,), init=init, evaluation={"rtol": 1e-8})
     x = torch.randn(3, 4, dtype=F64)
     z = layer(x)
     loss(z).backward()
@@ -547,7 +559,7 @@ def test_save_load_pickle_deepcopy() -> None:
         "deepcopy": copy.deepcopy(layer),
         "pickle": pickle.loads(pickle.dumps(layer)),
         "torch.save": torch.load(buffer, weights_only=False),
-        "state_dict": DEQ(cells.MLP(4, 6, dtype=F64), evaluation={"rtol": 1e-8}),
+        "state_dict": DEQ(cells.MLP(4, 6, dtype=F64), (6,), init=init, evaluation={"rtol": 1e-8}),
     }
     twins["state_dict"].load_state_dict(layer.state_dict())
     for name, twin in twins.items():

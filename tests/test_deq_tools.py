@@ -370,6 +370,16 @@ def test_monitor_reports_what_happened() -> None:
     assert ("deq/steps_max", last["steps_max"], 5) in writer.rows
 
 
+def test_monitor_sees_calls_for_states_along_the_way() -> None:
+    layer = DEQ(cells.MLP(4, 6, dtype=F64), **TIGHT)
+    x = torch.randn(3, 4, dtype=F64)
+    with Monitor(layer, krylov=6) as monitor:
+        states = layer.states(x, at=(1, 3))
+        again = layer(x, at=(1, 3))
+    assert [call for call, _ in monitor.history] == [1, 2]
+    torch.testing.assert_close(states, again)
+
+
 def test_monitor_draws_nothing() -> None:
     cell = cells.MLP(4, 6, activation=lambda z: nn.functional.dropout(torch.tanh(z), 0.2), dtype=F64)
     x = torch.randn(20, 4, dtype=F64)
@@ -517,6 +527,37 @@ def test_a_solver_that_mixes_positions_warns_and_newton_without_line_search_does
         assert future_leak(layer, x, 3) < 1e-13
 
 
+@pytest.mark.parametrize("two", [False, True], ids=["tensor", "tuple"])
+@pytest.mark.parametrize("solver", ["anderson", "broyden", ik.Blocks(), ik.Blocks("broyden")], ids=str)
+def test_a_batch_as_one_system_and_a_cell_as_one_block_do_not_leak(solver: Any, two: bool) -> None:
+    x = torch.randn(3, 12, 4, dtype=F64)
+    for batch_dims in (0, 1):
+        layer = DEQ(CausalSum(two=two), solver=solver, batch_dims=batch_dims, **ROUGH)
+        assert future_leak(layer, x, 7) == 0.0
+        with layer.using(max_steps=None, rtol=1e-12):
+            torch.testing.assert_close(layer(x), DEQ(layer.cell, **TIGHT)(x), rtol=1e-9, atol=1e-10)
+
+
+def test_blocks_that_wait_for_each_other_warn() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 12, 4, dtype=F64)
+    merged = DEQ(CausalSum(), **ROUGH) >> DEQ(CausalSum(), **ROUGH)
+    with torch.no_grad():
+        for stage in merged.cell.stages.values():
+            stage.W.weight.mul_(2)
+
+    def leaks(**settings: Any) -> list[float]:
+        found = []
+        for steps in range(1, 12):
+            with merged.using(max_steps=steps, **settings):
+                found.append(future_leak(merged, x, 7, size=3.0))
+        return found
+
+    assert max(leaks()) == 0.0
+    with pytest.warns(CausalityWarning, match="concurrent"):
+        assert max(leaks(solver=ik.Blocks(mode="concurrent"))) > 1e-6
+
+
 def test_per_position_refuses_jacobians_and_states_without_positions() -> None:
     with pytest.raises(ik.CapabilityError, match="is causal as it is"):
         DEQ(CausalSum(), solver=PerPosition(ik.Newton(), (4,), 5))(torch.randn(2, 5, 4, dtype=F64))
@@ -577,6 +618,22 @@ def test_a_tied_network_with_dropout_and_convolutions() -> None:
     twin = copy.deepcopy(layer)
     torch.testing.assert_close(twin(x), layer(x))
     assert twin.cell.network[0].weight is next(iter(twin.cell.tied.gamma.functions.values())).parts[0].weight
+
+
+@pytest.mark.parametrize("solver", ["blocks", "picard"])
+def test_a_tied_network_with_batch_norm_is_the_network_in_training_too(solver: str) -> None:
+    net = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Tanh(), nn.Linear(9, 5), nn.BatchNorm1d(5)).double()
+    same = copy.deepcopy(net)
+    tied = tie_weights(net) if solver == "blocks" else tie_weights(net, solver=solver)
+    for _ in range(2):
+        x = torch.randn(4, 6, dtype=F64, requires_grad=True)
+        z, want = tied(x), same(x)
+        torch.testing.assert_close(z, want, rtol=1e-12, atol=1e-14)
+        got = torch.autograd.grad(loss(z), [x, *net.parameters()])
+        exact = torch.autograd.grad(loss(want), [x, *same.parameters()])
+        torch.testing.assert_close(got, exact, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(list(net.buffers()), list(same.buffers()))
+    torch.testing.assert_close(tied.eval()(x), same.eval()(x), rtol=1e-12, atol=1e-14)
 
 
 def test_the_matrices_of_theorem_3() -> None:

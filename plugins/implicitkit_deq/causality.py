@@ -190,22 +190,20 @@ class _Positions:
     jacobian = linearize
 
 
-def per_position(solver: Any, state: Any) -> Any:
+def per_position(solver: Any, state: Any, batch_dims: int = 1) -> Any:
     """The solver for a causal cell: one that does everything per position, and returns the last iterate.
 
     Args:
         solver: a name or a configured object; ``"auto"`` is Anderson. state: every leaf ``(batch, positions, ...)``.
+        batch_dims: of the solve; 0: all samples are one system, whose positions are those of each of them.
 
     Raises:
         ValueError: the leaves disagree on the number of positions.
 
     A solver that is neither causal by itself nor can be made so is returned as it is, with a :class:`CausalityWarning`.
     """
-    if isinstance(solver, ik.Blocks):  # each node's solver on its own state
-        choices = {
-            n: solver.inner.get(n, "anderson") if isinstance(solver.inner, Mapping) else solver.inner for n in state
-        }
-        return dataclasses.replace(solver, inner={name: per_position(choices[name], state[name]) for name in state})
+    if isinstance(solver, ik.Blocks):
+        return _blocks(solver, state, batch_dims)
     leaves = ik.trees.tree_flatten(state)[0]
     counts = {t.shape[1] if t.ndim > 1 else 0 for t in leaves}
     if len(counts) != 1 or 0 in counts:
@@ -222,7 +220,7 @@ def per_position(solver: Any, state: Any) -> Any:
     if name == "newton" and not method.line_search:
         return LastIterate(method)
     if isinstance(method, ik.Method) and (method.solves == "fixed_point" or name == "broyden"):
-        positions = counts.pop()
+        positions = counts.pop() * (1 if batch_dims else len(leaves[0]))
         sizes = tuple((2 if t.is_complex() else 1) * t[0, 0].numel() for t in leaves)
         return PerPosition(method, sizes, positions)
     warnings.warn(
@@ -233,6 +231,23 @@ def per_position(solver: Any, state: Any) -> Any:
         stacklevel=4,
     )
     return method
+
+
+def _blocks(solver: ik.Blocks, state: Any, batch_dims: int) -> ik.Blocks:
+    """Each node's solver for its own state."""
+    if not isinstance(state, Mapping):  # no composition: one block
+        if not isinstance(solver.inner, Mapping):
+            return dataclasses.replace(solver, inner=per_position(solver.inner, state, batch_dims))
+        return solver  # refuses the names
+    if solver.mode == "concurrent":
+        warnings.warn(
+            'ik.Blocks(mode="concurrent") lets a block step when those that it reads are solved well enough at all '
+            'positions: before convergence the future leaks into the past. Use mode="sequential", or a tight tolerance',
+            CausalityWarning,
+            stacklevel=5,
+        )
+    inner = {n: solver.inner.get(n, "anderson") if isinstance(solver.inner, Mapping) else solver.inner for n in state}
+    return dataclasses.replace(solver, inner={n: per_position(s, state[n], batch_dims) for n, s in inner.items()})
 
 
 def future_leak(layer: Callable[..., Any], x: Tensor, position: int, *more: Any, size: float = 1.0) -> float:

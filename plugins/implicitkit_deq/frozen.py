@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import implicitkit as ik
 from implicitkit_deq import hoist
 
-__all__ = ["Drawing", "Frozen", "statistics_held"]
+__all__ = ["BATCH_NORMS", "Drawing", "Frozen", "statistics_held"]
 
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class Drawing(Exception):
@@ -97,7 +97,7 @@ class Frozen:
 
     def finish(self, z: Any, weights: Sequence[Tensor], injected: tuple[Any, ...]) -> None:
         """After the solve: update normalisation statistics by one evaluation at ``z``, and let the generators move on."""
-        if self.norms and all(bool(torch.isfinite(t).all()) for t in ik.trees.tree_flatten(z)[0]):
+        if self.norms and _finite(z):
             with ik.modules_held(), torch.no_grad(), hoist.held(self.places, weights):
                 if self.before is not None and self.after is not None:
                     _set_generators(self.device, self.before)
@@ -141,7 +141,17 @@ def statistics_held(module: Any) -> Iterator[None]:
 
 def _updating_norms(module: Any) -> list[Any]:
     modules = module.modules() if isinstance(module, nn.Module) else ()
-    return [m for m in modules if isinstance(m, _BATCH_NORMS) and m.training and m.running_mean is not None]
+    return [m for m in modules if isinstance(m, BATCH_NORMS) and m.training and m.running_mean is not None]
+
+
+def _finite(z: Any) -> bool:
+    try:
+        return all(bool(torch.isfinite(t).all()) for t in ik.trees.tree_flatten(z)[0])
+    except RuntimeError as error:  # vmap shows no values
+        raise ik.CapabilityError(
+            "BatchNorm in training cannot update its statistics under torch.vmap: put the cell in eval() mode, pass the "
+            "samples as one batch, or use GroupNorm or LayerNorm"
+        ) from error
 
 
 def _copy(t: Tensor | None) -> Tensor | None:

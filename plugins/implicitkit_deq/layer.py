@@ -118,17 +118,22 @@ class DEQ(nn.Module):
         self._start: tuple[Any, Any] | None = None
 
     # -------------------------------------------------------------------------------------------------------- calling
-    def forward(self, *inputs: Any, z0: Any = None) -> Any:
+    def forward(self, *inputs: Any, z0: Any = None, at: Sequence[int] | None = None) -> Any:
         """The equilibrium for these inputs, whose leading dimension is the batch.
 
         Args:
             inputs: what the cell gets after ``z``; the first tensor in them tells the batch size.
             z0: where to start, if not as ``init`` says; a state.
+            at: return what :meth:`states` does instead (for a wrapper that only calls, as ``DistributedDataParallel``).
 
         Returns:
             ``cell.output(z*)``, for most cells ``z*`` itself, differentiable.
         """
-        return self._call(inputs, z0)[-1]
+        if at is None:
+            return self._call(inputs, z0)[-1]
+        if any(k < 1 for k in at) or list(at) != sorted(set(at)):
+            raise ValueError(f"at must be increasing step numbers from 1 on, got {tuple(at)}")
+        return self._call(inputs, z0, tuple(at))
 
     def states(self, *inputs: Any, at: Sequence[int] = (2, 4, 8), z0: Any = None) -> list[Any]:
         """Outputs along the way and at the end, each with a derivative: for losses on what the solver passes through.
@@ -142,9 +147,8 @@ class DEQ(nn.Module):
         Raises:
             ValueError: step numbers out of order. ik.CapabilityError: under ``torch.vmap``.
         """
-        if any(k < 1 for k in at) or list(at) != sorted(set(at)):
-            raise ValueError(f"at must be increasing step numbers from 1 on, got {tuple(at)}")
-        return self._call(inputs, z0, tuple(at))
+        found: list[Any] = self(*inputs, z0=z0, at=tuple(at))  # a call like any other: hooks see it
+        return found
 
     def residual(self, z: Any, *inputs: Any) -> Any:
         """``cell(z, *inputs) - z``, differentiable."""
@@ -268,7 +272,7 @@ class DEQ(nn.Module):
     ) -> Any:
         options = {**self.settings.options(), "callback": visit}
         if self.causal:
-            options["solver"] = per_position(options["solver"], initial)
+            options["solver"] = per_position(options["solver"], initial, self.batch_dims)
         if dims is not None:
             options["in_dims"] = (None, *dims)
         try:

@@ -11,6 +11,7 @@ import implicitkit as ik
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.cells.stacked import Stacked, Wrapped
 from implicitkit_deq.cells.tied import Tied
+from implicitkit_deq.frozen import BATCH_NORMS
 from implicitkit_deq.layer import DEQ
 from implicitkit_deq.start import Last
 
@@ -21,7 +22,8 @@ def tie_weights(network: nn.Sequential, **options: Any) -> DEQ:
     r"""A feed-forward network as a DEQ that computes the same, value and derivatives (theorem 3; see :class:`Tied`).
 
     Solved block by block, which is the network's own forward pass (each layer once, and once more to see that it holds);
-    with ``solver="picard"`` all layers at once, as many times as there are layers.
+    with ``solver="picard"`` all layers at once, as many times as there are layers.  A network with BatchNorm, whose training
+    couples the samples, is one joint system (``batch_dims=0``) unless the options say otherwise.
 
     Args:
         network: its modules are shared, not copied. options: as in :class:`DEQ`.
@@ -29,7 +31,8 @@ def tie_weights(network: nn.Sequential, **options: Any) -> DEQ:
     Returns:
         A :class:`DEQ` with ``layer(x) == network(x)`` and ``layer.cell`` of class :class:`Tied`.
     """
-    return DEQ(Tied(network), **{"solver": ik.Blocks(inner="picard"), **options})
+    coupled = isinstance(network, nn.Module) and any(isinstance(m, BATCH_NORMS) for m in network.modules())
+    return DEQ(Tied(network), **{"solver": ik.Blocks(inner="picard"), "batch_dims": 0 if coupled else 1, **options})
 
 
 def merge(first: DEQ, second: DEQ) -> DEQ:

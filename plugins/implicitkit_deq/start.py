@@ -60,13 +60,14 @@ class Learned(nn.Module):
 
     def __init__(self, shapes: Any) -> None:
         super().__init__()
-        leaves, self.spec = ik.trees.tree_flatten(over_shapes(lambda shape: nn.Parameter(torch.zeros(*shape)), shapes))
+        leaves, _ = ik.trees.tree_flatten(over_shapes(lambda shape: nn.Parameter(torch.zeros(*shape)), shapes))
         self.values = nn.ParameterList(leaves)
 
     def forward(self, template: Any) -> Any:
         """A state like ``template``."""
-        mine = ik.trees.tree_unflatten(list(self.values), self.spec)
-        return ik.trees.tree_map(lambda p, t: p.to(t.dtype).expand_as(t), mine, template)
+        leaves, spec = ik.trees.tree_flatten(template)
+        mine = [p.to(t.dtype).expand_as(t) for p, t in zip(self.values, leaves, strict=True)]
+        return ik.trees.tree_unflatten(mine, spec)
 
 
 class Last:
