@@ -382,6 +382,24 @@ def test_inverse_estimate_is_kept_only_when_asked() -> None:
     assert solve(problem, ik.Anderson()).inverse_estimate is None
 
 
+# -------------------------------------------------------------------------------------------------------- expanding maps
+@pytest.mark.parametrize("in_dims", [None, (0, 0)], ids=["frozen", "dropped"])
+@pytest.mark.parametrize("period", [1, 3])
+def test_anderson_on_maps_whose_plain_step_overshoots_the_safeguard(period: int, in_dims: Any) -> None:
+    """``z = M z + c`` with eigenvalues far beyond the factor at which a sample restarts, among contractions."""
+    solver = ik.Anderson(period=period)
+    M = torch.tensor([[0.5, -0.5], [5.0, 5.0], [-6.0, -6.0], [100.0, 0.3], [0.9, 0.1], [10.0, -7.0]], dtype=F64)
+    c = torch.linspace(-1, 2, M.numel(), dtype=F64).reshape(M.shape)
+    options: dict[str, Any] = {"solver": solver, "batch_dims": 1, "max_steps": 100}
+    f = lambda z, M, c: M * z + c  # noqa: E731
+    solution = ik.fixed_point(f, torch.zeros_like(c), (M, c), in_dims=in_dims, **options)
+    torch.testing.assert_close(solution.value, c / (1 - M), rtol=1e-8, atol=1e-8)
+    alone = [
+        ik.fixed_point(f, torch.zeros(1, 2, dtype=F64), (M[i, None], c[i, None]), **options) for i in range(len(M))
+    ]
+    assert solution.steps.tolist() == [int(one.steps) for one in alone]
+
+
 # --------------------------------------------------------------------------------------------------------------- options
 @pytest.mark.parametrize(
     ("make", "message"),

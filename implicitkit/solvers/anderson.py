@@ -12,7 +12,7 @@ from torch import Tensor
 from implicitkit.registry import register_solver
 from implicitkit.solvers.base import Method
 from implicitkit.solvers.function import Function
-from implicitkit.solvers.guard import check_guard, maybe_any, return_to_best, watch
+from implicitkit.solvers.guard import check_guard, maybe_any, return_to_best, stranded, watch
 
 __all__ = ["Anderson"]
 
@@ -35,7 +35,8 @@ class Anderson(Method):
 
     A sample that does badly forgets its memory and takes a plain step from its best point
     (:func:`~implicitkit.solvers.guard.watch`), so that where that step contracts the method cannot do worse than Picard
-    for long; from then on it mixes in every step, as a map that does not contract asks for.
+    for long; from then on it mixes in every step, as a map that does not contract asks for.  One that has been back there
+    in vain keeps its last difference and goes on from where it is.
 
     Memory: one array ``(batch, memory, 2 n)``, allocated once.  One evaluation a step.
 
@@ -99,7 +100,9 @@ class Anderson(Method):
         forget, guard = watch(f, state["guard"], self.safeguard, self.patience)
         eager, new = state["eager"], state["new"] + 1 if k > 0 else 0
         if forget is not None:
-            history.masked_fill_(forget.view(-1, 1, 1), 0)
+            wiped = forget.unsqueeze(1).repeat(1, m)
+            wiped[:, (k - 1) % m] &= ~stranded(forget, state["guard"], guard)  # which learn from their last step
+            history.masked_fill_(wiped.unsqueeze(2), 0)
             state["gram"].masked_fill_(forget.view(-1, 1, 1), 0)
             eager = forget if eager is None else eager | forget
         state = state | {"since": k + 1, "last": newest, "new": new, "eager": eager, "guard": guard}

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from implicitkit.solvers.function import Function
 
-__all__ = ["GuardState", "check_guard", "maybe_any", "return_to_best", "watch"]
+__all__ = ["GuardState", "check_guard", "maybe_any", "return_to_best", "stranded", "watch"]
 
 GuardState = dict[str, int | Tensor | None]
 """``step``; ``back``: samples that stand at their best point again; ``floor``: what residuals are measured against where
@@ -31,7 +31,7 @@ def watch(f: Function, state: GuardState, safeguard: float, patience: int) -> tu
     best residual has not improved over ``patience`` steps.  It then goes back to its best point (:func:`return_to_best`),
     and from there, with an empty memory, takes the plain step.  Where that step contracts, it gives a new best point: the
     best residual falls at least once in ``2 patience + 2`` steps by the factor of the plain iteration.  Where it does
-    not, going back to the same point again would be a loop: the sample empties its memory and goes on from where it is.
+    not, going back to the same point again would be a loop: the sample goes on from where it is (:func:`stranded`).
 
     In the spirit of the safeguarded steps of Zhang, O'Donoghue & Boyd (2020), SIAM J. Optim. 30(4), algorithm 3.
     """
@@ -63,6 +63,15 @@ def return_to_best(f: Function, z: Tensor, state: GuardState) -> Tensor:
     """The next point: ``z``, but the best one for samples that go back to it."""
     back = _mask(state, "back")
     return z if back is None else torch.where(back.unsqueeze(1), f.best, z)
+
+
+def stranded(forget: Tensor, before: GuardState, after: GuardState) -> Tensor:
+    """Which samples of ``forget`` go on from where they are, since going back to their best point was in vain.
+
+    ``before``, ``after``: the states that :func:`watch` was given and returned.
+    """
+    masks = [mask for mask in (_mask(before, "back"), _mask(after, "back")) if mask is not None]
+    return forget if not masks else forget & ~torch.stack(masks).any(0)
 
 
 def maybe_any(mask: Tensor) -> bool:
