@@ -32,6 +32,7 @@ class Status(enum.IntEnum):
     INFEASIBLE = 5
     UNBOUNDED = 6
     INACCURATE = 7
+    NONCONVEX = 8
 
     @property
     def meaning(self) -> str:
@@ -48,6 +49,7 @@ _MEANING = {
     Status.INFEASIBLE: "no point satisfies the constraints",
     Status.UNBOUNDED: "the objective falls without bound on the constraints",
     Status.INACCURATE: "close, but the residual did not meet the tolerance",
+    Status.NONCONVEX: "the quadratic part is not positive semidefinite: a stationary point need be no minimum",
 }
 
 

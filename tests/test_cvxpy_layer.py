@@ -656,6 +656,21 @@ def signed(attribute: str, value: float) -> Any:
     return ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - p))), [p], [x])(torch.tensor([1.0, value]))
 
 
+def unsigned() -> Any:
+    c, x = cp.Parameter(2, name="c"), cp.Variable(2)
+    return ConvexLayer(cp.Problem(cp.Minimize(c @ cp.abs(x)), [cp.sum(x) == 1]), [c], [x])
+
+
+def concave_term() -> Any:
+    c, x = cp.Parameter(2, name="c"), cp.Variable(2, name="x")
+    return ConvexLayer(cp.Problem(cp.Minimize(c @ x - cp.square(x[0])), [cp.sum(x) == 1]), [c], [x])
+
+
+def off_pattern(**attributes: Any) -> Any:
+    D, x = cp.Parameter((2, 2), name="D", **attributes), cp.Variable(2)
+    return ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(D @ x - 1))), [D], [x])(torch.ones(2, 2, dtype=F64))
+
+
 def asymmetric() -> Any:
     C, X = cp.Parameter((2, 2), symmetric=True, name="C"), cp.Variable((2, 2), PSD=True)
     return ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(X - C))), [C], [X])(torch.tensor([[1.0, 2.0], [0.0, 1.0]]))
@@ -691,6 +706,17 @@ BAD = [
         r"constraint 0: .*(quad_form|QuadForm).*square root.*sum_squares",
     ),
     ("not convex", non_convex, ValueError, r"not convex.*DCP.*objective.*maximise concave"),
+    ("a concave term", concave_term, ValueError, r"\(of which -.*x\[0\].* is concave, not convex\)\. Minimise"),
+    ("sign unknown", unsigned, ValueError, r"sign of parameter c decides.*nonneg=True"),
+    ("outside its bounds", lambda: off_pattern(bounds=[0, 0.5]), ValueError, r"D is declared with bounds=.*outside"),
+    ("diagonal, negative", lambda: off_pattern(diag=True, nonpos=True), ValueError, r"declared nonpositive.*diagonal"),
+    ("not diagonal", lambda: off_pattern(diag=True), ValueError, r"parameter D is declared diagonal or sparse"),
+    (
+        "off the pattern",
+        lambda: off_pattern(sparsity=([0, 1], [0, 1])),
+        ValueError,
+        r"D is declared diagonal or sparse",
+    ),
     ("gp without gp=True", lambda: _geometric_without_flag(), ValueError, r"not convex.*Set gp=True"),
     ("parameter missing", lambda: lists(0, 0), ValueError, r"parameter\(s\) p of the problem are not in parameters="),
     ("parameter too many", lambda: lists(1, 0), ValueError, r"extra in parameters= do not appear"),

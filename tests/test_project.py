@@ -181,6 +181,14 @@ def test_nan_stays_nan_in_its_sample(name: str) -> None:
     torch.testing.assert_close(out[[0, 2]], set_(v[[0, 2]]))
 
 
+@pytest.mark.parametrize("name", ["halfspace", "hyperplane", "affine", "polyhedron"])
+def test_a_set_in_double_precision_takes_points_in_single(name: str) -> None:
+    project, v = VECTOR_SETS[name][0], _points(3, N)
+    found = project(v.float())
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found.double(), project(v.float().double()), rtol=1e-5, atol=1e-5)
+
+
 def test_a_radius_is_differentiated() -> None:
     v = _points(9, 3, N)
     radius = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
@@ -194,6 +202,7 @@ def test_a_radius_is_differentiated() -> None:
         (lambda: ik.project.simplex(-1.0), ValueError, "positive"),
         (lambda: ik.project.l2_ball(0), ValueError, "positive"),
         (lambda: ik.project.box(), ValueError, "lower, upper"),
+        (lambda: ik.project.box(1.0, 0.0), ValueError, "above"),
         (lambda: ik.project.polyhedron(), ValueError, "A and b"),
         (lambda: ik.project.simplex()(torch.arange(3)), TypeError, "floating-point"),
         (lambda: ik.project.simplex()(3.0), TypeError, "float"),

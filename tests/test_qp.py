@@ -396,12 +396,49 @@ def test_unbounded(solver: str) -> None:
     assert int(s.status) == int(ik.Status.UNBOUNDED)
 
 
-@pytest.mark.parametrize("solver", ["interior_point", "qp"])
-def test_not_convex_is_not_called_solved(solver: str) -> None:
-    problem = ik.QuadraticProgram(
-        -torch.eye(2, dtype=F64), torch.zeros(2, dtype=F64), G=torch.eye(2, dtype=F64), h=torch.ones(2, dtype=F64)
-    )
-    assert not bool(ik.solve(problem, solver=solver, on_failure="ignore").converged)
+# Newton's method on the natural map finds stationary points, and not from everywhere: it is left out below
+NOT_CONVEX = {
+    "negative": [[-1.0, 0.0], [0.0, -1.0]],
+    "saddle": [[1.0, 0.0], [0.0, -1.0]],
+    "slightly": [[1.0, 0.0], [0.0, -1e-4]],
+    "zero diagonal": [[0.0, 1.0], [1.0, 0.0]],
+}
+
+
+@pytest.mark.parametrize("solver", [s for s in SOLVERS if s != "newton"])
+@pytest.mark.parametrize("name", NOT_CONVEX)
+def test_not_convex_is_not_called_solved(solver: str, name: str) -> None:
+    """Within a box, where a stationary point exists; and the convex program of the same batch is solved."""
+    module = EXTERNAL.get(solver)
+    if module and importlib.util.find_spec(module) is None:
+        pytest.skip(f"needs {module}")
+    P = torch.stack([torch.tensor(NOT_CONVEX[name], dtype=F64), torch.eye(2, dtype=F64)])
+    eye, q = torch.eye(2, dtype=F64), torch.tensor([0.1, 0.2], dtype=F64)
+    problem = ik.QuadraticProgram(P, q, G=torch.cat([eye, -eye]), h=torch.ones(4, dtype=F64))
+    s = ik.solve(problem, solver=solver, on_failure="ignore")
+    assert s.status.tolist() == [int(ik.Status.NONCONVEX), int(ik.Status.CONVERGED)]
+    torch.testing.assert_close(s.value[1], -q)
+    with pytest.raises(ik.ConvergenceError, match="not positive semidefinite"):
+        ik.solve(problem, solver=solver)
+
+
+@pytest.mark.parametrize("solver", [s for s in SOLVERS if s != "newton"])
+def test_one_unknown_between_many_bounds(solver: str) -> None:
+    """The middle of ``lower <= G z <= h`` binds at ``z = 0.5`` and at ``z = -0.25``."""
+    G = torch.tensor([[1.0], [-2.0], [4.0], [0.5]], dtype=F64)
+    h = torch.tensor([2.0, 0.5, 2.0, torch.inf], dtype=F64)
+    lower = torch.tensor([-torch.inf, -4.0, -3.0, -2.0], dtype=F64)
+    for q, expected in ((-3.0, 0.5), (3.0, -0.25), (-0.1, 0.1)):
+        P = torch.ones(1, 1, dtype=F64)
+        problem = ik.QuadraticProgram(P, torch.tensor([q], dtype=F64), G=G, h=h, lower=lower)
+        torch.testing.assert_close(ik.solve(problem, solver=solver).value, torch.tensor([expected], dtype=F64))
+
+
+@pytest.mark.parametrize("solver", ["auto", "interior_point"])
+def test_not_convex_without_inequalities(solver: str) -> None:
+    P = torch.tensor(NOT_CONVEX["zero diagonal"], dtype=F64)
+    s = ik.solve(ik.QuadraticProgram(P, torch.ones(2, dtype=F64)), solver=solver, on_failure="ignore")
+    assert int(s.status) == int(ik.Status.NONCONVEX)
 
 
 @pytest.mark.parametrize("solver", ["auto", "interior_point"])

@@ -24,6 +24,9 @@ class Box(Projection):
     def __post_init__(self) -> None:
         if self.lower is None and self.upper is None:
             raise ValueError("Box needs lower, upper or both")
+        numbers = [b for b in (self.lower, self.upper) if isinstance(b, (int, float))]
+        if len(numbers) == 2 and not numbers[0] <= numbers[1]:
+            raise ValueError(f"Box: lower must not be above upper, got {self.lower} and {self.upper}")
 
     def project(self, v: Tensor) -> Tensor:
         if self.lower is not None:
@@ -40,11 +43,14 @@ class Hyperplane(Projection):
     a: Tensor
     b: Any = 0.0
 
-    def _excess(self, v: Tensor) -> Tensor:
-        return ((self.a * v).sum(-1, keepdim=True) - against(self.b, v)) / self.a.square().sum(-1, keepdim=True)
+    def _excess(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """``a`` and ``(a'v - b) / |a|^2``."""
+        a = self.a.to(v)
+        return a, ((a * v).sum(-1, keepdim=True) - against(self.b, v)) / a.square().sum(-1, keepdim=True)
 
     def project(self, v: Tensor) -> Tensor:
-        return v - self.a * self._excess(v)
+        a, excess = self._excess(v)
+        return v - a * excess
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,8 @@ class Halfspace(Hyperplane):
     """``{a'x <= b}``: ``v - a max(a'v - b, 0) / |a|^2``."""
 
     def project(self, v: Tensor) -> Tensor:
-        return v - self.a * self._excess(v).clamp_min(0)
+        a, excess = self._excess(v)
+        return v - a * excess.clamp_min(0)
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,8 @@ class Polyhedron(Projection):
         from implicitkit.solve import solve
 
         eye = torch.eye(v.shape[-1], dtype=v.dtype, device=v.device)
-        return solve(QuadraticProgram(eye, -v, self.A, self.b, self.G, self.h)).value
+        parts = (None if part is None else part.to(v) for part in (self.A, self.b, self.G, self.h))
+        return solve(QuadraticProgram(eye, -v, *parts)).value
 
 
 @dataclass(frozen=True)

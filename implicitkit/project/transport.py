@@ -25,7 +25,7 @@ class Transport(Projection):
     columns: Tensor
 
     def project(self, v: Tensor) -> Tensor:
-        return _couple(v, self.rows, self.columns)
+        return _couple(v, self.rows.to(v), self.columns.to(v))
 
 
 @dataclass(frozen=True)

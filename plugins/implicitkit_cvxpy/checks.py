@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import cvxpy as cp
@@ -61,7 +61,7 @@ def _check_curvature(problem: cp.Problem, gp: bool) -> None:
     places = _places(problem)
     if not convex and not (not gp and is_dpp(problem)):
         test = (lambda e: e.is_dgp()) if gp else (lambda e: e.is_dcp())
-        found = _offenders([(place, thing, test) for place, thing in places], gp)
+        found = _offenders([(place, thing, test) for place, thing in places], lambda e: "" if gp else _curvature(e))
         hint = (
             "Set gp=True if this is a geometric program"
             if not gp and problem.is_dgp()
@@ -76,7 +76,7 @@ def _check_curvature(problem: cp.Problem, gp: bool) -> None:
         tests += [
             (place, thing, lambda e: e.is_dgp(dpp=True) if gp else e.is_dcp(dpp=True)) for place, thing in constraints
         ]
-        found = _offenders(tests, gp)
+        found = _offenders(tests, lambda e: _rewrite(e, gp))
         raise ValueError(f"the problem must be DPP (affine in its parameters), and is not: {found}")
 
 
@@ -84,13 +84,13 @@ def _places(problem: cp.Problem) -> list[tuple[str, Any]]:
     return [("the objective", problem.objective), *((f"constraint {i}", c) for i, c in enumerate(problem.constraints))]
 
 
-def _offenders(places: Sequence[tuple[str, Any, Any]], gp: bool) -> str:
+def _offenders(places: Sequence[tuple[str, Any, Any]], advice: Callable[[Any], str]) -> str:
     texts = []
     for place, thing, good in places:
         if good(thing):
             continue
         smallest = _smallest(thing, good)
-        texts.append(f"{place}: {_clip(smallest)}{_rewrite(smallest, gp)}")
+        texts.append(f"{place}: {_clip(smallest)}{advice(smallest)}")
     return "; ".join(texts) or "no single expression is to blame"
 
 
@@ -109,6 +109,21 @@ def _smallest(thing: Any, good: Any) -> Any:
         if isinstance(child, cp.Expression) and not good(child):
             return _smallest(child, good)
     return thing
+
+
+def _curvature(thing: Any) -> str:
+    """Why an objective, or an expression, is not convex: the term to blame, or a parameter whose sign nobody declared."""
+    if isinstance(thing, (cp.Minimize, cp.Maximize)):
+        wanted, wrong = ("convex", "concave") if isinstance(thing, cp.Minimize) else ("concave", "convex")
+        (sum_,) = thing.args
+        terms = sum_.args if type(sum_).__name__ == "AddExpression" else [sum_]
+        bad = [t for t in terms if not (t.is_convex() if wanted == "convex" else t.is_concave())]
+        return f" (of which {', '.join(map(_clip, bad))} is {wrong}, not {wanted})"
+    factors = [a for a in getattr(thing, "args", ()) if a.parameters() and not a.variables() and a.sign == "UNKNOWN"]
+    if not factors or not any(a.variables() and not a.is_affine() for a in thing.args):
+        return ""
+    names = ", ".join(dict.fromkeys(p.name() for a in factors for p in a.parameters()))
+    return f" (the sign of parameter {names} decides its curvature: declare it, cp.Parameter(nonneg=True))"
 
 
 def _rewrite(expression: Any, gp: bool) -> str:

@@ -285,6 +285,7 @@ _MEANING = {
     Status.INACCURATE: "inaccurate, the solver stopped short of its tolerance (loosen it, or try another solver=)",
     Status.MAX_STEPS: "iteration limit reached",
     Status.STALLED: "the solver failed numerically",
+    Status.NONCONVEX: "not convex, the quadratic part has a negative eigenvalue",
     Status.NONFINITE: "invalid data, NaN or Inf or a violated declaration",
 }
 

@@ -37,15 +37,22 @@ class Declared:
     symmetric: bool
     definite: int  # 1: PSD, -1: NSD
     ndim: int
+    pattern: Any = None  # flat, True where an entry must be zero: declared diagonal or sparse
+
+    bounds: Any = None  # lower and upper, one after the other, flat
 
     @property
     def complaint(self) -> str:
         """What to say of a value that breaks it."""
-        if self.sign:
-            return f"parameter {self.name} is declared {self.sign}, and a value violates that"
-        sense = {0: "symmetric, and is not symmetric", 1: "PSD, and is not symmetric with eigenvalues >= 0"}
-        text = sense.get(self.definite, "NSD, and is not symmetric with eigenvalues <= 0")
-        return f"parameter {self.name} is declared {text}"
+        claims = [f"{self.sign}, and a value violates that"] if self.sign else []
+        if self.pattern is not None:
+            claims.append("diagonal or sparse, and an entry outside that pattern is not zero")
+        if self.bounds is not None:
+            claims.append("with bounds=, and a value is outside them")
+        if self.symmetric:
+            sense = {0: "symmetric, and is not symmetric", 1: "PSD, and is not symmetric with eigenvalues >= 0"}
+            claims.append(sense.get(self.definite, "NSD, and is not symmetric with eigenvalues <= 0"))
+        return f"parameter {self.name} is declared {', or '.join(claims)}"
 
 
 class Parameters:
@@ -131,6 +138,7 @@ class Parameters:
         breach: list[Tensor | None] = []
         for value, declared in zip(values, self.declared, strict=True):
             wide = value.to(torch.float64)
+            gaps: list[Tensor] = []
             if declared.symmetric:
                 gap = (wide - wide.mT).detach().abs().flatten(-2).amax(-1)
                 slack = _SLACK * (1 + wide.detach().abs().flatten(-2).amax(-1))
@@ -138,11 +146,18 @@ class Parameters:
                 if declared.definite:
                     lowest = torch.linalg.eigvalsh(declared.definite * wide.detach().nan_to_num(0.0, 0.0, 0.0)).amin(-1)
                     gap = torch.maximum(gap, -lowest)
-                breach.append((gap - slack).clamp_min(0))
+                gaps.append((gap - slack).reshape(-1))
             row = wide.reshape((batch, -1) if value.ndim > declared.ndim else (1, -1))
             plain = row.detach()
-            if not declared.symmetric:
-                breach.append(_breach(plain, declared.sign) if declared.sign else None)
+            if declared.pattern is not None:
+                stray = (plain * torch.from_numpy(declared.pattern).to(plain)).abs().amax(1)
+                gaps.append(stray - _SLACK * (1 + plain.abs().amax(1)))
+            if declared.bounds is not None:
+                lower, upper = torch.from_numpy(declared.bounds).to(plain)
+                gaps.append(torch.maximum(lower - plain, plain - upper).amax(1) - _SLACK * (1 + plain.abs().amax(1)))
+            if declared.sign:
+                gaps.append(_breach(plain, declared.sign))
+            breach.append(torch.stack(gaps).amax(0).clamp_min(0) if gaps else None)
             sums.append(plain.sum(1))
             flat.append(row)
         none = torch.zeros(batch, dtype=torch.float64, device=device)
@@ -172,7 +187,34 @@ def _declare(parameter: Any, positive: bool) -> Declared:
     sign = next((text for key, text in _SIGNS.items() if attributes.get(key)), "")
     shape = tuple(parameter.shape)
     definite = 1 if attributes.get("PSD") else -1 if attributes.get("NSD") else 0
-    return Declared(parameter.name(), shape, _SIGNS["pos"] if positive else sign, symmetric, definite, len(shape))
+    return Declared(
+        parameter.name(), shape, _SIGNS["pos"] if positive else sign, symmetric, definite, len(shape), _zeros(parameter),
+        _limits(parameter),
+    )  # fmt: skip
+
+
+def _zeros(parameter: Any) -> Any:
+    """Where a parameter that is declared diagonal or sparse must be zero; ``None``: nowhere."""
+    if parameter.attributes.get("diag"):
+        return ~np.eye(parameter.shape[0], dtype=bool).ravel()
+    where = parameter.attributes.get("sparsity")
+    if where is None or isinstance(where, bool):
+        return None
+    outside = np.ones(parameter.shape, dtype=bool)
+    outside[tuple(np.asarray(i) for i in where)] = False
+    return outside.ravel()
+
+
+def _limits(parameter: Any) -> Any:
+    """The declared bounds, ``(2, size)``; ``None``: none."""
+    limits = parameter.attributes.get("bounds")
+    if limits is None:
+        return None
+    missing = (-np.inf, np.inf)
+    return np.stack([
+        np.broadcast_to(np.asarray(none if limit is None else limit, dtype=np.float64), parameter.shape).ravel()
+        for limit, none in zip(limits, missing, strict=True)
+    ])  # fmt: skip
 
 
 def _moved(matrix: Any, place: Any) -> Any:

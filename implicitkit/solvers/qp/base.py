@@ -18,7 +18,7 @@ from implicitkit.solvers.qp.interior_point import QPData, QPPoint, polish
 __all__ = ["QPSolver", "judge"]
 
 _ROUNDING = 1e-13  # relative to |F| at the start: nothing is left to polish
-_FINAL = (Status.INFEASIBLE, Status.UNBOUNDED, Status.NONFINITE, Status.STALLED)
+_FINAL = (Status.INFEASIBLE, Status.UNBOUNDED, Status.NONFINITE, Status.NONCONVEX)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def judge(
     bound = options.atol + options.rtol * torch.where(start.isfinite(), start, 0)
     converged = norm <= bound
     trace = [start, norm] if options.trace else []
-    if bool(converged.all()) and not bool((status == int(Status.STALLED)).any()):
+    if bool(converged.all()) and not bool((status == int(Status.NONCONVEX)).any()):
         verdict = torch.zeros_like(status)
         return Outcome(w, norm, steps, verdict, f.evaluations, f.sample_evaluations, trace)
     said = torch.zeros_like(converged)
@@ -70,7 +70,7 @@ def judge(
     verdict = torch.where(loose, int(Status.INACCURATE), int(Status.MAX_STEPS))
     verdict = torch.where(said, status, verdict)
     verdict = torch.where(norm.isfinite() | said, verdict, int(Status.NONFINITE))
-    verdict = torch.where(converged & (status != int(Status.STALLED)), int(Status.CONVERGED), verdict)
+    verdict = torch.where(converged & (status != int(Status.NONCONVEX)), int(Status.CONVERGED), verdict)
     return Outcome(w, norm, steps, verdict, f.evaluations, f.sample_evaluations, trace)
 
 

@@ -14,7 +14,7 @@ import torch
 from implicitkit.registry import register_solver
 from implicitkit.solution import Status
 from implicitkit.solvers.qp.base import QPSolver
-from implicitkit.solvers.qp.interior_point import QPData, QPPoint
+from implicitkit.solvers.qp.interior_point import QPData, QPPoint, convex
 
 __all__ = ["DAQP", "OSQP", "PIQP", "Clarabel", "ProxQP", "installed"]
 
@@ -39,7 +39,8 @@ def installed(module: str) -> bool:
 
 @dataclass(frozen=True)
 class External(QPSolver):
-    """One program at a time by another package, on float64 arrays; rows with ``h = inf`` are left out.
+    """One program at a time by another package, on float64 arrays; rows with ``h = inf`` are left out, and so are programs
+    that are not convex.
 
     Raises:
         ImportError: the package is not installed; the message names it.
@@ -63,7 +64,11 @@ class External(QPSolver):
         status = np.full(batch, int(Status.NONFINITE))
         steps = np.zeros(batch, dtype=np.int64)
         with_absent = not np.isfinite(arrays[5]).all()
+        bowl = convex(data.P).tolist()  # most of these packages do not look
         for i in _usable(arrays):
+            if not bowl[i]:
+                status[i] = int(Status.NONCONVEX)
+                continue
             P, q, A, b, G, h = (array[i] for array in arrays)
             rows: Any = np.isfinite(h) if with_absent else slice(None)
             answer = self.one(solver, P, q, A, b, G[rows], h[rows], tol, max_steps)
@@ -97,13 +102,12 @@ def _point(data: QPData, z: Array, y: Array, lam: Array, status: Array, steps: A
 
 
 _DAQP_INF = 1e30
-#: -5: not convex
 _DAQP_ENDS = {
     1: Status.CONVERGED,
     2: Status.CONVERGED,
     -1: Status.INFEASIBLE,
     -3: Status.UNBOUNDED,
-    -5: Status.STALLED,
+    -5: Status.NONCONVEX,
 }
 
 
@@ -183,11 +187,14 @@ class ProxQP(External):
         self, solver: Any, P: Array, q: Array, A: Array, b: Array, G: Array, h: Array, tol: float, max_steps: int
     ) -> Answer:
         proxqp = solver.proxqp
-        found = proxqp.dense.solve(
-            P, q, A if len(b) else None, b if len(b) else None, G if len(h) else None,
-            np.full(len(h), -1e20) if len(h) else None, h if len(h) else None, eps_abs=tol, eps_rel=0.0,
-            max_iter=max(1000, 10 * max_steps),
-        )  # fmt: skip
+        qp = proxqp.dense.QP(len(q), len(b), len(h))  # its function dense.solve is wrong for one unknown
+        qp.settings.eps_abs, qp.settings.eps_rel = tol, 0.0
+        qp.settings.eps_primal_inf = qp.settings.eps_dual_inf = tol  # at its 1e-4 it calls feasible programs infeasible
+        qp.settings.max_iter = max(1000, 10 * max_steps)
+        equality, inequality = (A, b) if len(b) else (None, None), (G, np.full(len(h), -1e20), h)
+        qp.init(P, q, *equality, *(inequality if len(h) else (None, None, None)))
+        qp.solve()
+        found = qp.results
         names = proxqp.QPSolverOutput if hasattr(proxqp, "QPSolverOutput") else type(found.info.status)
         ends = {
             names.PROXQP_SOLVED: Status.CONVERGED,

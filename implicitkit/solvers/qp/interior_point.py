@@ -25,7 +25,7 @@ from implicitkit.linear.saddle import Saddle, mv
 from implicitkit.problems.qp_data import QPData, natural_residual
 from implicitkit.solution import Status
 
-__all__ = ["QPData", "QPPoint", "interior_point", "natural_residual", "polish", "solve_qp"]
+__all__ = ["QPData", "QPPoint", "convex", "interior_point", "natural_residual", "polish", "solve_qp"]
 
 
 class QPPoint(NamedTuple):
@@ -63,7 +63,7 @@ def solve_qp(
     Returns:
         ``(z, y, lam, status)``: the point, the multipliers of ``Az = b`` and of ``Gz <= h`` (``lam >= 0``) and
         :class:`~implicitkit.Status` numbers, one a sample: ``CONVERGED``, ``INFEASIBLE``, ``UNBOUNDED``, ``INACCURATE``,
-        ``MAX_STEPS``, ``NONFINITE`` (NaN in the data), ``STALLED`` (``P`` is not positive semidefinite).
+        ``MAX_STEPS``, ``NONFINITE`` (NaN in the data), ``NONCONVEX`` (``P`` is not positive semidefinite).
 
     Raises:
         ValueError: shapes do not fit.
@@ -134,7 +134,7 @@ def interior_point(data: QPData, *, tol: float = 1e-9, max_steps: int = 60) -> Q
     scaled, undo = _scale(data)
     rows = data.G.shape[1]
     point = polish(scaled, _iterate(scaled, tol, max_steps), tol) if rows else _equalities_only(scaled, tol)
-    point = point._replace(status=_judge_curvature(scaled, point.status))
+    point = point._replace(status=torch.where(convex(scaled.P), point.status, int(Status.NONCONVEX)))
     z, y, lam, status, steps = undo(point)
     z, y, lam = (torch.where(finite.unsqueeze(1), t, torch.nan) for t in (z, y, lam))
     return QPPoint(z, y, lam, torch.where(finite, status, int(Status.NONFINITE)), steps)
@@ -380,13 +380,12 @@ def _joint(residual: tuple[Tensor, ...]) -> Tensor:
     return torch.linalg.vector_norm(torch.cat(residual, 1), dim=1)
 
 
-def _judge_curvature(data: QPData, status: Tensor) -> Tensor:
-    """``STALLED`` where ``P`` has negative curvature: a stationary point of such a program need be no minimum."""
-    size = data.P.diagonal(dim1=1, dim2=2).abs().amax(1)
-    lifted = data.P + 0
-    lifted.diagonal(dim1=1, dim2=2).add_((1e-9 * size + 1e-300).unsqueeze(1))
-    _, convex = cholesky_batched(lifted)
-    return torch.where(convex | (size == 0), status, int(Status.STALLED))
+def convex(P: Tensor) -> Tensor:
+    """Which of the matrices ``(batch, n, n)`` are positive semidefinite, to 1e-9 of their largest entry, ``(batch,)``."""
+    size = P.abs().flatten(1).amax(1)
+    lifted = P + 0
+    lifted.diagonal(dim1=1, dim2=2).add_((1e-9 * size).unsqueeze(1))
+    return cholesky_batched(lifted)[1] | (size == 0)
 
 
 def _equalities_only(data: QPData, tol: float) -> QPPoint:

@@ -133,9 +133,10 @@ def resolve(solver: Any, options: dict[str, Any], cones: Cones, quadratic: bool,
         try:
             generic.check(name, n, cones, quadratic)
         except cp.error.SolverError as error:
+            why = str(error).rstrip(".")
+            form = f"{_cone_names(cones)} cones{', quadratic objective' if quadratic else ''}"
             raise ik.CapabilityError(
-                f"solver {solver!r} cannot solve this program ({_cone_names(cones)} cones"
-                f'{", quadratic objective" if quadratic else ""}): {error}. Use solver="CLARABEL" (the default)'
+                f'solver {solver!r} cannot solve this program ({form}): {why}. Use solver="CLARABEL" (the default)'
             ) from error
     for key in _MEANINGLESS:
         options.pop(key, None)
