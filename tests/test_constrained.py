@@ -491,6 +491,16 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: _solve(bounds=(0, 1), degenerate="x"), ValueError, "degenerate must be"),
     (lambda: _solve(bounds=(0, 1), degenerate="smooth"), ValueError, "relaxes inequality"),
     (lambda: _solve(constraints=[ik.Equality(lambda z: 3.0)]), TypeError, "returned a float"),
+    (lambda: _solve(constraints=[ik.Inequality(lambda z: z > 1)]), TypeError, "returned torch.bool.*not a comparison"),
+    (
+        lambda: ik.argmin(
+            lambda z: z["a"].square().sum(),
+            {"a": torch.zeros(2), "b": torch.zeros(2)},
+            bounds=({"b": 0.0, "c": 0.0}, None),
+        ),
+        ValueError,
+        "another structure",
+    ),
     (lambda: _solve(bounds=(0, 1), solver="lbfgs"), ik.CapabilityError, "Solvers that fit"),
     (lambda: _solve(bounds=(0, 1), solver="qp"), ik.CapabilityError, "quadratic_program"),
     (
@@ -534,3 +544,14 @@ def test_logistic_regression_against_scipy() -> None:
     torch.testing.assert_close(solve(w), torch.from_numpy(found.x), rtol=0, atol=1e-5)
     step = 1e-5
     torch.testing.assert_close(jacrev(solve)(w), (solve(w + step) - solve(w - step)) / (2 * step), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["auto", "sqp", "scipy.lbfgsb", "scipy.slsqp", "scipy.trust_constr"])
+def test_bounds_that_leave_one_point(solver: str) -> None:
+    p = torch.tensor([1.0, -2.0], dtype=torch.float64, requires_grad=True)
+    low = torch.tensor([0.3, 0.4], dtype=torch.float64)
+    s = ik.argmin(
+        lambda z, p: (z - p).square().sum(), torch.zeros(2, dtype=torch.float64), (p,), bounds=(low, low), solver=solver
+    )
+    torch.testing.assert_close(s.value, low)
+    torch.testing.assert_close(torch.autograd.grad(s.value.sum(), p)[0], torch.zeros_like(p))

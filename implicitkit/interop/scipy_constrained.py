@@ -99,7 +99,7 @@ class _SciPy(Strategy):
                 )
                 if np.isfinite(answer.x).all():
                     found[i] = torch.from_numpy(np.array(answer.x)).to(found)
-                steps[i] = int(answer.nit)
+                steps[i] = int(answer.get("nit", 0))  # absent where the bounds leave nothing to solve
                 message = "" if answer.success else f"SciPy's {self.method}: {answer.message}"
         w = model.join(found, least_squares_multipliers(model, found, bounds, multipliers))
         if w.shape[1] <= _DENSE:

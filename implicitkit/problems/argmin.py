@@ -177,7 +177,7 @@ def _like(bound: Any, z0: Any, name: str) -> tuple[Any, ...]:
     bounds, bound_spec = trees.tree_flatten(bound)
     if isinstance(bound, Tensor):
         bounds = bounds * len(leaves)
-    elif len(bounds) != len(leaves) and bound_spec != spec:
+    elif bound_spec != spec:
         raise ValueError(
             f"the {name} bound is a pytree of another structure than z0; give one like z0, a tensor or None"
         )

@@ -196,6 +196,10 @@ def start(
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
                 raise TypeError(f"{name} returned a {type(leaf).__name__} where a tensor was expected")
+            if not (leaf.is_floating_point() or leaf.is_complex()):
+                raise TypeError(
+                    f"{name} returned {leaf.dtype}: return its values (h or g), not a comparison or a count"
+                )
             if leaf.is_complex():
                 raise TypeError(f"{name} returned complex numbers: return their real view (torch.view_as_real)")
             if tuple(leaf.shape[:batch_dims]) != batch:
