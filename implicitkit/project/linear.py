@@ -85,8 +85,8 @@ class Polyhedron(Projection):
         from implicitkit.solve import solve
 
         eye = torch.eye(v.shape[-1], dtype=v.dtype, device=v.device)
-        parts = (None if part is None else part.to(v) for part in (self.A, self.b, self.G, self.h))
-        return solve(QuadraticProgram(eye, -v, *parts)).value
+        A, b, G, h = (None if part is None else part.to(v) for part in (self.A, self.b, self.G, self.h))
+        return solve(QuadraticProgram(eye, -v, A, b, G, h)).value
 
 
 @dataclass(frozen=True)
