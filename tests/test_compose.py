@@ -283,6 +283,16 @@ def test_draws_its_blocks() -> None:
     assert len(axes.patches) >= 2  # a box round each block
 
 
+def test_an_edge_over_a_node_is_not_drawn_through_it() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    joint = ik.compose({"a": (_two, "x"), "b": (_two, "a"), "c": (lambda z, a, b: z, "b", "a")}, output="c")
+    axes = joint.draw()
+    arrows = [p for p in axes.patches if isinstance(p, matplotlib.patches.FancyArrowPatch)]
+    bends = sorted(abs(getattr(p.get_connectionstyle(), "rad", 0.0)) for p in arrows)
+    assert bends == [0.0, 0.0, 0.0, 0.25], "x to a, a to b and b to c are straight, a to c is not"
+
+
 # ------------------------------------------------------------------------------------------------------------ bad input
 def _id(z: Tensor, *reads: Tensor) -> Tensor:
     return z

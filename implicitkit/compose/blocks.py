@@ -280,7 +280,7 @@ class _Run:
     def _absorb(self, stepper: Stepper) -> None:
         for name, count in stepper.evaluations.items():
             self.evaluations[name] += count
-        self.sample_evaluations += stepper.f.sample_evaluations * stepper.block.cost
+        self.sample_evaluations += stepper.sample_evaluations
         self._finish(stepper.block, stepper.z, stepper.norm, stepper.steps, stepper.status)
 
     def _finish(self, block: Block, z: Tensor, norms: Tensor, steps: Tensor, status: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import networkx as nx
@@ -51,7 +52,10 @@ def draw(joint: Joint, ax: Any = None) -> Any:
             )
         )
     inside = [(a, b) for a, b in graph.edges if any(a in block and b in block for block in wiring.blocks)]
-    for edges, style in ((inside, "arc3,rad=0.25"), ([e for e in graph.edges if e not in inside], "arc3")):
+    outside = [edge for edge in graph.edges if edge not in inside]
+    over = [(a, b) for a, b in outside if any(_between(p, position[a], position[b]) for p in position.values())]
+    straight = [edge for edge in outside if edge not in over]
+    for edges, style in ((inside, "arc3,rad=0.25"), (over, "arc3,rad=-0.25"), (straight, "arc3")):
         nx.draw_networkx_edges(graph, position, edges, ax=ax, node_size=900, connectionstyle=style, arrowsize=14)
     for name, (x, y) in position.items():
         weight = "bold" if name == wiring.output else "normal"
@@ -60,6 +64,16 @@ def draw(joint: Joint, ax: Any = None) -> Any:
     ax.set_axis_off()
     ax.margins(0.1)
     return ax
+
+
+def _between(point: tuple[float, float], a: tuple[float, float], b: tuple[float, float]) -> bool:
+    """Does a straight edge from ``a`` to ``b`` run over what stands at ``point``?"""
+    length = math.dist(a, b)
+    if length == 0 or point in (a, b):
+        return False
+    along = ((point[0] - a[0]) * (b[0] - a[0]) + (point[1] - a[1]) * (b[1] - a[1])) / length
+    across = ((point[0] - a[0]) * (b[1] - a[1]) - (point[1] - a[1]) * (b[0] - a[0])) / length
+    return 0 < along < length and abs(across) < _BOX / 2
 
 
 def _positions(joint: Joint) -> dict[str, tuple[float, float]]:

@@ -68,6 +68,11 @@ class Stepper:
         return {name: self.f.evaluations + extra for name, extra in self.extra.items()}
 
     @property
+    def sample_evaluations(self) -> int:
+        """Calls of all nodes' maps, each times the samples it was for."""
+        return self.f.sample_evaluations * self.block.cost + sum(self.extra.values()) * self.block.system.batch
+
+    @property
     def relative(self) -> Tensor:
         """The largest ``|f_k - z_k| / |z_k|`` over the nodes, ``(batch,)``: infinite until known, and for zero states."""
         return (self.norm / self._lengths(self.z)).nan_to_num(nan=torch.inf).amax(1)
@@ -163,7 +168,6 @@ class Stepper:
         read = [t.reshape(-1, block.parts.sizes[p]) for t, p in zip(f.theta[:outer], block.parents, strict=True)]
         own = self.z.split(block.sizes, 1)
         values = kernel((*own, *read), f.theta[outer:])
-        f.sample_evaluations += len(rest) * block.system.batch
         for name in rest:
             self.extra[name] += 1
         self.depth += 1
