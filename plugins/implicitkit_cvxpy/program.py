@@ -57,7 +57,7 @@ class ConeProgram(ik.Problem):
 
     def linearise(self, system: Any, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, ik.Operator]:
         with torch.enable_grad():
-            out = system.residual(z, *theta)
+            out = system.residual(z.detach(), *theta)
         P, _, A, b = (t.detach() for t in _one_batch(system, theta[:4]))
         return out, self.operator(z.detach(), P, A, b)
 
