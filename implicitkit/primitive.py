@@ -151,8 +151,8 @@ class Call:
         raise ConvergenceError(text, None, tuple(worst), tuple(worst_norms))
 
     def linearise(self, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
-        """The residual at a plain ``z`` with its graph, and ``A`` there."""
-        out, A = self.system.problem.linearise(self.system, z, theta)
+        """The residual at ``z``, as a plain tensor, with its graph, and ``A`` there."""
+        out, A = self.system.problem.linearise(self.system, z.detach(), theta)
         if A.structure is None:
             check_leaves(self.system.lifted, out, theta, z)
         else:
