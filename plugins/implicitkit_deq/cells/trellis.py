@@ -23,6 +23,10 @@ class TrellisNet(Cell):
     Shapes: ``x (batch, T, in_features)``, ``z (batch, T, 2 features)``, history ``(batch, m, 2 features)`` with any
     ``m >= max((k-1) s, s)``, of which the last are used: ``layer(x, history)``.  The output is ``h`` unless ``full_output``.
 
+    What a position remembers comes from the one before, so that the equilibrium is reached front by front, from the first
+    position to the last.  Plain iteration (``solver="picard"``) follows; Anderson's or Broyden's coefficients of single
+    positions do not know of the front and can send the positions behind it far away while it passes.
+
     Args:
         in_features: of ``x``. features: of ``h`` and of ``c``. kernel: ``k``. dilation: ``s``.
         full_output: return ``[c, h]``, which is what a history is made of.
