@@ -30,7 +30,7 @@ from implicitkit import primitive
 
 RADIUS, TOLERANCE = 0.9, 1e-4
 TARGETS = {
-    "forward 64x128": 5.0, "forward 256x512": 2.0, "backward 64x128": 1.5, "backward 256x512": 1.5,
+    "forward 64x128": 4.0, "forward 256x512": 1.5, "backward 64x128": 1.5, "backward 256x512": 1.5,
     "machinery forward, tensors (ms)": 0.25, "machinery backward, tensors (ms)": 0.5,
     "machinery forward, module (ms)": 0.5, "machinery backward, module (ms)": 0.8,
 }  # fmt: skip

@@ -79,7 +79,7 @@ def contestants(batch: int, dim: int) -> dict[str, Callable[[], tuple[Tensor, in
     solvers = {
         "picard": ik.Picard(),
         "anderson": ik.Anderson(),
-        "anderson, memory 8": ik.Anderson(memory=8),
+        "anderson, every step": ik.Anderson(memory=5, period=1),
         "anderson, memory 20": ik.Anderson(memory=20),
         "broyden, good": ik.Broyden(),
         "broyden, bad": ik.Broyden(update="bad"),

@@ -155,7 +155,7 @@ def main(arguments: list[str] | None = None) -> Result:
     title = "Grad-CAM through the equilibrium (white: the digit)"
     with figure(chosen.output / "deq_mnist_like.png", 6, title=title, size=(9.0, 2.2)) as axes:
         for axis, image, cam in zip(axes, sample[:, 0], implicit, strict=True):
-            axis.imshow(cam.detach(), cmap="magma")
+            axis.imshow(cam.detach().numpy(), cmap="magma")
             axis.contour(image, levels=[0.5], colors="white", linewidths=1.5)
             axis.axis("off")
     return Result(accuracy, radius, error, evaluations, seconds)

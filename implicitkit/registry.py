@@ -507,7 +507,7 @@ def check_serves(solver: Any, problem: Any, size: int) -> None:
         )
     takes = ", ".join(k for k in _KINDS if serves(solver.solves, k)) or "nothing"
     raise CapabilityError(
-        f"solver {name!r} (solves={solver.solves!r}) serves problems of kind {takes}; {type(problem).__name__} is of "
+        f"solver {name!r} (solves={solver.solves!r}) serves problems of kind {takes}; {problem.title} is of "
         f"kind {problem.kind!r}. Solvers that fit: {', '.join(fitting) or 'none is registered'}."
     )
 

@@ -69,6 +69,11 @@ class Problem:
     closed: ClassVar[bool] = False
 
     @property
+    def title(self) -> str:
+        """What messages call it."""
+        return type(self).__name__
+
+    @property
     def function(self) -> Callable[..., Any]:
         """The user's function ``(z, *args)``."""
         return self.residual

@@ -81,6 +81,7 @@ class Program(Problem):
     one_sided: tuple[bool, ...]
     degenerate: str = "lstsq"
     kind: ClassVar[str] = "constrained"
+    title: ClassVar[str] = "Argmin"
     returns: ClassVar[str] = "program"
 
     @property

@@ -160,9 +160,10 @@ class QPConditions(Problem):
     degenerate: str = "lstsq"
     kind: ClassVar[str] = "quadratic_program"
     closed: ClassVar[bool] = True
+    title: ClassVar[str] = "QuadraticProgram"
 
     def __repr__(self) -> str:
-        return f"QuadraticProgram({', '.join(self.names)})"
+        return f"{self.title}({', '.join(self.names)})"
 
     @property
     def kappa(self) -> float:
@@ -199,9 +200,30 @@ class QPConditions(Problem):
         flat = _flatten(system, theta, [_EVENT[name] for name in self.names])
         return dict(zip(self.names, flat, strict=True))
 
-    def one_sided(self, system: System, theta: Sequence[Tensor]) -> QPData:
-        """The programs in the form ``Az = b, Gz <= h``, in float64, nothing absent; ``lower`` as further rows."""
-        part = {name: t.to(torch.float64) for name, t in self.data(system, theta).items()}
+    def packed_residual(self, part: dict[str, Tensor], w: Tensor) -> Tensor:
+        """:meth:`residual` of every sample, on packed states and :meth:`data`."""
+        n, p = part["q"].shape[1], part["b"].shape[1] if "b" in part else 0
+        z, y, lam = w.split([n, p, w.shape[1] - n - p], 1)
+        slope, out, row = part["q"], [], z.unsqueeze(1)
+        if "P" in part:
+            P = part["P"]
+            slope = slope + 0.5 * (torch.bmm(row, P) + torch.bmm(row, P.mT)).squeeze(1)
+        if p:
+            slope = torch.baddbmm(slope.unsqueeze(1), y.unsqueeze(1), part["A"]).squeeze(1)
+            out.append(mv(part["A"], z) - part["b"])
+        if "G" in part:
+            slope = torch.baddbmm(slope.unsqueeze(1), lam.unsqueeze(1), part["G"]).squeeze(1)
+            natural, v = lam, lam + mv(part["G"], z)
+            if "h" in part:
+                natural = natural - plus(v - part["h"], self.kappa)
+            if "lower" in part:
+                natural = natural + plus(part["lower"] - v, self.kappa)
+            out.append(natural)
+        return torch.cat([slope, *out], 1)
+
+    def one_sided(self, part: dict[str, Tensor]) -> QPData:
+        """The programs of :meth:`data` as ``Az = b, Gz <= h``, in float64, nothing absent; ``lower`` as further rows."""
+        part = {name: t.to(torch.float64) for name, t in part.items()}
         q = part["q"]
         batch, n = q.shape
         P = 0.5 * (part["P"] + part["P"].mT) if "P" in part else q.new_zeros(batch, n, n)

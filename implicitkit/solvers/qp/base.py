@@ -38,18 +38,25 @@ class QPSolver(Strategy):
 
     def run(self, f: Function, z0: Tensor, options: Options) -> Outcome:
         problem: Any = f.problem
-        data = problem.one_sided(f.system, f.theta)
+        part = problem.data(f.system, f.theta)
+        data = problem.one_sided(part)
         tol = min(max(options.rtol, 1e-9), 1e-6)
-        start = torch.linalg.vector_norm(f.residual(z0), dim=1)
+
+        def norms(w: Tensor) -> Tensor:
+            f.prime(w, problem.packed_residual(part, w))
+            norm: Tensor = torch.linalg.vector_norm(f.residual(w), dim=1)
+            return norm
+
+        start = norms(z0)
         point = self.find(data, tol, options.max_steps or self.default_max_steps)
         w = problem.join(*point[:3]).to(z0)
-        norm = torch.linalg.vector_norm(f.residual(w), dim=1)
+        norm = norms(w)
         if not bool((norm <= _ROUNDING * start).all()):
             point = polish(data, point, tol)
             w = problem.join(*point[:3]).to(z0)
             if problem.kappa:
                 w = refine(f, w, _direction, steps=60, halvings=20)  # from the solution to that of the relaxed program
-            norm = torch.linalg.vector_norm(f.residual(w), dim=1)
+            norm = norms(w)
         return judge(f, w, start, norm, point.status, point.steps, options)
 
 
