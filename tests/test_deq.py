@@ -491,7 +491,7 @@ def test_evaluate_tighter_than_trained() -> None:
     rough, figures = layer(x), layer.solution
     layer.eval()
     fine = layer(x)
-    assert layer.solution.steps.min() > figures.steps.max()
+    assert bool((layer.solution.steps > figures.steps).all())
     assert float(layer.solution.residual_norm.max()) < 1e-8 < float(figures.residual_norm.max())
     assert 1e-9 < float((rough - fine).detach().abs().max()) < 1e-2
     assert fine.requires_grad, "eval() is no obstacle to derivatives"

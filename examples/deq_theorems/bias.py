@@ -195,10 +195,9 @@ def densities(setting: Setting) -> dict[str, Any]:
     rows, counts, norms, profiles = [], {}, list[float](), {}
     for begin in reference:
         beta = least(X, y, torch.full_like(truth, begin))
+        norms.append(float(beta.sum()))
         counts[begin], profiles[begin] = int((beta > 0.05 * beta.max()).sum()), beta
-        rows.append(
-            (begin, f"{counts[begin]} of {d}", float((beta - truth).norm()), float(beta.sum()), reference[begin])
-        )
+        rows.append((begin, f"{counts[begin]} of {d}", float((beta - truth).norm()), norms[-1], reference[begin]))
     headings = ("beta(0)", "entries > 5 %", "|beta - truth|", "l1 norm", "reference (entries, distance, l1)")
     print(
         table(f"Density by start: {N} equations, a truth of 4 entries, l1 norm {float(truth.sum()):g}", headings, rows)

@@ -42,7 +42,8 @@ class Anderson(Method):
 
     Args:
         memory: ``m``, at least 1. damping: of the plain steps, in (0, 2).
-        period: mix in every so many steps; 1: in all of them, the method as Walker & Ni have it.
+        period: mix in every so many steps; 1: in all of them, the method as Walker & Ni have it.  ``None``: 3, but 1 below
+            8 and 2 below 12 unknowns, which a few differences span.
         ridge: relative regularisation; ``None``: ``10 m eps`` of the dtype.
         restart: forget the memory every so many steps; ``None``: never.
         safeguard: growth of the residual at which a sample restarts, greater than 1; ``inf`` switches it off.
@@ -54,7 +55,7 @@ class Anderson(Method):
 
     memory: int = 8
     damping: float = 1.0
-    period: int = 3
+    period: int | None = None
     ridge: float | None = None
     restart: int | None = None
     safeguard: float = 4.0
@@ -66,7 +67,7 @@ class Anderson(Method):
             raise ValueError(f"memory must be at least 1, got {self.memory}")
         if not 0 < self.damping < 2:
             raise ValueError(f"damping must be in (0, 2), got {self.damping}")
-        if self.period < 1:
+        if self.period is not None and self.period < 1:
             raise ValueError(f"period must be at least 1 (mix in every step), got {self.period}")
         if self.ridge is not None and not self.ridge >= 0:
             raise ValueError(f"ridge cannot be negative, got {self.ridge}")
@@ -106,7 +107,7 @@ class Anderson(Method):
             state["gram"].masked_fill_(forget.view(-1, 1, 1), 0)
             eager = forget if eager is None else eager | forget
         state = state | {"since": k + 1, "last": newest, "new": new, "eager": eager, "guard": guard}
-        due = k % self.period == 0
+        due = k % (self.period or min(3, max(1, z.shape[1] // 4))) == 0
         if k == 0 or (not due and eager is None):
             return return_to_best(f, mixed, guard), state
         slots = [(k - 1 - i) % m for i in range(min(new, k, m))]
