@@ -290,6 +290,9 @@ def _report(solution: Solution, z0: Any, args: tuple[Any, ...], on_failure: str,
 
         culprits = describe_leaves(z0, "z0", nonfinite) + describe_leaves(args, "args", nonfinite)
         hint = f"NaN or Inf in: {', '.join(culprits)}." if culprits else "The function is not finite at z0."
+    elif solution._record.system is not None:
+        system, theta = solution._record.system, solution._record.theta
+        hint = system.problem.explain(system, outcome.z, theta, outcome.status != int(Status.CONVERGED))
     plain = Solution(
         _plain_value(solution),
         None,

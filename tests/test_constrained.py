@@ -555,3 +555,25 @@ def test_bounds_that_leave_one_point(solver: str) -> None:
     )
     torch.testing.assert_close(s.value, low)
     torch.testing.assert_close(torch.autograd.grad(s.value.sum(), p)[0], torch.zeros_like(p))
+
+
+@pytest.mark.parametrize(
+    ("constraints", "says"),
+    [
+        (
+            [ik.Inequality(lambda z: z[:1] + 1), ik.Inequality(lambda z: 1 - z[:1])],
+            "violated there by up to .*: perhaps",
+        ),
+        ([ik.Inequality(lambda z: z[:1] - 1)], "constraints hold there: the objective may fall without end"),
+    ],
+    ids=["infeasible", "unbounded"],
+)
+def test_what_keeps_a_program_from_a_solution_is_said(constraints: list[ik.Inequality], says: str) -> None:
+    start = torch.zeros(2, dtype=torch.float64)
+    options: dict[str, Any] = {"constraints": constraints, "max_steps": 8}
+    with pytest.raises(ik.ConvergenceError, match=says):
+        ik.argmin(lambda z: z.sum(), start, **options)
+    with pytest.raises(ik.ConvergenceError, match=says):  # one sample under vmap
+        torch.func.vmap(lambda t: ik.argmin(lambda z: (t * z).sum(), start, **options).value)(
+            torch.ones_like(start)[None]
+        )

@@ -100,6 +100,10 @@ class Problem:
         """What :attr:`function` is given for the matrix that the kernel is given."""
         return layout.unpack(matrix)
 
+    def explain(self, system: System, z: Tensor, theta: Sequence[Tensor], failed: Tensor) -> str:
+        """A sentence on why no solution was found, for the message: packed points ``z``, and which samples ``failed``."""
+        return ""
+
     def linearise(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
         """``F`` at a plain ``z``, on its graph, and ``dF/dz`` there (a problem that knows its blocks says them)."""
         return autodiff.linearise(

@@ -22,9 +22,9 @@ Sources: Facchinei & Pang (2003), *Finite-Dimensional Variational Inequalities a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,9 @@ from implicitkit.linear.kkt import KKT
 from implicitkit.problems.base import Kernel, Problem
 from implicitkit.problems.constraints import Constraint
 from implicitkit.trees import Layout
+
+if TYPE_CHECKING:
+    from implicitkit.system import System
 
 __all__ = ["DEGENERATE", "KAPPA", "Program", "State", "plus"]
 
@@ -100,6 +103,17 @@ class Program(Problem):
     def __repr__(self) -> str:
         name = getattr(self.objective, "__qualname__", type(self.objective).__name__)
         return f"Argmin({name}, {len(self.constraints)} constraints)"
+
+    def explain(self, system: System, z: Tensor, theta: Sequence[Tensor], failed: Tensor) -> str:
+        if not self.one_sided:
+            return ""
+        with torch.no_grad():
+            values = system.kernel(z, *theta)[failed, 1:]
+        one_sided = torch.tensor(self.one_sided, device=z.device)
+        worst = float(torch.where(one_sided, values.clamp_min(0), values.abs()).nan_to_num(torch.inf).max())
+        if worst <= torch.finfo(z.dtype).eps ** 0.5 * (1 + float(z[failed].abs().max())):
+            return "The constraints hold there: the objective may fall without end, or hardly at all."
+        return f"The constraints are violated there by up to {worst:.3g}: perhaps no z meets all of them."
 
     # ---- what is lifted
     def evaluate(self, state: Any, *args: Any) -> Any:
