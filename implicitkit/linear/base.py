@@ -8,7 +8,7 @@ that system as an :class:`Operator` and plain ``(batch, n)`` matrices: no pytree
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
@@ -119,17 +119,3 @@ class LinearSolver:
         marked in ``converged``.
         """
         raise NotImplementedError(f"{type(self).__name__} has no solve method")
-
-
-@dataclass
-class Steps:
-    """Counts the products a solver has asked for, per sample (helper for iterative methods)."""
-
-    active: Tensor
-    count: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.count = torch.zeros_like(self.active, dtype=torch.int64)
-
-    def add(self, active: Tensor) -> None:
-        self.count += active
