@@ -442,18 +442,15 @@ def test_large_graphs_are_solved_and_differentiated(make: Any) -> None:
         assert (a - b).abs().max() <= 1e-9 * b.abs().max() + 1e-14
 
 
-@pytest.mark.parametrize(
-    "limit", [0.3, pytest.param(0.1, marks=pytest.mark.slow)]
-)  # the strict one wants a machine at rest
 @pytest.mark.parametrize("make", [bench.long_chain, bench.random_graph], ids=lambda f: f.__name__)
-def test_the_graph_costs_little_beside_its_evaluations(make: Any, limit: float) -> None:
+def test_the_graph_costs_little_beside_its_evaluations(make: Any) -> None:
     best_evaluation, best_solve = float("inf"), float("inf")
-    for _ in range(5):  # processor time, yet other processes share the caches
+    for _ in range(12):  # processor time, yet other processes share the caches
         found = bench.overhead(make(), repeats=3)
         best_evaluation, best_solve = min(best_evaluation, found.evaluation), min(best_solve, found.solve)
-        if best_evaluation < limit and best_solve < limit:
+        if best_evaluation < 0.1 and best_solve < 0.1:
             break
-    assert best_evaluation < limit and best_solve < limit
+    assert best_evaluation < 0.1 and best_solve < 0.1
 
 
 # --------------------------------------------------------------------------------------------------------------- analysis

@@ -20,7 +20,7 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = D) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def close(got: Any, want: Any, rtol: float = 1e-8, atol: float = 1e-10) -> None:
+def assert_close(got: Any, want: Any, rtol: float = 1e-8, atol: float = 1e-10) -> None:
     torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
 
 
@@ -65,13 +65,13 @@ def test_ridge_regression(problem: ik.Problem, solver: str) -> None:
     def solve(lam: Tensor, y: Tensor) -> Tensor:
         return ik.solve(problem, torch.zeros(N, dtype=D), (lam, y), solver=solver, **tight).value
 
-    close(solve(lam, y), w)
+    assert_close(solve(lam, y), w)
     for jacobian in (jacrev, jacfwd):
         got_lam, got_y = jacobian(solve, (0, 1))(lam, y)
-        close(got_lam, dw_dlam)
-        close(got_y, dw_dy)
-    close(jacfwd(jacrev(solve))(lam, y), -2 * M * torch.linalg.solve(H, dw_dlam))
-    close(vmap(solve, in_dims=(None, 0))(lam, torch.stack([y, 2 * y])), torch.stack([w, 2 * w]))
+        assert_close(got_lam, dw_dlam)
+        assert_close(got_y, dw_dy)
+    assert_close(jacfwd(jacrev(solve))(lam, y), -2 * M * torch.linalg.solve(H, dw_dlam))
+    assert_close(vmap(solve, in_dims=(None, 0))(lam, torch.stack([y, 2 * y])), torch.stack([w, 2 * w]))
 
 
 # --------------------------------------------------------------------------------------------- the linear fixed point
@@ -93,8 +93,8 @@ def test_linear_fixed_point(solver: str, linear_solver: str) -> None:
         **TIGHT,
     )
     z, u = R @ (B @ x + b), R.mT @ g
-    close(solution.value, z)
-    close(
+    assert_close(solution.value, z)
+    assert_close(
         torch.autograd.grad(solution.value, leaves, g),
         (torch.outer(u, z), torch.outer(u, x), B.mT @ u, u),
     )
@@ -112,7 +112,7 @@ def test_linear_fixed_point_second_order() -> None:
     want = 2 * R @ A @ R @ A @ z
     for outer in (jacrev, jacfwd):
         for inner in (jacrev, jacfwd):
-            close(outer(inner(solve))(a), want)
+            assert_close(outer(inner(solve))(a), want)
 
 
 # -------------------------------------------------------------------------------------------------------- x^3 + x = t
@@ -184,9 +184,9 @@ def test_least_squares_with_a_residual(solver: str) -> None:
         z = solve(t_)
         assert abs(float(z - t_ + z * (1 + z**2 / 2))) < 1e-9
         exact, gauss_newton = 1 / (2 + 1.5 * z**2), 1 / (1 + z**2)
-        close(grad(solve)(t_), exact, rtol=1e-7)
-        close(jacfwd(solve)(t_), exact, rtol=1e-7)
-        close(grad(grad(solve))(t_), -3 * z * exact**3, rtol=1e-6, atol=1e-9)
+        assert_close(grad(solve)(t_), exact, rtol=1e-7)
+        assert_close(jacfwd(solve)(t_), exact, rtol=1e-7)
+        assert_close(grad(grad(solve))(t_), -3 * z * exact**3, rtol=1e-6, atol=1e-9)
         assert float(abs(gauss_newton / exact - 1)) > 0.3
     assert float(grad(solve)(torch.tensor(0.0, dtype=D))) == pytest.approx(0.5, rel=1e-9)
 
@@ -203,12 +203,12 @@ def test_argmin_second_order() -> None:
 
     z = solve(b)
     inverse = torch.linalg.inv(Q + 3 * s * torch.diag(z**2))
-    close(jacrev(solve)(b), inverse)
+    assert_close(jacrev(solve)(b), inverse)
     # z_{i,jk} = -sum_l H^-1_il 6 s z_l H^-1_lj H^-1_lk
     want = -torch.einsum("il,l,lj,lk->ijk", inverse, 6 * s * z, inverse, inverse)
-    close(hessian(solve)(b), want)
-    close(jacfwd(jacfwd(solve))(b), want)
-    close(jacrev(jacrev(solve))(b), want)
+    assert_close(hessian(solve)(b), want)
+    assert_close(jacfwd(jacfwd(solve))(b), want)
+    assert_close(jacrev(jacrev(solve))(b), want)
 
 
 # ------------------------------------------------------------------------------------------- what must not matter
@@ -253,7 +253,7 @@ def test_gradient_does_not_depend_on_the_solver(solver: str) -> None:
 def test_gradient_does_not_depend_on_the_linear_solver(linear_solver: str) -> None:
     W, b = _tanh_inputs()
     got = _gradients("newton", ik.Implicit(linear_solver=linear_solver, rtol=1e-11), W, b, **TIGHT)
-    close(got, _exact_gradients(W, b), rtol=1e-8, atol=1e-9)
+    assert_close(got, _exact_gradients(W, b), rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("linear_solver", ["lu", "cg", "gmres", "bicgstab", "lsmr", "broyden", "auto"])
@@ -264,7 +264,7 @@ def test_gradient_of_a_minimum_does_not_depend_on_the_linear_solver(linear_solve
     objective = lambda z, b: 0.5 * z @ Q @ z - b @ z  # noqa: E731
     z = ik.argmin(objective, torch.zeros(5, dtype=D), (b,), solver="newton", rule=rule, **TIGHT).value
     g = randn(5, seed=16)
-    close(torch.autograd.grad(z, b, g)[0], torch.linalg.solve(Q, g), rtol=1e-8)
+    assert_close(torch.autograd.grad(z, b, g)[0], torch.linalg.solve(Q, g), rtol=1e-8)
 
 
 # --------------------------------------------------------------------------------------------- approximate rules
@@ -295,12 +295,12 @@ def test_approximate_rules_are_their_series(rule: Any, kind: str, steps: int, da
     slope, g = 1 - z**2, torch.linspace(-1, 1, len(z), dtype=D) + 2 * z
     u = _series(kind, steps, damping, torch.diag(slope) @ W, g)
     want = (torch.outer(slope * u, z), (slope * u).unsqueeze(0))
-    close(_gradients("newton", rule, W, b, **TIGHT), want)
+    assert_close(_gradients("newton", rule, W, b, **TIGHT), want)
     # forward mode is the transpose of the same series
     v = randn(6, seed=17)
     f = lambda b: ik.fixed_point(_tanh_map, torch.zeros_like(b), (W, b), batch_dims=1, rule=rule, **TIGHT).value  # noqa: E731
     _, tangent = torch.func.jvp(f, (b,), (v.unsqueeze(0),))
-    close((tangent[0] * g).sum(), (slope * u * v).sum())
+    assert_close((tangent[0] * g).sum(), (slope * u * v).sum())
 
 
 @pytest.mark.parametrize("steps", [1, 4, 9])
@@ -313,7 +313,7 @@ def test_phantom_is_backpropagation_through_damped_steps(steps: int, damping: fl
     for _ in range(steps):
         z = (1 - damping) * z + damping * _tanh_map(z, *leaves)
     want = torch.autograd.grad((z * torch.linspace(-1, 1, 6, dtype=D)).sum() + z.square().sum(), leaves)
-    close(_gradients("newton", ik.Phantom(steps, damping), W, b, **TIGHT), want)
+    assert_close(_gradients("newton", ik.Phantom(steps, damping), W, b, **TIGHT), want)
 
 
 # --------------------------------------------------------------------------------------------------------------- unroll
@@ -334,11 +334,11 @@ def test_unroll_is_the_loop_by_hand(damping: float) -> None:
         )  # fmt: skip
         return solution.value.pow(2).sum()
 
-    close(ours(z0, W, b), by_hand(z0, W, b))
-    close(grad(ours, (0, 1, 2))(z0, W, b), grad(by_hand, (0, 1, 2))(z0, W, b))
+    assert_close(ours(z0, W, b), by_hand(z0, W, b))
+    assert_close(grad(ours, (0, 1, 2))(z0, W, b), grad(by_hand, (0, 1, 2))(z0, W, b))
     leaves = [t.clone().requires_grad_() for t in (z0, W, b)]
-    close(torch.autograd.grad(ours(*leaves), leaves), grad(by_hand, (0, 1, 2))(z0, W, b))
-    close(hessian(ours, 2)(z0, W, b), hessian(by_hand, 2)(z0, W, b))
+    assert_close(torch.autograd.grad(ours(*leaves), leaves), grad(by_hand, (0, 1, 2))(z0, W, b))
+    assert_close(hessian(ours, 2)(z0, W, b), hessian(by_hand, 2)(z0, W, b))
 
 
 def test_unroll_of_gradient_descent() -> None:
@@ -356,13 +356,13 @@ def test_unroll_of_gradient_descent() -> None:
             solver=ik.GradientDescent(step_size=0.2), rule=ik.Unroll(steps=5), max_steps=5, on_failure="ignore",
         ).value.sum()  # fmt: skip
 
-    close(ours(b), by_hand(b))
-    close(grad(ours)(b), grad(by_hand)(b))
+    assert_close(ours(b), by_hand(b))
+    assert_close(grad(ours)(b), grad(by_hand)(b))
 
 
 def test_unroll_to_convergence_is_the_exact_derivative() -> None:
     W, b = _tanh_inputs()
-    close(_gradients("picard", "unroll", W, b, **TIGHT), _exact_gradients(W, b), rtol=1e-7, atol=1e-8)
+    assert_close(_gradients("picard", "unroll", W, b, **TIGHT), _exact_gradients(W, b), rtol=1e-7, atol=1e-8)
 
 
 # -------------------------------------------------------------------------------------------------------------- complex
@@ -384,7 +384,7 @@ def test_complex_gradcheck(name: str, solver: str) -> None:
         return ik.fixed_point(COMPLEX_MAPS[name], torch.zeros_like(c), (c,), solver=solver, **TIGHT).value
 
     z = solve(c)
-    close(z, COMPLEX_MAPS[name](z, c))
+    assert_close(z, COMPLEX_MAPS[name](z, c))
     assert torch.autograd.gradcheck(solve, c, check_forward_ad=True, nondet_tol=1e-9)
     assert torch.autograd.gradgradcheck(solve, c, nondet_tol=1e-9)
 
@@ -398,14 +398,14 @@ def test_complex_closed_forms() -> None:
     zero = torch.zeros((), dtype=C)
     holomorphic = lambda c: ik.fixed_point(lambda z, c: a * z + c, zero, (c,), **TIGHT).value  # noqa: E731
     conjugating = lambda c: ik.fixed_point(lambda z, c: a * z.conj() + c, zero, (c,), **TIGHT).value  # noqa: E731
-    close(holomorphic(c), c / (1 - a))
-    close(grad(lambda c: holomorphic(c).real)(c), (1 / (1 - a)).conj())
+    assert_close(holomorphic(c), c / (1 - a))
+    assert_close(grad(lambda c: holomorphic(c).real)(c), (1 / (1 - a)).conj())
     scale = 1 - a.abs() ** 2
-    close(conjugating(c), (c + a * c.conj()) / scale)
+    assert_close(conjugating(c), (c + a * c.conj()) / scale)
     # Re z = Re((1 + conj a) c)/scale has the gradient conj(1 + conj a)/scale
-    close(grad(lambda c: conjugating(c).real)(c), (1 + a) / scale)
+    assert_close(grad(lambda c: conjugating(c).real)(c), (1 + a) / scale)
     _, tangent = torch.func.jvp(conjugating, (c,), (torch.tensor(1j, dtype=C),))
-    close(tangent, (1j + a * -1j) / scale)
+    assert_close(tangent, (1j + a * -1j) / scale)
 
 
 def test_complex_minimum() -> None:
@@ -417,7 +417,7 @@ def test_complex_minimum() -> None:
         return ik.argmin(objective, torch.zeros(3, dtype=C), (y,), solver="newton", **TIGHT).value
 
     P = torch.linalg.solve(A.mH @ A, A.mH)
-    close(solve(y), P @ y)
+    assert_close(solve(y), P @ y)
     g = randn(3, seed=23, dtype=C)
     leaf = y.clone().requires_grad_()
-    close(torch.autograd.grad(solve(leaf), leaf, g)[0], P.mH @ g)
+    assert_close(torch.autograd.grad(solve(leaf), leaf, g)[0], P.mH @ g)

@@ -122,7 +122,7 @@ def test_the_past_does_not_see_the_future(name: str) -> None:
     assert future_leak(layer, x, 3, *more) < 1e-9
     for steps in range(1, 9):  # coefficients per position: not even before convergence
         early = DEQ(layer.cell, rtol=1e-12, max_steps=steps, on_failure="ignore")
-        assert future_leak(early, x, 3, *more) < 1e-10
+        assert future_leak(early, x, 3, *more) < 1e-11  # rounding: products depend on where memory lies
     shared = DEQ(layer.cell, rtol=1e-12, max_steps=4, on_failure="ignore", causal=False)
     assert future_leak(shared, x, 3, *more) > 1e-8
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from implicitkit.registry import register_solver
 from implicitkit.solvers.base import Method
-from implicitkit.solvers.bracketing import check_bracket, expand
+from implicitkit.solvers.bracketing import check_bracket, expand, into_domain
 from implicitkit.solvers.function import Function
 
 __all__ = ["Bisection"]
@@ -52,17 +52,7 @@ class Bisection(Method):
             f.stuck = missing
             state = bracket._asdict()
         a, fa, b, fb = state["a"], state["fa"], state["b"], state["fb"]
-        middle = a + 0.5 * (b - a)
-        F = f.residual(middle)
-        bad = ~torch.isfinite(F)
-        if bool((bad.squeeze(1) & f.active).any()):
-            better = torch.where(fa.abs() < fb.abs(), a, b)
-            for _ in range(50):
-                middle = torch.where(bad, middle + 0.5 * (better - middle), middle)
-                F = f.residual(middle)
-                bad = ~torch.isfinite(F)
-                if not bool((bad.squeeze(1) & f.active).any()):
-                    break
+        middle, F, bad = into_domain(f, a + 0.5 * (b - a), torch.where(fa.abs() < fb.abs(), a, b))
         stop = ((middle == a) | (middle == b) | bad).squeeze(1)
         f.stuck = stop if f.stuck is None else f.stuck | stop
         left = torch.sign(F) == torch.sign(fa)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from implicitkit.solvers.function import Function
 
-__all__ = ["Bracket", "check_bracket", "expand"]
+__all__ = ["Bracket", "check_bracket", "expand", "into_domain"]
 
 
 class Bracket(NamedTuple):
@@ -64,3 +64,19 @@ def expand(f: Function, z: Tensor, width: float | None, growth: float, expansion
             step = torch.where(finite, step * factor, 0.5 * step)
             ends[side] = (torch.where(finite, outer, inner), torch.where(finite, f_outer, f_inner), step, factor)
     return bracket, missing
+
+
+def into_domain(f: Function, z: Tensor, towards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``z``, halved towards a point where the residual is finite until it is so there; the residual; where it still is not.
+
+    One evaluation, and at most 50 more where the domain ends in between.
+    """
+    F = f.residual(z)
+    bad = ~torch.isfinite(F)
+    for _ in range(50):
+        if not bool((bad.squeeze(1) & f.active).any()):
+            break
+        z = torch.where(bad, z + 0.5 * (towards - z), z)
+        F = f.residual(z)
+        bad = ~torch.isfinite(F)
+    return z, F, bad

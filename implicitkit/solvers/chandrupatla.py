@@ -10,7 +10,7 @@ from torch import Tensor
 
 from implicitkit.registry import register_solver
 from implicitkit.solvers.base import Method
-from implicitkit.solvers.bracketing import check_bracket, expand
+from implicitkit.solvers.bracketing import check_bracket, expand, into_domain
 from implicitkit.solvers.function import Function
 
 __all__ = ["Chandrupatla"]
@@ -52,16 +52,7 @@ class Chandrupatla(Method):
             bracket, missing = expand(f, z, self.width, self.growth, self.expansions)
             state = bracket._asdict() | {"t": torch.full_like(z, 0.5)}
         a, fa, b, fb, t = (state[name] for name in ("a", "fa", "b", "fb", "t"))
-        new = a + t * (b - a)
-        F = f.residual(new)
-        bad = ~torch.isfinite(F)
-        if bool((bad.squeeze(1) & f.active).any()):  # outside the domain: towards a, where F is finite
-            for _ in range(50):
-                new = torch.where(bad, new + 0.5 * (a - new), new)
-                F = f.residual(new)
-                bad = ~torch.isfinite(F)
-                if not bool((bad.squeeze(1) & f.active).any()):
-                    break
+        new, F, bad = into_domain(f, a + t * (b - a), a)
         stop = ((new == a) | (new == b) | bad).squeeze(1)
         f.stuck = stop if missing is None else stop | missing
         # the new point becomes a; b stays on the other side; what is left over is c
