@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit import primitive
+from implicitkit.rule import primitive
 
 RADIUS, TOLERANCE = 0.9, 1e-4
 TARGETS = {

@@ -2,7 +2,7 @@
 
 from implicitkit import autodiff, callbacks, interop, linear, project, prox, testing, trees
 from implicitkit.compat import has_forward_level, opaque_to_compile, transforms_active
-from implicitkit.compose import Blocks, compose, tie
+from implicitkit.composition import Blocks, compose, tie
 from implicitkit.diagnostics import Certificate, Stability, certify
 from implicitkit.errors import (
     CapabilityError,
@@ -13,12 +13,12 @@ from implicitkit.errors import (
     UnknownNameError,
 )
 from implicitkit.layer import implicit
-from implicitkit.lifting import modules_held
+from implicitkit.lifting.lifted import modules_held
 from implicitkit.linear import LinearSolution, LinearSolver, Operator
-from implicitkit.problems import Argmin, FixedPoint, LeastSquares, Problem, Root, SteadyState
-from implicitkit.problems.constraints import Equality, Inequality
-from implicitkit.problems.quadratic_program import QuadraticProgram
-from implicitkit.registry import (
+from implicitkit.problem import Argmin, FixedPoint, LeastSquares, Problem, Root, SteadyState
+from implicitkit.problem.constraints import Equality, Inequality
+from implicitkit.problem.quadratic_program import QuadraticProgram
+from implicitkit.registry.table import (
     get_solver,
     linear_solvers,
     plugins,
@@ -30,33 +30,33 @@ from implicitkit.registry import (
     rules,
     solvers,
 )
-from implicitkit.rules import Implicit, Neumann, OneStep, Phantom, Rule, Unroll
+from implicitkit.rule import Implicit, Neumann, OneStep, Phantom, Rule, Unroll
 from implicitkit.solution import Solution, Status
-from implicitkit.solve import argmin, fixed_point, least_squares, root, solve, steady_state
-from implicitkit.solvers import LBFGS, Anderson, BlackBox, Found, GradientDescent, Method, Newton, Picard
-from implicitkit.solvers.aitken import Aitken, Steffensen
-from implicitkit.solvers.auto import Polyalgorithm, Stage
-from implicitkit.solvers.base import Strategy
-from implicitkit.solvers.bfgs import BFGS
-from implicitkit.solvers.bisection import Bisection
-from implicitkit.solvers.broyden import Broyden
-from implicitkit.solvers.chandrupatla import Chandrupatla
-from implicitkit.solvers.chord import Chord
-from implicitkit.solvers.constrained.augmented_lagrangian import AugmentedLagrangian
-from implicitkit.solvers.constrained.block_coordinate_descent import BlockCoordinateDescent
-from implicitkit.solvers.constrained.mirror_descent import MirrorDescent
-from implicitkit.solvers.constrained.proximal_gradient import ProximalGradient
-from implicitkit.solvers.constrained.sqp import SQP
-from implicitkit.solvers.df_sane import DFSANE
-from implicitkit.solvers.gauss_newton import GaussNewton
-from implicitkit.solvers.levenberg_marquardt import LevenbergMarquardt
-from implicitkit.solvers.newton_cg import NewtonCG
-from implicitkit.solvers.newton_krylov import NewtonKrylov
-from implicitkit.solvers.pseudo_transient import PseudoTransient
-from implicitkit.solvers.qp.builtin import AutoQP, InteriorPoint
-from implicitkit.solvers.qp.interior_point import solve_qp
-from implicitkit.solvers.torch_optim import TorchOptim
-from implicitkit.solvers.trust_region import TrustRegion
+from implicitkit.solver import LBFGS, Anderson, BlackBox, Found, GradientDescent, Method, Newton, Picard
+from implicitkit.solver.auto import Polyalgorithm, Stage
+from implicitkit.solver.base import Strategy
+from implicitkit.solver.constrained.augmented_lagrangian import AugmentedLagrangian
+from implicitkit.solver.constrained.block_coordinate_descent import BlockCoordinateDescent
+from implicitkit.solver.constrained.mirror_descent import MirrorDescent
+from implicitkit.solver.constrained.proximal_gradient import ProximalGradient
+from implicitkit.solver.constrained.sqp import SQP
+from implicitkit.solver.fixed_point.aitken import Aitken, Steffensen
+from implicitkit.solver.least_squares.gauss_newton import GaussNewton
+from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarquardt
+from implicitkit.solver.minimise.bfgs import BFGS
+from implicitkit.solver.minimise.newton_cg import NewtonCG
+from implicitkit.solver.minimise.torch_optim import TorchOptim
+from implicitkit.solver.qp.builtin import AutoQP, InteriorPoint
+from implicitkit.solver.qp.interior_point import solve_qp
+from implicitkit.solver.root.bisection import Bisection
+from implicitkit.solver.root.broyden import Broyden
+from implicitkit.solver.root.chandrupatla import Chandrupatla
+from implicitkit.solver.root.chord import Chord
+from implicitkit.solver.root.df_sane import DFSANE
+from implicitkit.solver.root.newton_krylov import NewtonKrylov
+from implicitkit.solver.root.pseudo_transient import PseudoTransient
+from implicitkit.solver.root.trust_region import TrustRegion
+from implicitkit.solving import argmin, fixed_point, least_squares, root, solve, steady_state
 
 __version__ = "0.1.0"
 

@@ -24,8 +24,8 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
-from implicitkit import registry
 from implicitkit.errors import UnknownNameError
+from implicitkit.registry import table as registry
 
 __all__ = ["main"]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from implicitkit.problems import Problem
+from implicitkit.problem import Problem
 from implicitkit.solution import Solution
-from implicitkit.solve import solve
-from implicitkit.solvers.base import Direct
+from implicitkit.solver.base import Direct
+from implicitkit.solving import solve
 from implicitkit.trees import Layout
 
 __all__ = ["implicit"]

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from implicitkit import trees
-from implicitkit.project.base import check_positive, length
-from implicitkit.project.spectral import positive_part
+from implicitkit.sets.base import check_positive, length
+from implicitkit.sets.spectral import positive_part
 
 __all__ = ["Prox", "elastic_net", "group_lasso", "l1", "l2", "nonnegative", "nuclear", "ridge"]
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.lifting import Lifted
-from implicitkit.problems.base import Problem
+from implicitkit.lifting.lifted import Lifted
+from implicitkit.problem.base import Problem
 from implicitkit.trees import Layout, tree_flatten
 
 __all__ = ["System", "check_output", "full_precision"]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear.dense import svd_batched
-from implicitkit.problems.program import Program
-from implicitkit.problems.quadratic_program import QPConditions
+from implicitkit.problem.constrained import Program
+from implicitkit.problem.quadratic_program import QPConditions
 from implicitkit.solution import Solution
 
 __all__ = ["Degeneracy", "degeneracy"]

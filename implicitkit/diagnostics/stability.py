@@ -23,9 +23,9 @@ from torch import Tensor
 
 from implicitkit import autodiff
 from implicitkit.errors import CapabilityError
-from implicitkit.lifting import lift, resolve
+from implicitkit.lifting.lifted import lift, resolve
 from implicitkit.linear.base import Operator
-from implicitkit.problems import Problem
+from implicitkit.problem import Problem
 from implicitkit.solution import Solution
 from implicitkit.system import System, check_output
 from implicitkit.trees import Layout, tree_map

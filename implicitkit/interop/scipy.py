@@ -20,9 +20,9 @@ import scipy.sparse.linalg
 from torch import Tensor
 
 from implicitkit.interop.session import Session
-from implicitkit.registry import register_solver
-from implicitkit.solvers.base import Found
-from implicitkit.solvers.plain import PlainFunction
+from implicitkit.registry.table import register_solver
+from implicitkit.solver.base import Found
+from implicitkit.solver.black_box import PlainFunction
 
 __all__ = ["SOLVERS", "SciPySolver"]
 

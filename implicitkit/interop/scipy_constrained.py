@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from implicitkit.errors import CapabilityError
-from implicitkit.registry import register_solver
-from implicitkit.solvers.base import Strategy
-from implicitkit.solvers.constrained.model import Model
-from implicitkit.solvers.descend import refine
-from implicitkit.solvers.driver import Options, Outcome
-from implicitkit.solvers.function import Function
-from implicitkit.solvers.qp.base import judge
-from implicitkit.solvers.qp.interior_point import QPData, interior_point
+from implicitkit.registry.table import register_solver
+from implicitkit.solver.base import Strategy
+from implicitkit.solver.constrained.model import Model
+from implicitkit.solver.driver import Options, Outcome
+from implicitkit.solver.evaluations import Function
+from implicitkit.solver.qp.base import judge
+from implicitkit.solver.qp.interior_point import QPData, interior_point
+from implicitkit.solver.steps.refinement import refine
 
 __all__ = ["LBFGSB", "SLSQP", "TrustConstr"]
 

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from implicitkit.solvers.base import Found
-from implicitkit.solvers.plain import PlainFunction
+from implicitkit.solver.base import Found
+from implicitkit.solver.black_box import PlainFunction
 
 __all__ = ["Session"]
 

@@ -11,7 +11,7 @@ from implicitkit.linear.base import LinearSolution, LinearSolver, Operator
 from implicitkit.linear.cg import CG
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lu import LU
-from implicitkit.registry import register_linear_solver
+from implicitkit.registry.table import register_linear_solver
 
 __all__ = ["Auto"]
 

@@ -19,10 +19,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from implicitkit import registry
 from implicitkit.linear.base import LinearSolution, LinearSolver, Operator
 from implicitkit.linear.cycles import norms
-from implicitkit.registry import register_linear_solver
+from implicitkit.registry import table as registry
+from implicitkit.registry.table import register_linear_solver
 
 __all__ = ["BlockSubstitution", "Structure"]
 

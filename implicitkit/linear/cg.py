@@ -16,7 +16,7 @@ from torch import Tensor
 
 from implicitkit.linear.base import LinearSolution, LinearSolver, Operator
 from implicitkit.linear.cycles import Correction, column, in_working_precision, restarted
-from implicitkit.registry import register_linear_solver
+from implicitkit.registry.table import register_linear_solver
 
 __all__ = ["CG"]
 

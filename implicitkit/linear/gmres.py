@@ -30,7 +30,7 @@ from torch import Tensor
 
 from implicitkit.linear.base import LinearSolution, LinearSolver, Operator
 from implicitkit.linear.cycles import Correction, column, in_working_precision, norms, restarted
-from implicitkit.registry import register_linear_solver
+from implicitkit.registry.table import register_linear_solver
 
 __all__ = ["GMRES"]
 

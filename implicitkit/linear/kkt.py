@@ -22,7 +22,7 @@ from implicitkit.linear.dense import lstsq_batched, solve_batched
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lsmr import LSMR
 from implicitkit.linear.saddle import StructuredOperator
-from implicitkit.registry import register_linear_solver
+from implicitkit.registry.table import register_linear_solver
 
 __all__ = ["KKT"]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from implicitkit.linear.base import LinearSolution, LinearSolver, Operator
 from implicitkit.linear.cycles import column, in_working_precision, norms, tolerance
 from implicitkit.linear.dense import RHS_NOT_FINITE, factor_batched
-from implicitkit.registry import register_linear_solver
+from implicitkit.registry.table import register_linear_solver
 
 __all__ = ["LU"]
 

@@ -7,22 +7,22 @@ A parameter may be a tensor of the batch's shape, and is differentiated like the
 Source for the formulas: Parikh & Boyd (2014), "Proximal algorithms", chapter 6, unless the class says another.
 """
 
-from implicitkit.project.balls import L1Ball as l1_ball
-from implicitkit.project.balls import L2Ball as l2_ball
-from implicitkit.project.balls import LinfBall as linf_ball
-from implicitkit.project.base import Projection
-from implicitkit.project.cones import Monotone as monotone
-from implicitkit.project.cones import Nonnegative as nonnegative
-from implicitkit.project.cones import SecondOrderCone as second_order_cone
 from implicitkit.project.linear import Affine as affine
 from implicitkit.project.linear import Box as box
 from implicitkit.project.linear import Halfspace as halfspace
 from implicitkit.project.linear import Hyperplane as hyperplane
 from implicitkit.project.linear import Polyhedron as polyhedron
-from implicitkit.project.simplex import Simplex
-from implicitkit.project.spectral import PSDCone as psd_cone
 from implicitkit.project.transport import Birkhoff as birkhoff
 from implicitkit.project.transport import Transport as transport
+from implicitkit.sets.balls import L1Ball as l1_ball
+from implicitkit.sets.balls import L2Ball as l2_ball
+from implicitkit.sets.balls import LinfBall as linf_ball
+from implicitkit.sets.base import Projection
+from implicitkit.sets.cones import Monotone as monotone
+from implicitkit.sets.cones import Nonnegative as nonnegative
+from implicitkit.sets.cones import SecondOrderCone as second_order_cone
+from implicitkit.sets.simplex import Simplex
+from implicitkit.sets.spectral import PSDCone as psd_cone
 
 simplex = Simplex
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.project.base import Projection, against
+from implicitkit.sets.base import Projection, against
 
 __all__ = ["Affine", "Box", "Halfspace", "Hyperplane", "Polyhedron"]
 
@@ -81,8 +81,8 @@ class Polyhedron(Projection):
             raise ValueError(f"{type(self).__name__} needs A and b, or G and h")
 
     def project(self, v: Tensor) -> Tensor:
-        from implicitkit.problems.quadratic_program import QuadraticProgram
-        from implicitkit.solve import solve
+        from implicitkit.problem.quadratic_program import QuadraticProgram
+        from implicitkit.solving import solve
 
         eye = torch.eye(v.shape[-1], dtype=v.dtype, device=v.device)
         A, b, G, h = (None if part is None else part.to(v) for part in (self.A, self.b, self.G, self.h))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from implicitkit.project.base import Projection
+from implicitkit.sets.base import Projection
 
 __all__ = ["Birkhoff", "Transport"]
 
@@ -44,8 +44,8 @@ class Birkhoff(Projection):
 
 
 def _couple(v: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    from implicitkit.problems.quadratic_program import QuadraticProgram
-    from implicitkit.solve import solve
+    from implicitkit.problem.quadratic_program import QuadraticProgram
+    from implicitkit.solving import solve
 
     n, m = v.shape[-2:]
     if rows.shape[-1] != n or columns.shape[-1] != m:

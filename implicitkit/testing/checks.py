@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit import registry, trees
+from implicitkit import trees
 from implicitkit.errors import ConvergenceError
-from implicitkit.lifting import lift
-from implicitkit.problems import Argmin, FixedPoint, LeastSquares, Problem, Root, SteadyState
+from implicitkit.lifting.lifted import lift
+from implicitkit.problem import Argmin, FixedPoint, LeastSquares, Problem, Root, SteadyState
+from implicitkit.registry import table as registry
 from implicitkit.solution import Solution, Status
-from implicitkit.solve import solve
-from implicitkit.solvers.base import Method
-from implicitkit.solvers.function import Function
+from implicitkit.solver.base import Method
+from implicitkit.solver.evaluations import Function
+from implicitkit.solving import solve
 from implicitkit.system import System, check_output
 from implicitkit.testing.known import KNOWN, Known, known_problems, unsolvable
 from implicitkit.trees import Layout
@@ -146,7 +147,7 @@ def finds_known_solutions(subject: Subject) -> None:
 
 
 @_check(
-    "The solver serves this problem kind (see implicitkit.registry.serves), but does not solve it; register it with a "
+    "The solver serves this problem kind (see implicitkit.registry.table.serves), but does not solve it; register it with a "
     "narrower solves=... or make it robust there."
 )
 def serves_every_kind_it_claims(subject: Subject) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from implicitkit import registry
+from implicitkit.registry import table as registry
 from implicitkit.testing.checks import CHECKS, Check, Subject
 
 __all__ = [

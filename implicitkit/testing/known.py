@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from implicitkit.problems import Argmin, FixedPoint, LeastSquares, Problem, Root, SteadyState
+from implicitkit.problem import Argmin, FixedPoint, LeastSquares, Problem, Root, SteadyState
 
 __all__ = ["KNOWN", "Known", "known_problems", "unsolvable"]
 

@@ -1,0 +1,87 @@
+"""Blocks that step at once, each with its own memory, upstream frozen when solved, downstream gated.
+
+In every round each block that has something to do is evaluated once, all at the states at which the round began, so
+that the evaluations of a round may run in parallel; then all step.  A sample of a block is solved when its residual is
+small **and** the blocks it reads are final, at the very states it was evaluated with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from implicitkit.composition.nodes import Parts
+from implicitkit.composition.stepper import Stepper
+from implicitkit.solution import Status
+from implicitkit.solver.driver import Options
+
+__all__ = ["run"]
+
+
+def run(
+    steppers: Sequence[Stepper],
+    parts: Parts,
+    states: dict[str, Tensor],
+    theta: Sequence[Tensor],
+    options: Options,
+    gate: float,
+    trace: list[Tensor],
+) -> int:
+    """Run blocks, in topological order, until all samples of all have ended; returns the depth.
+
+    Args:
+        states: where every node stands; updated. theta: the tensors of the joint system.
+        gate: a sample of a block waits while a block it reads has a relative residual above this, or above this times
+            its own: to go on would be to follow what still moves.
+        trace: gets the norm of all residuals after each round.
+    """
+    at = {name: stepper for stepper in steppers for name in stepper.block.nodes}
+    parents = {id(s): list(dict.fromkeys(at[p] for p in s.block.parents)) for s in steppers}
+    seen: dict[int, tuple[Tensor, ...]] = {}  # what a block last read
+    depth = rounds = 0
+    while any(bool(s.running.any()) for s in steppers):
+        movers: list[tuple[Stepper, Tensor]] = []
+        longest = 0
+        for stepper in steppers:
+            running = stepper.running
+            if not bool(running.any()):
+                continue
+            above = parents[id(stepper)]
+            final = torch.ones_like(running)
+            ready = running
+            for s in above:
+                final = final & ~s.running
+                relative = s.relative
+                ready = ready & (~s.running | ((relative <= gate) & (relative <= gate * stepper.relative)))
+            # what is solved for the time being waits for what it reads to become final
+            ready = ready & (final | ~stepper.satisfied)
+            if not bool(ready.any()):
+                continue
+            read = tuple(states[p] for p in stepper.block.parents)
+            changed = id(stepper) in seen and any(a is not b for a, b in zip(read, seen[id(stepper)], strict=True))
+            first = id(stepper) not in seen
+            seen[id(stepper)] = read
+            before = stepper.depth
+            stepper.evaluate(stepper.block.theta(states, theta) if changed or (first and above) else None)
+            stepper.settle(final)
+            longest = max(longest, stepper.depth - before)
+            movers.append((stepper, ready))
+        for stepper, ready in movers:
+            moving = ready & stepper.running & ~stepper.satisfied
+            if bool(moving.any()):
+                stepper.advance(moving)
+        for stepper, _ in movers:
+            if stepper.moved:
+                stepper.block.scatter(stepper.z, states)
+                stepper.moved = False
+        depth += longest
+        rounds += 1
+        norm = torch.stack([torch.linalg.vector_norm(s.norm, dim=1) for s in steppers])
+        norm = torch.where(norm < torch.inf, norm, 0).square().sum(0).sqrt()
+        trace.append(norm)
+        if options.callback is not None and options.callback(rounds, parts.join(states), norm) is True:
+            for s in steppers:
+                s.status = torch.where(s.running, int(Status.STOPPED), s.status)
+    return depth

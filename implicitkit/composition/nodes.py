@@ -1,0 +1,173 @@
+"""Parts of a joint system: the nodes of one block as a system of their own, all other states given.
+
+A :class:`~implicitkit.system.System` is the joint map on matrices ``(batch, n)``.  Here its columns are told apart by
+node, and any selection of nodes is evaluated alone; batched systems (``torch.vmap``) and dropped samples included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from implicitkit.system import System
+from implicitkit.trees import Layout, tree_unflatten
+
+if TYPE_CHECKING:
+    from implicitkit.composition.joint import Joint
+
+__all__ = ["Parts"]
+
+#: ``(matrices by name, theta) -> matrices by name``: some nodes' maps at given states.
+NodeKernel = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
+
+
+class Parts:
+    """The nodes of a joint system.
+
+    Attributes:
+        names: nodes in the order of their columns. sizes: columns of each. columns: where they lie.
+        layouts: how each node's state is packed. leaves: each node's tree with the numbers of its leaves in the state.
+        live_count: how many of the joint system's tensors a live kernel needs.
+    """
+
+    def __init__(self, joint: Joint, system: System) -> None:
+        self.joint, self.system = joint, system
+        layout = system.layout
+        self.leaves = tree_unflatten(list(range(len(layout.sizes))), layout.spec)
+        self.names = tuple(self.leaves)
+        self.layouts: dict[str, Layout] = {name: layout.part(tree) for name, tree in self.leaves.items()}
+        self.sizes = {name: part.size for name, part in self.layouts.items()}
+        # on the spot, captured tensors are where the function finds them itself
+        self.live_count = system.lifted.from_args if system.lifted.live else len(system.lifted.theta)
+        self.columns: dict[str, slice] = {}
+        start = 0
+        for name, size in self.sizes.items():
+            self.columns[name] = slice(start, start + size)
+            start += size
+
+    def split(self, z: Tensor) -> dict[str, Tensor]:
+        """The joint matrix ``(batch, n)`` as one matrix a node."""
+        return dict(zip(self.names, z.split(list(self.sizes.values()), 1), strict=True))
+
+    def join(self, parts: dict[str, Tensor]) -> Tensor:
+        """The inverse of :meth:`split`."""
+        return torch.cat([parts[name] for name in self.names], 1)
+
+    def kernel(
+        self, nodes: Sequence[str], given: Sequence[str], *, sweep: bool = False, live: bool = False
+    ) -> NodeKernel:
+        """The maps of ``nodes`` as a function of the matrices of the nodes ``given`` (in that order).
+
+        Args:
+            sweep: one after another, newest states (Gauss-Seidel); else all at the given ones.
+            live: valid, and cheaper, during the call of ``solve`` only; ``theta`` is that of :meth:`live_theta`.
+        """
+        nodes, given = tuple(nodes), tuple(given)
+        layouts, autocast = self.layouts, self.system.autocast
+        lifted = replace(self.system.lifted, function=self.joint.map.bind(nodes, given, sweep))
+        call = lifted.on_the_spot if live else lifted
+        unpacks, packs = [layouts[n].unpack for n in given], [layouts[n].pack for n in nodes]
+
+        def base(matrices: Sequence[Tensor], theta: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            with autocast():
+                out = call([unpack(m) for unpack, m in zip(unpacks, matrices, strict=True)], theta)
+                return tuple([pack(new) for pack, new in zip(packs, out, strict=True)])
+
+        return _over_batches(self.system, base, len(given), self.live_count if live else len(self.system.lifted.theta))
+
+    def live_theta(self, theta: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Those tensors of the joint system that a live kernel needs."""
+        return tuple(theta[: self.live_count])
+
+    def block(self, nodes: Sequence[str], *, sweep: bool) -> Block:
+        """The nodes of one component as a system of their own."""
+        return Block(self, tuple(nodes), sweep)
+
+
+class Block:
+    """One component: a fixed-point system whose unknowns are the nodes' states, and whose tensors are the states of the
+    nodes it reads from outside, then those of the joint system that a live kernel needs.  Valid during the call of
+    ``solve`` only.
+
+    Attributes:
+        nodes: its nodes, in the order of its columns and, if a ``sweep``, of evaluation.
+        parents: the nodes outside that it reads. sizes: columns of each node.
+        cost: node evaluations in one evaluation. depth: how many of them must follow one another.
+    """
+
+    def __init__(self, parts: Parts, nodes: tuple[str, ...], sweep: bool) -> None:
+        self.parts, self.nodes = parts, nodes
+        wiring = parts.joint.wiring
+        self.parents = tuple(dict.fromkeys(p for n in nodes for p in wiring.parents[n] if p not in nodes))
+        self.sizes = [parts.sizes[n] for n in nodes]
+        self.cost = len(nodes)
+        self.depth = len(nodes) if sweep else 1
+        system, given = parts.system, nodes + self.parents
+        several = len(nodes) > 1
+        layout = system.layout.part({n: parts.leaves[n] for n in nodes}) if several else parts.layouts[nodes[0]]
+        outer = len(self.parents)
+        widths = [parts.sizes[p] for p in self.parents]
+
+        evaluate = parts.kernel(nodes, given, sweep=sweep, live=True)
+        per_row = system.samples_per_row
+
+        def kernel(z: Tensor, *theta: Tensor) -> Tensor:
+            read = theta[:outer]
+            if per_row != 1:
+                read = tuple(p.reshape(-1, n) for p, n in zip(read, widths, strict=True))
+            if not several:
+                return evaluate((z, *read), theta[outer:])[0]
+            return torch.cat(evaluate((*z.split(self.sizes, 1), *read), theta[outer:]), 1)
+
+        dims = None if system.row_dims is None else (*(0,) * outer, *system.row_dims[: parts.live_count])
+        self.system = System(
+            parts.joint,
+            layout,
+            kernel,
+            kernel,
+            batch=system.batch,
+            samples_per_row=per_row,
+            row_dims=dims,
+            lifted=system.lifted,
+            autocast=system.autocast,
+        )
+
+    def theta(self, states: dict[str, Tensor], theta: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The tensors of this system, from the states of all nodes and the tensors of the joint system."""
+        per_row = self.system.samples_per_row
+        read = (states[p] for p in self.parents)
+        rows = read if per_row == 1 else (m.reshape(-1, per_row, m.shape[1]) for m in read)
+        return (*rows, *self.parts.live_theta(theta))
+
+    def gather(self, states: dict[str, Tensor]) -> Tensor:
+        """The states of its nodes as one matrix."""
+        return states[self.nodes[0]] if len(self.nodes) == 1 else torch.cat([states[n] for n in self.nodes], 1)
+
+    def scatter(self, z: Tensor, states: dict[str, Tensor]) -> None:
+        """The inverse: write them into ``states``."""
+        states.update(zip(self.nodes, z.split(self.sizes, 1), strict=True))
+
+
+def _over_batches(system: System, base: NodeKernel, given: int, tensors: int) -> NodeKernel:
+    """A kernel of the innermost system, for a system that ``torch.vmap`` has batched over it (any number of times).
+
+    ``given``: how many matrices of states it takes. tensors: how many of theta.
+    """
+    if system.parent is None:
+        return base
+    inner, rows = _over_batches(system.parent, base, given, tensors), system.parent.batch
+    mapped = torch.func.vmap(
+        lambda *tensors: inner(tensors[:given], tensors[given:]),
+        in_dims=(*(0,) * given, *system.dims[:tensors]),
+        randomness="different",
+    )
+
+    def batched(matrices: Sequence[Tensor], theta: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        out = mapped(*(m.reshape(-1, rows, m.shape[-1]) for m in matrices), *theta)
+        return tuple(o.flatten(0, 1) for o in out)
+
+    return batched

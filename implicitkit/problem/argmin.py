@@ -1,0 +1,204 @@
+"""``z`` minimises ``objective(z, *args)``, with or without constraints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit import autodiff, compat, trees
+from implicitkit.problem import constrained as program
+from implicitkit.problem.base import Kernel, Problem, Restated, require_callable
+from implicitkit.problem.constraints import Constraint
+
+__all__ = ["Argmin"]
+
+
+@dataclass(frozen=True, repr=False)
+class Argmin(Problem):
+    r"""Find a minimiser of ``f(z, \theta)``, a scalar (one scalar per sample with ``batch_dims``).
+
+    Without constraints the residual is the gradient, ``F = df/dz``; its Jacobian is the Hessian, and
+    ``dz/d\theta = -(d^2f/dz^2)^{-1} d^2f/dz d\theta`` where the Hessian is regular.
+
+    With constraints, bounds, a set or a proximal term, it is the KKT system in natural-map form over ``z`` and the
+    multipliers (:mod:`implicitkit.problem.constrained`); ``solution.multipliers`` has one entry for each constraint, of the
+    shape of its values and differentiable like the value.  Under strict complementarity and with linearly independent
+    active constraints ``z`` and the multipliers are differentiable functions of ``\theta``.
+
+    Args:
+        objective: ``f(z, *args)``, a function or ``nn.Module`` returning a real tensor of the batch's shape.
+        constraints: ``ik.Equality(h)`` and ``ik.Inequality(g)`` (``h = 0``, ``g <= 0``).
+        bounds: ``(lower, upper)``, each a number, a tensor, a pytree like ``z``, or ``None``; infinite where there is none.
+        prox: ``prox(v, step)`` of a term ``phi`` that is added to the objective (``ik.prox``).
+        project: ``project(v)`` on a set that ``z`` must lie in (``ik.project``).  One of bounds, prox and project.
+        degenerate: what the derivative is where the conditions above fail.  ``"lstsq"``: that of least norm;
+            ``"raise"``: an error where the linear system is singular (at a kink where it is regular, as with one weakly
+            active constraint, both give the derivative of one side); ``"smooth"``: inequalities are relaxed to
+            ``lam g = -1e-3``, which moves the solution by as much and makes it smooth everywhere.
+
+    Raises:
+        TypeError: something is not callable, or a constraint is neither ``Equality`` nor ``Inequality``.
+        ValueError: two of bounds, prox and project; malformed bounds; an unknown policy.
+    """
+
+    objective: Callable[..., Any]
+    constraints: Any = ()
+    bounds: Any = None
+    prox: Callable[..., Any] | None = None
+    project: Callable[..., Any] | None = None
+    degenerate: str = "lstsq"
+    kind: ClassVar[str] = "argmin"
+    returns: ClassVar[str] = "scalar"
+    symmetric: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_callable(self, self.objective, "objective")
+        constraints = (self.constraints,) if isinstance(self.constraints, Constraint) else tuple(self.constraints or ())
+        for number, constraint in enumerate(constraints):
+            if not isinstance(constraint, Constraint):
+                raise TypeError(
+                    f"constraint {number} is a {type(constraint).__name__}: wrap the function in ik.Equality (h = 0) or "
+                    "ik.Inequality (g <= 0)"
+                )
+        object.__setattr__(self, "constraints", constraints)
+        given = [n for n in ("bounds", "prox", "project") if getattr(self, n) is not None]
+        if len(given) > 1:
+            raise ValueError(
+                f"{' and '.join(given)} cannot be combined: one set or proximal term a problem; state the others as "
+                "constraints=[ik.Inequality(...)]"
+            )
+        for name in ("prox", "project"):
+            if getattr(self, name) is not None:
+                require_callable(self, getattr(self, name), name)
+        if self.bounds is not None and (not isinstance(self.bounds, (tuple, list)) or len(self.bounds) != 2):
+            raise ValueError("bounds must be a pair (lower, upper); either may be None")
+        if self.degenerate not in program.DEGENERATE:
+            raise ValueError(
+                f"degenerate must be one of {', '.join(map(repr, program.DEGENERATE))}; got {self.degenerate!r}"
+            )
+        if self.degenerate == "smooth" and not any(c.one_sided for c in constraints):
+            raise ValueError(
+                "degenerate='smooth' relaxes inequality constraints, and there is none; state bounds as ik.Inequality"
+            )
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return self.objective
+
+    @property
+    def constrained(self) -> bool:
+        """Is there anything beside the objective?"""
+        return bool(self.constraints) or not (self.bounds is None and self.prox is None and self.project is None)
+
+    def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated | None:
+        if not self.constrained:
+            return None
+        restated, state = program.start(
+            self.objective, self.constraints, self._proximal(z0), self.degenerate, z0, args, batch_dims
+        )
+        count = len(self.constraints)
+        return Restated(restated, state, args, lambda s: (s.z, s.multipliers if count else None), batch_dims)
+
+    def _proximal(self, z0: Any) -> Callable[..., Any] | None:
+        """The proximal map of whatever set or term there is."""
+        if self.prox is not None:
+            return self.prox
+        if self.project is not None:
+            return Projected(self.project)
+        if self.bounds is not None:
+            bounded = Bounded(
+                *(_like(bound, z0, name) for bound, name in zip(self.bounds, ("lower", "upper"), strict=True))
+            )
+            bounded.check()
+            return bounded
+        return None
+
+    def residual(self, z: Any, *args: Any) -> Any:
+        return tree_gradient(lambda t: self.objective(t, *args).sum(), z)
+
+    def flat_residual(self, kernel: Kernel, z: Tensor) -> Tensor:
+        return autodiff.gradient(kernel, z)[1]
+
+    def flat_objective(self, kernel: Kernel, z: Tensor) -> Tensor:
+        return kernel(z)
+
+
+@dataclass(frozen=True)
+class Projected:
+    """A projection as a proximal map: the step does not matter."""
+
+    project: Callable[..., Any]
+
+    def __call__(self, z: Any, step: Tensor) -> Any:
+        return self.project(z)
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """The projection on ``lower <= z <= upper``, leaf by leaf."""
+
+    lower: tuple[Any, ...]
+    upper: tuple[Any, ...]
+
+    def check(self) -> None:
+        """Raise where no number lies between the bounds (not under ``torch.func``, where nobody may look)."""
+        for lower, upper in zip(self.lower, self.upper, strict=True):
+            if any(isinstance(b, Tensor) and compat.is_wrapped(b) for b in (lower, upper)):
+                continue
+            low, high = (torch.as_tensor(b).detach() for b in (-math.inf if lower is None else lower,
+                                                               math.inf if upper is None else upper))  # fmt: skip
+            if not bool((low <= high.to(low.device)).all()):
+                raise ValueError("bounds: the lower bound must not be above the upper one, and neither may be NaN")
+
+    def __call__(self, z: Any, step: Tensor) -> Any:
+        leaves, spec = trees.tree_flatten(z)
+        clipped = []
+        for leaf, lower, upper in zip(leaves, self.lower, self.upper, strict=True):
+            if lower is not None:
+                leaf = leaf.clamp_min(lower) if not isinstance(lower, Tensor) else leaf.maximum(lower.to(leaf))
+            if upper is not None:
+                leaf = leaf.clamp_max(upper) if not isinstance(upper, Tensor) else leaf.minimum(upper.to(leaf))
+            clipped.append(leaf)
+        return trees.tree_unflatten(clipped, spec)
+
+
+def _like(bound: Any, z0: Any, name: str) -> tuple[Any, ...]:
+    """One bound for each leaf of ``z``."""
+    leaves, spec = trees.tree_flatten(z0)
+    if any(leaf.is_complex() for leaf in leaves if isinstance(leaf, Tensor)):
+        raise ValueError("bounds need real unknowns; z0 has complex leaves")
+    if bound is None or isinstance(bound, (int, float)):
+        return (bound,) * len(leaves)
+    bounds, bound_spec = trees.tree_flatten(bound)
+    if isinstance(bound, Tensor):
+        bounds = bounds * len(leaves)
+    elif bound_spec != spec:
+        raise ValueError(
+            f"the {name} bound is a pytree of another structure than z0; give one like z0, a tensor or None"
+        )
+    for b, leaf in zip(bounds, leaves, strict=True):
+        if not isinstance(b, (Tensor, int, float)) and b is not None:
+            raise TypeError(f"the {name} bound holds a {type(b).__name__}; give numbers, tensors or None")
+        if isinstance(b, Tensor) and not _fits(b.shape, leaf.shape):
+            raise ValueError(
+                f"the {name} bound has shape {tuple(b.shape)}, which does not fit z0's {tuple(leaf.shape)}"
+            )
+    return tuple(bounds)
+
+
+def _fits(shape: torch.Size, target: torch.Size) -> bool:
+    """Does a tensor of this shape broadcast to the target?"""
+    tail = target[len(target) - len(shape) :]
+    return len(shape) <= len(target) and all(s in (1, t) for s, t in zip(shape, tail, strict=True))
+
+
+def tree_gradient(function: Callable[[Any], Tensor], z: Any) -> Any:
+    """Gradient of a scalar function of a pytree, as a pytree (PyTorch's convention for complex leaves)."""
+    leaves, spec = trees.tree_flatten(z)
+    out, pullback = autodiff.vjp(lambda *ls: function(trees.tree_unflatten(list(ls), spec)), *leaves)
+    return trees.tree_unflatten(list(pullback(out.new_ones(()))), spec)

@@ -1,0 +1,233 @@
+r"""A constrained minimisation over its point and its multipliers: the form in which ``Argmin`` with constraints is solved.
+
+    minimise  f(z)   subject to   h(z) = 0,   g(z) <= 0,   z in a set C (or plus a function phi with a known prox)
+
+With the Lagrangian ``L = f + y'h + lam'g``, the optimality conditions as equations in natural-map form are
+
+    z - prox(z - dL/dz) = 0,      h(z) = 0,      lam - max(lam + g(z), 0) = 0
+
+where ``prox`` is the proximal map of ``phi`` (the projection on ``C``; the identity if there is neither: then the first
+equation is ``dL/dz = 0``).  Unlike the product form ``lam_i g_i = 0`` the natural map is regular where a constraint is
+weakly active on one side only, and at any point whose active set is right it is the system of that active set, so that
+its derivative does not inherit the tolerance of the solver.
+
+Relaxed (``degenerate="smooth"``): ``max(v, 0)`` becomes ``(v + sqrt(v^2 + 4 kappa)) / 2``, whose solutions have
+``lam_i g_i = -kappa``: the point of the central path, smooth in all data.
+
+Sources: Facchinei & Pang (2003), *Finite-Dimensional Variational Inequalities and Complementarity Problems*, sections
+1.3 and 1.5.2 (KKT and natural maps); Chen & Mangasarian (1996), Comput. Optim. Appl. 5 (smoothing); Parikh & Boyd (2014),
+"Proximal algorithms", section 4.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from implicitkit import autodiff, compat, trees
+from implicitkit.linear.kkt import KKT
+from implicitkit.problem.base import Kernel, Problem
+from implicitkit.problem.constraints import Constraint
+from implicitkit.trees import Layout
+
+if TYPE_CHECKING:
+    from implicitkit.system import System
+
+__all__ = ["DEGENERATE", "KAPPA", "Program", "State", "plus"]
+
+DEGENERATE = ("lstsq", "raise", "smooth")
+KAPPA = 1e-3  # complementarity of the relaxed problem
+
+
+class State(NamedTuple):
+    """All unknowns: the user's, and one pytree of multipliers for each constraint."""
+
+    z: Any
+    multipliers: tuple[Any, ...]
+
+
+class Query(NamedTuple):
+    """Asks for ``prox(z, step)`` instead of objective and constraints."""
+
+    z: Any
+    step: Tensor
+
+
+class Probe(NamedTuple):
+    """Asks for everything at once."""
+
+    state: State
+    query: Query
+
+
+@dataclass(frozen=True)
+class Program(Problem):
+    """See the equations at the top of this file.  Made by :class:`~implicitkit.Argmin`.
+
+    The kernel gives ``(batch, 1 + m)`` for a packed state ``(batch, size + m)``: the objective and the ``m`` constraint
+    values; and for a matrix of one column more, whose last column is a step ``t``, ``prox(z, t)``, ``(batch, size)``.
+
+    Attributes:
+        prox: ``(z, step) -> z`` or ``None``. size: real numbers in ``z``, a sample. one_sided: for each of the ``m``
+            constraint values, is it ``g <= 0``?
+    """
+
+    objective: Callable[..., Any]
+    constraints: tuple[Constraint, ...]
+    prox: Callable[..., Any] | None
+    layout: Layout
+    one_sided: tuple[bool, ...]
+    degenerate: str = "lstsq"
+    kind: ClassVar[str] = "constrained"
+    title: ClassVar[str] = "Argmin"
+    returns: ClassVar[str] = "program"
+
+    @property
+    def size(self) -> int:
+        """Real numbers in ``z``, a sample."""
+        return self.layout.size
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return self.evaluate
+
+    @property
+    def linear_solver(self) -> Any:
+        return KKT("raise" if self.degenerate == "raise" else "lstsq")
+
+    def __repr__(self) -> str:
+        name = getattr(self.objective, "__qualname__", type(self.objective).__name__)
+        return f"Argmin({name}, {len(self.constraints)} constraints)"
+
+    def explain(self, system: System, z: Tensor, theta: Sequence[Tensor], failed: Tensor) -> str:
+        if not self.one_sided:
+            return ""
+        with torch.no_grad():
+            values = system.kernel(z, *theta)[failed, 1:]
+        one_sided = torch.tensor(self.one_sided, device=z.device)
+        worst = float(torch.where(one_sided, values.clamp_min(0), values.abs()).nan_to_num(torch.inf).max())
+        if worst <= torch.finfo(z.dtype).eps ** 0.5 * (1 + float(z[failed].abs().max())):
+            return "The constraints hold there: the objective may fall without end, or hardly at all."
+        return f"The constraints are violated there by up to {worst:.3g}: perhaps no z meets all of them."
+
+    # ---- what is lifted
+    def evaluate(self, state: Any, *args: Any) -> Any:
+        if isinstance(state, Query):
+            assert self.prox is not None
+            image = self.prox(state.z, state.step)
+            self.layout.check(image, "prox (or project)")
+            return trees.tree_map(lambda t: torch.view_as_real(t) if t.is_complex() else t, image)
+        if isinstance(state, Probe):
+            return self.evaluate(state.state, *args), self.evaluate(state.query, *args)
+        value = self.objective(state.z, *args)
+        batch = tuple(self.layout.batch_shape)
+        if not isinstance(value, Tensor) or value.ndim != len(batch):
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            hint = f"one number per sample, shape {batch}" if batch else "one number, shape ()"
+            raise ValueError(
+                f"Argmin's objective must return {hint}; it returned {got}"
+                + ("" if batch else ". For a batch of independent problems pass batch_dims=")
+            )
+        return value, tuple(c.function(state.z, *args) for c in self.constraints)
+
+    def probe(self, z0: Any) -> Any:
+        if self.prox is None:
+            return z0
+        leaf = trees.tree_flatten(z0.z)[0][0]
+        step = torch.ones(leaf.shape[: self.layout.batch_dims], dtype=self.layout.dtype, device=leaf.device)
+        return Probe(z0, Query(z0.z, step))
+
+    def unpack(self, layout: Layout, matrix: Tensor) -> Any:
+        if matrix.shape[1] == layout.size:
+            return layout.unpack(matrix)
+        state, step = matrix[:, :-1], matrix[:, -1]
+        shape = (matrix.shape[0] // layout.samples_per_row, *layout.inner) if layout.batch_dims else ()
+        return Query(layout.unpack(state).z, step.reshape(shape))
+
+    # ---- on packed states
+    def values(self, kernel: Kernel, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Objective ``(batch,)`` and constraints ``(batch, m)``."""
+        out = kernel(w)
+        return out[:, 0], out[:, 1:]
+
+    def proximal(self, kernel: Kernel, z: Tensor, step: Tensor | float) -> Tensor:
+        """``prox(z, step)`` for ``z`` ``(batch, size)`` and steps ``(batch,)``; ``z`` itself if there is no set."""
+        if self.prox is None:
+            return z
+        step = torch.as_tensor(step, dtype=z.dtype, device=z.device).expand(z.shape[0]).unsqueeze(1)
+        return kernel(torch.cat([z, z.new_zeros(z.shape[0], len(self.one_sided)), step], 1))
+
+    def sides(self, like: Tensor) -> Tensor:
+        """Which constraint values are one-sided, ``(m,)`` bool."""
+        return torch.tensor(self.one_sided, dtype=torch.bool, device=like.device)
+
+    def flat_residual(self, kernel: Kernel, z: Tensor) -> Tensor:
+        n = self.size
+        out, pullback = autodiff.vjp(kernel, z)
+        multipliers, values = z[:, n:], out[:, 1:]
+        slope = pullback(torch.cat([torch.ones_like(out[:, :1]), multipliers], 1))[0][:, :n]
+        if self.prox is not None:
+            slope = z[:, :n] - self.proximal(kernel, z[:, :n] - slope, 1.0)
+        if not self.one_sided:
+            return slope
+        if not any(self.one_sided):
+            return torch.cat([slope, values], 1)
+        kappa = KAPPA if self.degenerate == "smooth" else 0.0
+        natural = multipliers - plus(multipliers + values, kappa)
+        return torch.cat([slope, torch.where(self.sides(z), natural, values)], 1)
+
+
+def plus(v: Tensor, kappa: float) -> Tensor:
+    """``max(v, 0)``, or its smoothing ``(v + sqrt(v^2 + 4 kappa)) / 2`` (written without cancellation)."""
+    if kappa == 0:
+        return v.clamp_min(0)
+    root = torch.sqrt(v * v + 4 * kappa)
+    return torch.where(v > 0, 0.5 * (v + root), 2 * kappa / (root + v.abs()))
+
+
+def start(
+    objective: Callable[..., Any],
+    constraints: tuple[Constraint, ...],
+    prox: Callable[..., Any] | None,
+    degenerate: str,
+    z0: Any,
+    args: tuple[Any, ...],
+    batch_dims: int,
+) -> tuple[Program, State]:
+    """The program, and the state it starts from: multipliers of the constraints' shapes, all zero."""
+    layout = Layout(z0, batch_dims)
+    multipliers, one_sided = [], []
+    for number, constraint in enumerate(constraints):
+        with torch.no_grad():
+            values = constraint.function(*trees.tree_map(_plain, (z0, *args)))
+        leaves, spec = trees.tree_flatten(values)
+        name = f"constraint {number} ({type(constraint).__name__})"
+        batch = tuple(layout.batch_shape)
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                raise TypeError(f"{name} returned a {type(leaf).__name__} where a tensor was expected")
+            if not (leaf.is_floating_point() or leaf.is_complex()):
+                raise TypeError(
+                    f"{name} returned {leaf.dtype}: return its values (h or g), not a comparison or a count"
+                )
+            if leaf.is_complex():
+                raise TypeError(f"{name} returned complex numbers: return their real view (torch.view_as_real)")
+            if tuple(leaf.shape[:batch_dims]) != batch:
+                raise ValueError(
+                    f"{name} must return tensors whose first dimensions are the batch {batch}; it returned shape "
+                    f"{tuple(leaf.shape)}"
+                )
+            one_sided += [constraint.one_sided] * math.prod(leaf.shape[batch_dims:])
+        zeros = [torch.zeros(leaf.shape, dtype=layout.dtype, device=layout.device) for leaf in leaves]
+        multipliers.append(trees.tree_unflatten(zeros, spec))
+    program = Program(objective, constraints, prox, layout, tuple(one_sided), degenerate)
+    return program, State(z0, tuple(multipliers))
+
+
+def _plain(x: Any) -> Any:
+    return compat.plain_sample(x) if isinstance(x, Tensor) else x

@@ -1,0 +1,54 @@
+"""``map(z, *args) = z``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
+
+from implicitkit import trees
+from implicitkit.problem.base import Kernel, Problem, require_callable
+
+if TYPE_CHECKING:
+    from implicitkit.composition import Joint
+
+__all__ = ["FixedPoint"]
+
+
+@dataclass(frozen=True, repr=False)
+class FixedPoint(Problem):
+    r"""Find ``z`` with ``f(z, \theta) = z``; the residual is ``F = f(z, \theta) - z`` and has the units of ``z``.
+
+    Its Jacobian is ``J - I`` with ``J = df/dz``, and the derivative ``dz/d\theta = (I - J)^{-1} df/d\theta``
+    (Bai, Kolter & Koltun 2019, theorem 1).  Convergence: ``|f(z) - z| <= atol + rtol |z|``.
+
+    Args:
+        map: ``f(z, *args)``, a function or ``nn.Module`` returning the structure, shapes and dtypes of ``z``.
+
+    Raises:
+        TypeError: ``map`` is not callable.
+    """
+
+    map: Callable[..., Any]
+    kind: ClassVar[str] = "fixed_point"
+
+    def __post_init__(self) -> None:
+        require_callable(self, self.map, "map")
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return self.map
+
+    def __rshift__(self, other: FixedPoint) -> Joint:
+        """``self >> other``: the two as one fixed point, the second reading the first's state; see ``ik.compose``."""
+        from implicitkit.composition import chain
+
+        return chain(self, other)
+
+    def residual(self, z: Any, *args: Any) -> Any:
+        return trees.tree_map(lambda new, old: new - old, self.map(z, *args), z)
+
+    def flat_residual(self, kernel: Kernel, z: Tensor) -> Tensor:
+        return kernel(z) - z

@@ -1,0 +1,54 @@
+"""``z`` minimises half the squared norm of ``residuals(z, *args)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from implicitkit import autodiff
+from implicitkit.problem.argmin import tree_gradient
+from implicitkit.problem.base import Kernel, Problem, half_squared_norm, require_callable
+
+__all__ = ["LeastSquares"]
+
+
+@dataclass(frozen=True, repr=False)
+class LeastSquares(Problem):
+    r"""Find a minimiser of ``|r(z, \theta)|^2 / 2``.
+
+    The residual is the full gradient ``F = R^T r`` with ``R = dr/dz``, and its Jacobian the full Hessian
+    ``R^T R + sum_i r_i d^2 r_i/dz^2``: the Gauss-Newton shortcut ``R^T R`` may serve a solver, never the derivative
+    (it is wrong wherever the residual at the solution is not zero).
+
+    Args:
+        residuals: ``r(z, *args)``, a function or ``nn.Module`` returning any pytree of real tensors; with
+            ``batch_dims``, each leaf has the batch's shape in front.
+
+    Raises:
+        TypeError: ``residuals`` is not callable.
+    """
+
+    residuals: Callable[..., Any]
+    kind: ClassVar[str] = "least_squares"
+    returns: ClassVar[str] = "vector"
+    symmetric: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_callable(self, self.residuals, "residuals")
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return self.residuals
+
+    def residual(self, z: Any, *args: Any) -> Any:
+        return tree_gradient(lambda t: half_squared_norm(self.residuals(t, *args)), z)
+
+    def flat_residual(self, kernel: Kernel, z: Tensor) -> Tensor:
+        r, pullback = autodiff.vjp(kernel, z)
+        return pullback(r)[0]
+
+    def flat_residuals(self, kernel: Kernel, z: Tensor) -> Tensor:
+        return kernel(z)

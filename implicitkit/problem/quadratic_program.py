@@ -1,0 +1,454 @@
+r"""``z`` minimises ``z'Pz/2 + q'z`` subject to ``Az = b`` and ``lower <= Gz <= h``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from implicitkit.errors import DegenerateWarning, warn
+from implicitkit.linear.kkt import KKT
+from implicitkit.linear.saddle import Saddle, StructuredOperator, mv
+from implicitkit.problem.base import Problem, Restated
+from implicitkit.problem.constrained import DEGENERATE, KAPPA, plus
+from implicitkit.problem.qp_data import QPData
+from implicitkit.trees import Layout
+
+if TYPE_CHECKING:
+    from implicitkit.system import System
+
+__all__ = ["Multipliers", "QPConditions", "QuadraticProgram"]
+
+_EVENT = {"P": 2, "q": 1, "A": 2, "b": 1, "G": 2, "h": 1, "lower": 1}  # dimensions of one program's part
+
+
+class Multipliers(NamedTuple):
+    """Dual variables of a quadratic program: ``equality`` ``(*batch, p)`` and ``inequality`` ``(*batch, m)``; ``None``
+    for a part that is absent.  ``Pz + q + A' equality + G' inequality = 0``; ``inequality`` is positive where ``Gz = h``
+    and negative where ``Gz = lower``."""
+
+    equality: Tensor | None
+    inequality: Tensor | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class QuadraticProgram(Problem):
+    r"""Find the minimiser of a convex quadratic program, and its multipliers:
+
+        minimise  z'Pz/2 + q'z   subject to   Az = b,   lower <= Gz <= h
+
+    ``ik.solve(ik.QuadraticProgram(P, q, A, b, G, h))`` needs neither ``z0`` nor ``batch_dims``: the batch is that of the
+    data, each part either carrying it in front or shared (parts broadcast; the derivative of a shared one is the sum over
+    the batch).  The residual is the natural map over ``(z, y, lam)``,
+
+        (P + P')z/2 + q + A'y + G'lam = 0,    Az - b = 0,    lam - max(lam + Gz - h, 0) + max(lower - Gz - lam, 0) = 0,
+
+    whose derivative is that of the active set.  It is solved by Cholesky factors of ``n x n`` matrices.
+
+    Args:
+        P: ``(*batch, n, n)``, positive semidefinite, or ``None`` for a linear program. q: ``(*batch, n)``.
+        A, b: ``(*batch, p, n)``, ``(*batch, p)``, or ``None``. G, h: ``(*batch, m, n)``, ``(*batch, m)``, or ``None``;
+            ``h`` may hold ``inf``.
+        lower: ``(*batch, m)`` or ``None``, for two-sided constraints; may hold ``-inf``.
+        degenerate: see :class:`~implicitkit.Argmin`; ``"smooth"`` solves the program with ``lam_i (h - Gz)_i = 1e-3``,
+            so that a linear program too has a derivative that says something.
+
+    Raises:
+        TypeError: a part is not a tensor. ValueError: shapes, dtypes or devices do not fit.
+    """
+
+    P: Tensor | None
+    q: Tensor
+    A: Tensor | None = None
+    b: Tensor | None = None
+    G: Tensor | None = None
+    h: Tensor | None = None
+    lower: Tensor | None = None
+    degenerate: str = "lstsq"
+    kind: ClassVar[str] = "quadratic_program"
+
+    def __post_init__(self) -> None:
+        if self.degenerate not in DEGENERATE:
+            raise ValueError(f"degenerate must be one of {', '.join(map(repr, DEGENERATE))}; got {self.degenerate!r}")
+        parts = self.parts
+        for name, t in parts.items():
+            if not isinstance(t, Tensor):
+                raise TypeError(f"QuadraticProgram's {name} must be a tensor, got {type(t).__name__}")
+            if not t.is_floating_point():
+                raise TypeError(f"QuadraticProgram's {name} must be real floating point, got {t.dtype}")
+        if not isinstance(self.q, Tensor):
+            raise TypeError("QuadraticProgram needs q; for a feasibility problem pass zeros")
+        if (self.A is None) != (self.b is None):
+            raise ValueError("A and b come in pairs: give both, or neither")
+        if (self.G is None) != (self.h is None and self.lower is None):
+            raise ValueError("G comes with h (G z <= h) or lower (G z >= lower), and they with it")
+        if self.q.ndim == 0:
+            raise ValueError("QuadraticProgram's q has shape (); its last dimension must be the number of unknowns")
+        n = self.q.shape[-1]
+        rows: dict[str, int | None] = {"A": None, "G": None}
+        for name in rows:
+            if name in parts:
+                rows[name] = parts[name].shape[-2] if parts[name].ndim >= 2 else None
+        expected = {"P": (n, n), "q": (n,), "A": (rows["A"], n), "b": (rows["A"],), "G": (rows["G"], n),
+                    "h": (rows["G"],), "lower": (rows["G"],)}  # fmt: skip
+        batches = []
+        for name, t in parts.items():
+            event = _EVENT[name]
+            if t.ndim < event or tuple(t.shape[-event:]) != expected[name]:
+                raise ValueError(
+                    f"QuadraticProgram's {name} has shape {tuple(t.shape)}; with q of {tuple(self.q.shape)} and the other "
+                    f"parts its last dimensions must be {expected[name]}"
+                )
+            if t.dtype != self.q.dtype or t.device != self.q.device:
+                raise ValueError(
+                    f"QuadraticProgram's {name} is {t.dtype} on {t.device}, but q is {self.q.dtype} on {self.q.device}"
+                )
+            batches.append(t.shape[:-event])
+        try:
+            _broadcast(batches)
+        except RuntimeError:
+            sizes = ", ".join(f"{name} {tuple(s)}" for name, s in zip(parts, batches, strict=True))
+            raise ValueError(f"the batch sizes of the parts disagree: {sizes}") from None
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """The parts that are there, by name."""
+        return {name: getattr(self, name) for name in _EVENT if getattr(self, name) is not None}
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The batch of programs."""
+        return _broadcast([t.shape[: t.ndim - _EVENT[name]] for name, t in self.parts.items()])
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name}: {tuple(t.shape)}" for name, t in self.parts.items())
+        return f"QuadraticProgram({shapes})"
+
+    def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated:
+        if args:
+            raise ValueError("a QuadraticProgram holds its data itself: pass no args")
+        batch, q, parts = self.batch_shape, self.q, self.parts
+        shape = batch + q.shape[-1:]
+        if z0 is None:
+            z0 = torch.zeros(shape, dtype=q.dtype, device=q.device)
+        elif not isinstance(z0, Tensor) or z0.shape[-1:] != q.shape[-1:] or z0.ndim < len(shape):
+            got = tuple(z0.shape) if isinstance(z0, Tensor) else type(z0).__name__
+            raise ValueError(f"z0 must be a tensor of shape {tuple(shape)}, or absent; got {got}")
+        shape = _broadcast([shape, z0.shape])
+        start = {"z": z0.expand(shape)}
+        for name, matrix in (("y", self.A), ("lam", self.G)):
+            if matrix is not None:
+                start[name] = torch.zeros(shape[:-1] + matrix.shape[-2:-1], dtype=q.dtype, device=q.device)
+        conditions = QPConditions(tuple(parts), self.degenerate)
+        return Restated(
+            conditions,
+            start,
+            tuple(parts.values()),
+            lambda state: (state["z"], Multipliers(state.get("y"), state.get("lam"))),
+            len(shape) - 1,
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class QPConditions(Problem):
+    """The natural map of a quadratic program over ``{"z", "y", "lam"}``; the data are the arguments, by ``names``."""
+
+    names: tuple[str, ...]
+    degenerate: str = "lstsq"
+    kind: ClassVar[str] = "quadratic_program"
+    closed: ClassVar[bool] = True
+    title: ClassVar[str] = "QuadraticProgram"
+
+    def __repr__(self) -> str:
+        return f"{self.title}({', '.join(self.names)})"
+
+    @property
+    def kappa(self) -> float:
+        """Complementarity at the solution."""
+        return KAPPA if self.degenerate == "smooth" else 0.0
+
+    @property
+    def linear_solver(self) -> Any:
+        return KKT("raise" if self.degenerate == "raise" else "lstsq")
+
+    def residual(self, state: Any, *data: Tensor) -> Any:
+        part = dict(zip(self.names, data, strict=True))
+        z, q = state["z"], part["q"]
+        slope, column = q.expand_as(z), z.unsqueeze(-1)
+        if "P" in part:
+            slope = slope + 0.5 * ((part["P"] @ column) + (part["P"].mT @ column)).squeeze(-1)
+        out = {}
+        if "y" in state:
+            slope = slope + _times(part["A"].mT, state["y"])
+            out["y"] = (part["A"] @ column).squeeze(-1) - part["b"]
+        if "lam" in state:
+            lam = state["lam"]
+            slope = slope + _times(part["G"].mT, lam)
+            natural, v = lam, lam + (part["G"] @ column).squeeze(-1)
+            if "h" in part:
+                natural = natural - plus(v - part["h"], self.kappa)
+            if "lower" in part:
+                natural = natural + plus(part["lower"] - v, self.kappa)
+            out["lam"] = natural
+        return {"z": slope, **out}
+
+    def data(self, system: System, theta: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The parts of every sample, ``(batch, ...)``; shared ones are expanded, not copied."""
+        flat = _flatten(system, theta, [_EVENT[name] for name in self.names])
+        return dict(zip(self.names, flat, strict=True))
+
+    def packed_residual(self, part: dict[str, Tensor], w: Tensor) -> Tensor:
+        """:meth:`residual` of every sample, on packed states and :meth:`data`."""
+        n, p = part["q"].shape[1], part["b"].shape[1] if "b" in part else 0
+        z, y, lam = w.split([n, p, w.shape[1] - n - p], 1)
+        slope, out, row = part["q"], [], z.unsqueeze(1)
+        if "P" in part:
+            P = part["P"]
+            slope = slope + 0.5 * (torch.bmm(row, P) + torch.bmm(row, P.mT)).squeeze(1)
+        if p:
+            slope = torch.baddbmm(slope.unsqueeze(1), y.unsqueeze(1), part["A"]).squeeze(1)
+            out.append(mv(part["A"], z) - part["b"])
+        if "G" in part:
+            slope = torch.baddbmm(slope.unsqueeze(1), lam.unsqueeze(1), part["G"]).squeeze(1)
+            natural, v = lam, lam + mv(part["G"], z)
+            if "h" in part:
+                natural = natural - plus(v - part["h"], self.kappa)
+            if "lower" in part:
+                natural = natural + plus(part["lower"] - v, self.kappa)
+            out.append(natural)
+        return torch.cat([slope, *out], 1)
+
+    def one_sided(self, part: dict[str, Tensor]) -> QPData:
+        """The programs of :meth:`data` as ``Az = b, Gz <= h``, in float64, nothing absent; ``lower`` as further rows."""
+        part = {name: t.to(torch.float64) for name, t in part.items()}
+        q = part["q"]
+        batch, n = q.shape
+        P = 0.5 * (part["P"] + part["P"].mT) if "P" in part else q.new_zeros(batch, n, n)
+        G, h = [], []
+        if "h" in part:
+            G, h = [part["G"]], [part["h"]]
+        if "lower" in part:
+            G, h = [*G, -part["G"]], [*h, -part["lower"]]
+        return QPData(
+            P,
+            q,
+            part.get("A", q.new_zeros(batch, 0, n)),
+            part.get("b", q.new_zeros(batch, 0)),
+            torch.cat(G, 1) if G else q.new_zeros(batch, 0, n),
+            torch.cat(h, 1) if h else q.new_zeros(batch, 0),
+        )
+
+    def join(self, z: Tensor, y: Tensor, lam: Tensor) -> Tensor:
+        """The packed state for a solution of :meth:`one_sided`."""
+        if "h" in self.names and "lower" in self.names:
+            above, below = lam.chunk(2, 1)
+            lam = above - below
+        elif "lower" in self.names:
+            lam = -lam
+        return torch.cat([z, y, lam], 1)
+
+    def linearise(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, StructuredOperator]:
+        """The blocks ``[[P, A', G'], [A, 0, 0], [-DG, 0, I - D]]``, ``D`` the derivative of the clamp: 1 on active rows."""
+        with torch.enable_grad():
+            out = system.residual(z.detach(), *theta)
+        with torch.no_grad():
+            return out, _Blocks.of(self, system, z, [t.detach() for t in theta]).operator()
+
+    def first_order(
+        self, system: System, z: Tensor, theta: Sequence[Tensor]
+    ) -> tuple[StructuredOperator, Callable[[Tensor, Sequence[int]], Sequence[Tensor]]] | None:
+        if system.parent is not None:
+            return None
+        blocks = _Blocks.of(self, system, z, [t.detach() for t in theta])
+        point = blocks._split(z)
+
+        def pull(w: Tensor, needed: Sequence[int]) -> Sequence[Tensor]:
+            if "P" not in self.names and "q" in {self.names[i] for i in needed}:
+                _warn_if_zero(w, blocks.P.shape[1])
+            grads = blocks.pull(point, w, {self.names[i] for i in needed})
+            shape = system.layout.batch_shape
+            return [
+                grads[self.names[i]].reshape(shape + grads[self.names[i]].shape[1:]).sum_to_size(theta[i].shape)
+                for i in needed
+            ]
+
+        return blocks.operator(), pull
+
+
+@dataclass
+class _Blocks:
+    """The Jacobian of the natural map by blocks, and its inverse (and that of its transpose) by one Cholesky factor."""
+
+    P: Tensor
+    A: Tensor
+    G: Tensor
+    above: Tensor  # derivative of the clamp at h
+    below: Tensor  # and at lower
+    D: Tensor  # their sum
+    _saddle: Saddle | None = None
+
+    @staticmethod
+    def of(problem: QPConditions, system: System, w: Tensor, theta: Sequence[Tensor]) -> _Blocks:
+        part = problem.data(system, theta)
+        q = part["q"]
+        batch, n = q.shape
+        P = 0.5 * (part["P"] + part["P"].mT) if "P" in part else q.new_zeros(batch, n, n)
+        A = part.get("A", q.new_zeros(batch, 0, n))
+        G = part.get("G", q.new_zeros(batch, 0, n))
+        z, lam = w[:, :n], w[:, n + A.shape[1] :]
+        v = lam + mv(G, z)
+        above = _slope(v - part["h"], problem.kappa) if "h" in part else torch.zeros_like(v)
+        if "lower" not in part:
+            return _Blocks(P, A, G, above, torch.zeros_like(v), above)
+        below = _slope(part["lower"] - v, problem.kappa)
+        return _Blocks(P, A, G, above, below, above + below)
+
+    def pull(self, point: tuple[Tensor, ...], w: Tensor, needed: set[str]) -> dict[str, Tensor]:
+        """``(dF/d part)^T w`` for the parts needed, each ``(batch, ...)``."""
+        (z, y, lam), (w_z, w_y, w_l) = point, self._split(w)
+        held = self.D * w_l
+        found: dict[str, Callable[[], Tensor]] = {
+            "P": lambda: _symmetric(w_z, z),
+            "q": lambda: w_z,
+            "A": lambda: _outer(y, w_z) + _outer(w_y, z),
+            "b": lambda: -w_y,
+            "G": lambda: torch.baddbmm(_outer(lam, w_z), held.unsqueeze(2), z.unsqueeze(1), alpha=-1),
+            "h": lambda: self.above * w_l,
+            "lower": lambda: self.below * w_l,
+        }
+        return {name: found[name]() for name in needed}
+
+    @property
+    def saddle(self) -> Saddle:
+        if self._saddle is None:
+            e, C = torch.where(self.D > 0, (1 - self.D) / self.D, torch.inf), self.G
+            if self.A.shape[1]:
+                e, C = torch.cat([e.new_zeros(self.A.shape[:2]), e], 1), torch.cat([self.A, self.G], 1)
+            self._saddle = Saddle(self.P, C, e)
+        return self._saddle
+
+    def _split(self, w: Tensor) -> tuple[Tensor, ...]:
+        return w.split([self.P.shape[1], self.A.shape[1], self.G.shape[1]], 1)
+
+    def mv(self, w: Tensor) -> Tensor:
+        z, y, lam = self._split(w)
+        top = mv(self.P, z) + mv(self.A.mT, y) + mv(self.G.mT, lam)
+        return torch.cat([top, mv(self.A, z), lam - self.D * (mv(self.G, z) + lam)], 1)
+
+    def rmv(self, w: Tensor) -> Tensor:
+        z, y, lam = self._split(w)
+        top = mv(self.P, z) + mv(self.A.mT, y) - mv(self.G.mT, self.D * lam)
+        return torch.cat([top, mv(self.A, z), mv(self.G, z) + lam - self.D * lam], 1)
+
+    def inverse(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        r_z, r_y, r_l = self._split(r)
+        on = self.D > 0
+        free = torch.where(on, 0, r_l)
+        c = torch.where(on, -r_l / self.D, 0)
+        x, v, norm = self.saddle.solve(r_z - mv(self.G.mT, free), torch.cat([r_y, c], 1))
+        y, lam = v[:, : self.A.shape[1]], v[:, self.A.shape[1] :]
+        return torch.cat([x, y, torch.where(on, lam, free)], 1), norm
+
+    def transposed_inverse(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        g_z, g_y, g_l = self._split(g)
+        on = self.D > 0
+        x, v, norm = self.saddle.solve(g_z, torch.cat([g_y, g_l], 1))
+        y, lam = v[:, : self.A.shape[1]], v[:, self.A.shape[1] :]
+        # the residual of rows that are half on (the relaxed program) is that of the saddle times D, at most 1
+        return torch.cat([x, y, torch.where(on, -lam / self.D, g_l - mv(self.G, x))], 1), norm
+
+    def dense(self) -> Tensor:
+        P, A, G, D = self.P, self.A, self.G, self.D
+        batch, p, m = P.shape[0], A.shape[1], G.shape[1]
+        zero = P.new_zeros
+        return torch.cat(
+            [
+                torch.cat([P, A.mT, G.mT], 2),
+                torch.cat([A, zero(batch, p, p + m)], 2),
+                torch.cat([-D.unsqueeze(2) * G, zero(batch, m, p), torch.diag_embed(1 - D)], 2),
+            ],
+            1,
+        )
+
+    def operator(self) -> StructuredOperator:
+        return StructuredOperator(
+            self.mv,
+            self.rmv,
+            self.dense,
+            inverse=self.inverse,
+            transposed_inverse=self.transposed_inverse,
+            batch=self.P.shape[0],
+            size=sum(t.shape[1] for t in (self.P, self.A, self.G)),
+            like=self.P,
+        )
+
+
+_warned = False
+
+
+def _warn_if_zero(w: Tensor, n: int) -> None:
+    """Says once that the derivative of a linear program in its objective is zero at a vertex, whatever the loss."""
+    global _warned
+    if _warned or bool(w[:, :n].abs().amax() > 1e-12 * w.abs().amax()) or not bool(w.any()):
+        return
+    _warned = True
+    warn(
+        "the solution of a linear program is a vertex (or its derivative of least norm is zero), which does not move with "
+        'the objective: the gradient in q is exactly zero, and nothing is learnt from it. degenerate="smooth", or a '
+        "small multiple of the identity as P, gives a gradient that says something",
+        DegenerateWarning,
+    )
+
+
+def _broadcast(shapes: Sequence[torch.Size]) -> torch.Size:
+    """``torch.broadcast_shapes``, without its cost where all shapes that are not ``()`` are the same."""
+    different = {shape for shape in shapes if shape}
+    return torch.broadcast_shapes(*different) if len(different) > 1 else next(iter(different), torch.Size())
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    return a.unsqueeze(2) * b.unsqueeze(1)
+
+
+def _symmetric(a: Tensor, b: Tensor) -> Tensor:
+    product = _outer(0.5 * a, b)
+    return product + product.mT
+
+
+def _slope(v: Tensor, kappa: float) -> Tensor:
+    """The derivative of :func:`plus`; 1 at the kink, as autograd has it for ``clamp_min``."""
+    if kappa == 0:
+        return (v >= 0).to(v)
+    return 0.5 * (1 + v / torch.sqrt(v * v + 4 * kappa))
+
+
+def _times(A: Tensor, x: Tensor) -> Tensor:
+    return (A @ x.unsqueeze(-1)).squeeze(-1)
+
+
+def _flatten(system: System, theta: Sequence[Tensor], events: Sequence[int]) -> tuple[Tensor, ...]:
+    """Each tensor with one row a sample, whatever stack of batches (of the data, of ``torch.vmap``) there is."""
+    if system.parent is None:
+        layout: Layout = system.layout
+        lead = (system.batch // layout.samples_per_row, *layout.inner) if layout.batch_dims else ()
+
+        def rows(t: Tensor, event: int) -> Tensor:
+            if len(lead) == t.ndim - event <= 1:  # the everyday call: one batch dimension or none, nothing to broadcast
+                if not lead:
+                    return t.unsqueeze(0)
+                if t.shape[0] == lead[0]:
+                    return t
+            shape = t.shape[t.ndim - event :]
+            return t.expand(*lead, *shape).reshape(system.batch, *shape)
+
+        return tuple(rows(t, event) for t, event in zip(theta, events, strict=True))
+    parent = system.parent
+    count = system.batch // parent.batch
+    if all(d is None for d in system.dims):
+        once = _flatten(parent, theta, events)
+        return tuple(t.expand(count, *t.shape).flatten(0, 1) for t in once)
+    mapped = torch.func.vmap(lambda *ts: _flatten(parent, ts, events), in_dims=tuple(system.dims))
+    return tuple(t.flatten(0, 1) for t in mapped(*theta))

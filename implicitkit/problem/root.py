@@ -1,0 +1,39 @@
+"""``residual(z, *args) = 0``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from implicitkit.problem.base import Problem, require_callable
+
+__all__ = ["Root"]
+
+
+@dataclass(frozen=True, repr=False)
+class Root(Problem):
+    r"""Find ``z`` with ``F(z, \theta) = 0``, one equation per unknown.
+
+    Implicit function theorem: where ``dF/dz`` is regular, ``dz/d\theta = -(dF/dz)^{-1} dF/d\theta``
+    (Krantz & Parks, *The Implicit Function Theorem*, 2002, theorem 3.3.1).
+
+    Args:
+        equation: ``residual(z, *args)``, a function or ``nn.Module`` returning the structure, shapes and dtypes of ``z``.
+
+    Raises:
+        TypeError: ``residual`` is not callable.
+    """
+
+    equation: Callable[..., Any]
+    kind: ClassVar[str] = "root"
+
+    def __post_init__(self) -> None:
+        require_callable(self, self.equation, "residual")
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return self.equation
+
+    def residual(self, z: Any, *args: Any) -> Any:
+        return self.equation(z, *args)

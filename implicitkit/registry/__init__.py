@@ -1,0 +1,1 @@
+"""Names for solvers, rules, linear solvers and problems, and the plugins that add to them."""

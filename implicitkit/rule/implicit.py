@@ -1,0 +1,66 @@
+"""The exact rule: the implicit function theorem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.errors import CapabilityError
+from implicitkit.registry import table as registry
+from implicitkit.registry.table import register_rule
+from implicitkit.rule.base import Request, Rule
+
+__all__ = ["Implicit"]
+
+
+@register_rule("implicit")
+@dataclass(frozen=True)
+class Implicit(Rule):
+    r"""``dz/d\theta = -(dF/dz)^{-1} dF/d\theta`` at the solution, exact in every mode and at every order.
+
+    One linear solve a derivative; memory is that of the solution and of ``theta``, whatever the solver did.
+
+    Args:
+        linear_solver: a registered name or a configured object (``ik.linear.GMRES(restart=30)``).  ``"auto"``: dense LU
+            up to 64 unknowns a sample, else CG for minimisation problems and GMRES for all others.
+        rtol, atol: of the linear solve, per sample ``|A u - b| <= atol + rtol |b|``; the defaults follow the dtype
+            (``eps^(2/3)``; ``atol`` 0).
+        max_steps: products with the Jacobian allowed; ``None`` is the linear solver's own default.
+
+    Raises (when a derivative is taken):
+        ConvergenceError: the linear solve failed, under ``on_failure="raise"``.
+    """
+
+    linear_solver: Any = "auto"
+    rtol: float | None = None
+    atol: float = 0.0
+    max_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.rtol is not None and self.rtol < 0) or self.atol < 0:
+            raise ValueError(f"tolerances cannot be negative: rtol={self.rtol}, atol={self.atol}")
+
+    def attach(self, request: Request) -> tuple[Tensor, Tensor | None]:
+        problem = request.system.problem
+        choice = self.linear_solver
+        if choice == "auto":
+            choice = problem.linear_solver
+        if choice is None:
+            entry = registry.get_problem_entry(problem)
+            choice = "auto" if entry.linear_solver in ("gmres", "cg") else entry.linear_solver
+        solver = registry.get_linear_solver(choice)
+        lacking = [
+            need
+            for need in solver.needs
+            if not {"symmetric": problem.symmetric, "fixed_point": problem.kind == "fixed_point"}.get(need, True)
+        ]
+        if lacking:
+            raise CapabilityError(
+                f"linear solver {solver.name!r} needs a {' and '.join(lacking).replace('_', ' ')} system, and the Jacobian "
+                f"of {type(problem).__name__} is not known to be one: use 'gmres', 'lu', 'bicgstab' or 'lsmr'"
+            )
+        rtol = self.rtol if self.rtol is not None else torch.finfo(request.system.layout.dtype).eps ** (2 / 3)
+        return request.solve(solver, rtol=rtol, atol=self.atol, max_steps=self.max_steps)

@@ -1,0 +1,1 @@
+"""Sets and their Euclidean projections in closed form: one file a family."""

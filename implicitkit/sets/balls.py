@@ -1,0 +1,62 @@
+"""Balls of the l1, l2 and l-infinity norms, about the origin or another centre."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.sets.base import Projection, against, check_positive, length
+from implicitkit.sets.simplex import onto_simplex
+
+__all__ = ["L1Ball", "L2Ball", "LinfBall"]
+
+
+@dataclass(frozen=True)
+class _Ball(Projection):
+    """``radius``: positive number or tensor of the batch's shape.  ``centre``: a tensor like the point, or ``None``."""
+
+    radius: Any = 1.0
+    centre: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(self.radius, "radius", self)
+
+    def project(self, v: Tensor) -> Tensor:
+        radius = against(self.radius, v)
+        return self._shrink(v, radius) if self.centre is None else self.centre + self._shrink(v - self.centre, radius)
+
+    def _shrink(self, v: Tensor, radius: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class L1Ball(_Ball):
+    """``{|x - centre|_1 <= radius}``: soft thresholding at the ``tau`` of the simplex (Duchi et al. 2008)."""
+
+    def _shrink(self, v: Tensor, radius: Tensor) -> Tensor:
+        size = v.abs()
+        outside = size.sum(-1, keepdim=True) > radius
+        return torch.where(outside, v.sign() * onto_simplex(size, radius), v)
+
+
+@dataclass(frozen=True)
+class L2Ball(_Ball):
+    """``{|x - centre|_2 <= radius}``: ``v radius / |v|`` outside."""
+
+    def _shrink(self, v: Tensor, radius: Tensor) -> Tensor:
+        norm = length(v)
+        outside = norm > radius
+        return torch.where(outside, v * (radius / torch.where(outside, norm, 1)), v)
+
+
+@dataclass(frozen=True)
+class LinfBall(_Ball):
+    """``{|x - centre|_inf <= radius}``: clipping."""
+
+    separable: ClassVar[bool] = True
+
+    def _shrink(self, v: Tensor, radius: Tensor) -> Tensor:
+        return v.maximum(-radius).minimum(radius)

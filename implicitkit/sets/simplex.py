@@ -1,0 +1,47 @@
+"""The simplex."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.sets.base import Projection, against, check_positive
+
+__all__ = ["Simplex", "onto_simplex"]
+
+
+@dataclass(frozen=True)
+class Simplex(Projection):
+    r"""``{x >= 0, sum x = radius}``: ``x = max(v - tau, 0)`` with ``tau`` from a sort (Held, Wolfe & Crowder 1974;
+    Duchi et al. 2008).  With ``S`` the support, ``tau = (sum_S v - radius) / |S|`` and ``dx/dv = I_S - 1_S 1_S' / |S|``.
+
+    Args:
+        radius: positive number, or tensor of the batch's shape.
+    """
+
+    radius: Any = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive(self.radius, "radius", self)
+
+    def project(self, v: Tensor) -> Tensor:
+        return onto_simplex(v, against(self.radius, v))
+
+
+def onto_simplex(v: Tensor, radius: Tensor) -> Tensor:
+    """``max(v - tau, 0)`` with ``tau`` such that the sum is ``radius`` (broadcasts against ``v``)."""
+    v = v - v.detach().amax(-1, keepdim=True)  # the projection does not see a shift: large entries lose no digits
+    with torch.no_grad():
+        plain, size = v.detach(), radius.detach()
+        ordered = plain.sort(dim=-1, descending=True).values
+        count = torch.arange(1, v.shape[-1] + 1, device=v.device, dtype=v.dtype)
+        excess = ordered.cumsum(-1) - size
+        inside = ordered * count > excess
+        k = inside.to(v.dtype).sum(-1, keepdim=True).clamp_min(1)
+        edge = ordered.gather(-1, (k - 1).long())
+        support = (plain >= edge).to(v.dtype)
+    tau = ((v * support).sum(-1, keepdim=True) - radius) / support.sum(-1, keepdim=True)
+    return (v - tau).clamp_min(0)

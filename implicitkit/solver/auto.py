@@ -1,0 +1,312 @@
+"""``solver="auto"``: one method after another, each for the samples that those before it could not solve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.problem.argmin import Bounded
+from implicitkit.problem.base import Problem
+from implicitkit.problem.constrained import Program
+from implicitkit.registry import table as registry
+from implicitkit.solution import Status
+from implicitkit.solver import driver
+from implicitkit.solver.base import Strategy
+from implicitkit.solver.evaluations import Function
+
+__all__ = ["Polyalgorithm", "Stage", "choose", "stages"]
+
+_DENSE = 512  # unknowns a sample up to which Newton's dense Jacobian is the first choice
+_DENSE_AT_ALL = 2048  # ... up to which it is the last resort
+_ROUNDS = 8  # of aiming at a smaller scale than |F(z0)|
+_DENSE_NUMBERS = 1 << 25  # numbers in all Jacobians of the batch, at most
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One member of a polyalgorithm.
+
+    Args:
+        solver: a registered name or a configured object. options: for a name.
+        max_steps: steps it may take; ``None``: its own default.
+        scale: begin at ``scale * z0``; ``None``: at the best point found so far.  Starts nearer to the origin help where
+            the given one is so far out that ``|F|`` overflows, or is flat, or has been descended into a wrong valley.
+
+    Raises:
+        ValueError: ``max_steps`` below 1, or ``scale`` not finite.
+    """
+
+    solver: Any
+    options: tuple[tuple[str, Any], ...] = ()
+    max_steps: int | None = None
+    scale: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        if self.max_steps is not None and self.max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise ValueError(f"scale must be finite or None, got {self.scale}")
+
+    def begin(self, z0: Tensor, best: Tensor) -> Tensor:
+        """Where it begins."""
+        return best if self.scale is None else z0 if self.scale == 1 else self.scale * z0
+
+    def make(self) -> Any:
+        """The configured solver."""
+        return registry.get_solver(self.solver, **dict(self.options))
+
+
+def _stage(solver: str, *, max_steps: int | None = None, scale: float | None = 1.0, **options: Any) -> Stage:
+    return Stage(solver, tuple(options.items()), max_steps, scale)
+
+
+#: What is tried, in this order.  Monotone descent on ``|F|`` and undamped Newton steps fail on different problems.
+_DENSE_NEWTON = (
+    _stage("newton", max_steps=100),
+    _stage("newton", line_search=False, max_steps=60),
+    _stage("trust_region", max_steps=200),
+    _stage("trust_region", subproblem="levenberg_marquardt", max_steps=300),
+    _stage("newton", max_steps=100, scale=0.1),
+    _stage("newton", max_steps=100, scale=0.01),
+    _stage("trust_region", max_steps=200, scale=0.1),
+    _stage("trust_region", max_steps=200, scale=0.01),
+    _stage("df_sane", max_steps=500),
+)
+_MATRIX_FREE = (
+    _stage("newton_krylov", max_steps=100),
+    _stage("newton_krylov", max_steps=100, scale=0.1),
+    _stage("newton_krylov", max_steps=100, scale=0.01),
+    _stage("df_sane", max_steps=500),
+)
+#: Between the two: a dense Jacobian as soon as matrix-free steps have failed.
+_EITHER = (_MATRIX_FREE[0], *_DENSE_NEWTON[1:4], *_MATRIX_FREE[1:])
+_ANDERSON = (_stage("anderson", max_steps=500),)
+_MINIMISE = (
+    _stage("lbfgs", max_steps=500),
+    _stage("newton_cg", max_steps=200, scale=None),
+    _stage("newton_cg", max_steps=500),
+)
+_FIT = (_stage("levenberg_marquardt", max_steps=300), *_MINIMISE[1:], _stage("lbfgs"))
+
+
+def stages(kind: str, batch: int, size: int) -> tuple[Stage, ...]:
+    """The stages for a problem kind, samples and unknowns a sample.
+
+    Equations and steady states: Newton with dense Jacobians up to 512 unknowns a sample, Newton-Krylov above, and what
+    they fail on by other routes.  Fixed points: Anderson acceleration, then like equations.  Steady states: first along the
+    flow, since Newton steps do not care for its direction and often end in a state that the flow leaves.  Minimisation:
+    L-BFGS, then Newton with conjugate gradients in a trust region.  Least squares up to 512 unknowns:
+    Levenberg-Marquardt first.
+    """
+    affordable = batch * size * size <= _DENSE_NUMBERS
+    if kind in ("argmin", "least_squares"):
+        return _FIT if kind == "least_squares" and size <= _DENSE and affordable else _MINIMISE
+    equations: tuple[Stage, ...] = _MATRIX_FREE
+    if size <= _DENSE and affordable:
+        equations = _DENSE_NEWTON
+    elif size <= _DENSE_AT_ALL and affordable:
+        equations = _EITHER
+    if kind == "steady_state":
+        equations = (_stage("pseudo_transient", max_steps=100), *equations)
+    return (*_ANDERSON, *equations) if kind == "fixed_point" else equations
+
+
+def _program_stages(problem: Program, batch: int) -> tuple[Stage, ...]:
+    """Constrained minimisation: SQP where there are constraints and no set but bounds, proximal gradient where there is
+    only a set or a term, the augmented Lagrangian else; each finished by Newton steps on the natural map where dense
+    Jacobians are affordable."""
+    size = problem.size + len(problem.one_sided)
+    dense = size <= _DENSE and batch * size * size <= _DENSE_NUMBERS
+    polish = (_stage("newton", max_steps=30, scale=None),) if dense else ()
+    multipliers = (_stage("augmented_lagrangian"), *polish)
+    if not problem.one_sided:
+        return (
+            _stage("proximal_gradient", max_steps=50),
+            *polish,
+            _stage("proximal_gradient", max_steps=20000, scale=None),
+        )
+    if dense and (problem.prox is None or isinstance(problem.prox, Bounded)):
+        return (_stage("sqp", max_steps=60), *polish, *multipliers)
+    return (_stage("augmented_lagrangian", max_steps=12), *polish, *multipliers)
+
+
+def choose(problem: Problem, batch: int, size: int, rule: Any) -> Any:
+    """The solver for a problem: a :class:`Polyalgorithm` of :func:`stages`; the rule ``unroll`` needs the plain
+    iteration."""
+    if problem.kind == "fixed_point" and getattr(rule, "name", "") == "unroll":
+        return registry.get_solver("picard")
+    if problem.kind == "quadratic_program":
+        return registry.get_solver("qp")
+    if isinstance(problem, Program):
+        return Polyalgorithm(_program_stages(problem, batch))
+    return Polyalgorithm(stages(problem.kind, batch, size))
+
+
+@dataclass(frozen=True)
+class Polyalgorithm(Strategy):
+    """Solvers in turn; each sees only the samples that none before it has solved.
+
+    The tolerance is the same throughout, that of the start.  A sample that none solves gets the best point that any of
+    them has seen.  ``solution.solver`` says which of them finished.
+
+    A start far out can have ``|F(z0)|`` so large that ``rtol |F(z0)|`` is met nowhere near a root.  So where equations are
+    solved and a residual above ``atol + rtol`` is to count as zero, it must be small beside ``|J z|``, the size of what
+    cancels in ``F``, too; if not, the stages go on against ``atol + rtol min(|F(z0)|, |J z|)``.  A sample that none of them
+    improves is ``STALLED``, unless its residual is below ``sqrt(eps) |J z|`` and so may be all that rounding allows.
+
+    ``max_steps`` of the solve limits the steps of all stages together.
+
+    Args:
+        stages: registered names, configured solvers or :class:`Stage` objects; at least one.
+
+    Raises:
+        ValueError: no stage.
+    """
+
+    stages: tuple[Any, ...]
+    name: ClassVar[str] = "auto"
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ValueError("a polyalgorithm needs at least one stage")
+        members = tuple(s if isinstance(s, Stage) else Stage(s) for s in self.stages)
+        object.__setattr__(self, "stages", members)
+
+    @property
+    def solves(self) -> str:
+        """What the first stage solves."""
+        return str(self.stages[0].make().solves)
+
+    def run(self, f: Function, z0: Tensor, options: driver.Options) -> driver.Outcome:
+        solver = self.stages[0].make()
+        total = driver.find(solver, f, z0, _limited(options, self.stages[0].max_steps))
+        total.solver = _title(self.name, [solver.name])
+        scale = _far_from_zero(f, total, options)
+        if scale is None and (total.all_converged or len(self.stages) == 1):
+            return total
+        start_norm = torch.linalg.vector_norm(f.residual(z0), dim=1)
+        finishers = [solver.name] if bool((total.status == int(Status.CONVERGED)).any()) else []
+        total = self._go_on(self.stages[1:], f, z0, options, total, start_norm, finishers)
+        for _ in range(_ROUNDS):
+            scale = _far_from_zero(f, total, options)
+            if scale is None:
+                break
+            doubtful = torch.isfinite(scale)
+            start_norm = torch.where(doubtful, torch.minimum(start_norm, scale), start_norm)
+            total.status = torch.where(doubtful, int(Status.STALLED), total.status)
+            again = (replace(self.stages[0], scale=None), *self.stages)
+            total = self._go_on(again, f, z0, options, total, start_norm, finishers)
+            rounding = total.residual_norm <= torch.finfo(z0.dtype).eps ** 0.5 * scale
+            failed = doubtful & (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED))
+            total.status = torch.where(failed & rounding, int(Status.CONVERGED), total.status)
+            if bool(failed.any()):
+                break
+        f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
+        total.solver = _title(self.name, finishers)
+        return total
+
+    def _go_on(
+        self,
+        stages: tuple[Stage, ...],
+        f: Function,
+        z0: Tensor,
+        options: driver.Options,
+        total: driver.Outcome,
+        start_norm: Tensor,
+        finishers: list[str],
+    ) -> driver.Outcome:
+        """Some stages for the samples that are open; adds to ``finishers``."""
+        watched = options.trace or options.callback is not None
+        for stage in stages:
+            # a callback's word is final
+            open_ = (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED))
+            taken = int(total.steps.max())
+            left = None if options.max_steps is None else options.max_steps - taken
+            if not bool(open_.any()) or (left is not None and left < 1):
+                break
+            solver = stage.make()
+            samples, system, theta = _subset(f, open_, whole=watched)
+            part = Function(system, theta, solver.solves)
+            part.evaluations, part.sample_evaluations = total.evaluations, total.sample_evaluations
+            begin = torch.where(open_.unsqueeze(1), stage.begin(z0, total.z), total.z).index_select(0, samples)
+            found = driver.find(
+                solver,
+                part,
+                begin,
+                replace(
+                    _limited(replace(options, max_steps=left), stage.max_steps),
+                    start_norm=start_norm.index_select(0, samples),
+                    callback=options.callback and _later(options.callback, taken),
+                ),
+            )
+            if _merge(total, found, samples, open_.index_select(0, samples)):
+                finishers.append(solver.name)
+        return total
+
+
+def _far_from_zero(f: Function, total: driver.Outcome, options: driver.Options) -> Tensor | None:
+    """``|J z|`` ``(batch,)`` of the samples that have converged by ``rtol |F(z0)|`` alone, Inf for the others; ``None``
+    if there is no such sample, or no equation to be solved."""
+    if f.problem.kind not in ("root", "steady_state"):
+        return None
+    doubtful = (total.residual_norm > options.atol + options.rtol) & (total.status == int(Status.CONVERGED))
+    if not bool(doubtful.any()):
+        return None
+    part = Function(f.system, f.theta, "root")
+    scale = torch.linalg.vector_norm(part.linearize(total.z).mv(total.z), dim=1)
+    total.evaluations += part.evaluations
+    total.sample_evaluations += part.sample_evaluations
+    doubtful &= total.residual_norm > options.atol + options.rtol * scale
+    return torch.where(doubtful, scale, torch.inf) if bool(doubtful.any()) else None
+
+
+def _limited(options: driver.Options, max_steps: int | None) -> driver.Options:
+    """The options with the smaller of two step limits."""
+    if max_steps is None or (options.max_steps is not None and options.max_steps <= max_steps):
+        return options
+    # not dataclasses.replace, which costs four times as much: this is on the way of every solve
+    return driver.Options(
+        options.rtol, options.atol, max_steps, options.trace, options.callback, options.start_norm
+    )  # fmt: skip
+
+
+def _subset(f: Function, open_: Tensor, whole: bool) -> tuple[Tensor, Any, Any]:
+    """The samples of all rows in which one is open, with the system and the tensors of those rows."""
+    per_row = f.system.samples_per_row
+    rows = open_.view(-1, per_row).any(1)
+    samples = rows.repeat_interleave(per_row).nonzero().squeeze(1)
+    if whole or not f.system.can_select or len(samples) == len(open_):
+        return torch.arange(len(open_), device=open_.device), f.system, f.theta
+    system, theta = f.system.select(rows.nonzero().squeeze(1), f.theta)
+    return samples, system, theta
+
+
+def _later(callback: Callable[[int, Tensor, Tensor], Any], taken: int) -> Callable[[int, Tensor, Tensor], Any]:
+    return lambda step, z, norm: callback(step + taken, z, norm)
+
+
+def _merge(total: driver.Outcome, found: driver.Outcome, samples: Tensor, open_: Tensor) -> bool:
+    """Write a stage's results for its open samples into the total; did it solve one?"""
+    where = samples[open_]
+    old, new = total.residual_norm[where], found.residual_norm[open_]
+    solved = found.status[open_] == int(Status.CONVERGED)
+    better = solved | (new < old) | ~torch.isfinite(old)
+    index = where[better]
+    total.z = total.z.index_copy(0, index, found.z[open_][better])
+    total.residual_norm = total.residual_norm.index_copy(0, index, new[better])
+    total.status = total.status.index_copy(0, where, found.status[open_])
+    total.steps = total.steps.index_add(0, where, found.steps[open_])
+    total.evaluations, total.sample_evaluations = found.evaluations, found.sample_evaluations
+    total.trace = total.trace + found.trace[1:]
+    total.message = found.message
+    return bool(solved.any())
+
+
+def _title(name: str, finishers: list[str]) -> str:
+    """``auto (newton)``, ``auto (newton, trust_region)``, or the bare name if nothing was solved."""
+    return f"{name} ({', '.join(dict.fromkeys(finishers))})" if finishers else name

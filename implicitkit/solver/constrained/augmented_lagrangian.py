@@ -1,0 +1,88 @@
+"""The augmented Lagrangian method, batched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.registry.table import register_solver
+from implicitkit.solver.base import Method
+from implicitkit.solver.constrained.model import Model
+from implicitkit.solver.constrained.proximal_gradient import initial, proximal_step
+from implicitkit.solver.evaluations import Function
+
+__all__ = ["AugmentedLagrangian"]
+
+
+@register_solver("augmented_lagrangian", solves="constrained")
+@dataclass(frozen=True)
+class AugmentedLagrangian(Method):
+    r"""Method of multipliers: a step minimises, over the set or with the proximal term that the problem may have,
+
+        f(z) + sum_h (y h + rho h^2 / 2) + sum_g (max(lam + rho g, 0)^2 - lam^2) / (2 rho)
+
+    by accelerated proximal gradient, then ``y <- y + rho h``, ``lam <- max(lam + rho g, 0)``; ``rho`` grows for a sample
+    whose violation has not fallen to a quarter.  Needs no second derivatives and no matrices.
+
+    (Bertsekas 1982, *Constrained Optimization and Lagrange Multiplier Methods*, sections 2.2 and 3.2; Nocedal & Wright
+    2006, algorithm 17.4.)
+
+    Args:
+        penalty: the first ``rho``. growth: its factor. inner_steps: proximal gradient steps in one step.
+
+    Raises:
+        ValueError: ``penalty`` not positive, ``growth`` not above 1, ``inner_steps`` below 1.
+    """
+
+    penalty: float = 10.0
+    growth: float = 4.0
+    inner_steps: int = 300
+    default_max_steps: ClassVar[int] = 100
+
+    def __post_init__(self) -> None:
+        if self.penalty <= 0 or self.growth <= 1 or self.inner_steps < 1:
+            raise ValueError(
+                "need penalty > 0, growth > 1 and inner_steps >= 1; got "
+                f"{self.penalty}, {self.growth}, {self.inner_steps}"
+            )
+
+    def init(self, f: Function, z: Tensor) -> Any:
+        full = torch.full_like(z[:, 0], self.penalty)
+        return {"rho": full, "violation": torch.full_like(full, torch.inf)}
+
+    def step(self, f: Function, w: Tensor, state: Any) -> tuple[Tensor, Any]:
+        model = Model(f)
+        z, multipliers = model.split(w)
+        rho = state["rho"].unsqueeze(1)
+
+        def force(constraints: Tensor) -> Tensor:
+            raw = multipliers + rho * constraints
+            return torch.where(model.one_sided, raw.clamp_min(0), raw)
+
+        def augmented(value: Tensor, constraints: Tensor) -> Tensor:
+            return value + ((force(constraints).square() - multipliers.square()) / (2 * rho)).sum(1)
+
+        def slope(x: Tensor) -> tuple[Tensor, Tensor]:
+            value, constraints, gradient = model.slope(x, force)
+            return augmented(value, constraints), gradient
+
+        momentum = initial(slope, z)
+        goal = 0.1 * torch.minimum(f.norm.to(z.dtype), state["violation"])
+        for number in range(self.inner_steps):
+            before = z
+            z, momentum = proximal_step(slope, lambda x: augmented(*model.values(x)), model.proximal, z, momentum)
+            if number % 5 == 4:
+                moved = torch.linalg.vector_norm(z - before, dim=1) / momentum.length
+                if bool(((moved <= goal.clamp_min(0.1 * f.tolerance)) | ~f.active).all()):
+                    break
+        constraints = model.values(z)[1]
+        new = force(constraints)
+        violation = torch.linalg.vector_norm(
+            torch.where(model.one_sided, torch.maximum(constraints, -multipliers / rho), constraints), dim=1
+        )
+        slow = violation > 0.25 * state["violation"]
+        grown = torch.where(slow, self.growth * state["rho"], state["rho"]).clamp(max=1e8)
+        return model.join(z, new), {"rho": grown, "violation": violation}

@@ -1,0 +1,111 @@
+"""What solvers of programs see at a point: objective, constraints, their slopes, the proximal map, the bounds."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from implicitkit import autodiff
+from implicitkit.errors import CapabilityError
+from implicitkit.problem.argmin import Bounded
+from implicitkit.problem.constrained import Program
+from implicitkit.solver.evaluations import Function
+
+__all__ = ["Local", "Model"]
+
+
+class Local(NamedTuple):
+    """First order at a point: objective ``(batch,)``, its gradient ``(batch, n)``, constraint values ``(batch, m)`` and
+    their Jacobian ``(batch, m, n)``."""
+
+    value: Tensor
+    slope: Tensor
+    constraints: Tensor
+    jacobian: Tensor
+
+
+class Model:
+    """A program by its parts, on packed states ``w = (z, multipliers)``.
+
+    Attributes:
+        size: ``n``. count: ``m``, constraint values. one_sided: which of them are ``g <= 0``, ``(m,)``.
+    """
+
+    def __init__(self, f: Function) -> None:
+        problem: Any = f.problem
+        if not isinstance(problem, Program):
+            raise CapabilityError(f"this solver is for constrained minimisation, not for {type(problem).__name__}")
+        self.f, self.problem = f, problem
+        self.size, self.count = problem.size, len(problem.one_sided)
+        self.one_sided = problem.sides(torch.empty(0, device=f.system.layout.device))
+
+    def split(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """``z`` and multipliers."""
+        return w[:, : self.size], w[:, self.size :]
+
+    def join(self, z: Tensor, multipliers: Tensor | None = None) -> Tensor:
+        """The packed state; multipliers zero if not given."""
+        return torch.cat([z, z.new_zeros(len(z), self.count) if multipliers is None else multipliers], 1)
+
+    def values(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Objective and constraints."""
+        return self.problem.values(self.f.kernel, self.join(z))
+
+    def slope(self, z: Tensor, weights: Any = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Objective, constraints and the gradient of ``f + weights(c)'c`` with the weights held.
+
+        Args:
+            z: ``(batch, n)``. weights: ``(batch, m) -> (batch, m)``, from the constraint values; ``None``: zero.
+        """
+        out, pullback = autodiff.vjp(self.f.kernel, self.join(z))
+        out = out.detach()
+        value, constraints = out[:, 0], out[:, 1:]
+        held = torch.zeros_like(constraints) if weights is None else weights(constraints)
+        gradient = pullback(torch.cat([torch.ones_like(out[:, :1]), held], 1))[0][:, : self.size]
+        return value, constraints, gradient.detach()
+
+    def local(self, z: Tensor) -> Local:
+        """Everything of first order, from one evaluation and ``m + 1`` products."""
+        out, pullback = autodiff.vjp(self.f.kernel, self.join(z))
+        batch, rows = out.shape
+        eye = torch.eye(rows, dtype=out.dtype, device=out.device).unsqueeze(1).expand(-1, batch, -1)
+        J = torch.stack([pullback(e)[0] for e in eye], 1)[:, :, : self.size].detach()
+        out = out.detach()
+        return Local(out[:, 0], J[:, 0], out[:, 1:], J[:, 1:])
+
+    def hessian(self, z: Tensor, multipliers: Tensor) -> Tensor:
+        """``d^2 L/dz^2`` at ``z``, ``(batch, n, n)``."""
+        weights = torch.cat([torch.ones_like(multipliers[:, :1].expand(len(z), 1)) if self.count else z.new_ones(len(z), 1),
+                             multipliers], 1)  # fmt: skip
+
+        def gradient(y: Tensor) -> Tensor:
+            return autodiff.vjp(lambda x: self.f.kernel(self.join(x, multipliers)), y)[1](weights)[0]
+
+        return autodiff.linearise(gradient, z, symmetric=True)[1].dense()
+
+    def proximal(self, z: Tensor, step: Tensor | float) -> Tensor:
+        """``prox(z, step)``, or ``z`` where there is no set."""
+        return self.problem.proximal(self.f.kernel, z, step)
+
+    def bounds(self, z: Tensor) -> tuple[Tensor, Tensor] | None:
+        """``lower`` and ``upper`` ``(batch, n)``; ``None`` without bounds.
+
+        Raises:
+            CapabilityError: the set is another than bounds.
+        """
+        if self.problem.prox is None:
+            return None
+        if not isinstance(self.problem.prox, Bounded):
+            raise CapabilityError(
+                "this solver takes constraints and bounds, but not prox= or project=: use solver='augmented_lagrangian', "
+                "or 'proximal_gradient' where there is nothing else"
+            )
+        far = torch.full_like(z, torch.finfo(z.dtype).max / 4)
+        lower, upper = self.proximal(-far, 1.0), self.proximal(far, 1.0)
+        return torch.where(lower == -far, -torch.inf, lower), torch.where(upper == far, torch.inf, upper)
+
+    def violation(self, constraints: Tensor) -> Tensor:
+        """What is violated of each constraint, nonnegative, ``(batch, m)``."""
+        return torch.where(self.one_sided, constraints.clamp_min(0), constraints.abs())

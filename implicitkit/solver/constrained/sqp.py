@@ -1,0 +1,179 @@
+"""Sequential quadratic programming, batched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.linear.dense import cholesky_batched
+from implicitkit.linear.saddle import mv
+from implicitkit.registry.table import register_solver
+from implicitkit.solution import Status
+from implicitkit.solver.base import Method
+from implicitkit.solver.constrained.model import Local, Model
+from implicitkit.solver.evaluations import Function
+from implicitkit.solver.qp.interior_point import QPData, interior_point
+
+__all__ = ["SQP"]
+
+
+@register_solver("sqp", solves="constrained", max_size=1000)
+@dataclass(frozen=True)
+class SQP(Method):
+    r"""Newton's method for the KKT conditions: each step solves, for all samples at once, the quadratic program
+
+        minimise  d'Hd/2 + df'd   subject to   h + Jh d = 0,   g + Jg d <= 0,   lower <= z + d <= upper
+
+    with ``H`` the Hessian of the Lagrangian, made positive definite where it is not: by ``rho J'J`` of the active
+    constraints (which leaves the step as it is where they are met), else by the modulus of its eigenvalues.  Where the
+    program has no solution its constraints become penalties.  Steps are shortened by the exact penalty
+    ``f + nu |violation|_1``; a full step that halves the KKT residual is taken whatever the penalty says (no Maratos
+    effect).  Local convergence is quadratic.
+
+    (Nocedal & Wright 2006, algorithms 18.1 and 18.3, section 18.4.)  Dense: ``n + m + 1`` products and one batch of
+    quadratic programs a step.
+
+    Args:
+        halvings: of a step at most.
+
+    Raises:
+        ValueError: negative ``halvings``. CapabilityError: the problem has ``prox=`` or ``project=``.
+    """
+
+    halvings: int = 25
+    default_max_steps: ClassVar[int] = 100
+
+    def __post_init__(self) -> None:
+        if self.halvings < 0:
+            raise ValueError(f"halvings cannot be negative, got {self.halvings}")
+
+    def init(self, f: Function, z: Tensor) -> Any:
+        Model(f).bounds(z[:, : f.problem.size])  # type: ignore[attr-defined]
+        return (z.new_zeros(len(z)),)
+
+    def step(self, f: Function, w: Tensor, state: Any) -> tuple[Tensor, Any]:
+        model = Model(f)
+        z, multipliers = model.split(w)
+        at = model.local(z)
+        bounds = model.bounds(z)
+        known = (multipliers != 0).any(1, keepdim=True) if model.count else None
+        curved_by = multipliers if known is None else torch.where(known, multipliers, _estimate(model, at))
+        d, multipliers_next = self._direction(model, z, curved_by, at, bounds)
+        reach = 10 * (1 + torch.linalg.vector_norm(z, dim=1)) / torch.linalg.vector_norm(d, dim=1).clamp_min(1e-30)
+        d = d * reach.clamp(max=1.0).unsqueeze(1)
+        # the penalty must outweigh the multipliers
+        weight = torch.maximum(state[0], 1.5 * _largest(multipliers_next) + 1e-3)
+        violation = model.violation(at.constraints).sum(1)
+        slope = (at.slope * d).sum(1) - weight * violation
+        base = at.value + weight * violation
+        noise = 1e-12 * (1 + base.abs())
+        t = torch.ones_like(base)
+        norm = f.norm
+        best = w
+        done = ~f.active
+        for trial_number in range(self.halvings + 1):
+            column = t.unsqueeze(1)
+            trial = torch.cat([z + column * d, multipliers + column * (multipliers_next - multipliers)], 1)
+            if bounds is not None:
+                trial[:, : model.size] = trial[:, : model.size].maximum(bounds[0]).minimum(bounds[1])
+            value, constraints = model.values(trial[:, : model.size])
+            merit = value + weight * model.violation(constraints).sum(1)
+            good = merit <= base + 1e-4 * t * slope.clamp(max=0) + noise
+            if trial_number == 0:
+                new = torch.linalg.vector_norm(f.residual(trial), dim=1)
+                good = good | (new <= 0.5 * norm)
+            best = torch.where((~done & (good | (trial_number == self.halvings))).unsqueeze(1), trial, best)
+            done = done | good
+            if bool(done.all()):
+                break
+            t = torch.where(done, t, 0.5 * t)
+        return best, (weight,)
+
+    def _direction(
+        self, model: Model, z: Tensor, multipliers: Tensor, at: Local, bounds: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """The step ``(batch, n)`` and the new multipliers ``(batch, m)``."""
+        n, m, sided = model.size, model.count, model.one_sided
+        H, slope = self._convex(model, z, multipliers, at)
+        A, b = at.jacobian[:, ~sided], -at.constraints[:, ~sided]
+        G, h = at.jacobian[:, sided], -at.constraints[:, sided]
+        if bounds is not None:
+            eye = torch.eye(n, dtype=z.dtype, device=z.device).expand(len(z), n, n)
+            G = torch.cat([G, eye, -eye], 1)
+            h = torch.cat([h, bounds[1] - z, z - bounds[0]], 1)
+        data = QPData(*(t.to(torch.float64) for t in (H, slope, A, b, G, h)))
+        point = interior_point(data, tol=1e-10)
+        multipliers_next = z.new_zeros(len(z), m)
+        multipliers_next[:, ~sided] = point.y.to(z)
+        multipliers_next[:, sided] = point.lam[:, : int(sided.sum())].to(z)
+        # for the unmodified gradient: what was added to it belongs to the multipliers
+        d = point.z.to(z)
+        failed = (point.status != int(Status.CONVERGED)) & (point.status != int(Status.INACCURATE))
+        failed |= ~d.isfinite().all(1)
+        if bool(failed.any()):
+            push, pull = self._penalised(model, H, at)
+            d = torch.where(failed.unsqueeze(1), push, d)
+            multipliers_next = torch.where(failed.unsqueeze(1), pull, multipliers_next)
+        return d, multipliers_next
+
+    @staticmethod
+    def _convex(model: Model, z: Tensor, multipliers: Tensor, at: Local) -> tuple[Tensor, Tensor]:
+        """A positive definite ``H``, and the gradient of the objective of the quadratic program."""
+        H = model.hessian(z, multipliers)
+        n = H.shape[1]
+        H = torch.where(H.isfinite().flatten(1).all(1)[:, None, None], H, torch.eye(n, dtype=z.dtype, device=z.device))
+        size = H.abs().flatten(1).amax(1).clamp_min(1e-8)
+        floor = 1e-8 * size
+        shift = torch.diag_embed(floor.unsqueeze(1).expand(-1, n))
+        convex = cholesky_batched(H - shift)[1]
+        if bool(convex.all()):
+            return H, at.slope
+        # equalities: rho |h + Jh d|^2 / 2 changes nothing where the linearised constraint holds
+        J = at.jacobian * (~model.one_sided).to(z).unsqueeze(1)
+        if bool((~model.one_sided).any()):
+            rho = 10 * size / J.square().sum(2).amax(1).clamp_min(1e-12)
+            helped = H + rho[:, None, None] * (J.mT @ J)
+            ok = ~convex & cholesky_batched(helped - shift)[1]
+            # on h + Jh d = 0 the added term has the constant value 0, and its gradient lies in the range of J'
+            H = torch.where(ok[:, None, None], helped, H)
+            slope = torch.where(ok.unsqueeze(1), at.slope + rho.unsqueeze(1) * mv(J.mT, at.constraints), at.slope)
+            convex = convex | ok
+        else:
+            slope = at.slope
+        if not bool(convex.all()):
+            eigenvalues, vectors = torch.linalg.eigh(H)
+            modulus = torch.maximum(eigenvalues.abs(), 1e-6 * size.unsqueeze(1))
+            H = torch.where(convex[:, None, None], H, (vectors * modulus.unsqueeze(1)) @ vectors.mT)
+        return H, slope
+
+    @staticmethod
+    def _penalised(model: Model, H: Tensor, at: Local) -> tuple[Tensor, Tensor]:
+        """Where the linearised constraints cannot all hold: the minimiser of the model with quadratic penalties."""
+        rho = 10 * (1 + H.abs().flatten(1).amax(1)) / at.jacobian.square().sum(2).amax(1).clamp_min(1e-12)
+        violated = torch.where(model.one_sided, (at.constraints > 0).to(H), 1.0)
+        J = at.jacobian * violated.unsqueeze(2)
+        force = rho.unsqueeze(1) * at.constraints * violated
+        K = H + rho[:, None, None] * (J.mT @ J)
+        L, _ = cholesky_batched(K)
+        d = -torch.cholesky_solve((at.slope + mv(J.mT, force)).unsqueeze(2), L).squeeze(2)
+        return torch.nan_to_num(d), force + rho.unsqueeze(1) * mv(J, d)
+
+
+def _estimate(model: Model, at: Local) -> Tensor:
+    """Multipliers for a start without: least squares of the stationarity over the constraints that hold with equality
+    or are violated (Nocedal & Wright 2006, eq. 18.22)."""
+    in_force = torch.where(model.one_sided, (at.constraints >= 0).to(at.slope), 1.0)
+    J = at.jacobian * in_force.unsqueeze(2)
+    gram = J @ J.mT
+    ridge = 1e-8 * gram.diagonal(dim1=1, dim2=2).amax(1).clamp_min(1e-30)
+    gram = gram + torch.diag_embed(ridge.unsqueeze(1) + (1 - in_force))
+    L, _ = cholesky_batched(gram)
+    found = -torch.cholesky_solve(mv(J, at.slope).unsqueeze(2), L).squeeze(2) * in_force
+    return torch.nan_to_num(torch.where(model.one_sided, found.clamp_min(0), found))
+
+
+def _largest(x: Tensor) -> Tensor:
+    return x.abs().amax(1) if x.shape[1] else x.new_zeros(len(x))

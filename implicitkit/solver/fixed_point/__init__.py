@@ -1,0 +1,1 @@
+"""Methods for fixed points, ``z = f(z)``: one file a method."""

@@ -1,0 +1,154 @@
+"""Anderson acceleration of a fixed-point iteration."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.registry.table import register_solver
+from implicitkit.solver.base import Method
+from implicitkit.solver.evaluations import Function
+from implicitkit.solver.steps.restarts import check_guard, maybe_any, return_to_best, stranded, watch
+
+__all__ = ["Anderson"]
+
+
+@register_solver("anderson", solves="fixed_point")
+@dataclass(frozen=True)
+class Anderson(Method):
+    r"""Type-II Anderson acceleration, coefficients per sample, mixing in every ``period``-th step.
+
+    With residuals ``r_k = f(z_k) - z_k``, the plain (mixed) points ``w_k = z_k + damping r_k`` and the last ``m``
+    differences ``dR``, ``dW`` of both as columns,
+
+        gamma = argmin |r_k - dR gamma|^2 + ridge |D gamma|^2,    z_{k+1} = w_k - dW gamma,
+
+    ``D = diag |dR_j|`` (Anderson 1965; Walker & Ni 2011, eq. 2.2 and problem 2.3), and ``z_{k+1} = w_k`` in the steps
+    between, which fill the memory at the cost of one row (Banerjee, Suryanarayana & Pask 2016, Chem. Phys. Lett. 647,
+    31-35; Pratapa, Suryanarayana & Pask 2016, J. Comput. Phys. 306, 43-54).  The normal equations are kept as an
+    ``m x m`` Gram matrix that gains one row for each step; the ridge is relative to its diagonal, since an absolute one
+    would turn the method into averaging once residuals are small.
+
+    A sample that does badly forgets its memory and takes a plain step from its best point
+    (:func:`~implicitkit.solver.steps.restarts.watch`), so that where that step contracts the method cannot do worse than Picard
+    for long; from then on it mixes in every step, as a map that does not contract asks for.  One that has been back there
+    in vain keeps its last difference and goes on from where it is.
+
+    Memory: one array ``(batch, memory, 2 n)``, allocated once.  One evaluation a step.
+
+    Args:
+        memory: ``m``, at least 1. damping: of the plain steps, in (0, 2).
+        period: mix in every so many steps; 1: in all of them, the method as Walker & Ni have it.  ``None``: 3, but 1 below
+            8 and 2 below 12 unknowns, which a few differences span.
+        ridge: relative regularisation; ``None``: ``10 m eps`` of the dtype.
+        restart: forget the memory every so many steps; ``None``: never.
+        safeguard: growth of the residual at which a sample restarts, greater than 1; ``inf`` switches it off.
+        patience: steps without a new best residual after which a sample restarts.
+
+    Raises:
+        ValueError: an option out of range.
+    """
+
+    memory: int = 8
+    damping: float = 1.0
+    period: int | None = None
+    ridge: float | None = None
+    restart: int | None = None
+    safeguard: float = 4.0
+    patience: int = 50
+    default_max_steps: ClassVar[int] = 1000
+
+    def __post_init__(self) -> None:
+        if self.memory < 1:
+            raise ValueError(f"memory must be at least 1, got {self.memory}")
+        if not 0 < self.damping < 2:
+            raise ValueError(f"damping must be in (0, 2), got {self.damping}")
+        if self.period is not None and self.period < 1:
+            raise ValueError(f"period must be at least 1 (mix in every step), got {self.period}")
+        if self.ridge is not None and not self.ridge >= 0:
+            raise ValueError(f"ridge cannot be negative, got {self.ridge}")
+        if self.restart is not None and self.restart < 2:
+            raise ValueError(f"restart must be at least 2 (or None for never), got {self.restart}")
+        check_guard(self.safeguard, self.patience)
+
+    def init(self, f: Function, z: Tensor) -> dict[str, Any]:
+        batch, n = z.shape
+        m = self.memory
+        small = torch.float32 if z.dtype in (torch.float16, torch.bfloat16) else z.dtype  # no LAPACK in half precision
+        return {
+            "history": z.new_zeros(batch, m, 2 * n),  # differences of r and of w, side by side
+            "gram": torch.zeros(batch, m, m, dtype=small, device=z.device),
+            "last": None,  # r and w of the step before, side by side
+            "since": 0,  # steps since the memory of all was last empty
+            "new": 0,  # rows of the history that the Gram matrix does not know yet
+            "eager": None,  # samples that mix in every step
+            "guard": {},
+        }
+
+    def step(self, f: Function, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        history, k, m = state["history"], state["since"], self.memory
+        r = f.residual(z)
+        mixed = f(z) if self.damping == 1.0 else z.add(r, alpha=self.damping)
+        newest = torch.cat((r, mixed), 1)
+        if self.restart is not None and k >= self.restart:
+            k = 0
+        if k > 0:
+            torch.sub(newest, state["last"], out=history[:, (k - 1) % m])
+        forget, guard = watch(f, state["guard"], self.safeguard, self.patience)
+        eager, new = state["eager"], state["new"] + 1 if k > 0 else 0
+        if forget is not None:
+            wiped = forget.unsqueeze(1).repeat(1, m)
+            wiped[:, (k - 1) % m] &= ~stranded(forget, state["guard"], guard)  # which learn from their last step
+            history.masked_fill_(wiped.unsqueeze(2), 0)
+            state["gram"].masked_fill_(forget.view(-1, 1, 1), 0)
+            eager = forget if eager is None else eager | forget
+        state = state | {"since": k + 1, "last": newest, "new": new, "eager": eager, "guard": guard}
+        due = k % (self.period or min(3, max(1, z.shape[1] // 4))) == 0
+        if k == 0 or (not due and eager is None):
+            return return_to_best(f, mixed, guard), state
+        slots = [(k - 1 - i) % m for i in range(min(new, k, m))]
+        state["new"] = 0
+        gamma = self._coefficients(state, r, min(k, m), slots)
+        if gamma.dtype != z.dtype:
+            gamma = gamma.to(z.dtype)
+        if not due and eager is not None:
+            gamma = gamma.masked_fill(~eager.view(-1, 1, 1), 0)
+        dW = history[:, : gamma.shape[1], z.shape[1] :]
+        z_next = torch.baddbmm(mixed.unsqueeze(1), gamma.mT, dW, alpha=-1).squeeze(1)
+        return return_to_best(f, z_next, guard), state
+
+    def _coefficients(self, state: dict[str, Any], r: Tensor, held: int, slots: list[int]) -> Tensor:
+        """``gamma``, shape ``(batch, held, 1)``; brings the rows ``slots`` of the Gram matrix up to date."""
+        gram, dR = state["gram"], state["history"][:, :held, : r.shape[1]]
+        # the new rows' products with the history and those of r, in one pass over it
+        products = torch.bmm(torch.stack([r, *(dR[:, slot] for slot in slots)], 1), dR.mT)
+        if products.dtype != gram.dtype:
+            products = products.to(gram.dtype)
+        if held < self.memory:
+            gram = gram[:, :held, :held]
+        rhs, *rows = products.unbind(1)
+        for slot, row in zip(slots, rows, strict=True):
+            gram[:, slot] = gram[:, :, slot] = row
+        factor, info = torch.linalg.cholesky_ex(_raised(gram, self.memory, self.ridge))
+        gamma = torch.cholesky_solve(rhs.unsqueeze(2), factor)
+        if maybe_any(info):
+            gamma = gamma.masked_fill(info.ne(0).view(-1, 1, 1), 0)  # not positive definite: the plain step
+        return gamma
+
+
+def _raised(gram: Tensor, memory: int, ridge: float | None) -> Tensor:
+    """A Gram matrix with the ridge on its diagonal; an empty column keeps a pivot."""
+    floor, factor = _ridge(gram.shape[1], memory, ridge, gram.dtype, gram.device)
+    return torch.addcmul(floor, gram, factor)
+
+
+@functools.lru_cache(maxsize=128)
+def _ridge(size: int, memory: int, ridge: float | None, dtype: torch.dtype, device: torch.device) -> Any:
+    """What is added to the Gram matrix, and what it is multiplied by, entry by entry."""
+    relative = 10 * memory * torch.finfo(dtype).eps if ridge is None else ridge
+    eye = torch.eye(size, dtype=dtype, device=device)
+    return torch.finfo(dtype).tiny * eye, 1 + relative * eye

@@ -1,0 +1,43 @@
+"""Damped fixed-point iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from implicitkit.registry.table import register_solver
+from implicitkit.solver.base import Method
+from implicitkit.solver.evaluations import Function
+
+__all__ = ["Picard"]
+
+
+@register_solver("picard", solves="fixed_point")
+@dataclass(frozen=True)
+class Picard(Method):
+    r"""``z <- z + damping (f(z) - z)`` (Picard 1890; Banach 1922).
+
+    Converges linearly, by the factor ``|1 - damping + damping \lambda|`` for the worst eigenvalue ``\lambda`` of
+    ``df/dz``; for ``damping = 1`` wherever ``f`` is a contraction.
+
+    Args:
+        damping: in (0, 2); below 1 for maps that overshoot.
+
+    Raises:
+        ValueError: ``damping`` outside (0, 2).
+    """
+
+    damping: float = 1.0
+    default_max_steps: ClassVar[int] = 2000
+    differentiable: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.damping < 2:
+            raise ValueError(f"damping must be in (0, 2), got {self.damping}")
+
+    def step(self, f: Function, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        if self.damping == 1.0:
+            return f(z), state
+        return z.add(f.residual(z), alpha=self.damping), state

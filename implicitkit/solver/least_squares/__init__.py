@@ -1,0 +1,1 @@
+"""Methods for nonlinear least squares: one file a method."""

@@ -1,0 +1,51 @@
+"""The Gauss-Newton method for least squares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.linear.dense import lstsq_batched
+from implicitkit.registry.table import register_solver
+from implicitkit.solver.base import Method
+from implicitkit.solver.evaluations import Function
+from implicitkit.solver.steps.line_search import backtrack
+
+__all__ = ["GaussNewton"]
+
+
+@register_solver("gauss_newton", solves="least_squares")
+@dataclass(frozen=True)
+class GaussNewton(Method):
+    r"""``z <- z + t p``, ``p`` the minimiser of ``|R p + r|`` (of least norm), ``R = dr/dz`` of shape ``(m, n)``.
+
+    Nocedal & Wright (2006, section 10.3), with Armijo backtracking, sample by sample.  Quadratic convergence where ``r``
+    vanishes at the solution, else linear at a rate that grows with ``|r|`` and the curvature of ``r``: beyond 1 it does not
+    converge without the line search.  The derivative of the solution always uses the full Hessian.
+
+    One evaluation, one Jacobian and one singular value decomposition ``O(m n^2)`` a step.  A sample whose objective no step
+    down to ``2^-halvings`` lowers is given up.
+
+    Args:
+        halvings: how often a step may be halved.
+
+    Raises:
+        ValueError: negative ``halvings``.
+    """
+
+    halvings: int = 40
+    default_max_steps: ClassVar[int] = 500
+
+    def __post_init__(self) -> None:
+        if self.halvings < 0:
+            raise ValueError(f"halvings cannot be negative, got {self.halvings}")
+
+    def step(self, f: Function, z: Tensor, state: object) -> tuple[Tensor, object]:
+        r = f.residuals(z)
+        p = lstsq_batched(f.residuals_jacobian(z), -r)[0]
+        search = backtrack(f, z, torch.where(torch.isfinite(p), p, 0), self.halvings)
+        f.stuck = f.active & ~search.found
+        return search.z, state

@@ -1,0 +1,79 @@
+"""Levenberg-Marquardt for least squares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.linear.dense import svd_batched
+from implicitkit.registry.table import register_solver
+from implicitkit.solver.base import Method
+from implicitkit.solver.evaluations import Function
+from implicitkit.solver.steps.line_search import decrease
+
+__all__ = ["LevenbergMarquardt"]
+
+
+@register_solver("levenberg_marquardt", solves="least_squares")
+@dataclass(frozen=True)
+class LevenbergMarquardt(Method):
+    r"""``z <- z + p``, ``(R'R + \mu D^2) p = -R'r``, ``R = dr/dz`` of shape ``(m, n)``, sample by sample.
+
+    ``D`` is diagonal, the largest norm so far of each column of ``R``, which makes the method independent of the units of
+    the unknowns (Moré 1978, section 6).  With ``rho`` the decrease of ``|r|^2 / 2`` over the one that the linear model
+    promised, a step is taken when ``rho > 0`` and ``\mu`` multiplied by ``max(1/3, 1 - (2 rho - 1)^3)``, or else ``\mu`` by
+    ``\nu = 2, 4, 8, ...`` (Nielsen 1999; Madsen, Nielsen & Tingleff 2004, algorithm 3.16).
+
+    One Jacobian and one singular value decomposition of ``R D^-1``, ``O(m n^2)``, serve all trials of a step.  A sample
+    whose step has shrunk to rounding is given up.
+
+    Args:
+        damping: the first ``\mu``, times the largest squared singular value of ``R D^-1``.
+
+    Raises:
+        ValueError: ``damping`` not positive.
+    """
+
+    damping: float = 1e-3
+    default_max_steps: ClassVar[int] = 1000
+
+    def __post_init__(self) -> None:
+        if not self.damping > 0:
+            raise ValueError(f"damping must be positive, got {self.damping}")
+
+    def init(self, f: Function, z: Tensor) -> Any:
+        return {"D": torch.zeros_like(z), "mu": z.new_full(z.shape[:1], torch.nan)}  # NaN: not known yet
+
+    def step(self, f: Function, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        g, value, r = f(z), f.value(z), f.residuals(z)
+        R = f.residuals_jacobian(z)
+        D = torch.maximum(state["D"], torch.linalg.vector_norm(R, dim=1).nan_to_num(0, 0, 0))
+        scale = torch.where(D > 0, D, 1)
+        U, s, Vh = svd_batched(R / scale.unsqueeze(1))
+        b = torch.bmm(U.mT, r.to(U.dtype).unsqueeze(2)).squeeze(2)
+        mu = torch.where(torch.isnan(state["mu"]), self.damping * s[:, 0].square().clamp_min(1e-30), state["mu"])
+        nu = torch.full_like(mu, 2)
+        smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
+        z_next, found = z, ~f.active
+        while True:
+            shifted = s.square() + mu.unsqueeze(1)
+            q = s * b / shifted
+            p = (-torch.bmm(Vh.mT, q.unsqueeze(2)).squeeze(2) / scale).to(z.dtype)
+            p = torch.where(torch.isfinite(p), p, 0)
+            trial = z + p
+            promised = 0.5 * (q * (s * b + mu.unsqueeze(1) * q)).sum(1)
+            rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
+            accept = ~found & (rho > 0) & (promised > 0)
+            z_next = trial if bool(accept.all()) else torch.where(accept.unsqueeze(1), trial, z_next)
+            easier = mu * (1 - (2 * rho - 1) ** 3).clamp(1 / 3, 2)
+            mu = torch.where(found, mu, torch.where(accept, easier, mu * nu))
+            nu = torch.where(accept, 2, 2 * nu)
+            found = found | accept
+            hopeless = ~found & ~((torch.linalg.vector_norm(p, dim=1) > smallest) & (mu < torch.inf))
+            if bool((found | hopeless).all()):
+                break
+        f.stuck = hopeless
+        return z_next, {"D": D, "mu": mu.clamp_min(1e-300 if mu.dtype == torch.float64 else 1e-30)}

@@ -1,0 +1,1 @@
+"""Minimisers of a scalar function: one file a method."""

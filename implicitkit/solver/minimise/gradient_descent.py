@@ -1,0 +1,113 @@
+"""Gradient descent with a step length of its own for each sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.registry.table import register_solver
+from implicitkit.solver.base import Method
+from implicitkit.solver.evaluations import Function
+from implicitkit.solver.steps.line_search import decrease
+
+__all__ = ["GradientDescent"]
+
+
+@register_solver("gradient_descent", solves="minimise")
+@dataclass(frozen=True)
+class GradientDescent(Method):
+    r"""``z <- z - t g``, ``g = df/dz``.
+
+    With ``step_size`` given, ``t`` is that number.  Otherwise ``t`` starts from the Barzilai-Borwein length
+    ``s's / s'y`` (1988, eq. 5; ``s``, ``y`` the last changes of ``z`` and ``g``) and is halved, per sample, while the
+    objective is not below ``max(last values) - 1e-4 t |g|^2`` (nonmonotone Armijo, Raydan 1997), or, where values no
+    longer resolve the decrease, while the gradient does not shrink.
+
+    With ``nesterov``, gradients are taken at extrapolated points: ``x_k = z - t g(z)``, ``z <- x_k + b_k (x_k - x_{k-1})``,
+    ``b_k = (a_k - 1) / a_{k+1}``, ``a_{k+1} = (1 + sqrt(1 + 4 a_k^2)) / 2`` (Nesterov 1983), ``a`` beginning again at 1 when
+    ``g'(x_k - x_{k-1}) > 0`` (O'Donoghue & Candès 2015, gradient scheme).  ``t`` is then halved while
+    ``f(x_k) > f(z) - t |g|^2 / 2`` and grows by a tenth a step.
+
+    Args:
+        step_size: fixed step length. nesterov: accelerate. memory: values that the nonmonotone test looks back on.
+
+    Raises:
+        ValueError: ``step_size`` not positive, ``memory`` below 1.
+    """
+
+    step_size: float | None = None
+    nesterov: bool = False
+    memory: int = 10
+    default_max_steps: ClassVar[int] = 20000
+
+    def __post_init__(self) -> None:
+        if self.step_size is not None and not self.step_size > 0:
+            raise ValueError(f"step_size must be positive, got {self.step_size}")
+        if self.memory < 1:
+            raise ValueError(f"memory must be at least 1, got {self.memory}")
+
+    @property
+    def differentiable(self) -> bool:
+        """With a fixed step the plain iteration can be unrolled."""
+        return self.step_size is not None and not self.nesterov
+
+    def init(self, f: Function, z: Tensor) -> dict[str, Any]:
+        if self.differentiable:
+            return {}
+        norm = torch.linalg.vector_norm(f(z), dim=1)
+        start = torch.where(norm > 0, (1 / norm).clamp(max=1.0), 1.0)
+        if self.nesterov:
+            t = start if self.step_size is None else torch.full_like(start, self.step_size)
+            return {"t": t, "x": z, "a": torch.ones_like(start)}
+        return {"t": start, "values": f.value(z).unsqueeze(1).expand(-1, self.memory).clone(), "step": 0}
+
+    def step(self, f: Function, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        if self.nesterov:
+            return self._accelerated(f, z, state)
+        g = f(z)
+        if self.step_size is not None:
+            return z.add(g, alpha=-self.step_size), state
+        t, values, k = state["t"], state["values"], state["step"]
+        square = g.square().sum(1)
+        reference = values.amax(1)
+        noise = 10 * torch.finfo(z.dtype).eps * reference.abs()
+        for _ in range(60):
+            trial = torch.addcmul(z, t.unsqueeze(1), g, value=-1)
+            value = f.value(trial)
+            enough = value <= reference - 1e-4 * t * square
+            if not bool((enough | ~f.active).all()):
+                level = (value <= reference + noise) & (t * square <= 1e3 * noise)
+                level = level & (f(trial).square().sum(1) <= square)
+                enough = enough | level | ~f.active
+            if bool(enough.all()):
+                break
+            t = torch.where(enough, t, 0.5 * t)
+        values = values.clone()
+        values[:, k % self.memory] = value
+        s, y = trial - z, f(trial) - g
+        curvature = (s * y).sum(1)
+        length = s.square().sum(1) / curvature
+        info = torch.finfo(t.dtype)
+        t = torch.where((curvature > 0) & torch.isfinite(length), length, 2 * t)
+        t = t.clamp(max(1e-12, info.tiny), min(1e12, info.max))
+        return trial, {"t": t, "values": values, "step": k + 1}
+
+    def _accelerated(self, f: Function, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        g, t, a = f(z), state["t"], state["a"]
+        x = torch.addcmul(z, t.unsqueeze(1), g, value=-1)
+        if self.step_size is None:
+            value, half = f.value(z), 0.5 * g.square().sum(1)
+            for _ in range(60):
+                enough = (decrease(f, z, value, g, x) >= t * half * (1 - 1e-6)) | ~f.active
+                if bool(enough.all()):
+                    break
+                t = torch.where(enough, t, 0.5 * t)
+                x = torch.addcmul(z, t.unsqueeze(1), g, value=-1)
+        moved = x - state["x"]
+        a = torch.where((g * moved).sum(1) > 0, 1, a)
+        new = 0.5 * (1 + (1 + 4 * a.square()).sqrt())
+        z_next = torch.addcmul(x, ((a - 1) / new).unsqueeze(1), moved)
+        return z_next, {"t": t if self.step_size is not None else 1.1 * t, "x": x, "a": new}

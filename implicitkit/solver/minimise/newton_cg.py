@@ -1,0 +1,120 @@
+"""Newton's method for minimisation with conjugate gradients in a trust region."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.linear.base import Operator
+from implicitkit.registry.table import register_solver
+from implicitkit.solver.base import Method
+from implicitkit.solver.evaluations import Function
+from implicitkit.solver.steps.line_search import decrease
+
+__all__ = ["NewtonCG"]
+
+
+@register_solver("newton_cg", solves="minimise")
+@dataclass(frozen=True)
+class NewtonCG(Method):
+    r"""Minimise the model ``g'p + p'Hp / 2`` within ``|p| <= radius`` by conjugate gradients, sample by sample.
+
+    Steihaug's method (1983; Nocedal & Wright 2006, algorithm 7.2): along a direction of negative curvature, or where an
+    iterate leaves the region, it goes to the boundary, so that indefinite Hessians do no harm.  The inner residual is cut to
+    ``min(0.5, sqrt(|g| / |g_0|)) |g|``, which makes the outer convergence superlinear.  A step is taken when ``rho``, the
+    decrease over the one the model promised, exceeds ``1e-4``; below 1/4 the radius shrinks to a quarter of the step, above
+    3/4 at the boundary it doubles (algorithm 4.1).  One linearisation serves until a step is accepted.
+
+    Matrix-free: one Hessian product an inner iteration; memory ``O(batch n)``.  A sample whose radius has shrunk to rounding
+    is given up.
+
+    Args:
+        radius: the first radius, times ``max(1, |z|)``. inner_steps: products at most in one trial; ``None``: ``2 n``, at
+            most 500.
+
+    Raises:
+        ValueError: an option out of range.
+    """
+
+    radius: float = 1.0
+    inner_steps: int | None = None
+    default_max_steps: ClassVar[int] = 1000
+
+    def __post_init__(self) -> None:
+        if not self.radius > 0:
+            raise ValueError(f"radius must be positive, got {self.radius}")
+        if self.inner_steps is not None and self.inner_steps < 1:
+            raise ValueError(f"inner_steps must be at least 1 or None, got {self.inner_steps}")
+
+    def init(self, f: Function, z: Tensor) -> Any:
+        length = torch.linalg.vector_norm(z, dim=1).clamp_min(1)
+        return {"radius": self.radius * length, "first": torch.linalg.vector_norm(f(z), dim=1)}
+
+    def step(self, f: Function, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        g, value = f(z), f.value(z)
+        norm = torch.linalg.vector_norm(g, dim=1)
+        radius = state["radius"]
+        target = norm * (norm / state["first"]).sqrt().clamp_max(0.5)
+        smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
+        inner_steps = self.inner_steps or min(2 * z.shape[1], 500)
+        H = f.linearize(z)
+        z_next, found = z, ~f.active
+        while True:
+            p, promised = steihaug(H, g, radius, target, found, inner_steps)
+            trial = z + p
+            rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
+            rho = torch.where(promised > 0, rho, -1)
+            taken = torch.linalg.vector_norm(p, dim=1)
+            accept = ~found & (rho > 1e-4)
+            z_next = trial if bool(accept.all()) else torch.where(accept.unsqueeze(1), trial, z_next)
+            smaller = 0.25 * torch.where(taken > 0, taken, radius)
+            larger = torch.where((rho > 0.75) & (taken >= 0.99 * radius), 2 * radius, radius)
+            radius = torch.where(found, radius, torch.where(rho < 0.25, smaller, larger))
+            found = found | accept
+            hopeless = ~found & ~(radius > smallest)
+            if bool((found | hopeless).all()):
+                break
+        f.stuck = hopeless
+        return z_next, {"radius": radius, "first": state["first"]}
+
+
+def steihaug(
+    H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, max_steps: int
+) -> tuple[Tensor, Tensor]:
+    """Approximate minimisers ``p`` ``(batch, n)`` of ``g'p + p'Hp / 2`` in a ball.
+
+    Args:
+        H: Hessians, by products. g: gradients. radius: of each ball. target: of the inner residual ``|H p + g|``.
+        done: samples that need no step (theirs is zero). max_steps: products.
+
+    Returns:
+        ``p``, and the decrease of that model ``(batch,)``.
+    """
+    p, r, d = torch.zeros_like(g), g, -g
+    rr = g.square().sum(1)
+    for _ in range(max_steps):
+        Hd = H.mv(d)
+        curvature = (d * Hd).sum(1)
+        alpha = rr / curvature
+        ahead = torch.addcmul(p, alpha.unsqueeze(1), d)
+        inside = (curvature > 0) & (torch.linalg.vector_norm(ahead, dim=1) < radius)
+        # |p + tau d| = radius, the positive root in the form that does not cancel
+        dd, pd = d.square().sum(1), (p * d).sum(1)
+        room = (radius.square() - p.square().sum(1)).clamp_min(0)
+        root = (pd.square() + dd * room).sqrt()
+        tau = torch.where(pd > 0, room / (pd + root), (root - pd) / dd)
+        length = torch.where(inside, alpha, tau).nan_to_num(0, 0, 0)
+        length = torch.where(done, 0, length).unsqueeze(1)
+        p, r = torch.addcmul(p, length, d), torch.addcmul(r, length, Hd)
+        new = r.square().sum(1)
+        done = done | ~inside | ~(new > target.square())
+        if bool(done.all()):
+            break
+        d = torch.addcmul(-r, (new / rr).unsqueeze(1), d)
+        d = torch.where(done.unsqueeze(1), 0, d)
+        rr = new
+    p = torch.where(torch.isfinite(p), p, 0)
+    return p, -0.5 * ((g + r) * p).sum(1)  # r = H p + g

@@ -1,0 +1,68 @@
+"""What the BFGS methods share: a line search, the test of a pair, and what happens when a search fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.solver.base import Method
+from implicitkit.solver.evaluations import Function
+from implicitkit.solver.steps.line_search import wolfe
+
+__all__ = ["QuasiNewton"]
+
+
+class QuasiNewton(Method):
+    """``z <- z + t d``, ``d = -H g``, where ``H`` learns from the pairs ``s = dz``, ``y = dg``.
+
+    A subclass keeps ``H``, whatever it is made of, in a dictionary of tensors with the batch in front, and defines
+    :meth:`blank`, :meth:`direction` and :meth:`learn`.  A pair counts only where ``s'y`` is clearly positive.  A sample
+    whose search fails forgets ``H`` and tries steepest descent; if that fails too, it is given up.
+    """
+
+    trials: int
+
+    def blank(self, z: Tensor) -> dict[str, Any]:
+        """``H`` of nothing learnt yet; its entry ``"scale"`` ``(batch,)`` is zero until the first pair."""
+        raise NotImplementedError
+
+    def direction(self, g: Tensor, memory: dict[str, Any]) -> Tensor:
+        """``-H g``."""
+        raise NotImplementedError
+
+    def learn(self, memory: dict[str, Any], s: Tensor, y: Tensor, sy: Tensor, good: Tensor) -> dict[str, Any]:
+        """``H`` after a pair, for the samples where it is ``good``."""
+        raise NotImplementedError
+
+    def forget(self, memory: dict[str, Any], which: Tensor) -> dict[str, Any]:
+        """``H`` of nothing learnt yet, for the samples ``which``."""
+        raise NotImplementedError
+
+    def init(self, f: Function, z: Tensor) -> dict[str, Any]:
+        return {"memory": self.blank(z), "failed": torch.zeros(z.shape[0], dtype=torch.bool, device=z.device)}
+
+    def step(self, f: Function, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        memory, g = state["memory"], f(z)
+        d = self.direction(g, memory)
+        slope = (d * g).sum(1)
+        downhill = (slope < 0) & torch.isfinite(slope)
+        if not bool((downhill | ~f.active).all()):
+            d = torch.where(downhill.unsqueeze(1), d, -g)
+            slope = torch.where(downhill, slope, -g.square().sum(1))
+        norm = torch.linalg.vector_norm(g, dim=1)
+        fresh = ~downhill | (memory["scale"] == 0)
+        t = torch.where(fresh & (norm > 0), (1 / norm).clamp(max=1.0), 1.0)  # the first step is no longer than 1
+        search = wolfe(f, z, d, slope, t, self.trials)
+        trial = search.z
+        s, y = trial - z, f(trial) - g
+        sy = (s * y).sum(1)
+        lengths = torch.linalg.vector_norm(y, dim=1) * torch.linalg.vector_norm(s, dim=1)
+        good = search.found & (sy > torch.finfo(z.dtype).eps * lengths)
+        memory = self.learn(memory, s, y, sy, good)
+        failed = f.active & ~search.found
+        if bool(failed.any()):
+            memory = self.forget(memory, failed)
+            f.stuck = failed & (state["failed"] | fresh)
+        return trial, {"memory": memory, "failed": failed}

@@ -1,0 +1,5 @@
+"""Solvers of quadratic programs: one file a method."""
+
+from implicitkit.solver.qp.interior_point import solve_qp
+
+__all__ = ["solve_qp"]

@@ -1,0 +1,87 @@
+"""What all solvers of quadratic programs share: they see data, and are judged by the optimality conditions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.solution import Status
+from implicitkit.solver.base import Strategy
+from implicitkit.solver.driver import Options, Outcome
+from implicitkit.solver.evaluations import Function
+from implicitkit.solver.qp.interior_point import QPData, QPPoint, polish
+from implicitkit.solver.steps.refinement import refine
+
+__all__ = ["QPSolver", "judge"]
+
+_ROUNDING = 1e-13  # relative to |F| at the start: nothing is left to polish
+_FINAL = (Status.INFEASIBLE, Status.UNBOUNDED, Status.NONFINITE, Status.NONCONVEX)
+
+
+@dataclass(frozen=True)
+class QPSolver(Strategy):
+    """A solver of ``min z'Pz/2 + q'z, Az = b, Gz <= h``: a subclass defines :meth:`find`.
+
+    Whatever it says of itself, a sample has converged only if the natural map meets the tolerance; but that a sample is
+    infeasible or unbounded is taken on its word where it has not.
+    """
+
+    solves: ClassVar[str] = "quadratic_program"
+    default_max_steps: ClassVar[int] = 100
+
+    def find(self, data: QPData, tol: float, max_steps: int) -> QPPoint:
+        """Solve a batch of programs in float64, to a relative accuracy ``tol``."""
+        raise NotImplementedError(f"{type(self).__name__} has no find method")
+
+    def run(self, f: Function, z0: Tensor, options: Options) -> Outcome:
+        problem: Any = f.problem
+        part = problem.data(f.system, f.theta)
+        data = problem.one_sided(part)
+        tol = min(max(options.rtol, 1e-9), 1e-6)
+
+        def norms(w: Tensor) -> Tensor:
+            f.prime(w, problem.packed_residual(part, w))
+            norm: Tensor = torch.linalg.vector_norm(f.residual(w), dim=1)
+            return norm
+
+        start = norms(z0)
+        point = self.find(data, tol, options.max_steps or self.default_max_steps)
+        w = problem.join(*point[:3]).to(z0)
+        norm = norms(w)
+        if not bool((norm <= _ROUNDING * start).all()):
+            point = polish(data, point, tol)
+            w = problem.join(*point[:3]).to(z0)
+            if problem.kappa:
+                w = refine(f, w, _direction, steps=60, halvings=20)  # from the solution to that of the relaxed program
+            norm = norms(w)
+        return judge(f, w, start, norm, point.status, point.steps, options)
+
+
+def judge(
+    f: Function, w: Tensor, start: Tensor, norm: Tensor, status: Tensor, steps: Tensor, options: Options
+) -> Outcome:
+    """The outcome for points ``w`` with ``|F|`` ``norm``: converged by that alone, else what the solver said."""
+    bound = options.atol + options.rtol * torch.where(start.isfinite(), start, 0)
+    converged = norm <= bound
+    trace = [start, norm] if options.trace else []
+    if bool(converged.all()) and not bool((status == int(Status.NONCONVEX)).any()):
+        verdict = torch.zeros_like(status)
+        return Outcome(w, norm, steps, verdict, f.evaluations, f.sample_evaluations, trace)
+    said = torch.zeros_like(converged)
+    for end in _FINAL:
+        said |= status == int(end)
+    loose = norm <= 1e-3 * (1 + start)
+    verdict = torch.where(loose, int(Status.INACCURATE), int(Status.MAX_STEPS))
+    verdict = torch.where(said, status, verdict)
+    verdict = torch.where(norm.isfinite() | said, verdict, int(Status.NONFINITE))
+    verdict = torch.where(converged & (status != int(Status.NONCONVEX)), int(Status.CONVERGED), verdict)
+    return Outcome(w, norm, steps, verdict, f.evaluations, f.sample_evaluations, trace)
+
+
+def _direction(f: Function, w: Tensor, r: Tensor) -> Tensor:
+    A: Any = f.problem.linearise(f.system, w, f.theta)[1]
+    solved: Tensor = A.solve(r)[0]
+    return solved

@@ -1,0 +1,1 @@
+"""Methods for roots, ``F(z) = 0``: one file a method."""

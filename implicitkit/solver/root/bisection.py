@@ -1,0 +1,65 @@
+"""Bisection of scalar equations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.registry.table import register_solver
+from implicitkit.solver.base import Method
+from implicitkit.solver.evaluations import Function
+from implicitkit.solver.steps.bracketing import check_bracket, expand, into_domain
+
+__all__ = ["Bisection"]
+
+
+@register_solver("bisection", solves="root", max_size=1)
+@dataclass(frozen=True)
+class Bisection(Method):
+    r"""Halve an interval in which ``F`` changes sign; one unknown a sample, any number of samples.
+
+    The interval is found by geometric expansion to both sides of ``z0``
+    (:func:`~implicitkit.solver.steps.bracketing.expand`).  One evaluation and one bit a step, whatever ``F`` does; a sample
+    without a sign change is given up, status ``STALLED``, and so is one whose interval can be halved no further: there
+    ``F`` jumps, or rounding hides its zero.  A midpoint where ``F`` is not finite is moved towards the end whose ``|F|`` is
+    smaller.
+
+    Args:
+        width: half of the first interval; ``None``: ``max(|z0|, 1) / 8``.
+        growth: of the interval from trial to trial, greater than 1. expansions: trials, at most.
+
+    Raises:
+        ValueError: an option out of range. CapabilityError (from the solve): more than one unknown a sample.
+    """
+
+    width: float | None = None
+    growth: float = 2.0
+    expansions: int = 60
+    default_max_steps: ClassVar[int] = 1200
+
+    def __post_init__(self) -> None:
+        check_bracket(self.width, self.growth, self.expansions)
+
+    def init(self, f: Function, z: Tensor) -> dict[str, Any]:
+        return {"a": None, "fa": None, "b": None, "fb": None}
+
+    def step(self, f: Function, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        if state["a"] is None:
+            bracket, missing = expand(f, z, self.width, self.growth, self.expansions)
+            f.stuck = missing
+            state = bracket._asdict()
+        a, fa, b, fb = state["a"], state["fa"], state["b"], state["fb"]
+        middle, F, bad = into_domain(f, a + 0.5 * (b - a), torch.where(fa.abs() < fb.abs(), a, b))
+        stop = ((middle == a) | (middle == b) | bad).squeeze(1)
+        f.stuck = stop if f.stuck is None else f.stuck | stop
+        left = torch.sign(F) == torch.sign(fa)
+        a, fa, b, fb = (
+            torch.where(left, middle, a),
+            torch.where(left, F, fa),
+            torch.where(left, b, middle),
+            torch.where(left, fb, F),
+        )
+        return middle, {"a": a, "fa": fa, "b": b, "fb": fb}

@@ -1,0 +1,72 @@
+"""Chandrupatla's method for scalar equations: bracketing with inverse quadratic interpolation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.registry.table import register_solver
+from implicitkit.solver.base import Method
+from implicitkit.solver.evaluations import Function
+from implicitkit.solver.steps.bracketing import check_bracket, expand, into_domain
+
+__all__ = ["Chandrupatla"]
+
+
+@register_solver("chandrupatla", solves="root", max_size=1)
+@dataclass(frozen=True)
+class Chandrupatla(Method):
+    r"""Inverse quadratic interpolation where it is trustworthy, bisection elsewhere; one unknown a sample.
+
+    Of the last three points ``a`` (newest), ``b`` (opposite sign), ``c``, with ``xi = (a - b) / (c - b)`` and
+    ``phi = (fa - fb) / (fc - fb)``, the interpolation is taken if ``phi^2 < xi`` and ``(1 - phi)^2 < 1 - xi``, which says
+    that it is monotone in the interval (Chandrupatla 1997, Adv. Eng. Software 28; Scherer 2013, section 6.1.7.3).
+    Convergence is superlinear, and the interval cannot be lost.  Search for the interval, and samples that have none, as in
+    ``bisection``.
+
+    Args:
+        width: half of the first interval; ``None``: ``max(|z0|, 1) / 8``.
+        growth: of the interval from trial to trial, greater than 1. expansions: trials, at most.
+
+    Raises:
+        ValueError: an option out of range. CapabilityError (from the solve): more than one unknown a sample.
+    """
+
+    width: float | None = None
+    growth: float = 2.0
+    expansions: int = 60
+    default_max_steps: ClassVar[int] = 1200
+
+    def __post_init__(self) -> None:
+        check_bracket(self.width, self.growth, self.expansions)
+
+    def init(self, f: Function, z: Tensor) -> dict[str, Any]:
+        return {"a": None, "fa": None, "b": None, "fb": None, "t": None}
+
+    def step(self, f: Function, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        missing = None
+        if state["a"] is None:
+            bracket, missing = expand(f, z, self.width, self.growth, self.expansions)
+            state = bracket._asdict() | {"t": torch.full_like(z, 0.5)}
+        a, fa, b, fb, t = (state[name] for name in ("a", "fa", "b", "fb", "t"))
+        new, F, bad = into_domain(f, a + t * (b - a), a)
+        stop = ((new == a) | (new == b) | bad).squeeze(1)
+        f.stuck = stop if missing is None else stop | missing
+        # the new point becomes a; b stays on the other side; what is left over is c
+        same = torch.sign(F) == torch.sign(fa)
+        c, fc = torch.where(same, a, b), torch.where(same, fa, fb)
+        b, fb = torch.where(same, b, a), torch.where(same, fb, fa)
+        a, fa = new, F
+        xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
+        trust = (phi.square() < xi) & ((1 - phi).square() < 1 - xi)
+        inverse = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
+        # a step shorter than rounding of the better point would change nothing
+        least = (2 * torch.finfo(z.dtype).eps * torch.where(fa.abs() < fb.abs(), a, b).abs() / (b - a).abs()).clamp(
+            0, 0.5
+        )
+        t = torch.where(trust & torch.isfinite(inverse), inverse, 0.5)
+        t = torch.minimum(torch.maximum(t, least), 1 - least)
+        return new, {"a": a, "fa": fa, "b": b, "fb": fb, "t": t}

@@ -1,0 +1,129 @@
+"""Pseudo-transient continuation: follow the flow with implicit steps that grow into Newton's method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.linear.base import Operator
+from implicitkit.linear.gmres import GMRES
+from implicitkit.registry.table import register_solver
+from implicitkit.solver.base import Method
+from implicitkit.solver.evaluations import Function
+from implicitkit.solver.root.newton import newton_direction
+
+__all__ = ["PseudoTransient"]
+
+_DENSE = 512  # unknowns a sample up to which Jacobians are formed
+
+
+@register_solver("pseudo_transient", solves="root")
+@dataclass(frozen=True)
+class PseudoTransient(Method):
+    r"""``z <- z + p``, ``(I / \delta - s J) p = s F(z)``, ``J = dF/dz``: a linearly implicit Euler step of ``dz/dt = s F``.
+
+    Switched evolution relaxation (Mulder & van Leer 1985; Kelley & Keyes 1998, eq. 2.4): ``\delta`` grows as the residual
+    falls, ``\delta_k = \delta_{k-1} |F_{k-1}| / |F_k|`` but no less than ``\delta_0``, so that the path follows the flow
+    while it is far from rest and the method is Newton's at the end (``1 / \delta`` is dropped once it has fallen by
+    ``switch``).  Of several states at rest it tends to find the one that the flow leads to, and it does not stop where
+    ``|F|`` has a minimum that is no root.
+
+    The sign ``s`` is part of the problem: ``+1`` for a steady state ``dz/dt = F`` and a fixed point (``F = f(z) - z``),
+    ``-1`` for a gradient that is to vanish.  Plain equations have none: it is taken such that ``s F' J F <= 0`` at the
+    start, where the flow then lets ``|F|`` fall.
+
+    One Jacobian and one dense solve a step up to 512 unknowns a sample, above that GMRES with Jacobian-vector products.  A
+    step into a state where ``F`` is not finite is taken back and ``\delta`` divided by ten; after ``retreats`` in a row a
+    sample is given up.
+
+    Args:
+        step_size: the first ``\delta``, in units of time; ``None``: that which moves ``z`` by a tenth of
+            ``max(|z|, 1)``, and no more than half the time in which the flow speeds up e-fold, ``F'F / F'JF``: beyond that
+            time the implicit step would go against the flow.
+        switch: factor of growth of ``\delta`` beyond which steps are Newton's. retreats: at most, in a row.
+
+    Raises:
+        ValueError: an option out of range.
+    """
+
+    step_size: float | None = None
+    switch: float = 1e10
+    retreats: int = 40
+    default_max_steps: ClassVar[int] = 1000
+
+    def __post_init__(self) -> None:
+        if self.step_size is not None and not self.step_size > 0:
+            raise ValueError(f"step_size must be positive, got {self.step_size}")
+        if not self.switch > 1:
+            raise ValueError(f"switch must be larger than 1, got {self.switch}")
+        if self.retreats < 0:
+            raise ValueError(f"retreats cannot be negative, got {self.retreats}")
+
+    def init(self, f: Function, z: Tensor) -> Any:
+        F = f(z)
+        norm = torch.linalg.vector_norm(F, dim=1)
+        speeding = (F * f.linearize(z).mv(F)).sum(1) / norm.square()
+        sign = _orientation(f, speeding)
+        if self.step_size is None:
+            first = 0.1 * torch.linalg.vector_norm(z, dim=1).clamp_min(1) / norm
+            first = torch.where(sign * speeding > 0, torch.minimum(first, 0.5 / speeding.abs()), first)
+        else:
+            first = torch.full_like(norm, self.step_size)
+        return {
+            "delta": first,
+            "first": first,
+            "norm": norm,
+            "sign": sign,
+            "retreats": torch.zeros_like(norm, dtype=torch.int64),
+        }
+
+    def step(self, f: Function, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        F, sign = f(z), state["sign"]
+        norm = torch.linalg.vector_norm(F, dim=1)
+        first = state["first"]
+        delta = (state["delta"] * state["norm"] / norm).nan_to_num(torch.inf, torch.inf, 0)
+        delta = torch.where(state["retreats"] > 0, state["delta"], torch.maximum(delta, first))
+        inverse = torch.where(delta > self.switch * first, 0, 1 / delta)
+        p = self._implicit_euler(f, z, sign.unsqueeze(1) * F, inverse, sign)
+        trial = z + p
+        finite = torch.isfinite(f(trial)).all(1) & torch.isfinite(p).all(1)
+        if bool((finite | ~f.active).all()):
+            z_next, retreats = trial, torch.zeros_like(state["retreats"])
+        else:
+            z_next = torch.where(finite.unsqueeze(1), trial, z)
+            delta = torch.where(finite, delta, 0.1 * torch.minimum(delta, self.switch * first))
+            first = torch.minimum(first, delta)
+            retreats = torch.where(finite, 0, state["retreats"] + 1)
+            f.stuck = f.active & (retreats > self.retreats)
+        return z_next, {"delta": delta, "first": first, "norm": norm, "sign": sign, "retreats": retreats}
+
+    @staticmethod
+    def _implicit_euler(f: Function, z: Tensor, F: Tensor, inverse: Tensor, sign: Tensor) -> Tensor:
+        """``p`` with ``(I / delta - s J) p = F``."""
+        J = f.linearize(z)
+        if f.size <= _DENSE:
+            shift = torch.diag_embed(inverse.unsqueeze(1).expand_as(z))
+            return newton_direction(sign[:, None, None] * J.dense() - shift, F)
+        shifted = Operator(
+            lambda v: inverse.unsqueeze(1) * v - sign.unsqueeze(1) * J.mv(v),
+            lambda w: inverse.unsqueeze(1) * w - sign.unsqueeze(1) * J.rmv(w),
+            lambda: torch.diag_embed(inverse.unsqueeze(1).expand_as(z)) - sign[:, None, None] * J.dense(),
+            batch=J.batch,
+            size=J.size,
+            like=z,
+            symmetric=J.symmetric,
+        )
+        rhs = torch.where(f.active.unsqueeze(1), F, 0)
+        return GMRES(restart=50).solve(shifted, rhs, rtol=1e-3, atol=0.0, max_steps=500).x
+
+
+def _orientation(f: Function, speeding: Tensor) -> Tensor:
+    """The sign ``s`` of the flow ``dz/dt = s F``, ``(batch,)``; ``speeding``: ``F'JF / F'F`` at the start."""
+    if f.problem.kind in ("steady_state", "fixed_point"):
+        return torch.ones_like(speeding)
+    if f.problem.symmetric:
+        return -torch.ones_like(speeding)
+    return torch.where(speeding > 0, -1.0, 1.0).to(speeding)

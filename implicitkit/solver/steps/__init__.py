@@ -1,0 +1,1 @@
+"""What several methods do inside a step: line searches, damping, refinement, restarts, brackets."""

@@ -1,0 +1,82 @@
+"""Brackets for scalar equations: where a sign changes, found by geometric expansion and kept as it shrinks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from implicitkit.solver.evaluations import Function
+
+__all__ = ["Bracket", "check_bracket", "expand", "into_domain"]
+
+
+class Bracket(NamedTuple):
+    """Two points of each sample with residuals of opposite sign, all ``(batch, 1)``; ``b`` is the newer one."""
+
+    a: Tensor
+    fa: Tensor
+    b: Tensor
+    fb: Tensor
+
+
+def check_bracket(width: float | None, growth: float, expansions: int) -> None:
+    """Raise ValueError unless the options of :func:`expand` are in range."""
+    if width is not None and not 0 < width < float("inf"):
+        raise ValueError(f"width must be positive and finite, got {width}")
+    if not growth > 1:
+        raise ValueError(f"growth must be greater than 1, got {growth}")
+    if expansions < 1:
+        raise ValueError(f"expansions must be at least 1, got {expansions}")
+
+
+def expand(f: Function, z: Tensor, width: float | None, growth: float, expansions: int) -> tuple[Bracket, Tensor]:
+    """Brackets around ``z``, and which samples have none, ``(batch,)``.
+
+    The first trial is ``z +- width`` (``None``: ``max(|z|, 1) / 8``); each further one is ``growth`` times as wide.  A
+    bracket spans two neighbouring points of the search, so that it is as narrow as the search allows.  On the side where the
+    residual is not finite (outside the domain) the distance to the last finite point is halved from there on.
+
+    One evaluation a side, and at most ``2 expansions`` in all.
+    """
+    F = f.residual(z)
+    step = torch.full_like(z, width) if width is not None else z.abs().clamp_min(1).div(8)
+    bracket = Bracket(z, F, z, F)
+    missing = (torch.isfinite(F) & (F != 0)).squeeze(1)
+    ends = {side: (z, F, step, torch.full_like(z, growth)) for side in (1.0, -1.0)}
+    for _ in range(expansions):
+        if not bool((missing & f.active).any()):
+            break
+        for side, (inner, f_inner, step, factor) in ends.items():
+            outer = inner + side * step
+            f_outer = f.residual(outer)
+            finite = torch.isfinite(f_outer)
+            found = missing.unsqueeze(1) & finite & (torch.sign(f_outer) != torch.sign(f_inner))
+            bracket = Bracket(
+                torch.where(found, inner, bracket.a),
+                torch.where(found, f_inner, bracket.fa),
+                torch.where(found, outer, bracket.b),
+                torch.where(found, f_outer, bracket.fb),
+            )
+            missing = missing & ~found.squeeze(1)
+            factor = torch.where(finite, factor, 0.5)
+            step = torch.where(finite, step * factor, 0.5 * step)
+            ends[side] = (torch.where(finite, outer, inner), torch.where(finite, f_outer, f_inner), step, factor)
+    return bracket, missing
+
+
+def into_domain(f: Function, z: Tensor, towards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``z``, halved towards a point where the residual is finite until it is so there; the residual; where it still is not.
+
+    One evaluation, and at most 50 more where the domain ends in between.
+    """
+    F = f.residual(z)
+    bad = ~torch.isfinite(F)
+    for _ in range(50):
+        if not bool((bad.squeeze(1) & f.active).any()):
+            break
+        z = torch.where(bad, z + 0.5 * (towards - z), z)
+        F = f.residual(z)
+        bad = ~torch.isfinite(F)
+    return z, F, bad

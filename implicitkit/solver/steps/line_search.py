@@ -1,0 +1,110 @@
+"""Step lengths of the minimisers, sample by sample, and what they measure progress by."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from implicitkit.solver.evaluations import Function
+
+__all__ = ["Searched", "backtrack", "decrease", "wolfe"]
+
+_ARMIJO = 1e-4
+_CURVATURE = 0.9
+_NOISE = 10  # differences of values below so many units of rounding say nothing ...
+_EXPECTED = 1e3  # ... if the slope promised no more than so many times that
+
+
+class Searched(NamedTuple):
+    """The outcome of a search: the points, the lengths ``(batch,)``, and where it succeeded ``(batch,)``.
+
+    Where it did not, the point is the old one.
+    """
+
+    z: Tensor
+    t: Tensor
+    found: Tensor
+
+
+def decrease(f: Function, z: Tensor, value: Tensor, g: Tensor, trial: Tensor) -> Tensor:
+    """``f(z) - f(trial)``, ``(batch,)``, to more digits than the values have; ``-inf`` where the trial is not finite.
+
+    Where the difference is lost in rounding, and the slope promised little more, it comes from the gradients at both ends,
+    ``-(g + g_trial)' (trial - z) / 2`` (the trapezoidal rule, its error of third order in the step).
+
+    Args:
+        z, value, g: a point, the objective and its gradient there. trial: another point.
+    """
+    new = f.value(trial)
+    difference = value - new
+    noise = _NOISE * torch.finfo(z.dtype).eps * torch.maximum(value.abs(), new.abs())
+    lost = difference.abs() <= noise
+    if bool((lost & f.active).any()):
+        lost = lost & ((g * (trial - z)).sum(1).abs() <= _EXPECTED * noise)
+    if bool((lost & f.active).any()):
+        difference = torch.where(lost, -0.5 * ((g + f(trial)) * (trial - z)).sum(1), difference)
+    return torch.where(torch.isfinite(new) & torch.isfinite(difference), difference, -torch.inf)
+
+
+def backtrack(f: Function, z: Tensor, d: Tensor, halvings: int) -> Searched:
+    """The first of ``t = 1, 1/2, 1/4, ...`` with ``f(z + t d) <= f(z) + 1e-4 t g'd`` (Armijo 1966), sample by sample."""
+    g, value = f(z), f.value(z)
+    slope = (g * d).sum(1)
+    t = torch.ones_like(slope)
+    for _ in range(halvings + 1):
+        trial = torch.addcmul(z, t.unsqueeze(1), d)
+        found = decrease(f, z, value, g, trial) >= -_ARMIJO * t * slope
+        if bool((found | ~f.active).all()):
+            break
+        t = torch.where(found, t, 0.5 * t)
+    return _settled(z, trial, t, found)
+
+
+def wolfe(f: Function, z: Tensor, d: Tensor, slope: Tensor, t: Tensor, trials: int) -> Searched:
+    """A length with ``f(z + t d) <= f(z) + 1e-4 t g'd`` and ``g(z + t d)'d >= 0.9 g'd`` (weak Wolfe conditions).
+
+    Bracketing as in Lewis & Overton (2013, algorithm 4.6), with the secant of the slopes, kept away from the ends, in place
+    of bisection and doubling.  Where values no longer resolve the decrease, Hager & Zhang's approximate test on slopes
+    (2005, eq. 4.1) takes over, so that the gradient reaches its tolerance and not only the square root of it.  If the trials
+    are used up, the longest step that met the first condition is taken.
+
+    Args:
+        z, d: point and descent direction ``(batch, n)``. slope: ``g'd < 0``. t: first lengths. trials: evaluations at most.
+    """
+    value = f.value(z)
+    low, high = torch.zeros_like(t), torch.full_like(t, torch.inf)
+    low_slope, high_slope = slope, torch.zeros_like(slope)
+    noise = _NOISE * torch.finfo(z.dtype).eps * value.abs()
+    for _ in range(trials):
+        trial = torch.addcmul(z, t.unsqueeze(1), d)
+        new, new_slope = f.value(trial), (f(trial) * d).sum(1)
+        armijo = new <= value + _ARMIJO * t * slope
+        small = (new <= value + noise) & (-t * slope <= _EXPECTED * noise)
+        armijo = armijo | (small & (new_slope <= (2 * _ARMIJO - 1) * slope))
+        found = armijo & (new_slope >= _CURVATURE * slope)
+        searching = f.active & ~found
+        if not bool(searching.any()):
+            return _settled(z, trial, t, found)
+        long, short = searching & ~armijo, searching & armijo
+        high, high_slope = torch.where(long, t, high), torch.where(long, new_slope, high_slope)
+        low, low_slope = torch.where(short, t, low), torch.where(short, new_slope, low_slope)
+        t = torch.where(searching, _next(low, high, low_slope, high_slope, slope), t)
+    z_low = torch.addcmul(z, low.unsqueeze(1), d)
+    return _settled(z, torch.where(found.unsqueeze(1), trial, z_low), torch.where(found, t, low), found | (low > 0))
+
+
+def _next(low: Tensor, high: Tensor, low_slope: Tensor, high_slope: Tensor, slope: Tensor) -> Tensor:
+    """Inside a bracket the secant of the slopes, or the middle; without one, an extrapolation by the secant."""
+    width = high - low
+    inside = low + width * (low_slope / (low_slope - high_slope)).clamp(0.1, 0.9)
+    inside = torch.where((high_slope > 0) & torch.isfinite(inside), inside, 0.5 * (low + high))
+    further = low * (slope / (slope - low_slope)).nan_to_num(2, 2, 2).clamp(2, 10)
+    return torch.where(torch.isinf(high), further, inside)
+
+
+def _settled(z: Tensor, trial: Tensor, t: Tensor, found: Tensor) -> Searched:
+    if bool(found.all()):
+        return Searched(trial, t, found)
+    return Searched(torch.where(found.unsqueeze(1), trial, z), torch.where(found, t, 0), found)

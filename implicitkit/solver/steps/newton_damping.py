@@ -1,0 +1,84 @@
+"""The line search of the Newton methods: monotone halving, and full steps where that crawls."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from implicitkit.solver.evaluations import Function
+
+__all__ = ["Damped", "damped_step", "halve"]
+
+_DECREASE = 1e-4  # of |F|, relative, that a full step must bring
+_WEAK = 0.99  # a step that leaves more than this of |F| is weak
+_FULL_STEPS = 50
+
+
+class Damped(NamedTuple):
+    """A step: the points, the factors ``t`` ``(batch,)``, and how many weak steps in a row (``None``: none anywhere)."""
+
+    z: Tensor
+    t: Tensor
+    weak: Tensor | None
+
+
+def damped_step(
+    f: Function, z: Tensor, d: Tensor, norm: Tensor, weak: Tensor | None, halvings: int, patience: int
+) -> Damped:
+    """A step along ``d`` by :func:`halve`; after ``patience`` weak steps in a row (``|F|`` hardly lowered) full steps.
+
+    Monotone descent on ``|F|`` gets caught where ``|F|`` is stationary and the Jacobian singular, while undamped Newton
+    steps jump off; on most other problems damping is what makes Newton's method work.  The driver keeps the best
+    iterate whichever it is.  Full steps are cut only where ``F`` is not finite; a sample that 50 of them have not brought
+    home is given up (``f.stuck``).
+
+    Args:
+        f, z, d, norm, halvings: as for :func:`halve`. weak: from the step before. patience: at least 0.
+    """
+    bound = norm if weak is None else torch.where(weak > patience, torch.inf, norm)
+    z_next, t, norm_next = halve(f, z, d, bound, halvings)
+    slow = ~(norm_next <= _WEAK * norm)
+    if weak is None:
+        if not bool((slow & f.active).any()):
+            return Damped(z_next, t, None)
+        return Damped(z_next, t, slow.long())
+    weak = torch.where(slow | (weak > patience), weak + 1, 0)
+    f.stuck = weak > patience + _FULL_STEPS
+    return Damped(z_next, t, weak)
+
+
+def halve(f: Function, z: Tensor, d: Tensor, norm: Tensor, halvings: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The first of ``t = 1, 1/2, 1/4, ...`` with ``|F(z + t d)| < (1 - 1e-4 t) |F(z)|``, sample by sample.
+
+    (Deuflhard 2011, *Newton Methods for Nonlinear Problems*, section 3.1; Kelley 1995, eq. 8.1.)  A trial that is not
+    finite counts as too long.  Where no ``t`` down to ``2^-halvings`` will do, it is the best of those tried.
+
+    Args:
+        f: the residual. z, d: point and direction ``(batch, n)``.
+        norm: ``|F(z)|``, ``(batch,)``; Inf for a sample whose next point only has to be finite.
+        halvings: how often at most.
+
+    Returns:
+        ``z + t d``, where ``f`` has been evaluated last; ``t``; and ``|F|`` there.
+    """
+    trial = z + d
+    trial_norm = torch.linalg.vector_norm(f(trial), dim=1)
+    t = torch.ones_like(norm)
+    searching = f.active & ~(trial_norm < (1 - _DECREASE) * norm)
+    if not bool(searching.any()):
+        return trial, t, trial_norm
+    best_t, best_norm = t, torch.where(searching & ~(trial_norm < torch.inf), torch.inf, trial_norm)
+    for _ in range(halvings):
+        t = torch.where(searching, 0.5 * t, best_t)
+        trial = torch.addcmul(z, t.unsqueeze(1), d)
+        trial_norm = torch.linalg.vector_norm(f(trial), dim=1)
+        better = searching & (trial_norm < best_norm)
+        best_t, best_norm = torch.where(better, t, best_t), torch.where(better, trial_norm, best_norm)
+        searching = searching & ~(trial_norm < (1 - _DECREASE * t) * norm)
+        if not bool(searching.any()):
+            break
+    if not bool((t == best_t).all()):
+        trial = torch.addcmul(z, best_t.unsqueeze(1), d)
+    return trial, best_t, best_norm

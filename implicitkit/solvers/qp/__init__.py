@@ -1,5 +1,0 @@
-"""Solvers of quadratic programs: one file a method."""
-
-from implicitkit.solvers.qp.interior_point import solve_qp
-
-__all__ = ["solve_qp"]

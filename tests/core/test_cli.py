@@ -1,0 +1,156 @@
+"""``python -m implicitkit``: tables, JSON, exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import implicitkit as ik
+from implicitkit.cli import main
+from implicitkit.registry import table as registry
+from implicitkit.registry.table import PluginInfo
+
+GOOD = PluginInfo("good", "good-parts", "1.0", "good_parts", True)
+BAD = PluginInfo("bad", "bad-parts", "0.1", "bad_parts", False, "ImportError: no luck")
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation with one working and one broken plugin."""
+    monkeypatch.setattr(registry, "_scanned", True)
+    monkeypatch.setattr(registry, "_plugins", {("g", "", "", ""): GOOD, ("b", "", "", ""): BAD})
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    return code, *capsys.readouterr()
+
+
+def test_list_shows_every_name(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "list")
+    assert code == 0
+    first = {line.split()[0] for line in out.splitlines() if line.strip()}
+    for listing in (ik.solvers, ik.problems, ik.rules, ik.linear_solvers):
+        assert set(listing()) <= first
+
+
+@pytest.mark.parametrize("section", ["solvers", "problems", "rules", "linear-solvers", "plugins"])
+@pytest.mark.parametrize("columns", ["60", "200"])
+def test_tables_are_aligned(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, section: str, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    code, out, _ = run(capsys, "list", section)
+    title, *table = out.rstrip("\n").splitlines()
+    assert code == 0 and title.startswith(f"{section} (")
+    if table != ["  none"]:
+        heading, rule, *rows = table
+        starts = [i for i, c in enumerate(rule) if c == "-" and rule[i - 1] == " "]
+        assert rows and all(heading[i - 1] == " " and heading[i] != " " for i in starts)
+        for row in rows:
+            assert all(row[i - 1] == " " for i in starts if i < len(row))
+
+
+def test_list_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "list", "solvers", "--json")
+    report: dict[str, Any] = json.loads(out)
+    assert code == 0 and list(report) == ["solvers"]
+    rows = {row["name"]: row for row in report["solvers"]}
+    assert list(rows) == ik.solvers()
+    assert rows["anderson"]["solves"] == "fixed_point"
+    assert rows["anderson"]["options"]["memory"] == ik.Anderson().memory
+    assert rows["anderson"]["target"] == "implicitkit.solver.fixed_point.anderson.Anderson"
+    assert rows["scipy.newton_krylov"]["batch"] == "loop"
+    assert set(json.loads(run(capsys, "list", "--json")[1])) == {
+        "solvers", "problems", "rules", "linear-solvers", "plugins",
+    }  # fmt: skip
+
+
+def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "info", "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert report["versions"]["implicitkit"].startswith(ik.__version__)
+    assert {"python", "torch", "numpy", "scipy"} <= set(report["versions"])
+    assert report["devices"][0] == "cpu" and report["threads"]["intra-op"] >= 1
+    code, out, _ = run(capsys, "info")
+    assert code == 0 and all(word in out for word in ("torch", "threads", "devices", "plugins"))
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize("command", [("list",), ("list", "solvers"), ("info",), ("list", "plugins", "--json")])
+def test_broken_plugin_is_told_and_strict_fails(capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
+    code, out, err = run(capsys, *command)
+    assert code == 0
+    assert err == "plugin 'bad' of bad-parts 0.1 failed to load: ImportError: no luck\n"
+    assert run(capsys, *command, "--strict")[0] == 1
+    if "solvers" not in command:
+        assert "ImportError: no luck" in out and "good" in out
+
+
+def test_strict_passes_when_all_is_well(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_scanned", True)
+    monkeypatch.setattr(registry, "_plugins", {})
+    assert run(capsys, "list", "--strict")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [(["lists"], "invalid choice"), (["list", "solver"], "invalid choice"), (["--x"], "--x")]
+)
+def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    code, _, err = run(capsys, *arguments)
+    assert code == 2 and said in err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_help(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    code, out, _ = run(capsys, *arguments)
+    assert code == 0 and "list" in out and "info" in out
+
+
+def test_as_a_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "implicitkit", "list", "rules", "--json"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert [row["name"] for row in json.loads(done.stdout)["rules"]] == ik.rules()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["picard"], 0, "all of"),
+        (["picard", "--checks", "is_deterministic", "--accuracy", "1e-6"], 0, "is_deterministic"),
+        (["picart"], 2, "Did you mean 'picard'?"),
+        (["picard", "--checks", "speed"], 2, "no check 'speed'"),
+        (["picard", "--import", "no_such_module"], 2, "no_such_module"),
+    ],
+)
+def test_check(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str) -> None:
+    got, out, err = run(capsys, "check", *arguments)
+    assert got == code and said in (out if code == 0 else err)
+
+
+def test_check_of_a_module_that_is_not_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(registry, "_tables", {kind: dict(table) for kind, table in registry._tables.items()})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "a_wrong_solver.py").write_text(
+        "import implicitkit as ik\n"
+        "@ik.register_solver('a_wrong_solver', solves='fixed_point')\n"
+        "class Wrong(ik.Method):\n"
+        "    def step(self, f, z, state):\n"
+        "        return z - 0.5 * (f(z) - z), state\n"
+    )
+    code, out, _ = run(capsys, "check", "a_wrong_solver", "--import", "a_wrong_solver", "--json")
+    report = json.loads(out)
+    assert code == 1 and not report["passed"]
+    outcomes = {row["check"]: row for row in report["results"]}
+    assert outcomes["finds_known_solutions"]["outcome"] == "failed" and outcomes["finds_known_solutions"]["mend"]
+    assert outcomes["is_deterministic"]["outcome"] in ("passed", "failed")

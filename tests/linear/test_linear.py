@@ -1,0 +1,411 @@
+"""Linear solvers against torch.linalg: every method, the shapes that break things, and what is said on failure."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from implicitkit.linear import (
+    CG,
+    GMRES,
+    LSMR,
+    LU,
+    BiCGStab,
+    BroydenLinear,
+    DampedSeries,
+    LinearSolver,
+    Neumann,
+    Operator,
+    factor_batched,
+    lstsq_batched,
+    solve_batched,
+)
+
+ROOT = Path(__file__).parents[2]
+RTOL = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+GENERAL: dict[str, LinearSolver] = {
+    "lu": LU(),
+    "gmres": GMRES(),
+    "bicgstab": BiCGStab(),
+    "lsmr": LSMR(),
+    "broyden": BroydenLinear(),
+}
+EVERY = {**GENERAL, "cg": CG(), "neumann": Neumann()}
+
+
+def operator(M: Tensor, **flags: bool) -> Operator:
+    return Operator(
+        lambda v: torch.einsum("bij,bj->bi", M, v),
+        lambda w: torch.einsum("bij,bi->bj", M, w),
+        lambda: M,
+        batch=M.shape[0],
+        size=M.shape[1],
+        like=M[:, :, 0],
+        **flags,
+    )
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def with_spectrum(batch: int, n: int, condition: float, *, symmetric: bool = False) -> Tensor:
+    """Blocks with singular values (eigenvalues) from 1 to 1 / condition."""
+    left = torch.linalg.qr(random(batch, n, n, seed=1))[0]
+    right = left if symmetric else torch.linalg.qr(random(batch, n, n, seed=2))[0]
+    values = torch.logspace(0, -torch.log10(torch.tensor(condition)).item(), n, dtype=torch.float64)
+    blocks: Tensor = left * values @ right.mT
+    return blocks
+
+
+def contraction(batch: int, n: int, radius: float = 0.9) -> Tensor:
+    """``J - I`` with the spectral radius of ``J`` given."""
+    J = random(batch, n, n, seed=3)
+    J = J * (radius / torch.linalg.eigvals(J).abs().amax(dim=1))[:, None, None] if batch else J
+    return J - torch.eye(n, dtype=J.dtype)
+
+
+def structured(name: str, batch: int, n: int) -> tuple[Tensor, dict[str, bool]]:
+    """A well-conditioned system that the method is made for."""
+    if name == "cg":
+        return with_spectrum(batch, n, 30.0, symmetric=True), {"symmetric": True}
+    return contraction(batch, n, 0.7), {"fixed_point": True}
+
+
+def solve(solver: LinearSolver, A: Operator, b: Tensor, rtol: float = 1e-10, atol: float = 0.0, **kw: Any) -> Any:
+    with torch.no_grad():
+        return solver.solve(A, b, rtol=rtol, atol=atol, **{"max_steps": None, **kw})
+
+
+@pytest.mark.parametrize("dtype", RTOL, ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize(("batch", "n"), [(0, 3), (1, 1), (5, 1), (1, 7), (16, 20), (3, 110)], ids=str)
+@pytest.mark.parametrize("name", EVERY)
+def test_solves(name: str, batch: int, n: int, dtype: torch.dtype) -> None:
+    M, flags = structured(name, batch, n)
+    M, b = M.to(dtype), random(batch, n, seed=5).to(dtype)
+    found = solve(EVERY[name], operator(M, **flags), b, rtol=RTOL[dtype])
+    assert found.x.dtype == dtype
+    assert found.x.shape == (batch, n)
+    assert found.steps.dtype == torch.int64
+    assert found.residual_norm.shape == found.converged.shape == found.steps.shape == (batch,)
+    assert found.converged.all(), found.reason
+    assert found.reason == ""
+    exact = torch.stack([torch.linalg.solve(m.double(), r.double()) for m, r in zip(M, b, strict=True)]) if batch else b
+    scale = exact.norm(dim=1, keepdim=True) if batch else 1
+    assert ((found.x - exact).abs() <= 60 * RTOL[dtype] * scale).all()
+
+
+@pytest.mark.parametrize("condition", [1e1, 1e3, 1e5], ids="cond={:g}".format)
+@pytest.mark.parametrize("name", ["lu", "gmres", "lsmr", "cg"])
+def test_conditioning(name: str, condition: float) -> None:
+    """To a residual of 1e-8 in float64, with products enough."""
+    M = with_spectrum(4, 30, condition, symmetric=name == "cg")
+    x = random(4, 30, seed=6)
+    b = torch.einsum("bij,bj->bi", M, x)
+    found = solve(EVERY[name], operator(M, symmetric=name == "cg"), b, rtol=1e-8, max_steps=20000)
+    assert found.converged.all(), found.reason
+    assert (torch.einsum("bij,bj->bi", M, found.x) - b).norm(dim=1).le(1.01e-8 * b.norm(dim=1)).all()
+
+
+@pytest.mark.parametrize("name", GENERAL)
+def test_transposed_operator(name: str) -> None:
+    M, b = contraction(4, 9, 0.6), random(4, 9)
+    A = operator(M, fixed_point=True).T
+    found = solve(GENERAL[name], A, b)
+    assert found.converged.all(), found.reason
+    torch.testing.assert_close(found.x, torch.linalg.solve(M.mT, b), rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_answer_does_not_depend_on_neighbours(name: str) -> None:
+    M, flags = structured(name, 6, 12)
+    b = random(6, 12) * torch.logspace(-3, 3, 6, dtype=torch.float64)[:, None]
+    whole = solve(EVERY[name], operator(M, **flags), b)
+    for i in range(6):
+        alone = solve(EVERY[name], operator(M[i : i + 1], **flags), b[i : i + 1])
+        torch.testing.assert_close(whole.x[i], alone.x[0], rtol=1e-9, atol=1e-12)
+        assert abs(int(whole.steps[i] - alone.steps[0])) <= 1
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_zero_right_hand_side_costs_nothing(name: str) -> None:
+    M, flags = structured(name, 3, 8)
+    b = random(3, 8)
+    b[1] = 0
+    found = solve(EVERY[name], operator(M, **flags), b)
+    assert found.converged.all()
+    assert found.x[1].eq(0).all()
+    assert found.steps[1] == 0
+    assert (found.steps[[0, 2]] > 0).all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")], ids=str)
+@pytest.mark.parametrize("where", ["matrix", "rhs"])
+@pytest.mark.parametrize("name", EVERY)
+def test_not_finite_is_contained(name: str, where: str, bad: float) -> None:
+    M, flags = structured(name, 4, 10)
+    b = random(4, 10)
+    clean = solve(EVERY[name], operator(M, **flags), b)
+    (M if where == "matrix" else b)[2].view(-1)[3] = bad
+    found = solve(EVERY[name], operator(M, **flags), b)
+    others = [0, 1, 3]
+    assert found.converged.tolist() == [True, True, False, True]
+    assert found.reason
+    torch.testing.assert_close(found.x[others], clean.x[others], rtol=1e-12, atol=1e-14)
+    assert found.steps[others].equal(clean.steps[others])
+
+
+@pytest.mark.parametrize("name", GENERAL)
+def test_tolerance_is_absolute_plus_relative(name: str) -> None:
+    M, b = contraction(3, 15, 0.8), random(3, 15)
+    loose = solve(GENERAL[name], operator(M, fixed_point=True), b, rtol=0.0, atol=0.3)
+    true = (torch.einsum("bij,bj->bi", M, loose.x) - b).norm(dim=1)
+    assert loose.converged.all()
+    assert (true <= 0.3).all()
+    torch.testing.assert_close(true, loose.residual_norm, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 5])
+@pytest.mark.parametrize("name", ["gmres", "cg", "bicgstab", "lsmr", "broyden", "neumann"])
+def test_max_steps_is_kept_and_reported(name: str, limit: int) -> None:
+    M, flags = structured(name, 3, 40)
+    b = random(3, 40)
+    found = solve(EVERY[name], operator(M, **flags), b, rtol=1e-12, max_steps=limit)
+    assert not found.converged.any()
+    assert (found.steps <= limit).all()
+    assert found.reason
+    assert (found.residual_norm <= b.norm(dim=1) * (1 + 1e-12)).all()
+
+
+def singular(batch: int, n: int, rank: int) -> Tensor:
+    return random(batch, n, rank, seed=7) @ random(batch, rank, n, seed=8) / n
+
+
+@pytest.mark.parametrize("consistent", [True, False], ids=["consistent", "inconsistent"])
+@pytest.mark.parametrize(("n", "rank"), [(2, 1), (12, 5), (30, 29)], ids=str)
+def test_lsmr_finds_the_minimum_norm_solution(n: int, rank: int, consistent: bool) -> None:
+    M = singular(4, n, rank)
+    b = torch.einsum("bij,bj->bi", M, random(4, n)) if consistent else random(4, n)
+    found = solve(LSMR(), operator(M), b, rtol=1e-12, max_steps=20000)
+    exact = torch.einsum("bij,bj->bi", torch.linalg.pinv(M, rtol=1e-10), b)
+    assert found.converged.all(), found.reason
+    torch.testing.assert_close(found.x, exact, rtol=1e-6, atol=1e-6 * float(exact.abs().max()))
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "lsmr"])
+def test_others_report_an_inconsistent_system(name: str) -> None:
+    M, flags = structured(name, 3, 6)
+    M[1] = torch.eye(6, dtype=M.dtype) * (1 if name == "cg" else -0.5)
+    M[1, 0, 0] = 0
+    found = solve(EVERY[name], operator(M, **flags), torch.ones(3, 6, dtype=M.dtype))
+    assert found.converged.tolist() == [True, False, True]
+    assert found.reason
+
+
+@pytest.mark.parametrize("name", ["lu", "gmres"])
+def test_singular_names_the_way_out(name: str) -> None:
+    M = singular(2, 8, 7)
+    found = solve(GENERAL[name], operator(M), random(2, 8))
+    assert not found.converged.any()
+    assert "singular" in found.reason
+    assert "lsmr" in found.reason
+
+
+@pytest.mark.parametrize("kind", ["indefinite", "negative"])
+def test_cg_reports_what_is_not_positive_definite(kind: str) -> None:
+    M = with_spectrum(3, 10, 10.0, symmetric=True)
+    M[1] = -M[1] if kind == "negative" else M[1] - 0.3 * torch.eye(10, dtype=M.dtype)
+    found = solve(CG(), operator(M, symmetric=True), random(3, 10))
+    assert found.converged.tolist() == [True, False, True]
+    assert "positive definite" in found.reason
+    assert "gmres" in found.reason
+
+
+def test_neumann_reports_divergence() -> None:
+    M = torch.stack([contraction(1, 8, 0.5)[0], contraction(1, 8, 1.5)[0]])
+    found = solve(Neumann(), operator(M, fixed_point=True), random(2, 8))
+    assert found.converged.tolist() == [True, False]
+    assert "diverges" in found.reason
+
+
+@pytest.mark.parametrize("terms", [0, 1, 4])
+def test_truncated_series_is_the_sum(terms: int) -> None:
+    M, b = contraction(3, 6, 1.2), random(3, 6)
+    J = M + torch.eye(6, dtype=M.dtype)
+    exact = -sum((torch.linalg.matrix_power(J, i) @ b.unsqueeze(2)).squeeze(2) for i in range(terms + 1))
+    solver = Neumann(terms=terms)
+    found = solve(solver, operator(M, fixed_point=True), b)
+    torch.testing.assert_close(found.x, exact)
+    assert found.converged.all()
+    assert found.steps.eq(terms).all()
+    assert not solver.exact
+    assert Neumann().exact
+    assert replace(solver, terms=None).exact
+
+
+@pytest.mark.parametrize(("steps", "damping"), [(1, 1.0), (1, 0.3), (4, 0.5), (6, 1.0)], ids=str)
+def test_damped_series_is_the_sum(steps: int, damping: float) -> None:
+    M, b = contraction(3, 6), random(3, 6)
+    step = torch.eye(6, dtype=M.dtype) + damping * M
+    powers = [(torch.linalg.matrix_power(step, i) @ b.unsqueeze(2)).squeeze(2) for i in range(steps)]
+    found = solve(DampedSeries(steps, damping), operator(M, fixed_point=True), b)
+    torch.testing.assert_close(found.x, -damping * sum(powers))
+    assert found.converged.all()
+    assert not DampedSeries.exact
+    if damping == 1:
+        torch.testing.assert_close(found.x, solve(Neumann(terms=steps - 1), operator(M, fixed_point=True), b).x)
+
+
+@pytest.mark.parametrize("when_full", ["ring", "stop"])
+@pytest.mark.parametrize("memory", [3, 100])
+def test_broyden_with_little_memory(memory: int, when_full: Any) -> None:
+    M, b = contraction(4, 25, 0.5), random(4, 25)
+    found = solve(BroydenLinear(memory=memory, when_full=when_full), operator(M, fixed_point=True), b, rtol=1e-9)
+    assert found.converged.all(), found.reason
+
+
+@pytest.mark.parametrize("restart", [1, 4, 50])
+def test_gmres_restarts(restart: int) -> None:
+    M, b = contraction(4, 60, 0.5), random(4, 60)
+    found = solve(GMRES(restart=restart), operator(M), b)
+    assert found.converged.all(), found.reason
+    torch.testing.assert_close(found.x, torch.linalg.solve(M, b), rtol=1e-7, atol=1e-8)
+
+
+def test_gmres_breaks_down_happily() -> None:
+    """The Krylov space ends early: the identity, a shift, a rank-one change, a permutation."""
+    n = 6
+    eye = torch.eye(n, dtype=torch.float64)
+    M = torch.stack([eye, -2 * eye, eye + torch.ones_like(eye), eye.roll(1, 0)])
+    b = torch.zeros(4, n, dtype=torch.float64)
+    b[:, 0] = 1
+    found = solve(GMRES(), operator(M), b)
+    assert found.converged.all(), found.reason
+    torch.testing.assert_close(found.x, torch.linalg.solve(M, b))
+    assert found.steps.tolist() == [1, 1, 2, n]
+
+
+def test_lu_refuses_what_is_too_large() -> None:
+    with pytest.raises(ValueError, match="gmres"):
+        solve(LU(max_size=5), operator(contraction(1, 6)), random(1, 6))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: GMRES(restart=0),
+        lambda: BroydenLinear(memory=0),
+        lambda: BroydenLinear(when_full="drop"),  # type: ignore[arg-type]
+        lambda: Neumann(terms=-1),
+        lambda: DampedSeries(steps=0),
+        lambda: DampedSeries(damping=0.0),
+    ],
+    ids=["restart", "memory", "when_full", "terms", "steps", "damping"],
+)
+def test_options_out_of_range_are_refused(make: Any) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        make()
+
+
+# --- dense -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", RTOL, ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize("columns", [None, 1, 3], ids="columns={}".format)
+@pytest.mark.parametrize(("batch", "n"), [(0, 3), (3, 0), (1, 1), (5, 4), (2, 110)], ids=str)
+def test_dense_solve(batch: int, n: int, columns: int | None, dtype: torch.dtype) -> None:
+    A = contraction(batch, n).to(dtype) if n else torch.zeros(batch, 0, 0, dtype=dtype)
+    b = random(batch, n, *([] if columns is None else [columns])).to(dtype)
+    x, ok, reason = solve_batched(A, b)
+    factor = factor_batched(A)
+    transposed = factor.solve(b, transpose=True)
+    assert x.dtype == transposed.dtype == dtype
+    assert x.shape == transposed.shape == b.shape
+    assert ok.shape == (batch,)
+    assert ok.all()
+    assert factor.ok.all()
+    assert reason == ""
+    rhs = b.double() if columns is not None else b.double().unsqueeze(2)
+    for i in range(batch):
+        scale = RTOL[dtype] * 30
+        for block, found in ((A[i].double(), x[i]), (A[i].double().mT, transposed[i])):
+            exact = torch.linalg.solve(block, rhs[i]).view(b[i].shape)
+            size = float(exact.abs().amax()) if n else 0.0
+            torch.testing.assert_close(found.double(), exact, rtol=scale, atol=scale * size)
+
+
+@pytest.mark.parametrize("n", [4, 120])
+def test_dense_singular_and_nan_blocks_are_contained(n: int) -> None:
+    A, b = contraction(6, n), random(6, n)
+    A[1, 0] = A[1, 1]  # singular up to rounding
+    A[2] = 0
+    A[3, 0, 0] = torch.nan
+    b[4, 0] = torch.inf
+    x, ok, reason = solve_batched(A, b)
+    assert ok.tolist() == [True, False, False, False, False, True]
+    assert "singular" in reason
+    assert x[1:4].isnan().all()
+    for i in (0, 5):
+        torch.testing.assert_close(x[i], torch.linalg.solve(A[i], b[i]))
+
+
+def test_bad_row_units_are_not_singular() -> None:
+    A = torch.stack([torch.diag(torch.tensor([1.0, 1e-20])), torch.tensor([[1.0, 2.0], [1e-20, 3e-20]])]).double()
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
+    factor = factor_batched(A)
+    assert factor.ok.all()
+    torch.testing.assert_close(factor.solve(torch.einsum("bij,bj->bi", A, x)), x)
+    y = x / A.abs().amax(dim=2)
+    torch.testing.assert_close(factor.solve(torch.einsum("bij,bi->bj", A, y), transpose=True), y)
+
+
+@pytest.mark.parametrize(("m", "n"), [(6, 4), (4, 6), (5, 5), (120, 110)], ids=str)
+@pytest.mark.parametrize("columns", [None, 2], ids="columns={}".format)
+def test_dense_least_squares(m: int, n: int, columns: int | None) -> None:
+    A = random(3, m, n)
+    A[:, :, 1] = A[:, :, 0]  # rank-deficient
+    b = random(3, m, *([] if columns is None else [columns]))
+    exact = torch.stack([torch.linalg.pinv(A[i], rtol=1e-12) @ b[i] for i in range(3)])
+    A[1, 0, 0] = torch.nan
+    x, ok, reason = lstsq_batched(A, b)
+    assert ok.tolist() == [True, False, True]
+    assert reason
+    torch.testing.assert_close(x[[0, 2]], exact[[0, 2]])
+
+
+def test_wrong_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(batch, n, n\)"):
+        solve_batched(torch.zeros(3, 3), torch.zeros(3))
+    with pytest.raises(ValueError, match=r"\(batch, m, n\)"):
+        lstsq_batched(torch.zeros(3, 3), torch.zeros(3))
+
+
+HANG = """
+import torch
+torch.set_num_threads(2)
+from implicitkit.linear import LU, Operator, factor_batched, lstsq_batched, solve_batched
+A = torch.randn(4, 200, 200) + 30 * torch.eye(200)
+b = torch.randn(4, 200)
+x, ok, _ = solve_batched(A, b)
+f = factor_batched(A)
+f.solve(b, transpose=True)
+f.solve(torch.randn(4, 200, 3))
+lstsq_batched(A, b)
+assert ok.all() and (torch.einsum("bij,bj->bi", A, x) - b).abs().max() < 1e-3
+print("returned")
+"""
+
+
+def test_dense_solves_do_not_hang_with_two_threads() -> None:
+    """torch 2.13 on the CPU hangs or errs in batched LU from n of about 150 with two threads; the guard loops."""
+    done = subprocess.run(
+        [sys.executable, "-c", HANG], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+    )
+    assert "returned" in done.stdout, done.stderr

@@ -1,0 +1,241 @@
+"""Every experiment in ``examples/`` runs in its quick mode, gives the numbers that it claims, and draws its figures.
+
+The scripts assert what they prove by themselves; here the numbers that they return are looked at once more.  To add one, add
+a row to ``EXPERIMENTS`` (or to ``THEOREMS``, for a file of ``examples/deq_theorems/``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(autouse=True)
+def _examples_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+
+@contextlib.contextmanager
+def expect(row: str, what: str) -> Iterator[None]:
+    """Name the row in a failure."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{row}: {what}: {error}") from error
+
+
+def check_figure(row: str, path: Path) -> None:
+    """A PNG of more than an empty canvas."""
+    assert path.is_file(), f"{row}: no figure {path.name}; there are {sorted(p.name for p in path.parent.glob('*'))}"
+    data = path.read_bytes()
+    assert data.startswith(PNG) and len(data) > 5_000, f"{row}: {path.name} is no readable PNG ({len(data)} bytes)"
+
+
+# ----------------------------------------------------------------------------------------------------------- deq_theory
+def gradient(r: dict[str, Any]) -> None:
+    assert r["differences"] < 1e-8 and r["unrolled"] < 1e-13
+    assert r["tightest"] < 1e-11
+    assert r["exponent"] == pytest.approx(1, abs=0.1)
+    for (solver, rtol), (evaluations, residual, _, error) in r["found"].items():
+        assert evaluations > 0 and residual <= 1.01 * rtol and error < 20 * rtol, (solver, rtol, residual, error)
+
+
+def one_layer(r: dict[str, Any]) -> None:
+    assert r["merged"]["value"] < 1e-12 and r["merged"]["gradients"] < 1e-12
+    assert r["tied"]["value"] < 1e-13 and r["tied"]["gradients"] < 1e-12
+    assert r["tied"]["width"] == 37
+    assert r["selected"]["sequential"] > 0.9 and r["selected"]["joint"] < -0.8
+
+
+def regions(r: dict[str, Any]) -> None:
+    assert set(r["counts"]) >= {3, 4, 5, 6, 7, 8}
+    for m, n in r["counts"].items():
+        assert (n["patterns"], n["pieces"], n["slope"], n["error"], n["steps"]) == (2**m, 2**m, 2**m, 0, m), m
+    assert r["evaluations"]["picard"][1] <= max(r["counts"]) + 2
+    assert r["held"][1] < r["held"][0]
+
+
+def steep(r: dict[str, Any]) -> None:
+    for eps, errors in r["errors"].items():
+        assert set(errors) == {6, 10, 14, 20, 40} and max(errors.values()) <= eps * (1 + 1e-6), eps
+    assert r["lemma"] < 1e-9
+    assert len({r["steps"]["bisection", d] for d in (6, 10, 14)}) == 1
+    assert all(r["steps"]["newton", d] <= 8 for d in (6, 10, 14))
+    assert 400 < r["steps"]["picard", 6] < 600
+    assert set(r["slopes"]) == {"bisection", "newton", "picard", "anderson", "broyden"}
+    assert max(r["slopes"].values()) < 1e-9
+
+
+def perturbation(r: dict[str, Any]) -> None:
+    assert len(r) == 4 and all(0 < ratio <= 1 + 1e-6 for ratio in r.values())
+    assert r["L z + a, shifted"] == pytest.approx(1, abs=1e-6)
+
+
+def bias(r: dict[str, Any]) -> None:
+    assert r["distance"] < 1e-6 and r["gradient"] < 1e-12
+    assert r["counts"][0.05] <= 10 and r["counts"][1.0] >= 35
+    assert r["descents"][0.01] < 0.5 * r["descents"][0.03]
+
+
+def gotu(r: dict[str, Any]) -> None:
+    assert r["worst"] < 1e-2
+    assert r["losers"] == [(1.0, 0.3), (1.5, -0.5)]
+    assert r["errors"][1.0, 1.0]["plain bias"] == pytest.approx(2.137, abs=2e-3)
+    assert r["errors"][2.0, 1.0]["plain bias"] == pytest.approx(11.34, abs=2e-2)
+    assert set(r["relu"]) == {"1 + x_k + sum", "x_0 x_k + x_1"}
+
+
+def conditioning(r: dict[str, Any]) -> None:
+    assert r["well_posed"]["Monotone, any weights"]["equilibria"] == 1
+    assert r["well_posed"]["MLP, |W| = 3, free"]["equilibria"] > 1
+    assert r["determinant"] == 0
+    assert r["adjoint"][0.99]["norm"] > 100
+    assert r["adjoint"][0.99]["neumann"][0] > 20 * r["adjoint"][0.99]["gmres"][0]
+
+
+def audio(r: dict[str, Any]) -> None:
+    assert abs(r["sizes"]["equilibrium"] - r["sizes"]["network"]) <= 40
+    assert r["converged"]["equilibrium"] == 1
+    assert 0 < r["ratio"] < 2 and all(e < 1 for errors in r["errors"].values() for e in errors)
+
+
+THEOREMS: dict[str, Callable[[dict[str, Any]], None]] = {
+    f.__name__: f for f in (gradient, one_layer, regions, steep, perturbation, bias, gotu, conditioning, audio)
+}
+
+
+@pytest.mark.parametrize("name", THEOREMS)
+def test_theory(name: str, tmp_path: Path) -> None:
+    script = importlib.import_module("deq_theory")
+    results = script.main(["--quick", "--only", name, "--output", str(tmp_path)])
+    assert list(results) == [name]
+    with expect(name, "numbers"):
+        THEOREMS[name](results[name])
+    check_figure(name, tmp_path / f"deq_theory_{name}.png")
+
+
+def test_theory_is_tested_whole() -> None:
+    script = importlib.import_module("deq_theory")
+    files = {p.stem for p in (EXAMPLES / "deq_theorems").glob("*.py")} - {"__init__", "claims"}
+    assert set(script.THEOREMS) == set(THEOREMS) == files
+
+
+def test_a_claim_that_fails_is_an_error() -> None:
+    claims = importlib.import_module("deq_theorems.claims")
+    with pytest.raises(AssertionError, match="two is three"):
+        claims.claim(2 == 3, "two is three")
+
+
+# ------------------------------------------------------------------------------------------------------ the other scripts
+def convergence(r: dict[str, Any]) -> None:
+    assert r["ratio"] < 5
+    for kind in ("TrellisNet", "Transformer"):
+        assert set(r["traces"][kind]) == {"unrolled, 60 layers", "picard", "anderson", "broyden", "newton_krylov"}
+        for name, points in r["traces"][kind].items():
+            assert points[-1][1] < 1e-6 * points[0][1], (kind, name, points[-1])
+        short, long = r["iterations"][kind, 16], r["iterations"][kind, 64]
+        for way in ("forward", "backward"):
+            assert 0 < long[way] <= 2 * short[way], (kind, way, short[way], long[way])
+
+
+def graph(r: dict[str, Any]) -> None:
+    assert set(r) == {"karate club", "Les Miserables"}
+    for task, least in (("karate club", 0.9), ("Les Miserables", 0.7)):  # most sides and communities are told
+        assert r[task]["equilibrium"] >= least, (task, r[task])
+        assert r[task]["equilibrium"] >= r[task]["1 layer"], (task, r[task])
+
+
+def memory(r: dict[str, Any]) -> None:
+    assert len(r) == 5
+    for name, modes in r.items():
+        unrolled, checkpointed, deq = (modes[m]["saved"] for m in ("unrolled", "checkpointed", "deq"))
+        assert deq < 2 * checkpointed < unrolled, (
+            name,
+            deq,
+            checkpointed,
+            unrolled,
+        )  # the recomputed segment not counted
+        assert unrolled > 5 * deq, (name, unrolled / deq)
+
+
+def copy_memory(r: list[Any]) -> None:
+    (run,) = r
+    assert run.name == "deq" and 10_000 < run.parameters < 16_000
+    assert run.steps == 60
+    assert run.loss < 0.3 * run.curve[0][1], (run.curve[0], run.loss)  # the blanks, by then
+
+
+def digits(r: Any) -> None:
+    assert r.accuracy > 0.2 and r.radius < 1  # one epoch; 99 % after thirty
+    assert r.saliency_error < 1e-5
+    assert min(r.evaluations) >= 1
+
+
+def language(runs: Any) -> None:
+    assert [run.name.split(",")[0] for run in runs] == [
+        "DEQ-Transformer",
+        "Transformer",
+        "DEQ-TrellisNet",
+        "TrellisNet",
+        "LSTM",
+    ]
+    for deq, unrolled in (runs[:2], runs[2:4]):
+        assert deq.parameters == unrolled.parameters and deq.saved < 0.25 * unrolled.saved, deq.name
+        assert deq.perplexity < 1.05 * unrolled.perplexity, deq.name
+        assert deq.curve[-1] < 0.9 * deq.curve[0], deq.name
+    assert abs(runs[4].parameters / runs[0].parameters - 1) < 0.1
+
+
+class Experiment(NamedTuple):
+    """A script of ``examples/``: what is asserted of its results, its figures, further arguments, is it slow."""
+
+    check: Callable[[Any], None]
+    figures: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+    output: str = ""  # the name in the output folder that --output wants; "" is the folder itself
+    slow: bool = False
+
+
+EXPERIMENTS = {
+    "deq_convergence": Experiment(convergence, ("deq_convergence.png",)),
+    "deq_graph": Experiment(graph, ("deq_graph.png",), slow=True),
+    "deq_memory": Experiment(memory, ("deq_memory.png",), slow=True),
+    "deq_copy_memory": Experiment(
+        copy_memory, ("copy.png",), ("--models", "deq", "--steps", "60"), output="copy.png", slow=True
+    ),
+    "deq_mnist_like": Experiment(digits, ("deq_mnist_like.png",), slow=True),
+    "deq_language": Experiment(language, ("deq_language.png",), slow=True),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if e.slow else []) for n, e in EXPERIMENTS.items()]
+)
+def test_experiment(name: str, tmp_path: Path) -> None:
+    row = EXPERIMENTS[name]
+    script = importlib.import_module(name)
+    results = script.main(["--quick", "--output", str(tmp_path / row.output), *row.arguments])
+    with expect(name, "numbers"):
+        row.check(results)
+    for figure in row.figures:
+        check_figure(name, tmp_path / figure)
+
+
+def test_help_of_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (*EXPERIMENTS, "deq_theory"):
+        script = importlib.import_module(name)
+        with pytest.raises(SystemExit) as stop:
+            script.main(["--help"])
+        text = capsys.readouterr().out
+        assert stop.value.code == 0 and "--quick" in text and "--output" in text, name
+        assert (script.__doc__ or "").splitlines()[0].split(":")[0][:30] in " ".join(text.split()), name
