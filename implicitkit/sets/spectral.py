@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from implicitkit import compat
 from implicitkit.sets.base import Projection
 
-__all__ = ["PSDCone", "modulus", "positive_part"]
+__all__ = ["PSDCone", "positive_part"]
 
 
 @dataclass(frozen=True)
@@ -36,23 +37,18 @@ class PSDCone(Projection):
 
 
 def positive_part(X: Tensor) -> Tensor:
-    """``(X + |X|) / 2`` of symmetric matrices."""
-    return 0.5 * (X + modulus(X))
-
-
-def modulus(X: Tensor) -> Tensor:
-    """``|X|`` of symmetric matrices, ``(*batch, n, n)``."""
-    result: Tensor = _Modulus.apply(X)
+    """``(X + |X|) / 2`` of symmetric matrices, ``(*batch, n, n)``, its value from the positive eigenvalues alone."""
+    result: Tensor = _PositivePart.apply(X)
     return result
 
 
-class _Modulus(Function):
-    generate_vmap_rule = True
+class _PositivePart(Function):
+    """``P`` and its derivatives; ``|X| = 2 P - X``."""
 
     @staticmethod
     def forward(X: Tensor) -> Tensor:
         eigenvalues, Q = _eigh(X)
-        return (Q * eigenvalues.abs().unsqueeze(-2)) @ Q.mT
+        return (Q * eigenvalues.clamp_min(0).unsqueeze(-2)) @ Q.mT
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -61,14 +57,18 @@ class _Modulus(Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
-        X, M = ctx.saved_tensors
-        Y = _lyapunov(M, 0.5 * (g + g.mT))
-        return X @ Y + Y @ X
+        X, P = ctx.saved_tensors
+        Y = _lyapunov(2 * P - X, 0.5 * (g + g.mT))
+        return 0.5 * (g + X @ Y + Y @ X)
 
     @staticmethod
     def jvp(ctx: Any, dX: Tensor) -> Tensor:
-        X, M = ctx.saved_tensors
-        return _lyapunov(M, dX @ X + X @ dX)
+        with compat.forward_ad_enabled(ctx.saved_tensors) as (X, P):
+            return 0.5 * (dX + _lyapunov(2 * P - X, dX @ X + X @ dX))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], X: Tensor) -> tuple[Tensor, int]:
+        return positive_part(X.movedim(in_dims[0], 0)), 0
 
 
 def _eigh(X: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,8 +85,6 @@ def _lyapunov(M: Tensor, C: Tensor) -> Tensor:
 
 
 class _Lyapunov(Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(M: Tensor, C: Tensor) -> Tensor:
         eigenvalues, Q = _eigh(M)
@@ -109,8 +107,19 @@ class _Lyapunov(Function):
 
     @staticmethod
     def jvp(ctx: Any, dM: Tensor | None, dC: Tensor | None) -> Tensor:
-        M, Y = ctx.saved_tensors
-        rhs = torch.zeros_like(Y) if dC is None else dC
-        if dM is not None:
-            rhs = rhs - dM @ Y - Y @ dM
-        return _lyapunov(M, rhs)
+        with compat.forward_ad_enabled(ctx.saved_tensors) as (M, Y):
+            rhs = torch.zeros_like(Y) if dC is None else dC
+            if dM is not None:
+                rhs = rhs - dM @ Y - Y @ dM
+            return _lyapunov(M, rhs)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, int | None], M: Tensor, C: Tensor) -> tuple[Tensor, int]:
+        # dimensions of a batch stand in front of the matrices and broadcast; the one of vmap before them
+        moved = [t if d is None else t.movedim(d, 0) for t, d in zip((M, C), in_dims, strict=True)]
+        rank = max(t.ndim - (d is not None) for t, d in zip(moved, in_dims, strict=True))
+        M, C = (
+            t if d is None else t.reshape(t.shape[:1] + (1,) * (rank + 1 - t.ndim) + t.shape[1:])
+            for t, d in zip(moved, in_dims, strict=True)
+        )
+        return _lyapunov(M, C), 0
