@@ -8,9 +8,6 @@ Source for the formulas: Parikh & Boyd (2014), "Proximal algorithms", chapter 6,
 """
 
 from implicitkit.project.linear import Affine as affine
-from implicitkit.project.linear import Box as box
-from implicitkit.project.linear import Halfspace as halfspace
-from implicitkit.project.linear import Hyperplane as hyperplane
 from implicitkit.project.linear import Polyhedron as polyhedron
 from implicitkit.project.transport import Birkhoff as birkhoff
 from implicitkit.project.transport import Transport as transport
@@ -18,9 +15,12 @@ from implicitkit.sets.balls import L1Ball as l1_ball
 from implicitkit.sets.balls import L2Ball as l2_ball
 from implicitkit.sets.balls import LinfBall as linf_ball
 from implicitkit.sets.base import Projection
+from implicitkit.sets.box import Box as box
 from implicitkit.sets.cones import Monotone as monotone
 from implicitkit.sets.cones import Nonnegative as nonnegative
 from implicitkit.sets.cones import SecondOrderCone as second_order_cone
+from implicitkit.sets.hyperplanes import Halfspace as halfspace
+from implicitkit.sets.hyperplanes import Hyperplane as hyperplane
 from implicitkit.sets.simplex import Simplex
 from implicitkit.sets.spectral import PSDCone as psd_cone
 

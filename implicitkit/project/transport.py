@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from implicitkit.problem.quadratic_program import QuadraticProgram
 from implicitkit.sets.base import Projection
+from implicitkit.solving import solve
 
 __all__ = ["Birkhoff", "Transport"]
 
@@ -44,9 +46,6 @@ class Birkhoff(Projection):
 
 
 def _couple(v: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    from implicitkit.problem.quadratic_program import QuadraticProgram
-    from implicitkit.solving import solve
-
     n, m = v.shape[-2:]
     if rows.shape[-1] != n or columns.shape[-1] != m:
         raise ValueError(

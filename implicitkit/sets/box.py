@@ -1,0 +1,36 @@
+"""Boxes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.sets.base import Projection
+
+__all__ = ["Box"]
+
+
+@dataclass(frozen=True)
+class Box(Projection):
+    """``{lower <= x <= upper}``; numbers, tensors that broadcast against the point, or ``None``."""
+
+    lower: Any = None
+    upper: Any = None
+    separable: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.lower is None and self.upper is None:
+            raise ValueError("Box needs lower, upper or both")
+        numbers = [b for b in (self.lower, self.upper) if isinstance(b, (int, float))]
+        if len(numbers) == 2 and not numbers[0] <= numbers[1]:
+            raise ValueError(f"Box: lower must not be above upper, got {self.lower} and {self.upper}")
+
+    def project(self, v: Tensor) -> Tensor:
+        if self.lower is not None:
+            v = v.maximum(torch.as_tensor(self.lower, dtype=v.dtype, device=v.device))
+        if self.upper is not None:
+            v = v.minimum(torch.as_tensor(self.upper, dtype=v.dtype, device=v.device))
+        return v
