@@ -13,7 +13,7 @@ from implicitkit.errors import (
     UnknownNameError,
 )
 from implicitkit.layer import implicit
-from implicitkit.lifting.lifted import modules_held
+from implicitkit.lifting.reach import modules_held
 from implicitkit.linear import LinearSolution, LinearSolver, Operator
 from implicitkit.problem import Argmin, FixedPoint, LeastSquares, Problem, Root, SteadyState
 from implicitkit.problem.constraints import Equality, Inequality

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from implicitkit import compat
 from implicitkit.errors import CapabilityError, ConvergenceWarning, warn
-from implicitkit.lifting.lifted import Lifted, check_solution, lift, lift_closed, resolve
+from implicitkit.lifting.lifted import Lifted, check_solution, lift, lift_closed
+from implicitkit.lifting.watch import resolve
 from implicitkit.problem import Argmin, FixedPoint, LeastSquares, Problem, Root, SteadyState
 from implicitkit.problem.base import Restated
 from implicitkit.registry import table as registry

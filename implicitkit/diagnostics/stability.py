@@ -23,7 +23,8 @@ from torch import Tensor
 
 from implicitkit import autodiff
 from implicitkit.errors import CapabilityError
-from implicitkit.lifting.lifted import lift, resolve
+from implicitkit.lifting.lifted import lift
+from implicitkit.lifting.watch import resolve
 from implicitkit.linear.base import Operator
 from implicitkit.problem import Problem
 from implicitkit.solution import Solution

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import subprocess
 import sys
 import threading
@@ -297,7 +296,7 @@ def test_threads_share_a_module() -> None:
 
 DDP = """
 import os, sys, torch, torch.distributed as dist
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {paths!r}
 from test_interplay import Cell
 import implicitkit as ik
 
@@ -332,7 +331,8 @@ if __name__ == "__main__":
 
 def test_ddp_two_processes(tmp_path: Path) -> None:
     script = tmp_path / "ddp.py"
-    script.write_text(DDP.format(tests=os.path.dirname(__file__)))
+    here = Path(__file__).parent
+    script.write_text(DDP.format(paths=[str(here), str(here.parent / "tables")]))
     command = [sys.executable, str(script)]
     workers = [
         subprocess.Popen(

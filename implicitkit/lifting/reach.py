@@ -1,0 +1,78 @@
+"""What a callable can reach: the modules whose tensors it may use, and the lock under which they are used."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+__all__ = ["modules_held", "modules_in_use", "reachable_modules"]
+
+_DEPTH = 6  # how far reachable objects are followed
+# Evaluations that swap tensors into modules, and those that read modules, exclude each other between threads.
+modules_in_use = threading.RLock()
+
+
+@contextlib.contextmanager
+def modules_held() -> Iterator[None]:
+    """Inside, no solve on another thread swaps tensors into modules: for code that runs modules beside its solves."""
+    with modules_in_use:
+        yield
+
+
+def reachable_modules(function: Any) -> list[nn.Module]:
+    """The outermost modules within reach of a callable, each once, in order of discovery."""
+    found: list[nn.Module] = []
+    _walk(function, found, set(), 0)
+    return found
+
+
+def _walk(x: Any, found: list[nn.Module], seen: set[int], depth: int) -> None:
+    if isinstance(x, (Tensor, str, int, float, type, types.ModuleType)) or x is None or id(x) in seen or depth > _DEPTH:
+        return
+    seen.add(id(x))
+    if isinstance(x, nn.Module):
+        found.append(x)
+    elif isinstance(x, functools.partial):
+        for v in (x.func, *x.args, *x.keywords.values()):
+            _walk(v, found, seen, depth + 1)
+    elif inspect.ismethod(x):
+        _walk(x.__self__, found, seen, depth + 1)
+        _walk(x.__func__, found, seen, depth + 1)
+    elif inspect.isfunction(x):
+        for cell in x.__closure__ or ():
+            with contextlib.suppress(ValueError):  # a cell not yet filled
+                _walk(cell.cell_contents, found, seen, depth + 1)
+        for v in x.__defaults__ or ():
+            _walk(v, found, seen, depth + 1)
+        for name in _global_names(x.__code__):
+            v = x.__globals__.get(name)
+            if isinstance(v, (nn.Module, types.FunctionType, functools.partial)):
+                _walk(v, found, seen, depth + 1)
+        if hasattr(x, "__wrapped__"):
+            _walk(x.__wrapped__, found, seen, depth + 1)
+    elif isinstance(x, dict):
+        for v in x.values():
+            _walk(v, found, seen, depth + 1)
+    elif isinstance(x, (list, tuple, set, frozenset)):
+        for v in x:
+            _walk(v, found, seen, depth + 1)
+    elif not type(x).__module__.startswith(("torch", "numpy", "builtins")) and hasattr(x, "__dict__"):
+        for v in vars(x).values():
+            _walk(v, found, seen, depth + 1)
+
+
+@functools.lru_cache(maxsize=4096)
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Global names that a code object and those nested in it refer to."""
+    names = list(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names.extend(_global_names(constant))
+    return tuple(names)
