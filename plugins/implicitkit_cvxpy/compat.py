@@ -88,7 +88,12 @@ def is_dpp(thing: Any, gp: bool = False) -> bool:
 def canonicalise(
     problem: cp.Problem, parameters: list[Any], variables: list[Any], gp: bool = False
 ) -> CanonicalProgram:
-    """Reduce a DPP problem once, for all values of its parameters.  Values of variables and parameters are not touched."""
+    """Reduce a DPP problem once, for all values of its parameters.
+
+    What is reduced is a problem of our own, of the same objective and constraints: cvxpy keeps the reduction in the problem
+    and would update it by parameter values, of which there are none.  The user's problem, its cache, and the values of
+    variables and parameters are not touched.
+    """
     if not tested_version():
         warnings.warn(
             f"implicitkit_cvxpy was tested with cvxpy >= {TESTED[0]}, < {TESTED[1]}; this is {cp.__version__}. If a layer "
@@ -98,7 +103,8 @@ def canonicalise(
         )
     with scopes.quad_form_dpp_scope(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what cvxpy thinks of solve times and deprecated spellings
-        data, chain, inverse = problem.get_problem_data("CLARABEL", gp=gp, canon_backend="COO", solver_opts={})
+        own = cp.Problem(problem.objective, problem.constraints)
+        data, chain, inverse = own.get_problem_data("CLARABEL", gp=gp, canon_backend="COO", solver_opts={})
     program = data["param_prob"]
     if program.dir_cones or program.lower_bounds is not None or program.upper_bounds is not None:
         raise NotImplementedError("this release of cvxpy hands bounds or direct cones to the solver; see TESTED")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+import torch
 
 from implicitkit_cvxpy.backends.base import Data, Found, Status, loop
 from implicitkit_cvxpy.cones.form import Cones
@@ -33,11 +34,17 @@ def _lower_by_columns(cones: Cones) -> Any:
 
 
 def solve(data: Data, options: dict[str, Any]) -> Found:
-    """Solve each sample; ``options`` as for ``scs.SCS``."""
+    """Solve each sample; ``options`` as for ``scs.SCS``, which wants a row: ``0 x <= 1`` where there is none."""
     import scs
 
     settings = {"verbose": False, "eps_abs": 1e-7, "eps_rel": 1e-7, "max_iters": 100_000, **options}
     cones = data.cones
+    if not cones.size:
+        row = data._replace(
+            A=data.A.new_zeros(len(data.q), 1, data.q.shape[1]), b=torch.ones_like(data.q[:, :1]), cones=Cones(nonneg=1)
+        )
+        found = solve(row, options)
+        return found._replace(w=found.w[:, :-1])
     order = _lower_by_columns(cones)
     form: dict[str, Any] = {"z": cones.zero, "l": cones.nonneg, "q": list(cones.soc), "s": list(cones.psd)}
     form |= {"ep": cones.exp, "p": list(cones.power)}

@@ -123,6 +123,38 @@ def test_values_are_left_alone() -> None:
         np.testing.assert_array_equal(old, new)
 
 
+def _one_of_each() -> dict[str, tuple[Any, list[Any], list[Any], bool, list[Tensor]]]:
+    """A linear, a quadratic, a semidefinite and a geometric program, with parameters, variables and arguments."""
+    c, b, x = cp.Parameter(2), cp.Parameter(2), cp.Variable(2)
+    C, X = cp.Parameter((2, 2), symmetric=True), cp.Variable((2, 2), symmetric=True)
+    r, u, v = cp.Parameter(pos=True), cp.Variable(pos=True), cp.Variable(pos=True)
+    two, ones = torch.tensor([1.0, 2.0], dtype=F64), torch.ones(2, dtype=F64)
+    semidefinite = cp.Problem(cp.Minimize(cp.sum_squares(X - C)), [X >> 0])
+    return {
+        "linear": (cp.Problem(cp.Minimize(c @ x), [x >= b]), [c, b], [x], False, [two, ones]),
+        "quadratic": (cp.Problem(cp.Minimize(cp.sum_squares(x - c)), [x >= b]), [c, b], [x], False, [two, ones]),
+        "semidefinite": (semidefinite, [C], [X], False, [torch.diag(two) - torch.eye(2, dtype=F64) * 1.5]),
+        "geometric": (cp.Problem(cp.Minimize(1 / (u * v)), [u + v <= r]), [r], [u, v], True, [two[1]]),
+    }
+
+
+@pytest.mark.parametrize("name", list(_one_of_each()))
+def test_any_number_of_layers_on_one_problem(name: str) -> None:
+    """The second is built and gives the same; the user's problem still solves, and keeps its own reduction."""
+    problem, parameters, variables, gp, values = _one_of_each()[name]
+    answers = [ConvexLayer(problem, parameters, variables, gp=gp)(*values) for _ in range(3)]
+    for later in answers[1:]:
+        for a, b in zip(answers[0], later, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.value = value.numpy()
+    problem.solve(gp=gp)
+    ConvexLayer(problem, parameters, variables, gp=gp)
+    problem.solve(gp=gp)
+    for variable, value in zip(variables, answers[0], strict=True):
+        np.testing.assert_allclose(variable.value, value.numpy(), atol=1e-4)
+
+
 @pytest.mark.parametrize(
     "attributes", [{"symmetric": True}, {"PSD": True}, {"diag": True}, {"sparsity": ((0, 1), (1, 1))}], ids=str
 )

@@ -468,6 +468,21 @@ def test_gradients_of_a_batch_of_cotangents() -> None:
     close(again, rows.sum(0) + rows[0], 1e-8)
 
 
+@pytest.mark.parametrize("solver", [None, "SCS", "CLARABEL", "OSQP", "daqp", "interior_point"])
+def test_a_program_without_constraints(solver: Any) -> None:
+    """Least squares, one sample and a batch, by every solver: the normal equations; and no minimum is said."""
+    A, b, x = cp.Parameter((5, 2)), cp.Parameter(5), cp.Variable(2)
+    layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(A @ x - b))), [A, b], [x], solver=solver)
+    M, t = seeded(3, 5, 2), seeded(5, seed=1)
+    close(layer(M, t)[0], torch.linalg.lstsq(M, t.expand(3, 5)[..., None]).solution[..., 0], 1e-9)
+    close(layer(M[0], t)[0], torch.linalg.lstsq(M[0], t[:, None]).solution[:, 0], 1e-9)
+    if solver != "daqp":
+        c = cp.Parameter(2)
+        falls = ConvexLayer(cp.Problem(cp.Minimize(cp.square(x[0]) + c @ x)), [c], [x], solver=solver)
+        with pytest.raises(ProgramError, match="unbounded"):
+            falls(torch.ones(2, dtype=F64))
+
+
 # ------------------------------------------------------------------------------------------------------------ degenerate
 def test_linear_program_vertex() -> None:
     c, b, x = cp.Parameter(2, name="c"), cp.Parameter(2, name="b"), cp.Variable(2)
