@@ -47,7 +47,7 @@ from implicitkit.solver.minimise.bfgs import BFGS
 from implicitkit.solver.minimise.newton_cg import NewtonCG
 from implicitkit.solver.minimise.torch_optim import TorchOptim
 from implicitkit.solver.qp.builtin import AutoQP, InteriorPoint
-from implicitkit.solver.qp.interior_point import solve_qp
+from implicitkit.solver.qp.plain import solve_qp
 from implicitkit.solver.root.bisection import Bisection
 from implicitkit.solver.root.broyden import Broyden
 from implicitkit.solver.root.chandrupatla import Chandrupatla

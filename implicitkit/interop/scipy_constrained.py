@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from implicitkit.errors import CapabilityError
+from implicitkit.problem.qp_data import QPData
 from implicitkit.registry.table import register_solver
 from implicitkit.solver.base import Strategy
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.driver import Options, Outcome
 from implicitkit.solver.evaluations import Function
 from implicitkit.solver.qp.base import judge
-from implicitkit.solver.qp.interior_point import QPData, interior_point
+from implicitkit.solver.qp.interior_point import interior_point
 from implicitkit.solver.steps.refinement import refine
 
 __all__ = ["LBFGSB", "SLSQP", "TrustConstr"]

@@ -13,6 +13,7 @@ from torch import Tensor
 from implicitkit import autodiff, compat, trees
 from implicitkit.problem import constrained as program
 from implicitkit.problem.base import Kernel, Problem, Restated, require_callable
+from implicitkit.problem.complementarity import check_degenerate
 from implicitkit.problem.constraints import Constraint
 
 __all__ = ["Argmin"]
@@ -77,10 +78,7 @@ class Argmin(Problem):
                 require_callable(self, getattr(self, name), name)
         if self.bounds is not None and (not isinstance(self.bounds, (tuple, list)) or len(self.bounds) != 2):
             raise ValueError("bounds must be a pair (lower, upper); either may be None")
-        if self.degenerate not in program.DEGENERATE:
-            raise ValueError(
-                f"degenerate must be one of {', '.join(map(repr, program.DEGENERATE))}; got {self.degenerate!r}"
-            )
+        check_degenerate(self.degenerate)
         if self.degenerate == "smooth" and not any(c.one_sided for c in constraints):
             raise ValueError(
                 "degenerate='smooth' relaxes inequality constraints, and there is none; state bounds as ik.Inequality"

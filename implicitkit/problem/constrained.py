@@ -32,16 +32,14 @@ from torch import Tensor
 from implicitkit import autodiff, compat, trees
 from implicitkit.linear.kkt import KKT
 from implicitkit.problem.base import Kernel, Problem
+from implicitkit.problem.complementarity import KAPPA, plus
 from implicitkit.problem.constraints import Constraint
 from implicitkit.trees import Layout
 
 if TYPE_CHECKING:
     from implicitkit.system import System
 
-__all__ = ["DEGENERATE", "KAPPA", "Program", "State", "plus"]
-
-DEGENERATE = ("lstsq", "raise", "smooth")
-KAPPA = 1e-3  # complementarity of the relaxed problem
+__all__ = ["Program", "State"]
 
 
 class State(NamedTuple):
@@ -133,7 +131,7 @@ class Program(Problem):
                 f"Argmin's objective must return {hint}; it returned {got}"
                 + ("" if batch else ". For a batch of independent problems pass batch_dims=")
             )
-        return value, tuple(c.function(state.z, *args) for c in self.constraints)
+        return value, tuple(c.values(state.z, *args) for c in self.constraints)
 
     def probe(self, z0: Any) -> Any:
         if self.prox is None:
@@ -182,14 +180,6 @@ class Program(Problem):
         return torch.cat([slope, torch.where(self.sides(z), natural, values)], 1)
 
 
-def plus(v: Tensor, kappa: float) -> Tensor:
-    """``max(v, 0)``, or its smoothing ``(v + sqrt(v^2 + 4 kappa)) / 2`` (written without cancellation)."""
-    if kappa == 0:
-        return v.clamp_min(0)
-    root = torch.sqrt(v * v + 4 * kappa)
-    return torch.where(v > 0, 0.5 * (v + root), 2 * kappa / (root + v.abs()))
-
-
 def start(
     objective: Callable[..., Any],
     constraints: tuple[Constraint, ...],
@@ -204,7 +194,7 @@ def start(
     multipliers, one_sided = [], []
     for number, constraint in enumerate(constraints):
         with torch.no_grad():
-            values = constraint.function(*trees.tree_map(_plain, (z0, *args)))
+            values = constraint.values(*trees.tree_map(_plain, (z0, *args)))
         leaves, spec = trees.tree_flatten(values)
         name = f"constraint {number} ({type(constraint).__name__})"
         batch = tuple(layout.batch_shape)

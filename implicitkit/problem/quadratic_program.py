@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit.errors import DegenerateWarning, warn
 from implicitkit.linear.kkt import KKT
-from implicitkit.linear.saddle import Saddle, StructuredOperator, mv
+from implicitkit.linear.saddle import StructuredOperator, mv
 from implicitkit.problem.base import Problem, Restated
-from implicitkit.problem.constrained import DEGENERATE, KAPPA, plus
+from implicitkit.problem.complementarity import KAPPA, check_degenerate, plus, warn_zero_gradient
 from implicitkit.problem.qp_data import QPData
+from implicitkit.problem.qp_jacobian import QPJacobian
 from implicitkit.trees import Layout
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ class QuadraticProgram(Problem):
     kind: ClassVar[str] = "quadratic_program"
 
     def __post_init__(self) -> None:
-        if self.degenerate not in DEGENERATE:
-            raise ValueError(f"degenerate must be one of {', '.join(map(repr, DEGENERATE))}; got {self.degenerate!r}")
+        check_degenerate(self.degenerate)
         parts = self.parts
         for name, t in parts.items():
             if not isinstance(t, Tensor):
@@ -255,19 +254,19 @@ class QPConditions(Problem):
         with torch.enable_grad():
             out = system.residual(z.detach(), *theta)
         with torch.no_grad():
-            return out, _Blocks.of(self, system, z, [t.detach() for t in theta]).operator()
+            return out, QPJacobian.of(self.data(system, [t.detach() for t in theta]), z, self.kappa).operator()
 
     def first_order(
         self, system: System, z: Tensor, theta: Sequence[Tensor]
     ) -> tuple[StructuredOperator, Callable[[Tensor, Sequence[int]], Sequence[Tensor]]] | None:
         if system.parent is not None:
             return None
-        blocks = _Blocks.of(self, system, z, [t.detach() for t in theta])
-        point = blocks._split(z)
+        blocks = QPJacobian.of(self.data(system, [t.detach() for t in theta]), z, self.kappa)
+        point = blocks.split(z)
 
         def pull(w: Tensor, needed: Sequence[int]) -> Sequence[Tensor]:
             if "P" not in self.names and "q" in {self.names[i] for i in needed}:
-                _warn_if_zero(w, blocks.P.shape[1])
+                _say_if_zero(w, blocks.P.shape[1])
             grads = blocks.pull(point, w, {self.names[i] for i in needed})
             shape = system.layout.batch_shape
             return [
@@ -278,151 +277,22 @@ class QPConditions(Problem):
         return blocks.operator(), pull
 
 
-@dataclass
-class _Blocks:
-    """The Jacobian of the natural map by blocks, and its inverse (and that of its transpose) by one Cholesky factor."""
-
-    P: Tensor
-    A: Tensor
-    G: Tensor
-    above: Tensor  # derivative of the clamp at h
-    below: Tensor  # and at lower
-    D: Tensor  # their sum
-    _saddle: Saddle | None = None
-
-    @staticmethod
-    def of(problem: QPConditions, system: System, w: Tensor, theta: Sequence[Tensor]) -> _Blocks:
-        part = problem.data(system, theta)
-        q = part["q"]
-        batch, n = q.shape
-        P = 0.5 * (part["P"] + part["P"].mT) if "P" in part else q.new_zeros(batch, n, n)
-        A = part.get("A", q.new_zeros(batch, 0, n))
-        G = part.get("G", q.new_zeros(batch, 0, n))
-        z, lam = w[:, :n], w[:, n + A.shape[1] :]
-        v = lam + mv(G, z)
-        above = _slope(v - part["h"], problem.kappa) if "h" in part else torch.zeros_like(v)
-        if "lower" not in part:
-            return _Blocks(P, A, G, above, torch.zeros_like(v), above)
-        below = _slope(part["lower"] - v, problem.kappa)
-        return _Blocks(P, A, G, above, below, above + below)
-
-    def pull(self, point: tuple[Tensor, ...], w: Tensor, needed: set[str]) -> dict[str, Tensor]:
-        """``(dF/d part)^T w`` for the parts needed, each ``(batch, ...)``."""
-        (z, y, lam), (w_z, w_y, w_l) = point, self._split(w)
-        held = self.D * w_l
-        found: dict[str, Callable[[], Tensor]] = {
-            "P": lambda: _symmetric(w_z, z),
-            "q": lambda: w_z,
-            "A": lambda: _outer(y, w_z) + _outer(w_y, z),
-            "b": lambda: -w_y,
-            "G": lambda: torch.baddbmm(_outer(lam, w_z), held.unsqueeze(2), z.unsqueeze(1), alpha=-1),
-            "h": lambda: self.above * w_l,
-            "lower": lambda: self.below * w_l,
-        }
-        return {name: found[name]() for name in needed}
-
-    @property
-    def saddle(self) -> Saddle:
-        if self._saddle is None:
-            e, C = torch.where(self.D > 0, (1 - self.D) / self.D, torch.inf), self.G
-            if self.A.shape[1]:
-                e, C = torch.cat([e.new_zeros(self.A.shape[:2]), e], 1), torch.cat([self.A, self.G], 1)
-            self._saddle = Saddle(self.P, C, e)
-        return self._saddle
-
-    def _split(self, w: Tensor) -> tuple[Tensor, ...]:
-        return w.split([self.P.shape[1], self.A.shape[1], self.G.shape[1]], 1)
-
-    def mv(self, w: Tensor) -> Tensor:
-        z, y, lam = self._split(w)
-        top = mv(self.P, z) + mv(self.A.mT, y) + mv(self.G.mT, lam)
-        return torch.cat([top, mv(self.A, z), lam - self.D * (mv(self.G, z) + lam)], 1)
-
-    def rmv(self, w: Tensor) -> Tensor:
-        z, y, lam = self._split(w)
-        top = mv(self.P, z) + mv(self.A.mT, y) - mv(self.G.mT, self.D * lam)
-        return torch.cat([top, mv(self.A, z), mv(self.G, z) + lam - self.D * lam], 1)
-
-    def inverse(self, r: Tensor) -> tuple[Tensor, Tensor]:
-        r_z, r_y, r_l = self._split(r)
-        on = self.D > 0
-        free = torch.where(on, 0, r_l)
-        c = torch.where(on, -r_l / self.D, 0)
-        x, v, norm = self.saddle.solve(r_z - mv(self.G.mT, free), torch.cat([r_y, c], 1))
-        y, lam = v[:, : self.A.shape[1]], v[:, self.A.shape[1] :]
-        return torch.cat([x, y, torch.where(on, lam, free)], 1), norm
-
-    def transposed_inverse(self, g: Tensor) -> tuple[Tensor, Tensor]:
-        g_z, g_y, g_l = self._split(g)
-        on = self.D > 0
-        x, v, norm = self.saddle.solve(g_z, torch.cat([g_y, g_l], 1))
-        y, lam = v[:, : self.A.shape[1]], v[:, self.A.shape[1] :]
-        # the residual of rows that are half on (the relaxed program) is that of the saddle times D, at most 1
-        return torch.cat([x, y, torch.where(on, -lam / self.D, g_l - mv(self.G, x))], 1), norm
-
-    def dense(self) -> Tensor:
-        P, A, G, D = self.P, self.A, self.G, self.D
-        batch, p, m = P.shape[0], A.shape[1], G.shape[1]
-        zero = P.new_zeros
-        return torch.cat(
-            [
-                torch.cat([P, A.mT, G.mT], 2),
-                torch.cat([A, zero(batch, p, p + m)], 2),
-                torch.cat([-D.unsqueeze(2) * G, zero(batch, m, p), torch.diag_embed(1 - D)], 2),
-            ],
-            1,
-        )
-
-    def operator(self) -> StructuredOperator:
-        return StructuredOperator(
-            self.mv,
-            self.rmv,
-            self.dense,
-            inverse=self.inverse,
-            transposed_inverse=self.transposed_inverse,
-            batch=self.P.shape[0],
-            size=sum(t.shape[1] for t in (self.P, self.A, self.G)),
-            like=self.P,
-        )
-
-
 _warned = False
 
 
-def _warn_if_zero(w: Tensor, n: int) -> None:
+def _say_if_zero(w: Tensor, n: int) -> None:
     """Says once that the derivative of a linear program in its objective is zero at a vertex, whatever the loss."""
     global _warned
     if _warned or bool(w[:, :n].abs().amax() > 1e-12 * w.abs().amax()) or not bool(w.any()):
         return
     _warned = True
-    warn(
-        "the solution of a linear program is a vertex (or its derivative of least norm is zero), which does not move with "
-        'the objective: the gradient in q is exactly zero, and nothing is learnt from it. degenerate="smooth", or a '
-        "small multiple of the identity as P, gives a gradient that says something",
-        DegenerateWarning,
-    )
+    warn_zero_gradient("q")
 
 
 def _broadcast(shapes: Sequence[torch.Size]) -> torch.Size:
     """``torch.broadcast_shapes``, without its cost where all shapes that are not ``()`` are the same."""
     different = {shape for shape in shapes if shape}
     return torch.broadcast_shapes(*different) if len(different) > 1 else next(iter(different), torch.Size())
-
-
-def _outer(a: Tensor, b: Tensor) -> Tensor:
-    return a.unsqueeze(2) * b.unsqueeze(1)
-
-
-def _symmetric(a: Tensor, b: Tensor) -> Tensor:
-    product = _outer(0.5 * a, b)
-    return product + product.mT
-
-
-def _slope(v: Tensor, kappa: float) -> Tensor:
-    """The derivative of :func:`plus`; 1 at the kink, as autograd has it for ``clamp_min``."""
-    if kappa == 0:
-        return (v >= 0).to(v)
-    return 0.5 * (1 + v / torch.sqrt(v * v + 4 * kappa))
 
 
 def _times(A: Tensor, x: Tensor) -> Tensor:

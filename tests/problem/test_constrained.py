@@ -577,3 +577,75 @@ def test_what_keeps_a_program_from_a_solution_is_said(constraints: list[ik.Inequ
         torch.func.vmap(lambda t: ik.argmin(lambda z: (t * z).sum(), start, **options).value)(
             torch.ones_like(start)[None]
         )
+
+
+# ------------------------------------------------------------------------------ sequential programs to the last digit
+def _valley(z: Tensor) -> Tensor:
+    return 1e4 * (z[1] - z[0]) ** 2 + (1 - z[0]) ** 2
+
+
+def _slope_and_bowl(z: Tensor) -> Tensor:
+    return z[0] + 1e-3 * (z[1] - 2) ** 2
+
+
+FAR = 100.0
+# name: (objective, start, constraints and sets, solution, multipliers, tolerance)
+LAST_DIGIT: dict[str, tuple[Any, list[float], dict[str, Any], list[float], list[list[float]], float]] = {
+    "narrow valley, bounds far away": (
+        _valley, [0.4, 0.0], {"bounds": (-FAR, FAR)}, [1.0, 1.0], [], 5e-12,
+    ),
+    "narrow valley, inequalities far away": (
+        _valley, [0.4, 0.0], {"constraints": [ik.Inequality(lambda z: z - FAR), ik.Inequality(lambda z: -z - FAR)]},
+        [1.0, 1.0], [[0.0, 0.0], [0.0, 0.0]], 5e-12,
+    ),
+    "one row active, one far away, a flat direction": (
+        _slope_and_bowl, [1.0, 5.0], {"constraints": [ik.Inequality(lambda z: -z), ik.Inequality(lambda z: z - 1e4)]},
+        [0.0, 2.0], [[1.0, 0.0], [0.0, 0.0]], 1e-12,
+    ),
+    "an equality and an inactive inequality": (
+        lambda z: 0.5 * ((z - 3) ** 2).sum(), [0.0, 0.0],
+        {"constraints": [ik.Equality(lambda z: z[:1] - z[1:] - 1), ik.Inequality(lambda z: z - 1e6)]},
+        [3.5, 2.5], [[-0.5], [0.0, 0.0]], 1e-14,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAST_DIGIT)
+def test_sqp_is_exact_where_constraints_are_inactive(name: str) -> None:
+    """Its quadratic programs are solved relative to the step: converged, in few steps, multipliers exactly zero."""
+    objective, start, options, expected, multipliers, tolerance = LAST_DIGIT[name]
+    s = ik.argmin(objective, torch.tensor(start, dtype=F64), solver="sqp", **options)
+    assert bool(s.converged) and int(s.steps) <= 3
+    torch.testing.assert_close(s.value, torch.tensor(expected, dtype=F64), rtol=0, atol=tolerance)
+    for found, exact in zip(s.multipliers or (), multipliers, strict=True):
+        torch.testing.assert_close(found, torch.tensor(exact, dtype=F64), rtol=0, atol=1e-12)
+        assert not bool(found[torch.tensor(exact) == 0].any())
+
+
+# -------------------------------------------------------------------------------------------- classes of constraints
+class Within(ik.problem.Constraint):
+    """``|c(z, *args)| <= 1``, a class of constraints that this library does not have."""
+
+    one_sided = True
+
+    def values(self, z: Any, *args: Any) -> Any:
+        c = self.function(z, *args)
+        return torch.cat([c - 1, -c - 1], -1)
+
+
+def test_a_class_of_constraints_from_elsewhere() -> None:
+    p = torch.tensor([3.0, 0.2], dtype=F64)
+    solve = lambda p: ik.argmin(distance, torch.zeros_like(p), (p,), constraints=[Within(lambda z, p: z)]).value  # noqa: E731
+    torch.testing.assert_close(solve(p), torch.tensor([1.0, 0.2], dtype=F64), rtol=0, atol=1e-9)
+    torch.testing.assert_close(jacrev(solve)(p), torch.diag(torch.tensor([0.0, 1.0], dtype=F64)), rtol=0, atol=1e-9)
+
+
+def test_a_class_of_constraints_that_does_not_say_what_it_means_is_refused() -> None:
+    class Mystery(ik.problem.Constraint):
+        pass
+
+    for unknown in (ik.problem.Constraint, Mystery):
+        with pytest.raises(
+            TypeError, match=r"does not say what its values mean: use ik\.Equality .* or ik\.Inequality"
+        ):
+            unknown(lambda z: z)

@@ -18,7 +18,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 import implicitkit as ik
 from implicitkit.problem.qp_data import QPData, natural_residual
-from implicitkit.solver.qp.interior_point import solve_qp
+from implicitkit.solver.qp.plain import solve_qp
 
 F64 = torch.float64
 EXTERNAL = {"daqp": "daqp", "piqp": "piqp", "proxqp": "proxsuite", "osqp": "osqp", "clarabel": "clarabel"}

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from implicitkit.linear.dense import cholesky_batched
 from implicitkit.linear.saddle import mv
+from implicitkit.problem.qp_data import QPData
 from implicitkit.registry.table import register_solver
 from implicitkit.solution import Status
 from implicitkit.solver.base import Method
 from implicitkit.solver.constrained.model import Local, Model
 from implicitkit.solver.evaluations import Function
-from implicitkit.solver.qp.interior_point import QPData, interior_point
+from implicitkit.solver.qp.interior_point import interior_point
 
 __all__ = ["SQP"]
 
@@ -104,13 +105,15 @@ class SQP(Method):
             eye = torch.eye(n, dtype=z.dtype, device=z.device).expand(len(z), n, n)
             G = torch.cat([G, eye, -eye], 1)
             h = torch.cat([h, bounds[1] - z, z - bounds[0]], 1)
-        data = QPData(*(t.to(torch.float64) for t in (H, slope, A, b, G, h)))
-        point = interior_point(data, tol=1e-10)
+        # in units of the step to be expected, so that the tolerance of the program is relative to it however small it is
+        unit = _unit(H, slope, at, model)
+        scaled = (H, slope / unit, A, b / unit, G, h / unit)
+        point = interior_point(QPData(*(t.to(torch.float64) for t in scaled)), tol=1e-10)
         multipliers_next = z.new_zeros(len(z), m)
-        multipliers_next[:, ~sided] = point.y.to(z)
-        multipliers_next[:, sided] = point.lam[:, : int(sided.sum())].to(z)
+        multipliers_next[:, ~sided] = point.y.to(z) * unit
+        multipliers_next[:, sided] = point.lam[:, : int(sided.sum())].to(z) * unit
         # for the unmodified gradient: what was added to it belongs to the multipliers
-        d = point.z.to(z)
+        d = point.z.to(z) * unit
         failed = (point.status != int(Status.CONVERGED)) & (point.status != int(Status.INACCURATE))
         failed |= ~d.isfinite().all(1)
         if bool(failed.any()):
@@ -160,6 +163,16 @@ class SQP(Method):
         L, _ = cholesky_batched(K)
         d = -torch.cholesky_solve((at.slope + mv(J.mT, force)).unsqueeze(2), L).squeeze(2)
         return torch.nan_to_num(d), force + rho.unsqueeze(1) * mv(J, d)
+
+
+def _unit(H: Tensor, slope: Tensor, at: Local, model: Model) -> Tensor:
+    """The length of the step by its causes, ``|df| / |H|`` and ``|violation| / |J|``, ``(batch, 1)``; never zero."""
+    length = _largest(slope) / H.abs().flatten(1).amax(1)
+    if model.count:
+        steep = at.jacobian.abs().flatten(1).amax(1)
+        wrong = _largest(model.violation(at.constraints)) / steep
+        length = torch.where(steep > 0, torch.maximum(length, wrong), length)
+    return torch.where(length.isfinite() & (length > 1e-150), length, 1.0).unsqueeze(1)
 
 
 def _estimate(model: Model, at: Local) -> Tensor:

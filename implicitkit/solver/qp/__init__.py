@@ -1,5 +1,5 @@
 """Solvers of quadratic programs: one file a method."""
 
-from implicitkit.solver.qp.interior_point import solve_qp
+from implicitkit.solver.qp.plain import solve_qp
 
 __all__ = ["solve_qp"]

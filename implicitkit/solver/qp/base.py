@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
 from implicitkit.solver.base import Strategy
 from implicitkit.solver.driver import Options, Outcome
 from implicitkit.solver.evaluations import Function
-from implicitkit.solver.qp.interior_point import QPData, QPPoint, polish
+from implicitkit.solver.qp.polish import QPPoint, polish
 from implicitkit.solver.steps.refinement import refine
 
 __all__ = ["QPSolver", "judge"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from implicitkit.problem.qp_data import QPData
 from implicitkit.registry.table import register_solver
 from implicitkit.solution import Status
 from implicitkit.solver.qp import external
 from implicitkit.solver.qp.base import QPSolver
-from implicitkit.solver.qp.interior_point import QPData, QPPoint, interior_point
+from implicitkit.solver.qp.interior_point import interior_point
+from implicitkit.solver.qp.polish import QPPoint
 
 __all__ = ["AutoQP", "InteriorPoint"]
 

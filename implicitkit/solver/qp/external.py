@@ -11,10 +11,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
+from implicitkit.problem.qp_data import QPData
 from implicitkit.registry.table import register_solver
 from implicitkit.solution import Status
 from implicitkit.solver.qp.base import QPSolver
-from implicitkit.solver.qp.interior_point import QPData, QPPoint, convex
+from implicitkit.solver.qp.polish import QPPoint, convex
 
 __all__ = ["DAQP", "OSQP", "PIQP", "Clarabel", "ProxQP", "installed"]
 

@@ -1,0 +1,58 @@
+r"""What all problems with inequalities share: the positive part and its smoothing, and what a degenerate solution means.
+
+A complementarity ``lam >= 0``, ``s >= 0``, ``lam s = 0`` holds if and only if ``lam = max(lam - s, 0)``.  Relaxed to
+``lam s = kappa`` (the central path) it becomes ``lam = plus(lam - s, kappa)`` with
+
+    plus(v, kappa) = (v + sqrt(v^2 + 4 kappa)) / 2,         plus'(v, kappa) = (1 + v / sqrt(v^2 + 4 kappa)) / 2
+
+Source: Chen & Mangasarian (1996), "A class of smoothing functions for nonlinear and mixed complementarity problems",
+Comput. Optim. Appl. 5.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from implicitkit.errors import DegenerateWarning, warn
+
+__all__ = ["DEGENERATE", "KAPPA", "check_degenerate", "plus", "plus_slope", "warn_zero_gradient"]
+
+DEGENERATE = ("lstsq", "raise", "smooth")
+"""What the derivative of a degenerate solution may be: of least norm, an error, that of a relaxed program."""
+
+KAPPA = 1e-3
+"""Complementarity of the relaxed problem, unless something else is asked for."""
+
+
+def check_degenerate(policy: str) -> None:
+    """Raise ``ValueError`` unless ``policy`` is one of :data:`DEGENERATE`."""
+    if policy not in DEGENERATE:
+        raise ValueError(f"degenerate must be one of {', '.join(map(repr, DEGENERATE))}, got {policy!r}")
+
+
+def plus(v: Tensor, kappa: float = 0.0) -> Tensor:
+    """``max(v, 0)``, or its smoothing; for negative ``v`` as ``2 kappa / (sqrt(v^2 + 4 kappa) - v)``, which does not
+    cancel."""
+    if kappa == 0:
+        return v.clamp_min(0)
+    root = torch.sqrt(v * v + 4 * kappa)
+    return torch.where(v > 0, 0.5 * (v + root), 2 * kappa / (root + v.abs()))
+
+
+def plus_slope(v: Tensor, kappa: float = 0.0) -> Tensor:
+    """The derivative of :func:`plus`; 1 at the kink, as autograd has it for ``clamp_min``."""
+    if kappa == 0:
+        return (v >= 0).to(v)
+    root = torch.sqrt(v * v + 4 * kappa)
+    return torch.where(v > 0, 0.5 * (1 + v / root), 2 * kappa / (root * (root + v.abs())))
+
+
+def warn_zero_gradient(what: str) -> None:
+    """Say that the gradient with respect to ``what`` is zero: it enters a linear program through the objective alone."""
+    warn(
+        f"the gradient with respect to {what} is zero wherever it exists, and nothing is learnt from it: the solution of a "
+        "linear program stays at its vertex under small changes of the objective alone. Add a small quadratic term to the "
+        'objective, or use degenerate="smooth"',
+        DegenerateWarning,
+    )

@@ -1,0 +1,139 @@
+r"""From a solver's answer to rounding, and the verdict: Newton steps for the natural map of a quadratic program.
+
+    Pz + q + A'y + G'lam = 0,    Az - b = 0,    lam - max(lam + Gz - h, 0) = 0
+
+The map is piecewise linear: with the right set of active rows one step is exact (Robinson 1992; Facchinei & Pang 2003,
+section 7.2), whatever the accuracy of the point that it starts from.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from implicitkit.linear.dense import cholesky_batched, lstsq_batched
+from implicitkit.linear.saddle import Saddle, mv
+from implicitkit.problem.qp_data import QPData, natural_residual
+from implicitkit.solution import Status
+
+__all__ = ["QPPoint", "convex", "largest", "polish"]
+
+
+class QPPoint(NamedTuple):
+    """A point with its multipliers, ``z (B, n)``, ``y (B, p)``, ``lam (B, m)``, and its end: ``status (B,)`` of
+    :class:`~implicitkit.Status` numbers and ``steps (B,)``."""
+
+    z: Tensor
+    y: Tensor
+    lam: Tensor
+    status: Tensor
+    steps: Tensor
+
+
+def polish(data: QPData, point: QPPoint, tol: float, *, sweeps: int = 4) -> QPPoint:
+    """Newton steps for the natural map, while they lower its norm, and the verdict on every sample.
+
+    With the set of active rows known, the solution is that of a linear system: one step goes from a rough point to
+    rounding, which is measured by what takes part: rows that are not active count for nothing, however large ``h`` is.
+    """
+    z, y, lam, status, steps = point
+    norm, rounding = _measure(data, z, y, lam)
+    wanted = (status == int(Status.CONVERGED)) | (status == int(Status.MAX_STEPS))
+    C = torch.cat([data.A, data.G], 1)
+    for sweep in range(sweeps):
+        # once in any case: what is rounding in the residual may be much more in an ill-conditioned point
+        open_ = wanted & (norm > (rounding if sweep else 0)) & norm.isfinite()
+        if not bool(open_.any()):
+            break
+        active = lam + mv(data.G, z) - data.h > 0
+        # unknown are the new point and multipliers themselves, not the change of them: the least-norm multipliers are
+        # those of the program, whatever the dependence of active rows
+        e = torch.cat([torch.zeros_like(y), torch.where(active, 0.0, torch.inf)], 1)
+        x, v, _ = Saddle(data.P, C, e).solve(-data.q, torch.cat([data.b, data.h], 1), rtol=1e-16)
+        trial = x, v[:, : y.shape[1]], v[:, y.shape[1] :]
+        new, floor = _measure(data, *trial)
+        better = open_ & (new < norm)
+        if not bool(better.any()):
+            break
+        keep = better.unsqueeze(1)
+        z, y, lam = (torch.where(keep, a, b) for a, b in zip(trial, (z, y, lam), strict=True))
+        norm, rounding = torch.where(better, new, norm), torch.where(better, floor, rounding)
+        wanted = wanted & better
+    size = largest(data.b) + largest(torch.where(data.h.isfinite(), data.h, 0))
+    loose = 1e-11 * (1 + largest(data.q) + size + largest(z))
+    left = ((status == int(Status.CONVERGED)) | (status == int(Status.MAX_STEPS))) & (norm > loose)
+    left = (left & (norm <= 1e-4 * (1 + largest(data.q)))).nonzero().squeeze(1)
+    if len(left):
+        z, y, lam = _nearest(data, z, y, lam, left)
+        norm = _joint(natural_residual(z, y, lam, data))
+    return QPPoint(z, y, lam, _verdict(status, norm, 1 + largest(data.q) + largest(z), tol), steps)
+
+
+def _verdict(status: Tensor, norm: Tensor, scale: Tensor, tol: float) -> Tensor:
+    """What a point is, by the residual; a proof that there is none, or that the data are unfit, stands."""
+    open_end = (status == int(Status.MAX_STEPS)) | (status == int(Status.CONVERGED))
+    verdict = torch.where(norm <= 1e-4 * scale, int(Status.INACCURATE), int(Status.MAX_STEPS))
+    verdict = torch.where(norm <= 10 * tol * scale, int(Status.CONVERGED), verdict)
+    return torch.where(open_end, verdict, status)
+
+
+def _measure(data: QPData, z: Tensor, y: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
+    """The norm of the natural map, and what of it rounding alone may be, each ``(batch,)``."""
+    P, q, A, b, G, h = data
+    terms = mv(P, z), mv(A.mT, y), mv(G.mT, lam)
+    v = lam + mv(G, z) - h
+    active = v > 0
+    residual = q + terms[0] + terms[1] + terms[2], mv(A, z) - b, torch.where(active, lam - v, lam)
+    size = sum((largest(t) for t in (*terms, b, lam, torch.where(active, h, 0))), largest(q))
+    return _joint(residual), 1e-14 * size
+
+
+def _nearest(data: QPData, z: Tensor, y: Tensor, lam: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the active set does not determine the point (a face of solutions): to the nearest solution, by Newton steps
+    of least norm."""
+    part = data.rows(which)
+    P, _, A, _, G, h = part
+    at = (z[which], y[which], lam[which])
+    n, p, m = P.shape[1], A.shape[1], G.shape[1]
+    for _ in range(3):
+        r = torch.cat(natural_residual(*at, part), 1)
+        D = (at[2] + mv(G, at[0]) - h > 0).to(P)
+        J = torch.cat(
+            [
+                torch.cat([P, A.mT, G.mT], 2),
+                torch.cat([A, A.new_zeros(len(which), p, p + m)], 2),
+                torch.cat([-D.unsqueeze(2) * G, A.new_zeros(len(which), m, p), torch.diag_embed(1 - D)], 2),
+            ],
+            1,
+        )
+        d = lstsq_batched(J, -r, rcond=1e-10)[0].split([n, p, m], 1)
+        trial = (at[0] + d[0], at[1] + d[1], at[2] + d[2])
+        lower = (_joint(natural_residual(*trial, part)) < torch.linalg.vector_norm(r, dim=1)).unsqueeze(1)
+        if not bool(lower.any()):
+            break
+        at = (
+            torch.where(lower, trial[0], at[0]),
+            torch.where(lower, trial[1], at[1]),
+            torch.where(lower, trial[2], at[2]),
+        )
+    z, y, lam = (t.index_copy(0, which, new) for t, new in zip((z, y, lam), at, strict=True))
+    return z, y, lam
+
+
+def largest(x: Tensor) -> Tensor:
+    """The largest modulus of each sample, ``(batch, k) -> (batch,)``."""
+    return x.abs().amax(1) if x.shape[1] else x.new_zeros(x.shape[0])
+
+
+def _joint(residual: tuple[Tensor, ...]) -> Tensor:
+    return torch.linalg.vector_norm(torch.cat(residual, 1), dim=1)
+
+
+def convex(P: Tensor) -> Tensor:
+    """Which of the matrices ``(batch, n, n)`` are positive semidefinite, to 1e-9 of their largest entry, ``(batch,)``."""
+    size = P.abs().flatten(1).amax(1)
+    lifted = P + 0
+    lifted.diagonal(dim1=1, dim2=2).add_((1e-9 * size).unsqueeze(1))
+    return cholesky_batched(lifted)[1] | (size == 0)
