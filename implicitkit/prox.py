@@ -20,8 +20,20 @@ from torch import Tensor
 from implicitkit import trees
 from implicitkit.sets.base import check_positive, length
 from implicitkit.sets.spectral import positive_part
+from implicitkit.sets.total_variation import denoise
 
-__all__ = ["Prox", "elastic_net", "group_lasso", "l1", "l2", "nonnegative", "nuclear", "ridge"]
+__all__ = [
+    "Prox",
+    "elastic_net",
+    "group_lasso",
+    "l1",
+    "l2",
+    "nonnegative",
+    "nonnegative_ridge",
+    "nuclear",
+    "ridge",
+    "total_variation",
+]
 
 
 class Prox:
@@ -114,6 +126,23 @@ class nonnegative(Prox):
 
 
 @dataclass(frozen=True)
+class nonnegative_ridge(Prox):
+    """``weight |x|^2 / 2`` on ``x >= 0``: ``max(v, 0) / (1 + t weight)``.
+
+    ik.prox.nonnegative_ridge(1.0)(torch.tensor([2.0, -1.0]))  # [1.0, 0.0]
+    """
+
+    weight: Any = 1.0
+    separable: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_positive(self.weight, "weight", self, strict=False)
+
+    def apply(self, v: Tensor, t: Tensor) -> Tensor:
+        return v.clamp_min(0) / (1 + t * self.weight)
+
+
+@dataclass(frozen=True)
 class l2(Prox):
     """``weight |x|_2`` (not squared) over the last dimension: ``max(1 - t weight / |v|, 0) v``.
 
@@ -170,6 +199,32 @@ class group_lasso(Prox):
                 )
             weights = list(self.weight.split(1, -1))
         return torch.cat([_shorten(x, t * w) for x, w in zip(v.split(sizes, -1), weights, strict=True)], -1)
+
+
+@dataclass(frozen=True)
+class total_variation(Prox):
+    r"""``weight \sum_i |x_{i+1} - x_i|`` over the last dimension (the fused lasso, Tibshirani et al. 2005): the exact
+    minimiser, piecewise constant; its derivative averages over each piece.
+
+        ik.prox.total_variation(1.0)(torch.tensor([1.0, 2.0, 9.0, 8.0]))  # [2.0, 2.0, 8.0, 8.0]
+
+    All samples at once (:mod:`implicitkit.sets.total_variation`), memory ``O(n)``.
+
+    Args:
+        weight: number, or tensor that broadcasts against the point with its last dimension 1.
+
+    Raises:
+        ValueError: a negative weight, or one for each number.
+    """
+
+    weight: Any = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive(self.weight, "weight", self, strict=False)
+
+    def apply(self, v: Tensor, t: Tensor) -> Tensor:
+        _check_events(self, 1)
+        return denoise(v, (t * self.weight).expand(*v.shape[:-1], 1))
 
 
 def _check_events(term: Any, dims: int) -> None:

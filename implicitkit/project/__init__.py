@@ -1,4 +1,6 @@
-"""Euclidean projections, batched and differentiable to every order off their kinks: ``ik.project.simplex()(v)``.
+"""Projections onto sets, batched and differentiable to every order off their kinks: ``ik.project.simplex()(v)``.
+
+Euclidean ones, and in the Kullback-Leibler divergence those that begin with ``kl_``.
 
 Each name is a configured projection: call it on a tensor (or a pytree: leaf by leaf), or give it to ``ik.argmin(...,
 project=)``.  Sets of vectors take the last dimension, sets of matrices the last two; all dimensions before are a batch.
@@ -7,6 +9,8 @@ A parameter may be a tensor of the batch's shape, and is differentiated like the
 Source for the formulas: Parikh & Boyd (2014), "Proximal algorithms", chapter 6, unless the class says another.
 """
 
+from implicitkit.project.entropic import KLBirkhoff as kl_birkhoff
+from implicitkit.project.entropic import KLTransport as kl_transport
 from implicitkit.project.linear import Affine as affine
 from implicitkit.project.linear import Polyhedron as polyhedron
 from implicitkit.project.transport import Birkhoff as birkhoff
@@ -19,10 +23,15 @@ from implicitkit.sets.box import Box as box
 from implicitkit.sets.cones import Monotone as monotone
 from implicitkit.sets.cones import Nonnegative as nonnegative
 from implicitkit.sets.cones import SecondOrderCone as second_order_cone
+from implicitkit.sets.entropic import KLSimplex as kl_simplex
 from implicitkit.sets.hyperplanes import Halfspace as halfspace
 from implicitkit.sets.hyperplanes import Hyperplane as hyperplane
+from implicitkit.sets.knapsack import BoxSection as box_section
 from implicitkit.sets.simplex import Simplex
+from implicitkit.sets.simplex import SparseSimplex as sparse_simplex
 from implicitkit.sets.spectral import PSDCone as psd_cone
+from implicitkit.sets.spheres import L1Sphere as l1_sphere
+from implicitkit.sets.spheres import L2Sphere as l2_sphere
 
 simplex = Simplex
 
@@ -32,10 +41,16 @@ __all__ = [
     "affine",
     "birkhoff",
     "box",
+    "box_section",
     "halfspace",
     "hyperplane",
+    "kl_birkhoff",
+    "kl_simplex",
+    "kl_transport",
     "l1_ball",
+    "l1_sphere",
     "l2_ball",
+    "l2_sphere",
     "linf_ball",
     "monotone",
     "nonnegative",
@@ -43,5 +58,6 @@ __all__ = [
     "psd_cone",
     "second_order_cone",
     "simplex",
+    "sparse_simplex",
     "transport",
 ]

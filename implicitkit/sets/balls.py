@@ -11,12 +11,15 @@ from torch import Tensor
 from implicitkit.sets.base import Projection, against, check_positive, length
 from implicitkit.sets.simplex import onto_simplex
 
-__all__ = ["L1Ball", "L2Ball", "LinfBall"]
+__all__ = ["Ball", "L1Ball", "L2Ball", "LinfBall"]
 
 
 @dataclass(frozen=True)
-class _Ball(Projection):
-    """``radius``: positive number or tensor of the batch's shape.  ``centre``: a tensor like the point, or ``None``."""
+class Ball(Projection):
+    """``radius``: positive number or tensor of the batch's shape.  ``centre``: a tensor like the point, or ``None``.
+
+    A subclass defines :meth:`shrink`, the projection about the origin.
+    """
 
     radius: Any = 1.0
     centre: Tensor | None = None
@@ -26,37 +29,38 @@ class _Ball(Projection):
 
     def project(self, v: Tensor) -> Tensor:
         radius = against(self.radius, v)
-        return self._shrink(v, radius) if self.centre is None else self.centre + self._shrink(v - self.centre, radius)
+        return self.shrink(v, radius) if self.centre is None else self.centre + self.shrink(v - self.centre, radius)
 
-    def _shrink(self, v: Tensor, radius: Tensor) -> Tensor:
-        raise NotImplementedError
+    def shrink(self, v: Tensor, radius: Tensor) -> Tensor:
+        """The projection of ``v`` onto the set about the origin."""
+        raise NotImplementedError(f"{type(self).__name__} has no shrink method")
 
 
 @dataclass(frozen=True)
-class L1Ball(_Ball):
+class L1Ball(Ball):
     """``{|x - centre|_1 <= radius}``: soft thresholding at the ``tau`` of the simplex (Duchi et al. 2008)."""
 
-    def _shrink(self, v: Tensor, radius: Tensor) -> Tensor:
+    def shrink(self, v: Tensor, radius: Tensor) -> Tensor:
         size = v.abs()
         outside = size.sum(-1, keepdim=True) > radius
         return torch.where(outside, v.sign() * onto_simplex(size, radius), v)
 
 
 @dataclass(frozen=True)
-class L2Ball(_Ball):
+class L2Ball(Ball):
     """``{|x - centre|_2 <= radius}``: ``v radius / |v|`` outside."""
 
-    def _shrink(self, v: Tensor, radius: Tensor) -> Tensor:
+    def shrink(self, v: Tensor, radius: Tensor) -> Tensor:
         norm = length(v)
         outside = norm > radius
         return torch.where(outside, v * (radius / torch.where(outside, norm, 1)), v)
 
 
 @dataclass(frozen=True)
-class LinfBall(_Ball):
+class LinfBall(Ball):
     """``{|x - centre|_inf <= radius}``: clipping."""
 
     separable: ClassVar[bool] = True
 
-    def _shrink(self, v: Tensor, radius: Tensor) -> Tensor:
+    def shrink(self, v: Tensor, radius: Tensor) -> Tensor:
         return v.maximum(-radius).minimum(radius)

@@ -1,4 +1,4 @@
-"""The simplex."""
+"""The simplex, and its points with few entries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from implicitkit.sets.base import Projection, against, check_positive
 
-__all__ = ["Simplex", "onto_simplex"]
+__all__ = ["Simplex", "SparseSimplex", "onto_simplex"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,34 @@ class Simplex(Projection):
 
     def project(self, v: Tensor) -> Tensor:
         return onto_simplex(v, against(self.radius, v))
+
+
+@dataclass(frozen=True)
+class SparseSimplex(Projection):
+    """``{x >= 0, sum x = radius, at most k entries nonzero}``: the ``k`` largest entries projected onto the simplex, the
+    others zero (Kyrillidis, Becker, Cevher & Koch 2013, theorem 1).  Not convex; the first entries win a tie.
+
+        ik.project.sparse_simplex(2)(torch.tensor([0.9, 0.3, 0.5]))  # [0.7, 0.0, 0.3]
+
+    Args:
+        max_nonzero: ``k``, at least 1. radius: positive number, or tensor of the batch's shape.
+
+    Raises:
+        ValueError: ``max_nonzero`` below 1, ``radius`` not positive.
+    """
+
+    max_nonzero: int
+    radius: Any = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive(self.radius, "radius", self)
+        if not isinstance(self.max_nonzero, int) or self.max_nonzero < 1:
+            raise ValueError(f"SparseSimplex: max_nonzero must be an integer of at least 1, got {self.max_nonzero!r}")
+
+    def project(self, v: Tensor) -> Tensor:
+        order = v.detach().sort(dim=-1, descending=True, stable=True).indices[..., : self.max_nonzero]
+        few = onto_simplex(v.gather(-1, order), against(self.radius, v))
+        return torch.zeros_like(v).scatter(-1, order, few)
 
 
 def onto_simplex(v: Tensor, radius: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -29,6 +30,10 @@ VECTOR_SETS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tens
     "box": (ik.project.box(-0.5, 0.7), lambda x: (x.abs() - 0.7).clamp_min(0) * (x > 0) + (-0.5 - x).clamp_min(0)),
     "simplex": (ik.project.simplex(), lambda x: (x.sum(-1) - 1).abs() + (-x).clamp_min(0).sum(-1)),
     "simplex radius": (ik.project.simplex(2.5), lambda x: (x.sum(-1) - 2.5).abs() + (-x).clamp_min(0).sum(-1)),
+    "box_section": (
+        ik.project.box_section(-0.5, 0.7, 0.4),
+        lambda x: (x.sum(-1) - 0.4).abs() + (x - 0.7).clamp_min(0).sum(-1) + (-0.5 - x).clamp_min(0).sum(-1),
+    ),
     "l1_ball": (ik.project.l1_ball(1.3), lambda x: (x.abs().sum(-1) - 1.3).clamp_min(0)),
     "l2_ball": (ik.project.l2_ball(0.8), lambda x: (x.norm(dim=-1) - 0.8).clamp_min(0)),
     "linf_ball": (ik.project.linf_ball(0.6), lambda x: (x.abs().amax(-1) - 0.6).clamp_min(0)),
@@ -92,6 +97,102 @@ def test_derivatives(name: str) -> None:
     torch.testing.assert_close(jacfwd(project)(v[0]), jacrev(project)(v[0]), rtol=1e-8, atol=1e-9)
     loss = lambda t: (project(t) ** 3).sum()  # noqa: E731
     assert bool(torch.isfinite(vmap(hessian(loss))(v)).all())
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_box_section_against_a_quadratic_program(seed: int) -> None:
+    """Weights of any signs and zero, bounds that are missing, totals at the edge of what the box allows."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda: torch.randn(N, generator=generator, dtype=torch.float64)  # noqa: E731
+    v, w, low, high = 2 * draw(), draw(), -draw().abs(), draw().abs()
+    w[seed % N] = 0 if seed % 3 == 0 else w[seed % N]
+    low[0], high[1] = (-torch.inf, torch.inf) if seed % 2 else (low[0], high[1])
+    share = 0.0 if seed % 5 == 0 else torch.rand(N, generator=generator, dtype=torch.float64)
+    first, last = torch.where(low.isinf(), high - 1, low), torch.where(high.isinf(), low + 1, high)
+    total = (w * (first + share * (last - first))).sum()
+    found = ik.project.box_section(low, high, total, w)(v)
+    eye = torch.eye(N, dtype=torch.float64)
+    G = torch.cat([-eye[low.isfinite()], eye[high.isfinite()]])
+    h = torch.cat([-low[low.isfinite()], high[high.isfinite()]])
+    program = ik.QuadraticProgram(eye, -v, w[None], total[None], G, h)
+    torch.testing.assert_close(found, ik.solve(program).value, rtol=0, atol=1e-7)
+    assert float((w * found).sum() - total) == pytest.approx(0, abs=1e-13)
+
+
+def test_box_sections_that_are_known() -> None:
+    v = _points(13, 5, N)
+    torch.testing.assert_close(ik.project.box_section(0.0, torch.inf, 1.3)(v), ik.project.simplex(1.3)(v))
+    plane = ik.project.hyperplane(A_ROW, 0.7)
+    torch.testing.assert_close(ik.project.box_section(-torch.inf, torch.inf, 0.7, A_ROW)(v), plane(v))
+
+
+def _supports(n: int, k: int) -> list[list[int]]:
+    return [list(s) for size in range(1, k + 1) for s in itertools.combinations(range(n), size)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sets_that_are_not_convex_against_brute_force(seed: int) -> None:
+    """The nearest of the projections onto every face: all supports, all signs."""
+    v = _points(20 + seed, 4)
+    candidates = []
+    for support in _supports(4, 2):
+        x = torch.zeros(4, dtype=torch.float64)
+        x[support] = ik.project.simplex(1.3)(v[support])
+        candidates.append(x)
+    best = min(candidates, key=lambda x: float((x - v).norm()))
+    torch.testing.assert_close(ik.project.sparse_simplex(2, 1.3)(v), best)
+    for radius in (0.3, 9.0):
+        signs = [torch.tensor(s, dtype=torch.float64) for s in itertools.product((1.0, -1.0), repeat=4)]
+        best = min((s * ik.project.simplex(radius)(s * v) for s in signs), key=lambda x: float((x - v).norm()))
+        torch.testing.assert_close(ik.project.l1_sphere(radius)(v), best)
+        torch.testing.assert_close(ik.project.l2_sphere(radius)(v), v * radius / v.norm())
+
+
+def test_spheres_at_their_centre() -> None:
+    zero = torch.zeros(3, dtype=torch.float64)
+    torch.testing.assert_close(ik.project.l2_sphere(2.0)(zero), torch.tensor([2.0, 0, 0], dtype=torch.float64))
+    assert bool(jacrev(ik.project.l2_sphere(2.0))(zero).isfinite().all())
+    torch.testing.assert_close(ik.project.l1_sphere(3.0)(zero), torch.ones(3, dtype=torch.float64))
+
+
+def _scaled(v: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Sinkhorn & Knopp (1967), plain and long."""
+    K, right = v.exp(), torch.ones_like(columns)
+    for _ in range(2000):
+        left = rows / (K @ right)
+        right = columns / (K.mT @ left)
+    return left[:, None] * K * right
+
+
+def test_couplings_against_long_scaling() -> None:
+    """Values and Hessians in every mode; a batch of marginals; a cost so large that scaling alone takes ages."""
+    rows = torch.tensor([0.3, 0.7], dtype=torch.float64)
+    columns = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+    v = _points(14, 3, 2, 3)
+    couple = ik.project.kl_transport(rows, columns)
+    torch.testing.assert_close(couple(v), torch.stack([_scaled(x, rows, columns) for x in v]))
+    scored = lambda function: lambda x, r: (function(x, r, columns) ** 3).sum()  # noqa: E731
+    found = hessian(scored(lambda x, r, c: ik.project.kl_transport(r, c)(x)), argnums=(0, 1))
+    inside = torch.tensor([0.1, -0.1], dtype=torch.float64)  # along which the totals agree
+
+    def along(function: Callable[..., Tensor], t: Tensor) -> Tensor:
+        return scored(function)(v[0], rows + t * inside)
+
+    zero = torch.zeros((), dtype=torch.float64)
+    slope = jacfwd(jacrev(lambda t: along(lambda x, r, c: _couple_any(x, r, c), t)))(zero)
+    torch.testing.assert_close(slope, jacrev(jacrev(lambda t: along(_scaled, t)))(zero), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(
+        found(v[0], rows)[0][0], hessian(lambda x: scored(_scaled)(x, rows))(v[0]), rtol=1e-7, atol=1e-9
+    )
+    sharp = ik.project.kl_transport(rows, columns)(1000 * v[0])
+    torch.testing.assert_close(sharp.sum(0), columns, rtol=0, atol=1e-12)
+    many = torch.tensor([[0.3, 0.7], [0.6, 0.4]], dtype=torch.float64)
+    together = ik.project.kl_transport(many, columns)(v[:2])
+    torch.testing.assert_close(together[1], _scaled(v[1], many[1], columns))
+
+
+def _couple_any(v: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    return ik.project.kl_transport(rows, columns)(v)
 
 
 def test_jacobian_of_the_simplex() -> None:
@@ -171,7 +272,20 @@ def test_simplex_of_large_entries(dtype: torch.dtype) -> None:
         torch.testing.assert_close(found, torch.tensor(expected, dtype=dtype))
 
 
-@pytest.mark.parametrize("name", ["simplex", "l1_ball", "l2_ball", "second_order_cone", "monotone", "psd_cone"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "simplex",
+        "l1_ball",
+        "l2_ball",
+        "l1_sphere",
+        "l2_sphere",
+        "kl_simplex",
+        "second_order_cone",
+        "monotone",
+        "psd_cone",
+    ],
+)
 def test_nan_stays_nan_in_its_sample(name: str) -> None:
     set_ = getattr(ik.project, name)()
     v = _points(12, 3, 4, 4)
@@ -192,7 +306,7 @@ def test_a_set_in_double_precision_takes_points_in_single(name: str) -> None:
 def test_a_radius_is_differentiated() -> None:
     v = _points(9, 3, N)
     radius = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
-    for name in ("simplex", "l1_ball", "l2_ball", "linf_ball"):
+    for name in ("simplex", "l1_ball", "l2_ball", "linf_ball", "l1_sphere", "l2_sphere", "kl_simplex"):
         assert torch.autograd.gradcheck(lambda r, s=name: getattr(ik.project, s)(r)(v), (radius,)), name
 
 
@@ -206,6 +320,14 @@ def test_a_radius_is_differentiated() -> None:
         (lambda: ik.project.polyhedron(), ValueError, "A and b"),
         (lambda: ik.project.simplex()(torch.arange(3)), TypeError, "floating-point"),
         (lambda: ik.project.simplex()(3.0), TypeError, "float"),
+        (lambda: ik.project.box_section(1.0, 0.0), ValueError, "above"),
+        (lambda: ik.project.box_section(None, 0.0), ValueError, "lower must be"),
+        (lambda: ik.project.box_section(0.0, 1.0, 4.0)(torch.zeros(3)), ValueError, "between 0 and 3"),
+        (lambda: ik.project.sparse_simplex(0), ValueError, "max_nonzero"),
+        (lambda: ik.project.l1_sphere(-1.0), ValueError, "positive"),
+        (lambda: ik.project.kl_birkhoff()(torch.zeros(2, 3)), ValueError, "square"),
+        (lambda: ik.project.kl_transport(torch.ones(2), torch.ones(3))(torch.zeros(2, 3)), ValueError, "totals agree"),
+        (lambda: ik.project.kl_transport(torch.ones(2), torch.ones(3))(torch.zeros(3, 3)), ValueError, "row sums"),
         (lambda: ik.project.psd_cone()(torch.zeros(2, 3)), ValueError, "square"),
         (lambda: ik.project.birkhoff()(torch.zeros(2, 3)), ValueError, "square"),
         (

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
+import scipy.optimize
 import torch
 from torch import Tensor
 from torch.func import jacfwd, jacrev, vmap
@@ -34,6 +36,12 @@ TABLE: dict[str, tuple[Callable[..., Tensor], Term, tuple[int, ...]]] = {
         lambda x: WEIGHT * x.sum() + torch.where((x < -1e-12).any(), torch.inf, 0.0),
         (6,),
     ),
+    "nonnegative_ridge": (
+        ik.prox.nonnegative_ridge(WEIGHT),
+        lambda x: 0.5 * WEIGHT * x.square().sum() + torch.where((x < -1e-12).any(), torch.inf, 0.0),
+        (6,),
+    ),
+    "total_variation": (ik.prox.total_variation(WEIGHT), lambda x: WEIGHT * x.diff().abs().sum(), (6,)),
     "group_lasso": (
         ik.prox.group_lasso((2, 3, 1), WEIGHT),
         lambda x: WEIGHT * (x[:2].norm() + x[2:5].norm() + x[5:].norm()),
@@ -89,6 +97,33 @@ def test_moreau() -> None:
         torch.testing.assert_close(prox(v) + ball(v), v)
 
 
+@pytest.mark.parametrize("weight", [1e-3, 0.1, 0.7, 3.0, 50.0])
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 33])
+def test_total_variation_against_its_dual(weight: float, n: int) -> None:
+    """``v - D'u`` with ``u`` from the bounded least squares ``|v - D'u|^2``, ``|u| <= weight``, by SciPy's active set."""
+    v = _points(12, 4, n).cumsum(-1)
+    found = ik.prox.total_variation(weight)(v)
+    D = np.diff(np.eye(n), axis=0)
+    for row, x in zip(v.numpy(), found, strict=True):
+        u = scipy.optimize.lsq_linear(D.T, row, bounds=(-weight, weight), method="bvls", tol=1e-14).x if n > 1 else []
+        torch.testing.assert_close(x, torch.from_numpy(row - D.T @ np.asarray(u)), rtol=0, atol=1e-12)
+
+
+def test_total_variation_of_few_levels() -> None:
+    """A long signal with equal neighbours, steps far apart and a weight for each sample; zero weight changes nothing."""
+    v = torch.tensor([0.0, 1.0, 1.0, -2.0], dtype=torch.float64).repeat_interleave(50).repeat(3, 1)
+    weight = torch.tensor([[0.0], [5.0], [1e4]], dtype=torch.float64)
+    x = ik.prox.total_variation(weight)(v)
+    torch.testing.assert_close(x[0], v[0])
+    # steps up at the left, down at the right: + w / 50, - 2 w / 100, + w / 50
+    torch.testing.assert_close(
+        x[1], v[1] + torch.tensor([0.1, -0.1, -0.1, 0.1], dtype=torch.float64).repeat_interleave(50)
+    )
+    torch.testing.assert_close(x[2], v[2].mean().expand(200))
+    J = jacrev(ik.prox.total_variation(5.0))(v[1])
+    torch.testing.assert_close(J[:50, :50], torch.full((50, 50), 0.02, dtype=torch.float64))
+
+
 def test_nuclear_against_the_singular_value_decomposition() -> None:
     X = _points(5, 4, 3, 5)
     U, s, Vh = torch.linalg.svd(X, full_matrices=False)
@@ -104,7 +139,7 @@ def test_nuclear_has_a_derivative_where_singular_values_coincide() -> None:
 def test_weights_are_differentiated() -> None:
     v = _points(6, 6)
     w = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
-    for name in ("l1", "l2", "ridge", "nonnegative"):
+    for name in ("l1", "l2", "ridge", "nonnegative", "nonnegative_ridge", "total_variation"):
         assert torch.autograd.gradcheck(lambda t, n=name: getattr(ik.prox, n)(t)(v), (w,)), name
 
 
@@ -148,6 +183,9 @@ def test_pytrees() -> None:
         (lambda: ik.prox.l2(torch.ones(5))(torch.zeros(5)), ValueError, "whole norm"),
         (lambda: ik.prox.nuclear(torch.ones(2))(torch.zeros(2, 1, 1)), ValueError, "two dimensions must be 1"),
         (lambda: ik.prox.nuclear()(torch.zeros(5)), ValueError, "matrices"),
+        (lambda: ik.prox.total_variation(-1.0), ValueError, "not negative"),
+        (lambda: ik.prox.total_variation(torch.ones(5))(torch.zeros(5)), ValueError, "whole norm"),
+        (lambda: ik.prox.nonnegative_ridge(-1.0), ValueError, "not negative"),
         (lambda: ik.prox.l1()(torch.arange(3)), TypeError, "floating-point"),
     ],
 )
