@@ -18,8 +18,10 @@ import torch._C._functorch as _functorch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "TorchDispatchMode",
     "TreeSpec",
     "forward_ad_enabled",
     "has_forward_level",
@@ -28,6 +30,7 @@ __all__ = [
     "is_wrapped",
     "key_path",
     "opaque_to_compile",
+    "operation",
     "plain_sample",
     "tracked",
     "transforms_active",
@@ -124,6 +127,12 @@ def forward_ad_enabled(saved: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """
     with forward_ad._set_fwd_grad_enabled(True):
         yield [forward_ad.unpack_dual(t).primal for t in saved]
+
+
+# --- watching every operation below autograd (torch.utils._python_dispatch.TorchDispatchMode has no other home)
+def operation(func: Any) -> tuple[str, bool]:
+    """The name of an operation as a dispatch mode sees it, ``aten::add_``, and whether it writes into its arguments."""
+    return func._schema.name, func._schema.is_mutable
 
 
 # --- torch.compile

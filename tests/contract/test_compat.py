@@ -729,3 +729,21 @@ def test_a_map_that_differentiates_keeps_no_graph(captured: bool) -> None:
     assert sum(tracked) <= 1  # the check whether a derivative is lost, never the solver's steps
     want = ik.fixed_point(energy_by_func, torch.zeros(4, dtype=D), (w,), **TIGHT).value
     close(torch.autograd.grad(z.sum(), w)[0], torch.autograd.grad(want.sum(), w)[0])
+
+
+# ----------------------------------------------------------------------------------------------- watching operations
+def test_a_dispatch_mode_sees_what_autograd_and_functorch_do() -> None:
+    seen: list[tuple[str, bool]] = []
+
+    class Watch(compat.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(compat.operation(func))
+            return func(*args, **(kwargs or {}))
+
+    x = randn(3).requires_grad_()
+    with Watch():
+        (g,) = torch.autograd.grad(x.sin().sum(), x)
+        vmap(grad(lambda t: t.exp()))(x.detach())
+        g.add_(1)
+    assert ("aten::sin", False) in seen and ("aten::cos", False) in seen  # forward and backward
+    assert ("aten::exp", False) in seen and ("aten::add_", True) in seen

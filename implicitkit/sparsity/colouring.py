@@ -1,0 +1,183 @@
+r"""Groups of columns (or rows) of a sparse matrix that can be found from one product each.
+
+Columns that share no row are structurally orthogonal: their sum shows every entry of each (Curtis, Powell & Reid 1974; as
+a colouring of the column intersection graph: Coleman & Moré 1983, SIAM J. Numer. Anal. 20(1)).  Two ways:
+
+- strides: where rows only couple columns at few distances (stencils on a grid), column ``j`` gets colour ``j mod p`` with
+  the smallest ``p`` that divides no distance.  On a line or a grid this is the fewest possible, or close to it.
+- greedy: columns choose the smallest colour no neighbour has, all at once, and of two neighbours that chose the same one
+  the one of higher degree keeps it (Gebremedhin & Manne 2000, Concurrency 12: speculative colouring).
+
+A few rows with many entries (hubs of a graph) would force as many colours; they are set apart, and found by products with
+the transposed matrix, one each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+
+from implicitkit.sparsity.index_sets import IndexSets
+
+__all__ = ["Colouring", "colour", "groups_of_columns"]
+
+_DISTANCES = 4096  # distances that strides are tried for
+_SPREAD = 0.5  # how far vertices that compete for a colour step aside
+_PAIRS = 40_000_000  # pairs of columns that may share a row, at most
+
+
+@dataclass(frozen=True)
+class Colouring:
+    """How a matrix is found from products.
+
+    Attributes:
+        by_rows: groups are of rows (products with the transposed matrix); else of columns.
+        groups: the colour of each column (row), ``(n,)``. count: colours.
+        apart: columns (rows) found one by one from products of the other kind; their entries are not in the others' colours.
+    """
+
+    by_rows: bool
+    groups: np.ndarray
+    count: int
+    apart: np.ndarray
+
+    @property
+    def products(self) -> int:
+        """Products needed in all."""
+        return self.count + len(self.apart)
+
+
+def colour(pattern: IndexSets, *, row_cost: float = 1.0, column_cost: float = 1.5) -> Colouring | None:
+    """The cheaper of row and column groups; ``None`` if both would need about as many products as a dense matrix.
+
+    Args:
+        pattern: ``(m, n)``. row_cost, column_cost: of a product with the transposed matrix, and with the matrix.
+    """
+    candidates = []
+    for by_rows, own, other in ((True, row_cost, column_cost), (False, column_cost, row_cost)):
+        matrix = sp.csr_matrix(pattern.T) if by_rows else pattern
+        apart = _hubs(matrix, other / own)
+        found = groups_of_columns(_without(matrix, apart))
+        if found is not None:
+            groups, count = found
+            candidates.append((own * count + other * len(apart), Colouring(by_rows, groups, count, apart)))
+        if by_rows and candidates and candidates[0][0] <= 1.2 * column_cost * _widest(pattern):
+            break  # columns can hardly do better
+    if not candidates:
+        return None
+    return min(candidates, key=lambda c: c[0])[1]
+
+
+def groups_of_columns(pattern: IndexSets) -> tuple[np.ndarray, int] | None:
+    """The colour of each column, and how many colours; columns of one colour share no row."""
+    n = pattern.shape[1]
+    widest = _widest(pattern)
+    if widest <= 1:
+        return np.zeros(n, dtype=np.int64), 1
+    counts = np.diff(pattern.indptr).astype(np.int64)
+    if int((counts * counts).sum()) > _PAIRS:
+        return None
+    distances = _distances(pattern)
+    stride = None if distances is None else _stride(distances, widest)
+    if stride is not None and stride <= 2 * widest + 3:
+        return np.arange(n) % stride, stride
+    groups = _greedy(pattern)
+    count = int(groups.max()) + 1
+    if stride is not None and stride <= count:
+        return np.arange(n) % stride, stride
+    return groups, count
+
+
+def _widest(pattern: IndexSets) -> int:
+    return int(np.diff(pattern.indptr).max(initial=0))
+
+
+def _hubs(pattern: IndexSets, cost: float) -> np.ndarray:
+    """The rows to set apart so that their number (times ``cost``) and the widest of the others are least together."""
+    counts = np.diff(pattern.indptr)
+    order = np.argsort(counts)[::-1]
+    top = order[: min(len(order) - 1, 2048)]
+    if len(top) == 0:
+        return top
+    following = counts[order[: len(top) + 1]]
+    price = cost * np.arange(len(top) + 1) + following
+    best = int(np.argmin(price))
+    worth = price[best] < 0.7 * price[0]
+    return np.sort(order[:best]) if worth else order[:0]
+
+
+def _without(pattern: IndexSets, rows: np.ndarray) -> IndexSets:
+    if len(rows) == 0:
+        return pattern
+    keep = np.ones(pattern.shape[0], dtype=bool)
+    keep[rows] = False
+    return pattern[keep]
+
+
+def _distances(pattern: IndexSets) -> np.ndarray | None:
+    """All ``|j - k|`` of columns that share a row; ``None`` if there are many."""
+    n, counts = pattern.shape[1], np.diff(pattern.indptr)
+    seen = np.zeros(n, dtype=bool)
+    longest = int(counts.max())
+    if longest > 64:
+        return None
+    start, indices = pattern.indptr[:-1], pattern.indices
+    for gap in range(1, longest):
+        rows = np.flatnonzero(counts > gap)
+        for first in range(longest - gap):
+            rows = rows[counts[rows] > gap + first]
+            if len(rows) == 0:
+                break
+            left = start[rows] + first
+            seen[np.abs(indices[left + gap] - indices[left])] = True
+    found = np.flatnonzero(seen)
+    return found if len(found) <= _DISTANCES else None
+
+
+def _stride(distances: np.ndarray, least: int) -> int | None:
+    """The smallest number from ``least`` on that divides no distance."""
+    for p in range(least, 4 * least + 64):
+        if (distances % p).all():
+            return p
+    return None
+
+
+def _greedy(pattern: IndexSets) -> np.ndarray:
+    """Speculative greedy colouring of the column intersection graph."""
+    lines = pattern.astype(np.int8)
+    graph = sp.csr_matrix((lines.T @ lines).astype(bool))
+    graph.setdiag(False)
+    graph.eliminate_zeros()
+    n = graph.shape[0]
+    generator = np.random.default_rng(0)
+    degree = np.diff(graph.indptr).astype(np.int64)
+    rank = np.empty(n, dtype=np.int64)
+    rank[np.lexsort((generator.permutation(n), -degree))] = np.arange(n)
+    colours = np.full(n, -1, dtype=np.int64)
+    open_ = np.arange(n)
+    while len(open_):
+        edges = graph[open_]
+        owner, neighbour = np.repeat(np.arange(len(open_)), np.diff(edges.indptr)), edges.indices
+        ahead = (colours[neighbour] < 0) & (rank[neighbour] < rank[open_][owner])
+        rivals = np.bincount(owner[ahead], minlength=len(open_))
+        skip = (generator.random(len(open_)) * (1 + rivals * _SPREAD)).astype(np.int64)
+        colours[open_] = _free(owner, colours[neighbour], skip)
+        clash = (colours[neighbour] == colours[open_][owner]) & (rank[neighbour] < rank[open_][owner])
+        losers = np.zeros(len(open_), dtype=bool)
+        losers[owner[clash]] = True
+        colours[open_[losers]] = -1
+        open_ = open_[losers]
+    return colours
+
+
+def _free(owner: np.ndarray, taken: np.ndarray, skip: np.ndarray) -> np.ndarray:
+    """For each owner the colour number ``skip`` (from 0) of those not ``taken`` by its neighbours."""
+    seen = taken >= 0
+    width = int(taken.max(initial=0)) + 1
+    pairs = np.unique(owner[seen] * width + taken[seen])
+    who, which = pairs // width, pairs % width
+    place = np.arange(len(who)) - np.searchsorted(who, np.arange(len(skip)))[who]
+    below = which - place <= skip[who]  # free colours below this one are no more than are skipped
+    return skip + np.bincount(who[below], minlength=len(skip))

@@ -1,0 +1,135 @@
+"""A sparse Jacobian from a few products, and the check that its pattern holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from implicitkit.sparsity.colouring import Colouring, colour
+from implicitkit.sparsity.index_sets import IndexSets
+
+__all__ = ["Coloured", "coloured"]
+
+_CHUNK = 1 << 25  # numbers in one batch of products
+_Product = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Coloured:
+    """A pattern ``(m, n)`` with a colouring and the places where products show its entries.
+
+    Attributes:
+        pattern: in compressed rows. colouring: how its entries are found.
+        origin: who said so: ``"detected"`` or ``"given"``.
+        places: for every entry, in the order of the rows, where it stands among the flattened products.
+    """
+
+    pattern: IndexSets
+    colouring: Colouring
+    origin: str = "detected"
+    places: np.ndarray = field(repr=False, default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(m, n)``."""
+        shape: tuple[int, int] = self.pattern.shape
+        return shape
+
+    def values(self, mv: _Product, rmv: _Product, batch: int, like: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """The entries of every sample's matrix, and how far it is from the products.
+
+        Args:
+            mv: ``(batch, n) -> (batch, m)``. rmv: its transposed. like: a tensor with their dtype and device.
+
+        Returns:
+            ``(batch, nnz)`` in the order of :attr:`pattern`, and ``(batch,)``: for a random vector ``v``, the
+            relative error ``max_i |(A v - mv(v))_i| / (|A| |v|)_i``; rounding if the pattern holds, else far from it.
+        """
+        c = self.colouring
+        (m, n), plan = self.shape, c
+        own, other = (rmv, mv) if c.by_rows else (mv, rmv)
+        size_in, size_out = (m, n) if c.by_rows else (n, m)
+        random = torch.rand(1, size_in, dtype=torch.float64, generator=_generator()).add_(0.5)
+        seeds = torch.zeros(plan.count + 1, size_in, dtype=torch.float64)
+        seeds[torch.from_numpy(c.groups), torch.arange(size_in)] = 1
+        seeds[-1] = random
+        shown = _products(own, seeds, batch, like)  # (batch, count + 1, size_out)
+        check, flat = shown[:, -1].numpy(), shown[:, :-1].reshape(batch, -1)
+        if len(c.apart):
+            single = torch.zeros(len(c.apart), size_out, dtype=torch.float64)
+            single[torch.arange(len(c.apart)), torch.from_numpy(c.apart)] = 1
+            flat = torch.cat([flat, _products(other, single, batch, like).reshape(batch, -1)], 1)
+        values = flat.numpy()[:, self.places]
+        return values, self._error(values, random.numpy()[0], check)
+
+    def _error(self, values: np.ndarray, v: np.ndarray, product: np.ndarray) -> np.ndarray:
+        rows, columns = _coordinates(self.pattern)
+        into, along = (columns, rows) if self.colouring.by_rows else (rows, columns)
+        errors = np.empty(len(values))
+        for i, entries in enumerate(values):
+            terms = entries * v[along]
+            there = np.bincount(into, terms, minlength=product.shape[1])
+            size = np.bincount(into, np.abs(terms), minlength=product.shape[1])
+            size = np.maximum(size, np.abs(product[i]))
+            wrong = np.abs(there - product[i])
+            with np.errstate(divide="ignore", invalid="ignore"):
+                errors[i] = np.where(wrong > 0, wrong / size, 0.0).max(initial=0.0)
+        return errors
+
+    def matrix(self, values: np.ndarray) -> sp.csr_matrix:
+        """One sample's matrix from its entries."""
+        return sp.csr_matrix((values, self.pattern.indices, self.pattern.indptr), shape=self.shape)
+
+
+def coloured(pattern: IndexSets, origin: str = "detected") -> Coloured | None:
+    """A pattern made ready for use; ``None`` if no colouring has fewer products than the matrix has rows and columns."""
+    pattern = sp.csr_matrix(pattern).astype(bool)
+    pattern.sum_duplicates()
+    pattern.sort_indices()
+    plan = colour(pattern)
+    if plan is None or plan.products >= min(pattern.shape):
+        return None
+    rows, columns = _coordinates(pattern)
+    group_of, inside = (rows, columns) if plan.by_rows else (columns, rows)
+    width = pattern.shape[1] if plan.by_rows else pattern.shape[0]
+    places = plan.groups[group_of] * width + inside
+    if len(plan.apart):
+        number = np.full(width, -1, dtype=np.int64)
+        number[plan.apart] = np.arange(len(plan.apart))
+        alone = number[inside] >= 0
+        other_width = pattern.shape[0] if plan.by_rows else pattern.shape[1]
+        places = np.where(alone, plan.count * width + number[inside] * other_width + group_of, places)
+    return Coloured(pattern, plan, origin, places)
+
+
+def _coordinates(pattern: IndexSets) -> tuple[np.ndarray, np.ndarray]:
+    return np.repeat(np.arange(pattern.shape[0]), np.diff(pattern.indptr)), pattern.indices
+
+
+def _generator() -> torch.Generator:
+    """A stream of its own: nobody's random numbers change because a pattern is checked."""
+    generator = torch.Generator()
+    generator.manual_seed(0x5EED)
+    return generator
+
+
+def _products(product: _Product, seeds: Tensor, batch: int, like: Tensor) -> Tensor:
+    """``product`` of every seed, the same for each sample: ``(k, n) -> (batch, k, m)``, double precision, on the host."""
+    seeds = seeds.to(device=like.device, dtype=like.dtype)
+    k, n = seeds.shape
+    chunk = max(1, _CHUNK // max(1, batch * n))
+    parts = []
+    for some in seeds.split(min(chunk, max(1, math.ceil(k / math.ceil(k / chunk))))):
+        vectors = some.unsqueeze(1).expand(-1, batch, -1)
+        try:
+            shown = torch.func.vmap(product)(vectors)
+        except RuntimeError:  # an operation without a batching rule: one by one
+            shown = torch.stack([product(v) for v in vectors])
+        parts.append(shown.detach().to(device="cpu", dtype=torch.float64))
+    return torch.cat(parts).transpose(0, 1)

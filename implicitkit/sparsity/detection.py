@@ -1,0 +1,78 @@
+r"""Which entries of a Jacobian can be other than zero, from one evaluation of the function.
+
+For ``F: R^n -> R^m`` the pattern is ``{(i, j)}`` with ``dF_i/dz_j`` not identically zero.  One evaluation is watched, and
+the set of unknowns that each intermediate number depends on is propagated through every operation (Griewank & Walther,
+*Evaluating Derivatives*, 2nd ed., SIAM 2008, section 7.1: "index domains"), so that no value can hide an entry: ``0 * z_j``
+depends on ``z_j``.  An operation that is not known makes its results depend on all its arguments: too much, never too
+little.  Control flow on values gives the pattern of the branch taken.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from implicitkit.sparsity import index_sets
+from implicitkit.sparsity.index_sets import IndexSets, TooDense
+from implicitkit.sparsity.rules import RULES
+from implicitkit.sparsity.tracing import NotTraceable, NumpyGuard, Trace
+
+__all__ = ["Detected", "detect"]
+
+
+@dataclass(frozen=True)
+class Detected:
+    """What was found.
+
+    Attributes:
+        pattern: boolean ``(m, n)`` in compressed rows, the same for every sample; ``None`` if there is none to be had.
+        reason: why there is none. guessed: operations without a rule, which may have made the pattern larger than need be.
+    """
+
+    pattern: IndexSets | None
+    reason: str = ""
+    guessed: tuple[str, ...] = field(default=())
+
+
+def detect(function: Callable[[Tensor], Tensor], z: Tensor) -> Detected:
+    """The pattern of ``d function / dz``.
+
+    Args:
+        function: ``(batch, n) -> (batch, m)``, row by row independent. z: ``(batch, n)``, plain.
+
+    Returns:
+        One pattern ``(m, n)`` that holds for each sample.  An error of the function itself is raised by whoever evaluates
+        it next, without the trace: here it is a reason.
+    """
+    batch, unknowns = z.shape
+    point = z.detach().clone()
+    trace = Trace(RULES, unknowns)
+    trace.write(point, index_sets.identity(point.numel(), unknowns))
+    try:
+        with _eager(), NumpyGuard(trace), trace:
+            out = function(point)
+        sets = trace.read(out.detach() if out.requires_grad else out)
+    except TooDense as error:
+        return Detected(None, f"the Jacobian is dense: {error}", tuple(trace.guessed))
+    except NotTraceable as error:
+        return Detected(None, str(error), tuple(trace.guessed))
+    except Exception as error:  # whatever the function does that a trace does not allow
+        return Detected(None, f"{type(error).__name__} while tracing: {error}", tuple(trace.guessed))
+    if batch > 1:
+        rows = out.shape[1]
+        sets = index_sets.merge(sets, np.arange(batch * rows) % rows, rows)
+    return Detected(sets, "", tuple(dict.fromkeys(trace.guessed)))
+
+
+def _eager() -> AbstractContextManager[Any]:
+    """Compiled functions do not show their operations: they are run uncompiled."""
+    if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+        return torch.compiler.set_stance("force_eager")
+    return nullcontext()

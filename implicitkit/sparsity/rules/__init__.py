@@ -1,0 +1,15 @@
+"""How each operation passes on what its arguments depend on: one file a family."""
+
+from implicitkit.sparsity.rules import mixing, moves, pointwise, products, scatter, windows
+from implicitkit.sparsity.tracing import Rule
+
+__all__ = ["RULES"]
+
+RULES: dict[str, Rule] = {
+    **pointwise.RULES,
+    **moves.RULES,
+    **mixing.RULES,
+    **scatter.RULES,
+    **products.RULES,
+    **windows.RULES,
+}

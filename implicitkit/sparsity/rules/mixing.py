@@ -1,0 +1,123 @@
+"""Operations that mix some dimensions and leave the others alone: reductions, normalisations, sorting, transforms.
+
+An entry of the result depends on all entries of the arguments that agree with it in the dimensions left alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from implicitkit import compat
+from implicitkit.compat import tree_flatten
+from implicitkit.sparsity import index_sets
+from implicitkit.sparsity.tracing import Rule, Trace, names
+
+__all__ = ["RULES", "mix"]
+
+Dims = Callable[[Sequence[Any], dict[str, Any]], Any]
+
+
+def mix(trace: Trace, tensors: Sequence[Tensor], dims: Sequence[int], outputs: Sequence[Tensor]) -> None:
+    """``tensors`` share a shape; outputs keep it outside ``dims``, and have any size or no dimension there."""
+    shape = tuple(tensors[0].shape)
+    mixed = {d % max(1, len(shape)) for d in dims}
+    kept = tuple(1 if d in mixed else s for d, s in enumerate(shape))
+    count = math.prod(kept)
+    ids = np.arange(count).reshape(kept)
+    groups = np.broadcast_to(ids, shape).reshape(-1)
+    merged = index_sets.merge(index_sets.union([trace.read(t) for t in tensors]), groups, count)
+    for out in outputs:
+        if out.numel() == count:
+            trace.write(out, merged)
+        elif out.dim() == len(shape):
+            where = np.broadcast_to(ids, tuple(out.shape)).reshape(-1)
+            trace.write(out, index_sets.take(merged, where))
+        else:
+            trace.guess("mixing", tensors, [out])
+
+
+def along(dims: Dims, count: int | None = None) -> Rule:
+    """The rule of an operation that mixes the dimensions that ``dims(args, kwargs)`` names (``None``, ``()``: all)."""
+
+    def rule(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+        first = next(t for t in tree_flatten(args)[0] if isinstance(t, Tensor))
+        tensors = [t for t in tree_flatten((args, kwargs))[0] if trace.tracked(t) and not _same(t, out)]
+        outputs = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor) and t.is_floating_point() | t.is_complex()]
+        named = dims(args, kwargs)
+        if named is None or (isinstance(named, (list, tuple)) and not named):
+            named = range(first.dim())
+        if any(t.shape != first.shape for t in tensors):
+            trace.guess(compat.operation(func)[0], tensors, outputs)
+            return
+        mix(trace, tensors, [named] if isinstance(named, int) else list(named), outputs)
+
+    return rule
+
+
+def _same(t: Tensor, out: Any) -> bool:
+    return t is out
+
+
+def _argument(place: int, name: str = "dim", default: Any = None) -> Dims:
+    return lambda args, kwargs: kwargs.get(name, args[place] if len(args) > place else default)
+
+
+def _layer(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``layer_norm(x, normalized_shape, ...)``: the last dimensions."""
+    return [-1 - i for i in range(len(args[1]))]
+
+
+def _none(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return None
+
+
+def matrices(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Dense linear algebra: the last two dimensions are mixed, those before them are a batch."""
+    tensors = [t for t in tree_flatten((args, kwargs))[0] if trace.tracked(t)]
+    outputs = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor) and t.is_floating_point() | t.is_complex()]
+    lead = tuple(tensors[0].shape[:-2])
+    if not lead or any(tuple(t.shape[: len(lead)]) != lead for t in (*tensors, *outputs)):
+        trace.guess(compat.operation(func)[0], tensors, outputs)
+        return
+    count = math.prod(lead)
+    merged = index_sets.union(
+        [
+            index_sets.merge(trace.read(t), np.repeat(np.arange(count), max(1, t.numel() // max(1, count))), count)
+            for t in tensors
+        ]
+    )
+    for o in outputs:
+        trace.write(o, index_sets.take(merged, np.repeat(np.arange(count), o.numel() // max(1, count))))
+
+
+_SECOND = names(
+    "sum mean amax amin prod logsumexp nansum var std var_mean std_mean cumsum cumprod logcumsumexp _softmax "
+    "_log_softmax softmax log_softmax max min mode aminmax cummax cummin glu "
+    "_fft_c2c _fft_r2c _fft_c2r renorm argmax _safe_softmax"
+)
+_THIRD = names("norm linalg_vector_norm _softmax_backward_data _log_softmax_backward_data quantile topk kthvalue")
+_MATRICES = names(
+    "linalg_inv_ex inverse linalg_cholesky_ex cholesky linalg_qr _linalg_eigh _linalg_svd linalg_lu_factor_ex "
+    "linalg_solve_ex _linalg_solve_ex linalg_solve_triangular triangular_solve cholesky_solve linalg_lu_solve _linalg_det "
+    "_linalg_slogdet linalg_matrix_exp linalg_lu linalg_ldl_factor_ex cholesky_inverse linalg_matrix_norm"
+)
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_SECOND, along(_argument(1))),
+    **{name: along(_argument(2)) for name in _THIRD},
+    "_softmax_backward_data": along(_argument(2)),
+    "sort": along(lambda a, k: k.get("dim", next((x for x in a[1:] if type(x) is int), -1))),
+    "topk": along(_argument(2, default=-1)),
+    "kthvalue": along(_argument(2, default=-1)),
+    "median": along(_argument(1)),
+    "nanmedian": along(_argument(1)),
+    "cumsum_backward": along(_argument(1)),
+    "native_layer_norm": along(_layer),
+    **dict.fromkeys(("dot", "vdot", "trace", "dist", "_pdist_forward"), along(_none)),
+    **dict.fromkeys(_MATRICES, matrices),
+}

@@ -1,0 +1,135 @@
+"""Operations that write or add entries at places given by an index, and the backward passes of padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from implicitkit import compat
+from implicitkit.sparsity import index_sets
+from implicitkit.sparsity.rules.moves import numbers
+from implicitkit.sparsity.rules.pointwise import broadcast
+from implicitkit.sparsity.tracing import Rule, Trace
+
+__all__ = ["RULES"]
+
+aten = torch.ops.aten
+
+
+def _land(trace: Trace, target: Tensor, spots: Tensor, source: Any, out: Tensor, keep: bool) -> None:
+    """Entries of ``source`` (broadcast to the shape of ``spots``) come to the places ``spots`` (numbered from 1) of
+    ``target``; what was there counts on, or not (``keep``)."""
+    places = spots.reshape(-1).to(torch.int64).cpu().numpy() - 1
+    old = trace.read(target)
+    if not keep:
+        rows = np.arange(target.numel())
+        rows[places] = -1
+        old = index_sets.take(old, rows)
+    if trace.tracked(source):
+        new = index_sets.merge(broadcast(trace, source, spots.shape), places, target.numel())
+        old = index_sets.union([old, new])
+    trace.write(out, old)
+
+
+def _indexed(adds: Callable[[Sequence[Any], dict[str, Any]], bool], spots: Callable[..., Tensor]) -> Rule:
+    def rule(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+        target, source = args[0], args[3] if len(args) > 3 else kwargs.get("src", kwargs.get("value"))
+        if trace.chosen(args[2]):
+            trace.guess(compat.operation(func)[0], [t for t in (target, source) if isinstance(t, Tensor)], [out])
+            return
+        where = spots(numbers(target).to(target.device), args[1], args[2], source)
+        if (
+            isinstance(source, Tensor)
+            and source.shape != where.shape
+            and compat.operation(func)[0].startswith("aten::scatter")
+        ):
+            corner = tuple(slice(0, s) for s in where.shape)
+            sets = index_sets.take(trace.read(source), numbers(source)[corner].reshape(-1).long().numpy() - 1)
+            places = where.reshape(-1).long().cpu().numpy() - 1
+            old = trace.read(target)
+            trace.write(out, index_sets.union([old, index_sets.merge(sets, places, target.numel())]))
+            return
+        _land(trace, target, where, source, out, adds(args, kwargs))
+
+    return rule
+
+
+def put(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """``index_put(self, indices, values, accumulate)``."""
+    target, indices, values = args[:3]
+    if any(trace.chosen(i) for i in indices if isinstance(i, Tensor)):
+        trace.guess(compat.operation(func)[0], [target, values], [out])
+        return
+    spots = aten.index.Tensor(numbers(target).to(target.device), indices)
+    _land(trace, target, spots, values, out, bool(args[3] if len(args) > 3 else kwargs.get("accumulate", False)))
+
+
+def padded_back(forward: Any) -> Rule:
+    """The backward pass of padding: gradients go back to where the padding was copied from."""
+
+    def rule(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+        spots = forward(numbers(args[1]), args[2]).reshape(-1).long().numpy() - 1
+        trace.write(out, index_sets.merge(trace.read(args[0]), spots, out.numel()))
+
+    return rule
+
+
+def folded(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """``col2im(x, output_size, kernel, dilation, padding, stride)``: the transposed of ``im2col``."""
+    spots = aten.im2col.default(numbers(out), *args[2:]).reshape(-1).long().numpy() - 1
+    trace.write(out, index_sets.merge(trace.read(args[0]), spots, out.numel()))
+
+
+def unfolded_back(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """``unfold_backward(grad, input_sizes, dim, size, step)``."""
+    spots = numbers(out).unfold(*args[2:]).reshape(-1).long().numpy() - 1
+    trace.write(out, index_sets.merge(trace.read(args[0]), spots, out.numel()))
+
+
+def embedded_back(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """``embedding_dense_backward(grad, indices, rows, ...)``."""
+    spots = numbers(out)[args[1]].reshape(-1).long().numpy() - 1
+    trace.write(out, index_sets.merge(trace.read(args[0]), spots, out.numel()))
+
+
+def _select(target: Tensor, dim: int, index: Tensor, source: Any) -> Tensor:
+    return target.index_select(dim, index)
+
+
+def _gather(target: Tensor, dim: int, index: Tensor, source: Any) -> Tensor:
+    return target.gather(dim, index)
+
+
+def _always(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return True
+
+
+def _never(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return False
+
+
+_PADS = {
+    f"{kind}_pad{d}d_backward": padded_back(getattr(aten, f"{kind}_pad{d}d").default)
+    for kind in ("reflection", "replication")
+    for d in (1, 2, 3)
+}
+RULES: dict[str, Rule] = {
+    "index_add": _indexed(_always, _select),
+    "index_reduce": _indexed(_always, _select),
+    "index_copy": _indexed(_never, _select),
+    "index_fill": _indexed(_never, _select),
+    "scatter": _indexed(_never, _gather),
+    "scatter_add": _indexed(_always, _gather),
+    "scatter_reduce": _indexed(_always, _gather),
+    "index_put": put,
+    "_index_put_impl": put,
+    "_unsafe_index_put": put,
+    "col2im": folded,
+    "unfold_backward": unfolded_back,
+    "embedding_dense_backward": embedded_back,
+    **_PADS,
+}

@@ -1,0 +1,182 @@
+"""One evaluation of a function, watched: which unknowns every number in memory depends on.
+
+Sets belong to *storages*, not to tensors: a view costs nothing, a write through a view is seen by everyone who shares the
+memory, and what autograd keeps for its backward pass (the gradient of an objective is a function like any other) is known
+although it comes back as another Python object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from implicitkit import compat
+from implicitkit.compat import tree_flatten
+from implicitkit.sparsity import index_sets
+from implicitkit.sparsity.index_sets import IndexSets
+
+__all__ = ["NotTraceable", "NumpyGuard", "Rule", "Trace", "names"]
+
+
+class NotTraceable(Exception):
+    """Something leaves the sight of the trace (NumPy, a sparse tensor made of unknowns)."""
+
+
+Rule = Callable[["Trace", Any, Sequence[Any], dict[str, Any], Any], None]
+
+
+def names(text: str) -> list[str]:
+    """Names of operations, between blanks."""
+    return text.split()
+
+
+class Trace(compat.TorchDispatchMode):
+    """Runs every operation and, by the rule for it, notes what its results depend on.
+
+    Args:
+        rules: by the name of the operation without a trailing underscore. unknowns: how many there are.
+
+    Attributes:
+        guessed: names of operations without a rule: their results depend on all their inputs.
+    """
+
+    def __init__(self, rules: dict[str, Rule], unknowns: int) -> None:
+        super().__init__()
+        self.rules, self.unknowns = rules, unknowns
+        self.guessed: list[str] = []
+        self._sets: dict[int, IndexSets] = {}
+        self._unit: dict[int, int] = {}  # bytes for one row of the sets
+        self._alive: list[Any] = []  # storages whose address must not be used again
+        self._chosen: set[int] = set()  # storages of integers and masks that values of unknowns have chosen
+
+    # ------------------------------------------------------------------------------------------------- what is known
+    def tracked(self, t: Any) -> bool:
+        """Does a floating-point tensor depend on an unknown?"""
+        return isinstance(t, Tensor) and _address(t) in self._sets
+
+    def chosen(self, t: Any) -> bool:
+        """Have values of the unknowns decided over these numbers (an index from ``argsort``, a mask)?"""
+        return isinstance(t, Tensor) and (_address(t) in self._chosen or _address(t) in self._sets)
+
+    def read(self, t: Tensor) -> IndexSets:
+        """The sets of the entries of ``t``, in the order of ``t.reshape(-1)``."""
+        address = _address(t)
+        if address not in self._sets:
+            return index_sets.empty(t.numel(), self.unknowns)
+        sets = self._sets[address]
+        ratio = t.element_size() / self._unit[address]
+        if ratio < 1:  # the real view of complex numbers
+            parts = round(1 / ratio)
+            sets = index_sets.take(sets, np.arange(sets.shape[0] * parts) // parts)
+            self._sets[address], self._unit[address] = sets, t.element_size()
+            ratio = 1
+        if ratio == 1 and t.is_contiguous() and t.storage_offset() == 0 and t.numel() == sets.shape[0]:
+            return sets
+        rows = places(t)
+        if ratio == 1:
+            return index_sets.take(sets, rows)
+        return index_sets.union([index_sets.take(sets, rows * int(ratio) + k) for k in range(int(ratio))])
+
+    def write(self, t: Tensor, sets: IndexSets) -> None:
+        """Note the sets of the entries of ``t``, in the order of ``t.reshape(-1)``."""
+        address = _address(t)
+        if address == 0 or not (t.is_floating_point() or t.is_complex()):
+            return
+        storage = t.untyped_storage()
+        size = storage.nbytes() // t.element_size()
+        known = address in self._sets
+        if known and self._unit[address] != t.element_size():
+            raise NotTraceable("memory is written as one type and as another")
+        if not known:
+            self._alive.append(storage)
+            self._unit[address] = t.element_size()
+        if t.is_contiguous() and t.storage_offset() == 0 and t.numel() == size:
+            self._sets[address] = sets
+            return
+        old = self._sets[address] if known else index_sets.empty(size, self.unknowns)
+        self._sets[address] = index_sets.overwrite(old, places(t), sets)
+
+    def guess(self, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Without a rule: outputs depend on all inputs."""
+        self.guessed.append(name)
+        collections = [self.read(t) for t in inputs if self.tracked(t)]
+        for out in outputs:
+            self.write(out, index_sets.everything(collections, out.numel()))
+
+    # ----------------------------------------------------------------------------------------------------- dispatch
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        inputs = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
+        if not any(self.chosen(t) for t in inputs):
+            return out
+        outputs = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
+        if not compat.operation(func)[1]:
+            shared = {_address(t) for t in inputs}
+            outputs = [t for t in outputs if _address(t) not in shared]  # the others are views
+        if not outputs:
+            return out
+        if any(t.layout is not torch.strided for t in outputs):
+            raise NotTraceable(f"{func} makes a sparse tensor of the unknowns")
+        if not any(self.tracked(t) for t in inputs):
+            self._choose(outputs)
+            return out
+        self._choose([t for t in outputs if not (t.is_floating_point() or t.is_complex())])
+        if any(t.is_floating_point() or t.is_complex() for t in outputs):
+            self._follow(func, args, kwargs, out, inputs, outputs)
+        return out
+
+    def _follow(
+        self, func: Any, args: Any, kwargs: dict[str, Any], out: Any, inputs: list[Tensor], outputs: list[Tensor]
+    ) -> None:
+        name = compat.operation(func)[0].split("::")[1].rstrip("_")
+        rule = self.rules.get(name)
+        if rule is None and torch.Tag.pointwise in func.tags:
+            rule = self.rules["pointwise"]
+        if rule is None:
+            self.guess(name, inputs, outputs)
+        else:
+            rule(self, func, args, kwargs, out)
+
+    def _choose(self, outputs: Sequence[Tensor]) -> None:
+        for t in outputs:
+            address = _address(t)
+            if address and address not in self._chosen:
+                self._alive.append(t.untyped_storage())
+                self._chosen.add(address)
+
+
+def places(t: Tensor) -> np.ndarray:
+    """Where the entries of ``t`` lie in its storage, in the order of ``t.reshape(-1)``."""
+    rows: np.ndarray = np.asarray(t.storage_offset(), dtype=np.int64)
+    for size, stride in zip(t.shape, t.stride(), strict=True):
+        rows = rows[..., None] + np.arange(size, dtype=np.int64) * stride
+    return rows.reshape(-1)
+
+
+def _address(t: Tensor) -> int:
+    """Of the memory of ``t``; 0 if it has none."""
+    if t.layout is not torch.strided:
+        return 0
+    return int(t.untyped_storage().data_ptr())
+
+
+class NumpyGuard(TorchFunctionMode):
+    """Refuses to let a tracked tensor out of the sight of the trace."""
+
+    _EXITS = ("numpy", "__array__", "tolist", "__dlpack__", "data_ptr")
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self.trace = trace
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in self._EXITS and args and self.trace.tracked(args[0]):
+            raise NotTraceable(f"Tensor.{name} takes the unknowns out of torch")
+        return func(*args, **(kwargs or {}))

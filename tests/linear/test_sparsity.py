@@ -1,0 +1,227 @@
+"""Patterns, colourings, compressed Jacobians and sparse factors, each against the dense Jacobian."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from patterns_table import PATTERNS, Case
+from torch import Tensor
+
+from implicitkit import autodiff
+from implicitkit.linear.sparse_factors import SparseFactor, analyse
+from implicitkit.sparsity import index_sets
+from implicitkit.sparsity.colouring import groups_of_columns
+from implicitkit.sparsity.compression import coloured
+from implicitkit.sparsity.detection import detect
+
+
+def dense(function, z: Tensor) -> Tensor:
+    """``(batch, m, n)``, one sample and one row at a time."""
+    return torch.stack([torch.autograd.functional.jacobian(lambda x: function(x[None])[0], row) for row in z])
+
+
+@pytest.mark.parametrize("case", PATTERNS, ids=lambda c: c.name)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_detection_misses_nothing(case: Case, batch: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    z = torch.randn(batch, case.n, generator=generator, dtype=torch.float64)
+    if case.name == "embedding-like table":
+        z = z[:1]
+    found = detect(case.function, z)
+    assert found.pattern is not None, found.reason
+    pattern = torch.from_numpy(found.pattern.toarray())
+    shown = torch.zeros_like(pattern)
+    for _ in range(3):
+        point = torch.randn(2, case.n, generator=generator, dtype=torch.float64)[: len(z)]
+        shown |= (dense(case.function, point) != 0).any(0)
+    for i, j in case.hidden:
+        shown[i, j] = True
+    missed = (shown & ~pattern).nonzero().tolist()
+    assert not missed, f"entries missed: {missed}"
+    more = int((pattern & ~shown).sum())
+    assert more <= case.extra, f"{more} entries more than there are, {case.extra} expected"
+    assert bool(found.guessed) == case.guesses, found.guessed
+
+
+def test_sixty_functions() -> None:
+    assert len(PATTERNS) >= 60 and len({c.name for c in PATTERNS}) == len(PATTERNS)
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "reason"),
+    [
+        ("numpy", lambda z: torch.from_numpy(np.sin(z.detach().numpy())) + z, "numpy"),
+        (
+            "sparse of unknowns",
+            lambda z: torch.sparse_coo_tensor(torch.tensor([[0], [0]]), z[0, :1], (6, 6)) @ z.T,
+            "sparse",
+        ),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_what_cannot_be_seen_is_no_pattern(name, function, reason) -> None:
+    found = detect(function, torch.rand(1, 6, dtype=torch.float64))
+    assert found.pattern is None and reason in found.reason
+
+
+def test_dense_functions_stop_early(monkeypatch) -> None:
+    monkeypatch.setattr(index_sets, "BUDGET", 100_000)
+    found = detect(lambda z: z + z.sum(1, keepdim=True), torch.rand(1, 1000, dtype=torch.float64))
+    assert found.pattern is None and "dense" in found.reason
+
+
+# ------------------------------------------------------------------------------------------------------------ colouring
+def _patterns() -> dict[str, sp.csr_matrix]:
+    rng = np.random.default_rng(0)
+    hub = sp.random(200, 200, 0.01, random_state=rng) + sp.identity(200)
+    hub = sp.lil_matrix(hub)
+    hub[7] = 1
+    hub[:, 11] = 1
+    n = 20
+    line = sp.diags([1.0, 1, 1], [-1, 0, 1], shape=(n, n))
+    return {
+        "diagonal": sp.identity(9),
+        "tridiagonal": line,
+        "grid": sp.kronsum(line, line),
+        "periodic": sp.diags([1.0, 1, 1, 1, 1], [-29, -1, 0, 1, 29], shape=(30, 30)),
+        "random": sp.random(150, 150, 0.02, random_state=rng) + sp.identity(150),
+        "hubs": hub,
+        "wide": sp.random(40, 120, 0.03, random_state=rng),
+        "tall": sp.random(120, 40, 0.03, random_state=rng),
+        "empty": sp.csr_matrix((12, 12)),
+        "two blocks": sp.block_diag([np.ones((5, 5)), np.ones((7, 7))]),
+    }
+
+
+@pytest.mark.parametrize("name", _patterns())
+def test_columns_of_one_colour_share_no_row(name: str) -> None:
+    pattern = sp.csr_matrix(_patterns()[name]).astype(bool)
+    groups, count = groups_of_columns(pattern)
+    assert groups.max() < count and groups.min() >= 0
+    for colour in range(count):
+        assert pattern[:, groups == colour].sum(1).max() <= 1
+    assert count >= np.diff(pattern.indptr).max()
+
+
+@pytest.mark.parametrize(("name", "most"), [("tridiagonal", 3), ("grid", 6), ("periodic", 5), ("two blocks", 7)])
+def test_structured_patterns_need_few_colours(name: str, most: int) -> None:
+    assert groups_of_columns(sp.csr_matrix(_patterns()[name]).astype(bool))[1] <= most
+
+
+@pytest.mark.parametrize("name", _patterns())
+@pytest.mark.parametrize("batch", [1, 3])
+def test_compressed_jacobian_is_the_jacobian(name: str, batch: int) -> None:
+    pattern = sp.csr_matrix(_patterns()[name]).astype(bool)
+    ready = coloured(pattern)
+    if ready is None:
+        assert name == "two blocks" or min(pattern.shape) < 50
+        return
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randn(batch, *pattern.shape, generator=generator, dtype=torch.float64)
+    blocks = blocks * torch.from_numpy(pattern.toarray())
+    mv = lambda v: (blocks @ v.unsqueeze(2)).squeeze(2)  # noqa: E731
+    rmv = lambda w: (blocks.mT @ w.unsqueeze(2)).squeeze(2)  # noqa: E731
+    values, error = ready.values(mv, rmv, batch, blocks)
+    for i in range(batch):
+        assert np.array_equal(ready.matrix(values[i]).toarray(), blocks[i].numpy())
+    assert error.max() < 1e-14
+    # one entry more than the pattern knows of is noticed
+    i, j = np.argwhere(~pattern.toarray())[0]
+    blocks[0, i, j] = 1.0
+    assert ready.values(mv, rmv, batch, blocks)[1][0] > 1e-3
+
+
+def test_hubs_are_set_apart() -> None:
+    ready = coloured(sp.csr_matrix(_patterns()["hubs"]).astype(bool))
+    assert ready is not None and len(ready.colouring.apart) >= 1 and ready.colouring.products < 40
+
+
+# -------------------------------------------------------------------------------------------------------------- factors
+_FACTORS = {
+    "tridiagonal": (sp.diags([1.0, 1, 1], [-1, 0, 1], shape=(40, 40)), "band"),
+    "block band": (sp.block_diag([np.ones((4, 4))] * 10) + sp.eye(40, k=4), "band"),
+    "shuffled band": (None, "renumbered"),
+    "grid": (
+        sp.kronsum(
+            sp.diags([1.0, 1, 1], [-1, 0, 1], shape=(40, 40)), sp.diags([1.0, 1, 1], [-1, 0, 1], shape=(40, 40))
+        ),
+        "superlu",
+    ),
+    "graph": (sp.random(300, 300, 0.03, random_state=np.random.default_rng(1)) + sp.eye(300), "superlu"),
+}
+
+
+@pytest.mark.parametrize("name", _FACTORS)
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("columns", [None, 4])
+def test_sparse_factors_against_dense(name: str, transpose: bool, columns: int | None) -> None:
+    pattern, kind = _FACTORS[name]
+    if pattern is None:
+        order = np.random.default_rng(2).permutation(200)
+        pattern = sp.csr_matrix(sp.diags([1.0, 1, 1, 1], [-2, -1, 0, 1], shape=(200, 200)))[order][:, order]
+    pattern = sp.csr_matrix(pattern).astype(bool)
+    pattern.sort_indices()
+    analysis = analyse(pattern)
+    assert ("superlu" if analysis.band is None else "band" if analysis.order is None else "renumbered") == kind
+    n = pattern.shape[0]
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randn(3, n, n, generator=generator, dtype=torch.float64) * torch.from_numpy(pattern.toarray())
+    blocks = blocks + 3 * torch.eye(n, dtype=torch.float64) * (1 + torch.rand(3, n, 1, generator=generator))
+    blocks[1] *= torch.logspace(-150, 150, n, dtype=torch.float64)[:, None]  # units of the equations do not matter
+    values = np.stack([b.numpy()[pattern.nonzero()] for b in blocks])
+    shape = (3, n) if columns is None else (3, n, columns)
+    b = torch.randn(shape, generator=generator, dtype=torch.float64)
+    factor = SparseFactor(analysis, values)
+    assert factor.ok.all() and factor.reason == ""
+    rows = blocks.abs().amax(2, keepdim=True)
+    scaled = blocks / rows
+    rhs = b if columns else b[..., None]
+    expected = torch.linalg.solve(scaled.mT, rhs) / rows if transpose else torch.linalg.solve(scaled, rhs / rows)
+    torch.testing.assert_close(factor.solve(b, transpose), expected.reshape(b.shape), rtol=1e-8, atol=0)
+
+
+@pytest.mark.parametrize("size", [40, 400])
+def test_a_bad_block_leaves_the_others_alone(size: int) -> None:
+    pattern = sp.csr_matrix(sp.diags([1.0, 1, 1], [-1, 0, 1], shape=(size, size))).astype(bool)
+    if size == 400:
+        pattern = sp.csr_matrix(sp.kronsum(*2 * [sp.diags([1.0, 1, 1], [-1, 0, 1], shape=(20, 20))])).astype(bool)
+    pattern.sort_indices()
+    rows, columns = pattern.nonzero()
+    good = np.where(rows == columns, 6.0, -1.0)
+    neumann = np.where(rows == columns, np.diff(pattern.indptr)[rows] - 1.0, -1.0)  # rows sum to zero: singular
+    broken = good.copy()
+    broken[3] = np.nan
+    factor = SparseFactor(analyse(pattern), np.stack([good, neumann, broken, good]))
+    assert factor.ok.tolist() == [True, False, False, True]
+    x = factor.solve(torch.ones(4, size, dtype=torch.float64))
+    assert x[[0, 3]].isfinite().all() and x[[1, 2]].isnan().all() and torch.equal(x[0], x[3])
+    assert factor.reason == "the matrix is not finite"
+
+
+def test_indefinite_matrices_are_pivoted() -> None:
+    """A symmetric pattern with a zero diagonal: the preference for diagonal pivots must not cost accuracy."""
+    pattern = sp.csr_matrix(sp.kronsum(*2 * [sp.diags([1.0, 1, 1], [-1, 0, 1], shape=(24, 24))])).astype(bool)
+    pattern.sort_indices()
+    rows, columns = pattern.nonzero()
+    rng = np.random.default_rng(0)
+    values = np.where(rows == columns, 1e-12, rng.standard_normal(len(rows)))[None]
+    A = torch.zeros(576, 576, dtype=torch.float64)
+    A[rows, columns] = torch.from_numpy(values[0])
+    b = torch.ones(1, 576, dtype=torch.float64)
+    x = SparseFactor(analyse(pattern), values).solve(b)
+    assert (A @ x[0] - 1).abs().max() < 1e-8 * x.abs().max()
+
+
+def test_pattern_of_a_residual_and_its_factors_solve_it() -> None:
+    n = 500
+    f = lambda z: 2 * z - torch.nn.functional.pad(z, (1, 0))[:, :-1] - z.roll(-1, 1) * z + z**3  # noqa: E731
+    z = torch.linspace(1, 2, 2 * n, dtype=torch.float64).view(2, n)
+    ready = coloured(detect(f, z).pattern)
+    _, A = autodiff.linearise(f, z)
+    values, error = ready.values(A.mv, A.rmv, 2, z)
+    assert error.max() < 1e-13
+    b = torch.ones(2, n, dtype=torch.float64)
+    x = SparseFactor(analyse(ready.pattern), values).solve(b)
+    torch.testing.assert_close(A.mv(x), b, rtol=1e-10, atol=1e-10)

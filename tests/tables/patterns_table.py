@@ -1,0 +1,212 @@
+"""Functions of one vector with the pattern of their Jacobian: exact (``extra=0``) or known to be over-estimated.
+
+The reference is the set of entries that are not zero in any of several dense Jacobians at random points (and in the
+positions where a value may hide an entry, those written down by hand).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["PATTERNS", "Case"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """``function: (batch, n) -> (batch, m)``; ``extra``: entries that detection may add; ``hidden``: entries that random
+    points do not show; ``guesses``: operations without a rule are expected."""
+
+    name: str
+    function: Callable[[Tensor], Tensor]
+    n: int = 12
+    extra: int = 0
+    hidden: tuple[tuple[int, int], ...] = ()
+    guesses: bool = False
+
+
+_g = torch.Generator().manual_seed(7)
+_LAPLACE = torch.diag(torch.full((12,), 2.0)) - torch.diag(torch.ones(11), 1) - torch.diag(torch.ones(11), -1)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch says that its CSR tensors are in beta
+    _SPARSE = _LAPLACE.double().to_sparse_csr()
+_COO = _LAPLACE.double().to_sparse_coo()
+_KERNEL = torch.tensor([[0.0, 1, 0], [1, -4, 1], [0, 1, 0]], dtype=torch.float64)[None, None]
+_EDGES = torch.tensor([[0, 0, 1, 2, 5, 7, 9], [3, 4, 4, 11, 6, 8, 10]])
+_PERMUTED = torch.randperm(12, generator=_g)
+_MASK = torch.arange(12) % 3 == 0
+
+
+def _grid(z: Tensor) -> Tensor:
+    return z.view(-1, 3, 4)
+
+
+def _image(z: Tensor) -> Tensor:
+    return z.view(-1, 1, 6, 6)
+
+
+def _inplace(z: Tensor) -> Tensor:
+    out = torch.zeros_like(z)
+    out[:, 1:] = z[:, 1:] - z[:, :-1]
+    out[:, 0] += z[:, 3]
+    out.mul_(z)
+    return out
+
+
+def _rows(z: Tensor) -> Tensor:
+    out = torch.empty_like(z)
+    for i in range(z.shape[1]):
+        out[:, i] = z[:, i] * z[:, (i * 5) % 12]
+    return out
+
+
+def _gradient(objective: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def gradient(z: Tensor) -> Tensor:
+        with torch.enable_grad():
+            y = z.detach().requires_grad_() if not z.requires_grad else z
+            (g,) = torch.autograd.grad(objective(y).sum(), y, create_graph=True)
+        return g
+
+    return gradient
+
+
+def _functional(z: Tensor) -> Tensor:
+    return torch.func.vmap(torch.func.grad(lambda x: (x[1:] * x[:-1] ** 2).sum()))(z)
+
+
+def _network(z: Tensor) -> Tensor:
+    i, j = _EDGES
+    flow = torch.sinh(z[:, i] - z[:, j])
+    return torch.zeros_like(z).index_add(1, i, flow).index_add(1, j, -flow) + z
+
+
+def _scatter(z: Tensor) -> Tensor:
+    return torch.zeros_like(z).scatter_add(1, _PERMUTED.expand_as(z), z.roll(2, 1) ** 2)
+
+
+def _put(z: Tensor) -> Tensor:
+    out = z.clone()
+    out[:, _EDGES[0, :3]] = z[:, 5:8].exp()
+    return out
+
+
+def _complex(z: Tensor) -> Tensor:
+    w = torch.view_as_complex(z.view(-1, 6, 2).contiguous())
+    return torch.view_as_real(w * w.roll(1, 1)).reshape(z.shape)
+
+
+def _rosenbrock(z: Tensor) -> Tensor:
+    return (100 * (z[:, 1:] - z[:, :-1] ** 2) ** 2 + (1 - z[:, :-1]) ** 2).sum(1)
+
+
+PATTERNS = [
+    Case("square", lambda z: z**2),
+    Case("affine", lambda z: 3 * z + 1),
+    Case("zero times z", lambda z: 0 * z + z.roll(1, 1), hidden=tuple((i, i) for i in range(12))),
+    Case("value hides", lambda z: z * (z * 0).roll(1, 1) + z, hidden=tuple((i, (i - 1) % 12) for i in range(12))),
+    Case("roll", lambda z: z * z.roll(1, 1)),
+    Case("flip", lambda z: torch.sin(z.flip(1)) + z),
+    Case("slices", lambda z: torch.cat([z[:, :1], z[:, 1:] - z[:, :-1]], 1)),
+    Case("pad constant", lambda z: F.pad(z, (1, 1))[:, 2:] + F.pad(z, (1, 1))[:, :-2]),
+    Case("pad circular", lambda z: F.pad(z[:, None], (1, 1), mode="circular")[:, 0, 2:] * z),
+    Case("pad reflect", lambda z: F.pad(z[:, None], (2, 2), mode="reflect")[:, 0, 4:] + z),
+    Case("pad replicate", lambda z: F.pad(z[:, None], (1, 1), mode="replicate")[:, 0, :-2] * z),
+    Case("stencil in place", _inplace),
+    Case("row by row", _rows),
+    Case("diff", lambda z: torch.diff(z, prepend=z[:, :1]) ** 2 + z),
+    Case("grid", lambda z: (F.pad(_grid(z), (1, 1, 1, 1))[:, 2:, 1:-1] * _grid(z)).flatten(1), extra=4),
+    Case("transpose", lambda z: _grid(z).mT.reshape(-1, 12) + z),
+    Case("permute", lambda z: z.view(-1, 2, 3, 2).permute(0, 3, 1, 2).reshape(-1, 12) * 2),
+    Case("select", lambda z: z[:, 3:4] + z),
+    Case("index", lambda z: z[:, _PERMUTED].cos() + z),
+    Case("index by mask", lambda z: z[:, _MASK] ** 2),
+    Case("index_select", lambda z: z.index_select(1, _EDGES[1]) ** 3),
+    Case("gather", lambda z: z.gather(1, _PERMUTED.expand_as(z)) * z),
+    Case("take_along_dim", lambda z: torch.take_along_dim(z, _PERMUTED.expand_as(z), 1).exp()),
+    Case("index_add", _network),
+    Case("scatter_add", _scatter),
+    Case("index_put", _put),
+    Case("index_copy", lambda z: z.index_copy(1, torch.tensor([0, 4]), z[:, 6:8] ** 2)),
+    Case("scatter", lambda z: z.scatter(1, torch.tensor([[0, 5]]).expand(len(z), 2), z[:, 8:10].exp()), extra=2),
+    Case("index_fill", lambda z: z.index_fill(1, torch.tensor([0, 4]), 2.0) ** 2),
+    Case("masked_fill", lambda z: z.masked_fill(_MASK, 0.0) + z.roll(3, 1), extra=12, hidden=((0, 0),)),
+    Case("where, both branches", lambda z: torch.where(z > 0, z, z.roll(1, 1)), extra=24),
+    Case("relu", lambda z: torch.relu(z) + z.roll(1, 1), extra=12),
+    Case("clamp and abs", lambda z: z.abs() + z.clamp(-9, 9)),
+    Case("leaves", lambda z: torch.cat([t * z[:, 0:1] for t in z.split(4, 1)], 1)),
+    Case("unbind, stack", lambda z: torch.stack([t**2 for t in z.unbind(1)][::-1], 1)),
+    Case("chunk sums", lambda z: z.view(-1, 4, 3).sum(2)),
+    Case("mean kept", lambda z: (z.view(-1, 4, 3) - z.view(-1, 4, 3).mean(2, keepdim=True)).flatten(1)),
+    Case("norms", lambda z: z.view(-1, 4, 3).norm(dim=2)),
+    Case("logsumexp", lambda z: z.view(-1, 4, 3).logsumexp(2)),
+    Case("softmax", lambda z: z.view(-1, 4, 3).softmax(2).flatten(1)),
+    Case("layer norm", lambda z: F.layer_norm(z.view(-1, 4, 3), (3,)).flatten(1)),
+    Case("cumsum, whole", lambda z: z.view(-1, 4, 3).cumsum(2).flatten(1), extra=12),
+    Case("amax", lambda z: z.view(-1, 4, 3).amax(2), extra=12),
+    Case("sort", lambda z: z.view(-1, 4, 3).sort(2).values.flatten(1), extra=36),
+    Case("argsort decides", lambda z: z.gather(1, z.argsort(1)), extra=144, guesses=True),
+    Case("sum of all", lambda z: z + z.sum(1, keepdim=True)),
+    Case("scalar sum", lambda z: z.square().sum(1, keepdim=True)),
+    Case("unfold", lambda z: z.unfold(1, 3, 1).prod(2)),
+    Case("dense matrix with zeros", lambda z: z @ _LAPLACE.double().T + z**3),
+    Case("matrix from the left", lambda z: (_LAPLACE.double() @ z.T).T),
+    Case("sparse csr matrix", lambda z: torch.mv(_SPARSE, z[0])[None] if len(z) == 1 else (_SPARSE @ z.T).T),
+    Case("sparse coo matrix", lambda z: torch.sparse.mm(_COO, z.T).T),
+    Case("batched matmul", lambda z: (z.view(-1, 3, 2, 2) @ torch.ones(2, 2).double()).flatten(1)),
+    Case("both factors", lambda z: (z.view(-1, 3, 2, 2) @ z.view(-1, 3, 2, 2)).flatten(1)),
+    Case("einsum", lambda z: torch.einsum("bij,jk->bik", z.view(-1, 6, 2), torch.eye(2).double()).flatten(1)),
+    Case("inverse by blocks", lambda z: (z.view(-1, 3, 2, 2) + 3 * torch.eye(2)).inverse().flatten(1)),
+    Case(
+        "solve by blocks",
+        lambda z: torch.linalg.solve(z.view(-1, 3, 2, 2) + 3 * torch.eye(2), torch.ones(2, 1).double()).flatten(1),
+    ),
+    Case("conv1d", lambda z: F.conv1d(z[:, None], torch.ones(1, 1, 3).double(), padding=1)[:, 0] * z),
+    Case("conv1d dilated", lambda z: F.conv1d(z[:, None], torch.ones(1, 1, 3).double(), padding=2, dilation=2)[:, 0]),
+    Case("conv2d five points", lambda z: F.conv2d(_image(z), _KERNEL, padding=1).flatten(1) + z**3, n=36),
+    Case("conv2d strided", lambda z: F.conv2d(_image(z), torch.ones(2, 1, 2, 2).double(), stride=2).flatten(1), n=36),
+    Case(
+        "conv2d groups",
+        lambda z: F.conv2d(z.view(-1, 2, 3, 3), torch.ones(2, 1, 3, 3).double(), padding=1, groups=2).flatten(1),
+        n=18,
+    ),
+    Case("conv transposed", lambda z: F.conv_transpose1d(z[:, None], torch.ones(1, 1, 3).double(), padding=1)[:, 0]),
+    Case("avg_pool", lambda z: F.avg_pool2d(_image(z), 2).flatten(1), n=36),
+    Case("max_pool", lambda z: F.max_pool2d(_image(z), 2).flatten(1), n=36, extra=36),
+    Case("upsample", lambda z: F.interpolate(z[:, None, ::2], scale_factor=2, mode="nearest")[:, 0] * z),
+    Case("embedding-like table", lambda z: F.embedding(_EDGES[0], z[0][:, None])[None, :, 0].expand(len(z), -1)),
+    Case("fft by rows", lambda z: torch.fft.rfft(z.view(-1, 4, 3), dim=2).abs().flatten(1)),
+    Case("complex pairs", _complex),
+    Case("gradient of Rosenbrock", _gradient(_rosenbrock)),
+    Case("gradient with exp, cat, pad", _gradient(lambda z: (F.pad(z, (0, 1))[:, 1:] * z.exp()).sum(1)), extra=1),
+    Case(
+        "gradient of a convolution",
+        _gradient(lambda z: F.conv2d(_image(z), _KERNEL, padding=1).pow(4).sum((1, 2, 3))),
+        n=36,
+    ),
+    Case("gradient of gather", _gradient(lambda z: (z[:, _EDGES[0]] - z[:, _EDGES[1]]).pow(4).sum(1))),
+    Case("vmap of grad inside", _functional),
+    Case(
+        "linspace loop",
+        lambda z: sum((z.roll(k, 1) * k for k in range(3)), torch.zeros_like(z)),
+        hidden=tuple((i, i) for i in range(12)),
+    ),
+    Case(
+        "dropout off, linear layer",
+        lambda z: F.linear(z.view(-1, 4, 3), torch.ones(3, 3).double(), torch.ones(3).double()).flatten(1),
+    ),
+    Case(
+        "unknown operation",
+        lambda z: torch.special.i0e(z) + torch.linalg.lstsq(torch.eye(12).double(), z.T).solution.T,
+        extra=144,
+        guesses=True,
+    ),
+    Case("detached part", lambda z: z.detach().roll(1, 1) * z, extra=12),
+    Case("tril", lambda z: z.view(-1, 3, 2, 2).tril().flatten(1) ** 2, hidden=()),
+    Case("repeat", lambda z: z[:, :6].repeat(1, 2) * z),
+    Case("outer with constants", lambda z: (z.view(-1, 6, 2)[:, :, :, None] * torch.ones(2).double()).flatten(1)),
+]
