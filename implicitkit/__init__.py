@@ -41,6 +41,9 @@ from implicitkit.solver.constrained.mirror_descent import MirrorDescent
 from implicitkit.solver.constrained.proximal_gradient import ProximalGradient
 from implicitkit.solver.constrained.sqp import SQP
 from implicitkit.solver.fixed_point.aitken import Aitken, Steffensen
+from implicitkit.solver.fixed_point.continuation import Continuation
+from implicitkit.solver.fixed_point.impatient import Impatient
+from implicitkit.solver.fixed_point.relay import Relay
 from implicitkit.solver.least_squares.gauss_newton import GaussNewton
 from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarquardt
 from implicitkit.solver.minimise.bfgs import BFGS
@@ -80,6 +83,7 @@ __all__ = [
     "Certificate",
     "Chandrupatla",
     "Chord",
+    "Continuation",
     "ConvergenceError",
     "ConvergenceWarning",
     "Equality",
@@ -87,6 +91,7 @@ __all__ = [
     "Found",
     "GaussNewton",
     "GradientDescent",
+    "Impatient",
     "Implicit",
     "ImpureFunctionWarning",
     "Inequality",
@@ -110,6 +115,7 @@ __all__ = [
     "ProximalGradient",
     "PseudoTransient",
     "QuadraticProgram",
+    "Relay",
     "Root",
     "Rule",
     "Solution",

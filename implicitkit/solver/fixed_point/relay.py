@@ -1,0 +1,63 @@
+"""Fixed points by a relay of methods: each hands over the samples on which it gets nowhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from implicitkit.registry.table import register_solver
+from implicitkit.solver.auto import Polyalgorithm, Stage
+from implicitkit.solver.driver import Options, Outcome
+from implicitkit.solver.evaluations import Function
+from implicitkit.solver.fixed_point.anderson import Anderson
+from implicitkit.solver.fixed_point.continuation import Continuation
+from implicitkit.solver.fixed_point.impatient import Impatient
+from implicitkit.solver.root.broyden import Broyden
+from implicitkit.solver.root.newton_krylov import NewtonKrylov
+
+__all__ = ["Relay"]
+
+_DENSE = 1024  # unknowns a sample up to which continuation, which factors Jacobians, is tried
+
+_STAGES = (
+    Stage(Impatient(Anderson())),
+    Stage(Impatient(Broyden()), scale=None),
+    Stage(Impatient(NewtonKrylov(), window=6, horizon=30), scale=None),
+    Stage(Continuation(), max_steps=200),
+    Stage(Continuation(), max_steps=200, scale=None),
+    Stage(Continuation(stray=0.3), max_steps=400, scale=0.5),
+)
+
+
+@register_solver("relay", solves="fixed_point")
+@dataclass(frozen=True)
+class Relay(Polyalgorithm):
+    """Fixed points of maps that need not contract: cheap methods first, then, sample by sample, what they cannot solve.
+
+    1. Anderson acceleration, 2. Broyden's method with limited memory, 3. Newton's method with GMRES, each from the best
+    point so far, and each only as long as a sample's residual falls fast enough to be done in reasonable time
+    (:class:`Impatient`); 4. :class:`Continuation` in the strength of the map, up to 1024 unknowns a sample, from the start,
+    from the best point, and from halfway.  The first three are local: they depend on the Jacobian that they meet.  The last
+    is global: it finds a fixed point of a map that is smooth and bounded from almost every start, and of most that are only
+    piecewise smooth.
+
+    A sample that all fail on gets the best point that any of them has seen.  ``solution.solver`` names those that solved
+    something.
+
+    Args:
+        stages: others instead, as for :class:`Polyalgorithm`.
+
+    Raises:
+        ValueError: no stage.
+    """
+
+    stages: tuple[Any, ...] = _STAGES
+    name: ClassVar[str] = "relay"
+
+    def run(self, f: Function, z0: Tensor, options: Options) -> Outcome:
+        """The stages that fit the size, in turn."""
+        members = tuple(s for s in self.stages if z0.shape[1] <= _DENSE or not isinstance(s.solver, Continuation))
+        runs = self if len(members) in (0, len(self.stages)) else Relay(members)
+        return super(Relay, runs).run(f, z0, options)

@@ -1,0 +1,167 @@
+"""Fixed points that plain acceleration does not reach: giving up in time, continuation, and the relay of both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import implicitkit as ik
+
+F64 = torch.float64
+
+
+# ------------------------------------------------------------------------------------------------- giving up in time
+@pytest.mark.parametrize(
+    ("rate", "horizon", "given_up"),
+    [(0.5, 100.0, False), (0.9, 100.0, True), (0.9, 300.0, False), (0.999, 300.0, True), (-1.0, 1e6, True)],
+)
+def test_a_method_gives_up_where_its_rate_says_that_it_is_too_far_away(
+    rate: float, horizon: float, given_up: bool
+) -> None:
+    """Picard on z = rate z + 1 needs log(1e-8) / log(rate) steps from residual 1: 27, 175, 18,411."""
+    solver = ik.Impatient(ik.Picard(), window=10, horizon=horizon)
+    z0 = torch.zeros(1, dtype=F64)
+    found = ik.fixed_point(lambda z: rate * z + 1, z0, solver=solver, rtol=0.0, atol=1e-8, on_failure="ignore")
+    assert found.status.item() == (ik.Status.STALLED if given_up else ik.Status.CONVERGED)
+    if given_up:
+        assert int(found.steps) == 11  # the second look, a window after the first
+
+
+def test_only_the_sample_that_gets_nowhere_is_given_up() -> None:
+    rates = torch.tensor([0.5, 1.0, 0.3], dtype=F64)
+    found = ik.fixed_point(
+        lambda z, r: r * z + 1,
+        torch.zeros(3, 1, dtype=F64),
+        (rates.unsqueeze(1),),
+        solver=ik.Impatient(ik.Picard(), window=5),
+        batch_dims=1,
+        in_dims=(0,),
+        on_failure="ignore",
+    )
+    assert found.converged.tolist() == [True, False, True]
+    torch.testing.assert_close(found.value[[0, 2], 0], 1 / (1 - rates[[0, 2]]))
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: ik.Impatient(ik.Picard(), window=1), ValueError),
+        (lambda: ik.Impatient(ik.Picard(), horizon=0.0), ValueError),
+        (lambda: ik.Impatient("picard"), TypeError),
+        (lambda: ik.Continuation(length=0.0), ValueError),
+        (lambda: ik.Continuation(shortest=-1.0), ValueError),
+        (lambda: ik.Relay(()), ValueError),
+    ],
+)
+def test_options_out_of_range(make: Callable[[], Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        make()
+
+
+# ------------------------------------------------------------------------------------------------------- continuation
+def _zigzag(z: Tensor) -> Tensor:
+    """Piecewise linear and bounded, slopes 0, -6, 5, 0: z = f(z) only at 2.5 / 1.1, behind two sharp kinks of the path."""
+    return torch.where(z < 0.5, 3.0, torch.where(z < 1.0, 6.0 - 6 * z, 0.0 + 5 * (z - 1.0))).clamp(0.0, 2.2)
+
+
+MAPS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "steep": (lambda z: 3 * torch.cos(4 * z), 1),
+    "turns_back": (lambda z: 2 * torch.tanh(5 * (z - 1)) + 1.2 * torch.sin(3 * z), 1),
+    "zigzag": (_zigzag, 1),
+    "rotation": (lambda z: 2 * torch.tanh(torch.stack([-4 * z[1] + 0.3, 4 * z[0] + 0.2])), 2),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_continuation_finds_a_fixed_point_of_a_bounded_map(name: str) -> None:
+    """From 11 starts; Newton's method and Anderson's fail on some of each map, continuation on one of all at most."""
+    function, size = MAPS[name]
+    solved = {"continuation": 0, "relay": 0}
+    for solver in solved:
+        for start in torch.linspace(-2, 2, 11).tolist():
+            z0 = torch.full((size,), start, dtype=F64)
+            found = ik.fixed_point(function, z0, solver=solver, rtol=1e-10, atol=1e-12, on_failure="ignore")
+            solved[solver] += bool(found.converged)
+            if bool(found.converged):
+                torch.testing.assert_close(function(found.value), found.value, rtol=1e-9, atol=1e-9)
+    assert solved["continuation"] >= 10 and solved["relay"] == 11
+
+
+def _layer_norm_of_relu(seed: int, samples: int, size: int = 16) -> tuple[Callable[..., Tensor], Tensor]:
+    """Bounded, so that a fixed point exists (Brouwer); piecewise smooth, and far from contracting: |W|_2 = 6."""
+    generator = torch.Generator().manual_seed(seed)
+    W = torch.randn(size, size, dtype=F64, generator=generator)
+    W *= 6 / torch.linalg.matrix_norm(W, 2)
+    b = torch.randn(samples, size, dtype=F64, generator=generator)
+    return lambda z, b: nn.functional.layer_norm(torch.relu(z @ W.mT + b), (size,)), b
+
+
+def test_continuation_through_kinks() -> None:
+    """Of 32 equilibria of LayerNorm(ReLU(W z + b)) Anderson and Newton find few, continuation and the relay nearly all."""
+    function, b = _layer_norm_of_relu(0, 32)
+    z0 = torch.zeros(32, 16, dtype=F64)
+    options: dict[str, Any] = {"batch_dims": 1, "in_dims": (0,), "rtol": 1e-8, "on_failure": "ignore"}
+    share = {
+        name: ik.fixed_point(function, z0, (b,), solver=name, max_steps=steps, **options)
+        .converged.double()
+        .mean()
+        .item()
+        for name, steps in (("anderson", 300), ("newton", 100), ("continuation", 400), ("relay", None))
+    }
+    assert share["relay"] >= 0.96
+    assert share["continuation"] >= 0.85 > share["anderson"]
+
+
+def test_continuation_is_exact_for_linear_maps() -> None:
+    """H is linear in z: with I - tJ regular up to t = 1, one prediction after another, then the solution of the system."""
+    generator = torch.Generator().manual_seed(3)
+    A = torch.randn(4, 6, 6, dtype=F64, generator=generator)
+    A -= 3 * torch.eye(6, dtype=F64)
+    b = torch.randn(4, 6, dtype=F64, generator=generator)
+    found = ik.fixed_point(
+        lambda z, A, b: (A @ z.unsqueeze(2)).squeeze(2) + b,
+        torch.zeros(4, 6, dtype=F64),
+        (A, b),
+        solver="continuation",
+        batch_dims=1,
+        in_dims=(0, 0),
+        rtol=1e-12,
+        on_failure="ignore",
+    )
+    exact = torch.linalg.solve(torch.eye(6, dtype=F64) - A, b.unsqueeze(2)).squeeze(2)
+    torch.testing.assert_close(found.value[found.converged], exact[found.converged], rtol=1e-9, atol=1e-10)
+    assert int(found.converged.sum()) >= 3  # an unbounded map may send the path to infinity
+
+
+# -------------------------------------------------------------------------------------------------------------- relay
+def test_a_contraction_never_leaves_the_first_stage() -> None:
+    b = torch.linspace(-1, 1, 8, dtype=F64)
+    found = ik.fixed_point(lambda z, b: 0.7 * torch.tanh(z) + b, torch.zeros(8, dtype=F64), (b,), solver="relay")
+    plain = ik.fixed_point(lambda z, b: 0.7 * torch.tanh(z) + b, torch.zeros(8, dtype=F64), (b,), solver="anderson")
+    assert found.solver == "relay (anderson)" and found.evaluations == plain.evaluations
+    assert torch.equal(found.value, plain.value)
+
+
+def test_samples_are_solved_as_if_alone_and_derivatives_are_exact() -> None:
+    function, b = _layer_norm_of_relu(1, 6)
+    z0, b = torch.zeros(6, 16, dtype=F64), b.requires_grad_()
+    options: dict[str, Any] = {"solver": "relay", "batch_dims": 1, "in_dims": (0,), "rtol": 1e-11, "atol": 1e-12}
+    together = ik.fixed_point(function, z0, (b,), **options).value
+    for i in range(6):
+        alone = ik.fixed_point(function, z0[:1], (b[i : i + 1],), **options).value
+        torch.testing.assert_close(alone[0], together[i], rtol=1e-8, atol=1e-8)
+    (g,) = torch.autograd.grad(together.sin().sum(), b)
+    z = together.detach()
+    J_z, J_b = torch.func.vmap(torch.func.jacrev(function, argnums=(0, 1)))(z, b.detach())
+    want = torch.linalg.solve((torch.eye(16, dtype=F64) - J_z).mT, z.cos().unsqueeze(2))
+    torch.testing.assert_close(g, (J_b.mT @ want).squeeze(2), rtol=1e-7, atol=1e-9)
+
+
+def test_what_nothing_solves_is_reported_with_the_best_point() -> None:
+    found = ik.fixed_point(lambda z: z + 1, torch.zeros(3, dtype=F64), solver="relay", on_failure="ignore")
+    assert not bool(found.converged.any()) and math.isfinite(float(found.residual_norm))
