@@ -1,6 +1,6 @@
 """Layers defined by equations: state what must hold, let any solver find it, get exact derivatives of the solution."""
 
-from implicitkit import autodiff, callbacks, interop, linear, project, prox, testing, trees
+from implicitkit import autodiff, callbacks, interop, linear, project, prox, relax, testing, trees
 from implicitkit.compat import has_forward_level, opaque_to_compile, transforms_active
 from implicitkit.composition import Blocks, compose, tie
 from implicitkit.diagnostics import Certificate, Stability, certify
@@ -152,6 +152,7 @@ __all__ = [
     "register_problem",
     "register_rule",
     "register_solver",
+    "relax",
     "root",
     "rules",
     "solve",
