@@ -6,9 +6,9 @@ VENV ?= .venv
 JOBS ?= 2
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-SOURCES := implicitkit $(wildcard plugins) tests examples $(wildcard benchmarks)
+SOURCES := implicitkit $(wildcard plugins) tests examples $(wildcard benchmarks) docs
 
-.PHONY: demo test lint format slow bench clean
+.PHONY: demo test lint format slow bench docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -31,8 +31,12 @@ slow: $(VENV)/.test
 bench: $(VENV)/.bench
 	set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "the site: docs/_build/html/index.html"
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info examples/output .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build docs/gallery docs/reference *.egg-info examples/output .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Set-up: each extra is installed once, and again when what is required changes.
