@@ -17,9 +17,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from docstrings import greek
+
 import implicitkit as ik
 
-MEMBERS = {"Solution", "Problem", "Method", "Rule", "LinearSolver", "Operator", "Certificate", "Status", "DEQ", "Solver"}
+VERBS = ("solve", "root", "fixed_point", "argmin", "least_squares", "steady_state", "implicit", "solve_qp", "curve_fit")
+LISTINGS = ("get_solver", "solvers", "problems", "rules", "linear_solvers", "plugins")
+MEMBERS = {
+    "Solution",
+    "Problem",
+    "Method",
+    "Rule",
+    "LinearSolver",
+    "Operator",
+    "Certificate",
+    "Status",
+    "DEQ",
+    "Solver",
+}
 
 
 def _is(*bases: str) -> Any:
@@ -41,7 +56,7 @@ PAGES: dict[str, tuple[str, str, Any]] = {
     "solving": (
         "Solving",
         "The verb, its short forms, and the decorator that makes any solver a layer.",
-        _named("solve", "root", "fixed_point", "argmin", "least_squares", "steady_state", "implicit", "solve_qp", "curve_fit"),
+        _named(*VERBS),
     ),
     "errors": ("Errors and warnings", "What is raised, and when.", _is("ConvergenceError", "Exception", "Warning")),
     "solutions": (
@@ -49,8 +64,11 @@ PAGES: dict[str, tuple[str, str, Any]] = {
         "What a solve returns, and how far it can be from the exact solution.",
         _named("Solution", "Status", "Certificate", "Stability", "certify", "Found", "LinearSolution", "Outcome"),
     ),
-    "constraints": ("Constraints", "What else must hold; sets and proximal operators are on a page of their own.",
-                    _named("Equality", "Inequality")),
+    "constraints": (
+        "Constraints",
+        "What else must hold; sets and proximal operators are on a page of their own.",
+        _named("Equality", "Inequality"),
+    ),
     "composition": ("Composition", "Several equations as one.", _named("compose", "tie", "Blocks")),
     "solvers": (
         "Solvers",
@@ -62,7 +80,7 @@ PAGES: dict[str, tuple[str, str, Any]] = {
     "registry": (
         "Registry",
         "Parts of your own, and what is there.",
-        lambda name, part: name.startswith("register_") or name in ("get_solver", "solvers", "problems", "rules", "linear_solvers", "plugins"),
+        lambda name, part: name.startswith("register_") or name in LISTINGS,
     ),
     "modules": ("Public modules", "", _module),
     "others": ("Further names", "For authors of parts.", lambda name, part: True),
@@ -86,7 +104,9 @@ def public(module: ModuleType) -> list[str]:
     """The public names of a module: its ``__all__``, else what it defines itself."""
     if hasattr(module, "__all__"):
         return list(module.__all__)
-    return [n for n, p in vars(module).items() if not n.startswith("_") and getattr(p, "__module__", "") == module.__name__]
+    return [
+        n for n, p in vars(module).items() if not n.startswith("_") and getattr(p, "__module__", "") == module.__name__
+    ]
 
 
 def entry(module: str, name: str, owner: Any) -> str:
@@ -102,7 +122,9 @@ def entry(module: str, name: str, owner: Any) -> str:
     else:
         kind, members = "autodata", "\n:no-value:"
     example = EXAMPLES.get(f"{module}.{name}", "")
-    return f"```{{eval-rst}}\n.. {kind}:: {module}.{name}{_indent(members)}\n```\n" + (f"\n{example}\n" if example else "")
+    return f"```{{eval-rst}}\n.. {kind}:: {module}.{name}{_indent(members)}\n```\n" + (
+        f"\n{example}\n" if example else ""
+    )
 
 
 def _home(name: str, part: Any, module: str) -> str:
@@ -162,7 +184,9 @@ def module_page(path: str, title: str) -> str:
 
 def registered() -> str:
     """The registry as tables."""
-    done = subprocess.run([sys.executable, "-m", "implicitkit", "list", "--json"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "implicitkit", "list", "--json"], capture_output=True, text=True, check=True
+    )
     lines = ["# What is registered", "", "Generated from `python -m implicitkit list --json`.", ""]
     for section, rows in json.loads(done.stdout).items():
         lines += [f"## {section.capitalize().replace('-', ' ')}", ""]
@@ -180,9 +204,7 @@ def _cell(key: str, value: Any) -> str:
     text = "any" if value is None else str(value)
     if key == "name":
         return f"`{text}`"
-    from docstrings import _greek
-
-    return _greek(text).replace("|", r"\|").replace("``", "`").replace("*args", r"\*args")
+    return greek(text).replace("|", r"\|").replace("``", "`").replace("*args", r"\*args")
 
 
 def write(folder: Path) -> None:

@@ -14,14 +14,9 @@ from typing import Any
 
 import implicitkit as ik
 
-GREEK = dict(
-    zip(
-        "alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega".split()
-        + "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega".split(),
-        "αβγδεζηθκλμνξπρστφχψω" + "ΓΔΘΛΞΠΣΦΨΩ",
-        strict=True,
-    )
-)
+NAMES = """alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega
+Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"""
+GREEK = dict(zip(NAMES.split(), "αβγδεζηθκλμνξπρστφχψωΓΔΘΛΞΠΣΦΨΩ", strict=True))
 SECTION = re.compile(r"^[A-Z][A-Za-z ]{2,40}( \([^)]*\))?:$")
 ITEM = re.compile(r"(?:^|(?<=[.;)]) )(\*{0,2}[A-Za-z_][\w.]*(?:, \*{0,2}[A-Za-z_][\w.]*)*): ")
 LITERAL = re.compile(r"(``.+?``|:\w+(?::\w+)*:`[^`]+`)", re.S)
@@ -42,7 +37,7 @@ def restructured(text: list[str]) -> list[str]:
             out += _literal(_dedent(block))
         else:
             bullets = bool(BULLET.match(block[0])) or (bullets and block[0].startswith(" "))
-            out += _inline("\n".join(block)).split("\n") + [""]
+            out += [*_inline("\n".join(block)).split("\n"), ""]
     return out
 
 
@@ -52,10 +47,9 @@ def _paragraphs(lines: list[str]) -> Iterator[list[str]]:
     for i, line in enumerate(lines):
         if line.strip():
             indented = line.startswith(" ")
-            if block and not block[-1].strip() and not (indented and (block[0].startswith(" ") or _open(block))):
-                yield _stripped(block)
-                block = []
-            elif block and SECTION.match(line):
+            after_blank = bool(block) and not block[-1].strip()
+            belongs = indented and bool(block) and (block[0].startswith(" ") or _open(block))
+            if block and ((after_blank and not belongs) or SECTION.match(line)):
                 yield _stripped(block)
                 block = []
             block.append(line)
@@ -83,7 +77,7 @@ def _dedent(lines: list[str]) -> list[str]:
 def _literal(lines: list[str]) -> list[str]:
     code = "\n".join(lines)
     language = "python" if is_code(code) else "text"
-    return [f".. code-block:: {language}", "", *(f"    {_greek(line)}" for line in lines), ""]
+    return [f".. code-block:: {language}", "", *(f"    {greek(line)}" for line in lines), ""]
 
 
 def is_code(text: str) -> bool:
@@ -93,7 +87,9 @@ def is_code(text: str) -> bool:
     except SyntaxError:
         return False
     telling = (ast.Call, ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
-    return ("ik." in text or "import " in text or "def " in text) and any(isinstance(n, telling) for n in ast.walk(tree))
+    return ("ik." in text or "import " in text or "def " in text) and any(
+        isinstance(n, telling) for n in ast.walk(tree)
+    )
 
 
 def _items(lines: list[str]) -> Iterator[str]:
@@ -128,7 +124,7 @@ def _inline(text: str) -> str:
             parts[i] = "".join(pieces)
         elif part.startswith(":"):
             parts[i] = _reference(part)
-    return _greek("".join(parts))
+    return greek("".join(parts))
 
 
 def _reference(role: str) -> str:
@@ -139,10 +135,14 @@ def _reference(role: str) -> str:
     name = target.rpartition(".")[2]
     if name in ik.__all__:
         return f":py:obj:`~implicitkit.{name}`"
-    return f":py:obj:`~{target}`" if hasattr(ik, target.split(".")[1]) and target.split(".")[1] in ik.__all__ else f"``{name}``"
+    return (
+        f":py:obj:`~{target}`"
+        if hasattr(ik, target.split(".")[1]) and target.split(".")[1] in ik.__all__
+        else f"``{name}``"
+    )
 
 
-def _greek(text: str) -> str:
+def greek(text: str) -> str:
     return re.sub(r"\\([A-Za-z]+)", lambda m: GREEK.get(m[1], m[0]), text)
 
 

@@ -30,5 +30,6 @@ def _binary(project: str, rows: list[str]) -> bytes:
     for row in rows:
         name, kind, place = row.split()
         lines.append(f"{name} py:{kind} 1 {place} -\n")
-    head = f"# Sphinx inventory version 2\n# Project: {project}\n# Version: \n# The remainder of this file is compressed using zlib.\n"
+    head = f"# Sphinx inventory version 2\n# Project: {project}\n# Version: \n"
+    head += "# The remainder of this file is compressed using zlib.\n"
     return head.encode() + zlib.compress("".join(lines).encode(), 9)

@@ -52,31 +52,23 @@ def blocks(text: str) -> list[Block]:
         margin = len(fence[1])
         code = "\n".join(line[margin:] for line in fence[3].split("\n"))
         expected = told[3] if told else None
-        found.append(Block(code, text.count("\n", 0, fence.start()) + 2, fence.end(), expected, told.span(3) if told else None))
+        found.append(
+            Block(code, text.count("\n", 0, fence.start()) + 2, fence.end(), expected, told.span(3) if told else None)
+        )
     return found
 
 
 def same(printed: str, expected: str) -> bool:
     """Whether a block printed what the page says."""
-    got, want = printed.split(), expected.split()
-    return _match(got, want)
+    parts = [" ".join(part.split()) for part in f" {expected} ".split("...")]
+    pattern = ".*?".join(_pattern(part) for part in parts)
+    found = re.fullmatch(pattern, " ".join(printed.split()), re.S)
+    return found is not None and all(map(_number, found.groups(), NUMBER.findall(" ... ".join(parts))))
 
 
-def _match(got: list[str], want: list[str]) -> bool:
-    while want:
-        if want[0] == "...":
-            return any(_match(got[i:], want[1:]) for i in range(len(got) + 1))
-        if not got or not _word(got[0], want[0]):
-            return False
-        got, want = got[1:], want[1:]
-    return not got
-
-
-def _word(got: str, want: str) -> bool:
-    if "..." in want:
-        pattern = ".*".join(map(re.escape, want.split("...")))
-        return re.fullmatch(pattern, got) is not None
-    return NUMBER.split(got) == NUMBER.split(want) and all(map(_number, NUMBER.findall(got), NUMBER.findall(want)))
+def _pattern(part: str) -> str:
+    """Words as they are, a group for each number."""
+    return r"\s*" + rf"({NUMBER.pattern})".join(map(re.escape, NUMBER.split(part))).replace(r"\ ", r"\s*") + r"\s*"
 
 
 def _number(got: str, want: str) -> bool:
@@ -157,7 +149,7 @@ def _task(path: str, write: bool, pipe: object) -> None:
 
 
 def run_apart(path: str, write: bool = False) -> list[str]:
-    """The same in a process of its own, forked from one in which torch is imported already: what a page registers is its own."""
+    """The same in a process of its own (what a page registers is its own), forked from one that has imported torch."""
     context = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
     if hasattr(os, "fork"):
         context.set_forkserver_preload(["torch", "implicitkit"])
