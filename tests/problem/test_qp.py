@@ -516,3 +516,34 @@ def test_degeneracy_report(q: list[float], weak: int, active: int, regular: bool
         assert "regular" in str(report)
     with pytest.raises(ValueError, match="constrained"):
         ik.diagnostics.degeneracy(ik.root(lambda z: z - 1, torch.zeros(1)))
+
+
+def test_rows_that_are_almost_weakly_active_are_solved_to_rounding() -> None:
+    """Where a multiplier and its slack are both below the tolerance of the interior-point phase, it goes on."""
+    n, m, batch = 5, 40, 1000
+    draw = torch.Generator().manual_seed(0)
+    normal = lambda *shape: torch.randn(*shape, generator=draw, dtype=F64)  # noqa: E731
+    S = normal(batch, n, n) / n**0.5 + torch.eye(n, dtype=F64)
+    G, z = normal(batch, m, n) / n**0.5, normal(batch, n)
+    force, slack = torch.zeros(batch, m, dtype=F64), torch.rand(batch, m, generator=draw, dtype=F64)
+    force[:, :4], slack[:, :4] = normal(batch, 4).abs(), 0
+    force[:, 0], slack[:, 4] = 10 ** (-8 - 2 * torch.rand(batch, generator=draw, dtype=F64)), 1e-9
+    P = S @ S.mT
+    q = -(P @ z.unsqueeze(2) + G.mT @ force.unsqueeze(2)).squeeze(2)
+    h = (G @ z.unsqueeze(2)).squeeze(2) + slack
+    s = ik.solve(ik.QuadraticProgram(P, q, G=G, h=h), solver="interior_point")
+    torch.testing.assert_close(s.value, z, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("n", "method"), [(500, "daqp"), (501, "interior_point")])
+def test_the_choice_of_the_solver_by_size(n: int, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("daqp")
+    from implicitkit.solver.qp import builtin, external
+
+    asked: list[str] = []
+    monkeypatch.setattr(external.DAQP, "find", lambda *_: asked.append("daqp") or 1 / 0)
+    monkeypatch.setattr(builtin, "interior_point", lambda *_, **__: asked.append("interior_point") or 1 / 0)
+    eye = torch.eye(n, dtype=F64)
+    with pytest.raises(ZeroDivisionError):
+        ik.solve(ik.QuadraticProgram(eye, eye[0], G=eye[:3], h=eye[:3, 0]))
+    assert asked == [method]

@@ -35,10 +35,12 @@ class AutoQP(QPSolver):
     the samples that DAQP did not solve.
 
     Args:
-        active_set_size: unknowns up to which the active-set method is tried.
+        active_set_size: unknowns up to which the active-set method is tried.  Measured with one and three rows for each
+            unknown, a tenth to six tenths of them active, on one core: at 100 unknowns it takes a sixth of the time of
+            the interior point, at 300 a quarter to a half, at 500 a third to two thirds; at 600 it may reach its limit.
     """
 
-    active_set_size: int = 200
+    active_set_size: int = 500
 
     def find(self, data: QPData, tol: float, max_steps: int) -> QPPoint:
         small = data.q.device.type == "cpu" and data.q.shape[1] <= self.active_set_size

@@ -49,12 +49,28 @@ def interior_point(data: QPData, *, tol: float = 1e-9, max_steps: int = 60) -> Q
             torch.where(keep[..., 0], h, 1),
         )
     scaled, undo = _scale(data)
-    rows = data.G.shape[1]
-    point = polish(scaled, _iterate(scaled, tol, max_steps), tol) if rows else _equalities_only(scaled, tol)
+    point = _to_rounding(scaled, tol, max_steps) if data.G.shape[1] else _equalities_only(scaled, tol)
     point = point._replace(status=torch.where(convex(scaled.P), point.status, int(Status.NONCONVEX)))
     z, y, lam, status, steps = undo(point)
     z, y, lam = (torch.where(finite.unsqueeze(1), t, torch.nan) for t in (z, y, lam))
     return QPPoint(z, y, lam, torch.where(finite, status, int(Status.NONFINITE)), steps)
+
+
+def _to_rounding(data: QPData, tol: float, max_steps: int) -> QPPoint:
+    """The method and the polish; again, to a finer tolerance, for samples that the polish could not finish: a row whose
+    multiplier and slack are both as small as the error so far belongs to neither side, and nearer to the solution does.
+    """
+    point = polish(data, _iterate(data, tol, max_steps), tol)
+    for finer in (1e-2, 1e-4):
+        left = (point.status == int(Status.INACCURATE)).nonzero().squeeze(1)
+        if not len(left):
+            break
+        part = data.rows(left)
+        again = polish(part, _iterate(part, finer * tol, max_steps), tol)
+        good = again.status == int(Status.CONVERGED)
+        left = left[good]
+        point = QPPoint(*(old.index_copy(0, left, new[good]) for old, new in zip(point, again, strict=True)))
+    return point
 
 
 def _scale(data: QPData) -> tuple[QPData, Callable[[QPPoint], QPPoint]]:

@@ -32,37 +32,42 @@ class QPPoint(NamedTuple):
     steps: Tensor
 
 
-def polish(data: QPData, point: QPPoint, tol: float, *, sweeps: int = 4) -> QPPoint:
-    """Newton steps for the natural map, while they lower its norm, and the verdict on every sample.
+def polish(data: QPData, point: QPPoint, tol: float, *, sweeps: int = 6) -> QPPoint:
+    """Newton steps for the natural map, and the verdict on every sample: the best point that they meet.
 
     With the set of active rows known, the solution is that of a linear system: one step goes from a rough point to
     rounding, which is measured by what takes part: rows that are not active count for nothing, however large ``h`` is.
+    Where the guess was wrong the residual may grow first: the next step takes the set of active rows from there
+    (Hintermueller, Ito & Kunisch 2003, "The primal-dual active set strategy as a semismooth Newton method").
     """
     z, y, lam, status, steps = point
-    norm, rounding = _measure(data, z, y, lam)
+    norm, size = _measure(data, z, y, lam)
+    at, p = (z, y, lam), y.shape[1]
     wanted = (status == int(Status.CONVERGED)) | (status == int(Status.MAX_STEPS))
-    C = torch.cat([data.A, data.G], 1)
     for sweep in range(sweeps):
         # once in any case: what is rounding in the residual may be much more in an ill-conditioned point
-        open_ = wanted & (norm > (rounding if sweep else 0)) & norm.isfinite()
-        if not bool(open_.any()):
+        rows = (wanted & (norm > (size if sweep else 0)) & norm.isfinite()).nonzero().squeeze(1)
+        if not len(rows):
             break
-        active = lam + mv(data.G, z) - data.h > 0
+        part = data if len(rows) == len(z) else data.rows(rows)
+        here = [t if part is data else t.index_select(0, rows) for t in at]
+        active = here[2] + mv(part.G, here[0]) - part.h > 0
         # unknown are the new point and multipliers themselves, not the change of them: the least-norm multipliers are
         # those of the program, whatever the dependence of active rows
-        e = torch.cat([torch.zeros_like(y), torch.where(active, 0.0, torch.inf)], 1)
-        x, v, _ = Saddle(data.P, C, e).solve(-data.q, torch.cat([data.b, data.h], 1), rtol=1e-16)
-        trial = x, v[:, : y.shape[1]], v[:, y.shape[1] :]
-        new, floor = _measure(data, *trial)
-        better = open_ & (new < norm)
-        if not bool(better.any()):
-            break
-        keep = better.unsqueeze(1)
-        z, y, lam = (torch.where(keep, a, b) for a, b in zip(trial, (z, y, lam), strict=True))
-        norm, rounding = torch.where(better, new, norm), torch.where(better, floor, rounding)
-        wanted = wanted & better
-    size = largest(data.b) + largest(torch.where(data.h.isfinite(), data.h, 0))
-    loose = 1e-11 * (1 + largest(data.q) + size + largest(z))
+        e = torch.cat([torch.zeros_like(part.b), torch.where(active, 0.0, torch.inf)], 1)
+        saddle = Saddle(part.P, torch.cat([part.A, part.G], 1), e)
+        x, v, _ = saddle.solve(-part.q, torch.cat([part.b, part.h], 1), rtol=1e-16)
+        trial = x, v[:, :p], v[:, p:]
+        new, floor = _measure(part, *trial)
+        better = new < norm[rows]
+        keep, found = better.unsqueeze(1), rows[better]
+        at = tuple(old.index_copy(0, rows, t) for old, t in zip(at, trial, strict=True))
+        z, y, lam = (
+            old.index_copy(0, rows, torch.where(keep, t, old[rows])) for old, t in zip((z, y, lam), trial, strict=True)
+        )
+        norm, size = norm.index_copy(0, found, new[better]), size.index_copy(0, found, floor[better])
+    bounds = largest(data.b) + largest(torch.where(data.h.isfinite(), data.h, 0))
+    loose = 1e-11 * (1 + largest(data.q) + bounds + largest(z))
     left = ((status == int(Status.CONVERGED)) | (status == int(Status.MAX_STEPS))) & (norm > loose)
     left = (left & (norm <= 1e-4 * (1 + largest(data.q)))).nonzero().squeeze(1)
     if len(left):
