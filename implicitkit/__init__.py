@@ -1,166 +1,50 @@
-"""Layers defined by equations: state what must hold, let any solver find it, get exact derivatives of the solution."""
+"""Layers defined by equations: state what must hold, let any solver find it, get exact derivatives of the solution.
 
-from implicitkit import autodiff, callbacks, interop, linear, project, prox, relax, testing, trees
-from implicitkit.compat import has_forward_level, opaque_to_compile, transforms_active
-from implicitkit.composition import Blocks, compose, tie
-from implicitkit.diagnostics import Certificate, Stability, certify
-from implicitkit.errors import (
-    CapabilityError,
-    CapturedTensorError,
-    ConvergenceError,
-    ConvergenceWarning,
-    ImpureFunctionWarning,
-    UnknownNameError,
-)
-from implicitkit.layer import implicit
-from implicitkit.lifting.reach import modules_held
-from implicitkit.linear import LinearSolution, LinearSolver, Operator
-from implicitkit.problem import Argmin, FixedPoint, LeastSquares, Problem, Root, SteadyState
-from implicitkit.problem.constraints import Equality, Inequality
-from implicitkit.problem.quadratic_program import QuadraticProgram
-from implicitkit.registry.table import (
-    get_solver,
-    linear_solvers,
-    plugins,
-    problems,
-    register_linear_solver,
-    register_problem,
-    register_rule,
-    register_solver,
-    rules,
-    solvers,
-)
-from implicitkit.rule import Implicit, Neumann, OneStep, Phantom, Rule, Unroll
-from implicitkit.solution import Solution, Status
-from implicitkit.solver import LBFGS, Anderson, BlackBox, Found, GradientDescent, Method, Newton, Picard
-from implicitkit.solver.auto import Polyalgorithm, Stage
-from implicitkit.solver.base import Strategy
-from implicitkit.solver.constrained.augmented_lagrangian import AugmentedLagrangian
-from implicitkit.solver.constrained.block_coordinate_descent import BlockCoordinateDescent
-from implicitkit.solver.constrained.mirror_descent import MirrorDescent
-from implicitkit.solver.constrained.proximal_gradient import ProximalGradient
-from implicitkit.solver.constrained.sqp import SQP
-from implicitkit.solver.fixed_point.aitken import Aitken, Steffensen
-from implicitkit.solver.fixed_point.continuation import Continuation
-from implicitkit.solver.fixed_point.impatient import Impatient
-from implicitkit.solver.fixed_point.relay import Relay
-from implicitkit.solver.least_squares.gauss_newton import GaussNewton
-from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarquardt
-from implicitkit.solver.minimise.bfgs import BFGS
-from implicitkit.solver.minimise.newton_cg import NewtonCG
-from implicitkit.solver.minimise.torch_optim import TorchOptim
-from implicitkit.solver.qp.builtin import AutoQP, InteriorPoint
-from implicitkit.solver.qp.plain import solve_qp
-from implicitkit.solver.root.bisection import Bisection
-from implicitkit.solver.root.broyden import Broyden
-from implicitkit.solver.root.chandrupatla import Chandrupatla
-from implicitkit.solver.root.chord import Chord
-from implicitkit.solver.root.df_sane import DFSANE
-from implicitkit.solver.root.newton_krylov import NewtonKrylov
-from implicitkit.solver.root.pseudo_transient import PseudoTransient
-from implicitkit.solver.root.trust_region import TrustRegion
-from implicitkit.solving import argmin, fixed_point, least_squares, root, solve, steady_state
+The public names are listed in ``__init__.pyi``, each with the module that defines it.  A module is imported when one of
+its names is first used; ``import implicitkit`` itself loads torch and little else.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from pathlib import Path
+from typing import Any
+
+from implicitkit.registry.operations import provide
+from implicitkit.registry.plugins import announce
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "BFGS",
-    "DFSANE",
-    "LBFGS",
-    "SQP",
-    "Aitken",
-    "Anderson",
-    "Argmin",
-    "AugmentedLagrangian",
-    "AutoQP",
-    "Bisection",
-    "BlackBox",
-    "BlockCoordinateDescent",
-    "Blocks",
-    "Broyden",
-    "CapabilityError",
-    "CapturedTensorError",
-    "Certificate",
-    "Chandrupatla",
-    "Chord",
-    "Continuation",
-    "ConvergenceError",
-    "ConvergenceWarning",
-    "Equality",
-    "FixedPoint",
-    "Found",
-    "GaussNewton",
-    "GradientDescent",
-    "Impatient",
-    "Implicit",
-    "ImpureFunctionWarning",
-    "Inequality",
-    "InteriorPoint",
-    "LeastSquares",
-    "LevenbergMarquardt",
-    "LinearSolution",
-    "LinearSolver",
-    "Method",
-    "MirrorDescent",
-    "Neumann",
-    "Newton",
-    "NewtonCG",
-    "NewtonKrylov",
-    "OneStep",
-    "Operator",
-    "Phantom",
-    "Picard",
-    "Polyalgorithm",
-    "Problem",
-    "ProximalGradient",
-    "PseudoTransient",
-    "QuadraticProgram",
-    "Relay",
-    "Root",
-    "Rule",
-    "Solution",
-    "Stability",
-    "Stage",
-    "Status",
-    "SteadyState",
-    "Steffensen",
-    "Strategy",
-    "TorchOptim",
-    "TrustRegion",
-    "UnknownNameError",
-    "Unroll",
-    "argmin",
-    "autodiff",
-    "callbacks",
-    "certify",
-    "compose",
-    "fixed_point",
-    "get_solver",
-    "has_forward_level",
-    "implicit",
-    "interop",
-    "least_squares",
-    "linear",
-    "linear_solvers",
-    "modules_held",
-    "opaque_to_compile",
-    "plugins",
-    "problems",
-    "project",
-    "prox",
-    "register_linear_solver",
-    "register_problem",
-    "register_rule",
-    "register_solver",
-    "relax",
-    "root",
-    "rules",
-    "solve",
-    "solve_qp",
-    "solvers",
-    "steady_state",
-    "testing",
-    "tie",
-    "transforms_active",
-    "trees",
-]
+_MODULES = {
+    alias.name: node.module
+    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+}
+__all__ = sorted(_MODULES)
+
+# Rooms that register parts, imported when a name is first looked up; SciPy's solvers only for a name of theirs.
+for _room in ("linear", "problem.builtin", "rule.builtin", "solver.builtin"):
+    announce(f"implicitkit.{_room}")
+announce("implicitkit.interop", prefix="scipy.")
+announce("implicitkit.composition.joint", prefix="joint")
+
+# Operations that lower floors offer and upper floors carry out.
+provide("chain", "implicitkit.composition.joint:chain")
+provide("analyse", "implicitkit.diagnostics.composition:analyse")
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module 'implicitkit' has no attribute {name!r}")
+    # a name that is a module of its own stands for itself
+    value = importlib.import_module(f"implicitkit.{name}") if module == "implicitkit" else None
+    value = value or getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

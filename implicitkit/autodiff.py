@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from implicitkit import compat
-from implicitkit.linear.base import Operator
+from implicitkit.operators import Operator
 
 __all__ = ["gradient", "jacobian", "jvp", "linearise", "matrix", "products", "vjp"]
 

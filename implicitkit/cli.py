@@ -25,7 +25,8 @@ from importlib import metadata
 from typing import Any
 
 from implicitkit.errors import UnknownNameError
-from implicitkit.registry import table as registry
+from implicitkit.registry.plugins import PluginWarning, plugins
+from implicitkit.registry.table import describe
 
 __all__ = ["main"]
 
@@ -43,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", registry.PluginWarning)  # said below, once, and in full
-        broken = [plugin for plugin in registry.plugins() if not plugin.loaded]
+        warnings.simplefilter("ignore", PluginWarning)  # said below, once, and in full
+        broken = [plugin for plugin in plugins() if not plugin.loaded]
     if options.command == "check":
         return _check(options)
     report = _list(options.section) if options.command == "list" else _info()
@@ -107,7 +108,7 @@ def _list(section: str | None) -> dict[str, list[dict[str, Any]]]:
 
 def _rows(section: str) -> list[dict[str, Any]]:
     rows = []
-    for entry in registry.describe(section):
+    for entry in describe(section):
         row: dict[str, Any] = {"name": entry.name}
         if section == "solvers":
             row |= {"solves": entry.solves, "batch": entry.batch or "per sample"}
@@ -121,7 +122,7 @@ def _rows(section: str) -> list[dict[str, Any]]:
 
 
 def _plugin_rows() -> list[dict[str, Any]]:
-    return [asdict(plugin) for plugin in registry.plugins()]
+    return [asdict(plugin) for plugin in plugins()]
 
 
 def _label(part: Any) -> str:

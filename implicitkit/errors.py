@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from implicitkit.solution import Solution
+from typing import Any
 
 __all__ = [
     "CapabilityError",
@@ -35,7 +32,7 @@ class ConvergenceError(RuntimeError):
     def __init__(
         self,
         message: str,
-        solution: Solution | None = None,
+        solution: Any = None,
         samples: tuple[int, ...] = (),
         residual_norms: tuple[float, ...] = (),
     ) -> None:

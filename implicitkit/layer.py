@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from implicitkit.problem import Problem
+from implicitkit.problem.base import Problem
 from implicitkit.solution import Solution
-from implicitkit.solver.base import Direct
+from implicitkit.solver.user_solver import UserSolver
 from implicitkit.solving import solve
 from implicitkit.trees import Layout
 
@@ -57,7 +57,7 @@ def implicit(
         )
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        solver = Direct(function, getattr(function, "__name__", type(function).__name__), problem.kind)
+        solver = UserSolver(function, getattr(function, "__name__", type(function).__name__))
 
         def whole(z0: Any, *args: Any) -> Solution:
             default = torch.finfo(Layout(z0, batch_dims).dtype).eps ** 0.25

@@ -153,7 +153,7 @@ class Solution:
 
     @property
     def blocks(self) -> Any:
-        """What a solve by blocks reports besides (:class:`~implicitkit.composition.BlockReport`: evaluations per node, depth);
+        """What a solve by blocks reports besides (``BlockReport``: evaluations per node, depth);
         ``None`` after any other."""
         return getattr(self._record.outcome, "report", None)
 

@@ -10,23 +10,28 @@ import torch
 from torch import Tensor
 
 from implicitkit import compat
-from implicitkit.errors import CapabilityError, ConvergenceWarning, warn
+from implicitkit.errors import CapabilityError
 from implicitkit.lifting.lifted import Lifted, check_solution, lift, lift_closed
 from implicitkit.lifting.watch import resolve
-from implicitkit.problem import Argmin, FixedPoint, LeastSquares, Problem, Root, SteadyState
-from implicitkit.problem.base import Restated
-from implicitkit.registry import table as registry
-from implicitkit.rule.base import Request
-from implicitkit.solution import Record, Solution, Status
+from implicitkit.problem.argmin import Argmin
+from implicitkit.problem.base import Problem, Restated
+from implicitkit.problem.catalogue import get_problem_entry
+from implicitkit.problem.fixed_point import FixedPoint
+from implicitkit.problem.least_squares import LeastSquares
+from implicitkit.problem.root import Root
+from implicitkit.problem.steady_state import SteadyState
+from implicitkit.reporting import blank_failures, check_policy, failure_hint, plain_solution, report_failure
+from implicitkit.rule.base import Rule
+from implicitkit.rule.catalogue import get_rule
+from implicitkit.rule.request import Request
+from implicitkit.solution import Record, Solution
 from implicitkit.solver import auto
-from implicitkit.solver.base import Direct
-from implicitkit.solver.driver import Options
+from implicitkit.solver.base import Options, Solver
+from implicitkit.solver.catalogue import check_serves, get_solver
 from implicitkit.system import System, check_output
-from implicitkit.trees import Layout, describe_leaves, tree_map
+from implicitkit.trees import Layout, tree_map
 
 __all__ = ["argmin", "fixed_point", "least_squares", "root", "solve", "steady_state"]
-
-POLICIES = ("raise", "warn", "ignore", "nan")
 
 
 @compat.opaque_to_compile
@@ -76,71 +81,62 @@ def solve(
         CapturedTensorError: a derivative would be lost.
         UnknownNameError, CapabilityError, TypeError, ValueError: the parts or the input do not fit; the message says how.
     """
+    options: dict[str, Any] = {
+        "solver": solver,
+        "rule": rule,
+        "batch_dims": batch_dims,
+        "in_dims": in_dims,
+        "rtol": rtol,
+        "atol": atol,
+        "max_steps": max_steps,
+        "on_failure": on_failure,
+        "trace": trace,
+        "callback": callback,
+    }
     if torch.is_inference_mode_enabled():  # tensors made here cannot be saved or differentiated, even inside a solver
         with torch.inference_mode(False), torch.no_grad():
-            z0, args = (tree_map(_ordinary, tree) for tree in (z0, args))
-            return solve(
-                problem,
-                z0,
-                args,
-                solver=solver,
-                rule=rule,
-                batch_dims=batch_dims,
-                in_dims=in_dims,
-                rtol=rtol,
-                atol=atol,
-                max_steps=max_steps,
-                on_failure=on_failure,
-                trace=trace,
-                callback=callback,
-            )
+            return _solve(problem, tree_map(_ordinary, z0), tree_map(_ordinary, args), **options)
+    return _solve(problem, z0, args, **options)
+
+
+def _solve(
+    problem: Problem,
+    z0: Any,
+    args: Any,
+    *,
+    solver: Any,
+    rule: Any,
+    batch_dims: int,
+    in_dims: Any,
+    on_failure: str,
+    **watched: Any,
+) -> Solution:
+    """Restate, lift, one request, attach, report."""
     if not isinstance(problem, Problem):
         raise TypeError(
             f"problem must be a Problem such as ik.Root(f) or ik.FixedPoint(f), got {type(problem).__name__}"
             + ("; wrap the function in one" if callable(problem) else "")
         )
-    if not isinstance(args, tuple):
-        args = (args,)
-    given_z0, given_args = z0, args
+    given_z0, given_args = z0, (args if isinstance(args, tuple) else (args,))
+    args = given_args
     restated = problem.restate(z0, args, _batch_dims(batch_dims))
     if restated is not None:
         problem, z0, args, batch_dims = restated.problem, restated.start, restated.args, restated.batch_dims
     if z0 is None:
         raise TypeError(f"solve needs z0, where to start: {type(problem).__name__} does not say what its unknowns are")
     layout = Layout(z0, _batch_dims(batch_dims))
-    options = _options(layout, rtol, atol, max_steps, trace, callback, restated)
-    if on_failure not in POLICIES:
-        raise ValueError(f"on_failure must be one of {', '.join(map(repr, POLICIES))}, got {on_failure!r}")
-    rule = registry.get_rule(registry.get_problem_entry(problem).rule if rule == "auto" else rule)
-    solver = (
-        auto.choose(problem, layout.batch, layout.size, rule)
-        if isinstance(solver, str) and solver == "auto"
-        else (registry.get_solver(solver))
-    )
-    if not isinstance(solver, Direct):
-        registry.check_serves(solver, problem, layout.size)
-    if rule.needs and problem.kind not in rule.needs:
-        raise CapabilityError(
-            f"rule {rule.name!r} is made for problems of kind {', '.join(rule.needs)}, and {type(problem).__name__} is of "
-            f"kind {problem.kind}: use rule='implicit'"
-        )
+    options = _options(layout, restated=restated, **watched)
+    check_policy(on_failure)
+    rule = get_rule(get_problem_entry(problem).rule if rule == "auto" else rule)
+    solver = _solver(solver, problem, layout, rule)
     if problem.closed:
         lifted = lift_closed(problem.function, args)
     else:
         lifted = lift(problem.function, problem.probe(z0), args, check_output(problem, layout))
     system = System.of(problem, layout, lifted, in_dims, args)
-    record = Record()
-    request = Request(
-        system,
-        solver,
-        options,
-        layout.pack(tree_map(resolve, z0)),
-        lifted.theta,
-        on_failure,
-        record,
-        _first(system, lifted),
-    )
-    z, stats = rule.attach(request)
+    record, start = Record(), layout.pack(tree_map(resolve, z0))
+    first = _first(system, lifted)
+    z, stats = rule.attach(Request(system, solver, options, start, lifted.theta, on_failure, record, first))
     if lifted.branches:
         check_solution(lifted, problem.probe(layout.unpack(z)))
         record.outcome.evaluations += 1
@@ -148,9 +144,12 @@ def solve(
     if restated is not None:
         solution.value, solution.multipliers = restated.split(solution.value)
     if on_failure == "nan":
-        _blank(solution)
+        blank_failures(solution)
     elif on_failure != "ignore" and not record.outcome.all_converged:
-        _report(solution, given_z0, given_args, on_failure, restated)
+        plain = plain_solution(solution)
+        if restated is not None:
+            plain.value, plain.multipliers = restated.split(plain.value)
+        report_failure(plain, on_failure, failure_hint(record, given_z0, given_args))
     return solution
 
 
@@ -258,67 +257,26 @@ def _on_trees(
     return call
 
 
+def _solver(solver: Any, problem: Problem, layout: Layout, rule: Rule) -> Solver:
+    """The configured solver, which serves the problem, as the rule does."""
+    if isinstance(solver, str) and solver == "auto":
+        solver = rule.solver_for(problem.kind) or auto.choose(problem, layout.batch, layout.size)
+    found: Solver = get_solver(solver)
+    check_serves(found, problem, layout.size)
+    if rule.needs and problem.kind.name not in rule.needs:
+        raise CapabilityError(
+            f"rule {rule.name!r} is made for problems of kind {', '.join(rule.needs)}, and {type(problem).__name__} is of "
+            f"kind {problem.kind}: use rule='implicit'"
+        )
+    return found
+
+
 def _first(system: System, lifted: Lifted) -> Tensor | None:
     """The kernel's value at the start, if lifting has computed it already and no graph is needed with it."""
-    if lifted.probe is None or system.problem.returns != "state":
+    if lifted.probe is None or not system.problem.kind.returns_state:
         return None
     return system.layout.pack(lifted.probe).detach()
 
 
 def _name(part: Any) -> str:
     return getattr(part, "name", "") or type(part).__name__
-
-
-def _blank(solution: Solution) -> None:
-    """NaN for the samples that failed."""
-    good = solution.converged
-
-    def blank(t: Any) -> Any:
-        if not isinstance(t, Tensor):
-            return t
-        return torch.where(good.reshape(good.shape + (1,) * (t.ndim - good.ndim)), t, torch.nan)
-
-    solution.value, solution.multipliers = tree_map(blank, solution.value), tree_map(blank, solution.multipliers)
-
-
-def _report(solution: Solution, z0: Any, args: tuple[Any, ...], on_failure: str, restated: Restated | None) -> None:
-    """Raise or warn, on plain tensors, whatever transforms surround the call."""
-    outcome = solution._record.outcome
-    hint = ""
-    if bool(((outcome.status == int(Status.NONFINITE)) & (outcome.steps == 0)).any()):
-
-        def nonfinite(t: Tensor) -> bool:
-            return not bool(torch.isfinite(_physical(t)).all())
-
-        culprits = describe_leaves(z0, "z0", nonfinite) + describe_leaves(args, "args", nonfinite)
-        hint = f"NaN or Inf in: {', '.join(culprits)}." if culprits else "The function is not finite at z0."
-    elif solution._record.system is not None:
-        system, theta = solution._record.system, solution._record.theta
-        hint = system.problem.explain(system, outcome.z, theta, outcome.status != int(Status.CONVERGED))
-    plain = Solution(
-        _plain_value(solution),
-        None,
-        solution._layout,
-        solution._record,
-        solution.solver,
-        solution.rule,
-    )
-    if restated is not None:
-        plain.value, plain.multipliers = restated.split(plain.value)
-    error = plain._error(hint)
-    if on_failure == "raise":
-        raise error
-    warn(str(error), ConvergenceWarning)
-
-
-def _physical(t: Tensor) -> Tensor:
-    while compat.is_wrapped(t):
-        t = compat.unwrap(t)
-    return t.detach()
-
-
-def _plain_value(solution: Solution) -> Any:
-    layout, z = solution._layout, solution._record.outcome.z
-    if len(z) == layout.batch:
-        return layout.unpack(z)
-    return torch.func.vmap(layout.unpack)(z.reshape(-1, layout.batch, layout.size))

@@ -9,18 +9,33 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from implicitkit.lifting.lifted import Lifted
-from implicitkit.problem.base import Problem
 from implicitkit.trees import Layout, tree_flatten
 
-__all__ = ["System", "check_output", "full_precision"]
+__all__ = ["LevelKernel", "System", "check_output", "full_precision"]
 
 Kernel = Callable[..., Tensor]
+LevelKernel = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
+"""``(matrices of states, theta) -> tensors``, each result with the batch in front."""
+
+
+class Equations(Protocol):
+    """What a system asks of the problem behind it (see :class:`implicitkit.Problem`)."""
+
+    @property
+    def kind(self) -> Any:
+        """Its :class:`~implicitkit.extend.Kind`."""
+
+    def unpack(self, layout: Layout, matrix: Tensor) -> Any:
+        """What the user's function is given for a matrix."""
+
+    def flat_residual(self, kernel: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+        """``F`` on the packed state."""
 
 
 class System:
@@ -39,7 +54,7 @@ class System:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: Equations,
         layout: Layout,
         kernel: Kernel,
         live: Kernel,
@@ -52,13 +67,14 @@ class System:
         dims: tuple[int | None, ...] = (),
         autocast: Callable[[], Any] = contextlib.nullcontext,
     ) -> None:
-        self.problem, self.layout, self.kernel, self.live = problem, layout, kernel, live
+        self.problem: Any = problem
+        self.layout, self.kernel, self.live = layout, kernel, live
         self.batch, self.samples_per_row, self.row_dims = batch, samples_per_row, row_dims
         self.lifted, self.parent, self.dims, self.autocast = lifted, parent, dims, autocast
         self.size = layout.size
 
     @staticmethod
-    def of(problem: Problem, layout: Layout, lifted: Lifted, in_dims: Any, args: tuple[Any, ...]) -> System:
+    def of(problem: Equations, layout: Layout, lifted: Lifted, in_dims: Any, args: tuple[Any, ...]) -> System:
         """The system of a lifted function."""
         autocast = _autocast(layout.device.type)
         pack = _packer(problem, layout)
@@ -137,6 +153,36 @@ class System:
         )
         return small, chosen
 
+    @property
+    def is_batched(self) -> bool:
+        """Does this system stand for several of one, by ``torch.vmap``?"""
+        return self.parent is not None
+
+    def over_levels(self, base: LevelKernel) -> LevelKernel:
+        """A function ``(states, theta) -> tensors`` of the innermost system as one of this system.
+
+        ``states`` are matrices ``(batch, k)``, ``theta`` the first so many of the system's tensors, and each result has
+        the batch in front; at every level of ``torch.vmap`` one batch dimension is mapped over and flattened again.
+        """
+        parent = self.parent
+        if parent is None:
+            return base
+        inner, rows = parent.over_levels(base), parent.batch
+
+        def batched(states: Sequence[Tensor], theta: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            given, dims = len(states), self.dims[: len(theta)]
+            if not given and all(d is None for d in dims):  # nothing differs between the batches
+                return tuple(t.expand(self.batch // rows, *t.shape).flatten(0, 1) for t in inner((), theta))
+            mapped = torch.func.vmap(
+                lambda *tensors: inner(tensors[:given], tensors[given:]),
+                in_dims=(*(0,) * given, *dims),
+                randomness="different",
+            )
+            out = mapped(*(m.reshape(-1, rows, m.shape[-1]) for m in states), *theta)
+            return tuple(o.flatten(0, 1) for o in out)
+
+        return batched
+
     def user_calls(self, z: Tensor, theta: Sequence[Tensor]) -> list[tuple[Tensor, tuple[Any, ...]]]:
         """The user-level calls that this batch stands for: each packed state with the ``args`` that go with it."""
         if self.parent is None:
@@ -148,11 +194,11 @@ class System:
         return calls
 
 
-def _packer(problem: Problem, layout: Layout) -> Callable[[Any, Tensor], Tensor]:
+def _packer(problem: Equations, layout: Layout) -> Callable[[Any, Tensor], Tensor]:
     """The function's output as a matrix: ``(batch, n)``, ``(batch,)`` or ``(batch, m)`` by what the problem ``returns``."""
-    if problem.returns == "state":
+    if problem.kind.returns_state:
         return lambda out, z: layout.pack(out)
-    if problem.returns == "scalar":
+    if problem.kind.returns_scalar:
         return lambda out, z: out.reshape(z.shape[0]).to(z.dtype)
 
     def vector(out: Any, z: Tensor) -> Tensor:
@@ -162,13 +208,13 @@ def _packer(problem: Problem, layout: Layout) -> Callable[[Any, Tensor], Tensor]
     return vector
 
 
-def check_output(problem: Problem, layout: Layout) -> Callable[[Any], None]:
+def check_output(problem: Equations, layout: Layout) -> Callable[[Any], None]:
     """Raises unless an output of the user's function has the form that the problem needs."""
     name = f"{type(problem).__name__}'s function"
     cast = _autocast(layout.device.type) is not contextlib.nullcontext
 
     def check(out: Any) -> None:
-        if problem.returns == "state":
+        if problem.kind.returns_state:
             layout.check(out, name, cast=cast)
             return
         leaves = tree_flatten(out)[0]
@@ -183,7 +229,7 @@ def check_output(problem: Problem, layout: Layout) -> Callable[[Any], None]:
         if any(leaf.dtype != layout.dtype for leaf in leaves) and not cast:
             raise TypeError(f"{name} returned dtype {leaves[0].dtype}, but z has {layout.dtype}")
         shape, batch = tuple(leaves[0].shape), tuple(layout.batch_shape)
-        if problem.returns == "scalar" and (len(leaves) != 1 or shape != batch):
+        if problem.kind.returns_scalar and (len(leaves) != 1 or shape != batch):
             hint = f"one number per sample, shape {batch}" if batch else "one number, shape ()"
             raise ValueError(
                 f"{name} must return {hint}; it returned shape {shape}"

@@ -11,18 +11,18 @@ from torch import Tensor
 
 from implicitkit.composition import concurrent
 from implicitkit.composition.joint import Joint
-from implicitkit.composition.nodes import Block, Parts
+from implicitkit.composition.nodes import Component, Nodes
 from implicitkit.composition.report import BlockOutcome, BlockReport
-from implicitkit.composition.stepper import Stepper
+from implicitkit.composition.stepper import ComponentStepper
 from implicitkit.errors import CapabilityError
 from implicitkit.problem.base import Problem
-from implicitkit.registry import table as registry
 from implicitkit.solution import Status
-from implicitkit.solver import auto, driver
-from implicitkit.solver.base import Method, Strategy
-from implicitkit.solver.driver import Options, Outcome
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver import auto
+from implicitkit.solver.base import Options, Outcome, Solver
+from implicitkit.solver.catalogue import check_serves, get_solver
+from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.fixed_point.anderson import Anderson
+from implicitkit.solver.method import Method
 
 __all__ = ["Blocks"]
 
@@ -31,7 +31,7 @@ _SWEEPS = Anderson(memory=10)
 
 
 @dataclass(frozen=True)
-class Blocks(Strategy):
+class Blocks(Solver):
     r"""Solve a composition component by component.
 
     Strongly connected components in topological order, each solved with everything it reads held at its solution, so that
@@ -87,20 +87,20 @@ class Blocks(Strategy):
     def solves(self) -> str:
         return "fixed_point"
 
-    def run(self, f: Function, z0: Tensor, options: Options) -> Outcome:
+    def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         joint = f.problem
         self._check_names(joint)
         if not isinstance(joint, Joint):
-            return driver.find(self._inner(f, "", None), f, z0, options)
+            return self._inner(f, "", None).run(f, z0, options)
         return _Run(self, joint, f, z0, options).run()
 
     # -------------------------------------------------------------------------------------------------------- choosing
-    def _inner(self, f: Function, node: str, size: int | None) -> Any:
+    def _inner(self, f: Evaluations, node: str, size: int | None) -> Any:
         choice = self.inner.get(node, "anderson") if isinstance(self.inner, Mapping) else self.inner
         if isinstance(choice, str) and choice == "auto":
-            return auto.choose(f.problem, f.batch, f.size if size is None else size, None)
-        solver = registry.get_solver(choice)
-        registry.check_serves(solver, f.problem, f.size if size is None else size)
+            return auto.choose(f.problem, f.batch, f.size if size is None else size)
+        solver = get_solver(choice)
+        check_serves(solver, f.problem, f.size if size is None else size)
         return solver
 
     def _method(self, solver: Any, role: str) -> Method:
@@ -116,7 +116,7 @@ class Blocks(Strategy):
         choice = self.cyclic
         if isinstance(choice, Mapping):
             choice = next((choice[n] for n in nodes if n in choice), _SWEEPS)
-        return self._method(registry.get_solver(choice), f"the feedback loop {{{', '.join(nodes)}}}")
+        return self._method(get_solver(choice), f"the feedback loop {{{', '.join(nodes)}}}")
 
     def _check_names(self, problem: Problem) -> None:
         nodes = list(problem.graph) if isinstance(problem, Joint) else []
@@ -132,9 +132,9 @@ class Blocks(Strategy):
 class _Run:
     """One solve by blocks."""
 
-    def __init__(self, config: Blocks, joint: Joint, f: Function, z0: Tensor, options: Options) -> None:
+    def __init__(self, config: Blocks, joint: Joint, f: Evaluations, z0: Tensor, options: Options) -> None:
         self.config, self.joint, self.f, self.z0 = config, joint, f, z0
-        self.parts = Parts(joint, f.system)
+        self.parts = Nodes(joint.map, f.system)
         self.states = self.parts.split(z0)
         wiring = joint.wiring
         self.live = [block for block in wiring.blocks if wiring.live.issuperset(block)]
@@ -180,7 +180,7 @@ class _Run:
         reached: dict[str, int] = {}
         for nodes in self.live:
             cyclic = nodes in self.joint.wiring.cyclic
-            block = self.parts.block(nodes, sweep=cyclic)
+            block = self.parts.component(nodes, sweep=cyclic)
             took = self._swept(block) if cyclic else self._solved(block)
             longest = max((reached[p] for p in block.parents), default=0) + took
             reached.update(dict.fromkeys(nodes, longest))
@@ -189,25 +189,25 @@ class _Run:
                 break
         return max(reached.values())
 
-    def _solved(self, block: Block) -> int:
-        """A single node, by any solver, through the driver."""
+    def _solved(self, block: Component) -> int:
+        """A single node, by any solver, through its ``run``."""
         (name,) = block.nodes
         solver = self.config._inner(self.f, name, block.system.size)
-        part = Function(block.system, block.theta(self.states, self.f.theta), solver.solves)
+        part = Evaluations(block.system, block.theta(self.states, self.f.theta), solver.solves)
         z = block.gather(self.states)
         primed = bool(self.values) and not block.parents
         if primed:
             part.prime(z, self.values[name])
-        outcome = driver.find(solver, part, z, self._watched(block))
+        outcome = solver.run(part, z, self._watched(block))
         self.evaluations[name] += outcome.evaluations - primed
         self.sample_evaluations += outcome.sample_evaluations - primed * block.system.batch
         self._finish(block, outcome.z, outcome.residual_norm.unsqueeze(1), outcome.steps, outcome.status)
         self.trace += outcome.trace
         return outcome.evaluations
 
-    def _swept(self, block: Block) -> int:
+    def _swept(self, block: Component) -> int:
         """A component with a loop, by an accelerated sweep."""
-        stepper = Stepper(
+        stepper = ComponentStepper(
             block,
             self.config._cyclic(block.nodes),
             block.gather(self.states),
@@ -229,7 +229,7 @@ class _Run:
         self._absorb(stepper)
         return stepper.depth
 
-    def _watched(self, block: Block) -> Options:
+    def _watched(self, block: Component) -> Options:
         """The options of one block; a callback sees the joint state with this block's present part in it."""
         callback, before = self.options.callback, int(self.steps.max())
         if callback is None:
@@ -255,14 +255,14 @@ class _Run:
         steppers = []
         for nodes in self.live:
             cyclic = nodes in self.joint.wiring.cyclic
-            block = self.parts.block(nodes, sweep=cyclic)
+            block = self.parts.component(nodes, sweep=cyclic)
             method = (
                 self.config._cyclic(nodes)
                 if cyclic
                 else self.config._method(self.config._inner(self.f, nodes[0], block.system.size), 'mode="concurrent"')
             )
             theta = block.theta(self.states, self.f.theta)
-            stepper = Stepper(block, method, block.gather(self.states), theta, self.options, confirm=cyclic)
+            stepper = ComponentStepper(block, method, block.gather(self.states), theta, self.options, confirm=cyclic)
             if self.values and not cyclic and not block.parents:
                 stepper.f.prime(stepper.z, self.values[nodes[0]])
                 self.evaluations[nodes[0]] -= 1  # counted there
@@ -277,13 +277,13 @@ class _Run:
         return depth
 
     # ------------------------------------------------------------------------------------------------------- results
-    def _absorb(self, stepper: Stepper) -> None:
+    def _absorb(self, stepper: ComponentStepper) -> None:
         for name, count in stepper.evaluations.items():
             self.evaluations[name] += count
         self.sample_evaluations += stepper.sample_evaluations
         self._finish(stepper.block, stepper.z, stepper.norm, stepper.steps, stepper.status)
 
-    def _finish(self, block: Block, z: Tensor, norms: Tensor, steps: Tensor, status: Tensor) -> None:
+    def _finish(self, block: Component, z: Tensor, norms: Tensor, steps: Tensor, status: Tensor) -> None:
         """Keep a block's result; name the blocks at which samples failed first."""
         block.scatter(z, self.states)
         self.norms.update(zip(block.nodes, norms.unbind(1), strict=True))

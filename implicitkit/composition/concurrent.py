@@ -12,17 +12,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from implicitkit.composition.nodes import Parts
-from implicitkit.composition.stepper import Stepper
+from implicitkit.composition.nodes import Nodes
+from implicitkit.composition.stepper import ComponentStepper
 from implicitkit.solution import Status
-from implicitkit.solver.driver import Options
+from implicitkit.solver.base import Options
 
 __all__ = ["run"]
 
 
 def run(
-    steppers: Sequence[Stepper],
-    parts: Parts,
+    steppers: Sequence[ComponentStepper],
+    parts: Nodes,
     states: dict[str, Tensor],
     theta: Sequence[Tensor],
     options: Options,
@@ -42,7 +42,7 @@ def run(
     seen: dict[int, tuple[Tensor, ...]] = {}  # what a block last read
     depth = rounds = 0
     while any(bool(s.running.any()) for s in steppers):
-        movers: list[tuple[Stepper, Tensor]] = []
+        movers: list[tuple[ComponentStepper, Tensor]] = []
         longest = 0
         for stepper in steppers:
             running = stepper.running

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import networkx as nx
 
-if TYPE_CHECKING:
-    from implicitkit.composition.joint import Joint
+from implicitkit.composition.wiring import Wiring
 
 __all__ = ["draw"]
 
 _BOX = 0.32  # half the size of a node's surroundings
 
 
-def draw(joint: Joint, ax: Any = None) -> Any:
+def draw(wiring: Wiring, ax: Any = None) -> Any:
     """Draw on ``ax`` (default: new axes) and return it.  Loops are red, what cannot reach the output is grey.
 
     Raises:
@@ -26,16 +25,15 @@ def draw(joint: Joint, ax: Any = None) -> Any:
         from matplotlib.patches import FancyBboxPatch
     except ImportError:
         raise ImportError("joint.draw() needs matplotlib: pip install implicitkit[plot]") from None
-    wiring = joint.wiring
-    position = _positions(joint)
+    position = _positions(wiring)
     columns = max(x for x, _ in position.values()) + 1
     if ax is None:
         rows = max(y for _, y in position.values()) - min(y for _, y in position.values()) + 1
         ax = plt.subplots(figsize=(1.6 * columns + 0.8, 1.2 * rows + 0.8))[1]
-    graph = nx.DiGraph(joint.graph.edges)
-    graph.add_nodes_from(joint.graph)
-    for name, data in joint.graph.nodes(data=True):
-        graph.add_edges_from((read, name) for read in data["reads"] if read in wiring.inputs)
+    graph = nx.DiGraph(wiring.graph)
+    for name, reads in wiring.reads.items():
+        names = wiring.inputs if reads is None else reads
+        graph.add_edges_from((read, name) for read in names if read in wiring.inputs)
     for block in wiring.blocks:
         xs, ys = zip(*(position[n] for n in block), strict=True)
         edge = "tab:red" if block in wiring.cyclic else "tab:blue"
@@ -76,18 +74,18 @@ def _between(point: tuple[float, float], a: tuple[float, float], b: tuple[float,
     return 0 < along < length and abs(across) < _BOX / 2
 
 
-def _positions(joint: Joint) -> dict[str, tuple[float, float]]:
+def _positions(wiring: Wiring) -> dict[str, tuple[float, float]]:
     """Inputs in the first column, then one column for every generation of blocks; the nodes of a loop side by side."""
-    condensed = nx.condensation(joint.wiring.graph)
+    condensed = nx.condensation(wiring.graph)
     members = {frozenset(condensed.nodes[c]["members"]): c for c in condensed}
-    blocks = {members[frozenset(block)]: block for block in joint.blocks}
+    blocks = {members[frozenset(block)]: block for block in wiring.blocks}
     position: dict[str, tuple[float, float]] = {}
-    for row, name in enumerate(joint.inputs):
+    for row, name in enumerate(wiring.inputs):
         position[name] = (0.0, -float(row))
-    column = 1.0 if joint.inputs else 0.0
+    column = 1.0 if wiring.inputs else 0.0
     for generation in nx.topological_generations(condensed):
         row, width = 0, 1
-        for c in sorted(generation, key=lambda c: joint.blocks.index(blocks[c])):
+        for c in sorted(generation, key=lambda c: wiring.blocks.index(blocks[c])):
             for k, name in enumerate(blocks[c]):  # a loop zigzags, so that its edges do not lie on each other
                 position[name] = (column + k // 2 * 0.9, -float(row + k % 2))
             width = max(width, (len(blocks[c]) + 1) // 2)

@@ -7,27 +7,25 @@ runs through the nodes of that component and no others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from implicitkit import autodiff
-from implicitkit.composition.nodes import Parts
-from implicitkit.linear.base import Operator
+from implicitkit.composition.gamma import Gamma
+from implicitkit.composition.nodes import Nodes
+from implicitkit.operators import Operator
+from implicitkit.system import System
 
-if TYPE_CHECKING:
-    from implicitkit.composition.joint import Joint
-    from implicitkit.system import System
-
-__all__ = ["JacobianBlocks", "linearise"]
+__all__ = ["JacobianByComponent", "linearise"]
 
 
-def linearise(joint: Joint, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
+def linearise(gamma: Gamma, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
     r"""``F = \Gamma(z) - z`` at a plain ``z`` ``(batch, n)``, on its graph, and ``dF/dz = J - I`` with its blocks."""
-    parts = Parts(joint, system)
-    blocks = JacobianBlocks(parts, z, theta)
+    parts = Nodes(gamma, system)
+    blocks = JacobianByComponent(parts, z, theta)
     residuals, points = blocks.residuals, blocks.points
     with torch.enable_grad():
         out = blocks.join(residuals)
@@ -59,8 +57,8 @@ def linearise(joint: Joint, system: System, z: Tensor, theta: Sequence[Tensor]) 
     )
 
 
-class JacobianBlocks:
-    """``A = J - I`` by the components of a composition (a :class:`~implicitkit.linear.blocks.Structure`).
+class JacobianByComponent:
+    """``A = J - I`` by the components of a composition (a :class:`~implicitkit.operators.BlockStructure`).
 
     Attributes:
         components: the nodes of each block, in topological order. points: their states, a leaf ``(batch, n_i)`` each.
@@ -68,8 +66,8 @@ class JacobianBlocks:
         unsolved: nodes that are held at their start: no equation, no derivative.
     """
 
-    def __init__(self, parts: Parts, z: Tensor, theta: Sequence[Tensor]) -> None:
-        wiring = parts.joint.wiring
+    def __init__(self, parts: Nodes, z: Tensor, theta: Sequence[Tensor]) -> None:
+        wiring = parts.wiring
         self.components = wiring.blocks
         self.unsolved: frozenset[str] = frozenset()
         self.number = {name: i for i, block in enumerate(self.components) for name in block}
@@ -194,7 +192,7 @@ class JacobianBlocks:
 class TransposedBlocks:
     """``A^T`` with its blocks in reverse order, which makes it lower triangular again."""
 
-    def __init__(self, blocks: JacobianBlocks) -> None:
+    def __init__(self, blocks: JacobianByComponent) -> None:
         self.T, self.unsolved = blocks, blocks.unsolved
         self._last = len(blocks) - 1
 

@@ -6,22 +6,20 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import networkx as nx
 from torch import Tensor, nn
 
-from implicitkit.composition import jacobian as structure
+from implicitkit.composition import drawing, jacobian
 from implicitkit.composition.gamma import Gamma
 from implicitkit.composition.wiring import Wiring
+from implicitkit.operators import Operator
 from implicitkit.problem.base import Problem
+from implicitkit.problem.catalogue import register_problem
 from implicitkit.problem.fixed_point import FixedPoint
-from implicitkit.registry.table import register_problem
-
-if TYPE_CHECKING:
-    from implicitkit.diagnostics.composition import Analysis
-    from implicitkit.linear.base import Operator
-    from implicitkit.system import System
+from implicitkit.registry.operations import operation
+from implicitkit.system import System
 
 __all__ = ["Joint", "chain", "compose"]
 
@@ -108,18 +106,14 @@ class Joint(FixedPoint):
 
     def draw(self, ax: Any = None) -> Any:
         """Draw the graph with its blocks (needs matplotlib: ``pip install implicitkit[plot]``); returns the axes."""
-        from implicitkit.composition.drawing import draw
+        return drawing.draw(self.wiring, ax)
 
-        return draw(self, ax)
-
-    def analyse(self, state: Mapping[str, Any], inputs: Any = (), **options: Any) -> Analysis:
-        """Spectrum, transient growth and predicted cost at a state; see :func:`implicitkit.diagnostics.composition.analyse`."""
-        from implicitkit.diagnostics.composition import analyse
-
-        return analyse(self, state, inputs, **options)
+    def analyse(self, state: Mapping[str, Any], inputs: Any = (), **options: Any) -> Any:
+        """Spectrum, transient growth and predicted cost at a state: :func:`implicitkit.diagnostics.composition.analyse`."""
+        return operation("analyse")(self, state, inputs, **options)
 
     def linearise(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
-        return structure.linearise(self, system, z, theta)
+        return jacobian.linearise(self.map, system, z, theta)
 
     def __repr__(self) -> str:
         return f"Joint({len(self.graph)} nodes, {len(self.blocks)} blocks, output={self.output_node!r})"

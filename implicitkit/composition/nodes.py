@@ -6,26 +6,20 @@ node, and any selection of nodes is evaluated alone; batched systems (``torch.vm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from implicitkit.system import System
+from implicitkit.composition.gamma import Gamma
+from implicitkit.system import LevelKernel, System
 from implicitkit.trees import Layout, tree_unflatten
 
-if TYPE_CHECKING:
-    from implicitkit.composition.joint import Joint
-
-__all__ = ["Parts"]
-
-#: ``(matrices by name, theta) -> matrices by name``: some nodes' maps at given states.
-NodeKernel = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
+__all__ = ["Component", "Nodes"]
 
 
-class Parts:
+class Nodes:
     """The nodes of a joint system.
 
     Attributes:
@@ -34,8 +28,8 @@ class Parts:
         live_count: how many of the joint system's tensors a live kernel needs.
     """
 
-    def __init__(self, joint: Joint, system: System) -> None:
-        self.joint, self.system = joint, system
+    def __init__(self, gamma: Gamma, system: System) -> None:
+        self.gamma, self.wiring, self.system = gamma, gamma.wiring, system
         layout = system.layout
         self.leaves = tree_unflatten(list(range(len(layout.sizes))), layout.spec)
         self.names = tuple(self.leaves)
@@ -59,7 +53,7 @@ class Parts:
 
     def kernel(
         self, nodes: Sequence[str], given: Sequence[str], *, sweep: bool = False, live: bool = False
-    ) -> NodeKernel:
+    ) -> LevelKernel:
         """The maps of ``nodes`` as a function of the matrices of the nodes ``given`` (in that order).
 
         Args:
@@ -68,7 +62,7 @@ class Parts:
         """
         nodes, given = tuple(nodes), tuple(given)
         layouts, autocast = self.layouts, self.system.autocast
-        lifted = replace(self.system.lifted, function=self.joint.map.bind(nodes, given, sweep))
+        lifted = replace(self.system.lifted, function=self.gamma.bind(nodes, given, sweep))
         call = lifted.on_the_spot if live else lifted
         unpacks, packs = [layouts[n].unpack for n in given], [layouts[n].pack for n in nodes]
 
@@ -77,18 +71,18 @@ class Parts:
                 out = call([unpack(m) for unpack, m in zip(unpacks, matrices, strict=True)], theta)
                 return tuple([pack(new) for pack, new in zip(packs, out, strict=True)])
 
-        return _over_batches(self.system, base, len(given), self.live_count if live else len(self.system.lifted.theta))
+        return self.system.over_levels(base)
 
     def live_theta(self, theta: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Those tensors of the joint system that a live kernel needs."""
         return tuple(theta[: self.live_count])
 
-    def block(self, nodes: Sequence[str], *, sweep: bool) -> Block:
+    def component(self, nodes: Sequence[str], *, sweep: bool) -> Component:
         """The nodes of one component as a system of their own."""
-        return Block(self, tuple(nodes), sweep)
+        return Component(self, tuple(nodes), sweep)
 
 
-class Block:
+class Component:
     """One component: a fixed-point system whose unknowns are the nodes' states, and whose tensors are the states of the
     nodes it reads from outside, then those of the joint system that a live kernel needs.  Valid during the call of
     ``solve`` only.
@@ -99,9 +93,9 @@ class Block:
         cost: node evaluations in one evaluation. depth: how many of them must follow one another.
     """
 
-    def __init__(self, parts: Parts, nodes: tuple[str, ...], sweep: bool) -> None:
+    def __init__(self, parts: Nodes, nodes: tuple[str, ...], sweep: bool) -> None:
         self.parts, self.nodes = parts, nodes
-        wiring = parts.joint.wiring
+        wiring = parts.wiring
         self.parents = tuple(dict.fromkeys(p for n in nodes for p in wiring.parents[n] if p not in nodes))
         self.sizes = [parts.sizes[n] for n in nodes]
         self.cost = len(nodes)
@@ -125,7 +119,7 @@ class Block:
 
         dims = None if system.row_dims is None else (*(0,) * outer, *system.row_dims[: parts.live_count])
         self.system = System(
-            parts.joint,
+            system.problem,
             layout,
             kernel,
             kernel,
@@ -150,24 +144,3 @@ class Block:
     def scatter(self, z: Tensor, states: dict[str, Tensor]) -> None:
         """The inverse: write them into ``states``."""
         states.update(zip(self.nodes, z.split(self.sizes, 1), strict=True))
-
-
-def _over_batches(system: System, base: NodeKernel, given: int, tensors: int) -> NodeKernel:
-    """A kernel of the innermost system, for a system that ``torch.vmap`` has batched over it (any number of times).
-
-    ``given``: how many matrices of states it takes. tensors: how many of theta.
-    """
-    if system.parent is None:
-        return base
-    inner, rows = _over_batches(system.parent, base, given, tensors), system.parent.batch
-    mapped = torch.func.vmap(
-        lambda *tensors: inner(tensors[:given], tensors[given:]),
-        in_dims=(*(0,) * given, *system.dims[:tensors]),
-        randomness="different",
-    )
-
-    def batched(matrices: Sequence[Tensor], theta: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        out = mapped(*(m.reshape(-1, rows, m.shape[-1]) for m in matrices), *theta)
-        return tuple(o.flatten(0, 1) for o in out)
-
-    return batched

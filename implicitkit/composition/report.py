@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from implicitkit.solver.driver import Outcome
+from implicitkit.solver.base import Outcome
 
 __all__ = ["BlockOutcome", "BlockReport"]
 

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from implicitkit.composition.nodes import Block
+from implicitkit.composition.nodes import Component
 from implicitkit.solution import Status
-from implicitkit.solver.base import Method
-from implicitkit.solver.driver import Options
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.base import Options
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 
-__all__ = ["RUNNING", "Stepper"]
+__all__ = ["RUNNING", "ComponentStepper"]
 
 RUNNING = -1  # the status of a sample still in work
 
 
-class Stepper:
+class ComponentStepper:
     """Advances one block by steps of its own method, each node judged by its own residual.
 
     Node ``k`` of a sample is solved when ``|f_k - z_k| <= atol + rtol |z_k|``.  A block that is swept (Gauss-Seidel) is
@@ -33,10 +33,10 @@ class Stepper:
     """
 
     def __init__(
-        self, block: Block, method: Method, z: Tensor, theta: Sequence[Tensor], options: Options, confirm: bool
+        self, block: Component, method: Method, z: Tensor, theta: Sequence[Tensor], options: Options, confirm: bool
     ) -> None:
         self.block, self.method, self.options, self.confirm = block, method, options, confirm
-        self.f = Function(block.system, theta, method.solves)
+        self.f = Evaluations(block.system, theta, method.solves)
         self.z = self.start = self.best = z
         batch = z.shape[0]
         self.limit = options.max_steps or method.default_max_steps

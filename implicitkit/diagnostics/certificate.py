@@ -34,10 +34,10 @@ import torch
 from torch import Tensor
 
 from implicitkit import autodiff, compat
-from implicitkit.linear.base import Operator
 from implicitkit.linear.cycles import column
 from implicitkit.linear.dense import factor_batched
 from implicitkit.linear.gmres import GMRES
+from implicitkit.operators import Operator, minus, shifted
 from implicitkit.solution import Solution
 from implicitkit.system import System
 
@@ -134,7 +134,7 @@ def certify(solution: Solution) -> Certificate:
         residual_norm = torch.linalg.vector_norm(F, dim=1)
         lipschitz = None
         if A.fixed_point:
-            lipschitz = _largest(_shifted(A), _POWER_STEPS)
+            lipschitz = _largest(shifted(A, 1.0), _POWER_STEPS)
             nearby = lipschitz + curvature * 2 * residual_norm / (1 - lipschitz)  # L on the way to z*
             contracts = (lipschitz < 1) & (nearby < 1)
             banach = residual_norm / (1 - nearby)
@@ -173,7 +173,7 @@ def _linearise(system: System, theta: tuple[Tensor, ...], z: Tensor) -> tuple[Te
         lambda y: system.residual(y, *theta),
         z,
         symmetric=problem.symmetric,
-        fixed_point=problem.kind == "fixed_point",
+        fixed_point=problem.kind.iteration,
     )
     return value.detach(), A
 
@@ -221,30 +221,6 @@ def _random(A: Operator, seed: int = 0) -> Tensor:
     return v / torch.linalg.vector_norm(v, dim=1, keepdim=True)
 
 
-def _combined(A: Operator, B: Operator) -> Operator:
-    """``A - B``."""
-    return Operator(
-        lambda v: A.mv(v) - B.mv(v),
-        lambda w: A.rmv(w) - B.rmv(w),
-        lambda: A.dense() - B.dense(),
-        batch=A.batch,
-        size=A.size,
-        like=A.like,
-    )
-
-
-def _shifted(A: Operator) -> Operator:
-    """``A + I``: the Jacobian of a fixed-point map from that of its residual."""
-    return Operator(
-        lambda v: A.mv(v) + v,
-        lambda w: A.rmv(w) + w,
-        lambda: A.dense() + torch.eye(A.size, dtype=A.like.dtype, device=A.like.device),
-        batch=A.batch,
-        size=A.size,
-        like=A.like,
-    )
-
-
 def _curvature(system: System, theta: tuple[Tensor, ...], z: Tensor, A: Operator, step: Tensor) -> Tensor:
     """``K``: twice the largest ``|A(z + s) - A(z)|_2 / |s|`` over the Newton step and two random directions.
 
@@ -257,5 +233,5 @@ def _curvature(system: System, theta: tuple[Tensor, ...], z: Tensor, A: Operator
     largest = torch.zeros_like(length)
     for unit in (direction, _random(A, 2), _random(A, 3)):
         _, there = _linearise(system, theta, torch.addcmul(z, column(length), unit))
-        largest = torch.fmax(largest, _largest(_combined(there, A), _POWER_STEPS // 2) / length)
+        largest = torch.fmax(largest, _largest(minus(there, A), _POWER_STEPS // 2) / length)
     return 2 * largest

@@ -10,23 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from implicitkit import autodiff
+from implicitkit.composition.blocks import Blocks
 from implicitkit.composition.gamma import Gamma
-from implicitkit.composition.jacobian import JacobianBlocks
-from implicitkit.composition.nodes import Parts
+from implicitkit.composition.jacobian import JacobianByComponent
+from implicitkit.composition.joint import Joint
+from implicitkit.composition.nodes import Nodes
 from implicitkit.composition.wiring import Wiring
 from implicitkit.errors import ConvergenceWarning, warn
 from implicitkit.lifting.lifted import lift
+from implicitkit.solving import solve
 from implicitkit.system import System, check_output
 from implicitkit.trees import Layout
-
-if TYPE_CHECKING:
-    from implicitkit.composition.joint import Joint
 
 __all__ = ["Analysis", "Cost", "analyse"]
 
@@ -110,9 +110,9 @@ def analyse(
         )
     lifted = lift(joint.function, dict(state), inputs, check_output(joint, layout))
     system = System.of(joint, layout, lifted, None, inputs)
-    parts = Parts(joint, system)
+    parts = Nodes(joint.map, system)
     z = layout.pack(dict(state)).detach()
-    blocks = JacobianBlocks(parts, z, [t.detach() for t in lifted.theta])
+    blocks = JacobianByComponent(parts, z, [t.detach() for t in lifted.theta])
     matrices = _jacobian(blocks, parts)
     states = {name: part[:_SAMPLES] for name, part in parts.split(z).items()}
     values = {n: v.detach()[:_SAMPLES] for n, v in parts.split(blocks.join(blocks.values)).items()}
@@ -137,7 +137,7 @@ def analyse(
 
 
 # ------------------------------------------------------------------------------------------------------------- details
-def _jacobian(blocks: JacobianBlocks, parts: Parts) -> dict[tuple[str, str], Tensor]:
+def _jacobian(blocks: JacobianByComponent, parts: Nodes) -> dict[tuple[str, str], Tensor]:
     """``df_k / dz_j`` ``(samples, n_k, n_j)`` for every edge and every node with itself."""
     found = {}
     for i, component in enumerate(blocks.components):
@@ -149,7 +149,7 @@ def _jacobian(blocks: JacobianBlocks, parts: Parts) -> dict[tuple[str, str], Ten
                 J = J + torch.eye(sum(rows), dtype=J.dtype, device=J.device)  # the residual's has -I
             names = blocks.components[j]
             for name, band in zip(component, J.split(rows, 1), strict=True):
-                reads = {*parts.joint.wiring.parents[name], name}
+                reads = {*parts.wiring.parents[name], name}
                 for other, block in zip(names, band.split([parts.sizes[n] for n in names], 2), strict=True):
                     if other in reads:
                         found[name, other] = block
@@ -196,10 +196,6 @@ def _costs(
     solver: Any,
 ) -> dict[str, Cost]:
     """Every mode run on the linearised composition."""
-    from implicitkit.composition.blocks import Blocks
-    from implicitkit.composition.joint import Joint
-    from implicitkit.solving import solve
-
     wiring = joint.wiring
     reads = {name: tuple(p for p in wiring.parents[name] if p != name) for name in joint.graph}
     maps = {name: _linear(name, values[name], reads[name], matrices, states) for name in joint.graph}

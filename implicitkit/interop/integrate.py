@@ -7,9 +7,9 @@ import scipy.integrate
 from torch import Tensor
 
 from implicitkit.interop.session import Session
-from implicitkit.registry.table import register_solver
 from implicitkit.solver.base import Found
-from implicitkit.solver.black_box import PlainFunction
+from implicitkit.solver.black_box import BlackBoxFunction
+from implicitkit.solver.catalogue import register_solver
 
 __all__ = ["METHODS", "integrate"]
 
@@ -18,7 +18,7 @@ METHODS = ("BDF", "Radau", "LSODA")
 
 @register_solver("integrate", solves="root", batch="loop")
 def integrate(
-    f: PlainFunction,
+    f: BlackBoxFunction,
     z0: Tensor,
     *,
     rtol: float,

@@ -20,9 +20,9 @@ import scipy.sparse.linalg
 from torch import Tensor
 
 from implicitkit.interop.session import Session
-from implicitkit.registry.table import register_solver
 from implicitkit.solver.base import Found
-from implicitkit.solver.black_box import PlainFunction
+from implicitkit.solver.black_box import BlackBoxFunction
+from implicitkit.solver.catalogue import register_solver
 
 __all__ = ["SOLVERS", "SciPySolver"]
 
@@ -59,7 +59,7 @@ class SciPySolver:
         object.__setattr__(self, "__qualname__", self.name)
 
     def __call__(
-        self, f: PlainFunction, z0: Tensor, *, rtol: float, atol: float, max_steps: int, **options: Any
+        self, f: BlackBoxFunction, z0: Tensor, *, rtol: float, atol: float, max_steps: int, **options: Any
     ) -> Found:
         session = Session(f, z0, rtol=rtol, atol=atol, max_steps=max_steps, step=self.step)
         return self.run(session, **(dict(self.options) | options))
@@ -111,7 +111,7 @@ def _orientation(session: Session, alpha: float | None) -> tuple[float, float | 
     the start tells: the sign is turned where ``q > 0``, and ``alpha = 1 / |q|``, or less if the first step would then be
     longer than half the start, or 1/2 (SciPy's default).
     """
-    if session.kind == "fixed_point":
+    if session.kind.iteration:
         return 1.0, 1.0 if alpha is None else alpha
     q = session.quotient()
     if not np.isfinite(q) or q == 0:

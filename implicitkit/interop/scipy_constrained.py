@@ -18,11 +18,10 @@ from torch import Tensor
 
 from implicitkit.errors import CapabilityError
 from implicitkit.problem.qp_data import QPData
-from implicitkit.registry.table import register_solver
-from implicitkit.solver.base import Strategy
+from implicitkit.solver.base import Options, Outcome, Solver
+from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.constrained.model import Model
-from implicitkit.solver.driver import Options, Outcome
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.qp.base import judge
 from implicitkit.solver.qp.interior_point import interior_point
 from implicitkit.solver.steps.refinement import refine
@@ -51,7 +50,7 @@ class _Sample:
 
 
 @dataclass(frozen=True)
-class _SciPy(Strategy):
+class _SciPy(Solver):
     """``scipy.optimize.minimize`` with one method.
 
     Args:
@@ -69,7 +68,7 @@ class _SciPy(Strategy):
         if self.refinements < 0:
             raise ValueError(f"refinements cannot be negative, got {self.refinements}")
 
-    def run(self, f: Function, z0: Tensor, options: Options) -> Outcome:
+    def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         model = Model(f)
         if model.count and not self.general:
             raise CapabilityError(f"{self.name} takes bounds, but no constraints=: use 'scipy.slsqp' or 'auto'")

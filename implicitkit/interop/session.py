@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.solver.base import Found
-from implicitkit.solver.black_box import PlainFunction
+from implicitkit.solver.black_box import BlackBoxFunction
 
 __all__ = ["Session"]
 
@@ -48,7 +48,7 @@ class Session:
     """
 
     def __init__(
-        self, f: PlainFunction, z0: Tensor, *, rtol: float, atol: float, max_steps: int, step: str = "iteration"
+        self, f: BlackBoxFunction, z0: Tensor, *, rtol: float, atol: float, max_steps: int, step: str = "iteration"
     ) -> None:
         self._f, self._like, self._step = f, z0, step
         self._max_steps, self._budget = max_steps, 100 * max_steps + 100
@@ -155,9 +155,9 @@ class Session:
 
     def flow_sign(self) -> float:
         """The sign ``s`` for which ``dz/dt = s F`` leads to rest: the problem's own, or that with ``s F'JF <= 0`` here."""
-        if self.kind in ("steady_state", "fixed_point"):
-            return 1.0
-        return -1.0 if self.kind in ("argmin", "least_squares") or self.quotient() > 0 else 1.0
+        if self.kind.flow:
+            return float(self.kind.flow)
+        return -1.0 if self.quotient() > 0 else 1.0
 
     def quotient(self) -> float:
         """``F'JF / F'F`` at the start."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from implicitkit.linear.auto import Auto
-from implicitkit.linear.base import LinearSolution, LinearSolver, Operator
+from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.bicgstab import BiCGStab
-from implicitkit.linear.blocks import BlockSubstitution, Structure
+from implicitkit.linear.blocks import BlockSubstitution
 from implicitkit.linear.broyden import BroydenLinear
 from implicitkit.linear.cg import CG
 from implicitkit.linear.dense import Factor, cholesky_batched, factor_batched, lstsq_batched, solve_batched
@@ -13,7 +13,8 @@ from implicitkit.linear.estimate import InverseEstimate
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lsmr import LSMR
 from implicitkit.linear.lu import LU
-from implicitkit.linear.neumann import DampedSeries, Neumann
+from implicitkit.linear.neumann import DampedSeries, NeumannSeries
+from implicitkit.operators import BlockStructure, Operator
 
 __all__ = [
     "CG",
@@ -22,6 +23,7 @@ __all__ = [
     "LU",
     "Auto",
     "BiCGStab",
+    "BlockStructure",
     "BlockSubstitution",
     "BroydenLinear",
     "DampedSeries",
@@ -29,9 +31,8 @@ __all__ = [
     "InverseEstimate",
     "LinearSolution",
     "LinearSolver",
-    "Neumann",
+    "NeumannSeries",
     "Operator",
-    "Structure",
     "cholesky_batched",
     "factor_batched",
     "lstsq_batched",

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from implicitkit.linear.base import LinearSolution, LinearSolver, Operator
+from implicitkit.linear.base import LinearSolution, LinearSolver
+from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cg import CG
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lu import LU
-from implicitkit.registry.table import register_linear_solver
+from implicitkit.operators import Operator
 
 __all__ = ["Auto"]
 

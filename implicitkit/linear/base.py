@@ -7,76 +7,14 @@ that system as an :class:`Operator` and plain ``(batch, n)`` matrices: no pytree
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from implicitkit.linear.blocks import Structure
+from implicitkit.operators import Operator
 
 __all__ = ["LinearSolution", "LinearSolver", "Operator"]
-
-MatVec = Callable[[Tensor], Tensor]
-
-
-class Operator:
-    r"""The block-diagonal matrix ``A = diag(A_1, ..., A_batch)``, each block ``n x n``, by its products.
-
-    Args:
-        mv: ``v -> A v``, both of shape ``(batch, n)``, block by block.
-        rmv: ``w -> A^T w``, both of shape ``(batch, n)``.
-        dense: returns all blocks, shape ``(batch, n, n)``; called at most once, and only by direct methods.
-        batch: number of blocks.
-        size: ``n``.
-        like: a tensor with the dtype and device of the vectors.
-        symmetric: ``A = A^T`` is known (Hessians).
-        fixed_point: ``A = J - I`` where ``J`` is the Jacobian of a fixed-point map, so that
-            ``u <- u + (A u - b)`` is the Neumann series.
-        structure: ``A`` as a block triangular matrix, if its blocks are known (:mod:`implicitkit.linear.blocks`).
-    """
-
-    __slots__ = ("_dense", "_matrix", "batch", "fixed_point", "like", "mv", "rmv", "size", "structure", "symmetric")
-
-    def __init__(
-        self,
-        mv: MatVec,
-        rmv: MatVec,
-        dense: Callable[[], Tensor],
-        *,
-        batch: int,
-        size: int,
-        like: Tensor,
-        symmetric: bool = False,
-        fixed_point: bool = False,
-        structure: Structure | None = None,
-    ) -> None:
-        self.mv, self.rmv, self._dense = mv, rmv, dense
-        self.batch, self.size, self.like = batch, size, like
-        self.symmetric, self.fixed_point, self.structure = symmetric, fixed_point, structure
-        self._matrix: Tensor | None = None
-
-    def dense(self) -> Tensor:
-        """All blocks as one tensor of shape ``(batch, n, n)``, formed once."""
-        if self._matrix is None:
-            self._matrix = self._dense()
-        return self._matrix
-
-    @property
-    def T(self) -> Operator:
-        """The transposed operator; it shares the matrix if that has been formed."""
-        return Operator(
-            self.rmv,
-            self.mv,
-            lambda: self.dense().mT,
-            batch=self.batch,
-            size=self.size,
-            like=self.like,
-            symmetric=self.symmetric,
-            fixed_point=self.fixed_point,
-            structure=None if self.structure is None else self.structure.T,
-        )
 
 
 class LinearSolution(NamedTuple):

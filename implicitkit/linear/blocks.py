@@ -14,57 +14,17 @@ Source: Golub & Van Loan, *Matrix Computations* (4th ed., 2013), section 3.1.4 (
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from implicitkit.linear.base import LinearSolution, LinearSolver, Operator
+from implicitkit.linear.base import LinearSolution, LinearSolver
+from implicitkit.linear.catalogue import get_linear_solver, register_linear_solver
 from implicitkit.linear.cycles import norms
-from implicitkit.registry import table as registry
-from implicitkit.registry.table import register_linear_solver
+from implicitkit.operators import Operator
 
-__all__ = ["BlockSubstitution", "Structure"]
-
-
-class Structure(Protocol):
-    """A matrix by blocks.  Blocks are numbered in an order in which :meth:`couple` only reaches later ones.
-
-    ``unsolved``: names of parts of the state that the solver left as they were, whose equations do not hold.
-    """
-
-    unsolved: frozenset[str]
-
-    @property
-    def T(self) -> Structure:
-        """The transposed matrix (its blocks are numbered in reverse)."""
-
-    def __len__(self) -> int:
-        """How many blocks."""
-
-    def name(self, i: int) -> str:
-        """A block's name, for messages."""
-
-    def solved(self, i: int) -> bool:
-        """Is there an equation for this block?  Where not, its unknowns are zero."""
-
-    def explicit(self, i: int) -> bool:
-        """Is the diagonal block known to be ``-I``?"""
-
-    def take(self, i: int, b: Tensor) -> Tensor:
-        """The block's entries of ``(batch, n)``: ``(batch, n_i)``."""
-
-    def join(self, parts: list[Tensor]) -> Tensor:
-        """The inverse of :meth:`take` for all blocks at once."""
-
-    def diagonal(self, i: int) -> Operator:
-        """The diagonal block."""
-
-    def pull(self, u: Tensor) -> list[Tensor | None]:
-        r"""``-(dF/d\theta)^T u``, for every tensor of theta."""
-
-    def couple(self, i: int, x: Tensor) -> dict[int, Tensor]:
-        """What the unknowns of block ``i`` contribute to the equations of later blocks ``j``, ``{j: A_ji x_i}``."""
+__all__ = ["BlockSubstitution"]
 
 
 @register_linear_solver("blocks")
@@ -90,7 +50,7 @@ class BlockSubstitution(LinearSolver):
             raise ValueError('inner is the linear solver of single blocks and cannot be "blocks" itself')
 
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
-        inner, blocks = registry.get_linear_solver(self.inner), A.structure
+        inner, blocks = get_linear_solver(self.inner), A.structure
         if blocks is None:
             return inner.solve(A, b, rtol=rtol, atol=atol, max_steps=max_steps)
         count = len(blocks)

@@ -20,9 +20,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from implicitkit.linear.base import LinearSolution, LinearSolver, Operator
+from implicitkit.linear.base import LinearSolution, LinearSolver
+from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import column, default_steps, in_working_precision, norms, tolerance
-from implicitkit.registry.table import register_linear_solver
+from implicitkit.operators import Operator
 
 __all__ = ["BroydenLinear"]
 

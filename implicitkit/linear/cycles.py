@@ -21,7 +21,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from implicitkit.linear.base import LinearSolution, Operator
+from implicitkit.linear.base import LinearSolution
+from implicitkit.operators import Operator, single
 
 __all__ = ["Correction", "column", "default_steps", "in_working_precision", "norms", "restarted", "tolerance"]
 
@@ -64,19 +65,8 @@ def in_working_precision(solve: SolveMethod) -> SolveMethod:
     ) -> LinearSolution:
         if b.dtype not in LOW_PRECISION:
             return solve(self, A, b, rtol=rtol, atol=atol, max_steps=max_steps)
-        low, like = b.dtype, A.like.float()
-        wide = Operator(
-            lambda v: A.mv(v.to(low)).float(),
-            lambda w: A.rmv(w.to(low)).float(),
-            lambda: A.dense().float(),
-            batch=A.batch,
-            size=A.size,
-            like=like,
-            symmetric=A.symmetric,
-            fixed_point=A.fixed_point,
-        )
-        solution = solve(self, wide, b.float(), rtol=rtol, atol=atol, max_steps=max_steps)
-        return solution._replace(x=solution.x.to(low))
+        solution = solve(self, single(A), b.float(), rtol=rtol, atol=atol, max_steps=max_steps)
+        return solution._replace(x=solution.x.to(b.dtype))
 
     return wrapper  # type: ignore[return-value]
 

@@ -16,13 +16,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.linear.base import LinearSolution, LinearSolver, Operator
+from implicitkit.linear.base import LinearSolution, LinearSolver
+from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import norms, tolerance
 from implicitkit.linear.dense import lstsq_batched, solve_batched
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lsmr import LSMR
 from implicitkit.linear.saddle import StructuredOperator
-from implicitkit.registry.table import register_linear_solver
+from implicitkit.operators import Operator
 
 __all__ = ["KKT"]
 

@@ -14,10 +14,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.linear.base import LinearSolution, LinearSolver, Operator
+from implicitkit.linear.base import LinearSolution, LinearSolver
+from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import column, in_working_precision, norms, tolerance
 from implicitkit.linear.dense import RHS_NOT_FINITE, factor_batched
-from implicitkit.registry.table import register_linear_solver
+from implicitkit.operators import Operator
 
 __all__ = ["LU"]
 

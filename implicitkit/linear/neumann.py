@@ -17,16 +17,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.linear.base import LinearSolution, LinearSolver, Operator
+from implicitkit.linear.base import LinearSolution, LinearSolver
+from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import column, in_working_precision, norms, tolerance
-from implicitkit.registry.table import register_linear_solver
+from implicitkit.operators import Operator
 
-__all__ = ["DampedSeries", "Neumann"]
+__all__ = ["DampedSeries", "NeumannSeries"]
 
 
 @register_linear_solver("neumann")
 @dataclass(frozen=True)
-class Neumann(LinearSolver):
+class NeumannSeries(LinearSolver):
     """The Neumann series, summed until the residual meets the tolerance or, with ``terms``, cut after ``J^terms``.
 
     Converges exactly when the spectral radius of ``J`` is below 1; growth of the residual by ``divergence`` stops a
@@ -89,7 +90,7 @@ class DampedSeries(LinearSolver):
 
     ``u = -damping * sum_{i=0..steps-1} ((1 - damping) I + damping J)^i b``: what backpropagation through ``steps``
     damped iterations ``z <- (1 - damping) z + damping f(z)`` at the solution gives.  ``damping=1`` is
-    ``Neumann(terms=steps-1)``; ``steps -> inf`` is exact.
+    ``NeumannSeries(terms=steps-1)``; ``steps -> inf`` is exact.
 
     Args:
         steps: number of terms, at least 1. damping: in (0, 1].

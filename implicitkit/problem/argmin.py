@@ -15,6 +15,7 @@ from implicitkit.problem import constrained as program
 from implicitkit.problem.base import Kernel, Problem, Restated, require_callable
 from implicitkit.problem.complementarity import check_degenerate
 from implicitkit.problem.constraints import Constraint
+from implicitkit.problem.kind import ARGMIN, Kind
 
 __all__ = ["Argmin"]
 
@@ -53,9 +54,7 @@ class Argmin(Problem):
     prox: Callable[..., Any] | None = None
     project: Callable[..., Any] | None = None
     degenerate: str = "lstsq"
-    kind: ClassVar[str] = "argmin"
-    returns: ClassVar[str] = "scalar"
-    symmetric: ClassVar[bool] = True
+    kind: ClassVar[Kind] = ARGMIN
 
     def __post_init__(self) -> None:
         require_callable(self, self.objective, "objective")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from implicitkit import autodiff, trees
-
-if TYPE_CHECKING:
-    from implicitkit.linear import Operator
-    from implicitkit.system import System
-    from implicitkit.trees import Layout
+from implicitkit.operators import Operator
+from implicitkit.problem.kind import ROOT, Kind, as_kind
+from implicitkit.system import System
+from implicitkit.trees import Layout
 
 __all__ = ["Problem", "Restated"]
 
@@ -50,11 +49,10 @@ class Problem:
                 return inflow - self.rate * z ** 2
 
     Class attributes:
-        kind: which solvers serve it: ``"root"``, ``"fixed_point"``, ``"argmin"``, ``"least_squares"``,
-            ``"steady_state"``, ``"constrained"``, ``"quadratic_program"``.
-        returns: what the function returns: ``"state"`` (like ``z``), ``"scalar"`` (one number a sample), ``"vector"``
-            (any pytree, a residual vector) or ``"program"`` (an objective and constraints, see ``problems/program.py``).
-        symmetric: the Jacobian of the residual is symmetric.
+        kind: a :class:`~implicitkit.extend.Kind`, or the name of a known one (``"root"``, ``"fixed_point"``,
+            ``"argmin"``, ``"least_squares"``, ``"steady_state"``): which solvers serve it, what its function returns, what
+            convergence is relative to.
+        symmetric: the Jacobian of the residual is symmetric (default: what the kind says).
         by_blocks: :meth:`linearise` says the blocks of the Jacobian.
         closed: the function is the problem's own and uses nothing but its arguments, which are tensors.
 
@@ -62,11 +60,17 @@ class Problem:
     on such matrices with everything else bound; the core uses nothing but these.
     """
 
-    kind: ClassVar[str] = "root"
-    returns: ClassVar[str] = "state"
-    symmetric: ClassVar[bool] = False
+    kind: ClassVar[Kind] = ROOT
+    symmetric: bool = False
     by_blocks: ClassVar[bool] = False
     closed: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "kind" in cls.__dict__:
+            cls.kind = as_kind(cls.__dict__["kind"])
+            if "symmetric" not in cls.__dict__:
+                cls.symmetric = cls.kind.symmetric
 
     @property
     def title(self) -> str:
@@ -107,7 +111,7 @@ class Problem:
     def linearise(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
         """``F`` at a plain ``z``, on its graph, and ``dF/dz`` there (a problem that knows its blocks says them)."""
         return autodiff.linearise(
-            lambda y: system.residual(y, *theta), z, symmetric=self.symmetric, fixed_point=self.kind == "fixed_point"
+            lambda y: system.residual(y, *theta), z, symmetric=self.symmetric, fixed_point=self.kind.iteration
         )
 
     def first_order(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Operator, Pull] | None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,12 +34,11 @@ from implicitkit.linear.kkt import KKT
 from implicitkit.problem.base import Kernel, Problem
 from implicitkit.problem.complementarity import KAPPA, plus
 from implicitkit.problem.constraints import Constraint
+from implicitkit.problem.kind import CONSTRAINED, Kind
+from implicitkit.system import System
 from implicitkit.trees import Layout
 
-if TYPE_CHECKING:
-    from implicitkit.system import System
-
-__all__ = ["Program", "State"]
+__all__ = ["ConstrainedMinimisation", "State"]
 
 
 class State(NamedTuple):
@@ -64,7 +63,7 @@ class Probe(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Program(Problem):
+class ConstrainedMinimisation(Problem):
     """See the equations at the top of this file.  Made by :class:`~implicitkit.Argmin`.
 
     The kernel gives ``(batch, 1 + m)`` for a packed state ``(batch, size + m)``: the objective and the ``m`` constraint
@@ -81,9 +80,8 @@ class Program(Problem):
     layout: Layout
     one_sided: tuple[bool, ...]
     degenerate: str = "lstsq"
-    kind: ClassVar[str] = "constrained"
+    kind: ClassVar[Kind] = CONSTRAINED
     title: ClassVar[str] = "Argmin"
-    returns: ClassVar[str] = "program"
 
     @property
     def size(self) -> int:
@@ -188,7 +186,7 @@ def start(
     z0: Any,
     args: tuple[Any, ...],
     batch_dims: int,
-) -> tuple[Program, State]:
+) -> tuple[ConstrainedMinimisation, State]:
     """The program, and the state it starts from: multipliers of the constraints' shapes, all zero."""
     layout = Layout(z0, batch_dims)
     multipliers, one_sided = [], []
@@ -215,7 +213,7 @@ def start(
             one_sided += [constraint.one_sided] * math.prod(leaf.shape[batch_dims:])
         zeros = [torch.zeros(leaf.shape, dtype=layout.dtype, device=layout.device) for leaf in leaves]
         multipliers.append(trees.tree_unflatten(zeros, spec))
-    program = Program(objective, constraints, prox, layout, tuple(one_sided), degenerate)
+    program = ConstrainedMinimisation(objective, constraints, prox, layout, tuple(one_sided), degenerate)
     return program, State(z0, tuple(multipliers))
 
 

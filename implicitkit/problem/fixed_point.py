@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from implicitkit import trees
 from implicitkit.problem.base import Kernel, Problem, require_callable
-
-if TYPE_CHECKING:
-    from implicitkit.composition import Joint
+from implicitkit.problem.kind import FIXED_POINT, Kind
+from implicitkit.registry.operations import operation
 
 __all__ = ["FixedPoint"]
 
@@ -32,7 +31,7 @@ class FixedPoint(Problem):
     """
 
     map: Callable[..., Any]
-    kind: ClassVar[str] = "fixed_point"
+    kind: ClassVar[Kind] = FIXED_POINT
 
     def __post_init__(self) -> None:
         require_callable(self, self.map, "map")
@@ -41,11 +40,9 @@ class FixedPoint(Problem):
     def function(self) -> Callable[..., Any]:
         return self.map
 
-    def __rshift__(self, other: FixedPoint) -> Joint:
+    def __rshift__(self, other: FixedPoint) -> FixedPoint:
         """``self >> other``: the two as one fixed point, the second reading the first's state; see ``ik.compose``."""
-        from implicitkit.composition import chain
-
-        return chain(self, other)
+        return operation("chain")(self, other)
 
     def residual(self, z: Any, *args: Any) -> Any:
         return trees.tree_map(lambda new, old: new - old, self.map(z, *args), z)

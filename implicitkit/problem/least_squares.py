@@ -11,6 +11,7 @@ from torch import Tensor
 from implicitkit import autodiff
 from implicitkit.problem.argmin import tree_gradient
 from implicitkit.problem.base import Kernel, Problem, half_squared_norm, require_callable
+from implicitkit.problem.kind import LEAST_SQUARES, Kind
 
 __all__ = ["LeastSquares"]
 
@@ -32,9 +33,7 @@ class LeastSquares(Problem):
     """
 
     residuals: Callable[..., Any]
-    kind: ClassVar[str] = "least_squares"
-    returns: ClassVar[str] = "vector"
-    symmetric: ClassVar[bool] = True
+    kind: ClassVar[Kind] = LEAST_SQUARES
 
     def __post_init__(self) -> None:
         require_callable(self, self.residuals, "residuals")

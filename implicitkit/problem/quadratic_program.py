@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,12 +13,11 @@ from implicitkit.linear.kkt import KKT
 from implicitkit.linear.saddle import StructuredOperator, mv
 from implicitkit.problem.base import Problem, Restated
 from implicitkit.problem.complementarity import KAPPA, check_degenerate, plus, warn_zero_gradient
+from implicitkit.problem.kind import QUADRATIC_PROGRAM, Kind
 from implicitkit.problem.qp_data import QPData
 from implicitkit.problem.qp_jacobian import QPJacobian
+from implicitkit.system import System
 from implicitkit.trees import Layout
-
-if TYPE_CHECKING:
-    from implicitkit.system import System
 
 __all__ = ["Multipliers", "QPConditions", "QuadraticProgram"]
 
@@ -68,7 +67,7 @@ class QuadraticProgram(Problem):
     h: Tensor | None = None
     lower: Tensor | None = None
     degenerate: str = "lstsq"
-    kind: ClassVar[str] = "quadratic_program"
+    kind: ClassVar[Kind] = QUADRATIC_PROGRAM
 
     def __post_init__(self) -> None:
         check_degenerate(self.degenerate)
@@ -157,7 +156,7 @@ class QPConditions(Problem):
 
     names: tuple[str, ...]
     degenerate: str = "lstsq"
-    kind: ClassVar[str] = "quadratic_program"
+    kind: ClassVar[Kind] = QUADRATIC_PROGRAM
     closed: ClassVar[bool] = True
     title: ClassVar[str] = "QuadraticProgram"
 

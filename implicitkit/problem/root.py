@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from implicitkit.problem.base import Problem, require_callable
+from implicitkit.problem.kind import ROOT, Kind
 
 __all__ = ["Root"]
 
@@ -26,7 +27,7 @@ class Root(Problem):
     """
 
     equation: Callable[..., Any]
-    kind: ClassVar[str] = "root"
+    kind: ClassVar[Kind] = ROOT
 
     def __post_init__(self) -> None:
         require_callable(self, self.equation, "residual")

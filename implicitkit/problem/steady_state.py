@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from implicitkit.problem.base import Problem, require_callable
+from implicitkit.problem.kind import STEADY_STATE, Kind
 
 __all__ = ["SteadyState"]
 
@@ -26,7 +27,7 @@ class SteadyState(Problem):
     """
 
     rhs: Callable[..., Any]
-    kind: ClassVar[str] = "steady_state"
+    kind: ClassVar[Kind] = STEADY_STATE
 
     def __post_init__(self) -> None:
         require_callable(self, self.rhs, "rhs")

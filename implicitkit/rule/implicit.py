@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from implicitkit.errors import CapabilityError
-from implicitkit.registry import table as registry
-from implicitkit.registry.table import register_rule
-from implicitkit.rule.base import Request, Rule
+from implicitkit.linear.catalogue import get_linear_solver
+from implicitkit.problem.catalogue import get_problem_entry
+from implicitkit.rule.base import Rule
+from implicitkit.rule.catalogue import register_rule
+from implicitkit.rule.request import Request
 
 __all__ = ["Implicit"]
 
@@ -49,13 +51,13 @@ class Implicit(Rule):
         if choice == "auto":
             choice = problem.linear_solver
         if choice is None:
-            entry = registry.get_problem_entry(problem)
+            entry = get_problem_entry(problem)
             choice = "auto" if entry.linear_solver in ("gmres", "cg") else entry.linear_solver
-        solver = registry.get_linear_solver(choice)
+        solver = get_linear_solver(choice)
         lacking = [
             need
             for need in solver.needs
-            if not {"symmetric": problem.symmetric, "fixed_point": problem.kind == "fixed_point"}.get(need, True)
+            if not {"symmetric": problem.symmetric, "fixed_point": problem.kind.iteration}.get(need, True)
         ]
         if lacking:
             raise CapabilityError(

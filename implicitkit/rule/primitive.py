@@ -22,164 +22,61 @@ may use ``.item()``, loops, NumPy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from implicitkit import autodiff, compat
-from implicitkit.errors import ConvergenceError, ConvergenceWarning, warn
-from implicitkit.lifting.lifted import check_leaves
-from implicitkit.linear import LinearSolver
-from implicitkit.linear.base import LinearSolution, Operator
+from implicitkit.errors import ConvergenceError
 from implicitkit.linear.dense import factor_batched
-from implicitkit.solution import LinearReport, Record, Status
-from implicitkit.solver import driver
-from implicitkit.solver.evaluations import Function as SolverFunction
-from implicitkit.system import System, full_precision
+from implicitkit.operators import Operator
+from implicitkit.system import System
 
-__all__ = ["Call", "root"]
+__all__ = ["ImplicitSolve", "root"]
 
 
-class Call:
-    """Everything about a solve that is not a tensor: opaque to autograd and to the transforms."""
+class ImplicitSolve(Protocol):
+    """What the primitive asks of a request (:class:`~implicitkit.rule.request.Request`): opaque to autograd and to the
+    transforms, everything about a solve that is not a tensor."""
 
-    def __init__(
-        self,
-        system: System,
-        solver: Any,
-        options: driver.Options,
-        linear_solver: LinearSolver,
-        linear_options: dict[str, Any],
-        on_failure: str,
-        record: Record,
-        first: Tensor | None = None,
-    ) -> None:
-        self.system, self.solver, self.options = system, solver, options
-        self.linear_solver, self.linear_options = linear_solver, linear_options
-        self.on_failure, self.record, self.first = on_failure, record, first
-        self.batchable = compat.transforms_active()  # the figures of the solve must be a tensor of the caller's level
+    system: System
+    on_failure: str
 
-    def batched(self, dims: Sequence[int | None], batch: int) -> Call:
-        call = Call(
-            self.system.batched(dims, batch),
-            self.solver,
-            self.options,
-            self.linear_solver,
-            self.linear_options,
-            self.on_failure,
-            self.record,
-        )
-        call.batchable = True
-        return call
+    def batched(self, dims: Sequence[int | None], batch: int) -> ImplicitSolve:
+        """The same ``batch`` times over."""
 
-    # ------------------------------------------------------------------------------------------------------- forward
     def find(self, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Run the solver on plain tensors: ``z (batch, n)``, and under transforms also ``(batch, 3)``: residual norm,
-        steps and status, as a tensor that the levels can batch."""
-        with torch.no_grad(), full_precision(z0.device.type):
-            solves = self.solver.solves
-            f = SolverFunction(self.system, theta, "root" if solves == "direct" else solves)
-            if self.first is not None:
-                f.prime(z0, self.first)
-                self.first = None
-            outcome = driver.find(self.solver, f, z0, self.options)
-            self.record.outcome, self.record.system, self.record.theta = outcome, self.system, tuple(theta)
-            z = outcome.z.clone()  # a solver may return what the map returned, and that may be anyone's
-            if self.on_failure == "nan" and not outcome.all_converged:  # finite, so that a derivative of zero is zero
-                z = torch.where((outcome.status == int(Status.CONVERGED)).unsqueeze(1), z, z0)
-            if not self.batchable:
-                return z, None
-            kind = torch.float32 if z0.device.type == "mps" else torch.float64
-            return z, torch.stack([t.to(kind) for t in (outcome.residual_norm, outcome.steps, outcome.status)], 1)
-
-    # -------------------------------------------------------------------------------------------------- linear solves
-    def solve_linear(self, A: Operator, b: Tensor, transposed: bool) -> Tensor:
-        """``A x = b`` on plain tensors, reported, and judged by the failure policy."""
-        with full_precision(b.device.type):
-            answer = self.linear_solver.solve(A, b, **self.linear_options)
-        layout = self.system.layout
-        lead = (len(b) // layout.batch,) if len(b) != layout.batch else ()
-        self.record.linear.append(
-            LinearReport(
-                layout.unpack_batch(answer.converged, lead),
-                layout.unpack_batch(answer.residual_norm, lead),
-                layout.unpack_batch(answer.steps, lead),
-                transposed,
-            )
-        )
-        del self.record.linear[:-8]  # the last few are enough
-        if self.on_failure == "nan":
-            return self._or_nan(answer, b)
-        if self.on_failure != "ignore" and not bool(answer.converged.all()):
-            self._linear_failure(answer, b, transposed)
-        return answer.x
-
-    def _or_nan(self, answer: LinearSolution, b: Tensor) -> Tensor:
-        """NaN where the linear solve failed; zero for samples that ask for nothing or have no solution: they disturb no
-        other."""
-        status = self.record.outcome.status
-        nothing = (b == 0).all(1)
-        if len(status) == len(b):
-            nothing |= status != int(Status.CONVERGED)
-        x = torch.where(answer.converged.unsqueeze(1), answer.x, torch.nan)
-        return torch.where(nothing.unsqueeze(1), 0, x)
-
-    def _linear_failure(self, answer: LinearSolution, b: Tensor, transposed: bool) -> None:
-        failed = (~answer.converged).nonzero().squeeze(1)
-        norms = answer.residual_norm[failed]
-        order = torch.argsort(torch.nan_to_num(norms, nan=torch.inf), descending=True)[:5]
-        worst, worst_norms = failed[order].tolist(), norms[order].tolist()
-        where = "backward (reverse mode)" if transposed else "forward-mode derivative"
-        name = getattr(self.linear_solver, "name", "") or type(self.linear_solver).__name__
-        text = (
-            f"the linear solve of the {where} did not converge: {name}, {len(failed)} of {len(answer.converged)} samples; "
-            f"worst: "
-            + ", ".join(f"sample {i}: residual {r:.3g}" for i, r in zip(worst, worst_norms, strict=True))
-            + (f". {answer.reason}" if answer.reason else "")
-        )
-        if not bool(torch.isfinite(b).all()):
-            text += ". The incoming derivative itself has NaN or Inf"
-        text += (
-            '. A singular Jacobian has the minimum-norm answer with rule=ik.Implicit(linear_solver="lsmr"); otherwise try '
-            'another linear_solver=, raise its max_steps= or rtol=, or accept it with on_failure="warn" or "ignore"'
-        )
-        if self.on_failure == "warn":
-            warn(text, ConvergenceWarning)
-            return
-        raise ConvergenceError(text, None, tuple(worst), tuple(worst_norms))
+        """The solution of plain tensors, and its figures under transforms."""
 
     def linearise(self, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
-        """The residual at ``z``, as a plain tensor, with its graph, and ``A`` there."""
-        out, A = self.system.problem.linearise(self.system, z.detach(), theta)
-        if A.structure is None:
-            check_leaves(self.system.lifted, out, theta, z)
-        else:
-            A.structure.unsolved = getattr(self.record.outcome, "unsolved", frozenset())
-        return out, A
+        """The residual at ``z`` with its graph, and ``A`` there."""
+
+    def solve_linear(self, A: Operator, b: Tensor, transposed: bool) -> Tensor:
+        """``A x = b`` on plain tensors."""
 
 
-def root(call: Call, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+def root(request: ImplicitSolve, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     """``(z, stats)``: the solution as a differentiable function of ``theta`` (and, with derivative zero, of ``z0``)."""
     if (
         not compat.transforms_active()
         and not compat.has_forward_level()
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in (z0, *theta)))
     ):
-        return call.find(z0.detach(), [t.detach() for t in theta])
-    return _Root.apply(call, z0, *theta)
+        return request.find(z0.detach(), [t.detach() for t in theta])
+    return _Root.apply(request, z0, *theta)
 
 
 class _Root(Function):
     @staticmethod
     @compat.opaque_to_compile
-    def forward(call: Call, z0: Tensor, *theta: Tensor) -> tuple[Tensor, Tensor | None]:
-        return call.find(z0.detach(), [t.detach() for t in theta])
+    def forward(request: ImplicitSolve, z0: Tensor, *theta: Tensor) -> tuple[Tensor, Tensor | None]:
+        return request.find(z0.detach(), [t.detach() for t in theta])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None]) -> None:
-        ctx.call, _, *theta = inputs
+        ctx.request, _, *theta = inputs
         z, stats = output
         if stats is not None:
             ctx.mark_non_differentiable(stats)
@@ -191,14 +88,14 @@ class _Root(Function):
     @compat.opaque_to_compile
     def backward(ctx: Any, g: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         z, *theta = ctx.saved_tensors  # read once: non-reentrant checkpointing allows no more
-        call, needed = ctx.call, [i for i in range(len(theta)) if ctx.needs_input_grad[2 + i]]
+        request, needed = ctx.request, [i for i in range(len(theta)) if ctx.needs_input_grad[2 + i]]
         grads: list[Tensor | None] = [None] * len(theta)
         if g is not None and needed:
             if compat.transforms_active() or torch.is_grad_enabled() or compat.is_legacy_batched(g):
-                u = _LinSolve.apply(call, True, z, g, *theta)
-                found: Sequence[Tensor | None] = _pull_theta(call, z, theta, needed, -u)
+                u = _LinSolve.apply(request, True, z, g, *theta)
+                found: Sequence[Tensor | None] = _pull_theta(request, z, theta, needed, -u)
             else:
-                found = _first_order(call, z, theta, needed, g)
+                found = _first_order(request, z, theta, needed, g)
             for i, value in zip(needed, found, strict=True):
                 grads[i] = value
         # the start does not matter, and says so
@@ -207,25 +104,25 @@ class _Root(Function):
 
     @staticmethod
     @compat.opaque_to_compile
-    def jvp(ctx: Any, _call: Any, _z0: Any, *tangents: Tensor | None) -> tuple[Tensor, None]:
-        call = ctx.call
+    def jvp(ctx: Any, _request: Any, _z0: Any, *tangents: Tensor | None) -> tuple[Tensor, None]:
+        request = ctx.request
         with compat.forward_ad_enabled(ctx.saved_tensors) as (z, *theta):
             moving = [i for i, t in enumerate(tangents) if t is not None]
             if not moving:
                 return torch.zeros_like(z), None
             b = autodiff.jvp(
-                _theta_only(call, z, theta, moving),
+                _theta_only(request, z, theta, moving),
                 [theta[i] for i in moving],
                 [tangents[i] for i in moving],  # type: ignore[misc]
             )
-            return _LinSolve.apply(call, False, z, -b, *theta), None
+            return _LinSolve.apply(request, False, z, -b, *theta), None
 
     @staticmethod
     @compat.opaque_to_compile
-    def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, z0: Tensor, *theta: Tensor) -> Any:
+    def vmap(info: Any, in_dims: tuple[Any, ...], request: ImplicitSolve, z0: Tensor, *theta: Tensor) -> Any:
         batch, (_, z_dim, *dims) = info.batch_size, in_dims
-        flat = _front(z0, z_dim, batch).reshape(-1, call.system.size)
-        z, stats = _Root.apply(call.batched(dims, batch), flat, *theta)
+        flat = _front(z0, z_dim, batch).reshape(-1, request.system.size)
+        z, stats = _Root.apply(request.batched(dims, batch), flat, *theta)
         return (z.unflatten(0, (batch, -1)), stats.unflatten(0, (batch, -1))), (0, 0)
 
 
@@ -234,17 +131,17 @@ class _LinSolve(Function):
 
     @staticmethod
     @compat.opaque_to_compile
-    def forward(call: Call, transposed: bool, z: Tensor, b: Tensor, *theta: Tensor) -> Tensor:
-        _, A = call.linearise(z.detach(), [t.detach() for t in theta])
+    def forward(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, *theta: Tensor) -> Tensor:
+        _, A = request.linearise(z.detach(), [t.detach() for t in theta])
         if compat.is_legacy_batched(b):  # no control flow on b: invert once, multiply
-            inverse = _inverse(call, A, transposed)
+            inverse = _inverse(request, A, transposed)
             return (inverse @ b.unsqueeze(-1)).squeeze(-1)
         with torch.no_grad():
-            return call.solve_linear(A.T if transposed else A, b.detach(), transposed)
+            return request.solve_linear(A.T if transposed else A, b.detach(), transposed)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.call, ctx.transposed, z, _, *theta = inputs
+        ctx.request, ctx.transposed, z, _, *theta = inputs
         ctx.save_for_backward(output, z, *theta)
         ctx.save_for_forward(output, z, *theta)
 
@@ -252,8 +149,8 @@ class _LinSolve(Function):
     @compat.opaque_to_compile
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, z, *theta = ctx.saved_tensors
-        call, transposed = ctx.call, ctx.transposed
-        w = _LinSolve.apply(call, not transposed, z, g, *theta)
+        request, transposed = ctx.request, ctx.transposed
+        w = _LinSolve.apply(request, not transposed, z, g, *theta)
         p, q = (x, w) if transposed else (w, x)  # d<w, A x> = d<A^T p, q>
         needed = [i for i in range(len(theta)) if ctx.needs_input_grad[4 + i]]
         grads: list[Tensor | None] = [None] * len(theta)
@@ -262,7 +159,7 @@ class _LinSolve(Function):
 
             def transposed_product(y: Tensor, *moving: Tensor) -> Tensor:
                 full = _replace(theta, needed, moving)
-                return autodiff.vjp(lambda v: call.system.residual(v, *full), y)[1](p)[0]
+                return autodiff.vjp(lambda v: request.system.residual(v, *full), y)[1](p)[0]
 
             _, pullback = autodiff.vjp(transposed_product, z, *(theta[i] for i in needed))
             z_grad, *found = pullback(-q)
@@ -273,9 +170,9 @@ class _LinSolve(Function):
     @staticmethod
     @compat.opaque_to_compile
     def jvp(
-        ctx: Any, _call: Any, _transposed: Any, dz: Tensor | None, db: Tensor | None, *dtheta: Tensor | None
+        ctx: Any, _request: Any, _transposed: Any, dz: Tensor | None, db: Tensor | None, *dtheta: Tensor | None
     ) -> Tensor:
-        call, transposed = ctx.call, ctx.transposed
+        request, transposed = ctx.request, ctx.transposed
         with compat.forward_ad_enabled(ctx.saved_tensors) as (x, z, *theta):
             rhs = torch.zeros_like(x) if db is None else db
             moving = [i for i, t in enumerate(dtheta) if t is not None]
@@ -283,36 +180,42 @@ class _LinSolve(Function):
 
             def product(y: Tensor, *changed: Tensor) -> Tensor:  # A(y) x, or its transpose
                 full = _replace(theta, moving, changed)
-                residual = lambda v: call.system.residual(v, *full)  # noqa: E731
+                residual = lambda v: request.system.residual(v, *full)  # noqa: E731
                 return autodiff.vjp(residual, y)[1](x)[0] if transposed else autodiff.jvp(residual, (y,), (x,))
 
             change = autodiff.jvp(product, (z, *(theta[i] for i in moving)), tangents)  # type: ignore[arg-type]
-            return _LinSolve.apply(call, transposed, z, rhs - change, *theta)
+            return _LinSolve.apply(request, transposed, z, rhs - change, *theta)
 
     @staticmethod
     @compat.opaque_to_compile
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], call: Call, transposed: bool, z: Tensor, b: Tensor, *theta: Tensor
+        info: Any,
+        in_dims: tuple[Any, ...],
+        request: ImplicitSolve,
+        transposed: bool,
+        z: Tensor,
+        b: Tensor,
+        *theta: Tensor,
     ) -> Any:
         batch, (_, _, z_dim, b_dim, *dims) = info.batch_size, in_dims
-        n = call.system.size
+        n = request.system.size
         flat_z, flat_b = (_front(t, d, batch).reshape(-1, n) for t, d in ((z, z_dim), (b, b_dim)))
-        x = _LinSolve.apply(call.batched(dims, batch), transposed, flat_z, flat_b, *theta)
+        x = _LinSolve.apply(request.batched(dims, batch), transposed, flat_z, flat_b, *theta)
         return x.unflatten(0, (batch, -1)), 0
 
 
 # ------------------------------------------------------------------------------------------------------------- details
 def _first_order(
-    call: Call, z: Tensor, theta: Sequence[Tensor], needed: Sequence[int], g: Tensor
+    request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], needed: Sequence[int], g: Tensor
 ) -> Sequence[Tensor | None]:
     """The everyday backward: one evaluation whose graph serves the linear solve and the pullback to theta."""
-    known = call.system.problem.first_order(call.system, z, theta)
+    known = request.system.problem.first_order(request.system, z, theta)
     if known is not None:
         A, pull = known
-        return pull(-call.solve_linear(A.T, g, True), needed)
+        return pull(-request.solve_linear(A.T, g, True), needed)
     leaves = [t.detach().requires_grad_() if i in needed else t.detach() for i, t in enumerate(theta)]
-    out, A = call.linearise(z, leaves)
-    u = call.solve_linear(A.T, g, True)
+    out, A = request.linearise(z, leaves)
+    u = request.solve_linear(A.T, g, True)
     if A.structure is not None:
         found = A.structure.pull(u)
         return [found[i] for i in needed]
@@ -322,13 +225,15 @@ def _first_order(
     return torch.autograd.grad(out, wanted, -u, allow_unused=True)
 
 
-def _pull_theta(call: Call, z: Tensor, theta: Sequence[Tensor], needed: Sequence[int], w: Tensor) -> Sequence[Tensor]:
+def _pull_theta(
+    request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], needed: Sequence[int], w: Tensor
+) -> Sequence[Tensor]:
     """``(dF/d theta)^T w`` for the tensors needed, differentiable."""
-    return autodiff.vjp(_theta_only(call, z, theta, needed), *(theta[i] for i in needed))[1](w)
+    return autodiff.vjp(_theta_only(request, z, theta, needed), *(theta[i] for i in needed))[1](w)
 
 
-def _theta_only(call: Call, z: Tensor, theta: Sequence[Tensor], moving: Sequence[int]) -> Any:
-    return lambda *changed: call.system.residual(z, *_replace(theta, moving, changed))
+def _theta_only(request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], moving: Sequence[int]) -> Any:
+    return lambda *changed: request.system.residual(z, *_replace(theta, moving, changed))
 
 
 def _replace(theta: Sequence[Tensor], where: Sequence[int], by: Sequence[Tensor]) -> list[Tensor]:
@@ -342,7 +247,7 @@ def _front(t: Tensor, dim: int | None, batch: int) -> Tensor:
     return t.expand(batch, *t.shape) if dim is None else t.movedim(dim, 0)
 
 
-def _inverse(call: Call, A: Operator, transposed: bool) -> Tensor:
+def _inverse(request: ImplicitSolve, A: Operator, transposed: bool) -> Tensor:
     """All blocks inverted, for right-hand sides that allow no control flow (``is_grads_batched=True``)."""
     if A.batch * A.size * A.size > 1 << 26:
         raise RuntimeError(
@@ -351,7 +256,7 @@ def _inverse(call: Call, A: Operator, transposed: bool) -> Tensor:
         )
     with torch.no_grad():
         factors = factor_batched(A.dense())
-        if call.on_failure == "raise" and not bool(factors.ok.all()):
+        if request.on_failure == "raise" and not bool(factors.ok.all()):
             raise ConvergenceError(
                 "the linear solve of the backward (reverse mode) did not converge: the Jacobian is singular"
             )

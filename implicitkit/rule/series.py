@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from implicitkit.linear import DampedSeries
-from implicitkit.linear import Neumann as NeumannSeries
-from implicitkit.registry.table import register_rule
-from implicitkit.rule.base import Request, Rule
+from implicitkit.linear import DampedSeries, NeumannSeries
+from implicitkit.rule.base import Rule
+from implicitkit.rule.catalogue import register_rule
+from implicitkit.rule.request import Request
 
 __all__ = ["Neumann", "OneStep", "Phantom"]
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from implicitkit.problem.argmin import Bounded
 from implicitkit.problem.base import Problem
-from implicitkit.problem.constrained import Program
-from implicitkit.registry import table as registry
+from implicitkit.problem.constrained import ConstrainedMinimisation
+from implicitkit.problem.kind import Kind, as_kind
 from implicitkit.solution import Status
-from implicitkit.solver import driver
-from implicitkit.solver.base import Strategy
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.base import Options, Outcome, Solver
+from implicitkit.solver.catalogue import get_solver
+from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["Polyalgorithm", "Stage", "choose", "stages"]
 
@@ -58,7 +58,7 @@ class Stage:
 
     def make(self) -> Any:
         """The configured solver."""
-        return registry.get_solver(self.solver, **dict(self.options))
+        return get_solver(self.solver, **dict(self.options))
 
 
 def _stage(solver: str, *, max_steps: int | None = None, scale: float | None = 1.0, **options: Any) -> Stage:
@@ -94,7 +94,7 @@ _MINIMISE = (
 _FIT = (_stage("levenberg_marquardt", max_steps=300), *_MINIMISE[1:], _stage("lbfgs"))
 
 
-def stages(kind: str, batch: int, size: int) -> tuple[Stage, ...]:
+def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     """The stages for a problem kind, samples and unknowns a sample.
 
     Equations and steady states: Newton with dense Jacobians up to 512 unknowns a sample, Newton-Krylov above, and what
@@ -103,20 +103,21 @@ def stages(kind: str, batch: int, size: int) -> tuple[Stage, ...]:
     L-BFGS, then Newton with conjugate gradients in a trust region.  Least squares up to 512 unknowns:
     Levenberg-Marquardt first.
     """
+    kind = as_kind(kind)
     affordable = batch * size * size <= _DENSE_NUMBERS
-    if kind in ("argmin", "least_squares"):
-        return _FIT if kind == "least_squares" and size <= _DENSE and affordable else _MINIMISE
+    if kind.minimisation:
+        return _FIT if kind.of_residuals and size <= _DENSE and affordable else _MINIMISE
     equations: tuple[Stage, ...] = _MATRIX_FREE
     if size <= _DENSE and affordable:
         equations = _DENSE_NEWTON
     elif size <= _DENSE_AT_ALL and affordable:
         equations = _EITHER
-    if kind == "steady_state":
+    if kind.flow > 0 and kind.equation:
         equations = (_stage("pseudo_transient", max_steps=100), *equations)
-    return (*_ANDERSON, *equations) if kind == "fixed_point" else equations
+    return (*_ANDERSON, *equations) if kind.iteration else equations
 
 
-def _program_stages(problem: Program, batch: int) -> tuple[Stage, ...]:
+def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage, ...]:
     """Constrained minimisation: SQP where there are constraints and no set but bounds, proximal gradient where there is
     only a set or a term, the augmented Lagrangian else; each finished by Newton steps on the natural map where dense
     Jacobians are affordable."""
@@ -135,20 +136,17 @@ def _program_stages(problem: Program, batch: int) -> tuple[Stage, ...]:
     return (_stage("augmented_lagrangian", max_steps=12), *polish, *multipliers)
 
 
-def choose(problem: Problem, batch: int, size: int, rule: Any) -> Any:
-    """The solver for a problem: a :class:`Polyalgorithm` of :func:`stages`; the rule ``unroll`` needs the plain
-    iteration."""
-    if problem.kind == "fixed_point" and getattr(rule, "name", "") == "unroll":
-        return registry.get_solver("picard")
-    if problem.kind == "quadratic_program":
-        return registry.get_solver("qp")
-    if isinstance(problem, Program):
+def choose(problem: Problem, batch: int, size: int) -> Any:
+    """The solver for a problem: the one its kind names, or a :class:`Polyalgorithm` of :func:`stages`."""
+    if problem.kind.solver:
+        return get_solver(problem.kind.solver)
+    if isinstance(problem, ConstrainedMinimisation):
         return Polyalgorithm(_program_stages(problem, batch))
     return Polyalgorithm(stages(problem.kind, batch, size))
 
 
 @dataclass(frozen=True)
-class Polyalgorithm(Strategy):
+class Polyalgorithm(Solver):
     """Solvers in turn; each sees only the samples that none before it has solved.
 
     The tolerance is the same throughout, that of the start.  A sample that none solves gets the best point that any of
@@ -182,9 +180,9 @@ class Polyalgorithm(Strategy):
         """What the first stage solves."""
         return str(self.stages[0].make().solves)
 
-    def run(self, f: Function, z0: Tensor, options: driver.Options) -> driver.Outcome:
+    def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         solver = self.stages[0].make()
-        total = driver.find(solver, f, z0, _limited(options, self.stages[0].max_steps))
+        total = solver.run(f, z0, _limited(options, self.stages[0].max_steps))
         total.solver = _title(self.name, [solver.name])
         scale = _far_from_zero(f, total, options)
         if scale is None and (total.all_converged or len(self.stages) == 1):
@@ -213,13 +211,13 @@ class Polyalgorithm(Strategy):
     def _go_on(
         self,
         stages: tuple[Stage, ...],
-        f: Function,
+        f: Evaluations,
         z0: Tensor,
-        options: driver.Options,
-        total: driver.Outcome,
+        options: Options,
+        total: Outcome,
         start_norm: Tensor,
         finishers: list[str],
-    ) -> driver.Outcome:
+    ) -> Outcome:
         """Some stages for the samples that are open; adds to ``finishers``."""
         watched = options.trace or options.callback is not None
         for stage in stages:
@@ -231,11 +229,10 @@ class Polyalgorithm(Strategy):
                 break
             solver = stage.make()
             samples, system, theta = _subset(f, open_, whole=watched)
-            part = Function(system, theta, solver.solves)
+            part = Evaluations(system, theta, solver.solves)
             part.evaluations, part.sample_evaluations = total.evaluations, total.sample_evaluations
             begin = torch.where(open_.unsqueeze(1), stage.begin(z0, total.z), total.z).index_select(0, samples)
-            found = driver.find(
-                solver,
+            found = solver.run(
                 part,
                 begin,
                 replace(
@@ -249,15 +246,15 @@ class Polyalgorithm(Strategy):
         return total
 
 
-def _far_from_zero(f: Function, total: driver.Outcome, options: driver.Options) -> Tensor | None:
+def _far_from_zero(f: Evaluations, total: Outcome, options: Options) -> Tensor | None:
     """``|J z|`` ``(batch,)`` of the samples that have converged by ``rtol |F(z0)|`` alone, Inf for the others; ``None``
     if there is no such sample, or no equation to be solved."""
-    if f.problem.kind not in ("root", "steady_state"):
+    if not f.kind.equation or f.kind.solver:
         return None
     doubtful = (total.residual_norm > options.atol + options.rtol) & (total.status == int(Status.CONVERGED))
     if not bool(doubtful.any()):
         return None
-    part = Function(f.system, f.theta, "root")
+    part = Evaluations(f.system, f.theta, "root")
     scale = torch.linalg.vector_norm(part.linearize(total.z).mv(total.z), dim=1)
     total.evaluations += part.evaluations
     total.sample_evaluations += part.sample_evaluations
@@ -265,17 +262,17 @@ def _far_from_zero(f: Function, total: driver.Outcome, options: driver.Options) 
     return torch.where(doubtful, scale, torch.inf) if bool(doubtful.any()) else None
 
 
-def _limited(options: driver.Options, max_steps: int | None) -> driver.Options:
+def _limited(options: Options, max_steps: int | None) -> Options:
     """The options with the smaller of two step limits."""
     if max_steps is None or (options.max_steps is not None and options.max_steps <= max_steps):
         return options
     # not dataclasses.replace, which costs four times as much: this is on the way of every solve
-    return driver.Options(
+    return Options(
         options.rtol, options.atol, max_steps, options.trace, options.callback, options.start_norm
     )  # fmt: skip
 
 
-def _subset(f: Function, open_: Tensor, whole: bool) -> tuple[Tensor, Any, Any]:
+def _subset(f: Evaluations, open_: Tensor, whole: bool) -> tuple[Tensor, Any, Any]:
     """The samples of all rows in which one is open, with the system and the tensors of those rows."""
     per_row = f.system.samples_per_row
     rows = open_.view(-1, per_row).any(1)
@@ -290,7 +287,7 @@ def _later(callback: Callable[[int, Tensor, Tensor], Any], taken: int) -> Callab
     return lambda step, z, norm: callback(step + taken, z, norm)
 
 
-def _merge(total: driver.Outcome, found: driver.Outcome, samples: Tensor, open_: Tensor) -> bool:
+def _merge(total: Outcome, found: Outcome, samples: Tensor, open_: Tensor) -> bool:
     """Write a stage's results for its open samples into the total; did it solve one?"""
     where = samples[open_]
     old, new = total.residual_norm[where], found.residual_norm[open_]

@@ -1,84 +1,60 @@
-"""What a solver is: an iterative :class:`Method`, or a black-box function that returns :class:`Found`.
+"""What a solver is: it is given the equations as plain ``(batch, n)`` matrices, and says what came of it.
 
-A method author sees plain ``(batch, n)`` matrices.  The driver (``driver.py``) owns everything else: pytrees, dtypes,
-termination, freezing and dropping of converged samples, the best iterate, traces, callbacks and failure.
+:class:`Solver` has one method, ``run``.  Most solvers are iterative and derive from
+:class:`~implicitkit.solver.method.Method`, whose ``run`` is the driver's loop; functions become
+:class:`~implicitkit.solver.black_box.BlackBox` when they are registered; a solver made of solvers derives from
+:class:`Solver` itself.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
-from implicitkit import trees
+from implicitkit.errors import CapabilityError
+from implicitkit.solution import Status
+from implicitkit.solver.evaluations import Evaluations
 
-if TYPE_CHECKING:
-    from implicitkit.solver.driver import Options, Outcome
-    from implicitkit.solver.evaluations import Function
-
-__all__ = ["BlackBox", "Direct", "Found", "Method", "Strategy"]
+__all__ = ["Found", "Options", "Outcome", "Solver"]
 
 
-class Method:
-    """An iterative method: ``init`` once, then ``step`` until the driver is satisfied.
+@dataclass(frozen=True)
+class Options:
+    """How a solve is run: tolerances (``|F| <= atol + rtol * scale``), limits, what is watched.
 
-    ``f`` is callable, ``f(z)`` maps ``(batch, n)`` to ``(batch, n)``; what it is depends on what the method solves:
-
-    =================  ======================================  ==========================================
-    ``solves``         ``f(z)``                                also
-    =================  ======================================  ==========================================
-    ``fixed_point``    the map                                 ``f.residual(z) = f(z) - z``
-    ``root``           the residual                            ``f.jacobian(z)``, ``f.linearize(z)``
-    ``minimise``       the gradient                            ``f.value(z)``: objective, shape ``(batch,)``
-    ``least_squares``  the gradient of half the squared norm   ``f.residuals(z)``: shape ``(batch, m)``
-    =================  ======================================  ==========================================
-
-    The driver has evaluated ``f`` at ``z`` before each step, and ``f`` remembers its last argument (by identity), so
-    ``f(z)`` inside ``step`` costs nothing.  Rows of ``z`` are independent samples: a step must treat them row by row.
-
-    ``state`` is any pytree; **every tensor in it has the batch as its first dimension** (the driver drops rows of it
-    when samples converge), whatever is shared by the batch is kept as plain Python numbers.
+    ``start_norm``: ``|F|`` ``(batch,)`` where the whole solve began, if that is not where this solver does.
     """
 
-    name: ClassVar[str] = ""
-    solves: ClassVar[str] = ""
-    max_size: ClassVar[int | None] = None
-    default_max_steps: ClassVar[int] = 1000
-    #: Is the point with the smallest residual returned (else the last finite one, which then is ``f.best``)?
-    keeps_best: ClassVar[bool] = True
-
-    def init(self, f: Function, z: Tensor) -> Any:
-        """The state before the first step (default: none)."""
-        return ()
-
-    def step(self, f: Function, z: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """One step: a **new** tensor ``z_next`` (never ``z`` changed in place) and the new state."""
-        raise NotImplementedError(f"{type(self).__name__} has no step method")
-
-    def keep(self, state: Any) -> dict[str, Tensor]:
-        """What is kept of the final state of every sample, in ``Outcome.kept``: tensors ``(batch, ...)`` (default: none)."""
-        return {}
-
-    def select(self, state: Any, index: Tensor) -> Any:
-        """The state of the samples ``index`` only (default: rows of every tensor in it)."""
-        return trees.tree_map(lambda t: t.index_select(0, index) if isinstance(t, Tensor) and t.ndim else t, state)
+    rtol: float
+    atol: float
+    max_steps: int | None = None
+    trace: bool = False
+    callback: Callable[[int, Tensor, Tensor], Any] | None = None  # (step, packed z, residual norms)
+    start_norm: Tensor | None = None
 
 
-class Strategy:
-    """A solver made of solvers: :meth:`run` hands the system, or parts of it, to others through the driver."""
+@dataclass
+class Outcome:
+    """What came of a solve, one entry a sample: ``z (batch, n)``, the rest ``(batch,)``."""
 
-    name: ClassVar[str] = ""
+    z: Tensor
+    residual_norm: Tensor
+    steps: Tensor
+    status: Tensor
+    evaluations: int = 0
+    sample_evaluations: int = 0
+    trace: list[Tensor] = field(default_factory=list)
+    message: str = ""
+    solver: str = ""  # which solver finished, where several took part
+    kept: dict[str, Tensor] = field(default_factory=dict)  # what the method keeps of its final state
 
     @property
-    def solves(self) -> str:
-        """What kind of ``f`` it is given (table in :class:`Method`)."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what it solves")
-
-    def run(self, f: Function, z0: Tensor, options: Options) -> Outcome:
-        """Solve from ``z0`` ``(batch, n)``; the outcome has one entry a sample."""
-        raise NotImplementedError(f"{type(self).__name__} has no run method")
+    def all_converged(self) -> bool:
+        """Did every sample converge?"""
+        return not bool((self.status != int(Status.CONVERGED)).any())
 
 
 class Found(NamedTuple):
@@ -93,40 +69,38 @@ class Found(NamedTuple):
     message: str = ""
 
 
-@dataclass(frozen=True)
-class BlackBox:
-    """A registered function ``find(f, z0, *, rtol, atol, max_steps, **options) -> Found`` as a solver.
+class Solver:
+    """Finds a point: a subclass defines :meth:`run`.
 
-    ``batch``: ``"loop"`` calls it once per sample with ``z0`` of shape ``(n,)``; ``"native"`` gives it the matrix
-    ``(batch, n)``; ``"joint"`` gives it one big system of shape ``(batch * n,)``.
+    Class attributes:
+        name: what it is registered as, and what messages call it.
+        solves: what kind of ``f`` it is given: ``"fixed_point"``, ``"root"``, ``"minimise"``, ``"least_squares"``,
+            ``"constrained"``, ``"quadratic_program"``, or the word of a plugin's own kind.
+        max_size: the most unknowns that one sample may have; ``None``: any number.
+        general: serves every kind of problem, whatever it solves (a user's own solver of his own problem).
     """
 
-    find: Any
-    name: str = ""
-    solves: str = "root"
-    batch: str = "loop"
-    options: tuple[tuple[str, Any], ...] = ()
-    max_size: int | None = None
-    default_max_steps: ClassVar[int] = 1000
-
-    def __call__(self, f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> Found:
-        found = self.find(f, z0, rtol=rtol, atol=atol, max_steps=max_steps, **dict(self.options))
-        if isinstance(found, Found):
-            return found
-        return Found(
-            torch.as_tensor(found, dtype=z0.dtype, device=z0.device) if not isinstance(found, Tensor) else found
-        )
-
-
-@dataclass(frozen=True)
-class Direct:
-    """A user's function ``(z0, *args) -> z`` as a solver: it is given his own pytrees, detached, one call a sample."""
-
-    function: Any
-    name: str
-    kind: str
+    name: ClassVar[str] = ""
+    max_size: ClassVar[int | None] = None
+    general: ClassVar[bool] = False
 
     @property
     def solves(self) -> str:
-        """What the function solves is the user's word."""
-        return "direct"
+        """What kind of ``f`` it is given; usually a class attribute, set by registering."""
+        return ""
+
+    def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
+        """Solve from ``z0`` ``(batch, n)``; the outcome has one entry a sample."""
+        raise NotImplementedError(f"{type(self).__name__} has no run method")
+
+    def unroll(self, f: Evaluations, z0: Tensor, steps: int) -> Tensor:
+        """``steps`` steps from ``z0`` on a tracked ``f``, every operation visible to autograd.
+
+        Raises:
+            CapabilityError: the solver is not an iteration of plain differentiable operations.
+        """
+        raise CapabilityError(
+            f"rule 'unroll' differentiates the steps of the solver, and {self.name or type(self).__name__!r} does not offer "
+            'that: use solver="picard" or a gradient descent with fixed step_size (methods with differentiable = True), or '
+            "the rule 'implicit', which needs nothing from the solver"
+        )

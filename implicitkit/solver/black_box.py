@@ -1,20 +1,25 @@
-"""What a black-box solver is given: ``f`` and its derivatives, from plain tensors to plain tensors."""
+"""A function as a solver: what it is given, how it is called, and how its word is judged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from implicitkit.linear.base import Operator
-from implicitkit.solver.evaluations import Function
+from implicitkit.operators import Operator
+from implicitkit.solution import Status
+from implicitkit.solver.base import Found, Options, Outcome, Solver
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.judging import Judge
 
-__all__ = ["PlainFunction"]
+__all__ = ["BlackBox", "BlackBoxFunction", "verdict"]
 
 
-class PlainFunction:
+class BlackBoxFunction:
     """``f(z)`` for a black box, with everything that PyTorch can tell it about ``f``.
 
     What ``f`` is depends on what the solver solves (table in :class:`~implicitkit.Method`).  Shapes, by ``batch`` of the
@@ -39,16 +44,16 @@ class PlainFunction:
     Jacobians together.
 
     Attributes:
-        kind: the kind of the problem behind ``f``.
+        kind: the :class:`~implicitkit.extend.Kind` of the problem behind ``f``.
         error: the exception of the user's function that was raised last, if any.
     """
 
-    def __init__(self, function: Function, context: Tensor, *, slot: int | None = None, joint: bool = False) -> None:
+    def __init__(self, function: Evaluations, context: Tensor, *, slot: int | None = None, joint: bool = False) -> None:
         self._function, self._context, self._slot, self._joint = function, context, slot, joint
         self._seen: Tensor | None = None
         self._matrix = context
         self._operator: Operator | None = None
-        self.kind = function.problem.kind
+        self.kind = function.kind
         self.error: Exception | None = None
 
     def __call__(self, z: Any) -> Tensor:
@@ -118,3 +123,145 @@ class PlainFunction:
         if self._slot is not None:
             return blocks[self._slot].clone()
         return torch.block_diag(*blocks) if self._joint else blocks.clone()
+
+
+@dataclass(frozen=True)
+class BlackBox(Solver):
+    """A registered function ``find(f, z0, *, rtol, atol, max_steps, **options) -> Found`` as a solver.
+
+    ``batch``: ``"loop"`` calls it once per sample with ``z0`` of shape ``(n,)``; ``"native"`` gives it the matrix
+    ``(batch, n)``; ``"joint"`` gives it one big system of shape ``(batch * n,)``.
+    """
+
+    find: Any
+    name: str = ""  # type: ignore[misc]
+    solves: str = "root"
+    batch: str = "loop"
+    options: tuple[tuple[str, Any], ...] = ()
+    max_size: int | None = None  # type: ignore[misc]
+    default_max_steps: ClassVar[int] = 1000
+
+    def __call__(self, f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> Found:
+        found = self.find(f, z0, rtol=rtol, atol=atol, max_steps=max_steps, **dict(self.options))
+        if isinstance(found, Found):
+            return found
+        return Found(
+            torch.as_tensor(found, dtype=z0.dtype, device=z0.device) if not isinstance(found, Tensor) else found
+        )
+
+    def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
+        """Call it on plain tensors, then judge what it returned by evaluating the residual."""
+        max_steps = options.max_steps or self.default_max_steps
+        judge = Judge(f, options)
+        start = judge.norm(f.residual(z0))
+        bound = judge.tolerance(z0, start)
+        message = ""
+        z, steps = z0, torch.zeros(z0.shape[0], dtype=torch.int64, device=z0.device)
+        # A fixed point's tolerance is relative to the solution, which is not known yet: aim at what is known, judge, and
+        # aim again from there if it was too loose.
+        for attempt in range(3 if judge.relative_to_state else 1):
+            target = (
+                judge.tolerance(z + f.residual(z) if judge.relative_to_state else z, start) if attempt == 0 else bound
+            )
+            z, taken, message = _ask(self, f, z, target, options, max_steps)
+            steps = steps + taken
+            norm = judge.norm(f.residual(z))
+            bound = judge.tolerance(z, start)
+            converged = norm <= bound
+            if not bool((~converged & (norm <= target)).any()):
+                break
+        return verdict(judge, f, z0, z, start, steps, max_steps, options, message)
+
+
+def verdict(
+    judge: Judge,
+    f: Evaluations,
+    z0: Tensor,
+    z: Tensor,
+    start: Tensor,
+    steps: Tensor,
+    max_steps: int,
+    options: Options,
+    message: str,
+) -> Outcome:
+    """The outcome for a point ``z`` that somebody returned, judged by its residual; never anything worse than the start."""
+    norm = judge.norm(f.residual(z))
+    converged = norm <= judge.tolerance(z, start)
+    worse = ~converged & ~(norm <= start) & torch.isfinite(start)
+    z = torch.where(worse.unsqueeze(1), z0, z)
+    norm = torch.where(worse, start, norm)
+    status = torch.where(converged, int(Status.CONVERGED), int(Status.STALLED))
+    status = torch.where(~converged & (steps >= max_steps) & (steps > 0), int(Status.MAX_STEPS), status)
+    status = torch.where(torch.isfinite(norm), status, int(Status.NONFINITE))
+    return Outcome(
+        z, norm, steps, status, f.evaluations, f.sample_evaluations, [start, norm] if options.trace else [], message
+    )
+
+
+def _ask(
+    solver: BlackBox, f: Evaluations, z0: Tensor, target: Tensor, options: Options, max_steps: int
+) -> tuple[Tensor, Tensor, str]:
+    """One call (or one call a sample) with the target as an absolute tolerance where it is relative to the state."""
+    absolute = f.kind.iteration or options.start_norm is not None
+
+    def tolerances(sample: slice) -> dict[str, float]:
+        if absolute:
+            return {"rtol": 0.0, "atol": float(target[sample].min())}
+        return {"rtol": options.rtol, "atol": options.atol}
+
+    batch = z0.shape[0]
+    message = ""
+    steps = torch.zeros(batch, dtype=torch.int64, device=z0.device)
+    if solver.batch == "native":
+        found = _guarded(solver, BlackBoxFunction(f, z0), z0, **tolerances(slice(None)), max_steps=max_steps)
+        z, steps, message = _accept(found, z0), steps + found.steps, found.message
+    elif solver.batch == "joint" or batch == 1:
+        one_system = BlackBoxFunction(f, z0, joint=True)
+        found = _guarded(solver, one_system, z0.reshape(-1), **tolerances(slice(None)), max_steps=max_steps)
+        z, steps, message = _accept(found, z0), steps + found.steps, found.message
+    else:
+        z = z0.clone()
+        for i in range(batch):
+            with _one_sample(f, z, i) as one:
+                found = _guarded(solver, one, z0[i], **tolerances(slice(i, i + 1)), max_steps=max_steps)
+            z[i] = _accept(found, z0[i])
+            steps[i] = found.steps
+            message = found.message or message
+    return z, steps, message
+
+
+@contextlib.contextmanager
+def _one_sample(f: Evaluations, z: Tensor, i: int) -> Iterator[BlackBoxFunction]:
+    """``f`` of sample ``i`` alone: on its own rows where the system allows it, else inside the whole batch."""
+    per_row = f.system.samples_per_row
+    row, inside = divmod(i, per_row)
+    if not f.system.can_select:
+        yield BlackBoxFunction(f, z.clone(), slot=i)
+        return
+    system, theta = f.system.select(torch.tensor([row], device=z.device), f.theta)
+    part = Evaluations(system, theta, f.solves)
+    try:
+        yield BlackBoxFunction(part, z[row * per_row : (row + 1) * per_row].clone(), slot=inside)
+    finally:
+        f.evaluations += part.evaluations
+        f.sample_evaluations += part.sample_evaluations
+
+
+def _guarded(solver: BlackBox, f: BlackBoxFunction, z0: Tensor, **keywords: Any) -> Found:
+    """Call the black box; an exception of its own is a failure to converge, one of the user's function surfaces."""
+    try:
+        return solver(f, z0.detach().clone(), **keywords)
+    except Exception as error:
+        if f.error is not None:
+            raise f.error from None
+        return Found(z0, message=f"{solver.name or 'the solver'} raised {type(error).__name__}: {error}")
+
+
+def _accept(found: Found, z0: Tensor) -> Tensor:
+    """The point found, as a tensor like ``z0``."""
+    z = found.z if isinstance(found.z, Tensor) else torch.as_tensor(found.z, dtype=z0.dtype)
+    if z.numel() != z0.numel():
+        raise ValueError(
+            f"the solver returned a point of shape {tuple(z.shape)} for a start of shape {tuple(z0.shape)}"
+        )
+    return z.detach().to(dtype=z0.dtype, device=z0.device).reshape(z0.shape)

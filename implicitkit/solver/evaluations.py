@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from implicitkit import autodiff
-from implicitkit.linear.base import Operator
+from implicitkit.operators import Operator
 from implicitkit.system import System
 
-__all__ = ["Function"]
+__all__ = ["Evaluations", "TrackedEvaluations"]
+
+_GRADIENTS = ("minimise", "least_squares")  # what is solved by those whose ``f`` is a gradient
 
 
-class Function:
+class Evaluations:
     """``f`` for a solver of some kind, over a :class:`~implicitkit.system.System` (table in :class:`Method`).
 
     The last point is remembered, by identity of ``z``: whatever was computed there is not computed again.
@@ -29,7 +32,9 @@ class Function:
 
     def __init__(self, system: System, theta: Sequence[Tensor], solves: str) -> None:
         self.system, self.theta, self.solves = system, tuple(theta), solves
-        self.problem = system.problem
+        self.problem: Any = system.problem
+        self.kind = self.problem.kind
+        self.of_map, self.of_gradient = solves == "fixed_point", solves in _GRADIENTS
         self.evaluations = 0
         self.sample_evaluations = 0
         self.active = torch.ones(system.batch, dtype=torch.bool, device=system.layout.device)
@@ -37,8 +42,8 @@ class Function:
         self.tolerance = torch.zeros(())
         self.best = self.best_norm = torch.empty(0)
         self.stuck: Tensor | None = None
-        graph = solves in ("minimise", "least_squares") or self.problem.returns != "state"
-        self._how = "program" if self.problem.returns == "program" else "graph" if graph else "plain"
+        graph = self.of_gradient or not self.kind.returns_state
+        self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"
         self._point: dict[str, Tensor] = {}
 
     # ------------------------------------------------------------------------------------------------ what is there
@@ -72,12 +77,12 @@ class Function:
         """The Jacobian of ``f`` at ``z`` by its products, from one evaluation."""
         problem = self.problem
         self._count()
-        if self.solves == "fixed_point":
+        if self.of_map:
             return autodiff.linearise(self._kernel, z)[1]
-        if self.solves not in ("minimise", "least_squares"):
-            fixed_point = problem.kind == "fixed_point"
+        if not self.of_gradient:
             expression = lambda y: problem.flat_residual(self._kernel, y)  # noqa: E731
-            return autodiff.linearise(expression, z, symmetric=problem.symmetric, fixed_point=fixed_point)[1]
+            iteration = self.kind.iteration
+            return autodiff.linearise(expression, z, symmetric=problem.symmetric, fixed_point=iteration)[1]
         objective = lambda y: problem.flat_objective(self._kernel, y)  # noqa: E731
         return autodiff.linearise(lambda y: autodiff.gradient(objective, y)[1], z, symmetric=True)[1]
 
@@ -101,14 +106,14 @@ class Function:
         with torch.enable_grad():
             return autodiff.vjp(slope, z)[1](torch.ones_like(z))[0].detach()
 
-    def select(self, rows: Tensor, samples: Tensor) -> Function:
+    def select(self, rows: Tensor, samples: Tensor) -> Evaluations:
         """This function for some rows only; what is known at the last point is kept for them."""
         system, theta = self.system.select(rows, self.theta)
-        small = Function(system, theta, self.solves)
+        small = Evaluations(system, theta, self.solves)
         small.evaluations, small.sample_evaluations = self.evaluations, self.sample_evaluations
         if self._point:
             z = self._point["z"]
-            for name in ("f", "residual") + (("value",) if self.solves == "minimise" else ()):
+            for name in ("f", "residual") + (("value",) if self.of_gradient else ()):
                 self._get(z, name)
             keep = ("z", "f", "residual", "value", "residuals")
             small._point = {k: v.index_select(0, samples) for k, v in self._point.items() if k in keep}
@@ -146,11 +151,11 @@ class Function:
         if "out" not in point:
             self._count()
             point["out"] = self._kernel(z).detach()  # a function may switch gradients on for itself
-        if self.solves == "fixed_point":
+        if self.of_map:
             point["f"] = point["out"]
-        if name == "residual" or self.solves != "fixed_point":
+        if name == "residual" or not self.of_map:
             point["residual"] = self.problem.flat_residual(lambda _: point["out"], z)
-            if self.solves != "fixed_point":
+            if not self.of_map:
                 point["f"] = point["residual"]
 
     def _compute_program(self, point: dict[str, Tensor], name: str) -> None:
@@ -171,13 +176,13 @@ class Function:
             point["leaf"] = leaf = z.detach().requires_grad_()
             with torch.enable_grad():
                 point["out"] = out = self._kernel(leaf)
-                if problem.returns == "state":
+                if self.kind.returns_state:
                     point["equations"] = problem.flat_residual(lambda _: out, leaf)
                     point["residual"] = point["equations"].detach()
-                if problem.returns == "scalar":
+                if self.kind.returns_scalar:
                     objective = out
                 else:
-                    point["vector"] = point["equations"] if problem.returns == "state" else out
+                    point["vector"] = point["equations"] if self.kind.returns_state else out
                     point["residuals"] = point["vector"].detach()
                     objective = 0.5 * point["vector"].square().sum(1)
                 point["objective"], point["value"] = objective, objective.detach()
@@ -193,3 +198,26 @@ class Function:
                 point.pop(key, None)
             point["f"] = g
             point.setdefault("residual", g)
+
+
+class TrackedEvaluations(Evaluations):
+    """``f`` with every operation visible to autograd and to the transforms around the call."""
+
+    def __init__(self, system: System, theta: Sequence[Tensor], solves: str) -> None:
+        super().__init__(system, theta, solves)
+        self._how = "plain"
+
+    def _kernel(self, z: Tensor) -> Tensor:
+        return self.system.kernel(z, *self.theta)
+
+    def _compute_plain(self, point: dict[str, Tensor], name: str) -> None:
+        z, problem = point["z"], self.problem
+        self._count()
+        if self.of_map:
+            point["f"] = self._kernel(z)
+            point["residual"] = point["f"] - z
+            return
+        point["residual"] = problem.flat_residual(self._kernel, z)
+        point["f"] = point["residual"]
+        if self.of_gradient:
+            point["value"], point["f"] = autodiff.gradient(lambda y: problem.flat_objective(self._kernel, y), z)

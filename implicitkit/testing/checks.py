@@ -18,11 +18,17 @@ from torch import Tensor
 from implicitkit import trees
 from implicitkit.errors import ConvergenceError
 from implicitkit.lifting.lifted import lift
-from implicitkit.problem import Argmin, FixedPoint, LeastSquares, Problem, Root, SteadyState
-from implicitkit.registry import table as registry
+from implicitkit.problem.argmin import Argmin
+from implicitkit.problem.base import Problem
+from implicitkit.problem.fixed_point import FixedPoint
+from implicitkit.problem.kind import as_kind
+from implicitkit.problem.least_squares import LeastSquares
+from implicitkit.problem.root import Root
+from implicitkit.problem.steady_state import SteadyState
 from implicitkit.solution import Solution, Status
-from implicitkit.solver.base import Method
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.catalogue import serves
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 from implicitkit.solving import solve
 from implicitkit.system import System, check_output
 from implicitkit.testing.known import KNOWN, Known, known_problems, unsolvable
@@ -147,13 +153,13 @@ def finds_known_solutions(subject: Subject) -> None:
 
 
 @_check(
-    "The solver serves this problem kind (see implicitkit.registry.table.serves), but does not solve it; register it with a "
+    "The solver serves this problem kind (see implicitkit.extend.serves), but does not solve it; register it with a "
     "narrower solves=... or make it robust there."
 )
 def serves_every_kind_it_claims(subject: Subject) -> None:
     """Every kind of problem that the solver may be given is solved, not only its own."""
     for kind in KNOWN:
-        if kind != subject.kind and registry.serves(subject.solver.solves, kind):
+        if kind != subject.kind and serves(subject.solver.solves, kind):
             for known in subject.known(kind):
                 solution = subject.solve(known, rtol=max(1e-6, subject.accuracy), on_failure="ignore")
                 _converged(solution, known)
@@ -175,7 +181,7 @@ def honours_tolerance(subject: Subject) -> None:
             _converged(solution, known)
             norm = known.residual(solution.value, known.theta).norm(dim=1)
             start = known.residual(known.z0, known.theta).norm(dim=1)
-            scale = solution.value.norm(dim=1) if known.problem.kind == "fixed_point" else start
+            scale = solution.value.norm(dim=1) if known.problem.kind.iteration else start
             bound = atol + rtol * scale
             assert bool((norm <= bound * (1 + 1e-6) + 1e-14).all()), (
                 f"{known.name}: claimed |F| <= {bound.tolist()}, but |F| = {norm.tolist()} at the point returned"
@@ -192,7 +198,7 @@ def honours_max_steps(subject: Subject) -> None:
             assert int(solution.steps.max()) <= limit, f"{known.name}: {solution.steps.tolist()} steps of {limit}"
             norm = known.residual(solution.value, known.theta).norm(dim=1)
             start = known.residual(known.z0, known.theta).norm(dim=1)
-            scale = solution.value.norm(dim=1) if known.problem.kind == "fixed_point" else start
+            scale = solution.value.norm(dim=1) if known.problem.kind.iteration else start
             tolerance = max(subject.accuracy, torch.finfo(torch.float64).eps ** (2 / 3))
             wrong = solution.converged & (norm > 1.01 * tolerance * (1 + scale))
             assert not bool(wrong.any()), f"{known.name}: converged is claimed at |F| = {norm.tolist()}"
@@ -204,7 +210,7 @@ def honours_max_steps(subject: Subject) -> None:
 )
 def reports_failure(subject: Subject) -> None:
     """A problem without a solution raises ``ConvergenceError``; ignored, it is marked, and its point is finite."""
-    kinds = [subject.kind] + (["root"] if subject.kind in ("argmin", "least_squares") else [])
+    kinds = [subject.kind] + (["root"] if as_kind(subject.kind).minimisation else [])
     for kind in kinds:
         problem, z0 = unsolvable(kind, batch=2, size=subject.size)
         options: dict[str, Any] = {"solver": subject.solver, "batch_dims": 1, "max_steps": 30}
@@ -392,13 +398,13 @@ def solves_pytrees(subject: Subject) -> None:
         return {"a": z[:, :3].reshape(-1, 3, 1), "b": z[:, 3:]}
 
     function = known.problem.function
-    whole = known.problem.kind in ("argmin", "least_squares")
+    whole = known.problem.kind.minimisation
 
     def on_tree(tree: dict[str, Tensor], theta: Tensor) -> Any:
         out = function(join(tree), theta)
         return out if whole else split(out)
 
-    problem = _PROBLEMS[known.problem.kind](on_tree)
+    problem = _PROBLEMS[known.problem.kind.name](on_tree)
     solution = solve(
         problem, split(known.z0), (known.theta,), solver=subject.solver, batch_dims=1, rtol=tolerance, atol=tolerance
     )
@@ -438,7 +444,7 @@ def errors_of_the_function_surface(subject: Subject) -> None:
             raise Own("of the user")
         return function(z, theta)
 
-    problem = _PROBLEMS[known.problem.kind](failing)
+    problem = _PROBLEMS[known.problem.kind.name](failing)
     try:
         solve(problem, known.z0, (known.theta,), solver=subject.solver, batch_dims=1, in_dims=(0,))
     except Own:
@@ -466,14 +472,14 @@ def _is_method(solver: Any) -> bool:
     return isinstance(solver, Method)
 
 
-def _function(subject: Subject, known: Known, z: Tensor, theta: Tensor) -> Function:
+def _function(subject: Subject, known: Known, z: Tensor, theta: Tensor) -> Evaluations:
     """What a method sees of a known problem."""
     layout = Layout(z, 1)
     lifted = lift(known.problem.function, z, (theta,), check_output(known.problem, layout))
-    return Function(System.of(known.problem, layout, lifted, (0,), (theta,)), lifted.theta, subject.solver.solves)
+    return Evaluations(System.of(known.problem, layout, lifted, (0,), (theta,)), lifted.theta, subject.solver.solves)
 
 
-def _steps(subject: Subject) -> Iterator[tuple[str, Function, Tensor, Any]]:
+def _steps(subject: Subject) -> Iterator[tuple[str, Evaluations, Tensor, Any]]:
     """The first three steps of a method, on plain matrices: name, function, point and state before each."""
     for known in subject.known(batch=3):
         z = known.z0

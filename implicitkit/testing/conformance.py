@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from implicitkit.registry import table as registry
+from implicitkit.solver.catalogue import get_solver
 from implicitkit.testing.checks import CHECKS, Check, Subject
 
 __all__ = [
@@ -88,7 +88,7 @@ class SolverCheck:
     def __call__(self, solver: Any) -> None:
         """Raise ``AssertionError`` with what was seen and what to mend, unless the solver passes."""
         try:
-            self.check.run(Subject(registry.get_solver(solver), self.accuracy))
+            self.check.run(Subject(get_solver(solver), self.accuracy))
         except AssertionError as error:
             raise AssertionError(f"{error}\nmend: {self.check.mend}") from error
 
@@ -124,7 +124,7 @@ def check_solver(
         ConformanceError: a check failed (the message has every failure, what was seen and what to mend).
         UnknownNameError, TypeError, ValueError: no such solver or check.
     """
-    configured = registry.get_solver(solver)
+    configured = get_solver(solver)
     expected = dict(expected_failed_checks or {})
     names = list(CHECKS) if checks is None else list(checks)
     for name in [*names, *expected]:
@@ -186,7 +186,7 @@ def parametrize_with_checks(
     rows = []
     for solver in solvers:
         label = solver if isinstance(solver, str) else repr(solver)
-        configured = registry.get_solver(solver)
+        configured = get_solver(solver)
         for check in CHECKS.values():
             if not check.applies(configured):
                 continue

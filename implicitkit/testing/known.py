@@ -13,7 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from implicitkit.problem import Argmin, FixedPoint, LeastSquares, Problem, Root, SteadyState
+from implicitkit.problem.argmin import Argmin
+from implicitkit.problem.base import Problem
+from implicitkit.problem.fixed_point import FixedPoint
+from implicitkit.problem.least_squares import LeastSquares
+from implicitkit.problem.root import Root
+from implicitkit.problem.steady_state import SteadyState
 
 __all__ = ["KNOWN", "Known", "known_problems", "unsolvable"]
 
@@ -193,13 +198,9 @@ def unsolvable(kind: str, *, batch: int, size: int) -> tuple[Problem, Tensor]:
     ``sum z``;  steady state of ``z^2 + 1``.  Sums of squares always have an infimum: least squares are given the equation.
     """
     z0 = torch.full((batch, size), 0.3, dtype=torch.float64)
-    problem: Problem
-    if kind == "fixed_point":
-        problem = FixedPoint(lambda z: z + torch.sqrt(z.square() + 1))
-    elif kind == "argmin":
-        problem = Argmin(lambda z: z.sum(-1))
-    elif kind == "steady_state":
-        problem = SteadyState(lambda z: z.square() + 1)
-    else:
-        problem = Root(lambda z: z.square() + 1)
-    return problem, z0
+    problems: dict[str, Problem] = {
+        "fixed_point": FixedPoint(lambda z: z + torch.sqrt(z.square() + 1)),
+        "argmin": Argmin(lambda z: z.sum(-1)),
+        "steady_state": SteadyState(lambda z: z.square() + 1),
+    }
+    return problems.get(kind, Root(lambda z: z.square() + 1)), z0

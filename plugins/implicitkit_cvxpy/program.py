@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +41,6 @@ class ConeProgram(ik.Problem):
 
     dual: DualCone
     n: int
-    kind: ClassVar[str] = "root"
 
     def residual(self, w: Tensor, P: Tensor, q: Tensor, A: Tensor, b: Tensor, *ignored: Tensor) -> Tensor:
         x, y = w[:, : self.n], w[:, self.n :]

@@ -21,7 +21,7 @@ from implicitkit.linear import (
     BroydenLinear,
     DampedSeries,
     LinearSolver,
-    Neumann,
+    NeumannSeries,
     Operator,
     factor_batched,
     lstsq_batched,
@@ -37,7 +37,7 @@ GENERAL: dict[str, LinearSolver] = {
     "lsmr": LSMR(),
     "broyden": BroydenLinear(),
 }
-EVERY = {**GENERAL, "cg": CG(), "neumann": Neumann()}
+EVERY = {**GENERAL, "cg": CG(), "neumann": NeumannSeries()}
 
 
 def operator(M: Tensor, **flags: bool) -> Operator:
@@ -230,7 +230,7 @@ def test_cg_reports_what_is_not_positive_definite(kind: str) -> None:
 
 def test_neumann_reports_divergence() -> None:
     M = torch.stack([contraction(1, 8, 0.5)[0], contraction(1, 8, 1.5)[0]])
-    found = solve(Neumann(), operator(M, fixed_point=True), random(2, 8))
+    found = solve(NeumannSeries(), operator(M, fixed_point=True), random(2, 8))
     assert found.converged.tolist() == [True, False]
     assert "diverges" in found.reason
 
@@ -240,13 +240,13 @@ def test_truncated_series_is_the_sum(terms: int) -> None:
     M, b = contraction(3, 6, 1.2), random(3, 6)
     J = M + torch.eye(6, dtype=M.dtype)
     exact = -sum((torch.linalg.matrix_power(J, i) @ b.unsqueeze(2)).squeeze(2) for i in range(terms + 1))
-    solver = Neumann(terms=terms)
+    solver = NeumannSeries(terms=terms)
     found = solve(solver, operator(M, fixed_point=True), b)
     torch.testing.assert_close(found.x, exact)
     assert found.converged.all()
     assert found.steps.eq(terms).all()
     assert not solver.exact
-    assert Neumann().exact
+    assert NeumannSeries().exact
     assert replace(solver, terms=None).exact
 
 
@@ -260,7 +260,7 @@ def test_damped_series_is_the_sum(steps: int, damping: float) -> None:
     assert found.converged.all()
     assert not DampedSeries.exact
     if damping == 1:
-        torch.testing.assert_close(found.x, solve(Neumann(terms=steps - 1), operator(M, fixed_point=True), b).x)
+        torch.testing.assert_close(found.x, solve(NeumannSeries(terms=steps - 1), operator(M, fixed_point=True), b).x)
 
 
 @pytest.mark.parametrize("when_full", ["ring", "stop"])
@@ -303,7 +303,7 @@ def test_lu_refuses_what_is_too_large() -> None:
         lambda: GMRES(restart=0),
         lambda: BroydenLinear(memory=0),
         lambda: BroydenLinear(when_full="drop"),  # type: ignore[arg-type]
-        lambda: Neumann(terms=-1),
+        lambda: NeumannSeries(terms=-1),
         lambda: DampedSeries(steps=0),
         lambda: DampedSeries(damping=0.0),
     ],

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit import trees
-from implicitkit.solver.base import Method
+from implicitkit.solver.method import Method
 
 F64 = torch.float64
 B, N = 6, 8

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.registry.table import register_solver
-from implicitkit.solver.base import Method
+from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.constrained.proximal_gradient import initial, proximal_step
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 
 __all__ = ["AugmentedLagrangian"]
 
@@ -49,11 +49,11 @@ class AugmentedLagrangian(Method):
                 f"{self.penalty}, {self.growth}, {self.inner_steps}"
             )
 
-    def init(self, f: Function, z: Tensor) -> Any:
+    def init(self, f: Evaluations, z: Tensor) -> Any:
         full = torch.full_like(z[:, 0], self.penalty)
         return {"rho": full, "violation": torch.full_like(full, torch.inf)}
 
-    def step(self, f: Function, w: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, f: Evaluations, w: Tensor, state: Any) -> tuple[Tensor, Any]:
         model = Model(f)
         z, multipliers = model.split(w)
         rho = state["rho"].unsqueeze(1)

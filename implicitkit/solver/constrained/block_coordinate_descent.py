@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from implicitkit.errors import CapabilityError
-from implicitkit.registry.table import register_solver
-from implicitkit.solver.base import Method
+from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.constrained.model import Model
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 
 __all__ = ["BlockCoordinateDescent"]
 
@@ -39,7 +39,7 @@ class BlockCoordinateDescent(Method):
         if self.block_size < 1:
             raise ValueError(f"block_size must be at least 1, got {self.block_size}")
 
-    def init(self, f: Function, z: Tensor) -> Any:
+    def init(self, f: Evaluations, z: Tensor) -> Any:
         model = Model(f)
         prox = getattr(model.problem.prox, "project", model.problem.prox)
         if model.count or getattr(prox, "separable", True) is False:
@@ -50,7 +50,7 @@ class BlockCoordinateDescent(Method):
         blocks = -(-z.shape[1] // self.block_size)
         return (torch.ones(len(z), blocks, dtype=z.dtype, device=z.device),)
 
-    def step(self, f: Function, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         model = Model(f)
         lengths = state[0].clone()
         for number in range(lengths.shape[1]):

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from implicitkit.errors import CapabilityError
-from implicitkit.registry.table import register_solver
 from implicitkit.sets.simplex import Simplex
-from implicitkit.solver.base import Method
+from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.constrained.model import Model
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 
 __all__ = ["MirrorDescent"]
 
@@ -33,7 +33,7 @@ class MirrorDescent(Method):
 
     default_max_steps: ClassVar[int] = 20000
 
-    def init(self, f: Function, z: Tensor) -> Any:
+    def init(self, f: Evaluations, z: Tensor) -> Any:
         model = Model(f)
         self._check(model)
         return (torch.ones(len(z), dtype=z.dtype, device=z.device),)
@@ -48,7 +48,7 @@ class MirrorDescent(Method):
                 "solver='proximal_gradient' or 'auto'"
             )
 
-    def step(self, f: Function, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         model = Model(f)
         (t,) = state
         inside = model.proximal(z, 1.0)

@@ -10,8 +10,8 @@ from torch import Tensor
 from implicitkit import autodiff
 from implicitkit.errors import CapabilityError
 from implicitkit.problem.argmin import Bounded
-from implicitkit.problem.constrained import Program
-from implicitkit.solver.evaluations import Function
+from implicitkit.problem.constrained import ConstrainedMinimisation
+from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["Local", "Model"]
 
@@ -33,9 +33,9 @@ class Model:
         size: ``n``. count: ``m``, constraint values. one_sided: which of them are ``g <= 0``, ``(m,)``.
     """
 
-    def __init__(self, f: Function) -> None:
+    def __init__(self, f: Evaluations) -> None:
         problem: Any = f.problem
-        if not isinstance(problem, Program):
+        if not isinstance(problem, ConstrainedMinimisation):
             raise CapabilityError(f"this solver is for constrained minimisation, not for {type(problem).__name__}")
         self.f, self.problem = f, problem
         self.size, self.count = problem.size, len(problem.one_sided)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from implicitkit.errors import CapabilityError
-from implicitkit.registry.table import register_solver
-from implicitkit.solver.base import Method
+from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.constrained.model import Model
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 
 __all__ = ["Momentum", "ProximalGradient", "proximal_step"]
 
@@ -95,7 +95,7 @@ class ProximalGradient(Method):
     accelerated: bool = True
     default_max_steps: ClassVar[int] = 5000
 
-    def init(self, f: Function, z: Tensor) -> Any:
+    def init(self, f: Evaluations, z: Tensor) -> Any:
         model = Model(f)
         if model.count:
             raise CapabilityError(
@@ -104,7 +104,7 @@ class ProximalGradient(Method):
             )
         return initial(_slope(model), z)
 
-    def step(self, f: Function, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         model = Model(f)
         return proximal_step(
             _slope(model),

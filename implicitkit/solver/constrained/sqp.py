@@ -11,11 +11,11 @@ from torch import Tensor
 from implicitkit.linear.dense import cholesky_batched
 from implicitkit.linear.saddle import mv
 from implicitkit.problem.qp_data import QPData
-from implicitkit.registry.table import register_solver
 from implicitkit.solution import Status
-from implicitkit.solver.base import Method
+from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.constrained.model import Local, Model
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 from implicitkit.solver.qp.interior_point import interior_point
 
 __all__ = ["SQP"]
@@ -51,11 +51,11 @@ class SQP(Method):
         if self.halvings < 0:
             raise ValueError(f"halvings cannot be negative, got {self.halvings}")
 
-    def init(self, f: Function, z: Tensor) -> Any:
-        Model(f).bounds(z[:, : f.problem.size])  # type: ignore[attr-defined]
+    def init(self, f: Evaluations, z: Tensor) -> Any:
+        Model(f).bounds(z[:, : f.problem.size])
         return (z.new_zeros(len(z)),)
 
-    def step(self, f: Function, w: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, f: Evaluations, w: Tensor, state: Any) -> tuple[Tensor, Any]:
         model = Model(f)
         z, multipliers = model.split(w)
         at = model.local(z)

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.registry.table import register_solver
-from implicitkit.solver.base import Method
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 from implicitkit.solver.steps.restarts import check_guard, return_to_best, watch
 
 __all__ = ["Aitken", "Steffensen"]
@@ -52,10 +52,10 @@ class Aitken(Method):
             raise ValueError(f"bound must be positive, got {self.bound}")
         check_guard(self.safeguard, self.patience)
 
-    def init(self, f: Function, z: Tensor) -> dict[str, Any]:
+    def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         return {"last": None, "guard": {}}
 
-    def step(self, f: Function, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         r = f.residual(z)
         forget, guard = watch(f, state["guard"], self.safeguard, self.patience)
         w = r.new_full((len(r), 1), self.damping)
@@ -96,10 +96,10 @@ class Steffensen(Method):
     def __post_init__(self) -> None:
         check_guard(self.safeguard, self.patience)
 
-    def init(self, f: Function, z: Tensor) -> dict[str, Any]:
+    def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         return {"guard": {}}
 
-    def step(self, f: Function, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         once, r = f(z), f.residual(z)
         forget, guard = watch(f, state["guard"], self.safeguard, self.patience)
         twice = f(once)

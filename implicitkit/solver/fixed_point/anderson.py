@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.registry.table import register_solver
-from implicitkit.solver.base import Method
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 from implicitkit.solver.steps.restarts import check_guard, maybe_any, return_to_best, stranded, watch
 
 __all__ = ["Anderson"]
@@ -34,7 +34,7 @@ class Anderson(Method):
     would turn the method into averaging once residuals are small.
 
     A sample that does badly forgets its memory and takes a plain step from its best point
-    (:func:`~implicitkit.solver.steps.restarts.watch`), so that where that step contracts the method cannot do worse than Picard
+    (:mod:`~implicitkit.solver.steps.restarts`), so that where that step contracts the method cannot do worse than Picard
     for long; from then on it mixes in every step, as a map that does not contract asks for.  One that has been back there
     in vain keeps its last difference and goes on from where it is.
 
@@ -75,7 +75,7 @@ class Anderson(Method):
             raise ValueError(f"restart must be at least 2 (or None for never), got {self.restart}")
         check_guard(self.safeguard, self.patience)
 
-    def init(self, f: Function, z: Tensor) -> dict[str, Any]:
+    def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         batch, n = z.shape
         m = self.memory
         small = torch.float32 if z.dtype in (torch.float16, torch.bfloat16) else z.dtype  # no LAPACK in half precision
@@ -89,7 +89,7 @@ class Anderson(Method):
             "guard": {},
         }
 
-    def step(self, f: Function, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         history, k, m = state["history"], state["since"], self.memory
         r = f.residual(z)
         mixed = f(z) if self.damping == 1.0 else z.add(r, alpha=self.damping)

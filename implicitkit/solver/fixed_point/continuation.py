@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.registry.table import register_solver
-from implicitkit.solver.base import Method
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 
 __all__ = ["Continuation"]
 
@@ -65,7 +65,7 @@ class Continuation(Method):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
-    def init(self, f: Function, z: Tensor) -> dict[str, Tensor]:
+    def init(self, f: Evaluations, z: Tensor) -> dict[str, Tensor]:
         batch, n = z.shape
         t = z.new_zeros(batch)
         forward = torch.cat([z.new_zeros(batch, n), z.new_ones(batch, 1)], 1)
@@ -83,7 +83,7 @@ class Continuation(Method):
             "landing": torch.zeros(batch, dtype=torch.bool, device=z.device),
         }
 
-    def step(self, f: Function, z: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def step(self, f: Evaluations, z: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         n, t, tries, landing, length = z.shape[1], state["t"], state["tries"], state["landing"], state["length"]
         here = torch.cat([z, t.unsqueeze(1)], 1)
         H, correction, local, reverses = self._solve(f, z, state)
@@ -122,7 +122,7 @@ class Continuation(Method):
         }
 
     @staticmethod
-    def _solve(f: Function, z: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _solve(f: Evaluations, z: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """``H``, the correction, the tangent as it would be here, and whether that points back along the border."""
         t, border = state["t"], state["border"]
         fz, J = f(z), f.jacobian(z)

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from implicitkit.solver.base import Method
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 
 __all__ = ["Impatient"]
 
@@ -57,10 +57,10 @@ class Impatient(Method):
         """The method's own."""
         return int(self.method.default_max_steps)
 
-    def init(self, f: Function, z: Tensor) -> dict[str, Any]:
+    def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         return {"inner": self.method.init(f, z), "step": 0, "before": None}
 
-    def step(self, f: Function, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         step, before = state["step"], state["before"]
         best, tolerance = f.best_norm, f.tolerance
         z_next, inner = self.method.step(f, z, state["inner"])

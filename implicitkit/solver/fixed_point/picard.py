@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from implicitkit.registry.table import register_solver
-from implicitkit.solver.base import Method
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 
 __all__ = ["Picard"]
 
@@ -37,7 +37,7 @@ class Picard(Method):
         if not 0 < self.damping < 2:
             raise ValueError(f"damping must be in (0, 2), got {self.damping}")
 
-    def step(self, f: Function, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         if self.damping == 1.0:
             return f(z), state
         return z.add(f.residual(z), alpha=self.damping), state

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from implicitkit.registry.table import register_solver
 from implicitkit.solver.auto import Polyalgorithm, Stage
-from implicitkit.solver.driver import Options, Outcome
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.base import Options, Outcome
+from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.fixed_point.anderson import Anderson
 from implicitkit.solver.fixed_point.continuation import Continuation
 from implicitkit.solver.fixed_point.impatient import Impatient
@@ -56,7 +56,7 @@ class Relay(Polyalgorithm):
     stages: tuple[Any, ...] = _STAGES
     name: ClassVar[str] = "relay"
 
-    def run(self, f: Function, z0: Tensor, options: Options) -> Outcome:
+    def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         """The stages that fit the size, in turn."""
         members = tuple(s for s in self.stages if z0.shape[1] <= _DENSE or not isinstance(s.solver, Continuation))
         runs = self if len(members) in (0, len(self.stages)) else Relay(members)

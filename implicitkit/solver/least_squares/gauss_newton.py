@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear.dense import lstsq_batched
-from implicitkit.registry.table import register_solver
-from implicitkit.solver.base import Method
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import backtrack
 
 __all__ = ["GaussNewton"]
@@ -43,7 +43,7 @@ class GaussNewton(Method):
         if self.halvings < 0:
             raise ValueError(f"halvings cannot be negative, got {self.halvings}")
 
-    def step(self, f: Function, z: Tensor, state: object) -> tuple[Tensor, object]:
+    def step(self, f: Evaluations, z: Tensor, state: object) -> tuple[Tensor, object]:
         r = f.residuals(z)
         p = lstsq_batched(f.residuals_jacobian(z), -r)[0]
         search = backtrack(f, z, torch.where(torch.isfinite(p), p, 0), self.halvings)

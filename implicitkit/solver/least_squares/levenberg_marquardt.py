@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear.dense import svd_batched
-from implicitkit.registry.table import register_solver
-from implicitkit.solver.base import Method
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import decrease
 
 __all__ = ["LevenbergMarquardt"]
@@ -44,10 +44,10 @@ class LevenbergMarquardt(Method):
         if not self.damping > 0:
             raise ValueError(f"damping must be positive, got {self.damping}")
 
-    def init(self, f: Function, z: Tensor) -> Any:
+    def init(self, f: Evaluations, z: Tensor) -> Any:
         return {"D": torch.zeros_like(z), "mu": z.new_full(z.shape[:1], torch.nan)}  # NaN: not known yet
 
-    def step(self, f: Function, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         g, value, r = f(z), f.value(z), f.residuals(z)
         R = f.residuals_jacobian(z)
         D = torch.maximum(state["D"], torch.linalg.vector_norm(R, dim=1).nan_to_num(0, 0, 0))

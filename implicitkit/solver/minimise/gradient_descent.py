@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.registry.table import register_solver
-from implicitkit.solver.base import Method
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import decrease
 
 __all__ = ["GradientDescent"]
@@ -54,7 +54,7 @@ class GradientDescent(Method):
         """With a fixed step the plain iteration can be unrolled."""
         return self.step_size is not None and not self.nesterov
 
-    def init(self, f: Function, z: Tensor) -> dict[str, Any]:
+    def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         if self.differentiable:
             return {}
         norm = torch.linalg.vector_norm(f(z), dim=1)
@@ -64,7 +64,7 @@ class GradientDescent(Method):
             return {"t": t, "x": z, "a": torch.ones_like(start)}
         return {"t": start, "values": f.value(z).unsqueeze(1).expand(-1, self.memory).clone(), "step": 0}
 
-    def step(self, f: Function, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         if self.nesterov:
             return self._accelerated(f, z, state)
         g = f(z)
@@ -95,7 +95,7 @@ class GradientDescent(Method):
         t = t.clamp(max(1e-12, info.tiny), min(1e12, info.max))
         return trial, {"t": t, "values": values, "step": k + 1}
 
-    def _accelerated(self, f: Function, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    def _accelerated(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         g, t, a = f(z), state["t"], state["a"]
         x = torch.addcmul(z, t.unsqueeze(1), g, value=-1)
         if self.step_size is None:

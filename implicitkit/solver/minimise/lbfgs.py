@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.registry.table import register_solver
+from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.minimise.quasi_newton import QuasiNewton
 
 __all__ = ["LBFGS"]

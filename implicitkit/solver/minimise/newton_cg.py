@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.linear.base import Operator
-from implicitkit.registry.table import register_solver
-from implicitkit.solver.base import Method
-from implicitkit.solver.evaluations import Function
+from implicitkit.operators import Operator
+from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import decrease
 
 __all__ = ["NewtonCG"]
@@ -49,11 +49,11 @@ class NewtonCG(Method):
         if self.inner_steps is not None and self.inner_steps < 1:
             raise ValueError(f"inner_steps must be at least 1 or None, got {self.inner_steps}")
 
-    def init(self, f: Function, z: Tensor) -> Any:
+    def init(self, f: Evaluations, z: Tensor) -> Any:
         length = torch.linalg.vector_norm(z, dim=1).clamp_min(1)
         return {"radius": self.radius * length, "first": torch.linalg.vector_norm(f(z), dim=1)}
 
-    def step(self, f: Function, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         g, value = f(z), f.value(z)
         norm = torch.linalg.vector_norm(g, dim=1)
         radius = state["radius"]

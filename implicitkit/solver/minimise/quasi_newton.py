@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.solver.base import Method
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import wolfe
 
 __all__ = ["QuasiNewton"]
@@ -40,10 +40,10 @@ class QuasiNewton(Method):
         """``H`` of nothing learnt yet, for the samples ``which``."""
         raise NotImplementedError
 
-    def init(self, f: Function, z: Tensor) -> dict[str, Any]:
+    def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         return {"memory": self.blank(z), "failed": torch.zeros(z.shape[0], dtype=torch.bool, device=z.device)}
 
-    def step(self, f: Function, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         memory, g = state["memory"], f(z)
         d = self.direction(g, memory)
         slope = (d * g).sum(1)

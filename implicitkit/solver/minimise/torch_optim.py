@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from implicitkit import trees
-from implicitkit.solver.base import Method
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 
 __all__ = ["TorchOptim"]
 
@@ -71,10 +71,10 @@ class TorchOptim(Method):
         parameters = [torch.nn.Parameter(t.clone()) for t in tensors]
         return parameters, self.optimizer(parameters, **self.options)
 
-    def init(self, f: Function, z: Tensor) -> list[dict[str, Any]]:
+    def init(self, f: Evaluations, z: Tensor) -> list[dict[str, Any]]:
         return [{}] if self._together else [{} for _ in range(z.shape[0])]
 
-    def step(self, f: Function, z: Tensor, state: list[dict[str, Any]]) -> tuple[Tensor, list[dict[str, Any]]]:
+    def step(self, f: Evaluations, z: Tensor, state: list[dict[str, Any]]) -> tuple[Tensor, list[dict[str, Any]]]:
         g = f(z)
         pairs = [(z, g)] if self._together else [(z[i], g[i]) for i in range(z.shape[0])]
         parameters, optimizer = self._new([point for point, _ in pairs])

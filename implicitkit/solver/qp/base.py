@@ -10,9 +10,8 @@ from torch import Tensor
 
 from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
-from implicitkit.solver.base import Strategy
-from implicitkit.solver.driver import Options, Outcome
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.base import Options, Outcome, Solver
+from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.qp.polish import QPPoint, polish
 from implicitkit.solver.steps.refinement import refine
 
@@ -23,7 +22,7 @@ _FINAL = (Status.INFEASIBLE, Status.UNBOUNDED, Status.NONFINITE, Status.NONCONVE
 
 
 @dataclass(frozen=True)
-class QPSolver(Strategy):
+class QPSolver(Solver):
     """A solver of ``min z'Pz/2 + q'z, Az = b, Gz <= h``: a subclass defines :meth:`find`.
 
     Whatever it says of itself, a sample has converged only if the natural map meets the tolerance; but that a sample is
@@ -37,7 +36,7 @@ class QPSolver(Strategy):
         """Solve a batch of programs in float64, to a relative accuracy ``tol``."""
         raise NotImplementedError(f"{type(self).__name__} has no find method")
 
-    def run(self, f: Function, z0: Tensor, options: Options) -> Outcome:
+    def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         problem: Any = f.problem
         part = problem.data(f.system, f.theta)
         data = problem.one_sided(part)
@@ -62,7 +61,7 @@ class QPSolver(Strategy):
 
 
 def judge(
-    f: Function, w: Tensor, start: Tensor, norm: Tensor, status: Tensor, steps: Tensor, options: Options
+    f: Evaluations, w: Tensor, start: Tensor, norm: Tensor, status: Tensor, steps: Tensor, options: Options
 ) -> Outcome:
     """The outcome for points ``w`` with ``|F|`` ``norm``: converged by that alone, else what the solver said."""
     bound = options.atol + options.rtol * torch.where(start.isfinite(), start, 0)
@@ -82,7 +81,7 @@ def judge(
     return Outcome(w, norm, steps, verdict, f.evaluations, f.sample_evaluations, trace)
 
 
-def _direction(f: Function, w: Tensor, r: Tensor) -> Tensor:
+def _direction(f: Evaluations, w: Tensor, r: Tensor) -> Tensor:
     A: Any = f.problem.linearise(f.system, w, f.theta)[1]
     solved: Tensor = A.solve(r)[0]
     return solved

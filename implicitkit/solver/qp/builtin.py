@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from implicitkit.problem.qp_data import QPData
-from implicitkit.registry.table import register_solver
 from implicitkit.solution import Status
+from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.qp import external
 from implicitkit.solver.qp.base import QPSolver
 from implicitkit.solver.qp.interior_point import interior_point

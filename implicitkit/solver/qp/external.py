@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from implicitkit.problem.qp_data import QPData
-from implicitkit.registry.table import register_solver
 from implicitkit.solution import Status
+from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.qp.base import QPSolver
 from implicitkit.solver.qp.polish import QPPoint, convex
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.registry.table import register_solver
-from implicitkit.solver.base import Method
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 from implicitkit.solver.steps.bracketing import check_bracket, expand, into_domain
 
 __all__ = ["Bisection"]
@@ -43,10 +43,10 @@ class Bisection(Method):
     def __post_init__(self) -> None:
         check_bracket(self.width, self.growth, self.expansions)
 
-    def init(self, f: Function, z: Tensor) -> dict[str, Any]:
+    def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         return {"a": None, "fa": None, "b": None, "fb": None}
 
-    def step(self, f: Function, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         if state["a"] is None:
             bracket, missing = expand(f, z, self.width, self.growth, self.expansions)
             f.stuck = missing

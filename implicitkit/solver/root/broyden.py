@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from implicitkit.registry.table import register_solver
-from implicitkit.solver.base import Method
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 from implicitkit.solver.steps.newton_damping import halve
 from implicitkit.solver.steps.restarts import check_guard, maybe_any, return_to_best, watch
 
@@ -73,7 +73,7 @@ class Broyden(Method):
             raise ValueError(f"halvings cannot be negative, got {self.halvings}")
         check_guard(self.safeguard, self.patience)
 
-    def init(self, f: Function, z: Tensor) -> dict[str, Any]:
+    def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         batch, n = z.shape
         return {
             "scale": self._start(f, z),
@@ -85,7 +85,7 @@ class Broyden(Method):
             "guard": {},
         }
 
-    def step(self, f: Function, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         F, scale, pairs = f.residual(z), state["scale"], state["pairs"]
         forget, guard = watch(f, state["guard"], self.safeguard, self.patience)
         if state["failed"] is not None:
@@ -93,7 +93,7 @@ class Broyden(Method):
         if forget is not None:
             for rows in (state["U"], state["V"]):
                 rows.masked_fill_(forget.view(-1, 1, 1), 0)
-            if f.problem.kind != "fixed_point":
+            if not f.kind.iteration:
                 scale = torch.where(forget.unsqueeze(1), self._start(f, z), scale)
         if self.when_full == "restart" and pairs == self.memory:
             pairs = 0
@@ -112,10 +112,10 @@ class Broyden(Method):
         used = torch.arange(self.memory, device=state["U"].device) < state["pairs"]
         return {"scale": state["scale"], "U": state["U"] * used.view(-1, 1), "V": state["V"]}
 
-    def _start(self, f: Function, z: Tensor) -> Tensor:
+    def _start(self, f: Evaluations, z: Tensor) -> Tensor:
         """The first estimate, ``(batch, 1)``."""
         F = f.residual(z)
-        if self.scale is not None or f.problem.kind == "fixed_point":
+        if self.scale is not None or f.kind.iteration:
             return F.new_full((len(F), 1), -1.0 if self.scale is None else self.scale)
         JF = f.linearize(z).mv(F)
         length, norm = (torch.linalg.vector_norm(x, dim=1, keepdim=True) for x in (JF, F))
@@ -151,8 +151,8 @@ class Broyden(Method):
         U[:, slot], V[:, slot] = u, v
         return torch.addcmul(g, u, along).neg_()
 
-    def _advance(self, f: Function, z: Tensor, p: Tensor) -> tuple[Tensor, Tensor | None]:
-        search = f.problem.kind != "fixed_point" if self.line_search is None else self.line_search
+    def _advance(self, f: Evaluations, z: Tensor, p: Tensor) -> tuple[Tensor, Tensor | None]:
+        search = not f.kind.iteration if self.line_search is None else self.line_search
         if not search:
             return z + p, None
         z_next, _, norm = halve(f, z, p, f.norm.to(z.dtype), self.halvings)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear.dense import Factor, factor_batched
-from implicitkit.registry.table import register_solver
-from implicitkit.solver.base import Method
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 from implicitkit.solver.root.newton import newton_direction
 from implicitkit.solver.steps.newton_damping import damped_step
 
@@ -51,10 +51,10 @@ class Chord(Method):
         if self.patience < 0:
             raise ValueError(f"patience cannot be negative, got {self.patience}")
 
-    def init(self, f: Function, z: Tensor) -> Any:
+    def init(self, f: Evaluations, z: Tensor) -> Any:
         return {"factor": None, "weak": None}
 
-    def step(self, f: Function, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         factor, residual = state["factor"], f(z)
         trial, good = z, torch.zeros_like(f.active)
         if factor is not None:

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.registry.table import register_solver
-from implicitkit.solver.base import Method
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 
 __all__ = ["DFSANE"]
 
@@ -47,7 +47,7 @@ class DFSANE(Method):
         if self.cuts < 1:
             raise ValueError(f"cuts must be at least 1, got {self.cuts}")
 
-    def init(self, f: Function, z: Tensor) -> Any:
+    def init(self, f: Evaluations, z: Tensor) -> Any:
         phi = f(z).square().sum(1)
         return {
             "history": phi.unsqueeze(1).repeat(1, self.memory),
@@ -57,7 +57,7 @@ class DFSANE(Method):
             "step": 0,
         }
 
-    def step(self, f: Function, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         residual, k = f(z), state["step"]
         phi = residual.square().sum(1)
         history = state["history"].clone()

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear.dense import lstsq_batched, solve_batched
-from implicitkit.registry.table import register_solver
-from implicitkit.solver.base import Method
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 from implicitkit.solver.steps.newton_damping import damped_step
 
 __all__ = ["Newton", "newton_direction"]
@@ -49,10 +49,10 @@ class Newton(Method):
         if self.patience < 0:
             raise ValueError(f"patience cannot be negative, got {self.patience}")
 
-    def init(self, f: Function, z: Tensor) -> Any:
+    def init(self, f: Evaluations, z: Tensor) -> Any:
         return None  # weak steps in a row (batch,), once there has been one
 
-    def step(self, f: Function, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         residual = f(z)
         d = newton_direction(f.jacobian(z), residual)
         if not self.line_search:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear import GMRES
-from implicitkit.linear.base import Operator
-from implicitkit.registry.table import register_solver
-from implicitkit.solver.base import Method
-from implicitkit.solver.evaluations import Function
+from implicitkit.operators import Operator, preconditioned
+from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 from implicitkit.solver.steps.newton_damping import damped_step
 
 __all__ = ["NewtonKrylov"]
@@ -66,10 +66,10 @@ class NewtonKrylov(Method):
                 f"preconditioner must be callable as (z, v) -> M^-1 v, got {type(self.preconditioner).__name__}"
             )
 
-    def init(self, f: Function, z: Tensor) -> Any:
+    def init(self, f: Evaluations, z: Tensor) -> Any:
         return {"eta": None, "norm": None, "weak": None}
 
-    def step(self, f: Function, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         residual, norm = f(z), f.norm
         eta = self._forcing_term(f, state)
         A = f.linearize(z)
@@ -82,7 +82,7 @@ class NewtonKrylov(Method):
         # after halving, what the next forcing term builds on is the reduction that was had
         return z_next, {"eta": 1 - t.to(eta) * (1 - eta), "norm": norm, "weak": weak}
 
-    def _forcing_term(self, f: Function, state: Any) -> Tensor:
+    def _forcing_term(self, f: Evaluations, state: Any) -> Tensor:
         norm = f.norm
         if state["eta"] is None:
             return torch.full_like(norm, self.forcing)
@@ -100,6 +100,4 @@ class NewtonKrylov(Method):
     def _preconditioned(self, A: Operator, z: Tensor) -> Operator:
         if self.preconditioner is None:
             return A
-        return Operator(
-            lambda v: A.mv(self._precondition(z, v)), A.rmv, A.dense, batch=A.batch, size=A.size, like=A.like
-        )
+        return preconditioned(A, lambda v: self._precondition(z, v))

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.linear.base import Operator
 from implicitkit.linear.gmres import GMRES
-from implicitkit.registry.table import register_solver
-from implicitkit.solver.base import Method
-from implicitkit.solver.evaluations import Function
+from implicitkit.operators import shifted
+from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 from implicitkit.solver.root.newton import newton_direction
 
 __all__ = ["PseudoTransient"]
@@ -62,7 +62,7 @@ class PseudoTransient(Method):
         if self.retreats < 0:
             raise ValueError(f"retreats cannot be negative, got {self.retreats}")
 
-    def init(self, f: Function, z: Tensor) -> Any:
+    def init(self, f: Evaluations, z: Tensor) -> Any:
         F = f(z)
         norm = torch.linalg.vector_norm(F, dim=1)
         speeding = (F * f.linearize(z).mv(F)).sum(1) / norm.square()
@@ -80,7 +80,7 @@ class PseudoTransient(Method):
             "retreats": torch.zeros_like(norm, dtype=torch.int64),
         }
 
-    def step(self, f: Function, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         F, sign = f(z), state["sign"]
         norm = torch.linalg.vector_norm(F, dim=1)
         first = state["first"]
@@ -101,29 +101,20 @@ class PseudoTransient(Method):
         return z_next, {"delta": delta, "first": first, "norm": norm, "sign": sign, "retreats": retreats}
 
     @staticmethod
-    def _implicit_euler(f: Function, z: Tensor, F: Tensor, inverse: Tensor, sign: Tensor) -> Tensor:
+    def _implicit_euler(f: Evaluations, z: Tensor, F: Tensor, inverse: Tensor, sign: Tensor) -> Tensor:
         """``p`` with ``(I / delta - s J) p = F``."""
         J = f.linearize(z)
         if f.size <= _DENSE:
             shift = torch.diag_embed(inverse.unsqueeze(1).expand_as(z))
             return newton_direction(sign[:, None, None] * J.dense() - shift, F)
-        shifted = Operator(
-            lambda v: inverse.unsqueeze(1) * v - sign.unsqueeze(1) * J.mv(v),
-            lambda w: inverse.unsqueeze(1) * w - sign.unsqueeze(1) * J.rmv(w),
-            lambda: torch.diag_embed(inverse.unsqueeze(1).expand_as(z)) - sign[:, None, None] * J.dense(),
-            batch=J.batch,
-            size=J.size,
-            like=z,
-            symmetric=J.symmetric,
-        )
         rhs = torch.where(f.active.unsqueeze(1), F, 0)
-        return GMRES(restart=50).solve(shifted, rhs, rtol=1e-3, atol=0.0, max_steps=500).x
+        return GMRES(restart=50).solve(shifted(J, inverse, -sign), rhs, rtol=1e-3, atol=0.0, max_steps=500).x
 
 
-def _orientation(f: Function, speeding: Tensor) -> Tensor:
+def _orientation(f: Evaluations, speeding: Tensor) -> Tensor:
     """The sign ``s`` of the flow ``dz/dt = s F``, ``(batch,)``; ``speeding``: ``F'JF / F'F`` at the start."""
-    if f.problem.kind in ("steady_state", "fixed_point"):
+    if f.kind.flow > 0:
         return torch.ones_like(speeding)
-    if f.problem.symmetric:
+    if f.kind.flow < 0:
         return -torch.ones_like(speeding)
     return torch.where(speeding > 0, -1.0, 1.0).to(speeding)

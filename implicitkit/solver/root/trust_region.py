@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear.dense import svd_batched
-from implicitkit.registry.table import register_solver
-from implicitkit.solver.base import Method
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 from implicitkit.solver.root.newton import newton_direction
 
 __all__ = ["TrustRegion"]
@@ -55,10 +55,10 @@ class TrustRegion(Method):
         if not self.radius > 0:
             raise ValueError(f"radius must be positive, got {self.radius}")
 
-    def init(self, f: Function, z: Tensor) -> Any:
+    def init(self, f: Evaluations, z: Tensor) -> Any:
         return {"D": torch.zeros_like(z), "radius": None}
 
-    def step(self, f: Function, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         residual, norm = f(z), f.norm.to(z.dtype)
         J = f.jacobian(z)
         D = torch.ones_like(z)

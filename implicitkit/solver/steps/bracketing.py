@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["Bracket", "check_bracket", "expand", "into_domain"]
 
@@ -31,7 +31,7 @@ def check_bracket(width: float | None, growth: float, expansions: int) -> None:
         raise ValueError(f"expansions must be at least 1, got {expansions}")
 
 
-def expand(f: Function, z: Tensor, width: float | None, growth: float, expansions: int) -> tuple[Bracket, Tensor]:
+def expand(f: Evaluations, z: Tensor, width: float | None, growth: float, expansions: int) -> tuple[Bracket, Tensor]:
     """Brackets around ``z``, and which samples have none, ``(batch,)``.
 
     The first trial is ``z +- width`` (``None``: ``max(|z|, 1) / 8``); each further one is ``growth`` times as wide.  A
@@ -66,7 +66,7 @@ def expand(f: Function, z: Tensor, width: float | None, growth: float, expansion
     return bracket, missing
 
 
-def into_domain(f: Function, z: Tensor, towards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def into_domain(f: Evaluations, z: Tensor, towards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``z``, halved towards a point where the residual is finite until it is so there; the residual; where it still is not.
 
     One evaluation, and at most 50 more where the domain ends in between.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["Searched", "backtrack", "decrease", "wolfe"]
 
@@ -28,7 +28,7 @@ class Searched(NamedTuple):
     found: Tensor
 
 
-def decrease(f: Function, z: Tensor, value: Tensor, g: Tensor, trial: Tensor) -> Tensor:
+def decrease(f: Evaluations, z: Tensor, value: Tensor, g: Tensor, trial: Tensor) -> Tensor:
     """``f(z) - f(trial)``, ``(batch,)``, to more digits than the values have; ``-inf`` where the trial is not finite.
 
     Where the difference is lost in rounding, and the slope promised little more, it comes from the gradients at both ends,
@@ -48,7 +48,7 @@ def decrease(f: Function, z: Tensor, value: Tensor, g: Tensor, trial: Tensor) ->
     return torch.where(torch.isfinite(new) & torch.isfinite(difference), difference, -torch.inf)
 
 
-def backtrack(f: Function, z: Tensor, d: Tensor, halvings: int) -> Searched:
+def backtrack(f: Evaluations, z: Tensor, d: Tensor, halvings: int) -> Searched:
     """The first of ``t = 1, 1/2, 1/4, ...`` with ``f(z + t d) <= f(z) + 1e-4 t g'd`` (Armijo 1966), sample by sample."""
     g, value = f(z), f.value(z)
     slope = (g * d).sum(1)
@@ -62,7 +62,7 @@ def backtrack(f: Function, z: Tensor, d: Tensor, halvings: int) -> Searched:
     return _settled(z, trial, t, found)
 
 
-def wolfe(f: Function, z: Tensor, d: Tensor, slope: Tensor, t: Tensor, trials: int) -> Searched:
+def wolfe(f: Evaluations, z: Tensor, d: Tensor, slope: Tensor, t: Tensor, trials: int) -> Searched:
     """A length with ``f(z + t d) <= f(z) + 1e-4 t g'd`` and ``g(z + t d)'d >= 0.9 g'd`` (weak Wolfe conditions).
 
     Bracketing as in Lewis & Overton (2013, algorithm 4.6), with the secant of the slopes, kept away from the ends, in place

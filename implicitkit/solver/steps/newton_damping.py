@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["Damped", "damped_step", "halve"]
 
@@ -25,7 +25,7 @@ class Damped(NamedTuple):
 
 
 def damped_step(
-    f: Function, z: Tensor, d: Tensor, norm: Tensor, weak: Tensor | None, halvings: int, patience: int
+    f: Evaluations, z: Tensor, d: Tensor, norm: Tensor, weak: Tensor | None, halvings: int, patience: int
 ) -> Damped:
     """A step along ``d`` by :func:`halve`; after ``patience`` weak steps in a row (``|F|`` hardly lowered) full steps.
 
@@ -49,7 +49,7 @@ def damped_step(
     return Damped(z_next, t, weak)
 
 
-def halve(f: Function, z: Tensor, d: Tensor, norm: Tensor, halvings: int) -> tuple[Tensor, Tensor, Tensor]:
+def halve(f: Evaluations, z: Tensor, d: Tensor, norm: Tensor, halvings: int) -> tuple[Tensor, Tensor, Tensor]:
     """The first of ``t = 1, 1/2, 1/4, ...`` with ``|F(z + t d)| < (1 - 1e-4 t) |F(z)|``, sample by sample.
 
     (Deuflhard 2011, *Newton Methods for Nonlinear Problems*, section 3.1; Kelley 1995, eq. 8.1.)  A trial that is not

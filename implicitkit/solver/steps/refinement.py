@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear.dense import solve_batched
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["dense_direction", "refine"]
 
 
-def dense_direction(f: Function, w: Tensor, r: Tensor) -> Tensor:
+def dense_direction(f: Evaluations, w: Tensor, r: Tensor) -> Tensor:
     """``J^{-1} r`` with the dense Jacobian; zero for a sample whose Jacobian is singular."""
     return torch.nan_to_num(solve_batched(f.jacobian(w), r)[0])
 
 
 def refine(
-    f: Function,
+    f: Evaluations,
     w: Tensor,
-    direction: Callable[[Function, Tensor, Tensor], Tensor] = dense_direction,
+    direction: Callable[[Evaluations, Tensor, Tensor], Tensor] = dense_direction,
     *,
     goal: Tensor | None = None,
     steps: int = 10,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from implicitkit.solver.evaluations import Function
+from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["GuardState", "check_guard", "maybe_any", "return_to_best", "stranded", "watch"]
 
@@ -24,7 +24,7 @@ def check_guard(safeguard: float, patience: int) -> None:
         raise ValueError(f"patience must be at least 2, got {patience}")
 
 
-def watch(f: Function, state: GuardState, safeguard: float, patience: int) -> tuple[Tensor | None, GuardState]:
+def watch(f: Evaluations, state: GuardState, safeguard: float, patience: int) -> tuple[Tensor | None, GuardState]:
     """Which samples forget their memory before this step (``None``: none), and the new state.
 
     A sample does badly when its residual exceeds ``safeguard`` times the smallest since its last restart, or when its
@@ -59,7 +59,7 @@ def watch(f: Function, state: GuardState, safeguard: float, patience: int) -> tu
     return forget, {"step": step, "floor": floor, "returned": returned, "checked": checked, "back": back}
 
 
-def return_to_best(f: Function, z: Tensor, state: GuardState) -> Tensor:
+def return_to_best(f: Evaluations, z: Tensor, state: GuardState) -> Tensor:
     """The next point: ``z``, but the best one for samples that go back to it."""
     back = _mask(state, "back")
     return z if back is None else torch.where(back.unsqueeze(1), f.best, z)

@@ -236,7 +236,7 @@ def test_b9_b15_b16_parameters_have_the_true_gradient() -> None:
 def test_b10_b11_the_adjoint_is_transposed_and_of_one_sample(linear_solver: str) -> None:
     cell = Tutorial()  # J is far from symmetric
     options = {"terms": 2000} if linear_solver == "neumann" else {}
-    solver = ik.linear.Neumann(**options) if options else linear_solver
+    solver = ik.linear.NeumannSeries(**options) if options else linear_solver
     layer = DEQ(cell, (20,), rule=ik.Implicit(linear_solver=solver, rtol=1e-11), **TIGHT)
     x = torch.randn(4, 10, dtype=F64, requires_grad=True)
     g = torch.randn(4, 20, dtype=F64)

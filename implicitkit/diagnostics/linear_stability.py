@@ -25,8 +25,8 @@ from implicitkit import autodiff
 from implicitkit.errors import CapabilityError
 from implicitkit.lifting.lifted import lift
 from implicitkit.lifting.watch import resolve
-from implicitkit.linear.base import Operator
-from implicitkit.problem import Problem
+from implicitkit.operators import Operator
+from implicitkit.problem.base import Problem
 from implicitkit.solution import Solution
 from implicitkit.system import System, check_output
 from implicitkit.trees import Layout, tree_map
@@ -34,7 +34,6 @@ from implicitkit.trees import Layout, tree_map
 __all__ = ["Stability", "stability"]
 
 _DENSE = 512  # unknowns a sample up to which the whole spectrum is computed
-_KINDS = ("steady_state", "fixed_point", "argmin", "least_squares")
 
 
 @dataclass(frozen=True)
@@ -108,12 +107,12 @@ def stability(
         raise ValueError(f"count must be at least 1, got {count}")
     system, theta, point, layout = _state(subject, z, args, batch_dims)
     kind = system.problem.kind
-    if kind not in _KINDS:
+    if not kind.flow:
         raise CapabilityError(
             f"{type(system.problem).__name__} has no dynamics, and so no stability: state the flow as "
             "ik.SteadyState(rhs), with its sign, or the iteration as ik.FixedPoint(map)"
         )
-    sign, shift = (-1.0, 0.0) if system.problem.symmetric else (1.0, 1.0 if kind == "fixed_point" else 0.0)
+    sign, shift = float(kind.flow), 1.0 if kind.iteration else 0.0
     with torch.no_grad():
         _, A = autodiff.linearise(lambda y: system.residual(y, *theta), point, symmetric=system.problem.symmetric)
         exact = A.size <= _DENSE
@@ -121,7 +120,7 @@ def stability(
         scale = values.abs().amax(1)
         if exact:
             scale = torch.linalg.matrix_norm(A.dense()) + shift
-    discrete = kind == "fixed_point"
+    discrete = kind.iteration
     worst = values[:, 0]
     rate = worst.abs().log() if discrete else worst.real
     frequency = worst.angle() if discrete else worst.imag

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear.dense import svd_batched
-from implicitkit.problem.constrained import Program
+from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.problem.quadratic_program import QPConditions
 from implicitkit.solution import Solution
 
@@ -65,7 +65,7 @@ def degeneracy(solution: Solution, *, tolerance: float = 1e-6) -> Degeneracy:
     """
     record = solution._record
     problem = getattr(record.system, "problem", None)
-    if not isinstance(problem, (Program, QPConditions)):
+    if not isinstance(problem, (ConstrainedMinimisation, QPConditions)):
         raise ValueError("degeneracy is for solutions of constrained problems that ik.solve returned in this process")
     system, w = record.system, record.outcome.z
     theta = [t.detach() for t in record.theta]
@@ -88,7 +88,7 @@ def degeneracy(solution: Solution, *, tolerance: float = 1e-6) -> Degeneracy:
     return Degeneracy(shaped(active), shaped(weak), shaped(kept.sum(1)), system.size, shaped(s[:, 0] / smallest))
 
 
-def _kinks(problem: Program | QPConditions, system: object, w: Tensor, theta: list[Tensor]) -> Tensor:
+def _kinks(problem: ConstrainedMinimisation | QPConditions, system: object, w: Tensor, theta: list[Tensor]) -> Tensor:
     """``lam + g`` of every inequality: positive where it is active, negative where it is not, zero at the kink."""
     if isinstance(problem, QPConditions):
         data = problem.data(system, theta)  # type: ignore[arg-type]

@@ -1,0 +1,159 @@
+"""Linear operators by their products: what a linear solver is given, and what a linearisation gives.
+
+A Jacobian of independent samples is block-diagonal, ``A = diag(A_1, ..., A_batch)``; nobody forms it unless a direct
+method asks.  Combinations (:func:`shifted`, :func:`minus`, :func:`preconditioned`, :func:`single`) are operators again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["BlockStructure", "MatVec", "Operator", "minus", "preconditioned", "shifted", "single"]
+
+MatVec = Callable[[Tensor], Tensor]
+
+
+class BlockStructure(Protocol):
+    """A matrix by blocks.  Blocks are numbered in an order in which :meth:`couple` only reaches later ones.
+
+    ``unsolved``: names of parts of the state that the solver left as they were, whose equations do not hold.
+    """
+
+    unsolved: frozenset[str]
+
+    @property
+    def T(self) -> BlockStructure:
+        """The transposed matrix (its blocks are numbered in reverse)."""
+
+    def __len__(self) -> int:
+        """How many blocks."""
+
+    def name(self, i: int) -> str:
+        """A block's name, for messages."""
+
+    def solved(self, i: int) -> bool:
+        """Is there an equation for this block?  Where not, its unknowns are zero."""
+
+    def explicit(self, i: int) -> bool:
+        """Is the diagonal block known to be ``-I``?"""
+
+    def take(self, i: int, b: Tensor) -> Tensor:
+        """The block's entries of ``(batch, n)``: ``(batch, n_i)``."""
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        """The inverse of :meth:`take` for all blocks at once."""
+
+    def diagonal(self, i: int) -> Operator:
+        """The diagonal block."""
+
+    def pull(self, u: Tensor) -> list[Tensor | None]:
+        r"""``-(dF/d\theta)^T u``, for every tensor of theta."""
+
+    def couple(self, i: int, x: Tensor) -> dict[int, Tensor]:
+        """What the unknowns of block ``i`` contribute to the equations of later blocks ``j``, ``{j: A_ji x_i}``."""
+
+
+class Operator:
+    r"""The block-diagonal matrix ``A = diag(A_1, ..., A_batch)``, each block ``n x n``, by its products.
+
+    Args:
+        mv: ``v -> A v``, both of shape ``(batch, n)``, block by block.
+        rmv: ``w -> A^T w``, both of shape ``(batch, n)``.
+        dense: returns all blocks, shape ``(batch, n, n)``; called at most once, and only by direct methods.
+        batch: number of blocks.
+        size: ``n``.
+        like: a tensor with the dtype and device of the vectors.
+        symmetric: ``A = A^T`` is known (Hessians).
+        fixed_point: ``A = J - I`` where ``J`` is the Jacobian of a fixed-point map, so that
+            ``u <- u + (A u - b)`` is the Neumann series.
+        structure: ``A`` as a block triangular matrix, if its blocks are known (:mod:`implicitkit.linear.blocks`).
+    """
+
+    __slots__ = ("_dense", "_matrix", "batch", "fixed_point", "like", "mv", "rmv", "size", "structure", "symmetric")
+
+    def __init__(
+        self,
+        mv: MatVec,
+        rmv: MatVec,
+        dense: Callable[[], Tensor],
+        *,
+        batch: int,
+        size: int,
+        like: Tensor,
+        symmetric: bool = False,
+        fixed_point: bool = False,
+        structure: BlockStructure | None = None,
+    ) -> None:
+        self.mv, self.rmv, self._dense = mv, rmv, dense
+        self.batch, self.size, self.like = batch, size, like
+        self.symmetric, self.fixed_point, self.structure = symmetric, fixed_point, structure
+        self._matrix: Tensor | None = None
+
+    def dense(self) -> Tensor:
+        """All blocks as one tensor of shape ``(batch, n, n)``, formed once."""
+        if self._matrix is None:
+            self._matrix = self._dense()
+        return self._matrix
+
+    @property
+    def T(self) -> Operator:
+        """The transposed operator; it shares the matrix if that has been formed."""
+        return Operator(
+            self.rmv,
+            self.mv,
+            lambda: self.dense().mT,
+            batch=self.batch,
+            size=self.size,
+            like=self.like,
+            symmetric=self.symmetric,
+            fixed_point=self.fixed_point,
+            structure=None if self.structure is None else self.structure.T,
+        )
+
+    def derived(self, mv: MatVec, rmv: MatVec, dense: Callable[[], Tensor], **changes: Any) -> Operator:
+        """An operator of the same shape by other products; it has no structure but what ``changes`` say."""
+        shape: dict[str, Any] = {"batch": self.batch, "size": self.size, "like": self.like}
+        return Operator(mv, rmv, dense, **(shape | changes))
+
+
+def shifted(A: Operator, shift: Tensor | float, scale: Tensor | float = 1.0) -> Operator:
+    """``shift I + scale A``; each a number or one for each sample, ``(batch,)``.  As symmetric as ``A``."""
+    a, b = (torch.as_tensor(x, dtype=A.like.dtype, device=A.like.device).reshape(-1, 1) for x in (shift, scale))
+
+    def dense() -> Tensor:
+        eye = torch.eye(A.size, dtype=A.like.dtype, device=A.like.device)
+        return a.unsqueeze(2) * eye + b.unsqueeze(2) * A.dense()
+
+    return A.derived(lambda v: a * v + b * A.mv(v), lambda w: a * w + b * A.rmv(w), dense, symmetric=A.symmetric)
+
+
+def minus(A: Operator, B: Operator) -> Operator:
+    """``A - B``, of two operators of one shape."""
+    return A.derived(
+        lambda v: A.mv(v) - B.mv(v),
+        lambda w: A.rmv(w) - B.rmv(w),
+        lambda: A.dense() - B.dense(),
+        symmetric=A.symmetric and B.symmetric,
+    )
+
+
+def preconditioned(A: Operator, M: MatVec) -> Operator:
+    """``A M``, preconditioned from the right, for methods that need products with it only (``rmv`` is that of ``A``)."""
+    return A.derived(lambda v: A.mv(M(v)), A.rmv, A.dense)
+
+
+def single(A: Operator) -> Operator:
+    """``A`` with vectors in float32, for an operator in half precision: products in its own, sums in float32."""
+    low = A.like.dtype
+    return A.derived(
+        lambda v: A.mv(v.to(low)).float(),
+        lambda w: A.rmv(w.to(low)).float(),
+        lambda: A.dense().float(),
+        like=A.like.float(),
+        symmetric=A.symmetric,
+        fixed_point=A.fixed_point,
+    )

@@ -1,0 +1,107 @@
+"""What is said, and done, when a solve or the linear solve of a derivative has failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit import compat
+from implicitkit.errors import ConvergenceError, ConvergenceWarning, warn
+from implicitkit.solution import Record, Solution, Status
+from implicitkit.trees import describe_leaves, tree_map
+
+__all__ = ["POLICIES", "blank_failures", "check_policy", "linear_failure", "plain_solution", "report_failure"]
+
+POLICIES = ("raise", "warn", "ignore", "nan")
+"""What ``on_failure=`` may be, everywhere."""
+
+
+def check_policy(on_failure: Any) -> str:
+    """The policy itself.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if on_failure not in POLICIES:
+        raise ValueError(f"on_failure must be one of {', '.join(map(repr, POLICIES))}, got {on_failure!r}")
+    return str(on_failure)
+
+
+# ------------------------------------------------------------------------------------------------------------ the solve
+def report_failure(solution: Solution, on_failure: str, hint: str) -> None:
+    """Raise or warn that a solve (on plain tensors) has failed."""
+    error = solution._error(hint)
+    if on_failure == "raise":
+        raise error
+    warn(str(error), ConvergenceWarning)
+
+
+def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> str:
+    """A sentence on why, by looking at what was given and by asking the problem."""
+    outcome = record.outcome
+    if bool(((outcome.status == int(Status.NONFINITE)) & (outcome.steps == 0)).any()):
+        culprits = describe_leaves(z0, "z0", _nonfinite) + describe_leaves(args, "args", _nonfinite)
+        return f"NaN or Inf in: {', '.join(culprits)}." if culprits else "The function is not finite at z0."
+    if record.system is None:
+        return ""
+    failed = outcome.status != int(Status.CONVERGED)
+    hint: str = record.system.problem.explain(record.system, outcome.z, record.theta, failed)
+    return hint
+
+
+def plain_solution(solution: Solution) -> Solution:
+    """The same on plain tensors, whatever transforms surround the call (under ``torch.vmap`` with the batch in front)."""
+    layout, z = solution._layout, solution._record.outcome.z
+    if len(z) == layout.batch:
+        value = layout.unpack(z)
+    else:
+        value = torch.func.vmap(layout.unpack)(z.reshape(-1, layout.batch, layout.size))
+    return Solution(value, None, layout, solution._record, solution.solver, solution.rule)
+
+
+def blank_failures(solution: Solution) -> None:
+    """NaN for the samples that failed."""
+    good = solution.converged
+
+    def blank(t: Any) -> Any:
+        if not isinstance(t, Tensor):
+            return t
+        return torch.where(good.reshape(good.shape + (1,) * (t.ndim - good.ndim)), t, torch.nan)
+
+    solution.value, solution.multipliers = tree_map(blank, solution.value), tree_map(blank, solution.multipliers)
+
+
+def _nonfinite(t: Tensor) -> bool:
+    while compat.is_wrapped(t):
+        t = compat.unwrap(t)
+    return not bool(torch.isfinite(t.detach()).all())
+
+
+# ------------------------------------------------------------------------------------------- the derivative's linear solve
+def linear_failure(
+    name: str, converged: Tensor, residual_norm: Tensor, reason: str, b: Tensor, transposed: bool, on_failure: str
+) -> None:
+    """Raise or warn that ``A x = b`` was not solved for some samples (``transposed``: in reverse mode)."""
+    failed = (~converged).nonzero().squeeze(1)
+    norms = residual_norm[failed]
+    order = torch.argsort(torch.nan_to_num(norms, nan=torch.inf), descending=True)[:5]
+    worst, worst_norms = failed[order].tolist(), norms[order].tolist()
+    where = "backward (reverse mode)" if transposed else "forward-mode derivative"
+    text = (
+        f"the linear solve of the {where} did not converge: {name}, {len(failed)} of {len(converged)} samples; "
+        f"worst: "
+        + ", ".join(f"sample {i}: residual {r:.3g}" for i, r in zip(worst, worst_norms, strict=True))
+        + (f". {reason}" if reason else "")
+    )
+    if not bool(torch.isfinite(b).all()):
+        text += ". The incoming derivative itself has NaN or Inf"
+    text += (
+        '. A singular Jacobian has the minimum-norm answer with rule=ik.Implicit(linear_solver="lsmr"); otherwise try '
+        'another linear_solver=, raise its max_steps= or rtol=, or accept it with on_failure="warn" or "ignore"'
+    )
+    if on_failure == "warn":
+        warn(text, ConvergenceWarning)
+        return
+    raise ConvergenceError(text, None, tuple(worst), tuple(worst_norms))

@@ -1,0 +1,28 @@
+"""Rules by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from implicitkit.registry.table import TABLES
+
+__all__ = ["get_rule", "register_rule", "rules"]
+
+T = TypeVar("T")
+_TABLE = TABLES["rules"]
+
+
+def register_rule(name: str, *, override: bool = False) -> Callable[[T], T]:
+    """Register a class as a rule: how the derivative of a solution is formed.  Sets its ``name``."""
+    return _TABLE.register(name, override)
+
+
+def get_rule(rule: Any, **options: Any) -> Any:
+    """The configured rule for a name, a class, or an object (which passes through)."""
+    return _TABLE.get(rule, options, "name", "implicitkit.Implicit(linear_solver='gmres')")
+
+
+def rules() -> list[str]:
+    """Names of all rules, plugins' included."""
+    return _TABLE.names()

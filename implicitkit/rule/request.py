@@ -1,0 +1,136 @@
+"""One solve, as a rule and the primitive see it: everything that is not differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit import compat
+from implicitkit.lifting.lifted import check_leaves
+from implicitkit.linear.base import LinearSolution, LinearSolver
+from implicitkit.linear.blocks import BlockSubstitution
+from implicitkit.operators import Operator
+from implicitkit.reporting import linear_failure
+from implicitkit.rule.primitive import root
+from implicitkit.solution import LinearReport, Record, Status
+from implicitkit.solver.base import Options, Solver
+from implicitkit.solver.evaluations import Evaluations, TrackedEvaluations
+from implicitkit.system import System, full_precision
+
+__all__ = ["Request"]
+
+
+@dataclass
+class Request:
+    """One solve: a system on matrices, a start, the explicit tensors, how to find the solution and how to report.
+
+    A rule calls :meth:`solve` (or :meth:`unroll`); the primitive the other methods, on plain tensors.
+
+    Attributes:
+        system, solver, options: what holds, and how it is solved.
+        z0, theta: the start ``(batch, n)`` and the explicit tensors (absent once the primitive has them).
+        on_failure: the policy. record: where the figures of the solve go.
+        first: the kernel's value at ``z0``, if it is known.
+        linear_solver, linear_options: how the derivative's linear systems are solved.
+        batchable: the figures of the solve must be a tensor of the caller's ``torch.func`` level.
+    """
+
+    system: System
+    solver: Solver
+    options: Options
+    z0: Tensor | None
+    theta: tuple[Tensor, ...]
+    on_failure: str
+    record: Record
+    first: Tensor | None = None
+    linear_solver: LinearSolver | None = None
+    linear_options: dict[str, Any] = field(default_factory=dict)
+    batchable: bool = field(default_factory=compat.transforms_active)
+
+    # ------------------------------------------------------------------------------------------------------ for a rule
+    def solve(self, linear_solver: LinearSolver, **linear_options: Any) -> tuple[Tensor, Tensor | None]:
+        """Solve, and differentiate by the implicit function theorem with this linear solver.
+
+        A truncated one works on the blocks of a composition one after another: as if layer by layer, where a few terms of
+        the joint series would not even reach from the output to the input.
+        """
+        if self.system.problem.by_blocks and not linear_solver.exact:
+            linear_solver = BlockSubstitution(linear_solver)
+        assert self.z0 is not None
+        bare = replace(self, z0=None, theta=(), linear_solver=linear_solver, linear_options=linear_options)
+        return root(bare, self.z0, self.theta)
+
+    def unroll(self, steps: int) -> Tensor:
+        """``steps`` steps of the solver from the start, differentiable by ordinary differentiation."""
+        assert self.z0 is not None
+        return self.solver.unroll(TrackedEvaluations(self.system, self.theta, self.solver.solves), self.z0, steps)
+
+    # ----------------------------------------------------------------------------------------- for the primitive: forward
+    def batched(self, dims: Sequence[int | None], batch: int) -> Request:
+        """This request ``batch`` times over (see :meth:`System.batched`)."""
+        return replace(self, system=self.system.batched(dims, batch), first=None, batchable=True)
+
+    def find(self, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Run the solver on plain tensors: ``z (batch, n)``, and under transforms also ``(batch, 3)``: residual norm,
+        steps and status, as a tensor that the levels can batch."""
+        with torch.no_grad(), full_precision(z0.device.type):
+            f = Evaluations(self.system, theta, self.solver.solves)
+            if self.first is not None:
+                f.prime(z0, self.first)
+                self.first = None
+            outcome = self.solver.run(f, z0, self.options)
+            self.record.outcome, self.record.system, self.record.theta = outcome, self.system, tuple(theta)
+            z = outcome.z.clone()  # a solver may return what the map returned, and that may be anyone's
+            if self.on_failure == "nan" and not outcome.all_converged:  # finite, so that a derivative of zero is zero
+                z = torch.where((outcome.status == int(Status.CONVERGED)).unsqueeze(1), z, z0)
+            if not self.batchable:
+                return z, None
+            kind = torch.float32 if z0.device.type == "mps" else torch.float64
+            return z, torch.stack([t.to(kind) for t in (outcome.residual_norm, outcome.steps, outcome.status)], 1)
+
+    # ---------------------------------------------------------------------------------- for the primitive: linear solves
+    def linearise(self, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
+        """The residual at ``z``, as a plain tensor, with its graph, and ``A`` there."""
+        out, A = self.system.problem.linearise(self.system, z.detach(), theta)
+        if A.structure is None:
+            check_leaves(self.system.lifted, out, theta, z)
+        else:
+            A.structure.unsolved = getattr(self.record.outcome, "unsolved", frozenset())
+        return out, A
+
+    def solve_linear(self, A: Operator, b: Tensor, transposed: bool) -> Tensor:
+        """``A x = b`` on plain tensors, reported, and judged by the failure policy."""
+        assert self.linear_solver is not None
+        with full_precision(b.device.type):
+            answer = self.linear_solver.solve(A, b, **self.linear_options)
+        layout = self.system.layout
+        lead = (len(b) // layout.batch,) if len(b) != layout.batch else ()
+        self.record.linear.append(
+            LinearReport(
+                layout.unpack_batch(answer.converged, lead),
+                layout.unpack_batch(answer.residual_norm, lead),
+                layout.unpack_batch(answer.steps, lead),
+                transposed,
+            )
+        )
+        del self.record.linear[:-8]  # the last few are enough
+        if self.on_failure == "nan":
+            return self._or_nan(answer, b)
+        if self.on_failure != "ignore" and not bool(answer.converged.all()):
+            name = self.linear_solver.name or type(self.linear_solver).__name__
+            linear_failure(name, answer.converged, answer.residual_norm, answer.reason, b, transposed, self.on_failure)
+        return answer.x
+
+    def _or_nan(self, answer: LinearSolution, b: Tensor) -> Tensor:
+        """NaN where the linear solve failed; zero for samples that ask for nothing or have no solution: they disturb no
+        other."""
+        status = self.record.outcome.status
+        nothing = (b == 0).all(1)
+        if len(status) == len(b):
+            nothing |= status != int(Status.CONVERGED)
+        x = torch.where(answer.converged.unsqueeze(1), answer.x, torch.nan)
+        return torch.where(nothing.unsqueeze(1), 0, x)

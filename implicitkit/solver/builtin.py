@@ -1,0 +1,55 @@
+"""The built-in solvers: importing this module registers every one of them."""
+
+from implicitkit.solver.constrained import (
+    augmented_lagrangian,
+    block_coordinate_descent,
+    mirror_descent,
+    proximal_gradient,
+    sqp,
+)
+from implicitkit.solver.fixed_point import aitken, anderson, continuation, picard, relay
+from implicitkit.solver.least_squares import gauss_newton, levenberg_marquardt
+from implicitkit.solver.minimise import bfgs, gradient_descent, lbfgs, newton_cg, torch_optim
+from implicitkit.solver.qp import builtin, external
+from implicitkit.solver.root import (
+    bisection,
+    broyden,
+    chandrupatla,
+    chord,
+    df_sane,
+    newton,
+    newton_krylov,
+    pseudo_transient,
+    trust_region,
+)
+
+__all__ = [
+    "aitken",
+    "anderson",
+    "augmented_lagrangian",
+    "bfgs",
+    "bisection",
+    "block_coordinate_descent",
+    "broyden",
+    "builtin",
+    "chandrupatla",
+    "chord",
+    "continuation",
+    "df_sane",
+    "external",
+    "gauss_newton",
+    "gradient_descent",
+    "lbfgs",
+    "levenberg_marquardt",
+    "mirror_descent",
+    "newton",
+    "newton_cg",
+    "newton_krylov",
+    "picard",
+    "proximal_gradient",
+    "pseudo_transient",
+    "relay",
+    "sqp",
+    "torch_optim",
+    "trust_region",
+]

@@ -1,0 +1,78 @@
+"""Iterative methods: ``init`` once, then ``step`` until the driver is satisfied.
+
+A method author sees plain ``(batch, n)`` matrices.  The driver (``driver.py``) owns everything else: pytrees, dtypes,
+termination, freezing and dropping of converged samples, the best iterate, traces, callbacks and failure.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from implicitkit import trees
+from implicitkit.solver.base import Options, Outcome, Solver
+from implicitkit.solver.driver import iterate
+from implicitkit.solver.evaluations import Evaluations
+
+__all__ = ["Method"]
+
+
+class Method(Solver):
+    """An iterative method: ``init`` once, then ``step`` until the driver is satisfied.
+
+    ``f`` is callable, ``f(z)`` maps ``(batch, n)`` to ``(batch, n)``; what it is depends on what the method solves:
+
+    =================  ======================================  ==========================================
+    ``solves``         ``f(z)``                                also
+    =================  ======================================  ==========================================
+    ``fixed_point``    the map                                 ``f.residual(z) = f(z) - z``
+    ``root``           the residual                            ``f.jacobian(z)``, ``f.linearize(z)``
+    ``minimise``       the gradient                            ``f.value(z)``: objective, shape ``(batch,)``
+    ``least_squares``  the gradient of half the squared norm   ``f.residuals(z)``: shape ``(batch, m)``
+    =================  ======================================  ==========================================
+
+    The driver has evaluated ``f`` at ``z`` before each step, and ``f`` remembers its last argument (by identity), so
+    ``f(z)`` inside ``step`` costs nothing.  Rows of ``z`` are independent samples: a step must treat them row by row.
+
+    ``state`` is any pytree; **every tensor in it has the batch as its first dimension** (the driver drops rows of it
+    when samples converge), whatever is shared by the batch is kept as plain Python numbers.
+    """
+
+    solves: ClassVar[str] = ""
+    default_max_steps: ClassVar[int] = 1000
+    #: Is the point with the smallest residual returned (else the last finite one, which then is ``f.best``)?
+    keeps_best: ClassVar[bool] = True
+
+    @property
+    def differentiable(self) -> bool:
+        """Is a step made of plain differentiable operations, so that it can be unrolled?"""
+        return False
+
+    def init(self, f: Evaluations, z: Tensor) -> Any:
+        """The state before the first step (default: none)."""
+        return ()
+
+    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """One step: a **new** tensor ``z_next`` (never ``z`` changed in place) and the new state."""
+        raise NotImplementedError(f"{type(self).__name__} has no step method")
+
+    def keep(self, state: Any) -> dict[str, Tensor]:
+        """What is kept of the final state of every sample, in ``Outcome.kept``: tensors ``(batch, ...)`` (default: none)."""
+        return {}
+
+    def select(self, state: Any, index: Tensor) -> Any:
+        """The state of the samples ``index`` only (default: rows of every tensor in it)."""
+        return trees.tree_map(lambda t: t.index_select(0, index) if isinstance(t, Tensor) and t.ndim else t, state)
+
+    def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
+        """The driver's loop."""
+        return iterate(self, f, z0, options)
+
+    def unroll(self, f: Evaluations, z0: Tensor, steps: int) -> Tensor:
+        if not self.differentiable:
+            return super().unroll(f, z0, steps)
+        z, state = z0, self.init(f, z0)
+        for _ in range(steps):
+            z, state = self.step(f, z, state)
+        return z

@@ -1,0 +1,71 @@
+"""A user's own function ``(z0, *args) -> z`` as a solver: what ``@ik.implicit`` makes a layer of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit import trees
+from implicitkit.solver.base import Found, Options, Outcome, Solver
+from implicitkit.solver.black_box import verdict
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.judging import Judge
+from implicitkit.trees import Layout
+
+__all__ = ["UserSolver"]
+
+
+@dataclass(frozen=True)
+class UserSolver(Solver):
+    """A user's function ``(z0, *args) -> z`` as a solver: it is given his own pytrees, detached, one call a sample.
+
+    What it solves is the user's word: ``f`` is the residual of his problem, which judges what it returns.
+    """
+
+    function: Any
+    name: str = ""  # type: ignore[misc]
+    solves: ClassVar[str] = "root"
+    general: ClassVar[bool] = True
+
+    def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
+        """Call it once for each user-level call in the batch, then judge."""
+        layout, judge = f.system.layout, Judge(f, options)
+        start = judge.norm(f.residual(z0))
+        judge.tolerance(z0, start)
+        points, message = [], ""
+        for part, args in f.system.user_calls(z0, f.theta):
+            try:
+                # clones: the solver may write into what it is given
+                found = self.function(*trees.tree_map(_own, (layout.unpack(part), *args)))
+            except Exception as error:
+                message = f"{self.name} raised {type(error).__name__}: {error}"
+                points.append(part)
+                continue
+            points.append(layout.pack(_like(found, part, layout, self.name)).to(part))
+        z = torch.cat(points)
+        steps = torch.zeros(z0.shape[0], dtype=torch.int64, device=z0.device)
+        return verdict(judge, f, z0, z, start, steps, 1, options, message)
+
+
+def _own(x: Any) -> Any:
+    return x.detach().clone() if isinstance(x, Tensor) else x
+
+
+def _like(found: Any, part: Tensor, layout: Layout, name: str) -> Any:
+    """What a user's solver returned, as a tree of tensors like ``z0``."""
+    if isinstance(found, Found):
+        found = found.z
+    template, spec = trees.tree_flatten(layout.unpack(part))
+    leaves = trees.tree_flatten(found)[0]
+    if len(leaves) != len(template):
+        raise ValueError(f"{name} returned {len(leaves)} tensor(s), but z0 has {len(template)}")
+    converted = [
+        torch.as_tensor(x, dtype=t.dtype, device=t.device).detach() for x, t in zip(leaves, template, strict=True)
+    ]
+    for x, t in zip(converted, template, strict=True):
+        if x.shape != t.shape:
+            raise ValueError(f"{name} returned shape {tuple(x.shape)} where z0 has {tuple(t.shape)}")
+    return trees.tree_unflatten(converted, spec)
