@@ -12,8 +12,9 @@ import pytest
 
 import implicitkit as ik
 from implicitkit.cli import main
-from implicitkit.registry import table as registry
-from implicitkit.registry.table import PluginInfo
+from implicitkit.registry import plugins
+from implicitkit.registry.plugins import PluginInfo
+from implicitkit.registry.table import TABLES
 
 GOOD = PluginInfo("good", "good-parts", "1.0", "good_parts", True)
 BAD = PluginInfo("bad", "bad-parts", "0.1", "bad_parts", False, "ImportError: no luck")
@@ -22,8 +23,8 @@ BAD = PluginInfo("bad", "bad-parts", "0.1", "bad_parts", False, "ImportError: no
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """An installation with one working and one broken plugin."""
-    monkeypatch.setattr(registry, "_scanned", True)
-    monkeypatch.setattr(registry, "_plugins", {("g", "", "", ""): GOOD, ("b", "", "", ""): BAD})
+    monkeypatch.setattr(plugins, "_scanned", True)
+    monkeypatch.setattr(plugins, "_plugins", {("g", "", "", ""): GOOD, ("b", "", "", ""): BAD})
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -94,8 +95,8 @@ def test_broken_plugin_is_told_and_strict_fails(capsys: pytest.CaptureFixture[st
 
 
 def test_strict_passes_when_all_is_well(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_scanned", True)
-    monkeypatch.setattr(registry, "_plugins", {})
+    monkeypatch.setattr(plugins, "_scanned", True)
+    monkeypatch.setattr(plugins, "_plugins", {})
     assert run(capsys, "list", "--strict")[0] == 0
 
 
@@ -139,7 +140,7 @@ def test_check(capsys: pytest.CaptureFixture[str], arguments: list[str], code: i
 def test_check_of_a_module_that_is_not_installed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(registry, "_tables", {kind: dict(table) for kind, table in registry._tables.items()})
+    monkeypatch.setattr(TABLES["solvers"], "entries", dict(TABLES["solvers"].entries))
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "a_wrong_solver.py").write_text(
         "import implicitkit as ik\n"
