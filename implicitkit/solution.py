@@ -170,9 +170,14 @@ class Solution:
         return self._record.linear[-1] if self._record.linear else None
 
     def detach(self) -> Solution:
-        """The same figures beside a value without derivative: to keep a solution without its graph."""
+        """The same figures beside a value without derivative: to keep a solution without its graph and its inputs.
+
+        What was solved goes with them: a detached solution cannot be certified.
+        """
         other = copy.copy(self)
-        other.value = tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, self.value)
+        free = lambda t: t.detach() if isinstance(t, Tensor) else t  # noqa: E731
+        other.value, other.multipliers = tree_map(free, self.value), tree_map(free, self.multipliers)
+        other._record = Record(self._record.outcome, self._record.linear)  # the same list: a later backward adds to it
         return other
 
     def raise_for_status(self) -> Solution:

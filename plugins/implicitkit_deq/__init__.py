@@ -12,7 +12,9 @@ from implicitkit_deq import cells
 from implicitkit_deq.causality import CausalityWarning, LastIterate, PerPosition, future_leak, per_position
 from implicitkit_deq.cells import Cell
 from implicitkit_deq.correction import fixed_point_correction
+from implicitkit_deq.forgive import Forgive, ForgivenWarning
 from implicitkit_deq.initialise import scale_to_radius
+from implicitkit_deq.inputs import IgnoredInputWarning
 from implicitkit_deq.jacobian import condition_number, jacobian_penalty, spectral_radius
 from implicitkit_deq.layer import DEQ
 from implicitkit_deq.merge import merge, tie_weights
@@ -25,6 +27,9 @@ __all__ = [
     "DEQ",
     "CausalityWarning",
     "Cell",
+    "Forgive",
+    "ForgivenWarning",
+    "IgnoredInputWarning",
     "LastIterate",
     "Monitor",
     "PerPosition",

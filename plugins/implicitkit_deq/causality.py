@@ -211,7 +211,7 @@ def per_position(solver: Any, state: Any, batch_dims: int = 1) -> Any:
             "a causal state has its positions in the first dimension after the batch of every leaf; the shapes are "
             f"{', '.join(str(tuple(t.shape)) for t in leaves)}"
         )
-    if isinstance(solver, str) and solver == "auto":
+    if isinstance(solver, str) and solver in ("auto", "relay"):
         solver = "anderson"
     method = ik.get_solver(solver)
     name = getattr(method, "name", "") or type(method).__name__

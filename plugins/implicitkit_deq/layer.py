@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,14 +15,17 @@ from implicitkit_deq import hoist, start
 from implicitkit_deq.causality import per_position
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.cells.stacked import Composed
+from implicitkit_deq.compat import autocast_on
+from implicitkit_deq.forgive import Forgive, masked
 from implicitkit_deq.frozen import Drawing, Frozen
 from implicitkit_deq.frozen_stack import FrozenStack
+from implicitkit_deq.inputs import check_use, describe, factors
 from implicitkit_deq.settings import Pretraining, Settings
+from implicitkit_deq.visit import Visit
 
 __all__ = ["DEQ"]
 
 _STARTS = ("zeros", "learned", "last")
-_HALF = (torch.float16, torch.bfloat16)
 
 
 class DEQ(nn.Module):
@@ -44,9 +46,11 @@ class DEQ(nn.Module):
         state: the shape of one sample's state, or a pytree of shapes, or a function ``(*inputs)`` that returns one;
             ``None``: the cell says (``cell.state_shape``).
         init: where a solve starts: ``"zeros"``; ``"learned"`` (a parameter, trained by :meth:`start_loss`); ``"last"`` (the
-            previous equilibrium, where shapes agree); or a function or module ``(*inputs) -> state``.
+            previous equilibrium, where shapes agree, or that of the sample ``index``); or a function or module
+            ``(*inputs) -> state``.
         solver, rule, rtol, atol, max_steps, on_failure, trace, callback: as in :func:`ik.solve`, for training (and for
-            evaluation, where not changed there).
+            evaluation, where not changed there).  ``on_failure=None``: :class:`Forgive` in training, ``"raise"`` in
+            evaluation.
         evaluation: what is different in ``eval()`` mode, as in ``{"rtol": 1e-6}``.
         batch_dims: 1: samples are independent; 0: the batch is one joint system (a cell that couples its samples).
         in_dims: as in :func:`ik.solve`, for what the cell gets after ``z``.  ``"auto"``: what a :class:`Cell` declares;
@@ -75,12 +79,12 @@ class DEQ(nn.Module):
         state: Any = None,
         *,
         init: Any = "zeros",
-        solver: Any = "anderson",
+        solver: Any = "relay",
         rule: Any = "auto",
         rtol: float | None = None,
         atol: float | None = None,
         max_steps: int | None = None,
-        on_failure: str = "raise",
+        on_failure: str | Forgive | None = None,
         trace: bool = False,
         callback: Callable[[int, Any, Tensor], Any] | None = None,
         evaluation: Mapping[str, Any] | None = None,
@@ -107,8 +111,10 @@ class DEQ(nn.Module):
         self.cell, self.state = cell, state
         self.batch_dims, self.in_dims, self.dtype = batch_dims, in_dims, dtype
         self.causal = bool(getattr(cell, "causal", False)) if causal is None else causal
-        self.train_settings = Settings(solver, rule, rtol, atol, max_steps, on_failure, trace, callback)
-        self.eval_settings = self.train_settings.changed(evaluation or {})
+        lenient = Forgive() if on_failure is None else on_failure
+        self.train_settings = Settings(solver, rule, rtol, atol, max_steps, lenient, trace, callback)
+        strict = {"on_failure": "raise"} if isinstance(lenient, Forgive) else {}
+        self.eval_settings = self.train_settings.changed(strict | dict(evaluation or {}))
         self.init = self._make_start(init)
         self.pretraining = pretraining
         if pretraining is not None:
@@ -116,24 +122,31 @@ class DEQ(nn.Module):
         self.solution: ik.Solution | None = None
         self._draws: set[bool] = set()  # modes (training or not) in which the cell was seen to draw random numbers
         self._start: tuple[Any, Any] | None = None
+        self._last = self.init if isinstance(self.init, start.Last) else None
+        self._used = self._forgave = False  # was the cell seen to use its inputs, and a failure to be forgiven?
 
     # -------------------------------------------------------------------------------------------------------- calling
-    def forward(self, *inputs: Any, z0: Any = None, at: Sequence[int] | None = None) -> Any:
+    @ik.opaque_to_compile
+    def forward(
+        self, *inputs: Any, z0: Any = None, index: Tensor | None = None, at: Sequence[int] | None = None
+    ) -> Any:
         """The equilibrium for these inputs, whose leading dimension is the batch.
 
         Args:
             inputs: what the cell gets after ``z``; the first tensor in them tells the batch size.
-            z0: where to start, if not as ``init`` says; a state.
+            z0: where to start, if not as ``init`` says; a state, or ``"last"``.
+            index: for ``"last"``, the number of each sample in the data set: start from the equilibrium that it had when it
+                was seen last (integers, shape ``(batch,)``).
             at: return what :meth:`states` does instead (for a wrapper that only calls, as ``DistributedDataParallel``).
 
         Returns:
             ``cell.output(z*)``, for most cells ``z*`` itself, differentiable.
         """
         if at is None:
-            return self._call(inputs, z0)[-1]
+            return self._call(inputs, z0, index)[-1]
         if any(k < 1 for k in at) or list(at) != sorted(set(at)):
             raise ValueError(f"at must be increasing step numbers from 1 on, got {tuple(at)}")
-        return self._call(inputs, z0, tuple(at))
+        return self._call(inputs, z0, index, tuple(at))
 
     def states(self, *inputs: Any, at: Sequence[int] = (2, 4, 8), z0: Any = None) -> list[Any]:
         """Outputs along the way and at the end, each with a derivative: for losses on what the solver passes through.
@@ -210,16 +223,19 @@ class DEQ(nn.Module):
         return f"state={shape}, solver={names[0]}, rule={names[1]}, rtol={s.rtol}, atol={s.atol}"
 
     # -------------------------------------------------------------------------------------------------------- details
-    def _call(self, inputs: tuple[Any, ...], z0: Any, at: tuple[int, ...] = ()) -> list[Any]:
+    def _call(self, inputs: tuple[Any, ...], z0: Any, index: Tensor | None, at: tuple[int, ...] = ()) -> list[Any]:
         """The outputs after the steps ``at`` and at the equilibrium."""
-        batch, dtype, device = self._describe(inputs)
-        initial = self._initial(inputs, batch, dtype, device, z0)
+        batch, dtype, device = describe(self.cell, inputs, self.dtype)
+        initial = self._initial(inputs, batch, dtype, device, z0, index)
+        if device.type == "meta":  # shapes only
+            return [self._output(initial)] * (1 + len(at))
         places = hoist.places(self.cell)
         with ik.modules_held() if places else contextlib.nullcontext():
             weights = hoist.computed(places)
-        function, injected, dims = self._factors(inputs, places, weights)
+        samples = batch if self.batch_dims else None
+        function, injected, dims = factors(self.cell, inputs, self.in_dims, samples, places, weights)
         layout = ik.trees.Layout(initial, self.batch_dims)
-        cast = torch.is_autocast_enabled(device.type)
+        cast = autocast_on(device)
         name = f"the cell {type(self.cell).__name__}"
         dims = None if self.training in self._draws else dims
 
@@ -236,7 +252,7 @@ class DEQ(nn.Module):
             return self._equilibrium(the_map, initial, weights, injected, dims, visit)
 
         visited: list[Any] = []
-        visit = _Visit(at, visited, self.settings.callback) if at else self.settings.callback
+        visit = Visit(at, visited, self.settings.callback) if at else self.settings.callback
         the_map = frozen(dims)
         try:
             z = solve(the_map, dims)
@@ -246,8 +262,9 @@ class DEQ(nn.Module):
             z = solve(the_map, None)
         state = ik.trees.tree_map(lambda t: t.detach(), z)
         the_map.finish(state, weights, injected)
-        if isinstance(self.init, start.Last):
-            self.init.keep(state)
+        self._used = self._used or check_use(self.cell, state, inputs)
+        if self._last is not None and (z0 is None or isinstance(z0, str)):
+            self._last.keep(state, index)
         self._start = (initial, state) if self._start_is_learned() else None
         if visited and not start.alike(visited[0], state):
             raise ik.CapabilityError(
@@ -283,7 +300,39 @@ class DEQ(nn.Module):
                 self.solution = error.solution.detach()
             raise
         self.solution = solution.detach()
-        return solution.value
+        policy = self.settings.on_failure
+        return (
+            self._forgiven(the_map, solution, weights, injected, policy)
+            if isinstance(policy, Forgive)
+            else solution.value
+        )
+
+    def _forgiven(
+        self,
+        the_map: Frozen | FrozenStack,
+        solution: ik.Solution,
+        weights: Sequence[Tensor],
+        injected: tuple[Any, ...],
+        policy: Forgive,
+    ) -> Any:
+        """The value, with another derivative for the samples that have no solution."""
+        z, converged = solution.value, solution.converged
+        if ik.transforms_active():
+            return solution.raise_for_status().value
+        if bool(converged.all()):
+            return z
+        if policy.exceeded(~converged):
+            solution.raise_for_status()
+        if not self._forgave:
+            self._forgave = True
+            policy.tell(solution)
+        held = ik.trees.tree_map(lambda t: t.detach(), z)
+        if policy.derivative == "truncated" and torch.is_grad_enabled():
+            with ik.modules_held():
+                once = the_map(held, weights, *injected)
+            # the value is the iterate, the derivative that of one application of the cell
+            held = ik.trees.tree_map(lambda t, f: t + (f - f.detach()), held, once)
+        return masked(converged, z, held)
 
     def _unrolled(
         self, the_map: Frozen | FrozenStack, z: Any, weights: Sequence[Tensor], injected: tuple[Any, ...]
@@ -301,53 +350,6 @@ class DEQ(nn.Module):
             return False
         return int(self.calls) < self.pretraining.calls
 
-    def _factors(
-        self, inputs: tuple[Any, ...], places: Sequence[hoist.Place], weights: Sequence[Tensor]
-    ) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
-        """The map on the state, what it gets besides, and the batch dimensions of that (``None``: not known)."""
-        cell = self.cell
-        if isinstance(cell, Cell):
-            with ik.modules_held(), hoist.held(places, weights):
-                injected = cell.inject(*inputs)
-            if not isinstance(injected, tuple):
-                raise TypeError(
-                    f"{type(cell).__name__}.inject must return a tuple (what update gets after z), got "
-                    f"{type(injected).__name__}"
-                )
-            function, dims = cell.update, cell.injected_dims
-        else:
-            function, injected = cell, inputs
-            dims = 0 if isinstance(cell, nn.Module) and len(inputs) == 1 else None
-        if self.in_dims != "auto":
-            dims = self.in_dims
-        if self.batch_dims == 0 or dims is None:
-            return function, injected, None
-        dims = (dims,) * len(injected) if isinstance(dims, int) else tuple(dims)
-        if len(dims) != len(injected):
-            raise ValueError(f"in_dims has {len(dims)} entries, but the cell gets {len(injected)} arguments after z")
-        return function, injected, dims
-
-    def _describe(self, inputs: tuple[Any, ...]) -> tuple[int, torch.dtype, torch.device]:
-        """Batch size, dtype and device of the state."""
-        tensors = [t for t in ik.trees.tree_flatten(inputs)[0] if isinstance(t, Tensor)]
-        if not tensors:
-            raise TypeError("layer(x, ...) needs at least one tensor: its leading dimension is the batch")
-        first = tensors[0]
-        if first.ndim == 0:
-            raise ValueError(
-                "the first input is a scalar; its leading dimension must be the batch: give it shape (batch, ...)"
-            )
-        if first.shape[0] == 0:
-            raise ValueError("the batch is empty: there is nothing to solve; skip the call when there are no samples")
-        dtype = self.dtype
-        if dtype is None:
-            own = self.cell.parameters() if isinstance(self.cell, nn.Module) else ()
-            known = (t.dtype for t in itertools.chain(tensors, own) if t.is_floating_point() or t.is_complex())
-            dtype = next(known, torch.get_default_dtype())
-            if dtype in _HALF and torch.is_autocast_enabled(first.device.type):
-                dtype = torch.float32
-        return first.shape[0], dtype, first.device
-
     def _make_start(self, init: Any) -> Any:
         if init == "learned":
             if self.state is None or callable(self.state):
@@ -364,45 +366,33 @@ class DEQ(nn.Module):
     def _start_is_learned(self) -> bool:
         return isinstance(self.init, nn.Module) and any(p.requires_grad for p in self.init.parameters())
 
-    def _initial(self, inputs: tuple[Any, ...], batch: int, dtype: torch.dtype, device: torch.device, z0: Any) -> Any:
+    def _initial(
+        self,
+        inputs: tuple[Any, ...],
+        batch: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        z0: Any,
+        index: Tensor | None,
+    ) -> Any:
         shapes = self.cell.state_shape(*inputs) if self.state is None else self.state  # type: ignore[attr-defined]
         if callable(shapes):
             shapes = shapes(*inputs)
         if shapes is not self.state:
             start.check_shapes(shapes)
         template = start.zeros(shapes, batch, dtype, device)
+        index = None if index is None else start.check_index(index, batch)
+        if isinstance(z0, str):
+            if z0 != "last":
+                raise ValueError(f'z0 must be a state, or "last"; got {z0!r}')
+            self._last = self._last or start.Last()
+            return self._last(template, index)
         if z0 is not None:
-            return _fitting(z0, template, "z0")
-        if isinstance(self.init, (start.Learned, start.Last)):
+            return start.fitting(z0, template, "z0")
+        if isinstance(self.init, start.Last):
+            return self.init(template, index)
+        if isinstance(self.init, start.Learned):
             return self.init(template)
         if callable(self.init):
-            return _fitting(self.init(*inputs), template, "what init returned")
+            return start.fitting(self.init(*inputs), template, "what init returned")
         return template
-
-
-class _Visit:
-    """A callback that keeps the iterates after some steps, and passes every step on."""
-
-    def __init__(self, at: tuple[int, ...], kept: list[Any], then: Callable[[int, Any, Tensor], Any] | None) -> None:
-        self.at, self.kept, self.then = at, kept, then
-
-    def __call__(self, step: int, z: Any, residual_norm: Tensor) -> Any:
-        if step in self.at:
-            self.kept.append(z)
-        return None if self.then is None else self.then(step, z, residual_norm)
-
-
-def _fitting(state: Any, template: Any, name: str) -> Any:
-    """The state, if it has the template's structure, shapes, dtypes and device."""
-    leaves, spec = ik.trees.tree_flatten(state)
-    wanted, form = ik.trees.tree_flatten(template)
-    if spec != form or not all(isinstance(t, Tensor) for t in leaves):
-        raise TypeError(f"{name} has another structure than the state: {spec} instead of {form}")
-    for t, w in zip(leaves, wanted, strict=True):
-        if t.shape != w.shape:
-            raise ValueError(f"{name} has a tensor of shape {tuple(t.shape)} where the state has {tuple(w.shape)}")
-        if t.dtype != w.dtype or t.device != w.device:
-            raise TypeError(
-                f"{name} has a tensor of {t.dtype} on {t.device} where the state has {w.dtype} on {w.device}"
-            )
-    return state

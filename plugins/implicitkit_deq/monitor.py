@@ -29,9 +29,9 @@ class Monitor:
             train()
 
     Figures, the worst or the mean over the samples: ``steps`` (mean), ``steps_max``, ``residual`` (largest, relative to
-    ``|z|``), ``converged`` (share), ``evaluations``; of the last backward before, ``backward_steps`` (mean),
-    ``backward_residual`` (largest), ``backward_converged``; and, with ``jacobian=True``, ``spectral_radius`` and
-    ``condition`` (largest) at the equilibrium of up to ``samples`` samples.
+    ``|z|``), ``converged`` (share), ``unsolved`` (samples), ``evaluations``; of the last backward before,
+    ``backward_steps`` (mean), ``backward_residual`` (largest), ``backward_converged``; and, with ``jacobian=True``,
+    ``spectral_radius`` and ``condition`` (largest) at the equilibrium of up to ``samples`` samples.
 
     A :class:`StabilityWarning` is given when the spectral radius exceeds ``radius_limit``, the condition number of
     ``I - J`` exceeds ``condition_limit``, or a sample has not converged: while training may still look healthy.
@@ -164,6 +164,7 @@ def _forward_figures(solution: ik.Solution) -> dict[str, float]:
         "steps_max": float(steps.max()),
         "residual": float(torch.nan_to_num(relative, nan=math.inf).max()),
         "converged": float(solution.converged.double().mean()),
+        "unsolved": float((~solution.converged).sum()),
         "evaluations": float(solution.evaluations),
     }
 

@@ -8,9 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from implicitkit_deq.forgive import Forgive
+
 __all__ = ["Pretraining", "Settings"]
 
-_POLICIES = ("raise", "warn", "ignore")
+#: what ``on_failure`` may be in :func:`ik.solve`; a layer knows :class:`Forgive` besides
+_POLICIES = ("raise", "warn", "ignore", "nan")
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Settings:
         solver, rule: a registered name or a configured object (``ik.Anderson(memory=8)``, ``ik.Phantom(5, 0.5)``).
         rtol, atol: a sample has converged when ``|f(z) - z|_2 <= atol + rtol |z|_2``; ``None``: by the dtype.
         max_steps: ``None``: the solver's own limit.
-        on_failure: ``"raise"``, ``"warn"`` or ``"ignore"``, forward and backward.
+        on_failure: ``"raise"``, ``"warn"``, ``"ignore"`` or ``"nan"``, forward and backward; or a :class:`Forgive`.
         trace: keep the residual norm of every step in ``layer.solution.trace``.
         callback: ``(step, z, residual_norm)`` after each step; ``True`` stops the solve.
 
@@ -29,12 +32,12 @@ class Settings:
         ValueError: an option out of range.
     """
 
-    solver: Any = "anderson"
+    solver: Any = "relay"
     rule: Any = "auto"
     rtol: float | None = None
     atol: float | None = None
     max_steps: int | None = None
-    on_failure: str = "raise"
+    on_failure: str | Forgive = "raise"
     trace: bool = False
     callback: Callable[[int, Any, Any], Any] | None = None
 
@@ -45,8 +48,10 @@ class Settings:
                 raise ValueError(f"{name} cannot be negative, got {value}")
         if self.max_steps is not None and self.max_steps < 1:
             raise ValueError(f"max_steps must be at least 1 (or None for the solver's default), got {self.max_steps}")
-        if self.on_failure not in _POLICIES:
-            raise ValueError(f"on_failure must be one of {', '.join(map(repr, _POLICIES))}, got {self.on_failure!r}")
+        if not isinstance(self.on_failure, Forgive) and self.on_failure not in _POLICIES:
+            raise ValueError(
+                f"on_failure must be one of {', '.join(map(repr, _POLICIES))} or a Forgive(...), got {self.on_failure!r}"
+            )
 
     def changed(self, changes: Mapping[str, Any]) -> Settings:
         """These settings with some of them replaced.
@@ -66,8 +71,12 @@ class Settings:
         return dataclasses.replace(self, **changes)
 
     def options(self) -> dict[str, Any]:
-        """As keyword arguments of :func:`ik.solve`."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        """As keyword arguments of :func:`ik.solve`: a :class:`Forgive` ignores failures there, and forgives them here."""
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        policy = self.on_failure
+        if isinstance(policy, Forgive):
+            options |= {"on_failure": "ignore", "rule": policy.rule(self.rule)}
+        return options
 
 
 @dataclass(frozen=True)

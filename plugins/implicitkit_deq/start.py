@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 
-__all__ = ["Last", "Learned", "alike", "check_shapes", "zeros"]
+__all__ = ["Last", "Learned", "alike", "check_index", "check_shapes", "fitting", "zeros"]
 
 
 def is_shape(x: Any) -> bool:
@@ -71,34 +71,82 @@ class Learned(nn.Module):
 
 
 class Last:
-    """The last equilibrium, sample by sample: for frames of a video, iterations of an outer loop, epochs over a full batch.
+    """The last equilibrium, sample by sample: for frames of a video, iterations of an outer loop, epochs over a data set.
 
-    Where there is none of the right shape (the first call, another batch size), or where a sample of it is not finite,
-    the start is zero.  Equilibria found under ``torch.vmap`` are not kept: they end with it.
+    Without ``index`` it is that of the last call; where that has none of the right shape (the first call, another batch
+    size), or where a sample of it is not finite, the start is zero.  With ``index``, the numbers of the samples in a data
+    set, it is that of the last call in which a sample with this number took part: a table of one state a sample, which lives
+    where the state does and is no part of a ``state_dict``.  Equilibria found under ``torch.vmap`` are not kept: they end
+    with it.
     """
 
     def __init__(self) -> None:
         self.state: Any = None
+        self.table: list[Tensor] = []  # by leaf: (samples seen, *shape)
 
-    def keep(self, state: Any) -> None:
+    def keep(self, state: Any, index: Tensor | None = None) -> None:
         """Start from this state the next time."""
+        leaves = ik.trees.tree_flatten(state)[0]
         try:
-            for leaf in ik.trees.tree_flatten(state)[0]:
+            for leaf in leaves:
                 leaf.flatten()[:1].tolist()
         except RuntimeError:  # vmap shows no values
             return
-        self.state = state
+        if index is None:
+            self.state = state
+            return
+        most = int(index.max()) + 1
+        if not self.table or any(not _same_kind(t, leaf) for t, leaf in zip(self.table, leaves, strict=True)):
+            self.table = [leaf.new_zeros(0, *leaf.shape[1:]) for leaf in leaves]
+        for i, leaf in enumerate(leaves):
+            if len(self.table[i]) < most:
+                room = leaf.new_zeros(max(most, 2 * len(self.table[i])), *leaf.shape[1:])
+                room[: len(self.table[i])] = self.table[i]
+                self.table[i] = room
+            self.table[i][index] = leaf
 
-    def __call__(self, template: Any) -> Any:
+    def __call__(self, template: Any, index: Tensor | None = None) -> Any:
         """A state like ``template``."""
-        if self.state is None or not alike(self.state, template):
+        leaves, spec = ik.trees.tree_flatten(template)
+        if index is None:
+            if self.state is None or not alike(self.state, template):
+                return template
+            kept = ik.trees.tree_flatten(self.state)[0]
+        elif len(self.table) != len(leaves) or not all(map(_same_kind, self.table, leaves)):
             return template
+        else:
+            known = index < len(self.table[0])
+            kept = [
+                torch.where(known.view(-1, *[1] * (t.ndim - 1)), t[index.clamp_max(len(t) - 1)], leaf)
+                for t, leaf in zip(self.table, leaves, strict=True)
+            ]
 
         def usable(kept: Tensor, zero: Tensor) -> Tensor:
             finite = torch.isfinite(kept).flatten(1).all(1) if kept.ndim > 1 else torch.isfinite(kept)
             return torch.where(finite.view(-1, *[1] * (kept.ndim - 1)), kept, zero)
 
-        return ik.trees.tree_map(usable, self.state, template)
+        return ik.trees.tree_unflatten([usable(k, leaf) for k, leaf in zip(kept, leaves, strict=True)], spec)
+
+
+def _same_kind(kept: Tensor, leaf: Tensor) -> bool:
+    return kept.shape[1:] == leaf.shape[1:] and kept.dtype == leaf.dtype and kept.device == leaf.device
+
+
+def check_index(index: Any, batch: int) -> Tensor:
+    """Sample numbers of one call.
+
+    Raises:
+        TypeError: not integers. ValueError: not one a sample, or a negative one.
+    """
+    if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"index must be a tensor of integers, the number of each sample; got {type(index).__name__}")
+    if index.shape != (batch,):
+        raise ValueError(f"index must have one number a sample, shape ({batch},); got shape {tuple(index.shape)}")
+    if int(index.min()) < 0:
+        raise ValueError(
+            f"index has a negative number, {int(index.min())}: they count the samples of a data set from 0 on"
+        )
+    return index.long()
 
 
 def alike(a: Any, b: Any) -> bool:
@@ -107,3 +155,23 @@ def alike(a: Any, b: Any) -> bool:
     return spec == other and all(
         s.shape == t.shape and s.dtype == t.dtype and s.device == t.device for s, t in zip(mine, theirs, strict=True)
     )
+
+
+def fitting(state: Any, template: Any, name: str) -> Any:
+    """The state, if it has the template's structure, shapes, dtypes and device.
+
+    Raises:
+        TypeError, ValueError: it has not.
+    """
+    leaves, spec = ik.trees.tree_flatten(state)
+    wanted, form = ik.trees.tree_flatten(template)
+    if spec != form or not all(isinstance(t, Tensor) for t in leaves):
+        raise TypeError(f"{name} has another structure than the state: {spec} instead of {form}")
+    for t, w in zip(leaves, wanted, strict=True):
+        if t.shape != w.shape:
+            raise ValueError(f"{name} has a tensor of shape {tuple(t.shape)} where the state has {tuple(w.shape)}")
+        if t.dtype != w.dtype or t.device != w.device:
+            raise TypeError(
+                f"{name} has a tensor of {t.dtype} on {t.device} where the state has {w.dtype} on {w.device}"
+            )
+    return state

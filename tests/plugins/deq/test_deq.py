@@ -497,7 +497,7 @@ def test_evaluate_tighter_than_trained() -> None:
     assert fine.requires_grad, "eval() is no obstacle to derivatives"
     with layer.using(solver=ik.Picard(damping=0.9), rtol=1e-6):
         layer(x)
-    assert layer.solution.solver == "picard" and layer.settings.solver == "anderson"
+    assert layer.solution.solver == "picard" and layer.settings.solver == "relay"
 
 
 def test_unrolled_pretraining_then_implicit() -> None:

@@ -1,0 +1,32 @@
+"""Private names of torch that the layer reads, all of them here (tested against the installed torch)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["autocast_on", "called_whole"]
+
+_HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+)
+
+
+def called_whole(cell: Any) -> bool:
+    """Must a cell be called as a module, because somebody is to see, shard or replace its calls?
+
+    True with forward and backward hooks (which ``fully_shard`` uses, too) and after ``cell.compile()``.
+    """
+    if not isinstance(cell, nn.Module):
+        return False
+    return any(getattr(cell, name) for name in _HOOKS) or cell._compiled_call_impl is not None
+
+
+def autocast_on(device: torch.device) -> bool:
+    """Is autocast on for a device?  Never for one that autocast does not know (``meta``)."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)

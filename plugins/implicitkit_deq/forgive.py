@@ -1,0 +1,157 @@
+"""What a layer does in training with the few samples that no solver could solve."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+
+__all__ = ["Forgive", "ForgivenWarning", "masked"]
+
+_DERIVATIVES = ("truncated", "none")
+_EXACT = ("auto", "implicit")
+
+
+class ForgivenWarning(UserWarning):
+    """Some samples of a training call have no solution; the step goes on without them, or with an approximation."""
+
+
+@dataclass(frozen=True)
+class Forgive:
+    r"""A policy for training (``on_failure=``): a step goes on although a few of its samples were not solved.
+
+    A sample without solution has the best iterate ``\hat z`` as its value.  Its derivative is biased, whichever is chosen:
+
+    - ``"truncated"``: that of one application of the cell, ``df/d\theta`` at ``\hat z`` held constant (the derivative is
+      ``(I - J)^{-1} df/d\theta`` at an equilibrium: here the inverse is cut off after its first term).  The task still
+      teaches the sample, in a direction that has a positive product with the exact one where ``|J| < 1``, and any direction
+      else.
+    - ``"none"``: the sample teaches nothing in this step, so that the loss is that of the solvable samples: a bias towards
+      them.
+
+    The same goes for a sample whose forward solve succeeded and whose backward solve did not (``I - J`` nearly singular):
+    ``u = g`` in place of ``(I - J)^{-T} g``, or zero.
+
+    How many they were, ``layer.solution.converged``, ``layer.solution.backward.converged`` and a :class:`Monitor` tell; the
+    first time, a :class:`ForgivenWarning`.  Under ``torch.func`` transforms nothing is forgiven.
+
+    Args:
+        share: of the samples of a call that may fail, in [0, 1]; more raise :class:`ik.ConvergenceError`, in forward and in
+            backward.
+        derivative: ``"truncated"`` or ``"none"``.
+
+    Raises:
+        ValueError: an option out of range.
+    """
+
+    share: float = 0.25
+    derivative: str = "truncated"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share is a part of the samples, between 0 and 1; got {self.share}")
+        if self.derivative not in _DERIVATIVES:
+            raise ValueError(f"derivative must be one of {', '.join(map(repr, _DERIVATIVES))}, got {self.derivative!r}")
+
+    def rule(self, rule: Any) -> Any:
+        """The rule with a backward that forgives; one that solves no linear system to a tolerance is as it was."""
+        if isinstance(rule, str) and rule in _EXACT:
+            rule = ik.Implicit()
+        return _Rule(rule, self) if isinstance(rule, ik.Implicit) else rule
+
+    def exceeded(self, failed: Tensor) -> bool:
+        """Did too many fail?  At least one has."""
+        return int(failed.sum()) > self.share * failed.numel()
+
+    def tell(self, solution: ik.Solution) -> None:
+        """Warn that some samples of a call are forgiven."""
+        failed = ~solution.converged
+        warnings.warn(
+            f"{int(failed.sum())} of {failed.numel()} samples of a training call have no equilibrium that "
+            f"{solution.solver} could find: they get their best iterate and the derivative {self.derivative!r} (see "
+            "Forgive). Further ones are only counted, in layer.solution.converged and by a Monitor; evaluation, and a share "
+            f'above {self.share:g}, raise. on_failure="raise" forgives nothing',
+            ForgivenWarning,
+            stacklevel=8,
+        )
+
+
+@dataclass(frozen=True)
+class _Rule(ik.Rule):
+    """The exact rule, whose linear solver forgives."""
+
+    inner: ik.Implicit
+    policy: Forgive
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return str(self.inner.name)
+
+    def attach(self, request: Any) -> Any:
+        return self.inner.attach(_Request(request, self.policy))
+
+
+class _Request:
+    """A request that passes a forgiving linear solver on."""
+
+    def __init__(self, request: Any, policy: Forgive) -> None:
+        self._request, self._policy = request, policy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+    def solve(self, linear_solver: ik.LinearSolver, **options: Any) -> Any:
+        return self._request.solve(_Linear(linear_solver, self._policy), **options)
+
+
+@dataclass(frozen=True)
+class _Linear(ik.LinearSolver):
+    r"""``A u = b`` with ``A = J - I``: where the solver fails, ``u = -b`` (the first term of its series) or zero."""
+
+    inner: ik.LinearSolver
+    policy: Forgive
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return str(self.inner.name)
+
+    @property
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(self.inner.needs)
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        return bool(self.inner.exact)
+
+    @property
+    def matrix_free(self) -> bool:  # type: ignore[override]
+        return bool(self.inner.matrix_free)
+
+    def solve(self, A: Any, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> ik.LinearSolution:
+        answer = self.inner.solve(A, b, rtol=rtol, atol=atol, max_steps=max_steps)
+        failed = ~answer.converged
+        if not bool(failed.any()):
+            return answer
+        if self.policy.exceeded(failed):
+            raise ik.ConvergenceError(
+                f"the linear solve of the backward did not converge: {self.name}, {int(failed.sum())} of {len(failed)} "
+                f"samples, more than the share of {self.policy.share:g} that Forgive allows. {answer.reason}. I - J is "
+                "nearly singular at these equilibria: bound the weights (bound_weights), add jacobian_penalty to the loss, "
+                "or lower the learning rate"
+            )
+        instead = -b if self.policy.derivative == "truncated" else torch.zeros_like(b)
+        return answer._replace(x=torch.where(failed.unsqueeze(1), instead, answer.x))
+
+
+def masked(converged: Tensor, solved: Any, instead: Any) -> Any:
+    """By sample ``solved`` where ``converged``, else ``instead``: pytrees of tensors ``(batch, ...)``."""
+
+    def choose(a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(converged.view(-1, *[1] * (a.ndim - 1)), a, b)
+
+    return ik.trees.tree_map(choose, solved, instead)

@@ -1,0 +1,143 @@
+"""What a layer reads off its inputs: the batch, the state's dtype and device, and what the cell gets besides the state."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import implicitkit as ik
+from implicitkit_deq import hoist
+from implicitkit_deq.cells.base import Cell
+from implicitkit_deq.compat import autocast_on, called_whole
+from implicitkit_deq.frozen import statistics_held
+
+__all__ = ["IgnoredInputWarning", "check_use", "describe", "factors"]
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class IgnoredInputWarning(UserWarning):
+    """The equilibrium does not depend on the inputs: the cell does not use them."""
+
+
+def describe(cell: Any, inputs: tuple[Any, ...], dtype: torch.dtype | None) -> tuple[int, torch.dtype, torch.device]:
+    """Batch size, dtype and device of the state.
+
+    Raises:
+        TypeError: no tensor. ValueError: no batch dimension, or an empty one.
+    """
+    tensors = [t for t in ik.trees.tree_flatten(inputs)[0] if isinstance(t, Tensor)]
+    if not tensors:
+        raise TypeError("layer(x, ...) needs at least one tensor: its leading dimension is the batch")
+    first = tensors[0]
+    if first.ndim == 0:
+        raise ValueError(
+            "the first input is a scalar; its leading dimension must be the batch: give it shape (batch, ...)"
+        )
+    if first.shape[0] == 0:
+        raise ValueError("the batch is empty: there is nothing to solve; skip the call when there are no samples")
+    if dtype is None:
+        own = cell.parameters() if isinstance(cell, nn.Module) else ()
+        known = (t.dtype for t in itertools.chain(tensors, own) if t.is_floating_point() or t.is_complex())
+        dtype = next(known, torch.get_default_dtype())
+        if dtype in _HALF and autocast_on(first.device):
+            dtype = torch.float32
+    return first.shape[0], dtype, first.device
+
+
+def factors(
+    cell: Any,
+    inputs: tuple[Any, ...],
+    in_dims: Any,
+    batch: int | None,
+    places: Sequence[hoist.Place],
+    weights: Sequence[Tensor],
+) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
+    """The map on the state, what it gets besides, and the batch dimensions of that (``None``: not known).
+
+    A cell with hooks, sharded or compiled (:func:`called_whole`) is called as a module, its injection included, at every
+    evaluation; any other computes its injection once.
+
+    Args:
+        in_dims: ``"auto"``, or what the layer was told. batch: samples; ``None``: one joint system.
+
+    Raises:
+        TypeError: ``inject`` returns no tuple. ValueError: ``in_dims`` or the batch do not fit what it returns.
+    """
+    function, injected = cell, inputs
+    dims = 0 if isinstance(cell, nn.Module) and not isinstance(cell, Cell) and len(inputs) == 1 else None
+    if isinstance(cell, Cell):
+        dims = cell.injected_dims
+        if called_whole(cell):
+            dims = dims if isinstance(dims, int) else None
+        else:
+            with ik.modules_held(), hoist.held(places, weights):
+                injected = cell.inject(*inputs)
+            function = cell.update
+        if not isinstance(injected, tuple):
+            raise TypeError(
+                f"{type(cell).__name__}.inject must return a tuple (what update gets after z), got "
+                f"{type(injected).__name__}"
+            )
+    if in_dims != "auto":
+        dims = in_dims
+    if batch is None or dims is None:
+        return function, injected, None
+    dims = (dims,) * len(injected) if isinstance(dims, int) else tuple(dims)
+    if len(dims) != len(injected):
+        raise ValueError(f"in_dims has {len(dims)} entries, but the cell gets {len(injected)} arguments after z")
+    _check_batch(cell, inputs, injected, dims, batch)
+    return function, injected, dims
+
+
+def _check_batch(cell: Any, inputs: tuple[Any, ...], injected: tuple[Any, ...], dims: Any, batch: int) -> None:
+    """Raise ValueError where a tensor that should have the batch in front has not."""
+    for i, (entry, dim) in enumerate(zip(injected, dims, strict=True)):
+        for t in ik.trees.tree_flatten(entry)[0]:
+            if dim == 0 and isinstance(t, Tensor) and (t.ndim == 0 or t.shape[0] != batch):
+                shapes = ", ".join(
+                    str(tuple(x.shape)) for x in ik.trees.tree_flatten(inputs)[0] if isinstance(x, Tensor)
+                )
+                raise ValueError(
+                    f"the first dimension of the first input is the batch: inputs of shape {shapes} are {batch} samples, "
+                    f"but argument {i + 1} of {type(cell).__name__} after z has shape {tuple(t.shape)}. For one sample give "
+                    "a batch of one, layer(x.unsqueeze(0))[0]; for an argument that the samples share pass "
+                    "DEQ(..., in_dims=...) with None in its place"
+                )
+
+
+def check_use(cell: Any, z: Any, inputs: tuple[Any, ...]) -> bool:
+    """Is the layer seen to use its inputs?  A warning if it is not; ``False``, too, where that cannot be told yet.
+
+    Seen at no cost from equilibria that differ from sample to sample; asked of the graph of one evaluation only where all
+    are the same, as they are when nothing but the start tells samples apart.
+    """
+    leaves = ik.trees.tree_flatten(z)[0]
+    if len(leaves[0]) < 2 or ik.transforms_active():
+        return False
+    if not all(bool(torch.isclose(t[1:], t[:1], rtol=1e-5).all()) for t in leaves):
+        return True
+    given = [t for t in ik.trees.tree_flatten(inputs)[0] if isinstance(t, Tensor)]
+    if not all(t.is_floating_point() or t.is_complex() for t in given):
+        return True  # what is looked up or branched on leaves no trace in a graph
+    tracked = ik.trees.tree_map(lambda t: t.detach().requires_grad_() if isinstance(t, Tensor) else t, inputs)
+    random = torch.get_rng_state()
+    with torch.enable_grad(), statistics_held(cell):
+        out = [t for t in ik.trees.tree_flatten(cell(z, *tracked))[0] if t.requires_grad]
+        total = sum((t.abs().sum() for t in out), torch.zeros(()))
+    torch.set_rng_state(random)
+    wanted = [t for t in ik.trees.tree_flatten(tracked)[0] if isinstance(t, Tensor)]
+    if out and any(g is not None for g in torch.autograd.grad(total, wanted, allow_unused=True)):
+        return True
+    warnings.warn(
+        f"{type(cell).__name__} does not use its inputs: every sample has the same equilibrium, and the gradient to the "
+        "inputs is zero. A cell maps (z, *inputs); most add a function of the inputs to that of the state",
+        IgnoredInputWarning,
+        stacklevel=6,
+    )
+    return True

@@ -1,0 +1,370 @@
+"""Training by default: failures that are forgiven and counted, warm starts by sample, cells as modules among modules."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import implicitkit as ik
+from implicitkit_deq import (
+    DEQ,
+    Forgive,
+    ForgivenWarning,
+    IgnoredInputWarning,
+    Monitor,
+    StabilityWarning,
+    cells,
+    compat,
+)
+
+F64 = torch.float64
+
+
+class Scalar(nn.Module):
+    """z = x z + w: solved by Picard for |x| < 1 only; then dz/dw = 1 / (1 - x)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(1, dtype=F64))
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return x * z + self.w
+
+
+def _layer(**options: Any) -> DEQ:
+    return DEQ(Scalar(), (1,), solver="picard", max_steps=60, rtol=1e-10, **options)
+
+
+GOOD = torch.tensor([[0.5], [0.2], [-0.4], [0.1], [0.3]], dtype=F64)
+ONE_BAD = torch.cat([GOOD, torch.tensor([[-2.0]], dtype=F64)])  # diverges: 0, 1, -1, 3, ...; the best iterate is 0
+
+
+# ------------------------------------------------------------------------------------------------------- forgiveness
+@pytest.mark.parametrize(("derivative", "of_the_bad_one"), [("truncated", 1.0), ("none", 0.0)])
+def test_a_failure_is_forgiven_with_the_best_iterate_and_the_derivative_asked_for(
+    derivative: str, of_the_bad_one: float
+) -> None:
+    layer = _layer(on_failure=Forgive(derivative=derivative))
+    with pytest.warns(ForgivenWarning, match=r"1 of 6 samples .* best iterate"):
+        z = layer(ONE_BAD)
+    assert layer.solution is not None and layer.solution.converged.tolist() == [True] * 5 + [False]
+    torch.testing.assert_close(z[:5], 1 / (1 - GOOD), rtol=1e-8, atol=0.0)
+    torch.testing.assert_close(z[5], layer.solution.value[5])
+    z.sum().backward()
+    want = (1 / (1 - GOOD)).sum() + of_the_bad_one
+    torch.testing.assert_close(layer.cell.w.grad[0], want, rtol=1e-7, atol=0.0)
+
+
+def test_forgiveness_is_the_default_in_training_warns_once_and_ends_in_evaluation() -> None:
+    layer = _layer()
+    with pytest.warns(ForgivenWarning):
+        layer(ONE_BAD)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(ONE_BAD)
+    with pytest.raises(ik.ConvergenceError, match="1 of 6"):
+        layer.eval()(ONE_BAD)
+    layer = _layer(evaluation={"on_failure": Forgive()}).eval()
+    with pytest.warns(ForgivenWarning):
+        layer(ONE_BAD)
+
+
+@pytest.mark.parametrize("policy", [Forgive(share=0.1), "raise"])
+def test_more_failures_than_allowed_raise(policy: Any) -> None:
+    layer = _layer(on_failure=policy)
+    with pytest.raises(ik.ConvergenceError, match="1 of 6"):
+        layer(ONE_BAD)
+    assert layer.solution is not None and int(layer.solution.converged.sum()) == 5
+
+
+def test_nothing_is_forgiven_under_transforms() -> None:
+    layer = _layer()
+    with pytest.raises(ik.ConvergenceError):
+        torch.func.vmap(lambda x: layer(x[None])[0])(ONE_BAD)
+    torch.testing.assert_close(torch.func.vmap(lambda x: layer(x[None])[0])(GOOD), 1 / (1 - GOOD), rtol=1e-8, atol=0.0)
+
+
+def test_nan_policy_marks_the_failures_and_keeps_gradients_finite() -> None:
+    layer = _layer(on_failure="nan")
+    z = layer(ONE_BAD)
+    assert torch.isnan(z).flatten().tolist() == [False] * 5 + [True]
+    z.nansum().backward()
+    torch.testing.assert_close(layer.cell.w.grad[0], (1 / (1 - GOOD)).sum(), rtol=1e-7, atol=0.0)
+
+
+class Switch(nn.Module):
+    """z = (1 - s) x^2 + s z + w - w.detach() s: for s = 1 every z solves, and I - J is singular."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1, dtype=F64))
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        s = (x > 0.5).to(z)
+        return (1 - s) * x**2 + s * z + self.w
+
+
+@pytest.mark.parametrize(("derivative", "of_the_bad_one"), [("truncated", 1.0), ("none", 0.0)])
+def test_a_singular_backward_is_forgiven_too(derivative: str, of_the_bad_one: float) -> None:
+    layer = DEQ(Switch(), (1,), on_failure=Forgive(derivative=derivative), rule=ik.Implicit(linear_solver="gmres"))
+    x = torch.tensor([[0.1], [0.2], [0.3], [0.4], [1.0]], dtype=F64)
+    layer(x).sum().backward()
+    assert layer.solution is not None and layer.solution.backward is not None
+    assert layer.solution.backward.converged.tolist() == [True] * 4 + [False]
+    torch.testing.assert_close(layer.cell.w.grad, torch.tensor([4 + of_the_bad_one], dtype=F64))
+    layer = DEQ(Switch(), (1,), on_failure=Forgive(share=0.1), rule=ik.Implicit(linear_solver="gmres"))
+    with pytest.raises(ik.ConvergenceError, match=r"backward did not converge.*1 of 5 samples, more than the share"):
+        layer(x).sum().backward()
+
+
+def test_a_monitor_counts_the_forgiven() -> None:
+    layer = _layer()
+    with Monitor(layer, jacobian=False) as monitor, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ForgivenWarning)
+        with pytest.warns(StabilityWarning, match="have not converged"):
+            layer(ONE_BAD)
+    assert monitor.history[0][1]["unsolved"] == 1 and monitor.history[0][1]["converged"] == pytest.approx(5 / 6)
+
+
+def test_bad_policies() -> None:
+    for arguments in ({"share": 1.5}, {"share": -0.1}, {"derivative": "exact"}):
+        with pytest.raises(ValueError, match=next(iter(arguments))):
+            Forgive(**arguments)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="on_failure"):
+        DEQ(Scalar(), (1,), on_failure="forgive")
+
+
+# ------------------------------------------------------------------------------------------------------ it trains
+class LayerNormOfReLU(nn.Module):
+    """Bounded, so that it has equilibria (Brouwer), and far from contracting after a few steps."""
+
+    def __init__(self, in_features: int, features: int) -> None:
+        super().__init__()
+        self.W, self.U = nn.Linear(features, features), nn.Linear(in_features, features)
+        self.norm = nn.LayerNorm(features)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return self.norm(torch.relu(self.W(z) + self.U(x)))
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "steps", "goal"),
+    [("mlp", 1e-2, 60, 0.1), ("mlp_f64", 1e-2, 40, 0.2), ("layer_norm", 1e-2, 15, 0.6)],
+)
+def test_an_unbounded_cell_trains_with_defaults(name: str, rate: float, steps: int, goal: float) -> None:
+    """``DEQ(cells.MLP(4, 16), rtol=1e-3)`` lost its equilibria after 11 to 28 steps while Anderson was all it tried."""
+    torch.manual_seed(0)
+    dtype = F64 if name == "mlp_f64" else torch.float32
+    cell: nn.Module = LayerNormOfReLU(4, 16) if name == "layer_norm" else cells.MLP(4, 16, dtype=dtype)
+    layer, head = DEQ(cell, (16,), rtol=1e-3), nn.Linear(16, 1, dtype=dtype)
+    x = torch.randn(64, 4, dtype=dtype)
+    y = torch.sin(x.sum(1, keepdim=True))
+    optimiser = torch.optim.Adam([*layer.parameters(), *head.parameters()], rate)
+    unsolved = 0
+    for _ in range(steps):
+        loss = (head(layer(x)) - y).square().mean()
+        assert layer.solution is not None
+        unsolved += int((~layer.solution.converged).sum())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert float(loss.detach()) < goal
+    assert unsolved <= 0.01 * 64 * steps
+
+
+# ----------------------------------------------------------------------------------------------- warm starts by sample
+@pytest.mark.parametrize("how", ["init", "z0"])
+def test_a_sample_starts_where_it_ended_when_it_was_seen_last(how: str) -> None:
+    torch.manual_seed(0)
+    layer = DEQ(cells.MLP(4, 6, dtype=F64), init="last" if how == "init" else "zeros", rtol=1e-10)
+    keyword: dict[str, Any] = {} if how == "init" else {"z0": "last"}
+    x = torch.randn(12, 4, dtype=F64)
+    order = torch.randperm(12)
+    for index in order.split(5):
+        cold = layer(x[index], index=index, **keyword)
+        assert int(layer.solution.steps.min()) > 0
+        torch.testing.assert_close(cold, layer(x[index]), rtol=1e-8, atol=1e-9)
+    for index in torch.randperm(12).split(4):  # other batches of the same samples
+        layer(x[index], index=index, **keyword)
+        assert int(layer.solution.steps.max()) == 0
+
+
+def test_new_numbers_start_from_zeros_and_old_ones_are_kept() -> None:
+    layer = DEQ(cells.MLP(4, 6, dtype=F64), init="last", rtol=1e-10)
+    x = torch.randn(3, 4, dtype=F64)
+    layer(x[:2], index=torch.tensor([0, 7]))
+    layer(x, index=torch.tensor([0, 7, 90]))
+    assert layer.solution.steps[:2].tolist() == [0, 0] and int(layer.solution.steps[2]) > 0
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "match"),
+    [
+        (torch.tensor([0.0, 1.0]), TypeError, "integers"),
+        ([0, 1], TypeError, "integers"),
+        (torch.tensor([0]), ValueError, r"shape \(2,\)"),
+        (torch.tensor([0, -1]), ValueError, "negative"),
+    ],
+)
+def test_bad_sample_numbers(index: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        DEQ(cells.MLP(4, 6), init="last")(torch.zeros(2, 4), index=index)
+
+
+def test_an_unknown_start_is_refused() -> None:
+    with pytest.raises(ValueError, match='or "last"'):
+        DEQ(cells.MLP(4, 6))(torch.zeros(2, 4), z0="best")
+
+
+# ------------------------------------------------------------------------------------------------- modules among modules
+def test_hooks_of_a_library_cell_fire_and_change_nothing() -> None:
+    torch.manual_seed(0)
+    layer, x = DEQ(cells.MLP(4, 6, dtype=F64)), torch.randn(3, 4, dtype=F64)
+    plain = layer(x)
+    counts = {"pre": 0, "forward": 0, "backward": 0}
+
+    def hook(name: str) -> Any:
+        def called(*_: Any) -> None:
+            counts[name] += 1
+
+        return called
+
+    handles = [
+        layer.cell.register_forward_pre_hook(hook("pre")),
+        layer.cell.register_forward_hook(hook("forward")),
+        layer.cell.register_full_backward_hook(hook("backward")),
+    ]
+    z = layer(x)
+    z.sum().backward()
+    assert counts["pre"] == counts["forward"] >= layer.solution.evaluations and counts["backward"] >= 1
+    torch.testing.assert_close(z, plain)
+    for handle in handles:
+        handle.remove()
+    before = dict(counts)
+    layer(x)
+    assert counts == before
+
+
+def test_a_compiled_cell_is_used() -> None:
+    layer, x = DEQ(cells.MLP(4, 6, dtype=F64)), torch.randn(3, 4, dtype=F64)
+    plain, calls = layer(x), []
+    layer.cell.compile(backend=lambda module, inputs: calls.append(1) or module.forward)
+    torch.testing.assert_close(layer(x), plain)
+    assert calls
+
+
+def test_the_private_names_of_torch_are_there() -> None:
+    cell = nn.Linear(2, 2)
+    assert not compat.called_whole(cell) and not compat.called_whole(torch.tanh)
+    for register in (
+        cell.register_forward_pre_hook,
+        cell.register_forward_hook,
+        cell.register_full_backward_hook,
+        cell.register_full_backward_pre_hook,
+    ):
+        handle = register(lambda *_: None)
+        assert compat.called_whole(cell), register.__name__
+        handle.remove()
+        assert not compat.called_whole(cell), register.__name__
+    cell.compile(backend="eager")
+    assert compat.called_whole(cell)
+    assert not compat.autocast_on(torch.device("meta"))
+
+
+def _sharded(rank: int, store: str) -> None:
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+    torch.manual_seed(0)
+    layer = DEQ(cells.MLP(4, 6, dtype=F64), rtol=1e-10)
+    x = torch.randn(3, 4, dtype=F64)
+    layer(x).sum().backward()
+    want = {name: p.grad.clone() for name, p in layer.named_parameters()}
+    layer.zero_grad()
+    fully_shard(layer.cell)
+    fully_shard(layer)
+    layer(x).sum().backward()
+    for name, p in layer.named_parameters():
+        torch.testing.assert_close(p.grad.full_tensor(), want[name], rtol=1e-7, atol=1e-9)
+    dist.destroy_process_group()
+
+
+def test_a_sharded_library_cell() -> None:
+    """``fully_shard(layer.cell)`` on two processes that see the same data: the gradients of one process."""
+    torch.multiprocessing.start_processes(_sharded, (tempfile.mktemp(),), nprocs=2, start_method="fork")
+
+
+def test_state_dicts_hold_each_parameter_once() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.deq = DEQ(cells.MLP(4, 6))
+            self.head = nn.Linear(6, 1)
+
+    model = Model()
+    assert len(model.state_dict()) == len({id(p) for p in model.parameters()}) == 5
+
+
+def test_shapes_on_the_meta_device() -> None:
+    layer = DEQ(cells.TrellisNet(4, 6)).to("meta")
+    out = layer(torch.zeros(2, 5, 4, device="meta"))
+    assert out.device.type == "meta" and out.shape == (2, 5, 6)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo itself looks at it
+def test_compile_sees_one_opaque_call() -> None:
+    layer, head = DEQ(cells.MLP(4, 6, dtype=F64)), nn.Linear(6, 1, dtype=F64)
+    x = torch.randn(3, 4, dtype=F64)
+    run = lambda x: head(layer(torch.sin(x)))  # noqa: E731
+    explained = torch._dynamo.explain(run)(x)
+    assert explained.graph_break_count <= 1 and explained.graph_count <= 2
+    torch.testing.assert_close(torch.compile(run, backend="eager")(x), run(x))
+
+
+# --------------------------------------------------------------------------------------------------------- messages
+def test_one_unbatched_sample_is_told_so() -> None:
+    with pytest.raises(ValueError, match=r"layer\(x.unsqueeze\(0\)\)\[0\]"):
+        DEQ(cells.MLP(4, 6))(torch.zeros(4))
+
+
+class Deaf(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.W = nn.Linear(6, 6)
+        with torch.no_grad():
+            self.W.weight.mul_(0.3)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(self.W(z))
+
+
+def test_a_cell_that_ignores_its_input_is_told_so() -> None:
+    with pytest.warns(IgnoredInputWarning, match="Deaf does not use its inputs"):
+        DEQ(Deaf(), (6,))(torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("x", [torch.ones(3, 4), torch.randn(3, 4), torch.zeros(3, 4)])
+def test_a_cell_that_listens_is_left_alone(x: Tensor) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DEQ(cells.MLP(4, 6))(x)
+
+
+# ------------------------------------------------------------------------------------------------- what is held
+def test_the_last_solution_holds_neither_graph_nor_inputs() -> None:
+    import gc
+    import weakref
+
+    layer, encoder = DEQ(cells.MLP(8, 8)), nn.Linear(8, 8)
+    hidden = encoder(torch.randn(4, 8))
+    seen, out = weakref.ref(hidden), layer(hidden)
+    del hidden, out
+    gc.collect()
+    assert seen() is None and layer.solution is not None
