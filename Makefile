@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := implicitkit $(wildcard plugins) tests examples $(wildcard benchmarks) docs
 
-.PHONY: demo test lint format slow bench docs clean
+.PHONY: demo test lint format slow fuzz bench docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -27,6 +27,12 @@ format: $(VENV)/.test
 
 slow: $(VENV)/.test
 	$(BIN)/python -m pytest -m slow
+
+# Random problems with closed forms under random compositions of transforms: make fuzz SECONDS=3600 SEED=1
+SECONDS ?= 600
+SEED ?= 0
+fuzz: $(VENV)/.test
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --seed $(SEED)
 
 bench: $(VENV)/.bench
 	set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file"; done

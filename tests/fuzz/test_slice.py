@@ -1,0 +1,23 @@
+"""A fixed slice of the fuzzer, in every run of the tests.
+
+``slice.txt`` holds one trial a line.  They were drawn by the fuzzer and chosen so that every row, level, pair of adjacent
+levels, holder, layout, dtype, solver and linear solver comes at least once; a defect that is mended adds its line.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .judge import judge
+from .trials import parse
+
+LINES = [line for line in (Path(__file__).parent / "slice.txt").read_text().splitlines() if line and line[0] != "#"]
+
+
+@pytest.mark.parametrize("line", LINES, ids=LINES)
+def test_the_answer_is_right_or_refused(line: str) -> None:
+    verdict = judge(parse(line), limit=30.0)
+    wanted = ("right",) if not line.startswith(("messy.", "option.")) else ("right", "refused")
+    assert verdict.kind in wanted, f"{verdict.kind}: {verdict.detail}\npython -m tests.fuzz --case '{line}'"
