@@ -10,6 +10,7 @@ a problem                           :class:`implicitkit.Problem`
 a kind of problem                   :class:`Kind`
 a constraint                        :class:`Constraint`
 a solver of quadratic programs      :class:`QPSolver`: ``find(data, tol, max_steps) -> QPPoint``
+what constraints share              :func:`plus`, :data:`DEGENERATE`, :class:`KKT`, :class:`QPJacobian`, :func:`regularity`
 a solver of constrained problems    :class:`Solver` with ``solves="constrained"`` and :class:`Model`
 a rule                              :class:`implicitkit.Rule`: ``attach(request)``, a :class:`Request`
 a linear solver                     :class:`implicitkit.LinearSolver`, :class:`Operator` and its combinations
@@ -20,32 +21,47 @@ Helpers of torch that are hard to get right: :func:`opaque_to_compile`, :func:`h
 """
 
 from implicitkit.compat import has_forward_level, opaque_to_compile, transforms_active
+from implicitkit.diagnostics.kkt_regularity import Degeneracy, regularity
+from implicitkit.errors import DegenerateWarning, warn
 from implicitkit.lifting.reach import modules_held
+from implicitkit.linear.kkt import KKT, SINGULAR
 from implicitkit.operators import BlockStructure, Operator, minus, preconditioned, shifted, single
 from implicitkit.problem.base import Problem, Restated
+from implicitkit.problem.complementarity import DEGENERATE, check_degenerate, plus, plus_slope, warn_zero_gradient
 from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.problem.constraints import Constraint
 from implicitkit.problem.kind import Kind
 from implicitkit.problem.qp_data import QPData
+from implicitkit.problem.qp_jacobian import QPJacobian
 from implicitkit.reporting import POLICIES, check_policy
 from implicitkit.rule.request import Request
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.black_box import BlackBoxFunction
-from implicitkit.solver.catalogue import serves
+from implicitkit.solver.catalogue import get_solver, serves
 from implicitkit.solver.constrained.model import Local, Model
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.judging import Judge
 from implicitkit.solver.qp.base import QPSolver
+from implicitkit.solver.qp.ends import CLARABEL_ENDS, DAQP_ENDS, SCS_ENDS
 from implicitkit.solver.qp.polish import QPPoint
+from implicitkit.solver.steps.refinement import damped_newton
 from implicitkit.system import LevelKernel, System
 from implicitkit.trees import Layout
 
 __all__ = [
+    "CLARABEL_ENDS",
+    "DAQP_ENDS",
+    "DEGENERATE",
+    "KKT",
     "POLICIES",
+    "SCS_ENDS",
+    "SINGULAR",
     "BlackBoxFunction",
     "BlockStructure",
     "ConstrainedMinimisation",
     "Constraint",
+    "Degeneracy",
+    "DegenerateWarning",
     "Evaluations",
     "Judge",
     "Kind",
@@ -58,20 +74,29 @@ __all__ = [
     "Outcome",
     "Problem",
     "QPData",
+    "QPJacobian",
     "QPPoint",
     "QPSolver",
     "Request",
     "Restated",
     "Solver",
     "System",
+    "check_degenerate",
     "check_policy",
+    "damped_newton",
+    "get_solver",
     "has_forward_level",
     "minus",
     "modules_held",
     "opaque_to_compile",
+    "plus",
+    "plus_slope",
     "preconditioned",
+    "regularity",
     "serves",
     "shifted",
     "single",
     "transforms_active",
+    "warn",
+    "warn_zero_gradient",
 ]

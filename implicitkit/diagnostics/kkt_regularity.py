@@ -19,7 +19,7 @@ from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.problem.quadratic_program import QPConditions
 from implicitkit.solution import Solution
 
-__all__ = ["Degeneracy", "degeneracy"]
+__all__ = ["Degeneracy", "degeneracy", "regularity"]
 
 
 @dataclass(frozen=True)
@@ -69,23 +69,32 @@ def degeneracy(solution: Solution, *, tolerance: float = 1e-6) -> Degeneracy:
         raise ValueError("degeneracy is for solutions of constrained problems that ik.solve returned in this process")
     system, w = record.system, record.outcome.z
     theta = [t.detach() for t in record.theta]
-    with torch.no_grad():
-        distance = _kinks(problem, system, w, theta)
-        scale = 1 + w.abs().amax(1, keepdim=True)
-        weak = (distance.abs() <= tolerance * scale).sum(1)
-        active = (distance > tolerance * scale).sum(1)
     _, A = problem.linearise(system, w, theta)
     with torch.no_grad():
-        s = svd_batched(A.dense())[1]
-        kept = s > 1e-10 * s[:, :1]
-        smallest = torch.where(kept, s, torch.inf).amin(1)
+        found = regularity(w, _kinks(problem, system, w, theta), A.dense(), tolerance=tolerance)
     layout = solution._layout
     lead = () if len(w) == layout.batch else (len(w) // layout.batch,)
 
     def shaped(t: Tensor) -> Tensor:
         return layout.unpack_batch(t, lead)
 
-    return Degeneracy(shaped(active), shaped(weak), shaped(kept.sum(1)), system.size, shaped(s[:, 0] / smallest))
+    tensors = (found.active, found.weakly_active, found.rank)
+    return Degeneracy(*map(shaped, tensors), found.size, shaped(found.condition))
+
+
+def regularity(w: Tensor, distance: Tensor, matrix: Tensor, *, tolerance: float = 1e-6) -> Degeneracy:
+    """The figures for plain tensors.
+
+    Args:
+        w: points and multipliers ``(batch, n)``. distance: ``lam + g`` of every inequality ``(batch, m)``.
+        matrix: KKT matrices ``(batch, n, n)``. tolerance: as in :func:`degeneracy`.
+    """
+    scale = tolerance * (1 + w.abs().amax(1, keepdim=True))
+    s = svd_batched(matrix)[1]
+    kept = s > 1e-10 * s[:, :1]
+    smallest = torch.where(kept, s, torch.inf).amin(1)
+    weak, active = (distance.abs() <= scale).sum(1), (distance > scale).sum(1)
+    return Degeneracy(active, weak, kept.sum(1), w.shape[1], s[:, 0] / smallest)
 
 
 def _kinks(problem: ConstrainedMinimisation | QPConditions, system: object, w: Tensor, theta: list[Tensor]) -> Tensor:

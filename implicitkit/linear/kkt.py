@@ -19,48 +19,65 @@ from torch import Tensor
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import norms, tolerance
-from implicitkit.linear.dense import lstsq_batched, solve_batched
+from implicitkit.linear.dense import factor_batched, lstsq_batched
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lsmr import LSMR
 from implicitkit.linear.saddle import StructuredOperator
 from implicitkit.operators import Operator
 
-__all__ = ["KKT"]
+__all__ = ["KKT", "SINGULAR"]
+
+_RCOND = 1e-11  # pivots relative to the largest
+SINGULAR = (
+    "the optimality conditions are degenerate there, so that the solution is not differentiable (weakly active or "
+    'redundant constraints, or a solution that is not unique): degenerate="lstsq" takes the derivative of least norm, '
+    'degenerate="smooth" that of a relaxed program'
+)
 
 
 @register_linear_solver("kkt")
 @dataclass(frozen=True)
 class KKT(LinearSolver):
-    """Structured (a quadratic program's own Cholesky) where the operator offers it, else LU up to ``dense_size`` unknowns
-    a sample, else GMRES; samples that these cannot solve by the policy ``degenerate``.
+    """LU of small systems; of larger ones structured (a quadratic program's own Cholesky) where the operator offers it,
+    else LU up to ``dense_size`` unknowns a sample, else GMRES; samples that these cannot solve by the policy
+    ``degenerate``.
 
     Args:
         degenerate: ``"lstsq"`` (the solution of least norm, in the least-squares sense) or ``"raise"`` (not converged).
-        dense_size: unknowns a sample up to which the matrix is formed.
+        dense_size: unknowns a sample up to which the matrix is formed. small: up to which LU comes first.
 
     Raises:
-        ValueError: an unknown policy, or ``dense_size`` below 1.
+        ValueError: an unknown policy, or a size below 1.
     """
 
     degenerate: str = "lstsq"
     dense_size: int = 768
+    small: int = 64
     matrix_free: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.degenerate not in ("lstsq", "raise"):
             raise ValueError(f"degenerate must be 'lstsq' or 'raise', got {self.degenerate!r}")
-        if self.dense_size < 1:
-            raise ValueError(f"dense_size must be at least 1, got {self.dense_size}")
+        for name in ("dense_size", "small"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
         target = tolerance(b, rtol, atol)
-        if isinstance(A, StructuredOperator):
+        if A.size <= min(self.small, self.dense_size):
+            M = A.dense()
+            x = _lu(M, b)
+            norm = norms(torch.baddbmm(b.unsqueeze(2), M, x.unsqueeze(2), alpha=-1).squeeze(2))
+            met = norm <= target
+            if bool(met.all()):
+                return LinearSolution(x, norm, torch.ones_like(norm, dtype=torch.int64), met)
+        elif isinstance(A, StructuredOperator):
             x, norm = A.solve(b)
             met = norm <= target
             if bool(met.all()):
                 return LinearSolution(x, norm, torch.ones_like(norm, dtype=torch.int64), met)
         elif A.size <= self.dense_size:
-            x = solve_batched(A.dense(), b)[0]
+            x = _lu(A.dense(), b)
         else:
             x = GMRES().solve(A, b, rtol=rtol, atol=atol, max_steps=max_steps).x
         zero = norms(b) == 0
@@ -72,10 +89,7 @@ class KKT(LinearSolver):
         reason = ""
         if not bool(converged.all()):
             if self.degenerate == "raise":
-                reason = (
-                    "the optimality conditions are degenerate there (weakly active or dependent constraints, or a "
-                    'curvature that vanishes): degenerate="lstsq" takes the derivative of least norm'
-                )
+                reason = SINGULAR
             else:
                 x, norm, converged, reason = self._least_norm(A, b, x, norm, converged, rtol, atol)
         return LinearSolution(x, torch.where(norm.isfinite(), norm, torch.nan), steps, converged, reason)
@@ -94,3 +108,10 @@ class KKT(LinearSolver):
             x = torch.where(bad.unsqueeze(1), rest.x, x)
             converged, reason = converged | rest.converged, rest.reason
         return x, norms(b - A.mv(x)), converged, reason
+
+
+def _lu(M: Tensor, b: Tensor) -> Tensor:
+    """``M^{-1} b`` where ``M`` is regular, NaN elsewhere."""
+    factor = factor_batched(M)
+    low, high = factor.lu.diagonal(dim1=1, dim2=2).abs().aminmax(dim=1)
+    return torch.where((low > _RCOND * high).unsqueeze(1), factor.solve(b), torch.nan)

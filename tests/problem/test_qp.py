@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 import implicitkit as ik
+from implicitkit.diagnostics import degeneracy
 from implicitkit.problem.qp_data import QPData, natural_residual
 from implicitkit.solver.qp.plain import solve_qp
 
@@ -511,11 +512,11 @@ def test_degeneracy_report(q: list[float], weak: int, active: int, regular: bool
         ik.argmin(lambda z: z.square().sum() / 2 + vector @ z, h, constraints=ik.Inequality(lambda z: -z)),
     ]
     for solution in solutions:
-        report = ik.diagnostics.degeneracy(solution)
+        report = degeneracy(solution)
         assert (int(report.weakly_active), int(report.active), bool(report.regular)) == (weak, active, regular)
         assert "regular" in str(report)
     with pytest.raises(ValueError, match="constrained"):
-        ik.diagnostics.degeneracy(ik.root(lambda z: z - 1, torch.zeros(1)))
+        degeneracy(ik.root(lambda z: z - 1, torch.zeros(1)))
 
 
 def test_rows_that_are_almost_weakly_active_are_solved_to_rounding() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.qp.base import QPSolver
+from implicitkit.solver.qp.ends import CLARABEL_ENDS, DAQP_ENDS
 from implicitkit.solver.qp.polish import QPPoint, convex
 
 __all__ = ["DAQP", "OSQP", "PIQP", "Clarabel", "ProxQP", "installed"]
@@ -103,13 +105,6 @@ def _point(data: QPData, z: Array, y: Array, lam: Array, status: Array, steps: A
 
 
 _DAQP_INF = 1e30
-_DAQP_ENDS = {
-    1: Status.CONVERGED,
-    2: Status.CONVERGED,
-    -1: Status.INFEASIBLE,
-    -3: Status.UNBOUNDED,
-    -5: Status.NONCONVEX,
-}
 
 
 @register_solver("daqp", solves="quadratic_program")
@@ -118,8 +113,15 @@ class DAQP(External):
     """DAQP: dual active set, the fastest for small, dense, strictly convex programs (Arnstrom, Bemporad & Axehill 2022).
 
     A program that is not strictly convex is solved by proximal iterations.
+
+    Args:
+        settings: further settings of ``daqp.solve``, by its names.
+
+    Raises:
+        TypeError: no such setting.
     """
 
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     module: ClassVar[str] = "daqp"
     package: ClassVar[str] = "daqp"
 
@@ -140,12 +142,11 @@ class DAQP(External):
         z, dual = np.zeros((batch, n)), np.zeros((batch, max(p + m, 1)))
         status = np.full(batch, int(Status.NONFINITE))
         steps = np.zeros(batch, dtype=np.int64)
-        limit = max(1000, 10 * max_steps)
+        settings: dict[str, Any] = {"primal_tol": 1e-9, "dual_tol": 1e-12, "iter_limit": max(1000, 10 * max_steps)}
+        settings |= self.settings
         for i in _usable(arrays):
-            z[i], _, flag, info = solve(
-                P[i], q[i], rows[i], upper[i], lower[i], sense, primal_tol=1e-9, dual_tol=1e-12, iter_limit=limit
-            )
-            status[i], steps[i] = _DAQP_ENDS.get(flag, Status.MAX_STEPS), info["iterations"]
+            z[i], _, flag, info = solve(P[i], q[i], rows[i], upper[i], lower[i], sense, **settings)
+            status[i], steps[i] = DAQP_ENDS.get(flag, Status.STALLED), info["iterations"]
             if flag > 0:
                 dual[i] = info["lam"]
         return _point(data, z, dual[:, :p].copy(), dual[:, p : p + m].copy(), status, steps)
@@ -270,13 +271,6 @@ class Clarabel(External):
             cones,
             settings,
         ).solve()
-        codes = solver.SolverStatus
-        ends = {
-            str(codes.Solved): Status.CONVERGED,
-            str(codes.AlmostSolved): Status.CONVERGED,
-            str(codes.PrimalInfeasible): Status.INFEASIBLE,
-            str(codes.DualInfeasible): Status.UNBOUNDED,
-        }
         dual = np.asarray(found.z)
-        status = ends.get(str(found.status), Status.MAX_STEPS)
+        status = CLARABEL_ENDS.get(str(found.status), Status.STALLED)
         return Answer(np.asarray(found.x), dual[:p], dual[p:], status, found.iterations)

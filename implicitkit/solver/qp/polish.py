@@ -43,7 +43,7 @@ def polish(data: QPData, point: QPPoint, tol: float, *, sweeps: int = 6) -> QPPo
     z, y, lam, status, steps = point
     norm, size = _measure(data, z, y, lam)
     at, p = (z, y, lam), y.shape[1]
-    wanted = (status == int(Status.CONVERGED)) | (status == int(Status.MAX_STEPS))
+    wanted = _open(status)
     for sweep in range(sweeps):
         # once in any case: what is rounding in the residual may be much more in an ill-conditioned point
         rows = (wanted & (norm > (size if sweep else 0)) & norm.isfinite()).nonzero().squeeze(1)
@@ -68,7 +68,7 @@ def polish(data: QPData, point: QPPoint, tol: float, *, sweeps: int = 6) -> QPPo
         norm, size = norm.index_copy(0, found, new[better]), size.index_copy(0, found, floor[better])
     bounds = largest(data.b) + largest(torch.where(data.h.isfinite(), data.h, 0))
     loose = 1e-11 * (1 + largest(data.q) + bounds + largest(z))
-    left = ((status == int(Status.CONVERGED)) | (status == int(Status.MAX_STEPS))) & (norm > loose)
+    left = _open(status) & (norm > loose)
     left = (left & (norm <= 1e-4 * (1 + largest(data.q)))).nonzero().squeeze(1)
     if len(left):
         z, y, lam = _nearest(data, z, y, lam, left)
@@ -76,12 +76,19 @@ def polish(data: QPData, point: QPPoint, tol: float, *, sweeps: int = 6) -> QPPo
     return QPPoint(z, y, lam, _verdict(status, norm, 1 + largest(data.q) + largest(z), tol), steps)
 
 
+def _open(status: Tensor) -> Tensor:
+    """Is there a point, for the residual to judge?"""
+    found = torch.zeros_like(status, dtype=torch.bool)
+    for end in (Status.CONVERGED, Status.INACCURATE, Status.MAX_STEPS, Status.STALLED):
+        found |= status == int(end)
+    return found
+
+
 def _verdict(status: Tensor, norm: Tensor, scale: Tensor, tol: float) -> Tensor:
     """What a point is, by the residual; a proof that there is none, or that the data are unfit, stands."""
-    open_end = (status == int(Status.MAX_STEPS)) | (status == int(Status.CONVERGED))
     verdict = torch.where(norm <= 1e-4 * scale, int(Status.INACCURATE), int(Status.MAX_STEPS))
     verdict = torch.where(norm <= 10 * tol * scale, int(Status.CONVERGED), verdict)
-    return torch.where(open_end, verdict, status)
+    return torch.where(_open(status), verdict, status)
 
 
 def _measure(data: QPData, z: Tensor, y: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
