@@ -78,8 +78,8 @@ def degeneracy(solution: Solution, *, tolerance: float = 1e-6) -> Degeneracy:
     def shaped(t: Tensor) -> Tensor:
         return layout.unpack_batch(t, lead)
 
-    tensors = (found.active, found.weakly_active, found.rank)
-    return Degeneracy(*map(shaped, tensors), found.size, shaped(found.condition))
+    active, weak, rank, condition = map(shaped, (found.active, found.weakly_active, found.rank, found.condition))
+    return Degeneracy(active, weak, rank, found.size, condition)
 
 
 def regularity(w: Tensor, distance: Tensor, matrix: Tensor, *, tolerance: float = 1e-6) -> Degeneracy:

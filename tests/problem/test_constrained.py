@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 import implicitkit as ik
+from implicitkit.extend import Constraint
 
 F64 = torch.float64
 N = 5
@@ -623,7 +624,7 @@ def test_sqp_is_exact_where_constraints_are_inactive(name: str) -> None:
 
 
 # -------------------------------------------------------------------------------------------- classes of constraints
-class Within(ik.problem.Constraint):
+class Within(Constraint):
     """``|c(z, *args)| <= 1``, a class of constraints that this library does not have."""
 
     one_sided = True
@@ -641,10 +642,10 @@ def test_a_class_of_constraints_from_elsewhere() -> None:
 
 
 def test_a_class_of_constraints_that_does_not_say_what_it_means_is_refused() -> None:
-    class Mystery(ik.problem.Constraint):
+    class Mystery(Constraint):
         pass
 
-    for unknown in (ik.problem.Constraint, Mystery):
+    for unknown in (Constraint, Mystery):
         with pytest.raises(
             TypeError, match=r"does not say what its values mean: use ik\.Equality .* or ik\.Inequality"
         ):

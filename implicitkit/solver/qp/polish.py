@@ -42,7 +42,8 @@ def polish(data: QPData, point: QPPoint, tol: float, *, sweeps: int = 6) -> QPPo
     """
     z, y, lam, status, steps = point
     norm, size = _measure(data, z, y, lam)
-    at, p = (z, y, lam), y.shape[1]
+    at = best = torch.cat([z, y, lam], 1)
+    parts = [z.shape[1], y.shape[1], lam.shape[1]]
     wanted = _open(status)
     for sweep in range(sweeps):
         # once in any case: what is rounding in the residual may be much more in an ill-conditioned point
@@ -50,22 +51,20 @@ def polish(data: QPData, point: QPPoint, tol: float, *, sweeps: int = 6) -> QPPo
         if not len(rows):
             break
         part = data if len(rows) == len(z) else data.rows(rows)
-        here = [t if part is data else t.index_select(0, rows) for t in at]
-        active = here[2] + mv(part.G, here[0]) - part.h > 0
+        x, _, v = at.index_select(0, rows).split(parts, 1)
+        active = v + mv(part.G, x) - part.h > 0
         # unknown are the new point and multipliers themselves, not the change of them: the least-norm multipliers are
         # those of the program, whatever the dependence of active rows
         e = torch.cat([torch.zeros_like(part.b), torch.where(active, 0.0, torch.inf)], 1)
         saddle = Saddle(part.P, torch.cat([part.A, part.G], 1), e)
-        x, v, _ = saddle.solve(-part.q, torch.cat([part.b, part.h], 1), rtol=1e-16)
-        trial = x, v[:, :p], v[:, p:]
-        new, floor = _measure(part, *trial)
+        trial = torch.cat(saddle.solve(-part.q, torch.cat([part.b, part.h], 1), rtol=1e-16)[:2], 1)
+        new, floor = _measure(part, *trial.split(parts, 1))
         better = new < norm[rows]
-        keep, found = better.unsqueeze(1), rows[better]
-        at = tuple(old.index_copy(0, rows, t) for old, t in zip(at, trial, strict=True))
-        z, y, lam = (
-            old.index_copy(0, rows, torch.where(keep, t, old[rows])) for old, t in zip((z, y, lam), trial, strict=True)
-        )
+        found = rows[better]
+        at, best = at.index_copy(0, rows, trial), best.index_copy(0, found, trial[better])
+        wanted = wanted.index_copy(0, rows, better | (norm[rows] > 1e3 * size[rows]))
         norm, size = norm.index_copy(0, found, new[better]), size.index_copy(0, found, floor[better])
+    z, y, lam = best.split(parts, 1)
     bounds = largest(data.b) + largest(torch.where(data.h.isfinite(), data.h, 0))
     loose = 1e-11 * (1 + largest(data.q) + bounds + largest(z))
     left = _open(status) & (norm > loose)
