@@ -136,6 +136,37 @@ def test_steps_of_the_quick_ones_are_few() -> None:
         assert int(solution.steps.max()) <= limit, f"{solver} on {case}: {solution.steps.tolist()} steps"
 
 
+def _trigonometric(z: Tensor) -> Tensor:
+    """Moré, Garbow & Hillstrom (1981), no. 26: residuals are what is left of ``n``, and so is their rounding."""
+    n = z.shape[-1]
+    i = torch.arange(1, n + 1, dtype=z.dtype)
+    return n - torch.cos(z).sum(-1, keepdim=True) + i * (1 - torch.cos(z)) - torch.sin(z)
+
+
+@pytest.mark.parametrize("solver", ["lbfgs", "bfgs", "newton_cg", "levenberg_marquardt", "gauss_newton", "auto"])
+def test_an_objective_with_cancellation(solver: str) -> None:
+    """Its values round a thousand to a million times as coarsely as ``eps |f|``: what goes on is the gradient."""
+    z0 = torch.ones(70, dtype=F64) / 70
+    solution = ik.least_squares(_trigonometric, z0, solver=solver)
+    assert int(solution.evaluations) <= 120, f"{solution.evaluations} evaluations, {solution.steps} steps"
+    half = lambda z: 0.5 * _trigonometric(z).square().sum()  # noqa: E731
+    z, H = solution.value, torch.func.hessian(half)(solution.value)
+    assert float(torch.linalg.eigvalsh(H).min()) > 0, "not a minimum"
+    assert float(torch.linalg.solve(H, torch.func.grad(half)(z)).norm()) < 1e-7
+
+
+@pytest.mark.parametrize("offset", [1e3, 1e8])
+@pytest.mark.parametrize("solver", ["lbfgs", "bfgs", "newton_cg", "gradient_descent"])
+def test_a_constant_changes_nothing(solver: str, offset: float) -> None:
+    """Where the constant hides the change of the values, the minimum is found no later and no less exactly."""
+    c = CASES["rosenbrock"]
+    options: dict[str, Any] = {"solver": solver, "batch_dims": 1}
+    plain = ik.argmin(_rosenbrock, c.z0, (c.theta,), **options)
+    lifted = ik.argmin(lambda z, a: _rosenbrock(z, a) + offset, c.z0, (c.theta,), **options)
+    assert float((lifted.value - c.solution).abs().max()) < 1e-7
+    assert int(lifted.evaluations) <= 1.3 * int(plain.evaluations) + 5
+
+
 # ------------------------------------------------------------------------------------------------------------ derivatives
 @pytest.mark.parametrize("solver", ["gradient_descent", "lbfgs", "bfgs", "newton_cg", "auto"])
 def test_derivative_of_the_minimum(solver: str) -> None:

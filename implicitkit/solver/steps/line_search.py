@@ -39,13 +39,23 @@ def decrease(f: Evaluations, z: Tensor, value: Tensor, g: Tensor, trial: Tensor)
     """
     new = f.value(trial)
     difference = value - new
-    noise = _NOISE * torch.finfo(z.dtype).eps * torch.maximum(value.abs(), new.abs())
-    lost = difference.abs() <= noise
-    if bool((lost & f.active).any()):
-        lost = lost & ((g * (trial - z)).sum(1).abs() <= _EXPECTED * noise)
-    if bool((lost & f.active).any()):
-        difference = torch.where(lost, -0.5 * ((g + f(trial)) * (trial - z)).sum(1), difference)
+    noise, doubt = _rounding(torch.maximum(value.abs(), new.abs()))
+    moved = trial - z
+    slope = (g * moved).sum(1).abs()
+    lost = (difference.abs() <= noise) & (slope <= _EXPECTED * noise)
+    doubtful = (difference.abs() <= doubt) & (slope <= doubt)
+    if bool(((lost | doubtful) & f.active).any()):
+        g_new = f(trial)
+        lost = lost | (doubtful & (g_new.square().sum(1) <= g.square().sum(1)))
+        difference = torch.where(lost, -0.5 * ((g + g_new) * moved).sum(1), difference)
     return torch.where(torch.isfinite(new) & torch.isfinite(difference), difference, -torch.inf)
+
+
+def _rounding(value: Tensor) -> tuple[Tensor, Tensor]:
+    """Below what difference values say nothing, and below what they may say nothing: where an objective is what is left of
+    large terms, its rounding is thousands to millions of times that of its value."""
+    eps = torch.finfo(value.dtype).eps
+    return _NOISE * eps * value.abs(), eps**0.5 * value.abs()
 
 
 def backtrack(f: Evaluations, z: Tensor, d: Tensor, halvings: int) -> Searched:
@@ -76,12 +86,15 @@ def wolfe(f: Evaluations, z: Tensor, d: Tensor, slope: Tensor, t: Tensor, trials
     value = f.value(z)
     low, high = torch.zeros_like(t), torch.full_like(t, torch.inf)
     low_slope, high_slope = slope, torch.zeros_like(slope)
-    noise = _NOISE * torch.finfo(z.dtype).eps * value.abs()
+    noise, doubt = _rounding(value)
+    square = f(z).square().sum(1)
     for _ in range(trials):
         trial = torch.addcmul(z, t.unsqueeze(1), d)
-        new, new_slope = f.value(trial), (f(trial) * d).sum(1)
+        new, g_new = f.value(trial), f(trial)
+        new_slope = (g_new * d).sum(1)
         armijo = new <= value + _ARMIJO * t * slope
         small = (new <= value + noise) & (-t * slope <= _EXPECTED * noise)
+        small = small | ((new <= value + doubt) & (-t * slope <= doubt) & (g_new.square().sum(1) <= square))
         armijo = armijo | (small & (new_slope <= (2 * _ARMIJO - 1) * slope))
         found = armijo & (new_slope >= _CURVATURE * slope)
         searching = f.active & ~found
