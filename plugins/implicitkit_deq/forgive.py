@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit import extend
 
 __all__ = ["Forgive", "ForgivenWarning", "masked"]
 
@@ -93,7 +94,7 @@ class _Rule(ik.Rule):
         return str(self.inner.name)
 
     def attach(self, request: Any) -> Any:
-        return self.inner.attach(_Request(request, self.policy))
+        return self.inner.attach(cast(extend.Request, _Request(request, self.policy)))
 
 
 class _Request:

@@ -70,7 +70,7 @@ def factors(
         TypeError: ``inject`` returns no tuple. ValueError: ``in_dims`` or the batch do not fit what it returns.
     """
     function, injected = cell, inputs
-    dims = 0 if isinstance(cell, nn.Module) and not isinstance(cell, Cell) and len(inputs) == 1 else None
+    dims: Any = 0 if isinstance(cell, nn.Module) and not isinstance(cell, Cell) and len(inputs) == 1 else None
     if isinstance(cell, Cell):
         dims = cell.injected_dims
         if called_whole(cell):

@@ -8,12 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from implicitkit.extend import POLICIES
 from implicitkit_deq.forgive import Forgive
 
 __all__ = ["Pretraining", "Settings"]
-
-#: what ``on_failure`` may be in :func:`ik.solve`; a layer knows :class:`Forgive` besides
-_POLICIES = ("raise", "warn", "ignore", "nan")
 
 
 @dataclass(frozen=True)
@@ -48,9 +46,9 @@ class Settings:
                 raise ValueError(f"{name} cannot be negative, got {value}")
         if self.max_steps is not None and self.max_steps < 1:
             raise ValueError(f"max_steps must be at least 1 (or None for the solver's default), got {self.max_steps}")
-        if not isinstance(self.on_failure, Forgive) and self.on_failure not in _POLICIES:
+        if not isinstance(self.on_failure, Forgive) and self.on_failure not in POLICIES:
             raise ValueError(
-                f"on_failure must be one of {', '.join(map(repr, _POLICIES))} or a Forgive(...), got {self.on_failure!r}"
+                f"on_failure must be one of {', '.join(map(repr, POLICIES))} or a Forgive(...), got {self.on_failure!r}"
             )
 
     def changed(self, changes: Mapping[str, Any]) -> Settings:

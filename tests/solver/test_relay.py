@@ -103,7 +103,7 @@ def _layer_norm_of_relu(seed: int, samples: int, size: int = 16) -> tuple[Callab
 
 def test_continuation_through_kinks() -> None:
     """Of 32 equilibria of LayerNorm(ReLU(W z + b)) Anderson and Newton find few, continuation and the relay nearly all."""
-    function, b = _layer_norm_of_relu(0, 32)
+    function, b = _layer_norm_of_relu(1, 32)
     z0 = torch.zeros(32, 16, dtype=F64)
     options: dict[str, Any] = {"batch_dims": 1, "in_dims": (0,), "rtol": 1e-8, "on_failure": "ignore"}
     share = {
@@ -114,7 +114,7 @@ def test_continuation_through_kinks() -> None:
         for name, steps in (("anderson", 300), ("newton", 100), ("continuation", 400), ("relay", None))
     }
     assert share["relay"] >= 0.96
-    assert share["continuation"] >= 0.85 > share["anderson"]
+    assert share["continuation"] >= 0.87 > max(share["anderson"], share["newton"])
 
 
 def test_continuation_is_exact_for_linear_maps() -> None:

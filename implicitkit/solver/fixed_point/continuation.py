@@ -49,6 +49,8 @@ class Continuation(Method):
         loose: ``|H| <= loose (1 + |z|)`` is on the path.
         stray: a prediction is given up, too, when corrections lead further away from it than ``stray`` times its length:
             to another piece of the path, or another path.  Smaller is surer and slower.
+        scatter: begin the path elsewhere: at the given point plus a random vector, of the size of ``z`` and ``f(z) - z``
+            there, drawn with this seed, the same for all samples; ``None``: at the point itself.
 
     Raises:
         ValueError: an option out of range.
@@ -58,6 +60,7 @@ class Continuation(Method):
     shortest: float = 1e-6
     loose: float = 1e-3
     stray: float = 1.0
+    scatter: int | None = None
     default_max_steps: ClassVar[int] = 1000
 
     def __post_init__(self) -> None:
@@ -68,16 +71,21 @@ class Continuation(Method):
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Tensor]:
         batch, n = z.shape
         t = z.new_zeros(batch)
+        start = z
+        if self.scatter is not None:  # the first correction, at t = 0, leads there
+            generator = torch.Generator().manual_seed(self.scatter)
+            size = torch.maximum(*(torch.linalg.vector_norm(v, dim=1, keepdim=True) for v in (z, f.residual(z))))
+            start = z + size * n**-0.5 * torch.randn(n, dtype=torch.float64, generator=generator).to(z)
         forward = torch.cat([z.new_zeros(batch, n), z.new_ones(batch, 1)], 1)
         never = torch.zeros(batch, dtype=torch.int64, device=z.device)
         return {
-            "start": z,
-            "on": torch.cat([z, t.unsqueeze(1)], 1),  # the last point (z, t) on the path
+            "start": start,
+            "on": torch.cat([start, t.unsqueeze(1)], 1),  # the last point (z, t) on the path
             "tangent": forward,  # there
             "t": t,
             "border": forward,  # what corrections are orthogonal to
             "length": torch.full_like(t, self.length),
-            "ahead": torch.cat([z, t.unsqueeze(1)], 1),  # what was predicted
+            "ahead": torch.cat([start, t.unsqueeze(1)], 1),  # what was predicted
             "tries": never,  # corrections since the prediction
             "failures": never,  # predictions in a row that were given up
             "landing": torch.zeros(batch, dtype=torch.bool, device=z.device),

@@ -27,7 +27,7 @@ _STAGES = (
     Stage(Impatient(NewtonKrylov(), window=6, horizon=30), scale=None),
     Stage(Continuation(), max_steps=200),
     Stage(Continuation(), max_steps=200, scale=None),
-    Stage(Continuation(stray=0.3), max_steps=400, scale=0.5),
+    *(Stage(Continuation(stray=0.5, scatter=seed), max_steps=300, scale=None) for seed in range(3)),
 )
 
 
@@ -39,7 +39,8 @@ class Relay(Polyalgorithm):
     1. Anderson acceleration, 2. Broyden's method with limited memory, 3. Newton's method with GMRES, each from the best
     point so far, and each only as long as a sample's residual falls fast enough to be done in reasonable time
     (:class:`Impatient`); 4. :class:`Continuation` in the strength of the map, up to 1024 unknowns a sample, from the start,
-    from the best point, and from halfway.  The first three are local: they depend on the Jacobian that they meet.  The last
+    from the best point, and from three
+    points around it.  The first three are local: they depend on the Jacobian that they meet.  The last
     is global: it finds a fixed point of a map that is smooth and bounded from almost every start, and of most that are only
     piecewise smooth.
 
