@@ -23,14 +23,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 __all__ = [
     "TorchDispatchMode",
     "TreeSpec",
+    "at_level_of",
     "forward_ad_enabled",
     "has_forward_level",
     "has_tangent",
     "is_legacy_batched",
     "is_wrapped",
     "key_path",
+    "marked",
     "opaque_to_compile",
     "operation",
+    "physical",
     "plain_sample",
     "tracked",
     "transforms_active",
@@ -82,6 +85,35 @@ def unwrap(t: Tensor) -> Tensor:
     return _functorch.get_unwrapped(t)
 
 
+@contextlib.contextmanager
+def at_level_of(t: Tensor) -> Iterator[None]:
+    """Inside, the transforms above the level that ``t`` belongs to (all of them, for a plain tensor) are suspended.
+
+    While an inner level is current, torch does not see the tangents of outer ones.
+    """
+    level = _functorch.maybe_get_level(t) if _functorch.is_functorch_wrapped_tensor(t) else 0
+    suspended = []
+    try:
+        while (top := _functorch.peek_interpreter_stack()) is not None and top.level() > level:
+            suspended.append(_functorch.pop_dynamic_layer_stack())
+        yield
+    finally:
+        while suspended:
+            _functorch.push_dynamic_layer_stack(suspended.pop())
+
+
+def marked(t: Tensor) -> Tensor:
+    """A leaf of plain autograd like the plain tensor ``t``, also while transforms run (torch refuses to make one there)."""
+    with at_level_of(t):
+        leaf = t.detach()
+        allowed = _functorch.get_inplace_requires_grad_allowed()
+        _functorch.set_inplace_requires_grad_allowed(True)
+        try:
+            return leaf.requires_grad_()
+        finally:
+            _functorch.set_inplace_requires_grad_allowed(allowed)
+
+
 def tracked(t: Tensor) -> bool:
     """Does ``t`` depend on something differentiable, or batched, at any level?
 
@@ -92,6 +124,13 @@ def tracked(t: Tensor) -> bool:
             return True
         t = _functorch.get_unwrapped(t)
     return t.requires_grad or has_tangent(t)
+
+
+def physical(t: Tensor) -> Tensor:
+    """The plain tensor under every wrapper of a transform, with the batches it has there."""
+    while _functorch.is_functorch_wrapped_tensor(t):
+        t = _functorch.get_unwrapped(t)
+    return t
 
 
 def plain_sample(t: Tensor) -> Tensor:
@@ -112,10 +151,15 @@ def has_forward_level() -> bool:
 
 
 def has_tangent(t: Tensor) -> bool:
-    """Does ``t`` carry a forward-mode tangent at the current dual level?"""
-    if forward_ad._current_level < 0 or not (t.is_floating_point() or t.is_complex()):
+    """Does ``t`` carry a forward-mode tangent, at the level of transforms that it belongs to?"""
+    if forward_ad._current_level < 0:
         return False
-    return forward_ad.unpack_dual(t).tangent is not None
+    if _functorch.is_batchedtensor(t):
+        return has_tangent(_functorch.get_unwrapped(t))
+    with torch._C.DisableTorchFunction(), at_level_of(t):  # a look at a tensor is no use of it
+        if not (t.is_floating_point() or t.is_complex()):
+            return False
+        return forward_ad.unpack_dual(t).tangent is not None
 
 
 @contextlib.contextmanager

@@ -21,9 +21,11 @@ class BlockStructure(Protocol):
     """A matrix by blocks.  Blocks are numbered in an order in which :meth:`couple` only reaches later ones.
 
     ``unsolved``: names of parts of the state that the solver left as they were, whose equations do not hold.
+    ``points``: the states, one leaf of the graph a block.
     """
 
     unsolved: frozenset[str]
+    points: list[Tensor]
 
     @property
     def T(self) -> BlockStructure:

@@ -193,7 +193,7 @@ class TransposedBlocks:
     """``A^T`` with its blocks in reverse order, which makes it lower triangular again."""
 
     def __init__(self, blocks: JacobianByComponent) -> None:
-        self.T, self.unsolved = blocks, blocks.unsolved
+        self.T, self.unsolved, self.points = blocks, blocks.unsolved, blocks.points
         self._last = len(blocks) - 1
 
     def __len__(self) -> int:

@@ -31,20 +31,22 @@ from torch import Tensor, nn
 
 from implicitkit import compat
 from implicitkit.errors import CapturedTensorError
-from implicitkit.lifting.reach import modules_in_use, reachable_modules
+from implicitkit.lifting.reach import can_keep, modules_in_use, reachable_modules
 from implicitkit.lifting.watch import (
+    Constants,
     Discover,
     Looks,
     Slot,
     Substitute,
     graph_leaves,
+    is_substituted,
     leaks,
     purity,
     resolve,
     substitutions,
     swapped,
 )
-from implicitkit.trees import tree_flatten, tree_unflatten
+from implicitkit.trees import tree_flatten, tree_map, tree_unflatten
 
 __all__ = ["Lifted", "check_leaves", "check_solution", "lift", "lift_closed"]
 
@@ -59,7 +61,7 @@ class Lifted:
         guarded: modules are within reach, and no other thread may swap their tensors during an evaluation.
         live: the captured tensors are plain ones, so that an evaluation on the spot may use the function as it is.
         branches: the function looked at values, and may use other tensors elsewhere, which no linearisation would show.
-        inside: lifted inside the evaluation of another: what it captures may have been that one's constant.
+        inside: lifted inside the evaluation of another that has put stand-ins in the place of what it captures.
         probe: the output of the first evaluation at the very ``z0`` and ``args``, if it was made on plain tensors and
             the function is pure; else ``None``.
     """
@@ -91,7 +93,8 @@ class Lifted:
         with contextlib.ExitStack() as stack:
             if self.slots or self.frozen:  # buffers that the function updates: each evaluation starts from a fresh copy
                 slots = [*self.slots, *(places for places, _ in self.frozen)]
-                stack.enter_context(swapped(slots, [*theta[k:m], *(t.clone() for _, t in self.frozen)]))
+                tensors = [*theta[k:m], *(t.clone() for _, t in self.frozen)]
+                stack.enter_context(swapped(slots, tensors, explicit=len(self.slots)))
             if self.captured:
                 mapping = dict(zip(map(id, self.captured), theta[m:], strict=True))
                 stack.enter_context(Substitute(mapping))
@@ -135,7 +138,7 @@ def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Ca
     theta = [resolve(leaves[i]) for i in where]
     transforms, needed = compat.transforms_active(), torch.is_grad_enabled()
     levels = transforms or compat.has_forward_level()
-    lifted = Lifted(function, tuple(theta), len(theta), rebuild, inside=bool(substitutions()))
+    lifted = Lifted(function, tuple(theta), len(theta), rebuild, inside=any(substitutions()))
     modules = reachable_modules(function)
     lifted.guarded = bool(modules)
     with modules_in_use if modules else contextlib.nullcontext():
@@ -151,65 +154,151 @@ def lift_closed(function: Callable[..., Any], args: tuple[Tensor, ...]) -> Lifte
 def _lift(
     lifted: Lifted, modules: list[nn.Module], z0: Any, check: Callable[[Any], None], needed: bool, levels: bool
 ) -> None:
-    """Find what the function uses, by looking at modules and by evaluating once (or three times)."""
+    """Find what the function uses, by looking at modules and by evaluating once, twice or three times."""
     constants = _lift_modules(lifted, modules, explicit=needed or levels)
-
-    def stand_in(t: Tensor) -> Tensor:
-        return compat.plain_sample(t) if levels else t.detach()
-
     z_leaves, z_spec = tree_flatten(z0)
-    z_plain = [stand_in(resolve(t)) for t in z_leaves]
-    plain = [stand_in(t) for t in lifted.theta]
-    looks = Looks() if levels or (needed and not any(_explicit(t) for t in lifted.theta)) else None
+    z = tree_unflatten([_plain(resolve(t), levels) for t in z_leaves], z_spec)
+    looks = Looks() if levels or (needed and (lifted.inside or not any(map(_explicit, lifted.theta)))) else None
     with torch.enable_grad() if needed or levels else contextlib.nullcontext():
-        watch = purity(lifted.frozen, [*z_plain, *plain[: lifted.from_args]], len(z_plain), constants)
-        with watch, looks or contextlib.nullcontext():
-            out = lifted(tree_unflatten(z_plain, z_spec), plain)
-        if (needed or levels) and leaks(out):
-            _lift_captured(lifted, modules, tree_unflatten(z_plain, z_spec), plain)
-            plain = [stand_in(t) for t in lifted.theta]
-            out = lifted(tree_unflatten(z_plain, z_spec), plain)
-            if leaks(out) and (levels or not _tracks_state_only(lifted, z_plain, z_spec, plain)):
-                raise CapturedTensorError(
-                    "the function uses a tensor that requires grad, or belongs to a torch.func transform, in a way that "
-                    "implicitkit cannot see (through a custom autograd.Function, say, or a traced module): its "
-                    "derivative would be lost. Pass that tensor as an argument: ik.solve(problem, z0, (..., tensor))"
-                )
+        if levels or (needed and lifted.inside):
+            out = _lift_observed(lifted, modules, z, constants, looks, levels)
+        else:
+            out = _lift_plainly(lifted, modules, z, constants, looks, needed)
     check(out)
-    lifted.branches = looks is not None and looks.seen and (levels or not lifted.captured)
+    lifted.branches = looks is not None and looks.seen and (levels or lifted.inside or not lifted.captured)
     if not levels and not lifted.frozen:
-        lifted.probe = out
-    lifted.live = not lifted.frozen and not any(
-        compat.is_wrapped(t) or compat.has_tangent(t) for t in lifted.theta[lifted.from_args :]
+        lifted.probe = out.detach() if isinstance(out, Tensor) else tree_map(_detached, out)
+    # inside another's substitution nothing holds on the spot: torch suspends it in operations that call back
+    lifted.live = (
+        not lifted.frozen
+        and not lifted.inside
+        and not any(compat.is_wrapped(t) or compat.has_tangent(t) for t in lifted.theta[lifted.from_args :])
     )
 
 
-def check_leaves(lifted: Lifted, out: Tensor, theta: Sequence[Tensor], z: Tensor) -> None:
-    """Raise :class:`CapturedTensorError` if a linearisation's value at ``z`` depends on more than ``z`` and ``theta``."""
-    if lifted.inside:
+def _lift_plainly(
+    lifted: Lifted, modules: list[nn.Module], z: Any, constants: Constants, looks: Looks | None, needed: bool
+) -> Any:
+    """One evaluation on stand-ins: only if its graph leads anywhere else, the function is observed."""
+    plain = _stand_ins(lifted.theta, levels=False, marked=needed and can_keep(lifted.function, modules))
+    out = _first_evaluation(lifted, z, plain, constants, looks or contextlib.nullcontext())
+    known = set(map(id, plain))
+    if needed and any(id(t) not in known for t in graph_leaves(out)):
+        seen, called = Discover([*tree_flatten(z)[0], *plain]), _Called()
+        with torch.no_grad(), called, seen:
+            lifted(z, plain)
+        _adopt(lifted, modules, seen, called)
+        plain = _stand_ins(lifted.theta, levels=False)
+        out = lifted(z, plain)
+        _refuse_leaks(lifted, z, plain, out, levels=False)
+    return out
+
+
+def _lift_observed(
+    lifted: Lifted, modules: list[nn.Module], z: Any, constants: Constants, looks: Looks | None, levels: bool
+) -> Any:
+    """Two evaluations under observation: inside transforms no output shows, at an inner level, what outer ones track."""
+    plain = _stand_ins(lifted.theta, levels, marked=True)
+    given, called = tree_flatten(z)[0], _Called()
+    first = Discover([*given, *plain])
+    with called, first:
+        _first_evaluation(lifted, z, plain, constants, looks or contextlib.nullcontext())
+    _adopt(lifted, modules, first, called)
+    plain = _stand_ins(lifted.theta, levels)
+    again = Discover([*given, *plain])
+    with again:
+        out = lifted(z, plain)
+    kept = [compat.physical(t) for key, t in again.found.items() if key in first.made]
+    if any(getattr(t, _MARK, False) for t in graph_leaves(kept)):
+        raise CapturedTensorError(_KEPT)
+    _refuse_leaks(lifted, z, plain, out, levels)
+    return out
+
+
+def _first_evaluation(lifted: Lifted, z: Any, plain: Sequence[Tensor], constants: Constants, looks: Any) -> Any:
+    leaves = tree_flatten(z)[0]
+    watch = purity(lifted.frozen, [*leaves, *plain[: lifted.from_args]], len(leaves), constants)
+    with watch, looks:
+        return lifted(z, plain)
+
+
+def _refuse_leaks(lifted: Lifted, z: Any, plain: Sequence[Tensor], out: Any, levels: bool, why: str = "") -> None:
+    """Raise if the output on stand-ins of everything explicit is tracked."""
+    if not leaks(out) or not (levels or not _tracks_state_only(lifted, z, plain)):
         return
+    kept = any(getattr(t, _MARK, False) for t in graph_leaves(out))
+    raise CapturedTensorError(_KEPT if kept else why or _UNSEEN)
+
+
+def check_leaves(out: Tensor, known: Sequence[Tensor], z: Tensor) -> None:
+    """Raise :class:`CapturedTensorError` if a linearisation at ``z`` depends on more than ``z`` and what is known."""
     storage = z.untyped_storage().data_ptr()
-    known = {id(t) for t in theta}
-    if any(id(t) not in known and t.untyped_storage().data_ptr() != storage for t in graph_leaves(out)):
-        raise CapturedTensorError(_ELSEWHERE)
+    ids = {id(t) for t in known}
+    foreign = [t for t in graph_leaves(out) if id(t) not in ids and t.untyped_storage().data_ptr() != storage]
+    if foreign:
+        raise CapturedTensorError(_KEPT if any(getattr(t, _MARK, False) for t in foreign) else _ELSEWHERE)
 
 
 def check_solution(lifted: Lifted, z: Any) -> None:
     """Raise :class:`CapturedTensorError` if the function, at ``z``, uses something differentiable that is not in theta."""
+    levels = compat.transforms_active() or compat.has_forward_level()
     leaves, spec = tree_flatten(z)
-    points, plain = ([compat.plain_sample(t) for t in tensors] for tensors in (leaves, lifted.theta))
+    point = tree_unflatten([compat.plain_sample(t) for t in leaves], spec)
+    plain = [compat.plain_sample(t) for t in lifted.theta]
     with torch.enable_grad():
-        out = lifted(tree_unflatten(points, spec), plain)
-        levels = compat.transforms_active() or compat.has_forward_level()
-        if leaks(out) and (levels or not _tracks_state_only(lifted, points, spec, plain)):
+        if not levels:
+            _refuse_leaks(lifted, point, plain, lifted(point, plain), levels, _ELSEWHERE)
+            return
+        with Discover([*tree_flatten(point)[0], *plain]) as seen:
+            out = lifted(point, plain)
+        if any(_explicit(resolve(t)) for t in seen.found.values()):
             raise CapturedTensorError(_ELSEWHERE)
+        _refuse_leaks(lifted, point, plain, out, levels, _ELSEWHERE)
 
 
+_UNSEEN = (
+    "the function uses a tensor that requires grad, or belongs to a torch.func transform, in a way that implicitkit cannot "
+    "see (through a custom autograd.Function, say, or a traced module): its derivative would be lost. Pass that tensor as "
+    "an argument: ik.solve(problem, z0, (..., tensor))"
+)
 _ELSEWHERE = (
     "at the solution the function uses a tensor that requires grad, or belongs to a torch.func transform, which it did not "
     "use at z0 (it branches on values): its derivative would be lost. Pass that tensor as an argument: "
     "ik.solve(problem, z0, (..., tensor))"
 )
+_KEPT = (
+    "the function keeps a tensor from one evaluation to the next that it computed from parameters or arguments (a cache "
+    "filled at the first call, say): the derivative through it would be lost. Compute it anew in every call, or once "
+    "outside the solve"
+)
+_MARK = "_implicitkit_stand_in"
+
+
+def _detached(x: Any) -> Any:
+    return x.detach() if isinstance(x, Tensor) else x
+
+
+def _plain(t: Tensor, levels: bool) -> Tensor:
+    return compat.plain_sample(t) if levels else t.detach()
+
+
+def _stand_ins(theta: Sequence[Tensor], levels: bool, marked: bool = False) -> list[Tensor]:
+    """What the function is shown in place of ``theta``: tensors tracked and batched at no level; if ``marked``, leaves that
+    show where something computed from them was kept."""
+    if not levels:
+        plain = [t.detach() for t in theta]
+        for t, stand_in in zip(theta, plain, strict=True):
+            if marked and t.requires_grad:
+                setattr(stand_in.requires_grad_(), _MARK, True)
+        return plain
+    plain = []
+    for t in theta:
+        stand_in = compat.plain_sample(t)
+        if marked and _explicit(t) and (stand_in.is_floating_point() or stand_in.is_complex()):
+            stand_in = compat.marked(stand_in)
+            setattr(stand_in, _MARK, True)
+        plain.append(stand_in)
+    return plain
 
 
 def _explicit(t: Tensor) -> bool:
@@ -219,7 +308,13 @@ def _explicit(t: Tensor) -> bool:
     return (t.is_floating_point() or t.is_complex()) and (t.requires_grad or compat.has_tangent(t))
 
 
-def _lift_modules(lifted: Lifted, modules: Sequence[nn.Module], explicit: bool) -> list[tuple[list[Slot], Tensor]]:
+def _to_lift(t: Tensor, inside: bool) -> bool:
+    """Must the captured ``t`` become an argument?  Inside another lifted function also what that one has put in its place:
+    the derivative of this solve may be taken after that substitution has ended."""
+    return _explicit(resolve(t)) or (inside and is_substituted(t))
+
+
+def _lift_modules(lifted: Lifted, modules: Sequence[nn.Module], explicit: bool) -> Constants:
     """Parameters and buffers of ``modules`` to ``lifted``; returns copies of the other buffers (they may be updated)."""
     places: dict[int, tuple[Tensor, list[Slot]]] = {}
     constants: dict[int, tuple[list[Slot], Tensor]] = {}
@@ -233,7 +328,7 @@ def _lift_modules(lifted: Lifted, modules: Sequence[nn.Module], explicit: bool) 
                 for key, t in owner.items():
                     if t is None:
                         continue
-                    if explicit and _explicit(resolve(t)):
+                    if explicit and _to_lift(t, lifted.inside):
                         places.setdefault(id(t), (t, []))[1].append((owner, key))
                     elif is_buffer:
                         constants.setdefault(id(t), ([], t))[0].append((owner, key))
@@ -242,41 +337,48 @@ def _lift_modules(lifted: Lifted, modules: Sequence[nn.Module], explicit: bool) 
     return list(constants.values())
 
 
-def _lift_captured(lifted: Lifted, modules: list[nn.Module], z: Any, plain: Sequence[Tensor]) -> None:
-    """Find captured tensors by one evaluation under observation, and modules that only their call reveals."""
-    called: dict[int, nn.Module] = {}
+class _Called:
+    """Collects the modules that are called inside."""
 
-    def note(module: nn.Module, _: Any) -> None:
-        called.setdefault(id(module), module)
+    def __init__(self) -> None:
+        self.modules: dict[int, nn.Module] = {}
 
-    handle = nn.modules.module.register_module_forward_pre_hook(note)
-    try:
-        with torch.no_grad(), Discover([*tree_flatten(z)[0], *plain]) as seen:
-            lifted(z, plain)
-    finally:
-        handle.remove()
+    def __enter__(self) -> _Called:
+        self._handle = nn.modules.module.register_module_forward_pre_hook(self._note)
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._handle.remove()
+
+    def _note(self, module: nn.Module, _: Any) -> None:
+        self.modules.setdefault(id(module), module)
+
+
+def _adopt(lifted: Lifted, modules: list[nn.Module], seen: Discover, called: _Called) -> None:
+    """Make explicit what an evaluation under observation used, and modules that only their call reveals."""
     inside = {id(m) for module in modules for m in module.modules()}
-    hidden = [m for key, m in called.items() if key not in inside]
+    hidden = [m for key, m in called.modules.items() if key not in inside]
     if hidden:
         lifted.guarded = True
         known = {id(t) for t in lifted.theta}
-        extra = Lifted(lifted.function, (), 0, lifted.rebuild)
+        extra = Lifted(lifted.function, (), 0, lifted.rebuild, inside=lifted.inside)
         _lift_modules(extra, hidden, explicit=True)
         fresh = [(t, s) for t, s in zip(extra.theta, extra.slots, strict=True) if id(t) not in known]
         lifted.theta = (*lifted.theta, *(t for t, _ in fresh))
         lifted.slots = [*lifted.slots, *(s for _, s in fresh)]
     # a tensor that is an argument as well, or a module's own (handed back to it by functional_call), is substituted where
     # it is captured, all the same
-    lifted.captured = [t for t in seen.found.values() if _explicit(resolve(t))]
+    lifted.captured = [t for t in seen.found.values() if _to_lift(t, lifted.inside)]
     lifted.theta = (*lifted.theta, *(resolve(t) for t in lifted.captured))
 
 
-def _tracks_state_only(lifted: Lifted, z_leaves: Sequence[Tensor], z_spec: Any, plain: Sequence[Tensor]) -> bool:
+def _tracks_state_only(lifted: Lifted, z: Any, plain: Sequence[Tensor]) -> bool:
     """Does a tracked state explain why the output is tracked?
 
     A function that differentiates (the gradient of an energy, by ``torch.autograd.grad``) makes a leaf of a state that is
     not tracked, and its output then depends on that leaf: nothing is lost if it takes a tracked state as it is.
     """
+    z_leaves, spec = tree_flatten(z)
     leaves = [t.detach().requires_grad_() for t in z_leaves]
-    out = lifted(tree_unflatten(leaves, z_spec), plain)
+    out = lifted(tree_unflatten(leaves, spec), plain)
     return {id(t) for t in graph_leaves(out)} <= {id(t) for t in leaves}

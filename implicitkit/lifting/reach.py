@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["modules_held", "modules_in_use", "reachable_modules"]
+__all__ = ["can_keep", "modules_held", "modules_in_use", "reachable_modules"]
 
 _DEPTH = 6  # how far reachable objects are followed
 # Evaluations that swap tensors into modules, and those that read modules, exclude each other between threads.
@@ -31,6 +31,11 @@ def reachable_modules(function: Any) -> list[nn.Module]:
     found: list[nn.Module] = []
     _walk(function, found, set(), 0)
     return found
+
+
+def can_keep(function: Any, modules: list[nn.Module]) -> bool:
+    """Has the callable a place of its own (a module, a closure, an object) where something could outlive a call?"""
+    return bool(modules) or not inspect.isfunction(function) or function.__closure__ is not None
 
 
 def _walk(x: Any, found: list[nn.Module], seen: set[int], depth: int) -> None:

@@ -16,11 +16,13 @@ from implicitkit.errors import ImpureFunctionWarning, warn
 from implicitkit.trees import tree_flatten
 
 __all__ = [
+    "Constants",
     "Discover",
     "Looks",
     "Slot",
     "Substitute",
     "graph_leaves",
+    "is_substituted",
     "leaks",
     "purity",
     "resolve",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 Slot = tuple[dict[str, Any], str]  # a module's own dict of parameters or buffers, and a key
+Constants = list[tuple[list[Slot], Tensor]]  # tensors of modules that are no arguments, and where they are
 
 _active = threading.local()  # substitutions in force on this thread, for solves nested inside a lifted function
 
@@ -47,6 +50,11 @@ def resolve(t: Tensor) -> Tensor:
     return t
 
 
+def is_substituted(t: Tensor) -> bool:
+    """Has a lifted function now running put a stand-in where ``t`` was, or is ``t`` itself one in a module?"""
+    return any(id(t) in mapping for mapping in substitutions())
+
+
 class Discover(TorchFunctionMode):
     """Collects the tensors that a function uses but neither created nor was given."""
 
@@ -56,14 +64,40 @@ class Discover(TorchFunctionMode):
         self.found: dict[int, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _asks_only(func):
+            return func(*args, **(kwargs or {}))
         for x in tree_flatten((args, kwargs or {}))[0]:
             if isinstance(x, Tensor) and id(x) not in self.made:
                 self.found.setdefault(id(x), x)
         out = func(*args, **(kwargs or {}))
         for x in tree_flatten(out)[0]:
-            if isinstance(x, Tensor):
+            if isinstance(x, Tensor) and id(x) not in self.found:
                 self.made[id(x)] = x  # keeps it alive, so that its id stays its own
         return out
+
+
+_PARTS = frozenset(["H", "T", "data", "grad", "imag", "mH", "mT", "real"])
+_QUESTIONS = frozenset(
+    [
+        "dim",
+        "get_device",
+        "is_complex",
+        "is_contiguous",
+        "is_floating_point",
+        "is_inference",
+        "nelement",
+        "numel",
+        "size",
+        "stride",
+        "untyped_storage",
+    ]
+)
+
+
+def _asks_only(func: Any) -> bool:
+    """Does an operation ask for no numbers, but for a shape, or whether a tensor requires a gradient?"""
+    name = getattr(func, "__name__", "")
+    return name in _QUESTIONS or (name == "__get__" and getattr(func.__self__, "__name__", "") not in _PARTS)
 
 
 class Substitute(TorchFunctionMode):
@@ -110,6 +144,14 @@ class Looks(TorchFunctionMode):
             "equal",
             "allclose",
             "is_nonzero",
+            # shapes that depend on values
+            "argwhere",
+            "bincount",
+            "masked_select",
+            "nonzero",
+            "repeat_interleave",
+            "unique",
+            "unique_consecutive",
         ]
     )
 
@@ -118,15 +160,22 @@ class Looks(TorchFunctionMode):
         self.seen = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen = self.seen or getattr(func, "__name__", "") in self.NAMES
+        name = getattr(func, "__name__", "")
+        self.seen = self.seen or name in self.NAMES or (name == "__getitem__" and _masks(args[1]))
         return func(*args, **(kwargs or {}))
 
 
+def _masks(index: Any) -> bool:
+    """Does an index select by a mask?"""
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) for part in parts)
+
+
 @contextlib.contextmanager
-def swapped(slots: Sequence[Sequence[Slot]], tensors: Sequence[Tensor]) -> Iterator[None]:
-    """The tensors, in the modules, while it lasts."""
+def swapped(slots: Sequence[Sequence[Slot]], tensors: Sequence[Tensor], explicit: int) -> Iterator[None]:
+    """The tensors, in the modules, while it lasts; solves inside see the first ``explicit`` of them as stand-ins."""
     old = [[owner[key] for owner, key in places] for places in slots]
-    substitutions().append({})  # solves inside see that they are
+    substitutions().append({id(t): t for t in tensors[:explicit]})
     try:
         for places, t in zip(slots, tensors, strict=True):
             for owner, key in places:
@@ -146,26 +195,33 @@ def leaks(out: Any) -> bool:
 
 def graph_leaves(out: Any) -> list[Tensor]:
     """The leaves of the autograd graph of a tree of tensors."""
-    tracked = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor) and t.requires_grad]
-    found, seen = [t for t in tracked if t.grad_fn is None], set()
-    nodes: list[Any] = [t.grad_fn for t in tracked]
+    tensors = [out] if isinstance(out, Tensor) else [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
+    found, seen, nodes = [], set(), []
+    for t in tensors:
+        if t.grad_fn is not None:
+            nodes.append(t.grad_fn)
+        elif t.requires_grad:
+            found.append(t)
     while nodes:
         node = nodes.pop()
-        if node is None or node in seen:
+        if node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable"):
-            found.append(node.variable)
-        nodes.extend(n for n, _ in node.next_functions)
+        after = node.next_functions
+        if not after:
+            if hasattr(node, "variable"):
+                found.append(node.variable)
+            continue
+        nodes.extend([n for n, _ in after if n is not None])
     return found
 
 
 @contextlib.contextmanager
 def purity(
-    frozen: list[tuple[list[Slot], Tensor]],
+    frozen: Constants,
     given: Sequence[Tensor],
     states: int,
-    constants: list[tuple[list[Slot], Tensor]],
+    constants: Constants,
 ) -> Iterator[None]:
     """Watch one evaluation: in-place changes of what was given raise; random numbers and updated buffers warn.
 
@@ -177,7 +233,7 @@ def purity(
     device = given[0].device
     random = _random_state(device)
     if constants:
-        with swapped([slots for slots, _ in constants], copies):
+        with swapped([slots for slots, _ in constants], copies, explicit=0):
             yield
     else:
         yield

@@ -96,9 +96,8 @@ class Request:
     def linearise(self, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
         """The residual at ``z``, as a plain tensor, with its graph, and ``A`` there."""
         out, A = self.system.problem.linearise(self.system, z.detach(), theta)
-        if A.structure is None:
-            check_leaves(self.system.lifted, out, theta, z)
-        else:
+        check_leaves(out, theta if A.structure is None else [*theta, *A.structure.points], z)
+        if A.structure is not None:
             A.structure.unsolved = getattr(self.record.outcome, "unsolved", frozenset())
         return out, A
 

@@ -160,6 +160,44 @@ def tracked() -> None:
         assert not compat.tracked(torch.ones(2))
 
 
+def physical() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    assert compat.physical(leaf) is leaf
+    for level in LEVELS:
+        assert not compat.is_wrapped(inside(level, compat.physical)), level
+    assert inside("vmap", compat.physical).shape == (3, 1)  # the batch is there
+    assert inside("grad", lambda _: compat.physical(leaf * 2).requires_grad)
+
+
+def at_level_of() -> None:
+    """What an inner level hides of an outer one; and the stack of transforms is as it was afterwards."""
+    x = torch.ones(2, dtype=D)
+    seen: list[bool] = []
+
+    def look(outer: Tensor, inner: Tensor) -> Tensor:
+        blind = forward_ad.unpack_dual(outer).tangent is not None
+        with compat.at_level_of(outer):
+            seen.append(not blind and forward_ad.unpack_dual(outer).tangent is not None)
+        return (outer * inner).sum()
+
+    jvp(lambda w: grad(lambda y: look(w, y))(x), (x,), (x,))
+    close(jvp(lambda w: jvp(lambda y: look(w, y), (x,), (x,))[1], (x,), (x,))[1], torch.tensor(2.0, dtype=D))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, x)
+        grad(lambda y: look(dual, y))(x)
+    assert seen == [True] * 3
+
+
+def marked() -> None:
+    for level in LEVELS:
+        leaf = inside(level, lambda t: compat.marked(compat.physical(t)))
+        assert leaf.is_leaf and leaf.requires_grad and not compat.is_wrapped(leaf), level
+    assert compat.marked(TWO).requires_grad
+    assert not TWO.requires_grad
+    with pytest.raises(RuntimeError):  # what it goes around is still refused
+        grad(lambda t: TWO.detach().requires_grad_() * t)(TWO)
+
+
 def plain_sample() -> None:
     leaf = torch.ones(2, requires_grad=True)
     assert not compat.plain_sample(leaf).requires_grad
@@ -192,6 +230,12 @@ def has_tangent() -> None:
         assert compat.has_tangent(forward_ad.make_dual(x.to(torch.complex128), x.to(torch.complex128)))
     assert inside("jvp", compat.has_tangent)
     assert not inside("jvp", lambda _: compat.has_tangent(TWO))
+    outer: list[bool] = []  # while an inner level is current
+    inner = lambda w: grad(lambda y: (outer.append(compat.has_tangent(w)), (w * y).sum())[1])(x)  # noqa: E731
+    jvp(inner, (x,), (x,))
+    vmap(inner)(x)
+    jvp(vmap(inner), (x,), (x,))
+    assert outer == [True, False, True]
 
 
 def forward_ad_enabled() -> None:
@@ -249,13 +293,16 @@ def opaque_to_compile() -> None:
 
 CONTRACTS: dict[str, Callable[[], None]] = {
     "TreeSpec": trees,
+    "at_level_of": at_level_of,
     "forward_ad_enabled": forward_ad_enabled,
     "has_forward_level": has_forward_level,
     "has_tangent": has_tangent,
     "is_legacy_batched": is_legacy_batched,
     "is_wrapped": is_wrapped,
     "key_path": paths,
+    "marked": marked,
     "opaque_to_compile": opaque_to_compile,
+    "physical": physical,
     "plain_sample": plain_sample,
     "tracked": tracked,
     "transforms_active": transforms_active,
