@@ -1,0 +1,279 @@
+"""Checks of the answer: right, honest, the same in a batch, and differentiable."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.errors import ConvergenceError
+from implicitkit.problem.base import Problem
+from implicitkit.problem.kind import as_kind
+from implicitkit.solution import Status
+from implicitkit.solver.catalogue import serves
+from implicitkit.solver.method import Method
+from implicitkit.solving import solve
+from implicitkit.testing.check import PROBLEMS, Subject, all_converged, check, close
+from implicitkit.testing.known import KNOWN, Known, unsolvable
+
+__all__: list[str] = []
+
+
+# ------------------------------------------------------------------------------------------------------ right and honest
+@check(
+    "The step does not lead to the solution of well-conditioned problems: check signs (a root method sees the residual, a "
+    "fixed-point method the map itself, a minimiser the gradient), and that the last point is the one returned."
+)
+def finds_known_solutions(subject: Subject) -> None:
+    """The solutions of one linear and one nonlinear problem, planted, are found to the tolerance."""
+    for known in subject.known():
+        solution = subject.solve(known, on_failure="ignore")
+        all_converged(solution, known)
+        close(solution.value, known.solution, subject.tolerance(known), f"{known.name}: the solution")
+
+
+@check(
+    "The solver serves this problem kind (see implicitkit.extend.serves), but does not solve it; register it with a "
+    "narrower solves=... or make it robust there."
+)
+def serves_every_kind_it_claims(subject: Subject) -> None:
+    """Every kind of problem that the solver may be given is solved, not only its own."""
+    for kind in KNOWN:
+        if kind != subject.kind and serves(subject.solver.solves, kind):
+            for known in subject.known(kind):
+                solution = subject.solve(known, rtol=max(1e-6, subject.accuracy), on_failure="ignore")
+                all_converged(solution, known)
+                close(solution.value, known.solution, 1e-3, f"{known.name}: the solution")
+
+
+@check(
+    "The tolerance is that of the residual at the point returned: |F(z)| <= atol + rtol * scale. A black box must pass its "
+    "rtol and atol on; a Method must not stop improving on its own."
+)
+def honours_tolerance(subject: Subject) -> None:
+    """Asked for 1e-2, 1e-5 and the tightest, the residual at the point returned, evaluated afresh, is within it."""
+    for known in subject.known():
+        for rtol in (1e-2, 1e-5, subject.accuracy):
+            if rtol < subject.accuracy:
+                continue
+            atol = subject.accuracy * 0.1
+            solution = subject.solve(known, rtol=rtol, atol=atol, on_failure="ignore")
+            all_converged(solution, known)
+            norm = known.residual(solution.value, known.theta).norm(dim=1)
+            start = known.residual(known.z0, known.theta).norm(dim=1)
+            scale = solution.value.norm(dim=1) if known.problem.kind.iteration else start
+            bound = atol + rtol * scale
+            assert bool((norm <= bound * (1 + 1e-6) + 1e-14).all()), (
+                f"{known.name}: claimed |F| <= {bound.tolist()}, but |F| = {norm.tolist()} at the point returned"
+            )
+            close(solution.residual_norm, norm, 1e-12 + 1e-6 * float(norm.max()), f"{known.name}: residual_norm")
+
+
+@check("Count one step for every iteration, and stop after max_steps of them.")
+def honours_max_steps(subject: Subject) -> None:
+    """With ``max_steps`` 1 and 2, no more steps are reported, and no success that the residual does not bear out."""
+    for known in subject.known():
+        for limit in (1, 2):
+            solution = subject.solve(known, max_steps=limit, on_failure="ignore")
+            assert int(solution.steps.max()) <= limit, f"{known.name}: {solution.steps.tolist()} steps of {limit}"
+            norm = known.residual(solution.value, known.theta).norm(dim=1)
+            start = known.residual(known.z0, known.theta).norm(dim=1)
+            scale = solution.value.norm(dim=1) if known.problem.kind.iteration else start
+            tolerance = max(subject.accuracy, torch.finfo(torch.float64).eps ** (2 / 3))
+            wrong = solution.converged & (norm > 1.01 * tolerance * (1 + scale))
+            assert not bool(wrong.any()), f"{known.name}: converged is claimed at |F| = {norm.tolist()}"
+
+
+@check(
+    "A solver that cannot go on must say so: return the best point it has, or raise; never loop forever, and never return "
+    "NaN where the start was finite."
+)
+def reports_failure(subject: Subject) -> None:
+    """A problem without a solution raises ``ConvergenceError``; ignored, it is marked, and its point is finite."""
+    kinds = [subject.kind] + (["root"] if as_kind(subject.kind).minimisation else [])
+    for kind in kinds:
+        problem, z0 = unsolvable(kind, batch=2, size=subject.size)
+        options: dict[str, Any] = {"solver": subject.solver, "batch_dims": 1, "max_steps": 30}
+        solution = solve(problem, z0, (), on_failure="ignore", **options)
+        assert not bool(solution.converged.any()), f"{kind} without a solution: convergence is claimed"
+        assert bool(torch.isfinite(solution.value).all()), (
+            f"{kind} without a solution: the point returned is not finite"
+        )
+        assert bool(torch.isfinite(solution.residual_norm).all()), f"{kind} without a solution: |F| is not finite"
+        try:
+            solve(problem, z0, (), **options)
+        except ConvergenceError as error:
+            assert error.solution is not None
+        else:
+            raise AssertionError(f"{kind} without a solution: no ConvergenceError was raised")
+
+
+@check("Keep the point with the least residual, or start from z0 again when the iteration has run away.")
+def never_worse_than_the_start(subject: Subject) -> None:
+    """Stopped early, the residual is not larger than it was at ``z0``."""
+    for known in subject.known():
+        start = known.residual(known.z0, known.theta).norm(dim=1)
+        for limit in (1, 3):
+            solution = subject.solve(known, max_steps=limit, on_failure="ignore")
+            norm = known.residual(solution.value, known.theta).norm(dim=1)
+            assert bool((norm <= start * (1 + 1e-9)).all()), f"{known.name}: |F| {start.tolist()} -> {norm.tolist()}"
+
+
+@check("Evaluate f at the start, and return at once if the residual vanishes there.")
+def stays_at_a_solution(subject: Subject) -> None:
+    """Started at the solution, it returns the solution."""
+    for known in subject.known():
+        solution = subject.solve(known, z0=known.solution, atol=1e-9 if subject.accuracy < 1e-9 else subject.accuracy)
+        all_converged(solution, known)
+        close(solution.value, known.solution, subject.tolerance(known), f"{known.name}: the solution")
+
+
+# ------------------------------------------------------------------------------------------------------------- batches
+@check(
+    "Rows of z are independent samples: norms, inner products, step lengths and coefficients are per row (dim=1, keepdim), "
+    "never over the whole matrix, and every tensor in the state has the batch as its first dimension."
+)
+def batch_equals_loop(subject: Subject) -> None:
+    """A batch gives what its samples give one at a time."""
+    for known in subject.known(batch=4):
+        together = subject.solve(known)
+        for i in range(4):
+            alone = subject.solve(
+                Known(
+                    known.name,
+                    known.problem,
+                    known.z0[i : i + 1],
+                    known.theta[i : i + 1],
+                    known.solution,
+                    known.residual,
+                )
+            )
+            what = f"{known.name}: sample {i} of the batch, against the sample alone,"
+            close(together.value[i], alone.value[0], 2 * subject.tolerance(known), what)
+            if isinstance(subject.solver, Method):
+                a, b = int(together.steps[i]), int(alone.steps[0])
+                assert abs(a - b) <= max(1, 0.1 * b), f"{what} took {a} steps instead of {b}"
+
+
+@check("Something depends on where a sample stands in the batch: look for z[0], for loops, for state that is shared.")
+def permutation_of_the_batch(subject: Subject) -> None:
+    """Samples in another order give the same solutions in that order."""
+    order = torch.tensor([2, 0, 3, 1])
+    for known in subject.known(batch=4):
+        plain = subject.solve(known)
+        permuted = subject.solve(known, known.theta[order], z0=known.z0[order])
+        close(permuted.value, plain.value[order], 2 * subject.tolerance(known), f"{known.name}: the permuted solution")
+        if isinstance(subject.solver, Method):
+            difference = (permuted.steps - plain.steps[order]).abs().max()
+            assert int(difference) <= 1, f"{known.name}: steps {permuted.steps.tolist()} after {plain.steps.tolist()}"
+
+
+@check(
+    "NaN spreads over the batch: a sum, mean, max or matrix product mixes rows, or a decomposition raises for the whole "
+    "batch when one matrix is not finite. Work row by row and use torch.where."
+)
+def nan_stays_in_its_sample(subject: Subject) -> None:
+    """One sample whose argument is NaN fails; the others are solved as if it were not there."""
+    for known in subject.known(batch=4):
+        theta = known.theta.clone()
+        theta[1] = torch.nan
+        others = torch.tensor([0, 2, 3])
+        for dropped in (
+            True,
+            False,
+        ):  # with in_dims the driver drops the sample that has failed, else it stays in sight
+            solution = subject.solve(known, theta, in_dims=(0,) if dropped else None, on_failure="ignore")
+            assert not bool(solution.converged[1]), f"{known.name}: the sample with NaN is called converged"
+            assert bool(torch.isfinite(solution.value[1]).all()), f"{known.name}: the start of the NaN sample is lost"
+            assert bool(solution.converged[others].all()), (
+                f"{known.name}: the other samples did not converge: "
+                f"{[Status(s).name.lower() for s in solution.status[others].tolist()]} {solution.message}"
+            )
+            close(
+                solution.value[others], known.solution[others], subject.tolerance(known), f"{known.name}: other samples"
+            )
+
+
+@check("An empty batch must be refused with a ValueError that says so.")
+def refuses_an_empty_batch(subject: Subject) -> None:
+    """A batch of no samples raises ``ValueError`` and does not reach the solver."""
+    known = subject.known()[0]
+    try:
+        subject.solve(known, known.theta[:0], z0=known.z0[:0])
+    except ValueError as error:
+        assert "empty" in str(error) or "no samples" in str(error), f"the message does not say so: {error}"
+    else:
+        raise AssertionError("no error was raised")
+
+
+@check("vmap gives the solver one larger batch; whatever breaks here breaks there (state without a batch dimension?).")
+def vmap_equals_batch(subject: Subject) -> None:
+    """``torch.vmap`` over a solve without batch dimensions gives what ``batch_dims=1`` gives."""
+    for known in subject.known():
+        tolerance = max(subject.accuracy, torch.finfo(torch.float64).eps ** (2 / 3))
+
+        def one(z0: Tensor, theta: Tensor, problem: Problem = known.problem, tolerance: float = tolerance) -> Tensor:
+            # the functions of the known problems work on the last dimension: one sample is a vector
+            return solve(problem, z0, (theta,), solver=subject.solver, rtol=tolerance, atol=tolerance).value
+
+        mapped = torch.func.vmap(one)(known.z0, known.theta)
+        close(mapped, known.solution, subject.tolerance(known), f"{known.name}: the solution under vmap")
+
+
+# ---------------------------------------------------------------------------------------------------------- derivatives
+@check("The point returned is not the solution (derivatives are formed there), or it carries a graph of its own.")
+def gradient_of_the_solution(subject: Subject) -> None:
+    r"""Reverse mode gives ``-(dF/d\theta)' u`` with ``(dF/dz)' u = w``, formed densely at the known solution."""
+    for known in subject.known():
+        theta = known.theta.clone().requires_grad_()
+        value = subject.solve(known, theta).value
+        w = torch.linspace(-1, 1, value.numel(), dtype=value.dtype).reshape(value.shape)
+        (gradient,) = torch.autograd.grad((w * value).sum(), theta)
+        for i in range(len(w)):
+            z, t = known.solution[i : i + 1], known.theta[i : i + 1]
+            J, D = (d[0, :, 0] for d in torch.autograd.functional.jacobian(known.residual, (z, t)))
+            wanted = -D.mT @ torch.linalg.solve(J.mT, w[i])
+            what = f"{known.name}: the gradient of sample {i}"
+            close(gradient[i], wanted, 10 * subject.tolerance(known), what)
+
+
+@check("Let exceptions of f pass: catch only your own, never a bare `except`.")
+def errors_of_the_function_surface(subject: Subject) -> None:
+    """An exception raised by the user's function in the middle of a solve arrives as it was raised."""
+    known = subject.known()[1]
+    function, calls = known.problem.function, 0
+
+    class Own(Exception):
+        pass
+
+    def failing(z: Tensor, theta: Tensor) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise Own("of the user")
+        return function(z, theta)
+
+    problem = PROBLEMS[known.problem.kind.name](failing)
+    try:
+        solve(problem, known.z0, (known.theta,), solver=subject.solver, batch_dims=1, in_dims=(0,))
+    except Own:
+        return
+    assert calls > 2, f"the function was called {calls} times only: the solve cannot have been right"
+    raise AssertionError("the exception of the user's function was swallowed")
+
+
+@check("Make it a (frozen) dataclass at module level, with plain values as options.")
+def copies_and_pickles(subject: Subject) -> None:
+    """The configured solver survives ``copy.deepcopy`` and ``pickle`` and solves alike."""
+    known = subject.known()[0]
+    wanted = subject.solve(known).value
+    local = "<locals>" in getattr(subject.solver, "find", type(subject.solver)).__qualname__
+    for name, clone in (
+        ("deepcopy", copy.deepcopy),
+        *(() if local else (("pickle", lambda s: pickle.loads(pickle.dumps(s))),)),
+    ):
+        again = Subject(clone(subject.solver), subject.accuracy).solve(known).value
+        assert torch.equal(again, wanted), f"after {name} the solution is another"

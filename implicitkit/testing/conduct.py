@@ -1,0 +1,159 @@
+"""Checks of the conduct: what comes in is left alone, what goes out is as promised; and what only a method promises."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit import trees
+from implicitkit.lifting.lifted import lift
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
+from implicitkit.solving import solve
+from implicitkit.system import System, check_output
+from implicitkit.testing.check import PROBLEMS, Subject, all_converged, check, close
+from implicitkit.testing.known import Known, known_problems
+from implicitkit.trees import Layout
+
+__all__: list[str] = []
+
+
+# ------------------------------------------------------------------------------------------------- tensors as they came
+@check(
+    "Create tensors with z.new_* / *_like, convert what comes back from NumPy with torch.as_tensor(..., dtype=z.dtype)."
+)
+def keeps_dtype_and_device(subject: Subject) -> None:
+    """float32 and float64 come back as they came, on every device there is."""
+    devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+    for device in devices:
+        for dtype in (torch.float32, torch.float64):
+            for known in known_problems(subject.kind, batch=2, size=subject.size, dtype=dtype, device=device):
+                solution = subject.solve(known, on_failure="ignore")
+                assert solution.value.dtype == dtype, f"{known.name}: {dtype} came back as {solution.value.dtype}"
+                assert solution.value.device == known.z0.device, f"{known.name}: came back on {solution.value.device}"
+                all_converged(solution, known)
+                close(
+                    solution.value, known.solution, subject.tolerance(known), f"{known.name} in {dtype}: the solution"
+                )
+
+
+@check("Never write into z or into what f returned (no z += d, no torch.add(out=z)): make new tensors.")
+def does_not_change_its_input(subject: Subject) -> None:
+    """``z0`` and the arguments are unchanged, and so is their memory."""
+    for known in subject.known():
+        z0, theta = known.z0.clone(), known.theta.clone()
+        versions = z0._version, theta._version
+        solution = subject.solve(known, theta, z0=z0)
+        assert torch.equal(z0, known.z0) and torch.equal(theta, known.theta), f"{known.name}: input was written to"
+        assert (z0._version, theta._version) == versions, f"{known.name}: input was written to (version counter)"
+        kept = solution.value.detach().clone()
+        subject.solve(known, known.theta + 1)
+        assert torch.equal(solution.value, kept), f"{known.name}: a later solve changed an earlier solution"
+
+
+@check("Keep no state between solves (in self, in globals), and draw no random numbers without a fixed generator.")
+def is_deterministic(subject: Subject) -> None:
+    """The same solve twice gives the same bits."""
+    for known in subject.known():
+        first, second = subject.solve(known), subject.solve(known)
+        assert torch.equal(first.value, second.value), f"{known.name}: two runs differ"
+        assert torch.equal(first.steps, second.steps), f"{known.name}: two runs took different numbers of steps"
+
+
+@check(
+    "Accept any pytree: the driver packs it; a black box that remembers shapes must take them from its z0.",
+    lambda solver: solver.max_size is None or solver.max_size >= 4,
+)
+def solves_pytrees(subject: Subject) -> None:
+    """A state that is a dictionary of tensors of several shapes is solved."""
+    known = subject.known()[0]
+    tolerance = max(subject.accuracy, torch.finfo(torch.float64).eps ** (2 / 3))
+
+    def join(tree: dict[str, Tensor]) -> Tensor:
+        return torch.cat([tree["a"].flatten(1), tree["b"]], 1)
+
+    def split(z: Tensor) -> dict[str, Tensor]:
+        return {"a": z[:, :3].reshape(-1, 3, 1), "b": z[:, 3:]}
+
+    function = known.problem.function
+    whole = known.problem.kind.minimisation
+
+    def on_tree(tree: dict[str, Tensor], theta: Tensor) -> Any:
+        out = function(join(tree), theta)
+        return out if whole else split(out)
+
+    problem = PROBLEMS[known.problem.kind.name](on_tree)
+    solution = solve(
+        problem, split(known.z0), (known.theta,), solver=subject.solver, batch_dims=1, rtol=tolerance, atol=tolerance
+    )
+    close(join(solution.value), known.solution, subject.tolerance(known), "the solution")
+
+
+# ------------------------------------------------------------------------------------------- what only a Method promises
+def _is_method(solver: Any) -> bool:
+    return isinstance(solver, Method)
+
+
+def _function(subject: Subject, known: Known, z: Tensor, theta: Tensor) -> Evaluations:
+    """What a method sees of a known problem."""
+    layout = Layout(z, 1)
+    lifted = lift(known.problem.function, z, (theta,), check_output(known.problem, layout))
+    return Evaluations(System.of(known.problem, layout, lifted, (0,), (theta,)), lifted.theta, subject.solver.solves)
+
+
+def _steps(subject: Subject) -> Iterator[tuple[str, Evaluations, Tensor, Any]]:
+    """The first three steps of a method, on plain matrices: name, function, point and state before each."""
+    for known in subject.known(batch=3):
+        z = known.z0
+        f = _function(subject, known, z, known.theta)
+        f.norm = f.residual(z).norm(dim=1)
+        f.best, f.best_norm = z, f.norm
+        state = subject.solver.init(f, z)
+        for _ in range(3):
+            yield known.name, f, z, state
+            z, state = subject.solver.step(f, z, state)
+            f.norm = f.residual(z).norm(dim=1)
+            f.best, f.best_norm = z, f.norm
+
+
+@check("Return z_next as a new tensor of the shape, dtype and device of z, without a graph.", _is_method)
+def step_returns_a_new_point(subject: Subject) -> None:
+    """``step`` returns a tensor like ``z``, not ``z`` itself changed, and writes into nothing it was given."""
+    for name, f, z, state in _steps(subject):
+        before, value = z._version, f(z)
+        output = value._version
+        z_next, _ = subject.solver.step(f, z, state)
+        assert isinstance(z_next, Tensor), f"{name}: step returned {type(z_next).__name__} instead of a tensor"
+        assert z_next.shape == z.shape, f"{name}: step returned shape {tuple(z_next.shape)} for {tuple(z.shape)}"
+        assert z_next.dtype == z.dtype and z_next.device == z.device, f"{name}: step returned {z_next.dtype}"
+        assert not z_next.requires_grad, f"{name}: what step returned carries a graph"
+        assert z._version == before, f"{name}: step wrote into z"
+        assert value._version == output, f"{name}: step wrote into what f returned"
+
+
+@check(
+    "Every tensor in the state has the batch as its first dimension; keep counters that all samples share as Python "
+    "numbers, or override Method.select.",
+    _is_method,
+)
+def step_is_per_sample(subject: Subject) -> None:
+    """``select`` takes the rows of the samples that go on: the step of a part is the part of the step."""
+    keep = torch.tensor([1, 2])
+    for known in subject.known(batch=3):
+        for name, f, z, state in _steps(subject):
+            if name != known.name:
+                continue
+            for leaf in trees.tree_flatten(state)[0]:
+                if isinstance(leaf, Tensor) and type(subject.solver).select is Method.select:
+                    assert leaf.ndim == 0 or leaf.shape[0] == 3, f"{name}: a state tensor has shape {tuple(leaf.shape)}"
+            small = _function(subject, known, z[keep], known.theta[keep])
+            small.norm = small.residual(z[keep]).norm(dim=1)
+            small.best, small.best_norm = z[keep], small.norm
+            part = subject.solver.select(copy.deepcopy(state), keep)
+            whole, _ = subject.solver.step(f, z, copy.deepcopy(state))
+            selected, _ = subject.solver.step(small, z[keep], part)
+            close(selected, whole[keep], 1e-8, f"{name}: the step of the samples 1 and 2")

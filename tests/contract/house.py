@@ -1,0 +1,200 @@
+"""The house in figures, by what the code itself says: floors, circles, arrows between rooms, sizes, import cost.
+
+    python tests/contract/house.py            # prints the table that docs/architecture.md shows
+
+Imports count wherever they stand: at the top of a module, under ``TYPE_CHECKING``, inside a function.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import networkx as nx
+
+ROOT = Path(__file__).parents[2]
+LIBRARY = ROOT / "implicitkit"
+PLUGINS = ROOT / "plugins"
+
+#: The floors from the ground up; a module belongs to the entry of the longest prefix.  Imports go down, or stay on a floor.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("errors", "compat", "operators"),
+    ("trees", "registry", "autodiff", "sparsity"),
+    ("lifting", "linear", "sets"),
+    ("system", "solution", "prox", "relax"),
+    ("problem", "reporting"),
+    ("solver",),
+    ("composition", "interop", "rule"),
+    ("solving", "extend"),
+    ("layer", "project", "diagnostics", "testing", "callbacks"),
+    ("cli",),
+    ("__main__", ""),
+)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def modules(root: Path = LIBRARY) -> dict[str, Path]:
+    """Every module below a package folder, by its dotted name."""
+    return {
+        ".".join(path.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sorted(root.rglob("*.py"))
+    }
+
+
+def imports(source: str, known: dict[str, Path]) -> set[str]:
+    """The known modules that a source imports, wherever the import stands."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in known else node.module for name in inner]
+        else:
+            continue
+        found.update(name for name in names if name in known)
+    return found
+
+
+def graph(known: dict[str, Path]) -> nx.DiGraph:
+    """Modules and what they import."""
+    arrows = nx.DiGraph()
+    arrows.add_nodes_from(known)
+    for name, path in known.items():
+        arrows.add_edges_from((name, target) for target in imports(path.read_text(), known) if target != name)
+    return arrows
+
+
+def circles(arrows: nx.DiGraph) -> list[list[str]]:
+    """Sets of modules that import each other."""
+    return [sorted(c) for c in nx.strongly_connected_components(arrows) if len(c) > 1]
+
+
+def room(module: str) -> str:
+    """The folder (or the single file) of the library that a module lies in."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def upward(arrows: nx.DiGraph) -> list[str]:
+    """Imports of a module on a higher floor."""
+    return [f"{a} -> {b}" for a, b in arrows.edges if FLOOR[room(a)] < FLOOR[room(b)]]
+
+
+def between_rooms(arrows: nx.DiGraph) -> set[tuple[str, str]]:
+    """Which rooms import which."""
+    return {(room(a), room(b)) for a, b in arrows.edges if room(a) != room(b)}
+
+
+def functions(path: Path) -> Iterator[tuple[str, int]]:
+    """Functions of a file and their lines of code, docstrings, comments and blank lines left out."""
+    source = path.read_text()
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        skip: set[int] = set()
+        first = node.body[0]
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            skip.update(range(first.lineno, (first.end_lineno or 0) + 1))
+        own = range(node.lineno, (node.end_lineno or 0) + 1)
+        code = [i for i in own if i not in skip and lines[i - 1].strip() and not lines[i - 1].strip().startswith("#")]
+        yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", len(code)
+
+
+KIND_WORDS = (
+    r"(root|fixed_point|argmin|least_squares|steady_state|constrained|quadratic_program|state|scalar|vector|program)"
+)
+COMPARISON = re.compile(
+    rf"\b(kind|returns)\b\s*(==|!=|(not\s+)?in)\s*[(\[{{]?\s*[\"']{KIND_WORDS}[\"']|[\"']{KIND_WORDS}[\"']\s*(==|!=)\s*\w*\.?kind\b"
+)
+
+
+def kind_comparisons() -> list[str]:
+    """Places outside ``problem/kind.py`` that compare the name of a kind with a string."""
+    found = []
+    for path in [*LIBRARY.rglob("*.py"), *PLUGINS.rglob("*.py")]:
+        if path.name == "kind.py":
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if COMPARISON.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number} {line.strip()}")
+    return found
+
+
+_COST = """
+import sys, time
+start = time.perf_counter(); import torch; middle = time.perf_counter(); before = set(sys.modules)
+import implicitkit; end = time.perf_counter()
+print(middle - start, end - middle, *sorted({n.partition(".")[0] for n in set(sys.modules) - before}))
+"""
+
+
+def import_cost() -> tuple[float, float, list[str]]:
+    """Seconds for torch, seconds on top of it, and the top-level packages that come on top of what torch imports."""
+    out = subprocess.run(
+        [sys.executable, "-c", _COST], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout.split()
+    return float(out[0]), float(out[1]), out[2:]
+
+
+_WAY = """
+import pathlib, sys
+import torch, implicitkit as ik
+root, way = pathlib.Path("implicitkit").resolve(), []
+z0 = torch.zeros(3, dtype=torch.float64)
+
+def watch(frame, event, arg):
+    name = frame.f_code.co_filename
+    if event != "call" or not name.startswith(str(root)):
+        return
+    given = [frame.f_locals.get(n) for n in frame.f_code.co_varnames[: frame.f_code.co_argcount]]
+    given += [x for value in given if isinstance(value, tuple) for x in value]
+    if any(isinstance(v, torch.Tensor) and v.data_ptr() == z0.data_ptr() for v in given):
+        short = str(pathlib.Path(name).relative_to(root))
+        if not way or way[-1] != short:
+            way.append(short)
+    if frame.f_code.co_name == "step":
+        sys.setprofile(None)
+
+ik.fixed_point(torch.cos, z0, solver="picard")
+sys.setprofile(watch)
+ik.fixed_point(torch.cos, z0, solver="picard")
+sys.setprofile(None)
+print(*way)
+"""
+
+
+def way_of_the_start() -> list[str]:
+    """The files through whose calls ``z0`` goes, in order, from the verb to the first line of the method."""
+    found = subprocess.run([sys.executable, "-c", _WAY], capture_output=True, text=True, check=True, cwd=ROOT)
+    return found.stdout.split()
+
+
+def figures() -> dict[str, object]:
+    """Everything that docs/architecture.md claims."""
+    arrows = graph(modules())
+    torch_seconds, own_seconds, packages = import_cost()
+    sizes = [n for path in LIBRARY.rglob("*.py") for _, n in functions(path)]
+    import implicitkit
+
+    return {
+        "circles": len(circles(arrows)),
+        "upward arrows": len(upward(arrows)),
+        "arrows between rooms": len(between_rooms(arrows)),
+        "rooms that z0 enters before the solver's first line": len({way.split("/")[0] for way in way_of_the_start()}),
+        "string comparisons on kinds outside Kind": len(kind_comparisons()),
+        "longest function (lines of code)": max(sizes),
+        "longest module (lines)": max(len(p.read_text().splitlines()) for p in LIBRARY.rglob("*.py")),
+        "public names in ik": len(implicitkit.__all__),
+        "import on top of torch, share of torch's": f"{own_seconds / torch_seconds:.1%}",
+        "packages imported on top of torch": ", ".join(packages) or "none",
+    }
+
+
+if __name__ == "__main__":
+    for name, value in figures().items():
+        print(f"{name:72} {value}")

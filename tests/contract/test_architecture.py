@@ -1,0 +1,167 @@
+"""The laws of the house (docs/architecture.md), each held by a test; ``house.py`` beside this file does the measuring."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import house
+import pytest
+import torch
+
+import implicitkit as ik
+
+MODULES = house.modules()
+ARROWS = house.graph(MODULES)
+PUBLIC_MODULES = [m for m in vars(ik).values() if isinstance(m, ModuleType)]
+PLUGIN_FILES = sorted(house.PLUGINS.rglob("*.py"))
+
+
+# ---------------------------------------------------------------------------------------------------------------- law 1
+def test_every_module_has_a_floor() -> None:
+    assert {house.room(name) for name in MODULES} <= set(house.FLOOR)
+    assert {room for room in house.FLOOR if room} <= {house.room(name) for name in MODULES}, "a floor without a room"
+
+
+def test_there_is_no_circle_of_imports() -> None:
+    assert house.circles(ARROWS) == []
+
+
+def test_no_circle_in_the_plugins() -> None:
+    for folder in sorted(p for p in house.PLUGINS.iterdir() if (p / "__init__.py").exists()):
+        assert house.circles(house.graph(house.modules(folder))) == [], folder.name
+
+
+def test_imports_go_down() -> None:
+    assert house.upward(ARROWS) == []
+
+
+def test_imports_count_wherever_they_stand() -> None:
+    source = (
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from implicitkit.solving import solve\n"
+        "def f():\n    import implicitkit.errors\n    from implicitkit import trees\n"
+    )
+    assert house.imports(source, MODULES) == {"implicitkit.solving", "implicitkit.errors", "implicitkit.trees"}
+
+
+# ---------------------------------------------------------------------------------------------------------------- law 2
+RULES = ("implicit", "series", "unroll", "base", "catalogue")
+
+
+def test_solvers_know_nothing_of_rules_and_rules_nothing_of_solvers() -> None:
+    wrong = [
+        f"{a} -> {b}"
+        for a, b in ARROWS.edges
+        if (house.room(a) == "solver" and house.room(b) == "rule")
+        or (house.room(a) == "rule" and a.rpartition(".")[2] in RULES and house.room(b) == "solver")
+    ]
+    assert wrong == []
+
+
+# ---------------------------------------------------------------------------------------------------------------- law 3
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_modules_can_be_imported_by_their_own_names(name: str) -> None:
+    """No public name is also the name of a module: ``import implicitkit.x.y as z`` is that module."""
+    module = importlib.import_module(name)
+    assert sys.modules[name] is module
+    parent, _, leaf = name.rpartition(".")
+    if parent:
+        assert getattr(importlib.import_module(parent), leaf) is module
+
+
+@pytest.mark.parametrize("path", sorted(p for p in house.PLUGINS.iterdir() if (p / "__init__.py").exists()))
+def test_modules_of_plugins_can_be_imported_by_their_own_names(path: Path) -> None:
+    for name in house.modules(path):
+        module = importlib.import_module(name)
+        parent, _, leaf = name.rpartition(".")
+        if parent:
+            assert getattr(importlib.import_module(parent), leaf) is module, name
+
+
+def test_every_public_name_is_where_the_list_says() -> None:
+    for name in ik.__all__:
+        assert getattr(ik, name) is not None
+    assert set(ik.__all__) <= set(dir(ik))
+    with pytest.raises(AttributeError, match="no attribute 'solvr'"):
+        ik.solvr  # noqa: B018
+
+
+# ---------------------------------------------------------------------------------------------------------------- law 4
+def _members(tree: ast.AST) -> dict[str, set[str]]:
+    """For each class of a file the attributes it defines: methods, annotated fields, ``self.x = ...``."""
+    found: dict[str, set[str]] = {}
+    for cls in (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)):
+        names = found.setdefault(cls.name, set())
+        for node in ast.walk(cls):
+            if isinstance(node, ast.FunctionDef):
+                names.add(node.name)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                names.add(node.target.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                if isinstance(node.value, ast.Name) and node.value.id == "self":
+                    names.add(node.attr)
+    return found
+
+
+def _public_classes() -> set[str]:
+    places = [ik, ik.extend, *PUBLIC_MODULES]
+    return {n for p in places for n in getattr(p, "__all__", ()) if inspect.isclass(getattr(p, n, None))}
+
+
+#: What a public object hands out: attributes of these are part of the public object's contract.
+HANDED_OUT = {"LinearReport", "BlockReport"}
+
+
+def test_plugins_use_no_attribute_of_a_private_object() -> None:
+    """An attribute that only classes behind the public API define is not for plugins."""
+    public, private = set(), set()
+    classes = _public_classes() | HANDED_OUT
+    for path in MODULES.values():
+        for name, members in _members(ast.parse(path.read_text())).items():
+            (public if name in classes else private).update(members)
+    own = {m for path in PLUGIN_FILES for members in _members(ast.parse(path.read_text())).values() for m in members}
+    common = {n for kind in (torch.Tensor, torch.nn.Module, torch.Size, dict, list, str, set, tuple) for n in dir(kind)}
+    forbidden = {n for n in private - public - own - common if not n.startswith("__")}
+    found = []
+    for path in PLUGIN_FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in forbidden:
+                found.append(f"{path.relative_to(house.ROOT)}:{node.lineno} .{node.attr}")
+    assert found == []
+
+
+def test_the_private_attributes_would_be_found() -> None:
+    """The check above can fail: these are attributes of objects that no plugin is handed."""
+    members = {m for p in MODULES.values() for ms in _members(ast.parse(p.read_text())).values() for m in ms}
+    assert {"is_batched", "slots", "primed"} & members
+
+
+# ---------------------------------------------------------------------------------------------------------------- law 5
+def test_import_loads_torch_and_little_else() -> None:
+    torch_seconds, own_seconds, packages = house.import_cost()
+    assert packages == ["implicitkit"]
+    assert own_seconds < torch_seconds / 3
+
+
+# ---------------------------------------------------------------------------------------------------------------- law 6
+@pytest.mark.parametrize("path", [*MODULES.values(), *PLUGIN_FILES], ids=lambda p: str(p.relative_to(house.ROOT)))
+def test_modules_and_functions_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 400
+    assert [f"{name}: {lines} lines" for name, lines in house.functions(path) if lines > 60] == []
+
+
+# ------------------------------------------------------------------------------------------------------------- the table
+def test_kinds_are_compared_nowhere() -> None:
+    assert house.kind_comparisons() == []
+    assert house.COMPARISON.search('if problem.kind == "root":') and house.COMPARISON.search("kind in ('argmin', 'root')")
+
+
+def test_the_way_is_short() -> None:
+    """From the verb to the first line of a method ``z0`` enters at most eight rooms."""
+    way = house.way_of_the_start()
+    rooms = list(dict.fromkeys(step.split("/")[0] for step in way))
+    assert way[-1] == "solver/fixed_point/picard.py" and len(rooms) <= 8, rooms
