@@ -9,12 +9,12 @@ A parameter may be a tensor of the batch's shape, and is differentiated like the
 Source for the formulas: Parikh & Boyd (2014), "Proximal algorithms", chapter 6, unless the class says another.
 """
 
+from implicitkit.project.couplings import Birkhoff as birkhoff
+from implicitkit.project.couplings import Transport as transport
 from implicitkit.project.entropic import KLBirkhoff as kl_birkhoff
 from implicitkit.project.entropic import KLTransport as kl_transport
 from implicitkit.project.linear import Affine as affine
 from implicitkit.project.linear import Polyhedron as polyhedron
-from implicitkit.project.transport import Birkhoff as birkhoff
-from implicitkit.project.transport import Transport as transport
 from implicitkit.sets.balls import L1Ball as l1_ball
 from implicitkit.sets.balls import L2Ball as l2_ball
 from implicitkit.sets.balls import LinfBall as linf_ball

@@ -69,6 +69,12 @@ class Request:
         assert self.z0 is not None
         return self.solver.unroll(TrackedEvaluations(self.system, self.theta, self.solver.solves), self.z0, steps)
 
+    @property
+    def kept(self) -> dict[str, Tensor]:
+        """What the solver kept of its final state (``Method.keep``), once it has run; plain tensors ``(batch, ...)``."""
+        kept: dict[str, Tensor] = self.record.outcome.kept
+        return kept
+
     # ----------------------------------------------------------------------------------------- for the primitive: forward
     def batched(self, dims: Sequence[int | None], batch: int) -> Request:
         """This request ``batch`` times over (see :meth:`System.batched`)."""

@@ -106,6 +106,8 @@ CHECKS: dict[str, Check] = {}
 def check(
     mend: str, applies: Callable[[Any], bool] = lambda solver: True
 ) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
+    """A decorator that makes a function a check; ``mend``: what the author of a solver that fails should change."""
+
     def register(run: Callable[[Subject], None]) -> Callable[[Subject], None]:
         name = run.__name__
         # solvers of constrained problems are judged by the optimality conditions at every call, not by this suite
@@ -116,11 +118,13 @@ def check(
 
 
 def close(got: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
+    """Assert that ``got`` is within ``tolerance`` of what is ``wanted``, everywhere."""
     worst = float((got - wanted).abs().max())
     assert worst <= tolerance, f"{what} is off by {worst:.3g} (allowed: {tolerance:.3g})"
 
 
 def all_converged(solution: Solution, known: Known) -> None:
+    """Assert that every sample converged; say how those ended that did not."""
     assert bool(solution.converged.all()), (
         f"{known.name}: status {[Status(s).name.lower() for s in solution.status.tolist()]}, "
         f"|F| = {[f'{r:.2g}' for r in solution.residual_norm.tolist()]} after {solution.steps.tolist()} steps"

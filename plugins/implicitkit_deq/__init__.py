@@ -16,8 +16,8 @@ from implicitkit_deq.forgive import Forgive, ForgivenWarning
 from implicitkit_deq.initialise import scale_to_radius
 from implicitkit_deq.inputs import IgnoredInputWarning
 from implicitkit_deq.jacobian import condition_number, jacobian_penalty, spectral_radius
+from implicitkit_deq.joined import merge, tie_weights
 from implicitkit_deq.layer import DEQ
-from implicitkit_deq.merge import merge, tie_weights
 from implicitkit_deq.monitor import Monitor, StabilityWarning, TensorBoard
 from implicitkit_deq.normalise import WeightBound, bound_weights, free_weights, weight_norm
 from implicitkit_deq.settings import Pretraining, Settings

@@ -130,7 +130,7 @@ class _Positions:
     best_norm: Tensor
 
     def __init__(self, shape: PerPosition, f: Any) -> None:
-        self.shape, self.f, self.problem, self.solves = shape, f, f.problem, f.solves
+        self.shape, self.f, self.problem, self.kind, self.solves = shape, f, f.problem, f.kind, f.solves
         self.batch, self.size = f.batch * shape.positions, sum(shape.sizes)
         self.active = f.active.repeat_interleave(shape.positions)
         self._rows: Tensor | None = None

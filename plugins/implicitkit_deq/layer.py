@@ -20,6 +20,7 @@ from implicitkit_deq.forgive import Forgive, masked
 from implicitkit_deq.frozen import Drawing, Frozen
 from implicitkit_deq.frozen_stack import FrozenStack
 from implicitkit_deq.inputs import check_use, describe, factors
+from implicitkit_deq.merging import merged
 from implicitkit_deq.settings import Pretraining, Settings
 from implicitkit_deq.visit import Visit
 
@@ -169,9 +170,8 @@ class DEQ(nn.Module):
 
     def __rshift__(self, other: DEQ) -> DEQ:
         """``self >> other``: one DEQ whose output is ``other(self(x))``; see :func:`merge`."""
-        from implicitkit_deq.merge import merge
-
-        return merge(self, other)
+        result: DEQ = merged(self, other, DEQ)
+        return result
 
     def start_loss(self) -> Tensor:
         """Mean over the samples of ``|z0 - z*|^2 / |z*|^2`` of the last call, for a start with parameters.

@@ -38,7 +38,7 @@ class Shine(ik.Rule):
                 f"rule 'shine' reuses the estimate of the inverse Jacobian that Broyden's method leaves, and {name!r} "
                 "keeps none: use solver=ik.Broyden(keep_inverse=True)"
             )
-        return request.solve(_Estimate(request.record), rtol=0.0, atol=0.0, max_steps=None)
+        return request.solve(_Estimate(request), rtol=0.0, atol=0.0, max_steps=None)
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class _Estimate(ik.LinearSolver):
     """The best, sample by sample, of ``B^T b``, ``B b`` (one of them belongs to ``A``, the other to its transpose) and
     ``-b``, by their residuals."""
 
-    record: Any
+    request: Any
     name: ClassVar[str] = "shine"
     exact: ClassVar[bool] = False
 
     def solve(self, A: ik.Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> ik.LinearSolution:
         candidates = [-b]
-        kept = self.record.outcome.kept
+        kept = self.request.kept
         if kept:  # no step was taken: nothing was learnt
             copies = len(b) // len(kept["scale"])  # several directions at once
             tensors = {k: v if copies == 1 else v.repeat(copies, *[1] * (v.ndim - 1)) for k, v in kept.items()}

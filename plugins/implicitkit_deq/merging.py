@@ -1,4 +1,4 @@
-"""One equilibrium instead of many layers: feed-forward networks tied, stacked equilibria merged."""
+"""One equilibrium instead of many layers: what two layers have in common, joined in one (theorem 2)."""
 
 from __future__ import annotations
 
@@ -10,50 +10,20 @@ from torch import nn
 import implicitkit as ik
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.cells.stacked import Stacked, Wrapped
-from implicitkit_deq.cells.tied import Tied
-from implicitkit_deq.frozen import BATCH_NORMS
-from implicitkit_deq.layer import DEQ
 from implicitkit_deq.start import Last
 
-__all__ = ["merge", "tie_weights"]
+__all__ = ["merged"]
 
 
-def tie_weights(network: nn.Sequential, **options: Any) -> DEQ:
-    r"""A feed-forward network as a DEQ that computes the same, value and derivatives (theorem 3; see :class:`Tied`).
-
-    Solved block by block, which is the network's own forward pass (each layer once, and once more to see that it holds);
-    with ``solver="picard"`` all layers at once, as many times as there are layers.  A network with BatchNorm, whose training
-    couples the samples, is one joint system (``batch_dims=0``) unless the options say otherwise.
-
-    Args:
-        network: its modules are shared, not copied. options: as in :class:`DEQ`.
-
-    Returns:
-        A :class:`DEQ` with ``layer(x) == network(x)`` and ``layer.cell`` of class :class:`Tied`.
-    """
-    coupled = isinstance(network, nn.Module) and any(isinstance(m, BATCH_NORMS) for m in network.modules())
-    return DEQ(Tied(network), **{"solver": ik.Blocks(inner="picard"), "batch_dims": 0 if coupled else 1, **options})
-
-
-def merge(first: DEQ, second: DEQ) -> DEQ:
-    r"""``first >> second``: one DEQ on the joint map, whose output is that of ``second(first(x))`` (theorem 2).
-
-    The cells are shared, not copied; those of merged layers are joined side by side, so that ``a >> b >> c`` has three
-    blocks.  Each block keeps the solvers that its layer trains and is evaluated with (``ik.Blocks``: one block after
-    another); another ``solver``, as in ``merged.using(solver="anderson")``, takes all of it as one system.  Tolerances and
-    all other settings are those of ``first``.  Solves start from zeros, or, where ``init="last"`` in both layers, from the
-    last equilibrium; other starts (``init``) and ``pretraining`` stay behind.
-
-    Raises:
-        TypeError: not two layers. ValueError: they differ in ``batch_dims`` or ``dtype``.
-    """
+def merged(first: Any, second: Any, make: type) -> Any:
+    """``first >> second`` of two layers of the class ``make`` (:func:`implicitkit_deq.merge` says what comes out)."""
     for layer in (first, second):
-        if not isinstance(layer, DEQ):
+        if not isinstance(layer, make):
             raise TypeError(f"first >> second merges two DEQ layers, got {type(layer).__name__}")
     for name in ("batch_dims", "dtype"):
         if getattr(first, name) != getattr(second, name):
             raise ValueError(f"the layers differ in {name}: {getattr(first, name)} and {getattr(second, name)}")
-    merged = DEQ(
+    joined = make(
         Stacked(*_stages(first), *_stages(second)),
         init="last" if all(isinstance(layer.init, Last) for layer in (first, second)) else "zeros",
         in_dims=first.in_dims,
@@ -64,11 +34,11 @@ def merge(first: DEQ, second: DEQ) -> DEQ:
     for name in ("train_settings", "eval_settings"):
         solvers = [solver for layer in (first, second) for solver in _solvers(layer, getattr(layer, name).solver)]
         inner = {f"layer{i}": solver for i, solver in enumerate(solvers, 1)}
-        setattr(merged, name, getattr(first, name).changed({"solver": ik.Blocks(inner=inner)}))
-    return merged.train(first.training)
+        setattr(joined, name, getattr(first, name).changed({"solver": ik.Blocks(inner=inner)}))
+    return joined.train(first.training)
 
 
-def _stages(layer: DEQ) -> list[Cell]:
+def _stages(layer: Any) -> list[Cell]:
     """The cells that a layer is made of."""
     cell = layer.cell
     if isinstance(cell, Stacked):
@@ -78,7 +48,7 @@ def _stages(layer: DEQ) -> list[Cell]:
     return [Wrapped(cell, layer.state, 0 if isinstance(cell, nn.Module) else None)]
 
 
-def _solvers(layer: DEQ, solver: Any) -> list[Any]:
+def _solvers(layer: Any, solver: Any) -> list[Any]:
     """The solver of each of its cells."""
     inner = solver.inner if isinstance(solver, ik.Blocks) else solver
     names = layer.cell.maps() if isinstance(layer.cell, Stacked) else ("",)
