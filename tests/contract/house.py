@@ -29,9 +29,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("problem", "reporting"),
     ("solver",),
     ("composition", "interop", "rule"),
-    ("solving", "extend"),
+    ("solving",),
     ("layer", "project", "diagnostics", "testing", "callbacks"),
-    ("cli",),
+    ("cli", "extend"),
     ("__main__", ""),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -291,7 +291,23 @@ def opaque_to_compile() -> None:
     torch.compiler.reset()
 
 
+def dispatch() -> None:
+    """A mode sees every operation below autograd by its name, and whether it writes."""
+    seen: list[tuple[str, bool]] = []
+
+    class Watch(compat.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(compat.operation(func))
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2)
+    with Watch():
+        (x * 2).add_(1)
+    assert seen == [("aten::mul", False), ("aten::add_", True)]
+
+
 CONTRACTS: dict[str, Callable[[], None]] = {
+    "TorchDispatchMode": dispatch,
     "TreeSpec": trees,
     "at_level_of": at_level_of,
     "forward_ad_enabled": forward_ad_enabled,
@@ -302,6 +318,7 @@ CONTRACTS: dict[str, Callable[[], None]] = {
     "key_path": paths,
     "marked": marked,
     "opaque_to_compile": opaque_to_compile,
+    "operation": dispatch,
     "physical": physical,
     "plain_sample": plain_sample,
     "tracked": tracked,
