@@ -8,6 +8,7 @@ work inside transforms.  So: the first when a transform is active, the second wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,13 +80,19 @@ def gradient(function: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, T
 
 
 def linearise(
-    function: Callable[[Tensor], Tensor], z: Tensor, *, symmetric: bool = False, fixed_point: bool = False
+    function: Callable[[Tensor], Tensor],
+    z: Tensor,
+    *,
+    symmetric: bool = False,
+    fixed_point: bool = False,
+    sparse: Callable[[Operator], Any] | None = None,
 ) -> tuple[Tensor, Operator]:
     """The value at ``z`` and the Jacobian ``A = df/dz`` there, from **one** evaluation whose graph all products share.
 
     Args:
         function: ``(batch, n) -> (batch, n)``, row by row. z: plain tensor ``(batch, n)``.
         symmetric: ``A = A^T`` (then ``A v`` costs one reverse pass, not two). fixed_point: ``A = J - I``.
+        sparse: how the operator becomes sparse (see :class:`Operator`).
 
     Returns:
         ``f(z)``, attached to the graph of this one evaluation, and the :class:`Operator`.
@@ -119,6 +126,7 @@ def linearise(
         like=z,
         symmetric=symmetric,
         fixed_point=fixed_point,
+        sparse=sparse,
     )
 
 

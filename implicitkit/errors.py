@@ -13,6 +13,7 @@ __all__ = [
     "ConvergenceWarning",
     "DegenerateWarning",
     "ImpureFunctionWarning",
+    "SparsityWarning",
     "UnknownNameError",
     "warn",
 ]
@@ -53,6 +54,10 @@ class ImpureFunctionWarning(RuntimeWarning):
 class DegenerateWarning(RuntimeWarning):
     """A derivative of a constrained solution is zero by its structure: the vertex of a linear program does not move when
     its objective does."""
+
+
+class SparsityWarning(RuntimeWarning):
+    """A sparsity pattern, given or found, does not hold: it is not used, and the result is right all the same, but slower."""
 
 
 class CapturedTensorError(RuntimeError):

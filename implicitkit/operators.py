@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["BlockStructure", "MatVec", "Operator", "minus", "preconditioned", "shifted", "single"]
+__all__ = ["BlockStructure", "MatVec", "Operator", "minus", "preconditioned", "repeated", "shifted", "single"]
 
 MatVec = Callable[[Tensor], Tensor]
 
@@ -73,9 +73,29 @@ class Operator:
         fixed_point: ``A = J - I`` where ``J`` is the Jacobian of a fixed-point map, so that
             ``u <- u + (A u - b)`` is the Neumann series.
         structure: ``A`` as a block triangular matrix, if its blocks are known (:mod:`implicitkit.linear.blocks`).
+        sparse: makes the blocks sparse matrices (:class:`~implicitkit.linear.sparse_blocks.SparseBlocks`) or says
+            ``None``; called at most once.
+
+    Attributes:
+        weight: numbers that one product touches beside the state (parameters), for judging what a matrix costs.
+        known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.
     """
 
-    __slots__ = ("_dense", "_matrix", "batch", "fixed_point", "like", "mv", "rmv", "size", "structure", "symmetric")
+    __slots__ = (
+        "_dense",
+        "_matrix",
+        "_sparse",
+        "batch",
+        "fixed_point",
+        "known",
+        "like",
+        "mv",
+        "rmv",
+        "size",
+        "structure",
+        "symmetric",
+        "weight",
+    )
 
     def __init__(
         self,
@@ -89,8 +109,11 @@ class Operator:
         symmetric: bool = False,
         fixed_point: bool = False,
         structure: BlockStructure | None = None,
+        sparse: Callable[[Operator], Any] | None = None,
     ) -> None:
-        self.mv, self.rmv, self._dense = mv, rmv, dense
+        self.mv, self.rmv, self._dense, self._sparse = mv, rmv, dense, sparse
+        self.known: Any = None
+        self.weight = 0
         self.batch, self.size, self.like = batch, size, like
         self.symmetric, self.fixed_point, self.structure = symmetric, fixed_point, structure
         self._matrix: Tensor | None = None
@@ -102,9 +125,20 @@ class Operator:
         return self._matrix
 
     @property
+    def formed(self) -> Any:
+        """What :meth:`sparse` gives, if it has been asked; else ``None``."""
+        return None if callable(self._sparse) else self._sparse
+
+    def sparse(self) -> Any:
+        """All blocks as sparse matrices, formed once; ``None`` where no pattern is known or worth having."""
+        if callable(self._sparse):
+            self._sparse = self._sparse(self)
+        return self._sparse
+
+    @property
     def T(self) -> Operator:
-        """The transposed operator; it shares the matrix if that has been formed."""
-        return Operator(
+        """The transposed operator; it shares the matrices if they have been formed."""
+        other = Operator(
             self.rmv,
             self.mv,
             lambda: self.dense().mT,
@@ -114,7 +148,11 @@ class Operator:
             symmetric=self.symmetric,
             fixed_point=self.fixed_point,
             structure=None if self.structure is None else self.structure.T,
+            sparse=lambda _: None if self.sparse() is None else self.sparse().T,
         )
+        other.weight = self.weight
+        other.known = None if self.known is None else self.known.T
+        return other
 
     def derived(self, mv: MatVec, rmv: MatVec, dense: Callable[[], Tensor], **changes: Any) -> Operator:
         """An operator of the same shape by other products; it has no structure but what ``changes`` say."""
@@ -146,6 +184,20 @@ def minus(A: Operator, B: Operator) -> Operator:
 def preconditioned(A: Operator, M: MatVec) -> Operator:
     """``A M``, preconditioned from the right, for methods that need products with it only (``rmv`` is that of ``A``)."""
     return A.derived(lambda v: A.mv(M(v)), A.rmv, A.dense)
+
+
+def repeated(A: Operator, times: int) -> Operator:
+    """``A`` for ``times`` right-hand sides a block: vectors of ``times * batch`` rows, the samples running fastest."""
+
+    def over(product: MatVec) -> MatVec:
+        return lambda v: torch.func.vmap(product)(v.unflatten(0, (times, -1))).flatten(0, 1)
+
+    def dense() -> Tensor:
+        return A.dense().repeat(times, 1, 1)
+
+    many = A.derived(over(A.mv), over(A.rmv), dense, symmetric=A.symmetric, fixed_point=A.fixed_point)
+    many.batch, many.weight = times * A.batch, A.weight
+    return many
 
 
 def single(A: Operator) -> Operator:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.lifting.lifted import Lifted
+from implicitkit.sparsity.known import Sparsity, identity_of
 from implicitkit.trees import Layout, tree_flatten
 
 __all__ = ["LevelKernel", "System", "check_output", "full_precision"]
@@ -37,6 +38,9 @@ class Equations(Protocol):
     def flat_residual(self, kernel: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
         """``F`` on the packed state."""
 
+    def pattern_of(self, what: str) -> Any:
+        """What the user says of the sparsity of a Jacobian."""
+
 
 class System:
     """A block-diagonal system: independent samples, ``samples_per_row`` of them for each row of the leading dimension.
@@ -50,6 +54,8 @@ class System:
             when it is not known, so that converged samples cannot be dropped.
         parent, dims: the system this one is a batch of (``torch.vmap``), and the batched dimension of each tensor.
         autocast: the context in which the user's function is called.
+        origin: the system that this one is a batch or a part of, in the end (itself, if of none).
+        factored: the last ``dF/dz`` of all samples that somebody factored, with ``solve(b)`` and ``T``; else ``None``.
     """
 
     def __init__(
@@ -66,12 +72,16 @@ class System:
         parent: System | None = None,
         dims: tuple[int | None, ...] = (),
         autocast: Callable[[], Any] = contextlib.nullcontext,
+        origin: System | None = None,
     ) -> None:
         self.problem: Any = problem
         self.layout, self.kernel, self.live = layout, kernel, live
         self.batch, self.samples_per_row, self.row_dims = batch, samples_per_row, row_dims
         self.lifted, self.parent, self.dims, self.autocast = lifted, parent, dims, autocast
         self.size = layout.size
+        self.origin: System = self if origin is None else origin
+        self.factored: Any = None
+        self._sparsity: dict[str, Sparsity] = {}
 
     @staticmethod
     def of(problem: Equations, layout: Layout, lifted: Lifted, in_dims: Any, args: tuple[Any, ...]) -> System:
@@ -127,6 +137,7 @@ class System:
             parent=self,
             dims=dims,
             autocast=self.autocast,
+            origin=self.origin,
         )
 
     @property
@@ -150,8 +161,26 @@ class System:
             parent=self.parent,
             dims=self.dims,
             autocast=self.autocast,
+            origin=self.origin,
         )
         return small, chosen
+
+    def sparsity(self, what: str = "residual") -> Sparsity:
+        """The pattern of the Jacobian of one sample's ``"residual"``, or ``"residuals"``, shared by all systems of one
+        origin."""
+        known = self.origin._sparsity
+        if what not in known:
+            problem = self.origin.problem
+            shapes = tuple(tuple(t.shape) for t in self.lifted.theta)
+            key = (
+                what,
+                type(problem),
+                identity_of(self.lifted.function),
+                tuple(map(tuple, self.layout.events)),
+                shapes,
+            )
+            known[what] = Sparsity(key, problem.pattern_of(what), diagonal=problem.kind.iteration)
+        return known[what]
 
     @property
     def is_batched(self) -> bool:

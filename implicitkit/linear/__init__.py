@@ -14,6 +14,7 @@ from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lsmr import LSMR
 from implicitkit.linear.lu import LU
 from implicitkit.linear.neumann import DampedSeries, NeumannSeries
+from implicitkit.linear.sparse import SparseLU
 from implicitkit.operators import BlockStructure, Operator
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "LinearSolver",
     "NeumannSeries",
     "Operator",
+    "SparseLU",
     "cholesky_batched",
     "factor_batched",
     "lstsq_batched",

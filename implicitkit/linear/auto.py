@@ -1,8 +1,9 @@
-"""The default linear solver: dense where it is cheap, Krylov otherwise."""
+"""The default linear solver: direct where that is affordable or the matrix is sparse, Krylov otherwise."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -10,42 +11,132 @@ from torch import Tensor
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cg import CG
+from implicitkit.linear.cycles import in_working_precision
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lu import LU
-from implicitkit.operators import Operator
+from implicitkit.linear.sparse import solve_with
+from implicitkit.operators import Operator, preconditioned, repeated
 
 __all__ = ["Auto"]
+
+_FEW = 64  # unknowns up to which a dense matrix is the first choice whatever it costs
+_WORK = 3e7  # batch * n * (n + numbers in one evaluation): above it a Krylov method is tried before a dense matrix
+_NUMBERS = 1 << 27  # numbers in all dense matrices, at most
+_FIRST = 120  # products of a Krylov method before a direct one, where there is one to turn to
+_STALE = 12  # products with the factors of a matrix nearby before they are given up
 
 
 @register_linear_solver("auto")
 @dataclass(frozen=True)
 class Auto(LinearSolver):
-    """Chooses by size and structure.
+    """Chooses by cost and structure.
 
-    - up to ``dense_size`` unknowns a sample: ``lu`` (all blocks at once, ``n`` products in one batched call);
-    - larger and symmetric (Hessians): ``cg``; samples it cannot do (indefinite Hessian) go on with ``gmres``;
-    - larger otherwise: ``gmres``.
+    1. Factors of the very matrix, or of one nearby (the solver's last Jacobian), if there are any: refinement, or GMRES
+       with them as preconditioner.
+    2. ``lu`` where forming the dense blocks is cheap: few unknowns, or a cheap function.
+    3. ``sparse_lu`` where the matrix has a sparsity pattern (of a fixed-point map only after 4 has failed: there ``I - J``
+       is seldom ill-conditioned).
+    4. ``cg`` for symmetric matrices and ``gmres``; of fewer products where a direct method can take over.
+    5. What these could not do: ``sparse_lu``, then ``lu`` while the blocks fit into memory (1 GB).
 
-    The Jacobian of a large system is never formed.
+    Args:
+        dense_size: the largest ``n`` for which a dense matrix is formed.
     """
 
-    dense_size: int = 64
+    factors: ClassVar[bool] = True
+    dense_size: int = 8192
 
+    @in_working_precision
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
-        limits = {"rtol": rtol, "atol": atol, "max_steps": max_steps}
-        if A.size <= self.dense_size:
-            return LU().solve(A, b, **limits)  # type: ignore[arg-type]
+        return self.solve_many(A, b.unsqueeze(0), rtol=rtol, atol=atol, max_steps=max_steps)
+
+    def solve_many(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
+        limits: dict[str, Any] = {"rtol": rtol, "atol": atol}
+        work = A.batch * A.size * (A.size + A.weight)
+        cheap = (A.size <= _FEW and work <= 8 * _WORK) or work <= _WORK
+        if A.known is None and cheap and A.size <= _FEW:
+            return LU().solve_many(A, b, max_steps=None, **limits)
+        state = _Progress(A, b)
+        if A.known is not None:
+            state.add(_nearby(A, b, **limits))
+        if not state.done and not A.fixed_point and A.sparse() is not None:
+            state.add(solve_with(A.sparse(), A, state.open_part(), **limits))
+        if not state.done and cheap:
+            return state.add(LU().solve_many(A, state.open_part(), max_steps=None, **limits)).answer()
+        affordable = A.size <= self.dense_size and A.batch * A.size**2 <= _NUMBERS
+        fewer = _FIRST if affordable or A.fixed_point else None
+        if not state.done:
+            state.add(self._krylov(A, state.open_part(), max_steps=max_steps or fewer, **limits))
+        if not state.done and A.fixed_point and A.sparse() is not None:
+            state.add(solve_with(A.sparse(), A, state.open_part(), **limits))
+        if not state.done and affordable:
+            state.add(LU(self.dense_size).solve_many(A, state.open_part(), max_steps=None, **limits))
+        elif not state.done and fewer is not None and max_steps is None:
+            state.add(self._krylov(A, state.open_part(), max_steps=None, **limits))
+        return state.answer()
+
+    def _krylov(self, A: Operator, b: Tensor, **limits: Any) -> LinearSolution:
         if not A.symmetric:
-            return GMRES().solve(A, b, **limits)  # type: ignore[arg-type]
-        first = CG().solve(A, b, **limits)  # type: ignore[arg-type]
-        if bool(first.converged.all()):
-            return first
-        second = GMRES().solve(A, torch.where(first.converged.unsqueeze(1), 0, b), **limits)  # type: ignore[arg-type]
-        kept = first.converged
-        return LinearSolution(
-            torch.where(kept.unsqueeze(1), first.x, second.x),
-            torch.where(kept, first.residual_norm, second.residual_norm),
-            first.steps + torch.where(kept, 0, second.steps),
-            kept | second.converged,
-            second.reason,
+            return GMRES().solve_many(A, b, **limits)
+        progress = _Progress(A, b).add(CG().solve_many(A, b, **limits))
+        return (
+            progress if progress.done else progress.add(GMRES().solve_many(A, progress.open_part(), **limits))
+        ).answer()
+
+
+def _nearby(A: Operator, b: Tensor, *, rtol: float, atol: float) -> LinearSolution:
+    """With factors of a matrix nearby: refinement, and where that does not converge GMRES preconditioned by them."""
+    k, known = len(b), A.known
+    found = solve_with(known, A, b, rtol=rtol, atol=atol)
+    if bool(found.converged.all()):
+        return found
+    many = A if k == 1 else repeated(A, k)
+
+    def inverse(v: Tensor) -> Tensor:
+        x = known.solve(v.unflatten(0, (k, -1)).permute(1, 2, 0))
+        return torch.nan_to_num(x.permute(2, 0, 1).flatten(0, 1))
+
+    rest = torch.where(found.converged.unsqueeze(1), 0, b.flatten(0, 1))
+    answer = GMRES(restart=_STALE).solve(preconditioned(many, inverse), rest, rtol=rtol, atol=atol, max_steps=_STALE)
+    progress = _Progress(A, b).add(found)
+    return progress.add(answer._replace(x=inverse(answer.x))).answer()
+
+
+class _Progress:
+    """What several methods in turn have solved of ``(k, batch, n)`` right-hand sides."""
+
+    def __init__(self, A: Operator, b: Tensor) -> None:
+        self.b, self.shape = b.flatten(0, 1), b.shape
+        self.total: LinearSolution | None = None
+
+    @property
+    def done(self) -> bool:
+        """Is everything solved?"""
+        return self.total is not None and bool(self.total.converged.all())
+
+    def open_part(self) -> Tensor:
+        """The right-hand sides, zero where they are solved."""
+        if self.total is None:
+            return self.b.unflatten(0, self.shape[:2])
+        return torch.where(self.total.converged.unsqueeze(1), 0, self.b).unflatten(0, self.shape[:2])
+
+    def add(self, found: LinearSolution) -> _Progress:
+        """Take over what ``found`` has solved, or come nearer to."""
+        old = self.total
+        if old is None:
+            self.total = found
+            return self
+        kept = old.converged | (~found.converged & ~(found.residual_norm < old.residual_norm))
+        self.total = LinearSolution(
+            torch.where(kept.unsqueeze(1), old.x, found.x),
+            torch.where(kept, old.residual_norm, found.residual_norm),
+            old.steps + torch.where(old.converged, 0, found.steps),
+            old.converged | found.converged,
+            found.reason,
         )
+        return self
+
+    def answer(self) -> LinearSolution:
+        """The whole."""
+        assert self.total is not None
+        return self.total

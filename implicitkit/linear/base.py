@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from implicitkit.operators import Operator
+from implicitkit.operators import Operator, repeated
 
 __all__ = ["LinearSolution", "LinearSolver", "Operator"]
 
@@ -44,6 +44,7 @@ class LinearSolver:
     needs: ClassVar[tuple[str, ...]] = ()
     exact: ClassVar[bool] = True
     matrix_free: ClassVar[bool] = True
+    factors: ClassVar[bool] = False  # one factorisation serves many right-hand sides, in solve_many
 
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
         """Solve ``A x = b``; per sample ``|A x - b| <= atol + rtol |b|``.
@@ -56,3 +57,13 @@ class LinearSolver:
         marked in ``converged``.
         """
         raise NotImplementedError(f"{type(self).__name__} has no solve method")
+
+    def solve_many(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
+        """Solve for ``b`` of shape ``(k, batch, n)``: ``k`` right-hand sides of every block.
+
+        The solution has ``k * batch`` rows, the blocks running fastest.  A direct method factors once; by default the
+        blocks are repeated.
+        """
+        k = len(b)
+        many = A if k == 1 else repeated(A, k)
+        return self.solve(many, b.flatten(0, 1), rtol=rtol, atol=atol, max_steps=max_steps)

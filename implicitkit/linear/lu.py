@@ -16,8 +16,9 @@ from torch import Tensor
 
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
-from implicitkit.linear.cycles import column, in_working_precision, norms, tolerance
-from implicitkit.linear.dense import RHS_NOT_FINITE, factor_batched
+from implicitkit.linear.cycles import in_working_precision, tolerance
+from implicitkit.linear.dense import factor_batched
+from implicitkit.linear.direct import refined
 from implicitkit.operators import Operator
 
 __all__ = ["LU"]
@@ -41,36 +42,27 @@ class LU(LinearSolver):
     """
 
     matrix_free: ClassVar[bool] = False
+    factors: ClassVar[bool] = True
     max_size: int = 4096
 
     @in_working_precision
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
+        return self.solve_many(A, b.unsqueeze(0), rtol=rtol, atol=atol, max_steps=max_steps)
+
+    def solve_many(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
         if A.size > self.max_size:
             raise ValueError(
                 f'linear_solver="lu" forms a {A.size} x {A.size} matrix per sample, above max_size={self.max_size}: '
                 f'use linear_solver="gmres", which only needs products, or LU(max_size={A.size})'
             )
         matrix = A.dense()
-        target = tolerance(b, rtol, atol)
         factor = factor_batched(matrix)
-        zero = column(norms(b) == 0)
-        x = torch.where(zero & column(factor.ok), torch.zeros_like(b), factor.solve(b))
-        residual = b - torch.bmm(x.unsqueeze(1), matrix.mT).squeeze(1)
-        norm = norms(residual)
-        steps = (~zero).squeeze(1).long()
-        missed = factor.ok & (norm > target)
-        if bool(missed.any()):
-            refined = x + factor.solve(residual)
-            refined_norm = norms(b - torch.bmm(refined.unsqueeze(1), matrix.mT).squeeze(1))
-            better = missed & (refined_norm < norm)
-            x, norm = torch.where(column(better), refined, x), torch.where(better, refined_norm, norm)
-            steps = steps + missed.long()
-        rounding = 4 * A.size * torch.finfo(matrix.dtype).eps * torch.linalg.matrix_norm(matrix) * norms(x)
-        converged = factor.ok & (norm <= torch.maximum(target, rounding))
-        reason = ""
-        if not bool(converged.all()):
-            reason = factor.reason
-            if not reason:
-                finite = bool(norm.isfinite().all())
-                reason = "the matrix is too ill-conditioned for the tolerance" if finite else RHS_NOT_FINITE
-        return LinearSolution(x, norm, steps, converged, reason)
+        target = tolerance(b.flatten(0, 1), rtol, atol).unflatten(0, b.shape[:2]).T
+
+        def rounding(x: Tensor) -> Tensor:
+            size = torch.linalg.matrix_norm(matrix).unsqueeze(1) * torch.linalg.vector_norm(x, dim=1)
+            return 4 * A.size * torch.finfo(matrix.dtype).eps * size
+
+        columns = b.permute(1, 2, 0)
+        product = lambda x: torch.bmm(matrix, x)  # noqa: E731
+        return refined(factor.solve, product, columns, target, rounding, factor.ok, factor.reason, sweeps=1)

@@ -11,6 +11,8 @@ from torch import Tensor
 from implicitkit import autodiff, trees
 from implicitkit.operators import Operator
 from implicitkit.problem.kind import ROOT, Kind, as_kind
+from implicitkit.linear.sparse_form import sparse_blocks
+from implicitkit.sparsity.known import SMALLEST
 from implicitkit.system import System
 from implicitkit.trees import Layout
 
@@ -53,6 +55,8 @@ class Problem:
             ``"argmin"``, ``"least_squares"``, ``"steady_state"``): which solvers serve it, what its function returns, what
             convergence is relative to.
         symmetric: the Jacobian of the residual is symmetric (default: what the kind says).
+        jac_sparsity: the pattern of that Jacobian: a SciPy or torch sparse matrix, bandwidths ``(lower, upper)``, ``None``
+            (there is none), or ``"auto"``: it is found by itself from 128 unknowns on.
         by_blocks: :meth:`linearise` says the blocks of the Jacobian.
         closed: the function is the problem's own and uses nothing but its arguments, which are tensors.
 
@@ -62,6 +66,7 @@ class Problem:
 
     kind: ClassVar[Kind] = ROOT
     symmetric: bool = False
+    jac_sparsity: Any = "auto"
     by_blocks: ClassVar[bool] = False
     closed: ClassVar[bool] = False
 
@@ -110,9 +115,23 @@ class Problem:
 
     def linearise(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
         """``F`` at a plain ``z``, on its graph, and ``dF/dz`` there (a problem that knows its blocks says them)."""
+        expression = lambda y: system.residual(y, *theta)  # noqa: E731
         return autodiff.linearise(
-            lambda y: system.residual(y, *theta), z, symmetric=self.symmetric, fixed_point=self.kind.iteration
+            expression,
+            z,
+            symmetric=self.symmetric,
+            fixed_point=self.kind.iteration,
+            sparse=sparse_blocks(system.sparsity(), expression, z) if z.shape[1] >= self.sparse_from else None,
         )
+
+    @property
+    def sparse_from(self) -> int:
+        """Unknowns from which a sparse Jacobian may pay."""
+        return SMALLEST if isinstance(self.jac_sparsity, str) else 2
+
+    def pattern_of(self, what: str) -> Any:
+        """What the user says of the sparsity of the Jacobian of ``"residual"`` or ``"residuals"``."""
+        return self.jac_sparsity if what == "residual" else "auto"
 
     def first_order(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Operator, Pull] | None:
         """``dF/dz`` at a plain ``z``, and the map ``(w, needed) -> (dF/dtheta_i)^T w`` for the tensors ``needed``, where

@@ -44,6 +44,10 @@ class ImplicitSolve(Protocol):
     system: System
     on_failure: str
 
+    @property
+    def factors_once(self) -> bool:
+        """Does :meth:`solve_linear` factor a matrix once for all right-hand sides?"""
+
     def batched(self, dims: Sequence[int | None], batch: int) -> ImplicitSolve:
         """The same ``batch`` times over."""
 
@@ -127,14 +131,17 @@ class _Root(Function):
 
 
 class _LinSolve(Function):
-    """``x = A^{-1} b`` (``A^{-T} b`` if transposed), ``A = dF/dz(z, theta)``."""
+    """``x = A^{-1} b`` (``A^{-T} b`` if transposed), ``A = dF/dz(z, theta)``.
+
+    ``b`` may have ``k`` times the rows of ``z``: ``k`` right-hand sides of every block, the blocks running fastest.
+    """
 
     @staticmethod
     @compat.opaque_to_compile
     def forward(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, *theta: Tensor) -> Tensor:
         _, A = request.linearise(z.detach(), [t.detach() for t in theta])
         if compat.is_legacy_batched(b):  # no control flow on b: invert once, multiply
-            inverse = _inverse(request, A, transposed)
+            inverse = _inverse(request, A, transposed).repeat(len(b) // len(z), 1, 1)
             return (inverse @ b.unsqueeze(-1)).squeeze(-1)
         with torch.no_grad():
             return request.solve_linear(A.T if transposed else A, b.detach(), transposed)
@@ -158,8 +165,8 @@ class _LinSolve(Function):
         if ctx.needs_input_grad[2] or needed:
 
             def transposed_product(y: Tensor, *moving: Tensor) -> Tensor:
-                full = _replace(theta, needed, moving)
-                return autodiff.vjp(lambda v: request.system.residual(v, *full), y)[1](p)[0]
+                residual, y = _for_each(request, y, _replace(theta, needed, moving), len(p))
+                return autodiff.vjp(residual, y)[1](p)[0]
 
             _, pullback = autodiff.vjp(transposed_product, z, *(theta[i] for i in needed))
             z_grad, *found = pullback(-q)
@@ -179,8 +186,7 @@ class _LinSolve(Function):
             tangents = [torch.zeros_like(z) if dz is None else dz, *(dtheta[i] for i in moving)]
 
             def product(y: Tensor, *changed: Tensor) -> Tensor:  # A(y) x, or its transpose
-                full = _replace(theta, moving, changed)
-                residual = lambda v: request.system.residual(v, *full)  # noqa: E731
+                residual, y = _for_each(request, y, _replace(theta, moving, changed), len(x))
                 return autodiff.vjp(residual, y)[1](x)[0] if transposed else autodiff.jvp(residual, (y,), (x,))
 
             change = autodiff.jvp(product, (z, *(theta[i] for i in moving)), tangents)  # type: ignore[arg-type]
@@ -198,10 +204,15 @@ class _LinSolve(Function):
         *theta: Tensor,
     ) -> Any:
         batch, (_, _, z_dim, b_dim, *dims) = info.batch_size, in_dims
-        n = request.system.size
-        flat_z, flat_b = (_front(t, d, batch).reshape(-1, n) for t, d in ((z, z_dim), (b, b_dim)))
-        x = _LinSolve.apply(request.batched(dims, batch), transposed, flat_z, flat_b, *theta)
-        return x.unflatten(0, (batch, -1)), 0
+        n, b = request.system.size, _front(b, b_dim, batch)
+        if z_dim is None and all(d is None for d in dims) and request.factors_once:
+            x = _LinSolve.apply(request, transposed, z, b.reshape(-1, n), *theta)  # one matrix, more right-hand sides
+            return x.unflatten(0, (batch, -1)), 0
+        # several right-hand sides a block: they stay in front, the blocks running fastest
+        columns = b.unflatten(1, (-1, request.system.batch)).transpose(0, 1)
+        flat_z = _front(z, z_dim, batch).reshape(-1, n)
+        x = _LinSolve.apply(request.batched(dims, batch), transposed, flat_z, columns.reshape(-1, n), *theta)
+        return x.reshape(columns.shape).transpose(0, 1).flatten(1, 2), 0
 
 
 # ------------------------------------------------------------------------------------------------------------- details
@@ -234,6 +245,15 @@ def _pull_theta(
 
 def _theta_only(request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], moving: Sequence[int]) -> Any:
     return lambda *changed: request.system.residual(z, *_replace(theta, moving, changed))
+
+
+def _for_each(request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], rows: int) -> tuple[Any, Tensor]:
+    """The residual as a function of the state, and the state, for ``rows`` vectors: as often as there are right-hand
+    sides of every block."""
+    system, times = request.system, rows // len(z)
+    if times > 1:
+        system, z = request.batched([None] * len(theta), times).system, z.repeat(times, 1)
+    return lambda v: system.residual(v, *theta), z
 
 
 def _replace(theta: Sequence[Tensor], where: Sequence[int], by: Sequence[Tensor]) -> list[Tensor]:

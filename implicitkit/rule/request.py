@@ -99,19 +99,31 @@ class Request:
             return z, torch.stack([t.to(kind) for t in (outcome.residual_norm, outcome.steps, outcome.status)], 1)
 
     # ---------------------------------------------------------------------------------- for the primitive: linear solves
+    @property
+    def factors_once(self) -> bool:
+        """Does one factorisation serve all right-hand sides?"""
+        return self.linear_solver is not None and self.linear_solver.factors and not self.system.problem.by_blocks
+
     def linearise(self, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
         """The residual at ``z``, as a plain tensor, with its graph, and ``A`` there."""
         out, A = self.system.problem.linearise(self.system, z.detach(), theta)
         check_leaves(out, theta if A.structure is None else [*theta, *A.structure.points], z)
         if A.structure is not None:
             A.structure.unsolved = getattr(self.record.outcome, "unsolved", frozenset())
+        A.known, A.weight = self.system.factored, sum(t.numel() for t in theta) // max(1, self.system.batch)
         return out, A
 
     def solve_linear(self, A: Operator, b: Tensor, transposed: bool) -> Tensor:
-        """``A x = b`` on plain tensors, reported, and judged by the failure policy."""
+        """``A x = b`` on plain tensors, for one or many right-hand sides of each block, reported, and judged by the failure
+        policy."""
         assert self.linear_solver is not None
         with full_precision(b.device.type):
-            answer = self.linear_solver.solve(A, b, **self.linear_options)
+            if len(b) == A.batch:
+                answer = self.linear_solver.solve(A, b, **self.linear_options)
+            else:
+                answer = self.linear_solver.solve_many(A, b.unflatten(0, (-1, A.batch)), **self.linear_options)
+        if A.formed is not None and A.formed.regular:
+            self.system.factored = A.formed.T if transposed else A.formed
         layout = self.system.layout
         lead = (len(b) // layout.batch,) if len(b) != layout.batch else ()
         self.record.linear.append(
@@ -135,7 +147,7 @@ class Request:
         other."""
         status = self.record.outcome.status
         nothing = (b == 0).all(1)
-        if len(status) == len(b):
-            nothing |= status != int(Status.CONVERGED)
+        if len(b) % len(status) == 0:
+            nothing |= status.repeat(len(b) // len(status)) != int(Status.CONVERGED)
         x = torch.where(answer.converged.unsqueeze(1), answer.x, torch.nan)
         return torch.where(nothing.unsqueeze(1), 0, x)

@@ -34,6 +34,7 @@ class Stage:
     Args:
         solver: a registered name or a configured object. options: for a name.
         max_steps: steps it may take; ``None``: its own default.
+        sparse: only where the Jacobian of the residual has a sparsity pattern.
         scale: begin at ``scale * z0``; ``None``: at the best point found so far.  Starts nearer to the origin help where
             the given one is so far out that ``|F|`` overflows, or is flat, or has been descended into a wrong valley.
 
@@ -45,6 +46,7 @@ class Stage:
     options: tuple[tuple[str, Any], ...] = ()
     max_steps: int | None = None
     scale: float | None = 1.0
+    sparse: bool = False
 
     def __post_init__(self) -> None:
         if self.max_steps is not None and self.max_steps < 1:
@@ -85,6 +87,11 @@ _MATRIX_FREE = (
 )
 #: Between the two: a dense Jacobian as soon as matrix-free steps have failed.
 _EITHER = (_MATRIX_FREE[0], *_DENSE_NEWTON[1:4], *_MATRIX_FREE[1:])
+#: Newton's method above the size where a dense Jacobian is the first choice, for Jacobians that are sparse.
+_SPARSE_NEWTON = (
+    Stage("newton", max_steps=100, sparse=True),
+    Stage("newton", (("line_search", False),), max_steps=60, sparse=True),
+)
 _ANDERSON = (_stage("anderson", max_steps=500),)
 _MINIMISE = (
     _stage("lbfgs", max_steps=500),
@@ -107,11 +114,13 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     affordable = batch * size * size <= _DENSE_NUMBERS
     if kind.minimisation:
         return _FIT if kind.of_residuals and size <= _DENSE and affordable else _MINIMISE
-    equations: tuple[Stage, ...] = _MATRIX_FREE
+    equations: tuple[Stage, ...]
     if size <= _DENSE and affordable:
         equations = _DENSE_NEWTON
     elif size <= _DENSE_AT_ALL and affordable:
-        equations = _EITHER
+        equations = (*_SPARSE_NEWTON, *_EITHER)
+    else:
+        equations = (*_SPARSE_NEWTON, *_MATRIX_FREE)
     if kind.flow > 0 and kind.equation:
         equations = (_stage("pseudo_transient", max_steps=100), *equations)
     return (*_ANDERSON, *equations) if kind.iteration else equations
@@ -181,15 +190,18 @@ class Polyalgorithm(Solver):
         return str(self.stages[0].make().solves)
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
-        solver = self.stages[0].make()
-        total = solver.run(f, z0, _limited(options, self.stages[0].max_steps))
+        stages = self.stages
+        while stages[0].sparse and len(stages) > 1 and not f.is_sparse(z0):
+            stages = stages[1:]
+        solver = stages[0].make()
+        total = solver.run(f, z0, _limited(options, stages[0].max_steps))
         total.solver = _title(self.name, [solver.name])
         scale = _far_from_zero(f, total, options)
-        if scale is None and (total.all_converged or len(self.stages) == 1):
+        if scale is None and (total.all_converged or len(stages) == 1):
             return total
         start_norm = torch.linalg.vector_norm(f.residual(z0), dim=1)
         finishers = [solver.name] if bool((total.status == int(Status.CONVERGED)).any()) else []
-        total = self._go_on(self.stages[1:], f, z0, options, total, start_norm, finishers)
+        total = self._go_on(stages[1:], f, z0, options, total, start_norm, finishers)
         for _ in range(_ROUNDS):
             scale = _far_from_zero(f, total, options)
             if scale is None:
@@ -197,7 +209,7 @@ class Polyalgorithm(Solver):
             doubtful = torch.isfinite(scale)
             start_norm = torch.where(doubtful, torch.minimum(start_norm, scale), start_norm)
             total.status = torch.where(doubtful, int(Status.STALLED), total.status)
-            again = (replace(self.stages[0], scale=None), *self.stages)
+            again = (replace(stages[0], scale=None), *stages)
             total = self._go_on(again, f, z0, options, total, start_norm, finishers)
             rounding = total.residual_norm <= torch.finfo(z0.dtype).eps ** 0.5 * scale
             failed = doubtful & (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED))
@@ -227,6 +239,8 @@ class Polyalgorithm(Solver):
             left = None if options.max_steps is None else options.max_steps - taken
             if not bool(open_.any()) or (left is not None and left < 1):
                 break
+            if stage.sparse and not f.is_sparse(z0):
+                continue
             solver = stage.make()
             samples, system, theta = _subset(f, open_, whole=watched)
             part = Evaluations(system, theta, solver.solves)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from implicitkit import autodiff
+from implicitkit.linear.sparse_form import sparse_blocks
 from implicitkit.operators import Operator
 from implicitkit.system import System
 
@@ -27,6 +28,7 @@ class Evaluations:
         norm: ``|F|_2`` of each sample at the point where a step begins. tolerance: what it must come down to.
         best: the point with the smallest residual so far, ``(batch, n)``. best_norm: that residual, ``(batch,)``.
         stuck: set by a step, ``(batch,)`` bool: samples that the method gives up (status ``STALLED``).
+        at_rounding: set by a step, ``(batch,)`` bool: samples whose residual is all rounding errors.
         evaluations: calls of the user's function so far. sample_evaluations: the same times the samples in each call.
     """
 
@@ -42,6 +44,7 @@ class Evaluations:
         self.tolerance = torch.zeros(())
         self.best = self.best_norm = torch.empty(0)
         self.stuck: Tensor | None = None
+        self.at_rounding: Tensor | None = None
         graph = self.of_gradient or not self.kind.returns_state
         self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"
         self._point: dict[str, Tensor] = {}
@@ -82,9 +85,23 @@ class Evaluations:
         if not self.of_gradient:
             expression = lambda y: problem.flat_residual(self._kernel, y)  # noqa: E731
             iteration = self.kind.iteration
-            return autodiff.linearise(expression, z, symmetric=problem.symmetric, fixed_point=iteration)[1]
+            sparse = self._sparse(expression, z)
+            return autodiff.linearise(expression, z, symmetric=problem.symmetric, fixed_point=iteration, sparse=sparse)[1]
         objective = lambda y: problem.flat_objective(self._kernel, y)  # noqa: E731
-        return autodiff.linearise(lambda y: autodiff.gradient(objective, y)[1], z, symmetric=True)[1]
+        gradient = lambda y: autodiff.gradient(objective, y)[1]  # noqa: E731
+        sparse = self._sparse(gradient, z) if self.kind.minimisation else None  # else the pattern is another one
+        return autodiff.linearise(gradient, z, symmetric=True, sparse=sparse)[1]
+
+    def _sparse(self, function: Callable[[Tensor], Tensor], z: Tensor) -> Any:
+        """How the Jacobian of the problem's residual becomes sparse; ``None`` if it is too small to be worth it."""
+        return sparse_blocks(self.system.sparsity(), function, z) if z.shape[1] >= self.problem.sparse_from else None
+
+    def is_sparse(self, z: Tensor) -> bool:
+        """Has the Jacobian of the residual a sparsity pattern?"""
+        if z.shape[1] < self.problem.sparse_from:
+            return False
+        residual = lambda y: self.problem.flat_residual(self._kernel, y)  # noqa: E731
+        return self.system.sparsity().find(residual, z) is not None
 
     def jacobian(self, z: Tensor) -> Tensor:
         """The Jacobian of ``f`` at ``z``, shape ``(batch, n, n)``."""

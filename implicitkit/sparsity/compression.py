@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -14,7 +15,7 @@ from torch import Tensor
 from implicitkit.sparsity.colouring import Colouring, colour
 from implicitkit.sparsity.index_sets import IndexSets
 
-__all__ = ["Coloured", "coloured"]
+__all__ = ["Coloured", "as_pattern", "coloured"]
 
 _CHUNK = 1 << 25  # numbers in one batch of products
 _Product = Callable[[Tensor], Tensor]
@@ -34,12 +35,19 @@ class Coloured:
     colouring: Colouring
     origin: str = "detected"
     places: np.ndarray = field(repr=False, default_factory=lambda: np.zeros(0, dtype=np.int64))
+    _analysis: list[Any] = field(repr=False, default_factory=list, compare=False)
 
     @property
     def shape(self) -> tuple[int, int]:
         """``(m, n)``."""
         shape: tuple[int, int] = self.pattern.shape
         return shape
+
+    def analysed(self, analyse: Callable[[IndexSets], Any]) -> Any:
+        """``analyse(pattern)``, computed once."""
+        if not self._analysis:
+            self._analysis.append(analyse(self.pattern))
+        return self._analysis[0]
 
     def values(self, mv: _Product, rmv: _Product, batch: int, like: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """The entries of every sample's matrix, and how far it is from the products.
@@ -88,12 +96,12 @@ class Coloured:
 
 
 def coloured(pattern: IndexSets, origin: str = "detected") -> Coloured | None:
-    """A pattern made ready for use; ``None`` if no colouring has fewer products than the matrix has rows and columns."""
+    """A pattern made ready for use; ``None`` if no colouring halves the products that a dense matrix takes."""
     pattern = sp.csr_matrix(pattern).astype(bool)
     pattern.sum_duplicates()
     pattern.sort_indices()
     plan = colour(pattern)
-    if plan is None or plan.products >= min(pattern.shape):
+    if plan is None or 2 * plan.products > min(pattern.shape):
         return None
     rows, columns = _coordinates(pattern)
     group_of, inside = (rows, columns) if plan.by_rows else (columns, rows)
@@ -133,3 +141,38 @@ def _products(product: _Product, seeds: Tensor, batch: int, like: Tensor) -> Ten
             shown = torch.stack([product(v) for v in vectors])
         parts.append(shown.detach().to(device="cpu", dtype=torch.float64))
     return torch.cat(parts).transpose(0, 1)
+
+
+def as_pattern(given: object, rows: int, columns: int, diagonal: bool = False) -> IndexSets:
+    """A user's word for a pattern ``(rows, columns)``: a sparse or dense matrix, or bandwidths ``(lower, upper)``;
+    with the diagonal added if asked for.
+
+    Raises:
+        ValueError: another shape, or negative bandwidths. TypeError: none of these.
+    """
+    if isinstance(given, (tuple, list)):
+        if len(given) != 2 or not all(isinstance(k, int) and k >= 0 for k in given):
+            raise ValueError(f"jac_sparsity as bandwidths is (lower, upper), two integers >= 0; got {given!r}")
+        lower, upper = (min(k, size - 1) for k, size in zip(given, (rows, columns), strict=True))
+        diagonals = range(-lower, upper + 1)
+        return sp.diags([1.0] * len(diagonals), list(diagonals), shape=(rows, columns), format="csr").astype(bool)
+    if isinstance(given, Tensor):
+        if given.layout is torch.strided:
+            given = given.detach().cpu().numpy()
+        else:
+            coo = given.detach().cpu().to_sparse_coo().coalesce()
+            i, j = coo.indices().numpy()
+            given = sp.csr_matrix((np.ones(len(i), dtype=bool), (i, j)), shape=tuple(coo.shape))
+    if not (sp.issparse(given) or isinstance(given, np.ndarray)):
+        raise TypeError(
+            "jac_sparsity must be a SciPy or torch sparse matrix, an array, bandwidths (lower, upper), 'auto' or None; "
+            f"got {type(given).__name__}"
+        )
+    pattern = sp.csr_matrix(given)
+    if pattern.shape != (rows, columns):
+        raise ValueError(
+            f"jac_sparsity has shape {pattern.shape}, but the Jacobian of one sample is {rows} x {columns} (unknowns in "
+            "the order of the leaves of z, each flattened)"
+        )
+    pattern = sp.csr_matrix((np.ones(pattern.nnz, dtype=bool), pattern.indices, pattern.indptr), shape=pattern.shape)
+    return pattern + sp.identity(rows, dtype=bool, format="csr") if diagonal else pattern

@@ -41,11 +41,12 @@ class Detected:
     guessed: tuple[str, ...] = field(default=())
 
 
-def detect(function: Callable[[Tensor], Tensor], z: Tensor) -> Detected:
+def detect(function: Callable[[Tensor], Tensor], z: Tensor, budget: int | None = None) -> Detected:
     """The pattern of ``d function / dz``.
 
     Args:
         function: ``(batch, n) -> (batch, m)``, row by row independent. z: ``(batch, n)``, plain.
+        budget: dependencies of one intermediate result above which the matrix counts as dense.
 
     Returns:
         One pattern ``(m, n)`` that holds for each sample.  An error of the function itself is raised by whoever evaluates
@@ -56,7 +57,7 @@ def detect(function: Callable[[Tensor], Tensor], z: Tensor) -> Detected:
     trace = Trace(RULES, unknowns)
     trace.write(point, index_sets.identity(point.numel(), unknowns))
     try:
-        with _eager(), NumpyGuard(trace), trace:
+        with index_sets.limited(budget), _eager(), NumpyGuard(trace), trace, torch.no_grad():
             out = function(point)
         sets = trace.read(out.detach() if out.requires_grad else out)
     except TooDense as error:

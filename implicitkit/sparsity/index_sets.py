@@ -1,13 +1,15 @@
 """Sets of unknowns, one for each entry of a tensor, as a boolean sparse matrix: row = entry, column = unknown.
 
 Everything here is whole-array work on compressed rows, so that a grid of 100,000 points costs milliseconds.  The number of
-members that a set of results would have is known before it is formed; above ``BUDGET`` there is nothing sparse left
+members that a set of results would have is known before it is formed; above a limit (:func:`limited`) there is nothing sparse left
 to find, and :class:`TooDense` says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeAlias
 
 import numpy as np
@@ -28,11 +30,21 @@ __all__ = [
 ]
 
 IndexSets: TypeAlias = sp.csr_matrix
-BUDGET = 40_000_000  # members in one collection of sets, at most
+_budget: ContextVar[int] = ContextVar("budget", default=40_000_000)
 
 
 class TooDense(Exception):
     """The sets hold so many members that the matrix is not worth calling sparse."""
+
+
+@contextmanager
+def limited(members: int | None) -> Iterator[None]:
+    """At most so many members in one collection of sets (``None``: 40 million)."""
+    token = _budget.set(_budget.get() if members is None else min(members, _budget.get()))
+    try:
+        yield
+    finally:
+        _budget.reset(token)
 
 
 def identity(rows: int, unknowns: int) -> IndexSets:
@@ -127,5 +139,5 @@ def _made(indices: np.ndarray, pointer: np.ndarray, shape: tuple[int, int]) -> I
 
 
 def _afford(members: int) -> None:
-    if members > BUDGET:
+    if members > _budget.get():
         raise TooDense(f"{members} dependencies")

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from implicitkit import autodiff
 from implicitkit.linear.sparse_factors import SparseFactor, analyse
-from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.colouring import groups_of_columns
 from implicitkit.sparsity.compression import coloured
 from implicitkit.sparsity.detection import detect
@@ -66,9 +65,8 @@ def test_what_cannot_be_seen_is_no_pattern(name, function, reason) -> None:
     assert found.pattern is None and reason in found.reason
 
 
-def test_dense_functions_stop_early(monkeypatch) -> None:
-    monkeypatch.setattr(index_sets, "BUDGET", 100_000)
-    found = detect(lambda z: z + z.sum(1, keepdim=True), torch.rand(1, 1000, dtype=torch.float64))
+def test_dense_functions_stop_early() -> None:
+    found = detect(lambda z: z + z.sum(1, keepdim=True), torch.rand(1, 1000, dtype=torch.float64), budget=100_000)
     assert found.pattern is None and "dense" in found.reason
 
 

@@ -13,6 +13,7 @@ from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.newton_damping import damped_step
+from implicitkit.solver.steps.sparse_direction import sparse_direction
 
 __all__ = ["Newton", "newton_direction"]
 
@@ -53,11 +54,17 @@ class Newton(Method):
         return None  # weak steps in a row (batch,), once there has been one
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
-        residual = f(z)
-        d = newton_direction(f.jacobian(z), residual)
-        if not self.line_search:
+        residual, A = f(z), f.linearize(z)
+        d = sparse_direction(f, A, z, residual)
+        if d is None:
+            d = newton_direction(A.dense(), residual)
+        f.stuck = settled = f.at_rounding
+        if not self.line_search or (settled is not None and bool((settled | ~f.active).all())):
             return z + d, state
-        return damped_step(f, z, d, f.norm.to(z.dtype), state, self.halvings, self.patience)[::2]
+        found = damped_step(f, z, d, f.norm.to(z.dtype), state, self.halvings, self.patience)[::2]
+        if settled is not None:
+            f.stuck = settled if f.stuck is None else f.stuck | settled
+        return found
 
 
 def newton_direction(J: Tensor, residual: Tensor) -> Tensor:

@@ -1,0 +1,61 @@
+"""The blocks of an operator as sparse matrices of one pattern, with their factors."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from implicitkit.linear.sparse_factors import SparseFactor, analyse
+from implicitkit.sparsity.compression import Coloured
+
+__all__ = ["SparseBlocks"]
+
+
+class SparseBlocks:
+    """``batch`` matrices ``(n, n)``, or their transposed, factored when a system is first solved.
+
+    Args:
+        ready: the pattern. values: ``(batch, nnz)``, in its order.
+    """
+
+    def __init__(self, ready: Coloured, values: np.ndarray) -> None:
+        self.ready, self.values, self.transposed = ready, values, False
+        self._factors: list[SparseFactor] = []  # shared with the transposed
+
+    @property
+    def T(self) -> SparseBlocks:
+        """The transposed matrices; they share the factors."""
+        other = SparseBlocks(self.ready, self.values)
+        other.transposed, other._factors = not self.transposed, self._factors
+        return other
+
+    @property
+    def batch(self) -> int:
+        """How many matrices."""
+        return len(self.values)
+
+    @property
+    def factor(self) -> SparseFactor:
+        """LU factors of every matrix."""
+        if not self._factors:
+            self._factors.append(SparseFactor(self.ready.analysed(analyse), self.values))
+        return self._factors[0]
+
+    @property
+    def regular(self) -> bool:
+        """Have they been factored, and none is singular?"""
+        return bool(self._factors) and bool(self.factor.ok.all())
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``A x = b``, ``(batch, n)`` or ``(batch, n, k)``; NaN for a singular matrix."""
+        return self.factor.solve(b, self.transposed)
+
+    def size(self, x: Tensor) -> Tensor:
+        """``|A| |x|``, ``(batch, n)``: the size of what is added up in a product with ``A``, entry by entry."""
+        sizes = np.empty(x.shape)
+        given = x.detach().abs().to(device="cpu", dtype=torch.float64).numpy()
+        for i, values in enumerate(self.values):
+            A = abs(self.ready.matrix(values))
+            sizes[i] = (A.T if self.transposed else A) @ given[i]
+        return torch.from_numpy(sizes).to(x)

@@ -1,0 +1,39 @@
+"""How an operator becomes sparse.  SciPy is imported when that happens, not before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.operators import Operator
+from implicitkit.sparsity.known import Sparsity
+
+__all__ = ["sparse_blocks"]
+
+
+def sparse_blocks(sparsity: Sparsity, function: Callable[[Tensor], Tensor], z: Tensor) -> Callable[[Operator], Any]:
+    """How the operator of ``function`` at ``z`` becomes sparse: by the known pattern, confirmed by a product.
+
+    A pattern that does not hold at ``z`` is looked for again there; if it does not hold then, there are no blocks.
+    """
+
+    def form(A: Operator) -> Any:
+        from implicitkit.linear.sparse_blocks import SparseBlocks
+
+        tolerance = torch.finfo(z.dtype).eps ** 0.25
+        for _ in range(4):
+            ready = sparsity.find(function, z)
+            if ready is None:
+                return None
+            values, error = ready.values(A.mv, A.rmv, A.batch, A.like)
+            worst = max((e for e in error.tolist() if not math.isnan(e)), default=0.0)  # NaN: the matrix is not finite
+            if worst <= tolerance:
+                return SparseBlocks(ready, values)
+            sparsity.refute(ready, worst)
+        return None
+
+    return form

@@ -1,0 +1,136 @@
+"""Patterns that are known: said by the user, or found once for a function and kept.
+
+A pattern is believed only as long as every use of it is confirmed (:meth:`Coloured.values` compares with one product).
+"""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.errors import SparsityWarning, warn
+
+if TYPE_CHECKING:
+    from implicitkit.sparsity.compression import Coloured
+
+__all__ = ["SMALLEST", "Sparsity", "identity_of"]
+
+SMALLEST = 128  # unknowns from which a pattern is looked for
+_KEPT = 128  # functions whose pattern is remembered
+_FRACTION = 8  # a matrix with more than one entry in so many is not worth the name sparse
+_found: OrderedDict[Hashable, Coloured | None] = OrderedDict()
+
+
+class Sparsity:
+    """The pattern of one function's Jacobian, looked for when somebody asks.
+
+    Args:
+        key: what tells this function from others (:func:`identity_of`, shapes); patterns are remembered by it.
+        given: ``"auto"``, ``None`` (there is none), or the user's: a SciPy or torch sparse matrix, a dense one, or
+            bandwidths ``(lower, upper)``.
+        diagonal: what is given is the pattern of a map ``f``, and that of ``f(z) - z`` is wanted.
+    """
+
+    def __init__(self, key: Hashable, given: Any = "auto", diagonal: bool = False) -> None:
+        self.key, self.given, self.diagonal = key, given, diagonal
+        self._ready: Coloured | None = None  # what was given
+        self._refuted = 0
+
+    def find(self, function: Callable[[Tensor], Tensor], z: Tensor) -> Coloured | None:
+        """The pattern of ``function: (batch, n) -> (batch, m)`` at ``z``; ``None`` where there is none worth having.
+
+        Raises:
+            ValueError: the user's pattern does not have the shape of the Jacobian.
+        """
+        if self.given is None:
+            return None
+        if not isinstance(self.given, str):
+            return self._given(function, z)
+        if z.shape[1] < SMALLEST or self._refuted > 1:
+            return None
+        if self.key not in _found:
+            _found[self.key] = _detected(function, z)
+            while len(_found) > _KEPT:
+                _found.popitem(last=False)
+        _found.move_to_end(self.key)
+        return _found[self.key]
+
+    def refute(self, found: Coloured, error: float) -> None:
+        """A product has shown an entry that the pattern does not have: it is not used again."""
+        self._refuted += 1
+        if found.origin == "given":
+            warn(
+                f"jac_sparsity is wrong: the Jacobian has entries that it does not have (products differ by {error:.1e}, "
+                "relative); the pattern is ignored, and looked for automatically",
+                SparsityWarning,
+            )
+            self.given, self._refuted = "auto", 0
+            return
+        _found.pop(self.key, None)
+        if self._refuted > 1:
+            _found[self.key] = None
+            warn(
+                "the sparsity pattern found in one evaluation does not hold in others (control flow on values, or numbers "
+                f"that leave torch; products differ by {error:.1e}, relative): the function is treated as dense; pass "
+                "jac_sparsity= to say what holds everywhere",
+                SparsityWarning,
+            )
+
+    def _given(self, function: Callable[[Tensor], Tensor], z: Tensor) -> Coloured | None:
+        if self._ready is None:
+            from implicitkit.sparsity.compression import as_pattern, coloured
+
+            rows = None if isinstance(self.given, (tuple, list)) else z.shape[1]
+            if rows is None:
+                with torch.no_grad():
+                    rows = function(z).shape[1]
+            pattern = as_pattern(self.given, rows, z.shape[1], self.diagonal)
+            self._ready = coloured(pattern, origin="given")
+            if self._ready is None:
+                self.given = None
+        return self._ready
+
+
+def _detected(function: Callable[[Tensor], Tensor], z: Tensor) -> Coloured | None:
+    from implicitkit.sparsity.compression import coloured
+    from implicitkit.sparsity.detection import detect
+
+    batch, n = z.shape
+    found = detect(function, z, budget=batch * n * max(32, n // _FRACTION))
+    if found.pattern is None or found.pattern.nnz * _FRACTION > found.pattern.shape[0] * n:
+        return None
+    return coloured(found.pattern)
+
+
+def identity_of(function: Any, depth: int = 4) -> Hashable:
+    """What tells a function from others although it is made anew at every call: its code, and what it closes over.
+
+    Two functions with one identity may have different patterns all the same; every use of a pattern is checked.
+    """
+    if depth == 0:
+        return type(function)
+    if isinstance(function, types.MethodType):
+        return (identity_of(function.__func__, depth - 1), identity_of(function.__self__, depth - 1))
+    if isinstance(function, types.FunctionType):
+        cells = tuple(_content(cell, depth) for cell in function.__closure__ or ())
+        defaults = tuple(identity_of(d, depth - 1) for d in function.__defaults__ or ())
+        return (function.__code__, cells, defaults)
+    if isinstance(function, Tensor):
+        return (tuple(function.shape), function.dtype)
+    if isinstance(function, (int, float, str, bool, type(None))):
+        return function
+    if hasattr(function, "func") and hasattr(function, "args"):  # functools.partial
+        return (identity_of(function.func, depth - 1), tuple(identity_of(a, depth - 1) for a in function.args))
+    return (type(function), id(function))
+
+
+def _content(cell: Any, depth: int) -> Hashable:
+    try:
+        return identity_of(cell.cell_contents, depth - 1)
+    except ValueError:  # not filled yet
+        return None
