@@ -25,6 +25,7 @@ from implicitkit.errors import CapturedTensorError as CapturedTensorError
 from implicitkit.errors import ConvergenceError as ConvergenceError
 from implicitkit.errors import ConvergenceWarning as ConvergenceWarning
 from implicitkit.errors import ImpureFunctionWarning as ImpureFunctionWarning
+from implicitkit.errors import SparsityWarning as SparsityWarning
 from implicitkit.errors import UnknownNameError as UnknownNameError
 from implicitkit.layer import implicit as implicit
 from implicitkit.lifting.reach import modules_held as modules_held

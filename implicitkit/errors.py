@@ -57,7 +57,8 @@ class DegenerateWarning(RuntimeWarning):
 
 
 class SparsityWarning(RuntimeWarning):
-    """A sparsity pattern, given or found, does not hold: it is not used, and the result is right all the same, but slower."""
+    """A sparsity pattern, given or found, does not hold: it is not used, and the result is right all the same, but
+    slower."""
 
 
 class CapturedTensorError(RuntimeError):

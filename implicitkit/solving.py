@@ -156,13 +156,15 @@ def _solve(
 @compat.opaque_to_compile
 def root(residual: Callable[..., Any], z0: Any, args: Any = (), **options: Any) -> Solution:
     """``solve(Root(residual), z0, args, **options)``: ``residual(z, *args) = 0``."""
-    return solve(Root(residual), z0, args, **options)
+    structure = _structure(options)
+    return solve(Root(residual, **structure), z0, args, **options)
 
 
 @compat.opaque_to_compile
 def fixed_point(map: Callable[..., Any], z0: Any, args: Any = (), **options: Any) -> Solution:
     """``solve(FixedPoint(map), z0, args, **options)``: ``map(z, *args) = z``."""
-    return solve(FixedPoint(map), z0, args, **options)
+    structure = _structure(options)
+    return solve(FixedPoint(map, **structure), z0, args, **options)
 
 
 @compat.opaque_to_compile
@@ -183,7 +185,13 @@ def argmin(
     The same as ``solve(Argmin(objective, constraints=..., ...), z0, args, **options)``.
     """
     problem = Argmin(
-        objective, constraints=constraints, bounds=bounds, prox=prox, project=project, degenerate=degenerate
+        objective,
+        constraints=constraints,
+        bounds=bounds,
+        prox=prox,
+        project=project,
+        degenerate=degenerate,
+        **_structure(options),
     )
     return solve(problem, z0, args, **options)
 
@@ -191,16 +199,23 @@ def argmin(
 @compat.opaque_to_compile
 def least_squares(residuals: Callable[..., Any], z0: Any, args: Any = (), **options: Any) -> Solution:
     """``solve(LeastSquares(residuals), z0, args, **options)``: ``z`` minimises half the squared norm of the residuals."""
-    return solve(LeastSquares(residuals), z0, args, **options)
+    structure = _structure(options)
+    return solve(LeastSquares(residuals, **structure), z0, args, **options)
 
 
 @compat.opaque_to_compile
 def steady_state(rhs: Callable[..., Any], z0: Any, args: Any = (), **options: Any) -> Solution:
     """``solve(SteadyState(rhs), z0, args, **options)``: ``dz/dt = rhs(z, *args) = 0``."""
-    return solve(SteadyState(rhs), z0, args, **options)
+    structure = _structure(options)
+    return solve(SteadyState(rhs, **structure), z0, args, **options)
 
 
 # ------------------------------------------------------------------------------------------------------------- details
+def _structure(options: dict[str, Any]) -> dict[str, Any]:
+    """What is said of the Jacobian, taken out of the options of a solve."""
+    return {k: options.pop(k) for k in ("jac_sparsity", "symmetric", "positive_definite") if k in options}
+
+
 def _ordinary(x: Any) -> Any:
     return x.clone() if isinstance(x, Tensor) and x.is_inference() else x
 

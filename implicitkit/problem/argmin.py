@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -42,6 +42,9 @@ class Argmin(Problem):
             ``"raise"``: an error where the linear system is singular (at a kink where it is regular, as with one weakly
             active constraint, both give the derivative of one side); ``"smooth"``: inequalities are relaxed to
             ``lam g = -1e-3``, which moves the solution by as much and makes it smooth everywhere.
+        jac_sparsity: the pattern of the objective's Hessian (without constraints), for one sample, unknowns
+            in the order of the flattened leaves: a SciPy or torch sparse matrix, bandwidths ``(lower, upper)``, ``None``, or
+            ``"auto"``: found by itself from 128 unknowns on.
 
     Raises:
         TypeError: something is not callable, or a constraint is neither ``Equality`` nor ``Inequality``.
@@ -54,6 +57,7 @@ class Argmin(Problem):
     prox: Callable[..., Any] | None = None
     project: Callable[..., Any] | None = None
     degenerate: str = "lstsq"
+    jac_sparsity: Any = field(default="auto", compare=False, kw_only=True)
     kind: ClassVar[Kind] = ARGMIN
 
     def __post_init__(self) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from implicitkit import autodiff, trees
+from implicitkit.linear.sparse_form import sparse_blocks
 from implicitkit.operators import Operator
 from implicitkit.problem.kind import ROOT, Kind, as_kind
-from implicitkit.linear.sparse_form import sparse_blocks
 from implicitkit.sparsity.known import SMALLEST
 from implicitkit.system import System
 from implicitkit.trees import Layout
@@ -67,6 +68,7 @@ class Problem:
     kind: ClassVar[Kind] = ROOT
     symmetric: bool = False
     jac_sparsity: Any = "auto"
+    positive_definite: bool = False
     by_blocks: ClassVar[bool] = False
     closed: ClassVar[bool] = False
 
@@ -116,13 +118,19 @@ class Problem:
     def linearise(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
         """``F`` at a plain ``z``, on its graph, and ``dF/dz`` there (a problem that knows its blocks says them)."""
         expression = lambda y: system.residual(y, *theta)  # noqa: E731
-        return autodiff.linearise(
-            expression,
-            z,
-            symmetric=self.symmetric,
-            fixed_point=self.kind.iteration,
-            sparse=sparse_blocks(system.sparsity(), expression, z) if z.shape[1] >= self.sparse_from else None,
+        sparse = sparse_blocks(system.sparsity(), expression, z) if z.shape[1] >= self.sparse_from else None
+        claimed = self.symmetric and not self.kind.symmetric
+        out, A = autodiff.linearise(
+            expression, z, symmetric=self.symmetric, fixed_point=self.kind.iteration, sparse=sparse
         )
+        if claimed:
+            check_symmetric(A, autodiff.linearise(expression, z)[1], self.title)
+        return out, A
+
+    def _state_structure(self) -> None:
+        """Of what the user says about the Jacobian, one thing follows from another."""
+        if self.positive_definite:
+            object.__setattr__(self, "symmetric", True)
 
     @property
     def sparse_from(self) -> int:
@@ -154,6 +162,23 @@ class Problem:
     def __repr__(self) -> str:
         name = getattr(self.function, "__qualname__", type(self.function).__name__)
         return f"{type(self).__name__}({name})"
+
+
+def check_symmetric(said: Operator, true: Operator, title: str) -> None:
+    """Raise unless products with the operator and its transposed agree.
+
+    Raises:
+        ValueError: they do not.
+    """
+    v = torch.rand(said.like.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(said.like) + 0.5
+    forward, back = true.mv(v), true.rmv(v)
+    size = torch.linalg.vector_norm(forward, dim=1) + torch.linalg.vector_norm(back, dim=1)
+    wrong = torch.linalg.vector_norm(forward - back, dim=1) > torch.finfo(v.dtype).eps ** 0.4 * size
+    if bool(wrong.any()):
+        raise ValueError(
+            f"{title} was said to have a symmetric Jacobian (symmetric=True or positive_definite=True), and has not: its "
+            "products with a vector and those of its transposed differ"
+        )
 
 
 def require_callable(problem: Problem, function: Any, role: str) -> None:

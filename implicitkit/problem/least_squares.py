@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -27,12 +27,16 @@ class LeastSquares(Problem):
     Args:
         residuals: ``r(z, *args)``, a function or ``nn.Module`` returning any pytree of real tensors; with
             ``batch_dims``, each leaf has the batch's shape in front.
+        jac_sparsity: the pattern of the Jacobian of the residuals, ``(m, n)``, for one sample, unknowns
+            in the order of the flattened leaves: a SciPy or torch sparse matrix, bandwidths ``(lower, upper)``, ``None``, or
+            ``"auto"``: found by itself from 128 unknowns on.
 
     Raises:
         TypeError: ``residuals`` is not callable.
     """
 
     residuals: Callable[..., Any]
+    jac_sparsity: Any = field(default="auto", compare=False, kw_only=True)
     kind: ClassVar[Kind] = LEAST_SQUARES
 
     def __post_init__(self) -> None:
@@ -41,6 +45,9 @@ class LeastSquares(Problem):
     @property
     def function(self) -> Callable[..., Any]:
         return self.residuals
+
+    def pattern_of(self, what: str) -> Any:
+        return self.jac_sparsity if what == "residuals" else "auto"
 
     def residual(self, z: Any, *args: Any) -> Any:
         return tree_gradient(lambda t: half_squared_norm(self.residuals(t, *args)), z)

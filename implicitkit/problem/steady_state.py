@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from implicitkit.problem.base import Problem, require_callable
@@ -21,16 +21,24 @@ class SteadyState(Problem):
 
     Args:
         rhs: ``g(z, *args)``, a function or ``nn.Module`` returning the structure, shapes and dtypes of ``z``.
+        jac_sparsity: the pattern of the right-hand side's Jacobian, for one sample, unknowns
+            in the order of the flattened leaves: a SciPy or torch sparse matrix, bandwidths ``(lower, upper)``, ``None``, or
+            ``"auto"``: found by itself from 128 unknowns on.
+        symmetric, positive_definite: what you know of that Jacobian; checked at the first derivative.
 
     Raises:
         TypeError: ``rhs`` is not callable.
     """
 
     rhs: Callable[..., Any]
+    jac_sparsity: Any = field(default="auto", compare=False, kw_only=True)
+    symmetric: bool = field(default=False, kw_only=True)
+    positive_definite: bool = field(default=False, kw_only=True)
     kind: ClassVar[Kind] = STEADY_STATE
 
     def __post_init__(self) -> None:
         require_callable(self, self.rhs, "rhs")
+        self._state_structure()
 
     @property
     def function(self) -> Callable[..., Any]:

@@ -26,8 +26,9 @@ class Implicit(Rule):
     One linear solve a derivative; memory is that of the solution and of ``theta``, whatever the solver did.
 
     Args:
-        linear_solver: a registered name or a configured object (``ik.linear.GMRES(restart=30)``).  ``"auto"``: dense LU
-            up to 64 unknowns a sample, else CG for minimisation problems and GMRES for all others.
+        linear_solver: a registered name or a configured object (``ik.linear.GMRES(restart=30)``).  ``"auto"``: LU,
+            dense where that is cheap and sparse where the Jacobian has a pattern, else CG for symmetric Jacobians and GMRES
+            (see :class:`implicitkit.linear.Auto`).
         rtol, atol: of the linear solve, per sample ``|A u - b| <= atol + rtol |b|``; the defaults follow the dtype
             (``eps^(2/3)``; ``atol`` 0).
         max_steps: products with the Jacobian allowed; ``None`` is the linear solver's own default.
@@ -62,7 +63,9 @@ class Implicit(Rule):
         if lacking:
             raise CapabilityError(
                 f"linear solver {solver.name!r} needs a {' and '.join(lacking).replace('_', ' ')} system, and the Jacobian "
-                f"of {type(problem).__name__} is not known to be one: use 'gmres', 'lu', 'bicgstab' or 'lsmr'"
+                f"of {type(problem).__name__} is not known to be one: "
+                + ("say symmetric=True if it is, or " if "symmetric" in lacking else "")
+                + "use 'gmres', 'lu', 'bicgstab' or 'lsmr'"
             )
         rtol = self.rtol if self.rtol is not None else torch.finfo(request.system.layout.dtype).eps ** (2 / 3)
         return request.solve(solver, rtol=rtol, atol=self.atol, max_steps=self.max_steps)

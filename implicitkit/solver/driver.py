@@ -78,6 +78,7 @@ class _Loop:
         self.status = torch.full_like(self.steps, int(Status.MAX_STEPS))
         self.state = method.init(f, z0)
         self.stuck: Tensor | None = None
+        self.settled: Tensor | None = None
         self.traces: list[Tensor] = []
         self.watched = options.trace or options.callback is not None
         self.step = 0
@@ -121,6 +122,8 @@ class _Loop:
             self.status.masked_fill_(failed, int(Status.NONFINITE))
             if self.stuck is not None:
                 self.status.masked_fill_(failed & (self.norm < math.inf), int(Status.STALLED))
+            if self.settled is not None:
+                self.status.masked_fill_(failed & self.settled, int(Status.CONVERGED))
         return better
 
     def _stopped(self) -> bool:
@@ -142,9 +145,9 @@ class _Loop:
             self._drop()
         f = self.f
         f.active, f.norm, f.tolerance, f.stuck = self.active, self.norm, self.tolerance, None
-        f.best, f.best_norm = self.best, self.best_norm
+        f.best, f.best_norm, f.at_rounding = self.best, self.best_norm, None
         z, self.state = self.method.step(f, self.z, self.state)
-        self.stuck = f.stuck
+        self.stuck, self.settled = f.stuck, f.at_rounding
         self.z = z if self.at_work == self.alive else torch.where(self.active.unsqueeze(1), z, self.best)
         self.step += 1
         self.norm = self.judge.norm(f.residual(self.z))

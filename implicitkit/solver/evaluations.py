@@ -28,7 +28,8 @@ class Evaluations:
         norm: ``|F|_2`` of each sample at the point where a step begins. tolerance: what it must come down to.
         best: the point with the smallest residual so far, ``(batch, n)``. best_norm: that residual, ``(batch,)``.
         stuck: set by a step, ``(batch,)`` bool: samples that the method gives up (status ``STALLED``).
-        at_rounding: set by a step, ``(batch,)`` bool: samples whose residual is all rounding errors.
+        at_rounding: set by a step, ``(batch,)`` bool: samples that a step leaves where they are, since the
+            residual there is all rounding errors; such a sample is stuck, and has converged.
         evaluations: calls of the user's function so far. sample_evaluations: the same times the samples in each call.
     """
 

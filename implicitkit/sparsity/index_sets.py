@@ -1,8 +1,8 @@
 """Sets of unknowns, one for each entry of a tensor, as a boolean sparse matrix: row = entry, column = unknown.
 
 Everything here is whole-array work on compressed rows, so that a grid of 100,000 points costs milliseconds.  The number of
-members that a set of results would have is known before it is formed; above a limit (:func:`limited`) there is nothing sparse left
-to find, and :class:`TooDense` says so.
+members that a set of results would have is known before it is formed; above a limit (:func:`limited`) there is nothing
+sparse left to find, and :class:`TooDense` says so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 import scipy.sparse as sp
 
 __all__ = [
-    "BUDGET",
     "IndexSets",
     "TooDense",
     "empty",

@@ -259,7 +259,7 @@ def test_a_residual_in_large_units_may_be_as_large_as_rounding_makes_it() -> Non
     ],
 )
 def test_what_auto_tries_first(kind: str, size: int, first: str, second: str) -> None:
-    names = [stage.make().name for stage in stages(kind, 1, size)]
+    names = [stage.make().name for stage in stages(kind, 1, size) if not stage.sparse]
     assert names[:2] == [first, second]
     assert len(names) == 1 or "df_sane" in names
 

@@ -58,13 +58,19 @@ class Newton(Method):
         d = sparse_direction(f, A, z, residual)
         if d is None:
             d = newton_direction(A.dense(), residual)
-        f.stuck = settled = f.at_rounding
-        if not self.line_search or (settled is not None and bool((settled | ~f.active).all())):
+        settled = f.at_rounding
+        if settled is not None and bool(settled.any()):
+            d = torch.where(settled.unsqueeze(1), 0, d)
+            f.stuck = settled
+            if bool((settled | ~f.active).all()):
+                return z, state
+        if not self.line_search:
             return z + d, state
-        found = damped_step(f, z, d, f.norm.to(z.dtype), state, self.halvings, self.patience)[::2]
+        norm = f.norm.to(z.dtype) if settled is None else torch.where(settled, torch.inf, f.norm).to(z.dtype)
+        z_next, _, state = damped_step(f, z, d, norm, state, self.halvings, self.patience)
         if settled is not None:
             f.stuck = settled if f.stuck is None else f.stuck | settled
-        return found
+        return z_next, state
 
 
 def newton_direction(J: Tensor, residual: Tensor) -> Tensor:
