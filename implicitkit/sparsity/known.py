@@ -113,7 +113,7 @@ def identity_of(function: Any, depth: int = 4) -> Hashable:
     Two functions with one identity may have different patterns all the same; every use of a pattern is checked.
     """
     if depth == 0:
-        return type(function)
+        return type(function).__qualname__
     if isinstance(function, types.MethodType):
         return (identity_of(function.__func__, depth - 1), identity_of(function.__self__, depth - 1))
     if isinstance(function, types.FunctionType):

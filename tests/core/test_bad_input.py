@@ -193,7 +193,7 @@ REFUSED: dict[str, Row] = {
         r"rule 'one_step' is made for problems of kind fixed_point, and Root is of kind root: use rule='implicit'"),
     "cg for a fixed point": (
         lambda: ik.fixed_point(half, zeros(3), rule=ik.Implicit(linear_solver="cg")), ik.CapabilityError,
-        r"'cg' needs a symmetric system.*FixedPoint is not known to be one: use 'gmres'"),
+        r"'cg' needs a symmetric system.*FixedPoint is not known to be one: say symmetric=True if it is, or use 'gmres'"),
     "neumann series for an equation": (
         lambda: ik.root(half, zeros(3), rule=ik.Implicit(linear_solver="neumann")), ik.CapabilityError,
         r"'neumann' needs a fixed point system"),
