@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -47,10 +48,36 @@ def test_only_the_sample_that_gets_nowhere_is_given_up() -> None:
     torch.testing.assert_close(found.value[[0, 2], 0], 1 / (1 - rates[[0, 2]]))
 
 
+def test_far_out_is_no_solution_of_a_map_that_is_nearly_the_identity_there() -> None:
+    """z + (cos(z) - z) / (1 + z^4): one fixed point, .739; at 1000 the residual is 1e-9, and so it would be all the way."""
+    function = lambda z: z + (torch.cos(z) - z) / (1 + z**4)  # noqa: E731
+    for reach, near in ((3.0, True), (math.inf, False)):
+        solver = ik.Impatient(_Away(), horizon=math.inf, reach=reach)
+        found = ik.fixed_point(
+            function, torch.full((1,), 0.5, dtype=F64), solver=solver, rtol=1e-6, on_failure="ignore"
+        )
+        assert (abs(float(found.value)) < 5) == near
+        assert not (near and bool(found.converged))
+    found = ik.fixed_point(function, torch.full((1,), 0.5, dtype=F64), solver="relay")
+    assert float(found.value) == pytest.approx(0.7390851332, abs=1e-8)
+
+
+@dataclass(frozen=True)
+class _Away(ik.Method):
+    """Doubles z."""
+
+    name: ClassVar[str] = "away"
+    solves: ClassVar[str] = "fixed_point"
+
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return 2 * z, state
+
+
 @pytest.mark.parametrize(
     ("make", "error"),
     [
         (lambda: ik.Impatient(ik.Picard(), window=1), ValueError),
+        (lambda: ik.Impatient(ik.Picard(), reach=0.0), ValueError),
         (lambda: ik.Impatient(ik.Picard(), horizon=0.0), ValueError),
         (lambda: ik.Impatient("picard"), TypeError),
         (lambda: ik.Continuation(length=0.0), ValueError),

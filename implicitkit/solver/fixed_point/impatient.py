@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
@@ -22,16 +24,23 @@ class Impatient(Method):
     So a method that converges linearly with ``\rho`` is kept while ``\log(tolerance / b) / \log \rho \le horizon``, and one
     that has stopped falling goes after one window.
 
+    A sample is given up, too, when its next iterate would be further out than ``reach (|z_0| + |f(z_0)|)``.  Where a map is
+    nearly the identity far out, as a gated one is whose gate has closed, every far point looks like a solution to a
+    tolerance relative to ``|z|``.
+
     Args:
-        method: any iterative method. window: steps between two looks, at least 2. horizon: steps it may still need.
+        method: any iterative method. window: steps between two looks, at least 2.
+        horizon: steps it may still need; ``inf``: any number.
+        reach: how far out, in units of the start; ``inf``: anywhere.
 
     Raises:
-        ValueError: ``window`` below 2 or ``horizon`` not positive. TypeError: not an iterative method.
+        ValueError: ``window`` below 2 or ``horizon`` or ``reach`` not positive. TypeError: not an iterative method.
     """
 
     method: Any
     window: int = 12
     horizon: float = 100.0
+    reach: float = math.inf
     keeps_best: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -39,8 +48,9 @@ class Impatient(Method):
             raise TypeError(f"only an iterative method can be impatient, got {type(self.method).__name__}")
         if self.window < 2:
             raise ValueError(f"window must be at least 2, got {self.window}")
-        if not self.horizon > 0:
-            raise ValueError(f"horizon must be positive, got {self.horizon}")
+        for name in ("horizon", "reach"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -58,28 +68,31 @@ class Impatient(Method):
         return int(self.method.default_max_steps)
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
-        return {"inner": self.method.init(f, z), "step": 0, "before": None}
+        radius = None
+        if math.isfinite(self.reach):
+            radius = self.reach * sum(torch.linalg.vector_norm(v, dim=1) for v in (z, z + f.residual(z)))
+        return {"inner": self.method.init(f, z), "step": 0, "before": None, "radius": radius}
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        step, before = state["step"], state["before"]
+        step, before, radius = state["step"], state["before"], state["radius"]
         best, tolerance = f.best_norm, f.tolerance
         z_next, inner = self.method.step(f, z, state["inner"])
-        if step % self.window == 0:
+        if radius is not None:
+            out = torch.linalg.vector_norm(z_next, dim=1) > radius
+            z_next = torch.where(out.unsqueeze(1), f.best, z_next)
+            f.stuck = out if f.stuck is None else f.stuck | out
+        if step % self.window == 0 and math.isfinite(self.horizon):
             if before is not None:
                 # falls too slowly: log(best / before) > window log(tolerance / best) / horizon, also where it is NaN
                 slow = ~((best / before).log() <= (tolerance / best).log() * (self.window / self.horizon))
                 slow.logical_and_(best > tolerance)
                 f.stuck = slow if f.stuck is None else f.stuck | slow
             before = best
-        return z_next, {"inner": inner, "step": step + 1, "before": before}
+        return z_next, {"inner": inner, "step": step + 1, "before": before, "radius": radius}
 
     def keep(self, state: dict[str, Any]) -> dict[str, Tensor]:
         return self.method.keep(state["inner"])
 
     def select(self, state: dict[str, Any], index: Tensor) -> dict[str, Any]:
-        before = state["before"]
-        return {
-            "inner": self.method.select(state["inner"], index),
-            "step": state["step"],
-            "before": None if before is None else before.index_select(0, index),
-        }
+        kept = {k: None if state[k] is None else state[k].index_select(0, index) for k in ("before", "radius")}
+        return {"inner": self.method.select(state["inner"], index), "step": state["step"], **kept}

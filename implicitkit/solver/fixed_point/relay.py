@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -21,13 +22,22 @@ __all__ = ["Relay"]
 
 _DENSE = 1024  # unknowns a sample up to which continuation, which factors Jacobians, is tried
 
+_NEAR, _FAR = 10.0, 1000.0  # times the size of the start: how far out the later methods may go, and the very last
+
+
+def _path(**options: Any) -> Impatient:
+    return Impatient(Continuation(**options), horizon=math.inf, reach=_NEAR)
+
+
+_KRYLOV = Impatient(NewtonKrylov(), window=6, horizon=30)
 _STAGES = (
     Stage(Impatient(Anderson())),
-    Stage(Impatient(Broyden()), scale=None),
-    Stage(Impatient(NewtonKrylov(), window=6, horizon=30), scale=None),
-    Stage(Continuation(), max_steps=200),
-    Stage(Continuation(), max_steps=200, scale=None),
-    *(Stage(Continuation(stray=0.5, scatter=seed), max_steps=300, scale=None) for seed in range(3)),
+    Stage(Impatient(Broyden(), reach=_NEAR), scale=None),
+    Stage(replace(_KRYLOV, reach=_NEAR), scale=None),
+    Stage(_path(), max_steps=200),
+    Stage(_path(), max_steps=200, scale=None),
+    *(Stage(_path(stray=0.5, scatter=seed), max_steps=300, scale=None) for seed in range(3)),
+    Stage(replace(_KRYLOV, reach=_FAR), scale=None),
 )
 
 
@@ -39,10 +49,11 @@ class Relay(Polyalgorithm):
     1. Anderson acceleration, 2. Broyden's method with limited memory, 3. Newton's method with GMRES, each from the best
     point so far, and each only as long as a sample's residual falls fast enough to be done in reasonable time
     (:class:`Impatient`); 4. :class:`Continuation` in the strength of the map, up to 1024 unknowns a sample, from the start,
-    from the best point, and from three
-    points around it.  The first three are local: they depend on the Jacobian that they meet.  The last
-    is global: it finds a fixed point of a map that is smooth and bounded from almost every start, and of most that are only
-    piecewise smooth.
+    from the best point, and from three points around it.  The first three are local: they depend on the Jacobian that they
+    meet.  The last is global: it finds a fixed point of a map that is smooth and bounded from almost every start, and of
+    most that are only piecewise smooth.  From 2. on no method may leave the ball of ten times the size of the start, since
+    far out a map that is nearly the identity looks solved; only for what is left then Newton's method may
+    go a hundred times as far.
 
     A sample that all fail on gets the best point that any of them has seen.  ``solution.solver`` names those that solved
     something.
@@ -59,6 +70,10 @@ class Relay(Polyalgorithm):
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         """The stages that fit the size, in turn."""
-        members = tuple(s for s in self.stages if z0.shape[1] <= _DENSE or not isinstance(s.solver, Continuation))
+        members = tuple(s for s in self.stages if z0.shape[1] <= _DENSE or not _is_dense(s.solver))
         runs = self if len(members) in (0, len(self.stages)) else Relay(members)
         return super(Relay, runs).run(f, z0, options)
+
+
+def _is_dense(solver: Any) -> bool:
+    return isinstance(solver.method if isinstance(solver, Impatient) else solver, Continuation)
