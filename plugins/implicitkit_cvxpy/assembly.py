@@ -35,7 +35,6 @@ class Assembly:
         cones: of the rows that are left. n: columns that are left.
         columns, rows: which columns of ``x`` and rows of ``y`` of the canonical program those are.
         linear: the objective has no quadratic part, whatever the parameters.
-        curved: every unknown has a quadratic part.
         constraining: positions of the parameter vector that enter anything but ``q``.
     """
 
@@ -70,11 +69,6 @@ class Assembly:
         self._diagonal = _constant_diagonal(program.P, t, n, width)
         self._unit = self._diagonal is not None and bool((self._diagonal == 1).all())
         self.linear = self.P_xx.empty and self.P_xt.empty and self.P_tt.empty
-        curved = np.zeros(n, dtype=bool)
-        curved[np.divmod(program.P.row, n)[0]] = True
-        touched = np.zeros(len(x), dtype=bool)
-        touched[(turn.row % max(len(x), 1))[curved[t][turn.row // max(len(x), 1)]]] = True
-        self.curved = bool((curved[x] | touched).all())
         self.constraining = np.unique(np.concatenate([program.P.col, program.A.col, program.b.col]))
 
     def __call__(self, p: Vector) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -9,11 +9,13 @@ reach rounding (Robinson 1992); a step that does not lower ``|F|`` is not taken.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from implicitkit import extend
 from implicitkit_cvxpy.backends import Data, Status
 from implicitkit_cvxpy.kkt import ConeKKT
 from implicitkit_cvxpy.program import ConeProgram
@@ -77,33 +79,22 @@ def _norm(x: Tensor) -> Tensor:
 def _newton(
     problem: ConeProgram, data: Data, w: Tensor, scale: Tensor, wanted: Tensor, limit: int
 ) -> tuple[Tensor, Tensor]:
-    """Damped Newton steps while they help; ``w`` and ``|F|``."""
-    P, q, A, b, _ = data
-    F = problem.residual(w, P, q, A, b)
-    norm = _norm(F)
-    solver, target = ConeKKT(), (_ENOUGH if problem.dual.cones.polyhedral else _ROUNDING) * scale
-    for _ in range(limit):
-        rows = (wanted & (norm > target) & (norm < torch.inf)).nonzero().squeeze(1)
-        if not len(rows):
-            break
-        part = [t if len(rows) == len(w) else t.index_select(0, rows) for t in (w, F, norm, P, q, A, b)]
-        z, r, n, *values = part
-        step = solver.answer(problem.operator(z, values[0], values[2], values[3]), r)
-        length, better = 1.0, torch.zeros_like(n, dtype=torch.bool)
-        for _ in range(8 if problem.dual.smoothing else 1):
-            trial = z - length * step
-            new = problem.residual(trial, *values)
-            size = _norm(new)
-            take = (size < n) & ~better
-            z, r, n = (torch.where(_like(take, t), t, old) for t, old in ((trial, z), (new, r), (size, n)))
-            better |= take
-            if bool(better.all()):
-                break
-            length *= 0.5
-        w, F, norm = (old.index_copy(0, rows, t) for old, t in ((w, z), (F, r), (norm, n)))
-        wanted = wanted.index_copy(0, rows, better)
-    return w, norm
+    """Newton steps while they help (damped for a smoothed program); ``w`` and ``|F|``."""
+    batch, solver = len(w), ConeKKT()
 
+    def part(rows: Tensor) -> Sequence[Tensor]:
+        return data[:4] if len(rows) == batch else data.rows(rows)[:4]
 
-def _like(mask: Tensor, t: Tensor) -> Tensor:
-    return mask.unsqueeze(1) if t.ndim == 2 else mask
+    def direction(z: Tensor, r: Tensor, rows: Tensor) -> Tensor:
+        P, _, A, b = part(rows)
+        return solver.answer(problem.jacobian(z, P, A, b)[0], r)
+
+    return extend.damped_newton(
+        lambda z, rows: problem.residual(z, *part(rows)),
+        direction,
+        w,
+        goal=(_ENOUGH if problem.dual.cones.polyhedral else _ROUNDING) * scale,
+        steps=limit,
+        halvings=7 if problem.dual.smoothing else 0,
+        wanted=wanted,
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,22 +12,23 @@ import torch
 from torch import Tensor, nn
 
 import implicitkit as ik
+from implicitkit import extend
 from implicitkit_cvxpy.assembly import Assembly
 from implicitkit_cvxpy.backends import Backend, Data, Status, resolve
 from implicitkit_cvxpy.checks import check_problem
 from implicitkit_cvxpy.compat import CanonicalProgram, canonicalise
 from implicitkit_cvxpy.cones import DualCone
+from implicitkit_cvxpy.custom import CustomMethod
+from implicitkit_cvxpy.failures import explain, program_error
 from implicitkit_cvxpy.finish import finish
-from implicitkit_cvxpy.kkt import POLICIES, ConeKKT
+from implicitkit_cvxpy.kkt import ConeKKT
 from implicitkit_cvxpy.parameters import Parameters
 from implicitkit_cvxpy.program import ConeProgram
-from implicitkit_cvxpy.report import ConeSolution, ProgramError, StructurallyZeroGradientWarning
+from implicitkit_cvxpy.report import ConeSolution
 from implicitkit_cvxpy.shortcut import Call, shortcut
 from implicitkit_cvxpy.variables import Variables
 
 __all__ = ["ConvexLayer"]
-
-_FAILURES = ("raise", "warn", "nan")
 
 
 class ConvexLayer(nn.Module):
@@ -51,21 +51,26 @@ class ConvexLayer(nn.Module):
         gp: the problem is a geometric program.
         verbose: print what was solved after each call.
         canon_backend: accepted as in cvxpylayers; only ``None`` and ``"diffcp"`` mean anything there, nothing here.
-        solver_args: options of the solver. cvxpylayers' ``solve_method``, ``eps`` and ``max_iters`` are understood.
+        solver_args: options of the solver, by its names; for any of them ``eps`` (or ``tol``), ``max_iters`` (or
+            ``max_iter``), ``verbose`` and cvxpylayers' ``solve_method``.  A name that the solver does not have is an error.
+        custom_method: ``(forward, backward)`` of cvxpylayers 0.1, which then do all the work
+            (:class:`~implicitkit_cvxpy.custom.CustomMethod`).
         degenerate: the derivative where the solution has none, because constraints are redundant, weakly active, or the
             solution is not unique: ``"lstsq"``, minimum norm; ``"raise"``, an error where the KKT matrix is singular;
             ``"smooth"``, that of the point of the central path at ``smoothing`` (which is then also the value).  At a kink
             whose matrix is regular (one weakly active constraint) the first two give the derivative of one side:
             ``solution.weakly_active`` tells of it.
-        on_failure: programs without a solution ``"raise"``, ``"warn"`` or become ``"nan"``; with the last two the other
-            samples, and their gradients, are unharmed.
+        on_failure: programs without a solution ``"raise"``, become ``"nan"``, or are let pass with a ``"warn"``-ing or
+            silently (``"ignore"``): then as the point that the solver had reached, and NaN where there is none.  Except
+            with the first, the other samples, and their gradients, are unharmed.
         smoothing: ``mu`` of ``degenerate="smooth"``: products of multipliers and slacks.
 
     Attributes:
         solution: :class:`ConeSolution` of the last call: status, residuals, weakly active constraints, rank, condition.
 
     Raises:
-        TypeError, ValueError: the problem is not convex, not DPP, has integer variables, lists do not fit it.
+        TypeError, ValueError: the problem is not convex, not DPP, has integer variables, lists do not fit it; the solver
+            has no such option.
         ImportError, CapabilityError: the solver is not there, or cannot take these cones.
     """
 
@@ -82,14 +87,14 @@ class ConvexLayer(nn.Module):
         canon_backend: str | None = None,
         solver_args: dict[str, Any] | None = None,
         *,
+        custom_method: Any = None,
         degenerate: str = "lstsq",
         on_failure: str = "raise",
         smoothing: float = 1e-4,
     ) -> None:
         super().__init__()
-        for name, value, allowed in (("degenerate", degenerate, POLICIES), ("on_failure", on_failure, _FAILURES)):
-            if value not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        extend.check_degenerate(degenerate)
+        extend.check_policy(on_failure)
         if not (smoothing > 0 and math.isfinite(smoothing)):
             raise ValueError(f"smoothing must be a positive number, got {smoothing!r}")
         if canon_backend not in (None, "diffcp", "cuclarabel"):
@@ -105,14 +110,15 @@ class ConvexLayer(nn.Module):
         self._dual = DualCone(self._assembly.cones, smoothing if degenerate == "smooth" else 0.0)
         self._problem = ConeProgram(self._dual, self._assembly.n)
         self._solver = solver
-        self._backend = self._resolve(self.solver_args)
+        self._custom = None if custom_method is None else CustomMethod(custom_method, parameters, variables, gp)
+        self._backend = self._resolve({} if self._custom else self.solver_args)
         self._idle = self._parameters_in.only_objective(self._assembly.constraining) if self._vertices else ()
         self._warm: Tensor | None = None
         self.solution = None
 
     def _resolve(self, options: dict[str, Any]) -> Any:
         form = self._assembly
-        return resolve(self._solver, options, form.cones, not form.linear, form.curved, form.n)
+        return resolve(self._solver, options, form.cones, not form.linear, form.n)
 
     @property
     def _vertices(self) -> bool:
@@ -135,13 +141,17 @@ class ConvexLayer(nn.Module):
             One tensor for each of ``variables``, ``batch + shape``, of the parameters' dtype.
 
         Raises:
-            ValueError: number, shapes or batch sizes do not fit, or a value violates its parameter's declared sign or
-                symmetry. ProgramError: infeasible, unbounded, not solved, invalid data; names the samples.
+            ValueError: a parameter is missing; number, shapes or batch sizes do not fit, or a value violates its
+                parameter's declared sign or symmetry.
+            ProgramError: infeasible, unbounded, not solved, invalid data; names the samples.  It is a
+                ``cvxpy.SolverError`` too.
         """
         values = self._parameters_in.check(parameters)
         lead, dtype = self._parameters_in.batch(values), self._parameters_in.dtype(values)
         if 0 in lead:
             return self._variables_out.empty(lead, dtype, values)
+        if self._custom is not None:
+            return self._custom(values, lead, dtype, self.solver_args | (solver_args or {}))
         if self._idle:
             self._say_idle(values)
         backend = self._backend if solver_args is None else self._resolve(self.solver_args | solver_args)
@@ -167,8 +177,8 @@ class ConvexLayer(nn.Module):
         def find(data: Sequence[Tensor], flags: Tensor) -> Tensor:
             P, q, A, b = data
             found = finish(self._problem, backend, Data(P, q, A, b, self._assembly.cones), flags, start)
-            if not self._judge([(*found, (P, q, A, b), flags)], backend.name, lead):
-                good.append(found[1] == int(Status.CONVERGED))
+            if not self._judge([(*found, (P, q, A, b), flags)], backend, lead):
+                good.append(self._passes(found[1] == int(Status.CONVERGED), found[0], flags))
             return found[0]
 
         return shortcut(Call(self._problem, ConeKKT(self.degenerate), assemble, find, read, general), values)
@@ -200,68 +210,42 @@ class ConvexLayer(nn.Module):
         if broken:
             raise broken[0]
         w = found.value
-        if not self._judge(kept, backend.name, lead):
-            good = found.converged & ~(flags > 0).any(1)
+        if not self._judge(kept, backend, lead):
+            good = self._passes(found.converged, w, flags)
             w = torch.where(good.unsqueeze(1), w, torch.nan)
         return self._variables_out(w, lead)
 
-    def _judge(self, kept: list[Any], solver: str, lead: tuple[int, ...]) -> bool:
+    def _passes(self, converged: Tensor, w: Tensor, flags: Tensor) -> Tensor:
+        """Which samples to let through: by the failure policy also those with a point that is not good enough."""
+        reached = (w.detach() != 0).any(1) if self.on_failure in ("warn", "ignore") else torch.zeros_like(converged)
+        return (converged | reached) & ~(flags > 0).any(1)
+
+    def _judge(self, kept: list[Any], backend: Backend, lead: tuple[int, ...]) -> bool:
         """Gather the figures of every call of the solver (several under ``vmap``), obey the failure policy; all solved?"""
         w, status, norm, steps = (torch.cat(parts) for parts in list(zip(*kept, strict=True))[:4])
         data = tuple(torch.cat(parts) for parts in zip(*(k[4] for k in kept), strict=True))
         wrong = torch.cat([k[5] for k in kept])
-        self.solution = report = ConeSolution(status, norm, steps, solver, w, self._problem, data)
+        self.solution = report = ConeSolution(status, norm, steps, backend.name, w, self._problem, data)
         self._warm = w.detach()
-        if self.verbose:
+        if self.verbose or backend.verbose:
             print(report)
         if bool(report.converged.all()):
             return True
-        message, broken = self._explain(report, wrong, lead if math.prod(lead) == len(status) else (len(status),))
+        shape = lead if math.prod(lead) == len(status) else (len(status),)
+        message, broken = explain(report, wrong, shape, self._parameters_in.declared)
         if self.on_failure == "raise":
             if broken:
                 raise ValueError(message)
-            raise ProgramError(message, report, tuple((~report.converged).nonzero().squeeze(1).tolist()))
+            raise program_error(message, report, tuple((~report.converged).nonzero().squeeze(1).tolist()))
         if self.on_failure == "warn":
-            warnings.warn(message, ik.ConvergenceWarning, stacklevel=4)
+            extend.warn(message, ik.ConvergenceWarning)
         return False
-
-    def _explain(self, report: ConeSolution, wrong: Tensor, lead: tuple[int, ...]) -> tuple[str, bool]:
-        """What went wrong where, and whether a declared property is the cause."""
-        bad = (~report.converged).nonzero().squeeze(1).tolist()
-
-        def name(i: int) -> str:
-            index = np.unravel_index(i, lead) if lead else ()
-            return "the program" if not lead else f"sample {index[0] if len(index) == 1 else tuple(map(int, index))}"
-
-        nonfinite, violated = wrong.tensor_split(2, 1)
-        if bool((violated > 0).any()) and not bool((nonfinite > 0).any()):
-            i, k = (int(v) for v in (violated > 0).nonzero()[0])
-            return f"{name(i)}: {self._parameters_in.declared[k].complaint} (by {float(violated[i, k]):.3g})", True
-        kinds: dict[str, list[int]] = {}
-        for i in bad:
-            kinds.setdefault(_MEANING[Status(int(report.status[i]))], []).append(i)
-        listed = "; ".join(
-            f"{meaning}: " + ", ".join(name(i) for i in those[:6]) + (", ..." if len(those) > 6 else "")
-            for meaning, those in kinds.items()
-        )
-        total = len(report.status)
-        count = f"{len(bad)} of {total} programs were not solved by {report.solver}: " if total > 1 else ""
-        hint = ' on_failure="nan" lets the other samples through.' if total > len(bad) else ""
-        culprits = [d.name for d, bad in zip(self._parameters_in.declared, (nonfinite > 0).any(0), strict=True) if bad]
-        hint = f" NaN or Inf in parameter(s) {', '.join(culprits)}.{hint}" if culprits else hint
-        return f"{count}{listed}.{hint}", False
 
     def _say_idle(self, values: Sequence[Tensor]) -> None:
         names = [name for i, name in self._idle if values[i].requires_grad]
         if names and torch.is_grad_enabled():
             self._idle = ()
-            warnings.warn(
-                f"the gradient with respect to {', '.join(names)} is zero wherever it exists: it enters only the objective "
-                "of a linear program, whose solution stays at a vertex under small changes. Add a quadratic term to the "
-                'objective, or use degenerate="smooth"',
-                StructurallyZeroGradientWarning,
-                stacklevel=4,
-            )
+            extend.warn_zero_gradient(", ".join(names))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ConvexLayer:
         twin = self.__class__.__new__(self.__class__)
@@ -279,15 +263,6 @@ class ConvexLayer(nn.Module):
 
 
 _TRANSIENT = ("solution", "_warm")  # of the last call, not of the layer
-_MEANING = {
-    Status.INFEASIBLE: "infeasible, no point satisfies the constraints",
-    Status.UNBOUNDED: "unbounded, the objective falls without limit on the constraints",
-    Status.INACCURATE: "inaccurate, the solver stopped short of its tolerance (loosen it, or try another solver=)",
-    Status.MAX_STEPS: "iteration limit reached",
-    Status.STALLED: "the solver failed numerically",
-    Status.NONCONVEX: "not convex, the quadratic part has a negative eigenvalue",
-    Status.NONFINITE: "invalid data, NaN or Inf or a violated declaration",
-}
 
 
 def _dual_rows(program: CanonicalProgram) -> Any:

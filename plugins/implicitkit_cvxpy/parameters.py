@@ -91,7 +91,7 @@ class Parameters:
             )
         tensors = []
         for value, declared in zip(values, self.declared, strict=True):
-            tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+            tensor = value if isinstance(value, Tensor) else _tensor(value, declared.name)
             if not tensor.is_floating_point():
                 if tensor.is_complex():
                     raise TypeError(f"parameter {declared.name} got a complex tensor; cvxpy parameters here are real")
@@ -179,6 +179,15 @@ class Parameters:
                 part = torch.where(good, part, 1.0 if log else 0.0)
             parts.append(part.log() if log else part)
         return Vector(parts, self.offsets, batch, device), flags
+
+
+def _tensor(value: Any, name: str) -> Tensor:
+    if value is None:
+        raise ValueError(f"parameter {name} is missing: the layer got None for it")
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"parameter {name} got a {type(value).__name__}, not a tensor: {error}") from error
 
 
 def _declare(parameter: Any, positive: bool) -> Declared:

@@ -13,7 +13,7 @@ Optimality as a root, with ``w = (x, y)`` and the natural map of the complementa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit import extend
 from implicitkit_cvxpy.cones import DualCone
 
 __all__ = ["ConeProgram", "KKTOperator", "mv"]
@@ -49,16 +50,24 @@ class ConeProgram(ik.Problem):
             return stationarity
         return torch.cat([stationarity, y - self.dual.project(y - b + mv(A, x))], 1)
 
-    def operator(self, w: Tensor, P: Tensor, A: Tensor, b: Tensor) -> KKTOperator:
-        """``J`` at a plain ``w``, by its blocks."""
+    def jacobian(self, w: Tensor, P: Tensor, A: Tensor, b: Tensor) -> tuple[ik.Operator, Callable[[Tensor], Tensor]]:
+        """``J`` at a plain ``w``, by its blocks, and ``v -> D v`` on ``(batch, m)``.
+
+        Without curved cones it is that of a quadratic program whose rows are equalities where ``D`` is one.
+        """
         x, y = w[:, : self.n], w[:, self.n :]
-        return KKTOperator(P, A, *self.dual.derivative(y - b + mv(A, x)), smooth=bool(self.dual.smoothing))
+        diagonal, blocks = self.dual.derivative(y - b + mv(A, x))
+        if blocks:
+            J = KKTOperator(P, A, diagonal, blocks)
+            return J, J.project
+        flat = extend.QPJacobian(P, A[:, :0], A, diagonal, torch.zeros_like(diagonal), diagonal)
+        return flat.operator(), lambda v: diagonal * v
 
     def linearise(self, system: Any, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, ik.Operator]:
         with torch.enable_grad():
             out = system.residual(z.detach(), *theta)
         P, _, A, b = (t.detach() for t in _one_batch(system, theta[:4]))
-        return out, self.operator(z.detach(), P, A, b)
+        return out, self.jacobian(z.detach(), P, A, b)[0]
 
 
 ik.register_problem(ConeProgram, linear_solver="cone_kkt")
@@ -81,27 +90,17 @@ def _one_batch(system: Any, theta: Sequence[Tensor]) -> list[Tensor]:
 
 
 class KKTOperator(ik.Operator):
-    """``J`` (or its transpose) by its blocks, so that a linear solver may use them.
+    """``J`` (or its transpose) by its blocks.
 
     Attributes:
         P: ``(batch, n, n)``. A: ``(batch, m, n)``. diagonal: of ``D`` on the linear rows, ``(batch, linear)``.
-        blocks: of ``D`` on the groups of other cones. transposed: is this ``J^T``? smooth: is ``D`` that of a smoothing?
+        blocks: of ``D`` on the groups of other cones. transposed: is this ``J^T``?
     """
 
-    __slots__ = ("A", "P", "blocks", "diagonal", "smooth", "transposed")
+    __slots__ = ("A", "P", "blocks", "diagonal", "transposed")
 
-    def __init__(
-        self,
-        P: Tensor,
-        A: Tensor,
-        diagonal: Tensor,
-        blocks: list[Any],
-        *,
-        smooth: bool = False,
-        transposed: bool = False,
-    ) -> None:
-        self.P, self.A, self.diagonal, self.blocks = P, A, diagonal, blocks
-        self.smooth, self.transposed = smooth, transposed
+    def __init__(self, P: Tensor, A: Tensor, diagonal: Tensor, blocks: list[Any], *, transposed: bool = False) -> None:
+        self.P, self.A, self.diagonal, self.blocks, self.transposed = P, A, diagonal, blocks, transposed
         batch, n = P.shape[0], P.shape[1]
         forward, adjoint = (self._adjoint, self._forward) if transposed else (self._forward, self._adjoint)
         super().__init__(forward, adjoint, self._matrix_of, batch=batch, size=n + A.shape[1], like=diagonal)
@@ -109,20 +108,7 @@ class KKTOperator(ik.Operator):
     @property
     def T(self) -> KKTOperator:
         """The transposed operator, on the same blocks."""
-        return KKTOperator(
-            self.P, self.A, self.diagonal, self.blocks, smooth=self.smooth, transposed=not self.transposed
-        )
-
-    @property
-    def polyhedral(self) -> bool:
-        """Is ``D`` diagonal with entries 0 and 1?"""
-        return not self.blocks and not self.smooth
-
-    def select(self, rows: Tensor) -> KKTOperator:
-        """Some of the samples."""
-        blocks = [(group, block.index_select(0, rows)) for group, block in self.blocks]
-        P, A, diagonal = (t.index_select(0, rows) for t in (self.P, self.A, self.diagonal))
-        return KKTOperator(P, A, diagonal, blocks, smooth=self.smooth, transposed=self.transposed)
+        return KKTOperator(self.P, self.A, self.diagonal, self.blocks, transposed=not self.transposed)
 
     def project(self, v: Tensor) -> Tensor:
         """``D v`` for ``(batch, m)``, or ``D V`` for ``(batch, m, k)``."""
@@ -149,10 +135,6 @@ class KKTOperator(ik.Operator):
         J = self.P.new_zeros(self.batch, n + m, n + m)
         J[:, :n, :n], J[:, :n, n:] = self.P, self.A.mT
         J[:, n:, :n] = -self.project(self.A)
-        D = (
-            torch.diag_embed(self.diagonal)
-            if not self.blocks
-            else self.project(torch.eye(m, dtype=J.dtype, device=J.device).expand(self.batch, -1, -1))
-        )
-        J[:, n:, n:] = torch.eye(m, dtype=J.dtype, device=J.device) - D
+        eye = torch.eye(m, dtype=J.dtype, device=J.device)
+        J[:, n:, n:] = eye - self.project(eye.expand(self.batch, -1, -1))
         return J.mT if self.transposed else J

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit import Status
+from implicitkit import Status, extend
 from implicitkit_cvxpy.program import ConeProgram
 
 __all__ = ["ConeSolution", "ProgramError", "StructurallyZeroGradientWarning"]
@@ -27,8 +27,8 @@ class ProgramError(ik.ConvergenceError):
         self.report = report
 
 
-class StructurallyZeroGradientWarning(UserWarning):
-    """A derivative is zero wherever it exists, whatever the values: the vertex of a linear program."""
+StructurallyZeroGradientWarning = extend.DegenerateWarning
+"""A derivative is zero wherever it exists, whatever the values: the vertex of a linear program."""
 
 
 @dataclass
@@ -37,8 +37,8 @@ class ConeSolution:
 
     Attributes:
         status: ``ik.Status`` numbers, shape ``batch``. residual_norm: of the optimality conditions. steps: of the solver.
-        solver: its name. x, y: unknowns of the reduced program. weakly_active: constraints that are active
-            with a multiplier of zero, to a relative 1e-6; ``rank``, ``condition``: of the KKT matrix, when asked.
+        solver: its name. x, y: unknowns of the reduced program. degeneracy: what the derivatives mean there; of it
+            ``weakly_active``, ``rank`` and ``condition`` by name.
     """
 
     status: Tensor
@@ -65,32 +65,29 @@ class ConeSolution:
         return self.w[:, self.problem.n :]
 
     @functools.cached_property
-    def weakly_active(self) -> Tensor:
-        """Inequalities with ``y_i`` and ``s_i`` both zero, a count for each sample: there the derivative has a kink."""
-        _, _, A, b = self.data
+    def degeneracy(self) -> extend.Degeneracy:
+        """How well determined each solution is, as :func:`implicitkit.diagnostics.degeneracy` has it (computed when asked:
+        one singular value decomposition a sample)."""
+        P, _, A, b = self.data
         cones = self.problem.dual.cones
         rows = slice(cones.zero, cones.linear)
-        slack = (b - (A @ self.x.unsqueeze(2)).squeeze(2))[:, rows]
-        scale = 1e-6 * (1 + self.w.abs().amax(1, keepdim=True))
-        return ((slack.abs() <= scale) & (self.y[:, rows].abs() <= scale)).sum(1)
+        kinks = self.y + (A @ self.x.unsqueeze(2)).squeeze(2) - b
+        return extend.regularity(self.w, kinks[:, rows], self.problem.jacobian(self.w, P, A, b)[0].dense())
 
-    @functools.cached_property
-    def _singular_values(self) -> Tensor:
-        P, _, A, b = self.data
-        J = self.problem.operator(self.w, P, A, b).dense()
-        return torch.stack([torch.linalg.svdvals(block) for block in J])
+    @property
+    def weakly_active(self) -> Tensor:
+        """Inequalities with ``y_i`` and ``s_i`` both zero, a count for each sample: there the derivative has a kink."""
+        return self.degeneracy.weakly_active
 
     @property
     def rank(self) -> Tensor:
         """Numerical rank of the KKT matrix of each sample (full: ``n + m``)."""
-        s = self._singular_values
-        return (s > 1e-11 * s[:, :1]).sum(1)
+        return self.degeneracy.rank
 
     @property
     def condition(self) -> Tensor:
         """Its condition number in the 2-norm; ``inf`` where it is singular."""
-        s = self._singular_values
-        return torch.where(s[:, -1] > 1e-16 * s[:, 0], s[:, 0] / s[:, -1], torch.inf)
+        return torch.where(self.rank < self.w.shape[1], torch.inf, self.degeneracy.condition)
 
     def __repr__(self) -> str:
         total, good = len(self.status), int(self.converged.sum())

@@ -87,10 +87,10 @@ def _first_order(ctx: Any, g: Sequence[Tensor]) -> list[Tensor | None]:
     (cotangent,) = torch.autograd.grad(ctx.out, ctx.w, g, retain_graph=True)
     P, _, A, b = (t.detach() for t in ctx.data)
     w = ctx.w.detach()
-    J = call.problem.operator(w, P, A, b)
+    J, project = call.problem.jacobian(w, P, A, b)
     u = call.rule.answer(J.T, cotangent)
     n = call.problem.n
-    x, y, u_x, v = w[:, :n], w[:, n:], u[:, :n], J.project(u[:, n:])
+    x, y, u_x, v = w[:, :n], w[:, n:], u[:, :n], project(u[:, n:])
     pulled = {
         0: lambda: torch.bmm(u_x.unsqueeze(2), -x.unsqueeze(1)),
         1: lambda: -u_x,

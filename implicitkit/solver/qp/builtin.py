@@ -46,7 +46,7 @@ class AutoQP(QPSolver):
         small = data.q.device.type == "cpu" and data.q.shape[1] <= self.active_set_size
         if not (small and data.G.shape[1] and external.installed("daqp")):
             return interior_point(data, tol=tol, max_steps=max_steps)
-        point = external.DAQP().find(data, tol, 10 * max_steps)
+        point = external.DAQP().find(data, tol, max_steps)
         left = (point.status != int(Status.CONVERGED)).nonzero().squeeze(1)
         if len(left) == 0:
             return point

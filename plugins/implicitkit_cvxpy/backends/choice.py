@@ -11,8 +11,10 @@ from typing import Any
 import cvxpy as cp
 
 import implicitkit as ik
-from implicitkit_cvxpy.backends import batched, clarabel, daqp, generic, scs
+from implicitkit_cvxpy.backends import clarabel, generic, scs
+from implicitkit_cvxpy.backends import quadratic as programs
 from implicitkit_cvxpy.backends.base import Data, Found, Status
+from implicitkit_cvxpy.backends.options import translate
 from implicitkit_cvxpy.cones.form import Cones
 
 __all__ = ["Backend", "resolve"]
@@ -20,19 +22,23 @@ __all__ = ["Backend", "resolve"]
 _OWN: dict[str, Callable[[Data, dict[str, Any]], Found]] = {
     "clarabel": clarabel.solve,
     "scs": scs.solve,
-    "daqp": daqp.solve,
-    "interior_point": batched.solve,
+    "daqp": functools.partial(programs.solve, solver="daqp"),
+    "interior_point": functools.partial(programs.solve, solver="interior_point"),
 }
+_CVXPY = (
+    "CLARABEL", "CUCLARABEL", "CUOPT", "CVXOPT", "ECOS", "GLOP", "GLPK", "GUROBI", "HIGHS", "MOREAU", "MOSEK", "MPAX",
+    "OSQP", "PDLP", "PIQP", "PROXQP", "QOCO", "SCIPY", "SCS", "XPRESS",
+)  # fmt: skip
 _POLYHEDRAL = ("daqp", "interior_point")
-_EXTRA = {"clarabel": "implicitkit[cvxpy]", "scs": "implicitkit[cvxpy]", "daqp": "daqp"}
-# What cvxpylayers' documentation passes on to its own back end, in the words of the solvers here.
-_FOREIGN = {
-    "clarabel": {"eps": "tol_gap_abs", "max_iters": "max_iter"},
-    "scs": {"eps": "eps_abs"},
-    "daqp": {"eps": "primal_tol", "max_iters": "iter_limit"},
-    "interior_point": {"eps": "tol", "max_iters": "max_steps"},
+_INSTALL = {
+    "clarabel": "pip install 'implicitkit[cvxpy]'",
+    "scs": "pip install 'implicitkit[cvxpy]'",
+    "daqp": "pip install daqp",
+    "CUCLARABEL": "it is written in Julia and needs a CUDA GPU: pip install juliacall cupy, and CuClarabel in Julia",
+    "CUOPT": "it needs a CUDA GPU: pip install cuopt-cu12",
+    "MPAX": "it runs in JAX, on the CPU or a GPU: pip install mpax",
+    "MOREAU": "it is given out by its makers on request",
 }
-_MEANINGLESS = ("mode", "n_jobs_forward", "n_jobs_backward", "acceleration_lookback", "use_indirect")
 
 
 @dataclass(frozen=True)
@@ -41,41 +47,39 @@ class Backend:
 
     Args:
         name: ``"auto"``, a name of ours (lower case), or cvxpy's name of any solver it has installed.
-        cones: of the programs. quadratic: may ``P`` be other than zero? curved: may it be definite?
-        options: passed to the solver.
+        cones: of the programs. quadratic: may ``P`` be other than zero?
+        options: passed to the solver, in its own words. verbose: the layer prints, as the solver cannot.
 
-    ``"auto"`` takes, for quadratic programs, DAQP if it is installed and they are small and strictly convex, else the
-    batched interior-point method; Clarabel for everything else and for whatever those did not solve.
+    ``"auto"`` takes, for quadratic programs, what ``ik.QuadraticProgram`` takes (the active-set method where they are small
+    and DAQP is installed, else the batched interior-point method); Clarabel for everything else and for whatever those did
+    not solve.
     """
 
     name: str
     cones: Cones
     quadratic: bool
-    curved: bool = False
     options: tuple[tuple[str, Any], ...] = ()
+    verbose: bool = False
 
     def __call__(self, data: Data) -> Found:
         options = dict(self.options)
         if self.name == "auto":
-            return self._auto(data)
+            return self._auto(data, options)
         if self.name in _OWN:
             return _OWN[self.name](data, options)
         return generic.solve(data, options, self.name)
 
-    def _auto(self, data: Data) -> Found:
+    def _auto(self, data: Data, options: dict[str, Any]) -> Found:
+        conic, _ = translate("clarabel", options)
         if not self.cones.polyhedral:
-            return clarabel.solve(data, {})
-        found = daqp.solve(data, {}) if self._small(data) else batched.solve(data, {})
+            return clarabel.solve(data, conic)
+        found = programs.solve(data, options, "qp")
         doubtful = (found.status != int(Status.CONVERGED)).nonzero().squeeze(1)
         if not len(doubtful):
             return found
-        again = clarabel.solve(data.rows(doubtful), {})
+        again = clarabel.solve(data.rows(doubtful), conic)
         # a certificate of either is taken; a number beats none
         return Found(*(old.index_copy(0, doubtful, new.to(old)) for old, new in zip(found, again, strict=True)))
-
-    def _small(self, data: Data) -> bool:
-        small = data.q.shape[1] + data.b.shape[1] <= 500 and data.q.device.type == "cpu"
-        return self.curved and small and _installed("daqp")
 
 
 @functools.lru_cache(maxsize=64)
@@ -97,7 +101,7 @@ def _cone_names(cones: Cones) -> str:
     return ", ".join(name for name, value in present.items() if value) or "linear"
 
 
-def resolve(solver: Any, options: dict[str, Any], cones: Cones, quadratic: bool, curved: bool, n: int) -> Backend:
+def resolve(solver: Any, options: dict[str, Any], cones: Cones, quadratic: bool, n: int) -> Backend:
     """The solver asked for, checked.
 
     Raises:
@@ -117,8 +121,10 @@ def resolve(solver: Any, options: dict[str, Any], cones: Cones, quadratic: bool,
     if name.upper() not in known:
         raise ValueError(f"unknown solver {solver!r}; known: {', '.join(sorted(known))}")
     if name not in ("auto",) and not _installed(name):
-        extra = _EXTRA.get(name, f"cvxpy[{name}]")
-        raise ImportError(f"solver {solver!r} is not installed: pip install '{extra}'")
+        how = _INSTALL.get(name, f"pip install 'cvxpy[{name}]'")
+        gpu = name in ("CUCLARABEL", "CUOPT", "MPAX", "MOREAU")
+        other = '. solver="interior_point" runs on a GPU without it, for quadratic programs' if gpu else ""
+        raise ImportError(f"solver {solver!r} is not installed: {how}{other}")
     if name in _POLYHEDRAL and not cones.polyhedral:
         raise ik.CapabilityError(
             f"solver {solver!r} solves linear and quadratic programs only, and this program has {_cone_names(cones)} cones: "
@@ -138,39 +144,13 @@ def resolve(solver: Any, options: dict[str, Any], cones: Cones, quadratic: bool,
             raise ik.CapabilityError(
                 f'solver {solver!r} cannot solve this program ({form}): {why}. Use solver="CLARABEL" (the default)'
             ) from error
-    for key in _MEANINGLESS:
-        options.pop(key, None)
-    words = _FOREIGN.get(name, {})
-    options = {words.get(key, key): value for key, value in options.items() if value is not None}
-    if name == "auto":
-        if unknown := set(options) - {"eps", "max_iters", "verbose"}:
-            raise TypeError(
-                f"option(s) {', '.join(sorted(unknown))} belong to a particular solver: name it with solver=, "
-                "or leave the options out"
-            )
-        options = {}  # the solution is polished whatever the tolerance
-    return Backend(name, cones, quadratic, curved, tuple(sorted(options.items())))
+    translated, spoken = translate(name, options)
+    return Backend(name, cones, quadratic, tuple(sorted(translated.items())), spoken)
 
 
 @functools.lru_cache(maxsize=1)
 def _cvxpy_names() -> frozenset[str]:
-    from cvxpy.settings import (
-        CLARABEL,
-        CVXOPT,
-        ECOS,
-        GLOP,
-        GLPK,
-        GUROBI,
-        HIGHS,
-        MOSEK,
-        OSQP,
-        PDLP,
-        PIQP,
-        PROXQP,
-        SCIPY,
-        SCS,
-        XPRESS,
-    )
+    """Continuous solvers that cvxpy has a name for, installed or not."""
+    from cvxpy import settings
 
-    names = (CLARABEL, CVXOPT, ECOS, GLOP, GLPK, GUROBI, HIGHS, MOSEK, OSQP, PDLP, PIQP, PROXQP, SCIPY, SCS, XPRESS)
-    return frozenset({*names, *cp.installed_solvers()})
+    return frozenset({*(n for n in _CVXPY if getattr(settings, n, n) == n), *cp.installed_solvers()})

@@ -7,21 +7,11 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from implicitkit import extend
 from implicitkit_cvxpy.backends.base import Data, Found, Status, loop
 from implicitkit_cvxpy.cones.form import Cones
 
 __all__ = ["solve"]
-
-_STATUS = {
-    "Solved": Status.CONVERGED,
-    "AlmostSolved": Status.INACCURATE,
-    "PrimalInfeasible": Status.INFEASIBLE,
-    "AlmostPrimalInfeasible": Status.INFEASIBLE,
-    "DualInfeasible": Status.UNBOUNDED,
-    "AlmostDualInfeasible": Status.UNBOUNDED,
-    "MaxIterations": Status.MAX_STEPS,
-    "MaxTime": Status.MAX_STEPS,
-}
 
 
 def _cones(cones: Cones) -> list[Any]:
@@ -47,15 +37,13 @@ def solve(data: Data, options: dict[str, Any]) -> Found:
     settings.verbose = False
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-10
     for name, value in options.items():
-        if not hasattr(settings, name):
-            raise TypeError(f"Clarabel has no setting {name!r}; see clarabel.DefaultSettings")
         setattr(settings, name, value)
     cones = _cones(data.cones)
 
     def one(P: Any, q: Any, A: Any, b: Any) -> tuple[Any, Any, int, int]:
         upper = sp.csc_array(np.triu(P))
         solution = clarabel.DefaultSolver(upper, q, sp.csc_array(A), b, cones, settings).solve()
-        status = _STATUS.get(str(solution.status), Status.STALLED)
+        status = extend.CLARABEL_ENDS.get(str(solution.status), Status.STALLED)
         if status in (Status.INFEASIBLE, Status.UNBOUNDED):
             return None, None, int(status), solution.iterations
         return np.asarray(solution.x), np.asarray(solution.z), int(status), solution.iterations

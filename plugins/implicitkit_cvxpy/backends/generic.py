@@ -77,8 +77,12 @@ def solve(data: Data, options: dict[str, Any], name: str) -> Found:
             warnings.simplefilter("ignore")  # "may be inaccurate": judged by the residual
             try:
                 problem.solve(solver=name, **options)
-            except cp.error.SolverError:
-                return None, None, int(Status.STALLED), 0
+            except (cp.error.SolverError, TypeError, ValueError, KeyError, AttributeError) as error:
+                if named := [option for option in options if option in str(error)]:
+                    raise TypeError(f"solver {name!r} refused its option(s) {', '.join(named)}: {error}") from error
+                if isinstance(error, cp.error.SolverError):
+                    return None, None, int(Status.STALLED), 0
+                raise
         status = _STATUS.get(problem.status, Status.STALLED)
         steps = int(problem.solver_stats.num_iters or 0) if problem.solver_stats else 0
         if x.value is None or status in (Status.INFEASIBLE, Status.UNBOUNDED):

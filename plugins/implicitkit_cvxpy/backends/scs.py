@@ -8,19 +8,11 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
+from implicitkit import extend
 from implicitkit_cvxpy.backends.base import Data, Found, Status, loop
 from implicitkit_cvxpy.cones.form import Cones
 
 __all__ = ["solve"]
-
-_STATUS = {
-    1: Status.CONVERGED,
-    2: Status.INACCURATE,
-    -1: Status.UNBOUNDED,
-    -2: Status.INFEASIBLE,
-    -6: Status.UNBOUNDED,
-    -7: Status.INFEASIBLE,
-}
 
 
 def _lower_by_columns(cones: Cones) -> Any:
@@ -53,7 +45,7 @@ def solve(data: Data, options: dict[str, Any]) -> Found:
         problem = {"P": sp.csc_matrix(np.triu(P)), "A": sp.csc_matrix(A[order]), "b": b[order], "c": q}
         solution = scs.SCS(problem, form, **settings).solve()
         info = solution["info"]
-        status = _STATUS.get(info["status_val"], Status.STALLED)
+        status = extend.SCS_ENDS.get(info["status_val"], Status.STALLED)
         if "inaccurate" in info["status"] and status == Status.CONVERGED:
             status = Status.INACCURATE
         if status in (Status.INFEASIBLE, Status.UNBOUNDED):

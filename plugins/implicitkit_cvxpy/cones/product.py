@@ -9,10 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from implicitkit import extend
 from implicitkit_cvxpy.cones.exponential import project_exponential
 from implicitkit_cvxpy.cones.form import Cones
 from implicitkit_cvxpy.cones.power import project_power
-from implicitkit_cvxpy.cones.second_order import positive_part, project_second_order
+from implicitkit_cvxpy.cones.second_order import project_second_order
 from implicitkit_cvxpy.cones.semidefinite import project_semidefinite
 
 __all__ = ["DualCone"]
@@ -62,7 +63,7 @@ class DualCone:
     def project(self, v: Tensor) -> Tensor:
         """Projection onto ``K*`` of each row, ``(..., m)``."""
         zero, linear = self.cones.zero, self.cones.linear
-        parts = [v[..., :zero], positive_part(v[..., zero:linear], self.smoothing)]
+        parts = [v[..., :zero], extend.plus(v[..., zero:linear], self.smoothing)]
         for group in self.groups:
             part = v[..., group.start : group.start + group.number * group.size]
             parts.append(self._function(group)(part.unflatten(-1, (group.number, group.size))).flatten(-2))
@@ -82,10 +83,7 @@ class DualCone:
         """At plain ``v`` ``(batch, m)``: the diagonal on the linear rows ``(batch, linear)``, and for each group its blocks
         ``(batch, number, size, size)``."""
         zero, linear = self.cones.zero, self.cones.linear
-        a = v[:, zero:linear]
-        inner = (a > 0).to(v.dtype)
-        if self.smoothing:
-            inner = 0.5 + 0.5 * a / (a * a + 4 * self.smoothing).sqrt()
+        inner = extend.plus_slope(v[:, zero:linear], self.smoothing)
         diagonal = torch.cat([torch.ones_like(v[:, :zero]), inner], 1)
         blocks = []
         for group in self.groups:

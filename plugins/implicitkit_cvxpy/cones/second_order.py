@@ -12,12 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["positive_part", "project_second_order"]
+from implicitkit import extend
 
-
-def positive_part(a: Tensor, mu: float = 0.0) -> Tensor:
-    """``max(a, 0)``, or its smoothing ``(a + sqrt(a^2 + 4 mu)) / 2`` (Chen & Harker 1993)."""
-    return (a + (a * a + 4 * mu).sqrt()) * 0.5 if mu else a.clamp_min(0)
+__all__ = ["project_second_order"]
 
 
 def project_second_order(v: Tensor, mu: float = 0.0) -> Tensor:
@@ -28,8 +25,6 @@ def project_second_order(v: Tensor, mu: float = 0.0) -> Tensor:
     r = torch.where(apex, 1.0, square).sqrt()
     low = torch.where(apex, t, t - r)
     high = torch.where(apex, t, t + r)
-    low, high = positive_part(low, mu), positive_part(high, mu)
-    along = torch.where(
-        apex, 0.5 * (t > 0) if not mu else 0.5 + 0.5 * t / (t * t + 4 * mu).sqrt(), (high - low) / (2 * r)
-    )
+    low, high = extend.plus(low, mu), extend.plus(high, mu)
+    along = torch.where(apex, extend.plus_slope(t, mu), (high - low) / (2 * r))
     return torch.cat([(low + high) * 0.5, along * x], -1)

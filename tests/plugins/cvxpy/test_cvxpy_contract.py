@@ -304,9 +304,9 @@ def test_back_end_words_of_cvxpylayers() -> None:
     ):
         (y,) = ConvexLayer(problem, parameters, variables, solver_args=options)(*values)
         torch.testing.assert_close(y, expected, rtol=0, atol=1e-6)
-    (y,) = ConvexLayer(problem, parameters, variables)(
-        *values, solver_args={"solve_method": "SCS", "mode": "lsqr", "n_jobs_forward": 1}
-    )
+    layer = ConvexLayer(problem, parameters, variables)
+    with pytest.warns(UserWarning, match=r"without an effect here \(n_jobs_forward: .*; mode: .*\): leave them out"):
+        (y,) = layer(*values, solver_args={"solve_method": "SCS", "mode": "lsqr", "n_jobs_forward": 1})
     torch.testing.assert_close(y, expected, rtol=0, atol=1e-6)
 
 

@@ -780,7 +780,7 @@ BAD = [
         "solver option",
         lambda: _plain(solver="CLARABEL", solver_args={"epz": 1})(torch.ones(2)),
         TypeError,
-        r"no setting 'epz'",
+        r"solver 'clarabel' has no option\(s\) epz; did you mean eps\?",
     ),
     (
         "option without a solver",
@@ -794,7 +794,12 @@ BAD = [
         ValueError,
         r"degenerate must be one of 'lstsq', 'raise', 'smooth'",
     ),
-    ("on_failure", lambda: _plain(on_failure="maybe"), ValueError, r"on_failure must be one of 'raise', 'warn', 'nan'"),
+    (
+        "on_failure",
+        lambda: _plain(on_failure="maybe"),
+        ValueError,
+        r"on_failure must be one of 'raise', 'warn', 'ignore', 'nan'",
+    ),
     ("not a problem", lambda: ConvexLayer(None, [], []), TypeError, r"problem must be a cvxpy.Problem"),
 ]
 
