@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := implicitkit $(wildcard plugins) tests examples $(wildcard benchmarks) docs
 
-.PHONY: demo test lint format slow fuzz bench docs clean
+.PHONY: demo test lint format slow fuzz mutants bench docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -33,6 +33,12 @@ SECONDS ?= 600
 SEED ?= 0
 fuzz: $(VENV)/.test
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --seed $(SEED)
+
+# Single wrong changes of the mathematics, each against the tests that must notice it: make mutants ONLY=linear SAMPLE=20
+ONLY ?=
+SAMPLE ?= 0
+mutants: $(VENV)/.test
+	$(BIN)/python -m tests.mutants --only '$(ONLY)' --sample $(SAMPLE) --seed $(SEED)
 
 bench: $(VENV)/.bench
 	set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file"; done

@@ -53,6 +53,7 @@ Found = list[tuple[Trial, Verdict]]
 def search(seconds: float, seed: int, limit: float, only: str) -> Found:
     """Judge cases number ``seed * 10^6``, the next, ... until the time is over."""
     found: Found = []
+    classes: set[tuple[str, str]] = set()
     number, end = seed * 1_000_000, time.monotonic() + seconds
     while time.monotonic() < end:
         case = draw(number)
@@ -63,7 +64,9 @@ def search(seconds: float, seed: int, limit: float, only: str) -> Found:
         if verdict.kind != "none":
             found.append((case, verdict))
         if verdict.kind in ("wrong", "unhelpful"):
-            plain = shrink(case, verdict) if isinstance(case, Case) else case
+            new = (verdict.kind, verdict.detail[:60]) not in classes  # of each class the first is made plain
+            classes.add((verdict.kind, verdict.detail[:60]))
+            plain = shrink(case, verdict) if isinstance(case, Case) and (new or verdict.kind == "wrong") else case
             print(f"{verdict.kind}: {verdict.detail}\n    python -m tests.fuzz --case '{plain}'", flush=True)
             print(f"    (number {number - 1}: {case})", flush=True)
     return found

@@ -1,0 +1,336 @@
+"""Mutants of the derivative: the primitive, products with Jacobians, lifting, problems, certificates."""
+
+# ruff: noqa: E501
+from __future__ import annotations
+
+from .row import mutants
+
+FORMS = "tests/derivatives/test_closed_forms.py -k 'ridge or cubic or second_order or linear_fixed_point'"
+RULES = "tests/derivatives/test_closed_forms.py -k 'rules or phantom or unroll'"
+TRANSFORMS = "tests/derivatives/test_transforms.py -k 'matches_oracle and root and newton and not krylov'"
+CAPTURE = "tests/mutants/test_survivors.py -k reach"
+SLICE = "tests/fuzz/test_slice.py"
+QP = "tests/problem/test_qp.py -k 'derivatives or two_sided or gradcheck or absent or planted'"
+CERTIFICATE = "tests/diagnostics/test_certificate.py tests/mutants/test_survivors_bounds.py -k 'certificate or bound or certif or backward_error or fixed_point'"
+STABILITY = "tests/problem/test_steady_state.py tests/mutants/test_survivors_bounds.py -k 'hopf or saddle or arnoldi or modulus or minimum or stab'"
+DEGENERACY = "tests/problem/test_qp.py tests/mutants/test_survivors.py -k 'degeneracy'"
+
+MUTANTS = [
+    *mutants(
+        "implicitkit/rule/primitive.py",
+        FORMS,
+        (
+            "found: Sequence[Tensor | None] = _pull_theta(request, z, theta, needed, -u)",
+            "found: Sequence[Tensor | None] = _pull_theta(request, z, theta, needed, u)",
+        ),
+        ("u = _LinSolve.apply(request, True, z, g, *theta)", "u = _LinSolve.apply(request, False, z, g, *theta)"),
+        (
+            "return _LinSolve.apply(request, False, z, -b, *theta), None",
+            "return _LinSolve.apply(request, False, z, b, *theta), None",
+            TRANSFORMS,
+        ),
+        (
+            "return _LinSolve.apply(request, False, z, -b, *theta), None",
+            "return _LinSolve.apply(request, True, z, -b, *theta), None",
+            TRANSFORMS,
+        ),
+        (
+            "w = _LinSolve.apply(request, not transposed, z, g, *theta)",
+            "w = _LinSolve.apply(request, transposed, z, g, *theta)",
+        ),
+        ("p, q = (x, w) if transposed else (w, x)", "p, q = (w, x)", TRANSFORMS),
+        ("z_grad, *found = pullback(-q)", "z_grad, *found = pullback(q)"),
+        ("return (None, None, z_grad, w, *grads)", "return (None, None, None, w, *grads)"),
+        (
+            "return _LinSolve.apply(request, transposed, z, rhs - change, *theta)",
+            "return _LinSolve.apply(request, transposed, z, rhs + change, *theta)",
+            TRANSFORMS,
+        ),
+        (
+            "tangents = [torch.zeros_like(z) if dz is None else dz, *(dtheta[i] for i in moving)]",
+            "tangents = [torch.zeros_like(z), *(dtheta[i] for i in moving)]",
+            TRANSFORMS,
+        ),
+        (
+            "return autodiff.vjp(residual, y)[1](x)[0] if transposed else autodiff.jvp(residual, (y,), (x,))",
+            "return autodiff.jvp(residual, (y,), (x,))",
+            TRANSFORMS,
+        ),
+        (
+            "return request.solve_linear(A.T if transposed else A, b.detach(), transposed)",
+            "return request.solve_linear(A, b.detach(), transposed)",
+        ),
+        (
+            "return torch.autograd.grad(out, wanted, -u, allow_unused=True)",
+            "return torch.autograd.grad(out, wanted, u, allow_unused=True)",
+        ),
+        (
+            "    u = request.solve_linear(A.T, g, True)\n    if A.structure",
+            "    u = request.solve_linear(A, g, True)\n    if A.structure",
+        ),
+        (
+            "return pull(-request.solve_linear(A.T, g, True), needed)",
+            "return pull(request.solve_linear(A.T, g, True), needed)",
+            QP,
+        ),
+        (
+            "return pull(-request.solve_linear(A.T, g, True), needed)",
+            "return pull(-request.solve_linear(A, g, True), needed)",
+            QP,
+        ),
+        ("return factors.solve(eye, transpose=transposed)", "return factors.solve(eye)", TRANSFORMS),
+        (
+            "return t.expand(batch, *t.shape) if dim is None else t.movedim(dim, 0)",
+            "return t.expand(batch, *t.shape) if dim is None else t",
+            TRANSFORMS,
+        ),
+        (
+            "flat = _front(z0, z_dim, batch).reshape(-1, request.system.size)",
+            "flat = _front(z0, None, batch).reshape(-1, request.system.size)[: batch * z0.shape[0]]",
+            TRANSFORMS,
+        ),
+        ("        full[i] = t\n    return full", "        pass\n    return full"),
+    ),
+    *mutants(
+        "implicitkit/autodiff.py",
+        FORMS,
+        (
+            "return tuple(torch.zeros_like(p) if g is None else g for g, p in zip(grads, points, strict=True))",
+            "return tuple(torch.ones_like(p) if g is None else g for g, p in zip(grads, points, strict=True))",
+            TRANSFORMS,
+        ),
+        (
+            "return values, pullback(torch.ones_like(values))[0]",
+            "return values, -pullback(torch.ones_like(values))[0]",
+            "tests/solver/test_argmin_solvers.py -k finds_the_minimum",
+        ),
+        (
+            "rmv if symmetric else mv,",
+            "rmv,",
+            "tests/linear tests/derivatives/test_closed_forms.py -k 'does_not_depend_on_the_linear_solver'",
+        ),
+        (
+            "return _grad(g, w, v) if g.requires_grad else torch.zeros_like(out)",
+            "return _grad(g, w, v)",
+            FORMS + " tests/contract/test_compat.py",
+        ),
+        (
+            "return matrix(lambda e: _grad(g, w, e), n, z).mT",
+            "return matrix(lambda e: _grad(g, w, e), n, z)",
+            "tests/mutants/test_survivors.py -k jacobian",
+        ),
+        (
+            "return torch.cat(parts).transpose(0, 1)",
+            "return torch.cat(parts[:1] * len(parts)).transpose(0, 1)",
+            "tests/mutants/test_survivors.py -k jacobian",
+        ),
+        (
+            "        except RuntimeError:  # an operation without a batching rule: row by row\n            pass",
+            "        except RuntimeError:\n            raise",
+            "tests/mutants/test_survivors.py -k jacobian",
+        ),
+    ),
+    *mutants(
+        "implicitkit/operators.py",
+        "tests/linear/test_linear.py -k transposed_operator",
+        (
+            "            self.rmv,\n            self.mv,\n            lambda: self.dense().mT,",
+            "            self.mv,\n            self.rmv,\n            lambda: self.dense().mT,",
+        ),
+        (
+            "return A.derived(lambda v: a * v + b * A.mv(v), lambda w: a * w + b * A.rmv(w), dense, symmetric=A.symmetric)",
+            "return A.derived(lambda v: a * v - b * A.mv(v), lambda w: a * w + b * A.rmv(w), dense, symmetric=A.symmetric)",
+            "tests/mutants/test_survivors.py tests/diagnostics/test_certificate.py -k 'operator or contraction'",
+        ),
+        (
+            "return a.unsqueeze(2) * eye + b.unsqueeze(2) * A.dense()",
+            "return a.unsqueeze(2) * eye - b.unsqueeze(2) * A.dense()",
+            "tests/mutants/test_survivors.py tests/diagnostics/test_certificate.py -k 'operator or contraction'",
+        ),
+        ("lambda v: A.mv(v) - B.mv(v),", "lambda v: A.mv(v) + B.mv(v),", "tests/mutants/test_survivors.py -k operator"),
+        (
+            "lambda w: A.rmv(w) - B.rmv(w),",
+            "lambda w: A.rmv(w) + B.rmv(w),",
+            "tests/mutants/test_survivors.py -k operator",
+        ),
+        (
+            "return A.derived(lambda v: A.mv(M(v)), A.rmv, A.dense)",
+            "return A.derived(lambda v: M(A.mv(v)), A.rmv, A.dense)",
+            "tests/mutants/test_survivors.py -k operator",
+        ),
+    ),
+    *mutants(
+        "implicitkit/rule/series.py",
+        RULES,
+        ("return NeumannSeries(terms=0)", "return NeumannSeries(terms=1)"),
+        ("return NeumannSeries(terms=self.terms)", "return NeumannSeries(terms=self.terms + 1)"),
+        (
+            "return DampedSeries(steps=self.steps, damping=self.damping)",
+            "return DampedSeries(steps=self.steps, damping=1.0)",
+        ),
+    ),
+    *mutants(
+        "implicitkit/rule/unroll.py",
+        RULES,
+        ("z = request.unroll(steps)", "z = request.unroll(steps + 1)"),
+    ),
+    *mutants(
+        "implicitkit/lifting/reach.py",
+        CAPTURE,
+        ("for v in (x.func, *x.args, *x.keywords.values()):", "for v in (x.func, *x.args):"),
+        ("for v in (x.func, *x.args, *x.keywords.values()):", "for v in (x.func, *x.keywords.values()):"),
+        ("        for v in x.__defaults__ or ():", "        for v in ():"),
+        ("if isinstance(v, (nn.Module, types.FunctionType, functools.partial)):", "if isinstance(v, nn.Module):"),
+        ("        for cell in x.__closure__ or ():", "        for cell in ():"),
+        ("        for v in x.values():", "        for v in ():"),
+    ),
+    *mutants(
+        "implicitkit/problem/constrained.py",
+        "tests/problem/test_constrained.py -k 'closed_forms or gradcheck or multipliers'",
+        (
+            "slope = z[:, :n] - self.proximal(kernel, z[:, :n] - slope, 1.0)",
+            "slope = z[:, :n] - self.proximal(kernel, z[:, :n] - slope, 2.0)",
+        ),
+        (
+            "slope = z[:, :n] - self.proximal(kernel, z[:, :n] - slope, 1.0)",
+            "slope = z[:, :n] - self.proximal(kernel, z[:, :n] + slope, 1.0)",
+        ),
+        (
+            "natural = multipliers - plus(multipliers + values, kappa)",
+            "natural = multipliers - plus(multipliers - values, kappa)",
+        ),
+        (
+            "return torch.cat([slope, torch.where(self.sides(z), natural, values)], 1)",
+            "return torch.cat([slope, torch.where(self.sides(z), values, natural)], 1)",
+        ),
+        (
+            'kappa = KAPPA if self.degenerate == "smooth" else 0.0\n        natural',
+            "kappa = 0.0\n        natural",
+            "tests/problem/test_constrained.py -k 'smooth'",
+        ),
+    ),
+    *mutants(
+        "implicitkit/problem/quadratic_program.py",
+        QP,
+        (
+            '                natural = natural - plus(v - part["h"], self.kappa)\n            if "lower" in part:\n                natural = natural + plus(part["lower"] - v, self.kappa)\n            out["lam"]',
+            '                natural = natural - plus(v - part["h"], self.kappa)\n            if "lower" in part:\n                natural = natural - plus(part["lower"] - v, self.kappa)\n            out["lam"]',
+            "tests/fuzz/test_slice.py tests/mutants/test_survivors.py -k 'qp or lower'",
+        ),
+        (
+            '                natural = natural + plus(part["lower"] - v, self.kappa)\n            out.append(natural)',
+            '                natural = natural - plus(part["lower"] - v, self.kappa)\n            out.append(natural)',
+            "tests/fuzz/test_slice.py tests/mutants/test_survivors.py -k 'qp or lower'",
+        ),
+        (
+            "            lam = -lam\n",
+            "            lam = +lam\n",
+            "tests/fuzz/test_slice.py tests/mutants/test_survivors.py -k 'qp or lower'",
+        ),
+        ("            lam = above - below", "            lam = above + below"),
+        (
+            "slope = slope + 0.5 * (torch.bmm(row, P) + torch.bmm(row, P.mT)).squeeze(1)",
+            "slope = slope + torch.bmm(row, P).squeeze(1)",
+            QP + " or not_symmetric or nonsym",
+        ),
+        (
+            '            slope = slope + 0.5 * ((part["P"] @ column)',
+            '            slope = slope + 1.0 * ((part["P"] @ column)',
+        ),
+        (
+            'P = 0.5 * (part["P"] + part["P"].mT) if "P" in part else q.new_zeros(batch, n, n)\n        G, h = [], []',
+            'P = part["P"] if "P" in part else q.new_zeros(batch, n, n)\n        G, h = [], []',
+            "tests/mutants/test_survivors.py -k 'not_symmetric'",
+        ),
+    ),
+    *mutants(
+        "implicitkit/problem/qp_jacobian.py",
+        "tests/mutants/test_survivors.py -k qp_jacobian",
+        ('"b": lambda: -w_y,', '"b": lambda: w_y,', QP),
+        ('"P": lambda: _symmetric(w_z, z),', '"P": lambda: _outer(w_z, z),', QP),
+        ('"A": lambda: _outer(y, w_z) + _outer(w_y, z),', '"A": lambda: _outer(y, w_z) - _outer(w_y, z),', QP),
+        ('"h": lambda: self.above * w_l,', '"h": lambda: -self.above * w_l,', QP),
+        (
+            '"lower": lambda: self.below * w_l,',
+            '"lower": lambda: -self.below * w_l,',
+            "tests/fuzz/test_slice.py tests/mutants/test_survivors.py -k 'qp or lower'",
+        ),
+        ("z.unsqueeze(1), alpha=-1),", "z.unsqueeze(1), alpha=1),", QP),
+        (
+            "e, C = torch.where(self.D > 0, (1 - self.D) / self.D, torch.inf), self.G",
+            "e, C = torch.where(self.D > 0, (1 - self.D), torch.inf), self.G",
+            "tests/mutants/test_survivors.py tests/problem/test_qp.py -k 'qp_jacobian or central_path'",
+        ),
+        (
+            "x, v, norm = self.saddle.solve(r_z - mv(self.G.mT, free), torch.cat([r_y, c], 1))",
+            "x, v, norm = self.saddle.solve(r_z, torch.cat([r_y, c], 1))",
+        ),
+        (
+            "return torch.cat([x, y, torch.where(on, -lam / self.D, g_l - mv(self.G, x))], 1), norm",
+            "return torch.cat([x, y, torch.where(on, -lam / self.D, g_l)], 1), norm",
+        ),
+        ("c = torch.where(on, -r_l / self.D, 0)", "c = torch.where(on, r_l / self.D, 0)"),
+        (
+            "return torch.cat([top, mv(self.A, z), lam - self.D * (mv(self.G, z) + lam)], 1)",
+            "return torch.cat([top, mv(self.A, z), lam - self.D * (mv(self.G, z) - lam)], 1)",
+        ),
+        (
+            "top = mv(self.P, z) + mv(self.A.mT, y) - mv(self.G.mT, self.D * lam)",
+            "top = mv(self.P, z) + mv(self.A.mT, y) + mv(self.G.mT, self.D * lam)",
+        ),
+        (
+            "torch.cat([-D.unsqueeze(2) * G, zero(batch, m, p), torch.diag_embed(1 - D)], 2),",
+            "torch.cat([-D.unsqueeze(2) * G, zero(batch, m, p), torch.diag_embed(D)], 2),",
+        ),
+    ),
+    *mutants(
+        "implicitkit/diagnostics/certificate.py",
+        CERTIFICATE,
+        ("holds = h <= 0.5", "holds = h <= 5"),
+        ("h = inverse * curvature * newton", "h = inverse * newton"),
+        (
+            "2 * newton / (1 + torch.sqrt((1 - 2 * h).clamp_min(0)))",
+            "0.5 * newton / (1 + torch.sqrt((1 - 2 * h).clamp_min(0)))",
+        ),
+        (
+            "derivative = torch.where(epsilon < 1, epsilon / (1 - epsilon), math.inf)",
+            "derivative = torch.where(epsilon < 1, epsilon, math.inf)",
+        ),
+        (
+            "backward_error=shaped(inverse * backward.residual_norm",
+            "backward_error=shaped(1.0 * backward.residual_norm",
+        ),
+        ("return 2 * largest", "return largest"),
+        ("banach = residual_norm / (1 - nearby)", "banach = residual_norm / (1 + nearby)"),
+        ("    for _ in range(steps):\n        image = mv(v)", "    for _ in range(1):\n        image = mv(v)"),
+        (
+            "error = torch.where(contracts, torch.fmin(error, banach), error)",
+            "error = torch.where(contracts, 0.1 * torch.fmin(error, banach), error)",
+        ),
+        ("torch.where(finite, 1 / values[:, -1], torch.nan)", "torch.where(finite, 1 / values[:, 0], torch.nan)"),
+    ),
+    *mutants(
+        "implicitkit/diagnostics/kkt_regularity.py",
+        DEGENERACY,
+        ("weak = (distance.abs() <= tolerance * scale).sum(1)", "weak = (distance.abs() <= 0).sum(1)"),
+        ("active = (distance > tolerance * scale).sum(1)", "active = (distance < -tolerance * scale).sum(1)"),
+        (
+            'sides += [data["lower"] - v] if "lower" in data else []',
+            'sides += [data["lower"] * torch.nan] if "lower" in data else []',
+        ),
+        ("kept = s > 1e-10 * s[:, :1]", "kept = s > -1 * s[:, :1]"),
+    ),
+    *mutants(
+        "implicitkit/diagnostics/linear_stability.py",
+        STABILITY,
+        ("shaped(rate < -margin),", "shaped(rate < 0),"),
+        ("shaped(rate > margin),", "shaped(rate > -margin),"),
+        ("rate = worst.abs().log() if discrete else worst.real", "rate = worst.abs() if discrete else worst.real"),
+        ("key = values.abs() if shift else values.real\n    order", "key = values.abs()\n    order"),
+        ("J = sign * A.dense()", "J = A.dense()"),
+        (
+            "return sign * A.mv(full)[i].cpu().double().numpy() + shift * v.reshape(-1)",
+            "return A.mv(full)[i].cpu().double().numpy() + shift * v.reshape(-1)",
+        ),
+    ),
+]

@@ -1,0 +1,194 @@
+"""Mutants of the linear solvers."""
+
+from __future__ import annotations
+
+from .row import mutants
+
+OWN = "tests/mutants/test_survivors.py -k linear"
+
+
+def _of(words: str) -> str:
+    return f"tests/linear/test_linear.py tests/mutants/test_survivors.py -k '{words}'"
+
+
+MUTANTS = [
+    *mutants(
+        "implicitkit/linear/auto.py",
+        OWN,
+        ("            kept | second.converged,", "            kept | True,"),
+        ("torch.where(kept.unsqueeze(1), first.x, second.x),", "first.x,"),
+        ("torch.where(kept, first.residual_norm, second.residual_norm),", "first.residual_norm,"),
+    ),
+    *mutants(
+        "implicitkit/linear/cg.py",
+        _of("solves and cg or positive_definite"),
+        (
+            "p = torch.where(keep, torch.addcmul(r, column(rr_next / rr), p), p)",
+            "p = torch.where(keep, torch.addcmul(r, column(rr / rr_next), p), p)",
+        ),
+        ("positive = curvature > 0", "positive = curvature > -1e300"),
+        (
+            "r = torch.where(keep, torch.addcmul(r, alpha, Ap, value=-1), r)",
+            "r = torch.where(keep, torch.addcmul(r, alpha, Ap, value=1), r)",
+        ),
+    ),
+    *mutants(
+        "implicitkit/linear/bicgstab.py",
+        _of("solves and bicgstab or linear and bicgstab"),
+        (
+            "return Correction(best, torch.maximum(steps, torch.ones_like(steps)))",
+            "return Correction(x, torch.maximum(steps, torch.ones_like(steps)))",
+        ),
+        ("ratio = column(rho_next / rho) * (alpha / omega)", "ratio = column(rho_next / rho) * (omega / alpha)"),
+        (
+            "omega = column((Ah * half).sum(dim=1) / (Ah * Ah).sum(dim=1).clamp_min(tiny))",
+            "omega = column((Ah * half).sum(dim=1))",
+        ),
+    ),
+    *mutants(
+        "implicitkit/linear/gmres.py",
+        _of("gmres"),
+        ("        if _cancelled(length, product):", "        if False:"),
+        ("exhausted = broken.cumsum(dim=1) - broken.long() > 0", "exhausted = broken.cumsum(dim=1) < 0"),
+        ("use = use & ~(noise & broken)", "use = use & ~(noise & ~noise)"),
+        ("entry = torch.addcdiv(null, dot, length, value=-1)", "entry = torch.addcdiv(null, dot, length, value=1)"),
+        ("ratio = norm / (0.9 * target).clamp_min(info.tiny)", "ratio = norm / (90 * target).clamp_min(info.tiny)"),
+        ("g = torch.where(use, beta.unsqueeze(1) * weight, 0)", "g = torch.where(use, weight, 0)"),
+    ),
+    *mutants(
+        "implicitkit/linear/lu.py",
+        _of("conditioning or lu"),
+        ("refined = x + factor.solve(residual)", "refined = x"),
+        (
+            "x = torch.where(zero & column(factor.ok), torch.zeros_like(b), factor.solve(b))",
+            "x = factor.solve(b, transpose=True)",
+        ),
+        ("rounding = 4 * A.size", "rounding = 4e12 * A.size"),
+        (
+            "converged = factor.ok & (norm <= torch.maximum(target, rounding))",
+            "converged = factor.ok & (norm <= torch.inf)",
+        ),
+    ),
+    *mutants(
+        "implicitkit/linear/lsmr.py",
+        _of("lsmr"),
+        ("theta, alphab = s * alpha, c * alpha", "theta, alphab = c * alpha, s * alpha"),
+        ("zeta, zetab = cb * zetab, -sb * zetab", "zeta, zetab = cb * zetab, sb * zetab"),
+        (
+            "h = torch.addcmul(v, column(theta / rho), h, value=-1)",
+            "h = torch.addcmul(v, column(theta / rho), h, value=1)",
+        ),
+        (
+            "hb = torch.addcmul(h, column(thetab * rho / (rho_old * rhob_old)), hb, value=-1)",
+            "hb = torch.addcmul(h, column(thetab / (rho_old * rhob_old)), hb, value=-1)",
+        ),
+        (
+            "done = (norm <= target) | (gradient <= normal_rtol * matrix_norm * norm)",
+            "done = (norm <= target) | (gradient <= 1e6 * normal_rtol * matrix_norm * norm)",
+        ),
+    ),
+    *mutants(
+        "implicitkit/linear/neumann.py",
+        _of("neumann or series"),
+        (
+            "best, best_norm, u = torch.zeros_like(b), start, 0 - b",
+            "best, best_norm, u = torch.zeros_like(b), start, 0 + b",
+        ),
+        ("    u = 0 - damping * b\n", "    u = 0 - b\n"),
+        ("u = u + damping * (A.mv(u) - b)", "u = u + (A.mv(u) - b)"),
+        (
+            "return _truncated(A, b, products=self.steps - 1, damping=self.damping)",
+            "return _truncated(A, b, products=self.steps, damping=self.damping)",
+        ),
+        (
+            'converged = best_norm <= target\n        reason = ""',
+            'converged = best_norm <= 1e9 * target\n        reason = ""',
+        ),
+    ),
+    *mutants(
+        "implicitkit/linear/broyden.py",
+        _of("broyden"),
+        ("d = F - _through(F, Vk, Uk)", "d = F + _through(F, Vk, Uk)"),
+        ("row = _through(s, Uk, Vk) - s", "row = _through(s, Uk, Vk) + s"),
+        ("s = scaled * column(ss)", "s = scaled * column(denominator)"),
+    ),
+    *mutants(
+        "implicitkit/linear/cycles.py",
+        _of("solves or tolerance or max_steps or restarts"),
+        (
+            "return torch.where(scale < torch.inf, atol + rtol * scale, torch.nan)",
+            "return torch.where(scale < torch.inf, atol + 100 * rtol * scale, torch.nan)",
+        ),
+        ("trial_residual = b - A.mv(trial)", "trial_residual = 1e-9 * (b - A.mv(trial))"),
+        ("converged = norm <= target\n    reason", "converged = norm <= torch.inf\n    reason"),
+    ),
+    *mutants(
+        "implicitkit/linear/kkt.py",
+        "tests/mutants/test_survivors.py tests/problem/test_qp.py -k 'linear or least_norm or degenerate_raise or redundant'",
+        (
+            "found, ok, reason = lstsq_batched(A.dense()[bad], b[bad], rcond=1e-10)",
+            "found, ok, reason = lstsq_batched(A.dense()[bad], b[bad], rcond=1e-2)",
+        ),
+        ("converged = (norm <= target) | zero", "converged = (norm <= torch.inf) | zero"),
+        (
+            "x = GMRES().solve(A, b, rtol=rtol, atol=atol, max_steps=max_steps).x",
+            "x = GMRES().solve(A.T, b, rtol=rtol, atol=atol, max_steps=max_steps).x",
+        ),
+        (
+            "rest = LSMR().solve(A, torch.where(bad.unsqueeze(1), b, 0), rtol=rtol, atol=atol, max_steps=None)",
+            "rest = LSMR().solve(A, torch.where(bad.unsqueeze(1), 0, b), rtol=rtol, atol=atol, max_steps=None)",
+        ),
+    ),
+    *mutants(
+        "implicitkit/linear/saddle.py",
+        "tests/mutants/test_survivors.py tests/problem/test_qp.py -k 'qp_jacobian or planted'",
+        ("return x, weight * (torch.bmm(self.C, x) - c)", "return x, weight * (torch.bmm(self.C, x) + c)"),
+        (
+            "rc = rc + torch.where(self.present, self.e, 0).unsqueeze(2) * v",
+            "rc = rc - torch.where(self.present, self.e, 0).unsqueeze(2) * v",
+            "tests/mutants/test_survivors.py tests/problem/test_qp.py -k 'qp_jacobian or central_path'",
+        ),
+        (
+            "ra = torch.baddbmm(torch.baddbmm(a, self.P, x, alpha=-1), self.C.mT, v, alpha=-1)",
+            "ra = torch.baddbmm(torch.baddbmm(a, self.P, x, alpha=-1), self.C.mT, v, alpha=1)",
+        ),
+        (
+            "            inverse=self.transposed_inverse,\n            transposed_inverse=self.inverse,",
+            "            inverse=self.inverse,\n            transposed_inverse=self.transposed_inverse,",
+        ),
+    ),
+    *mutants(
+        "implicitkit/linear/dense.py",
+        _of("dense or singular or bad_row"),
+        (
+            "        if self.row_scale is not None and not transpose:\n            rhs = rhs / self.row_scale",
+            "        if self.row_scale is not None:\n            rhs = rhs / self.row_scale",
+        ),
+        ("            x = x / self.row_scale\n", "            x = x * self.row_scale\n"),
+        ("keep = s > rcond * s[..., :1]", "keep = s > 1e-1 * s[..., :1]"),
+        (
+            "return (smallest >= threshold * largest) & (smallest > 0) & (largest < torch.inf)",
+            "return (smallest >= 0) & (largest < torch.inf)",
+        ),
+        (
+            "x = torch.linalg.lu_solve(self.lu, self.pivots, rhs, adjoint=transpose)",
+            "x = torch.linalg.lu_solve(self.lu, self.pivots, rhs)",
+        ),
+    ),
+    *mutants(
+        "implicitkit/linear/blocks.py",
+        "tests/composition/test_blocks.py -k 'substitution or explicit or large'",
+        ("                parts[i] = -r\n", "                parts[i] = r\n"),
+        ("rhs[j] = rhs[j] - change", "rhs[j] = rhs[j] + change"),
+        (
+            "converged = converged & answer.converged",
+            "converged = converged & (answer.converged | True)",
+            "tests/composition/test_blocks.py -k 'singular'",
+        ),
+        (
+            "square = square + answer.residual_norm.to(square.dtype).square()",
+            "square = square",
+            "tests/composition/test_blocks.py tests/mutants/test_survivors.py -k 'singular or substitution or linear'",
+        ),
+    ),
+]

@@ -1,0 +1,294 @@
+"""Mutants of the solvers."""
+
+from __future__ import annotations
+
+from .row import mutants
+
+FIXED = "tests/solver/test_fixed_point_solvers.py"
+ROOTS = "tests/solver/test_root_solvers.py tests/mutants/test_survivors.py"
+SCALAR = "tests/solver/test_scalar_solvers.py"
+MINIMA = "tests/solver/test_argmin_solvers.py"
+CONSTRAINED = "tests/problem/test_constrained.py -k 'closed_forms'"
+
+MUTANTS = [
+    *mutants(
+        "implicitkit/solver/driver.py",
+        "tests/core/test_solution.py tests/mutants/test_survivors.py -k 'best_iterate or figures or driver or trace'",
+        ("improved = norm < self.best_norm if", "improved = norm > self.best_norm if"),
+        ("self.best_norm = torch.where(improved, norm, self.best_norm)", "self.best_norm = norm"),
+        ("improved.logical_or_(done.logical_and(self.active))", "pass"),
+        (
+            "self.status.masked_fill_(failed, int(Status.NONFINITE))",
+            "pass",
+            "tests/core/test_bad_input.py -k nonfinite",
+        ),
+        ("self.steps.masked_fill_(ended, self.step)", "self.steps.masked_fill_(ended, self.step + 1)"),
+        (
+            "        samples = rows.repeat_interleave(per_row).nonzero().squeeze(1)",
+            "        samples = rows.repeat_interleave(per_row).nonzero().squeeze(1).flip(0)",
+            FIXED + " -k 'dropping or batch_equals'",
+        ),
+        (
+            "self.values[name].index_copy_(0, self.index, value)",
+            "self.values[name].index_copy_(0, self.index.flip(0), value)",
+            FIXED + " -k 'dropping or batch_equals'",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/fixed_point/aitken.py",
+        FIXED + " -k 'aitken'",
+        (
+            "found = -(dz * dr).sum(1, keepdim=True) / dr.square().sum(1, keepdim=True)",
+            "found = (dz * dr).sum(1, keepdim=True) / dr.square().sum(1, keepdim=True)",
+        ),
+        (
+            "z_next = z - r.square() / (twice - once - r)",
+            "z_next = z - r.square() / (twice - once + r)",
+            SCALAR + " -k steffensen",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/fixed_point/anderson.py",
+        FIXED + " -k 'anderson'",
+        (
+            "z_next = torch.baddbmm(mixed.unsqueeze(1), gamma.mT, dW, alpha=-1).squeeze(1)",
+            "z_next = torch.baddbmm(mixed.unsqueeze(1), gamma.mT, dW, alpha=1).squeeze(1)",
+        ),
+        ("gram[:, slot] = gram[:, :, slot] = row", "gram[:, slot] = row"),
+        (
+            'torch.sub(newest, state["last"], out=history[:, (k - 1) % m])',
+            'torch.sub(newest, state["last"], out=history[:, 0])',
+        ),
+        ("relative = 10 * memory * torch.finfo(dtype).eps if ridge is None else ridge", "relative = 1e-2"),
+        ("history.masked_fill_(wiped.unsqueeze(2), 0)", "pass"),
+    ),
+    *mutants(
+        "implicitkit/solver/fixed_point/continuation.py",
+        "tests/solver/test_relay.py -k 'continuation'",
+        ("matrix[:, :n, n] = by_t", "matrix[:, :n, n] = -by_t"),
+        (
+            'H = z - torch.lerp(state["start"], fz, t.unsqueeze(1))',
+            'H = z - torch.lerp(fz, state["start"], t.unsqueeze(1))',
+        ),
+        (
+            "return H, correction, (sign / _size(along)).unsqueeze(1) * along, sign < 0",
+            "return H, correction, (1 / _size(along)).unsqueeze(1) * along, sign < 0",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/fixed_point/impatient.py",
+        "tests/solver/test_relay.py -k 'gives_up or gets_nowhere'",
+        (
+            "slow = ~((best / before).log() <= (tolerance / best).log() * (self.window / self.horizon))",
+            "slow = ~((best / before).log() <= (tolerance / best).log())",
+        ),
+        ("slow.logical_and_(best > tolerance)", "pass"),
+    ),
+    *mutants(
+        "implicitkit/solver/root/broyden.py",
+        FIXED + " tests/mutants/test_survivors.py -k 'broyden or inverse'",
+        ("p = torch.addcmul(p, U[:, slot], (V[:, slot] * last_F).sum(1, keepdim=True))", "p = p"),
+        ("u = torch.where(usable, (s - By) / denominator, 0)", "u = torch.where(usable, (s + By) / denominator, 0)"),
+        ("return torch.addcmul(g, u, along).neg_()", "return g.neg_()"),
+        ("g = _apply(scale, F, used[1], used[0])", "g = _apply(scale, F, used[0], used[1])"),
+        ("denominator, along = _dot(v, v), _dot(v, F)", "denominator, along = _dot(v, v), _dot(v, s)"),
+    ),
+    *mutants(
+        "implicitkit/solver/root/newton.py",
+        ROOTS + " -k 'batch_is_solved or singular_jacobian'",
+        ("d, regular, _ = solve_batched(J, -residual)", "d, regular, _ = solve_batched(J.mT, -residual)"),
+        ("d[bad] = lstsq_batched(J[bad], -residual[bad])[0]", "d[bad] = lstsq_batched(J[bad], residual[bad])[0]"),
+        ("        d = -residual / J.squeeze(2)", "        d = residual / J.squeeze(2)"),
+    ),
+    *mutants(
+        "implicitkit/solver/root/trust_region.py",
+        ROOTS + " -k 'trust_region'",
+        ("a, b = leg.square().sum(1), (cauchy * leg).sum(1)", "a, b = leg.square().sum(1), -(cauchy * leg).sum(1)"),
+        ("trial = z + p / scale", "trial = z + p"),
+        (
+            "self.cauchy_length = (length * (length / steepest) ** 2).nan_to_num(torch.inf)",
+            "self.cauchy_length = (length * (steepest / length) ** 2).nan_to_num(torch.inf)",
+        ),
+        ("step = lam + (length - target) / (target * slope)", "step = lam - (length - target) / (target * slope)"),
+        ("slope = (q.square() / shifted).sum(1) / length.square()", "slope = q.square().sum(1) / length.square()"),
+        (
+            "rho = torch.where(predicted > 0, actual / predicted, -1).nan_to_num(-1, -1, -1)",
+            "rho = torch.ones_like(actual)",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/root/df_sane.py",
+        ROOTS + " tests/solver/test_conformance.py -k 'df_sane'",
+        ("sigma = s.square().sum(1) / (s * y).sum(1)", "sigma = (s * y).sum(1) / s.square().sum(1)"),
+        ("accept = f.active & ~found & (trial_phi <= bound - _GAMMA * alpha**2 * phi)", "accept = f.active & ~found"),
+        ("for i, sign in enumerate((1, -1)):", "for i, sign in enumerate((1, 1)):"),
+    ),
+    *mutants(
+        "implicitkit/solver/root/pseudo_transient.py",
+        "tests/problem/test_steady_state.py -k 'reaches or newton_steps or sign or large_systems_go'",
+        (
+            "return newton_direction(sign[:, None, None] * J.dense() - shift, F)",
+            "return newton_direction(sign[:, None, None] * J.dense() + shift, F)",
+        ),
+        (
+            'delta = (state["delta"] * state["norm"] / norm).nan_to_num(torch.inf, torch.inf, 0)',
+            'delta = (state["delta"]).nan_to_num(torch.inf, torch.inf, 0)',
+        ),
+        (
+            "return GMRES(restart=50).solve(shifted(J, inverse, -sign), rhs,",
+            "return GMRES(restart=50).solve(shifted(J, inverse, sign), rhs,",
+        ),
+        ("return -torch.ones_like(speeding)", "return torch.ones_like(speeding)"),
+    ),
+    *mutants(
+        "implicitkit/solver/root/bisection.py",
+        SCALAR + " -k 'bisection or brentq or jump'",
+        ("left = torch.sign(F) == torch.sign(fa)", "left = torch.sign(F) == torch.sign(fb)"),
+    ),
+    *mutants(
+        "implicitkit/solver/root/chandrupatla.py",
+        SCALAR + " -k 'chandrupatla or brentq'",
+        ("same = torch.sign(F) == torch.sign(fa)", "same = torch.sign(F) != torch.sign(fa)"),
+        (
+            "inverse = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)",
+            "inverse = fa / (fb - fa) * fc / (fb - fc)",
+        ),
+        (
+            "trust = (phi.square() < xi) & ((1 - phi).square() < 1 - xi)",
+            "trust = (phi.square() < xi) & ((1 - phi).square() < 1 + xi)",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/steps/bracketing.py",
+        SCALAR + " -k 'bracket or brentq or jump'",
+        ("missing = missing & ~found.squeeze(1)", "missing = missing & found.squeeze(1)"),
+        ("outer = inner + side * step", "outer = inner + step"),
+    ),
+    *mutants(
+        "implicitkit/solver/steps/line_search.py",
+        MINIMA + " -k 'finds_the_minimum or steps_of or rounding'",
+        (
+            "found = decrease(f, z, value, g, trial) >= -_ARMIJO * t * slope",
+            "found = decrease(f, z, value, g, trial) >= _ARMIJO * t * slope",
+        ),
+        ("found = armijo & (new_slope >= _CURVATURE * slope)", "found = armijo"),
+        (
+            "difference = torch.where(lost, -0.5 * ((g + f(trial)) * (trial - z)).sum(1), difference)",
+            "difference = torch.where(lost, 0.5 * ((g + f(trial)) * (trial - z)).sum(1), difference)",
+        ),
+        ("armijo = new <= value + _ARMIJO * t * slope", "armijo = new <= value + 10 * t * slope.abs()"),
+    ),
+    *mutants(
+        "implicitkit/solver/steps/newton_damping.py",
+        ROOTS + " -k 'damping or batch_is_solved or missing'",
+        (
+            "searching = f.active & ~(trial_norm < (1 - _DECREASE) * norm)",
+            "searching = f.active & ~(trial_norm < torch.inf)",
+        ),
+        ("better = searching & (trial_norm < best_norm)", "better = searching & (trial_norm > best_norm)"),
+    ),
+    *mutants(
+        "implicitkit/solver/steps/restarts.py",
+        FIXED + " -k 'safeguard or badly or stagnat'",
+        (
+            "bad.logical_or_(best >= checked)",
+            "pass",
+            FIXED + " tests/mutants/test_survivors.py -k 'safeguard or badly or stagnat'",
+        ),
+        (
+            "bad = norm > safeguard * (best if floor is None else torch.maximum(best, floor))",
+            "bad = norm > 1e30 * (best if floor is None else torch.maximum(best, floor))",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/minimise/lbfgs.py",
+        MINIMA + " -k 'lbfgs'",
+        ("q = torch.addcmul(q, (a - b).unsqueeze(1), S[:, i])", "q = torch.addcmul(q, (a + b).unsqueeze(1), S[:, i])"),
+        (
+            "order = [(k - 1 - i) % self.memory for i in range(min(k, self.memory))]",
+            "order = [i % self.memory for i in range(min(k, self.memory))]",
+        ),
+        (
+            'scale = torch.where(good, sy / y.square().sum(1), memory["scale"])',
+            'scale = torch.where(good, y.square().sum(1) / sy, memory["scale"])',
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/minimise/newton_cg.py",
+        MINIMA + " -k 'newton_cg'",
+        (
+            "inside = (curvature > 0) & (torch.linalg.vector_norm(ahead, dim=1) < radius)",
+            "inside = torch.linalg.vector_norm(ahead, dim=1) < radius",
+        ),
+        ("return p, -0.5 * ((g + r) * p).sum(1)", "return p, -(g * p).sum(1)"),
+        ("d = torch.addcmul(-r, (new / rr).unsqueeze(1), d)", "d = torch.addcmul(-r, (rr / new).unsqueeze(1), d)"),
+    ),
+    *mutants(
+        "implicitkit/solver/minimise/gradient_descent.py",
+        MINIMA + " -k 'gradient_descent'",
+        ("new = 0.5 * (1 + (1 + 4 * a.square()).sqrt())", "new = a"),
+        (
+            "return z.add(g, alpha=-self.step_size), state",
+            "return z.add(g, alpha=self.step_size), state",
+            "tests/derivatives/test_closed_forms.py -k unroll_of_gradient",
+        ),
+        ("length = s.square().sum(1) / curvature", "length = curvature / s.square().sum(1)"),
+    ),
+    *mutants(
+        "implicitkit/solver/least_squares/levenberg_marquardt.py",
+        MINIMA + " -k 'levenberg'",
+        (
+            "promised = 0.5 * (q * (s * b + mu.unsqueeze(1) * q)).sum(1)",
+            "promised = 0.5 * (q * (s * b - mu.unsqueeze(1) * q)).sum(1)",
+        ),
+        (
+            "p = (-torch.bmm(Vh.mT, q.unsqueeze(2)).squeeze(2) / scale).to(z.dtype)",
+            "p = (-torch.bmm(Vh.mT, q.unsqueeze(2)).squeeze(2)).to(z.dtype)",
+        ),
+        (
+            "mu = torch.where(found, mu, torch.where(accept, easier, mu * nu))",
+            "mu = torch.where(found, mu, torch.where(accept, mu * nu, easier))",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/augmented_lagrangian.py",
+        CONSTRAINED,
+        ("raw = multipliers + rho * constraints", "raw = multipliers - rho * constraints"),
+        (
+            "return value + ((force(constraints).square() - multipliers.square()) / (2 * rho)).sum(1)",
+            "return value + (force(constraints).square() / rho).sum(1)",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/proximal_gradient.py",
+        CONSTRAINED,
+        ("z_next = prox(y - t.unsqueeze(1) * g, t)", "z_next = prox(y - t.unsqueeze(1) * g, 2 * t)"),
+        (
+            "model = base + (g * d).sum(1) + 0.5 * square / t",
+            "model = base + (g * d).sum(1) + 5.0 * square / t",
+            "tests/problem/test_constrained.py tests/mutants/test_survivors.py -k 'closed_forms or proximal'",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/sqp.py",
+        "tests/problem/test_constrained.py -k 'closed_forms or standard or sqp'",
+        ("h = torch.cat([h, bounds[1] - z, z - bounds[0]], 1)", "h = torch.cat([h, bounds[1] - z, bounds[0] - z], 1)"),
+        (
+            "A, b = at.jacobian[:, ~sided], -at.constraints[:, ~sided]",
+            "A, b = at.jacobian[:, ~sided], at.constraints[:, ~sided]",
+        ),
+        ("multipliers_next[:, ~sided] = point.y.to(z) * unit", "multipliers_next[:, ~sided] = -point.y.to(z) * unit"),
+        (
+            "curved_by = multipliers if known is None",
+            "curved_by = 0 * multipliers if known is None",
+            "tests/problem/test_constrained.py tests/mutants/test_survivors.py -k 'standard or sqp'",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/qp/polish.py",
+        "tests/problem/test_qp.py tests/mutants/test_survivors.py -k 'planted or rounding or weakly'",
+        ("active = here[2] + mv(part.G, here[0]) - part.h > 0", "active = mv(part.G, here[0]) - part.h > -1e-3"),
+        ("active = here[2] + mv(part.G, here[0]) - part.h > 0", "active = here[2] - mv(part.G, here[0]) + part.h > 0"),
+        ("better = new < norm[rows]", "better = new > norm[rows]"),
+    ),
+]

@@ -1,0 +1,129 @@
+"""Mutants of the DEQ and the convex plugin."""
+
+from __future__ import annotations
+
+from .row import mutants
+
+LAYER = "tests/plugins/cvxpy/test_cvxpy_layer.py tests/mutants/test_survivors_plugins.py"
+TOOLS = "tests/plugins/deq/test_deq_tools.py tests/mutants/test_survivors_plugins.py"
+
+MUTANTS = [
+    *mutants(
+        "plugins/implicitkit_cvxpy/kkt.py",
+        "tests/mutants/test_survivors_plugins.py -k reduced",
+        ("active = J.diagonal > 0.5", "active = J.diagonal > 1.5"),
+        (
+            "v = torch.cholesky_solve(Z.mT @ half - target.unsqueeze(2), M)",
+            "v = torch.cholesky_solve(Z.mT @ half + target.unsqueeze(2), M)",
+        ),
+        (
+            "x = torch.linalg.solve_triangular(L.mT, half - Z @ v, upper=True).squeeze(2)",
+            "x = torch.linalg.solve_triangular(L.mT, half + Z @ v, upper=True).squeeze(2)",
+        ),
+        ("x, v = saddle(r_x - mv(A.mT, off), -r_y)", "x, v = saddle(r_x, -r_y)"),
+        (
+            "return torch.cat([x, torch.where(active, -v, r_y - mv(A, x))], 1)",
+            "return torch.cat([x, torch.where(active, -v, r_y)], 1)",
+        ),
+        ("return u, ok & (left <= 1e-9 * norm)", "return u, ok"),
+        (
+            "regular = factor.ok & (low > _RCOND * high)",
+            "regular = factor.ok",
+            LAYER + " -k 'policies or near_singular or nearly_singular'",
+        ),
+        ("x = x.index_copy(0, bad, small)", "pass", LAYER + " -k 'vertex or policies'"),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/finish.py",
+        LAYER + " -k 'warm or limit or rough or convex_layer'",
+        (
+            "status = torch.where(valid & (norm <= _SOLVED * scale), int(Status.CONVERGED), status)",
+            "status = torch.where(valid, int(Status.CONVERGED), status)",
+        ),
+        ("verdict = torch.where(status == int(Status.CONVERGED), int(Status.INACCURATE), status)", "verdict = status"),
+        ("trial = z - length * step", "trial = z + length * step"),
+        ("take = (size < n) & ~better", "take = ~better"),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/program.py",
+        LAYER + " -k 'gradcheck or vmap or transforms or convex_layer'",
+        ("else (t.movedim(d + level, level))", "else (t.movedim(d, level))"),
+        (
+            "return torch.cat([mv(self.P, x) - mv(self.A.mT, turned), mv(self.A, x) + y - turned], 1)",
+            "return torch.cat([mv(self.P, x) + mv(self.A.mT, turned), mv(self.A, x) + y - turned], 1)",
+        ),
+        ("J[:, n:, :n] = -self.project(self.A)", "J[:, n:, :n] = self.project(self.A)"),
+        ("return J.mT if self.transposed else J", "return J"),
+        (
+            "return torch.cat([stationarity, y - self.dual.project(y - b + mv(A, x))], 1)",
+            "return torch.cat([stationarity, y - self.dual.project(y + b - mv(A, x))], 1)",
+        ),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/cones/second_order.py",
+        LAYER + " -k 'projections or second_order'",
+        ("low = torch.where(apex, t, t - r)", "low = torch.where(apex, t, t + r)"),
+        ("(high - low) / (2 * r)", "(high - low) / r"),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/cones/semidefinite.py",
+        LAYER + " -k 'projections or semidefinite or isometry'",
+        ("step = (change - step @ step) * inverse", "step = change * inverse"),
+        ("change = D @ zero + zero @ D + zero @ zero", "change = D @ zero + zero @ D"),
+        ("scale[row == column] = 1.0", "scale[row == column] = 2.0"),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/cones/exponential.py",
+        LAYER + " -k 'projections'",
+        (
+            "return torch.stack([a * rho + c * e, a + c * (1 - rho) * e, a * e - c], -1)",
+            "return torch.stack([a * rho + c * e, a + c * rho * e, a * e - c], -1)",
+        ),
+        ("face = (r <= 0) & (s <= 0) & ~polar & ~inside", "face = (r <= 0) & ~polar & ~inside"),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/cones/product.py",
+        LAYER + " -k 'gradcheck or convex_layer or solvers_agree'",
+        ("inner = (a > 0).to(v.dtype)", "inner = (a < 0).to(v.dtype)"),
+        ("return lambda v: v + project_exponential(-v)", "return lambda v: v - project_exponential(-v)"),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/affine.py",
+        LAYER + " -k 'gradcheck or planted'",
+        (
+            "return piece if coefficient == 1.0 else -piece if coefficient == -1.0 else piece * coefficient",
+            "return piece",
+        ),
+        ("ends = torch.tensor([1.0, 0.0]", "ends = torch.tensor([0.0, 0.0]"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/normalise.py",
+        TOOLS + " -k 'bound or weight_norm'",
+        (
+            "return torch.linalg.vector_norm(W) * (W[0, 0].numel() ** 0.5 if W.ndim > 2 else 1.0)",
+            "return torch.linalg.vector_norm(W)",
+        ),
+        ("together = len(taps) ** 0.5 *", "together ="),
+        ("return W.abs().flatten(1).sum(1).max()", "return W.abs().flatten(1).sum(1).min()"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/cells/monotone.py",
+        "tests/mutants/test_survivors_plugins.py -k 'monotone'",
+        ("self.margin / size.square()", "2.5 * self.margin / size.square()"),
+        (
+            "return torch.relu(z - step * (z @ operator.mT - injected))",
+            "return torch.relu(z - step * (z @ operator - injected))",
+            "tests/plugins/deq/test_deq_cells.py -k 'monotone'",
+        ),
+        (
+            "self.P.mT @ self.P - self.Q + self.Q.mT",
+            "self.P.mT @ self.P - self.Q - self.Q.mT",
+            "tests/plugins/deq/test_deq_cells.py -k 'monotone'",
+        ),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/layer.py",
+        "tests/mutants/test_survivors_plugins.py -k 'start_loss'",
+        ("size = goal.square().sum(1).clamp_min", "size = goal.square().sum(1).sqrt().clamp_min"),
+    ),
+]

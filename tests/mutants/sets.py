@@ -1,0 +1,146 @@
+"""Mutants of sets, proximal maps, relaxations and compositions."""
+
+from __future__ import annotations
+
+from .row import mutants
+
+PROJECT = "tests/problem/test_project.py"
+PROX = "tests/problem/test_prox.py"
+DERIVATIVES = "tests/problem/test_set_derivatives.py"
+
+MUTANTS = [
+    *mutants(
+        "implicitkit/sets/spectral.py",
+        f"{DERIVATIVES} tests/mutants/test_survivors_bounds.py -k 'psd or nuclear'",
+        (
+            "return (Q * eigenvalues.clamp_min(0).unsqueeze(-2)) @ Q.mT",
+            "return (Q * eigenvalues.abs().unsqueeze(-2)) @ Q.mT",
+            PROJECT + " -k psd",
+        ),
+        ("return 0.5 * (g + X @ Y + Y @ X)", "return 0.5 * (g + 2 * X @ Y)"),
+        (
+            "return 0.5 * (dX + _lyapunov(2 * P - X, dX @ X + X @ dX))",
+            "return 0.5 * (dX + _lyapunov(2 * P - X, 2 * dX @ X))",
+        ),
+        ("Y = _lyapunov(2 * P - X, 0.5 * (g + g.mT))", "Y = _lyapunov(P, 0.5 * (g + g.mT))"),
+        ("inverse = torch.where(sums > tiny, 1 / torch.where(sums > tiny, sums, 1), 0)", "inverse = 1 / sums"),
+        ("return -(W @ Y.mT + Y.mT @ W), W", "return -2 * W @ Y.mT, W"),
+        ("rhs = rhs - dM @ Y - Y @ dM", "rhs = rhs - 2 * dM @ Y"),
+        (
+            "with compat.forward_ad_enabled(ctx.saved_tensors) as (M, Y):",
+            "with compat.contextlib.nullcontext(ctx.saved_tensors) as (M, Y):",
+        ),
+    ),
+    *mutants(
+        "implicitkit/sets/knapsack.py",
+        PROJECT + " -k 'box_section or section'",
+        (
+            "return torch.where(free, v, held) - w_free * (excess / torch.where(square > 0, square, 1))",
+            "return torch.where(free, v, held) - w_free * excess",
+        ),
+        (
+            "below, above = torch.where(open_ & left, middle, below), torch.where(open_ & ~left, middle, above)",
+            "below, above = torch.where(open_ & ~left, middle, below), torch.where(open_ & left, middle, above)",
+        ),
+    ),
+    *mutants(
+        "implicitkit/sets/total_variation.py",
+        PROX + " -k 'total_variation'",
+        (
+            "return middle + (total.gather(-1, last + 1) - total.gather(-1, first) + threshold * turn) / length",
+            "return middle + (total.gather(-1, last + 1) - total.gather(-1, first) - threshold * turn) / length",
+        ),
+        (
+            "low, high = torch.where(ends, d < 0, d < -threshold), torch.where(ends, d < 0, d < threshold)",
+            "low, high = torch.where(ends, d < 0, d < threshold), torch.where(ends, d < 0, d < threshold)",
+        ),
+    ),
+    *mutants(
+        "implicitkit/sets/balls.py",
+        PROJECT + " -k 'ball or nearest'",
+        (
+            "return torch.where(outside, v * (radius / torch.where(outside, norm, 1)), v)",
+            "return torch.where(outside, v / torch.where(outside, norm, 1), v)",
+        ),
+        (
+            "return torch.where(outside, v.sign() * onto_simplex(size, radius), v)",
+            "return torch.where(outside, onto_simplex(size, radius), v)",
+        ),
+        ("self.centre + self.shrink(v - self.centre, radius)", "self.shrink(v - self.centre, radius)"),
+    ),
+    *mutants(
+        "implicitkit/sets/cones.py",
+        PROJECT + " tests/mutants/test_survivors_bounds.py -k 'second_order or monotone or nearest or cone'",
+        (
+            "scale = 0.5 * (1 + t / torch.where(between, norm, 1))",
+            "scale = 0.5 * (1 - t / torch.where(between, norm, 1))",
+        ),
+        ("polar = (norm <= -t) & (t < 0)", "polar = norm <= -t"),
+        ("return -self._increasing(-v)", "return self._increasing(-v)"),
+        ("begin = least.argmax(-2)", "begin = least.argmin(-2)"),
+    ),
+    *mutants(
+        "implicitkit/sets/simplex.py",
+        PROJECT + " -k 'simplex'",
+        ("support = (plain >= edge).to(v.dtype)", "support = (plain > edge).to(v.dtype)"),
+        (
+            "tau = ((v * support).sum(-1, keepdim=True) - radius) / support.sum(-1, keepdim=True)",
+            "tau = ((v * support).sum(-1, keepdim=True) - radius.detach()) / support.sum(-1, keepdim=True)",
+            PROJECT + " -k 'radius'",
+        ),
+        ("inside = ordered * count > excess", "inside = ordered * count > -excess"),
+    ),
+    *mutants(
+        "implicitkit/prox.py",
+        PROX + " -k 'minimises or weights'",
+        (
+            "return v.sign() * (v.abs() - threshold).clamp_min(0)",
+            "return v.sign() * (v.abs() + threshold).clamp_min(0)",
+        ),
+        ("return _soft(v, t * self.l1) / (1 + t * self.l2)", "return _soft(v, t * self.l1) / (1 + self.l2)"),
+        ("return (v - t * self.weight).clamp_min(0)", "return v.clamp_min(0) - t * self.weight"),
+        ("return v.clamp_min(0) / (1 + t * self.weight)", "return v.clamp_min(0) / (1 + 2 * t * self.weight)"),
+        ("v * (1 - threshold / torch.where(short, 1, norm)))", "v * (1 - threshold))"),
+        (
+            "return (positive_part(Y - shift) - positive_part(-Y - shift))[..., :n, n:]",
+            "return (positive_part(Y - shift) + positive_part(-Y - shift))[..., :n, n:]",
+        ),
+    ),
+    *mutants(
+        "implicitkit/project/couplings.py",
+        PROJECT + " tests/mutants/test_survivors_bounds.py -k 'transport or birkhoff'",
+        (
+            "A = torch.cat([eye_n.repeat_interleave(m, 1), eye_m.repeat(1, n)], 0)",
+            "A = torch.cat([eye_n.repeat_interleave(m, 1), eye_m.repeat_interleave(n, 1)], 0)",
+        ),
+        (
+            "flat = solve(QuadraticProgram(eye, -v.flatten(-2), A, b, -eye, zero)).value",
+            "flat = solve(QuadraticProgram(eye, -v.flatten(-2), A, b, eye, zero + 10)).value",
+        ),
+    ),
+    *mutants(
+        "implicitkit/relax/perturbed.py",
+        "tests/problem/test_relax.py -k 'noise or modes'",
+        ("-0.5 * (z.square() - noise.square()) if", "-(z.square() - noise.square()) if"),
+        (
+            "return mean + ((choices - mean) * weight).sum(0) / (self.samples - 1)",
+            "return mean + ((choices - mean) * weight).sum(0) / (0.5 * self.samples)",
+        ),
+    ),
+    *mutants(
+        "implicitkit/composition/jacobian.py",
+        "tests/composition/test_blocks.py -k 'substitution or large'",
+        (
+            "self.residuals = [value - point for value, point in zip(self.values, self.points, strict=True)]",
+            "self.residuals = [value + point for value, point in zip(self.values, self.points, strict=True)]",
+        ),
+    ),
+    *mutants(
+        "implicitkit/composition/gamma.py",
+        "tests/composition/test_compose.py -k 'layers_solved_by_hand or graph'",
+        (
+            "                    if sweep:\n                        known[own] = value",
+            "                    if not sweep:\n                        known[own] = value",
+        ),
+    ),
+]

@@ -1,0 +1,10 @@
+"""What a mutant is, and all of them."""
+
+from __future__ import annotations
+
+from . import core, linear, methods, plugins, sets
+from .row import Mutant
+
+__all__ = ["MUTANTS", "Mutant"]
+
+MUTANTS: tuple[Mutant, ...] = (*core.MUTANTS, *linear.MUTANTS, *methods.MUTANTS, *sets.MUTANTS, *plugins.MUTANTS)

@@ -1,0 +1,381 @@
+"""What mutants survived before: the paths and factors that no other test looks at (see ``table.py``)."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import implicitkit as ik
+from implicitkit import autodiff
+from implicitkit.diagnostics import degeneracy
+from implicitkit.lifting.reach import reachable_modules
+from implicitkit.linear import GMRES, LU, BiCGStab
+from implicitkit.linear.auto import Auto
+from implicitkit.linear.kkt import KKT
+from implicitkit.linear.saddle import Saddle
+from implicitkit.operators import Operator, minus, preconditioned, shifted
+from implicitkit.problem.qp_jacobian import QPJacobian
+from implicitkit.solver.steps.restarts import watch
+
+D = torch.float64
+
+
+def seeded(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
+
+
+def operator(M: Tensor, **flags: bool) -> Operator:
+    return Operator(
+        lambda v: torch.einsum("bij,bj->bi", M, v),
+        lambda w: torch.einsum("bij,bi->bj", M, w),
+        lambda: M,
+        batch=M.shape[0],
+        size=M.shape[1],
+        like=M[:, :, 0],
+        **flags,
+    )
+
+
+def close(got: Any, want: Any, rtol: float = 1e-9, atol: float = 1e-10) -> None:
+    torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
+
+
+# ------------------------------------------------------------------------------------------- what the walk finds, alone
+class _Owner:
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+
+    def call(self, z: Tensor) -> Any:
+        return self.net(z)
+
+
+def _holding(module: nn.Module) -> dict[str, Callable[..., Any]]:
+    def helper(z: Tensor) -> Any:
+        return module(z)
+
+    def plain(z: Tensor, net: Any = None) -> Any:
+        return net(z)
+
+    def default(z: Tensor, net: Any = module) -> Any:
+        return net(z)
+
+    def keyword(z: Tensor, *, net: Any) -> Any:
+        return net(z)
+
+    def by_global(z: Tensor) -> Any:
+        return HELPER(z)  # type: ignore[name-defined]  # noqa: F821
+
+    def first(net: Any, z: Tensor) -> Any:
+        return net(z)
+
+    def with_global(value: Any) -> Callable[..., Any]:
+        made = type(by_global)(by_global.__code__, {"HELPER": value})
+        return made
+
+    box = {"nets": [module]}
+    return {
+        "closure": lambda z: module(z),
+        "closure_dict": lambda z: box["nets"][0](z),
+        "default": default,
+        "partial_keyword": functools.partial(keyword, net=module),
+        "partial_positional": functools.partial(first, module),
+        "partial_of_partial": functools.partial(functools.partial(plain, net=module)),
+        "global_module": with_global(module),
+        "global_function": with_global(helper),
+        "global_partial": with_global(functools.partial(keyword, net=module)),
+        "method": _Owner(module).call,
+    }
+
+
+@pytest.mark.parametrize("way", list(_holding(nn.Identity())))
+def test_reach_finds_the_module(way: str) -> None:
+    module = nn.Linear(2, 2)
+    found = reachable_modules(_holding(module)[way])
+    assert [id(m) for m in found] == [id(module)], way
+
+
+# ----------------------------------------------------------------------------------------- products and operators
+class _NoRule(torch.autograd.Function):
+    """An operation that vmap does not know."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.from_numpy(g.detach().numpy() * 3) * x.detach() ** 2
+
+
+@pytest.mark.parametrize("chunk", [1 << 24, 40], ids=["one chunk", "chunks"])
+@pytest.mark.parametrize(("n", "m"), [(2, 9), (3, 3), (7, 4), (6, 13)], ids=str)
+def test_jacobian_by_rows_and_by_columns(n: int, m: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autodiff, "_DENSE_CHUNK", chunk)
+    M = seeded(m, n)
+    z = seeded(3, n, seed=1)
+    got = autodiff.jacobian(lambda y: torch.sin(y @ M.mT) * y.sum(1, keepdim=True), z)
+    want = torch.stack([torch.func.jacrev(lambda y: torch.sin(M @ y) * y.sum())(row) for row in z])
+    close(got, want)
+
+
+def test_jacobian_of_an_operation_without_a_batching_rule() -> None:
+    z = seeded(2, 6)
+    close(autodiff.jacobian(_NoRule.apply, z), torch.diag_embed(3 * z**2))
+
+
+def test_operators_are_combined_as_their_matrices() -> None:
+    M, N, v = seeded(3, 4, 4), seeded(3, 4, 4, seed=1), seeded(3, 4, seed=2)
+    a, b = torch.tensor([1.0, -2.0, 0.5], dtype=D), torch.tensor([0.3, 1.0, -1.0], dtype=D)
+    eye = torch.eye(4, dtype=D)
+    rows = [
+        (shifted(operator(M), a, b), a[:, None, None] * eye + b[:, None, None] * M),
+        (minus(operator(M), operator(N)), M - N),
+        (operator(M).T, M.mT),
+    ]
+    for A, matrix in rows:
+        close(A.dense(), matrix)
+        close(A.mv(v), torch.einsum("bij,bj->bi", matrix, v))
+        close(A.rmv(v), torch.einsum("bij,bi->bj", matrix, v))
+    right = preconditioned(operator(M), lambda v: torch.einsum("bij,bj->bi", N, v))
+    close(right.mv(v), torch.einsum("bij,bj->bi", M @ N, v))
+
+
+# ---------------------------------------------------------------------------------------------------- linear solvers
+def _symmetric(values: Tensor, seed: int = 3) -> Tensor:
+    Q = torch.linalg.qr(seeded(len(values), len(values), seed=seed))[0]
+    return (Q * values) @ Q.mT
+
+
+LIMITS: dict[str, Any] = {"rtol": 1e-9, "atol": 0.0, "max_steps": None}
+
+
+def test_linear_auto_goes_on_with_gmres_where_cg_cannot() -> None:
+    n = 100
+    definite, indefinite = torch.linspace(1, 4, n, dtype=D), torch.linspace(1, 4, n, dtype=D)
+    indefinite[:5] *= -1
+    singular = torch.linspace(-1, 4, n, dtype=D).clamp_min(0)
+    M = torch.stack([_symmetric(definite), _symmetric(indefinite), _symmetric(singular)])
+    b = seeded(3, n)
+    found = Auto().solve(operator(M, symmetric=True), b, **LIMITS)
+    residual = torch.linalg.vector_norm(b - torch.einsum("bij,bj->bi", M, found.x), dim=1)
+    assert found.converged.tolist() == [True, True, False]  # the third is not solvable
+    close(found.residual_norm, residual, rtol=1e-3, atol=1e-9)
+    assert bool((residual[:2] <= 1e-9 * torch.linalg.vector_norm(b[:2], dim=1)).all())
+
+
+def test_linear_auto_takes_gmres_where_the_matrix_is_not_symmetric() -> None:
+    n = 80
+    M = (torch.eye(n, dtype=D) * 3 + seeded(n, n) / n**0.5).unsqueeze(0)
+    b = seeded(1, n, seed=1)
+    found = Auto().solve(operator(M), b, **LIMITS)
+    assert bool(found.converged.all())
+    close(found.x, torch.linalg.solve(M, b), rtol=1e-6, atol=1e-7)
+
+
+def test_linear_bicgstab_returns_its_best_iterate() -> None:
+    """Its residuals have peaks; what is returned after ``k`` products is never worse than after fewer."""
+    n = 40
+    M = (torch.eye(n, dtype=D) + 1.2 * seeded(n, n, seed=4) / n**0.5).unsqueeze(0)
+    b = seeded(1, n, seed=5)
+    norms = []
+    for k in range(4, 60, 2):
+        found = BiCGStab().solve(operator(M), b, rtol=1e-13, atol=0.0, max_steps=k)
+        norms.append(float(torch.linalg.vector_norm(b - torch.einsum("bij,bj->bi", M, found.x))))
+    assert all(later <= earlier * (1 + 1e-9) for earlier, later in itertools.pairwise(norms)), norms
+
+
+def test_linear_gmres_keeps_its_basis_orthogonal() -> None:
+    """Eigenvalues over eight orders: one cycle of ``n`` steps ends at rounding only with an orthogonal basis."""
+    n = 40
+    M = (torch.linalg.qr(seeded(n, n, seed=6))[0] * torch.logspace(0, -8, n, dtype=D)).unsqueeze(0)
+    M = M @ torch.linalg.qr(seeded(n, n, seed=7))[0]
+    x = seeded(1, n, seed=8)
+    b = torch.einsum("bij,bj->bi", M, x)
+    found = GMRES(restart=n).solve(operator(M), b, rtol=1e-11, atol=0.0, max_steps=n)
+    assert bool(found.converged.all()), float(found.residual_norm)
+
+
+def test_linear_gmres_exhausts_small_krylov_spaces() -> None:
+    """Minimal polynomials of degree one and two beside a full one, asked for more than rounding allows."""
+    n = 12
+    half = torch.diag(torch.tensor([1.0, 3.0], dtype=D).repeat(n // 2))
+    M = torch.stack([2 * torch.eye(n, dtype=D), half, torch.eye(n, dtype=D) * 3 + seeded(n, n) / 4])
+    b = seeded(3, n, seed=1)
+    found = GMRES().solve(operator(M), b, rtol=1e-18, atol=0.0, max_steps=None)
+    close(found.x, torch.linalg.solve(M, b.unsqueeze(2)).squeeze(2), rtol=1e-10, atol=1e-11)
+
+
+def test_linear_gmres_drops_a_direction_that_is_rounding() -> None:
+    """A singular block whose right side lies in the range but for rounding: the answer stays of its size."""
+    M = torch.diag(torch.tensor([1.0, 2.0, 3.0, 0.0], dtype=D)).unsqueeze(0)
+    b = torch.tensor([[1.0, 1.0, 1.0, 1e-17]], dtype=D)
+    found = GMRES().solve(operator(M), b, rtol=1e-14, atol=0.0, max_steps=None)
+    close(found.x[:, :3], torch.tensor([[1.0, 0.5, 1 / 3]], dtype=D), rtol=1e-10, atol=1e-12)
+    assert float(found.x.abs().max()) < 2
+
+
+def test_linear_kkt_takes_small_singular_values_for_what_they_are() -> None:
+    M = torch.diag(torch.tensor([1.0, 1e-4, 0.0], dtype=D)).unsqueeze(0)
+    b = torch.tensor([[1.0, 1.0, 0.0]], dtype=D)
+    found = KKT().solve(operator(M), b, **LIMITS)
+    close(found.x, torch.tensor([[1.0, 1e4, 0.0]], dtype=D))
+    assert bool(found.converged.all())
+
+
+def test_linear_kkt_without_a_matrix() -> None:
+    """Above ``dense_size``: GMRES for regular samples, LSMR for singular ones."""
+    n = 10
+    regular = torch.eye(n, dtype=D) * 3 + seeded(n, n) / 3
+    singular = torch.diag(torch.linspace(0, 1, n, dtype=D))
+    M = torch.stack([regular, singular])
+    b = seeded(2, n, seed=1)
+    b[1, 0] = 1.0  # outside the range: the answer in the sense of least squares is wanted
+    found = KKT(dense_size=4).solve(operator(M), b, **LIMITS)
+    close(found.x[0], torch.linalg.solve(regular, b[0]), rtol=1e-6, atol=1e-8)
+    close(found.x[1], torch.linalg.pinv(singular) @ b[1], rtol=1e-6, atol=1e-7)
+    unsolved = KKT(degenerate="raise", dense_size=4).solve(operator(M), b, **LIMITS)
+    assert unsolved.converged.tolist() == [True, False]
+
+
+def test_linear_lu_refines() -> None:
+    """Rows of very different size: the first solution misses the tolerance, the refined one meets it."""
+    n = 30
+    scale = torch.logspace(0, -7, n, dtype=D)
+    M = (scale[:, None] * seeded(n, n, seed=9)).unsqueeze(0)
+    b = torch.einsum("bij,bj->bi", M, seeded(1, n, seed=2))
+    plain = torch.linalg.vector_norm(b - torch.einsum("bij,bj->bi", M, torch.linalg.solve(M, b)))
+    target = 0.5 * float(plain / torch.linalg.vector_norm(b))
+    found = LU().solve(operator(M), b, rtol=target, atol=0.0, max_steps=None)
+    assert float(found.residual_norm) < float(plain)
+    assert int(found.steps) == 2
+
+
+# -------------------------------------------------------------------------------------- the Jacobian of a program
+@pytest.mark.parametrize("kappa", [0.0, 1e-2], ids=["kinked", "smooth"])
+@pytest.mark.parametrize("names", ["P q G h", "P q A b G h", "P q G lower", "P q A b G h lower"])
+def test_qp_jacobian_inverts_what_it_multiplies(names: str, kappa: float) -> None:
+    n, p, m, batch = 4, 1, 3, 2
+    root = seeded(batch, n, n)
+    parts = {
+        "P": root @ root.mT + torch.eye(n, dtype=D),
+        "q": seeded(batch, n, seed=1),
+        "A": seeded(batch, p, n, seed=2),
+        "b": seeded(batch, p, seed=3),
+        "G": seeded(batch, m, n, seed=4),
+        "h": seeded(batch, m, seed=5).abs(),
+        "lower": -seeded(batch, m, seed=6).abs() - 1,
+    }
+    part = {name: parts[name] for name in names.split()}
+    size = n + (p if "A" in part else 0) + m
+    J = QPJacobian.of(part, seeded(batch, size, seed=7), kappa)
+    M, w = J.dense(), seeded(batch, size, seed=8)
+    close(J.mv(w), torch.einsum("bij,bj->bi", M, w))
+    close(J.rmv(w), torch.einsum("bij,bi->bj", M, w))
+    close(J.inverse(w)[0], torch.linalg.solve(M, w.unsqueeze(2)).squeeze(2), rtol=1e-6, atol=1e-7)
+    close(J.transposed_inverse(w)[0], torch.linalg.solve(M.mT, w.unsqueeze(2)).squeeze(2), rtol=1e-6, atol=1e-7)
+    T = J.operator().T
+    close(T.solve(w)[0], J.transposed_inverse(w)[0])
+    close(T.mv(w), J.rmv(w))
+
+
+def test_qp_jacobian_of_a_saddle_with_a_diagonal() -> None:
+    n, r = 4, 3
+    root, C, e = seeded(1, n, n), seeded(1, r, n, seed=1), torch.tensor([[0.0, 0.5, torch.inf]], dtype=D)
+    P = root @ root.mT + torch.eye(n, dtype=D)
+    a, c = seeded(1, n, seed=2), seeded(1, r, seed=3)
+    x, v, norm = Saddle(P, C, e).solve(a, c)
+    K = torch.cat([torch.cat([P[0], C[0, :2].mT], 1), torch.cat([C[0, :2], -torch.diag(e[0, :2])], 1)], 0)
+    want = torch.linalg.solve(K, torch.cat([a[0], c[0, :2]]))
+    close(torch.cat([x[0], v[0, :2]]), want, rtol=1e-8, atol=1e-9)
+    assert float(v[0, 2]) == 0 and float(norm) < 1e-9
+
+
+def test_qp_of_a_matrix_that_is_not_symmetric() -> None:
+    """Only the symmetric part counts, in the value and in every derivative: ``d/dP`` is symmetric."""
+    P = (torch.tensor([[2.0, 1.5], [-0.5, 3.0]], dtype=D)).requires_grad_()
+    q, G, h = torch.tensor([-1.0, -2.0], dtype=D), torch.eye(2, dtype=D), torch.tensor([0.2, 9.0], dtype=D)
+    z = ik.solve(ik.QuadraticProgram(P, q, G=G, h=h)).value
+    S = (0.5 * (P + P.mT)).detach().requires_grad_()
+    w = torch.stack([h[0], -(q[1] + S[0, 1] * h[0]) / S[1, 1]])
+    close(z, w.detach())
+    (got,), (want,) = torch.autograd.grad(z.sum(), P), torch.autograd.grad(w.sum(), S)
+    close(got, 0.5 * (want + want.mT), rtol=1e-7)
+    close(torch.func.jacfwd(lambda P: ik.solve(ik.QuadraticProgram(P, q, G=G, h=h)).value.sum())(P.detach()), got)
+
+
+# ------------------------------------------------------------------------------------- degeneracy, steps, messages
+def _program(gap: float, lower: bool) -> ik.Solution:
+    """``min |z|^2 / 2 - t z`` with ``z_1`` at its bound by ``gap``, ``z_2`` free."""
+    side = -1.0 if lower else 1.0
+    q = -torch.tensor([side * (1 + gap), 0.2], dtype=D)
+    bound = torch.tensor([side, 5 * side], dtype=D)
+    return ik.solve(
+        ik.QuadraticProgram(torch.eye(2, dtype=D), q, G=torch.eye(2, dtype=D), **{"lower" if lower else "h": bound})
+    )
+
+
+@pytest.mark.parametrize("lower", [False, True], ids=["upper", "lower"])
+@pytest.mark.parametrize(("gap", "active", "weak"), [(0.5, 1, 0), (1e-9, 0, 1), (-0.5, 0, 0)], ids=str)
+def test_degeneracy_counts_active_and_weakly_active_rows(gap: float, active: int, weak: int, lower: bool) -> None:
+    report = degeneracy(_program(gap, lower))
+    assert (int(report.active), int(report.weakly_active)) == (active, weak)
+
+
+def test_degeneracy_has_the_rank_of_dependent_rows() -> None:
+    P, G, h = torch.eye(2, dtype=D), torch.ones(2, 2, dtype=D), torch.ones(2, dtype=D)
+    report = degeneracy(ik.solve(ik.QuadraticProgram(P, torch.tensor([-3.0, -3.0], dtype=D), G=G, h=h)))
+    assert int(report.rank) == 3 and report.size == 4 and not bool(report.regular)
+
+
+def test_stagnating_samples_are_told_to_forget() -> None:
+    """At every check, a sample whose best residual has not fallen since the last one."""
+    state: Any = {}
+    best = torch.tensor([1.0, 1.0], dtype=D)
+    for step in range(1, 9):
+        best = torch.tensor([1.0, 0.5**step], dtype=D)
+        f: Any = SimpleNamespace(norm=best.clone(), best_norm=best)
+        forget, state = watch(f, state, 10.0, 4)
+        if step == 8:
+            assert forget is not None and forget.tolist() == [True, False]
+        else:
+            assert forget is None or not bool(forget.any())
+
+
+def test_samples_that_failed_are_named_worst_first() -> None:
+    shift = torch.tensor([[0.1], [10.0], [1.0]], dtype=D)
+    with pytest.raises(ik.ConvergenceError) as caught:
+        ik.root(
+            lambda z, s: z * z + s, torch.ones(3, 1, dtype=D), (shift,), batch_dims=1, solver="newton", max_steps=30
+        )
+    assert caught.value.samples == (1, 2, 0)
+    assert list(caught.value.residual_norms) == sorted(caught.value.residual_norms, reverse=True)
+
+
+@pytest.mark.parametrize("solver", ["anderson", "newton", "broyden", "picard"])
+def test_samples_are_dropped_whatever_dimension_carries_them(solver: str) -> None:
+    """``in_dims`` other than 0: values and gradients are those of the samples alone, and samples are dropped."""
+    slope = torch.tensor([0.9, 0.1, 0.0, 0.5], dtype=D)
+    x = seeded(2, 4).requires_grad_()  # the batch is the second dimension
+    calls: list[int] = []
+
+    def map(z: Tensor, x: Tensor, k: Tensor) -> Tensor:
+        calls.append(len(z))
+        return torch.tanh(k.unsqueeze(1) * z + x.mT)
+
+    s = ik.fixed_point(map, torch.zeros(4, 2, dtype=D), (x, slope), batch_dims=1, in_dims=(1, 0), solver=solver)
+    (got,) = torch.autograd.grad(s.value.square().sum(), x)
+    for i, k in enumerate(slope):
+        row = x[:, i].detach().requires_grad_()
+        alone = ik.fixed_point(lambda z, x, k: torch.tanh(k * z + x), torch.zeros(2, dtype=D), (row, k), solver=solver)
+        close(s.value[i], alone.value, rtol=1e-7, atol=1e-8)
+        close(got[:, i], torch.autograd.grad(alone.value.square().sum(), row)[0], rtol=1e-6, atol=1e-7)
+    assert min(calls) < 4

@@ -1,0 +1,149 @@
+"""What mutants survived before: the two plugins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+cp = pytest.importorskip("cvxpy")
+from implicitkit_cvxpy import ConvexLayer  # noqa: E402
+from implicitkit_cvxpy.kkt import ConeKKT, reduced  # noqa: E402
+from implicitkit_cvxpy.program import KKTOperator  # noqa: E402
+
+D = torch.float64
+
+
+def seeded(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
+
+
+def close(got: Any, want: Any, rtol: float = 1e-9, atol: float = 1e-10) -> None:
+    torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
+
+
+# --------------------------------------------------------------------------------------------------------- convex layer
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
+@pytest.mark.parametrize("active", ["none", "some", "all", "different"])
+def test_reduced_system_of_a_cone_program_against_its_matrix(active: str, transposed: bool) -> None:
+    n, m, batch = 6, 4, 2
+    root = seeded(batch, n, n)
+    P, A = root @ root.mT + torch.eye(n, dtype=D), seeded(batch, m, n, seed=1)
+    on = {"none": [0, 0, 0, 0], "some": [1, 0, 1, 0], "all": [1, 1, 1, 1], "different": [0, 1, 1, 0]}[active]
+    diagonal = torch.tensor([on, on if active != "different" else [1, 0, 0, 0]], dtype=D)
+    J = KKTOperator(P, A, diagonal, [], transposed=transposed)
+    g = seeded(batch, n + m, seed=2)
+    x, ok = reduced(J, g)
+    assert bool(ok.all())
+    close(x, torch.linalg.solve(J.dense(), g.unsqueeze(2)).squeeze(2), rtol=1e-7, atol=1e-8)
+
+
+def test_reduced_system_says_where_rows_depend_on_each_other() -> None:
+    P, A = torch.eye(3, dtype=D).unsqueeze(0), torch.ones(1, 2, 3, dtype=D)
+    J = KKTOperator(P, A, torch.ones(1, 2, dtype=D), [])
+    g = seeded(1, 5)
+    x, ok = reduced(J, g)
+    if bool(ok.all()):
+        close(J.mv(x), g, rtol=1e-8, atol=1e-8)
+    found = ConeKKT(reduce=1).answer(J, g)  # and the dense way takes over
+    close(found, torch.linalg.pinv(J.dense()[0]) @ g[0] + 0 * found, rtol=1e-6, atol=1e-7)
+
+
+def _large() -> tuple[Any, int]:
+    n = 50
+    x, h, z = cp.Parameter(n), cp.Parameter(n), cp.Variable(n)
+    return ConvexLayer(cp.Problem(cp.Minimize(0.5 * cp.sum_squares(z - x)), [z <= h]), [x, h], [z]), n
+
+
+def test_reduced_system_serves_convex_layers_above_64_unknowns() -> None:
+    """``min(x, h)``, first and second order."""
+    layer, n = _large()
+    x, h = seeded(2, n).requires_grad_(), seeded(2, n, seed=1).requires_grad_()
+    (z,) = layer(x, h)
+    close(z, torch.minimum(x, h), rtol=1e-6, atol=1e-7)
+    gx, gh = torch.autograd.grad(z.pow(3).sum() / 3, (x, h), create_graph=True)
+    below = (x < h).to(D)
+    close(gx, below * x**2, rtol=1e-6, atol=1e-7)
+    close(gh, (1 - below) * h**2, rtol=1e-6, atol=1e-7)
+    close(torch.autograd.grad(gx.sum(), x)[0], 2 * below * x, rtol=1e-6, atol=1e-7)
+
+
+def test_convex_layer_in_nested_vmap_with_a_matrix_parameter() -> None:
+    """``min |z|^2 / 2 - b'z`` with ``S z = c``: by formula, in vmap over one and then the other."""
+    S, b, z = cp.Parameter((1, 3)), cp.Parameter(3), cp.Variable(3)
+    layer = ConvexLayer(cp.Problem(cp.Minimize(0.5 * cp.sum_squares(z) - b @ z), [S @ z == 1]), [S, b], [z])
+
+    def formula(S: Tensor, b: Tensor) -> Tensor:
+        s = S[0]
+        return b - s * (s @ b - 1) / (s @ s)
+
+    Ss, bs = 1 + 0.3 * seeded(2, 1, 3), seeded(3, 3, seed=1)
+    vmap, grad = torch.func.vmap, torch.func.grad
+
+    def nested(f: Any) -> Tensor:
+        weigh = grad(lambda S, b: (f(S, b) * torch.arange(1.0, 4.0, dtype=D)).sum())
+        return vmap(lambda S: vmap(lambda b: weigh(S, b))(bs))(Ss)
+
+    close(nested(lambda S, b: layer(S, b)[0]), nested(formula), rtol=1e-6, atol=1e-7)
+    swapped = vmap(lambda b: vmap(lambda S: layer(S, b)[0], in_dims=1)(Ss.movedim(0, 1)))(bs)
+    close(swapped, vmap(lambda b: vmap(lambda S: formula(S, b))(Ss))(bs), rtol=1e-6, atol=1e-7)
+
+
+def test_convex_layer_beside_a_sample_that_is_not_finite() -> None:
+    layer, n = _large()
+    x, h = seeded(2, n), torch.zeros(2, n, dtype=D)
+    x[1, 0] = torch.nan
+    x.requires_grad_()
+    (z,) = (
+        layer(x, h, on_failure="nan") if "on_failure" in layer.forward.__code__.co_varnames else _with_nan(layer, x, h)
+    )
+    (g,) = torch.autograd.grad(z[0].sum(), x)
+    close(g[0], (x[0] < 0).to(D), rtol=1e-6, atol=1e-7)
+
+
+def _with_nan(layer: Any, x: Tensor, h: Tensor) -> Any:
+    layer.on_failure = "nan"
+    return layer(x, h)
+
+
+# ----------------------------------------------------------------------------------------------------------------- DEQ
+def test_frobenius_bound_of_a_convolution_bounds_its_operator() -> None:
+    """A kernel whose taps are all equal is as strong as it can be: ``sqrt(taps) |W|_F``."""
+    from implicitkit_deq.normalise import WeightBound
+
+    W = torch.ones(1, 1, 3, 3, dtype=D)
+    bounded = WeightBound(0.9, "frobenius")(W)
+    image = torch.ones(1, 1, 24, 24, dtype=D)
+    gain = torch.nn.functional.conv2d(image, bounded).norm() / image.norm()
+    assert float(gain) <= 0.9
+
+
+def test_monotone_cell_steps_within_its_bound_of_convergence() -> None:
+    """Forward-backward splitting contracts with ``0 < step < 2 m / L^2``; the step chosen is the best bound, ``m / L^2``."""
+    from implicitkit_deq import cells
+
+    torch.manual_seed(0)
+    cell = cells.Monotone(3, 5, dtype=D)
+    _, operator, step = cell.inject(seeded(2, 3))
+    operator, step = operator.detach(), step.detach()
+    L = torch.linalg.matrix_norm(operator, 2)
+    close(step, cell.margin / L.square(), rtol=1e-9)
+    contraction = torch.linalg.matrix_norm(torch.eye(5, dtype=D) - step * operator, 2)
+    assert float(contraction) <= float((1 - cell.margin**2 / L.square()).sqrt()) + 1e-9
+
+
+def test_start_loss_is_the_relative_square_by_hand() -> None:
+    from implicitkit_deq import DEQ, cells
+
+    torch.manual_seed(0)
+    layer = DEQ(cells.MLP(3, 4, dtype=D), (4,), init="learned", rtol=1e-10)
+    z = layer(seeded(2, 3)).detach()
+    start = next(p for name, p in layer.named_parameters() if name.startswith("init"))
+    initial = start.detach().expand_as(z) if start.numel() == 4 else None
+    assert initial is not None
+    want = ((initial - z).square().sum(1) / z.square().sum(1)).mean()
+    close(layer.start_loss().detach(), want, rtol=1e-7)
