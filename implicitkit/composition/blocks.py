@@ -15,6 +15,7 @@ from implicitkit.composition.nodes import Component, Nodes
 from implicitkit.composition.report import BlockOutcome, BlockReport
 from implicitkit.composition.stepper import ComponentStepper
 from implicitkit.errors import CapabilityError
+from implicitkit.options import check_options, one_of, positive
 from implicitkit.problem.base import Problem
 from implicitkit.solution import Status
 from implicitkit.solver import auto
@@ -74,14 +75,13 @@ class Blocks(Solver):
     name: ClassVar[str] = "blocks"
 
     def __post_init__(self) -> None:
-        if self.mode not in _MODES:
-            raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, got {self.mode!r}")
-        if not self.gate > 0:
-            raise ValueError(f"gate must be positive, got {self.gate}")
+        check_options(self, mode=one_of(*_MODES), gate=positive())
         for option in (self.inner, self.cyclic):
             for solver in option.values() if isinstance(option, Mapping) else (option,):
                 if isinstance(solver, Blocks):
                     raise ValueError("the solver of single blocks cannot be Blocks itself")
+                if isinstance(solver, str) and solver != "auto":
+                    get_solver(solver)  # an unknown name is said here, not at the first solve
 
     @property
     def solves(self) -> str:

@@ -24,6 +24,7 @@ from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import column, default_steps, in_working_precision, norms, tolerance
 from implicitkit.operators import Operator
+from implicitkit.options import at_least, check_options, one_of
 
 __all__ = ["BroydenLinear"]
 
@@ -47,10 +48,7 @@ class BroydenLinear(LinearSolver):
     divergence: float = 1e8
 
     def __post_init__(self) -> None:
-        if self.memory < 1:
-            raise ValueError(f"memory must be at least 1, got {self.memory}")
-        if self.when_full not in ("ring", "stop"):
-            raise ValueError(f"when_full must be 'ring' or 'stop', got {self.when_full!r}")
+        check_options(self, memory=at_least(1), when_full=one_of("ring", "stop"))
 
     @in_working_precision
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:

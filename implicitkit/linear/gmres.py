@@ -32,6 +32,7 @@ from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import Correction, column, in_working_precision, norms, restarted
 from implicitkit.operators import Operator
+from implicitkit.options import at_least, check_options
 
 __all__ = ["GMRES"]
 
@@ -56,8 +57,7 @@ class GMRES(LinearSolver):
     restart: int = 50
 
     def __post_init__(self) -> None:
-        if self.restart < 1:
-            raise ValueError(f"restart must be at least 1, got {self.restart}")
+        check_options(self, restart=at_least(1))
 
     @in_working_precision
     def solve(

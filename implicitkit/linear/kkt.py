@@ -24,6 +24,7 @@ from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lsmr import LSMR
 from implicitkit.linear.saddle import StructuredOperator
 from implicitkit.operators import Operator
+from implicitkit.options import check_options, one_of
 
 __all__ = ["KKT", "SINGULAR"]
 
@@ -56,8 +57,7 @@ class KKT(LinearSolver):
     matrix_free: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.degenerate not in ("lstsq", "raise"):
-            raise ValueError(f"degenerate must be 'lstsq' or 'raise', got {self.degenerate!r}")
+        check_options(self, degenerate=one_of("lstsq", "raise"))
         for name in ("dense_size", "small"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -21,6 +21,7 @@ from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import column, in_working_precision, norms, tolerance
 from implicitkit.operators import Operator
+from implicitkit.options import at_least, between, check_options, optional
 
 __all__ = ["DampedSeries", "NeumannSeries"]
 
@@ -47,8 +48,7 @@ class NeumannSeries(LinearSolver):
     divergence: float = 1e6
 
     def __post_init__(self) -> None:
-        if self.terms is not None and self.terms < 0:
-            raise ValueError(f"terms must be None or at least 0, got {self.terms}")
+        check_options(self, terms=optional(at_least(0)))
         object.__setattr__(self, "exact", self.terms is None)
 
     @in_working_precision
@@ -105,10 +105,7 @@ class DampedSeries(LinearSolver):
     damping: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
-        if not 0 < self.damping <= 1:
-            raise ValueError(f"damping must be in (0, 1], got {self.damping}")
+        check_options(self, steps=at_least(1), damping=between(0, 1, closed=True))
 
     @in_working_precision
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from implicitkit.errors import CapabilityError
 from implicitkit.linear.catalogue import get_linear_solver
+from implicitkit.options import at_least, check_options, not_negative, optional
 from implicitkit.problem.catalogue import get_problem_entry
 from implicitkit.rule.base import Rule
 from implicitkit.rule.catalogue import register_rule
@@ -43,8 +44,7 @@ class Implicit(Rule):
     max_steps: int | None = None
 
     def __post_init__(self) -> None:
-        if (self.rtol is not None and self.rtol < 0) or self.atol < 0:
-            raise ValueError(f"tolerances cannot be negative: rtol={self.rtol}, atol={self.atol}")
+        check_options(self, rtol=optional(not_negative()), atol=not_negative(), max_steps=optional(at_least(1)))
 
     def attach(self, request: Request) -> tuple[Tensor, Tensor | None]:
         problem = request.system.problem

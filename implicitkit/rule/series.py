@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from implicitkit.linear import DampedSeries, NeumannSeries
+from implicitkit.options import at_least, between, check_options
 from implicitkit.rule.base import Rule
 from implicitkit.rule.catalogue import register_rule
 from implicitkit.rule.request import Request
@@ -41,8 +42,7 @@ class Neumann(_Series):
     terms: int = 10
 
     def __post_init__(self) -> None:
-        if self.terms < 0:
-            raise ValueError(f"terms must be at least 0, got {self.terms}")
+        check_options(self, terms=at_least(0))
 
     def _series(self) -> Any:
         return NeumannSeries(terms=self.terms)
@@ -77,10 +77,7 @@ class Phantom(_Series):
     damping: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
-        if not 0 < self.damping <= 1:
-            raise ValueError(f"damping must be in (0, 1], got {self.damping}")
+        check_options(self, steps=at_least(1), damping=between(0, 1, closed=True))
 
     def _series(self) -> Any:
         return DampedSeries(steps=self.steps, damping=self.damping)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear import LU
+from implicitkit.options import at_least, check_options, optional
 from implicitkit.problem.kind import Kind
 from implicitkit.rule.base import Rule
 from implicitkit.rule.catalogue import register_rule
@@ -34,8 +35,7 @@ class Unroll(Rule):
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        check_options(self, steps=optional(at_least(1)))
 
     def solver_for(self, kind: Kind) -> str | None:
         """The plain iteration, whose steps can be differentiated."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -10,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.options import at_least, check_options, finite, optional
 from implicitkit.problem.argmin import Bounded
 from implicitkit.problem.base import Problem
 from implicitkit.problem.constrained import ConstrainedMinimisation
@@ -49,10 +49,7 @@ class Stage:
     sparse: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_steps is not None and self.max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise ValueError(f"scale must be finite or None, got {self.scale}")
+        check_options(self, max_steps=optional(at_least(1)), scale=optional(finite()))
 
     def begin(self, z0: Tensor, best: Tensor) -> Tensor:
         """Where it begins."""

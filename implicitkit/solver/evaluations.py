@@ -87,7 +87,9 @@ class Evaluations:
             expression = lambda y: problem.flat_residual(self._kernel, y)  # noqa: E731
             iteration = self.kind.iteration
             sparse = self._sparse(expression, z)
-            return autodiff.linearise(expression, z, symmetric=problem.symmetric, fixed_point=iteration, sparse=sparse)[1]
+            return autodiff.linearise(expression, z, symmetric=problem.symmetric, fixed_point=iteration, sparse=sparse)[
+                1
+            ]
         objective = lambda y: problem.flat_objective(self._kernel, y)  # noqa: E731
         gradient = lambda y: autodiff.gradient(objective, y)[1]  # noqa: E731
         sparse = self._sparse(gradient, z) if self.kind.minimisation else None  # else the pattern is another one

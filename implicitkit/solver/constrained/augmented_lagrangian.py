@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.options import above, at_least, check_options, positive
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.constrained.proximal_gradient import initial, proximal_step
@@ -43,11 +44,7 @@ class AugmentedLagrangian(Method):
     default_max_steps: ClassVar[int] = 100
 
     def __post_init__(self) -> None:
-        if self.penalty <= 0 or self.growth <= 1 or self.inner_steps < 1:
-            raise ValueError(
-                "need penalty > 0, growth > 1 and inner_steps >= 1; got "
-                f"{self.penalty}, {self.growth}, {self.inner_steps}"
-            )
+        check_options(self, penalty=positive(), growth=above(1), inner_steps=at_least(1))
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         full = torch.full_like(z[:, 0], self.penalty)

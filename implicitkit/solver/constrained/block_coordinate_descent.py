@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.errors import CapabilityError
+from implicitkit.options import at_least, check_options
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
@@ -36,8 +37,7 @@ class BlockCoordinateDescent(Method):
     default_max_steps: ClassVar[int] = 2000
 
     def __post_init__(self) -> None:
-        if self.block_size < 1:
-            raise ValueError(f"block_size must be at least 1, got {self.block_size}")
+        check_options(self, block_size=at_least(1))
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         model = Model(f)

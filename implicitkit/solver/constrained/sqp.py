@@ -10,6 +10,7 @@ from torch import Tensor
 
 from implicitkit.linear.dense import cholesky_batched
 from implicitkit.linear.saddle import mv
+from implicitkit.options import at_least, check_options
 from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
 from implicitkit.solver.catalogue import register_solver
@@ -48,8 +49,7 @@ class SQP(Method):
     default_max_steps: ClassVar[int] = 100
 
     def __post_init__(self) -> None:
-        if self.halvings < 0:
-            raise ValueError(f"halvings cannot be negative, got {self.halvings}")
+        check_options(self, halvings=at_least(0))
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         Model(f).bounds(z[:, : f.problem.size])

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.options import between, check_options, positive
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -46,10 +47,7 @@ class Aitken(Method):
     default_max_steps: ClassVar[int] = 1000
 
     def __post_init__(self) -> None:
-        if not 0 < self.damping < 2:
-            raise ValueError(f"damping must be in (0, 2), got {self.damping}")
-        if not self.bound > 0:
-            raise ValueError(f"bound must be positive, got {self.bound}")
+        check_options(self, damping=between(0, 2), bound=positive())
         check_guard(self.safeguard, self.patience)
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:

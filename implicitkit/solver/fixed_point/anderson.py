@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.options import at_least, between, check_options, not_negative, optional
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -63,16 +64,14 @@ class Anderson(Method):
     default_max_steps: ClassVar[int] = 1000
 
     def __post_init__(self) -> None:
-        if self.memory < 1:
-            raise ValueError(f"memory must be at least 1, got {self.memory}")
-        if not 0 < self.damping < 2:
-            raise ValueError(f"damping must be in (0, 2), got {self.damping}")
-        if self.period is not None and self.period < 1:
-            raise ValueError(f"period must be at least 1 (mix in every step), got {self.period}")
-        if self.ridge is not None and not self.ridge >= 0:
-            raise ValueError(f"ridge cannot be negative, got {self.ridge}")
-        if self.restart is not None and self.restart < 2:
-            raise ValueError(f"restart must be at least 2 (or None for never), got {self.restart}")
+        check_options(
+            self,
+            memory=at_least(1),
+            damping=between(0, 2),
+            period=optional(at_least(1)),
+            ridge=optional(not_negative()),
+            restart=optional(at_least(2)),
+        )
         check_guard(self.safeguard, self.patience)
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:

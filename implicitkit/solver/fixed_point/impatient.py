@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.options import at_least, check_options
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 
@@ -44,10 +45,9 @@ class Impatient(Method):
     keeps_best: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_options(self, window=at_least(2))
         if not isinstance(self.method, Method):
             raise TypeError(f"only an iterative method can be impatient, got {type(self.method).__name__}")
-        if self.window < 2:
-            raise ValueError(f"window must be at least 2, got {self.window}")
         for name in ("horizon", "reach"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from implicitkit.options import between, check_options
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -34,8 +35,7 @@ class Picard(Method):
     differentiable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.damping < 2:
-            raise ValueError(f"damping must be in (0, 2), got {self.damping}")
+        check_options(self, damping=between(0, 2))
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         if self.damping == 1.0:

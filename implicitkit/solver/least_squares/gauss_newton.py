@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear.dense import lstsq_batched
+from implicitkit.options import at_least, check_options
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -40,8 +41,7 @@ class GaussNewton(Method):
     default_max_steps: ClassVar[int] = 500
 
     def __post_init__(self) -> None:
-        if self.halvings < 0:
-            raise ValueError(f"halvings cannot be negative, got {self.halvings}")
+        check_options(self, halvings=at_least(0))
 
     def step(self, f: Evaluations, z: Tensor, state: object) -> tuple[Tensor, object]:
         r = f.residuals(z)

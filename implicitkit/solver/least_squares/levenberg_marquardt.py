@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear.dense import svd_batched
+from implicitkit.options import check_options, positive
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -41,8 +42,7 @@ class LevenbergMarquardt(Method):
     default_max_steps: ClassVar[int] = 1000
 
     def __post_init__(self) -> None:
-        if not self.damping > 0:
-            raise ValueError(f"damping must be positive, got {self.damping}")
+        check_options(self, damping=positive())
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         return {"D": torch.zeros_like(z), "mu": z.new_full(z.shape[:1], torch.nan)}  # NaN: not known yet

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.options import at_least, check_options
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.minimise.quasi_newton import QuasiNewton
 
@@ -36,8 +37,7 @@ class BFGS(QuasiNewton):
     default_max_steps: ClassVar[int] = 2000
 
     def __post_init__(self) -> None:
-        if self.trials < 1:
-            raise ValueError(f"trials must be at least 1, got {self.trials}")
+        check_options(self, trials=at_least(1))
 
     def blank(self, z: Tensor) -> dict[str, Any]:
         return {"H": _identity(z).expand(z.shape[0], -1, -1), "scale": z.new_zeros(z.shape[0])}

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.options import at_least, check_options, optional, positive
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -44,10 +45,7 @@ class GradientDescent(Method):
     default_max_steps: ClassVar[int] = 20000
 
     def __post_init__(self) -> None:
-        if self.step_size is not None and not self.step_size > 0:
-            raise ValueError(f"step_size must be positive, got {self.step_size}")
-        if self.memory < 1:
-            raise ValueError(f"memory must be at least 1, got {self.memory}")
+        check_options(self, step_size=optional(positive()), memory=at_least(1))
 
     @property
     def differentiable(self) -> bool:

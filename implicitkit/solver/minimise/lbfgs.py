@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.options import at_least, check_options
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.minimise.quasi_newton import QuasiNewton
 
@@ -37,8 +38,7 @@ class LBFGS(QuasiNewton):
     default_max_steps: ClassVar[int] = 2000
 
     def __post_init__(self) -> None:
-        if self.memory < 1 or self.trials < 1:
-            raise ValueError(f"memory and trials must be at least 1, got {self.memory} and {self.trials}")
+        check_options(self, memory=at_least(1), trials=at_least(1))
 
     def blank(self, z: Tensor) -> dict[str, Any]:
         batch, n = z.shape

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.operators import Operator
+from implicitkit.options import at_least, check_options, optional, positive
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -44,10 +45,7 @@ class NewtonCG(Method):
     default_max_steps: ClassVar[int] = 1000
 
     def __post_init__(self) -> None:
-        if not self.radius > 0:
-            raise ValueError(f"radius must be positive, got {self.radius}")
-        if self.inner_steps is not None and self.inner_steps < 1:
-            raise ValueError(f"inner_steps must be at least 1 or None, got {self.inner_steps}")
+        check_options(self, radius=positive(), inner_steps=optional(at_least(1)))
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         length = torch.linalg.vector_norm(z, dim=1).clamp_min(1)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from implicitkit.options import at_least, check_options, one_of
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -61,16 +62,15 @@ class Broyden(Method):
     default_max_steps: ClassVar[int] = 1000
 
     def __post_init__(self) -> None:
-        if self.update not in ("good", "bad"):
-            raise ValueError(f"update must be 'good' or 'bad', got {self.update!r}")
-        if self.memory < 1:
-            raise ValueError(f"memory must be at least 1, got {self.memory}")
-        if self.when_full not in ("ring", "restart"):
-            raise ValueError(f"when_full must be 'ring' or 'restart', got {self.when_full!r}")
+        check_options(
+            self,
+            update=one_of("good", "bad"),
+            memory=at_least(1),
+            when_full=one_of("ring", "restart"),
+            halvings=at_least(0),
+        )
         if self.scale is not None and not 0 < abs(self.scale) < float("inf"):
             raise ValueError(f"scale must be a finite number other than zero, got {self.scale}")
-        if self.halvings < 0:
-            raise ValueError(f"halvings cannot be negative, got {self.halvings}")
         check_guard(self.safeguard, self.patience)
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:

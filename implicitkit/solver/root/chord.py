@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear.dense import Factor, factor_batched
+from implicitkit.options import at_least, between, check_options
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -44,12 +45,7 @@ class Chord(Method):
     default_max_steps: ClassVar[int] = 200
 
     def __post_init__(self) -> None:
-        if not 0 < self.contraction < 1:
-            raise ValueError(f"contraction must be in (0, 1), got {self.contraction}")
-        if self.halvings < 0:
-            raise ValueError(f"halvings cannot be negative, got {self.halvings}")
-        if self.patience < 0:
-            raise ValueError(f"patience cannot be negative, got {self.patience}")
+        check_options(self, contraction=between(0, 1), halvings=at_least(0), patience=at_least(0))
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         return {"factor": None, "weak": None}

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.options import at_least, check_options
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -42,10 +43,7 @@ class DFSANE(Method):
     default_max_steps: ClassVar[int] = 1000
 
     def __post_init__(self) -> None:
-        if self.memory < 1:
-            raise ValueError(f"memory must be at least 1, got {self.memory}")
-        if self.cuts < 1:
-            raise ValueError(f"cuts must be at least 1, got {self.cuts}")
+        check_options(self, memory=at_least(1), cuts=at_least(1))
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         phi = f(z).square().sum(1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear.dense import lstsq_batched, solve_batched
+from implicitkit.options import at_least, check_options
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -45,10 +46,7 @@ class Newton(Method):
     default_max_steps: ClassVar[int] = 100
 
     def __post_init__(self) -> None:
-        if self.halvings < 0:
-            raise ValueError(f"halvings cannot be negative, got {self.halvings}")
-        if self.patience < 0:
-            raise ValueError(f"patience cannot be negative, got {self.patience}")
+        check_options(self, halvings=at_least(0), patience=at_least(0))
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         return None  # weak steps in a row (batch,), once there has been one

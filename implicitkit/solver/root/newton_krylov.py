@@ -11,6 +11,7 @@ from torch import Tensor
 
 from implicitkit.linear import GMRES
 from implicitkit.operators import Operator, preconditioned
+from implicitkit.options import between, check_options
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -56,8 +57,7 @@ class NewtonKrylov(Method):
     default_max_steps: ClassVar[int] = 200
 
     def __post_init__(self) -> None:
-        if not 0 < self.forcing < 1:
-            raise ValueError(f"forcing must be in (0, 1), got {self.forcing}")
+        check_options(self, forcing=between(0, 1))
         for name, least in (("restart", 1), ("inner_steps", 1), ("halvings", 0), ("patience", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")

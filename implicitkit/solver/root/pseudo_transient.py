@@ -10,6 +10,7 @@ from torch import Tensor
 
 from implicitkit.linear.gmres import GMRES
 from implicitkit.operators import shifted
+from implicitkit.options import above, at_least, check_options, optional, positive
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -55,12 +56,7 @@ class PseudoTransient(Method):
     default_max_steps: ClassVar[int] = 1000
 
     def __post_init__(self) -> None:
-        if self.step_size is not None and not self.step_size > 0:
-            raise ValueError(f"step_size must be positive, got {self.step_size}")
-        if not self.switch > 1:
-            raise ValueError(f"switch must be larger than 1, got {self.switch}")
-        if self.retreats < 0:
-            raise ValueError(f"retreats cannot be negative, got {self.retreats}")
+        check_options(self, step_size=optional(positive()), switch=above(1), retreats=at_least(0))
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         F = f(z)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear.dense import svd_batched
+from implicitkit.options import check_options, one_of, positive
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -50,10 +51,7 @@ class TrustRegion(Method):
     default_max_steps: ClassVar[int] = 200
 
     def __post_init__(self) -> None:
-        if self.subproblem not in SUBPROBLEMS:
-            raise ValueError(f"subproblem must be one of {', '.join(map(repr, SUBPROBLEMS))}; got {self.subproblem!r}")
-        if not self.radius > 0:
-            raise ValueError(f"radius must be positive, got {self.radius}")
+        check_options(self, subproblem=one_of(*SUBPROBLEMS), radius=positive())
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         return {"D": torch.zeros_like(z), "radius": None}

@@ -1,0 +1,103 @@
+"""Declared options: each requirement takes what it should, and refuses the rest by the name of the option."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import implicitkit as ik
+from implicitkit.options import (
+    Requirement,
+    above,
+    at_least,
+    between,
+    check_options,
+    finite,
+    not_negative,
+    one_of,
+    optional,
+    positive,
+)
+
+NAN, INF = float("nan"), float("inf")
+GOOD: dict[str, tuple[Requirement, tuple[Any, ...]]] = {
+    "at_least": (at_least(2), (2, 7, np.int64(3))),
+    "positive": (positive(), (1, 0.1, INF, np.float32(2.0), torch.tensor(0.5))),
+    "not_negative": (not_negative(), (0, 0.0, 3.5)),
+    "above": (above(1), (1.5, INF)),
+    "between": (between(0, 2), (1, 1.999)),
+    "between, closed": (between(0, 1, closed=True), (1, 0.5)),
+    "finite": (finite(), (0, -3.0)),
+    "one_of": (one_of("good", "bad"), ("good", "bad")),
+    "optional": (optional(at_least(1)), (None, 1)),
+}
+BAD: dict[str, tuple[Requirement, Any, type[Exception], str]] = {
+    "too small": (at_least(2), 1, ValueError, "x must be at least 2, got 1"),
+    "negative": (at_least(0), -1, ValueError, "x cannot be negative, got -1"),
+    "not whole": (at_least(1), 2.5, TypeError, "x must be an integer, got 2.5"),
+    "a truth value": (at_least(0), True, TypeError, "x must be an integer, got True"),
+    "text": (positive(), "a", TypeError, "x must be a number, got 'a'"),
+    "a number as text": (not_negative(), "1e-3", TypeError, "x must be a number, got '1e-3'"),
+    "none": (positive(), None, TypeError, "x must be a number, got None"),
+    "a vector": (positive(), torch.ones(2), TypeError, "x must be a number, got tensor"),
+    "zero": (positive(), 0.0, ValueError, "x must be positive, got 0.0"),
+    "not a number": (not_negative(), NAN, ValueError, "x cannot be negative, got nan"),
+    "the bound": (above(1), 1, ValueError, "x must be larger than 1, got 1"),
+    "outside": (between(0, 2), 2, ValueError, r"x must be in \(0, 2\), got 2"),
+    "above the closed end": (between(0, 1, closed=True), 1.1, ValueError, r"x must be in \(0, 1\], got 1.1"),
+    "infinite": (finite(), INF, ValueError, "x must be finite, got inf"),
+    "another word": (
+        one_of("good", "bad"),
+        "god",
+        ValueError,
+        "x must be 'good' or 'bad', got 'god'. Did you mean 'good'",
+    ),
+    "optional": (optional(at_least(1)), "a", TypeError, "x must be an integer or None, got 'a'"),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_accepts(name: str) -> None:
+    requirement, values = GOOD[name]
+    for value in values:
+        requirement.check("x", value)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_refuses(name: str) -> None:
+    requirement, value, error, message = BAD[name]
+    with pytest.raises(error, match=message):
+        requirement.check("x", value)
+
+
+def test_every_option_is_checked() -> None:
+    @dataclass(frozen=True)
+    class Part:
+        a: int = 1
+        b: float = 1.0
+
+    check_options(Part(), a=at_least(1), b=positive())
+    with pytest.raises(ValueError, match="b must be positive"):
+        check_options(Part(b=-1.0), a=at_least(1), b=positive())
+
+
+CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "anderson": (lambda: ik.Anderson(memory=2.5), TypeError, "memory must be an integer, got 2.5"),  # type: ignore[arg-type]
+    "damping": (lambda: ik.Anderson(damping="a"), TypeError, "damping must be a number, got 'a'"),  # type: ignore[arg-type]
+    "implicit": (lambda: ik.Implicit(rtol="x"), TypeError, "rtol must be a number or None"),  # type: ignore[arg-type]
+    "neumann": (lambda: ik.Neumann(1.5), TypeError, "terms must be an integer"),  # type: ignore[arg-type]
+    "unroll": (lambda: ik.Unroll(1.5), TypeError, "steps must be an integer or None"),  # type: ignore[arg-type]
+    "blocks": (lambda: ik.Blocks("andersen"), ik.UnknownNameError, "Did you mean 'anderson'"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_wrong_options_of_our_own_parts(name: str) -> None:
+    make, error, message = CALLS[name]
+    with pytest.raises(error, match=message):
+        make()
