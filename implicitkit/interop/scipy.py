@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 import scipy.optimize
 import scipy.sparse.linalg
+import torch
 from torch import Tensor
 
 from implicitkit.interop.session import Session
 from implicitkit.solver.base import Found
 from implicitkit.solver.black_box import BlackBoxFunction
 from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.steps.bracketing import check_ends, ends_of
 
 __all__ = ["SOLVERS", "SciPySolver"]
 
@@ -296,10 +298,10 @@ for _name, _text, _own in (
 _DOUBLINGS = 60
 
 
-def _bracket(f: Callable[[float], float], x: float, bracket: Any) -> tuple[float, float] | str:
+def _bracket(f: Callable[[float], float], x: float, bracket: tuple[float, float] | None) -> tuple[float, float] | str:
     """Two points where ``f`` has opposite signs: those given, or the first found by doubling steps to both sides."""
     if bracket is not None:
-        low, high = (float(b) for b in bracket)
+        low, high = bracket
         if not np.sign(f(low)) * np.sign(f(high)) <= 0:
             return f"f has no change of sign between {low} and {high}"
         return low, high
@@ -321,7 +323,15 @@ def _bracket(f: Callable[[float], float], x: float, bracket: Any) -> tuple[float
 
 
 def _scalar(session: Session, method: str, bracket: Any = None) -> Found:
-    """``scipy.optimize.root_scalar``; a change of sign at a pole is no root, and is not taken for one."""
+    """``scipy.optimize.root_scalar``; a change of sign at a pole is no root, and is not taken for one.
+
+    ``bracket``: ``(low, high)``, numbers or tensors with one number for each sample.
+    """
+    check_ends(bracket)
+    number, count = session.sample
+    if bracket is not None:
+        like = torch.zeros(count, 1, dtype=torch.float64)
+        bracket = tuple(float(end[number]) for end in ends_of(bracket, like))
 
     def f(x: float) -> float:
         return float(session.f(np.array([x]))[0])

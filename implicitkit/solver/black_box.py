@@ -46,6 +46,7 @@ class BlackBoxFunction:
     Attributes:
         kind: the :class:`~implicitkit.extend.Kind` of the problem behind ``f``.
         error: the exception of the user's function that was raised last, if any.
+        sample: which sample this is, and of how many, where the solver is called once for each.
     """
 
     def __init__(self, function: Evaluations, context: Tensor, *, slot: int | None = None, joint: bool = False) -> None:
@@ -55,6 +56,7 @@ class BlackBoxFunction:
         self._operator: Operator | None = None
         self.kind = function.kind
         self.error: Exception | None = None
+        self.sample = 0, 1
 
     def __call__(self, z: Any) -> Tensor:
         """``f(z)``."""
@@ -223,6 +225,7 @@ def _ask(
         z = z0.clone()
         for i in range(batch):
             with _one_sample(f, z, i) as one:
+                one.sample = i, batch
                 found = _guarded(solver, one, z0[i], **tolerances(slice(i, i + 1)), max_steps=max_steps)
             z[i] = _accept(found, z0[i])
             steps[i] = found.steps

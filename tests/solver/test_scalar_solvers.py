@@ -133,6 +133,57 @@ def test_evaluations_are_counted() -> None:
         assert solution.evaluations == calls[0], solver
 
 
+# --------------------------------------------------------------------------------------------------------------- brackets
+GIVEN = [*BRACKETING, "scipy.root_scalar.brentq", "scipy.root_scalar.toms748"]
+
+
+def _with_bracket(name: str, low: Any, high: Any) -> Any:
+    return ik.get_solver(name, bracket=(low, high))
+
+
+@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize("in_dims", [None, 0], ids=["frozen", "dropped"])
+def test_a_bracket_for_each_sample_chooses_the_root(name: str, in_dims: int | None) -> None:
+    """``sin(z) = c`` has a root in every bracket, and another one near ``z0``; the first sample starts at its root."""
+    c = torch.tensor([0.0, 0.5, 0.5, -0.5, 0.2], dtype=F64, requires_grad=True)
+    shift = 2 * math.pi * torch.tensor([0.0, 1.0, -2.0, 3.0, 4.0], dtype=F64)
+    solver = _with_bracket(name, shift - 1.5, shift + 1.5)
+    solution = solve(lambda z, c: torch.sin(z) - c, torch.zeros(5, dtype=F64), (c,), solver, in_dims=in_dims)
+    torch.testing.assert_close(solution.value, torch.asin(c) + shift, rtol=0, atol=1e-10)
+    (slope,) = torch.autograd.grad(solution.value.sum(), c)
+    torch.testing.assert_close(slope, (1 - c.detach() ** 2) ** -0.5)
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_bracket_without_a_change_of_sign_fails_alone(name: str) -> None:
+    low, high = torch.tensor([0.0, 5.0, 1.0], dtype=F64), torch.tensor([4.0, 6.0, 9.0], dtype=F64)
+    c = torch.tensor([4.0, 4.0, 9.0], dtype=F64)
+    solution = solve(
+        lambda z, c: z * z - c, torch.ones(3, dtype=F64), (c,), _with_bracket(name, low, high), on_failure="ignore"
+    )
+    assert solution.converged.tolist() == [True, False, True]
+    torch.testing.assert_close(solution.value[[0, 2]], torch.tensor([2.0, 3.0], dtype=F64))
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_root_at_an_end_and_one_bracket_for_all(name: str) -> None:
+    c = torch.tensor([1.0, 2.0, 3.0], dtype=F64)
+    solution = solve(lambda z, c: z - c, torch.full((3,), 7.0, dtype=F64), (c,), _with_bracket(name, 1.0, 3.0))
+    torch.testing.assert_close(solution.value, c)
+
+
+@pytest.mark.parametrize("cls", [ik.Bisection, ik.Chandrupatla])
+def test_brackets_of_the_wrong_number(cls: Any) -> None:
+    c = torch.tensor([1.0, 2.0, 3.0], dtype=F64)
+    pair = (torch.zeros(2, dtype=F64), 4.0)
+    with pytest.raises(ValueError, match="low has 2 numbers for 3 samples"):
+        solve(lambda z, c: z - c, torch.zeros(3, dtype=F64), (c,), cls(bracket=pair))
+    with pytest.raises(ik.CapabilityError, match="below all of them"):
+        torch.func.vmap(
+            lambda low, t: ik.root(lambda z: z - t, torch.zeros((), dtype=F64), solver=cls(bracket=(low, 9.0))).value
+        )(c - 1, c)
+
+
 # ------------------------------------------------------------------------------------------------------------ Steffensen
 @pytest.mark.parametrize(
     ("f", "start", "solution"),
@@ -178,6 +229,9 @@ def test_scalar_newton_step_with_a_flat_sample() -> None:
     [
         (lambda: ik.Bisection(width=0.0), "width must be positive"),
         (lambda: ik.Chandrupatla(growth=1.0), "growth must be greater than 1"),
+        (lambda: ik.Bisection(bracket=(1.0, 1.0)), "low must be below high"),
+        (lambda: ik.Chandrupatla(bracket=(0.0,)), "pair"),
+        (lambda: ik.Chandrupatla(bracket=(None, 1.0)), "low must be a number"),
         (lambda: ik.Bisection(expansions=0), "expansions must be at least 1"),
         (lambda: ik.Steffensen(safeguard=0.5), "safeguard must be greater than 1"),
     ],

@@ -11,7 +11,7 @@ from torch import Tensor
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
-from implicitkit.solver.steps.bracketing import check_bracket, expand, into_domain
+from implicitkit.solver.steps.bracketing import Ends, between, check_bracket, check_ends, ends_of, expand, into_domain
 
 __all__ = ["Bisection"]
 
@@ -21,7 +21,7 @@ __all__ = ["Bisection"]
 class Bisection(Method):
     r"""Halve an interval in which ``F`` changes sign; one unknown a sample, any number of samples.
 
-    The interval is found by geometric expansion to both sides of ``z0``
+    The interval is ``bracket``, or is found by geometric expansion to both sides of ``z0``
     (:func:`~implicitkit.solver.steps.bracketing.expand`).  One evaluation and one bit a step, whatever ``F`` does; a sample
     without a sign change is given up, status ``STALLED``, and so is one whose interval can be halved no further: there
     ``F`` jumps, or rounding hides its zero.  A midpoint where ``F`` is not finite is moved towards the end whose ``|F|`` is
@@ -30,25 +30,34 @@ class Bisection(Method):
     Args:
         width: half of the first interval; ``None``: ``max(|z0|, 1) / 8``.
         growth: of the interval from trial to trial, greater than 1. expansions: trials, at most.
+        bracket: ``(low, high)``, numbers or tensors of the batch's shape, in place of the search; a sample in which ``F``
+            has the same sign at both ends is given up.
 
     Raises:
-        ValueError: an option out of range. CapabilityError (from the solve): more than one unknown a sample.
+        ValueError: an option out of range, ``low`` not below ``high``.
+        CapabilityError (from the solve): more than one unknown a sample.
     """
 
     width: float | None = None
     growth: float = 2.0
     expansions: int = 60
+    bracket: Ends | None = None
     default_max_steps: ClassVar[int] = 1200
 
     def __post_init__(self) -> None:
+        check_ends(self.bracket)
         check_bracket(self.width, self.growth, self.expansions)
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
-        return {"a": None, "fa": None, "b": None, "fb": None}
+        low, high = (None, None) if self.bracket is None else ends_of(self.bracket, z)
+        return {"a": low, "fa": None, "b": high, "fb": None}
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        if state["a"] is None:
-            bracket, missing = expand(f, z, self.width, self.growth, self.expansions)
+        if state["fa"] is None:
+            if self.bracket is not None:
+                bracket, missing = between(f, state["a"], state["b"])
+            else:
+                bracket, missing = expand(f, z, self.width, self.growth, self.expansions)
             f.stuck = missing
             state = bracket._asdict()
         a, fa, b, fb = state["a"], state["fa"], state["b"], state["fb"]

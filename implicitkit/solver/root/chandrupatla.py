@@ -11,7 +11,7 @@ from torch import Tensor
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
-from implicitkit.solver.steps.bracketing import check_bracket, expand, into_domain
+from implicitkit.solver.steps.bracketing import Ends, between, check_bracket, check_ends, ends_of, expand, into_domain
 
 __all__ = ["Chandrupatla"]
 
@@ -30,26 +30,35 @@ class Chandrupatla(Method):
     Args:
         width: half of the first interval; ``None``: ``max(|z0|, 1) / 8``.
         growth: of the interval from trial to trial, greater than 1. expansions: trials, at most.
+        bracket: ``(low, high)``, numbers or tensors of the batch's shape, in place of the search; a sample in which ``F``
+            has the same sign at both ends is given up.
 
     Raises:
-        ValueError: an option out of range. CapabilityError (from the solve): more than one unknown a sample.
+        ValueError: an option out of range, ``low`` not below ``high``.
+        CapabilityError (from the solve): more than one unknown a sample.
     """
 
     width: float | None = None
     growth: float = 2.0
     expansions: int = 60
+    bracket: Ends | None = None
     default_max_steps: ClassVar[int] = 1200
 
     def __post_init__(self) -> None:
+        check_ends(self.bracket)
         check_bracket(self.width, self.growth, self.expansions)
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
-        return {"a": None, "fa": None, "b": None, "fb": None, "t": None}
+        low, high = (None, None) if self.bracket is None else ends_of(self.bracket, z)
+        return {"a": low, "fa": None, "b": high, "fb": None, "t": None}
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         missing = None
-        if state["a"] is None:
-            bracket, missing = expand(f, z, self.width, self.growth, self.expansions)
+        if state["fa"] is None:
+            if self.bracket is not None:
+                bracket, missing = between(f, state["a"], state["b"])
+            else:
+                bracket, missing = expand(f, z, self.width, self.growth, self.expansions)
             state = bracket._asdict() | {"t": torch.full_like(z, 0.5)}
         a, fa, b, fb, t = (state[name] for name in ("a", "fa", "b", "fb", "t"))
         new, F, bad = into_domain(f, a + t * (b - a), a)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from implicitkit import compat
+from implicitkit.errors import CapabilityError
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["Bracket", "check_bracket", "expand", "into_domain"]
+__all__ = ["Bracket", "Ends", "between", "check_bracket", "check_ends", "ends_of", "expand", "into_domain"]
+
+Ends = tuple[Any, Any]
+"""``(low, high)``, numbers or tensors with one number for each sample."""
 
 
 class Bracket(NamedTuple):
@@ -29,6 +34,50 @@ def check_bracket(width: float | None, growth: float, expansions: int) -> None:
         raise ValueError(f"growth must be greater than 1, got {growth}")
     if expansions < 1:
         raise ValueError(f"expansions must be at least 1, got {expansions}")
+
+
+def check_ends(ends: Any) -> None:
+    """Raise ValueError unless ``bracket=`` is a pair of numbers or tensors, low below high."""
+    if ends is None:
+        return
+    if not isinstance(ends, (tuple, list)) or len(ends) != 2:
+        raise ValueError(f"bracket must be a pair (low, high), got {ends!r}")
+    for name, end in zip(("low", "high"), ends, strict=True):
+        if isinstance(end, bool) or not isinstance(end, (int, float, Tensor)):
+            raise ValueError(f"bracket: {name} must be a number or a tensor, got {end!r}")
+    low, high = (torch.as_tensor(end, dtype=torch.float64) for end in ends)
+    if any(compat.is_wrapped(end) for end in (low, high)):
+        raise CapabilityError(
+            "bracket: its ends belong to a transform of torch.func, and a solver runs below all of them; give numbers, or "
+            "batch_dims=1 and one number for each sample in place of vmap"
+        )
+    if not bool((low < high).all()):
+        raise ValueError(f"bracket: low must be below high in every sample, got {ends!r}")
+
+
+def ends_of(ends: Ends, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Both ends for every sample of ``z`` ``(batch, 1)``.
+
+    Raises:
+        ValueError: neither one number for all samples nor one for each.
+    """
+    found = []
+    for name, end in zip(("low", "high"), ends, strict=True):
+        t = torch.as_tensor(end).detach().to(z)
+        if t.numel() not in (1, len(z)):
+            raise ValueError(
+                f"bracket: {name} has {t.numel()} numbers for {len(z)} samples (those of vmap included); give one number, "
+                "or one for each sample"
+            )
+        found.append(t.reshape(-1, 1).expand(len(z), 1))
+    return found[0], found[1]
+
+
+def between(f: Evaluations, low: Tensor, high: Tensor) -> tuple[Bracket, Tensor]:
+    """The brackets that were given, and in which samples the sign does not change between their ends, ``(batch,)``."""
+    f_low, f_high = f.residual(low), f.residual(high)
+    missing = ~(torch.sign(f_low) != torch.sign(f_high)) | ~torch.isfinite(f_low) | ~torch.isfinite(f_high)
+    return Bracket(low, f_low, high, f_high), missing.squeeze(1)
 
 
 def expand(f: Evaluations, z: Tensor, width: float | None, growth: float, expansions: int) -> tuple[Bracket, Tensor]:
