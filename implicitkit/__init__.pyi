@@ -22,7 +22,6 @@ from implicitkit.diagnostics.certificate import certify as certify
 from implicitkit.diagnostics.linear_stability import Stability as Stability
 from implicitkit.errors import CapabilityError as CapabilityError
 from implicitkit.errors import CapturedTensorError as CapturedTensorError
-from implicitkit.errors import ChangedFunctionError as ChangedFunctionError
 from implicitkit.errors import ConvergenceError as ConvergenceError
 from implicitkit.errors import ConvergenceWarning as ConvergenceWarning
 from implicitkit.errors import ImpureFunctionWarning as ImpureFunctionWarning
@@ -57,6 +56,7 @@ from implicitkit.rule.series import Phantom as Phantom
 from implicitkit.rule.unroll import Unroll as Unroll
 from implicitkit.solution import Solution as Solution
 from implicitkit.solution import Status as Status
+from implicitkit.solver.accelerated import Accelerated as Accelerated
 from implicitkit.solver.auto import Polyalgorithm as Polyalgorithm
 from implicitkit.solver.auto import Stage as Stage
 from implicitkit.solver.base import Found as Found
@@ -77,13 +77,17 @@ from implicitkit.solver.fixed_point.continuation import Continuation as Continua
 from implicitkit.solver.fixed_point.impatient import Impatient as Impatient
 from implicitkit.solver.fixed_point.picard import Picard as Picard
 from implicitkit.solver.fixed_point.relay import Relay as Relay
+from implicitkit.solver.least_squares.dogleg import Dogleg as Dogleg
 from implicitkit.solver.least_squares.gauss_newton import GaussNewton as GaussNewton
 from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarquardt as LevenbergMarquardt
 from implicitkit.solver.method import Method as Method
 from implicitkit.solver.minimise.bfgs import BFGS as BFGS
+from implicitkit.solver.minimise.golden_section import GoldenSection as GoldenSection
 from implicitkit.solver.minimise.gradient_descent import GradientDescent as GradientDescent
 from implicitkit.solver.minimise.lbfgs import LBFGS as LBFGS
+from implicitkit.solver.minimise.nelder_mead import NelderMead as NelderMead
 from implicitkit.solver.minimise.newton_cg import NewtonCG as NewtonCG
+from implicitkit.solver.minimise.nonlinear_cg import NonlinearCG as NonlinearCG
 from implicitkit.solver.minimise.torch_optim import TorchOptim as TorchOptim
 from implicitkit.solver.qp.builtin import AutoQP as AutoQP
 from implicitkit.solver.qp.builtin import InteriorPoint as InteriorPoint

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from implicitkit import compat
 from implicitkit.lifting.lifted import Lifted
 from implicitkit.sparsity.known import Sparsity, identity_of
 from implicitkit.trees import Layout, tree_flatten
@@ -92,9 +91,7 @@ class System:
 
         def kernel(z: Tensor, *theta: Tensor) -> Tensor:
             with autocast():
-                out = pack(lifted(problem.unpack(layout, z), theta), z)
-            lifted.cut = lifted.cut or not compat.physical(out).requires_grad
-            return out
+                return pack(lifted(problem.unpack(layout, z), theta), z)
 
         def live(z: Tensor, *theta: Tensor) -> Tensor:
             with autocast():

@@ -8,8 +8,17 @@ from implicitkit.solver.constrained import (
     sqp,
 )
 from implicitkit.solver.fixed_point import aitken, anderson, continuation, picard, relay
-from implicitkit.solver.least_squares import gauss_newton, levenberg_marquardt
-from implicitkit.solver.minimise import bfgs, gradient_descent, lbfgs, newton_cg, torch_optim
+from implicitkit.solver.least_squares import dogleg, gauss_newton, levenberg_marquardt
+from implicitkit.solver.minimise import (
+    bfgs,
+    golden_section,
+    gradient_descent,
+    lbfgs,
+    nelder_mead,
+    newton_cg,
+    nonlinear_cg,
+    torch_optim,
+)
 from implicitkit.solver.qp import builtin, external
 from implicitkit.solver.root import (
     bisection,
@@ -36,15 +45,19 @@ __all__ = [
     "chord",
     "continuation",
     "df_sane",
+    "dogleg",
     "external",
     "gauss_newton",
+    "golden_section",
     "gradient_descent",
     "lbfgs",
     "levenberg_marquardt",
     "mirror_descent",
+    "nelder_mead",
     "newton",
     "newton_cg",
     "newton_krylov",
+    "nonlinear_cg",
     "picard",
     "proximal_gradient",
     "pseudo_transient",

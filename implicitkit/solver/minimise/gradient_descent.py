@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.options import at_least, check_options, optional, positive
+from implicitkit.options import at_least, check_options, finite, one_of, optional, positive
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
-from implicitkit.solver.steps.line_search import decrease
+from implicitkit.solver.steps.line_search import backtrack, decrease, rounding
 
 __all__ = ["GradientDescent"]
 
@@ -22,7 +22,10 @@ __all__ = ["GradientDescent"]
 class GradientDescent(Method):
     r"""``z <- z - t g``, ``g = df/dz``.
 
-    With ``step_size`` given, ``t`` is that number.  Otherwise ``t`` starts from the Barzilai-Borwein length
+    With a number for ``step_size``, ``t`` is that number.  ``"armijo"``: twice the last length, halved while
+    ``f(z - t g) > f(z) - 1e-4 t |g|^2`` (Armijo 1966): the objective falls in every step.  ``"polyak"``:
+    ``t = (f - optimum) / |g|^2`` (Polyak 1969), for objectives whose least value is known, such as sums of squares that
+    vanish; a sample whose objective is not above it is given up.  By default ``t`` starts from the Barzilai-Borwein length
     ``s's / s'y`` (1988, eq. 5; ``s``, ``y`` the last changes of ``z`` and ``g``) and is halved, per sample, while the
     objective is not below ``max(last values) - 1e-4 t |g|^2`` (nonmonotone Armijo, Raydan 1997), or, where values no
     longer resolve the decrease, while the gradient does not shrink.
@@ -33,51 +36,67 @@ class GradientDescent(Method):
     ``f(x_k) > f(z) - t |g|^2 / 2`` and grows by a tenth a step.
 
     Args:
-        step_size: fixed step length. nesterov: accelerate. memory: values that the nonmonotone test looks back on.
+        step_size: fixed step length, ``"armijo"``, ``"polyak"``, or ``None`` as above. nesterov: accelerate (with a number
+            or ``None``). memory: values that the nonmonotone test looks back on. optimum: least value, for ``"polyak"``.
 
     Raises:
-        ValueError: ``step_size`` not positive, ``memory`` below 1.
+        ValueError: ``step_size`` neither positive nor one of those words, or a word with ``nesterov``; ``memory`` below 1.
     """
 
-    step_size: float | None = None
+    step_size: float | str | None = None
     nesterov: bool = False
     memory: int = 10
+    optimum: float = 0.0
     default_max_steps: ClassVar[int] = 20000
 
     def __post_init__(self) -> None:
-        check_options(self, step_size=optional(positive()), memory=at_least(1))
+        if isinstance(self.step_size, str):
+            check_options(self, step_size=one_of("armijo", "polyak"))
+            if self.nesterov:
+                raise ValueError(f"nesterov=True takes a number for step_size, or None; got {self.step_size!r}")
+        else:
+            check_options(self, step_size=optional(positive()))
+        check_options(self, memory=at_least(1), optimum=finite())
 
     @property
     def differentiable(self) -> bool:
         """With a fixed step the plain iteration can be unrolled."""
-        return self.step_size is not None and not self.nesterov
+        return isinstance(self.step_size, (int, float)) and not self.nesterov
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         if self.differentiable:
             return {}
         norm = torch.linalg.vector_norm(f(z), dim=1)
         start = torch.where(norm > 0, (1 / norm).clamp(max=1.0), 1.0)
+        if self.step_size == "polyak":
+            return {"t": torch.full_like(norm, torch.inf)}
         if self.nesterov:
-            t = start if self.step_size is None else torch.full_like(start, self.step_size)
+            t = torch.full_like(start, self.step_size) if isinstance(self.step_size, (int, float)) else start
             return {"t": t, "x": z, "a": torch.ones_like(start)}
+        if self.step_size == "armijo":
+            return {"t": start}
         return {"t": start, "values": f.value(z).unsqueeze(1).expand(-1, self.memory).clone(), "step": 0}
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         if self.nesterov:
             return self._accelerated(f, z, state)
         g = f(z)
-        if self.step_size is not None:
+        if isinstance(self.step_size, (int, float)):
             return z.add(g, alpha=-self.step_size), state
+        if self.step_size == "polyak":
+            return self._polyak(f, z, state)
+        if self.step_size == "armijo":
+            return self._armijo(f, z, state)
         t, values, k = state["t"], state["values"], state["step"]
         square = g.square().sum(1)
         reference = values.amax(1)
-        noise = 10 * torch.finfo(z.dtype).eps * reference.abs()
+        _, doubt = rounding(reference)
         for _ in range(60):
             trial = torch.addcmul(z, t.unsqueeze(1), g, value=-1)
             value = f.value(trial)
             enough = value <= reference - 1e-4 * t * square
             if not bool((enough | ~f.active).all()):
-                level = (value <= reference + noise) & (t * square <= 1e3 * noise)
+                level = (value <= reference + doubt) & (t * square <= doubt)
                 level = level & (f(trial).square().sum(1) <= square)
                 enough = enough | level | ~f.active
             if bool(enough.all()):
@@ -92,6 +111,21 @@ class GradientDescent(Method):
         t = torch.where((curvature > 0) & torch.isfinite(length), length, 2 * t)
         t = t.clamp(max(1e-12, info.tiny), min(1e12, info.max))
         return trial, {"t": t, "values": values, "step": k + 1}
+
+    def _polyak(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        """Where rounding hides how far the objective is above its least value, the shortest step so far."""
+        g, value = f(z), f.value(z)
+        above, noise = value - self.optimum, rounding(value.abs() + abs(self.optimum))[0]
+        t = torch.where(above > 10 * noise, above / g.square().sum(1), state["t"])
+        f.stuck = f.active & ~(torch.isfinite(t) & (above >= -noise))
+        shortest = torch.minimum(state["t"], t.nan_to_num(torch.inf))
+        return torch.addcmul(z, t.nan_to_num(0, 0, 0).unsqueeze(1), g, value=-1), {"t": shortest}
+
+    def _armijo(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        longest = 2 * state["t"]
+        search = backtrack(f, z, -longest.unsqueeze(1) * f(z), 60)
+        f.stuck = f.active & ~search.found
+        return search.z, {"t": torch.where(search.found, longest * search.t, state["t"])}
 
     def _accelerated(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         g, t, a = f(z), state["t"], state["a"]

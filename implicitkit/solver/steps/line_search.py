@@ -9,10 +9,9 @@ from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["Searched", "backtrack", "decrease", "wolfe"]
+__all__ = ["Searched", "backtrack", "decrease", "rounding", "wolfe"]
 
 _ARMIJO = 1e-4
-_CURVATURE = 0.9
 _NOISE = 10  # differences of values below so many units of rounding say nothing ...
 _EXPECTED = 1e3  # ... if the slope promised no more than so many times that
 
@@ -39,7 +38,7 @@ def decrease(f: Evaluations, z: Tensor, value: Tensor, g: Tensor, trial: Tensor)
     """
     new = f.value(trial)
     difference = value - new
-    noise, doubt = _rounding(torch.maximum(value.abs(), new.abs()))
+    noise, doubt = rounding(torch.maximum(value.abs(), new.abs()))
     moved = trial - z
     slope = (g * moved).sum(1).abs()
     lost = (difference.abs() <= noise) & (slope <= _EXPECTED * noise)
@@ -51,7 +50,7 @@ def decrease(f: Evaluations, z: Tensor, value: Tensor, g: Tensor, trial: Tensor)
     return torch.where(torch.isfinite(new) & torch.isfinite(difference), difference, -torch.inf)
 
 
-def _rounding(value: Tensor) -> tuple[Tensor, Tensor]:
+def rounding(value: Tensor) -> tuple[Tensor, Tensor]:
     """Below what difference values say nothing, and below what they may say nothing: where an objective is what is left of
     large terms, its rounding is thousands to millions of times that of its value."""
     eps = torch.finfo(value.dtype).eps
@@ -72,8 +71,18 @@ def backtrack(f: Evaluations, z: Tensor, d: Tensor, halvings: int) -> Searched:
     return _settled(z, trial, t, found)
 
 
-def wolfe(f: Evaluations, z: Tensor, d: Tensor, slope: Tensor, t: Tensor, trials: int) -> Searched:
-    """A length with ``f(z + t d) <= f(z) + 1e-4 t g'd`` and ``g(z + t d)'d >= 0.9 g'd`` (weak Wolfe conditions).
+def wolfe(
+    f: Evaluations,
+    z: Tensor,
+    d: Tensor,
+    slope: Tensor,
+    t: Tensor,
+    trials: int,
+    curvature: float = 0.9,
+    strong: bool = False,
+) -> Searched:
+    """A length with ``f(z + t d) <= f(z) + 1e-4 t g'd`` and ``g(z + t d)'d >= curvature g'd`` (weak Wolfe conditions), with
+    ``strong`` also ``g(z + t d)'d <= -curvature g'd``.
 
     Bracketing as in Lewis & Overton (2013, algorithm 4.6), with the secant of the slopes, kept away from the ends, in place
     of bisection and doubling.  Where values no longer resolve the decrease, Hager & Zhang's approximate test on slopes
@@ -82,11 +91,12 @@ def wolfe(f: Evaluations, z: Tensor, d: Tensor, slope: Tensor, t: Tensor, trials
 
     Args:
         z, d: point and descent direction ``(batch, n)``. slope: ``g'd < 0``. t: first lengths. trials: evaluations at most.
+        curvature, strong: how flat the line must be at the end.
     """
     value = f.value(z)
     low, high = torch.zeros_like(t), torch.full_like(t, torch.inf)
     low_slope, high_slope = slope, torch.zeros_like(slope)
-    noise, doubt = _rounding(value)
+    noise, doubt = rounding(value)
     square = f(z).square().sum(1)
     for _ in range(trials):
         trial = torch.addcmul(z, t.unsqueeze(1), d)
@@ -96,11 +106,13 @@ def wolfe(f: Evaluations, z: Tensor, d: Tensor, slope: Tensor, t: Tensor, trials
         small = (new <= value + noise) & (-t * slope <= _EXPECTED * noise)
         small = small | ((new <= value + doubt) & (-t * slope <= doubt) & (g_new.square().sum(1) <= square))
         armijo = armijo | (small & (new_slope <= (2 * _ARMIJO - 1) * slope))
-        found = armijo & (new_slope >= _CURVATURE * slope)
+        far = new_slope > -curvature * slope if strong else torch.zeros_like(armijo)
+        found = armijo & ~far & (new_slope >= curvature * slope)
         searching = f.active & ~found
         if not bool(searching.any()):
             return _settled(z, trial, t, found)
-        long, short = searching & ~armijo, searching & armijo
+        long = searching & (~armijo | far)
+        short = searching & ~long
         high, high_slope = torch.where(long, t, high), torch.where(long, new_slope, high_slope)
         low, low_slope = torch.where(short, t, low), torch.where(short, new_slope, low_slope)
         t = torch.where(searching, _next(low, high, low_slope, high_slope, slope), t)

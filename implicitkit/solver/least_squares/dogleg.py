@@ -1,0 +1,108 @@
+"""Powell's dogleg for least squares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.linear.dense import lstsq_batched
+from implicitkit.options import check_options, positive
+from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
+from implicitkit.solver.steps.line_search import decrease
+
+__all__ = ["Dogleg"]
+
+
+@register_solver("dogleg", solves="least_squares")
+@dataclass(frozen=True)
+class Dogleg(Method):
+    r"""The Gauss-Newton step where it is short enough, else a point of the path from ``z`` over the minimum along the
+    gradient to it, where that path leaves the ball ``|D p| <= radius``; sample by sample.
+
+    Powell (1970); Nocedal & Wright (2006, section 4.1, with the model ``|R p + r|^2 / 2``, ``R = dr/dz``).  ``D`` is
+    diagonal, the largest norm so far of each column of ``R`` (Moré 1978).  With ``rho`` the decrease over the one that the
+    model promised, a step is taken when ``rho > 1e-4``; the radius shrinks to a quarter of the step below ``rho = 1/4`` and
+    doubles above 3/4 at the boundary.
+
+        ik.least_squares(residuals, z0, solver="dogleg")
+
+    One Jacobian and one singular value decomposition ``O(m n^2)`` a step, however many trials.  Where ``R`` becomes singular
+    at a solution that leaves a residual, the path goes along the gradient, slowly: use ``levenberg_marquardt``.  A sample
+    whose radius has shrunk to rounding is given up.
+
+    Args:
+        radius: the first radius, times ``max(|D z|, |D p|)`` with ``p`` the step along the gradient.
+
+    Raises:
+        ValueError: ``radius`` not positive.
+    """
+
+    radius: float = 1.0
+    default_max_steps: ClassVar[int] = 1000
+
+    def __post_init__(self) -> None:
+        check_options(self, radius=positive())
+
+    def init(self, f: Evaluations, z: Tensor) -> Any:
+        return {"D": torch.zeros_like(z), "radius": z.new_full(z.shape[:1], torch.nan)}  # NaN: not known yet
+
+    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        g, value, r = f(z), f.value(z), f.residuals(z)
+        R = f.residuals_jacobian(z)
+        D = torch.maximum(state["D"], torch.linalg.vector_norm(R, dim=1).nan_to_num(0, 0, 0))
+        scale = torch.where(D > 0, D, 1)
+        R, slope = R / scale.unsqueeze(1), g / scale  # in the unknowns D z
+        newton = lstsq_batched(R, -r)[0].nan_to_num(0, 0, 0)
+        bent = _product(R, slope).square().sum(1)
+        cauchy = -slope * (slope.square().sum(1) / bent).nan_to_num(0, 0, 0).unsqueeze(1)
+        length = torch.maximum(_length(scale * z), _length(cauchy))
+        radius = torch.where(torch.isnan(state["radius"]), self.radius * length, state["radius"])
+        smallest = torch.finfo(z.dtype).eps * _length(scale * z).clamp_min(torch.finfo(z.dtype).tiny)
+        z_next, found = z, ~f.active
+        while True:
+            p = _path(cauchy, newton, radius)
+            Rp = _product(R, p)
+            promised = -(slope * p).sum(1) - 0.5 * Rp.square().sum(1)
+            trial = z + p / scale
+            rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
+            rho = torch.where(promised > 0, rho, -1)
+            taken = _length(p)
+            accept = ~found & (rho > 1e-4)
+            z_next = trial if bool(accept.all()) else torch.where(accept.unsqueeze(1), trial, z_next)
+            smaller = 0.25 * torch.where(taken > 0, taken, radius)
+            larger = torch.where((rho > 0.75) & (taken >= 0.99 * radius), 2 * radius, radius)
+            radius = torch.where(found, radius, torch.where(rho < 0.25, smaller, larger))
+            found = found | accept
+            hopeless = ~found & ~(radius > smallest)
+            if bool((found | hopeless).all()):
+                break
+        f.stuck = hopeless
+        return z_next, {"D": D, "radius": radius}
+
+
+def _path(cauchy: Tensor, newton: Tensor, radius: Tensor) -> Tensor:
+    """The last point of ``0 - cauchy - newton`` in the ball, ``(batch, n)``."""
+    along, full = _length(cauchy), _length(newton)
+    shorter = cauchy * (radius / along).clamp(max=1).nan_to_num(0).unsqueeze(1)
+    d = newton - cauchy
+    # |cauchy + s d| = radius, the positive root in the form that does not cancel
+    dd, cd = d.square().sum(1), (cauchy * d).sum(1)
+    room = (radius.square() - along.square()).clamp_min(0)
+    root = (cd.square() + dd * room).sqrt()
+    s = torch.where(cd > 0, room / (cd + root), (root - cd) / dd).nan_to_num(0, 0, 0).clamp(0, 1)
+    bent = torch.addcmul(cauchy, s.unsqueeze(1), d)
+    p = torch.where((along < radius).unsqueeze(1), bent, shorter)
+    return torch.where((full <= radius).unsqueeze(1), newton, p)
+
+
+def _length(v: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(v, dim=1)
+
+
+def _product(A: Tensor, v: Tensor) -> Tensor:
+    return torch.bmm(A, v.unsqueeze(2)).squeeze(2)
