@@ -19,6 +19,7 @@ import re
 import sys
 import tempfile
 import traceback
+import types
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,15 +84,18 @@ def run(path: str, write: bool = False) -> list[str]:
     """Run a page; return what is wrong with it, or with ``write`` mend the outputs and pictures."""
     page = Path(path)
     text = page.read_text()
-    space: dict[str, object] = {"__name__": "__main__"}
+    module = types.ModuleType("__main__")  # so that what a page defines can be pickled and inspected
+    space = vars(module)
     wrong: list[str] = []
     printed: list[tuple[Block, str]] = []
     os.environ.setdefault("MPLBACKEND", "Agg")
     _prepare(page, text, write, wrong)
+    sys.modules["__main__"] = module  # the process is the page's own
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        os.chdir(folder)  # the process is the page's own
+        os.chdir(folder)
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message=".torch.jit.script. is deprecated")
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")  # torch.compile looks at it
         for block in blocks(text):
             out = io.StringIO()
             try:
