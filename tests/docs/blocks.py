@@ -1,5 +1,7 @@
 """The code blocks of a page: found, run in order in one namespace, and what they print compared with what the page says.
 
+A script (``.py``) is one block whose output is its own business.
+
 A block fenced with ```python is run.  A block fenced with ```text that follows it directly is what it prints: words must be
 equal, whole numbers too, other numbers to their last printed digit or to one per cent; ``...`` stands for anything.  Code
 that is shown and not run (another library's) is fenced with ```{code-block} python.  ``plt.show()`` saves the figure
@@ -88,15 +90,16 @@ def run(path: str, write: bool = False) -> list[str]:
     space = vars(module)
     wrong: list[str] = []
     printed: list[tuple[Block, str]] = []
-    os.environ.setdefault("MPLBACKEND", "Agg")
+    os.environ["MPLBACKEND"] = "Agg"
     _prepare(page, text, write, wrong)
     sys.modules["__main__"] = module  # the process is the page's own
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         os.chdir(folder)
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message=".torch.jit.script. is deprecated")
+        warnings.filterwarnings("ignore", message="__array__ implementation")  # matplotlib is given tensors
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")  # torch.compile looks at it
-        for block in blocks(text):
+        for block in [Block(text, 1, 0, "...", None)] if page.suffix == ".py" else blocks(text):
             out = io.StringIO()
             try:
                 with contextlib.redirect_stdout(out):
@@ -136,6 +139,8 @@ def _prepare(page: Path, text: str, write: bool, wrong: list[str]) -> None:
         nonlocal shown
         shown += 1
         picture = PICTURES / f"{page.stem}_{shown}.png"
+        if page.suffix == ".py":
+            return plt.close("all")
         if write:
             PICTURES.mkdir(exist_ok=True)
             plt.gcf().savefig(picture, dpi=110, bbox_inches="tight")

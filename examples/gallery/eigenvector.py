@@ -6,10 +6,10 @@ The lowest eigenpair of a symmetric matrix is the root of
 
 .. math:: A v = \\lambda v, \\qquad v^\\top v = 1,
 
-``n + 1`` equations for ``n + 1`` unknowns.  The Jacobian ``[[A - λ, -v], [2 vᵀ, 0]]`` is regular where the eigenvalue is
-simple, so that the pair has a derivative although ``A - λ`` has none to invert.  Here :func:`scipy.linalg.eigh` finds the
-pair, and the equation differentiates it: a chain of masses, whose lowest mode is to be flat in the middle, learns its
-stiffnesses.
+``n + 1`` equations for ``n + 1`` unknowns. The Jacobian ``[[A - λ, -v], [2 vᵀ, 0]]`` is regular where the eigenvalue
+is simple, so that the pair has a derivative although ``A - λ`` has none to invert. Here :func:`scipy.linalg.eigh`
+finds the pair, and the equation differentiates it: a chain of masses, whose lowest mode is to be flat in the middle,
+learns its stiffnesses.
 
 *Checked:* eigenvalue and eigenvector derivatives against the formulas of perturbation theory.
 """
@@ -52,7 +52,7 @@ dk = torch.randn(n + 1, generator=torch.Generator().manual_seed(1))
 found, moved = torch.func.jvp(pair, (k,), (dk,))
 v, value, dA = found["vector"], found["value"], chain(dk)
 by_theory = torch.linalg.pinv(value * torch.eye(n) - chain(k), rtol=1e-10) @ dA @ v
-print("derivative of the value off by ", float((moved["value"] - v @ dA @ v).abs()) < 1e-12)
+print("derivative of the value as in theory:", bool((moved["value"] - v @ dA @ v).abs() < 1e-12))
 assert torch.allclose(moved["value"], v @ dA @ v, atol=1e-12)
 assert torch.allclose(moved["vector"], by_theory, atol=1e-9)
 

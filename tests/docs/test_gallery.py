@@ -1,0 +1,31 @@
+"""Every application of the gallery runs, is short, checks itself by independent means, and draws one picture."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from blocks import ROOT, run_apart
+
+GALLERY = sorted((ROOT / "examples" / "gallery").glob("*.py"))
+SLOW = {"hyperparameters", "monotone_deq", "mpc", "pose_graph", "portfolio"}
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, marks=[pytest.mark.slow] * (p.stem in SLOW), id=p.stem) for p in GALLERY]
+)
+def test_an_application_runs(path: Path) -> None:
+    assert run_apart(str(path)) == []
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_an_application_keeps_to_the_form(path: Path) -> None:
+    source = path.read_text()
+    tree = ast.parse(source)
+    text = ast.get_docstring(tree) or ""
+    assert source.count("\n") < 150
+    assert sum(isinstance(node, ast.Assert) for node in ast.walk(tree)) >= 2, "an independent check, asserted"
+    assert "*Checked:*" in text, "the docstring says what is checked, and against what"
+    assert source.count("plt.show()") == 1
+    assert text.splitlines()[1] == "=" * len(text.splitlines()[0]), "a title, underlined"
