@@ -97,7 +97,8 @@ def run(path: str, write: bool = False) -> list[str]:
         os.chdir(folder)
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message=".torch.jit.script. is deprecated")
-        warnings.filterwarnings("ignore", message="__array__ implementation")  # matplotlib is given tensors
+        if page.suffix == ".py":
+            warnings.simplefilter("ignore", DeprecationWarning)  # NumPy's, of tensors that are given to matplotlib
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")  # torch.compile looks at it
         for block in [Block(text, 1, 0, "...", None)] if page.suffix == ".py" else blocks(text):
             out = io.StringIO()
