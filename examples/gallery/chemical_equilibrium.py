@@ -46,6 +46,8 @@ def pH(carbon, sodium):
 carbon = torch.tensor(0.01)
 sodium = torch.linspace(0, 0.025, 301).requires_grad_()
 curve = pH(carbon, sodium)
+(slope,) = torch.autograd.grad(curve.sum(), sodium)
+curve, sodium = curve.detach(), sodium.detach()
 
 
 def by_quartic(c, s):
@@ -65,7 +67,6 @@ assert error < 1e-5
 # %%
 # The buffer capacity is ``dsodium / dpH``, one backward for the whole curve.
 
-(slope,) = torch.autograd.grad(curve.sum(), sodium)
 buffer = 1 / slope
 i = 75
 h = 1e-6
@@ -76,13 +77,13 @@ assert abs(float(buffer[i]) / difference - 1) < 1e-3
 # %%
 # Sensitivity in another direction: how does pH move with the carbon content?
 
-by_carbon = torch.func.jacrev(lambda c: pH(c, sodium.detach()[i : i + 1])[0])(carbon)
+by_carbon = torch.func.jacrev(lambda c: pH(c, sodium[i : i + 1])[0])(carbon)
 assert abs(
     float(by_carbon) - (by_quartic(0.01 + h, float(sodium[i])) - by_quartic(0.01 - h, float(sodium[i]))) / 2 / h
 ) < 1e-2 * abs(by_carbon)
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
-axes[0].plot(1e3 * sodium.detach(), curve.detach())
+axes[0].plot(1e3 * sodium, curve)
 axes[0].plot(
     [1e3 * float(sodium[j]) for j in points],
     [by_quartic(0.01, float(sodium[j])) for j in points],
@@ -92,7 +93,7 @@ axes[0].plot(
 )
 axes[0].set(xlabel="sodium hydroxide, mmol/l", ylabel="pH", title="titration of 10 mmol/l carbonic acid")
 axes[0].legend()
-axes[1].plot(curve.detach(), 1e3 * buffer.detach())
+axes[1].plot(curve, 1e3 * buffer.detach())
 axes[1].set(xlabel="pH", ylabel="buffer capacity, mmol/l", title="largest where pH = pK")
 for pk in (pK1, pK2):
     axes[1].axvline(pk, ls=":", color="grey")

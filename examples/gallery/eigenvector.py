@@ -73,7 +73,6 @@ def loss():
 
 
 before = pair(log_k.detach().exp())["vector"]
-start = float(loss())
 optimiser.step(loss)
 after = pair(log_k.detach().exp())["vector"]
 print(f"distance to the wanted mode: {(before - wanted).norm():.3f} -> {(after - wanted).norm():.4f}")

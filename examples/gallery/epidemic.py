@@ -91,9 +91,9 @@ def loss():
     return value
 
 
-before = float(loss())
+before = loss().item()
 optimiser.step(loss)
-after = float(loss())
+after = loss().item()
 print(f"mean square error {before:.1e} -> {after:.1e}, noise {0.003**2:.1e}")
 print("factors found:", log_scale.detach().exp().numpy().round(3), "true: 1")
 assert after < 2 * 0.003**2 and float(log_scale.detach().abs().max()) < 0.05

@@ -55,7 +55,7 @@ def implied(quote):
 sigma, solution = implied(quote)
 print(f"{int(solution.converged.sum())} of {quotes} converged in {solution.evaluations} evaluations of the batch")
 print(f"samples evaluated: {solution.sample_evaluations / quotes:.1f} a quote")
-assert bool(solution.converged.all()) and float((sigma - sigma_true).abs().max()) < 1e-7
+assert bool(solution.converged.all()) and bool((sigma - sigma_true).abs().max() < 1e-7)
 
 # %%
 # The derivative is 1 / vega.
