@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 FENCE = re.compile(r"^( *)```(\{?[\w-]*\}?)[^\n`]*\n(.*?)^\1```[ ]*$", re.M | re.S)
-NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?(?![\w])")
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")
 
 
 @dataclass
