@@ -27,6 +27,8 @@ from implicitkit.errors import ConvergenceWarning as ConvergenceWarning
 from implicitkit.errors import ImpureFunctionWarning as ImpureFunctionWarning
 from implicitkit.errors import SparsityWarning as SparsityWarning
 from implicitkit.errors import UnknownNameError as UnknownNameError
+from implicitkit.fitting import CurveFit as CurveFit
+from implicitkit.fitting import curve_fit as curve_fit
 from implicitkit.layer import implicit as implicit
 from implicitkit.lifting.reach import modules_held as modules_held
 from implicitkit.linear.base import LinearSolution as LinearSolution

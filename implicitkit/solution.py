@@ -86,9 +86,11 @@ class Solution:
         trace: residual norms after each step, shape ``(steps + 1, *batch)``, if asked for; else ``None``.
         solver: name of the solver.
         multipliers: dual variables of a constrained problem; ``None`` without constraints.
+        aux: what the function returns beside its value at the solution (``has_aux=True``), differentiable; else ``None``.
     """
 
     multipliers: Any = None
+    aux: Any = None
 
     def __init__(
         self, value: Any, stats: Tensor | None, layout: Layout, record: Record, solver: str, rule: str

@@ -14,6 +14,7 @@ from implicitkit.errors import CapabilityError
 from implicitkit.lifting.lifted import Lifted, check_solution, lift, lift_closed
 from implicitkit.lifting.watch import resolve
 from implicitkit.problem.argmin import Argmin
+from implicitkit.problem.auxiliary import auxiliary
 from implicitkit.problem.base import Problem, Restated
 from implicitkit.problem.catalogue import get_problem_entry
 from implicitkit.problem.fixed_point import FixedPoint
@@ -117,7 +118,7 @@ def _solve(
             f"problem must be a Problem such as ik.Root(f) or ik.FixedPoint(f), got {type(problem).__name__}"
             + ("; wrap the function in one" if callable(problem) else "")
         )
-    given_z0, given_args = z0, (args if isinstance(args, tuple) else (args,))
+    given, given_z0, given_args = problem, z0, (args if isinstance(args, tuple) else (args,))
     args = given_args
     restated = problem.restate(z0, args, _batch_dims(batch_dims))
     if restated is not None:
@@ -150,6 +151,8 @@ def _solve(
         if restated is not None:
             plain.value, plain.multipliers = restated.split(plain.value)
         report_failure(plain, on_failure, failure_hint(record, given_z0, given_args))
+    if given.has_aux:
+        solution.aux = auxiliary(given.function, solution.value, given_args)
     return solution
 
 
@@ -197,10 +200,23 @@ def argmin(
 
 
 @compat.opaque_to_compile
-def least_squares(residuals: Callable[..., Any], z0: Any, args: Any = (), **options: Any) -> Solution:
-    """``solve(LeastSquares(residuals), z0, args, **options)``: ``z`` minimises half the squared norm of the residuals."""
-    structure = _structure(options)
-    return solve(LeastSquares(residuals, **structure), z0, args, **options)
+def least_squares(
+    residuals: Callable[..., Any],
+    z0: Any,
+    args: Any = (),
+    *,
+    bounds: Any = None,
+    loss: Any = "linear",
+    f_scale: Any = 1.0,
+    **options: Any,
+) -> Solution:
+    """``z`` minimises half the squared norm of ``residuals(z, *args)``, within bounds and under a robust loss if wanted.
+
+    The same as ``solve(LeastSquares(residuals, bounds=..., loss=..., f_scale=...), z0, args, **options)``:
+    :class:`LeastSquares` says what they mean.
+    """
+    problem = LeastSquares(residuals, bounds=bounds, loss=loss, f_scale=f_scale, **_structure(options))
+    return solve(problem, z0, args, **options)
 
 
 @compat.opaque_to_compile
@@ -212,8 +228,8 @@ def steady_state(rhs: Callable[..., Any], z0: Any, args: Any = (), **options: An
 
 # ------------------------------------------------------------------------------------------------------------- details
 def _structure(options: dict[str, Any]) -> dict[str, Any]:
-    """What is said of the Jacobian, taken out of the options of a solve."""
-    return {k: options.pop(k) for k in ("jac_sparsity", "symmetric", "positive_definite") if k in options}
+    """What is said of the function and its Jacobian, taken out of the options of a solve."""
+    return {k: options.pop(k) for k in ("jac_sparsity", "symmetric", "positive_definite", "has_aux") if k in options}
 
 
 def _ordinary(x: Any) -> Any:

@@ -197,11 +197,11 @@ def chain(first: FixedPoint, second: FixedPoint) -> Joint:
         last, inputs = first.output_node, first.inputs
     else:
         last, inputs = _name(first.map), _argument_names(first.map)
-        functions[last], reads[last] = first.map, None
+        functions[last], reads[last] = first.function, None
     if not isinstance(second, Joint):
         name = _distinct(_name(second.map), functions, inputs)
         _check_arity(name, second.map, 1)
-        functions[name], reads[name] = second.map, (last,)
+        functions[name], reads[name] = second.function, (last,)
         return Joint(Gamma(functions, Wiring(reads, name, inputs)))
     if not second.wiring.open and len(second.inputs) != 1:
         raise TypeError(
@@ -241,7 +241,7 @@ def _parse(name: str, entry: Any) -> tuple[Any, tuple[str, ...]]:
             "ik.FixedPoint(lambda z, *args: z - r(z, *args))"
         )
     if isinstance(function, FixedPoint) and not isinstance(function, Joint):
-        function = function.map
+        function = function.function
     if not isinstance(function, Joint) and not callable(function):
         raise TypeError(
             f"node {name!r} must start with a callable map(z, *what it reads), got {type(function).__name__}"

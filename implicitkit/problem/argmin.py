@@ -45,6 +45,7 @@ class Argmin(Problem):
         jac_sparsity: the pattern of the objective's Hessian (without constraints), for one sample, unknowns
             in the order of the flattened leaves: a SciPy or torch sparse matrix, bandwidths ``(lower, upper)``, ``None``, or
             ``"auto"``: found by itself from 128 unknowns on.
+        has_aux: the function returns ``(value, aux)``; ``solution.aux`` is ``aux`` at the solution, differentiable.
 
     Raises:
         TypeError: something is not callable, or a constraint is neither ``Equality`` nor ``Inequality``.
@@ -58,6 +59,7 @@ class Argmin(Problem):
     project: Callable[..., Any] | None = None
     degenerate: str = "lstsq"
     jac_sparsity: Any = field(default="auto", compare=False, kw_only=True)
+    has_aux: bool = field(default=False, kw_only=True)
     kind: ClassVar[Kind] = ARGMIN
 
     def __post_init__(self) -> None:
@@ -89,7 +91,7 @@ class Argmin(Problem):
 
     @property
     def function(self) -> Callable[..., Any]:
-        return self.objective
+        return self._value_of(self.objective)
 
     @property
     def constrained(self) -> bool:
@@ -100,7 +102,7 @@ class Argmin(Problem):
         if not self.constrained:
             return None
         restated, state = program.start(
-            self.objective, self.constraints, self._proximal(z0), self.degenerate, z0, args, batch_dims
+            self.function, self.constraints, self._proximal(z0), self.degenerate, z0, args, batch_dims
         )
         count = len(self.constraints)
         return Restated(restated, state, args, lambda s: (s.z, s.multipliers if count else None), batch_dims)
@@ -120,7 +122,7 @@ class Argmin(Problem):
         return None
 
     def residual(self, z: Any, *args: Any) -> Any:
-        return tree_gradient(lambda t: self.objective(t, *args).sum(), z)
+        return tree_gradient(lambda t: self.function(t, *args).sum(), z)
 
     def flat_residual(self, kernel: Kernel, z: Tensor) -> Tensor:
         return autodiff.gradient(kernel, z)[1]

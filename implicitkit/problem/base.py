@@ -12,6 +12,7 @@ from torch import Tensor
 from implicitkit import autodiff, trees
 from implicitkit.linear.sparse_form import sparse_blocks
 from implicitkit.operators import Operator
+from implicitkit.problem.auxiliary import ValueOnly
 from implicitkit.problem.kind import ROOT, Kind, as_kind
 from implicitkit.sparsity.known import SMALLEST
 from implicitkit.system import System
@@ -88,6 +89,12 @@ class Problem:
     def function(self) -> Callable[..., Any]:
         """The user's function ``(z, *args)``."""
         return self.residual
+
+    has_aux: bool = False
+
+    def _value_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The user's function without what it returns beside its value."""
+        return ValueOnly(function) if self.has_aux else function
 
     def residual(self, z: Any, *args: Any) -> Any:
         """``F(z, *args)``, of the structure of ``z``; zero at the solution."""

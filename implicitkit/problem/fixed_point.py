@@ -29,6 +29,7 @@ class FixedPoint(Problem):
             in the order of the flattened leaves: a SciPy or torch sparse matrix, bandwidths ``(lower, upper)``, ``None``, or
             ``"auto"``: found by itself from 128 unknowns on.
         symmetric, positive_definite: what you know of that Jacobian; checked at the first derivative.
+        has_aux: the function returns ``(value, aux)``; ``solution.aux`` is ``aux`` at the solution, differentiable.
 
     Raises:
         TypeError: ``map`` is not callable.
@@ -38,6 +39,7 @@ class FixedPoint(Problem):
     jac_sparsity: Any = field(default="auto", compare=False, kw_only=True)
     symmetric: bool = field(default=False, kw_only=True)
     positive_definite: bool = field(default=False, kw_only=True)
+    has_aux: bool = field(default=False, kw_only=True)
     kind: ClassVar[Kind] = FIXED_POINT
 
     def __post_init__(self) -> None:
@@ -46,14 +48,14 @@ class FixedPoint(Problem):
 
     @property
     def function(self) -> Callable[..., Any]:
-        return self.map
+        return self._value_of(self.map)
 
     def __rshift__(self, other: FixedPoint) -> FixedPoint:
         """``self >> other``: the two as one fixed point, the second reading the first's state; see ``ik.compose``."""
         return operation("chain")(self, other)
 
     def residual(self, z: Any, *args: Any) -> Any:
-        return trees.tree_map(lambda new, old: new - old, self.map(z, *args), z)
+        return trees.tree_map(lambda new, old: new - old, self.function(z, *args), z)
 
     def flat_residual(self, kernel: Kernel, z: Tensor) -> Tensor:
         return kernel(z) - z

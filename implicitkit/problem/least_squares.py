@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from implicitkit import autodiff
-from implicitkit.problem.argmin import tree_gradient
-from implicitkit.problem.base import Kernel, Problem, half_squared_norm, require_callable
+from implicitkit import autodiff, trees
+from implicitkit.options import check_options, one_of, positive
+from implicitkit.problem.argmin import Argmin, tree_gradient
+from implicitkit.problem.base import Kernel, Problem, Restated, half_squared_norm, require_callable
 from implicitkit.problem.kind import LEAST_SQUARES, Kind
+from implicitkit.problem.robust import LOSSES, Robust
 
 __all__ = ["LeastSquares"]
 
@@ -24,6 +26,8 @@ class LeastSquares(Problem):
     ``R^T R + sum_i r_i d^2 r_i/dz^2``: the Gauss-Newton shortcut ``R^T R`` may serve a solver, never the derivative
     (it is wrong wherever the residual at the solution is not zero).
 
+    With bounds it is the minimisation of the same objective within them (:class:`~implicitkit.Argmin`).
+
     Args:
         residuals: ``r(z, *args)``, a function or ``nn.Module`` returning any pytree of real tensors; with
             ``batch_dims``, each leaf has the batch's shape in front.
@@ -31,26 +35,47 @@ class LeastSquares(Problem):
             in the order of the flattened leaves: a SciPy or torch sparse matrix, bandwidths ``(lower, upper)``, ``None``, or
             ``"auto"``: found by itself from 128 unknowns on.
 
+        bounds: ``(lower, upper)``, as in :class:`~implicitkit.Argmin`.
+        loss: ``"linear"``, ``"huber"``, ``"soft_l1"``, ``"cauchy"``, or ``rho(s)`` of squared residuals, elementwise: then
+            ``f_scale^2 sum rho((r / f_scale)^2) / 2`` is minimised (:mod:`implicitkit.problem.robust`).
+        f_scale: where a residual begins to count as an outlier: a positive number, or a tensor that broadcasts.
+        has_aux: the function returns ``(value, aux)``; ``solution.aux`` is ``aux`` at the solution, differentiable.
+
     Raises:
         TypeError: ``residuals`` is not callable.
     """
 
     residuals: Callable[..., Any]
+    bounds: Any = None
+    loss: Any = "linear"
+    f_scale: Any = 1.0
     jac_sparsity: Any = field(default="auto", compare=False, kw_only=True)
+    has_aux: bool = field(default=False, kw_only=True)
     kind: ClassVar[Kind] = LEAST_SQUARES
 
     def __post_init__(self) -> None:
         require_callable(self, self.residuals, "residuals")
+        if not callable(self.loss):
+            check_options(self, loss=one_of(*LOSSES))
+        if not isinstance(self.f_scale, Tensor):
+            check_options(self, f_scale=positive())
 
     @property
     def function(self) -> Callable[..., Any]:
-        return self.residuals
+        function = self._value_of(self.residuals)
+        return function if self.loss == "linear" else Robust(function, self.loss, self.f_scale)
+
+    def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated | None:
+        if self.bounds is None:
+            return None
+        objective = HalfSquaredNorm(self.function, batch_dims)
+        return Argmin(objective, bounds=self.bounds).restate(z0, args, batch_dims)
 
     def pattern_of(self, what: str) -> Any:
         return self.jac_sparsity if what == "residuals" else "auto"
 
     def residual(self, z: Any, *args: Any) -> Any:
-        return tree_gradient(lambda t: half_squared_norm(self.residuals(t, *args)), z)
+        return tree_gradient(lambda t: half_squared_norm(self.function(t, *args)), z)
 
     def flat_residual(self, kernel: Kernel, z: Tensor) -> Tensor:
         r, pullback = autodiff.vjp(kernel, z)
@@ -58,3 +83,17 @@ class LeastSquares(Problem):
 
     def flat_residuals(self, kernel: Kernel, z: Tensor) -> Tensor:
         return kernel(z)
+
+
+class HalfSquaredNorm:
+    """``(z, *args) -> |r|^2 / 2``, one number a sample."""
+
+    def __init__(self, residuals: Callable[..., Any], batch_dims: int) -> None:
+        self.residuals, self.batch_dims = residuals, batch_dims
+        self.__qualname__ = getattr(residuals, "__qualname__", type(residuals).__name__)
+
+    def __call__(self, z: Any, *args: Any) -> Tensor:
+        leaves = trees.tree_flatten(self.residuals(z, *args))[0]
+        parts = [leaf.square().reshape(*leaf.shape[: self.batch_dims], -1).sum(-1) for leaf in leaves]
+        total: Tensor = 0.5 * sum(parts[1:], parts[0])
+        return total

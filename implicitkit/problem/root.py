@@ -25,6 +25,7 @@ class Root(Problem):
             in the order of the flattened leaves: a SciPy or torch sparse matrix, bandwidths ``(lower, upper)``, ``None``, or
             ``"auto"``: found by itself from 128 unknowns on.
         symmetric, positive_definite: what you know of that Jacobian; checked at the first derivative.
+        has_aux: the function returns ``(value, aux)``; ``solution.aux`` is ``aux`` at the solution, differentiable.
 
     Raises:
         TypeError: ``residual`` is not callable.
@@ -34,6 +35,7 @@ class Root(Problem):
     jac_sparsity: Any = field(default="auto", compare=False, kw_only=True)
     symmetric: bool = field(default=False, kw_only=True)
     positive_definite: bool = field(default=False, kw_only=True)
+    has_aux: bool = field(default=False, kw_only=True)
     kind: ClassVar[Kind] = ROOT
 
     def __post_init__(self) -> None:
@@ -42,7 +44,7 @@ class Root(Problem):
 
     @property
     def function(self) -> Callable[..., Any]:
-        return self.equation
+        return self._value_of(self.equation)
 
     def residual(self, z: Any, *args: Any) -> Any:
-        return self.equation(z, *args)
+        return self.function(z, *args)

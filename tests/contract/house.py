@@ -30,7 +30,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("solver",),
     ("composition", "interop", "rule"),
     ("solving",),
-    ("layer", "project", "diagnostics", "testing", "callbacks"),
+    ("layer", "fitting", "project", "diagnostics", "testing", "callbacks"),
     ("cli", "extend"),
     ("__main__", ""),
 )

@@ -310,7 +310,7 @@ def test_lu_refuses_what_is_too_large() -> None:
     ids=["restart", "memory", "when_full", "terms", "steps", "damping"],
 )
 def test_options_out_of_range_are_refused(make: Any) -> None:
-    with pytest.raises(ValueError, match="must be|cannot be"):
+    with pytest.raises(ValueError, match=r"must be|cannot be"):
         make()
 
 

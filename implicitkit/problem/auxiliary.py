@@ -1,0 +1,31 @@
+"""Functions that return something beside what must hold: ``has_aux=True``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["ValueOnly", "auxiliary"]
+
+
+class ValueOnly:
+    """``function(z, *args) -> (value, aux)`` as a function that returns the value."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__qualname__ = getattr(function, "__qualname__", type(function).__name__)
+
+    def __call__(self, z: Any, *args: Any) -> Any:
+        return _pair(self.function(z, *args))[0]
+
+
+def auxiliary(function: Callable[..., Any], z: Any, args: tuple[Any, ...]) -> Any:
+    """``aux`` of one ordinary, differentiable evaluation ``function(z, *args) -> (value, aux)``."""
+    return _pair(function.function(z, *args) if isinstance(function, ValueOnly) else function(z, *args))[1]
+
+
+def _pair(out: Any) -> tuple[Any, Any]:
+    if not isinstance(out, tuple) or len(out) != 2:
+        got = f"a tuple of {len(out)}" if isinstance(out, tuple) else f"a {type(out).__name__}"
+        raise TypeError(f"with has_aux=True the function must return a pair (value, aux); it returned {got}")
+    return out
