@@ -29,6 +29,7 @@ from implicitkit.solution import Record, Solution
 from implicitkit.solver import auto
 from implicitkit.solver.base import Options, Solver
 from implicitkit.solver.catalogue import check_serves, get_solver
+from implicitkit.solver.root.bracketed import bracketed, middle
 from implicitkit.system import System, check_output
 from implicitkit.trees import Layout, tree_map
 
@@ -157,8 +158,19 @@ def _solve(
 
 
 @compat.opaque_to_compile
-def root(residual: Callable[..., Any], z0: Any, args: Any = (), **options: Any) -> Solution:
-    """``solve(Root(residual), z0, args, **options)``: ``residual(z, *args) = 0``."""
+def root(
+    residual: Callable[..., Any], z0: Any = None, args: Any = (), *, bracket: Any = None, **options: Any
+) -> Solution:
+    """``solve(Root(residual), z0, args, **options)``: ``residual(z, *args) = 0``.
+
+        ik.root(lambda z, c: z**3 - c, args=(c,), bracket=(torch.zeros(5), 1 + c), batch_dims=1)
+
+    ``bracket=(low, high)``: where each scalar equation changes its sign, numbers or tensors of the batch's shape; by
+    ``chandrupatla`` unless ``solver`` names another bracketing method, from the middle unless ``z0`` says where.
+    """
+    if bracket is not None:
+        options["solver"] = bracketed(options.get("solver", "auto"), bracket)
+        z0 = middle(bracket) if z0 is None else z0
     structure = _structure(options)
     return solve(Root(residual, **structure), z0, args, **options)
 

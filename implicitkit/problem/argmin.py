@@ -81,6 +81,11 @@ class Argmin(Problem):
         for name in ("prox", "project"):
             if getattr(self, name) is not None:
                 require_callable(self, getattr(self, name), name)
+        if getattr(self.project, "euclidean", True) is False:
+            raise ValueError(
+                f"project= takes a Euclidean projection, and {type(self.project).__name__} is one in the Kullback-Leibler "
+                "divergence: the minimum over its set would not be a fixed point of it; use the Euclidean one"
+            )
         if self.bounds is not None and (not isinstance(self.bounds, (tuple, list)) or len(self.bounds) != 2):
             raise ValueError("bounds must be a pair (lower, upper); either may be None")
         check_degenerate(self.degenerate)

@@ -328,6 +328,7 @@ def test_a_radius_is_differentiated() -> None:
         (lambda: ik.project.kl_birkhoff()(torch.zeros(2, 3)), ValueError, "square"),
         (lambda: ik.project.kl_transport(torch.ones(2), torch.ones(3))(torch.zeros(2, 3)), ValueError, "totals agree"),
         (lambda: ik.project.kl_transport(torch.ones(2), torch.ones(3))(torch.zeros(3, 3)), ValueError, "row sums"),
+        (lambda: ik.Argmin(torch.sum, project=ik.project.kl_simplex()), ValueError, "Euclidean projection"),
         (lambda: ik.project.psd_cone()(torch.zeros(2, 3)), ValueError, "square"),
         (lambda: ik.project.birkhoff()(torch.zeros(2, 3)), ValueError, "square"),
         (

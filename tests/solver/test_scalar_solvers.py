@@ -172,6 +172,27 @@ def test_a_root_at_an_end_and_one_bracket_for_all(name: str) -> None:
     torch.testing.assert_close(solution.value, c)
 
 
+def test_the_bracket_of_a_call() -> None:
+    c = torch.tensor([0.5, 8.0, 27.0], dtype=F64, requires_grad=True)
+    for solver in ("auto", "bisection", "scipy.root_scalar.brentq"):
+        ends = (torch.zeros(3, dtype=F64), 1 + c.detach())
+        found = ik.root(lambda z, c: z**3 - c, args=(c,), bracket=ends, batch_dims=1, solver=solver)
+        torch.testing.assert_close(found.value, c ** (1 / 3))
+        (slope,) = torch.autograd.grad(found.value.sum(), c)
+        torch.testing.assert_close(slope, c.detach() ** (-2 / 3) / 3)
+    alone = ik.root(lambda z: z**2 - 2, torch.tensor(1.0, dtype=F64), bracket=(0, 2))
+    assert float(alone.value) == pytest.approx(2**0.5, abs=1e-10)
+    for solver, error, said in (
+        (ik.Bisection(), TypeError, "Bisection"),
+        ("newton", TypeError, "bracket"),
+        ("scipy.root_scalar.secant", TypeError, "bracket"),
+    ):
+        with pytest.raises(error, match=said):
+            ik.root(lambda z: z**2 - 2, bracket=(0.0, 2.0), solver=solver)
+    with pytest.raises(ik.CapabilityError, match="batch_dims"):
+        ik.root(lambda z: z**3 - c, bracket=(torch.zeros(3, dtype=F64), 4.0))
+
+
 @pytest.mark.parametrize("cls", [ik.Bisection, ik.Chandrupatla])
 def test_brackets_of_the_wrong_number(cls: Any) -> None:
     c = torch.tensor([1.0, 2.0, 3.0], dtype=F64)
