@@ -52,7 +52,7 @@ def curve_fit(
         xdata: what the model is evaluated at, a pytree of tensors. ydata: ``(*batch, m)``.
         p0: where to start, ``(*batch, n)``.
         sigma: standard deviations of the data, ``(m,)`` or ``(*batch, m)``, or their covariance ``(m, m)``.
-        absolute_sigma: ``sigma`` is in the units of the data; else only its ratios count, as in SciPy.
+        absolute_sigma: ``sigma`` (one, if absent) is in the units of the data; else only its ratios count, as in SciPy.
         batch_dims: leading dimensions of independent fits.
         options: ``bounds=``, ``loss=``, ``f_scale=`` of :class:`~implicitkit.LeastSquares`, and those of
             :func:`~implicitkit.solve`.
@@ -85,7 +85,7 @@ def curve_fit(
     r, J = _linearised(residuals, p, args, batch_dims)
     inverse = torch.linalg.pinv(J)
     covariance = inverse @ inverse.mT
-    if not (absolute_sigma and sigma is not None):
+    if not absolute_sigma:
         if m <= n:
             warn(f"{m} data for {n} parameters say nothing of their covariance: it is infinite", ConvergenceWarning)
             covariance = torch.full_like(covariance, torch.inf)
@@ -96,7 +96,7 @@ def curve_fit(
 
 def _linearised(residuals: Callable[..., Tensor], p: Tensor, args: Any, batch_dims: int) -> tuple[Tensor, Tensor]:
     """The residuals and ``J`` ``(*batch, m, n)`` at ``p``: samples are independent, so that one pass a parameter does."""
-    r, pullback = torch.func.vjp(lambda q: residuals(q, *args), p)
+    r, pullback = torch.func.vjp(lambda q: residuals(q, *args), p)[:2]
     products = torch.func.vjp(lambda w: pullback(w)[0], torch.zeros_like(r))[1]  # v -> J v: the transpose of w -> J' w
 
     def column(i: int) -> Tensor:

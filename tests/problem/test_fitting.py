@@ -90,11 +90,11 @@ def test_the_scale_is_differentiable() -> None:
 @pytest.mark.parametrize("upper", [2.0, 10.0], ids=["active", "inactive"])
 def test_bounds(upper: float) -> None:
     y = data()
-    solve = lambda y: (
-        ik.least_squares(
-            residuals, START, (y,), bounds=(0.0, torch.tensor([upper, 5.0], dtype=F64)), rtol=1e-11, atol=1e-11
-        ).value
-    )
+
+    def solve(y: Tensor) -> Tensor:
+        bounds = (0.0, torch.tensor([upper, 5.0], dtype=F64))
+        return ik.least_squares(residuals, START, (y,), bounds=bounds, rtol=1e-11, atol=1e-11).value
+
     found = scipy.optimize.least_squares(
         lambda p: model(X.numpy(), *p) - y.numpy(), [1, 1], **TIGHT, bounds=([0, 0], [upper, 5])
     )
