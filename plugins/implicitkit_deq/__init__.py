@@ -11,6 +11,7 @@ The folder ``cells`` has the maps; the other modules are tools around the layer,
 from implicitkit_deq import cells
 from implicitkit_deq.causality import CausalityWarning, LastIterate, PerPosition, future_leak, per_position
 from implicitkit_deq.cells import Cell
+from implicitkit_deq.checkpoints import load_torchdeq
 from implicitkit_deq.correction import fixed_point_correction
 from implicitkit_deq.forgive import Forgive, ForgivenWarning
 from implicitkit_deq.initialise import scale_to_radius
@@ -46,6 +47,7 @@ __all__ = [
     "free_weights",
     "future_leak",
     "jacobian_penalty",
+    "load_torchdeq",
     "merge",
     "per_position",
     "scale_to_radius",

@@ -54,6 +54,18 @@ _NORMS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+#: whose weights are normalised when nobody says which
+_LAYERS = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+
+
 class WeightBound(nn.Module):
     r"""The parametrisation ``W = V \min(1, bound / |V|)``: within the bound a weight is what it was.
 
@@ -132,7 +144,9 @@ def weight_norm(module: nn.Module, bound: float | None = None, *, weights: Itera
     r"""Weight normalisation (Salimans & Kingma 2016), ``W = g V / |V|`` per row, optionally with ``|g| <= bound``.
 
     Args:
-        module, weights: as in :func:`bound_weights`. bound: the largest 2-norm of a row (``|W|_2 <= sqrt(rows) bound``).
+        module: the cell. bound: the largest 2-norm of a row (``|W|_2 <= sqrt(rows) bound``).
+        weights: parameters of ``module``; ``None``: the weights of its linear and convolution layers, and nothing else (no
+            embedding, no bias of an attention), as in TorchDEQ.
 
     Returns:
         The module itself.
@@ -140,7 +154,7 @@ def weight_norm(module: nn.Module, bound: float | None = None, *, weights: Itera
     Raises:
         ValueError: as in :func:`bound_weights`.
     """
-    return _register(module, weights, lambda: _WeightNorm(bound))
+    return _register(module, weights, lambda: _WeightNorm(bound), _LAYERS)
 
 
 def free_weights(module: nn.Module) -> nn.Module:
@@ -152,20 +166,35 @@ def free_weights(module: nn.Module) -> nn.Module:
     return module
 
 
-def _register(module: nn.Module, weights: Iterable[Tensor] | None, make: Callable[[], nn.Module]) -> nn.Module:
+def _register(
+    module: nn.Module,
+    weights: Iterable[Tensor] | None,
+    make: Callable[[], nn.Module],
+    layers: tuple[type[nn.Module], ...] = (),
+) -> nn.Module:
     homes: dict[int, tuple[nn.Module, str]] = {}
     for m in module.modules():
         if not isinstance(m, parametrize.ParametrizationList):
             homes.update({id(p): (m, name) for name, p in m.named_parameters(recurse=False)})
     chosen: list[Any] = (
-        [place for place in homes.values() if getattr(*place).ndim > 1]
+        [place for place in homes.values() if (_is_weight(place, layers) if layers else getattr(*place).ndim > 1)]
         if weights is None
         else [homes.get(id(w)) for w in weights]
     )
     if None in chosen:
         raise ValueError("a weight given is not a parameter of the module, or is reparametrised already (free_weights)")
     if not chosen:
-        raise ValueError(f"{type(module).__name__} has no weight of two dimensions or more to bound")
+        kind = (
+            "no linear or convolution layer whose weight could be normalised"
+            if layers
+            else "no weight of two dimensions"
+        )
+        raise ValueError(f"{type(module).__name__} has {kind}: say which parameters are meant, weights=[...]")
     for owner, name in chosen:
         parametrize.register_parametrization(owner, name, make())
     return module
+
+
+def _is_weight(place: tuple[nn.Module, str], layers: tuple[type[nn.Module], ...]) -> bool:
+    owner, name = place
+    return name == "weight" and isinstance(owner, layers)

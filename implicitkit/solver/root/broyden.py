@@ -21,7 +21,7 @@ __all__ = ["Broyden"]
 @register_solver("broyden", solves="root")
 @dataclass(frozen=True)
 class Broyden(Method):
-    r"""``z <- z - t B F(z)``, ``B`` an estimate of the inverse Jacobian that gains one secant pair a step.
+    r"""``z <- z - t damping B F(z)``, ``B`` an estimate of the inverse Jacobian that gains one secant pair a step.
 
     With ``s`` the step just taken and ``y`` the change of ``F`` along it, Sherman-Morrison gives
 
@@ -38,7 +38,7 @@ class Broyden(Method):
     Memory: two arrays ``(batch, memory, n)``, allocated once.  One evaluation a step, and one a halving.
 
     Args:
-        update: which of the two. memory: pairs kept.
+        update: which of the two. memory: pairs kept. damping: length of the full step, in (0, 2).
         when_full: ``"ring"`` overwrites the oldest pair, ``"restart"`` forgets all.
         scale: the start ``B = scale I``; ``None``: as above.
         line_search: halve steps that do not lower ``|F|``; ``None``: for all problems but fixed points. halvings: at most.
@@ -52,6 +52,7 @@ class Broyden(Method):
 
     update: Literal["good", "bad"] = "good"
     memory: int = 30
+    damping: float = 1.0
     when_full: Literal["ring", "restart"] = "ring"
     scale: float | None = None
     line_search: bool | None = None
@@ -153,6 +154,8 @@ class Broyden(Method):
 
     def _advance(self, f: Evaluations, z: Tensor, p: Tensor) -> tuple[Tensor, Tensor | None]:
         search = not f.kind.iteration if self.line_search is None else self.line_search
+        if self.damping != 1.0:
+            p = self.damping * p
         if not search:
             return z + p, None
         z_next, _, norm = halve(f, z, p, f.norm.to(z.dtype), self.halvings)

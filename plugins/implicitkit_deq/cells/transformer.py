@@ -18,12 +18,13 @@ class Transformer(Cell):
 
         [Q K V] = z W_{QKV} + x U                      (injection; x U and x S are computed once)
         A_{ij}  = ((Q_i + a)^T K_j + (Q_i + b)^T R_{i-j}) / \sqrt{d_h},   j <= i if causal
-        h       = LN(s + softmax(A) V W_O),   s = x S (skip="input") or z (skip="state")
+        h       = LN(s + softmax(A) V W_O),   s = x S (skip="input"), z (skip="state") or 0 (skip="none")
         f(z; x) = LN(h + W_2 \phi(W_1 h + b_1) + b_2)
 
-    With ``skip="state"``, the block of the paper, the Jacobian is near the identity when attention and feed-forward part
-    are small, and ``I - J`` near singular; with ``skip="input"`` it is then near zero, so that a small ``scale`` is a
-    contraction to start training from.
+    With ``skip="none"`` this is the block as the paper writes it, ``LN(\phi(LN(SelfAttention(z W_{QKV} + \tilde x))))`` with
+    a residual ``\phi``; its code adds the state (``"state"``), as Transformer-XL does.  With ``"state"`` the Jacobian is
+    near the identity when attention and feed-forward part are small, and ``I - J`` near singular; with ``"input"`` it is
+    then near zero, so that a small ``scale`` is a contraction to start training from.
 
     ``R_{i-j}`` is a linear function of sinusoids of the distance; ``a`` and ``b`` are learned.  Everything but the state is
     shared by all evaluations: the injection, the encoded distances, the mask.
@@ -35,8 +36,11 @@ class Transformer(Cell):
     Args:
         in_features: of ``x``. features: of the state, a multiple of ``heads``. heads: attention heads.
         hidden: width of the feed-forward part (default ``4 features``). causal: attend to ``j <= i`` only.
-        skip: what the first sum adds to attention, ``"input"`` or ``"state"``. scale: of the initial weights.
+        skip: what the first sum adds to attention, ``"input"``, ``"state"`` or ``"none"``. scale: of the initial weights.
         dropout: in attention weights and after either part; one mask a solve.
+        fused: attention by ``torch.nn.functional.scaled_dot_product_attention``, scores by distance as its mask: less
+            memory and time for long sequences, where a fast kernel of PyTorch's takes such a mask; first derivatives only,
+            in reverse mode.
 
     Raises:
         ValueError: sizes that do not fit.
@@ -55,6 +59,7 @@ class Transformer(Cell):
         causal: bool = True,
         skip: str = "input",
         dropout: float = 0.0,
+        fused: bool = False,
         scale: float = 1.0,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
@@ -68,10 +73,10 @@ class Transformer(Cell):
             raise ValueError(f"features ({features}) must be a multiple of heads ({heads})")
         if features % 2:
             raise ValueError(f"features must be even (sines and cosines of distances), got {features}")
-        if skip not in ("input", "state"):
-            raise ValueError(f'skip must be "input" or "state", got {skip!r}')
+        if skip not in ("input", "state", "none"):
+            raise ValueError(f'skip must be "input", "state" or "none", got {skip!r}')
         made: dict[str, Any] = {"dtype": dtype, "device": device}
-        self.features, self.heads, self.causal, self.skip = features, heads, causal, skip
+        self.features, self.heads, self.causal, self.skip, self.fused = features, heads, causal, skip, fused
         self.injection = nn.Linear(in_features, (4 if skip == "input" else 3) * features, **made)
         self.qkv = nn.Linear(features, 3 * features, bias=False, **made)
         self.distance = nn.Linear(features, features, bias=False, **made)
@@ -113,7 +118,9 @@ class Transformer(Cell):
         """One block."""
         injected, skipped = injected.split([3 * self.features, injected.shape[-1] - 3 * self.features], -1)
         attended = self.drop(self._attend(z, injected, past, distance))
-        h = self.first_norm(attended + (skipped if self.skip == "input" else z))
+        if self.skip != "none":
+            attended = attended + (skipped if self.skip == "input" else z)
+        h = self.first_norm(attended)
         return self.second_norm(h + self.drop(self.down(torch.relu(self.up(h)))))
 
     def _attend(self, z: Tensor, injected: Tensor, past: Tensor, distance: Tensor) -> Tensor:
@@ -123,17 +130,20 @@ class Transformer(Cell):
         q, k, v, r = (
             t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v, distance)
         )  # (B, heads, *, d_h)
-        content = (q + self.content_bias.unsqueeze(1)) @ k.mT
         by_distance = (q + self.distance_bias.unsqueeze(1)) @ r.mT
         if self.causal:
             by_distance = nn.functional.pad(by_distance, (0, T - 1))  # the future, masked below
-        placed = _by_position(by_distance, k.shape[2])
-        scores = (content + placed) / math.sqrt(d // self.heads)
+        placed = _by_position(by_distance, k.shape[2]) / math.sqrt(d // self.heads)
         if self.causal:
             ahead = torch.ones(T, k.shape[2], dtype=torch.bool, device=z.device).triu(1 + k.shape[2] - T)
-            scores = scores.masked_fill(ahead, -torch.inf)
-        weights = self.drop(torch.softmax(scores, -1))
-        return self.out((weights @ v).transpose(1, 2).flatten(2))
+            placed = placed.masked_fill(ahead, -torch.inf)
+        q = q + self.content_bias.unsqueeze(1)
+        if self.fused:
+            p = self.drop.p if self.training else 0.0
+            heads = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=placed, dropout_p=p)
+        else:
+            heads = self.drop(torch.softmax(q @ k.mT / math.sqrt(d // self.heads) + placed, -1)) @ v
+        return self.out(heads.transpose(1, 2).flatten(2))
 
     def state_shape(self, x: Tensor, *memory: Tensor) -> tuple[int, ...]:
         """``(T, features)``."""

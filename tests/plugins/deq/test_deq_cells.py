@@ -42,7 +42,13 @@ CELLS: dict[str, Callable[[], tuple[cells.Cell, tuple[Tensor, ...], dict[str, An
         (3 * _randn(2, 4, 3),),
         {},
     ),
+    "transformer paper": lambda: (
+        cells.Transformer(3, 8, 2, skip="none", scale=0.5, dtype=F64),
+        (_randn(2, 5, 3),),
+        {},
+    ),
     "trellis": lambda: (cells.TrellisNet(3, 4, dtype=F64), (_randn(2, 6, 3),), {}),
+    "trellis pointwise": lambda: (cells.TrellisNet(3, 4, input_kernel=1, dtype=F64), (_randn(2, 6, 3),), {}),
     "trellis dilated": lambda: (
         cells.TrellisNet(3, 4, kernel=3, dilation=2, full_output=True, dtype=F64),
         (_randn(2, 7, 3), _randn(2, 5, 8)),
@@ -177,16 +183,55 @@ def test_dropout_is_one_mask_a_solve() -> None:
     assert torch.equal(layer(x), layer(x))
 
 
+@pytest.mark.parametrize("memory", [0, 3])
+@pytest.mark.parametrize("causal", [True, False])
+def test_fused_attention_is_attention(causal: bool, memory: int) -> None:
+    torch.manual_seed(0)
+    cell = cells.Transformer(3, 8, 2, causal=causal, dtype=F64)
+    past = (_randn(2, memory, 8), _randn(2, memory, 3)) if memory else ()
+    x, z = _randn(2, 5, 3), _randn(2, 5, 8).requires_grad_()
+    wanted = [z, *cell.parameters()]
+    plain = cell(z, x, *past)
+    exact = torch.autograd.grad(plain.sin().sum(), wanted)
+    cell.fused = True
+    torch.testing.assert_close(cell(z, x, *past), plain, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(torch.autograd.grad(cell(z, x, *past).sin().sum(), wanted), exact, rtol=1e-9, atol=1e-11)
+    layer = DEQ(cells.Transformer(3, 8, 2, scale=0.3, fused=True, dtype=F64), rtol=1e-10)
+    out = layer(x)
+    out.sin().sum().backward()
+    got = [p.grad.clone() for p in layer.parameters()]
+    layer.cell.fused = False
+    layer.zero_grad()
+    layer(x).sin().sum().backward()
+    torch.testing.assert_close(got, [p.grad for p in layer.parameters()], rtol=1e-7, atol=1e-9)
+
+
+def test_the_block_of_the_paper_is_its_formula() -> None:
+    """LN(phi(LN(SelfAttention(z W_QKV + x U)))): neither state nor input beside the attention."""
+    torch.manual_seed(0)
+    cell = cells.Transformer(3, 8, 2, skip="none", dtype=F64)
+    assert cell.injection.out_features == 3 * 8
+    z, x = _randn(2, 5, 8), _randn(2, 5, 3)
+    h = cell.first_norm(cell._attend(z, *cell.inject(x)))
+    want = cell.second_norm(h + cell.down(torch.relu(cell.up(h))))
+    torch.testing.assert_close(cell(z, x), want, rtol=1e-13, atol=1e-14)
+
+
 # --------------------------------------------------------------------------------------------------------------- trellis
-def test_trellis_is_its_formula() -> None:
+@pytest.mark.parametrize("input_kernel", [None, 1, 2])
+def test_trellis_is_its_formula(input_kernel: int | None) -> None:
     torch.manual_seed(0)
     F, k, s, T = 3, 3, 2, 6
-    cell = cells.TrellisNet(2, F, kernel=k, dilation=s, dtype=F64)
+    cell = cells.TrellisNet(2, F, kernel=k, dilation=s, input_kernel=input_kernel, dtype=F64)
+    K = input_kernel or k
+    U = cell.injection.weight if K > 1 else cell.injection.weight.unsqueeze(2)
     x, z, u = _randn(1, T, 2), _randn(1, T, 2 * F), _randn(1, cell.history_length, 2 * F)
-    got = cell(z, x, u)[0]
+    before = _randn(1, (K - 1) * s, 2)
+    got = cell(z, x, u, before)[0]
+    seen = torch.cat([before, x], 1)[0]
     padded, past = torch.cat([u, z], 1)[0], u.shape[1]
     for t in range(T):
-        gates = cell.injection(x[0, t])
+        gates = cell.injection.bias + sum(U[:, :, j] @ seen[t + j * s] for j in range(K))
         for j in range(k):
             gates = gates + cell.recurrent.weight[:, :, j] @ padded[past + t - (k - 1 - j) * s, F:]
         i, o, g, f = gates.chunk(4)
@@ -203,7 +248,7 @@ def test_a_sequence_cut_in_two_with_its_history_is_the_whole(kernel: int, dilati
     with torch.no_grad():
         whole = layer(x)
         first = layer(x[:, :9])
-        second = layer(x[:, 9:], first)
+        second = layer(x[:, 9:], first, x[:, :9])
     assert torch.allclose(torch.cat([first, second], 1), whole, atol=1e-9)
 
 
@@ -263,7 +308,7 @@ def test_multiscale_reaches_every_resolution_from_the_input() -> None:
         (lambda: cells.Transformer(3, 9, 2), "multiple of heads"),
         (lambda: cells.Transformer(3, 9, 3), "even"),
         (lambda: cells.Transformer(0, 8), "in_features must be at least 1"),
-        (lambda: cells.Transformer(3, 8, skip="none"), "skip must be"),
+        (lambda: cells.Transformer(3, 8, skip="both"), "skip must be"),
         (lambda: cells.Transformer(3, 8)(_randn(2, 8), _randn(2, 3)), "batch, positions, features"),
         (lambda: cells.Transformer(3, 8, dtype=F64).inject(_randn(2, 5, 3), _randn(2, 4, 8)), "go together"),
         (lambda: cells.Transformer(3, 8, dtype=F64).inject(_randn(2, 5, 3), _randn(2, 4, 8), _randn(2, 3, 3)), "agree"),
