@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -138,6 +139,35 @@ def test_broyden_serves_equations_of_either_sign(solver: str, sign: float) -> No
     )
     z = solution.value
     torch.testing.assert_close(z**3 + z, c, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("damping", [0.25, 0.5, 1.0, 1.5])
+def test_broyden_takes_a_part_of_its_step(damping: float) -> None:
+    """z <- z - damping B F(z), B the dense inverse of the first method, updated by Sherman and Morrison's formula."""
+    torch.manual_seed(2)
+    W, b = 0.8 * torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64)).Q, torch.randn(6, dtype=torch.float64)
+    F = lambda z: torch.tanh(W @ z + b) - z  # noqa: E731
+    seen: list[torch.Tensor] = []
+    solver = ik.Broyden(damping=damping, safeguard=math.inf, patience=1000)
+    found = ik.fixed_point(
+        lambda z: torch.tanh(W @ z + b),
+        torch.zeros(6, dtype=torch.float64),
+        solver=solver,
+        rtol=1e-10,
+        callback=lambda step, z, norm: seen.append(z.clone()),
+    )
+    assert bool(found.converged)
+    z, B = torch.zeros(6, dtype=torch.float64), -torch.eye(6, dtype=torch.float64)
+    best = z
+    for step in range(10):
+        s = -damping * B @ F(z)
+        y = F(z + s) - F(z)
+        B = B + torch.outer(s - B @ y, s @ B) / (s @ B @ y)
+        z = z + s
+        best = z if F(z).norm() < F(best).norm() else best
+        torch.testing.assert_close(seen[step], best, rtol=1e-9, atol=1e-10)
+    with pytest.raises(ValueError, match="damping"):
+        ik.Broyden(damping=2.0)
 
 
 def test_good_broyden_ends_in_2n_steps_on_linear_systems() -> None:

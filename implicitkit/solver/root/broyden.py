@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from implicitkit.options import at_least, check_options, one_of
+from implicitkit.options import at_least, between, check_options, one_of
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -52,7 +52,6 @@ class Broyden(Method):
 
     update: Literal["good", "bad"] = "good"
     memory: int = 30
-    damping: float = 1.0
     when_full: Literal["ring", "restart"] = "ring"
     scale: float | None = None
     line_search: bool | None = None
@@ -60,6 +59,7 @@ class Broyden(Method):
     safeguard: float = 10.0
     patience: int = 50
     keep_inverse: bool = False
+    damping: float = 1.0
     default_max_steps: ClassVar[int] = 1000
 
     def __post_init__(self) -> None:
@@ -69,6 +69,7 @@ class Broyden(Method):
             memory=at_least(1),
             when_full=one_of("ring", "restart"),
             halvings=at_least(0),
+            damping=between(0, 2),
         )
         if self.scale is not None and not 0 < abs(self.scale) < float("inf"):
             raise ValueError(f"scale must be a finite number other than zero, got {self.scale}")
