@@ -1,4 +1,4 @@
-"""What people bring from cvxpylayers: options, exceptions, failure policies, back ends, a forward and backward of their own."""
+"""What people bring from cvxpylayers: options, exceptions, failure policies, back ends, a forward and backward of theirs."""
 
 from __future__ import annotations
 
