@@ -11,6 +11,7 @@ Source: Parikh & Boyd (2014), "Proximal algorithms", chapter 6.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from implicitkit import trees
 from implicitkit.sets.base import check_positive, length
+from implicitkit.sets.groups import ByRow
 from implicitkit.sets.spectral import positive_part
 from implicitkit.sets.total_variation import denoise
 
@@ -143,7 +145,7 @@ class nonnegative_ridge(Prox):
 
 
 @dataclass(frozen=True)
-class l2(Prox):
+class l2(ByRow, Prox):
     """``weight |x|_2`` (not squared) over the last dimension: ``max(1 - t weight / |v|, 0) v``.
 
     Args:
@@ -185,9 +187,17 @@ class group_lasso(Prox):
             raise ValueError(f"group_lasso: groups must be sizes >= 1, got {self.groups!r}")
         check_positive(self.weight, "weight", self, strict=False)
 
+    def sizes(self, n: int) -> list[int]:
+        """Of the groups in a vector of ``n`` numbers."""
+        return [self.groups] * (n // self.groups) if isinstance(self.groups, int) else list(self.groups)
+
+    def blocks(self, shape: tuple[int, ...]) -> list[int]:
+        """The groups of every row."""
+        return self.sizes(shape[-1]) * math.prod(shape[:-1])
+
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         n = v.shape[-1]
-        sizes = [self.groups] * (n // self.groups) if isinstance(self.groups, int) else list(self.groups)
+        sizes = self.sizes(n)
         if sum(sizes) != n:
             raise ValueError(f"group_lasso: groups {self.groups!r} do not add up to the last dimension, {n}")
         weights = [self.weight] * len(sizes)

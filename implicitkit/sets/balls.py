@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.sets.base import Projection, against, check_positive, length
+from implicitkit.sets.groups import ByRow
 from implicitkit.sets.simplex import onto_simplex
 
 __all__ = ["Ball", "L1Ball", "L2Ball", "LinfBall"]
@@ -37,7 +38,7 @@ class Ball(Projection):
 
 
 @dataclass(frozen=True)
-class L1Ball(Ball):
+class L1Ball(ByRow, Ball):
     """``{|x - centre|_1 <= radius}``: soft thresholding at the ``tau`` of the simplex (Duchi et al. 2008)."""
 
     def shrink(self, v: Tensor, radius: Tensor) -> Tensor:
@@ -47,7 +48,7 @@ class L1Ball(Ball):
 
 
 @dataclass(frozen=True)
-class L2Ball(Ball):
+class L2Ball(ByRow, Ball):
     """``{|x - centre|_2 <= radius}``: ``v radius / |v|`` outside."""
 
     def shrink(self, v: Tensor, radius: Tensor) -> Tensor:

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from implicitkit.sets.base import Projection, against, check_positive
+from implicitkit.sets.groups import ByRow
 
 __all__ = ["Simplex", "SparseSimplex", "onto_simplex"]
 
 
 @dataclass(frozen=True)
-class Simplex(Projection):
+class Simplex(ByRow, Projection):
     r"""``{x >= 0, sum x = radius}``: ``x = max(v - tau, 0)`` with ``tau`` from a sort (Held, Wolfe & Crowder 1974;
     Duchi et al. 2008).  With ``S`` the support, ``tau = (sum_S v - radius) / |S|`` and ``dx/dv = I_S - 1_S 1_S' / |S|``.
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import scipy.optimize
 import torch
-from sklearn.linear_model import ElasticNet, Lasso
+from sklearn.linear_model import ElasticNet, Lasso, MultiTaskLasso
 from torch import Tensor, nn
 from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 import implicitkit as ik
-from implicitkit.extend import Constraint
+from implicitkit.extend import Constraint, get_solver
 
 F64 = torch.float64
 N = 5
@@ -511,7 +511,7 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (lambda: _solve(prox=ik.prox.l1(), solver="sqp"), ik.CapabilityError, "augmented_lagrangian"),
     (lambda: _solve(bounds=(0, 1), solver="mirror_descent"), ik.CapabilityError, "simplex"),
-    (lambda: _solve(prox=ik.prox.l2(), solver="block_coordinate_descent"), ik.CapabilityError, "separable"),
+    (lambda: _solve(prox=ik.prox.total_variation(), solver="block_coordinate_descent"), ik.CapabilityError, "groups"),
     (lambda: _solve(project=lambda z: z[:1]), ValueError, "shape"),
     (
         lambda: ik.argmin(distance, ZERO, (V,), bounds=(0, 1)),
@@ -650,3 +650,86 @@ def test_a_class_of_constraints_that_does_not_say_what_it_means_is_refused() -> 
             TypeError, match=r"does not say what its values mean: use ik\.Equality .* or ik\.Inequality"
         ):
             unknown(lambda z: z)
+
+
+# ------------------------------------------------------------------------------------ matrices: simplices, groups in rows
+def _rows(z: Tensor, v: Tensor) -> Tensor:
+    """The objective of :func:`entropy` over all rows of a matrix, coupled by the mean of the rows."""
+    return (z * torch.log(z) - z * v).sum((-2, -1)) + z.mean(-2).square().sum(-1)
+
+
+TABLES = _draw(30, 2, 4, N)
+
+
+def test_mirror_descent_on_rows_of_simplices() -> None:
+    """A matrix of probability vectors: against the closed form without coupling; with it ``z = softmax(v - mean / 2)``,
+    whose mean is found by repetition; values and Jacobians."""
+    start = torch.full((2, 4, N), 1 / N, dtype=F64)
+    options: dict[str, Any] = {"project": SIMPLEX, "solver": "mirror_descent", "rtol": 1e-11}
+    plain = ik.argmin(lambda z, v: (z * torch.log(z) - z * v).sum((-2, -1)), start, (TABLES,), batch_dims=1, **options)
+    torch.testing.assert_close(plain.value, TABLES.softmax(-1), rtol=0, atol=1e-8)
+
+    def unrolled(v: Tensor) -> Tensor:
+        mean = torch.zeros(N, dtype=F64)
+        for _ in range(80):
+            mean = (v - mean / 2).softmax(-1).mean(-2)
+        return (v - mean / 2).softmax(-1)
+
+    def solve(v: Tensor) -> Tensor:
+        return ik.argmin(_rows, start[0], (v,), **options).value
+
+    coupled = ik.argmin(_rows, start, (TABLES,), batch_dims=1, **options)
+    for value, v in zip(coupled.value, TABLES, strict=True):
+        torch.testing.assert_close(value, unrolled(v), rtol=0, atol=1e-8)
+    torch.testing.assert_close(jacrev(solve)(TABLES[0]), jacrev(unrolled)(TABLES[0]), rtol=0, atol=1e-6)
+
+
+def test_mirror_descent_starts_inside_whatever_the_start() -> None:
+    start = torch.zeros(2, 4, N, dtype=F64)
+    start[0, 0, 0], start[1, 2] = 1.0, -3.0
+    s = ik.argmin(
+        distance_of_rows, start, (TABLES,), project=ik.project.simplex(2.0), solver="mirror_descent", batch_dims=1
+    )
+    torch.testing.assert_close(s.value, ik.project.simplex(2.0)(TABLES), rtol=0, atol=1e-5)
+
+
+def distance_of_rows(z: Tensor, v: Tensor) -> Tensor:
+    return 0.5 * (z - v).square().sum((-2, -1))
+
+
+@pytest.mark.parametrize(
+    ("closed", "kind"),
+    [
+        (ik.prox.l2(0.7), "prox"), (ik.prox.group_lasso((2, 3), 0.5), "prox"), (SIMPLEX, "project"),
+        (ik.project.l2_ball(0.6), "project"), (ik.project.l1_ball(0.6), "project"),
+    ],
+    ids=lambda x: type(x).__name__ if not isinstance(x, str) else x,
+)  # fmt: skip
+@pytest.mark.parametrize("block_size", [1, 7])
+def test_block_coordinate_descent_with_groups(closed: Any, kind: str, block_size: int) -> None:
+    """Groups are blocks, never split, whatever ``block_size``."""
+    solver = get_solver("block_coordinate_descent", block_size=block_size)
+    options: dict[str, Any] = {kind: closed}
+    s = ik.argmin(distance_of_rows, torch.zeros(2, 4, N, dtype=F64), (TABLES,), solver=solver, batch_dims=1, **options)
+    torch.testing.assert_close(s.value, closed(TABLES), rtol=0, atol=1e-7)
+
+
+def test_block_coordinate_descent_is_multitask_lasso() -> None:
+    """``|X B - Y|^2 / 2 + lam sum_i |B_i|_2``, rows as blocks, against scikit-learn; the Jacobian in ``Y`` against
+    differences."""
+    targets, weight = _draw(31, 12, 3), 6.0
+
+    def solve(targets: Tensor) -> Tensor:
+        return ik.argmin(
+            lambda B, targets: 0.5 * (MATRIX @ B - targets).square().sum(), torch.zeros(N, 3, dtype=F64), (targets,),
+            prox=ik.prox.l2(weight), solver="block_coordinate_descent", rtol=1e-11,
+        ).value  # fmt: skip
+
+    found = solve(targets)
+    reference = MultiTaskLasso(weight / 12, fit_intercept=False, tol=1e-12, max_iter=100_000).fit(MATRIX, targets)
+    torch.testing.assert_close(found, torch.from_numpy(reference.coef_.T.copy()), rtol=0, atol=1e-7)
+    assert 0 < int((found == 0).all(1).sum()) < N
+    direction, step = _draw(32, 12, 3), 1e-5
+    _, slope = torch.func.jvp(solve, (targets,), (direction,))
+    moved = (solve(targets + step * direction) - solve(targets - step * direction)) / (2 * step)
+    torch.testing.assert_close(slope, moved, rtol=0, atol=1e-6)

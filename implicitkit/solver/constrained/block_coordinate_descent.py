@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from implicitkit.errors import CapabilityError
 from implicitkit.options import at_least, check_options
+from implicitkit.sets.groups import blocks
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
@@ -23,14 +25,16 @@ __all__ = ["BlockCoordinateDescent"]
 class BlockCoordinateDescent(Method):
     """Proximal gradient steps on one block of coordinates after another, each with its own step length; a step is a sweep.
 
-    (Beck & Tetruashvili 2013; Wright 2015, "Coordinate descent algorithms".)  The proximal map must act on each block
-    alone (``ik.prox.l1``, ``ik.prox.elastic_net``, bounds, ...).  One gradient a block.
+    (Beck & Tetruashvili 2013; Wright 2015, "Coordinate descent algorithms"; with groups, Qin, Scheinberg & Goldfarb 2013.)
+    The proximal map must act on each block alone: on single numbers (``ik.prox.l1``, ``ik.prox.elastic_net``, bounds, ...),
+    or on groups, which are then the blocks (rows of a matrix for ``ik.prox.l2``, balls and simplices; the groups of
+    ``ik.prox.group_lasso``).  One gradient a block.
 
     Args:
-        block_size: coordinates in a block.
+        block_size: coordinates in a block, at least; groups are never split.
 
     Raises:
-        ValueError: ``block_size`` below 1. CapabilityError: constraints, or a proximal map that couples coordinates.
+        ValueError: ``block_size`` below 1. CapabilityError: constraints, or a proximal map that couples everything.
     """
 
     block_size: int = 1
@@ -40,21 +44,30 @@ class BlockCoordinateDescent(Method):
         check_options(self, block_size=at_least(1))
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
-        model = Model(f)
+        return (torch.ones(len(z), len(self._blocks(Model(f))), dtype=z.dtype, device=z.device),)
+
+    def _blocks(self, model: Model) -> list[slice]:
+        """Consecutive coordinates that the proximal map couples with no others."""
         prox = getattr(model.problem.prox, "project", model.problem.prox)
-        if model.count or getattr(prox, "separable", True) is False:
+        sizes: list[int] | None = []
+        for shape in model.problem.layout.events:
+            found = blocks(prox, tuple(shape))
+            sizes = None if sizes is None or found is None else sizes + found
+        if model.count or sizes is None:
             raise CapabilityError(
-                "block_coordinate_descent takes bounds or a separable prox=, and no constraints=: use "
-                "solver='proximal_gradient' or 'auto'"
+                "block_coordinate_descent takes bounds, or a prox= or project= that is separable or acts on groups, and no "
+                "constraints=: use solver='proximal_gradient' or 'auto'"
             )
-        blocks = -(-z.shape[1] // self.block_size)
-        return (torch.ones(len(z), blocks, dtype=z.dtype, device=z.device),)
+        ends = [0]
+        for stop in itertools.accumulate(sizes):
+            if stop - ends[-1] >= self.block_size or stop == model.size:
+                ends.append(stop)
+        return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         model = Model(f)
         lengths = state[0].clone()
-        for number in range(lengths.shape[1]):
-            block = slice(number * self.block_size, (number + 1) * self.block_size)
+        for number, block in enumerate(self._blocks(model)):
             value, _, g = model.slope(z)
             noise = 1e-10 * (1 + value.abs())
             t = lengths[:, number]
