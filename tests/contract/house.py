@@ -1,6 +1,7 @@
 """The house in figures, by what the code itself says: floors, circles, arrows between rooms, sizes, import cost.
 
     python tests/contract/house.py            # prints the table that docs/architecture.md shows
+    python tests/contract/house.py --draw     # draws its two pictures anew
 
 Imports count wherever they stand: at the top of a module, under ``TYPE_CHECKING``, inside a function.
 """
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import networkx as nx
 
@@ -195,6 +197,75 @@ def figures() -> dict[str, object]:
     }
 
 
-if __name__ == "__main__":
+# ------------------------------------------------------------------------------------------------------------- pictures
+_INK, _PAPER, _LINE = "#1b3a57", "#e8f0f7", "#8aa4bc"
+
+
+def draw_rooms(path: Path) -> None:
+    """The rooms on their floors, with the arrows between them (those to the ground floor left out)."""
+    import matplotlib.pyplot as plt
+
+    rooms = {room(name) for name in modules()} - {"", "__main__"}
+    rows = [[r for r in floor if r in rooms] for floor in FLOORS if any(r in rooms for r in floor)]
+    place = {r: ((i + 1) / (len(row) + 1), y) for y, row in enumerate(rows) for i, r in enumerate(row)}
+    figure, ax = plt.subplots(figsize=(9, 0.95 * len(rows) + 0.4))
+    for a, b in sorted(between_rooms(graph(modules()))):
+        if a in place and b in place and FLOOR[b] > 0:  # everything stands on the ground floor: arrows to it say nothing
+            ax.annotate(
+                "", place[b], place[a], zorder=1,
+                arrowprops={"arrowstyle": "-|>", "color": _LINE, "alpha": 0.35, "lw": 0.7, "shrinkA": 12, "shrinkB": 12},
+            )  # fmt: skip
+    for name, (x, y) in place.items():
+        box = {"boxstyle": "round,pad=0.35", "facecolor": _PAPER, "edgecolor": _INK}
+        ax.text(x, y, name, ha="center", va="center", fontsize=9.5, color=_INK, bbox=box, zorder=2)
+    ax.set_xlim(0, 1)
+    ax.set_ylim(-0.6, len(rows) - 0.4)
+    ax.set_axis_off()
+    _save(figure, path)
+
+
+#: The way of the data: what happens, and where.
+WAY = (
+    ("solve(problem, z0, args)", "solving.py"),
+    ("pytrees -> one matrix (batch, n)", "trees.py"),
+    ("every tensor the function uses -> theta", "lifting/"),
+    ("F(z, theta) on matrices", "system.py"),
+    ("one Request: all that is no tensor", "rule/request.py"),
+    ("root: (z0, theta) -> z, with its vjp, jvp, vmap", "rule/primitive.py"),
+    ("Solver.run on plain tensors", "solver/"),
+    ("Solution: value, status, figures", "solution.py"),
+)
+
+
+def draw_way(path: Path) -> None:
+    """The way that ``z0`` and ``args`` take."""
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(6.6, 6.2))
+    for i, (what, where) in enumerate(WAY):
+        y = -i
+        box = {"boxstyle": "round,pad=0.4", "facecolor": _PAPER, "edgecolor": _INK}
+        ax.text(0.38, y, what, ha="center", va="center", fontsize=10, color=_INK, bbox=box)
+        ax.text(0.80, y, where, ha="left", va="center", fontsize=9, color=_INK, family="monospace")
+        if i:
+            ax.annotate("", (0.38, y + 0.27), (0.38, y + 0.73), arrowprops={"arrowstyle": "-|>", "color": _INK})
+    back = {"arrowstyle": "-|>", "color": "#b5523b", "connectionstyle": "arc3,rad=-0.35", "lw": 1.4}
+    ax.annotate("", (0.0, -5.0), (0.0, -7.0), arrowprops=back)
+    ax.text(-0.13, -6.0, "derivatives", ha="center", va="center", rotation=90, fontsize=9, color="#b5523b")
+    ax.set_xlim(-0.16, 1.05)
+    ax.set_ylim(-7.5, 0.5)
+    ax.set_axis_off()
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+    print(path.relative_to(ROOT))
+
+
+if __name__ == "__main__" and "--draw" in sys.argv:
+    draw_rooms(ROOT / "docs/pictures/rooms.svg")
+    draw_way(ROOT / "docs/pictures/way.svg")
+elif __name__ == "__main__":
     for name, value in figures().items():
         print(f"{name:72} {value}")
