@@ -312,8 +312,14 @@ MUTANTS = [
     *mutants(
         "implicitkit/diagnostics/kkt_regularity.py",
         DEGENERACY,
-        ("weak = (distance.abs() <= tolerance * scale).sum(1)", "weak = (distance.abs() <= 0).sum(1)"),
-        ("active = (distance > tolerance * scale).sum(1)", "active = (distance < -tolerance * scale).sum(1)"),
+        (
+            "weak, active = (distance.abs() <= scale).sum(1), (distance > scale).sum(1)",
+            "weak, active = (distance.abs() <= 0).sum(1), (distance > scale).sum(1)",
+        ),
+        (
+            "weak, active = (distance.abs() <= scale).sum(1), (distance > scale).sum(1)",
+            "weak, active = (distance.abs() <= scale).sum(1), (distance < -scale).sum(1)",
+        ),
         (
             'sides += [data["lower"] - v] if "lower" in data else []',
             'sides += [data["lower"] * torch.nan] if "lower" in data else []',

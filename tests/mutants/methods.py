@@ -173,8 +173,8 @@ MUTANTS = [
         ),
         ("found = armijo & (new_slope >= _CURVATURE * slope)", "found = armijo"),
         (
-            "difference = torch.where(lost, -0.5 * ((g + f(trial)) * (trial - z)).sum(1), difference)",
-            "difference = torch.where(lost, 0.5 * ((g + f(trial)) * (trial - z)).sum(1), difference)",
+            "difference = torch.where(lost, -0.5 * ((g + g_new) * moved).sum(1), difference)",
+            "difference = torch.where(lost, 0.5 * ((g + g_new) * moved).sum(1), difference)",
         ),
         ("armijo = new <= value + _ARMIJO * t * slope", "armijo = new <= value + 10 * t * slope.abs()"),
     ),
@@ -287,8 +287,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/qp/polish.py",
         "tests/problem/test_qp.py tests/mutants/test_survivors.py -k 'planted or rounding or weakly'",
-        ("active = here[2] + mv(part.G, here[0]) - part.h > 0", "active = mv(part.G, here[0]) - part.h > -1e-3"),
-        ("active = here[2] + mv(part.G, here[0]) - part.h > 0", "active = here[2] - mv(part.G, here[0]) + part.h > 0"),
+        ("active = v + mv(part.G, x) - part.h > 0", "active = mv(part.G, x) - part.h > -1e-3"),
+        ("active = v + mv(part.G, x) - part.h > 0", "active = v - mv(part.G, x) + part.h > 0"),
         ("better = new < norm[rows]", "better = new > norm[rows]"),
     ),
 ]

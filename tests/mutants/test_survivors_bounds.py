@@ -29,7 +29,7 @@ def number(x: float) -> Tensor:
 def at(problem: ik.Problem, z: Tensor, *args: Tensor, **options: Any) -> ik.Solution:
     """The solution ``z``, whatever its residual."""
     layer = ik.implicit(problem, on_failure="ignore", **options)(lambda z0, *a: z)
-    return layer.solve(torch.zeros_like(z), *args)  # type: ignore[attr-defined]
+    return layer.solve(z, *args)  # type: ignore[attr-defined]
 
 
 # -------------------------------------------------------------------------------------------------------- certificates

@@ -10,7 +10,8 @@ from torch import Tensor
 
 cp = pytest.importorskip("cvxpy")
 from implicitkit_cvxpy import ConvexLayer  # noqa: E402
-from implicitkit_cvxpy.kkt import ConeKKT, reduced  # noqa: E402
+from implicitkit_cvxpy.cones import Cones, DualCone  # noqa: E402
+from implicitkit_cvxpy.kkt import ConeKKT  # noqa: E402
 from implicitkit_cvxpy.program import KKTOperator  # noqa: E402
 
 D = torch.float64
@@ -27,30 +28,25 @@ def close(got: Any, want: Any, rtol: float = 1e-9, atol: float = 1e-10) -> None:
 # --------------------------------------------------------------------------------------------------------- convex layer
 
 
-@pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
-@pytest.mark.parametrize("active", ["none", "some", "all", "different"])
-def test_reduced_system_of_a_cone_program_against_its_matrix(active: str, transposed: bool) -> None:
-    n, m, batch = 6, 4, 2
+def _conditions(transposed: bool) -> KKTOperator:
+    """A program with linear rows, one on and one off, and a second-order cone of three rows."""
+    n, batch = 4, 2
     root = seeded(batch, n, n)
-    P, A = root @ root.mT + torch.eye(n, dtype=D), seeded(batch, m, n, seed=1)
-    on = {"none": [0, 0, 0, 0], "some": [1, 0, 1, 0], "all": [1, 1, 1, 1], "different": [0, 1, 1, 0]}[active]
-    diagonal = torch.tensor([on, on if active != "different" else [1, 0, 0, 0]], dtype=D)
-    J = KKTOperator(P, A, diagonal, [], transposed=transposed)
-    g = seeded(batch, n + m, seed=2)
-    x, ok = reduced(J, g)
-    assert bool(ok.all())
-    close(x, torch.linalg.solve(J.dense(), g.unsqueeze(2)).squeeze(2), rtol=1e-7, atol=1e-8)
+    P, A = root @ root.mT + torch.eye(n, dtype=D), seeded(batch, 5, n, seed=1)
+    dual = DualCone(Cones(nonneg=2, soc=(3,)))
+    v = torch.cat([torch.tensor([[1.0, -1.0]] * batch, dtype=D), torch.tensor([[0.2, 1.0, -0.5]] * batch, dtype=D)], 1)
+    J = KKTOperator(P, A, *dual.derivative(v))
+    return J.T if transposed else J
 
 
-def test_reduced_system_says_where_rows_depend_on_each_other() -> None:
-    P, A = torch.eye(3, dtype=D).unsqueeze(0), torch.ones(1, 2, 3, dtype=D)
-    J = KKTOperator(P, A, torch.ones(1, 2, dtype=D), [])
-    g = seeded(1, 5)
-    x, ok = reduced(J, g)
-    if bool(ok.all()):
-        close(J.mv(x), g, rtol=1e-8, atol=1e-8)
-    found = ConeKKT(reduce=1).answer(J, g)  # and the dense way takes over
-    close(found, torch.linalg.pinv(J.dense()[0]) @ g[0] + 0 * found, rtol=1e-6, atol=1e-7)
+@pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
+def test_products_of_the_conditions_are_those_of_their_matrix(transposed: bool) -> None:
+    J, w = _conditions(transposed), seeded(2, 9, seed=2)
+    M = J.dense()
+    close(J.mv(w), torch.einsum("bij,bj->bi", M, w))
+    close(J.rmv(w), torch.einsum("bij,bi->bj", M, w))
+    close(J.T.dense(), M.mT)
+    close(ConeKKT().solve(J, w).x, torch.linalg.solve(M, w.unsqueeze(2)).squeeze(2), rtol=1e-7, atol=1e-8)
 
 
 def _large() -> tuple[Any, int]:
@@ -59,7 +55,7 @@ def _large() -> tuple[Any, int]:
     return ConvexLayer(cp.Problem(cp.Minimize(0.5 * cp.sum_squares(z - x)), [z <= h]), [x, h], [z]), n
 
 
-def test_reduced_system_serves_convex_layers_above_64_unknowns() -> None:
+def test_convex_layers_above_64_unknowns() -> None:
     """``min(x, h)``, first and second order."""
     layer, n = _large()
     x, h = seeded(2, n).requires_grad_(), seeded(2, n, seed=1).requires_grad_()
