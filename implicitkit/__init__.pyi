@@ -22,6 +22,7 @@ from implicitkit.diagnostics.certificate import certify as certify
 from implicitkit.diagnostics.linear_stability import Stability as Stability
 from implicitkit.errors import CapabilityError as CapabilityError
 from implicitkit.errors import CapturedTensorError as CapturedTensorError
+from implicitkit.errors import ChangedFunctionError as ChangedFunctionError
 from implicitkit.errors import ConvergenceError as ConvergenceError
 from implicitkit.errors import ConvergenceWarning as ConvergenceWarning
 from implicitkit.errors import ImpureFunctionWarning as ImpureFunctionWarning

@@ -9,6 +9,7 @@ from typing import Any
 __all__ = [
     "CapabilityError",
     "CapturedTensorError",
+    "ChangedFunctionError",
     "ConvergenceError",
     "ConvergenceWarning",
     "DegenerateWarning",
@@ -63,6 +64,10 @@ class SparsityWarning(RuntimeWarning):
 
 class CapturedTensorError(RuntimeError):
     """The function uses a tensor whose derivative would be lost, because nothing shows where it comes from."""
+
+
+class ChangedFunctionError(RuntimeError):
+    """When its derivative is taken, the function is no longer the one that was solved."""
 
 
 class UnknownNameError(ValueError):

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from implicitkit import compat
 from implicitkit.lifting.lifted import Lifted
 from implicitkit.sparsity.known import Sparsity, identity_of
 from implicitkit.trees import Layout, tree_flatten
@@ -91,7 +92,9 @@ class System:
 
         def kernel(z: Tensor, *theta: Tensor) -> Tensor:
             with autocast():
-                return pack(lifted(problem.unpack(layout, z), theta), z)
+                out = pack(lifted(problem.unpack(layout, z), theta), z)
+            lifted.cut = lifted.cut or not compat.physical(out).requires_grad
+            return out
 
         def live(z: Tensor, *theta: Tensor) -> Tensor:
             with autocast():

@@ -88,6 +88,7 @@ class JacobianByComponent:
             states = [part for i in range(len(self)) for part in self._split(i, self.points[i])]
             outputs = dict(zip(names, parts.kernel(names, names)(states, theta), strict=True))
             self.values = [_cat([outputs[n] for n in block]) for block in self.components]
+            parts.system.lifted.cut = not all(value.requires_grad for value in self.values)
             self.residuals = [value - point for value, point in zip(self.values, self.points, strict=True)]
         self.theta = theta
         self._leaves = {get_gradient_edge(t).node: k for k, t in enumerate(theta) if t.requires_grad}

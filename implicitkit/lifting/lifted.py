@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from implicitkit import compat
 from implicitkit.errors import CapturedTensorError
-from implicitkit.lifting.reach import can_keep, modules_in_use, reachable_modules
+from implicitkit.lifting.reach import Scope, can_keep, modules_in_use, reachable_modules
 from implicitkit.lifting.watch import (
     Constants,
     Discover,
@@ -64,6 +64,8 @@ class Lifted:
         inside: lifted inside the evaluation of another that has put stand-ins in the place of what it captures.
         probe: the output of the first evaluation at the very ``z0`` and ``args``, if it was made on plain tensors and
             the function is pure; else ``None``.
+        random: the function draws random numbers. cut: an evaluation since this was reset gave nothing tracked.
+        scope: what the function's variables and its modules' buffers were.
     """
 
     function: Callable[..., Any]
@@ -78,6 +80,13 @@ class Lifted:
     branches: bool = False
     inside: bool = False
     probe: Any = None
+    random: bool = False
+    cut: bool = False
+    scope: Scope | None = None
+
+    def changes(self) -> list[str]:
+        """What the function uses that is not as it was when it was lifted, in words (as far as it was noted)."""
+        return self.scope.changes() if self.scope is not None else []
 
     def __call__(self, z: Any, theta: Sequence[Tensor]) -> Any:
         if not self.guarded:
@@ -156,6 +165,8 @@ def _lift(
 ) -> None:
     """Find what the function uses, by looking at modules and by evaluating once, twice or three times."""
     constants = _lift_modules(lifted, modules, explicit=needed or levels)
+    if needed or levels:
+        lifted.scope = Scope(lifted.function, [(t, places[0][1]) for places, t in constants])
     z_leaves, z_spec = tree_flatten(z0)
     z = tree_unflatten([_plain(resolve(t), levels) for t in z_leaves], z_spec)
     looks = Looks() if levels or (needed and (lifted.inside or not any(map(_explicit, lifted.theta)))) else None
@@ -208,8 +219,8 @@ def _lift_observed(
     again = Discover([*given, *plain])
     with again:
         out = lifted(z, plain)
-    kept = [compat.physical(t) for key, t in again.found.items() if key in first.made]
-    if any(getattr(t, _MARK, False) for t in graph_leaves(kept)):
+    kept = [t for key, t in again.found.items() if key in first.made]
+    if leaks(kept) or any(getattr(t, _MARK, False) for t in graph_leaves(list(map(compat.physical, kept)))):
         raise CapturedTensorError(_KEPT)
     _refuse_leaks(lifted, z, plain, out, levels)
     return out
@@ -217,7 +228,7 @@ def _lift_observed(
 
 def _first_evaluation(lifted: Lifted, z: Any, plain: Sequence[Tensor], constants: Constants, looks: Any) -> Any:
     leaves = tree_flatten(z)[0]
-    watch = purity(lifted.frozen, [*leaves, *plain[: lifted.from_args]], len(leaves), constants)
+    watch = purity(lifted, [*leaves, *plain[: lifted.from_args]], len(leaves), constants)
     with watch, looks:
         return lifted(z, plain)
 

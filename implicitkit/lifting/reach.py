@@ -7,12 +7,13 @@ import functools
 import inspect
 import threading
 import types
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["can_keep", "modules_held", "modules_in_use", "reachable_modules"]
+__all__ = ["Scope", "can_keep", "modules_held", "modules_in_use", "reachable_modules"]
 
 _DEPTH = 6  # how far reachable objects are followed
 # Evaluations that swap tensors into modules, and those that read modules, exclude each other between threads.
@@ -81,3 +82,56 @@ def _global_names(code: types.CodeType) -> tuple[str, ...]:
         if isinstance(constant, types.CodeType):
             names.extend(_global_names(constant))
     return tuple(names)
+
+
+class Scope:
+    """What the variables of a function's enclosing scope, and named tensors, were at some time: to say what has changed.
+
+    Tensors are known by identity and version, not held.
+    """
+
+    __slots__ = ("_cells", "_tensors")
+
+    def __init__(self, function: Any, tensors: Sequence[tuple[Tensor, str]]) -> None:
+        self._tensors = [(weakref.ref(t), version(t), name) for t, name in tensors]
+        function = getattr(function, "__func__", function)
+        cells = getattr(function, "__closure__", None) or ()
+        self._cells = [(name, c, _state(c)) for name, c in zip(_names(function), cells, strict=True)] if cells else []
+
+    def changes(self) -> list[str]:
+        """In words: which variable was rebound, which tensor was written to."""
+        said = []
+        for name, cell, before in self._cells:
+            after = _state(cell)
+            if after[0] != before[0]:
+                values = f" ({before[2]} then, {after[2]} now)" if before[2] and after[2] else ""
+                said.append(f"the variable {name!r} was bound to another value{values}")
+            elif after[1] != before[1]:
+                said.append(f"the tensor {name!r} was written to")
+        for ref, before_version, name in self._tensors:
+            t = ref()
+            if t is not None and version(t) != before_version:
+                said.append(f"the buffer {name!r} was written to")
+        return said
+
+
+def _names(function: Any) -> tuple[str, ...]:
+    names: tuple[str, ...] = function.__code__.co_freevars
+    return names
+
+
+def _state(cell: types.CellType) -> tuple[Any, int, str]:
+    """What identifies the contents of a cell: a plain value or an object's id, a tensor's version, and how to show it."""
+    try:
+        x = cell.cell_contents
+    except ValueError:  # not filled
+        return None, 0, "unbound"
+    if x is None or isinstance(x, (bool, int, float, complex, str)):
+        shown = repr(x)
+        return x, 0, shown if len(shown) < 40 else ""
+    return id(x), version(x) if isinstance(x, Tensor) else 0, ""
+
+
+def version(t: Tensor) -> int:
+    """How often a tensor has been written to."""
+    return 0 if t.is_inference() else t._version

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -13,10 +13,12 @@ from torch.overrides import TorchFunctionMode
 
 from implicitkit import compat
 from implicitkit.errors import ImpureFunctionWarning, warn
+from implicitkit.lifting.reach import version
 from implicitkit.trees import tree_flatten
 
 __all__ = [
     "Constants",
+    "Cuts",
     "Discover",
     "Looks",
     "Slot",
@@ -161,7 +163,34 @@ class Looks(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        self.seen = self.seen or name in self.NAMES or (name == "__getitem__" and _masks(args[1]))
+        self.seen = (
+            self.seen
+            or name in self.NAMES
+            or (name == "__getitem__" and _masks(args[1]))
+            or (name == "where" and len(args) + len(kwargs or {}) == 1)
+        )
+        return func(*args, **(kwargs or {}))
+
+
+class Cuts(TorchFunctionMode):
+    """Notes whether a function switches tracking off for something tracked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.seen and not _asks_only(func):
+            off = not torch.is_grad_enabled() or getattr(func, "__name__", "") in (
+                "detach",
+                "detach_",
+                "numpy",
+                "tolist",
+            )
+            self.seen = off and any(
+                isinstance(x, Tensor) and compat.physical(x).requires_grad
+                for x in tree_flatten((args, kwargs or {}))[0]
+            )
         return func(*args, **(kwargs or {}))
 
 
@@ -216,9 +245,16 @@ def graph_leaves(out: Any) -> list[Tensor]:
     return found
 
 
+class Impurities(Protocol):
+    """What :func:`purity` notes: buffers that every evaluation updates, and whether random numbers are drawn."""
+
+    frozen: Constants
+    random: bool
+
+
 @contextlib.contextmanager
 def purity(
-    frozen: Constants,
+    into: Impurities,
     given: Sequence[Tensor],
     states: int,
     constants: Constants,
@@ -229,7 +265,7 @@ def purity(
     too (the function is then one and the same map throughout, and the modules keep their statistics).
     """
     copies = [t.clone() for _, t in constants]
-    versions = [_version(t) for t in given]
+    versions = [version(t) for t in given]
     device = given[0].device
     random = _random_state(device)
     if constants:
@@ -237,8 +273,8 @@ def purity(
             yield
     else:
         yield
-    for i, (t, version) in enumerate(zip(given, versions, strict=True)):
-        if _version(t) != version:
+    for i, (t, before) in enumerate(zip(given, versions, strict=True)):
+        if version(t) != before:
             what = "its state z" if i < states else f"argument tensor number {i - states}"
             raise RuntimeError(
                 f"the function changes {what} in place; an implicit equation needs a function without side effects: "
@@ -248,7 +284,7 @@ def purity(
         (slots, t.detach().clone()) for (slots, t), copy in zip(constants, copies, strict=True) if _changed(t, copy)
     ]
     if changed:
-        frozen.extend(changed)
+        into.frozen = changed
         warn(
             f"the function updates {len(changed)} buffer(s) of its modules at every evaluation (BatchNorm in training, "
             "spectral normalisation, ...). During this solve they are held at their present values and not updated; "
@@ -256,6 +292,7 @@ def purity(
             ImpureFunctionWarning,
         )
     if random is not None and not torch.equal(random, _random_state(device)):  # type: ignore[arg-type]
+        into.random = True
         warn(
             "the function draws random numbers (dropout in training, noise): each evaluation is another map, so there "
             "is no solution to converge to and the derivative is that of a different draw. Call .eval() on the module, "
@@ -267,12 +304,8 @@ def purity(
 def _changed(t: Tensor, copy: Tensor) -> bool:
     """Was the copy written to?  (Fused normalisation kernels do not raise the version counter.)"""
     if t.layout != torch.strided:  # sparse tensors cannot be compared, and no normalisation writes to them
-        return _version(copy) > 0
-    return _version(copy) > 0 or not torch.equal(t, copy)
-
-
-def _version(t: Tensor) -> int:
-    return 0 if t.is_inference() else t._version
+        return version(copy) > 0
+    return version(copy) > 0 or not torch.equal(t, copy)
 
 
 def _random_state(device: torch.device) -> Tensor | None:

@@ -100,8 +100,10 @@ class _Root(Function):
                 found: Sequence[Tensor | None] = _pull_theta(request, z, theta, needed, -u)
             else:
                 found = _first_order(request, z, theta, needed, g)
+            given = request.system.lifted.from_args
             for i, value in zip(needed, found, strict=True):
-                grads[i] = value
+                # an argument that the solution does not depend on has derivative zero; an unused parameter has none
+                grads[i] = torch.zeros_like(theta[i]) if value is None and i < given else value
         # the start does not matter, and says so
         start = torch.zeros_like(z) if ctx.needs_input_grad[1] else None
         return (None, start, *grads)

@@ -16,6 +16,7 @@ from implicitkit.linear.blocks import BlockSubstitution
 from implicitkit.operators import Operator
 from implicitkit.reporting import linear_failure
 from implicitkit.rule.primitive import root
+from implicitkit.rule.unchanged import refuse_changed, refuse_cut
 from implicitkit.solution import LinearReport, Record, Status
 from implicitkit.solver.base import Options, Solver
 from implicitkit.solver.evaluations import Evaluations, TrackedEvaluations
@@ -105,12 +106,23 @@ class Request:
         return self.linear_solver is not None and self.linear_solver.factors and not self.system.problem.by_blocks
 
     def linearise(self, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
-        """The residual at ``z``, as a plain tensor, with its graph, and ``A`` there."""
+        """The residual at ``z``, as a plain tensor, with its graph, and ``A`` there.
+
+        Raises:
+            CapturedTensorError: the function uses something tracked that it did not use before, or tracks nothing.
+            ChangedFunctionError: it is no longer the function that was solved.
+        """
+        lifted, outcome = self.system.lifted, self.record.outcome
+        lifted.cut = False
         out, A = self.system.problem.linearise(self.system, z.detach(), theta)
         check_leaves(out, theta if A.structure is None else [*theta, *A.structure.points], z)
         if A.structure is not None:
-            A.structure.unsolved = getattr(self.record.outcome, "unsolved", frozenset())
+            A.structure.unsolved = getattr(outcome, "unsolved", frozenset())
         A.known, A.weight = self.system.factored, sum(t.numel() for t in theta) // max(1, self.system.batch)
+        if lifted.cut:
+            refuse_cut(self.system, z, theta)
+        samples = outcome.status == int(Status.CONVERGED) if self.on_failure == "nan" else None
+        refuse_changed(lifted, outcome, self.options, out, A, z, samples)
         return out, A
 
     def solve_linear(self, A: Operator, b: Tensor, transposed: bool) -> Tensor:

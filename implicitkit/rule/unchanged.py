@@ -1,0 +1,98 @@
+"""Is the function that a derivative evaluates still the one that was solved?
+
+A derivative by the implicit function theorem evaluates the user's function again, at the solution, after the solve.  If
+something that the function uses besides its tensors has changed by then (a loop's variable, which Python binds late; a
+buffer; a mask drawn anew; a constant written to), that is the derivative of another function, which this point does not
+solve.  The residual there says so: it must still be what was recorded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.errors import CapturedTensorError, ChangedFunctionError
+from implicitkit.lifting.lifted import Lifted
+from implicitkit.lifting.watch import Cuts
+from implicitkit.operators import Operator
+from implicitkit.solver.base import Options, Outcome
+from implicitkit.system import System
+
+__all__ = ["refuse_changed", "refuse_cut"]
+
+_FACTOR = 10.0  # how many times what was asked for, or reached, the residual may be: sums are taken in another order
+
+
+def refuse_changed(
+    lifted: Lifted, outcome: Outcome, options: Options, out: Tensor, A: Operator, z: Tensor, samples: Tensor | None
+) -> None:
+    r"""Raise unless ``F(z)``, evaluated for a derivative, is what it was when ``z`` was found.
+
+    Equal norms pass at once.  Otherwise ``|F| <= 10 max(|F| recorded, atol + rtol * scale)`` passes, with the scale
+    ``max(|A z|, |z|)`` of the residual near ``z`` (``|z|`` where the iteration is ``z <- f(z)``) and ``rtol`` no finer than
+    rounding: the saved point then solves the present function as well as it was asked to solve the first.
+
+    Args:
+        out: ``F(z)``, ``(batch, n)``. A: its Jacobian. samples: which to judge, ``None``: all.
+
+    Raises:
+        ChangedFunctionError: it is another function.
+    """
+    now = torch.linalg.vector_norm((out.float() if out.dtype in _HALF else out).detach(), dim=1)
+    recorded = outcome.residual_norm
+    if now.dtype == recorded.dtype and torch.equal(now, recorded):
+        return
+    if lifted.random or getattr(outcome, "unsolved", None):
+        return
+    recorded = recorded.to(now)
+    if len(recorded) != len(now):  # under transforms, many directions at once
+        recorded, samples = recorded.nan_to_num(0.0).max().expand_as(now), None
+    judged = torch.isfinite(recorded)
+    if samples is not None:
+        judged &= samples
+    if bool((now[judged] <= _FACTOR * recorded[judged]).all()):
+        return
+    norm = lambda t: torch.linalg.vector_norm(t.detach().to(now.dtype), dim=1)  # noqa: E731
+    with torch.no_grad():
+        scale = norm(A.mv(z.detach()))
+    scale = torch.maximum(scale, norm(z)) if A.fixed_point else scale
+    accepted = options.atol + max(options.rtol, 32 * torch.finfo(z.dtype).eps) * scale
+    bad = judged & ~(now <= _FACTOR * torch.maximum(recorded, accepted))
+    if bool(bad.any()):
+        worst = int(torch.where(bad, now.nan_to_num(torch.inf), -1.0).argmax())
+        raise ChangedFunctionError(_changed(float(recorded[worst]), float(now[worst]), worst, len(now), lifted))
+
+
+def refuse_cut(system: System, z: Tensor, theta: Any) -> None:
+    """Raise if nothing that the function returns is tracked because tracking was switched off inside it.
+
+    Raises:
+        CapturedTensorError: under ``no_grad`` or behind ``detach`` no derivative can be seen.
+    """
+    point = z.detach().requires_grad_()
+    with torch.enable_grad(), Cuts() as cuts:
+        system.kernel(point, *theta)
+    if cuts.seen:
+        raise CapturedTensorError(
+            "the function's output depends neither on z nor on its arguments as far as autograd can see: it is evaluated "
+            "under torch.no_grad (or inference_mode), or detaches what it is given, so that its derivative would be lost. "
+            "Take the decorator or the context away; the solver switches tracking off where it does not need it"
+        )
+
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _changed(recorded: float, now: float, sample: int, batch: int, lifted: Lifted) -> str:
+    where = f" (sample {sample})" if batch > 1 else ""
+    found = lifted.changes()
+    return (
+        f"the function is no longer the one that was solved: its residual at the solution was {recorded:.3g}, and now, for "
+        f"the derivative, it is {now:.3g}{where}. "
+        + (f"Changed since the solve: {'; '.join(found)}. " if found else "")
+        + "Something that it uses changed between the solve and this derivative (a variable of the enclosing scope, which a "
+        "loop binds late; a buffer, a mask or a constant). Take the derivative before the change, bind the value when the "
+        "function is made (lambda z, x, k=k: ...), or pass it as an argument: ik.solve(problem, z0, (x, k))"
+    )
