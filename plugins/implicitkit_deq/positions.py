@@ -1,0 +1,247 @@
+"""Methods on sequences that do everything position by position, so that nothing looks ahead."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.extend import Evaluations, Options, Outcome
+
+__all__ = ["PerPosition"]
+
+_WINDOW, _HORIZON = 12, 100.0  # as those of ik.Impatient
+
+
+@dataclass(frozen=True)
+class PerPosition(ik.Method):
+    r"""A method on the positions of sequences, none of which knows of later ones: not by coefficients, not by when it stops.
+
+    - Each position is a sample of its own when coefficients and step lengths are chosen.
+    - A position is *frozen* at the first iterate at which it, and all before it, meet
+      ``|r_t| <= atol / \sqrt T + rtol |z_t|``; a sequence is done when its last position is frozen.  (Then
+      ``|r| <= atol + rtol |z|`` for the whole of it.)  Stopping a sequence as a whole would let later positions decide how
+      well earlier ones are solved.
+    - ``and_then``: another method, for sequences that get nowhere: the residual of whose first position that is not frozen
+      does not fall (:class:`ik.Impatient`).  It starts from the last iterates.
+    - The last iterates are returned, not those with the smallest residual of the whole sequence.
+
+    A sequence whose map is not finite at some position ends there.
+
+    So the output at a position is the same number whatever comes after it, at any tolerance.  The derivative remains that of
+    the whole sequence.
+
+    Args:
+        method: one that uses nothing but values of the map (Anderson, Broyden); or, with ``whole=True``, one whose steps are
+            causal as they are (Newton's without line search, which solves block triangular systems).
+        sizes: unknowns of one position in each leaf of the state. positions: their number, over all sequences of a sample.
+        length: positions of one sequence; ``None``: all of them.
+        whole: the method sees sequences, not positions. and_then: another of these.
+
+    Raises:
+        ik.CapabilityError: the method asks for Jacobians, whose blocks are not those of positions.
+    """
+
+    method: Any
+    sizes: tuple[int, ...]
+    positions: int
+    length: int | None = None
+    whole: bool = False
+    and_then: PerPosition | None = None
+    tolerances: tuple[float, float] | None = None  # rtol, atol: set when it runs
+    name: ClassVar[str] = "per_position"
+    keeps_best: ClassVar[bool] = False
+
+    @property
+    def solves(self) -> str:  # type: ignore[override]
+        """What the method solves."""
+        return str(self.method.solves)
+
+    @property
+    def default_max_steps(self) -> int:  # type: ignore[override]
+        """The method's own."""
+        return int(self.method.default_max_steps)
+
+    def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
+        """The driver's loop, which this method stops; then, where sequences are left, that of the next one."""
+        mine = dataclasses.replace(self, tolerances=(options.rtol, options.atol))
+        silent = dataclasses.replace(options, rtol=0.0, atol=0.0)
+        total = super(PerPosition, mine).run(f, z0, silent)
+        member, taken = self.and_then, int(total.steps.max())
+        left = None if options.max_steps is None else options.max_steps - taken
+        stopped = total.status == int(ik.Status.STOPPED)
+        ended = (total.status == int(ik.Status.CONVERGED)) | stopped
+        if member is not None and not bool(ended.all()) and (left is None or left > 0):
+            part = Evaluations(f.system, f.theta, member.solves)
+            part.evaluations, part.sample_evaluations = total.evaluations, total.sample_evaluations
+            later = options.callback and _later(options.callback, taken)
+            found = member.run(part, total.z, dataclasses.replace(options, max_steps=left, callback=later))
+            found.steps = torch.where(ended, total.steps, total.steps + found.steps)
+            found.status = torch.where(stopped, total.status, found.status)
+            found.trace = total.trace + found.trace[1:]
+            total = found
+        f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
+        return total
+
+    def init(self, f: Any, z: Tensor) -> dict[str, Any]:
+        """The method's state over all positions, and the best that each position has seen."""
+        view = _Positions(self, f)
+        rows = view.split(z)
+        sequences = len(rows) // (self.length or self.positions)
+        return {
+            "inner": self.method.init(f, z) if self.whole else self.method.init(view, rows),
+            "best": rows,
+            "best_norm": None,
+            "frozen": torch.zeros(len(rows), dtype=torch.bool, device=z.device),
+            "front": torch.full((sequences,), -1, dtype=torch.int64, device=z.device),
+            "front_best": rows.new_zeros(sequences),  # smallest residual at the front since it is there
+            "front_before": rows.new_zeros(sequences),  # the same a window ago
+            "waited": torch.zeros(sequences, dtype=torch.int64, device=z.device),
+        }
+
+    def step(self, f: Any, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        """One step of the method, at each position that is not frozen."""
+        view = _Positions(self, f)
+        rows = view.enter(z, state["best"], state["best_norm"])
+        changed: dict[str, Any] = {"best": view.best, "best_norm": view.best_norm}
+        frozen = state["frozen"]
+        if self.tolerances is not None:
+            changed |= self._look(f, view, rows, state)
+            frozen = changed["frozen"]
+            if bool(frozen.all()):
+                return z, state | changed
+        if self.whole:
+            ended, f.stuck, f.at_rounding = (f.stuck, f.at_rounding), None, None
+            z_next, inner = self.method.step(f, z, state["inner"])
+            moved = view.split(z_next)
+            f.stuck, f.at_rounding = ended  # when to end is not for the method to say
+        else:
+            moved, inner = self.method.step(view, rows, state["inner"])
+        # a position that overflows, which stays where it was best, must not reach others as 0 * NaN
+        moved = torch.where(torch.isfinite(moved).all(1, keepdim=True), moved, view.best)
+        moved = torch.where(frozen.unsqueeze(1), rows, moved)
+        return view.join(moved), state | changed | {"inner": inner}
+
+    def _look(self, f: Any, view: _Positions, rows: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+        """Which positions are frozen, and which samples are done, or given up (``f.stuck``)."""
+        assert self.tolerances is not None
+        rtol, atol = self.tolerances
+        length = self.length or self.positions
+        tolerance = atol / self.positions**0.5 + rtol * torch.linalg.vector_norm(rows, dim=1)
+        met = (view.norm <= tolerance) | state["frozen"]
+        prefix = met.view(-1, length).cummin(1).values
+        frozen = prefix.flatten()
+        done = frozen.view(f.batch, -1).all(1)
+        f.at_rounding = done
+        f.stuck = done
+        changed = {"frozen": frozen}
+        if self.and_then is None:
+            return changed
+        # ---- does the first position that is not frozen get anywhere?
+        front = prefix.sum(1).clamp_max(length - 1)
+        at = torch.arange(len(front), device=rows.device) * length + front
+        norm, goal = view.norm[at], tolerance[at]
+        here = front == state["front"]
+        best = torch.where(here, torch.minimum(state["front_best"], norm), norm)
+        waited = torch.where(here, state["waited"] + 1, 0)
+        due = waited % _WINDOW == 0
+        falls = (best / state["front_before"]).log() <= (goal / best).log() * (_WINDOW / _HORIZON)
+        given_up = due & here & ~falls & ~prefix.all(1)
+        f.stuck = done | given_up.view(f.batch, -1).any(1)
+        before = torch.where(due | ~here, best, state["front_before"])
+        return changed | {"front": front, "front_best": best, "front_before": before, "waited": waited}
+
+    def select(self, state: dict[str, Any], index: Tensor) -> dict[str, Any]:
+        """The state of all positions of these samples."""
+
+        def groups(count: int) -> Tensor:
+            return (index.unsqueeze(1) * count + torch.arange(count, device=index.device)).flatten()
+
+        rows, sequences = groups(self.positions), groups(self.positions // (self.length or self.positions))
+        of_rows = ("best", "best_norm", "frozen")
+        kept = {
+            name: None if value is None else value.index_select(0, rows if name in of_rows else sequences)
+            for name, value in state.items()
+            if name != "inner"
+        }
+        return kept | {"inner": self.method.select(state["inner"], index if self.whole else rows)}
+
+
+def _later(callback: Callable[[int, Tensor, Tensor], Any], taken: int) -> Callable[[int, Tensor, Tensor], Any]:
+    return lambda step, z, norm: callback(step + taken, z, norm)
+
+
+class _Positions:
+    """``f`` on ``(batch * positions, n / positions)``, as the method inside sees it.
+
+    ``norm``, ``best`` and ``best_norm`` are those of each position, so that safeguards do not look into the future either.
+    """
+
+    norm: Tensor
+    best: Tensor
+    best_norm: Tensor
+
+    def __init__(self, shape: PerPosition, f: Any) -> None:
+        self.shape, self.f, self.problem, self.kind, self.solves = shape, f, f.problem, f.kind, f.solves
+        self.batch, self.size = f.batch * shape.positions, sum(shape.sizes)
+        self.active = f.active.repeat_interleave(shape.positions)
+        self._rows: Tensor | None = None
+        self._z: Tensor | None = None
+        self._kept: dict[str, Tensor] = {}
+
+    def split(self, z: Tensor) -> Tensor:
+        """``(batch, n)`` to ``(batch * positions, n / positions)``."""
+        positions, sizes = self.shape.positions, self.shape.sizes
+        if len(sizes) == 1:
+            return z.reshape(-1, sizes[0])
+        parts = z.split([positions * size for size in sizes], 1)
+        return torch.cat([p.reshape(-1, size) for p, size in zip(parts, sizes, strict=True)], 1)
+
+    def join(self, rows: Tensor) -> Tensor:
+        """The inverse of :meth:`split`."""
+        positions, sizes = self.shape.positions, self.shape.sizes
+        if len(sizes) == 1:
+            return rows.reshape(-1, positions * sizes[0])
+        parts = rows.split(sizes, 1)
+        return torch.cat([p.reshape(-1, positions * size) for p, size in zip(parts, sizes, strict=True)], 1)
+
+    def enter(self, z: Tensor, best: Tensor, best_norm: Tensor | None) -> Tensor:
+        """Begin a step at ``z``, where ``f`` is known already; ``best`` as it was before."""
+        rows = self.split(z)
+        self._z, self._rows, self._kept = z, rows, {}
+        self.norm = torch.linalg.vector_norm(self.residual(rows), dim=1)
+        better = None if best_norm is None else self.norm < best_norm
+        if better is None or (better.device.type == "cpu" and bool(better.all())):
+            self.best, self.best_norm = rows, self.norm
+        else:
+            assert best_norm is not None
+            self.best = torch.where(better.unsqueeze(1), rows, best)
+            self.best_norm = torch.where(better, self.norm, best_norm)
+        return rows
+
+    def _of(self, rows: Tensor, name: str) -> Tensor:
+        if rows is not self._rows:
+            self._z, self._rows, self._kept = self.join(rows), rows, {}
+        if name not in self._kept:
+            value = self.f(self._z) if name == "f" else self.f.residual(self._z)
+            self._kept[name] = self.split(value)
+        return self._kept[name]
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self._of(rows, "f")
+
+    def residual(self, rows: Tensor) -> Tensor:
+        return self._of(rows, "residual")
+
+    def linearize(self, rows: Tensor) -> Any:
+        raise ik.CapabilityError(
+            f"{type(self.shape.method).__name__} uses Jacobians, which are those of the whole sequence: per position it "
+            "cannot be used; ik.Newton(line_search=False) is causal as it is"
+        )
+
+    jacobian = linearize
