@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := implicitkit $(wildcard plugins) tests examples $(wildcard benchmarks) docs
 
-.PHONY: demo test lint format slow fuzz mutants bench docs clean
+.PHONY: demo test lint format slow fuzz mutants floors bench docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -40,6 +40,10 @@ SAMPLE ?= 0
 mutants: $(VENV)/.test
 	$(BIN)/python -m tests.mutants --only '$(ONLY)' --sample $(SAMPLE) --seed $(SEED)
 
+# The oldest dependencies that pyproject.toml allows, and the newest there are, each in an environment of its own.
+floors: $(VENV)/.test
+	$(BIN)/python tests/floors.py
+
 bench: $(VENV)/.bench
 	set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
@@ -48,7 +52,7 @@ docs: $(VENV)/.docs
 	@echo "the site: docs/_build/html/index.html"
 
 clean:
-	rm -rf $(VENV) build dist docs/_build docs/gallery docs/reference *.egg-info examples/output .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .floors build dist docs/_build docs/gallery docs/reference *.egg-info examples/output .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Set-up: each extra is installed once, and again when what is required changes.
