@@ -442,6 +442,7 @@ def test_large_graphs_are_solved_and_differentiated(make: Any) -> None:
         assert (a - b).abs().max() <= 1e-9 * b.abs().max() + 1e-14
 
 
+@pytest.mark.slow  # a ratio of times, which load changes
 @pytest.mark.parametrize("make", [bench.long_chain, bench.random_graph], ids=lambda f: f.__name__)
 def test_the_graph_costs_little_beside_its_evaluations(make: Any) -> None:
     best_evaluation, best_solve = float("inf"), float("inf")

@@ -214,10 +214,8 @@ def test_typing_marks() -> None:
 
 def test_version_is_said_once() -> None:
     assert PROJECT["project"]["version"] == ik.__version__
-    assert (
-        f"## [{ik.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
-        or "Unreleased" in (ROOT / "CHANGELOG.md").read_text()
-    )
+    headings = re.findall(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert ik.__version__ in headings or headings == ["Unreleased"]  # the first release is still to come
 
 
 def test_declared_plugins_exist_and_existing_ones_are_declared() -> None:
@@ -267,6 +265,6 @@ def test_ci_runs_the_test_command_of_the_readme_and_nothing_else() -> None:
 def test_readme_code_runs() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
     assert len(blocks) >= 3
-    done = subprocess.run([sys.executable, "-c", "\n".join(blocks)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", "\n".join(blocks)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "Solution(32/32 converged" in done.stdout

@@ -116,7 +116,7 @@ def test_help(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
 
 def test_as_a_process() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "implicitkit", "list", "rules", "--json"], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "implicitkit", "list", "rules", "--json"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert [row["name"] for row in json.loads(done.stdout)["rules"]] == ik.rules()

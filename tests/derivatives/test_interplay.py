@@ -340,7 +340,7 @@ def test_ddp_two_processes(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    outputs = [w.communicate(timeout=120)[0] for w in workers]
+    outputs = [w.communicate(timeout=300)[0] for w in workers]
     for rank, (worker, output) in enumerate(zip(workers, outputs, strict=True)):
         assert worker.returncode == 0, output
         assert f"gradients equal on rank {rank}" in output

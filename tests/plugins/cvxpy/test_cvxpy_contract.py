@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import subprocess
 import sys
 import textwrap
@@ -34,7 +35,6 @@ def test_this_release_of_cvxpy_is_one_that_was_tested() -> None:
 
 def test_another_release_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "TESTED", ("1.0", "1.1"))
-    monkeypatch.setattr(compat, "tested_version", lambda: False)
     p, x = cp.Parameter(), cp.Variable()
     with pytest.warns(RuntimeWarning, match=r"tested with cvxpy >= 1\.0, < 1\.1"):
         compat.canonicalise(cp.Problem(cp.Minimize(cp.square(x - p))), [p], [x])
@@ -323,13 +323,14 @@ def test_without_cvxpy_the_plugin_loads_and_the_layer_names_the_extra() -> None:
         except ImportError as error:
             print(error)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300)
     assert "ConvexLayer needs cvxpy: pip install 'implicitkit[cvxpy]'" in done.stdout, done.stderr
 
 
 # ------------------------------------------------------------------------------------------------------- construction
-def test_construction_of_a_large_layer_is_fast_and_small() -> None:
-    """n = 400, 320,800 scalar parameters: under 2 seconds of CPU time and 1 GB (cvxpylayers: 5.7 s, 2.35 GB)."""
+@pytest.mark.parametrize("limit", [math.inf, pytest.param(2.0, marks=pytest.mark.slow)], ids=["memory", "time"])
+def test_construction_of_a_large_layer_is_fast_and_small(limit: float) -> None:
+    """n = 400, 320,800 scalar parameters: under 1 GB and 2 seconds of CPU time (cvxpylayers: 2.35 GB, 5.7 s)."""
     script = """
         import resource, time
         import cvxpy as cp
@@ -342,7 +343,7 @@ def test_construction_of_a_large_layer_is_fast_and_small() -> None:
         print(time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
     """
     out = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300, check=True
     )
     seconds, gigabytes = map(float, out.stdout.split())
-    assert seconds < 2.0 and gigabytes < 1.0, out.stdout
+    assert seconds < limit and gigabytes < 1.0, out.stdout
