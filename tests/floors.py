@@ -1,8 +1,8 @@
 """``make floors``: the tests on the oldest dependencies that ``pyproject.toml`` allows, and on the newest there are.
 
-Each in a virtual environment of its own under ``.floors/``.  torch is one version in both, unless ``--torch`` says another:
-from the usual index every older release comes with CUDA (2 GB), so only the release of ``constraints.txt`` is tested, and the
-requirement in ``pyproject.toml`` says no more than that.
+Each in a virtual environment of its own under ``.floors/``.  torch is one version in both, unless ``--torch`` says
+another: from the usual index every older release comes with CUDA (2 GB), so only the release of ``constraints.txt`` is
+tested, and the requirement in ``pyproject.toml`` says no more than that.
 
     python tests/floors.py --only oldest
 """
@@ -65,7 +65,8 @@ def run(which: str, torch: str) -> int:
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "--upgrade", *requirements(which == "oldest", torch), *TOOLS], check=True)
     subprocess.run([*pip, "--no-deps", "-e", str(ROOT)], check=True)
-    shown = "import torch, numpy, scipy, networkx as n; print(*(f'{m.__name__} {m.__version__}' for m in (torch, numpy, scipy, n)))"
+    shown = "import torch, numpy, scipy, networkx; "
+    shown += "print(*(m.__name__ + ' ' + m.__version__ for m in (torch, numpy, scipy, networkx)))"
     subprocess.run([str(python), "-c", shown], check=True)
     options = ["-q", "-m", "not slow", "-p", "no:cacheprovider"]
     return subprocess.run([str(python), "-m", "pytest", *options, *TESTS], cwd=ROOT).returncode
