@@ -1,7 +1,6 @@
 """What ``implicitkit`` offers, and where each name is defined: the one list of public names, read by type checkers and by
 ``implicitkit/__init__.py``."""
 
-from implicitkit import autodiff as autodiff
 from implicitkit import callbacks as callbacks
 from implicitkit import extend as extend
 from implicitkit import interop as interop
@@ -10,33 +9,34 @@ from implicitkit import project as project
 from implicitkit import prox as prox
 from implicitkit import relax as relax
 from implicitkit import testing as testing
-from implicitkit import trees as trees
-from implicitkit.compat import has_forward_level as has_forward_level
-from implicitkit.compat import opaque_to_compile as opaque_to_compile
-from implicitkit.compat import transforms_active as transforms_active
 from implicitkit.composition.blocks import Blocks as Blocks
 from implicitkit.composition.joint import compose as compose
 from implicitkit.composition.tied import tie as tie
 from implicitkit.diagnostics.certificate import Certificate as Certificate
 from implicitkit.diagnostics.certificate import certify as certify
 from implicitkit.diagnostics.linear_stability import Stability as Stability
-from implicitkit.errors import CapabilityError as CapabilityError
-from implicitkit.errors import CapturedTensorError as CapturedTensorError
-from implicitkit.errors import ChangedFunctionError as ChangedFunctionError
-from implicitkit.errors import ConvergenceError as ConvergenceError
-from implicitkit.errors import ConvergenceWarning as ConvergenceWarning
-from implicitkit.errors import ImpureFunctionWarning as ImpureFunctionWarning
-from implicitkit.errors import SparsityWarning as SparsityWarning
-from implicitkit.errors import UnknownNameError as UnknownNameError
 from implicitkit.fitting import CurveFit as CurveFit
 from implicitkit.fitting import curve_fit as curve_fit
+from implicitkit.foundation import autodiff as autodiff
+from implicitkit.foundation import trees as trees
+from implicitkit.foundation.compat import has_forward_level as has_forward_level
+from implicitkit.foundation.compat import opaque_to_compile as opaque_to_compile
+from implicitkit.foundation.compat import transforms_active as transforms_active
+from implicitkit.foundation.errors import CapabilityError as CapabilityError
+from implicitkit.foundation.errors import CapturedTensorError as CapturedTensorError
+from implicitkit.foundation.errors import ChangedFunctionError as ChangedFunctionError
+from implicitkit.foundation.errors import ConvergenceError as ConvergenceError
+from implicitkit.foundation.errors import ConvergenceWarning as ConvergenceWarning
+from implicitkit.foundation.errors import ImpureFunctionWarning as ImpureFunctionWarning
+from implicitkit.foundation.errors import SparsityWarning as SparsityWarning
+from implicitkit.foundation.errors import UnknownNameError as UnknownNameError
+from implicitkit.foundation.operators import Operator as Operator
 from implicitkit.layer import implicit as implicit
 from implicitkit.lifting.reach import modules_held as modules_held
 from implicitkit.linear.base import LinearSolution as LinearSolution
 from implicitkit.linear.base import LinearSolver as LinearSolver
 from implicitkit.linear.catalogue import linear_solvers as linear_solvers
 from implicitkit.linear.catalogue import register_linear_solver as register_linear_solver
-from implicitkit.operators import Operator as Operator
 from implicitkit.problem.argmin import Argmin as Argmin
 from implicitkit.problem.base import Problem as Problem
 from implicitkit.problem.catalogue import problems as problems

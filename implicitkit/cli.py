@@ -24,7 +24,7 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
-from implicitkit.errors import UnknownNameError
+from implicitkit.foundation.errors import UnknownNameError
 from implicitkit.registry.plugins import PluginWarning, plugins
 from implicitkit.registry.table import describe
 

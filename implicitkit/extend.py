@@ -20,12 +20,13 @@ Helpers of torch that are hard to get right: :func:`opaque_to_compile`, :func:`h
 :func:`transforms_active`, :func:`modules_held`.  :data:`POLICIES` is what ``on_failure=`` may be.
 """
 
-from implicitkit.compat import has_forward_level, opaque_to_compile, transforms_active
 from implicitkit.diagnostics.kkt_regularity import Degeneracy, regularity
-from implicitkit.errors import DegenerateWarning, warn
+from implicitkit.foundation.compat import has_forward_level, opaque_to_compile, transforms_active
+from implicitkit.foundation.errors import DegenerateWarning, warn
+from implicitkit.foundation.operators import BlockStructure, Operator, minus, preconditioned, shifted, single
+from implicitkit.foundation.trees import Layout
 from implicitkit.lifting.reach import modules_held
 from implicitkit.linear.kkt import KKT, SINGULAR
-from implicitkit.operators import BlockStructure, Operator, minus, preconditioned, shifted, single
 from implicitkit.problem.base import Problem, Restated
 from implicitkit.problem.complementarity import DEGENERATE, check_degenerate, plus, plus_slope, warn_zero_gradient
 from implicitkit.problem.constrained import ConstrainedMinimisation
@@ -46,7 +47,6 @@ from implicitkit.solver.qp.ends import CLARABEL_ENDS, DAQP_ENDS, SCS_ENDS
 from implicitkit.solver.qp.polish import QPPoint
 from implicitkit.solver.steps.refinement import damped_newton
 from implicitkit.system import LevelKernel, System
-from implicitkit.trees import Layout
 
 __all__ = [
     "CLARABEL_ENDS",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit.errors import ConvergenceWarning, warn
+from implicitkit.foundation.errors import ConvergenceWarning, warn
 from implicitkit.solution import Solution
 from implicitkit.solving import least_squares
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from implicitkit.foundation.trees import Layout
 from implicitkit.problem.base import Problem
 from implicitkit.solution import Solution
 from implicitkit.solver.user_solver import UserSolver
 from implicitkit.solving import solve
-from implicitkit.trees import Layout
 
 __all__ = ["implicit"]
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit import trees
+from implicitkit.foundation import trees
 from implicitkit.sets.base import check_positive, length
 from implicitkit.sets.groups import ByRow
 from implicitkit.sets.spectral import positive_part

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit import compat
-from implicitkit.errors import ConvergenceError, ConvergenceWarning, warn
+from implicitkit.foundation import compat
+from implicitkit.foundation.errors import ConvergenceError, ConvergenceWarning, warn
+from implicitkit.foundation.trees import describe_leaves, tree_map
 from implicitkit.solution import Record, Solution, Status
-from implicitkit.trees import describe_leaves, tree_map
 
 __all__ = ["POLICIES", "blank_failures", "check_policy", "linear_failure", "plain_solution", "report_failure"]
 

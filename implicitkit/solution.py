@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from implicitkit import compat
-from implicitkit.compat import tree_map
-from implicitkit.errors import ConvergenceError
-from implicitkit.linear.estimate import InverseEstimate
+from implicitkit.foundation import compat
+from implicitkit.foundation.compat import tree_map
+from implicitkit.foundation.errors import ConvergenceError
+from implicitkit.foundation.estimate import InverseEstimate
 
 if TYPE_CHECKING:
-    from implicitkit.trees import Layout
+    from implicitkit.foundation.trees import Layout
 
 __all__ = ["LinearReport", "Solution", "Status"]
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit import compat
-from implicitkit.errors import CapabilityError
+from implicitkit.foundation import compat
+from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.trees import Layout, tree_map
 from implicitkit.lifting.lifted import Lifted, check_solution, lift, lift_closed
 from implicitkit.lifting.watch import resolve
 from implicitkit.problem.argmin import Argmin
@@ -31,7 +32,6 @@ from implicitkit.solver.base import Options, Solver
 from implicitkit.solver.catalogue import check_serves, get_solver
 from implicitkit.solver.root.bracketed import bracketed, middle
 from implicitkit.system import System, check_output
-from implicitkit.trees import Layout, tree_map
 
 __all__ = ["argmin", "fixed_point", "least_squares", "root", "solve", "steady_state"]
 

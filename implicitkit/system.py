@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from implicitkit import compat
+from implicitkit.foundation import compat
+from implicitkit.foundation.trees import Layout, tree_flatten
 from implicitkit.lifting.lifted import Lifted
 from implicitkit.sparsity.known import Sparsity, identity_of
-from implicitkit.trees import Layout, tree_flatten
 
 __all__ = ["LevelKernel", "System", "check_output", "full_precision"]
 

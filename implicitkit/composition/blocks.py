@@ -14,8 +14,8 @@ from implicitkit.composition.joint import Joint
 from implicitkit.composition.nodes import Component, Nodes
 from implicitkit.composition.report import BlockOutcome, BlockReport
 from implicitkit.composition.stepper import ComponentStepper
-from implicitkit.errors import CapabilityError
-from implicitkit.options import check_options, one_of, positive
+from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.options import check_options, one_of, positive
 from implicitkit.problem.base import Problem
 from implicitkit.solution import Status
 from implicitkit.solver import auto

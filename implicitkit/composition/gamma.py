@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from implicitkit.composition.wiring import Wiring
-from implicitkit.trees import tree_flatten
+from implicitkit.foundation.trees import tree_flatten
 
 __all__ = ["Gamma"]
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from implicitkit import autodiff
 from implicitkit.composition.gamma import Gamma
 from implicitkit.composition.nodes import Nodes
-from implicitkit.operators import Operator
+from implicitkit.foundation import autodiff
+from implicitkit.foundation.operators import Operator
 from implicitkit.system import System
 
 __all__ = ["JacobianByComponent", "linearise"]
@@ -58,7 +58,7 @@ def linearise(gamma: Gamma, system: System, z: Tensor, theta: Sequence[Tensor]) 
 
 
 class JacobianByComponent:
-    """``A = J - I`` by the components of a composition (a :class:`~implicitkit.operators.BlockStructure`).
+    """``A = J - I`` by the components of a composition (a :class:`~implicitkit.foundation.operators.BlockStructure`).
 
     Attributes:
         components: the nodes of each block, in topological order. points: their states, a leaf ``(batch, n_i)`` each.

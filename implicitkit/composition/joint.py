@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from implicitkit.composition import drawing, jacobian
 from implicitkit.composition.gamma import Gamma
 from implicitkit.composition.wiring import Wiring
-from implicitkit.operators import Operator
+from implicitkit.foundation.operators import Operator
 from implicitkit.problem.base import Problem
 from implicitkit.problem.catalogue import register_problem
 from implicitkit.problem.fixed_point import FixedPoint

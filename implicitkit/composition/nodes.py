@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from implicitkit.composition.gamma import Gamma
+from implicitkit.foundation.trees import Layout, tree_unflatten
 from implicitkit.system import LevelKernel, System
-from implicitkit.trees import Layout, tree_unflatten
 
 __all__ = ["Component", "Nodes"]
 

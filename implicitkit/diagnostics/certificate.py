@@ -33,11 +33,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from implicitkit import autodiff, compat
+from implicitkit.foundation import autodiff, compat
+from implicitkit.foundation.operators import Operator, minus, shifted
 from implicitkit.linear.cycles import column
 from implicitkit.linear.dense import factor_batched
 from implicitkit.linear.gmres import GMRES
-from implicitkit.operators import Operator, minus, shifted
 from implicitkit.solution import Solution
 from implicitkit.system import System
 

@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit import autodiff
 from implicitkit.composition.blocks import Blocks
 from implicitkit.composition.gamma import Gamma
 from implicitkit.composition.jacobian import JacobianByComponent
 from implicitkit.composition.joint import Joint
 from implicitkit.composition.nodes import Nodes
 from implicitkit.composition.wiring import Wiring
-from implicitkit.errors import ConvergenceWarning, warn
+from implicitkit.foundation import autodiff
+from implicitkit.foundation.errors import ConvergenceWarning, warn
+from implicitkit.foundation.trees import Layout
 from implicitkit.lifting.lifted import lift
 from implicitkit.solving import solve
 from implicitkit.system import System, check_output
-from implicitkit.trees import Layout
 
 __all__ = ["Analysis", "Cost", "analyse"]
 

@@ -21,15 +21,15 @@ import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
-from implicitkit import autodiff
-from implicitkit.errors import CapabilityError
+from implicitkit.foundation import autodiff
+from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.trees import Layout, tree_map
 from implicitkit.lifting.lifted import lift
 from implicitkit.lifting.watch import resolve
-from implicitkit.operators import Operator
 from implicitkit.problem.base import Problem
 from implicitkit.solution import Solution
 from implicitkit.system import System, check_output
-from implicitkit.trees import Layout, tree_map
 
 __all__ = ["Stability", "stability"]
 

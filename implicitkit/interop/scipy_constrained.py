@@ -16,7 +16,7 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-from implicitkit.errors import CapabilityError
+from implicitkit.foundation.errors import CapabilityError
 from implicitkit.problem.qp_data import QPData
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.catalogue import register_solver

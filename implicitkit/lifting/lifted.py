@@ -29,8 +29,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from implicitkit import compat
-from implicitkit.errors import CapturedTensorError
+from implicitkit.foundation import compat
+from implicitkit.foundation.errors import CapturedTensorError
+from implicitkit.foundation.trees import tree_flatten, tree_map, tree_unflatten
 from implicitkit.lifting.reach import Scope, can_keep, modules_in_use, reachable_modules
 from implicitkit.lifting.watch import (
     Constants,
@@ -46,7 +47,6 @@ from implicitkit.lifting.watch import (
     substitutions,
     swapped,
 )
-from implicitkit.trees import tree_flatten, tree_map, tree_unflatten
 
 __all__ = ["Lifted", "check_leaves", "check_solution", "lift", "lift_closed"]
 

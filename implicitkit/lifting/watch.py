@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from implicitkit import compat
-from implicitkit.errors import ImpureFunctionWarning, warn
+from implicitkit.foundation import compat
+from implicitkit.foundation.errors import ImpureFunctionWarning, warn
+from implicitkit.foundation.trees import tree_flatten
 from implicitkit.lifting.reach import version
-from implicitkit.trees import tree_flatten
 
 __all__ = [
     "Constants",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from implicitkit.foundation.estimate import InverseEstimate
+from implicitkit.foundation.operators import BlockStructure, Operator
 from implicitkit.linear.auto import Auto
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.bicgstab import BiCGStab
@@ -9,13 +11,11 @@ from implicitkit.linear.blocks import BlockSubstitution
 from implicitkit.linear.broyden import BroydenLinear
 from implicitkit.linear.cg import CG
 from implicitkit.linear.dense import Factor, cholesky_batched, factor_batched, lstsq_batched, solve_batched
-from implicitkit.linear.estimate import InverseEstimate
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lsmr import LSMR
 from implicitkit.linear.lu import LU
 from implicitkit.linear.neumann import DampedSeries, NeumannSeries
 from implicitkit.linear.sparse import SparseLU
-from implicitkit.operators import BlockStructure, Operator
 
 __all__ = [
     "CG",

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.operators import Operator, preconditioned, repeated
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cg import CG
@@ -15,7 +16,6 @@ from implicitkit.linear.cycles import in_working_precision
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lu import LU
 from implicitkit.linear.sparse import solve_with
-from implicitkit.operators import Operator, preconditioned, repeated
 
 __all__ = ["Auto"]
 

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from implicitkit.operators import Operator, repeated
+from implicitkit.foundation.operators import Operator, repeated
 
 __all__ = ["LinearSolution", "LinearSolver", "Operator"]
 

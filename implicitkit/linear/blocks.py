@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import get_linear_solver, register_linear_solver
 from implicitkit.linear.cycles import norms
-from implicitkit.operators import Operator
 
 __all__ = ["BlockSubstitution"]
 

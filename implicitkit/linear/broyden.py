@@ -20,11 +20,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.options import at_least, check_options, one_of
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import column, default_steps, in_working_precision, norms, tolerance
-from implicitkit.operators import Operator
-from implicitkit.options import at_least, check_options, one_of
 
 __all__ = ["BroydenLinear"]
 

@@ -14,10 +14,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import Correction, column, in_working_precision, restarted
-from implicitkit.operators import Operator
 
 __all__ = ["CG"]
 

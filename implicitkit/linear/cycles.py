@@ -21,8 +21,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.operators import Operator, single
 from implicitkit.linear.base import LinearSolution
-from implicitkit.operators import Operator, single
 
 __all__ = ["Correction", "column", "default_steps", "in_working_precision", "norms", "restarted", "tolerance"]
 

@@ -28,11 +28,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import Correction, column, in_working_precision, norms, restarted
-from implicitkit.operators import Operator
-from implicitkit.options import at_least, check_options
 
 __all__ = ["GMRES"]
 

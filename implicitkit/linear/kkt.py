@@ -16,6 +16,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.options import check_options, one_of
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import norms, tolerance
@@ -23,8 +25,6 @@ from implicitkit.linear.dense import factor_batched, lstsq_batched
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lsmr import LSMR
 from implicitkit.linear.saddle import StructuredOperator
-from implicitkit.operators import Operator
-from implicitkit.options import check_options, one_of
 
 __all__ = ["KKT", "SINGULAR"]
 

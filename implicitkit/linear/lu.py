@@ -14,12 +14,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import in_working_precision, tolerance
 from implicitkit.linear.dense import factor_batched
 from implicitkit.linear.direct import refined
-from implicitkit.operators import Operator
 
 __all__ = ["LU"]
 

@@ -17,11 +17,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.options import at_least, between, check_options, optional
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import column, in_working_precision, norms, tolerance
-from implicitkit.operators import Operator
-from implicitkit.options import at_least, between, check_options, optional
 
 __all__ = ["DampedSeries", "NeumannSeries"]
 

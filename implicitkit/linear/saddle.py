@@ -25,8 +25,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.operators import MatVec, Operator
 from implicitkit.linear.dense import cholesky_batched
-from implicitkit.operators import MatVec, Operator
 
 __all__ = ["Saddle", "StructuredOperator", "mv"]
 

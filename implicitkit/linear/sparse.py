@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.operators import Operator, repeated
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import in_working_precision, tolerance
 from implicitkit.linear.direct import refined
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lu import LU
-from implicitkit.operators import Operator, repeated
 
 __all__ = ["SparseLU", "solve_with"]
 

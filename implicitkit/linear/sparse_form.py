@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.operators import Operator
+from implicitkit.foundation.operators import Operator
 from implicitkit.sparsity.known import Sparsity
 
 __all__ = ["sparse_blocks"]

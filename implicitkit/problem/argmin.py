@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit import autodiff, compat, trees
+from implicitkit.foundation import autodiff, compat, trees
 from implicitkit.problem import constrained as program
 from implicitkit.problem.base import Kernel, Problem, Restated, require_callable
 from implicitkit.problem.complementarity import check_degenerate

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit import autodiff, trees
+from implicitkit.foundation import autodiff, trees
+from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.trees import Layout
 from implicitkit.linear.sparse_form import sparse_blocks
-from implicitkit.operators import Operator
 from implicitkit.problem.auxiliary import ValueOnly
 from implicitkit.problem.kind import ROOT, Kind, as_kind
 from implicitkit.sparsity.known import SMALLEST
 from implicitkit.system import System
-from implicitkit.trees import Layout
 
 __all__ = ["Problem", "Restated"]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from implicitkit.errors import DegenerateWarning, warn
+from implicitkit.foundation.errors import DegenerateWarning, warn
 
 __all__ = ["DEGENERATE", "KAPPA", "check_degenerate", "plus", "plus_slope", "warn_zero_gradient"]
 

@@ -29,14 +29,14 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit import autodiff, compat, trees
+from implicitkit.foundation import autodiff, compat, trees
+from implicitkit.foundation.trees import Layout
 from implicitkit.linear.kkt import KKT
 from implicitkit.problem.base import Kernel, Problem
 from implicitkit.problem.complementarity import KAPPA, plus
 from implicitkit.problem.constraints import Constraint
 from implicitkit.problem.kind import CONSTRAINED, Kind
 from implicitkit.system import System
-from implicitkit.trees import Layout
 
 __all__ = ["ConstrainedMinimisation", "State"]
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from implicitkit import trees
+from implicitkit.foundation import trees
 from implicitkit.problem.base import Kernel, Problem, require_callable
 from implicitkit.problem.kind import FIXED_POINT, Kind
 from implicitkit.registry.operations import operation

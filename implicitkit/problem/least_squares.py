@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from implicitkit import autodiff, trees
-from implicitkit.options import check_options, one_of, positive
+from implicitkit.foundation import autodiff, trees
+from implicitkit.foundation.options import check_options, one_of, positive
 from implicitkit.problem.argmin import Argmin, tree_gradient
 from implicitkit.problem.base import Kernel, Problem, Restated, half_squared_norm, require_callable
 from implicitkit.problem.kind import LEAST_SQUARES, Kind

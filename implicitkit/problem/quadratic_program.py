@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.trees import Layout
 from implicitkit.linear.kkt import KKT
 from implicitkit.linear.saddle import StructuredOperator, mv
 from implicitkit.problem.base import Problem, Restated
@@ -17,7 +18,6 @@ from implicitkit.problem.kind import QUADRATIC_PROGRAM, Kind
 from implicitkit.problem.qp_data import QPData
 from implicitkit.problem.qp_jacobian import QPJacobian
 from implicitkit.system import System
-from implicitkit.trees import Layout
 
 __all__ = ["Multipliers", "QPConditions", "QuadraticProgram"]
 

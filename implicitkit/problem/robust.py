@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit import trees
+from implicitkit.foundation import trees
 
 __all__ = ["LOSSES", "Robust"]
 

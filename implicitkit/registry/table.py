@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from implicitkit.errors import UnknownNameError
+from implicitkit.foundation.errors import UnknownNameError
 from implicitkit.registry import plugins
 
 __all__ = ["TABLES", "Entry", "Table", "check_choice", "describe", "instantiate", "option_error", "refuse_options"]

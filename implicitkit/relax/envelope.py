@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 
-from implicitkit import compat
+from implicitkit.foundation import compat
 
 __all__ = ["envelope"]
 

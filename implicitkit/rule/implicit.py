@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.errors import CapabilityError
+from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.options import at_least, check_options, not_negative, optional
 from implicitkit.linear.catalogue import get_linear_solver
-from implicitkit.options import at_least, check_options, not_negative, optional
 from implicitkit.problem.catalogue import get_problem_entry
 from implicitkit.rule.base import Rule
 from implicitkit.rule.catalogue import register_rule

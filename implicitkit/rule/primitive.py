@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from implicitkit import autodiff, compat
-from implicitkit.errors import ConvergenceError
+from implicitkit.foundation import autodiff, compat
+from implicitkit.foundation.errors import ConvergenceError
+from implicitkit.foundation.operators import Operator
 from implicitkit.linear.dense import factor_batched
-from implicitkit.operators import Operator
 from implicitkit.system import System
 
 __all__ = ["ImplicitSolve", "root"]

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit import compat
+from implicitkit.foundation import compat
+from implicitkit.foundation.operators import Operator
 from implicitkit.lifting.lifted import check_leaves
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.blocks import BlockSubstitution
-from implicitkit.operators import Operator
 from implicitkit.reporting import linear_failure
 from implicitkit.rule.primitive import root
 from implicitkit.rule.unchanged import refuse_changed, refuse_cut

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from implicitkit.foundation.options import at_least, between, check_options
 from implicitkit.linear import DampedSeries, NeumannSeries
-from implicitkit.options import at_least, between, check_options
 from implicitkit.rule.base import Rule
 from implicitkit.rule.catalogue import register_rule
 from implicitkit.rule.request import Request

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.errors import CapturedTensorError, ChangedFunctionError
+from implicitkit.foundation.errors import CapturedTensorError, ChangedFunctionError
+from implicitkit.foundation.operators import Operator
 from implicitkit.lifting.lifted import Lifted
 from implicitkit.lifting.watch import Cuts
-from implicitkit.operators import Operator
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.system import System
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.options import at_least, check_options, optional
 from implicitkit.linear import LU
-from implicitkit.options import at_least, check_options, optional
 from implicitkit.problem.kind import Kind
 from implicitkit.rule.base import Rule
 from implicitkit.rule.catalogue import register_rule

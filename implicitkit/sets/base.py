@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit import trees
+from implicitkit.foundation import trees
 
 __all__ = ["Projection", "against", "check_positive", "length"]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from implicitkit import compat
+from implicitkit.foundation import compat
 
 __all__ = ["constants"]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from implicitkit import compat
+from implicitkit.foundation import compat
 from implicitkit.sets.base import Projection
 
 __all__ = ["PSDCone", "positive_part"]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.options import at_least, check_options, finite, optional
+from implicitkit.foundation.options import at_least, check_options, finite, optional
 from implicitkit.problem.argmin import Bounded
 from implicitkit.problem.base import Problem
 from implicitkit.problem.constrained import ConstrainedMinimisation

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from implicitkit.errors import CapabilityError
+from implicitkit.foundation.errors import CapabilityError
 from implicitkit.solution import Status
 from implicitkit.solver.evaluations import Evaluations
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.operators import Operator
+from implicitkit.foundation.operators import Operator
 from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Options, Outcome, Solver
 from implicitkit.solver.evaluations import Evaluations

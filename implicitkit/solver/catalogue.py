@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from implicitkit.errors import CapabilityError
+from implicitkit.foundation.errors import CapabilityError
 from implicitkit.problem.kind import Kind, as_kind, kinds
 from implicitkit.registry.table import (
     REQUIRED,

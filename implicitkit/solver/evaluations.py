@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit import autodiff
+from implicitkit.foundation import autodiff
+from implicitkit.foundation.operators import Operator
 from implicitkit.linear.sparse_form import sparse_blocks
-from implicitkit.operators import Operator
 from implicitkit.system import System
 
 __all__ = ["Evaluations", "TrackedEvaluations"]

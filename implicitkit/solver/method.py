@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from implicitkit import trees
+from implicitkit.foundation import trees
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.driver import iterate
 from implicitkit.solver.evaluations import Evaluations

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit import trees
+from implicitkit.foundation import trees
+from implicitkit.foundation.trees import Layout
 from implicitkit.solver.base import Found, Options, Outcome, Solver
 from implicitkit.solver.black_box import verdict
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.judging import Judge
-from implicitkit.trees import Layout
 
 __all__ = ["UserSolver"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from implicitkit.errors import SparsityWarning, warn
+from implicitkit.foundation.errors import SparsityWarning, warn
 
 if TYPE_CHECKING:
     from implicitkit.sparsity.compression import Coloured

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from implicitkit import compat
-from implicitkit.compat import tree_flatten
+from implicitkit.foundation import compat
+from implicitkit.foundation.compat import tree_flatten
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.index_sets import IndexSets
 

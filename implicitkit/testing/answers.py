@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.errors import ConvergenceError
+from implicitkit.foundation.errors import ConvergenceError
 from implicitkit.problem.base import Problem
 from implicitkit.problem.kind import as_kind
 from implicitkit.solution import Status

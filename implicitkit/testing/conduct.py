@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit import trees
+from implicitkit.foundation import trees
+from implicitkit.foundation.trees import Layout
 from implicitkit.lifting.lifted import lift
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -17,7 +18,6 @@ from implicitkit.solving import solve
 from implicitkit.system import System, check_output
 from implicitkit.testing.check import PROBLEMS, Subject, all_converged, check, close
 from implicitkit.testing.known import Known, known_problems
-from implicitkit.trees import Layout
 
 __all__: list[str] = []
 

@@ -25,7 +25,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import implicitkit as ik
-from implicitkit import compat
+from implicitkit.foundation import compat
 
 D = torch.float64
 TIGHT: dict[str, Any] = {"rtol": 1e-13, "atol": 1e-13}

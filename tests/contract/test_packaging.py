@@ -143,7 +143,7 @@ def test_public_names_are_not_called_private() -> None:
         "import implicitkit.rule.primitive",
         "from implicitkit import primitive",
         "import implicitkit as ik; ik.primitive.root()",
-        "import implicitkit; implicitkit.compat",
+        "import implicitkit; implicitkit.foundation.compat",
         "def f():\n    from implicitkit.registry.table import _tables",
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import implicitkit as ik
-from implicitkit.options import (
+from implicitkit.foundation.options import (
     Requirement,
     above,
     at_least,

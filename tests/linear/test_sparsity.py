@@ -9,7 +9,7 @@ import torch
 from patterns_table import PATTERNS, Case
 from torch import Tensor
 
-from implicitkit import autodiff
+from implicitkit.foundation import autodiff
 from implicitkit.linear.sparse_factors import SparseFactor, analyse
 from implicitkit.sparsity.colouring import groups_of_columns
 from implicitkit.sparsity.compression import coloured

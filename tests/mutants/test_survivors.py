@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 import implicitkit as ik
-from implicitkit import autodiff
 from implicitkit.diagnostics import degeneracy
+from implicitkit.foundation import autodiff
+from implicitkit.foundation.operators import Operator, minus, preconditioned, shifted
 from implicitkit.lifting.reach import reachable_modules
 from implicitkit.linear import GMRES, LU, BiCGStab
 from implicitkit.linear.auto import Auto
 from implicitkit.linear.kkt import KKT
 from implicitkit.linear.saddle import Saddle
-from implicitkit.operators import Operator, minus, preconditioned, shifted
 from implicitkit.problem.qp_jacobian import QPJacobian
 from implicitkit.solver.steps.restarts import watch
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit import trees
+from implicitkit.foundation import trees
 from implicitkit.solver.method import Method
 
 F64 = torch.float64

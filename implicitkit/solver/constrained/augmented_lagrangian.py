@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.options import above, at_least, check_options, positive
+from implicitkit.foundation.options import above, at_least, check_options, positive
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.constrained.proximal_gradient import initial, proximal_step

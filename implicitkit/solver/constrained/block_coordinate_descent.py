@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.errors import CapabilityError
-from implicitkit.options import at_least, check_options
+from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.options import at_least, check_options
 from implicitkit.sets.groups import blocks
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.constrained.model import Model

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit import autodiff
-from implicitkit.errors import CapabilityError
+from implicitkit.foundation import autodiff
+from implicitkit.foundation.errors import CapabilityError
 from implicitkit.problem.argmin import Bounded
 from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.solver.evaluations import Evaluations

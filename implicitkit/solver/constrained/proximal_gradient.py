@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit.errors import CapabilityError
+from implicitkit.foundation.errors import CapabilityError
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations

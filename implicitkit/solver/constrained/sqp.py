@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.dense import cholesky_batched
 from implicitkit.linear.saddle import mv
-from implicitkit.options import at_least, check_options
 from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
 from implicitkit.solver.catalogue import register_solver

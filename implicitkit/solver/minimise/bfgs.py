@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.options import at_least, check_options
+from implicitkit.foundation.options import at_least, check_options
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.minimise.quasi_newton import QuasiNewton
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.operators import Operator
-from implicitkit.options import at_least, check_options, optional, positive
+from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.options import at_least, check_options, optional, positive
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit import trees
+from implicitkit.foundation import trees
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 

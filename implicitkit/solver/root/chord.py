@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.options import at_least, between, check_options
 from implicitkit.linear.dense import Factor, factor_batched
-from implicitkit.options import at_least, between, check_options
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method

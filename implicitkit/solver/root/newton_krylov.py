@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.operators import Operator, preconditioned
+from implicitkit.foundation.options import between, check_options
 from implicitkit.linear import GMRES
-from implicitkit.operators import Operator, preconditioned
-from implicitkit.options import between, check_options
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method

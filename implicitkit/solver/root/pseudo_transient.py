@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.operators import shifted
+from implicitkit.foundation.options import above, at_least, check_options, optional, positive
 from implicitkit.linear.gmres import GMRES
-from implicitkit.operators import shifted
-from implicitkit.options import above, at_least, check_options, optional, positive
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method

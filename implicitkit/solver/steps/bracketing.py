@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit import compat
-from implicitkit.errors import CapabilityError
+from implicitkit.foundation import compat
+from implicitkit.foundation.errors import CapabilityError
 from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["Bracket", "Ends", "between", "check_bracket", "check_ends", "ends_of", "expand", "into_domain"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.operators import Operator
 from implicitkit.linear.gmres import GMRES
-from implicitkit.operators import Operator
 from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["sparse_direction"]

@@ -13,8 +13,8 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from implicitkit import compat
-from implicitkit.compat import tree_flatten, tree_map
+from implicitkit.foundation import compat
+from implicitkit.foundation.compat import tree_flatten, tree_map
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.tracing import Rule, Trace, names
 

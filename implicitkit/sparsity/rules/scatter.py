@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from implicitkit import compat
+from implicitkit.foundation import compat
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.rules.moves import numbers
 from implicitkit.sparsity.rules.pointwise import broadcast

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from implicitkit import compat
+from implicitkit.foundation import compat
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.tracing import Rule, Trace
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit import compat
-from implicitkit.compat import tree_flatten, tree_map, tree_unflatten
+from implicitkit.foundation import compat
+from implicitkit.foundation.compat import tree_flatten, tree_map, tree_unflatten
 
 __all__ = ["Layout", "tree_flatten", "tree_map", "tree_unflatten"]
 

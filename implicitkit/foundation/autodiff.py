@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit import compat
-from implicitkit.operators import Operator
+from implicitkit.foundation import compat
+from implicitkit.foundation.operators import Operator
 
 __all__ = ["gradient", "jacobian", "jvp", "linearise", "matrix", "products", "vjp"]
 

@@ -1,0 +1,1 @@
+"""What everything stands on: errors, pytrees, linear operators, products with Jacobians, options, private names of torch."""
