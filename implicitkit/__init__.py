@@ -24,6 +24,17 @@ _MODULES = {
 }
 __all__ = sorted(_MODULES)
 
+#: Names that were here once and are for authors of parts.
+_FOR_AUTHORS = (
+    "BlackBox",
+    "autodiff",
+    "has_forward_level",
+    "modules_held",
+    "opaque_to_compile",
+    "transforms_active",
+    "trees",
+)
+
 # Rooms that register parts, imported when a name is first looked up; SciPy's solvers only for a name of theirs.
 for _room in ("linear", "problem.builtin", "rule.builtin", "solver.builtin"):
     announce(f"implicitkit.{_room}")
@@ -38,7 +49,8 @@ provide("analyse", "implicitkit.diagnostics.composition:analyse")
 def __getattr__(name: str) -> Any:
     module = _MODULES.get(name)
     if module is None:
-        raise AttributeError(f"module 'implicitkit' has no attribute {name!r}")
+        hint = f": it is implicitkit.extend.{name} now" if name in _FOR_AUTHORS else ""
+        raise AttributeError(f"module 'implicitkit' has no attribute {name!r}{hint}")
     # a name that is a module of its own stands for itself
     value = importlib.import_module(f"implicitkit.{name}") if module == "implicitkit" else None
     value = value or getattr(importlib.import_module(module), name)

@@ -17,11 +17,6 @@ from implicitkit.diagnostics.certificate import certify as certify
 from implicitkit.diagnostics.linear_stability import Stability as Stability
 from implicitkit.fitting import CurveFit as CurveFit
 from implicitkit.fitting import curve_fit as curve_fit
-from implicitkit.foundation import autodiff as autodiff
-from implicitkit.foundation import trees as trees
-from implicitkit.foundation.compat import has_forward_level as has_forward_level
-from implicitkit.foundation.compat import opaque_to_compile as opaque_to_compile
-from implicitkit.foundation.compat import transforms_active as transforms_active
 from implicitkit.foundation.errors import CapabilityError as CapabilityError
 from implicitkit.foundation.errors import CapturedTensorError as CapturedTensorError
 from implicitkit.foundation.errors import ChangedFunctionError as ChangedFunctionError
@@ -32,7 +27,6 @@ from implicitkit.foundation.errors import SparsityWarning as SparsityWarning
 from implicitkit.foundation.errors import UnknownNameError as UnknownNameError
 from implicitkit.foundation.operators import Operator as Operator
 from implicitkit.layer import implicit as implicit
-from implicitkit.lifting.reach import modules_held as modules_held
 from implicitkit.linear.base import LinearSolution as LinearSolution
 from implicitkit.linear.base import LinearSolver as LinearSolver
 from implicitkit.linear.catalogue import linear_solvers as linear_solvers
@@ -64,7 +58,6 @@ from implicitkit.solver.auto import Polyalgorithm as Polyalgorithm
 from implicitkit.solver.auto import Stage as Stage
 from implicitkit.solver.base import Found as Found
 from implicitkit.solver.base import Solver as Solver
-from implicitkit.solver.black_box import BlackBox as BlackBox
 from implicitkit.solver.catalogue import get_solver as get_solver
 from implicitkit.solver.catalogue import register_solver as register_solver
 from implicitkit.solver.catalogue import solvers as solvers
@@ -76,8 +69,6 @@ from implicitkit.solver.constrained.sqp import SQP as SQP
 from implicitkit.solver.fixed_point.aitken import Aitken as Aitken
 from implicitkit.solver.fixed_point.aitken import Steffensen as Steffensen
 from implicitkit.solver.fixed_point.anderson import Anderson as Anderson
-from implicitkit.solver.fixed_point.continuation import Continuation as Continuation
-from implicitkit.solver.fixed_point.impatient import Impatient as Impatient
 from implicitkit.solver.fixed_point.picard import Picard as Picard
 from implicitkit.solver.fixed_point.relay import Relay as Relay
 from implicitkit.solver.least_squares.dogleg import Dogleg as Dogleg

@@ -21,6 +21,7 @@ Helpers of torch that are hard to get right: :func:`opaque_to_compile`, :func:`h
 """
 
 from implicitkit.diagnostics.kkt_regularity import Degeneracy, regularity
+from implicitkit.foundation import autodiff, trees
 from implicitkit.foundation.compat import has_forward_level, opaque_to_compile, transforms_active
 from implicitkit.foundation.errors import DegenerateWarning, warn
 from implicitkit.foundation.operators import BlockStructure, Operator, minus, preconditioned, shifted, single
@@ -37,10 +38,12 @@ from implicitkit.problem.qp_jacobian import QPJacobian
 from implicitkit.reporting import POLICIES, check_policy
 from implicitkit.rule.request import Request
 from implicitkit.solver.base import Options, Outcome, Solver
-from implicitkit.solver.black_box import BlackBoxFunction
+from implicitkit.solver.black_box import BlackBox, BlackBoxFunction
 from implicitkit.solver.catalogue import get_solver, serves
 from implicitkit.solver.constrained.model import Local, Model
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.fixed_point.continuation import Continuation
+from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.judging import Judge
 from implicitkit.solver.qp.base import QPSolver
 from implicitkit.solver.qp.ends import CLARABEL_ENDS, DAQP_ENDS, SCS_ENDS
@@ -56,13 +59,16 @@ __all__ = [
     "POLICIES",
     "SCS_ENDS",
     "SINGULAR",
+    "BlackBox",
     "BlackBoxFunction",
     "BlockStructure",
     "ConstrainedMinimisation",
     "Constraint",
+    "Continuation",
     "Degeneracy",
     "DegenerateWarning",
     "Evaluations",
+    "Impatient",
     "Judge",
     "Kind",
     "Layout",
@@ -81,6 +87,7 @@ __all__ = [
     "Restated",
     "Solver",
     "System",
+    "autodiff",
     "check_degenerate",
     "check_policy",
     "damped_newton",
@@ -97,6 +104,7 @@ __all__ = [
     "shifted",
     "single",
     "transforms_active",
+    "trees",
     "warn",
     "warn_zero_gradient",
 ]

@@ -123,14 +123,17 @@ def well_posed(setting: Setting) -> dict[str, dict[str, Any]]:
             layer = DEQ(cell, on_failure="ignore", max_steps=1)
             layer(inputs)
             assert layer.solution is not None
-            z0 = ik.trees.tree_map(
+            z0 = ik.extend.trees.tree_map(
                 lambda t: 3 * torch.randn(t.shape, generator=generator, **double), layer.solution.value
             )
             options: dict[str, Any] = {"batch_dims": 1, "rtol": 1e-9, "atol": 1e-10, "on_failure": "ignore"}
             solution = ik.fixed_point(cell, z0, (inputs,), solver="newton", max_steps=200, **options)
             picard = ik.fixed_point(cell, z0, (inputs,), solver="picard", max_steps=5000, **options)
-            point = ik.trees.tree_map(lambda t: t[:1], picard.value if bool(picard.converged.all()) else solution.value)
-            ends = torch.cat([t.flatten(1) for t in ik.trees.tree_flatten(solution.value)[0]], 1)[solution.converged]
+            where = picard if bool(picard.converged.all()) else solution
+            point = ik.extend.trees.tree_map(lambda t: t[:1], where.value)
+            ends = torch.cat([t.flatten(1) for t in ik.extend.trees.tree_flatten(solution.value)[0]], 1)[
+                solution.converged
+            ]
             radius, condition = (float(f(cell, point, (x,), steps=60)) for f in (spectral_radius, condition_number))
         found[name] = {
             "equilibria": len({tuple(round(v, 4) + 0.0 for v in row) for row in ends.tolist()}),

@@ -170,7 +170,7 @@ def tied(setting: Setting) -> dict[str, Any]:
             history.append([float((state[name] - truth[name]).abs().max()) for name in truth])
     # the adjoint iteration u <- c + J^T u
     one = {name: t[0] for name, t in truth.items()}
-    layout = ik.trees.Layout(one, 0)
+    layout = ik.extend.trees.Layout(one, 0)
     flat = layout.pack(one)[0]
 
     def stacked(z: Tensor) -> Tensor:

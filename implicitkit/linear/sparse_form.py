@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
-from implicitkit.sparsity.known import Sparsity
+from implicitkit.sparsity.known import SMALLEST, Sparsity
 
-__all__ = ["sparse_blocks"]
+__all__ = ["SMALLEST", "sparse_blocks"]
 
 
 def sparse_blocks(sparsity: Sparsity, function: Callable[[Tensor], Tensor], z: Tensor) -> Callable[[Operator], Any]:

@@ -12,10 +12,9 @@ from torch import Tensor
 from implicitkit.foundation import autodiff, trees
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.trees import Layout
-from implicitkit.linear.sparse_form import sparse_blocks
+from implicitkit.linear.sparse_form import SMALLEST, sparse_blocks
 from implicitkit.problem.auxiliary import ValueOnly
 from implicitkit.problem.kind import ROOT, Kind, as_kind
-from implicitkit.sparsity.known import SMALLEST
 from implicitkit.system import System
 
 __all__ = ["Problem", "Restated"]

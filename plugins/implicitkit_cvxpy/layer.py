@@ -125,7 +125,7 @@ class ConvexLayer(nn.Module):
         """Is it a linear program, whose solutions are vertices?"""
         return self._assembly.linear and self._assembly.cones.polyhedral and self.degenerate != "smooth"
 
-    @ik.opaque_to_compile
+    @ik.extend.opaque_to_compile
     def forward(
         self, *parameters: Tensor, solver_args: dict[str, Any] | None = None, warm_start: bool = False
     ) -> tuple[Tensor, ...]:
@@ -167,7 +167,7 @@ class ConvexLayer(nn.Module):
         def general(values: Sequence[Tensor], start: Tensor | None) -> tuple[Tensor, ...]:
             return tuple(t.to(dtype) for t in self._general(values, lead, backend, start))
 
-        if ik.transforms_active() or ik.has_forward_level():
+        if ik.extend.transforms_active() or ik.extend.has_forward_level():
             return general(values, start)
 
         def assemble(values: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:

@@ -48,7 +48,7 @@ def per_position(solver: Any, state: Any, batch_dims: int = 1) -> Any:
     """
     if isinstance(solver, ik.Blocks):
         return _blocks(solver, state, batch_dims)
-    leaves = ik.trees.tree_flatten(state)[0]
+    leaves = ik.extend.trees.tree_flatten(state)[0]
     counts = {t.shape[1] if t.ndim > 1 else 0 for t in leaves}
     if len(counts) != 1 or 0 in counts:
         raise ValueError(
@@ -121,5 +121,5 @@ def future_leak(layer: Callable[..., Any], x: Tensor, position: int, *more: Any,
     other[:, position:] += size * torch.randn_like(other[:, position:])
     with torch.no_grad():
         before, after = layer(x, *more), layer(other, *more)
-    pairs = zip(ik.trees.tree_flatten(before)[0], ik.trees.tree_flatten(after)[0], strict=True)
+    pairs = zip(ik.extend.trees.tree_flatten(before)[0], ik.extend.trees.tree_flatten(after)[0], strict=True)
     return max(float((a[:, :position] - b[:, :position]).abs().max()) for a, b in pairs)

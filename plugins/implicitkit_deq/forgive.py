@@ -155,4 +155,4 @@ def masked(converged: Tensor, solved: Any, instead: Any) -> Any:
     def choose(a: Tensor, b: Tensor) -> Tensor:
         return torch.where(converged.view(-1, *[1] * (a.ndim - 1)), a, b)
 
-    return ik.trees.tree_map(choose, solved, instead)
+    return ik.extend.trees.tree_map(choose, solved, instead)

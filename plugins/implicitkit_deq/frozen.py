@@ -99,7 +99,7 @@ class Frozen:
     def finish(self, z: Any, weights: Sequence[Tensor], injected: tuple[Any, ...]) -> None:
         """After the solve: update normalisation statistics by one evaluation at ``z``, and let the generators move on."""
         if self.norms and _finite(z):
-            with ik.modules_held(), torch.no_grad(), hoist.held(self.places, weights):
+            with ik.extend.modules_held(), torch.no_grad(), hoist.held(self.places, weights):
                 if self.before is not None and self.after is not None:
                     _set_generators(self.device, self.before)
                 self.function(z, *injected)
@@ -147,7 +147,7 @@ def _updating_norms(module: Any) -> list[Any]:
 
 def _finite(z: Any) -> bool:
     try:
-        return all(bool(torch.isfinite(t).all()) for t in ik.trees.tree_flatten(z)[0])
+        return all(bool(torch.isfinite(t).all()) for t in ik.extend.trees.tree_flatten(z)[0])
     except RuntimeError as error:  # vmap shows no values
         raise ik.CapabilityError(
             "BatchNorm in training cannot update its statistics under torch.vmap: put the cell in eval() mode, pass the "

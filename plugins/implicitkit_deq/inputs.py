@@ -31,7 +31,7 @@ def describe(cell: Any, inputs: tuple[Any, ...], dtype: torch.dtype | None) -> t
     Raises:
         TypeError: no tensor. ValueError: no batch dimension, or an empty one.
     """
-    tensors = [t for t in ik.trees.tree_flatten(inputs)[0] if isinstance(t, Tensor)]
+    tensors = [t for t in ik.extend.trees.tree_flatten(inputs)[0] if isinstance(t, Tensor)]
     if not tensors:
         raise TypeError("layer(x, ...) needs at least one tensor: its leading dimension is the batch")
     first = tensors[0]
@@ -76,7 +76,7 @@ def factors(
         if called_whole(cell):
             dims = dims if isinstance(dims, int) else None
         else:
-            with ik.modules_held(), hoist.held(places, weights):
+            with ik.extend.modules_held(), hoist.held(places, weights):
                 injected = cell.inject(*inputs)
             function = cell.update
         if not isinstance(injected, tuple):
@@ -98,10 +98,10 @@ def factors(
 def _check_batch(cell: Any, inputs: tuple[Any, ...], injected: tuple[Any, ...], dims: Any, batch: int) -> None:
     """Raise ValueError where a tensor that should have the batch in front has not."""
     for i, (entry, dim) in enumerate(zip(injected, dims, strict=True)):
-        for t in ik.trees.tree_flatten(entry)[0]:
+        for t in ik.extend.trees.tree_flatten(entry)[0]:
             if dim == 0 and isinstance(t, Tensor) and (t.ndim == 0 or t.shape[0] != batch):
                 shapes = ", ".join(
-                    str(tuple(x.shape)) for x in ik.trees.tree_flatten(inputs)[0] if isinstance(x, Tensor)
+                    str(tuple(x.shape)) for x in ik.extend.trees.tree_flatten(inputs)[0] if isinstance(x, Tensor)
                 )
                 raise ValueError(
                     f"the first dimension of the first input is the batch: inputs of shape {shapes} are {batch} samples, "
@@ -117,21 +117,21 @@ def check_use(cell: Any, z: Any, inputs: tuple[Any, ...]) -> bool:
     Seen at no cost from equilibria that differ from sample to sample; asked of the graph of one evaluation only where all
     are the same, as they are when nothing but the start tells samples apart.
     """
-    leaves = ik.trees.tree_flatten(z)[0]
-    if len(leaves[0]) < 2 or ik.transforms_active():
+    leaves = ik.extend.trees.tree_flatten(z)[0]
+    if len(leaves[0]) < 2 or ik.extend.transforms_active():
         return False
     if not all(bool(torch.isclose(t[1:], t[:1], rtol=1e-5).all()) for t in leaves):
         return True
-    given = [t for t in ik.trees.tree_flatten(inputs)[0] if isinstance(t, Tensor)]
+    given = [t for t in ik.extend.trees.tree_flatten(inputs)[0] if isinstance(t, Tensor)]
     if not all(t.is_floating_point() or t.is_complex() for t in given):
         return True  # what is looked up or branched on leaves no trace in a graph
-    tracked = ik.trees.tree_map(lambda t: t.detach().requires_grad_() if isinstance(t, Tensor) else t, inputs)
+    tracked = ik.extend.trees.tree_map(lambda t: t.detach().requires_grad_() if isinstance(t, Tensor) else t, inputs)
     random = torch.get_rng_state()
     with torch.enable_grad(), statistics_held(cell):
-        out = [t for t in ik.trees.tree_flatten(cell(z, *tracked))[0] if t.requires_grad]
+        out = [t for t in ik.extend.trees.tree_flatten(cell(z, *tracked))[0] if t.requires_grad]
         total = sum((t.abs().sum() for t in out), torch.zeros(()))
     torch.set_rng_state(random)
-    wanted = [t for t in ik.trees.tree_flatten(tracked)[0] if isinstance(t, Tensor)]
+    wanted = [t for t in ik.extend.trees.tree_flatten(tracked)[0] if isinstance(t, Tensor)]
     if out and any(g is not None for g in torch.autograd.grad(total, wanted, allow_unused=True)):
         return True
     warnings.warn(

@@ -132,7 +132,7 @@ def _transposed_product(
     """The packed state ``(batch, n)`` and ``v -> J^T v``, all products from one evaluation."""
     if not isinstance(inputs, tuple):
         raise TypeError(f"inputs must be a tuple, as in (x,); got {type(inputs).__name__}")
-    layout = ik.trees.Layout(z, 1, "z")
+    layout = ik.extend.trees.Layout(z, 1, "z")
 
     def packed(y: Tensor) -> Tensor:
         out = cell(layout.unpack(y), *inputs)
@@ -141,7 +141,7 @@ def _transposed_product(
 
     y = layout.pack(z)
     with statistics_held(cell):
-        _, pullback = ik.autodiff.vjp(packed, y)
+        _, pullback = ik.extend.autodiff.vjp(packed, y)
     return y, lambda v: pullback(v)[0]
 
 

@@ -127,7 +127,7 @@ class DEQ(nn.Module):
         self._used = self._forgave = False  # was the cell seen to use its inputs, and a failure to be forgiven?
 
     # -------------------------------------------------------------------------------------------------------- calling
-    @ik.opaque_to_compile
+    @ik.extend.opaque_to_compile
     def forward(
         self, *inputs: Any, z0: Any = None, index: Tensor | None = None, at: Sequence[int] | None = None
     ) -> Any:
@@ -166,7 +166,7 @@ class DEQ(nn.Module):
 
     def residual(self, z: Any, *inputs: Any) -> Any:
         """``cell(z, *inputs) - z``, differentiable."""
-        return ik.trees.tree_map(lambda new, old: new - old, self.cell(z, *inputs), z)
+        return ik.extend.trees.tree_map(lambda new, old: new - old, self.cell(z, *inputs), z)
 
     def __rshift__(self, other: DEQ) -> DEQ:
         """``self >> other``: one DEQ whose output is ``other(self(x))``; see :func:`merge`."""
@@ -186,7 +186,7 @@ class DEQ(nn.Module):
                 'there is no start to train: use init="learned" or a module that requires grad, and call the layer first'
             )
         initial, state = self._start
-        layout = ik.trees.Layout(state, 1)
+        layout = ik.extend.trees.Layout(state, 1)
         goal = layout.pack(state)
         size = goal.square().sum(1).clamp_min(torch.finfo(goal.dtype).tiny)
         return ((layout.pack(initial) - goal).square().sum(1) / size).mean()
@@ -230,11 +230,11 @@ class DEQ(nn.Module):
         if device.type == "meta":  # shapes only
             return [self._output(initial)] * (1 + len(at))
         places = hoist.places(self.cell)
-        with ik.modules_held() if places else contextlib.nullcontext():
+        with ik.extend.modules_held() if places else contextlib.nullcontext():
             weights = hoist.computed(places)
         samples = batch if self.batch_dims else None
         function, injected, dims = factors(self.cell, inputs, self.in_dims, samples, places, weights)
-        layout = ik.trees.Layout(initial, self.batch_dims)
+        layout = ik.extend.trees.Layout(initial, self.batch_dims)
         cast = autocast_on(device)
         name = f"the cell {type(self.cell).__name__}"
         dims = None if self.training in self._draws else dims
@@ -260,7 +260,7 @@ class DEQ(nn.Module):
             self._draws.add(self.training)
             the_map = frozen(None)
             z = solve(the_map, None)
-        state = ik.trees.tree_map(lambda t: t.detach(), z)
+        state = ik.extend.trees.tree_map(lambda t: t.detach(), z)
         the_map.finish(state, weights, injected)
         self._used = self._used or check_use(self.cell, state, inputs)
         if self._last is not None and (z0 is None or isinstance(z0, str)):
@@ -271,7 +271,7 @@ class DEQ(nn.Module):
                 "states() does not work under torch.vmap: a solve shows its iterates for all mapped samples at once. Pass "
                 "the samples as one batch instead (they are solved independently), or use forward()"
             )
-        with ik.modules_held() if visited else contextlib.nullcontext():
+        with ik.extend.modules_held() if visited else contextlib.nullcontext():
             outputs = [self._output(the_map(point, weights, *injected)) for point in visited]
         return [*outputs, self._output(z)]
 
@@ -317,7 +317,7 @@ class DEQ(nn.Module):
     ) -> Any:
         """The value, with another derivative for the samples that have no solution."""
         z, converged = solution.value, solution.converged
-        if ik.transforms_active():
+        if ik.extend.transforms_active():
             return solution.raise_for_status().value
         if bool(converged.all()):
             return z
@@ -326,19 +326,19 @@ class DEQ(nn.Module):
         if not self._forgave:
             self._forgave = True
             policy.tell(solution)
-        held = ik.trees.tree_map(lambda t: t.detach(), z)
+        held = ik.extend.trees.tree_map(lambda t: t.detach(), z)
         if policy.derivative == "truncated" and torch.is_grad_enabled():
-            with ik.modules_held():
+            with ik.extend.modules_held():
                 once = the_map(held, weights, *injected)
             # the value is the iterate, the derivative that of one application of the cell
-            held = ik.trees.tree_map(lambda t, f: t + (f - f.detach()), held, once)
+            held = ik.extend.trees.tree_map(lambda t, f: t + (f - f.detach()), held, once)
         return masked(converged, z, held)
 
     def _unrolled(
         self, the_map: Frozen | FrozenStack, z: Any, weights: Sequence[Tensor], injected: tuple[Any, ...]
     ) -> Any:
         assert self.pretraining is not None
-        with ik.modules_held():
+        with ik.extend.modules_held():
             for _ in range(self.pretraining.steps):
                 z = the_map(z, weights, *injected)
         self.calls += 1

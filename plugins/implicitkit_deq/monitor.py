@@ -97,10 +97,10 @@ class Monitor:
 
     def _jacobian_figures(self, layer: DEQ, inputs: tuple[Any, ...]) -> dict[str, float]:
         assert layer.solution is not None
-        state, batch = layer.solution.value, len(ik.trees.tree_flatten(layer.solution.value)[0][0])
+        state, batch = layer.solution.value, len(ik.extend.trees.tree_flatten(layer.solution.value)[0][0])
         if layer.batch_dims == 1 and batch > self.samples and all(_batched(i, batch) for i in inputs):
-            state, inputs = (ik.trees.tree_map(lambda t: t[: self.samples], tree) for tree in (state, inputs))
-        generator = torch.Generator(ik.trees.tree_flatten(state)[0][0].device).manual_seed(0)
+            state, inputs = (ik.extend.trees.tree_map(lambda t: t[: self.samples], tree) for tree in (state, inputs))
+        generator = torch.Generator(ik.extend.trees.tree_flatten(state)[0][0].device).manual_seed(0)
         random = torch.get_rng_state()
         try:
             options = {"steps": self.krylov, "generator": generator}
@@ -154,7 +154,7 @@ class TensorBoard:
 
 
 def _forward_figures(solution: ik.Solution) -> dict[str, float]:
-    leaves = ik.trees.tree_flatten(solution.value)[0]
+    leaves = ik.extend.trees.tree_flatten(solution.value)[0]
     shape = solution.residual_norm.shape
     squares = sum(leaf.abs().square().reshape(*shape, -1).sum(-1) for leaf in leaves)
     relative = solution.residual_norm / torch.as_tensor(squares).sqrt().clamp_min(torch.finfo(leaves[0].dtype).tiny)
@@ -181,5 +181,5 @@ def _backward_figures(solution: ik.Solution | None) -> dict[str, float]:
 
 
 def _batched(x: Any, batch: int) -> bool:
-    leaves: Sequence[Any] = ik.trees.tree_flatten(x)[0]
+    leaves: Sequence[Any] = ik.extend.trees.tree_flatten(x)[0]
     return all(isinstance(t, torch.Tensor) and t.ndim > 0 and t.shape[0] == batch for t in leaves)

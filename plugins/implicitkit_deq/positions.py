@@ -15,7 +15,7 @@ from implicitkit.extend import Evaluations, Options, Outcome
 
 __all__ = ["PerPosition"]
 
-_WINDOW, _HORIZON = 12, 100.0  # as those of ik.Impatient
+_WINDOW, _HORIZON = 12, 100.0  # as those of ik.extend.Impatient
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class PerPosition(ik.Method):
       ``|r| <= atol + rtol |z|`` for the whole of it.)  Stopping a sequence as a whole would let later positions decide how
       well earlier ones are solved.
     - ``and_then``: another method, for sequences that get nowhere: the residual of whose first position that is not frozen
-      does not fall (:class:`ik.Impatient`).  It starts from the last iterates.
+      does not fall (:class:`ik.extend.Impatient`).  It starts from the last iterates.
     - The last iterates are returned, not those with the smallest residual of the whole sequence.
 
     A sequence whose map is not finite at some position ends there.

@@ -21,7 +21,7 @@ def is_shape(x: Any) -> bool:
 
 def over_shapes(function: Callable[[tuple[int, ...]], Any], shapes: Any) -> Any:
     """``function`` of every shape in a pytree of shapes."""
-    return ik.trees.tree_map(function, shapes, is_leaf=is_shape)
+    return ik.extend.trees.tree_map(function, shapes, is_leaf=is_shape)
 
 
 def check_shapes(shapes: Any) -> None:
@@ -60,14 +60,14 @@ class Learned(nn.Module):
 
     def __init__(self, shapes: Any) -> None:
         super().__init__()
-        leaves, _ = ik.trees.tree_flatten(over_shapes(lambda shape: nn.Parameter(torch.zeros(*shape)), shapes))
+        leaves, _ = ik.extend.trees.tree_flatten(over_shapes(lambda shape: nn.Parameter(torch.zeros(*shape)), shapes))
         self.values = nn.ParameterList(leaves)
 
     def forward(self, template: Any) -> Any:
         """A state like ``template``."""
-        leaves, spec = ik.trees.tree_flatten(template)
+        leaves, spec = ik.extend.trees.tree_flatten(template)
         mine = [p.to(t.dtype).expand_as(t) for p, t in zip(self.values, leaves, strict=True)]
-        return ik.trees.tree_unflatten(mine, spec)
+        return ik.extend.trees.tree_unflatten(mine, spec)
 
 
 class Last:
@@ -86,7 +86,7 @@ class Last:
 
     def keep(self, state: Any, index: Tensor | None = None) -> None:
         """Start from this state the next time."""
-        leaves = ik.trees.tree_flatten(state)[0]
+        leaves = ik.extend.trees.tree_flatten(state)[0]
         try:
             for leaf in leaves:
                 leaf.flatten()[:1].tolist()
@@ -107,11 +107,11 @@ class Last:
 
     def __call__(self, template: Any, index: Tensor | None = None) -> Any:
         """A state like ``template``."""
-        leaves, spec = ik.trees.tree_flatten(template)
+        leaves, spec = ik.extend.trees.tree_flatten(template)
         if index is None:
             if self.state is None or not alike(self.state, template):
                 return template
-            kept = ik.trees.tree_flatten(self.state)[0]
+            kept = ik.extend.trees.tree_flatten(self.state)[0]
         elif len(self.table) != len(leaves) or not all(map(_same_kind, self.table, leaves)):
             return template
         else:
@@ -125,7 +125,7 @@ class Last:
             finite = torch.isfinite(kept).flatten(1).all(1) if kept.ndim > 1 else torch.isfinite(kept)
             return torch.where(finite.view(-1, *[1] * (kept.ndim - 1)), kept, zero)
 
-        return ik.trees.tree_unflatten([usable(k, leaf) for k, leaf in zip(kept, leaves, strict=True)], spec)
+        return ik.extend.trees.tree_unflatten([usable(k, leaf) for k, leaf in zip(kept, leaves, strict=True)], spec)
 
 
 def _same_kind(kept: Tensor, leaf: Tensor) -> bool:
@@ -151,7 +151,7 @@ def check_index(index: Any, batch: int) -> Tensor:
 
 def alike(a: Any, b: Any) -> bool:
     """Are two states of the same structure, shapes, dtypes and device?"""
-    (mine, spec), (theirs, other) = ik.trees.tree_flatten(a), ik.trees.tree_flatten(b)
+    (mine, spec), (theirs, other) = ik.extend.trees.tree_flatten(a), ik.extend.trees.tree_flatten(b)
     return spec == other and all(
         s.shape == t.shape and s.dtype == t.dtype and s.device == t.device for s, t in zip(mine, theirs, strict=True)
     )
@@ -163,8 +163,8 @@ def fitting(state: Any, template: Any, name: str) -> Any:
     Raises:
         TypeError, ValueError: it has not.
     """
-    leaves, spec = ik.trees.tree_flatten(state)
-    wanted, form = ik.trees.tree_flatten(template)
+    leaves, spec = ik.extend.trees.tree_flatten(state)
+    wanted, form = ik.extend.trees.tree_flatten(template)
     if spec != form or not all(isinstance(t, Tensor) for t in leaves):
         raise TypeError(f"{name} has another structure than the state: {spec} instead of {form}")
     for t, w in zip(leaves, wanted, strict=True):

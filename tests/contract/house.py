@@ -24,8 +24,8 @@ PLUGINS = ROOT / "plugins"
 
 #: The floors from the ground up; a module belongs to the entry of the longest prefix.  Imports go down, or stay on a floor.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "compat", "operators", "options"),
-    ("trees", "registry", "autodiff", "sparsity"),
+    ("foundation",),
+    ("registry", "sparsity"),
     ("lifting", "linear", "sets"),
     ("system", "solution", "prox", "relax"),
     ("problem", "reporting"),

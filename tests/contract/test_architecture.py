@@ -43,9 +43,10 @@ def test_imports_go_down() -> None:
 def test_imports_count_wherever_they_stand() -> None:
     source = (
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from implicitkit.solving import solve\n"
-        "def f():\n    import implicitkit.foundation.errors\n    from implicitkit import trees\n"
+        "def f():\n    import implicitkit.foundation.errors\n    from implicitkit.foundation import trees\n"
     )
-    assert house.imports(source, MODULES) == {"implicitkit.solving", "implicitkit.foundation.errors", "implicitkit.foundation.trees"}
+    wanted = {"implicitkit.solving", "implicitkit.foundation.errors", "implicitkit.foundation.trees"}
+    assert house.imports(source, MODULES) == wanted
 
 
 # ---------------------------------------------------------------------------------------------------------------- law 2

@@ -1,7 +1,7 @@
 """The private names of torch that are used, held to their contract; and the traps of torch that say nothing.
 
-The first half fails when a release of torch moves or changes what ``implicitkit/compat.py`` relies on.  The second
-half holds one row for every way known to us in which a derivative of an implicit function is lost without an error:
+The first half fails when a release of torch moves or changes what ``foundation/compat.py`` relies on.  The second half
+holds one row for every way known to us in which a derivative of an implicit function is lost without an error:
 ours must be right, or refuse.
 """
 

@@ -184,7 +184,7 @@ def test_source_file(path: Path) -> None:
 
 
 def test_the_compatibility_module_is_where_the_private_names_are() -> None:
-    assert private_names((ROOT / "implicitkit" / "compat.py").read_text())
+    assert private_names((ROOT / "implicitkit" / "foundation" / "compat.py").read_text())
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_class_is_returned_unchanged_with_its_name() -> None:
 def test_function_becomes_a_black_box() -> None:
     assert ik.register_solver("box", solves="root", batch="joint")(black_box) is black_box
     solver = get_solver("box", inner=5)
-    assert isinstance(solver, ik.BlackBox)
+    assert isinstance(solver, ik.extend.BlackBox)
     assert (solver.name, solver.solves, solver.batch, solver.options) == ("box", "root", "joint", (("inner", 5),))
     assert get_solver(black_box) == get_solver("box")
 

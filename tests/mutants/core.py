@@ -92,7 +92,7 @@ MUTANTS = [
         ("        full[i] = t\n    return full", "        pass\n    return full"),
     ),
     *mutants(
-        "implicitkit/autodiff.py",
+        "implicitkit/foundation/autodiff.py",
         FORMS,
         (
             "return tuple(torch.zeros_like(p) if g is None else g for g, p in zip(grads, points, strict=True))",
@@ -131,7 +131,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/operators.py",
+        "implicitkit/foundation/operators.py",
         "tests/linear/test_linear.py -k transposed_operator",
         (
             "            self.rmv,\n            self.mv,\n            lambda: self.dense().mT,",

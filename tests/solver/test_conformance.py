@@ -150,8 +150,8 @@ def _swallows_errors(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps:
     return ik.Found(z0)
 
 
-def _black_box(find: Any) -> ik.BlackBox:
-    return ik.BlackBox(find, find.__name__, "fixed_point", "loop")
+def _black_box(find: Any) -> ik.extend.BlackBox:
+    return ik.extend.BlackBox(find, find.__name__, "fixed_point", "loop")
 
 
 BROKEN = [

@@ -25,7 +25,7 @@ def test_a_method_gives_up_where_its_rate_says_that_it_is_too_far_away(
     rate: float, horizon: float, given_up: bool
 ) -> None:
     """Picard on z = rate z + 1 needs log(1e-8) / log(rate) steps from residual 1: 27, 175, 18,411."""
-    solver = ik.Impatient(ik.Picard(), window=10, horizon=horizon)
+    solver = ik.extend.Impatient(ik.Picard(), window=10, horizon=horizon)
     z0 = torch.zeros(1, dtype=F64)
     found = ik.fixed_point(lambda z: rate * z + 1, z0, solver=solver, rtol=0.0, atol=1e-8, on_failure="ignore")
     assert found.status.item() == (ik.Status.STALLED if given_up else ik.Status.CONVERGED)
@@ -39,7 +39,7 @@ def test_only_the_sample_that_gets_nowhere_is_given_up() -> None:
         lambda z, r: r * z + 1,
         torch.zeros(3, 1, dtype=F64),
         (rates.unsqueeze(1),),
-        solver=ik.Impatient(ik.Picard(), window=5),
+        solver=ik.extend.Impatient(ik.Picard(), window=5),
         batch_dims=1,
         in_dims=(0,),
         on_failure="ignore",
@@ -52,7 +52,7 @@ def test_far_out_is_no_solution_of_a_map_that_is_nearly_the_identity_there() -> 
     """z + (cos(z) - z) / (1 + z^4): one fixed point, .739; at 1000 the residual is 1e-9, and so it would be all the way."""
     function = lambda z: z + (torch.cos(z) - z) / (1 + z**4)  # noqa: E731
     for reach, near in ((3.0, True), (math.inf, False)):
-        solver = ik.Impatient(_Away(), horizon=math.inf, reach=reach)
+        solver = ik.extend.Impatient(_Away(), horizon=math.inf, reach=reach)
         found = ik.fixed_point(
             function, torch.full((1,), 0.5, dtype=F64), solver=solver, rtol=1e-6, on_failure="ignore"
         )
@@ -76,12 +76,12 @@ class _Away(ik.Method):
 @pytest.mark.parametrize(
     ("make", "error"),
     [
-        (lambda: ik.Impatient(ik.Picard(), window=1), ValueError),
-        (lambda: ik.Impatient(ik.Picard(), reach=0.0), ValueError),
-        (lambda: ik.Impatient(ik.Picard(), horizon=0.0), ValueError),
-        (lambda: ik.Impatient("picard"), TypeError),
-        (lambda: ik.Continuation(length=0.0), ValueError),
-        (lambda: ik.Continuation(shortest=-1.0), ValueError),
+        (lambda: ik.extend.Impatient(ik.Picard(), window=1), ValueError),
+        (lambda: ik.extend.Impatient(ik.Picard(), reach=0.0), ValueError),
+        (lambda: ik.extend.Impatient(ik.Picard(), horizon=0.0), ValueError),
+        (lambda: ik.extend.Impatient("picard"), TypeError),
+        (lambda: ik.extend.Continuation(length=0.0), ValueError),
+        (lambda: ik.extend.Continuation(shortest=-1.0), ValueError),
         (lambda: ik.Relay(()), ValueError),
     ],
 )

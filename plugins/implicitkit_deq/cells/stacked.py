@@ -108,7 +108,7 @@ class Stacked(Composed):
 
     def state_shape(self, *inputs: Any) -> dict[str, Any]:
         """A dict of the cells' shapes."""
-        tensors = [t for t in ik.trees.tree_flatten(inputs)[0] if isinstance(t, Tensor)]
+        tensors = [t for t in ik.extend.trees.tree_flatten(inputs)[0] if isinstance(t, Tensor)]
         dtype = next((t.dtype for t in tensors if t.is_floating_point() or t.is_complex()), torch.get_default_dtype())
         shapes = {}
         for name, cell in self._cells().items():

@@ -104,7 +104,7 @@ class _Swap(nn.Module):
 
 
 def leaves(state: Any) -> list[Tensor]:
-    return ik.trees.tree_flatten(state)[0]
+    return ik.extend.trees.tree_flatten(state)[0]
 
 
 def loss(state: Any) -> Tensor:

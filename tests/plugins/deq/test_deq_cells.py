@@ -68,7 +68,7 @@ CELLS: dict[str, Callable[[], tuple[cells.Cell, tuple[Tensor, ...], dict[str, An
 
 
 def _loss(out: Any) -> Tensor:
-    leaves = ik.trees.tree_flatten(out)[0]
+    leaves = ik.extend.trees.tree_flatten(out)[0]
     return sum((t * torch.linspace(-1, 2, t.numel(), dtype=t.dtype).reshape(t.shape)).sum() for t in leaves)
 
 
@@ -89,14 +89,14 @@ def test_gradient_of_every_parameter_is_that_of_the_unrolled_limit(name: str) ->
     cell = layer.cell
     injected = cell.inject(*inputs)
     with torch.no_grad():
-        z = ik.trees.tree_map(torch.clone, _state(layer, inputs))
+        z = ik.extend.trees.tree_map(torch.clone, _state(layer, inputs))
     start = z
     for _ in range(700):  # from the equilibrium: the derivative is summed from nothing
         z = cell.update(z, *injected)
     unrolled = torch.autograd.grad(_loss(cell.output(z)), wanted)
     drift = max(
         float((a - b).detach().abs().max())
-        for a, b in zip(*(ik.trees.tree_flatten(t)[0] for t in (z, start)), strict=True)
+        for a, b in zip(*(ik.extend.trees.tree_flatten(t)[0] for t in (z, start)), strict=True)
     )
     assert drift < 1e-8, f"{name}: the unrolled map leaves the equilibrium by {drift:.1e}"
     for i, (a, b) in enumerate(zip(implicit, unrolled, strict=True)):
@@ -115,8 +115,8 @@ def _state(layer: DEQ, inputs: tuple[Tensor, ...]) -> Any:
 def test_a_sample_does_not_depend_on_its_neighbours(name: str) -> None:
     layer, inputs = _layer(name)
     with torch.no_grad():
-        whole = ik.trees.tree_flatten(layer(*inputs))[0]
-        alone = ik.trees.tree_flatten(layer(*(x[1:2] for x in inputs)))[0]
+        whole = ik.extend.trees.tree_flatten(layer(*inputs))[0]
+        alone = ik.extend.trees.tree_flatten(layer(*(x[1:2] for x in inputs)))[0]
     for a, b in zip(whole, alone, strict=True):
         assert torch.allclose(a[1:2], b, rtol=1e-8, atol=1e-9), name
 
@@ -341,5 +341,5 @@ def test_cells_are_copied_and_saved_like_modules(name: str, tmp_path: Any) -> No
             p.zero_()
     other.load_state_dict(torch.load(tmp_path / "weights.pt"))
     with torch.no_grad():
-        for a, b in zip(*(ik.trees.tree_flatten(m(*inputs))[0] for m in (layer, other)), strict=True):
+        for a, b in zip(*(ik.extend.trees.tree_flatten(m(*inputs))[0] for m in (layer, other)), strict=True):
             assert torch.equal(a, b), name
