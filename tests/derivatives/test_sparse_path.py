@@ -209,7 +209,7 @@ def test_a_pattern_that_changes_with_values_is_noticed() -> None:
     """Which neighbour an unknown sees depends on a number that leaves torch."""
 
     def f(z: Tensor, x: Tensor) -> Tensor:
-        shift = 1 if float(z.sum()) > 10 else 40
+        shift = 1 if float(z.detach().sum()) > 10 else 40
         return 2 * z + 0.3 * torch.sin(z.roll(shift)) - x
 
     x = LINE.clone().requires_grad_()
