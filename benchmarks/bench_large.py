@@ -1,0 +1,386 @@
+"""Large systems with defaults only, forward and backward, against Newton's method by hand on SciPy's sparse LU.
+
+    python benchmarks/bench_large.py [--full] [part of a name ...]
+
+By hand: the analytic sparse Jacobian, ``scipy.sparse.linalg.splu`` in each step, and one more for the adjoint.  Each
+solution is checked against the one by hand, and each derivative against that adjoint.  Times are processor times, the best
+of three; "first" is that of the first call, which finds the sparsity pattern.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import scipy.sparse.linalg as sla
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+import implicitkit as ik
+
+torch.set_default_dtype(torch.float64)
+Array = np.ndarray
+
+
+@dataclass
+class Row:
+    """A system ``F(z, theta) = 0``, in torch and by hand.
+
+    ``hand(z, theta)`` gives ``F`` and ``dF/dz``; ``pull(z, theta, u)`` gives ``(dF/dtheta)^T u``.
+    """
+
+    name: str
+    residual: Callable[[Tensor, Tensor], Tensor]
+    z0: Tensor
+    theta: Tensor
+    hand: Callable[[Array, Array], tuple[Array, Any]]
+    pull: Callable[[Array, Array, Array], Array]
+    options: dict[str, Any] = field(default_factory=dict)
+    solve: Callable[..., Any] = ik.root
+    slow: bool = False
+
+
+def by_hand(row: Row, weights: Array) -> tuple[Array, Array]:
+    """Newton with sparse LU until the residual is rounding or ``rtol`` of the first one, then the adjoint."""
+    z, theta = row.z0.numpy().reshape(-1).copy(), row.theta.detach().numpy()
+    first, before = None, np.inf
+    for _ in range(60):
+        F, J = row.hand(z, theta)
+        norm = np.linalg.norm(F)
+        first = norm if first is None else first
+        rounding = 4e-16 * np.linalg.norm(abs(J) @ abs(z))
+        if norm <= max(3.7e-11 * first, rounding) or (norm > 0.5 * before and norm < 1e-6 * first):
+            break
+        before = norm
+        z = z - _lu(J).solve(F)
+    u = _lu(row.hand(z, theta)[1]).solve(weights, "T")
+    return z, -row.pull(z, theta, u)
+
+
+def _lu(J: Any) -> Any:
+    if sp.issparse(J):
+        return sla.splu(J.tocsc())
+    import scipy.linalg as la
+
+    class Dense:
+        factor = la.lu_factor(J)
+
+        def solve(self, b: Array, trans: str = "N") -> Array:
+            return la.lu_solve(self.factor, b, trans=int(trans == "T"))
+
+    return Dense()
+
+
+# -------------------------------------------------------------------------------------------------------------- systems
+def bratu(n: int) -> Row:
+    h2 = (n + 1.0) ** 2
+
+    def residual(u: Tensor, k: Tensor) -> Tensor:
+        U = pad(u, (1, 1))
+        return h2 * (2 * u - U[2:] - U[:-2]) - k * torch.exp(u)
+
+    L = h2 * sp.diags([-1.0, 2.0, -1.0], [-1, 0, 1], shape=(n, n), format="csr")
+    k = torch.linspace(0.5, 1.5, n)
+    return Row(
+        f"Bratu 1-D, {n}",
+        residual,
+        torch.zeros(n),
+        k,
+        lambda u, k: (L @ u - k * np.exp(u), L - sp.diags(k * np.exp(u))),
+        lambda u, k, w: -np.exp(u) * w,
+    )
+
+
+def bratu2(m: int) -> Row:
+    h2 = (m + 1.0) ** 2
+
+    def residual(u: Tensor, k: Tensor) -> Tensor:
+        U = pad(u, (1, 1, 1, 1))
+        return h2 * (4 * u - U[2:, 1:-1] - U[:-2, 1:-1] - U[1:-1, 2:] - U[1:-1, :-2]) - k * torch.exp(u)
+
+    L1 = h2 * sp.diags([-1.0, 2.0, -1.0], [-1, 0, 1], shape=(m, m))
+    L = sp.csr_matrix(sp.kronsum(L1, L1))
+    k = torch.linspace(0.5, 1.5, m * m).view(m, m)
+    return Row(
+        f"Bratu 2-D, {m} x {m}",
+        residual,
+        torch.zeros(m, m),
+        k,
+        lambda u, k: (L @ u - k.reshape(-1) * np.exp(u), L - sp.diags(k.reshape(-1) * np.exp(u))),
+        lambda u, k, w: (-np.exp(u) * w).reshape(m, m),
+        slow=m >= 512,
+    )
+
+
+def transport(n: int) -> Row:
+    """``u u' - nu u'' = s``, upwind: convection dominates."""
+    h, nu = 1.0 / n, 1e-3
+
+    def residual(u: Tensor, s: Tensor) -> Tensor:
+        U = pad(u, (1, 1), value=1.0)
+        return u * (u - U[:-2]) / h - nu * (U[2:] - 2 * u + U[:-2]) / h**2 - s
+
+    ends = np.zeros(n)
+    ends[[0, -1]] = 1.0
+    left = np.zeros(n)
+    left[0] = 1.0
+    B = sp.diags([1.0, -1.0], [0, -1], shape=(n, n), format="csr") / h
+    L = sp.diags([1.0, -2.0, 1.0], [-1, 0, 1], shape=(n, n), format="csr") * (nu / h**2)
+
+    def hand(u: Array, s: Array) -> tuple[Array, Any]:
+        slope = B @ u - left / h
+        return u * slope - L @ u - nu / h**2 * ends - s, sp.diags(slope) + sp.diags(u) @ B - L
+
+    return Row(f"transport, {n}", residual, torch.ones(n), 0.5 + torch.linspace(0, 1, n), hand, lambda u, s, w: -w)
+
+
+def reaction(m: int) -> Row:
+    """Two species, diffusion on a periodic grid: ``(a, b)`` of Schnakenberg's kinetics, one implicit step."""
+    dt, da, db = 0.1, 1.0 * m, 4.0 * m
+
+    def laplace(x: Tensor) -> Tensor:
+        return x.roll(1, 0) + x.roll(-1, 0) + x.roll(1, 1) + x.roll(-1, 1) - 4 * x
+
+    def residual(z: Tensor, feed: Tensor) -> Tensor:
+        a, b = z[0], z[1]
+        reacts = a * a * b
+        return torch.stack([(a - 1) / dt - da * laplace(a) - (feed - a + reacts), (b - 1) / dt - db * laplace(b) - (0.9 - reacts)])
+
+    ring = sp.diags([1.0, 1.0, 1.0, 1.0], [1 - m, -1, 1, m - 1], shape=(m, m))
+    L = sp.csr_matrix(sp.kronsum(ring, ring) - 4 * sp.identity(m * m))
+    eye = sp.identity(m * m)
+
+    def hand(z: Array, feed: Array) -> tuple[Array, Any]:
+        a, b = z[: m * m], z[m * m :]
+        r = a * a * b
+        F = np.concatenate([(a - 1) / dt - da * (L @ a) - (feed.reshape(-1) - a + r), (b - 1) / dt - db * (L @ b) - (0.9 - r)])
+        ra, rb = sp.diags(2 * a * b), sp.diags(a * a)
+        return F, sp.bmat([[eye / dt - da * L + eye - ra, -rb], [ra, eye / dt - db * L + rb]])
+
+    feed = 0.1 + 0.05 * torch.linspace(0, 1, m * m).view(m, m)
+    return Row(f"two species, {m} x {m}", residual, torch.ones(2, m, m), feed, hand, lambda z, f, w: -w[: m * m].reshape(m, m))
+
+
+def resistors(n: int) -> Row:
+    """Nonlinear conductors on a scale-free graph, each node with a small leak to the ground."""
+    rng = np.random.default_rng(0)
+    ends: list[int] = [0, 1]
+    edges = [(0, 1)]
+    for node in range(2, n):
+        for other in {ends[k] for k in rng.integers(0, len(ends), 2 if n <= 5000 else 1)}:
+            edges.append((node, other))
+            ends += [node, other]
+    i, j = np.array(edges).T
+    ti, tj = torch.from_numpy(i), torch.from_numpy(j)
+    incidence = sp.csr_matrix(
+        (np.r_[np.ones(len(i)), -np.ones(len(i))], (np.r_[i, j], np.r_[np.arange(len(i))] * 1 if False else np.r_[np.arange(len(i)), np.arange(len(i))])),
+        shape=(n, len(i)),
+    )
+    source = np.sin(np.arange(n))
+
+    def residual(v: Tensor, g: Tensor) -> Tensor:
+        current = g * torch.sinh(v[ti] - v[tj])
+        return torch.zeros_like(v).index_add(0, ti, current).index_add(0, tj, -current) + 0.1 * v - torch.from_numpy(source)
+
+    def hand(v: Array, g: Array) -> tuple[Array, Any]:
+        d = incidence.T @ v
+        return incidence @ (g * np.sinh(d)) + 0.1 * v - source, incidence @ sp.diags(g * np.cosh(d)) @ incidence.T + 0.1 * sp.identity(n)
+
+    g = torch.linspace(0.5, 1.5, len(i))
+    return Row(
+        f"resistors, {n}", residual, torch.zeros(n), g, hand, lambda v, g, w: np.sinh(incidence.T @ v) * (incidence.T @ w)
+    )
+
+
+def collocation(n: int) -> Row:
+    """A boundary-value problem of four unknowns a point (a beam on a nonlinear bed) by the trapezoidal rule."""
+    h = 1.0 / n
+
+    def residual(y: Tensor, load: Tensor) -> Tensor:
+        slopes = torch.cat([y[:, 1:], (load - 50 * torch.sinh(y[:, :1]))], 1)
+        inner = (y[1:] - y[:-1]) / h - 0.5 * (slopes[1:] + slopes[:-1])
+        ends = torch.stack([y[0, 0], y[0, 1], y[-1, 0], y[-1, 1]])[None]
+        return torch.cat([ends[:, :2].expand(1, 2).reshape(-1), inner.reshape(-1), ends[0, 2:]]).view(n + 1, 4)
+
+    size = 4 * (n + 1)
+    point = np.arange(n + 1) * 4
+
+    def hand(y: Array, load: Array) -> tuple[Array, Any]:
+        Y = y.reshape(n + 1, 4)
+        slopes = np.concatenate([Y[:, 1:], load - 50 * np.sinh(Y[:, :1])], 1)
+        inner = (Y[1:] - Y[:-1]) / h - 0.5 * (slopes[1:] + slopes[:-1])
+        F = np.concatenate([Y[0, :2], inner.reshape(-1), Y[-1, :2]])
+        rows, columns, values = [np.array([0, 1, size - 2, size - 1])], [np.array([0, 1, 4 * n, 4 * n + 1])], [np.ones(4)]
+        for k in range(4):
+            equation = 2 + point[:-1] + k
+            for shift, sign in ((0, -1.0), (4, 1.0)):
+                rows.append(equation), columns.append(point[:-1] + shift + k), values.append(np.full(n, sign / h))
+                other = k + 1 if k < 3 else 0
+                d = np.ones(n) if k < 3 else -50 * np.cosh(Y[:-1, 0] if shift == 0 else Y[1:, 0])
+                rows.append(equation), columns.append(point[:-1] + shift + other), values.append(-0.5 * d)
+        J = sp.csr_matrix((np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape=(size, size))
+        return F, J
+
+    def pull(y: Array, load: Array, w: Array) -> Array:
+        last = w[2:-2].reshape(n, 4)[:, 3]
+        out = np.zeros((n + 1, 1))
+        out[1:, 0] -= 0.5 * last
+        out[:-1, 0] -= 0.5 * last
+        return out
+
+    return Row(f"collocation, {size}", residual, torch.zeros(n + 1, 4), torch.full((n + 1, 1), 100.0), hand, pull)
+
+
+def power_flow(n: int) -> Row:
+    """AC power flow on a ring with chords: angles and voltages of load buses, bus 0 is the slack."""
+    rng = np.random.default_rng(1)
+    i = np.r_[np.arange(n), rng.integers(0, n, n // 2)]
+    j = np.r_[(np.arange(n) + 1) % n, rng.integers(0, n, n // 2)]
+    keep = i != j
+    i, j = i[keep], j[keep]
+    g, b = 1.0 + rng.random(len(i)), -10.0 - 5 * rng.random(len(i))
+    ti, tj, tg, tb = (torch.from_numpy(t) for t in (i, j, g, b))
+    free = np.arange(1, n)
+
+    def residual(z: Tensor, load: Tensor) -> Tensor:
+        angle, volt = pad(z[0], (1, 0)), pad(z[1], (1, 0), value=1.0)
+        d = angle[ti] - angle[tj]
+        vv = volt[ti] * volt[tj]
+        cos, sin = torch.cos(d), torch.sin(d)
+        zero = torch.zeros_like(angle)
+        P = zero.index_add(0, ti, tg * (volt[ti] ** 2 - vv * cos) - tb * vv * sin)
+        P = P.index_add(0, tj, tg * (volt[tj] ** 2 - vv * cos) + tb * vv * sin)
+        Q = zero.index_add(0, ti, -tb * (volt[ti] ** 2 - vv * cos) - tg * vv * sin)
+        Q = Q.index_add(0, tj, -tb * (volt[tj] ** 2 - vv * cos) + tg * vv * sin)
+        return torch.stack([P[1:] + load[0], Q[1:] + load[1]])
+
+    def scatter(r: Array, c: Array, v: Array) -> sp.csr_matrix:
+        return sp.csr_matrix((v, (r, c)), shape=(n, n))
+
+    def hand(z: Array, load: Array) -> tuple[Array, Any]:
+        angle, volt = np.r_[0.0, z[: n - 1]], np.r_[1.0, z[n - 1 :]]
+        d, vi, vj = angle[i] - angle[j], volt[i], volt[j]
+        vv, c, s = vi * vj, np.cos(d), np.sin(d)
+        add = lambda r, v: np.bincount(r, v, minlength=n)  # noqa: E731
+        P = add(i, g * (vi**2 - vv * c) - b * vv * s) + add(j, g * (vj**2 - vv * c) + b * vv * s)
+        Q = add(i, -b * (vi**2 - vv * c) - g * vv * s) + add(j, -b * (vj**2 - vv * c) + g * vv * s)
+        Pi, Pj = g * vv * s - b * vv * c, g * vv * s + b * vv * c  # derivatives by d
+        Qi, Qj = -b * vv * s - g * vv * c, -b * vv * s + g * vv * c
+        PA = scatter(i, i, Pi) - scatter(i, j, Pi) + scatter(j, i, Pj) - scatter(j, j, Pj)
+        QA = scatter(i, i, Qi) - scatter(i, j, Qi) + scatter(j, i, Qj) - scatter(j, j, Qj)
+        PV = scatter(i, i, 2 * g * vi - g * vj * c - b * vj * s) + scatter(i, j, -g * vi * c - b * vi * s)
+        PV = PV + scatter(j, j, 2 * g * vj - g * vi * c + b * vi * s) + scatter(j, i, -g * vj * c + b * vj * s)
+        QV = scatter(i, i, -2 * b * vi + b * vj * c - g * vj * s) + scatter(i, j, b * vi * c - g * vi * s)
+        QV = QV + scatter(j, j, -2 * b * vj + b * vi * c + g * vi * s) + scatter(j, i, b * vj * c + g * vj * s)
+        J = sp.bmat([[PA[1:, 1:], PV[1:, 1:]], [QA[1:, 1:], QV[1:, 1:]]])
+        return np.r_[P[1:] + load[0], Q[1:] + load[1]], J
+
+    load = torch.stack([torch.full((n - 1,), 2.0 / n), torch.full((n - 1,), 0.5 / n)])
+    z0 = torch.stack([torch.zeros(len(free)), torch.ones(len(free))])
+    return Row(f"power flow, {2 * (n - 1)}", residual, z0, load, hand, lambda z, p, w: w.reshape(2, -1))
+
+
+def dense(n: int) -> Row:
+    """A dense system of condition 1e8."""
+    generator = torch.Generator().manual_seed(0)
+    U, _ = torch.linalg.qr(torch.randn(n, n, generator=generator))
+    V, _ = torch.linalg.qr(torch.randn(n, n, generator=generator))
+    A = U @ torch.diag(torch.logspace(0, -8, n)) @ V.T
+    a = A.numpy()
+    return Row(
+        f"dense, condition 1e8, {n}",
+        lambda z, b: A @ z + 1e-10 * z**3 - A @ b,
+        torch.zeros(n),
+        torch.ones(n),
+        lambda z, b: (a @ z + 1e-10 * z**3 - a @ b, a + np.diag(3e-10 * z**2)),
+        lambda z, b, w: -a.T @ w,
+    )
+
+
+def batch(count: int, n: int) -> Row:
+    def residual(u: Tensor, x: Tensor) -> Tensor:
+        U = pad(u, (1, 1))
+        return 2.5 * u + u**3 - U[:, 2:] - U[:, :-2] - x
+
+    L = sp.csr_matrix(sp.block_diag([sp.diags([-1.0, 2.5, -1.0], [-1, 0, 1], shape=(n, n))] * count))
+    x = torch.linspace(0.5, 2, count * n).view(count, n)
+    return Row(
+        f"batch of {count}, tridiagonal {n}",
+        residual,
+        torch.zeros(count, n),
+        x,
+        lambda u, x: (L @ u + u**3 - x.reshape(-1), L + sp.diags(3 * u**2)),
+        lambda u, x, w: -w.reshape(count, n),
+        options={"batch_dims": 1},
+    )
+
+
+ROWS: dict[str, Callable[[], Row]] = {
+    **{f"bratu1 {n}": (lambda n=n: bratu(n)) for n in (100, 400, 1000, 4000, 20_000, 100_000)},
+    **{f"bratu2 {m}": (lambda m=m: bratu2(m)) for m in (16, 64, 128, 256, 512)},
+    **{f"transport {n}": (lambda n=n: transport(n)) for n in (500, 2000, 20_000)},
+    **{f"reaction {m}": (lambda m=m: reaction(m)) for m in (32, 96, 192)},
+    **{f"resistors {n}": (lambda n=n: resistors(n)) for n in (500, 5000, 50_000)},
+    **{f"power {n}": (lambda n=n: power_flow(n)) for n in (300, 3000)},
+    **{f"collocation {n}": (lambda n=n: collocation(n)) for n in (100, 2000)},
+    **{f"dense {n}": (lambda n=n: dense(n)) for n in (300, 1000)},
+    "batch 64": lambda: batch(64, 200),
+}
+SLOW = ("bratu2 512", "reaction 192", "resistors 5000")
+
+
+def timed(f: Callable[[], Any]) -> tuple[Any, float]:
+    start = time.process_time()
+    out = f()
+    return out, time.process_time() - start
+
+
+def measure(row: Row, repeats: int) -> str:
+    weights = torch.cos(torch.arange(row.z0.numel(), dtype=torch.float64)).view(row.z0.shape)
+
+    def ours() -> tuple[Tensor, Tensor]:
+        theta = row.theta.clone().requires_grad_()
+        z = row.solve(row.residual, row.z0, (theta,), **row.options).value
+        return z.detach(), torch.autograd.grad((weights * z).sum(), theta)[0]
+
+    try:
+        (z, g), first = timed(ours)
+    except (ik.ConvergenceError, ValueError) as error:
+        return f"{row.name:28s} FAILED: {str(error)[:200]}"
+    best = min(timed(ours)[1] for _ in range(repeats))
+    hand = min(timed(lambda: by_hand(row, weights.numpy().reshape(-1)))[1] for _ in range(max(1, repeats - 1)))
+    z_hand, g_hand = by_hand(row, weights.numpy().reshape(-1))
+    wrong = np.abs(z.numpy().reshape(-1) - z_hand).max() / max(1e-300, np.abs(z_hand).max())
+    wrong_g = np.abs(g.numpy() - g_hand).max() / np.abs(g_hand).max()
+    limit = 3 * hand + 5e-3 if row.z0.numel() < 4000 else 1.5 * hand
+    verdict = "ok" if best <= limit else f"slow ({best / hand:.2f}x)"
+    return (
+        f"{row.name:28s} {1e3 * first:9.1f} {1e3 * best:9.1f} {1e3 * hand:9.1f} {best / hand:6.2f}  "
+        f"{wrong:8.1e} {wrong_g:8.1e}  {verdict}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", help="only rows whose name has one of these in it")
+    parser.add_argument("--full", action="store_true", help="the rows that take minutes, too")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", sp.SparseEfficiencyWarning)
+    ik.root(lambda z, a: z**3 - a + z, torch.zeros(200), (torch.ones(200),))  # whatever is imported is imported
+    print(f"{'':28s} {'first, ms':>9s} {'best, ms':>9s} {'hand, ms':>9s} {'ratio':>6s}  {'value':>8s} {'gradient':>8s}")
+    for name, make in ROWS.items():
+        wanted = not arguments.parts or any(part in name for part in arguments.parts)
+        if wanted and (arguments.full or arguments.parts or name not in SLOW):
+            print(measure(make(), 3), flush=True)
+
+
+if __name__ == "__main__":
+    main()
