@@ -151,7 +151,9 @@ def reaction(m: int) -> Row:
     def residual(z: Tensor, feed: Tensor) -> Tensor:
         a, b = z[0], z[1]
         reacts = a * a * b
-        return torch.stack([(a - 1) / dt - da * laplace(a) - (feed - a + reacts), (b - 1) / dt - db * laplace(b) - (0.9 - reacts)])
+        return torch.stack(
+            [(a - 1) / dt - da * laplace(a) - (feed - a + reacts), (b - 1) / dt - db * laplace(b) - (0.9 - reacts)]
+        )
 
     ring = sp.diags([1.0, 1.0, 1.0, 1.0], [1 - m, -1, 1, m - 1], shape=(m, m))
     L = sp.csr_matrix(sp.kronsum(ring, ring) - 4 * sp.identity(m * m))
@@ -160,12 +162,16 @@ def reaction(m: int) -> Row:
     def hand(z: Array, feed: Array) -> tuple[Array, Any]:
         a, b = z[: m * m], z[m * m :]
         r = a * a * b
-        F = np.concatenate([(a - 1) / dt - da * (L @ a) - (feed.reshape(-1) - a + r), (b - 1) / dt - db * (L @ b) - (0.9 - r)])
+        F = np.concatenate(
+            [(a - 1) / dt - da * (L @ a) - (feed.reshape(-1) - a + r), (b - 1) / dt - db * (L @ b) - (0.9 - r)]
+        )
         ra, rb = sp.diags(2 * a * b), sp.diags(a * a)
         return F, sp.bmat([[eye / dt - da * L + eye - ra, -rb], [ra, eye / dt - db * L + rb]])
 
     feed = 0.1 + 0.05 * torch.linspace(0, 1, m * m).view(m, m)
-    return Row(f"two species, {m} x {m}", residual, torch.ones(2, m, m), feed, hand, lambda z, f, w: -w[: m * m].reshape(m, m))
+    return Row(
+        f"two species, {m} x {m}", residual, torch.ones(2, m, m), feed, hand, lambda z, f, w: -w[: m * m].reshape(m, m)
+    )
 
 
 def resistors(n: int) -> Row:
@@ -179,23 +185,33 @@ def resistors(n: int) -> Row:
             ends += [node, other]
     i, j = np.array(edges).T
     ti, tj = torch.from_numpy(i), torch.from_numpy(j)
-    incidence = sp.csr_matrix(
-        (np.r_[np.ones(len(i)), -np.ones(len(i))], (np.r_[i, j], np.r_[np.arange(len(i))] * 1 if False else np.r_[np.arange(len(i)), np.arange(len(i))])),
-        shape=(n, len(i)),
-    )
+    each = np.arange(len(i))
+    ones = np.ones(len(i))
+    incidence = sp.csr_matrix((np.r_[ones, -ones], (np.r_[i, j], np.r_[each, each])), shape=(n, len(i)))
     source = np.sin(np.arange(n))
 
     def residual(v: Tensor, g: Tensor) -> Tensor:
         current = g * torch.sinh(v[ti] - v[tj])
-        return torch.zeros_like(v).index_add(0, ti, current).index_add(0, tj, -current) + 0.1 * v - torch.from_numpy(source)
+        return (
+            torch.zeros_like(v).index_add(0, ti, current).index_add(0, tj, -current)
+            + 0.1 * v
+            - torch.from_numpy(source)
+        )
 
     def hand(v: Array, g: Array) -> tuple[Array, Any]:
         d = incidence.T @ v
-        return incidence @ (g * np.sinh(d)) + 0.1 * v - source, incidence @ sp.diags(g * np.cosh(d)) @ incidence.T + 0.1 * sp.identity(n)
+        return incidence @ (g * np.sinh(d)) + 0.1 * v - source, incidence @ sp.diags(
+            g * np.cosh(d)
+        ) @ incidence.T + 0.1 * sp.identity(n)
 
     g = torch.linspace(0.5, 1.5, len(i))
     return Row(
-        f"resistors, {n}", residual, torch.zeros(n), g, hand, lambda v, g, w: np.sinh(incidence.T @ v) * (incidence.T @ w)
+        f"resistors, {n}",
+        residual,
+        torch.zeros(n),
+        g,
+        hand,
+        lambda v, g, w: np.sinh(incidence.T @ v) * (incidence.T @ w),
     )
 
 
@@ -217,7 +233,11 @@ def collocation(n: int) -> Row:
         slopes = np.concatenate([Y[:, 1:], load - 50 * np.sinh(Y[:, :1])], 1)
         inner = (Y[1:] - Y[:-1]) / h - 0.5 * (slopes[1:] + slopes[:-1])
         F = np.concatenate([Y[0, :2], inner.reshape(-1), Y[-1, :2]])
-        rows, columns, values = [np.array([0, 1, size - 2, size - 1])], [np.array([0, 1, 4 * n, 4 * n + 1])], [np.ones(4)]
+        rows, columns, values = (
+            [np.array([0, 1, size - 2, size - 1])],
+            [np.array([0, 1, 4 * n, 4 * n + 1])],
+            [np.ones(4)],
+        )
         for k in range(4):
             equation = 2 + point[:-1] + k
             for shift, sign in ((0, -1.0), (4, 1.0)):

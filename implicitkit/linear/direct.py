@@ -32,6 +32,7 @@ def refined(
     ok: Tensor,
     reason: str,
     sweeps: int = _SWEEPS,
+    digits: float | None = None,
 ) -> LinearSolution:
     """Solve with factors and refine.
 
@@ -40,6 +41,7 @@ def refined(
         b: ``(batch, n, k)``. target: norms to reach, ``(batch, k)``.
         rounding: ``x -> (batch, k)``, the residual that rounding leaves in any direct solution.
         ok: ``(batch,)``, blocks that could be factored; reason: why the others could not. sweeps: refinements at most.
+        digits: sweeps go on to this part of the target, while they help.
 
     Returns:
         A solution with rows ``(k * batch)``, the blocks running fastest.
@@ -48,8 +50,9 @@ def refined(
     residual = b - product(x)
     norm = torch.linalg.vector_norm(residual, dim=1)
     steps = (b != 0).any(1).long()
+    goal = target if digits is None else digits * target
     for _ in range(sweeps):
-        open_ = ok.unsqueeze(1) & (norm > target)
+        open_ = ok.unsqueeze(1) & (norm > goal)
         if not bool(open_.any()):
             break
         trial = x + inverse(residual)

@@ -18,10 +18,11 @@ from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.steps.factored import is_noise
 
 __all__ = ["Polyalgorithm", "Stage", "choose", "stages"]
 
-_DENSE = 512  # unknowns a sample up to which Newton's dense Jacobian is the first choice
+_DENSE = 1024  # unknowns a sample up to which Newton's dense Jacobian is the first choice
 _DENSE_AT_ALL = 2048  # ... up to which it is the last resort
 _ROUNDS = 8  # of aiming at a smaller scale than |F(z0)|
 _DENSE_NUMBERS = 1 << 25  # numbers in all Jacobians of the batch, at most
@@ -101,10 +102,10 @@ _FIT = (_stage("levenberg_marquardt", max_steps=300), *_MINIMISE[1:], _stage("lb
 def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     """The stages for a problem kind, samples and unknowns a sample.
 
-    Equations and steady states: Newton with dense Jacobians up to 512 unknowns a sample, Newton-Krylov above, and what
-    they fail on by other routes.  Fixed points: Anderson acceleration, then like equations.  Steady states: first along the
-    flow, since Newton steps do not care for its direction and often end in a state that the flow leaves.  Minimisation:
-    L-BFGS, then Newton with conjugate gradients in a trust region.  Least squares up to 512 unknowns:
+    Equations and steady states: Newton with dense Jacobians up to 1,024 unknowns a sample, and with sparse ones beyond,
+    Newton-Krylov where there is no pattern, and what they fail on by other routes.  Fixed points: Anderson acceleration,
+    then like equations.  Steady states: first along the flow, since Newton steps do not care for its direction and often
+    end in a state that the flow leaves.  Minimisation: L-BFGS, then Newton with conjugate gradients in a trust region.  Least squares up to 1,024 unknowns:
     Levenberg-Marquardt first.
     """
     kind = as_kind(kind)
@@ -263,6 +264,9 @@ def _far_from_zero(f: Evaluations, total: Outcome, options: Options) -> Tensor |
     if not f.kind.equation or f.kind.solver:
         return None
     doubtful = (total.residual_norm > options.atol + options.rtol) & (total.status == int(Status.CONVERGED))
+    known = f.system.factored
+    if known is not None and bool(doubtful.any()):
+        doubtful &= ~is_noise(known, total.z, total.residual_norm)
     if not bool(doubtful.any()):
         return None
     part = Evaluations(f.system, f.theta, "root")

@@ -8,8 +8,8 @@ a colouring of the column intersection graph: Coleman & Moré 1983, SIAM J. Nume
 - greedy: columns choose the smallest colour no neighbour has, all at once, and of two neighbours that chose the same one
   the one of higher degree keeps it (Gebremedhin & Manne 2000, Concurrency 12: speculative colouring).
 
-A few rows with many entries (hubs of a graph) would force as many colours; they are set apart, and found by products with
-the transposed matrix, one each.
+Rows with many entries (hubs of a graph) would force as many colours; they are set apart, and found by products with the
+transposed matrix, coloured in their turn (Coleman & Verma 1998, SIAM J. Sci. Comput. 19(4): bicolouring).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from implicitkit.sparsity.index_sets import IndexSets
 __all__ = ["Colouring", "colour", "groups_of_columns"]
 
 _DISTANCES = 4096  # distances that strides are tried for
+_WORTH = 0.7  # rows are set apart where that leaves no more than this share of the products
 _SPREAD = 0.5  # how far vertices that compete for a colour step aside
 _PAIRS = 40_000_000  # pairs of columns that may share a row, at most
 
@@ -35,18 +36,21 @@ class Colouring:
     Attributes:
         by_rows: groups are of rows (products with the transposed matrix); else of columns.
         groups: the colour of each column (row), ``(n,)``. count: colours.
-        apart: columns (rows) found one by one from products of the other kind; their entries are not in the others' colours.
+        apart: rows (columns) found from products of the other kind; their entries are not in the others' colours.
+        apart_groups, apart_count: their colours.
     """
 
     by_rows: bool
     groups: np.ndarray
     count: int
     apart: np.ndarray
+    apart_groups: np.ndarray
+    apart_count: int
 
     @property
     def products(self) -> int:
         """Products needed in all."""
-        return self.count + len(self.apart)
+        return self.count + self.apart_count
 
 
 def colour(pattern: IndexSets, *, row_cost: float = 1.0, column_cost: float = 1.5) -> Colouring | None:
@@ -60,9 +64,10 @@ def colour(pattern: IndexSets, *, row_cost: float = 1.0, column_cost: float = 1.
         matrix = sp.csr_matrix(pattern.T) if by_rows else pattern
         apart = _hubs(matrix, other / own)
         found = groups_of_columns(_without(matrix, apart))
-        if found is not None:
-            groups, count = found
-            candidates.append((own * count + other * len(apart), Colouring(by_rows, groups, count, apart)))
+        alone = groups_of_columns(sp.csr_matrix(matrix[apart].T)) if len(apart) else (apart, 0)
+        if found is not None and alone is not None:
+            plan = Colouring(by_rows, *found, apart, *alone)
+            candidates.append((own * plan.count + other * plan.apart_count, plan))
         if by_rows and candidates and candidates[0][0] <= 1.2 * column_cost * _widest(pattern):
             break  # columns can hardly do better
     if not candidates:
@@ -95,17 +100,25 @@ def _widest(pattern: IndexSets) -> int:
 
 
 def _hubs(pattern: IndexSets, cost: float) -> np.ndarray:
-    """The rows to set apart so that their number (times ``cost``) and the widest of the others are least together."""
+    """The rows to set apart so that the colours of the others and theirs (times ``cost``) are few together.
+
+    Colours are estimated from below: by the widest of the other rows, and the most rows set apart that share a column.
+    """
     counts = np.diff(pattern.indptr)
-    order = np.argsort(counts)[::-1]
-    top = order[: min(len(order) - 1, 2048)]
-    if len(top) == 0:
-        return top
-    following = counts[order[: len(top) + 1]]
-    price = cost * np.arange(len(top) + 1) + following
-    best = int(np.argmin(price))
-    worth = price[best] < 0.7 * price[0]
-    return np.sort(order[:best]) if worth else order[:0]
+    order = np.argsort(-counts, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    entry = np.sort(place[np.repeat(np.arange(len(counts)), counts)])  # not used for its order, but for its counts
+    best, price, size = 0, float(_widest(pattern)) * _WORTH, 1
+    column_of = pattern.indices[np.argsort(place[np.repeat(np.arange(len(counts)), counts)], kind="stable")]
+    while size < len(order) // 2:
+        members = np.searchsorted(entry, size)
+        shared = np.bincount(column_of[:members]).max(initial=0)
+        value = cost * shared + counts[order[size]]
+        if value < price:
+            best, price = size, value
+        size *= 2
+    return np.sort(order[:best])
 
 
 def _without(pattern: IndexSets, rows: np.ndarray) -> IndexSets:

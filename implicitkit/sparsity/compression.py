@@ -70,8 +70,8 @@ class Coloured:
         shown = _products(own, seeds, batch, like)  # (batch, count + 1, size_out)
         check, flat = shown[:, -1].numpy(), shown[:, :-1].reshape(batch, -1)
         if len(c.apart):
-            single = torch.zeros(len(c.apart), size_out, dtype=torch.float64)
-            single[torch.arange(len(c.apart)), torch.from_numpy(c.apart)] = 1
+            single = torch.zeros(c.apart_count, size_out, dtype=torch.float64)
+            single[torch.from_numpy(c.apart_groups), torch.from_numpy(c.apart)] = 1
             flat = torch.cat([flat, _products(other, single, batch, like).reshape(batch, -1)], 1)
         values = flat.numpy()[:, self.places]
         return values, self._error(values, random.numpy()[0], check)
@@ -109,7 +109,7 @@ def coloured(pattern: IndexSets, origin: str = "detected") -> Coloured | None:
     places = plan.groups[group_of] * width + inside
     if len(plan.apart):
         number = np.full(width, -1, dtype=np.int64)
-        number[plan.apart] = np.arange(len(plan.apart))
+        number[plan.apart] = plan.apart_groups
         alone = number[inside] >= 0
         other_width = pattern.shape[0] if plan.by_rows else pattern.shape[1]
         places = np.where(alone, plan.count * width + number[inside] * other_width + group_of, places)

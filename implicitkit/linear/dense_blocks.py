@@ -1,0 +1,41 @@
+"""The dense blocks of an operator with their factors, to be used again."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from implicitkit.linear.dense import Factor, factor_batched
+
+__all__ = ["DenseBlocks"]
+
+
+class DenseBlocks:
+    """``batch`` matrices ``(n, n)``, or their transposed, factored at once.
+
+    Args:
+        matrix: ``(batch, n, n)``. factor: its factors, if there are any.
+    """
+
+    def __init__(self, matrix: Tensor, factor: Factor | None = None, transposed: bool = False) -> None:
+        self.matrix, self.transposed = matrix, transposed
+        self.factor = factor_batched(matrix) if factor is None else factor
+
+    @property
+    def T(self) -> DenseBlocks:
+        """The transposed matrices; they share the factors."""
+        return DenseBlocks(self.matrix, self.factor, not self.transposed)
+
+    @property
+    def batch(self) -> int:
+        """How many matrices."""
+        return len(self.matrix)
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``A x = b``, ``(batch, n)`` or ``(batch, n, k)``; NaN for a singular matrix."""
+        return self.factor.solve(b, self.transposed)
+
+    def size(self, x: Tensor) -> Tensor:
+        """``|A| |x|``, ``(batch, n)``: the size of what is added up in a product with ``A``, entry by entry."""
+        A = self.matrix.mT if self.transposed else self.matrix
+        return torch.bmm(A.abs(), x.abs().to(A).unsqueeze(2)).squeeze(2)
