@@ -105,8 +105,8 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     Equations and steady states: Newton with dense Jacobians up to 1,024 unknowns a sample, and with sparse ones beyond,
     Newton-Krylov where there is no pattern, and what they fail on by other routes.  Fixed points: Anderson acceleration,
     then like equations.  Steady states: first along the flow, since Newton steps do not care for its direction and often
-    end in a state that the flow leaves.  Minimisation: L-BFGS, then Newton with conjugate gradients in a trust region.  Least squares up to 1,024 unknowns:
-    Levenberg-Marquardt first.
+    end in a state that the flow leaves.  Minimisation: L-BFGS, then Newton with conjugate gradients in
+    a trust region.  Least squares up to 1,024 unknowns: Levenberg-Marquardt first.
     """
     kind = as_kind(kind)
     affordable = batch * size * size <= _DENSE_NUMBERS
