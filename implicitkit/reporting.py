@@ -34,7 +34,7 @@ def report_failure(solution: Solution, on_failure: str, hint: str) -> None:
     """Raise or warn that a solve (on plain tensors) has failed."""
     error = solution._error(hint)
     if on_failure == "raise":
-        raise error
+        raise error from getattr(solution._record.outcome, "error", None)
     warn(str(error), ConvergenceWarning)
 
 

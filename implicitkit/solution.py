@@ -72,6 +72,7 @@ class Record:
     linear: list[LinearReport] = field(default_factory=list)
     system: Any = None  # what was solved, and the plain tensors it was solved for
     theta: tuple[Tensor, ...] = ()
+    truncated: bool = False  # so many steps were asked for, and not to converge is no failure
 
     def __getstate__(self) -> dict[str, Any]:  # the user's function need not be picklable
         return self.__dict__ | {"system": None, "theta": ()}

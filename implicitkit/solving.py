@@ -13,7 +13,7 @@ from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.trees import Layout, tree_map
 from implicitkit.lifting.lifted import Lifted, check_solution, lift, lift_closed
-from implicitkit.lifting.watch import resolve
+from implicitkit.lifting.watch import Ordinary, resolve
 from implicitkit.problem.argmin import Argmin
 from implicitkit.problem.auxiliary import auxiliary
 from implicitkit.problem.base import Problem, Restated
@@ -97,7 +97,14 @@ def solve(
     }
     if torch.is_inference_mode_enabled():  # tensors made here cannot be saved or differentiated, even inside a solver
         with torch.inference_mode(False), torch.no_grad():
-            return _solve(problem, tree_map(_ordinary, z0), tree_map(_ordinary, args), **options)
+            z0, args = tree_map(_ordinary, z0), tree_map(_ordinary, args)
+            try:
+                return _solve(problem, z0, args, **options)
+            except RuntimeError as error:  # the function captures one, and the solver needs derivatives
+                if "Inference tensor" not in str(error):
+                    raise
+            with Ordinary():
+                return _solve(problem, z0, args, **options)
     return _solve(problem, z0, args, **options)
 
 
@@ -147,7 +154,7 @@ def _solve(
         solution.value, solution.multipliers = restated.split(solution.value)
     if on_failure == "nan":
         blank_failures(solution)
-    elif on_failure != "ignore" and not record.outcome.all_converged:
+    elif on_failure != "ignore" and not record.outcome.all_converged and not record.truncated:
         plain = plain_solution(solution)
         if restated is not None:
             plain.value, plain.multipliers = restated.split(plain.value)
@@ -269,7 +276,8 @@ def _options(
     ):  # the function computes, and can be solved, in that precision only
         dtype = torch.get_autocast_dtype(layout.device.type)
     default = torch.finfo(dtype).eps ** (2 / 3)
-    rtol, atol = default if rtol is None else float(rtol), default if atol is None else float(atol)
+    rtol = default if rtol is None else _number("rtol", rtol)
+    atol = default if atol is None else _number("atol", atol)
     if not (rtol >= 0 and atol >= 0 and math.isfinite(rtol + atol)):
         raise ValueError(f"tolerances must be finite and not negative: rtol={rtol}, atol={atol}")
     if rtol == 0 and atol == 0:
@@ -281,16 +289,26 @@ def _options(
     return Options(rtol, atol, max_steps, trace, callback and _on_trees(callback, layout, restated))
 
 
+def _number(name: str, value: Any) -> float:
+    """A tolerance as a plain number."""
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise TypeError(f"{name} must be one number for all samples, got a tensor of shape {tuple(value.shape)}")
+    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number, got {value!r} (a {type(value).__name__})")
+    return float(value)
+
+
 def _on_trees(
     callback: Callable[[int, Any, Tensor], Any], layout: Layout, restated: Restated | None
 ) -> Callable[[int, Tensor, Tensor], Any]:
     """The user's callback, given the state as he knows it (under vmap with the batch in front)."""
 
-    def view(matrix: Tensor) -> Any:
+    def view(matrix: Tensor) -> Any:  # a copy: what the callback writes into is its own
         state = layout.unpack(matrix)
         return state if restated is None else restated.split(state)[0]
 
     def call(step: int, z: Tensor, norm: Tensor) -> Any:
+        z, norm = z.clone(), norm.clone()
         if len(z) == layout.batch:
             return callback(step, view(z), layout.unpack_batch(norm))
         lead = len(z) // layout.batch

@@ -17,6 +17,7 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.trees import Layout, tree_flatten
 from implicitkit.lifting.lifted import Lifted
+from implicitkit.lifting.reach import captured_rows
 from implicitkit.sparsity.known import Sparsity, identity_of
 
 __all__ = ["LevelKernel", "System", "check_output", "full_precision"]
@@ -38,6 +39,9 @@ class Equations(Protocol):
 
     def flat_residual(self, kernel: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
         """``F`` on the packed state."""
+
+    def drops_rows(self) -> bool:
+        """May converged samples be dropped?"""
 
     def pattern_of(self, what: str) -> Any:
         """What the user says of the sparsity of a Jacobian."""
@@ -107,7 +111,7 @@ class System:
             live,
             batch=layout.batch,
             samples_per_row=layout.samples_per_row,
-            row_dims=_row_dims(in_dims, args, layout, len(lifted.theta)),
+            row_dims=_row_dims(in_dims, args, layout, len(lifted.theta)) if problem.drops_rows() else None,
             lifted=lifted,
             autocast=autocast,
         )
@@ -156,7 +160,7 @@ class System:
             self.problem,
             self.layout,
             self.kernel,
-            self.live,
+            self.live if self.parent is not None else _of_fewer(self.origin, len(rows)),
             batch=len(rows) * self.samples_per_row,
             samples_per_row=self.samples_per_row,
             row_dims=self.row_dims,
@@ -224,6 +228,33 @@ class System:
             chosen = [t if d is None else t.select(d, i) for t, d in zip(theta, self.dims, strict=True)]
             calls.extend(self.parent.user_calls(part, chosen))
         return calls
+
+
+def _of_fewer(whole: System, left: int) -> Kernel:
+    """The live kernel on the rows that are left; a failure there is explained by the rows that were dropped."""
+    total, kernel = whole.layout.batch_shape[0], whole.live
+
+    def blame() -> str:
+        names = captured_rows(whole.lifted.function, total)
+        return (
+            f"{total - left} of {total} rows have converged and were dropped (in_dims says which arguments carry the batch) "
+            f"and on the {left} left the function fails: a tensor that it captures carries the batch"
+            + (f" (perhaps {', '.join(map(repr, names))})" if names else "")
+            + ". Pass it in args, with its dimension in in_dims; or leave in_dims out, and no row is dropped"
+        )
+
+    def checked(z: Tensor, *theta: Tensor) -> Tensor:
+        try:
+            out = kernel(z, *theta)
+        except (RuntimeError, ValueError, IndexError) as error:
+            if not any(word in str(error) for word in ("size", "shape", "dimension", "index")):
+                raise
+            raise type(error)(f"{blame()}. It says: {error}") from error
+        if len(out) != len(z):
+            raise ValueError(blame())
+        return out
+
+    return checked
 
 
 def _packer(problem: Equations, layout: Layout) -> Callable[[Any, Tensor], Tensor]:

@@ -146,18 +146,20 @@ class Layout:
         """One number a sample, ``(..., batch)``, in the batch's own shape."""
         return vector.reshape(lead + tuple(self.batch_shape))
 
-    def check(self, tree: Any, what: str, cast: bool = False) -> None:
-        """Raise unless ``tree`` has this structure, these shapes, dtypes and devices (``cast``: any precision)."""
+    def check(self, tree: Any, what: str, cast: bool = False, rows: int | None = None) -> None:
+        """Raise unless ``tree`` has this structure, these shapes, dtypes and devices (``cast``: any precision; ``rows``: the
+        length of the first batch dimension where samples have been dropped)."""
         leaves, spec = tree_flatten(tree)
         if spec != self.spec:
             raise TypeError(
                 f"{what} returned another structure than z: got {_outline(tree)}, z is "
                 f"{_outline(tree_unflatten(list(self.events), self.spec))}"
             )
+        batch = tuple(self.batch_shape) if rows is None else (rows, *self.inner)
         for i, (leaf, event, is_complex) in enumerate(zip(leaves, self.events, self.complex, strict=True)):
             if not isinstance(leaf, Tensor):
                 raise TypeError(f"{what} returned a {type(leaf).__name__}{_at(tree, i)}, not a tensor")
-            expected = tuple(self.batch_shape) + tuple(event)
+            expected = batch + tuple(event)
             if tuple(leaf.shape) != expected:
                 raise ValueError(
                     f"{what} returned shape {tuple(leaf.shape)}{_at(tree, i)}, but z has shape {expected} there: there "

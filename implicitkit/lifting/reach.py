@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import threading
 import types
 import weakref
@@ -16,8 +17,28 @@ from torch import Tensor, nn
 __all__ = ["Scope", "can_keep", "modules_held", "modules_in_use", "reachable_modules"]
 
 _DEPTH = 6  # how far reachable objects are followed
+
+
 # Evaluations that swap tensors into modules, and those that read modules, exclude each other between threads.
-modules_in_use = threading.RLock()
+class _Lock:
+    """A re-entrant lock that a forked child finds free, whichever thread held it."""
+
+    def __init__(self) -> None:
+        self.renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self._lock.release()
+
+
+modules_in_use = _Lock()
 
 
 @contextlib.contextmanager
@@ -82,6 +103,24 @@ def _global_names(code: types.CodeType) -> tuple[str, ...]:
         if isinstance(constant, types.CodeType):
             names.extend(_global_names(constant))
     return tuple(names)
+
+
+def captured_rows(function: Any, rows: int) -> list[str]:
+    """Names of variables of the enclosing scope that hold tensors with so many rows, for messages."""
+    function = getattr(function, "__func__", function)
+    cells = zip(_names(function), function.__closure__, strict=True) if getattr(function, "__closure__", None) else ()
+    found = []
+    for name, cell in cells:
+        with contextlib.suppress(ValueError):
+            x = cell.cell_contents
+            if isinstance(x, Tensor) and x.ndim and len(x) == rows:
+                found.append(name)
+    if inspect.isfunction(function):
+        for name in _global_names(function.__code__):
+            x = function.__globals__.get(name)
+            if isinstance(x, Tensor) and x.ndim and len(x) == rows:
+                found.append(name)
+    return found
 
 
 class Scope:

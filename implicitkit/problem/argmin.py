@@ -16,6 +16,7 @@ from implicitkit.problem.base import Kernel, Problem, Restated, require_callable
 from implicitkit.problem.complementarity import check_degenerate
 from implicitkit.problem.constraints import Constraint
 from implicitkit.problem.kind import ARGMIN, Kind
+from implicitkit.trees import Layout
 
 __all__ = ["Argmin"]
 
@@ -152,6 +153,14 @@ class Bounded:
 
     lower: tuple[Any, ...]
     upper: tuple[Any, ...]
+
+    def batched(self, layout: Layout) -> bool:
+        """Does a bound hold numbers of its own for each sample?"""
+        return any(
+            isinstance(bound, Tensor) and bound.ndim > len(event) and bound.shape[: bound.ndim - len(event)].numel() > 1
+            for bounds in (self.lower, self.upper)
+            for bound, event in zip(bounds, layout.events, strict=True)
+        )
 
     def check(self) -> None:
         """Raise where no number lies between the bounds (not under ``torch.func``, where nobody may look)."""

@@ -113,6 +113,10 @@ class Problem:
         """A state on which one evaluation of :attr:`function` uses every tensor that any evaluation uses."""
         return z0
 
+    def drops_rows(self) -> bool:
+        """May converged samples be dropped (is there nothing, beside the arguments, that has one entry a sample)?"""
+        return True
+
     def unpack(self, layout: Layout, matrix: Tensor) -> Any:
         """What :attr:`function` is given for the matrix that the kernel is given."""
         return layout.unpack(matrix)

@@ -111,12 +111,16 @@ class ConstrainedMinimisation(Problem):
             return "The constraints hold there: the objective may fall without end, or hardly at all."
         return f"The constraints are violated there by up to {worst:.3g}: perhaps no z meets all of them."
 
+    def drops_rows(self) -> bool:
+        return not getattr(self.prox, "batched", lambda _: False)(self.layout)
+
     # ---- what is lifted
     def evaluate(self, state: Any, *args: Any) -> Any:
         if isinstance(state, Query):
             assert self.prox is not None
             image = self.prox(state.z, state.step)
-            self.layout.check(image, "prox (or project)")
+            rows = len(trees.tree_flatten(state.z)[0][0]) if self.layout.batch_dims else None
+            self.layout.check(image, "prox (or project)", rows=rows)
             return trees.tree_map(lambda t: torch.view_as_real(t) if t.is_complex() else t, image)
         if isinstance(state, Probe):
             return self.evaluate(state.state, *args), self.evaluate(state.query, *args)

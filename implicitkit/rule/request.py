@@ -149,6 +149,14 @@ class Request:
         del self.record.linear[:-8]  # the last few are enough
         if self.on_failure == "nan":
             return self._or_nan(answer, b)
+        if not bool(answer.converged.all()):
+            # where the incoming derivative is not finite, neither is the outgoing one, as of any operation of torch: a
+            # scaled loss that overflows (torch.amp.GradScaler) is no failure of the solve
+            finite = torch.isfinite(b).all(1)
+            answer = answer._replace(
+                x=torch.where(finite.unsqueeze(1), answer.x, torch.nan),
+                converged=answer.converged | ~finite,
+            )
         if self.on_failure != "ignore" and not bool(answer.converged.all()):
             name = self.linear_solver.name or type(self.linear_solver).__name__
             linear_failure(name, answer.converged, answer.residual_norm, answer.reason, b, transposed, self.on_failure)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,7 +26,8 @@ class Unroll(Rule):
     the same start (every sample takes as many as the slowest).  Unlike the implicit rule, ``z0`` has a derivative too.
 
     Args:
-        steps: how many steps to take instead; ``None``: as many as the solve needs.
+        steps: how many steps to take instead; ``None``: as many as the solve needs.  The solution's figures are then those
+            of the point after so many steps; that it has not converged is no failure, but what was asked for.
 
     Raises:
         CapabilityError: the solver is not an iteration of plain differentiable operations (``differentiable = True``).
@@ -43,6 +44,9 @@ class Unroll(Rule):
 
     def attach(self, request: Request) -> tuple[Tensor, Tensor | None]:
         request.unroll(0)  # raises at once where the solver cannot be unrolled
+        if self.steps is not None:
+            request = replace(request, options=replace(request.options, max_steps=self.steps))
+            request.record.truncated = True
         found, stats = request.solve(LU(), rtol=0.0, atol=0.0, max_steps=None)
         steps = self.steps if self.steps is not None else int(request.record.outcome.steps.max())
         z = request.unroll(steps)

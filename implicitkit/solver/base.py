@@ -50,6 +50,10 @@ class Outcome:
     message: str = ""
     solver: str = ""  # which solver finished, where several took part
     kept: dict[str, Tensor] = field(default_factory=dict)  # what the method keeps of its final state
+    error: Exception | None = None  # what a user's own solver raised
+
+    def __getstate__(self) -> dict[str, Any]:  # an exception need not be picklable
+        return self.__dict__ | {"error": None}
 
     @property
     def all_converged(self) -> bool:

@@ -35,19 +35,23 @@ class UserSolver(Solver):
         layout, judge = f.system.layout, Judge(f, options)
         start = judge.norm(f.residual(z0))
         judge.tolerance(z0, start)
-        points, message = [], ""
+        points, message, raised = [], "", None
         for part, args in f.system.user_calls(z0, f.theta):
             try:
                 # clones: the solver may write into what it is given
                 found = self.function(*trees.tree_map(_own, (layout.unpack(part), *args)))
             except Exception as error:
-                message = f"{self.name} raised {type(error).__name__}: {error}"
+                message, raised = f"{self.name} raised {type(error).__name__}: {error}", error
+                if "does not require grad" in message:
+                    message += " (a solver is called under torch.no_grad: use torch.enable_grad() inside it)"
                 points.append(part)
                 continue
             points.append(layout.pack(_like(found, part, layout, self.name)).to(part))
         z = torch.cat(points)
         steps = torch.zeros(z0.shape[0], dtype=torch.int64, device=z0.device)
-        return verdict(judge, f, z0, z, start, steps, 1, options, message)
+        outcome = verdict(judge, f, z0, z, start, steps, 1, options, message)
+        outcome.error = raised
+        return outcome
 
 
 def _own(x: Any) -> Any:

@@ -1,0 +1,224 @@
+"""PyTorch's machinery around a solve: dropped rows, callbacks, inference mode, forks, scaled losses, a user's own solver."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import implicitkit as ik
+
+D = torch.float64
+
+
+def zeros(*shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=D)
+
+
+# ------------------------------------------------------------------------------------------------------------ dropped rows
+X = torch.tensor([[0.6, 0.7], [1.2, 0.5], [0.9, 1.3]], dtype=D)
+
+
+def _uneven(z: Tensor, x: Tensor) -> Tensor:
+    return ((z - x) ** 2 * torch.tensor([1.0, 50.0], dtype=D)).sum(-1)
+
+
+SETS: dict[str, dict[str, Any]] = {
+    "bounds": {"bounds": (0.9, 1.4)},
+    "bounds of one sample's shape": {"bounds": (torch.tensor([0.9, 0.6], dtype=D), None)},
+    "bounds of each sample": {"bounds": (torch.tensor([[0.9], [0.4], [1.1]], dtype=D).expand(3, 2), None)},
+    "project": {"project": ik.project.simplex()},
+    "prox": {"prox": ik.prox.l1(0.1)},
+}
+
+
+@pytest.mark.parametrize("solver", ["auto", "proximal_gradient", "projected_gradient"])
+@pytest.mark.parametrize("name", SETS)
+def test_sets_where_one_sample_converges_first(name: str, solver: str) -> None:
+    options = {"solver": solver, "batch_dims": 1, **SETS[name]}
+    dropped = ik.argmin(_uneven, zeros(3, 2), (X,), in_dims=(0,), **options).value
+    kept = ik.argmin(_uneven, zeros(3, 2), (X,), **options).value
+    torch.testing.assert_close(dropped, kept, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("leaves_one", [False, True], ids=["fails", "broadcasts"])
+def test_a_captured_tensor_that_carries_the_batch_is_named(leaves_one: bool) -> None:
+    g = torch.Generator().manual_seed(0)
+    W = torch.diag(torch.linspace(0.05, 0.95, 8, dtype=D))
+    rows = 2 if leaves_one else 6
+    fixed = torch.linspace(0.01, 1, rows, dtype=D)[:, None] * torch.randn(rows, 8, generator=g, dtype=D)
+    if leaves_one:
+        fixed[0] = 0
+    y = torch.randn(rows, 8, generator=g, dtype=D)
+    f = lambda z, y: torch.tanh(z @ W + fixed + 0 * y)  # noqa: E731
+    with pytest.raises((RuntimeError, ValueError), match=r"were dropped .* captures carries the batch .*'fixed'"):
+        ik.fixed_point(f, zeros(rows, 8), (y,), batch_dims=1, in_dims=(0,), solver="picard")
+    ik.fixed_point(lambda z, y, fixed: torch.tanh(z @ W + fixed + 0 * y), zeros(rows, 8), (y, fixed), batch_dims=1,
+                   in_dims=(0, 0), solver="picard")  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------- figures and callbacks
+def test_unrolled_steps_are_reported_as_they_are() -> None:
+    s = ik.fixed_point(torch.cos, zeros(1), solver="picard", rule=ik.Unroll(steps=2))
+    assert s.residual_norm.item() == pytest.approx((s.value.cos() - s.value).abs().item())
+    assert not s.converged.item()
+    assert s.steps.item() == 2
+    many = ik.fixed_point(torch.cos, zeros(1), solver="picard", rule=ik.Unroll(steps=500))
+    assert many.converged.item()
+
+
+def test_a_callback_cannot_write_into_the_iterate() -> None:
+    def clamp(step: int, z: Tensor, norm: Tensor) -> None:
+        z.clamp_(-0.1, 0.1)
+        norm.zero_()
+
+    s = ik.fixed_point(torch.cos, zeros(3), callback=clamp)
+    torch.testing.assert_close(s.value, s.value.cos(), rtol=0, atol=1e-8)
+    assert s.residual_norm.item() == pytest.approx((s.value.cos() - s.value).norm().item(), abs=1e-15)
+
+
+# ------------------------------------------------------------------------------------------------------------ inference mode
+@pytest.mark.parametrize("solver", ["auto", "newton", "lbfgs"])
+def test_tensors_made_in_inference_mode_may_be_captured(solver: str) -> None:
+    with torch.inference_mode():
+        h, layer = torch.tensor([0.6, 0.9, 1.3], dtype=D), nn.Linear(3, 3, dtype=D)
+        nn.init.eye_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        if solver == "lbfgs":
+            z = ik.argmin(lambda z: ((layer(z) - h) ** 2).sum(), zeros(3), solver=solver).value
+            torch.testing.assert_close(z, h, rtol=0, atol=1e-7)
+            return
+        z = ik.root(lambda z: layer(z) * h + z**3 - 1, zeros(3), solver=solver).value
+        assert float((z * h + z**3 - 1).abs().max()) < 1e-8
+
+
+# ---------------------------------------------------------------------------------------------------------------------- fork
+def _child() -> None:
+    layer = nn.Linear(3, 3)
+    ik.fixed_point(lambda z: torch.tanh(0.3 * layer(z) + 1), torch.zeros(3))
+    os._exit(0)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_child_forked_while_another_thread_solves() -> None:
+    held, done = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with ik.modules_held():
+            held.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    held.wait()
+    child = multiprocessing.get_context("fork").Process(target=_child)
+    child.start()
+    child.join(20)
+    stuck = child.is_alive()
+    child.kill()
+    done.set()
+    thread.join()
+    assert not stuck
+
+
+# --------------------------------------------------------------------------------------------------------- scaled losses
+def test_an_overflowing_scaled_loss_is_no_failure() -> None:
+    class Equilibrium(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.W = nn.Parameter(0.05 * torch.randn(6, 6, generator=torch.Generator().manual_seed(0)))
+
+        def forward(self, h: Tensor) -> Tensor:
+            return ik.fixed_point(
+                lambda z, h: torch.tanh(z @ self.W + h), torch.zeros_like(h), (h,), batch_dims=1
+            ).value
+
+    scales = []
+    for middle in (Equilibrium(), nn.Tanh()):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 6), middle, nn.Linear(6, 1))
+        optimizer = torch.optim.SGD(net.parameters(), 1e-4)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = ((net(torch.randn(8, 4)) * 100) ** 2).mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        scales.append(scaler.get_scale())
+        assert all(bool(torch.isfinite(p).all()) for p in net.parameters())
+    assert scales[0] == scales[1] < 2.0**127
+
+
+def test_one_sample_with_an_infinite_derivative_disturbs_no_other() -> None:
+    x = torch.rand(3, 2, dtype=D, requires_grad=True)
+    z = ik.fixed_point(lambda z, x: torch.tanh(0.5 * z + x), zeros(3, 2), (x,), batch_dims=1).value
+    weight = torch.ones(3, 2, dtype=D)
+    weight[1] = torch.inf
+    (got,) = torch.autograd.grad(z, x, weight, retain_graph=True)
+    (want,) = torch.autograd.grad(z, x, torch.ones(3, 2, dtype=D))
+    torch.testing.assert_close(got[[0, 2]], want[[0, 2]])
+    assert not bool(torch.isfinite(got[1]).any())
+
+
+# ------------------------------------------------------------------------------------------------------- a user's own solver
+def _cubic(z: Tensor, x: Tensor) -> Tensor:
+    return z**3 + z - x
+
+
+def test_what_a_users_solver_raises_is_the_cause() -> None:
+    @ik.implicit(ik.Root(_cubic))
+    def newton(z0: Tensor, x: Tensor) -> Tensor:
+        z = z0.detach().requires_grad_()
+        for _ in range(20):
+            r = _cubic(z, x)
+            z = (z - r / torch.autograd.grad(r.sum(), z)[0]).detach().requires_grad_()
+        return z.detach()
+
+    with pytest.raises(
+        ik.ConvergenceError, match=r"newton raised RuntimeError: .*use torch\.enable_grad\(\) inside"
+    ) as info:
+        newton(zeros(3), torch.ones(3, dtype=D, requires_grad=True))
+    assert isinstance(info.value.__cause__, RuntimeError)
+
+
+def test_inside_enable_grad_a_users_solver_may_differentiate() -> None:
+    @ik.implicit(ik.Root(_cubic))
+    @torch.enable_grad()
+    def newton(z0: Tensor, x: Tensor) -> Tensor:
+        z = z0.detach().requires_grad_()
+        for _ in range(30):
+            r = _cubic(z, x)
+            z = (z - r / torch.autograd.grad(r.sum(), z)[0]).detach().requires_grad_()
+        return z.detach()
+
+    x = torch.ones(3, dtype=D, requires_grad=True)
+    z = newton(zeros(3), x)
+    (g,) = torch.autograd.grad(z.sum(), x)
+    torch.testing.assert_close(g, 1 / (3 * z.detach() ** 2 + 1))
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "tolerance as text": (
+        lambda: ik.fixed_point(torch.cos, zeros(3), rtol="1e-3"), TypeError, r"rtol must be a number, got '1e-3' \(a str\)"),
+    "tolerance of many": (
+        lambda: ik.fixed_point(torch.cos, zeros(3), atol=zeros(3)), TypeError,
+        r"atol must be one number for all samples, got a tensor of shape \(3,\)"),
+    "tolerance that is a list": (lambda: ik.fixed_point(torch.cos, zeros(3), atol=[1]), TypeError, r"atol must be a number"),
+    "tolerance that is a truth value": (
+        lambda: ik.fixed_point(torch.cos, zeros(3), atol=True), TypeError, r"atol must be a number, got True"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", REFUSED)
+def test_refused(row: str) -> None:
+    call, error, message = REFUSED[row]
+    with pytest.raises(error, match=message):
+        call()
