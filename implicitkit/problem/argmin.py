@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, trees
+from implicitkit.foundation.trees import Layout
 from implicitkit.problem import constrained as program
 from implicitkit.problem.base import Kernel, Problem, Restated, require_callable
 from implicitkit.problem.complementarity import check_degenerate
 from implicitkit.problem.constraints import Constraint
 from implicitkit.problem.kind import ARGMIN, Kind
-from implicitkit.trees import Layout
 
 __all__ = ["Argmin"]
 
