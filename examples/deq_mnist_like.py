@@ -44,13 +44,10 @@ class Classifier(nn.Module):
         bound_weights(cell, 0.1, weights=[branch.second.weight for branch in cell.branches])  # the state's way into f
         self.layer = DEQ(
             cell,
-            solver="anderson",
-            rule=ik.Implicit("gmres", rtol=1e-2, max_steps=30),
+            rule=ik.Implicit("gmres", rtol=1e-2),
             rtol=1e-2,
             atol=0.0,
-            max_steps=25,
-            on_failure="ignore",
-            evaluation={"rtol": 1e-4, "max_steps": 100},
+            evaluation={"rtol": 1e-4},
         )
         self.read = nn.Linear(sum(channels) * 4, classes)
 

@@ -1,9 +1,12 @@
-r"""An audio-like signal as the function ``t -> s(t)``: an equilibrium against a feed-forward network of equal size.
+r"""An audio-like signal as the function ``t -> s(t)``: equilibria against feed-forward networks of equal size.
 
 Half a second of three chirps with envelopes, sampled at 2 kHz, is fitted by models with the same random Fourier features of
-``t``, the same number of parameters and the same training.  The comparison is reported as it comes out; nothing is promised,
-and what is asserted is that sizes are equal, that all learn, and that holding ``|W|_2`` at 0.95 keeps the equilibrium: with
-free weights training drives some samples out of convergence, and their gradients are worth nothing.
+``t``, the same number of parameters and the same number of steps, each with the learning rate that is best for it on a
+fifth of the samples held out.  Activation and learning rate decide more than the equilibrium does: with the sine of its
+best rate the equilibrium is far below the ReLU network, and at parity with a sine network.  (At one rate for all, 4e-3,
+which suits none of them, the ReLU equilibrium seems to lose by a factor of six.)
+
+All equilibria are trained with the layer's own defaults; the share of samples that had one is printed beside each error.
 
 Source: "Separation and bias of deep equilibrium models on expressivity and learning dynamics" (NeurIPS 2024), appendix B.2,
 where the equilibrium is the better one on recorded audio.
@@ -22,12 +25,12 @@ import torch
 from common import figure, table
 from torch import Tensor, nn
 
-import implicitkit as ik
 from implicitkit_deq import DEQ, bound_weights, cells
 
 from .claims import Setting, claim
 
 RATE, SECONDS = 2000, 0.5
+Activation = Callable[[Tensor], Tensor]
 
 
 def signal() -> tuple[Tensor, Tensor]:
@@ -53,15 +56,16 @@ class Fourier(nn.Module):
 
 
 class Equilibrium(nn.Module):
-    """``relu(W z + U phi(t) + b)``, read out linearly; ``|W|_2 <= bound``."""
+    """``phi(W z + U features(t) + b)``, read out linearly; ``|W|_2 <= bound``."""
 
-    def __init__(self, features: int, width: int, bound: float | None = 0.95) -> None:
+    def __init__(
+        self, features: int, width: int, activation: Activation = torch.sin, bound: float | None = 0.95
+    ) -> None:
         super().__init__()
         self.phi = Fourier(features)
         self.layer = DEQ(
-            cells.MLP(features, width, activation=torch.relu, scale=0.7), rtol=1e-3, rule=ik.Implicit("gmres", rtol=1e-2),
-            max_steps=30, on_failure="ignore", evaluation={"rtol": 1e-5, "max_steps": 200},
-        )  # fmt: skip
+            cells.MLP(features, width, activation=activation, scale=0.7), rtol=1e-3, evaluation={"rtol": 1e-5}
+        )
         if bound is not None:
             bound_weights(self.layer.cell, bound, weights=self.layer.cell.recurrent_weights())
         self.read = nn.Linear(width, 1)
@@ -73,29 +77,37 @@ class Equilibrium(nn.Module):
 class Network(nn.Module):
     """Two hidden layers of the same widths, which has the same parameters (and one bias vector more)."""
 
-    def __init__(self, features: int, width: int) -> None:
+    def __init__(self, features: int, width: int, activation: Activation = torch.relu) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            Fourier(features),
-            nn.Linear(features, width),
-            nn.ReLU(),
-            nn.Linear(width, width),
-            nn.ReLU(),
-            nn.Linear(width, 1),
-        )
+        self.phi, self.activation = Fourier(features), activation
+        self.first, self.second, self.read = nn.Linear(features, width), nn.Linear(width, width), nn.Linear(width, 1)
 
     def forward(self, t: Tensor) -> Tensor:
-        return self.layers(t)[:, 0]
+        return self.read(self.activation(self.second(self.activation(self.first(self.phi(t))))))[:, 0]
 
 
-def train(model: nn.Module, steps: int) -> tuple[float, Tensor, float]:
-    """Mean squared error, the fitted signal, seconds."""
+MODELS: dict[str, Callable[[int, int], nn.Module]] = {
+    "equilibrium, sine": Equilibrium,
+    "equilibrium, sine, W free": functools.partial(Equilibrium, bound=None),
+    "equilibrium, ReLU": functools.partial(Equilibrium, activation=torch.relu),
+    "network, sine": functools.partial(Network, activation=torch.sin),
+    "network, ReLU": Network,
+}
+RATES = (4e-3, 1.5e-2, 3e-2, 6e-2)
+
+
+def train(model: nn.Module, steps: int, rate: float, held_out: slice = slice(0, 0)) -> tuple[float, float, float]:
+    """Mean squared error on the samples held out (all if none is), the share of solved samples in training, seconds."""
     t, s = signal()
-    optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
+    seen = torch.ones(len(t), dtype=torch.bool)
+    seen[held_out] = False
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    start = time.perf_counter()
+    start, solved = time.perf_counter(), 0.0
+    model.train()
     for _ in range(steps):
-        loss = (model(t) - s).square().mean()
+        loss = (model(t[seen]) - s[seen]).square().mean()
+        solved += float(model.layer.solution.converged.float().mean()) if isinstance(model, Equilibrium) else 1.0
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -103,9 +115,22 @@ def train(model: nn.Module, steps: int) -> tuple[float, Tensor, float]:
         schedule.step()
     seconds = time.perf_counter() - start
     model.eval()
+    judged = ~seen if bool((~seen).any()) else seen
     with torch.no_grad():
-        fitted = model(t)
-    return float((fitted - s).square().mean()), fitted, seconds
+        return float((model(t[judged]) - s[judged]).square().mean()), solved / steps, seconds
+
+
+def best_rate(
+    make: Callable[[int, int], nn.Module], sizes: tuple[int, int], steps: int, rates: tuple[float, ...]
+) -> float:
+    """The learning rate with the smallest error on every fifth sample, held out; one seed that no result uses."""
+    if len(rates) == 1:
+        return rates[0]
+    found = {}
+    for rate in rates:
+        torch.manual_seed(10_000)
+        found[rate] = train(make(*sizes), steps, rate, slice(2, None, 5))[0]
+    return min(found, key=lambda rate: found[rate] if math.isfinite(found[rate]) else math.inf)
 
 
 def by_frequency(error: Tensor, edges: tuple[int, ...] = (0, 50, 100, 200, 1001)) -> list[float]:
@@ -117,49 +142,43 @@ def by_frequency(error: Tensor, edges: tuple[int, ...] = (0, 50, 100, 200, 1001)
 
 
 def run(setting: Setting) -> dict[str, Any]:
-    """Errors by model and seed."""
+    """Errors by model and seed, each model at its own best rate."""
     features, width, steps, seeds = (16, 16, 60, 1) if setting.quick else (24, 24, 500, 3)
-    makers: dict[str, Callable[[int, int], nn.Module]] = {
-        "equilibrium": Equilibrium,
-        "equilibrium, W free": functools.partial(Equilibrium, bound=None),
-        "network": Network,
-    }
-    errors: dict[str, list[float]] = {name: [] for name in makers}
-    sizes, fits, rows, converged = {}, {}, [], dict[str, float]()
-    for name, make in makers.items():
+    rates = RATES[2:3] if setting.quick else RATES
+    errors: dict[str, list[float]] = {name: [] for name in MODELS}
+    sizes, fits, rows, converged, chosen = {}, {}, [], dict[str, float](), {}
+    for name, make in MODELS.items():
+        chosen[name] = rate = best_rate(make, (features, width), steps, rates)
         for seed in range(setting.seed, setting.seed + seeds):
             torch.manual_seed(seed)
             model = make(features, width)
             sizes[name] = sum(p.numel() for p in model.parameters())
-            error, fits[name], seconds = train(model, steps)
+            error, solved, seconds = train(model, steps, rate)
+            with torch.no_grad():
+                fits[name] = model(signal()[0])
             errors[name].append(error)
             bands = by_frequency(fits[name] - signal()[1])
-            share = float(model.layer.solution.converged.float().mean()) if isinstance(model, Equilibrium) else None
-            converged[name] = min(converged.get(name, 1.0), 1.0 if share is None else share)
-            rows.append((name, sizes[name], seed, error, *bands, "-" if share is None else f"{share:.3f}", seconds))
-    headings = (
-        "model",
-        "parameters",
-        "seed",
-        "mse (variance 1)",
-        "0-50 Hz",
-        "50-100 Hz",
-        "100-200 Hz",
-        "above",
-        "converged",
-        "seconds",
-    )
+            converged[name] = min(converged.get(name, 1.0), solved)
+            share = f"{solved:.4f}" if isinstance(model, Equilibrium) else "-"
+            rows.append((name, sizes[name], f"{rate:g}", seed, error, *bands, share, seconds))
+    bands_shown = ("0-50 Hz", "50-100 Hz", "100-200 Hz", "above")
+    headings = ("model", "parameters", "rate", "seed", "mse (variance 1)", *bands_shown, "solved", "seconds")
     print(table(f"A signal of three chirps, {steps} steps of Adam; error over energy, by band", headings, rows))
     means = {name: sum(e) / len(e) for name, e in errors.items()}
-    ratio = means["equilibrium"] / means["network"]
-    verdict = "reaches" if ratio <= 0.9 else "does not reach"
-    print(f"  equilibrium / network = {ratio:.2f}; this {verdict} 0.9 (published: the equilibrium is better)")
+    ratios = {name: means["equilibrium, sine"] / means[name] for name in MODELS}
+    for name in ("network, ReLU", "network, sine"):
+        print(f"  equilibrium, sine / {name} = {ratios[name]:.2f}")
     claim(
-        abs(sizes["equilibrium"] - sizes["network"]) <= width,
-        f"equal sizes: {sizes['equilibrium']}, {sizes['network']} parameters",
+        max(sizes.values()) - min(sizes.values()) <= width,
+        f"equal sizes: {min(sizes.values())} to {max(sizes.values())} parameters",
     )
     claim(max(means.values()) < 1, f"all learn (mean errors {', '.join(f'{m:.3g}' for m in means.values())})")
-    claim(converged["equilibrium"] == 1, "with |W|_2 held at 0.95 every sample has its equilibrium")
+    claim(converged["equilibrium, sine"] == 1, "with |W|_2 held at 0.95 every sample has its equilibrium")
+    if not setting.quick:
+        claim(ratios["network, ReLU"] < 0.5, "the sine equilibrium is below half the error of the ReLU network")
+        claim(
+            0.5 < ratios["network, sine"] < 2, "and at parity with the sine network: no win against the same activation"
+        )
 
     with figure(setting.output / "deq_theory_audio.png", size=(9, 4)) as axes:
         t, s = signal()
@@ -169,4 +188,4 @@ def run(setting: Setting) -> dict[str, Any]:
             axes.plot(seconds_axis, fitted.numpy(), linewidth=0.9, label=f"{name}, mse {errors[name][-1]:.2g}")
         axes.set(xlabel="seconds", ylabel="amplitude", ylim=(-3.4, 2.3), title="An audio-like signal")
         axes.legend(loc="lower left", fontsize=8, ncols=2)
-    return {"errors": errors, "ratio": ratio, "sizes": sizes, "converged": converged}
+    return {"errors": errors, "ratios": ratios, "sizes": sizes, "converged": converged, "rates": chosen}

@@ -27,8 +27,7 @@ import torch
 from common import figure, table
 from torch import Tensor, nn
 
-import implicitkit as ik
-from implicitkit_deq import DEQ, cells
+from implicitkit_deq import DEQ, Forgive, cells
 
 from .claims import Setting, claim
 
@@ -130,10 +129,7 @@ class Equilibrium(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.layer = DEQ(
-            cells.MLP(D, width, activation=torch.relu), rtol=1e-4, rule=ik.Implicit("gmres", rtol=1e-3), max_steps=50,
-            on_failure="ignore",
-        )  # fmt: skip
+        self.layer = DEQ(cells.MLP(D, width, activation=torch.relu), rtol=1e-4, evaluation={"on_failure": Forgive()})
         self.read = nn.Linear(width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
