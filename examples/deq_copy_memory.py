@@ -50,6 +50,7 @@ class DEQTransformer(nn.Module):
         super().__init__()
         self.layer = DEQ(
             cells.Transformer(CLASSES, features, heads, hidden=3 * features, scale=0.5),
+            solver="broyden",  # as in the paper, here per position
             rule=ik.Implicit("gmres", rtol=1e-2),
             rtol=1e-3,
             atol=0.0,
