@@ -2,10 +2,11 @@
 
     python -m implicitkit list [solvers|problems|rules|linear-solvers|plugins] [--json] [--strict]
     python -m implicitkit info [--json] [--strict]
+    python -m implicitkit doctor [--json]
     python -m implicitkit check SOLVER [--import MODULE] [--checks NAME,...] [--accuracy RTOL] [--json]
 
-Exit codes: 0 in order; 1 the solver failed a check, or a plugin failed to load and ``--strict`` was given; 2 the command
-was not understood (no such solver, section or check).
+Exit codes: 0 in order; 1 the solver failed a check, the doctor found something, or a plugin failed to load and ``--strict``
+was given; 2 the command was not understood (no such solver, section or check).
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         broken = [plugin for plugin in plugins() if not plugin.loaded]
     if options.command == "check":
         return _check(options)
+    if options.command == "doctor":
+        return _doctor(options)
     report = _list(options.section) if options.command == "list" else _info()
     if options.json:
         print(json.dumps(report, indent=2))
@@ -70,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", parents=[common], help="list what is registered, plugins included")
     listing.add_argument("section", nargs="?", choices=_SECTIONS, help="one section only (default: all)")
     commands.add_parser("info", parents=[common], help="versions, threads, devices, plugins")
+    doctor = commands.add_parser("doctor", help="versions, devices, plugins, and a self-test of ten seconds")
+    doctor.add_argument("--json", action="store_true", help="print JSON instead of text")
     check = commands.add_parser("check", help="run the conformance suite on a solver")
     check.add_argument("solver", help="the name it is registered by")
     check.add_argument(
@@ -98,6 +103,26 @@ def _check(options: argparse.Namespace) -> int:
     else:
         print(report)
     return 0 if report.passed else 1
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from implicitkit.doctor import examine  # only this command needs it
+
+    report = _info()
+    if not options.json:
+        print(_render_info(report) + "\n\nself-test")
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        if not options.json:
+            verdict = f"FAILED  {finding.problem}" if finding.problem else f"ok      {finding.seconds:.2f} s"
+            print(f"  {finding.name:<42}{verdict}", flush=True)
+    failed = sum(bool(finding.problem) for finding in findings)
+    if options.json:
+        print(json.dumps(report | {"self-test": [asdict(finding) for finding in findings]}, indent=2))
+    else:
+        print(f"{failed} of {len(findings)} failed" if failed else "all is well")
+    return 1 if failed else 0
 
 
 # ------------------------------------------------------------------------------------------------------- what is there

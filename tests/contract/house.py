@@ -33,7 +33,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("composition", "interop", "rule"),
     ("solving",),
     ("layer", "fitting", "project", "diagnostics", "testing", "callbacks"),
-    ("cli", "extend"),
+    ("cli", "doctor", "extend"),
     ("__main__", ""),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

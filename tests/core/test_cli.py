@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import implicitkit as ik
+from implicitkit import doctor
 from implicitkit.cli import main
 from implicitkit.registry import plugins
 from implicitkit.registry.plugins import PluginInfo
@@ -155,3 +156,23 @@ def test_check_of_a_module_that_is_not_installed(
     outcomes = {row["check"]: row for row in report["results"]}
     assert outcomes["finds_known_solutions"]["outcome"] == "failed" and outcomes["finds_known_solutions"]["mend"]
     assert outcomes["is_deterministic"]["outcome"] in ("passed", "failed")
+
+
+def test_the_doctor_finds_a_healthy_installation(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "doctor")
+    assert (code, out.splitlines()[-1]) == (0, "all is well"), out
+    assert {"torch", "plugins", "self-test"} <= set(out.split())
+
+
+def test_the_doctor_says_what_is_wrong(capsys: pytest.CaptureFixture[str], broken: None) -> None:
+    code, out, _ = run(capsys, "doctor", "--json")
+    findings = {row["name"]: row["problem"] for row in json.loads(out)["self-test"]}
+    assert code == 1 and "no luck" in findings["plugin bad"] and not findings["plugin good"]
+
+
+def test_the_doctor_notices_a_wrong_derivative(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_cubic", lambda z, theta: z**3 + z - theta.detach())
+    code, out, _ = run(capsys, "doctor")
+    assert code == 1 and "FAILED" in out
