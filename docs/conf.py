@@ -24,11 +24,11 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
-    "sphinx.ext.mathjax",
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
     "docstrings",
+    "formulas",
     "api_pages",
 ]
 exclude_patterns = ["_build", "examples_by_name.md", "inventories", "**/sg_execution_times.rst", "gallery/*.md5"]
@@ -46,7 +46,7 @@ autodoc_preserve_defaults = True
 
 intersphinx_mapping = inventories.mapping(HERE / "inventories", HERE / "_build" / "inventories")
 
-# Formulas are drawn by MathJax where the reader is online; they are legible as TeX where not.
+html_math_renderer = "mathml"
 html_theme = "pydata_sphinx_theme"
 html_title = "implicitkit"
 html_logo = "_static/logo.svg"
@@ -82,6 +82,7 @@ sphinx_gallery_conf = {
     "abort_on_example_error": True,
     "remove_config_comments": True,
     "image_scrapers": ("matplotlib",),
+    "reset_modules": ("matplotlib", "fresh.torch_settings"),
     "capture_repr": (),
 }
 

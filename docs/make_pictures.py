@@ -58,7 +58,7 @@ def hook(x: Tensor, steps: int, f: Callable = layer) -> Tensor:
 
 def implicit(x: Tensor, steps: int, f: Callable = layer) -> Tensor:
     """implicitkit, with as many steps."""
-    options = {"solver": "picard", "rtol": 1e-15, "max_steps": steps, "on_failure": "ignore"}
+    options = {"solver": "picard", "rtol": 1e-15, "atol": 0.0, "max_steps": steps, "on_failure": "ignore"}
     return ik.fixed_point(f, torch.zeros_like(x), (x,), **options).value
 
 

@@ -128,11 +128,12 @@ def entry(module: str, name: str, owner: Any) -> str:
 
 
 def _home(name: str, part: Any, module: str) -> str:
-    """Where the same object is a public name of a package, ``ik.Operator`` for ``ik.linear.Operator``."""
-    for package in ("implicitkit", *PLUGINS):
-        top = importlib.import_module(package)
-        if name in public(top) and getattr(top, name) is part:
-            return f"{package}.{name}"
+    """Where the same object is documented already, ``ik.Operator`` for ``ik.linear.Operator``; empty if nowhere else."""
+    inner = [f"implicitkit.{n}" for n in ik.__all__ if isinstance(getattr(ik, n), ModuleType) and n != "extend"]
+    for place in ("implicitkit", *PLUGINS, *(inner if module == "implicitkit.extend" else ())):
+        owner = importlib.import_module(place)
+        if place != module and name in public(owner) and getattr(owner, name) is part:
+            return f"{place}.{name}"
     return ""
 
 

@@ -33,6 +33,8 @@ def restructured(text: list[str]) -> list[str]:
             out += [f".. rubric:: {block[0][:-1].replace('Args', 'Arguments')}", ""]
             body = _dedent(block[1:])
             out += list(_items(body)) if not block[0].startswith("Example") else _literal(body)
+        elif set(block[0]) <= {"=", " "}:  # a table: its columns must not change their widths
+            out += _literal(block)
         elif block[0].startswith((" ", "\t")) and not (bullets and len(block[0]) - len(block[0].lstrip()) < 4):
             out += _literal(_dedent(block))
         else:

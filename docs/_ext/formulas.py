@@ -1,0 +1,58 @@
+"""Formulas as MathML, made while the site is built: every browser draws them, with no script and no network.
+
+The converter is docutils' own.  A formula that it cannot read is a warning, and so stops the build.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math import MathError, latex2mathml
+from sphinx.util import logging
+
+log = logging.getLogger(__name__)
+#: What docutils' converter does not know, in words that it knows.
+SAME = {
+    r"\tfrac": r"\frac",
+    r"\dfrac": r"\frac",
+    r"\lVert": r"\|",
+    r"\rVert": r"\|",
+    r"\lvert": "|",
+    r"\rvert": "|",
+    r"\Longrightarrow": r"\Rightarrow",
+    r"\dots": r"\ldots",
+    r"\Big": "",
+    r"\,": r"\;",
+}
+
+
+def mathml(node: nodes.Node, *, block: bool) -> str:
+    """The formula of a node as MathML; as its TeX, with a warning, where that fails."""
+    tex = node.astext()
+    for name, other in SAME.items():
+        tex = tex.replace(name, other)
+    try:
+        return latex2mathml.tex2mathml(tex, as_block=block)
+    except (MathError, ValueError, KeyError, IndexError, TypeError) as error:
+        log.warning("formula %r: %s", node.astext(), error, location=node)
+        return f"<code>{node.astext()}</code>"
+
+
+def _inline(translator: Any, node: nodes.Node) -> None:
+    translator.body.append(mathml(node, block=False))
+    raise nodes.SkipNode
+
+
+def _block(translator: Any, node: nodes.Node) -> None:
+    number = ""
+    if node.get("number"):
+        number = f'<span class="eqno">({node["number"]})</span>'
+    translator.body.append(f'<div class="math">{number}{mathml(node, block=True)}</div>\n')
+    raise nodes.SkipNode
+
+
+def setup(app: Any) -> dict[str, Any]:
+    """Called by Sphinx."""
+    app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
+    return {"parallel_read_safe": True}
