@@ -31,7 +31,7 @@ extensions = [
     "formulas",
     "api_pages",
 ]
-exclude_patterns = ["_build", "examples_by_name.md", "inventories", "**/sg_execution_times.rst", "gallery/*.md5"]
+exclude_patterns = ["_build", "inventories", "**/sg_execution_times.rst", "gallery/*.md5"]
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "attrs_inline"]
 myst_heading_anchors = 3
 highlight_language = "python"

@@ -215,7 +215,7 @@ def write(folder: Path) -> None:
     toc = "\n".join(sorted(made, key=lambda page: (list(PAGES).index(page) if page in PAGES else 99, page)))
     made["index"] = (
         "# Reference\n\nEvery public name, from its docstring, with an example that the tests run.\n\n"
-        f"```{{toctree}}\n:maxdepth: 1\n\n{toc}\n```\n"
+        f"```{{toctree}}\n:maxdepth: 1\n\n../examples_by_name\n{toc}\n```\n"
     )
     for path in folder.glob("*.md"):
         if path.stem not in made:
