@@ -81,9 +81,17 @@ def _nonfinite(t: Tensor) -> bool:
 
 # ------------------------------------------------------------------------------------------- the derivative's linear solve
 def linear_failure(
-    name: str, converged: Tensor, residual_norm: Tensor, reason: str, b: Tensor, transposed: bool, on_failure: str
+    name: str,
+    converged: Tensor,
+    residual_norm: Tensor,
+    reason: str,
+    b: Tensor,
+    transposed: bool,
+    on_failure: str,
+    record: Record | None = None,
 ) -> None:
-    """Raise or warn that ``A x = b`` was not solved for some samples (``transposed``: in reverse mode)."""
+    """Raise or warn that ``A x = b`` was not solved for some samples (``transposed``: in reverse mode); ``record``: of the
+    solve whose derivative is asked for."""
     failed = (~converged).nonzero().squeeze(1)
     norms = residual_norm[failed]
     order = torch.argsort(torch.nan_to_num(norms, nan=torch.inf), descending=True)[:5]
@@ -97,6 +105,7 @@ def linear_failure(
     )
     if not bool(torch.isfinite(b).all()):
         text += ". The incoming derivative itself has NaN or Inf"
+    text += _cause(record, worst[0]) if record is not None else ""
     text += (
         '. A singular Jacobian has the minimum-norm answer with rule=ik.Implicit(linear_solver="lsmr"); otherwise try '
         'another linear_solver=, raise its max_steps= or rtol=, or accept it with on_failure="warn" or "ignore"'
@@ -105,3 +114,24 @@ def linear_failure(
         warn(text, ConvergenceWarning)
         return
     raise ConvergenceError(text, None, tuple(worst), tuple(worst_norms))
+
+
+def _cause(record: Record, sample: int) -> str:
+    """What the solve itself tells of a linear system that cannot be solved: where ``z`` is, and how it came there."""
+    outcome = record.outcome
+    if outcome is None or len(outcome.status) == 0:
+        return ""
+    sample %= len(outcome.status)  # several right-hand sides at once
+    size = float(torch.linalg.vector_norm(outcome.z[sample].double()))
+    status = Status(int(outcome.status[sample]))
+    text = f". |z| = {size:.3g} there"
+    if status is not Status.CONVERGED:
+        return (
+            f"{text}, and the solve had not converged ({status.meaning}): the Jacobian of a point that is no solution"
+        )
+    if size > 1e3:
+        return f"{text}: is that a solution, or has z run away? ik.certify(solution) tells"
+    return (
+        f"{text}: a double or otherwise singular solution, one of a whole curve of solutions, or an equation that does not "
+        "depend on z; ik.certify(solution) tells how far a solution can be"
+    )

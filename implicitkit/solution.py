@@ -33,6 +33,8 @@ class Status(enum.IntEnum):
     UNBOUNDED = 6
     INACCURATE = 7
     NONCONVEX = 8
+    DIVERGED = 9
+    SADDLE = 10
 
     @property
     def meaning(self) -> str:
@@ -50,7 +52,27 @@ _MEANING = {
     Status.UNBOUNDED: "the objective falls without bound on the constraints",
     Status.INACCURATE: "close, but the residual did not meet the tolerance",
     Status.NONCONVEX: "the quadratic part is not positive semidefinite: a stationary point need be no minimum",
+    Status.DIVERGED: "z runs away: the residual vanishes towards infinity, or z grows and the residual does not fall",
+    Status.SADDLE: "the gradient vanishes at a saddle point or a maximum: the objective falls along a direction from there",
 }
+
+
+#: What can be done about it, where that is not more steps.
+_ADVICE = {
+    Status.DIVERGED: (
+        "There may be no solution: what vanishes as z grows has its zero at infinity. Rule that out in the problem (a bound, a "
+        "normalisation, other unknowns), or start nearer to a solution."
+    ),
+    Status.UNBOUNDED: "State what keeps z back: bounds=, constraints=, or a term that grows.",
+    Status.SADDLE: (
+        "A minimiser (solver='auto', 'lbfgs', 'newton_cg') leaves such a point, a solver of equations may be drawn to it; or "
+        "start elsewhere."
+    ),
+}
+_KINK = (
+    "A gradient that does not vanish where the objective stops falling is that of a kink (relu, abs, max): smooth it, or state "
+    "it as prox= or constraints=."
+)
 
 
 @dataclass(frozen=True)
@@ -205,7 +227,7 @@ class Solution:
         many = f"{len(failed)} of {total} samples did not converge" if total > 1 else "the solve did not converge"
         names = ", ".join(
             f"{f'sample {i} ({Status(int(outcome.status[i])).name.lower()}): ' if total > 1 else ''}"
-            f"|F| = {r:.3g} after step {int(outcome.steps[i])}"
+            f"|F| = {r:.3g}{self._how_far(i)} after step {int(outcome.steps[i])}"
             for i, r in zip(worst, worst_norms, strict=True)
         )
         text = f"{self.solver}: {many}: {kinds}. Worst: {names}."
@@ -213,11 +235,30 @@ class Solution:
             text += f" {outcome.message}."
         if hint:
             text += f" {hint}"
-        text += (
-            " A derivative taken at a point that is not a solution is not the derivative of a solution. Raise max_steps=, "
-            'loosen rtol= / atol=, try another solver= or z0, or accept it with on_failure="warn" or "ignore".'
-        )
+        present = {Status(int(code)) for code in outcome.status.unique()}
+        for status, advice in _ADVICE.items():
+            if status in present:
+                text += f" {advice}"
+        if (
+            Status.STALLED in present
+            and self._record.system is not None
+            and self._record.system.problem.kind.minimisation
+        ):
+            text += f" {_KINK}"
+        text += " A derivative taken at a point that is not a solution is not the derivative of a solution."
+        if present & {Status.MAX_STEPS, Status.STALLED, Status.NONFINITE, Status.STOPPED, Status.INACCURATE}:
+            text += " Raise max_steps=, loosen rtol= / atol=, try another solver= or z0, or accept"
+        else:
+            text += " Or accept"
+        text += ' it with on_failure="warn" or "ignore"; ik.certify(error.solution) says how far the nearest solution can be.'
         return ConvergenceError(text, self, tuple(worst), tuple(worst_norms))
+
+    def _how_far(self, sample: int) -> str:
+        """``|z|``, where it tells something."""
+        outcome = self._record.outcome
+        size = float(torch.linalg.vector_norm(outcome.z[sample].double()))
+        far = Status(int(outcome.status[sample])) in (Status.DIVERGED, Status.UNBOUNDED) or not size <= 1e3
+        return f" at |z| = {size:.3g}" if far else ""
 
     def __repr__(self) -> str:
         outcome = self._record.outcome

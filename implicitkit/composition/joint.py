@@ -20,6 +20,7 @@ from implicitkit.problem.catalogue import register_problem
 from implicitkit.problem.fixed_point import FixedPoint
 from implicitkit.registry.operations import operation
 from implicitkit.system import System
+from implicitkit.trees import Layout
 
 __all__ = ["Joint", "chain", "compose"]
 
@@ -83,6 +84,10 @@ class Joint(FixedPoint):
     @property
     def live(self) -> frozenset[str]:
         return self.wiring.live
+
+    def pieces(self, layout: Layout) -> tuple[int, ...] | None:
+        """A composition holds where every node does."""
+        return tuple(layout.sizes) if len(layout.sizes) > 1 else None
 
     def split(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The parts of a joint state, in topological order; those of a nested composition as a dict of their own.

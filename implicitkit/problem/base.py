@@ -117,6 +117,10 @@ class Problem:
         """May converged samples be dropped (is there nothing, beside the arguments, that has one entry a sample)?"""
         return True
 
+    def pieces(self, layout: Layout) -> tuple[int, ...] | None:
+        """The sizes of parts of the packed state that must hold each by its own size; ``None``: it is judged as a whole."""
+        return None
+
     def unpack(self, layout: Layout, matrix: Tensor) -> Any:
         """What :attr:`function` is given for the matrix that the kernel is given."""
         return layout.unpack(matrix)

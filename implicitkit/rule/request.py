@@ -20,6 +20,7 @@ from implicitkit.rule.unchanged import refuse_changed, refuse_cut
 from implicitkit.solution import LinearReport, Record, Status
 from implicitkit.solver.base import Options, Solver
 from implicitkit.solver.evaluations import Evaluations, TrackedEvaluations
+from implicitkit.solver.finding import find
 from implicitkit.system import System, full_precision
 
 __all__ = ["Request"]
@@ -89,7 +90,7 @@ class Request:
             if self.first is not None:
                 f.prime(z0, self.first)
                 self.first = None
-            outcome = self.solver.run(f, z0, self.options)
+            outcome = find(self.solver, f, z0, self.options)
             self.record.outcome, self.record.system, self.record.theta = outcome, self.system, tuple(theta)
             z = outcome.z.clone()  # a solver may return what the map returned, and that may be anyone's
             if self.on_failure == "nan" and not outcome.all_converged:  # finite, so that a derivative of zero is zero

@@ -17,14 +17,12 @@ from implicitkit.problem.kind import Kind, as_kind
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.catalogue import get_solver
-from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.steps.factored import is_noise
+from implicitkit.solver.evaluations import Evaluations, subset
 
 __all__ = ["Polyalgorithm", "Stage", "choose", "stages"]
 
 _DENSE = 1024  # unknowns a sample up to which Newton's dense Jacobian is the first choice
 _DENSE_AT_ALL = 2048  # ... up to which it is the last resort
-_ROUNDS = 8  # of aiming at a smaller scale than |F(z0)|
 _DENSE_NUMBERS = 1 << 25  # numbers in all Jacobians of the batch, at most
 
 
@@ -159,11 +157,6 @@ class Polyalgorithm(Solver):
     The tolerance is the same throughout, that of the start.  A sample that none solves gets the best point that any of
     them has seen.  ``solution.solver`` says which of them finished.
 
-    A start far out can have ``|F(z0)|`` so large that ``rtol |F(z0)|`` is met nowhere near a root.  So where equations are
-    solved and a residual above ``atol + rtol`` is to count as zero, it must be small beside ``|J z|``, the size of what
-    cancels in ``F``, too; if not, the stages go on against ``atol + rtol min(|F(z0)|, |J z|)``.  A sample that none of them
-    improves is ``STALLED``, unless its residual is below ``sqrt(eps) |J z|`` and so may be all that rounding allows.
-
     ``max_steps`` of the solve limits the steps of all stages together.
 
     Args:
@@ -194,26 +187,11 @@ class Polyalgorithm(Solver):
         solver = stages[0].make()
         total = solver.run(f, z0, _limited(options, stages[0].max_steps))
         total.solver = _title(self.name, [solver.name])
-        scale = _far_from_zero(f, total, options)
-        if scale is None and (total.all_converged or len(stages) == 1):
+        if total.all_converged or len(stages) == 1:
             return total
         start_norm = torch.linalg.vector_norm(f.residual(z0), dim=1)
         finishers = [solver.name] if bool((total.status == int(Status.CONVERGED)).any()) else []
         total = self._go_on(stages[1:], f, z0, options, total, start_norm, finishers)
-        for _ in range(_ROUNDS):
-            scale = _far_from_zero(f, total, options)
-            if scale is None:
-                break
-            doubtful = torch.isfinite(scale)
-            start_norm = torch.where(doubtful, torch.minimum(start_norm, scale), start_norm)
-            total.status = torch.where(doubtful, int(Status.STALLED), total.status)
-            again = (replace(stages[0], scale=None), *stages)
-            total = self._go_on(again, f, z0, options, total, start_norm, finishers)
-            rounding = total.residual_norm <= torch.finfo(z0.dtype).eps ** 0.5 * scale
-            failed = doubtful & (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED))
-            total.status = torch.where(failed & rounding, int(Status.CONVERGED), total.status)
-            if bool(failed.any()):
-                break
         f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
         total.solver = _title(self.name, finishers)
         return total
@@ -240,7 +218,7 @@ class Polyalgorithm(Solver):
             if stage.sparse and not f.is_sparse(z0):
                 continue
             solver = stage.make()
-            samples, system, theta = _subset(f, open_, whole=watched)
+            samples, system, theta = subset(f, open_, whole=watched)
             part = Evaluations(system, theta, solver.solves)
             part.evaluations, part.sample_evaluations = total.evaluations, total.sample_evaluations
             begin = torch.where(open_.unsqueeze(1), stage.begin(z0, total.z), total.z).index_select(0, samples)
@@ -258,25 +236,6 @@ class Polyalgorithm(Solver):
         return total
 
 
-def _far_from_zero(f: Evaluations, total: Outcome, options: Options) -> Tensor | None:
-    """``|J z|`` ``(batch,)`` of the samples that have converged by ``rtol |F(z0)|`` alone, Inf for the others; ``None``
-    if there is no such sample, or no equation to be solved."""
-    if not f.kind.equation or f.kind.solver:
-        return None
-    doubtful = (total.residual_norm > options.atol + options.rtol) & (total.status == int(Status.CONVERGED))
-    known = f.system.factored
-    if known is not None and bool(doubtful.any()):
-        doubtful &= ~is_noise(known, total.z, total.residual_norm)
-    if not bool(doubtful.any()):
-        return None
-    part = Evaluations(f.system, f.theta, "root")
-    scale = torch.linalg.vector_norm(part.linearize(total.z).mv(total.z), dim=1)
-    total.evaluations += part.evaluations
-    total.sample_evaluations += part.sample_evaluations
-    doubtful &= total.residual_norm > options.atol + options.rtol * scale
-    return torch.where(doubtful, scale, torch.inf) if bool(doubtful.any()) else None
-
-
 def _limited(options: Options, max_steps: int | None) -> Options:
     """The options with the smaller of two step limits."""
     if max_steps is None or (options.max_steps is not None and options.max_steps <= max_steps):
@@ -285,17 +244,6 @@ def _limited(options: Options, max_steps: int | None) -> Options:
     return Options(
         options.rtol, options.atol, max_steps, options.trace, options.callback, options.start_norm
     )  # fmt: skip
-
-
-def _subset(f: Evaluations, open_: Tensor, whole: bool) -> tuple[Tensor, Any, Any]:
-    """The samples of all rows in which one is open, with the system and the tensors of those rows."""
-    per_row = f.system.samples_per_row
-    rows = open_.view(-1, per_row).any(1)
-    samples = rows.repeat_interleave(per_row).nonzero().squeeze(1)
-    if whole or not f.system.can_select or len(samples) == len(open_):
-        return torch.arange(len(open_), device=open_.device), f.system, f.theta
-    system, theta = f.system.select(rows.nonzero().squeeze(1), f.theta)
-    return samples, system, theta
 
 
 def _later(callback: Callable[[int, Tensor, Tensor], Any], taken: int) -> Callable[[int, Tensor, Tensor], Any]:
@@ -311,7 +259,9 @@ def _merge(total: Outcome, found: Outcome, samples: Tensor, open_: Tensor) -> bo
     index = where[better]
     total.z = total.z.index_copy(0, index, found.z[open_][better])
     total.residual_norm = total.residual_norm.index_copy(0, index, new[better])
-    total.status = total.status.index_copy(0, where, found.status[open_])
+    # how the point that is kept came about; a step limit says less than anything else
+    says_more = better | (total.status[where] == int(Status.MAX_STEPS))
+    total.status = total.status.index_copy(0, where[says_more], found.status[open_][says_more])
     total.steps = total.steps.index_add(0, where, found.steps[open_])
     total.evaluations, total.sample_evaluations = found.evaluations, found.sample_evaluations
     total.trace = total.trace + found.trace[1:]

@@ -18,6 +18,8 @@ from implicitkit.solver.judging import Judge
 
 __all__ = ["BlackBox", "BlackBoxFunction", "verdict"]
 
+_AIMS = 5  # how often a black box is asked, each time for what is known by then
+
 
 class BlackBoxFunction:
     """``f(z)`` for a black box, with everything that PyTorch can tell it about ``f``.
@@ -159,18 +161,19 @@ class BlackBox(Solver):
         bound = judge.tolerance(z0, start)
         message = ""
         z, steps = z0, torch.zeros(z0.shape[0], dtype=torch.int64, device=z0.device)
-        # A fixed point's tolerance is relative to the solution, which is not known yet: aim at what is known, judge, and
-        # aim again from there if it was too loose.
-        for attempt in range(3 if judge.relative_to_state else 1):
-            target = (
-                judge.tolerance(z + f.residual(z) if judge.relative_to_state else z, start) if attempt == 0 else bound
-            )
-            z, taken, message = _ask(self, f, z, target, options, max_steps)
+        # The tolerance is relative to what is known at the solution only: aim at what is known, judge, and aim again from
+        # there if it was too loose.
+        for attempt in range(_AIMS):
+            target = judge.aim(z + f.residual(z)) if attempt == 0 and judge.relative_to_state else bound
+            z, taken, message = _ask(self, f, z, target, options, max_steps, absolute=attempt > 0)
             steps = steps + taken
             norm = judge.norm(f.residual(z))
-            bound = judge.tolerance(z, start)
-            converged = norm <= bound
-            if not bool((~converged & (norm <= target)).any()):
+            bound = judge.tolerance(z, norm)
+            claims = norm <= bound
+            if not judge.relative_to_state and bool(claims.any()):
+                judge.examine(z, norm, claims)
+                bound = judge.tolerance(z, norm)
+            if not bool((~(norm <= bound) & (norm <= target)).any()):
                 break
         return verdict(judge, f, z0, z, start, steps, max_steps, options, message)
 
@@ -188,23 +191,26 @@ def verdict(
 ) -> Outcome:
     """The outcome for a point ``z`` that somebody returned, judged by its residual; never anything worse than the start."""
     norm = judge.norm(f.residual(z))
-    converged = norm <= judge.tolerance(z, start)
-    worse = ~converged & ~(norm <= start) & torch.isfinite(start)
-    z = torch.where(worse.unsqueeze(1), z0, z)
-    norm = torch.where(worse, start, norm)
+    claims = norm <= judge.tolerance(z, norm)
+    converged = judge.examine(z, norm, claims) if bool(claims.any()) else claims
     status = torch.where(converged, int(Status.CONVERGED), int(Status.STALLED))
     status = torch.where(~converged & (steps >= max_steps) & (steps > 0), int(Status.MAX_STEPS), status)
     status = torch.where(torch.isfinite(norm), status, int(Status.NONFINITE))
+    status = judge.review(z, norm, status)
+    worse = (status != int(Status.CONVERGED)) & ~(norm <= start) & torch.isfinite(start)
+    z = torch.where(worse.unsqueeze(1), z0, z)
+    norm = torch.where(worse, start, norm)
+    status = torch.where(worse & (status == int(Status.NONFINITE)), int(Status.STALLED), status)
     return Outcome(
         z, norm, steps, status, f.evaluations, f.sample_evaluations, [start, norm] if options.trace else [], message
     )
 
 
 def _ask(
-    solver: BlackBox, f: Evaluations, z0: Tensor, target: Tensor, options: Options, max_steps: int
+    solver: BlackBox, f: Evaluations, z0: Tensor, target: Tensor, options: Options, max_steps: int, absolute: bool
 ) -> tuple[Tensor, Tensor, str]:
     """One call (or one call a sample) with the target as an absolute tolerance where it is relative to the state."""
-    absolute = f.kind.iteration or options.start_norm is not None
+    absolute = absolute or f.kind.iteration or options.start_norm is not None
 
     def tolerances(sample: slice) -> dict[str, float]:
         if absolute:

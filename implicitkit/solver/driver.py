@@ -17,6 +17,7 @@ from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.judging import Judge
+from implicitkit.solver.minima import Progress
 
 __all__ = ["iterate"]
 
@@ -61,13 +62,13 @@ class _Loop:
     Attributes:
         z, norm: the points ``(batch, n)`` and ``|F|`` there. best, best_norm: what is returned.
         active: samples still at work. alive: how many are in the evaluations. at_work: how many of them are active.
-        everything: results in full length, once rows have been dropped.
+        everything: results in full length, once rows have been dropped. whole: the judge of all samples.
     """
 
     def __init__(self, method: Steps, f: Evaluations, z0: Tensor, options: Options) -> None:
         self.method, self.f, self.options = method, f, options
         self.max_steps = options.max_steps or method.default_max_steps
-        self.judge = Judge(f, options)
+        self.judge = self.whole = Judge(f, options)
         self.z = self.best = z0
         self.batch = self.alive = self.at_work = z0.shape[0]
         self.everything: _Full | None = None
@@ -82,6 +83,7 @@ class _Loop:
         self.traces: list[Tensor] = []
         self.watched = options.trace or options.callback is not None
         self.step = 0
+        self.progress = Progress()
         self.tolerance = self.norm
 
     def look(self) -> bool:
@@ -97,7 +99,7 @@ class _Loop:
         improved = norm < self.best_norm if self.method.keeps_best else (norm < math.inf).logical_and_(self.active)
         left, better = _count(running, improved)
         if left < self.at_work:
-            better = self._end(running, improved, left, better)
+            running, left, better = self._end(running, improved, better)
         if better == self.at_work:  # frozen samples stand at their best
             self.best, self.best_norm = self.z, norm
         elif better:
@@ -108,12 +110,24 @@ class _Loop:
             return False
         return left > 0 and self.step < self.max_steps
 
-    def _end(self, running: Tensor, improved: Tensor, left: int, better: int) -> int:
-        """Some samples have ended here: say how.  Returns how many of ``improved``, which may change, hold."""
+    def _end(self, running: Tensor, improved: Tensor, better: int) -> tuple[Tensor, int, int]:
+        """Some samples end here: judge their claims, and say how they end.
+
+        Returns which go on, how many they are, and how many of ``improved``, which may change, hold.
+        """
         done = self.norm <= self.tolerance
+        claims = done.logical_and(self.active)
+        if _count(claims)[0]:
+            holds = self.judge.examine(self.z, self.norm, claims)
+            if holds is not claims:
+                refused = claims.logical_xor(holds)
+                done, claims = done.logical_and(~refused), holds
+                running = running.logical_or(refused if self.stuck is None else refused & ~self.stuck)
+                self.tolerance = self.judge.tolerance(self.z, self.norm)
         if better < self.at_work:  # a sample that has converged is returned where it did
-            improved.logical_or_(done.logical_and(self.active))
+            improved.logical_or_(claims)
             better = _count(improved)[0]
+        left = _count(running)[0]
         ended = self.active.logical_xor(running)
         self.steps.masked_fill_(ended, self.step)
         self.status.masked_fill_(ended, int(Status.CONVERGED))
@@ -122,9 +136,11 @@ class _Loop:
             self.status.masked_fill_(failed, int(Status.NONFINITE))
             if self.stuck is not None:
                 self.status.masked_fill_(failed & (self.norm < math.inf), int(Status.STALLED))
+                if self.progress.unbounded is not None:
+                    self.status.masked_fill_(failed & self.stuck & self.progress.unbounded, int(Status.UNBOUNDED))
             if self.settled is not None:
                 self.status.masked_fill_(failed & self.settled, int(Status.CONVERGED))
-        return better
+        return running, left, better
 
     def _stopped(self) -> bool:
         """Trace and callback; has it asked to stop?"""
@@ -148,6 +164,9 @@ class _Loop:
         f.best, f.best_norm, f.at_rounding = self.best, self.best_norm, None
         z, self.state = self.method.step(f, self.z, self.state)
         self.stuck, self.settled = f.stuck, f.at_rounding
+        if Progress.due(f, self.step):
+            spent = self.progress.spent(f, self.z)
+            self.stuck = spent if self.stuck is None else self.stuck | spent
         self.z = z if self.at_work == self.alive else torch.where(self.active.unsqueeze(1), z, self.best)
         self.step += 1
         self.norm = self.judge.norm(f.residual(self.z))
@@ -165,7 +184,8 @@ class _Loop:
         self.everything.narrow(samples)
         self.f.residual(self.z)
         self.f = self.f.select(keep, samples)
-        self.judge.select(samples)
+        self.judge = self.judge.select(samples, self.f)
+        self.progress.select(samples)
         self.state = self.method.select(self.state, samples)
         self.z = self.f.selected()
         for name in ("norm", "tolerance", "best", "best_norm", "active", "steps", "status"):
@@ -189,8 +209,19 @@ class _Loop:
             kept = {name: values[f"kept {name}"] for name in kept}
             best, norm, steps, status = (values[k] for k in ("z", "norm", "steps", "status"))
         norm = torch.where(torch.isinf(norm), torch.nan, norm)
+        status = self._last_word(best, norm, status)
         f = self.f
         return Outcome(best, norm, steps, status, f.evaluations, f.sample_evaluations, self.traces, kept=kept)
+
+    def _last_word(self, z: Tensor, norm: Tensor, status: Tensor) -> Tensor:
+        """Samples that were stopped short of what they need not meet have converged; others have run away."""
+        judge, f = self.whole, self.whole.f
+        before = f.evaluations, f.sample_evaluations
+        status = judge.review(z, norm, status)
+        if f is not self.f:
+            self.f.evaluations += f.evaluations - before[0]
+            self.f.sample_evaluations += f.sample_evaluations - before[1]
+        return status
 
 
 def _count(*masks: Tensor) -> list[int]:

@@ -13,7 +13,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.sparse_form import sparse_blocks
 from implicitkit.system import System
 
-__all__ = ["Evaluations", "TrackedEvaluations"]
+__all__ = ["Evaluations", "TrackedEvaluations", "subset"]
 
 _GRADIENTS = ("minimise", "least_squares")  # what is solved by those whose ``f`` is a gradient
 
@@ -241,3 +241,14 @@ class TrackedEvaluations(Evaluations):
         point["f"] = point["residual"]
         if self.of_gradient:
             point["value"], point["f"] = autodiff.gradient(lambda y: problem.flat_objective(self._kernel, y), z)
+
+
+def subset(f: Evaluations, which: Tensor, whole: bool = False) -> tuple[Tensor, Any, Any]:
+    """The samples of all rows in which one is asked for (``whole``: all rows), with the system and the tensors of those rows."""
+    per_row = f.system.samples_per_row
+    rows = which.view(-1, per_row).any(1)
+    samples = rows.repeat_interleave(per_row).nonzero().squeeze(1)
+    if whole or not f.system.can_select or len(samples) == len(which):
+        return torch.arange(len(which), device=which.device), f.system, f.theta
+    system, theta = f.system.select(rows.nonzero().squeeze(1), f.theta)
+    return samples, system, theta

@@ -1,42 +1,184 @@
-"""When a sample has converged: ``|F| <= atol + rtol * scale``."""
+r"""What "converged" means: a verdict on a point, whoever found it and wherever the search began.
+
+A fixed point has converged when ``|F(z)| <= atol + rtol |z|``: its residual has the units of ``z`` (in a composition,
+those of each part).  Any other residual has units of its own, and only the function says what is small: a point is taken
+when ``|F(z)| <= atol``, or when every equation holds to ``|F_i| <= atol + rtol S_i``, where ``S_i`` is the size of what
+cancels in it *near* ``z`` (:func:`~implicitkit.solver.probing.row_scales`).  That is asked only where a sample claims to
+have converged while ``|F| > atol``.  What rounding leaves of ``F`` is measured too: less cannot be asked for.
+
+A residual can also vanish because ``z`` runs away (``exp(-z)``, prices at infinity, ``z = sqrt(z^2 + 1)``).  Such a point is
+no solution, however small ``|F|`` is (:func:`~implicitkit.solver.probing.runs_away`): ``DIVERGED``.
+"""
 
 from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from implicitkit.solution import Status
 from implicitkit.solver.base import Options
-from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.evaluations import Evaluations, subset
+from implicitkit.solver.probing import in_working_precision, rounding, row_scales, runs_away
 
 __all__ = ["Judge"]
 
+_FAR = 5.0  # max |z| beyond which a vanishing residual is asked whether it vanishes at infinity ...
+_FAR_FIXED = 8.0  # ... that of a fixed point, ...
+_GROWN = 100.0  # ... or |z| of so many times |z0| + |F(z0)|
+_NOISE = 10.0  # a residual of so many times its measured rounding error is noise
+_LENIENT = 100.0  # times rtol: what is taken in the end of a residual that the solver cannot lower
+_AGAIN = 0.9  # a claim that was refused is looked at again when the residual has fallen by this
+_PART = 1e-6  # a part of a composition is judged by its own size, or this share of the whole
+
 
 class Judge:
-    """Says of each sample whether ``|F| <= atol + rtol * scale``: scale is ``|z|`` for fixed points, else ``|F(z0)|``."""
+    """Judges the samples of one solve.
+
+    A claim begins with ``|F| <= tolerance``, which costs nothing: ``atol + rtol scale``, scale being ``|z|`` for fixed
+    points and else ``|F(z0)|``.  :meth:`examine` says which claims hold, and lowers what is asked of the others;
+    :meth:`review` has the last word when the solver has done all it can.
+    """
 
     def __init__(self, f: Evaluations, options: Options) -> None:
         self.rtol, self.atol = options.rtol, options.atol
         self.relative_to_state = f.kind.iteration
         self.start_norm = options.start_norm
-        self.bound: Tensor | None = None
+        self.f = f
+        self._pieces: tuple[int, ...] | None = f.problem.pieces(f.system.layout) if f.kind.iteration else None
+        self.first: Tensor | None = None  # what is asked at first, where it is not relative to the state
+        self.bound: Tensor | None = None  # ... and now
+        self._reach: Tensor | None = None  # of a fixed point: how far |z| may come without being asked
 
     def norm(self, residual: Tensor) -> Tensor:
         """``|F|_2`` of each sample, ``(batch,)``."""
-        if residual.dtype in (torch.float16, torch.bfloat16):
-            residual = residual.float()
-        return torch.linalg.vector_norm(residual, dim=1)
+        return torch.linalg.vector_norm(in_working_precision(residual), dim=1)
 
     def tolerance(self, z: Tensor, norm: Tensor) -> Tensor:
-        """What ``|F|`` must come down to, ``(batch,)``; ``norm``: that at the start, used once."""
+        """What ``|F|`` must come down to before a sample may claim to have converged, ``(batch,)``; ``norm``: that at ``z``
+        (at the start in the first call)."""
         if self.relative_to_state:
-            bound = self.norm(z).mul_(self.rtol)
+            size = self.norm(z)
+            if self._reach is None:
+                self._reach = (size + norm).mul_(_GROWN)
+            if self._pieces is not None:
+                return self._by_pieces(self._pieces, z, norm, size)
+            bound = size.mul_(self.rtol)
             return bound.add_(self.atol) if self.atol else bound
         if self.bound is None:
             norm = norm if self.start_norm is None else self.start_norm
-            self.bound = torch.where(torch.isfinite(norm), norm * self.rtol, 0).add_(self.atol)
+            self.first = self.bound = torch.where(torch.isfinite(norm), norm * self.rtol, 0).add_(self.atol)
         return self.bound
 
-    def select(self, samples: Tensor) -> None:
-        """Only these samples are left."""
-        if self.bound is not None:
-            self.bound = self.bound.index_select(0, samples)
+    def aim(self, z: Tensor) -> Tensor:
+        """What a solver that is told its tolerance beforehand should come down to, if the solution is near ``z``."""
+        return self.norm(z) * self.rtol + self.atol
+
+    def _by_pieces(self, pieces: tuple[int, ...], z: Tensor, norm: Tensor, size: Tensor) -> Tensor:
+        """``|F|`` over the largest excess of a part: a composition holds where every part of it does."""
+        excess = torch.zeros_like(norm)
+        for F, part in zip(self.f.residual(z).split(pieces, 1), z.split(pieces, 1), strict=True):
+            F_norm = self.norm(F)
+            ratio = F_norm / (self.atol + self.rtol * torch.maximum(self.norm(part), _PART * size))
+            excess = torch.maximum(excess, torch.where(F_norm > 0, ratio, 0))
+        return torch.where(excess > 0, norm / excess, torch.inf)
+
+    def select(self, samples: Tensor, f: Evaluations | None = None) -> Judge:
+        """The judge of these samples only, which ``f`` evaluates."""
+        judge = copy.copy(self)
+        judge.f = self.f if f is None else f
+        for name in ("start_norm", "first", "bound", "_reach"):
+            value = getattr(self, name)
+            if value is not None:
+                setattr(judge, name, value.index_select(0, samples))
+        return judge
+
+    # ---------------------------------------------------------------------------------------------------------- verdicts
+    def examine(self, z: Tensor, norm: Tensor, claims: Tensor) -> Tensor:
+        """Which of the ``claims`` hold by the scale near ``z``, ``(batch,)``; what is asked of the others is lowered to what
+        that demands.  Where nothing is asked of them but ``|F| <= atol``, or they are fixed points, they hold."""
+        doubtful = torch.zeros_like(claims) if self.relative_to_state else claims & (norm > self.atol)
+        if not bool(doubtful.any()):
+            return claims
+        excess = self._excess(z, doubtful, self.rtol, careful=False)
+        refused = doubtful & ~(excess <= 1)
+        self._lower(refused, norm * torch.clamp(1 / excess, max=_AGAIN))
+        far = doubtful & ~refused & self._is_far(z)
+        if bool(far.any()):
+            far = self._asked(runs_away, z, far)
+            self._lower(far, 0.1 * norm)
+            refused = refused | far
+        return claims & ~refused
+
+    def gone(self, z: Tensor, which: Tensor) -> Tensor:
+        """Which of these samples are on the way to infinity, where the residual vanishes, ``(batch,)``."""
+        far = which & self._is_far(z)
+        return self._asked(runs_away, z, far) if bool(far.any()) else far
+
+    def last_word(self, z: Tensor, norm: Tensor, failed: Tensor) -> Tensor:
+        """Which of the ``failed`` samples have converged after all, ``(batch,)``: by the scale near ``z``, or because the
+        residual has fallen as far as was asked at first and the solver can do no more about what is left of it."""
+        open_ = failed & torch.isfinite(norm)
+        if self.relative_to_state or self.first is None or not bool(open_.any()):
+            return torch.zeros_like(failed)
+        lenient = max(self.rtol, min(_LENIENT * self.rtol, torch.finfo(z.dtype).eps ** 0.5))
+        rtol = torch.where(norm <= self.first, lenient, self.rtol).unsqueeze(1)
+        return open_ & (self._excess(z, open_, rtol, careful=True) <= 1)
+
+    def review(self, z: Tensor, norm: Tensor, status: Tensor) -> Tensor:
+        """The status of every sample, once the solver has done all it can: some that it gave up have converged
+        (:meth:`last_word`), and others have come to rest nowhere (:meth:`gone`)."""
+        failed = (status == int(Status.MAX_STEPS)) | (status == int(Status.STALLED))
+        if bool(failed.any()):
+            status = torch.where(self.last_word(z, norm, failed), int(Status.CONVERGED), status)
+        small = (status == int(Status.CONVERGED)) | (failed & (norm <= self.atol))
+        return torch.where(self.gone(z, small), int(Status.DIVERGED), status)
+
+    def _lower(self, which: Tensor, to: Tensor) -> None:
+        assert self.bound is not None
+        self.bound = torch.where(which, torch.minimum(self.bound, to.clamp_min(self.atol)), self.bound)
+
+    def _is_far(self, z: Tensor) -> Tensor:
+        largest = z.abs().amax(1)
+        if self._reach is None:
+            return largest > _FAR
+        return (largest > _FAR_FIXED) | (self.norm(z) > self._reach)
+
+    def _excess(self, z: Tensor, which: Tensor, rtol: float | Tensor, careful: bool) -> Tensor:
+        """``max_i |F_i| / (atol + rtol S_i)``, below 1 where ``F`` is nothing but rounding errors; ``(batch,)``."""
+
+        def excess(f: Evaluations, z: Tensor, which: Tensor, rtol: float | Tensor) -> Tensor:
+            F = in_working_precision(f.residual(z)).abs()
+            bound = self.atol + rtol * row_scales(f, z, which, rtol, self.atol, careful)
+            found = _ratio(F, bound).amax(1)
+            if bool((which & (found > 1)).any()):
+                least = _ratio(F, torch.maximum(bound, _NOISE * rounding(f, z))).amax(1)
+                found = torch.where(least <= 1, least, found)
+            return found
+
+        return self._asked(excess, z, which, rtol)
+
+    def _asked(self, question: Callable[..., Tensor], z: Tensor, which: Tensor, *more: Any) -> Tensor:
+        """The answer to a question about the residual at the samples ``which``, asked beside ``f``, which remembers its
+        point, and of their rows alone where the system allows it; ``(batch,)``."""
+        f = self.f
+        samples, system, theta = subset(f, which)
+        if len(samples) < len(which):
+            z, chosen = z.index_select(0, samples), which.index_select(0, samples)
+            more = tuple(t.index_select(0, samples) if isinstance(t, Tensor) else t for t in more)
+        else:
+            chosen = which
+        probe = Evaluations(system, theta, "root")
+        answer = question(probe, z, chosen, *more)
+        f.evaluations += probe.evaluations
+        f.sample_evaluations += probe.sample_evaluations
+        if len(samples) == len(which):
+            return answer
+        return answer.new_zeros(len(which)).index_copy(0, samples, answer)
+
+
+def _ratio(value: Tensor, bound: Tensor) -> Tensor:
+    return torch.where(value > 0, value / bound, 0)

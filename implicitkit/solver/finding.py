@@ -1,0 +1,72 @@
+"""A solve from outside: a solver is run, and what it found is looked at once more.
+
+Every solver judges its own points by the one :class:`~implicitkit.solver.judging.Judge`.  Of a minimisation the
+gradient is only half the question: here a maximum or a saddle point is left again, whoever came to it, and a failure is
+asked whether there is a minimum at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from implicitkit.solution import Status
+from implicitkit.solver.base import Options, Outcome, Solver
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.minima import downhill, falls_forever
+
+__all__ = ["find"]
+
+_ESCAPES = 3  # from stationary points that are no minima
+
+
+def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
+    """Run the solver from ``z0`` ``(batch, n)``; of a minimisation, on to a minimum."""
+    outcome = solver.run(f, z0, options)
+    if not f.kind.minimisation:
+        return outcome
+    f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
+    _leave_saddles(solver, f, options, outcome)
+    failed = torch.zeros_like(outcome.status, dtype=torch.bool)
+    for status in (Status.MAX_STEPS, Status.STALLED, Status.NONFINITE, Status.SADDLE, Status.DIVERGED):
+        failed |= outcome.status == int(status)
+    if bool(failed.any()):
+        start = torch.where(torch.isfinite(outcome.z).all(1, keepdim=True), outcome.z, z0)
+        unbounded = falls_forever(f, start, failed)
+        outcome.status = torch.where(unbounded, int(Status.UNBOUNDED), outcome.status)
+    outcome.evaluations, outcome.sample_evaluations = f.evaluations, f.sample_evaluations
+    return outcome
+
+
+def _leave_saddles(solver: Solver, f: Evaluations, options: Options, outcome: Outcome) -> None:
+    """Go on from a lower point where the gradient vanishes and the objective does not stop falling; ``SADDLE`` where
+    that comes to nothing."""
+    claimed = outcome.status == int(Status.CONVERGED)
+    for escape in range(_ESCAPES + 1):
+        if not bool(claimed.any()):
+            return
+        descended = outcome.steps > 0 if f.of_gradient and not solver.general else torch.zeros_like(claimed)
+        lower = downhill(f, outcome.z, claimed, descended)
+        open_ = (lower != outcome.z).any(1)
+        if not bool(open_.any()):
+            return
+        outcome.status = torch.where(open_, int(Status.SADDLE), outcome.status)
+        if solver.general or escape == _ESCAPES:
+            return
+        again = solver.run(f, lower, replace(options, start_norm=None))
+        f.evaluations, f.sample_evaluations = again.evaluations, again.sample_evaluations
+        claimed = open_ & (again.status == int(Status.CONVERGED))
+        _take(outcome, again, claimed, open_)
+
+
+def _take(outcome: Outcome, again: Outcome, better: Tensor, open_: Tensor) -> None:
+    """Put what was found from a lower point in the place of a saddle."""
+    outcome.z = torch.where(better.unsqueeze(1), again.z, outcome.z)
+    outcome.residual_norm = torch.where(better, again.residual_norm, outcome.residual_norm)
+    outcome.status = torch.where(better, again.status, outcome.status)
+    outcome.steps = torch.where(open_, outcome.steps + again.steps, outcome.steps)
+    outcome.trace = outcome.trace + again.trace[1:]
+    outcome.message = again.message or outcome.message
+    outcome.solver = again.solver or outcome.solver

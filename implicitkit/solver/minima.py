@@ -1,0 +1,158 @@
+r"""Is a stationary point a minimum, does a minimisation still get on, and is there a minimum at all?
+
+A vanishing gradient is all that a minimiser sees of a solution, and a maximum or a saddle point has one too.  A few
+Lanczos steps on the Hessian (its products are differences of gradients) look for a direction in which the objective falls.
+Every Ritz value is a Rayleigh quotient, hence a negative one is proof of negative curvature, and a lower point beside
+``z`` is proof that ``z`` is no minimum.
+
+Lanczos: Golub & Van Loan, *Matrix Computations* (4th ed., 2013), algorithm 10.1.1, with full reorthogonalisation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.probing import in_working_precision
+
+__all__ = ["Progress", "downhill", "falls_forever"]
+
+_PRODUCTS = 12  # Lanczos steps where the solver may have climbed, or not moved
+_FEW = 3  # ... where it has come down to the point
+_LENGTHS = (1.0, 1e-1, 1e-2, 1e-3)  # of the step off a saddle, relative to max(|z|, 1)
+_POWERS = (2, 4, 6, 8, 10, 12)  # of ten: how far a ray is followed, likewise
+_EVERY = 50  # steps between two looks at the progress
+_PATIENCE = 4  # looks in a row without any, before a sample is given up
+_LOWER = 0.9  # the gradient has got on if it has come down to this
+_ROUNDING = 100  # ... and the objective if it has by so many units of rounding
+
+
+def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Tensor:
+    """Lower points beside the stationary points ``which`` that are no minima; ``z`` itself elsewhere, ``(batch, n)``.
+
+    Args:
+        f: the problem's. z: ``(batch, n)``. which: ``(batch,)``, the samples in question. descended: those of them to which
+            the objective has fallen step by step; these are looked at less closely.
+    """
+    probe = Evaluations(f.system, f.theta, "minimise")
+    eps = torch.finfo(z.dtype).eps
+    steps = min(z.shape[1], _PRODUCTS if bool((which & ~descended).any()) else _FEW)
+    lowest, direction, largest = _lanczos(probe, z, steps)
+    suspect = which & (lowest < -(eps**0.5) * largest)
+    if bool(suspect.any()):
+        h = _difference_step(z, eps ** (1 / 3))
+        change = probe(z + h * direction) - probe(z - h * direction)
+        curvature = ((change * direction).sum(1, keepdim=True) / (2 * h)).squeeze(1)
+        suspect = suspect & (curvature < -30 * eps ** (2 / 3) * largest)
+    best = z
+    if bool(suspect.any()):
+        value = probe.value(z)
+        least = value - _ROUNDING * eps * value.abs()
+        length = z.abs().amax(1).clamp_min(1)
+        for t in (sign * size for size in _LENGTHS for sign in (1.0, -1.0)):
+            trial = z + (t * length).unsqueeze(1) * direction
+            new = probe.value(trial)
+            lower = suspect & torch.isfinite(new) & (new < least)
+            best = torch.where(lower.unsqueeze(1), trial, best)
+            least = torch.where(lower, new, least)
+    f.evaluations += probe.evaluations
+    f.sample_evaluations += probe.sample_evaluations
+    return best
+
+
+def falls_forever(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
+    """Where the objective falls along the ray of steepest descent from ``z`` as far as it is followed, at least a hundredth
+    as fast as at its beginning; ``(batch,)``."""
+    probe = Evaluations(f.system, f.theta, "minimise")
+    g, value = probe(z), probe.value(z)
+    slope = torch.linalg.vector_norm(g, dim=1)
+    ray = -g / slope.clamp_min(torch.finfo(z.dtype).tiny).unsqueeze(1)
+    falls = which & torch.isfinite(value) & torch.isfinite(slope) & (slope > 0)
+    size, last = z.abs().amax(1).clamp_min(1), value
+    for power in _POWERS:
+        if not bool(falls.any()):
+            break
+        t = size * 10.0**power
+        new = probe.value(z + t.unsqueeze(1) * ray)
+        falls = falls & ((new < last) | (new == -torch.inf)) & (value - new >= 1e-2 * t * slope)
+        last = new
+    f.evaluations += probe.evaluations
+    f.sample_evaluations += probe.sample_evaluations
+    return falls
+
+
+@dataclass
+class Progress:
+    """Looks every fifty steps whether a minimisation still gets on, ``(batch,)`` each.
+
+    Attributes:
+        value, norm: the least objective and gradient at the last look. idle: looks in a row at which neither had come
+            down. unbounded: samples whose gradient has not, and whose objective falls forever.
+    """
+
+    value: Tensor | None = None
+    norm: Tensor | None = None
+    idle: Tensor | None = None
+    unbounded: Tensor | None = None
+
+    @staticmethod
+    def due(f: Evaluations, step: int) -> bool:
+        """Is there something to look at?"""
+        return step % _EVERY == 0 and step > 0 and f.of_gradient and f.kind.minimisation
+
+    def spent(self, f: Evaluations, z: Tensor) -> Tensor:
+        """Samples to be given up; which of them are ``unbounded`` is kept."""
+        value, norm = f.value(z), f.best_norm
+        if self.value is None or self.norm is None or self.idle is None:
+            self.value, self.norm = value, norm
+            self.idle = torch.zeros_like(norm, dtype=torch.int64)
+            return self.idle > 0
+        steep = f.active & ~(norm < _LOWER * self.norm)
+        rounding = _ROUNDING * torch.finfo(z.dtype).eps * self.value.abs()
+        self.unbounded = falls_forever(f, z, steep) if bool(steep.any()) else steep
+        self.idle = torch.where(steep & ~(value < self.value - rounding), self.idle + 1, 0)
+        self.value, self.norm = torch.minimum(value, self.value), norm
+        return self.unbounded | (self.idle >= _PATIENCE)
+
+    def select(self, samples: Tensor) -> None:
+        """Only these samples are left."""
+        for name in ("value", "norm", "idle", "unbounded"):
+            kept = getattr(self, name)
+            setattr(self, name, kept if kept is None else kept.index_select(0, samples))
+
+
+def _difference_step(z: Tensor, relative: float) -> Tensor:
+    """A step for differences, ``(batch, 1)``: relative to ``max |z|`` up to 1, and no less than rounding allows."""
+    size = z.abs().amax(1, keepdim=True)
+    return relative * torch.where(size > 0, size, 1).clamp_max(1).maximum(relative * size)
+
+
+def _lanczos(probe: Evaluations, z: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The least Ritz value of each Hessian ``(batch,)``, its vector ``(batch, n)``, and the largest in size ``(batch,)``."""
+    batch, n = z.shape
+    tiny = torch.finfo(z.dtype).tiny
+    g, h = probe(z), _difference_step(z, torch.finfo(z.dtype).eps ** 0.5)
+    q = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(z).expand(batch, n)
+    q = q / torch.linalg.vector_norm(q, dim=1, keepdim=True)
+    basis: list[Tensor] = []
+    T = in_working_precision(z).new_zeros(batch, steps, steps)
+    for k in range(steps):
+        basis.append(q)
+        w = torch.nan_to_num((probe(z + h * q) - g) / h, posinf=0.0, neginf=0.0)
+        T[:, k, k] = (w * q).sum(1)
+        if k + 1 == steps:
+            break
+        Q = torch.stack(basis, 1)
+        for _ in range(2):
+            w = w - ((Q @ w.unsqueeze(2)).mT @ Q).squeeze(1)
+        norm = torch.linalg.vector_norm(w, dim=1, keepdim=True)
+        alive = norm > torch.finfo(z.dtype).eps ** 0.5 * T[:, : k + 1, : k + 1].abs().amax((1, 2)).unsqueeze(1)
+        q = torch.where(alive, w / norm.clamp_min(tiny), 0)
+        T[:, k, k + 1] = T[:, k + 1, k] = torch.where(alive, norm, 0).squeeze(1)
+    values, vectors = torch.linalg.eigh(torch.nan_to_num(T, posinf=0.0, neginf=0.0))
+    vector = (vectors[:, :, :1].mT @ torch.stack(basis, 1).to(vectors)).squeeze(1)
+    length = torch.linalg.vector_norm(vector, dim=1, keepdim=True)
+    return values[:, 0], (vector / length.clamp_min(tiny)).to(z), values.abs().amax(1)
