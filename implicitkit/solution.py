@@ -60,18 +60,18 @@ _MEANING = {
 #: What can be done about it, where that is not more steps.
 _ADVICE = {
     Status.DIVERGED: (
-        "There may be no solution: what vanishes as z grows has its zero at infinity. Rule that out in the problem (a bound, a "
-        "normalisation, other unknowns), or start nearer to a solution."
+        "There may be no solution: what vanishes as z grows has its zero at infinity. Rule that out in the problem (a "
+        "bound, a normalisation, other unknowns), or start nearer to a solution."
     ),
     Status.UNBOUNDED: "State what keeps z back: bounds=, constraints=, or a term that grows.",
     Status.SADDLE: (
-        "A minimiser (solver='auto', 'lbfgs', 'newton_cg') leaves such a point, a solver of equations may be drawn to it; or "
-        "start elsewhere."
+        "A minimiser (solver='auto', 'lbfgs', 'newton_cg') leaves such a point, a solver of equations may be drawn to it; "
+        "or start elsewhere."
     ),
 }
 _KINK = (
-    "A gradient that does not vanish where the objective stops falling is that of a kink (relu, abs, max): smooth it, or state "
-    "it as prox= or constraints=."
+    "A gradient that does not vanish where the objective stops falling is that of a kink (relu, abs, max): smooth it, or "
+    "state it as prox= or constraints=."
 )
 
 
@@ -250,7 +250,9 @@ class Solution:
             text += " Raise max_steps=, loosen rtol= / atol=, try another solver= or z0, or accept"
         else:
             text += " Or accept"
-        text += ' it with on_failure="warn" or "ignore"; ik.certify(error.solution) says how far the nearest solution can be.'
+        text += (
+            ' it with on_failure="warn" or "ignore"; ik.certify(error.solution) says how far the next solution can be.'
+        )
         return ConvergenceError(text, self, tuple(worst), tuple(worst_norms))
 
     def _how_far(self, sample: int) -> str:

@@ -130,11 +130,12 @@ class Request:
         """``A x = b`` on plain tensors, for one or many right-hand sides of each block, reported, and judged by the failure
         policy."""
         assert self.linear_solver is not None
+        limited = self._limited()
         with full_precision(b.device.type):
             if len(b) == A.batch:
-                answer = self.linear_solver.solve(A, b, **self.linear_options)
+                answer = self.linear_solver.solve(A, b, **limited)
             else:
-                answer = self.linear_solver.solve_many(A, b.unflatten(0, (-1, A.batch)), **self.linear_options)
+                answer = self.linear_solver.solve_many(A, b.unflatten(0, (-1, A.batch)), **limited)
         if A.formed is not None and A.formed.regular:
             self.system.factored = A.formed.T if transposed else A.formed
         layout = self.system.layout
@@ -160,8 +161,20 @@ class Request:
             )
         if self.on_failure != "ignore" and not bool(answer.converged.all()):
             name = self.linear_solver.name or type(self.linear_solver).__name__
-            linear_failure(name, answer.converged, answer.residual_norm, answer.reason, b, transposed, self.on_failure)
+            linear_failure(
+                name, answer.converged, answer.residual_norm, answer.reason, b, transposed, self.on_failure, self.record
+            )
         return answer.x
+
+    def _limited(self) -> dict[str, Any]:
+        """The options of the linear solve: where no sample of the solve converged, it is the derivative of nothing, and may
+        take no more products than the solve was given steps."""
+        outcome, options = self.record.outcome, self.linear_options
+        if options.get("max_steps", 0) is not None or outcome is None:
+            return options
+        if bool((outcome.status == int(Status.CONVERGED)).any()):
+            return options
+        return {**options, "max_steps": max(self.options.max_steps or int(outcome.steps.max()), 1)}
 
     def _or_nan(self, answer: LinearSolution, b: Tensor) -> Tensor:
         """NaN where the linear solve failed; zero for samples that ask for nothing or have no solution: they disturb no

@@ -244,7 +244,7 @@ class TrackedEvaluations(Evaluations):
 
 
 def subset(f: Evaluations, which: Tensor, whole: bool = False) -> tuple[Tensor, Any, Any]:
-    """The samples of all rows in which one is asked for (``whole``: all rows), with the system and the tensors of those rows."""
+    """The samples of all rows in which one is asked for (``whole``: of all rows), and the system and tensors of those."""
     per_row = f.system.samples_per_row
     rows = which.view(-1, per_row).any(1)
     samples = rows.repeat_interleave(per_row).nonzero().squeeze(1)

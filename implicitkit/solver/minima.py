@@ -26,8 +26,10 @@ _LENGTHS = (1.0, 1e-1, 1e-2, 1e-3)  # of the step off a saddle, relative to max(
 _POWERS = (2, 4, 6, 8, 10, 12)  # of ten: how far a ray is followed, likewise
 _EVERY = 50  # steps between two looks at the progress
 _PATIENCE = 4  # looks in a row without any, before a sample is given up
-_LOWER = 0.9  # the gradient has got on if it has come down to this
-_ROUNDING = 100  # ... and the objective if it has by so many units of rounding
+_STEEP = 0.9  # where the gradient has not come down to this, the objective may fall forever
+_LOWER = 0.999  # it gets on if it has come down to this ...
+_FALLEN = 1e-4  # ... or the objective by this share of what it has fallen since the first look
+_ROUNDING = 100  # units of it that a difference of objectives must exceed
 
 
 def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Tensor:
@@ -89,10 +91,12 @@ class Progress:
     """Looks every fifty steps whether a minimisation still gets on, ``(batch,)`` each.
 
     Attributes:
-        value, norm: the least objective and gradient at the last look. idle: looks in a row at which neither had come
-            down. unbounded: samples whose gradient has not, and whose objective falls forever.
+        first: the objective at the first look. value, norm: the least objective and gradient at the last one.
+        idle: looks in a row at which neither had come down. unbounded: samples whose gradient has not, and whose
+            objective falls forever.
     """
 
+    first: Tensor | None = None
     value: Tensor | None = None
     norm: Tensor | None = None
     idle: Tensor | None = None
@@ -106,20 +110,22 @@ class Progress:
     def spent(self, f: Evaluations, z: Tensor) -> Tensor:
         """Samples to be given up; which of them are ``unbounded`` is kept."""
         value, norm = f.value(z), f.best_norm
-        if self.value is None or self.norm is None or self.idle is None:
-            self.value, self.norm = value, norm
+        if self.first is None or self.value is None or self.norm is None or self.idle is None:
+            self.first, self.value, self.norm = value, value, norm
             self.idle = torch.zeros_like(norm, dtype=torch.int64)
             return self.idle > 0
-        steep = f.active & ~(norm < _LOWER * self.norm)
+        steep = f.active & ~(norm < _STEEP * self.norm)
+        idle = f.active & ~(norm < _LOWER * self.norm)
         rounding = _ROUNDING * torch.finfo(z.dtype).eps * self.value.abs()
+        fallen = torch.maximum(rounding, _FALLEN * (self.first - self.value))
         self.unbounded = falls_forever(f, z, steep) if bool(steep.any()) else steep
-        self.idle = torch.where(steep & ~(value < self.value - rounding), self.idle + 1, 0)
+        self.idle = torch.where(idle & ~(value < self.value - fallen), self.idle + 1, 0)
         self.value, self.norm = torch.minimum(value, self.value), norm
         return self.unbounded | (self.idle >= _PATIENCE)
 
     def select(self, samples: Tensor) -> None:
         """Only these samples are left."""
-        for name in ("value", "norm", "idle", "unbounded"):
+        for name in ("first", "value", "norm", "idle", "unbounded"):
             kept = getattr(self, name)
             setattr(self, name, kept if kept is None else kept.index_select(0, samples))
 

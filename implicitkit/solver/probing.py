@@ -9,16 +9,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from implicitkit.linear.dense import lstsq_batched
+from implicitkit.linear.dense import lstsq_batched, solve_batched
+from implicitkit.linear.gmres import GMRES
+from implicitkit.operators import Operator
 from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["in_working_precision", "rounding", "row_scales", "runs_away"]
 
-_FLOOR = 1e-3  # components this much smaller than the largest count as if they were so large
+_FLOOR = 1e-6  # components this much smaller than the largest count as if they were so large
 _MOVE = 1e-2  # by which z moves in the test for infinity
 _SOUND = 1e-3  # a Newton correction this small beside z is that of a point near a solution
+_SOUND_LOW = 5e-3  # ... in lower precisions
 _FALLS = 0.1  # ... and so is a larger one that takes the residual down to this
-_DENSE_NUMBERS = 1 << 24
+_DENSE = 64  # unknowns up to which the correction is found by factors
+_STEPS = 20  # ... and products beyond
 
 
 def in_working_precision(t: Tensor) -> Tensor:
@@ -63,10 +67,10 @@ def rounding(f: Evaluations, z: Tensor) -> Tensor:
 def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     r"""Where ``F`` is small only because ``z`` is large (``exp(-z)``, ``sqrt(z^2 + 1) - z``), ``(batch,)``.
 
-    Near a zero every ``F_i`` is far smaller than its change when ``z`` moves by a hundredth, to and fro.  Where one is
-    not, the Newton correction ``J d = -F`` decides: it must exist and be small beside ``z``, or take the residual down, as
-    it does near a zero and never on the way to infinity (``exp(-z - 1) = exp(-z) / e``).  Where its matrix would be too
-    large the first comparison is made in the norm over all equations.
+    Near a zero the Newton correction ``J d = -F`` exists and is small beside ``z``, or takes the residual down, which it
+    never does on the way to infinity (``exp(-z - 1) = exp(-z) / e``).  By factors up to 64 unknowns.  Beyond, a point is
+    trusted whose every ``F_i`` is far smaller than its change when ``z`` moves by a hundredth, to and fro; where one is
+    not, a few steps of GMRES decide.
     """
     F = in_working_precision(f.residual(z))
     if f.kind.iteration:  # z + 1 = z where z is so large that rounding says so
@@ -76,32 +80,60 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     for direction in _directions(z)[:2]:
         there, back = (_change(f, z, F, direction, sign * _MOVE) for sign in (1.0, -1.0))
         scale = torch.maximum(scale, torch.minimum(there, back))
+    sound = (F.abs() <= _SOUND * scale).all(1)
     vanished = ((F == 0) & (scale == 0)).all(1)  # underflow, or a function that is zero everywhere
-    far = which & (vanished | ~(F.abs() <= _SOUND * scale).all(1))
-    if not bool(far.any()):
-        return far
-    if z.shape[0] * z.shape[1] ** 2 > _DENSE_NUMBERS:
-        return far & ~(torch.linalg.vector_norm(F, dim=1) <= _SOUND * torch.linalg.vector_norm(scale, dim=1))
-    return far & (vanished | ~_near_a_zero(f, z, F))
+    open_ = which & ~vanished & (z.shape[1] <= _DENSE or ~sound)
+    if not bool(open_.any()):
+        return which & (vanished | ~sound)
+    A = f.linearize(z)
+    if z.shape[1] <= _DENSE:
+        near, known = _by_factors(f, A, z, F, scale)
+    else:
+        found = GMRES().solve(A, -F.to(A.like.dtype), rtol=0.1, atol=0.0, max_steps=_STEPS)
+        near, known = _near_a_zero(f, z, F, found.x, scale), found.converged
+    return which & (vanished | ~torch.where(known, near, sound))
 
 
-def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor) -> Tensor:
-    """Where the Newton correction exists and is small beside ``z``, or takes the residual down; ``(batch,)``."""
-    J = in_working_precision(f.jacobian(z))
-    sizes = J.abs().amax(2)
-    sizes = torch.where(sizes > 0, sizes, 1)
+def _by_factors(f: Evaluations, A: Operator, z: Tensor, F: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the Newton correction says that a zero is near, and where there is one, ``(batch,)`` each.
+
+    Equations are scaled to equal size and unknowns by their own.  Where ``J`` then is singular but to half the digits, the
+    correction may also be that of lower rank, but the zeros must go on along its null space to the point nearest to the
+    origin: a line of them, not the way to infinity.
+    """
+    J, point = in_working_precision(A.dense()), in_working_precision(z)
+    eps = torch.finfo(F.dtype).eps
+    unit = torch.maximum(point.abs(), _FLOOR * point.abs().amax(1, keepdim=True))
     finite = torch.isfinite(J).flatten(1).all(1) & torch.isfinite(F).all(1)
-    A = torch.where(finite[:, None, None], J / sizes.unsqueeze(2), 0)
-    b = torch.where(finite[:, None], -F / sizes, 0)
-    d = lstsq_batched(A, b)[0]
-    left = ((A @ d.unsqueeze(2)).squeeze(2) - b).abs()
+    matrix = torch.where(finite[:, None, None], J, 0) * unit.unsqueeze(1)
+    rows = matrix.abs().amax(2)
+    rows = torch.where(rows > 0, rows, 1)
+    matrix = matrix / rows.unsqueeze(2)
+    b = torch.where(finite[:, None], -F / rows, 0)
+    d, regular, _ = solve_batched(matrix, b)
+    low = lstsq_batched(matrix, b, rcond=eps**0.5)[0]
+    along = lstsq_batched(matrix, (matrix @ (point / unit).unsqueeze(2)).squeeze(2), rcond=eps**0.5)[0]
+    there = torch.linalg.vector_norm(in_working_precision(f.residual((unit * (along + low)).to(z.dtype))), dim=1)
+    line = there <= 3 * eps**0.5 * torch.linalg.vector_norm(scale, dim=1)
+    left = ((matrix @ low.unsqueeze(2)).squeeze(2) - b).abs()
+    solvable = finite & (left <= 0.5 * b.abs() + eps * low.abs().amax(1, keepdim=True)).all(1)
+    full = torch.linalg.vector_norm(along - point / unit, dim=1) <= eps**0.25 * torch.linalg.vector_norm(along, dim=1)
+    near = regular & (full | line) & _near_a_zero(f, z, F, unit * d, scale)
+    near = near | (solvable & line & _near_a_zero(f, z, F, unit * low, scale))
+    # a function that autograd cannot see through has no derivative to tell from
+    return near, (J != 0).flatten(1).any(1) | (F == 0).all(1)
+
+
+def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor) -> Tensor:
+    """Where the correction ``d`` is small beside ``z``, or takes the residual down (each ``F_i`` relative to its change
+    when ``z`` moves); ``(batch,)``."""
     largest = z.abs().amax(1, keepdim=True)
-    slack = torch.finfo(b.dtype).eps * d.abs().amax(1, keepdim=True)
-    solvable = finite & (left <= 0.5 * b.abs() + slack).all(1)
-    small = (d.abs() <= _SOUND * torch.maximum(z.abs(), 0.1 * largest)).all(1)
-    after = in_working_precision(f.residual(z + d.to(z.dtype))) / sizes
-    falls = torch.linalg.vector_norm(after, dim=1) <= _FALLS * torch.linalg.vector_norm(b, dim=1)
-    return solvable & (small | (falls & (d.abs() <= 0.5 * largest).all(1)))
+    sound = _SOUND if z.dtype == torch.float64 else _SOUND_LOW
+    small = (d.abs() <= sound * torch.maximum(z.abs(), 0.1 * largest)).all(1)
+    after = in_working_precision(f.residual(z + torch.nan_to_num(d).to(z.dtype)))
+    weight = scale.clamp_min(torch.finfo(scale.dtype).tiny)
+    before, after = (torch.linalg.vector_norm(t / weight, dim=1) for t in (F, after))
+    return small | ((after <= _FALLS * before) & (d.abs() <= 0.5 * largest).all(1))
 
 
 def _change(f: Evaluations, z: Tensor, F: Tensor, direction: Tensor, h: float) -> Tensor:

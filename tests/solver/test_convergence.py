@@ -25,6 +25,7 @@ from convergence_table import FACTORS, Claim, claims
 
 _LOOSE, _SHARP = 1e3, 0.5  # times the promise: what no claim may exceed, and what must not be refused
 _STEPS = 60
+F64 = torch.float64
 TABLE = {claim.name: claim for claim in claims()}
 
 
@@ -71,7 +72,7 @@ def polished(claim: Claim, z: Tensor) -> tuple[Tensor, Tensor]:
             break
     F = torch.linalg.vector_norm(residual(z), dim=1)
     size = torch.linalg.vector_norm(z, dim=1)
-    arrived = (~hopeless & (torch.linalg.vector_norm(d, dim=1) <= 1e-9 * size.clamp_min(1))) | (F == 0)
+    arrived = (~hopeless & (d.abs() <= 1e-7 * z.abs().clamp_min(1)).all(1)) | (F == 0)
     return z, arrived & torch.isfinite(size)
 
 
@@ -89,9 +90,9 @@ def right(claim: Claim, z: Tensor, rtol: float, atol: float, eps: float) -> tupl
     J = torch.nan_to_num(torch.func.vmap(claim.jacobian)(p))
     values = torch.linalg.svdvals(J)
     size = torch.linalg.vector_norm(p, dim=1)
-    beside = torch.linalg.svdvals(
-        torch.nan_to_num(torch.func.vmap(claim.jacobian)(p + 0.01 * size.clamp_min(1)[:, None]))
-    )
+    aside = torch.ones_like(p).index_fill_(1, torch.arange(0, p.shape[1], 2), -1.0)
+    there = torch.func.vmap(claim.jacobian)(p + 0.01 * size.clamp_min(1)[:, None] * aside)
+    beside = torch.linalg.svdvals(torch.nan_to_num(there))
     singular = (values[:, -1] <= 1e-12 * values[:, 0]) | (values[:, -1] <= 1e-4 * beside[:, -1])
 
     def scale(matrix: Tensor, point: Tensor) -> Tensor:
@@ -100,6 +101,7 @@ def right(claim: Claim, z: Tensor, rtol: float, atol: float, eps: float) -> tupl
         return torch.linalg.vector_norm((matrix @ point.unsqueeze(2)).squeeze(2), dim=1)
 
     promise = (atol + rtol * scale(J, p)) / values[:, -1].clamp_min(1e-300) + eps * size.clamp_min(1)
+    arrived = arrived & (p.abs().amax(1) <= claim.within)
     error = torch.linalg.vector_norm(p - z, dim=1)
     near = error <= torch.maximum(0.1 * size.clamp_min(0.1), 10 * promise)
     there = torch.nan_to_num(torch.func.vmap(claim.jacobian)(z))
@@ -107,7 +109,11 @@ def right(claim: Claim, z: Tensor, rtol: float, atol: float, eps: float) -> tupl
     if claim.kind in ("argmin", "least_squares"):
         curvature = torch.linalg.eigvalsh(0.5 * (J + J.mT))
         arrived = arrived & (curvature[:, 0] >= -1e-6 * curvature[:, -1].abs().clamp_min(1e-300))
-    return tuple(arrived & near & torch.where(singular, excess <= k, error <= k * promise) for k in (_LOOSE, _SHARP))  # type: ignore[return-value]
+    near = [near, error <= 0.1 * size.clamp_min(0.1)]
+    return tuple(
+        arrived & close & torch.where(singular, excess <= k, error <= k * promise)
+        for k, close in zip((_LOOSE, _SHARP), near, strict=True)
+    )  # type: ignore[return-value]
 
 
 def audit(claim: Claim, solver: str, dtype: torch.dtype, factors: tuple[float, ...] = FACTORS) -> list[Verdict]:
@@ -164,8 +170,11 @@ def test_there_are_over_a_hundred_systems() -> None:
 @pytest.mark.parametrize("kind", sorted({claim.kind for claim in TABLE.values()}))
 def test_no_claim_is_wrong_and_no_solution_refused(kind: str) -> None:
     """A seeded slice: small systems, each with some solver."""
-    pairs = [p for p in PAIRS if p[0].kind == kind and p[0].start.numel() <= 6 and "scipy" not in p[1]]
-    _check(random.Random(11).sample(pairs, 16 if kind == "root" else 8))
+    slow = ("df_sane", "integrate", "gradient_descent", "gauss_newton")
+    pairs = [
+        p for p in PAIRS if p[0].kind == kind and p[0].start.numel() <= 3 and "scipy" not in p[1] and p[1] not in slow
+    ]
+    _check(random.Random(11).sample(pairs, 10 if kind == "root" else 4))
 
 
 @pytest.mark.slow
@@ -175,7 +184,6 @@ def test_no_claim_is_wrong_and_no_solution_refused_anywhere(name: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- one by one, by name
-F64 = torch.float64
 
 
 def _status(solution: ik.Solution) -> ik.Status:
@@ -300,7 +308,7 @@ def test_a_kink_is_given_up_early() -> None:
     A, b = torch.randn(60, 20, generator=g, dtype=F64), torch.randn(60, generator=g, dtype=F64)
     f = lambda z: torch.relu(A @ z - b).sum() + 0.5 * z.square().sum()  # noqa: E731
     s = ik.argmin(f, torch.zeros(20, dtype=F64), solver="lbfgs", on_failure="ignore")
-    assert _status(s) is ik.Status.STALLED and int(s.steps) <= 700, s
+    assert _status(s) is ik.Status.STALLED and int(s.steps) <= 900, s
 
 
 def test_meyer_is_solved_from_every_start_it_is_claimed_from() -> None:

@@ -57,6 +57,7 @@ class Claim:
 
     Attributes:
         kind: of the problem. function: of one point, ``(n,)``: residual, map, objective or residual vector.
+        within: no solution has a larger component.
         solutions: all there are, for functions with jumps and kinks, where the oracle of derivatives cannot be asked.
     """
 
@@ -65,6 +66,7 @@ class Claim:
     function: Callable[[Tensor], Tensor]
     start: Tensor
     solutions: tuple[float, ...] | None = None
+    within: float = torch.inf
 
     @property
     def solvers(self) -> tuple[str, ...]:
@@ -208,7 +210,7 @@ def _economy(seed: int, goods: int = 3) -> Callable[[Tensor], Tensor]:
 
 def _equations() -> None:
     for seed in range(6):
-        _add("root", f"economy {seed}", (0.0, 0.0, 0.0), _economy(seed))
+        _table.append(Claim(f"economy {seed}", "root", _economy(seed), _vector((0.0, 0.0, 0.0)), within=15.0))
     H = torch.tensor([[1 / (i + j + 1) for j in range(6)] for i in range(6)], dtype=torch.float64)
     small = torch.tensor([1.0, 1e-6], dtype=torch.float64)
     for name, start, f in (
@@ -312,7 +314,7 @@ def _minimisations() -> None:
             ),
         ),
     ):
-        _add("argmin", name, start, f)
+        _add("argmin", name, start, f, {"Gaussian well": (0.0,), "e^z, at infinity": ()}.get(name))
     _add("argmin", "hinge", (0.0,) * 4, lambda z: torch.relu(A @ z - b).sum() + 0.5 * (z**2).sum(), ())
 
 
@@ -355,4 +357,6 @@ def _fits() -> None:
         ("no solution in two", (1.0, 1.0), lambda z: torch.stack([z[0] - 1, z[0] + 1, 1e-3 * z[1]])),
         ("decay at infinity", (1.0,), lambda z: torch.exp(-z * s[1:6])),
     ):  # fmt: skip
-        _add("least_squares", name, start, f)
+        within = 1e3 if name == "Box in three" else torch.inf
+        known = () if "infinity" in name else None
+        _table.append(Claim(name, "least_squares", f, _vector(start), known, within))
