@@ -15,12 +15,12 @@ from implicitkit.composition import drawing, jacobian
 from implicitkit.composition.gamma import Gamma
 from implicitkit.composition.wiring import Wiring
 from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.trees import Layout
 from implicitkit.problem.base import Problem
 from implicitkit.problem.catalogue import register_problem
 from implicitkit.problem.fixed_point import FixedPoint
 from implicitkit.registry.operations import operation
 from implicitkit.system import System
-from implicitkit.trees import Layout
 
 __all__ = ["Joint", "chain", "compose"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.operators import Operator
 from implicitkit.linear.dense import lstsq_batched, solve_batched
 from implicitkit.linear.gmres import GMRES
-from implicitkit.operators import Operator
 from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["in_working_precision", "rounding", "row_scales", "runs_away"]
