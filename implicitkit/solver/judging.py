@@ -23,6 +23,7 @@ from implicitkit.solution import Status
 from implicitkit.solver.base import Options
 from implicitkit.solver.evaluations import Evaluations, subset
 from implicitkit.solver.probing import in_working_precision, rounding, row_scales, runs_away
+from implicitkit.solver.steps.factored import is_noise
 
 __all__ = ["Judge"]
 
@@ -101,6 +102,9 @@ class Judge:
         """Which of the ``claims`` hold by the scale near ``z``, ``(batch,)``; what is asked of the others is lowered to what
         that demands.  Where nothing is asked of them but ``|F| <= atol``, or they are fixed points, they hold."""
         doubtful = torch.zeros_like(claims) if self.relative_to_state else claims & (norm > self.atol)
+        known = self.f.system.factored
+        if known is not None and len(z) == self.f.system.batch and bool(doubtful.any()):
+            doubtful = doubtful & ~is_noise(known, z, norm)
         if not bool(doubtful.any()):
             return claims
         excess = self._excess(z, doubtful, self.rtol, careful=False)
