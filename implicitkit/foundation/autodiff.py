@@ -16,7 +16,7 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.operators import Operator
 
-__all__ = ["gradient", "jacobian", "jvp", "linearise", "matrix", "products", "vjp"]
+__all__ = ["gradient", "jacobian", "jvp", "linearise", "matrix", "products", "rectangular", "vjp"]
 
 _DENSE_CHUNK = 1 << 24  # numbers held at once while a dense Jacobian is formed
 
@@ -147,6 +147,19 @@ def products(out: Tensor, point: Tensor) -> tuple[Callable[[Tensor], Tensor], Ca
         return _grad(g, w, v) if g.requires_grad else torch.zeros_like(out)
 
     return mv, rmv
+
+
+def rectangular(
+    function: Callable[[Tensor], Tensor], z: Tensor
+) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """Products with the Jacobian of ``function: (batch, n) -> (batch, m)`` at ``z`` and with its transposed, from one
+    evaluation."""
+    point = z.detach().requires_grad_()
+    with torch.enable_grad():
+        out = function(point)
+    if not out.requires_grad:
+        return lambda v: torch.zeros_like(out), lambda w: torch.zeros_like(z)
+    return products(out, point)
 
 
 def jacobian(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:

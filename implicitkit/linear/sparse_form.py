@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.operators import MatVec, Operator
 from implicitkit.sparsity.known import SMALLEST, Sparsity
 
 __all__ = ["SMALLEST", "sparse_blocks"]
@@ -24,16 +24,25 @@ def sparse_blocks(sparsity: Sparsity, function: Callable[[Tensor], Tensor], z: T
     def form(A: Operator) -> Any:
         from implicitkit.linear.sparse_blocks import SparseBlocks
 
-        tolerance = torch.finfo(z.dtype).eps ** 0.25
-        for _ in range(4):
-            ready = sparsity.find(function, z)
-            if ready is None:
-                return None
-            values, error = ready.values(A.mv, A.rmv, A.batch, A.like)
-            worst = max((e for e in error.tolist() if not math.isnan(e)), default=0.0)  # NaN: the matrix is not finite
-            if worst <= tolerance:
-                return SparseBlocks(ready, values)
-            sparsity.refute(ready, worst)
-        return None
+        found = confirmed(sparsity, function, z, A.mv, A.rmv)
+        return None if found is None else SparseBlocks(*found)
 
     return form
+
+
+def confirmed(
+    sparsity: Sparsity, function: Callable[[Tensor], Tensor], z: Tensor, mv: MatVec, rmv: MatVec
+) -> tuple[Any, Any] | None:
+    """The pattern of ``function`` at ``z`` and the entries of every sample's Jacobian, ``(batch, nnz)``, from products with
+    it and with its transposed, which confirm the pattern; ``None`` where there is none."""
+    tolerance = torch.finfo(z.dtype).eps ** 0.25
+    for _ in range(4):
+        ready = sparsity.find(function, z)
+        if ready is None:
+            return None
+        values, error = ready.values(mv, rmv, len(z), z)
+        worst = max((e for e in error.tolist() if not math.isnan(e)), default=0.0)  # NaN: the matrix is not finite
+        if worst <= tolerance:
+            return ready, values
+        sparsity.refute(ready, worst)
+    return None

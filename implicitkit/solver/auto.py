@@ -103,13 +103,16 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     Equations and steady states: Newton with dense Jacobians up to 1,024 unknowns a sample, and with sparse ones beyond,
     Newton-Krylov where there is no pattern, and what they fail on by other routes.  Fixed points: Anderson acceleration,
     then like equations.  Steady states: first along the flow, since Newton steps do not care for its direction and often
-    end in a state that the flow leaves.  Minimisation: L-BFGS, then Newton with conjugate gradients in
-    a trust region.  Least squares up to 1,024 unknowns: Levenberg-Marquardt first.
+    end in a state that the flow leaves.  Minimisation: L-BFGS, then Newton with
+    conjugate gradients in a trust region.  Least squares: Levenberg-Marquardt first, up to 1,024 unknowns and where the
+    residuals have a sparsity pattern.
     """
     kind = as_kind(kind)
     affordable = batch * size * size <= _DENSE_NUMBERS
     if kind.minimisation:
-        return _FIT if kind.of_residuals and size <= _DENSE and affordable else _MINIMISE
+        if not kind.of_residuals:
+            return _MINIMISE
+        return _FIT if size <= _DENSE and affordable else (replace(_FIT[0], sparse=True), *_MINIMISE)
     equations: tuple[Stage, ...]
     if size <= _DENSE and affordable:
         equations = _DENSE_NEWTON

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.sparse_form import sparse_blocks
+from implicitkit.linear.sparse_form import confirmed, sparse_blocks
+from implicitkit.sparsity.known import SMALLEST
 from implicitkit.system import System
 
 __all__ = ["Evaluations", "TrackedEvaluations", "subset"]
@@ -100,9 +101,12 @@ class Evaluations:
         return sparse_blocks(self.system.sparsity(), function, z) if z.shape[1] >= self.problem.sparse_from else None
 
     def is_sparse(self, z: Tensor) -> bool:
-        """Has the Jacobian of the residual a sparsity pattern?"""
+        """Has the Jacobian of the residual (of a residual vector: its own) a sparsity pattern?"""
         if z.shape[1] < self.problem.sparse_from:
             return False
+        if self.kind.of_residuals:
+            residuals = lambda y: self.problem.flat_residuals(self._kernel, y)  # noqa: E731
+            return self.system.sparsity("residuals").find(residuals, z) is not None
         residual = lambda y: self.problem.flat_residual(self._kernel, y)  # noqa: E731
         return self.system.sparsity().find(residual, z) is not None
 
@@ -114,6 +118,16 @@ class Evaluations:
         """The Jacobian of :meth:`residuals` at ``z``, shape ``(batch, m, n)``."""
         self._count()
         return autodiff.jacobian(lambda y: self.problem.flat_residuals(self._kernel, y), z)
+
+    def residuals_sparse(self, z: Tensor) -> tuple[Any, Any] | None:
+        """:meth:`residuals_jacobian` as a pattern and the entries of every sample, ``(batch, nnz)``; ``None`` where it has
+        no sparsity pattern."""
+        residuals = lambda y: self.problem.flat_residuals(self._kernel, y)  # noqa: E731
+        sparsity = self.system.sparsity("residuals")
+        if z.shape[1] < SMALLEST or sparsity.find(residuals, z) is None:
+            return None
+        self._count()
+        return confirmed(sparsity, residuals, z, *autodiff.rectangular(residuals, z))
 
     def second_derivative(self, z: Tensor) -> Tensor:
         """``d^2 f/dz^2`` of scalar equations, shape ``(batch, 1)``."""

@@ -85,10 +85,8 @@ class Sparsity:
         if self._ready is None:
             from implicitkit.sparsity.compression import as_pattern, coloured
 
-            rows = None if isinstance(self.given, (tuple, list)) else z.shape[1]
-            if rows is None:
-                with torch.no_grad():
-                    rows = function(z).shape[1]
+            with torch.no_grad():
+                rows = function(z).shape[1]
             pattern = as_pattern(self.given, rows, z.shape[1], self.diagonal)
             self._ready = coloured(pattern, origin="given")
             if self._ready is None:

@@ -12,10 +12,14 @@ from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.dense import lstsq_batched
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.least_squares.normal_equations import normal_equations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import backtrack
+from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["GaussNewton"]
+
+_DAMPING = 1e2  # units of rounding of the largest eigenvalue, so that a singular matrix has a small solution
 
 
 @register_solver("gauss_newton", solves="least_squares")
@@ -27,7 +31,8 @@ class GaussNewton(Method):
     vanishes at the solution, else linear at a rate that grows with ``|r|`` and the curvature of ``r``: beyond 1 it does not
     converge without the line search.  The derivative of the solution always uses the full Hessian.
 
-    One evaluation, one Jacobian and one singular value decomposition ``O(m n^2)`` a step.  A sample whose objective no step
+    One evaluation, one Jacobian and one singular value decomposition ``O(m n^2)`` a step; from 128 unknowns on, a Cholesky
+    factorisation of ``R'R``, sparse where ``R`` has a sparsity pattern (``jac_sparsity``).  A sample whose objective no step
     down to ``2^-halvings`` lowers is given up.
 
     Args:
@@ -44,8 +49,17 @@ class GaussNewton(Method):
         check_options(self, halvings=at_least(0))
 
     def step(self, f: Evaluations, z: Tensor, state: object) -> tuple[Tensor, object]:
-        r = f.residuals(z)
-        p = lstsq_batched(f.residuals_jacobian(z), -r)[0]
+        p = self._direction(f, z)
         search = backtrack(f, z, torch.where(torch.isfinite(p), p, 0), self.halvings)
         f.stuck = f.active & ~search.found
         return search.z, state
+
+    def _direction(self, f: Evaluations, z: Tensor) -> Tensor:
+        """By singular values up to 128 unknowns; by normal equations above, with what damping rounding asks for."""
+        if z.shape[1] < SMALLEST:
+            return lstsq_batched(f.residuals_jacobian(z), -f.residuals(z))[0]
+        normal, g = normal_equations(f, z), f(z)
+        size = torch.where(normal.columns > 0, normal.columns, 1)
+        normal.scale(size)
+        p = normal.solve(_DAMPING * torch.finfo(z.dtype).eps * normal.largest(), g)
+        return p if bool(torch.isfinite(p).all()) else torch.where(torch.isfinite(p), p, -g / size.square())

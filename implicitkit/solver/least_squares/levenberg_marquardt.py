@@ -12,8 +12,10 @@ from implicitkit.foundation.options import check_options, positive
 from implicitkit.linear.dense import svd_batched
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.least_squares.normal_equations import normal_equations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import decrease
+from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["LevenbergMarquardt"]
 
@@ -28,8 +30,9 @@ class LevenbergMarquardt(Method):
     promised, a step is taken when ``rho > 0`` and ``\mu`` multiplied by ``max(1/3, 1 - (2 rho - 1)^3)``, or else ``\mu`` by
     ``\nu = 2, 4, 8, ...`` (Nielsen 1999; Madsen, Nielsen & Tingleff 2004, algorithm 3.16).
 
-    One Jacobian and one singular value decomposition of ``R D^-1``, ``O(m n^2)``, serve all trials of a step.  A sample
-    whose step has shrunk to rounding is given up.
+    One Jacobian and one singular value decomposition of ``R D^-1``, ``O(m n^2)``, serve all trials of a step; from 128
+    unknowns on, a Cholesky factorisation of ``R'R + \mu D^2`` a trial, sparse where ``R`` has a sparsity pattern
+    (``jac_sparsity``).  A sample whose step has shrunk to rounding is given up.
 
     Args:
         damping: the first ``\mu``, times the largest squared singular value of ``R D^-1``.
@@ -48,23 +51,19 @@ class LevenbergMarquardt(Method):
         return {"D": torch.zeros_like(z), "mu": z.new_full(z.shape[:1], torch.nan)}  # NaN: not known yet
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
-        g, value, r = f(z), f.value(z), f.residuals(z)
-        R = f.residuals_jacobian(z)
-        D = torch.maximum(state["D"], torch.linalg.vector_norm(R, dim=1).nan_to_num(0, 0, 0))
+        g, value = f(z), f.value(z)
+        model: _Singular | _Normal = (_Singular if z.shape[1] < SMALLEST else _Normal)(f, z)
+        D = torch.maximum(state["D"], model.columns.nan_to_num(0, 0, 0))
         scale = torch.where(D > 0, D, 1)
-        U, s, Vh = svd_batched(R / scale.unsqueeze(1))
-        b = torch.bmm(U.mT, r.to(U.dtype).unsqueeze(2)).squeeze(2)
-        mu = torch.where(torch.isnan(state["mu"]), self.damping * s[:, 0].square().clamp_min(1e-30), state["mu"])
+        largest = model.scale(scale)
+        mu = torch.where(torch.isnan(state["mu"]), self.damping * largest.clamp_min(1e-30), state["mu"])
         nu = torch.full_like(mu, 2)
         smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
         z_next, found = z, ~f.active
         while True:
-            shifted = s.square() + mu.unsqueeze(1)
-            q = s * b / shifted
-            p = (-torch.bmm(Vh.mT, q.unsqueeze(2)).squeeze(2) / scale).to(z.dtype)
-            p = torch.where(torch.isfinite(p), p, 0)
+            p, promised = model.step(mu, g)
+            p = torch.where(torch.isfinite(p), p, 0).to(z.dtype)
             trial = z + p
-            promised = 0.5 * (q * (s * b + mu.unsqueeze(1) * q)).sum(1)
             rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
             accept = ~found & (rho > 0) & (promised > 0)
             z_next = trial if bool(accept.all()) else torch.where(accept.unsqueeze(1), trial, z_next)
@@ -77,3 +76,44 @@ class LevenbergMarquardt(Method):
                 break
         f.stuck = hopeless
         return z_next, {"D": D, "mu": mu.clamp_min(1e-300 if mu.dtype == torch.float64 else 1e-30)}
+
+
+class _Singular:
+    """The model ``|R p + r|`` in a ball, by the singular values of ``R D^-1``."""
+
+    def __init__(self, f: Evaluations, z: Tensor) -> None:
+        self.R, self.r = f.residuals_jacobian(z), f.residuals(z)
+        self.columns = torch.linalg.vector_norm(self.R, dim=1)
+
+    def scale(self, D: Tensor) -> Tensor:
+        """The largest eigenvalue of ``D^-1 R'R D^-1``."""
+        self.D = D
+        U, self.s, self.Vh = svd_batched(self.R / D.unsqueeze(1))
+        self.b = torch.bmm(U.mT, self.r.to(U.dtype).unsqueeze(2)).squeeze(2)
+        return self.s[:, 0].square()
+
+    def step(self, mu: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """``p``, and the reduction of ``|r|^2 / 2`` that the model promises."""
+        s, b = self.s, self.b
+        q = s * b / (s.square() + mu.unsqueeze(1))
+        p = -torch.bmm(self.Vh.mT, q.unsqueeze(2)).squeeze(2) / self.D
+        return p, 0.5 * (q * (s * b + mu.unsqueeze(1) * q)).sum(1)
+
+
+class _Normal:
+    """The same by Cholesky factors of ``R'R + mu D^2``, sparse where ``R`` is."""
+
+    def __init__(self, f: Evaluations, z: Tensor) -> None:
+        self.equations = normal_equations(f, z)
+        self.columns = self.equations.columns
+
+    def scale(self, D: Tensor) -> Tensor:
+        """The largest eigenvalue of ``D^-1 R'R D^-1``."""
+        self.D = D
+        self.equations.scale(D)
+        return self.equations.largest()
+
+    def step(self, mu: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """``p``, and the reduction of ``|r|^2 / 2`` that the model promises."""
+        p = self.equations.solve(mu, g)
+        return p, 0.5 * (mu * (self.D * p).square().sum(1) - (g * p).sum(1))

@@ -1,0 +1,97 @@
+"""Least squares of many unknowns: sparse and dense normal equations against the singular value decomposition."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.solver.least_squares import gauss_newton, levenberg_marquardt
+
+D = torch.float64
+
+
+def pose_graph(n: int) -> tuple[Any, Tensor, Tensor]:
+    """Poses on two turns of a circle, seen from their neighbours and from the turn below."""
+    generator = torch.Generator().manual_seed(0)
+    angle = torch.linspace(0, 4 * math.pi, n, dtype=D)
+    true = torch.stack([5 * angle.cos(), 5 * angle.sin(), angle + math.pi / 2], -1)
+    i = torch.cat([torch.arange(n - 1), torch.arange(n - n // 2)])
+    j = torch.cat([torch.arange(1, n), torch.arange(n // 2, n)])
+
+    def between(a: Tensor, b: Tensor) -> Tensor:
+        c, s, d = a[:, 2].cos(), a[:, 2].sin(), b - a
+        return torch.stack([c * d[:, 0] + s * d[:, 1], -s * d[:, 0] + c * d[:, 1], d[:, 2]], -1)
+
+    measured = between(true[i], true[j]) + 0.05 * torch.randn(len(i), 3, generator=generator, dtype=D)
+    start = true + 0.1 * torch.randn(n, 3, generator=generator, dtype=D)
+    return lambda p, m: {"edges": between(p[i], p[j]) - m, "prior": 100 * p[0]}, start, measured
+
+
+def curve(n: int) -> tuple[Any, Tensor, Tensor]:
+    """No pattern: every residual sees every unknown."""
+    generator = torch.Generator().manual_seed(1)
+    A = torch.randn(n + 20, n, generator=generator, dtype=D) / n**0.5
+    return (
+        lambda z, y: torch.tanh(A @ z) + 0.3 * A @ z - y,
+        torch.zeros(n, dtype=D),
+        torch.sin(torch.arange(n + 20, dtype=D)),
+    )
+
+
+CASES = {"pose graph": pose_graph(60), "dense": curve(140)}
+
+
+@pytest.mark.parametrize("solver", ["gauss_newton", "levenberg_marquardt", "auto"])
+@pytest.mark.parametrize("name", CASES)
+def test_normal_equations_find_what_singular_values_find(
+    name: str, solver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    residuals, start, data = CASES[name]
+    data = data.clone().requires_grad_()
+
+    def run(**options: Any) -> tuple[Tensor, Tensor]:
+        s = ik.least_squares(residuals, start, (data,), rtol=1e-12, atol=1e-10, **options)
+        weights = torch.cos(torch.arange(start.numel(), dtype=D)).view(start.shape)
+        return s.value.detach(), torch.autograd.grad((weights * s.value).sum(), data)[0]
+
+    z, g = run(solver=solver)
+    for module in (gauss_newton, levenberg_marquardt):
+        monkeypatch.setattr(module, "SMALLEST", 10**9)
+    z_dense, g_dense = run(solver="levenberg_marquardt", rule=ik.Implicit(linear_solver="lu"))
+    # the smallest eigenvalue of the pose graph's Hessian is 1e-2, its gradient at the start 1e4
+    torch.testing.assert_close(z, z_dense, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(g, g_dense, rtol=1e-5, atol=1e-6)
+
+
+def test_a_rank_deficient_jacobian_does_not_stop_gauss_newton() -> None:
+    """Unknowns that no residual sees stay where they are."""
+
+    def residuals(z: Tensor, y: Tensor) -> Tensor:
+        return z[:150] ** 3 + z[:150] - y
+
+    start = torch.linspace(-1, 1, 200, dtype=D)
+    for solver in ("gauss_newton", "levenberg_marquardt"):
+        s = ik.least_squares(residuals, start, (torch.ones(150, dtype=D),), solver=solver)
+        assert bool(s.converged)
+        torch.testing.assert_close(s.value[:150] ** 3 + s.value[:150], torch.ones(150, dtype=D), rtol=1e-7, atol=1e-7)
+        assert torch.equal(s.value[150:], start[150:])
+
+
+def test_a_pattern_of_the_residuals_may_be_given() -> None:
+    n = 150
+    y = torch.linspace(0, 1, n - 1, dtype=D)
+    f = lambda z, y: torch.cat([z[1:] - z[:-1] ** 2 - y, 0.1 * z])  # noqa: E731
+    band = torch.zeros(2 * n - 1, n)
+    band[torch.arange(n - 1), torch.arange(n - 1)] = 1
+    band[torch.arange(n - 1), torch.arange(1, n)] = 1
+    band[torch.arange(n - 1, 2 * n - 1), torch.arange(n)] = 1
+    s = ik.least_squares(f, torch.zeros(n, dtype=D), (y,), jac_sparsity=band.to_sparse_coo(), rtol=1e-11)
+    t = ik.least_squares(f, torch.zeros(n, dtype=D), (y,), jac_sparsity=None, rtol=1e-11)
+    torch.testing.assert_close(s.value, t.value, rtol=1e-7, atol=1e-8)
+    with pytest.raises(ValueError, match=r"jac_sparsity has shape \(3, 3\)"):
+        ik.least_squares(f, torch.zeros(n, dtype=D), (y,), jac_sparsity=torch.eye(3))
