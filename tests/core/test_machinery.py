@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import implicitkit as ik
+from implicitkit import extend
 
 D = torch.float64
 
@@ -111,13 +112,13 @@ def test_a_child_forked_while_another_thread_solves() -> None:
     held, done = threading.Event(), threading.Event()
 
     def other() -> None:
-        with ik.modules_held():
+        with extend.modules_held():
             held.set()
             done.wait(30)
 
     thread = threading.Thread(target=other)
     thread.start()
-    held.wait()
+    assert held.wait(10)
     child = multiprocessing.get_context("fork").Process(target=_child)
     child.start()
     child.join(20)
