@@ -133,52 +133,58 @@ class Parameters:
         that nothing of them can reach the rest."""
         batch = math.prod(lead)
         device = values[0].device if values else torch.device("cpu")
-        flat: list[Tensor] = []
-        sums: list[Tensor] = []
-        breach: list[Tensor | None] = []
-        for value, declared in zip(values, self.declared, strict=True):
-            wide = value.to(torch.float64)
-            gaps: list[Tensor] = []
-            if declared.symmetric:
-                gap = (wide - wide.mT).detach().abs().flatten(-2).amax(-1)
-                slack = _SLACK * (1 + wide.detach().abs().flatten(-2).amax(-1))
-                wide = (wide + wide.mT) * 0.5
-                if declared.definite:
-                    lowest = torch.linalg.eigvalsh(declared.definite * wide.detach().nan_to_num(0.0, 0.0, 0.0)).amin(-1)
-                    gap = torch.maximum(gap, -lowest)
-                gaps.append((gap - slack).reshape(-1))
-            row = wide.reshape((batch, -1) if value.ndim > declared.ndim else (1, -1))
-            plain = row.detach()
-            if declared.pattern is not None:
-                stray = (plain * torch.from_numpy(declared.pattern).to(plain)).abs().amax(1)
-                gaps.append(stray - _SLACK * (1 + plain.abs().amax(1)))
-            if declared.bounds is not None:
-                lower, upper = torch.from_numpy(declared.bounds).to(plain)
-                gaps.append(torch.maximum(lower - plain, plain - upper).amax(1) - _SLACK * (1 + plain.abs().amax(1)))
-            if declared.sign:
-                gaps.append(_breach(plain, declared.sign))
-            breach.append(torch.stack(gaps).amax(0).clamp_min(0) if gaps else None)
-            sums.append(plain.sum(1))
-            flat.append(row)
-        none = torch.zeros(batch, dtype=torch.float64, device=device)
-        totals = torch.stack([t.expand(batch) for t in sums], 1) if sums else none.new_zeros(batch, 0)
-        broken = (~totals.isfinite()).to(torch.float64)
-        if any(t is not None for t in breach):
-            declared_ = [none if t is None else t.reshape(-1).expand(batch).nan_to_num(0.0) for t in breach]
-            flags = torch.cat([broken, torch.stack(declared_, 1)], 1)
-        else:
-            flags = torch.cat([broken, torch.zeros_like(broken)], 1)
-        clean = False
-        with contextlib.suppress(RuntimeError):  # under vmap nobody may look
-            clean = not bool(flags.any())
+        found = [_row(value, declared, batch) for value, declared in zip(values, self.declared, strict=True)]
+        flags, clean = _flags([row.detach() for row, _ in found], [gap for _, gap in found], batch, device)
         good = None if clean else ~(flags > 0).any(1, keepdim=True)
         parts = []
         for number, log in self.parts:
-            part = flat[number].expand(batch, -1)
+            part = found[number][0].expand(batch, -1)
             if good is not None:
                 part = torch.where(good, part, 1.0 if log else 0.0)
             parts.append(part.log() if log else part)
         return Vector(parts, self.offsets, batch, device), flags
+
+
+def _row(value: Tensor, declared: Declared, batch: int) -> tuple[Tensor, Tensor | None]:
+    """A parameter in float64, one row a sample (or one for all), and by how much each breaks what was declared."""
+    wide = value.to(torch.float64)
+    gaps: list[Tensor] = []
+    if declared.symmetric:
+        gap = (wide - wide.mT).detach().abs().flatten(-2).amax(-1)
+        slack = _SLACK * (1 + wide.detach().abs().flatten(-2).amax(-1))
+        wide = (wide + wide.mT) * 0.5
+        if declared.definite:
+            lowest = torch.linalg.eigvalsh(declared.definite * wide.detach().nan_to_num(0.0, 0.0, 0.0)).amin(-1)
+            gap = torch.maximum(gap, -lowest)
+        gaps.append((gap - slack).reshape(-1))
+    row = wide.reshape((batch, -1) if value.ndim > declared.ndim else (1, -1))
+    plain = row.detach()
+    if declared.pattern is not None:
+        stray = (plain * torch.from_numpy(declared.pattern).to(plain)).abs().amax(1)
+        gaps.append(stray - _SLACK * (1 + plain.abs().amax(1)))
+    if declared.bounds is not None:
+        lower, upper = torch.from_numpy(declared.bounds).to(plain)
+        gaps.append(torch.maximum(lower - plain, plain - upper).amax(1) - _SLACK * (1 + plain.abs().amax(1)))
+    if declared.sign:
+        gaps.append(_breach(plain, declared.sign))
+    return row, torch.stack(gaps).amax(0).clamp_min(0) if gaps else None
+
+
+def _flags(rows: list[Tensor], gaps: list[Tensor | None], batch: int, device: Any) -> tuple[Tensor, bool]:
+    """``(batch, 2 * parameters)``, not finite and declaration broken; and are all known to be zero?"""
+    none = torch.zeros(batch, dtype=torch.float64, device=device)
+    if all(gap is None for gap in gaps):
+        with contextlib.suppress(RuntimeError):  # under vmap nobody may look
+            if all(math.isfinite(row.sum().item()) for row in rows):
+                return none.new_zeros(batch, 2 * len(rows)), True
+    totals = torch.stack([row.sum(1).expand(batch) for row in rows], 1) if rows else none.new_zeros(batch, 0)
+    broken = (~totals.isfinite()).to(torch.float64)
+    breach = [none if gap is None else gap.reshape(-1).expand(batch).nan_to_num(0.0) for gap in gaps]
+    flags = torch.cat([broken, torch.stack(breach, 1) if breach else broken], 1)
+    clean = False
+    with contextlib.suppress(RuntimeError):
+        clean = not bool(flags.any())
+    return flags, clean
 
 
 def _tensor(value: Any, name: str) -> Tensor:

@@ -65,7 +65,7 @@ class ConeProgram(ik.Problem):
 
     def linearise(self, system: Any, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, ik.Operator]:
         with torch.enable_grad():
-            out = system.residual(z.detach(), *theta)
+            out = system.residual(z.detach().requires_grad_(), *theta)  # tracked, so that nobody thinks it cut off
         P, _, A, b = (t.detach() for t in _one_batch(system, theta[:4]))
         return out, self.jacobian(z.detach(), P, A, b)[0]
 

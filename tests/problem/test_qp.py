@@ -18,6 +18,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 import implicitkit as ik
 from implicitkit.diagnostics import degeneracy
+from implicitkit.extend import DegenerateWarning
 from implicitkit.problem.qp_data import QPData, natural_residual
 from implicitkit.solver.qp.plain import solve_qp
 
@@ -309,7 +310,7 @@ def test_a_gradient_that_is_zero_by_structure_is_said_once() -> None:
         ik.solve(ik.QuadraticProgram(None, c, G=-eye, h=zero)).value.sum().backward()
         return c.grad
 
-    with pytest.warns(ik.errors.DegenerateWarning, match="vertex"):
+    with pytest.warns(DegenerateWarning, match="vertex"):
         assert not bool(backward().any())
     backward()  # warnings are errors here
 
