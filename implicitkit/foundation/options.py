@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Requirement:
     """What an option may be.
 
@@ -55,7 +55,7 @@ class Requirement:
         """Raise unless the option ``name`` may be ``value``."""
         if value is None and self.absent:
             return
-        if self.kind != "choice" and not _TYPES[self.kind](value):
+        if type(value) not in _PLAIN[self.kind] and not _TYPES[self.kind](value):
             also = " or None" if self.absent else ""
             article = "an" if self.kind == "integer" else "a"
             raise TypeError(f"{name} must be {article} {self.kind}{also}, got {value!r}")
@@ -135,7 +135,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
+_PLAIN: dict[str, tuple[type, ...]] = {"integer": (int,), "number": (float, int), "choice": ()}  # the everyday ones
 _TYPES: dict[str, Callable[[Any], bool]] = {
     "integer": lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool),
     "number": _is_number,
+    "choice": lambda value: True,
 }

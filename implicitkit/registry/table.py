@@ -7,6 +7,7 @@ import difflib
 import inspect
 import re
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,6 +18,8 @@ from implicitkit.registry import plugins
 __all__ = ["TABLES", "Entry", "Table", "check_choice", "describe", "instantiate", "option_error", "refuse_options"]
 
 T = TypeVar("T")
+
+_defaults: weakref.WeakKeyDictionary[type, Any] = weakref.WeakKeyDictionary()
 
 REQUIRED = ("rtol", "atol", "max_steps")
 """The keywords that every black-box solver is called with; all its others are options."""
@@ -185,12 +188,22 @@ def describe(kind: str) -> list[Entry]:
 def instantiate(cls: Any, options: dict[str, Any], name: str | None = None) -> Any:
     """``cls(**options)``; an option it does not have is refused by name, with the nearest it has."""
     if not options:
-        return cls()
+        return _default(cls)
     known, anything = option_parameters(cls)
     for option in options:
         if not anything and option not in {p.name for p in known}:
             raise TypeError(option_error(name or cls.__name__, option, [p.name for p in known]))
     return cls(**options)
+
+
+def _default(cls: Any) -> Any:
+    """``cls()``: of a frozen dataclass, which cannot change, always the same object."""
+    if not getattr(getattr(cls, "__dataclass_params__", None), "frozen", False):
+        return cls()
+    found = _defaults.get(cls)
+    if found is None:
+        found = _defaults[cls] = cls()
+    return found
 
 
 def option_error(name: str, option: str, known: list[str]) -> str:
