@@ -106,5 +106,7 @@ axes[0].set(xlabel="reproduction number", ylabel="share infected", title="endemi
 axes[0].legend()
 image = axes[1].imshow(total, cmap="viridis")
 figure.colorbar(image, label="all prevalence per contact")
-axes[1].set(title="which contacts matter", xlabel="by whom", ylabel="who", xticks=range(4), yticks=range(4))
+axes[1].set(title="which contacts matter", xlabel="by whom", ylabel="who")
+axes[1].set_xticks(range(4), ["1", "2", "3", "4"])
+axes[1].set_yticks(range(4), ["1", "2", "3", "4"])
 plt.show()

@@ -114,7 +114,7 @@ paths = torch.stack([quantities(torch.cat([cost[:1], c[None], cost[2:]]), demand
 for i in range(4):
     axes[0].plot(costs, paths[:, i], label=f"firm {i + 1}")
 axes[0].set(xlabel="cost of firm 2", ylabel="quantity", title="Cournot with capacities")
-axes[0].legend()
+axes[0].legend(loc="center right")
 axes[1].bar([str(i + 1) for i in range(people)], gain)
 axes[1].axhline(0, color="black", lw=0.8)
 axes[1].set(xlabel="person", ylabel="change of utility", title="a gift of good 1 to person 1")

@@ -106,7 +106,7 @@ for name, c, style in (
 ):
     path = drive(c)
     axes[0].plot(time, path[:, 0], style, color="C0", label=f"position, {name}")
-    axes[0].plot(time, path[:, 2], style, color="C1", label=f"force, {name}")
+    axes[0].plot(time, path[:, 2], style, color="C1", label=f"force, {name}" if style == "-" else None)
 axes[0].set(xlabel="time", title="the cart goes to rest at zero")
 axes[0].legend(fontsize=7)
 axes[1].semilogy(history)

@@ -5,7 +5,7 @@ AC power flow with sensitivities
 The state of a grid: complex voltages at which the power injected at every bus equals what is generated less what is
 used,
 
-.. math:: V_i \\overline{(Y V)_i} = S_i .
+.. math:: V_i \\, (Y V)_i^* = S_i .
 
 Three kinds of buses: the slack (voltage known), generators (power and magnitude known), loads (power known); the
 unknowns are the angles of all but the slack and the magnitudes at loads. The grid is the Western System of nine buses

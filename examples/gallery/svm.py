@@ -65,7 +65,7 @@ assert abs(float(slope - difference)) < 1e-4
 log_gamma = torch.tensor(2.5, requires_grad=True)
 optimiser = torch.optim.Adam([log_gamma], lr=0.15)
 path = []
-for _ in range(40):
+for _ in range(60):
     loss = validation(log_gamma)
     optimiser.zero_grad()
     loss.backward()
