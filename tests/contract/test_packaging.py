@@ -7,8 +7,10 @@ import importlib
 import inspect
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -268,3 +270,25 @@ def test_readme_code_runs() -> None:
     done = subprocess.run([sys.executable, "-c", "\n".join(blocks)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "Solution(32/32 converged" in done.stdout
+
+
+def test_the_source_distribution_holds_what_its_tests_need(tmp_path: Path) -> None:
+    """Everything that the tests import, read or run, is in it."""
+    copy = tmp_path / "copy"
+    shutil.copytree(
+        ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "output")
+    )
+    build = "from setuptools import build_meta; print(build_meta.build_sdist('dist'))"
+    done = subprocess.run([sys.executable, "-c", build], capture_output=True, text=True, timeout=300, cwd=copy)
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(copy / "dist" / done.stdout.split()[-1]) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {"Makefile", "constraints.txt", "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "pyproject.toml"}
+    for folder in ("tests", "docs", "examples", "benchmarks", "implicitkit", "plugins"):
+        files = (
+            p
+            for p in (copy / folder).rglob("*")
+            if p.is_file() and p.suffix in (".py", ".md", ".txt", ".toml", ".typed")
+        )
+        wanted |= {str(p.relative_to(copy)) for p in files if ".egg-info" not in str(p) and "/reference/" not in str(p)}
+    assert not wanted - held, sorted(wanted - held)[:20]
