@@ -35,7 +35,8 @@ def implicit(
         z = my_solver(z0, theta)           # differentiable in theta, through every transform
 
     The function is called as ``my_solver(z0, *args)`` with detached tensors that belong to no transform (under
-    ``torch.vmap`` once per sample), and returns the solution: a pytree like ``z0`` of tensors, arrays or numbers.  Its
+    ``torch.vmap`` once per sample), and returns the solution: a pytree like ``z0`` of tensors, arrays or numbers, or
+    ``ik.Found(z, factorisation=lu)`` with the factors it has of the Jacobian, which then serve the derivative.  Its
     derivative is that of ``problem`` at the point returned; the residual there is evaluated and judged.
 
     Args:

@@ -65,12 +65,17 @@ class Found(NamedTuple):
     """What a black-box solver returns: the point and, if it knows them, its own figures.
 
     Success is never taken from the solver: the residual at ``z`` is evaluated again and judged.
+
+    ``factorisation``, from functions decorated with ``@ik.implicit``: of ``dF/dz`` at ``z`` or near it, for the derivative's
+    linear systems: an object with ``solve(b, trans)``, as ``scipy.sparse.linalg.splu`` returns, or a pair of functions
+    ``(b -> A^-1 b, b -> A^-T b)``; one for each sample, in a list, where there is a batch.
     """
 
     z: Any
     steps: int = 0
     evaluations: int = 0
     message: str = ""
+    factorisation: Any = None
 
 
 class Solver:

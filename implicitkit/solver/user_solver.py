@@ -10,6 +10,7 @@ from torch import Tensor
 
 from implicitkit.foundation import trees
 from implicitkit.foundation.trees import Layout
+from implicitkit.linear.user_factor import UserFactor
 from implicitkit.solver.base import Found, Options, Outcome, Solver
 from implicitkit.solver.black_box import verdict
 from implicitkit.solver.evaluations import Evaluations
@@ -36,6 +37,7 @@ class UserSolver(Solver):
         start = judge.norm(f.residual(z0))
         judge.tolerance(z0, start)
         points, message, raised = [], "", None
+        factors: list[Any] = []
         for part, args in f.system.user_calls(z0, f.theta):
             try:
                 # clones: the solver may write into what it is given
@@ -47,10 +49,14 @@ class UserSolver(Solver):
                 points.append(part)
                 continue
             points.append(layout.pack(_like(found, part, layout, self.name)).to(part))
+            given = found.factorisation if isinstance(found, Found) else None
+            factors.extend(given if layout.batch > 1 and given is not None else [given])
         z = torch.cat(points)
         steps = torch.zeros(z0.shape[0], dtype=torch.int64, device=z0.device)
         outcome = verdict(judge, f, z0, z, start, steps, 1, options, message)
         outcome.error = raised
+        if len(factors) == len(z0) and all(factor is not None for factor in factors):
+            f.system.factored = UserFactor(factors)
         return outcome
 
 
