@@ -168,11 +168,23 @@ MUTANTS = [
         MINIMA + " -k 'finds_the_minimum or steps_of or rounding'",
         (
             "found = decrease(f, z, value, g, trial) >= -_ARMIJO * t * slope",
-            "found = decrease(f, z, value, g, trial) >= _ARMIJO * t * slope",
+            "found = decrease(f, z, value, g, trial) >= 1e6 * t * slope",
+            MINIMA + " -k armijo",
         ),
+        ("found = armijo & ~far & (new_slope >= curvature * slope)", "found = armijo"),
         (
             "difference = torch.where(lost, -0.5 * ((g + g_new) * moved).sum(1), difference)",
             "difference = torch.where(lost, 0.5 * ((g + g_new) * moved).sum(1), difference)",
+        ),
+        (
+            "lost = lost | (doubtful & (g_new.square().sum(1) <= g.square().sum(1)))",
+            "pass",
+            MINIMA + " -k cancellation",
+        ),
+        (
+            "small = small | ((new <= value + doubt) & (-t * slope <= doubt) & (g_new.square().sum(1) <= square))",
+            "pass",
+            MINIMA + " -k cancellation",
         ),
         ("armijo = new <= value + _ARMIJO * t * slope", "armijo = new <= value + 10 * t * slope.abs()"),
     ),

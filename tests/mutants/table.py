@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from . import core, linear, methods, plugins, sets
+from . import core, linear, methods, plugins, searches, sets
 from .row import Mutant
 
 __all__ = ["MUTANTS", "Mutant"]
 
-MUTANTS: tuple[Mutant, ...] = (*core.MUTANTS, *linear.MUTANTS, *methods.MUTANTS, *sets.MUTANTS, *plugins.MUTANTS)
+MUTANTS: tuple[Mutant, ...] = (
+    *core.MUTANTS,
+    *linear.MUTANTS,
+    *methods.MUTANTS,
+    *sets.MUTANTS,
+    *searches.MUTANTS,
+    *plugins.MUTANTS,
+)

@@ -181,6 +181,52 @@ def test_conjugate_gradients_end_on_a_quadratic_after_as_many_steps_as_there_are
     torch.testing.assert_close(solution.value, (1 / eigenvalues).unsqueeze(0))
 
 
+def test_the_directions_of_hager_and_zhang() -> None:
+    """Their eq. 1.3 to 1.6 for one sample at a time; every direction descends by at least ``7/8 |g|^2``."""
+    generator = torch.Generator().manual_seed(0)
+    d, before, g = (torch.randn(50, 4, generator=generator, dtype=F64) for _ in range(3))
+    state = {"d": d, "g": before, "t": torch.ones(50, dtype=F64), "slope": torch.ones(50, dtype=F64)}
+    found = ik.NonlinearCG()._beta(g, state)
+    for i in range(50):
+        y = g[i] - before[i]
+        dy = float(d[i] @ y)
+        plain = float(y @ g[i]) / dy - 2 * float(y @ y) * float(d[i] @ g[i]) / dy**2
+        bound = -1 / (float(d[i].norm()) * min(0.01, float(before[i].norm())))
+        assert float(found[i]) == pytest.approx(max(plain, bound))
+        if plain >= bound:
+            assert float((found[i] * d[i] - g[i]) @ g[i]) <= -0.875 * float(g[i] @ g[i]) + 1e-12
+
+
+@pytest.mark.parametrize("where", ["along the gradient", "at the bend", "on the second leg", "all the way"])
+def test_the_path_of_the_dogleg(where: str) -> None:
+    """One step on linear residuals with columns of length 1."""
+    generator = torch.Generator().manual_seed(5)
+    A = torch.randn(6, 3, generator=generator, dtype=F64)
+    A[:, 1] += 3 * A[:, 0]
+    A, b = A / A.norm(dim=0), torch.randn(6, generator=generator, dtype=F64)
+    g = -A.T @ b
+    cauchy = -g * (g @ g) / (A @ g).square().sum()
+    newton = torch.linalg.lstsq(A, b.unsqueeze(1)).solution[:, 0]
+    far = float(newton.norm() / cauchy.norm())
+    assert far > 1.01
+    part = {
+        "along the gradient": 0.5,
+        "at the bend": 1.0,
+        "on the second leg": 0.5 * (1 + far),
+        "all the way": 2 * far,
+    }[where]
+    low, high = 0.0, 1.0
+    for _ in range(60):  # where the second leg leaves the ball
+        middle = 0.5 * (low + high)
+        inside = (cauchy + middle * (newton - cauchy)).norm() <= part * cauchy.norm()
+        low, high = (middle, high) if inside else (low, middle)
+    wanted = 0.5 * cauchy if part == 0.5 else cauchy + low * (newton - cauchy)
+    found = ik.least_squares(
+        lambda z: A @ z - b, torch.zeros(3, dtype=F64), solver=ik.Dogleg(radius=part), max_steps=1, on_failure="ignore"
+    )
+    torch.testing.assert_close(found.value, wanted)
+
+
 def test_armijo_steps_fall_and_polyak_steps_are_those_of_the_formula() -> None:
     eigenvalues = torch.tensor([1.0, 4.0, 9.0], dtype=F64)
 
@@ -473,7 +519,8 @@ def test_fixed_step_gradient_descent_can_be_unrolled() -> None:
     assert torch.allclose(gradient, torch.full_like(gradient, 0.5), atol=1e-6)
 
 
-CONFORM = ["gradient_descent", "lbfgs", "bfgs", "newton_cg", "gauss_newton", "levenberg_marquardt"]
+CONFORM: list[Any] = ["gradient_descent", "lbfgs", "bfgs", "newton_cg", "gauss_newton", "levenberg_marquardt"]
+CONFORM += ["nonlinear_cg", ik.NonlinearCG("polak_ribiere"), "dogleg", ik.GradientDescent(step_size="armijo")]
 
 
 @ik.testing.parametrize_with_checks(CONFORM)

@@ -1,0 +1,109 @@
+"""Mutants of the minimisers that search, of brackets, of soft choices and of entropic couplings."""
+
+from __future__ import annotations
+
+from .row import mutants
+
+MINIMA = "tests/solver/test_argmin_solvers.py"
+DIRECT = "tests/solver/test_direct_search.py"
+RELAX = "tests/problem/test_relax.py"
+PROJECT = "tests/problem/test_project.py"
+SCALAR = "tests/solver/test_scalar_solvers.py"
+
+MUTANTS = [
+    *mutants(
+        "implicitkit/solver/minimise/nonlinear_cg.py",
+        MINIMA + " -k '(nonlinear_cg or conjugate or hager) and not conformance'",
+        ('d = state["d"] * self._beta(g, state).unsqueeze(1) - g', "d = -g"),
+        ("beta = ((y * g).sum(1) / square).clamp_min(0)", "beta = (g * g).sum(1) / (y * g).sum(1)"),
+        ("(y - d * (2 * y.square().sum(1) / dy).unsqueeze(1))", "(y - d * (8 * y.square().sum(1) / dy).unsqueeze(1))"),
+    ),
+    *mutants(
+        "implicitkit/solver/minimise/gradient_descent.py",
+        MINIMA + " -k 'armijo and not conformance'",
+        ("above, noise = value - self.optimum,", "above, noise = 2 * (value - self.optimum),"),
+        ('longest = 2 * state["t"]', 'longest = 2e9 * state["t"] * f(z).square().sum(1)'),
+        ("shortest = torch.minimum(state[", "shortest = 9 * torch.maximum(state["),
+    ),
+    *mutants(
+        "implicitkit/solver/minimise/nelder_mead.py",
+        DIRECT + " -k nelder",
+        (
+            "expansion, contraction, shrinking = 1 + 2 / many,",
+            "expansion, contraction, shrinking = 1 + 4 / many,",
+            DIRECT + " -k first_steps",
+        ),
+        (
+            "points = torch.where(shrink[:, None, None], first + shrinking * (points - first), points)",
+            "pass",
+            DIRECT + " -k first_steps",
+        ),
+        ("merit = torch.where(left < 0, torch.linalg.vector_norm(f(z), dim=1), merit)", "pass"),
+    ),
+    *mutants(
+        "implicitkit/solver/minimise/golden_section.py",
+        DIRECT + " -k golden",
+        ("_PART = 0.5 * (3 - math.sqrt(5))", "_PART = 0.1 * (3 - math.sqrt(5))"),
+        ("return torch.where(lost & (by_slopes.abs() <= doubt), by_slopes, rise)", "return rise"),
+        ('"b": torch.where(lower, torch.where(left, m, b), torch.where(left, b, x)),', '"b": b,'),
+    ),
+    *mutants(
+        "implicitkit/solver/least_squares/dogleg.py",
+        MINIMA + " -k 'dogleg and not conformance'",
+        ("bent = _product(R, slope).square().sum(1)", "bent = slope.square().sum(1) * 1e-6"),
+        ("p = _path(cauchy, newton, radius)", "p = cauchy"),
+        ("promised = -(slope * p).sum(1) - 0.5 * Rp.square().sum(1)", "promised = -1e6 * (slope * p).sum(1)"),
+    ),
+    *mutants(
+        "implicitkit/solver/accelerated.py",
+        "tests/solver/test_accelerated.py",
+        ("self.plain, self.moved = plain, plain - z", "self.plain, self.moved = plain, plain"),
+        ('z_next, mixing = self.mixing.step(view, z, state["mixing"])', 'z_next, mixing = plain, state["mixing"]'),
+    ),
+    *mutants(
+        "implicitkit/solver/steps/bracketing.py",
+        SCALAR + " -k bracket",
+        ("missing = ~(torch.sign(f_low) != torch.sign(f_high)) |", "missing = (f_low != f_low) |"),
+        ("found.append(t.reshape(-1, 1).expand(len(z), 1))", "found.append(t.reshape(-1, 1)[:1].expand(len(z), 1))"),
+    ),
+    *mutants(
+        "implicitkit/solver/black_box.py", SCALAR + " -k bracket", ("one.sample = i, batch", "one.sample = 0, batch")
+    ),
+    *mutants(
+        "implicitkit/relax/sorting.py",
+        RELAX + " -k permutahedron",
+        ("return z.expand_as(w) - _FALLING.project(z - w)", "return z.expand_as(w) + _FALLING.project(w - z)"),
+        ("return z - moved.gather(-1, order.argsort(-1))", "return z - moved.gather(-1, order)"),
+    ),
+    *mutants(
+        "implicitkit/relax/envelope.py",
+        RELAX,
+        ("moved = 0 * slope if dtheta is None else slope * dtheta", "moved = slope.detach() * dtheta"),
+        (
+            "with compat.forward_ad_enabled(ctx.saved_tensors) as (slope,):",
+            "with compat.contextlib.nullcontext(ctx.saved_tensors) as (slope,):",
+        ),
+    ),
+    *mutants(
+        "implicitkit/relax/fenchel_young.py",
+        RELAX + " -k loss",
+        ("return 0.5 * self._inner(p, p)", "return self._inner(p, p)"),
+        ("return (torch.xlogy(p, p) - p)", "return (2 * torch.xlogy(p, p) - p)", RELAX),
+        ("return highest + self._omega(labels) - linear", "return highest - linear", RELAX),
+    ),
+    *mutants(
+        "implicitkit/relax/perturbed.py",
+        RELAX,
+        ("noise - z + (-noise).exp() - (-z).exp()", "noise - z"),
+        ("highest = ((at.unsqueeze(0) + self.sigma * noise) * choices)", "highest = (self.sigma * noise * choices)"),
+    ),
+    *mutants(
+        "implicitkit/project/entropic.py",
+        PROJECT + " -k 'coupling or bad_input'",
+        (
+            "return rows.unsqueeze(-1) * torch.softmax(v + g.unsqueeze(-2), -1)",
+            "return rows.unsqueeze(-1) * torch.softmax(v + 2 * g.unsqueeze(-2), -1) * 1.001",
+        ),
+        ("constants(_check_totals, rows, columns)", "pass"),
+    ),
+]
