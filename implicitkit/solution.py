@@ -266,6 +266,8 @@ class Solution:
         outcome = self._record.outcome
         status, norm = outcome.status, outcome.residual_norm
         total, good = len(status), int((status == int(Status.CONVERGED)).sum())
+        if not total:
+            return "Solution(an empty batch)"
         state = (
             ("converged" if good == total else Status(int(status.max())).name.lower())
             if total == 1

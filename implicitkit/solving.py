@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
-from implicitkit.foundation.trees import Layout, tree_map
+from implicitkit.foundation.trees import Layout, as_state, tree_flatten, tree_map
 from implicitkit.lifting.lifted import Lifted, check_solution, lift, lift_closed
 from implicitkit.lifting.watch import Ordinary, resolve
 from implicitkit.problem.argmin import Argmin
@@ -28,9 +30,10 @@ from implicitkit.rule.catalogue import get_rule
 from implicitkit.rule.request import Request
 from implicitkit.solution import Record, Solution
 from implicitkit.solver import auto
-from implicitkit.solver.base import Options, Solver
+from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.catalogue import check_serves, get_solver
 from implicitkit.solver.root.bracketed import bracketed, middle
+from implicitkit.solver.user_solver import Start
 from implicitkit.system import System, check_output
 
 __all__ = ["argmin", "fixed_point", "least_squares", "root", "solve", "steady_state"]
@@ -52,6 +55,7 @@ def solve(
     on_failure: str = "raise",
     trace: bool = False,
     callback: Callable[[int, Any, Tensor], Any] | None = None,
+    **unknown: Any,
 ) -> Solution:
     r"""Find ``z`` where ``problem`` holds, and attach its derivative.
 
@@ -59,7 +63,8 @@ def solve(
         problem: what must hold: ``ik.Root(f)``, ``ik.FixedPoint(f)``, ``ik.Argmin(f)``, ``ik.LeastSquares(f)``,
             ``ik.SteadyState(f)``, or a registered problem of your own.
         z0: where to start, a pytree of real or complex tensors; the solution has its structure, shapes and dtypes.  Its
-            derivative is zero.  Only a problem that knows its unknowns (``ik.QuadraticProgram``) can do without.
+            derivative is zero.  Floats and NumPy arrays become tensors; an empty batch has an empty
+            solution.  Only a problem that knows its unknowns (``ik.QuadraticProgram``) can do without.
         args: what the function gets after ``z``: a tuple of pytrees (a lone tensor is a tuple of one).
         solver: a registered name (``ik.solvers()``), a configured object (``ik.Anderson(memory=8)``), or ``"auto"``.
         rule: likewise (``ik.rules()``); ``"auto"`` is the exact implicit rule.
@@ -68,7 +73,7 @@ def solve(
             ``torch.vmap``.  Given, converged samples are dropped from later evaluations; else they are only frozen.
         rtol, atol: a sample has converged when ``|F(z)|_2 <= atol + rtol * scale``; scale is ``|z|_2`` for a fixed point,
             else ``|F(z0)|_2``.  Defaults follow the dtype: both ``eps^(2/3)`` (float64 3.7e-11, float32 2.4e-5).
-        max_steps: steps allowed; ``None`` is the solver's own default.
+        max_steps: steps allowed; ``None`` is the solver's own default, 0 evaluates at ``z0`` and reports.
         on_failure: ``"raise"``, ``"warn"`` or ``"ignore"``, for the solve and for the linear solve of its derivative;
             or ``"nan"``: samples that failed have the value NaN, a derivative of zero, and disturb no other; where only
             the linear solve of the derivative failed, the derivative is NaN.
@@ -83,6 +88,9 @@ def solve(
         CapturedTensorError: a derivative would be lost.
         UnknownNameError, CapabilityError, TypeError, ValueError: the parts or the input do not fit; the message says how.
     """
+    if unknown:
+        _refuse_unknown(next(iter(unknown)))
+    z0 = as_state(z0, args)
     options: dict[str, Any] = {
         "solver": solver,
         "rule": rule,
@@ -136,8 +144,10 @@ def _solve(
     layout = Layout(z0, _batch_dims(batch_dims))
     options = _options(layout, restated=restated, **watched)
     check_policy(on_failure)
+    if not layout.batch:
+        return _of_nobody(problem, layout, z0, args, restated)
     rule = get_rule(get_problem_entry(problem).rule if rule == "auto" else rule)
-    solver = _solver(solver, problem, layout, rule)
+    solver = _solver(solver, problem, layout, rule) if options.max_steps != 0 else Start()
     if problem.closed:
         lifted = lift_closed(problem.function, args)
     else:
@@ -282,11 +292,43 @@ def _options(
         raise ValueError(f"tolerances must be finite and not negative: rtol={rtol}, atol={atol}")
     if rtol == 0 and atol == 0:
         raise ValueError("rtol and atol cannot both be zero: no floating-point residual can be asked to vanish")
-    if max_steps is not None and (not isinstance(max_steps, int) or max_steps < 1):
-        raise ValueError(f"max_steps must be an integer >= 1 (or None for the solver's default), got {max_steps!r}")
+    if max_steps is not None and (not isinstance(max_steps, int) or max_steps < 0):
+        raise ValueError(f"max_steps must be an integer >= 0 (or None for the solver's default), got {max_steps!r}")
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable as callback(step, z, residual_norm), got {type(callback).__name__}")
     return Options(rtol, atol, max_steps, trace, callback and _on_trees(callback, layout, restated))
+
+
+_OTHER_WORDS = {
+    "tol": "rtol", "tolerance": "rtol", "eps": "rtol", "xtol": "rtol", "ftol": "atol", "maxiter": "max_steps",
+    "max_iter": "max_steps", "maxit": "max_steps", "steps": "max_steps", "method": "solver", "x0": "z0", "init": "z0",
+    "theta": "args", "params": "args", "strict": "on_failure", "verbose": "callback", "batch": "batch_dims",
+}  # fmt: skip
+
+
+def _refuse_unknown(name: str) -> None:
+    known = [n for n, p in inspect.signature(solve).parameters.items() if p.kind is not p.VAR_KEYWORD]
+    near = [_OTHER_WORDS[name]] if name in _OTHER_WORDS else difflib.get_close_matches(name, known, 1)
+    raise TypeError(
+        f"solve got an unexpected keyword argument {name!r}."
+        + (f" Did you mean {near[0]!r}?" if near else "")
+        + f" Options: {', '.join(known[3:])}; what a solver takes is given to it: solver=ik.Anderson(memory=8)"
+    )
+
+
+def _of_nobody(problem: Problem, layout: Layout, z0: Any, args: Any, restated: Restated | None) -> Solution:
+    """The solution of an empty batch: empty, and with derivative zero by everything that the function uses."""
+    out = args if problem.closed else problem.function(problem.probe(z0), *args)
+    parts = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex())]
+    link = 0 * sum((t.real if t.is_complex() else t).sum() for t in parts)
+    empty = torch.zeros(0, dtype=layout.dtype, device=layout.device)
+    count = torch.zeros(0, dtype=torch.int64, device=layout.device)
+    outcome = Outcome(layout.pack(z0).detach(), empty, count, count, evaluations=0 if problem.closed else 1)
+    value = tree_map(lambda t: t.detach() + link, z0)
+    solution = Solution(value, None, layout, Record(outcome), "none", "none")
+    if restated is not None:
+        solution.value, solution.multipliers = restated.split(value)
+    return solution
 
 
 def _number(name: str, value: Any) -> float:

@@ -328,12 +328,12 @@ def _row_dims(in_dims: Any, args: tuple[Any, ...], layout: Layout, count: int) -
         for leaf in tree_flatten(arg)[0]:
             if not isinstance(leaf, Tensor):
                 continue
-            if entry is not None and (leaf.ndim <= entry or leaf.shape[entry] != rows):
+            if entry is not None and (not -leaf.ndim <= entry < leaf.ndim or leaf.shape[entry] != rows):
                 raise ValueError(
                     f"in_dims says that argument {number} carries the batch in dimension {entry}, but its shape is "
                     f"{tuple(leaf.shape)} and the batch has {rows} rows"
                 )
-            dims.append(entry)
+            dims.append(None if entry is None else entry % leaf.ndim)
     return (*dims, *([None] * (count - len(dims))))
 
 

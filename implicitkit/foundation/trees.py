@@ -17,7 +17,7 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.compat import tree_flatten, tree_map, tree_unflatten
 
-__all__ = ["Layout", "tree_flatten", "tree_map", "tree_unflatten"]
+__all__ = ["Layout", "as_state", "describe_leaves", "tree_flatten", "tree_map", "tree_unflatten"]
 
 
 class Layout:
@@ -37,12 +37,14 @@ class Layout:
             raise ValueError(f"{name} is empty: the state has no tensor in it")
         for i, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
-                raise TypeError(f"{name}{compat.key_path(tree, i)} is a {type(leaf).__name__}, not a tensor")
+                hint = ": write it with a decimal point, or as a tensor" if isinstance(leaf, int) else ""
+                raise TypeError(f"{name}{compat.key_path(tree, i)} is a {type(leaf).__name__}, not a tensor{hint}")
             if not (leaf.is_floating_point() or leaf.is_complex()):
                 raise TypeError(
                     f"{name}{compat.key_path(tree, i)} has dtype {leaf.dtype}; an unknown must be real or complex "
                     f"floating point: pass {name}.to(torch.get_default_dtype())"
                 )
+            _refuse_unusual(leaf, f"{name}{compat.key_path(tree, i)}")
             if leaf.ndim < batch_dims:
                 raise ValueError(
                     f"batch_dims={batch_dims} is larger than the rank of {name}{compat.key_path(tree, i)}, which has "
@@ -67,6 +69,8 @@ class Layout:
                     f"the leaves of {name} disagree on the batch: {name}{compat.key_path(tree, i)} has batch shape "
                     f"{tuple(leaf.shape[:batch_dims])}, the first leaf {tuple(self.batch_shape)}"
                 )
+        if self.device.type == "meta":
+            raise TypeError(f"{name} is on the meta device, which holds no numbers: nothing can be solved there")
         self.batch_dims = batch_dims
         self.inner = self.batch_shape[1:]
         self.samples_per_row = math.prod(self.inner)
@@ -76,11 +80,6 @@ class Layout:
         self.sizes = [math.prod(e) * (2 if c else 1) for e, c in zip(self.events, self.complex, strict=True)]
         self.size = sum(self.sizes)
         self._classify(isinstance(tree, Tensor))
-        if self.batch == 0:
-            raise ValueError(
-                f"{name} has an empty batch (batch shape {tuple(self.batch_shape)}): there is nothing to solve; "
-                "skip the call when there are no samples"
-            )
         if self.size == 0:
             raise ValueError(f"{name} has size zero (shape {tuple(first.shape)}): there is no unknown to solve for")
 
@@ -165,6 +164,8 @@ class Layout:
                     f"{what} returned shape {tuple(leaf.shape)}{_at(tree, i)}, but z has shape {expected} there: there "
                     "must be one equation per unknown"
                 )
+            if leaf.layout != torch.strided:
+                raise TypeError(f"{what} returned a sparse tensor{_at(tree, i)}: return a dense one (.to_dense())")
             if leaf.device != self.device:
                 raise ValueError(f"{what} returned a tensor on {leaf.device}, but z is on {self.device}")
             if leaf.is_complex() != is_complex or (_real(leaf) != self.dtype and not cast):
@@ -172,6 +173,35 @@ class Layout:
                     f"{what} returned dtype {leaf.dtype}{_at(tree, i)}, but z has {'complex ' if is_complex else ''}"
                     f"{self.dtype} there; start from a z0 of the dtype that the function computes in"
                 )
+
+
+def as_state(z0: Any, args: Any) -> Any:
+    """``z0`` with its Python floats and NumPy arrays as tensors: arrays as they are, floats in the precision of the first
+    floating-point tensor beside them in ``z0``, or in ``args`` (else torch's default)."""
+    if isinstance(z0, Tensor):
+        return z0
+    leaves, spec = tree_flatten(z0)
+    arrays = [
+        torch.tensor(x) if type(x).__module__ == "numpy" and hasattr(x, "__array__") and not isinstance(x, float) else x
+        for x in leaves
+    ]
+    near = [t for t in (*arrays, *tree_flatten(args)[0]) if isinstance(t, Tensor) and t.is_floating_point()]
+    place: dict[str, Any] = {"dtype": near[0].dtype, "device": near[0].device} if near else {}
+    return tree_unflatten([torch.tensor(x, **place) if isinstance(x, float) else x for x in arrays], spec)
+
+
+def _refuse_unusual(leaf: Tensor, name: str) -> None:
+    """Raise for tensors that no solver can compute with."""
+    if leaf.is_nested:
+        raise TypeError(
+            f"{name} is a nested tensor: pad it (torch.nested.to_padded_tensor), or solve its parts as a list"
+        )
+    if leaf.layout != torch.strided:
+        raise TypeError(f"{name} is sparse ({leaf.layout}): an unknown must be dense; pass {name}.to_dense()")
+    if leaf.dtype.itemsize == 1:
+        raise TypeError(
+            f"{name} has dtype {leaf.dtype}, in which nothing can be computed: pass {name}.to(torch.bfloat16)"
+        )
 
 
 def _real(t: Tensor) -> torch.dtype:

@@ -11,12 +11,13 @@ from torch import Tensor
 from implicitkit.foundation import trees
 from implicitkit.foundation.trees import Layout
 from implicitkit.linear.user_factor import UserFactor
+from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Options, Outcome, Solver
 from implicitkit.solver.black_box import verdict
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.judging import Judge
 
-__all__ = ["UserSolver"]
+__all__ = ["Start", "UserSolver"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,23 @@ class UserSolver(Solver):
         return outcome
 
 
+class Start(Solver):
+    """Takes no step: the start itself, judged (``max_steps=0``)."""
+
+    name: ClassVar[str] = "start"
+    solves: ClassVar[str] = "root"
+    general: ClassVar[bool] = True
+
+    def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
+        """Evaluate at ``z0``."""
+        judge = Judge(f, options)
+        start = judge.norm(f.residual(z0))
+        steps = torch.zeros(z0.shape[0], dtype=torch.int64, device=z0.device)
+        outcome = verdict(judge, f, z0, z0, start, steps, 0, options, "")
+        outcome.status = torch.where(outcome.status == int(Status.STALLED), int(Status.MAX_STEPS), outcome.status)
+        return outcome
+
+
 def _own(x: Any) -> Any:
     return x.detach().clone() if isinstance(x, Tensor) else x
 
@@ -69,6 +87,8 @@ def _like(found: Any, part: Tensor, layout: Layout, name: str) -> Any:
     if isinstance(found, Found):
         found = found.z
     template, spec = trees.tree_flatten(layout.unpack(part))
+    if found is None:
+        raise TypeError(f"{name} returned None: a solver returns the solution, like z0")
     leaves = trees.tree_flatten(found)[0]
     if len(leaves) != len(template):
         raise ValueError(f"{name} returned {len(leaves)} tensor(s), but z0 has {len(template)}")

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -223,3 +224,67 @@ def test_refused(row: str) -> None:
     call, error, message = REFUSED[row]
     with pytest.raises(error, match=message):
         call()
+
+
+# ---------------------------------------------------------------------------------------- what is taken as a start
+def test_floats_and_arrays_are_starts() -> None:
+    x = torch.tensor(0.3, dtype=D, requires_grad=True)
+    s = ik.fixed_point(lambda z, x: torch.cos(z) * x, 0.5, (x,))
+    assert s.value.dtype == D
+    assert s.value.shape == ()
+    s.value.backward()
+    assert bool(torch.isfinite(x.grad))
+    start = np.zeros((2, 3))
+    s = ik.root(lambda z: {"a": z["a"] ** 3 + 1, "b": z["b"] - 2}, {"a": start - 0.5, "b": 0.25})
+    torch.testing.assert_close(s.value["a"], torch.full((2, 3), -1.0, dtype=D))
+    assert s.value["b"].item() == pytest.approx(2.0)
+    assert float(np.abs(start).max()) == 0
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (4, 0, 3)], ids=str)
+def test_an_empty_batch_has_an_empty_solution(shape: tuple[int, ...]) -> None:
+    dims, layer = len(shape) - 1, nn.Linear(3, 3, dtype=D)
+    x = zeros(*shape).requires_grad_()
+    s = ik.fixed_point(lambda z, x: torch.tanh(0.3 * layer(z) + x), zeros(*shape), (x,), batch_dims=dims)
+    assert s.value.shape == shape
+    assert s.converged.shape == s.steps.shape == s.residual_norm.shape == shape[:-1]
+    assert "empty" in repr(s)
+    s.raise_for_status()
+    s.value.sum().backward()
+    assert float(layer.weight.grad.abs().max()) == 0
+    assert x.grad.shape == shape
+    bounded = ik.argmin(lambda z: (z**2).sum(-1), zeros(*shape), batch_dims=dims, bounds=(0.0, 1.0))
+    assert bounded.value.shape == shape
+    f = lambda x: ik.fixed_point(lambda z, x: torch.cos(z) + x, zeros(*shape), (x,), batch_dims=dims).value.sum()  # noqa: E731
+    assert torch.func.grad(f)(x.detach()).shape == shape
+
+
+def test_no_steps_are_an_evaluation() -> None:
+    for problem in (ik.Root(lambda z: z**2 - 2), ik.FixedPoint(torch.cos), ik.Argmin(lambda z: (z**4).sum())):
+        s = ik.solve(problem, torch.ones(3, dtype=D), max_steps=0, on_failure="ignore")
+        assert torch.equal(s.value, torch.ones(3, dtype=D))
+        assert s.steps.item() == 0
+        assert not s.converged.item()
+        assert s.residual_norm.item() > 0.1
+    with pytest.raises(ik.ConvergenceError, match="step limit"):
+        ik.root(lambda z: z**2 - 2, torch.ones(3, dtype=D), max_steps=0)
+    exact = ik.root(lambda z, x: z - x, torch.ones(3, dtype=D), (torch.ones(3, dtype=D),), max_steps=0)
+    assert exact.converged.item()
+
+
+def test_in_dims_count_from_the_end() -> None:
+    x = torch.randn(3, 6, generator=torch.Generator().manual_seed(0), dtype=D)
+    f = lambda z, x: torch.tanh(0.5 * z + x.mT)  # noqa: E731
+    kept = ik.fixed_point(f, zeros(6, 3), (x,), batch_dims=1, solver="picard").value
+    for entry in (1, -1):
+        got = ik.fixed_point(f, zeros(6, 3), (x,), batch_dims=1, solver="picard", in_dims=(entry,)).value
+        torch.testing.assert_close(got, kept, rtol=0, atol=1e-9)
+
+
+def test_an_empty_batch_of_quadratic_programs() -> None:
+    q = zeros(0, 2).requires_grad_()
+    eye = torch.eye(2, dtype=D)
+    s = ik.solve(ik.QuadraticProgram(eye, q, G=eye, h=torch.ones(2, dtype=D)))
+    assert s.value.shape == s.multipliers.inequality.shape == (0, 2)
+    s.value.sum().backward()
+    assert q.grad.shape == (0, 2)
