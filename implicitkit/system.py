@@ -160,7 +160,9 @@ class System:
             self.problem,
             self.layout,
             self.kernel,
-            self.live if self.parent is not None else _of_fewer(self.origin, len(rows)),
+            self.live
+            if self.parent is not None or not self.origin.layout.batch_shape
+            else _of_fewer(self.origin, len(rows)),
             batch=len(rows) * self.samples_per_row,
             samples_per_row=self.samples_per_row,
             row_dims=self.row_dims,
