@@ -205,6 +205,15 @@ def opaque_to_compile(function: C) -> C:
     return entry  # type: ignore[return-value]
 
 
+def _graphs_kept() -> Any:
+    """Inside, compiled functions keep what their backward needs: products with a Jacobian go through it many times, and
+    AOTAutograd else gives the buffers of a graph away at the first ("compiled with non-empty donated buffers")."""
+    config = sys.modules.get("torch._functorch.config")
+    if config is None or not getattr(config, "donated_buffer", False):
+        return contextlib.nullcontext()
+    return config.patch(donated_buffer=False)
+
+
 def _disable(function: C, entry: Callable[..., Any]) -> C:
     """The function as the compiler must not see it; the frame of the wrapper around it is not to be traced either."""
     from torch._dynamo.eval_frame import skip_code
@@ -212,7 +221,8 @@ def _disable(function: C, entry: Callable[..., Any]) -> C:
     @functools.wraps(function)
     def unseen(*args: Any, **kwargs: Any) -> Any:
         skip_code(entry.__code__)  # one code object for every wrapper; torch._dynamo.reset() forgets it
-        return function(*args, **kwargs)
+        with _graphs_kept():
+            return function(*args, **kwargs)
 
     return torch.compiler.disable(unseen)
 

@@ -288,3 +288,19 @@ def test_an_empty_batch_of_quadratic_programs() -> None:
     assert s.value.shape == s.multipliers.inequality.shape == (0, 2)
     s.value.sum().backward()
     assert q.grad.shape == (0, 2)
+
+
+# ------------------------------------------------------------------------------------------------------------- compiled maps
+def test_a_compiled_map_with_batches_of_two_sizes() -> None:
+    torch.manual_seed(0)
+    cell = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)).to(D)
+    plain = lambda z, x: torch.tanh(0.3 * cell(z) + x)  # noqa: E731
+    compiled = torch.compile(plain, backend="aot_eager")
+    for rows in (4, 4, 3):
+        x = torch.randn(rows, 16, dtype=D, requires_grad=True)
+        got, want = (
+            torch.autograd.grad(ik.fixed_point(f, torch.zeros_like(x), (x,), batch_dims=1).value.sum(), x)[0]
+            for f in (compiled, plain)
+        )
+        torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-8)
+    torch._dynamo.reset()
