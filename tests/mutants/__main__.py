@@ -88,9 +88,7 @@ def run(mutant: Mutant, folder: Path, seconds: float) -> str:
 def _tests(selection: str, folder: Path, seconds: float) -> str:
     path = os.pathsep.join([str(folder), str(folder / "plugins")])
     environment = os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
-    if "xdist" in sys.modules or shutil.which("pytest"):
-        options += ["-p", "no:xdist"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow"]
     try:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, *shlex.split(selection)],
