@@ -248,12 +248,12 @@ MUTANTS = [
         "implicitkit/solver/least_squares/levenberg_marquardt.py",
         MINIMA + " -k 'levenberg'",
         (
-            "promised = 0.5 * (q * (s * b + mu.unsqueeze(1) * q)).sum(1)",
-            "promised = 0.5 * (q * (s * b - mu.unsqueeze(1) * q)).sum(1)",
+            "return p, 0.5 * (q * (s * b + mu.unsqueeze(1) * q)).sum(1)",
+            "return p, 0.5 * (q * (s * b - mu.unsqueeze(1) * q)).sum(1)",
         ),
         (
-            "p = (-torch.bmm(Vh.mT, q.unsqueeze(2)).squeeze(2) / scale).to(z.dtype)",
-            "p = (-torch.bmm(Vh.mT, q.unsqueeze(2)).squeeze(2)).to(z.dtype)",
+            "p = -torch.bmm(self.Vh.mT, q.unsqueeze(2)).squeeze(2) / self.D",
+            "p = -torch.bmm(self.Vh.mT, q.unsqueeze(2)).squeeze(2)",
         ),
         (
             "mu = torch.where(found, mu, torch.where(accept, easier, mu * nu))",

@@ -17,7 +17,7 @@ from implicitkit.diagnostics import degeneracy
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator, minus, preconditioned, shifted
 from implicitkit.lifting.reach import reachable_modules
-from implicitkit.linear import GMRES, LU, BiCGStab
+from implicitkit.linear import GMRES, LSMR, LU, BiCGStab
 from implicitkit.linear.auto import Auto
 from implicitkit.linear.kkt import KKT
 from implicitkit.linear.saddle import Saddle
@@ -221,6 +221,22 @@ def test_linear_gmres_drops_a_direction_that_is_rounding() -> None:
     found = GMRES().solve(operator(M), b, rtol=1e-14, atol=0.0, max_steps=None)
     close(found.x[:, :3], torch.tensor([[1.0, 0.5, 1 / 3]], dtype=D), rtol=1e-10, atol=1e-12)
     assert float(found.x.abs().max()) < 2
+
+
+def test_linear_lsmr_claims_no_least_squares_solution_that_is_none() -> None:
+    """Inconsistent and cut off anywhere: converged only where ``|A'r| <= rtol |A| |r|``."""
+    n = 30
+    values = torch.cat([torch.logspace(0, -1.5, n - 3, dtype=D), torch.zeros(3, dtype=D)])
+    M = (torch.linalg.qr(seeded(n, n, seed=6))[0] * values @ torch.linalg.qr(seeded(n, n, seed=7))[0]).unsqueeze(0)
+    b = seeded(1, n, seed=8)
+    claims = []
+    for k in range(6, 240, 6):
+        found = LSMR().solve(operator(M), b, rtol=1e-8, atol=0.0, max_steps=k)
+        r = b - torch.einsum("bij,bj->bi", M, found.x)
+        gradient = torch.linalg.vector_norm(torch.einsum("bij,bi->bj", M, r))
+        claims.append(bool(found.converged))
+        assert not claims[-1] or float(gradient) <= 1e-8 * float(torch.linalg.matrix_norm(M[0]) * r.norm()), k
+    assert claims[-1] and not claims[0]
 
 
 def test_linear_kkt_takes_small_singular_values_for_what_they_are() -> None:
