@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit_deq.positions import PerPosition
+from implicitkit_deq.positions import FullNewton, PerPosition
 
 __all__ = ["CausalityWarning", "PerPosition", "future_leak", "per_position"]
 
 _DENSE = 1024  # unknowns a sample up to which Newton's method, which factors Jacobians, is the last resort
-_FULL_NEWTON = ik.Newton(line_search=False)
 
 
 class CausalityWarning(UserWarning):
@@ -66,14 +65,14 @@ def per_position(solver: Any, state: Any, batch_dims: int = 1) -> Any:
         return PerPosition(method, sizes, positions, length, whole, and_then)
 
     if (isinstance(solver, str) and solver in ("auto", "relay")) or solver == ik.Relay():
-        last = alone(_FULL_NEWTON, whole=True) if positions * sum(sizes) <= _DENSE else None
+        last = alone(FullNewton(), whole=True) if positions * sum(sizes) <= _DENSE else None
         return alone(ik.Picard(), False, alone(ik.Broyden(), False, alone(ik.Picard(damping=0.5), False, last)))
     method = ik.get_solver(solver)
     name = getattr(method, "name", "") or type(method).__name__
     if isinstance(method, PerPosition):
         return method
     if name == "newton" and not method.line_search:
-        return alone(method, whole=True)
+        return alone(FullNewton(), whole=True)
     if isinstance(method, ik.Method) and (method.solves == "fixed_point" or name == "broyden"):
         return alone(method)
     warnings.warn(

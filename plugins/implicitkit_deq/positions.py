@@ -13,7 +13,7 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.extend import Evaluations, Options, Outcome
 
-__all__ = ["PerPosition"]
+__all__ = ["FullNewton", "PerPosition"]
 
 _WINDOW, _HORIZON = 12, 100.0  # as those of ik.extend.Impatient
 
@@ -170,6 +170,23 @@ class PerPosition(ik.Method):
             if name != "inner"
         }
         return kept | {"inner": self.method.select(state["inner"], index if self.whole else rows)}
+
+
+class FullNewton(ik.Method):
+    """``z - J^{-1} F``, and nothing else: no step of it is judged by the norm of a whole sequence.
+
+    Causal, since the Jacobian of a causal map is block lower triangular.  One dense Jacobian a step.
+    """
+
+    name: ClassVar[str] = "newton"
+    solves: ClassVar[str] = "root"
+    default_max_steps: ClassVar[int] = 100
+
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """One step; a singular system leaves its sample where it is."""
+        d, info = torch.linalg.solve_ex(f.jacobian(z), -f.residual(z))
+        usable = (info == 0) & torch.isfinite(d).all(1)
+        return torch.where(usable.unsqueeze(1), z + d, z), state
 
 
 def _later(callback: Callable[[int, Tensor, Tensor], Any], taken: int) -> Callable[[int, Tensor, Tensor], Any]:
