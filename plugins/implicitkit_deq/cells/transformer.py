@@ -85,7 +85,7 @@ class Transformer(Cell):
         self.out = nn.Linear(features, features, bias=False, **made)
         self.first_norm, self.second_norm = nn.LayerNorm(features, **made), nn.LayerNorm(features, **made)
         self.up, self.down = nn.Linear(features, hidden, **made), nn.Linear(hidden, features, **made)
-        self.drop = nn.Dropout(dropout)
+        self.dropout, self.drop = dropout, nn.Dropout(dropout)
         for weight in (self.qkv.weight, self.out.weight, self.up.weight, self.down.weight):
             nn.init.normal_(weight, std=scale * (2 / (5 * features)) ** 0.5)
 
@@ -139,7 +139,7 @@ class Transformer(Cell):
             placed = placed.masked_fill(ahead, -torch.inf)
         q = q + self.content_bias.unsqueeze(1)
         if self.fused:
-            p = self.drop.p if self.training else 0.0
+            p = self.dropout if self.training else 0.0
             heads = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=placed, dropout_p=p)
         else:
             heads = self.drop(torch.softmax(q @ k.mT / math.sqrt(d // self.heads) + placed, -1)) @ v

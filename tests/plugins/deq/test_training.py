@@ -288,7 +288,6 @@ def _sharded(rank: int, store: str) -> None:
     layer(x).sum().backward()
     want = {name: p.grad.clone() for name, p in layer.named_parameters()}
     layer.zero_grad()
-    fully_shard(layer.cell)
     fully_shard(layer)
     layer(x).sum().backward()
     for name, p in layer.named_parameters():
@@ -296,8 +295,8 @@ def _sharded(rank: int, store: str) -> None:
     dist.destroy_process_group()
 
 
-def test_a_sharded_library_cell() -> None:
-    """``fully_shard(layer.cell)`` on two processes that see the same data: the gradients of one process."""
+def test_a_sharded_layer() -> None:
+    """``fully_shard(layer)`` on two processes: the gradients of one process."""
     torch.multiprocessing.start_processes(_sharded, (tempfile.mktemp(),), nprocs=2, start_method="fork")
 
 
