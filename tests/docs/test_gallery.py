@@ -9,7 +9,7 @@ import pytest
 from blocks import ROOT, run_apart
 
 GALLERY = sorted((ROOT / "examples" / "gallery").glob("*.py"))
-SLOW = {"hyperparameters", "monotone_deq", "mpc", "pose_graph", "portfolio"}
+SLOW = {"hyperparameters", "monotone_deq", "mpc", "pose_graph", "portfolio", "sudoku"}
 
 
 @pytest.mark.parametrize(
