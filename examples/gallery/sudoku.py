@@ -24,7 +24,7 @@ torch.manual_seed(0)
 
 
 def rules():
-    """Each cell one digit; each row, column and box each digit once: 64 equations, one entry of z per (row, column, digit)."""
+    """Each cell one digit; each row, column and box each digit once: 64 equations in 64 unknowns."""
     z = torch.eye(64).reshape(64, 4, 4, 4)
     boxes = z.reshape(64, 2, 2, 2, 2, 4).sum((2, 4)).reshape(64, 4, 4)
     return torch.cat([part.reshape(64, -1) for part in (z.sum(3), z.sum(2), z.sum(1), boxes)], 1).T
@@ -74,7 +74,7 @@ A = (torch.randn(40, 64) / 8).requires_grad_()
 optimiser = torch.optim.Adam([A], lr=0.02)
 new, new_solved = puzzles(60, given=9)
 history = []
-for step in range(250):
+for _ in range(250):
     p, solved = puzzles(24, given=9)
     loss = (layer(p, A) - solved).square().mean()
     optimiser.zero_grad()
