@@ -120,6 +120,9 @@ def _by_factors(f: Evaluations, A: Operator, z: Tensor, F: Tensor, scale: Tensor
     full = torch.linalg.vector_norm(along - point / unit, dim=1) <= eps**0.25 * torch.linalg.vector_norm(along, dim=1)
     near = regular & (full | line) & _near_a_zero(f, z, F, unit * d, scale)
     near = near | (solvable & line & _near_a_zero(f, z, F, unit * low, scale))
+    # nothing but rounding is left: a zero as far as numbers tell, if on a plateau of them
+    noise = torch.linalg.vector_norm(F, dim=1) <= 4 * eps * torch.linalg.vector_norm(scale, dim=1)
+    near = near | (finite & noise)
     # a function that autograd cannot see through has no derivative to tell from
     return near, (J != 0).flatten(1).any(1) | (F == 0).all(1)
 
