@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.rule import primitive
+from implicitkit.rule import request
 
 RADIUS, TOLERANCE = 0.9, 1e-4
 TARGETS = {
@@ -137,7 +137,7 @@ class _Cell(torch.nn.Module):
 def _time_the_driver() -> list[float]:
     """Seconds that each solve spends in the driver and the solver, appended as it happens."""
     seconds: list[float] = []
-    find = primitive.driver.find
+    find = request.find
 
     def watched(*args: Any) -> Any:
         start = time.perf_counter()
@@ -146,7 +146,7 @@ def _time_the_driver() -> list[float]:
         finally:
             seconds.append(time.perf_counter() - start)
 
-    primitive.driver.find = watched
+    request.find = watched
     return seconds
 
 
