@@ -77,7 +77,7 @@ def _normalised(module: nn.Module) -> list[tuple[str, str]]:
     for path, m in module.named_modules():
         if parametrize.is_parametrized(m):
             dot = f"{path}." if path else ""
-            for name, kept in m.parametrizations.items():  # type: ignore[operator, union-attr]
+            for name, kept in m.parametrizations.items():
                 if hasattr(kept, "original1"):
                     found.append((f"{dot}{name}", f"{dot}parametrizations.{name}"))
     return found
