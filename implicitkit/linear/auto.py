@@ -34,8 +34,8 @@ class Auto(LinearSolver):
     1. Factors of the very matrix, or of one nearby (the solver's last Jacobian), if there are any: refinement, or GMRES
        with them as preconditioner.
     2. ``lu`` where forming the dense blocks is cheap: few unknowns, or a cheap function.
-    3. ``sparse_lu`` where the matrix has a sparsity pattern (of a fixed-point map only after 4 has failed: there ``I - J``
-       is seldom ill-conditioned).
+    3. ``sparse_lu`` where the matrix has a sparsity pattern.  (2 for many unknowns, and 3, of a fixed-point map only after 4
+       has failed: there ``I - J`` is seldom ill-conditioned, and few products do.)
     4. ``cg`` for symmetric matrices and ``gmres``; of fewer products where a direct method can take over.
     5. What these could not do: ``sparse_lu``, then ``lu`` while the blocks fit into memory (1 GB).
 
@@ -53,7 +53,7 @@ class Auto(LinearSolver):
     def solve_many(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
         limits: dict[str, Any] = {"rtol": rtol, "atol": atol}
         work = A.batch * A.size * (A.size + A.weight)
-        cheap = (A.size <= _FEW and work <= 8 * _WORK) or work <= _WORK
+        cheap = (A.size <= _FEW and work <= 8 * _WORK) or (work <= _WORK and not A.fixed_point)
         if A.known is None and cheap and A.size <= _FEW:
             return LU().solve_many(A, b, max_steps=None, **limits)
         state = _Progress(A, b)
