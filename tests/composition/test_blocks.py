@@ -297,7 +297,7 @@ def test_a_plain_fixed_point_is_one_block() -> None:
 
 F, V = (lambda z, x: 0.5 * z + x), (lambda z, w: 0.5 * z + w)
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
-    "mode": (lambda: ik.Blocks(mode="parallel"), ValueError, "'sequential', 'concurrent', got 'parallel'"),
+    "mode": (lambda: ik.Blocks(mode="parallel"), ValueError, "mode must be 'sequential' or 'concurrent', got 'parallel'"),
     "gate": (lambda: ik.Blocks(gate=0.0), ValueError, "gate must be positive"),
     "blocks of blocks": (lambda: ik.Blocks(ik.Blocks()), ValueError, "cannot be Blocks itself"),
     "linear blocks of blocks": (lambda: BlockSubstitution("blocks"), ValueError, 'cannot be "blocks" itself'),

@@ -210,7 +210,9 @@ def draw_rooms(path: Path) -> None:
     place = {r: ((i + 1) / (len(row) + 1), y) for y, row in enumerate(rows) for i, r in enumerate(row)}
     figure, ax = plt.subplots(figsize=(9, 0.95 * len(rows) + 0.4))
     for a, b in sorted(between_rooms(graph(modules()))):
-        if a in place and b in place and FLOOR[b] > 0:  # everything stands on the ground floor: arrows to it say nothing
+        if (
+            a in place and b in place and FLOOR[b] > 0
+        ):  # everything stands on the ground floor: arrows to it say nothing
             ax.annotate(
                 "", place[b], place[a], zorder=1,
                 arrowprops={"arrowstyle": "-|>", "color": _LINE, "alpha": 0.35, "lw": 0.7, "shrinkA": 12, "shrinkB": 12},

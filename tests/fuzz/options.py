@@ -52,7 +52,6 @@ OPTIONS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "linear_solver_unknown": (_solve(rule=ik.Implicit(linear_solver="gmress")), ("gmres",)),
     "keyword_tol": (_solve(tol=1e-3), ("rtol",)),
     "keyword_maxiter": (_solve(maxiter=3), ("max_steps",)),
-    "z0_number": (lambda: ik.root(lambda z: z - 1, 0.5), ("z0",)),
     "z0_integers": (lambda: ik.root(lambda z: z - 1, torch.zeros(2, dtype=torch.int64)), ("z0", "dtype")),
     "z0_sparse": (lambda: ik.root(lambda z: z - 1, torch.eye(2).to_sparse()), ("z0", "sparse")),
     "z0_meta": (lambda: ik.root(lambda z: z - 1, torch.zeros(2, device="meta")), ("z0", "meta")),

@@ -15,8 +15,11 @@ from implicitkit.testing import CHECKS, ConformanceError, SolverCheck, check_sol
 from implicitkit.testing.known import KNOWN
 
 
-# SciPy's methods, of which there are many, run through the suite in test_scipy_solvers.py
-@ik.testing.parametrize_with_checks([name for name in ik.solvers() if not name.startswith("scipy.")])
+# SciPy's methods, of which there are many, run through the suite in test_scipy_solvers.py; nelder_mead, which compares
+# values only and cannot reach the accuracy of the others, in test_direct_search.py
+@ik.testing.parametrize_with_checks(
+    [name for name in ik.solvers() if not name.startswith("scipy.") and name != "nelder_mead"]
+)
 def test_conformance(solver: Any, check: SolverCheck) -> None:
     check(solver)
 
