@@ -30,6 +30,7 @@ extensions = [
     "docstrings",
     "formulas",
     "api_pages",
+    "script_pages",
 ]
 exclude_patterns = ["_build", "inventories", "**/sg_execution_times.rst", "gallery/*.md5"]
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "attrs_inline"]

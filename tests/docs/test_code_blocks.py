@@ -10,7 +10,8 @@ from blocks import ROOT, blocks, run_apart, same
 PAGES = sorted(
     path
     for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    if not {"_build", "reference", "gallery"} & set(path.relative_to(ROOT).parts) and blocks(path.read_text())
+    if not {"_build", "reference", "gallery", "scripts"} & set(path.relative_to(ROOT).parts)
+    and blocks(path.read_text())
 )
 
 

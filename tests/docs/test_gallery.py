@@ -9,7 +9,10 @@ import pytest
 from blocks import ROOT, run_apart
 
 GALLERY = sorted((ROOT / "examples" / "gallery").glob("*.py"))
-SLOW = {"hyperparameters", "monotone_deq", "mpc", "pose_graph", "portfolio", "sudoku"}
+SLOW = {
+    "bundle_adjustment", "dataset_distillation", "hyperparameters", "implicit_representation", "monotone_deq", "mpc",
+    "pose_graph", "portfolio", "sudoku", "supply_chain",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
