@@ -54,7 +54,7 @@ def curve_fit(
         sigma: standard deviations of the data, ``(m,)`` or ``(*batch, m)``, or their covariance ``(m, m)``.
         absolute_sigma: ``sigma`` (one, if absent) is in the units of the data; else only its ratios count, as in SciPy.
         batch_dims: leading dimensions of independent fits.
-        options: ``bounds=``, ``loss=``, ``f_scale=`` of :class:`~implicitkit.LeastSquares`, and those of
+        options: ``bounds=``, ``loss=``, ``f_scale=``, ``x_scale=`` of :class:`~implicitkit.LeastSquares`, and those of
             :func:`~implicitkit.solve`.
 
     Returns:

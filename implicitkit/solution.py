@@ -109,7 +109,8 @@ class Solution:
         trace: residual norms after each step, shape ``(steps + 1, *batch)``, if asked for; else ``None``.
         solver: name of the solver.
         multipliers: dual variables of a constrained problem; ``None`` without constraints.
-        aux: what the function returns beside its value at the solution (``has_aux=True``), differentiable; else ``None``.
+        aux: what the function returns beside its value at the solution (``has_aux=True``), differentiable; of
+            ``ik.implicit(..., has_aux=True)`` what the solver returns beside ``z``, with derivative zero; else ``None``.
     """
 
     multipliers: Any = None

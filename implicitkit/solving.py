@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,11 +27,13 @@ from implicitkit.reporting import blank_failures, check_policy, failure_hint, pl
 from implicitkit.rule.base import Rule
 from implicitkit.rule.catalogue import get_rule
 from implicitkit.rule.request import Request
+from implicitkit.rule.said import said_beside
 from implicitkit.solution import Record, Solution
 from implicitkit.solver import auto
-from implicitkit.solver.base import Options, Outcome, Solver
+from implicitkit.solver.base import Outcome, Solver
 from implicitkit.solver.catalogue import check_serves, get_solver
 from implicitkit.solver.root.bracketed import bracketed, middle
+from implicitkit.solver.settings import asked_for, options_of
 from implicitkit.solver.user_solver import Start
 from implicitkit.system import System, check_output
 
@@ -55,6 +56,7 @@ def solve(
     on_failure: str = "raise",
     trace: bool = False,
     callback: Callable[[int, Any, Tensor], Any] | None = None,
+    norm: Any = "l2",
     **unknown: Any,
 ) -> Solution:
     r"""Find ``z`` where ``problem`` holds, and attach its derivative.
@@ -72,13 +74,16 @@ def solve(
         in_dims: which arguments carry the batch: for each the dimension where it starts, ``None`` if shared, as in
             ``torch.vmap``.  Given, converged samples are dropped from later evaluations; else they are only frozen.
         rtol, atol: a sample has converged when ``|F(z)|_2 <= atol + rtol * scale``; scale is ``|z|_2`` for a fixed point,
-            else ``|F(z0)|_2``.  Defaults follow the dtype: both ``eps^(2/3)`` (float64 3.7e-11, float32 2.4e-5).
+            else ``|F(z0)|_2``.  Defaults follow the dtype: both ``eps^(2/3)`` (float64 3.7e-11, float32 2.4e-5).  Both zero:
+            ``max_steps`` steps, or as many as lower the residual; not to converge is no failure then: see ``status``.
         max_steps: steps allowed; ``None`` is the solver's own default, 0 evaluates at ``z0`` and reports.
         on_failure: ``"raise"``, ``"warn"`` or ``"ignore"``, for the solve and for the linear solve of its derivative;
             or ``"nan"``: samples that failed have the value NaN, a derivative of zero, and disturb no other; where only
             the linear solve of the derivative failed, the derivative is NaN.
         trace: keep the residual norms of every step in ``solution.trace``.
         callback: called with ``(step, z, residual_norm)`` after each step; returning ``True`` stops the solve.
+        norm: what ``|F|`` and scale are in every test of convergence: ``"l2"``, ``"max"``, or a function of something like
+            ``z``, batch dimensions included, that returns one number a sample.
 
     Returns:
         A :class:`~implicitkit.Solution`.
@@ -102,6 +107,7 @@ def solve(
         "on_failure": on_failure,
         "trace": trace,
         "callback": callback,
+        "norm": norm,
     }
     if torch.is_inference_mode_enabled():  # tensors made here cannot be saved or differentiated, even inside a solver
         with torch.inference_mode(False), torch.no_grad():
@@ -139,10 +145,11 @@ def _solve(
     restated = problem.restate(z0, args, _batch_dims(batch_dims))
     if restated is not None:
         problem, z0, args, batch_dims = restated.problem, restated.start, restated.args, restated.batch_dims
+        in_dims = restated.dims(in_dims)
     if z0 is None:
         raise TypeError(f"solve needs z0, where to start: {type(problem).__name__} does not say what its unknowns are")
     layout = Layout(z0, _batch_dims(batch_dims))
-    options = _options(layout, restated=restated, **watched)
+    options = options_of(problem, layout, restated, **watched)
     check_policy(on_failure)
     if not layout.batch:
         return _of_nobody(problem, layout, z0, args, restated)
@@ -161,16 +168,18 @@ def _solve(
         record.outcome.evaluations += 1
     solution = Solution(layout.unpack(z), stats, layout, record, record.outcome.solver or _name(solver), _name(rule))
     if restated is not None:
-        solution.value, solution.multipliers = restated.split(solution.value)
+        solution.value, solution.multipliers = restated.parts(solution.value)
     if on_failure == "nan":
         blank_failures(solution)
-    elif on_failure != "ignore" and not record.outcome.all_converged and not record.truncated:
+    elif on_failure != "ignore" and not record.outcome.all_converged and not asked_for(record, options):
         plain = plain_solution(solution)
         if restated is not None:
-            plain.value, plain.multipliers = restated.split(plain.value)
+            plain.value, plain.multipliers = restated.plain_parts(plain.value, len(record.outcome.z) // layout.batch)
         report_failure(plain, on_failure, failure_hint(record, given_z0, given_args))
     if given.has_aux:
         solution.aux = auxiliary(given.function, solution.value, given_args)
+    elif record.outcome.said:
+        solution.aux = said_beside(record.outcome.said, record.system.is_batched, stats)
     return solution
 
 
@@ -237,14 +246,15 @@ def least_squares(
     bounds: Any = None,
     loss: Any = "linear",
     f_scale: Any = 1.0,
+    x_scale: Any = "jac",
     **options: Any,
 ) -> Solution:
     """``z`` minimises half the squared norm of ``residuals(z, *args)``, within bounds and under a robust loss if wanted.
 
-    The same as ``solve(LeastSquares(residuals, bounds=..., loss=..., f_scale=...), z0, args, **options)``:
+    The same as ``solve(LeastSquares(residuals, bounds=..., loss=..., f_scale=..., x_scale=...), z0, args, **options)``:
     :class:`LeastSquares` says what they mean.
     """
-    problem = LeastSquares(residuals, bounds=bounds, loss=loss, f_scale=f_scale, **_structure(options))
+    problem = LeastSquares(residuals, bounds=bounds, loss=loss, f_scale=f_scale, x_scale=x_scale, **_structure(options))
     return solve(problem, z0, args, **options)
 
 
@@ -269,34 +279,6 @@ def _batch_dims(batch_dims: Any) -> int:
     if not isinstance(batch_dims, int) or batch_dims < 0:
         raise ValueError(f"batch_dims must be an integer >= 0, got {batch_dims!r}")
     return batch_dims
-
-
-def _options(
-    layout: Layout,
-    rtol: float | None,
-    atol: float | None,
-    max_steps: int | None,
-    trace: bool,
-    callback: Any,
-    restated: Restated | None,
-) -> Options:
-    dtype = layout.dtype
-    if torch.is_autocast_enabled(
-        layout.device.type
-    ):  # the function computes, and can be solved, in that precision only
-        dtype = torch.get_autocast_dtype(layout.device.type)
-    default = torch.finfo(dtype).eps ** (2 / 3)
-    rtol = default if rtol is None else _number("rtol", rtol)
-    atol = default if atol is None else _number("atol", atol)
-    if not (rtol >= 0 and atol >= 0 and math.isfinite(rtol + atol)):
-        raise ValueError(f"tolerances must be finite and not negative: rtol={rtol}, atol={atol}")
-    if rtol == 0 and atol == 0:
-        raise ValueError("rtol and atol cannot both be zero: no floating-point residual can be asked to vanish")
-    if max_steps is not None and (not isinstance(max_steps, int) or max_steps < 0):
-        raise ValueError(f"max_steps must be an integer >= 0 (or None for the solver's default), got {max_steps!r}")
-    if callback is not None and not callable(callback):
-        raise TypeError(f"callback must be callable as callback(step, z, residual_norm), got {type(callback).__name__}")
-    return Options(rtol, atol, max_steps, trace, callback and _on_trees(callback, layout, restated))
 
 
 _OTHER_WORDS = {
@@ -327,37 +309,8 @@ def _of_nobody(problem: Problem, layout: Layout, z0: Any, args: Any, restated: R
     value = tree_map(lambda t: t.detach() + link, z0)
     solution = Solution(value, None, layout, Record(outcome), "none", "none")
     if restated is not None:
-        solution.value, solution.multipliers = restated.split(value)
+        solution.value, solution.multipliers = restated.parts(value)
     return solution
-
-
-def _number(name: str, value: Any) -> float:
-    """A tolerance as a plain number."""
-    if isinstance(value, Tensor) and value.numel() != 1:
-        raise TypeError(f"{name} must be one number for all samples, got a tensor of shape {tuple(value.shape)}")
-    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name} must be a number, got {value!r} (a {type(value).__name__})")
-    return float(value)
-
-
-def _on_trees(
-    callback: Callable[[int, Any, Tensor], Any], layout: Layout, restated: Restated | None
-) -> Callable[[int, Tensor, Tensor], Any]:
-    """The user's callback, given the state as he knows it (under vmap with the batch in front)."""
-
-    def view(matrix: Tensor) -> Any:  # a copy: what the callback writes into is its own
-        state = layout.unpack(matrix)
-        return state if restated is None else restated.split(state)[0]
-
-    def call(step: int, z: Tensor, norm: Tensor) -> Any:
-        z, norm = z.clone(), norm.clone()
-        if len(z) == layout.batch:
-            return callback(step, view(z), layout.unpack_batch(norm))
-        lead = len(z) // layout.batch
-        tree = torch.func.vmap(view)(z.reshape(lead, layout.batch, layout.size))
-        return callback(step, tree, layout.unpack_batch(norm, (lead,)))
-
-    return call
 
 
 def _solver(solver: Any, problem: Problem, layout: Layout, rule: Rule) -> Solver:

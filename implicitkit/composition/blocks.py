@@ -92,6 +92,11 @@ class Blocks(Solver):
         self._check_names(joint)
         if not isinstance(joint, Joint):
             return self._inner(f, "", None).run(f, z0, options)
+        if options.norm is not None:
+            raise CapabilityError(
+                "a solve by blocks judges every node by the 2-norm of its own part: leave norm= out, or solve it "
+                "as a whole (solver='anderson')"
+            )
         return _Run(self, joint, f, z0, options).run()
 
     # -------------------------------------------------------------------------------------------------------- choosing

@@ -133,6 +133,16 @@ def physical(t: Tensor) -> Tensor:
     return t
 
 
+def batches_in_front(t: Tensor) -> tuple[Tensor, int]:
+    """The plain tensor under every wrapper, detached, with the batches of ``vmap`` in front, the outermost first, and how
+    many there are."""
+    if not _functorch.is_functorch_wrapped_tensor(t):
+        return t.detach(), 0
+    dim = _functorch.maybe_get_bdim(t) if _functorch.is_batchedtensor(t) else -1
+    inner, count = batches_in_front(_functorch.get_unwrapped(t))
+    return (inner.movedim(dim + count, count), count + 1) if dim >= 0 else (inner, count)
+
+
 def plain_sample(t: Tensor) -> Tensor:
     """A detached tensor, tracked and batched at no level, of the shape that the user's function sees: under ``vmap``, the
     first sample of the batch (a batch of zero samples gives zeros)."""

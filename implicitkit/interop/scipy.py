@@ -275,6 +275,8 @@ def _least_squares(session: Session, method: str, x_scale: Any, tr_solver: str |
     if method != "lm":
         tolerances |= {"ftol": None, "gtol": None}
 
+    x_scale = x_scale if isinstance(session.x_scale, str) else 1.0  # the problem has units of its own
+
     def attempt(x: np.ndarray) -> str:
         answer = scipy.optimize.least_squares(
             session.residuals, x, jac=session.residuals_jacobian, method=method, x_scale=x_scale, tr_solver=tr_solver,

@@ -74,7 +74,7 @@ class _SciPy(Solver):
             raise CapabilityError(f"{self.name} takes bounds, but no constraints=: use 'scipy.slsqp' or 'auto'")
         z, multipliers = model.split(z0)
         bounds = model.bounds(z)
-        start = torch.linalg.vector_norm(f.residual(z0), dim=1)
+        start = options.size(f.residual(z0))
         if bounds is not None:
             z = z.maximum(bounds[0]).minimum(bounds[1])
         target = options.atol + options.rtol * torch.where(start.isfinite(), start, 0)
@@ -104,7 +104,7 @@ class _SciPy(Solver):
         w = model.join(found, least_squares_multipliers(model, found, bounds, multipliers))
         if w.shape[1] <= _DENSE:
             w = refine(f, w, steps=self.refinements)
-        norm = torch.linalg.vector_norm(f.residual(w), dim=1)
+        norm = options.size(f.residual(w))
         outcome = judge(f, w, start, norm, torch.ones_like(steps), steps, options)
         outcome.message = message
         return outcome

@@ -44,7 +44,7 @@ class Session:
 
     Attributes:
         start, best: the start and the best point so far, float64. start_norm: ``|F|`` at the start.
-        kind: the kind of the problem. sample: which sample this is, and of how many.
+        kind: the kind of the problem. sample: which sample this is, and of how many. x_scale: of the problem.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Session:
     ) -> None:
         self._f, self._like, self._step = f, z0, step
         self._max_steps, self._budget = max_steps, 100 * max_steps + 100
-        self.kind, self.sample = f.kind, f.sample
+        self.kind, self.sample, self.x_scale = f.kind, f.sample, f.x_scale
         self.steps = self.evaluations = 0
         self._best, self._best_norm, self._lowest = z0.detach().clone(), np.inf, np.inf
         self._target = -1.0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from implicitkit.problem.robust import Robust
+
 __all__ = ["ValueOnly", "auxiliary"]
 
 
@@ -21,6 +23,8 @@ class ValueOnly:
 
 def auxiliary(function: Callable[..., Any], z: Any, args: tuple[Any, ...]) -> Any:
     """``aux`` of one ordinary, differentiable evaluation ``function(z, *args) -> (value, aux)``."""
+    while isinstance(function, Robust):
+        function = function.function
     return _pair(function.function(z, *args) if isinstance(function, ValueOnly) else function(z, *args))[1]
 
 

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, trees
+from implicitkit.foundation import autodiff, compat, trees
+from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.trees import Layout
 from implicitkit.linear.sparse_form import SMALLEST, sparse_blocks
@@ -17,7 +18,7 @@ from implicitkit.problem.auxiliary import ValueOnly
 from implicitkit.problem.kind import ROOT, Kind, as_kind
 from implicitkit.system import System
 
-__all__ = ["Problem", "Restated"]
+__all__ = ["Problem", "Restated", "deeper"]
 
 Kernel = Callable[[Tensor], Tensor]
 Pull = Callable[[Tensor, Sequence[int]], Sequence[Tensor]]
@@ -29,15 +30,73 @@ class Restated:
 
     Attributes:
         problem: whose state is that of ``start``. start: the user's ``z0`` with starts for the hidden unknowns.
-        args: what the function gets after the state. split: ``state -> (value, multipliers)``, for the user.
-        batch_dims: of ``start``.
+        args: what the function gets after the state. split: ``(state, *lead) -> (value, multipliers)``, for the user.
+        batch_dims: of ``start``. lead: how many of ``args`` come before the user's own, each with the batch in front;
+            ``split`` gets them too.
     """
 
     problem: Problem
     start: Any
     args: tuple[Any, ...]
-    split: Callable[[Any], tuple[Any, Any]]
+    split: Callable[..., tuple[Any, Any]]
     batch_dims: int
+    lead: int = 0
+
+    def dims(self, in_dims: Any) -> Any:
+        """``in_dims`` of the user's arguments as those of all."""
+        return in_dims if in_dims is None or isinstance(in_dims, int) else (*(0,) * self.lead, *in_dims)
+
+    def parts(self, state: Any) -> tuple[Any, Any]:
+        """Value and multipliers of a state at the caller's level."""
+        return self.split(state, *self.args[: self.lead])
+
+    def plain_parts(self, state: Any, calls: int) -> tuple[Any, Any]:
+        """Those of a plain state, below all transforms: with ``calls`` of the caller's batches in front, if more than 1."""
+        if not self.lead:
+            return self.split(state)
+        leaves, spec = trees.tree_flatten(self.args[: self.lead])
+        known = [compat.batches_in_front(t) for t in leaves]
+        if calls == 1:
+            plain = [p.reshape(t.shape) for (p, _), t in zip(known, leaves, strict=True)]
+            return self.split(state, *trees.tree_unflatten(plain, spec))
+        rows = [p.flatten(0, k - 1) if k else p for p, k in known]
+        if any(k and len(p) != calls for p, (_, k) in zip(rows, known, strict=True)):
+            raise CapabilityError(
+                "a callback (or the report of a failure) under several levels of torch.vmap, of which only some batch z0, "
+                "cannot show z: batch z0 at every level"
+            )
+        dims = trees.tree_unflatten([0 if k else None for _, k in known], spec)
+        absent = False
+
+        def one(state: Any, lead: Any) -> Any:
+            nonlocal absent
+            value, multipliers = self.split(state, *lead)
+            absent = multipliers is None
+            return value, () if absent else multipliers
+
+        value, multipliers = torch.func.vmap(one, in_dims=(0, dims))(state, trees.tree_unflatten(rows, spec))
+        return value, None if absent else multipliers
+
+
+def deeper(
+    problem: Problem, start: Any, args: tuple[Any, ...], batch_dims: int, given: Any, back: Callable[[Any, Any], Any]
+) -> Restated:
+    """A problem over other unknowns, restated once more if it has to be.
+
+    Args:
+        problem: in the new unknowns; its function gets ``given`` before ``args``. start: of the new unknowns.
+        back: ``(new unknowns, given) -> z``.
+    """
+    args = (given, *args)
+    inner = problem.restate(start, args, batch_dims)
+    if inner is None:
+        return Restated(problem, start, args, lambda state, g: (back(state, g), None), batch_dims, lead=1)
+
+    def split(state: Any, *lead: Any) -> tuple[Any, Any]:
+        value, multipliers = inner.split(state, *lead[: inner.lead])
+        return back(value, lead[inner.lead]), multipliers
+
+    return Restated(inner.problem, inner.start, inner.args, split, inner.batch_dims, lead=inner.lead + 1)
 
 
 class Problem:
@@ -60,6 +119,8 @@ class Problem:
             (there is none), or ``"auto"``: it is found by itself from 128 unknowns on.
         by_blocks: :meth:`linearise` says the blocks of the Jacobian.
         closed: the function is the problem's own and uses nothing but its arguments, which are tensors.
+        x_scale: what methods of least squares with a trust region measure the unknowns by: ``"jac"``, their own scales by
+            the Jacobian; else units of one.
 
     The ``flat_*`` methods see the packed matrix ``z`` of shape ``(batch, n)`` and the ``kernel``, the user's function
     on such matrices with everything else bound; the core uses nothing but these.
@@ -71,6 +132,7 @@ class Problem:
     positive_definite: bool = False
     by_blocks: ClassVar[bool] = False
     closed: ClassVar[bool] = False
+    x_scale: Any = "jac"
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, trees
 from implicitkit.foundation.options import check_options, one_of, positive
+from implicitkit.foundation.trees import Layout
 from implicitkit.problem.argmin import Argmin, tree_gradient
-from implicitkit.problem.base import Kernel, Problem, Restated, half_squared_norm, require_callable
+from implicitkit.problem.base import Kernel, Problem, Restated, deeper, half_squared_norm, require_callable
 from implicitkit.problem.kind import LEAST_SQUARES, Kind
 from implicitkit.problem.robust import LOSSES, Robust
+from implicitkit.problem.scaling import Rescaled, divided, scales
 
 __all__ = ["LeastSquares"]
 
@@ -39,6 +42,10 @@ class LeastSquares(Problem):
         loss: ``"linear"``, ``"huber"``, ``"soft_l1"``, ``"cauchy"``, or ``rho(s)`` of squared residuals, elementwise: then
             ``f_scale^2 sum rho((r / f_scale)^2) / 2`` is minimised (:mod:`implicitkit.problem.robust`).
         f_scale: where a residual begins to count as an outlier: a positive number, or a tensor that broadcasts.
+        x_scale: in what units the unknowns are measured: ``"jac"``, those in which methods with a trust region keep the
+            columns of the Jacobian at length one; or positive numbers, a tensor or a tree that broadcasts against ``z``:
+            the problem is solved for ``z / x_scale`` (:mod:`implicitkit.problem.scaling`).  The derivative does not depend
+            on it.
         has_aux: the function returns ``(value, aux)``; ``solution.aux`` is ``aux`` at the solution, differentiable.
 
     Raises:
@@ -49,6 +56,7 @@ class LeastSquares(Problem):
     bounds: Any = None
     loss: Any = "linear"
     f_scale: Any = 1.0
+    x_scale: Any = field(default="jac", kw_only=True)
     jac_sparsity: Any = field(default="auto", compare=False, kw_only=True)
     has_aux: bool = field(default=False, kw_only=True)
     kind: ClassVar[Kind] = LEAST_SQUARES
@@ -59,6 +67,8 @@ class LeastSquares(Problem):
             check_options(self, loss=one_of(*LOSSES))
         if not isinstance(self.f_scale, Tensor):
             check_options(self, f_scale=positive())
+        if isinstance(self.x_scale, str):
+            check_options(self, x_scale=one_of("jac"))
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -66,10 +76,22 @@ class LeastSquares(Problem):
         return function if self.loss == "linear" else Robust(function, self.loss, self.f_scale)
 
     def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated | None:
+        own_units = isinstance(self.x_scale, (str, float)) and self.x_scale in ("jac", 1.0)
+        if not own_units and z0 is not None:
+            return self._rescaled(z0, args, batch_dims)
         if self.bounds is None:
             return None
         objective = HalfSquaredNorm(self.function, batch_dims)
         return Argmin(objective, bounds=self.bounds).restate(z0, args, batch_dims)
+
+    def _rescaled(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated:
+        """The problem for ``z / x_scale``."""
+        Layout(z0, batch_dims)  # refuses what cannot be an unknown
+        s = scales(self.x_scale, z0)
+        bounds = None if self.bounds is None else tuple(divided(bound, s) for bound in self.bounds)
+        scaled = replace(self, residuals=Rescaled(self.residuals), bounds=bounds, x_scale=1.0)
+        start = trees.tree_map(torch.div, z0, s)
+        return deeper(scaled, start, args, batch_dims, s, lambda y, s: trees.tree_map(torch.mul, y, s))
 
     def pattern_of(self, what: str) -> Any:
         return self.jac_sparsity if what == "residuals" else "auto"

@@ -40,7 +40,7 @@ def refuse_changed(
     Raises:
         ChangedFunctionError: it is another function.
     """
-    now = torch.linalg.vector_norm((out.float() if out.dtype in _HALF else out).detach(), dim=1)
+    now = options.size(out.detach())
     recorded = outcome.residual_norm
     if now.dtype == recorded.dtype and torch.equal(now, recorded):
         return
@@ -54,7 +54,7 @@ def refuse_changed(
         judged &= samples
     if bool((now[judged] <= _FACTOR * recorded[judged]).all()):
         return
-    norm = lambda t: torch.linalg.vector_norm(t.detach().to(now.dtype), dim=1)  # noqa: E731
+    norm = lambda t: options.size(t.detach().to(now.dtype))  # noqa: E731
     with torch.no_grad():
         scale = norm(A.mv(z.detach()))
     scale = torch.maximum(scale, norm(z)) if A.fixed_point else scale
@@ -80,9 +80,6 @@ def refuse_cut(system: System, z: Tensor, theta: Any) -> None:
             "under torch.no_grad (or inference_mode), or detaches what it is given, so that its derivative would be lost. "
             "Take the decorator or the context away; the solver switches tracking off where it does not need it"
         )
-
-
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def _changed(recorded: float, now: float, sample: int, batch: int, lifted: Lifted) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from implicitkit.foundation.errors import CapabilityError
@@ -26,6 +27,7 @@ class Options:
     """How a solve is run: tolerances (``|F| <= atol + rtol * scale``), limits, what is watched.
 
     ``start_norm``: ``|F|`` ``(batch,)`` where the whole solve began, if that is not where this solver does.
+    ``norm``: what ``|F|`` is in tests of convergence, ``(batch, n) -> (batch,)``; ``None``: the 2-norm.
     """
 
     rtol: float
@@ -34,6 +36,12 @@ class Options:
     trace: bool = False
     callback: Callable[[int, Tensor, Tensor], Any] | None = None  # (step, packed z, residual norms)
     start_norm: Tensor | None = None
+    norm: Callable[[Tensor], Tensor] | None = None
+
+    def size(self, rows: Tensor) -> Tensor:
+        """``|F|`` of each row, ``(batch,)``; of half precision in float32."""
+        rows = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
+        return torch.linalg.vector_norm(rows, dim=1) if self.norm is None else self.norm(rows)
 
 
 @dataclass
@@ -51,9 +59,10 @@ class Outcome:
     solver: str = ""  # which solver finished, where several took part
     kept: dict[str, Tensor] = field(default_factory=dict)  # what the method keeps of its final state
     error: Exception | None = None  # what a user's own solver raised
+    said: list[Any] = field(default_factory=list)  # what it returned beside the point, one entry a call
 
-    def __getstate__(self) -> dict[str, Any]:  # an exception need not be picklable
-        return self.__dict__ | {"error": None}
+    def __getstate__(self) -> dict[str, Any]:  # an exception need not be picklable, nor what a solver says
+        return self.__dict__ | {"error": None, "said": []}
 
     @property
     def all_converged(self) -> bool:

@@ -46,7 +46,8 @@ class BlackBoxFunction:
     Jacobians together.
 
     Attributes:
-        kind: the :class:`~implicitkit.extend.Kind` of the problem behind ``f``.
+        kind: the :class:`~implicitkit.extend.Kind` of the problem behind ``f``. x_scale: as in
+            :class:`~implicitkit.Problem`.
         error: the exception of the user's function that was raised last, if any.
         sample: which sample this is, and of how many, where the solver is called once for each.
     """
@@ -56,7 +57,7 @@ class BlackBoxFunction:
         self._seen: Tensor | None = None
         self._matrix = context
         self._operator: Operator | None = None
-        self.kind = function.kind
+        self.kind, self.x_scale = function.kind, function.problem.x_scale
         self.error: Exception | None = None
         self.sample = 0, 1
 

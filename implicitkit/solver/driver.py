@@ -162,6 +162,10 @@ class _Loop:
         f = self.f
         f.active, f.norm, f.tolerance, f.stuck = self.active, self.norm, self.tolerance, None
         f.best, f.best_norm, f.at_rounding = self.best, self.best_norm, None
+        if self.judge.own_norm:  # methods compare with 2-norms of their own
+            f.norm = torch.linalg.vector_norm(f.residual(self.z), dim=1).to(self.norm)
+            units = torch.where(self.norm > 0, f.norm / self.norm, 1)
+            f.tolerance, f.best_norm = self.tolerance * units, self.best_norm * units
         z, self.state = self.method.step(f, self.z, self.state)
         self.stuck, self.settled = f.stuck, f.at_rounding
         if Progress.due(f, self.step):

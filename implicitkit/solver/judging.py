@@ -46,6 +46,7 @@ class Judge:
 
     def __init__(self, f: Evaluations, options: Options) -> None:
         self.rtol, self.atol = options.rtol, options.atol
+        self.size, self.own_norm = options.size, options.norm is not None
         self.relative_to_state = f.kind.iteration
         self.start_norm = options.start_norm
         self.f = f
@@ -55,8 +56,8 @@ class Judge:
         self._reach: Tensor | None = None  # of a fixed point: how far |z| may come without being asked
 
     def norm(self, residual: Tensor) -> Tensor:
-        """``|F|_2`` of each sample, ``(batch,)``."""
-        return torch.linalg.vector_norm(in_working_precision(residual), dim=1)
+        """``|F|`` of each sample, ``(batch,)``: its 2-norm, unless the user has one of his own."""
+        return self.size(residual)
 
     def tolerance(self, z: Tensor, norm: Tensor) -> Tensor:
         """What ``|F|`` must come down to before a sample may claim to have converged, ``(batch,)``; ``norm``: that at ``z``
@@ -152,18 +153,22 @@ class Judge:
         return (largest > _FAR_FIXED) | (self.norm(z) > self._reach)
 
     def _excess(self, z: Tensor, which: Tensor, rtol: float | Tensor, careful: bool) -> Tensor:
-        """``max_i |F_i| / (atol + rtol S_i)``, below 1 where ``F`` is nothing but rounding errors; ``(batch,)``."""
+        """The largest (or the user's own norm of) ``|F_i| / (atol + rtol S_i)``, below 1 where ``F`` is nothing but rounding
+        errors; ``(batch,)``."""
 
         def excess(f: Evaluations, z: Tensor, which: Tensor, rtol: float | Tensor) -> Tensor:
             F = in_working_precision(f.residual(z)).abs()
             bound = self.atol + rtol * row_scales(f, z, which, rtol, self.atol, careful)
-            found = _ratio(F, bound).amax(1)
+            found = self._worst(_ratio(F, bound))
             if bool((which & (found > 1)).any()):
-                least = _ratio(F, torch.maximum(bound, _NOISE * rounding(f, z))).amax(1)
+                least = self._worst(_ratio(F, torch.maximum(bound, _NOISE * rounding(f, z))))
                 found = torch.where(least <= 1, least, found)
             return found
 
         return self._asked(excess, z, which, rtol)
+
+    def _worst(self, ratios: Tensor) -> Tensor:
+        return self.size(ratios) if self.own_norm else ratios.amax(1)
 
     def _asked(self, question: Callable[..., Tensor], z: Tensor, which: Tensor, *more: Any) -> Tensor:
         """The answer to a question about the residual at the samples ``which``, asked beside ``f``, which remembers its

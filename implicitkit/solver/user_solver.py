@@ -24,11 +24,13 @@ __all__ = ["Start", "UserSolver"]
 class UserSolver(Solver):
     """A user's function ``(z0, *args) -> z`` as a solver: it is given his own pytrees, detached, one call a sample.
 
-    What it solves is the user's word: ``f`` is the residual of his problem, which judges what it returns.
+    What it solves is the user's word: ``f`` is the residual of his problem, which judges what it returns.  With ``has_aux``
+    it returns ``(z, info)``, and the outcome has a list of what it said, one entry a call.
     """
 
     function: Any
     name: str = ""  # type: ignore[misc]
+    has_aux: bool = False
     solves: ClassVar[str] = "root"
     general: ClassVar[bool] = True
 
@@ -39,6 +41,7 @@ class UserSolver(Solver):
         judge.tolerance(z0, start)
         points, message, raised = [], "", None
         factors: list[Any] = []
+        said: list[Any] = []
         for part, args in f.system.user_calls(z0, f.theta):
             try:
                 # clones: the solver may write into what it is given
@@ -48,14 +51,18 @@ class UserSolver(Solver):
                 if "does not require grad" in message:
                     message += " (a solver is called under torch.no_grad: use torch.enable_grad() inside it)"
                 points.append(part)
+                said.append(None)
                 continue
+            if self.has_aux:
+                found, info = _pair(found, self.name)
+                said.append(info)
             points.append(layout.pack(_like(found, part, layout, self.name)).to(part))
             given = found.factorisation if isinstance(found, Found) else None
             factors.extend(given if layout.batch > 1 and given is not None else [given])
         z = torch.cat(points)
         steps = torch.zeros(z0.shape[0], dtype=torch.int64, device=z0.device)
         outcome = verdict(judge, f, z0, z, start, steps, 1, options, message)
-        outcome.error = raised
+        outcome.error, outcome.said = raised, said
         if len(factors) == len(z0) and all(factor is not None for factor in factors):
             f.system.factored = UserFactor(factors)
         return outcome
@@ -76,6 +83,13 @@ class Start(Solver):
         outcome = verdict(judge, f, z0, z0, start, steps, 0, options, "")
         outcome.status = torch.where(outcome.status == int(Status.STALLED), int(Status.MAX_STEPS), outcome.status)
         return outcome
+
+
+def _pair(out: Any, name: str) -> tuple[Any, Any]:
+    if not isinstance(out, tuple) or isinstance(out, Found) or len(out) != 2:
+        got = f"a tuple of {len(out)}" if isinstance(out, tuple) and not isinstance(out, Found) else type(out).__name__
+        raise TypeError(f"with has_aux=True the solver {name} must return a pair (z, info); it returned {got}")
+    return out
 
 
 def _own(x: Any) -> Any:

@@ -12,6 +12,7 @@ from implicitkit.foundation.options import check_options, positive
 from implicitkit.linear.dense import lstsq_batched
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.least_squares.normal_equations import column_scales
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import decrease
 
@@ -54,7 +55,7 @@ class Dogleg(Method):
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         g, value, r = f(z), f.value(z), f.residuals(z)
         R = f.residuals_jacobian(z)
-        D = torch.maximum(state["D"], torch.linalg.vector_norm(R, dim=1).nan_to_num(0, 0, 0))
+        D = column_scales(f, state["D"], torch.linalg.vector_norm(R, dim=1))
         scale = torch.where(D > 0, D, 1)
         R, slope = R / scale.unsqueeze(1), g / scale  # in the unknowns D z
         newton = lstsq_batched(R, -r)[0].nan_to_num(0, 0, 0)

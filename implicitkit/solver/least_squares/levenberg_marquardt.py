@@ -12,7 +12,7 @@ from implicitkit.foundation.options import check_options, positive
 from implicitkit.linear.dense import svd_batched
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.least_squares.normal_equations import normal_equations
+from implicitkit.solver.least_squares.normal_equations import column_scales, normal_equations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import decrease
 from implicitkit.sparsity.known import SMALLEST
@@ -53,7 +53,7 @@ class LevenbergMarquardt(Method):
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         g, value = f(z), f.value(z)
         model: _Singular | _Normal = (_Singular if z.shape[1] < SMALLEST else _Normal)(f, z)
-        D = torch.maximum(state["D"], model.columns.nan_to_num(0, 0, 0))
+        D = column_scales(f, state["D"], model.columns)
         scale = torch.where(D > 0, D, 1)
         largest = model.scale(scale)
         mu = torch.where(torch.isnan(state["mu"]), self.damping * largest.clamp_min(1e-30), state["mu"])

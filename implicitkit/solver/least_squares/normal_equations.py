@@ -16,7 +16,7 @@ from torch import Tensor
 from implicitkit.linear.dense import cholesky_batched
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["NormalEquations", "normal_equations"]
+__all__ = ["NormalEquations", "column_scales", "normal_equations"]
 
 _SWEEPS = 5  # of the power method: one digit of the largest eigenvalue is enough
 
@@ -37,6 +37,14 @@ class NormalEquations(Protocol):
 
     def solve(self, mu: Tensor, g: Tensor) -> Tensor:
         """``p`` with ``(R'R + mu D^2) p = -g``; not finite where that is not definite."""
+
+
+def column_scales(f: Evaluations, before: Tensor, columns: Tensor) -> Tensor:
+    """The scales of the unknowns in a trust region, ``(batch, n)``: the largest norm so far of each column of ``R`` (Moré
+    1978, section 5), or one where the problem has units of its own (``x_scale=``)."""
+    if not isinstance(f.problem.x_scale, str):
+        return torch.ones_like(before)
+    return torch.maximum(before, columns.nan_to_num(0, 0, 0))
 
 
 def normal_equations(f: Evaluations, z: Tensor) -> NormalEquations:

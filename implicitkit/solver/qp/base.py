@@ -44,8 +44,7 @@ class QPSolver(Solver):
 
         def norms(w: Tensor) -> Tensor:
             f.prime(w, problem.packed_residual(part, w))
-            norm: Tensor = torch.linalg.vector_norm(f.residual(w), dim=1)
-            return norm
+            return options.size(f.residual(w))
 
         start = norms(z0)
         point = self.find(data, tol, options.max_steps or self.default_max_steps)

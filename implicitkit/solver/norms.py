@@ -1,0 +1,55 @@
+"""Norms of a residual that stopping tests may use in place of the 2-norm: ``norm="max"``, or a function of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation.trees import Layout
+
+__all__ = ["matrix_norm"]
+
+
+def matrix_norm(norm: Any, layout: Layout) -> Callable[[Tensor], Tensor] | None:
+    """``norm`` as a function of packed rows, ``(batch, n) -> (batch,)``; ``None``: the 2-norm.
+
+    Args:
+        norm: ``"l2"``; ``"max"``, the largest absolute value (of a complex number, of its parts); or a function of a pytree
+            like the state, with its batch dimensions, that returns one number a sample. layout: of the state.
+
+    Raises:
+        TypeError, ValueError: it is none of these, or the function returns something else (when it is called).
+    """
+    if norm is None or (isinstance(norm, str) and norm == "l2"):
+        return None
+    if isinstance(norm, str) and norm == "max":
+        return lambda rows: rows.abs().amax(1)
+    if not callable(norm):
+        raise ValueError(f"norm must be 'l2', 'max' or a function of something like z, got {norm!r}")
+    return _Trees(norm, layout)
+
+
+class _Trees:
+    """A norm of pytrees as one of packed rows."""
+
+    def __init__(self, norm: Callable[[Any], Any], layout: Layout) -> None:
+        self.norm, self.layout = norm, layout
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        layout = self.layout
+        if len(rows) > layout.batch:  # under vmap
+            return torch.func.vmap(self._checked)(rows.reshape(-1, layout.batch, layout.size)).flatten()
+        return self._checked(rows)
+
+    def _checked(self, rows: Tensor) -> Tensor:
+        found = self.norm(self.layout.unpack(rows))
+        if not isinstance(found, Tensor) or found.numel() != len(rows) or found.is_complex():
+            got = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise TypeError(
+                f"norm= must return one real number for each of {len(rows)} sample(s), got {got}: take it over all but the "
+                f"first {self.layout.batch_dims} dimension(s)"
+            )
+        return found.detach().reshape(len(rows)).to(rows.dtype)

@@ -1,0 +1,94 @@
+"""What the words of a solve say to a solver: tolerances, limits, norms, callbacks, checked and in the solver's own terms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.trees import Layout
+from implicitkit.problem.base import Problem, Restated
+from implicitkit.solution import Record, Status
+from implicitkit.solver.base import Options
+from implicitkit.solver.norms import matrix_norm
+
+__all__ = ["asked_for", "options_of"]
+
+
+def options_of(
+    problem: Problem,
+    layout: Layout,
+    restated: Restated | None,
+    rtol: float | None,
+    atol: float | None,
+    max_steps: int | None,
+    trace: bool,
+    callback: Any,
+    norm: Any,
+) -> Options:
+    """The options of a solve, checked.
+
+    Raises:
+        TypeError, ValueError: one is of the wrong type or out of range.
+    """
+    dtype = layout.dtype
+    if torch.is_autocast_enabled(
+        layout.device.type
+    ):  # the function computes, and can be solved, in that precision only
+        dtype = torch.get_autocast_dtype(layout.device.type)
+    default = torch.finfo(dtype).eps ** (2 / 3)
+    rtol = default if rtol is None else _number("rtol", rtol)
+    atol = default if atol is None else _number("atol", atol)
+    if not (rtol >= 0 and atol >= 0 and math.isfinite(rtol + atol)):
+        raise ValueError(f"tolerances must be finite and not negative: rtol={rtol}, atol={atol}")
+    if max_steps is not None and (not isinstance(max_steps, int) or max_steps < 0):
+        raise ValueError(f"max_steps must be an integer >= 0 (or None for the solver's default), got {max_steps!r}")
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback must be callable as callback(step, z, residual_norm), got {type(callback).__name__}")
+    if callable(norm) and (restated is not None or problem.pieces(layout) is not None):
+        raise CapabilityError(
+            "norm= is a function of something like z, and this problem is judged by more than that (multipliers, or one "
+            "node of a composition after another): use 'l2' or 'max'"
+        )
+    on_trees = callback and _on_trees(callback, layout, restated)
+    return Options(rtol, atol, max_steps, trace, on_trees, norm=matrix_norm(norm, layout))
+
+
+def asked_for(record: Record, options: Options) -> bool:
+    """Is it no failure that some samples have not converged: so many steps were asked for, and nothing else?"""
+    if record.truncated:
+        return True
+    ends = (Status.CONVERGED, Status.MAX_STEPS, Status.STALLED)
+    status = record.outcome.status
+    return options.rtol == options.atol == 0 and all(Status(int(s)) in ends for s in status.unique())
+
+
+def _number(name: str, value: Any) -> float:
+    """A tolerance as a plain number."""
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise TypeError(f"{name} must be one number for all samples, got a tensor of shape {tuple(value.shape)}")
+    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number, got {value!r} (a {type(value).__name__})")
+    return float(value)
+
+
+def _on_trees(
+    callback: Callable[[int, Any, Tensor], Any], layout: Layout, restated: Restated | None
+) -> Callable[[int, Tensor, Tensor], Any]:
+    """The user's callback, given the state as he knows it (under vmap with the batch in front)."""
+
+    def call(step: int, z: Tensor, norm: Tensor) -> Any:  # copies: what the callback writes into is its own
+        z, norm = z.clone(), norm.clone()
+        calls = len(z) // layout.batch
+        if calls == 1:
+            state, lead = layout.unpack(z), tuple[int, ...]()
+        else:
+            state, lead = torch.func.vmap(layout.unpack)(z.reshape(calls, layout.batch, layout.size)), (calls,)
+        value = state if restated is None else restated.plain_parts(state, calls)[0]
+        return callback(step, value, layout.unpack_batch(norm, lead))
+
+    return call
