@@ -5,6 +5,9 @@
 By hand: the analytic sparse Jacobian, ``scipy.sparse.linalg.splu`` in each step, and one more for the adjoint.  Each
 solution is checked against the one by hand, and each derivative against that adjoint.  Times are processor times, the best
 of three; "first" is that of the first call, which finds the sparsity pattern.
+
+The rows "jacrev" are whole Jacobians ``dz/dtheta`` of as many unknowns as parameters, the solve included, against one
+factorisation and one solve with as many right-hand sides, at most three times that.
 """
 
 from __future__ import annotations
@@ -387,6 +390,30 @@ def measure(row: Row, repeats: int) -> str:
     )
 
 
+JACOBIANS = {"jacrev bratu1 1000": lambda: bratu(1000), "jacrev dense 1000": lambda: dense(1000)}
+
+
+def measure_jacobian(row: Row, repeats: int) -> str:
+    """``torch.func.jacrev`` of the solution, checked by one combination of its rows against the adjoint by hand."""
+
+    def ours() -> Tensor:
+        f = lambda theta: row.solve(row.residual, row.z0, (theta,), **row.options).value  # noqa: E731
+        return torch.func.jacrev(f)(row.theta)
+
+    weights = np.cos(np.arange(row.z0.numel()))
+    z, gradient = by_hand(row, weights)
+    J = row.hand(z, row.theta.numpy())[1]
+    rows, first = timed(ours)
+    best = min(timed(ours)[1] for _ in range(repeats))
+    hand = min(timed(lambda: _lu(J).solve(np.eye(len(z)), "T"))[1] for _ in range(repeats))
+    wrong = np.abs(weights @ rows.numpy() - gradient).max() / np.abs(gradient).max()
+    verdict = "ok" if best <= 3 * hand else f"slow ({best / hand:.2f}x)"
+    return (
+        f"jacrev, {row.name:20s} {1e3 * first:9.1f} {1e3 * best:9.1f} {1e3 * hand:9.1f} {best / hand:6.2f}  "
+        f"{'':8s} {wrong:8.1e}  {verdict}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help="only rows whose name has one of these in it")
@@ -400,6 +427,9 @@ def main() -> None:
         wanted = not arguments.parts or any(part in name for part in arguments.parts)
         if wanted and (arguments.full or arguments.parts or name not in SLOW):
             print(measure(make(), 3), flush=True)
+    for name, make in JACOBIANS.items():
+        if not arguments.parts or any(part in name for part in arguments.parts):
+            print(measure_jacobian(make(), 3), flush=True)
 
 
 if __name__ == "__main__":

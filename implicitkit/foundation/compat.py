@@ -24,6 +24,7 @@ __all__ = [
     "TorchDispatchMode",
     "TreeSpec",
     "at_level_of",
+    "below_legacy_batch",
     "forward_ad_enabled",
     "has_forward_level",
     "has_tangent",
@@ -78,6 +79,32 @@ def is_wrapped(t: Tensor) -> bool:
 def is_legacy_batched(t: Tensor) -> bool:
     """Is ``t`` a batched tensor of ``torch.autograd.grad(..., is_grads_batched=True)``, which allows no control flow?"""
     return _functorch.is_legacy_batchedtensor(t)
+
+
+def below_legacy_batch(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
+    """``function`` of the plain tensor under a legacy batched one, with its batches in front, and its result batched again.
+
+    Inside ``function`` everything is allowed that is so outside of ``is_grads_batched=True``: control flow, random numbers.
+    """
+    top = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    levels: list[int] = []
+    for level in range(1, top + 1):
+        # a tensor that is not batched at this level is expanded to whatever size is asked for
+        one, two = (torch._remove_batch_dim(t, level, size, 0) for size in (1, 2))
+        if one.shape == two.shape:
+            levels.append(level)
+            t = one
+    for _ in range(top):
+        torch._C._vmapmode_decrement_nesting()
+    try:
+        out = function(t)
+    finally:
+        for _ in range(top):
+            torch._C._vmapmode_increment_nesting()
+    for i, level in enumerate(levels):  # the batch of the last level stands first
+        out = torch._add_batch_dim(out, len(levels) - 1 - i, level)
+    return out
 
 
 def unwrap(t: Tensor) -> Tensor:

@@ -13,9 +13,10 @@ from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cg import CG
 from implicitkit.linear.cycles import in_working_precision
+from implicitkit.linear.direct import MANY
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lu import LU
-from implicitkit.linear.sparse import solve_with
+from implicitkit.linear.sparse import is_near, solve_with
 
 __all__ = ["Auto"]
 
@@ -24,6 +25,9 @@ _WORK = 3e7  # batch * n * (n + numbers in one evaluation): above it a Krylov me
 _NUMBERS = 1 << 27  # numbers in all dense matrices, at most
 _FIRST = 120  # products of a Krylov method before a direct one, where there is one to turn to
 _STALE = 12  # products with the factors of a matrix nearby before they are given up
+_ALONE = 64  # right-hand sides for which a matrix is factored whatever a Krylov method might do for each
+_EACH = 10  # products that one right-hand side takes of a Krylov method, or of refinement, at least
+_FLOPS = 1.5e4  # n^2 over this: right-hand sides whose Krylov spaces cost as much as one dense factorisation
 
 
 @register_linear_solver("auto")
@@ -52,28 +56,40 @@ class Auto(LinearSolver):
 
     def solve_many(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
         limits: dict[str, Any] = {"rtol": rtol, "atol": atol}
-        work = A.batch * A.size * (A.size + A.weight)
-        cheap = (A.size <= _FEW and work <= 8 * _WORK) or (work <= _WORK and not A.fixed_point)
+        cheap = self._is_cheap(A, len(b))
         if A.known is None and cheap and A.size <= _FEW:
             return LU().solve_many(A, b, max_steps=None, **limits)
         state = _Progress(A, b)
-        if A.known is not None:
+        alone = len(b) >= _ALONE and len(b) * _ALONE >= A.size
+        anew = len(b) > MANY and (cheap or A.sparse() is not None) and not is_near(A, A.known)
+        if A.known is not None and not anew:
             state.add(_nearby(A, b, **limits))
-        if not state.done and not A.fixed_point and A.sparse() is not None:
+        if not state.done and (not A.fixed_point or alone) and A.sparse() is not None:
             state.add(solve_with(A.sparse(), A, state.open_part(), **limits))
         if not state.done and cheap:
-            return state.add(LU().solve_many(A, state.open_part(), max_steps=None, **limits)).answer()
-        affordable = A.size <= self.dense_size and A.batch * A.size**2 <= _NUMBERS
+            return state.add(LU(self.dense_size).solve_many(A, state.open_part(), max_steps=None, **limits)).answer()
+        affordable = self._is_affordable(A)
         fewer = _FIRST if affordable or A.fixed_point else None
         if not state.done:
             state.add(self._krylov(A, state.open_part(), max_steps=max_steps or fewer, **limits))
-        if not state.done and A.fixed_point and A.sparse() is not None:
+        if not state.done and A.fixed_point and not alone and A.sparse() is not None:
             state.add(solve_with(A.sparse(), A, state.open_part(), **limits))
         if not state.done and affordable:
             state.add(LU(self.dense_size).solve_many(A, state.open_part(), max_steps=None, **limits))
         elif not state.done and fewer is not None and max_steps is None:
             state.add(self._krylov(A, state.open_part(), max_steps=None, **limits))
         return state.answer()
+
+    def _is_affordable(self, A: Operator) -> bool:
+        """May dense blocks be formed?"""
+        return A.size <= self.dense_size and A.batch * A.size**2 <= _NUMBERS
+
+    def _is_cheap(self, A: Operator, count: int) -> bool:
+        """Do dense blocks cost little, or less than a Krylov method for ``count`` right-hand sides?"""
+        work = A.batch * A.size * (A.size + A.weight)
+        if (A.size <= _FEW and work <= 8 * _WORK) or (work <= _WORK and not A.fixed_point):
+            return True
+        return self._is_affordable(A) and count * _EACH >= A.size and count * _FLOPS >= A.size**2
 
     def _krylov(self, A: Operator, b: Tensor, **limits: Any) -> LinearSolution:
         if not A.symmetric:

@@ -10,11 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator, repeated
 
 __all__ = ["LinearSolution", "LinearSolver", "Operator"]
+
+_NUMBERS = 1 << 27  # held at once for many right-hand sides (1 GB in double precision)
+_BASIS = 50  # vectors that a method may need for each
 
 
 class LinearSolution(NamedTuple):
@@ -62,8 +66,13 @@ class LinearSolver:
         """Solve for ``b`` of shape ``(k, batch, n)``: ``k`` right-hand sides of every block.
 
         The solution has ``k * batch`` rows, the blocks running fastest.  A direct method factors once; by default the
-        blocks are repeated.
+        blocks are repeated, as many at a time as leave room for a Krylov basis.
         """
-        k = len(b)
-        many = A if k == 1 else repeated(A, k)
-        return self.solve(many, b.flatten(0, 1), rtol=rtol, atol=atol, max_steps=max_steps)
+        answers = []
+        for part in b.split(max(1, _NUMBERS // max(1, _BASIS * A.batch * A.size))):
+            many = A if len(part) == 1 else repeated(A, len(part))
+            answers.append(self.solve(many, part.flatten(0, 1), rtol=rtol, atol=atol, max_steps=max_steps))
+        if len(answers) == 1:
+            return answers[0]
+        x, residual_norm, steps, converged = (torch.cat(tensors) for tensors in list(zip(*answers, strict=True))[:4])
+        return LinearSolution(x, residual_norm, steps, converged, next((a.reason for a in answers if a.reason), ""))

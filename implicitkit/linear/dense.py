@@ -102,7 +102,8 @@ class Factor:
             x = torch.linalg.lu_solve(self.lu, self.pivots, rhs, adjoint=transpose)
         if self.row_scale is not None and transpose:
             x = x / self.row_scale
-        x = torch.where(self.ok[:, None, None], x, x.new_full((), torch.nan))
+        if not bool(self.ok.all()):
+            x = torch.where(self.ok[:, None, None], x, x.new_full((), torch.nan))
         return (x.squeeze(2) if b.ndim == 2 else x).to(b.dtype)
 
 

@@ -35,7 +35,15 @@ class DenseBlocks:
         """``A x = b``, ``(batch, n)`` or ``(batch, n, k)``; NaN for a singular matrix."""
         return self.factor.solve(b, self.transposed)
 
+    def product(self, x: Tensor) -> Tensor:
+        """``A x``, ``(batch, n)`` or ``(batch, n, k)``, by the matrices themselves."""
+        return self._times(x, self.matrix)
+
     def size(self, x: Tensor) -> Tensor:
-        """``|A| |x|``, ``(batch, n)``: the size of what is added up in a product with ``A``, entry by entry."""
-        A = self.matrix.mT if self.transposed else self.matrix
-        return torch.bmm(A.abs(), x.abs().to(A).unsqueeze(2)).squeeze(2)
+        """``|A| |x|``, shaped as ``x``: the size of what is added up in a product with ``A``, entry by entry."""
+        return self._times(x.abs(), self.matrix.abs())
+
+    def _times(self, x: Tensor, matrix: Tensor) -> Tensor:
+        A = matrix.mT if self.transposed else matrix
+        columns = x.to(A)
+        return torch.bmm(A, columns) if x.ndim == 3 else torch.bmm(A, columns.unsqueeze(2)).squeeze(2)

@@ -17,8 +17,9 @@ from torch import Tensor
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.dense import RHS_NOT_FINITE
 
-__all__ = ["refined"]
+__all__ = ["MANY", "refined"]
 
+MANY = 8  # right-hand sides above which products with a matrix itself pay
 _SWEEPS = 4
 _LEAST = 0.5  # what a sweep must leave of a residual for another to be worth it
 
@@ -33,6 +34,7 @@ def refined(
     reason: str,
     sweeps: int = _SWEEPS,
     digits: float | None = None,
+    at_rounding: bool = False,
 ) -> LinearSolution:
     """Solve with factors and refine.
 
@@ -42,15 +44,20 @@ def refined(
         rounding: ``x -> (batch, k)``, the residual that rounding leaves in any direct solution.
         ok: ``(batch,)``, blocks that could be factored; reason: why the others could not. sweeps: refinements at most.
         digits: sweeps go on to this part of the target, while they help.
+        at_rounding: a residual that is nothing but rounding is not refined any further.
 
     Returns:
         A solution with rows ``(k * batch)``, the blocks running fastest.
     """
-    x = torch.where((b != 0).any(1, keepdim=True) | ~ok[:, None, None], inverse(b), 0)
+    asked, x = (b != 0).any(1), inverse(b)
+    if not bool(asked.all()):
+        x = torch.where(asked.unsqueeze(1) | ~ok[:, None, None], x, 0)
     residual = b - product(x)
     norm = torch.linalg.vector_norm(residual, dim=1)
-    steps = (b != 0).any(1).long()
+    steps = asked.long()
     goal = target if digits is None else digits * target
+    if at_rounding and bool((norm > goal).any()):
+        goal = torch.maximum(goal, rounding(x))
     for _ in range(sweeps):
         open_ = ok.unsqueeze(1) & (norm > goal)
         if not bool(open_.any()):

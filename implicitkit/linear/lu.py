@@ -19,7 +19,7 @@ from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import in_working_precision, tolerance
 from implicitkit.linear.dense import factor_batched
-from implicitkit.linear.direct import refined
+from implicitkit.linear.direct import MANY, refined
 
 __all__ = ["LU"]
 
@@ -65,4 +65,5 @@ class LU(LinearSolver):
 
         columns = b.permute(1, 2, 0)
         product = lambda x: torch.bmm(matrix, x)  # noqa: E731
-        return refined(factor.solve, product, columns, target, rounding, factor.ok, factor.reason, sweeps=1)
+        common = columns, target, rounding, factor.ok, factor.reason
+        return refined(factor.solve, product, *common, sweeps=1, at_rounding=len(b) > MANY)

@@ -51,11 +51,18 @@ class SparseBlocks:
         """``A x = b``, ``(batch, n)`` or ``(batch, n, k)``; NaN for a singular matrix."""
         return self.factor.solve(b, self.transposed)
 
+    def product(self, x: Tensor) -> Tensor:
+        """``A x``, ``(batch, n)`` or ``(batch, n, k)``, by the matrices themselves."""
+        return self._times(x, self.values)
+
     def size(self, x: Tensor) -> Tensor:
-        """``|A| |x|``, ``(batch, n)``: the size of what is added up in a product with ``A``, entry by entry."""
-        sizes = np.empty(x.shape)
-        given = x.detach().abs().to(device="cpu", dtype=torch.float64).numpy()
-        for i, values in enumerate(self.values):
-            A = abs(self.ready.matrix(values))
-            sizes[i] = (A.T if self.transposed else A) @ given[i]
-        return torch.from_numpy(sizes).to(x)
+        """``|A| |x|``, shaped as ``x``: the size of what is added up in a product with ``A``, entry by entry."""
+        return self._times(x.abs(), np.abs(self.values))
+
+    def _times(self, x: Tensor, values: np.ndarray) -> Tensor:
+        given = x.detach().to(device="cpu", dtype=torch.float64).numpy()
+        out = np.empty(x.shape)
+        for i, entries in enumerate(values):
+            A = self.ready.matrix(entries)
+            out[i] = (A.T if self.transposed else A) @ given[i]
+        return torch.from_numpy(out).to(x)

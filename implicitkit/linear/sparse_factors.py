@@ -117,16 +117,18 @@ class SparseFactor:
     def solve(self, b: Tensor, transpose: bool = False) -> Tensor:
         """Solve ``A x = b`` or, with ``transpose``, ``A^T x = b``; ``b`` is ``(batch, n)`` or ``(batch, n, k)``.
 
-        NaN throughout for a block that is not ``ok``.
+        NaN throughout for a block that is not ``ok``, and for a right-hand side that is not finite.
         """
         rhs = b.detach().to(device="cpu", dtype=torch.float64).numpy()
         columns = rhs[:, :, None] if b.ndim == 2 else rhs
-        good = self.ok.numpy() & np.isfinite(columns).all((1, 2))
-        columns = np.where(good[:, None, None], columns, 0.0)  # a bad sample must not reach the others
+        good = self.ok.numpy()[:, None, None] & np.isfinite(columns).all(1, keepdims=True)
+        if not good.all():
+            columns = np.where(good, columns, 0.0)  # a bad sample, or right-hand side, must not reach the others
         x = self._solve(columns if transpose else columns / self.scale[:, :, None], transpose)
         if transpose:
             x = x / self.scale[:, :, None]
-        x[~good] = np.nan
+        if not good.all():
+            x = np.where(good, x, np.nan)
         return torch.from_numpy(x[:, :, 0] if b.ndim == 2 else x).to(device=b.device, dtype=b.dtype)
 
     # ------------------------------------------------------------------------------------------------------- details

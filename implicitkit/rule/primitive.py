@@ -29,9 +29,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from implicitkit.foundation import autodiff, compat
-from implicitkit.foundation.errors import ConvergenceError
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.dense import factor_batched
 from implicitkit.system import System
 
 __all__ = ["ImplicitSolve", "root"]
@@ -142,11 +140,16 @@ class _LinSolve(Function):
     @compat.opaque_to_compile
     def forward(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, *theta: Tensor) -> Tensor:
         _, A = request.linearise(z.detach(), [t.detach() for t in theta])
-        if compat.is_legacy_batched(b):  # no control flow on b: invert once, multiply
-            inverse = _inverse(request, A, transposed).repeat(len(b) // len(z), 1, 1)
-            return (inverse @ b.unsqueeze(-1)).squeeze(-1)
+        A = A.T if transposed else A
         with torch.no_grad():
-            return request.solve_linear(A.T if transposed else A, b.detach(), transposed)
+            if compat.is_legacy_batched(b):  # is_grads_batched=True, which allows no control flow on b itself
+
+                def rows(plain: Tensor) -> Tensor:
+                    flat = plain.detach().reshape(-1, plain.shape[-1])
+                    return request.solve_linear(A, flat, transposed).view(plain.shape)
+
+                return compat.below_legacy_batch(rows, b)
+            return request.solve_linear(A, b.detach(), transposed)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -267,20 +270,3 @@ def _replace(theta: Sequence[Tensor], where: Sequence[int], by: Sequence[Tensor]
 
 def _front(t: Tensor, dim: int | None, batch: int) -> Tensor:
     return t.expand(batch, *t.shape) if dim is None else t.movedim(dim, 0)
-
-
-def _inverse(request: ImplicitSolve, A: Operator, transposed: bool) -> Tensor:
-    """All blocks inverted, for right-hand sides that allow no control flow (``is_grads_batched=True``)."""
-    if A.batch * A.size * A.size > 1 << 26:
-        raise RuntimeError(
-            f"batched gradients (is_grads_batched=True, vectorize=True) need the dense inverse, and {A.batch} blocks of "
-            f"size {A.size} are too large for it: use torch.func.jacrev, or a loop"
-        )
-    with torch.no_grad():
-        factors = factor_batched(A.dense())
-        if request.on_failure == "raise" and not bool(factors.ok.all()):
-            raise ConvergenceError(
-                "the linear solve of the backward (reverse mode) did not converge: the Jacobian is singular"
-            )
-        eye = torch.eye(A.size, dtype=A.like.dtype, device=A.like.device).expand(A.batch, -1, -1)
-        return factors.solve(eye, transpose=transposed)

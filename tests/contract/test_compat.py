@@ -143,6 +143,62 @@ def is_legacy_batched() -> None:
     assert not inside("vmap", compat.is_legacy_batched)
 
 
+def below_legacy_batch() -> None:
+    x = torch.ones(3, requires_grad=True)
+    seen: list[Any] = []
+
+    def plain(rows: Tensor) -> Tensor:
+        seen.append((compat.is_legacy_batched(rows), tuple(rows.shape)))
+        torch.rand(1)  # refused while batches of this kind are open
+        return 2 * rows if bool(rows.sum() > 0) else rows
+
+    class Probe(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, t: Tensor) -> Tensor:
+            return t * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return compat.below_legacy_batch(plain, g) if compat.is_legacy_batched(g) else 2 * g
+
+    y = Probe.apply(x)
+    rows = torch.arange(12.0).view(4, 3)
+    (found,) = torch.autograd.grad(y, x, rows, is_grads_batched=True, retain_graph=True)
+    close(found, 2 * rows)
+    assert seen == [(False, (4, 3))]
+
+    def inner(g: Tensor) -> Tensor:  # two levels, and one of two
+        return torch.autograd.grad(y, x, rows + g.sum(), is_grads_batched=True, retain_graph=True)[0].sum(0)
+
+    class Outer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, t: Tensor) -> Tensor:
+            return t * 1
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            once = torch.autograd.grad(y, x, rows, is_grads_batched=True, retain_graph=True)[0].sum(0)
+            return inner(g) + once + compat.below_legacy_batch(plain, g)
+
+    z = Outer.apply(x)
+    outer = torch.arange(6.0).view(2, 3)
+    (found,) = torch.autograd.grad(z, x, outer, is_grads_batched=True, retain_graph=True)
+    close(found, torch.stack([2 * (rows + g.sum()).sum(0) + 2 * rows.sum(0) + 2 * g for g in outer]))
+    with pytest.raises(RuntimeError, match="random"):  # the mode is back
+        torch.autograd.grad(Bad.apply(x), x, outer, is_grads_batched=True)
+
+
+class Bad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, t: Tensor) -> Tensor:
+        return t * 1
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        compat.below_legacy_batch(lambda rows: rows, g)
+        return g + torch.rand(1)
+
+
 def tracked() -> None:
     assert not compat.tracked(torch.ones(2))
     assert compat.tracked(torch.ones(2, requires_grad=True))
@@ -314,6 +370,7 @@ CONTRACTS: dict[str, Callable[[], None]] = {
     "has_forward_level": has_forward_level,
     "has_tangent": has_tangent,
     "is_legacy_batched": is_legacy_batched,
+    "below_legacy_batch": below_legacy_batch,
     "is_wrapped": is_wrapped,
     "key_path": paths,
     "marked": marked,

@@ -1,0 +1,203 @@
+"""Many right-hand sides as one block: few products, one matrix, and nothing taken on trust."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+from torch.func import jacfwd, jacrev, vjp, vmap
+
+import implicitkit as ik
+from implicitkit.foundation import compat
+from implicitkit.linear import GMRES, Auto, Operator
+from implicitkit.linear.dense_blocks import DenseBlocks
+from implicitkit.linear.direct import MANY
+from implicitkit.linear.sparse import is_near, solve_with
+from implicitkit.linear.sparse_blocks import SparseBlocks
+from implicitkit.sparsity.compression import coloured
+
+D = torch.float64
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
+
+
+class Counted:
+    """An operator of given matrices that counts the rows it multiplies."""
+
+    def __init__(self, M: Tensor, **flags: Any) -> None:
+        self.rows, self.formed = 0, 0
+
+        def mv(v: Tensor) -> Tensor:
+            self.rows += compat.physical(v).numel() // M.shape[1]
+            return torch.einsum("bij,bj->bi", M, v)
+
+        def dense() -> Tensor:
+            self.formed += 1
+            return M
+
+        self.A = Operator(
+            mv,
+            lambda w: torch.einsum("bij,bi->bj", M, w),
+            dense,
+            batch=len(M),
+            size=M.shape[1],
+            like=M[:, :, 0],
+            **flags,
+        )
+
+
+def tridiagonal(batch: int, n: int) -> tuple[Tensor, SparseBlocks]:
+    bands = [randn(batch, n - abs(d), seed=d + 5) + 5.0 * (d == 0) for d in (-1, 0, 1)]
+    M = sum(torch.diag_embed(band, d) for band, d in zip(bands, (-1, 0, 1), strict=True))
+    ready = coloured(sp.csr_matrix(M[0].numpy() != 0))
+    rows, columns = np.repeat(np.arange(n), np.diff(ready.pattern.indptr)), ready.pattern.indices
+    return M, SparseBlocks(ready, M.numpy()[:, rows, columns])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("form", ["sparse", "dense"])
+def test_a_block_of_right_hand_sides_takes_few_products(form: str, batch: int, transposed: bool) -> None:
+    M, blocks = tridiagonal(batch, 60)
+    if form == "dense":
+        blocks = DenseBlocks(M)
+    if transposed:
+        M, blocks = M.mT, blocks.T
+    counted, b = Counted(M), randn(50, batch, 60)
+    found = solve_with(blocks, counted.A, b, rtol=1e-10, atol=0.0)
+    torch.testing.assert_close(found.x.view(50, batch, 60), torch.linalg.solve(M, b.permute(1, 2, 0)).permute(2, 0, 1))
+    assert bool(found.converged.all()) and counted.rows <= 4 * batch
+
+
+@pytest.mark.parametrize("wrong", ["one entry", "everything"])
+def test_matrices_that_are_not_the_operators_are_found_out(wrong: str) -> None:
+    """One entry in 60 x 60 that is 1e-7 off must show in a hundred solutions judged to 1e-10."""
+    M, blocks = tridiagonal(1, 60)
+    if wrong == "one entry":
+        M[0, 30, 31] += 1e-7
+    else:
+        M = M * (1 + 1e-7)
+    counted, b = Counted(M), randn(100, 1, 60)
+    found = solve_with(blocks, counted.A, b, rtol=1e-10, atol=0.0)
+    residual = torch.linalg.vector_norm(found.x @ M[0].T - b[:, 0], dim=1)
+    assert bool((residual <= 1e-10 * torch.linalg.vector_norm(b[:, 0], dim=1)).all())
+    assert bool(found.converged.all()) and not is_near(counted.A, blocks)
+
+
+def test_solutions_that_ask_for_nothing_and_bad_ones_disturb_no_other() -> None:
+    M, blocks = tridiagonal(1, 60)
+    b = randn(MANY + 5, 1, 60)
+    b[2], b[4, 0, 7] = 0.0, torch.nan
+    found = solve_with(blocks, Counted(M).A, b, rtol=1e-10, atol=0.0)
+    good = [i for i in range(len(b)) if i != 4]
+    torch.testing.assert_close(found.x[good] @ M[0].T, b[good, 0])
+    assert found.converged.tolist() == [i != 4 for i in range(len(b))] and int(found.steps[2]) == 0
+
+
+def test_factors_of_another_point_do_not_serve_a_whole_jacobian() -> None:
+    """For many right-hand sides a matrix of one's own is cheaper than refinement with old factors."""
+    M, _ = tridiagonal(1, 100)
+    old = DenseBlocks(M * 1.1 + 0.01 * randn(1, 100, 100))
+    counted = Counted(M)
+    counted.A.known = old
+    found = Auto().solve_many(counted.A, randn(100, 1, 100), rtol=1e-10, atol=0.0, max_steps=None)
+    assert bool(found.converged.all()) and counted.formed == 1 and counted.rows <= 2
+    counted = Counted(M)
+    counted.A.known = DenseBlocks(M)  # of this very matrix: nothing is formed
+    found = Auto().solve_many(counted.A, randn(100, 1, 100), rtol=1e-10, atol=0.0, max_steps=None)
+    assert bool(found.converged.all()) and counted.formed == 0 and counted.rows <= 12
+
+
+def test_many_right_hand_sides_of_a_fixed_point_map_are_worth_a_matrix() -> None:
+    M = 0.4 * randn(1, 100, 100) / 10 - torch.eye(100, dtype=D)
+    few, many = Counted(M, fixed_point=True), Counted(M, fixed_point=True)
+    assert bool(Auto().solve_many(few.A, randn(3, 1, 100), rtol=1e-9, atol=0.0, max_steps=None).converged.all())
+    found = Auto().solve_many(many.A, randn(100, 1, 100), rtol=1e-9, atol=0.0, max_steps=None)
+    assert few.formed == 0 and many.formed == 1 and bool(found.converged.all())
+
+
+N = 3000
+LINE = torch.linspace(0.5, 1.5, N, dtype=D)
+
+
+def chain(z: Tensor, p: Tensor) -> Tensor:
+    ends = torch.nn.functional.pad(z, (1, 1))
+    return 2.5 * z - 0.7 * ends[2:] - 0.9 * ends[:-2] + p[0] * z**3 - p[1] * LINE
+
+
+def contraction(z: Tensor, p: Tensor) -> Tensor:
+    return torch.tanh(0.3 * p[0] * z.roll(1) - 0.2 * z.roll(-2) + p[1] * LINE)
+
+
+P, ROWS = torch.tensor([0.7, 1.1], dtype=D), randn(20, N)
+
+
+def _looped(f: Callable[[Tensor], Tensor]) -> Tensor:
+    p = P.clone().requires_grad_()
+    z = f(p)
+    return torch.stack([torch.autograd.grad(z, p, row, retain_graph=True)[0] for row in ROWS])
+
+
+def _grads_batched(f: Callable[[Tensor], Tensor]) -> Tensor:
+    p = P.clone().requires_grad_()
+    return torch.autograd.grad(f(p), p, ROWS, is_grads_batched=True)[0]
+
+
+def _vmapped(f: Callable[[Tensor], Tensor]) -> Tensor:
+    _, pull = vjp(f, P)
+    return vmap(lambda row: pull(row)[0])(ROWS)
+
+
+WAYS: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {
+    "is_grads_batched": _grads_batched,
+    "vmap of vjp": _vmapped,
+    "jacrev": lambda f: jacrev(lambda p: ROWS @ f(p))(P),
+    "jacfwd": lambda f: jacfwd(lambda p: ROWS @ f(p))(P),
+    "vectorised": lambda f: torch.autograd.functional.jacobian(lambda p: ROWS @ f(p), P, vectorize=True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("verb", "function", "linear"),
+    [
+        (ik.root, chain, "auto"),
+        (ik.root, chain, "sparse_lu"),
+        (ik.root, chain, "gmres"),
+        (ik.fixed_point, contraction, "auto"),
+        (ik.fixed_point, contraction, "bicgstab"),
+    ],
+    ids=["root auto", "root sparse_lu", "root gmres", "map auto", "map bicgstab"],
+)
+def test_a_large_system_has_all_its_derivatives_at_once(way: str, verb: Any, function: Any, linear: str) -> None:
+    """3,000 unknowns: no dense matrix, in particular not for batched gradients."""
+    rule = ik.Implicit(linear_solver=linear, rtol=1e-12)
+    f = lambda p: verb(function, torch.zeros(N, dtype=D), (p,), rule=rule, rtol=1e-12, on_failure="warn").value  # noqa: E731
+    torch.testing.assert_close(WAYS[way](f), _looped(f), rtol=1e-8, atol=1e-9)
+
+
+def test_right_hand_sides_are_taken_in_parts_that_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from implicitkit.linear import base
+
+    sizes: list[int] = []
+
+    class Watched(GMRES):
+        def solve(self, A: Operator, b: Tensor, **keywords: Any) -> Any:
+            sizes.append(len(b))
+            return super().solve(A, b, **keywords)
+
+    M, _ = tridiagonal(2, 60)
+    b = randn(10, 2, 60)
+    whole = Watched().solve_many(Counted(M).A, b, rtol=1e-10, atol=0.0, max_steps=None)
+    monkeypatch.setattr(base, "_NUMBERS", 3 * 2 * 60 * 50)
+    parts = Watched().solve_many(Counted(M).A, b, rtol=1e-10, atol=0.0, max_steps=None)
+    assert sizes == [20, 6, 6, 6, 2]
+    torch.testing.assert_close(parts.x, whole.x)
+    assert parts.converged.shape == (20,) and parts.residual_norm.shape == (20,) and parts.steps.shape == (20,)
