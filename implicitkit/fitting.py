@@ -23,7 +23,10 @@ __all__ = ["CurveFit", "curve_fit"]
 
 
 class CurveFit(NamedTuple):
-    """A fit: ``parameters`` ``(*batch, n)``, their ``covariance`` ``(*batch, n, n)``, and the whole ``solution``."""
+    """A fit: ``parameters`` ``(*batch, n)``, their ``covariance`` ``(*batch, n, n)``, and the whole ``solution``.
+
+    Units: those of the parameters, and their products.
+    """
 
     parameters: Tensor
     covariance: Tensor
@@ -45,6 +48,9 @@ def curve_fit(
 
         fit = ik.curve_fit(lambda x, a, k: a * torch.exp(-k * x), x, y, torch.tensor([1.0, 1.0]))
         fit.parameters, fit.covariance        # differentiable in x, y, sigma, bounds and whatever f captures
+
+    It minimises ``|(f(x, p) - y) / sigma|^2``; the covariance is ``(J^T J)^{-1}`` of the weighted residuals.  Source:
+    Seber & Wild (1989), *Nonlinear Regression*, chapter 2.
 
     Args:
         f: the model, called as ``f(xdata, *p)``, with one tensor for each parameter: a number, or with ``batch_dims`` of

@@ -33,7 +33,7 @@ def implicit(
 
         @ik.implicit(ik.Root(residual))
         def my_solver(z0, theta):          # NumPy, SciPy, a subprocess: plain tensors come in
-            return scipy.optimize.fsolve(...)
+            return scipy.optimize.fsolve(lambda z: z**3 + z - theta.numpy(), z0.numpy())
 
         z = my_solver(z0, theta)           # differentiable in theta, through every transform
         z = my_solver(z0, theta=theta)     # the same
@@ -46,6 +46,9 @@ def implicit(
     Arguments may be given by name.  The problem's function gets them by position, in the order of the solver's
     parameters (where the solver takes ``**anything``, in the order of the problem's function's own parameters).  What is
     keyword-only in the solver is an option of the solver alone, and no tensor that a derivative is asked of.
+
+    Units and shapes: as in :func:`ik.solve`.  Source: Blondel et al. (2022), "Efficient and modular implicit
+    differentiation", the decorator ``custom_root``.
 
     Args:
         problem: what holds at the point that the function returns, with the same ``args``.

@@ -39,8 +39,14 @@ __all__ = [
 
 
 class Prox:
-    """A term ``phi`` with its proximal map; a subclass defines :meth:`apply` on one tensor.  ``separable``: a sum over
-    single numbers."""
+    """A term ``phi`` with its proximal map ``prox(v, t) = argmin_x t phi(x) + |x - v|^2 / 2``; a subclass defines
+    :meth:`apply` on one tensor.  ``separable``: a sum over single numbers.
+
+    Shapes: ``x`` has the shape of ``v``; ``t`` and weights are numbers or broadcast against the batch.  Units: ``x`` and
+    ``v`` have the same, ``t phi`` has their square.
+
+    Source: Parikh & Boyd (2014), "Proximal algorithms", chapter 6, for terms that name no other.
+    """
 
     separable: ClassVar[bool] = False
 

@@ -103,6 +103,8 @@ class Record:
 class Solution:
     """The solution of an implicit equation and how it was found.
 
+    Units: ``value`` has those of ``z0``, residuals those of the problem's residual.
+
     Attributes:
         value: pytree like ``z0``, differentiable.
         evaluations: calls of the user's function. sample_evaluations: the same, times the samples in each call.

@@ -61,6 +61,10 @@ def solve(
 ) -> Solution:
     r"""Find ``z`` where ``problem`` holds, and attach its derivative.
 
+    Units: ``z`` and ``args`` may have any; ``rtol`` is dimensionless, ``atol`` has the units of the residual.  Source:
+    Blondel et al. (2022), "Efficient and modular implicit differentiation", for the separation of problem, solver and
+    derivative; each problem, solver and rule names its own.
+
     Args:
         problem: what must hold: ``ik.Root(f)``, ``ik.FixedPoint(f)``, ``ik.Argmin(f)``, ``ik.LeastSquares(f)``,
             ``ik.SteadyState(f)``, or a registered problem of your own.

@@ -117,6 +117,7 @@ def entry(module: str, name: str, owner: Any) -> str:
     members = "\n:members:" if name in MEMBERS else ""
     if inspect.isclass(part):
         kind = "autoexception" if issubclass(part, BaseException) else "autoclass"
+        members += "\n:show-inheritance:"  # shapes, units and errors may stand in the class that it derives from
     elif callable(part):
         kind = "autofunction"
     else:

@@ -13,7 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import implicitkit as ik
+import implicitkit_cvxpy
+import implicitkit_deq
 
+PUBLIC = {*implicitkit_cvxpy.__all__, *implicitkit_deq.__all__}
 NAMES = """alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega
 Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"""
 GREEK = dict(zip(NAMES.split(), "αβγδεζηθκλμνξπρστφχψωΓΔΘΛΞΠΣΦΨΩ", strict=True))
@@ -89,8 +92,9 @@ def is_code(text: str) -> bool:
     except SyntaxError:
         return False
     telling = (ast.Call, ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
-    return ("ik." in text or "import " in text or "def " in text) and any(
-        isinstance(n, telling) for n in ast.walk(tree)
+    called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    return bool(called & PUBLIC) or (
+        ("ik." in text or "import " in text or "def " in text) and any(isinstance(n, telling) for n in ast.walk(tree))
     )
 
 

@@ -55,6 +55,8 @@ class Blocks(Solver):
 
     A problem that is no composition is one block.
 
+    Source: Tarjan (1972) for the components; Ortega & Rheinboldt (1970), chapter 7, for nonlinear Gauss-Seidel.
+
     Args:
         inner: the solver of single nodes: a registered name or a configured object; or a dict ``{node: solver}``
             (``"anderson"`` for those not in it).  Concurrent mode needs an iterative method for fixed points or roots.

@@ -148,6 +148,9 @@ def compose(nodes: Mapping[str, Any] | Iterable[tuple[str, Any]], *, output: str
 
         ik.compose({"f": (f, "x"), "v": (v, "f")}, output="v")     # f(z_f, x) = z_f,   v(z_v, z_f) = z_v
 
+    Every map keeps its units: ``z_k`` has those of ``f_k``.  Source: Bai, Kolter & Koltun (2019), theorem 2, for two of
+    them.
+
     Args:
         nodes: name -> ``(map, *names of what it reads)``, or pairs ``(name, (map, ...))``.  A map is called with its own
             state, then with what it reads: states of nodes, and external inputs (names that are no node).  It may be a

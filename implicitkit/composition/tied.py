@@ -113,6 +113,9 @@ class Tied(Joint):
 def tie(layers: nn.Sequential | Iterable[nn.Module], *, share: bool = True) -> Tied:
     """The weight-tied, input-injected equivalent of a feed-forward network.
 
+    For layers ``z_{i+1} = f_i(z_i)`` the equilibrium of ``z_i = f_{i-1}(z_{i-1})``, ``z_0 = x``, is the network's own
+    forward pass.  Source: Bai, Kolter & Koltun (2019), theorem 3.
+
     Args:
         layers: an ``nn.Sequential`` or modules in order (a sequence inside counts as its members).  Parameter-free
             modules (activations, dropout in ``eval``, flattening) belong to the layer before them; one before any layer

@@ -52,6 +52,8 @@ _SOLVE_RTOL = 1e-6  # of the linear solves with large blocks
 class Certificate:
     """Bounds for every sample, each of the batch's shape (NaN where the solve ended in NaN).
 
+    Units: ``error`` and ``residual_norm`` have those of ``z`` and of the residual; what is relative is dimensionless.
+
     Attributes:
         holds: the condition ``h <= 1/2``, or ``L < 1``, is met: a solution exists within ``error``.
         error: ``|z - z*|_2`` is at most this; Inf where nothing can be said.
@@ -97,6 +99,10 @@ def certify(solution: Solution) -> Certificate:
 
     Costs four linearisations; up to 256 unknowns a sample their singular values (``n`` products each), above that about
     fifty products and twelve linear solves.
+
+    For a root ``|z - z*| <= 2 eta / (1 + sqrt(1 - 2 h))``, ``h = beta K eta <= 1/2`` (Newton-Kantorovich); for a
+    contraction also ``|z - z*| <= |f(z) - z| / (1 - L)``.  Units: bounds of ``z`` have those of ``z``, relative ones
+    are dimensionless.  Source: Ortega & Rheinboldt (1970), theorems 12.6.2 and 5.1.3.
 
     Args:
         solution: what :func:`ik.solve` returned.

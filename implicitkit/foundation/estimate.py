@@ -18,6 +18,8 @@ class InverseEstimate:
     2106.00553): ``B^T g`` in place of the solution ``u`` of ``(dF/dz)^T u = g``.  It may be good to three digits or point
     uphill, depending on the steps the solver happened to take: measure ``|(dF/dz)^T u - g|`` before trusting it.
 
+    Units: those of ``z`` by those of the residual.  Raises: nothing.
+
     Attributes:
         scale: ``(batch, 1)``. U, V: ``(batch, memory, n)``, unused rows zero.
     """

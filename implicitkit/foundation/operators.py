@@ -62,6 +62,8 @@ class BlockStructure(Protocol):
 class Operator:
     r"""The block-diagonal matrix ``A = diag(A_1, ..., A_batch)``, each block ``n x n``, by its products.
 
+    Units: those of ``A``, the residual's by those of ``z``.
+
     Args:
         mv: ``v -> A v``, both of shape ``(batch, n)``, block by block.
         rmv: ``w -> A^T w``, both of shape ``(batch, n)``.

@@ -43,6 +43,8 @@ class Auto(LinearSolver):
     4. ``cg`` for symmetric matrices and ``gmres``; of fewer products where a direct method can take over.
     5. What these could not do: ``sparse_lu``, then ``lu`` while the blocks fit into memory (1 GB).
 
+    Source: the order is this library's, measured (``benchmarks/bench_large.py``).
+
     Args:
         dense_size: the largest ``n`` for which a dense matrix is formed.
     """

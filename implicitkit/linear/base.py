@@ -27,6 +27,8 @@ class LinearSolution(NamedTuple):
     ``x``: ``(batch, n)``.  ``residual_norm``: ``(batch,)``, ``|A x - b|_2``.  ``steps``: ``(batch,)`` int64, products
     with ``A`` or ``A^T`` that the sample needed.  ``converged``: ``(batch,)`` bool.  ``reason``: one clause for people,
     used when something did not converge ("the matrix is singular", "stagnated after 20 restarts").
+
+    Units: ``x`` as the unknowns, ``residual_norm`` as ``b``.
     """
 
     x: Tensor
@@ -42,6 +44,12 @@ class LinearSolver:
 
     ``needs`` names the structure the method relies on: ``"symmetric"`` or ``"fixed_point"``.  An approximate
     method (``exact = False``: a truncated series) is not judged by its residual.
+
+    Shapes: ``b`` and ``x`` are ``(batch, n)``, ``A`` is ``batch`` blocks ``n x n``.  Units: ``x`` has those of ``b`` by
+    those of ``A``; ``rtol`` is relative to ``|b|`` and dimensionless, ``atol`` has the units of ``b``.
+
+    Raises: nothing for the values of ``A`` and ``b`` (a sample that fails is marked); :class:`~implicitkit.CapabilityError`
+        (from the solve) where ``A`` has not the structure in ``needs``.
     """
 
     name: ClassVar[str] = ""

@@ -31,6 +31,8 @@ class BiCGStab(LinearSolver):
 
     The best iterate of a cycle is kept, since residuals are not monotone.  A breakdown (``rho`` or ``omega`` near zero)
     restarts the sample from there with a new shadow residual; a restart without progress is reported.
+
+    Source: van der Vorst (1992), SIAM J. Sci. Stat. Comput. 13.
     """
 
     @in_working_precision

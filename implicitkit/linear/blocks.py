@@ -36,6 +36,8 @@ class BlockSubstitution(LinearSolver):
     convergence is judged per block, as when layers are differentiated one after another.  A block whose right-hand side
     is zero costs nothing.  ``steps`` is the sum over the blocks.
 
+    Source: Golub & Van Loan (2013), *Matrix Computations*, section 3.1.
+
     Args:
         inner: the linear solver for the diagonal blocks, a registered name or a configured object.
 

@@ -34,6 +34,8 @@ __all__ = ["BroydenLinear"]
 class BroydenLinear(LinearSolver):
     """Limited-memory good Broyden, each sample with its own estimate; one product a step; the best iterate is returned.
 
+    Source: Broyden (1965), Math. Comp. 19.
+
     Args:
         memory: rank of the estimate; memory use ``2 * memory * batch * n``.
         when_full: ``"ring"`` overwrites the oldest pair, ``"stop"`` keeps the estimate as it is.

@@ -14,7 +14,11 @@ _TABLE = TABLES["linear_solvers"]
 
 
 def register_linear_solver(name: str, *, override: bool = False) -> Callable[[T], T]:
-    """Register a :class:`~implicitkit.LinearSolver` subclass under a name.  Sets its ``name``."""
+    """Register a :class:`~implicitkit.LinearSolver` subclass under a name.  Sets its ``name``.
+
+    Raises:
+        ValueError: the name is taken (``override=True`` replaces) or malformed.
+    """
     return _TABLE.register(name, override)
 
 

@@ -29,6 +29,8 @@ class CG(LinearSolver):
 
     A direction of curvature ``p'Ap <= 0`` proves that the block is not positive definite; the sample stops there and
     says so (a negative definite matrix too: change the sign of the problem, or use ``gmres``).
+
+    Source: Hestenes & Stiefel (1952); Nocedal & Wright (2006), algorithm 5.2.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("symmetric",)

@@ -112,6 +112,9 @@ def factor_batched(A: Tensor) -> Factor:
 
     A block that is singular or not finite is marked in ``Factor.ok`` and leaves the others alone.
 
+    ``P A = L U``.  Units: ``U`` has those of ``A``.  Source: Golub & Van Loan (2013), *Matrix Computations*, section
+    3.4.
+
     Raises:
         ValueError: ``A`` is not ``(batch, n, n)``.
     """
@@ -143,6 +146,9 @@ def factor_batched(A: Tensor) -> Factor:
 def solve_batched(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor, str]:
     """Solve ``A x = b`` block by block, by LU with partial pivoting.
 
+    Units: ``x`` has those of ``b`` by those of ``A``.  Source: Golub & Van Loan (2013), *Matrix Computations*, section
+    3.4.
+
     Args:
         A: ``(batch, n, n)``. b: ``(batch, n)`` or ``(batch, n, k)``.
 
@@ -169,6 +175,9 @@ def _pseudo_solve(A: Tensor, b: Tensor, rcond: float) -> Tensor:
 
 def lstsq_batched(A: Tensor, b: Tensor, *, rcond: float | None = None) -> tuple[Tensor, Tensor, str]:
     """The minimum-norm least-squares solution ``A^+ b`` block by block, by the singular value decomposition.
+
+    ``x = argmin |A x - b|``, of all such the one with the least ``|x|``.  Units: those of ``b`` by those of ``A``.
+    Source: Golub & Van Loan (2013), *Matrix Computations*, section 5.5.
 
     Args:
         A: ``(batch, m, n)``, of any rank. b: ``(batch, m)`` or ``(batch, m, k)``.
@@ -254,6 +263,9 @@ def _svd_converges(block: Tensor) -> bool:
 
 def cholesky_batched(A: Tensor) -> tuple[Tensor, Tensor]:
     """``A = L L^T`` block by block, for symmetric positive definite blocks; torch's batched Cholesky needs no guard.
+
+    Units: ``L`` has the root of those of ``A``.  Raises: nothing for values.  Source: Golub & Van Loan (2013), *Matrix
+    Computations*, section 4.2.
 
     Args:
         A: ``(batch, n, n)``; only the lower triangle is read.

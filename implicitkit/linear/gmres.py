@@ -47,6 +47,8 @@ class GMRES(LinearSolver):
     A sample uses the columns of the basis up to its own convergence or breakdown, so its answer does not depend on its
     neighbours.  ``rtol`` may also be a tensor ``(batch,)``.  Memory: ``(restart + 1) * batch * n``.
 
+    Source: Saad & Schultz (1986), algorithm 4; Saad (2003), algorithm 6.11.
+
     Args:
         restart: dimension of the Krylov space before a restart, at least 1.
 

@@ -35,6 +35,8 @@ class LSMR(LinearSolver):
     recurrences have drifted starts again from there, at most ``restarts`` times.
 
     Default ``max_steps``: four times that of the other methods, since the condition number is squared.
+
+    Source: Fong & Saunders (2011), SIAM J. Sci. Comput. 33.
     """
 
     restarts: int = 5

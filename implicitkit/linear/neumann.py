@@ -34,6 +34,8 @@ class NeumannSeries(LinearSolver):
     Converges exactly when the spectral radius of ``J`` is below 1; growth of the residual by ``divergence`` stops a
     sample and is reported, with its best iterate.  Default ``max_steps``: 1000.
 
+    Source: Lorraine, Vicol & Duvenaud (2020), eq. 8.
+
     Args:
         terms: ``None``, or ``k`` for ``u = -sum_{i=0..k} J^i b``: ``k`` products, an approximation that is never judged
             (``exact`` is then False, and every finite sample counts as converged).  ``terms=0`` is ``u = -b``.
@@ -91,6 +93,8 @@ class DampedSeries(LinearSolver):
     ``u = -damping * sum_{i=0..steps-1} ((1 - damping) I + damping J)^i b``: what backpropagation through ``steps``
     damped iterations ``z <- (1 - damping) z + damping f(z)`` at the solution gives.  ``damping=1`` is
     ``NeumannSeries(terms=steps-1)``; ``steps -> inf`` is exact.
+
+    Source: Geng et al. (2021), arXiv 2111.05177, eq. 7.
 
     Args:
         steps: number of terms, at least 1. damping: in (0, 1].

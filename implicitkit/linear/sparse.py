@@ -40,6 +40,8 @@ class SparseLU(LinearSolver):
     A sample has converged when its residual meets the tolerance, or is what rounding leaves in any direct solution,
     ``|b - A x| <= 64 eps | |A| |x| + |b| |``.  ``steps`` counts solves with the factors.
 
+    Source: Demmel et al. (1999), "A supernodal approach to sparse partial pivoting".
+
     Args:
         dense_size: the largest ``n`` for which a dense matrix is formed in its place.
     """

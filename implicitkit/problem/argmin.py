@@ -33,6 +33,8 @@ class Argmin(Problem):
     shape of its values and differentiable like the value.  Under strict complementarity and with linearly independent
     active constraints ``z`` and the multipliers are differentiable functions of ``\theta``.
 
+    Source: Nocedal & Wright (2006), theorems 2.4 and 12.6; Fiacco (1983), theorem 3.2.2, for the derivative.
+
     Args:
         objective: ``f(z, *args)``, a function or ``nn.Module`` returning a real tensor of the batch's shape.
         constraints: ``ik.Equality(h)`` and ``ik.Inequality(g)`` (``h = 0``, ``g <= 0``).

@@ -100,7 +100,7 @@ def deeper(
 
 
 class Problem:
-    """What must hold at the solution.
+    r"""What must hold at the solution.
 
     A subclass (a frozen dataclass) either holds the user's function or defines :meth:`residual` itself, over pytrees:
 
@@ -121,6 +121,13 @@ class Problem:
         closed: the function is the problem's own and uses nothing but its arguments, which are tensors.
         x_scale: what methods of least squares with a trust region measure the unknowns by: ``"jac"``, their own scales by
             the Jacobian; else units of one.
+
+    Units: ``z`` may have any, and so may the residual; norms add up squares over all unknowns of a sample, so bring
+    unknowns and equations of different units to a common scale.  ``dz/d\theta`` has the units of ``z`` by those of
+    ``\theta``.
+
+    Raises (when solved): :class:`~implicitkit.ConvergenceError` where no point was found, ``TypeError`` and ``ValueError``
+        where the function does not return what the kind asks for.
 
     The ``flat_*`` methods see the packed matrix ``z`` of shape ``(batch, n)`` and the ``kernel``, the user's function
     on such matrices with everything else bound; the core uses nothing but these.

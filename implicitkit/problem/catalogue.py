@@ -35,6 +35,9 @@ def register_problem(
 
     Returns:
         The class itself, so that it can be used as a decorator.
+
+    Raises:
+        TypeError: ``cls`` is no :class:`~implicitkit.Problem` subclass. ValueError: the name is taken or malformed.
     """
     if not inspect.isclass(cls):
         raise TypeError(f"register_problem takes a Problem subclass, not {describe_value(cls)}")

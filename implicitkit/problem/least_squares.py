@@ -31,6 +31,8 @@ class LeastSquares(Problem):
 
     With bounds it is the minimisation of the same objective within them (:class:`~implicitkit.Argmin`).
 
+    Source: Nocedal & Wright (2006), chapter 10.
+
     Args:
         residuals: ``r(z, *args)``, a function or ``nn.Module`` returning any pytree of real tensors; with
             ``batch_dims``, each leaf has the batch's shape in front.

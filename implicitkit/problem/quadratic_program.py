@@ -47,6 +47,8 @@ class QuadraticProgram(Problem):
 
     whose derivative is that of the active set.  It is solved by Cholesky factors of ``n x n`` matrices.
 
+    Source: Boyd & Vandenberghe (2004), section 5.5.3; Amos & Kolter (2017), "OptNet", for the derivative.
+
     Args:
         P: ``(*batch, n, n)``, positive semidefinite, or ``None`` for a linear program. q: ``(*batch, n)``.
         A, b: ``(*batch, p, n)``, ``(*batch, p)``, or ``None``. G, h: ``(*batch, m, n)``, ``(*batch, m)``, or ``None``;

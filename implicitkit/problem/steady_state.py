@@ -19,6 +19,8 @@ class SteadyState(Problem):
     The sign is part of the problem: solvers that follow the flow in (pseudo-)time need ``+g``.  Convergence:
     ``|g(z)| <= atol + rtol |g(z0)|``, in units of ``z`` per unit of time.
 
+    Source: Krantz & Parks (2002), theorem 3.3.1, for the derivative, as of a root.
+
     Args:
         rhs: ``g(z, *args)``, a function or ``nn.Module`` returning the structure, shapes and dtypes of ``z``.
         jac_sparsity: the pattern of the right-hand side's Jacobian, for one sample, unknowns

@@ -29,6 +29,8 @@ class FenchelYoung:
         loss = ik.relax.FenchelYoung(ik.relax.Perturbed(cheapest_path))
         loss(scores, labels).mean().backward()
 
+    Units: those of ``<\theta, p>``.
+
     Args:
         predict: ``p*``, one of: a projection of ``ik.project`` (``\Omega = |p|^2 / 2`` on its set, or ``\sum p log p - p``
             in the Kullback-Leibler divergence); a :class:`Perturbed` choice (``\Omega`` is the conjugate of the perturbed

@@ -38,6 +38,9 @@ class Perturbed:
     The standard error of the value falls as ``1 / sqrt(samples)``, that of a derivative of order ``k`` is ``sigma^-k`` times
     as large.  Memory: ``samples`` times the batch.
 
+    Units: ``sigma`` has those of ``\theta``.  Source: Berthet et al. (2020), "Learning with differentiable perturbed
+    optimizers".
+
     Args:
         choose: from ``(*batch, *event)`` to the choices, of the same shape; never differentiated.
         samples: draws, at least 2. sigma: size of the noise. noise: ``"normal"`` or ``"gumbel"``.

@@ -32,6 +32,9 @@ def soft_sort(v: Tensor, strength: Any = 1.0, *, descending: bool = False) -> Te
     Exact where neighbouring values of the sorted vector differ by less than ``1 / strength``; towards infinite strength all
     entries tend to the mean.  The sum is kept.  Piecewise linear in ``v``: its derivative averages over each block.
 
+    ``P(z, w) = argmin |p - z|^2`` over the hull of all orders of ``w``; ``\rho = (n, ..., 1)``.  Units: those of ``v``,
+    ``strength`` their inverse.  Source: Blondel, Teboul, Berthet & Djolonga (2020), propositions 2 to 4.
+
     Args:
         v: ``(*batch, n)``. strength: positive number, or tensor of the batch's shape.
         descending: largest first.
@@ -56,6 +59,10 @@ def soft_rank(v: Tensor, strength: Any = 1.0, *, descending: bool = False) -> Te
 
     Exact where neighbours differ by more than ``strength``; towards infinite strength all ranks tend to ``(n + 1) / 2``.
     Their sum is ``n (n + 1) / 2``.
+
+    ``P(z, w) = argmin |p - z|^2`` over the hull of all orders of ``w``; ``\rho = (n, ..., 1)``.  Units: ``strength``
+    has those of ``v``, ranks are dimensionless.  Source: Blondel, Teboul, Berthet & Djolonga (2020), propositions 2 to
+    4.
 
     Args:
         v: ``(*batch, n)``. strength: positive number, or tensor of the batch's shape.

@@ -13,10 +13,17 @@ __all__ = ["Rule"]
 
 
 class Rule:
-    """How the derivative is formed.
+    r"""How the derivative is formed.
 
     :meth:`attach` returns the packed solution, differentiable by the rule, and the figures of the solve.
     ``needs`` names the problem kinds it is made for (empty: all).
+
+    With ``A = dF/dz`` at the solution every rule stands for ``dz/d\theta = -A^{-1} dF/d\theta`` or for an approximation
+    of ``A^{-1}``.  Shapes: the packed solution is ``(batch, n)``, the adjoint ``u`` of ``A^T u = g`` likewise, sample by
+    sample.  Units: those of ``z`` by those of ``\theta``; options are dimensionless.
+
+    Raises (when differentiated): :class:`~implicitkit.ConvergenceError` where the linear solve of the derivative fails;
+        (when solved) :class:`~implicitkit.CapabilityError` for a kind of problem that it is not made for.
     """
 
     name: ClassVar[str] = ""

@@ -14,7 +14,11 @@ _TABLE = TABLES["rules"]
 
 
 def register_rule(name: str, *, override: bool = False) -> Callable[[T], T]:
-    """Register a class as a rule: how the derivative of a solution is formed.  Sets its ``name``."""
+    """Register a class as a rule: how the derivative of a solution is formed.  Sets its ``name``.
+
+    Raises:
+        ValueError: the name is taken (``override=True`` replaces) or malformed.
+    """
     return _TABLE.register(name, override)
 
 

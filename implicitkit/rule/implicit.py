@@ -26,6 +26,8 @@ class Implicit(Rule):
 
     One linear solve a derivative; memory is that of the solution and of ``theta``, whatever the solver did.
 
+    Source: Krantz & Parks, *The Implicit Function Theorem* (2002), theorem 3.3.1.
+
     Args:
         linear_solver: a registered name or a configured object (``ik.linear.GMRES(restart=30)``).  ``"auto"``: LU,
             dense where that is cheap and sparse where the Jacobian has a pattern, else CG for symmetric Jacobians and GMRES

@@ -25,6 +25,8 @@ class Unroll(Rule):
     The solve is run once without a graph to find how many steps it takes; as many are then taken again with one, from
     the same start (every sample takes as many as the slowest).  Unlike the implicit rule, ``z0`` has a derivative too.
 
+    Source: Maclaurin, Duvenaud & Adams (2015); Griewank & Walther (2008), chapter 3.
+
     Args:
         steps: how many steps to take instead; ``None``: as many as the solve needs.  The solution's figures are then those
             of the point after so many steps; that it has not converged is no failure, but what was asked for.

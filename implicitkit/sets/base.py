@@ -15,7 +15,10 @@ __all__ = ["Projection", "against", "check_positive", "length"]
 class Projection:
     """``P(v) = argmin_{x in C} |x - v|^2``; a subclass defines :meth:`project` on one tensor.
 
-    ``separable``: acts on each number alone.
+    ``separable``: acts on each number alone.  Shapes: ``x`` has the shape of ``v``; sets of vectors take the last dimension,
+    sets of matrices the last two, all others are a batch.  Units: ``x``, ``v``, bounds and radii have the same units.
+
+    Source: Parikh & Boyd (2014), "Proximal algorithms", chapter 6, for sets that name no other.
     """
 
     separable: ClassVar[bool] = False

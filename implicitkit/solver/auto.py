@@ -162,6 +162,9 @@ class Polyalgorithm(Solver):
 
     ``max_steps`` of the solve limits the steps of all stages together.
 
+    All of them solve ``F(z) = 0`` to the same ``|F(z)| <= atol + rtol * scale``.  Source: Rice (1968), "On the
+    construction of polyalgorithms for automatic numerical analysis".
+
     Args:
         stages: registered names, configured solvers or :class:`Stage` objects; at least one.
 

@@ -96,6 +96,15 @@ class Solver:
             ``"constrained"``, ``"quadratic_program"``, or the word of a plugin's own kind.
         max_size: the most unknowns that one sample may have; ``None``: any number.
         general: serves every kind of problem, whatever it solves (a user's own solver of his own problem).
+
+    Shapes: it sees every problem as a matrix ``z (batch, n)`` of independent samples; ``f(z)`` has the same shape
+    (``(batch, m)`` for residuals of least squares).
+
+    Units: a solver computes with plain numbers.  Its options are dimensionless unless they say that they are lengths
+    (widths, radii, brackets: in units of ``z``) or step lengths (in units of ``z`` by those of what the step follows).
+
+    Raises (from the solve): :class:`~implicitkit.ConvergenceError` for what it has not found, which the driver raises, not
+        the solver; :class:`~implicitkit.CapabilityError` for a problem that it is not made for.
     """
 
     name: ClassVar[str] = ""

@@ -85,7 +85,11 @@ def register_solver(
 
 
 def get_solver(solver: Any, **options: Any) -> Any:
-    """The configured solver for a name, a class, a registered function, or an object (which passes through)."""
+    """The configured solver for a name, a class, a registered function, or an object (which passes through).
+
+    Raises:
+        UnknownNameError: no solver has this name. TypeError: it is no solver, or options do not fit it.
+    """
     if isinstance(solver, str):
         return _configure(_TABLE.find(solver), options)
     if inspect.isclass(solver):

@@ -179,6 +179,9 @@ def parametrize_with_checks(
 
     Returns:
         A ``pytest.mark.parametrize`` with the arguments ``solver`` and ``check``.
+
+    Raises:
+        UnknownNameError: no solver has a name. ImportError: pytest is not installed.
     """
     import pytest
 

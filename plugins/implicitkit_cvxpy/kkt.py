@@ -30,6 +30,8 @@ class ConeKKT(ik.LinearSolver):
 
     A sample whose right-hand side is zero has the answer zero, whatever its matrix.
 
+    Source: Agrawal, Barratt, Boyd, Busseti & Moursi (2019), "Differentiating through a cone program".
+
     Args:
         degenerate: ``"lstsq"`` (and ``"smooth"``, whose matrices are regular): the minimum-norm least-squares solution
             where the matrix is singular; ``"raise"``: :class:`DegenerateError`, which names the samples.

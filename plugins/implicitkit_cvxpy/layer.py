@@ -42,6 +42,9 @@ class ConvexLayer(nn.Module):
     conditions (:class:`ConeProgram`) are differentiated by the implicit function theorem, to any order (projections onto
     cones: up to the third), in every mode, under every transform of ``torch.func``.
 
+    Units: solutions have those of the variables, derivatives theirs by those of the parameters.  Source: Agrawal, Amos,
+    Barratt, Boyd, Diamond & Kolter (2019), "Differentiable convex optimization layers".
+
     Args:
         problem: a DPP problem; ``quad_form(x, P)`` with a PSD parameter ``P`` is allowed in the objective.
         parameters: all ``cvxpy.Parameter`` of the problem, in the order of the tensors of a call.

@@ -36,6 +36,8 @@ def mv(A: Tensor, x: Tensor) -> Tensor:
 class ConeProgram(ik.Problem):
     """The optimality conditions of a batch of cone programs, ``F(w, P, q, A, b, *ignored)``.
 
+    Source: Busseti, Moursi & Boyd (2019), "Solution refinement at regular points of conic problems".
+
     Args:
         dual: the cone ``K*``, with its smoothing. n: number of primal unknowns; ``w`` is ``(batch, n + m)``.
     """

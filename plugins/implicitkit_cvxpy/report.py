@@ -35,6 +35,8 @@ StructurallyZeroGradientWarning = extend.DegenerateWarning
 class ConeSolution:
     """Figures of one call, on plain detached tensors (under ``torch.vmap`` of all samples together).
 
+    Units: ``x`` and ``y`` have those of the reduced program, whose rows may have been scaled.
+
     Attributes:
         status: ``ik.Status`` numbers, shape ``batch``. residual_norm: of the optimality conditions. steps: of the solver.
         solver: its name. x, y: unknowns of the reduced program. degeneracy: what the derivatives mean there; of it

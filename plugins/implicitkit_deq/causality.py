@@ -33,6 +33,8 @@ class CausalityWarning(UserWarning):
 def per_position(solver: Any, state: Any, batch_dims: int = 1) -> Any:
     """The solver for a causal cell: one that does everything per position, and returns the last iterate.
 
+    It solves ``z_t = f(z_{<= t})`` position by position.  Units: the solver's own.  Source: this library.
+
     Args:
         solver: a name or a configured object; ``"auto"`` and ``"relay"``: the plain iteration, which follows a front that
             runs from the first position to the last as no acceleration does, then, for sequences on which it gets nowhere,
@@ -106,6 +108,8 @@ def _blocks(solver: ik.Blocks, state: Any, batch_dims: int) -> ik.Blocks:
 def future_leak(layer: Callable[..., Any], x: Tensor, position: int, *more: Any, size: float = 1.0) -> float:
     """How much of the future reaches the past: the largest change of the output at positions ``< position`` when the input
     at positions ``>= position`` changes.  Zero for a causal map, and for a :class:`DEQ` of a causal cell.
+
+    Units: those of the output.  Source: this library.
 
     Args:
         layer: ``(x, *more) -> (batch, positions, ...)``. x: ``(batch, positions, ...)``, floating point.

@@ -19,7 +19,7 @@ def load_torchdeq(
 ) -> Any:
     r"""Load a ``state_dict`` of TorchDEQ or locuslab/deq into a module of the same structure.
 
-        model.func.load_state_dict(...)                    # there
+        torch.save(model.state_dict(), "model.pt")         # there
         load_torchdeq(layer.cell, torch.load("model.pt"), prefix="func.")
 
     Their weight normalisation writes ``name_g`` and ``name_v`` for ``W = g V / |V|``, row by row.  Where the module has the

@@ -17,6 +17,9 @@ def fixed_point_correction(criterion: Callable[[Any], Tensor], states: Sequence[
 
         loss = fixed_point_correction(lambda z: criterion(head(z), y), layer.states(x, at=(2, 4, 8)))
 
+    Shapes: states as the layer returns them, ``(batch, ...)`` each; the sum is a scalar if ``criterion`` is.  Units:
+    those of ``criterion``; ``gamma`` is dimensionless.
+
     Args:
         criterion: of one state. states: what :meth:`DEQ.states` returns. gamma: in [0, 1].
 

@@ -41,6 +41,9 @@ class Forgive:
     How many they were, ``layer.solution.converged``, ``layer.solution.backward.converged`` and a :class:`Monitor` tell; the
     first time, a :class:`ForgivenWarning`.  Under ``torch.func`` transforms nothing is forgiven.
 
+    Shapes: ``u`` and ``g`` are ``(batch, n)``, each sample by itself.  Units: as those of the derivative that it stands
+    for.  Source: this library; the truncated term is that of Fung et al. (2022), arXiv 2103.12803.
+
     Args:
         share: of the samples of a call that may fail, in [0, 1]; more raise :class:`ik.ConvergenceError`, in forward and in
             backward.

@@ -30,6 +30,9 @@ def scale_to_radius(
     The mean over the samples of ``inputs`` is meant.  The factor is found by bisection of its logarithm: at each trial the
     layer is solved, and a trial without an equilibrium counts as too large.
 
+    It solves ``mean \rho(J(s W)) = radius`` for the factor ``s``; ``J`` is ``n x n``, one a sample.  ``radius`` is
+    dimensionless.  Source: this library; the radius by :func:`spectral_radius` (Arnoldi 1951).
+
     Args:
         layer: changed in place. inputs: a typical batch, as a tuple. radius: positive.
         weights: what to scale; ``None``: ``cell.recurrent_weights()``.

@@ -35,6 +35,8 @@ def jacobian_penalty(
 
         loss = task_loss + 0.5 * jacobian_penalty(layer.cell, layer.solution.value, (x,))
 
+    Dimensionless: ``J`` maps states to states.
+
     Args:
         cell: ``(z, *inputs) -> z``, samples independent. z: a state, every leaf with the batch first. inputs: a tuple.
         probes: vectors ``v``; the standard deviation of the estimate falls with their square root.
@@ -75,6 +77,8 @@ def spectral_radius(
     - ``"power"``: the mean growth of ``|J^k v|`` over the second half of ``steps`` products.  Complex pairs of eigenvalues,
       for which the usual Rayleigh quotient gives any number, only make it converge as slowly as ``1 / steps``.
 
+    Dimensionless.  Source: Arnoldi (1951); Saad (2011), *Numerical Methods for Large Eigenvalue Problems*, chapter 6.
+
     Args:
         cell, z, inputs: as in :func:`jacobian_penalty`. steps: products. generator: of the first vector.
 
@@ -107,6 +111,8 @@ def condition_number(
     The condition number of ``I - J`` on a Krylov space of ``steps`` dimensions (``(I - J^T) V_m = V_{m+1} (\bar I - \bar
     H)``): a lower bound, exact when ``steps >= n``.  The gradient is at most ``|(I - J)^{-1}|`` times that of one
     application of the cell.
+
+    Dimensionless.  Source: Arnoldi (1951); Saad (2003), section 6.3.
 
     Args:
         cell, z, inputs, steps, generator: as in :func:`spectral_radius`.

@@ -22,6 +22,9 @@ def tie_weights(network: nn.Sequential, **options: Any) -> DEQ:
     with ``solver="picard"`` all layers at once, as many times as there are layers.  A network with BatchNorm, whose training
     couples the samples, is one joint system (``batch_dims=0``) unless the options say otherwise.
 
+    Shapes: ``x`` and the output are those of the network, the batch first.  Units: the network's own.  Source: Bai,
+    Kolter & Koltun (2019), theorem 3.
+
     Args:
         network: its modules are shared, not copied. options: as in :class:`DEQ`.
 
@@ -40,6 +43,8 @@ def merge(first: DEQ, second: DEQ) -> DEQ:
     another); another ``solver``, as in ``merged.using(solver="anderson")``, takes all of it as one system.  Tolerances and
     all other settings are those of ``first``.  Solves start from zeros, or, where ``init="last"`` in both layers, from the
     last equilibrium; other starts (``init``) and ``pretraining`` stay behind.
+
+    Source: Bai, Kolter & Koltun (2019), theorem 2.
 
     Raises:
         TypeError: not two layers. ValueError: they differ in ``batch_dims`` or ``dtype``.

@@ -42,6 +42,8 @@ class DEQ(nn.Module):
     Within a call the cell is one and the same map: injections and reparametrised weights are computed once, dropout masks
     and normalisation statistics are held, and BatchNorm statistics are updated once, at the equilibrium.
 
+    Units: ``z`` has those of the cell's output; ``atol`` too, ``rtol`` is dimensionless.
+
     Args:
         cell: ``z_next = cell(z, *inputs)``, a :class:`Cell`, another module or a function.
         state: the shape of one sample's state, or a pytree of shapes, or a function ``(*inputs)`` that returns one;

@@ -69,6 +69,10 @@ _LAYERS = (
 class WeightBound(nn.Module):
     r"""The parametrisation ``W = V \min(1, bound / |V|)``: within the bound a weight is what it was.
 
+    Shapes: ``W`` ``(out, in, ...)``, seen as the matrix ``(out, in * ...)``.  Units: ``bound`` has those of ``W``.
+    Source: Gouk, Frank, Pfahringer & Cree (2021), "Regularisation of neural networks by enforcing Lipschitz
+    continuity".
+
     Args:
         bound: positive. norm: ``"spectral"`` (exact for matrices, an upper bound for convolutions), ``"frobenius"``,
             ``"row_sum"`` (the induced maximum norm) or ``"rows"`` (each row for itself: weight normalisation, clipped).
@@ -123,9 +127,11 @@ def bound_weights(
     *,
     weights: Iterable[Tensor] | None = None,
 ) -> nn.Module:
-    """Keep weights within a norm: see :class:`WeightBound`.
+    r"""Keep weights within a norm: see :class:`WeightBound`.
 
         bound_weights(cell, 0.95, weights=cell.recurrent_weights())
+
+    ``W = V \min(1, bound / |V|)``; shapes, units and source as in :class:`WeightBound` (Gouk et al. 2021).
 
     Args:
         module: the cell. bound, norm: as in :class:`WeightBound`, for each weight by itself.
@@ -142,6 +148,8 @@ def bound_weights(
 
 def weight_norm(module: nn.Module, bound: float | None = None, *, weights: Iterable[Tensor] | None = None) -> nn.Module:
     r"""Weight normalisation (Salimans & Kingma 2016), ``W = g V / |V|`` per row, optionally with ``|g| <= bound``.
+
+    Shapes: ``V (out, in, ...)``, ``g (out, 1, ...)``.  Units: ``g`` and ``bound`` have those of ``W``.
 
     Args:
         module: the cell. bound: the largest 2-norm of a row (``|W|_2 <= sqrt(rows) bound``).

@@ -36,6 +36,8 @@ class PerPosition(ik.Method):
     So the output at a position is the same number whatever comes after it, at any tolerance.  The derivative remains that of
     the whole sequence.
 
+    Source: this library; the methods name their own.
+
     Args:
         method: one that uses nothing but values of the map (Anderson, Broyden); or, with ``whole=True``, one whose steps are
             causal as they are (Newton's without line search, which solves block triangular systems).

@@ -3,7 +3,8 @@
 A script (``.py``) is one block whose output is its own business.
 
 A block fenced with ```python is run.  A block fenced with ```text that follows it directly is what it prints: words must be
-equal, whole numbers too, other numbers to their last printed digit or to one per cent; ``...`` stands for anything.  Code
+equal, whole numbers too, other numbers to their last printed digit or to one per cent; ``...`` stands for anything.  A
+comment that says what a line gives is compared too (``comments.py``).  Code
 that is shown and not run (another library's) is fenced with ```{code-block} python.  ``plt.show()`` saves the figure
 into ``docs/pictures``, as ``page_1.png``, ``page_2.png``, and so on, when a page is written, and asks for it when it is
 tested.
@@ -25,6 +26,8 @@ import types
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+
+from comments import HOOK, hook, hooked
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
@@ -89,6 +92,7 @@ def run(path: str, write: bool = False) -> list[str]:
     module = types.ModuleType("__main__")  # so that what a page defines can be pickled and inspected
     space = vars(module)
     wrong: list[str] = []
+    space[HOOK] = hook(wrong)
     printed: list[tuple[Block, str]] = []
     os.environ["MPLBACKEND"] = "Agg"
     _prepare(page, text, write, wrong)
@@ -104,7 +108,7 @@ def run(path: str, write: bool = False) -> list[str]:
             out = io.StringIO()
             try:
                 with contextlib.redirect_stdout(out):
-                    exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), space)
+                    exec(hooked(block.code, str(page), block.line)[0], space)
             except BaseException:
                 os.chdir(ROOT)
                 return [*wrong, f"{page.name}:{block.line}: {traceback.format_exc(limit=-3)}"]

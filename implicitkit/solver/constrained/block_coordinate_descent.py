@@ -30,6 +30,8 @@ class BlockCoordinateDescent(Method):
     or on groups, which are then the blocks (rows of a matrix for ``ik.prox.l2``, balls and simplices; the groups of
     ``ik.prox.group_lasso``).  One gradient a block.
 
+    ``z_b <- prox(z_b - t_b df/dz_b, t_b)`` for one block ``b`` after another.
+
     Args:
         block_size: coordinates in a block, at least; groups are never split.
 

@@ -58,6 +58,9 @@ class Relay(Polyalgorithm):
     A sample that all fail on gets the best point that any of them has seen.  ``solution.solver`` names those that solved
     something.
 
+    The equation is ``f(z) = z``; the strength of the map is the ``t`` of ``z = (1 - t) z0 + t f(z)``.  Source: the
+    order and the limits are this library's, measured on maps of trained models; the stages name theirs.
+
     Args:
         stages: others instead, as for :class:`Polyalgorithm`.
 

@@ -22,6 +22,9 @@ class InteriorPoint(QPSolver):
 
     Any convex program, linear ones too; tells infeasible and unbounded ones.  One Cholesky factor of ``n x n`` and one
     product ``G'WG`` a step and a sample; about ten steps.
+
+    It solves the optimality conditions ``Pz + q + A'y + G'lam = 0``, ``Az = b``, ``Gz + s = h``, ``lam_i s_i = mu``,
+    for ``mu -> 0``.  Source: Mehrotra (1992), SIAM J. Optim. 2; Nocedal & Wright (2006), section 16.6.
     """
 
     def find(self, data: QPData, tol: float, max_steps: int) -> QPPoint:
@@ -33,6 +36,9 @@ class InteriorPoint(QPSolver):
 class AutoQP(QPSolver):
     """DAQP where it is installed and the programs are small and on the CPU; the interior point for all others, and for
     the samples that DAQP did not solve.
+
+    It minimises ``z'Pz/2 + q'z`` subject to ``Az = b``, ``Gz <= h``.  Source: Goldfarb & Idnani (1983) for the active
+    set as in DAQP (Arnström, Bemporad & Axehill 2022); :class:`InteriorPoint` for the rest.
 
     Args:
         active_set_size: unknowns up to which the active-set method is tried.  Measured with one and three rows for each

@@ -24,6 +24,9 @@ def solve_qp(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Solve a batch of convex quadratic programs on plain tensors (no derivative: see ``ik.QuadraticProgram``).
 
+    It minimises ``z'Pz/2 + q'z`` subject to ``Az = b``, ``Gz <= h``.  Units: ``lam`` has those of the objective by
+    those of ``h``.  Source: :class:`ik.InteriorPoint` (Mehrotra 1992).
+
     Args:
         P: ``(B, n, n)``, symmetric positive semidefinite, or ``None`` for a linear program. q: ``(B, n)``.
         A, b: ``(B, p, n)``, ``(B, p)``: ``Az = b``. G, h: ``(B, m, n)``, ``(B, m)``: ``Gz <= h``, with ``h = inf`` for

@@ -27,6 +27,8 @@ class Bisection(Method):
     ``F`` jumps, or rounding hides its zero.  A midpoint where ``F`` is not finite is moved towards the end whose ``|F|`` is
     smaller.
 
+    Source: Brent (1973), *Algorithms for Minimization without Derivatives*, chapter 4.
+
     Args:
         width: half of the first interval; ``None``: ``max(|z0|, 1) / 8``.
         growth: of the interval from trial to trial, greater than 1. expansions: trials, at most.

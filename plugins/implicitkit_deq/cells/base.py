@@ -25,6 +25,11 @@ class Cell(nn.Module):
             batch first), ``None`` (shared by the batch, or not known), or a tuple with one such entry each.  Where known,
             converged samples are dropped from later evaluations; wrongly declared, samples would be mixed up.
         causal: position ``t`` of the state (its first dimension after the batch) depends on positions ``<= t`` only.
+
+    Shapes: a state is ``(batch, *state_shape)``, inputs have the batch first.  Units: ``f(z)`` has those of ``z``.
+
+    Raises (when called): what torch raises for shapes that do not fit; ``TypeError`` from :meth:`state_shape` where a cell
+        does not say the shape of its state.
     """
 
     injected_dims: Any = 0

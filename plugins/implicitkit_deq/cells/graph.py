@@ -88,6 +88,9 @@ class Graph(Cell):
 def normalised_adjacency(edges: Tensor, nodes: int, *, loops: bool = True, dtype: torch.dtype | None = None) -> Tensor:
     r"""``D^{-1/2} (A + I) D^{-1/2}``, sparse, of an undirected graph: its spectral radius is one.
 
+    ``D_ii = sum_j (A + I)_ij``, ``D`` and ``A`` are ``(N, N)``; dimensionless.  Source: Kipf & Welling (2017),
+    "Semi-supervised classification with graph convolutional networks".
+
     Args:
         edges: ``(2, m)`` integers, each edge once or in both directions. nodes: ``N``. loops: add ``I``.
 

@@ -19,6 +19,8 @@ class MLP(Cell):
     features.  ``U x + b`` is the injection.  The Lipschitz constant is at most ``|W|_2`` (``|V|_2 |W|_2``) for an
     activation of slope at most one.
 
+    Source: El Ghaoui, Gu, Travacca, Askari & Tsai (2021), "Implicit deep learning".
+
     Args:
         in_features: of ``x``. features: of the state. hidden: width of the hidden layer; ``None``: none.
         activation: elementwise, of slope at most 1 if the bound is to hold.

@@ -41,6 +41,8 @@ class Composed(Cell):
 
     The state is a dict by the names of the maps.  ``solver=ik.Blocks(...)`` uses the structure forward, the default linear
     solver backward.
+
+    Source: Bai, Kolter & Koltun (2019), theorem 2.
     """
 
     def maps(self) -> dict[str, tuple[Any, Callable[..., Any], str | None]]:
