@@ -43,6 +43,7 @@ announce("implicitkit.composition.joint", prefix="joint")
 
 # Operations that lower floors offer and upper floors carry out.
 provide("chain", "implicitkit.composition.joint:chain")
+provide("integrate", "implicitkit.interop.paths:integrate")
 provide("analyse", "implicitkit.diagnostics.composition:analyse")
 
 

@@ -38,6 +38,7 @@ from implicitkit.problem.catalogue import register_problem as register_problem
 from implicitkit.problem.constraints import Equality as Equality
 from implicitkit.problem.constraints import Inequality as Inequality
 from implicitkit.problem.fixed_point import FixedPoint as FixedPoint
+from implicitkit.problem.initial_value import InitialValue as InitialValue
 from implicitkit.problem.least_squares import LeastSquares as LeastSquares
 from implicitkit.problem.quadratic_program import QuadraticProgram as QuadraticProgram
 from implicitkit.problem.root import Root as Root

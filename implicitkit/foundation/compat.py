@@ -31,6 +31,7 @@ __all__ = [
     "is_legacy_batched",
     "is_wrapped",
     "key_path",
+    "level",
     "marked",
     "opaque_to_compile",
     "operation",
@@ -112,16 +113,23 @@ def unwrap(t: Tensor) -> Tensor:
     return _functorch.get_unwrapped(t)
 
 
+def level(t: Tensor | None = None) -> int:
+    """The number of the transform that ``t`` belongs to, or of the innermost one running; 0: none."""
+    if t is not None:
+        return _functorch.maybe_get_level(t) if _functorch.is_functorch_wrapped_tensor(t) else 0
+    top = _functorch.peek_interpreter_stack()
+    return 0 if top is None else top.level()
+
+
 @contextlib.contextmanager
 def at_level_of(t: Tensor) -> Iterator[None]:
     """Inside, the transforms above the level that ``t`` belongs to (all of them, for a plain tensor) are suspended.
 
     While an inner level is current, torch does not see the tangents of outer ones.
     """
-    level = _functorch.maybe_get_level(t) if _functorch.is_functorch_wrapped_tensor(t) else 0
-    suspended = []
+    wanted, suspended = level(t), []
     try:
-        while (top := _functorch.peek_interpreter_stack()) is not None and top.level() > level:
+        while level() > wanted:
             suspended.append(_functorch.pop_dynamic_layer_stack())
         yield
     finally:

@@ -59,10 +59,14 @@ def is_substituted(t: Tensor) -> bool:
 
 
 class Discover(TorchFunctionMode):
-    """Collects the tensors that a function uses but neither created nor was given."""
+    """Collects the tensors that a function uses but neither created nor was given.
+
+    What belongs to a transform that the function itself has begun (a ``torch.vmap`` over points inside it) came from inside.
+    """
 
     def __init__(self, known: Sequence[Tensor]) -> None:
         super().__init__()
+        self.level = compat.level()
         self.made = {id(t): t for t in known}
         self.found: dict[int, Tensor] = {}
 
@@ -70,7 +74,7 @@ class Discover(TorchFunctionMode):
         if _asks_only(func):
             return func(*args, **(kwargs or {}))
         for x in tree_flatten((args, kwargs or {}))[0]:
-            if isinstance(x, Tensor) and id(x) not in self.made:
+            if isinstance(x, Tensor) and id(x) not in self.made and compat.level(x) <= self.level:
                 self.found.setdefault(id(x), x)
         out = func(*args, **(kwargs or {}))
         for x in tree_flatten(out)[0]:

@@ -2,8 +2,10 @@
 
 from implicitkit.problem.argmin import Argmin
 from implicitkit.problem.catalogue import register_problem
+from implicitkit.problem.collocation import Collocation
 from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.problem.fixed_point import FixedPoint
+from implicitkit.problem.initial_value import InitialValue
 from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.problem.quadratic_program import QuadraticProgram
 from implicitkit.problem.root import Root
@@ -16,3 +18,5 @@ register_problem(LeastSquares, name="least_squares", rule="implicit", linear_sol
 register_problem(SteadyState, name="steady_state", rule="implicit", linear_solver="gmres")
 register_problem(ConstrainedMinimisation, name="constrained", rule="implicit", linear_solver="kkt")
 register_problem(QuadraticProgram, name="quadratic_program", rule="implicit", linear_solver="kkt")
+register_problem(InitialValue, name="initial_value", rule="implicit", linear_solver="auto")
+register_problem(Collocation, name="collocation", rule="implicit", linear_solver="auto")

@@ -225,6 +225,26 @@ def physical() -> None:
     assert inside("grad", lambda _: compat.physical(leaf * 2).requires_grad)
 
 
+def level() -> None:
+    plain = torch.ones(1)
+    assert compat.level() == compat.level(plain) == 0
+
+    def inner(t: Tensor) -> Tensor:
+        assert compat.level(t) == compat.level() == 2
+        assert compat.level(outer[0]) == 1
+        assert compat.level(plain) == 0
+        return t * outer[0]
+
+    outer: list[Tensor] = []
+
+    def middle(t: Tensor) -> Tensor:
+        outer.append(t)
+        assert compat.level(t) == compat.level() == 1
+        return torch.func.vmap(inner)(plain).sum()
+
+    assert torch.func.grad(middle)(torch.tensor(2.0)) == 1
+
+
 def at_level_of() -> None:
     """What an inner level hides of an outer one; and the stack of transforms is as it was afterwards."""
     x = torch.ones(2, dtype=D)
@@ -373,6 +393,7 @@ CONTRACTS: dict[str, Callable[[], None]] = {
     "below_legacy_batch": below_legacy_batch,
     "is_wrapped": is_wrapped,
     "key_path": paths,
+    "level": level,
     "marked": marked,
     "opaque_to_compile": opaque_to_compile,
     "operation": dispatch,

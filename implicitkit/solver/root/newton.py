@@ -20,6 +20,8 @@ from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["Newton", "newton_direction"]
 
+_FEW = 48  # unknowns from which a pattern that is given is used
+
 
 @register_solver("newton", solves="root")
 @dataclass(frozen=True)
@@ -32,8 +34,9 @@ class Newton(Method):
     least-squares step of minimum norm.  The driver keeps the best iterate.
 
     One evaluation and ``n`` vector-Jacobian products a step (in batched calls), ``O(batch n^3)`` work, ``O(batch n^2)``
-    memory.  From 128 unknowns on, a Jacobian with a sparsity pattern (``jac_sparsity``) is formed from as many products as
-    the pattern has colours and factored sparse, and factors serve further steps while ``|F|`` falls to a fifth in each.
+    memory.  From 128 unknowns on (48, if the pattern is given), a Jacobian with a sparsity pattern (``jac_sparsity``) is
+    formed from as many products as the pattern has colours and factored sparse, and factors serve further
+    steps while ``|F|`` falls to a fifth in each.
 
     Args:
         line_search: halve steps that do not lower ``|F|``. halvings: how often at most.
@@ -57,7 +60,7 @@ class Newton(Method):
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         residual, A = f(z), f.linearize(z)
         norm = f.norm.to(z.dtype)
-        if z.shape[1] < SMALLEST:
+        if z.shape[1] < SMALLEST and not (z.shape[1] >= _FEW and f.is_sparse(z)):
             d = newton_direction(A.dense(), residual)
             return self._damped(f, z, d, norm, state)
         blocks = A.sparse() or DenseBlocks(A.dense())

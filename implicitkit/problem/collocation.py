@@ -1,0 +1,154 @@
+r"""A trajectory as a root: collocation at Radau's points.
+
+On a step from ``t_n`` to ``t_n + h`` the trajectory is a polynomial of degree ``s`` that meets the differential equation at
+``s`` points ``t_n + c_i h``; with the values ``Y_i`` there as unknowns,
+
+    Y_i = y_n + h sum_j a_ij f(t_n + c_j h, Y_j),    i = 1..s,        y_{n+1} = Y_s.
+
+The ``c_i`` are Radau's (right): ``c_s = 1``, order ``2 s - 1``, L-stable, so that stiff equations are met as well as others
+(Hairer & Wanner 1996, *Solving Ordinary Differential Equations II*, section IV.5).  All steps together are one system whose
+Jacobian is block bidiagonal.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation.trees import Layout
+from implicitkit.problem.base import Problem
+from implicitkit.problem.kind import Kind
+
+__all__ = ["INITIAL_VALUE", "Collocation", "Mesh", "evaluate", "radau", "starts", "times"]
+
+INITIAL_VALUE = Kind("initial_value", ("root", "least_squares", "minimise"), solver="newton")
+
+_ENTRIES = 1 << 24  # entries of the blocks up to which their pattern is said; else it is looked for
+
+
+@functools.lru_cache(maxsize=64)
+def radau(stages: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """``A (s, s)`` and ``c (s,)`` of Radau IIA: ``c`` are the roots of ``d^{s-1}/dx^{s-1} x^{s-1} (x-1)^s``, and
+    ``sum_j a_ij c_j^k = c_i^{k+1} / (k+1)`` for ``k < s``."""
+    s = stages
+    polynomial = torch.tensor(
+        [(-1) ** (s - k) * math.comb(s, k) * math.factorial(k + s - 1) / math.factorial(k) for k in range(s + 1)],
+        dtype=torch.float64,
+    )
+    companion = torch.diag(torch.ones(s - 1, dtype=torch.float64), -1)
+    companion[:, -1] = -polynomial[:-1] / polynomial[-1]
+    c = torch.linalg.eigvals(companion).real.sort().values
+    c[-1] = 1.0
+    powers = torch.arange(s, dtype=torch.float64)
+    A = torch.linalg.solve(c[:, None] ** powers, c[:, None] ** (powers + 1) / (powers + 1), left=False)
+    return A.to(device, dtype), c.to(device, dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Mesh:
+    """The steps: fractions ``begin`` and ``end`` ``(N,)`` of the interval ``number`` between two of the times asked for;
+    ``last``: the step in which each of these intervals ends.
+
+    Fractions are constants, so that the steps move with the times.
+    """
+
+    number: Tensor
+    begin: Tensor
+    end: Tensor
+    last: Tensor
+
+    @staticmethod
+    def even(intervals: int, steps: int, dtype: torch.dtype, device: torch.device) -> Mesh:
+        """``steps`` equal steps in every interval."""
+        edges = torch.arange(steps + 1, dtype=dtype, device=device) / steps
+        number = torch.arange(intervals, device=device).repeat_interleave(steps)
+        begin, end = edges[:-1].repeat(intervals), edges[1:].repeat(intervals)
+        return Mesh(number, begin, end, torch.arange(1, intervals + 1, device=device) * steps - 1)
+
+
+def times(mesh: Mesh, t: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """The steps ``h (N,)``, and the times ``t_n + c_i h`` ``(N, s)``."""
+    first = t[mesh.number]
+    length = t[mesh.number + 1] - first
+    h = (mesh.end - mesh.begin) * length
+    return h, (first + mesh.begin * length)[:, None] + h[:, None] * c
+
+
+def starts(y0: Tensor, Y: Tensor) -> Tensor:
+    """The state at the begin of every step, ``(*batch, N, n)``, of the values at the points ``(*batch, N, s, n)``."""
+    return torch.cat((y0.unsqueeze(-2), Y[..., :-1, -1, :]), -2)
+
+
+def evaluate(rhs: Callable[..., Any], layout: Layout, at: Tensor, Y: Tensor, args: tuple[Any, ...]) -> Tensor:
+    """``rhs(t, y, *args)`` at points ``at (P,)``, with packed states ``Y (*batch, P, n)``: mapped over the points."""
+    dim = Y.ndim - 2
+
+    def one(t: Tensor, y: Tensor) -> Tensor:
+        out = rhs(t, layout.unpack(y.reshape(-1, y.shape[-1])), *args)
+        layout.check(out, "rhs", rows=y.shape[0] if dim else None)
+        return layout.pack(out).reshape(y.shape)
+
+    return torch.func.vmap(one, in_dims=(0, dim), out_dims=dim)(at, Y)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Collocation(Problem):
+    """The equations of all steps, and of an event: what :class:`~implicitkit.InitialValue` is solved as.
+
+    The state is ``Y (*batch, N, s, n)``; with an event the pair of it and the time of the event.  Arguments: the packed
+    initial state ``(*batch, n)``, the times, then those of the right-hand side.
+    """
+
+    rhs: Callable[..., Any]
+    mesh: Mesh
+    layout: Layout
+    stages: int
+    event: Callable[..., Any] | None = None
+    kind: ClassVar[Kind] = INITIAL_VALUE
+
+    @property
+    def title(self) -> str:
+        return "InitialValue"
+
+    @property
+    def jac_sparsity(self) -> Any:
+        """Blocks on the diagonal, the identity of the last stage below them; the time of an event is everywhere."""
+        steps, n = len(self.mesh.number), self.layout.size
+        block = self.stages * n
+        if steps * block * block > _ENTRIES:
+            return "auto"
+        inside = torch.ones(block, block).nonzero().T
+        rows, columns = (torch.arange(steps)[:, None] * block + side for side in inside)
+        below = block * torch.arange(1, steps)[:, None] + torch.arange(block)
+        before = block * torch.arange(1, steps)[:, None] - n + torch.arange(block) % n
+        size = steps * block
+        ij = [torch.stack((rows.flatten(), columns.flatten())), torch.stack((below.flatten(), before.flatten()))]
+        if self.event is not None:
+            every = torch.arange(size + 1)
+            ij += [
+                torch.stack((every, torch.full_like(every, size))),
+                torch.stack((torch.full((n,), size), every[-n - 1 : -1])),
+            ]
+            size += 1
+        indices = torch.cat(ij, 1)
+        entries = torch.ones(indices.shape[1], dtype=torch.bool)
+        return torch.sparse_coo_tensor(indices, entries, (size, size), check_invariants=False)
+
+    def residual(self, z: Any, *args: Any) -> Any:
+        y0, t, rest = args[0], args[1], args[2:]
+        Y, end = z if self.event is not None else (z, None)
+        if end is not None:
+            t = torch.stack((t[0], end))
+        A, c = radau(self.stages, self.layout.dtype, self.layout.device)
+        h, at = times(self.mesh, t, c)
+        slopes = evaluate(self.rhs, self.layout, at.flatten(), Y.flatten(-3, -2), rest).reshape(Y.shape)
+        out = Y - starts(y0, Y).unsqueeze(-2) - h[:, None, None] * (A @ slopes)
+        if self.event is None:
+            return out
+        return out, self.event(end, self.layout.unpack(Y[..., -1, -1, :].reshape(-1, Y.shape[-1])), *rest)

@@ -1,0 +1,198 @@
+"""``dy/dt = rhs(t, y, *args)`` from ``y0``: a trajectory, or a state at an event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation.errors import CapabilityError, ConvergenceError
+from implicitkit.foundation.options import at_least, between, check_options, optional
+from implicitkit.foundation.trees import Layout, tree_map
+from implicitkit.problem.base import Problem, Restated, require_callable
+from implicitkit.problem.collocation import INITIAL_VALUE, Collocation, Mesh, evaluate, radau, times
+from implicitkit.problem.integration import follow, get_integrator, hermite
+from implicitkit.problem.kind import Kind
+
+__all__ = ["InitialValue"]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class InitialValue(Problem):
+    r"""Find the trajectory of ``dy/dt = f(t, y, \theta)`` that begins at ``y(t_0) = y_0``, at the times ``t``.
+
+        path = ik.solve(ik.InitialValue(rhs, t), y0, (theta,)).value     # (len(t), ...), the first entry is y0
+
+    An integrator finds steps and a trajectory near the solution; the trajectory is then the root of the equations of
+    collocation at Radau's points (:mod:`~implicitkit.problem.collocation`, order ``2 stages - 1``, stiff or not), one
+    system whose Jacobian is block bidiagonal, solved by a few sparse Newton steps.  Its derivative is that of any root:
+    exact for the discrete trajectory, in ``\theta``, in the initial state (the ``z0`` of the solve, which here *is* an
+    argument), in the times and in whatever ``f`` captures, of every order, whichever integrator it was.  The steps are
+    constants.
+
+    With an ``event`` the end is unknown: it is the first time at which ``event(t, y, *args)``, one number, changes its sign,
+    ``t = (t_0, latest)``, and the solution's value is ``{"time": T, "state": y(T)}``, both differentiable:
+    ``dT = -(g_\theta + g_y y_\theta) / (g_t + g_y f)`` follows from the same equations.
+
+    Memory: the values at all points and, in the solve and its derivative, blocks of ``(stages n)^2`` numbers a step and
+    sample: for states of up to some hundred numbers.  An adjoint that integrates backwards needs less and is less exact.
+
+    Args:
+        rhs: ``f(t, y, *args)``: ``t`` one number, ``y`` like ``y0``, the batch in front where there is one; mapped over
+            points by ``torch.vmap``.
+        t: two or more times, increasing or decreasing.
+        event: ``g(t, y, *args)``, one number; for a solve without ``batch_dims``.
+        steps: equal steps between any two times; ``None``: those of the integrator, which under ``torch.vmap`` cannot see
+            values.  All samples take the same steps.
+        accuracy: relative tolerance of the integrator, for its steps; ``None``: 1e-6, in single precision 1e-4.
+        stages: points a step, 1 to 7.
+        integrator: ``"dormand_prince"``, ``"scipy.Radau"`` or another of SciPy's methods, or a function
+            (:mod:`~implicitkit.problem.integration`).
+
+    Raises:
+        TypeError, ValueError: what is given does not fit.
+        ConvergenceError (when solved): no trajectory, or no event.
+        CapabilityError (when solved): steps that depend on values under ``torch.vmap``.
+    """
+
+    rhs: Callable[..., Any]
+    t: Any
+    event: Callable[..., Any] | None = None
+    steps: int | None = field(default=None, kw_only=True)
+    accuracy: float | None = field(default=None, kw_only=True)
+    stages: int = field(default=3, kw_only=True)
+    integrator: Any = field(default="dormand_prince", kw_only=True)
+    kind: ClassVar[Kind] = INITIAL_VALUE
+
+    def __post_init__(self) -> None:
+        require_callable(self, self.rhs, "rhs")
+        if self.event is not None:
+            require_callable(self, self.event, "event")
+        check_options(self, steps=optional(at_least(1)), accuracy=optional(between(0, 1)), stages=at_least(1))
+        if self.stages > 7:
+            raise ValueError(f"stages can be 7 at most (order 13), got {self.stages}")
+        get_integrator(self.integrator)
+        object.__setattr__(self, "t", torch.as_tensor(self.t))
+        if self.t.ndim != 1 or len(self.t) < 2:
+            raise ValueError(f"t must hold two times or more, in one dimension; its shape is {tuple(self.t.shape)}")
+        if self.event is not None and len(self.t) != 2:
+            raise ValueError(f"with an event t is (begin, latest end), got {len(self.t)} times")
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return self.rhs
+
+    def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated:
+        layout = Layout(z0, batch_dims, "y0")
+        if self.event is not None and batch_dims:
+            raise CapabilityError(
+                "InitialValue: an event has a time of its own in every sample, so that their steps differ: use torch.vmap "
+                "over a solve without batch_dims, with steps="
+            )
+        t = self.t.to(layout.device, layout.dtype)
+        y0 = layout.pack(z0)
+        try:
+            with torch.no_grad():
+                mesh, start = self._begin(layout, t, y0, args)
+        except RuntimeError as error:
+            if "vmap" not in str(error):
+                raise
+            raise CapabilityError(
+                "InitialValue: under torch.vmap its steps cannot depend on values, or rhs cannot be mapped over points "
+                f"of time: pass steps= for the first. torch says: {error}"
+            ) from error
+        batch = tuple(layout.batch_shape)
+        problem = Collocation(self.rhs, mesh, layout, self.stages, self.event)
+        packed = y0.reshape(*batch, layout.size)
+
+        def split(state: Any) -> tuple[Any, None]:
+            if self.event is not None:
+                Y, end = state
+                return {"time": end, "state": layout.unpack(Y[..., -1, -1, :].reshape(-1, layout.size))}, None
+            return _unpacked(layout, z0, packed, state[..., mesh.last, -1, :]), None
+
+        return Restated(problem, start, (packed, t, *args), split, batch_dims)
+
+    def _begin(self, layout: Layout, t: Tensor, y0: Tensor, args: tuple[Any, ...]) -> tuple[Mesh, Any]:
+        """The steps, and a start near the solution."""
+        t, y0 = t.detach(), y0.detach()
+        end = None
+        if self.event is not None:
+            end = self._crossing(layout, *self._path(layout, t, y0, args), args)
+            t = torch.stack((t[0], end))
+        edges, states = self._path(layout, t, y0, args)
+        mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else _mesh(t, edges)
+        slopes = evaluate(
+            self.rhs, layout, edges, states.movedim(0, 1).reshape(*layout.batch_shape, -1, layout.size), args
+        )
+        slopes = slopes.reshape(-1, *slopes.shape[-2:]).movedim(1, 0)
+        c = radau(self.stages, layout.dtype, layout.device)[1]
+        values = hermite(edges, states, slopes, c).movedim(2, 0)
+        Y = values.reshape(*layout.batch_shape, *values.shape[1:])
+        return mesh, Y if end is None else (Y, end)
+
+    def _path(self, layout: Layout, t: Tensor, y0: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        """The edges of the steps, and the states there."""
+
+        def slope(now: Tensor, y: Tensor) -> Tensor:
+            out = self.rhs(now, layout.unpack(y), *args)
+            layout.check(out, "rhs")
+            return layout.pack(out)
+
+        if self.steps:
+            mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device)
+            edges = torch.cat((times(mesh, t, t.new_zeros(1))[1][:, 0], t[-1:]))
+            return edges, follow(slope, edges, y0)
+        _check_order(t)
+        default = 1e-6 if t.dtype == torch.float64 else 1e-4
+        edges, states = get_integrator(self.integrator)(slope, t, y0, self.accuracy or default)
+        if not bool(torch.isfinite(states).all()):
+            raise ConvergenceError("InitialValue: the integrator returned states that are not finite")
+        return edges, states
+
+    def _crossing(self, layout: Layout, edges: Tensor, states: Tensor, args: tuple[Any, ...]) -> Tensor:
+        """The time of the first change of sign of the event between two edges, by a straight line."""
+        assert self.event is not None
+        event = self.event
+        g = torch.func.vmap(lambda t, y: event(t, layout.unpack(y), *args))(edges, states)
+        if g.shape != edges.shape:
+            raise ValueError(f"event must return one number, got shape {tuple(g.shape[1:])}")
+        changes = (g[:-1] * g[1:] < 0) | ((g[1:] == 0) & (g[:-1] != 0))
+        if not self.steps and not bool(changes.any()):
+            raise ConvergenceError(
+                f"InitialValue: the event does not change its sign between t = {float(edges[0]):.6g} and "
+                f"{float(edges[-1]):.6g}: it is {float(g[0]):.3g} and {float(g[-1]):.3g} there"
+            )
+        first = changes.to(g.dtype).argmax().unsqueeze(0)
+        a, b = g.gather(0, first), g.gather(0, first + 1)
+        left, right = edges.gather(0, first), edges.gather(0, first + 1)
+        guess = (left + (right - left) * a / (a - b)).squeeze(0)
+        return torch.where(changes.any(), guess, torch.nan)  # without values to look at, a solve from NaN fails
+
+
+def _check_order(t: Tensor) -> None:
+    d = t.diff()
+    if not bool((d > 0).all() | (d < 0).all()):
+        raise ValueError(f"t must be strictly increasing or strictly decreasing, got {t.tolist()}")
+
+
+def _mesh(t: Tensor, edges: Tensor) -> Mesh:
+    """The steps of an integrator as fractions of the intervals between the times asked for."""
+    sign = 1 if float(t[-1] - t[0]) > 0 else -1
+    number = (sign * t[None, 1:] <= sign * edges[:-1, None]).sum(1)
+    first, length = t[number], t[number + 1] - t[number]
+    last = torch.bincount(number, minlength=len(t) - 1).cumsum(0) - 1
+    return Mesh(number, (edges[:-1] - first) / length, (edges[1:] - first) / length, last)
+
+
+def _unpacked(layout: Layout, z0: Any, y0: Tensor, later: Tensor) -> Any:
+    """The states at the times asked for, ``(*batch, T, ...)`` in every leaf."""
+    states = torch.cat((y0.unsqueeze(-2), later), -2)
+    dims, count = layout.batch_dims, states.shape[-2]
+    alike = tree_map(
+        lambda leaf: leaf.detach().unsqueeze(dims).expand(*leaf.shape[:dims], count, *leaf.shape[dims:]), z0
+    )
+    return Layout(alike, dims + 1).unpack(states.reshape(-1, layout.size))
