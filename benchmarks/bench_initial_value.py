@@ -133,9 +133,8 @@ def main(repeats: int = 3) -> None:
         for name, (found, slope) in results.items():
             errors = [float((a - b).norm() / b.norm()) for a, b in ((found, path), (slope, gradient))]
             forward, both = (1e3 * min(column) for column in zip(*seconds[name], strict=True))
-            print(
-                f"{name:28s} {errors[0]:9.1e} {errors[1]:9.1e} {held(rows[name], rhs, y0, t):8.3f} {forward:9.1f} {both:9.1f}"
-            )
+            line = f"{name:28s} {errors[0]:9.1e} {errors[1]:9.1e} {held(rows[name], rhs, y0, t):8.3f}"
+            print(f"{line} {forward:9.1f} {both:9.1f}")
 
 
 if __name__ == "__main__":
