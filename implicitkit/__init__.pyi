@@ -5,6 +5,7 @@ from implicitkit import callbacks as callbacks
 from implicitkit import extend as extend
 from implicitkit import interop as interop
 from implicitkit import linear as linear
+from implicitkit import manifold as manifold
 from implicitkit import project as project
 from implicitkit import prox as prox
 from implicitkit import relax as relax

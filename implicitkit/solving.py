@@ -28,10 +28,12 @@ from implicitkit.rule.base import Rule
 from implicitkit.rule.catalogue import get_rule
 from implicitkit.rule.request import Request
 from implicitkit.rule.said import said_beside
+from implicitkit.rule.unroll import Unroll
 from implicitkit.solution import Record, Solution
 from implicitkit.solver import auto
 from implicitkit.solver.base import Outcome, Solver
 from implicitkit.solver.catalogue import check_serves, get_solver
+from implicitkit.solver.charts import through_charts
 from implicitkit.solver.root.bracketed import bracketed, middle
 from implicitkit.solver.settings import asked_for, options_of
 from implicitkit.solver.user_solver import Start
@@ -117,13 +119,21 @@ def solve(
         with torch.inference_mode(False), torch.no_grad():
             z0, args = tree_map(_ordinary, z0), tree_map(_ordinary, args)
             try:
-                return _solve(problem, z0, args, **options)
+                return _run(problem, z0, args, **options)
             except RuntimeError as error:  # the function captures one, and the solver needs derivatives
                 if "Inference tensor" not in str(error):
                     raise
             with Ordinary():
-                return _solve(problem, z0, args, **options)
-    return _solve(problem, z0, args, **options)
+                return _run(problem, z0, args, **options)
+    return _run(problem, z0, args, **options)
+
+
+def _run(problem: Problem, z0: Any, args: Any, **options: Any) -> Solution:
+    """One solve, or on a manifold several, one chart after another."""
+    on_manifold = isinstance(problem, Problem) and problem.manifold is not None
+    if not on_manifold or options["max_steps"] == 0 or isinstance(_rule(problem, options["rule"]), Unroll):
+        return _solve(problem, z0, args, **options)
+    return through_charts(_solve, problem, z0, args, **options)
 
 
 def _solve(
@@ -157,7 +167,7 @@ def _solve(
     check_policy(on_failure)
     if not layout.batch:
         return _of_nobody(problem, layout, z0, args, restated)
-    rule = get_rule(get_problem_entry(problem).rule if rule == "auto" else rule)
+    rule = _rule(problem, rule)
     solver = _solver(solver, problem, layout, rule) if options.max_steps != 0 else Start()
     if problem.closed:
         lifted = lift_closed(problem.function, args)
@@ -223,6 +233,7 @@ def argmin(
     prox: Any = None,
     project: Any = None,
     degenerate: str = "lstsq",
+    manifold: Any = None,
     **options: Any,
 ) -> Solution:
     """``z`` minimises ``objective(z, *args)``, under constraints: :class:`Argmin` says which there are.
@@ -236,6 +247,7 @@ def argmin(
         prox=prox,
         project=project,
         degenerate=degenerate,
+        manifold=manifold,
         **_structure(options),
     )
     return solve(problem, z0, args, **options)
@@ -251,14 +263,24 @@ def least_squares(
     loss: Any = "linear",
     f_scale: Any = 1.0,
     x_scale: Any = "jac",
+    manifold: Any = None,
     **options: Any,
 ) -> Solution:
-    """``z`` minimises half the squared norm of ``residuals(z, *args)``, within bounds and under a robust loss if wanted.
+    """``z`` minimises half the squared norm of ``residuals(z, *args)``, within bounds, on a manifold and under a robust loss
+    if wanted.
 
-    The same as ``solve(LeastSquares(residuals, bounds=..., loss=..., f_scale=..., x_scale=...), z0, args, **options)``:
+    The same as ``solve(LeastSquares(residuals, bounds=..., loss=..., manifold=..., ...), z0, args, **options)``:
     :class:`LeastSquares` says what they mean.
     """
-    problem = LeastSquares(residuals, bounds=bounds, loss=loss, f_scale=f_scale, x_scale=x_scale, **_structure(options))
+    problem = LeastSquares(
+        residuals,
+        bounds=bounds,
+        loss=loss,
+        f_scale=f_scale,
+        x_scale=x_scale,
+        manifold=manifold,
+        **_structure(options),
+    )
     return solve(problem, z0, args, **options)
 
 
@@ -273,6 +295,12 @@ def steady_state(rhs: Callable[..., Any], z0: Any, args: Any = (), **options: An
 def _structure(options: dict[str, Any]) -> dict[str, Any]:
     """What is said of the function and its Jacobian, taken out of the options of a solve."""
     return {k: options.pop(k) for k in ("jac_sparsity", "symmetric", "positive_definite", "has_aux") if k in options}
+
+
+def _rule(problem: Problem, rule: Any) -> Rule:
+    """The configured rule."""
+    found: Rule = get_rule(get_problem_entry(problem).rule if isinstance(rule, str) and rule == "auto" else rule)
+    return found
 
 
 def _ordinary(x: Any) -> Any:

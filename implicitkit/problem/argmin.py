@@ -14,6 +14,7 @@ from implicitkit.foundation import autodiff, compat, trees
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem import constrained as program
 from implicitkit.problem.base import Kernel, Problem, Restated, require_callable
+from implicitkit.problem.chart import check_manifold, on_chart
 from implicitkit.problem.complementarity import check_degenerate
 from implicitkit.problem.constraints import Constraint
 from implicitkit.problem.kind import ARGMIN, Kind
@@ -48,6 +49,8 @@ class Argmin(Problem):
         jac_sparsity: the pattern of the objective's Hessian (without constraints), for one sample, unknowns
             in the order of the flattened leaves: a SciPy or torch sparse matrix, bandwidths ``(lower, upper)``, ``None``, or
             ``"auto"``: found by itself from 128 unknowns on.
+        manifold: what ``z`` lies on, if it is no vector: ``ik.manifold.SO3()``, or manifolds in a tree
+            (:mod:`implicitkit.manifold`); not beside constraints, bounds, prox or project.
         has_aux: the function returns ``(value, aux)``; ``solution.aux`` is ``aux`` at the solution, differentiable.
 
     Raises:
@@ -61,6 +64,7 @@ class Argmin(Problem):
     prox: Callable[..., Any] | None = None
     project: Callable[..., Any] | None = None
     degenerate: str = "lstsq"
+    manifold: Any = field(default=None, kw_only=True)
     jac_sparsity: Any = field(default="auto", compare=False, kw_only=True)
     has_aux: bool = field(default=False, kw_only=True)
     kind: ClassVar[Kind] = ARGMIN
@@ -89,6 +93,7 @@ class Argmin(Problem):
                 f"project= takes a Euclidean projection, and {type(self.project).__name__} is one in the Kullback-Leibler "
                 "divergence: the minimum over its set would not be a fixed point of it; use the Euclidean one"
             )
+        check_manifold(self, "constraints", "bounds", "prox", "project")
         if self.bounds is not None and (not isinstance(self.bounds, (tuple, list)) or len(self.bounds) != 2):
             raise ValueError("bounds must be a pair (lower, upper); either may be None")
         check_degenerate(self.degenerate)
@@ -107,6 +112,8 @@ class Argmin(Problem):
         return bool(self.constraints) or not (self.bounds is None and self.prox is None and self.project is None)
 
     def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated | None:
+        if self.manifold is not None and z0 is not None:
+            return on_chart(self, "objective", z0, args, batch_dims)
         if not self.constrained:
             return None
         restated, state = program.start(

@@ -119,6 +119,7 @@ class Problem:
             (there is none), or ``"auto"``: it is found by itself from 128 unknowns on.
         by_blocks: :meth:`linearise` says the blocks of the Jacobian.
         closed: the function is the problem's own and uses nothing but its arguments, which are tensors.
+        manifold: what ``z`` lies on (``ik.manifold``), if it is no vector.
         x_scale: what methods of least squares with a trust region measure the unknowns by: ``"jac"``, their own scales by
             the Jacobian; else units of one.
 
@@ -140,6 +141,7 @@ class Problem:
     by_blocks: ClassVar[bool] = False
     closed: ClassVar[bool] = False
     x_scale: Any = "jac"
+    manifold: Any = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)

@@ -14,6 +14,7 @@ from implicitkit.foundation.options import check_options, one_of, positive
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.argmin import Argmin, tree_gradient
 from implicitkit.problem.base import Kernel, Problem, Restated, deeper, half_squared_norm, require_callable
+from implicitkit.problem.chart import check_manifold, on_chart
 from implicitkit.problem.kind import LEAST_SQUARES, Kind
 from implicitkit.problem.robust import LOSSES, Robust
 from implicitkit.problem.scaling import Rescaled, divided, scales
@@ -48,6 +49,8 @@ class LeastSquares(Problem):
             columns of the Jacobian at length one; or positive numbers, a tensor or a tree that broadcasts against ``z``:
             the problem is solved for ``z / x_scale`` (:mod:`implicitkit.problem.scaling`).  The derivative does not depend
             on it.
+        manifold: what ``z`` lies on, if it is no vector: ``ik.manifold.SO3()``, or manifolds in a tree
+            (:mod:`implicitkit.manifold`); ``jac_sparsity`` and ``x_scale`` are then of the tangent vectors.
         has_aux: the function returns ``(value, aux)``; ``solution.aux`` is ``aux`` at the solution, differentiable.
 
     Raises:
@@ -59,6 +62,7 @@ class LeastSquares(Problem):
     loss: Any = "linear"
     f_scale: Any = 1.0
     x_scale: Any = field(default="jac", kw_only=True)
+    manifold: Any = field(default=None, kw_only=True)
     jac_sparsity: Any = field(default="auto", compare=False, kw_only=True)
     has_aux: bool = field(default=False, kw_only=True)
     kind: ClassVar[Kind] = LEAST_SQUARES
@@ -69,6 +73,7 @@ class LeastSquares(Problem):
             check_options(self, loss=one_of(*LOSSES))
         if not isinstance(self.f_scale, Tensor):
             check_options(self, f_scale=positive())
+        check_manifold(self, "bounds")
         if isinstance(self.x_scale, str):
             check_options(self, x_scale=one_of("jac"))
 
@@ -78,6 +83,8 @@ class LeastSquares(Problem):
         return function if self.loss == "linear" else Robust(function, self.loss, self.f_scale)
 
     def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated | None:
+        if self.manifold is not None and z0 is not None:
+            return on_chart(self, "residuals", z0, args, batch_dims)
         own_units = isinstance(self.x_scale, (str, float)) and self.x_scale in ("jac", 1.0)
         if not own_units and z0 is not None:
             return self._rescaled(z0, args, batch_dims)

@@ -26,7 +26,7 @@ PLUGINS = ROOT / "plugins"
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("foundation",),
     ("registry", "sparsity"),
-    ("lifting", "linear", "sets"),
+    ("lifting", "linear", "manifold", "sets"),
     ("system", "solution", "prox", "relax"),
     ("problem", "reporting"),
     ("solver",),

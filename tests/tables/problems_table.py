@@ -53,6 +53,20 @@ def _objective_gradient(z: Tensor, W: Tensor, b: Tensor) -> Tensor:
     return z + 0.5 * W.mT @ (W @ z) + z**3 - b
 
 
+class Bent(ik.manifold.Manifold):
+    """Vectors in a bent chart: ``retract(z, delta) = z + sinh(delta) / 2``."""
+
+    def zero(self, z: Tensor) -> Tensor:
+        return torch.zeros_like(z)
+
+    def retract(self, z: Tensor, delta: Tensor) -> Tensor:
+        return z + 0.5 * torch.sinh(delta)
+
+
+def _bent(residuals: Callable[..., Any]) -> ik.Problem:
+    return ik.LeastSquares(residuals, manifold=Bent())
+
+
 CASES = {
     "fixed_point": Case(
         ik.FixedPoint, _map, lambda z, W, b: _map(z, W, b) - z, ("picard", "anderson", "newton", "newton_krylov")
@@ -61,6 +75,7 @@ CASES = {
     "steady_state": Case(ik.SteadyState, _rhs, _rhs, ("newton", "newton_krylov")),
     "argmin": Case(ik.Argmin, _objective, _objective_gradient, ("lbfgs", "newton_krylov")),
     "least_squares": Case(ik.LeastSquares, _residuals, _least_squares_gradient, ("lbfgs", "newton_krylov")),
+    "on a manifold": Case(_bent, _residuals, _least_squares_gradient, ("levenberg_marquardt",)),
 }
 
 
