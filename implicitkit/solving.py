@@ -116,8 +116,8 @@ def solve(
         "norm": norm,
     }
     if torch.is_inference_mode_enabled():  # tensors made here cannot be saved or differentiated, even inside a solver
-        with torch.inference_mode(False), torch.no_grad():
-            z0, args = tree_map(_ordinary, z0), tree_map(_ordinary, args)
+        with compat.autograd_on():
+            z0, args = tree_map(compat.ordinary, z0), tree_map(compat.ordinary, args)
             try:
                 return _run(problem, z0, args, **options)
             except RuntimeError as error:  # the function captures one, and the solver needs derivatives
@@ -301,10 +301,6 @@ def _rule(problem: Problem, rule: Any) -> Rule:
     """The configured rule."""
     found: Rule = get_rule(get_problem_entry(problem).rule if isinstance(rule, str) and rule == "auto" else rule)
     return found
-
-
-def _ordinary(x: Any) -> Any:
-    return x.clone() if isinstance(x, Tensor) and x.is_inference() else x
 
 
 def _batch_dims(batch_dims: Any) -> int:

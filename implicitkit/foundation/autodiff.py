@@ -29,18 +29,20 @@ def vjp(function: Callable[..., Tensor], *primals: Tensor) -> tuple[Tensor, Call
     # a view of each: it is a node of its own, and strips the wrapper of a transform that has ended (torch strips one
     # wrapper only, so that a second one around it is an internal error where the derivative is zero)
     if compat.transforms_active():
-        return torch.func.vjp(function, *(p.view_as(p) for p in primals))[:2]
-    with torch.enable_grad():
+        with compat.own_graphs():
+            return torch.func.vjp(function, *(p.view_as(p) for p in primals))[:2]
+    with torch.enable_grad(), compat.own_graphs():
         points = [p.view_as(p) for p in primals]
-        points = [p if p.requires_grad else p.detach().requires_grad_() for p in points]
+        points = [p if p.requires_grad else p.requires_grad_() for p in points]  # detach would drop a tangent
         out = function(*points)
 
     def pullback(w: Tensor) -> tuple[Tensor, ...]:
         if not out.requires_grad:
             return tuple(torch.zeros_like(p) for p in points)
-        grads = torch.autograd.grad(
-            out, points, w, create_graph=torch.is_grad_enabled(), retain_graph=True, allow_unused=True
-        )
+        with compat.own_graphs():
+            grads = torch.autograd.grad(
+                out, points, w, create_graph=torch.is_grad_enabled(), retain_graph=True, allow_unused=True
+            )
         return tuple(torch.zeros_like(p) if g is None else g for g, p in zip(grads, points, strict=True))
 
     return out, pullback
@@ -56,20 +58,22 @@ def jvp(function: Callable[..., Tensor], primals: Sequence[Tensor], tangents: Se
     with torch.enable_grad():
         w = torch.zeros_like(out)
         if compat.transforms_active():
-            return torch.func.vjp(pullback, w)[1](tuple(tangents))[0]
+            with compat.own_graphs():
+                return torch.func.vjp(pullback, w)[1](tuple(tangents))[0]
         w.requires_grad_()
         rows = pullback(w)
     pairs = [(r, t) for r, t in zip(rows, tangents, strict=True) if r.requires_grad]
     if not pairs:
         return torch.zeros_like(out)
-    (result,) = torch.autograd.grad(
-        [r for r, _ in pairs],
-        w,
-        [t for _, t in pairs],
-        create_graph=torch.is_grad_enabled(),
-        retain_graph=True,
-        allow_unused=True,
-    )
+    with compat.own_graphs():
+        (result,) = torch.autograd.grad(
+            [r for r, _ in pairs],
+            w,
+            [t for _, t in pairs],
+            create_graph=torch.is_grad_enabled(),
+            retain_graph=True,
+            allow_unused=True,
+        )
     return torch.zeros_like(out) if result is None else result
 
 

@@ -24,10 +24,12 @@ __all__ = [
     "TorchDispatchMode",
     "TreeSpec",
     "at_level_of",
+    "autograd_on",
     "below_legacy_batch",
     "forward_ad_enabled",
     "has_forward_level",
     "has_tangent",
+    "in_inference",
     "is_legacy_batched",
     "is_wrapped",
     "key_path",
@@ -35,6 +37,9 @@ __all__ = [
     "marked",
     "opaque_to_compile",
     "operation",
+    "ordinary",
+    "outside_inference",
+    "own_graphs",
     "physical",
     "plain_sample",
     "tracked",
@@ -189,6 +194,73 @@ def plain_sample(t: Tensor) -> Tensor:
     return t.detach()
 
 
+# --- inference mode
+_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
+
+
+def in_inference() -> bool:
+    """Is autograd off because of ``torch.inference_mode``, for plain tensors?
+
+    Below a ``torch.func`` transform ``torch.is_inference_mode_enabled`` says no, and all the same nothing records there.
+    """
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD)
+
+
+@contextlib.contextmanager
+def autograd_on() -> Iterator[None]:
+    """Inside, ``torch.inference_mode`` is off and the modes of autograd (reverse and forward) are as they were."""
+    grad, forward = torch.is_grad_enabled(), forward_ad._is_fwd_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(grad), forward_ad._set_fwd_grad_enabled(forward):
+        yield
+
+
+def outside_inference(function: C) -> C:
+    """A function of plain tensors that computes as if ``torch.inference_mode`` were off: what it differentiates inside is
+    recorded, and inference tensors among its arguments, which nothing may save, are copied.  (At the level of a transform
+    it runs as it is: what it calls below is another such function.)"""
+
+    @functools.wraps(function)
+    def entry(*args: Any) -> Any:
+        if not in_inference() or transforms_active():
+            return function(*args)
+        with autograd_on():
+            return function(*map(ordinary, args))
+
+    return entry  # type: ignore[return-value]
+
+
+def ordinary(x: Any) -> Any:
+    """A copy of a plain inference tensor that autograd may save; anything else as it is."""
+    return x.clone() if isinstance(x, Tensor) and x.is_inference() else x
+
+
+# --- saved-tensor hooks
+def own_graphs() -> Any:
+    """A context for graphs that nobody else sees: the hooks on saved tensors that are active around it do not apply.
+
+    Activation checkpointing is such a pair of hooks: it would compute the whole of its function, and the solve in it, anew
+    for every product with a Jacobian inside the solver; and ``torch.func`` refuses to run under any.
+    """
+    return _NOTHING if _top_hooks(False) is None else _without_hooks()
+
+
+_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+_top_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+@contextlib.contextmanager
+def _without_hooks() -> Iterator[None]:
+    suspended = []
+    try:
+        while (pair := _top_hooks(False)) is not None:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+            suspended.append(pair)
+        yield
+    finally:
+        while suspended:
+            torch._C._autograd._push_saved_tensors_default_hooks(*suspended.pop())
+
+
 # --- forward-mode AD
 def has_forward_level() -> bool:
     """Is a ``torch.autograd.forward_ad.dual_level`` (or a forward-mode transform) open?"""
@@ -212,8 +284,12 @@ def forward_ad_enabled(saved: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Inside ``Function.jvp``: forward AD switched on again, and the saved tensors without this level's own tangents.
 
     torch calls ``Function.jvp`` with forward AD switched off, so that an outer forward level silently sees zeros
-    (pytorch/pytorch#197867); the tangents of this level must be stripped first, or torch refuses to nest them.
+    (pytorch/pytorch#197867); the tangents of this level must be stripped first, or torch refuses to nest them.  Under
+    ``is_grads_batched=True``, where no tensor can be stripped, no outer level can be open either: it stays off.
     """
+    if any(map(is_legacy_batched, saved)):
+        yield list(saved)
+        return
     with forward_ad._set_fwd_grad_enabled(True):
         yield [forward_ad.unpack_dual(t).primal for t in saved]
 

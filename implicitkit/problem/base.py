@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, compat, trees
+from implicitkit.foundation import autodiff, compat, seeded, trees
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.trees import Layout
@@ -255,7 +255,7 @@ def check_symmetric(said: Operator, true: Operator, title: str) -> None:
     Raises:
         ValueError: they do not.
     """
-    v = torch.rand(said.like.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(said.like) + 0.5
+    v = seeded.uniform(*said.like.shape, seed=0).to(said.like) + 0.5
     forward, back = true.mv(v), true.rmv(v)
     size = torch.linalg.vector_norm(forward, dim=1) + torch.linalg.vector_norm(back, dim=1)
     wrong = torch.linalg.vector_norm(forward - back, dim=1) > torch.finfo(v.dtype).eps ** 0.4 * size

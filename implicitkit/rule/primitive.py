@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from implicitkit.foundation import autodiff, compat
+from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.operators import Operator
 from implicitkit.system import System
 
@@ -73,6 +74,7 @@ def root(request: ImplicitSolve, z0: Tensor, theta: Sequence[Tensor]) -> tuple[T
 class _Root(Function):
     @staticmethod
     @compat.opaque_to_compile
+    @compat.outside_inference
     def forward(request: ImplicitSolve, z0: Tensor, *theta: Tensor) -> tuple[Tensor, Tensor | None]:
         return request.find(z0.detach(), [t.detach() for t in theta])
 
@@ -88,12 +90,20 @@ class _Root(Function):
 
     @staticmethod
     @compat.opaque_to_compile
+    @compat.outside_inference
     def backward(ctx: Any, g: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         z, *theta = ctx.saved_tensors  # read once: non-reentrant checkpointing allows no more
         request, needed = ctx.request, [i for i in range(len(theta)) if ctx.needs_input_grad[2 + i]]
         grads: list[Tensor | None] = [None] * len(theta)
         if g is not None and needed:
-            if compat.transforms_active() or torch.is_grad_enabled() or compat.is_legacy_batched(g):
+            if compat.is_legacy_batched(g) and any(map(compat.has_tangent, (z, *theta))):
+                raise CapabilityError(_BATCHED_UNDER_DUAL)
+            if (
+                torch.is_grad_enabled()
+                or compat.transforms_active()
+                or compat.has_forward_level()
+                or compat.is_legacy_batched(g)
+            ):
                 u = _LinSolve.apply(request, True, z, g, *theta)
                 found: Sequence[Tensor | None] = _pull_theta(request, z, theta, needed, -u)
             else:
@@ -108,6 +118,7 @@ class _Root(Function):
 
     @staticmethod
     @compat.opaque_to_compile
+    @compat.outside_inference
     def jvp(ctx: Any, _request: Any, _z0: Any, *tangents: Tensor | None) -> tuple[Tensor, None]:
         request = ctx.request
         with compat.forward_ad_enabled(ctx.saved_tensors) as (z, *theta):
@@ -138,6 +149,7 @@ class _LinSolve(Function):
 
     @staticmethod
     @compat.opaque_to_compile
+    @compat.outside_inference
     def forward(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, *theta: Tensor) -> Tensor:
         _, A = request.linearise(z.detach(), [t.detach() for t in theta])
         A = A.T if transposed else A
@@ -159,6 +171,7 @@ class _LinSolve(Function):
 
     @staticmethod
     @compat.opaque_to_compile
+    @compat.outside_inference
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, z, *theta = ctx.saved_tensors
         request, transposed = ctx.request, ctx.transposed
@@ -168,19 +181,22 @@ class _LinSolve(Function):
         grads: list[Tensor | None] = [None] * len(theta)
         z_grad = None
         if ctx.needs_input_grad[2] or needed:
+            # batched by autograd.grad(is_grads_batched=True), w may be a cotangent only: nothing would record it
+            batched = not transposed and compat.is_legacy_batched(g)
 
-            def transposed_product(y: Tensor, *moving: Tensor) -> Tensor:
+            def product(y: Tensor, *moving: Tensor) -> Tensor:  # A x, or A^T p
                 residual, y = _for_each(request, y, _replace(theta, needed, moving), len(p))
-                return autodiff.vjp(residual, y)[1](p)[0]
+                return autodiff.jvp(residual, (y,), (x,)) if batched else autodiff.vjp(residual, y)[1](p)[0]
 
-            _, pullback = autodiff.vjp(transposed_product, z, *(theta[i] for i in needed))
-            z_grad, *found = pullback(-q)
+            _, pullback = autodiff.vjp(product, z, *(theta[i] for i in needed))
+            z_grad, *found = pullback(-w if batched else -q)
             for i, value in zip(needed, found, strict=True):
                 grads[i] = value
         return (None, None, z_grad, w, *grads)
 
     @staticmethod
     @compat.opaque_to_compile
+    @compat.outside_inference
     def jvp(
         ctx: Any, _request: Any, _transposed: Any, dz: Tensor | None, db: Tensor | None, *dtheta: Tensor | None
     ) -> Tensor:
@@ -221,10 +237,18 @@ class _LinSolve(Function):
 
 
 # ------------------------------------------------------------------------------------------------------------- details
+_BATCHED_UNDER_DUAL = (
+    "batched gradients (is_grads_batched=True, torch.autograd.functional.jacobian(vectorize=True)) of a solve are not "
+    "possible where a forward_ad.dual_level around them has given what the solve uses a tangent: torch batches no "
+    "forward mode. Use torch.func.jacrev"
+)
+
+
 def _first_order(
     request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], needed: Sequence[int], g: Tensor
 ) -> Sequence[Tensor | None]:
     """The everyday backward: one evaluation whose graph serves the linear solve and the pullback to theta."""
+    z = z.detach()  # out of the wrapper of a transform that has ended, as theta is below
     known = request.system.problem.first_order(request.system, z, theta)
     if known is not None:
         A, pull = known

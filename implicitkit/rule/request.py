@@ -85,7 +85,7 @@ class Request:
     def find(self, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Run the solver on plain tensors: ``z (batch, n)``, and under transforms also ``(batch, 3)``: residual norm,
         steps and status, as a tensor that the levels can batch."""
-        with torch.no_grad(), full_precision(z0.device.type):
+        with torch.no_grad(), full_precision(z0.device.type), compat.own_graphs():
             f = Evaluations(self.system, theta, self.solver.solves)
             if self.first is not None:
                 f.prime(z0, self.first)
@@ -115,7 +115,8 @@ class Request:
         """
         lifted, outcome = self.system.lifted, self.record.outcome
         lifted.cut = False
-        out, A = self.system.problem.linearise(self.system, z.detach(), theta)
+        with compat.own_graphs():
+            out, A = self.system.problem.linearise(self.system, z.detach(), theta)
         check_leaves(out, theta if A.structure is None else [*theta, *A.structure.points], z)
         if A.structure is not None:
             A.structure.unsolved = getattr(outcome, "unsolved", frozenset())

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import seeded
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.probing import in_working_precision
 
@@ -141,7 +142,7 @@ def _lanczos(probe: Evaluations, z: Tensor, steps: int) -> tuple[Tensor, Tensor,
     batch, n = z.shape
     tiny = torch.finfo(z.dtype).tiny
     g, h = probe(z), _difference_step(z, torch.finfo(z.dtype).eps ** 0.5)
-    q = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(z).expand(batch, n)
+    q = seeded.normal(n, seed=0).to(z).expand(batch, n)
     q = q / torch.linalg.vector_norm(q, dim=1, keepdim=True)
     basis: list[Tensor] = []
     T = in_working_precision(z).new_zeros(batch, steps, steps)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import seeded
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.dense import lstsq_batched, solve_batched
 from implicitkit.linear.gmres import GMRES
@@ -156,8 +157,5 @@ def _directions(z: Tensor, least: float = 0.0) -> list[Tensor]:
     own = torch.where(z < 0, -size, size)
     if n == 1:
         return [own, -own]
-    if n == 2:
-        flips = torch.tensor([[1, -1], [-1, 1]])
-    else:
-        flips = torch.randint(0, 2, (2, n), generator=torch.Generator().manual_seed(n)).mul(2).sub(1)
+    flips = torch.tensor([[1, -1], [-1, 1]]) if n == 2 else seeded.signs(2, n, seed=n)
     return [own, *(own * flip.to(own) for flip in flips)]

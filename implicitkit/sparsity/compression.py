@@ -12,6 +12,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import seeded
 from implicitkit.sparsity.colouring import Colouring, colour
 from implicitkit.sparsity.index_sets import IndexSets
 
@@ -63,7 +64,7 @@ class Coloured:
         (m, n), plan = self.shape, c
         own, other = (rmv, mv) if c.by_rows else (mv, rmv)
         size_in, size_out = (m, n) if c.by_rows else (n, m)
-        random = torch.rand(1, size_in, dtype=torch.float64, generator=_generator()).add_(0.5)
+        random = seeded.uniform(1, size_in, seed=0x5EED) + 0.5
         seeds = torch.zeros(plan.count + 1, size_in, dtype=torch.float64)
         seeds[torch.from_numpy(c.groups), torch.arange(size_in)] = 1
         seeds[-1] = random
@@ -118,13 +119,6 @@ def coloured(pattern: IndexSets, origin: str = "detected") -> Coloured | None:
 
 def _coordinates(pattern: IndexSets) -> tuple[np.ndarray, np.ndarray]:
     return np.repeat(np.arange(pattern.shape[0]), np.diff(pattern.indptr)), pattern.indices
-
-
-def _generator() -> torch.Generator:
-    """A stream of its own: nobody's random numbers change because a pattern is checked."""
-    generator = torch.Generator()
-    generator.manual_seed(0x5EED)
-    return generator
 
 
 def _products(product: _Product, seeds: Tensor, batch: int, like: Tensor) -> Tensor:

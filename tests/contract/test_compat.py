@@ -7,6 +7,7 @@ ours must be right, or refuse.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import inspect
@@ -367,6 +368,53 @@ def opaque_to_compile() -> None:
     torch.compiler.reset()
 
 
+def inference() -> None:
+    """Inference mode is seen below transforms, where torch denies it, and can be left."""
+    probe = lambda t: compat.in_inference()  # noqa: E731
+    assert not compat.in_inference() and not inside("grad", probe)
+    with torch.inference_mode():
+        made = torch.ones(2)
+        assert compat.in_inference() and all(inside(name, probe) for name in ("grad", "jvp", "vmap"))
+        for mode in (torch.no_grad, torch.enable_grad):
+            with mode(), compat.autograd_on():
+                assert not compat.in_inference() and torch.is_grad_enabled() is (mode is torch.enable_grad)
+                assert not forward_ad._is_fwd_grad_enabled()
+        assert compat.in_inference()
+
+        @compat.outside_inference
+        def square(x: Tensor, n: int) -> Tensor:
+            with torch.enable_grad():
+                leaf = x.detach().requires_grad_()
+                return torch.autograd.grad((leaf**n).sum(), leaf)[0]
+
+        assert torch.equal(square(made, 2), torch.full((2,), 2.0))
+    assert made.is_inference() and not compat.ordinary(made).is_inference()
+    plain = torch.ones(1)
+    assert compat.ordinary(plain) is plain and compat.ordinary("x") == "x"
+
+
+def own_graphs() -> None:
+    """Hooks on saved tensors do not apply inside, and do again afterwards, also after an error."""
+    packed: list[str] = []
+
+    def hooks(name: str) -> Any:
+        return torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(name) or t, lambda t: t)
+
+    x = torch.ones(1, requires_grad=True)
+    with compat.own_graphs():
+        x.exp()
+    with hooks("outer"), hooks("inner"):
+        with contextlib.suppress(KeyError), compat.own_graphs():
+            grad(lambda t: t.exp().sum())(x.detach())  # torch.func refuses under hooks
+            x.exp()
+            raise KeyError
+        assert packed == []
+        x.exp()
+    with hooks("after"):
+        x.exp()
+    assert packed == ["inner", "after"]
+
+
 def dispatch() -> None:
     """A mode sees every operation below autograd by its name, and whether it writes."""
     seen: list[tuple[str, bool]] = []
@@ -386,9 +434,11 @@ CONTRACTS: dict[str, Callable[[], None]] = {
     "TorchDispatchMode": dispatch,
     "TreeSpec": trees,
     "at_level_of": at_level_of,
+    "autograd_on": inference,
     "forward_ad_enabled": forward_ad_enabled,
     "has_forward_level": has_forward_level,
     "has_tangent": has_tangent,
+    "in_inference": inference,
     "is_legacy_batched": is_legacy_batched,
     "below_legacy_batch": below_legacy_batch,
     "is_wrapped": is_wrapped,
@@ -397,6 +447,9 @@ CONTRACTS: dict[str, Callable[[], None]] = {
     "marked": marked,
     "opaque_to_compile": opaque_to_compile,
     "operation": dispatch,
+    "ordinary": inference,
+    "outside_inference": inference,
+    "own_graphs": own_graphs,
     "physical": physical,
     "plain_sample": plain_sample,
     "tracked": tracked,

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import seeded
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -73,9 +74,8 @@ class Continuation(Method):
         t = z.new_zeros(batch)
         start = z
         if self.scatter is not None:  # the first correction, at t = 0, leads there
-            generator = torch.Generator().manual_seed(self.scatter)
             size = torch.maximum(*(torch.linalg.vector_norm(v, dim=1, keepdim=True) for v in (z, f.residual(z))))
-            start = z + size * n**-0.5 * torch.randn(n, dtype=torch.float64, generator=generator).to(z)
+            start = z + size * n**-0.5 * seeded.normal(n, seed=self.scatter).to(z)
         forward = torch.cat([z.new_zeros(batch, n), z.new_ones(batch, 1)], 1)
         never = torch.zeros(batch, dtype=torch.int64, device=z.device)
         return {

@@ -1,0 +1,213 @@
+"""Derivatives of a solve while a mode of PyTorch is on: inference mode, a forward-mode level, saved-tensor hooks, batched
+gradients, gradients switched off.  The oracle is the closed form under the same mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.functional import jacobian
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.utils.checkpoint import checkpoint
+
+import implicitkit as ik
+
+D = torch.float64
+ONE = torch.ones(2, dtype=D)
+W = torch.tensor([0.9, 1.1], dtype=D)
+X = torch.tensor([1.2, 0.8], dtype=D)
+
+
+def closed(w: Tensor, x: Tensor = X) -> Tensor:
+    return x / w**2
+
+
+def _energy(z: Tensor, w: Tensor, x: Tensor) -> Tensor:
+    return (0.5 * z**2 * w**2 - x * z).sum()
+
+
+# name: (verb, function of (z, w, x) with the solution x / w^2, options)
+KINDS: dict[str, tuple[Callable[..., Any], Callable[..., Tensor], dict[str, Any]]] = {
+    "root": (ik.root, lambda z, w, x: x - z * w**2, {}),
+    "newton": (ik.root, lambda z, w, x: x - z * w**2, {"solver": "newton"}),
+    "fixed_point": (ik.fixed_point, lambda z, w, x: z + 0.3 * (x - z * w**2), {}),
+    "argmin": (ik.argmin, _energy, {}),
+    "bounds": (ik.argmin, _energy, {"bounds": (-5.0, 5.0)}),
+    "least_squares": (ik.least_squares, lambda z, w, x: z * w - x / w, {}),
+    "steady_state": (ik.steady_state, lambda z, w, x: x - z * w**2, {}),
+}
+HELD = ("args", "captured")
+
+
+def solved(kind: str, held: str, x: Tensor = X) -> Callable[[Tensor], Tensor]:
+    verb, f, options = KINDS[kind]
+
+    def solve(w: Tensor) -> Tensor:
+        if held == "args":
+            return verb(lambda z, w: f(z, w, x), ONE, (w,), **options).value
+        return verb(lambda z: f(z, w, x), ONE, **options).value
+
+    return solve
+
+
+def close(got: Any, want: Any) -> None:
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
+
+
+def along(f: Callable[[Tensor], Tensor], w: Tensor) -> Tensor:
+    return jvp(f, (w,), (torch.ones_like(w),))[1]
+
+
+def under_dual(f: Callable[[Tensor], Tensor], w: Tensor) -> Tensor:
+    with forward_ad.dual_level():
+        primal, tangent = forward_ad.unpack_dual(f(forward_ad.make_dual(w, torch.ones_like(w))))
+        return torch.zeros_like(primal) if tangent is None else tangent
+
+
+def plain(f: Callable[[Tensor], Tensor], w: Tensor, create_graph: bool = False) -> Tensor:
+    leaf = w if w.requires_grad else w.detach().clone().requires_grad_()
+    return torch.autograd.grad(f(leaf).sum(), leaf, create_graph=create_graph)[0]
+
+
+# ------------------------------------------------------------------------------------------------------------ inference mode
+TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {
+    "grad": lambda f: grad(lambda w: f(w).sum())(W),
+    "vjp": lambda f: vjp(f, W)[1](ONE)[0],
+    "jvp": lambda f: along(f, W),
+    "jacrev": lambda f: jacrev(f)(W),
+    "jacfwd": lambda f: jacfwd(f)(W),
+    "hessian": lambda f: hessian(lambda w: f(w).sum())(W),
+    "jacfwd of jacfwd": lambda f: jacfwd(jacfwd(f))(W),
+    "vmap of grad": lambda f: vmap(grad(lambda w: f(w).sum()))(torch.stack([W, 1.1 * W])),
+    "dual": lambda f: under_dual(f, W),
+}
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_transform_in_inference_mode(transform: str, kind: str, held: str) -> None:
+    with torch.inference_mode():
+        got, want = TRANSFORMS[transform](solved(kind, held)), TRANSFORMS[transform](closed)
+        close(got, want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_inference_mode_in_a_transform(transform: str, kind: str) -> None:
+    """The mode cuts the derivative, as it does for any function."""
+
+    def within(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        def function(w: Tensor) -> Tensor:
+            with torch.inference_mode():
+                return f(w)
+
+        return function
+
+    close(TRANSFORMS[transform](within(solved(kind, "args"))), TRANSFORMS[transform](within(closed)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_backward_in_inference_mode(kind: str) -> None:
+    leaf = W.clone().requires_grad_()
+    value = solved(kind, "captured")(leaf).sum()
+    with torch.inference_mode():
+        value.backward()
+    close(leaf.grad, -2 * X / W**3)
+
+
+# ------------------------------------------------------------------------------------------------------- forward-mode levels
+BELOW: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = {
+    "vjp": lambda f, w: vjp(f, w)[1](ONE)[0],
+    "grad": lambda f, w: grad(lambda w: f(w).sum())(w),
+    "autograd": plain,
+    "autograd, create_graph": lambda f, w: plain(f, w, create_graph=True),
+}
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("below", BELOW)
+def test_reverse_mode_in_a_forward_level_has_a_tangent(below: str, kind: str, held: str) -> None:
+    solve, x = solved(kind, held), X.clone().requires_grad_()
+    if below.startswith("autograd"):  # the leaf is x, the tangent that of w
+        verb, f, options = KINDS[kind]
+
+        def of_w(w: Tensor) -> Tensor:
+            if held == "args":
+                return BELOW[below](lambda x: verb(f, ONE, (w, x), **options).value, x)
+            return BELOW[below](lambda x: verb(lambda z: f(z, w, x), ONE, **options).value, x)
+
+        close(under_dual(of_w, W), -2 / W**3)
+    else:
+        close(under_dual(lambda w: BELOW[below](solve, w), W), 6 * X / W**4)
+
+
+# -------------------------------------------------------------------------------------------------------- batched gradients
+@pytest.mark.parametrize("vectorize", [False, True])
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("kind", KINDS)
+def test_batched_gradients_of_a_tangent(kind: str, held: str, vectorize: bool) -> None:
+    solve = solved(kind, held)
+    for forward in (along, under_dual):
+        got = jacobian(lambda w, forward=forward: forward(solve, w), W, vectorize=vectorize)
+        close(got, torch.diag(6 * X / W**4))
+
+
+def test_batched_gradients_in_a_forward_level_are_refused_where_torch_cannot() -> None:
+    solve = lambda x, w: ik.root(lambda z, w, x: x - z * w**2, ONE, (w, x)).value  # noqa: E731
+    with pytest.raises(ik.CapabilityError, match="jacrev"):
+        under_dual(lambda w: jacobian(lambda x: solve(x, w), X, vectorize=True), W)
+    close(under_dual(lambda w: jacrev(lambda x: solve(x, w))(X), W), torch.diag(-2 / W**3))
+
+
+# ------------------------------------------------------------------------------------------------------------- gradients off
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pullback_with_gradients_off(kind: str, off: Callable[[], Any]) -> None:
+    with off():
+        _, pullback = vjp(solved(kind, "args"), W)
+        close(pullback(ONE)[0], -2 * X / W**3)
+
+
+# -------------------------------------------------------------------------------------------------------- saved-tensor hooks
+@pytest.mark.parametrize("tracked", [True, False])
+def test_a_checkpoint_around_a_solve_computes_it_once_more_and_no_oftener(tracked: bool) -> None:
+    calls = 0
+
+    def f(z: Tensor, w: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return torch.exp(z) * w - X
+
+    def solve(w: Tensor) -> Tensor:
+        return ik.root(f, 3 * ONE, (w,), solver="newton").value
+
+    w = W.clone().requires_grad_(tracked)
+    alone = solve(w)
+    once, calls = calls, 0
+    out = checkpoint(solve, w, use_reentrant=False)
+    assert calls == once  # without a derivative there is nothing to compute again
+    close(out, alone)
+    if tracked:
+        close(torch.autograd.grad(out.sum(), w)[0], -1 / W)
+        assert calls <= 2 * once + 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("transform", ["jvp", "jacfwd", "dual"])
+def test_forward_mode_in_a_checkpoint(transform: str, kind: str) -> None:
+    """The backward of the tangent, through the checkpoint."""
+
+    def tangent(f: Callable[[Tensor], Tensor], w: Tensor) -> Tensor:
+        found = {"jvp": lambda: along(f, w), "jacfwd": lambda: jacfwd(f)(w).sum(1), "dual": lambda: under_dual(f, w)}
+        return found[transform]()
+
+    leaf = W.clone().requires_grad_()
+    out = checkpoint(lambda w: tangent(solved(kind, "args"), w), leaf, use_reentrant=False)
+    close(out.detach(), -2 * X / W**3)
+    close(torch.autograd.grad(out.sum(), leaf)[0], 6 * X / W**4)
