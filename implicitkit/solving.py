@@ -23,7 +23,7 @@ from implicitkit.problem.fixed_point import FixedPoint
 from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.problem.root import Root
 from implicitkit.problem.steady_state import SteadyState
-from implicitkit.reporting import blank_failures, check_policy, failure_hint, plain_solution, report_failure
+from implicitkit.reporting import blank_failures, check_policy, failure_hint, plain_solution, report_failure, with_args
 from implicitkit.rule.base import Rule
 from implicitkit.rule.catalogue import get_rule
 from implicitkit.rule.request import Request
@@ -172,7 +172,10 @@ def _solve(
     if problem.closed:
         lifted = lift_closed(problem.function, args)
     else:
-        lifted = lift(problem.function, problem.probe(z0), args, check_output(problem, layout))
+        try:
+            lifted = lift(problem.function, problem.probe(z0), args, check_output(problem, layout))
+        except TypeError as error:
+            raise with_args(error, given_args) from error
     system = System.of(problem, layout, lifted, in_dims, args)
     record, start = Record(), layout.pack(tree_map(resolve, z0))
     first = _first(system, lifted)

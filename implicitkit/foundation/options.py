@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 import math
 import numbers
 from collections.abc import Callable
@@ -28,6 +29,7 @@ __all__ = [
     "above",
     "at_least",
     "between",
+    "check_call",
     "check_options",
     "finite",
     "not_negative",
@@ -75,6 +77,29 @@ def check_options(owner: Any, **requirements: Requirement) -> None:
     """
     for name, requirement in requirements.items():
         requirement.check(name, getattr(owner, name))
+
+
+def check_call(form: str, function: Any) -> None:
+    """Raise unless ``function`` can be called as ``form`` says, ``"prox(z, step)"``.
+
+    Raises:
+        TypeError: it is a class, or takes fewer or more arguments.
+    """
+    name, _, rest = form.partition("(")
+    if inspect.isclass(function):
+        raise TypeError(
+            f"{name} is called as {form}, and got the class {function.__name__}: make an object of it first"
+        )
+    if not inspect.isroutine(function):
+        return
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some routines of C do not tell
+        return
+    try:
+        signature.bind(*rest.split(","))
+    except TypeError as error:
+        raise TypeError(f"{name} is called as {form}, which the function given does not take: {error}") from None
 
 
 @functools.cache

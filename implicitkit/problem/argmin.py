@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, trees
+from implicitkit.foundation.options import check_call
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem import constrained as program
 from implicitkit.problem.base import Kernel, Problem, Restated, require_callable
@@ -88,6 +89,7 @@ class Argmin(Problem):
         for name in ("prox", "project"):
             if getattr(self, name) is not None:
                 require_callable(self, getattr(self, name), name)
+                check_call("prox(z, step)" if name == "prox" else "project(z)", getattr(self, name))
         if getattr(self.project, "euclidean", True) is False:
             raise ValueError(
                 f"project= takes a Euclidean projection, and {type(self.project).__name__} is one in the Kullback-Leibler "

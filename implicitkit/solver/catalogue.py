@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.problem.kind import Kind, as_kind, kinds
 from implicitkit.registry.table import (
@@ -111,9 +113,15 @@ def get_solver(solver: Any, **options: Any) -> Any:
             f"the function {describe_value(solver)} is not registered as a solver: decorate it with "
             "@implicitkit.register_solver(name, solves=...), or make it a layer with @implicitkit.implicit(problem)"
         )
+    kind = solver if inspect.isclass(solver) else type(solver)
     raise TypeError(
         f"solver must be a registered name, a configured object such as implicitkit.Anderson(memory=5), or a Method "
         f"subclass; got {describe_value(solver)}"
+        + (
+            f": use ik.TorchOptim(torch.optim.{kind.__name__}, lr=...)"
+            if issubclass(kind, torch.optim.Optimizer)
+            else ""
+        )
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.options import check_call
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.base import Problem, Restated
 from implicitkit.solution import Record, Status
@@ -49,6 +50,8 @@ def options_of(
         raise ValueError(f"max_steps must be an integer >= 0 (or None for the solver's default), got {max_steps!r}")
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable as callback(step, z, residual_norm), got {type(callback).__name__}")
+    if callback is not None:
+        check_call("callback(step, z, residual_norm)", callback)
     if callable(norm) and (restated is not None or problem.pieces(layout) is not None):
         raise CapabilityError(
             "norm= is a function of something like z, and this problem is judged by more than that (multipliers, or one "
