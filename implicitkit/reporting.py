@@ -18,12 +18,10 @@ POLICIES = ("raise", "warn", "ignore", "nan")
 """What ``on_failure=`` may be, everywhere."""
 
 
-def with_args(error: TypeError, args: tuple[Any, ...]) -> TypeError:
-    """The error of the user's function, with a word on ``args`` if they are one list or dict, which it may not expect."""
-    if len(args) != 1 or not isinstance(args[0], (list, dict)):
-        return error
-    kind = type(args[0]).__name__
-    return TypeError(
+def about_args(error: TypeError, given: list[Any] | dict[Any, Any]) -> str:
+    """The error of the user's function, with a word on ``args``: given one list or dict, which it may not expect."""
+    kind = type(given).__name__
+    return (
         f"{error}. The function was called with z and one argument, a {kind}: args is the tuple of what comes after z, "
         f"args=(first, second), and a {kind} alone is one argument"
     )

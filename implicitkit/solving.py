@@ -23,7 +23,7 @@ from implicitkit.problem.fixed_point import FixedPoint
 from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.problem.root import Root
 from implicitkit.problem.steady_state import SteadyState
-from implicitkit.reporting import blank_failures, check_policy, failure_hint, plain_solution, report_failure, with_args
+from implicitkit.reporting import about_args, blank_failures, check_policy, failure_hint, plain_solution, report_failure
 from implicitkit.rule.base import Rule
 from implicitkit.rule.catalogue import get_rule
 from implicitkit.rule.request import Request
@@ -169,13 +169,7 @@ def _solve(
         return _of_nobody(problem, layout, z0, args, restated)
     rule = _rule(problem, rule)
     solver = _solver(solver, problem, layout, rule) if options.max_steps != 0 else Start()
-    if problem.closed:
-        lifted = lift_closed(problem.function, args)
-    else:
-        try:
-            lifted = lift(problem.function, problem.probe(z0), args, check_output(problem, layout))
-        except TypeError as error:
-            raise with_args(error, given_args) from error
+    lifted = _lifted(problem, layout, z0, args, given_args)
     system = System.of(problem, layout, lifted, in_dims, args)
     record, start = Record(), layout.pack(tree_map(resolve, z0))
     first = _first(system, lifted)
@@ -304,6 +298,18 @@ def _rule(problem: Problem, rule: Any) -> Rule:
     """The configured rule."""
     found: Rule = get_rule(get_problem_entry(problem).rule if isinstance(rule, str) and rule == "auto" else rule)
     return found
+
+
+def _lifted(problem: Problem, layout: Layout, z0: Any, args: tuple[Any, ...], given: tuple[Any, ...]) -> Lifted:
+    """The problem's function with every tensor explicit; ``given``: the arguments before a restatement."""
+    if problem.closed:
+        return lift_closed(problem.function, args)
+    try:
+        return lift(problem.function, problem.probe(z0), args, check_output(problem, layout))
+    except TypeError as error:
+        if len(given) == 1 and isinstance(given[0], (list, dict)):
+            raise TypeError(about_args(error, given[0])) from error
+        raise
 
 
 def _batch_dims(batch_dims: Any) -> int:
