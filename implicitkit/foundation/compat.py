@@ -16,11 +16,13 @@ from typing import Any, TypeVar
 import torch
 import torch._C._functorch as _functorch
 from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "Function",
     "TorchDispatchMode",
     "TreeSpec",
     "at_level_of",
@@ -55,9 +57,23 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 # --- pytrees: the transforms of torch.func use the same registry, so nodes registered there work everywhere
 TreeSpec = _pytree.TreeSpec
-tree_flatten = _pytree.tree_flatten
 tree_unflatten = _pytree.tree_unflatten
-tree_map = _pytree.tree_map
+_LEAF = _pytree.tree_flatten(0)[1]
+
+
+IsLeaf = Callable[[Any], bool]
+
+
+def tree_flatten(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list[Any], TreeSpec]:
+    """The leaves of a pytree, and its structure; most are one tensor."""
+    return ([tree], _LEAF) if isinstance(tree, Tensor) else _pytree.tree_flatten(tree, is_leaf)
+
+
+def tree_map(function: Callable[..., Any], tree: Any, *more: Any, is_leaf: IsLeaf | None = None) -> Any:
+    """``function`` of every leaf (of all leaves that stand in one place of several trees)."""
+    return (
+        function(tree, *more) if isinstance(tree, Tensor) else _pytree.tree_map(function, tree, *more, is_leaf=is_leaf)
+    )
 
 
 def tree_flatten_with_path(tree: Any) -> list[tuple[str, Any]]:
@@ -292,6 +308,19 @@ def forward_ad_enabled(saved: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         return
     with forward_ad._set_fwd_grad_enabled(True):
         yield [forward_ad.unpack_dual(t).primal for t in saved]
+
+
+class Function(torch.autograd.Function):
+    """An ``autograd.Function`` whose ``forward`` takes positional arguments without defaults: torch looks for defaults in
+    its signature at every call, a twentieth of a small solve."""
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        """``forward(*args)``, with this Function's rules for derivatives."""
+        if transforms_active():
+            return super().apply(*args)
+        # a tensor that has outlived its transform is taken for what is in it, as torch does
+        return super(torch.autograd.Function, cls).apply(*unwrap_dead_wrappers(args))  # type: ignore[misc]
 
 
 # --- watching every operation below autograd (torch.utils._python_dispatch.TorchDispatchMode has no other home)

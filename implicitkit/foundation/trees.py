@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -44,7 +44,8 @@ class Layout:
                     f"{name}{compat.key_path(tree, i)} has dtype {leaf.dtype}; an unknown must be real or complex "
                     f"floating point: pass {name}.to(torch.get_default_dtype())"
                 )
-            _refuse_unusual(leaf, f"{name}{compat.key_path(tree, i)}")
+            if leaf.is_nested or leaf.layout != torch.strided or leaf.dtype.itemsize == 1:
+                _refuse_unusual(leaf, f"{name}{compat.key_path(tree, i)}")
             if leaf.ndim < batch_dims:
                 raise ValueError(
                     f"batch_dims={batch_dims} is larger than the rank of {name}{compat.key_path(tree, i)}, which has "
@@ -190,18 +191,15 @@ def as_state(z0: Any, args: Any) -> Any:
     return tree_unflatten([torch.tensor(x, **place) if isinstance(x, float) else x for x in arrays], spec)
 
 
-def _refuse_unusual(leaf: Tensor, name: str) -> None:
-    """Raise for tensors that no solver can compute with."""
+def _refuse_unusual(leaf: Tensor, name: str) -> NoReturn:
+    """Say why no solver can compute with this tensor."""
     if leaf.is_nested:
         raise TypeError(
             f"{name} is a nested tensor: pad it (torch.nested.to_padded_tensor), or solve its parts as a list"
         )
     if leaf.layout != torch.strided:
         raise TypeError(f"{name} is sparse ({leaf.layout}): an unknown must be dense; pass {name}.to_dense()")
-    if leaf.dtype.itemsize == 1:
-        raise TypeError(
-            f"{name} has dtype {leaf.dtype}, in which nothing can be computed: pass {name}.to(torch.bfloat16)"
-        )
+    raise TypeError(f"{name} has dtype {leaf.dtype}, in which nothing can be computed: pass {name}.to(torch.bfloat16)")
 
 
 def _real(t: Tensor) -> torch.dtype:

@@ -26,7 +26,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from implicitkit.foundation import autodiff, compat
 from implicitkit.foundation.errors import CapabilityError
@@ -71,7 +70,7 @@ def root(request: ImplicitSolve, z0: Tensor, theta: Sequence[Tensor]) -> tuple[T
     return _Root.apply(request, z0, *theta)
 
 
-class _Root(Function):
+class _Root(compat.Function):
     @staticmethod
     @compat.opaque_to_compile
     @compat.outside_inference
@@ -141,7 +140,7 @@ class _Root(Function):
         return (z.unflatten(0, (batch, -1)), stats.unflatten(0, (batch, -1))), (0, 0)
 
 
-class _LinSolve(Function):
+class _LinSolve(compat.Function):
     """``x = A^{-1} b`` (``A^{-T} b`` if transposed), ``A = dF/dz(z, theta)``.
 
     ``b`` may have ``k`` times the rows of ``z``: ``k`` right-hand sides of every block, the blocks running fastest.

@@ -63,7 +63,19 @@ class Request:
         if self.system.problem.by_blocks and not linear_solver.exact:
             linear_solver = BlockSubstitution(linear_solver)
         assert self.z0 is not None
-        bare = replace(self, z0=None, theta=(), linear_solver=linear_solver, linear_options=linear_options)
+        bare = Request(
+            self.system,
+            self.solver,
+            self.options,
+            None,
+            (),
+            self.on_failure,
+            self.record,
+            self.first,
+            linear_solver,
+            linear_options,
+            self.batchable,
+        )
         return root(bare, self.z0, self.theta)
 
     def unroll(self, steps: int) -> Tensor:
@@ -173,7 +185,7 @@ class Request:
         outcome, options = self.record.outcome, self.linear_options
         if options.get("max_steps", 0) is not None or outcome is None:
             return options
-        if bool((outcome.status == int(Status.CONVERGED)).any()):
+        if int(torch.count_nonzero(outcome.status)) < len(outcome.status):  # CONVERGED is 0
             return options
         return {**options, "max_steps": max(self.options.max_steps or int(outcome.steps.max()), 1)}
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.errors import CapabilityError
-from implicitkit.solution import Status
 from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["Found", "Options", "Outcome", "Solver"]
@@ -67,7 +66,7 @@ class Outcome:
     @property
     def all_converged(self) -> bool:
         """Did every sample converge?"""
-        return not bool((self.status != int(Status.CONVERGED)).any())
+        return not int(torch.count_nonzero(self.status))  # CONVERGED is 0
 
 
 class Found(NamedTuple):

@@ -74,7 +74,7 @@ class _Loop:
         self.everything: _Full | None = None
         self.norm = self.judge.norm(f.residual(z0))
         self.best_norm = torch.full_like(self.norm, math.inf)
-        self.active = torch.ones(self.batch, dtype=torch.bool, device=z0.device)
+        self.active = f.active
         self.steps = torch.zeros(self.batch, dtype=torch.int64, device=z0.device)
         self.status = torch.full_like(self.steps, int(Status.MAX_STEPS))
         self.state = method.init(f, z0)
@@ -99,7 +99,7 @@ class _Loop:
         improved = norm < self.best_norm if self.method.keeps_best else (norm < math.inf).logical_and_(self.active)
         left, better = _count(running, improved)
         if left < self.at_work:
-            running, left, better = self._end(running, improved, better)
+            running, left, better = self._end(running, improved, left, better)
         if better == self.at_work:  # frozen samples stand at their best
             self.best, self.best_norm = self.z, norm
         elif better:
@@ -110,24 +110,29 @@ class _Loop:
             return False
         return left > 0 and self.step < self.max_steps
 
-    def _end(self, running: Tensor, improved: Tensor, better: int) -> tuple[Tensor, int, int]:
+    def _end(self, running: Tensor, improved: Tensor, left: int, better: int) -> tuple[Tensor, int, int]:
         """Some samples end here: judge their claims, and say how they end.
 
         Returns which go on, how many they are, and how many of ``improved``, which may change, hold.
         """
         done = self.norm <= self.tolerance
-        claims = done.logical_and(self.active)
-        if _count(claims)[0]:
+        claims = done if self.at_work == self.alive else done.logical_and(self.active)
+        claimed = _count(claims)[0]
+        if claimed:
             holds = self.judge.examine(self.z, self.norm, claims)
             if holds is not claims:
                 refused = claims.logical_xor(holds)
                 done, claims = done.logical_and(~refused), holds
                 running = running.logical_or(refused if self.stuck is None else refused & ~self.stuck)
+                claimed, left = _count(claims, running)
                 self.tolerance = self.judge.tolerance(self.z, self.norm)
         if better < self.at_work:  # a sample that has converged is returned where it did
             improved.logical_or_(claims)
             better = _count(improved)[0]
-        left = _count(running)[0]
+        if claimed == self.alive:  # every one, here and now
+            self.steps.fill_(self.step)
+            self.status.zero_()  # CONVERGED
+            return running, left, better
         ended = self.active.logical_xor(running)
         self.steps.masked_fill_(ended, self.step)
         self.status.masked_fill_(ended, int(Status.CONVERGED))
@@ -212,7 +217,8 @@ class _Loop:
             values = self.everything.values
             kept = {name: values[f"kept {name}"] for name in kept}
             best, norm, steps, status = (values[k] for k in ("z", "norm", "steps", "status"))
-        norm = torch.where(torch.isinf(norm), torch.nan, norm)
+        if int(torch.count_nonzero(status)):  # not all have converged
+            norm = torch.where(torch.isinf(norm), torch.nan, norm)
         status = self._last_word(best, norm, status)
         f = self.f
         return Outcome(best, norm, steps, status, f.evaluations, f.sample_evaluations, self.traces, kept=kept)

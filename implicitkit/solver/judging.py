@@ -13,6 +13,7 @@ no solution, however small ``|F|`` is (:func:`~implicitkit.solver.probing.runs_a
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,7 @@ class Judge:
         self.first: Tensor | None = None  # what is asked at first, where it is not relative to the state
         self.bound: Tensor | None = None  # ... and now
         self._reach: Tensor | None = None  # of a fixed point: how far |z| may come without being asked
+        self._last: tuple[Tensor, Tensor] | None = None  # a point, and |z| of each sample there
 
     def norm(self, residual: Tensor) -> Tensor:
         """``|F|`` of each sample, ``(batch,)``: its 2-norm, unless the user has one of his own."""
@@ -63,12 +65,12 @@ class Judge:
         """What ``|F|`` must come down to before a sample may claim to have converged, ``(batch,)``; ``norm``: that at ``z``
         (at the start in the first call)."""
         if self.relative_to_state:
-            size = self.norm(z)
+            size = self._size(z)
             if self._reach is None:
                 self._reach = (size + norm).mul_(_GROWN)
             if self._pieces is not None:
                 return self._by_pieces(self._pieces, z, norm, size)
-            bound = size.mul_(self.rtol)
+            bound = size * self.rtol
             return bound.add_(self.atol) if self.atol else bound
         if self.bound is None:
             norm = norm if self.start_norm is None else self.start_norm
@@ -91,7 +93,7 @@ class Judge:
     def select(self, samples: Tensor, f: Evaluations | None = None) -> Judge:
         """The judge of these samples only, which ``f`` evaluates."""
         judge = copy.copy(self)
-        judge.f = self.f if f is None else f
+        judge.f, judge._last = (self.f if f is None else f), None
         for name in ("start_norm", "first", "bound", "_reach"):
             value = getattr(self, name)
             if value is not None:
@@ -136,6 +138,8 @@ class Judge:
     def review(self, z: Tensor, norm: Tensor, status: Tensor) -> Tensor:
         """The status of every sample, once the solver has done all it can: some that it gave up have converged
         (:meth:`last_word`), and others have come to rest nowhere (:meth:`gone`)."""
+        if not int(torch.count_nonzero(status)) and self._all_are_near(z):  # every one has converged
+            return status
         failed = (status == int(Status.MAX_STEPS)) | (status == int(Status.STALLED))
         if bool(failed.any()):
             status = torch.where(self.last_word(z, norm, failed), int(Status.CONVERGED), status)
@@ -146,11 +150,24 @@ class Judge:
         assert self.bound is not None
         self.bound = torch.where(which, torch.minimum(self.bound, to.clamp_min(self.atol)), self.bound)
 
+    def _all_are_near(self, z: Tensor) -> bool:
+        """Is :meth:`_is_far` true of no sample?  By the largest entry of all, which is cheaper."""
+        largest = float(torch.linalg.vector_norm(z, math.inf))
+        if self._reach is None:
+            return largest <= _FAR
+        return largest <= _FAR_FIXED and not bool((self._size(z) > self._reach).any())
+
+    def _size(self, z: Tensor) -> Tensor:
+        """``|z|_2`` of each sample; of the last point it is remembered, by identity."""
+        if self._last is None or self._last[0] is not z:
+            self._last = z, self.norm(z)
+        return self._last[1]
+
     def _is_far(self, z: Tensor) -> Tensor:
         largest = z.abs().amax(1)
         if self._reach is None:
             return largest > _FAR
-        return (largest > _FAR_FIXED) | (self.norm(z) > self._reach)
+        return (largest > _FAR_FIXED) | (self._size(z) > self._reach)
 
     def _excess(self, z: Tensor, which: Tensor, rtol: float | Tensor, careful: bool) -> Tensor:
         """The largest (or the user's own norm of) ``|F_i| / (atol + rtol S_i)``, below 1 where ``F`` is nothing but rounding
