@@ -115,8 +115,10 @@ class _Identity(ik.LinearSolver):
 
     name = "identity"
 
-    def solve(self, A: ik.Operator, b: Tensor, **_: Any) -> ik.LinearSolution:
-        return ik.LinearSolution(-b, b.new_zeros(len(b)), b.new_zeros(len(b), dtype=torch.int64), b[:, 0] == b[:, 0])
+    def solve(self, A: ik.extend.Operator, b: Tensor, **_: Any) -> ik.extend.LinearSolution:
+        return ik.extend.LinearSolution(
+            -b, b.new_zeros(len(b)), b.new_zeros(len(b), dtype=torch.int64), b[:, 0] == b[:, 0]
+        )
 
 
 class _Known(ik.Method):

@@ -24,13 +24,21 @@ _MODULES = {
 }
 __all__ = sorted(_MODULES)
 
-#: Names that were here once and are for authors of parts.
+#: Names for authors of parts: :mod:`implicitkit.extend` lists them, and they answer here too.
 _FOR_AUTHORS = (
+    "AutoQP",
     "BlackBox",
+    "InteriorPoint",
+    "LinearSolution",
+    "Operator",
+    "Polyalgorithm",
+    "Stage",
     "autodiff",
+    "get_solver",
     "has_forward_level",
     "modules_held",
     "opaque_to_compile",
+    "solve_qp",
     "transforms_active",
     "trees",
 )
@@ -48,10 +56,9 @@ provide("analyse", "implicitkit.diagnostics.composition:analyse")
 
 
 def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
+    module = "implicitkit.extend" if name in _FOR_AUTHORS else _MODULES.get(name)
     if module is None:
-        hint = f": it is implicitkit.extend.{name} now" if name in _FOR_AUTHORS else ""
-        raise AttributeError(f"module 'implicitkit' has no attribute {name!r}{hint}")
+        raise AttributeError(f"module 'implicitkit' has no attribute {name!r}")
     # a name that is a module of its own stands for itself
     value = importlib.import_module(f"implicitkit.{name}") if module == "implicitkit" else None
     value = value or getattr(importlib.import_module(module), name)

@@ -3,7 +3,6 @@
 
 from implicitkit import callbacks as callbacks
 from implicitkit import extend as extend
-from implicitkit import interop as interop
 from implicitkit import linear as linear
 from implicitkit import manifold as manifold
 from implicitkit import project as project
@@ -26,9 +25,7 @@ from implicitkit.foundation.errors import ConvergenceWarning as ConvergenceWarni
 from implicitkit.foundation.errors import ImpureFunctionWarning as ImpureFunctionWarning
 from implicitkit.foundation.errors import SparsityWarning as SparsityWarning
 from implicitkit.foundation.errors import UnknownNameError as UnknownNameError
-from implicitkit.foundation.operators import Operator as Operator
 from implicitkit.layer import implicit as implicit
-from implicitkit.linear.base import LinearSolution as LinearSolution
 from implicitkit.linear.base import LinearSolver as LinearSolver
 from implicitkit.linear.catalogue import linear_solvers as linear_solvers
 from implicitkit.linear.catalogue import register_linear_solver as register_linear_solver
@@ -56,11 +53,8 @@ from implicitkit.rule.unroll import Unroll as Unroll
 from implicitkit.solution import Solution as Solution
 from implicitkit.solution import Status as Status
 from implicitkit.solver.accelerated import Accelerated as Accelerated
-from implicitkit.solver.auto import Polyalgorithm as Polyalgorithm
-from implicitkit.solver.auto import Stage as Stage
 from implicitkit.solver.base import Found as Found
 from implicitkit.solver.base import Solver as Solver
-from implicitkit.solver.catalogue import get_solver as get_solver
 from implicitkit.solver.catalogue import register_solver as register_solver
 from implicitkit.solver.catalogue import solvers as solvers
 from implicitkit.solver.constrained.augmented_lagrangian import AugmentedLagrangian as AugmentedLagrangian
@@ -85,9 +79,6 @@ from implicitkit.solver.minimise.nelder_mead import NelderMead as NelderMead
 from implicitkit.solver.minimise.newton_cg import NewtonCG as NewtonCG
 from implicitkit.solver.minimise.nonlinear_cg import NonlinearCG as NonlinearCG
 from implicitkit.solver.minimise.torch_optim import TorchOptim as TorchOptim
-from implicitkit.solver.qp.builtin import AutoQP as AutoQP
-from implicitkit.solver.qp.builtin import InteriorPoint as InteriorPoint
-from implicitkit.solver.qp.plain import solve_qp as solve_qp
 from implicitkit.solver.root.bisection import Bisection as Bisection
 from implicitkit.solver.root.broyden import Broyden as Broyden
 from implicitkit.solver.root.chandrupatla import Chandrupatla as Chandrupatla

@@ -1,19 +1,22 @@
-"""For authors of parts: everything that a plugin may use besides ``implicitkit`` itself.
+r"""For authors of parts: everything that a plugin may use besides ``implicitkit`` itself.
 
 ==================================  ==========================================================================
 to write                            subclass or use
 ==================================  ==========================================================================
 an iterative method                 :class:`implicitkit.Method`
 a black box                         a function, :class:`implicitkit.Found`
-a strategy made of solvers          :class:`Solver`: ``run(f, z0, options) -> Outcome``, with :class:`Evaluations`
+a strategy made of solvers          :class:`Solver`: ``run(f, z0, options) -> Outcome``, with :class:`Evaluations`, or a
+                                    :class:`Polyalgorithm` of :class:`Stage`\ s
 a problem                           :class:`implicitkit.Problem`
 a kind of problem                   :class:`Kind`
 a constraint                        :class:`Constraint`
-a solver of quadratic programs      :class:`QPSolver`: ``find(data, tol, max_steps) -> QPPoint``
+a solver of quadratic programs      :class:`QPSolver`: ``find(data, tol, max_steps) -> QPPoint``;
+                                    :func:`solve_qp`, :class:`AutoQP`, :class:`InteriorPoint`
 what constraints share              :func:`plus`, :data:`DEGENERATE`, :class:`KKT`, :class:`QPJacobian`, :func:`regularity`
 a solver of constrained problems    :class:`Solver` with ``solves="constrained"`` and :class:`Model`
 a rule                              :class:`implicitkit.Rule`: ``attach(request)``, a :class:`Request`
-a linear solver                     :class:`implicitkit.LinearSolver`, :class:`Operator` and its combinations
+a linear solver                     :class:`implicitkit.LinearSolver`, :class:`Operator` and its combinations,
+                                    :class:`LinearSolution`
 ==================================  ==========================================================================
 
 Helpers of torch that are hard to get right: :func:`opaque_to_compile`, :func:`has_forward_level`,
@@ -27,6 +30,7 @@ from implicitkit.foundation.errors import DegenerateWarning, warn
 from implicitkit.foundation.operators import BlockStructure, Operator, minus, preconditioned, shifted, single
 from implicitkit.foundation.trees import Layout
 from implicitkit.lifting.reach import modules_held
+from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.kkt import KKT, SINGULAR
 from implicitkit.problem.base import Problem, Restated
 from implicitkit.problem.complementarity import DEGENERATE, check_degenerate, plus, plus_slope, warn_zero_gradient
@@ -37,6 +41,7 @@ from implicitkit.problem.qp_data import QPData
 from implicitkit.problem.qp_jacobian import QPJacobian
 from implicitkit.reporting import POLICIES, check_policy
 from implicitkit.rule.request import Request
+from implicitkit.solver.auto import Polyalgorithm, Stage
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.black_box import BlackBox, BlackBoxFunction
 from implicitkit.solver.catalogue import get_solver, serves
@@ -46,7 +51,9 @@ from implicitkit.solver.fixed_point.continuation import Continuation
 from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.judging import Judge
 from implicitkit.solver.qp.base import QPSolver
+from implicitkit.solver.qp.builtin import AutoQP, InteriorPoint
 from implicitkit.solver.qp.ends import CLARABEL_ENDS, DAQP_ENDS, SCS_ENDS
+from implicitkit.solver.qp.plain import solve_qp
 from implicitkit.solver.qp.polish import QPPoint
 from implicitkit.solver.steps.refinement import damped_newton
 from implicitkit.system import LevelKernel, System
@@ -59,6 +66,7 @@ __all__ = [
     "POLICIES",
     "SCS_ENDS",
     "SINGULAR",
+    "AutoQP",
     "BlackBox",
     "BlackBoxFunction",
     "BlockStructure",
@@ -69,15 +77,18 @@ __all__ = [
     "DegenerateWarning",
     "Evaluations",
     "Impatient",
+    "InteriorPoint",
     "Judge",
     "Kind",
     "Layout",
     "LevelKernel",
+    "LinearSolution",
     "Local",
     "Model",
     "Operator",
     "Options",
     "Outcome",
+    "Polyalgorithm",
     "Problem",
     "QPData",
     "QPJacobian",
@@ -86,6 +97,7 @@ __all__ = [
     "Request",
     "Restated",
     "Solver",
+    "Stage",
     "System",
     "autodiff",
     "check_degenerate",
@@ -103,6 +115,7 @@ __all__ = [
     "serves",
     "shifted",
     "single",
+    "solve_qp",
     "transforms_active",
     "trees",
     "warn",

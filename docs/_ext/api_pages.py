@@ -129,7 +129,7 @@ def entry(module: str, name: str, owner: Any) -> str:
 
 
 def _home(name: str, part: Any, module: str) -> str:
-    """Where the same object is documented already, ``ik.Operator`` for ``ik.linear.Operator``; empty if nowhere else."""
+    """Where the same object is documented already, ``ik.Method`` for ``ik.extend.Method``; empty if nowhere else."""
     inner = [f"implicitkit.{n}" for n in ik.__all__ if isinstance(getattr(ik, n), ModuleType) and n != "extend"]
     for place in ("implicitkit", *PLUGINS, *(inner if module == "implicitkit.extend" else ())):
         owner = importlib.import_module(place)

@@ -31,7 +31,7 @@ import implicitkit as ik
 
 from .claims import Setting, claim
 
-BISECTION = ik.get_solver("bisection", width=0.5)  # [0, 1] around the start 0.5
+BISECTION = ik.extend.get_solver("bisection", width=0.5)  # [0, 1] around the start 0.5
 # steps to |z - z*| <= 1e-3 at x = 2 delta, from an implementation written for the check
 REFERENCE = {
     ("bisection", 6): "10", ("bisection", 10): "10", ("bisection", 14): "10",

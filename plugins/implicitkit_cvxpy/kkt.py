@@ -46,8 +46,8 @@ class ConeKKT(ik.LinearSolver):
         object.__setattr__(self, "_solver", extend.KKT(policy, dense_size=2**31))
 
     def solve(
-        self, A: ik.Operator, b: Tensor, *, rtol: float = _RTOL, atol: float = 0.0, max_steps: int | None = None
-    ) -> ik.LinearSolution:
+        self, A: ik.extend.Operator, b: Tensor, *, rtol: float = _RTOL, atol: float = 0.0, max_steps: int | None = None
+    ) -> ik.extend.LinearSolution:
         found = self._solver.solve(A, b, rtol=max(rtol, _RTOL), atol=atol, max_steps=max_steps)
         if self.degenerate == "raise" and not bool(found.converged.all()):
             names = (~found.converged).nonzero().squeeze(1).tolist()
@@ -57,6 +57,6 @@ class ConeKKT(ik.LinearSolver):
             )
         return found
 
-    def answer(self, A: ik.Operator, b: Tensor) -> Tensor:
+    def answer(self, A: ik.extend.Operator, b: Tensor) -> Tensor:
         """The solution alone, ``(batch, n)``."""
         return self.solve(A, b).x

@@ -52,7 +52,9 @@ class ConeProgram(ik.Problem):
             return stationarity
         return torch.cat([stationarity, y - self.dual.project(y - b + mv(A, x))], 1)
 
-    def jacobian(self, w: Tensor, P: Tensor, A: Tensor, b: Tensor) -> tuple[ik.Operator, Callable[[Tensor], Tensor]]:
+    def jacobian(
+        self, w: Tensor, P: Tensor, A: Tensor, b: Tensor
+    ) -> tuple[ik.extend.Operator, Callable[[Tensor], Tensor]]:
         """``J`` at a plain ``w``, by its blocks, and ``v -> D v`` on ``(batch, m)``.
 
         Without curved cones it is that of a quadratic program whose rows are equalities where ``D`` is one.
@@ -65,7 +67,7 @@ class ConeProgram(ik.Problem):
         flat = extend.QPJacobian(P, A[:, :0], A, diagonal, torch.zeros_like(diagonal), diagonal)
         return flat.operator(), lambda v: diagonal * v
 
-    def linearise(self, system: Any, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, ik.Operator]:
+    def linearise(self, system: Any, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, ik.extend.Operator]:
         with torch.enable_grad():
             out = system.residual(z.detach().requires_grad_(), *theta)  # tracked, so that nobody thinks it cut off
         P, _, A, b = (t.detach() for t in _one_batch(system, theta[:4]))
@@ -91,7 +93,7 @@ def _one_batch(system: Any, theta: Sequence[Tensor]) -> list[Tensor]:
     return [t.flatten(0, level) for t in flat]
 
 
-class KKTOperator(ik.Operator):
+class KKTOperator(ik.extend.Operator):
     """``J`` (or its transpose) by its blocks.
 
     Attributes:

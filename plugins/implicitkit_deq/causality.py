@@ -69,7 +69,7 @@ def per_position(solver: Any, state: Any, batch_dims: int = 1) -> Any:
     if (isinstance(solver, str) and solver in ("auto", "relay")) or solver == ik.Relay():
         last = alone(FullNewton(), whole=True) if positions * sum(sizes) <= _DENSE else None
         return alone(ik.Picard(), False, alone(ik.Broyden(), False, alone(ik.Picard(damping=0.5), False, last)))
-    method = ik.get_solver(solver)
+    method = ik.extend.get_solver(solver)
     name = getattr(method, "name", "") or type(method).__name__
     if isinstance(method, PerPosition):
         return method

@@ -136,7 +136,7 @@ class _Linear(ik.LinearSolver):
     def matrix_free(self) -> bool:  # type: ignore[override]
         return bool(self.inner.matrix_free)
 
-    def solve(self, A: Any, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> ik.LinearSolution:
+    def solve(self, A: Any, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> ik.extend.LinearSolution:
         answer = self.inner.solve(A, b, rtol=rtol, atol=atol, max_steps=max_steps)
         failed = ~answer.converged
         if not bool(failed.any()):

@@ -50,7 +50,9 @@ class _Estimate(ik.LinearSolver):
     name: ClassVar[str] = "shine"
     exact: ClassVar[bool] = False
 
-    def solve(self, A: ik.Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> ik.LinearSolution:
+    def solve(
+        self, A: ik.extend.Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None
+    ) -> ik.extend.LinearSolution:
         candidates = [-b]
         kept = self.request.kept
         if kept:  # no step was taken: nothing was learnt
@@ -62,4 +64,4 @@ class _Estimate(ik.LinearSolver):
         norm, best = torch.nan_to_num(residuals, nan=torch.inf).min(0)
         x = torch.stack(candidates)[best, torch.arange(len(b), device=b.device)]
         steps = torch.full((len(b),), len(candidates), dtype=torch.int64, device=b.device)
-        return ik.LinearSolution(x, norm, steps, torch.isfinite(norm))
+        return ik.extend.LinearSolution(x, norm, steps, torch.isfinite(norm))

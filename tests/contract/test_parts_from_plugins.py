@@ -85,7 +85,7 @@ assert s.solver == "uzawa"
     "multistart": """
 f = lambda z, x: z**3 - x * z + 2
 x = torch.tensor(2.0, requires_grad=True)
-s = ik.root(f, torch.full((3, 1), 1.0), (x,), batch_dims=1, solver=ik.get_solver("multistart", scales=(1.0, -2.0)))
+s = ik.root(f, torch.full((3, 1), 1.0), (x,), batch_dims=1, solver=ik.extend.get_solver("multistart", scales=(1.0, -2.0)))
 torch.testing.assert_close(f(s.value, x).detach(), torch.zeros(3, 1), rtol=0, atol=1e-9)
 s.value.sum().backward()
 z = s.value.detach()

@@ -85,8 +85,8 @@ SOLVERS: dict[str, Any] = {
     "auto": "auto",
     "pseudo_transient": "pseudo_transient",
     "integrate": "integrate",
-    "Radau": ik.get_solver("integrate", method="Radau"),
-    "LSODA": ik.get_solver("integrate", method="LSODA"),
+    "Radau": ik.extend.get_solver("integrate", method="Radau"),
+    "LSODA": ik.extend.get_solver("integrate", method="LSODA"),
 }
 
 
@@ -124,7 +124,7 @@ def test_a_limit_cycle_has_no_state_to_reach() -> None:
 
 
 def test_integration_that_runs_out_of_time_is_reported() -> None:
-    solver = ik.get_solver("integrate", duration=0.1)
+    solver = ik.extend.get_solver("integrate", duration=0.1)
     with pytest.raises(ik.ConvergenceError, match="end of the integration interval"):
         ik.steady_state(lambda z: 1 - z, _vector(0.0), solver=solver)
 
@@ -223,7 +223,7 @@ def test_options_out_of_range(make: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("options", [{"method": "Euler"}, {"accuracy": 0.0}, {"duration": -1.0}])
 def test_options_of_integrate(options: dict[str, Any]) -> None:
     with pytest.raises(ik.ConvergenceError, match="ValueError"):
-        ik.steady_state(lambda z: 1 - z, _vector(0.0), solver=ik.get_solver("integrate", **options))
+        ik.steady_state(lambda z: 1 - z, _vector(0.0), solver=ik.extend.get_solver("integrate", **options))
 
 
 # -------------------------------------------------------------------------------------------------------------- stability

@@ -168,7 +168,7 @@ def freudenstein_roth(z: Tensor) -> Tensor:
 
 def test_only_what_failed_goes_on_and_the_finishers_are_named() -> None:
     starts = torch.tensor([[6.0, 3.0], [0.5, -2.0], [5.0, 4.5]], dtype=torch.float64)
-    shared = ik.Polyalgorithm((ik.TrustRegion(), ik.Newton(line_search=False)))
+    shared = ik.extend.Polyalgorithm((ik.TrustRegion(), ik.Newton(line_search=False)))
     solution = ik.root(freudenstein_roth, starts, solver=shared, batch_dims=1)
     assert solution.solver == "auto (trust_region, newton)"
     assert bool(solution.converged.all())
@@ -189,7 +189,7 @@ def test_rows_are_dropped_between_stages() -> None:
         seen.append(len(z))
         return freudenstein_roth(z) + shift
 
-    solver = ik.Polyalgorithm((ik.TrustRegion(), ik.Newton(line_search=False)))
+    solver = ik.extend.Polyalgorithm((ik.TrustRegion(), ik.Newton(line_search=False)))
     solution = ik.root(f, starts, (zero,), solver=solver, batch_dims=1, in_dims=0)
     assert bool(solution.converged.all()) and seen[0] == rows and 1 in seen
 
@@ -215,7 +215,7 @@ def test_max_steps_limits_all_stages_together(limit: int) -> None:
 def test_trace_and_callback_run_through_the_stages() -> None:
     seen: list[int] = []
     start = torch.tensor([0.5, -2.0], dtype=torch.float64)
-    solver = ik.Polyalgorithm((ik.TrustRegion(), ik.Newton(line_search=False)))
+    solver = ik.extend.Polyalgorithm((ik.TrustRegion(), ik.Newton(line_search=False)))
     solution = ik.root(
         freudenstein_roth, start, solver=solver, trace=True, callback=lambda step, z, norm: seen.append(step)
     )  # fmt: skip
@@ -230,7 +230,7 @@ def test_trace_and_callback_run_through_the_stages() -> None:
 def test_the_tolerance_stays_that_of_the_start() -> None:
     """A later stage does not measure ``rtol`` against the smaller residual where it begins, nor a larger one."""
     start = torch.tensor([0.5, -2.0], dtype=torch.float64)
-    solver = ik.Polyalgorithm((ik.TrustRegion(), ik.Stage(ik.Newton(line_search=False), scale=1e6)))
+    solver = ik.extend.Polyalgorithm((ik.TrustRegion(), ik.extend.Stage(ik.Newton(line_search=False), scale=1e6)))
     solution = ik.root(freudenstein_roth, start, solver=solver, rtol=1e-6, atol=0.0, on_failure="ignore")
     assert bool(solution.converged)
     assert solution.residual_norm <= 1e-6 * freudenstein_roth(start).norm()
@@ -307,9 +307,9 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "trust region radius": (ik.TrustRegion, {"radius": 0.0}, "radius"),
     "df_sane memory": (ik.DFSANE, {"memory": 0}, "memory"),
     "df_sane cuts": (ik.DFSANE, {"cuts": 0}, "cuts"),
-    "stage steps": (ik.Stage, {"solver": "newton", "max_steps": 0}, "max_steps"),
-    "stage scale": (ik.Stage, {"solver": "newton", "scale": float("nan")}, "scale"),
-    "no stage": (ik.Polyalgorithm, {"stages": ()}, "at least one"),
+    "stage steps": (ik.extend.Stage, {"solver": "newton", "max_steps": 0}, "max_steps"),
+    "stage scale": (ik.extend.Stage, {"solver": "newton", "scale": float("nan")}, "scale"),
+    "no stage": (ik.extend.Polyalgorithm, {"stages": ()}, "at least one"),
 }
 
 

@@ -138,7 +138,7 @@ GIVEN = [*BRACKETING, "scipy.root_scalar.brentq", "scipy.root_scalar.toms748"]
 
 
 def _with_bracket(name: str, low: Any, high: Any) -> Any:
-    return ik.get_solver(name, bracket=(low, high))
+    return ik.extend.get_solver(name, bracket=(low, high))
 
 
 @pytest.mark.parametrize("name", GIVEN)

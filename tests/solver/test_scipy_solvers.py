@@ -237,7 +237,7 @@ def test_trap_12_krylov_options_do_what_they_say(inner: str) -> None:
                 return plain(z, v)
 
             f.jvp = jvp
-            krylov = ik.get_solver("scipy.root.krylov", inner=inner, inner_maxiter=inner_maxiter)
+            krylov = ik.extend.get_solver("scipy.root.krylov", inner=inner, inner_maxiter=inner_maxiter)
             return krylov(f, z0, rtol=rtol, atol=atol, max_steps=max_steps)
 
         solution = ik.root(lambda z: d * z - 1 + 0.01 * z**3, torch.zeros(n, dtype=F64), solver="test.counting")
@@ -246,7 +246,7 @@ def test_trap_12_krylov_options_do_what_they_say(inner: str) -> None:
 
     assert products(3) != products(30)
     with pytest.raises(TypeError, match="no option 'inner_max_iter'"):
-        ik.get_solver("scipy.root.krylov", inner_max_iter=3)
+        ik.extend.get_solver("scipy.root.krylov", inner_max_iter=3)
 
 
 def test_trap_13_line_search_of_krylov() -> None:
@@ -425,10 +425,13 @@ def test_brackets(name: str) -> None:
     assert float(far.value) == pytest.approx(1000)
     edge = ik.root(lambda z: torch.log(z) + 5, torch.ones(1, dtype=F64), solver=name, on_failure="ignore")
     assert bool(edge.converged) == (_norm(torch.log(edge.value) + 5) < 1e-9)
-    given = ik.root(torch.cos, torch.zeros(1, dtype=F64), solver=ik.get_solver(name, bracket=(4.0, 5.0)))
+    given = ik.root(torch.cos, torch.zeros(1, dtype=F64), solver=ik.extend.get_solver(name, bracket=(4.0, 5.0)))
     assert float(given.value) == pytest.approx(1.5 * torch.pi)
     pole = ik.root(
-        lambda z: 1 / z, torch.ones(1, dtype=F64), solver=ik.get_solver(name, bracket=(-1.0, 2.0)), on_failure="ignore"
+        lambda z: 1 / z,
+        torch.ones(1, dtype=F64),
+        solver=ik.extend.get_solver(name, bracket=(-1.0, 2.0)),
+        on_failure="ignore",
     )
     assert not bool(pole.converged)
     with pytest.raises(ik.ConvergenceError, match="no change of sign"):
@@ -463,15 +466,15 @@ def test_start_at_the_solution_costs_next_to_nothing() -> None:
 
 def test_options_are_checked_by_name_and_value() -> None:
     with pytest.raises(TypeError, match="Did you mean 'line_search'"):
-        ik.get_solver("scipy.root.broyden1", line_serch="wolfe")
-    solver = ik.get_solver("scipy.root.broyden1", line_search="sideways")
+        ik.extend.get_solver("scipy.root.broyden1", line_serch="wolfe")
+    solver = ik.extend.get_solver("scipy.root.broyden1", line_search="sideways")
     with pytest.raises(ik.ConvergenceError, match="ValueError"):
         ik.root(_cubic, Z0, (B,), solver=solver)
 
 
 @pytest.mark.parametrize("name", ["scipy.root.hybr", "scipy.minimize.BFGS", "scipy.root_scalar.brentq"])
 def test_copies_and_pickles(name: str) -> None:
-    solver = ik.get_solver(name)
+    solver = ik.extend.get_solver(name)
     assert pickle.loads(pickle.dumps(solver)) == solver == copy.deepcopy(solver)
 
 

@@ -25,7 +25,7 @@ class MultiStart(ik.extend.Solver):
     solves: ClassVar[str] = "root"
 
     def run(self, f: ik.extend.Evaluations, z0: Tensor, options: ik.extend.Options) -> ik.extend.Outcome:
-        solver = ik.get_solver(self.solver)
+        solver = ik.extend.get_solver(self.solver)
         best = solver.run(f, z0, options)
         for scale in self.scales[1:]:
             found = solver.run(f, scale * z0, options)
