@@ -430,7 +430,39 @@ def dispatch() -> None:
     assert seen == [("aten::mul", False), ("aten::add_", True)]
 
 
+class _Twice(compat.Function):
+    """``2 x``, whose rules say ``3``: so that a derivative that took another way shows."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return 3 * g
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor) -> tuple[Tensor, int]:
+        return _Twice.apply(x), in_dims[0]
+
+
+def function_is_as_torchs() -> None:
+    x = TWO.clone().requires_grad_()
+    y = _Twice.apply(x)
+    assert y.item() == 4.0 and torch.autograd.grad(y, x)[0].item() == 3.0
+    assert grad(_Twice.apply)(TWO).item() == 3.0
+    close(vmap(grad(_Twice.apply))(torch.ones(3, dtype=D)), torch.full((3,), 3.0, dtype=D))
+    kept: list[Tensor] = []
+    grad(lambda t: kept.append(t) or t)(TWO)  # type: ignore[func-returns-value]
+    assert _Twice.apply(kept[0]).item() == 4.0  # a tensor that has outlived its transform
+
+
 CONTRACTS: dict[str, Callable[[], None]] = {
+    "Function": function_is_as_torchs,
     "TorchDispatchMode": dispatch,
     "TreeSpec": trees,
     "at_level_of": at_level_of,

@@ -25,9 +25,9 @@ def _functions(tree: ast.Module) -> Iterator[ast.ClassDef]:
 
 
 def _faults(cls: ast.ClassDef) -> list[str]:
-    """What is wrong with the ``jvp`` of a class (nothing, if it has none)."""
+    """What is wrong with the ``jvp`` of a class (nothing, if it has none, or one that says there is no derivative)."""
     methods = {node.name: node for node in cls.body if isinstance(node, ast.FunctionDef)}
-    if "jvp" not in methods:
+    if "jvp" not in methods or [ast.unparse(node) for node in methods["jvp"].body] == ["return None"]:
         return []
     guards = [
         call

@@ -99,8 +99,22 @@ def free(name: str, criterion: str) -> bool:
     return any(name in names.split() and criterion in criteria.split() for criteria, names in FREE.values())
 
 
+def examples() -> dict[str, str]:
+    """Name -> the code under its heading."""
+    sections = (ROOT / "docs" / "examples_by_name.md").read_text().split("\n## ")[1:]
+    found = {}
+    for section in sections:
+        heading, _, body = section.partition("\n")
+        for name in heading.split(","):
+            found[name.strip()] = "\n".join(re.findall(r"```python\n(.*?)```", body, re.S))
+    return found
+
+
+EXAMPLES = examples()
+
+
 def public() -> dict[str, Any]:
-    """Full name -> object, each object once."""
+    """Full name -> object, each object once; of the names for authors of parts those that have an example."""
     found: dict[str, Any] = {}
     inner = ("linear", "project", "prox", "relax", "testing", "callbacks")
     places = [("ik", ik), *((f"ik.{name}", getattr(ik, name)) for name in inner)]
@@ -111,6 +125,7 @@ def public() -> dict[str, Any]:
             part = getattr(module, name)
             if not isinstance(part, ModuleType) and not any(part is other for other in found.values()):
                 found[f"{place}.{name}"] = part
+    found |= {name: getattr(ik.extend, name[10:]) for name in EXAMPLES if name.startswith("ik.extend.")}
     return found
 
 
@@ -139,20 +154,6 @@ def contract(part: Any) -> str:
 def formulas(text: str) -> list[str]:
     blocks = [textwrap.dedent(block).strip("\n") for block in INDENTED.findall(text + "\n")]
     return [*re.findall(r"``(.+?)``", text, re.S), *(block for block in blocks if block and not is_code(block))]
-
-
-def examples() -> dict[str, str]:
-    """Name -> the code under its heading."""
-    sections = (ROOT / "docs" / "examples_by_name.md").read_text().split("\n## ")[1:]
-    found = {}
-    for section in sections:
-        heading, _, body = section.partition("\n")
-        for name in heading.split(","):
-            found[name.strip()] = "\n".join(re.findall(r"```python\n(.*?)```", body, re.S))
-    return found
-
-
-EXAMPLES = examples()
 
 
 def says(full: str, criterion: str) -> bool:
