@@ -27,7 +27,8 @@ class InitialValue(Problem):
         path = ik.solve(ik.InitialValue(rhs, t), y0, (theta,)).value     # (len(t), ...), the first entry is y0
 
     An integrator finds steps and a trajectory near the solution; the trajectory is then the root of the equations of
-    collocation at Radau's points (:mod:`~implicitkit.problem.collocation`, order ``2 stages - 1``, stiff or not), one
+    collocation at Radau's points (:mod:`~implicitkit.problem.collocation`, order ``2 stages - 1``, stiff or not;
+    Hairer & Wanner, *Solving Ordinary Differential Equations II*, 2nd ed. 1996, section IV.5), one
     system whose Jacobian is block bidiagonal, solved by a few sparse Newton steps.  Its derivative is that of any root:
     exact for the discrete trajectory, in ``\theta``, in the initial state (the ``z0`` of the solve, which here *is* an
     argument), in the times and in whatever ``f`` captures, of every order, whichever integrator it was.  The steps are

@@ -115,7 +115,7 @@ EXAMPLES = examples()
 
 def public() -> dict[str, Any]:
     """Full name -> object, each object once; of the names for authors of parts those that have an example."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {name: getattr(ik.extend, name[10:]) for name in EXAMPLES if name.startswith("ik.extend.")}
     inner = ("linear", "project", "prox", "relax", "testing", "callbacks")
     places = [("ik", ik), *((f"ik.{name}", getattr(ik, name)) for name in inner)]
     places += [("implicitkit_deq", implicitkit_deq), ("implicitkit_cvxpy", implicitkit_cvxpy)]
@@ -125,7 +125,6 @@ def public() -> dict[str, Any]:
             part = getattr(module, name)
             if not isinstance(part, ModuleType) and not any(part is other for other in found.values()):
                 found[f"{place}.{name}"] = part
-    found |= {name: getattr(ik.extend, name[10:]) for name in EXAMPLES if name.startswith("ik.extend.")}
     return found
 
 
