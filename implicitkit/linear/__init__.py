@@ -14,7 +14,7 @@ from implicitkit.linear.dense import Factor, cholesky_batched, factor_batched, l
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lsmr import LSMR
 from implicitkit.linear.lu import LU
-from implicitkit.linear.neumann import DampedSeries, NeumannSeries
+from implicitkit.linear.neumann import DampedSeries, NeumannSeries, Richardson
 from implicitkit.linear.sparse import SparseLU
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "LinearSolver",
     "NeumannSeries",
     "Operator",
+    "Richardson",
     "SparseLU",
     "cholesky_batched",
     "factor_batched",

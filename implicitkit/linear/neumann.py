@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
-from implicitkit.foundation.options import at_least, between, check_options, optional
+from implicitkit.foundation.options import at_least, between, check_options, optional, positive
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import column, in_working_precision, norms, tolerance
 
-__all__ = ["DampedSeries", "NeumannSeries"]
+__all__ = ["DampedSeries", "NeumannSeries", "Richardson"]
 
 
 @register_linear_solver("neumann")
@@ -116,7 +116,58 @@ class DampedSeries(LinearSolver):
         return _truncated(A, b, products=self.steps - 1, damping=self.damping)
 
 
-def _truncated(A: Operator, b: Tensor, *, products: int, damping: float) -> LinearSolution:
+@register_linear_solver("richardson")
+@dataclass(frozen=True)
+class Richardson(LinearSolver):
+    r"""A truncated series for symmetric positive definite systems, an approximation that is never judged by its residual.
+
+    ``u = step * sum_{i=0..terms} (I - step A)^i b``: ``terms`` products; gradient descent on ``u^T A u / 2 - b^T u`` from
+    zero (Richardson 1911).  ``terms -> inf`` is exact for ``step < 2 / |A|``; the error in an eigenvector of eigenvalue
+    ``a`` is ``(1 - step a)^{terms + 1}`` of its part.
+
+    Args:
+        terms: products with ``A``, 0 or more. step: positive; ``None``: ``1 / |A|`` of every sample, from eight more
+            products (the power method).
+
+    Raises:
+        ValueError: an option out of range.
+
+    A sample whose residual the series enlarges is reported: the step is too long, or ``A`` not positive definite.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("symmetric",)
+    exact: ClassVar[bool] = False
+    terms: int = 10
+    step: float | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self, terms=at_least(0), step=optional(positive()))
+
+    @in_working_precision
+    def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
+        step = torch.full_like(b[:, :1], self.step) if self.step is not None else 1 / _largest(A, b)
+        answer = _truncated(A, b, products=self.terms, damping=-step)
+        sound = answer.converged & (answer.residual_norm <= (1 + 1e-3) * norms(b))
+        reason = answer.reason
+        if not bool(sound.all()) and not reason:
+            reason = "the series grows: step is longer than 2 / |A|, or A is not positive definite"
+        return answer._replace(converged=sound, reason=reason)
+
+
+_SWEEPS = 8  # of the power method: the step may be twice too long
+
+
+def _largest(A: Operator, b: Tensor) -> Tensor:
+    """The largest eigenvalue in size, about, ``(batch, 1)``."""
+    v = torch.randn(b.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(b).expand_as(b)
+    size = column(norms(v))
+    for _ in range(_SWEEPS):
+        v = A.mv(v / size)
+        size = column(norms(v)).clamp_min(torch.finfo(v.dtype).tiny)
+    return size.to(b)
+
+
+def _truncated(A: Operator, b: Tensor, *, products: int, damping: float | Tensor) -> LinearSolution:
     """``u <- u + damping (A u - b)``, ``products`` times from ``u = -damping b``; one more product for the residual."""
     u = 0 - damping * b
     for _ in range(products):

@@ -1,4 +1,5 @@
-"""Cheap, approximate rules for fixed points: the inverse of ``I - J`` replaced by a few terms of a series.
+"""Cheap, approximate rules: the inverse of ``I - J`` at a fixed point (for ``neumann`` also that of a Hessian at a minimum)
+replaced by a few terms of a series.
 
 Their gradients descend on contractive maps, and are too short, the more so the closer the map is to losing
 contraction; every one says so in its name.
@@ -11,8 +12,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from implicitkit.foundation.options import at_least, between, check_options
-from implicitkit.linear import DampedSeries, NeumannSeries
+from implicitkit.foundation.options import at_least, between, check_options, optional, positive
+from implicitkit.linear import DampedSeries, NeumannSeries, Richardson
 from implicitkit.rule.base import Rule
 from implicitkit.rule.catalogue import register_rule
 from implicitkit.rule.request import Request
@@ -33,19 +34,40 @@ class _Series(Rule):
 @register_rule("neumann")
 @dataclass(frozen=True)
 class Neumann(_Series):
-    r"""``(I - J)^{-1} ~ sum_{i=0}^{terms} J^i``: error ``O(|J|^{terms + 1})`` (Lorraine, Vicol & Duvenaud 2020, eq. 8).
+    r"""A few terms of the series of the inverse (Lorraine, Vicol & Duvenaud 2020, arXiv 1911.02590, section 4.1).
+
+    Fixed points: ``(I - J)^{-1} ~ sum_{i=0}^{terms} J^i``, error ``O(|J|^{terms + 1})``.  Minima without constraints, with
+    the Hessian ``H``: ``H^{-1} ~ step sum_{i=0}^{terms} (I - step H)^i``, as if ``terms + 1`` steps of gradient descent had
+    been differentiated at the minimum; the error in an eigenvector of eigenvalue ``h`` is ``(1 - step h)^{terms + 1}``
+    of its part.
+
+        ik.argmin(inner, w0, (theta,), rule=ik.Neumann(terms=20, step=0.1))
 
     Args:
-        terms: highest power of ``J``; that many products with the Jacobian.
+        terms: highest power; that many products with the Jacobian.
+        step: of a minimum, below ``2 / |H|``; ``None``: ``1 / |H|``, found by eight more products.  Of a fixed point in
+            ``(0, 1]``, the damping of the map; ``None``: 1.
+
+    Raises:
+        ConvergenceError (when a derivative is taken): the step is so long that the series grows.
     """
 
+    needs: ClassVar[tuple[str, ...]] = ("fixed_point", "argmin", "least_squares")
     terms: int = 10
+    step: float | None = None
 
     def __post_init__(self) -> None:
-        check_options(self, terms=at_least(0))
+        check_options(self, terms=at_least(0), step=optional(positive()))
 
-    def _series(self) -> Any:
-        return NeumannSeries(terms=self.terms)
+    def attach(self, request: Request) -> tuple[Tensor, Tensor | None]:
+        series: Any
+        if not request.system.problem.kind.iteration:
+            series = Richardson(terms=self.terms, step=self.step)
+        elif self.step is None:
+            series = NeumannSeries(terms=self.terms)
+        else:
+            series = DampedSeries(steps=self.terms + 1, damping=self.step)
+        return request.solve(series, rtol=0.0, atol=0.0, max_steps=None)
 
 
 @register_rule("one_step")
