@@ -16,6 +16,7 @@ from implicitkit.linear.lsmr import LSMR
 from implicitkit.linear.lu import LU
 from implicitkit.linear.neumann import DampedSeries, NeumannSeries, Richardson
 from implicitkit.linear.sparse import SparseLU
+from implicitkit.linear.traces import Estimate, log_determinant, trace
 
 __all__ = [
     "CG",
@@ -28,6 +29,7 @@ __all__ = [
     "BlockSubstitution",
     "BroydenLinear",
     "DampedSeries",
+    "Estimate",
     "Factor",
     "InverseEstimate",
     "LinearSolution",
@@ -38,6 +40,8 @@ __all__ = [
     "SparseLU",
     "cholesky_batched",
     "factor_batched",
+    "log_determinant",
     "lstsq_batched",
     "solve_batched",
+    "trace",
 ]

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from implicitkit_deq.sharding import is_gathered
+
 __all__ = ["autocast_on", "called_whole"]
 
 _HOOKS = (
@@ -20,9 +22,10 @@ _HOOKS = (
 def called_whole(cell: Any) -> bool:
     """Must a cell be called as a module, because somebody is to see, shard or replace its calls?
 
-    True with forward and backward hooks (which ``fully_shard`` uses, too) and after ``cell.compile()``.
+    True with forward and backward hooks and after ``cell.compile()``; not for a sharded cell, which is called once around
+    the whole solve.
     """
-    if not isinstance(cell, nn.Module):
+    if not isinstance(cell, nn.Module) or is_gathered(cell):
         return False
     return any(getattr(cell, name) for name in _HOOKS) or cell._compiled_call_impl is not None
 

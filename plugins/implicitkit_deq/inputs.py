@@ -15,6 +15,7 @@ from implicitkit_deq import hoist
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.compat import autocast_on, called_whole
 from implicitkit_deq.frozen import statistics_held
+from implicitkit_deq.sharding import bare
 
 __all__ = ["IgnoredInputWarning", "check_use", "describe", "factors"]
 
@@ -60,7 +61,7 @@ def factors(
 ) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
     """The map on the state, what it gets besides, and the batch dimensions of that (``None``: not known).
 
-    A cell with hooks, sharded or compiled (:func:`called_whole`) is called as a module, its injection included, at every
+    A cell with hooks, or compiled (:func:`called_whole`) is called as a module, its injection included, at every
     evaluation; any other computes its injection once.
 
     Args:
@@ -69,7 +70,7 @@ def factors(
     Raises:
         TypeError: ``inject`` returns no tuple. ValueError: ``in_dims`` or the batch do not fit what it returns.
     """
-    function, injected = cell, inputs
+    function, injected = bare(cell), inputs
     dims: Any = 0 if isinstance(cell, nn.Module) and not isinstance(cell, Cell) and len(inputs) == 1 else None
     if isinstance(cell, Cell):
         dims = cell.injected_dims
@@ -128,7 +129,7 @@ def check_use(cell: Any, z: Any, inputs: tuple[Any, ...]) -> bool:
     tracked = ik.extend.trees.tree_map(lambda t: t.detach().requires_grad_() if isinstance(t, Tensor) else t, inputs)
     random = torch.get_rng_state()
     with torch.enable_grad(), statistics_held(cell):
-        out = [t for t in ik.extend.trees.tree_flatten(cell(z, *tracked))[0] if t.requires_grad]
+        out = [t for t in ik.extend.trees.tree_flatten(bare(cell)(z, *tracked))[0] if t.requires_grad]
         total = sum((t.abs().sum() for t in out), torch.zeros(()))
     torch.set_rng_state(random)
     wanted = [t for t in ik.extend.trees.tree_flatten(tracked)[0] if isinstance(t, Tensor)]

@@ -22,6 +22,7 @@ from implicitkit_deq.frozen_stack import FrozenStack
 from implicitkit_deq.inputs import check_use, describe, factors
 from implicitkit_deq.merging import merged
 from implicitkit_deq.settings import Pretraining, Settings
+from implicitkit_deq.sharding import gathered
 from implicitkit_deq.visit import Visit
 
 __all__ = ["DEQ"]
@@ -214,8 +215,7 @@ class DEQ(nn.Module):
             self.train_settings, self.eval_settings = old
 
     def __getstate__(self) -> dict[str, Any]:
-        # what belongs to a call, not to the layer: it holds graphs
-        return {**super().__getstate__(), "solution": None, "_start": None}
+        return {**super().__getstate__(), "solution": None, "_start": None}  # those of a call hold graphs
 
     def extra_repr(self) -> str:
         """The state's shape and the settings."""
@@ -225,6 +225,7 @@ class DEQ(nn.Module):
         return f"state={shape}, solver={names[0]}, rule={names[1]}, rtol={s.rtol}, atol={s.atol}"
 
     # -------------------------------------------------------------------------------------------------------- details
+    @gathered
     def _call(self, inputs: tuple[Any, ...], z0: Any, index: Tensor | None, at: tuple[int, ...] = ()) -> list[Any]:
         """The outputs after the steps ``at`` and at the equilibrium."""
         batch, dtype, device = describe(self.cell, inputs, self.dtype)
@@ -348,9 +349,7 @@ class DEQ(nn.Module):
         return z
 
     def _unrolling(self) -> bool:
-        if self.pretraining is None or not self.training:
-            return False
-        return int(self.calls) < self.pretraining.calls
+        return self.pretraining is not None and self.training and int(self.calls) < self.pretraining.calls
 
     def _make_start(self, init: Any) -> Any:
         if init == "learned":

@@ -276,6 +276,54 @@ def test_the_private_names_of_torch_are_there() -> None:
     assert not compat.autocast_on(torch.device("meta"))
 
 
+class _Plain(nn.Module):
+    """A cell that is no Cell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W, self.U = nn.Linear(6, 6, dtype=F64), nn.Linear(4, 6, dtype=F64)
+        with torch.no_grad():
+            self.W.weight.mul_(0.5)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(self.W(z) + self.U(x))
+
+
+def _sharded_cells(rank: int, store: str, world: int) -> None:
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=world)
+    for make in (lambda: DEQ(cells.MLP(4, 6, dtype=F64), rtol=1e-10), lambda: DEQ(_Plain(), (6,), rtol=1e-10)):
+        torch.manual_seed(0)
+        layer = make()
+        # other samples on each process, some of them harder: solves take different numbers of evaluations
+        parts = [torch.randn(3, 4, dtype=F64) * 8**i for i in range(world)]
+        want = {name: torch.zeros_like(p) for name, p in layer.named_parameters()}
+        for part in parts:
+            layer.zero_grad()
+            layer(part).square().sum().backward()
+            for name, p in layer.named_parameters():
+                want[name] += p.grad / world
+        layer.zero_grad()
+        fully_shard(layer.cell)
+        for _ in range(2):  # two steps: nothing is left behind by the first
+            layer.zero_grad()
+            layer(parts[rank]).square().sum().backward()
+        for name, p in layer.named_parameters():
+            torch.testing.assert_close(p.grad.full_tensor(), want[name], rtol=1e-7, atol=1e-9)
+        assert "forward" not in layer.cell.__dict__
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_sharded_cell(world: int) -> None:
+    """``fully_shard(layer.cell)``: the gradients of one process, though each takes as many evaluations as it needs."""
+    arguments = (tempfile.mktemp(), world)
+    torch.multiprocessing.start_processes(_sharded_cells, arguments, nprocs=world, start_method="fork")
+
+
 def _sharded(rank: int, store: str) -> None:
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
