@@ -25,6 +25,8 @@ from implicitkit.system import System, full_precision
 
 __all__ = ["Request"]
 
+_EXPLAINED = 0.5  # share of a right-hand side that may be left of a sample that failed, before its derivative is zero
+
 
 @dataclass
 class Request:
@@ -143,7 +145,9 @@ class Request:
         """``A x = b`` on plain tensors, for one or many right-hand sides of each block, reported, and judged by the failure
         policy."""
         assert self.linear_solver is not None
-        limited = self._limited()
+        limited, lost = self._limited(), self._lost(len(b))
+        if lost is not None:
+            b = torch.where(lost, 0, b)
         with full_precision(b.device.type):
             if len(b) == A.batch:
                 answer = self.linear_solver.solve(A, b, **limited)
@@ -164,6 +168,8 @@ class Request:
         del self.record.linear[:-8]  # the last few are enough
         if self.on_failure == "nan":
             return self._or_nan(answer, b)
+        if lost is not None:
+            answer = self._without(answer, b, lost)
         if not bool(answer.converged.all()):
             # where the incoming derivative is not finite, neither is the outgoing one, as of any operation of torch: a
             # scaled loss that overflows (torch.amp.GradScaler) is no failure of the solve
@@ -189,12 +195,35 @@ class Request:
             return options
         return {**options, "max_steps": max(self.options.max_steps or int(outcome.steps.max()), 1)}
 
+    def _status(self, rows: int) -> Tensor:
+        """How the solve of the sample behind each of ``rows`` right-hand sides ended."""
+        status: Tensor = self.record.outcome.status
+        return status.repeat(rows // len(status)) if rows % len(status) == 0 else status.new_zeros(rows)
+
+    def _lost(self, rows: int) -> Tensor | None:
+        """Right-hand sides of samples whose ``z`` is near no solution, ``(rows, 1)``; ``None`` where all have converged.
+
+        Where a failure does not raise and ``z`` has run away or overflowed, there is no derivative, and the sample adds
+        nothing to that of what the whole batch shares.
+        """
+        if self.on_failure not in ("warn", "ignore") or self.record.outcome.all_converged:
+            return None
+        status = self._status(rows)
+        lost = torch.zeros_like(status, dtype=torch.bool)
+        for nowhere in (Status.DIVERGED, Status.UNBOUNDED, Status.NONFINITE):
+            lost |= status == int(nowhere)
+        return lost.unsqueeze(1)
+
+    def _without(self, answer: LinearSolution, b: Tensor, lost: Tensor) -> LinearSolution:
+        """Zero for the lost samples, and for those that failed and whose linear solve explains less than half of ``b``."""
+        failed = self._status(len(lost)) != int(Status.CONVERGED)
+        explained = answer.residual_norm <= _EXPLAINED * torch.linalg.vector_norm(b, dim=1)  # false for NaN
+        zero = lost.squeeze(1) | (failed & ~(explained & torch.isfinite(answer.x).all(1)))
+        return answer._replace(x=torch.where(zero.unsqueeze(1), 0, answer.x), converged=answer.converged | zero)
+
     def _or_nan(self, answer: LinearSolution, b: Tensor) -> Tensor:
         """NaN where the linear solve failed; zero for samples that ask for nothing or have no solution: they disturb no
         other."""
-        status = self.record.outcome.status
-        nothing = (b == 0).all(1)
-        if len(b) % len(status) == 0:
-            nothing |= status.repeat(len(b) // len(status)) != int(Status.CONVERGED)
+        nothing = (b == 0).all(1) | (self._status(len(b)) != int(Status.CONVERGED))
         x = torch.where(answer.converged.unsqueeze(1), answer.x, torch.nan)
         return torch.where(nothing.unsqueeze(1), 0, x)

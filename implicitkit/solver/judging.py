@@ -143,7 +143,8 @@ class Judge:
         failed = (status == int(Status.MAX_STEPS)) | (status == int(Status.STALLED))
         if bool(failed.any()):
             status = torch.where(self.last_word(z, norm, failed), int(Status.CONVERGED), status)
-        small = (status == int(Status.CONVERGED)) | (failed & (norm <= self.atol))
+        lost = failed | (status == int(Status.NONFINITE))
+        small = (status == int(Status.CONVERGED)) | (lost & (norm <= self.atol))
         return torch.where(self.gone(z, small), int(Status.DIVERGED), status)
 
     def _lower(self, which: Tensor, to: Tensor) -> None:

@@ -30,6 +30,7 @@ _PATIENCE = 4  # looks in a row without any, before a sample is given up
 _STEEP = 0.9  # where the gradient has not come down to this, the objective may fall forever
 _LOWER = 0.999  # it gets on if it has come down to this ...
 _FALLEN = 1e-4  # ... or the objective by this share of what it has fallen since the first look
+_UNITS = 4  # in the last place, by which z moves at least in a difference
 _ROUNDING = 100  # units of it that a difference of objectives must exceed
 
 
@@ -132,9 +133,11 @@ class Progress:
 
 
 def _difference_step(z: Tensor, relative: float) -> Tensor:
-    """A step for differences, ``(batch, 1)``: relative to ``max |z|`` up to 1, and no less than rounding allows."""
+    """A step for differences, ``(batch, 1)``: relative to ``max |z|`` up to 1, and then of a few units in the last place:
+    far out, a step of half the digits is longer than a period."""
     size = z.abs().amax(1, keepdim=True)
-    return relative * torch.where(size > 0, size, 1).clamp_max(1).maximum(relative * size)
+    step = relative * torch.where(size > 0, size, 1).clamp_max(1)
+    return torch.maximum(step, _UNITS * torch.finfo(z.dtype).eps * size)
 
 
 def _lanczos(probe: Evaluations, z: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import seeded
-from implicitkit.foundation.operators import Operator
 from implicitkit.linear.dense import lstsq_batched, solve_batched
 from implicitkit.linear.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
@@ -21,9 +20,12 @@ _FLOOR = 1e-6  # components this much smaller than the largest count as if they 
 _MOVE = 1e-2  # by which z moves in the test for infinity
 _SOUND = 1e-3  # a Newton correction this small beside z is that of a point near a solution
 _SOUND_LOW = 5e-3  # ... in lower precisions
+_BESIDE = 0.03  # of z: how far around the point of a line that is nearest to the origin F is looked at
+_SHORT = 0.01  # ... and what is left of the way there if that is the origin: a ray of zeros need not reach it
 _FALLS = 0.1  # ... and so is a larger one that takes the residual down to this
 _DENSE = 64  # unknowns up to which the correction is found by factors
 _STEPS = 20  # ... and products beyond
+_NUMBERS = 1 << 25  # in the Jacobians of a fit
 
 
 def in_working_precision(t: Tensor) -> Tensor:
@@ -77,55 +79,89 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     if f.kind.iteration:  # z + 1 = z where z is so large that rounding says so
         unit = 2 * torch.finfo(z.dtype).eps * in_working_precision(z)
         F = torch.where(F.abs() > unit.abs(), F, unit)
-    scale = torch.zeros_like(F)
-    for direction in _directions(z)[:2]:
-        there, back = (_change(f, z, F, direction, sign * _MOVE) for sign in (1.0, -1.0))
-        scale = torch.maximum(scale, torch.minimum(there, back))
+    scale = _size(f, z, F, z)
     sound = (F.abs() <= _SOUND * scale).all(1)
     vanished = ((F == 0) & (scale == 0)).all(1)  # underflow, or a function that is zero everywhere
     open_ = which & ~vanished & (z.shape[1] <= _DENSE or ~sound)
     if not bool(open_.any()):
         return which & (vanished | ~sound)
+    fit = _as_fit(f, z)
+    if fit is not None:
+        near = _by_factors(f, *fit, z, F, scale)
+        return which & (vanished | ~near)
     A = f.linearize(z)
     if z.shape[1] <= _DENSE:
-        near, known = _by_factors(f, A, z, F, scale)
+        J = in_working_precision(A.dense())
+        near, known = _by_factors(f, J, F, z, F, scale), (J != 0).flatten(1).any(1) | (F == 0).all(1)
     else:
         found = GMRES().solve(A, -F.to(A.like.dtype), rtol=0.1, atol=0.0, max_steps=_STEPS)
         near, known = _near_a_zero(f, z, F, found.x, scale), found.converged
+    # a function that autograd cannot see through has no derivative to tell from
     return which & (vanished | ~torch.where(known, near, sound))
 
 
-def _by_factors(f: Evaluations, A: Operator, z: Tensor, F: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the Newton correction says that a zero is near, and where there is one, ``(batch,)`` each.
+def _as_fit(f: Evaluations, z: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Of least squares with few unknowns ``dr/dz`` ``(batch, m, n)`` and ``r`` ``(batch, m)``: a correction by these (Gauss
+    and Newton's) has the root of the condition of one by the gradient and its derivative."""
+    if not f.kind.of_residuals or z.shape[1] > _DENSE:
+        return None
+    r = in_working_precision(f.problem.flat_residuals(f.kernel, z).detach())
+    return (in_working_precision(f.residuals_jacobian(z)), r) if r.numel() * z.shape[1] <= _NUMBERS else None
 
-    Equations are scaled to equal size and unknowns by their own.  Where ``J`` then is singular but to half the digits, the
-    correction may also be that of lower rank, but the zeros must go on along its null space to the point nearest to the
-    origin: a line of them, not the way to infinity.
+
+def _by_factors(f: Evaluations, J: Tensor, r: Tensor, z: Tensor, F: Tensor, scale: Tensor) -> Tensor:
+    """Where the correction ``J d = -r`` (in the sense of least squares) says that a zero of ``F`` is near, ``(batch,)``.
+
+    Equations are scaled to equal size and unknowns by their own (those of a fit, whose equations have weights, to equal
+    columns of ``J``).  Where ``J`` then is
+    singular but to half the digits (a fit: to rounding), the correction may also be that of lower rank, but the zeros (or
+    fits as good) must go on along its null space to the point nearest to the origin: a line of them, no way to infinity.
     """
-    J, point = in_working_precision(A.dense()), in_working_precision(z)
+    norm = lambda t: torch.linalg.vector_norm(in_working_precision(t), dim=1)  # noqa: E731
+    point, square = in_working_precision(z), r is F
     eps = torch.finfo(F.dtype).eps
     unit = torch.maximum(point.abs(), _FLOOR * point.abs().amax(1, keepdim=True))
-    finite = torch.isfinite(J).flatten(1).all(1) & torch.isfinite(F).all(1)
-    matrix = torch.where(finite[:, None, None], J, 0) * unit.unsqueeze(1)
-    rows = matrix.abs().amax(2)
-    rows = torch.where(rows > 0, rows, 1)
+    finite = torch.isfinite(J).flatten(1).all(1) & torch.isfinite(r).all(1)
+    matrix = torch.where(finite[:, None, None], J, 0)
+    if square:
+        matrix = matrix * unit.unsqueeze(1)
+        rows = matrix.abs().amax(2)
+        rows = torch.where(rows > 0, rows, 1)
+    else:
+        rows, columns = (matrix * point.unsqueeze(1)).abs().amax((1, 2)).unsqueeze(1), norm(matrix)
+        rows = torch.where(rows > 0, rows, 1)
+        unit = torch.where(columns > 0, rows / columns, unit)
+        matrix = matrix * unit.unsqueeze(1)
     matrix = matrix / rows.unsqueeze(2)
-    b = torch.where(finite[:, None], -F / rows, 0)
-    d, regular, _ = solve_batched(matrix, b)
-    low = lstsq_batched(matrix, b, rcond=eps**0.5)[0]
-    along = lstsq_batched(matrix, (matrix @ (point / unit).unsqueeze(2)).squeeze(2), rcond=eps**0.5)[0]
-    there = torch.linalg.vector_norm(in_working_precision(f.residual((unit * (along + low)).to(z.dtype))), dim=1)
-    line = there <= 3 * eps**0.5 * torch.linalg.vector_norm(scale, dim=1)
-    left = ((matrix @ low.unsqueeze(2)).squeeze(2) - b).abs()
-    solvable = finite & (left <= 0.5 * b.abs() + eps * low.abs().amax(1, keepdim=True)).all(1)
+    b = torch.where(finite[:, None], -r / rows, 0)
+    d, regular, _ = solve_batched(matrix, b) if square else lstsq_batched(matrix, b)
+    rcond = eps**0.5 if square else None
+    low = lstsq_batched(matrix, b, rcond=rcond)[0]
+    along = lstsq_batched(matrix, (matrix @ (point / unit).unsqueeze(2)).squeeze(2), rcond=rcond)[0]
+    ray = torch.linalg.vector_norm(along, dim=1) <= eps**0.25 * torch.linalg.vector_norm(point / unit, dim=1)
+    back = along + low + torch.where(ray, _SHORT, 0).unsqueeze(1) * (point / unit - along)
+    origin = (unit * back).to(z.dtype)
+    if square:
+        there = in_working_precision(f.residual(origin))
+        size = torch.minimum(scale, _size(f, origin, there, unit * back.abs().clamp_min(_BESIDE)))
+        line = (there.abs() <= 3 * eps**0.5 * size).all(1)
+        left = ((matrix @ low.unsqueeze(2)).squeeze(2) - b).abs()
+        solvable = (left <= 0.5 * b.abs() + eps * low.abs().amax(1, keepdim=True)).all(1)
+    else:
+        line = norm(f.problem.flat_residuals(f.kernel, origin)) <= 1.01 * norm(r) + eps**0.5 * rows.squeeze(1)
+        solvable = finite
     full = torch.linalg.vector_norm(along - point / unit, dim=1) <= eps**0.25 * torch.linalg.vector_norm(along, dim=1)
     near = regular & (full | line) & _near_a_zero(f, z, F, unit * d, scale)
-    near = near | (solvable & line & _near_a_zero(f, z, F, unit * low, scale))
-    # nothing but rounding is left: a zero as far as numbers tell, if on a plateau of them
-    noise = torch.linalg.vector_norm(F, dim=1) <= 4 * eps * torch.linalg.vector_norm(scale, dim=1)
-    near = near | (finite & noise)
-    # a function that autograd cannot see through has no derivative to tell from
-    return near, (J != 0).flatten(1).any(1) | (F == 0).all(1)
+    return finite & (near | (solvable & line & _near_a_zero(f, z, F, unit * low, scale)))
+
+
+def _size(f: Evaluations, z: Tensor, F: Tensor, w: Tensor) -> Tensor:
+    """By how much each ``F_i`` changes when ``z`` moves by a hundredth of ``|w|``, to and fro, times a hundred."""
+    size = torch.zeros_like(F)
+    for direction in _directions(w.to(z.dtype))[:2]:
+        there, back = (_change(f, z, F, direction, sign * _MOVE) for sign in (1.0, -1.0))
+        size = torch.maximum(size, torch.minimum(there, back))
+    return size
 
 
 def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor) -> Tensor:
@@ -137,7 +173,8 @@ def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor)
     after = in_working_precision(f.residual(z + torch.nan_to_num(d).to(z.dtype)))
     weight = scale.clamp_min(torch.finfo(scale.dtype).tiny)
     before, after = (torch.linalg.vector_norm(t / weight, dim=1) for t in (F, after))
-    return small | ((after <= _FALLS * before) & (d.abs() <= 0.5 * largest).all(1))
+    falls = _FALLS**2 if f.kind.of_residuals else _FALLS  # a gradient goes down as the square of its residuals
+    return small | ((after <= falls * before) & (d.abs() <= 0.5 * largest).all(1))
 
 
 def _change(f: Evaluations, z: Tensor, F: Tensor, direction: Tensor, h: float) -> Tensor:

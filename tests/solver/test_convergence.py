@@ -13,6 +13,7 @@ import random
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,12 +51,15 @@ def polished(claim: Claim, z: Tensor) -> tuple[Tensor, Tensor]:
     d = torch.full_like(z, torch.inf)
     for _ in range(_STEPS):
         F, J = residual(z), jacobian(z)
-        rows = J.abs().amax(2, keepdim=True)
-        rows = torch.where(rows > 0, rows, 1)
         usable = torch.isfinite(J).flatten(1).all(1) & torch.isfinite(F).all(1)
         J, F = torch.where(usable[:, None, None], J, 0), torch.where(usable[:, None], F, torch.inf)
-        step = torch.linalg.pinv(J / rows, rtol=1e-14) @ torch.where(usable[:, None], -F, 0).unsqueeze(2).div(rows)
-        d = torch.where(usable[:, None], step.squeeze(2), torch.inf)
+        unit = z.abs().maximum(1e-6 * z.abs().amax(1, keepdim=True))  # else a bent valley far out has a null space
+        unit = torch.where(unit > 0, unit, 1)
+        scaled = J * unit.unsqueeze(1)
+        rows = scaled.abs().amax(2, keepdim=True)
+        rows = torch.where(rows > 0, rows, 1)
+        step = torch.linalg.pinv(scaled / rows, rtol=1e-14) @ torch.where(usable[:, None], -F, 0).unsqueeze(2).div(rows)
+        d = torch.where(usable[:, None], unit * step.squeeze(2), torch.inf)
         hopeless = ((J == 0).all(2) & (F != 0)).any(1)  # an equation that nothing changes
         if not bool((torch.linalg.vector_norm(d, dim=1) > 1e-15 * torch.linalg.vector_norm(z, dim=1)).any()):
             break
@@ -74,6 +78,16 @@ def polished(claim: Claim, z: Tensor) -> tuple[Tensor, Tensor]:
     size = torch.linalg.vector_norm(z, dim=1)
     arrived = (~hopeless & (d.abs() <= 1e-7 * z.abs().clamp_min(1)).all(1)) | (F == 0)
     return z, arrived & torch.isfinite(size)
+
+
+def _fitted(claim: Claim, p: Tensor) -> Tensor:
+    """Of least squares: is Gauss and Newton's correction small?  A Hessian of condition 1e20 has lost what this sees."""
+    if claim.kind != "least_squares":
+        return torch.ones(len(p), dtype=torch.bool)
+    r, J = (torch.nan_to_num(torch.func.vmap(g)(p)) for g in (claim.function, torch.func.jacrev(claim.function)))
+    size = torch.linalg.vector_norm(J, dim=1).clamp_min(1e-300)
+    d = (torch.linalg.pinv(J / size.unsqueeze(1), rtol=1e-12) @ r.unsqueeze(2)).squeeze(2) / size
+    return (d.abs() <= 0.1 * p.abs().maximum(p.abs().amax(1, keepdim=True).clamp_min(1) * 1e-3)).all(1)
 
 
 def right(claim: Claim, z: Tensor, rtol: float, atol: float, eps: float) -> tuple[Tensor, Tensor]:
@@ -108,7 +122,7 @@ def right(claim: Claim, z: Tensor, rtol: float, atol: float, eps: float) -> tupl
     excess = torch.linalg.vector_norm(torch.func.vmap(claim.residual)(z), dim=1) / (atol + rtol * scale(there, z))
     if claim.kind in ("argmin", "least_squares"):
         curvature = torch.linalg.eigvalsh(0.5 * (J + J.mT))
-        arrived = arrived & (curvature[:, 0] >= -1e-6 * curvature[:, -1].abs().clamp_min(1e-300))
+        arrived = arrived & _fitted(claim, p) & (curvature[:, 0] >= -1e-6 * curvature[:, -1].abs().clamp_min(1e-300))
     near = [near, error <= 0.1 * size.clamp_min(0.1)]
     return tuple(
         arrived & close & torch.where(singular, excess <= k, error <= k * promise)
@@ -148,16 +162,15 @@ def wrong_and_refused(verdicts: list[Verdict]) -> tuple[list[str], list[str]]:
 #: Claims that are wrong, and right points that are refused, by (system, dtype), and why.
 _PERIODS = "at |z| = 1e3 and beyond the tolerance, rtol |J z|, is no small part of a period"
 _LINES = "lines of singular solutions far out cannot be told from the way to infinity"
-_ROUNDING = "so far out, |z| of 100 and more, rounding is all that is left of the residual, and J is singular"
+_ATOL = "|F| is below atol where J is all but singular: the promise is void"
 EXCEPTIONS = {
     ("trigonometric10", torch.float32): _PERIODS,
     ("power_flow5", torch.float32): _PERIODS,
-    ("robertson_closed", F64): _LINES,
-    ("robertson_closed", torch.float32): _LINES,
+    ("robertson_closed", F64): _ATOL,
+    ("robertson_closed", torch.float32): _ATOL,
     ("sample18", torch.float32): _LINES,
-    ("1e-7 (z^3 - 8)", torch.float32): "every |F| is below atol: the promise is void",
-    ("Box in three", F64): _ROUNDING,
-    **{(f"economy {i}", F64): _ROUNDING for i in range(6)},
+    ("1e-7 (z^3 - 8)", torch.float32): _ATOL,
+    ("Box in three", torch.float32): _ATOL,
 }
 PAIRS = [(claim, solver, dtype) for claim in TABLE.values() for solver in claim.solvers
          for dtype in (torch.float64, torch.float32)]  # fmt: skip
@@ -244,25 +257,66 @@ def test_roots_at_infinity_have_diverged_and_the_message_says_how_far() -> None:
         ik.root(lambda z: torch.exp(-z), torch.ones(1, dtype=F64), solver="newton")
 
 
-def test_economies_with_prices_at_infinity() -> None:
-    """34 of 256 economies "converged" with log prices up to 249."""
+def _economies(batch: int) -> tuple[Tensor, Tensor]:
+    """Tastes and endowments of CES exchange economies, five people and four goods."""
     g = torch.Generator().manual_seed(0)
-    a = torch.rand(64, 5, 4, generator=g, dtype=F64) + 0.1
-    W = torch.rand(64, 5, 4, generator=g, dtype=F64) * 3
+    a = torch.rand(batch, 5, 4, generator=g, dtype=F64) + 0.1
+    return a, torch.rand(batch, 5, 4, generator=g, dtype=F64) * 3
 
-    def excess(logp: Tensor, a: Tensor, W: Tensor) -> Tensor:
-        p = torch.cat([logp.exp(), torch.ones_like(logp[..., :1])], -1)[..., None, :]
-        num = a**0.3 * p ** (-0.3)
-        return (num * (W * p).sum(-1, keepdim=True) / (num * p).sum(-1, keepdim=True) - W).sum(-2)[..., :-1]
 
-    for solver in ("trust_region", "scipy.root.hybr"):
-        s = ik.root(excess, torch.zeros(64, 3, dtype=F64), (a, W), solver=solver, batch_dims=1, in_dims=(0, 0),
-                    on_failure="ignore")  # fmt: skip
-        far = s.value.abs().amax(1) > 20
-        # one runs so far, |log p| = 380, that nothing but rounding is left of its residual
-        assert bool(far.any()) and int((far & s.converged).sum()) <= 1, solver
-        assert bool((s.status[far] == int(ik.Status.DIVERGED)).any())
-        assert int(s.converged.sum()) >= 48
+def _excess(logp: Tensor, a: Tensor, sigma: Tensor, W: Tensor) -> Tensor:
+    """Excess demand for all goods but one, in log prices: it also vanishes as these go to infinity."""
+    p = torch.cat([logp.exp(), torch.ones_like(logp[..., :1])], -1)[..., None, :]
+    num = a**sigma * p ** (-sigma)
+    return (num * (W * p).sum(-1, keepdim=True) / (num * p).sum(-1, keepdim=True) - W).sum(-2)[..., :-1]
+
+
+@pytest.mark.parametrize("solver", ["trust_region", "scipy.root.hybr", "newton"])
+def test_economies_with_prices_at_infinity(solver: str) -> None:
+    """34 of 256 economies "converged" with log prices up to 249, and spoilt what all have in common: d/d sigma of the
+    sum was nan, or 2.9e6."""
+    (a, W), sigma = _economies(64), torch.tensor(0.3, dtype=F64, requires_grad=True)
+    z0 = torch.zeros(64, 3, dtype=F64)
+    options: dict[str, Any] = {"solver": solver, "batch_dims": 1, "in_dims": (0, None, 0)}
+    s = ik.root(_excess, z0, (a, sigma, W), on_failure="ignore", **options)
+    far = s.value.abs().amax(1) > 20
+    assert bool(far.any()) and not bool((far & s.converged).any())
+    assert bool((s.status[far] == int(ik.Status.DIVERGED)).any())
+    assert int(s.converged.sum()) >= 48
+    # the sum over all of them has the derivative of those that have a solution, alone and to any order
+    good = s.converged
+    alone = ik.root(_excess, s.value[good].detach(), (a[good], sigma, W[good]), **options)
+    for values in (s.value, alone.value):
+        (first,) = torch.autograd.grad(values.sum(), sigma, create_graph=True)
+        (second,) = torch.autograd.grad(first, sigma)
+        found = torch.stack([first.detach(), second])
+        if values is s.value:
+            mixed = found
+    torch.testing.assert_close(mixed, found, rtol=1e-6, atol=0)
+    _, tangent = torch.func.jvp(
+        lambda t: ik.root(_excess, z0, (a, t, W), on_failure="ignore", **options).value,
+        (sigma.detach(),),
+        (sigma.new_ones(()),),
+    )
+    assert float(tangent[~good].abs().max()) == 0
+    torch.testing.assert_close(tangent.sum(), found[0], rtol=1e-6, atol=0)
+
+
+def test_a_failed_sample_keeps_a_derivative_only_if_its_linear_system_is_solved() -> None:
+    """Under "ignore" and "warn": stopped short of a solution there still is one; where J is singular there is none."""
+    x = torch.tensor([2.0, -2.0], dtype=F64, requires_grad=True)  # z^2 = -2: stalls at z = 0, where J = 0
+    shared = torch.tensor(1.0, dtype=F64, requires_grad=True)
+    s = ik.root(lambda z, x, t: z**2 - t * x, torch.tensor([1.0, 0.0], dtype=F64), (x, shared), solver="newton",
+                batch_dims=1, in_dims=(0, None), on_failure="ignore")  # fmt: skip
+    assert s.converged.tolist() == [True, False]
+    gx, gt = torch.autograd.grad(s.value.sum(), (x, shared))
+    torch.testing.assert_close(gx, torch.tensor([0.125**0.5, 0.0], dtype=F64))
+    assert float(gt) == pytest.approx(0.5**0.5)
+    y = torch.tensor(2.0, dtype=F64, requires_grad=True)
+    short = ik.root(lambda z, y: z**2 - y, y.new_ones(1), (y,), solver="newton", max_steps=1, on_failure="ignore")
+    assert not bool(short.converged)
+    (gy,) = torch.autograd.grad(short.value.sum(), y)
+    assert float(gy) == pytest.approx(1 / (2 * short.value.item()))
 
 
 def test_every_node_of_a_composition_holds() -> None:
