@@ -80,6 +80,8 @@ class Operator:
 
     Attributes:
         weight: numbers that one product touches beside the state (parameters), for judging what a matrix costs.
+        preconditioner: something near ``A`` that the Krylov methods may use, with ``solve(b)`` and ``T``
+            (:mod:`implicitkit.linear.preconditioners`); not part of what ``A`` is.
         known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.
     """
 
@@ -92,6 +94,7 @@ class Operator:
         "known",
         "like",
         "mv",
+        "preconditioner",
         "rmv",
         "size",
         "structure",
@@ -115,6 +118,7 @@ class Operator:
     ) -> None:
         self.mv, self.rmv, self._dense, self._sparse = mv, rmv, dense, sparse
         self.known: Any = None
+        self.preconditioner: Any = None
         self.weight = 0
         self.batch, self.size, self.like = batch, size, like
         self.symmetric, self.fixed_point, self.structure = symmetric, fixed_point, structure
@@ -154,6 +158,7 @@ class Operator:
         )
         other.weight = self.weight
         other.known = None if self.known is None else self.known.T
+        other.preconditioner = None if self.preconditioner is None else self.preconditioner.T
         return other
 
     def derived(self, mv: MatVec, rmv: MatVec, dense: Callable[[], Tensor], **changes: Any) -> Operator:
@@ -199,13 +204,32 @@ def repeated(A: Operator, times: int) -> Operator:
 
     many = A.derived(over(A.mv), over(A.rmv), dense, symmetric=A.symmetric, fixed_point=A.fixed_point)
     many.batch, many.weight = times * A.batch, A.weight
+    if A.preconditioner is not None:
+        many.preconditioner = _Repeated(A.preconditioner, times)
     return many
+
+
+class _Repeated:
+    """A preconditioner for several right-hand sides a block."""
+
+    def __init__(self, each: Any, times: int) -> None:
+        self.each, self.times = each, times
+
+    @property
+    def T(self) -> _Repeated:
+        """The transposed."""
+        return _Repeated(self.each.T, self.times)
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``M^{-1} b``, ``(times * batch, n)``."""
+        x: Tensor = self.each.solve(b.unflatten(0, (self.times, -1)).permute(1, 2, 0))
+        return x.permute(2, 0, 1).flatten(0, 1)
 
 
 def single(A: Operator) -> Operator:
     """``A`` with vectors in float32, for an operator in half precision: products in its own, sums in float32."""
     low = A.like.dtype
-    return A.derived(
+    up = A.derived(
         lambda v: A.mv(v.to(low)).float(),
         lambda w: A.rmv(w.to(low)).float(),
         lambda: A.dense().float(),
@@ -213,3 +237,5 @@ def single(A: Operator) -> Operator:
         symmetric=A.symmetric,
         fixed_point=A.fixed_point,
     )
+    up.preconditioner = A.preconditioner
+    return up

@@ -16,6 +16,7 @@ from implicitkit.linear.lsmr import LSMR
 from implicitkit.linear.lu import LU
 from implicitkit.linear.neumann import DampedSeries, NeumannSeries, Richardson
 from implicitkit.linear.sparse import SparseLU
+from implicitkit.linear.stale import Stale
 from implicitkit.linear.traces import Estimate, log_determinant, trace
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "Operator",
     "Richardson",
     "SparseLU",
+    "Stale",
     "cholesky_batched",
     "factor_batched",
     "log_determinant",

@@ -37,11 +37,12 @@ class Auto(LinearSolver):
 
     1. Factors of the very matrix, or of one nearby (the solver's last Jacobian), if there are any: refinement, or GMRES
        with them as preconditioner.
-    2. ``lu`` where forming the dense blocks is cheap: few unknowns, or a cheap function.
-    3. ``sparse_lu`` where the matrix has a sparsity pattern.  (2 for many unknowns, and 3, of a fixed-point map only after 4
+    2. A preconditioner, if the user gave one, with ``gmres``.  What it cannot do is left to the others:
+    3. ``lu`` where forming the dense blocks is cheap: few unknowns, or a cheap function.
+    4. ``sparse_lu`` where the matrix has a sparsity pattern.  (3 for many unknowns, and 4, of a fixed-point map only after 5
        has failed: there ``I - J`` is seldom ill-conditioned, and few products do.)
-    4. ``cg`` for symmetric matrices and ``gmres``; of fewer products where a direct method can take over.
-    5. What these could not do: ``sparse_lu``, then ``lu`` while the blocks fit into memory (1 GB).
+    5. ``cg`` for symmetric matrices and ``gmres``; of fewer products where a direct method can take over.
+    6. What these could not do: ``sparse_lu``, then ``lu`` while the blocks fit into memory (1 GB).
 
     Source: the order is this library's, measured (``benchmarks/bench_large.py``).
 
@@ -50,6 +51,7 @@ class Auto(LinearSolver):
     """
 
     factors: ClassVar[bool] = True
+    preconditions: ClassVar[bool] = True
     dense_size: int = 8192
 
     @in_working_precision
@@ -59,13 +61,16 @@ class Auto(LinearSolver):
     def solve_many(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
         limits: dict[str, Any] = {"rtol": rtol, "atol": atol}
         cheap = self._is_cheap(A, len(b))
-        if A.known is None and cheap and A.size <= _FEW:
+        asked = A.preconditioner is not None
+        if A.known is None and not asked and cheap and A.size <= _FEW:
             return LU().solve_many(A, b, max_steps=None, **limits)
         state = _Progress(A, b)
         alone = len(b) >= _ALONE and len(b) * _ALONE >= A.size
-        anew = len(b) > MANY and (cheap or A.sparse() is not None) and not is_near(A, A.known)
+        anew = len(b) > MANY and not asked and (cheap or A.sparse() is not None) and not is_near(A, A.known)
         if A.known is not None and not anew:
             state.add(_nearby(A, b, **limits))
+        if not state.done and asked:
+            state.add(GMRES().solve_many(A, state.open_part(), max_steps=max_steps or _FIRST, **limits))
         if not state.done and (not A.fixed_point or alone) and A.sparse() is not None:
             state.add(solve_with(A.sparse(), A, state.open_part(), **limits))
         if not state.done and cheap:

@@ -56,6 +56,7 @@ class LinearSolver:
     needs: ClassVar[tuple[str, ...]] = ()
     exact: ClassVar[bool] = True
     matrix_free: ClassVar[bool] = True
+    preconditions: ClassVar[bool] = False  # it uses A.preconditioner
     factors: ClassVar[bool] = False  # one factorisation serves many right-hand sides, in solve_many
 
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:

@@ -12,6 +12,7 @@ Source: van der Vorst (1992), SIAM J. Sci. Stat. Comput. 13(2); Saad, *Iterative
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
-from implicitkit.linear.cycles import Correction, column, in_working_precision, norms, restarted
+from implicitkit.linear.cycles import Correction, column, in_working_precision, norms, restarted, right_preconditioned
 
 __all__ = ["BiCGStab"]
 
@@ -35,7 +36,10 @@ class BiCGStab(LinearSolver):
     Source: van der Vorst (1992), SIAM J. Sci. Stat. Comput. 13.
     """
 
+    preconditions: ClassVar[bool] = True
+
     @in_working_precision
+    @right_preconditioned
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
         tiny = torch.finfo(b.dtype).tiny
         eps = torch.finfo(b.dtype).eps

@@ -1,9 +1,9 @@
 r"""Conjugate gradients, for symmetric positive definite blocks.
 
-    alpha = r'r / p'Ap,   x <- x + alpha p,   r <- r - alpha A p,   p <- r + (r'r new / r'r old) p
+    alpha = r's / p'Ap,   x <- x + alpha p,   r <- r - alpha A p,   p <- s + (r's new / r's old) p,   s = M^{-1} r
 
 Source: Hestenes & Stiefel (1952); Saad, *Iterative Methods for Sparse Linear Systems* (2nd ed., SIAM 2003),
-algorithm 6.18.
+algorithms 6.18 and, with a preconditioner ``M``, 9.1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.operators import MatVec, Operator
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import Correction, column, in_working_precision, restarted
@@ -28,34 +28,40 @@ class CG(LinearSolver):
     """Conjugate gradients, each sample with its own step lengths; one product a step.
 
     A direction of curvature ``p'Ap <= 0`` proves that the block is not positive definite; the sample stops there and
-    says so (a negative definite matrix too: change the sign of the problem, or use ``gmres``).
+    says so (a negative definite matrix too: change the sign of the problem, or use ``gmres``).  A preconditioner must be
+    symmetric and positive definite as well (``"jacobi"``, ``"amg"``, a Cholesky factor): ``r's <= 0`` ends a sample too.
 
     Source: Hestenes & Stiefel (1952); Nocedal & Wright (2006), algorithm 5.2.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("symmetric",)
+    preconditions: ClassVar[bool] = True
 
     @in_working_precision
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
+        M = A.preconditioner
+        inverse: MatVec = (lambda v: v) if M is None else M.solve
+
         def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
-            x, p = torch.zeros_like(r), r
-            rr, goal = (r * r).sum(dim=1), target * target
+            x, p, goal = torch.zeros_like(r), inverse(r), target * target
+            rs = (r * p).sum(dim=1)
             steps = torch.zeros_like(budget)
             failed = torch.zeros_like(live)
             while bool(live.any()):
                 Ap = A.mv(p)
                 curvature = (p * Ap).sum(dim=1)
-                positive = curvature > 0
+                positive = (curvature > 0) & (rs > 0)
                 steps = steps + live
                 failed = failed | (live & ~positive)
                 live = live & positive
-                alpha, keep = column(rr / curvature), column(live)
+                alpha, keep = column(rs / curvature), column(live)
                 x = torch.where(keep, torch.addcmul(x, alpha, p), x)
                 r = torch.where(keep, torch.addcmul(r, alpha, Ap, value=-1), r)
-                rr_next = (r * r).sum(dim=1)
-                p = torch.where(keep, torch.addcmul(r, column(rr_next / rr), p), p)
-                rr = rr_next
-                live = live & (rr > goal) & (steps < budget)
+                s = inverse(r)
+                rs_next = (r * s).sum(dim=1)
+                p = torch.where(keep, torch.addcmul(s, column(rs_next / rs), p), p)
+                rs = rs_next
+                live = live & ((r * r).sum(dim=1) > goal) & (steps < budget)
             return Correction(x, steps, failed)
 
         return restarted(
@@ -65,6 +71,7 @@ class CG(LinearSolver):
             rtol=rtol,
             atol=atol,
             max_steps=max_steps,
-            failed='the matrix is not positive definite (or not finite); use linear_solver="gmres"',
+            failed=f"the matrix{'' if M is None else ' or the preconditioner'} is not positive definite (or not finite); "
+            'use linear_solver="gmres"',
             stalled='stagnated: the matrix is nearly singular or not symmetric; use linear_solver="gmres"',
         )

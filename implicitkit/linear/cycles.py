@@ -21,10 +21,19 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.operators import Operator, single
+from implicitkit.foundation.operators import Operator, preconditioned, single
 from implicitkit.linear.base import LinearSolution
 
-__all__ = ["Correction", "column", "default_steps", "in_working_precision", "norms", "restarted", "tolerance"]
+__all__ = [
+    "Correction",
+    "column",
+    "default_steps",
+    "in_working_precision",
+    "norms",
+    "restarted",
+    "right_preconditioned",
+    "tolerance",
+]
 
 SolveMethod = TypeVar("SolveMethod", bound=Callable[..., LinearSolution])
 LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -67,6 +76,25 @@ def in_working_precision(solve: SolveMethod) -> SolveMethod:
             return solve(self, A, b, rtol=rtol, atol=atol, max_steps=max_steps)
         solution = solve(self, single(A), b.float(), rtol=rtol, atol=atol, max_steps=max_steps)
         return solution._replace(x=solution.x.to(b.dtype))
+
+    return wrapper  # type: ignore[return-value]
+
+
+def right_preconditioned(solve: SolveMethod) -> SolveMethod:
+    """Decorates a ``solve`` method: where the operator has a preconditioner, ``A M^{-1} y = b`` is solved, ``x = M^{-1} y``.
+
+    The residual is that of ``x``, whatever the preconditioner.
+    """
+
+    @functools.wraps(solve)
+    def wrapper(
+        self: object, A: Operator, b: Tensor, *, rtol: float | Tensor, atol: float, max_steps: int | None
+    ) -> LinearSolution:
+        M = A.preconditioner
+        if M is None:
+            return solve(self, A, b, rtol=rtol, atol=atol, max_steps=max_steps)
+        answer = solve(self, preconditioned(A, M.solve), b, rtol=rtol, atol=atol, max_steps=max_steps)
+        return answer._replace(x=M.solve(answer.x))
 
     return wrapper  # type: ignore[return-value]
 

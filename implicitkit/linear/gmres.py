@@ -24,6 +24,7 @@ Comp. 30; Giraud, Langou, Rozloznik & van den Eshof (2005), Numer. Math. 101.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
-from implicitkit.linear.cycles import Correction, column, in_working_precision, norms, restarted
+from implicitkit.linear.cycles import Correction, column, in_working_precision, norms, restarted, right_preconditioned
 
 __all__ = ["GMRES"]
 
@@ -56,12 +57,14 @@ class GMRES(LinearSolver):
         ValueError: ``restart < 1``.
     """
 
+    preconditions: ClassVar[bool] = True
     restart: int = 50
 
     def __post_init__(self) -> None:
         check_options(self, restart=at_least(1))
 
     @in_working_precision
+    @right_preconditioned
     def solve(
         self, A: Operator, b: Tensor, *, rtol: float | Tensor, atol: float, max_steps: int | None
     ) -> LinearSolution:

@@ -11,6 +11,7 @@ from torch import Tensor
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.options import at_least, check_options, not_negative, optional
 from implicitkit.linear.catalogue import get_linear_solver
+from implicitkit.linear.preconditioners import check_preconditioner
 from implicitkit.problem.catalogue import get_problem_entry
 from implicitkit.rule.base import Rule
 from implicitkit.rule.catalogue import register_rule
@@ -32,6 +33,11 @@ class Implicit(Rule):
         linear_solver: a registered name or a configured object (``ik.linear.GMRES(restart=30)``).  ``"auto"``: LU,
             dense where that is cheap and sparse where the Jacobian has a pattern, else CG for symmetric Jacobians and GMRES
             (see :class:`implicitkit.linear.Auto`).
+        preconditioner: for ``auto``, ``gmres``, ``bicgstab`` and ``cg``: ``"jacobi"``, ``"block_jacobi"``, ``"ilu"``,
+            ``"amg"`` (:mod:`implicitkit.linear.preconditioners`); a callable ``(z, v) -> M(z)^{-1} v`` of ``(batch, n)``
+            matrices, linear in ``v``, or a pair of such, the second for the transposed (without it, by differentiation); a
+            factorisation with ``solve(b, trans)``; or :class:`ik.linear.Stale() <implicitkit.linear.Stale>`.  The derivative
+            does not depend on it.
         rtol, atol: of the linear solve, per sample ``|A u - b| <= atol + rtol |b|``; the defaults follow the dtype
             (``eps^(2/3)``; ``atol`` 0).
         max_steps: products with the Jacobian allowed; ``None`` is the linear solver's own default.
@@ -44,9 +50,11 @@ class Implicit(Rule):
     rtol: float | None = None
     atol: float = 0.0
     max_steps: int | None = None
+    preconditioner: Any = None
 
     def __post_init__(self) -> None:
         check_options(self, rtol=optional(not_negative()), atol=not_negative(), max_steps=optional(at_least(1)))
+        check_preconditioner(self.preconditioner)
 
     def attach(self, request: Request) -> tuple[Tensor, Tensor | None]:
         problem = request.system.problem
@@ -69,5 +77,15 @@ class Implicit(Rule):
                 + ("say symmetric=True if it is, or " if "symmetric" in lacking else "")
                 + "use 'gmres', 'lu', 'bicgstab' or 'lsmr'"
             )
+        if self.preconditioner is not None and not solver.preconditions:
+            raise CapabilityError(
+                f"linear solver {solver.name!r} takes no preconditioner: use 'auto', 'gmres', 'bicgstab' or 'cg'"
+            )
+        if isinstance(self.preconditioner, str) and self.preconditioner == "ilu" and "symmetric" in solver.needs:
+            raise CapabilityError(
+                f"linear solver {solver.name!r} needs a symmetric preconditioner, and an incomplete LU is none: use "
+                '"jacobi", "block_jacobi" or "amg", or linear_solver="gmres"'
+            )
+        request.preconditioner = self.preconditioner
         rtol = self.rtol if self.rtol is not None else torch.finfo(request.system.layout.dtype).eps ** (2 / 3)
         return request.solve(solver, rtol=rtol, atol=self.atol, max_steps=self.max_steps)

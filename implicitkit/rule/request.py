@@ -14,6 +14,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.lifting.lifted import check_leaves
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.blocks import BlockSubstitution
+from implicitkit.linear.preconditioners import preconditioner
 from implicitkit.reporting import linear_failure
 from implicitkit.rule.primitive import root
 from implicitkit.rule.unchanged import refuse_changed, refuse_cut
@@ -40,6 +41,7 @@ class Request:
         on_failure: the policy. record: where the figures of the solve go.
         first: the kernel's value at ``z0``, if it is known.
         linear_solver, linear_options: how the derivative's linear systems are solved.
+        preconditioner: for these (:mod:`implicitkit.linear.preconditioners`).
         batchable: the figures of the solve must be a tensor of the caller's ``torch.func`` level.
     """
 
@@ -53,6 +55,7 @@ class Request:
     first: Tensor | None = None
     linear_solver: LinearSolver | None = None
     linear_options: dict[str, Any] = field(default_factory=dict)
+    preconditioner: Any = None
     batchable: bool = field(default_factory=compat.transforms_active)
 
     # ------------------------------------------------------------------------------------------------------ for a rule
@@ -76,6 +79,7 @@ class Request:
             self.first,
             linear_solver,
             linear_options,
+            self.preconditioner,
             self.batchable,
         )
         return root(bare, self.z0, self.theta)
@@ -135,6 +139,8 @@ class Request:
         if A.structure is not None:
             A.structure.unsolved = getattr(outcome, "unsolved", frozenset())
         A.known, A.weight = self.system.factored, sum(t.numel() for t in theta) // max(1, self.system.batch)
+        if self.preconditioner is not None:
+            A.preconditioner = preconditioner(self.preconditioner, A, z)
         if lifted.cut:
             refuse_cut(self.system, z, theta)
         samples = outcome.status == int(Status.CONVERGED) if self.on_failure == "nan" else None

@@ -320,9 +320,11 @@ def test_bad_options_are_refused(name: str) -> None:
         cls(**options)
 
 
-def test_a_preconditioner_must_be_callable() -> None:
+def test_a_preconditioner_is_checked() -> None:
     with pytest.raises(TypeError, match="preconditioner"):
-        ik.NewtonKrylov(preconditioner="ilu")  # type: ignore[arg-type]
+        ik.NewtonKrylov(preconditioner=3.0)
+    with pytest.raises(ValueError, match="Did you mean 'ilu'"):
+        ik.NewtonKrylov(preconditioner="ilut")
 
 
 # ---------------------------------------------------------------------------------------------------------- SVD

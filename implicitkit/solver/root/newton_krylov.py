@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.operators import Operator, preconditioned
 from implicitkit.foundation.options import between, check_options
 from implicitkit.linear import GMRES
+from implicitkit.linear.preconditioners import check_preconditioner, preconditioner
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -42,10 +41,12 @@ class NewtonKrylov(Method):
         forcing: the largest ``eta``, in (0, 1), and the first.
         restart: Krylov vectors kept. inner_steps: products a Newton step may take.
         halvings: of a step, at most. patience: weak steps in a row before full ones.
-        preconditioner: ``(z, v) -> M(z)^{-1} v``, both ``(batch, n)``, linear in ``v``; ``None`` is the identity.
+        preconditioner: ``(z, v) -> M(z)^{-1} v``, both ``(batch, n)``, linear in ``v``; ``"jacobi"``, ``"block_jacobi"``,
+            ``"ilu"``, ``"amg"``; a factorisation with ``solve(b, trans)``; or :class:`ik.linear.Stale()
+            <implicitkit.linear.Stale>`.  ``None`` is the identity.
 
     Raises:
-        ValueError: an option out of range. TypeError: ``preconditioner`` is not callable.
+        ValueError: an option out of range. TypeError: ``preconditioner`` is none of these.
     """
 
     forcing: float = 0.9
@@ -53,7 +54,7 @@ class NewtonKrylov(Method):
     inner_steps: int = 500
     halvings: int = 20
     patience: int = 4
-    preconditioner: Callable[[Tensor, Tensor], Tensor] | None = None
+    preconditioner: Any = None
     default_max_steps: ClassVar[int] = 200
 
     def __post_init__(self) -> None:
@@ -61,10 +62,7 @@ class NewtonKrylov(Method):
         for name, least in (("restart", 1), ("inner_steps", 1), ("halvings", 0), ("patience", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if self.preconditioner is not None and not callable(self.preconditioner):
-            raise TypeError(
-                f"preconditioner must be callable as (z, v) -> M^-1 v, got {type(self.preconditioner).__name__}"
-            )
+        check_preconditioner(self.preconditioner)
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         return {"eta": None, "norm": None, "weak": None}
@@ -74,10 +72,9 @@ class NewtonKrylov(Method):
         eta = self._forcing_term(f, state)
         A = f.linearize(z)
         rhs = torch.where(f.active.unsqueeze(1), -residual, 0)
-        answer = GMRES(restart=self.restart).solve(
-            self._preconditioned(A, z), rhs, rtol=eta, atol=0.0, max_steps=self.inner_steps
-        )
-        d = self._precondition(z, answer.x)
+        if self.preconditioner is not None:
+            A.preconditioner = preconditioner(self.preconditioner, A, z)
+        d = GMRES(restart=self.restart).solve(A, rhs, rtol=eta, atol=0.0, max_steps=self.inner_steps).x
         z_next, t, weak = damped_step(f, z, d, norm.to(z.dtype), state["weak"], self.halvings, self.patience)
         # after halving, what the next forcing term builds on is the reduction that was had
         return z_next, {"eta": 1 - t.to(eta) * (1 - eta), "norm": norm, "weak": weak}
@@ -93,11 +90,3 @@ class NewtonKrylov(Method):
         if state["weak"] is not None:
             eta = torch.where(state["weak"] > self.patience, _TIGHT, eta)
         return eta.nan_to_num(nan=self.forcing).clamp(torch.finfo(norm.dtype).eps, self.forcing)
-
-    def _precondition(self, z: Tensor, v: Tensor) -> Tensor:
-        return v if self.preconditioner is None else self.preconditioner(z, v)
-
-    def _preconditioned(self, A: Operator, z: Tensor) -> Operator:
-        if self.preconditioner is None:
-            return A
-        return preconditioned(A, lambda v: self._precondition(z, v))
