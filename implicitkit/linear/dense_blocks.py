@@ -31,6 +31,11 @@ class DenseBlocks:
         """How many matrices."""
         return len(self.matrix)
 
+    @property
+    def columns(self) -> Tensor:
+        """The norms of the columns, ``(batch, n)``."""
+        return torch.linalg.vector_norm(self.matrix.mT if self.transposed else self.matrix, dim=1)
+
     def solve(self, b: Tensor) -> Tensor:
         """``A x = b``, ``(batch, n)`` or ``(batch, n, k)``; NaN for a singular matrix."""
         return self.factor.solve(b, self.transposed)

@@ -46,7 +46,7 @@ class LSMR(LinearSolver):
         limit = 4 * default_steps(A.size) if max_steps is None else max_steps
         normal_rtol = max(rtol, 10 * torch.finfo(b.dtype).eps)
         target = tolerance(b, rtol, atol)
-        x, r, norm = torch.zeros_like(b), b, norms(b)
+        x, r, norm = b.new_zeros(len(b), A.size), b, norms(b)  # A may have more rows than columns
         gradient = torch.full_like(norm, torch.inf)
         steps = torch.zeros(b.shape[0], dtype=torch.int64, device=b.device)
         converged = norm <= target
@@ -103,7 +103,7 @@ def _bidiagonalise(
     zetab, alphab = alpha * beta, alpha
     one, zero = torch.ones_like(beta), torch.zeros_like(beta)
     rho, rhob, cb, sb, zeta = one, one, one, zero, zero
-    h, hb, x = v, torch.zeros_like(b), torch.zeros_like(b)
+    h, hb, x = v, torch.zeros_like(v), torch.zeros_like(v)
     betadd, betad, rhod, taut, thetat = beta, zero, one, zero, zero
     square = alpha * alpha
     steps = live.long()

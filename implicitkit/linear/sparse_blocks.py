@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
 from implicitkit.linear.sparse_factors import SparseFactor, analyse
+from implicitkit.sparsity.colouring import Colouring
 from implicitkit.sparsity.compression import Coloured
 
 __all__ = ["SparseBlocks"]
@@ -43,6 +45,28 @@ class SparseBlocks:
         return self._factors[0]
 
     @property
+    def columns(self) -> Tensor:
+        """The norms of the columns, ``(batch, n)``."""
+        pattern, n = self.ready.pattern, self.ready.shape[1]
+        squares = np.square(self.values)
+        if self.transposed:
+            sums = [np.bincount(np.repeat(np.arange(n), np.diff(pattern.indptr)), row, minlength=n) for row in squares]
+        else:
+            sums = [np.bincount(pattern.indices, row, minlength=n) for row in squares]
+        return torch.from_numpy(np.sqrt(np.stack(sums)))
+
+    def shifted(self, shift: Tensor, scale: Tensor) -> SparseBlocks:
+        """``shift I + scale A``, each ``(batch,)``."""
+        ready, old, diagonal = self.ready.analysed(_with_diagonal)
+        a, b = (t.detach().to(device="cpu", dtype=torch.float64).numpy()[:, None] for t in (shift, scale))
+        values = np.zeros((self.batch, ready.pattern.nnz))
+        values[:, old] = b * self.values
+        values[:, diagonal] += a
+        other = SparseBlocks(ready, values)
+        other.transposed = self.transposed
+        return other
+
+    @property
     def regular(self) -> bool:
         """Have they been factored, and none is singular?"""
         return bool(self._factors) and bool(self.factor.ok.all())
@@ -66,3 +90,17 @@ class SparseBlocks:
             A = self.ready.matrix(entries)
             out[i] = (A.T if self.transposed else A) @ given[i]
         return torch.from_numpy(out).to(x)
+
+
+def _with_diagonal(pattern: sp.csr_matrix) -> tuple[Coloured, np.ndarray, np.ndarray]:
+    """The pattern with its diagonal (not for finding entries), and where in it the old entries and the diagonal stand."""
+    n = pattern.shape[0]
+    full = sp.csr_matrix(pattern + sp.identity(n, dtype=bool, format="csr")).astype(bool)
+    full.sort_indices()
+    rows = np.repeat(np.arange(n, dtype=np.int64), np.diff(full.indptr))
+    keys = rows * n + full.indices
+    old = np.repeat(np.arange(n, dtype=np.int64), np.diff(pattern.indptr)) * n + pattern.indices
+    diagonal = np.arange(n, dtype=np.int64) * (n + 1)
+    none = np.zeros(0, dtype=np.int64)
+    ready = Coloured(full, Colouring(False, none, 0, none, none, 0), "detected")
+    return ready, np.searchsorted(keys, old), np.searchsorted(keys, diagonal)

@@ -32,8 +32,8 @@ class SparseNormal:
 
     def __init__(self, ready: Coloured, values: np.ndarray, like: Tensor) -> None:
         self.like = like
-        R = [ready.matrix(v) for v in values]
-        self.N = [(A.T @ A).tocsc() for A in R]
+        self.R = [ready.matrix(v) for v in values]
+        self.N = [(A.T @ A).tocsc() for A in self.R]
         self.columns = self._tensor(np.stack([np.sqrt(N.diagonal()) for N in self.N]))
         self.D = np.ones(self.columns.shape)
 
@@ -65,6 +65,11 @@ class SparseNormal:
             if lu is not None:
                 p[i] = lu.solve(rhs[i]) / self.D[i]
         return self._tensor(p)
+
+    def times(self, p: Tensor) -> Tensor:
+        """``R p``, ``(batch, m)``."""
+        rows = self._array(p)
+        return self._tensor(np.stack([R @ v for R, v in zip(self.R, rows, strict=True)]))
 
     def _array(self, t: Tensor) -> np.ndarray:
         array: np.ndarray = t.detach().to(device="cpu", dtype=torch.float64).numpy()

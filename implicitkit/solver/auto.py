@@ -104,15 +104,15 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     Newton-Krylov where there is no pattern, and what they fail on by other routes.  Fixed points: Anderson acceleration,
     then like equations.  Steady states: first along the flow, since Newton steps do not care for its direction and often
     end in a state that the flow leaves.  Minimisation: L-BFGS, then Newton with
-    conjugate gradients in a trust region.  Least squares: Levenberg-Marquardt first, up to 1,024 unknowns and where the
-    residuals have a sparsity pattern.
+    conjugate gradients in a trust region.  Least squares: Levenberg-Marquardt first, at every size; whether its Jacobian is
+    sparse, dense or never formed is for the method to say.
     """
     kind = as_kind(kind)
     affordable = batch * size * size <= _DENSE_NUMBERS
     if kind.minimisation:
         if not kind.of_residuals:
             return _MINIMISE
-        return _FIT if size <= _DENSE and affordable else (replace(_FIT[0], sparse=True), *_MINIMISE)
+        return _FIT
     equations: tuple[Stage, ...]
     if size <= _DENSE and affordable:
         equations = _DENSE_NEWTON

@@ -129,6 +129,11 @@ class Evaluations:
         self._count()
         return confirmed(sparsity, residuals, z, *autodiff.rectangular(residuals, z))
 
+    def residuals_products(self, z: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+        """Products with :meth:`residuals_jacobian` and with its transposed, from one evaluation."""
+        self._count()
+        return autodiff.rectangular(lambda y: self.problem.flat_residuals(self._kernel, y), z)
+
     def second_derivative(self, z: Tensor) -> Tensor:
         """``d^2 f/dz^2`` of scalar equations, shape ``(batch, 1)``."""
         self._count()

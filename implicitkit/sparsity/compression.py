@@ -36,7 +36,7 @@ class Coloured:
     colouring: Colouring
     origin: str = "detected"
     places: np.ndarray = field(repr=False, default_factory=lambda: np.zeros(0, dtype=np.int64))
-    _analysis: list[Any] = field(repr=False, default_factory=list, compare=False)
+    _analysis: dict[Any, Any] = field(repr=False, default_factory=dict, compare=False)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -46,9 +46,9 @@ class Coloured:
 
     def analysed(self, analyse: Callable[[IndexSets], Any]) -> Any:
         """``analyse(pattern)``, computed once."""
-        if not self._analysis:
-            self._analysis.append(analyse(self.pattern))
-        return self._analysis[0]
+        if analyse not in self._analysis:
+            self._analysis[analyse] = analyse(self.pattern)
+        return self._analysis[analyse]
 
     def values(self, mv: _Product, rmv: _Product, batch: int, like: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """The entries of every sample's matrix, and how far it is from the products.

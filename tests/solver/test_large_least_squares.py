@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.solver.least_squares import gauss_newton, levenberg_marquardt
+from implicitkit.solver.auto import stages
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.least_squares import dogleg, gauss_newton, levenberg_marquardt
+from implicitkit.solver.steps import normal_equations
 
 D = torch.float64
 
@@ -43,10 +46,14 @@ def curve(n: int) -> tuple[Any, Tensor, Tensor]:
     )
 
 
+def refuse(*_: Any) -> Any:
+    raise AssertionError("a dense matrix is formed")
+
+
 CASES = {"pose graph": pose_graph(60), "dense": curve(140)}
 
 
-@pytest.mark.parametrize("solver", ["gauss_newton", "levenberg_marquardt", "auto"])
+@pytest.mark.parametrize("solver", ["gauss_newton", "levenberg_marquardt", "dogleg", "auto"])
 @pytest.mark.parametrize("name", CASES)
 def test_normal_equations_find_what_singular_values_find(
     name: str, solver: str, monkeypatch: pytest.MonkeyPatch
@@ -60,12 +67,52 @@ def test_normal_equations_find_what_singular_values_find(
         return s.value.detach(), torch.autograd.grad((weights * s.value).sum(), data)[0]
 
     z, g = run(solver=solver)
-    for module in (gauss_newton, levenberg_marquardt):
+    for module in (gauss_newton, levenberg_marquardt, dogleg):
         monkeypatch.setattr(module, "SMALLEST", 10**9)
     z_dense, g_dense = run(solver="levenberg_marquardt", rule=ik.Implicit(linear_solver="lu"))
     # the smallest eigenvalue of the pose graph's Hessian is 1e-2, its gradient at the start 1e4
     torch.testing.assert_close(z, z_dense, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(g, g_dense, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["gauss_newton", "levenberg_marquardt", "dogleg", "auto"])
+@pytest.mark.parametrize("name", CASES)
+def test_products_alone_do_where_a_matrix_would_be_too_large(
+    name: str, solver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a pattern and above the size of dense matrices: steps by LSMR, to the same point."""
+    residuals, start, data = CASES[name]
+    want = ik.least_squares(residuals, start, (data,), rtol=1e-12, atol=1e-10, solver="levenberg_marquardt").value
+    monkeypatch.setattr(normal_equations, "_DENSE", 100)
+    monkeypatch.setattr(Evaluations, "residuals_sparse", lambda *_: None)
+    monkeypatch.setattr(Evaluations, "residuals_jacobian", refuse)
+    s = ik.least_squares(residuals, start, (data,), rtol=1e-9, atol=1e-8, solver=solver, jac_sparsity=None)
+    assert bool(s.converged) and (solver != "auto" or s.solver == "auto (levenberg_marquardt)")
+    torch.testing.assert_close(s.value, want, rtol=1e-4, atol=1e-4)  # an eigenvalue of 1e-2 below others of 1e4
+
+
+def test_norms_of_columns_from_products() -> None:
+    """Within the spread of eight random signs, whatever the units of the unknowns."""
+    generator = torch.Generator().manual_seed(3)
+    units = torch.logspace(-6, 6, 150, dtype=D)
+    R = torch.randn(200, 150, generator=generator, dtype=D) * units
+    r = torch.ones(1, 200, dtype=D)
+    model = normal_equations._Products(lambda v: v @ R.T, lambda w: w @ R, r, torch.zeros(1, 150, dtype=D))
+    ratio = model.columns[0] / R.norm(dim=0)
+    assert float(ratio.min()) > 0.2 and float(ratio.max()) < 2.5
+    model.scale(model.columns)
+    exact = torch.linalg.eigvalsh((R / model.D[0]).T @ (R / model.D[0]))[-1]
+    assert 0.4 * float(exact) < float(model.largest()) <= 1.001 * float(exact)
+    mu, g = torch.tensor([1e-2], dtype=D), r @ R
+    p, S = model.solve(mu, g), torch.diag(model.D[0] ** 2)
+    left = (p @ (R.T @ R + 1e-2 * S) + g) / model.D
+    assert float(left.norm()) < 0.3 * float((g / model.D).norm())
+
+
+def test_auto_has_no_cliff() -> None:
+    """The same first method from few unknowns to many."""
+    for size in (10, 511, 513, 1025, 10**6):
+        assert stages("least_squares", 1, size)[0].solver == "levenberg_marquardt"
 
 
 def test_a_rank_deficient_jacobian_does_not_stop_gauss_newton() -> None:

@@ -12,9 +12,11 @@ from implicitkit.foundation.options import check_options, positive
 from implicitkit.linear.dense import lstsq_batched
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.least_squares.normal_equations import column_scales
+from implicitkit.solver.least_squares.gauss_newton import gauss_newton_step
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import decrease
+from implicitkit.solver.steps.normal_equations import NormalEquations, column_scales, normal_equations
+from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["Dogleg"]
 
@@ -32,7 +34,8 @@ class Dogleg(Method):
 
         ik.least_squares(residuals, z0, solver="dogleg")
 
-    One Jacobian and one singular value decomposition ``O(m n^2)`` a step, however many trials.  Where ``R`` becomes singular
+    One Jacobian and one singular value decomposition ``O(m n^2)`` a step, however many trials; from 128 unknowns on normal
+    equations, as in ``gauss_newton``.  Where ``R`` becomes singular
     at a solution that leaves a residual, the path goes along the gradient, slowly: use ``levenberg_marquardt``.  A sample
     whose radius has shrunk to rounding is given up.
 
@@ -53,13 +56,14 @@ class Dogleg(Method):
         return {"D": torch.zeros_like(z), "radius": z.new_full(z.shape[:1], torch.nan)}  # NaN: not known yet
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
-        g, value, r = f(z), f.value(z), f.residuals(z)
-        R = f.residuals_jacobian(z)
-        D = column_scales(f, state["D"], torch.linalg.vector_norm(R, dim=1))
+        g, value = f(z), f.value(z)
+        R: _Dense | NormalEquations = _Dense(f, z) if z.shape[1] < SMALLEST else normal_equations(f, z)
+        D = column_scales(f, state["D"], R.columns)
         scale = torch.where(D > 0, D, 1)
-        R, slope = R / scale.unsqueeze(1), g / scale  # in the unknowns D z
-        newton = lstsq_batched(R, -r)[0].nan_to_num(0, 0, 0)
-        bent = _product(R, slope).square().sum(1)
+        slope = g / scale  # in the unknowns D z
+        step = R.step(scale) if isinstance(R, _Dense) else gauss_newton_step(R, g)
+        newton = scale * step.nan_to_num(0, 0, 0)
+        bent = R.times(slope / scale).square().sum(1)
         cauchy = -slope * (slope.square().sum(1) / bent).nan_to_num(0, 0, 0).unsqueeze(1)
         length = torch.maximum(_length(scale * z), _length(cauchy))
         radius = torch.where(torch.isnan(state["radius"]), self.radius * length, state["radius"])
@@ -67,7 +71,7 @@ class Dogleg(Method):
         z_next, found = z, ~f.active
         while True:
             p = _path(cauchy, newton, radius)
-            Rp = _product(R, p)
+            Rp = R.times(p / scale)
             promised = -(slope * p).sum(1) - 0.5 * Rp.square().sum(1)
             trial = z + p / scale
             rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
@@ -105,5 +109,17 @@ def _length(v: Tensor) -> Tensor:
     return torch.linalg.vector_norm(v, dim=1)
 
 
-def _product(A: Tensor, v: Tensor) -> Tensor:
-    return torch.bmm(A, v.unsqueeze(2)).squeeze(2)
+class _Dense:
+    """``R`` as it is, by its singular values."""
+
+    def __init__(self, f: Evaluations, z: Tensor) -> None:
+        self.R, self.r = f.residuals_jacobian(z), f.residuals(z)
+        self.columns = torch.linalg.vector_norm(self.R, dim=1)
+
+    def step(self, D: Tensor) -> Tensor:
+        """The minimiser of ``|R p + r|``, of least ``|D p|``."""
+        return lstsq_batched(self.R / D.unsqueeze(1), -self.r)[0] / D
+
+    def times(self, p: Tensor) -> Tensor:
+        """``R p``."""
+        return torch.bmm(self.R, p.unsqueeze(2)).squeeze(2)

@@ -12,12 +12,12 @@ from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.dense import lstsq_batched
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.least_squares.normal_equations import normal_equations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import backtrack
+from implicitkit.solver.steps.normal_equations import NormalEquations, normal_equations
 from implicitkit.sparsity.known import SMALLEST
 
-__all__ = ["GaussNewton"]
+__all__ = ["GaussNewton", "gauss_newton_step"]
 
 _DAMPING = 1e2  # units of rounding of the largest eigenvalue, so that a singular matrix has a small solution
 
@@ -32,8 +32,8 @@ class GaussNewton(Method):
     converge without the line search.  The derivative of the solution always uses the full Hessian.
 
     One evaluation, one Jacobian and one singular value decomposition ``O(m n^2)`` a step; from 128 unknowns on, a Cholesky
-    factorisation of ``R'R``, sparse where ``R`` has a sparsity pattern (``jac_sparsity``).  A sample whose objective no step
-    down to ``2^-halvings`` lowers is given up.
+    factorisation of ``R'R``, sparse where ``R`` has a sparsity pattern (``jac_sparsity``); above 2,048 without one LSMR,
+    from products with ``R`` and ``R'``.  A sample whose objective no step down to ``2^-halvings`` lowers is given up.
 
     Args:
         halvings: how often a step may be halved.
@@ -58,8 +58,13 @@ class GaussNewton(Method):
         """By singular values up to 128 unknowns; by normal equations above, with what damping rounding asks for."""
         if z.shape[1] < SMALLEST:
             return lstsq_batched(f.residuals_jacobian(z), -f.residuals(z))[0]
-        normal, g = normal_equations(f, z), f(z)
-        size = torch.where(normal.columns > 0, normal.columns, 1)
-        normal.scale(size)
-        p = normal.solve(_DAMPING * torch.finfo(z.dtype).eps * normal.largest(), g)
-        return p if bool(torch.isfinite(p).all()) else torch.where(torch.isfinite(p), p, -g / size.square())
+        return gauss_newton_step(normal_equations(f, z), f(z))
+
+
+def gauss_newton_step(normal: NormalEquations, g: Tensor) -> Tensor:
+    """``p`` with ``R'R p = -g``, damped by rounding, so that a singular matrix has a small solution; measured from now on in
+    units of the columns."""
+    size = torch.where(normal.columns > 0, normal.columns, 1)
+    normal.scale(size)
+    p = normal.solve(_DAMPING * torch.finfo(g.dtype).eps * normal.largest(), g)
+    return p if bool(torch.isfinite(p).all()) else torch.where(torch.isfinite(p), p, -g / size.square())

@@ -12,12 +12,17 @@ from implicitkit.foundation.options import check_options, positive
 from implicitkit.linear.dense import svd_batched
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.least_squares.normal_equations import column_scales, normal_equations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import decrease
+from implicitkit.solver.steps.normal_equations import column_scales, normal_equations
 from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["LevenbergMarquardt"]
+
+_EASE = 1 / 3  # by which mu falls after a good step ...
+_FASTER = 1 / 10  # ... or this, its square, and so on, while the model foretells the decrease
+_FAITHFUL = 0.9  # of the decrease that was promised
+_LEAST = 1e-3  # units of rounding of the largest eigenvalue below which mu is nothing
 
 
 @register_solver("levenberg_marquardt", solves="least_squares")
@@ -28,11 +33,14 @@ class LevenbergMarquardt(Method):
     ``D`` is diagonal, the largest norm so far of each column of ``R``, which makes the method independent of the units of
     the unknowns (Moré 1978, section 6).  With ``rho`` the decrease of ``|r|^2 / 2`` over the one that the linear model
     promised, a step is taken when ``rho > 0`` and ``\mu`` multiplied by ``max(1/3, 1 - (2 rho - 1)^3)``, or else ``\mu`` by
-    ``\nu = 2, 4, 8, ...`` (Nielsen 1999; Madsen, Nielsen & Tingleff 2004, algorithm 3.16).
+    ``\nu = 2, 4, 8, ...`` (Nielsen 1999; Madsen, Nielsen & Tingleff 2004, algorithm 3.16).  From 128 unknowns on, where
+    a step is dear, ``\mu`` falls by 1/10, 1/100, 1/10000, ... after steps in a row whose decrease was as promised: so the
+    last steps are Gauss-Newton's.
 
     One Jacobian and one singular value decomposition of ``R D^-1``, ``O(m n^2)``, serve all trials of a step; from 128
     unknowns on, a Cholesky factorisation of ``R'R + \mu D^2`` a trial, sparse where ``R`` has a sparsity pattern
-    (``jac_sparsity``).  A sample whose step has shrunk to rounding is given up.
+    (``jac_sparsity``).  Above 2,048 unknowns without a pattern ``R`` is not formed: LSMR finds a step from products with
+    ``R`` and ``R'``.  A sample whose step has shrunk to rounding is given up.
 
     Args:
         damping: the first ``\mu``, times the largest squared singular value of ``R D^-1``.
@@ -48,7 +56,8 @@ class LevenbergMarquardt(Method):
         check_options(self, damping=positive())
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
-        return {"D": torch.zeros_like(z), "mu": z.new_full(z.shape[:1], torch.nan)}  # NaN: not known yet
+        nan = z.new_full(z.shape[:1], torch.nan)  # not known yet
+        return {"D": torch.zeros_like(z), "mu": nan, "ease": torch.full_like(nan, _FASTER)}
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         g, value = f(z), f.value(z)
@@ -57,7 +66,7 @@ class LevenbergMarquardt(Method):
         scale = torch.where(D > 0, D, 1)
         largest = model.scale(scale)
         mu = torch.where(torch.isnan(state["mu"]), self.damping * largest.clamp_min(1e-30), state["mu"])
-        nu = torch.full_like(mu, 2)
+        nu, ease = torch.full_like(mu, 2), state["ease"]
         smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
         z_next, found = z, ~f.active
         while True:
@@ -67,7 +76,11 @@ class LevenbergMarquardt(Method):
             rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
             accept = ~found & (rho > 0) & (promised > 0)
             z_next = trial if bool(accept.all()) else torch.where(accept.unsqueeze(1), trial, z_next)
-            easier = mu * (1 - (2 * rho - 1) ** 3).clamp(1 / 3, 2)
+            easier = mu * (1 - (2 * rho - 1) ** 3).clamp(_EASE, 2)
+            if z.shape[1] >= SMALLEST:  # where every step is dear
+                faithful = rho > _FAITHFUL
+                easier = torch.where(faithful, ease * mu, easier)
+                ease = torch.where(accept, torch.where(faithful, ease.square(), _FASTER), ease)
             mu = torch.where(found, mu, torch.where(accept, easier, mu * nu))
             nu = torch.where(accept, 2, 2 * nu)
             found = found | accept
@@ -75,7 +88,11 @@ class LevenbergMarquardt(Method):
             if bool((found | hopeless).all()):
                 break
         f.stuck = hopeless
-        return z_next, {"D": D, "mu": mu.clamp_min(1e-300 if mu.dtype == torch.float64 else 1e-30)}
+        return z_next, {
+            "D": D,
+            "mu": torch.maximum(mu, _LEAST * torch.finfo(mu.dtype).eps * largest),
+            "ease": ease.clamp_min(1e-8),
+        }
 
 
 class _Singular:
@@ -101,7 +118,7 @@ class _Singular:
 
 
 class _Normal:
-    """The same by Cholesky factors of ``R'R + mu D^2``, sparse where ``R`` is."""
+    """The same by ``R'R + mu D^2``: its factors, sparse where ``R`` is, or products."""
 
     def __init__(self, f: Evaluations, z: Tensor) -> None:
         self.equations = normal_equations(f, z)
@@ -116,4 +133,4 @@ class _Normal:
     def step(self, mu: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """``p``, and the reduction of ``|r|^2 / 2`` that the model promises."""
         p = self.equations.solve(mu, g)
-        return p, 0.5 * (mu * (self.D * p).square().sum(1) - (g * p).sum(1))
+        return p, -(g * p).sum(1) - 0.5 * self.equations.times(p).square().sum(1)

@@ -1,4 +1,4 @@
-"""Newton's method with dense Jacobians."""
+"""Newton's method with dense or sparse Jacobians."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from torch import Tensor
 
 from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.dense import lstsq_batched, solve_batched
-from implicitkit.linear.dense_blocks import DenseBlocks
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
-from implicitkit.solver.steps.factored import chord_steps, factored_direction, is_noise
+from implicitkit.solver.steps.factored import at_rounding, chord_steps, is_large, jacobian_at, leave
 from implicitkit.solver.steps.newton_damping import damped_step
-from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["Newton", "newton_direction"]
-
-_FEW = 48  # unknowns from which a pattern that is given is used
 
 
 @register_solver("newton", solves="root")
@@ -36,7 +32,8 @@ class Newton(Method):
     One evaluation and ``n`` vector-Jacobian products a step (in batched calls), ``O(batch n^3)`` work, ``O(batch n^2)``
     memory.  From 128 unknowns on (48, if the pattern is given), a Jacobian with a sparsity pattern (``jac_sparsity``) is
     formed from as many products as the pattern has colours and factored sparse, and factors serve further
-    steps while ``|F|`` falls to a fifth in each.
+    steps while ``|F|`` falls to a fifth in each.  Above 4,096 unknowns a Jacobian without a pattern is not formed: GMRES
+    takes its place.
 
     Args:
         line_search: halve steps that do not lower ``|F|``. halvings: how often at most.
@@ -58,26 +55,21 @@ class Newton(Method):
         return None  # weak steps in a row (batch,), once there has been one
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
-        residual, A = f(z), f.linearize(z)
-        norm = f.norm.to(z.dtype)
-        if z.shape[1] < SMALLEST and not (z.shape[1] >= _FEW and f.is_sparse(z)):
-            d = newton_direction(A.dense(), residual)
+        residual, norm = f(z), f.norm.to(z.dtype)
+        if not is_large(f, z):
+            d = newton_direction(f.jacobian(z), residual)
             return self._damped(f, z, d, norm, state)
-        blocks = A.sparse() or DenseBlocks(A.dense())
-        settled = is_noise(blocks, z, norm) & f.active
+        jacobian = jacobian_at(f, z)
+        blocks = jacobian.blocks
+        settled = at_rounding(f, blocks, z)
         if bool((settled | ~f.active).all()):
-            f.stuck = f.at_rounding = settled
+            leave(f, settled)
             return z, state
-        if A.formed is None and not bool(blocks.factor.ok.all()):
-            d = newton_direction(A.dense(), residual)
-        else:
-            d = factored_direction(f, A, blocks, residual)
+        d = jacobian.direction(f, residual)
         d = torch.where(settled.unsqueeze(1), 0, d)
         z_next, state = self._damped(f, z, d, torch.where(settled, torch.inf, norm), state)
         z_next = chord_steps(f, blocks, z_next, norm)
-        settled = settled if f.at_rounding is None else settled | f.at_rounding
-        f.at_rounding = settled
-        f.stuck = settled if f.stuck is None else f.stuck | settled
+        leave(f, settled)
         return z_next, state
 
     def _damped(self, f: Evaluations, z: Tensor, d: Tensor, norm: Tensor, state: Any) -> tuple[Tensor, Any]:

@@ -15,10 +15,11 @@ from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.root.newton import newton_direction
+from implicitkit.solver.steps.factored import Jacobian, at_rounding, jacobian_at, leave
 
 __all__ = ["PseudoTransient"]
 
-_DENSE = 512  # unknowns a sample up to which Jacobians are formed
+_DENSE = 512  # unknowns a sample up to which Jacobians without a sparsity pattern are formed
 
 
 @register_solver("pseudo_transient", solves="root")
@@ -36,9 +37,10 @@ class PseudoTransient(Method):
     ``-1`` for a gradient that is to vanish.  Plain equations have none: it is taken such that ``s F' J F <= 0`` at the
     start, where the flow then lets ``|F|`` fall.
 
-    One Jacobian and one dense solve a step up to 512 unknowns a sample, above that GMRES with Jacobian-vector products.  A
-    step into a state where ``F`` is not finite is taken back and ``\delta`` divided by ten; after ``retreats`` in a row a
-    sample is given up.
+    One Jacobian and one solve a step: sparse where the Jacobian has a sparsity pattern (from 128 unknowns a sample on;
+    ``jac_sparsity``), else dense up to 512 unknowns, and above that GMRES with Jacobian-vector products.  A step
+    into a state where ``F`` is not finite is taken back and ``\delta`` divided by ten; after ``retreats`` in a row a sample
+    is given up.
 
     Args:
         step_size: the first ``\delta``, in units of time; ``None``: that which moves ``z`` by a tenth of
@@ -83,7 +85,9 @@ class PseudoTransient(Method):
         delta = (state["delta"] * state["norm"] / norm).nan_to_num(torch.inf, torch.inf, 0)
         delta = torch.where(state["retreats"] > 0, state["delta"], torch.maximum(delta, first))
         inverse = torch.where(delta > self.switch * first, 0, 1 / delta)
-        p = self._implicit_euler(f, z, sign.unsqueeze(1) * F, inverse, sign)
+        J = jacobian_at(f, z, _DENSE)
+        settled = at_rounding(f, J.blocks, z)
+        p = torch.where(settled.unsqueeze(1), 0, _implicit_euler(f, J, sign.unsqueeze(1) * F, inverse, sign))
         trial = z + p
         finite = torch.isfinite(f(trial)).all(1) & torch.isfinite(p).all(1)
         if bool((finite | ~f.active).all()):
@@ -94,17 +98,19 @@ class PseudoTransient(Method):
             first = torch.minimum(first, delta)
             retreats = torch.where(finite, 0, state["retreats"] + 1)
             f.stuck = f.active & (retreats > self.retreats)
+        leave(f, settled)
         return z_next, {"delta": delta, "first": first, "norm": norm, "sign": sign, "retreats": retreats}
 
-    @staticmethod
-    def _implicit_euler(f: Evaluations, z: Tensor, F: Tensor, inverse: Tensor, sign: Tensor) -> Tensor:
-        """``p`` with ``(I / delta - s J) p = F``."""
-        J = f.linearize(z)
-        if f.size <= _DENSE:
-            shift = torch.diag_embed(inverse.unsqueeze(1).expand_as(z))
-            return newton_direction(sign[:, None, None] * J.dense() - shift, F)
-        rhs = torch.where(f.active.unsqueeze(1), F, 0)
-        return GMRES(restart=50).solve(shifted(J, inverse, -sign), rhs, rtol=1e-3, atol=0.0, max_steps=500).x
+
+def _implicit_euler(f: Evaluations, J: Jacobian, F: Tensor, inverse: Tensor, sign: Tensor) -> Tensor:
+    """``p`` with ``(I / delta - s J) p = F``."""
+    if J.dense is not None:
+        shift = torch.diag_embed(inverse.unsqueeze(1).expand_as(F))
+        return newton_direction(sign[:, None, None] * J.dense - shift, F)
+    if J.sparse is not None:
+        return J.sparse.shifted(inverse, -sign).solve(F)
+    rhs = torch.where(f.active.unsqueeze(1), F, 0)
+    return GMRES(restart=50).solve(shifted(J.A, inverse, -sign), rhs, rtol=1e-3, atol=0.0, max_steps=500).x
 
 
 def _orientation(f: Evaluations, speeding: Tensor) -> Tensor:

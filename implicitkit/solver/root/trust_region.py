@@ -13,11 +13,15 @@ from implicitkit.linear.dense import svd_batched
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
-from implicitkit.solver.root.newton import newton_direction
+from implicitkit.solver.steps.factored import Jacobian, at_rounding, jacobian_at, leave
+from implicitkit.solver.steps.normal_equations import NormalEquations, normal_equations_of
+from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["TrustRegion"]
 
 SUBPROBLEMS = ("dogleg", "levenberg_marquardt")
+_SECANTS = 8  # for the length of a step by normal equations, a factorisation each
+_NEAR = 0.1  # that the length of a step may differ from the radius, relative
 
 
 @register_solver("trust_region", solves="root")
@@ -33,7 +37,11 @@ class TrustRegion(Method):
     - ``subproblem="dogleg"``: the path from the origin by the minimiser along the gradient to the Newton point
       (Powell 1970; MINPACK's ``hybrj``).  One LU factorisation.
     - ``subproblem="levenberg_marquardt"``: the minimiser itself, ``p = -(J^T J + lambda D^2)^{-1} J^T F`` with
-      ``lambda`` from the secular equation (Moré 1978, section 5), by one singular value decomposition.
+      ``lambda`` from the secular equation (Moré 1978, section 5), by one singular value decomposition; from 128 unknowns
+      on by factors of ``J^T J + lambda D^2``, one for each ``lambda``.
+
+    From 128 unknowns on, a Jacobian with a sparsity pattern (``jac_sparsity``) is factored sparse; above 4,096 one without a
+    pattern is not formed: systems are solved by GMRES, or by LSMR on the normal equations, and ``D = I``.
 
     A sample whose radius has shrunk to rounding, at a stationary point of ``|F|``, is given up.
 
@@ -58,19 +66,19 @@ class TrustRegion(Method):
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         residual, norm = f(z), f.norm.to(z.dtype)
-        J = f.jacobian(z)
+        J = jacobian_at(f, z)
+        settled = at_rounding(f, J.blocks, z)
         D = torch.ones_like(z)
         if self.scaling:
-            D = torch.maximum(state["D"], torch.linalg.vector_norm(J, dim=1).nan_to_num(0, 0, 0))
+            D = torch.maximum(state["D"], J.columns.to(z))
         scale = torch.where(D > 0, D, 1)
-        J = J / scale.unsqueeze(1)
-        model = (_Dogleg if self.subproblem == "dogleg" else _Exact)(J, residual)
+        model = self._model(f, J, residual, scale)
         length = torch.linalg.vector_norm(scale * z, dim=1)
         radius = state["radius"]
         if radius is None:
             radius = self.radius * torch.where(length > 0, length, 1)
         smallest = torch.finfo(z.dtype).eps * torch.where(length > 0, length, 1)
-        z_next, found = z, ~f.active
+        z_next, found = z, ~f.active | settled
         while True:
             p, linear = model.step(radius)
             trial = z + p / scale
@@ -89,24 +97,34 @@ class TrustRegion(Method):
             if bool((found | hopeless).all()):
                 break
         f.stuck = hopeless
+        leave(f, settled)
         return z_next, {"D": D, "radius": radius}
+
+    def _model(self, f: Evaluations, J: Jacobian, F: Tensor, D: Tensor) -> _Dogleg | _Exact | _Shifted:
+        if self.subproblem == "dogleg":
+            return _Dogleg(f, J, F, D)
+        if J.dense is not None and F.shape[1] < SMALLEST:
+            return _Exact(J.dense, F, D)
+        return _Shifted(f, J, F, D)
 
 
 class _Dogleg:
-    """Powell's path for ``min |F + J p|`` in a ball, ``J`` ``(batch, n, n)``."""
+    """Powell's path for ``min |F + J p / D|`` in a ball, from four products with the Jacobian."""
 
-    def __init__(self, J: Tensor, F: Tensor) -> None:
-        self.J, self.F = J, F
-        self.newton = newton_direction(J, F)
+    def __init__(self, f: Evaluations, J: Jacobian, F: Tensor, D: Tensor) -> None:
+        self.F = F
+        newton = J.direction(f, F)
+        self.newton = D * newton
         self.newton_length = torch.linalg.vector_norm(self.newton, dim=1)
-        gradient = _product(J.mT, F)
-        steepest = torch.linalg.vector_norm(_product(J, gradient), dim=1)
+        gradient = J.adjoint(F) / D
         length = torch.linalg.vector_norm(gradient, dim=1)
         self.direction = (gradient / length.unsqueeze(1)).nan_to_num(0, 0, 0)
-        self.cauchy_length = (length * (length / steepest) ** 2).nan_to_num(torch.inf)
+        self.J_direction, self.J_newton = J.times(self.direction / D), J.times(newton)
+        steepest = torch.linalg.vector_norm(self.J_direction, dim=1)
+        self.cauchy_length = (length / steepest.square()).nan_to_num(torch.inf)
 
     def step(self, radius: Tensor) -> tuple[Tensor, Tensor]:
-        """``p`` and ``F + J p``."""
+        """``p`` and ``F + J p / D``."""
         along = torch.minimum(self.cauchy_length, radius)
         cauchy = -along.unsqueeze(1) * self.direction
         leg = self.newton - cauchy
@@ -114,22 +132,24 @@ class _Dogleg:
         a, b = leg.square().sum(1), (cauchy * leg).sum(1)
         c = (radius**2 - along**2).clamp_min(0)
         tau = (c / (b + (b**2 + a * c).sqrt())).nan_to_num(0, 0, 0).clamp(0, 1)
-        p = torch.where((self.newton_length <= radius).unsqueeze(1), self.newton, cauchy + tau.unsqueeze(1) * leg)
-        return p, self.F + _product(self.J, p)
+        tau = torch.where(self.newton_length <= radius, 1, tau).unsqueeze(1)
+        p = torch.where(tau < 1, cauchy + tau * leg, self.newton)
+        linear = self.F + tau * self.J_newton - ((1 - tau) * along.unsqueeze(1)).nan_to_num(0, 0, 0) * self.J_direction
+        return p, linear
 
 
 class _Exact:
-    """The minimiser of ``|F + J p|`` in a ball, from ``J = U diag(s) V^T``."""
+    """The minimiser of ``|F + J p / D|`` in a ball, from ``J D^-1 = U diag(s) V^T``."""
 
-    def __init__(self, J: Tensor, F: Tensor) -> None:
-        self.J, self.F = J, F
-        U, s, self.Vh = svd_batched(J)
+    def __init__(self, J: Tensor, F: Tensor, D: Tensor) -> None:
+        self.J, self.F = J / D.unsqueeze(1), F
+        U, s, self.Vh = svd_batched(self.J)
         self.b = _product(U.mT, F)
         cut = s.shape[1] * torch.finfo(s.dtype).eps * s[:, :1]
         self.s = torch.where(s > cut, s, 0)
 
     def step(self, radius: Tensor) -> tuple[Tensor, Tensor]:
-        """``p`` and ``F + J p``; ``|p(lambda)| = radius`` by Newton's method on ``1/radius - 1/|p|``, safeguarded."""
+        """``p`` and ``F + J p / D``; ``|p(lambda)| = radius`` by Newton's method on ``1/radius - 1/|p|``, safeguarded."""
         s, b, target = self.s, self.b, radius
         sb = s * b
         y = torch.where(s > 0, b / torch.where(s > 0, s, 1), 0)  # lambda = 0
@@ -150,6 +170,51 @@ class _Exact:
         y = torch.where(free.unsqueeze(1), y, sb / (s.square() + lam.unsqueeze(1)))
         p = -_product(self.Vh.mT, y).nan_to_num(0, 0, 0)
         return p, self.F + _product(self.J, p)
+
+
+class _Shifted:
+    """The same for many unknowns: the Newton step where it lies in the ball, else normal equations ``N + lambda I``,
+    ``N = D^-1 J'J D^-1``, with ``lambda`` by the secant on ``1/radius - 1/|p|``, safeguarded."""
+
+    def __init__(self, f: Evaluations, J: Jacobian, F: Tensor, D: Tensor) -> None:
+        self.J, self.F, self.D = J, F, D
+        newton = J.direction(f, F)
+        self.newton = D * newton
+        self.length = torch.linalg.vector_norm(self.newton, dim=1)
+        self.left = torch.linalg.vector_norm(F + J.times(newton), dim=1)  # all of |F|, where a block is singular
+        self.gradient = J.adjoint(F)
+        self.normal: NormalEquations | None = None
+
+    def step(self, radius: Tensor) -> tuple[Tensor, Tensor]:
+        """``p`` and ``F + J p / D``."""
+        free = (self.length <= radius) & (self.left <= 0.5 * torch.linalg.vector_norm(self.F, dim=1))
+        p = self.newton
+        if not bool(free.all()):
+            p = torch.where(free.unsqueeze(1), p, self._constrained(radius, free))
+        return p, self.F + self.J.times(p / self.D)
+
+    def _constrained(self, radius: Tensor, free: Tensor) -> Tensor:
+        if self.normal is None:
+            self.normal = normal_equations_of(self.J, self.F)
+            self.normal.scale(self.D)
+        g = self.gradient
+        slope = torch.linalg.vector_norm(g / self.D, dim=1)
+        low, high = torch.zeros_like(radius), slope / radius
+        lam, old = 0.1 * high, None
+        for _ in range(_SECANTS):
+            p = (self.D * self.normal.solve(lam, g)).nan_to_num(0, 0, 0)
+            length = torch.linalg.vector_norm(p, dim=1)
+            if bool((free | ((length - radius).abs() <= _NEAR * radius)).all()):
+                break
+            low, high = torch.where(length > radius, lam, low), torch.where(length > radius, high, lam)
+            now = 1 / length - 1 / radius
+            last_lam, last = (high, 1 / (slope / high) - 1 / radius) if old is None else old
+            step = lam - now * (lam - last_lam) / (now - last)
+            old = (lam, now)
+            inside = (step > low) & (step < high)
+            lam = torch.where(inside, step, torch.maximum((low * high).sqrt(), 1e-3 * high))
+        shorter = (radius / length.clamp_min(torch.finfo(p.dtype).tiny)).clamp(max=1).unsqueeze(1)
+        return p * shorter
 
 
 def _product(A: Tensor, x: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-r"""Newton steps of large systems: the Jacobian is factored, and its factors serve for as long as they pay.
+r"""Jacobians of equations as solvers use them, and Newton steps that use their factors for as long as they pay.
+
+A Jacobian is taken as it is cheapest: dense for few unknowns; by its sparsity pattern and sparse factors where it has one;
+else dense while it fits, and by its products alone (GMRES) above :data:`DENSE` unknowns.
 
     z <- z + t d,  J d = -F           a Newton step with halving, then
     z <- z - J^{-1} F(z)              with the same factors, while |F| falls to a fifth (Kelley 1995, section 5.4.1)
@@ -8,34 +11,132 @@ The last factors are left with the system, for the derivative.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
+from implicitkit.linear.dense import lstsq_batched
+from implicitkit.linear.dense_blocks import DenseBlocks
 from implicitkit.linear.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.sparsity.known import SMALLEST
 
-__all__ = ["chord_steps", "factored_direction", "is_noise"]
+__all__ = ["DENSE", "Jacobian", "at_rounding", "chord_steps", "factored_direction", "is_large", "jacobian_at", "leave"]
 
+DENSE = 4096  # unknowns a sample above which no dense Jacobian is formed
+_NUMBERS = 1 << 27  # numbers in the dense Jacobians of all samples, at most
+_FEW = 48  # unknowns from which a pattern that is given is used
 _ROUNDING = 4.0  # units of rounding in |J| |z| that are all that is left of a residual
 _CONTRACTION = 0.2  # what a step with old factors must leave of |F| at most
 _STEPS = 10  # with the same factors
 _BEYOND = 1e-3  # times the tolerance: a Newton step would have overshot it, and steps with old factors cost little
+_FORCING = 1e-3  # of the residual that GMRES leaves, where there are no factors
+
+
+@dataclass(frozen=True)
+class Jacobian:
+    """``J = dF/dz`` at a point.
+
+    Attributes:
+        A: its products. blocks: what solves with it: ``solve(b)``, ``size(x)``, ``columns`` and ``factor.ok``.
+    """
+
+    A: Operator
+    blocks: Any
+
+    @property
+    def dense(self) -> Tensor | None:
+        """The matrices ``(batch, n, n)``, where they have been formed."""
+        return self.blocks.matrix if isinstance(self.blocks, DenseBlocks) else None
+
+    @property
+    def sparse(self) -> Any:
+        """The :class:`~implicitkit.linear.sparse_blocks.SparseBlocks`, where there is a pattern."""
+        return None if isinstance(self.blocks, (DenseBlocks, _Products)) else self.blocks
+
+    @property
+    def columns(self) -> Tensor:
+        """The norms of the columns, ``(batch, n)``; ones where there are only products."""
+        columns: Tensor = self.blocks.columns
+        return columns.nan_to_num(0, 0, 0)
+
+    def times(self, x: Tensor) -> Tensor:
+        """``J x``."""
+        return self.A.mv(x) if self.dense is None else torch.bmm(self.dense, x.unsqueeze(2)).squeeze(2)
+
+    def adjoint(self, w: Tensor) -> Tensor:
+        """``J' w``."""
+        return self.A.rmv(w) if self.dense is None else torch.bmm(self.dense.mT, w.unsqueeze(2)).squeeze(2)
+
+    def direction(self, f: Evaluations, residual: Tensor) -> Tensor:
+        """``d`` with ``J d = -F`` (:func:`factored_direction`)."""
+        return factored_direction(f, self.A, self.blocks, residual)
+
+
+def is_large(f: Evaluations, z: Tensor) -> bool:
+    """Are there so many unknowns that factors are kept: 128, or 48 and a pattern that is given?"""
+    n = z.shape[1]
+    return n >= SMALLEST or (n >= _FEW and f.is_sparse(z))
+
+
+def jacobian_at(f: Evaluations, z: Tensor, dense: int = DENSE) -> Jacobian:
+    """The Jacobian of ``f`` at ``z``; ``dense``: unknowns up to which it is formed where it has no pattern."""
+    A = f.linearize(z)
+    batch, n = z.shape
+    if not is_large(f, z):
+        return Jacobian(A, DenseBlocks(A.dense()))
+    blocks = A.sparse()
+    if blocks is None and n <= dense and batch * n * n <= _NUMBERS:
+        blocks = DenseBlocks(A.dense())
+    return Jacobian(A, _Products(A) if blocks is None else blocks)
+
+
+class _Verdict(NamedTuple):
+    ok: Tensor
+    reason: str
+
+
+class _Products:
+    """A Jacobian without factors: each system by GMRES, to a thousandth."""
+
+    def __init__(self, A: Operator) -> None:
+        self.A = A
+        self.factor = _Verdict(torch.ones(A.batch, dtype=torch.bool, device=A.like.device), "")
+
+    @property
+    def columns(self) -> Tensor:
+        """Not known."""
+        return self.A.like.new_ones(self.A.batch, self.A.size)
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``J x = b``, ``(batch, n)``."""
+        sound = torch.isfinite(b).all(1, keepdim=True)
+        return GMRES(restart=50).solve(self.A, torch.where(sound, b, 0), rtol=_FORCING, atol=0.0, max_steps=500).x
+
+    def size(self, x: Tensor) -> Tensor:
+        """Of what is added up in a product: not known, and so nothing."""
+        return torch.zeros_like(x)
 
 
 def factored_direction(f: Evaluations, A: Operator, blocks: Any, residual: Tensor) -> Tensor:
     """``d`` with ``A d = -F``.
 
-    Where a block is singular, GMRES gives a direction that lowers ``|F + A d|``; zero where nothing is finite.
+    Where a block is singular it is the least-squares solution of least norm, if the block is dense, or else what GMRES finds
+    to lower ``|F + A d|``; zero where nothing is finite.
     """
     d: Tensor = -blocks.solve(residual)
     regular = blocks.factor.ok.to(d.device)
-    if len(d) == f.system.batch and bool(regular.all()):
+    if len(d) == f.system.batch and bool(regular.all()) and hasattr(blocks, "T"):
         f.system.factored = blocks
     bad = ~regular & torch.isfinite(residual).all(1)
-    if bool(bad.any()):
+    if bool(bad.any()) and isinstance(blocks, DenseBlocks):
+        bad = bad & torch.isfinite(blocks.matrix).flatten(1).all(1)
+        d = d.clone()
+        d[bad] = lstsq_batched(blocks.matrix[bad], -residual[bad])[0]
+    elif bool(bad.any()):
         rhs = torch.where(bad.unsqueeze(1), -residual, 0)
         d = torch.where(bad.unsqueeze(1), GMRES().solve(A, rhs, rtol=1e-3, atol=0.0, max_steps=200).x, d)
     return torch.where(torch.isfinite(d), d, 0)
@@ -45,6 +146,20 @@ def is_noise(blocks: Any, z: Tensor, norm: Tensor) -> Tensor:
     """Where ``|F|`` is nothing but rounding errors, ``|F| <= 4 eps | |A| |z| |``: no step can do better; ``(batch,)``."""
     size = torch.linalg.vector_norm(blocks.size(z), dim=1)
     return norm <= _ROUNDING * torch.finfo(z.dtype).eps * size
+
+
+def at_rounding(f: Evaluations, blocks: Any, z: Tensor) -> Tensor:
+    """Which samples at work are where no step can do better (:func:`is_noise`), ``(batch,)``; of few unknowns none: there
+    the driver's own judgement does."""
+    if not is_large(f, z):
+        return torch.zeros_like(f.active)
+    return is_noise(blocks, z, f.norm.to(z.dtype)) & f.active
+
+
+def leave(f: Evaluations, settled: Tensor) -> None:
+    """These samples go no further, and have converged."""
+    f.at_rounding = settled if f.at_rounding is None else f.at_rounding | settled
+    f.stuck = f.at_rounding if f.stuck is None else f.stuck | f.at_rounding
 
 
 def chord_steps(f: Evaluations, blocks: Any, z: Tensor, before: Tensor) -> Tensor:

@@ -1,0 +1,165 @@
+r"""The normal equations of a linear least-squares problem, ``(R'R + \mu D^2) p = -R'r``, for systems of many unknowns.
+
+Where ``R`` has a sparsity pattern they are formed and factored sparse; else dense by Cholesky, while ``R`` fits: one matrix
+for all ``\mu`` of a step, and no singular value decomposition.  Beyond, from products with ``R`` and ``R'`` alone, by LSMR
+on ``min |R p + r|^2 + \mu |D p|^2`` (Fong & Saunders 2011), to a tenth.  With ``\mu > 0`` the matrix is definite whatever
+``R`` is.
+
+Source: Golub & Van Loan, *Matrix Computations* (4th ed., 2013), section 5.3.2; Nocedal & Wright (2006), section 10.2;
+Wright & Holt (1985), J. Austral. Math. Soc. B 26 (inexact Levenberg-Marquardt steps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation.operators import Operator
+from implicitkit.linear.dense import cholesky_batched
+from implicitkit.linear.lsmr import LSMR
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.steps.factored import Jacobian
+
+__all__ = ["NormalEquations", "column_scales", "normal_equations", "normal_equations_of"]
+
+_SWEEPS = 5  # of the power method: one digit of the largest eigenvalue is enough
+_DENSE = 2048  # unknowns a sample up to which a matrix without a sparsity pattern is formed
+_NUMBERS = 1 << 26  # numbers in the matrices of all samples, at most
+_PROBES = 8  # for the norms of columns from products
+_FORCING = 0.1  # of the gradient of the model that LSMR leaves
+_PRODUCTS = 1000  # of LSMR, at most
+
+
+class NormalEquations(Protocol):
+    """``R'R`` at one point.
+
+    ``columns``: the norms of the columns of ``R``, ``(batch, n)``.
+    """
+
+    columns: Tensor
+
+    def scale(self, D: Tensor) -> None:
+        """The unknowns are measured in units of ``1 / D`` from now on, ``(batch, n)``."""
+
+    def largest(self) -> Tensor:
+        """The largest eigenvalue of ``D^-1 R'R D^-1``, about; ``(batch,)``."""
+
+    def solve(self, mu: Tensor, g: Tensor) -> Tensor:
+        """``p`` with ``(R'R + mu D^2) p = -g``; not finite where that is not definite."""
+
+    def times(self, p: Tensor) -> Tensor:
+        """``R p``, ``(batch, m)``."""
+
+
+def column_scales(f: Evaluations, before: Tensor, columns: Tensor) -> Tensor:
+    """The scales of the unknowns in a trust region, ``(batch, n)``: the largest norm so far of each column of ``R`` (Moré
+    1978, section 5), or one where the problem has units of its own (``x_scale=``)."""
+    if not isinstance(f.problem.x_scale, str):
+        return torch.ones_like(before)
+    return torch.maximum(before, columns.nan_to_num(0, 0, 0))
+
+
+def normal_equations(f: Evaluations, z: Tensor) -> NormalEquations:
+    """Of the residuals of ``f`` at ``z``, sparse where they have a pattern."""
+    found = f.residuals_sparse(z)
+    if found is not None:
+        from implicitkit.linear.sparse_normal import SparseNormal
+
+        return SparseNormal(*found, z)
+    r = f.residuals(z)
+    if z.shape[1] <= _DENSE and r.numel() * z.shape[1] <= _NUMBERS:
+        return _Dense(f.residuals_jacobian(z))
+    return _Products(*f.residuals_products(z), r, z)
+
+
+def normal_equations_of(J: Jacobian, r: Tensor) -> NormalEquations:
+    """Of equations ``r`` with the Jacobian ``J``."""
+    if J.dense is not None:
+        return _Dense(J.dense)
+    if J.sparse is not None:
+        from implicitkit.linear.sparse_normal import SparseNormal
+
+        return SparseNormal(J.sparse.ready, J.sparse.values, r)
+    return _Products(J.A.mv, J.A.rmv, r, r)
+
+
+def largest_eigenvalue(N: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
+    """Of a positive matrix by its products, about, by a few steps of the power method; ``(batch,)``."""
+    v, size = torch.ones_like(like), like.new_zeros(len(like))
+    for _ in range(_SWEEPS):
+        v = N(v)
+        size = torch.linalg.vector_norm(v, dim=1)
+        v = v / torch.where(size > 0, size, 1).unsqueeze(1)
+    return size
+
+
+class _Dense:
+    """By Cholesky."""
+
+    def __init__(self, R: Tensor) -> None:
+        self.R, self.D = R, R.new_ones(len(R), R.shape[2])
+        self.columns = torch.linalg.vector_norm(R, dim=1)
+        self.N = R.mT @ R
+
+    def scale(self, D: Tensor) -> None:
+        self.D = D
+        self.N = self.N / (D.unsqueeze(1) * D.unsqueeze(2))
+
+    def largest(self) -> Tensor:
+        return largest_eigenvalue(lambda v: torch.bmm(self.N, v.unsqueeze(2)).squeeze(2), self.D)
+
+    def solve(self, mu: Tensor, g: Tensor) -> Tensor:
+        shifted = self.N + torch.diag_embed(mu.to(self.N).unsqueeze(1).expand_as(self.D))
+        L, ok = cholesky_batched(shifted)
+        p = torch.cholesky_solve((-g / self.D).unsqueeze(2), L).squeeze(2) / self.D
+        return torch.where(ok.unsqueeze(1), p, torch.nan)
+
+    def times(self, p: Tensor) -> Tensor:
+        return torch.bmm(self.R, p.unsqueeze(2)).squeeze(2)
+
+
+class _Products:
+    """By LSMR; norms of columns are estimated: ``E (R'w)_j^2 = |R_j|^2`` for random signs ``w``."""
+
+    def __init__(
+        self, mv: Callable[[Tensor], Tensor], rmv: Callable[[Tensor], Tensor], r: Tensor, like: Tensor
+    ) -> None:
+        self.times, self.rmv, self.r = mv, rmv, r
+        generator = torch.Generator().manual_seed(0)
+        total = torch.zeros_like(like)
+        for _ in range(_PROBES):
+            signs = torch.randint(0, 2, (1, r.shape[1]), generator=generator).to(r) * 2 - 1
+            total = total + rmv(signs.expand_as(r)).square()
+        self.columns = (total / _PROBES).sqrt()
+        self.D = torch.ones_like(like)
+
+    def scale(self, D: Tensor) -> None:
+        self.D = D
+
+    def largest(self) -> Tensor:
+        return largest_eigenvalue(lambda v: self.rmv(self.times(v / self.D)) / self.D, self.D)
+
+    def solve(self, mu: Tensor, g: Tensor) -> Tensor:
+        root, D, m = mu.sqrt().unsqueeze(1), self.D, self.r.shape[1]
+        batch, n = D.shape
+
+        def mv(y: Tensor) -> Tensor:
+            return torch.cat([self.times(y / D), root * y], 1)
+
+        def rmv(w: Tensor) -> Tensor:
+            return self.rmv(w[:, :m].contiguous()) / D + root * w[:, m:]
+
+        def no_matrix() -> Tensor:
+            raise NotImplementedError("only products are known")
+
+        rhs = torch.cat([-self.r, torch.zeros_like(D)], 1)
+        norm = torch.linalg.vector_norm(self.r, dim=1).clamp_min(torch.finfo(D.dtype).tiny)
+        relative = torch.linalg.vector_norm(g / D, dim=1) / (norm * n**0.5)
+        relative = relative[torch.isfinite(relative) & (relative > 0)]
+        rtol = _FORCING * float(relative.min()) if len(relative) else _FORCING
+        operator = Operator(mv, rmv, no_matrix, batch=batch, size=n, like=D)
+        y = LSMR(restarts=1).solve(operator, rhs, rtol=min(rtol, _FORCING), atol=0.0, max_steps=_PRODUCTS).x
+        return y / D

@@ -1,0 +1,147 @@
+"""Newton-like methods of many unknowns: sparse where there is a pattern, never dense above the size that is stated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.foundation.operators import Operator
+from implicitkit.linear import sparse_blocks
+from implicitkit.solver.catalogue import get_solver
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.steps import factored
+
+D = torch.float64
+LEVENBERG = get_solver("trust_region", subproblem="levenberg_marquardt")
+METHODS = {
+    "newton": "newton",
+    "chord": "chord",
+    "dogleg": "trust_region",
+    "Levenberg-Marquardt": LEVENBERG,
+    "pseudo_transient": "pseudo_transient",
+}
+
+
+def bratu(u: Tensor, k: Tensor) -> Tensor:
+    """``-u'' = k exp(u)``; along its flow it is stable."""
+    h2 = (u.shape[-1] + 1.0) ** 2
+    ends = torch.nn.functional.pad(u, (1, 1))
+    return h2 * (2 * u - ends[..., 2:] - ends[..., :-2]) - k * torch.exp(u)
+
+
+def coupled(z: Tensor, x: Tensor) -> Tensor:
+    """No pattern: every equation sees every unknown."""
+    return 2 * z + torch.sin(z) + z.mean(-1, keepdim=True) - x
+
+
+def refuse(*_: Any) -> Any:
+    raise AssertionError("a dense Jacobian is formed")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_sparse_path_forms_nothing_dense(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,000 unknowns: the solution and the derivative by a dense linear solver, without a dense matrix in the solve."""
+    n = 2000
+    k = torch.linspace(0.5, 1.5, n, dtype=D)
+    want = ik.root(bratu, torch.zeros(n, dtype=D), (k,), solver="newton").value
+    monkeypatch.setattr(Operator, "dense", refuse)
+    monkeypatch.setattr(Evaluations, "jacobian", refuse)
+    s = ik.root(bratu, torch.zeros(n, dtype=D), (k,), solver=METHODS[method])
+    assert bool(s.converged), s
+    torch.testing.assert_close(s.value, want, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_beyond_the_dense_size_products_do(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a pattern no matrix is formed above the limit."""
+    n = 300
+    for module in (factored, ik.solver.root.pseudo_transient):
+        monkeypatch.setattr(module, "DENSE" if module is factored else "_DENSE", 200)
+    monkeypatch.setattr(factored.jacobian_at, "__defaults__", (200,))
+    monkeypatch.setattr("implicitkit.solver.steps.normal_equations._DENSE", 200)
+    monkeypatch.setattr(Operator, "dense", refuse)
+    x = torch.linspace(-2, 2, n, dtype=D)
+    s = ik.root(coupled, torch.zeros(n, dtype=D), (x,), solver=METHODS[method])
+    assert bool(s.converged), s
+    assert float(coupled(s.value, x).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("n", [40, 200])
+def test_samples_do_not_see_each_other(method: str, n: int) -> None:
+    """A batch of easy and hard samples has the points and steps of each alone."""
+    k = torch.stack([torch.full((n,), c, dtype=D) for c in (0.1, 3.4, 1.0, 2.9)])
+
+    def run(k: Tensor) -> Any:
+        return ik.root(bratu, torch.zeros(len(k), n, dtype=D), (k,), batch_dims=1, in_dims=0, solver=METHODS[method])
+
+    together, alone = run(k), [run(row[None]) for row in k]
+    assert bool(together.converged.all())
+    torch.testing.assert_close(together.value, torch.cat([s.value for s in alone]), rtol=1e-9, atol=1e-9)
+    assert together.steps.tolist() == [int(s.steps) for s in alone]
+
+
+def test_both_paths_of_the_levenberg_marquardt_step_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Normal equations with a secant for the length, and singular values with Moré's iteration: the same step, to the tenth
+    that its length may differ by."""
+    n = 30
+    x = torch.linspace(-3, 3, n, dtype=D)
+    seen: dict[str, Tensor] = {}
+
+    def first_step(name: str) -> None:
+        def callback(step: int, z: Tensor, norm: Tensor) -> None:
+            seen.setdefault(name, z.clone())
+
+        solver = get_solver("trust_region", subproblem="levenberg_marquardt", radius=0.5)
+        ik.root(
+            coupled, torch.ones(n, dtype=D), (x,), solver=solver, max_steps=1, callback=callback, on_failure="ignore"
+        )
+
+    first_step("singular values")
+    for module in (ik.solver.root.trust_region, factored):
+        monkeypatch.setattr(module, "SMALLEST", 10)
+    first_step("normal equations")
+    one, other = seen["singular values"] - 1, seen["normal equations"] - 1
+    assert float(one.norm()) > 0.1
+    cosine = float((one * other).sum() / (one.norm() * other.norm()))
+    assert cosine > 0.99
+    assert float(other.norm() / one.norm()) == pytest.approx(1, abs=0.15)
+
+
+def test_shifted_blocks() -> None:
+    """``a I + b A``, with a pattern that has no diagonal, and of the transposed."""
+    from implicitkit.sparsity.compression import coloured
+
+    generator = torch.Generator().manual_seed(0)
+    n = 40
+    pattern = torch.diag(torch.ones(n - 1), 1) + torch.diag(torch.ones(n - 2), -2)
+    ready = coloured(pattern.numpy())
+    assert ready is not None
+    values = torch.randn(2, ready.pattern.nnz, generator=generator, dtype=D).numpy()
+    A = torch.stack([torch.from_numpy(ready.matrix(v).toarray()) for v in values])
+    a, b = torch.tensor([0.5, 2.0], dtype=D), torch.tensor([-1.0, 3.0], dtype=D)
+    want = a[:, None, None] * torch.eye(n, dtype=D) + b[:, None, None] * A
+    blocks = sparse_blocks.SparseBlocks(ready, values)
+    rhs = torch.randn(2, n, generator=generator, dtype=D)
+    torch.testing.assert_close(blocks.shifted(a, b).solve(rhs), torch.linalg.solve(want, rhs))
+    torch.testing.assert_close(blocks.T.shifted(a, b).solve(rhs), torch.linalg.solve(want.mT, rhs))
+    torch.testing.assert_close(blocks.columns, A.norm(dim=1))
+    torch.testing.assert_close(blocks.T.columns, A.norm(dim=2))
+
+
+def test_a_singular_jacobian_gives_the_least_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dense and singular, of many unknowns: the least-squares step, and chord, newton and trust_region still arrive."""
+    n = 140
+
+    def f(z: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([z[:1] - z[1:2] + z.sum() * 0, (z[1:-1] + z.sum()) - x[1:-1], (z[:1] - z[1:2]) * 2])
+
+    x = torch.linspace(0, 1, n, dtype=D)
+    for method in ("newton", "chord", "trust_region"):
+        s = ik.root(f, torch.full((n,), 0.3, dtype=D), (x,), solver=method)
+        assert bool(s.converged), (method, s)
+        assert float(f(s.value, x).norm()) < 1e-8
