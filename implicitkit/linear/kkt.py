@@ -25,6 +25,7 @@ from implicitkit.linear.dense import factor_batched, lstsq_batched
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lsmr import LSMR
 from implicitkit.linear.saddle import StructuredOperator
+from implicitkit.linear.sparse import solve_with
 
 __all__ = ["KKT", "SINGULAR"]
 
@@ -40,8 +41,8 @@ SINGULAR = (
 @dataclass(frozen=True)
 class KKT(LinearSolver):
     """LU of small systems; of larger ones structured (a quadratic program's own Cholesky) where the operator offers it,
-    else LU up to ``dense_size`` unknowns a sample, else GMRES; samples that these cannot solve by the policy
-    ``degenerate``.
+    else sparse LU where the matrix has a sparsity pattern, else LU up to ``dense_size`` unknowns a sample, else GMRES;
+    samples that these cannot solve by the policy ``degenerate``.
 
     Args:
         degenerate: ``"lstsq"`` (the solution of least norm, in the least-squares sense) or ``"raise"`` (not converged).
@@ -76,6 +77,8 @@ class KKT(LinearSolver):
             met = norm <= target
             if bool(met.all()):
                 return LinearSolution(x, norm, torch.ones_like(norm, dtype=torch.int64), met)
+        elif A.sparse() is not None:
+            x = solve_with(A.sparse(), A, b.unsqueeze(0), rtol=rtol, atol=atol).x
         elif A.size <= self.dense_size:
             x = _lu(A.dense(), b)
         else:

@@ -37,6 +37,11 @@ class SparseNormal:
         self.columns = self._tensor(np.stack([np.sqrt(N.diagonal()) for N in self.N]))
         self.D = np.ones(self.columns.shape)
 
+    def restrict(self, free: Tensor) -> None:
+        """Only these unknowns are solved for from now on, ``(batch, n)`` bool."""
+        kept = [sp.diags(row.astype(float)) for row in free.cpu().numpy()]
+        self.N = [(S @ N @ S).tocsc() for S, N in zip(kept, self.N, strict=True)]
+
     def scale(self, D: Tensor) -> None:
         """The unknowns are measured in units of ``1 / D`` from now on."""
         self.D = self._array(D)

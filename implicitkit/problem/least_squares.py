@@ -14,7 +14,9 @@ from implicitkit.foundation.options import check_options, one_of, positive
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.argmin import Argmin, tree_gradient
 from implicitkit.problem.base import Kernel, Problem, Restated, deeper, half_squared_norm, require_callable
+from implicitkit.problem.bounded_least_squares import BoundedLeastSquares
 from implicitkit.problem.chart import check_manifold, on_chart
+from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.problem.kind import LEAST_SQUARES, Kind
 from implicitkit.problem.robust import LOSSES, Robust
 from implicitkit.problem.scaling import Rescaled, divided, scales
@@ -30,9 +32,9 @@ class LeastSquares(Problem):
     ``R^T R + sum_i r_i d^2 r_i/dz^2``: the Gauss-Newton shortcut ``R^T R`` may serve a solver, never the derivative
     (it is wrong wherever the residual at the solution is not zero).
 
-    With bounds it is the minimisation of the same objective within them (:class:`~implicitkit.Argmin`).
-
-    Source: Nocedal & Wright (2006), chapter 10.
+    With bounds the residual is the natural map ``z - P(z - R^T r)``, ``P`` the projection on them, as for
+    :class:`~implicitkit.Argmin`; the solver is Levenberg-Marquardt on the unknowns that no bound holds, with robust losses
+    as well, sparse where the residuals have a pattern.
 
     Args:
         residuals: ``r(z, *args)``, a function or ``nn.Module`` returning any pytree of real tensors; with
@@ -91,7 +93,12 @@ class LeastSquares(Problem):
         if self.bounds is None:
             return None
         objective = HalfSquaredNorm(self.function, batch_dims)
-        return Argmin(objective, bounds=self.bounds).restate(z0, args, batch_dims)
+        restated = Argmin(objective, bounds=self.bounds).restate(z0, args, batch_dims)
+        assert restated is not None and isinstance(restated.problem, ConstrainedMinimisation)
+        bounded = BoundedLeastSquares.of(
+            restated.problem, self.function, x_scale=self.x_scale, jac_sparsity=self.jac_sparsity
+        )
+        return replace(restated, problem=bounded)
 
     def _rescaled(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated:
         """The problem for ``z / x_scale``."""

@@ -12,11 +12,13 @@ from torch import Tensor
 from implicitkit.foundation.options import at_least, check_options, finite, optional
 from implicitkit.problem.argmin import Bounded
 from implicitkit.problem.base import Problem
+from implicitkit.problem.bounded_least_squares import BoundedLeastSquares
 from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.problem.kind import Kind, as_kind
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.catalogue import get_solver
+from implicitkit.solver.constrained.projected_levenberg_marquardt import ProjectedLevenbergMarquardt
 from implicitkit.solver.evaluations import Evaluations, subset
 
 __all__ = ["Polyalgorithm", "Stage", "choose", "stages"]
@@ -127,14 +129,17 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
 
 def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage, ...]:
     """Constrained minimisation: SQP where there are constraints and no set but bounds, proximal gradient where there is
-    only a set or a term, the augmented Lagrangian else; each finished by Newton steps on the natural map where dense
+    only a set or a term (of least squares within bounds first projected Levenberg-Marquardt steps), the augmented
+    Lagrangian else; each finished by Newton steps on the natural map where dense
     Jacobians are affordable."""
     size = problem.size + len(problem.one_sided)
+    fit = isinstance(problem, BoundedLeastSquares)
     dense = size <= _DENSE and batch * size * size <= _DENSE_NUMBERS
     polish = (_stage("newton", max_steps=30, scale=None),) if dense else ()
     multipliers = (_stage("augmented_lagrangian"), *polish)
     if not problem.one_sided:
         return (
+            *((Stage(ProjectedLevenbergMarquardt(), max_steps=300),) if fit else ()),
             _stage("proximal_gradient", max_steps=50),
             *polish,
             _stage("proximal_gradient", max_steps=20000, scale=None),

@@ -76,6 +76,8 @@ class Evaluations:
 
     def residuals(self, z: Tensor) -> Tensor:
         """The residual vector of a least-squares method, ``(batch, m)``."""
+        if self._how == "program":
+            return self.problem.flat_residuals(self.kernel, z).detach()
         return self._get(z, "residuals")
 
     def linearize(self, z: Tensor) -> Operator:

@@ -41,6 +41,9 @@ class NormalEquations(Protocol):
 
     columns: Tensor
 
+    def restrict(self, free: Tensor) -> None:
+        """Only these unknowns are solved for from now on, ``(batch, n)`` bool: of the others ``p = 0``, where ``g`` is."""
+
     def scale(self, D: Tensor) -> None:
         """The unknowns are measured in units of ``1 / D`` from now on, ``(batch, n)``."""
 
@@ -62,17 +65,25 @@ def column_scales(f: Evaluations, before: Tensor, columns: Tensor) -> Tensor:
     return torch.maximum(before, columns.nan_to_num(0, 0, 0))
 
 
-def normal_equations(f: Evaluations, z: Tensor) -> NormalEquations:
-    """Of the residuals of ``f`` at ``z``, sparse where they have a pattern."""
+def normal_equations(f: Evaluations, z: Tensor, free: Tensor | None = None) -> NormalEquations:
+    """Of the residuals of ``f`` at ``z``, sparse where they have a pattern.
+
+    ``free``: the unknowns that are solved for, ``(batch, n)`` bool; for the others ``p = 0``.
+    """
     found = f.residuals_sparse(z)
     if found is not None:
         from implicitkit.linear.sparse_normal import SparseNormal
 
-        return SparseNormal(*found, z)
-    r = f.residuals(z)
-    if z.shape[1] <= _DENSE and r.numel() * z.shape[1] <= _NUMBERS:
-        return _Dense(f.residuals_jacobian(z))
-    return _Products(*f.residuals_products(z), r, z)
+        normal: NormalEquations = SparseNormal(*found, z)
+    else:
+        r = f.residuals(z)
+        if z.shape[1] <= _DENSE and r.numel() * z.shape[1] <= _NUMBERS:
+            normal = _Dense(f.residuals_jacobian(z))
+        else:
+            normal = _Products(*f.residuals_products(z), r, z)
+    if free is not None and not bool(free.all()):
+        normal.restrict(free)
+    return normal
 
 
 def normal_equations_of(J: Jacobian, r: Tensor) -> NormalEquations:
@@ -104,6 +115,9 @@ class _Dense:
         self.columns = torch.linalg.vector_norm(R, dim=1)
         self.N = R.mT @ R
 
+    def restrict(self, free: Tensor) -> None:
+        self.N = self.N * (free.unsqueeze(1) & free.unsqueeze(2))
+
     def scale(self, D: Tensor) -> None:
         self.D = D
         self.N = self.N / (D.unsqueeze(1) * D.unsqueeze(2))
@@ -134,23 +148,26 @@ class _Products:
             signs = torch.randint(0, 2, (1, r.shape[1]), generator=generator).to(r) * 2 - 1
             total = total + rmv(signs.expand_as(r)).square()
         self.columns = (total / _PROBES).sqrt()
-        self.D = torch.ones_like(like)
+        self.D, self.free = torch.ones_like(like), torch.ones_like(like)
+
+    def restrict(self, free: Tensor) -> None:
+        self.free = free.to(self.D)
 
     def scale(self, D: Tensor) -> None:
         self.D = D
 
     def largest(self) -> Tensor:
-        return largest_eigenvalue(lambda v: self.rmv(self.times(v / self.D)) / self.D, self.D)
+        return largest_eigenvalue(lambda v: self.rmv(self.times(self.free * v / self.D)) * self.free / self.D, self.D)
 
     def solve(self, mu: Tensor, g: Tensor) -> Tensor:
-        root, D, m = mu.sqrt().unsqueeze(1), self.D, self.r.shape[1]
+        root, D, m, free = mu.sqrt().unsqueeze(1), self.D, self.r.shape[1], self.free
         batch, n = D.shape
 
         def mv(y: Tensor) -> Tensor:
-            return torch.cat([self.times(y / D), root * y], 1)
+            return torch.cat([self.times(free * y / D), root * y], 1)
 
         def rmv(w: Tensor) -> Tensor:
-            return self.rmv(w[:, :m].contiguous()) / D + root * w[:, m:]
+            return free * self.rmv(w[:, :m].contiguous()) / D + root * w[:, m:]
 
         def no_matrix() -> Tensor:
             raise NotImplementedError("only products are known")

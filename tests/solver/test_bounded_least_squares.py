@@ -1,0 +1,135 @@
+"""Least squares within bounds: against SciPy's reflective trust region, against the problem without the held unknowns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.optimize as so
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.foundation.operators import Operator
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.steps import normal_equations
+
+D = torch.float64
+TIMES = torch.linspace(0, 3, 40, dtype=D)
+NOISE = 0.05 * torch.sin(37 * torch.arange(40, dtype=D) ** 2)
+DECAY = 2 * torch.exp(-1.3 * TIMES) + 0.5 + NOISE
+DECAY[5] += 3  # an outlier
+
+BOUNDS = {
+    "one active": ([0.0, 0.0, 0.0], [1.5, 5.0, 5.0]),
+    "the other side": ([0.0, 0.0, 0.6], [10.0, 5.0, 5.0]),
+    "two active": ([0.0, 1.6, 0.0], [1.7, 5.0, 5.0]),
+    "none active": ([-9.0, -9.0, -9.0], [9.0, 9.0, 9.0]),
+    "one is fixed": ([0.0, 1.1, 0.0], [9.0, 1.1, 9.0]),
+}
+
+
+def decay(p: Tensor, y: Tensor) -> Tensor:
+    return p[..., :1] * torch.exp(-p[..., 1:2] * TIMES) + p[..., 2:] - y
+
+
+def fit(name: str, loss: str, y: Tensor, **options: Any) -> Any:
+    lower, upper = (torch.tensor(b, dtype=D) for b in BOUNDS[name])
+    start = torch.ones(3, dtype=D).expand(*y.shape[:-1], 3)
+    return ik.least_squares(decay, start, (y,), bounds=(lower, upper), loss=loss, f_scale=0.1, **options)
+
+
+@pytest.mark.parametrize("loss", ["linear", "soft_l1", "huber", "cauchy"])
+@pytest.mark.parametrize("name", BOUNDS)
+def test_the_point_is_scipys_and_the_method_is_of_residuals(name: str, loss: str) -> None:
+    s = fit(name, loss, DECAY)
+    assert s.solver == "auto (projected_levenberg_marquardt)" and int(s.steps) <= 60
+    lower, upper = (np.array(b) for b in BOUNDS[name])
+    want = so.least_squares(
+        lambda p: decay(torch.from_numpy(p), DECAY).numpy(),
+        np.clip(np.ones(3), lower + 1e-3, upper + 1e-3 - 2e-3 * (upper > lower)) if name != "one is fixed" else [1, 1.1, 1],
+        bounds=(lower, upper + 1e-12),
+        loss=loss,
+        f_scale=0.1,
+        xtol=1e-15,
+        ftol=1e-15,
+        gtol=1e-13,
+    )  # fmt: skip
+    np.testing.assert_allclose(s.value.numpy(), want.x, rtol=0, atol=2e-6)
+    assert (s.value.numpy() >= lower).all() and (s.value.numpy() <= upper).all()
+
+
+@pytest.mark.parametrize("loss", ["linear", "cauchy"])
+@pytest.mark.parametrize("name", BOUNDS)
+def test_the_derivative_against_differences(name: str, loss: str) -> None:
+    y = DECAY.clone().requires_grad_()
+    weights = torch.tensor([1.0, -2.0, 3.0], dtype=D)
+    (g,) = torch.autograd.grad((weights * fit(name, loss, y).value).sum(), y)
+    way, h = torch.cos(torch.arange(40, dtype=D)), 1e-5
+    ends = [(weights * fit(name, loss, DECAY + sign * h * way).value).sum() for sign in (1, -1)]
+    torch.testing.assert_close((g * way).sum(), (ends[0] - ends[1]) / (2 * h), rtol=1e-4, atol=1e-6)
+
+
+def test_samples_do_not_see_each_other() -> None:
+    y = torch.stack([DECAY, DECAY.roll(1), 0.3 * DECAY, DECAY + 2])
+    together = fit("one active", "linear", y, batch_dims=1, in_dims=0)
+    alone = [fit("one active", "linear", row) for row in y]
+    torch.testing.assert_close(together.value, torch.stack([s.value for s in alone]), rtol=1e-8, atol=1e-9)
+    mapped = torch.func.vmap(lambda row: fit("one active", "linear", row).value)(y)
+    torch.testing.assert_close(mapped, together.value, rtol=1e-8, atol=1e-9)
+
+
+def test_from_outside_the_bounds() -> None:
+    lower, upper = (torch.tensor(b, dtype=D) for b in BOUNDS["one active"])
+    start = torch.tensor([4.0, -3.0, 7.0], dtype=D)
+    s = ik.least_squares(decay, start, (DECAY,), bounds=(lower, upper))
+    torch.testing.assert_close(s.value, fit("one active", "linear", DECAY).value, rtol=1e-7, atol=1e-8)
+
+
+def chain(z: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Each unknown near its neighbours and its datum."""
+    return {"links": 3 * (z[1:] - z[:-1]) + 0.1 * z[1:] ** 2, "data": z - y}
+
+
+@pytest.mark.parametrize("how", ["sparse", "dense", "products"])
+def test_many_unknowns(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The held unknowns are at their bounds; the others, and the derivative, are those of the problem over them alone."""
+    n = 400
+    y = torch.sin(torch.linspace(0, 20, n, dtype=D)).requires_grad_()
+    options: dict[str, Any] = {"rtol": 1e-11, "atol": 1e-11}
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a dense matrix is formed")
+
+    if how != "sparse":
+        monkeypatch.setattr(Evaluations, "residuals_sparse", lambda *_: None)
+    if how == "products":
+        monkeypatch.setattr(normal_equations, "_DENSE", 100)
+    if how != "dense":
+        monkeypatch.setattr(Evaluations, "residuals_jacobian", refuse)
+        monkeypatch.setattr(Operator, "dense", refuse)
+    s = ik.least_squares(chain, torch.zeros(n, dtype=D), (y,), bounds=(-0.5, 0.7), **options)
+    assert s.solver == "auto (projected_levenberg_marquardt)"
+    weights = torch.cos(torch.arange(n, dtype=D))
+    (g,) = torch.autograd.grad((weights * s.value).sum(), y)
+    monkeypatch.undo()
+    z = s.value.detach()
+    held = (z == -0.5) | (z == 0.7)
+    assert 50 < int(held.sum()) < 350
+    others = (~held).nonzero().squeeze(1)
+
+    def free_only(part: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return chain(z.index_copy(0, others, part), y)
+
+    alone = ik.least_squares(free_only, z[~held] + 0.01, (y,), solver="levenberg_marquardt", **options)
+    torch.testing.assert_close(alone.value, z[~held], rtol=0, atol=1e-8)
+    (want,) = torch.autograd.grad((weights[~held] * alone.value).sum(), y)
+    torch.testing.assert_close(g, want, rtol=1e-6, atol=1e-7)
+
+
+def test_only_of_residuals() -> None:
+    from implicitkit.solver.constrained.projected_levenberg_marquardt import ProjectedLevenbergMarquardt
+
+    with pytest.raises(ik.CapabilityError, match="least squares within bounds"):
+        ik.argmin(lambda z: z.square().sum(), torch.ones(2), bounds=(0.5, 2), solver=ProjectedLevenbergMarquardt())
