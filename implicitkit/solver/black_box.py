@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
+from implicitkit.linear.user_factor import UserFactor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Options, Outcome, Solver
 from implicitkit.solver.evaluations import Evaluations
@@ -166,7 +167,7 @@ class BlackBox(Solver):
         # there if it was too loose.
         for attempt in range(_AIMS):
             target = judge.aim(z + f.residual(z)) if attempt == 0 and judge.relative_to_state else bound
-            z, taken, message = _ask(self, f, z, target, options, max_steps, absolute=attempt > 0)
+            z, taken, message, factors = _ask(self, f, z, target, options, max_steps, absolute=attempt > 0)
             steps = steps + taken
             norm = judge.norm(f.residual(z))
             bound = judge.tolerance(z, norm)
@@ -176,7 +177,10 @@ class BlackBox(Solver):
                 bound = judge.tolerance(z, norm)
             if not bool((~(norm <= bound) & (norm <= target)).any()):
                 break
-        return verdict(judge, f, z0, z, start, steps, max_steps, options, message)
+        outcome = verdict(judge, f, z0, z, start, steps, max_steps, options, message)
+        if len(factors) == len(z0) and all(factor is not None for factor in factors):
+            f.system.factored = UserFactor(factors)  # of the last point asked for, for the derivative
+        return outcome
 
 
 def verdict(
@@ -209,8 +213,9 @@ def verdict(
 
 def _ask(
     solver: BlackBox, f: Evaluations, z0: Tensor, target: Tensor, options: Options, max_steps: int, absolute: bool
-) -> tuple[Tensor, Tensor, str]:
-    """One call (or one call a sample) with the target as an absolute tolerance where it is relative to the state."""
+) -> tuple[Tensor, Tensor, str, list[Any]]:
+    """One call (or one call a sample), with the target as an absolute tolerance where it is relative to the state: points,
+    steps, what it says, and the factorisations that it gives."""
     absolute = absolute or f.kind.iteration or options.start_norm is not None
 
     def tolerances(sample: slice) -> dict[str, float]:
@@ -220,14 +225,15 @@ def _ask(
 
     batch = z0.shape[0]
     message = ""
+    factors: list[Any] = []
     steps = torch.zeros(batch, dtype=torch.int64, device=z0.device)
     if solver.batch == "native":
         found = _guarded(solver, BlackBoxFunction(f, z0), z0, **tolerances(slice(None)), max_steps=max_steps)
-        z, steps, message = _accept(found, z0), steps + found.steps, found.message
+        z, steps, message, factors = _accept(found, z0), steps + found.steps, found.message, _each(found, batch)
     elif solver.batch == "joint" or batch == 1:
         one_system = BlackBoxFunction(f, z0, joint=True)
         found = _guarded(solver, one_system, z0.reshape(-1), **tolerances(slice(None)), max_steps=max_steps)
-        z, steps, message = _accept(found, z0), steps + found.steps, found.message
+        z, steps, message, factors = _accept(found, z0), steps + found.steps, found.message, _each(found, batch)
     else:
         z = z0.clone()
         for i in range(batch):
@@ -236,8 +242,15 @@ def _ask(
                 found = _guarded(solver, one, z0[i], **tolerances(slice(i, i + 1)), max_steps=max_steps)
             z[i] = _accept(found, z0[i])
             steps[i] = found.steps
+            factors += _each(found, 1)
             message = found.message or message
-    return z, steps, message
+    return z, steps, message, factors
+
+
+def _each(found: Found, batch: int) -> list[Any]:
+    """The factorisation of each sample, as far as they were given."""
+    given = found.factorisation
+    return [given] if batch == 1 or given is None else list(given)
 
 
 @contextlib.contextmanager

@@ -81,3 +81,35 @@ def test_what_is_no_factorisation_is_refused() -> None:
 
     with pytest.raises(TypeError, match="solve\\(b, trans\\)"):
         layer(torch.zeros(N, dtype=D), torch.ones(N, dtype=D))
+
+
+@pytest.mark.parametrize("wrong", [1.0, float("nan")], ids=["right", "useless"])
+@pytest.mark.parametrize("mode", ["loop", "native"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_black_boxes_hand_over_theirs(batch: int, mode: str, wrong: float) -> None:
+    counted: list[Counted] = []
+
+    def find(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> ik.Found:
+        points, factors = [], []
+        for row in range(len(z0) if mode == "native" else 1):
+            z = np.zeros(N)
+            for _ in range(30):
+                everything = torch.from_numpy(z).expand_as(z0) if mode == "native" else torch.from_numpy(z)
+                at, J = f(everything), f.jacobian(everything)
+                lu = sla.splu(sp.csc_matrix((J[row] if mode == "native" else J).numpy()))
+                z = z - lu.solve((at[row] if mode == "native" else at).numpy())
+            points.append(torch.from_numpy(z))
+            factors.append(Counted(lu, wrong))
+        counted.extend(factors)
+        whole = torch.stack(points) if mode == "native" else points[0]
+        return ik.Found(whole, factorisation=factors if len(z0) > 1 and mode == "native" else factors[0])
+
+    solver = ik.extend.BlackBox(find, name="by_hand", solves="root", batch=mode)
+    x = torch.stack([torch.linspace(0.5, 2, N, dtype=D) + i for i in range(batch)]).requires_grad_()
+    function = lambda z, x: torch.stack([residual(a, b) for a, b in zip(z, x, strict=True)])  # noqa: E731
+    z = ik.root(function, torch.zeros(batch, N, dtype=D), (x,), solver=solver, batch_dims=1).value
+    (g,) = torch.autograd.grad(z.sum(), x)
+    for i in range(batch):
+        J = torch.from_numpy((L + sp.diags(3 * z[i].detach().numpy() ** 2)).toarray())
+        torch.testing.assert_close(g[i], torch.linalg.inv(J).sum(0), rtol=1e-8, atol=1e-10)
+    assert all("T" in one.used for one in counted[-batch:])
