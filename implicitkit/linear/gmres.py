@@ -30,13 +30,15 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
-from implicitkit.foundation.options import at_least, check_options
+from implicitkit.foundation.options import at_least, check_options, optional
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import Correction, column, in_working_precision, norms, restarted, right_preconditioned
 
 __all__ = ["GMRES"]
 
+_RESTART, _FEWEST = 50, 12  # vectors of a basis, by default
+_NUMBERS = 1 << 24  # in it
 _KEPT = 0.1  # share of a vector's length that must be left after one Gram-Schmidt pass
 
 
@@ -51,25 +53,28 @@ class GMRES(LinearSolver):
     Source: Saad & Schultz (1986), algorithm 4; Saad (2003), algorithm 6.11.
 
     Args:
-        restart: dimension of the Krylov space before a restart, at least 1.
+        restart: dimension of the Krylov space before a restart, at least 1; ``None``: 50, and fewer for big states, so that
+            the basis holds no more than 2^24 numbers (128 MB in double precision), but 12 at least.
 
     Raises:
         ValueError: ``restart < 1``.
     """
 
     preconditions: ClassVar[bool] = True
-    restart: int = 50
+    restart: int | None = None
 
     def __post_init__(self) -> None:
-        check_options(self, restart=at_least(1))
+        check_options(self, restart=optional(at_least(1)))
 
     @in_working_precision
     @right_preconditioned
     def solve(
         self, A: Operator, b: Tensor, *, rtol: float | Tensor, atol: float, max_steps: int | None
     ) -> LinearSolution:
+        restart = self.restart or min(_RESTART, max(_FEWEST, _NUMBERS // max(1, b.numel())))
+
         def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
-            columns = min(self.restart, A.size, int(budget.max()))
+            columns = min(restart, A.size, int(budget.max()))
             return _arnoldi(A, r, norm, target, live, budget, columns)
 
         return restarted(

@@ -279,6 +279,24 @@ def test_gmres_restarts(restart: int) -> None:
     torch.testing.assert_close(found.x, torch.linalg.solve(M, b), rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.parametrize(
+    ("restart", "numbers", "most"), [(None, 1 << 24, 50), (None, 25 * 80, 25), (None, 80, 12), (30, 80, 30)], ids=str
+)
+def test_gmres_keeps_fewer_vectors_of_big_states(
+    restart: int | None, numbers: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib
+
+    module = importlib.import_module("implicitkit.linear.gmres")
+    seen: list[int] = []
+    arnoldi = module._arnoldi
+    monkeypatch.setattr(module, "_NUMBERS", numbers)
+    monkeypatch.setattr(module, "_arnoldi", lambda *a: seen.append(a[-1]) or arnoldi(*a))
+    M = with_spectrum(1, 80, 1e3)
+    solve(GMRES(restart=restart), operator(M), random(1, 80), rtol=1e-6, max_steps=200)
+    assert seen[0] == most
+
+
 def test_gmres_breaks_down_happily() -> None:
     """The Krylov space ends early: the identity, a shift, a rank-one change, a permutation."""
     n = 6
