@@ -48,11 +48,12 @@ bench: $(VENV)/.bench
 	set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
 docs: $(VENV)/.docs
+	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md docs implicitkit plugins examples benchmarks tests
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "the site: docs/_build/html/index.html"
 
 clean:
-	rm -rf $(VENV) .floors build dist docs/_build docs/gallery docs/reference docs/scripts *.egg-info examples/output .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .floors build dist docs/_build docs/gallery docs/reference docs/scripts docs/benchmarks.md *.egg-info examples/output .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Set-up: each extra is installed once, and again when what is required changes.

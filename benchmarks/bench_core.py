@@ -1,6 +1,6 @@
 """What a solve costs beyond the evaluations it makes: ratios to bare loops, medians of paired runs in one process.
 
-    python benchmarks/bench_core.py [--repeats 25] [--json]
+    python benchmarks/bench_core.py [--repeats 25] [--json]     (the rows are kept in benchmarks/results/bench_core.json)
 
 Problem: ``z = tanh(W z + U x + b)``, float32, (batch, dim) = (64, 128) and (256, 512), spectral radius of the Jacobian at
 the solution 0.9, tolerance 1e-4 relative, one thread.
@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import results
 import torch
 from torch import Tensor
 
@@ -190,6 +191,15 @@ def machinery_rows(repeats: int) -> dict[str, dict[str, float]]:
     return rows
 
 
+def keep(rows: dict[str, dict[str, float]]) -> None:
+    """Write the rows to ``benchmarks/results``."""
+    kept = [
+        results.row(name, row["median"], "ms" if name.endswith("(ms)") else "times the reference", target=TARGETS[name])
+        for name, row in rows.items()
+    ]
+    results.save("bench_core", kept, (__doc__ or "").split("\n\n", 2)[2])
+
+
 def main() -> None:
     """Run every row and print it beside its target."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -201,6 +211,7 @@ def main() -> None:
         **solve_rows(64, 128, options.repeats), **solve_rows(256, 512, max(3, options.repeats // 3)),
         **machinery_rows(options.repeats),
     }  # fmt: skip
+    keep(rows)
     if options.json:
         print(json.dumps(rows, indent=2))
         return

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import results
 import torch
 from bench_core import TOLERANCE, make, tanh_map
 from torch import Tensor
@@ -124,6 +125,19 @@ def claims(table: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     return found
 
 
+def keep(result: dict[str, Any]) -> None:
+    """Write the times and the claims to ``benchmarks/results``."""
+    kept = []
+    for size, part in result.items():
+        for name, row in part["solvers"].items():
+            details = {"evaluations": row["evaluations"], "residual": row["worst relative residual"]}
+            kept.append(results.row(f"{name}, {size}", row["ms"], "ms", **details))
+        for claim, row in part["claims"].items():
+            times, target = row["times faster"], row["target"]
+            kept.append(results.row(f"{claim}, {size}", times, "times faster", target=target, more=True))
+    results.save("bench_fixed_point", kept, (__doc__ or "").split("\n\n", 2)[2])
+
+
 def main() -> None:
     """Print one table a size."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -135,6 +149,7 @@ def main() -> None:
     for batch, dim in SIZES:
         table = rows(batch, dim, options.repeats if dim < 256 else max(3, options.repeats // 3))
         result[f"{batch}x{dim}"] = {"solvers": table, "claims": claims(table)}
+    keep(result)
     if options.json:
         print(json.dumps(result, indent=2))
         return

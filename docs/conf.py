@@ -31,6 +31,7 @@ extensions = [
     "formulas",
     "api_pages",
     "script_pages",
+    "benchmark_page",
 ]
 exclude_patterns = ["_build", "inventories", "**/sg_execution_times.rst", "gallery/*.md5"]
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "attrs_inline"]
