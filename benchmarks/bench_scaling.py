@@ -2,10 +2,11 @@
 
     python benchmarks/bench_scaling.py [--repeats 5]
 
-``z = tanh(W z + U x + b)`` as in ``bench_core.py``: float32, one thread.  Each point is the median CPU time of the process
-over runs that take turns.  implicitkit (``anderson``, the implicit rule) is beside the loop that autograd records, of as many
-plain steps as reach the same relative residual, and beside TorchDEQ (``anderson``, ``ift=True``, relative stopping) where it
-is installed.  The same tolerance is asked for everywhere; the residual reached is kept beside the time.
+``z = tanh(W z + U x + b)`` as in ``bench_core.py``: float32, one thread. Each point is the median CPU time of the
+process over runs that take turns. implicitkit (``anderson``, the implicit rule) is beside the loop that autograd
+records, of as many plain steps as reach the same relative residual, and beside TorchDEQ (``anderson``, ``ift=True``,
+relative stopping) where it is installed. The same tolerance is asked for everywhere; the residual reached is kept
+beside the time.
 """
 
 from __future__ import annotations

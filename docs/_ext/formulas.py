@@ -5,6 +5,7 @@ The converter is docutils' own.  A formula that it cannot read is a warning, and
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from docutils import nodes
@@ -32,6 +33,7 @@ def mathml(node: nodes.Node, *, block: bool) -> str:
     tex = node.astext()
     for name, other in SAME.items():
         tex = tex.replace(name, other)
+    tex = re.sub(r"\\frac\s*(\w)\s*(\w)(?![{\w])", r"\\frac{\1}{\2}", tex)  # \frac12: the converter wants braces
     try:
         return latex2mathml.tex2mathml(tex, as_block=block)
     except (MathError, ValueError, KeyError, IndexError, TypeError) as error:

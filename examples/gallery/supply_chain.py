@@ -6,9 +6,9 @@ Four warehouses, two suppliers with prices that move, two groups of customers wh
 day the policy decides what to buy, ship and sell by a quadratic program: today's money, and a guess of what tomorrow's
 stock :math:`h` is worth (Agrawal, Barratt, Boyd & Stellato 2020, "Learning convex optimization control policies"):
 
-.. math:: \\min_u \\; c_t^\\top u + \\tfrac12 |S h_{t+1}|^2 + q^\\top h_{t+1} \\quad\\text{such that the trucks,
-   the shelves and the customers allow it.}
+.. math:: \\min_u \\; c_t^\\top u + \\frac{1}{2} |S h_{t+1}|^2 + q^\\top h_{t+1},
 
+as far as the trucks, the shelves and the customers allow.
 :math:`S` and :math:`q` are learnt by the money lost in ten simulated days, differentiated through every day's program.
 
 *Checked:* a day's decision against SciPy's SLSQP; the gradient of the cost of all days against differences; no stock is

@@ -42,7 +42,7 @@ def trace(
       ``tr(Q^T A Q)`` is exact and only the rest ``(I - Q Q^T) A (I - Q Q^T)`` is estimated.  For positive semidefinite ``A``
       the error falls as ``tr A / products``, and vanishes for matrices of rank up to a third of ``products``.
 
-    The estimate is differentiable through ``product``, and its derivative unbiased.
+    The estimate is differentiable through ``product``, and its derivative unbiased.  Units: those of ``A``.
 
     Source: Hutchinson (1990), Commun. Stat. Simul. Comput. 19, 433-450; Meyer, Musco, Musco & Woodruff (2021), "Hutch++:
     optimal stochastic trace estimation", SOSA, algorithm 1.
@@ -93,7 +93,7 @@ def log_determinant(
     The derivative is ``tr(A^{-1} dA)`` on the same probes: ``x_i^T dA g_i`` with ``x_i \approx A^{-1} g_i`` from the same
     Lanczos basis.  It flows through ``product``, once.
 
-    For ``\log |\det(I - J)|`` pass ``M^T M`` with ``M = I - J``, and take half.
+    Dimensionless where ``A`` is.  For ``\log |\det(I - J)|`` pass ``M^T M`` with ``M = I - J``, and take half.
 
     Source: Ubaru, Chen & Saad (2017), "Fast estimation of tr(f(A)) via stochastic Lanczos quadrature", SIAM J. Matrix Anal.
     Appl. 38, 1075-1099, algorithm 1; the derivative: Dong, Eriksson, Nickisch, Bindel & Wilson (2017), NeurIPS, section 3.1.

@@ -64,13 +64,13 @@ FREE: dict[str, tuple[str, str]] = {
     "lists names, takes nothing that could be wrong": ("errors", "linear_solvers plugins problems rules solvers"),
     "a container: what fills it says what its fields are, and raises": (
         "equation errors source",
-        "Certificate CurveFit Found LinearSolution Solution Stability Stage Status ConeSolution Factor Settings "
+        "Estimate Certificate CurveFit Found LinearSolution Solution Stability Stage Status ConeSolution Factor Settings "
         "Check CheckResult "
         "ConformanceReport Known SolverCheck Equality Inequality Operator BlockStructure",
     ),
     "names, numbers and reports without a unit of their own": (
         "units shapes",
-        "Status Settings Stage Found Check CheckResult ConformanceReport Known SolverCheck BlockStructure Monitor "
+        "Estimate Status Settings Stage Found Check CheckResult ConformanceReport Known SolverCheck BlockStructure Monitor "
         "TensorBoard "
         "Pretraining merge tie free_weights load_torchdeq check_solver known_problems parametrize_with_checks "
         "progress Factor "
