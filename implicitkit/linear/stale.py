@@ -24,6 +24,9 @@ class Stale:
     these factors as a preconditioner; once one system has taken more than ``products`` products with them, the next one is
     factored again.  Solutions and derivatives do not depend on it, only how many products they take.
 
+    With the old factors ``M = L U`` the system ``M^{-1} A u = M^{-1} b`` is solved.  Dimensionless but for ``A`` itself.
+    Source: Knoll & Keyes (2004), "Jacobian-free Newton-Krylov methods", section 3, on lagged preconditioners.
+
     One object serves one loop: solver and derivative may share it, different problems should not.
 
     Args:
@@ -31,6 +34,9 @@ class Stale:
 
     Attributes:
         factorisations: how many have been made.
+
+    Raises:
+        ValueError: ``products`` is out of range.
     """
 
     def __init__(self, products: int = 20) -> None:

@@ -36,6 +36,8 @@ class LeastSquares(Problem):
     :class:`~implicitkit.Argmin`; the solver is Levenberg-Marquardt on the unknowns that no bound holds, with robust losses
     as well, sparse where the residuals have a pattern.
 
+    Source: Nocedal & Wright (2006), chapter 10.
+
     Args:
         residuals: ``r(z, *args)``, a function or ``nn.Module`` returning any pytree of real tensors; with
             ``batch_dims``, each leaf has the batch's shape in front.

@@ -71,6 +71,20 @@ PRESUMED = {
     ),
     "golden_section.py::GoldenSection": "z0 = torch.zeros(3, 1)",
     "nelder_mead.py::NelderMead": "",
+    "manifold/__init__.py::<module>": (
+        "z0 = T0 = torch.eye(4)\nX0, data = torch.randn(5, 3), torch.randn(5, 3)\n"
+        "def residuals(z, y=data):\n"
+        "    T, x = (z, data) if torch.is_tensor(z) else (z['pose'], z['points'])\n"
+        "    return {'at': x @ T[:3, :3].mT + T[:3, 3] - y, 'prior': 0.1 * (x - X0)}"
+    ),
+    "quaternion.py::UnitQuaternion": "residuals = lambda q: q - torch.tensor([0.6, 0.8, 0.0, 0.0])",
+    "se3.py::SE3": "x = torch.randn(5, 3)\ny = x + 0.1",
+    "so3.py::SO3": "a = torch.randn(5, 3)\nb = a[:, [1, 2, 0]]",
+    "initial_value.py::InitialValue": "rhs = lambda t, y, theta: -theta * y\ny0, t = torch.ones(2), torch.linspace(0, 1, 5)",
+    "series.py::Neumann": "inner = lambda w, theta: (w - theta).square().sum()\nw0 = torch.zeros(2)",
+    "stale.py::Stale": (
+        "residual = lambda z, x, theta: z**3 + z - theta - x\nz0, data = torch.ones(2), [(torch.zeros(2), None)]"
+    ),
     "solving.py::root": "c = torch.arange(5.0) + 1",
     "testing/__init__.py::<module>": SOLVER,
     "conformance.py::check_solver": SOLVER,
