@@ -139,8 +139,8 @@ class DEQ(nn.Module):
         Args:
             inputs: what the cell gets after ``z``; the first tensor in them tells the batch size.
             z0: where to start, if not as ``init`` says; a state, or ``"last"``.
-            index: for ``"last"``, the number of each sample in the data set: start from the equilibrium that it had when it
-                was seen last (integers, shape ``(batch,)``).
+            index: the number of each sample in the data set (integers, shape ``(batch,)``): start from the equilibrium
+                that it had when it was seen last; with ``init="zeros"`` (then zero at first) or ``"last"``.
             at: return what :meth:`states` does instead (for a wrapper that only calls, as ``DistributedDataParallel``).
 
         Returns:
@@ -383,8 +383,8 @@ class DEQ(nn.Module):
             start.check_shapes(shapes)
         template = start.zeros(shapes, batch, dtype, device)
         index = None if index is None else start.check_index(index, batch)
-        if isinstance(z0, str):
-            if z0 != "last":
+        if isinstance(z0, str) or (z0 is None and index is not None and self.init == "zeros"):
+            if z0 not in (None, "last"):
                 raise ValueError(f'z0 must be a state, or "last"; got {z0!r}')
             self._last = self._last or start.Last()
             return self._last(template, index)

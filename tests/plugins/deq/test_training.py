@@ -178,11 +178,11 @@ def test_an_unbounded_cell_trains_with_defaults(name: str, rate: float, steps: i
 
 
 # ----------------------------------------------------------------------------------------------- warm starts by sample
-@pytest.mark.parametrize("how", ["init", "z0"])
+@pytest.mark.parametrize("how", ["init", "z0", "index alone"])
 def test_a_sample_starts_where_it_ended_when_it_was_seen_last(how: str) -> None:
     torch.manual_seed(0)
     layer = DEQ(cells.MLP(4, 6, dtype=F64), init="last" if how == "init" else "zeros", rtol=1e-10)
-    keyword: dict[str, Any] = {} if how == "init" else {"z0": "last"}
+    keyword: dict[str, Any] = {"z0": "last"} if how == "z0" else {}
     x = torch.randn(12, 4, dtype=F64)
     order = torch.randperm(12)
     for index in order.split(5):
