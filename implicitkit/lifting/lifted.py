@@ -166,7 +166,7 @@ def _lift(
     """Find what the function uses, by looking at modules and by evaluating once, twice or three times."""
     constants = _lift_modules(lifted, modules, explicit=needed or levels)
     if needed or levels:
-        lifted.scope = Scope(lifted.function, [(t, places[0][1]) for places, t in constants])
+        lifted.scope = Scope(lifted.function, [(t, places[0][2]) for places, t in constants])
     z_leaves, z_spec = tree_flatten(z0)
     z = tree_unflatten([_plain(resolve(t), levels) for t in z_leaves], z_spec)
     looks = Looks() if levels or (needed and (lifted.inside or not any(map(_explicit, lifted.theta)))) else None
@@ -335,14 +335,14 @@ def _lift_modules(lifted: Lifted, modules: Sequence[nn.Module], explicit: bool) 
             if id(m) in seen:
                 continue
             seen.add(id(m))
-            for owner, is_buffer in ((m._parameters, False), (m._buffers, True)):
-                for key, t in owner.items():
+            for kind in ("_parameters", "_buffers"):
+                for key, t in getattr(m, kind).items():
                     if t is None:
                         continue
                     if explicit and _to_lift(t, lifted.inside):
-                        places.setdefault(id(t), (t, []))[1].append((owner, key))
-                    elif is_buffer:
-                        constants.setdefault(id(t), ([], t))[0].append((owner, key))
+                        places.setdefault(id(t), (t, []))[1].append((m, kind, key))
+                    elif kind == "_buffers":
+                        constants.setdefault(id(t), ([], t))[0].append((m, kind, key))
     lifted.theta = (*lifted.theta, *(resolve(t) for t, _ in places.values()))
     lifted.slots = [slots for _, slots in places.values()]
     return list(constants.values())

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from implicitkit.foundation import compat
@@ -33,7 +33,7 @@ __all__ = [
     "swapped",
 ]
 
-Slot = tuple[dict[str, Any], str]  # a module's own dict of parameters or buffers, and a key
+Slot = tuple[nn.Module, str, str]  # a module, "_parameters" or "_buffers", and a key
 Constants = list[tuple[list[Slot], Tensor]]  # tensors of modules that are no arguments, and where they are
 
 _active = threading.local()  # substitutions in force on this thread, for solves nested inside a lifted function
@@ -223,21 +223,35 @@ def _masks(index: Any) -> bool:
     return any(isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) for part in parts)
 
 
+def _holder(module: nn.Module, kind: str, key: str) -> dict[str, Any]:
+    """The dict in which a module finds this tensor now: sharding (FSDP with ``use_orig_params``) takes parameters out of
+    ``_parameters`` and sets what it has gathered as plain attributes."""
+    attributes = module.__dict__
+    own: dict[str, Any] = attributes if key in attributes else getattr(module, kind)
+    return own
+
+
 @contextlib.contextmanager
 def swapped(slots: Sequence[Sequence[Slot]], tensors: Sequence[Tensor], explicit: int) -> Iterator[None]:
     """The tensors, in the modules, while it lasts; solves inside see the first ``explicit`` of them as stand-ins."""
-    old = [[owner[key] for owner, key in places] for places in slots]
+    old = [
+        [(where := _holder(*slot), key := slot[2], where.get(key, None)) for slot in places]
+        for places in slots
+    ]
     substitutions().append({id(t): t for t in tensors[:explicit]})
     try:
-        for places, t in zip(slots, tensors, strict=True):
-            for owner, key in places:
-                owner[key] = t
+        for places, t in zip(old, tensors, strict=True):
+            for where, key, _ in places:
+                where[key] = t
         yield
     finally:
         substitutions().pop()
-        for places, values in zip(slots, old, strict=True):
-            for (owner, key), value in zip(places, values, strict=True):
-                owner[key] = value
+        for places in old:
+            for where, key, value in places:
+                if value is None:
+                    where.pop(key, None)
+                else:
+                    where[key] = value
 
 
 def leaks(out: Any) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -98,6 +100,54 @@ def test_tensors_made_in_inference_mode_may_be_captured(solver: str) -> None:
             return
         z = ik.root(lambda z: layer(z) * h + z**3 - 1, zeros(3), solver=solver).value
         assert float((z * h + z**3 - 1).abs().max()) < 1e-8
+
+
+# ----------------------------------------------------------------------------------------------------------------- sharding
+class Tanh(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin = nn.Linear(4, 4)
+        self.lin.weight.data.mul_(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        f = lambda z, x: torch.tanh(self.lin(z) + x)  # noqa: E731
+        return ik.fixed_point(f, torch.zeros_like(x), (x,), batch_dims=1).value
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("original", [False, True])
+def test_parameters_that_fsdp_has_moved(original: bool) -> None:
+    """FSDP takes parameters out of their modules, and for the backward sets what it has gathered as attributes."""
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    alone = Tanh()
+    alone(x).sum().backward()
+    want = torch.cat([p.grad.flatten() for p in alone.parameters() if p.grad is not None])
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        sharded = FSDP(Tanh(), use_orig_params=original, device_id=torch.device("cpu"))
+        for _ in range(2):
+            sharded.zero_grad()
+            sharded(x).sum().backward()
+        got = torch.cat([p.grad.flatten() for p in sharded.parameters() if p.grad is not None])
+    finally:
+        torch.distributed.destroy_process_group()
+    torch.testing.assert_close(got, want)
+
+
+# ------------------------------------------------------------------------------------------------------------- what is held
+def test_a_detached_solution_holds_neither_graph_nor_arguments() -> None:
+    x = torch.ones(3, requires_grad=True)
+    argument = 2 * x
+    held = weakref.ref(argument)
+    solution = ik.fixed_point(lambda z, x: torch.tanh(0.3 * z + x), torch.zeros(3), (argument,)).detach()
+    del argument
+    gc.collect()
+    assert held() is None
+    assert bool(solution.converged)
 
 
 # ---------------------------------------------------------------------------------------------------------------------- fork

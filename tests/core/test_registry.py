@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
 import textwrap
 import threading
@@ -333,6 +334,25 @@ SOLVER = """
         def step(self, f, z, state):
             return f(z), state
 """
+
+
+def test_an_interrupt_while_plugins_load_loses_none(site: Site) -> None:
+    """Ctrl-C in the import of one plugin: the next look-up loads it, and those after it."""
+    once = """
+        if not getattr(__import__("builtins"), "_interrupted_once", False):
+            __import__("builtins")._interrupted_once = True
+            raise KeyboardInterrupt
+    """
+    for name in ("first", "second"):
+        code = textwrap.dedent(once) + textwrap.dedent(SOLVER.format(name=name, cls=name.title()))
+        site.add(f"{name}-solvers", "1.0", {f"{name}_solvers": code}, {name: f"{name}_solvers"})
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ik.solvers()
+        assert {"first", "second"} <= set(ik.solvers())
+        assert [(p.name, p.loaded) for p in sorted(ik.plugins(), key=str)] == [("first", True), ("second", True)]
+    finally:
+        del builtins._interrupted_once  # type: ignore[attr-defined]
 
 
 def test_plugin_is_found_at_the_first_unknown_name(site: Site) -> None:
