@@ -74,13 +74,18 @@ class Discover(TorchFunctionMode):
         if _asks_only(func):
             return func(*args, **(kwargs or {}))
         for x in tree_flatten((args, kwargs or {}))[0]:
-            if isinstance(x, Tensor) and id(x) not in self.made and compat.level(x) <= self.level:
+            if isinstance(x, Tensor) and id(x) not in self.made and self._from_outside(x):
                 self.found.setdefault(id(x), x)
         out = func(*args, **(kwargs or {}))
         for x in tree_flatten(out)[0]:
             if isinstance(x, Tensor) and id(x) not in self.found:
                 self.made[id(x)] = x  # keeps it alive, so that its id stays its own
         return out
+
+    def _from_outside(self, x: Tensor) -> bool:
+        """Not of a level above.  (Below a transform that is suspended for a solve around this one, what that solve has made
+        explicit is of a level above, and from outside.)"""
+        return compat.level(x) <= self.level or is_substituted(x)
 
 
 _PARTS = frozenset(["H", "T", "data", "grad", "imag", "mH", "mT", "real"])
@@ -234,10 +239,7 @@ def _holder(module: nn.Module, kind: str, key: str) -> dict[str, Any]:
 @contextlib.contextmanager
 def swapped(slots: Sequence[Sequence[Slot]], tensors: Sequence[Tensor], explicit: int) -> Iterator[None]:
     """The tensors, in the modules, while it lasts; solves inside see the first ``explicit`` of them as stand-ins."""
-    old = [
-        [(where := _holder(*slot), key := slot[2], where.get(key, None)) for slot in places]
-        for places in slots
-    ]
+    old = [[(where := _holder(*slot), key := slot[2], where.get(key, None)) for slot in places] for places in slots]
     substitutions().append({id(t): t for t in tensors[:explicit]})
     try:
         for places, t in zip(old, tensors, strict=True):
