@@ -68,15 +68,15 @@ class _Counted:
     """Factors whose uses are counted."""
 
     def __init__(self, owner: Stale, held: Any) -> None:
-        self.owner, self.held = owner, held
+        self.owner, self.counted = owner, held
 
     @property
     def T(self) -> _Counted:
         """The transposed."""
-        return _Counted(self.owner, self.held.T)
+        return _Counted(self.owner, self.counted.T)
 
     def solve(self, b: Tensor) -> Tensor:
         """``M^{-1} b``."""
         self.owner._used += 1
-        found: Tensor = self.held.solve(b)
+        found: Tensor = self.counted.solve(b)
         return found

@@ -95,8 +95,7 @@ class _Root(compat.Function):
         request, needed = ctx.request, [i for i in range(len(theta)) if ctx.needs_input_grad[2 + i]]
         grads: list[Tensor | None] = [None] * len(theta)
         if g is not None and needed:
-            if compat.is_legacy_batched(g) and any(map(compat.has_tangent, (z, *theta))):
-                raise CapabilityError(_BATCHED_UNDER_DUAL)
+            _refuse_batched_tangents(g, z, *theta)
             if (
                 torch.is_grad_enabled()
                 or compat.transforms_active()
@@ -174,6 +173,7 @@ class _LinSolve(compat.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, z, *theta = ctx.saved_tensors
         request, transposed = ctx.request, ctx.transposed
+        _refuse_batched_tangents(g, x, z, *theta)
         w = _LinSolve.apply(request, not transposed, z, g, *theta)
         p, q = (x, w) if transposed else (w, x)  # d<w, A x> = d<A^T p, q>
         needed = [i for i in range(len(theta)) if ctx.needs_input_grad[4 + i]]
@@ -236,11 +236,14 @@ class _LinSolve(compat.Function):
 
 
 # ------------------------------------------------------------------------------------------------------------- details
-_BATCHED_UNDER_DUAL = (
-    "batched gradients (is_grads_batched=True, torch.autograd.functional.jacobian(vectorize=True)) of a solve are not "
-    "possible where a forward_ad.dual_level around them has given what the solve uses a tangent: torch batches no "
-    "forward mode. Use torch.func.jacrev"
-)
+def _refuse_batched_tangents(g: Tensor, *used: Tensor) -> None:
+    """Raise :class:`CapabilityError` where torch, for a batched cotangent ``g``, would refuse without a reason."""
+    if compat.is_legacy_batched(g) and any(map(compat.has_tangent, used)):
+        raise CapabilityError(
+            "batched gradients (is_grads_batched=True, torch.autograd.functional.jacobian(vectorize=True)) of a solve are "
+            "not possible where a forward_ad.dual_level around them has given what the solve uses a tangent: torch batches "
+            "no forward mode. Use torch.func.jacrev"
+        )
 
 
 def _first_order(

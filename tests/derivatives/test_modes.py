@@ -162,6 +162,8 @@ def test_batched_gradients_in_a_forward_level_are_refused_where_torch_cannot() -
     solve = lambda x, w: ik.root(lambda z, w, x: x - z * w**2, ONE, (w, x)).value  # noqa: E731
     with pytest.raises(ik.CapabilityError, match="jacrev"):
         under_dual(lambda w: jacobian(lambda x: solve(x, w), X, vectorize=True), W)
+    with pytest.raises(ik.CapabilityError, match="jacrev"):
+        under_dual(lambda w: jacobian(lambda x: jacrev(solve)(x, w), X, vectorize=True), W)
     close(under_dual(lambda w: jacrev(lambda x: solve(x, w))(X), W), torch.diag(-2 / W**3))
 
 
