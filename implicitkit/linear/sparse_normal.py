@@ -33,20 +33,20 @@ class SparseNormal:
     def __init__(self, ready: Coloured, values: np.ndarray, like: Tensor) -> None:
         self.like = like
         self.R = [ready.matrix(v) for v in values]
-        self.N = [(A.T @ A).tocsc() for A in self.R]
+        self.N = [_with_diagonal(A) for A in self.R]
         self.columns = self._tensor(np.stack([np.sqrt(N.diagonal()) for N in self.N]))
         self.D = np.ones(self.columns.shape)
 
     def restrict(self, free: Tensor) -> None:
         """Only these unknowns are solved for from now on, ``(batch, n)`` bool."""
-        kept = [sp.diags(row.astype(float)) for row in free.cpu().numpy()]
-        self.N = [(S @ N @ S).tocsc() for S, N in zip(kept, self.N, strict=True)]
+        for N, row in zip(self.N, free.cpu().numpy(), strict=True):
+            _both_sides(N, row.astype(float))
 
     def scale(self, D: Tensor) -> None:
         """The unknowns are measured in units of ``1 / D`` from now on."""
         self.D = self._array(D)
-        inverse = [sp.diags(1 / d) for d in self.D]
-        self.N = [(S @ N @ S).tocsc() for S, N in zip(inverse, self.N, strict=True)]
+        for N, d in zip(self.N, self.D, strict=True):
+            _both_sides(N, 1 / d)
 
     def largest(self) -> Tensor:
         """The largest eigenvalue of ``D^-1 R'R D^-1``, about, by a few steps of the power method; ``(batch,)``."""
@@ -66,7 +66,9 @@ class SparseNormal:
         for i, N in enumerate(self.N):
             if not (np.isfinite(N.data).all() and np.isfinite(rhs[i]).all() and np.isfinite(shift[i])):
                 continue
-            lu = _factor((N + shift[i] * sp.identity(N.shape[0], format="csc")).tocsc())
+            shifted = N.copy()
+            shifted.data[_columns_of(N) == N.indices] += shift[i]
+            lu = _factor(shifted)
             if lu is not None:
                 p[i] = lu.solve(rhs[i]) / self.D[i]
         return self._tensor(p)
@@ -82,6 +84,27 @@ class SparseNormal:
 
     def _tensor(self, a: np.ndarray) -> Tensor:
         return torch.from_numpy(a).to(self.like)
+
+
+def _with_diagonal(R: sp.csr_matrix) -> sp.csc_matrix:
+    """``R'R`` in which every entry of the diagonal is there, be it zero."""
+    N = (R.T @ R).tocsc()
+    N.sort_indices()
+    hollow = np.flatnonzero(np.bincount(N.indices[N.indices == _columns_of(N)], minlength=N.shape[0]) == 0)
+    if len(hollow):
+        values, rows = np.append(N.data, np.zeros(len(hollow))), np.append(N.indices, hollow)
+        N = sp.csc_matrix((values, (rows, np.append(_columns_of(N), hollow))), shape=N.shape)
+    return N
+
+
+def _columns_of(N: sp.csc_matrix) -> np.ndarray:
+    """The column of every entry."""
+    return np.repeat(np.arange(N.shape[1], dtype=N.indices.dtype), np.diff(N.indptr))
+
+
+def _both_sides(N: sp.csc_matrix, d: np.ndarray) -> None:
+    """``N <- diag(d) N diag(d)``."""
+    N.data *= d[N.indices] * d[_columns_of(N)]
 
 
 def _factor(N: sp.csc_matrix) -> Any:

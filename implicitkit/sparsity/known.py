@@ -99,7 +99,9 @@ def _detected(function: Callable[[Tensor], Tensor], z: Tensor) -> Coloured | Non
     from implicitkit.sparsity.detection import detect
 
     batch, n = z.shape
-    found = detect(function, z, budget=batch * n * max(32, n // _FRACTION))
+    with torch.no_grad():
+        longest = max(n, function(z).shape[1])
+    found = detect(function, z, budget=batch * longest * max(32, n // _FRACTION))
     if found.pattern is None or found.pattern.nnz * _FRACTION > found.pattern.shape[0] * n:
         return None
     return coloured(found.pattern)

@@ -150,6 +150,11 @@ PATTERNS = [
     Case("amax", lambda z: z.view(-1, 4, 3).amax(2), extra=12),
     Case("sort", lambda z: z.view(-1, 4, 3).sort(2).values.flatten(1), extra=36),
     Case("argsort decides", lambda z: z.gather(1, z.argsort(1)), extra=144, guesses=True),
+    Case(
+        "cross product",
+        lambda z: torch.linalg.cross(z.view(-1, 4, 3), z.view(-1, 4, 3).roll(1, 1)).flatten(1),
+        extra=24,
+    ),
     Case("sum of all", lambda z: z + z.sum(1, keepdim=True)),
     Case("scalar sum", lambda z: z.square().sum(1, keepdim=True)),
     Case("unfold", lambda z: z.unfold(1, 3, 1).prod(2)),

@@ -117,6 +117,7 @@ RULES: dict[str, Rule] = {
     "median": along(_argument(1)),
     "nanmedian": along(_argument(1)),
     "cumsum_backward": along(_argument(1)),
+    "linalg_cross": along(lambda a, k: k.get("dim", -1)),
     "native_layer_norm": along(_layer),
     **dict.fromkeys(("dot", "vdot", "trace", "dist", "_pdist_forward"), along(_none)),
     **dict.fromkeys(_MATRICES, matrices),
