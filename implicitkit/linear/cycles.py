@@ -107,6 +107,13 @@ class Correction(NamedTuple):
     failed: Tensor | None = None
 
 
+def _too_slow(norm: Tensor, target: Tensor, steps: Tensor, limit: int, before: Tensor, begun: Tensor) -> Tensor:
+    """Residuals that were not halved since ``before``, after ``begun`` products, and at that rate miss their target."""
+    fell = torch.log(before / norm)
+    needed = torch.log(norm / target) * (steps - begun) / fell
+    return (norm > 0.5 * before) & ~(needed <= limit - steps)
+
+
 #: ``(r, norm, target, live, budget) -> Correction``: ``r`` ``(batch, n)`` is zero where not ``live``; ``norm`` its
 #: norms, ``target`` the norms to reach, ``budget`` the products left, each ``(batch,)``.
 Cycle = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Correction]
@@ -123,6 +130,7 @@ def restarted(
     stalled: str,
     failed: str = "",
     progress: float = 0.95,
+    patience: int = 0,
 ) -> LinearSolution:
     """Run ``cycle`` until every sample's true residual meets its tolerance, stops improving, or runs out of products.
 
@@ -131,6 +139,8 @@ def restarted(
         A, b, rtol, atol, max_steps: as in :meth:`LinearSolver.solve`.
         stalled: the clause to report when a cycle shrinks a residual by less than the factor ``progress``.
         failed: the clause to report for the samples that the cycle marks as failed.
+        patience: cycles in which a residual must be halved if, falling on as it did in them, it would need more products
+            than are left; 0: never asked.
 
     The products that form the true residuals are not counted.
     """
@@ -141,6 +151,7 @@ def restarted(
     has_stalled = has_failed = torch.zeros_like(steps, dtype=torch.bool)
     live = norm > target
     live &= norm < torch.inf
+    past = [(norm, steps)]
     while limit > 0 and bool(live.any()):
         safe = residual.where(column(live), residual.new_zeros(()))
         correction = cycle(safe, norm, target, live, limit - steps)
@@ -154,6 +165,9 @@ def restarted(
         norm = torch.where(better, trial_norm, norm)
         steps = torch.where(live, steps + correction.steps, steps)
         open_ = live & (norm > target)
+        past.append((norm, steps))
+        if len(past) > patience > 0 and bool(open_.any()):
+            stuck = stuck | _too_slow(norm, target, steps, limit, *past.pop(0))
         if correction.failed is not None:
             has_failed = has_failed | (open_ & correction.failed)
         has_stalled = has_stalled | (open_ & stuck)

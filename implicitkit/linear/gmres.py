@@ -42,6 +42,11 @@ _NUMBERS = 1 << 24  # in it
 _KEPT = 0.1  # share of a vector's length that must be left after one Gram-Schmidt pass
 
 
+_PATIENCE = (
+    60  # products, and two restarts, in which the residual must be halved if it would not get there in those left
+)
+
+
 @register_linear_solver("gmres")
 @dataclass(frozen=True)
 class GMRES(LinearSolver):
@@ -84,8 +89,9 @@ class GMRES(LinearSolver):
             rtol=rtol,
             atol=atol,
             max_steps=max_steps,
-            stalled="stagnated: the tolerance is below what rounding allows or the matrix is singular; "
-            'linear_solver="lsmr" gives the minimum-norm solution',
+            stalled="stagnated: the tolerance is below what rounding allows or the matrix is singular (then "
+            'linear_solver="lsmr" gives the minimum-norm solution), or the residual falls too slowly for max_steps',
+            patience=max(2, _PATIENCE // restart),
         )
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options
 from implicitkit.solver.evaluations import Evaluations, subset
-from implicitkit.solver.probing import in_working_precision, rounding, row_scales, runs_away
+from implicitkit.solver.probing import DENSE, in_working_precision, rounding, row_scales, runs_away
 from implicitkit.solver.steps.factored import is_noise
 
 __all__ = ["Judge"]
@@ -113,7 +113,9 @@ class Judge:
         excess = self._excess(z, doubtful, self.rtol, careful=False)
         refused = doubtful & ~(excess <= 1)
         self._lower(refused, norm * torch.clamp(1 / excess, max=_AGAIN))
-        far = doubtful & ~refused & self._is_far(z)
+        # of a fit the residual vector says more than its gradient, wherever z is
+        far = doubtful & ~refused
+        far = far if self.f.kind.of_residuals and z.shape[1] <= DENSE else far & self._is_far(z)
         if bool(far.any()):
             far = self._asked(runs_away, z, far)
             self._lower(far, 0.1 * norm)

@@ -26,10 +26,10 @@ _FEW = 3  # ... where it has come down to the point
 _LENGTHS = (1.0, 1e-1, 1e-2, 1e-3)  # of the step off a saddle, relative to max(|z|, 1)
 _POWERS = (2, 4, 6, 8, 10, 12)  # of ten: how far a ray is followed, likewise
 _EVERY = 50  # steps between two looks at the progress
-_PATIENCE = 4  # looks in a row without any, before a sample is given up
+_PATIENCE = 3  # looks in a row without any, before a sample is given up
 _STEEP = 0.9  # where the gradient has not come down to this, the objective may fall forever
 _LOWER = 0.999  # it gets on if it has come down to this ...
-_FALLEN = 1e-4  # ... or the objective by this share of what it has fallen since the first look
+_FALLEN = 1e-2  # ... or the objective by this share of what it has fallen since the first look
 _UNITS = 4  # in the last place, by which z moves at least in a difference
 _ROUNDING = 100  # units of it that a difference of objectives must exceed
 

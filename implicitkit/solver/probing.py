@@ -14,7 +14,7 @@ from implicitkit.linear.dense import lstsq_batched, solve_batched
 from implicitkit.linear.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["in_working_precision", "rounding", "row_scales", "runs_away"]
+__all__ = ["DENSE", "in_working_precision", "rounding", "row_scales", "runs_away"]
 
 _FLOOR = 1e-6  # components this much smaller than the largest count as if they were so large
 _MOVE = 1e-2  # by which z moves in the test for infinity
@@ -23,7 +23,7 @@ _SOUND_LOW = 5e-3  # ... in lower precisions
 _BESIDE = 0.03  # of z: how far around the point of a line that is nearest to the origin F is looked at
 _SHORT = 0.01  # ... and what is left of the way there if that is the origin: a ray of zeros need not reach it
 _FALLS = 0.1  # ... and so is a larger one that takes the residual down to this
-_DENSE = 64  # unknowns up to which the correction is found by factors
+DENSE = 64  # unknowns up to which the correction is found by factors
 _STEPS = 20  # ... and products beyond
 _NUMBERS = 1 << 25  # in the Jacobians of a fit
 
@@ -82,7 +82,7 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     scale = _size(f, z, F, z)
     sound = (F.abs() <= _SOUND * scale).all(1)
     vanished = ((F == 0) & (scale == 0)).all(1)  # underflow, or a function that is zero everywhere
-    open_ = which & ~vanished & (z.shape[1] <= _DENSE or ~sound)
+    open_ = which & ~vanished & (z.shape[1] <= DENSE or ~sound)
     if not bool(open_.any()):
         return which & (vanished | ~sound)
     fit = _as_fit(f, z)
@@ -90,7 +90,7 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         near = _by_factors(f, *fit, z, F, scale)
         return which & (vanished | ~near)
     A = f.linearize(z)
-    if z.shape[1] <= _DENSE:
+    if z.shape[1] <= DENSE:
         J = in_working_precision(A.dense())
         near, known = _by_factors(f, J, F, z, F, scale), (J != 0).flatten(1).any(1) | (F == 0).all(1)
     else:
@@ -103,7 +103,7 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
 def _as_fit(f: Evaluations, z: Tensor) -> tuple[Tensor, Tensor] | None:
     """Of least squares with few unknowns ``dr/dz`` ``(batch, m, n)`` and ``r`` ``(batch, m)``: a correction by these (Gauss
     and Newton's) has the root of the condition of one by the gradient and its derivative."""
-    if not f.kind.of_residuals or z.shape[1] > _DENSE:
+    if not f.kind.of_residuals or z.shape[1] > DENSE:
         return None
     r = in_working_precision(f.problem.flat_residuals(f.kernel, z).detach())
     return (in_working_precision(f.residuals_jacobian(z)), r) if r.numel() * z.shape[1] <= _NUMBERS else None

@@ -297,6 +297,15 @@ def test_gmres_keeps_fewer_vectors_of_big_states(
     assert seen[0] == most
 
 
+def test_gmres_gives_up_where_it_would_not_get_there() -> None:
+    """Not halved in 60 products, and too far from the target for the products left; with more of them it goes on."""
+    M = torch.diag(torch.linspace(0.001, 4, 100, dtype=torch.float64))[None]
+    b = torch.ones(1, 100, dtype=torch.float64)
+    slow = solve(GMRES(restart=10), operator(M), b, max_steps=200)
+    assert not bool(slow.converged) and int(slow.steps) < 100 and "too slowly" in slow.reason, slow
+    assert bool(solve(GMRES(restart=10), operator(M), b, max_steps=20000).converged)
+
+
 def test_gmres_breaks_down_happily() -> None:
     """The Krylov space ends early: the identity, a shift, a rank-one change, a permutation."""
     n = 6

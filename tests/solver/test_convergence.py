@@ -51,11 +51,12 @@ def polished(claim: Claim, z: Tensor) -> tuple[Tensor, Tensor]:
     d = torch.full_like(z, torch.inf)
     for _ in range(_STEPS):
         F, J = residual(z), jacobian(z)
-        usable = torch.isfinite(J).flatten(1).all(1) & torch.isfinite(F).all(1)
-        J, F = torch.where(usable[:, None, None], J, 0), torch.where(usable[:, None], F, torch.inf)
         unit = z.abs().maximum(1e-6 * z.abs().amax(1, keepdim=True))  # else a bent valley far out has a null space
         unit = torch.where(unit > 0, unit, 1)
         scaled = J * unit.unsqueeze(1)
+        usable = torch.isfinite(scaled).flatten(1).all(1) & torch.isfinite(F).all(1)
+        J, scaled = (torch.where(usable[:, None, None], matrix, 0) for matrix in (J, scaled))
+        F = torch.where(usable[:, None], F, torch.inf)
         rows = scaled.abs().amax(2, keepdim=True)
         rows = torch.where(rows > 0, rows, 1)
         step = torch.linalg.pinv(scaled / rows, rtol=1e-14) @ torch.where(usable[:, None], -F, 0).unsqueeze(2).div(rows)
@@ -370,7 +371,7 @@ def test_a_kink_is_given_up_early() -> None:
     A, b = torch.randn(60, 20, generator=g, dtype=F64), torch.randn(60, generator=g, dtype=F64)
     f = lambda z: torch.relu(A @ z - b).sum() + 0.5 * z.square().sum()  # noqa: E731
     s = ik.argmin(f, torch.zeros(20, dtype=F64), solver="lbfgs", on_failure="ignore")
-    assert _status(s) is ik.Status.STALLED and int(s.steps) <= 1000, s
+    assert _status(s) is ik.Status.STALLED and int(s.steps) <= 550, s
 
 
 def test_meyer_is_solved_from_every_start_it_is_claimed_from() -> None:
