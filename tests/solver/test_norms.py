@@ -130,3 +130,14 @@ def test_both_tolerances_zero_and_nothing_left() -> None:
 def test_both_tolerances_zero_hide_no_other_failure() -> None:
     with pytest.raises(ik.ConvergenceError, match="nonfinite"):
         ik.fixed_point(lambda z: z * torch.nan, torch.ones(2), rtol=0, atol=0, solver="picard")
+
+
+def test_the_last_word_is_by_the_norm_too() -> None:
+    """A residual in units of its own is judged by the norm of ``|F_i| / (atol + rtol S_i)``: here a thousandfold."""
+    f = lambda z: 0.5 * (z - 1).square().sum()  # noqa: E731
+    solve = lambda norm: ik.argmin(  # noqa: E731
+        f, torch.zeros(4, dtype=F64), solver=ik.GradientDescent(step_size=0.3), rtol=1e-6, atol=1e-13, norm=norm
+    )
+    plain, strict = solve("l2"), solve(lambda t: 1e3 * torch.linalg.vector_norm(t))
+    assert bool(strict.converged) and float((plain.value - 1).abs().max()) > 1e-8
+    assert float((strict.value - 1).abs().max()) < 1e-8
