@@ -106,12 +106,16 @@ class ConvexLayer(nn.Module):
         program = canonicalise(problem, list(parameters), list(variables), gp)
         self.degenerate, self.on_failure, self.verbose, self.gp = degenerate, on_failure, verbose, gp
         self.solver_args = dict(solver_args or {})
-        self._parameters_in = Parameters(parameters, program)
-        program = self._parameters_in.program
-        self._assembly = Assembly(program, _dual_rows(program), self._parameters_in.offsets)
-        self._variables_out = Variables(program, self._assembly)
-        self._dual = DualCone(self._assembly.cones, smoothing if degenerate == "smooth" else 0.0)
-        self._problem = ConeProgram(self._dual, self._assembly.n)
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):  # of tensors made in inference mode nothing can be differentiated
+            self._parameters_in = Parameters(parameters, program)
+            program = self._parameters_in.program
+            self._assembly = Assembly(program, _dual_rows(program), self._parameters_in.offsets)
+            self._variables_out = Variables(program, self._assembly)
+            self._dual = DualCone(self._assembly.cones, smoothing if degenerate == "smooth" else 0.0)
+            self._problem = ConeProgram(self._dual, self._assembly.n)
         self._solver = solver
         self._custom = None if custom_method is None else CustomMethod(custom_method, parameters, variables, gp)
         self._backend = self._resolve({} if self._custom else self.solver_args)

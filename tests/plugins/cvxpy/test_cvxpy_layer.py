@@ -813,3 +813,22 @@ def _geometric_without_flag() -> Any:
 def test_bad_input(make: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"(?s){message}"):
         make()
+
+
+@pytest.mark.parametrize("where", ["made", "called", "both"])
+def test_inference_mode(where: str) -> None:
+    """Made in inference mode a layer is differentiated outside it; called there it gives values."""
+
+    def make() -> Any:
+        z, p = cp.Variable(2), cp.Parameter(2)
+        return ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(z - p)), [z >= 0.1]), [p], [z])
+
+    x = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    with torch.inference_mode(where in ("made", "both")):
+        layer = make()
+    if where != "made":
+        with torch.inference_mode():
+            torch.testing.assert_close(layer(x)[0], torch.tensor([1.0, 0.1], dtype=torch.float64), rtol=0, atol=1e-7)
+    x.requires_grad_()
+    (layer(x)[0] ** 2).sum().backward()
+    torch.testing.assert_close(x.grad, torch.tensor([2.0, 0.0], dtype=torch.float64), rtol=0, atol=1e-6)
