@@ -22,6 +22,7 @@ __all__ = ["Auto"]
 
 _FEW = 64  # unknowns up to which a dense matrix is the first choice whatever it costs
 _WORK = 3e7  # batch * n * (n + numbers in one evaluation): above it a Krylov method is tried before a dense matrix
+_CUBES = 3e7  # batch * n^3 up to which factors cost less than the few products that a fixed-point map takes
 _NUMBERS = 1 << 27  # numbers in all dense matrices, at most
 _FIRST = 120  # products of a Krylov method before a direct one, where there is one to turn to
 _STALE = 12  # products with the factors of a matrix nearby before they are given up
@@ -74,8 +75,10 @@ class Auto(LinearSolver):
         if not state.done and (not A.fixed_point or alone) and A.sparse() is not None:
             state.add(solve_with(A.sparse(), A, state.open_part(), **limits))
         if not state.done and cheap:
-            return state.add(LU(self.dense_size).solve_many(A, state.open_part(), max_steps=None, **limits)).answer()
-        affordable = self._is_affordable(A)
+            state.add(LU(self.dense_size).solve_many(A, state.open_part(), max_steps=None, **limits))
+            if state.done or not A.fixed_point:
+                return state.answer()
+        affordable = not cheap and self._is_affordable(A)
         fewer = _FIRST if affordable or A.fixed_point else None
         if not state.done:
             state.add(self._krylov(A, state.open_part(), max_steps=max_steps or fewer, **limits))
@@ -94,7 +97,9 @@ class Auto(LinearSolver):
     def _is_cheap(self, A: Operator, count: int) -> bool:
         """Do dense blocks cost little, or less than a Krylov method for ``count`` right-hand sides?"""
         work = A.batch * A.size * (A.size + A.weight)
-        if (A.size <= _FEW and work <= 8 * _WORK) or (work <= _WORK and not A.fixed_point):
+        if A.size <= _FEW and work <= 8 * _WORK:
+            return True
+        if work <= _WORK and (not A.fixed_point or A.batch * A.size**3 <= _CUBES):
             return True
         return self._is_affordable(A) and count * _EACH >= A.size and count * _FLOPS >= A.size**2
 

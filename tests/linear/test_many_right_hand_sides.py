@@ -116,11 +116,30 @@ def test_factors_of_another_point_do_not_serve_a_whole_jacobian() -> None:
 
 
 def test_many_right_hand_sides_of_a_fixed_point_map_are_worth_a_matrix() -> None:
-    M = 0.4 * randn(1, 100, 100) / 10 - torch.eye(100, dtype=D)
+    M = 0.4 * randn(1, 400, 400) / 20 - torch.eye(400, dtype=D)
     few, many = Counted(M, fixed_point=True), Counted(M, fixed_point=True)
-    assert bool(Auto().solve_many(few.A, randn(3, 1, 100), rtol=1e-9, atol=0.0, max_steps=None).converged.all())
-    found = Auto().solve_many(many.A, randn(100, 1, 100), rtol=1e-9, atol=0.0, max_steps=None)
+    assert bool(Auto().solve_many(few.A, randn(3, 1, 400), rtol=1e-9, atol=0.0, max_steps=None).converged.all())
+    found = Auto().solve_many(many.A, randn(100, 1, 400), rtol=1e-9, atol=0.0, max_steps=None)
     assert few.formed == 0 and many.formed == 1 and bool(found.converged.all())
+
+
+@pytest.mark.parametrize(("batch", "n", "direct"), [(1, 100, True), (1, 300, True), (64, 100, False), (1, 400, False)])
+def test_one_small_fixed_point_map_is_factored(batch: int, n: int, direct: bool) -> None:
+    """A few hundred unknowns of one sample: its factors cost less than a Krylov method's twenty small operations."""
+    M = 0.4 * randn(1, n, n) / n**0.5 - torch.eye(n, dtype=D)
+    counted = Counted(M.expand(batch, n, n), fixed_point=True)
+    found = Auto().solve(counted.A, randn(batch, n), rtol=1e-9, atol=0.0, max_steps=None)
+    assert bool(found.converged.all()) and counted.formed == int(direct)
+
+
+def test_a_singular_fixed_point_map_is_left_to_a_krylov_method() -> None:
+    """``I - J`` is singular and the system consistent (a map with a line of fixed points): no LU, but a solution."""
+    M = 0.4 * randn(1, 100, 100) / 10 - torch.eye(100, dtype=D)
+    M[:, :, 0] = 0.0
+    b = (M @ randn(1, 100, 1)).squeeze(2)
+    found = Auto().solve(Counted(M, fixed_point=True).A, b, rtol=1e-9, atol=0.0, max_steps=None)
+    assert bool(found.converged.all())
+    torch.testing.assert_close((M @ found.x.unsqueeze(2)).squeeze(2), b)
 
 
 N = 3000

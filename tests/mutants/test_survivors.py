@@ -266,7 +266,7 @@ def test_linear_lu_refines() -> None:
     """Rows of very different size: the first solution misses the tolerance, the refined one meets it."""
     n = 30
     scale = torch.logspace(0, -7, n, dtype=D)
-    M = (scale[:, None] * seeded(n, n, seed=9)).unsqueeze(0)
+    M = (scale[:, None] * seeded(n, n, seed=14)).unsqueeze(0)
     b = torch.einsum("bij,bj->bi", M, seeded(1, n, seed=2))
     plain = torch.linalg.vector_norm(b - torch.einsum("bij,bj->bi", M, torch.linalg.solve(M, b)))
     target = 0.5 * float(plain / torch.linalg.vector_norm(b))
