@@ -26,7 +26,10 @@ class Manifold:
             def distance(self, z):
                 return z.norm(dim=-1) - 1
 
-    It must be smooth at ``delta = 0``, of full rank there, and written in differentiable operations.
+    It must be smooth at ``delta = 0``, of full rank there, and written in differentiable operations.  Units: ``delta`` has
+    those of ``z``; angles are in radians.
+
+    Source: Absil, Mahony & Sepulchre (2008), *Optimization Algorithms on Matrix Manifolds*, definition 4.1.1.
     """
 
     def zero(self, z: Any) -> Any:

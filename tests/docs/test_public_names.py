@@ -116,7 +116,7 @@ EXAMPLES = examples()
 def public() -> dict[str, Any]:
     """Full name -> object, each object once; of the names for authors of parts those that have an example."""
     found: dict[str, Any] = {name: getattr(ik.extend, name[10:]) for name in EXAMPLES if name.startswith("ik.extend.")}
-    inner = ("linear", "project", "prox", "relax", "testing", "callbacks")
+    inner = ("linear", "manifold", "project", "prox", "relax", "testing", "callbacks")
     places = [("ik", ik), *((f"ik.{name}", getattr(ik, name)) for name in inner)]
     places += [("implicitkit_deq", implicitkit_deq), ("implicitkit_cvxpy", implicitkit_cvxpy)]
     places += [("implicitkit_deq.cells", implicitkit_deq.cells)]
@@ -129,7 +129,16 @@ def public() -> dict[str, Any]:
 
 
 NAMES = public()
-CONTRACTS = (ik.Problem, ik.Solver, ik.Rule, ik.LinearSolver, ik.project.Projection, ik.prox.Prox, implicitkit_deq.Cell)
+CONTRACTS = (
+    ik.Problem,
+    ik.Solver,
+    ik.Rule,
+    ik.LinearSolver,
+    ik.project.Projection,
+    ik.prox.Prox,
+    implicitkit_deq.Cell,
+    ik.manifold.Manifold,
+)
 
 
 def told(part: Any) -> str:
