@@ -159,7 +159,7 @@ def _stride(distances: np.ndarray, least: int) -> int | None:
 
 def _greedy(pattern: IndexSets) -> np.ndarray:
     """Speculative greedy colouring of the column intersection graph."""
-    lines = pattern.astype(np.int8)
+    lines = pattern.astype(np.int32)  # of eight bits, 256 shared rows would count as none
     graph = sp.csr_matrix((lines.T @ lines).astype(bool))
     graph.setdiag(False)
     graph.eliminate_zeros()

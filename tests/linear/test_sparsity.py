@@ -223,3 +223,19 @@ def test_pattern_of_a_residual_and_its_factors_solve_it() -> None:
     b = torch.ones(2, n, dtype=torch.float64)
     x = SparseFactor(analyse(ready.pattern), values).solve(b)
     torch.testing.assert_close(A.mv(x), b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("shared", [255, 256, 512])
+def test_columns_that_share_many_rows_have_colours_of_their_own(shared: int) -> None:
+    rows = sp.lil_matrix((shared + 40, 300), dtype=bool)
+    rows[:shared, 0] = rows[:shared, 7] = True
+    rows[shared + np.arange(40), np.arange(20, 60)] = rows[shared + np.arange(40), np.arange(250, 290)] = True
+    groups, _ = groups_of_columns(sp.csr_matrix(rows))
+    assert groups[0] != groups[7] and all(groups[20 + i] != groups[250 + i] for i in range(40))
+
+
+def test_the_greedy_colouring_of_columns_that_share_256_rows() -> None:
+    from implicitkit.sparsity.colouring import _greedy
+
+    rows = sp.csr_matrix(np.ones((256, 2), dtype=bool))
+    assert len(set(_greedy(rows).tolist())) == 2
