@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import core, linear, methods, plugins, searches, sets
+from . import core, linear, methods, plugins, searches, sets, verdicts
 from .row import Mutant
 
 __all__ = ["MUTANTS", "Mutant"]
@@ -14,4 +14,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *sets.MUTANTS,
     *searches.MUTANTS,
     *plugins.MUTANTS,
+    *verdicts.MUTANTS,
 )

@@ -204,6 +204,25 @@ def test_no_claim_is_wrong_and_no_solution_refused_anywhere(name: str) -> None:
     _check([p for p in PAIRS if p[0].name == name])
 
 
+@pytest.mark.parametrize(
+    ("name", "solver", "factor"),
+    [
+        ("economy 5", "newton", 1e2),
+        ("tridiagonal50", "scipy.root.hybr", 1e6),
+        ("Meyer", "gauss_newton", 1e4),
+        ("Meyer", "levenberg_marquardt", 1.0),
+        ("Rosenbrock fit", "levenberg_marquardt", 1e2),
+        ("sine at a maximum", "newton", 1e6),
+        ("homogeneous of degree zero", "newton", 1e4),
+        ("Box in three", "newton", 1e4),
+    ],
+)
+def test_far_out_in_low_precision(name: str, solver: str, factor: float) -> None:
+    """Points that were claimed, and solutions that a test against that refused at first."""
+    wrong, refused = wrong_and_refused(audit(TABLE[name], solver, torch.float32, (factor,)))
+    assert not wrong and not refused
+
+
 # ---------------------------------------------------------------------------------------------------- one by one, by name
 
 

@@ -1,0 +1,41 @@
+"""Mutants of what is claimed: points far out, samples that failed, linear systems that would not get there."""
+
+from __future__ import annotations
+
+from .row import mutants
+
+FAR = "tests/solver/test_convergence.py -k 'far_out'"
+FAILED = "tests/solver/test_convergence.py -k 'failed_sample or (economies and newton)'"
+
+MUTANTS = [
+    *mutants(
+        "implicitkit/rule/request.py",
+        FAILED,
+        ("zero = lost.squeeze(1) | (failed &", "zero = lost.squeeze(1) & (failed &"),
+        ("(Status.DIVERGED, Status.UNBOUNDED, Status.NONFINITE):", "(Status.UNBOUNDED,):"),
+    ),
+    *mutants(
+        "implicitkit/solver/probing.py",
+        FAR,
+        ("unit = torch.where(columns > 0, rows / columns, unit)", "unit = unit"),
+        ("torch.where(ray, _SHORT, 0)", "torch.where(ray, 0, 0)"),
+        ("if not f.kind.of_residuals or z.shape[1] > DENSE:", "if True:"),
+    ),
+    *mutants(
+        "implicitkit/solver/minima.py",
+        FAR,
+        (
+            "return torch.maximum(step, _UNITS *",
+            "return torch.maximum(relative * relative * size / size.clamp_min(1) + relative * size, _UNITS *",
+        ),
+    ),
+    *mutants(
+        "implicitkit/linear/cycles.py",
+        "tests/linear/test_linear.py -k 'gmres'",
+        (
+            "return (norm > 0.5 * before) & ~(needed <= limit - steps)",
+            "return (norm > 0.5 * before) & (needed <= limit - steps)",
+        ),
+        ("return (norm > 0.5 * before) & ~(needed <= limit - steps)", "return norm > 0.5 * before"),
+    ),
+]
