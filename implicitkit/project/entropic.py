@@ -74,23 +74,25 @@ def _couple(v: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     batch = torch.broadcast_shapes(v.shape[:-2], rows.shape[:-1], columns.shape[:-1])
     v, rows, columns = v.expand(*batch, n, m), rows.expand(*batch, n), columns.expand(*batch, m)
 
-    def excess(g: Tensor, v: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    def excess(u: Tensor, unit: Tensor, v: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """How far the column sums are off, as a share of all; a number added to all of ``g`` changes nothing, and its mean
         is to be zero (the sum of all conditions says so, where the totals agree)."""
+        g = unit * u
         share = (_coupling(v, rows, g).sum(-2) - columns) / columns.sum(-1, keepdim=True)
         return share + g.mean(-1, keepdim=True) / g.shape[-1]
 
     constants(_check_totals, rows, columns)
+    unit = v.detach().abs().amax((-2, -1)).clamp_min(1).unsqueeze(-1)  # of g, which spreads as v does
     found = root(
         excess,
-        _sinkhorn(v.detach(), rows.detach(), columns.detach()),
-        (v, rows, columns),
+        _sinkhorn(v.detach(), rows.detach(), columns.detach()) / unit,
+        (unit, v, rows, columns),
         batch_dims=len(batch),
-        in_dims=(0, 0, 0) if batch else None,
+        in_dims=(0, 0, 0, 0) if batch else None,
         rtol=0,
         atol=m * 100 * torch.finfo(v.dtype).eps,
     )
-    return _coupling(v, rows, found.value)
+    return _coupling(v, rows, unit * found.value)
 
 
 @torch.no_grad()
