@@ -236,10 +236,14 @@ def _holder(module: nn.Module, kind: str, key: str) -> dict[str, Any]:
     return own
 
 
+def _at(where: Any, key: str) -> Any:
+    return where[key] if key in where else None  # noqa: SIM401 (the dicts of a traced module have no get)
+
+
 @contextlib.contextmanager
 def swapped(slots: Sequence[Sequence[Slot]], tensors: Sequence[Tensor], explicit: int) -> Iterator[None]:
     """The tensors, in the modules, while it lasts; solves inside see the first ``explicit`` of them as stand-ins."""
-    old = [[(where := _holder(*slot), key := slot[2], where.get(key, None)) for slot in places] for places in slots]
+    old = [[(where := _holder(*slot), key := slot[2], _at(where, key)) for slot in places] for places in slots]
     substitutions().append({id(t): t for t in tensors[:explicit]})
     try:
         for places, t in zip(old, tensors, strict=True):

@@ -152,7 +152,10 @@ def _by_factors(f: Evaluations, J: Tensor, r: Tensor, z: Tensor, F: Tensor, scal
         solvable = finite
     full = torch.linalg.vector_norm(along - point / unit, dim=1) <= eps**0.25 * torch.linalg.vector_norm(along, dim=1)
     near = regular & (full | line) & _near_a_zero(f, z, F, unit * d, scale)
-    return finite & (near | (solvable & line & _near_a_zero(f, z, F, unit * low, scale)))
+    near = near | (solvable & line & _near_a_zero(f, z, F, unit * low, scale))
+    if square:  # a zero to the last bit where F is not zero all around: one of high multiplicity, say
+        near = near | ((F == 0) & (scale > 0)).all(1)
+    return finite & near
 
 
 def _size(f: Evaluations, z: Tensor, F: Tensor, w: Tensor) -> Tensor:
