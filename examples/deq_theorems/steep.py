@@ -196,9 +196,9 @@ def run(setting: Setting) -> dict[str, Any]:
         table("Conditioning at x = 2 delta", ("d", "1 - du/dz", "dz/dx", "dg/dx", "reference (1 - du/dz, dz/dx)"), rows)
     )
 
-    # float32: the weights c delta are below its resolution near 1 from d = 20 on
+    # float32: the weights c delta come below its resolution near 1 at d = 20, where the processor's rounding decides
     single: dict[int, float] = {}
-    for d in (6, 14, 20):
+    for d in (6, 14, 20, 24):
         low = Steep.build(d, 0.1, torch.float32)
         x32 = torch.logspace(-d - 4, 0, 400, base=2.0).unsqueeze(1)
         half = torch.full_like(x32, 0.5)
@@ -207,10 +207,11 @@ def run(setting: Setting) -> dict[str, Any]:
         ).value
         single[d] = float((z32 - low.target(x32)).abs().max())
     print(
-        f"  float32: sup error {', '.join(f'{e:.3f} (d = {d})' for d, e in single.items())}; reference 0.033, 0.095, 0.346"
+        f"  float32: sup error {', '.join(f'{e:.3f} (d = {d})' for d, e in single.items())}; "
+        "reference to d = 20: 0.033, 0.095, 0.346"
     )
 
-    claim(single[6] < 0.1 < single[20], "float32 keeps the bound at d = 6 and cannot at d = 20")
+    claim(single[6] < 0.1 < single[24], "float32 keeps the bound at d = 6 and cannot at d = 24")
 
     with figure(setting.output / "deq_theory_steep.png", 2) as (left, right):
         for d, colour in ((6, "C0"), (10, "C1"), (14, "C2")):
