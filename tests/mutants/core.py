@@ -39,7 +39,7 @@ MUTANTS = [
             "w = _LinSolve.apply(request, transposed, z, g, *theta)",
         ),
         ("p, q = (x, w) if transposed else (w, x)", "p, q = (w, x)", TRANSFORMS),
-        ("z_grad, *found = pullback(-q)", "z_grad, *found = pullback(q)"),
+        ("pullback(-w if batched else -q)", "pullback(w if batched else q)"),
         ("return (None, None, z_grad, w, *grads)", "return (None, None, None, w, *grads)"),
         (
             "return _LinSolve.apply(request, transposed, z, rhs - change, *theta)",
@@ -57,8 +57,8 @@ MUTANTS = [
             TRANSFORMS,
         ),
         (
-            "return request.solve_linear(A.T if transposed else A, b.detach(), transposed)",
-            "return request.solve_linear(A, b.detach(), transposed)",
+            "        A = A.T if transposed else A\n        with torch.no_grad():",
+            "        with torch.no_grad():",
         ),
         (
             "return torch.autograd.grad(out, wanted, -u, allow_unused=True)",
@@ -78,7 +78,7 @@ MUTANTS = [
             "return pull(-request.solve_linear(A, g, True), needed)",
             QP,
         ),
-        ("return factors.solve(eye, transpose=transposed)", "return factors.solve(eye)", TRANSFORMS),
+        ("return compat.below_legacy_batch(rows, b)", "return compat.below_legacy_batch(rows, -b)", TRANSFORMS),
         (
             "return t.expand(batch, *t.shape) if dim is None else t.movedim(dim, 0)",
             "return t.expand(batch, *t.shape) if dim is None else t",
@@ -163,7 +163,7 @@ MUTANTS = [
         "implicitkit/rule/series.py",
         RULES,
         ("return NeumannSeries(terms=0)", "return NeumannSeries(terms=1)"),
-        ("return NeumannSeries(terms=self.terms)", "return NeumannSeries(terms=self.terms + 1)"),
+        ("series = NeumannSeries(terms=self.terms)", "series = NeumannSeries(terms=self.terms + 1)"),
         (
             "return DampedSeries(steps=self.steps, damping=self.damping)",
             "return DampedSeries(steps=self.steps, damping=1.0)",

@@ -28,10 +28,10 @@ MUTANTS = [
         "implicitkit/linear/cg.py",
         _of("solves and cg or positive_definite"),
         (
-            "p = torch.where(keep, torch.addcmul(r, column(rr_next / rr), p), p)",
-            "p = torch.where(keep, torch.addcmul(r, column(rr / rr_next), p), p)",
+            "p = torch.where(keep, torch.addcmul(s, column(rs_next / rs), p), p)",
+            "p = torch.where(keep, torch.addcmul(s, column(rs / rs_next), p), p)",
         ),
-        ("positive = curvature > 0", "positive = curvature > -1e300"),
+        ("positive = (curvature > 0) & (rs > 0)", "positive = rs > 0"),
         (
             "r = torch.where(keep, torch.addcmul(r, alpha, Ap, value=-1), r)",
             "r = torch.where(keep, torch.addcmul(r, alpha, Ap, value=1), r)",

@@ -105,8 +105,8 @@ MUTANTS = [
         ("a, b = leg.square().sum(1), (cauchy * leg).sum(1)", "a, b = leg.square().sum(1), -(cauchy * leg).sum(1)"),
         ("trial = z + p / scale", "trial = z + p"),
         (
-            "self.cauchy_length = (length * (length / steepest) ** 2).nan_to_num(torch.inf)",
-            "self.cauchy_length = (length * (steepest / length) ** 2).nan_to_num(torch.inf)",
+            "self.cauchy_length = (length / steepest.square()).nan_to_num(torch.inf)",
+            "self.cauchy_length = (length * steepest.square()).nan_to_num(torch.inf)",
         ),
         ("step = lam + (length - target) / (target * slope)", "step = lam - (length - target) / (target * slope)"),
         ("slope = (q.square() / shifted).sum(1) / length.square()", "slope = q.square().sum(1) / length.square()"),
@@ -126,16 +126,16 @@ MUTANTS = [
         "implicitkit/solver/root/pseudo_transient.py",
         "tests/problem/test_steady_state.py -k 'reaches or newton_steps or sign or large_systems_go'",
         (
-            "return newton_direction(sign[:, None, None] * J.dense() - shift, F)",
-            "return newton_direction(sign[:, None, None] * J.dense() + shift, F)",
+            "return newton_direction(sign[:, None, None] * J.dense - shift, F)",
+            "return newton_direction(sign[:, None, None] * J.dense + shift, F)",
         ),
         (
             'delta = (state["delta"] * state["norm"] / norm).nan_to_num(torch.inf, torch.inf, 0)',
             'delta = (state["delta"]).nan_to_num(torch.inf, torch.inf, 0)',
         ),
         (
-            "return GMRES(restart=50).solve(shifted(J, inverse, -sign), rhs,",
-            "return GMRES(restart=50).solve(shifted(J, inverse, sign), rhs,",
+            "return GMRES(restart=50).solve(shifted(J.A, inverse, -sign), rhs,",
+            "return GMRES(restart=50).solve(shifted(J.A, inverse, sign), rhs,",
         ),
         ("return -torch.ones_like(speeding)", "return torch.ones_like(speeding)"),
     ),

@@ -50,7 +50,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/least_squares/dogleg.py",
         MINIMA + " -k 'dogleg and not conformance'",
-        ("bent = _product(R, slope).square().sum(1)", "bent = slope.square().sum(1) * 1e-6"),
+        ("bent = R.times(slope / scale).square().sum(1)", "bent = slope.square().sum(1) * 1e-6"),
         ("p = _path(cauchy, newton, radius)", "p = cauchy"),
         ("promised = -(slope * p).sum(1) - 0.5 * Rp.square().sum(1)", "promised = -1e6 * (slope * p).sum(1)"),
     ),
