@@ -468,6 +468,21 @@ def test_singular_backward_is_reported_with_the_way_out(linear_solver: str) -> N
     assert x.grad is not None
 
 
+@pytest.mark.parametrize("linear_solver", ["auto", "lu", "gmres"])
+def test_a_singular_solution_is_reported_beside_a_failure(linear_solver: str) -> None:
+    """Of a batch with a sample that has no solution, the singular one that has converged is not taken for lost as well."""
+    t = torch.tensor([4.0, 0.0, -1.0], dtype=D, requires_grad=True)
+    rule = ik.Implicit(linear_solver=linear_solver)
+    start = torch.tensor([1.0, 0.0, 1.0], dtype=D)
+    with pytest.warns(ik.ConvergenceWarning, match="1 of 3 samples did not converge"):
+        solution = ik.root(
+            lambda z, t: z**2 - t, start, (t,), solver="newton", rule=rule, batch_dims=1, on_failure="warn"
+        )
+    with pytest.warns(ik.ConvergenceWarning, match=r"(?s)linear solve of the backward.*1 of 3 samples"):
+        (g,) = torch.autograd.grad(solution.value.sum(), t)
+    assert g[0].item() == pytest.approx(0.25) and g[2].item() == 0
+
+
 @pytest.mark.parametrize("linear_solver", ["lu", "gmres", "bicgstab"])
 def test_failed_linear_solve_under_nan_is_nan(linear_solver: str) -> None:
     solution, x = _singular_solution(linear_solver, "nan")

@@ -13,6 +13,11 @@ MUTANTS = [
         FAILED,
         ("zero = lost.squeeze(1) | (failed &", "zero = lost.squeeze(1) & (failed &"),
         ("(Status.DIVERGED, Status.UNBOUNDED, Status.NONFINITE):", "(Status.UNBOUNDED,):"),
+        (
+            "failed = self._status(len(lost)) != int(Status.CONVERGED)",
+            "failed = self._status(len(lost)) >= 0",
+            "tests/core/test_bad_input.py -k 'beside_a_failure'",
+        ),
     ),
     *mutants(
         "implicitkit/solver/probing.py",
