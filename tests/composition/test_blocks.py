@@ -60,6 +60,7 @@ def test_stacked_pair_at_one_tolerance(seed: int) -> None:
     assert pair.error(concurrent.value) <= 10 * error
 
 
+@pytest.mark.slow
 def test_feedback_pair_needs_the_fewest_evaluations_by_accelerated_sweeps() -> None:
     found = bench.medians(bench.feedback_rows(3))
     best = found.pop("accelerated sweep")[0]

@@ -66,6 +66,7 @@ def test_broken_plugin_is_told_what_to_mend(python: Path, tmp_path: Path) -> Non
     assert "row by row" in failed["nan_stays_in_its_sample"]["mend"]
 
 
+@pytest.mark.slow
 def test_plugin_trains(python: Path) -> None:
     pytest.importorskip("sklearn")
     done = run(python, PLUGIN / "train.py")

@@ -23,7 +23,9 @@ SEARCHES: dict[str, Any] = {
 LONG = {"reports_failure", "never_worse_than_the_start"}  # thousands of steps on what has no minimum
 
 
-@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "nelder_mead")) for name in SEARCHES]
+)
 def test_conformance(name: str) -> None:
     solver, accuracy = SEARCHES[name]
     # a given bracket is searched whatever z0 is: after three steps it may have seen points of larger gradient only

@@ -114,7 +114,7 @@ THEOREMS: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", THEOREMS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "audio")) for n in THEOREMS])
 def test_theory(name: str, tmp_path: Path) -> None:
     script = importlib.import_module("deq_theory")
     results = script.main(["--quick", "--only", name, "--output", str(tmp_path)])
