@@ -84,6 +84,8 @@ def solve(
             ``max_steps`` steps, or as many as lower the residual; not to converge is no failure then: see ``status``.
         max_steps: steps allowed; ``None`` is the solver's own default, 0 evaluates at ``z0`` and reports.
         on_failure: ``"raise"``, ``"warn"`` or ``"ignore"``, for the solve and for the linear solve of its derivative;
+            under ``"warn"`` and ``"ignore"`` a sample that ran away or overflowed has derivative zero, as has one that
+            failed at a Jacobian too near to singular;
             or ``"nan"``: samples that failed have the value NaN, a derivative of zero, and disturb no other; where only
             the linear solve of the derivative failed, the derivative is NaN.
         trace: keep the residual norms of every step in ``solution.trace``.

@@ -807,6 +807,22 @@ def test_coupled_unknowns_keep_their_off_diagonal_blocks() -> None:
     close(slopes, {"u": torch.tensor(0.8, dtype=D), "v": torch.tensor(0.4, dtype=D)})
 
 
+@pytest.mark.parametrize("outer", [jacfwd, jacrev], ids=lambda t: t.__name__)
+@pytest.mark.parametrize("inner", [jacfwd, jacrev], ids=lambda t: t.__name__)
+def test_a_linear_system_inside_the_function(outer: Callable[..., Any], inner: Callable[..., Any]) -> None:
+    """``torch.linalg.solve`` and ``det`` differentiated twice, forward mode first, are silently wrong in torch 2.13; a
+    solve forms forward mode by reverse mode, and is right around them."""
+    A, B, b = randn(3, 3, seed=20) + 3 * torch.eye(3, dtype=D), randn(3, 3, seed=21), randn(3, seed=22)
+
+    def squared(t: Tensor) -> Tensor:
+        f = lambda z, t: torch.linalg.solve(A + t * B + 0.1 * torch.diag(z), b) - z  # noqa: E731
+        return ik.root(f, torch.zeros(3, dtype=D), (t,), **TIGHT).value.square().sum()
+
+    t, h = torch.tensor(0.7, dtype=D), 1e-4
+    by_differences = (squared(t + h) - 2 * squared(t) + squared(t - h)) / h**2
+    close(outer(inner(squared))(t), by_differences, rtol=1e-6, atol=1e-6)
+
+
 def test_grad_of_legacy_batched_gradients() -> None:
     t = randn(3, seed=12).requires_grad_()
     eye = torch.eye(3, dtype=D)

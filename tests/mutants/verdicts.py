@@ -27,6 +27,17 @@ MUTANTS = [
         ("if not f.kind.of_residuals or z.shape[1] > DENSE:", "if True:"),
     ),
     *mutants(
+        "implicitkit/solver/judging.py",
+        "tests/solver/test_convergence.py -k 'economies or infinity or runs_away or diverge'",
+        ("            return largest <= _FAR\n", "            return True\n"),
+        ("return largest <= _FAR_FIXED and not", "return not"),
+    ),
+    *mutants(
+        "implicitkit/project/entropic.py",
+        "tests/problem/test_project.py -k 'couplings'",
+        ("return _coupling(v, rows, unit * found.value)", "return _coupling(v, rows, found.value)"),
+    ),
+    *mutants(
         "implicitkit/solver/minima.py",
         FAR,
         (
