@@ -95,7 +95,15 @@ def point(axis: str, value: Any, repeats: int) -> list[dict[str, Any]]:
                     gap = (bench_core.tanh_map(z, *leaves) - z).norm(dim=1) / z.norm(dim=1)
                 residual[name] = float(gap.max())
     return [
-        results.row(axis, 1e3 * statistics.median(times), "ms", who=name, at=value, residual=residual[name])
+        results.row(
+            axis,
+            1e3 * statistics.median(times),
+            "ms",
+            who=name,
+            at=value,
+            residual=residual[name],
+            asked=setting["tolerance"],
+        )
         for name, times in seconds.items()
     ]
 

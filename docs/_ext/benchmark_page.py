@@ -44,8 +44,14 @@ def _short(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
+def met(row: dict[str, Any]) -> bool:
+    """Has this run come down to what was asked for (but for the rounding of its last test)?"""
+    return bool(row.get("residual", 0.0) <= 1.1 * row.get("asked", float("inf")))
+
+
 def compared(rows: list[dict[str, Any]]) -> list[str]:
-    """Times of everybody at every setting, and the ratio of the best other to ours: above 1 we are faster."""
+    """Times of everybody at every setting, and the ratio of the best other to ours: above 1 we are faster.  Who missed the
+    tolerance is not compared."""
     lines = []
     for axis, words in AXES.items():
         here = [row for row in rows if row["row"] == axis]
@@ -59,9 +65,10 @@ def compared(rows: list[dict[str, Any]]) -> list[str]:
         ]
         lines.append("|---" * (len(who) + 2) + "|")
         for at in dict.fromkeys(row["at"] for row in here):
-            times = {row["who"]: row["value"] for row in here if row["at"] == at}
-            ratio = min(v for k, v in times.items() if k != who[0]) / times[who[0]]
-            cells = " | ".join(f"{times[w]:.1f}" for w in who)
+            found = {row["who"]: row for row in here if row["at"] == at}
+            others = [row["value"] for name, row in found.items() if name != who[0] and met(row)]
+            ratio = min(others) / found[who[0]]["value"]
+            cells = " | ".join(f"{found[w]['value']:.1f}{'' if met(found[w]) else ' (missed)'}" for w in who)
             lines.append(f"| {at:g} | {cells} | {ratio:.2f}{'' if ratio >= 1 else ' **slower**'} |")
         lines.append("")
     return lines
@@ -110,8 +117,12 @@ def draw(path: Path, picture: Path) -> None:
     panels = panels[0]
     for axis, panel in zip(axes_there, panels, strict=True):
         for who, style in zip(dict.fromkeys(row["who"] for row in rows), ("o-", "s--", "^:", "d-."), strict=False):
-            points = [(row["at"], row["value"]) for row in rows if row["row"] == axis and row["who"] == who]
-            panel.plot(*zip(*points, strict=True), style, label=who, ms=4)
+            here = [row for row in rows if row["row"] == axis and row["who"] == who]
+            points = [(row["at"], row["value"]) for row in here if met(row)]
+            (line,) = panel.plot(*zip(*points, strict=True), style, label=who, ms=4)
+            missed = [(row["at"], row["value"]) for row in here if not met(row)]
+            if missed:  # hollow, on no line: not the time of a solution
+                panel.plot(*zip(*missed, strict=True), style[0], ms=6, mfc="none", color=line.get_color())
         panel.set(xlabel=AXES[axis], yscale="log", xscale="linear" if axis == "radius" else "log")
         panel.xaxis.set_minor_formatter(NullFormatter())
         panel.grid(alpha=0.3)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from implicitkit.extend import POLICIES
+from implicitkit.extend import POLICIES, get_solver
 from implicitkit_deq.forgive import Forgive
 
 __all__ = ["Pretraining", "Settings"]
@@ -27,7 +27,7 @@ class Settings:
         callback: ``(step, z, residual_norm)`` after each step; ``True`` stops the solve.
 
     Raises:
-        ValueError: an option out of range.
+        ValueError: an option out of range. UnknownNameError: no solver has this name.
     """
 
     solver: Any = "relay"
@@ -40,6 +40,8 @@ class Settings:
     callback: Callable[[int, Any, Any], Any] | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.solver, str) and self.solver != "auto":
+            get_solver(self.solver)  # a name that is not known is refused here, not at the first call
         for name in ("rtol", "atol"):
             value = getattr(self, name)
             if value is not None and not value >= 0:

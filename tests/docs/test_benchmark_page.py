@@ -31,12 +31,13 @@ def test_the_page_has_every_row_and_marks_losses(tmp_path: Path) -> None:
         results.row("fast", 5.0, "times faster", target=4.0, more=True),
         results.row("slow", 3.0, "times faster", target=4.0, more=True),
         *(results.row("size", t, "ms", who=w, at=8) for w, t in (("implicitkit", 2.0), ("another", 1.0))),
+        results.row("size", 0.1, "ms", who="a third", at=8, residual=1e-3, asked=1e-4),
     ]
     text = benchmark_page.page([results.save("bench_this", rows, "What was measured.", folder=tmp_path)])
     lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
     assert "met" in lines["won"] and "met" in lines["fast"]
     assert "**missed**" in lines["lost"] and "**missed**" in lines["slow"]
-    assert "0.50 **slower**" in lines["8"]
+    assert "0.50 **slower**" in lines["8"] and "0.1 (missed)" in lines["8"], "who missed the tolerance is not compared"
     benchmark_page.draw(tmp_path / "bench_this.json", tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000
 

@@ -730,7 +730,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "a typo in using": (lambda: DEQ(Plain(), (6,)).using(sover="picard").__enter__(), TypeError, "'solver'"),
     "a typo in the constructor": (lambda: DEQ(Plain(), (6,), tol=1e-3), TypeError, "tol"),
-    "an unknown solver": (lambda: DEQ(Plain(), (6,), solver="andersen")(torch.zeros(3, 4)), Exception, "anderson"),
+    "an unknown solver": (lambda: DEQ(Plain(), (6,), solver="andersen"), Exception, "anderson"),
     "a solver for something else": (
         lambda: DEQ(Plain(), (6,), solver="brentq")(torch.zeros(3, 4, dtype=F64)),
         Exception,
