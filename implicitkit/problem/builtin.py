@@ -2,7 +2,6 @@
 
 from implicitkit.problem.argmin import Argmin
 from implicitkit.problem.catalogue import register_problem
-from implicitkit.problem.collocation import Collocation
 from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.problem.fixed_point import FixedPoint
 from implicitkit.problem.initial_value import InitialValue
@@ -19,4 +18,3 @@ register_problem(SteadyState, name="steady_state", rule="implicit", linear_solve
 register_problem(ConstrainedMinimisation, name="constrained", rule="implicit", linear_solver="kkt")
 register_problem(QuadraticProgram, name="quadratic_program", rule="implicit", linear_solver="kkt")
 register_problem(InitialValue, name="initial_value", rule="implicit", linear_solver="auto")
-register_problem(Collocation, name="collocation", rule="implicit", linear_solver="auto")

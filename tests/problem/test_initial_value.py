@@ -85,6 +85,10 @@ def test_the_order_is_twice_the_stages_minus_one(stages: int) -> None:
     assert math.log2(error(steps) / error(2 * steps)) == pytest.approx(2 * stages - 1, abs=0.4)
 
 
+def test_what_the_trajectory_is_restated_as_is_no_problem_of_the_list() -> None:
+    assert "initial_value" in ik.problems() and "collocation" not in ik.problems()
+
+
 @pytest.mark.parametrize("stages", [1, 7])
 def test_collocation_integrates_polynomials_exactly(stages: int) -> None:
     A, c = radau(stages, torch.float64, torch.device("cpu"))
