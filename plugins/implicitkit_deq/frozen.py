@@ -13,9 +13,12 @@ from torch import Tensor, nn
 import implicitkit as ik
 from implicitkit_deq import hoist
 
-__all__ = ["BATCH_NORMS", "Drawing", "Frozen", "statistics_held"]
+__all__ = ["BATCH_NORMS", "Drawing", "Frozen", "called", "statistics_held"]
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+_OF_SHAPES = ("shape", "size", "channels", "dimension")  # in what torch says of arguments that do not fit
 
 
 class Drawing(Exception):
@@ -54,6 +57,7 @@ class Frozen:
     ) -> None:
         self.previous = previous
         self.function, self.places, self.check, self.device = function, places, check, device
+        self.name = type(module).__name__
         self.independent, self.may_draw = independent, may_draw
         self.norms = _updating_norms(module)
         self.statistics = [(_copy(m.running_mean), _copy(m.running_var)) for m in self.norms]
@@ -84,7 +88,8 @@ class Frozen:
         before = outside if chained is None else chained
         if chained is not None:
             _set_generators(self.device, chained)
-        out = self.function(z, *injected)
+        with called(self.name, ("z", z), *(("and then", i) for i in injected)):
+            out = self.function(z, *injected)
         after = _generators(self.device)
         drawn = not all(map(_same, before, after))
         if drawn or chained is not None:
@@ -125,6 +130,27 @@ class Frozen:
             for m, (mean, var, tracked) in zip(self.norms, old, strict=True):
                 m.training = True
                 m.running_mean, m.running_var, m.num_batches_tracked = mean, var, tracked
+
+
+@contextlib.contextmanager
+def called(name: str, *arguments: tuple[str, Any]) -> Iterator[None]:
+    """Inside, what torch says of shapes that do not fit is said of the cell, with what it was called with."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error) is not RuntimeError or not any(word in str(error) for word in _OF_SHAPES):
+            raise
+        shapes = ", ".join(f"{what} {_shapes(value)}" for what, value in arguments)
+        raise RuntimeError(
+            f"the cell {name} was called with {shapes} (shapes, the batch in front), and they do not fit it: a width of an "
+            f"input, or of the state, that it was not made for? torch says: {error}"
+        ) from error
+
+
+def _shapes(value: Any) -> str:
+    """The shapes of the tensors in a value; other leaves by their type."""
+    leaves = ik.extend.trees.tree_flatten(value)[0]
+    return ", ".join(str(tuple(t.shape)) if isinstance(t, Tensor) else type(t).__name__ for t in leaves)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import implicitkit as ik
 from implicitkit_deq import hoist
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.compat import autocast_on, called_whole
-from implicitkit_deq.frozen import statistics_held
+from implicitkit_deq.frozen import called, statistics_held
 from implicitkit_deq.sharding import bare
 
 __all__ = ["IgnoredInputWarning", "check_use", "describe", "factors"]
@@ -77,7 +77,7 @@ def factors(
         if called_whole(cell):
             dims = dims if isinstance(dims, int) else None
         else:
-            with ik.extend.modules_held(), hoist.held(places, weights):
+            with ik.extend.modules_held(), hoist.held(places, weights), called(type(cell).__name__, ("inputs", inputs)):
                 injected = cell.inject(*inputs)
             function = cell.update
         if not isinstance(injected, tuple):

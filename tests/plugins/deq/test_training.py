@@ -415,3 +415,43 @@ def test_the_last_solution_holds_neither_graph_nor_inputs() -> None:
     del hidden, out
     gc.collect()
     assert seen() is None and layer.solution is not None
+
+
+class Dense(nn.Module):
+    """tanh(W z + U x) for states of width 6 and inputs of width 3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W, self.U = nn.Linear(6, 6), nn.Linear(3, 6)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(self.W(z) + self.U(x))
+
+
+@pytest.mark.parametrize(
+    ("layer", "x", "said"),
+    [
+        (DEQ(cells.MLP(3, 6)), torch.zeros(5, 4), r"cell MLP was called with inputs \(5, 4\).*do not fit.*5x4 and 3x6"),
+        (
+            DEQ(Dense(), (6,)),
+            torch.zeros(5, 4),
+            r"cell Dense was called with z \(5, 6\), and then \(5, 4\).*5x4 and 3x6",
+        ),
+        (
+            DEQ(Dense(), (7,)),
+            torch.zeros(5, 3),
+            r"cell Dense was called with z \(5, 7\), and then \(5, 3\).*5x7 and 6x6",
+        ),
+    ],
+)
+def test_widths_that_do_not_fit_are_named(layer: DEQ, x: Tensor, said: str) -> None:
+    with pytest.raises(RuntimeError, match=said):
+        layer(x)
+
+
+def test_other_errors_of_a_cell_are_its_own() -> None:
+    def cell(z: Tensor, x: Tensor) -> Tensor:
+        raise RuntimeError("no more of this")
+
+    with pytest.raises(RuntimeError, match=r"^no more of this$"):
+        DEQ(cell, (6,))(torch.zeros(5, 3))
