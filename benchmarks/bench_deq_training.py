@@ -1,41 +1,50 @@
 """Does a DEQ train with nothing but defaults?  Cells x seeds x learning rates, beside the same cells unrolled.
 
-    python benchmarks/bench_deq_training.py                           # 5 cells, 20 seeds, 2 rates, 500 steps: hours
-    python benchmarks/bench_deq_training.py --seeds 2 --steps 120     # minutes
-    python benchmarks/bench_deq_training.py --cold                    # every solve from zero
+    python benchmarks/bench_deq_training.py                           # 5 cells, 20 seeds, 2 rates, 500 steps: half an hour
+    python benchmarks/bench_deq_training.py --cells tanh GRU --rates 0.01 --starts warm
+    python benchmarks/bench_deq_training.py --seeds 2 --steps 120     # a minute or two
 
-No weight is bounded, no failure ignored: ``DEQ(cell, rtol=1e-3)``, called as ``layer(x, index=numbers of the samples)``,
-so that a solve starts from the sample's last equilibrium.  That decides at the high rate: a cell that is trained freely has
-several equilibria, and a solve from zero finds now this, now that one, from step to step and from sample to sample, so
-that the loss is no smooth function of the weights; a warm start stays with one.
+No weight is bounded, no failure ignored: ``DEQ(cell, rtol=1e-3)``.  ``warm``: called as ``layer(x, index=numbers of the
+samples)``, so that a solve starts from the sample's last equilibrium; ``cold``: called as ``layer(x)``, from zero.
 
-The task is y = sin(x_1 + ... + x_4) from 64 samples, full batches, Adam; a row is one cell at one rate:
+The task is y = sin(x_1 + ... + x_4) from 64 samples, full batches, Adam.  The seeds of a row are trained side by side, as
+one stack of cells (:class:`Stack`): samples are solved one by one and Adam is elementwise, so that each is trained as it
+would be alone (``tests/plugins/deq/test_training_table.py`` compares).  A row is one cell at one rate:
 
-- ``raised``: runs that ended in an exception. ``unsolved``: samples forgiven, of all; ``backward``: those of the backward.
-- ``loss``: median over the seeds, and least and largest, of the mean over the last tenth of the steps; ``unrolled``: the
-  same of 40 applications of the same cell, differentiated step by step (which is no equilibrium: the median loss at 80
-  applications stands beside it), from the same seeds at the same rate.
-- ``evaluations``, ``ms``: a step, forward and backward; of the unrolled network in brackets.
+- ``raised``: seeds in which some step had more unsolved samples than ``Forgive`` allows, forward or backward: alone such a
+  run ends in an exception.  ``solved``: the share of all samples of all steps that converged; ``backward``: of the backward.
+- ``loss``: over the seeds, of the mean over the last tenth of the steps.
+- two references from the same seeds at the same rate: ``unrolled``, 40 applications of the same cell, differentiated step by
+  step (no equilibrium where its loss at 80 applications, beside it, is another), and ``bounded``, the same DEQ with the
+  spectral norms of the recurrent weights kept at 0.95 or less.
+
+A row's figure is the median loss divided by the better of those references that are equilibria: at most 1.1 is asked for.
+Finished rows go to ``benchmarks/results/bench_deq_training.json``, so that the table can be made in slices.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import json
 import statistics
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+import results
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.nn.utils import parametrize
 
-import implicitkit as ik
-from implicitkit_deq import DEQ, ForgivenWarning, cells
+from implicitkit_deq import DEQ, Forgive, ForgivenWarning, cells
 
 IN, FEATURES, SAMPLES = 4, 16, 64
 RATES = (1e-3, 1e-2)
+BOUND, DEPTH = 0.95, 40
+SHARE = Forgive().share
 
 
 class Tanh(nn.Module):
@@ -50,14 +59,18 @@ class Tanh(nn.Module):
 
 
 class GRU(nn.Module):
-    """A gated recurrent unit."""
+    """A gated recurrent unit, as ``nn.GRUCell`` (whose kernel ``torch.vmap`` cannot map)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cell = nn.GRUCell(IN, FEATURES)
 
     def forward(self, z: Tensor, x: Tensor) -> Tensor:
-        return self.cell(x, z)
+        from_x = nn.functional.linear(x, self.cell.weight_ih, self.cell.bias_ih).chunk(3, -1)
+        from_z = nn.functional.linear(z, self.cell.weight_hh, self.cell.bias_hh).chunk(3, -1)
+        reset, update = (torch.sigmoid(a + b) for a, b in zip(from_x[:2], from_z[:2], strict=True))
+        new = torch.tanh(from_x[2] + reset * from_z[2])
+        return new + update * (z - new)
 
 
 class LayerNormOfReLU(nn.Module):
@@ -90,91 +103,197 @@ CELLS: dict[str, Callable[[], nn.Module]] = {
     "LayerNorm(ReLU)": LayerNormOfReLU,
     "residual": Residual,
 }
+RECURRENT = ("recurrent.weight", "W.weight", "cell.weight_hh", "A.weight", "B.weight")
 
 
-@dataclass
-class Run:
-    """One training run."""
+class Bound(nn.Module):
+    """Each (16, 16) block of each of the stacked weights within a spectral norm: the three gates of a GRU each by itself."""
 
-    loss: float
-    unsolved: float
-    backward: float
-    evaluations: float
-    milliseconds: float
-    error: str = ""
+    def forward(self, V: Tensor) -> Tensor:
+        blocks = V.unflatten(1, (-1, FEATURES)).unflatten(3, (-1, FEATURES)).movedim(3, 2)
+        norms = torch.linalg.matrix_norm(blocks, 2, keepdim=True)
+        return (blocks * (BOUND / norms).clamp_max(1.0)).movedim(2, 3).flatten(3, 4).flatten(1, 2)
 
 
-def _data(seed: int) -> tuple[Tensor, Tensor]:
+class Stack(nn.Module):
+    """Cells of one kind side by side: a sample goes with ``which`` of them it belongs to.
+
+    Shapes: ``z (n, 16)``, ``x (n, 4)``, ``which (n,)``; all ``count * 64`` samples, in the order of the cells, or any
+    subset of them.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], bounded: bool = False) -> None:
+        super().__init__()
+        self._one, self.count = (modules[0],), len(modules)  # in a tuple: its own parameters are not meant
+        values, _ = stack_module_state(list(modules))
+        self._names = list(values)
+        for i, name in enumerate(self._names):
+            self.register_parameter(f"p{i}", nn.Parameter(values[name].detach()))
+            if bounded and name in RECURRENT:
+                parametrize.register_parametrization(self, f"p{i}", Bound())
+
+    def forward(self, z: Tensor, x: Tensor, which: Tensor) -> Tensor:
+        values = [getattr(self, f"p{i}") for i in range(len(self._names))]
+        whole = len(z) == self.count * SAMPLES
+        if whole:
+            z, x = (t.view(self.count, SAMPLES, -1) for t in (z, x))
+        else:
+            values = [v[which] for v in values]
+
+        def one(values: list[Tensor], z: Tensor, x: Tensor) -> Tensor:
+            out: Tensor = functional_call(self._one[0], dict(zip(self._names, values, strict=True)), (z, x))
+            return out
+
+        out = vmap(one)(values, z, x)
+        return out.flatten(0, 1) if whole else out
+
+
+class Side(nn.Module):
+    """What the seeds have side by side: cells, readouts and data."""
+
+    def __init__(self, name: str, seeds: Sequence[int], bounded: bool = False) -> None:
+        super().__init__()
+        modules, heads = [], []
+        for seed in seeds:
+            torch.manual_seed(seed)
+            modules.append(CELLS[name]())
+            heads.append(nn.Linear(FEATURES, 1))
+        self.cell = Stack(modules, bounded)
+        self.weight = nn.Parameter(torch.stack([h.weight.detach() for h in heads]))
+        self.bias = nn.Parameter(torch.stack([h.bias.detach() for h in heads]))
+        x, y = zip(*map(data, seeds), strict=True)
+        self.x, self.y = torch.cat(x), torch.stack(y)
+        self.which = torch.arange(len(seeds)).repeat_interleave(SAMPLES)
+
+    def losses(self, z: Tensor) -> Tensor:
+        """Of every seed."""
+        out = z.view(len(self.y), SAMPLES, FEATURES) @ self.weight.mT + self.bias.unsqueeze(1)
+        return (out - self.y).square().mean((1, 2))
+
+
+def data(seed: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of one seed."""
     generator = torch.Generator().manual_seed(1000 + seed)
     x = torch.randn(SAMPLES, IN, generator=generator)
     return x, torch.sin(x.sum(1, keepdim=True))
 
 
-def train(name: str, seed: int, rate: float, steps: int, *, warm: bool = True) -> Run:
-    """A DEQ with defaults; ``warm``: it is told which samples it sees, and starts from their last equilibria."""
-    torch.manual_seed(seed)
-    layer = DEQ(CELLS[name](), (FEATURES,), rtol=1e-3)
-    head, (x, y), index = nn.Linear(FEATURES, 1), _data(seed), torch.arange(SAMPLES) if warm else None
-    optimiser = torch.optim.Adam([*layer.parameters(), *head.parameters()], rate)
-    losses, unsolved, backward, evaluations, error = [], 0, 0, 0, ""
-    start = time.process_time()
+@dataclass
+class Runs:
+    """What came of the seeds of one row; ``losses``: one row a step, one column a seed."""
+
+    losses: Tensor
+    raised: Tensor
+    solved: float = 1.0
+    backward: float = 1.0
+    evaluations: float = 0.0
+    milliseconds: float = 0.0  # a step of one seed
+    long: list[float] = field(default_factory=list)  # losses after twice as many applications
+
+    def last(self) -> list[float]:
+        """The mean over the last tenth of the steps, for every seed."""
+        return self.losses[-max(len(self.losses) // 10, 1) :].mean(0).tolist()
+
+
+def train(name: str, seeds: Sequence[int], rate: float, steps: int, *, warm: bool, bounded: bool = False) -> Runs:
+    """DEQs with defaults; ``warm``: told which samples they see, so that a solve starts from the last equilibrium."""
+    side = Side(name, seeds, bounded)
+    # one call holds all seeds: how many of its samples failed is judged below, seed by seed
+    layer = DEQ(side.cell, (FEATURES,), rtol=1e-3, on_failure=Forgive(share=1.0), in_dims=(0, 0))
+    optimiser = torch.optim.Adam(side.parameters(), rate)
+    index = torch.arange(len(side.x)) if warm else None
+    losses, shares, evaluations, start = [], [], 0, time.process_time()
     for _ in range(steps):
-        try:
-            loss = (head(layer(x, index=index)) - y).square().mean()
-            optimiser.zero_grad()
-            loss.backward()
-        except ik.ConvergenceError as caught:
-            error = str(caught)
-            break
+        found = side.losses(layer(side.x, side.which, index=index))
+        optimiser.zero_grad()
+        found.sum().backward()
         optimiser.step()
-        assert layer.solution is not None and layer.solution.backward is not None
-        losses.append(float(loss.detach()))
-        unsolved += int((~layer.solution.converged).sum())
-        backward += int((~layer.solution.backward.converged).sum())
-        evaluations += layer.solution.evaluations
-    done = max(len(losses), 1)
-    last = losses[-max(done // 10, 1) :] or [math.nan]
-    seconds = time.process_time() - start
-    return Run(
-        sum(last) / len(last),
-        unsolved / (done * SAMPLES),
-        backward / (done * SAMPLES),
-        evaluations / done,
-        1e3 * seconds / done,
-        error,
+        solution = layer.solution
+        assert solution is not None and solution.backward is not None
+        losses.append(found.detach())
+        pair = torch.stack([solution.converged, solution.backward.converged])
+        shares.append((~pair).view(2, len(seeds), SAMPLES).double().mean(2))
+        evaluations += solution.evaluations
+    seconds, missed = time.process_time() - start, torch.stack(shares)
+    return Runs(
+        torch.stack(losses),
+        (missed > SHARE).any(1).any(0),
+        1 - float(missed[:, 0].mean()),
+        1 - float(missed[:, 1].mean()),
+        evaluations / steps,
+        1e3 * seconds / steps / len(seeds),
     )
 
 
-def unroll(name: str, seed: int, rate: float, steps: int, depth: int = 40) -> tuple[float, float, float]:
-    """Loss of the same cell applied ``depth`` times, the same after twice as many, and milliseconds a step."""
-    torch.manual_seed(seed)
-    cell = CELLS[name]()
-    head, (x, y) = nn.Linear(FEATURES, 1), _data(seed)
-    optimiser = torch.optim.Adam([*cell.parameters(), *head.parameters()], rate)
-    losses: list[float] = []
+def unroll(name: str, seeds: Sequence[int], rate: float, steps: int, depth: int = DEPTH) -> Runs:
+    """The same cells applied ``depth`` times, differentiated step by step."""
+    side = Side(name, seeds)
+    optimiser = torch.optim.Adam(side.parameters(), rate)
 
     def apply(times: int) -> Tensor:
-        z = x.new_zeros(SAMPLES, FEATURES)
+        z = side.x.new_zeros(len(side.x), FEATURES)
         for _ in range(times):
-            z = cell(z, x)
-        return (head(z) - y).square().mean()
+            z = side.cell(z, side.x, side.which)
+        return side.losses(z)
 
-    start = time.process_time()
+    losses, start = [], time.process_time()
     for _ in range(steps):
-        loss = apply(depth)
+        found = apply(depth)
         optimiser.zero_grad()
-        loss.backward()
+        found.sum().backward()
         optimiser.step()
-        losses.append(float(loss.detach()))
+        losses.append(found.detach())
     seconds = time.process_time() - start
-    last = losses[-max(steps // 10, 1) :]
     with torch.no_grad():
-        return sum(last) / len(last), float(apply(2 * depth)), 1e3 * seconds / steps
+        long = apply(2 * depth).tolist()
+    none = torch.zeros(len(seeds), dtype=torch.bool)
+    return Runs(torch.stack(losses), none, milliseconds=1e3 * seconds / steps / len(seeds), long=long)
 
 
-def spread(losses: list[float]) -> str:
-    """Median, least and largest."""
-    return f"{statistics.median(losses):9.2e} ({min(losses):.1e}, {max(losses):.1e})"
+def references(name: str, seeds: Sequence[int], rate: float, steps: int) -> dict[str, Any]:
+    """Median losses of both references, and the better of those that are equilibria."""
+    unrolled = unroll(name, seeds, rate, steps)
+    bounded = train(name, seeds, rate, steps, warm=True, bounded=True)
+    loss, long, other = (statistics.median(v) for v in (unrolled.last(), unrolled.long, bounded.last()))
+    settled = long <= 1.1 * loss
+    return {
+        "reference": min(loss, other) if settled else other,
+        "unrolled": loss,
+        "unrolled at 80": long,
+        "bounded": other,
+        "bounded solved": bounded.solved,
+        "unrolled ms": unrolled.milliseconds,
+    }
+
+
+def row(name: str, rate: float, start: str, runs: Runs, reference: dict[str, Any]) -> dict[str, Any]:
+    """One line of the table."""
+    last = runs.last()
+    middle = statistics.median(last)
+    return results.row(
+        f"{name}, rate {rate:g}, {start}",
+        middle / reference["reference"],
+        "of the reference's loss",
+        target=1.1,
+        raised=f"{int(runs.raised.sum())} of {len(last)}",
+        solved=runs.solved,
+        backward=runs.backward,
+        loss=middle,
+        least=min(last),
+        largest=max(last),
+        evaluations=runs.evaluations,
+        ms=runs.milliseconds,
+        **{k: v for k, v in reference.items() if k != "reference"},
+    )
+
+
+def merge(rows: list[dict[str, Any]], about: str) -> None:
+    """Keep these rows beside those of earlier slices."""
+    path = results.FOLDER / "bench_deq_training.json"
+    old = json.loads(path.read_text())["rows"] if path.exists() else []
+    known = {r["row"]: r for r in [*old, *rows]}
+    order = [f"{name}, rate {rate:g}, {start}" for name in CELLS for rate in RATES for start in ("warm", "cold")]
+    results.save("bench_deq_training", [known[k] for k in order if k in known], about)
 
 
 def main() -> None:
@@ -183,33 +302,24 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--rates", nargs="*", type=float, default=list(RATES))
-    parser.add_argument("--cold", action="store_true", help="every solve starts from zero")
-    arguments = parser.parse_args()
+    parser.add_argument("--starts", nargs="*", default=["warm", "cold"], choices=["warm", "cold"])
+    options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", ForgivenWarning)
-    print(f"{arguments.seeds} seeds, {arguments.steps} steps, {'cold' if arguments.cold else 'warm'} starts")
-    print(
-        f"{'cell':16s} {'rate':>6s} {'raised':>7s} {'unsolved':>9s} {'backward':>9s} {'loss (least, largest)':>29s} "
-        f"{'unrolled':>29s} {'(80)':>9s} {'evaluations':>12s} {'ms':>7s}"
+    about = (
+        f"Training with defaults: 5 cells, {options.seeds} seeds, {options.steps} steps of Adam, 64 samples, rtol 1e-3. "
+        "Medians over the seeds of the mean loss of the last tenth; `reference`: the better of 40 unrolled applications "
+        "(where 80 give the same) and the same DEQ with bounded recurrent weights."
     )
-    for name in arguments.cells:
-        for rate in arguments.rates:
-            runs = [
-                train(name, seed, rate, arguments.steps, warm=not arguments.cold) for seed in range(arguments.seeds)
-            ]
-            plain = [unroll(name, seed, rate, arguments.steps) for seed in range(arguments.seeds)]
-            mean = lambda attribute: statistics.fmean(getattr(r, attribute) for r in runs)  # noqa: E731, B023
-            _, long, ms = (statistics.median(column) for column in zip(*plain, strict=True))
-            loss, unrolled = (spread(column) for column in ([r.loss for r in runs], [p[0] for p in plain]))
-            print(
-                f"{name:16s} {rate:6g} {sum(bool(r.error) for r in runs):3d}/{len(runs):<3d} {mean('unsolved'):9.2%} "
-                f"{mean('backward'):9.2%} {loss} {unrolled} {long:9.2e} "
-                f"{mean('evaluations'):12.1f} {mean('milliseconds'):7.1f} ({ms:.1f})",
-                flush=True,
-            )
-            for r in runs:
-                if r.error:
-                    print(f"    {r.error[:200]}")
+    for name in options.cells:
+        for rate in options.rates:
+            reference = references(name, range(options.seeds), rate, options.steps)
+            for start in options.starts:
+                runs = train(name, range(options.seeds), rate, options.steps, warm=start == "warm")
+                found = row(name, rate, start, runs, reference)
+                print(", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in found.items()))
+                if options.seeds == 20 and options.steps == 500:
+                    merge([found], about)
 
 
 if __name__ == "__main__":

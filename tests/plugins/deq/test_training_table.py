@@ -1,0 +1,55 @@
+"""The table of trainings: seeds that are trained side by side are trained as each would be alone."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from implicitkit_deq import DEQ, ForgivenWarning
+
+STEPS = 6
+
+
+@pytest.mark.parametrize("name", ["cells.MLP", "tanh", "GRU", "LayerNorm(ReLU)", "residual"])
+def test_seeds_side_by_side_are_trained_as_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    table = importlib.import_module("bench_deq_training")
+    warnings.simplefilter("ignore", ForgivenWarning)
+    old = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        runs = table.train(name, [0, 1, 2], 2e-2, STEPS, warm=True)
+        torch.manual_seed(1)
+        cell = table.CELLS[name]()
+        layer, head = DEQ(cell, (16,), rtol=1e-3), nn.Linear(16, 1)
+        if name == "GRU":
+            z, x = torch.randn(5, 16), torch.randn(5, 4)
+            torch.testing.assert_close(cell(z, x), cell.cell(x, z))
+        optimiser = torch.optim.Adam([*layer.parameters(), *head.parameters()], 2e-2)
+        x, y = table.data(1)
+        for step in range(STEPS):
+            loss = (head(layer(x, index=torch.arange(64))) - y).square().mean()
+            torch.testing.assert_close(loss.detach(), runs.losses[step, 1], rtol=1e-8, atol=0.0)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    finally:
+        torch.set_default_dtype(old)
+    assert runs.losses.shape == (STEPS, 3) and len({float(v) for v in runs.losses[-1]}) == 3
+
+
+def test_a_bound_holds_for_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    table = importlib.import_module("bench_deq_training")
+    torch.manual_seed(0)
+    V = torch.randn(2, 48, 16)
+    V[0, :16] *= 0.01
+    W = table.Bound()(V)
+    torch.testing.assert_close(W[0, :16], V[0, :16])
+    for block in (W[0, 16:32], W[1, :16], table.Bound()(torch.randn(2, 16, 32))[1, :, 16:]):
+        torch.testing.assert_close(torch.linalg.matrix_norm(block, 2), torch.tensor(0.95))
