@@ -279,12 +279,10 @@ def graph_leaves(out: Any) -> list[Tensor]:
         if node in seen:
             continue
         seen.add(node)
-        after = node.next_functions
-        if not after:
-            if hasattr(node, "variable"):
-                found.append(node.variable)
-            continue
-        nodes.extend([n for n, _ in after if n is not None])
+        if after := node.next_functions:
+            nodes += [n for n, _ in after if n is not None and n not in seen]
+        elif hasattr(node, "variable"):
+            found.append(node.variable)
     return found
 
 

@@ -15,7 +15,9 @@ from implicitkit.sparsity.known import SMALLEST, Sparsity
 __all__ = ["SMALLEST", "sparse_blocks"]
 
 
-def sparse_blocks(sparsity: Sparsity, function: Callable[[Tensor], Tensor], z: Tensor) -> Callable[[Operator], Any]:
+def sparse_blocks(
+    sparsity: Callable[[], Sparsity], function: Callable[[Tensor], Tensor], z: Tensor
+) -> Callable[[Operator], Any]:
     """How the operator of ``function`` at ``z`` becomes sparse: by the known pattern, confirmed by a product.
 
     A pattern that does not hold at ``z`` is looked for again there; if it does not hold then, there are no blocks.
@@ -24,7 +26,7 @@ def sparse_blocks(sparsity: Sparsity, function: Callable[[Tensor], Tensor], z: T
     def form(A: Operator) -> Any:
         from implicitkit.linear.sparse_blocks import SparseBlocks
 
-        found = confirmed(sparsity, function, z, A.mv, A.rmv)
+        found = confirmed(sparsity(), function, z, A.mv, A.rmv)
         return None if found is None else SparseBlocks(*found)
 
     return form

@@ -203,7 +203,7 @@ class Problem:
     def linearise(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
         """``F`` at a plain ``z``, on its graph, and ``dF/dz`` there (a problem that knows its blocks says them)."""
         expression = lambda y: system.residual(y, *theta)  # noqa: E731
-        sparse = sparse_blocks(system.sparsity(), expression, z) if z.shape[1] >= self.sparse_from else None
+        sparse = sparse_blocks(system.sparsity, expression, z) if z.shape[1] >= self.sparse_from else None
         claimed = self.symmetric and not self.kind.symmetric
         out, A = autodiff.linearise(
             expression, z, symmetric=self.symmetric, fixed_point=self.kind.iteration, sparse=sparse

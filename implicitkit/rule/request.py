@@ -151,18 +151,19 @@ class Request:
         """``A x = b`` on plain tensors, for one or many right-hand sides of each block, reported, and judged by the failure
         policy."""
         assert self.linear_solver is not None
-        limited, lost = self._limited(), self._lost(len(b))
+        rows = b.shape[0]
+        limited, lost = self._limited(), self._lost(rows)
         if lost is not None:
             b = torch.where(lost, 0, b)
         with full_precision(b.device.type):
-            if len(b) == A.batch:
+            if rows == A.batch:
                 answer = self.linear_solver.solve(A, b, **limited)
             else:
                 answer = self.linear_solver.solve_many(A, b.unflatten(0, (-1, A.batch)), **limited)
         if A.formed is not None and A.formed.regular:
             self.system.factored = A.formed.T if transposed else A.formed
         layout = self.system.layout
-        lead = (len(b) // layout.batch,) if len(b) != layout.batch else ()
+        lead = (rows // layout.batch,) if rows != layout.batch else ()
         self.record.linear.append(
             LinearReport(
                 layout.unpack_batch(answer.converged, lead),
@@ -197,7 +198,7 @@ class Request:
         outcome, options = self.record.outcome, self.linear_options
         if options.get("max_steps", 0) is not None or outcome is None:
             return options
-        if int(torch.count_nonzero(outcome.status)) < len(outcome.status):  # CONVERGED is 0
+        if outcome.all_converged or int(torch.count_nonzero(outcome.status)) < len(outcome.status):  # CONVERGED is 0
             return options
         return {**options, "max_steps": max(self.options.max_steps or int(outcome.steps.max()), 1)}
 

@@ -47,7 +47,7 @@ def refuse_changed(
     if lifted.random or getattr(outcome, "unsolved", None):
         return
     recorded = recorded.to(now)
-    if len(recorded) != len(now):  # under transforms, many directions at once
+    if recorded.shape != now.shape:  # under transforms, many directions at once
         recorded, samples = recorded.nan_to_num(0.0).max().expand_as(now), None
     judged = torch.isfinite(recorded)
     if samples is not None:

@@ -59,6 +59,7 @@ class Outcome:
     kept: dict[str, Tensor] = field(default_factory=dict)  # what the method keeps of its final state
     error: Exception | None = None  # what a user's own solver raised
     said: list[Any] = field(default_factory=list)  # what it returned beside the point, one entry a call
+    _counted: tuple[Tensor, bool] | None = field(default=None, init=False, repr=False)  # a status, and whether all is well
 
     def __getstate__(self) -> dict[str, Any]:  # an exception need not be picklable, nor what a solver says
         return self.__dict__ | {"error": None, "said": []}
@@ -66,7 +67,9 @@ class Outcome:
     @property
     def all_converged(self) -> bool:
         """Did every sample converge?"""
-        return not int(torch.count_nonzero(self.status))  # CONVERGED is 0
+        if self._counted is None or self._counted[0] is not self.status:
+            self._counted = self.status, not int(torch.count_nonzero(self.status))  # CONVERGED is 0
+        return self._counted[1]
 
 
 class Found(NamedTuple):

@@ -100,7 +100,7 @@ class Evaluations:
 
     def _sparse(self, function: Callable[[Tensor], Tensor], z: Tensor) -> Any:
         """How the Jacobian of the problem's residual becomes sparse; ``None`` if it is too small to be worth it."""
-        return sparse_blocks(self.system.sparsity(), function, z) if z.shape[1] >= self.problem.sparse_from else None
+        return sparse_blocks(self.system.sparsity, function, z) if z.shape[1] >= self.problem.sparse_from else None
 
     def is_sparse(self, z: Tensor) -> bool:
         """Has the Jacobian of the residual (of a residual vector: its own) a sparsity pattern?"""
