@@ -15,8 +15,6 @@ from implicitkit.composition.tied import tie as tie
 from implicitkit.diagnostics.certificate import Certificate as Certificate
 from implicitkit.diagnostics.certificate import certify as certify
 from implicitkit.diagnostics.linear_stability import Stability as Stability
-from implicitkit.fitting import CurveFit as CurveFit
-from implicitkit.fitting import curve_fit as curve_fit
 from implicitkit.foundation.errors import CapabilityError as CapabilityError
 from implicitkit.foundation.errors import CapturedTensorError as CapturedTensorError
 from implicitkit.foundation.errors import ChangedFunctionError as ChangedFunctionError
@@ -25,7 +23,6 @@ from implicitkit.foundation.errors import ConvergenceWarning as ConvergenceWarni
 from implicitkit.foundation.errors import ImpureFunctionWarning as ImpureFunctionWarning
 from implicitkit.foundation.errors import SparsityWarning as SparsityWarning
 from implicitkit.foundation.errors import UnknownNameError as UnknownNameError
-from implicitkit.layer import implicit as implicit
 from implicitkit.linear.base import LinearSolver as LinearSolver
 from implicitkit.linear.catalogue import linear_solvers as linear_solvers
 from implicitkit.linear.catalogue import register_linear_solver as register_linear_solver
@@ -88,11 +85,14 @@ from implicitkit.solver.root.newton import Newton as Newton
 from implicitkit.solver.root.newton_krylov import NewtonKrylov as NewtonKrylov
 from implicitkit.solver.root.pseudo_transient import PseudoTransient as PseudoTransient
 from implicitkit.solver.root.trust_region import TrustRegion as TrustRegion
-from implicitkit.solving import argmin as argmin
-from implicitkit.solving import fixed_point as fixed_point
-from implicitkit.solving import least_squares as least_squares
-from implicitkit.solving import root as root
-from implicitkit.solving import solve as solve
-from implicitkit.solving import steady_state as steady_state
+from implicitkit.solving.fitting import CurveFit as CurveFit
+from implicitkit.solving.fitting import curve_fit as curve_fit
+from implicitkit.solving.layer import implicit as implicit
+from implicitkit.solving.verbs import argmin as argmin
+from implicitkit.solving.verbs import fixed_point as fixed_point
+from implicitkit.solving.verbs import least_squares as least_squares
+from implicitkit.solving.verbs import root as root
+from implicitkit.solving.verbs import solve as solve
+from implicitkit.solving.verbs import steady_state as steady_state
 
 __version__: str

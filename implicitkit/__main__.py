@@ -1,8 +1,8 @@
-"""``python -m implicitkit``: see :mod:`implicitkit.cli`."""
+"""``python -m implicitkit``: see :mod:`implicitkit.cli.commands`."""
 
 import sys
 
-from implicitkit.cli import main
+from implicitkit.cli.commands import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -25,7 +25,7 @@ from implicitkit.foundation import autodiff
 from implicitkit.foundation.errors import ConvergenceWarning, warn
 from implicitkit.foundation.trees import Layout
 from implicitkit.lifting.lifted import lift
-from implicitkit.solving import solve
+from implicitkit.solving.verbs import solve
 from implicitkit.system import System, check_output
 
 __all__ = ["Analysis", "Cost", "analyse"]

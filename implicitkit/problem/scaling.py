@@ -3,7 +3,8 @@ r"""Unknowns measured in units of their own: ``z = s y`` with the scales ``s`` o
 The problem is solved for ``y``, so that steps, trust regions and the gradient ``s dF/dz`` that convergence is judged by are
 in those units.  The solution does not depend on ``s``: its derivative by it is zero, and is not formed.
 
-Source: Moré (1978), "The Levenberg-Marquardt algorithm", section 5; ``x_scale`` of ``scipy.optimize.least_squares``.
+Source: Moré (1978), "The Levenberg-Marquardt algorithm", section 6 (scaled variables); ``x_scale`` of
+``scipy.optimize.least_squares``.
 """
 
 from __future__ import annotations

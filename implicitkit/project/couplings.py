@@ -9,7 +9,7 @@ from torch import Tensor
 
 from implicitkit.problem.quadratic_program import QuadraticProgram
 from implicitkit.sets.base import Projection
-from implicitkit.solving import solve
+from implicitkit.solving.verbs import solve
 
 __all__ = ["Birkhoff", "Transport"]
 

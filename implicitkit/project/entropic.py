@@ -9,7 +9,7 @@ from torch import Tensor
 
 from implicitkit.sets.constants import constants
 from implicitkit.sets.entropic import EntropicProjection
-from implicitkit.solving import root
+from implicitkit.solving.verbs import root
 
 __all__ = ["KLBirkhoff", "KLTransport"]
 

@@ -59,7 +59,9 @@ class Outcome:
     kept: dict[str, Tensor] = field(default_factory=dict)  # what the method keeps of its final state
     error: Exception | None = None  # what a user's own solver raised
     said: list[Any] = field(default_factory=list)  # what it returned beside the point, one entry a call
-    _counted: tuple[Tensor, bool] | None = field(default=None, init=False, repr=False)  # a status, and whether all is well
+    _counted: tuple[Tensor, bool] | None = field(
+        default=None, init=False, repr=False
+    )  # a status, and whether all is well
 
     def __getstate__(self) -> dict[str, Any]:  # an exception need not be picklable, nor what a solver says
         return self.__dict__ | {"error": None, "said": []}

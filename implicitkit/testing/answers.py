@@ -15,7 +15,7 @@ from implicitkit.problem.kind import as_kind
 from implicitkit.solution import Status
 from implicitkit.solver.catalogue import serves
 from implicitkit.solver.method import Method
-from implicitkit.solving import solve
+from implicitkit.solving.verbs import solve
 from implicitkit.testing.check import PROBLEMS, Subject, all_converged, check, close
 from implicitkit.testing.known import KNOWN, Known, unsolvable
 

@@ -20,7 +20,7 @@ from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.problem.root import Root
 from implicitkit.problem.steady_state import SteadyState
 from implicitkit.solution import Solution, Status
-from implicitkit.solving import solve
+from implicitkit.solving.verbs import solve
 from implicitkit.testing.known import Known, known_problems
 
 __all__ = ["CHECKS", "PROBLEMS", "Check", "Subject", "all_converged", "check", "close"]

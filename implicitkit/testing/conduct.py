@@ -14,7 +14,7 @@ from implicitkit.foundation.trees import Layout
 from implicitkit.lifting.lifted import lift
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
-from implicitkit.solving import solve
+from implicitkit.solving.verbs import solve
 from implicitkit.system import System, check_output
 from implicitkit.testing.check import PROBLEMS, Subject, all_converged, check, close
 from implicitkit.testing.known import Known, known_problems

@@ -32,8 +32,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("solver",),
     ("composition", "interop", "rule"),
     ("solving",),
-    ("layer", "fitting", "project", "diagnostics", "testing", "callbacks"),
-    ("cli", "doctor", "extend"),
+    ("project", "diagnostics", "testing", "callbacks"),
+    ("cli", "extend"),
     ("__main__", ""),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -228,7 +228,7 @@ def draw_rooms(path: Path) -> None:
 
 #: The way of the data: what happens, and where.
 WAY = (
-    ("solve(problem, z0, args)", "solving.py"),
+    ("solve(problem, z0, args)", "solving/verbs.py"),
     ("pytrees -> one matrix (batch, n)", "trees.py"),
     ("every tensor the function uses -> theta", "lifting/"),
     ("F(z, theta) on matrices", "system.py"),

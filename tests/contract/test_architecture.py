@@ -42,10 +42,10 @@ def test_imports_go_down() -> None:
 
 def test_imports_count_wherever_they_stand() -> None:
     source = (
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from implicitkit.solving import solve\n"
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from implicitkit.solving.verbs import solve\n"
         "def f():\n    import implicitkit.foundation.errors\n    from implicitkit.foundation import trees\n"
     )
-    wanted = {"implicitkit.solving", "implicitkit.foundation.errors", "implicitkit.foundation.trees"}
+    wanted = {"implicitkit.solving.verbs", "implicitkit.foundation.errors", "implicitkit.foundation.trees"}
     assert house.imports(source, MODULES) == wanted
 
 
@@ -171,8 +171,7 @@ def test_kinds_are_compared_nowhere() -> None:
 
 
 def test_rooms_are_not_tied_together_further() -> None:
-    """The aim is below 95 arrows; no change may add to what there is."""
-    assert len(house.between_rooms(house.graph(house.modules()))) <= 103
+    assert len(house.between_rooms(house.graph(house.modules()))) < 95
 
 
 def test_the_way_is_short() -> None:

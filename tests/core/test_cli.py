@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import implicitkit as ik
-from implicitkit import doctor
-from implicitkit.cli import main
+from implicitkit.cli import doctor
+from implicitkit.cli.commands import main
 from implicitkit.registry import plugins
 from implicitkit.registry.plugins import PluginInfo
 from implicitkit.registry.table import TABLES

@@ -85,7 +85,7 @@ PRESUMED = {
     "stale.py::Stale": (
         "residual = lambda z, x, theta: z**3 + z - theta - x\nz0, data = torch.ones(2), [(torch.zeros(2), None)]"
     ),
-    "solving.py::root": "c = torch.arange(5.0) + 1",
+    "verbs.py::root": "c = torch.arange(5.0) + 1",
     "testing/__init__.py::<module>": SOLVER,
     "conformance.py::check_solver": SOLVER,
     "conformance.py::parametrize_with_checks": SOLVER,

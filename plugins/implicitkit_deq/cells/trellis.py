@@ -40,8 +40,8 @@ class TrellisNet(Cell):
     Raises:
         ValueError: a size that is not positive; a history that is too short.
 
-    Source: Bai, Kolter & Koltun (2019), "Trellis networks for sequence modeling", section 4 (gates); (2019), "Deep
-    equilibrium models", section 3.2.
+    Source: Bai, Kolter & Koltun (2019), "Trellis networks for sequence modeling" (the gates); (2019), "Deep equilibrium
+    models", section 3.2.
     """
 
     causal = True

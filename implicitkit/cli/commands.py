@@ -106,7 +106,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from implicitkit.doctor import examine  # only this command needs it
+    from implicitkit.cli.doctor import examine  # only this command needs it
 
     report = _info()
     if not options.json:

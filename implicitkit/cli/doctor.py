@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit import solving
-from implicitkit.layer import implicit
 from implicitkit.problem.quadratic_program import QuadraticProgram
 from implicitkit.problem.root import Root
 from implicitkit.registry.plugins import plugins
 from implicitkit.solver.catalogue import get_solver
+from implicitkit.solving import verbs
+from implicitkit.solving.layer import implicit
 
 __all__ = ["Finding", "devices", "examine"]
 
@@ -80,7 +80,7 @@ def _cubic(z: Tensor, theta: Tensor) -> Tensor:
 
 
 def _root(theta: Tensor, **options: Any) -> Tensor:
-    return solving.root(_cubic, torch.full_like(theta, _START), (theta,), **options).value
+    return verbs.root(_cubic, torch.full_like(theta, _START), (theta,), **options).value
 
 
 def _expect(value: Any, wanted: float, tolerance: float = 1e-6) -> None:
@@ -100,7 +100,7 @@ def _module() -> None:
     layer = torch.nn.Linear(3, 3).double()
     with torch.no_grad():
         layer.weight.copy_(0.5 * torch.eye(3))
-    z = solving.fixed_point(layer, torch.zeros(3, dtype=torch.float64)).value  # (I - W)^-1 b = 2 b
+    z = verbs.fixed_point(layer, torch.zeros(3, dtype=torch.float64)).value  # (I - W)^-1 b = 2 b
     (slope,) = torch.autograd.grad(z.sum(), layer.bias)
     _expect(slope, 2.0)
 
@@ -128,7 +128,7 @@ def _program() -> None:
     P, A = torch.eye(2, dtype=torch.float64), torch.ones(1, 2, dtype=torch.float64)
 
     def first(q: Tensor) -> Tensor:
-        return solving.solve(QuadraticProgram(P, q, A, torch.zeros(1, dtype=torch.float64))).value[0]
+        return verbs.solve(QuadraticProgram(P, q, A, torch.zeros(1, dtype=torch.float64))).value[0]
 
     q = torch.tensor([-1.0, 0.0], dtype=torch.float64)
     _expect(first(q), 0.5)
@@ -137,7 +137,7 @@ def _program() -> None:
 
 def _failure() -> None:
     try:
-        solving.fixed_point(lambda z: 2 * z + 1, torch.zeros(1), solver="picard", max_steps=5)
+        verbs.fixed_point(lambda z: 2 * z + 1, torch.zeros(1), solver="picard", max_steps=5)
     except RuntimeError:
         return
     raise AssertionError("a diverging solve raised nothing")

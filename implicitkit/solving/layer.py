@@ -14,7 +14,7 @@ from implicitkit.foundation.trees import Layout, as_state, tree_flatten
 from implicitkit.problem.base import Problem
 from implicitkit.solution import Solution
 from implicitkit.solver.user_solver import UserSolver
-from implicitkit.solving import solve
+from implicitkit.solving.verbs import solve
 
 __all__ = ["implicit"]
 

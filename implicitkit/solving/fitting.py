@@ -17,7 +17,7 @@ from torch import Tensor
 
 from implicitkit.foundation.errors import ConvergenceWarning, warn
 from implicitkit.solution import Solution
-from implicitkit.solving import least_squares
+from implicitkit.solving.verbs import least_squares
 
 __all__ = ["CurveFit", "curve_fit"]
 
