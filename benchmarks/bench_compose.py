@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import results
 import torch
 from torch import Tensor
 
@@ -428,6 +429,18 @@ def medians(rows: dict[str, list[Any]]) -> dict[str, tuple[float, float]]:
     }
 
 
+def keep(report: dict[str, Any]) -> None:
+    """Write the figures to ``benchmarks/results``."""
+    kept = []
+    for title, rows in report.items():
+        for name, found in rows.items():
+            value, more = (found[0], {"depth": found[1]}) if isinstance(found, tuple) else (found, {})
+            timed = title.startswith("overhead")
+            unit = ("times" if "/" in name else "of the maps' time") if timed else "evaluations"
+            kept.append(results.row(f"{title}: {name}", value, unit, **more))
+    results.save("bench_compose", kept, __doc__.split("\n\n", 2)[2])  # type: ignore[union-attr]
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])  # type: ignore[union-attr]
@@ -450,6 +463,7 @@ def main() -> None:
             "of a solve, beyond the same solves by hand": round(found.solve, 4),
             "time by blocks / by hand": round(found.blocks / found.by_hand, 3),
         }
+    keep(report)
     if arguments.json:
         print(json.dumps(report, indent=1))
         return

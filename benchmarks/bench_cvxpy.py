@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import cvxpy as cp
+import results
 import torch
 from torch import Tensor
 
@@ -73,6 +74,7 @@ def main() -> None:
     except ImportError:
         CvxpyLayer = None
     print(f"{'n=m':>4} {'batch':>5} {'method':<24} {'CPU ms':>9} {'ratio':>6} {'gradient error':>15}")
+    kept = []
     for n in map(int, options.sizes.split(",")):
         problem, parameters, variables = program(n)
         layers: dict[str, Callable[..., tuple[Tensor, ...]]] = {}
@@ -104,6 +106,12 @@ def main() -> None:
                     f"{n:>4} {batch:>5} {name:<24} {value:>9.2f} {baseline / value:>6.1f} {errors[name]:>15.1e}",
                     flush=True,
                 )
+                if name != "cvxpylayers (default)" and CvxpyLayer is not None:
+                    row = f"n = {n}, batch {batch}, {name}"
+                    more = {"ms": value, "error": errors[name]}
+                    kept.append(results.row(row, baseline / value, "times as fast as cvxpylayers", more=True, **more))
+    if kept:
+        results.save("bench_cvxpy", kept, (__doc__ or "").split("\n\n", 1)[1])
 
 
 if __name__ == "__main__":

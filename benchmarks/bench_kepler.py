@@ -1,6 +1,6 @@
 """Kepler's equation, 100,000 orbits in one call, against SciPy's vectorised Newton-Halley with analytic derivatives.
 
-    python benchmarks/bench_kepler.py [--orbits 100000] [--repeats 7] [--json]
+    python benchmarks/bench_kepler.py [--orbits 100000] [--repeats 7] [--json]     (kept in benchmarks/results)
 
 ``E - e sin E = M``, eccentricity ``e`` uniform in [0, 0.99), mean anomaly ``M`` in (-pi, pi), float64, one thread, from
 ``E0 = M + 0.85 e sign(M)`` (Danby 1987).  Time is CPU time of the process, the median of runs taken in turn, and the ratio
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import results
 import torch
 from scipy.optimize import newton
 from torch import Tensor
@@ -105,6 +106,11 @@ def main() -> None:
         print(f"{'solver':20} {'ms':>8} {'ratio':>7} {'worst residual':>15}")
         for name, row in table.items():
             print(f"{name:20} {row['ms']:8.1f} {row['ratio']:7.2f} {row['worst residual']:15.1e}")
+    kept = [
+        results.row(name, row["ratio"], "times SciPy's time", ms=row["ms"], worst=row["worst residual"])
+        for name, row in table.items()
+    ]
+    results.save("bench_kepler", kept, (__doc__ or "").split("\n\n", 2)[2])
     late = [name for name, row in table.items() if not row["worst residual"] <= ACCURACY]
     if late:
         raise SystemExit(f"residual above {ACCURACY}: {', '.join(late)}")
