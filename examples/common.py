@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 OUTPUT = Path(__file__).parent / "output"
+# told apart by colour-blind readers too: Okabe & Ito (2008), "Color universal design"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_STYLE = {"font.size": 9, "axes.titlesize": 10, "legend.fontsize": 8, "pdf.fonttype": 42, "lines.linewidth": 1.4}
 
 
 def options(doc: str | None) -> argparse.ArgumentParser:
@@ -41,19 +44,30 @@ def _cell(value: Any) -> str:
 
 @contextlib.contextmanager
 def figure(path: Path, columns: int = 1, *, title: str = "", size: tuple[float, float] | None = None) -> Iterator[Any]:
-    """Axes (one, or an array of ``columns``) whose figure is saved to ``path`` as a PNG."""
+    """Axes (one, or an array of ``columns``) whose figure is saved to ``path``, a PNG, and as a PDF beside it."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    made, axes = plt.subplots(1, columns, figsize=size or (6.0 * columns, 4.0), layout="constrained")
-    if title:
-        made.suptitle(title)
-    try:
-        yield axes
-        path.parent.mkdir(parents=True, exist_ok=True)
-        made.savefig(path, dpi=120)
-    finally:
-        plt.close(made)
-    print(f"figure: {path}")
+    with plt.rc_context(_STYLE | {"axes.prop_cycle": plt.cycler(color=COLOURS)}):
+        made, axes = plt.subplots(1, columns, figsize=size or (5.0 * columns, 3.6), layout="constrained")
+        if title:
+            made.suptitle(title)
+        try:
+            yield axes
+            path.parent.mkdir(parents=True, exist_ok=True)
+            made.savefig(path, dpi=160)
+            made.savefig(path.with_suffix(".pdf"))
+        finally:
+            plt.close(made)
+    print(f"figure: {path}, and as a PDF beside it")
+
+
+def band(axes: Any, x: Sequence[float], runs: Sequence[Sequence[float]], label: str, **style: Any) -> None:
+    """Several runs of one thing as the line of their median and a band from the least to the largest."""
+    import numpy as np
+
+    values = np.asarray(runs, dtype=float)
+    (line,) = axes.plot(x, np.median(values, 0), label=label, **style)
+    axes.fill_between(x, values.min(0), values.max(0), color=line.get_color(), alpha=0.2, linewidth=0)

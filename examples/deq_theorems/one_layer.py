@@ -25,7 +25,6 @@ from implicitkit_deq import DEQ, tie_weights
 from .claims import Setting, claim
 
 DIMS = (6, 9, 5, 12, 7, 4)  # input, then z[1..5]
-REFERENCE = {"joint": ("5.6e-16", "9.1e-16", "1.3e-15"), "tied": ("2e-15", "1.8e-15")}
 
 
 class Affine(nn.Module):
@@ -71,13 +70,13 @@ def merged(setting: Setting) -> dict[str, float]:
     for label, solver in (("blocks", ik.Blocks("anderson")), ("anderson", "anderson"), ("picard", "picard")):
         value = ik.solve(joint, start, (x,), solver=solver, **tight).value[joint.output_node]
         results[label] = _worst(value, sequential), _worst(_gradients(value, c, leaves), expected)
-        rows.append((f"joint, {label}", *results[label], ", ".join(REFERENCE["joint"][:2])))
+        rows.append((f"joint, {label}", *results[label]))
 
     options: dict[str, Any] = {"state": (features,), "rtol": 1e-14, "atol": 1e-14, "rule": ik.Implicit(rtol=1e-14)}
     layers = DEQ(first, **options) >> DEQ(second, **options)
     value = layers(x)
     results["DEQ >> DEQ"] = _worst(value, sequential), _worst(_gradients(value, c, leaves), expected)
-    rows.append(("DEQ >> DEQ", *results["DEQ >> DEQ"], ", ".join(REFERENCE["joint"][:2])))
+    rows.append(("DEQ >> DEQ", *results["DEQ >> DEQ"]))
 
     w1 = w2 = zeros
     for _ in range(300):  # two chains of applications, differentiated by backpropagation
@@ -85,9 +84,9 @@ def merged(setting: Setting) -> dict[str, float]:
     for _ in range(300):
         w2 = second(w2, w1)
     results["unrolled"] = _worst(w2, sequential), _worst(_gradients(w2, c, leaves), expected)
-    rows.append(("unrolled", *results["unrolled"], f"-, {REFERENCE['joint'][2]}"))
+    rows.append(("unrolled", *results["unrolled"]))
     title = f"Theorem 2: {positions} samples, {features} + {features} unknowns, against one solve after the other"
-    print(table(title, ("how", "value", "gradients", "reference"), rows))
+    print(table(title, ("how", "value", "gradients"), rows))
 
     # Gamma as one function of the stacked state of one sample
     def gamma(w: Tensor) -> Tensor:
@@ -147,11 +146,11 @@ def tied(setting: Setting) -> dict[str, Any]:
     errors = {
         name: (_worst(out, expected), _worst(_gradients(out, c, leaves), backprop)) for name, out in outputs.items()
     }
-    rows = [(name, *pair, ", ".join(REFERENCE["tied"])) for name, pair in errors.items()]
+    rows = [(name, *pair) for name, pair in errors.items()]
     print(
         table(
             f"Theorem 3: {depth} layers of {DIMS[1:]}, five activations",
-            ("how", "value", "gradients", "reference"),
+            ("how", "value", "gradients"),
             rows,
         )
     )
