@@ -20,7 +20,8 @@ a linear solver                     :class:`implicitkit.LinearSolver`, :class:`O
 ==================================  ==========================================================================
 
 Helpers of torch that are hard to get right: :func:`opaque_to_compile`, :func:`has_forward_level`,
-:func:`transforms_active`, :func:`modules_held`.  :data:`POLICIES` is what ``on_failure=`` may be.
+:func:`transforms_active`, :func:`modules_held`, :func:`replaced`, :func:`holds_compiled`.
+:data:`POLICIES` is what ``on_failure=`` may be.
 """
 
 from implicitkit.diagnostics.kkt_regularity import Degeneracy, regularity
@@ -29,7 +30,8 @@ from implicitkit.foundation.compat import has_forward_level, opaque_to_compile, 
 from implicitkit.foundation.errors import DegenerateWarning, warn
 from implicitkit.foundation.operators import BlockStructure, Operator, minus, preconditioned, shifted, single
 from implicitkit.foundation.trees import Layout
-from implicitkit.lifting.reach import modules_held
+from implicitkit.lifting.overlay import replaced
+from implicitkit.lifting.reach import holds_compiled, modules_held
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.kkt import KKT, SINGULAR
 from implicitkit.problem.base import Problem, Restated
@@ -105,6 +107,7 @@ __all__ = [
     "damped_newton",
     "get_solver",
     "has_forward_level",
+    "holds_compiled",
     "minus",
     "modules_held",
     "opaque_to_compile",
@@ -112,6 +115,7 @@ __all__ = [
     "plus_slope",
     "preconditioned",
     "regularity",
+    "replaced",
     "serves",
     "shifted",
     "single",

@@ -32,6 +32,7 @@ __all__ = [
     "has_forward_level",
     "has_tangent",
     "in_inference",
+    "is_compiled",
     "is_legacy_batched",
     "is_wrapped",
     "key_path",
@@ -353,6 +354,23 @@ def opaque_to_compile(function: C) -> C:
     if "torch._dynamo" in sys.modules:
         disabled = _disable(function, entry)
     return entry  # type: ignore[return-value]
+
+
+def is_compiled(x: Any) -> bool:
+    """Is this a function or a module that ``torch.compile`` returned, or a module with a compiled method?"""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    if inspect.isfunction(x):
+        return hasattr(x, "_torchdynamo_orig_callable") and not getattr(x, "_torchdynamo_disable", False)
+    if not isinstance(x, torch.nn.Module):
+        return False
+    own = any(inspect.isfunction(a) and is_compiled(a) for a in vars(x).values())
+    return own or x._compiled_call_impl is not None or "_orig_mod" in x._modules or _has_compiled_methods(type(x))  # type: ignore[arg-type]
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_compiled_methods(cls: type) -> bool:
+    return any(inspect.isfunction(a) and is_compiled(a) for base in cls.__mro__ for a in vars(base).values())
 
 
 def _graphs_kept() -> Any:

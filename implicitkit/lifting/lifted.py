@@ -5,8 +5,8 @@ would be a constant to it, silently.  :func:`lift` finds what the function uses 
 argument:
 
 1. parameters and buffers of every ``nn.Module`` within reach (the function itself, closure cells, ``partial``, bound
-   objects, referenced globals, containers): swapped into the module during each evaluation, as
-   ``torch.func.functional_call`` does, so that a later evaluation sees the tensors of *this* call;
+   objects, referenced globals, containers): swapped into the module during each evaluation, so that a later evaluation
+   sees the tensors of *this* call; other threads do not see them (``overlay.py``), unless the module is compiled;
 2. any other tensor, found by running the function once under a ``TorchFunctionMode`` and substituted by identity at
    every torch operation from then on.
 
@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from torch import Tensor, nn
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapturedTensorError
 from implicitkit.foundation.trees import tree_flatten, tree_map, tree_unflatten
-from implicitkit.lifting.reach import Scope, can_keep, modules_in_use, reachable_modules
+from implicitkit.lifting.reach import Scope, can_keep, holds_compiled, modules_in_use, reachable_modules
 from implicitkit.lifting.watch import (
     Constants,
     Discover,
@@ -58,7 +59,8 @@ class Lifted:
     Attributes:
         theta: the tensors: first those of ``args``, then those of modules, then other captured ones.
         from_args: how many of them come from ``args``.
-        guarded: modules are within reach, and no other thread may swap their tensors during an evaluation.
+        guarded: modules are within reach, and no solve on another thread may swap their tensors during an evaluation.
+        compiled: something within reach is compiled: its modules' tensors are swapped for all threads.
         live: the captured tensors are plain ones, so that an evaluation on the spot may use the function as it is.
         branches: the function looked at values, and may use other tensors elsewhere, which no linearisation would show.
         inside: lifted inside the evaluation of another that has put stand-ins in the place of what it captures.
@@ -77,6 +79,7 @@ class Lifted:
     frozen: list[tuple[list[Slot], Tensor]] = field(default_factory=list)
     live: bool = True
     guarded: bool = False
+    compiled: bool = False
     branches: bool = False
     inside: bool = False
     probe: Any = None
@@ -103,7 +106,7 @@ class Lifted:
             if self.slots or self.frozen:  # buffers that the function updates: each evaluation starts from a fresh copy
                 slots = [*self.slots, *(places for places, _ in self.frozen)]
                 tensors = [*theta[k:m], *(t.clone() for _, t in self.frozen)]
-                stack.enter_context(swapped(slots, tensors, explicit=len(self.slots)))
+                stack.enter_context(swapped(slots, tensors, len(self.slots), self.compiled))
             if self.captured:
                 mapping = dict(zip(map(id, self.captured), theta[m:], strict=True))
                 stack.enter_context(Substitute(mapping))
@@ -148,7 +151,7 @@ def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Ca
     transforms, needed = compat.transforms_active(), torch.is_grad_enabled()
     levels = transforms or compat.has_forward_level()
     lifted = Lifted(function, tuple(theta), len(theta), rebuild, inside=any(substitutions()))
-    modules = reachable_modules(function)
+    modules, lifted.compiled = reachable_modules(function)
     lifted.guarded = bool(modules)
     with modules_in_use if modules else contextlib.nullcontext():
         _lift(lifted, modules, z0, check, needed, levels)
@@ -336,7 +339,7 @@ def _lift_modules(lifted: Lifted, modules: Sequence[nn.Module], explicit: bool) 
                 continue
             seen.add(id(m))
             for kind in ("_parameters", "_buffers"):
-                for key, t in getattr(m, kind).items():
+                for key, t in list(getattr(m, kind).items()):  # at once: others may add to it
                     if t is None:
                         continue
                     if explicit and _to_lift(t, lifted.inside):
@@ -355,6 +358,7 @@ class _Called:
         self.modules: dict[int, nn.Module] = {}
 
     def __enter__(self) -> _Called:
+        self._thread = get_ident()
         self._handle = nn.modules.module.register_module_forward_pre_hook(self._note)
         return self
 
@@ -362,7 +366,8 @@ class _Called:
         self._handle.remove()
 
     def _note(self, module: nn.Module, _: Any) -> None:
-        self.modules.setdefault(id(module), module)
+        if get_ident() == self._thread:  # the hook is called on all threads
+            self.modules.setdefault(id(module), module)
 
 
 def _adopt(lifted: Lifted, modules: list[nn.Module], seen: Discover, called: _Called) -> None:
@@ -370,7 +375,7 @@ def _adopt(lifted: Lifted, modules: list[nn.Module], seen: Discover, called: _Ca
     inside = {id(m) for module in modules for m in module.modules()}
     hidden = [m for key, m in called.modules.items() if key not in inside]
     if hidden:
-        lifted.guarded = True
+        lifted.guarded, lifted.compiled = True, lifted.compiled or holds_compiled(hidden)
         known = {id(t) for t in lifted.theta}
         extra = Lifted(lifted.function, (), 0, lifted.rebuild, inside=lifted.inside)
         _lift_modules(extra, hidden, explicit=True)

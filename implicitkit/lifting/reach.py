@@ -9,12 +9,14 @@ import os
 import threading
 import types
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["Scope", "can_keep", "modules_held", "modules_in_use", "reachable_modules"]
+from implicitkit.foundation import compat
+
+__all__ = ["Scope", "can_keep", "holds_compiled", "modules_held", "modules_in_use", "reachable_modules"]
 
 _DEPTH = 6  # how far reachable objects are followed
 
@@ -48,11 +50,17 @@ def modules_held() -> Iterator[None]:
         yield
 
 
-def reachable_modules(function: Any) -> list[nn.Module]:
-    """The outermost modules within reach of a callable, each once, in order of discovery."""
+def reachable_modules(function: Any) -> tuple[list[nn.Module], bool]:
+    """The outermost modules within reach of a callable, each once, in order of discovery; is anything there compiled?"""
     found: list[nn.Module] = []
-    _walk(function, found, set(), 0)
-    return found
+    seen: dict[int, Any] = {}
+    _walk(function, found, seen, 0)
+    return found, any(map(compat.is_compiled, seen.values())) or holds_compiled(found)
+
+
+def holds_compiled(modules: Iterable[nn.Module]) -> bool:
+    """Has ``torch.compile`` compiled one of these modules, or a module below one?"""
+    return any(compat.is_compiled(m) for module in modules for m in module.modules())
 
 
 def can_keep(function: Any, modules: list[nn.Module]) -> bool:
@@ -60,10 +68,10 @@ def can_keep(function: Any, modules: list[nn.Module]) -> bool:
     return bool(modules) or not inspect.isfunction(function) or function.__closure__ is not None
 
 
-def _walk(x: Any, found: list[nn.Module], seen: set[int], depth: int) -> None:
+def _walk(x: Any, found: list[nn.Module], seen: dict[int, Any], depth: int) -> None:
     if isinstance(x, (Tensor, str, int, float, type, types.ModuleType)) or x is None or id(x) in seen or depth > _DEPTH:
         return
-    seen.add(id(x))
+    seen[id(x)] = x
     if isinstance(x, nn.Module):
         found.append(x)
     elif isinstance(x, functools.partial):

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import ImpureFunctionWarning, warn
 from implicitkit.foundation.trees import tree_flatten
+from implicitkit.lifting.overlay import replaced
 from implicitkit.lifting.reach import version
 
 __all__ = [
@@ -228,36 +229,20 @@ def _masks(index: Any) -> bool:
     return any(isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) for part in parts)
 
 
-def _holder(module: nn.Module, kind: str, key: str) -> dict[str, Any]:
-    """The dict in which a module finds this tensor now: sharding (FSDP with ``use_orig_params``) takes parameters out of
-    ``_parameters`` and sets what it has gathered as plain attributes."""
-    attributes = module.__dict__
-    own: dict[str, Any] = attributes if key in attributes else getattr(module, kind)
-    return own
-
-
-def _at(where: Any, key: str) -> Any:
-    return where[key] if key in where else None  # noqa: SIM401 (the dicts of a traced module have no get)
-
-
 @contextlib.contextmanager
-def swapped(slots: Sequence[Sequence[Slot]], tensors: Sequence[Tensor], explicit: int) -> Iterator[None]:
-    """The tensors, in the modules, while it lasts; solves inside see the first ``explicit`` of them as stand-ins."""
-    old = [[(where := _holder(*slot), key := slot[2], _at(where, key)) for slot in places] for places in slots]
+def swapped(
+    slots: Sequence[Sequence[Slot]], tensors: Sequence[Tensor], explicit: int, everywhere: bool = False
+) -> Iterator[None]:
+    """The tensors, in the modules, while it lasts; solves inside see the first ``explicit`` of them as stand-ins.
+
+    ``everywhere``: for all threads, not for this one only (:func:`~implicitkit.lifting.overlay.replaced`).
+    """
     substitutions().append({id(t): t for t in tensors[:explicit]})
     try:
-        for places, t in zip(old, tensors, strict=True):
-            for where, key, _ in places:
-                where[key] = t
-        yield
+        with replaced([(*slot, t) for places, t in zip(slots, tensors, strict=True) for slot in places], everywhere):
+            yield
     finally:
         substitutions().pop()
-        for places in old:
-            for where, key, value in places:
-                if value is None:
-                    where.pop(key, None)
-                else:
-                    where[key] = value
 
 
 def leaks(out: Any) -> bool:
@@ -291,6 +276,7 @@ class Impurities(Protocol):
 
     frozen: Constants
     random: bool
+    compiled: bool
 
 
 @contextlib.contextmanager
@@ -310,7 +296,7 @@ def purity(
     device = given[0].device
     random = _random_state(device)
     if constants:
-        with swapped([slots for slots, _ in constants], copies, explicit=0):
+        with swapped([slots for slots, _ in constants], copies, 0, into.compiled):
             yield
     else:
         yield

@@ -7,15 +7,17 @@ evaluation, and spectral normalisation, which takes a power step each time, woul
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+import implicitkit as ik
+
 __all__ = ["computed", "held", "places"]
 
-Place = tuple[nn.ModuleDict, str, nn.Module, str]
+Place = tuple[nn.ModuleDict, str, nn.Module, str, bool]
 
 
 class _Held(nn.Module):
@@ -30,31 +32,26 @@ class _Held(nn.Module):
 
 
 def places(module: Any) -> list[Place]:
-    """Every reparametrised weight below a module: where its parametrisation is kept, and where the weight is read."""
+    """Every reparametrised weight below a module: where its parametrisation is kept, where the weight is read, and whether
+    the module is compiled."""
     if not isinstance(module, nn.Module):
         return []
+    compiled = ik.extend.holds_compiled([module])
     found: list[Place] = []
     for m in module.modules():
         if parametrize.is_parametrized(m):
             table = m.parametrizations
             assert isinstance(table, nn.ModuleDict)
-            found.extend((table, name, m, name) for name in table)
+            found.extend((table, name, m, name, compiled) for name in table)
     return found
 
 
 def computed(where: Sequence[Place]) -> tuple[Tensor, ...]:
     """The weights, differentiable in what they are made of."""
-    return tuple(getattr(owner, attribute) for _, _, owner, attribute in where)
+    return tuple(getattr(owner, attribute) for _, _, owner, attribute, _ in where)
 
 
-@contextlib.contextmanager
-def held(where: Sequence[Place], weights: Sequence[Tensor]) -> Iterator[None]:
-    """Inside, the weights read these values."""
-    old = [table[name] for table, name, _, _ in where]
-    try:
-        for (table, name, _, _), weight in zip(where, weights, strict=True):
-            table[name] = _Held(weight)
-        yield
-    finally:
-        for (table, name, _, _), parametrisation in zip(where, old, strict=True):
-            table[name] = parametrisation
+def held(where: Sequence[Place], weights: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
+    """Inside, the weights read these values (on this thread)."""
+    entries = [(table, "_modules", name, _Held(w)) for (table, name, _, _, _), w in zip(where, weights, strict=True)]
+    return ik.extend.replaced(entries, everywhere=any(compiled for *_, compiled in where))

@@ -461,6 +461,23 @@ def function_is_as_torchs() -> None:
     assert _Twice.apply(kept[0]).item() == 4.0  # a tensor that has outlived its transform
 
 
+def is_compiled() -> None:
+    class WithMethod(nn.Linear):
+        forward = torch.compile(nn.Linear.forward, backend="eager")
+
+    def plain(x: Tensor) -> Tensor:
+        return 2 * x
+
+    own, in_place = nn.Linear(2, 2), nn.Linear(2, 2)
+    own.forward = torch.compile(own.forward, backend="eager")  # type: ignore[method-assign]
+    in_place.compile(backend="eager")
+    compiled = torch.compile(plain, backend="eager"), torch.compile(nn.Linear(2, 2), backend="eager")
+    for x in (*compiled, WithMethod(2, 2), own, in_place):
+        assert compat.is_compiled(x), x
+    for x in (plain, torch.compiler.disable(plain), nn.Linear(2, 2), ik.fixed_point, TWO, None):
+        assert not compat.is_compiled(x), x
+
+
 CONTRACTS: dict[str, Callable[[], None]] = {
     "Function": function_is_as_torchs,
     "TorchDispatchMode": dispatch,
@@ -471,6 +488,7 @@ CONTRACTS: dict[str, Callable[[], None]] = {
     "has_forward_level": has_forward_level,
     "has_tangent": has_tangent,
     "in_inference": inference,
+    "is_compiled": is_compiled,
     "is_legacy_batched": is_legacy_batched,
     "below_legacy_batch": below_legacy_batch,
     "is_wrapped": is_wrapped,

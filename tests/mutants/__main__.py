@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="mutants whose line contains this")
     parser.add_argument("--sample", type=int, default=0, help="so many of them, at random")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--part", default="1/1", help="I/N: every N-th of them, from the I-th on")
     parser.add_argument(
         "--seconds", type=float, default=300.0, help="for the tests of one mutant; beyond, it is noticed"
     )
@@ -44,6 +45,8 @@ def main() -> int:
     chosen = [m for m in MUTANTS if options.only in str(m)]
     if options.sample:
         chosen = random.Random(options.seed).sample(chosen, min(options.sample, len(chosen)))
+    part, parts = map(int, options.part.split("/"))
+    chosen = chosen[part - 1 :: parts]
     stale = [m for m in chosen if not (ROOT / m.file).exists() or (ROOT / m.file).read_text().count(m.old) != 1]
     for mutant in stale:
         print(f"stale: {mutant}")

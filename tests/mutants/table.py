@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import core, linear, methods, plugins, searches, sets, verdicts
+from . import core, linear, methods, plugins, rooms, searches, sets, verdicts
 from .row import Mutant
 
 __all__ = ["MUTANTS", "Mutant"]
@@ -15,4 +15,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *searches.MUTANTS,
     *plugins.MUTANTS,
     *verdicts.MUTANTS,
+    *rooms.MUTANTS,
 )

@@ -97,7 +97,7 @@ def _holding(module: nn.Module) -> dict[str, Callable[..., Any]]:
 @pytest.mark.parametrize("way", list(_holding(nn.Identity())))
 def test_reach_finds_the_module(way: str) -> None:
     module = nn.Linear(2, 2)
-    found = reachable_modules(_holding(module)[way])
+    found, _ = reachable_modules(_holding(module)[way])
     assert [id(m) for m in found] == [id(module)], way
 
 
