@@ -18,8 +18,7 @@ import torch._C._functorch as _functorch
 from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
-from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils import _python_dispatch, _pytree
 
 __all__ = [
     "Function",
@@ -325,6 +324,14 @@ class Function(torch.autograd.Function):
 
 
 # --- watching every operation below autograd (torch.utils._python_dispatch.TorchDispatchMode has no other home)
+class TorchDispatchMode(_python_dispatch.TorchDispatchMode):
+    """A dispatch mode that does not have ``torch._dynamo`` imported, which takes seconds, only to be left alone by it."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
 def operation(func: Any) -> tuple[str, bool]:
     """The name of an operation as a dispatch mode sees it, ``aten::add_``, and whether it writes into its arguments."""
     return func._schema.name, func._schema.is_mutable

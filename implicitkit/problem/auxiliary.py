@@ -13,6 +13,8 @@ __all__ = ["ValueOnly", "auxiliary"]
 class ValueOnly:
     """``function(z, *args) -> (value, aux)`` as a function that returns the value."""
 
+    identified_by = ("function",)
+
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.__qualname__ = getattr(function, "__qualname__", type(function).__name__)

@@ -19,8 +19,10 @@ __all__ = ["OnChart", "check_manifold", "on_chart"]
 class OnChart:
     """``function(retract(centre, delta), *args)`` as a function of ``delta``, with the centre the first of the arguments."""
 
+    identified_by = ("function", "said")
+
     def __init__(self, function: Callable[..., Any], manifold: Product) -> None:
-        self.function, self.manifold = function, manifold
+        self.function, self.manifold, self.said = function, manifold, repr(manifold)
         self.__qualname__ = getattr(function, "__qualname__", type(function).__name__)
 
     def __call__(self, delta: Any, centre: Any, *args: Any) -> Any:

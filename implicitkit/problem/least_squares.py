@@ -128,6 +128,8 @@ class LeastSquares(Problem):
 class HalfSquaredNorm:
     """``(z, *args) -> |r|^2 / 2``, one number a sample."""
 
+    identified_by = ("residuals",)
+
     def __init__(self, residuals: Callable[..., Any], batch_dims: int) -> None:
         self.residuals, self.batch_dims = residuals, batch_dims
         self.__qualname__ = getattr(residuals, "__qualname__", type(residuals).__name__)

@@ -68,6 +68,8 @@ class Robust:
             positive slope. scale: ``f_s``, a positive number or a tensor that broadcasts against the residuals.
     """
 
+    identified_by = ("function", "loss", "scale")
+
     def __init__(self, function: Callable[..., Any], loss: str | Callable[[Tensor], Tensor], scale: Any) -> None:
         self.function, self.loss, self.scale = function, loss, scale
         self.__qualname__ = getattr(function, "__qualname__", type(function).__name__)

@@ -62,6 +62,8 @@ def divided(tree: Any, by: Any) -> Any:
 class Rescaled:
     """``function(s y, *args)`` as a function of ``y``, with ``s`` the first of the arguments."""
 
+    identified_by = ("function",)
+
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.__qualname__ = getattr(function, "__qualname__", type(function).__name__)

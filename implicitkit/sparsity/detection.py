@@ -41,12 +41,13 @@ class Detected:
     guessed: tuple[str, ...] = field(default=())
 
 
-def detect(function: Callable[[Tensor], Tensor], z: Tensor, budget: int | None = None) -> Detected:
+def detect(function: Callable[[Tensor], Tensor], z: Tensor, budget: int | None = None, each: int = 0) -> Detected:
     """The pattern of ``d function / dz``.
 
     Args:
         function: ``(batch, n) -> (batch, m)``, row by row independent. z: ``(batch, n)``, plain.
-        budget: dependencies of one intermediate result above which the matrix counts as dense.
+        budget, each: dependencies of one intermediate result, and of one number in it on average: where both are passed
+            the matrix counts as dense.
 
     Returns:
         One pattern ``(m, n)`` that holds for each sample.  An error of the function itself is raised by whoever evaluates
@@ -57,7 +58,7 @@ def detect(function: Callable[[Tensor], Tensor], z: Tensor, budget: int | None =
     trace = Trace(RULES, unknowns)
     trace.write(point, index_sets.identity(point.numel(), unknowns))
     try:
-        with index_sets.limited(budget), _eager(), NumpyGuard(trace), trace, torch.no_grad():
+        with index_sets.limited(budget, each), _eager(), NumpyGuard(trace), trace, torch.no_grad():
             out = function(point)
         sets = trace.read(out.detach() if out.requires_grad else out)
     except TooDense as error:

@@ -29,7 +29,8 @@ __all__ = [
 ]
 
 IndexSets: TypeAlias = sp.csr_matrix
-_budget: ContextVar[int] = ContextVar("budget", default=40_000_000)
+_MOST = 40_000_000
+_budget: ContextVar[tuple[int, int]] = ContextVar("budget", default=(_MOST, 0))
 
 
 class TooDense(Exception):
@@ -37,9 +38,9 @@ class TooDense(Exception):
 
 
 @contextmanager
-def limited(members: int | None) -> Iterator[None]:
-    """At most so many members in one collection of sets (``None``: 40 million)."""
-    token = _budget.set(_budget.get() if members is None else min(members, _budget.get()))
+def limited(members: int | None, each: int = 0) -> Iterator[None]:
+    """At most so many members in one collection of sets (``None``: 40 million), or ``each`` in one set on average."""
+    token = _budget.set(_budget.get() if members is None else (min(members, _budget.get()[0]), each))
     try:
         yield
     finally:
@@ -66,7 +67,7 @@ def take(sets: IndexSets, rows: np.ndarray) -> IndexSets:
         sets = _made(sets.indices, padded, (count + 1, sets.shape[1]))
         rows = np.where(missing, count, rows)
     if sets.nnz > sets.shape[0] or len(rows) > count:
-        _afford(int(np.diff(sets.indptr)[rows].sum(dtype=np.int64)))
+        _afford(int(np.diff(sets.indptr)[rows].sum(dtype=np.int64)), len(rows))
     picked = sets[rows]
     picked.has_canonical_format = True
     return picked
@@ -87,7 +88,7 @@ def union(collections: Sequence[IndexSets]) -> IndexSets:
             and np.array_equal(result.indptr, other.indptr)
         ):
             continue
-        _afford(result.nnz + other.nnz)
+        _afford(result.nnz + other.nnz, result.shape[0])
         result = result + other
         result.has_canonical_format = True
     return result
@@ -104,7 +105,7 @@ def merge(sets: IndexSets, groups: np.ndarray, count: int) -> IndexSets:
 
 def through(targets: np.ndarray, sources: np.ndarray, count: int, sets: IndexSets) -> IndexSets:
     """Row ``t`` is the union of the rows ``s`` over all pairs ``(t, s)`` of ``targets`` and ``sources``."""
-    _afford(int(np.diff(sets.indptr)[sources].sum(dtype=np.int64)))
+    _afford(int(np.diff(sets.indptr)[sources].sum(dtype=np.int64)), max(count, len(sources)))
     links = sp.csr_matrix((np.ones(len(targets), dtype=bool), (targets, sources)), shape=(count, sets.shape[0]))
     result = (links @ sets).astype(bool, copy=False)
     result.sort_indices()
@@ -119,7 +120,7 @@ def everything(collections: Sequence[IndexSets], rows: int) -> IndexSets:
     for sets in collections:
         seen[sets.indices] = True
     members = np.flatnonzero(seen).astype(np.int32)
-    _afford(rows * len(members))
+    _afford(rows * len(members), rows)
     pointer = np.arange(rows + 1, dtype=np.int64) * len(members)
     return _made(np.tile(members, rows), pointer.astype(np.int32), (rows, unknowns))
 
@@ -137,6 +138,7 @@ def _made(indices: np.ndarray, pointer: np.ndarray, shape: tuple[int, int]) -> I
     return made
 
 
-def _afford(members: int) -> None:
-    if members > _budget.get():
+def _afford(members: int, rows: int) -> None:
+    total, each = _budget.get()
+    if members > max(total, min(rows * each, _MOST)):
         raise TooDense(f"{members} dependencies")

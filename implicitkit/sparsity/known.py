@@ -101,7 +101,8 @@ def _detected(function: Callable[[Tensor], Tensor], z: Tensor) -> Coloured | Non
     batch, n = z.shape
     with torch.no_grad():
         longest = max(n, function(z).shape[1])
-    found = detect(function, z, budget=batch * longest * max(32, n // _FRACTION))
+    each = max(32, n // _FRACTION)
+    found = detect(function, z, budget=batch * longest * each, each=each)
     if found.pattern is None or found.pattern.nnz * _FRACTION > found.pattern.shape[0] * n:
         return None
     return coloured(found.pattern)
@@ -124,6 +125,9 @@ def identity_of(function: Any, depth: int = 4) -> Hashable:
         return (tuple(function.shape), function.dtype)
     if isinstance(function, (int, float, str, bool, type(None))):
         return function
+    parts = getattr(type(function), "identified_by", None)  # a function of ours around the user's
+    if parts is not None:
+        return (type(function), *(identity_of(getattr(function, part), depth) for part in parts))
     if hasattr(function, "func") and hasattr(function, "args"):  # functools.partial
         return (identity_of(function.func, depth - 1), tuple(identity_of(a, depth - 1) for a in function.args))
     return (type(function), id(function))

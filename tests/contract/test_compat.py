@@ -416,7 +416,7 @@ def own_graphs() -> None:
 
 
 def dispatch() -> None:
-    """A mode sees every operation below autograd by its name, and whether it writes."""
+    """A mode sees every operation below autograd by its name, and whether it writes; dynamo is not imported for it."""
     seen: list[tuple[str, bool]] = []
 
     class Watch(compat.TorchDispatchMode):
@@ -428,6 +428,7 @@ def dispatch() -> None:
     with Watch():
         (x * 2).add_(1)
     assert seen == [("aten::mul", False), ("aten::add_", True)]
+    assert not hasattr(Watch.__torch_dispatch__, "__wrapped__")  # as those are that dynamo leaves alone
 
 
 class _Twice(compat.Function):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import scipy.optimize
 import torch
 from torch import Tensor
-from torch.func import jvp
+from torch.func import jacrev, jvp
 
 import implicitkit as ik
+from implicitkit.foundation import autodiff
+from implicitkit.foundation.operators import Operator
 from implicitkit.manifold import SE3, SO3
 
 F64 = torch.float64
@@ -72,3 +75,38 @@ def test_robust_losses_ignore_an_outlier(loss: str) -> None:
 
     off = {name: float(SO3().local(R, mean(name)).norm()) for name in ("linear", loss)}
     assert off[loss] < 0.02 < 0.1 < off["linear"]
+
+
+@pytest.mark.slow
+def test_a_graph_of_many_poses_is_solved_by_its_sparse_jacobian(monkeypatch: pytest.MonkeyPatch) -> None:
+    """240 unknowns, noisy measurements: the minimum is SciPy's, and neither the Jacobian nor the Hessian is formed dense."""
+    n, g = 40, torch.Generator().manual_seed(3)
+    truth = chain(n)
+    i = torch.cat([torch.arange(n - 1), torch.arange(0, n - 4, 5)])
+    j = torch.cat([torch.arange(1, n), torch.arange(4, n, 5)])
+    noise = lambda m: 0.05 * torch.randn(m, 6, generator=g, dtype=F64)  # noqa: E731
+    measured = M.retract(torch.linalg.inv(truth[i]) @ truth[j], noise(len(i)))
+    start = M.retract(truth, noise(n))
+
+    def edges(T: Tensor, measured: Tensor) -> tuple[Tensor, Tensor]:
+        return M.local(EYE4, T[0]), M.local(measured, torch.linalg.inv(T[i]) @ T[j])
+
+    def flat(delta: Tensor) -> Tensor:
+        return torch.cat([e.flatten() for e in edges(M.retract(start, delta.view(n, 6)), measured)])
+
+    least = scipy.optimize.least_squares(
+        lambda d: flat(torch.from_numpy(d)).numpy(), torch.zeros(6 * n, dtype=F64).numpy(),
+        jac=lambda d: jacrev(flat)(torch.from_numpy(d)).numpy(), xtol=1e-14, ftol=1e-14, gtol=1e-14,
+    ).x  # fmt: skip
+
+    def dense(*_: object, **__: object) -> None:
+        raise AssertionError("a dense matrix was formed")
+
+    monkeypatch.setattr(autodiff, "jacobian", dense)
+    monkeypatch.setattr(Operator, "dense", dense)
+    measured.requires_grad_()
+    T = ik.least_squares(edges, start, (measured,), manifold=M, solver="levenberg_marquardt").value
+    expected = M.retract(start, torch.from_numpy(least).view(n, 6))
+    torch.testing.assert_close(T.detach(), expected, rtol=0, atol=1e-6)
+    (g_measured,) = torch.autograd.grad(M.local(EYE4, T[-1])[0], measured)
+    assert bool(torch.isfinite(g_measured).all()) and float(g_measured.abs().max()) > 0.01

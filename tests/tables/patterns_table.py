@@ -149,7 +149,28 @@ PATTERNS = [
     Case("cumsum, whole", lambda z: z.view(-1, 4, 3).cumsum(2).flatten(1), extra=12),
     Case("amax", lambda z: z.view(-1, 4, 3).amax(2), extra=12),
     Case("sort", lambda z: z.view(-1, 4, 3).sort(2).values.flatten(1), extra=36),
-    Case("argsort decides", lambda z: z.gather(1, z.argsort(1)), extra=144, guesses=True),
+    Case("argsort decides", lambda z: z.gather(1, z.argsort(1)), extra=144),
+    Case("the largest of each line", lambda z: _grid(z).gather(2, _grid(z).argmax(2, True)).flatten(1), extra=12),
+    Case(
+        "two of each line, of some lines",
+        lambda z: _grid(z).gather(2, _grid(z).argsort(2)[:, :3, :2]).flatten(1),
+        extra=18,
+    ),
+    Case(
+        "a row that values choose",
+        lambda z: _grid(z).index_select(1, _grid(z)[0, :, 0].argmax()[None]).flatten(1),
+        extra=12,
+    ),
+    Case(
+        "gradient of a choice",
+        _gradient(lambda z: _grid(z).gather(2, _grid(z).argmax(2, True)).pow(3).sum((1, 2))),
+        extra=45,
+    ),
+    Case(
+        "a place that values choose",
+        lambda z: (_grid(z) * 0).scatter(2, _grid(z).argmax(2, True), _grid(z).sin()[..., :1]).flatten(1),
+        extra=36,
+    ),
     Case(
         "cross product",
         lambda z: torch.linalg.cross(z.view(-1, 4, 3), z.view(-1, 4, 3).roll(1, 1)).flatten(1),

@@ -18,7 +18,7 @@ from implicitkit.foundation.compat import tree_flatten, tree_map
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.tracing import Rule, Trace, names
 
-__all__ = ["RULES", "numbers"]
+__all__ = ["RULES", "lines", "numbers"]
 
 _MOVES = names(
     "cat stack index index_select gather take roll flip constant_pad_nd repeat unfold unfold_copy slice_copy view_copy "
@@ -42,6 +42,9 @@ def moved(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], 
     leaves = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
     outputs = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
     if any(trace.chosen(t) for t in leaves if not (t.is_floating_point() or t.is_complex())):
+        if compat.operation(func)[0] in ("aten::gather", "aten::index_select"):
+            _chosen_along(trace, args[0], args[1], args[2], out)
+            return
         trace.guess(compat.operation(func)[0], leaves, outputs)  # where they go depends on values
         return
     first, collections, swap = 1, [], {}
@@ -62,6 +65,26 @@ def moved(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], 
     sets = collections[0] if len(collections) == 1 else sp.vstack(collections, format="csr")
     for o, m in zip(outputs, [t for t in tree_flatten(again)[0] if isinstance(t, Tensor)], strict=True):
         trace.write(o, index_sets.take(sets, _whole(m)))
+
+
+def _chosen_along(trace: Trace, source: Tensor, dim: int, index: Tensor, out: Tensor) -> None:
+    """Entries of one line along ``dim``, whichever values of unknowns have chosen: each depends on all of its line."""
+    spots = lines(source, dim, index.shape if index.dim() == source.dim() else source.shape)
+    count, length = spots.shape[:-1].numel(), spots.shape[-1]
+    groups = np.full(source.numel(), -1)  # what the corner leaves over is in no line
+    groups[_whole(spots)] = np.repeat(np.arange(count), length)
+    merged = index_sets.merge(trace.read(source), groups, count)
+    where = np.repeat(np.arange(count), out.numel() // max(1, count)).reshape(*spots.shape[:-1], -1)
+    trace.write(out, index_sets.take(merged, np.moveaxis(where, -1, dim % max(1, out.dim())).reshape(-1)))
+
+
+def lines(t: Tensor, dim: int, corner: Sequence[int]) -> Tensor:
+    """The entries of ``t``, numbered from 1, with ``dim`` last; of the other dimensions those in a ``corner``."""
+    if not t.dim():
+        return numbers(t).reshape(1)
+    dim %= t.dim()
+    kept = tuple(slice(None) if d == dim else slice(0, size) for d, size in enumerate(corner))
+    return numbers(t)[kept].movedim(dim, -1)
 
 
 def _whole(m: Tensor) -> np.ndarray:

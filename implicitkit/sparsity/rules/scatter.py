@@ -11,7 +11,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.sparsity import index_sets
-from implicitkit.sparsity.rules.moves import numbers
+from implicitkit.sparsity.rules.moves import lines, numbers
 from implicitkit.sparsity.rules.pointwise import broadcast
 from implicitkit.sparsity.tracing import Rule, Trace
 
@@ -35,10 +35,29 @@ def _land(trace: Trace, target: Tensor, spots: Tensor, source: Any, out: Tensor,
     trace.write(out, old)
 
 
+def _land_along(trace: Trace, target: Tensor, dim: int, index: Tensor, source: Any, out: Tensor) -> None:
+    """Entries of ``source`` come to places of their line along ``dim`` that values of unknowns have chosen: each place of
+    the line may have got any of them."""
+    old = trace.read(target)
+    if trace.tracked(source):
+        given, places = (lines(t, dim, index.shape).long().numpy() - 1 for t in (source, target))
+        count = places.size // max(1, places.shape[-1])
+        groups = np.full(source.numel(), -1)
+        groups[given.reshape(-1)] = np.repeat(np.arange(count), given.shape[-1])
+        merged = index_sets.merge(trace.read(source), groups, count)
+        spread = np.full(target.numel(), -1)
+        spread[places.reshape(-1)] = np.repeat(np.arange(count), places.shape[-1])
+        old = index_sets.union([old, index_sets.take(merged, spread)])
+    trace.write(out, old)
+
+
 def _indexed(adds: Callable[[Sequence[Any], dict[str, Any]], bool], spots: Callable[..., Tensor]) -> Rule:
     def rule(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         target, source = args[0], args[3] if len(args) > 3 else kwargs.get("src", kwargs.get("value"))
         if trace.chosen(args[2]):
+            if compat.operation(func)[0].startswith("aten::scatter"):
+                _land_along(trace, target, args[1], args[2], source, out)
+                return
             trace.guess(compat.operation(func)[0], [t for t in (target, source) if isinstance(t, Tensor)], [out])
             return
         where = spots(numbers(target).to(target.device), args[1], args[2], source)
