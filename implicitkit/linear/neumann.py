@@ -63,17 +63,22 @@ class NeumannSeries(LinearSolver):
         steps = torch.zeros(b.shape[0], dtype=torch.int64, device=b.device)
         live = (start > target) & (start < torch.inf)
         diverged = torch.zeros_like(live)
+        working = int(torch.count_nonzero(live))
         for _ in range(limit):
-            if not bool(live.any()):
+            if not working:
                 break
             r = A.mv(u) - b
             norm = norms(r)
             steps = steps + live
             better = live & (norm < best_norm)
-            best, best_norm = torch.where(column(better), u, best), torch.where(better, norm, best_norm)
             diverged = diverged | (live & ~(norm <= self.divergence * start))
             live = live & (norm > target) & ~diverged
-            u = torch.where(column(live), u + r, u)
+            improved, working = int(torch.count_nonzero(better)), int(torch.count_nonzero(live))
+            if improved == len(b):
+                best, best_norm = u, norm
+            elif improved:
+                best, best_norm = torch.where(column(better), u, best), torch.where(better, norm, best_norm)
+            u = u + r if working == len(b) else torch.where(column(live), u + r, u)
         converged = best_norm <= target
         reason = ""
         if not bool(converged.all()):

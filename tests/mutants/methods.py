@@ -55,8 +55,8 @@ MUTANTS = [
         ),
         ("gram[:, slot] = gram[:, :, slot] = row", "gram[:, slot] = row"),
         (
-            'torch.sub(newest, state["last"], out=history[:, (k - 1) % m])',
-            'torch.sub(newest, state["last"], out=history[:, 0])',
+            "row, n = history[:, (k - 1) % m], z.shape[1]",
+            "row, n = history[:, 0], z.shape[1]",
         ),
         ("relative = 10 * memory * torch.finfo(dtype).eps if ridge is None else ridge", "relative = 1e-2"),
         ("history.masked_fill_(wiped.unsqueeze(2), 0)", "pass"),

@@ -81,7 +81,7 @@ class Anderson(Method):
         return {
             "history": z.new_zeros(batch, m, 2 * n),  # differences of r and of w, side by side
             "gram": torch.zeros(batch, m, m, dtype=small, device=z.device),
-            "last": None,  # r and w of the step before, side by side
+            "last": None,  # r and w of the step before
             "since": 0,  # steps since the memory of all was last empty
             "new": 0,  # rows of the history that the Gram matrix does not know yet
             "eager": None,  # samples that mix in every step
@@ -92,11 +92,12 @@ class Anderson(Method):
         history, k, m = state["history"], state["since"], self.memory
         r = f.residual(z)
         mixed = f(z) if self.damping == 1.0 else z.add(r, alpha=self.damping)
-        newest = torch.cat((r, mixed), 1)
         if self.restart is not None and k >= self.restart:
             k = 0
         if k > 0:
-            torch.sub(newest, state["last"], out=history[:, (k - 1) % m])
+            row, n = history[:, (k - 1) % m], z.shape[1]
+            for now, old, place in zip((r, mixed), state["last"], (row[:, :n], row[:, n:]), strict=True):
+                torch.sub(now, old, out=place)
         forget, guard = watch(f, state["guard"], self.safeguard, self.patience)
         eager, new = state["eager"], state["new"] + 1 if k > 0 else 0
         if forget is not None:
@@ -105,7 +106,7 @@ class Anderson(Method):
             history.masked_fill_(wiped.unsqueeze(2), 0)
             state["gram"].masked_fill_(forget.view(-1, 1, 1), 0)
             eager = forget if eager is None else eager | forget
-        state = state | {"since": k + 1, "last": newest, "new": new, "eager": eager, "guard": guard}
+        state = state | {"since": k + 1, "last": (r, mixed), "new": new, "eager": eager, "guard": guard}
         due = k % (self.period or min(3, max(1, z.shape[1] // 4))) == 0
         if k == 0 or (not due and eager is None):
             return return_to_best(f, mixed, guard), state
