@@ -64,10 +64,18 @@ def figure(path: Path, columns: int = 1, *, title: str = "", size: tuple[float, 
     print(f"figure: {path}, and as a PDF beside it")
 
 
-def band(axes: Any, x: Sequence[float], runs: Sequence[Sequence[float]], label: str, **style: Any) -> None:
-    """Several runs of one thing as the line of their median and a band from the least to the largest."""
+def band(
+    axes: Any,
+    x: Sequence[float],
+    runs: Sequence[Sequence[float]],
+    label: str,
+    between: tuple[float, float] = (0.0, 1.0),
+    **style: Any,
+) -> None:
+    """Several runs of one thing as the line of their median and a band from one quantile to another."""
     import numpy as np
 
     values = np.asarray(runs, dtype=float)
     (line,) = axes.plot(x, np.median(values, 0), label=label, **style)
-    axes.fill_between(x, values.min(0), values.max(0), color=line.get_color(), alpha=0.2, linewidth=0)
+    low, high = np.quantile(values, between, 0)
+    axes.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)

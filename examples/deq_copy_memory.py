@@ -2,7 +2,7 @@
 
     python examples/deq_copy_memory.py --quick            # T = 50, about two minutes
     python examples/deq_copy_memory.py --gap 400          # the published setting
-    python examples/deq_copy_memory.py --gap 100 --minutes 20 --models deq
+    python examples/deq_copy_memory.py --gap 100 --models deq --goal 7e-4     # two to three minutes of one core
 
 A sequence of length T + 20: ten symbols out of eight, blanks, and eleven marks from position T + 9 on; the ten symbols are
 to be said again in the last ten positions.  The loss is the cross-entropy averaged over all positions, so that a model
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from common import figure
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
@@ -199,22 +200,17 @@ def table(runs: list[Run], gap: int) -> str:
 
 
 def plot(runs: list[Run], gap: int, path: Path) -> None:
-    """Training loss against seconds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
-    for run in runs:
-        axes.semilogy(*zip(*run.curve, strict=True), label=f"{run.name} ({run.parameters:,} parameters)", linewidth=1)
+    """Training loss against steps and against seconds."""
     baseline = LENGTH * math.log(SYMBOLS) / (gap + 2 * LENGTH)
-    axes.axhline(baseline, color="0.5", linestyle=":", label="without memory")
-    axes.set(xlabel="seconds", ylabel="training loss", title=f"Copy memory, T = {gap}")
-    axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    with figure(path, 2, title=f"Copy memory, T = {gap}") as panels:
+        for panel, words in zip(panels, ("step", "seconds"), strict=True):
+            for run in runs:
+                seconds, losses = zip(*run.curve, strict=True)
+                x = seconds if words == "seconds" else range(1, len(losses) + 1)
+                panel.semilogy(x, losses, label=f"{run.name} ({run.parameters:,} parameters)", linewidth=1)
+            panel.axhline(baseline, color="0.5", linestyle=":", label="without memory")
+            panel.set(xlabel=words, ylabel="training loss")
+        panels[0].legend()
 
 
 def main(arguments: list[str] | None = None) -> list[Run]:
@@ -249,7 +245,6 @@ def main(arguments: list[str] | None = None) -> list[Run]:
     ]
     print(table(runs, gap))
     plot(runs, gap, options.output)
-    print(f"figure: {options.output}")
     return runs
 
 

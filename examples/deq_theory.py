@@ -23,6 +23,7 @@ THEOREMS = {
     "bias": "The implicit bias of the diagonal linear equilibrium",
     "gotu": "Generalisation on the unseen: where an equilibrium wins and where it loses",
     "conditioning": "Well-posedness and conditioning",
+    "traces": "Traces and log-determinants of a Jacobian from its products",
     "audio": "An audio-like signal: equilibrium against network of equal size",
 }
 
