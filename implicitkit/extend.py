@@ -20,8 +20,8 @@ a linear solver                     :class:`implicitkit.LinearSolver`, :class:`O
 ==================================  ==========================================================================
 
 Helpers of torch that are hard to get right: :func:`opaque_to_compile`, :func:`has_forward_level`,
-:func:`transforms_active`, :func:`modules_held`, :func:`replaced`, :func:`holds_compiled`.
-:data:`POLICIES` is what ``on_failure=`` may be.
+:func:`transforms_active`, :func:`modules_held`, :func:`replaced`, :func:`holds_compiled`,
+:func:`refuse_tracing`.  :data:`POLICIES` is what ``on_failure=`` may be.
 """
 
 from implicitkit.diagnostics.kkt_regularity import Degeneracy, regularity
@@ -41,7 +41,7 @@ from implicitkit.problem.constraints import Constraint
 from implicitkit.problem.kind import Kind
 from implicitkit.problem.qp_data import QPData
 from implicitkit.problem.qp_jacobian import QPJacobian
-from implicitkit.reporting import POLICIES, check_policy
+from implicitkit.reporting import POLICIES, check_policy, refuse_tracing
 from implicitkit.rule.request import Request
 from implicitkit.solver.auto import Polyalgorithm, Stage
 from implicitkit.solver.base import Options, Outcome, Solver
@@ -114,6 +114,7 @@ __all__ = [
     "plus",
     "plus_slope",
     "preconditioned",
+    "refuse_tracing",
     "regularity",
     "replaced",
     "serves",

@@ -8,11 +8,19 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
-from implicitkit.foundation.errors import ConvergenceError, ConvergenceWarning, warn
+from implicitkit.foundation.errors import CapabilityError, ConvergenceError, ConvergenceWarning, warn
 from implicitkit.foundation.trees import describe_leaves, tree_map
 from implicitkit.solution import Record, Solution, Status
 
-__all__ = ["POLICIES", "blank_failures", "check_policy", "linear_failure", "plain_solution", "report_failure"]
+__all__ = [
+    "POLICIES",
+    "blank_failures",
+    "check_policy",
+    "linear_failure",
+    "plain_solution",
+    "refuse_tracing",
+    "report_failure",
+]
 
 POLICIES = ("raise", "warn", "ignore", "nan")
 """What ``on_failure=`` may be, everywhere."""
@@ -25,6 +33,17 @@ def about_args(error: TypeError, given: list[Any] | dict[Any, Any]) -> str:
         f"{error}. The function was called with z and one argument, a {kind}: args is the tuple of what comes after z, "
         f"args=(first, second), and a {kind} alone is one argument"
     )
+
+
+def refuse_tracing() -> None:
+    """Raise :class:`CapabilityError` where ``torch.jit.trace``, ``torch.onnx.export`` or ``torch.export`` records
+    operations: the steps of one solve would be those of every input."""
+    if torch.jit.is_tracing() or torch.compiler.is_exporting():
+        raise CapabilityError(
+            "a solve cannot be traced or exported (torch.jit.trace, torch.onnx.export, torch.export): how many steps it "
+            "takes depends on values, and the graph would hold those of one input. Export the parts around it, or a loop "
+            "of your own with a fixed number of evaluations of the function"
+        )
 
 
 def check_policy(on_failure: Any) -> str:

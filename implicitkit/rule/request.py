@@ -155,11 +155,7 @@ class Request:
         limited, lost = self._limited(), self._lost(rows)
         if lost is not None:
             b = torch.where(lost, 0, b)
-        with full_precision(b.device.type):
-            if rows == A.batch:
-                answer = self.linear_solver.solve(A, b, **limited)
-            else:
-                answer = self.linear_solver.solve_many(A, b.unflatten(0, (-1, A.batch)), **limited)
+        answer = self._answer(A, b, limited)
         if A.formed is not None and A.formed.regular:
             self.system.factored = A.formed.T if transposed else A.formed
         layout = self.system.layout
@@ -191,6 +187,28 @@ class Request:
                 name, answer.converged, answer.residual_norm, answer.reason, b, transposed, self.on_failure, self.record
             )
         return answer.x
+
+    def _answer(self, A: Operator, b: Tensor, limited: dict[str, Any]) -> LinearSolution:
+        """What the linear solver finds, for right-hand sides so large that their squares overflow by units of their own."""
+        solver = self.linear_solver
+        assert solver is not None
+
+        def answer(b: Tensor) -> LinearSolution:
+            if len(b) == A.batch:
+                return solver.solve(A, b, **limited)
+            return solver.solve_many(A, b.unflatten(0, (-1, A.batch)), **limited)
+
+        with full_precision(b.device.type):
+            found = answer(b)
+            if bool(found.converged.all()):
+                return found
+            unit = b.abs().amax(1, keepdim=True)
+            large = (unit > torch.finfo(b.dtype).max ** 0.25) & (unit < torch.inf)
+            if not bool(large.any()):
+                return found
+            unit = torch.where(large, unit, 1)
+            found = answer(b / unit)
+            return found._replace(x=found.x * unit, residual_norm=found.residual_norm * unit.squeeze(1))
 
     def _limited(self) -> dict[str, Any]:
         """The options of the linear solve: where no sample of the solve converged, it is the derivative of nothing, and may

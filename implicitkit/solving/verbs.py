@@ -23,7 +23,15 @@ from implicitkit.problem.fixed_point import FixedPoint
 from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.problem.root import Root
 from implicitkit.problem.steady_state import SteadyState
-from implicitkit.reporting import about_args, blank_failures, check_policy, failure_hint, plain_solution, report_failure
+from implicitkit.reporting import (
+    about_args,
+    blank_failures,
+    check_policy,
+    failure_hint,
+    plain_solution,
+    refuse_tracing,
+    report_failure,
+)
 from implicitkit.rule.base import Rule
 from implicitkit.rule.catalogue import get_rule
 from implicitkit.rule.request import Request
@@ -103,6 +111,7 @@ def solve(
     """
     if unknown:
         _refuse_unknown(next(iter(unknown)))
+    refuse_tracing()
     z0 = as_state(z0, args)
     options: dict[str, Any] = {
         "solver": solver,

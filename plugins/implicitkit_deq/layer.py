@@ -146,6 +146,7 @@ class DEQ(nn.Module):
         Returns:
             ``cell.output(z*)``, for most cells ``z*`` itself, differentiable.
         """
+        ik.extend.refuse_tracing()
         if at is None:
             return self._call(inputs, z0, index)[-1]
         if any(k < 1 for k in at) or list(at) != sorted(set(at)):

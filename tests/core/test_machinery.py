@@ -354,3 +354,39 @@ def test_a_compiled_map_with_batches_of_two_sizes() -> None:
         )
         torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-8)
     torch._dynamo.reset()
+
+
+# ------------------------------------------------------------------------------------- cotangents that nearly overflow
+@pytest.mark.parametrize("linear", ["auto", "lu", "gmres", "bicgstab", "lsmr", "neumann"])
+def test_a_huge_cotangent_is_solved_in_its_own_unit(linear: str) -> None:
+    """Its square overflows; its entries, and those of the derivative, do not."""
+    W = torch.tensor([[0.3, 0.1], [-0.2, 0.4]])
+    x = torch.tensor([[0.2, -0.5], [0.7, 0.1], [0.3, 0.9]], requires_grad=True)
+    rule = ik.Implicit(linear_solver=linear)
+    z = ik.fixed_point(lambda z, x: torch.tanh(z @ W + x), torch.zeros(3, 2), (x,), rule=rule, batch_dims=1).value
+    g = torch.tensor([[1.0, 2.0], [1e30, -1e30], [3.0, torch.inf]])
+    (got,) = torch.autograd.grad(z, x, g, retain_graph=True)
+    (unit,) = torch.autograd.grad(z, x, torch.tensor([[1.0, 2.0], [1.0, -1.0], [1.0, 1.0]]))
+    torch.testing.assert_close(got[:2], unit[:2] * torch.tensor([[1.0], [1e30]]), rtol=1e-3, atol=0)
+    assert not bool(torch.isfinite(got[2]).any())
+
+
+# ----------------------------------------------------------------------------------------------------------------- tracing
+class _Solving(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return ik.fixed_point(lambda z, x: 0.5 * torch.cos(z) + x, torch.zeros_like(x), (x,)).value
+
+
+TRACERS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
+    "jit.trace": lambda m, x: torch.jit.trace(m, (x,)),
+    "export": lambda m, x: torch.export.export(m, (x,), strict=False),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tracer", TRACERS)
+def test_traced_solves_are_refused(tracer: str) -> None:
+    with pytest.raises(ik.CapabilityError, match="cannot be traced"):
+        TRACERS[tracer](_Solving(), torch.ones(2))
+    with pytest.raises(ik.CapabilityError, match="cannot be traced"), torch.no_grad():
+        TRACERS[tracer](_Solving(), torch.ones(2))
