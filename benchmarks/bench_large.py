@@ -3,7 +3,8 @@
     python benchmarks/bench_large.py [--full] [--memory] [part of a name ...]
 
 By hand: the analytic sparse Jacobian, ``scipy.sparse.linalg.splu`` in each step, and one more for the adjoint; for least
-squares Gauss-Newton on the normal equations, and the full Hessian for the adjoint (``large_fits.py``).  Each
+squares Gauss-Newton on the normal equations, and the full Hessian for the adjoint (``large_fits.py``); within bounds and
+constraints Newton steps for the optimality conditions of the active bounds (``large_programs.py``).  Each
 solution is checked against the one by hand, and each derivative against that adjoint.  Times are processor times, the best
 of three; "first" is that of the first call, which finds the sparsity pattern.
 
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import large_fits
+import large_programs
 import numpy as np
 import scipy.sparse as sp
 import scipy.sparse.linalg as sla
@@ -41,7 +43,8 @@ class Row:
     """A system ``F(z, theta) = 0``, in torch and by hand.
 
     ``hand(z, theta)`` gives ``F`` and ``dF/dz``; ``pull(z, theta, u)`` gives ``(dF/dtheta)^T u``.  Least squares: ``hand``
-    gives ``R'r`` and ``R'R``, and ``hessian(z, theta)`` the matrix of the adjoint.
+    gives ``R'r`` and ``R'R``, and ``hessian(z, theta)`` the matrix of the adjoint.  ``hidden``: multipliers that
+    by hand come behind the unknowns.
     """
 
     name: str
@@ -54,11 +57,14 @@ class Row:
     solve: Callable[..., Any] = ik.root
     slow: bool = False
     hessian: Callable[[Array, Array], Any] | None = None
+    hidden: int = 0
 
 
 def by_hand(row: Row, weights: Array) -> tuple[Array, Array]:
     """Newton with sparse LU until the residual is rounding or ``rtol`` of the first one, then the adjoint."""
-    z, theta = row.z0.numpy().reshape(-1).copy(), row.theta.detach().numpy()
+    none = np.zeros(row.hidden)
+    z, theta = np.r_[row.z0.numpy().reshape(-1), none], row.theta.detach().numpy()
+    count = len(weights)
     first, before = None, np.inf
     for _ in range(60):
         F, J = row.hand(z, theta)
@@ -70,8 +76,8 @@ def by_hand(row: Row, weights: Array) -> tuple[Array, Array]:
         before = norm
         z = z - _lu(J, row.hessian is not None).solve(F)
     J = row.hand(z, theta)[1] if row.hessian is None else row.hessian(z, theta)
-    u = _lu(J, row.hessian is not None).solve(weights, "T")
-    return z, -row.pull(z, theta, u)
+    u = _lu(J, row.hessian is not None).solve(np.r_[weights, none], "T")
+    return z[:count], -row.pull(z, theta, u)
 
 
 def _lu(J: Any, symmetric: bool = False) -> Any:
@@ -366,6 +372,8 @@ ROWS: dict[str, Callable[[], Row]] = {
     "batch 64": lambda: batch(64, 200),
     **{f"poses {n}": (lambda n=n: Row(**large_fits.pose_graph(n))) for n in (200, 2000, 10_000)},
     **{f"bundle {c}": (lambda c=c, p=p: Row(**large_fits.bundle_adjustment(c, p))) for c, p in ((10, 100), (40, 2000))},
+    **{f"control {n}": (lambda n=n: Row(**large_programs.pendulum(n))) for n in (100, 400, 2000, 7000)},
+    **{f"obstacle {m}": (lambda m=m: Row(**large_programs.membrane(m))) for m in (32, 64, 128)},
 }
 SLOW = ("bratu2 512", "reaction 192", "resistors 5000")
 

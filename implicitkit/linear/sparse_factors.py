@@ -26,7 +26,16 @@ from torch import Tensor
 
 from implicitkit.linear.dense import NOT_FINITE, SINGULAR
 
-__all__ = ["Analysis", "SparseFactor", "analyse"]
+__all__ = ["SYMMETRIC", "Analysis", "SparseFactor", "analyse"]
+
+#: SuperLU for symmetric patterns: minimum degree of ``A + A^T``, pivots from the diagonal, columns one by one: panels are
+#: for wider rows than such an order leaves (measured on grids, chains and graphs: a fifth to a third less time).
+SYMMETRIC: dict[str, Any] = {
+    "permc_spec": "MMD_AT_PLUS_A",
+    "panel_size": 1,
+    "relax": 1,
+    "options": {"SymmetricMode": True},
+}
 
 _WIDEST_BAND = 48  # of lower and upper together, above which SuperLU is faster
 _AMPLIFIED = 0.05 / np.finfo(np.float64).eps
@@ -157,7 +166,7 @@ class SparseFactor:
 def _superlu(A: sp.csc_matrix, symmetric: bool) -> Any:
     """The factors, or ``None`` for a block that is exactly singular."""
     if symmetric:
-        lu = _try(A, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.01, options={"SymmetricMode": True})
+        lu = _try(A, diag_pivot_thresh=0.01, **SYMMETRIC)
         if lu is not None:
             b = np.random.default_rng(1).uniform(0.5, 1.5, A.shape[0])
             x = lu.solve(b)

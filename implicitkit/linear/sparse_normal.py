@@ -13,6 +13,7 @@ import scipy.sparse.linalg as sla
 import torch
 from torch import Tensor
 
+from implicitkit.linear.sparse_factors import SYMMETRIC
 from implicitkit.sparsity.compression import Coloured
 
 __all__ = ["SparseNormal"]
@@ -109,6 +110,6 @@ def _both_sides(N: sp.csc_matrix, d: np.ndarray) -> None:
 
 def _factor(N: sp.csc_matrix) -> Any:
     try:
-        return sla.splu(N, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+        return sla.splu(N, diag_pivot_thresh=0.0, **SYMMETRIC)
     except RuntimeError:  # "Factor is exactly singular"
         return None

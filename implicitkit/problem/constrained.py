@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -77,7 +77,7 @@ class ConstrainedMinimisation(Problem):
     objective: Callable[..., Any]
     constraints: tuple[Constraint, ...]
     prox: Callable[..., Any] | None
-    layout: Layout
+    layout: Layout = field(compare=False)
     one_sided: tuple[bool, ...]
     degenerate: str = "lstsq"
     kind: ClassVar[Kind] = CONSTRAINED
@@ -165,6 +165,12 @@ class ConstrainedMinimisation(Problem):
     def sides(self, like: Tensor) -> Tensor:
         """Which constraint values are one-sided, ``(m,)`` bool."""
         return torch.tensor(self.one_sided, dtype=torch.bool, device=like.device)
+
+    def flat_saddle(self, kernel: Kernel, w: Tensor) -> Tensor:
+        """``(dL/dz, h, g)``, ``(batch, n + m)``: its Jacobian is the symmetric ``[[d^2 L/dz^2, J'], [J, 0]]``."""
+        out, pullback = autodiff.vjp(kernel, w)
+        weights = torch.cat([torch.ones_like(out[:, :1]), w[:, self.size :]], 1)
+        return torch.cat([pullback(weights)[0][:, : self.size], out[:, 1:]], 1)
 
     def flat_residual(self, kernel: Kernel, z: Tensor) -> Tensor:
         n = self.size

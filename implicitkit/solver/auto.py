@@ -131,22 +131,27 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
     """Constrained minimisation: SQP where there are constraints and no set but bounds, proximal gradient where there is
     only a set or a term (of least squares within bounds first projected Levenberg-Marquardt steps), the augmented
     Lagrangian else; each finished by Newton steps on the natural map where dense
-    Jacobians are affordable."""
+    Jacobians are affordable.  Beyond that size SQP and the Newton steps are for sparse matrices."""
     size = problem.size + len(problem.one_sided)
     fit = isinstance(problem, BoundedLeastSquares)
     dense = size <= _DENSE and batch * size * size <= _DENSE_NUMBERS
     polish = (_stage("newton", max_steps=30, scale=None),) if dense else ()
+    bounded = problem.prox is None or isinstance(problem.prox, Bounded)
+    if not dense and bounded and not fit:
+        polish = (Stage("newton", max_steps=30, scale=None, sparse=True),)
+    large = (Stage("sqp", max_steps=60, sparse=True), *polish) if bounded and not dense and not fit else ()
     multipliers = (_stage("augmented_lagrangian"), *polish)
     if not problem.one_sided:
         return (
+            *large,
             *((Stage(ProjectedLevenbergMarquardt(), max_steps=300),) if fit else ()),
             _stage("proximal_gradient", max_steps=50),
             *polish,
             _stage("proximal_gradient", max_steps=20000, scale=None),
         )
-    if dense and (problem.prox is None or isinstance(problem.prox, Bounded)):
+    if dense and bounded:
         return (_stage("sqp", max_steps=60), *polish, *multipliers)
-    return (_stage("augmented_lagrangian", max_steps=12), *polish, *multipliers)
+    return (*large, _stage("augmented_lagrangian", max_steps=12), *polish, *multipliers)
 
 
 def choose(problem: Problem, batch: int, size: int) -> Any:

@@ -109,6 +109,10 @@ class Evaluations:
         if self.kind.of_residuals:
             residuals = lambda y: self.problem.flat_residuals(self._kernel, y)  # noqa: E731
             return self.system.sparsity("residuals").find(residuals, z) is not None
+        if self.kind.returns_program:
+            saddle = lambda y: self.problem.flat_saddle(self._kernel, y)  # noqa: E731
+            if self.system.sparsity("saddle").find(saddle, z) is None:
+                return False
         residual = lambda y: self.problem.flat_residual(self._kernel, y)  # noqa: E731
         return self.system.sparsity().find(residual, z) is not None
 

@@ -5,6 +5,7 @@ A pattern is believed only as long as every use of it is confirmed (:meth:`Colou
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -23,6 +24,7 @@ __all__ = ["SMALLEST", "Sparsity", "identity_of"]
 SMALLEST = 128  # unknowns from which a pattern is looked for
 _KEPT = 128  # functions whose pattern is remembered
 _FRACTION = 8  # a matrix with more than one entry in so many is not worth the name sparse
+_NUMBERS = (int, float, str, bool, type(None))
 _found: OrderedDict[Hashable, Coloured | None] = OrderedDict()
 
 
@@ -123,11 +125,18 @@ def identity_of(function: Any, depth: int = 4) -> Hashable:
         return (function.__code__, cells, defaults)
     if isinstance(function, Tensor):
         return (tuple(function.shape), function.dtype)
-    if isinstance(function, (int, float, str, bool, type(None))):
+    if isinstance(function, _NUMBERS):
         return function
     parts = getattr(type(function), "identified_by", None)  # a function of ours around the user's
     if parts is not None:
         return (type(function), *(identity_of(getattr(function, part), depth) for part in parts))
+    if isinstance(function, (tuple, list)):
+        if all(isinstance(item, _NUMBERS) for item in function):
+            return (type(function), tuple(function))
+        return (type(function), tuple(identity_of(item, depth) for item in function))
+    if dataclasses.is_dataclass(function) and not isinstance(function, type):  # a problem, a constraint, bounds
+        fields = (f.name for f in dataclasses.fields(function) if f.compare)
+        return (type(function), tuple(identity_of(getattr(function, name), depth) for name in fields))
     if hasattr(function, "func") and hasattr(function, "args"):  # functools.partial
         return (identity_of(function.func, depth - 1), tuple(identity_of(a, depth - 1) for a in function.args))
     return (type(function), id(function))

@@ -295,6 +295,28 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/solver/qp/sparse.py",
+        "tests/solver/test_sparse_programs.py -k 'quadratic or convex or infeasible or multipliers'",
+        ("force = -(program.q + product[:n] + shift * d)", "force = -(program.q + product[:n])"),
+        ("np.where(active.rows, y > -weak, violated)", "active.rows | violated"),
+        ("rho = weight * (1 + sizes) /", "rho = 1e-9 * weight * (1 + sizes) /"),
+        ("free = np.concatenate([np.ones(n, dtype=bool), rows])", "free = np.ones(n + m, dtype=bool)"),
+    ),
+    *mutants(
+        "implicitkit/linear/sparse_saddle.py",
+        "tests/solver/test_sparse_programs.py -k factors",
+        ("signs[:n] = _REGULARISED *", "signs[:n] = -1e-2 - _REGULARISED *"),
+        ("x, left, norm = trial, rest, new", "left, norm = rest, new"),
+        ("        if not np.isfinite(K.data).all():\n            return\n", ""),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/sparse_step.py",
+        "tests/solver/test_sparse_programs.py -k 'sparse_step or batch or penalties'",
+        ("-_array(first.constraints[i])", "_array(first.constraints[i])"),
+        ("_array(bounds[0][i] - z[i])", "_array(bounds[0][i])"),
+        (" and np.isfinite(K.data).all()):", "):"),
+    ),
+    *mutants(
         "implicitkit/solver/qp/polish.py",
         "tests/problem/test_qp.py tests/mutants/test_survivors.py -k 'planted or rounding or weakly'",
         ("active = v + mv(part.G, x) - part.h > 0", "active = mv(part.G, x) - part.h > -1e-3"),

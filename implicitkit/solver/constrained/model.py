@@ -9,11 +9,22 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.errors import CapabilityError
+from implicitkit.linear.sparse_form import confirmed
 from implicitkit.problem.argmin import Bounded
 from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["Local", "Model"]
+__all__ = ["First", "Local", "Model"]
+
+_SPARSE = 256  # unknowns and multipliers from which sparse matrices are worth the loop over samples
+
+
+class First(NamedTuple):
+    """Objective ``(batch,)``, its gradient ``(batch, n)`` and constraint values ``(batch, m)``."""
+
+    value: Tensor
+    slope: Tensor
+    constraints: Tensor
 
 
 class Local(NamedTuple):
@@ -65,6 +76,27 @@ class Model:
         held = torch.zeros_like(constraints) if weights is None else weights(constraints)
         gradient = pullback(torch.cat([torch.ones_like(out[:, :1]), held], 1))[0][:, : self.size]
         return value, constraints, gradient.detach()
+
+    def first(self, z: Tensor) -> First:
+        """Objective, its gradient and the constraints, from one evaluation."""
+        value, constraints, slope = self.slope(z)
+        return First(value, slope, constraints)
+
+    def is_sparse(self, w: Tensor) -> bool:
+        """Has the matrix of :meth:`saddle` a sparsity pattern, and is it large enough to be worth it?"""
+        if w.shape[1] < _SPARSE:
+            return False
+        return self.f.system.sparsity("saddle").find(self._saddle, w) is not None
+
+    def saddle(self, z: Tensor, multipliers: Tensor) -> tuple[Any, Any] | None:
+        """``[[d^2 L/dz^2, J'], [J, 0]]``, ``J`` the constraints' Jacobian, from a few products: a pattern and the entries
+        of every sample, ``(batch, nnz)``; ``None`` where the pattern does not hold."""
+        w = self.join(z, multipliers)
+        A = autodiff.linearise(self._saddle, w, symmetric=True)[1]
+        return confirmed(self.f.system.sparsity("saddle"), self._saddle, w, A.rmv, A.rmv)
+
+    def _saddle(self, w: Tensor) -> Tensor:
+        return self.problem.flat_saddle(self.f.kernel, w)
 
     def local(self, z: Tensor) -> Local:
         """Everything of first order, from one evaluation and ``m + 1`` products."""

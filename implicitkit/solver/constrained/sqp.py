@@ -8,21 +8,24 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.dense import cholesky_batched
 from implicitkit.linear.saddle import mv
 from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
 from implicitkit.solver.catalogue import register_solver
-from implicitkit.solver.constrained.model import Local, Model
+from implicitkit.solver.constrained.model import First, Local, Model
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.qp.interior_point import interior_point
 
 __all__ = ["SQP"]
 
+_DENSE = 1000  # unknowns and multipliers up to which dense matrices are formed
 
-@register_solver("sqp", solves="constrained", max_size=1000)
+
+@register_solver("sqp", solves="constrained")
 @dataclass(frozen=True)
 class SQP(Method):
     r"""Newton's method for the KKT conditions: each step solves, for all samples at once, the quadratic program
@@ -35,14 +38,18 @@ class SQP(Method):
     ``f + nu |violation|_1``; a full step that halves the KKT residual is taken whatever the penalty says (no Maratos
     effect).  Local convergence is quadratic.
 
-    (Nocedal & Wright 2006, algorithms 18.1 and 18.3, section 18.4.)  Dense: ``n + m + 1`` products and one batch of
-    quadratic programs a step.
+    (Nocedal & Wright 2006, algorithms 18.1 and 18.3, section 18.4.)  From 256 unknowns and multipliers on, where the
+    Hessian of the Lagrangian and the constraints have a sparsity pattern: a few products, and for each sample a sparse
+    quadratic program by active sets (:mod:`implicitkit.solver.qp.sparse`), of any size; its ``H`` gets a multiple of the
+    identity where it is not positive definite on the active constraints.  Else dense: ``n + m + 1`` products and one batch
+    of quadratic programs a step.
 
     Args:
         halvings: of a step at most.
 
     Raises:
-        ValueError: negative ``halvings``. CapabilityError: the problem has ``prox=`` or ``project=``.
+        ValueError: negative ``halvings``. CapabilityError: the problem has ``prox=`` or ``project=``, or more than 1,000
+            unknowns and multipliers without a sparsity pattern.
     """
 
     halvings: int = 25
@@ -52,17 +59,17 @@ class SQP(Method):
         check_options(self, halvings=at_least(0))
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
-        Model(f).bounds(z[:, : f.problem.size])
+        model = Model(f)
+        model.bounds(z[:, : f.problem.size])
+        if not model.is_sparse(z):
+            _affordable(z)
         return (z.new_zeros(len(z)),)
 
     def step(self, f: Evaluations, w: Tensor, state: Any) -> tuple[Tensor, Any]:
         model = Model(f)
         z, multipliers = model.split(w)
-        at = model.local(z)
         bounds = model.bounds(z)
-        known = (multipliers != 0).any(1, keepdim=True) if model.count else None
-        curved_by = multipliers if known is None else torch.where(known, multipliers, _estimate(model, at))
-        d, multipliers_next = self._direction(model, z, curved_by, at, bounds)
+        at, d, multipliers_next = self._directed(model, w, bounds)
         reach = 10 * (1 + torch.linalg.vector_norm(z, dim=1)) / torch.linalg.vector_norm(d, dim=1).clamp_min(1e-30)
         d = d * reach.clamp(max=1.0).unsqueeze(1)
         # the penalty must outweigh the multipliers
@@ -92,6 +99,23 @@ class SQP(Method):
                 break
             t = torch.where(done, t, 0.5 * t)
         return best, (weight,)
+
+    def _directed(
+        self, model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | None
+    ) -> tuple[First | Local, Tensor, Tensor]:
+        """First order, the step and the new multipliers: sparse where there is a pattern."""
+        z, multipliers = model.split(w)
+        if model.is_sparse(w):
+            from implicitkit.solver.constrained.sparse_step import sparse_direction
+
+            found = sparse_direction(model, z, multipliers, bounds)
+            if found is not None:
+                return found
+        _affordable(w)
+        at = model.local(z)
+        known = (multipliers != 0).any(1, keepdim=True) if model.count else None
+        curved_by = multipliers if known is None else torch.where(known, multipliers, _estimate(model, at))
+        return (at, *self._direction(model, z, curved_by, at, bounds))
 
     def _direction(
         self, model: Model, z: Tensor, multipliers: Tensor, at: Local, bounds: tuple[Tensor, Tensor] | None
@@ -163,6 +187,20 @@ class SQP(Method):
         L, _ = cholesky_batched(K)
         d = -torch.cholesky_solve((at.slope + mv(J.mT, force)).unsqueeze(2), L).squeeze(2)
         return torch.nan_to_num(d), force + rho.unsqueeze(1) * mv(J, d)
+
+
+def _affordable(w: Tensor) -> None:
+    """Raise where dense matrices are too large.
+
+    Raises:
+        CapabilityError: above :data:`_DENSE` unknowns and multipliers.
+    """
+    if w.shape[1] > _DENSE:
+        raise CapabilityError(
+            f"sqp forms dense matrices of at most {_DENSE} unknowns and multipliers a sample where Hessian and constraints "
+            f"have no sparsity pattern; these are {w.shape[1]}. Use solver='augmented_lagrangian', or 'auto'; if they are "
+            "independent problems, pass batch_dims="
+        )
 
 
 def _unit(H: Tensor, slope: Tensor, at: Local, model: Model) -> Tensor:

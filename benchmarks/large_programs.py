@@ -1,0 +1,125 @@
+"""Constrained rows of ``bench_large.py``: optimal control within bounds and a membrane over an obstacle.
+
+By hand: Newton's method for the optimality conditions with the analytic Hessian of the Lagrangian and the analytic Jacobian
+of the constraints.  A bound is active where ``z - dL/dz`` lies beyond it; its unknown's equation is then ``z = bound`` (the
+primal-dual active set method).  One sparse LU a step, and one more for the adjoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+import implicitkit as ik
+
+Array = np.ndarray
+_WEIGHT, _DAMPING, _LENGTH, _FORCE = 10.0, 0.1, 5.0, 1.0
+
+
+def pendulum(points: int) -> dict[str, Any]:
+    """A damped pendulum is to follow a target with little force ``|u| <= 1``: ``(angle, speed, u)`` at every point of time
+    as unknowns, explicit Euler steps as constraints; by the target."""
+    n, h = points, _LENGTH / points
+    start = np.array([1.5, 0.0])
+    t_start = torch.from_numpy(start)
+
+    def objective(z: Tensor, target: Tensor) -> Tensor:
+        angle, speed, u = z.view(n, 3).unbind(1)
+        return 0.5 * h * (u.square() + _WEIGHT * (angle - target).square() + speed.square()).sum()
+
+    def dynamics(z: Tensor, target: Tensor) -> Tensor:
+        x, u = z.view(n, 3)[:, :2], z.view(n, 3)[:, 2]
+        before = torch.cat([t_start[None], x[:-1]])
+        force = -torch.sin(before[:, 0]) - _DAMPING * before[:, 1] + u
+        return x - before - h * torch.stack([before[:, 1], force], 1)
+
+    low = torch.tensor([-torch.inf, -torch.inf, -_FORCE], dtype=torch.float64).repeat(n)
+    k = np.arange(n)
+    angle, speed, u, later = 3 * k, 3 * k + 1, 3 * k + 2, k[1:]
+    one = np.ones(n)
+
+    def constraints(z: Array) -> tuple[Array, sp.csr_matrix]:
+        x, force = z.reshape(n, 3)[:, :2], z.reshape(n, 3)[:, 2]
+        before = np.concatenate([start[None], x[:-1]])
+        f = np.stack([before[:, 1], -np.sin(before[:, 0]) - _DAMPING * before[:, 1] + force], 1)
+        rows = [2 * k, 2 * k + 1, 2 * k + 1, 2 * later, 2 * later, 2 * later + 1, 2 * later + 1]
+        columns = [angle, speed, u, angle[:-1], speed[:-1], angle[:-1], speed[:-1]]
+        short = one[1:]
+        values = [one, one, -h * one, -short, -h * short, h * np.cos(before[1:, 0]), (h * _DAMPING - 1) * short]
+        C = sp.csr_matrix(
+            (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape=(2 * n, 3 * n)
+        )
+        return (x - before - h * f).reshape(-1), C
+
+    def slope_and_hessian(z: Array, y: Array, target: Array, C: Any) -> tuple[Array, Any]:
+        v = z.reshape(n, 3)
+        slope = h * np.stack([_WEIGHT * (v[:, 0] - target), v[:, 1], v[:, 2]], 1).reshape(-1) + C.T @ y
+        diagonal = h * np.tile([_WEIGHT, 1.0, 1.0], n)
+        diagonal[angle[:-1]] -= h * np.sin(v[:-1, 0]) * y[3::2]
+        return slope, sp.diags(diagonal)
+
+    def hand(w: Array, target: Array) -> tuple[Array, Any]:
+        z, y = w[: 3 * n], w[3 * n :]
+        c, C = constraints(z)
+        return _conditions(z, *slope_and_hessian(z, y, target, C), c, C, low.numpy(), -low.numpy())
+
+    return {
+        "name": f"control, {3 * n} unknowns",
+        "residual": objective,
+        "z0": torch.zeros(3 * n, dtype=torch.float64),
+        "theta": 0.3 * torch.sin(torch.linspace(0, 6, n, dtype=torch.float64)),
+        "hand": hand,
+        "pull": lambda w, target, a: -h * _WEIGHT * a[angle],
+        "options": {"constraints": [ik.Equality(dynamics)], "bounds": (low, -low)},
+        "solve": ik.argmin,
+        "hidden": 2 * n,
+    }
+
+
+def membrane(m: int) -> dict[str, Any]:
+    """A membrane under a load over an obstacle: a convex energy within bounds; by the load."""
+    h2 = (m + 1.0) ** -2
+    axis = torch.linspace(0, 1, m + 2, dtype=torch.float64)[1:-1]
+    X, Y = torch.meshgrid(axis, axis, indexing="ij")
+    obstacle = 0.2 - 4 * ((X - 0.5) ** 2 + (Y - 0.5) ** 2)
+
+    def energy(z: Tensor, load: Tensor) -> Tensor:
+        U = pad(z, (1, 1, 1, 1))
+        return 0.5 * (U.diff(dim=0).square().sum() + U.diff(dim=1).square().sum()) - h2 * (load * z).sum()
+
+    L1 = sp.diags([-1.0, 2.0, -1.0], [-1, 0, 1], shape=(m, m))
+    L = sp.csr_matrix(sp.kronsum(L1, L1))
+    low = obstacle.numpy().reshape(-1)
+    high, none = np.full(m * m, np.inf), sp.csr_matrix((0, m * m))
+
+    def hand(z: Array, load: Array) -> tuple[Array, Any]:
+        return _conditions(z, L @ z - h2 * load.reshape(-1), L, np.zeros(0), none, low, high)
+
+    def pull(z: Array, load: Array, a: Array) -> Array:
+        slope = L @ z - h2 * load.reshape(-1)
+        return -h2 * (a * (z - slope >= low)).reshape(m, m)
+
+    return {
+        "name": f"obstacle, {m} x {m}",
+        "residual": energy,
+        "z0": torch.zeros(m, m, dtype=torch.float64),
+        "theta": -torch.ones(m, m, dtype=torch.float64),
+        "hand": hand,
+        "pull": pull,
+        "options": {"bounds": (obstacle, None)},
+        "solve": ik.argmin,
+    }
+
+
+def _conditions(z: Array, slope: Array, H: Any, c: Array, C: Any, low: Array, high: Array) -> tuple[Array, Any]:
+    """The natural map ``(z - clip(z - dL/dz), c)`` and its derivative."""
+    aim = z - slope
+    free = sp.diags(((aim >= low) & (aim <= high)).astype(float))
+    F = np.concatenate([z - np.clip(aim, low, high), c])
+    top = [free @ H + (sp.identity(len(z)) - free), free @ C.T]
+    return F, sp.bmat([top, [C, None]]) if len(c) else top[0]

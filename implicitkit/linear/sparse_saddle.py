@@ -1,0 +1,111 @@
+r"""Sparse symmetric indefinite systems of optimality conditions, factored with their inertia.
+
+    K = [ H   C^T ]        H  (n, n), symmetric,   C  (m, n),   E  (m, m), diagonal, nonnegative
+        [ C   -E  ]
+
+``K`` is scaled to rows of size one, and regularised to ``K + diag(rho, -delta)``; then pivots may be taken from the
+diagonal in any order that keeps it sparse (Vanderbei 1995, SIAM J. Optim. 5(1): quasi-definite matrices),
+``P K P' = L D L'``, and the signs of ``D`` are those of the eigenvalues (Sylvester).  ``H`` is positive definite on the null
+space of ``C`` exactly if ``m`` of them are negative (Gould 1985, Math. Prog. 32).  Refinement with ``K`` itself removes what
+``rho`` and ``delta`` have put in (Friedlander & Orban 2012, Math. Prog. Comp. 4).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import scipy.sparse.linalg as sla
+
+from implicitkit.linear.sparse_factors import SYMMETRIC
+
+__all__ = ["SparseSaddle", "equilibrated"]
+
+_REGULARISED = 1e-9  # delta, and rho by the largest entry of each row of H, after scaling
+_LEAST = 1e-3  # rows of H count as no smaller than this
+_SWEEPS = 8  # of refinement, at most
+_ENOUGH = 1e-15  # backward error
+
+
+class SparseSaddle:
+    """``K``, factored by SuperLU with diagonal pivots.
+
+    Args:
+        K: ``(n + m, n + m)``, symmetric in pattern and values, every entry of the diagonal there. n: unknowns in front.
+        scale: of rows and columns, positive, where it is known (:func:`equilibrated`).
+
+    Attributes:
+        negative: how many eigenvalues of the regularised matrix are negative; -1 where it could not be factored with
+            diagonal pivots.
+    """
+
+    def __init__(self, K: sp.csc_matrix, n: int, scale: np.ndarray | None = None) -> None:
+        self.lu, self.negative = None, -1
+        self.scale = np.ones(K.shape[0])
+        if not np.isfinite(K.data).all():
+            return
+        self.scale = equilibrated(K) if scale is None else scale
+        self.K = _both_sides(K, self.scale)
+        signs = np.full(K.shape[0], -_REGULARISED)
+        inside = np.where(self.K.indices < n, np.abs(self.K.data), 0.0)
+        largest = np.maximum.reduceat(inside, self.K.indptr[:-1])[:n]
+        signs[:n] = _REGULARISED * np.maximum(largest, _LEAST)
+        self.lu, self.negative = _factor(self.K, signs)
+
+    def solve(self, b: np.ndarray) -> tuple[np.ndarray, float]:
+        """``x`` with ``K x = b``, refined, and its backward error ``|b - K x| / (|b| + |x|)``, scaled, in the largest entry;
+        infinite without factors."""
+        rhs = b * self.scale
+        size = float(np.abs(rhs).max(initial=0.0))
+        if self.lu is None or not np.isfinite(size):
+            return np.zeros_like(b), np.inf
+        x = self.lu.solve(rhs)
+        left = rhs - self.K @ x
+        norm = float(np.abs(left).max(initial=0.0))
+        for _ in range(_SWEEPS):
+            if not norm > _ENOUGH * (size + float(np.abs(x).max())):
+                break
+            trial = x + self.lu.solve(left)
+            rest = rhs - self.K @ trial
+            new = float(np.abs(rest).max(initial=0.0))
+            if not new < norm:
+                break
+            slow = new > 0.5 * norm
+            x, left, norm = trial, rest, new
+            if slow:
+                break
+        if not np.isfinite(norm):
+            return np.zeros_like(b), np.inf
+        return x * self.scale, norm / (size + float(np.abs(x).max())) if size else 0.0
+
+
+def equilibrated(K: sp.csc_matrix) -> np.ndarray:
+    """``d`` such that the largest entries of every row of ``diag(d) K diag(d)`` are about one (Ruiz 2001)."""
+    d, sizes = np.ones(K.shape[0]), np.abs(K.data)
+    for _ in range(3):
+        largest = d * np.maximum.reduceat(
+            sizes * d[K.indices], K.indptr[:-1]
+        )  # no column is empty: the diagonal is there
+        d = d / np.sqrt(np.where(largest > 0, largest, 1.0))
+    return d
+
+
+def _both_sides(K: sp.csc_matrix, d: np.ndarray) -> sp.csc_matrix:
+    columns = np.repeat(np.arange(K.shape[0]), np.diff(K.indptr))
+    return sp.csc_matrix((K.data * d[K.indices] * d[columns], K.indices, K.indptr), shape=K.shape)
+
+
+def _factor(K: sp.csc_matrix, shift: np.ndarray) -> tuple[Any, int]:
+    """Factors of ``K + diag(shift)``, and how many pivots are negative."""
+    lifted = K.copy()
+    columns = np.repeat(np.arange(K.shape[0]), np.diff(K.indptr))
+    lifted.data[K.indices == columns] += shift
+    try:
+        lu = sla.splu(lifted, diag_pivot_thresh=0.0, **SYMMETRIC)
+    except RuntimeError:  # "Factor is exactly singular"
+        return None, -1
+    pivots = lu.U.diagonal()
+    if not np.isfinite(pivots).all():
+        return None, -1
+    return lu, int((pivots < 0).sum()) if np.array_equal(lu.perm_r, lu.perm_c) else -1

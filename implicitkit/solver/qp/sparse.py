@@ -1,0 +1,342 @@
+r"""One quadratic program with sparse matrices, by the set of its active conditions.
+
+    minimise  d'Hd/2 + q'd   subject to   C_i d = b_i  or  C_i d <= b_i,   lower <= d <= upper
+
+With the active set known, the solution is that of one linear system: the active bounds fix their unknowns, the active rows
+hold with equality.  From a guess, the set is taken anew from the signs of the multipliers and from what is violated, until
+it repeats: the primal-dual active set method (Hintermüller, Ito & Kunisch 2003, SIAM J. Optim. 13(3)), which is Newton's
+method for the optimality conditions and from a good guess takes one to three systems.  Where it does not settle, Mehrotra's
+interior-point method (1992, SIAM J. Optim. 2(4)) gives another guess.
+
+``H`` need not be definite: where it is not, on the null space of the active rows, ``shift`` is added to its diagonal until
+the inertia is right (Wächter & Biegler 2006, Math. Prog. 106, section 3.1).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+
+from implicitkit.linear.sparse_saddle import SparseSaddle, equilibrated
+
+__all__ = [
+    "Active",
+    "SparsePoint",
+    "SparseProgram",
+    "active_set",
+    "guess",
+    "interior_point",
+    "least_squares_multipliers",
+    "penalised",
+]
+
+_SETS = 30  # active sets that are tried from one guess
+_SLOW = 3  # of them that changed by more than half as many conditions as the one before
+_ACCURATE = 1e-7  # residual of a linear system, relative, that is too large to tell signs by
+_SHIFTS = 16  # by factors of eight
+_NOISE = 1e-13  # of the largest: a multiplier whose sign means nothing
+_STEPS = 80  # of the interior-point method
+_CLOSE = 1e-9  # relative residual at which it ends
+
+
+@dataclass(frozen=True)
+class SparseProgram:
+    """The data, double precision.
+
+    Attributes:
+        K: ``[[H, C'], [C, 0]]``, ``(n + m, n + m)``, symmetric, with its whole diagonal. q: ``(n,)``. b: ``(m,)``.
+        one_sided: which rows are ``<=``, ``(m,)`` bool. lower, upper: ``(n,)``, infinite where there is none.
+    """
+
+    K: sp.csc_matrix
+    q: np.ndarray
+    b: np.ndarray
+    one_sided: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """``n``."""
+        return len(self.q)
+
+    def system(self, free: np.ndarray, shift: float, diagonal: np.ndarray | None = None) -> SparseSaddle:
+        """``K`` with ``diagonal`` and ``shift`` on that of ``H`` added, in the unknowns and rows that are ``free``; of the
+        others nothing is left but 1 (unknowns) and -1 (rows) on the diagonal."""
+        K, n = self.K, self.size
+        columns = np.repeat(np.arange(K.shape[0]), np.diff(K.indptr))
+        data = np.where(free[K.indices] & free[columns], K.data, 0.0)
+        place = K.indices == columns
+        added = np.zeros(K.shape[0]) if diagonal is None else diagonal.copy()
+        added[:n] += shift
+        data[place] += np.where(free, added, np.where(np.arange(len(free)) < n, 1.0, -1.0))
+        keep = (data != 0) | place
+        pointer = np.concatenate([[0], np.cumsum(keep)])[K.indptr]
+        # what is left of K has its scales, unless the diagonal has grown beyond it
+        scale = np.where(free, self.scale, 1.0) if diagonal is None else None
+        return SparseSaddle(sp.csc_matrix((data[keep], K.indices[keep], pointer), shape=K.shape), n, scale)
+
+    @functools.cached_property
+    def scale(self) -> np.ndarray:
+        """Of the rows of ``K``, that they are of size one."""
+        return equilibrated(self.K)
+
+
+class Active(NamedTuple):
+    """``bounds``: ``(n,)``, -1 where the lower one is active, 1 the upper, 0 neither; ``rows``: ``(m,)`` bool."""
+
+    bounds: np.ndarray
+    rows: np.ndarray
+
+
+class SparsePoint(NamedTuple):
+    """``d``, the multipliers ``y`` of the rows, the active set, and the shift of ``H`` that was needed."""
+
+    d: np.ndarray
+    y: np.ndarray
+    active: Active
+    shift: float
+
+
+def guess(program: SparseProgram, y: np.ndarray) -> Active:
+    """From the multipliers so far, at ``d = 0``: conditions whose multiplier outweighs their distance, in units of ``H`` and
+    ``C``."""
+    n = program.size
+    diagonal = program.K.diagonal()
+    curvature = np.abs(diagonal[:n])
+    curvature = np.where(curvature > 0, curvature, curvature.max(initial=0.0) or 1.0)
+    slope = program.q + (program.K @ np.concatenate([np.zeros(n), y]))[:n]
+    step = -slope / curvature
+    bounds = np.where(step > program.upper, 1, np.where(step < program.lower, -1, 0))
+    C = program.K[n:, :n]
+    each = C.multiply(C) @ (1 / curvature)
+    rows = ~program.one_sided | (y * np.where(each > 0, each, 1.0) > program.b)
+    return Active(np.where(program.lower == program.upper, 1, bounds), rows)
+
+
+def active_set(program: SparseProgram, start: Active) -> SparsePoint | None:
+    """The solution by active sets from ``start`` on; ``None`` where they do not settle, settle slowly, or a system cannot be
+    solved."""
+    active, shift, before, slow = start, 0.0, np.inf, 0
+    for _ in range(_SETS):
+        found = _with_active(program, active, shift)
+        if found is None:
+            return None
+        d, y, shift = found
+        following = _following(program, active, d, y, shift)
+        changes = int((following.bounds != active.bounds).sum() + (following.rows != active.rows).sum())
+        if not changes:
+            return SparsePoint(d, y, active, shift)
+        slow += changes > 0.5 * before
+        if slow > _SLOW:
+            return None
+        active, before = following, changes
+    return None
+
+
+def _with_active(program: SparseProgram, active: Active, shift: float) -> tuple[np.ndarray, np.ndarray, float] | None:
+    """``d``, ``y`` and the shift with this active set."""
+    n, m = program.size, len(program.b)
+    free = np.concatenate([active.bounds == 0, active.rows])
+    fixed = np.where(active.bounds > 0, program.upper, np.where(active.bounds < 0, program.lower, 0.0))
+    known = np.concatenate([fixed, np.zeros(m)])
+    rhs = np.where(free, np.concatenate([-program.q, program.b]) - program.K @ known, 0.0)
+    size = float(np.abs(program.K.diagonal()[:n]).max(initial=0.0)) or 1.0
+    for _ in range(_SHIFTS):
+        saddle = program.system(free, shift)
+        if saddle.negative == m:
+            x, left = saddle.solve(rhs)
+            x = x + known
+            if left > _ACCURATE or not _holds(program, active.rows, x[:n]):
+                return None
+            return x[:n], np.where(active.rows, x[n:], 0.0), shift
+        shift = max(8 * shift, 1e-5 * size)
+    return None
+
+
+def _holds(program: SparseProgram, rows: np.ndarray, d: np.ndarray) -> bool:
+    """Does ``C d = b`` hold in these rows?  (Not where the active bounds leave no such ``d``, however large ``y``.)"""
+    C = program.K[program.size :, : program.size]
+    left, size = np.abs(C @ d - program.b), np.abs(C) @ np.abs(d) + np.abs(program.b)
+    return bool((left[rows] <= _ACCURATE * size.max(initial=0.0)).all())
+
+
+def _following(program: SparseProgram, active: Active, d: np.ndarray, y: np.ndarray, shift: float) -> Active:
+    """The active set that multipliers and violations say."""
+    n = program.size
+    product = program.K @ np.concatenate([d, y])
+    force = -(program.q + product[:n] + shift * d)  # the multiplier of an active bound, positive at an upper one
+    noise = _NOISE * max(np.abs(program.q).max(initial=0.0), np.abs(product[:n]).max(initial=0.0))
+    room = _NOISE * (1 + np.abs(d))
+    upper = np.where(active.bounds > 0, force > -noise, d > program.upper + room)
+    lower = np.where(active.bounds < 0, force < noise, d < program.lower - room)
+    bounds = np.where(program.lower == program.upper, 1, np.where(upper, 1, np.where(lower, -1, 0)))
+    value = (program.K @ np.concatenate([d, np.zeros(len(y))]))[n:]
+    weak = _NOISE * np.abs(y).max(initial=0.0)
+    violated = value > program.b + _NOISE * (1 + np.abs(program.b))
+    return Active(bounds, ~program.one_sided | np.where(active.rows, y > -weak, violated))
+
+
+class _Inside(NamedTuple):
+    """Slacks and multipliers that must stay positive: rows, lower bounds, upper bounds (where there are such)."""
+
+    s: np.ndarray
+    y: np.ndarray
+    below: np.ndarray
+    low: np.ndarray
+    above: np.ndarray
+    high: np.ndarray
+
+
+def interior_point(program: SparseProgram) -> Active | None:
+    """The active set at the solution, by Mehrotra's method; ``None`` where it does not get there."""
+    p, n = program, program.size
+    sided, has_low, has_high = p.one_sided, np.isfinite(p.lower), np.isfinite(p.upper)
+    pinned = p.lower == p.upper
+    free = np.concatenate([~pinned, np.ones(len(p.b), dtype=bool)])
+    has_low, has_high = has_low & ~pinned, has_high & ~pinned
+    count = int(sided.sum() + has_low.sum() + has_high.sum())
+    if not count:
+        return None
+    shift = _convex_shift(p, free)
+    if shift is None:
+        return None
+    d = _inside(p)
+    y = np.where(sided, 1.0, 0.0) * max(1.0, np.abs(p.q).max(initial=0.0))
+    force = np.full(n, max(1.0, np.abs(p.q).max(initial=0.0)))
+    s = np.maximum(p.b - (p.K @ np.concatenate([d, 0 * y]))[n:], 1e-1 * (1 + np.abs(p.b)))
+    low, high = np.where(has_low, force, 0.0), np.where(has_high, force, 0.0)
+    for _ in range(_STEPS):
+        below, above = np.where(has_low, d - p.lower, 1.0), np.where(has_high, p.upper - d, 1.0)
+        product = p.K @ np.concatenate([d, y])
+        r_d = np.where(pinned, 0.0, p.q + product[:n] + shift * d - low + high)
+        r_p = (p.K @ np.concatenate([d, 0 * y]))[n:] + np.where(sided, s, 0.0) - p.b
+        at = _Inside(s, y, below, low, above, high)
+        gap = float((s * y)[sided].sum() + (below * low).sum() + (above * high).sum())
+        size = 1 + np.abs(p.q).max(initial=0.0) + np.abs(product[:n]).max(initial=0.0)
+        if (
+            np.abs(r_d).max(initial=0.0) <= _CLOSE * size
+            and np.abs(r_p).max(initial=0.0) <= _CLOSE * (1 + np.abs(p.b).max(initial=0.0))
+            and gap <= _CLOSE * size * (1 + np.abs(d).max(initial=0.0))
+        ):
+            bounds = np.where(pinned | (has_high & (high > above)), 1, np.where(has_low & (low > below), -1, 0))
+            return Active(bounds, ~sided | (y > s))
+        step = _mehrotra(p, at, r_d, r_p, gap / count, free, shift)
+        if step is None:
+            return None
+        dd, dy, ds, dlow, dhigh = step
+        t = min(_reach(s[sided], ds[sided]), _reach(y[sided], dy[sided]), _reach(below[has_low], dd[has_low]),
+                _reach(above[has_high], -dd[has_high]), _reach(low[has_low], dlow[has_low]),
+                _reach(high[has_high], dhigh[has_high]))  # fmt: skip
+        t = min(1.0, 0.995 * t)
+        d, y, s, low, high = d + t * dd, y + t * dy, s + t * ds, low + t * dlow, high + t * dhigh
+    return None
+
+
+def _mehrotra(
+    p: SparseProgram, at: _Inside, r_d: np.ndarray, r_p: np.ndarray, mu: float, free: np.ndarray, shift: float
+) -> tuple[np.ndarray, ...] | None:
+    """Predictor and corrector: changes of ``d``, ``y``, ``s`` and of the multipliers of the bounds."""
+    n, sided = p.size, p.one_sided
+    s, y, below, low, above, high = at
+    with np.errstate(divide="ignore", invalid="ignore"):
+        E = np.where(sided, s / y, 0.0)
+    saddle = p.system(free, shift, np.concatenate([low / below + high / above, -E]))
+    if saddle.lu is None:
+        return None
+
+    def solve(c_s: np.ndarray, c_low: np.ndarray, c_high: np.ndarray) -> tuple[np.ndarray, ...] | None:
+        """Where the products of slack and multiplier are to become ``c``."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rows = np.where(sided, c_s / y - s, 0.0)
+        top = -r_d + c_low / below - low - c_high / above + high
+        x, left = saddle.solve(np.where(free, np.concatenate([top, -r_p - rows]), 0.0))
+        if left > 1e-4:
+            return None
+        dd, dy = x[:n], x[n:]
+        ds = rows - E * dy
+        return dd, dy, ds, c_low / below - low - low / below * dd, c_high / above - high + high / above * dd
+
+    affine = solve(0 * s, 0 * low, 0 * high)
+    if affine is None:
+        return None
+    dd, dy, ds, dlow, dhigh = affine
+    has_low, has_high = low > 0, high > 0
+    t = min(1.0, _reach(s[sided], ds[sided]), _reach(y[sided], dy[sided]), _reach(below[has_low], dd[has_low]),
+            _reach(above[has_high], -dd[has_high]), _reach(low[has_low], dlow[has_low]),
+            _reach(high[has_high], dhigh[has_high]))  # fmt: skip
+    count = int(sided.sum() + has_low.sum() + has_high.sum())
+    after = float(((s + t * ds) * (y + t * dy))[sided].sum() + ((below + t * dd) * (low + t * dlow))[has_low].sum()
+                  + ((above - t * dd) * (high + t * dhigh))[has_high].sum()) / count  # fmt: skip
+    aim = mu * max(0.0, min(1.0, after / max(mu, 1e-300))) ** 3
+    c_low, c_high = np.where(has_low, aim - dd * dlow, 0.0), np.where(has_high, aim + dd * dhigh, 0.0)
+    return solve(np.where(sided, aim - ds * dy, 0.0), c_low, c_high)
+
+
+def _convex_shift(p: SparseProgram, free: np.ndarray) -> float | None:
+    """What makes ``H`` positive definite on the null space of the equalities."""
+    n, m = p.size, len(p.b)
+    shift, size = 0.0, float(np.abs(p.K.diagonal()[:n]).max(initial=0.0)) or 1.0
+    free = free & np.concatenate([np.ones(n, dtype=bool), ~p.one_sided])
+    for _ in range(_SHIFTS):
+        if p.system(free, shift).negative == m:
+            return shift
+        shift = max(8 * shift, 1e-5 * size)
+    return None
+
+
+def _inside(p: SparseProgram) -> np.ndarray:
+    """The point nearest to 0 that keeps a distance from the bounds."""
+    width = np.where(np.isfinite(p.upper - p.lower), p.upper - p.lower, np.inf)
+    room = np.minimum(1e-1 * width, 1e-2 * (1 + np.minimum(np.abs(p.lower), np.abs(p.upper))))
+    d = np.clip(
+        0.0, p.lower + np.where(np.isfinite(p.lower), room, 0), p.upper - np.where(np.isfinite(p.upper), room, 0)
+    )
+    return np.where(p.lower == p.upper, p.upper, d)
+
+
+def _reach(x: np.ndarray, dx: np.ndarray) -> float:
+    """How far ``x + t dx`` stays positive."""
+    down = dx < 0
+    return float((-x[down] / dx[down]).min(initial=np.inf))
+
+
+def least_squares_multipliers(program: SparseProgram, rows: np.ndarray) -> np.ndarray:
+    """``y`` that minimises ``|q + C'y|`` over the given rows (Nocedal & Wright 2006, eq. 18.22); the others zero."""
+    n, m = program.size, len(program.b)
+    K = program.K
+    columns = np.repeat(np.arange(n + m), np.diff(K.indptr))
+    data = np.where((K.indices < n) & (columns < n), 0.0, K.data)
+    data[(K.indices == columns) & (columns < n)] = 1.0
+    plain = SparseProgram(sp.csc_matrix((data, K.indices, K.indptr), shape=K.shape), *_rest(program))
+    free = np.concatenate([np.ones(n, dtype=bool), rows])
+    x, left = plain.system(free, 0.0).solve(np.where(free, np.concatenate([-program.q, np.zeros(m)]), 0.0))
+    return np.where(rows, x[n:], 0.0) if left <= _ACCURATE else np.zeros(m)
+
+
+def penalised(p: SparseProgram, weight: float) -> tuple[np.ndarray, np.ndarray]:
+    """``d`` and ``y`` of the program with ``rho |C d - b|^2 / 2`` in place of the rows that are violated at 0, without the
+    other rows, cut off at the bounds; ``rho``: ``weight (1 + |H|) / |C|^2``, by the largest entries."""
+    n, m = p.size, len(p.b)
+    wrong = ~p.one_sided | (p.b < 0)
+    sizes = np.abs(p.K.diagonal()[:n]).max(initial=0.0)
+    rho = weight * (1 + sizes) / max(float(np.abs(p.K[n:, :n].data).max(initial=0.0)) ** 2, 1e-12)
+    free = np.concatenate([p.lower < p.upper, wrong])
+    shift = 0.0
+    for _ in range(_SHIFTS):
+        saddle = p.system(free, shift, np.concatenate([np.zeros(n), np.full(m, -1 / rho)]))
+        if saddle.negative == m:
+            break
+        shift = max(8 * shift, 1e-5 * (sizes or 1.0))
+    x, left = saddle.solve(np.where(free, np.concatenate([-p.q, p.b]), 0.0))
+    if left > 1e-4:
+        return np.clip(-p.q, p.lower, p.upper), np.zeros(m)
+    return np.clip(x[:n], p.lower, p.upper), np.where(wrong, x[n:], 0.0)
+
+
+def _rest(p: SparseProgram) -> tuple[np.ndarray, ...]:
+    return p.q, p.b, p.one_sided, p.lower, p.upper

@@ -1,0 +1,331 @@
+"""Constrained minimisation of many unknowns: sparse SQP against the dense one, its quadratic programs, its factors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+from torch.func import hessian, jacfwd, jacrev, jvp, vmap
+
+import implicitkit as ik
+from implicitkit.linear.sparse_saddle import SparseSaddle
+from implicitkit.solver.constrained import model
+from implicitkit.solver.qp import sparse as qp
+from implicitkit.solver.qp.plain import solve_qp
+
+F64 = torch.float64
+
+
+# ------------------------------------------------------------------------------------------------------------ problems
+def pendulum(points: int, count: int = 0) -> tuple[Any, Any, Tensor, tuple[Tensor, Tensor]]:
+    """Optimal control of a damped pendulum: objective, dynamics, start and bounds; ``theta`` is (target, damping)."""
+    h = 5.0 / points
+
+    def split(z: Tensor) -> tuple[Tensor, Tensor]:
+        z = z.unflatten(-1, (points, 3))
+        return z[..., :2], z[..., 2]
+
+    def objective(z: Tensor, theta: Tensor) -> Tensor:
+        x, u = split(z)
+        away = x[..., 0] - theta[..., :1]
+        return 0.5 * h * (u.square() + 10 * away.square() + x[..., 1].square()).sum(-1)
+
+    def dynamics(z: Tensor, theta: Tensor) -> Tensor:
+        x, u = split(z)
+        first = x.new_tensor([1.5, 0.0]).expand(*x.shape[:-2], 1, 2)
+        before = torch.cat([first, x[..., :-1, :]], -2)
+        force = -torch.sin(before[..., 0]) - theta[..., 1:] * before[..., 1] + u
+        return x - before - h * torch.stack([before[..., 1], force], -1)
+
+    low = torch.tensor([-torch.inf, -torch.inf, -0.6], dtype=F64).repeat(points)
+    start = torch.zeros(*((count,) if count else ()), 3 * points, dtype=F64)
+    return objective, dynamics, start, (low, -low)
+
+
+THETA = torch.tensor([0.2, 0.1], dtype=F64)
+
+
+def controlled(theta: Tensor, points: int = 52, **options: Any) -> Any:
+    objective, dynamics, z0, bounds = pendulum(points)
+    return ik.argmin(
+        objective, z0, (theta,), constraints=[ik.Equality(dynamics)], bounds=bounds, solver="sqp", **options
+    )
+
+
+def densely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "_SPARSE", 10**9)
+
+
+def membrane(m: int) -> tuple[Any, Tensor, Tensor]:
+    """A membrane over an obstacle: energy, obstacle and load."""
+    axis = torch.linspace(0, 1, m + 2, dtype=F64)[1:-1]
+    X, Y = torch.meshgrid(axis, axis, indexing="ij")
+    obstacle = 0.2 - 4 * ((X - 0.5) ** 2 + (Y - 0.4) ** 2)
+
+    def energy(u: Tensor, load: Tensor) -> Tensor:
+        U = torch.nn.functional.pad(u, (1, 1, 1, 1))
+        return 0.5 * (U.diff(dim=0).square().sum() + U.diff(dim=1).square().sum()) - (load * u).sum() / (m + 1) ** 2
+
+    return energy, obstacle, -torch.ones(m, m, dtype=F64)
+
+
+# ---------------------------------------------------------------------------------------------------- the method itself
+def test_the_sparse_step_is_the_dense_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = controlled(THETA)
+    densely(monkeypatch)
+    dense = controlled(THETA)
+    torch.testing.assert_close(found.value, dense.value, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(found.multipliers[0], dense.multipliers[0], rtol=1e-7, atol=1e-8)
+    at_bound = found.value.view(-1, 3)[:, 2].abs() > 0.6 - 1e-12
+    assert 5 < int(at_bound.sum()) < 48  # bounds matter
+    assert int(found.steps) <= int(dense.steps) + 1
+
+
+def test_no_dense_matrix_is_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> Any:
+        raise AssertionError("dense")
+
+    monkeypatch.setattr(model.Model, "local", refused)
+    monkeypatch.setattr(model.Model, "hessian", refused)
+    assert bool(controlled(THETA).converged)
+
+
+@pytest.mark.parametrize("solver", ["auto", "sqp"])
+def test_more_than_a_thousand_unknowns(solver: str) -> None:
+    objective, dynamics, z0, bounds = pendulum(400)
+    theta = THETA.clone().requires_grad_()
+    s = ik.argmin(objective, z0, (theta,), constraints=[ik.Equality(dynamics)], bounds=bounds, solver=solver)
+    assert "sqp" in s.solver and bool(s.converged)
+    z = s.value.detach().view(-1, 3)
+    assert float(z[:, 2].abs().max()) <= 0.6
+    (slope,) = torch.autograd.grad(s.value.square().sum(), theta)
+    e = 1e-5 * torch.eye(2, dtype=F64)
+    value = lambda t: float(  # noqa: E731
+        ik.argmin(objective, s.value.detach(), (t,), constraints=[ik.Equality(dynamics)], bounds=bounds, solver="sqp")
+        .value.square()
+        .sum()
+    )
+    expected = torch.tensor([(value(THETA + d) - value(THETA - d)) / 2e-5 for d in e], dtype=F64)
+    torch.testing.assert_close(slope, expected, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("m", [12, 40])
+def test_an_obstacle_by_bounds_and_by_inequalities(m: int) -> None:
+    energy, obstacle, load = membrane(m)
+    load.requires_grad_()
+    z0 = torch.zeros(m, m, dtype=F64)
+    within = ik.argmin(energy, z0, (load,), bounds=(obstacle, None))
+    above = ik.argmin(energy, z0, (load,), constraints=[ik.Inequality(lambda u, load: obstacle - u)], solver="sqp")
+    touching = int((within.value == obstacle).sum())
+    assert touching > m
+    torch.testing.assert_close(above.value, within.value, rtol=1e-8, atol=1e-9)
+    assert int((above.multipliers[0] > 1e-12).sum()) == touching
+    slopes = [torch.autograd.grad(s.value.square().sum(), load)[0] for s in (within, above)]
+    torch.testing.assert_close(*slopes, rtol=1e-6, atol=1e-9)
+    assert float(slopes[0].norm()) > 1e-4
+
+
+def test_a_hessian_that_is_not_definite_leads_to_a_minimum() -> None:
+    n = 300
+
+    def objective(z: Tensor, c: Tensor) -> Tensor:
+        return (0.25 * z**4 - 0.5 * z**2 + c * z).sum() + 0.05 * z.diff().square().sum()
+
+    c = 0.1 * torch.sin(torch.arange(n, dtype=F64))
+    s = ik.argmin(objective, torch.full((n,), 0.05, dtype=F64), (c,), bounds=(-3.0, 0.8), solver="sqp")
+    free = s.value < 0.8
+    H = hessian(lambda z: objective(z, c))(s.value)[free][:, free]
+    assert bool(s.converged) and float(torch.linalg.eigvalsh(H).min()) > 0
+
+
+def test_linearised_constraints_without_a_solution_become_penalties() -> None:
+    n = 200
+    target = torch.linspace(1, 2, n, dtype=F64)
+    s = ik.argmin(
+        lambda z, t: 0.5 * (z - 0.1).square().sum() + 0.01 * z.diff().square().sum(),
+        torch.full((n,), 1e-3, dtype=F64),
+        (target,),
+        constraints=[ik.Equality(lambda z, t: z**2 - t)],
+        bounds=(0.0, 1.2),  # the root of 2 is 1.41: from t = 1.44 on no z meets the bound and the constraint
+        solver="sqp",
+        on_failure="ignore",
+        max_steps=12,
+    )
+    assert not bool(s.converged)
+    again = ik.argmin(
+        lambda z, t: 0.5 * (z - 0.1).square().sum() + 0.01 * z.diff().square().sum(),
+        torch.full((n,), 1e-3, dtype=F64),
+        (target,),
+        constraints=[ik.Equality(lambda z, t: z**2 - t)],
+        bounds=(0.0, 3.0),
+        solver="sqp",
+    )
+    torch.testing.assert_close(again.value, target.sqrt(), rtol=1e-9, atol=0)
+
+
+def test_a_batch_and_a_sample_that_is_not_finite() -> None:
+    objective, dynamics, z0, bounds = pendulum(52, 3)
+    theta = torch.stack([THETA, torch.full_like(THETA, torch.nan), THETA + 0.1])
+    s = ik.argmin(
+        objective,
+        z0,
+        (theta,),
+        constraints=[ik.Equality(dynamics)],
+        bounds=bounds,
+        solver="sqp",
+        batch_dims=1,
+        on_failure="ignore",
+    )
+    assert s.converged.tolist() == [True, False, True]
+    for i in (0, 2):
+        torch.testing.assert_close(s.value[i], controlled(theta[i]).value, rtol=1e-8, atol=1e-9)
+
+
+def test_too_large_and_not_sparse_is_refused() -> None:
+    n = 1100
+    with pytest.raises(ik.CapabilityError, match="augmented_lagrangian"):
+        ik.argmin(
+            lambda z: (z.sum() - 1) ** 2 + z.square().sum(), torch.zeros(n, dtype=F64), bounds=(0, 1), solver="sqp"
+        )
+
+
+# ------------------------------------------------------------------------------------------------------- the derivative
+def read(theta: Tensor) -> Tensor:
+    value = controlled(theta).value.unflatten(-1, (-1, 3))
+    return torch.stack([value[:20, 2].sum(), value[..., 0].square().sum(), (value[:, 1] * value[:, 2]).sum()])
+
+
+TRANSFORMS = {
+    "jacrev": lambda: jacrev(read)(THETA),
+    "jacfwd": lambda: jacfwd(read)(THETA),
+    "jvp": lambda: jvp(read, (THETA,), (torch.tensor([1.0, -2.0], dtype=F64),))[1],
+    "hessian": lambda: hessian(lambda t: read(t).sum())(THETA),
+    "vmap": lambda: vmap(read)(torch.stack([THETA, THETA + 0.05])),
+    "vmap of jacrev": lambda: vmap(jacrev(read))(torch.stack([THETA, THETA + 0.05])),
+    "jacrev twice": lambda: jacrev(jacrev(lambda t: read(t).prod()))(THETA),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_are_those_of_the_dense_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = TRANSFORMS[name]()
+    densely(monkeypatch)
+    monkeypatch.setattr("implicitkit.sparsity.known.SMALLEST", 10**9)  # nor is the derivative sparse
+    torch.testing.assert_close(found, TRANSFORMS[name](), rtol=1e-6, atol=1e-7)
+    assert bool((found != 0).any())
+
+
+# ------------------------------------------------------------------------------------------------- quadratic programs
+def random_program(seed: int, n: int = 40, m: int = 15, convex: bool = True) -> qp.SparseProgram:
+    rng = np.random.default_rng(seed)
+    H = sp.random(n, n, 0.08, random_state=seed)
+    H = (H @ H.T + 0.1 * sp.identity(n)) if convex else (H + H.T - 0.2 * sp.identity(n))
+    C = sp.random(m, n, 0.2, random_state=seed + 1, data_rvs=rng.standard_normal)
+    K = sp.csc_matrix(sp.bmat([[H, C.T], [C, None]]) + sp.diags(np.full(n + m, 1e-300)))
+    inside = rng.uniform(-1, 1, n)
+    sided = np.arange(m) >= 5
+    b = C @ inside + np.where(sided, rng.uniform(0, 0.3, m), 0)
+    lower, upper = np.full(n, -np.inf), np.full(n, np.inf)
+    lower[::3], upper[1::3] = inside[::3] - 0.2, inside[1::3] + 0.2
+    lower[4] = upper[4] = inside[4]
+    return qp.SparseProgram(K, 3 * rng.standard_normal(n), b, sided, lower, upper)
+
+
+def by_dense(p: qp.SparseProgram) -> tuple[np.ndarray, np.ndarray]:
+    n, m = p.size, len(p.b)
+    M = p.K.toarray()
+    has_low, has_high = np.isfinite(p.lower), np.isfinite(p.upper) & (p.lower != p.upper)
+    pinned = p.lower == p.upper
+    eye = np.eye(n)
+    G = np.concatenate([M[n:, :n][p.one_sided], -eye[has_low & ~pinned], eye[has_high]])
+    h = np.concatenate([p.b[p.one_sided], -p.lower[has_low & ~pinned], p.upper[has_high]])
+    A = np.concatenate([M[n:, :n][~p.one_sided], eye[pinned]])
+    b = np.concatenate([p.b[~p.one_sided], p.lower[pinned]])
+    z, y, lam, status = solve_qp(*(torch.from_numpy(np.ascontiguousarray(t)) for t in (M[:n, :n], p.q, A, b, G, h)))
+    assert int(status) == int(ik.Status.CONVERGED)
+    out = np.zeros(m)
+    out[~p.one_sided] = y[: int((~p.one_sided).sum())]
+    out[p.one_sided] = lam[: int(p.one_sided.sum())]
+    return z.numpy(), out
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_quadratic_programs_by_active_sets_and_by_the_interior_point(seed: int) -> None:
+    p = random_program(seed)
+    d, y = by_dense(p)
+    active = qp.interior_point(p)
+    assert active is not None
+    start = qp.guess(p, np.zeros(len(p.b)))
+    assert int((active.bounds != 0).sum() + active.rows.sum()) > 8
+    for first in (active, start):
+        point = qp.active_set(p, first)
+        if first is active:
+            assert point is not None
+        if point is not None:
+            np.testing.assert_allclose(point.d, d, rtol=1e-7, atol=1e-9)
+            np.testing.assert_allclose(point.y, y, rtol=1e-6, atol=1e-8)
+
+
+def test_a_program_that_is_not_convex_is_shifted_to_a_minimum() -> None:
+    p = random_program(3, convex=False)
+    active = qp.interior_point(p)
+    assert active is not None
+    point = qp.active_set(p, active)
+    assert point is not None and point.shift > 0
+    n = p.size
+    M = p.K.toarray() + np.diag(np.r_[np.full(n, point.shift), np.zeros(len(p.b))])
+    free = point.active.bounds == 0
+    left = (M @ np.r_[point.d, point.y])[:n] + p.q
+    assert np.abs(left[free]).max() < 1e-8
+    assert (left[point.active.bounds < 0] >= -1e-9).all() and (point.y[p.one_sided] >= -1e-9).all()
+    J = M[n:, :n][point.active.rows][:, free]
+    null = np.linalg.svd(J)[2][np.linalg.matrix_rank(J) :]
+    assert np.linalg.eigvalsh(null @ M[:n, :n][np.ix_(free, free)] @ null.T).min() > 0
+
+
+def test_an_infeasible_program_has_no_active_set() -> None:
+    p = random_program(0)
+    C = p.K[p.size :, : p.size].toarray()
+    wrong = np.where(p.one_sided, p.b, p.b + 1e3 * np.abs(C).sum(1))
+    p = qp.SparseProgram(p.K, p.q, wrong, p.one_sided, np.full(p.size, -1.0), np.full(p.size, 1.0))
+    assert qp.interior_point(p) is None
+    d, _ = qp.penalised(p, 10.0)
+    assert (np.abs(d) <= 1).all()
+    assert np.abs(C @ d - wrong)[~p.one_sided].max() < np.abs(wrong[~p.one_sided]).max()
+
+
+def test_multipliers_of_least_squares() -> None:
+    p = random_program(2)
+    rows = ~p.one_sided | (np.arange(len(p.b)) > 11)
+    C = p.K[p.size :, : p.size].toarray()[rows]
+    expected = np.linalg.lstsq(C.T, -p.q, rcond=None)[0]
+    np.testing.assert_allclose(qp.least_squares_multipliers(p, rows)[rows], expected, rtol=1e-8)
+    assert (qp.least_squares_multipliers(p, rows)[~rows] == 0).all()
+
+
+# ---------------------------------------------------------------------------------------------------------- the factors
+@pytest.mark.parametrize("scale", [1.0, 1e6, 1e-6])
+def test_factors_know_the_inertia(scale: float) -> None:
+    rng = np.random.default_rng(0)
+    n, m = 30, 10
+    for shift in (-2.0, -0.5, 0.0, 3.0):
+        H = sp.random(n, n, 0.1, random_state=1)
+        H = (H + H.T + shift * sp.identity(n)) * scale
+        C = sp.random(m, n, 0.4, random_state=2, data_rvs=rng.standard_normal)
+        K = sp.csc_matrix(sp.bmat([[H, C.T], [C, None]]) + sp.diags(np.full(n + m, 1e-300)))
+        saddle = SparseSaddle(K, n)
+        assert saddle.negative == int((np.linalg.eigvalsh(K.toarray()) < 0).sum())
+        b = rng.standard_normal(n + m)
+        x, left = saddle.solve(b)
+        assert left < 1e-13
+        np.testing.assert_allclose(x, np.linalg.solve(K.toarray(), b), rtol=1e-6, atol=1e-8 * abs(x).max())
+
+
+def test_factors_of_what_is_not_finite() -> None:
+    K = sp.csc_matrix(np.diag([1.0, np.nan, -1.0]))
+    saddle = SparseSaddle(K, 2)
+    assert saddle.negative == -1 and saddle.solve(np.ones(3))[1] == np.inf
