@@ -82,7 +82,7 @@ MUTANTS = [
         (
             "return t.expand(batch, *t.shape) if dim is None else t.movedim(dim, 0)",
             "return t.expand(batch, *t.shape) if dim is None else t",
-            TRANSFORMS,
+            "tests/mutants/test_survivors_later.py -k starts",
         ),
         (
             "flat = _front(z0, z_dim, batch).reshape(-1, request.system.size)",

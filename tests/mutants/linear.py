@@ -90,6 +90,7 @@ MUTANTS = [
         (
             "best, best_norm, u = torch.zeros_like(b), start, 0 - b",
             "best, best_norm, u = torch.zeros_like(b), start, 0 + b",
+            "tests/mutants/test_survivors_later.py -k series",
         ),
         ("    u = 0 - damping * b\n", "    u = 0 - b\n"),
         ("u = u + damping * (A.mv(u) - b)", "u = u + (A.mv(u) - b)"),

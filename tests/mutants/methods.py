@@ -10,6 +10,8 @@ SCALAR = "tests/solver/test_scalar_solvers.py"
 MINIMA = "tests/solver/test_argmin_solvers.py"
 CONSTRAINED = "tests/problem/test_constrained.py -k 'closed_forms'"
 
+LATER = "tests/mutants/test_survivors_later.py"
+
 MUTANTS = [
     *mutants(
         "implicitkit/solver/driver.py",
@@ -21,6 +23,8 @@ MUTANTS = [
             "pass",
             "tests/core/test_bad_input.py -k nonfinite",
         ),
+        ("f.tolerance, f.best_norm = self.tolerance * units,", "f.tolerance, f.best_norm = self.tolerance,", LATER),
+        ("self.tolerance * units, self.best_norm * units", "self.tolerance * units, self.best_norm", LATER),
         ("self.steps.masked_fill_(ended, self.step)", "self.steps.masked_fill_(ended, self.step + 1)"),
         (
             "        samples = rows.repeat_interleave(per_row).nonzero().squeeze(1)",
@@ -136,6 +140,7 @@ MUTANTS = [
         (
             "return GMRES(restart=50).solve(shifted(J.A, inverse, -sign), rhs,",
             "return GMRES(restart=50).solve(shifted(J.A, inverse, sign), rhs,",
+            LATER + " -k euler",
         ),
         ("return -torch.ones_like(speeding)", "return torch.ones_like(speeding)"),
     ),
@@ -208,6 +213,7 @@ MUTANTS = [
         (
             "bad = norm > safeguard * (best if floor is None else torch.maximum(best, floor))",
             "bad = norm > 1e30 * (best if floor is None else torch.maximum(best, floor))",
+            LATER + " -k safeguard",
         ),
     ),
     *mutants(

@@ -30,6 +30,7 @@ MUTANTS = [
         (
             "return torch.cat([mv(self.P, x) - mv(self.A.mT, turned), mv(self.A, x) + y - turned], 1)",
             "return torch.cat([mv(self.P, x) + mv(self.A.mT, turned), mv(self.A, x) + y - turned], 1)",
+            "tests/mutants/test_survivors_plugins.py -k 'products_of_the_conditions'",
         ),
         ("J[:, n:, :n] = -self.project(self.A)", "J[:, n:, :n] = self.project(self.A)"),
         ("return J.mT if self.transposed else J", "return J"),

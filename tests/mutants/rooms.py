@@ -65,7 +65,7 @@ MUTANTS = [
         "tests/problem/test_relax.py",
         ("return highest + self._omega(labels) - linear", "return highest - linear"),
         ("return 0.5 * self._inner(p, p)", "return self._inner(p, p)"),
-        ("(torch.xlogy(p, p) - p)", "torch.xlogy(p, p)"),
+        ("(torch.xlogy(p, p) - p)", "(2 * torch.xlogy(p, p) - p)"),
     ),
     *mutants(
         "implicitkit/relax/perturbed.py",
