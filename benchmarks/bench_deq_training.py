@@ -319,7 +319,8 @@ def main() -> None:
     about = (
         f"Training with defaults: 5 cells, {options.seeds} seeds, {options.steps} steps of Adam, 64 samples, rtol 1e-3. "
         "Medians over the seeds of the mean loss of the last tenth, over that of 40 unrolled applications, or, where these "
-        "are no equilibrium (80 give another loss), of the same DEQ with bounded recurrent weights."
+        "are no equilibrium (80 give another loss), of the same DEQ with bounded recurrent weights. Rows of cells that are "
+        "not here have not been run at this size yet."
     )
     whole = options.seeds == 20 and options.steps == 500
     for name in options.cells:
