@@ -7,9 +7,9 @@ Karate club: from one labelled member of each side, tell which side the 32 other
 carries what the two labels say along all paths at once; a network of k layers sees k edges far.  Les Miserables: from a
 quarter of the characters, tell the communities (greedy modularity) of the others; a draw is another quarter.
 
-Compared are means over the draws, each draw's difference by itself, with standard errors.  What they allow to be said is
-printed: on the karate club one layer, which cannot see most of the graph, is worse; on Les Miserables, where most characters
-are neighbours of one that is told, the equilibrium is no better than a few layers.
+Compared are means over the draws, each draw's difference by itself, with standard errors, and what they allow to be said
+is printed.  These graphs are small and dense: on the karate club the lead of the equilibrium over one layer is no larger than
+its standard error at 20 draws.  That an equilibrium is better where labels are far away is not shown here.
 
 Source: Gu et al. (2020), "Implicit graph neural networks".
 """
@@ -145,12 +145,13 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Any]]:
 
 
 def _conclude(results: dict[str, dict[str, Any]]) -> None:
-    lead, error = _difference(results["karate club"], "1 layer")
-    claim(lead > 2 * error, f"karate club: the equilibrium is better than one layer, by {lead:.3f} +- {error:.3f}")
-    for label in ("1 layer", "2 layers", "8 layers"):
-        lead, error = _difference(results["Les Miserables"], label)
-        word = "no different from" if abs(lead) <= 2 * error else "better than" if lead > 0 else "worse than"
-        print(f"  Les Miserables: the equilibrium is {word} {label}: {lead:+.3f} +- {error:.3f}")
+    accuracy, error = _mean(results["karate club"]["equilibrium"])
+    claim(accuracy > 0.9, f"karate club: the equilibrium tells {accuracy:.3f} +- {error:.3f} of the sides")
+    for name, found in results.items():
+        for label in list(MODELS)[1:]:
+            lead, error = _difference(found, label)
+            word = "not told from" if abs(lead) <= 2 * error else "better than" if lead > 0 else "worse than"
+            print(f"  {name}: the equilibrium is {word} {label}: {lead:+.3f} +- {error:.3f}")
 
 
 def _mean(values: list[float]) -> tuple[float, float]:
