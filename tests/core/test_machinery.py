@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 import implicitkit as ik
@@ -390,3 +391,31 @@ def test_traced_solves_are_refused(tracer: str) -> None:
         TRACERS[tracer](_Solving(), torch.ones(2))
     with pytest.raises(ik.CapabilityError, match="cannot be traced"), torch.no_grad():
         TRACERS[tracer](_Solving(), torch.ones(2))
+
+
+# ---------------------------------------------------------------------------------------------------- saved-tensor hooks
+def _offloaded(s: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.numpy(force=True).copy(), torch.from_numpy):
+        return s(x)
+
+
+HOOKED: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = {
+    "offloaded": _offloaded,
+    "checkpointed": lambda s, x: torch.utils.checkpoint.checkpoint(s, x, use_reentrant=False),
+}
+
+
+@pytest.mark.parametrize("name", HOOKED)
+def test_derivatives_of_second_order_under_saved_tensor_hooks(name: str) -> None:
+    """The graphs inside a solve are not the hooks' business; what they are asked to keep comes back right."""
+    w = torch.tensor([0.7, 0.4], dtype=D, requires_grad=True)
+
+    def s(x: Tensor) -> Tensor:
+        return ik.fixed_point(lambda z, x: 0.5 * torch.tanh(w * z) + x**2, zeros(2), (x,), rtol=1e-12).value
+
+    found = []
+    for run in (s, lambda x: HOOKED[name](s, x)):
+        x = torch.tensor([0.6, -0.9], dtype=D, requires_grad=True)
+        (g,) = torch.autograd.grad(run(x).square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(g.square().sum(), (x, w)))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)

@@ -50,6 +50,8 @@ BAD: dict[str, tuple[Requirement, Any, type[Exception], str]] = {
     "the bound": (above(1), 1, ValueError, "x must be larger than 1, got 1"),
     "outside": (between(0, 2), 2, ValueError, r"x must be in \(0, 2\), got 2"),
     "above the closed end": (between(0, 1, closed=True), 1.1, ValueError, r"x must be in \(0, 1\], got 1.1"),
+    "the open end": (between(0, 1, closed=True), 0.0, ValueError, r"x must be in \(0, 1\], got 0.0"),
+    "a truth value for a number": (positive(), True, TypeError, "x must be a number, got True"),
     "infinite": (finite(), INF, ValueError, "x must be finite, got inf"),
     "another word": (
         one_of("good", "bad"),
