@@ -8,8 +8,8 @@ carries what the two labels say along all paths at once; a network of k layers s
 quarter of the characters, tell the communities (greedy modularity) of the others; a draw is another quarter.
 
 Compared are means over the draws, each draw's difference by itself, with standard errors, and what they allow to be said
-is printed.  These graphs are small and dense: on the karate club the lead of the equilibrium over one layer is no larger than
-its standard error at 20 draws.  That an equilibrium is better where labels are far away is not shown here.
+is printed.  These graphs are small and dense: on the karate club the lead of the equilibrium over one layer is no larger
+than its standard error at 20 draws.  That an equilibrium is better where labels are far away is not shown here.
 
 Source: Gu et al. (2020), "Implicit graph neural networks".
 """
