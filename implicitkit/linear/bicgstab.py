@@ -12,31 +12,35 @@ Source: van der Vorst (1992), SIAM J. Sci. Stat. Comput. 13(2); Saad, *Iterative
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.base import LinearSolution, LinearSolver
+from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import Correction, column, in_working_precision, norms, restarted, right_preconditioned
+from implicitkit.linear.preconditioned import PreconditionedSolver
 
 __all__ = ["BiCGStab"]
 
 
 @register_linear_solver("bicgstab")
 @dataclass(frozen=True)
-class BiCGStab(LinearSolver):
+class BiCGStab(PreconditionedSolver):
     """BiCGStab, each sample with its own scalars; two products a step, seven vectors of memory.
 
     The best iterate of a cycle is kept, since residuals are not monotone.  A breakdown (``rho`` or ``omega`` near zero)
     restarts the sample from there with a new shadow residual; a restart without progress is reported.
 
     Source: van der Vorst (1992), SIAM J. Sci. Stat. Comput. 13.
-    """
 
-    preconditions: ClassVar[bool] = True
+    Args:
+        preconditioner: ``"jacobi"``, ``"block_jacobi"``, ``"ilu"``, ``"amg"`` (:class:`PreconditionedSolver`).
+
+    Raises:
+        ValueError: an unknown preconditioner.
+    """
 
     @in_working_precision
     @right_preconditioned

@@ -15,16 +15,17 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import MatVec, Operator
-from implicitkit.linear.base import LinearSolution, LinearSolver
+from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import Correction, column, in_working_precision, restarted
+from implicitkit.linear.preconditioned import PreconditionedSolver
 
 __all__ = ["CG"]
 
 
 @register_linear_solver("cg")
 @dataclass(frozen=True)
-class CG(LinearSolver):
+class CG(PreconditionedSolver):
     """Conjugate gradients, each sample with its own step lengths; one product a step.
 
     A direction of curvature ``p'Ap <= 0`` proves that the block is not positive definite; the sample stops there and
@@ -32,14 +33,19 @@ class CG(LinearSolver):
     symmetric and positive definite as well (``"jacobi"``, ``"amg"``, a Cholesky factor): ``r's <= 0`` ends a sample too.
 
     Source: Hestenes & Stiefel (1952); Nocedal & Wright (2006), algorithm 5.2.
+
+    Args:
+        preconditioner: ``"jacobi"``, ``"block_jacobi"`` or ``"amg"`` (:class:`PreconditionedSolver`).
+
+    Raises:
+        ValueError: another preconditioner.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("symmetric",)
-    preconditions: ClassVar[bool] = True
 
     @in_working_precision
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
-        M = A.preconditioner
+        M = self.preconditioner_of(A)
         inverse: MatVec = (lambda v: v) if M is None else M.solve
 
         def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -81,16 +81,17 @@ def in_working_precision(solve: SolveMethod) -> SolveMethod:
 
 
 def right_preconditioned(solve: SolveMethod) -> SolveMethod:
-    """Decorates a ``solve`` method: where the operator has a preconditioner, ``A M^{-1} y = b`` is solved, ``x = M^{-1} y``.
+    """Decorates a ``solve`` method: where the operator (or the solver, by name) has a preconditioner, ``A M^{-1} y = b`` is
+    solved, ``x = M^{-1} y``.
 
     The residual is that of ``x``, whatever the preconditioner.
     """
 
     @functools.wraps(solve)
     def wrapper(
-        self: object, A: Operator, b: Tensor, *, rtol: float | Tensor, atol: float, max_steps: int | None
+        self: Any, A: Operator, b: Tensor, *, rtol: float | Tensor, atol: float, max_steps: int | None
     ) -> LinearSolution:
-        M = A.preconditioner
+        M = self.preconditioner_of(A)
         if M is None:
             return solve(self, A, b, rtol=rtol, atol=atol, max_steps=max_steps)
         answer = solve(self, preconditioned(A, M.solve), b, rtol=rtol, atol=atol, max_steps=max_steps)

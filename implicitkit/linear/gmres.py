@@ -24,16 +24,16 @@ Comp. 30; Giraud, Langou, Rozloznik & van den Eshof (2005), Numer. Math. 101.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options, optional
-from implicitkit.linear.base import LinearSolution, LinearSolver
+from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import Correction, column, in_working_precision, norms, restarted, right_preconditioned
+from implicitkit.linear.preconditioned import PreconditionedSolver
 
 __all__ = ["GMRES"]
 
@@ -49,7 +49,7 @@ _PATIENCE = (
 
 @register_linear_solver("gmres")
 @dataclass(frozen=True)
-class GMRES(LinearSolver):
+class GMRES(PreconditionedSolver):
     """GMRES(restart), each sample with its own stop; one product and one look at the host a step.
 
     A sample uses the columns of the basis up to its own convergence or breakdown, so its answer does not depend on its
@@ -60,15 +60,16 @@ class GMRES(LinearSolver):
     Args:
         restart: dimension of the Krylov space before a restart, at least 1; ``None``: 50, and fewer for big states, so that
             the basis holds no more than 2^24 numbers (128 MB in double precision), but 12 at least.
+        preconditioner: ``"jacobi"``, ``"block_jacobi"``, ``"ilu"``, ``"amg"`` (:class:`PreconditionedSolver`).
 
     Raises:
-        ValueError: ``restart < 1``.
+        ValueError: ``restart < 1``, or an unknown preconditioner.
     """
 
-    preconditions: ClassVar[bool] = True
     restart: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_options(self, restart=optional(at_least(1)))
 
     @in_working_precision

@@ -57,7 +57,7 @@ def operator(batch: int) -> tuple[Any, Tensor]:
     z = 0.3 * torch.randn(batch, N, dtype=D, generator=torch.Generator().manual_seed(1))
     function = lambda y: vmap(lambda one: transport(one, P))(y)  # noqa: E731
     sparsity = Sparsity("test", sp.csr_matrix(matrix().numpy() != 0))
-    _, A = autodiff.linearise(function, z, sparse=sparse_blocks(sparsity, function, z))
+    _, A = autodiff.linearise(function, z, sparse=sparse_blocks(lambda: sparsity, function, z))
     return A, torch.stack([matrix(P, one) for one in z])
 
 
@@ -315,3 +315,42 @@ def test_kept_factors_hold_for_dense_matrices() -> None:
         assert int(s.backward.steps) <= 3
     assert keep.factorisations == 1
     assert np.isfinite(keep.products)
+
+
+@pytest.mark.parametrize("choice", ["jacobi", "block_jacobi", "ilu"])
+@pytest.mark.parametrize("make", [ik.linear.GMRES, ik.linear.BiCGStab])
+def test_a_name_on_the_linear_solver_itself(make: Any, choice: str) -> None:
+    b = torch.stack([W, W.flip(0)])
+    for transposed in (False, True):
+        A, dense = operator(2)
+        A, dense = (A.T, dense.mT) if transposed else (A, dense)
+        s = make(preconditioner=choice).solve_many(A, torch.stack([b, 2 * b]), rtol=1e-10, atol=0.0, max_steps=2000)
+        expected = torch.linalg.solve(dense, b.unsqueeze(2)).squeeze(2)
+        assert make is not ik.linear.GMRES or bool(s.converged.all())  # BiCGStab breaks down on one of the transposed
+        both = torch.cat([expected, 2 * expected])
+        torch.testing.assert_close(s.x[s.converged], both[s.converged], rtol=1e-6, atol=1e-8)
+
+
+def test_a_name_on_the_linear_solver_saves_products() -> None:
+    limits: dict[str, Any] = {"rtol": 1e-8, "atol": 0.0, "max_steps": 1000}
+    b = torch.stack([W, W.flip(0)])
+    plain, named = (ik.linear.GMRES(preconditioner=c).solve(operator(2)[0], b, **limits) for c in (None, "ilu"))
+    assert bool(named.converged.all()) and int(named.steps.max()) < 0.3 * int(plain.steps.max())
+
+
+def test_the_derivative_does_not_depend_on_the_name() -> None:
+    def value(p: Tensor, linear: Any) -> Tensor:
+        rule = ik.Implicit(linear_solver=linear, max_steps=2000)
+        return ik.root(transport, torch.zeros(N, dtype=D), (p,), rule=rule).value @ W
+
+    plain = jacrev(lambda p: value(p, "lu"))(P)
+    for transform in (jacrev, jacfwd):
+        torch.testing.assert_close(transform(lambda p: value(p, ik.linear.GMRES(preconditioner="ilu")))(P), plain)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: ik.linear.GMRES(preconditioner="ilue"), lambda: ik.linear.CG(preconditioner="ilu")]
+)
+def test_names_that_are_refused(make: Callable[[], Any]) -> None:
+    with pytest.raises(ValueError, match="jacobi"):
+        make()

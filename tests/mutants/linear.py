@@ -189,4 +189,10 @@ MUTANTS = [
             "tests/composition/test_blocks.py tests/mutants/test_survivors.py -k 'singular or substitution or linear'",
         ),
     ),
+    *mutants(
+        "implicitkit/linear/preconditioned.py",
+        "tests/linear/test_preconditioners.py -k 'itself or saves or refused'",
+        ("if A.preconditioner is None and self.preconditioner is not None:", "if False:"),
+        ('if name != "ilu" or "symmetric" not in self.needs)', "if name)"),
+    ),
 ]

@@ -302,7 +302,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/qp/sparse.py",
-        "tests/solver/test_sparse_programs.py -k 'quadratic or convex or infeasible or multipliers'",
+        "tests/solver/test_sparse_programs.py -k 'quadratic or convex or infeasible or multipliers or penalties_by'",
         ("force = -(program.q + product[:n] + shift * d)", "force = -(program.q + product[:n])"),
         ("np.where(active.rows, y > -weak, violated)", "active.rows | violated"),
         ("rho = weight * (1 + sizes) /", "rho = 1e-9 * weight * (1 + sizes) /"),
@@ -313,14 +313,12 @@ MUTANTS = [
         "tests/solver/test_sparse_programs.py -k factors",
         ("signs[:n] = _REGULARISED *", "signs[:n] = -1e-2 - _REGULARISED *"),
         ("x, left, norm = trial, rest, new", "left, norm = rest, new"),
-        ("        if not np.isfinite(K.data).all():\n            return\n", ""),
     ),
     *mutants(
         "implicitkit/solver/constrained/sparse_step.py",
         "tests/solver/test_sparse_programs.py -k 'sparse_step or batch or penalties'",
         ("-_array(first.constraints[i])", "_array(first.constraints[i])"),
         ("_array(bounds[0][i] - z[i])", "_array(bounds[0][i])"),
-        (" and np.isfinite(K.data).all()):", "):"),
     ),
     *mutants(
         "implicitkit/solver/qp/polish.py",

@@ -298,6 +298,16 @@ def test_an_infeasible_program_has_no_active_set() -> None:
     assert np.abs(C @ d - wrong)[~p.one_sided].max() < np.abs(wrong[~p.one_sided]).max()
 
 
+def test_penalties_by_their_weight() -> None:
+    p = random_program(1)
+    p = qp.SparseProgram(p.K, p.q, p.b - 1, p.one_sided, np.full(p.size, -np.inf), np.full(p.size, np.inf))
+    C = p.K[p.size :, : p.size]
+    wrong = ~p.one_sided | (p.b < 0)
+    assert wrong[p.one_sided].any()
+    left = [np.abs(C @ qp.penalised(p, weight)[0] - p.b)[wrong].max() for weight in (1e-2, 1.0, 1e4)]
+    assert left[1] < 0.5 * left[0] and left[2] < 1e-2 * left[1]
+
+
 def test_multipliers_of_least_squares() -> None:
     p = random_program(2)
     rows = ~p.one_sided | (np.arange(len(p.b)) > 11)
