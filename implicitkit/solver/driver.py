@@ -18,6 +18,7 @@ from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.judging import Judge
 from implicitkit.solver.minima import Progress
+from implicitkit.solver.probing import fell_steeply
 
 __all__ = ["iterate"]
 
@@ -62,6 +63,7 @@ class _Loop:
     Attributes:
         z, norm: the points ``(batch, n)`` and ``|F|`` there. best, best_norm: what is returned.
         active: samples still at work. alive: how many are in the evaluations. at_work: how many of them are active.
+        last: the point before and its norm. steep: samples whose last step says that a zero is near.
         everything: results in full length, once rows have been dropped. whole: the judge of all samples.
     """
 
@@ -77,6 +79,8 @@ class _Loop:
         self.active = f.active
         self.steps = torch.zeros(self.batch, dtype=torch.int64, device=z0.device)
         self.status = torch.full_like(self.steps, int(Status.MAX_STEPS))
+        self.steep = torch.zeros_like(self.active)
+        self.last: tuple[Tensor, Tensor] | None = None
         self.state = method.init(f, z0)
         self.stuck: Tensor | None = None
         self.settled: Tensor | None = None
@@ -129,6 +133,8 @@ class _Loop:
         if better < self.at_work:  # a sample that has converged is returned where it did
             improved.logical_or_(claims)
             better = _count(improved)[0]
+        if claimed and self.last is not None and not self.judge.relative_to_state:
+            self.steep = torch.where(claims, fell_steeply(self.z, self.norm, *self.last), self.steep)
         if claimed == self.alive:  # every one, here and now
             self.steps.fill_(self.step)
             self.status.zero_()  # CONVERGED
@@ -171,6 +177,7 @@ class _Loop:
             f.norm = torch.linalg.vector_norm(f.residual(self.z), dim=1).to(self.norm)
             units = torch.where(self.norm > 0, f.norm / self.norm, 1)
             f.tolerance, f.best_norm = self.tolerance * units, self.best_norm * units
+        self.last = self.z, self.norm
         z, self.state = self.method.step(f, self.z, self.state)
         self.stuck, self.settled = f.stuck, f.at_rounding
         if Progress.due(f, self.step):
@@ -197,7 +204,7 @@ class _Loop:
         self.progress.select(samples)
         self.state = self.method.select(self.state, samples)
         self.z = self.f.selected()
-        for name in ("norm", "tolerance", "best", "best_norm", "active", "steps", "status"):
+        for name in ("norm", "tolerance", "best", "best_norm", "active", "steps", "status", "steep"):
             setattr(self, name, getattr(self, name).index_select(0, samples))
         self.alive = len(samples)
 
@@ -205,29 +212,30 @@ class _Loop:
         assert self.everything is not None
         named = {f"kept {name}": value for name, value in kept.items()}
         self.everything.store(z=self.best, norm=self.best_norm, steps=self.steps, status=self.status, **named)
+        self.everything.store(steep=self.steep)
 
     def outcome(self) -> Outcome:
         """What came of it, for all samples."""
         if self.at_work:
             self.steps = torch.where(self.active, self.step, self.steps)
         kept = self.method.keep(self.state)
-        best, norm, steps, status = self.best, self.best_norm, self.steps, self.status
+        best, norm, steps, status, steep = self.best, self.best_norm, self.steps, self.status, self.steep
         if self.everything is not None:
             self._store(kept)
             values = self.everything.values
             kept = {name: values[f"kept {name}"] for name in kept}
-            best, norm, steps, status = (values[k] for k in ("z", "norm", "steps", "status"))
+            best, norm, steps, status, steep = (values[k] for k in ("z", "norm", "steps", "status", "steep"))
         if int(torch.count_nonzero(status)):  # not all have converged
             norm = torch.where(torch.isinf(norm), torch.nan, norm)
-        status = self._last_word(best, norm, status)
+        status = self._last_word(best, norm, status, steep)
         f = self.f
         return Outcome(best, norm, steps, status, f.evaluations, f.sample_evaluations, self.traces, kept=kept)
 
-    def _last_word(self, z: Tensor, norm: Tensor, status: Tensor) -> Tensor:
+    def _last_word(self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor) -> Tensor:
         """Samples that were stopped short of what they need not meet have converged; others have run away."""
         judge, f = self.whole, self.whole.f
         before = f.evaluations, f.sample_evaluations
-        status = judge.review(z, norm, status)
+        status = judge.review(z, norm, status, steep)
         if f is not self.f:
             self.f.evaluations += f.evaluations - before[0]
             self.f.sample_evaluations += f.sample_evaluations - before[1]

@@ -170,6 +170,10 @@ class Evaluations:
         if self._how == "plain":
             self._point = {"z": z, "out": output}
 
+    def know(self, z: Tensor, residual: Tensor) -> None:
+        """Tell the residual at ``z``, which another has evaluated and counted."""
+        self._point = {"z": z, "residual": residual}
+
     def selected(self) -> Tensor:
         """The point remembered (after :meth:`select`, its remaining rows)."""
         return self._point["z"]

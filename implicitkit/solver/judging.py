@@ -22,7 +22,7 @@ from torch import Tensor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options
 from implicitkit.solver.evaluations import Evaluations, subset
-from implicitkit.solver.probing import DENSE, in_working_precision, rounding, row_scales, runs_away
+from implicitkit.solver.probing import DENSE, in_working_precision, rounding, row_scales, runs_away, vanishes
 from implicitkit.solver.steps.factored import is_noise
 
 __all__ = ["Judge"]
@@ -136,9 +136,13 @@ class Judge:
         rtol = torch.where(norm <= self.first, lenient, self.rtol).unsqueeze(1)
         return open_ & (self._excess(z, open_, rtol, careful=True) <= 1)
 
-    def review(self, z: Tensor, norm: Tensor, status: Tensor) -> Tensor:
+    def review(self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor | None = None) -> Tensor:
         """The status of every sample, once the solver has done all it can: some that it gave up have converged
-        (:meth:`last_word`), and others have come to rest nowhere (:meth:`gone`)."""
+        (:meth:`last_word`), and others have come to rest nowhere (:meth:`gone`, and
+        :func:`~implicitkit.solver.probing.vanishes` unless the way there was ``steep``)."""
+        beginning = self._may_vanish(norm, status, steep)
+        if beginning is not None:
+            status = torch.where(self._asked(vanishes, z, beginning), int(Status.DIVERGED), status)
         if not int(torch.count_nonzero(status)) and self._all_are_near(z):  # every one has converged
             return status
         failed = (status == int(Status.MAX_STEPS)) | (status == int(Status.STALLED))
@@ -147,6 +151,14 @@ class Judge:
         lost = failed | (status == int(Status.NONFINITE))
         small = (status == int(Status.CONVERGED)) | (lost & (norm <= self.atol))
         return torch.where(self.gone(z, small), int(Status.DIVERGED), status)
+
+    def _may_vanish(self, norm: Tensor, status: Tensor, steep: Tensor | None) -> Tensor | None:
+        """Samples whose only merit is that ``|F| <= atol``, ``(batch,)``; ``None``: there are none."""
+        if self.relative_to_state or self.f.kind.returns_program or (steep is not None and bool(steep.all())):
+            return None
+        beginning = (status == int(Status.CONVERGED)) & (norm <= self.atol) & (norm > 0)
+        beginning = beginning if steep is None else beginning & ~steep
+        return beginning if bool(beginning.any()) else None
 
     def _lower(self, which: Tensor, to: Tensor) -> None:
         assert self.bound is not None
@@ -194,13 +206,16 @@ class Judge:
         """The answer to a question about the residual at the samples ``which``, asked beside ``f``, which remembers its
         point, and of their rows alone where the system allows it; ``(batch,)``."""
         f = self.f
+        F = f.residual(z)
         samples, system, theta = subset(f, which)
         if len(samples) < len(which):
+            F = F.index_select(0, samples)
             z, chosen = z.index_select(0, samples), which.index_select(0, samples)
             more = tuple(t.index_select(0, samples) if isinstance(t, Tensor) else t for t in more)
         else:
             chosen = which
         probe = Evaluations(system, theta, "root")
+        probe.know(z, F)
         answer = question(probe, z, chosen, *more)
         f.evaluations += probe.evaluations
         f.sample_evaluations += probe.sample_evaluations

@@ -14,7 +14,7 @@ from implicitkit.linear.dense import lstsq_batched, solve_batched
 from implicitkit.linear.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["DENSE", "in_working_precision", "rounding", "row_scales", "runs_away"]
+__all__ = ["DENSE", "fell_steeply", "in_working_precision", "rounding", "row_scales", "runs_away", "vanishes"]
 
 _FLOOR = 1e-6  # components this much smaller than the largest count as if they were so large
 _MOVE = 1e-2  # by which z moves in the test for infinity
@@ -23,8 +23,15 @@ _SOUND_LOW = 5e-3  # ... in lower precisions
 _BESIDE = 0.03  # of z: how far around the point of a line that is nearest to the origin F is looked at
 _SHORT = 0.01  # ... and what is left of the way there if that is the origin: a ray of zeros need not reach it
 _FALLS = 0.1  # ... and so is a larger one that takes the residual down to this
+_LEFT = 0.3  # what a step leaves of F on no way to infinity: there it is 1 / e and more, up to higher orders
 DENSE = 64  # unknowns up to which the correction is found by factors
 _STEPS = 20  # ... and products beyond
+_NOISE = 10.0  # times what rounding leaves: a residual below is nothing else
+_FLAT = 100.0  # times that, at most, F changes where z moves by two units in the last place of one
+_STEEPEST = 700.0  # d log |F| / d log |z| that no function on its way to zero at infinity exceeds: it has underflowed
+_MOST = 7.0  # of log |F| in one step that counts: another equation than that which vanishes may have fallen
+_OUTWARD = 1e-2  # of itself, by which a correction leads a component away from the origin ...
+_BESIDE_ZERO = 1e-3  # ... unless it is so much smaller than the largest
 _NUMBERS = 1 << 25  # in the Jacobians of a fit
 
 
@@ -59,10 +66,15 @@ def rounding(f: Evaluations, z: Tensor) -> Tensor:
     eps = torch.finfo(z.dtype).eps
     h = eps**0.5
     noise, scale = torch.zeros_like(F), torch.zeros_like(F)
-    for direction in _directions(z, least=1.0)[:2]:
+    own = _directions(z)[:2]
+    for direction, mine in zip(_directions(z, least=1.0)[:2], own, strict=True):
         slope, back = ((in_working_precision(f.residual(z + s * direction)) - F) / s for s in (h, -h))
         change = in_working_precision(f.residual(z + 2 * eps * direction)) - F
-        noise = torch.maximum(noise, torch.nan_to_num((change - 2 * eps * slope).abs(), nan=0.0, posinf=0.0))
+        left = (change - eps * (slope + back)).abs()  # the slope of both sides: F is no straight line for h
+        lifted = direction.abs().amax(1, keepdim=True) > 2 * mine.abs().amax(1, keepdim=True)
+        if bool(lifted.any()):  # of other units than z, perhaps: then what is left is smooth
+            left = torch.where(lifted, torch.minimum(left, _rough(f, z, F, 2 * eps * direction)), left)
+        noise = torch.maximum(noise, torch.nan_to_num(left, nan=0.0, posinf=0.0))
         scale = torch.maximum(scale, torch.nan_to_num(torch.minimum(slope.abs(), back.abs()), nan=0.0))
     return torch.where(F.abs() <= h * scale, noise, 0)
 
@@ -79,13 +91,15 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     if f.kind.iteration:  # z + 1 = z where z is so large that rounding says so
         unit = 2 * torch.finfo(z.dtype).eps * in_working_precision(z)
         F = torch.where(F.abs() > unit.abs(), F, unit)
+    fit = _as_fit(f, z)
+    if fit is not None and bool((_well_fitted(*fit, z, F) | ~which).all()):
+        return torch.zeros_like(which)
     scale = _size(f, z, F, z)
     sound = (F.abs() <= _SOUND * scale).all(1)
     vanished = ((F == 0) & (scale == 0)).all(1)  # underflow, or a function that is zero everywhere
     open_ = which & ~vanished & (z.shape[1] <= DENSE or ~sound)
     if not bool(open_.any()):
         return which & (vanished | ~sound)
-    fit = _as_fit(f, z)
     if fit is not None:
         near = _by_factors(f, *fit, z, F, scale)
         return which & (vanished | ~near)
@@ -100,6 +114,61 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     return which & (vanished | ~torch.where(known, near, sound))
 
 
+def _rough(f: Evaluations, z: Tensor, F: Tensor, move: Tensor) -> Tensor:
+    """``|F(z + w) + F(z - w) - 2 F|``, ``(batch, n)``, where it does not grow with ``w``: rounding errors do not, what
+    is smooth grows as ``w^2``."""
+    there, back, far, farther = (in_working_precision(f.residual(z + k * move)) - F for k in (1, -1, 4, -4))
+    near = (there + back).abs()
+    flat = (there.abs() <= _FLAT * near) & (back.abs() <= _FLAT * near)
+    return torch.where(flat & ((far + farther).abs() <= 8 * near), near, 0)
+
+
+def fell_steeply(z: Tensor, norm: Tensor, point: Tensor, last: Tensor) -> Tensor:
+    """Where the last step, from ``point`` with its ``|F|`` ``last``, says that a zero is near, ``(batch,)``.
+
+    ``|F|`` fell by more, for the way that each ``z_i`` went outwards, than it can on the way to infinity:
+    ``|z_i| - |point_i| <= |z_i| log(last / |F|) / 700``.  For ``exp(-k z)`` the quotient is ``k |z|``, and beyond 700 that
+    underflows.
+    """
+    fall = torch.log(last / norm).clamp(0, _MOST).unsqueeze(1) / _STEEPEST
+    size, before = z.abs(), point.abs()
+    across = ((z < 0) != (point < 0)) & (size > 0.01 * before)
+    outwards = torch.where(across, size + before, size - before)
+    return (outwards <= fall * size).all(1) & (norm < last)
+
+
+def vanishes(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
+    """Where ``F``, however small, is the beginning of a zero at infinity (``erfc(z)``, ``exp(-100 z)``), in whatever units
+    ``z`` has; ``(batch,)``.
+
+    Near a zero each ``F_i`` is far smaller than its change with ``z``, unless ``z`` is near zero itself (one evaluation).
+    Else the Newton correction decides: it leads to a zero, and takes ``F`` down, or towards the origin; on the way to
+    infinity it leads outwards, and leaves a third (``erfc``, ``exp(-z)``) or more of ``F``.
+    """
+    F = in_working_precision(f.residual(z))
+    scale = row_scales(f, z, which, _SOUND, 0.0, careful=False)
+    suspect = which & ~(F.abs() <= _SOUND * scale).all(1)
+    if not bool(suspect.any()):
+        return suspect
+    A = f.linearize(z)
+    if z.shape[1] <= DENSE:
+        J = torch.nan_to_num(in_working_precision(A.dense()), posinf=0.0, neginf=0.0)
+        rows = J.abs().amax(2)
+        rows = torch.where(rows > 0, rows, 1)
+        d = lstsq_batched(J / rows.unsqueeze(2), -F / rows)[0]
+    else:
+        d = in_working_precision(GMRES().solve(A, -F.to(A.like.dtype), rtol=0.1, atol=0.0, max_steps=_STEPS).x)
+    d = torch.nan_to_num(d, posinf=0.0, neginf=0.0)
+    point = in_working_precision(z)
+    away = (point + d).abs() - point.abs() > _OUTWARD * point.abs()
+    suspect = suspect & (away & (point.abs() > _BESIDE_ZERO * point.abs().amax(1, keepdim=True))).any(1)
+    after = in_working_precision(f.residual((point + d).to(z.dtype)))
+    suspect = suspect & ~((after.abs() <= _LEFT * F.abs()) | (F.abs() <= _SOUND * scale)).all(1)
+    if bool(suspect.any()):
+        suspect = suspect & ~_is_noise(f, z, F, suspect)
+    return suspect
+
+
 def _as_fit(f: Evaluations, z: Tensor) -> tuple[Tensor, Tensor] | None:
     """Of least squares with few unknowns ``dr/dz`` ``(batch, m, n)`` and ``r`` ``(batch, m)``: a correction by these (Gauss
     and Newton's) has the root of the condition of one by the gradient and its derivative."""
@@ -107,6 +176,24 @@ def _as_fit(f: Evaluations, z: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
     r = in_working_precision(f.problem.flat_residuals(f.kernel, z).detach())
     return (in_working_precision(f.residuals_jacobian(z)), r) if r.numel() * z.shape[1] <= _NUMBERS else None
+
+
+def _well_fitted(J: Tensor, r: Tensor, z: Tensor, F: Tensor) -> Tensor:
+    """Where Gauss and Newton's correction is small beside ``z`` and ``J`` is far from singular, ``(batch,)``: nothing more
+    need be asked then."""
+    columns = torch.linalg.vector_norm(J, dim=1)
+    usable = torch.isfinite(J).flatten(1).all(1) & torch.isfinite(r).all(1) & (columns > 0).all(1) & (F != 0).any(1)
+    matrix = torch.where(usable[:, None, None], J / columns.unsqueeze(1), 0)
+    d, regular, _ = lstsq_batched(matrix, torch.where(usable[:, None], -r, 0))
+    values = torch.linalg.svdvals(matrix)
+    regular = regular & (values[:, -1] > torch.finfo(J.dtype).eps ** 0.5 * values[:, 0])
+    return usable & regular & _is_small(d / columns, z)
+
+
+def _is_small(d: Tensor, z: Tensor) -> Tensor:
+    """Is the correction ``d`` small beside ``z``, ``(batch,)``?"""
+    sound = _SOUND if z.dtype == torch.float64 else _SOUND_LOW
+    return (d.abs() <= sound * torch.maximum(z.abs(), 0.1 * z.abs().amax(1, keepdim=True))).all(1)
 
 
 def _by_factors(f: Evaluations, J: Tensor, r: Tensor, z: Tensor, F: Tensor, scale: Tensor) -> Tensor:
@@ -158,6 +245,11 @@ def _by_factors(f: Evaluations, J: Tensor, r: Tensor, z: Tensor, F: Tensor, scal
     return finite & near
 
 
+def _is_noise(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
+    """Where ``F`` is nothing but rounding errors, ``(batch,)``; asked if any of ``which``."""
+    return (F.abs() <= _NOISE * rounding(f, z)).all(1) if bool(which.any()) else which
+
+
 def _size(f: Evaluations, z: Tensor, F: Tensor, w: Tensor) -> Tensor:
     """By how much each ``F_i`` changes when ``z`` moves by a hundredth of ``|w|``, to and fro, times a hundred."""
     size = torch.zeros_like(F)
@@ -171,12 +263,15 @@ def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor)
     """Where the correction ``d`` is small beside ``z``, or takes the residual down (each ``F_i`` relative to its change
     when ``z`` moves); ``(batch,)``."""
     largest = z.abs().amax(1, keepdim=True)
-    sound = _SOUND if z.dtype == torch.float64 else _SOUND_LOW
-    small = (d.abs() <= sound * torch.maximum(z.abs(), 0.1 * largest)).all(1)
+    small = _is_small(d, z)
     after = in_working_precision(f.residual(z + torch.nan_to_num(d).to(z.dtype)))
     weight = scale.clamp_min(torch.finfo(scale.dtype).tiny)
     before, after = (torch.linalg.vector_norm(t / weight, dim=1) for t in (F, after))
     falls = _FALLS**2 if f.kind.of_residuals else _FALLS  # a gradient goes down as the square of its residuals
+    if not f.kind.of_residuals and not f.kind.iteration:
+        # erfc(24) = 1e-252 has a small correction, but it leaves a third; and far out a hundredth can be a period
+        odd = small & ~(after <= _LEFT * before)
+        small = small & (~odd | _is_noise(f, z, F, odd))
     return small | ((after <= falls * before) & (d.abs() <= 0.5 * largest).all(1))
 
 

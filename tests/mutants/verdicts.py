@@ -25,6 +25,9 @@ MUTANTS = [
         ("unit = torch.where(columns > 0, rows / columns, unit)", "unit = unit"),
         ("torch.where(ray, _SHORT, 0)", "torch.where(ray, 0, 0)"),
         ("if not f.kind.of_residuals or z.shape[1] > DENSE:", "if True:"),
+        ("if bool(lifted.any()):", "if False:"),
+        ("suspect = which & ~(F.abs() <= _SOUND * scale).all(1)\n    if", "suspect = which & (F != F).all(1)\n    if"),
+        ("outwards = torch.where(across, size + before, size - before)", "outwards = torch.zeros_like(size)"),
     ),
     *mutants(
         "implicitkit/solver/judging.py",

@@ -16,7 +16,10 @@ from torch import Tensor
 
 import implicitkit as ik
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from convergence_strangers import strangers
+
 from benchmarks.systems import systems
 
 __all__ = ["FACTORS", "SOLVERS", "Claim", "claims"]
@@ -122,7 +125,7 @@ def _add(
 
 
 def claims() -> tuple[Claim, ...]:
-    """All of them: the systems of the literature, then those below."""
+    """All of them: the systems of the literature, those below, and the strangers."""
     if not _table:
         _literature()
         _scalars()
@@ -130,6 +133,8 @@ def claims() -> tuple[Claim, ...]:
         _fixed_points()
         _minimisations()
         _fits()
+        for kind, name, start, function, solutions, within in strangers():
+            _table.append(Claim(name, kind, function, _vector(start), solutions, within))
     return tuple(_table)
 
 
