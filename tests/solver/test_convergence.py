@@ -82,7 +82,10 @@ def test_the_audit_notices_a_wrong_claim_and_a_refused_solution() -> None:
         assert bool(found) is good, (name, at)
 
 
-@pytest.mark.parametrize("name", ["Powell singular", "economy 2", "cos", "Bard", "z^2 = 2"])
+_SLOWER = [pytest.param(name, marks=pytest.mark.slow) for name in ("economy 2", "Powell singular", "Bard")]
+
+
+@pytest.mark.parametrize("name", ["cos", "z^2 = 2", *_SLOWER])
 def test_the_samples_of_one_solve_end_as_they_do_alone(name: str) -> None:
     """Which is why all starts of a system may be the samples of one solve."""
     solver = TABLE[name].solvers[2]
