@@ -29,6 +29,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "docstrings",
     "formulas",
+    "page_lists",
     "api_pages",
     "script_pages",
     "benchmark_page",

@@ -1,6 +1,7 @@
 """Links of the pages lead somewhere, and words that are often misspelt are spelt right, in British English.
 
-Links within the repository must exist, with their headings; addresses outside are looked at for their form only, since tests
+Links within the repository must exist, with their headings, before a build too (a page that is made is linked as its source,
+``docs/_ext/page_lists.py``); addresses outside are looked at for their form only, since tests
 run offline.  The words are those below; `make docs` asks codespell for its longer list.
 """
 
@@ -60,10 +61,7 @@ def broken(page: Path) -> list[str]:
         name, _, anchor = target.partition("#")
         place = (page.parent / name) if name else page
         here = next((p for p in (place, place.with_suffix(".md")) if p.exists()), None)
-        made = MADE & set(Path(name).parts) or f"{Path(name).name}.md" in MADE
-        if (here is None and not made) or (
-            here is not None and anchor and here.suffix == ".md" and anchor not in anchors(here)
-        ):
+        if here is None or (anchor and here.suffix == ".md" and anchor not in anchors(here)):
             found.append(target)
     return found
 
