@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
-from implicitkit.foundation.trees import Layout, tree_flatten
+from implicitkit.foundation.trees import Layout, hint_of_pair, tree_flatten
 from implicitkit.lifting.lifted import Lifted
 from implicitkit.lifting.reach import captured_rows
 from implicitkit.sparsity.known import Sparsity, identity_of
@@ -296,9 +296,10 @@ def check_output(problem: Equations, layout: Layout) -> Callable[[Any], None]:
         shape, batch = tuple(leaves[0].shape), tuple(layout.batch_shape)
         if problem.kind.returns_scalar and (len(leaves) != 1 or shape != batch):
             hint = f"one number per sample, shape {batch}" if batch else "one number, shape ()"
+            got = f"shape {shape}" if len(leaves) == 1 else f"{len(leaves)} tensors{hint_of_pair(out)}"
             raise ValueError(
-                f"{name} must return {hint}; it returned shape {shape}"
-                + ("" if batch else ". For a batch of independent problems pass batch_dims=")
+                f"{name} must return {hint}; it returned {got}"
+                + ("" if batch or len(leaves) != 1 else ". For a batch of independent problems pass batch_dims=")
             )
         for leaf in leaves:
             if tuple(leaf.shape[: len(batch)]) != batch:

@@ -59,8 +59,6 @@ C = TypeVar("C", bound=Callable[..., Any])
 TreeSpec = _pytree.TreeSpec
 tree_unflatten = _pytree.tree_unflatten
 _LEAF = _pytree.tree_flatten(0)[1]
-
-
 IsLeaf = Callable[[Any], bool]
 
 
@@ -137,7 +135,7 @@ def unwrap(t: Tensor) -> Tensor:
 def level(t: Tensor | None = None) -> int:
     """The number of the transform that ``t`` belongs to, or of the innermost one running; 0: none."""
     if t is not None:
-        return _functorch.maybe_get_level(t) if _functorch.is_functorch_wrapped_tensor(t) else 0
+        return _functorch.maybe_get_level(t) if is_wrapped(t) else 0
     top = _functorch.peek_interpreter_stack()
     return 0 if top is None else top.level()
 
@@ -323,13 +321,10 @@ class Function(torch.autograd.Function):
         return super(torch.autograd.Function, cls).apply(*unwrap_dead_wrappers(args))  # type: ignore[misc]
 
 
-# --- watching every operation below autograd (torch.utils._python_dispatch.TorchDispatchMode has no other home)
-class TorchDispatchMode(_python_dispatch.TorchDispatchMode):
-    """A dispatch mode that does not have ``torch._dynamo`` imported, which takes seconds, only to be left alone by it."""
+class TorchDispatchMode(_python_dispatch.TorchDispatchMode):  # no public home
+    """Sees every operation below autograd, and does not import ``torch._dynamo``, which takes seconds, to be left alone."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
+    _should_skip_dynamo = classmethod(lambda cls: False)
 
 
 def operation(func: Any) -> tuple[str, bool]:

@@ -17,7 +17,16 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.compat import tree_flatten, tree_map, tree_unflatten
 
-__all__ = ["Layout", "as_state", "describe_leaves", "tree_flatten", "tree_map", "tree_unflatten"]
+__all__ = [
+    "Layout",
+    "as_state",
+    "describe_leaves",
+    "from_arrays",
+    "hint_of_pair",
+    "tree_flatten",
+    "tree_map",
+    "tree_unflatten",
+]
 
 
 class Layout:
@@ -153,7 +162,7 @@ class Layout:
         if spec != self.spec:
             raise TypeError(
                 f"{what} returned another structure than z: got {_outline(tree)}, z is "
-                f"{_outline(tree_unflatten(list(self.events), self.spec))}"
+                f"{_outline(tree_unflatten(list(self.events), self.spec))}{hint_of_pair(tree)}"
             )
         batch = tuple(self.batch_shape) if rows is None else (rows, *self.inner)
         for i, (leaf, event, is_complex) in enumerate(zip(leaves, self.events, self.complex, strict=True)):
@@ -177,8 +186,8 @@ class Layout:
 
 
 def as_state(z0: Any, args: Any) -> Any:
-    """``z0`` with its Python floats and NumPy arrays as tensors: arrays as they are, floats in the precision of the first
-    floating-point tensor beside them in ``z0``, or in ``args`` (else torch's default)."""
+    """``z0`` with its Python floats, complex numbers and NumPy arrays as tensors: arrays as they are, numbers in the
+    precision of the first floating-point tensor beside them in ``z0``, or in ``args`` (else torch's default)."""
     if isinstance(z0, Tensor):
         return z0
     leaves, spec = tree_flatten(z0)
@@ -188,7 +197,23 @@ def as_state(z0: Any, args: Any) -> Any:
     ]
     near = [t for t in (*arrays, *tree_flatten(args)[0]) if isinstance(t, Tensor) and t.is_floating_point()]
     place: dict[str, Any] = {"dtype": near[0].dtype, "device": near[0].device} if near else {}
-    return tree_unflatten([torch.tensor(x, **place) if isinstance(x, float) else x for x in arrays], spec)
+    numbers = [torch.tensor(x, **place) if isinstance(x, float) else x for x in arrays]
+    if near:
+        place["dtype"] = torch.promote_types(near[0].dtype, torch.complex32)
+    return tree_unflatten([torch.tensor(x, **place) if isinstance(x, complex) else x for x in numbers], spec)
+
+
+def from_arrays(tree: Any) -> Any:
+    """A tree with its NumPy arrays as tensors, everything else as it is."""
+    return tree_map(
+        lambda x: torch.as_tensor(x) if type(x).__module__ == "numpy" and hasattr(x, "__array__") else x, tree
+    )
+
+
+def hint_of_pair(out: Any) -> str:
+    """What to do if the second of two things that were returned was meant to stand beside the value."""
+    pair = isinstance(out, tuple) and len(out) == 2
+    return "; if the second is something to report beside the value, pass has_aux=True" if pair else ""
 
 
 def _refuse_unusual(leaf: Tensor, name: str) -> NoReturn:

@@ -72,6 +72,7 @@ class Argmin(Problem):
 
     def __post_init__(self) -> None:
         require_callable(self, self.objective, "objective")
+        object.__setattr__(self, "bounds", trees.from_arrays(self.bounds))
         constraints = (self.constraints,) if isinstance(self.constraints, Constraint) else tuple(self.constraints or ())
         for number, constraint in enumerate(constraints):
             if not isinstance(constraint, Constraint):

@@ -120,8 +120,8 @@ class Problem:
         by_blocks: :meth:`linearise` says the blocks of the Jacobian.
         closed: the function is the problem's own and uses nothing but its arguments, which are tensors.
         manifold: what ``z`` lies on (``ik.manifold``), if it is no vector.
-        x_scale: what methods of least squares with a trust region measure the unknowns by: ``"jac"``, their own scales by
-            the Jacobian; else units of one.
+        x_scale: what methods of least squares with a trust region measure the unknowns by: ``"auto"`` and ``"jac"``, their
+            own scales by the Jacobian; else units of one.
 
     Units: ``z`` may have any, and so may the residual; norms add up squares over all unknowns of a sample, so bring
     unknowns and equations of different units to a common scale.  ``dz/d\theta`` has the units of ``z`` by those of
@@ -140,7 +140,7 @@ class Problem:
     positive_definite: bool = False
     by_blocks: ClassVar[bool] = False
     closed: ClassVar[bool] = False
-    x_scale: Any = "jac"
+    x_scale: Any = "auto"
     manifold: Any = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:

@@ -39,7 +39,7 @@ class BoundedLeastSquares(ConstrainedMinimisation):
     """
 
     residuals: Callable[..., Any] | None = None
-    x_scale: Any = "jac"
+    x_scale: Any = "auto"
     jac_sparsity: Any = field(default="auto", compare=False)
     title: ClassVar[str] = "LeastSquares"
 

@@ -49,10 +49,10 @@ class LeastSquares(Problem):
         loss: ``"linear"``, ``"huber"``, ``"soft_l1"``, ``"cauchy"``, or ``rho(s)`` of squared residuals, elementwise: then
             ``f_scale^2 sum rho((r / f_scale)^2) / 2`` is minimised (:mod:`implicitkit.problem.robust`).
         f_scale: where a residual begins to count as an outlier: a positive number, or a tensor that broadcasts.
-        x_scale: in what units the unknowns are measured: ``"jac"``, those in which methods with a trust region keep the
-            columns of the Jacobian at length one; or positive numbers, a tensor or a tree that broadcasts against ``z``:
-            the problem is solved for ``z / x_scale`` (:mod:`implicitkit.problem.scaling`).  The derivative does not depend
-            on it.
+        x_scale: in what units the unknowns are measured: ``"jac"``, those in which the columns of the Jacobian have length
+            one, of methods that have a trust region for it (the others refuse it); ``"auto"``: the same where the method
+            can; or positive numbers, a tensor or a tree that broadcasts against ``z``: the problem is solved for
+            ``z / x_scale`` (:mod:`implicitkit.problem.scaling`).  The derivative does not depend on it.
         manifold: what ``z`` lies on, if it is no vector: ``ik.manifold.SO3()``, or manifolds in a tree
             (:mod:`implicitkit.manifold`); ``jac_sparsity`` and ``x_scale`` are then of the tangent vectors.
         has_aux: the function returns ``(value, aux)``; ``solution.aux`` is ``aux`` at the solution, differentiable.
@@ -65,7 +65,7 @@ class LeastSquares(Problem):
     bounds: Any = None
     loss: Any = "linear"
     f_scale: Any = 1.0
-    x_scale: Any = field(default="jac", kw_only=True)
+    x_scale: Any = field(default="auto", kw_only=True)
     manifold: Any = field(default=None, kw_only=True)
     jac_sparsity: Any = field(default="auto", compare=False, kw_only=True)
     has_aux: bool = field(default=False, kw_only=True)
@@ -73,13 +73,14 @@ class LeastSquares(Problem):
 
     def __post_init__(self) -> None:
         require_callable(self, self.residuals, "residuals")
+        object.__setattr__(self, "bounds", trees.from_arrays(self.bounds))
         if not callable(self.loss):
             check_options(self, loss=one_of(*LOSSES))
         if not isinstance(self.f_scale, Tensor):
             check_options(self, f_scale=positive())
         check_manifold(self, "bounds")
         if isinstance(self.x_scale, str):
-            check_options(self, x_scale=one_of("jac"))
+            check_options(self, x_scale=one_of("auto", "jac"))
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -89,7 +90,7 @@ class LeastSquares(Problem):
     def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated | None:
         if self.manifold is not None and z0 is not None:
             return on_chart(self, "residuals", z0, args, batch_dims)
-        own_units = isinstance(self.x_scale, (str, float)) and self.x_scale in ("jac", 1.0)
+        own_units = isinstance(self.x_scale, (str, float)) and self.x_scale in ("auto", "jac", 1.0)
         if not own_units and z0 is not None:
             return self._rescaled(z0, args, batch_dims)
         if self.bounds is None:

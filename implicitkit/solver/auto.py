@@ -196,6 +196,11 @@ class Polyalgorithm(Solver):
         """What the first stage solves."""
         return str(self.stages[0].make().solves)
 
+    @property
+    def scales(self) -> bool:  # type: ignore[override]
+        """Whether one of the stages does."""
+        return any(stage.make().scales for stage in self.stages)
+
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         stages = self.stages
         while stages[0].sparse and len(stages) > 1 and not f.is_sparse(z0):

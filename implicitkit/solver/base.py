@@ -100,6 +100,7 @@ class Solver:
             ``"constrained"``, ``"quadratic_program"``, or the word of a plugin's own kind.
         max_size: the most unknowns that one sample may have; ``None``: any number.
         general: serves every kind of problem, whatever it solves (a user's own solver of his own problem).
+        scales: measures the unknowns by the columns of a Jacobian (``x_scale="jac"``).
 
     Shapes: it sees every problem as a matrix ``z (batch, n)`` of independent samples; ``f(z)`` has the same shape
     (``(batch, m)`` for residuals of least squares).
@@ -114,6 +115,7 @@ class Solver:
     name: ClassVar[str] = ""
     max_size: ClassVar[int | None] = None
     general: ClassVar[bool] = False
+    scales: bool = False
 
     @property
     def solves(self) -> str:

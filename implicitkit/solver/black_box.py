@@ -147,6 +147,11 @@ class BlackBox(Solver):
     max_size: int | None = None  # type: ignore[misc]
     default_max_steps: ClassVar[int] = 1000
 
+    @property
+    def scales(self) -> bool:  # type: ignore[override]
+        """Whether it has an option for it."""
+        return any(name == "x_scale" for name, _ in getattr(self.find, "options", ()))
+
     def __call__(self, f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> Found:
         found = self.find(f, z0, rtol=rtol, atol=atol, max_steps=max_steps, **dict(self.options))
         if isinstance(found, Found):

@@ -229,7 +229,8 @@ class _Loop:
             norm = torch.where(torch.isinf(norm), torch.nan, norm)
         status = self._last_word(best, norm, status, steep)
         f = self.f
-        return Outcome(best, norm, steps, status, f.evaluations, f.sample_evaluations, self.traces, kept=kept)
+        figures = f.evaluations, f.sample_evaluations, self.traces, self.whole.f.remark
+        return Outcome(best, norm, steps, status, *figures, kept=kept)
 
     def _last_word(self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor) -> Tensor:
         """Samples that were stopped short of what they need not meet have converged; others have run away."""

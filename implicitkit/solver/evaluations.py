@@ -31,6 +31,7 @@ class Evaluations:
         stuck: set by a step, ``(batch,)`` bool: samples that the method gives up (status ``STALLED``).
         at_rounding: set by a step, ``(batch,)`` bool: samples that a step leaves where they are, since the
             residual there is all rounding errors; such a sample is stuck, and has converged.
+        remark: set by a step: what to say if samples fail.
         evaluations: calls of the user's function so far. sample_evaluations: the same times the samples in each call.
     """
 
@@ -46,6 +47,7 @@ class Evaluations:
         self.tolerance = torch.zeros(())
         self.best = self.best_norm = torch.empty(0)
         self.stuck: Tensor | None = None
+        self.remark = ""
         self.at_rounding: Tensor | None = None
         graph = self.of_gradient or not self.kind.returns_state
         self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import trees
-from implicitkit.foundation.trees import Layout
+from implicitkit.foundation.trees import Layout, hint_of_pair
 from implicitkit.linear.user_factor import UserFactor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Options, Outcome, Solver
@@ -105,7 +105,7 @@ def _like(found: Any, part: Tensor, layout: Layout, name: str) -> Any:
         raise TypeError(f"{name} returned None: a solver returns the solution, like z0")
     leaves = trees.tree_flatten(found)[0]
     if len(leaves) != len(template):
-        raise ValueError(f"{name} returned {len(leaves)} tensor(s), but z0 has {len(template)}")
+        raise ValueError(f"{name} returned {len(leaves)} tensor(s), but z0 has {len(template)}{hint_of_pair(found)}")
     converted = [
         torch.as_tensor(x, dtype=t.dtype, device=t.device).detach() for x, t in zip(leaves, template, strict=True)
     ]

@@ -9,13 +9,16 @@ The covariance of the parameters is ``(J^T J)^{-1}``, ``J`` the Jacobian of the 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import compat
 from implicitkit.foundation.errors import ConvergenceWarning, warn
+from implicitkit.foundation.trees import from_arrays
 from implicitkit.solution import Solution
 from implicitkit.solving.verbs import least_squares
 
@@ -36,12 +39,13 @@ class CurveFit(NamedTuple):
 def curve_fit(
     f: Callable[..., Tensor],
     xdata: Any,
-    ydata: Tensor,
-    p0: Tensor,
-    sigma: Tensor | None = None,
+    ydata: Any,
+    p0: Any = None,
+    sigma: Any = None,
     *,
     absolute_sigma: bool = False,
     batch_dims: int = 0,
+    has_aux: bool = False,
     **options: Any,
 ) -> CurveFit:
     r"""Fit ``f(xdata, *p)`` to ``ydata`` by (robust, bounded) least squares.
@@ -55,11 +59,12 @@ def curve_fit(
     Args:
         f: the model, called as ``f(xdata, *p)``, with one tensor for each parameter: a number, or with ``batch_dims`` of
             shape ``(*batch, 1)``, so that it broadcasts against data of shape ``(*batch, m)``.
-        xdata: what the model is evaluated at, a pytree of tensors. ydata: ``(*batch, m)``.
-        p0: where to start, ``(*batch, n)``.
+        xdata: what the model is evaluated at, a pytree of tensors. ydata: ``(*batch, m)``.  Here and below NumPy arrays
+            and lists of numbers become tensors.
+        p0: where to start, ``(*batch, n)``; ``None``: at ones, one for each parameter in the signature of ``f``.
         sigma: standard deviations of the data, ``(m,)`` or ``(*batch, m)``, or their covariance ``(m, m)``.
         absolute_sigma: ``sigma`` (one, if absent) is in the units of the data; else only its ratios count, as in SciPy.
-        batch_dims: leading dimensions of independent fits.
+        batch_dims: leading dimensions of independent fits. has_aux: ``f`` returns ``(value, aux)``; ``fit.solution.aux``.
         options: ``bounds=``, ``loss=``, ``f_scale=``, ``x_scale=`` of :class:`~implicitkit.LeastSquares`, and those of
             :func:`~implicitkit.solve`.
 
@@ -70,25 +75,33 @@ def curve_fit(
         ValueError: shapes that do not fit together. ConvergenceError: as in :func:`~implicitkit.solve`.
 
     Warns:
-        ConvergenceWarning: no more data than parameters, so that the covariance is infinite.
+        ConvergenceWarning: no more data than parameters, or data that do not tell parameters apart (a Jacobian of lower
+            rank), so that the covariance is infinite.
     """
+    ydata = _tensor(ydata)
+    xdata, sigma = from_arrays(xdata), None if sigma is None else _tensor(sigma, ydata)
+    p0 = _ones(f, ydata, batch_dims) if p0 is None else _tensor(p0, ydata)
     _check(ydata, p0, sigma, batch_dims)
     m, n = ydata.shape[-1], p0.shape[-1]
     whole = sigma is not None and sigma.ndim == 2 and sigma.shape == (m, m) and batch_dims == 0
 
-    def residuals(p: Tensor, x: Any, y: Tensor, s: Tensor | None = None) -> Tensor:
+    def residuals(p: Tensor, x: Any, y: Tensor, s: Tensor | None = None) -> Any:
         parameters = p.unbind(-1) if not batch_dims else [q.unsqueeze(-1) for q in p.unbind(-1)]
-        r = f(x, *parameters) - y
-        if s is None:
-            return r
-        if whole:
-            return torch.linalg.solve_triangular(torch.linalg.cholesky(s), r.unsqueeze(-1), upper=False).squeeze(-1)
-        return r / s
+        value = f(x, *parameters)
+        value, *aux = value if has_aux else (value,)
+        _check_values(value, y)
+        r = value - y
+        if whole and s is not None:
+            r = torch.linalg.solve_triangular(torch.linalg.cholesky(s), r.unsqueeze(-1), upper=False).squeeze(-1)
+        elif s is not None:
+            r = r / s
+        return (r, *aux) if has_aux else r
 
     args = (xdata, ydata) if sigma is None else (xdata, ydata, sigma)
-    solution = least_squares(residuals, p0, args, batch_dims=batch_dims, **options)
+    solution = least_squares(residuals, p0, args, batch_dims=batch_dims, has_aux=has_aux, **options)
     p: Tensor = solution.value
-    r, J = _linearised(residuals, p, args, batch_dims)
+    alone = (lambda *given: residuals(*given)[0]) if has_aux else residuals
+    r, J = _linearised(alone, p, args, batch_dims)
     inverse = torch.linalg.pinv(J)
     covariance = inverse @ inverse.mT
     if not absolute_sigma:
@@ -97,6 +110,10 @@ def curve_fit(
             covariance = torch.full_like(covariance, torch.inf)
         else:
             covariance = covariance * (r.square().sum(-1) / (m - n))[..., None, None]
+    blind = torch.linalg.matrix_rank(J.detach()) < n
+    if not compat.is_wrapped(blind) and bool(blind.any()):
+        warn("the data do not tell all parameters apart: their covariance is infinite", ConvergenceWarning)
+    covariance = torch.where(blind[..., None, None], torch.inf, covariance)
     return CurveFit(p, covariance, solution)
 
 
@@ -112,6 +129,32 @@ def _linearised(residuals: Callable[..., Tensor], p: Tensor, args: Any, batch_di
         return product
 
     return r, torch.stack([column(i) for i in range(p.shape[-1])], -1)
+
+
+def _tensor(given: Any, like: Tensor | None = None) -> Any:
+    """Arrays and lists of numbers as a tensor; of the dtype of ``like``, if they are lists."""
+    if isinstance(given, (list, tuple)):
+        return torch.tensor(given, dtype=torch.get_default_dtype() if like is None else like.dtype)
+    return from_arrays(given)
+
+
+def _ones(f: Callable[..., Tensor], ydata: Tensor, batch_dims: int) -> Tensor:
+    """A start of ones for the parameters that ``f`` names."""
+    parameters = list(inspect.signature(f).parameters.values())[1:]
+    if not parameters or any(p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters):
+        raise ValueError("the signature of f does not say how many parameters there are: pass p0")
+    return ydata.new_ones(*ydata.shape[:batch_dims], len(parameters))
+
+
+def _check_values(value: Any, y: Tensor) -> None:
+    fits = (
+        isinstance(value, Tensor)
+        and value.dim() <= y.dim()
+        and all(have in (1, want) for have, want in zip(reversed(value.shape), reversed(y.shape), strict=False))
+    )
+    if not fits:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise ValueError(f"f must return one number for each of the data, shape {tuple(y.shape)}; it returned {got}")
 
 
 def _check(ydata: Any, p0: Any, sigma: Any, batch_dims: int) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
-from implicitkit.foundation.trees import Layout, as_state, tree_flatten, tree_map
+from implicitkit.foundation.trees import Layout, as_state, from_arrays, tree_flatten, tree_map
 from implicitkit.lifting.lifted import Lifted, check_solution, lift, lift_closed
 from implicitkit.lifting.watch import Ordinary, resolve
 from implicitkit.problem.argmin import Argmin
@@ -20,6 +20,7 @@ from implicitkit.problem.auxiliary import auxiliary
 from implicitkit.problem.base import Problem, Restated
 from implicitkit.problem.catalogue import get_problem_entry
 from implicitkit.problem.fixed_point import FixedPoint
+from implicitkit.problem.interval import RootBetween
 from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.problem.root import Root
 from implicitkit.problem.steady_state import SteadyState
@@ -42,7 +43,7 @@ from implicitkit.solver import auto
 from implicitkit.solver.base import Outcome, Solver
 from implicitkit.solver.catalogue import check_serves, get_solver
 from implicitkit.solver.charts import through_charts
-from implicitkit.solver.root.bracketed import bracketed, middle
+from implicitkit.solver.root.bracketed import bracketed, is_known, middle
 from implicitkit.solver.settings import asked_for, options_of
 from implicitkit.solver.user_solver import Start
 from implicitkit.system import System, check_output
@@ -214,13 +215,18 @@ def root(
         ik.root(lambda z, c: z**3 - c, args=(c,), bracket=(torch.zeros(5), 1 + c), batch_dims=1)
 
     ``bracket=(low, high)``: where each scalar equation changes its sign, numbers or tensors of the batch's shape; by
-    ``chandrupatla`` unless ``solver`` names another bracketing method, from the middle unless ``z0`` says where.
+    ``chandrupatla`` unless ``solver`` names another bracketing method, from the middle unless ``z0`` says where.  The
+    derivative by the ends is zero.
     """
-    if bracket is not None:
-        options["solver"] = bracketed(options.get("solver", "auto"), bracket)
-        z0 = middle(bracket) if z0 is None else z0
     structure = _structure(options)
-    return solve(Root(residual, **structure), z0, args, **options)
+    if bracket is None:
+        return solve(Root(residual, **structure), z0, args, **options)
+    bracket = from_arrays(bracket)
+    known = is_known(bracket)
+    options["solver"] = bracketed(options.get("solver", "auto"), bracket if known else (0.0, 1.0))
+    z0 = as_state(middle(bracket, options.get("batch_dims", 0)) if z0 is None else z0, args)
+    problem = Root(residual, **structure) if known else RootBetween(residual, ends=bracket, **structure)
+    return solve(problem, z0, args, **options)
 
 
 @compat.opaque_to_compile
@@ -270,7 +276,7 @@ def least_squares(
     bounds: Any = None,
     loss: Any = "linear",
     f_scale: Any = 1.0,
-    x_scale: Any = "jac",
+    x_scale: Any = "auto",
     manifold: Any = None,
     **options: Any,
 ) -> Solution:
@@ -367,6 +373,11 @@ def _solver(solver: Any, problem: Problem, layout: Layout, rule: Rule) -> Solver
         solver = rule.solver_for(problem.kind) or auto.choose(problem, layout.batch, layout.size)
     found: Solver = get_solver(solver)
     check_serves(found, problem, layout.size)
+    if isinstance(problem.x_scale, str) and problem.x_scale == "jac" and not found.scales:
+        raise CapabilityError(
+            f'x_scale="jac" is a matter of methods with a trust region of its shape, and solver {_name(found)!r} has none: '
+            "use solver='levenberg_marquardt' or 'dogleg', or give the scales as numbers"
+        )
     if rule.needs and problem.kind.name not in rule.needs:
         raise CapabilityError(
             f"rule {rule.name!r} is made for problems of kind {', '.join(rule.needs)}, and {type(problem).__name__} is of "

@@ -168,7 +168,7 @@ def test_more_parameters_than_data() -> None:
 
 
 WRONG: dict[str, tuple[tuple[Any, ...], type[Exception], str]] = {
-    "an array": ((X, X.numpy(), START), TypeError, "ydata must be a tensor"),
+    "a dict": ((X, {"y": X}, START), TypeError, "ydata must be a tensor"),
     "a number to start from": ((X, X, torch.tensor(1.0)), ValueError, "p0 must have 1 dimension"),
     "sigma of another length": (
         (X, X, START, X[:3]),

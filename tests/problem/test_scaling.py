@@ -32,12 +32,21 @@ SOLVERS = ("auto", "levenberg_marquardt", "dogleg", "gauss_newton", "bfgs", "new
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("scale", ["jac", 1.0, 7, UNITS], ids=["jac", "one", "seven", "units"])
+@pytest.mark.parametrize("scale", ["auto", 1.0, 7, UNITS], ids=["auto", "one", "seven", "units"])
 def test_the_solution_and_its_derivative_do_not_depend_on_units(solver: str, scale: Any) -> None:
     exact = torch.tensor([2.0, 1500.0], dtype=F64)
     torch.testing.assert_close(fit(C, solver=solver, x_scale=scale), exact, rtol=1e-8, atol=0)
     slope = jacrev(lambda c: fit(c, solver=solver, x_scale=scale))(C)
     torch.testing.assert_close(slope, torch.tensor([[1.0], [750.0]], dtype=F64), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_the_scales_of_the_jacobian_are_those_of_methods_that_have_them(solver: str) -> None:
+    if solver in ("gauss_newton", "bfgs", "newton_cg"):
+        with pytest.raises(ik.CapabilityError, match=f'x_scale="jac".*{solver}'):
+            fit(C, solver=solver, x_scale="jac")
+    else:
+        torch.testing.assert_close(fit(C, solver=solver, x_scale="jac"), fit(C), rtol=1e-8, atol=0)
 
 
 def test_every_transform() -> None:
@@ -105,7 +114,7 @@ def test_curve_fit_and_aux() -> None:
 
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "negative": (-1.0, ValueError, "x_scale must be positive and finite"),
-    "an unknown word": ("jacobian", ValueError, "x_scale must be one of 'jac'"),
+    "an unknown word": ("jacobian", ValueError, "x_scale must be 'auto' or 'jac'"),
     "another shape": (
         torch.ones(3, dtype=F64),
         ValueError,

@@ -47,6 +47,7 @@ class ProjectedLevenbergMarquardt(Method):
     name: ClassVar[str] = "projected_levenberg_marquardt"
     solves: ClassVar[str] = "constrained"
     default_max_steps: ClassVar[int] = 1000
+    scales: ClassVar[bool] = True  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         check_options(self, damping=positive())

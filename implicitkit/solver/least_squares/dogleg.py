@@ -48,6 +48,7 @@ class Dogleg(Method):
 
     radius: float = 1.0
     default_max_steps: ClassVar[int] = 1000
+    scales: ClassVar[bool] = True  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         check_options(self, radius=positive())

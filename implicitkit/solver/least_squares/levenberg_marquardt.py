@@ -51,6 +51,7 @@ class LevenbergMarquardt(Method):
 
     damping: float = 1e-3
     default_max_steps: ClassVar[int] = 1000
+    scales: ClassVar[bool] = True  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         check_options(self, damping=positive())

@@ -16,17 +16,23 @@ from implicitkit.solver.steps.line_search import wolfe
 
 __all__ = ["NonlinearCG"]
 
+_FORMULAS = ("hager_zhang", "polak_ribiere", "hestenes_stiefel", "fletcher_reeves", "dai_yuan")
+
 
 @register_solver("nonlinear_cg", solves="minimise")
 @dataclass(frozen=True)
 class NonlinearCG(Method):
     r"""``z <- z + t d``, ``d <- -g + \beta d``; with ``y`` the change of the gradient ``g`` and ``g_-`` the one before,
 
-        hager_zhang:    \beta = max((y - 2 d |y|^2 / d'y)'g / d'y,  -1 / (|d| min(0.01, |g_-|)))
-        polak_ribiere:  \beta = max(y'g / |g_-|^2, 0)
+        hager_zhang:  \beta = max((y - 2 d |y|^2 / d'y)'g / d'y,  -1 / (|d| min(0.01, |g_-|)))
+        polak_ribiere:     max(y'g / |g_-|^2, 0)
+        hestenes_stiefel:  max(y'g / d'y, 0)
+        fletcher_reeves:   |g|^2 / |g_-|^2
+        dai_yuan:          |g|^2 / d'y
 
-    (Hager & Zhang 2005, eq. 1.3 to 1.6; Polak & Ribière 1969 with the restart of Gilbert & Nocedal 1992.)  On a quadratic
-    both are linear conjugate gradients.  The line search asks for strong Wolfe conditions, approximate ones near the minimum
+    (Hager & Zhang 2005, eq. 1.3 to 1.6; Polak & Ribière 1969, with the restart of Gilbert & Nocedal 1992; Hestenes & Stiefel
+    1952; Fletcher & Reeves 1964; Dai & Yuan 1999; survey: Hager & Zhang 2006.)  On a quadratic all are linear conjugate
+    gradients.  The line search asks for strong Wolfe conditions, approximate ones near the minimum
     (:func:`~implicitkit.solver.steps.line_search.wolfe`).  Where ``d`` does not descend, and where a search fails, a sample
     starts again along ``-g``; if that fails too, it is given up.
 
@@ -35,7 +41,7 @@ class NonlinearCG(Method):
     Memory: two arrays ``(batch, n)``, the least of all methods that are faster than gradient descent.
 
     Args:
-        formula: ``"hager_zhang"`` or ``"polak_ribiere"``. trials: evaluations of one line search at most.
+        formula: a name from the list above. trials: evaluations of one line search at most.
         curvature: how flat the line must be at the end of a step, between 1e-4 and 1.
 
     Raises:
@@ -48,8 +54,7 @@ class NonlinearCG(Method):
     default_max_steps: ClassVar[int] = 5000
 
     def __post_init__(self) -> None:
-        formulas = one_of("hager_zhang", "polak_ribiere")
-        check_options(self, formula=formulas, trials=at_least(1), curvature=between(1e-4, 1))
+        check_options(self, formula=one_of(*_FORMULAS), trials=at_least(1), curvature=between(1e-4, 1))
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         # of the step before: direction, gradient, slope and length; a length of zero says that there is none
@@ -75,10 +80,14 @@ class NonlinearCG(Method):
         """``(batch,)``; zero where there is no step before."""
         d, before = state["d"], state["g"]
         y, square = g - before, before.square().sum(1)
+        dy = (d * y).sum(1)
         if self.formula == "polak_ribiere":
             beta = ((y * g).sum(1) / square).clamp_min(0)
+        elif self.formula == "hestenes_stiefel":
+            beta = ((y * g).sum(1) / dy).clamp_min(0)
+        elif self.formula in ("fletcher_reeves", "dai_yuan"):
+            beta = g.square().sum(1) / (square if self.formula == "fletcher_reeves" else dy)
         else:
-            dy = (d * y).sum(1)
             beta = ((y - d * (2 * y.square().sum(1) / dy).unsqueeze(1)) * g).sum(1) / dy
             beta = beta.maximum(-1 / (torch.linalg.vector_norm(d, dim=1) * square.sqrt().clamp(max=0.01)))
         return torch.where((state["t"] > 0) & torch.isfinite(beta), beta, 0)

@@ -45,14 +45,20 @@ def check_ends(ends: Any) -> None:
     for name, end in zip(("low", "high"), ends, strict=True):
         if isinstance(end, bool) or not isinstance(end, (int, float, Tensor)):
             raise ValueError(f"bracket: {name} must be a number or a tensor, got {end!r}")
-    low, high = (torch.as_tensor(end, dtype=torch.float64) for end in ends)
-    if any(compat.is_wrapped(end) for end in (low, high)):
+    if any(compat.is_wrapped(end) for end in ends if isinstance(end, Tensor)):
         raise CapabilityError(
-            "bracket: its ends belong to a transform of torch.func, and a solver runs below all of them; give numbers, or "
-            "batch_dims=1 and one number for each sample in place of vmap"
+            "bracket: its ends belong to a transform of torch.func, and a solver runs below all of them; give them to the "
+            "solve, ik.root(..., bracket=(low, high), solver='bisection')"
         )
-    if not bool((low < high).all()):
+    low, high = ends
+    if not (_all(low - low == 0) and _all(high - high == 0)):
+        raise ValueError(f"bracket: both ends must be finite numbers, got {ends!r}")
+    if not _all(low < high):
         raise ValueError(f"bracket: low must be below high in every sample, got {ends!r}")
+
+
+def _all(holds: Any) -> bool:
+    return bool(holds.all()) if isinstance(holds, Tensor) else bool(holds)
 
 
 def ends_of(ends: Ends, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,6 +83,10 @@ def between(f: Evaluations, low: Tensor, high: Tensor) -> tuple[Bracket, Tensor]
     """The brackets that were given, and in which samples the sign does not change between their ends, ``(batch,)``."""
     f_low, f_high = f.residual(low), f.residual(high)
     missing = ~(torch.sign(f_low) != torch.sign(f_high)) | ~torch.isfinite(f_low) | ~torch.isfinite(f_high)
+    if bool(missing.any()):
+        which = ", ".join(str(i) for i in missing.squeeze(1).nonzero().flatten().tolist()[:6])
+        where = f" of sample(s) {which}" if len(missing) > 1 else ""
+        f.remark = f"bracket: the residual does not change its sign between the ends{where}"
     return Bracket(low, f_low, high, f_high), missing.squeeze(1)
 
 
