@@ -22,6 +22,7 @@ __all__ = [
     "report_failure",
 ]
 
+_NONFINITE = frozenset({Status.NONFINITE})
 POLICIES = ("raise", "warn", "ignore", "nan")
 """What ``on_failure=`` may be, everywhere."""
 
@@ -58,25 +59,26 @@ def check_policy(on_failure: Any) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ the solve
-def report_failure(solution: Solution, on_failure: str, hint: str) -> None:
-    """Raise or warn that a solve (on plain tensors) has failed."""
-    error = solution._error(hint)
+def report_failure(solution: Solution, on_failure: str, why: tuple[str, frozenset[Status]]) -> None:
+    """Raise or warn that a solve (on plain tensors) has failed; ``why``: by :func:`failure_hint`."""
+    error = solution._error(*why)
     if on_failure == "raise":
         raise error from getattr(solution._record.outcome, "error", None)
     warn(str(error), ConvergenceWarning)
 
 
-def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> str:
-    """A sentence on why, by looking at what was given and by asking the problem."""
+def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, frozenset[Status]]:
+    """A sentence on why, by looking at what was given and by asking the problem; and the statuses whose cure it is."""
     outcome = record.outcome
     if bool(((outcome.status == int(Status.NONFINITE)) & (outcome.steps == 0)).any()):
         culprits = describe_leaves(z0, "z0", _nonfinite) + describe_leaves(args, "args", _nonfinite)
-        return f"NaN or Inf in: {', '.join(culprits)}." if culprits else "The function is not finite at z0."
+        said = f"NaN or Inf in: {', '.join(culprits)}. Clean the data, or leave such samples out."
+        return (said if culprits else "The function is not finite at z0: start inside its domain."), _NONFINITE
     if record.system is None:
-        return ""
+        return "", frozenset()
     failed = outcome.status != int(Status.CONVERGED)
     hint: str = record.system.problem.explain(record.system, outcome.z, record.theta, failed)
-    return hint
+    return hint, frozenset({Status.MAX_STEPS, Status.STALLED}) if hint else frozenset()
 
 
 def plain_solution(solution: Solution) -> Solution:
@@ -101,10 +103,15 @@ def blank_failures(solution: Solution) -> None:
     solution.value, solution.multipliers = tree_map(blank, solution.value), tree_map(blank, solution.multipliers)
 
 
-def _nonfinite(t: Tensor) -> bool:
+def _nonfinite(t: Tensor) -> str:
+    """Where the first number that is not finite stands, for messages: empty where all are finite."""
+    wrapped = compat.is_wrapped(t)
     while compat.is_wrapped(t):
         t = compat.unwrap(t)
-    return not bool(torch.isfinite(t.detach()).all())
+    wrong = (~torch.isfinite(t.detach())).nonzero()
+    if not len(wrong):
+        return ""
+    return " " if wrapped or not t.ndim else f" (first at {wrong[0].tolist()})"
 
 
 # ------------------------------------------------------------------------------------------- the derivative's linear solve

@@ -57,8 +57,16 @@ _MEANING = {
 }
 
 
-#: What can be done about it, where that is not more steps.
+#: What can be done about it.
 _ADVICE = {
+    Status.MAX_STEPS: "Raise max_steps=, loosen rtol= / atol=, or try another solver= or z0.",
+    Status.NONFINITE: (
+        "The search left the domain of the function: start elsewhere, keep z inside (bounds=, a change of variables such as "
+        "z = exp(y)), or try another solver=."
+    ),
+    Status.INACCURATE: "Loosen rtol= / atol=, or scale the data.",
+    Status.INFEASIBLE: "Check the data of the constraints.",
+    Status.NONCONVEX: "A stationary point is found by ik.argmin with constraints= and a z0.",
     Status.DIVERGED: (
         "There may be no solution: what vanishes as z grows has its zero at infinity. Rule that out in the problem (a "
         "bound, a normalisation, other unknowns), or start nearer to a solution."
@@ -69,9 +77,13 @@ _ADVICE = {
         "or start elsewhere."
     ),
 }
+_NO_ROOT = (
+    "Perhaps there is no solution near: |F| may have a minimum there that is not zero. Start elsewhere (z0= or bracket=), "
+    "try another solver=, or loosen rtol= / atol= if that |F| is small enough."
+)
 _KINK = (
-    "A gradient that does not vanish where the objective stops falling is that of a kink (relu, abs, max): smooth it, or "
-    "state it as prox= or constraints=."
+    "Loosen rtol= / atol=, or try another solver= or z0. A gradient that does not vanish where the objective stops falling "
+    "is that of a kink (relu, abs, max): smooth it, or state it as prox= or constraints=."
 )
 
 
@@ -215,7 +227,8 @@ class Solution:
             raise self._error()
         return self
 
-    def _error(self, hint: str = "") -> ConvergenceError:
+    def _error(self, hint: str = "", answered: frozenset[Status] = frozenset()) -> ConvergenceError:
+        """What to raise; ``hint``: a sentence on why, which says what to do about the statuses ``answered``."""
         outcome = self._record.outcome
         failed = (outcome.status != int(Status.CONVERGED)).nonzero().squeeze(1)
         norms = outcome.residual_norm[failed]
@@ -230,7 +243,7 @@ class Solution:
         many = f"{len(failed)} of {total} samples did not converge" if total > 1 else "the solve did not converge"
         names = ", ".join(
             f"{f'sample {i} ({Status(int(outcome.status[i])).name.lower()}): ' if total > 1 else ''}"
-            f"|F| = {r:.3g}{self._how_far(i)} after step {int(outcome.steps[i])}"
+            f"|F| = {r:.3g}{self._missed(i)}{self._how_far(i)} after step {int(outcome.steps[i])}"
             for i, r in zip(worst, worst_norms, strict=True)
         )
         text = f"{self.solver}: {many}: {kinds}. Worst: {names}."
@@ -238,25 +251,32 @@ class Solution:
             text += f" {outcome.message}."
         if hint:
             text += f" {hint}"
-        present = {Status(int(code)) for code in outcome.status.unique()}
-        for status, advice in _ADVICE.items():
-            if status in present:
-                text += f" {advice}"
-        if (
-            Status.STALLED in present
-            and self._record.system is not None
-            and self._record.system.problem.kind.minimisation
-        ):
-            text += f" {_KINK}"
-        text += " A derivative taken at a point that is not a solution is not the derivative of a solution."
-        if present & {Status.MAX_STEPS, Status.STALLED, Status.NONFINITE, Status.STOPPED, Status.INACCURATE}:
-            text += " Raise max_steps=, loosen rtol= / atol=, try another solver= or z0, or accept"
-        else:
-            text += " Or accept"
+        present = {Status(int(code)) for code in outcome.status[failed].unique()}
+        if outcome.error is None:  # what a user's own solver raised is mended there
+            text += "".join(f" {advice}" for advice in self._advice(present - answered))
         text += (
-            ' it with on_failure="warn" or "ignore"; ik.certify(error.solution) says how far the next solution can be.'
+            ' on_failure="warn" or "ignore" accepts the point, but a derivative taken at a point that is not a solution is '
+            "not the derivative of a solution"
         )
+        known = present - {Status.NONFINITE, Status.INFEASIBLE, Status.UNBOUNDED}
+        text += "; ik.certify(error.solution) says how far the next solution can be." if known else "."
         return ConvergenceError(text, self, tuple(worst), tuple(worst_norms))
+
+    def _advice(self, statuses: set[Status]) -> list[str]:
+        """What can be done about samples that ended so, a sentence or two for each status."""
+        advice = [text for status, text in _ADVICE.items() if status in statuses]
+        if Status.STALLED in statuses:
+            system = self._record.system
+            advice.append(_KINK if system is not None and system.problem.kind.minimisation else _NO_ROOT)
+        return advice
+
+    def _missed(self, sample: int) -> str:
+        """The tolerance, where ``|F|`` is known to be above it."""
+        outcome = self._record.outcome
+        if outcome.tolerance is None:
+            return ""
+        tolerance = float(outcome.tolerance[sample])
+        return f" > tolerance {tolerance:.3g}" if float(outcome.residual_norm[sample]) > tolerance else ""
 
     def _how_far(self, sample: int) -> str:
         """``|z|``, where it tells something."""

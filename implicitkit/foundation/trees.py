@@ -248,10 +248,11 @@ def _outline(tree: Any) -> str:
     return repr(tree_map(leaf, tree, is_leaf=lambda x: isinstance(x, torch.Size)))
 
 
-def describe_leaves(tree: Any, name: str, test: Callable[[Tensor], bool]) -> list[str]:
-    """The paths of the leaves for which ``test`` holds, for messages."""
-    return [
-        name + path
+def describe_leaves(tree: Any, name: str, test: Callable[[Tensor], str]) -> list[str]:
+    """The paths of the leaves of which ``test`` says something, followed by that, for messages."""
+    leaves = [
+        (path, test(leaf))
         for path, leaf in compat.tree_flatten_with_path(tree)
-        if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()) and test(leaf)
+        if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
     ]
+    return [f"{name}{path}{said}".rstrip() for path, said in leaves if said]

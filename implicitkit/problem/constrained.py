@@ -108,8 +108,14 @@ class ConstrainedMinimisation(Problem):
         one_sided = torch.tensor(self.one_sided, device=z.device)
         worst = float(torch.where(one_sided, values.clamp_min(0), values.abs()).nan_to_num(torch.inf).max())
         if worst <= torch.finfo(z.dtype).eps ** 0.5 * (1 + float(z[failed].abs().max())):
-            return "The constraints hold there: the objective may fall without end, or hardly at all."
-        return f"The constraints are violated there by up to {worst:.3g}: perhaps no z meets all of them."
+            return (
+                "The constraints hold there: the objective may fall without end (state what keeps z back), or hardly at all "
+                "(loosen rtol= / atol=, raise max_steps=)."
+            )
+        return (
+            f"The constraints are violated there by up to {worst:.3g}: perhaps no z meets all of them. Look at them alone, "
+            "with an objective that is zero; if that finds a point, start there, or raise max_steps=."
+        )
 
     def drops_rows(self) -> bool:
         return not getattr(self.prox, "batched", lambda _: False)(self.layout)

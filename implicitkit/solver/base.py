@@ -45,7 +45,10 @@ class Options:
 
 @dataclass
 class Outcome:
-    """What came of a solve, one entry a sample: ``z (batch, n)``, the rest ``(batch,)``."""
+    """What came of a solve, one entry a sample: ``z (batch, n)``, the rest ``(batch,)``.
+
+    ``tolerance``: what ``|F|`` had to come down to, for messages; ``None``: not known.
+    """
 
     z: Tensor
     residual_norm: Tensor
@@ -59,6 +62,7 @@ class Outcome:
     kept: dict[str, Tensor] = field(default_factory=dict)  # what the method keeps of its final state
     error: Exception | None = None  # what a user's own solver raised
     said: list[Any] = field(default_factory=list)  # what it returned beside the point, one entry a call
+    tolerance: Tensor | None = None
     _counted: tuple[Tensor, bool] | None = field(
         default=None, init=False, repr=False
     )  # a status, and whether all is well

@@ -211,9 +211,9 @@ def verdict(
     z = torch.where(worse.unsqueeze(1), z0, z)
     norm = torch.where(worse, start, norm)
     status = torch.where(worse & (status == int(Status.NONFINITE)), int(Status.STALLED), status)
-    return Outcome(
-        z, norm, steps, status, f.evaluations, f.sample_evaluations, [start, norm] if options.trace else [], message
-    )
+    tolerance = judge.tolerance(z, norm) if int(torch.count_nonzero(status)) else None
+    trace = [start, norm] if options.trace else []
+    return Outcome(z, norm, steps, status, f.evaluations, f.sample_evaluations, trace, message, tolerance=tolerance)
 
 
 def _ask(

@@ -88,7 +88,7 @@ class _Loop:
         self.watched = options.trace or options.callback is not None
         self.step = 0
         self.progress = Progress()
-        self.tolerance = self.norm
+        self.tolerance, self.remark = self.norm, ""
 
     def look(self) -> bool:
         """Judge the present points; are there samples to go on with?"""
@@ -180,6 +180,7 @@ class _Loop:
         self.last = self.z, self.norm
         z, self.state = self.method.step(f, self.z, self.state)
         self.stuck, self.settled = f.stuck, f.at_rounding
+        self.remark = f.remark or self.remark
         if Progress.due(f, self.step):
             spent = self.progress.spent(f, self.z)
             self.stuck = spent if self.stuck is None else self.stuck | spent
@@ -210,7 +211,7 @@ class _Loop:
 
     def _store(self, kept: dict[str, Tensor]) -> None:
         assert self.everything is not None
-        named = {f"kept {name}": value for name, value in kept.items()}
+        named = {f"kept {name}": value for name, value in kept.items()} | {"tolerance": self.tolerance}
         self.everything.store(z=self.best, norm=self.best_norm, steps=self.steps, status=self.status, **named)
         self.everything.store(steep=self.steep)
 
@@ -220,27 +221,34 @@ class _Loop:
             self.steps = torch.where(self.active, self.step, self.steps)
         kept = self.method.keep(self.state)
         best, norm, steps, status, steep = self.best, self.best_norm, self.steps, self.status, self.steep
+        tolerance = self.tolerance
         if self.everything is not None:
             self._store(kept)
             values = self.everything.values
             kept = {name: values[f"kept {name}"] for name in kept}
             best, norm, steps, status, steep = (values[k] for k in ("z", "norm", "steps", "status", "steep"))
+            tolerance = values["tolerance"]
         if int(torch.count_nonzero(status)):  # not all have converged
             norm = torch.where(torch.isinf(norm), torch.nan, norm)
-        status = self._last_word(best, norm, status, steep)
+        status, tolerance = self._last_word(best, norm, status, steep, tolerance)
         f = self.f
-        figures = f.evaluations, f.sample_evaluations, self.traces, self.whole.f.remark
-        return Outcome(best, norm, steps, status, *figures, kept=kept)
+        figures = f.evaluations, f.sample_evaluations, self.traces, self.remark
+        return Outcome(best, norm, steps, status, *figures, kept=kept, tolerance=tolerance)
 
-    def _last_word(self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor) -> Tensor:
-        """Samples that were stopped short of what they need not meet have converged; others have run away."""
+    def _last_word(
+        self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor, tolerance: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Samples that were stopped short of what they need not meet have converged; others have run away.  And what was
+        asked of them at these points."""
         judge, f = self.whole, self.whole.f
         before = f.evaluations, f.sample_evaluations
         status = judge.review(z, norm, status, steep)
+        if judge.relative_to_state and int(torch.count_nonzero(status)):
+            tolerance = judge.tolerance(z, norm)
         if f is not self.f:
             self.f.evaluations += f.evaluations - before[0]
             self.f.sample_evaluations += f.sample_evaluations - before[1]
-        return status
+        return status, tolerance
 
 
 def _count(*masks: Tensor) -> list[int]:

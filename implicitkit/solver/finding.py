@@ -66,6 +66,8 @@ def _take(outcome: Outcome, again: Outcome, better: Tensor, open_: Tensor) -> No
     outcome.z = torch.where(better.unsqueeze(1), again.z, outcome.z)
     outcome.residual_norm = torch.where(better, again.residual_norm, outcome.residual_norm)
     outcome.status = torch.where(better, again.status, outcome.status)
+    if outcome.tolerance is not None and again.tolerance is not None:
+        outcome.tolerance = torch.where(better, again.tolerance, outcome.tolerance)
     outcome.steps = torch.where(open_, outcome.steps + again.steps, outcome.steps)
     outcome.trace = outcome.trace + again.trace[1:]
     outcome.message = again.message or outcome.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -287,11 +288,69 @@ def test_only_z0_requires_grad() -> None:
     assert torch.equal(torch.func.grad(lambda z0: ik.fixed_point(half, z0).value.sum())(zeros(3)), zeros(3))
 
 
+# ----------------------------------------------------------------------- what a failed solve says: the cure of its cause
+NAN_ROW = torch.tensor([[1.0, 2.0], [3.0, torch.nan]], dtype=D)
+NINE = torch.tensor([4.0, 9.0], dtype=D)
+NARROW = (torch.zeros(2, dtype=D), torch.full((2,), 2.5, dtype=D))
+ADVICE: dict[str, tuple[Callable[[], Any], str, str]] = {  # what is said, and what is not
+    "the tolerance": (
+        lambda: ik.fixed_point(lambda z: 2 * z + 1, torch.zeros(4, dtype=D), solver="picard", max_steps=3, rtol=0, atol=0.5),
+        r"\|F\| = 2 > tolerance 0\.5 after step 3.*Raise max_steps=", "no solution near|domain"),
+    "the tolerance of the later solver": (
+        lambda: ik.root(lambda z: z * z + 1, torch.ones(2, 1, dtype=D), rtol=0, atol=0.25, batch_dims=1),
+        r"sample 1 \(stalled\): \|F\| = 1 > tolerance 0\.25", "max_steps="),
+    "dropped neighbours": (
+        lambda: ik.root(
+            lambda z, c: z * z + c, torch.ones(5, 1, dtype=D), torch.tensor([-1.0, -1, -1, -1, 1], dtype=D).reshape(5, 1),
+            batch_dims=1, in_dims=(0,), solver="newton", rtol=0, atol=0.25),
+        r"1 of 5 .*sample 4 \(stalled\): \|F\| = 1 > tolerance 0\.25", "max_steps="),
+    "a black box": (
+        lambda: ik.root(lambda z: z * z + 1, torch.ones(2, dtype=D), solver="scipy.root.hybr", rtol=0, atol=0.25),
+        r"> tolerance 0\.25", "domain"),
+    "no root": (
+        lambda: ik.root(lambda z: z * z + 1, torch.ones(2, dtype=D), solver="newton"),
+        r"Perhaps there is no solution near: \|F\| may have a minimum there", "max_steps="),
+    "NaN in the data": (
+        lambda: ik.root(lambda z, x: z - x, zeros(2, 2), NAN_ROW, batch_dims=1),
+        r"args\[0\] \(first at \[1, 1\]\)\. Clean the data", "max_steps=|certify|no solution near"),
+    "outside the domain": (
+        lambda: ik.root(lambda z: torch.log(z), zeros(2) - 1), r"start inside its domain", "max_steps=|certify"),
+    "left the domain": (
+        lambda: ik.fixed_point(lambda z: z.sqrt() - 1, torch.full((2,), 4.0, dtype=D), solver="picard"),
+        r"left the domain of the function.*exp\(y\)", "max_steps="),
+    "no change of sign": (
+        lambda: ik.root(lambda z: z * z - 9, bracket=(-2.0, 0.0)),
+        r"chandrupatla: .*residual does not change its sign between the ends, -2 and 0\..*no solution near", "max_steps="),
+    "no change of sign, by bisection, in one sample": (
+        lambda: ik.root(lambda z, c: z * z - c, None, NINE, bracket=NARROW, batch_dims=1, solver="bisection"),
+        r"1 of 2 .*does not change its sign between the ends of sample\(s\) 1, 0 and 2\.5\.", "max_steps="),
+    "no change of sign in the search": (
+        lambda: ik.root(lambda z: z * z + 1, torch.ones((), dtype=D), solver="bisection"),
+        r"no change of sign was found around 1: pass bracket=\(low, high\)", "max_steps="),
+    "a bracket that ends outside the domain": (
+        lambda: ik.root(lambda z: z.log() - 1, bracket=(-1.0, 5.0)),
+        r"residual is not finite at one of the ends, -1 and 5", "max_steps=|its sign"),
+    "constraints that exclude each other": (
+        lambda: ik.argmin(
+            lambda z: z.square().sum(), zeros(2),
+            constraints=[ik.Inequality(lambda z: z - 1), ik.Inequality(lambda z: 2 - z)]),
+        r"perhaps no z meets all of them\. Look at them alone", "Raise max_steps="),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ADVICE)
+def test_a_failed_solve_says_what_its_cause_asks_for(row: str) -> None:
+    call, said, unsaid = ADVICE[row]
+    with pytest.raises(ik.ConvergenceError, match=f"(?s){said}") as caught:
+        call()
+    assert not re.search(unsaid, str(caught.value)), caught.value
+
+
 # -------------------------------------------------------------------------------------------------------- NaN and Inf
 NONFINITE: dict[str, Row] = {
     "NaN in z0": (
         lambda: ik.fixed_point(half, torch.full((3,), torch.nan, dtype=D)), ik.ConvergenceError,
-        r"1 x nonfinite.*after step 0.*NaN or Inf in: z0\."),
+        r"1 x nonfinite.*after step 0.*NaN or Inf in: z0 \(first at \[0\]\)\."),
     "Inf in a leaf of z0": (
         lambda: ik.root(lambda z: z, {"a": zeros(2), "b": torch.full((2,), torch.inf, dtype=D)}), ik.ConvergenceError,
         r"NaN or Inf in: z0\['b'\]"),
@@ -314,12 +373,12 @@ NONFINITE: dict[str, Row] = {
         lambda: ik.fixed_point(
             lambda z, c: z.sqrt() - c, torch.full((3, 1), 4.0, dtype=D), (torch.tensor([[0.0], [1.0], [0.2]], dtype=D),),
             solver="picard", batch_dims=1),
-        ik.ConvergenceError, r"1 of 3 samples did not converge.*Worst: sample 1 \(nonfinite\): \|F\| = \S+ after step 3"),
+        ik.ConvergenceError, r"1 of 3 samples.*Worst: sample 1 \(nonfinite\): \|F\| = \S+ > tolerance \S+ after step 3"),
     "NaN midway in one sample, dropped neighbours": (
         lambda: ik.fixed_point(
             lambda z, c: z.sqrt() - c, torch.tensor([[1.0], [4.0], [1.0]], dtype=D),
             (torch.tensor([[0.0], [1.0], [0.0]], dtype=D),), solver="picard", batch_dims=1, in_dims=(0,)),
-        ik.ConvergenceError, r"1 of 3 samples did not converge.*Worst: sample 1 \(nonfinite\): \|F\| = \S+ after step 3"),
+        ik.ConvergenceError, r"1 of 3 samples.*Worst: sample 1 \(nonfinite\): \|F\| = \S+ > tolerance \S+ after step 3"),
 }  # fmt: skip
 
 
@@ -400,7 +459,7 @@ def test_raise_carries_the_solution() -> None:
     torch.testing.assert_close(error.solution.value[[0, 2]], torch.tensor([[2.0], [3.0]], dtype=D))
     assert error.residual_norms[0] == pytest.approx(float(error.solution.residual_norm[1]))
     assert error.residual_norms[0] >= 1.0
-    for way_out in ("max_steps=", "rtol=", "solver=", 'on_failure="warn"'):
+    for way_out in ("z0=", "rtol=", "solver=", 'on_failure="warn"'):
         assert way_out in str(error)
 
 

@@ -77,7 +77,7 @@ def judge(
     verdict = torch.where(said, status, verdict)
     verdict = torch.where(norm.isfinite() | said, verdict, int(Status.NONFINITE))
     verdict = torch.where(converged & (status != int(Status.NONCONVEX)), int(Status.CONVERGED), verdict)
-    return Outcome(w, norm, steps, verdict, f.evaluations, f.sample_evaluations, trace)
+    return Outcome(w, norm, steps, verdict, f.evaluations, f.sample_evaluations, trace, tolerance=bound)
 
 
 def _direction(f: Evaluations, w: Tensor, r: Tensor) -> Tensor:

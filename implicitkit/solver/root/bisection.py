@@ -11,7 +11,7 @@ from torch import Tensor
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
-from implicitkit.solver.steps.bracketing import Ends, between, check_bracket, check_ends, ends_of, expand, into_domain
+from implicitkit.solver.steps.bracketing import Ends, check_bracket, check_ends, ends_of, first_bracket, into_domain
 
 __all__ = ["Bisection"]
 
@@ -56,10 +56,8 @@ class Bisection(Method):
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         if state["fa"] is None:
-            if self.bracket is not None:
-                bracket, missing = between(f, state["a"], state["b"])
-            else:
-                bracket, missing = expand(f, z, self.width, self.growth, self.expansions)
+            given = None if self.bracket is None else (state["a"], state["b"])
+            bracket, missing = first_bracket(f, z, given, self.width, self.growth, self.expansions)
             f.stuck = missing
             state = bracket._asdict()
         a, fa, b, fb = state["a"], state["fa"], state["b"], state["fb"]

@@ -11,7 +11,7 @@ from torch import Tensor
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
-from implicitkit.solver.steps.bracketing import Ends, between, check_bracket, check_ends, ends_of, expand, into_domain
+from implicitkit.solver.steps.bracketing import Ends, check_bracket, check_ends, ends_of, first_bracket, into_domain
 
 __all__ = ["Chandrupatla"]
 
@@ -55,10 +55,8 @@ class Chandrupatla(Method):
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         missing = None
         if state["fa"] is None:
-            if self.bracket is not None:
-                bracket, missing = between(f, state["a"], state["b"])
-            else:
-                bracket, missing = expand(f, z, self.width, self.growth, self.expansions)
+            given = None if self.bracket is None else (state["a"], state["b"])
+            bracket, missing = first_bracket(f, z, given, self.width, self.growth, self.expansions)
             state = bracket._asdict() | {"t": torch.full_like(z, 0.5)}
         a, fa, b, fb, t = (state[name] for name in ("a", "fa", "b", "fb", "t"))
         new, F, bad = into_domain(f, a + t * (b - a), a)

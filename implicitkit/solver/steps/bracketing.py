@@ -11,7 +11,17 @@ from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["Bracket", "Ends", "between", "check_bracket", "check_ends", "ends_of", "expand", "into_domain"]
+__all__ = [
+    "Bracket",
+    "Ends",
+    "between",
+    "check_bracket",
+    "check_ends",
+    "ends_of",
+    "expand",
+    "first_bracket",
+    "into_domain",
+]
 
 Ends = tuple[Any, Any]
 """``(low, high)``, numbers or tensors with one number for each sample."""
@@ -83,10 +93,14 @@ def between(f: Evaluations, low: Tensor, high: Tensor) -> tuple[Bracket, Tensor]
     """The brackets that were given, and in which samples the sign does not change between their ends, ``(batch,)``."""
     f_low, f_high = f.residual(low), f.residual(high)
     missing = ~(torch.sign(f_low) != torch.sign(f_high)) | ~torch.isfinite(f_low) | ~torch.isfinite(f_high)
-    if bool(missing.any()):
-        which = ", ".join(str(i) for i in missing.squeeze(1).nonzero().flatten().tolist()[:6])
-        where = f" of sample(s) {which}" if len(missing) > 1 else ""
-        f.remark = f"bracket: the residual does not change its sign between the ends{where}"
+    without = missing.squeeze(1).nonzero().flatten().tolist()
+    if without:
+        i = without[0]
+        where = f" of sample(s) {', '.join(map(str, without[:6]))}" if len(missing) > 1 else ""
+        where += f", {float(low[i]):.6g} and {float(high[i]):.6g}"
+        finite = bool(torch.isfinite(f_low[i] + f_high[i]))
+        what = "does not change its sign between" if finite else "is not finite at one of"
+        f.remark = f"bracket: the residual {what} the ends{where}"
     return Bracket(low, f_low, high, f_high), missing.squeeze(1)
 
 
@@ -122,6 +136,19 @@ def expand(f: Evaluations, z: Tensor, width: float | None, growth: float, expans
             factor = torch.where(finite, factor, 0.5)
             step = torch.where(finite, step * factor, 0.5 * step)
             ends[side] = (torch.where(finite, outer, inner), torch.where(finite, f_outer, f_inner), step, factor)
+    return bracket, missing
+
+
+def first_bracket(
+    f: Evaluations, z: Tensor, given: tuple[Tensor, Tensor] | None, width: float | None, growth: float, expansions: int
+) -> tuple[Bracket, Tensor]:
+    """The brackets that were ``given``, or those of :func:`expand`; and which samples have none, ``(batch,)``: ``f.remark``
+    says so."""
+    bracket, missing = expand(f, z, width, growth, expansions) if given is None else between(f, *given)
+    without = (missing & f.active).nonzero()
+    if given is None and len(without):
+        where = float(z[int(without[0])])
+        f.remark = f"no change of sign was found around {where:.6g}: pass bracket=(low, high)"
     return bracket, missing
 
 
