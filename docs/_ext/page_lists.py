@@ -1,8 +1,8 @@
 """Pages that are lists of links serve twice: as they stand on a code host, and as tables of contents of the site.
 
-Two things are done to a page while Sphinx reads it.  A list of links (``- [Title](page.md): a sentence``) on one of ``LISTS``
-gets a hidden ``toctree`` of the same pages in the same order.  And a link to a source from which the site makes pages leads to
-those pages: the source is there before a build, the page only after it.
+Two things are done to a page while Sphinx reads it.  A list of links (``- [Title](page.md): a sentence``) on one of
+``LISTS`` gets a hidden ``toctree`` of the same pages in the same order.  And a link to a source from which the site makes
+pages leads to those pages: the source is there before a build, the page only after it.
 """
 
 from __future__ import annotations

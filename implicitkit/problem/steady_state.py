@@ -16,8 +16,9 @@ __all__ = ["SteadyState"]
 class SteadyState(Problem):
     r"""Find a state at rest of ``dz/dt = g(z, \theta)``: ``g(z, \theta) = 0``.
 
-    The sign is part of the problem: solvers that follow the flow in (pseudo-)time need ``+g``.  Convergence:
-    ``|g(z)| <= atol + rtol |g(z0)|``, in units of ``z`` per unit of time.
+    The sign is part of the problem: solvers that follow the flow in (pseudo-)time need ``+g``.  Convergence: as of a
+    root, ``|g(z)| <= atol`` or every ``|g_i| <= atol + rtol S_i`` by the size ``S_i`` of what cancels in it (:func:`solve`);
+    in units of ``z`` per unit of time.
 
     Source: Krantz & Parks (2002), theorem 3.3.1, for the derivative, as of a root.
 

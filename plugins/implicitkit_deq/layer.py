@@ -52,9 +52,8 @@ class DEQ(nn.Module):
         init: where a solve starts: ``"zeros"``; ``"learned"`` (a parameter, trained by :meth:`start_loss`); ``"last"`` (the
             previous equilibrium, where shapes agree, or that of the sample ``index``); or a function or module
             ``(*inputs) -> state``.
-        solver, rule, rtol, atol, max_steps, on_failure, trace, callback: as in :func:`ik.solve`, for training (and for
-            evaluation, where not changed there).  ``on_failure=None``: :class:`Forgive` in training, ``"raise"`` in
-            evaluation.
+        solver, rule, rtol, atol, max_steps, on_failure, trace, callback: as in :func:`ik.solve`, in training (and in
+            evaluation, unless changed there).  ``on_failure=None``: :class:`Forgive`, and ``"raise"`` in evaluation.
         evaluation: what is different in ``eval()`` mode, as in ``{"rtol": 1e-6}``.
         batch_dims: 1: samples are independent; 0: the batch is one joint system (a cell that couples its samples).
         in_dims: as in :func:`ik.solve`, for what the cell gets after ``z``.  ``"auto"``: what a :class:`Cell` declares;
@@ -98,6 +97,7 @@ class DEQ(nn.Module):
         dtype: torch.dtype | None = None,
         pretraining: Pretraining | None = None,
     ) -> None:
+        """Make a layer of ``cell``; what every argument means is said of the class, ``help(DEQ)``."""
         super().__init__()
         if not callable(cell):
             raise TypeError(f"cell must be callable as cell(z, *inputs), got {type(cell).__name__}")

@@ -1,4 +1,4 @@
-"""Every page is on a list of links that reads well as it stands, and the site makes its tables of contents of these lists."""
+"""Every page is on a list of links that reads well as it stands; the site makes its tables of contents of these."""
 
 from __future__ import annotations
 
