@@ -8,7 +8,7 @@ the same kind of object with more samples (:meth:`System.batched`), and dropping
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -181,15 +181,15 @@ class System:
         if what not in known:
             problem = self.origin.problem
             shapes = tuple(tuple(t.shape) for t in self.lifted.theta)
-            key = (
-                what,
-                type(problem),
-                identity_of(self.lifted.function),
-                tuple(map(tuple, self.layout.events)),
-                shapes,
-            )
+            key = (what, *self.identity, shapes)
             known[what] = Sparsity(key, problem.pattern_of(what), diagonal=problem.kind.iteration)
         return known[what]
+
+    @property
+    def identity(self) -> tuple[Hashable, ...]:
+        """What tells this system's function, its mode, and the shape of its state, from others."""
+        events = tuple(map(tuple, self.layout.events))
+        return type(self.origin.problem), identity_of(self.lifted.function), events, self.lifted.training
 
     @property
     def is_batched(self) -> bool:

@@ -38,6 +38,7 @@ from implicitkit.foundation.operators import Operator, minus, shifted
 from implicitkit.linear.cycles import column
 from implicitkit.linear.dense import factor_batched
 from implicitkit.linear.gmres import GMRES
+from implicitkit.linear.independence import refuse_coupled
 from implicitkit.solution import Solution
 from implicitkit.system import System
 
@@ -130,6 +131,7 @@ def certify(solution: Solution) -> Certificate:
     system, theta, z = record.system, record.theta, record.outcome.z
     with torch.no_grad():
         F, A = _linearise(system, theta, z)
+        refuse_coupled(A, system.identity)
         size, inverse = _extremes(A)
         step = -_apply_inverse(A, F)
         newton = (1 + _SOLVE_RTOL) * torch.linalg.vector_norm(step, dim=1)

@@ -14,6 +14,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.lifting.lifted import check_leaves
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.blocks import BlockSubstitution
+from implicitkit.linear.independence import refuse_coupled
 from implicitkit.linear.preconditioners import preconditioner
 from implicitkit.reporting import linear_failure
 from implicitkit.rule.primitive import root
@@ -130,6 +131,7 @@ class Request:
         Raises:
             CapturedTensorError: the function uses something tracked that it did not use before, or tracks nothing.
             ChangedFunctionError: it is no longer the function that was solved.
+            ValueError: the samples of the batch depend on each other.
         """
         lifted, outcome = self.system.lifted, self.record.outcome
         lifted.cut = False
@@ -143,6 +145,8 @@ class Request:
             A.preconditioner = preconditioner(self.preconditioner, A, z)
         if lifted.cut:
             refuse_cut(self.system, z, theta)
+        if self.system.batch > 1:
+            refuse_coupled(A, self.system.identity)
         samples = outcome.status == int(Status.CONVERGED) if self.on_failure == "nan" else None
         refuse_changed(lifted, outcome, self.options, out, A, z, samples)
         return out, A

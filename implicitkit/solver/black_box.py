@@ -17,7 +17,10 @@ from implicitkit.solver.base import Found, Options, Outcome, Solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.judging import Judge
 
-__all__ = ["BlackBox", "BlackBoxFunction", "verdict"]
+__all__ = ["MISTAKES", "BlackBox", "BlackBoxFunction", "verdict"]
+
+#: Exceptions that tell of a mistake in the program of a user's solver, not of a point that it could not find.
+MISTAKES = (NameError, AttributeError, TypeError, LookupError, ImportError, NotImplementedError)
 
 _AIMS = 5  # how often a black box is asked, each time for what is known by then
 
@@ -276,12 +279,15 @@ def _one_sample(f: Evaluations, z: Tensor, i: int) -> Iterator[BlackBoxFunction]
 
 
 def _guarded(solver: BlackBox, f: BlackBoxFunction, z0: Tensor, **keywords: Any) -> Found:
-    """Call the black box; an exception of its own is a failure to converge, one of the user's function surfaces."""
+    """Call the black box; an exception of its own is a failure to converge, unless it tells of a mistake in the program; one
+    of the user's function surfaces."""
     try:
         return solver(f, z0.detach().clone(), **keywords)
     except Exception as error:
         if f.error is not None:
             raise f.error from None
+        if isinstance(error, MISTAKES):
+            raise
         return Found(z0, message=f"{solver.name or 'the solver'} raised {type(error).__name__}: {error}")
 
 

@@ -13,7 +13,7 @@ from implicitkit.foundation.trees import Layout, hint_of_pair
 from implicitkit.linear.user_factor import UserFactor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Options, Outcome, Solver
-from implicitkit.solver.black_box import verdict
+from implicitkit.solver.black_box import MISTAKES, verdict
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.judging import Judge
 
@@ -46,6 +46,8 @@ class UserSolver(Solver):
             try:
                 # clones: the solver may write into what it is given
                 found = self.function(*trees.tree_map(_own, (layout.unpack(part), *args)))
+            except MISTAKES:  # of the program: no point was looked for
+                raise
             except Exception as error:
                 message, raised = f"{self.name} raised {type(error).__name__}: {error}", error
                 if "does not require grad" in message:

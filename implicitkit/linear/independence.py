@@ -1,0 +1,54 @@
+"""Are the samples of a batch independent, as ``batch_dims`` says?"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+
+from implicitkit.foundation import seeded
+from implicitkit.foundation.operators import Operator
+
+__all__ = ["refuse_coupled"]
+
+_SEEN: dict[Hashable, None] = {}  # what has been found in order, the oldest first
+_MANY = 4096
+
+
+def refuse_coupled(A: Operator, key: Hashable) -> None:
+    r"""Raise unless ``dF_i/dz_j = 0`` for samples ``i != j``.
+
+    Everything is solved and differentiated sample by sample, by the blocks ``dF_i/dz_i`` of the Jacobian alone.  A residual
+    can vanish all the same where samples are coupled (by a mean over the batch, say), but its derivative would be wrong.
+    One product tells: where weights ``w`` are zero on half of the samples, drawn at random, so is ``J^T w``; an entry there
+    above ``eps^{3/4}`` of the largest comes from another sample.  A coupling within the halves alone is missed, that of two
+    samples with probability 1/2.
+
+    Args:
+        A: ``J = dF/dz``, or ``J - I``. key: what tells the function from others; it is asked once for each.
+
+    Raises:
+        ValueError: the samples depend on each other.
+    """
+    if A.batch == 1 or key in _SEEN:
+        return
+    given = _half(A.batch).to(A.like.device)
+    weights = seeded.uniform(A.batch, A.size, seed=1).to(A.like) + 0.5
+    pulled = A.rmv(torch.where(given.unsqueeze(1), weights, 0)).detach().abs().nan_to_num(0, 0, 0).amax(1)
+    foreign = torch.where(given, 0, pulled)
+    if float(foreign.max()) > torch.finfo(pulled.dtype).eps ** 0.75 * float(pulled.max()):
+        raise ValueError(
+            "the samples of the batch are not independent, as batch_dims says they are: the equations of others depend on "
+            f"the unknowns of sample {int(foreign.argmax())} (a mean or a norm over the batch does that, or batch normalisation "
+            "in training mode), and a derivative formed sample by sample would be wrong. Make one system of them with "
+            "batch_dims=0, or let the function treat every sample alone (module.eval())"
+        )
+    _SEEN[key] = None
+    if len(_SEEN) > _MANY:
+        del _SEEN[next(iter(_SEEN))]
+
+
+def _half(batch: int) -> torch.Tensor:
+    """A random half of the samples, ``(batch,)``: neither none nor all."""
+    order = seeded.uniform(batch, seed=0).argsort()
+    return order < batch // 2

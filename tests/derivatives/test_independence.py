@@ -1,0 +1,130 @@
+"""Samples that are coupled, although ``batch_dims`` says that they are not, are refused where a derivative is formed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+
+torch.manual_seed(0)
+BATCH, N = 6, 3
+LINEAR = torch.nn.Linear(N, N).double()
+NORM = torch.nn.BatchNorm1d(N).double()
+ATTENTION = torch.nn.MultiheadAttention(N, 1, batch_first=True).double()
+CONVOLUTION = torch.nn.Conv1d(1, 1, 3, padding=1).double()
+
+COUPLED: dict[str, tuple[Callable[..., Any], Callable[[Tensor, Tensor], Tensor]]] = {
+    "mean": (ik.root, lambda z, x: z + 0.5 * z.mean(0) - x),
+    "mean taken off": (ik.fixed_point, lambda z, x: 0.3 * (z - z.mean(0)) + x),
+    "norm of the batch": (ik.fixed_point, lambda z, x: 0.3 * z / (1 + z.norm()) + x),
+    "next sample": (ik.fixed_point, lambda z, x: 0.3 * z.roll(1, 0) + x),
+    "batch normalisation": (ik.fixed_point, lambda z, x: 0.3 * torch.tanh(NORM(LINEAR(z))) + x),
+    "softmax over the batch": (ik.root, lambda z, x: z + 0.1 * z.softmax(0) - x),
+    "objective": (ik.argmin, lambda z, x: (z - x).square().sum(1) + 1e-3 * z.mean(0).square().sum()),
+    "residuals": (ik.least_squares, lambda z, x: z + 0.5 * z.mean(0) - x),
+}
+INDEPENDENT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "product": lambda z, x: 0.3 * torch.tanh(LINEAR(z)) + x,
+    "layer normalisation": lambda z, x: 0.3 * torch.nn.functional.layer_norm(z, (N,)) + x,
+    "attention in a sample": lambda z, x: (
+        0.1 * ATTENTION(*[z.unsqueeze(1).expand(-1, 4, -1)] * 3)[0].mean(1) + 0.1 * z + x
+    ),
+    "convolution": lambda z, x: 0.2 * torch.tanh(CONVOLUTION(z.unsqueeze(1)).squeeze(1)) + x,
+    "the input is coupled": lambda z, x: 0.3 * z + x - x.mean(0),
+    "no dependence on z": lambda z, x: x + 0 * z,
+    "transform": lambda z, x: 0.2 * torch.fft.rfft(z).real.sum(1, keepdim=True) * torch.ones(N) + x,
+}
+
+
+def data() -> Tensor:
+    return torch.randn(BATCH, N, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(autouse=True)
+def training() -> Any:
+    NORM.train()
+    yield
+    NORM.train()
+
+
+@pytest.mark.filterwarnings("ignore::implicitkit.ImpureFunctionWarning")
+@pytest.mark.parametrize("name", COUPLED)
+def test_coupled_samples_are_refused(name: str) -> None:
+    verb, f = COUPLED[name]
+    solution = verb(f, torch.zeros_like(data()), (data().requires_grad_(),), batch_dims=1)
+    with pytest.raises(ValueError, match=r"not independent.*unknowns of sample \d.*batch_dims=0"):
+        solution.value.sum().backward()
+    with pytest.raises(ValueError, match="not independent"):
+        torch.func.jvp(
+            lambda x: verb(f, torch.zeros_like(x), (x,), batch_dims=1).value, (data(),), (torch.ones_like(data()),)
+        )
+
+
+def test_as_one_system_they_are_right() -> None:
+    verb, f = COUPLED["mean"]
+    found = torch.func.jacrev(lambda x: verb(f, torch.zeros_like(x), (x,)).value)(data())
+    want = torch.linalg.inv(torch.eye(BATCH, dtype=torch.float64) + 0.5 / BATCH)
+    torch.testing.assert_close(found[:, 0, :, 0], want)
+
+
+def test_batch_normalisation_that_has_learnt_is_taken() -> None:
+    verb, f = COUPLED["batch normalisation"]
+    NORM.eval()
+    x = data().requires_grad_()
+    verb(f, torch.zeros_like(x), (x,), batch_dims=1).value.sum().backward()
+    NORM.train()
+    with pytest.warns(ik.ImpureFunctionWarning):
+        solution = verb(f, torch.zeros_like(x), (x,), batch_dims=1)
+    with pytest.raises(ValueError, match="not independent"):
+        solution.value.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex128], ids=str)
+@pytest.mark.parametrize("name", INDEPENDENT)
+def test_independent_samples_are_taken(name: str, dtype: torch.dtype) -> None:
+    f = INDEPENDENT[name]
+    if dtype.is_complex and name not in ("the input is coupled", "no dependence on z"):
+        pytest.skip("of real numbers")
+    x = data().to(dtype).requires_grad_()
+    g = f if dtype != torch.float32 else (lambda z, x: f(z.double(), x.double()).float())
+    solution = ik.fixed_point(g, torch.zeros_like(x), (x,), batch_dims=1)
+    (grad,) = torch.autograd.grad(solution.value.real.sum(), x)
+    assert bool(torch.isfinite(torch.view_as_real(grad) if dtype.is_complex else grad).all())
+
+
+def test_a_sample_that_failed_couples_nothing() -> None:
+    x = torch.tensor([[1.0], [float("nan")], [4.0]], dtype=torch.float64, requires_grad=True)
+    solution = ik.root(lambda z, x: z**2 - x, torch.ones_like(x), (x,), batch_dims=1, on_failure="nan")
+    solution.value.nansum().backward()
+    torch.testing.assert_close(x.grad, torch.tensor([[0.5], [0.0], [0.25]], dtype=torch.float64))
+
+
+def test_certify_asks_too() -> None:
+    verb, f = COUPLED["mean"]
+    solution = verb(f, torch.zeros_like(data()), (data(),), batch_dims=1)
+    with pytest.raises(ValueError, match="not independent"):
+        ik.certify(solution)
+
+
+def test_a_function_is_asked_once() -> None:
+    calls = []
+
+    def f(z: Tensor, x: Tensor) -> Tensor:
+        return 0.3 * torch.tanh(LINEAR(z)) + x
+
+    from implicitkit.linear import independence
+
+    half = independence._half
+    independence._half = lambda batch: calls.append(batch) or half(batch)  # type: ignore[assignment, func-returns-value]
+    try:
+        for _ in range(3):
+            x = data().requires_grad_()
+            ik.fixed_point(f, torch.zeros_like(x), (x,), batch_dims=1).value.sum().backward()
+    finally:
+        independence._half = half
+    assert calls == [BATCH]
