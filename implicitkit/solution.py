@@ -209,6 +209,11 @@ class Solution:
         """The figures of the last derivative's linear solve; ``None`` until one has run."""
         return self._record.linear[-1] if self._record.linear else None
 
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and hasattr(Tensor, name):
+            raise AttributeError(f"a Solution is no tensor: do you mean solution.value.{name}?")
+        raise AttributeError(f"a Solution has no attribute {name!r}")
+
     def detach(self) -> Solution:
         """The same figures beside a value without derivative: to keep a solution without its graph and its inputs.
 

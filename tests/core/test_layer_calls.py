@@ -138,3 +138,38 @@ def test_a_pair_is_a_pair() -> None:
         lone(ONES, A)
     with pytest.raises(ValueError, match=re.escape("solution.aux can be one of them only")):
         ik.implicit(ik.Root(lambda z, a: (z**2 - a, z), has_aux=True), has_aux=True)
+
+
+MISTAKES: dict[str, Any] = {
+    "a missing key": (KeyError, lambda z0, a: {}["weights"]),
+    "a missing name": (NameError, lambda z0, a: not_defined),  # noqa: F821
+    "a missing attribute": (AttributeError, lambda z0, a: z0.nothing),
+    "a wrong type": (TypeError, lambda z0, a: len(3)),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("on_failure", ["raise", "warn", "nan"])
+def test_a_mistake_in_the_solver_surfaces(name: str, on_failure: str) -> None:
+    error, solver = MISTAKES[name]
+    with pytest.raises(error):
+        ik.implicit(ik.Root(lambda z, a: z**2 - a), on_failure=on_failure)(solver)(ONES, A)
+
+
+def test_what_a_solver_could_not_find_is_a_failure_to_converge() -> None:
+    def solver(z0: Tensor, a: Tensor) -> Tensor:
+        raise ArithmeticError("overflow on the way")
+
+    with pytest.raises(ik.ConvergenceError, match="overflow on the way"):
+        ik.implicit(ik.Root(lambda z, a: z**2 - a))(solver)(ONES, A)
+
+
+def test_a_black_box_with_a_mistake_surfaces() -> None:
+    class Wrong(ik.extend.BlackBox):
+        name, solves = "wrong", "root"
+
+        def __call__(self, f: Any, z0: Tensor, **_: Any) -> Any:
+            return {}["weights"]
+
+    with pytest.raises(KeyError, match="weights"):
+        ik.root(lambda z: z**2 - 2, torch.ones(2), solver=Wrong())

@@ -644,3 +644,12 @@ def test_warnings_point_at_the_users_line_beside_the_compiler() -> None:
     test_warnings_point_at_the_users_line(_warn_sugar)
     test_warnings_point_at_the_users_line(_warn_backward)
     torch.compiler.reset()
+
+
+def test_a_solution_says_that_it_is_no_tensor() -> None:
+    solution = ik.fixed_point(half, torch.zeros(2), (torch.ones(2),))
+    with pytest.raises(AttributeError, match=r"solution\.value\.sum"):
+        solution.sum()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="no attribute 'valeu'"):
+        solution.valeu  # type: ignore[attr-defined]  # noqa: B018
+    assert copy.deepcopy(solution).value.equal(solution.value) and not hasattr(solution, "__torch_function__")

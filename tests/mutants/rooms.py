@@ -118,6 +118,13 @@ MUTANTS = [
         ("- 0.5 * K + inverse_part", "+ 0.5 * K + inverse_part"),
     ),
     *mutants(
+        "implicitkit/linear/independence.py",
+        "tests/derivatives/test_independence.py",
+        ("foreign = torch.where(given, 0, pulled)", "foreign = torch.where(given, pulled, 0)"),
+        ("    _SEEN[key] = None", "    pass"),
+        ("return order < batch // 2", "return order < batch"),
+    ),
+    *mutants(
         "implicitkit/manifold/exponential.py",
         "tests/problem/test_manifold.py",
         ("q = torch.where(q[..., :1] < 0, -q, q)", "q = q"),
