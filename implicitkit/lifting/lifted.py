@@ -87,11 +87,6 @@ class Lifted:
     cut: bool = False
     scope: Scope | None = None
 
-    @property
-    def training(self) -> tuple[bool, ...]:
-        """Which of the modules whose tensors it uses are in training mode?"""
-        return tuple(m.training for places in (*self.slots, *(p for p, _ in self.frozen)) for m, _, _ in places)
-
     def changes(self) -> list[str]:
         """What the function uses that is not as it was when it was lifted, in words (as far as it was noted)."""
         return self.scope.changes() if self.scope is not None else []

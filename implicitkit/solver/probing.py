@@ -270,7 +270,9 @@ def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor)
     falls = _FALLS**2 if f.kind.of_residuals else _FALLS  # a gradient goes down as the square of its residuals
     if not f.kind.of_residuals and not f.kind.iteration:
         # erfc(24) = 1e-252 has a small correction, but it leaves a third; and far out a hundredth can be a period
-        odd = small & ~(after <= _LEFT * before)
+        # (unless it is below the spacing of numbers there: nothing can be nearer to the zero)
+        smallest = 4 * torch.finfo(z.dtype).eps * torch.maximum(z.abs(), 0.1 * largest)
+        odd = small & ~(after <= _LEFT * before) & ~(d.abs() <= smallest).all(1)
         small = small & (~odd | _is_noise(f, z, F, odd))
     return small | ((after <= falls * before) & (d.abs() <= 0.5 * largest).all(1))
 

@@ -165,11 +165,8 @@ def test_what_a_solver_could_not_find_is_a_failure_to_converge() -> None:
 
 
 def test_a_black_box_with_a_mistake_surfaces() -> None:
-    class Wrong(ik.extend.BlackBox):
-        name, solves = "wrong", "root"
-
-        def __call__(self, f: Any, z0: Tensor, **_: Any) -> Any:
-            return {}["weights"]
+    def find(f: Any, z0: Tensor, **_: Any) -> Any:
+        return {}["weights"]
 
     with pytest.raises(KeyError, match="weights"):
-        ik.root(lambda z: z**2 - 2, torch.ones(2), solver=Wrong())
+        ik.root(lambda z: z**2 - 2, torch.ones(2), solver=ik.extend.BlackBox(find))
