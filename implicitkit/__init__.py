@@ -43,6 +43,12 @@ _FOR_AUTHORS = (
     "trees",
 )
 
+#: What other libraries call it.
+_ELSEWHERE = {
+    "minimize": "argmin", "minimise": "argmin", "root_scalar": "root", "fsolve": "root", "find_root": "root",
+    "fixedpoint": "fixed_point", "leastsq": "least_squares", "odeint": "InitialValue", "solve_ivp": "InitialValue",
+}  # fmt: skip
+
 # Rooms that register parts, imported when a name is first looked up; SciPy's solvers only for a name of theirs.
 for _room in ("linear", "problem.builtin", "rule.builtin", "solver.builtin"):
     announce(f"implicitkit.{_room}")
@@ -58,7 +64,9 @@ provide("analyse", "implicitkit.diagnostics.composition:analyse")
 def __getattr__(name: str) -> Any:
     module = "implicitkit.extend" if name in _FOR_AUTHORS else _MODULES.get(name)
     if module is None:
-        raise AttributeError(f"module 'implicitkit' has no attribute {name!r}")
+        other = _ELSEWHERE.get(name.lower())
+        hint = f". Did you mean ik.{other}?" if other else ""
+        raise AttributeError(f"module 'implicitkit' has no attribute {name!r}{hint}")
     # a name that is a module of its own stands for itself
     value = importlib.import_module(f"implicitkit.{name}") if module == "implicitkit" else None
     value = value or getattr(importlib.import_module(module), name)

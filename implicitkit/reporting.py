@@ -27,13 +27,24 @@ POLICIES = ("raise", "warn", "ignore", "nan")
 """What ``on_failure=`` may be, everywhere."""
 
 
-def about_args(error: TypeError, given: list[Any] | dict[Any, Any]) -> str:
-    """The error of the user's function, with a word on ``args``: given one list or dict, which it may not expect."""
-    kind = type(given).__name__
-    return (
-        f"{error}. The function was called with z and one argument, a {kind}: args is the tuple of what comes after z, "
-        f"args=(first, second), and a {kind} alone is one argument"
-    )
+_SHAPES = ("must match the size", "cannot be multiplied", "is invalid for input", "size mismatch", "not broadcastable")
+
+
+def about_call(error: Exception, z: Any, args: tuple[Any, ...]) -> str:
+    """The error of the user's function, called with ``z`` and ``args``, with a word on what it was given; empty where there
+    is nothing to add."""
+    text = str(error)
+    if isinstance(error, (TypeError, AttributeError)) and len(args) == 1 and isinstance(args[0], (list, dict)):
+        kind = type(args[0]).__name__
+        return (
+            f"{text}. The function was called with z and one argument, a {kind}: args is the tuple of what comes after z, "
+            f"args=(first, second), and a {kind} alone is one argument"
+        )
+    if any(clause in text for clause in _SHAPES):
+        shape = lambda t: f" {tuple(t.shape)}"  # noqa: E731
+        given = describe_leaves(z, "z", shape) + describe_leaves(args, "args", shape)
+        return f"{text}. The function was called with {', '.join(given)}"
+    return ""
 
 
 def refuse_tracing() -> None:

@@ -198,7 +198,7 @@ def as_state(z0: Any, args: Any) -> Any:
     near = [t for t in (*arrays, *tree_flatten(args)[0]) if isinstance(t, Tensor) and t.is_floating_point()]
     place: dict[str, Any] = {"dtype": near[0].dtype, "device": near[0].device} if near else {}
     numbers = [torch.tensor(x, **place) if isinstance(x, float) else x for x in arrays]
-    if near:
+    if near and any(isinstance(x, complex) for x in numbers):
         place["dtype"] = torch.promote_types(near[0].dtype, torch.complex32)
     return tree_unflatten([torch.tensor(x, **place) if isinstance(x, complex) else x for x in numbers], spec)
 

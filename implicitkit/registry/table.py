@@ -19,6 +19,8 @@ __all__ = ["TABLES", "Entry", "Table", "check_choice", "describe", "instantiate"
 
 T = TypeVar("T")
 
+_LISTED = 40  # so many names are listed, of more the nearest
+
 _defaults: weakref.WeakKeyDictionary[type, Any] = weakref.WeakKeyDictionary()
 
 REQUIRED = ("rtol", "atol", "max_steps")
@@ -133,13 +135,20 @@ class Table:
         if name in self.entries:
             return self.entries[name]
         text = f"unknown {self.noun} {name!r}."
-        near = difflib.get_close_matches(name.lower().replace("-", "_").replace(" ", "_"), self.entries, 1, 0.6)
+        near = _nearest(name, sorted(self.entries))
         if near:
             text += f" Did you mean {near[0]!r}?"
         others = [t.noun for t in TABLES.values() if t is not self and name in t.entries]
         if others:
             text += f" (There is a {' and a '.join(others)} of that name.)"
-        text += f" Registered {self.noun}s: {', '.join(sorted(self.entries)) or 'none'}."
+        listed = sorted(self.entries)
+        if len(listed) > _LISTED:
+            some = [*near, *(n for n in listed if n not in near)][:5]
+            text += f" Registered {self.noun}s: {', '.join(some)} and {len(listed) - len(some)} more, all of them by "
+            text += f"`python -m implicitkit list {self.kind}`."
+        else:
+            text += f" Registered {self.noun}s: {', '.join(listed) or 'none'}."
+        text += " A part of your own is registered when the module that defines it is imported."
         broken = [str(p) for p in plugins.broken()]
         if broken:
             text += f" Plugins that failed to load: {'; '.join(broken)}."
@@ -261,6 +270,22 @@ def check_choice(option: str, value: Any, choices: tuple[str, ...]) -> None:
         near = difflib.get_close_matches(str(value), choices, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{option} must be one of {', '.join(map(repr, choices))}; got {value!r}.{hint}")
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_").replace(" ", "_")
+
+
+def _nearest(name: str, names: list[str]) -> list[str]:
+    """Up to five names that may be meant, nearest first: the same but for case and dashes, the same last part of a dotted
+    name, or alike."""
+    wanted = _plain(name)
+    plain = {n: _plain(n) for n in names}
+    same = [n for n in names if plain[n] == wanted]
+    last = [n for n in names if "." not in name and plain[n].rpartition(".")[2] == wanted]
+    alike = difflib.get_close_matches(wanted, [*plain.values()], 5, 0.6)
+    found = [*same, *last, *(n for a in alike for n in names if plain[n] == a)]
+    return list(dict.fromkeys(found))[:5]
 
 
 def _redefined(old: Any, new: Any) -> bool:

@@ -178,7 +178,7 @@ class _Loop:
             units = torch.where(self.norm > 0, f.norm / self.norm, 1)
             f.tolerance, f.best_norm = self.tolerance * units, self.best_norm * units
         self.last = self.z, self.norm
-        z, self.state = self.method.step(f, self.z, self.state)
+        z, self.state = _pair(self.method, self.method.step(f, self.z, self.state))
         self.stuck, self.settled = f.stuck, f.at_rounding
         self.remark = f.remark or self.remark
         if Progress.due(f, self.step):
@@ -256,6 +256,17 @@ def _count(*masks: Tensor) -> list[int]:
     if masks[0].device.type == "cpu":
         return [int(torch.count_nonzero(mask)) for mask in masks]
     return torch.stack(masks).sum(1).tolist()
+
+
+def _pair(method: Steps, found: Any) -> tuple[Tensor, Any]:
+    """What a step returned, which a tensor of two rows would pass for."""
+    if not isinstance(found, tuple) or len(found) != 2:
+        got = f"a tuple of {len(found)}" if isinstance(found, tuple) else f"a {type(found).__name__}"
+        raise TypeError(
+            f"{type(method).__name__}.step must return a pair, z and the new state (() where it keeps none); "
+            f"it returned {got}"
+        )
+    return found
 
 
 class _Full:

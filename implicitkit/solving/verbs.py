@@ -25,7 +25,7 @@ from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.problem.root import Root
 from implicitkit.problem.steady_state import SteadyState
 from implicitkit.reporting import (
-    about_args,
+    about_call,
     blank_failures,
     check_policy,
     failure_hint,
@@ -325,9 +325,10 @@ def _lifted(problem: Problem, layout: Layout, z0: Any, args: tuple[Any, ...], gi
         return lift_closed(problem.function, args)
     try:
         return lift(problem.function, problem.probe(z0), args, check_output(problem, layout))
-    except TypeError as error:
-        if len(given) == 1 and isinstance(given[0], (list, dict)):
-            raise TypeError(about_args(error, given[0])) from error
+    except (TypeError, AttributeError, RuntimeError) as error:
+        said = about_call(error, z0, given) if type(error) in (TypeError, AttributeError, RuntimeError) else ""
+        if said:
+            raise type(error)(said) from error
         raise
 
 

@@ -137,7 +137,7 @@ def step_returns_a_new_point(subject: Subject) -> None:
 
 @check(
     "Every tensor in the state has the batch as its first dimension; keep counters that all samples share as Python "
-    "numbers, or override Method.select.",
+    "numbers, or override Method.select. A norm or a step length over the whole batch? Take it with dim=1, keepdim=True.",
     _is_method,
 )
 def step_is_per_sample(subject: Subject) -> None:

@@ -54,6 +54,14 @@ def shout(step: int, z: Any, norm: Tensor) -> None:
 
 Row = tuple[Callable[[], Any], type[Exception], str]
 
+
+class Lonely(ik.Method):
+    name, solves = "lonely", "fixed_point"
+
+    def step(self, f: Any, z: Tensor, state: Any) -> Any:
+        return f(z)
+
+
 REFUSED: dict[str, Row] = {
     # ------------------------------------------------------------------------------------------------ the problem
     "fixed point of no callable": (
@@ -178,7 +186,7 @@ REFUSED: dict[str, Row] = {
     # ----------------------------------------------------------------------------------------------------------- names
     "unknown solver": (
         lambda: ik.fixed_point(half, zeros(3), solver="andersen"), ik.UnknownNameError,
-        r"unknown solver 'andersen'\. Did you mean 'anderson'\? Registered solvers: .*picard"),
+        r"unknown solver 'andersen'\. Did you mean 'anderson'\? Registered solvers: anderson, .*list solvers`"),
     "unknown rule": (
         lambda: ik.fixed_point(half, zeros(3), rule="implicite"), ik.UnknownNameError,
         r"unknown rule 'implicite'\. Did you mean 'implicit'\?.*one_step"),
@@ -189,6 +197,25 @@ REFUSED: dict[str, Row] = {
         lambda: ik.fixed_point(half, zeros(3), solver="phantom"), ik.UnknownNameError, r"There is a rule of that name"),
     "solver of the wrong type": (
         lambda: ik.fixed_point(half, zeros(3), solver=3), TypeError, r"solver must be a registered name.*got 3 \(a int\)"),
+    "the last part of a name": (
+        lambda: ik.root(half, zeros(3), solver="brentq"), ik.UnknownNameError, r"mean 'scipy\.root_scalar\.brentq'\?"),
+    "another case": (
+        lambda: ik.argmin(square, zeros(3), solver="scipy.minimize.bfgs"), ik.UnknownNameError,
+        r"mean 'scipy\.minimize\.BFGS'\?"),
+    "a solver that is not imported": (
+        lambda: ik.root(half, zeros(3), solver="heavy_ball"), ik.UnknownNameError,
+        r"list solvers`\. A part of your own is registered when the module that defines it is imported"),
+    # ------------------------------------------------------------------------------------ what the function was called with
+    "shapes": (
+        lambda: ik.root(lambda z, x: z - x, zeros(4, 3), zeros(5, 3)), RuntimeError,
+        r"must match the size.*called with z \(4, 3\), args\[0\] \(5, 3\)"),
+    "a list of arguments, whose attribute is asked for": (
+        lambda: ik.root(lambda z, p: z - p.exp(), zeros(1), [zeros(1)]), AttributeError,
+        r"'exp'\. The function was called with z and one argument, a list"),
+    "a step without state": (
+        lambda: ik.fixed_point(half, zeros(2, 1), solver=Lonely(), batch_dims=1), TypeError,
+        r"Lonely\.step must return a pair, z and the new state.*it returned a Tensor"),
+    "another library's verb": (lambda: ik.minimize(square, zeros(3)), AttributeError, r"mean ik\.argmin\?"),
     # ------------------------------------------------------------------------------------------------------ capabilities
     "picard for an equation": (
         lambda: ik.root(half, zeros(3), solver="picard"), ik.CapabilityError,

@@ -69,11 +69,11 @@ def test_unknown_name_is_answered_with_the_nearest(look_up: Callable[[str], Any]
     assert isinstance(caught.value, ValueError)
 
 
-def test_unknown_name_without_a_near_one_lists_all() -> None:
-    with pytest.raises(ik.UnknownNameError, match="Registered solvers: aitken, anderson, ") as caught:
+def test_unknown_name_without_a_near_one_says_how_to_list_all() -> None:
+    with pytest.raises(ik.UnknownNameError, match=r"Registered solvers: aitken, anderson, .* and \d+ more") as caught:
         get_solver("zzz")
     assert "Did you mean" not in str(caught.value)
-    assert all(name in str(caught.value) for name in ik.solvers())
+    assert f"and {len(ik.solvers()) - 5} more" in str(caught.value)
 
 
 @pytest.mark.parametrize("verb", ["solver", "rule"])
