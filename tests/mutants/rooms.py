@@ -51,7 +51,7 @@ MUTANTS = [
             "covariance = inverse @ inverse.mT",
             "covariance = inverse.mT @ inverse if m == n else inverse @ inverse.mT * 2",
         ),
-        ("        return r / s\n", "        return r / s.square()\n"),
+        ("            r = r / s\n", "            r = r / s.square()\n"),
         ("if not absolute_sigma:", "if absolute_sigma:"),
     ),
     *mutants(
