@@ -108,6 +108,9 @@ def _like(found: Any, part: Tensor, layout: Layout, name: str) -> Any:
     leaves = trees.tree_flatten(found)[0]
     if len(leaves) != len(template):
         raise ValueError(f"{name} returned {len(leaves)} tensor(s), but z0 has {len(template)}{hint_of_pair(found)}")
+    for x in leaves:
+        if not isinstance(x, Tensor) and hasattr(x, "x"):  # an OptimizeResult of SciPy
+            raise TypeError(f"{name} returned a {type(x).__name__}: a solver returns the point itself, its .x")
     converted = [
         torch.as_tensor(x, dtype=t.dtype, device=t.device).detach() for x, t in zip(leaves, template, strict=True)
     ]

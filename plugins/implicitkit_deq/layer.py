@@ -377,7 +377,7 @@ class DEQ(nn.Module):
         z0: Any,
         index: Tensor | None,
     ) -> Any:
-        shapes = self.cell.state_shape(*inputs) if self.state is None else self.state  # type: ignore[attr-defined]
+        shapes = start.shapes_of(self.cell, inputs) if self.state is None else self.state
         if callable(shapes):
             shapes = shapes(*inputs)
         if shapes is not self.state:

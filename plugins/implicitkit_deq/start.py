@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 
-__all__ = ["Last", "Learned", "alike", "check_index", "check_shapes", "fitting", "zeros"]
+__all__ = ["Last", "Learned", "alike", "check_index", "check_shapes", "fitting", "shapes_of", "zeros"]
 
 
 def is_shape(x: Any) -> bool:
@@ -22,6 +23,26 @@ def is_shape(x: Any) -> bool:
 def over_shapes(function: Callable[[tuple[int, ...]], Any], shapes: Any) -> Any:
     """``function`` of every shape in a pytree of shapes."""
     return ik.extend.trees.tree_map(function, shapes, is_leaf=is_shape)
+
+
+def shapes_of(cell: Any, inputs: tuple[Any, ...]) -> Any:
+    """The shape of one sample's state, as the cell says for these inputs.
+
+    Raises:
+        TypeError: the cell takes another number of inputs (``ik.compose`` and ``ik.FixedPoint`` hand a map its state too).
+    """
+    try:
+        return cell.state_shape(*inputs)
+    except TypeError as error:
+        try:
+            inspect.signature(cell.state_shape).bind(*inputs)
+        except TypeError as misfit:
+            raise TypeError(
+                f"{type(cell).__name__}.state_shape cannot be called with {len(inputs)} input(s): {misfit}. A DEQ is called "
+                "as layer(x) and solves for its state itself; as a map of (z, x) in ik.compose or ik.FixedPoint use "
+                "layer.cell; two layers in a row are first >> second"
+            ) from error
+        raise
 
 
 def check_shapes(shapes: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.optimize
 import torch
 from torch import Tensor
 from torch.func import hessian, jacfwd, jacrev, vmap
@@ -170,3 +171,14 @@ def test_a_black_box_with_a_mistake_surfaces() -> None:
 
     with pytest.raises(KeyError, match="weights"):
         ik.root(lambda z: z**2 - 2, torch.ones(2), solver=ik.extend.BlackBox(find))
+
+
+def test_a_result_in_place_of_its_point_is_named() -> None:
+    @ik.implicit(ik.Root(lambda z, a: z**2 - a))
+    def solver(z0: Tensor, a: Tensor) -> Any:
+        return scipy.optimize.root(lambda z: z**2 - a.numpy(), z0.numpy())
+
+    with pytest.raises(
+        TypeError, match=r"solver returned a OptimizeResult: a solver returns the point itself, its \.x"
+    ):
+        solver(ONES, A)

@@ -455,3 +455,12 @@ def test_other_errors_of_a_cell_are_its_own() -> None:
 
     with pytest.raises(RuntimeError, match=r"^no more of this$"):
         DEQ(cell, (6,))(torch.zeros(5, 3))
+
+
+def test_a_layer_where_a_map_is_wanted_is_named() -> None:
+    layer = DEQ(cells.MLP(4, 6))
+    x, z = torch.randn(2, 4), torch.zeros(2, 6)
+    with pytest.raises(
+        TypeError, match=r"MLP\.state_shape cannot be called with 2 input.*use layer\.cell.*first >> second"
+    ):
+        ik.solve(ik.compose({"a": (layer, "x")}, output="a"), {"a": z}, (x,), batch_dims=1)
