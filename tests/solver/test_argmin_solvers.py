@@ -500,7 +500,7 @@ def test_torch_optim_copies() -> None:
         lambda: ik.LevenbergMarquardt(damping=0.0), lambda: ik.GradientDescent(step_size=-1.0),
         lambda: ik.GradientDescent(memory=0), lambda: ik.GradientDescent(step_size="wolfe"),
         lambda: ik.GradientDescent(step_size="armijo", nesterov=True), lambda: ik.NonlinearCG(curvature=2.0),
-        lambda: ik.NonlinearCG("fletcher_reeves"), lambda: ik.NonlinearCG(trials=0), lambda: ik.Dogleg(radius=0.0),
+        lambda: ik.NonlinearCG("steepest"), lambda: ik.NonlinearCG(trials=0), lambda: ik.Dogleg(radius=0.0),
     ],
 )  # fmt: skip
 def test_options_out_of_range(make: Callable[[], Any]) -> None:
