@@ -650,6 +650,6 @@ def test_a_solution_says_that_it_is_no_tensor() -> None:
     solution = ik.fixed_point(half, torch.zeros(2), (torch.ones(2),))
     with pytest.raises(AttributeError, match=r"solution\.value\.sum"):
         solution.sum()  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match="no attribute 'valeu'"):
-        solution.valeu  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'answer'"):
+        solution.answer  # type: ignore[attr-defined]  # noqa: B018
     assert copy.deepcopy(solution).value.equal(solution.value) and not hasattr(solution, "__torch_function__")
