@@ -270,12 +270,9 @@ def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor)
     falls = _FALLS**2 if f.kind.of_residuals else _FALLS  # a gradient goes down as the square of its residuals
     if not f.kind.of_residuals and not f.kind.iteration:
         # erfc(24) = 1e-252 has a small correction, but it leaves a third; and far out a hundredth can be a period
-        # (on the way to infinity a correction is 1 / 700 of z and more; a period it jumps leaves F large beside its changes;
-        # and nothing is nearer to a zero than the spacing of the numbers there allows)
-        eps = torch.finfo(z.dtype).eps
-        outward = (4 * _STEEPEST * d.abs() > torch.maximum(z.abs(), 0.1 * largest)).any(1)
-        standing = (F.abs() > eps**0.5 * scale).any(1)
-        odd = small & ~(after <= _LEFT * before) & (outward | standing) & ~(F.abs() <= _NOISE * eps * scale).all(1)
+        # (but where F is far below its changes, a zero is near: on the way to infinity it is 1e-8 of them and more)
+        standing = (F.abs() > torch.finfo(z.dtype).eps ** 0.6 * scale).any(1)
+        odd = small & ~(after <= _LEFT * before) & standing
         small = small & (~odd | _is_noise(f, z, F, odd))
     return small | ((after <= falls * before) & (d.abs() <= 0.5 * largest).all(1))
 

@@ -354,3 +354,9 @@ def test_sound_roots_far_out_are_taken(name: str, solver: str) -> None:
     f, values = SOUND_FAR_OUT[name]
     c = torch.tensor(values, dtype=torch.float64).unsqueeze(1)
     assert bool(ik.root(f, c, (c,), solver=solver, batch_dims=1).converged.all())
+
+
+@pytest.mark.parametrize("start", [8.0, 20.0, 26.0])
+def test_erfc_has_no_root_although_its_corrections_are_small(start: float) -> None:
+    with pytest.raises(ik.ConvergenceError, match="diverged"):
+        ik.root(torch.erfc, torch.tensor([start], dtype=torch.float64), solver="newton")
