@@ -182,7 +182,9 @@ class System:
             problem = self.origin.problem
             shapes = tuple(tuple(t.shape) for t in self.lifted.theta)
             key = (what, *self.identity, shapes)
-            known[what] = Sparsity(key, problem.pattern_of(what), diagonal=problem.kind.iteration)
+            kind = problem.kind
+            symmetric = what == "saddle" or (what == "residual" and kind.symmetric)
+            known[what] = Sparsity(key, problem.pattern_of(what), diagonal=kind.iteration, symmetric=symmetric)
         return known[what]
 
     @property

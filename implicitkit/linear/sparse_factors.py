@@ -4,7 +4,8 @@ r"""Factors of sparse blocks, for many right-hand sides and both ``A`` and ``A^T
   pivoting, all samples of a batch in one call, since blocks that are not coupled are a band as well;
 - else SuperLU (Demmel, Eisenstat, Gilbert, Li & Liu 1999, SIAM J. Matrix Anal. 20(3)), sample by sample: with the minimum
   degree of ``A + A^T`` and a preference for diagonal pivots where the pattern is symmetric, COLAMD where it is not.  A
-  preference that costs accuracy is found out by a trial solve, and the block factored again with partial pivoting.
+  preference that costs accuracy is found out by a trial solve, and the block factored again with partial pivoting;
+- blocks that are hardly sparse: LAPACK's dense LU, sample by sample.
 
 Rows are scaled to size one first.  A block is singular when a trial solve amplifies a right-hand side by more than
 ``0.05 / eps``.
@@ -38,6 +39,7 @@ SYMMETRIC: dict[str, Any] = {
 }
 
 _WIDEST_BAND = 48  # of lower and upper together, above which SuperLU is faster
+_FULL = 8  # one entry in so many, from which a dense matrix is
 _AMPLIFIED = 0.05 / np.finfo(np.float64).eps
 _ACCURATE = 1e-9  # backward error of the trial solve above which pivots were badly preferred
 
@@ -117,7 +119,11 @@ class SparseFactor:
         if self._band is not None:
             sound = sound & self._band.ok
         else:
-            self._lus = [_superlu(self._block(i), analysis.symmetric) for i in range(self.batch)]
+            full = analysis.pattern.nnz * _FULL > self.size**2
+            self._lus = [
+                _Full(self._block(i)) if full else _superlu(self._block(i), analysis.symmetric)
+                for i in range(self.batch)
+            ]
             sound = sound & np.array([lu is not None for lu in self._lus])
         self.ok = torch.from_numpy(sound & self._regular(sound))
         all_ok = bool(self.ok.all())
@@ -184,6 +190,20 @@ def _try(A: sp.csc_matrix, **options: Any) -> Any:
             return sla.splu(A, **options)
         except RuntimeError:  # "Factor is exactly singular"
             return None
+
+
+class _Full:
+    """LAPACK's LU of a block, with the interface of SuperLU's; a pivot that is zero gives infinite solutions."""
+
+    def __init__(self, A: sp.csc_matrix) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", la.LinAlgWarning)
+            self.factor = la.lu_factor(A.toarray(), overwrite_a=True, check_finite=False)
+
+    def solve(self, b: np.ndarray, trans: str = "N") -> np.ndarray:
+        """``A x = b``, or with ``"T"`` that of the transposed."""
+        x: np.ndarray = la.lu_solve(self.factor, b, trans=int(trans == "T"), check_finite=False)
+        return x
 
 
 class _BandFactor:

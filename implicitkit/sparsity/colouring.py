@@ -5,11 +5,13 @@ a colouring of the column intersection graph: Coleman & Moré 1983, SIAM J. Nume
 
 - strides: where rows only couple columns at few distances (stencils on a grid), column ``j`` gets colour ``j mod p`` with
   the smallest ``p`` that divides no distance.  On a line or a grid this is the fewest possible, or close to it.
-- greedy: columns choose the smallest colour no neighbour has, all at once, and of two neighbours that chose the same one
-  the one of higher degree keeps it (Gebremedhin & Manne 2000, Concurrency 12: speculative colouring).
+- greedy: columns choose the smallest colour no neighbour has, those of most neighbours first; all whose turn has come at
+  once, which gives the same colours (Jones & Plassmann 1993, SIAM J. Sci. Comput. 14(3)).
 
 Rows with many entries (hubs of a graph) would force as many colours; they are set apart, and found by products with the
-transposed matrix, coloured in their turn (Coleman & Verma 1998, SIAM J. Sci. Comput. 19(4): bicolouring).
+transposed matrix, coloured in their turn (Coleman & Verma 1998, SIAM J. Sci. Comput. 19(4): bicolouring).  Of a symmetric
+matrix these products show the columns of the hubs as well, so that the others need only be told apart in what is left
+(Coleman & Moré 1984, Math. Prog. 28: symmetry saves products).
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ __all__ = ["Colouring", "colour", "groups_of_columns"]
 
 _DISTANCES = 4096  # distances that strides are tried for
 _WORTH = 0.7  # rows are set apart where that leaves no more than this share of the products
-_SPREAD = 0.5  # how far vertices that compete for a colour step aside
 _PAIRS = 40_000_000  # pairs of columns that may share a row, at most
 
 
@@ -35,7 +36,7 @@ class Colouring:
 
     Attributes:
         by_rows: groups are of rows (products with the transposed matrix); else of columns.
-        groups: the colour of each column (row), ``(n,)``. count: colours.
+        groups: the colour of each column (row), ``(n,)``, -1 for those that need none. count: colours.
         apart: rows (columns) found from products of the other kind; their entries are not in the others' colours.
         apart_groups, apart_count: their colours.
     """
@@ -53,12 +54,17 @@ class Colouring:
         return self.count + self.apart_count
 
 
-def colour(pattern: IndexSets, *, row_cost: float = 1.0, column_cost: float = 1.5) -> Colouring | None:
+def colour(
+    pattern: IndexSets, *, row_cost: float = 1.0, column_cost: float = 1.5, symmetric: bool = False
+) -> Colouring | None:
     """The cheaper of row and column groups; ``None`` if both would need about as many products as a dense matrix.
 
     Args:
         pattern: ``(m, n)``. row_cost, column_cost: of a product with the transposed matrix, and with the matrix.
+        symmetric: the matrix is, and so its pattern.
     """
+    if symmetric:
+        return _of_symmetric(pattern)
     candidates = []
     for by_rows, own, other in ((True, row_cost, column_cost), (False, column_cost, row_cost)):
         matrix = sp.csr_matrix(pattern.T) if by_rows else pattern
@@ -121,6 +127,40 @@ def _hubs(pattern: IndexSets, cost: float) -> np.ndarray:
     return np.sort(order[:best])
 
 
+def _of_symmetric(pattern: IndexSets) -> Colouring | None:
+    """Hubs by products of their own, the others by what is left without the hubs' rows and columns."""
+    n = pattern.shape[0]
+    apart = _symmetric_hubs(pattern)
+    keep = np.setdiff1d(np.arange(n), apart, assume_unique=True)
+    rest = pattern[keep][:, keep] if len(apart) else pattern
+    found = groups_of_columns(rest)
+    alone = groups_of_columns(sp.csr_matrix(pattern[apart].T)) if len(apart) else (apart, 0)
+    if found is None or alone is None:
+        return None
+    groups = np.full(n, -1, dtype=np.int64)
+    groups[keep] = found[0]
+    return Colouring(True, groups, found[1], apart, *alone)
+
+
+def _symmetric_hubs(pattern: IndexSets) -> np.ndarray:
+    """The rows to set apart with their columns; colours estimated as in :func:`_hubs`."""
+    counts = np.diff(pattern.indptr)
+    n = len(counts)
+    order = np.argsort(-counts, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(n)
+    row, column = place[np.repeat(np.arange(n), counts)], place[pattern.indices]
+    falls = counts[order[:-1]] / np.maximum(counts[order[1:]], 1)
+    sizes = {1 << k for k in range(max(1, n // 2).bit_length())} | ({int(falls.argmax()) + 1} if n > 1 else set())
+    best, price = 0, float(_widest(pattern)) * _WORTH
+    for size in sorted(size for size in sizes if size <= n // 2):
+        left, hubs = (row >= size) & (column >= size), row < size
+        value = float(np.bincount(row[left]).max(initial=0) + np.bincount(column[hubs]).max(initial=0))
+        if value < price:
+            best, price = size, value
+    return np.sort(order[:best])
+
+
 def _without(pattern: IndexSets, rows: np.ndarray) -> IndexSets:
     if len(rows) == 0:
         return pattern
@@ -158,39 +198,34 @@ def _stride(distances: np.ndarray, least: int) -> int | None:
 
 
 def _greedy(pattern: IndexSets) -> np.ndarray:
-    """Speculative greedy colouring of the column intersection graph."""
+    """Greedy colouring of the column intersection graph, columns of many neighbours first."""
     lines = pattern.astype(np.int32)  # of eight bits, 256 shared rows would count as none
     graph = sp.csr_matrix((lines.T @ lines).astype(bool))
     graph.setdiag(False)
     graph.eliminate_zeros()
     n = graph.shape[0]
-    generator = np.random.default_rng(0)
     degree = np.diff(graph.indptr).astype(np.int64)
     rank = np.empty(n, dtype=np.int64)
-    rank[np.lexsort((generator.permutation(n), -degree))] = np.arange(n)
+    rank[np.lexsort((np.random.default_rng(0).permutation(n), -degree))] = np.arange(n)
+    owner = np.repeat(np.arange(n), degree)
+    waiting = np.bincount(owner[rank[graph.indices] < rank[owner]], minlength=n)  # neighbours whose turn is before
     colours = np.full(n, -1, dtype=np.int64)
-    open_ = np.arange(n)
-    while len(open_):
-        edges = graph[open_]
-        owner, neighbour = np.repeat(np.arange(len(open_)), np.diff(edges.indptr)), edges.indices
-        ahead = (colours[neighbour] < 0) & (rank[neighbour] < rank[open_][owner])
-        rivals = np.bincount(owner[ahead], minlength=len(open_))
-        skip = (generator.random(len(open_)) * (1 + rivals * _SPREAD)).astype(np.int64)
-        colours[open_] = _free(owner, colours[neighbour], skip)
-        clash = (colours[neighbour] == colours[open_][owner]) & (rank[neighbour] < rank[open_][owner])
-        losers = np.zeros(len(open_), dtype=bool)
-        losers[owner[clash]] = True
-        colours[open_[losers]] = -1
-        open_ = open_[losers]
+    ready = np.flatnonzero(waiting == 0)
+    while len(ready):
+        edges = graph[ready]
+        owner, neighbour = np.repeat(np.arange(len(ready)), np.diff(edges.indptr)), edges.indices
+        colours[ready] = _free(owner, colours[neighbour], len(ready))
+        later, count = np.unique(neighbour[rank[neighbour] > rank[ready][owner]], return_counts=True)
+        waiting[later] -= count
+        ready = later[waiting[later] == 0]
     return colours
 
 
-def _free(owner: np.ndarray, taken: np.ndarray, skip: np.ndarray) -> np.ndarray:
-    """For each owner the colour number ``skip`` (from 0) of those not ``taken`` by its neighbours."""
+def _free(owner: np.ndarray, taken: np.ndarray, owners: int) -> np.ndarray:
+    """For each owner the smallest colour not ``taken`` by its neighbours."""
     seen = taken >= 0
     width = int(taken.max(initial=0)) + 1
     pairs = np.unique(owner[seen] * width + taken[seen])
     who, which = pairs // width, pairs % width
-    place = np.arange(len(who)) - np.searchsorted(who, np.arange(len(skip)))[who]
-    below = which - place <= skip[who]  # free colours below this one are no more than are skipped
-    return skip + np.bincount(who[below], minlength=len(skip))
+    place = np.arange(len(who)) - np.searchsorted(who, np.arange(owners))[who]
+    return np.bincount(who[which == place], minlength=owners)  # the first so many are taken

@@ -18,7 +18,8 @@ from implicitkit.sparsity.index_sets import IndexSets
 
 __all__ = ["Coloured", "as_pattern", "coloured"]
 
-_CHUNK = 1 << 25  # numbers in one batch of products
+_CHUNK = 1 << 18  # numbers in one batch of products: more do not fit into the caches of a processor
+_CHUNK_ELSEWHERE = 1 << 25
 _Product = Callable[[Tensor], Tensor]
 
 
@@ -67,13 +68,13 @@ class Coloured:
         random = seeded.uniform(1, size_in, seed=0x5EED) + 0.5
         seeds = torch.zeros(plan.count + 1, size_in, dtype=torch.float64)
         seeds[torch.from_numpy(c.groups), torch.arange(size_in)] = 1
-        seeds[-1] = random
-        shown = _products(own, seeds, batch, like)  # (batch, count + 1, size_out)
+        seeds[-1] = random  # where those without a group have been put
+        shown = _products(own, seeds, max(m, n), batch, like)  # (batch, count + 1, size_out)
         check, flat = shown[:, -1].numpy(), shown[:, :-1].reshape(batch, -1)
         if len(c.apart):
             single = torch.zeros(c.apart_count, size_out, dtype=torch.float64)
             single[torch.from_numpy(c.apart_groups), torch.from_numpy(c.apart)] = 1
-            flat = torch.cat([flat, _products(other, single, batch, like).reshape(batch, -1)], 1)
+            flat = torch.cat([flat, _products(other, single, max(m, n), batch, like).reshape(batch, -1)], 1)
         values = flat.numpy()[:, self.places]
         return values, self._error(values, random.numpy()[0], check)
 
@@ -96,12 +97,17 @@ class Coloured:
         return sp.csr_matrix((values, self.pattern.indices, self.pattern.indptr), shape=self.shape)
 
 
-def coloured(pattern: IndexSets, origin: str = "detected") -> Coloured | None:
-    """A pattern made ready for use; ``None`` if no colouring halves the products that a dense matrix takes."""
+def coloured(pattern: IndexSets, origin: str = "detected", symmetric: bool = False) -> Coloured | None:
+    """A pattern made ready for use; ``None`` if no colouring halves the products that a dense matrix takes.
+
+    ``symmetric``: the matrix is.
+    """
     pattern = sp.csr_matrix(pattern).astype(bool)
+    if symmetric:
+        pattern = sp.csr_matrix(pattern + pattern.T)
     pattern.sum_duplicates()
     pattern.sort_indices()
-    plan = colour(pattern)
+    plan = colour(pattern, symmetric=symmetric)
     if plan is None or 2 * plan.products > min(pattern.shape):
         return None
     rows, columns = _coordinates(pattern)
@@ -111,9 +117,12 @@ def coloured(pattern: IndexSets, origin: str = "detected") -> Coloured | None:
     if len(plan.apart):
         number = np.full(width, -1, dtype=np.int64)
         number[plan.apart] = plan.apart_groups
-        alone = number[inside] >= 0
+        alone, first = number[inside] >= 0, plan.count * width
         other_width = pattern.shape[0] if plan.by_rows else pattern.shape[1]
-        places = np.where(alone, plan.count * width + number[inside] * other_width + group_of, places)
+        places = np.where(alone, first + number[inside] * other_width + group_of, places)
+        if symmetric:  # an entry is found where the one across the diagonal is
+            across = ~alone & (number[group_of] >= 0)
+            places = np.where(across, first + number[group_of] * other_width + inside, places)
     return Coloured(pattern, plan, origin, places)
 
 
@@ -121,11 +130,12 @@ def _coordinates(pattern: IndexSets) -> tuple[np.ndarray, np.ndarray]:
     return np.repeat(np.arange(pattern.shape[0]), np.diff(pattern.indptr)), pattern.indices
 
 
-def _products(product: _Product, seeds: Tensor, batch: int, like: Tensor) -> Tensor:
-    """``product`` of every seed, the same for each sample: ``(k, n) -> (batch, k, m)``, double precision, on the host."""
+def _products(product: _Product, seeds: Tensor, longest: int, batch: int, like: Tensor) -> Tensor:
+    """``product`` of every seed, the same for each sample: ``(k, n) -> (batch, k, m)``, double precision, on the host;
+    ``longest``: the larger of ``m`` and ``n``."""
     seeds = seeds.to(device=like.device, dtype=like.dtype)
-    k, n = seeds.shape
-    chunk = max(1, _CHUNK // max(1, batch * n))
+    k, numbers = len(seeds), _CHUNK if like.device.type == "cpu" else _CHUNK_ELSEWHERE
+    chunk = max(1, numbers // max(1, batch * longest))
     parts = []
     for some in seeds.split(min(chunk, max(1, math.ceil(k / math.ceil(k / chunk))))):
         vectors = some.unsqueeze(1).expand(-1, batch, -1)

@@ -23,7 +23,9 @@ __all__ = ["SMALLEST", "Sparsity", "identity_of"]
 
 SMALLEST = 128  # unknowns from which a pattern is looked for
 _KEPT = 128  # functions whose pattern is remembered
-_FRACTION = 8  # a matrix with more than one entry in so many is not worth the name sparse
+_FRACTION = 8  # a matrix with more than one entry in so many is not worth the name sparse ...
+_FRACTION_SMALL = 4  # ... of few unknowns: a pattern saves products still
+_FEW = 2048
 _NUMBERS = (int, float, str, bool, type(None))
 _found: OrderedDict[Hashable, Coloured | None] = OrderedDict()
 
@@ -36,10 +38,11 @@ class Sparsity:
         given: ``"auto"``, ``None`` (there is none), or the user's: a SciPy or torch sparse matrix, a dense one, or
             bandwidths ``(lower, upper)``.
         diagonal: what is given is the pattern of a map ``f``, and that of ``f(z) - z`` is wanted.
+        symmetric: the Jacobian is.
     """
 
-    def __init__(self, key: Hashable, given: Any = "auto", diagonal: bool = False) -> None:
-        self.key, self.given, self.diagonal = key, given, diagonal
+    def __init__(self, key: Hashable, given: Any = "auto", diagonal: bool = False, symmetric: bool = False) -> None:
+        self.key, self.given, self.diagonal, self.symmetric = key, given, diagonal, symmetric
         self._ready: Coloured | None = None  # what was given
         self._refuted = 0
 
@@ -56,7 +59,7 @@ class Sparsity:
         if z.shape[1] < SMALLEST or self._refuted > 1:
             return None
         if self.key not in _found:
-            _found[self.key] = _detected(function, z)
+            _found[self.key] = _detected(function, z, self.symmetric)
             while len(_found) > _KEPT:
                 _found.popitem(last=False)
         _found.move_to_end(self.key)
@@ -90,24 +93,25 @@ class Sparsity:
             with torch.no_grad():
                 rows = function(z).shape[1]
             pattern = as_pattern(self.given, rows, z.shape[1], self.diagonal)
-            self._ready = coloured(pattern, origin="given")
+            self._ready = coloured(pattern, "given", self.symmetric)
             if self._ready is None:
                 self.given = None
         return self._ready
 
 
-def _detected(function: Callable[[Tensor], Tensor], z: Tensor) -> Coloured | None:
+def _detected(function: Callable[[Tensor], Tensor], z: Tensor, symmetric: bool) -> Coloured | None:
     from implicitkit.sparsity.compression import coloured
     from implicitkit.sparsity.detection import detect
 
     batch, n = z.shape
     with torch.no_grad():
         longest = max(n, function(z).shape[1])
-    each = max(32, n // _FRACTION)
+    fraction = _FRACTION_SMALL if n <= _FEW else _FRACTION
+    each = max(32, n // fraction)
     found = detect(function, z, budget=batch * longest * each, each=each)
-    if found.pattern is None or found.pattern.nnz * _FRACTION > found.pattern.shape[0] * n:
+    if found.pattern is None or found.pattern.nnz * fraction > found.pattern.shape[0] * n:
         return None
-    return coloured(found.pattern)
+    return coloured(found.pattern, symmetric=symmetric)
 
 
 def identity_of(function: Any, depth: int = 4) -> Hashable:

@@ -10,7 +10,7 @@ from patterns_table import PATTERNS, Case
 from torch import Tensor
 
 from implicitkit.foundation import autodiff
-from implicitkit.linear.sparse_factors import SparseFactor, analyse
+from implicitkit.linear.sparse_factors import SparseFactor, _Full, analyse
 from implicitkit.sparsity.colouring import groups_of_columns
 from implicitkit.sparsity.compression import coloured
 from implicitkit.sparsity.detection import detect
@@ -136,6 +136,47 @@ def test_hubs_are_set_apart() -> None:
     assert ready is not None and len(ready.colouring.apart) >= 1 and ready.colouring.products < 40
 
 
+def _arrow() -> np.ndarray:
+    """Twelve unknowns that meet all others, of which blocks of three meet each other."""
+    n = 312
+    A = np.kron(np.eye(n // 3), np.ones((3, 3)))
+    A[:12] = A[:, 12:24] = 1
+    order = np.random.default_rng(3).permutation(n)
+    return np.maximum(A, A.T)[order][:, order] * (1 + np.add.outer(np.arange(n), np.arange(n)))
+
+
+def test_a_symmetric_matrix_needs_no_products_for_what_stands_across_the_diagonal() -> None:
+    A = torch.from_numpy(_arrow())
+    product = lambda v: v @ A  # noqa: E731
+    counts = {}
+    for symmetric in (False, True):
+        ready = coloured(sp.csr_matrix(A.numpy()).astype(bool), symmetric=symmetric)
+        counts[symmetric] = ready.colouring.products
+        values, error = ready.values(product, product, 1, A)
+        assert np.array_equal(ready.matrix(values[0]).toarray(), A.numpy()) and error.max() < 1e-13
+    assert counts[True] == 24 + 3 and counts[False] >= 2 * 24
+    # a pair that the pattern does not know of is noticed, and so is a matrix that is not symmetric
+    i, j = np.argwhere(A.numpy() == 0)[0]
+    A[i, j] = A[j, i] = 1e3
+    assert ready.values(product, product, 1, A)[1][0] > 1e-4
+    A[i, j] = A[j, i] = 0
+    i, j = np.argwhere(A.numpy() > 0)[5]
+    A[i, j] += 1e4
+    assert ready.values(product, product, 1, A)[1][0] > 1e-4
+
+
+def test_the_greedy_colouring_is_that_of_columns_in_turn() -> None:
+    """Rows that each couple one of ten groups of six with one of many groups of three: nine colours do."""
+    rng = np.random.default_rng(0)
+    cameras, points = rng.integers(0, 10, 600), np.repeat(np.arange(100), 6)
+    columns = np.concatenate([6 * cameras[:, None] + np.arange(6), 60 + 3 * points[:, None] + np.arange(3)], 1).reshape(
+        -1
+    )
+    shuffled = rng.permutation(360)[columns]
+    rows = sp.csr_matrix((np.ones(5400, dtype=bool), (np.repeat(np.arange(600), 9), shuffled)), shape=(600, 360))
+    assert groups_of_columns(rows)[1] == 9
+
+
 # -------------------------------------------------------------------------------------------------------------- factors
 _FACTORS = {
     "tridiagonal": (sp.diags([1.0, 1, 1], [-1, 0, 1], shape=(40, 40)), "band"),
@@ -148,6 +189,7 @@ _FACTORS = {
         "superlu",
     ),
     "graph": (sp.random(300, 300, 0.03, random_state=np.random.default_rng(1)) + sp.eye(300), "superlu"),
+    "hardly sparse": (sp.random(150, 150, 0.2, random_state=np.random.default_rng(1)) + sp.eye(150), "full"),
 }
 
 
@@ -162,7 +204,6 @@ def test_sparse_factors_against_dense(name: str, transpose: bool, columns: int |
     pattern = sp.csr_matrix(pattern).astype(bool)
     pattern.sort_indices()
     analysis = analyse(pattern)
-    assert ("superlu" if analysis.band is None else "band" if analysis.order is None else "renumbered") == kind
     n = pattern.shape[0]
     generator = torch.Generator().manual_seed(0)
     blocks = torch.randn(3, n, n, generator=generator, dtype=torch.float64) * torch.from_numpy(pattern.toarray())
@@ -173,6 +214,10 @@ def test_sparse_factors_against_dense(name: str, transpose: bool, columns: int |
     b = torch.randn(shape, generator=generator, dtype=torch.float64)
     factor = SparseFactor(analysis, values)
     assert factor.ok.all() and factor.reason == ""
+    if analysis.band is None:
+        assert ("full" if isinstance(factor._lus[0], _Full) else "superlu") == kind
+    else:
+        assert ("band" if analysis.order is None else "renumbered") == kind
     rows = blocks.abs().amax(2, keepdim=True)
     scaled = blocks / rows
     rhs = b if columns else b[..., None]

@@ -97,12 +97,20 @@ MUTANTS = [
         "tests/linear/test_sparsity.py",
         ("lines = pattern.astype(np.int32)", "lines = pattern.astype(np.int8)"),
         ("if (distances % p).all():", "if (distances % p).any():"),
-        ("colours[open_[losers]] = -1", "pass"),
+        ("return np.bincount(who[which == place], minlength=owners)", "return np.zeros(owners, dtype=np.int64)"),
+        ("waiting[later] -= count", "waiting[later] = 0"),
+        ("rest = pattern[keep][:, keep] if len(apart) else pattern", "rest = pattern[keep] if len(apart) else pattern"),
         ("seen[np.abs(indices[left + gap] - indices[left])] = True", "seen[gap] = True"),
         (
             "place[np.repeat(np.arange(len(counts)), counts)])  # not",
             "place[np.repeat(np.arange(len(counts)), counts)] * 0)  # not",
         ),
+    ),
+    *mutants(
+        "implicitkit/sparsity/compression.py",
+        "tests/linear/test_sparsity.py -k 'symmetric or compressed'",
+        ("first + number[group_of] * other_width + inside", "first + number[group_of] * other_width + group_of"),
+        ("across = ~alone & (number[group_of] >= 0)", "across = number[group_of] >= 0"),
     ),
     *mutants(
         "implicitkit/manifold/so3.py",
