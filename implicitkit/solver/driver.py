@@ -123,7 +123,7 @@ class _Loop:
         claims = done if self.at_work == self.alive else done.logical_and(self.active)
         claimed = _count(claims)[0]
         if claimed:
-            holds = self.judge.examine(self.z, self.norm, claims)
+            holds = self.judge.examine(self.z, self.norm, claims, None if self.last is None else self.last[1])
             if holds is not claims:
                 refused = claims.logical_xor(holds)
                 done, claims = done.logical_and(~refused), holds

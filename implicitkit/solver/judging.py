@@ -34,6 +34,7 @@ _NOISE = 10.0  # a residual of so many times its measured rounding error is nois
 _LENIENT = 100.0  # times rtol: what is taken in the end of a residual that the solver cannot lower
 _AGAIN = 0.9  # a claim that was refused is looked at again when the residual has fallen by this
 _PART = 1e-6  # a part of a composition is judged by its own size, or this share of the whole
+_FAST = 0.1  # a step that leaves so little of |F| has not met rounding yet, and the next one costs less than to ask
 
 
 class Judge:
@@ -55,6 +56,9 @@ class Judge:
         self.bound: Tensor | None = None  # ... and now
         self._reach: Tensor | None = None  # of a fixed point: how far |z| may come without being asked
         self._last: tuple[Tensor, Tensor] | None = None  # a point, and |z| of each sample there
+        self._away: tuple[Tensor, Tensor, Tensor] | None = (
+            None  # a point, who was asked there whether it runs away, who does
+        )
 
     def norm(self, residual: Tensor) -> Tensor:
         """``|F|`` of each sample, ``(batch,)``: its 2-norm, unless the user has one of his own."""
@@ -92,7 +96,7 @@ class Judge:
     def select(self, samples: Tensor, f: Evaluations | None = None) -> Judge:
         """The judge of these samples only, which ``f`` evaluates."""
         judge = copy.copy(self)
-        judge.f, judge._last = (self.f if f is None else f), None
+        judge.f, judge._last, judge._away = (self.f if f is None else f), None, None
         for name in ("start_norm", "first", "bound", "_reach"):
             value = getattr(self, name)
             if value is not None:
@@ -100,23 +104,29 @@ class Judge:
         return judge
 
     # ---------------------------------------------------------------------------------------------------------- verdicts
-    def examine(self, z: Tensor, norm: Tensor, claims: Tensor) -> Tensor:
+    def examine(self, z: Tensor, norm: Tensor, claims: Tensor, before: Tensor | None = None) -> Tensor:
         """Which of the ``claims`` hold by the scale near ``z``, ``(batch,)``; what is asked of the others is lowered to what
-        that demands.  Where nothing is asked of them but ``|F| <= atol``, or they are fixed points, they hold."""
+        that demands.  Where nothing is asked of them but ``|F| <= atol``, or they are fixed points, they hold.
+
+        ``before``: ``|F|`` a step ago.  Of many unknowns, whether it is rounding that refuses a claim is not asked while
+        steps take ``|F|`` down to a tenth: the claim may be made again.
+        """
         doubtful = torch.zeros_like(claims) if self.relative_to_state else claims & (norm > self.atol)
         known = self.f.system.factored
         if known is not None and len(z) == self.f.system.batch and bool(doubtful.any()):
             doubtful = doubtful & ~is_noise(known, z, norm)
         if not bool(doubtful.any()):
             return claims
-        excess = self._excess(z, doubtful, self.rtol, careful=False)
+        fast = before is not None and z.shape[1] > DENSE and bool((norm <= _FAST * before)[doubtful].all())
+        excess = self._excess(z, doubtful, self.rtol, careful=False, noise=not fast)
         refused = doubtful & ~(excess <= 1)
-        self._lower(refused, norm * torch.clamp(1 / excess, max=_AGAIN))
+        if not fast:
+            self._lower(refused, norm * torch.clamp(1 / excess, max=_AGAIN))
         # of a fit the residual vector says more than its gradient, wherever z is
         far = doubtful & ~refused
         far = far if self.f.kind.of_residuals and z.shape[1] <= DENSE else far & self._is_far(z)
         if bool(far.any()):
-            far = self._asked(runs_away, z, far)
+            far = self._runs_away(z, far)
             self._lower(far, 0.1 * norm)
             refused = refused | far
         return claims & ~refused
@@ -124,7 +134,18 @@ class Judge:
     def gone(self, z: Tensor, which: Tensor) -> Tensor:
         """Which of these samples are on the way to infinity, where the residual vanishes, ``(batch,)``."""
         far = which & self._is_far(z)
-        return self._asked(runs_away, z, far) if bool(far.any()) else far
+        return self._runs_away(z, far) if bool(far.any()) else far
+
+    def _runs_away(self, z: Tensor, far: Tensor) -> Tensor:
+        """Which of the samples ``far`` out are on the way to infinity; who was asked at this point is not asked again."""
+        asked = away = torch.zeros_like(far)
+        if self._away is not None and self._away[0] is z:
+            asked, away = self._away[1:]
+        open_ = far & ~asked
+        if bool(open_.any()):
+            away = torch.where(open_, self._asked(runs_away, z, open_), away)
+            self._away = z, asked | open_, away
+        return far & away
 
     def last_word(self, z: Tensor, norm: Tensor, failed: Tensor) -> Tensor:
         """Which of the ``failed`` samples have converged after all, ``(batch,)``: by the scale near ``z``, or because the
@@ -184,15 +205,15 @@ class Judge:
             return largest > _FAR
         return (largest > _FAR_FIXED) | (self._size(z) > self._reach)
 
-    def _excess(self, z: Tensor, which: Tensor, rtol: float | Tensor, careful: bool) -> Tensor:
+    def _excess(self, z: Tensor, which: Tensor, rtol: float | Tensor, careful: bool, noise: bool = True) -> Tensor:
         """The largest (or the user's own norm of) ``|F_i| / (atol + rtol S_i)``, below 1 where ``F`` is nothing but rounding
-        errors; ``(batch,)``."""
+        errors (which is asked if ``noise``); ``(batch,)``."""
 
         def excess(f: Evaluations, z: Tensor, which: Tensor, rtol: float | Tensor) -> Tensor:
             F = in_working_precision(f.residual(z)).abs()
             bound = self.atol + rtol * row_scales(f, z, which, rtol, self.atol, careful)
             found = self._worst(_ratio(F, bound))
-            if bool((which & (found > 1)).any()):
+            if noise and bool((which & (found > 1)).any()):
                 least = self._worst(_ratio(F, torch.maximum(bound, _NOISE * rounding(f, z))))
                 found = torch.where(least <= 1, least, found)
             return found

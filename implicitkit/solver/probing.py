@@ -94,7 +94,7 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     fit = _as_fit(f, z)
     if fit is not None and bool((_well_fitted(*fit, z, F) | ~which).all()):
         return torch.zeros_like(which)
-    scale = _size(f, z, F, z)
+    scale = _size(f, z, F, z, None if z.shape[1] <= DENSE else which)
     sound = (F.abs() <= _SOUND * scale).all(1)
     vanished = ((F == 0) & (scale == 0)).all(1)  # underflow, or a function that is zero everywhere
     open_ = which & ~vanished & (z.shape[1] <= DENSE or ~sound)
@@ -250,12 +250,15 @@ def _is_noise(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
     return (F.abs() <= _NOISE * rounding(f, z)).all(1) if bool(which.any()) else which
 
 
-def _size(f: Evaluations, z: Tensor, F: Tensor, w: Tensor) -> Tensor:
-    """By how much each ``F_i`` changes when ``z`` moves by a hundredth of ``|w|``, to and fro, times a hundred."""
+def _size(f: Evaluations, z: Tensor, F: Tensor, w: Tensor, which: Tensor | None = None) -> Tensor:
+    """By how much each ``F_i`` changes when ``z`` moves by a hundredth of ``|w|``, to and fro, times a hundred; along one
+    direction only if that is enough for the samples ``which`` to be trusted."""
     size = torch.zeros_like(F)
     for direction in _directions(w.to(z.dtype))[:2]:
         there, back = (_change(f, z, F, direction, sign * _MOVE) for sign in (1.0, -1.0))
         size = torch.maximum(size, torch.minimum(there, back))
+        if which is not None and bool((((F.abs() <= _SOUND * size).all(1) & (size > 0).any(1)) | ~which).all()):
+            break
     return size
 
 

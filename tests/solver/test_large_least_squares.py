@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.solver import judging
 from implicitkit.solver.auto import stages
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.least_squares import dogleg, gauss_newton, levenberg_marquardt
@@ -147,3 +148,17 @@ def test_a_pattern_of_the_residuals_may_be_given() -> None:
     torch.testing.assert_close(s.value, t.value, rtol=1e-7, atol=1e-8)
     with pytest.raises(ValueError, match=r"jac_sparsity has shape \(3, 3\)"):
         ik.least_squares(f, torch.zeros(n, dtype=D), (y,), jac_sparsity=torch.eye(3))
+
+
+def test_questions_of_the_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim that is refused while steps converge fast is not asked about rounding, and whether a point runs away is asked
+    once there."""
+    asked: list[str] = []
+    for name in ("rounding", "runs_away"):
+        question = getattr(judging, name)
+        monkeypatch.setattr(
+            judging, name, lambda *a, question=question, name=name: (asked.append(name), question(*a))[1]
+        )
+    f, start, measured = pose_graph(60)
+    s = ik.least_squares(lambda p, m: {k: 1e3 * r for k, r in f(p, m).items()}, start, (measured,))
+    assert bool(s.converged) and asked == ["runs_away"]
