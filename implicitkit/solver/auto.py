@@ -18,6 +18,7 @@ from implicitkit.problem.kind import Kind, as_kind
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.catalogue import get_solver
+from implicitkit.solver.constrained.model import SPARSE
 from implicitkit.solver.constrained.projected_levenberg_marquardt import ProjectedLevenbergMarquardt
 from implicitkit.solver.evaluations import Evaluations, subset
 
@@ -131,7 +132,8 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
     """Constrained minimisation: SQP where there are constraints and no set but bounds, proximal gradient where there is
     only a set or a term (of least squares within bounds first projected Levenberg-Marquardt steps), the augmented
     Lagrangian else; each finished by Newton steps on the natural map where dense
-    Jacobians are affordable.  Beyond that size SQP and the Newton steps are for sparse matrices."""
+    Jacobians are affordable.  SQP and the Newton steps are for sparse matrices beyond that size, and from 256 unknowns on
+    within bounds alone."""
     size = problem.size + len(problem.one_sided)
     fit = isinstance(problem, BoundedLeastSquares)
     dense = size <= _DENSE and batch * size * size <= _DENSE_NUMBERS
@@ -139,7 +141,8 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
     bounded = problem.prox is None or isinstance(problem.prox, Bounded)
     if not dense and bounded and not fit:
         polish = (Stage("newton", max_steps=30, scale=None, sparse=True),)
-    large = (Stage("sqp", max_steps=60, sparse=True), *polish) if bounded and not dense and not fit else ()
+    sparse = bounded and not fit and size >= SPARSE and (not dense or not problem.one_sided)
+    large = (Stage("sqp", max_steps=60, sparse=True), *polish) if sparse else ()
     multipliers = (_stage("augmented_lagrangian"), *polish)
     if not problem.one_sided:
         return (

@@ -36,6 +36,17 @@ MUTANTS = [
         ("return largest <= _FAR_FIXED and not", "return not"),
     ),
     *mutants(
+        "implicitkit/solver/judging.py",
+        "tests/solver/test_large_least_squares.py -k 'questions_of_the_judge'",
+        ("self._away = z, asked | open_, away", "pass"),
+        ("noise=not fast", "noise=True"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/sparse_step.py",
+        "tests/solver/test_sparse_programs.py -k 'one_factorisation or bounds_alone'",
+        ("qp.guess(program, y), sets=1)", "qp.guess(program, y))"),
+    ),
+    *mutants(
         "implicitkit/project/entropic.py",
         "tests/problem/test_project.py -k 'couplings'",
         ("return _coupling(v, rows, unit * found.value)", "return _coupling(v, rows, found.value)"),

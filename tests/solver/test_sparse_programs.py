@@ -13,7 +13,7 @@ from torch.func import hessian, jacfwd, jacrev, jvp, vmap
 
 import implicitkit as ik
 from implicitkit.linear.sparse_saddle import SparseSaddle
-from implicitkit.solver.constrained import model
+from implicitkit.solver.constrained import model, sparse_step
 from implicitkit.solver.qp import sparse as qp
 from implicitkit.solver.qp.plain import solve_qp
 
@@ -57,7 +57,7 @@ def controlled(theta: Tensor, points: int = 52, **options: Any) -> Any:
 
 
 def densely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "_SPARSE", 10**9)
+    monkeypatch.setattr(model, "SPARSE", 10**9)
 
 
 def membrane(m: int) -> tuple[Any, Tensor, Tensor]:
@@ -83,6 +83,35 @@ def test_the_sparse_step_is_the_dense_one(monkeypatch: pytest.MonkeyPatch) -> No
     at_bound = found.value.view(-1, 3)[:, 2].abs() > 0.6 - 1e-12
     assert 5 < int(at_bound.sum()) < 48  # bounds matter
     assert int(found.steps) <= int(dense.steps) + 1
+
+
+def test_one_factorisation_a_step_where_that_halves_the_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    factored: list[int] = []
+
+    class Counted(SparseSaddle):
+        def __init__(self, K: sp.csc_matrix, *rest: Any) -> None:
+            factored.append(K.shape[0])
+            super().__init__(K, *rest)
+
+    monkeypatch.setattr(qp, "SparseSaddle", Counted)
+    found = controlled(THETA, points=100)
+    fewer = len(factored)
+    step = sparse_step.SparseDirection.begin
+
+    def whole(self: Any, i: int, *rest: Any) -> None:
+        step(self, i, *rest)
+        self.finish(torch.ones(i + 1, dtype=torch.bool))
+
+    monkeypatch.setattr(sparse_step.SparseDirection, "begin", whole)
+    factored.clear()
+    torch.testing.assert_close(controlled(THETA, points=100).value, found.value, rtol=1e-8, atol=1e-9)
+    assert fewer <= len(factored) - 2 and fewer <= 2 * int(found.steps) + 1
+
+
+def test_bounds_alone_take_sparse_steps_too() -> None:
+    energy, obstacle, load = membrane(17)
+    s = ik.argmin(energy, torch.zeros_like(obstacle), (load,), bounds=(obstacle, None))
+    assert s.solver == "auto (sqp)" and int(s.steps) <= 5
 
 
 def test_no_dense_matrix_is_formed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ from implicitkit.problem.argmin import Bounded
 from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["First", "Local", "Model"]
+__all__ = ["SPARSE", "First", "Local", "Model"]
 
-_SPARSE = 256  # unknowns and multipliers from which sparse matrices are worth the loop over samples
+SPARSE = 256  # unknowns and multipliers from which sparse matrices are worth the loop over samples
 
 
 class First(NamedTuple):
@@ -84,7 +84,7 @@ class Model:
 
     def is_sparse(self, w: Tensor) -> bool:
         """Has the matrix of :meth:`saddle` a sparsity pattern, and is it large enough to be worth it?"""
-        if w.shape[1] < _SPARSE:
+        if w.shape[1] < SPARSE:
             return False
         return self.f.system.sparsity("saddle").find(self._saddle, w) is not None
 

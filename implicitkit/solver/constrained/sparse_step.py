@@ -1,4 +1,8 @@
-"""The step of sequential quadratic programming where Hessian and Jacobian are sparse, sample by sample."""
+"""The step of sequential quadratic programming where Hessian and Jacobian are sparse, sample by sample.
+
+One linear system with the active set that the multipliers say gives a step already, that of Newton's method for the
+optimality conditions: near the solution it is that of the quadratic program, and well before that it may do.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,45 @@ from implicitkit.linear.sparse_blocks import SparseBlocks
 from implicitkit.solver.constrained.model import First, Model
 from implicitkit.solver.qp import sparse as qp
 
-__all__ = ["sparse_direction"]
+__all__ = ["SparseDirection", "sparse_direction"]
 
 _PENALTY = 10.0
 
 
+class SparseDirection:
+    """A step for every sample.
+
+    Attributes:
+        first: first order at the point. d: the step, ``(batch, n)``. y: the new multipliers, ``(batch, m)``.
+    """
+
+    def __init__(self, first: First, z: Tensor, multipliers: Tensor) -> None:
+        self.first, self.d, self.y = first, torch.zeros_like(z), torch.zeros_like(multipliers)
+        self._open: dict[int, tuple[qp.SparseProgram, qp.SparsePoint]] = {}
+
+    def begin(self, i: int, program: qp.SparseProgram, y: np.ndarray) -> None:
+        """The step of sample ``i`` from one linear system, if that can be solved; else from its program."""
+        point = qp.active_set(program, qp.guess(program, y), sets=1)
+        if point is None:
+            self._take(i, *_solve(program, None))
+            return
+        self._take(i, point.d, point.y)
+        if not point.settled:
+            self._open[i] = program, point
+
+    def finish(self, which: Tensor) -> None:
+        """The steps of these samples, ``(batch,)`` bool, from their quadratic programs."""
+        for i in [i for i in self._open if bool(which[i])]:
+            self._take(i, *_solve(*self._open.pop(i)))
+
+    def _take(self, i: int, d: np.ndarray, y: np.ndarray) -> None:
+        self.d[i], self.y[i] = torch.from_numpy(d).to(self.d), torch.from_numpy(y).to(self.y)
+
+
 def sparse_direction(
     model: Model, z: Tensor, multipliers: Tensor, bounds: tuple[Tensor, Tensor] | None
-) -> tuple[First, Tensor, Tensor] | None:
-    """First order at ``z``, the step ``(batch, n)`` and the new multipliers ``(batch, m)``; ``None`` where the pattern does
-    not hold there.
+) -> SparseDirection | None:
+    """The step at ``z``; ``None`` where the pattern does not hold there.
 
     Multipliers that are all zero are estimated first.
     """
@@ -40,14 +73,11 @@ def sparse_direction(
             matrices = _matrices(model, z, multipliers)
             if matrices is None:
                 return None
-    steps, found = torch.zeros_like(z), torch.zeros_like(multipliers)
+    direction = SparseDirection(first, z, multipliers)
     for i, K in enumerate(matrices):
-        if not (bool(model.f.active[i]) and np.isfinite(K.data).all()):
-            continue
-        program = _program(model, K, first, z, bounds, i)
-        d, y = _solve(program, _array(multipliers[i]))
-        steps[i], found[i] = torch.from_numpy(d).to(z), torch.from_numpy(y).to(z)
-    return first, steps, found
+        if bool(model.f.active[i]) and np.isfinite(K.data).all():
+            direction.begin(i, _program(model, K, first, z, bounds, i), _array(multipliers[i]))
+    return direction
 
 
 def _matrices(model: Model, z: Tensor, multipliers: Tensor) -> list[sp.csc_matrix] | None:
@@ -77,10 +107,10 @@ def _estimate(program: qp.SparseProgram) -> Tensor:
     return torch.from_numpy(np.where(program.one_sided, np.maximum(y, 0.0), y))
 
 
-def _solve(program: qp.SparseProgram, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The step and the multipliers: by active sets, from the multipliers so far or from an interior point; of the penalties
-    where the program has no solution."""
-    point = qp.active_set(program, qp.guess(program, y))
+def _solve(program: qp.SparseProgram, begun: qp.SparsePoint | None) -> tuple[np.ndarray, np.ndarray]:
+    """The step and the multipliers: by active sets, from those so far or from an interior point; of the penalties where the
+    program has no solution."""
+    point = None if begun is None else qp.active_set(program, begun.active, begun.shift)
     if point is None:
         active = qp.interior_point(program)
         point = None if active is None else qp.active_set(program, active)

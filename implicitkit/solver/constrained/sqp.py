@@ -67,50 +67,72 @@ class SQP(Method):
 
     def step(self, f: Evaluations, w: Tensor, state: Any) -> tuple[Tensor, Any]:
         model = Model(f)
-        z, multipliers = model.split(w)
-        bounds = model.bounds(z)
-        at, d, multipliers_next = self._directed(model, w, bounds)
-        reach = 10 * (1 + torch.linalg.vector_norm(z, dim=1)) / torch.linalg.vector_norm(d, dim=1).clamp_min(1e-30)
-        d = d * reach.clamp(max=1.0).unsqueeze(1)
+        bounds = model.bounds(w[:, : model.size])
+        direction = self._sparsely(model, w, bounds)
+        at, d, new = (
+            self._densely(model, w, bounds) if direction is None else (direction.first, direction.d, direction.y)
+        )
+        trial = _moved(w, d, new, bounds)
+        good = _halved(f, trial)
+        if not bool(good.all()):
+            if direction is not None:
+                direction.finish(~good)
+                d, new = direction.d, direction.y
+            trial = self._searched(
+                model, w, at, (d, new), bounds, state[0], torch.where(good.unsqueeze(1), trial, w), good
+            )
         # the penalty must outweigh the multipliers
-        weight = torch.maximum(state[0], 1.5 * _largest(multipliers_next) + 1e-3)
+        return trial, (_outweighing(state[0], new),)
+
+    def _searched(
+        self,
+        model: Model,
+        w: Tensor,
+        at: First | Local,
+        step: tuple[Tensor, Tensor],
+        bounds: tuple[Tensor, Tensor] | None,
+        weight: Tensor,
+        best: Tensor,
+        done: Tensor,
+    ) -> Tensor:
+        """The step shortened until the penalty falls or, of its whole length, the residual is halved; ``best`` for the
+        samples that are ``done``."""
+        f, (d, new) = model.f, step
+        d = _within_reach(w[:, : model.size], d)
+        weight = _outweighing(weight, new)
         violation = model.violation(at.constraints).sum(1)
         slope = (at.slope * d).sum(1) - weight * violation
         base = at.value + weight * violation
         noise = 1e-12 * (1 + base.abs())
         t = torch.ones_like(base)
-        norm = f.norm
-        best = w
-        done = ~f.active
         for trial_number in range(self.halvings + 1):
-            column = t.unsqueeze(1)
-            trial = torch.cat([z + column * d, multipliers + column * (multipliers_next - multipliers)], 1)
-            if bounds is not None:
-                trial[:, : model.size] = trial[:, : model.size].maximum(bounds[0]).minimum(bounds[1])
+            trial = _moved(w, d, new, bounds, t)
             value, constraints = model.values(trial[:, : model.size])
             merit = value + weight * model.violation(constraints).sum(1)
             good = merit <= base + 1e-4 * t * slope.clamp(max=0) + noise
             if trial_number == 0:
-                new = torch.linalg.vector_norm(f.residual(trial), dim=1)
-                good = good | (new <= 0.5 * norm)
+                good = good | _halved(f, trial)
             best = torch.where((~done & (good | (trial_number == self.halvings))).unsqueeze(1), trial, best)
             done = done | good
             if bool(done.all()):
                 break
             t = torch.where(done, t, 0.5 * t)
-        return best, (weight,)
+        return best
 
-    def _directed(
+    @staticmethod
+    def _sparsely(model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | None) -> Any:
+        """The step where there is a pattern; else ``None``."""
+        if not model.is_sparse(w):
+            return None
+        from implicitkit.solver.constrained.sparse_step import sparse_direction
+
+        return sparse_direction(model, *model.split(w), bounds)
+
+    def _densely(
         self, model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | None
     ) -> tuple[First | Local, Tensor, Tensor]:
-        """First order, the step and the new multipliers: sparse where there is a pattern."""
+        """First order, the step and the new multipliers."""
         z, multipliers = model.split(w)
-        if model.is_sparse(w):
-            from implicitkit.solver.constrained.sparse_step import sparse_direction
-
-            found = sparse_direction(model, z, multipliers, bounds)
-            if found is not None:
-                return found
         _affordable(w)
         at = model.local(z)
         known = (multipliers != 0).any(1, keepdim=True) if model.count else None
@@ -187,6 +209,33 @@ class SQP(Method):
         L, _ = cholesky_batched(K)
         d = -torch.cholesky_solve((at.slope + mv(J.mT, force)).unsqueeze(2), L).squeeze(2)
         return torch.nan_to_num(d), force + rho.unsqueeze(1) * mv(J, d)
+
+
+def _within_reach(z: Tensor, d: Tensor) -> Tensor:
+    """A step no longer than ten times ``1 + |z|``."""
+    reach = 10 * (1 + torch.linalg.vector_norm(z, dim=1)) / torch.linalg.vector_norm(d, dim=1).clamp_min(1e-30)
+    return d * reach.clamp(max=1.0).unsqueeze(1)
+
+
+def _moved(
+    w: Tensor, d: Tensor, multipliers: Tensor, bounds: tuple[Tensor, Tensor] | None, t: Tensor | None = None
+) -> Tensor:
+    """``w`` moved by ``t`` (1 if not given) times the step, within the bounds, and its multipliers as far to new ones."""
+    n = d.shape[1]
+    z, old = w[:, :n], w[:, n:]
+    d = _within_reach(z, d) if t is None else t.unsqueeze(1) * d
+    z = z + d if bounds is None else (z + d).maximum(bounds[0]).minimum(bounds[1])
+    return torch.cat([z, multipliers if t is None else old + t.unsqueeze(1) * (multipliers - old)], 1)
+
+
+def _halved(f: Evaluations, trial: Tensor) -> Tensor:
+    """Where the residual at ``trial`` is half of what it was, or nothing is at work, ``(batch,)``."""
+    return ~f.active | (torch.linalg.vector_norm(f.residual(trial), dim=1) <= 0.5 * f.norm)
+
+
+def _outweighing(weight: Tensor, multipliers: Tensor) -> Tensor:
+    """The weight of the penalty, no smaller than before."""
+    return torch.maximum(weight, 1.5 * _largest(multipliers) + 1e-3)
 
 
 def _affordable(w: Tensor) -> None:

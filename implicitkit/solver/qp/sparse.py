@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _SETS = 30  # active sets that are tried from one guess
-_SLOW = 3  # of them that changed by more than half as many conditions as the one before
+_SLOW = 6  # of them that changed by more than half as many conditions as the one before
 _ACCURATE = 1e-7  # residual of a linear system, relative, that is too large to tell signs by
 _SHIFTS = 16  # by factors of eight
 _NOISE = 1e-13  # of the largest: a multiplier whose sign means nothing
@@ -94,12 +94,14 @@ class Active(NamedTuple):
 
 
 class SparsePoint(NamedTuple):
-    """``d``, the multipliers ``y`` of the rows, the active set, and the shift of ``H`` that was needed."""
+    """``d``, the multipliers ``y`` of the rows, the active set that they say, the shift of ``H`` that was needed, and
+    whether it is the set that they were found with."""
 
     d: np.ndarray
     y: np.ndarray
     active: Active
     shift: float
+    settled: bool
 
 
 def guess(program: SparseProgram, y: np.ndarray) -> Active:
@@ -118,19 +120,19 @@ def guess(program: SparseProgram, y: np.ndarray) -> Active:
     return Active(np.where(program.lower == program.upper, 1, bounds), rows)
 
 
-def active_set(program: SparseProgram, start: Active) -> SparsePoint | None:
+def active_set(program: SparseProgram, start: Active, shift: float = 0.0, sets: int = _SETS) -> SparsePoint | None:
     """The solution by active sets from ``start`` on; ``None`` where they do not settle, settle slowly, or a system cannot be
-    solved."""
-    active, shift, before, slow = start, 0.0, np.inf, 0
-    for _ in range(_SETS):
+    solved.  Of fewer ``sets`` than that takes, the last point."""
+    active, before, slow = start, np.inf, 0
+    for k in range(sets):
         found = _with_active(program, active, shift)
         if found is None:
             return None
         d, y, shift = found
         following = _following(program, active, d, y, shift)
         changes = int((following.bounds != active.bounds).sum() + (following.rows != active.rows).sum())
-        if not changes:
-            return SparsePoint(d, y, active, shift)
+        if not changes or (k + 1 == sets < _SETS):
+            return SparsePoint(d, y, following, shift, not changes)
         slow += changes > 0.5 * before
         if slow > _SLOW:
             return None
