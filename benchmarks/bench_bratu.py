@@ -1,6 +1,6 @@
 """Bratu's problem in two dimensions, up to 1,000,000 unknowns: torch ``newton_krylov`` beside SciPy's.
 
-    python benchmarks/bench_bratu.py [--sides 50 100 200 1000] [--cap 300] [--threads 1] [--no-scipy] [--json]
+    python benchmarks/bench_bratu.py [--sides 50 100 200 1000] [--cap 300] [--threads 1] [--no-scipy] [--json] [--no-keep]
 
 ``-Laplace u = 6 exp(u)`` on the unit square, zero on the boundary, ``side^2`` interior points; start zero; both stop at
 ``h^2 |F|_2 <= 1e-8`` for ours and the same bound spread evenly, ``|F|_inf <= 1e-8 / side``, for SciPy.  Rows:
@@ -37,6 +37,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import implicitkit as ik
+from benchmarks import results
 from benchmarks.systems.large import bratu2d
 
 TOLERANCE = 1e-8
@@ -133,26 +134,38 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--no-scipy", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--no-keep", action="store_true", help="leave benchmarks/results as it is")
     parser.add_argument("--one", choices=ROWS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(solve(options.one, options.sides[0], options.threads)))
         return
-    results = []
+    found = []
     for side in options.sides:
         for row in ROWS:
             if (options.no_scipy and "scipy" in row) or (row == ROWS[0] and side > UNPRECONDITIONED):
                 continue
-            results.append(run(row, side, options.threads, options.cap))
+            found.append(run(row, side, options.threads, options.cap))
             if not options.json:
-                r = results[-1]
+                r = found[-1]
                 figures = r.get("failure") or (
                     f"{r['seconds']:8.2f} s {r['evaluations']:6d} evaluations  |F|_inf {r['residual']:.1e}  "
                     f"peak {r['peak MB']:.0f} MB"
                 )
                 print(f"{side:5d} x {side:<5d}{row:28}{figures}", flush=True)
     if options.json:
-        print(json.dumps(results, indent=1))
+        print(json.dumps(found, indent=1))
+    if not options.no_keep:
+        torch.set_num_threads(options.threads)
+        results.save("bench_bratu", [kept(r) for r in found], (__doc__ or "").split("\n\n", 2)[2], part=True)
+
+
+def kept(r: dict[str, Any]) -> dict[str, Any]:
+    """A row as the page of benchmarks has it."""
+    name = f"{r['side']} x {r['side']}, {r['row']}"
+    if "failure" in r:
+        return results.row(name, float("inf"), "s", failed=r["failure"])
+    return results.row(name, r["seconds"], "s", evaluations=r["evaluations"], residual=r["residual"], MB=r["peak MB"])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Large systems with defaults only, forward and backward, against Newton's method by hand on SciPy's sparse LU.
 
-    python benchmarks/bench_large.py [--full] [--memory] [part of a name ...]
+    python benchmarks/bench_large.py [--full] [--memory] [--no-json] [part of a name ...]
 
 By hand: the analytic sparse Jacobian, ``scipy.sparse.linalg.splu`` in each step, and one more for the adjoint; for least
 squares Gauss-Newton on the normal equations, and the full Hessian for the adjoint (``large_fits.py``); within bounds and
@@ -10,6 +10,9 @@ of three; "first" is that of the first call, which finds the sparsity pattern.
 
 The rows "jacrev" are whole Jacobians ``dz/dtheta`` of as many unknowns as parameters, the solve included, against one
 factorisation and one solve with as many right-hand sides, at most three times that.
+
+Memory is what one solve and its derivative, the search for the pattern included, add to the peak of a fresh process that has
+imported everything and solved something small; below some 10 MB that says nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from typing import Any
 import large_fits
 import large_programs
 import numpy as np
+import results
 import scipy.sparse as sp
 import scipy.sparse.linalg as sla
 import torch
@@ -36,6 +40,7 @@ import implicitkit as ik
 
 torch.set_default_dtype(torch.float64)
 Array = np.ndarray
+UNIT = "times by hand"
 
 
 @dataclass
@@ -411,11 +416,12 @@ def hand(row: Row) -> tuple[Array, Array]:
     return by_hand(row, cotangent(row).numpy().reshape(-1))
 
 
-def measure(row: Row, repeats: int, memory: tuple[float, float] | None = None) -> str:
+def measure(row: Row, repeats: int, memory: tuple[float, float] | None = None) -> dict[str, Any]:
+    """One row, as :func:`results.row` has it: the ratio, and what it may be."""
     try:
         (z, g), first = timed(lambda: ours(row))
     except (ik.ConvergenceError, ValueError) as error:
-        return f"{row.name:30s} FAILED: {str(error)[:200]}"
+        return results.row(row.name, float("inf"), UNIT, target=1.5, failed=str(error)[:200])
     best = own = np.inf
     for _ in range(repeats):  # in turn: a noisy machine is noisy for both
         best = min(best, timed(lambda: ours(row))[1])
@@ -424,18 +430,30 @@ def measure(row: Row, repeats: int, memory: tuple[float, float] | None = None) -
     wrong = np.abs(z.numpy().reshape(-1) - z_hand).max() / max(1e-300, np.abs(z_hand).max())
     wrong_g = np.abs(g.numpy() - g_hand).max() / np.abs(g_hand).max()
     limit = 3 * own + 5e-3 if row.z0.numel() < 4000 else 1.5 * own
-    verdict = "ok" if best <= limit else f"slow ({best / own:.2f}x)"
-    held = "" if memory is None else f"{memory[0]:8.0f} {memory[1]:8.0f} {memory[0] / memory[1]:6.2f}  "
+    held = {} if memory is None else {"MB": memory[0], "hand_MB": memory[1]}
+    times = {"ms": 1e3 * best, "hand_ms": 1e3 * own, "first_ms": 1e3 * first}
+    return results.row(
+        row.name, best / own, UNIT, target=limit / own, **times, wrong=wrong, wrong_gradient=wrong_g, **held
+    )
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the table that is printed."""
+    if "failed" in row:
+        return f"{row['row']:30s} FAILED: {row['failed']}"
+    verdict = "ok" if row["value"] <= row["target"] else f"slow ({row['value']:.2f}x)"
+    held = f"{row['MB']:8.0f} {row['hand_MB']:8.0f}  " if "MB" in row else ""
+    wrong = f"{row['wrong']:8.1e}" if "wrong" in row else ""
     return (
-        f"{row.name:30s} {1e3 * first:9.1f} {1e3 * best:9.1f} {1e3 * own:9.1f} {best / own:6.2f}  "
-        f"{wrong:8.1e} {wrong_g:8.1e}  {held}{verdict}"
+        f"{row['row']:30s} {row['first_ms']:9.1f} {row['ms']:9.1f} {row['hand_ms']:9.1f} {row['value']:6.2f}  "
+        f"{wrong:8s} {row['wrong_gradient']:8.1e}  {held}{verdict}"
     )
 
 
 JACOBIANS = {"jacrev bratu1 1000": lambda: bratu(1000), "jacrev dense 1000": lambda: dense(1000)}
 
 
-def measure_jacobian(row: Row, repeats: int) -> str:
+def measure_jacobian(row: Row, repeats: int) -> dict[str, Any]:
     """``torch.func.jacrev`` of the solution, checked by one combination of its rows against the adjoint by hand."""
 
     def ours() -> Tensor:
@@ -449,11 +467,8 @@ def measure_jacobian(row: Row, repeats: int) -> str:
     best = min(timed(ours)[1] for _ in range(repeats))
     hand = min(timed(lambda: _lu(J).solve(np.eye(len(z)), "T"))[1] for _ in range(repeats))
     wrong = np.abs(weights @ rows.numpy() - gradient).max() / np.abs(gradient).max()
-    verdict = "ok" if best <= 3 * hand else f"slow ({best / hand:.2f}x)"
-    return (
-        f"jacrev, {row.name:20s} {1e3 * first:9.1f} {1e3 * best:9.1f} {1e3 * hand:9.1f} {best / hand:6.2f}  "
-        f"{'':8s} {wrong:8.1e}  {verdict}"
-    )
+    times = {"ms": 1e3 * best, "hand_ms": 1e3 * hand, "first_ms": 1e3 * first}
+    return results.row(f"jacrev, {row.name}", best / hand, UNIT, target=3.0, **times, wrong_gradient=wrong)
 
 
 def main() -> None:
@@ -461,6 +476,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", help="only rows whose name has one of these in it")
     parser.add_argument("--full", action="store_true", help="the rows that take minutes, too")
     parser.add_argument("--memory", action="store_true", help="peaks of memory, each in a process of its own")
+    parser.add_argument("--no-json", action="store_true", help="leave benchmarks/results as it is")
     parser.add_argument("--peak", choices=("ours", "hand"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -472,19 +488,24 @@ def main() -> None:
         run(row)
         print(high_water() - before)
         return
-    memory = f"{'MB':>8s} {'hand, MB':>8s} {'ratio':>6s}" if arguments.memory else ""
+    memory = f"{'MB':>8s} {'hand, MB':>8s}" if arguments.memory else ""
     print(
         f"{'':30s} {'first, ms':>9s} {'best, ms':>9s} {'hand, ms':>9s} {'ratio':>6s}  {'value':>8s} {'gradient':>8s}  "
         f"{memory}"
     )
+    found: list[dict[str, Any]] = []
     for name, make in ROWS.items():
         wanted = not arguments.parts or any(part in name for part in arguments.parts)
         if wanted and (arguments.full or arguments.parts or name not in SLOW):
             held = (peak(name, "ours"), peak(name, "hand")) if arguments.memory else None
-            print(measure(make(), 3, held), flush=True)
+            found.append(measure(make(), 3, held))
+            print(line(found[-1]), flush=True)
     for name, make in JACOBIANS.items():
         if not arguments.parts or any(part in name for part in arguments.parts):
-            print(measure_jacobian(make(), 3), flush=True)
+            found.append(measure_jacobian(make(), 3))
+            print(line(found[-1]), flush=True)
+    if found and not arguments.no_json:
+        results.save("bench_large", found, (__doc__ or "").split("\n\n", 2)[2], part=True)
 
 
 if __name__ == "__main__":

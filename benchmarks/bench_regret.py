@@ -1,6 +1,6 @@
 """What a default costs beside the best choice: solvers in the forward, linear solvers in the backward.
 
-    python benchmarks/bench_regret.py [--largest 10000] [part of a cell's name ...]
+    python benchmarks/bench_regret.py [--largest 10000] [--no-json] [part of a cell's name ...]
 
 A cell is a kind of problem, a structure of its Jacobian, a size and a batch.  ``auto`` and every choice named below are run
 with the same tolerances; times are processor times, the best of three (one, above a second).  A cell is marked where
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import results
 import torch
 from torch import Tensor
 
@@ -112,8 +113,10 @@ def backward(c: Cell, linear: str) -> float:
     return timed(lambda: loss.backward(retain_graph=True))
 
 
-def row(c: Cell, label: str, choices: tuple[str, ...], measure: Callable[[Cell, str], float], slow: set[str]) -> str:
-    """One line of the table."""
+def row(
+    c: Cell, label: str, choices: tuple[str, ...], measure: Callable[[Cell, str], float], slow: set[str]
+) -> dict[str, Any]:
+    """One line of the table, as :func:`results.row` has it."""
     times = {}
     for choice in choices:
         if f"{label} {choice}" in slow or (choice == "neumann" and c.kind == "root"):
@@ -123,24 +126,38 @@ def row(c: Cell, label: str, choices: tuple[str, ...], measure: Callable[[Cell, 
             slow.add(f"{label} {choice}")
     best = min(times, key=times.__getitem__)
     ratio = times["auto"] / times[best] if times[best] < float("inf") else 1.0
-    mark = "  <--" if ratio > 1.5 and times["auto"] - times[best] > 1e-3 else ""
+    target = max(1.5, (times[best] + 1e-3) / times[best]) if times[best] < float("inf") else None
     shown = " ".join(f"{name} {1e3 * t:.1f}" for name, t in times.items())
-    return f"{c.name:28s} {label:8s} {ratio:7.2f} ({best}) | {shown}{mark}"
+    return results.row(f"{c.name}, {label}", ratio, "times the best choice", target=target, best=best, ms=shown)
+
+
+def line(row: dict[str, Any]) -> str:
+    """As it is printed."""
+    mark = "  <--" if row["target"] is not None and row["value"] > row["target"] else ""
+    return f"{row['row']:40s} {row['value']:7.2f} ({row['best']}) | {row['ms']}{mark}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help="only cells whose name has one of these in it")
+    parser.add_argument("--no-json", action="store_true", help="leave benchmarks/results as it is")
     parser.add_argument("--largest", type=int, default=10_000, help="most numbers in a state")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     slow: set[str] = set()
+    rows: list[dict[str, Any]] = []
     forward(cell("root", "chain", 200, 1), "auto")  # whatever is imported is imported
     for c in cells(arguments.largest):
         if not arguments.parts or any(part in c.name for part in arguments.parts):
-            print(row(c, "forward", SOLVERS[c.kind], forward, slow), flush=True)
-            print(row(c, "backward", LINEAR, backward, slow), flush=True)
+            for found in (
+                row(c, "forward", SOLVERS[c.kind], forward, slow),
+                row(c, "backward", LINEAR, backward, slow),
+            ):
+                rows.append(found)
+                print(line(found), flush=True)
+    if rows and not arguments.no_json:
+        results.save("bench_regret", rows, (__doc__ or "").split("\n\n", 2)[2], part=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Which method solves which system: every built-in root method and ``auto`` beside every method of ``scipy.optimize.root``.
 
     python benchmarks/bench_systems.py [--factors 1 10 100] [--groups mgh classic ...] [--solvers auto newton ...] [--json]
+                                       [--no-keep]
 
 A system is solved when ``|F|_inf <= 1e-8`` at the point returned, evaluated afresh; a false claim is a success flag where
 that does not hold.  SciPy gets its best-known settings: explicit residual tolerances (``tol=`` alone would not test the
@@ -26,6 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import implicitkit as ik
+from benchmarks import results as kept
 from benchmarks.systems import TestSystem, systems
 
 TOLERANCE = 1e-8
@@ -164,6 +166,27 @@ def report(results: dict[str, dict[str, Result]]) -> None:
         print(f"solved by nobody: {', '.join(nobody) or 'none'}")
 
 
+def summary(results: dict[str, dict[str, Result]]) -> list[dict[str, Any]]:
+    """How many systems each method solves, for the page of benchmarks; of ``auto`` as many as all of SciPy's together are
+    asked."""
+    by_scipy = sum(any(r.solved for n, r in row.items() if n.startswith("scipy")) for row in results.values())
+    rows = []
+    for name in dict.fromkeys(name for row in results.values() for name in row):
+        tried = [row[name] for row in results.values() if name in row]
+        rows.append(
+            kept.row(
+                name,
+                sum(r.solved for r in tried),
+                f"of {len(tried)} solved",
+                target=by_scipy if name == "auto" else None,
+                more=True,
+                false_claims=sum(r.claimed and not r.solved for r in tried),
+                seconds=sum(r.seconds for r in tried),
+            )
+        )
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--factors", type=float, nargs="+", default=[1.0, 10.0, 100.0])
@@ -171,9 +194,12 @@ def main() -> None:
     parser.add_argument("--solvers", nargs="+", help="names from the first column; 'scipy' is all of SciPy's")
     parser.add_argument("--cap", type=float, default=4.0, help="seconds a system for a method of SciPy")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--no-keep", action="store_true", help="leave benchmarks/results as it is")
     options = parser.parse_args()
     torch.set_num_threads(1)
     results = run(options.groups, options.factors, options.solvers, options.cap)
+    if not options.no_keep:
+        kept.save("bench_systems", summary(results), (__doc__ or "").split("\n\n", 2)[2])
     if options.json:
         print(json.dumps({k: {n: r._asdict() for n, r in row.items()} for k, row in results.items()}, indent=1))
     else:

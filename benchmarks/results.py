@@ -58,9 +58,23 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def save(name: str, rows: list[dict[str, Any]], about: str, folder: Path = FOLDER) -> Path:
-    """Write the rows of a benchmark, ``about`` being what was measured and how."""
+def save(name: str, rows: list[dict[str, Any]], about: str, folder: Path = FOLDER, *, part: bool = False) -> Path:
+    """Write the rows of a benchmark, ``about`` being what was measured and how.
+
+    ``part``: rows of other names stay, if they were measured on this machine with these versions.
+    """
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps({"about": about, "machine": machine(), "rows": rows}, indent=1) + "\n")
+    here = machine()
+    if part and path.exists():
+        old = json.loads(path.read_text())
+        if all(old["machine"][key] == here[key] for key in ("processor", "cores", "python", "threads", "versions")):
+            rows = _replaced(old["rows"], rows)
+    path.write_text(json.dumps({"about": about, "machine": here, "rows": rows}, indent=1) + "\n")
     return path
+
+
+def _replaced(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    by_name = {row["row"]: row for row in new}
+    kept = [by_name.pop(row["row"], row) for row in old]
+    return kept + list(by_name.values())
