@@ -19,6 +19,7 @@ THEOREMS = {
     "one_layer": "Theorems 2 and 3: stacked equilibria are one equilibrium, a deep network is one tied layer",
     "regions": "A ReLU equilibrium of width m with 2^m linear regions, found in m steps",
     "steep": "A steep target by a flat model: bisection, Newton, Picard, Anderson, Broyden on one model",
+    "trained_norms": "How large weights grow in training on a steep target: equilibria and networks of equal size",
     "perturbation": "Lemma 2: how far fixed points move, and what a residual certifies",
     "bias": "The implicit bias of the diagonal linear equilibrium",
     "gotu": "Generalisation on the unseen: where an equilibrium wins and where it loses",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import nn
 
 torch.set_num_threads(1)
 
@@ -11,3 +14,25 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+def _scale_after(middle: nn.Module, factor: float, rate: float) -> float:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), middle, nn.Linear(6, 1))
+    optimizer = torch.optim.SGD(net.parameters(), rate)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = ((net(torch.randn(8, 4)) * factor) ** 2).mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert all(bool(torch.isfinite(p).all()) for p in net.parameters())
+    return float(scaler.get_scale())
+
+
+@pytest.fixture
+def scale_after() -> Callable[[nn.Module, float, float], float]:
+    """A scaler's scale after four steps of a net with ``middle`` in it, from a scale that overflows: less, if some step
+    was skipped."""
+    return _scale_after

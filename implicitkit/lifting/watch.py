@@ -295,9 +295,11 @@ def purity(
     versions = [version(t) for t in given]
     device = given[0].device
     random = _random_state(device)
+    after: list[Any] = []
     if constants:
         with swapped([slots for slots, _ in constants], copies, 0, into.compiled):
             yield
+            after = [_present(slots[0]) for slots, _ in constants]
     else:
         yield
     for i, (t, before) in enumerate(zip(given, versions, strict=True)):
@@ -308,14 +310,17 @@ def purity(
                 "use out-of-place operations, or clone first"
             )
     changed = [
-        (slots, t.detach().clone()) for (slots, t), copy in zip(constants, copies, strict=True) if _changed(t, copy)
+        (slots, t.detach().clone())
+        for (slots, t), copy, now in zip(constants, copies, after, strict=True)
+        if _changed(t, copy) or _rebound(t, copy, now)
     ]
     if changed:
         into.frozen = changed
         warn(
-            f"the function updates {len(changed)} buffer(s) of its modules at every evaluation (BatchNorm in training, "
-            "spectral normalisation, ...). During this solve they are held at their present values and not updated; "
-            "call .eval() on those modules, or update the statistics once outside the solve",
+            f"the function updates {len(changed)} buffer(s) of its modules at every evaluation: {_owners(changed)} "
+            "(BatchNorm in training, spectral normalisation, ...). During this solve they are held at their present values "
+            "and not updated; call .eval() on those modules, use a normalisation without running statistics (GroupNorm, "
+            "LayerNorm), or update them once outside the solve",
             ImpureFunctionWarning,
         )
     if random is not None and not torch.equal(random, _random_state(device)):  # type: ignore[arg-type]
@@ -326,6 +331,30 @@ def purity(
             "or draw the mask once outside and pass it as an argument",
             ImpureFunctionWarning,
         )
+
+
+def _present(slot: Slot) -> Any:
+    """What the slot holds now."""
+    module, kind, key = slot
+    where = module.__dict__ if key in module.__dict__ else getattr(module, kind)
+    return where[key] if key in where else None  # noqa: SIM401 (the dicts of a traced module have no get)
+
+
+def _rebound(t: Tensor, copy: Tensor, now: Any) -> bool:
+    """Was another tensor put in the copy's place, with other values?  (Of another shape it is a cache, made once.)"""
+    if now is copy or not isinstance(now, Tensor) or now.layout != torch.strided or compat.tracked(now):
+        return False
+    return now.shape == t.shape and now.dtype == t.dtype and not torch.equal(now, t)
+
+
+def _owners(changed: Constants) -> str:
+    """The modules' classes and the names of their buffers, three modules at most."""
+    names: dict[int, tuple[str, list[str]]] = {}
+    for slots, _ in changed:
+        module, _, key = slots[0]
+        names.setdefault(id(module), (type(module).__name__, []))[1].append(key)
+    told = [f"{', '.join(keys)} of {owner}" for owner, keys in names.values()]
+    return "; ".join([*told[:3], *(["..."] if len(told) > 3 else [])])
 
 
 def _changed(t: Tensor, copy: Tensor) -> bool:

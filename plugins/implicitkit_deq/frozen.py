@@ -16,7 +16,7 @@ from implicitkit_deq import hoist
 __all__ = ["BATCH_NORMS", "Drawing", "Frozen", "called", "statistics_held"]
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
+_TRACKING = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 _OF_SHAPES = ("shape", "size", "channels", "dimension")  # in what torch says of arguments that do not fit
 
@@ -32,7 +32,8 @@ class Frozen:
       generators at the first evaluation is put back before each later one (the "variational" dropout that DEQs use).  After
       the call (:meth:`finish`) the generators stand where one evaluation leaves them.
     - BatchNorm in training mode uses its running statistics of the moment the call began, so that samples stay independent
-      and training solves the same equation as evaluation; the statistics are updated once, at the equilibrium.
+      and training solves the same equation as evaluation.  InstanceNorm with ``track_running_stats`` normalises each sample
+      by itself, as ever.  The statistics are updated once, at the equilibrium.
     - Reparametrised weights are read from ``weights``.
 
     Args:
@@ -111,25 +112,10 @@ class Frozen:
         if self.after is not None:
             _set_generators(self.device, self.after)
 
-    @contextlib.contextmanager
-    def _held_statistics(self) -> Iterator[None]:
+    def _held_statistics(self) -> contextlib.AbstractContextManager[None]:
         if not self.norms:
-            yield
-            return
-        old = [(m.running_mean, m.running_var, m.num_batches_tracked) for m in self.norms]
-        try:
-            for m, (mean, var) in zip(self.norms, self.statistics, strict=True):
-                if self.independent:
-                    m.training = False
-                    m.running_mean, m.running_var = mean, var
-                else:  # batch statistics: what the update writes is thrown away
-                    m.running_mean, m.running_var = _copy(mean), _copy(var)
-                    m.num_batches_tracked = _copy(m.num_batches_tracked)
-            yield
-        finally:
-            for m, (mean, var, tracked) in zip(self.norms, old, strict=True):
-                m.training = True
-                m.running_mean, m.running_var, m.num_batches_tracked = mean, var, tracked
+            return contextlib.nullcontext()
+        return _held(self.norms, self.statistics, self.independent)
 
 
 @contextlib.contextmanager
@@ -155,20 +141,34 @@ def _shapes(value: Any) -> str:
 
 @contextlib.contextmanager
 def statistics_held(module: Any) -> Iterator[None]:
-    """Inside, BatchNorm below ``module`` uses its running statistics, whatever its mode, and leaves them alone."""
+    """Inside, BatchNorm below ``module`` uses its running statistics, whatever its mode; no statistics are updated."""
     norms = _updating_norms(module)
-    for m in norms:
-        m.training = False
+    with _held(norms, [(m.running_mean, m.running_var) for m in norms], independent=True):
+        yield
+
+
+@contextlib.contextmanager
+def _held(norms: Sequence[Any], statistics: Sequence[Any], independent: bool) -> Iterator[None]:
+    """Inside, the normalisations have these statistics and forget what they write to them."""
+    old = [(m.running_mean, m.running_var, m.num_batches_tracked) for m in norms]
     try:
+        for m, (mean, var) in zip(norms, statistics, strict=True):
+            if independent and isinstance(m, BATCH_NORMS):
+                m.training = False
+                m.running_mean, m.running_var = mean, var
+            else:  # statistics of the batch, or of each sample: what the update writes is thrown away
+                m.running_mean, m.running_var = _copy(mean), _copy(var)
+                m.num_batches_tracked = _copy(m.num_batches_tracked)
         yield
     finally:
-        for m in norms:
+        for m, (mean, var, tracked) in zip(norms, old, strict=True):
             m.training = True
+            m.running_mean, m.running_var, m.num_batches_tracked = mean, var, tracked
 
 
 def _updating_norms(module: Any) -> list[Any]:
     modules = module.modules() if isinstance(module, nn.Module) else ()
-    return [m for m in modules if isinstance(m, BATCH_NORMS) and m.training and m.running_mean is not None]
+    return [m for m in modules if isinstance(m, _TRACKING) and m.training and m.running_mean is not None]
 
 
 def _finite(z: Any) -> bool:

@@ -615,9 +615,27 @@ class Noisy(nn.Module):
         return 0.3 * torch.tanh(self.noise(self.linear(z))) + x
 
 
+class Average(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, z: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * z.detach().mean(0)
+        return z - self.mean
+
+
 IMPURE = {
     "dropout": (nn.Dropout(0.5), r"draws random numbers \(dropout in training.*Call \.eval\(\) on the module"),
-    "batch norm": (nn.BatchNorm1d(4), r"updates 3 buffer\(s\).*held at their present values.*call \.eval\(\)"),
+    "batch norm": (
+        nn.BatchNorm1d(4),
+        r"updates 3 buffer\(s\).*running_mean, running_var, num_batches_tracked of BatchNorm1d.*call \.eval\(\)",
+    ),
+    "average put in a buffer's place": (
+        Average(),
+        r"updates 1 buffer\(s\).*mean of Average.*held at their present values",
+    ),
 }
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import implicitkit as ik
-from implicitkit_deq import DEQ, Cell, Pretraining, Settings, cells
+from implicitkit_deq import DEQ, Cell, Pretraining, Settings, cells, jacobian_penalty
 
 F64 = torch.float64
 TIGHT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
@@ -317,6 +317,28 @@ def test_batch_norm_statistics_are_held_and_updated_once() -> None:
     layer.eval()
     layer(x)
     torch.testing.assert_close(dict(norm.state_dict()), before)
+
+
+def test_instance_norm_statistics_are_updated_once() -> None:
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.norm = Plain(), nn.InstanceNorm1d(2, track_running_stats=True, dtype=F64)
+
+        def forward(self, z: Tensor, x: Tensor) -> Tensor:
+            return 0.4 * torch.tanh(self.norm(self.inner(z, x).view(-1, 2, 3)).flatten(1))
+
+    layer = DEQ(Cell(), (6,), **TIGHT)
+    norm, reference = layer.cell.norm, copy.deepcopy(layer.cell)
+    x = torch.randn(5, 4, dtype=F64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        z = layer(x)
+    torch.testing.assert_close(reference(z, x), z, rtol=1e-9, atol=1e-10)  # each sample by its own statistics
+    features = reference.inner(z, x).detach().view(-1, 2, 3)
+    torch.testing.assert_close(norm.running_mean, 0.1 * features.mean((0, 2)), rtol=1e-8, atol=1e-10)
+    jacobian_penalty(layer.cell, z.detach(), (x,))
+    torch.testing.assert_close(norm.running_mean, 0.1 * features.mean((0, 2)), rtol=1e-8, atol=1e-10)
 
 
 def test_batch_norm_in_training_refuses_vmap_and_in_evaluation_does_not() -> None:

@@ -78,6 +78,13 @@ def steep(r: dict[str, Any]) -> None:
     assert max(r["slopes"].values()) < 1e-9
 
 
+def trained_norms(r: dict[str, Any]) -> None:
+    assert set(r["largest"]) == set(r["errors"]) == {"equilibrium", "network"}
+    for norms, errors in zip(r["largest"].values(), r["errors"].values(), strict=True):
+        assert norms.shape == errors.shape == (2, 2) and bool((norms > 0.5).all()) and bool((errors < 0.35).all())
+    assert r["solved"] > 0.99
+
+
 def perturbation(r: dict[str, Any]) -> None:
     assert len(r) == 4 and all(0 < ratio <= 1 + 1e-6 for ratio in r.values())
     assert r["L z + a, shifted"] == pytest.approx(1, abs=1e-6)
@@ -98,7 +105,9 @@ def gotu(r: dict[str, Any]) -> None:
     assert r["losers"] == [(1.0, 0.3), (1.5, -0.5)]
     assert r["errors"][1.0, 1.0]["plain bias"] == pytest.approx(2.137, abs=2e-3)
     assert r["errors"][2.0, 1.0]["plain bias"] == pytest.approx(11.34, abs=2e-2)
-    assert set(r["relu"]) == {"1 + x_k + sum", "x_0 x_k + x_1"}
+    assert set(r["relu"]) == {(d, name) for d in (8, 20) for name in ("1 + x_k + sum", "x_0 x_k + x_1")}
+    for models in r["relu"].values():  # untrained errors on the seen half are 2 to 8
+        assert all(run.seen < 1.5 and run.unseen > run.seen for runs in models.values() for run in runs)
 
 
 def conditioning(r: dict[str, Any]) -> None:
@@ -120,12 +129,14 @@ def audio(r: dict[str, Any]) -> None:
     assert set(r["rates"]) == set(r["errors"]) and all(e < 1 for errors in r["errors"].values() for e in errors)
 
 
+SLOW = ("audio", "trained_norms")
 THEOREMS: dict[str, Callable[[dict[str, Any]], None]] = {
-    f.__name__: f for f in (gradient, one_layer, regions, steep, perturbation, bias, gotu, conditioning, traces, audio)
+    f.__name__: f
+    for f in (gradient, one_layer, regions, steep, trained_norms, perturbation, bias, gotu, conditioning, traces, audio)
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "audio")) for n in THEOREMS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in THEOREMS])
 def test_theory(name: str, tmp_path: Path) -> None:
     script = importlib.import_module("deq_theory")
     results = script.main(["--quick", "--only", name, "--output", str(tmp_path)])
