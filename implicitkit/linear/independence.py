@@ -20,9 +20,10 @@ def refuse_coupled(A: Operator, key: Hashable) -> None:
 
     Everything is solved and differentiated sample by sample, by the blocks ``dF_i/dz_i`` of the Jacobian alone.  A residual
     can vanish all the same where samples are coupled (by a mean over the batch, say), but its derivative would be wrong.
-    One product tells: where weights ``w`` are zero on half of the samples, drawn at random, so is ``J^T w``; an entry there
-    above ``eps^{3/4}`` of the largest comes from another sample.  A coupling within the halves alone is missed, that of two
-    samples with probability 1/2.
+    A product tells: where weights ``w`` are zero on half of the samples, so is ``J^T w``; an entry there above
+    ``eps^{3/4}`` of the largest comes from another sample.  Of four products every sample has weights in two.  Up to six
+    samples have a pair of their own each, so that for any two of them one product sees the one without the other: nothing
+    is missed.  More samples draw theirs at random: a coupling of just two is missed with a probability below 1/6.
 
     Args:
         A: ``J = dF/dz``, or ``J - I``. key: what tells the function from others; it is asked once for each.
@@ -32,23 +33,26 @@ def refuse_coupled(A: Operator, key: Hashable) -> None:
     """
     if A.batch == 1 or key in _SEEN:
         return
-    given = _half(A.batch).to(A.like.device)
     weights = seeded.uniform(A.batch, A.size, seed=1).to(A.like) + 0.5
-    pulled = A.rmv(torch.where(given.unsqueeze(1), weights, 0)).detach().abs().nan_to_num(0, 0, 0).amax(1)
-    foreign = torch.where(given, 0, pulled)
-    if float(foreign.max()) > torch.finfo(pulled.dtype).eps ** 0.75 * float(pulled.max()):
-        raise ValueError(
-            "the samples of the batch are not independent, as batch_dims says they are: the equations of others depend on "
-            f"the unknowns of sample {int(foreign.argmax())} (a mean or a norm over the batch does that, or batch "
-            "normalisation in training mode), and a derivative formed sample by sample would be wrong. Make one system of "
-            "them with batch_dims=0, or let the function treat every sample alone (module.eval())"
-        )
+    for given in _looks(A.batch).to(A.like.device):
+        pulled = A.rmv(torch.where(given.unsqueeze(1), weights, 0)).detach().abs().nan_to_num(0, 0, 0).amax(1)
+        foreign = torch.where(given, 0, pulled)
+        if float(foreign.max()) > torch.finfo(pulled.dtype).eps ** 0.75 * float(pulled.max()):
+            raise ValueError(
+                "the samples of the batch are not independent, as batch_dims says they are: the equations of others depend "
+                f"on the unknowns of sample {int(foreign.argmax())} (a mean or a norm over the batch does that, or batch "
+                "normalisation in training mode), and a derivative formed sample by sample would be wrong. Make one system "
+                "of them with batch_dims=0, or let the function treat every sample alone (module.eval())"
+            )
     _SEEN[key] = None
     if len(_SEEN) > _MANY:
         del _SEEN[next(iter(_SEEN))]
 
 
-def _half(batch: int) -> torch.Tensor:
-    """A random half of the samples, ``(batch,)``: neither none nor all."""
+def _looks(batch: int) -> torch.Tensor:
+    """Which samples have weights in each product, ``(looks, batch)``, with some in each and some not."""
+    if batch <= 3:  # each alone
+        return torch.eye(batch, dtype=torch.bool)
+    pairs = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 0, 1], [0, 1, 1, 0]]).bool()
     order = seeded.uniform(batch, seed=0).argsort()
-    return order < batch // 2
+    return pairs[order % len(pairs)].T

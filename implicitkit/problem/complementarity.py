@@ -16,7 +16,7 @@ from torch import Tensor
 
 from implicitkit.foundation.errors import DegenerateWarning, warn
 
-__all__ = ["DEGENERATE", "KAPPA", "check_degenerate", "plus", "plus_slope", "warn_zero_gradient"]
+__all__ = ["DEGENERATE", "KAPPA", "check_degenerate", "lesser", "plus", "plus_slope", "warn_zero_gradient"]
 
 DEGENERATE = ("lstsq", "raise", "smooth")
 """What the derivative of a degenerate solution may be: of least norm, an error, that of a relaxed program."""
@@ -46,6 +46,13 @@ def plus_slope(v: Tensor, kappa: float = 0.0) -> Tensor:
         return (v >= 0).to(v)
     root = torch.sqrt(v * v + 4 * kappa)
     return torch.where(v > 0, 0.5 * (1 + v / root), 2 * kappa / (root * (root + v.abs())))
+
+
+def lesser(a: Tensor, b: Tensor, kappa: float = 0.0) -> Tensor:
+    """``a - plus(a - b, kappa)``, hence ``min(a, b)`` for ``kappa = 0``; where one is huge the other keeps its digits."""
+    gap = a - b
+    least = torch.where(gap >= 0, b, a)
+    return least - torch.where(gap >= 0, plus(-gap, kappa), plus(gap, kappa)) if kappa else least
 
 
 def warn_zero_gradient(what: str) -> None:

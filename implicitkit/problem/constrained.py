@@ -33,7 +33,7 @@ from implicitkit.foundation import autodiff, compat, trees
 from implicitkit.foundation.trees import Layout
 from implicitkit.linear.kkt import KKT
 from implicitkit.problem.base import Kernel, Problem
-from implicitkit.problem.complementarity import KAPPA, plus
+from implicitkit.problem.complementarity import KAPPA, lesser
 from implicitkit.problem.constraints import Constraint
 from implicitkit.problem.kind import CONSTRAINED, Kind
 from implicitkit.system import System
@@ -190,7 +190,7 @@ class ConstrainedMinimisation(Problem):
         if not any(self.one_sided):
             return torch.cat([slope, values], 1)
         kappa = KAPPA if self.degenerate == "smooth" else 0.0
-        natural = multipliers - plus(multipliers + values, kappa)
+        natural = lesser(multipliers, -values, kappa)
         return torch.cat([slope, torch.where(self.sides(z), natural, values)], 1)
 
 

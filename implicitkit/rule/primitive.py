@@ -126,7 +126,7 @@ class _Root(compat.Function):
             b = autodiff.jvp(
                 _theta_only(request, z, theta, moving),
                 [theta[i] for i in moving],
-                [tangents[i] for i in moving],  # type: ignore[misc]
+                [_as(tangents[i], theta[i]) for i in moving],
             )
             return _LinSolve.apply(request, False, z, -b, *theta), None
 
@@ -201,15 +201,15 @@ class _LinSolve(compat.Function):
     ) -> Tensor:
         request, transposed = ctx.request, ctx.transposed
         with compat.forward_ad_enabled(ctx.saved_tensors) as (x, z, *theta):
-            rhs = torch.zeros_like(x) if db is None else db
+            rhs = _as(db, x)
             moving = [i for i, t in enumerate(dtheta) if t is not None]
-            tangents = [torch.zeros_like(z) if dz is None else dz, *(dtheta[i] for i in moving)]
+            tangents = [_as(dz, z), *(_as(dtheta[i], theta[i]) for i in moving)]
 
             def product(y: Tensor, *changed: Tensor) -> Tensor:  # A(y) x, or its transpose
                 residual, y = _for_each(request, y, _replace(theta, moving, changed), len(x))
                 return autodiff.vjp(residual, y)[1](x)[0] if transposed else autodiff.jvp(residual, (y,), (x,))
 
-            change = autodiff.jvp(product, (z, *(theta[i] for i in moving)), tangents)  # type: ignore[arg-type]
+            change = autodiff.jvp(product, (z, *(theta[i] for i in moving)), tangents)
             return _LinSolve.apply(request, transposed, z, rhs - change, *theta)
 
     @staticmethod
@@ -272,6 +272,11 @@ def _pull_theta(
 ) -> Sequence[Tensor]:
     """``(dF/d theta)^T w`` for the tensors needed, differentiable."""
     return autodiff.vjp(_theta_only(request, z, theta, needed), *(theta[i] for i in needed))[1](w)
+
+
+def _as(tangent: Tensor | None, primal: Tensor) -> Tensor:
+    """The tangent in the precision of its primal, zero for none: torch makes some of float64 where levels are nested."""
+    return torch.zeros_like(primal) if tangent is None else tangent.to(primal.dtype)
 
 
 def _theta_only(request: ImplicitSolve, z: Tensor, theta: Sequence[Tensor], moving: Sequence[int]) -> Any:

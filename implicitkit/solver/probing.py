@@ -32,6 +32,9 @@ _STEEPEST = 700.0  # d log |F| / d log |z| that no function on its way to zero a
 _MOST = 7.0  # of log |F| in one step that counts: another equation than that which vanishes may have fallen
 _OUTWARD = 1e-2  # of itself, by which a correction leads a component away from the origin ...
 _BESIDE_ZERO = 1e-3  # ... unless it is so much smaller than the largest
+_UNIT = 0.7  # what z counts for where it vanishes; a power of two would move it between numbers that need no rounding
+_COSINE = 0.1  # between the residuals of a fit and a column of J near a solution ...
+_GOOD_FIT = 1e-4  # ... unless they are so little of what cancels in them
 _NUMBERS = 1 << 25  # in the Jacobians of a fit
 
 
@@ -44,7 +47,8 @@ def row_scales(f: Evaluations, z: Tensor, which: Tensor, good: float | Tensor, a
     """The size of what cancels in each ``F_i`` near ``z``, ``max_k |(J w_k)_i|``, ``(batch, n)``.
 
     Stops as soon as ``|F_i| <= atol + good scale_i`` for all samples ``which``: one evaluation then.  A ``careful`` one
-    looks to both sides along ``w_k`` and takes the smaller change: of a jump only one side sees anything.
+    looks to both sides along ``w_k`` and takes the smaller change, since of a jump one side may see nothing, and nearer:
+    what changes by as much over a sixteenth of the way is no scale either.
     """
     F = in_working_precision(f.residual(z))
     scale, h = torch.zeros_like(F), torch.finfo(z.dtype).eps ** 0.5
@@ -52,6 +56,7 @@ def row_scales(f: Evaluations, z: Tensor, which: Tensor, good: float | Tensor, a
         size = _change(f, z, F, direction, h)
         if careful:
             size = torch.minimum(size, _change(f, z, F, direction, -h))
+            size = torch.where(_change(f, z, F, direction, h / 16) > 4 * size, 0, size)
         scale = torch.maximum(scale, size)
         if bool(((F.abs() <= atol + good * scale).all(1) | ~which).all()):
             break
@@ -60,20 +65,21 @@ def row_scales(f: Evaluations, z: Tensor, which: Tensor, good: float | Tensor, a
 
 def rounding(f: Evaluations, z: Tensor) -> Tensor:
     """What rounding leaves of each ``F_i``, ``(batch, n)``: how far ``F`` is from its linear model two units in the last
-    place away (of ``z``; of 1 where ``z`` vanishes beside it).  Zero where ``F_i`` is too large for that: a jump is no
+    place away (of ``z``; of 0.7 where ``z`` vanishes beside it).  Zero where ``F_i`` is too large for that: a jump is no
     rounding error."""
     F = in_working_precision(f.residual(z))
     eps = torch.finfo(z.dtype).eps
     h = eps**0.5
     noise, scale = torch.zeros_like(F), torch.zeros_like(F)
     own = _directions(z)[:2]
-    for direction, mine in zip(_directions(z, least=1.0)[:2], own, strict=True):
+    for direction, mine in zip(_directions(z, least=_UNIT)[:2], own, strict=True):
         slope, back = ((in_working_precision(f.residual(z + s * direction)) - F) / s for s in (h, -h))
         change = in_working_precision(f.residual(z + 2 * eps * direction)) - F
         left = (change - eps * (slope + back)).abs()  # the slope of both sides: F is no straight line for h
         lifted = direction.abs().amax(1, keepdim=True) > 2 * mine.abs().amax(1, keepdim=True)
         if bool(lifted.any()):  # of other units than z, perhaps: then what is left is smooth
             left = torch.where(lifted, torch.minimum(left, _rough(f, z, F, 2 * eps * direction)), left)
+        left = torch.where((change - h * slope).abs() <= 0.5 * change.abs(), 0, left)  # as far away as near: a jump
         noise = torch.maximum(noise, torch.nan_to_num(left, nan=0.0, posinf=0.0))
         scale = torch.maximum(scale, torch.nan_to_num(torch.minimum(slope.abs(), back.abs()), nan=0.0))
     return torch.where(F.abs() <= h * scale, noise, 0)
@@ -101,7 +107,12 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     if not bool(open_.any()):
         return which & (vanished | ~sound)
     if fit is not None:
-        near = _by_factors(f, *fit, z, F, scale)
+        orthogonal, explained = _explains(*fit, in_working_precision(z))
+        near = _by_factors(f, *fit, z, F, scale) & explained
+        # J is singular wherever residuals are left that are no more than the unknowns
+        if bool((open_ & ~near & orthogonal).any()):
+            H = in_working_precision(f.linearize(z).dense())
+            near = near | (orthogonal & _by_factors(f, H, F, z, F, scale))
         return which & (vanished | ~near)
     A = f.linearize(z)
     if z.shape[1] <= DENSE:
@@ -187,7 +198,20 @@ def _well_fitted(J: Tensor, r: Tensor, z: Tensor, F: Tensor) -> Tensor:
     d, regular, _ = lstsq_batched(matrix, torch.where(usable[:, None], -r, 0))
     values = torch.linalg.svdvals(matrix)
     regular = regular & (values[:, -1] > torch.finfo(J.dtype).eps ** 0.5 * values[:, 0])
-    return usable & regular & _is_small(d / columns, z)
+    return usable & regular & _is_small(d / columns, z) & _explains(J, r, in_working_precision(z))[1]
+
+
+def _explains(matrix: Tensor, r: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the residuals of a fit are all but orthogonal to the columns of ``J``, and where they are, or are little of
+    what cancels in them, ``|J_k z_k|``; ``(batch,)`` each.  In no units: ``z_k`` may be 1e-18 beside another of 100.
+
+    Args:
+        matrix: ``J``, whose columns may have units, ``(batch, m, n)``. r: ``(batch, m)``. point: ``z`` in them.
+    """
+    norm, columns = torch.linalg.vector_norm(r, dim=1), torch.linalg.vector_norm(matrix, dim=1)
+    along = (matrix.mT @ r.unsqueeze(2)).squeeze(2).abs()
+    orthogonal = (along <= _COSINE * columns * norm.unsqueeze(1)).all(1)
+    return orthogonal, orthogonal | (norm <= _GOOD_FIT * (columns * point.abs()).amax(1))
 
 
 def _is_small(d: Tensor, z: Tensor) -> Tensor:

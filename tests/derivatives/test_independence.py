@@ -65,6 +65,35 @@ def test_coupled_samples_are_refused(name: str) -> None:
         )
 
 
+def _coupled(given: int, taken: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """One sample depends on one other."""
+
+    def f(z: Tensor, x: Tensor) -> Tensor:
+        into = (torch.arange(len(z)) == taken).to(z).unsqueeze(1)
+        return 0.3 * z + 0.2 * into * z[given] + x
+
+    return f
+
+
+@pytest.mark.parametrize("batch", [2, 3, 4, 5, 6])
+def test_no_sample_that_depends_on_one_other_is_missed(batch: int) -> None:
+    for given in range(batch):
+        for taken in (i for i in range(batch) if i != given):
+            x = torch.rand(batch, 2, dtype=torch.float64).requires_grad_()
+            solution = ik.fixed_point(_coupled(given, taken), torch.zeros_like(x), (x,), batch_dims=1)
+            with pytest.raises(ValueError, match=f"not independent.*unknowns of sample {given} "):
+                solution.value.sum().backward()
+
+
+def test_of_many_samples_each_is_asked_for_in_two_products_of_four() -> None:
+    from implicitkit.linear.independence import _looks
+
+    looks = _looks(30)
+    assert looks.shape == (4, 30) and bool((looks.sum(0) == 2).all())
+    alike = (looks.T[:, None] == looks.T).all(2).sum() - 30  # pairs of samples that no product tells apart
+    assert int(alike) < 30 * 29 / 6
+
+
 def test_as_one_system_they_are_right() -> None:
     verb, f = COUPLED["mean"]
     found = torch.func.jacrev(lambda x: verb(f, torch.zeros_like(x), (x,)).value)(data())
@@ -119,12 +148,12 @@ def test_a_function_is_asked_once() -> None:
 
     from implicitkit.linear import independence
 
-    half = independence._half
-    independence._half = lambda batch: calls.append(batch) or half(batch)  # type: ignore[assignment, func-returns-value]
+    looks = independence._looks
+    independence._looks = lambda batch: calls.append(batch) or looks(batch)  # type: ignore[assignment, func-returns-value]
     try:
         for _ in range(3):
             x = data().requires_grad_()
             ik.fixed_point(f, torch.zeros_like(x), (x,), batch_dims=1).value.sum().backward()
     finally:
-        independence._half = half
+        independence._looks = looks
     assert calls == [BATCH]

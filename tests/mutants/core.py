@@ -47,8 +47,8 @@ MUTANTS = [
             TRANSFORMS,
         ),
         (
-            "tangents = [torch.zeros_like(z) if dz is None else dz, *(dtheta[i] for i in moving)]",
-            "tangents = [torch.zeros_like(z), *(dtheta[i] for i in moving)]",
+            "tangents = [_as(dz, z), *(_as(dtheta[i], theta[i]) for i in moving)]",
+            "tangents = [torch.zeros_like(z), *(_as(dtheta[i], theta[i]) for i in moving)]",
             TRANSFORMS,
         ),
         (
@@ -196,8 +196,8 @@ MUTANTS = [
             "slope = z[:, :n] - self.proximal(kernel, z[:, :n] + slope, 1.0)",
         ),
         (
-            "natural = multipliers - plus(multipliers + values, kappa)",
-            "natural = multipliers - plus(multipliers - values, kappa)",
+            "natural = lesser(multipliers, -values, kappa)",
+            "natural = lesser(multipliers, values, kappa)",
         ),
         (
             "return torch.cat([slope, torch.where(self.sides(z), natural, values)], 1)",

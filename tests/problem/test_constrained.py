@@ -465,6 +465,27 @@ def test_infeasible_is_not_called_solved() -> None:
         ik.argmin(lambda z: z.square().sum(), torch.zeros(2, dtype=F64), constraints=impossible)
 
 
+class _HugeMultiplier(ik.Method):
+    """Where the constraint has no slope, with a multiplier beside which its value is nothing."""
+
+    solves = "root"
+
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return torch.tensor([[0.0, 1e26]], dtype=F64), state
+
+
+def test_a_huge_multiplier_hides_no_violated_constraint() -> None:
+    solution = ik.argmin(
+        lambda z: 0.5 * z.square().sum(),
+        torch.ones(1, dtype=F64),
+        constraints=ik.Inequality(lambda z: z.square() + 0.56),
+        solver=_HugeMultiplier(),
+        max_steps=3,
+        on_failure="ignore",
+    )
+    assert not bool(solution.converged) and float(solution.residual_norm) == pytest.approx(0.56)
+
+
 def test_one_bad_sample_leaves_the_others() -> None:
     v = V.clone()
     v[1, 0] = torch.nan

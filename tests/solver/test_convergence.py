@@ -317,6 +317,29 @@ def test_solutions_at_zero_and_rounding_in_big_terms() -> None:
             assert abs(s.value.item()) <= 1e-3, solver
 
 
+def test_a_fit_of_as_many_residuals_as_unknowns_that_do_not_vanish() -> None:
+    """Freudenstein and Roth's other minimum: where residuals are left, their Jacobian is singular."""
+    s = audit(TABLE["Freudenstein-Roth fit"], ("levenberg_marquardt",), ("float64",), (1.0,))[0]
+    assert s.status == "CONVERGED" and "11.4128" in s.text
+
+
+def test_a_step_that_takes_all_residuals_away_is_not_small_because_another_unknown_is_large() -> None:
+    """``z_0 s^{z_1}`` at ``z = (5e-18, 99)``: to double ``z_0`` is a step of nothing beside ``z_1``."""
+    assert audit(TABLE["power law"], ("levenberg_marquardt",), ("float64",), (100.0,))[0].status != "CONVERGED"
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [("float64", 1e-4), ("float32", 1e6)])
+def test_where_kinks_meet_a_jump_is_no_rounding_error_and_no_scale(dtype: str, factor: float) -> None:
+    """``lbfgs`` comes to rest in a corner of the hinges, between two jumps of the gradient."""
+    assert audit(TABLE["hinge"], ("lbfgs",), (dtype,), (factor,))[0].status != "CONVERGED"
+
+
+def test_a_point_beside_zero_where_rounding_is_all_there_is() -> None:
+    """``1 - exp(-z)`` is 0 there, or one unit in the last place of 1."""
+    s = ik.root(lambda z: z - 5 * (1 - torch.exp(-z)), torch.tensor([-4.6312e-17], dtype=F64), solver="newton")
+    assert bool(s.converged) and int(s.steps) == 0
+
+
 def test_a_start_at_the_solution_needs_no_step() -> None:
     """The test is relative to the scale near z, not to the residual at the start, which here is rounding itself."""
     f = lambda z: 1e8 * (z**2 - 2)  # noqa: E731
