@@ -16,6 +16,10 @@ __all__ = ["Forgive", "ForgivenWarning", "masked"]
 
 _DERIVATIVES = ("truncated", "none")
 _EXACT = ("auto", "implicit")
+_CURE = (
+    "I - J is nearly singular at these equilibria: bound the weights (bound_weights), add jacobian_penalty to the loss, or "
+    "lower the learning rate"
+)
 
 
 class ForgivenWarning(UserWarning):
@@ -36,18 +40,20 @@ class Forgive:
       them.
 
     The same goes for a sample whose forward solve succeeded and whose backward solve did not (``I - J`` nearly singular):
-    ``u = g`` in place of ``(I - J)^{-T} g``, or zero.
+    ``u = g`` in place of ``(I - J)^{-T} g``, or zero.  By default any share of them: a gated cell that learns to close its
+    gate has equilibria at which ``I - J`` is singular and the loss is small all the same, and training with ``u = g`` for
+    every sample is a method of its own (Fung et al. 2022).
 
     How many they were, ``layer.solution.converged``, ``layer.solution.backward.converged`` and a :class:`Monitor` tell; the
-    first time, a :class:`ForgivenWarning`.  Under ``torch.func`` transforms nothing is forgiven.
+    first time, forward and backward each, a :class:`ForgivenWarning`.  Under ``torch.func`` transforms nothing is forgiven.
 
     Shapes: ``u`` and ``g`` are ``(batch, n)``, each sample by itself.  Units: as those of the derivative that it stands
     for.  Source: this library; the truncated term is that of Fung et al. (2022), arXiv 2103.12803.
 
     Args:
-        share: of the samples of a call that may fail, in [0, 1]; more raise :class:`ik.ConvergenceError`, in forward and in
-            backward.
+        share: of the samples of a call whose forward solve may fail, in [0, 1]; more raise :class:`ik.ConvergenceError`.
         derivative: ``"truncated"`` or ``"none"``.
+        backward_share: of the samples whose backward solve may fail, in [0, 1].
 
     Raises:
         ValueError: an option out of range.
@@ -55,10 +61,12 @@ class Forgive:
 
     share: float = 0.25
     derivative: str = "truncated"
+    backward_share: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise ValueError(f"share is a part of the samples, between 0 and 1; got {self.share}")
+        for name in ("share", "backward_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is a part of the samples, between 0 and 1; got {getattr(self, name)}")
         if self.derivative not in _DERIVATIVES:
             raise ValueError(f"derivative must be one of {', '.join(map(repr, _DERIVATIVES))}, got {self.derivative!r}")
 
@@ -142,13 +150,18 @@ class _Linear(ik.LinearSolver):
         failed = ~answer.converged & (b.abs().amax(1) <= torch.finfo(b.dtype).max ** 0.25)
         if not bool(failed.any()):
             return answer
-        if self.policy.exceeded(failed):
+        if int(failed.sum()) > self.policy.backward_share * len(failed):
             raise ik.ConvergenceError(
                 f"the linear solve of the backward did not converge: {self.name}, {int(failed.sum())} of {len(failed)} "
-                f"samples, more than the share of {self.policy.share:g} that Forgive allows. {answer.reason}. I - J is "
-                "nearly singular at these equilibria: bound the weights (bound_weights), add jacobian_penalty to the loss, "
-                "or lower the learning rate"
+                f"samples, more than the backward_share of {self.policy.backward_share:g} that Forgive allows. "
+                f"{answer.reason}. {_CURE}"
             )
+        warnings.warn(  # one text, so that it is shown once
+            "samples of a training call have an equilibrium and no derivative there: they get the derivative "
+            f"{self.policy.derivative!r} (see Forgive), and are counted in layer.solution.backward.converged. {_CURE}",
+            ForgivenWarning,
+            stacklevel=2,
+        )
         instead = -b if self.policy.derivative == "truncated" else torch.zeros_like(b)
         return answer._replace(x=torch.where(failed.unsqueeze(1), instead, answer.x))
 

@@ -113,13 +113,25 @@ class Switch(nn.Module):
 def test_a_singular_backward_is_forgiven_too(derivative: str, of_the_bad_one: float) -> None:
     layer = DEQ(Switch(), (1,), on_failure=Forgive(derivative=derivative), rule=ik.Implicit(linear_solver="gmres"))
     x = torch.tensor([[0.1], [0.2], [0.3], [0.4], [1.0]], dtype=F64)
-    layer(x).sum().backward()
+    with pytest.warns(ForgivenWarning, match=f"have an equilibrium and no derivative there.*{derivative}"):
+        layer(x).sum().backward()
     assert layer.solution is not None and layer.solution.backward is not None
     assert layer.solution.backward.converged.tolist() == [True] * 4 + [False]
     torch.testing.assert_close(layer.cell.w.grad, torch.tensor([4 + of_the_bad_one], dtype=F64))
-    layer = DEQ(Switch(), (1,), on_failure=Forgive(share=0.1), rule=ik.Implicit(linear_solver="gmres"))
-    with pytest.raises(ik.ConvergenceError, match=r"backward did not converge.*1 of 5 samples, more than the share"):
+    layer = DEQ(Switch(), (1,), on_failure=Forgive(backward_share=0.1), rule=ik.Implicit(linear_solver="gmres"))
+    with pytest.raises(
+        ik.ConvergenceError, match=r"backward did not converge.*1 of 5 samples, more than the backward_share"
+    ):
         layer(x).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore::implicitkit_deq.ForgivenWarning")
+def test_any_share_of_singular_backwards_is_forgiven_and_not_of_unsolved_samples() -> None:
+    layer = DEQ(Switch(), (1,), rule=ik.Implicit(linear_solver="gmres"))
+    layer(torch.ones(4, 1, dtype=F64)).sum().backward()
+    torch.testing.assert_close(layer.cell.w.grad, torch.tensor([4.0], dtype=F64))
+    with pytest.raises(ik.ConvergenceError, match="did not converge"):
+        _layer()(torch.full((4, 1), -2.0, dtype=F64))
 
 
 def test_a_monitor_counts_the_forgiven() -> None:
@@ -132,7 +144,7 @@ def test_a_monitor_counts_the_forgiven() -> None:
 
 
 def test_bad_policies() -> None:
-    for arguments in ({"share": 1.5}, {"share": -0.1}, {"derivative": "exact"}):
+    for arguments in ({"share": 1.5}, {"share": -0.1}, {"backward_share": 2.0}, {"derivative": "exact"}):
         with pytest.raises(ValueError, match=next(iter(arguments))):
             Forgive(**arguments)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="on_failure"):
