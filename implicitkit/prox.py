@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import trees
-from implicitkit.sets.base import check_positive, length
+from implicitkit.foundation.options import Configured, check_options, not_negative, or_tensor, positive
+from implicitkit.sets.base import check_point, length
 from implicitkit.sets.groups import ByRow
 from implicitkit.sets.spectral import positive_part
 from implicitkit.sets.total_variation import denoise
@@ -38,7 +39,10 @@ __all__ = [
 ]
 
 
-class Prox:
+_STEP = or_tensor(positive())
+
+
+class Prox(Configured):
     """A term ``phi`` with its proximal map ``prox(v, t) = argmin_x t phi(x) + |x - v|^2 / 2``; a subclass defines
     :meth:`apply` on one tensor.  ``separable``: a sum over single numbers.
 
@@ -49,18 +53,20 @@ class Prox:
     """
 
     separable: ClassVar[bool] = False
+    dims: ClassVar[int] = 1
+    of_a_term: ClassVar[bool] = True
 
     def __call__(self, v: Any, step: Any = 1.0) -> Any:
         """``prox(v, step)`` of a tensor, or of each leaf of a pytree.
 
         Raises:
-            TypeError: a leaf is not a real floating-point tensor.
+            TypeError: a leaf is not a real floating-point tensor, or ``step`` no number. ValueError: a leaf is a number
+                where the term is one of vectors or matrices, or empty; ``step`` is not positive.
         """
+        _STEP.check("step", step, f"{type(self).__name__}: ")
 
         def leaf(x: Any) -> Tensor:
-            if not isinstance(x, Tensor) or not x.is_floating_point():
-                got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-                raise TypeError(f"{type(self).__name__} takes real floating-point tensors, got {got}")
+            check_point(x, self, f"{type(self).__name__} takes")
             t = torch.as_tensor(step, dtype=x.dtype, device=x.device)
             return self.apply(x, t.reshape(t.shape + (1,) * (x.ndim - t.ndim)) if t.ndim else t)
 
@@ -83,7 +89,7 @@ class l1(Prox):
     separable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_positive(self.weight, "weight", self, strict=False)
+        check_options(self, weight=or_tensor(not_negative()))
 
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         return _soft(v, t * self.weight)
@@ -97,7 +103,7 @@ class ridge(Prox):
     separable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_positive(self.weight, "weight", self, strict=False)
+        check_options(self, weight=or_tensor(not_negative()))
 
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         return v / (1 + t * self.weight)
@@ -112,8 +118,7 @@ class elastic_net(Prox):
     separable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_positive(self.l1, "l1", self, strict=False)
-        check_positive(self.l2, "l2", self, strict=False)
+        check_options(self, l1=or_tensor(not_negative()), l2=or_tensor(not_negative()))
 
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         return _soft(v, t * self.l1) / (1 + t * self.l2)
@@ -127,7 +132,7 @@ class nonnegative(Prox):
     separable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_positive(self.weight, "weight", self, strict=False)
+        check_options(self, weight=or_tensor(not_negative()))
 
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         return (v - t * self.weight).clamp_min(0)
@@ -144,7 +149,7 @@ class nonnegative_ridge(Prox):
     separable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_positive(self.weight, "weight", self, strict=False)
+        check_options(self, weight=or_tensor(not_negative()))
 
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         return v.clamp_min(0) / (1 + t * self.weight)
@@ -164,7 +169,7 @@ class l2(ByRow, Prox):
     weight: Any = 1.0
 
     def __post_init__(self) -> None:
-        check_positive(self.weight, "weight", self, strict=False)
+        check_options(self, weight=or_tensor(not_negative()))
 
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         _check_events(self, 1)
@@ -191,7 +196,7 @@ class group_lasso(Prox):
         sizes = (self.groups,) if isinstance(self.groups, int) else tuple(self.groups)
         if not sizes or any(not isinstance(s, int) or s < 1 for s in sizes):
             raise ValueError(f"group_lasso: groups must be sizes >= 1, got {self.groups!r}")
-        check_positive(self.weight, "weight", self, strict=False)
+        check_options(self, weight=or_tensor(not_negative()))
 
     def sizes(self, n: int) -> list[int]:
         """Of the groups in a vector of ``n`` numbers."""
@@ -236,7 +241,7 @@ class total_variation(Prox):
     weight: Any = 1.0
 
     def __post_init__(self) -> None:
-        check_positive(self.weight, "weight", self, strict=False)
+        check_options(self, weight=or_tensor(not_negative()))
 
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         _check_events(self, 1)
@@ -268,13 +273,12 @@ class nuclear(Prox):
     """
 
     weight: Any = 1.0
+    dims: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        check_positive(self.weight, "weight", self, strict=False)
+        check_options(self, weight=or_tensor(not_negative()))
 
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
-        if v.ndim < 2:
-            raise ValueError(f"nuclear takes matrices, got shape {tuple(v.shape)}")
         _check_events(self, 2)
         n, m = v.shape[-2:]
         top = torch.cat([v.new_zeros(*v.shape[:-2], n, n), v], -1)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError, ConvergenceError, ConvergenceWarning, warn
-from implicitkit.foundation.trees import describe_leaves, tree_map
+from implicitkit.foundation.trees import describe_leaves, tree_flatten, tree_map
+from implicitkit.foundation.wording import of_operations
 from implicitkit.solution import Record, Solution, Status
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "check_policy",
     "linear_failure",
     "plain_solution",
+    "raise_in_words",
     "refuse_tracing",
     "report_failure",
 ]
@@ -30,21 +32,51 @@ POLICIES = ("raise", "warn", "ignore", "nan")
 _SHAPES = ("must match the size", "cannot be multiplied", "is invalid for input", "size mismatch", "not broadcastable")
 
 
-def about_call(error: Exception, z: Any, args: tuple[Any, ...]) -> str:
-    """The error of the user's function, called with ``z`` and ``args``, with a word on what it was given; empty where there
-    is nothing to add."""
+def raise_in_words(error: Exception, z: Any, args: tuple[Any, ...]) -> NoReturn:
+    """Raise the error of the user's function, called with ``z`` and ``args``, again: with a word on what it was given, if
+    there is one to add."""
     text = str(error)
-    if isinstance(error, (TypeError, AttributeError)) and len(args) == 1 and isinstance(args[0], (list, dict)):
+    if type(error) in (TypeError, AttributeError, RuntimeError, ValueError):
+        said = _of_types(error, text, z, args) or of_operations(text) or _of_leaves(text, z, args)
+        if said and said not in text:
+            raise type(error)(f"{text.rstrip('.')}. {said}") from error
+    raise error
+
+
+def _of_types(error: Exception, text: str, z: Any, args: tuple[Any, ...]) -> str:
+    """What may be wrong where something has another type, or number, than the function takes."""
+    if not isinstance(error, (TypeError, AttributeError)):
+        return ""
+    if len(args) == 1 and isinstance(args[0], (list, dict)):
         kind = type(args[0]).__name__
         return (
-            f"{text}. The function was called with z and one argument, a {kind}: args is the tuple of what comes after z, "
+            f"The function was called with z and one argument, a {kind}: args is the tuple of what comes after z, "
             f"args=(first, second), and a {kind} alone is one argument"
         )
+    if "positional argument" in text:
+        count = f"{len(args) or 'no'} argument{'s' * (len(args) != 1)}"
+        return f"The functions of a problem, constraints among them, are called as f(z, *args): here with z and {count}"
+    if isinstance(z, (list, tuple)) and repr(type(z).__name__) in text:
+        kind = type(z).__name__
+        return f"z is a {kind}, as z0 was: for a vector pass z0 as a tensor, torch.tensor(z0)"
+    return ""
+
+
+def _of_leaves(text: str, z: Any, args: tuple[Any, ...]) -> str:
+    """What the function was given, where shapes or precisions do not fit."""
+    if "returned dtype" in text and (others := _other_dtypes(z, args)):
+        return f"It was given {', '.join(others)}"
     if any(clause in text for clause in _SHAPES):
         shape = lambda t: f" {tuple(t.shape)}"  # noqa: E731
         given = describe_leaves(z, "z", shape) + describe_leaves(args, "args", shape)
-        return f"{text}. The function was called with {', '.join(given)}"
+        return f"The function was called with {', '.join(given)}"
     return ""
+
+
+def _other_dtypes(z: Any, args: tuple[Any, ...]) -> list[str]:
+    """Which arguments have another dtype than ``z``."""
+    dtypes = {t.dtype for t in tree_flatten(z)[0] if isinstance(t, Tensor)}
+    return describe_leaves(args, "args", lambda t: "" if t.dtype in dtypes else f" of {t.dtype}")
 
 
 def refuse_tracing() -> None:

@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["LinearReport", "Solution", "Status"]
 
 
+# other libraries' names, and ours
+_OTHER_NAMES = {
+    "x": "value", "z": "value", "zs": "value", "z_star": "value", "params": "value", "root": "value", "result": "value",
+    "solution": "value", "y": "value", "success": "converged", "nit": "steps", "niter": "steps", "iterations": "steps",
+    "nfev": "evaluations", "fun": "residual_norm", "residual": "residual_norm", "message": "status", "state": "aux",
+    "info": "aux", "duals": "multipliers", "dual": "multipliers",
+}  # fmt: skip
+
+
 class Status(enum.IntEnum):
     """How the solve of one sample ended (``solution.status`` holds these numbers)."""
 
@@ -210,6 +219,8 @@ class Solution:
         return self._record.linear[-1] if self._record.linear else None
 
     def __getattr__(self, name: str) -> Any:
+        if name in _OTHER_NAMES:
+            raise AttributeError(f"a Solution has no attribute {name!r}: do you mean solution.{_OTHER_NAMES[name]}?")
         if not name.startswith("_") and hasattr(Tensor, name):
             raise AttributeError(f"a Solution is no tensor: do you mean solution.value.{name}?")
         raise AttributeError(f"a Solution has no attribute {name!r}")

@@ -82,7 +82,7 @@ class Blocks(Solver):
             for solver in option.values() if isinstance(option, Mapping) else (option,):
                 if isinstance(solver, Blocks):
                     raise ValueError("the solver of single blocks cannot be Blocks itself")
-                if isinstance(solver, str) and solver != "auto":
+                if solver != "auto":
                     get_solver(solver)  # an unknown name is said here, not at the first solve
 
     @property

@@ -16,6 +16,7 @@ from implicitkit.composition.gamma import Gamma
 from implicitkit.composition.wiring import Wiring
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.trees import Layout
+from implicitkit.foundation.wording import kind_of
 from implicitkit.problem.base import Problem
 from implicitkit.problem.catalogue import register_problem
 from implicitkit.problem.fixed_point import FixedPoint
@@ -245,7 +246,7 @@ def _parse(name: str, entry: Any) -> tuple[Any, tuple[str, ...]]:
     function, *sources = parts
     if isinstance(function, Problem) and not isinstance(function, FixedPoint):
         raise TypeError(
-            f"node {name!r} is a {type(function).__name__}; only fixed-point maps can be composed. A residual r makes one: "
+            f"node {name!r} is {kind_of(function)}; only fixed-point maps can be composed. A residual r makes one: "
             "ik.FixedPoint(lambda z, *args: z - r(z, *args))"
         )
     if isinstance(function, FixedPoint) and not isinstance(function, Joint):

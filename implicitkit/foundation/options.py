@@ -9,6 +9,7 @@
             check_options(self, memory=at_least(1), damping=between(0, 2))
 
 A value of the wrong type is a ``TypeError``, one out of range a ``ValueError``; both name the option and what was given.
+An option that the class does not have is refused by :class:`Configured`, with the nearest that it has.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ import math
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
+from implicitkit.foundation.wording import option_error
+
 __all__ = [
+    "Configured",
     "Requirement",
     "above",
     "at_least",
@@ -32,10 +37,15 @@ __all__ = [
     "check_call",
     "check_options",
     "finite",
+    "flag",
     "not_negative",
+    "number",
     "one_of",
     "optional",
+    "or_tensor",
+    "part",
     "positive",
+    "tensor",
 ]
 
 
@@ -44,25 +54,29 @@ class Requirement:
     """What an option may be.
 
     Attributes:
-        holds: is a value of the right type allowed? text: "must be positive". kind: ``"integer"``, ``"number"`` or
-            ``"choice"``. absent: is ``None`` allowed?
+        holds: is a value of the right type allowed? text: "must be positive". kind: ``"integer"``, ``"number"``,
+            ``"flag"`` or ``"choice"``. absent: is ``None`` allowed?
+        tensors: will a real tensor do (taken on trust: looking would cost a synchronisation)?
     """
 
     holds: Callable[[Any], bool]
     text: str
     kind: str = "number"
     absent: bool = False
+    tensors: bool = False
 
-    def check(self, name: str, value: Any) -> None:
-        """Raise unless the option ``name`` may be ``value``."""
+    def check(self, name: str, value: Any, owner: str = "") -> None:
+        """Raise unless the option ``name`` (of ``owner``) may be ``value``."""
         if value is None and self.absent:
             return
+        if self.tensors and isinstance(value, Tensor) and not value.is_complex() and value.dtype != torch.bool:
+            return
         if type(value) not in _PLAIN[self.kind] and not _TYPES[self.kind](value):
-            also = " or None" if self.absent else ""
-            article = "an" if self.kind == "integer" else "a"
-            raise TypeError(f"{name} must be {article} {self.kind}{also}, got {value!r}")
+            words = [_WORDS[self.kind]] if self.kind != "tensor" else []
+            words += ["a real tensor"] * self.tensors + ["None"] * self.absent
+            raise TypeError(f"{owner}{name} must be {' or '.join(words)}, got {value!r}")
         if not self.holds(value):
-            raise ValueError(f"{name} {self.text}, got {value!r}{self._hint(value)}")
+            raise ValueError(f"{owner}{name} {self.text}, got {value!r}{self._hint(value)}")
 
     def _hint(self, value: Any) -> str:
         near = difflib.get_close_matches(str(value), self.text.split("'")[1::2], 1) if self.kind == "choice" else []
@@ -70,13 +84,18 @@ class Requirement:
 
 
 def check_options(owner: Any, **requirements: Requirement) -> None:
-    """Raise unless every option of ``owner`` is what is required.
+    """Raise unless every option of ``owner`` is what is required; arrays become tensors where tensors are allowed.
 
     Raises:
         TypeError: a value of the wrong type. ValueError: one that is not allowed.
     """
+    of = f"{type(owner).__name__}: "
     for name, requirement in requirements.items():
-        requirement.check(name, getattr(owner, name))
+        value = getattr(owner, name)
+        if requirement.tensors and type(value).__module__ == "numpy" and hasattr(value, "ndim") and value.ndim:
+            value = torch.as_tensor(value)
+            object.__setattr__(owner, name, value)
+        requirement.check(name, value, of)
 
 
 def check_call(form: str, function: Any) -> None:
@@ -90,16 +109,53 @@ def check_call(form: str, function: Any) -> None:
         raise TypeError(
             f"{name} is called as {form}, and got the class {function.__name__}: make an object of it first"
         )
-    if not inspect.isroutine(function):
-        return
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some routines of C do not tell
+    except (TypeError, ValueError):  # some routines of C, and what cannot be called, do not tell
         return
     try:
         signature.bind(*rest.split(","))
     except TypeError as error:
         raise TypeError(f"{name} is called as {form}, which the function given does not take: {error}") from None
+
+
+class Configured:
+    """Base class of parts that are made with options, ``ik.Anderson(memory=5)``.
+
+    Raises:
+        TypeError (when made): an option that the class does not have; names the nearest, and all.
+    """
+
+    if not TYPE_CHECKING:  # type checkers read __init__
+
+        def __new__(cls, *args: Any, **options: Any) -> Any:
+            if options or args:
+                _check_names(cls, args, options)
+            return super().__new__(cls)
+
+
+def _check_names(cls: type, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Raise unless the constructor takes options of these names."""
+    known = _option_names(cls)
+    if known is None:
+        return
+    for option in options:
+        if option not in known:
+            raise TypeError(option_error(cls.__name__, option, known))
+    if args and not known:
+        raise TypeError(f"{cls.__name__} takes no arguments, got {args[0]!r}")
+
+
+@functools.lru_cache(maxsize=1024)
+def _option_names(cls: type) -> tuple[str, ...] | None:
+    """What may be given by name; ``None``: anything."""
+    init: Any = getattr(cls, "__init__")  # noqa: B009
+    if init is object.__init__:
+        return ()
+    parameters = list(inspect.signature(init).parameters.values())[1:]
+    if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters):
+        return None
+    return tuple(p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY)
 
 
 @functools.cache
@@ -141,6 +197,12 @@ def finite() -> Requirement:
 
 
 @functools.cache
+def flag() -> Requirement:
+    """``True`` or ``False``."""
+    return Requirement(lambda value: True, "", "flag")
+
+
+@functools.cache
 def one_of(*choices: str) -> Requirement:
     """One of some words."""
     quoted = [repr(choice) for choice in choices]
@@ -154,15 +216,52 @@ def optional(requirement: Requirement) -> Requirement:
     return replace(requirement, absent=True)
 
 
+@functools.cache
+def number() -> Requirement:
+    """Any number but NaN."""
+    return Requirement(lambda value: value == value, "must not be NaN")
+
+
+@functools.cache
+def tensor() -> Requirement:
+    """A real tensor."""
+    return Requirement(lambda value: True, "", "tensor", tensors=True)
+
+
+@functools.cache
+def or_tensor(requirement: Requirement) -> Requirement:
+    """The same, or a real tensor of any values."""
+    return replace(requirement, tensors=True)
+
+
+@functools.cache
+def part(word: str, *bases: type) -> Requirement:
+    """A registered name, a configured object, or a class: ``word`` says of what; a name is looked up when it is used."""
+
+    def holds(value: Any) -> bool:
+        return isinstance(value, (str, *bases)) or (inspect.isclass(value) and issubclass(value, bases))
+
+    return Requirement(holds, f"must be the name of a {word} or a configured one", "choice")
+
+
 def _is_number(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.ndim == 0 and not value.is_complex()
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-_PLAIN: dict[str, tuple[type, ...]] = {"integer": (int,), "number": (float, int), "choice": ()}  # the everyday ones
+_WORDS = {"integer": "an integer", "number": "a number", "flag": "True or False", "choice": "a word"}
+_PLAIN: dict[str, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (float, int),
+    "flag": (bool,),
+    "choice": (),
+    "tensor": (),
+}
 _TYPES: dict[str, Callable[[Any], bool]] = {
     "integer": lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool),
     "number": _is_number,
+    "flag": lambda value: type(value).__name__ in ("bool", "bool_"),  # NumPy's too
     "choice": lambda value: True,
+    "tensor": lambda value: False,
 }

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.compat import tree_flatten, tree_map, tree_unflatten
+from implicitkit.foundation.wording import kind_of
 
 __all__ = [
     "Layout",
+    "as_args",
     "as_state",
     "describe_leaves",
     "from_arrays",
@@ -47,7 +49,7 @@ class Layout:
         for i, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
                 hint = ": write it with a decimal point, or as a tensor" if isinstance(leaf, int) else ""
-                raise TypeError(f"{name}{compat.key_path(tree, i)} is a {type(leaf).__name__}, not a tensor{hint}")
+                raise TypeError(f"{name}{compat.key_path(tree, i)} is {kind_of(leaf)}, not a tensor{hint}")
             if not (leaf.is_floating_point() or leaf.is_complex()):
                 raise TypeError(
                     f"{name}{compat.key_path(tree, i)} has dtype {leaf.dtype}; an unknown must be real or complex "
@@ -167,7 +169,8 @@ class Layout:
         batch = tuple(self.batch_shape) if rows is None else (rows, *self.inner)
         for i, (leaf, event, is_complex) in enumerate(zip(leaves, self.events, self.complex, strict=True)):
             if not isinstance(leaf, Tensor):
-                raise TypeError(f"{what} returned a {type(leaf).__name__}{_at(tree, i)}, not a tensor")
+                number = ": write it in torch's operations" if isinstance(leaf, (float, int)) else ""
+                raise TypeError(f"{what} returned {kind_of(leaf)}{_at(tree, i)}, not a tensor{number}")
             expected = batch + tuple(event)
             if tuple(leaf.shape) != expected:
                 raise ValueError(
@@ -204,10 +207,22 @@ def as_state(z0: Any, args: Any) -> Any:
 
 
 def from_arrays(tree: Any) -> Any:
-    """A tree with its NumPy arrays as tensors, everything else as it is."""
-    return tree_map(
-        lambda x: torch.as_tensor(x) if type(x).__module__ == "numpy" and hasattr(x, "__array__") else x, tree
-    )
+    """A tree with its NumPy arrays of numbers as tensors, everything else as it is."""
+    return tree_map(lambda x: torch.as_tensor(x) if _is_array(x) else x, tree)
+
+
+def as_args(args: Any) -> Any:
+    """``args`` of a solve: arrays as tensors, NumPy's single numbers as Python's, ``None`` as no arguments."""
+    if isinstance(args, Tensor) or (type(args) is tuple and all(isinstance(arg, Tensor) for arg in args)):
+        return args
+    if args is None:
+        return ()
+    return tree_map(lambda x: (torch.as_tensor(x) if x.ndim else x.item()) if _is_array(x) else x, args)
+
+
+def _is_array(x: Any) -> bool:
+    """Is it an array, or a single number, of NumPy's?"""
+    return type(x).__module__ == "numpy" and hasattr(x, "__array__") and x.dtype.kind in "fciub"
 
 
 def hint_of_pair(out: Any) -> str:

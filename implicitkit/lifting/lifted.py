@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapturedTensorError
 from implicitkit.foundation.trees import tree_flatten, tree_map, tree_unflatten
+from implicitkit.foundation.wording import called
 from implicitkit.lifting.reach import Scope, can_keep, holds_compiled, modules_in_use, reachable_modules
 from implicitkit.lifting.watch import (
     Constants,
@@ -101,7 +102,7 @@ class Lifted:
         k, m = self.from_args, self.from_args + len(self.slots)
         args = self.rebuild(theta[:k])
         if not (self.slots or self.captured or self.frozen):
-            return self.function(z, *args)
+            return called(self.function, z, args)
         with contextlib.ExitStack() as stack:
             if self.slots or self.frozen:  # buffers that the function updates: each evaluation starts from a fresh copy
                 slots = [*self.slots, *(places for places, _ in self.frozen)]
@@ -110,17 +111,15 @@ class Lifted:
             if self.captured:
                 mapping = dict(zip(map(id, self.captured), theta[m:], strict=True))
                 stack.enter_context(Substitute(mapping))
-            return self.function(z, *args)
+            return called(self.function, z, args)
 
     def on_the_spot(self, z: Any, theta: Sequence[Tensor]) -> Any:
         """The same value during the call that lifted, where the modules still hold their tensors."""
         if not self.live:
             return self(z, theta)
         args = self.rebuild(theta[: self.from_args])
-        if not self.guarded:
-            return self.function(z, *args)
-        with modules_in_use:
-            return self.function(z, *args)
+        with modules_in_use if self.guarded else contextlib.nullcontext():
+            return called(self.function, z, args)
 
 
 def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Callable[[Any], None]) -> Lifted:

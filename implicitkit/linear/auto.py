@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator, preconditioned, repeated
+from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cg import CG
@@ -54,6 +55,9 @@ class Auto(LinearSolver):
     factors: ClassVar[bool] = True
     preconditions: ClassVar[bool] = True
     dense_size: int = 8192
+
+    def __post_init__(self) -> None:
+        check_options(self, dense_size=at_least(0))
 
     @in_working_precision
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator, repeated
+from implicitkit.foundation.options import Configured
 
 __all__ = ["LinearSolution", "LinearSolver", "Operator"]
 
@@ -39,7 +40,7 @@ class LinearSolution(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LinearSolver:
+class LinearSolver(Configured):
     """Base class of linear solvers: a frozen dataclass of options with one method, :meth:`solve`.
 
     ``needs`` names the structure the method relies on: ``"symmetric"`` or ``"fixed_point"``.  An approximate

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.options import check_options, part
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import get_linear_solver, register_linear_solver
 from implicitkit.linear.cycles import norms
@@ -48,6 +49,7 @@ class BlockSubstitution(LinearSolver):
     inner: Any = "auto"
 
     def __post_init__(self) -> None:
+        check_options(self, inner=part("linear solver", LinearSolver))
         if self.inner == "blocks" or isinstance(self.inner, BlockSubstitution):
             raise ValueError('inner is the linear solver of single blocks and cannot be "blocks" itself')
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
-from implicitkit.foundation.options import at_least, check_options, one_of
+from implicitkit.foundation.options import above, at_least, check_options, one_of
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import column, default_steps, in_working_precision, norms, tolerance
@@ -50,7 +50,7 @@ class BroydenLinear(LinearSolver):
     divergence: float = 1e8
 
     def __post_init__(self) -> None:
-        check_options(self, memory=at_least(1), when_full=one_of("ring", "stop"))
+        check_options(self, memory=at_least(1), when_full=one_of("ring", "stop"), divergence=above(1))
 
     @in_working_precision
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import column, default_steps, in_working_precision, norms, tolerance
@@ -40,6 +41,9 @@ class LSMR(LinearSolver):
     """
 
     restarts: int = 5
+
+    def __post_init__(self) -> None:
+        check_options(self, restarts=at_least(0))
 
     @in_working_precision
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:

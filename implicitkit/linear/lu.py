@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import in_working_precision, tolerance
@@ -44,6 +45,9 @@ class LU(LinearSolver):
     matrix_free: ClassVar[bool] = False
     factors: ClassVar[bool] = True
     max_size: int = 4096
+
+    def __post_init__(self) -> None:
+        check_options(self, max_size=at_least(1))
 
     @in_working_precision
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
-from implicitkit.foundation.options import at_least, between, check_options, optional, positive
+from implicitkit.foundation.options import above, at_least, between, check_options, optional, positive
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import column, in_working_precision, norms, tolerance
@@ -50,7 +50,7 @@ class NeumannSeries(LinearSolver):
     divergence: float = 1e6
 
     def __post_init__(self) -> None:
-        check_options(self, terms=optional(at_least(0)))
+        check_options(self, terms=optional(at_least(0)), divergence=above(1))
         object.__setattr__(self, "exact", self.terms is None)
 
     @in_working_precision

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator, repeated
+from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import in_working_precision, tolerance
@@ -49,6 +50,9 @@ class SparseLU(LinearSolver):
     matrix_free: ClassVar[bool] = False
     factors: ClassVar[bool] = True
     dense_size: int = 4096
+
+    def __post_init__(self) -> None:
+        check_options(self, dense_size=at_least(0))
 
     @in_working_precision
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:

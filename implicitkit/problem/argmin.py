@@ -13,6 +13,7 @@ from torch import Tensor
 from implicitkit.foundation import autodiff, compat, trees
 from implicitkit.foundation.options import check_call
 from implicitkit.foundation.trees import Layout
+from implicitkit.foundation.wording import kind_of
 from implicitkit.problem import constrained as program
 from implicitkit.problem.base import Kernel, Problem, Restated, require_callable
 from implicitkit.problem.chart import check_manifold, on_chart
@@ -73,12 +74,13 @@ class Argmin(Problem):
     def __post_init__(self) -> None:
         require_callable(self, self.objective, "objective")
         object.__setattr__(self, "bounds", trees.from_arrays(self.bounds))
-        constraints = (self.constraints,) if isinstance(self.constraints, Constraint) else tuple(self.constraints or ())
+        given = self.constraints
+        constraints = tuple(given or ()) if isinstance(given, (list, tuple)) or given is None else (given,)
         for number, constraint in enumerate(constraints):
             if not isinstance(constraint, Constraint):
                 raise TypeError(
-                    f"constraint {number} is a {type(constraint).__name__}: wrap the function in ik.Equality (h = 0) or "
-                    "ik.Inequality (g <= 0)"
+                    f"constraint {number} is {kind_of(constraint)}: wrap the function in ik.Equality (h = 0) or "
+                    "ik.Inequality (g <= 0; SciPy's 'ineq' has the other sign)"
                 )
         object.__setattr__(self, "constraints", constraints)
         given = [n for n in ("bounds", "prox", "project") if getattr(self, n) is not None]
@@ -91,6 +93,11 @@ class Argmin(Problem):
             if getattr(self, name) is not None:
                 require_callable(self, getattr(self, name), name)
                 check_call("prox(z, step)" if name == "prox" else "project(z)", getattr(self, name))
+        if getattr(self.project, "of_a_term", False):
+            raise ValueError(
+                f"project= takes a projection on a set, and {type(self.project).__name__} is the proximal map of a term: "
+                "pass it as prox="
+            )
         if getattr(self.project, "euclidean", True) is False:
             raise ValueError(
                 f"project= takes a Euclidean projection, and {type(self.project).__name__} is one in the Kullback-Leibler "
@@ -98,7 +105,10 @@ class Argmin(Problem):
             )
         check_manifold(self, "constraints", "bounds", "prox", "project")
         if self.bounds is not None and (not isinstance(self.bounds, (tuple, list)) or len(self.bounds) != 2):
-            raise ValueError("bounds must be a pair (lower, upper); either may be None")
+            raise ValueError(
+                "bounds must be a pair (lower, upper), each a number, a tensor like z or None; SciPy's list of pairs is "
+                "bounds=torch.tensor(pairs).unbind(1)"
+            )
         check_degenerate(self.degenerate)
         if self.degenerate == "smooth" and not any(c.one_sided for c in constraints):
             raise ValueError(
@@ -208,11 +218,12 @@ def _like(bound: Any, z0: Any, name: str) -> tuple[Any, ...]:
         bounds = bounds * len(leaves)
     elif bound_spec != spec:
         raise ValueError(
-            f"the {name} bound is a pytree of another structure than z0; give one like z0, a tensor or None"
+            f"the {name} bound is a pytree of another structure than z0; give one like z0, a number, a tensor or None (of "
+            "SciPy's list of pairs: bounds=torch.tensor(pairs).unbind(1))"
         )
     for b, leaf in zip(bounds, leaves, strict=True):
         if not isinstance(b, (Tensor, int, float)) and b is not None:
-            raise TypeError(f"the {name} bound holds a {type(b).__name__}; give numbers, tensors or None")
+            raise TypeError(f"the {name} bound holds {kind_of(b)}; give numbers, tensors or None")
         if isinstance(b, Tensor) and not _fits(b.shape, leaf.shape):
             raise ValueError(
                 f"the {name} bound has shape {tuple(b.shape)}, which does not fit z0's {tuple(leaf.shape)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from implicitkit.foundation.wording import kind_of
 from implicitkit.problem.robust import Robust
 
 __all__ = ["ValueOnly", "auxiliary"]
@@ -32,6 +33,6 @@ def auxiliary(function: Callable[..., Any], z: Any, args: tuple[Any, ...]) -> An
 
 def _pair(out: Any) -> tuple[Any, Any]:
     if not isinstance(out, tuple) or len(out) != 2:
-        got = f"a tuple of {len(out)}" if isinstance(out, tuple) else f"a {type(out).__name__}"
+        got = f"a tuple of {len(out)}" if isinstance(out, tuple) else kind_of(out)
         raise TypeError(f"with has_aux=True the function must return a pair (value, aux); it returned {got}")
     return out

@@ -12,6 +12,7 @@ from torch import Tensor
 from implicitkit.foundation import autodiff, compat, seeded, trees
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.options import Configured
 from implicitkit.foundation.trees import Layout
 from implicitkit.linear.sparse_form import SMALLEST, sparse_blocks
 from implicitkit.problem.auxiliary import ValueOnly
@@ -99,7 +100,7 @@ def deeper(
     return Restated(inner.problem, inner.start, inner.args, split, inner.batch_dims, lead=inner.lead + 1)
 
 
-class Problem:
+class Problem(Configured):
     r"""What must hold at the solution.
 
     A subclass (a frozen dataclass) either holds the user's function or defines :meth:`residual` itself, over pytrees:

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, trees
 from implicitkit.foundation.trees import Layout
+from implicitkit.foundation.wording import kind_of
 from implicitkit.linear.kkt import KKT
 from implicitkit.problem.base import Kernel, Problem
 from implicitkit.problem.complementarity import KAPPA, lesser
@@ -133,7 +134,7 @@ class ConstrainedMinimisation(Problem):
         value = self.objective(state.z, *args)
         batch = tuple(self.layout.batch_shape)
         if not isinstance(value, Tensor) or value.ndim != len(batch):
-            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else kind_of(value)
             hint = f"one number per sample, shape {batch}" if batch else "one number, shape ()"
             raise ValueError(
                 f"Argmin's objective must return {hint}; it returned {got}"
@@ -214,7 +215,7 @@ def start(
         batch = tuple(layout.batch_shape)
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
-                raise TypeError(f"{name} returned a {type(leaf).__name__} where a tensor was expected")
+                raise TypeError(f"{name} returned {kind_of(leaf)} where a tensor was expected")
             if not (leaf.is_floating_point() or leaf.is_complex()):
                 raise TypeError(
                     f"{name} returned {leaf.dtype}: return its values (h or g), not a comparison or a count"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.trees import Layout
+from implicitkit.foundation.trees import Layout, from_arrays
 from implicitkit.linear.kkt import KKT
 from implicitkit.linear.saddle import StructuredOperator, mv
 from implicitkit.problem.base import Problem, Restated
@@ -74,6 +74,9 @@ class QuadraticProgram(Problem):
     def __post_init__(self) -> None:
         check_degenerate(self.degenerate)
         parts = self.parts
+        for name in [name for name, t in parts.items() if not isinstance(t, Tensor)]:
+            parts[name] = from_arrays(parts[name])
+            object.__setattr__(self, name, parts[name])
         for name, t in parts.items():
             if not isinstance(t, Tensor):
                 raise TypeError(f"QuadraticProgram's {name} must be a tensor, got {type(t).__name__}")

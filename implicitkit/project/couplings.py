@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from implicitkit.problem.quadratic_program import QuadraticProgram
-from implicitkit.sets.base import Projection
+from implicitkit.sets.base import Projection, check_tensors
 from implicitkit.solving.verbs import solve
 
 __all__ = ["Birkhoff", "Transport"]
@@ -25,6 +26,10 @@ class Transport(Projection):
 
     rows: Tensor
     columns: Tensor
+    dims: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        check_tensors(self, "rows", "columns")
 
     def project(self, v: Tensor) -> Tensor:
         return _couple(v, self.rows.to(v), self.columns.to(v))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from implicitkit.sets.base import check_tensors
 from implicitkit.sets.constants import constants
 from implicitkit.sets.entropic import EntropicProjection
 from implicitkit.solving.verbs import root
@@ -38,6 +40,10 @@ class KLTransport(EntropicProjection):
 
     rows: Tensor
     columns: Tensor
+    dims: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        check_tensors(self, "rows", "columns")
 
     def project(self, v: Tensor) -> Tensor:
         return _couple(v, self.rows.to(v), self.columns.to(v))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.problem.quadratic_program import QuadraticProgram
-from implicitkit.sets.base import Projection
+from implicitkit.sets.base import Projection, check_tensors
 from implicitkit.solving.verbs import solve
 
 __all__ = ["Affine", "Polyhedron"]
@@ -29,7 +29,8 @@ class Polyhedron(Projection):
     h: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.A is None and self.G is None:
+        check_tensors(self, "A", "b", "G", "h", absent=True)
+        if (self.A is None) != (self.b is None) or (self.G is None) != (self.h is None) or self.A is self.G is None:
             raise ValueError(f"{type(self).__name__} needs A and b, or G and h")
 
     def project(self, v: Tensor) -> Tensor:

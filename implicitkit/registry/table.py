@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from implicitkit.foundation.errors import UnknownNameError
+from implicitkit.foundation.wording import kind_of, option_error
 from implicitkit.registry import plugins
 
-__all__ = ["TABLES", "Entry", "Table", "check_choice", "describe", "instantiate", "option_error", "refuse_options"]
+__all__ = ["TABLES", "Entry", "Table", "check_choice", "describe", "instantiate", "refuse_options", "with_option"]
 
 T = TypeVar("T")
 
@@ -141,6 +142,8 @@ class Table:
         others = [t.noun for t in TABLES.values() if t is not self and name in t.entries]
         if others:
             text += f" (There is a {' and a '.join(others)} of that name.)"
+            if self.kind == "rules" and "linear solver" in others:
+                text += f" A rule uses it: rule=ik.Implicit(linear_solver={name!r})."
         listed = sorted(self.entries)
         if len(listed) > _LISTED:
             some = [*near, *(n for n in listed if n not in near)][:5]
@@ -201,7 +204,7 @@ def instantiate(cls: Any, options: dict[str, Any], name: str | None = None) -> A
     known, anything = option_parameters(cls)
     for option in options:
         if not anything and option not in {p.name for p in known}:
-            raise TypeError(option_error(name or cls.__name__, option, [p.name for p in known]))
+            raise TypeError(option_error(repr(name or cls.__name__), option, [p.name for p in known]))
     return cls(**options)
 
 
@@ -213,13 +216,6 @@ def _default(cls: Any) -> Any:
     if found is None:
         found = _defaults[cls] = cls()
     return found
-
-
-def option_error(name: str, option: str, known: list[str]) -> str:
-    """The message for an option that ``name`` does not have."""
-    near = difflib.get_close_matches(option, known, 1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"{name!r} has no option {option!r}.{hint} Its options: {', '.join(known) or 'none'}."
 
 
 def refuse_options(value: Any, options: dict[str, Any]) -> None:
@@ -240,6 +236,11 @@ def option_parameters(target: Any) -> tuple[list[inspect.Parameter], bool]:
     return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
+def with_option(kind: str, option: str) -> list[str]:
+    """Names of the registered classes of one kind that have an option of this name."""
+    return [e.target.__name__ for e in describe(kind) if inspect.isclass(e.target) and option in e.options]
+
+
 # ------------------------------------------------------------------------------------------------------------- details
 def origin(target: Any) -> str:
     """The distribution of the plugin that is being loaded, or the top-level module that ``target`` comes from."""
@@ -253,7 +254,7 @@ def describe_value(value: Any) -> str:
     """A value for messages."""
     if callable(value):
         return str(getattr(value, "__qualname__", repr(value)))
-    return f"{value!r} (a {type(value).__name__})"
+    return f"{value!r} ({kind_of(value)})"
 
 
 def check_name(name: Any) -> None:

@@ -6,13 +6,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from implicitkit.foundation.options import Configured
 from implicitkit.problem.kind import Kind
 from implicitkit.rule.request import Request
 
 __all__ = ["Rule"]
 
 
-class Rule:
+class Rule(Configured):
     r"""How the derivative is formed.
 
     :meth:`attach` returns the packed solution, differentiable by the rule, and the figures of the solve.

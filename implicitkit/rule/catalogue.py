@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from implicitkit.registry.table import TABLES
+from implicitkit.registry.table import TABLES, with_option
 
-__all__ = ["get_rule", "register_rule", "rules"]
+__all__ = ["get_rule", "register_rule", "rules", "rules_with"]
 
 T = TypeVar("T")
 _TABLE = TABLES["rules"]
@@ -30,3 +30,8 @@ def get_rule(rule: Any, **options: Any) -> Any:
 def rules() -> list[str]:
     """Names of all rules, plugins' included."""
     return _TABLE.names()
+
+
+def rules_with(option: str) -> list[str]:
+    """Names of the classes of rules that have an option of this name."""
+    return with_option("rules", option)

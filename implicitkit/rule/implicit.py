@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.errors import CapabilityError
-from implicitkit.foundation.options import at_least, check_options, not_negative, optional
+from implicitkit.foundation.options import at_least, check_options, not_negative, optional, part
+from implicitkit.linear import LinearSolver
 from implicitkit.linear.catalogue import get_linear_solver
 from implicitkit.linear.preconditioners import check_preconditioner
 from implicitkit.problem.catalogue import get_problem_entry
@@ -53,6 +54,7 @@ class Implicit(Rule):
     preconditioner: Any = None
 
     def __post_init__(self) -> None:
+        check_options(self, linear_solver=part("linear solver", LinearSolver))
         check_options(self, rtol=optional(not_negative()), atol=not_negative(), max_steps=optional(at_least(1)))
         check_preconditioner(self.preconditioner)
 

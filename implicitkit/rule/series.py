@@ -44,7 +44,7 @@ class Neumann(_Series):
         ik.argmin(inner, w0, (theta,), rule=ik.Neumann(terms=20, step=0.1))
 
     Args:
-        terms: highest power; that many products with the Jacobian.
+        terms: highest power; that many products with the Jacobian.  0 is the identity alone, the Jacobian-free derivative.
         step: of a minimum, below ``2 / |H|``; ``None``: ``1 / |H|``, found by eight more products.  Of a fixed point in
             ``(0, 1]``, the damping of the map; ``None``: 1.
 

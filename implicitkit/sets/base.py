@@ -8,38 +8,61 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import trees
+from implicitkit.foundation.options import Configured, check_options, optional, tensor
 
-__all__ = ["Projection", "against", "check_positive", "length"]
+__all__ = ["Projection", "against", "check_point", "check_tensors", "length"]
 
 
-class Projection:
+class Projection(Configured):
     """``P(v) = argmin_{x in C} |x - v|^2``; a subclass defines :meth:`project` on one tensor.
 
     ``separable``: acts on each number alone.  Shapes: ``x`` has the shape of ``v``; sets of vectors take the last dimension,
-    sets of matrices the last two, all others are a batch.  Units: ``x``, ``v``, bounds and radii have the same units.
+    sets of matrices the last two (``dims``: 1, 2), all others are a batch.  Units: ``x``, ``v``,
+    bounds and radii have the same units.
 
     Source: Parikh & Boyd (2014), "Proximal algorithms", chapter 6, for sets that name no other.
     """
 
     separable: ClassVar[bool] = False
+    dims: ClassVar[int] = 1
 
     def __call__(self, v: Any) -> Any:
         """The projection of a tensor, or of each leaf of a pytree.
 
         Raises:
-            TypeError: a leaf is not a real floating-point tensor.
+            TypeError: a leaf is not a real floating-point tensor. ValueError: it is a number where the set has vectors, or
+                it is empty.
         """
         return trees.tree_map(self._leaf, v)
 
     def _leaf(self, v: Any) -> Tensor:
-        if not isinstance(v, Tensor) or not v.is_floating_point():
-            got = v.dtype if isinstance(v, Tensor) else type(v).__name__
-            raise TypeError(f"{type(self).__name__} projects real floating-point tensors, got {got}")
-        return self.project(v)
+        return self.project(check_point(v, self, f"{type(self).__name__} projects"))
 
     def project(self, v: Tensor) -> Tensor:
         """The projection of ``v``."""
         raise NotImplementedError(f"{type(self).__name__} has no project method")
+
+
+def check_point(v: Any, of: Any, does: str) -> Tensor:
+    """``v`` itself, a real tensor of at least ``of.dims`` dimensions with something in them.
+
+    Raises:
+        TypeError, ValueError: it is not.
+    """
+    if not isinstance(v, Tensor) or not v.is_floating_point():
+        raise TypeError(
+            f"{does} real floating-point tensors, got {v.dtype if isinstance(v, Tensor) else type(v).__name__}"
+        )
+    dims = 0 if of.separable else of.dims
+    if v.ndim < dims or 0 in v.shape[v.ndim - dims :]:
+        what = "vectors (the last dimension)" if dims == 1 else "matrices (the last two dimensions)"
+        raise ValueError(f"{does} {what} with something in them, got shape {tuple(v.shape)}")
+    return v
+
+
+def check_tensors(owner: Any, *names: str, absent: bool = False) -> None:
+    """Raise ``TypeError`` unless attributes of ``owner`` are real tensors (``absent``: or ``None``)."""
+    check_options(owner, **dict.fromkeys(names, optional(tensor()) if absent else tensor()))
 
 
 def against(parameter: Any, v: Tensor, dims: int = 1) -> Tensor:
@@ -53,12 +76,3 @@ def length(v: Tensor) -> Tensor:
     square = v.square().sum(-1, keepdim=True)
     zero = square == 0
     return torch.where(zero, 0, torch.sqrt(torch.where(zero, 1, square)))
-
-
-def check_positive(parameter: Any, name: str, owner: Any, *, strict: bool = True) -> None:
-    """Raise unless a number is positive (tensors are taken on trust: looking would cost a synchronisation)."""
-    if isinstance(parameter, Tensor):
-        return
-    if not isinstance(parameter, (int, float)) or not (parameter > 0 if strict else parameter >= 0):
-        bound = "positive" if strict else "not negative"
-        raise ValueError(f"{type(owner).__name__}: {name} must be {bound}, got {parameter!r}")

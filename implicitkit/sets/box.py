@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.options import check_options, number, optional, or_tensor
 from implicitkit.sets.base import Projection
 
 __all__ = ["Box"]
@@ -24,6 +25,7 @@ class Box(Projection):
     def __post_init__(self) -> None:
         if self.lower is None and self.upper is None:
             raise ValueError("Box needs lower, upper or both")
+        check_options(self, lower=optional(or_tensor(number())), upper=optional(or_tensor(number())))
         numbers = [b for b in (self.lower, self.upper) if isinstance(b, (int, float))]
         if len(numbers) == 2 and not numbers[0] <= numbers[1]:
             raise ValueError(f"Box: lower must not be above upper, got {self.lower} and {self.upper}")

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.options import check_options, flag
 from implicitkit.sets.base import Projection, length
 
 __all__ = ["Monotone", "Nonnegative", "SecondOrderCone"]
@@ -49,6 +50,9 @@ class Monotone(Projection):
     """
 
     decreasing: bool = False
+
+    def __post_init__(self) -> None:
+        check_options(self, decreasing=flag())
 
     def project(self, v: Tensor) -> Tensor:
         if self.decreasing:

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.sets.base import Projection, against, check_positive
+from implicitkit.foundation.options import check_options, or_tensor, positive
+from implicitkit.sets.base import Projection, against
 
 __all__ = ["EntropicProjection", "KLSimplex"]
 
@@ -38,7 +39,7 @@ class KLSimplex(EntropicProjection):
     radius: Any = 1.0
 
     def __post_init__(self) -> None:
-        check_positive(self.radius, "radius", self)
+        check_options(self, radius=or_tensor(positive()))
 
     def project(self, v: Tensor) -> Tensor:
         return against(self.radius, v) * torch.softmax(v, -1)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from implicitkit.foundation.options import check_options, finite, or_tensor, tensor
 from implicitkit.sets.base import Projection, against
 
 __all__ = ["Halfspace", "Hyperplane"]
@@ -18,6 +19,9 @@ class Hyperplane(Projection):
 
     a: Tensor
     b: Any = 0.0
+
+    def __post_init__(self) -> None:
+        check_options(self, a=tensor(), b=or_tensor(finite()))
 
     def _excess(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """``a`` and ``(a'v - b) / |a|^2``."""

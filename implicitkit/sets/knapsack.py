@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.options import check_options, finite, number, optional, or_tensor, tensor
 from implicitkit.sets.base import Projection, against
 from implicitkit.sets.constants import constants
 
@@ -40,9 +41,8 @@ class BoxSection(Projection):
     weights: Tensor | None = None
 
     def __post_init__(self) -> None:
-        for name in ("lower", "upper", "total"):
-            if not isinstance(getattr(self, name), (int, float, Tensor)):
-                raise ValueError(f"BoxSection: {name} must be a number or a tensor, got {getattr(self, name)!r}")
+        value = or_tensor(number())
+        check_options(self, lower=value, upper=value, total=or_tensor(finite()), weights=optional(tensor()))
         numbers = [b for b in (self.lower, self.upper) if isinstance(b, (int, float))]
         if len(numbers) == 2 and not numbers[0] <= numbers[1]:
             raise ValueError(f"BoxSection: lower must not be above upper, got {self.lower} and {self.upper}")

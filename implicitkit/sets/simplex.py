@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.sets.base import Projection, against, check_positive
+from implicitkit.foundation.options import at_least, check_options, or_tensor, positive
+from implicitkit.sets.base import Projection, against
 from implicitkit.sets.groups import ByRow
 
 __all__ = ["Simplex", "SparseSimplex", "onto_simplex"]
@@ -26,7 +27,7 @@ class Simplex(ByRow, Projection):
     radius: Any = 1.0
 
     def __post_init__(self) -> None:
-        check_positive(self.radius, "radius", self)
+        check_options(self, radius=or_tensor(positive()))
 
     def project(self, v: Tensor) -> Tensor:
         return onto_simplex(v, against(self.radius, v))
@@ -50,9 +51,7 @@ class SparseSimplex(Projection):
     radius: Any = 1.0
 
     def __post_init__(self) -> None:
-        check_positive(self.radius, "radius", self)
-        if not isinstance(self.max_nonzero, int) or self.max_nonzero < 1:
-            raise ValueError(f"SparseSimplex: max_nonzero must be an integer of at least 1, got {self.max_nonzero!r}")
+        check_options(self, radius=or_tensor(positive()), max_nonzero=at_least(1))
 
     def project(self, v: Tensor) -> Tensor:
         order = v.detach().sort(dim=-1, descending=True, stable=True).indices[..., : self.max_nonzero]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.options import Configured
 from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["Found", "Options", "Outcome", "Solver"]
@@ -95,7 +96,7 @@ class Found(NamedTuple):
     factorisation: Any = None
 
 
-class Solver:
+class Solver(Configured):
     """Finds a point: a subclass defines :meth:`run`.
 
     Class attributes:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.wording import option_error
 from implicitkit.problem.kind import Kind, as_kind, kinds
 from implicitkit.registry.table import (
     REQUIRED,
@@ -19,15 +20,15 @@ from implicitkit.registry.table import (
     describe,
     describe_value,
     instantiate,
-    option_error,
     option_parameters,
     origin,
     refuse_options,
+    with_option,
 )
 from implicitkit.solver.base import Solver
 from implicitkit.solver.black_box import BlackBox
 
-__all__ = ["check_serves", "get_solver", "register_solver", "serves", "solvers"]
+__all__ = ["check_serves", "get_solver", "register_solver", "serves", "solvers", "solvers_with"]
 
 T = TypeVar("T")
 _TABLE = TABLES["solvers"]
@@ -130,6 +131,11 @@ def solvers() -> list[str]:
     return _TABLE.names()
 
 
+def solvers_with(option: str) -> list[str]:
+    """Names of the classes of solvers that have an option of this name."""
+    return with_option("solvers", option)
+
+
 def serves(solver_solves: str, kind: Kind | str) -> bool:
     """Can a solver of this sort find the solution of a problem of this kind?
 
@@ -185,7 +191,7 @@ def _configure(entry: Entry, options: dict[str, Any]) -> Any:
     known, anything = option_parameters(entry.target)
     unknown = [] if anything else [o for o in options if o not in {p.name for p in known}]
     if unknown:
-        raise TypeError(option_error(entry.name, unknown[0], [p.name for p in known]))
+        raise TypeError(option_error(repr(entry.name), unknown[0], [p.name for p in known]))
     return BlackBox(entry.target, entry.name, entry.solves, entry.batch, tuple(sorted(options.items())), entry.max_size)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.wording import kind_of
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.evaluations import Evaluations
@@ -261,7 +262,7 @@ def _count(*masks: Tensor) -> list[int]:
 def _pair(method: Steps, found: Any) -> tuple[Tensor, Any]:
     """What a step returned, which a tensor of two rows would pass for."""
     if not isinstance(found, tuple) or len(found) != 2:
-        got = f"a tuple of {len(found)}" if isinstance(found, tuple) else f"a {type(found).__name__}"
+        got = f"a tuple of {len(found)}" if isinstance(found, tuple) else kind_of(found)
         raise TypeError(
             f"{type(method).__name__}.step must return a pair, z and the new state (() where it keeps none); "
             f"it returned {got}"

@@ -12,6 +12,7 @@ from torch import Tensor
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.options import check_call
 from implicitkit.foundation.trees import Layout
+from implicitkit.foundation.wording import kind_of
 from implicitkit.problem.base import Problem, Restated
 from implicitkit.solution import Record, Status
 from implicitkit.solver.base import Options
@@ -46,7 +47,7 @@ def options_of(
     atol = default if atol is None else _number("atol", atol)
     if not (rtol >= 0 and atol >= 0 and math.isfinite(rtol + atol)):
         raise ValueError(f"tolerances must be finite and not negative: rtol={rtol}, atol={atol}")
-    if max_steps is not None and (not isinstance(max_steps, int) or max_steps < 0):
+    if max_steps is not None and (not isinstance(max_steps, int) or isinstance(max_steps, bool) or max_steps < 0):
         raise ValueError(f"max_steps must be an integer >= 0 (or None for the solver's default), got {max_steps!r}")
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable as callback(step, z, residual_norm), got {type(callback).__name__}")
@@ -75,7 +76,7 @@ def _number(name: str, value: Any) -> float:
     if isinstance(value, Tensor) and value.numel() != 1:
         raise TypeError(f"{name} must be one number for all samples, got a tensor of shape {tuple(value.shape)}")
     if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name} must be a number, got {value!r} (a {type(value).__name__})")
+        raise TypeError(f"{name} must be a number, got {value!r} ({kind_of(value)})")
     return float(value)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from implicitkit.foundation import trees
 from implicitkit.foundation.trees import Layout, hint_of_pair
+from implicitkit.foundation.wording import kind_of
 from implicitkit.linear.user_factor import UserFactor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Options, Outcome, Solver
@@ -98,6 +99,13 @@ def _own(x: Any) -> Any:
     return x.detach().clone() if isinstance(x, Tensor) else x
 
 
+def _vector(found: Any) -> Any:
+    """A list of numbers as one tensor, anything else as it is."""
+    if len(found) < 2 or not all(isinstance(x, (int, float, complex)) for x in found):
+        return found
+    return torch.tensor(found, dtype=torch.complex128 if any(isinstance(x, complex) for x in found) else torch.float64)
+
+
 def _like(found: Any, part: Tensor, layout: Layout, name: str) -> Any:
     """What a user's solver returned, as a tree of tensors like ``z0``."""
     if isinstance(found, Found):
@@ -105,12 +113,17 @@ def _like(found: Any, part: Tensor, layout: Layout, name: str) -> Any:
     template, spec = trees.tree_flatten(layout.unpack(part))
     if found is None:
         raise TypeError(f"{name} returned None: a solver returns the solution, like z0")
+    if len(template) == 1 and layout.bare and isinstance(found, (list, tuple)):
+        found = _vector(found)
     leaves = trees.tree_flatten(found)[0]
     if len(leaves) != len(template):
         raise ValueError(f"{name} returned {len(leaves)} tensor(s), but z0 has {len(template)}{hint_of_pair(found)}")
     for x in leaves:
-        if not isinstance(x, Tensor) and hasattr(x, "x"):  # an OptimizeResult of SciPy
-            raise TypeError(f"{name} returned a {type(x).__name__}: a solver returns the point itself, its .x")
+        inside = next((a for a in ("x", "value", "root", "params") if hasattr(x, a)), "")
+        if not isinstance(x, Tensor) and inside:  # what another library's solver returns
+            raise TypeError(f"{name} returned {kind_of(x)}: a solver returns the point itself, its .{inside}")
+        if not isinstance(x, (Tensor, int, float, complex)) and not hasattr(x, "__array__"):
+            raise TypeError(f"{name} returned {kind_of(x)}: a solver returns tensors, arrays or numbers, like z0")
     converted = [
         torch.as_tensor(x, dtype=t.dtype, device=t.device).detach() for x, t in zip(leaves, template, strict=True)
     ]

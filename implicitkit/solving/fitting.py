@@ -19,6 +19,8 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import ConvergenceWarning, warn
 from implicitkit.foundation.trees import from_arrays
+from implicitkit.foundation.wording import kind_of
+from implicitkit.reporting import raise_in_words
 from implicitkit.solution import Solution
 from implicitkit.solving.verbs import least_squares
 
@@ -101,7 +103,10 @@ def curve_fit(
     solution = least_squares(residuals, p0, args, batch_dims=batch_dims, has_aux=has_aux, **options)
     p: Tensor = solution.value
     alone = (lambda *given: residuals(*given)[0]) if has_aux else residuals
-    r, J = _linearised(alone, p, args, batch_dims)
+    try:
+        r, J = _linearised(alone, p, args, batch_dims)
+    except Exception as error:
+        raise_in_words(error, p, args)
     inverse = torch.linalg.pinv(J)
     covariance = inverse @ inverse.mT
     if not absolute_sigma:
@@ -153,7 +158,7 @@ def _check_values(value: Any, y: Tensor) -> None:
         and all(have in (1, want) for have, want in zip(reversed(value.shape), reversed(y.shape), strict=False))
     )
     if not fits:
-        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else kind_of(value)
         raise ValueError(f"f must return one number for each of the data, shape {tuple(y.shape)}; it returned {got}")
 
 
@@ -175,3 +180,5 @@ def _check(ydata: Any, p0: Any, sigma: Any, batch_dims: int) -> None:
             raise ValueError(
                 f"sigma must hold a standard deviation for each of the {m} data, or their covariance; got {got}"
             )
+        if sigma.ndim < 2 and not compat.is_wrapped(sigma) and not bool((sigma > 0).all()):
+            raise ValueError("sigma holds standard deviations, which are positive: leave out data with none")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +10,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
-from implicitkit.foundation.trees import Layout, as_state, from_arrays, tree_flatten, tree_map
+from implicitkit.foundation.trees import Layout, as_args, as_state, from_arrays, tree_flatten, tree_map
 from implicitkit.lifting.lifted import Lifted, check_solution, lift, lift_closed
 from implicitkit.lifting.watch import Ordinary, resolve
 from implicitkit.problem.argmin import Argmin
@@ -25,11 +23,11 @@ from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.problem.root import Root
 from implicitkit.problem.steady_state import SteadyState
 from implicitkit.reporting import (
-    about_call,
     blank_failures,
     check_policy,
     failure_hint,
     plain_solution,
+    raise_in_words,
     refuse_tracing,
     report_failure,
 )
@@ -46,6 +44,7 @@ from implicitkit.solver.charts import through_charts
 from implicitkit.solver.root.bracketed import bracketed, is_known, middle
 from implicitkit.solver.settings import asked_for, options_of
 from implicitkit.solver.user_solver import Start
+from implicitkit.solving.wrong_options import refuse_option
 from implicitkit.system import System, check_output
 
 __all__ = ["argmin", "fixed_point", "least_squares", "root", "solve", "steady_state"]
@@ -113,8 +112,9 @@ def solve(
         UnknownNameError, CapabilityError, TypeError, ValueError: the parts or the input do not fit; the message says how.
     """
     if unknown:
-        _refuse_unknown(next(iter(unknown)))
+        refuse_option(next(iter(unknown)), solve)
     refuse_tracing()
+    args = as_args(args)
     z0 = as_state(z0, args)
     options: dict[str, Any] = {
         "solver": solver,
@@ -170,7 +170,7 @@ def _solve(
         )
     given, given_z0, given_args = problem, z0, (args if isinstance(args, tuple) else (args,))
     args = given_args
-    restated = problem.restate(z0, args, _batch_dims(batch_dims))
+    restated = _restate(problem, z0, args, _batch_dims(batch_dims))
     if restated is not None:
         problem, z0, args, batch_dims = restated.problem, restated.start, restated.args, restated.batch_dims
         in_dims = restated.dims(in_dims)
@@ -187,7 +187,10 @@ def _solve(
     system = System.of(problem, layout, lifted, in_dims, args)
     record, start = Record(), layout.pack(tree_map(resolve, z0))
     first = _first(system, lifted)
-    z, stats = rule.attach(Request(system, solver, options, start, lifted.theta, on_failure, record, first))
+    try:
+        z, stats = rule.attach(Request(system, solver, options, start, lifted.theta, on_failure, record, first))
+    except Exception as error:
+        raise_in_words(error, given_z0, given_args)
     if lifted.branches:
         check_solution(lifted, problem.probe(layout.unpack(z)))
         record.outcome.evaluations += 1
@@ -216,17 +219,19 @@ def root(
 
         ik.root(lambda z, c: z**3 - c, args=(c,), bracket=(torch.zeros(5), 1 + c), batch_dims=1)
 
-    ``bracket=(low, high)``: where each scalar equation changes its sign, numbers or tensors of the batch's shape; by
-    ``chandrupatla`` unless ``solver`` names another bracketing method, from the middle unless ``z0`` says where.  The
-    derivative by the ends is zero.
+    ``bracket=(low, high)``: where each scalar equation changes its sign, numbers or tensors of the batch's shape (two
+    numbers hold for the whole batch that the arguments have); by ``chandrupatla`` unless ``solver`` names another
+    bracketing method, from the middle unless ``z0`` says where.  The derivative by the ends is zero.
     """
     structure = _structure(options)
     if bracket is None:
         return solve(Root(residual, **structure), z0, args, **options)
-    bracket = from_arrays(bracket)
+    bracket, args = from_arrays(bracket), as_args(args)
     known = is_known(bracket)
     options["solver"] = bracketed(options.get("solver", "auto"), bracket if known else (0.0, 1.0))
-    z0 = as_state(middle(bracket, options.get("batch_dims", 0)) if z0 is None else z0, args)
+    if z0 is None:
+        z0 = middle(bracket, args, options.get("batch_dims", 0), options.get("in_dims"))
+    z0 = as_state(z0, args)
     problem = Root(residual, **structure) if known else RootBetween(residual, ends=bracket, **structure)
     return solve(problem, z0, args, **options)
 
@@ -319,40 +324,28 @@ def _rule(problem: Problem, rule: Any) -> Rule:
     return found
 
 
+def _restate(problem: Problem, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated | None:
+    """The problem that is solved in the place of this one."""
+    try:
+        return problem.restate(z0, args, batch_dims)
+    except Exception as error:
+        raise_in_words(error, z0, args)
+
+
 def _lifted(problem: Problem, layout: Layout, z0: Any, args: tuple[Any, ...], given: tuple[Any, ...]) -> Lifted:
     """The problem's function with every tensor explicit; ``given``: the arguments before a restatement."""
     if problem.closed:
         return lift_closed(problem.function, args)
     try:
         return lift(problem.function, problem.probe(z0), args, check_output(problem, layout))
-    except (TypeError, AttributeError, RuntimeError) as error:
-        said = about_call(error, z0, given) if type(error) in (TypeError, AttributeError, RuntimeError) else ""
-        if said:
-            raise type(error)(said) from error
-        raise
+    except Exception as error:
+        raise_in_words(error, z0, given)
 
 
 def _batch_dims(batch_dims: Any) -> int:
-    if not isinstance(batch_dims, int) or batch_dims < 0:
+    if not isinstance(batch_dims, int) or isinstance(batch_dims, bool) or batch_dims < 0:
         raise ValueError(f"batch_dims must be an integer >= 0, got {batch_dims!r}")
     return batch_dims
-
-
-_OTHER_WORDS = {
-    "tol": "rtol", "tolerance": "rtol", "eps": "rtol", "xtol": "rtol", "ftol": "atol", "maxiter": "max_steps",
-    "max_iter": "max_steps", "maxit": "max_steps", "steps": "max_steps", "method": "solver", "x0": "z0", "init": "z0",
-    "theta": "args", "params": "args", "strict": "on_failure", "verbose": "callback", "batch": "batch_dims",
-}  # fmt: skip
-
-
-def _refuse_unknown(name: str) -> None:
-    known = [n for n, p in inspect.signature(solve).parameters.items() if p.kind is not p.VAR_KEYWORD]
-    near = [_OTHER_WORDS[name]] if name in _OTHER_WORDS else difflib.get_close_matches(name, known, 1)
-    raise TypeError(
-        f"solve got an unexpected keyword argument {name!r}."
-        + (f" Did you mean {near[0]!r}?" if near else "")
-        + f" Options: {', '.join(known[3:])}; what a solver takes is given to it: solver=ik.Anderson(memory=8)"
-    )
 
 
 def _of_nobody(problem: Problem, layout: Layout, z0: Any, args: Any, restated: Restated | None) -> Solution:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -52,6 +54,25 @@ def shout(step: int, z: Any, norm: Tensor) -> None:
     raise KeyError(f"the callback's own error at step {step}")
 
 
+def less(z: Tensor, a: Any) -> Tensor:
+    return z - a
+
+
+def found_by(answer: Callable[[Any, Any], Any]) -> Callable[[], Any]:
+    """A layer over ``z = a`` whose solver returns this."""
+
+    def solver(z0: Tensor, a: Tensor) -> Any:
+        return answer(z0, a)
+
+    return lambda: ik.implicit(ik.Root(less))(solver)(zeros(3), torch.ones(3, dtype=D))
+
+
+def batched(*args: Any, **options: Any) -> Callable[[], Any]:
+    """A bracket of numbers over a batch."""
+    return lambda: ik.root(lambda z, *a: z - 1, args=args, bracket=(0, 5), batch_dims=1, **options)
+
+
+ONE = torch.ones(1, dtype=D)
 Row = tuple[Callable[[], Any], type[Exception], str]
 
 
@@ -83,7 +104,7 @@ REFUSED: dict[str, Row] = {
     "boolean leaf": (
         lambda: ik.fixed_point(half, {"a": zeros(2), "b": torch.ones(2, dtype=torch.bool)}),
         TypeError, r"z0\['b'\] has dtype torch\.bool"),
-    "an integer for z0": (lambda: ik.fixed_point(half, 1), TypeError, r"z0 is a int, not a tensor: write it with a decimal"),
+    "an integer for z0": (lambda: ik.fixed_point(half, 1), TypeError, r"z0 is an int, not a tensor: write it with a deci"),
     "text for z0": (lambda: ik.fixed_point(half, "1"), TypeError, r"z0 is a str, not a tensor"),
     "sparse z0": (lambda: ik.fixed_point(half, zeros(3).to_sparse()), TypeError, r"z0 is sparse .*z0\.to_dense"),
     "z0 without numbers": (
@@ -91,7 +112,7 @@ REFUSED: dict[str, Row] = {
     "z0 of eight bits": (
         lambda: ik.fixed_point(half, {"a": torch.zeros(3).to(torch.float8_e4m3fn)}), TypeError,
         r"z0\['a'\] has dtype torch\.float8_e4m3fn, in which nothing can be computed"),
-    "a number in z0": (lambda: ik.fixed_point(half, [zeros(2), 1]), TypeError, r"z0\[1\] is a int, not a tensor"),
+    "a number in z0": (lambda: ik.fixed_point(half, [zeros(2), 1]), TypeError, r"z0\[1\] is an int, not a tensor"),
     "no leaf": (lambda: ik.fixed_point(half, {}), ValueError, r"z0 is empty: the state has no tensor in it"),
     "mixed precision": (
         lambda: ik.fixed_point(half, (zeros(2), zeros(2, dtype=torch.float32))),
@@ -196,7 +217,7 @@ REFUSED: dict[str, Row] = {
     "a rule in the place of a solver": (
         lambda: ik.fixed_point(half, zeros(3), solver="phantom"), ik.UnknownNameError, r"There is a rule of that name"),
     "solver of the wrong type": (
-        lambda: ik.fixed_point(half, zeros(3), solver=3), TypeError, r"solver must be a registered name.*got 3 \(a int\)"),
+        lambda: ik.fixed_point(half, zeros(3), solver=3), TypeError, r"solver must be a registered name.*got 3 \(an int\)"),
     "the last part of a name": (
         lambda: ik.root(half, zeros(3), solver="brentq"), ik.UnknownNameError, r"mean 'scipy\.root_scalar\.brentq'\?"),
     "another case": (
@@ -205,7 +226,94 @@ REFUSED: dict[str, Row] = {
     "a solver that is not imported": (
         lambda: ik.root(half, zeros(3), solver="heavy_ball"), ik.UnknownNameError,
         r"list solvers`\. A part of your own is registered when the module that defines it is imported"),
+    "the name of a linear solver for a rule": (
+        lambda: ik.root(half, zeros(3), rule="gmres"), ik.UnknownNameError,
+        r"linear solver of that name\.\) A rule uses it: rule=ik\.Implicit\(linear_solver='gmres'\)"),
+    # ------------------------------------------------------------------------- options, of this verb or of something else
+    "another library's word for an option": (
+        lambda: ik.Anderson(m=3), TypeError,  # type: ignore[call-arg]
+        r"Anderson has no option 'm'\. Did you mean 'memory'\? Its options: memory, damping"),
+    "an option of the solve": (
+        lambda: ik.Newton(tol=1e-3), TypeError,  # type: ignore[call-arg]
+        r"Newton has no option 'tol': pass rtol= to the solve"),
+    "the first letters of an option": (
+        lambda: ik.Anderson(mem=3), TypeError, r"Did you mean 'memory'\?"),  # type: ignore[call-arg]
+    "an option of a rule's": (
+        lambda: ik.Implicit(solver="cg"), TypeError, r"Did you mean 'linear_solver'\?"),  # type: ignore[call-arg]
+    "an option where none is": (
+        lambda: Lonely(depth=3), TypeError, r"Lonely has no option 'depth'\. Its options: none"),
+    "a positional option where none is": (lambda: Lonely(3), TypeError, r"Lonely takes no arguments, got 3"),
+    "an option of a set's": (
+        lambda: ik.project.simplex(r=2.0), TypeError,  # type: ignore[call-arg]
+        r"Simplex has no option 'r'\. Did you mean 'radius'\?"),
+    "an option of a solver to the verb": (
+        lambda: ik.fixed_point(half, zeros(3), memory=3), TypeError, r"It is an option of Anderson, .*solver=ik\.Anderson"),
+    "an option of a rule to the verb": (
+        lambda: ik.fixed_point(half, zeros(3), linear_solver="cg"), TypeError, r"rule=ik\.Implicit\(linear_solver="),
+    "an option of another verb": (
+        lambda: ik.root(half, zeros(3), bounds=(0, 1)), TypeError, r"It is an option of ik\.argmin and ik\.least_squares\."),
+    "a truth value for steps": (
+        lambda: ik.fixed_point(half, zeros(3), max_steps=True), ValueError, r"max_steps must be an integer.*got True"),
+    "a truth value for the batch": (
+        lambda: ik.fixed_point(half, zeros(3), batch_dims=True), ValueError, r"batch_dims must be an integer.*got True"),
+    "numbers for a batch that nothing shows": (batched(), ValueError, r"nothing of the batch, and no argument has a batch"),
+    "numbers for a batch that arguments disagree on": (
+        batched(zeros(3), zeros(4)), ValueError, r"nothing of the batch, and args have \(3,\) and \(4,\)"),
+    # ---------------------------------------------------------------------------------------- sets, terms and constraints
+    "a number for a vector": (
+        lambda: ik.project.simplex()(torch.tensor(1.0)), ValueError, r"Simplex projects vectors .*got shape \(\)"),
+    "an empty vector": (
+        lambda: ik.project.monotone()(zeros(2, 0)), ValueError, r"Monotone projects vectors .*got shape \(2, 0\)"),
+    "a vector for a matrix": (
+        lambda: ik.prox.nuclear()(zeros(3)), ValueError, r"nuclear takes matrices .*got shape \(3,\)"),
+    "text for a direction": (
+        lambda: ik.project.monotone("x"), TypeError, r"Monotone: decreasing must be True or False, got 'x'"),  # type: ignore[arg-type]
+    "text for a radius": (
+        lambda: ik.project.l1_ball("x"), TypeError, r"L1Ball: radius must be a number or a real tensor, got 'x'"),
+    "no tensor for a normal": (
+        lambda: ik.project.halfspace(2.0), TypeError, r"Halfspace: a must be a real tensor, got 2\.0"),  # type: ignore[arg-type]
+    "half a pair": (
+        lambda: ik.project.polyhedron(A=zeros(1, 3)), ValueError, r"Polyhedron needs A and b, or G and h"),
+    "a step that is none": (lambda: ik.prox.l1()(zeros(3), -1.0), ValueError, r"l1: step must be positive, got -1\.0"),
+    "a term for a set": (
+        lambda: ik.argmin(square, zeros(3), project=ik.prox.l1()), ValueError, r"l1 is the proximal map of a term: pass it"),
+    "a set for a term": (
+        lambda: ik.argmin(square, zeros(3), prox=ik.project.simplex()), TypeError, r"prox is called as prox\(z, step\)"),
+    "a constraint without the arguments": (
+        lambda: ik.argmin(lambda z, a: square(z - a), zeros(3), (ONE,), constraints=ik.Equality(lambda z: z.sum())),
+        TypeError, r"constraints among them, are called as f\(z, \*args\): here with z and 1 argument$"),
+    "SciPy's constraints": (
+        lambda: ik.argmin(square, zeros(3), constraints={"type": "eq", "fun": square}), TypeError,
+        r"constraint 0 is a dict: wrap the function in ik\.Equality"),
+    "a bare function as a constraint": (
+        lambda: ik.argmin(square, zeros(3), constraints=square), TypeError, r"constraint 0 is a function: wrap"),
+    "SciPy's bounds": (
+        lambda: ik.argmin(square, zeros(2), bounds=[(0, 1), (0, 1)]), ValueError, r"list of pairs.*unbind\(1\)"),
+    "a standard deviation of zero": (
+        lambda: ik.curve_fit(lambda x, a: a * x, ONE.expand(3), ONE.expand(3), sigma=zeros(3)), ValueError,
+        r"sigma holds standard deviations, which are positive"),
+    # ---------------------------------------------------------------------------------------------- what a solver returns
+    "SciPy's result": (found_by(lambda z0, a: type("Result", (), {"x": a})()), TypeError, r"returned a Result.*its \.x"),
+    "a solution of ours": (
+        found_by(lambda z0, a: ik.root(less, z0, (a,))), TypeError, r"returned a Solution: .*the point itself, its \.value"),
+    "text from a solver": (found_by(lambda z0, a: "x"), TypeError, r"returned a str: a solver returns tensors, arrays"),
     # ------------------------------------------------------------------------------------ what the function was called with
+    "NumPy in the function": (
+        lambda: ik.root(lambda z: np.cos(z), zeros(3)), RuntimeError, r"knows no derivative: use torch's .*@ik\.implicit"),  # type: ignore[call-overload]
+    "math of one number": (
+        lambda: ik.root(lambda z: math.cos(z), torch.zeros((), dtype=D)), TypeError,
+        r"returned a float.*without derivative: torch\.cos"),
+    "math of several": (
+        lambda: ik.root(lambda z: math.cos(z), zeros(3)), ValueError, r"without derivative: torch\.cos\(z\)"),
+    "a list for a vector": (
+        lambda: ik.root(less, [1.0, 2.0], (zeros(2),)), TypeError, r"z is a list, as z0 was: for a vec.*torch\.tensor"),
+    "an array of another precision": (
+        lambda: ik.root(less, zeros(3, dtype=torch.float32), (np.ones(3),)), TypeError,
+        r"start from a z0 of the dtype.*given args\[0\] of torch\.float64"),
+    "an argument too many": (
+        lambda: ik.root(lambda z: z, zeros(3), (ONE, ONE)), TypeError,
+        r"are called as f\(z, \*args\): here with z and 2 arguments"),
+    "an argument too few": (lambda: ik.root(less, zeros(3)), TypeError, r"are called as f\(z, \*args\): .*z and no arg"),
     "shapes": (
         lambda: ik.root(lambda z, x: z - x, zeros(4, 3), zeros(5, 3)), RuntimeError,
         r"must match the size.*called with z \(4, 3\), args\[0\] \(5, 3\)"),
@@ -252,6 +360,7 @@ REFUSED: dict[str, Row] = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:__array_wrap__")  # by NumPy, of a tensor
 @pytest.mark.parametrize("row", REFUSED)
 def test_refused(row: str) -> None:
     call, error, message = REFUSED[row]
@@ -654,3 +763,41 @@ def test_randomness_and_moving_statistics_are_warned_about(name: str) -> None:
         warnings.simplefilter("error")
         solution = ik.fixed_point(module, torch.zeros_like(x), (x,))
     assert bool(solution.converged)
+
+
+# ------------------------------------------------------------------------------- what is no mistake, and was once refused
+TAKEN: dict[str, tuple[Callable[[], Any], Any]] = {
+    "numbers over the batch of args": (batched(zeros(4, dtype=torch.float64)), [1.0] * 4),
+    "numbers over the batch that in_dims shows": (batched(zeros(2, 4), zeros(3), in_dims=(1, None)), [1.0] * 4),
+    "an array in args": (lambda: ik.root(less, zeros(2), (np.array([1.0, 2.0]),)), [1.0, 2.0]),
+    "one number of NumPy's": (
+        lambda: ik.root(lambda z, a: a - z, zeros(2, dtype=torch.float32), (np.float64(2),)), [2.0] * 2),
+    "no arguments": (lambda: ik.root(lambda z: z - 1, zeros(2), None), [1.0, 1.0]),
+    "arrays in a program": (lambda: ik.solve(ik.QuadraticProgram(np.eye(2), np.ones(2))), [-1.0, -1.0]),  # type: ignore[arg-type]
+    "arrays in a set": (lambda: ik.project.box(np.zeros(2), 1.0)(torch.tensor([-1.0, 3.0])), [0.0, 1.0]),
+    "a list from a solver": (found_by(lambda z0, a: a.tolist()), [1.0] * 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_taken(name: str) -> None:
+    call, expected = TAKEN[name]
+    found = call()
+    value = found.value if isinstance(found, ik.Solution) else found
+    torch.testing.assert_close(value, torch.tensor(expected, dtype=value.dtype))
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__")
+def test_numpy_is_named_in_a_backward_pass() -> None:
+    a = torch.tensor([0.3, 0.5], dtype=D, requires_grad=True)
+    solution = ik.fixed_point(lambda z, a: np.cos(z) * a, zeros(2), (a,), solver="picard")  # type: ignore[call-overload]
+    with pytest.raises(RuntimeError, match="knows no derivative"):
+        solution.value.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"), [("x", "value"), ("params", "value"), ("success", "converged"), ("nit", "steps")]
+)
+def test_other_names_of_what_a_solution_has(name: str, ours: str) -> None:
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}': do you mean solution\.{ours}\?"):
+        getattr(ik.root(lambda z: z - 1, zeros(1)), name)

@@ -180,6 +180,6 @@ def test_a_result_in_place_of_its_point_is_named() -> None:
         return scipy.optimize.root(lambda z: z**2 - a.numpy(), z0.numpy())
 
     with pytest.raises(
-        TypeError, match=r"solver returned a OptimizeResult: a solver returns the point itself, its \.x"
+        TypeError, match=r"solver returned an OptimizeResult: a solver returns the point itself, its \.x"
     ):
         solver(ONES, A)

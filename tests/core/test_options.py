@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import implicitkit as ik
+from implicitkit.foundation import wording
 from implicitkit.foundation.options import (
     Requirement,
     above,
@@ -18,10 +20,15 @@ from implicitkit.foundation.options import (
     between,
     check_options,
     finite,
+    flag,
     not_negative,
+    number,
     one_of,
     optional,
+    or_tensor,
+    part,
     positive,
+    tensor,
 )
 
 NAN, INF = float("nan"), float("inf")
@@ -35,6 +42,11 @@ GOOD: dict[str, tuple[Requirement, tuple[Any, ...]]] = {
     "finite": (finite(), (0, -3.0)),
     "one_of": (one_of("good", "bad"), ("good", "bad")),
     "optional": (optional(at_least(1)), (None, 1)),
+    "flag": (flag(), (True, False, np.True_)),
+    "number": (number(), (-INF, 0, 2.5)),
+    "tensor": (tensor(), (torch.ones(2), torch.ones(2, dtype=torch.int64))),
+    "or_tensor": (or_tensor(positive()), (2.0, torch.ones(2), -torch.ones(2))),
+    "part": (part("rule", ik.Rule), ("implicit", ik.Implicit, ik.OneStep())),
 }
 BAD: dict[str, tuple[Requirement, Any, type[Exception], str]] = {
     "too small": (at_least(2), 1, ValueError, "x must be at least 2, got 1"),
@@ -60,6 +72,23 @@ BAD: dict[str, tuple[Requirement, Any, type[Exception], str]] = {
         "x must be 'good' or 'bad', got 'god'. Did you mean 'good'",
     ),
     "optional": (optional(at_least(1)), "a", TypeError, "x must be an integer or None, got 'a'"),
+    "a number for a flag": (flag(), 1, TypeError, "x must be True or False, got 1"),
+    "no number": (number(), NAN, ValueError, "x must not be NaN, got nan"),
+    "a number for a tensor": (tensor(), 1.0, TypeError, "x must be a real tensor, got 1.0"),
+    "a complex tensor": (
+        or_tensor(positive()),
+        torch.ones(1) * 1j,
+        TypeError,
+        "x must be a number or a real tensor, got",
+    ),
+    "a truth value for a tensor": (tensor(), torch.ones(1, dtype=torch.bool), TypeError, "x must be a real tensor"),
+    "the sign beside tensors": (or_tensor(positive()), -1.0, ValueError, "x must be positive, got -1.0"),
+    "another part": (
+        part("rule", ik.Rule),
+        ik.Anderson,
+        ValueError,
+        "x must be the name of a rule or a configured one",
+    ),
 }
 
 
@@ -103,3 +132,42 @@ def test_wrong_options_of_our_own_parts(name: str) -> None:
     make, error, message = CALLS[name]
     with pytest.raises(error, match=message):
         make()
+
+
+def configurable() -> Iterator[tuple[str, Any]]:
+    """Every class of ours that is made with options."""
+    bases = (ik.extend.Solver, ik.Rule, ik.LinearSolver, ik.project.Projection, ik.prox.Prox)
+    for room in (ik, ik.linear, ik.project, ik.prox):
+        for name in dir(room):
+            found = getattr(room, name)
+            if inspect.isclass(found) and issubclass(found, bases) and found not in bases:
+                yield name, found
+
+
+OPTIONS = [
+    pytest.param(cls, option, id=f"{name}-{option}")
+    for name, cls in dict(configurable()).items()
+    for option, p in inspect.signature(cls).parameters.items()
+    if p.kind is p.POSITIONAL_OR_KEYWORD
+]
+
+
+@pytest.mark.parametrize(("cls", "option"), OPTIONS)
+def test_nonsense_is_refused_when_a_part_is_made(cls: Any, option: str) -> None:
+    needed = {"method": "picard", "optimizer": torch.optim.SGD, "max_nonzero": 1, "stages": ()}
+    parameters = inspect.signature(cls).parameters
+    given = {n: needed.get(n, torch.ones(1)) for n, p in parameters.items() if p.default is p.empty and n != "options"}
+    with pytest.raises((TypeError, ValueError)):
+        cls(**given | {option: object()})
+
+
+def test_there_are_options_to_check() -> None:
+    assert len(OPTIONS) > 120
+
+
+KINDS = {"an int": 1, "a str": "", "an object": object(), "an ndarray": np.ones(1), "a float": 1.0, "a NoneType": None}
+
+
+@pytest.mark.parametrize("words", KINDS)
+def test_a_type_has_its_article(words: str) -> None:
+    assert wording.kind_of(KINDS[words]) == words

@@ -159,7 +159,7 @@ BAD_TARGETS = {
     "no max_steps": (_no_max_steps, {}, "it does not accept max_steps"),
     "no start": (_no_start, {}, "too many positional arguments"),
     "one argument more": (_one_more, {}, "missing a required argument: 'more'"),
-    "not callable": (3, {}, "got 3 (a int)"),
+    "not callable": (3, {}, "got 3 (an int)"),
     "other class": (dict, {}, "must be a subclass of implicitkit.Method"),
     "batch of a method": (Plain, {"batch": "native"}, "batch= is for functions"),
 }

@@ -172,7 +172,7 @@ MUTANTS = [
         "implicitkit/solver/steps/line_search.py",
         MINIMA + " -k 'finds_the_minimum or steps_of or rounding'",
         (
-            "found = decrease(f, z, value, g, trial) >= -_ARMIJO * t * slope",
+            "found = decrease(f, z, value, g, trial) >= -share * t * slope",
             "found = decrease(f, z, value, g, trial) >= 1e6 * t * slope",
             MINIMA + " -k armijo",
         ),

@@ -23,6 +23,7 @@ MUTANTS = [
         MINIMA + " -k 'armijo and not conformance'",
         ("above, noise = value - self.optimum,", "above, noise = 2 * (value - self.optimum),"),
         ('longest = 2 * state["t"]', 'longest = 2e9 * state["t"] * f(z).square().sum(1)'),
+        ("f(z), 60, share=0.5)", "f(z), 60)"),
         ("shortest = torch.minimum(state[", "shortest = 9 * torch.maximum(state["),
     ),
     *mutants(

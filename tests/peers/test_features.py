@@ -20,6 +20,7 @@ T = torch.linspace(0, 2, 6, dtype=F64)
 DATA = 2.5 * torch.exp(-1.3 * T) + 0.5 + 0.05 * torch.sin(37 * T)
 ONES, C = torch.ones(3, dtype=F64), torch.tensor([1.2, 2.0, 2.9], dtype=F64)
 W0 = torch.zeros(3, dtype=F64)
+SCALES = torch.tensor([1.0, 10.0, 0.1], dtype=F64)
 TIGHT = {"rtol": 1e-13, "atol": 1e-14}
 ROWS = torch.full((2, 3), 1 / 3, dtype=F64)
 
@@ -40,6 +41,11 @@ def rows(B: Tensor, x: Tensor) -> Tensor:
     return (B - x * torch.arange(1.0, 7, dtype=F64).view(2, 3) / 6).square().sum()
 
 
+def coupled(B: Tensor, x: Tensor) -> Tensor:
+    """Rows that depend on each other."""
+    return rows(B, x) + 0.3 * (B[0] * B[1]).sum()
+
+
 def turned(R: Tensor, a: Tensor) -> Tensor:
     return torch.eye(3, dtype=F64)[:2] @ R.mT - torch.stack([a, a.flip(0)]) / 3
 
@@ -54,6 +60,9 @@ FEATURES: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "a solver called by name": (lambda a: SOLVED(ONES, a=a)[0], C),
     "a bracket": (
         lambda a: ik.root(lambda z, a: z**3 - a, args=(a,), bracket=(0.0, 2 * ONES), batch_dims=1, **TIGHT).value, C,
+    ),
+    "numbers for a bracket": (
+        lambda a: ik.root(lambda z, a: z**3 - a, args=(a,), bracket=(0, 5), batch_dims=1, **TIGHT).value, C,
     ),
     "a bracket that moves": (
         lambda a: ik.root(lambda z, a: z**3 - a, args=(a,), bracket=(0.1 * a, 2 + a), batch_dims=1, **TIGHT).value, C,
@@ -85,6 +94,38 @@ FEATURES: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "soft sort": (lambda v: ik.relax.soft_sort(v, 1.7), C),
     "soft rank": (lambda v: ik.relax.soft_rank(v, 1.7), C),
     "Fenchel-Young": (lambda v: ik.relax.FenchelYoung(ik.project.simplex())(v / 4, EYE[0]).reshape(1), C),
+    "rows for blocks": (
+        lambda x: argmin(
+            coupled, ROWS, (x,), prox=ik.prox.l2(0.1), solver="block_coordinate_descent", **TIGHT
+        ).value.flatten(),
+        C,
+    ),
+    "groups for blocks": (
+        lambda x: argmin(
+            coupled, ROWS, (x,), prox=ik.prox.group_lasso((2, 1), 0.05), solver="block_coordinate_descent", **TIGHT
+        ).value.flatten(),
+        C,
+    ),
+    "step lengths by Armijo": (
+        lambda m: argmin(ridge, W0, (m,), solver=ik.GradientDescent("armijo"), **TIGHT).value, C,
+    ),
+    "gradient descent, accelerated": (
+        lambda m: argmin(ridge, W0, (m,), solver=ik.Accelerated(ik.GradientDescent(0.05)), **TIGHT).value, C,
+    ),
+    "proximal gradients, accelerated": (
+        lambda m: argmin(
+            ridge, W0, (m,), prox=ik.prox.l1(0.2), solver=ik.Accelerated(ik.extend.get_solver("proximal_gradient")), **TIGHT
+        ).value,
+        C,
+    ),
+    "dogleg": (lambda y: fit(residuals, ONES, (y,), solver="dogleg", **TIGHT).value, DATA),
+    "a norm of one's own": (
+        lambda a: ik.root(lambda z, a: z**2 - a, ONES, (a,), norm=lambda z: (z.abs() * SCALES).amax(), **TIGHT).value, C,
+    ),
+    "a long series for a minimum": (
+        lambda m: argmin(ridge, W0, (m,), rule=ik.Neumann(terms=400, step=0.05), **TIGHT).value, C,
+    ),
+    "a rotation": (lambda a: fit(turned, EYE, (a,), manifold=SO3, **TIGHT).value.flatten(), C),
     "nonlinear CG": (lambda m: argmin(ridge, W0, (m,), solver=ik.NonlinearCG("dai_yuan"), **TIGHT).value, C),
 }  # fmt: skip
 
@@ -123,7 +164,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "an infinite end": (lambda: ik.root(lambda z: z, bracket=(0.0, float("inf"))), ValueError, "must be finite"),
     "a batch nobody knows": (
-        lambda: ik.root(lambda z, a: z - a, bracket=(0.0, 4.0), **BRACKET), ValueError, "nothing of the batch",
+        lambda: ik.root(lambda z: z - C, bracket=(0.0, 4.0), batch_dims=1), ValueError, "nothing of the batch",
     ),
     "aux undeclared": (lambda: ik.root(lambda z: (z - 1, 2.0), ONES), TypeError, "has_aux=True"),
     "aux of a minimum undeclared": (lambda: argmin(lambda z: (z.sum(), z), ONES), ValueError, "2 tensors.*has_aux=True"),

@@ -321,7 +321,7 @@ def test_a_radius_is_differentiated() -> None:
         (lambda: ik.project.simplex()(torch.arange(3)), TypeError, "floating-point"),
         (lambda: ik.project.simplex()(3.0), TypeError, "float"),
         (lambda: ik.project.box_section(1.0, 0.0), ValueError, "above"),
-        (lambda: ik.project.box_section(None, 0.0), ValueError, "lower must be"),
+        (lambda: ik.project.box_section(None, 0.0), TypeError, "lower must be"),
         (lambda: ik.project.box_section(0.0, 1.0, 4.0)(torch.zeros(3)), ValueError, "between 0 and 3"),
         (lambda: ik.project.sparse_simplex(0), ValueError, "max_nonzero"),
         (lambda: ik.project.l1_sphere(-1.0), ValueError, "positive"),

@@ -176,16 +176,16 @@ def test_pytrees() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
-        (lambda: ik.prox.l1(-1.0), ValueError, "not negative"),
+        (lambda: ik.prox.l1(-1.0), ValueError, "weight cannot be negative"),
         (lambda: ik.prox.group_lasso((2, 0)), ValueError, "sizes >= 1"),
         (lambda: ik.prox.group_lasso((2, 2))(torch.zeros(5)), ValueError, "add up"),
         (lambda: ik.prox.group_lasso(2, torch.ones(2))(torch.zeros(6)), ValueError, "number of groups, 3"),
         (lambda: ik.prox.l2(torch.ones(5))(torch.zeros(5)), ValueError, "whole norm"),
         (lambda: ik.prox.nuclear(torch.ones(2))(torch.zeros(2, 1, 1)), ValueError, "two dimensions must be 1"),
         (lambda: ik.prox.nuclear()(torch.zeros(5)), ValueError, "matrices"),
-        (lambda: ik.prox.total_variation(-1.0), ValueError, "not negative"),
+        (lambda: ik.prox.total_variation(-1.0), ValueError, "weight cannot be negative"),
         (lambda: ik.prox.total_variation(torch.ones(5))(torch.zeros(5)), ValueError, "whole norm"),
-        (lambda: ik.prox.nonnegative_ridge(-1.0), ValueError, "not negative"),
+        (lambda: ik.prox.nonnegative_ridge(-1.0), ValueError, "weight cannot be negative"),
         (lambda: ik.prox.l1()(torch.arange(3)), TypeError, "floating-point"),
     ],
 )

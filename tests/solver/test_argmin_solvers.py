@@ -243,6 +243,7 @@ def test_armijo_steps_fall_and_polyak_steps_are_those_of_the_formula() -> None:
         if solver.step_size == "armijo":
             values = torch.stack([objective(z) for z in [z0, *points]])
             assert float((values[1:] - values[:-1]).max()) < 1e-13, "the objective rose"
+            assert int(solution.steps.max()) < 110, "lengths that lower the objective by next to nothing"
         else:  # the callback sees the best point, which the first step is
             g = eigenvalues * (z0 - 1)
             t = (objective(z0) - 2.0) / g.square().sum(1)

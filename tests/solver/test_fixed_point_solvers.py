@@ -441,7 +441,7 @@ def test_anderson_on_maps_whose_plain_step_overshoots_the_safeguard(period: int,
         (lambda: ik.Anderson(ridge=-1.0), "ridge cannot be negative"),
         (lambda: ik.Anderson(ridge=float("nan")), "ridge cannot be negative"),
         (lambda: ik.Anderson(restart=1), "restart must be at least 2"),
-        (lambda: ik.Anderson(safeguard=1.0), "safeguard must be greater than 1"),
+        (lambda: ik.Anderson(safeguard=1.0), "safeguard must be larger than 1"),
         (lambda: ik.Anderson(patience=1), "patience must be at least 2"),
         (lambda: ik.Broyden(update="ugly"), "update must be 'good' or 'bad'"),  # type: ignore[arg-type]
         (lambda: ik.Broyden(memory=0), "memory must be at least 1"),

@@ -248,13 +248,13 @@ def test_scalar_newton_step_with_a_flat_sample() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ik.Bisection(width=0.0), "width must be positive"),
-        (lambda: ik.Chandrupatla(growth=1.0), "growth must be greater than 1"),
+        (lambda: ik.Bisection(width=0.0), "width must be in"),
+        (lambda: ik.Chandrupatla(growth=1.0), "growth must be larger than 1"),
         (lambda: ik.Bisection(bracket=(1.0, 1.0)), "low must be below high"),
         (lambda: ik.Chandrupatla(bracket=(0.0,)), "pair"),
         (lambda: ik.Chandrupatla(bracket=(None, 1.0)), "low must be a number"),
         (lambda: ik.Bisection(expansions=0), "expansions must be at least 1"),
-        (lambda: ik.Steffensen(safeguard=0.5), "safeguard must be greater than 1"),
+        (lambda: ik.Steffensen(safeguard=0.5), "safeguard must be larger than 1"),
     ],
 )
 def test_bad_options(make: Callable[[], Any], message: str) -> None:

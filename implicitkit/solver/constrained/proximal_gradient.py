@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.options import check_options, flag
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
@@ -94,6 +95,9 @@ class ProximalGradient(Method):
 
     accelerated: bool = True
     default_max_steps: ClassVar[int] = 5000
+
+    def __post_init__(self) -> None:
+        check_options(self, accelerated=flag())
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         model = Model(f)

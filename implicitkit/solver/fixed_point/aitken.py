@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import between, check_options, positive
+from implicitkit.foundation.options import above, at_least, between, check_options, positive
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
-from implicitkit.solver.steps.restarts import check_guard, return_to_best, watch
+from implicitkit.solver.steps.restarts import return_to_best, watch
 
 __all__ = ["Aitken", "Steffensen"]
 
@@ -47,8 +47,7 @@ class Aitken(Method):
     default_max_steps: ClassVar[int] = 1000
 
     def __post_init__(self) -> None:
-        check_options(self, damping=between(0, 2), bound=positive())
-        check_guard(self.safeguard, self.patience)
+        check_options(self, damping=between(0, 2), bound=positive(), safeguard=above(1), patience=at_least(2))
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         return {"last": None, "guard": {}}
@@ -92,7 +91,7 @@ class Steffensen(Method):
     default_max_steps: ClassVar[int] = 200
 
     def __post_init__(self) -> None:
-        check_guard(self.safeguard, self.patience)
+        check_options(self, safeguard=above(1), patience=at_least(2))
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         return {"guard": {}}

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import at_least, between, check_options, not_negative, optional
+from implicitkit.foundation.options import above, at_least, between, check_options, not_negative, optional
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
-from implicitkit.solver.steps.restarts import check_guard, maybe_any, return_to_best, stranded, watch
+from implicitkit.solver.steps.restarts import maybe_any, return_to_best, stranded, watch
 
 __all__ = ["Anderson"]
 
@@ -71,8 +71,9 @@ class Anderson(Method):
             period=optional(at_least(1)),
             ridge=optional(not_negative()),
             restart=optional(at_least(2)),
+            safeguard=above(1),
+            patience=at_least(2),
         )
-        check_guard(self.safeguard, self.patience)
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         batch, n = z.shape

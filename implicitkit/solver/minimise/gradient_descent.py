@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import at_least, check_options, finite, one_of, optional, positive
+from implicitkit.foundation.options import at_least, check_options, finite, flag, one_of, optional, positive
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -22,13 +22,14 @@ __all__ = ["GradientDescent"]
 class GradientDescent(Method):
     r"""``z <- z - t g``, ``g = df/dz``.
 
-    With a number for ``step_size``, ``t`` is that number.  ``"armijo"``: twice the last length, halved while
-    ``f(z - t g) > f(z) - 1e-4 t |g|^2`` (Armijo 1966): the objective falls in every step.  ``"polyak"``:
-    ``t = (f - optimum) / |g|^2`` (Polyak 1969), for objectives whose least value is known, such as sums of squares that
-    vanish; a sample whose objective is not above it is given up.  By default ``t`` starts from the Barzilai-Borwein length
-    ``s's / s'y`` (1988, eq. 5; ``s``, ``y`` the last changes of ``z`` and ``g``) and is halved, per sample, while the
-    objective is not below ``max(last values) - 1e-4 t |g|^2`` (nonmonotone Armijo, Raydan 1997), or, where values no
-    longer resolve the decrease, while the gradient does not shrink.
+    With a number for ``step_size``, ``t`` is that number.  ``"armijo"``: twice the last length, halved while ``f(z - t g)
+    > f(z) - t |g|^2 / 2`` (Armijo 1966, with the share that holds for every length up to the inverse of the largest
+    curvature; a smaller one lets steps through that hardly lower anything): the objective falls in every step.
+    ``"polyak"``: ``t = (f - optimum) / |g|^2`` (Polyak 1969), for objectives whose least value is known, such as sums of
+    squares that vanish; a sample whose objective is not above it is given up.  By default ``t`` starts from the
+    Barzilai-Borwein length ``s's / s'y`` (1988, eq. 5; ``s``, ``y`` the last changes of ``z`` and ``g``) and is halved,
+    per sample, while the objective is not below ``max(last values) - 1e-4 t |g|^2`` (nonmonotone Armijo, Raydan 1997),
+    or, where values no longer resolve the decrease, while the gradient does not shrink.
 
     With ``nesterov``, gradients are taken at extrapolated points: ``x_k = z - t g(z)``, ``z <- x_k + b_k (x_k - x_{k-1})``,
     ``b_k = (a_k - 1) / a_{k+1}``, ``a_{k+1} = (1 + sqrt(1 + 4 a_k^2)) / 2`` (Nesterov 1983), ``a`` beginning again at 1 when
@@ -56,7 +57,7 @@ class GradientDescent(Method):
                 raise ValueError(f"nesterov=True takes a number for step_size, or None; got {self.step_size!r}")
         else:
             check_options(self, step_size=optional(positive()))
-        check_options(self, memory=at_least(1), optimum=finite())
+        check_options(self, memory=at_least(1), optimum=finite(), nesterov=flag())
 
     @property
     def differentiable(self) -> bool:
@@ -123,7 +124,7 @@ class GradientDescent(Method):
 
     def _armijo(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         longest = 2 * state["t"]
-        search = backtrack(f, z, -longest.unsqueeze(1) * f(z), 60)
+        search = backtrack(f, z, -longest.unsqueeze(1) * f(z), 60, share=0.5)
         f.stuck = f.active & ~search.found
         return search.z, {"t": torch.where(search.found, longest * search.t, state["t"])}
 

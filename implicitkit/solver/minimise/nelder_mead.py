@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import at_least, check_options, positive
+from implicitkit.foundation.options import at_least, check_options, flag, positive
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -49,7 +49,7 @@ class NelderMead(Method):
     keeps_best: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_options(self, size=positive(), restarts=at_least(0))
+        check_options(self, size=positive(), restarts=at_least(0), adaptive=flag())
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         points = self._simplex(z, torch.where(z == 0, 0.005 * self.size, self.size * z))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
+from implicitkit.foundation.trees import as_state, tree_flatten
 from implicitkit.solver.base import Solver
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.steps.bracketing import Ends, check_ends
@@ -38,18 +39,34 @@ def is_known(bracket: Any) -> bool:
     return not compat.transforms_active() or not any(isinstance(end, Tensor) for end in bracket)
 
 
-def middle(bracket: Ends, batch_dims: int = 0) -> Tensor:
-    """``(low + high) / 2``.
+def middle(bracket: Ends, args: Any = (), batch_dims: int = 0, in_dims: Any = None) -> Any:
+    """``(low + high) / 2``, one number for each sample: a batch that the ends do not show is that of ``args``.
 
     Raises:
-        ValueError: there is a batch, and neither end says how large it is.
+        ValueError: there is a batch, and neither an end nor ``args`` say how large it is.
     """
     low, high = bracket
-    if batch_dims and not any(isinstance(end, Tensor) and end.dim() for end in bracket):
-        raise ValueError(
-            "bracket: both ends are numbers, which say nothing of the batch: give one of them, or z0, with one number for "
-            "each sample"
-        )
-    if isinstance(low, Tensor) or isinstance(high, Tensor):
-        return 0.5 * (low + high)
-    return torch.tensor(0.5 * (low + high))
+    half = 0.5 * (low + high)
+    if not batch_dims or any(isinstance(end, Tensor) and end.dim() for end in bracket):
+        return half
+    shapes = _batches(args, batch_dims, in_dims)
+    if len(shapes) == 1:
+        return as_state(half, args).expand(shapes.pop())
+    known = f"args have {' and '.join(map(str, sorted(map(tuple, shapes))))}" if shapes else "no argument has a batch"
+    raise ValueError(
+        f"bracket: both ends are numbers, which say nothing of the batch, and {known}: give one end, or z0, with one number "
+        "for each sample"
+    )
+
+
+def _batches(args: Any, batch_dims: int, in_dims: Any) -> set[torch.Size]:
+    """The batch shapes that arguments can have: by ``in_dims``, or by their first dimensions."""
+    args = args if isinstance(args, tuple) else (args,)
+    dims = [0] * len(args) if in_dims is None else [in_dims] * len(args) if isinstance(in_dims, int) else list(in_dims)
+    return {
+        leaf.shape[dim : dim + batch_dims]
+        for arg, dim in zip(args, dims, strict=False)
+        if isinstance(dim, int)
+        for leaf in tree_flatten(arg)[0]
+        if isinstance(leaf, Tensor) and leaf.ndim >= dim + batch_dims
+    }

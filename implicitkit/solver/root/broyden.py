@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import at_least, between, check_options, one_of
+from implicitkit.foundation.options import above, at_least, between, check_options, finite, flag, one_of, optional
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.newton_damping import halve
-from implicitkit.solver.steps.restarts import check_guard, maybe_any, return_to_best, watch
+from implicitkit.solver.steps.restarts import maybe_any, return_to_best, watch
 
 __all__ = ["Broyden"]
 
@@ -70,10 +70,14 @@ class Broyden(Method):
             when_full=one_of("ring", "restart"),
             halvings=at_least(0),
             damping=between(0, 2),
+            scale=optional(finite()),
+            line_search=optional(flag()),
+            keep_inverse=flag(),
+            safeguard=above(1),
+            patience=at_least(2),
         )
-        if self.scale is not None and not 0 < abs(self.scale) < float("inf"):
-            raise ValueError(f"scale must be a finite number other than zero, got {self.scale}")
-        check_guard(self.safeguard, self.patience)
+        if self.scale == 0:
+            raise ValueError("Broyden: scale must be a finite number other than zero, got 0")
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         batch, n = z.shape

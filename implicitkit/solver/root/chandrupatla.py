@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.options import above, at_least, between, check_options, optional
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
-from implicitkit.solver.steps.bracketing import Ends, check_bracket, check_ends, ends_of, first_bracket, into_domain
+from implicitkit.solver.steps.bracketing import Ends, check_ends, ends_of, first_bracket, into_domain
 
 __all__ = ["Chandrupatla"]
 
@@ -46,7 +48,7 @@ class Chandrupatla(Method):
 
     def __post_init__(self) -> None:
         check_ends(self.bracket)
-        check_bracket(self.width, self.growth, self.expansions)
+        check_options(self, width=optional(between(0, math.inf)), growth=above(1), expansions=at_least(1))
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         low, high = (None, None) if self.bracket is None else ends_of(self.bracket, z)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import at_least, check_options
+from implicitkit.foundation.options import at_least, check_options, flag
 from implicitkit.linear.dense import lstsq_batched, solve_batched
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
@@ -49,7 +49,7 @@ class Newton(Method):
     default_max_steps: ClassVar[int] = 100
 
     def __post_init__(self) -> None:
-        check_options(self, halvings=at_least(0), patience=at_least(0))
+        check_options(self, line_search=flag(), halvings=at_least(0), patience=at_least(0))
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         return None  # weak steps in a row (batch,), once there has been one

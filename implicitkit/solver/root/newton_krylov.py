@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import between, check_options
+from implicitkit.foundation.options import at_least, between, check_options
 from implicitkit.linear import GMRES
 from implicitkit.linear.preconditioners import check_preconditioner, preconditioner
 from implicitkit.solver.catalogue import register_solver
@@ -58,10 +58,8 @@ class NewtonKrylov(Method):
     default_max_steps: ClassVar[int] = 200
 
     def __post_init__(self) -> None:
-        check_options(self, forcing=between(0, 1))
-        for name, least in (("restart", 1), ("inner_steps", 1), ("halvings", 0), ("patience", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        least, count = at_least(1), at_least(0)
+        check_options(self, forcing=between(0, 1), restart=least, inner_steps=least, halvings=count, patience=count)
         check_preconditioner(self.preconditioner)
 
     def init(self, f: Evaluations, z: Tensor) -> Any:

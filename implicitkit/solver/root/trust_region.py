@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import check_options, one_of, positive
+from implicitkit.foundation.options import check_options, flag, one_of, positive
 from implicitkit.linear.dense import svd_batched
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
@@ -59,7 +59,7 @@ class TrustRegion(Method):
     default_max_steps: ClassVar[int] = 200
 
     def __post_init__(self) -> None:
-        check_options(self, subproblem=one_of(*SUBPROBLEMS), radius=positive())
+        check_options(self, subproblem=one_of(*SUBPROBLEMS), radius=positive(), scaling=flag())
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         return {"D": torch.zeros_like(z), "radius": None}

@@ -15,7 +15,6 @@ __all__ = [
     "Bracket",
     "Ends",
     "between",
-    "check_bracket",
     "check_ends",
     "ends_of",
     "expand",
@@ -34,16 +33,6 @@ class Bracket(NamedTuple):
     fa: Tensor
     b: Tensor
     fb: Tensor
-
-
-def check_bracket(width: float | None, growth: float, expansions: int) -> None:
-    """Raise ValueError unless the options of :func:`expand` are in range."""
-    if width is not None and not 0 < width < float("inf"):
-        raise ValueError(f"width must be positive and finite, got {width}")
-    if not growth > 1:
-        raise ValueError(f"growth must be greater than 1, got {growth}")
-    if expansions < 1:
-        raise ValueError(f"expansions must be at least 1, got {expansions}")
 
 
 def check_ends(ends: Any) -> None:

@@ -57,14 +57,14 @@ def rounding(value: Tensor) -> tuple[Tensor, Tensor]:
     return _NOISE * eps * value.abs(), eps**0.5 * value.abs()
 
 
-def backtrack(f: Evaluations, z: Tensor, d: Tensor, halvings: int) -> Searched:
-    """The first of ``t = 1, 1/2, 1/4, ...`` with ``f(z + t d) <= f(z) + 1e-4 t g'd`` (Armijo 1966), sample by sample."""
+def backtrack(f: Evaluations, z: Tensor, d: Tensor, halvings: int, share: float = _ARMIJO) -> Searched:
+    """The first of ``t = 1, 1/2, 1/4, ...`` with ``f(z + t d) <= f(z) + share t g'd`` (Armijo 1966), sample by sample."""
     g, value = f(z), f.value(z)
     slope = (g * d).sum(1)
     t = torch.ones_like(slope)
     for _ in range(halvings + 1):
         trial = torch.addcmul(z, t.unsqueeze(1), d)
-        found = decrease(f, z, value, g, trial) >= -_ARMIJO * t * slope
+        found = decrease(f, z, value, g, trial) >= -share * t * slope
         if bool((found | ~f.active).all()):
             break
         t = torch.where(found, t, 0.5 * t)

@@ -7,21 +7,13 @@ from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["GuardState", "check_guard", "maybe_any", "return_to_best", "stranded", "watch"]
+__all__ = ["GuardState", "maybe_any", "return_to_best", "stranded", "watch"]
 
 GuardState = dict[str, int | Tensor | None]
 """``step``; ``back``: samples that stand at their best point again; ``floor``: what residuals are measured against where
 it is above the best one; ``returned``: best residual at which a sample last went back; ``checked``: best residual at the
 last check of progress.  All ``(batch,)``, ``None`` until needed.  The empty dictionary is the state before the first step.
 """
-
-
-def check_guard(safeguard: float, patience: int) -> None:
-    """Raise ValueError unless the two options of :func:`watch` are in range."""
-    if not safeguard > 1:
-        raise ValueError(f"safeguard must be greater than 1 (inf switches it off), got {safeguard}")
-    if patience < 2:
-        raise ValueError(f"patience must be at least 2, got {patience}")
 
 
 def watch(f: Evaluations, state: GuardState, safeguard: float, patience: int) -> tuple[Tensor | None, GuardState]:

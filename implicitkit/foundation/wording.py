@@ -1,0 +1,79 @@
+"""Words that messages share: a thing by its type, and what a wrong name may have meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["called", "kind_of", "nearest", "of_operations", "option_error"]
+
+_IN_NUMPY = ("Can't call numpy()", "data pointer of Tensor that doesn't have storage", "to numpy array")
+_AS_NUMBERS = ("converted to Python scalars", "write it in torch's operations", "converted to a Scalar")
+
+# the words of other libraries, and what may be called so here
+_OTHER_WORDS = {
+    "tol": ("rtol",), "tolerance": ("rtol",), "eps": ("rtol",), "xtol": ("rtol",), "ftol": ("atol",), "gtol": ("atol",),
+    "maxiter": ("max_steps",), "max_iter": ("max_steps",), "maxit": ("max_steps",), "max_iters": ("max_steps",),
+    "max_evals": ("max_steps",), "max_nfev": ("max_steps",), "niter": ("max_steps",), "iterations": ("max_steps",),
+    "steps": ("max_steps", "terms"), "k": ("terms", "steps"), "method": ("solver",), "x0": ("z0",), "init": ("z0",),
+    "init_params": ("z0",), "y0": ("z0",), "theta": ("args",), "params": ("args",), "strict": ("on_failure",),
+    "throw": ("on_failure",), "verbose": ("callback",), "batch": ("batch_dims",), "m": ("memory",),
+    "history": ("memory",), "history_size": ("memory",), "beta": ("damping",), "mixing": ("damping",),
+    "relaxation": ("damping",), "alpha": ("damping", "step_size", "step"), "lr": ("step_size", "step"),
+    "stepsize": ("step_size", "step"), "learning_rate": ("step_size", "step"), "order": ("terms",),
+    "lam": ("weight",), "lmbda": ("weight",), "gamma": ("weight",), "low": ("lower",), "lo": ("lower",),
+    "high": ("upper",), "hi": ("upper",), "r": ("radius",), "size": ("radius",), "solve": ("linear_solver",),
+    "linear_solve": ("linear_solver",), "solver": ("linear_solver",), "has_aux": (), "maxls": ("max_halvings",),
+}  # fmt: skip
+_OF_THE_SOLVE = ("rtol", "atol", "max_steps", "on_failure", "batch_dims", "in_dims", "trace", "callback", "norm")
+
+
+def kind_of(value: Any) -> str:
+    """The type of a value with its article: ``an int``, ``a str``, ``an ndarray``."""
+    name = type(value).__name__
+    vowel = name[0] in "aeioAEIO" or (name.startswith(("nd", "Un", "un")) and not name.startswith(("Uni", "uni")))
+    return f"{'an' if vowel else 'a'} {name}"
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Which of the known names may be meant: another library's word, a beginning, or the most alike; else empty."""
+    plain = name.lower()
+    said = [word for word in _OTHER_WORDS.get(plain, ()) if word in known]
+    begun = [word for word in known if len(plain) > 1 and word.startswith(plain)]
+    return next(iter([*said, *begun, *difflib.get_close_matches(plain, known, 1)]), "")
+
+
+def option_error(part: str, option: str, known: Sequence[str]) -> str:
+    """The message for an option that a part does not have."""
+    listed = f" Its options: {', '.join(known) or 'none'}."
+    near = nearest(option, known)
+    if near:
+        return f"{part} has no option {option!r}. Did you mean {near!r}?{listed}"
+    of_solve = nearest(option, _OF_THE_SOLVE)
+    if of_solve:
+        return f"{part} has no option {option!r}: pass {of_solve}= to the solve, beside solver= and rule=.{listed}"
+    return f"{part} has no option {option!r}.{listed}"
+
+
+def of_operations(text: str) -> str:
+    """What may be wrong where torch says that an operation cannot be done: the function left torch; else empty."""
+    if any(clause in text for clause in _IN_NUMPY):
+        return (
+            "The function hands a tensor to NumPy, which knows no derivative: use torch's operations (torch.cos, not np.cos)"
+            " or keep NumPy in a solver of your own, @ik.implicit"
+        )
+    if any(clause in text for clause in _AS_NUMBERS):
+        return "math.cos(z), float(z) and z.item() make a number of a tensor, without derivative: torch.cos(z)"
+    return ""
+
+
+def called(function: Callable[..., Any], z: Any, args: Sequence[Any]) -> Any:
+    """``function(z, *args)``; where it leaves torch, the error says so, also in a backward pass."""
+    try:
+        return function(z, *args)
+    except RuntimeError as error:
+        said = of_operations(str(error)) if type(error) is RuntimeError else ""
+        if said:
+            raise RuntimeError(f"{str(error).rstrip('.')}. {said}") from error
+        raise

@@ -1,0 +1,44 @@
+"""What is said of an option that a solve does not have: where it belongs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from implicitkit.foundation.wording import nearest
+from implicitkit.rule.catalogue import rules_with
+from implicitkit.solver.catalogue import solvers_with
+
+__all__ = ["refuse_option"]
+
+_OF_PROBLEMS = "the problem"
+_ELSEWHERE = {
+    "bracket": "ik.root", "constraints": "ik.argmin", "prox": "ik.argmin", "project": "ik.argmin",
+    "bounds": "ik.argmin and ik.least_squares", "manifold": "ik.argmin and ik.least_squares", "loss": "ik.least_squares",
+    "f_scale": "ik.least_squares", "x_scale": "ik.least_squares", "jac_sparsity": _OF_PROBLEMS, "has_aux": _OF_PROBLEMS,
+    "symmetric": _OF_PROBLEMS, "positive_definite": _OF_PROBLEMS,
+}  # fmt: skip
+
+
+def refuse_option(name: str, solve: Callable[..., Any]) -> NoReturn:
+    """Raise for the option ``name``: it may be one of another verb or of a part, or misspelt."""
+    known = [n for n, p in inspect.signature(solve).parameters.items() if p.kind is not p.VAR_KEYWORD]
+    hint = _whose(name)
+    near = nearest(name, known)
+    if not hint and near:
+        hint = f" Did you mean {near!r}?"
+    raise TypeError(
+        f"solve got an unexpected keyword argument {name!r}.{hint} Options: {', '.join(known[3:])}; what a solver or a "
+        "rule takes is given to it: solver=ik.Anderson(memory=8)"
+    )
+
+
+def _whose(name: str) -> str:
+    """A sentence on what has an option of this name; empty: nothing."""
+    if name in _ELSEWHERE:
+        return f" It is an option of {_ELSEWHERE[name]}."
+    for keyword, owners in (("solver", solvers_with(name)), ("rule", rules_with(name))):
+        if owners:
+            return f" It is an option of {', '.join(owners[:5])}: {keyword}=ik.{owners[0]}({name}=...)."
+    return ""
