@@ -23,7 +23,8 @@ __all__ = ["Auto"]
 
 _FEW = 64  # unknowns up to which a dense matrix is the first choice whatever it costs
 _WORK = 3e7  # batch * n * (n + numbers in one evaluation): above it a Krylov method is tried before a dense matrix
-_CUBES = 3e7  # batch * n^3 up to which factors cost less than the few products that a fixed-point map takes
+_CUBES = 3e7  # batch * n^3 up to which factors cost less than the few products that a fixed-point map takes ...
+_CUBES_OTHER = 2e8  # ... and another matrix that is not symmetric, where it is well enough conditioned
 _NUMBERS = 1 << 27  # numbers in all dense matrices, at most
 _FIRST = 120  # products of a Krylov method before a direct one, where there is one to turn to
 _STALE = 12  # products with the factors of a matrix nearby before they are given up
@@ -103,7 +104,8 @@ class Auto(LinearSolver):
         work = A.batch * A.size * (A.size + A.weight)
         if A.size <= _FEW and work <= 8 * _WORK:
             return True
-        if work <= _WORK and (not A.fixed_point or A.batch * A.size**3 <= _CUBES):
+        most = _CUBES if A.fixed_point else torch.inf if A.symmetric else _CUBES_OTHER
+        if work <= _WORK and A.batch * A.size**3 <= most:
             return True
         return self._is_affordable(A) and count * _EACH >= A.size and count * _FLOPS >= A.size**2
 

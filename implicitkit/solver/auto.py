@@ -21,12 +21,16 @@ from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.model import SPARSE
 from implicitkit.solver.constrained.projected_levenberg_marquardt import ProjectedLevenbergMarquardt
 from implicitkit.solver.evaluations import Evaluations, subset
+from implicitkit.solver.fixed_point.impatient import Impatient
+from implicitkit.solver.root.broyden import Broyden
 
 __all__ = ["Polyalgorithm", "Stage", "choose", "stages"]
 
 _DENSE = 1024  # unknowns a sample up to which Newton's dense Jacobian is the first choice
 _DENSE_AT_ALL = 2048  # ... up to which it is the last resort
 _DENSE_NUMBERS = 1 << 25  # numbers in all Jacobians of the batch, at most
+_CUBES = 2e8  # batch * n^3 above which one dense Jacobian and its factors cost as much as many evaluations ...
+_FEW = 128  # ... unless there are as few unknowns
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Stage:
     Args:
         solver: a registered name or a configured object. options: for a name.
         max_steps: steps it may take; ``None``: its own default.
-        sparse: only where the Jacobian of the residual has a sparsity pattern.
+        sparse: only where the Jacobian of the residual has a sparsity pattern. dense: only where it has none.
         scale: begin at ``scale * z0``; ``None``: at the best point found so far.  Starts nearer to the origin help where
             the given one is so far out that ``|F|`` overflows, or is flat, or has been descended into a wrong valley.
 
@@ -49,6 +53,7 @@ class Stage:
     max_steps: int | None = None
     scale: float | None = 1.0
     sparse: bool = False
+    dense: bool = False
 
     def __post_init__(self) -> None:
         check_options(self, max_steps=optional(at_least(1)), scale=optional(finite()))
@@ -56,6 +61,10 @@ class Stage:
     def begin(self, z0: Tensor, best: Tensor) -> Tensor:
         """Where it begins."""
         return best if self.scale is None else z0 if self.scale == 1 else self.scale * z0
+
+    def serves(self, f: Evaluations, z0: Tensor) -> bool:
+        """Is it for a Jacobian like this?"""
+        return not (self.sparse or self.dense) or f.is_sparse(z0) == self.sparse
 
     def make(self) -> Any:
         """The configured solver."""
@@ -86,6 +95,8 @@ _MATRIX_FREE = (
 )
 #: Between the two: a dense Jacobian as soon as matrix-free steps have failed.
 _EITHER = (_MATRIX_FREE[0], *_DENSE_NEWTON[1:4], *_MATRIX_FREE[1:])
+#: What costs little beside one dense Jacobian of many unknowns, whether it succeeds or not.
+_CHEAP = (Stage(Impatient(Broyden(halvings=3), window=4), max_steps=50, dense=True),)
 #: Newton's method above the size where a dense Jacobian is the first choice, for Jacobians that are sparse.
 _SPARSE_NEWTON = (
     Stage("newton", max_steps=100, sparse=True),
@@ -104,7 +115,8 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     """The stages for a problem kind, samples and unknowns a sample.
 
     Equations and steady states: Newton with dense Jacobians up to 1,024 unknowns a sample, and with sparse ones beyond,
-    Newton-Krylov where there is no pattern, and what they fail on by other routes.  Fixed points: Anderson acceleration,
+    Newton-Krylov where there is no pattern, and what they fail on by other routes; where a dense Jacobian is dear (one sample
+    of 600 unknowns, 64 of 150), up to fifty Broyden steps come before it.  Fixed points: Anderson acceleration,
     then like equations.  Steady states: first along the flow, since Newton steps do not care for its direction and often
     end in a state that the flow leaves.  Minimisation: L-BFGS, then Newton with
     conjugate gradients in a trust region.  Least squares: Levenberg-Marquardt first, at every size; whether its Jacobian is
@@ -118,7 +130,7 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
         return _FIT
     equations: tuple[Stage, ...]
     if size <= _DENSE and affordable:
-        equations = _DENSE_NEWTON
+        equations = (*_CHEAP, *_DENSE_NEWTON) if size > _FEW and batch * size**3 > _CUBES else _DENSE_NEWTON
     elif size <= _DENSE_AT_ALL and affordable:
         equations = (*_SPARSE_NEWTON, *_EITHER)
     else:
@@ -206,7 +218,7 @@ class Polyalgorithm(Solver):
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         stages = self.stages
-        while stages[0].sparse and len(stages) > 1 and not f.is_sparse(z0):
+        while len(stages) > 1 and not stages[0].serves(f, z0):
             stages = stages[1:]
         solver = stages[0].make()
         total = solver.run(f, z0, _limited(options, stages[0].max_steps))
@@ -239,7 +251,7 @@ class Polyalgorithm(Solver):
             left = None if options.max_steps is None else options.max_steps - taken
             if not bool(open_.any()) or (left is not None and left < 1):
                 break
-            if stage.sparse and not f.is_sparse(z0):
+            if not stage.serves(f, z0):
                 continue
             solver = stage.make()
             samples, system, theta = subset(f, open_, whole=watched)

@@ -17,6 +17,7 @@ from implicitkit.linear import (
     GMRES,
     LSMR,
     LU,
+    Auto,
     BiCGStab,
     BroydenLinear,
     DampedSeries,
@@ -436,3 +437,20 @@ def test_dense_solves_do_not_hang_with_two_threads() -> None:
         [sys.executable, "-c", HANG], capture_output=True, text=True, timeout=300, check=False, cwd=ROOT
     )
     assert "returned" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("condition", [10.0, 1e8])
+def test_a_dear_matrix_is_formed_where_products_do_not_do(symmetric: bool, condition: float) -> None:
+    """700 unknowns without a pattern: well conditioned it is never formed; a symmetric one at once."""
+    n = 700
+    values = torch.logspace(0, -torch.log10(torch.tensor(condition)).item(), n, dtype=torch.float64)
+    v, w = (x / x.norm() for x in (random(n, seed=3), random(n, seed=3 if symmetric else 4)))
+    M = torch.diag(values) - 2 * torch.outer(v, (values * v))
+    M = M - 2 * torch.outer(M @ w, w)  # reflections of the diagonal
+    A, formed = operator(M.unsqueeze(0), symmetric=symmetric), []
+    A._dense = lambda: (formed.append(1), M.unsqueeze(0))[1]
+    b = random(1, n, seed=5)
+    found = Auto().solve(A, b, rtol=1e-9, atol=0.0, max_steps=None)
+    assert bool(found.converged) and float((b - A.mv(found.x)).norm()) <= 1e-8 * float(b.norm())
+    assert bool(formed) == (symmetric or condition > 10)
