@@ -5,10 +5,11 @@
 
 Every row is one problem, solved and differentiated by us and by one peer, in float64, on one thread, to tolerances at
 which both values agree.  ``value``, ``vjp`` and ``jvp`` are the largest differences between the two, relative to the
-largest number; ``-`` where the peer has no such mode.  Times are of value and gradient together: the least of many CPU
-times, taken in turn (JAX after its compilation).  ``ratio`` is ours over theirs; above 1.2 a reason stands beside it.
+largest number; ``-`` where the peer has no such mode.  Times are of value and gradient together (of the value alone where
+the peer has no gradient): the least of many CPU times, taken in turn (JAX after its compilation).  ``ratio`` is ours over
+theirs; above 1.2 a reason stands beside it, and a note where the two derivatives are not the same thing.
 
-A peer that is not installed is left out, and said.
+A peer that is not installed is left out, and said.  A run of all writes ``benchmarks/results/bench_peers.json``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import results
 import torch
 from torch import Tensor
 
@@ -37,6 +39,7 @@ A = torch.randn(50, N, generator=G, dtype=F64)
 Y = torch.randn(50, generator=G, dtype=F64)
 T = torch.linspace(0, 1, 40, dtype=F64)
 DATA = 2 * torch.exp(-1.5 * T) + 0.05 * torch.randn(40, generator=G, dtype=F64)
+SO3 = ik.manifold.SO3()
 S, Q, GQ, HQ = (
     torch.eye(10, dtype=F64) + 0.1 * torch.randn(10, 10, generator=G, dtype=F64),
     torch.randn(10, generator=G, dtype=F64),
@@ -114,6 +117,10 @@ FIT = of_torch(lambda y: ik.least_squares(decay, torch.ones(2, dtype=F64), (y,))
 RIDGE = of_torch(lambda y: ik.argmin(ridge, torch.zeros(N, dtype=F64), (y,)).value, Y)
 SIMPLEX = of_torch(ik.project.simplex(), X)
 QP = of_torch(lambda q: ik.solve(ik.QuadraticProgram(S.mT @ S, q, G=GQ, h=HQ)).value, Q)
+
+TURNS = SO3.retract(torch.eye(3, dtype=F64).expand(30, 3, 3), 0.3 * torch.randn(30, 3, generator=G, dtype=F64))
+EYE = torch.eye(3, dtype=F64)
+MEAN = Side(*(2 * [lambda: ik.least_squares(SO3.local, EYE, (TURNS,), manifold=SO3).value.numpy()]))
 
 COMPILED = "the whole loop is one compiled XLA program; ours is eager: Python for every step"
 
@@ -223,6 +230,58 @@ def cvxpylayers_qp() -> Side:
     return of_torch(lambda q: layer(q, solver_args=options)[0], Q, forward=False)
 
 
+def qpth_qp() -> Side:
+    from qpth.qp import QPFunction
+
+    P, none = S.mT @ S, torch.empty(0, dtype=F64)
+    return of_torch(lambda q: QPFunction(verbose=-1, eps=1e-12)(P, q, GQ, HQ, none, none)[0], Q, forward=False)
+
+
+def theseus_fit() -> Side:
+    import theseus as th
+
+    z, y = th.Vector(2, name="z", dtype=F64), th.Variable(DATA[None], name="y")
+    weight = th.ScaleCostWeight(th.Variable(torch.ones(1, 1, dtype=F64), name="w"))
+
+    def errors(optim_vars: Any, aux_vars: Any) -> Tensor:
+        p = optim_vars[0].tensor
+        return p[:, :1] * torch.exp(-p[:, 1:] * T) - aux_vars[0].tensor
+
+    objective = th.Objective(dtype=F64)
+    objective.add(th.AutoDiffCostFunction([z], errors, 40, cost_weight=weight, aux_vars=[y]))
+    options = {"max_iterations": 50, "abs_err_tolerance": 1e-16, "rel_err_tolerance": 1e-14}
+    layer = th.TheseusLayer(th.LevenbergMarquardt(objective, **options))
+    start = torch.ones(1, 2, dtype=F64)
+
+    def solve(data: Tensor) -> Tensor:
+        return layer.forward({"z": start, "y": data[None]}, optimizer_kwargs={"backward_mode": "implicit"})[0]["z"][0]
+
+    return of_torch(solve, DATA, forward=False)
+
+
+def pypose_mean() -> Side:
+    import pypose
+
+    turns = pypose.mat2SO3(TURNS)
+
+    class Residuals(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pose = pypose.Parameter(pypose.identity_SO3(dtype=F64))
+
+        def forward(self, measured: Any) -> Tensor:
+            return (self.pose.Inv() @ measured).Log().tensor()
+
+    def value() -> Array:
+        model = Residuals()
+        optimiser = pypose.optim.GN(model)
+        for _ in range(8):  # the gradient is 1e-12 then, as ours
+            optimiser.step(turns)
+        return model.pose.detach().matrix().numpy()
+
+    return Side(value, value)
+
+
 def scipy_root() -> Side:
     import scipy.optimize
 
@@ -239,6 +298,7 @@ def scipy_root() -> Side:
     return Side(value, vjp)
 
 
+TARGET = 1.2
 ROWS = (
     Row("jaxopt", "fixed point, Anderson", FIXED, jaxopt_fixed_point, COMPILED),
     Row("jaxopt", "ridge, L-BFGS", RIDGE, jaxopt_ridge, COMPILED),
@@ -253,6 +313,15 @@ ROWS = (
         "its solver is one call of linalg.solve given by the user, ours finds the minimum and judges it",
     ),
     Row("cvxpylayers", "quadratic program, n = 10", QP, cvxpylayers_qp),
+    Row("qpth", "quadratic program, n = 10", QP, qpth_qp),
+    Row(
+        "theseus", "curve, Levenberg-Marquardt", FIT, theseus_fit,
+        "theirs is the derivative with the Gauss-Newton matrix, ours with the Hessian: they differ where a residual is left",
+    ),
+    Row(
+        "pypose", "mean of rotations, value only", MEAN, pypose_mean,
+        "its logarithm has a Jacobian by hand, ours is differentiated by autograd; and its eight steps are not judged",
+    ),
     Row("scipy", "root, hybr and a derivative by hand", ROOT, scipy_root, "NumPy by hand for this one function: no tracing"),
 )  # fmt: skip
 
@@ -275,16 +344,38 @@ def times(ours: Side, theirs: Side, seconds: float) -> tuple[float, float]:
     return best[0], best[1]
 
 
-def measure(row: Row, seconds: float) -> tuple[str, float]:
-    """A line of the table, and the ratio."""
+def measure(row: Row, seconds: float) -> dict[str, Any]:
+    """The row of the JSON: the ratio, both times, the differences, and the reason where there is something to explain."""
     theirs = row.theirs()
-    jvp = "-"
+    jvp = None
     if row.ours.jvp is not None and theirs.jvp is not None:
-        jvp = f"{difference(row.ours.jvp(), theirs.jvp()):.0e}"
+        jvp = difference(row.ours.jvp(), theirs.jvp())
     value, vjp = difference(row.ours.value(), theirs.value()), difference(row.ours.vjp(), theirs.vjp())
     mine, other = times(row.ours, theirs, seconds)
-    line = f"{row.peer:12s} {row.problem:36s} {value:8.0e} {vjp:8.0e} {jvp:>8s}"
-    return f"{line} {1e3 * mine:9.3f} {1e3 * other:9.3f} {mine / other:7.2f}", mine / other
+    ratio = mine / other
+    explained = ratio > TARGET or vjp > 1e-5
+    return results.row(
+        row.problem,
+        ratio,
+        "times the peer's time",
+        target=TARGET,
+        peer=row.peer,
+        ours_ms=1e3 * mine,
+        theirs_ms=1e3 * other,
+        value_differs=value,
+        vjp_differs=vjp,
+        jvp_differs=jvp,
+        reason=(row.reason or "no reason is known") if explained else "",
+    )
+
+
+def line(found: dict[str, Any]) -> str:
+    """A row as a line of the table."""
+    jvp = "-" if found["jvp_differs"] is None else f"{found['jvp_differs']:.0e}"
+    return (
+        f"{found['peer']:12s} {found['row']:36s} {found['value_differs']:8.0e} {found['vjp_differs']:8.0e} {jvp:>8s} "
+        f"{found['ours_ms']:9.3f} {found['theirs_ms']:9.3f} {found['value']:7.2f}   {found['reason']}"
+    )
 
 
 def main() -> None:
@@ -297,14 +388,17 @@ def main() -> None:
     print(
         f"{'peer':12s} {'problem':36s} {'value':>8s} {'vjp':>8s} {'jvp':>8s} {'ours/ms':>9s} {'theirs/ms':>9s} {'ratio':>7s}"
     )
+    measured = []
     for row in ROWS:
         if options.only not in ("", row.peer):
             continue
         if importlib.util.find_spec(row.peer) is None:
             print(f"{row.peer:12s} {row.problem:36s} not installed")
             continue
-        line, ratio = measure(row, options.seconds)
-        print(line + (f"   {row.reason or 'no reason is known'}" if ratio > 1.2 else ""), flush=True)
+        measured.append(measure(row, options.seconds))
+        print(line(measured[-1]), flush=True)
+    if not options.only:
+        results.save("bench_peers", measured, __doc__ or "")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,10 @@ from typing import Any
 import torch
 
 FOLDER = Path(__file__).parent / "results"
-PACKAGES = ("torch", "numpy", "scipy", "implicitkit", "torchdeq", "jax", "jaxopt", "cvxpylayers", "diffcp", "cvxpy")
+PACKAGES = (
+    "torch", "numpy", "scipy", "implicitkit", "torchdeq", "jax", "jaxopt", "optimistix", "cvxpylayers", "diffcp", "cvxpy",
+    "qpth", "theseus-ai", "pypose", "xitorch", "torchopt",
+)  # fmt: skip
 
 
 def row(
