@@ -115,8 +115,8 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     """The stages for a problem kind, samples and unknowns a sample.
 
     Equations and steady states: Newton with dense Jacobians up to 1,024 unknowns a sample, and with sparse ones beyond,
-    Newton-Krylov where there is no pattern, and what they fail on by other routes; where a dense Jacobian is dear (one of 600
-    unknowns, 64 of 150), up to fifty Broyden steps come before it.  Fixed points: Anderson acceleration,
+    Newton-Krylov where there is no pattern, and what they fail on by other routes; where a dense Jacobian is dear (one of
+    600 unknowns, 64 of 150), up to fifty Broyden steps come before it.  Fixed points: Anderson acceleration,
     then like equations.  Steady states: first along the flow, since Newton steps do not care for its direction and often
     end in a state that the flow leaves.  Minimisation: L-BFGS, then Newton with
     conjugate gradients in a trust region.  Least squares: Levenberg-Marquardt first, at every size; whether its Jacobian is
