@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import results as kept
 import torch
 from torch import Tensor, nn
 
@@ -116,6 +117,7 @@ def held(run: Callable[..., Tensor], *call: Any) -> float:
 def main(repeats: int = 3) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
+    rows_kept = []
     for title, make in PROBLEMS.items():
         rhs, y0, t, params = make()
         path, gradient = reference(rhs, y0, t, params)
@@ -133,8 +135,12 @@ def main(repeats: int = 3) -> None:
         for name, (found, slope) in results.items():
             errors = [float((a - b).norm() / b.norm()) for a, b in ((found, path), (slope, gradient))]
             forward, both = (1e3 * min(column) for column in zip(*seconds[name], strict=True))
-            line = f"{name:28s} {errors[0]:9.1e} {errors[1]:9.1e} {held(rows[name], rhs, y0, t):8.3f}"
-            print(f"{line} {forward:9.1f} {both:9.1f}")
+            memory = held(rows[name], rhs, y0, t)
+            line = f"{name:28s} {errors[0]:9.1e} {errors[1]:9.1e} {memory:8.3f}"
+            print(f"{line} {forward:9.1f} {both:9.1f}", flush=True)
+            more = {"forward": forward, "error": errors[0], "gradient_error": errors[1], "held_MB": memory}
+            rows_kept.append(kept.row(f"{title}, {name.strip()}", both, "ms", **more))
+    kept.save("bench_initial_value", rows_kept, (__doc__ or "").split("\n\n", 2)[2])
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     print(f"{'n=m':>5} {'batch':>6} {'layer':>16} {'ms':>10} {'ratio':>8} {'gradient error':>16}")
-    kept = []
+    kept, plots = [], []
     for n in options.sizes:
         layers = {"cvxpylayers": cvxpylayers(n)} | {name: ours(name) for name in options.solvers}
         for batch in options.batches:
@@ -119,11 +119,20 @@ def main() -> None:
                     f"{n:5d} {batch:6d} {name:>16} {1e3 * median:10.2f} {reference / median:8.1f} {errors[name]:16.1e}",
                     flush=True,
                 )
+                words = {"who": "implicitkit" if name == options.solvers[0] else name}
+                if name in (options.solvers[0], "cvxpylayers"):
+                    fixed = {"size": batch == options.batches[-1], "batch": n == options.sizes[0]}
+                    at = {"size": n, "batch": batch}
+                    plots += [results.row(a, 1e3 * median, "ms", at=at[a], **words) for a in fixed if fixed[a]]
                 if name != "cvxpylayers":
                     row = f"n = {n}, batch {batch}, {name}"
                     more = {"ms": 1e3 * median, "error": errors[name]}
                     kept.append(results.row(row, reference / median, "times as fast as cvxpylayers", more=True, **more))
-    results.save("bench_qp", kept, (__doc__ or "").split("\n\n", 1)[1])
+    results.save(
+        "bench_qp",
+        kept + sorted(plots, key=lambda row: row["who"] != "implicitkit"),
+        (__doc__ or "").split("\n\n", 1)[1],
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import torch
 FOLDER = Path(__file__).parent / "results"
 PACKAGES = (
     "torch", "numpy", "scipy", "implicitkit", "torchdeq", "jax", "jaxopt", "optimistix", "cvxpylayers", "diffcp", "cvxpy",
-    "qpth", "theseus-ai", "pypose", "xitorch", "torchopt",
+    "qpth", "theseus-ai", "pypose", "xitorch", "torchopt", "torchdiffeq",
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Writes the page of benchmarks from ``benchmarks/results/*.json``: nothing on it is typed by hand, losses are marked too.
 
 A row whose JSON has a target is judged by it; rows that name who was measured (``who``) at which setting (``at``) become
-plots, one for each quantity that is varied.
+plots, one for each quantity that is varied; rows that name another library (``peer``) a table with a reason for each loss.
 """
 
 from __future__ import annotations
@@ -42,6 +42,21 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 def _short(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def versus(rows: list[dict[str, Any]]) -> list[str]:
+    """Both times on each problem, what they differ by, and why where ours takes longer than it may."""
+    lines = [
+        "| peer | problem | ours, ms | theirs, ms | ours / theirs | values differ by | gradients differ by | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['peer']} | {row['row']} | {row['ours_ms']:.3g} | {row['theirs_ms']:.3g} | {row['value']:.2f} | "
+            f"{row['value_differs']:.0e} | {row['vjp_differs']:.0e} | {verdict(row)} {row['reason']} |"
+        )
+    won = sum(row["value"] < 1 for row in rows)
+    return [*lines, "", f"Ours is faster on {won} of {len(rows)}, theirs on {len(rows) - won}."]
 
 
 def met(row: dict[str, Any]) -> bool:
@@ -92,10 +107,13 @@ def page(files: list[Path]) -> str:
             f"{machine['threads']} thread(s); {machine['system']}, Python {machine['python']}; {versions}.*",
             "",
         ]
-        plain = [row for row in rows if "who" not in row]
+        peers = [row for row in rows if "peer" in row]
+        plain = [row for row in rows if "who" not in row and "peer" not in row]
+        if peers:
+            lines += [*versus(peers), ""]
         if plain:
             lines += [*table(plain), ""]
-        if len(plain) < len(rows):
+        if any("who" in row for row in rows):
             lines += [f"![Time by size, batch, tolerance and spectral radius](pictures/{path.stem}.png)", ""]
             lines += compared(rows)
     return "\n".join(lines)
