@@ -352,7 +352,7 @@ def opaque_to_compile(function: C) -> C:
 
     # autograd.Function.apply binds its arguments by signature at every call: found here, it need not be made again
     entry.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-    entry._torchdynamo_disable = True  # type: ignore[attr-defined]
+    vars(entry).update(_torchdynamo_disable=True, _torchdynamo_disable_msg="a solve cannot be traced or exported")
     if "torch._dynamo" in sys.modules:
         disabled = _disable(function, entry)
     return entry  # type: ignore[return-value]

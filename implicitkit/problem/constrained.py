@@ -206,6 +206,8 @@ def start(
 ) -> tuple[ConstrainedMinimisation, State]:
     """The program, and the state it starts from: multipliers of the constraints' shapes, all zero."""
     layout = Layout(z0, batch_dims)
+    if constraints and layout.dtype in (torch.float16, torch.bfloat16):
+        raise TypeError(f"constraints= needs float32 or float64, and z0 has {layout.dtype}: convert z0 and args")
     multipliers, one_sided = [], []
     for number, constraint in enumerate(constraints):
         with torch.no_grad():

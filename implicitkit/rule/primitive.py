@@ -255,7 +255,8 @@ def _first_order(
     if known is not None:
         A, pull = known
         return pull(-request.solve_linear(A.T, g, True), needed)
-    leaves = [t.detach().requires_grad_() if i in needed else t.detach() for i, t in enumerate(theta)]
+    leaves = [compat.ordinary(t.detach()) for t in theta]
+    leaves = [t.requires_grad_() if i in needed else t for i, t in enumerate(leaves)]
     out, A = request.linearise(z, leaves)
     u = request.solve_linear(A.T, g, True)
     if A.structure is not None:

@@ -72,10 +72,12 @@ class _PositivePart(Function):
 
 
 def _eigh(X: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors; of matrices that are not finite NaN, and the others of the batch unharmed."""
+    """Eigenvalues and eigenvectors; of matrices that are not finite NaN, and the others of the batch unharmed.  Those of
+    half precision are computed in float32."""
     finite = X.isfinite().all(-1).all(-1)[..., None]
-    eigenvalues, Q = torch.linalg.eigh(torch.where(finite[..., None], X, 0))
-    return torch.where(finite, eigenvalues, torch.nan), Q
+    matrix = X.float() if X.dtype in (torch.float16, torch.bfloat16) else X
+    eigenvalues, Q = torch.linalg.eigh(torch.where(finite[..., None], matrix, 0))
+    return torch.where(finite, eigenvalues, torch.nan).to(X.dtype), Q.to(X.dtype)
 
 
 def _lyapunov(M: Tensor, C: Tensor) -> Tensor:

@@ -296,7 +296,7 @@ def _merge(total: Outcome, found: Outcome, samples: Tensor, open_: Tensor) -> bo
     total.z = total.z.index_copy(0, index, found.z[open_][better])
     total.residual_norm = total.residual_norm.index_copy(0, index, new[better])
     if total.tolerance is not None and found.tolerance is not None:
-        total.tolerance = total.tolerance.index_copy(0, index, found.tolerance[open_][better])
+        total.tolerance = total.tolerance.index_copy(0, index, found.tolerance[open_][better].to(total.tolerance))
     # how the point that is kept came about; a step limit says less than anything else
     says_more = better | (total.status[where] == int(Status.MAX_STEPS))
     total.status = total.status.index_copy(0, where[says_more], found.status[open_][says_more])

@@ -380,6 +380,11 @@ def test_traced_solves_are_refused(tracer: str) -> None:
         TRACERS[tracer](_Solving(), torch.ones(2))
 
 
+def test_a_strict_export_says_that_it_is_a_solve() -> None:
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="reason: a solve cannot be traced or exported"):
+        torch.export.export(_Solving(), (torch.ones(2),), strict=True)
+
+
 # ---------------------------------------------------------------------------------------------------- saved-tensor hooks
 def _offloaded(s: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.numpy(force=True).copy(), torch.from_numpy):

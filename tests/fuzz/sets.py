@@ -207,7 +207,12 @@ def _box(s: Setting) -> Any:
     return ik.project.box(low, low + 5)
 
 
-_SET: dict[str, Any] = {"solvers": PROXIMAL, "held": ("x",), **_FIXED}
+_SET: dict[str, Any] = {
+    "solvers": PROXIMAL,
+    "held": ("x",),
+    **_FIXED,
+    "dtypes": ("float64", "float32", "bfloat16", "float16"),
+}
 _PROGRAM: dict[str, Any] = {"solvers": PROGRAMS, "held": (), **_FIXED, "linear": KKT, "in_dims": False}
 
 SETS = {

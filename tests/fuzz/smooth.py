@@ -135,12 +135,20 @@ _MIN = {"solvers": MINIMISE, "linear": SYMMETRIC}
 SMOOTH = {
     "root.power": Row(problem(ik.root, lambda z, x, w: x - z * w**2), lambda x, w: x / w**2, dtypes=FLOATS, **_ROOT),
     "root.exp": Row(
-        problem(ik.root, lambda z, x, w: torch.exp(z) - x * w, 0.3), lambda x, w: torch.log(x * w), **_ROOT
+        problem(ik.root, lambda z, x, w: torch.exp(z) - x * w, 0.3),
+        lambda x, w: torch.log(x * w),
+        dtypes=FLOATS,
+        **_ROOT,
     ),
     "root.quadratic": Row(
-        problem(ik.root, lambda z, x, w: z**2 + w * z - x), lambda x, w: 0.5 * (torch.sqrt(w**2 + 4 * x) - w), **_ROOT
+        problem(ik.root, lambda z, x, w: z**2 + w * z - x),
+        lambda x, w: 0.5 * (torch.sqrt(w**2 + 4 * x) - w),
+        dtypes=FLOATS,
+        **_ROOT,
     ),
-    "root.cubic": Row(problem(ik.root, lambda z, x, w: z**3 - x * w), lambda x, w: (x * w) ** (1 / 3), **_ROOT),
+    "root.cubic": Row(
+        problem(ik.root, lambda z, x, w: z**3 - x * w), lambda x, w: (x * w) ** (1 / 3), dtypes=FLOATS, **_ROOT
+    ),
     "root.linear": Row(problem(ik.root, _linear_root), _linear_closed, sizes=(2, 3, 4), scalar_w=False, **_ROOT),
     "root.pytree": Row(_pair, lambda x, w: x / (1 + w) - 2 * w * x / (1 + w), solvers=ROOT[:6], linear=LINEAR),
     "root.complex": Row(
@@ -162,7 +170,12 @@ SMOOTH = {
         **_MAP,
     ),
     "map.coupled": Row(
-        problem(ik.fixed_point, _coupled_map, 0.0), _coupled_closed, sizes=(2, 3, 4), scalar_w=False, **_MAP
+        problem(ik.fixed_point, _coupled_map, 0.0),
+        _coupled_closed,
+        sizes=(2, 3, 4),
+        scalar_w=False,
+        dtypes=FLOATS,
+        **_MAP,
     ),
     "map.babylon": Row(
         problem(ik.fixed_point, lambda z, x, w: 0.5 * (z + x * w / z)),
@@ -173,6 +186,7 @@ SMOOTH = {
     "map.log": Row(
         problem(ik.fixed_point, lambda z, x, w: z + 0.4 * (x * w * torch.exp(-z) - 1), 0.0),
         lambda x, w: (x * w).log(),
+        dtypes=FLOATS,
         **_MAP,
     ),
     "map.complex": Row(
@@ -191,18 +205,24 @@ SMOOTH = {
     "map.energy": Row(
         problem(ik.fixed_point, _energy, 0.0), lambda x, w: x / (1 + w), solvers=("auto", "anderson", "newton")
     ),
-    "min.exp": Row(problem(ik.argmin, _objective, 0.3), lambda x, w: (x * w).log(), **_MIN),
+    "min.exp": Row(problem(ik.argmin, _objective, 0.3), lambda x, w: (x * w).log(), dtypes=FLOATS, **_MIN),
     "min.ridge": Row(problem(ik.argmin, _ridge, 0.0), lambda x, w: x / (1 + w), dtypes=FLOATS, **_MIN),
     "min.coupled": Row(
         problem(ik.argmin, _coupled_objective, 0.0), _coupled_minimum, sizes=(2, 3, 4), scalar_w=False, **_MIN
     ),
     "min.ignores": Row(problem(ik.argmin, _ignores, 0.0), lambda x, w: x + 0 * w, **_MIN),
     "squares.linear": Row(
-        problem(ik.least_squares, _residuals, 0.0), lambda x, w: (x + w) / (1 + w**2), solvers=SQUARES, linear=SYMMETRIC
+        problem(ik.least_squares, _residuals, 0.0),
+        lambda x, w: (x + w) / (1 + w**2),
+        dtypes=FLOATS,
+        solvers=SQUARES,
+        linear=SYMMETRIC,
     ),
     "squares.exp": Row(
         problem(ik.least_squares, _bent_residuals, 0.3), lambda x, w: (x * w).log(), solvers=SQUARES, linear=SYMMETRIC
     ),
-    "rest.linear": Row(problem(ik.steady_state, lambda z, x, w: x - w * z), lambda x, w: x / w, solvers=REST),
+    "rest.linear": Row(
+        problem(ik.steady_state, lambda z, x, w: x - w * z), lambda x, w: x / w, dtypes=FLOATS, solvers=REST
+    ),
     "rest.logistic": Row(problem(ik.steady_state, lambda z, x, w: z * (x - w * z)), lambda x, w: x / w, solvers=REST),
 }

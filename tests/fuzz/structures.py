@@ -12,6 +12,7 @@ import implicitkit as ik
 
 from .rows import LINEAR, SERIES, Row, Setting
 from .sets import offset
+from .smooth import FLOATS
 
 __all__ = ["STRUCTURES"]
 
@@ -148,7 +149,7 @@ def _convex_ball(s: Setting) -> Tensor:
     return z
 
 
-_JOINT: dict[str, Any] = {"solvers": JOINT, "linear": (*SERIES, "blocks"), "scalar_w": True}
+_JOINT: dict[str, Any] = {"solvers": JOINT, "linear": (*SERIES, "blocks"), "scalar_w": True, "dtypes": FLOATS}
 _NEST: dict[str, Any] = {"linear": LINEAR, "in_dims": False}
 _LAYER: dict[str, Any] = {"held": (), "scalar_w": False, "linear": ("auto",), "in_dims": False, "dtypes": ("float64",)}
 

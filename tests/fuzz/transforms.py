@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
 __all__ = ["LEVELS", "compose", "draw_levels", "order"]
@@ -119,6 +119,22 @@ def _checkpoint(g: Function, values: Values, name: str) -> Tensor:
     return checkpoint(lambda *ts: g(dict(zip(names, ts, strict=True))), *values.values(), use_reentrant=False)
 
 
+class _Of(nn.Module):
+    """``g`` as a module whose parameter is the variable."""
+
+    def __init__(self, g: Function, values: Values, name: str) -> None:
+        super().__init__()
+        self.g, self.values, self.name = g, values, name
+        self.held = nn.Parameter(torch.zeros((), dtype=values[name].dtype))
+
+    def forward(self, factor: float) -> Tensor:
+        return self.g({**self.values, self.name: factor * self.held})
+
+
+def _functional_call(g: Function, values: Values, name: str) -> Tensor:
+    return functional_call(_Of(g, values, name), {"held": 0.5 * values[name]}, (2.0,))
+
+
 def _compile(g: Function, values: Values, name: str) -> Tensor:
     torch._dynamo.reset()
     return torch.compile(lambda t: g({**values, name: t}), backend="eager")(values[name])
@@ -158,6 +174,7 @@ LEVELS: dict[str, tuple[Level, float, int, int]] = {
     "jacobian": (_jacobian, 0.5, 3, 1),
     "checkpoint": (_checkpoint, 1, 1, 0),
     "twice": (_twice, 0.7, 1, 0),
+    "functional_call": (_functional_call, 1, 1, 0),
     "compile": (_compile, 0.1, 1, 0),
     "no_grad": (_no_grad, 0.2, 1, 0),
     "inference": (_inference, 0.2, 1, 0),

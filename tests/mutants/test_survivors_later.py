@@ -13,7 +13,7 @@ from torch.func import vmap
 import implicitkit as ik
 from implicitkit import extend
 from implicitkit.linear.neumann import NeumannSeries
-from implicitkit.solver.root.pseudo_transient import _implicit_euler
+from implicitkit.solver.root.pseudo_transient import PseudoTransient, _implicit_euler
 from implicitkit.solver.steps.restarts import watch
 
 D = torch.float64
@@ -93,3 +93,22 @@ def test_methods_compare_in_2_norms_whatever_the_norm(norm: Any) -> None:
         assert same == pytest.approx(1)
         assert ratio == pytest.approx(1e-3 / values(r))
         assert best == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("verb", "function"),
+    [
+        (ik.root, lambda z: z - 1),
+        (ik.root, lambda z: 1 - z),
+        (ik.steady_state, lambda z: 1 - z),
+        (ik.argmin, lambda z: (z - 1).square().sum()),
+        (ik.fixed_point, lambda z: 0.5 * z),
+    ],
+    ids=["rising", "falling", "rest", "minimum", "map"],
+)
+def test_the_flow_of_pseudo_time_leads_to_the_solution(verb: Any, function: Any) -> None:
+    """One small step, whatever the sign of ``F``; away from it the best point would be the start."""
+    z0 = torch.full((2,), 3.0, dtype=D)
+    solver = PseudoTransient(step_size=1e-3)
+    solution = verb(function, z0, solver=solver, max_steps=1, on_failure="ignore")
+    assert bool((solution.value < 3).all()) and bool((solution.value > 2.9).all())

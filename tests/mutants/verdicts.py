@@ -30,6 +30,28 @@ MUTANTS = [
         ("outwards = torch.where(across, size + before, size - before)", "outwards = torch.zeros_like(size)"),
     ),
     *mutants(
+        "implicitkit/solver/probing.py",
+        "tests/solver/test_convergence.py -k 'kinks_meet or takes_all or do_not_vanish or beside_zero'",
+        ("direction, h / 16) > 4 * size, 0, size)", "direction, h / 16) > 4 * size, size, size)"),
+        ("<= 0.5 * change.abs(), 0, left)", "<= 0.5 * change.abs(), left, left)"),
+        (" & _explains(J, r, in_working_precision(z))[1]", ""),
+        ("near = near | (orthogonal & _by_factors(f, H", "near = near & (orthogonal & _by_factors(f, H"),
+        ("least=_UNIT", "least=1.0"),
+    ),
+    *mutants(
+        "implicitkit/solver/root/pseudo_transient.py",
+        "tests/mutants/test_survivors_later.py -k 'pseudo_time'",
+        ("torch.where(speeding > 0, -1.0, 1.0)", "torch.where(speeding > 0, 1.0, -1.0)"),
+        ("return -torch.ones_like(speeding)", "return torch.ones_like(speeding)"),
+        ("return torch.ones_like(speeding)", "return -torch.ones_like(speeding)"),
+    ),
+    *mutants(
+        "implicitkit/problem/complementarity.py",
+        "tests/problem/test_constrained.py -k 'smooth or huge_multiplier'",
+        ("least = torch.where(gap >= 0, b, a)", "least = a - plus(gap)"),
+        ("torch.where(gap >= 0, plus(-gap, kappa), plus(gap, kappa))", "plus(gap, kappa)"),
+    ),
+    *mutants(
         "implicitkit/solver/judging.py",
         "tests/solver/test_convergence.py -k 'economies or infinity or runs_away or diverge'",
         ("            return largest <= _FAR\n", "            return True\n"),

@@ -465,6 +465,15 @@ def test_infeasible_is_not_called_solved() -> None:
         ik.argmin(lambda z: z.square().sum(), torch.zeros(2, dtype=F64), constraints=impossible)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_in_half_precision_sets_are_taken_and_constraints_refused(dtype: torch.dtype) -> None:
+    f = lambda z: (z - 2).square().sum()  # noqa: E731
+    solution = ik.argmin(f, torch.zeros(2, dtype=dtype), bounds=(None, 1.0))
+    assert solution.value.dtype == dtype and solution.value.tolist() == [1.0, 1.0]
+    with pytest.raises(TypeError, match=r"constraints= needs float32 or float64, and z0 has torch\.b?float16"):
+        ik.argmin(f, torch.zeros(2, dtype=dtype), constraints=ik.Equality(lambda z: z.sum() - 1))
+
+
 class _HugeMultiplier(ik.Method):
     """Where the constraint has no slope, with a multiplier beside which its value is nothing."""
 

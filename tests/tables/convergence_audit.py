@@ -86,12 +86,12 @@ def polished(claim: Claim, z: Tensor) -> tuple[Tensor, Tensor]:
         F_end = torch.func.vmap(claim.residual)(ends[open_])
         # at a singular solution Newton's steps are no smaller than rounding in F lets them be
         terms = torch.func.vmap(claim.jacobian)(z).abs() @ z.abs().unsqueeze(2)
-        rounding = (F.abs() <= 1e-12 * terms.squeeze(2)).all(1) & (d.abs() <= 1e-4 * size).all(1)
+        rounding = (F.abs() <= 1e-12 * terms.squeeze(2)).all(1) & (d.abs() <= 1e-5).all(1)
         arrived[open_] = (~hopeless & ((d.abs() <= 1e-7 * size).all(1) | rounding)) | (F_end == 0).all(1)
         open_ = open_[~last]
         if not len(open_):
             break
-    return ends, arrived & torch.isfinite(torch.linalg.vector_norm(ends, dim=1))
+    return ends, arrived & torch.isfinite(ends).all(1)
 
 
 def _newton_step(claim: Claim, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -20,6 +20,27 @@ _BY_REASON: dict[str, tuple[tuple[str, str, str, tuple[float, ...]], ...]] = {
         ("watson9", "float32", "scipy.root.lm", (1e2,)),
         ("hammarling2", "float32", "chord", (1e4,)),
     ),
+    "at z_1 = 11000 neighbouring frequencies of float32 are 0.001 apart, and the best of them is not told from others": (
+        ("sine of unknown frequency", "float32", "levenberg_marquardt", (1e4,)),
+    ),
+    "a saddle whose negative curvature, 3e-5 of the largest, does not show in differences of float32; or |F| at atol": (
+        ("Kowalik-Osborne", "float32", "newton", (1e2, 1e6)),
+        ("Kowalik-Osborne", "float32", "trust_region", (1e4, 1e6)),
+    ),
+    "a singular solution at the end of a bent valley: the oracle is too slow there to say that it is one": (
+        ("two equal exponentials", "float32", "scipy.least_squares.trf", (1e-6, 1e-4)),
+    ),
+    "exp(-31 s) is below the last place of the other terms in float32: any larger exponent is as good": (
+        ("two equal exponentials", "float32", "gauss_newton", (1e-4,)),
+    ),
+    "a Jacobian of condition 1e6 is singular to half the digits of float32: refused, since it could be a way to infinity": (
+        ("channel_flow40", "float32", "auto", (1e4,)),
+        ("channel_flow40", "float32", "newton_krylov", (1e2,)),
+    ),
+    "on a ray of zeros 1e42 out and more: refused, since it could be the way to infinity": (
+        ("homogeneous of degree zero", "float64", "newton", (1e2, 1e6)),
+        ("homogeneous of degree zero", "float64", "chord", (1e2,)),
+    ),
     "|F| is below atol where J is all but singular: the promise is void": (
         ("robertson_closed", "float64", "auto", (1e-4, 1e-2, 1.0)),
         ("robertson_closed", "float64", "broyden", (1e-2,)),

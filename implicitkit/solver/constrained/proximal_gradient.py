@@ -76,7 +76,8 @@ def initial(slope: Slope, z: Tensor) -> Momentum:
     ahead = 1e-4 * (1 + torch.linalg.vector_norm(z, dim=1)) / norm.clamp_min(1e-30)
     _, further = slope(z - ahead.unsqueeze(1) * g)
     curvature = torch.linalg.vector_norm(further - g, dim=1) / (ahead * norm).clamp_min(1e-30)
-    length = torch.where(curvature.isfinite() & (curvature > 0), 1 / curvature, 1.0).clamp(1e-12, 1e6)
+    longest = min(1e6, torch.finfo(z.dtype).max)
+    length = torch.where(curvature.isfinite() & (curvature > 0), 1 / curvature, 1.0).clamp(1e-12, longest)
     return Momentum(z, torch.ones_like(norm), length)
 
 
