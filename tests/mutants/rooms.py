@@ -31,6 +31,23 @@ MUTANTS = [
         ("everywhere=any(compiled for *_, compiled in where)", "everywhere=True"),
     ),
     *mutants(
+        "implicitkit/lifting/watch.py",
+        "tests/core/test_bad_input.py -k moving_statistics",
+        ("if _changed(t, copy) or _rebound(t, copy, now)", "if _changed(t, copy)"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/frozen.py",
+        "tests/plugins/deq/test_deq.py -k instance_norm",
+        ("_TRACKING = (*BATCH_NORMS, nn.InstanceNorm1d,", "_TRACKING = (*BATCH_NORMS,"),
+        ("if independent and isinstance(m, BATCH_NORMS):", "if independent:"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/forgive.py",
+        "tests/plugins/deq/test_training.py -k singular",
+        ("backward_share: float = 1.0", "backward_share: float = 0.25"),
+        ("self.policy.backward_share * len(failed)", "self.policy.share * len(failed)"),
+    ),
+    *mutants(
         "implicitkit/rule/request.py",
         "tests/core/test_machinery.py -k 'huge'",
         ("if not bool(large.any()):", "if True:"),
