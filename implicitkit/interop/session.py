@@ -162,8 +162,9 @@ class Session:
     def quotient(self) -> float:
         """``F'JF / F'F`` at the start."""
         F = self._array(self._f(self._tensor(self.start)))
-        square = float(F @ F)
-        return float(F @ self.jvp(self.start, F)) / square if square > 0 else float("nan")
+        with np.errstate(all="ignore"):
+            square = float(F @ F)
+            return float(F @ self.jvp(self.start, F)) / square if square > 0 else float("nan")
 
     @property
     def settled(self) -> bool:
