@@ -12,7 +12,7 @@ The rows "jacrev" are whole Jacobians ``dz/dtheta`` of as many unknowns as param
 factorisation and one solve with as many right-hand sides, at most three times that.
 
 Memory is what one solve and its derivative, the search for the pattern included, add to the peak of a fresh process that has
-imported everything and solved something small; below some 10 MB that says nothing.
+imported everything and solved small systems of each kind; below some 10 MB that says nothing.
 """
 
 from __future__ import annotations
@@ -481,7 +481,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", sp.SparseEfficiencyWarning)
-    ik.root(lambda z, a: z**3 - a + z, torch.zeros(200), (torch.ones(200),))  # whatever is imported is imported
+    for row in (bratu(200), Row(**large_fits.pose_graph(120)), Row(**large_programs.membrane(17))):
+        ours(row), hand(row)  # whatever is imported is imported
     if arguments.peak:
         row, run = ROWS[arguments.parts[0]](), {"ours": ours, "hand": hand}[arguments.peak]
         before = high_water()
