@@ -52,6 +52,7 @@ class Evaluations:
         graph = self.of_gradient or not self.kind.returns_state
         self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"
         self._point: dict[str, Tensor] = {}
+        self._keeps = False  # the graph of a point, whose residuals are linearised there
 
     # ------------------------------------------------------------------------------------------------ what is there
     @property
@@ -134,6 +135,9 @@ class Evaluations:
         sparsity = self.system.sparsity("residuals")
         if z.shape[1] < SMALLEST or sparsity.find(residuals, z) is None:
             return None
+        self._keeps = True
+        if self._point.get("z") is z and "vector" in self._point:
+            return confirmed(sparsity, residuals, z, *autodiff.products(self._point["vector"], self._point["leaf"]))
         self._count()
         return confirmed(sparsity, residuals, z, *autodiff.rectangular(residuals, z))
 
@@ -241,11 +245,12 @@ class Evaluations:
             objective = point.pop("objective")
             if objective.requires_grad:
                 ones = torch.ones_like(objective)
-                (g,) = torch.autograd.grad(objective, point["leaf"], ones, allow_unused=True)
+                kept = self._keeps
+                (g,) = torch.autograd.grad(objective, point["leaf"], ones, retain_graph=kept, allow_unused=True)
                 g = torch.zeros_like(z) if g is None else g
             else:
-                g = torch.zeros_like(z)
-            for key in ("out", "equations", "vector"):
+                g, kept = torch.zeros_like(z), False
+            for key in ("out", "equations") if kept else ("out", "equations", "vector"):
                 point.pop(key, None)
             point["f"] = g
             point.setdefault("residual", g)
