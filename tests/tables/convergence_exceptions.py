@@ -37,6 +37,9 @@ _BY_REASON: dict[str, tuple[tuple[str, str, str, tuple[float, ...]], ...]] = {
         ("channel_flow40", "float32", "auto", (1e4,)),
         ("channel_flow40", "float32", "newton_krylov", (1e2,)),
     ),
+    "far out in a bent valley of condition 1e20 F is nothing but rounding": (
+        ("Beale", "float64", "newton_cg", (1e6,)),
+    ),
     "on a ray of zeros 1e42 out and more: refused, since it could be the way to infinity": (
         ("homogeneous of degree zero", "float64", "newton", (1e2, 1e6)),
         ("homogeneous of degree zero", "float64", "chord", (1e2,)),
