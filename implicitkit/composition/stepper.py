@@ -47,6 +47,7 @@ class ComponentStepper:
         self.best_norm = torch.full_like(self.margin, torch.inf)
         self.norm = torch.full((batch, len(block.nodes)), torch.inf, dtype=self.margin.dtype, device=z.device)
         self.tolerance = torch.zeros_like(self.norm)
+        self._floor: float | Tensor | None = None  # what is small whatever the states' size
         self._best_nodes = self.norm  # of each node at the best point
         self.extra = dict.fromkeys(block.nodes, 0)  # calls to confirm
         self.depth = 0
@@ -147,8 +148,11 @@ class ComponentStepper:
         f.best_norm = torch.where(known, self.best_norm.to(f.norm.dtype), f.norm)
 
     def _judge(self, residual: Tensor) -> None:
-        self.norm = self._lengths(residual)
-        self.tolerance = self.options.atol + self.options.rtol * self._lengths(self.z)
+        self.norm, lengths = self._lengths(residual), self._lengths(self.z)
+        if self._floor is None:
+            floor = self.options.floor(_norm(self.norm) + _norm(lengths))
+            self._floor = floor.unsqueeze(1) if isinstance(floor, Tensor) else floor
+        self.tolerance = self._floor + self.options.rtol * lengths
 
     def _lengths(self, z: Tensor) -> Tensor:
         """The 2-norm of each node's part, ``(batch, nodes)``."""

@@ -103,14 +103,14 @@ class Lifted:
         args = self.rebuild(theta[:k])
         if not (self.slots or self.captured or self.frozen):
             return called(self.function, z, args)
-        with contextlib.ExitStack() as stack:
-            if self.slots or self.frozen:  # buffers that the function updates: each evaluation starts from a fresh copy
-                slots = [*self.slots, *(places for places, _ in self.frozen)]
-                tensors = [*theta[k:m], *(t.clone() for _, t in self.frozen)]
-                stack.enter_context(swapped(slots, tensors, len(self.slots), self.compiled))
-            if self.captured:
-                mapping = dict(zip(map(id, self.captured), theta[m:], strict=True))
-                stack.enter_context(Substitute(mapping))
+        # buffers that the function updates: each evaluation starts from a fresh copy
+        slots = [*self.slots, *(places for places, _ in self.frozen)]
+        tensors = [*theta[k:m], *(t.clone() for _, t in self.frozen)]
+        in_modules = swapped(slots, tensors, len(self.slots), self.compiled) if slots else contextlib.nullcontext()
+        if not self.captured:
+            with in_modules:
+                return called(self.function, z, args)
+        with in_modules, Substitute(dict(zip(map(id, self.captured), theta[m:], strict=True))):
             return called(self.function, z, args)
 
     def on_the_spot(self, z: Any, theta: Sequence[Tensor]) -> Any:
@@ -196,7 +196,7 @@ def _lift_plainly(
     plain = _stand_ins(lifted.theta, levels=False, marked=needed and can_keep(lifted.function, modules))
     out = _first_evaluation(lifted, z, plain, constants, looks or contextlib.nullcontext())
     known = set(map(id, plain))
-    if needed and any(id(t) not in known for t in graph_leaves(out)):
+    if needed and not known.issuperset(map(id, graph_leaves(out))):
         seen, called = Discover([*tree_flatten(z)[0], *plain]), _Called()
         with torch.no_grad(), called, seen:
             lifted(z, plain)

@@ -87,7 +87,7 @@ class Overlay(dict[str, Any]):
         return super().__getitem__(key) if self._owner == get_ident() else self._under[key]
 
     def __contains__(self, key: object) -> bool:
-        return super().__contains__(key) if self._mine() else key in self._under
+        return super().__contains__(key) if self._owner == get_ident() else key in self._under
 
     def __len__(self) -> int:
         return super().__len__() if self._mine() else len(self._under)

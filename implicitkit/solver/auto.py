@@ -278,7 +278,8 @@ def _limited(options: Options, max_steps: int | None) -> Options:
         return options
     # not dataclasses.replace, which costs four times as much: this is on the way of every solve
     return Options(
-        options.rtol, options.atol, max_steps, options.trace, options.callback, options.start_norm, options.norm
+        options.rtol, options.atol, max_steps, options.trace, options.callback, options.start_norm, options.norm,
+        options.atol_is_default
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ class Options:
 
     ``start_norm``: ``|F|`` ``(batch,)`` where the whole solve began, if that is not where this solver does.
     ``norm``: what ``|F|`` is in tests of convergence, ``(batch, n) -> (batch,)``; ``None``: the 2-norm.
+    ``atol_is_default``: nobody gave ``atol``, so that it must follow the units (:meth:`floor`).
     """
 
     rtol: float
@@ -37,11 +38,19 @@ class Options:
     callback: Callable[[int, Tensor, Tensor], Any] | None = None  # (step, packed z, residual norms)
     start_norm: Tensor | None = None
     norm: Callable[[Tensor], Tensor] | None = None
+    atol_is_default: bool = False
 
     def size(self, rows: Tensor) -> Tensor:
         """``|F|`` of each row, ``(batch,)``; of half precision in float32."""
         rows = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
         return torch.linalg.vector_norm(rows, dim=1) if self.norm is None else self.norm(rows)
+
+    def floor(self, start: Tensor) -> float | Tensor:
+        """What is small whatever the scale: ``atol``; where nobody gave one, at most ``rtol`` times the size of things at the
+        ``start`` ``(batch,)``, in whose units that is."""
+        if not self.atol_is_default or self.rtol == 0:
+            return self.atol
+        return torch.where(torch.isfinite(start), (start * self.rtol).clamp_max(self.atol), self.atol)
 
 
 @dataclass

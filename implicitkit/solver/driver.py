@@ -66,6 +66,7 @@ class _Loop:
         active: samples still at work. alive: how many are in the evaluations. at_work: how many of them are active.
         last: the point before and its norm. steep: samples whose last step says that a zero is near.
         everything: results in full length, once rows have been dropped. whole: the judge of all samples.
+        all_converged: every sample has, at the present points (which saves counting).
     """
 
     def __init__(self, method: Steps, f: Evaluations, z0: Tensor, options: Options) -> None:
@@ -82,6 +83,7 @@ class _Loop:
         self.status = torch.full_like(self.steps, int(Status.MAX_STEPS))
         self.steep = torch.zeros_like(self.active)
         self.last: tuple[Tensor, Tensor] | None = None
+        self.all_converged = False
         self.state = method.init(f, z0)
         self.stuck: Tensor | None = None
         self.settled: Tensor | None = None
@@ -133,12 +135,13 @@ class _Loop:
                 self.tolerance = self.judge.tolerance(self.z, self.norm)
         if better < self.at_work:  # a sample that has converged is returned where it did
             improved.logical_or_(claims)
-            better = _count(improved)[0]
+            better = self.alive if claimed == self.alive else _count(improved)[0]
         if claimed and self.last is not None and not self.judge.relative_to_state:
             self.steep = torch.where(claims, fell_steeply(self.z, self.norm, *self.last), self.steep)
         if claimed == self.alive:  # every one, here and now
             self.steps.fill_(self.step)
             self.status.zero_()  # CONVERGED
+            self.all_converged = self.everything is None
             return running, left, better
         ended = self.active.logical_xor(running)
         self.steps.masked_fill_(ended, self.step)
@@ -229,7 +232,7 @@ class _Loop:
             kept = {name: values[f"kept {name}"] for name in kept}
             best, norm, steps, status, steep = (values[k] for k in ("z", "norm", "steps", "status", "steep"))
             tolerance = values["tolerance"]
-        if int(torch.count_nonzero(status)):  # not all have converged
+        if not self.all_converged and int(torch.count_nonzero(status)):
             norm = torch.where(torch.isinf(norm), torch.nan, norm)
         status, tolerance = self._last_word(best, norm, status, steep, tolerance)
         f = self.f
@@ -243,8 +246,8 @@ class _Loop:
         asked of them at these points."""
         judge, f = self.whole, self.whole.f
         before = f.evaluations, f.sample_evaluations
-        status = judge.review(z, norm, status, steep)
-        if judge.relative_to_state and int(torch.count_nonzero(status)):
+        found, status = status, judge.review(z, norm, status, steep, self.all_converged)
+        if judge.relative_to_state and status is not found:
             tolerance = judge.tolerance(z, norm)
         if f is not self.f:
             self.f.evaluations += f.evaluations - before[0]

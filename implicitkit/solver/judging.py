@@ -6,6 +6,9 @@ when ``|F(z)| <= atol``, or when every equation holds to ``|F_i| <= atol + rtol 
 cancels in it *near* ``z`` (:func:`~implicitkit.solver.probing.row_scales`).  That is asked only where a sample claims to
 have converged while ``|F| > atol``.  What rounding leaves of ``F`` is measured too: less cannot be asked for.
 
+Where nobody gave an ``atol``, it must not depend on the units: it is then ``min(eps^(2/3), rtol s)``, with ``s = |F(z0)|``
+(of fixed points ``|z0| + |F(z0)|``), so that ``10^-12 F(z) = 0`` and ``F(10^12 z) = 0`` have the solutions of ``F(z) = 0``.
+
 A residual can also vanish because ``z`` runs away (``exp(-z)``, prices at infinity, ``z = sqrt(z^2 + 1)``).  Such a point is
 no solution, however small ``|F|`` is (:func:`~implicitkit.solver.probing.runs_away`): ``DIVERGED``.
 """
@@ -52,6 +55,8 @@ class Judge:
         self.start_norm = options.start_norm
         self.f = f
         self._pieces: tuple[int, ...] | None = f.problem.pieces(f.system.layout) if f.kind.iteration else None
+        self.floor: float | Tensor = self.atol  # what is small whatever cancels, ``(batch,)``: ``atol``, or less
+        self._floor_of = options.floor
         self.first: Tensor | None = None  # what is asked at first, where it is not relative to the state
         self.bound: Tensor | None = None  # ... and now
         self._reach: Tensor | None = None  # of a fixed point: how far |z| may come without being asked
@@ -70,26 +75,28 @@ class Judge:
         if self.relative_to_state:
             size = self._size(z)
             if self._reach is None:
-                self._reach = (size + norm).mul_(_GROWN)
+                reach = size + norm
+                self.floor = self._floor_of(reach)
+                self._reach = reach.mul_(_GROWN)
             if self._pieces is not None:
                 return self._by_pieces(self._pieces, z, norm, size)
-            bound = size * self.rtol
-            return bound.add_(self.atol) if self.atol else bound
+            return (size * self.rtol).add_(self.floor)
         if self.bound is None:
             norm = norm if self.start_norm is None else self.start_norm
+            self.floor = self._floor_of(norm)
             self.first = self.bound = torch.where(torch.isfinite(norm), norm * self.rtol, 0).add_(self.atol)
         return self.bound
 
     def aim(self, z: Tensor) -> Tensor:
         """What a solver that is told its tolerance beforehand should come down to, if the solution is near ``z``."""
-        return self.norm(z) * self.rtol + self.atol
+        return self.norm(z) * self.rtol + self.floor
 
     def _by_pieces(self, pieces: tuple[int, ...], z: Tensor, norm: Tensor, size: Tensor) -> Tensor:
         """``|F|`` over the largest excess of a part: a composition holds where every part of it does."""
         excess = torch.zeros_like(norm)
         for F, part in zip(self.f.residual(z).split(pieces, 1), z.split(pieces, 1), strict=True):
             F_norm = self.norm(F)
-            ratio = F_norm / (self.atol + self.rtol * torch.maximum(self.norm(part), _PART * size))
+            ratio = F_norm / (self.floor + self.rtol * torch.maximum(self.norm(part), _PART * size))
             excess = torch.maximum(excess, torch.where(F_norm > 0, ratio, 0))
         return torch.where(excess > 0, norm / excess, torch.inf)
 
@@ -97,9 +104,9 @@ class Judge:
         """The judge of these samples only, which ``f`` evaluates."""
         judge = copy.copy(self)
         judge.f, judge._last, judge._away = (self.f if f is None else f), None, None
-        for name in ("start_norm", "first", "bound", "_reach"):
+        for name in ("start_norm", "first", "bound", "floor", "_reach"):
             value = getattr(self, name)
-            if value is not None:
+            if isinstance(value, Tensor):
                 setattr(judge, name, value.index_select(0, samples))
         return judge
 
@@ -111,7 +118,7 @@ class Judge:
         ``before``: ``|F|`` a step ago.  Of many unknowns, whether it is rounding that refuses a claim is not asked while
         steps take ``|F|`` down to a tenth: the claim may be made again.
         """
-        doubtful = torch.zeros_like(claims) if self.relative_to_state else claims & (norm > self.atol)
+        doubtful = torch.zeros_like(claims) if self.relative_to_state else claims & (norm > self.floor)
         known = self.f.system.factored
         if known is not None and len(z) == self.f.system.batch and bool(doubtful.any()):
             doubtful = doubtful & ~is_noise(known, z, norm)
@@ -157,14 +164,18 @@ class Judge:
         rtol = torch.where(norm <= self.first, lenient, self.rtol).unsqueeze(1)
         return open_ & (self._excess(z, open_, rtol, careful=True) <= 1)
 
-    def review(self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor | None = None) -> Tensor:
+    def review(
+        self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor | None = None, converged: bool = False
+    ) -> Tensor:
         """The status of every sample, once the solver has done all it can: some that it gave up have converged
         (:meth:`last_word`), and others have come to rest nowhere (:meth:`gone`, and
-        :func:`~implicitkit.solver.probing.vanishes` unless the way there was ``steep``)."""
+        :func:`~implicitkit.solver.probing.vanishes` unless the way there was ``steep``).  ``converged``: the caller knows
+        that every one has."""
         beginning = self._may_vanish(norm, status, steep)
         if beginning is not None:
             status = torch.where(self._asked(vanishes, z, beginning), int(Status.DIVERGED), status)
-        if not int(torch.count_nonzero(status)) and self._all_are_near(z):  # every one has converged
+            converged = False
+        if (converged or not int(torch.count_nonzero(status))) and self._all_are_near(z):
             return status
         failed = (status == int(Status.MAX_STEPS)) | (status == int(Status.STALLED))
         if bool(failed.any()):
@@ -183,7 +194,7 @@ class Judge:
 
     def _lower(self, which: Tensor, to: Tensor) -> None:
         assert self.bound is not None
-        self.bound = torch.where(which, torch.minimum(self.bound, to.clamp_min(self.atol)), self.bound)
+        self.bound = torch.where(which, torch.minimum(self.bound, to.clamp_min(self.floor)), self.bound)
 
     def _all_are_near(self, z: Tensor) -> bool:
         """Is :meth:`_is_far` true of no sample?  By the largest entry of all, which is cheaper."""
@@ -209,16 +220,17 @@ class Judge:
         """The largest (or the user's own norm of) ``|F_i| / (atol + rtol S_i)``, below 1 where ``F`` is nothing but rounding
         errors (which is asked if ``noise``); ``(batch,)``."""
 
-        def excess(f: Evaluations, z: Tensor, which: Tensor, rtol: float | Tensor) -> Tensor:
+        def excess(f: Evaluations, z: Tensor, which: Tensor, rtol: float | Tensor, floor: float | Tensor) -> Tensor:
             F = in_working_precision(f.residual(z)).abs()
-            bound = self.atol + rtol * row_scales(f, z, which, rtol, self.atol, careful)
+            bound = floor + rtol * row_scales(f, z, which, rtol, floor, careful)
             found = self._worst(_ratio(F, bound))
             if noise and bool((which & (found > 1)).any()):
                 least = self._worst(_ratio(F, torch.maximum(bound, _NOISE * rounding(f, z))))
                 found = torch.where(least <= 1, least, found)
             return found
 
-        return self._asked(excess, z, which, rtol)
+        floor = self.floor.unsqueeze(1) if isinstance(self.floor, Tensor) else self.floor
+        return self._asked(excess, z, which, rtol, floor)
 
     def _worst(self, ratios: Tensor) -> Tensor:
         return self.size(ratios) if self.own_norm else ratios.amax(1)

@@ -43,7 +43,9 @@ def in_working_precision(t: Tensor) -> Tensor:
     return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
 
-def row_scales(f: Evaluations, z: Tensor, which: Tensor, good: float | Tensor, atol: float, careful: bool) -> Tensor:
+def row_scales(
+    f: Evaluations, z: Tensor, which: Tensor, good: float | Tensor, atol: float | Tensor, careful: bool
+) -> Tensor:
     """The size of what cancels in each ``F_i`` near ``z``, ``max_k |(J w_k)_i|``, ``(batch, n)``.
 
     Stops as soon as ``|F_i| <= atol + good scale_i`` for all samples ``which``: one evaluation then.  A ``careful`` one

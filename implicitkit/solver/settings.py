@@ -44,6 +44,7 @@ def options_of(
         dtype = torch.get_autocast_dtype(layout.device.type)
     default = torch.finfo(dtype).eps ** (2 / 3)
     rtol = default if rtol is None else _number("rtol", rtol)
+    given = atol is not None
     atol = default if atol is None else _number("atol", atol)
     if not (rtol >= 0 and atol >= 0 and math.isfinite(rtol + atol)):
         raise ValueError(f"tolerances must be finite and not negative: rtol={rtol}, atol={atol}")
@@ -59,7 +60,7 @@ def options_of(
             "node of a composition after another): use 'l2' or 'max'"
         )
     on_trees = callback and _on_trees(callback, layout, restated)
-    return Options(rtol, atol, max_steps, trace, on_trees, norm=matrix_norm(norm, layout))
+    return Options(rtol, atol, max_steps, trace, on_trees, norm=matrix_norm(norm, layout), atol_is_default=not given)
 
 
 def asked_for(record: Record, options: Options) -> bool:
