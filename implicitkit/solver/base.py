@@ -46,8 +46,8 @@ class Options:
         return torch.linalg.vector_norm(rows, dim=1) if self.norm is None else self.norm(rows)
 
     def floor(self, start: Tensor) -> float | Tensor:
-        """What is small whatever the scale: ``atol``; where nobody gave one, at most ``rtol`` times the size of things at the
-        ``start`` ``(batch,)``, in whose units that is."""
+        """What is small whatever the scale, ``(batch,)``: ``atol``; where nobody gave one, at most ``rtol`` times the size
+        of things at the ``start`` ``(batch,)``, in their units."""
         if not self.atol_is_default or self.rtol == 0:
             return self.atol
         return torch.where(torch.isfinite(start), (start * self.rtol).clamp_max(self.atol), self.atol)

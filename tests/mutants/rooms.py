@@ -23,7 +23,7 @@ MUTANTS = [
         "implicitkit/lifting/lifted.py",
         THREADS,
         ("len(self.slots), self.compiled)", "len(self.slots), True)"),
-        ("len(self.slots), self.compiled))\n            if", "len(self.slots), False))\n            if"),
+        ("len(self.slots), self.compiled) if", "len(self.slots), False) if"),
     ),
     *mutants(
         "plugins/implicitkit_deq/hoist.py",

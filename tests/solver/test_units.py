@@ -77,7 +77,7 @@ def test_units_do_not_matter(name: str, solver: str) -> None:
 def test_no_claim_is_wrong_in_any_units(name: str, solver: str) -> None:
     for s, t in UNITS:
         solve, z0, solution = in_units(name, s, t)
-        outcome = solve(z0, solver=solver, on_failure="ignore", max_steps=150)
+        outcome = solve(z0, solver=solver, on_failure="ignore", max_steps=60)
         error = float((outcome.value / t - solution).abs().max())
         assert error < 1e-7 or not bool(outcome.converged), f"{name} by {solver}, s={s:g}, t={t:g}: off by {error:.1e}"
 
