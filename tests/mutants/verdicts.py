@@ -5,9 +5,32 @@ from __future__ import annotations
 from .row import mutants
 
 FAR = "tests/solver/test_convergence.py -k 'far_out'"
+UNITS = "tests/solver/test_units.py -k 'composition or exponential or single'"
+UNITS_OF_MAPS = "tests/solver/test_units.py -k 'cosine'"
 FAILED = "tests/solver/test_convergence.py -k 'failed_sample or (economies and newton)'"
 
 MUTANTS = [
+    *mutants(
+        "implicitkit/solver/base.py",
+        UNITS,
+        ("(start * self.rtol).clamp_max(self.atol), self.atol)", "start * 0 + self.atol, self.atol)"),
+        (
+            "if not self.atol_is_default or self.rtol == 0:",
+            "if self.rtol == 0:",
+            "tests/solver/test_units.py -k 'atol_that_is_given'",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/judging.py",
+        UNITS,
+        ("claims & (norm > self.floor)", "claims & (norm > self.atol)"),
+        ("return (size * self.rtol).add_(self.floor)", "return (size * self.rtol).add_(self.atol)", UNITS_OF_MAPS),
+    ),
+    *mutants(
+        "implicitkit/composition/stepper.py",
+        UNITS,
+        ("self.tolerance = self._floor + self", "self.tolerance = self.options.atol + self"),
+    ),
     *mutants(
         "implicitkit/rule/request.py",
         FAILED,
