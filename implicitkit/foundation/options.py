@@ -129,7 +129,7 @@ class Configured:
     if not TYPE_CHECKING:  # type checkers read __init__
 
         def __new__(cls, *args: Any, **options: Any) -> Any:
-            if options or args:
+            if (options or args) and not torch.compiler.is_compiling():  # which traces through caches; __init__ refuses too
                 _check_names(cls, args, options)
             return super().__new__(cls)
 
@@ -158,51 +158,43 @@ def _option_names(cls: type) -> tuple[str, ...] | None:
     return tuple(p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY)
 
 
-@functools.cache
 def at_least(bound: int) -> Requirement:
     """An integer, ``bound`` or more."""
     text = "cannot be negative" if bound == 0 else f"must be at least {bound}"
     return Requirement(lambda value: value >= bound, text, "integer")
 
 
-@functools.cache
 def positive() -> Requirement:
     """A number above zero."""
     return Requirement(lambda value: value > 0, "must be positive")
 
 
-@functools.cache
 def not_negative() -> Requirement:
     """A number, zero or more."""
     return Requirement(lambda value: value >= 0, "cannot be negative")
 
 
-@functools.cache
 def above(bound: float) -> Requirement:
     """A number larger than ``bound``."""
     return Requirement(lambda value: value > bound, f"must be larger than {bound:g}")
 
 
-@functools.cache
 def between(low: float, high: float, *, closed: bool = False) -> Requirement:
     """A number in ``(low, high)``; with ``closed``, in ``(low, high]``."""
     text = f"must be in ({low:g}, {high:g}{']' if closed else ')'}"
     return Requirement(lambda value: low < value <= high if closed else low < value < high, text)
 
 
-@functools.cache
 def finite() -> Requirement:
     """A finite number."""
     return Requirement(lambda value: math.isfinite(value), "must be finite")
 
 
-@functools.cache
 def flag() -> Requirement:
     """``True`` or ``False``."""
     return Requirement(lambda value: True, "", "flag")
 
 
-@functools.cache
 def one_of(*choices: str) -> Requirement:
     """One of some words."""
     quoted = [repr(choice) for choice in choices]
@@ -210,31 +202,26 @@ def one_of(*choices: str) -> Requirement:
     return Requirement(lambda value: value in choices, text, "choice")
 
 
-@functools.cache
 def optional(requirement: Requirement) -> Requirement:
     """The same, or ``None``."""
     return replace(requirement, absent=True)
 
 
-@functools.cache
 def number() -> Requirement:
     """Any number but NaN."""
     return Requirement(lambda value: value == value, "must not be NaN")
 
 
-@functools.cache
 def tensor() -> Requirement:
     """A real tensor."""
     return Requirement(lambda value: True, "", "tensor", tensors=True)
 
 
-@functools.cache
 def or_tensor(requirement: Requirement) -> Requirement:
     """The same, or a real tensor of any values."""
     return replace(requirement, tensors=True)
 
 
-@functools.cache
 def part(word: str, *bases: type) -> Requirement:
     """A registered name, a configured object, or a class: ``word`` says of what; a name is looked up when it is used."""
 
