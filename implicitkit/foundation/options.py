@@ -129,7 +129,9 @@ class Configured:
     if not TYPE_CHECKING:  # type checkers read __init__
 
         def __new__(cls, *args: Any, **options: Any) -> Any:
-            if (options or args) and not torch.compiler.is_compiling():  # which traces through caches; __init__ refuses too
+            if (
+                options or args
+            ) and not torch.compiler.is_compiling():  # which traces through caches; __init__ refuses too
                 _check_names(cls, args, options)
             return super().__new__(cls)
 

@@ -31,8 +31,9 @@ def options_of(
     trace: bool,
     callback: Any,
     norm: Any,
+    in_chart: bool = False,
 ) -> Options:
-    """The options of a solve, checked.
+    """The options of a solve, checked; ``in_chart``: of one in a chart of a manifold.
 
     Raises:
         TypeError, ValueError: one is of the wrong type or out of range.
@@ -44,7 +45,8 @@ def options_of(
         dtype = torch.get_autocast_dtype(layout.device.type)
     default = torch.finfo(dtype).eps ** (2 / 3)
     rtol = default if rtol is None else _number("rtol", rtol)
-    given = atol is not None
+    # in a chart z has no units, and ends at zero, and each begins where the last has ended
+    fixed = atol is not None or in_chart
     atol = default if atol is None else _number("atol", atol)
     if not (rtol >= 0 and atol >= 0 and math.isfinite(rtol + atol)):
         raise ValueError(f"tolerances must be finite and not negative: rtol={rtol}, atol={atol}")
@@ -60,7 +62,7 @@ def options_of(
             "node of a composition after another): use 'l2' or 'max'"
         )
     on_trees = callback and _on_trees(callback, layout, restated)
-    return Options(rtol, atol, max_steps, trace, on_trees, norm=matrix_norm(norm, layout), atol_is_default=not given)
+    return Options(rtol, atol, max_steps, trace, on_trees, norm=matrix_norm(norm, layout), atol_is_default=not fixed)
 
 
 def asked_for(record: Record, options: Options) -> bool:

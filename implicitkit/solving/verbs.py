@@ -177,7 +177,7 @@ def _solve(
     if z0 is None:
         raise TypeError(f"solve needs z0, where to start: {type(problem).__name__} does not say what its unknowns are")
     layout = Layout(z0, _batch_dims(batch_dims))
-    options = options_of(problem, layout, restated, **watched)
+    options = options_of(problem, layout, restated, **watched, in_chart=given.manifold is not None)
     check_policy(on_failure)
     if not layout.batch:
         return _of_nobody(problem, layout, z0, args, restated)
