@@ -50,7 +50,7 @@ class Options:
         of things at the ``start`` ``(batch,)``, in their units."""
         if not self.atol_is_default or self.rtol == 0:
             return self.atol
-        return torch.where(torch.isfinite(start), (start * self.rtol).clamp_max(self.atol), self.atol)
+        return (start * self.rtol).nan_to_num_(nan=self.atol, posinf=self.atol).clamp_max_(self.atol)
 
 
 @dataclass

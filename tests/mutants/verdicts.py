@@ -13,7 +13,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/base.py",
         UNITS,
-        ("(start * self.rtol).clamp_max(self.atol), self.atol)", "start * 0 + self.atol, self.atol)"),
+        ("return (start * self.rtol).nan_to_num_(", "return torch.full_like(start, self.atol).nan_to_num_("),
         (
             "if not self.atol_is_default or self.rtol == 0:",
             "if self.rtol == 0:",
