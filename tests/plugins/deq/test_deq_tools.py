@@ -223,6 +223,7 @@ def test_initialisation_to_a_stated_radius(radius: float) -> None:
     assert layer.training
 
 
+@pytest.mark.slow
 def test_training_that_diverges_without_safeguards_trains_with_them_and_the_monitor_says_so() -> None:
     """Fit z* to a large target by a linear readout: nothing keeps the weights small but the safeguards."""
 

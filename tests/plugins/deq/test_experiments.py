@@ -129,7 +129,7 @@ def audio(r: dict[str, Any]) -> None:
     assert set(r["rates"]) == set(r["errors"]) and all(e < 1 for errors in r["errors"].values() for e in errors)
 
 
-SLOW = ("audio", "trained_norms")
+SLOW = ("audio", "trained_norms", "gotu", "bias", "traces")
 THEOREMS: dict[str, Callable[[dict[str, Any]], None]] = {
     f.__name__: f
     for f in (gradient, one_layer, regions, steep, trained_norms, perturbation, bias, gotu, conditioning, traces, audio)
