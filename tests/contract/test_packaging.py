@@ -264,12 +264,11 @@ def test_ci_runs_the_test_command_of_the_readme_and_nothing_else() -> None:
     assert script.stat().st_mode & 0o111
 
 
-def test_readme_code_runs() -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
-    assert len(blocks) >= 3
-    done = subprocess.run([sys.executable, "-c", "\n".join(blocks)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "Solution(32/32 converged" in done.stdout
+def test_readme_has_code() -> None:
+    """It is run, and what it prints is compared, in ``tests/docs``."""
+    text = (ROOT / "README.md").read_text()
+    assert len(re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)) >= 3
+    assert "Solution(32/32 converged" in text
 
 
 def test_the_source_distribution_holds_what_its_tests_need(tmp_path: Path) -> None:

@@ -98,6 +98,11 @@ def dual_level(f: Callable[[Tensor], Tensor]) -> Tensor:
         return torch.autograd.forward_ad.unpack_dual(out).tangent
 
 
+def some(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Ten of the unknowns, for modes that differentiate each of them by itself."""
+    return lambda p: f(p)[:: N // 10]
+
+
 MODES: dict[str, Callable[[Callable[[Tensor], Tensor]], Any]] = {
     "backward": backward,
     "double backward": double_backward,
@@ -110,14 +115,14 @@ MODES: dict[str, Callable[[Callable[[Tensor], Tensor]], Any]] = {
     "jacrev": lambda f: jacrev(f)(P),
     "jacfwd": lambda f: jacfwd(f)(P),
     "hessian": lambda f: hessian(lambda p: loss(f(p)))(P),
-    "jacrev of jacrev": lambda f: jacrev(jacrev(f))(P),
-    "jacfwd of jacrev": lambda f: jacfwd(jacrev(f))(P),
-    "jacrev of jacfwd": lambda f: jacrev(jacfwd(f))(P),
+    "jacrev of jacrev": lambda f: jacrev(jacrev(some(f)))(P),
+    "jacfwd of jacrev": lambda f: jacfwd(jacrev(some(f)))(P),
+    "jacrev of jacfwd": lambda f: jacrev(jacfwd(some(f)))(P),
     "jvp of jvp": lambda f: jvp(lambda p: jvp(f, (p,), (V,))[1], (P,), (V,))[1],
     "grad of jvp": lambda f: grad(lambda p: loss(jvp(f, (p,), (V,))[1]))(P),
     "vmap": lambda f: vmap(f)(torch.stack([P, P + 0.1])),
     "vmap of grad": lambda f: vmap(grad(lambda p: loss(f(p))))(torch.stack([P, P + 0.1])),
-    "vmap of jacrev": lambda f: vmap(jacrev(f))(torch.stack([P, P + 0.1])),
+    "vmap of jacrev": lambda f: vmap(jacrev(some(f)))(torch.stack([P, P + 0.1])),
     "grad of vmap": lambda f: grad(lambda q: vmap(lambda p: loss(f(p)))(q).sum())(torch.stack([P, P + 0.1])),
     "jacrev of vmap of jvp": lambda f: jacrev(lambda q: vmap(lambda p: jvp(f, (p,), (V,))[1].sum())(q))(
         torch.stack([P, P + 0.1])
@@ -146,7 +151,7 @@ def test_gradcheck_of_both_orders(name: str) -> None:
     p = P.clone().requires_grad_()
     f = lambda p: solution(name)(p)[::30]  # noqa: E731
     assert torch.autograd.gradcheck(f, (p,), rtol=1e-4, atol=1e-6)
-    assert torch.autograd.gradgradcheck(f, (p,), rtol=1e-4, atol=1e-6)
+    assert torch.autograd.gradgradcheck(f, (p,), rtol=1e-4, atol=1e-6, fast_mode=True)
 
 
 def test_one_factorisation_serves_every_right_hand_side(monkeypatch: pytest.MonkeyPatch) -> None:

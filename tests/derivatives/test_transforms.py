@@ -299,7 +299,9 @@ def test_gradcheck(kind: str, solver: str) -> None:
     f = lambda W, b: solve(z0, W, b)  # noqa: E731
     arguments = tuple(_leaf(W, b))
     assert torch.autograd.gradcheck(f, arguments, check_forward_ad=True, check_batched_grad=True, nondet_tol=1e-9)
-    assert torch.autograd.gradgradcheck(f, arguments, check_fwd_over_rev=True, check_rev_over_rev=True, nondet_tol=1e-9)
+    # along random directions: entry by entry the second order is in the matrix above
+    options = {"check_fwd_over_rev": True, "check_rev_over_rev": True, "nondet_tol": 1e-9, "fast_mode": True}
+    assert torch.autograd.gradgradcheck(f, arguments, **options)
 
 
 @pytest.mark.parametrize(("kind", "solver"), ROWS, ids=lambda x: str(x))

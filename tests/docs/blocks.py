@@ -25,6 +25,7 @@ import traceback
 import types
 import warnings
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 
 from comments import HOOK, hook, hooked
@@ -162,11 +163,24 @@ def _task(path: str, write: bool, pipe: object) -> None:
     pipe.send(run(path, write))  # type: ignore[attr-defined]
 
 
+def _context() -> multiprocessing.context.BaseContext:
+    """Processes forked from one that has imported ``warm``; that one is started here, where it finds the module."""
+    if not hasattr(os, "fork"):
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["warm"])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *([before] if before else [])])
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+    return context
+
+
 def run_apart(path: str, write: bool = False) -> list[str]:
-    """The same in a process of its own (what a page registers is its own), forked from one that has imported torch."""
-    context = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
-    if hasattr(os, "fork"):
-        context.set_forkserver_preload(["torch", "implicitkit"])
+    """The same in a process of its own (what a page registers is its own)."""
+    context = _context()
     ours, theirs = context.Pipe()
     process = context.Process(target=_task, args=(path, write, theirs))
     process.start()

@@ -141,8 +141,9 @@ def test_trap_07_one_name_for_the_step_limit(name: str) -> None:
         assert int(solution.steps) <= limit
         assert solution.evaluations <= 100 * limit + 110
         assert bool(solution.converged) or int(solution.steps) >= 1
-    enough = [ik.root(_cubic, z0, (b,), solver=name, max_steps=limit, on_failure="ignore") for limit in (1000, 100_000)]
-    assert enough[0].evaluations == enough[1].evaluations or not bool(enough[0].converged.all())
+    enough = ik.root(_cubic, z0, (b,), solver=name, max_steps=200, on_failure="ignore")
+    if bool(enough.converged.all()):
+        assert enough.evaluations == ik.root(_cubic, z0, (b,), solver=name, max_steps=100_000).evaluations
 
 
 @pytest.mark.parametrize("name", [*ROOT, *LEAST_SQUARES, "scipy.minimize.BFGS", "scipy.minimize.L-BFGS-B"])

