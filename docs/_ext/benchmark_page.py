@@ -1,12 +1,16 @@
 """Writes the page of benchmarks from ``benchmarks/results/*.json``: nothing on it is typed by hand, losses are marked too.
 
-A row whose JSON has a target is judged by it; rows that name who was measured (``who``) at which setting (``at``) become
-plots, one for each quantity that is varied; rows that name another library (``peer``) a table with a reason for each loss.
+A row whose JSON has a target is judged by it, one that is a ratio of times without a target by 1; rows that name who was
+measured (``who``) at which setting (``at``) become plots, one for each quantity that is varied; rows that name another
+library (``peer``) a table with a reason for each loss, and a line for each library at the head of the page.  A row that has
+``failed`` says so in place of a figure.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +24,16 @@ AXES = {
 }
 
 
+RATIO = re.compile(r"times (as fast as|faster|\w+(?:'s|') time)")
+
+
 def verdict(row: dict[str, Any]) -> str:
-    """``met`` or ``missed``; nothing where there is no target."""
+    """``met`` or ``missed``; of a ratio of times without a target whether it is a loss; else nothing."""
+    if "failed" in row:
+        return "**failed**"
     if row["target"] is None:
-        return ""
+        lost = RATIO.match(row["unit"]) and (row["value"] < 1 if row["more"] else row["value"] > 1)
+        return "**slower**" if lost else ""
     return "met" if (row["value"] >= row["target"]) == row["more"] or row["value"] == row["target"] else "**missed**"
 
 
@@ -32,16 +42,47 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     lines = ["| row | measured | target | |", "|---|---|---|---|"]
     for row in rows:
         bound = "" if row["target"] is None else f"{'at least' if row['more'] else 'at most'} {row['target']:g}"
-        rest = ", ".join(
-            f"{k} {_short(v)}" for k, v in row.items() if k not in ("row", "value", "unit", "target", "more")
-        )
+        known = ("row", "value", "unit", "target", "more", "failed")
+        rest = ", ".join(f"{_words(k)} {_short(v)}" for k, v in row.items() if k not in known)
+        rest = _cell(row["failed"]) if "failed" in row else rest
         note = " ".join(part for part in (verdict(row), f"({rest})" if rest else "") if part)
-        lines.append(f"| {row['row']} | {row['value']:.3g} {row['unit']} | {bound} | {note} |")
+        value = f"{row['value']:.3g} {row['unit']}" if math.isfinite(row["value"]) else "-"
+        lines.append(f"| {_cell(row['row'])} | {value} | {bound} | {note} |")
     return lines
 
 
+def _words(key: str) -> str:
+    return key.replace("_", " ")
+
+
 def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else "-" if value is None else _cell(str(value))
+
+
+def _cell(text: str) -> str:
+    """A text in one line that cannot end a cell of a table."""
+    return " ".join(text.split()).replace("|", r"\|")
+
+
+def about(text: str) -> list[str]:
+    """What a benchmark says of itself, its command lines as a block."""
+    paragraphs = [part.strip("\n") for part in text.strip().split("\n\n")]
+    command = [all(re.match(r"\s*(python|pip) ", line) for line in part.split("\n")) for part in paragraphs]
+    blocks = (
+        ["```sh", *(line.strip() for line in part.split("\n")), "```", ""] if is_command else [part, ""]
+        for part, is_command in zip(paragraphs, command, strict=True)
+    )
+    return [line for block in blocks for line in block]
+
+
+def summary(rows: list[dict[str, Any]]) -> list[str]:
+    """A line for each library: on how many problems ours takes less time, and the ratios at both ends."""
+    lines = ["| library | problems | ours is faster on | ours / theirs, from | to |", "|---|---|---|---|---|"]
+    for peer in dict.fromkeys(row["peer"] for row in rows):
+        ratios = [row["value"] for row in rows if row["peer"] == peer]
+        won = sum(ratio < 1 for ratio in ratios)
+        lines.append(f"| {peer} | {len(ratios)} | {won} | {min(ratios):.2f} | {max(ratios):.2f} |")
+    return lines
 
 
 def versus(rows: list[dict[str, Any]]) -> list[str]:
@@ -53,10 +94,15 @@ def versus(rows: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         lines.append(
             f"| {row['peer']} | {row['row']} | {row['ours_ms']:.3g} | {row['theirs_ms']:.3g} | {row['value']:.2f} | "
-            f"{row['value_differs']:.0e} | {row['vjp_differs']:.0e} | {verdict(row)} {row['reason']} |"
+            f"{_difference(row['value_differs'])} | {_difference(row['vjp_differs'])} | "
+            f"{_cell(verdict(row) + ' ' + row['reason'])} |"
         )
     won = sum(row["value"] < 1 for row in rows)
     return [*lines, "", f"Ours is faster on {won} of {len(rows)}, theirs on {len(rows) - won}."]
+
+
+def _difference(number: float | None) -> str:
+    return "-" if number is None else f"{number:.0e}"
 
 
 def met(row: dict[str, Any]) -> bool:
@@ -82,11 +128,16 @@ def compared(rows: list[dict[str, Any]]) -> list[str]:
         for at in dict.fromkeys(row["at"] for row in here):
             found = {row["who"]: row for row in here if row["at"] == at}
             others = [row["value"] for name, row in found.items() if name != who[0] and met(row)]
-            ratio = min(others) / found[who[0]]["value"]
-            cells = " | ".join(f"{found[w]['value']:.1f}{'' if met(found[w]) else ' (missed)'}" for w in who)
-            lines.append(f"| {at:g} | {cells} | {ratio:.2f}{'' if ratio >= 1 else ' **slower**'} |")
+            ratio = min(others) / found[who[0]]["value"] if others and who[0] in found else None
+            said = "-" if ratio is None else f"{ratio:.2f}{'' if ratio >= 1 else ' **slower**'}"
+            cells = " | ".join(_time(found.get(w)) for w in who)
+            lines.append(f"| {at:g} | {cells} | {said} |")
         lines.append("")
     return lines
+
+
+def _time(row: dict[str, Any] | None) -> str:
+    return "-" if row is None else f"{row['value']:.1f}{'' if met(row) else ' (missed)'}"
 
 
 def page(files: list[Path]) -> str:
@@ -97,11 +148,15 @@ def page(files: list[Path]) -> str:
         "Made from `benchmarks/results/*.json`, which `make bench` writes. What we lose is marked like what we win.",
         "",
     ]
+    every = [row for path in files for row in json.loads(path.read_text())["rows"] if "peer" in row]
+    if every:
+        lines += ["## Every library at a glance", "", "Value and gradient together, at equal accuracy.", ""]
+        lines += [*summary(every), ""]
     for path in files:
         found = json.loads(path.read_text())
         machine, rows = found["machine"], found["rows"]
         versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
-        lines += [f"## {path.stem}", "", found["about"].strip(), ""]
+        lines += [f"## {path.stem}", "", *about(found["about"])]
         lines += [
             f"*Measured {machine['date']} on {machine['processor']}, {machine['cores']} cores (load {machine['load']}), "
             f"{machine['threads']} thread(s); {machine['system']}, Python {machine['python']}; {versions}.*",
@@ -114,7 +169,8 @@ def page(files: list[Path]) -> str:
         if plain:
             lines += [*table(plain), ""]
         if any("who" in row for row in rows):
-            lines += [f"![Time by size, batch, tolerance and spectral radius](pictures/{path.stem}.png)", ""]
+            varied = ", ".join(axis for axis in AXES if any(row["row"] == axis for row in rows))
+            lines += [f"![Time by {varied}](pictures/{path.stem}.png)", ""]
             lines += compared(rows)
     return "\n".join(lines)
 
@@ -137,7 +193,8 @@ def draw(path: Path, picture: Path) -> None:
         for who, style in zip(dict.fromkeys(row["who"] for row in rows), ("o-", "s--", "^:", "d-."), strict=False):
             here = [row for row in rows if row["row"] == axis and row["who"] == who]
             points = [(row["at"], row["value"]) for row in here if met(row)]
-            (line,) = panel.plot(*zip(*points, strict=True), style, label=who, ms=4)
+            x, y = zip(*points, strict=True) if points else ((), ())
+            (line,) = panel.plot(x, y, style, label=who, ms=4)
             missed = [(row["at"], row["value"]) for row in here if not met(row)]
             if missed:  # hollow, on no line: not the time of a solution
                 panel.plot(*zip(*missed, strict=True), style[0], ms=6, mfc="none", color=line.get_color())

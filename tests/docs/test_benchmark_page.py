@@ -42,6 +42,31 @@ def test_the_page_has_every_row_and_marks_losses(tmp_path: Path) -> None:
     assert (tmp_path / "picture.png").stat().st_size > 1000
 
 
+def test_a_ratio_without_a_target_a_failure_and_a_peer_without_a_gradient(tmp_path: Path) -> None:
+    peer = {"ours_ms": 2.0, "theirs_ms": 1.0, "value_differs": 1e-9, "vjp_differs": None, "reason": "a | b"}
+    rows = [
+        results.row("lost", 0.5, "times as fast as another", more=True),
+        results.row("dear", 1.3, "times SciPy's time"),
+        results.row("won", 2.0, "times as fast as another", more=True),
+        results.row("no ratio", 3.0, "ms", depth=None),
+        results.row("none", float("inf"), "times by hand", target=1.5, failed="out of\nmemory | gone"),
+        results.row("theirs", 2.0, "times the peer's time", target=1.2, peer="another", **peer),
+        results.row("theirs too", 0.5, "times the peer's time", target=1.2, peer="another", **peer),
+        results.row("size", 1.0, "ms", who="implicitkit", at=8),
+        results.row("size", 1.0, "ms", who="another", at=9, residual=1.0, asked=0.1),
+    ]
+    about = "python benchmarks/bench_this.py [--quick]\n\nWhat was measured."
+    text = benchmark_page.page([results.save("bench_this", rows, about, folder=tmp_path)])
+    lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
+    assert {name for name, line in lines.items() if "**slower**" in line} == {"lost", "dear"}
+    assert lines["none"].split(" | ")[1:] == ["-", "at most 1.5", r"**failed** (out of memory \| gone) |"]
+    assert r"| theirs | 2 | 1 | 2.00 | 1e-09 | - | **missed** a \| b |" in text
+    assert "| another | 2 | 1 | 0.50 | 2.00 |" in text, "the line of the library at the head"
+    assert "```sh\npython benchmarks/bench_this.py [--quick]\n```" in text
+    assert lines["8"].endswith("| 1.0 | - | - |") and lines["9"].endswith("| - | 1.0 (missed) | - |")
+    benchmark_page.draw(tmp_path / "bench_this.json", tmp_path / "picture.png")
+
+
 def test_the_picture_of_the_readme_is_of_the_results() -> None:
     assert "docs/pictures/bench_scaling.png" in (ROOT / "README.md").read_text()
     assert {
