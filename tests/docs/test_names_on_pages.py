@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 
 import pytest
-from blocks import ROOT
+from blocks import ROOT, blocks
 from test_spelling_and_links import PAGES
 
 import implicitkit as ik
@@ -25,3 +27,26 @@ def test_the_page_of_errors_explains_every_status(status: ik.Status) -> None:
     table = (ROOT / "docs" / "howto" / "errors.md").read_text()
     (row,) = re.findall(rf"^\| `{status.name}` \|(.*)\|$", table, re.M)
     assert len(row.split("|")[0].strip()) > 5
+
+
+LIBRARIES = [
+    (ROOT / "docs" / "coming_from" / name).resolve()
+    for name in re.findall(r"^- \[[^]]+\]\((\S+?)\)", (ROOT / "docs" / "coming_from" / "index.md").read_text(), re.M)
+]
+
+
+@pytest.mark.parametrize("page", LIBRARIES, ids=lambda page: page.stem)
+def test_a_page_for_users_of_a_library_has_its_four_parts(page: Path) -> None:
+    """What is the same, a complete program before and after, a table of names, and what is different on purpose."""
+    text = page.read_text()
+    parts = dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
+    assert {"What is the same", "The same program twice", "Different on purpose"} <= set(parts)
+    assert all(len(part.split()) > 25 for part in parts.values())
+    programs = parts["The same program twice"]
+    theirs = re.findall(r"^```\{code-block\} python\n(.*?)^```", programs, re.M | re.S)
+    ours = blocks(programs)
+    assert page.stem == "scipy" or theirs, "theirs: shown, since it is not installed"
+    for program in theirs:
+        assert "import " in program and ast.parse(program)
+    assert any(block.expected for block in ours), "ours: run, and what it prints is compared"
+    assert len(re.findall(r"^\| .+ \| .+ \|$", text, re.M)) > 6
