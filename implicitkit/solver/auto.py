@@ -15,6 +15,7 @@ from implicitkit.problem.base import Problem
 from implicitkit.problem.bounded_least_squares import BoundedLeastSquares
 from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.problem.kind import Kind, as_kind
+from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.catalogue import get_solver
@@ -22,6 +23,8 @@ from implicitkit.solver.constrained.model import SPARSE
 from implicitkit.solver.constrained.projected_levenberg_marquardt import ProjectedLevenbergMarquardt
 from implicitkit.solver.evaluations import Evaluations, subset
 from implicitkit.solver.fixed_point.impatient import Impatient
+from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarquardt
+from implicitkit.solver.minimise.convex_newton import ConvexNewton
 from implicitkit.solver.root.broyden import Broyden
 
 __all__ = ["Polyalgorithm", "Stage", "choose", "stages"]
@@ -29,6 +32,7 @@ __all__ = ["Polyalgorithm", "Stage", "choose", "stages"]
 _DENSE = 1024  # unknowns a sample up to which Newton's dense Jacobian is the first choice
 _DENSE_AT_ALL = 2048  # ... up to which it is the last resort
 _DENSE_NUMBERS = 1 << 25  # numbers in all Jacobians of the batch, at most
+_NEWTON = 32  # unknowns a sample up to which minimisation begins with dense Hessians
 _CUBES = 2e8  # batch * n^3 above which one dense Jacobian and its factors cost as much as many evaluations ...
 _FEW = 128  # ... unless there are as few unknowns
 
@@ -108,7 +112,16 @@ _MINIMISE = (
     _stage("newton_cg", max_steps=200, scale=None),
     _stage("newton_cg", max_steps=500),
 )
+#: Few unknowns: Newton's steps where they pay, and L-BFGS from where they no longer do.
+_MINIMISE_FEW = (Stage(ConvexNewton(), max_steps=50), _stage("lbfgs", max_steps=500, scale=None), *_MINIMISE[1:])
 _FIT = (_stage("levenberg_marquardt", max_steps=300), *_MINIMISE[1:], _stage("lbfgs"))
+#: Few unknowns under a robust loss, whose curvature Levenberg-Marquardt does not see: it is left where it is slow.
+_ROBUST_FEW = (
+    Stage(Impatient(LevenbergMarquardt(), window=4, horizon=8)),
+    _stage("newton_cg", max_steps=30, scale=None),
+    _stage("levenberg_marquardt", max_steps=300, scale=None),
+    *_FIT[1:],
+)
 
 
 def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
@@ -118,15 +131,16 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     Newton-Krylov where there is no pattern, and what they fail on by other routes; where a dense Jacobian is dear (one of
     600 unknowns, 64 of 150), up to fifty Broyden steps come before it.  Fixed points: Anderson acceleration,
     then like equations.  Steady states: first along the flow, since Newton steps do not care for its direction and often
-    end in a state that the flow leaves.  Minimisation: L-BFGS, then Newton with
-    conjugate gradients in a trust region.  Least squares: Levenberg-Marquardt first, at every size; whether its Jacobian is
-    sparse, dense or never formed is for the method to say.
+    end in a state that the flow leaves.  Minimisation: up to 32 unknowns full Newton steps, while the Hessian is positive
+    definite and each halves the gradient; then L-BFGS, then Newton with conjugate gradients in a trust region.  Least
+    squares: Levenberg-Marquardt first, at every size; whether its Jacobian is sparse, dense or never formed is for the
+    method to say.
     """
     kind = as_kind(kind)
     affordable = batch * size * size <= _DENSE_NUMBERS
     if kind.minimisation:
         if not kind.of_residuals:
-            return _MINIMISE
+            return _MINIMISE_FEW if size <= _NEWTON and affordable else _MINIMISE
         return _FIT
     equations: tuple[Stage, ...]
     if size <= _DENSE and affordable:
@@ -175,6 +189,8 @@ def choose(problem: Problem, batch: int, size: int) -> Any:
         return get_solver(problem.kind.solver)
     if isinstance(problem, ConstrainedMinimisation):
         return Polyalgorithm(_program_stages(problem, batch))
+    if isinstance(problem, LeastSquares) and problem.loss != "linear" and size <= _NEWTON:
+        return Polyalgorithm(_ROBUST_FEW)
     return Polyalgorithm(stages(problem.kind, batch, size))
 
 

@@ -1,0 +1,62 @@
+"""Newton's steps on an objective of few unknowns, for as long as it looks convex and they pay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.linear.dense import cholesky_batched
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
+from implicitkit.solver.steps.line_search import decrease
+
+__all__ = ["ConvexNewton"]
+
+_ARMIJO = 1e-4
+_PAYS = 0.5  # of |g| that a step may leave
+
+
+@dataclass(frozen=True)
+class ConvexNewton(Method):
+    r"""``z <- z - H^{-1} g`` by a dense Cholesky factor, sample by sample; a quadratic takes one step.
+
+    A sample is given up (status ``STALLED``), where it stands, as soon as its Hessian is not positive definite, or the full
+    step does not lower the objective as the slope promises and the gradient to a half: other methods go on from there.  So
+    is every sample of an objective that has no second derivative.
+
+    One evaluation and ``n`` Hessian products (in one batched call) a step, ``O(batch n^3)`` work.  Source: Boyd &
+    Vandenberghe (2004), *Convex Optimization*, section 9.5.
+    """
+
+    name: ClassVar[str] = "newton"
+    solves: ClassVar[str] = "minimise"
+    default_max_steps: ClassVar[int] = 50
+
+    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        g, value, norm = f(z), f.value(z), f.norm
+        H = _hessian(f, z)
+        if H is None:
+            f.stuck = torch.ones_like(f.active)
+            return z, state
+        L, convex = cholesky_batched(H)
+        if not bool((convex & f.active).any()):
+            f.stuck = f.active
+            return z, state
+        d = -torch.cholesky_solve(g.to(L.dtype).unsqueeze(2), L).squeeze(2).to(z.dtype)
+        trial = z + d
+        enough = decrease(f, z, value, g, trial) >= -_ARMIJO * (g * d).sum(1)
+        good = convex & enough & (torch.linalg.vector_norm(f(trial), dim=1) <= _PAYS * norm)
+        f.stuck = f.active & ~good
+        return (trial if bool(good.all()) else torch.where(good.unsqueeze(1), trial, z)), state
+
+
+def _hessian(f: Evaluations, z: Tensor) -> Tensor | None:
+    """``(batch, n, n)``; ``None`` where the objective cannot be differentiated twice."""
+    try:
+        H = f.jacobian(z)
+    except (RuntimeError, NotImplementedError):
+        return None
+    return H if H.dtype in (torch.float32, torch.float64) else H.float()

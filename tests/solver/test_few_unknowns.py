@@ -1,0 +1,74 @@
+"""What ``auto`` does with few unknowns: Newton's steps where they pay, and other methods from where they do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.manifold import SO3
+
+F64 = torch.float64
+G = torch.Generator().manual_seed(3)
+A = torch.randn(50, 20, generator=G, dtype=F64)
+Y = torch.randn(50, generator=G, dtype=F64)
+
+
+def ridge(w: Tensor) -> Tensor:
+    return 0.5 * (A @ w - Y).square().sum() + 0.5 * w.square().sum()
+
+
+def test_a_quadratic_takes_one_step() -> None:
+    s = ik.argmin(ridge, torch.zeros(20, dtype=F64))
+    assert int(s.steps) == 1 and s.solver == "auto (newton)" and s.evaluations < 12
+    torch.testing.assert_close(s.value, torch.linalg.solve(A.mT @ A + torch.eye(20, dtype=F64), A.mT @ Y))
+
+
+def test_samples_that_are_not_convex_go_on_otherwise() -> None:
+    """``cos`` is convex at the second start only; both end in minima."""
+    start = torch.tensor([[0.5], [2.5]], dtype=F64)
+    s = ik.argmin(lambda z: torch.cos(z).sum(-1), start, batch_dims=1)
+    assert s.solver == "auto (newton, lbfgs)"
+    torch.testing.assert_close(torch.cos(s.value), -torch.ones(2, 1, dtype=F64))
+    torch.testing.assert_close(s.value[1], torch.full((1,), torch.pi, dtype=F64))
+
+
+def test_a_step_that_overshoots_is_not_taken() -> None:
+    """``sqrt(1 + z^2)`` is convex, and Newton's iteration from 2 runs away by ``z -> -z^3``."""
+    s = ik.argmin(lambda z: (1 + z.square()).sqrt().sum(), torch.full((1,), 2.0, dtype=F64))
+    assert abs(float(s.value)) < 1e-8 and "newton" not in s.solver
+
+
+class Once(torch.autograd.Function):
+    """A square that knows its first derivative only."""
+
+    @staticmethod
+    def forward(ctx: object, z: Tensor) -> Tensor:
+        ctx.save_for_backward(z)  # type: ignore[attr-defined]
+        return z.square()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: object, g: Tensor) -> Tensor:
+        (z,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return 2 * z * g
+
+
+def test_no_second_derivative_is_needed() -> None:
+    s = ik.argmin(lambda z: Once.apply(z - 1).sum(), torch.zeros(3, dtype=F64))
+    torch.testing.assert_close(s.value, torch.ones(3, dtype=F64))
+    assert s.solver == "auto (lbfgs)"
+
+
+@pytest.mark.parametrize("loss", ["huber", "cauchy", "soft_l1"])
+def test_robust_means_take_few_steps(loss: str) -> None:
+    """Levenberg-Marquardt alone takes 50 to 70 steps here: it does not see the curvature of the loss."""
+    M, eye = SO3(), torch.eye(3, dtype=F64)
+    turns = M.retract(eye.expand(8, 3, 3), 0.3 * torch.randn(8, 3, generator=G, dtype=F64))
+    s = ik.least_squares(lambda R, t: M.local(R, t), eye, (turns,), manifold=M, loss=loss, f_scale=0.1)
+    slow = ik.least_squares(
+        lambda R, t: M.local(R, t), eye, (turns,), manifold=M, loss=loss, f_scale=0.1, solver="levenberg_marquardt"
+    )
+    torch.testing.assert_close(s.value, slow.value, rtol=0, atol=1e-8)
+    assert int(s.steps) <= 20 and (loss == "soft_l1" or int(slow.steps) > 2 * int(s.steps))
