@@ -16,7 +16,7 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.operators import Operator
 
-__all__ = ["gradient", "jacobian", "jvp", "linearise", "matrix", "products", "rectangular", "vjp"]
+__all__ = ["gradient", "jacobian", "jacobian_of", "jvp", "linearise", "matrix", "products", "rectangular", "vjp"]
 
 _DENSE_CHUNK = 1 << 24  # numbers held at once while a dense Jacobian is formed
 
@@ -174,10 +174,16 @@ def jacobian(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
     """
     point = z.detach().requires_grad_()
     with torch.enable_grad():
-        out = function(point)
-        (batch, n), m = z.shape, out.shape[1]
-        if not out.requires_grad:
-            return z.new_zeros(batch, m, n)
+        return jacobian_of(function(point), point)
+
+
+def jacobian_of(out: Tensor, point: Tensor) -> Tensor:
+    """The same of ``out`` ``(batch, m)`` by ``point`` ``(batch, n)``, which its graph leads to and which is kept."""
+    (batch, n), m = point.shape, out.shape[1]
+    z = point.detach()
+    if not out.requires_grad:
+        return z.new_zeros(batch, m, n)
+    with torch.enable_grad():
         w = torch.zeros_like(out, requires_grad=True)
         by_rows = m <= 2 * n
         (g,) = (None,) if by_rows else torch.autograd.grad(out, point, w, create_graph=True, allow_unused=True)

@@ -9,7 +9,7 @@ Source: Solà, Deray & Atchuthan (2018), arXiv 1812.01537, appendices A and D.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -20,13 +20,19 @@ _TERMS = 10
 _SMALL = 1e-2  # of (|v| / w)^2, below which the logarithm is taken from its series
 
 
+def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
+    """``sum_k c_k x^k`` of ten coefficients, by pairs (Estrin): half the operations of Horner's rule, forward and back."""
+    c = x.new_tensor(coefficients).view(-1, 2)
+    second = x * x
+    fourth = second * second
+    powers = torch.stack([torch.ones_like(x), second, fourth, second * fourth, fourth * fourth], -1)
+    return ((c[:, 0] + x.unsqueeze(-1) * c[:, 1]) * powers).sum(-1)
+
+
 def _entire(s: Tensor, first: int, closed: Callable[[Tensor], Tensor]) -> Tensor:
     """``sum_k (-s)^k / (2 k + first)!``, by ``closed`` of ``sqrt(s)`` from 1 on."""
     small = s < 1
-    near = torch.where(small, s, 0)
-    total = torch.zeros_like(s)
-    for k in reversed(range(_TERMS)):
-        total = 1 / math.factorial(2 * k + first) - near * total
+    total = _polynomial(torch.where(small, s, 0), [(-1) ** k / math.factorial(2 * k + first) for k in range(_TERMS)])
     return torch.where(small, total, closed(torch.where(small, 1, s).sqrt()))
 
 
@@ -60,20 +66,15 @@ _INVERSE = (
 def inverse_part(s: Tensor) -> Tensor:
     r"""``(1 - (\theta / 2) cot(\theta / 2)) / \theta^2``."""
     small = s < 1
-    near = torch.where(small, s, 0)
-    total = torch.zeros_like(s)
-    for coefficient in reversed(_INVERSE):
-        total = coefficient + near * total
+    total = _polynomial(torch.where(small, s, 0), _INVERSE)
     t = torch.where(small, 1, s).sqrt()
     return torch.where(small, total, (1 - 0.5 * t / torch.tan(0.5 * t)) / t.square())
 
 
 def hat(v: Tensor) -> Tensor:
     """The matrix of ``w -> v x w``, ``(..., 3) -> (..., 3, 3)``."""
-    x, y, z = v.unbind(-1)
-    o = torch.zeros_like(x)
-    rows = [torch.stack(row, -1) for row in ((o, -z, y), (z, o, -x), (-y, x, o))]
-    return torch.stack(rows, -2)
+    basis = v.new_tensor([[0, 0, 0, 0, 0, -1, 0, 1, 0], [0, 0, 1, 0, 0, 0, -1, 0, 0], [0, -1, 0, 1, 0, 0, 0, 0, 0]])
+    return (v @ basis).unflatten(-1, (3, 3))
 
 
 def rotation_vector(q: Tensor) -> Tensor:
@@ -84,8 +85,6 @@ def rotation_vector(q: Tensor) -> Tensor:
     small = m < _SMALL * w.square()
     safe = torch.where(small, w, 1)
     u = torch.where(small, m, 0) / safe.square()
-    series = torch.zeros_like(u)
-    for k in reversed(range(_TERMS)):
-        series = 1 / (2 * k + 1) - u * series
+    series = _polynomial(u, [(-1) ** k / (2 * k + 1) for k in range(_TERMS)])
     n = torch.where(small, 1, m).sqrt()
     return v * torch.where(small, 2 * series / safe, 2 * torch.atan2(n, w) / n)

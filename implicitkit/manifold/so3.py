@@ -53,21 +53,33 @@ def rotation(phi: Tensor) -> Tensor:
     return torch.eye(3, dtype=phi.dtype, device=phi.device) + sine_part(s) * K + cosine_part(s) * (K @ K)
 
 
+_DIAGONAL = ((1, 1, 1), (1, -1, -1), (-1, 1, -1), (-1, -1, 1))  # of R in 4 w^2 - 1, 4 x^2 - 1, ...
+_PAIRS = {(0, 1): (7, -5), (0, 2): (2, -6), (0, 3): (3, -1), (1, 2): (3, 1), (1, 3): (2, 6), (2, 3): (7, 5)}
+"""``4 q_i q_j`` for ``i < j``: the sum or difference of two entries of ``R``, by their places in the rows."""
+
+
+def _product(i: int, j: int) -> list[int]:
+    """The weights of the nine entries of ``R`` in ``4 q_i q_j``."""
+    row = [0] * 9
+    if i == j:
+        row[0], row[4], row[8] = _DIAGONAL[i]
+        return row
+    first, second = _PAIRS[min(i, j), max(i, j)]
+    row[first], row[abs(second)] = 1, 1 if second > 0 else -1
+    return row
+
+
+_PRODUCTS = [_product(i, j) for i in range(4) for j in range(4)]
+_CONSTANT = [int(i == j) for i in range(4) for j in range(4)]
+
+
 def quaternion_of(R: Tensor) -> Tensor:
     """A unit quaternion of rotation matrices, ``(..., 3, 3) -> (..., 4)``, by the largest of its four numbers
     (Shepperd 1978,
     "Quaternion from rotation matrix")."""
-    (a, b, c), (d, e, f), (g, h, i) = (row.unbind(-1) for row in R.unbind(-2))
-    squares = torch.stack([1 + a + e + i, 1 + a - e - i, 1 - a + e - i, 1 - a - e + i], -1)  # four times those numbers
-    products = torch.stack(
-        [
-            torch.stack([squares[..., 0], h - f, c - g, d - b], -1),
-            torch.stack([h - f, squares[..., 1], d + b, c + g], -1),
-            torch.stack([c - g, d + b, squares[..., 2], h + f], -1),
-            torch.stack([d - b, c + g, h + f, squares[..., 3]], -1),
-        ],
-        -2,
-    )
+    # all products of two of those numbers, four times, are linear in R
+    products = (R.flatten(-2) @ R.new_tensor(_PRODUCTS).mT + R.new_tensor(_CONSTANT)).unflatten(-1, (4, 4))
+    squares = products.diagonal(dim1=-2, dim2=-1)
     candidates = 0.5 * products / squares.clamp_min(0.5).sqrt().unsqueeze(-1)
     best = squares.argmax(-1)[..., None, None].expand(*squares.shape[:-1], 1, 4)
     return candidates.gather(-2, best).squeeze(-2)

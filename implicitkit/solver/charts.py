@@ -8,7 +8,7 @@ differentiated, at the origin of its own chart.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -93,11 +93,21 @@ class Arrived(Solver):
         f.evaluations, f.sample_evaluations = before.evaluations, before.sample_evaluations
         judge = Judge(f, options)
         norm = judge.norm(f.residual(z0))
-        outcome = verdict(judge, f, z0, z0, norm, before.steps, 0, options, before.message)
         claimed = before.status == int(Status.CONVERGED)
         same = claimed & (norm <= _SAME * before.residual_norm)
+        if bool(same.all()) and not bool((torch.linalg.vector_norm(before.z, dim=1) > _NEAR).any()):
+            return self._as_before(f, z0, norm)
+        outcome = verdict(judge, f, z0, z0, norm, before.steps, 0, options, before.message)
         status = torch.where(claimed, outcome.status, before.status)
         good = same | (outcome.status == int(Status.CONVERGED))
         outcome.status = torch.where(good, int(Status.CONVERGED), status)
         outcome.trace, outcome.solver, outcome.said = before.trace, before.solver, before.said
         return outcome
+
+    def _as_before(self, f: Evaluations, z0: Tensor, norm: Tensor) -> Outcome:
+        """What the solve before has found and judged, from nearby."""
+        before: Outcome = self.history
+        return replace(
+            before, z=z0, residual_norm=norm, evaluations=f.evaluations, sample_evaluations=f.sample_evaluations,
+            examined=True,
+        )  # fmt: skip

@@ -124,7 +124,10 @@ class Evaluations:
         return self.linearize(z).dense()
 
     def residuals_jacobian(self, z: Tensor) -> Tensor:
-        """The Jacobian of :meth:`residuals` at ``z``, shape ``(batch, m, n)``."""
+        """The Jacobian of :meth:`residuals` at ``z``, ``(batch, m, n)``, from the graph of that point if it is there."""
+        self._keeps = True
+        if self._point.get("z") is z and "vector" in self._point:
+            return autodiff.jacobian_of(self._point["vector"], self._point["leaf"])
         self._count()
         return autodiff.jacobian(lambda y: self.problem.flat_residuals(self._kernel, y), z)
 

@@ -25,7 +25,7 @@ _ESCAPES = 3  # from stationary points that are no minima
 def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
     """Run the solver from ``z0`` ``(batch, n)``; of a minimisation, on to a minimum."""
     outcome = solver.run(f, z0, options)
-    if not f.kind.minimisation:
+    if not f.kind.minimisation or outcome.examined:
         return outcome
     f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
     _leave_saddles(solver, f, options, outcome)
