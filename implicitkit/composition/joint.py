@@ -155,7 +155,8 @@ def compose(nodes: Mapping[str, Any] | Iterable[tuple[str, Any]], *, output: str
     Args:
         nodes: name -> ``(map, *names of what it reads)``, or pairs ``(name, (map, ...))``.  A map is called with its own
             state, then with what it reads: states of nodes, and external inputs (names that are no node).  It may be a
-            function, an ``nn.Module``, a ``FixedPoint``, or another composition: that is flattened, its nodes named
+            function, an ``nn.Module``, a ``FixedPoint``, a layer that says by ``as_fixed_point()`` what it solves (a
+            ``DEQ``: its cell), or another composition: that is flattened, its nodes named
             ``"name.inner"``, what it reads bound to its inputs in their order, and ``"name"`` read as its output.
             Edges may form loops.  Maps may share modules and parameters.
         output: the node whose state is wanted.
@@ -249,6 +250,8 @@ def _parse(name: str, entry: Any) -> tuple[Any, tuple[str, ...]]:
             f"node {name!r} is {kind_of(function)}; only fixed-point maps can be composed. A residual r makes one: "
             "ik.FixedPoint(lambda z, *args: z - r(z, *args))"
         )
+    if not isinstance(function, Problem) and hasattr(function, "as_fixed_point"):
+        function = function.as_fixed_point()
     if isinstance(function, FixedPoint) and not isinstance(function, Joint):
         function = function.function
     if not isinstance(function, Joint) and not callable(function):

@@ -20,7 +20,7 @@ from implicitkit_deq.forgive import Forgive, masked
 from implicitkit_deq.frozen import Drawing, Frozen
 from implicitkit_deq.frozen_stack import FrozenStack
 from implicitkit_deq.inputs import check_use, describe, factors
-from implicitkit_deq.merging import merged
+from implicitkit_deq.merging import Composable, merged
 from implicitkit_deq.settings import Pretraining, Settings
 from implicitkit_deq.sharding import gathered
 from implicitkit_deq.visit import Visit
@@ -30,7 +30,7 @@ __all__ = ["DEQ"]
 _STARTS = ("zeros", "learned", "last")
 
 
-class DEQ(nn.Module):
+class DEQ(Composable, nn.Module):
     r"""A deep equilibrium model: ``layer(x) = z*`` with ``z* = cell(z*, x)``, differentiable, in constant memory.
 
     The derivative is that of the equilibrium, ``dz*/d\theta = (I - J)^{-1} df/d\theta`` with ``J = df/dz`` (Bai, Kolter &

@@ -12,7 +12,27 @@ from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.cells.stacked import Stacked, Wrapped
 from implicitkit_deq.start import Last
 
-__all__ = ["merged"]
+__all__ = ["Composable", "merged"]
+
+
+class Composable:
+    """A layer that can be a node of ``ik.compose``, which solves all nodes together: what counts there is the cell; solver,
+    tolerances and start are those of the joint solve."""
+
+    cell: Any
+
+    def as_fixed_point(self) -> ik.FixedPoint:
+        """``cell(z, *inputs) = z``.
+
+        Raises:
+            TypeError: the layer returns something else than the equilibrium, which other nodes could not read.
+        """
+        if isinstance(self.cell, Cell) and type(self.cell).output is not Cell.output:
+            raise TypeError(
+                f"{type(self.cell).__name__} returns output(z), not its equilibrium z: as a node of ik.compose give its "
+                "cell, and let the maps that read it apply output"
+            )
+        return ik.FixedPoint(self.cell)
 
 
 def merged(first: Any, second: Any, make: type) -> Any:

@@ -667,6 +667,25 @@ def two_layers() -> tuple[DEQ, DEQ]:
     return first, DEQ(lambda z, y: weights(z, y), (3,), **TIGHT)
 
 
+def test_layers_are_nodes_of_a_composition() -> None:
+    first, second = two_layers()
+    joint = ik.compose({"first": (first, "x"), "second": (second, "first")}, output="second")
+    x = torch.randn(5, 4, dtype=F64, requires_grad=True)
+    start = {"first": torch.zeros(5, 6, dtype=F64), "second": torch.zeros(5, 3, dtype=F64)}
+    z = ik.solve(joint, start, (x,), batch_dims=1, rtol=1e-12).value["second"]
+    want = second(first(x))
+    torch.testing.assert_close(z, want, rtol=1e-9, atol=1e-11)
+    leaves = [x, *first.parameters()]
+    torch.testing.assert_close(torch.autograd.grad(loss(z), leaves), torch.autograd.grad(loss(want), leaves))
+
+    class Halved(cells.MLP):
+        def output(self, z: Tensor) -> Tensor:
+            return 0.5 * z
+
+    with pytest.raises(TypeError, match=r"Halved returns output\(z\)"):
+        ik.compose({"a": (DEQ(Halved(4, 6, scale=0.7)), "x")}, output="a")
+
+
 def test_merged_layers_equal_one_after_the_other() -> None:
     first, second = two_layers()
     merged = first >> second
