@@ -60,6 +60,20 @@ def test_options_of_any_solver_are_understood() -> None:
     torch.testing.assert_close(layer()(A, B, solver_args={"eps": 1e-9, "max_iter": 60})[0], layer()(A, B)[0])
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"eps": -1.0}, "eps must be a positive number"), ({"max_iter": "many"}, "max_iter must"), ({"tol": True}, "tol must")],
+)  # fmt: skip
+def test_values_of_options_are_checked(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        layer()(A, B, solver_args=options)
+
+
+def test_warm_start_is_an_argument_of_the_call() -> None:
+    with pytest.raises(TypeError, match=r"layer\(\.\.\., warm_start=True\)"):
+        layer()(A, B, solver_args={"warm_start": True})
+
+
 def test_one_problem_makes_many_layers() -> None:
     x, b = cp.Variable(2), cp.Parameter(2)
     problem = cp.Problem(cp.Minimize(cp.sum_squares(x - b)), [x >= 0])

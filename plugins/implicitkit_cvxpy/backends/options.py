@@ -105,12 +105,16 @@ def translate(solver: str, options: dict[str, Any]) -> tuple[dict[str, Any], boo
 
     Raises:
         TypeError: names that the solver does not have, or one thing said twice.
-        ValueError: a ``mode`` of diffcp that is another derivative.
+        ValueError: a ``mode`` of diffcp that is another derivative; an accuracy or a limit that is no positive number.
     """
     words = _words(solver)
     own: dict[str, Any] = {}
     given = {name: value for name, value in options.items() if value is not None}
     _announce({name: given.pop(name) for name in _SILENT if name in given})
+    for name in (*_ACCURACY, *_LIMIT):
+        value = given.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise ValueError(f"solver_args: {name} must be a positive number, got {value!r}")
     spoken = False if words.prints else bool(given.pop("verbose", False))
     for group, meaning in ((_ACCURACY, words.accuracy), (_LIMIT, (words.limit,) if words.limit else ())):
         said = [name for name in group if name in given and (words.names is None or name not in words.names)]
@@ -131,6 +135,8 @@ def translate(solver: str, options: dict[str, Any]) -> tuple[dict[str, Any], boo
 
 def _refusal(solver: str, unknown: list[str], words: Words) -> str:
     names = ", ".join(unknown)
+    if "warm_start" in unknown:
+        return "warm_start is no option of a solver but an argument of the call: layer(..., warm_start=True)"
     known = sorted({*(words.names or ()), "eps", "max_iters", "verbose"})
     if solver != "auto":
         close = [match for name in unknown for match in difflib.get_close_matches(name, known, 2)]
