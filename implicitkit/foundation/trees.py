@@ -211,6 +211,14 @@ def from_arrays(tree: Any) -> Any:
     return tree_map(lambda x: torch.as_tensor(x) if _is_array(x) else x, tree)
 
 
+def from_numbers(given: Any, like: Any) -> Any:
+    """A list or tuple of numbers as a tensor, where ``like`` is one tensor, of its dtype; everything else as it is."""
+    if not isinstance(like, Tensor) or not isinstance(given, (list, tuple)) or not given:
+        return given
+    numbers = all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in given)
+    return torch.tensor(given, dtype=like.real.dtype, device=like.device) if numbers else given
+
+
 def as_args(args: Any) -> Any:
     """``args`` of a solve: arrays as tensors, NumPy's single numbers as Python's, ``None`` as no arguments."""
     if isinstance(args, Tensor) or (type(args) is tuple and all(isinstance(arg, Tensor) for arg in args)):

@@ -73,7 +73,7 @@ class Argmin(Problem):
 
     def __post_init__(self) -> None:
         require_callable(self, self.objective, "objective")
-        object.__setattr__(self, "bounds", trees.from_arrays(self.bounds))
+        object.__setattr__(self, "bounds", as_bounds(self.bounds))
         given = self.constraints
         constraints = tuple(given or ()) if isinstance(given, (list, tuple)) or given is None else (given,)
         for number, constraint in enumerate(constraints):
@@ -204,6 +204,12 @@ class Bounded:
                 leaf = leaf.clamp_max(upper) if not isinstance(upper, Tensor) else leaf.minimum(upper.to(leaf))
             clipped.append(leaf)
         return trees.tree_unflatten(clipped, spec)
+
+
+def as_bounds(bounds: Any) -> Any:
+    """``(lower, upper)`` with arrays as tensors; of SciPy's ``Bounds`` its two ends."""
+    ends = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") and hasattr(bounds, "ub") else bounds
+    return trees.from_arrays(ends)
 
 
 def _like(bound: Any, z0: Any, name: str) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from implicitkit.foundation import autodiff, trees
 from implicitkit.foundation.options import check_options, one_of, positive
 from implicitkit.foundation.trees import Layout
-from implicitkit.problem.argmin import Argmin, tree_gradient
+from implicitkit.problem.argmin import Argmin, as_bounds, tree_gradient
 from implicitkit.problem.base import Kernel, Problem, Restated, deeper, half_squared_norm, require_callable
 from implicitkit.problem.bounded_least_squares import BoundedLeastSquares
 from implicitkit.problem.chart import check_manifold, on_chart
@@ -45,9 +45,9 @@ class LeastSquares(Problem):
             in the order of the flattened leaves: a SciPy or torch sparse matrix, bandwidths ``(lower, upper)``, ``None``, or
             ``"auto"``: found by itself from 128 unknowns on.
 
-        bounds: ``(lower, upper)``, as in :class:`~implicitkit.Argmin`.
-        loss: ``"linear"``, ``"huber"``, ``"soft_l1"``, ``"cauchy"``, or ``rho(s)`` of squared residuals, elementwise: then
-            ``f_scale^2 sum rho((r / f_scale)^2) / 2`` is minimised (:mod:`implicitkit.problem.robust`).
+        bounds: ``(lower, upper)``, as in :class:`~implicitkit.Argmin`; also lists of numbers, where ``z`` is one tensor.
+        loss: ``"linear"``, ``"huber"``, ``"soft_l1"``, ``"cauchy"``, ``"arctan"``, or ``rho(s)`` of squared residuals,
+            elementwise: then ``f_scale^2 sum rho((r / f_scale)^2) / 2`` is minimised (:mod:`implicitkit.problem.robust`).
         f_scale: where a residual begins to count as an outlier: a positive number, or a tensor that broadcasts.
         x_scale: in what units the unknowns are measured: ``"jac"``, those in which the columns of the Jacobian have length
             one, of methods that have a trust region for it (the others refuse it); ``"auto"``: the same where the method
@@ -73,7 +73,7 @@ class LeastSquares(Problem):
 
     def __post_init__(self) -> None:
         require_callable(self, self.residuals, "residuals")
-        object.__setattr__(self, "bounds", trees.from_arrays(self.bounds))
+        object.__setattr__(self, "bounds", as_bounds(self.bounds))
         if not callable(self.loss):
             check_options(self, loss=one_of(*LOSSES))
         if not isinstance(self.f_scale, Tensor):
@@ -88,6 +88,10 @@ class LeastSquares(Problem):
         return function if self.loss == "linear" else Robust(function, self.loss, self.f_scale)
 
     def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated | None:
+        if self.bounds is not None and any(isinstance(bound, (list, tuple)) for bound in self.bounds):
+            bounds = tuple(trees.from_numbers(bound, z0) for bound in self.bounds)
+            if any(new is not old for new, old in zip(bounds, self.bounds, strict=True)):
+                return replace(self, bounds=bounds).restate(z0, args, batch_dims)
         if self.manifold is not None and z0 is not None:
             return on_chart(self, "residuals", z0, args, batch_dims)
         own_units = isinstance(self.x_scale, (str, float)) and self.x_scale in ("auto", "jac", 1.0)

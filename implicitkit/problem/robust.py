@@ -11,6 +11,7 @@ loss            ``\rho(s)``                    ``w(s)``, without cancellation
 ``soft_l1``     ``2 (\sqrt{1 + s} - 1)``       ``2 / (1 + \sqrt{1 + s})``
 ``huber``       ``s``, ``2 \sqrt s - 1``       1 for ``s <= 1``, ``(2 \sqrt s - 1) / s``
 ``cauchy``      ``\log(1 + s)``                ``\log(1 + s) / s``
+``arctan``      ``\arctan s``                  ``\arctan(s) / s``
 ==============  =============================  ==========================================
 
 Source: Triggs, McLauchlan, Hartley & Fitzgibbon (2000), "Bundle adjustment", section 3.3; the losses and their names are
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import trees
+from implicitkit.foundation.wording import kind_of
 
 __all__ = ["LOSSES", "Robust"]
 
@@ -51,11 +53,18 @@ def _cauchy(s: Tensor) -> Tensor:
     return torch.where(s > _SMALL, torch.log1p(away) / away, series)
 
 
+def _arctan(s: Tensor) -> Tensor:
+    away = torch.where(s > _SMALL, s, 1)
+    t = s.square()
+    return torch.where(s > _SMALL, torch.atan(away) / away, 1 - t * (1 / 3 - t / 5))
+
+
 LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "linear": _linear,
     "soft_l1": _soft_l1,
     "huber": _huber,
     "cauchy": _cauchy,
+    "arctan": _arctan,
 }
 """``w(s) = rho(s) / s`` of each loss by name."""
 
@@ -85,5 +94,17 @@ class Robust:
             return r * LOSSES[self.loss](s).sqrt()
         away = torch.where(s > 0, s, 1)  # of a stranger's rho the slope at zero is taken from next to it
         near = torch.full_like(s, torch.finfo(s.dtype).eps ** 0.5)
-        weight = torch.where(s > 0, self.loss(away) / away, self.loss(near) / near)
+        weight = torch.where(s > 0, self._rho(away) / away, self._rho(near) / near)
         return r * weight.sqrt()
+
+    def _rho(self, s: Tensor) -> Tensor:
+        """What a stranger's loss says of squared residuals, one number each."""
+        assert not isinstance(self.loss, str)
+        rho = self.loss(s)
+        if not isinstance(rho, Tensor) or rho.shape != s.shape:
+            got = f"shape {tuple(rho.shape)}" if isinstance(rho, Tensor) else kind_of(rho)
+            raise ValueError(
+                f"loss must return rho of each squared residual, shape {tuple(s.shape)}, in torch's operations; it returned "
+                f"{got} (SciPy's three rows: the first of them is rho, torch finds the derivatives)"
+            )
+        return rho

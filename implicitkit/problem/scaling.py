@@ -27,7 +27,7 @@ def scales(x_scale: Any, z0: Any) -> Any:
         TypeError, ValueError: ``x_scale`` is no positive number, no tensor of them that fits, and no tree like ``z0``.
     """
     leaves, spec = trees.tree_flatten(z0)
-    given, given_spec = trees.tree_flatten(x_scale)
+    given, given_spec = trees.tree_flatten(trees.from_numbers(x_scale, z0))
     if len(given) == 1 and given_spec != spec:
         given = given * len(leaves)
     elif given_spec != spec:

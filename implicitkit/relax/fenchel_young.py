@@ -67,6 +67,11 @@ class FenchelYoung:
         Args:
             scores: ``\theta``, ``(*batch, *event)``. labels: ``y``, of the same shape (a class as a unit vector).
         """
+        if not isinstance(labels, Tensor):
+            raise TypeError(
+                f"labels must be a tensor like the scores, got {type(labels).__name__}; turn numbers of classes into unit "
+                "vectors with torch.nn.functional.one_hot"
+            )
         if labels.shape != scores.shape:
             raise ValueError(
                 f"labels have shape {tuple(labels.shape)}, scores {tuple(scores.shape)}: both must agree; turn numbers of "

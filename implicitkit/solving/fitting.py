@@ -18,7 +18,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import ConvergenceWarning, warn
-from implicitkit.foundation.trees import from_arrays
+from implicitkit.foundation.trees import from_arrays, from_numbers
 from implicitkit.foundation.wording import kind_of
 from implicitkit.reporting import raise_in_words
 from implicitkit.solution import Solution
@@ -27,15 +27,24 @@ from implicitkit.solving.verbs import least_squares
 __all__ = ["CurveFit", "curve_fit"]
 
 
-class CurveFit(NamedTuple):
-    """A fit: ``parameters`` ``(*batch, n)``, their ``covariance`` ``(*batch, n, n)``, and the whole ``solution``.
+class _Fit(NamedTuple):
+    parameters: Tensor
+    covariance: Tensor
+
+
+class CurveFit(_Fit):
+    """A fit: the pair of ``parameters`` ``(*batch, n)`` and their ``covariance`` ``(*batch, n, n)``, and beside it the whole
+    ``solution`` (``None`` of a fit that has come through a transform of ``torch.func``).
 
     Units: those of the parameters, and their products.
     """
 
-    parameters: Tensor
-    covariance: Tensor
-    solution: Solution
+    solution: Solution | None
+
+    def __new__(cls, parameters: Tensor, covariance: Tensor, solution: Solution | None = None) -> CurveFit:
+        fit = super().__new__(cls, parameters, covariance)
+        fit.solution = solution
+        return fit
 
 
 def curve_fit(
@@ -53,7 +62,8 @@ def curve_fit(
     r"""Fit ``f(xdata, *p)`` to ``ydata`` by (robust, bounded) least squares.
 
         fit = ik.curve_fit(lambda x, a, k: a * torch.exp(-k * x), x, y, torch.tensor([1.0, 1.0]))
-        fit.parameters, fit.covariance        # differentiable in x, y, sigma, bounds and whatever f captures
+        p, covariance = fit           # differentiable in x, y, sigma, bounds and whatever f captures
+        fit.solution                  # what least_squares returned
 
     It minimises ``|(f(x, p) - y) / sigma|^2``; the covariance is ``(J^T J)^{-1}`` of the weighted residuals.  Source:
     Seber & Wild (1989), *Nonlinear Regression*, chapter 2.
@@ -64,7 +74,8 @@ def curve_fit(
         xdata: what the model is evaluated at, a pytree of tensors. ydata: ``(*batch, m)``.  Here and below NumPy arrays
             and lists of numbers become tensors.
         p0: where to start, ``(*batch, n)``; ``None``: at ones, one for each parameter in the signature of ``f``.
-        sigma: standard deviations of the data, ``(m,)`` or ``(*batch, m)``, or their covariance ``(m, m)``.
+        sigma: standard deviations of the data, ``(m,)`` or ``(*batch, m)``, one number for all, or their covariance
+            ``(m, m)``.
         absolute_sigma: ``sigma`` (one, if absent) is in the units of the data; else only its ratios count, as in SciPy.
         batch_dims: leading dimensions of independent fits. has_aux: ``f`` returns ``(value, aux)``; ``fit.solution.aux``.
         options: ``bounds=``, ``loss=``, ``f_scale=``, ``x_scale=`` of :class:`~implicitkit.LeastSquares`, and those of
@@ -81,7 +92,10 @@ def curve_fit(
             rank), so that the covariance is infinite.
     """
     ydata = _tensor(ydata)
-    xdata, sigma = from_arrays(xdata), None if sigma is None else _tensor(sigma, ydata)
+    xdata = from_numbers(from_arrays(xdata), ydata)
+    sigma = None if sigma is None else _tensor(sigma, ydata)
+    if isinstance(sigma, (int, float)) and isinstance(ydata, Tensor):
+        sigma = torch.full_like(ydata, sigma)
     p0 = _ones(f, ydata, batch_dims) if p0 is None else _tensor(p0, ydata)
     _check(ydata, p0, sigma, batch_dims)
     m, n = ydata.shape[-1], p0.shape[-1]

@@ -74,10 +74,13 @@ FEATURES: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
         C,
     ),
     "bounds": (lambda y: fit(residuals, ONES, (y,), bounds=(0.0, 2.2), **TIGHT).value, DATA),
+    "the loss arctan": (lambda y: fit(residuals, 2 * ONES, (y,), loss="arctan", f_scale=0.3, **TIGHT).value, DATA),
     "a robust loss": (lambda y: fit(residuals, ONES, (y,), loss="soft_l1", f_scale=0.1, **TIGHT).value, DATA),
     "units of the unknowns": (lambda y: fit(residuals, ONES, (y,), x_scale=y[:3].clamp(1.0), **TIGHT).value, DATA),
     "curve_fit": (lambda y: ik.curve_fit(model, T, y, ONES, **TIGHT).parameters, DATA),
     "its covariance": (lambda y: 100 * ik.curve_fit(model, T, y, ONES, **TIGHT).covariance.flatten(), DATA),
+    "a fit's errors": (lambda s: ik.curve_fit(model, T, DATA, ONES, s, **TIGHT).parameters, 0.1 + 0.1 * T),
+    "a fit's bounds": (lambda u: ik.curve_fit(model, T, DATA, ONES, bounds=(0.0, u), **TIGHT).parameters, 2 * C),
     "mirror descent on rows": (
         lambda x: argmin(
             rows, ROWS, (x,), project=ik.project.simplex(), solver="mirror_descent", **TIGHT
@@ -126,6 +129,13 @@ FEATURES: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
         lambda m: argmin(ridge, W0, (m,), rule=ik.Neumann(terms=400, step=0.05), **TIGHT).value, C,
     ),
     "a rotation": (lambda a: fit(turned, EYE, (a,), manifold=SO3, **TIGHT).value.flatten(), C),
+    "a rotation under a robust loss": (
+        lambda a: fit(turned, EYE, (a,), manifold=SO3, loss="soft_l1", f_scale=0.1, **TIGHT).value.flatten(), C,
+    ),
+    "one number by golden section": (
+        lambda a: argmin(lambda z, a: torch.cosh(z - a).sum(-1), torch.zeros(3, 1, dtype=F64), (a[:, None],), batch_dims=1,
+                         solver="golden_section").value.flatten(), C,
+    ),
     "nonlinear CG": (lambda m: argmin(ridge, W0, (m,), solver=ik.NonlinearCG("dai_yuan"), **TIGHT).value, C),
 }  # fmt: skip
 
@@ -178,6 +188,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a model of another shape": (
         lambda: ik.curve_fit(lambda x, a: a * x[:, None], T, DATA), ValueError,
         r"shape \(6,\); it returned shape \(6, 1\)",
+    ),
+    "labels that are numbers of classes": (
+        lambda: ik.relax.FenchelYoung(ik.project.simplex())(C, 1), TypeError, "one_hot",
     ),
     "parameters nobody counts": (lambda: ik.curve_fit(lambda x, *p: p[0] * x, T, DATA), ValueError, "pass p0"),
     "a set of many beside a manifold": (

@@ -29,7 +29,15 @@ def bracketed(solver: Any, bracket: Ends) -> Any:
             f"bracket= goes with the name of a solver; give it to the solver itself: "
             f"ik.{type(solver).__name__}(..., bracket=bracket)"
         )
-    return get_solver("chandrupatla" if isinstance(solver, str) and solver == "auto" else solver, bracket=bracket)
+    if isinstance(solver, str) and solver == "auto":
+        return get_solver("chandrupatla", bracket=bracket)
+    try:
+        return get_solver(solver, bracket=bracket)
+    except TypeError as error:
+        raise TypeError(
+            f"solver {solver!r} has no use for a bracket: leave solver= out, or name one that has (chandrupatla, bisection, "
+            "scipy.root_scalar.brentq, ...)"
+        ) from error
 
 
 def is_known(bracket: Any) -> bool:
