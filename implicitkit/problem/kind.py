@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = [
     "ARGMIN",
@@ -38,6 +38,8 @@ class Kind:
             ``"vector"`` (any pytree, a residual vector) or ``"program"`` (an objective and constraints).
         iteration: the function is a map and the residual ``map(z) - z``, in units of ``z``: convergence is relative to
             ``|z|``, and the Jacobian of the residual is ``J - I``.
+        like_state: the residual of an equation has the units of ``z`` as well, and the start may be near the solution: what
+            is small is relative to both, not to the residual at the start alone.
         flow: the sign ``s`` with which ``dz/dt = s F`` comes to rest at a solution; 0: not known.
         symmetric: the Jacobian of the residual is symmetric.
         solver: the registered solver that ``solver="auto"`` stands for; empty: what the library thinks best.
@@ -50,6 +52,7 @@ class Kind:
     served_by: tuple[str, ...] = ("root",)
     returns: str = "state"
     iteration: bool = False
+    like_state: bool = field(default=False, kw_only=True)
     flow: int = 0
     symmetric: bool = False
     solver: str = ""

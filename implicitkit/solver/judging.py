@@ -7,7 +7,8 @@ cancels in it *near* ``z`` (:func:`~implicitkit.solver.probing.row_scales`).  Th
 have converged while ``|F| > atol``.  What rounding leaves of ``F`` is measured too: less cannot be asked for.
 
 Where nobody gave an ``atol``, it must not depend on the units: it is then ``min(eps^(2/3), rtol s)``, with ``s = |F(z0)|``
-(of fixed points ``|z0| + |F(z0)|``), so that ``10^-12 F(z) = 0`` and ``F(10^12 z) = 0`` have the solutions of ``F(z) = 0``.
+(of fixed points, and other residuals in the units of ``z``, ``|z0| + |F(z0)|``), so that ``10^-12 F(z) = 0`` and
+``F(10^12 z) = 0`` have the solutions of ``F(z) = 0``.
 
 A residual can also vanish because ``z`` runs away (``exp(-z)``, prices at infinity, ``z = sqrt(z^2 + 1)``).  Such a point is
 no solution, however small ``|F|`` is (:func:`~implicitkit.solver.probing.runs_away`): ``DIVERGED``.
@@ -83,7 +84,7 @@ class Judge:
             return (size * self.rtol).add_(self.floor)
         if self.bound is None:
             norm = norm if self.start_norm is None else self.start_norm
-            self.floor = self._floor_of(norm)
+            self.floor = self._floor_of(self._size(z) + norm if self.f.kind.like_state else norm)
             self.first = self.bound = torch.where(torch.isfinite(norm), norm * self.rtol, 0).add_(self.atol)
         return self.bound
 

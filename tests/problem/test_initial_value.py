@@ -307,3 +307,13 @@ def decay(t: Tensor, y: Tensor) -> Tensor:
 def test_errors(make: Callable[[], Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         make()
+
+
+@pytest.mark.parametrize("size", [1.0, 0.3, 1e-6, 1e6])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_single_precision_is_judged_in_the_units_of_the_state(n: int, size: float) -> None:
+    """The integrator's start is so near that its residual is no measure of what is small."""
+    y0 = torch.full((n,), size)
+    path = ik.solve(ik.InitialValue(lambda t, y: -0.5 * y, torch.linspace(0, 2, 5)), y0).value
+    exact = y0 * torch.exp(-0.5 * torch.linspace(0, 2, 5)).unsqueeze(1)
+    torch.testing.assert_close(path, exact, rtol=1e-4, atol=0)
