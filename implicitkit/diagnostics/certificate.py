@@ -114,7 +114,8 @@ def certify(solution: Solution) -> Certificate:
     Raises:
         TypeError: not a solution.
         RuntimeError: called inside a transform of ``torch.func``.
-        ValueError: the solution does not know its problem any more (it was unpickled, or made by hand).
+        ValueError: the solution does not know its problem any more (it was unpickled, or made by hand), or is
+            empty.
     """
     if not isinstance(solution, Solution):
         raise TypeError(f"certify needs the Solution that ik.solve returned, got {type(solution).__name__}")
@@ -124,6 +125,8 @@ def certify(solution: Solution) -> Certificate:
             "certify it after the transform, or solve with batch_dims= instead of vmap"
         )
     record = solution._record
+    if not solution._layout.batch:
+        raise ValueError("the batch is empty: there is no solution to certify")
     if record.system is None:
         raise ValueError(
             "this solution does not carry its problem: certify what ik.solve returned, in the same process"

@@ -127,9 +127,9 @@ class InitialValue(Problem):
         edges, states = self._path(layout, t, y0, args)
         mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else _mesh(t, edges)
         slopes = evaluate(
-            self.rhs, layout, edges, states.movedim(0, 1).reshape(*layout.batch_shape, -1, layout.size), args
+            self.rhs, layout, edges, states.movedim(0, 1).reshape(*layout.batch_shape, *states.shape[::2]), args
         )
-        slopes = slopes.reshape(-1, *slopes.shape[-2:]).movedim(1, 0)
+        slopes = slopes.reshape(states.shape[1], *slopes.shape[-2:]).movedim(1, 0)
         c = radau(self.stages, layout.dtype, layout.device)[1]
         values = hermite(edges, states, slopes, c).movedim(2, 0)
         Y = values.reshape(*layout.batch_shape, *values.shape[1:])
@@ -148,6 +148,8 @@ class InitialValue(Problem):
             edges = torch.cat((times(mesh, t, t.new_zeros(1))[1][:, 0], t[-1:]))
             return edges, follow(slope, edges, y0)
         _check_order(t)
+        if not len(y0):  # no sample asks for steps
+            return t, y0.expand(len(t), *y0.shape)
         default = 1e-6 if t.dtype == torch.float64 else 1e-4
         edges, states = get_integrator(self.integrator)(slope, t, y0, self.accuracy or default)
         if not bool(torch.isfinite(states).all()):
@@ -196,4 +198,4 @@ def _unpacked(layout: Layout, z0: Any, y0: Tensor, later: Tensor) -> Any:
     alike = tree_map(
         lambda leaf: leaf.detach().unsqueeze(dims).expand(*leaf.shape[:dims], count, *leaf.shape[dims:]), z0
     )
-    return Layout(alike, dims + 1).unpack(states.reshape(-1, layout.size))
+    return Layout(alike, dims + 1).unpack(states.reshape(layout.batch * count, layout.size))

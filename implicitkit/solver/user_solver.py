@@ -95,6 +95,17 @@ def _pair(out: Any, name: str) -> tuple[Any, Any]:
     return out
 
 
+def _converted(x: Any, like: Tensor, name: str) -> Tensor:
+    """What was returned in place of ``like``, in its precision; real where that is, if nothing is lost by it."""
+    found = torch.as_tensor(x, dtype=None if hasattr(x, "__array__") else torch.complex128).detach()
+    if found.is_complex() and not like.is_complex():
+        if int(torch.count_nonzero(found.imag)):
+            largest = float(found.imag.abs().max())
+            raise TypeError(f"{name} returned complex numbers (imaginary parts up to {largest:.3g}) where z0 is real")
+        found = found.real
+    return found.to(like)
+
+
 def _own(x: Any) -> Any:
     return x.detach().clone() if isinstance(x, Tensor) else x
 
@@ -124,9 +135,7 @@ def _like(found: Any, part: Tensor, layout: Layout, name: str) -> Any:
             raise TypeError(f"{name} returned {kind_of(x)}: a solver returns the point itself, its .{inside}")
         if not isinstance(x, (Tensor, int, float, complex)) and not hasattr(x, "__array__"):
             raise TypeError(f"{name} returned {kind_of(x)}: a solver returns tensors, arrays or numbers, like z0")
-    converted = [
-        torch.as_tensor(x, dtype=t.dtype, device=t.device).detach() for x, t in zip(leaves, template, strict=True)
-    ]
+    converted = [_converted(x, t, name) for x, t in zip(leaves, template, strict=True)]
     for x, t in zip(converted, template, strict=True):
         if x.shape != t.shape:
             raise ValueError(f"{name} returned shape {tuple(x.shape)} where z0 has {tuple(t.shape)}")

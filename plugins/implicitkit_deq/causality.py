@@ -11,6 +11,7 @@ language model then sees the words that it is to predict.  :class:`PerPosition` 
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -58,7 +59,7 @@ def per_position(solver: Any, state: Any, batch_dims: int = 1) -> Any:
         )
     length = counts.pop()
     positions = length * (1 if batch_dims else len(leaves[0]))
-    sizes = tuple((2 if t.is_complex() else 1) * t[0, 0].numel() for t in leaves)
+    sizes = tuple((2 if t.is_complex() else 1) * math.prod(t.shape[2:]) for t in leaves)
 
     # Anderson mixes in every step: what one position does must not decide when the numbers of another are formed
     def alone(method: Any, whole: bool = False, and_then: PerPosition | None = None) -> PerPosition:

@@ -30,7 +30,7 @@ def describe(cell: Any, inputs: tuple[Any, ...], dtype: torch.dtype | None) -> t
     """Batch size, dtype and device of the state.
 
     Raises:
-        TypeError: no tensor. ValueError: no batch dimension, or an empty one.
+        TypeError: no tensor. ValueError: no batch dimension.
     """
     tensors = [t for t in ik.extend.trees.tree_flatten(inputs)[0] if isinstance(t, Tensor)]
     if not tensors:
@@ -40,8 +40,6 @@ def describe(cell: Any, inputs: tuple[Any, ...], dtype: torch.dtype | None) -> t
         raise ValueError(
             "the first input is a scalar; its leading dimension must be the batch: give it shape (batch, ...)"
         )
-    if first.shape[0] == 0:
-        raise ValueError("the batch is empty: there is nothing to solve; skip the call when there are no samples")
     if dtype is None:
         own = cell.parameters() if isinstance(cell, nn.Module) else ()
         known = (t.dtype for t in itertools.chain(tensors, own) if t.is_floating_point() or t.is_complex())

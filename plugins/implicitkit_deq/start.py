@@ -106,8 +106,10 @@ class Last:
         self.table: list[Tensor] = []  # by leaf: (samples seen, *shape)
 
     def keep(self, state: Any, index: Tensor | None = None) -> None:
-        """Start from this state the next time."""
+        """Start from this state the next time; an empty batch leaves what is kept as it is."""
         leaves = ik.extend.trees.tree_flatten(state)[0]
+        if not leaves[0].numel():
+            return
         try:
             for leaf in leaves:
                 leaf.flatten()[:1].tolist()
@@ -163,7 +165,7 @@ def check_index(index: Any, batch: int) -> Tensor:
         raise TypeError(f"index must be a tensor of integers, the number of each sample; got {type(index).__name__}")
     if index.shape != (batch,):
         raise ValueError(f"index must have one number a sample, shape ({batch},); got shape {tuple(index.shape)}")
-    if int(index.min()) < 0:
+    if batch and int(index.min()) < 0:
         raise ValueError(
             f"index has a negative number, {int(index.min())}: they count the samples of a data set from 0 on"
         )

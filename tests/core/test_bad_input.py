@@ -293,6 +293,16 @@ REFUSED: dict[str, Row] = {
         lambda: ik.curve_fit(lambda x, a: a * x, ONE.expand(3), ONE.expand(3), sigma=zeros(3)), ValueError,
         r"sigma holds standard deviations, which are positive"),
     # ---------------------------------------------------------------------------------------------- what a solver returns
+    "a solver returns complex numbers": (
+        found_by(lambda z, a: a + 1e-3j),
+        TypeError,
+        r"solver returned complex numbers \(imaginary parts up to 0.001\) where z0 is real",
+    ),
+    "a solver returns NaN": (
+        found_by(lambda z, a: a * float("nan")),
+        ik.ConvergenceError,
+        "The solver returned NaN or Inf, and the start stands in its place",
+    ),
     "SciPy's result": (found_by(lambda z0, a: type("Result", (), {"x": a})()), TypeError, r"returned a Result.*its \.x"),
     "a solution of ours": (
         found_by(lambda z0, a: ik.root(less, z0, (a,))), TypeError, r"returned a Solution: .*the point itself, its \.value"),

@@ -297,6 +297,27 @@ def test_an_empty_batch_has_an_empty_solution(shape: tuple[int, ...]) -> None:
     assert torch.func.grad(f)(x.detach()).shape == shape
 
 
+def test_an_empty_batch_of_trajectories_and_nothing_to_certify() -> None:
+    y0 = zeros(0, 2).requires_grad_()
+    path = ik.solve(ik.InitialValue(lambda t, y: -y, torch.linspace(0, 1, 3, dtype=D)), y0, batch_dims=1)
+    assert path.value.shape == (0, 3, 2)
+    path.value.sum().backward()
+    assert y0.grad.shape == (0, 2)
+    with pytest.raises(ValueError, match="batch is empty"):
+        ik.certify(path)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [[1.1, 2.2], torch.tensor([1.1 + 0j, 2.2], dtype=torch.complex128), np.array([1.1, 2.2])],
+    ids=lambda a: type(a).__name__,
+)
+def test_what_a_solver_returns_keeps_its_digits(answer: object) -> None:
+    goal = torch.tensor([1.1, 2.2], dtype=D, requires_grad=True)
+    z = ik.implicit(ik.Root(lambda z, a: z - a))(lambda z0, a: answer)(zeros(2), goal)
+    assert torch.equal(z.detach(), goal.detach())
+
+
 def test_no_steps_are_an_evaluation() -> None:
     for problem in (ik.Root(lambda z: z**2 - 2), ik.FixedPoint(torch.cos), ik.Argmin(lambda z: (z**4).sum())):
         s = ik.solve(problem, torch.ones(3, dtype=D), max_steps=0, on_failure="ignore")

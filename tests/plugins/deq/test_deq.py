@@ -426,6 +426,43 @@ def test_the_start_does_not_matter_and_may_be_anything() -> None:
     assert g is None or float(g.abs().max()) == 0.0
 
 
+EMPTY: dict[str, tuple[Callable[[], DEQ], tuple[int, ...], tuple[int, ...]]] = {
+    "defaults": (lambda: DEQ(cells.MLP(4, 6)), (4,), (6,)),
+    "evaluation": (lambda: DEQ(cells.MLP(4, 6)).eval(), (4,), (6,)),
+    "a rule of terms": (lambda: DEQ(cells.MLP(4, 6), rule=ik.Neumann(3)), (4,), (6,)),
+    "a loop": (lambda: DEQ(cells.MLP(4, 6), rule=ik.Unroll(steps=3)), (4,), (6,)),
+    "a trace": (lambda: DEQ(cells.MLP(4, 6), trace=True), (4,), (6,)),
+    "causal": (lambda: DEQ(cells.TrellisNet(4, 6)), (5, 4), (5, 6)),
+    "images": (lambda: DEQ(cells.ConvBlock(3, 8)), (3, 5, 5), (8, 5, 5)),
+    "one after another": (lambda: DEQ(cells.MLP(4, 5)) >> DEQ(cells.MLP(5, 6)), (4,), (6,)),
+}
+
+
+@pytest.mark.parametrize("row", EMPTY)
+def test_an_empty_batch_has_an_empty_equilibrium(row: str) -> None:
+    make, one, state = EMPTY[row]
+    layer, x = make(), torch.zeros(0, *one, requires_grad=True)
+    z = layer(x)
+    assert z.shape == (0, *state)
+    assert layer.solution.converged.shape == (0,)
+    z.sum().backward()
+    assert x.grad is not None and x.grad.shape == x.shape
+    for name, weight in layer.named_parameters():
+        assert weight.grad is not None, name
+        assert float(weight.grad.abs().max()) == 0, name
+
+
+def test_an_empty_batch_leaves_the_last_equilibrium() -> None:
+    layer, x = DEQ(cells.MLP(4, 6), init="last"), torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    nobody = torch.zeros(0, dtype=torch.int64)
+    for index, none in ((None, None), (torch.arange(3), nobody)):
+        layer(x, index=index)
+        assert int(layer.solution.steps.max()) > 0 or index is not None
+        layer(x[:0], index=none)
+        layer(x, index=index)
+        assert int(layer.solution.steps.max()) == 0
+
+
 def test_warm_start_from_the_last_frame() -> None:
     layer = DEQ(cells.MLP(4, 6, scale=0.9, dtype=F64), init="last", solver="picard", rtol=1e-10, atol=0.0)
     x = torch.randn(3, 4, dtype=F64)
@@ -722,7 +759,6 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "not a tensor": (_bad(lambda z, x: 1.0), TypeError, "float"),
     "no input": (lambda: DEQ(Plain(), (6,))(), TypeError, "at least one tensor"),
     "scalar input": (lambda: DEQ(Plain(), (6,))(torch.tensor(1.0)), ValueError, "leading dimension must be the batch"),
-    "empty batch": (lambda: DEQ(Plain(), (6,))(torch.zeros(0, 4)), ValueError, "batch is empty"),
     "z0 of another batch": (
         lambda: DEQ(Plain(dtype=torch.float32), (6,))(torch.zeros(3, 4), z0=torch.zeros(2, 6)),
         ValueError,
