@@ -110,3 +110,11 @@ def test_a_graph_of_many_poses_is_solved_by_its_sparse_jacobian(monkeypatch: pyt
     torch.testing.assert_close(T.detach(), expected, rtol=0, atol=1e-6)
     (g_measured,) = torch.autograd.grad(M.local(EYE4, T[-1])[0], measured)
     assert bool(torch.isfinite(g_measured).all()) and float(g_measured.abs().max()) > 0.01
+
+
+def test_a_mean_of_rotations_takes_few_evaluations() -> None:
+    """Two a step, and not many more to judge it: pypose's eight Gauss-Newton steps take sixteen."""
+    turns = SO3().retract(torch.eye(3, dtype=F64), torch.linspace(-0.6, 0.5, 90, dtype=F64).sin().view(30, 3))
+    s = ik.least_squares(SO3().local, torch.eye(3, dtype=F64), (turns,), manifold=SO3())
+    assert float(SO3().local(s.value, turns).mean(0).abs().max()) < 1e-10
+    assert int(s.steps) <= 10 and s.evaluations <= 20
