@@ -28,6 +28,7 @@ _ATTEMPTS = 12
 _PROGRESS = 0.5
 _NOISE = 100  # differences of values below so many units of rounding are taken from gradients ...
 _EXPECTED = 1e3  # ... if the slope promised no more than so many times that
+_NEAR, _AGREES = 1 / 256, 0.1  # as in the line searches
 
 
 class _Enough(Exception):
@@ -56,6 +57,7 @@ class Session:
         self.steps = self.evaluations = 0
         self._best, self._best_norm, self._lowest = z0.detach().clone(), np.inf, np.inf
         self._target = -1.0
+        self._noise, self._measured_at = 0.0, np.inf
         self._last: np.ndarray | None = None
         self._reference: tuple[np.ndarray, float, np.ndarray, float] | None = None
         self._eps = torch.finfo(z0.dtype).eps
@@ -84,14 +86,18 @@ class Session:
 
         Near a minimum differences of values drown in rounding long before the gradient vanishes.  There the difference
         comes from the gradients ``g`` at both ends instead, ``(g(x) + g(x_0))' (x - x_0) / 2``, whose error is of third
-        order in ``x - x_0`` (the idea of Hager & Zhang's approximate Wolfe conditions, 2005, section 4).  The scale keeps
+        order in ``x - x_0`` (the idea of Hager & Zhang's approximate Wolfe conditions, 2005, section 4; what drowns is
+        measured).  The scale keeps
         absolute thresholds inside the library from meaning anything.
         """
         x0, value0, g0, scale = self._origin(x)
         value = float(self._f.value(self._tensor(x)))
         difference = value - value0
         noise = _NOISE * self._eps * max(abs(value), abs(value0))
-        if abs(difference) <= noise and abs(float(g0 @ (x - x0))) <= _EXPECTED * noise:
+        slope = abs(float(g0 @ (x - x0)))
+        if not _AGREES * slope <= abs(difference) <= slope and np.isfinite(difference):
+            noise = max(noise, self._unresolved(x, difference))
+        if abs(difference) <= noise and slope <= _EXPECTED * noise:
             g = self._array(self._f(self._tensor(x)))
             difference = 0.5 * float((g + g0) @ (x - x0))
         if difference < self._lowest:
@@ -100,6 +106,20 @@ class Session:
         else:
             self._count_evaluation(x)
         return difference / scale
+
+    def _unresolved(self, x: np.ndarray, difference: float) -> float:
+        """What differences of values do not resolve, where they and the slopes along ``x - x_0`` contradict each other:
+        measured at 1/256 of the way, as in :func:`~implicitkit.solver.steps.line_search.unresolved`, once for each tenth
+        that the way has become shorter by."""
+        x0, value0, g0, _ = self._origin(x)
+        way, slope = x - x0, float(g0 @ (x - x0))
+        last = float(self._array(self._f(self._tensor(x))) @ way)
+        odd = abs(difference) <= _AGREES * 0.5 * abs(slope + last) or abs(difference) > max(abs(slope), abs(last))
+        length = float(np.linalg.norm(way))
+        if odd and length < 0.1 * self._measured_at:
+            there = float(self._f.value(self._tensor(x0 + _NEAR * way)))
+            self._noise, self._measured_at = _NOISE * abs(there - value0 - _NEAR * slope), length
+        return self._noise if odd and np.isfinite(self._noise) else 0.0
 
     def gradient(self, x: np.ndarray) -> np.ndarray:
         """Its gradient, on the scale of :meth:`value`; judged."""

@@ -14,7 +14,7 @@ from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.bracketing import Ends, check_ends, ends_of
-from implicitkit.solver.steps.line_search import rounding
+from implicitkit.solver.steps.line_search import EXPECTED, rounding, unresolved
 
 __all__ = ["GoldenSection"]
 
@@ -77,7 +77,7 @@ class GoldenSection(Method):
         """The bracket once the value at ``x`` is known."""
         a, b, m, value, slope = (state[name] for name in ("a", "b", "m", "value", "slope"))
         new, new_slope = f.value(x).unsqueeze(1), f(x)
-        lower = _rise(m, value, slope, x, new, new_slope) <= 0  # not where it is NaN: the end of the domain
+        lower = _rise(f, m, value, slope, x, new, new_slope) <= 0  # not where it is NaN: the end of the domain
         left = x < m
         return {
             "a": torch.where(lower, torch.where(left, a, m), torch.where(left, x, a)),
@@ -103,7 +103,7 @@ class GoldenSection(Method):
                 break
             x = m + step
             new, new_slope = f.value(x).unsqueeze(1), f(x)
-            lower = missing & (_rise(m, value, slope, x, new, new_slope) < 0)
+            lower = missing & (_rise(f, m, value, slope, x, new, new_slope) < 0)
             higher = missing & ~lower
             b = torch.where(higher, x, b)
             found = (lower & ended) | (higher & (m != a))
@@ -116,9 +116,16 @@ class GoldenSection(Method):
         return points, missing.squeeze(1)
 
 
-def _rise(m: Tensor, value: Tensor, slope: Tensor, x: Tensor, new: Tensor, new_slope: Tensor) -> Tensor:
+def _rise(f: Evaluations, m: Tensor, value: Tensor, slope: Tensor, x: Tensor, new: Tensor, new_slope: Tensor) -> Tensor:
     """``f(x) - f(m)``; from the slopes at both, by the trapezoidal rule, where the difference is lost in rounding."""
     noise, doubt = rounding(value)
     rise, by_slopes = new - value, 0.5 * (slope + new_slope) * (x - m)
     lost = (rise.abs() <= noise) | ((rise.abs() <= doubt) & (new_slope.abs() <= slope.abs()))
-    return torch.where(lost & (by_slopes.abs() <= doubt), by_slopes, rise)
+    lost = lost & (by_slopes.abs() <= doubt)
+    most = torch.maximum(slope.abs(), new_slope.abs()) * (x - m).abs()  # of the change where the slope is monotone
+    odd = (rise.abs() <= 0.1 * by_slopes.abs()) | (rise.abs() > most)
+    open_ = f.active.unsqueeze(1) & ~lost & odd & torch.isfinite(rise)
+    if bool(open_.any()):
+        noise = unresolved(f, m, value.squeeze(1), slope, x - m).unsqueeze(1)
+        lost = lost | (open_ & (rise.abs() <= noise) & (by_slopes.abs() <= EXPECTED * noise))
+    return torch.where(lost, by_slopes, rise)

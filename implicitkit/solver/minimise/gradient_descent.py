@@ -12,7 +12,7 @@ from implicitkit.foundation.options import at_least, check_options, finite, flag
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
-from implicitkit.solver.steps.line_search import backtrack, decrease, rounding
+from implicitkit.solver.steps.line_search import EXPECTED, backtrack, decrease, rounding, unresolved
 
 __all__ = ["GradientDescent"]
 
@@ -89,20 +89,8 @@ class GradientDescent(Method):
         if self.step_size == "armijo":
             return self._armijo(f, z, state)
         t, values, k = state["t"], state["values"], state["step"]
-        square = g.square().sum(1)
-        reference = values.amax(1)
-        _, doubt = rounding(reference)
-        for _ in range(60):
-            trial = torch.addcmul(z, t.unsqueeze(1), g, value=-1)
-            value = f.value(trial)
-            enough = value <= reference - 1e-4 * t * square
-            if not bool((enough | ~f.active).all()):
-                level = (value <= reference + doubt) & (t * square <= doubt)
-                level = level & (f(trial).square().sum(1) <= square)
-                enough = enough | level | ~f.active
-            if bool(enough.all()):
-                break
-            t = torch.where(enough, t, 0.5 * t)
+        t, trial = _nonmonotone(f, z, g, values.amax(1), t)
+        value = f.value(trial)
         values = values.clone()
         values[:, k % self.memory] = value
         s, y = trial - z, f(trial) - g
@@ -144,3 +132,26 @@ class GradientDescent(Method):
         new = 0.5 * (1 + (1 + 4 * a.square()).sqrt())
         z_next = torch.addcmul(x, ((a - 1) / new).unsqueeze(1), moved)
         return z_next, {"t": t if self.step_size is not None else 1.1 * t, "x": x, "a": new}
+
+
+def _nonmonotone(f: Evaluations, z: Tensor, g: Tensor, reference: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """``t``, halved until ``f(z - t g) <= reference - 1e-4 t |g|^2``, or, where values cannot tell, until the gradient is no
+    larger; and the point."""
+    here, square = f.value(z), g.square().sum(1)
+    _, doubt = rounding(reference)
+    noise: Tensor | None = None
+    for _ in range(60):
+        trial = torch.addcmul(z, t.unsqueeze(1), g, value=-1)
+        value, promised = f.value(trial), t * square
+        enough = (value <= reference - 1e-4 * promised) | ~f.active
+        if not bool(enough.all()):
+            flatter = f(trial).square().sum(1) <= square
+            enough = enough | ((value <= reference + doubt) & (promised <= doubt) & flatter)
+            if noise is None and bool((flatter & ~enough & torch.isfinite(value)).any()):
+                noise = unresolved(f, z, here, g, trial - z)
+            if noise is not None:
+                enough = enough | ((value <= reference + noise) & (promised <= EXPECTED * noise) & flatter)
+        if bool(enough.all()):
+            break
+        t = torch.where(enough, t, 0.5 * t)
+    return t, trial

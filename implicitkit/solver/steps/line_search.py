@@ -9,11 +9,13 @@ from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["Searched", "backtrack", "decrease", "rounding", "wolfe"]
+__all__ = ["EXPECTED", "Searched", "backtrack", "decrease", "rounding", "unresolved", "wolfe"]
 
 _ARMIJO = 1e-4
 _NOISE = 10  # differences of values below so many units of rounding say nothing ...
-_EXPECTED = 1e3  # ... if the slope promised no more than so many times that
+EXPECTED = 1e3  # ... if the slope promised no more than so many times that
+_NEAR = 1 / 256  # of the way, where the objective changes as its slope says, and what it says beside that is rounding
+_AGREES = 0.1  # of what the slope promised: a smaller decrease, where the slopes themselves fall, may be rounding
 
 
 class Searched(NamedTuple):
@@ -41,12 +43,19 @@ def decrease(f: Evaluations, z: Tensor, value: Tensor, g: Tensor, trial: Tensor)
     noise, doubt = rounding(torch.maximum(value.abs(), new.abs()))
     moved = trial - z
     slope = (g * moved).sum(1).abs()
-    lost = (difference.abs() <= noise) & (slope <= _EXPECTED * noise)
+    lost = (difference.abs() <= noise) & (slope <= EXPECTED * noise)
     doubtful = (difference.abs() <= doubt) & (slope <= doubt)
-    if bool(((lost | doubtful) & f.active).any()):
+    open_ = ~(difference >= _AGREES * slope) & torch.isfinite(new)
+    if bool(((lost | doubtful | open_) & f.active).any()):
         g_new = f(trial)
-        lost = lost | (doubtful & (g_new.square().sum(1) <= g.square().sum(1)))
-        difference = torch.where(lost, -0.5 * ((g + g_new) * moved).sum(1), difference)
+        flatter = g_new.square().sum(1) <= g.square().sum(1)
+        by_slopes = -0.5 * ((g + g_new) * moved).sum(1)
+        lost = lost | (doubtful & flatter)
+        open_ = open_ & flatter & (by_slopes > 0) & ~lost & f.active
+        if bool(open_.any()):
+            noise = unresolved(f, z, value, g, moved)
+            lost = lost | (open_ & (difference.abs() <= noise) & (slope <= EXPECTED * noise))
+        difference = torch.where(lost, by_slopes, difference)
     return torch.where(torch.isfinite(new) & torch.isfinite(difference), difference, -torch.inf)
 
 
@@ -55,6 +64,19 @@ def rounding(value: Tensor) -> tuple[Tensor, Tensor]:
     large terms, its rounding is thousands to millions of times that of its value."""
     eps = torch.finfo(value.dtype).eps
     return _NOISE * eps * value.abs(), eps**0.5 * value.abs()
+
+
+def unresolved(f: Evaluations, z: Tensor, value: Tensor, g: Tensor, moved: Tensor) -> Tensor:
+    """Below what differences of the objective around ``z`` say nothing, ``(batch,)``, where it is what is left of terms that
+    cancel, of any size: ten times what the value at 1/256 of the way has beside ``g'moved / 256``.
+
+    Of a smooth objective that is of second order, far below what the slope promises for the whole way; rounding errors are
+    as large near as far.  One evaluation; zero in half precision, where so short a way is none.
+    """
+    if torch.finfo(z.dtype).eps > _NEAR**2:
+        return torch.zeros_like(value)
+    there = f.value(torch.add(z, moved, alpha=_NEAR))
+    return torch.nan_to_num(_NOISE * (there - value - _NEAR * (g * moved).sum(1)).abs(), nan=0.0, posinf=0.0)
 
 
 def backtrack(f: Evaluations, z: Tensor, d: Tensor, halvings: int, share: float = _ARMIJO) -> Searched:
@@ -86,8 +108,9 @@ def wolfe(
 
     Bracketing as in Lewis & Overton (2013, algorithm 4.6), with the secant of the slopes, kept away from the ends, in place
     of bisection and doubling.  Where values no longer resolve the decrease, Hager & Zhang's approximate test on slopes
-    (2005, eq. 4.1) takes over, so that the gradient reaches its tolerance and not only the square root of it.  If the trials
-    are used up, the longest step that met the first condition is taken.
+    (2005, eq. 4.1) takes over, so that the gradient reaches its tolerance and not only the square root of it;
+    what they resolve is measured (:func:`unresolved`) where slopes and values first disagree.  If the trials are used up,
+    the longest step that met the first condition is taken.
 
     Args:
         z, d: point and descent direction ``(batch, n)``. slope: ``g'd < 0``. t: first lengths. trials: evaluations at most.
@@ -97,15 +120,22 @@ def wolfe(
     low, high = torch.zeros_like(t), torch.full_like(t, torch.inf)
     low_slope, high_slope = slope, torch.zeros_like(slope)
     noise, doubt = rounding(value)
-    square = f(z).square().sum(1)
+    g = f(z)
+    square, measured = g.square().sum(1), False
     for _ in range(trials):
         trial = torch.addcmul(z, t.unsqueeze(1), d)
         new, g_new = f.value(trial), f(trial)
         new_slope = (g_new * d).sum(1)
-        armijo = new <= value + _ARMIJO * t * slope
-        small = (new <= value + noise) & (-t * slope <= _EXPECTED * noise)
-        small = small | ((new <= value + doubt) & (-t * slope <= doubt) & (g_new.square().sum(1) <= square))
-        armijo = armijo | (small & (new_slope <= (2 * _ARMIJO - 1) * slope))
+        armijo, falls = new <= value + _ARMIJO * t * slope, new_slope <= (2 * _ARMIJO - 1) * slope
+        flatter = g_new.square().sum(1) <= square
+        small = (new <= value + noise) & (-t * slope <= EXPECTED * noise)
+        small = small | ((new <= value + doubt) & (-t * slope <= doubt) & flatter)
+        open_ = f.active & falls & flatter & ~(armijo | small) & torch.isfinite(new)
+        if not measured and bool(open_.any()):
+            noise = torch.maximum(noise, torch.where(open_, unresolved(f, z, value, g, trial - z), 0))
+            measured = True
+            small = small | (open_ & (new <= value + noise) & (-t * slope <= EXPECTED * noise))
+        armijo = armijo | (small & falls)
         far = new_slope > -curvature * slope if strong else torch.zeros_like(armijo)
         found = armijo & ~far & (new_slope >= curvature * slope)
         searching = f.active & ~found
