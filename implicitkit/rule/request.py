@@ -17,6 +17,7 @@ from implicitkit.linear.blocks import BlockSubstitution
 from implicitkit.linear.independence import refuse_coupled
 from implicitkit.linear.preconditioners import preconditioner
 from implicitkit.reporting import linear_failure
+from implicitkit.rule.doubtful import warn_if_singular
 from implicitkit.rule.primitive import root
 from implicitkit.rule.unchanged import refuse_changed, refuse_cut
 from implicitkit.solution import LinearReport, Record, Status
@@ -173,6 +174,9 @@ class Request:
             )
         )
         del self.record.linear[:-8]  # the last few are enough
+        if self.on_failure != "ignore" and self.linear_solver.exact:
+            solve = lambda A, b: self._answer(A, b, limited)  # noqa: E731
+            warn_if_singular(self.record, self.options.rtol, A, b, answer.x, transposed, solve)
         if self.on_failure == "nan":
             return self._or_nan(answer, b)
         if lost is not None:

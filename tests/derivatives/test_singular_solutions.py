@@ -1,0 +1,104 @@
+"""A derivative at a double root is infinite or undetermined, and the finite number that comes out is never silent."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit import ConvergenceWarning
+
+SINGULAR: dict[str, Callable[[Tensor, Tensor], ik.Solution]] = {
+    "z^2 = c": lambda one, c: ik.root(lambda z, c: z**2 - c, one, (c,)),
+    "z^2 = c by Broyden": lambda one, c: ik.root(lambda z, c: z**2 - c, one, (c,), solver="broyden"),
+    "(z - 1)^2 = c": lambda one, c: ik.root(lambda z, c: (z - 1) ** 2 - c, 3 * one, (c,)),
+    "z^3 = c": lambda one, c: ik.root(lambda z, c: z**3 - c, one, (c,)),
+    "(z - 1)^4 = c": lambda one, c: ik.root(lambda z, c: (z - 1) ** 4 - c, 3 * one, (c,)),
+    "map with slope one": lambda one, c: ik.fixed_point(lambda z, c: z - z**2 + c, 0.5 * one, (c,)),
+    "least squares of z^2 = c": lambda one, c: ik.least_squares(lambda z, c: z**2 - c, one, (c,)),
+    "one of three, in other units": lambda one, c: ik.root(
+        lambda z, c: torch.cat([1e6 * (z[:1] - 2 - c), z[1:2] ** 2 - c, z[2:] - z[1:2] - 1]),
+        torch.cat([one, one, one]),
+        (c,),
+    ),
+}
+REGULAR: dict[str, Callable[[Tensor, Tensor], ik.Solution]] = {
+    "exponential": lambda one, c: ik.root(lambda z, c: torch.exp(z) - 2 - c, one, (c,)),
+    "loose": lambda one, c: ik.root(lambda z, c: torch.exp(z) - 2 - c, one, (c,), rtol=1e-2, atol=1e-2),
+    "solution at zero": lambda one, c: ik.root(lambda z, c: torch.sin(z) + z**3 - c, one, (c,)),
+    "slow map, loose": lambda one, c: ik.fixed_point(
+        lambda z, c: 0.98 * torch.tanh(z) + 0.01 + c, one, (c,), rtol=1e-1, solver="picard"
+    ),
+    "condition 1e10": lambda one, c: ik.root(
+        lambda z, c: torch.stack([z[0] + z[1] - 2 - c[0], z[0] + (1 + 1e-10) * z[1] - 2 - 1e-10]),
+        torch.cat([one, 0 * one]),
+        (c,),
+    ),
+    "stiff": lambda one, c: ik.root(
+        lambda z, c: torch.stack([1e8 * (z[0] - 1 - c[0]) + z[1] ** 2, z[1] - 1e-8]), torch.cat([one, one]), (c,)
+    ),
+}
+
+
+def backward(solve: Callable[[Tensor, Tensor], ik.Solution], dtype: torch.dtype = torch.float64) -> Tensor:
+    c = torch.zeros(1, dtype=dtype, requires_grad=True)
+    return torch.autograd.grad(solve(torch.ones(1, dtype=dtype), c).value.sum(), c)[0]
+
+
+@pytest.mark.parametrize("name", SINGULAR)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_derivative_at_a_multiple_root_is_never_silent(name: str, dtype: torch.dtype) -> None:
+    with pytest.warns(ConvergenceWarning, match=r"singular at \|z\| = .* as far as the solution is known"):
+        backward(SINGULAR[name], dtype)
+
+
+@pytest.mark.parametrize("name", REGULAR)
+def test_regular_solutions_are_not_suspected(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert bool(torch.isfinite(backward(REGULAR[name])).all())
+
+
+def test_flat_minima_are_said_too() -> None:
+    def flat(one: Tensor, c: Tensor) -> ik.Solution:
+        return ik.argmin(lambda z, c: ((z - 1) ** 4 - c * z).sum(), 3 * one, (c,), solver="gradient_descent")
+
+    with pytest.warns(ConvergenceWarning, match="singular"):
+        backward(flat)
+
+
+def test_only_the_samples_in_question_are_named_in_every_mode() -> None:
+    c = torch.tensor([[1.0], [0.0], [4.0]], dtype=torch.float64)
+
+    def solve(c: Tensor) -> Tensor:
+        return ik.root(lambda z, c: z**2 - c, torch.ones_like(c), (c,), batch_dims=1).value
+
+    for derivative in (torch.func.jacrev, torch.func.jacfwd):
+        with pytest.warns(ConvergenceWarning, match=r"in 1 of 3 samples \(sample 1: \|z\| = "):
+            found = derivative(solve)(c)
+        assert float(found[0, 0, 0, 0]) == pytest.approx(0.5) and float(found[2, 0, 2, 0]) == pytest.approx(0.25)
+
+
+def test_a_derivative_that_does_not_meet_the_singular_part_is_not_suspected() -> None:
+    def two(one: Tensor, c: Tensor) -> ik.Solution:
+        return ik.root(lambda z, c: torch.stack([z[0] - c[0], z[1] ** 2]), torch.cat([one, one]), (c,))
+
+    c = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        z = two(torch.ones(1, dtype=torch.float64), c).value
+        assert float(torch.autograd.grad(z[0], c)[0]) == 1.0
+
+
+def test_who_ignores_failures_is_not_told() -> None:
+    def ignore(one: Tensor, c: Tensor) -> Any:
+        return ik.root(lambda z, c: z**2 - c, one, (c,), on_failure="ignore")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert float(backward(ignore)) > 1e4
