@@ -24,7 +24,8 @@ class PerPosition(ik.Method):
 
     - Each position is a sample of its own when coefficients and step lengths are chosen.
     - A position is *frozen* at the first iterate at which it, and all before it, meet
-      ``|r_t| <= atol / \sqrt T + rtol |z_t|``; a sequence is done when its last position is frozen.  (Then
+      ``|r_t| <= atol / \sqrt T + rtol |z_t|`` (where nobody gave ``atol``, of each position's own units:
+      :meth:`Options.floor`); a sequence is done when its last position is frozen.  (Then
       ``|r| <= atol + rtol |z|`` for the whole of it.)  Stopping a sequence as a whole would let later positions decide how
       well earlier ones are solved.
     - ``and_then``: another method, for sequences that get nowhere: the residual of whose first position that is not frozen
@@ -55,7 +56,7 @@ class PerPosition(ik.Method):
     length: int | None = None
     whole: bool = False
     and_then: PerPosition | None = None
-    tolerances: tuple[float, float] | None = None  # rtol, atol: set when it runs
+    options: Options | None = None  # whose tolerances: set when it runs
     name: ClassVar[str] = "per_position"
     keeps_best: ClassVar[bool] = False
 
@@ -71,7 +72,7 @@ class PerPosition(ik.Method):
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         """The driver's loop, which this method stops; then, where sequences are left, that of the next one."""
-        mine = dataclasses.replace(self, tolerances=(options.rtol, options.atol))
+        mine = dataclasses.replace(self, options=options)
         silent = dataclasses.replace(options, rtol=0.0, atol=0.0)
         total = super(PerPosition, mine).run(f, z0, silent)
         member, taken = self.and_then, int(total.steps.max())
@@ -99,6 +100,7 @@ class PerPosition(ik.Method):
             "inner": self.method.init(f, z) if self.whole else self.method.init(view, rows),
             "best": rows,
             "best_norm": None,
+            "floor": None,
             "frozen": torch.zeros(len(rows), dtype=torch.bool, device=z.device),
             "front": torch.full((sequences,), -1, dtype=torch.int64, device=z.device),
             "front_best": rows.new_zeros(sequences),  # smallest residual at the front since it is there
@@ -112,7 +114,7 @@ class PerPosition(ik.Method):
         rows = view.enter(z, state["best"], state["best_norm"])
         changed: dict[str, Any] = {"best": view.best, "best_norm": view.best_norm}
         frozen = state["frozen"]
-        if self.tolerances is not None:
+        if self.options is not None:
             changed |= self._look(f, view, rows, state)
             frozen = changed["frozen"]
             if bool(frozen.all()):
@@ -131,17 +133,19 @@ class PerPosition(ik.Method):
 
     def _look(self, f: Any, view: _Positions, rows: Tensor, state: dict[str, Any]) -> dict[str, Any]:
         """Which positions are frozen, and which samples are done, or given up (``f.stuck``)."""
-        assert self.tolerances is not None
-        rtol, atol = self.tolerances
-        length = self.length or self.positions
-        tolerance = atol / self.positions**0.5 + rtol * torch.linalg.vector_norm(rows, dim=1)
+        assert self.options is not None
+        length, size = self.length or self.positions, torch.linalg.vector_norm(rows, dim=1)
+        floor = state["floor"]
+        if floor is None:  # at the start; a number where atol was given
+            floor = torch.as_tensor(self.options.floor(size + view.norm)).to(size).expand_as(size)
+        tolerance = floor / self.positions**0.5 + self.options.rtol * size
         met = (view.norm <= tolerance) | state["frozen"]
         prefix = met.view(-1, length).cummin(1).values
         frozen = prefix.flatten()
         done = frozen.view(f.batch, -1).all(1)
         f.at_rounding = done
         f.stuck = done
-        changed = {"frozen": frozen}
+        changed = {"frozen": frozen, "floor": floor}
         if self.and_then is None:
             return changed
         # ---- does the first position that is not frozen get anywhere?
@@ -165,7 +169,7 @@ class PerPosition(ik.Method):
             return (index.unsqueeze(1) * count + torch.arange(count, device=index.device)).flatten()
 
         rows, sequences = groups(self.positions), groups(self.positions // (self.length or self.positions))
-        of_rows = ("best", "best_norm", "frozen")
+        of_rows = ("best", "best_norm", "floor", "frozen")
         kept = {
             name: None if value is None else value.index_select(0, rows if name in of_rows else sequences)
             for name, value in state.items()

@@ -124,3 +124,25 @@ def test_the_object_of_the_default_and_its_name_are_the_same() -> None:
     assert torch.equal(named(x), made(x))
     direct = PerPosition(ik.Picard(), (8,), 6, 6)
     torch.testing.assert_close(DEQ(cell, solver=direct)(x), named(x), rtol=1e-9, atol=1e-10)
+
+
+class Scaled(Swing):
+    """z_t = t (0.5 tanh(z_t / t) + 0.2 z_{t-1} / t) + x_t, the same in units of any size t."""
+
+    def __init__(self, unit: float) -> None:
+        super().__init__()
+        self.unit = unit
+
+    def update(self, z: Tensor, x: Tensor) -> Tensor:
+        past = torch.nn.functional.pad(z, (0, 0, 1, 0))[:, :-1]
+        return 0.5 * self.unit * torch.tanh(z / self.unit) + 0.2 * past + x
+
+
+def test_positions_are_solved_alike_in_all_units() -> None:
+    torch.manual_seed(0)
+    x = 0.3 * torch.randn(2, 7, 3, dtype=F64)
+    x[:, 4:] *= 1e-3  # positions have sizes of their own
+    expected = DEQ(Scaled(1.0), rtol=1e-12, atol=0.0)(x)
+    for unit in (1e-12, 1e-6, 1.0, 1e9):
+        found = DEQ(Scaled(unit))(unit * x) / unit
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9, msg=lambda m, u=unit: f"units of {u}: {m}")
