@@ -61,7 +61,9 @@ _MEANING = {
     Status.UNBOUNDED: "the objective falls without bound on the constraints",
     Status.INACCURATE: "close, but the residual did not meet the tolerance",
     Status.NONCONVEX: "the quadratic part is not positive semidefinite: a stationary point need be no minimum",
-    Status.DIVERGED: "z runs away: the residual vanishes towards infinity, or z grows and the residual does not fall",
+    Status.DIVERGED: (
+        "z has run away, or stands so far out that nothing there tells a solution from the way to a zero at infinity"
+    ),
     Status.SADDLE: "the gradient vanishes at a saddle point or a maximum: the objective falls along a direction from there",
 }
 
@@ -78,7 +80,8 @@ _ADVICE = {
     Status.NONCONVEX: "A stationary point is found by ik.argmin with constraints= and a z0.",
     Status.DIVERGED: (
         "There may be no solution: what vanishes as z grows has its zero at infinity. Rule that out in the problem (a "
-        "bound, a normalisation, other unknowns), or start nearer to a solution."
+        "bound, a normalisation, other unknowns), or start nearer to a solution. If solutions are that large, count z in "
+        "larger units (solve for z / 1000, say), so that it is of size one."
     ),
     Status.UNBOUNDED: "State what keeps z back: bounds=, constraints=, or a term that grows.",
     Status.SADDLE: (

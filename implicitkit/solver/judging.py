@@ -26,7 +26,17 @@ from torch import Tensor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options
 from implicitkit.solver.evaluations import Evaluations, subset
-from implicitkit.solver.probing import DENSE, in_working_precision, rounding, row_scales, runs_away, vanishes
+from implicitkit.solver.probing import (
+    AWAY,
+    DENSE,
+    STANDS,
+    in_working_precision,
+    is_healthy,
+    rounding,
+    row_scales,
+    runs_away,
+    vanishes,
+)
 from implicitkit.solver.steps.factored import is_noise
 
 __all__ = ["Judge"]
@@ -65,6 +75,7 @@ class Judge:
         self._away: tuple[Tensor, Tensor, Tensor] | None = (
             None  # a point, who was asked there whether it runs away, who does
         )
+        self._healthy: tuple[Tensor, Tensor] | None = None  # a point, whose equations all change there far more than F
 
     def norm(self, residual: Tensor) -> Tensor:
         """``|F|`` of each sample, ``(batch,)``: its 2-norm, unless the user has one of his own."""
@@ -104,7 +115,7 @@ class Judge:
     def select(self, samples: Tensor, f: Evaluations | None = None) -> Judge:
         """The judge of these samples only, which ``f`` evaluates."""
         judge = copy.copy(self)
-        judge.f, judge._last, judge._away = (self.f if f is None else f), None, None
+        judge.f, judge._last, judge._away, judge._healthy = (self.f if f is None else f), None, None, None
         for name in ("start_norm", "first", "bound", "floor", "_reach"):
             value = getattr(self, name)
             if isinstance(value, Tensor):
@@ -172,10 +183,16 @@ class Judge:
         (:meth:`last_word`), and others have come to rest nowhere (:meth:`gone`, and
         :func:`~implicitkit.solver.probing.vanishes` unless the way there was ``steep``).  ``converged``: the caller knows
         that every one has."""
-        beginning = self._may_vanish(norm, status, steep)
+        beginning = self._may_vanish(z, norm, status, steep)
         if beginning is not None:
-            status = torch.where(self._asked(vanishes, z, beginning), int(Status.DIVERGED), status)
-            converged = False
+            nowhere = self._asked(vanishes, z, beginning)
+            if bool(nowhere.any()):
+                status = torch.where(nowhere == AWAY, int(Status.DIVERGED), status)
+                known = self._reviewed(z, norm, status, False)
+                return torch.where(nowhere == STANDS, int(Status.STALLED), known)
+        return self._reviewed(z, norm, status, converged)
+
+    def _reviewed(self, z: Tensor, norm: Tensor, status: Tensor, converged: bool) -> Tensor:
         if (converged or not int(torch.count_nonzero(status))) and self._all_are_near(z):
             return status
         failed = (status == int(Status.MAX_STEPS)) | (status == int(Status.STALLED))
@@ -185,12 +202,15 @@ class Judge:
         small = (status == int(Status.CONVERGED)) | (lost & (norm <= self.atol))
         return torch.where(self.gone(z, small), int(Status.DIVERGED), status)
 
-    def _may_vanish(self, norm: Tensor, status: Tensor, steep: Tensor | None) -> Tensor | None:
-        """Samples whose only merit is that ``|F| <= atol``, ``(batch,)``; ``None``: there are none."""
+    def _may_vanish(self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor | None) -> Tensor | None:
+        """Samples whose only merit is that ``|F| <= atol``, ``(batch,)``; ``None``: there are none.
+        How ``F`` changes with ``z`` is known of those whose claim has been looked at."""
         if self.relative_to_state or self.f.kind.returns_program or (steep is not None and bool(steep.all())):
             return None
         beginning = (status == int(Status.CONVERGED)) & (norm <= self.atol) & (norm > 0)
         beginning = beginning if steep is None else beginning & ~steep
+        if self._healthy is not None and self._healthy[0] is z:
+            beginning = beginning & ~self._healthy[1]
         return beginning if bool(beginning.any()) else None
 
     def _lower(self, which: Tensor, to: Tensor) -> None:
@@ -219,26 +239,32 @@ class Judge:
 
     def _excess(self, z: Tensor, which: Tensor, rtol: float | Tensor, careful: bool, noise: bool = True) -> Tensor:
         """The largest (or the user's own norm of) ``|F_i| / (atol + rtol S_i)``, below 1 where ``F`` is nothing but rounding
-        errors (which is asked if ``noise``); ``(batch,)``."""
+        errors (which is asked if ``noise``); ``(batch,)``.  Samples whose every ``F_i`` is far below ``S_i``, or which
+        are accepted as rounding, are kept."""
 
         def excess(f: Evaluations, z: Tensor, which: Tensor, rtol: float | Tensor, floor: float | Tensor) -> Tensor:
             F = in_working_precision(f.residual(z)).abs()
-            bound = floor + rtol * row_scales(f, z, which, rtol, floor, careful)
+            scale = row_scales(f, z, which, rtol, floor, careful)
+            bound = floor + rtol * scale
             found = self._worst(_ratio(F, bound))
-            if noise and bool((which & (found > 1)).any()):
-                least = self._worst(_ratio(F, torch.maximum(bound, _NOISE * rounding(f, z))))
+            refused, healthy = which & (found > 1), is_healthy(F, scale)
+            if noise and bool(refused.any()):
+                least = self._worst(_ratio(F, torch.maximum(bound, _NOISE * rounding(f, z, refused))))
                 found = torch.where(least <= 1, least, found)
-            return found
+                healthy = healthy | (refused & (least <= 1))
+            return torch.stack([found, healthy.to(found)], 1)
 
         floor = self.floor.unsqueeze(1) if isinstance(self.floor, Tensor) else self.floor
-        return self._asked(excess, z, which, rtol, floor)
+        found, healthy = self._asked(excess, z, which, rtol, floor).unbind(1)
+        self._healthy = z, (healthy > 0) & which
+        return found
 
     def _worst(self, ratios: Tensor) -> Tensor:
         return self.size(ratios) if self.own_norm else ratios.amax(1)
 
     def _asked(self, question: Callable[..., Tensor], z: Tensor, which: Tensor, *more: Any) -> Tensor:
         """The answer to a question about the residual at the samples ``which``, asked beside ``f``, which remembers its
-        point, and of their rows alone where the system allows it; ``(batch,)``."""
+        point, and of their rows alone where the system allows it; ``(batch, ...)``."""
         f = self.f
         F = f.residual(z)
         samples, system, theta = subset(f, which)
@@ -255,7 +281,7 @@ class Judge:
         f.sample_evaluations += probe.sample_evaluations
         if len(samples) == len(which):
             return answer
-        return answer.new_zeros(len(which)).index_copy(0, samples, answer)
+        return answer.new_zeros(len(which), *answer.shape[1:]).index_copy(0, samples, answer)
 
 
 def _ratio(value: Tensor, bound: Tensor) -> Tensor:

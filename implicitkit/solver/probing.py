@@ -14,7 +14,18 @@ from implicitkit.linear.dense import lstsq_batched, solve_batched
 from implicitkit.linear.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["DENSE", "fell_steeply", "in_working_precision", "rounding", "row_scales", "runs_away", "vanishes"]
+__all__ = [
+    "AWAY",
+    "DENSE",
+    "STANDS",
+    "fell_steeply",
+    "in_working_precision",
+    "is_healthy",
+    "rounding",
+    "row_scales",
+    "runs_away",
+    "vanishes",
+]
 
 _FLOOR = 1e-6  # components this much smaller than the largest count as if they were so large
 _MOVE = 1e-2  # by which z moves in the test for infinity
@@ -24,11 +35,13 @@ _BESIDE = 0.03  # of z: how far around the point of a line that is nearest to th
 _SHORT = 0.01  # ... and what is left of the way there if that is the origin: a ray of zeros need not reach it
 _FALLS = 0.1  # ... and so is a larger one that takes the residual down to this
 _LEFT = 0.3  # what a step leaves of F on no way to infinity: there it is 1 / e and more, up to higher orders
+AWAY, STANDS = 1, 2  # what is found of a residual that vanishes in the units of F only
 DENSE = 64  # unknowns up to which the correction is found by factors
 _STEPS = 20  # ... and products beyond
 _NOISE = 10.0  # times what rounding leaves: a residual below is nothing else
 _FLAT = 100.0  # times that, at most, F changes where z moves by two units in the last place of one
 _STEEPEST = 700.0  # d log |F| / d log |z| that no function on its way to zero at infinity exceeds: it has underflowed
+_LOCAL = 10.0  # times |z|: a longer step says nothing of F near z
 _MOST = 7.0  # of log |F| in one step that counts: another equation than that which vanishes may have fallen
 _OUTWARD = 1e-2  # of itself, by which a correction leads a component away from the origin ...
 _BESIDE_ZERO = 1e-3  # ... unless it is so much smaller than the largest
@@ -65,18 +78,30 @@ def row_scales(
     return scale
 
 
-def rounding(f: Evaluations, z: Tensor) -> Tensor:
+def is_healthy(F: Tensor, scale: Tensor) -> Tensor:
+    """Where every ``F_i`` is far smaller than its change with ``z``, as near a zero, ``(batch,)``."""
+    return (F.abs() <= _SOUND * scale).all(1)
+
+
+def rounding(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     """What rounding leaves of each ``F_i``, ``(batch, n)``: how far ``F`` is from its linear model two units in the last
     place away (of ``z``; of 0.7 where ``z`` vanishes beside it).  Zero where ``F_i`` is too large for that: a jump is no
-    rounding error."""
+    rounding error.
+
+    Two evaluations where each ``F_i`` of the samples ``which`` is far larger than its change over that way; else up to 14.
+    """
     F = in_working_precision(f.residual(z))
     eps = torch.finfo(z.dtype).eps
     h = eps**0.5
     noise, scale = torch.zeros_like(F), torch.zeros_like(F)
-    own = _directions(z)[:2]
-    for direction, mine in zip(_directions(z, least=_UNIT)[:2], own, strict=True):
+    own, lifted_ones = _directions(z)[:2], _directions(z, least=_UNIT)[:2]
+    changes = [in_working_precision(f.residual(z + 2 * eps * direction)) - F for direction in lifted_ones]
+    largest = torch.stack(changes).abs().amax(0)
+    smooth = (((F.abs() > 4 * _NOISE * largest) & (largest > 0)) | (F == 0)).all(1)
+    if bool((smooth | ~which).all()):
+        return noise
+    for direction, mine, change in zip(lifted_ones, own, changes, strict=True):
         slope, back = ((in_working_precision(f.residual(z + s * direction)) - F) / s for s in (h, -h))
-        change = in_working_precision(f.residual(z + 2 * eps * direction)) - F
         left = (change - eps * (slope + back)).abs()  # the slope of both sides: F is no straight line for h
         lifted = direction.abs().amax(1, keepdim=True) > 2 * mine.abs().amax(1, keepdim=True)
         if bool(lifted.any()):  # of other units than z, perhaps: then what is left is smooth
@@ -114,7 +139,8 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         # J is singular wherever residuals are left that are no more than the unknowns
         if bool((open_ & ~near & orthogonal).any()):
             H = in_working_precision(f.linearize(z).dense())
-            near = near | (orthogonal & _by_factors(f, H, F, z, F, scale))
+            few = fit[1].shape[1] <= z.shape[1]
+            near = near | (orthogonal & _by_factors(f, H, F, z, F, scale, lines=few))
         return which & (vanished | ~near)
     A = f.linearize(z)
     if z.shape[1] <= DENSE:
@@ -141,29 +167,33 @@ def fell_steeply(z: Tensor, norm: Tensor, point: Tensor, last: Tensor) -> Tensor
 
     ``|F|`` fell by more, for the way that each ``z_i`` went outwards, than it can on the way to infinity:
     ``|z_i| - |point_i| <= |z_i| log(last / |F|) / 700``.  For ``exp(-k z)`` the quotient is ``k |z|``, and beyond 700 that
-    underflows.
+    underflows.  And ``|F|`` is far smaller than its change along that step (no longer than ten times ``z``), carried on over
+    a way as long as ``z``: else it may be small by its units alone.
     """
     fall = torch.log(last / norm).clamp(0, _MOST).unsqueeze(1) / _STEEPEST
     size, before = z.abs(), point.abs()
     across = ((z < 0) != (point < 0)) & (size > 0.01 * before)
     outwards = torch.where(across, size + before, size - before)
-    return (outwards <= fall * size).all(1) & (norm < last)
+    step, largest = (z - point).abs().amax(1), size.amax(1)
+    healthy = (norm * step <= _SOUND * last * largest) & (step <= _LOCAL * largest)
+    return (outwards <= fall * size).all(1) & (norm < last) & healthy
 
 
 def vanishes(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     """Where ``F``, however small, is the beginning of a zero at infinity (``erfc(z)``, ``exp(-100 z)``), in whatever units
-    ``z`` has; ``(batch,)``.
+    ``z`` has, :data:`AWAY`; where it is no beginning of a zero at all, :data:`STANDS`; elsewhere 0, ``(batch,)``.
 
     Near a zero each ``F_i`` is far smaller than its change with ``z``, unless ``z`` is near zero itself (one evaluation).
     Else the Newton correction decides: it leads to a zero, and takes ``F`` down, or towards the origin; on the way to
-    infinity it leads outwards, and leaves a third (``erfc``, ``exp(-z)``) or more of ``F``.
+    infinity it leads outwards, and leaves a third (``erfc``, ``exp(-z)``) or more of ``F``.  Where it leads nowhere, ``F``
+    stands still and is small by its units alone (``1e-7 (z^3 - 8)`` at 0).
     """
     F = in_working_precision(f.residual(z))
     scale = row_scales(f, z, which, _SOUND, 0.0, careful=False)
-    suspect = which & ~(F.abs() <= _SOUND * scale).all(1)
+    suspect = which & ~is_healthy(F, scale)
     if not bool(suspect.any()):
-        return suspect
-    A = f.linearize(z)
+        return suspect.to(torch.int64)
+    A, rows = f.linearize(z), torch.ones_like(F)
     if z.shape[1] <= DENSE:
         J = torch.nan_to_num(in_working_precision(A.dense()), posinf=0.0, neginf=0.0)
         rows = J.abs().amax(2)
@@ -174,12 +204,16 @@ def vanishes(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     d = torch.nan_to_num(d, posinf=0.0, neginf=0.0)
     point = in_working_precision(z)
     away = (point + d).abs() - point.abs() > _OUTWARD * point.abs()
-    suspect = suspect & (away & (point.abs() > _BESIDE_ZERO * point.abs().amax(1, keepdim=True))).any(1)
+    away = (away & (point.abs() > _BESIDE_ZERO * point.abs().amax(1, keepdim=True))).any(1)
+    stands = (d == 0).all(1)
+    suspect = suspect & (away | stands)
     after = in_working_precision(f.residual((point + d).to(z.dtype)))
     suspect = suspect & ~((after.abs() <= _LEFT * F.abs()) | (F.abs() <= _SOUND * scale)).all(1)
-    if bool(suspect.any()):
-        suspect = suspect & ~_is_noise(f, z, F, suspect)
-    return suspect
+    if bool(suspect.any()):  # as a whole, in units of J where there is one: a row may happen to show none of its own
+        noise, least = _NOISE * rounding(f, z, suspect), torch.minimum(F.abs(), after.nan_to_num(torch.inf).abs())
+        whole = torch.linalg.vector_norm(least / rows, dim=1) <= torch.linalg.vector_norm(noise / rows, dim=1)
+        suspect = suspect & ~(whole | (least <= noise).all(1))
+    return torch.where(suspect, torch.where(stands, STANDS, AWAY), 0)
 
 
 def _as_fit(f: Evaluations, z: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -222,13 +256,16 @@ def _is_small(d: Tensor, z: Tensor) -> Tensor:
     return (d.abs() <= sound * torch.maximum(z.abs(), 0.1 * z.abs().amax(1, keepdim=True))).all(1)
 
 
-def _by_factors(f: Evaluations, J: Tensor, r: Tensor, z: Tensor, F: Tensor, scale: Tensor) -> Tensor:
+def _by_factors(
+    f: Evaluations, J: Tensor, r: Tensor, z: Tensor, F: Tensor, scale: Tensor, lines: bool = True
+) -> Tensor:
     """Where the correction ``J d = -r`` (in the sense of least squares) says that a zero of ``F`` is near, ``(batch,)``.
 
     Equations are scaled to equal size and unknowns by their own (those of a fit, whose equations have weights, to equal
     columns of ``J``).  Where ``J`` then is
     singular but to half the digits (a fit: to rounding), the correction may also be that of lower rank, but the zeros (or
     fits as good) must go on along its null space to the point nearest to the origin: a line of them, no way to infinity.
+    Without ``lines`` a singular ``J`` is refused.
     """
     norm = lambda t: torch.linalg.vector_norm(in_working_precision(t), dim=1)  # noqa: E731
     point, square = in_working_precision(z), r is F
@@ -254,6 +291,7 @@ def _by_factors(f: Evaluations, J: Tensor, r: Tensor, z: Tensor, F: Tensor, scal
     ray = torch.linalg.vector_norm(along, dim=1) <= eps**0.25 * torch.linalg.vector_norm(point / unit, dim=1)
     back = along + low + torch.where(ray, _SHORT, 0).unsqueeze(1) * (point / unit - along)
     origin = (unit * back).to(z.dtype)
+    full = torch.linalg.vector_norm(along - point / unit, dim=1) <= eps**0.25 * torch.linalg.vector_norm(along, dim=1)
     if square:
         there = in_working_precision(f.residual(origin))
         size = torch.minimum(scale, _size(f, origin, there, unit * back.abs().clamp_min(_BESIDE)))
@@ -261,9 +299,11 @@ def _by_factors(f: Evaluations, J: Tensor, r: Tensor, z: Tensor, F: Tensor, scal
         left = ((matrix @ low.unsqueeze(2)).squeeze(2) - b).abs()
         solvable = (left <= 0.5 * b.abs() + eps * low.abs().amax(1, keepdim=True)).all(1)
     else:
-        line = norm(f.problem.flat_residuals(f.kernel, origin)) <= 1.01 * norm(r) + eps**0.5 * rows.squeeze(1)
-        solvable = finite
-    full = torch.linalg.vector_norm(along - point / unit, dim=1) <= eps**0.25 * torch.linalg.vector_norm(along, dim=1)
+        there = in_working_precision(f.problem.flat_residuals(f.kernel, origin).detach())
+        line, solvable = norm(there) <= 1.01 * norm(r) + eps**0.5 * rows.squeeze(1), finite
+        if bool((line & ~full).any()):  # as good a fit, and one that stands: not on the way to a better one
+            line = line & _explains(in_working_precision(f.residuals_jacobian(origin)), there, unit * back)[1]
+    line = line if lines else line & full
     near = regular & (full | line) & _near_a_zero(f, z, F, unit * d, scale)
     near = near | (solvable & line & _near_a_zero(f, z, F, unit * low, scale))
     if square:  # a zero to the last bit where F is not zero all around: one of high multiplicity, say
@@ -273,7 +313,7 @@ def _by_factors(f: Evaluations, J: Tensor, r: Tensor, z: Tensor, F: Tensor, scal
 
 def _is_noise(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
     """Where ``F`` is nothing but rounding errors, ``(batch,)``; asked if any of ``which``."""
-    return (F.abs() <= _NOISE * rounding(f, z)).all(1) if bool(which.any()) else which
+    return (F.abs() <= _NOISE * rounding(f, z, which)).all(1) if bool(which.any()) else which
 
 
 def _size(f: Evaluations, z: Tensor, F: Tensor, w: Tensor, which: Tensor | None = None) -> Tensor:

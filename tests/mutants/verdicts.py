@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .row import mutants
 
+CANCEL = "tests/solver/test_cancellation.py"
 FAR = "tests/solver/test_convergence.py -k 'far_out'"
 UNITS = "tests/solver/test_units.py -k 'composition or exponential or single'"
 UNITS_OF_MAPS = "tests/solver/test_units.py -k 'cosine'"
@@ -32,6 +33,44 @@ MUTANTS = [
         ("self.tolerance = self._floor + self", "self.tolerance = self.options.atol + self"),
     ),
     *mutants(
+        "implicitkit/solver/judging.py",
+        CANCEL + " -k 'costs_few or looked_at_once'",
+        ("beginning = beginning & ~self._healthy[1]", "pass"),
+    ),
+    *mutants(
+        "implicitkit/solver/probing.py",
+        "tests/solver/test_convergence.py -k 'by_their_units'",
+        ("healthy = (norm * step <= _SOUND * last * largest) & (step <= _LOCAL * largest)", "healthy = norm < last"),
+        ("stands = (d == 0).all(1)", "stands = (d != d).all(1)"),
+    ),
+    *mutants(
+        "implicitkit/solver/probing.py",
+        CANCEL + " -k costs_few",
+        ("if bool((smooth | ~which).all()):", "if False:"),
+    ),
+    *mutants(
+        "implicitkit/interop/session.py",
+        CANCEL + " -k 'scipy and cosh'",
+        ("noise = max(noise, self._unresolved(x, difference))", "pass"),
+    ),
+    *mutants(
+        "implicitkit/solver/minimise/gradient_descent.py",
+        CANCEL + " -k 'gradient_descent and cosh'",
+        ("enough = enough | ((value <= reference + noise) & (promised <= EXPECTED * noise) & flatter)", "pass"),
+    ),
+    *mutants(
+        "implicitkit/rule/doubtful.py",
+        "tests/derivatives/test_singular_solutions.py",
+        ("size = max(_ASKED * rtol**0.5, _LOOSE * rtol)", "size = _ASKED * rtol**0.5"),
+        ("large = torch.linalg.vector_norm(x - changed.x, dim=1) >=", "large = torch.linalg.vector_norm(x, dim=1) >="),
+        ("there = (z - d).detach()", "there = z"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/positions.py",
+        "tests/plugins/deq/test_causality.py -k units",
+        ("self.options.floor(size + view.norm)", "self.options.atol"),
+    ),
+    *mutants(
         "implicitkit/rule/request.py",
         FAILED,
         ("zero = lost.squeeze(1) | (failed &", "zero = lost.squeeze(1) & (failed &"),
@@ -48,8 +87,14 @@ MUTANTS = [
         ("unit = torch.where(columns > 0, rows / columns, unit)", "unit = unit"),
         ("torch.where(ray, _SHORT, 0)", "torch.where(ray, 0, 0)"),
         ("if not f.kind.of_residuals or z.shape[1] > DENSE:", "if True:"),
+        (
+            "line = line if lines else line & full",
+            "pass",
+            "tests/solver/test_convergence.py -k 'parameters_at_infinity'",
+        ),
+        ("if bool((line & ~full).any()):", "if False:", "tests/solver/test_convergence.py -k 'parameters_at_infinity'"),
         ("if bool(lifted.any()):", "if False:"),
-        ("suspect = which & ~(F.abs() <= _SOUND * scale).all(1)\n    if", "suspect = which & (F != F).all(1)\n    if"),
+        ("suspect = which & ~is_healthy(F, scale)", "suspect = which & (F != F).all(1)"),
         ("outwards = torch.where(across, size + before, size - before)", "outwards = torch.zeros_like(size)"),
     ),
     *mutants(
