@@ -83,6 +83,7 @@ class Operator:
         preconditioner: something near ``A`` that the Krylov methods may use, with ``solve(b)`` and ``T``
             (:mod:`implicitkit.linear.preconditioners`); not part of what ``A`` is.
         known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.
+        price: says how many products :meth:`sparse` takes, ``None`` where there is no pattern.
     """
 
     __slots__ = (
@@ -95,6 +96,7 @@ class Operator:
         "like",
         "mv",
         "preconditioner",
+        "price",
         "rmv",
         "size",
         "structure",
@@ -120,6 +122,7 @@ class Operator:
         self.known: Any = None
         self.preconditioner: Any = None
         self.weight = 0
+        self.price: Callable[[], int | None] = getattr(sparse, "products", _unknown)
         self.batch, self.size, self.like = batch, size, like
         self.symmetric, self.fixed_point, self.structure = symmetric, fixed_point, structure
         self._matrix: Tensor | None = None
@@ -156,7 +159,7 @@ class Operator:
             structure=None if self.structure is None else self.structure.T,
             sparse=lambda _: None if self.sparse() is None else self.sparse().T,
         )
-        other.weight = self.weight
+        other.weight, other.price = self.weight, self.price
         other.known = None if self.known is None else self.known.T
         other.preconditioner = None if self.preconditioner is None else self.preconditioner.T
         return other
@@ -165,6 +168,10 @@ class Operator:
         """An operator of the same shape by other products; it has no structure but what ``changes`` say."""
         shape: dict[str, Any] = {"batch": self.batch, "size": self.size, "like": self.like}
         return Operator(mv, rmv, dense, **(shape | changes))
+
+
+def _unknown() -> int | None:
+    return None
 
 
 def shifted(A: Operator, shift: Tensor | float, scale: Tensor | float = 1.0) -> Operator:

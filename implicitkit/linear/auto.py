@@ -28,6 +28,8 @@ _CUBES_OTHER = 2e8  # ... and another matrix that is not symmetric, where it is 
 _NUMBERS = 1 << 27  # numbers in all dense matrices, at most
 _FIRST = 120  # products of a Krylov method before a direct one, where there is one to turn to
 _STALE = 12  # products with the factors of a matrix nearby before they are given up
+_COLOURS = 24  # products side by side that cost no more than refinement by the factors of a matrix roughly like this
+_NEAR = 0.3  # of a right-hand side that refinement with them may leave, at most, before they are
 _ALONE = 64  # right-hand sides for which a matrix is factored whatever a Krylov method might do for each
 _EACH = 10  # products that one right-hand side takes of a Krylov method, or of refinement, at least
 _FLOPS = 1.5e4  # n^2 over this: right-hand sides whose Krylov spaces cost as much as one dense factorisation
@@ -39,7 +41,7 @@ class Auto(LinearSolver):
     """Chooses by cost and structure.
 
     1. Factors of the very matrix, or of one nearby (the solver's last Jacobian), if there are any: refinement, or GMRES
-       with them as preconditioner.
+       with them as preconditioner.  (Those of ``R'R``, of a fit, unless its sparse Hessian takes 24 products or fewer.)
     2. A preconditioner, if the user gave one, with ``gmres``.  What it cannot do is left to the others:
     3. ``lu`` where forming the dense blocks is cheap: few unknowns, or a cheap function.
     4. ``sparse_lu`` where the matrix has a sparsity pattern.  (3 for many unknowns, and 4, of a fixed-point map only after 5
@@ -73,7 +75,7 @@ class Auto(LinearSolver):
         state = _Progress(A, b)
         alone = len(b) >= _ALONE and len(b) * _ALONE >= A.size
         anew = len(b) > MANY and not asked and (cheap or A.sparse() is not None) and not is_near(A, A.known)
-        if A.known is not None and not anew:
+        if A.known is not None and not anew and not (getattr(A.known, "rough", False) and self._has_few_colours(A)):
             state.add(_nearby(A, b, **limits))
         if not state.done and asked:
             state.add(GMRES().solve_many(A, state.open_part(), max_steps=max_steps or _FIRST, **limits))
@@ -94,6 +96,12 @@ class Auto(LinearSolver):
         elif not state.done and fewer is not None and max_steps is None:
             state.add(self._krylov(A, state.open_part(), max_steps=None, **limits))
         return state.answer()
+
+    @staticmethod
+    def _has_few_colours(A: Operator) -> bool:
+        """Does the sparse matrix take fewer products, side by side, than refinement with factors of another?"""
+        products = A.price()
+        return products is not None and products <= _COLOURS
 
     def _is_affordable(self, A: Operator) -> bool:
         """May dense blocks be formed?"""
@@ -119,10 +127,12 @@ class Auto(LinearSolver):
 
 
 def _nearby(A: Operator, b: Tensor, *, rtol: float, atol: float) -> LinearSolution:
-    """With factors of a matrix nearby: refinement, and where that does not converge GMRES preconditioned by them."""
+    """With factors of a matrix nearby: refinement, and where that is slow GMRES preconditioned by them, for what is left."""
     k, known = len(b), A.known
     found = solve_with(known, A, b, rtol=rtol, atol=atol)
-    if bool(found.converged.all()):
+    size = torch.linalg.vector_norm(b.flatten(0, 1), dim=1)
+    near = ~found.converged & (found.residual_norm <= _NEAR * size)
+    if not bool(near.any()):
         return found
     many = A if k == 1 else repeated(A, k)
 
@@ -130,10 +140,11 @@ def _nearby(A: Operator, b: Tensor, *, rtol: float, atol: float) -> LinearSoluti
         x = known.solve(v.unflatten(0, (k, -1)).permute(1, 2, 0))
         return torch.nan_to_num(x.permute(2, 0, 1).flatten(0, 1))
 
-    rest = torch.where(found.converged.unsqueeze(1), 0, b.flatten(0, 1))
-    answer = GMRES(restart=_STALE).solve(preconditioned(many, inverse), rest, rtol=rtol, atol=atol, max_steps=_STALE)
-    progress = _Progress(A, b).add(found)
-    return progress.add(answer._replace(x=inverse(answer.x))).answer()
+    x = torch.where(near.unsqueeze(1), found.x, 0)
+    rest = torch.where(near.unsqueeze(1), b.flatten(0, 1) - many.mv(x), 0)
+    left = torch.where(near, rtol * size / found.residual_norm, rtol)
+    answer = GMRES(restart=_STALE).solve(preconditioned(many, inverse), rest, rtol=left, atol=atol, max_steps=_STALE)
+    return _Progress(A, b).add(found).add(answer._replace(x=x + inverse(answer.x))).answer()
 
 
 class _Progress:

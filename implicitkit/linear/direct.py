@@ -10,6 +10,7 @@ Source: Higham, *Accuracy and Stability of Numerical Algorithms* (2nd ed., SIAM 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,11 +18,18 @@ from torch import Tensor
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.dense import RHS_NOT_FINITE
 
-__all__ = ["MANY", "refined"]
+__all__ = ["MANY", "Verdict", "refined"]
 
 MANY = 8  # right-hand sides above which products with a matrix itself pay
 _SWEEPS = 4
 _LEAST = 0.5  # what a sweep must leave of a residual for another to be worth it
+
+
+class Verdict(NamedTuple):
+    """Which blocks have usable factors, ``(batch,)`` bool, and one clause on why the others have not."""
+
+    ok: Tensor
+    reason: str = ""
 
 
 def refined(

@@ -14,7 +14,7 @@ Rows are scaled to size one first.  A block is singular when a trial solve ampli
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,21 +26,14 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 from torch import Tensor
 
 from implicitkit.linear.dense import NOT_FINITE, SINGULAR
+from implicitkit.linear.ordering import Ordering
 
-__all__ = ["SYMMETRIC", "Analysis", "SparseFactor", "analyse"]
-
-#: SuperLU for symmetric patterns: minimum degree of ``A + A^T``, pivots from the diagonal, columns one by one: panels are
-#: for wider rows than such an order leaves (measured on grids, chains and graphs: a fifth to a third less time).
-SYMMETRIC: dict[str, Any] = {
-    "permc_spec": "MMD_AT_PLUS_A",
-    "panel_size": 1,
-    "relax": 1,
-    "options": {"SymmetricMode": True},
-}
+__all__ = ["Analysis", "SparseFactor", "analyse"]
 
 _WIDEST_BAND = 48  # of lower and upper together, above which SuperLU is faster
 _FULL = 8  # one entry in so many, from which a dense matrix is
 _AMPLIFIED = 0.05 / np.finfo(np.float64).eps
+_DIAGONAL = 0.01  # of the largest entry of a column, from which the diagonal is preferred as pivot
 _ACCURATE = 1e-9  # backward error of the trial solve above which pivots were badly preferred
 
 
@@ -51,7 +44,7 @@ class Analysis:
     Attributes:
         pattern: ``(n, n)`` in compressed rows. order: the renumbering (``None``: as it stands).
         rows, columns: of every entry, renumbered. band: ``(lower, upper)``, or ``None`` for SuperLU.
-        symmetric: the pattern is.
+        symmetric: the pattern is. ordering: that of SuperLU, once it has been found.
     """
 
     pattern: sp.csr_matrix
@@ -60,6 +53,7 @@ class Analysis:
     columns: np.ndarray
     band: tuple[int, int] | None
     symmetric: bool
+    ordering: Ordering = field(default_factory=Ordering, compare=False)
 
 
 def analyse(pattern: sp.csr_matrix) -> Analysis:
@@ -121,8 +115,7 @@ class SparseFactor:
         else:
             full = analysis.pattern.nnz * _FULL > self.size**2
             self._lus = [
-                _Full(self._block(i)) if full else _superlu(self._block(i), analysis.symmetric)
-                for i in range(self.batch)
+                _Full(self._block(i)) if full else _superlu(self._block(i), analysis) for i in range(self.batch)
             ]
             sound = sound & np.array([lu is not None for lu in self._lus])
         self.ok = torch.from_numpy(sound & self._regular(sound))
@@ -169,10 +162,10 @@ class SparseFactor:
         return regular
 
 
-def _superlu(A: sp.csc_matrix, symmetric: bool) -> Any:
+def _superlu(A: sp.csc_matrix, analysis: Analysis) -> Any:
     """The factors, or ``None`` for a block that is exactly singular."""
-    if symmetric:
-        lu = _try(A, diag_pivot_thresh=0.01, **SYMMETRIC)
+    if analysis.symmetric:
+        lu = analysis.ordering.factor(A, _DIAGONAL)
         if lu is not None:
             b = np.random.default_rng(1).uniform(0.5, 1.5, A.shape[0])
             x = lu.solve(b)
@@ -180,14 +173,10 @@ def _superlu(A: sp.csc_matrix, symmetric: bool) -> Any:
                 error = np.abs(A @ x - b).max() / (np.abs(x).max() + 1)
             if error <= _ACCURATE:
                 return lu
-    return _try(A, permc_spec="COLAMD")
-
-
-def _try(A: sp.csc_matrix, **options: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sla.MatrixRankWarning)
         try:
-            return sla.splu(A, **options)
+            return sla.splu(A, permc_spec="COLAMD")
         except RuntimeError:  # "Factor is exactly singular"
             return None
 

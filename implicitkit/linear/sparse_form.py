@@ -23,13 +23,24 @@ def sparse_blocks(
     A pattern that does not hold at ``z`` is looked for again there; if it does not hold then, there are no blocks.
     """
 
-    def form(A: Operator) -> Any:
+    return _Form(sparsity, function, z)
+
+
+class _Form:
+    """Makes the blocks of an operator; ``products``: how many products that takes, ``None`` where there is no pattern."""
+
+    def __init__(self, sparsity: Callable[[], Sparsity], function: Callable[[Tensor], Tensor], z: Tensor) -> None:
+        self.sparsity, self.function, self.z = sparsity, function, z
+
+    def __call__(self, A: Operator) -> Any:
         from implicitkit.linear.sparse_blocks import SparseBlocks
 
-        found = confirmed(sparsity(), function, z, A.mv, A.rmv)
+        found = confirmed(self.sparsity(), self.function, self.z, A.mv, A.rmv)
         return None if found is None else SparseBlocks(*found)
 
-    return form
+    def products(self) -> int | None:
+        ready = self.sparsity().find(self.function, self.z)
+        return None if ready is None else ready.colouring.products
 
 
 def confirmed(

@@ -5,18 +5,18 @@ The matrix is symmetric and, for ``\mu > 0``, definite: the minimum degree order
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy.sparse as sp
-import scipy.sparse.linalg as sla
 import torch
 from torch import Tensor
 
-from implicitkit.linear.sparse_factors import SYMMETRIC
+from implicitkit.linear.direct import Verdict
+from implicitkit.linear.ordering import Ordering
 from implicitkit.sparsity.compression import Coloured
 
-__all__ = ["SparseNormal"]
+__all__ = ["NormalFactors", "SparseNormal"]
 
 _SWEEPS = 5
 
@@ -28,18 +28,24 @@ class SparseNormal:
         ready: the pattern of ``R``, ``(m, n)``. values: its entries, ``(batch, nnz)``. like: a tensor ``(batch, n)``.
 
     Attributes:
-        columns: the norms of the columns of ``R``, ``(batch, n)``.
+        columns: the norms of the columns of ``R``, ``(batch, n)``. factors: those of the last :meth:`solve`, if it could
+            factor every sample and nothing was :meth:`restrict`-ed.
     """
 
+    direct: ClassVar[bool] = True
+
     def __init__(self, ready: Coloured, values: np.ndarray, like: Tensor) -> None:
-        self.like = like
+        self.like, self.ordering = like, ready.analysed(Ordering)
+        self.factors: NormalFactors | None = None
         self.R = [ready.matrix(v) for v in values]
         self.N = [_with_diagonal(A) for A in self.R]
         self.columns = self._tensor(np.stack([np.sqrt(N.diagonal()) for N in self.N]))
         self.D = np.ones(self.columns.shape)
+        self.restricted = False
 
     def restrict(self, free: Tensor) -> None:
         """Only these unknowns are solved for from now on, ``(batch, n)`` bool."""
+        self.restricted = True
         for N, row in zip(self.N, free.cpu().numpy(), strict=True):
             _both_sides(N, row.astype(float))
 
@@ -63,15 +69,18 @@ class SparseNormal:
     def solve(self, mu: Tensor, g: Tensor) -> Tensor:
         """``p`` with ``(R'R + mu D^2) p = -g``; NaN where SuperLU meets a pivot that is zero."""
         rhs, shift = -self._array(g) / self.D, self._array(mu)
-        p = np.full(rhs.shape, np.nan)
+        p, lus = np.full(rhs.shape, np.nan), []
         for i, N in enumerate(self.N):
             if not (np.isfinite(N.data).all() and np.isfinite(rhs[i]).all() and np.isfinite(shift[i])):
                 continue
             shifted = N.copy()
             shifted.data[_columns_of(N) == N.indices] += shift[i]
-            lu = _factor(shifted)
+            lu = self.ordering.factor(shifted, 0.0)
             if lu is not None:
                 p[i] = lu.solve(rhs[i]) / self.D[i]
+                lus.append(lu)
+        whole = len(lus) == len(self.N) and not self.restricted
+        self.factors = NormalFactors(lus, self.N, self.D) if whole else None
         return self._tensor(p)
 
     def times(self, p: Tensor) -> Tensor:
@@ -85,6 +94,40 @@ class SparseNormal:
 
     def _tensor(self, a: np.ndarray) -> Tensor:
         return torch.from_numpy(a).to(self.like)
+
+
+class NormalFactors:
+    r"""``R'R + \mu D^2`` with its factors: something near the Hessian of half the squared norm, where residuals or their
+    curvature are small.  It is never believed: solutions are refined and judged by products with the Hessian."""
+
+    rough = True
+
+    def __init__(self, lus: list[Any], scaled: list[sp.csc_matrix], D: np.ndarray) -> None:
+        self.lus, self.scaled, self.D = lus, scaled, D
+        self.factor = Verdict(torch.ones(len(lus), dtype=torch.bool))
+
+    @property
+    def T(self) -> NormalFactors:
+        """The transposed: the same."""
+        return self
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``(R'R + mu D^2) x = b``, ``(batch, n)`` or ``(batch, n, k)``."""
+        rhs = b.detach().to(device="cpu", dtype=torch.float64).numpy()
+        columns = rhs[:, :, None] if b.ndim == 2 else rhs
+        x = np.stack(
+            [lu.solve(np.ascontiguousarray(c / d[:, None])) / d[:, None]
+             for lu, c, d in zip(self.lus, columns, self.D, strict=True)]
+        )  # fmt: skip
+        return torch.from_numpy(x[:, :, 0] if b.ndim == 2 else x).to(b)
+
+    def size(self, x: Tensor) -> Tensor:
+        """``|R'R| |x|``, shaped as ``x``."""
+        given = np.abs(x.detach().to(device="cpu", dtype=torch.float64).numpy())
+        columns = given[:, :, None] if x.ndim == 2 else given
+        out = np.stack([d[:, None] * (abs(N) @ (d[:, None] * c)) for N, c, d in
+                        zip(self.scaled, columns, self.D, strict=True)])  # fmt: skip
+        return torch.from_numpy(out[:, :, 0] if x.ndim == 2 else out).to(x)
 
 
 def _with_diagonal(R: sp.csr_matrix) -> sp.csc_matrix:
@@ -106,10 +149,3 @@ def _columns_of(N: sp.csc_matrix) -> np.ndarray:
 def _both_sides(N: sp.csc_matrix, d: np.ndarray) -> None:
     """``N <- diag(d) N diag(d)``."""
     N.data *= d[N.indices] * d[_columns_of(N)]
-
-
-def _factor(N: sp.csc_matrix) -> Any:
-    try:
-        return sla.splu(N, diag_pivot_thresh=0.0, **SYMMETRIC)
-    except RuntimeError:  # "Factor is exactly singular"
-        return None

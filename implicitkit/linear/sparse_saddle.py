@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-import scipy.sparse.linalg as sla
 
-from implicitkit.linear.sparse_factors import SYMMETRIC
+from implicitkit.linear.ordering import superlu
 
 __all__ = ["SparseSaddle", "equilibrated"]
 
@@ -101,9 +100,8 @@ def _factor(K: sp.csc_matrix, shift: np.ndarray) -> tuple[Any, int]:
     lifted = K.copy()
     columns = np.repeat(np.arange(K.shape[0]), np.diff(K.indptr))
     lifted.data[K.indices == columns] += shift
-    try:
-        lu = sla.splu(lifted, diag_pivot_thresh=0.0, **SYMMETRIC)
-    except RuntimeError:  # "Factor is exactly singular"
+    lu = superlu(lifted, 0.0)
+    if lu is None:
         return None, -1
     pivots = lu.U.diagonal()
     if not np.isfinite(pivots).all():

@@ -7,18 +7,15 @@ factorisation is not used.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from implicitkit.linear.direct import Verdict
+
 __all__ = ["UserFactor"]
-
-
-class _Verdict(NamedTuple):
-    ok: Tensor
-    reason: str
 
 
 class UserFactor:
@@ -42,7 +39,7 @@ class UserFactor:
                     f"pair of functions (solve, solve_transposed); got {type(one).__name__}"
                 )
         self.each, self.transposed = tuple(each), transposed
-        self.factor = _Verdict(torch.ones(len(self.each), dtype=torch.bool), "")
+        self.factor = Verdict(torch.ones(len(self.each), dtype=torch.bool))
 
     @property
     def T(self) -> UserFactor:

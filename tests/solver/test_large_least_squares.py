@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.linear import auto as auto_linear
+from implicitkit.linear import ordering
+from implicitkit.linear.sparse_factors import SparseFactor
 from implicitkit.solver import judging
 from implicitkit.solver.auto import stages
 from implicitkit.solver.evaluations import Evaluations
@@ -162,3 +167,60 @@ def test_questions_of_the_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     f, start, measured = pose_graph(60)
     s = ik.least_squares(lambda p, m: {k: 1e3 * r for k, r in f(p, m).items()}, start, (measured,))
     assert bool(s.converged) and asked == ["runs_away"]
+
+
+def test_factors_of_a_fit_serve_further_steps_and_the_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer factorisations than Gauss and Newton's steps, and none of the Hessian, which is refined with them."""
+    residuals, start, data = pose_graph(60)
+    data = data.clone().requires_grad_()
+    weights = torch.cos(torch.arange(start.numel(), dtype=D)).view(start.shape)
+
+    def run() -> tuple[Tensor, Tensor, int]:
+        s = ik.least_squares(residuals, start, (data,))
+        g = torch.autograd.grad((weights * s.value).sum(), data)[0]
+        return s.value.detach(), g, int(s.steps)
+
+    z, g, steps = run()
+    with monkeypatch.context() as each_anew:
+        each_anew.setattr(normal_equations, "chord_steps", lambda f, factors, z, before: z)
+        assert run()[2] >= steps + 2
+    monkeypatch.setattr(auto_linear, "_COLOURS", 0)
+    monkeypatch.setattr(SparseFactor, "__init__", refuse)
+    again = run()
+    torch.testing.assert_close(again[0], z, rtol=0, atol=1e-9)
+    torch.testing.assert_close(again[1], g, rtol=1e-8, atol=1e-10)
+
+
+def test_an_order_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second matrix of a pattern is renumbered as the first was, and its factors solve as they stand; another pattern
+    gets an order of its own."""
+    generator = np.random.default_rng(0)
+    orders = []
+
+    def counted(A: Any, **options: Any) -> Any:
+        orders.append(options["permc_spec"])
+        return splu(A, **options)
+
+    splu = ordering.sla.splu
+    monkeypatch.setattr(ordering.sla, "splu", counted)
+    n, kept = 60, ordering.Ordering()
+    arrow = sp.diags([1.0, 1.0, 1.0], [-1, 0, 1], shape=(n, n)).tolil()
+    arrow[0], arrow[:, 0] = 1.0, 1.0
+    chain = sp.diags([1.0, 1.0, 1.0], [-7, 0, 7], shape=(n, n))
+    for pattern in (arrow, arrow, chain, chain):
+        A = sp.csc_matrix(pattern)
+        A.data = generator.standard_normal(A.nnz)
+        A = (A + 9 * sp.identity(n)).tocsc()
+        A.sort_indices()
+        lu, b = kept.factor(A, 0.01), generator.standard_normal((n, 2))
+        np.testing.assert_allclose(lu.solve(b), np.linalg.solve(A.toarray(), b), atol=1e-12)
+        np.testing.assert_allclose(lu.solve(b, "T"), np.linalg.solve(A.toarray().T, b), atol=1e-12)
+    assert orders == ["MMD_AT_PLUS_A", "NATURAL", "MMD_AT_PLUS_A", "NATURAL"]
+
+
+def test_a_first_step_that_breaks_its_promise_is_damped() -> None:
+    """Residuals whose Gauss-Newton step from the start leads far out: it is refused, and the fit found all the same."""
+    target = torch.linspace(0.5, 1.5, 150, dtype=D)
+    s = ik.least_squares(lambda z, t: torch.atan(z - t), target + 6, (target,), solver="levenberg_marquardt")
+    assert bool(s.converged)
+    torch.testing.assert_close(s.value, target, rtol=0, atol=1e-8)

@@ -14,7 +14,7 @@ from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import decrease
-from implicitkit.solver.steps.normal_equations import column_scales, normal_equations
+from implicitkit.solver.steps.normal_equations import column_scales, normal_equations, with_old_factors
 from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["LevenbergMarquardt"]
@@ -34,8 +34,9 @@ class LevenbergMarquardt(Method):
     the unknowns (Moré 1978, section 6).  With ``rho`` the decrease of ``|r|^2 / 2`` over the one that the linear model
     promised, a step is taken when ``rho > 0`` and ``\mu`` multiplied by ``max(1/3, 1 - (2 rho - 1)^3)``, or else ``\mu`` by
     ``\nu = 2, 4, 8, ...`` (Nielsen 1999; Madsen, Nielsen & Tingleff 2004, algorithm 3.16).  From 128 unknowns on, where
-    a step is dear, ``\mu`` falls by 1/10, 1/100, 1/10000, ... after steps in a row whose decrease was as promised: so the
-    last steps are Gauss-Newton's.
+    a step is dear, the first one tried is Gauss-Newton's, and taken if it keeps nine tenths of its promise; ``\mu`` falls by
+    1/10, 1/100, 1/10000, ... after steps in a row that do: so the last steps are Gauss-Newton's, too.  A step is followed by
+    others with the same factors, ``z <- z - (R'R + \mu D^2)^{-1} g(z)``, while the gradient ``g`` falls to a fifth.
 
     One Jacobian and one singular value decomposition of ``R D^-1``, ``O(m n^2)``, serve all trials of a step; from 128
     unknowns on, a Cholesky factorisation of ``R'R + \mu D^2`` a trial, sparse where ``R`` has a sparsity pattern
@@ -62,11 +63,17 @@ class LevenbergMarquardt(Method):
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         g, value = f(z), f.value(z)
-        model: _Singular | _Normal = (_Singular if z.shape[1] < SMALLEST else _Normal)(f, z)
+        dear = z.shape[1] >= SMALLEST
+        model: Any = (_Normal if dear else _Singular)(f, z)
+        direct = dear and model.equations.direct  # by products, less damping takes more of them
         D = column_scales(f, state["D"], model.columns)
         scale = torch.where(D > 0, D, 1)
         largest = model.scale(scale)
-        mu = torch.where(torch.isnan(state["mu"]), self.damping * largest.clamp_min(1e-30), state["mu"])
+        first = self.damping * largest.clamp_min(1e-30)
+        little = torch.finfo(z.dtype).eps ** 0.5 * largest
+        bold = torch.isnan(state["mu"])  # nothing is known yet
+        mu = torch.where(bold, torch.minimum(first, little) if direct else first, state["mu"])
+        bold = bold & direct
         nu, ease = torch.full_like(mu, 2), state["ease"]
         smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
         z_next, found = z, ~f.active
@@ -75,20 +82,24 @@ class LevenbergMarquardt(Method):
             p = torch.where(torch.isfinite(p), p, 0).to(z.dtype)
             trial = z + p
             rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
-            accept = ~found & (rho > 0) & (promised > 0)
+            accept = ~found & (rho > torch.where(bold, _FAITHFUL, 0.0)) & (promised > 0)
             z_next = trial if bool(accept.all()) else torch.where(accept.unsqueeze(1), trial, z_next)
             easier = mu * (1 - (2 * rho - 1) ** 3).clamp(_EASE, 2)
-            if z.shape[1] >= SMALLEST:  # where every step is dear
+            harder = mu * nu
+            if dear:
+                harder = torch.where(bold, first, torch.maximum(harder, little) if direct else harder)
                 faithful = rho > _FAITHFUL
                 easier = torch.where(faithful, ease * mu, easier)
                 ease = torch.where(accept, torch.where(faithful, ease.square(), _FASTER), ease)
-            mu = torch.where(found, mu, torch.where(accept, easier, mu * nu))
-            nu = torch.where(accept, 2, 2 * nu)
-            found = found | accept
+            mu = torch.where(found, mu, torch.where(accept, easier, harder))
+            nu = torch.where(accept | bold, 2, 2 * nu)
+            found, bold = found | accept, torch.zeros_like(bold)
             hopeless = ~found & ~((torch.linalg.vector_norm(p, dim=1) > smallest) & (mu < torch.inf))
             if bool((found | hopeless).all()):
                 break
         f.stuck = hopeless
+        if dear:
+            z_next = with_old_factors(f, model.equations, z_next)
         return z_next, {
             "D": D,
             "mu": torch.maximum(mu, _LEAST * torch.finfo(mu.dtype).eps * largest),

@@ -12,7 +12,7 @@ The last factors are left with the system, for the derivative.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch import Tensor
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.dense import lstsq_batched
 from implicitkit.linear.dense_blocks import DenseBlocks
+from implicitkit.linear.direct import Verdict
 from implicitkit.linear.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.sparsity.known import SMALLEST
@@ -94,17 +95,12 @@ def jacobian_at(f: Evaluations, z: Tensor, dense: int = DENSE) -> Jacobian:
     return Jacobian(A, _Products(A) if blocks is None else blocks)
 
 
-class _Verdict(NamedTuple):
-    ok: Tensor
-    reason: str
-
-
 class _Products:
     """A Jacobian without factors: each system by GMRES, to a thousandth."""
 
     def __init__(self, A: Operator) -> None:
         self.A = A
-        self.factor = _Verdict(torch.ones(A.batch, dtype=torch.bool, device=A.like.device), "")
+        self.factor = Verdict(torch.ones(A.batch, dtype=torch.bool, device=A.like.device))
 
     @property
     def columns(self) -> Tensor:

@@ -12,18 +12,19 @@ Wright & Holt (1985), J. Austral. Math. Soc. B 26 (inexact Levenberg-Marquardt s
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.dense import cholesky_batched
+from implicitkit.linear.direct import Verdict
 from implicitkit.linear.lsmr import LSMR
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.steps.factored import Jacobian
+from implicitkit.solver.steps.factored import Jacobian, chord_steps
 
-__all__ = ["NormalEquations", "column_scales", "normal_equations", "normal_equations_of"]
+__all__ = ["NormalEquations", "column_scales", "normal_equations", "normal_equations_of", "with_old_factors"]
 
 _SWEEPS = 5  # of the power method: one digit of the largest eigenvalue is enough
 _DENSE = 2048  # unknowns a sample up to which a matrix without a sparsity pattern is formed
@@ -36,10 +37,14 @@ _PRODUCTS = 1000  # of LSMR, at most
 class NormalEquations(Protocol):
     """``R'R`` at one point.
 
-    ``columns``: the norms of the columns of ``R``, ``(batch, n)``.
+    ``columns``: the norms of the columns of ``R``, ``(batch, n)``.  ``factors``: those of the last :meth:`solve`, of
+    ``R'R + mu D^2`` in the units of the unknowns, with ``solve(b)``, ``size(x)``, ``T`` and ``factor``; ``None`` where a
+    sample has none.  ``direct``: are they solved by factors?
     """
 
     columns: Tensor
+    factors: Any
+    direct: ClassVar[bool]
 
     def restrict(self, free: Tensor) -> None:
         """Only these unknowns are solved for from now on, ``(batch, n)`` bool: of the others ``p = 0``, where ``g`` is."""
@@ -86,6 +91,20 @@ def normal_equations(f: Evaluations, z: Tensor, free: Tensor | None = None) -> N
     return normal
 
 
+def with_old_factors(f: Evaluations, normal: NormalEquations, z: Tensor) -> Tensor:
+    """Go on from ``z``, where a step has led, with the last factors (:func:`chord_steps`); leave them for the derivative.
+
+    ``R'R`` is near the Hessian where residuals, or their curvature, are small.  Of other problems than fits nothing is left.
+    """
+    factors = normal.factors
+    if factors is None:
+        return z
+    z = chord_steps(f, factors, z, f.norm.to(z.dtype))
+    if f.kind.of_residuals:
+        f.system.factored = factors
+    return z
+
+
 def normal_equations_of(J: Jacobian, r: Tensor) -> NormalEquations:
     """Of equations ``r`` with the Jacobian ``J``."""
     if J.dense is not None:
@@ -110,13 +129,17 @@ def largest_eigenvalue(N: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
 class _Dense:
     """By Cholesky."""
 
+    direct: ClassVar[bool] = True
+
     def __init__(self, R: Tensor) -> None:
         self.R, self.D = R, R.new_ones(len(R), R.shape[2])
         self.columns = torch.linalg.vector_norm(R, dim=1)
         self.N = R.mT @ R
+        self.factors: _DenseFactors | None = None
+        self.restricted = False
 
     def restrict(self, free: Tensor) -> None:
-        self.N = self.N * (free.unsqueeze(1) & free.unsqueeze(2))
+        self.N, self.restricted = self.N * (free.unsqueeze(1) & free.unsqueeze(2)), True
 
     def scale(self, D: Tensor) -> None:
         self.D = D
@@ -128,6 +151,7 @@ class _Dense:
     def solve(self, mu: Tensor, g: Tensor) -> Tensor:
         shifted = self.N + torch.diag_embed(mu.to(self.N).unsqueeze(1).expand_as(self.D))
         L, ok = cholesky_batched(shifted)
+        self.factors = None if self.restricted or not bool(ok.all()) else _DenseFactors(L, self.N, self.D)
         p = torch.cholesky_solve((-g / self.D).unsqueeze(2), L).squeeze(2) / self.D
         return torch.where(ok.unsqueeze(1), p, torch.nan)
 
@@ -135,13 +159,43 @@ class _Dense:
         return torch.bmm(self.R, p.unsqueeze(2)).squeeze(2)
 
 
+class _DenseFactors:
+    """``R'R + mu D^2`` by Cholesky; as :class:`~implicitkit.linear.sparse_normal.NormalFactors`."""
+
+    rough = True
+
+    def __init__(self, L: Tensor, scaled: Tensor, D: Tensor) -> None:
+        self.L, self.scaled, self.D = L, scaled, D.unsqueeze(2)
+        self.factor = Verdict(torch.ones(len(L), dtype=torch.bool, device=L.device))
+
+    @property
+    def T(self) -> _DenseFactors:
+        """The transposed: the same."""
+        return self
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``(R'R + mu D^2) x = b``, ``(batch, n)`` or ``(batch, n, k)``."""
+        columns = b.unsqueeze(2) if b.ndim == 2 else b
+        x = torch.cholesky_solve((columns / self.D).to(self.L), self.L).to(b) / self.D
+        return x.squeeze(2) if b.ndim == 2 else x
+
+    def size(self, x: Tensor) -> Tensor:
+        """``|R'R| |x|``, shaped as ``x``."""
+        columns = (x.unsqueeze(2) if x.ndim == 2 else x).abs()
+        out = self.D * torch.bmm(self.scaled.abs(), self.D * columns)
+        return out.squeeze(2) if x.ndim == 2 else out
+
+
 class _Products:
     """By LSMR; norms of columns are estimated: ``E (R'w)_j^2 = |R_j|^2`` for random signs ``w``."""
+
+    direct: ClassVar[bool] = False
 
     def __init__(
         self, mv: Callable[[Tensor], Tensor], rmv: Callable[[Tensor], Tensor], r: Tensor, like: Tensor
     ) -> None:
         self.times, self.rmv, self.r = mv, rmv, r
+        self.factors = None
         generator = torch.Generator().manual_seed(0)
         total = torch.zeros_like(like)
         for _ in range(_PROBES):
