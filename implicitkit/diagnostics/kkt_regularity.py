@@ -103,7 +103,7 @@ def _kinks(problem: ConstrainedMinimisation | QPConditions, system: object, w: T
         data = problem.data(system, theta)  # type: ignore[arg-type]
         if "G" not in data:
             return w.new_zeros(len(w), 0)
-        Gz = torch.bmm(data["G"], w[:, : data["q"].shape[1]].unsqueeze(2)).squeeze(2)
+        Gz = problem.times("G", data["G"], w[:, : data["q"].shape[1]])
         v = w[:, w.shape[1] - Gz.shape[1] :] + Gz
         sides = [v - data["h"]] if "h" in data else []
         sides += [data["lower"] - v] if "lower" in data else []

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear.sparse_factors import SparseFactor, analyse
-from implicitkit.sparsity.colouring import Colouring
-from implicitkit.sparsity.compression import Coloured
+from implicitkit.sparsity.compression import Coloured, known_entries
 
-__all__ = ["SparseBlocks"]
+__all__ = ["SparseBlocks", "blocks_of"]
 
 
 class SparseBlocks:
@@ -92,6 +91,21 @@ class SparseBlocks:
         return torch.from_numpy(out).to(x)
 
 
+def blocks_of(rows: Tensor, columns: Tensor, values: Tensor, n: int) -> SparseBlocks:
+    """Matrices ``(n, n)`` from their entries, which are added where they share a place.
+
+    Args:
+        rows, columns: ``(k,)``, the same for all. values: ``(batch, k)``.
+    """
+    keys = rows.cpu().numpy() * np.int64(n) + columns.cpu().numpy()
+    places, inverse = np.unique(keys, return_inverse=True)
+    pointer = np.searchsorted(places, np.arange(n + 1) * np.int64(n))
+    pattern = sp.csr_matrix((np.ones(len(places), dtype=bool), places % n, pointer), shape=(n, n))
+    entries = values.detach().to(device="cpu", dtype=torch.float64).numpy()
+    summed = np.stack([np.bincount(inverse, row, minlength=len(places)) for row in entries])
+    return SparseBlocks(known_entries(pattern), summed)
+
+
 def _with_diagonal(pattern: sp.csr_matrix) -> tuple[Coloured, np.ndarray, np.ndarray]:
     """The pattern with its diagonal (not for finding entries), and where in it the old entries and the diagonal stand."""
     n = pattern.shape[0]
@@ -101,6 +115,4 @@ def _with_diagonal(pattern: sp.csr_matrix) -> tuple[Coloured, np.ndarray, np.nda
     keys = rows * n + full.indices
     old = np.repeat(np.arange(n, dtype=np.int64), np.diff(pattern.indptr)) * n + pattern.indices
     diagonal = np.arange(n, dtype=np.int64) * (n + 1)
-    none = np.zeros(0, dtype=np.int64)
-    ready = Coloured(full, Colouring(False, none, 0, none, none, 0), "detected")
-    return ready, np.searchsorted(keys, old), np.searchsorted(keys, diagonal)
+    return known_entries(full), np.searchsorted(keys, old), np.searchsorted(keys, diagonal)

@@ -3,12 +3,13 @@ r"""``z`` minimises ``z'Pz/2 + q'z`` subject to ``Az = b`` and ``lower <= Gz <= 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.trees import Layout, from_arrays
 from implicitkit.linear.kkt import KKT
 from implicitkit.linear.saddle import StructuredOperator, mv
@@ -17,6 +18,7 @@ from implicitkit.problem.complementarity import KAPPA, check_degenerate, plus, w
 from implicitkit.problem.kind import QUADRATIC_PROGRAM, Kind
 from implicitkit.problem.qp_data import QPData
 from implicitkit.problem.qp_jacobian import QPJacobian
+from implicitkit.problem.sparse_conditions import MATRICES, Places, as_entries, as_sparse, is_sparse, sparse_jacobian
 from implicitkit.system import System
 
 __all__ = ["Multipliers", "QPConditions", "QuadraticProgram"]
@@ -45,7 +47,9 @@ class QuadraticProgram(Problem):
 
         (P + P')z/2 + q + A'y + G'lam = 0,    Az - b = 0,    lam - max(lam + Gz - h, 0) + max(lower - Gz - lam, 0) = 0,
 
-    whose derivative is that of the active set.  It is solved by Cholesky factors of ``n x n`` matrices.
+    whose derivative is that of the active set.  It is solved by Cholesky factors of ``n x n`` matrices; if one of ``P``,
+    ``A`` and ``G`` is a sparse matrix (torch's or SciPy's, shared by the batch), by sparse factors of the optimality
+    conditions.  Derivatives reach the entries of a sparse one, those that are there.
 
     Source: Boyd & Vandenberghe (2004), section 5.5.3; Amos & Kolter (2017), "OptNet", for the derivative.
 
@@ -74,8 +78,8 @@ class QuadraticProgram(Problem):
     def __post_init__(self) -> None:
         check_degenerate(self.degenerate)
         parts = self.parts
-        for name in [name for name, t in parts.items() if not isinstance(t, Tensor)]:
-            parts[name] = from_arrays(parts[name])
+        for name in [name for name, t in parts.items() if not isinstance(t, Tensor) or is_sparse(t)]:
+            parts[name] = as_sparse(name, parts[name]) if is_sparse(parts[name]) else from_arrays(parts[name])
             object.__setattr__(self, name, parts[name])
         for name, t in parts.items():
             if not isinstance(t, Tensor):
@@ -145,9 +149,12 @@ class QuadraticProgram(Problem):
         for name, matrix in (("y", self.A), ("lam", self.G)):
             if matrix is not None:
                 start[name] = torch.zeros(shape[:-1] + matrix.shape[-2:-1], dtype=q.dtype, device=q.device)
-        conditions = QPConditions(tuple(parts), self.degenerate)
+        places = {}
+        if any(is_sparse(t) for t in parts.values()):
+            for name in [name for name in MATRICES if name in parts]:
+                parts[name], places[name] = as_entries(name, parts[name])
         return Restated(
-            conditions,
+            QPConditions(tuple(parts), self.degenerate, places),
             start,
             tuple(parts.values()),
             lambda state: (state["z"], Multipliers(state.get("y"), state.get("lam"))),
@@ -157,10 +164,14 @@ class QuadraticProgram(Problem):
 
 @dataclass(frozen=True, repr=False)
 class QPConditions(Problem):
-    """The natural map of a quadratic program over ``{"z", "y", "lam"}``; the data are the arguments, by ``names``."""
+    """The natural map of a quadratic program over ``{"z", "y", "lam"}``; the data are the arguments, by ``names``.
+
+    ``places``: where the entries of sparse matrices stand; such an argument is the vector of its entries.
+    """
 
     names: tuple[str, ...]
     degenerate: str = "lstsq"
+    places: dict[str, Places] = field(default_factory=dict, compare=False)
     kind: ClassVar[Kind] = QUADRATIC_PROGRAM
     closed: ClassVar[bool] = True
     title: ClassVar[str] = "QuadraticProgram"
@@ -177,20 +188,32 @@ class QPConditions(Problem):
     def linear_solver(self) -> Any:
         return KKT("raise" if self.degenerate == "raise" else "lstsq")
 
+    def times(self, name: str, matrix: Tensor, x: Tensor) -> Tensor:
+        """The product of the part ``name`` with ``x``."""
+        if self.places:
+            return self.places[name].times(matrix, x)
+        return (matrix @ x.unsqueeze(-1)).squeeze(-1)
+
+    def back(self, name: str, matrix: Tensor, x: Tensor) -> Tensor:
+        """The product of the transposed of the part ``name`` with ``x``."""
+        if self.places:
+            return self.places[name].back(matrix, x)
+        return (matrix.mT @ x.unsqueeze(-1)).squeeze(-1)
+
     def residual(self, state: Any, *data: Tensor) -> Any:
         part = dict(zip(self.names, data, strict=True))
         z, q = state["z"], part["q"]
-        slope, column = q.expand_as(z), z.unsqueeze(-1)
+        slope = q.expand_as(z)
         if "P" in part:
-            slope = slope + 0.5 * ((part["P"] @ column) + (part["P"].mT @ column)).squeeze(-1)
+            slope = slope + 0.5 * (self.times("P", part["P"], z) + self.back("P", part["P"], z))
         out = {}
         if "y" in state:
-            slope = slope + _times(part["A"].mT, state["y"])
-            out["y"] = (part["A"] @ column).squeeze(-1) - part["b"]
+            slope = slope + self.back("A", part["A"], state["y"])
+            out["y"] = self.times("A", part["A"], z) - part["b"]
         if "lam" in state:
             lam = state["lam"]
-            slope = slope + _times(part["G"].mT, lam)
-            natural, v = lam, lam + (part["G"] @ column).squeeze(-1)
+            slope = slope + self.back("G", part["G"], lam)
+            natural, v = lam, lam + self.times("G", part["G"], z)
             if "h" in part:
                 natural = natural - plus(v - part["h"], self.kappa)
             if "lower" in part:
@@ -200,7 +223,7 @@ class QPConditions(Problem):
 
     def data(self, system: System, theta: Sequence[Tensor]) -> dict[str, Tensor]:
         """The parts of every sample, ``(batch, ...)``; shared ones are expanded, not copied."""
-        flat = _flatten(system, theta, [_EVENT[name] for name in self.names])
+        flat = _flatten(system, theta, [1 if name in self.places else _EVENT[name] for name in self.names])
         return dict(zip(self.names, flat, strict=True))
 
     def packed_residual(self, part: dict[str, Tensor], w: Tensor) -> Tensor:
@@ -253,17 +276,20 @@ class QPConditions(Problem):
             lam = -lam
         return torch.cat([z, y, lam], 1)
 
-    def linearise(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, StructuredOperator]:
+    def linearise(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
         """The blocks ``[[P, A', G'], [A, 0, 0], [-DG, 0, I - D]]``, ``D`` the derivative of the clamp: 1 on active rows."""
         with torch.enable_grad():
             out = system.residual(z.detach(), *theta)
         with torch.no_grad():
-            return out, QPJacobian.of(self.data(system, [t.detach() for t in theta]), z, self.kappa).operator()
+            part = self.data(system, [t.detach() for t in theta])
+            if self.places:
+                return out, sparse_jacobian(part, self.places, z, self.kappa)
+            return out, QPJacobian.of(part, z, self.kappa).operator()
 
     def first_order(
         self, system: System, z: Tensor, theta: Sequence[Tensor]
     ) -> tuple[StructuredOperator, Callable[[Tensor, Sequence[int]], Sequence[Tensor]]] | None:
-        if system.parent is not None:
+        if system.parent is not None or self.places:
             return None
         blocks = QPJacobian.of(self.data(system, [t.detach() for t in theta]), z, self.kappa)
         point = blocks.split(z)
@@ -297,10 +323,6 @@ def _broadcast(shapes: Sequence[torch.Size]) -> torch.Size:
     """``torch.broadcast_shapes``, without its cost where all shapes that are not ``()`` are the same."""
     different = {shape for shape in shapes if shape}
     return torch.broadcast_shapes(*different) if len(different) > 1 else next(iter(different), torch.Size())
-
-
-def _times(A: Tensor, x: Tensor) -> Tensor:
-    return (A @ x.unsqueeze(-1)).squeeze(-1)
 
 
 def _flatten(system: System, theta: Sequence[Tensor], events: Sequence[int]) -> tuple[Tensor, ...]:

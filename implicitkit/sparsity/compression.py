@@ -16,7 +16,7 @@ from implicitkit.foundation import seeded
 from implicitkit.sparsity.colouring import Colouring, colour
 from implicitkit.sparsity.index_sets import IndexSets
 
-__all__ = ["Coloured", "as_pattern", "coloured"]
+__all__ = ["Coloured", "as_pattern", "coloured", "known_entries"]
 
 _CHUNK = 1 << 16  # numbers in one batch of products: more take memory, do not fit into caches, and save no time
 _CHUNK_ELSEWHERE = 1 << 25
@@ -124,6 +124,12 @@ def coloured(pattern: IndexSets, origin: str = "detected", symmetric: bool = Fal
             across = ~alone & (number[group_of] >= 0)
             places = np.where(across, first + number[group_of] * other_width + inside, places)
     return Coloured(pattern, plan, origin, places)
+
+
+def known_entries(pattern: IndexSets) -> Coloured:
+    """A pattern whose entries are known, and need not be found from products."""
+    none = np.zeros(0, dtype=np.int64)
+    return Coloured(pattern, Colouring(False, none, 0, none, none, 0))
 
 
 def _coordinates(pattern: IndexSets) -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.errors import CapabilityError
 from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver
@@ -31,6 +32,7 @@ class QPSolver(Solver):
 
     solves: ClassVar[str] = "quadratic_program"
     default_max_steps: ClassVar[int] = 100
+    takes_sparse: ClassVar[bool] = False  # programs whose matrices are sparse
 
     def find(self, data: QPData, tol: float, max_steps: int) -> QPPoint:
         """Solve a batch of programs in float64, to a relative accuracy ``tol``."""
@@ -38,9 +40,11 @@ class QPSolver(Solver):
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         problem: Any = f.problem
+        tol = min(max(options.rtol, 1e-9), 1e-6)
+        if problem.places:
+            return self._sparsely(f, z0, tol, options)
         part = problem.data(f.system, f.theta)
         data = problem.one_sided(part)
-        tol = min(max(options.rtol, 1e-9), 1e-6)
 
         def norms(w: Tensor) -> Tensor:
             f.prime(w, problem.packed_residual(part, w))
@@ -57,6 +61,23 @@ class QPSolver(Solver):
                 w = refine(f, w, _direction, steps=60, halvings=20)  # from the solution to that of the relaxed program
             norm = norms(w)
         return judge(f, w, start, norm, point.status, point.steps, options)
+
+    def _sparsely(self, f: Evaluations, z0: Tensor, tol: float, options: Options) -> Outcome:
+        """Programs with sparse matrices."""
+        if not self.takes_sparse:
+            raise CapabilityError(
+                f"solver {self.name!r} takes dense matrices, and a part of this QuadraticProgram is sparse: use "
+                "solver='interior_point' (or 'auto'), or make it dense (.to_dense())"
+            )
+        from implicitkit.solver.qp.sparse_run import find_sparse
+
+        start = options.size(f.residual(z0))
+        w, status, steps = find_sparse(f, tol, options.max_steps or self.default_max_steps)
+        norm = options.size(f.residual(w))
+        if f.problem.kappa or not bool((norm <= _ROUNDING * start).all()):
+            w = refine(f, w, _direction, steps=60 if f.problem.kappa else 3, halvings=20)
+            norm = options.size(f.residual(w))
+        return judge(f, w, start, norm, status, steps, options)
 
 
 def judge(
@@ -82,5 +103,5 @@ def judge(
 
 def _direction(f: Evaluations, w: Tensor, r: Tensor) -> Tensor:
     A: Any = f.problem.linearise(f.system, w, f.theta)[1]
-    solved: Tensor = A.solve(r)[0]
+    solved: Tensor = torch.nan_to_num(A.sparse().solve(r)) if f.problem.places else A.solve(r)[0]
     return solved

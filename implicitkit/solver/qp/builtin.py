@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
@@ -21,11 +22,14 @@ class InteriorPoint(QPSolver):
     """Batched primal-dual interior point with a polish on the active set: all samples at once, on the CPU or a GPU.
 
     Any convex program, linear ones too; tells infeasible and unbounded ones.  One Cholesky factor of ``n x n`` and one
-    product ``G'WG`` a step and a sample; about ten steps.
+    product ``G'WG`` a step and a sample; about ten steps.  Of sparse matrices: sparse factors of the whole system, one
+    sample after another, and active sets (:mod:`implicitkit.solver.qp.sparse_run`).
 
     It solves the optimality conditions ``Pz + q + A'y + G'lam = 0``, ``Az = b``, ``Gz + s = h``, ``lam_i s_i = mu``,
     for ``mu -> 0``.  Source: Mehrotra (1992), SIAM J. Optim. 2; Nocedal & Wright (2006), section 16.6.
     """
+
+    takes_sparse: ClassVar[bool] = True
 
     def find(self, data: QPData, tol: float, max_steps: int) -> QPPoint:
         return interior_point(data, tol=tol, max_steps=max_steps)
@@ -47,6 +51,7 @@ class AutoQP(QPSolver):
     """
 
     active_set_size: int = 500
+    takes_sparse: ClassVar[bool] = True
 
     def find(self, data: QPData, tol: float, max_steps: int) -> QPPoint:
         small = data.q.device.type == "cpu" and data.q.shape[1] <= self.active_set_size

@@ -1,0 +1,154 @@
+r"""Quadratic programs whose matrices are sparse (:mod:`implicitkit.problem.sparse_conditions`), one sample after another.
+
+    minimise  z'Pz/2 + q'z   subject to   Az = b,   Gz <= h,   -Gz <= -lower
+
+The set of active conditions at the solution by Mehrotra's method on sparse factors, then the solution for that set
+(:mod:`implicitkit.solver.qp.sparse`).  Where ``P`` is singular on the active rows, as in a linear program, that solves the
+program with ``shift |z - z_k|^2 / 2`` added, from ``z_k``: the proximal point method, which ends after a few of them
+(Rockafellar 1976, SIAM J. Control Optim. 14(5)).  What cannot be solved so, a program without a solution say, is left to the
+dense method where it is small enough, for its verdict.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from implicitkit.linear.sparse_saddle import SparseSaddle
+from implicitkit.problem.qp_data import QPData
+from implicitkit.solution import Status
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.qp import interior_point as dense
+from implicitkit.solver.qp import sparse as qp
+
+__all__ = ["find_sparse"]
+
+_POINTS = 12  # of the proximal point method
+_DENSE = 2000  # unknowns and rows up to which the dense method has the last word
+_CURVED = 1e-9  # of the largest entry of P, by which an eigenvalue may be negative
+
+
+def find_sparse(f: Evaluations, tol: float, max_steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Packed points ``(batch, n + p + m)``, statuses and steps ``(batch,)``, of the programs of ``f``."""
+    part = f.problem.data(f.system, f.theta)
+    found = [_solve_one(_matrices(f.problem, part, i), tol, max_steps) for i in range(f.batch)]
+    z, y, lam = (torch.from_numpy(np.stack([one.point[k] for one in found])) for k in range(3))
+    device = part["q"].device
+    status = torch.tensor([int(one.status) for one in found], device=device)
+    steps = torch.tensor([one.steps for one in found], device=device)
+    return f.problem.join(z, y, lam).to(part["q"]), status, steps
+
+
+class _Found(NamedTuple):
+    """``(z, y, lam)`` of one program, its end and the steps."""
+
+    point: tuple[np.ndarray, ...]
+    status: Status
+    steps: int
+
+
+class _Parts:
+    """One program, ``Gz <= h`` and ``-Gz <= -lower`` together; in double precision."""
+
+    def __init__(self, P: Any, q: np.ndarray, A: Any, b: np.ndarray, G: Any, h: np.ndarray) -> None:
+        self.P, self.q, self.A, self.b, self.G, self.h = P, q, A, b, G, h
+        self.finite = (
+            all(np.isfinite(t).all() for t in (P.data, q, A.data, b, G.data))
+            and not (np.isnan(h) | (h == -np.inf)).any()
+        )
+
+
+def _matrices(problem: Any, part: dict[str, Tensor], i: int) -> _Parts:
+    def array(name: str) -> np.ndarray:
+        numbers: np.ndarray = part[name][i].detach().to(device="cpu", dtype=torch.float64).numpy()
+        return numbers
+
+    def matrix(name: str) -> sp.csr_matrix:
+        if name not in part:
+            return sp.csr_matrix((0, n))
+        at = problem.places[name]
+        return sp.csr_matrix((array(name), (at.at_row.cpu().numpy(), at.at_column.cpu().numpy())), shape=at.extent)
+
+    q = array("q")
+    n = len(q)
+    P = matrix("P") if "P" in part else sp.csr_matrix((n, n))
+    A, G = matrix("A"), matrix("G")
+    rows, ends = ([G], [array("h")]) if "h" in part else ([], [])
+    if "lower" in part:
+        rows, ends = [*rows, -G], [*ends, -array("lower")]
+    G = sp.csr_matrix(sp.vstack(rows)) if rows else G
+    h = np.concatenate(ends) if ends else np.zeros(0)
+    return _Parts(0.5 * (P + P.T), q, A, array("b") if "b" in part else np.zeros(0), G, h)
+
+
+def _solve_one(p: _Parts, tol: float, max_steps: int) -> _Found:
+    n, equalities, rows = len(p.q), len(p.b), len(p.h)
+    nothing = np.zeros(n), np.zeros(equalities), np.zeros(rows)
+    if not p.finite:
+        return _Found(tuple(np.full_like(x, np.nan) for x in nothing), Status.NONFINITE, 0)
+    if not _is_convex(p.P):
+        return _Found(nothing, Status.NONCONVEX, 0)
+    there = np.isfinite(p.h)
+    C = sp.csr_matrix(sp.vstack([p.A, p.G[there]]))
+    b = np.concatenate([p.b, p.h[there]])
+    one_sided = np.arange(len(b)) >= equalities
+    K = _with_diagonal(sp.bmat([[p.P, C.T], [C, None]], format="csc") if len(b) else sp.csc_matrix(p.P))
+    z, y, active = np.zeros(n), np.zeros(len(b)), None
+    for step in range(1, min(_POINTS, max_steps) + 1):
+        far = np.full(n, np.inf)
+        program = qp.SparseProgram(K, p.q + p.P @ z, b - C @ z, one_sided, -far, far)
+        point = _one_program(program, active)
+        if point is None:
+            return _dense(p, tol, max_steps) or _Found(nothing, Status.STALLED, step)
+        z, y, active = z + point.d, point.y, point.active
+        moved = np.abs(point.d).max(initial=0.0) * point.shift
+        if moved <= 1e-14 * (1 + np.abs(p.q).max(initial=0.0)):
+            lam = np.zeros(rows)
+            lam[there] = y[equalities:]
+            return _Found((z, y[:equalities], lam), Status.CONVERGED, step)
+    return _dense(p, tol, max_steps) or _Found(nothing, Status.MAX_STEPS, step)
+
+
+def _one_program(program: qp.SparseProgram, active: qp.Active | None) -> qp.SparsePoint | None:
+    if active is not None:
+        point = qp.active_set(program, active)
+        if point is not None:
+            return point
+    if program.one_sided.any():
+        active = qp.interior_point(program)
+        return None if active is None else qp.active_set(program, active)
+    return qp.active_set(program, qp.guess(program, np.zeros(len(program.b))))
+
+
+def _is_convex(P: sp.csr_matrix) -> bool:
+    """Is ``P`` positive semidefinite, to rounding: has its factorisation no negative pivot?"""
+    size = np.abs(P.data).max(initial=0.0)
+    if not size:
+        return True
+    n = P.shape[0]
+    return SparseSaddle(_with_diagonal(sp.csc_matrix(P + _CURVED * size * sp.identity(n))), n).negative == 0
+
+
+def _with_diagonal(K: sp.csc_matrix) -> sp.csc_matrix:
+    """With every entry of the diagonal there, be it zero."""
+    coo = K.tocoo()
+    n = K.shape[0]
+    places = np.concatenate([coo.row, np.arange(n)]), np.concatenate([coo.col, np.arange(n)])
+    full = sp.csc_matrix((np.concatenate([coo.data, np.zeros(n)]), places), shape=K.shape)
+    full.sort_indices()
+    return full
+
+
+def _dense(p: _Parts, tol: float, max_steps: int) -> _Found | None:
+    """What the dense method finds, or its verdict; ``None`` where there are too many unknowns and rows."""
+    if len(p.q) + len(p.b) + len(p.h) > _DENSE:
+        return None
+    parts = (p.P.toarray(), p.q, p.A.toarray(), p.b, p.G.toarray(), p.h)
+    data = QPData(*(torch.from_numpy(np.asarray(t)).unsqueeze(0) for t in parts))
+    point = dense.interior_point(data, tol=tol, max_steps=max_steps)
+    z, y, lam = (t[0].numpy() for t in point[:3])
+    return _Found((z, y, lam), Status(int(point.status[0])), int(point.steps[0]))
