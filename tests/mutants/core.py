@@ -234,14 +234,22 @@ MUTANTS = [
             "tests/mutants/test_survivors.py -k not_symmetric",
         ),
         (
-            '            slope = slope + 0.5 * ((part["P"] @ column)',
-            '            slope = slope + 1.0 * ((part["P"] @ column)',
+            'slope = slope + 0.5 * (self.times("P", part["P"], z)',
+            'slope = slope + 1.0 * (self.times("P", part["P"], z)',
         ),
         (
             'P = 0.5 * (part["P"] + part["P"].mT) if "P" in part else q.new_zeros(batch, n, n)\n        G, h = [], []',
             'P = part["P"] if "P" in part else q.new_zeros(batch, n, n)\n        G, h = [], []',
             "tests/mutants/test_survivors.py -k 'not_symmetric'",
         ),
+    ),
+    *mutants(
+        "implicitkit/problem/sparse_conditions.py",
+        "tests/problem/test_sparse_qp.py -k 'derivatives or two_sided'",
+        ("put(at.at_column, at.at_row, 0.5 * part", "put(at.at_row, at.at_column, 0.5 * part"),
+        ("-D.index_select(1, at.at_row) * part", "-part"),
+        ("D = D + plus_slope(part", "D = D - plus_slope(part"),
+        ("put(diagonal, diagonal, 1 - D)", "put(diagonal, diagonal, D)"),
     ),
     *mutants(
         "implicitkit/problem/qp_jacobian.py",

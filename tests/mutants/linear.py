@@ -22,7 +22,15 @@ MUTANTS = [
             "return torch.where(self.total.converged.unsqueeze(1), 0, self.b)",
             "return torch.where(self.total.converged.unsqueeze(1), self.b, 0)",
         ),
-        ("answer._replace(x=inverse(answer.x))", "answer", "tests/derivatives/test_sparse_path.py"),
+        ("answer._replace(x=x + inverse(answer.x))", "answer", "tests/derivatives/test_sparse_path.py"),
+    ),
+    *mutants(
+        "implicitkit/linear/ordering.py",
+        "tests/solver/test_large_least_squares.py -k looked_for_once",
+        ("x[self.order] = self.lu.solve", "x[:] = self.lu.solve"),
+        ("b[self.order]), trans)", "b[self.order]))"),
+        ("A.data[self.moved.data]", "A.data"),
+        ("np.array_equal(A.indices, self.indices)", "True"),
     ),
     *mutants(
         "implicitkit/linear/cg.py",

@@ -268,8 +268,8 @@ MUTANTS = [
             "p = -torch.bmm(self.Vh.mT, q.unsqueeze(2)).squeeze(2)",
         ),
         (
-            "mu = torch.where(found, mu, torch.where(accept, easier, mu * nu))",
-            "mu = torch.where(found, mu, torch.where(accept, mu * nu, easier))",
+            "mu = torch.where(found, mu, torch.where(accept, easier, harder))",
+            "mu = torch.where(found, mu, torch.where(accept, harder, easier))",
         ),
     ),
     *mutants(
