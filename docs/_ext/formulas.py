@@ -35,7 +35,8 @@ def mathml(node: nodes.Node, *, block: bool) -> str:
         tex = tex.replace(name, other)
     tex = re.sub(r"\\frac\s*(\w)\s*(\w)(?![{\w])", r"\\frac{\1}{\2}", tex)  # \frac12: the converter wants braces
     try:
-        return latex2mathml.tex2mathml(tex, as_block=block)
+        # a bar or a dot as a script above: as an accent it is drawn into the letter where no font for formulas is there
+        return latex2mathml.tex2mathml(tex, as_block=block).replace(' accent="true"', "")
     except (MathError, ValueError, KeyError, IndexError, TypeError) as error:
         log.warning("formula %r: %s", node.astext(), error, location=node)
         return f"<code>{node.astext()}</code>"

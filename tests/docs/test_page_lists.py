@@ -10,6 +10,7 @@ import pytest
 from blocks import ROOT
 
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+from breaks import broken
 from page_lists import LISTS, on_the_site
 
 DOCS = ROOT / "docs"
@@ -54,3 +55,10 @@ def test_a_link_to_a_source_leads_to_the_page_made_from_it() -> None:
         "[a](/gallery/svm.rst) [b](/benchmarks.md) [c](start.md) [d](../../examples/gallery)"
     )
     assert on_the_site("howto/fast", "[d](../../examples/gallery)") == "[d](/gallery/index.rst)"
+
+
+def test_names_in_tables_may_be_broken_after_marks_only() -> None:
+    literal = '<span class="pre">{}</span>'.format
+    cell = f"<td>{literal('ik.argmin(f,')} {literal('s=&quot;a_b&quot;)')} a.b</td>"
+    wanted = f"<td>{literal('ik.<wbr>argmin(<wbr>f,')} {literal('s=<wbr>&quot;a_<wbr>b&quot;)')} a.b</td>"
+    assert broken(cell + literal("ik.argmin")) == wanted + literal("ik.argmin")
