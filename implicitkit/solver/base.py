@@ -107,7 +107,7 @@ class Found(NamedTuple):
 
 
 class Solver(Configured):
-    """Finds a point: a subclass defines :meth:`run`.
+    """Finds a point with ``f(z) = 0``, the residual of any problem: a subclass defines :meth:`run`.
 
     Class attributes:
         name: what it is registered as, and what messages call it.

@@ -257,7 +257,7 @@ def argmin(
     manifold: Any = None,
     **options: Any,
 ) -> Solution:
-    """``z`` minimises ``objective(z, *args)``, under constraints: :class:`Argmin` says which there are.
+    """``z = argmin_z objective(z, *args)``, under constraints: :class:`Argmin` says which there are.
 
     The same as ``solve(Argmin(objective, constraints=..., ...), z0, args, **options)``.
     """
@@ -287,8 +287,7 @@ def least_squares(
     manifold: Any = None,
     **options: Any,
 ) -> Solution:
-    """``z`` minimises half the squared norm of ``residuals(z, *args)``, within bounds, on a manifold and under a robust loss
-    if wanted.
+    """``z = argmin_z |residuals(z, *args)|^2 / 2``, within bounds, on a manifold and under a robust loss if wanted.
 
     The same as ``solve(LeastSquares(residuals, bounds=..., loss=..., manifold=..., ...), z0, args, **options)``:
     :class:`LeastSquares` says what they mean.

@@ -2,11 +2,12 @@
 
 Counted by these definitions, on the docstring of a name and of the public methods that it defines:
 
-equation  a literal or an indented formula with a relation in it (``=``, ``<=``, ``->``, ``~``, a minimum or a sum);
+equation  a literal or an indented formula with a relation in it (`` = ``, ``<=``, ``->``, ``~``, a minimum or a sum; the
+          ``=`` of a keyword is none);
 shapes    a tuple of sizes, or words for them (scalar, vector, one a sample, structure of ``z``);
 units     the word "units" or "dimensionless";
-errors    a section ``Raises``;
-source    a work with its year, or "Source:" and where it is from;
+errors    a section ``Raises`` with the name of an error in it, or "nothing";
+source    a work with a name and its year, or "Source:" and where it is from;
 example   a heading in ``docs/examples_by_name.md`` whose code uses it, or code in its docstring (both are run).
 
 Shapes, units, errors and source may stand in the contract, the public base class (``ik.Problem``, ``ik.Solver``,
@@ -36,13 +37,17 @@ from docstrings import is_code
 
 INDENTED = re.compile(r"(?:^ {4}.*\n|^ *\n)+", re.M)
 CRITERIA = ("equation", "shapes", "units", "errors", "source", "example")
-RELATION = re.compile(r"(?<![=!<>])=|<=|>=|<-|->|~|\barg?min\b|\bsum\b|\|.+\|")
+RELATION = re.compile(r"(?<=\s)(?:=|<=|>=|<-|->|~|in)(?=\s)|\barg?min\b|\bsum\b|\|.+\|")
 SHAPES = re.compile(
     r"``\(?\*?(batch|B|n|N|k|p|samples|steps|nodes|positions)\b[^`]*``|\(batch|[Ss]hape|scalar|vector|one a sample"
-    r"|one per|per sample|pytree|structure of ``z|number"
+    r"|one per|per sample|pytree|structure of ``z"
 )
 UNITS = re.compile(r"\b[Uu]nits?\b(?! vectors?)|[Dd]imensionless")
-SOURCE = re.compile(r"\b(1[89]|20)\d\d\b|Source: ")
+SOURCE = re.compile(
+    r"[A-Z][\w'-]+(?:,?\s(?:et\sal\.|&|and|[A-Z][\w'.-]*))*,?\s\(?(?:1[89]|20)\d\d\b"  # Bai, Kolter & Koltun (2019)
+    r"|\*[^*]+\*[^.]*(?:ed\.)?[^.]*\b(?:1[89]|20)\d\d\b|Source: *\w{2}"
+)
+ERRORS = re.compile(r"Raises( \(.*\))?:\s*(nothing\b|what \w+ raises|[^\n]*(Error|Warning|Exception)\b)")
 
 #: why a name need not say something: reason -> (criteria, names)
 # fmt: off
@@ -176,9 +181,7 @@ def says(full: str, criterion: str) -> bool:
         in_docstring = any(is_code(textwrap.dedent(b).strip("\n")) for b in INDENTED.findall(own + "\n") if b.strip())
         return in_docstring or re.search(rf"\b{name}\b", EXAMPLES.get(full, "")) is not None
     text = own + "\n" + contract(part)
-    pattern = {"shapes": SHAPES, "units": UNITS, "source": SOURCE, "errors": re.compile(r"Raises( \(.*\))?:")}[
-        criterion
-    ]
+    pattern = {"shapes": SHAPES, "units": UNITS, "source": SOURCE, "errors": ERRORS}[criterion]
     return pattern.search(text) is not None
 
 
@@ -195,8 +198,20 @@ def test_a_name_that_says_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     class Silent:
         """Something."""
 
-    monkeypatch.setitem(NAMES, "ik.Silent", Silent)
-    assert [c for c in CRITERIA if not says("ik.Silent", c)] == list(CRITERIA)
+    class Empty:
+        """Something, since 2026; ``ik.Empty(number=3)``.
+
+        Raises:
+
+        Source:
+
+        Args:
+            number: a number.
+        """
+
+    for part in (Silent, Empty):
+        monkeypatch.setitem(NAMES, "ik.Silent", part)
+        assert [c for c in CRITERIA if not says("ik.Silent", c)] == list(CRITERIA)
 
 
 def test_every_heading_of_the_examples_is_a_public_name() -> None:

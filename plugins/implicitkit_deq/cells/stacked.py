@@ -39,6 +39,8 @@ class Wrapped(Cell):
 class Composed(Cell):
     """A cell made of maps that read one another in a row; a :class:`DEQ` solves it as a composition (:func:`ik.compose`).
 
+    ``w_1 = f_1(w_1; x)``, ``w_2 = f_2(w_2; w_1)``, and so on.
+
     The state is a dict by the names of the maps.  ``solver=ik.Blocks(...)`` uses the structure forward, the default linear
     solver backward.
 
