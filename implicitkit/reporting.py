@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NoReturn
 
 import torch
@@ -53,6 +54,8 @@ def _of_types(error: Exception, text: str, z: Any, args: tuple[Any, ...]) -> str
             f"The function was called with z and one argument, a {kind}: args is the tuple of what comes after z, "
             f"args=(first, second), and a {kind} alone is one argument"
         )
+    if "positional argument" in text and re.search(r"\.(step|init)\(\)", text):
+        return "A method defines step(f, z, state), which returns z and the new state; init(f, z) makes the first state"
     if "positional argument" in text:
         count = f"{len(args) or 'no'} argument{'s' * (len(args) != 1)}"
         return f"The functions of a problem, constraints among them, are called as f(z, *args): here with z and {count}"

@@ -8,7 +8,7 @@ of real and imaginary part), so that every algorithm is real and derivatives fol
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -31,6 +31,18 @@ __all__ = [
 ]
 
 
+def _instead(leaf: Any, name: str) -> str:
+    """What to write in the place of a leaf that is no tensor, where that can be known."""
+    if isinstance(leaf, int):
+        return ": write it with a decimal point, or as a tensor"
+    if isinstance(leaf, torch.nn.Module):
+        return (
+            f": the parameters of a module as unknowns are {name}=dict(module.named_parameters()), and the function calls "
+            "it by torch.func.functional_call(module, z, inputs)"
+        )
+    return f": write {name}=tuple(...)" if isinstance(leaf, Iterator) else ""
+
+
 class Layout:
     """How a state of some structure is packed into a matrix.
 
@@ -48,8 +60,9 @@ class Layout:
             raise ValueError(f"{name} is empty: the state has no tensor in it")
         for i, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
-                hint = ": write it with a decimal point, or as a tensor" if isinstance(leaf, int) else ""
-                raise TypeError(f"{name}{compat.key_path(tree, i)} is {kind_of(leaf)}, not a tensor{hint}")
+                raise TypeError(
+                    f"{name}{compat.key_path(tree, i)} is {kind_of(leaf)}, not a tensor{_instead(leaf, name)}"
+                )
             if not (leaf.is_floating_point() or leaf.is_complex()):
                 raise TypeError(
                     f"{name}{compat.key_path(tree, i)} has dtype {leaf.dtype}; an unknown must be real or complex "

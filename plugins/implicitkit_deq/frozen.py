@@ -120,9 +120,18 @@ class Frozen:
 
 @contextlib.contextmanager
 def called(name: str, *arguments: tuple[str, Any]) -> Iterator[None]:
-    """Inside, what torch says of shapes that do not fit is said of the cell, with what it was called with."""
+    """Inside, what torch says of shapes that do not fit, and Python of arguments, is said of the cell, with what it was
+    called with."""
     try:
         yield
+    except TypeError as error:
+        if "positional argument" not in str(error):
+            raise
+        raise TypeError(
+            f"a cell is called as cell(z, x, ...), the state and the inputs of the layer, and returns the next state: "
+            f"{error.__cause__ or error}. A module that takes one, {name} say, becomes a cell as in "
+            "DEQ(lambda z, x: torch.tanh(module(z) + x), state=(64,))"
+        ) from error
     except RuntimeError as error:
         if type(error) is not RuntimeError or not any(word in str(error) for word in _OF_SHAPES):
             raise

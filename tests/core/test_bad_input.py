@@ -83,6 +83,13 @@ class Lonely(ik.Method):
         return f(z)
 
 
+class Narrow(ik.Method):
+    name, solves = "narrow", "fixed_point"
+
+    def step(self, f: Any, z: Tensor) -> Any:  # type: ignore[override]
+        return f(z), ()
+
+
 REFUSED: dict[str, Row] = {
     # ------------------------------------------------------------------------------------------------ the problem
     "fixed point of no callable": (
@@ -333,6 +340,14 @@ REFUSED: dict[str, Row] = {
     "a step without state": (
         lambda: ik.fixed_point(half, zeros(2, 1), solver=Lonely(), batch_dims=1), TypeError,
         r"Lonely\.step must return a pair, z and the new state.*it returned a Tensor"),
+    "a step that takes no state": (
+        lambda: ik.fixed_point(half, zeros(2, 1), solver=Narrow(), batch_dims=1), TypeError,
+        r"step\(\) takes 3 positional.*A method defines step\(f, z, state\), which returns z and the new state"),
+    "a module as unknowns": (
+        lambda: ik.argmin(square, nn.Linear(2, 1)), TypeError,
+        r"z0 is a Linear, not a tensor: .*z0=dict\(module\.named_parameters\(\)\).*functional_call"),
+    "parameters() as unknowns": (
+        lambda: ik.argmin(square, nn.Linear(2, 1).parameters()), TypeError, r"a generator, not a tensor: write z0=tuple\("),
     "another library's verb": (lambda: ik.minimize(square, zeros(3)), AttributeError, r"mean ik\.argmin\?"),
     # ------------------------------------------------------------------------------------------------------ capabilities
     "picard for an equation": (

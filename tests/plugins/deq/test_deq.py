@@ -757,6 +757,11 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "another structure": (_bad(lambda z, x: (z, z)), TypeError, "another structure"),
     "another dtype": (_bad(lambda z, x: z.double()), TypeError, "dtype torch.float64"),
     "not a tensor": (_bad(lambda z, x: 1.0), TypeError, "float"),
+    "a cell of one argument": (
+        _bad(nn.Linear(6, 6)),
+        TypeError,
+        r"a cell is called as cell\(z, x, \.\.\.\).*2 positional.*\+ x\)",
+    ),
     "no input": (lambda: DEQ(Plain(), (6,))(), TypeError, "at least one tensor"),
     "scalar input": (lambda: DEQ(Plain(), (6,))(torch.tensor(1.0)), ValueError, "leading dimension must be the batch"),
     "z0 of another batch": (
