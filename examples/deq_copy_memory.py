@@ -3,6 +3,7 @@
     python examples/deq_copy_memory.py --quick            # T = 50, about two minutes
     python examples/deq_copy_memory.py --gap 400          # the published setting
     python examples/deq_copy_memory.py --gap 100 --models deq --goal 7e-4     # two to three minutes of one core
+    python examples/deq_copy_memory.py --gap 400 --models deq --keep copy     # what a kill leaves in copy/ is gone on from
 
 A sequence of length T + 20: ten symbols out of eight, blanks, and eleven marks from position T + 9 on; the ten symbols are
 to be said again in the last ten positions.  The loss is the cross-entropy averaged over all positions, so that a model
@@ -18,8 +19,9 @@ import argparse
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from common import figure
@@ -50,7 +52,7 @@ class DEQTransformer(nn.Module):
     def __init__(self, features: int = 32, heads: int = 4) -> None:
         super().__init__()
         self.layer = DEQ(
-            cells.Transformer(CLASSES, features, heads, hidden=3 * features, scale=0.5),
+            cells.Transformer(CLASSES, features, heads, hidden=3 * features, fused=True, scale=0.5),
             solver="broyden",  # as in the paper, here per position
             rule=ik.Implicit("gmres", rtol=1e-2),
             rtol=1e-3,
@@ -131,9 +133,62 @@ class Run:
     accuracy: float = math.nan
     converged: float = math.nan  # share of the samples solved in training
     curve: list[tuple[float, float]] = field(default_factory=list)
+    solved: list[float] = field(default_factory=list)  # that share, step by step
+    evaluations: list[int] = field(default_factory=list)  # of the cell, forward, step by step
 
 
-def train(name: str, gap: int, *, steps: int, minutes: float, batch: int, goal: float, seed: int, device: str) -> Run:
+class Kept:
+    """What training needs to go on after it was killed, in a file; ``None``: nothing is kept."""
+
+    def __init__(self, path: Path | None, settings: dict[str, float], **parts: Any) -> None:
+        self.path, self.settings, self.parts = path, settings, parts
+
+    def restore(self, run: Run, data: torch.Generator) -> Run:
+        """The run so far, with every part in the state in which it was.
+
+        Raises:
+            ValueError: the file is that of a run with other settings.
+        """
+        if self.path is None or not self.path.exists():
+            return run
+        found = torch.load(self.path, weights_only=True)
+        if found["settings"] != self.settings:
+            raise ValueError(
+                f"{self.path} is of a run with {found['settings']}, not with {self.settings}: move it away"
+            )
+        for name, part in self.parts.items():
+            part.load_state_dict(found[name])
+        data.set_state(found["data"])
+        return Run(**found["run"])
+
+    def save(self, run: Run, data: torch.Generator) -> None:
+        """Write everything, then put it in place of what was there."""
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        states = {name: part.state_dict() for name, part in self.parts.items()}
+        new = self.path.with_suffix(".new")
+        torch.save({**states, "settings": self.settings, "data": data.get_state(), "run": asdict(run)}, new)
+        new.replace(self.path)
+
+
+def clock(device: str) -> float:
+    """Seconds: of the process on a CPU, so that what else the machine does counts for nothing; else of the wall."""
+    return time.process_time() if device == "cpu" else time.perf_counter()
+
+
+def train(
+    name: str,
+    gap: int,
+    *,
+    steps: int,
+    minutes: float,
+    batch: int,
+    goal: float,
+    seed: int,
+    device: str,
+    keep: Path | None = None,
+) -> Run:
     """Train until ``steps``, ``minutes`` or ``goal`` (a test loss) is reached, and test on 512 new sequences."""
     torch.manual_seed(seed)
     model = build(name, gap).to(device)
@@ -142,11 +197,20 @@ def train(name: str, gap: int, *, steps: int, minutes: float, batch: int, goal: 
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, 1.0, 100)
     decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.05 ** (1 / max(steps - 100, 1)))
     schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm_up, decay], [100])
-    solved = []
     data = torch.Generator().manual_seed(seed)
-    start = time.perf_counter()
-    bar = tqdm(range(steps), desc=name, unit="step", mininterval=2.0)
+    kept = Kept(
+        keep and keep / f"{name}.pt",
+        {"gap": gap, "steps": steps, "batch": batch, "seed": seed},
+        model=model,
+        optimizer=optimizer,
+        schedule=schedule,
+    )
+    run = kept.restore(run, data)
+    start = clock(device) - run.seconds
+    bar = tqdm(range(run.steps, steps), desc=name, unit="step", mininterval=2.0)
     for step in bar:
+        if run.seconds > 60 * minutes or (step > 20 and max(v for _, v in run.curve[-20:]) < goal):
+            break
         x, y = (t.to(device) for t in sequences(batch, gap, data))
         loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
         optimizer.zero_grad()
@@ -154,16 +218,17 @@ def train(name: str, gap: int, *, steps: int, minutes: float, batch: int, goal: 
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        run.seconds, run.steps = time.perf_counter() - start, step + 1
+        run.seconds, run.steps = clock(device) - start, step + 1
         run.curve.append((run.seconds, float(loss.detach())))
         if isinstance(model, DEQTransformer) and model.layer.solution is not None:
-            solved.append(float(model.layer.solution.converged.float().mean()))
-        if step % 20 == 0:
+            run.solved.append(float(model.layer.solution.converged.float().mean()))
+            run.evaluations.append(model.layer.solution.evaluations)
+        if run.steps % 20 == 0:
+            kept.save(run, data)
             bar.set_postfix(loss=f"{run.curve[-1][1]:.2e}")
-        if run.seconds > 60 * minutes or max(v for _, v in run.curve[-20:]) < goal:
-            break
     bar.close()
-    run.converged = sum(solved) / len(solved) if solved else math.nan
+    kept.save(run, data)
+    run.converged = sum(run.solved) / len(run.solved) if run.solved else math.nan
     run.loss, run.accuracy = test(model, gap, seed, device)
     return run
 
@@ -226,6 +291,7 @@ def main(arguments: list[str] | None = None) -> list[Run]:
     )
     parser.add_argument("--models", default="deq,tcn,lstm,gru")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="a folder: every 20 steps what a run needs to go on is written there")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "output" / "deq_copy_memory.png")
     options = parser.parse_args(arguments)
     gap, minutes, goal = (50, 2 / 3, 1e-4) if options.quick else (options.gap, options.minutes, options.goal)
@@ -240,6 +306,7 @@ def main(arguments: list[str] | None = None) -> list[Run]:
             goal=goal,
             seed=options.seed,
             device=device,
+            keep=options.keep,
         )
         for name in options.models.split(",")
     ]

@@ -92,7 +92,8 @@ class Transformer(Cell):
     def inject(self, x: Tensor, memory: Tensor | None = None, memory_x: Tensor | None = None) -> tuple[Tensor, ...]:
         """``x U`` (and ``x S``), the keys and values of the memory ``(batch, M, 2 features)``, and ``R`` by distance.
 
-        Distances run from ``M + T - 1`` down to 0 (``1 - T`` if not causal).
+        Distances run from ``M + T - 1`` down to ``1 - T``; if causal to -1, the only one of the future that
+        :func:`_by_position` needs.
         """
         if x.ndim != 3:
             raise ValueError(f"x must be (batch, positions, features), got shape {tuple(x.shape)}")
@@ -110,7 +111,7 @@ class Transformer(Cell):
             injected_past = self.injection(memory_x)[..., : 3 * self.features]
             past = (self.qkv(memory) + injected_past)[..., self.features :]
         T, M = x.shape[1], past.shape[1]
-        distances = torch.arange(M + T - 1, -1 if self.causal else -T, -1, device=x.device)
+        distances = torch.arange(M + T - 1, -2 if self.causal else -T, -1, device=x.device)
         encoded = relative_positions(distances, self.features).to(injected)
         return injected, past, self.distance(encoded).expand(len(x), -1, -1)
 
@@ -124,26 +125,31 @@ class Transformer(Cell):
         return self.second_norm(h + self.drop(self.down(torch.relu(self.up(h)))))
 
     def _attend(self, z: Tensor, injected: Tensor, past: Tensor, distance: Tensor) -> Tensor:
-        T, d = z.shape[1:]
+        d = z.shape[2]
+        root = math.sqrt(d // self.heads)
         q, kv = (self.qkv(z) + injected).split([d, 2 * d], -1)
         k, v = torch.cat([past, kv], 1).chunk(2, -1)
         q, k, v, r = (
             t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v, distance)
         )  # (B, heads, *, d_h)
-        by_distance = (q + self.distance_bias.unsqueeze(1)) @ r.mT
-        if self.causal:
-            by_distance = nn.functional.pad(by_distance, (0, T - 1))  # the future, masked below
-        placed = _by_position(by_distance, k.shape[2]) / math.sqrt(d // self.heads)
-        if self.causal:
-            ahead = torch.ones(T, k.shape[2], dtype=torch.bool, device=z.device).triu(1 + k.shape[2] - T)
-            placed = placed.masked_fill(ahead, -torch.inf)
+        # queries are scaled, not scores, of which there are T times as many
+        placed = _by_position(((q + self.distance_bias.unsqueeze(1)) / root) @ r.mT, k.shape[2])
         q = q + self.content_bias.unsqueeze(1)
         if self.fused:
             p = self.dropout if self.training else 0.0
+            placed = self._past_only(placed)
             heads = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=placed, dropout_p=p)
         else:
-            heads = self.drop(torch.softmax(q @ k.mT / math.sqrt(d // self.heads) + placed, -1)) @ v
+            heads = self.drop(torch.softmax(self._past_only((q / root) @ k.mT + placed), -1)) @ v
         return self.out(heads.transpose(1, 2).flatten(2))
+
+    def _past_only(self, scores: Tensor) -> Tensor:
+        """Scores ``(..., T, M + T)``, minus infinity for keys in the future if causal."""
+        if not self.causal:
+            return scores
+        T, keys = scores.shape[-2:]
+        ahead = torch.ones(T, keys, dtype=torch.bool, device=scores.device).triu(1 + keys - T)
+        return scores.masked_fill(ahead, -torch.inf)
 
     def state_shape(self, x: Tensor, *memory: Tensor) -> tuple[int, ...]:
         """``(T, features)``."""
@@ -162,12 +168,13 @@ def relative_positions(distances: Tensor, features: int) -> Tensor:
 
 
 def _by_position(scores: Tensor, keys: int) -> Tensor:
-    """From scores by distance to scores by key: row ``i`` of ``(..., T, M + 2T - 1)`` from column ``T - 1 - i`` on.
+    """From scores by distance to scores by key: row ``i`` of ``(..., T, w)`` from column ``T - 1 - i`` on.
 
     Element ``(i, j)`` lies at ``i w + T - 1 - i + j = (T - 1) + i (w - 1) + j`` of the flattened rows: a view whose rows are
-    one shorter (Dai et al. 2019, appendix B).
+    one shorter, ``w > keys`` (Dai et al. 2019, appendix B).  Where a row ends before ``j`` does, which are keys in the
+    future, the view goes on with the next one.
     """
     T, w = scores.shape[-2:]
     if T == 1:
-        return scores
+        return scores[..., :keys]
     return scores.flatten(-2)[..., T - 1 : T - 1 + T * (w - 1)].unflatten(-1, (T, w - 1))[..., :keys]
