@@ -3,6 +3,7 @@
     python benchmarks/bench_deq_training.py                           # 5 cells, 20 seeds, 2 rates, 500 steps: half an hour
     python benchmarks/bench_deq_training.py --cells tanh GRU --rates 0.01 --starts warm
     python benchmarks/bench_deq_training.py --seeds 2 --steps 120     # a minute or two
+    python benchmarks/bench_deq_training.py --keep rows               # a row that is killed goes on from rows/
 
 No weight is bounded, no failure ignored: ``DEQ(cell, rtol=1e-3)``.  ``warm``: called as ``layer(x, index=numbers of the
 samples)``, so that a solve starts from the sample's last equilibrium; ``cold``: called as ``layer(x)``, from zero.
@@ -31,6 +32,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import results
@@ -195,33 +197,74 @@ class Runs:
         return self.losses[-max(len(self.losses) // 10, 1) :].mean(0).tolist()
 
 
-def train(name: str, seeds: Sequence[int], rate: float, steps: int, *, warm: bool, bounded: bool = False) -> Runs:
-    """DEQs with defaults; ``warm``: told which samples they see, so that a solve starts from the last equilibrium."""
+@dataclass
+class Training:
+    """A training under way: all that it takes to go on with it."""
+
+    side: Side
+    layer: DEQ
+    optimiser: torch.optim.Optimizer
+    losses: list[Tensor] = field(default_factory=list)
+    shares: list[Tensor] = field(default_factory=list)  # of the samples that were missed, forward and backward
+    evaluations: int = 0
+    seconds: float = 0.0
+
+    def step(self, warm: bool) -> None:
+        """One step of Adam for every seed."""
+        side, start = self.side, time.process_time()
+        index = torch.arange(len(side.x)) if warm else None
+        found = side.losses(self.layer(side.x, side.which, index=index))
+        self.optimiser.zero_grad()
+        found.sum().backward()
+        self.optimiser.step()
+        solution = self.layer.solution
+        assert solution is not None and solution.backward is not None
+        pair = torch.stack([solution.converged, solution.backward.converged])
+        self.losses.append(found.detach())
+        self.shares.append((~pair).view(2, -1, SAMPLES).double().mean(2))
+        self.evaluations += solution.evaluations
+        self.seconds += time.process_time() - start
+
+
+def begin(name: str, seeds: Sequence[int], rate: float, bounded: bool = False) -> Training:
+    """DEQs with defaults, and their optimiser."""
     side = Side(name, seeds, bounded)
     # one call holds all seeds: how many of its samples failed is judged below, seed by seed
     layer = DEQ(side.cell, (FEATURES,), rtol=1e-3, on_failure=Forgive(share=1.0), in_dims=(0, 0))
-    optimiser = torch.optim.Adam(side.parameters(), rate)
-    index = torch.arange(len(side.x)) if warm else None
-    losses, shares, evaluations, start = [], [], 0, time.process_time()
-    for _ in range(steps):
-        found = side.losses(layer(side.x, side.which, index=index))
-        optimiser.zero_grad()
-        found.sum().backward()
-        optimiser.step()
-        solution = layer.solution
-        assert solution is not None and solution.backward is not None
-        losses.append(found.detach())
-        pair = torch.stack([solution.converged, solution.backward.converged])
-        shares.append((~pair).view(2, len(seeds), SAMPLES).double().mean(2))
-        evaluations += solution.evaluations
-    seconds, missed = time.process_time() - start, torch.stack(shares)
+    return Training(side, layer, torch.optim.Adam(side.parameters(), rate))
+
+
+def train(
+    name: str,
+    seeds: Sequence[int],
+    rate: float,
+    steps: int,
+    *,
+    warm: bool,
+    bounded: bool = False,
+    keep: Path | None = None,
+) -> Runs:
+    """DEQs with defaults; ``warm``: told which samples they see, so that a solve starts from the last equilibrium.
+
+    ``keep``: a file that is written every 20 steps, and gone on from if it is there.
+    """
+    going = begin(name, seeds, rate, bounded)
+    if keep is not None and keep.exists():
+        going = torch.load(keep, weights_only=False)  # a file of our own: modules, the table of last equilibria
+    while len(going.losses) < steps:
+        going.step(warm)
+        if keep is not None and len(going.losses) % 20 == 0:
+            keep.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(going, keep.with_suffix(".new"))
+            keep.with_suffix(".new").replace(keep)
+    missed = torch.stack(going.shares)
     return Runs(
-        torch.stack(losses),
+        torch.stack(going.losses),
         (missed > SHARES).any(1).any(0),
         1 - float(missed[:, 0].mean()),
         1 - float(missed[:, 1].mean()),
-        evaluations / steps,
-        1e3 * seconds / steps / len(seeds),
+        going.evaluations / steps,
+        1e3 * going.seconds / steps / len(seeds),
     )
 
 
@@ -312,6 +355,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--rates", nargs="*", type=float, default=list(RATES))
+    parser.add_argument("--keep", type=Path, help="a folder for what a row that is killed needs to go on")
     parser.add_argument("--starts", nargs="*", default=["warm", "cold"], choices=["warm", "cold"])
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -325,10 +369,12 @@ def main() -> None:
     whole = options.seeds == 20 and options.steps == 500
     for name in options.cells:
         for rate in options.rates:
+            seeds = range(options.seeds)
             reference = earlier(name, rate) if whole else None
-            reference = reference or references(name, range(options.seeds), rate, options.steps)
+            reference = reference or references(name, seeds, rate, options.steps)
             for start in options.starts:
-                runs = train(name, range(options.seeds), rate, options.steps, warm=start == "warm")
+                keep = options.keep and options.keep / f"{name} {rate} {start} {options.seeds} {options.steps}.pt"
+                runs = train(name, seeds, rate, options.steps, warm=start == "warm", keep=keep)
                 found = row(name, rate, start, runs, reference)
                 print(", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in found.items()))
                 if whole:
