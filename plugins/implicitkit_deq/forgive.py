@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit import extend
 
-__all__ = ["Forgive", "ForgivenWarning", "masked"]
+__all__ = ["Effort", "Forgive", "ForgivenWarning", "masked"]
 
 _DERIVATIVES = ("truncated", "none")
 _EXACT = ("auto", "implicit")
@@ -44,6 +45,10 @@ class Forgive:
     gate has equilibria at which ``I - J`` is singular and the loss is small all the same, and training with ``u = g`` for
     every sample is a method of its own (Fung et al. 2022).
 
+    A few samples that nothing solves would cost most of a training: the last members of the ``"relay"``, which follow paths
+    from other points, take hundreds of evaluations for each of them in every step.  So where these have left samples
+    unsolved, they are not asked in the next ``every - 1`` training calls, unless more than ``share`` fail without them.
+
     How many they were, ``layer.solution.converged``, ``layer.solution.backward.converged`` and a :class:`Monitor` tell; the
     first time, forward and backward each, a :class:`ForgivenWarning`.  Under ``torch.func`` transforms nothing is forgiven.
 
@@ -54,6 +59,8 @@ class Forgive:
         share: of the samples of a call whose forward solve may fail, in [0, 1]; more raise :class:`ik.ConvergenceError`.
         derivative: ``"truncated"`` or ``"none"``.
         backward_share: of the samples whose backward solve may fail, in [0, 1].
+        every: training calls from one in which the whole relay was in vain to the next with the whole relay; 1: it is asked
+            in every call.
 
     Raises:
         ValueError: an option out of range.
@@ -62,11 +69,14 @@ class Forgive:
     share: float = 0.25
     derivative: str = "truncated"
     backward_share: float = 1.0
+    every: int = 3
 
     def __post_init__(self) -> None:
         for name in ("share", "backward_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is a part of the samples, between 0 and 1; got {getattr(self, name)}")
+        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
+            raise ValueError(f"every is a number of training calls, at least 1; got {self.every!r}")
         if self.derivative not in _DERIVATIVES:
             raise ValueError(f"derivative must be one of {', '.join(map(repr, _DERIVATIVES))}, got {self.derivative!r}")
 
@@ -91,6 +101,27 @@ class Forgive:
             ForgivenWarning,
             stacklevel=8,
         )
+
+
+class Effort:
+    """How much of the relay a layer's calls spend on samples that its policy forgives (``Forgive(every=)``)."""
+
+    def __init__(self) -> None:
+        self.pause = 0  # training calls still to come without the dear members
+
+    def spend(self, find: Callable[[Any], ik.Solution], solver: Any, policy: Any) -> ik.Solution:
+        """``find(solver)``, or with fewer members of it: ``policy`` is that of a training call, or ``None``."""
+        relay = ik.Relay() if isinstance(solver, str) and solver == "relay" else solver
+        if not isinstance(policy, Forgive) or not isinstance(relay, ik.Relay) or extend.transforms_active():
+            return find(solver)
+        if self.pause:
+            self.pause -= 1
+            found = find(relay.brief())
+            if not policy.exceeded(~found.converged):
+                return found
+        found = find(solver)
+        self.pause = 0 if bool(found.converged.all()) else policy.every - 1
+        return found
 
 
 @dataclass(frozen=True)

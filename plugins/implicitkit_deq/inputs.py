@@ -17,7 +17,7 @@ from implicitkit_deq.compat import autocast_on, called_whole
 from implicitkit_deq.frozen import called, statistics_held
 from implicitkit_deq.sharding import bare
 
-__all__ = ["IgnoredInputWarning", "check_use", "describe", "factors"]
+__all__ = ["IgnoredInputWarning", "check_use", "describe", "factors", "refuse_unbatched"]
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -110,6 +110,49 @@ def _check_batch(cell: Any, inputs: tuple[Any, ...], injected: tuple[Any, ...], 
                 )
 
 
+def refuse_unbatched(cell: Any, z: Any, inputs: tuple[Any, ...]) -> None:
+    """Raise where one sample's features were given for a batch of numbers, which a linear layer takes without a word.
+
+    Then all samples have the same equilibrium, and what the cell makes of the first depends on the others' numbers.
+
+    Raises:
+        ValueError: so it is.
+    """
+    first = next(t for t in ik.extend.trees.tree_flatten(inputs)[0] if isinstance(t, Tensor))
+    if first.ndim != 1 or len(first) < 2 or not first.is_floating_point() or ik.extend.transforms_active():
+        return
+    if not _alike(ik.extend.trees.tree_flatten(z)[0]):
+        return
+    out, wanted = _traced(cell, z, inputs)
+    (g,) = torch.autograd.grad(sum((t[0].abs().sum() for t in out), torch.zeros(())), wanted[:1], allow_unused=True)
+    if g is not None and bool(g[1:].any()):
+        raise ValueError(
+            f"the first dimension of the first input is the batch: inputs of shape ({len(first)},) are {len(first)} "
+            f"samples, but {type(cell).__name__} takes all their numbers for each of them. For one sample give a "
+            "batch of one, layer(x.unsqueeze(0))[0]"
+        )
+
+
+def _alike(leaves: Sequence[Tensor]) -> bool:
+    """Is the state of all samples the same?"""
+    return all(bool(torch.isclose(t[1:], t[:1], rtol=1e-5).all()) for t in leaves)
+
+
+def _traced(cell: Any, z: Any, inputs: tuple[Any, ...]) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs of one evaluation that have a graph, and the input tensors to which it leads."""
+
+    def leaf(t: Any) -> Any:
+        follows = isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex())
+        return t.detach().requires_grad_() if follows else t
+
+    tracked = ik.extend.trees.tree_map(leaf, inputs)
+    random = torch.get_rng_state()
+    with torch.enable_grad(), statistics_held(cell):
+        out = [t for t in ik.extend.trees.tree_flatten(bare(cell)(z, *tracked))[0] if t.requires_grad]
+    torch.set_rng_state(random)
+    return out, [t for t in ik.extend.trees.tree_flatten(tracked)[0] if isinstance(t, Tensor) and t.requires_grad]
+
+
 def check_use(cell: Any, z: Any, inputs: tuple[Any, ...]) -> bool:
     """Is the layer seen to use its inputs?  A warning if it is not; ``False``, too, where that cannot be told yet.
 
@@ -119,18 +162,13 @@ def check_use(cell: Any, z: Any, inputs: tuple[Any, ...]) -> bool:
     leaves = ik.extend.trees.tree_flatten(z)[0]
     if len(leaves[0]) < 2 or ik.extend.transforms_active():
         return False
-    if not all(bool(torch.isclose(t[1:], t[:1], rtol=1e-5).all()) for t in leaves):
+    if not _alike(leaves):
         return True
     given = [t for t in ik.extend.trees.tree_flatten(inputs)[0] if isinstance(t, Tensor)]
     if not all(t.is_floating_point() or t.is_complex() for t in given):
         return True  # what is looked up or branched on leaves no trace in a graph
-    tracked = ik.extend.trees.tree_map(lambda t: t.detach().requires_grad_() if isinstance(t, Tensor) else t, inputs)
-    random = torch.get_rng_state()
-    with torch.enable_grad(), statistics_held(cell):
-        out = [t for t in ik.extend.trees.tree_flatten(bare(cell)(z, *tracked))[0] if t.requires_grad]
-        total = sum((t.abs().sum() for t in out), torch.zeros(()))
-    torch.set_rng_state(random)
-    wanted = [t for t in ik.extend.trees.tree_flatten(tracked)[0] if isinstance(t, Tensor)]
+    out, wanted = _traced(cell, z, inputs)
+    total = sum((t.abs().sum() for t in out), torch.zeros(()))
     if out and any(g is not None for g in torch.autograd.grad(total, wanted, allow_unused=True)):
         return True
     warnings.warn(

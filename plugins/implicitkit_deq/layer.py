@@ -16,18 +16,16 @@ from implicitkit_deq.causality import per_position
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.cells.stacked import Composed
 from implicitkit_deq.compat import autocast_on
-from implicitkit_deq.forgive import Forgive, masked
+from implicitkit_deq.forgive import Effort, Forgive, masked
 from implicitkit_deq.frozen import Drawing, Frozen
 from implicitkit_deq.frozen_stack import FrozenStack
-from implicitkit_deq.inputs import check_use, describe, factors
+from implicitkit_deq.inputs import check_use, describe, factors, refuse_unbatched
 from implicitkit_deq.merging import Composable, merged
 from implicitkit_deq.settings import Pretraining, Settings
 from implicitkit_deq.sharding import gathered
 from implicitkit_deq.visit import Visit
 
 __all__ = ["DEQ"]
-
-_STARTS = ("zeros", "learned", "last")
 
 
 class DEQ(Composable, nn.Module):
@@ -119,13 +117,14 @@ class DEQ(Composable, nn.Module):
         self.train_settings = Settings(solver, rule, rtol, atol, max_steps, lenient, trace, callback)
         strict = {"on_failure": "raise"} if isinstance(lenient, Forgive) else {}
         self.eval_settings = self.train_settings.changed(strict | dict(evaluation or {}))
-        self.init = self._make_start(init)
+        self.init = start.make(init, state)
         self.pretraining = pretraining
         if pretraining is not None:
             self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
         self.solution: ik.Solution | None = None
         self._draws: set[bool] = set()  # modes (training or not) in which the cell was seen to draw random numbers
         self._start: tuple[Any, Any] | None = None
+        self._effort = Effort()
         self._last = self.init if isinstance(self.init, start.Last) else None
         self._used = self._forgave = False  # was the cell seen to use its inputs, and a failure to be forgiven?
 
@@ -267,6 +266,8 @@ class DEQ(Composable, nn.Module):
         state = ik.extend.trees.tree_map(lambda t: t.detach(), z)
         the_map.finish(state, weights, injected)
         self._used = self._used or check_use(self.cell, state, inputs)
+        if self.batch_dims:
+            refuse_unbatched(self.cell, state, inputs)
         if self._last is not None and (z0 is None or isinstance(z0, str)):
             self._last.keep(state, index)
         self._start = (initial, state) if self._start_is_learned() else None
@@ -296,15 +297,19 @@ class DEQ(Composable, nn.Module):
             options["solver"] = per_position(options["solver"], initial, self.batch_dims)
         if dims is not None:
             options["in_dims"] = (None, *dims)
+        policy, solver = self.settings.on_failure, options.pop("solver")
+        problem, theta = the_map.problem(injected), (weights, *injected)
+
+        def find(solver: Any) -> ik.Solution:
+            return ik.solve(problem, initial, theta, batch_dims=self.batch_dims, solver=solver, **options)
+
         try:
-            problem = the_map.problem(injected)
-            solution = ik.solve(problem, initial, (weights, *injected), batch_dims=self.batch_dims, **options)
+            solution = self._effort.spend(find, solver, policy if self.training else None)
         except ik.ConvergenceError as error:
             if error.solution is not None:
                 self.solution = error.solution.detach()
             raise
         self.solution = solution.detach()
-        policy = self.settings.on_failure
         return (
             self._forgiven(the_map, solution, weights, injected, policy)
             if isinstance(policy, Forgive)
@@ -351,19 +356,6 @@ class DEQ(Composable, nn.Module):
 
     def _unrolling(self) -> bool:
         return self.pretraining is not None and self.training and int(self.calls) < self.pretraining.calls
-
-    def _make_start(self, init: Any) -> Any:
-        if init == "learned":
-            if self.state is None or callable(self.state):
-                raise ValueError('init="learned" needs a state of fixed shape: pass state=, or a module as init=')
-            return start.Learned(self.state)
-        if init == "last":
-            return start.Last()
-        if init == "zeros" or callable(init):
-            return init
-        raise ValueError(
-            f"init must be one of {', '.join(map(repr, _STARTS))}, or callable (*inputs) -> state; got {init!r}"
-        )
 
     def _start_is_learned(self) -> bool:
         return isinstance(self.init, nn.Module) and any(p.requires_grad for p in self.init.parameters())

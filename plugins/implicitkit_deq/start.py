@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 
-__all__ = ["Last", "Learned", "alike", "check_index", "check_shapes", "fitting", "shapes_of", "zeros"]
+__all__ = ["Last", "Learned", "alike", "check_index", "check_shapes", "fitting", "make", "shapes_of", "zeros"]
+
+_STARTS = ("zeros", "learned", "last")
 
 
 def is_shape(x: Any) -> bool:
@@ -70,6 +72,25 @@ def check_shapes(shapes: Any) -> None:
 def zeros(shapes: Any, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
     """Zeros: every leaf ``(batch, *shape)``."""
     return over_shapes(lambda shape: torch.zeros(batch, *shape, dtype=dtype, device=device), shapes)
+
+
+def make(init: Any, state: Any) -> Any:
+    """What a layer keeps of its argument ``init``, for a state of these shapes.
+
+    Raises:
+        ValueError: no start has this name, or it needs a state of fixed shape.
+    """
+    if isinstance(init, str) and init == "learned":
+        if state is None or callable(state):
+            raise ValueError('init="learned" needs a state of fixed shape: pass state=, or a module as init=')
+        return Learned(state)
+    if isinstance(init, str) and init == "last":
+        return Last()
+    if callable(init) or (isinstance(init, str) and init == "zeros"):
+        return init
+    raise ValueError(
+        f"init must be one of {', '.join(map(repr, _STARTS))}, or callable (*inputs) -> state; got {init!r}"
+    )
 
 
 class Learned(nn.Module):

@@ -105,6 +105,18 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "plugins/implicitkit_deq/forgive.py",
+        "tests/plugins/deq/test_training.py -k 'in_vain'",
+        ("else policy.every - 1", "else 0"),
+        ("if not policy.exceeded(~found.converged):\n                return found", "return found"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/inputs.py",
+        "tests/plugins/deq/test_training.py -k 'unbatched or listens'",
+        ("if g is not None and bool(g[1:].any()):", "if g is not None and bool(g.any()):"),
+        ("if first.ndim != 1 or len(first) < 2", "if first.ndim != 2 or len(first) < 2"),
+    ),
+    *mutants(
         "plugins/implicitkit_deq/layer.py",
         "tests/mutants/test_survivors_plugins.py -k 'start_loss'",
         ("size = goal.square().sum(1).clamp_min", "size = goal.square().sum(1).sqrt().clamp_min"),

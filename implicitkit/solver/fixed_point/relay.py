@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -29,7 +30,8 @@ def _path(**options: Any) -> Impatient:
     return Impatient(Continuation(**options), horizon=math.inf, reach=_NEAR)
 
 
-_KRYLOV = Impatient(NewtonKrylov(), window=6, horizon=30)
+# steps shorter than a sixteenth lower the residual too slowly for the horizon
+_KRYLOV = Impatient(NewtonKrylov(halvings=4), window=6, horizon=30)
 _STAGES = (
     Stage(Impatient(Anderson())),
     Stage(Impatient(Broyden(), reach=_NEAR), scale=None),
@@ -71,6 +73,15 @@ class Relay(Polyalgorithm):
     stages: tuple[Any, ...] = _STAGES
     name: ClassVar[str] = "relay"
 
+    def brief(self) -> Relay:
+        """The members before the first path that begins elsewhere: from there on they take most of the evaluations and solve
+        least, so that this is for a caller who can do without a few samples, or comes back to them.
+
+        Itself, where there is no such path, or nothing before it.
+        """
+        before = tuple(itertools.takewhile(lambda stage: not _begins_elsewhere(stage.solver), self.stages))
+        return Relay(before) if 0 < len(before) < len(self.stages) else self
+
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         """The stages that fit the size, in turn."""
         members = tuple(s for s in self.stages if z0.shape[1] <= _DENSE or not _is_dense(s.solver))
@@ -80,3 +91,7 @@ class Relay(Polyalgorithm):
 
 def _is_dense(solver: Any) -> bool:
     return isinstance(solver.method if isinstance(solver, Impatient) else solver, Continuation)
+
+
+def _begins_elsewhere(solver: Any) -> bool:
+    return isinstance(solver, Impatient) and getattr(solver.method, "scatter", None) is not None

@@ -82,6 +82,38 @@ def test_more_failures_than_allowed_raise(policy: Any) -> None:
     assert layer.solution is not None and int(layer.solution.converged.sum()) == 5
 
 
+class Jump(nn.Module):
+    """z = tanh(x z + 1); where ``x`` is above ten a map that jumps over the diagonal: there is no fixed point."""
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.where(x > 10, torch.where(z > 0, -1.0, 1.0), torch.tanh(x * z + 1))
+
+
+def test_dear_members_of_the_relay_that_were_in_vain_are_spared_for_some_calls() -> None:
+    x = torch.tensor([[0.5], [0.2], [0.4], [100.0], [0.1]], dtype=F64)
+
+    def evaluations(layer: DEQ, calls: int) -> list[int]:
+        found = []
+        for _ in range(calls):
+            layer(x)
+            assert layer.solution is not None and layer.solution.converged.tolist() == [True] * 3 + [False, True]
+            found.append(layer.solution.evaluations)
+        return found
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ForgivenWarning)
+        whole, brief, again = evaluations(DEQ(Jump(), (1,), on_failure=Forgive(every=2)), 3)
+        assert whole == again and 2 * brief < whole
+        assert evaluations(DEQ(Jump(), (1,), on_failure=Forgive(every=1)), 2) == [whole, whole]
+        lenient = DEQ(Jump(), (1,), evaluation={"on_failure": Forgive()}).eval()  # evaluation spares nothing
+        assert evaluations(lenient, 2) == [whole, whole]
+    strict = DEQ(Jump(), (1,), on_failure=Forgive(share=0.1))
+    for _ in range(2):  # more than may fail: the whole relay is asked in every call
+        with pytest.raises(ik.ConvergenceError, match="1 of 5"):
+            strict(x)
+        assert strict.solution is not None and strict.solution.evaluations == whole
+
+
 def test_nothing_is_forgiven_under_transforms() -> None:
     layer = _layer()
     with pytest.raises(ik.ConvergenceError):
@@ -144,7 +176,7 @@ def test_a_monitor_counts_the_forgiven() -> None:
 
 
 def test_bad_policies() -> None:
-    for arguments in ({"share": 1.5}, {"share": -0.1}, {"backward_share": 2.0}, {"derivative": "exact"}):
+    for arguments in ({"share": 1.5}, {"share": -0.1}, {"backward_share": 2.0}, {"derivative": "exact"}, {"every": 0}):
         with pytest.raises(ValueError, match=next(iter(arguments))):
             Forgive(**arguments)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="on_failure"):
@@ -407,6 +439,17 @@ class Deaf(nn.Module):
 def test_a_cell_that_ignores_its_input_is_told_so() -> None:
     with pytest.warns(IgnoredInputWarning, match="Deaf does not use its inputs"):
         DEQ(Deaf(), (6,))(torch.randn(3, 4))
+
+
+def test_one_unbatched_sample_of_any_cell_is_told_so() -> None:
+    """A linear layer takes a vector for one sample, and what comes out fits every row of the state."""
+    layer = DEQ(Dense(), (6,))
+    layer(torch.randn(5, 3))
+    with pytest.raises(ValueError, match=r"inputs of shape \(3,\) are 3 samples, but Dense takes all .*unsqueeze"):
+        layer(torch.randn(3))
+    times = DEQ(lambda z, x: torch.tanh(z * x.unsqueeze(1) + 1), (6,))
+    for numbers in ([0.1, 0.2, 0.3], [0.1, 0.1, 0.1]):  # a number a sample is as good an input as any
+        assert times(torch.tensor(numbers)).shape == (3, 6)
 
 
 @pytest.mark.parametrize("x", [torch.ones(3, 4), torch.randn(3, 4), torch.zeros(3, 4)])
