@@ -13,7 +13,36 @@ CONSTRAINED = "tests/problem/test_constrained.py -k 'closed_forms'"
 
 LATER = "tests/mutants/test_survivors_later.py"
 
+FEW = "tests/solver/test_few_unknowns.py"
+ROTATIONS = "tests/peers/test_peer_theseus_pypose.py -k 'mean_of_rotations'"
+
 MUTANTS = [
+    *mutants(
+        "implicitkit/solver/minimise/convex_newton.py",
+        FEW + " -k 'quadratic or derivative or overshoots'",
+        ("trial = z + d\n", "trial = z + 0.5 * d\n"),
+        ("    except RuntimeError:  #", "    except ZeroDivisionError:  #"),
+        ("good = convex & enough & (torch.linalg.vector_norm(f(trial), dim=1) <= _PAYS * norm)", "good = convex"),
+    ),
+    *mutants("implicitkit/solver/charts.py", ROTATIONS, ("return self._as_before(f, z0, norm)", "pass")),
+    *mutants(
+        "implicitkit/solver/evaluations.py",
+        ROTATIONS,
+        (
+            'if self._point.get("z") is z and "vector" in self._point:\n            return autodiff.jacobian_of',
+            "if False:\n            return autodiff.jacobian_of",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/auto.py",
+        FEW + " -k robust",
+        ('_stage("newton_cg", max_steps=30, scale=None),\n    _stage("lev', '_stage("lev'),
+    ),
+    *mutants(
+        "implicitkit/solver/judging.py",
+        "tests/problem/test_initial_value.py -k single_precision_is",
+        ("self._size(z) + norm if self.f.kind.like_state else norm", "norm"),
+    ),
     *mutants(
         "implicitkit/solver/driver.py",
         "tests/core/test_solution.py tests/mutants/test_survivors.py -k 'best_iterate or figures or driver or trace'",

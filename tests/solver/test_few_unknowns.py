@@ -35,13 +35,19 @@ def test_samples_that_are_not_convex_go_on_otherwise() -> None:
 
 
 def test_a_step_that_overshoots_is_not_taken() -> None:
-    """``sqrt(1 + z^2)`` is convex, and Newton's iteration from 2 runs away by ``z -> -z^3``."""
-    s = ik.argmin(lambda z: (1 + z.square()).sqrt().sum(), torch.full((1,), 2.0, dtype=F64))
-    assert abs(float(s.value)) < 1e-8 and "newton" not in s.solver
+    """``sqrt(1 + z^2)`` is convex, and Newton's iteration ``z -> -z^3`` goes to and fro between 1 and -1."""
+    s = ik.argmin(lambda z: (1 + z.square()).sqrt().sum(), torch.ones(1, dtype=F64))
+    assert abs(float(s.value)) < 1e-8 and "newton" not in s.solver and int(s.steps) <= 15
+
+
+def test_of_a_line_of_minima_no_far_one_is_taken() -> None:
+    """The Hessian is singular: descent from the origin finds the nearest of them."""
+    z = ik.argmin(lambda z: (z[0] - z[1] - 1) ** 2, torch.zeros(2, dtype=F64)).value
+    torch.testing.assert_close(z, torch.tensor([0.5, -0.5], dtype=F64))
 
 
 class Once(torch.autograd.Function):
-    """A square that knows its first derivative only."""
+    """A square that knows its first derivative only, and says so."""
 
     @staticmethod
     def forward(ctx: object, z: Tensor) -> Tensor:
@@ -49,8 +55,9 @@ class Once(torch.autograd.Function):
         return z.square()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: object, g: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            raise RuntimeError("no second derivative")
         (z,) = ctx.saved_tensors  # type: ignore[attr-defined]
         return 2 * z * g
 

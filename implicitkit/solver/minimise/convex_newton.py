@@ -17,15 +17,16 @@ __all__ = ["ConvexNewton"]
 
 _ARMIJO = 1e-4
 _PAYS = 0.5  # of |g| that a step may leave
+_SINGULAR = 1e3  # units of rounding: a pivot of that size beside the largest is none
 
 
 @dataclass(frozen=True)
 class ConvexNewton(Method):
     r"""``z <- z - H^{-1} g`` by a dense Cholesky factor, sample by sample; a quadratic takes one step.
 
-    A sample is given up (status ``STALLED``), where it stands, as soon as its Hessian is not positive definite, or the full
-    step does not lower the objective as the slope promises and the gradient to a half: other methods go on from there.  So
-    is every sample of an objective that has no second derivative.
+    A sample is given up (status ``STALLED``), where it stands, as soon as its Hessian is not positive definite beyond
+    rounding, or the full step does not lower the objective as the slope promises and the gradient to a half: other methods
+    go on from there.  So is every sample of an objective that has no second derivative.
 
     One evaluation and ``n`` Hessian products (in one batched call) a step, ``O(batch n^3)`` work.  Source: Boyd &
     Vandenberghe (2004), *Convex Optimization*, section 9.5.
@@ -42,6 +43,8 @@ class ConvexNewton(Method):
             f.stuck = torch.ones_like(f.active)
             return z, state
         L, convex = cholesky_batched(H)
+        low, high = L.diagonal(dim1=1, dim2=2).aminmax(dim=1)
+        convex = convex & ((low / high).square() > _SINGULAR * torch.finfo(L.dtype).eps)
         if not bool((convex & f.active).any()):
             f.stuck = f.active
             return z, state
@@ -57,6 +60,6 @@ def _hessian(f: Evaluations, z: Tensor) -> Tensor | None:
     """``(batch, n, n)``; ``None`` where the objective cannot be differentiated twice."""
     try:
         H = f.jacobian(z)
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:  # torch's word for an operation without a second derivative
         return None
     return H if H.dtype in (torch.float32, torch.float64) else H.float()
