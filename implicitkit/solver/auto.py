@@ -26,12 +26,15 @@ from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarquardt
 from implicitkit.solver.minimise.convex_newton import ConvexNewton
 from implicitkit.solver.root.broyden import Broyden
+from implicitkit.solver.root.newton_krylov import NewtonKrylov
+from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["Polyalgorithm", "Stage", "choose", "stages"]
 
 _DENSE = 1024  # unknowns a sample up to which Newton's dense Jacobian is the first choice
-_DENSE_AT_ALL = 2048  # ... up to which it is the last resort
+_DENSE_AT_ALL = 4096  # ... up to which it is the last resort
 _DENSE_NUMBERS = 1 << 25  # numbers in all Jacobians of the batch, at most
+_LOOPED = 8  # samples up to which a sparse factorisation each is worth it in minimisation
 _NEWTON = 32  # unknowns a sample up to which minimisation begins with dense Hessians
 _CUBES = 2e8  # batch * n^3 above which one dense Jacobian and its factors cost as much as many evaluations ...
 _FEW = 128  # ... unless there are as few unknowns
@@ -98,7 +101,11 @@ _MATRIX_FREE = (
     _stage("df_sane", max_steps=500),
 )
 #: Between the two: a dense Jacobian as soon as matrix-free steps have failed.
-_EITHER = (_MATRIX_FREE[0], *_DENSE_NEWTON[1:4], *_MATRIX_FREE[1:])
+_EITHER = (
+    Stage(Impatient(NewtonKrylov(), window=4, horizon=30), max_steps=100),
+    *_DENSE_NEWTON[1:4],
+    *_MATRIX_FREE[1:],
+)
 #: What costs little beside one dense Jacobian of many unknowns, whether it succeeds or not.
 _CHEAP = (Stage(Impatient(Broyden(halvings=3), window=4), max_steps=50, dense=True),)
 #: Newton's method above the size where a dense Jacobian is the first choice, for Jacobians that are sparse.
@@ -114,6 +121,8 @@ _MINIMISE = (
 )
 #: Few unknowns: Newton's steps where they pay, and L-BFGS from where they no longer do.
 _MINIMISE_FEW = (Stage(ConvexNewton(), max_steps=50), _stage("lbfgs", max_steps=500, scale=None), *_MINIMISE[1:])
+#: Where the Hessian is sparse, a factorisation a step does more than many gradients.
+_SPARSE_MINIMISE = (Stage("newton_cg", max_steps=100, sparse=True), *_MINIMISE)
 _FIT = (_stage("levenberg_marquardt", max_steps=300), *_MINIMISE[1:], _stage("lbfgs"))
 #: Few unknowns under a robust loss, whose curvature Levenberg-Marquardt does not see: it is left where it is slow.
 _ROBUST_FEW = (
@@ -132,15 +141,18 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     600 unknowns, 64 of 150), up to fifty Broyden steps come before it.  Fixed points: Anderson acceleration,
     then like equations.  Steady states: first along the flow, since Newton steps do not care for its direction and often
     end in a state that the flow leaves.  Minimisation: up to 32 unknowns full Newton steps, while the Hessian is positive
-    definite and each halves the gradient; then L-BFGS, then Newton with conjugate gradients in a trust region.  Least
-    squares: Levenberg-Marquardt first, at every size; whether its Jacobian is sparse, dense or never formed is for the
-    method to say.
+    definite and each halves the gradient, of 128 and more Newton's by factors of the Hessian in a trust region, where that
+    has a sparsity pattern; then L-BFGS, then Newton with conjugate gradients in a trust region.  Least squares:
+    Levenberg-Marquardt first, at every size; whether its Jacobian is sparse, dense or never formed is for the method to
+    say.
     """
     kind = as_kind(kind)
     affordable = batch * size * size <= _DENSE_NUMBERS
     if kind.minimisation:
         if not kind.of_residuals:
-            return _MINIMISE_FEW if size <= _NEWTON and affordable else _MINIMISE
+            if size <= _NEWTON and affordable:
+                return _MINIMISE_FEW
+            return _SPARSE_MINIMISE if size >= SMALLEST and batch <= _LOOPED else _MINIMISE
         return _FIT
     equations: tuple[Stage, ...]
     if size <= _DENSE and affordable:

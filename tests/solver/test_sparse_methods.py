@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear import sparse_blocks
+from implicitkit.linear.sparse_blocks import SparseBlocks
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.steps import factored
+from implicitkit.solver.steps.sparse_trust_region import sparse_step
+from implicitkit.sparsity.compression import known_entries
 
 D = torch.float64
 LEVENBERG = get_solver("trust_region", subproblem="levenberg_marquardt")
@@ -145,3 +150,39 @@ def test_a_singular_jacobian_gives_the_least_step(monkeypatch: pytest.MonkeyPatc
         s = ik.root(f, torch.full((n,), 0.3, dtype=D), (x,), solver=method)
         assert bool(s.converged), (method, s)
         assert float(f(s.value, x).norm()) < 1e-8
+
+
+@pytest.mark.parametrize("radius", [1e-2, 1.0, 1e3])
+@pytest.mark.parametrize("definite", [True, False])
+def test_steps_by_sparse_factors_minimise_the_model_in_the_region(definite: bool, radius: float) -> None:
+    """``(H + mu I) p = -g`` with ``mu >= 0`` and that matrix positive semidefinite; on the boundary unless ``mu = 0``."""
+    n, rng = 150, np.random.default_rng(0)
+    off = rng.standard_normal(n - 1)
+    H = sp.diags([off, rng.uniform(4, 6, n) if definite else rng.standard_normal(n), off], [-1, 0, 1]).tocsr()
+    g = rng.standard_normal(n)
+    blocks = SparseBlocks(known_entries(sp.csr_matrix(H.astype(bool))), H.data[None])
+    done = torch.tensor([False])
+    p, promised = sparse_step(blocks, torch.from_numpy(g)[None], torch.tensor([radius], dtype=D), done)
+    p, length = p[0].numpy(), float(torch.linalg.vector_norm(p))
+    mu = -(g + H @ p) @ p / (p @ p)
+    assert np.abs(H @ p + mu * p + g).max() < 1e-6 * np.abs(g).max()
+    assert mu > -1e-8 and np.linalg.eigvalsh(H.toarray()).min() + mu > -1e-8
+    assert length < 1.11 * radius and (length > 0.6 * radius or abs(mu) < 1e-8)
+    assert float(promised) == pytest.approx(-(g @ p) - 0.5 * p @ (H @ p)) and float(promised) > 0
+
+
+def test_minima_with_sparse_hessians_take_few_steps() -> None:
+    """A chain of double wells, begun beside the maximum of all: a minimum, and its derivative."""
+    n = 200
+    x = (0.3 * torch.cos(torch.arange(n, dtype=D))).requires_grad_()
+
+    def energy(z: Tensor, x: Tensor) -> Tensor:
+        return (0.25 * (z.square() - 1).square() - x * z).sum() + 0.5 * z.diff().square().sum()
+
+    s = ik.argmin(energy, 0.01 * torch.sin(torch.arange(n, dtype=D)), (x,))
+    assert s.solver == "auto (newton_cg)" and int(s.steps) < 60
+    H = torch.func.hessian(energy)(s.value.detach(), x.detach())
+    assert float(torch.linalg.eigvalsh(H)[0]) > 0
+    w = torch.sin(torch.arange(n, dtype=D))
+    (g,) = torch.autograd.grad((w * s.value).sum(), x)
+    torch.testing.assert_close(g, torch.linalg.solve(H, w), rtol=1e-7, atol=1e-8)

@@ -14,6 +14,7 @@ from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import decrease
+from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["NewtonCG"]
 
@@ -29,12 +30,14 @@ class NewtonCG(Method):
     decrease over the one the model promised, exceeds ``1e-4``; below 1/4 the radius shrinks to a quarter of the step, above
     3/4 at the boundary it doubles (algorithm 4.1).  One linearisation serves until a step is accepted.
 
-    Matrix-free: one Hessian product an inner iteration; memory ``O(batch n)``.  A sample whose radius has shrunk to rounding
+    From 128 unknowns on, a Hessian with a sparsity pattern (``jac_sparsity``) is factored sparse, and the minimiser of the
+    model within the region is the exact one (Moré & Sorensen 1983).  Else matrix-free: one Hessian product an inner
+    iteration; memory ``O(batch n)``.  A sample whose radius has shrunk to rounding
     is given up.
 
     Args:
-        radius: the first radius, times ``max(1, |z|)``. inner_steps: products at most in one trial; ``None``: ``2 n``, at
-            most 500.
+        radius: the first radius, times ``max(1, |z|)``; of 128 unknowns and more, times ``max(sqrt(n), |z|)``.
+        inner_steps: products at most in one trial; ``None``: ``2 n``, at most 500.
 
     Raises:
         ValueError: an option out of range.
@@ -48,7 +51,8 @@ class NewtonCG(Method):
         check_options(self, radius=positive(), inner_steps=optional(at_least(1)))
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
-        length = torch.linalg.vector_norm(z, dim=1).clamp_min(1)
+        n = z.shape[1]
+        length = torch.linalg.vector_norm(z, dim=1).clamp_min(n**0.5 if n >= SMALLEST else 1.0)
         return {"radius": self.radius * length, "first": torch.linalg.vector_norm(f(z), dim=1)}
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -59,9 +63,17 @@ class NewtonCG(Method):
         smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
         inner_steps = self.inner_steps or min(2 * z.shape[1], 500)
         H = f.linearize(z)
+        try:
+            sparse = H.sparse() if z.shape[1] >= SMALLEST else None
+        except (RuntimeError, NotImplementedError):  # an objective that has no second derivative
+            f.stuck = torch.ones_like(f.active)
+            return z, state
         z_next, found = z, ~f.active
         while True:
-            p, promised = steihaug(H, g, radius, target, found, inner_steps)
+            if sparse is None:
+                p, promised = steihaug(H, g, radius, target, found, inner_steps)
+            else:
+                p, promised = _by_factors(sparse, g, radius, found)
             trial = z + p
             rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
             rho = torch.where(promised > 0, rho, -1)
@@ -77,6 +89,12 @@ class NewtonCG(Method):
                 break
         f.stuck = hopeless
         return z_next, {"radius": radius, "first": state["first"]}
+
+
+def _by_factors(blocks: Any, g: Tensor, radius: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
+    from implicitkit.solver.steps.sparse_trust_region import sparse_step
+
+    return sparse_step(blocks, g, radius, done)
 
 
 def steihaug(

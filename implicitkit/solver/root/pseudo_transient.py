@@ -44,8 +44,8 @@ class PseudoTransient(Method):
 
     Args:
         step_size: the first ``\delta``, in units of time; ``None``: that which moves ``z`` by a tenth of
-            ``max(|z|, 1)``, and no more than half the time in which the flow speeds up e-fold, ``F'F / F'JF``: beyond that
-            time the implicit step would go against the flow.
+            ``max(|z|, sqrt(n))``, and no more than half the time in which the flow speeds up e-fold, ``F'F / F'JF``: beyond
+            that time the implicit step would go against the flow.
         switch: factor of growth of ``\delta`` beyond which steps are Newton's. retreats: at most, in a row.
 
     Raises:
@@ -66,7 +66,7 @@ class PseudoTransient(Method):
         speeding = (F * f.linearize(z).mv(F)).sum(1) / norm.square()
         sign = _orientation(f, speeding)
         if self.step_size is None:
-            first = 0.1 * torch.linalg.vector_norm(z, dim=1).clamp_min(1) / norm
+            first = 0.1 * torch.linalg.vector_norm(z, dim=1).clamp_min(z.shape[1] ** 0.5) / norm
             first = torch.where(sign * speeding > 0, torch.minimum(first, 0.5 / speeding.abs()), first)
         else:
             first = torch.full_like(norm, self.step_size)

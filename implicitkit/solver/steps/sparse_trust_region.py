@@ -1,0 +1,72 @@
+r"""Steps of Newton's method for minimisation in a trust region, by factors of sparse Hessians, sample by sample.
+
+    minimise  g'p + p'Hp / 2   within  |p| <= r:      p = -(H + \mu I)^{-1} g,   \mu >= 0,   \mu (r - |p|) = 0,
+
+with ``\mu`` so large that ``H + \mu I`` is positive definite, which the signs of the pivots say.  ``\mu`` comes from
+Newton's method for ``1 / |p| = 1 / r`` (Moré & Sorensen 1983, SIAM J. Sci. Stat. Comput. 4(3); Nocedal & Wright 2006,
+algorithm 4.3), a factorisation each, until ``|p|`` is between two thirds and 1.1 of ``r``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from implicitkit.linear.sparse_blocks import SparseBlocks
+from implicitkit.linear.sparse_saddle import SparseSaddle
+
+__all__ = ["sparse_step"]
+
+_TRIALS = 30
+_SHORT, _LONG = 2 / 3, 1.1  # lengths, by the radius, that are near enough to it
+_FIRST = 1e-3  # the first shift of a matrix that is not definite, by its largest entry
+
+
+def sparse_step(blocks: Any, g: Tensor, radius: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
+    """``p`` ``(batch, n)`` and the decrease of the model, ``(batch,)``; zero for the samples that are ``done``, and where no
+    shift makes the matrix definite.
+
+    Args:
+        blocks: the Hessians, :class:`SparseBlocks`. g: gradients. radius: ``(batch,)``.
+    """
+    one, none = torch.ones(len(g), dtype=torch.float64), torch.zeros(len(g), dtype=torch.float64)
+    whole: SparseBlocks = blocks.shifted(none, one)
+    slopes = g.detach().to(device="cpu", dtype=torch.float64).numpy()
+    p, promised = np.zeros(slopes.shape), np.zeros(len(g))
+    for i, values in enumerate(whole.values):
+        if bool(done[i]) or not (np.isfinite(values).all() and np.isfinite(slopes[i]).all()):
+            continue
+        H = sp.csc_matrix(whole.ready.matrix(values).T)  # by rows and by columns it is the same
+        p[i] = _one(H, slopes[i], float(radius[i]))
+        promised[i] = -slopes[i] @ p[i] - 0.5 * p[i] @ (H @ p[i])
+    return torch.from_numpy(p).to(g), torch.from_numpy(promised).to(g)
+
+
+def _one(H: sp.csc_matrix, g: np.ndarray, radius: float) -> np.ndarray:
+    n = len(g)
+    diagonal = np.repeat(np.arange(n), np.diff(H.indptr)) == H.indices
+    largest = float(np.abs(H.data).max(initial=0.0)) or 1.0
+    shift, least, p = 0.0, 0.0, np.zeros(n)
+    for _ in range(_TRIALS):
+        K = H.copy()
+        K.data[diagonal] += shift
+        saddle = SparseSaddle(K, n)
+        if saddle.negative != 0:
+            least = shift
+            shift = max(4 * shift, _FIRST * largest)
+            continue
+        p = saddle.solve(-g)[0]
+        length = float(np.linalg.norm(p))
+        if length <= _LONG * radius and (length >= _SHORT * radius or shift == 0):
+            break
+        rate = float(p @ saddle.solve(p)[0])
+        if not rate > 0:
+            break
+        following = shift + length**2 / rate * (length - radius) / radius
+        shift = max(following, 0.5 * (least + shift) if least else 0.0)
+    length = float(np.linalg.norm(p))
+    return p if length <= _LONG * radius or not length > 0 else p * (radius / length)
