@@ -46,7 +46,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
         rest = ", ".join(f"{_words(k)} {_short(v)}" for k, v in row.items() if k not in known)
         rest = _cell(row["failed"]) if "failed" in row else rest
         note = " ".join(part for part in (verdict(row), f"({rest})" if rest else "") if part)
-        value = f"{row['value']:.3g} {row['unit']}" if math.isfinite(row["value"]) else "-"
+        value = f"{_figure(row['value'])} {row['unit']}" if math.isfinite(row["value"]) else "-"
         lines.append(f"| {_cell(row['row'])} | {value} | {bound} | {note} |")
     return lines
 
@@ -56,7 +56,12 @@ def _words(key: str) -> str:
 
 
 def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else "-" if value is None else _cell(str(value))
+    return _figure(value) if isinstance(value, float) else "-" if value is None else _cell(str(value))
+
+
+def _figure(value: float) -> str:
+    """Three digits, no powers of ten for times of seconds and minutes."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
 
 
 def _cell(text: str) -> str:
@@ -93,7 +98,8 @@ def versus(rows: list[dict[str, Any]]) -> list[str]:
     ]
     for row in rows:
         lines.append(
-            f"| {row['peer']} | {row['row']} | {row['ours_ms']:.3g} | {row['theirs_ms']:.3g} | {row['value']:.2f} | "
+            f"| {row['peer']} | {row['row']} | {_figure(row['ours_ms'])} | {_figure(row['theirs_ms'])} | "
+            f"{row['value']:.2f} | "
             f"{_difference(row['value_differs'])} | {_difference(row['vjp_differs'])} | "
             f"{_cell(verdict(row) + ' ' + row['reason'])} |"
         )

@@ -48,7 +48,7 @@ def test_a_ratio_without_a_target_a_failure_and_a_peer_without_a_gradient(tmp_pa
         results.row("lost", 0.5, "times as fast as another", more=True),
         results.row("dear", 1.3, "times SciPy's time"),
         results.row("won", 2.0, "times as fast as another", more=True),
-        results.row("no ratio", 3.0, "ms", depth=None),
+        results.row("no ratio", 3456.7, "ms", depth=None),
         results.row("none", float("inf"), "times by hand", target=1.5, failed="out of\nmemory | gone"),
         results.row("theirs", 2.0, "times the peer's time", target=1.2, peer="another", **peer),
         results.row("theirs too", 0.5, "times the peer's time", target=1.2, peer="another", **peer),
@@ -61,6 +61,7 @@ def test_a_ratio_without_a_target_a_failure_and_a_peer_without_a_gradient(tmp_pa
     assert {name for name, line in lines.items() if "**slower**" in line} == {"lost", "dear"}
     assert lines["none"].split(" | ")[1:] == ["-", "at most 1.5", r"**failed** (out of memory \| gone) |"]
     assert r"| theirs | 2 | 1 | 2.00 | 1e-09 | - | **missed** a \| b |" in text
+    assert lines["no ratio"] == "| no ratio | 3,457 ms |  | (depth -) |"
     assert "| another | 2 | 1 | 0.50 | 2.00 |" in text, "the line of the library at the head"
     assert "```sh\npython benchmarks/bench_this.py [--quick]\n```" in text
     assert lines["8"].endswith("| 1.0 | - | - |") and lines["9"].endswith("| - | 1.0 (missed) | - |")
