@@ -9,7 +9,9 @@ quarter of the characters, tell the communities (greedy modularity) of the other
 
 Compared are means over the draws, each draw's difference by itself, with standard errors, and what they allow to be said
 is printed.  These graphs are small and dense: on the karate club the lead of the equilibrium over one layer is no larger
-than its standard error at 20 draws.  That an equilibrium is better where labels are far away is not shown here.
+than its standard error at 20 draws.  On Les Miserables (20 draws, 59 nodes each that are not told) the equilibrium tells
+0.720 +- 0.026 of them: more than one layer (by 0.089 +- 0.022), and not told from two layers (+0.014 +- 0.017) nor eight
+(+0.007 +- 0.006).  That an equilibrium is better where labels are far away is not shown here.
 
 Source: Gu et al. (2020), "Implicit graph neural networks".
 """

@@ -272,3 +272,26 @@ def test_help_of_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
         text = capsys.readouterr().out
         assert stop.value.code == 0 and "--quick" in text and "--output" in text, name
         assert (script.__doc__ or "").splitlines()[0].split(":")[0][:30] in " ".join(text.split()), name
+
+
+@pytest.mark.slow
+def test_copy_memory_goes_on_where_it_was_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = importlib.import_module("deq_copy_memory")
+    given: dict[str, Any] = {"minutes": 9.0, "batch": 4, "goal": 0.0, "seed": 0, "device": "cpu"}
+    whole = script.train("deq", 10, steps=30, **given)
+    real, drawn = script.sequences, []
+
+    def killed(batch: int, gap: int, generator: Any) -> Any:
+        drawn.append(batch)
+        if len(drawn) == 24:
+            raise KeyboardInterrupt
+        return real(batch, gap, generator)
+
+    monkeypatch.setattr(script, "sequences", killed)
+    with pytest.raises(KeyboardInterrupt):
+        script.train("deq", 10, steps=30, keep=tmp_path, **given)
+    again = script.train("deq", 10, steps=30, keep=tmp_path, **given)
+    assert [loss for _, loss in again.curve] == [loss for _, loss in whole.curve] and again.loss == whole.loss
+    assert drawn[24:].count(4) == 10  # from step 20 on; the test draws 64 at a time
+    with pytest.raises(ValueError, match=r"deq\.pt is of a run with .*'steps': 30.*move it away"):
+        script.train("deq", 10, steps=31, keep=tmp_path, **given)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,3 +55,24 @@ def test_a_bound_holds_for_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(W[0, :16], V[0, :16])
     for block in (W[0, 16:32], W[1, :16], table.Bound()(torch.randn(2, 16, 32))[1, :, 16:]):
         torch.testing.assert_close(torch.linalg.matrix_norm(block, 2), torch.tensor(0.95))
+
+
+@pytest.mark.slow
+def test_a_row_that_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    table = importlib.import_module("bench_deq_training")
+    whole = table.train("tanh", [0, 1], 1e-2, 30, warm=True)
+    step, taken = table.Training.step, []
+
+    def killed(training: Any, warm: bool) -> None:
+        taken.append(warm)
+        if len(taken) == 24:
+            raise KeyboardInterrupt
+        step(training, warm)
+
+    monkeypatch.setattr(table.Training, "step", killed)
+    for _ in range(2):
+        with contextlib.suppress(KeyboardInterrupt):
+            again = table.train("tanh", [0, 1], 1e-2, 30, warm=True, keep=tmp_path / "row.pt")
+    assert len(taken) == 24 + 10  # three steps are taken twice: what is kept is written every 20
+    assert torch.equal(again.losses, whole.losses) and again.evaluations == whole.evaluations
