@@ -9,6 +9,10 @@ A sequence of length T + 20: ten symbols out of eight, blanks, and eleven marks 
 to be said again in the last ten positions.  The loss is the cross-entropy averaged over all positions, so that a model
 without memory, which knows the blanks and guesses the symbols, has 10 ln 8 / (T + 20).
 
+What came out (seed 0, one core): at T = 100 the DEQ reaches 6e-4 in about 500 steps, every symbol right.  At T = 400 its
+loss is still that of a model without memory, 0.050, after 600 steps of 8 sequences (885 seconds, all samples solved, 13
+evaluations of the cell a step): that it gets from there to the published 3.5e-6 has not been shown here.
+
 Source: Bai, Kolter & Koltun (2019), "Deep equilibrium models", section 4.1, table 1; Bai, Kolter & Koltun (2018), "An
 empirical evaluation of generic convolutional and recurrent networks for sequence modeling", section 4.2.
 """
