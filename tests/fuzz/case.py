@@ -145,10 +145,14 @@ class Case:
         torch.manual_seed(0)
         return compose(self.solve, self.levels)(self.values()).detach()
 
-    def want(self, by_reverse: bool = False, disabled: bool = False) -> Tensor:
-        """The composition, applied to the closed form, in double precision; ``disabled``: unseen by ``torch.compile``."""
-        closed = ROWS[self.row].closed
-        closed = torch.compiler.disable(closed) if disabled else closed
+    def want(self, by_reverse: bool = False, disabled: str = "") -> Tensor:
+        """The composition, applied to the closed form, in double precision; ``disabled``: ``"all"`` of it is unseen by
+        ``torch.compile``, or ``"itself"``, but not what it calls."""
+        closed = form = ROWS[self.row].closed
+        if disabled == "all":
+            closed = torch.compiler.disable(form)
+        elif disabled:
+            closed = torch.compiler.disable(lambda x, w: form(1 * x, 1 * w), recursive=False)
         layouts = {"x": self.xl, "w": self.wl}
         values = {name: lay_out(t.double(), layouts[name]) for name, t in self.values().items()}
 

@@ -92,7 +92,7 @@ def _outcome(case: Case, want: Tensor) -> tuple[str, str]:
 
 def _torch_breaks(error: Exception, case: Case) -> bool:
     """Is it torch.compile's own assertion where a graph breaks inside ``torch.func.grad``?  Then the closed form, behind
-    ``torch.compiler.disable`` as a solve is, must make it too."""
+    ``torch.compiler.disable`` as a solve is, or called from behind it as parts are made, must make it too."""
 
     def is_it(error: Exception) -> bool:
         last = traceback.extract_tb(error.__traceback__)[-1].filename
@@ -100,10 +100,13 @@ def _torch_breaks(error: Exception, case: Case) -> bool:
 
     if not is_it(error) or all(name != "compile" for name, _ in case.levels):
         return False
-    try:
-        case.want(disabled=True)
-    except Exception as other:
-        return is_it(other)
+    for disabled in ("all", "itself"):
+        torch.compiler.reset()
+        try:
+            case.want(disabled=disabled)
+        except Exception as other:
+            if is_it(other):
+                return True
     return False
 
 
