@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any, NoReturn
 
@@ -12,6 +13,7 @@ from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError, ConvergenceError, ConvergenceWarning, warn
 from implicitkit.foundation.trees import describe_leaves, tree_flatten, tree_map
 from implicitkit.foundation.wording import of_operations
+from implicitkit.lifting.reach import reachable_modules
 from implicitkit.solution import Record, Solution, Status
 
 __all__ = [
@@ -33,12 +35,15 @@ POLICIES = ("raise", "warn", "ignore", "nan")
 _SHAPES = ("must match the size", "cannot be multiplied", "is invalid for input", "size mismatch", "not broadcastable")
 
 
-def raise_in_words(error: Exception, z: Any, args: tuple[Any, ...]) -> NoReturn:
-    """Raise the error of the user's function, called with ``z`` and ``args``, again: with a word on what it was given, if
-    there is one to add."""
+_PRECISIONS = ("the same dtype", "expected scalar type", "expected m1 and m2")
+
+
+def raise_in_words(error: Exception, z: Any, args: tuple[Any, ...], function: Any = None) -> NoReturn:
+    """Raise the error of the user's ``function``, called with ``z`` and ``args``, again: with a word on what it was given,
+    if there is one to add."""
     text = str(error)
     if type(error) in (TypeError, AttributeError, RuntimeError, ValueError):
-        said = _of_types(error, text, z, args) or of_operations(text) or _of_leaves(text, z, args)
+        said = _of_types(error, text, z, args) or of_operations(text) or _of_leaves(text, z, args, function)
         if said and said not in text:
             raise type(error)(f"{text.rstrip('.')}. {said}") from error
     raise error
@@ -65,8 +70,16 @@ def _of_types(error: Exception, text: str, z: Any, args: tuple[Any, ...]) -> str
     return ""
 
 
-def _of_leaves(text: str, z: Any, args: tuple[Any, ...]) -> str:
+def _of_leaves(text: str, z: Any, args: tuple[Any, ...], function: Any) -> str:
     """What the function was given, where shapes or precisions do not fit."""
+    if any(clause in text for clause in _PRECISIONS):
+        others = _other_dtypes(z, args) + _other_dtypes_held(z, function)
+        mine = ", ".join(describe_leaves(z, "z0", lambda t: f" of {t.dtype}"))
+        there = f" beside {', '.join(others)}" if others else ""
+        return (
+            f"The function was called with {mine}{there}: start from a z0 of the dtype that the function computes in "
+            "(z0.to(dtype)), or convert the rest (module.double())"
+        )
     if "returned dtype" in text and (others := _other_dtypes(z, args)):
         return f"It was given {', '.join(others)}"
     if any(clause in text for clause in _SHAPES):
@@ -80,6 +93,25 @@ def _other_dtypes(z: Any, args: tuple[Any, ...]) -> list[str]:
     """Which arguments have another dtype than ``z``."""
     dtypes = {t.dtype for t in tree_flatten(z)[0] if isinstance(t, Tensor)}
     return describe_leaves(args, "args", lambda t: "" if t.dtype in dtypes else f" of {t.dtype}")
+
+
+def _other_dtypes_held(z: Any, function: Any) -> list[str]:
+    """Which tensors the function itself holds, in modules or by name, have another dtype than ``z``; the first three."""
+    dtypes = {t.dtype for t in tree_flatten(z)[0] if isinstance(t, Tensor)}
+    found = [
+        f"parameter {name} of {type(module).__name__} of {t.dtype}"
+        for module in (reachable_modules(function)[0] if function is not None else [])
+        for name, t in module.named_parameters()
+        if t.is_floating_point() and t.dtype not in dtypes
+    ]
+    try:
+        names = inspect.getclosurevars(function)
+    except (TypeError, ValueError):  # no function of Python, or a cell is still empty
+        return found[:3]
+    for name, t in {**names.globals, **names.nonlocals}.items():
+        if isinstance(t, Tensor) and t.is_floating_point() and t.dtype not in dtypes:
+            found.append(f"{name} of {t.dtype}")
+    return found[:3]
 
 
 def refuse_tracing() -> None:

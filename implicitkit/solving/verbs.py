@@ -190,7 +190,7 @@ def _solve(
     try:
         z, stats = rule.attach(Request(system, solver, options, start, lifted.theta, on_failure, record, first))
     except Exception as error:
-        raise_in_words(error, given_z0, given_args)
+        raise_in_words(error, given_z0, given_args, given.function)
     if lifted.branches:
         check_solution(lifted, problem.probe(layout.unpack(z)))
         record.outcome.evaluations += 1
@@ -338,7 +338,7 @@ def _lifted(problem: Problem, layout: Layout, z0: Any, args: tuple[Any, ...], gi
     try:
         return lift(problem.function, problem.probe(z0), args, check_output(problem, layout))
     except Exception as error:
-        raise_in_words(error, z0, given)
+        raise_in_words(error, z0, given, problem.function)
 
 
 def _batch_dims(batch_dims: Any) -> int:

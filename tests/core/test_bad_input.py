@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import implicitkit as ik
 
 D = torch.float64
+LOW = torch.eye(3, dtype=torch.float32)
 
 
 def zeros(*shape: int, dtype: torch.dtype = D) -> Tensor:
@@ -148,6 +149,15 @@ REFUSED: dict[str, Row] = {
     "another dtype": (
         lambda: ik.fixed_point(lambda z: z.float(), zeros(3)), TypeError,
         r"returned dtype torch\.float32, but z has torch\.float64.*start from a z0 of the dtype"),
+    "a module of another dtype": (
+        lambda: ik.fixed_point(torch.nn.Linear(3, 3, dtype=torch.float32), zeros(3)), RuntimeError,
+        r"z0 of torch\.float64 beside parameter weight of Linear of torch\.float32.*start from a z0 of the dtype"),
+    "an argument of another dtype": (
+        lambda: ik.root(lambda z, A: A @ z - 1, zeros(3), (torch.eye(3, dtype=torch.float32),)), RuntimeError,
+        r"z0 of torch\.float64 beside args\[0\] of torch\.float32: start from"),
+    "a captured tensor of another dtype": (
+        lambda: ik.root(lambda z: LOW @ z - 1, zeros(3)), RuntimeError,
+        r"z0 of torch\.float64 beside LOW of torch\.float32: start from"),
     "complex for real": (
         lambda: ik.root(lambda z: z + 1j, zeros(3)), TypeError, r"returned dtype torch\.complex128, but z has torch"),
     "real for complex": (

@@ -59,6 +59,11 @@ MUTANTS = [
         ("enough = enough | ((value <= reference + noise) & (promised <= EXPECTED * noise) & flatter)", "pass"),
     ),
     *mutants(
+        "implicitkit/reporting.py",
+        "tests/core/test_bad_input.py -k 'of_another_dtype'",
+        ("others = _other_dtypes(z, args) + _other_dtypes_held(z, function)", "others = _other_dtypes(z, args)"),
+    ),
+    *mutants(
         "implicitkit/rule/doubtful.py",
         "tests/derivatives/test_singular_solutions.py",
         ("size = max(_ASKED * rtol**0.5, _LOOSE * rtol)", "size = _ASKED * rtol**0.5"),
