@@ -31,7 +31,7 @@ def shapes_of(cell: Any, inputs: tuple[Any, ...]) -> Any:
     """The shape of one sample's state, as the cell says for these inputs.
 
     Raises:
-        TypeError: the cell takes another number of inputs (``ik.compose`` and ``ik.FixedPoint`` hand a map its state too).
+        TypeError: the cell takes another number of inputs (``ik.FixedPoint`` hands a map its state too).
     """
     try:
         return cell.state_shape(*inputs)
@@ -41,7 +41,7 @@ def shapes_of(cell: Any, inputs: tuple[Any, ...]) -> Any:
         except TypeError as misfit:
             raise TypeError(
                 f"{type(cell).__name__}.state_shape cannot be called with {len(inputs)} input(s): {misfit}. A DEQ is called "
-                "as layer(x) and solves for its state itself; as a map of (z, x) in ik.compose or ik.FixedPoint use "
+                "as layer(x) and solves for its state itself; as a map of (z, x) in ik.FixedPoint use "
                 "layer.cell; two layers in a row are first >> second"
             ) from error
         raise

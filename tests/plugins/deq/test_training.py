@@ -518,4 +518,4 @@ def test_a_layer_where_a_map_is_wanted_is_named() -> None:
     with pytest.raises(
         TypeError, match=r"MLP\.state_shape cannot be called with 2 input.*use layer\.cell.*first >> second"
     ):
-        ik.solve(ik.compose({"a": (layer, "x")}, output="a"), {"a": z}, (x,), batch_dims=1)
+        ik.fixed_point(layer, z, (x,), batch_dims=1)
