@@ -72,7 +72,7 @@ class Auto(LinearSolver):
         asked = A.preconditioner is not None
         if A.known is None and not asked and cheap and A.size <= _FEW:
             return LU().solve_many(A, b, max_steps=None, **limits)
-        state = _Progress(A, b)
+        state = _Progress(b)
         alone = len(b) >= _ALONE and len(b) * _ALONE >= A.size
         anew = len(b) > MANY and not asked and (cheap or A.sparse() is not None) and not is_near(A, A.known)
         if A.known is not None and not anew and not (getattr(A.known, "rough", False) and self._has_few_colours(A)):
@@ -120,7 +120,7 @@ class Auto(LinearSolver):
     def _krylov(self, A: Operator, b: Tensor, **limits: Any) -> LinearSolution:
         if not A.symmetric:
             return GMRES().solve_many(A, b, **limits)
-        progress = _Progress(A, b).add(CG().solve_many(A, b, **limits))
+        progress = _Progress(b).add(CG().solve_many(A, b, **limits))
         return (
             progress if progress.done else progress.add(GMRES().solve_many(A, progress.open_part(), **limits))
         ).answer()
@@ -144,13 +144,13 @@ def _nearby(A: Operator, b: Tensor, *, rtol: float, atol: float) -> LinearSoluti
     rest = torch.where(near.unsqueeze(1), b.flatten(0, 1) - many.mv(x), 0)
     left = torch.where(near, rtol * size / found.residual_norm, rtol)
     answer = GMRES(restart=_STALE).solve(preconditioned(many, inverse), rest, rtol=left, atol=atol, max_steps=_STALE)
-    return _Progress(A, b).add(found).add(answer._replace(x=x + inverse(answer.x))).answer()
+    return _Progress(b).add(found).add(answer._replace(x=x + inverse(answer.x))).answer()
 
 
 class _Progress:
     """What several methods in turn have solved of ``(k, batch, n)`` right-hand sides."""
 
-    def __init__(self, A: Operator, b: Tensor) -> None:
+    def __init__(self, b: Tensor) -> None:
         self.b, self.shape = b.flatten(0, 1), b.shape
         self.total: LinearSolution | None = None
 

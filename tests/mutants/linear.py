@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from .row import mutants
 
-OWN = "tests/mutants/test_survivors.py -k linear"
+METHODS = "tests/mutants/test_survivors_methods.py"
+OWN = f"tests/mutants/test_survivors.py {METHODS} -k linear"
 
 
 def _of(words: str) -> str:
-    return f"tests/linear/test_linear.py tests/mutants/test_survivors.py -k '{words}'"
+    return f"tests/linear/test_linear.py tests/mutants/test_survivors.py {METHODS} -k '{words}'"
 
 
 MUTANTS = [

@@ -82,7 +82,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/fixed_point/anderson.py",
-        FIXED + " -k 'anderson'",
+        FIXED + " tests/mutants/test_survivors_methods.py -k 'anderson'",
         (
             "z_next = torch.baddbmm(mixed.unsqueeze(1), gamma.mT, dW, alpha=-1).squeeze(1)",
             "z_next = torch.baddbmm(mixed.unsqueeze(1), gamma.mT, dW, alpha=1).squeeze(1)",
@@ -110,7 +110,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/fixed_point/impatient.py",
-        "tests/solver/test_relay.py -k 'gives_up or gets_nowhere'",
+        "tests/solver/test_relay.py tests/mutants/test_survivors_methods.py -k 'gives_up or gets_nowhere or given_up'",
         (
             "slow = ~((best / before).log() <= (tolerance / best).log() * (self.window / self.horizon))",
             "slow = ~((best / before).log() <= (tolerance / best).log())",
@@ -128,7 +128,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/root/newton.py",
-        ROOTS + " -k 'batch_is_solved or singular_jacobian'",
+        ROOTS + " tests/mutants/test_survivors_methods.py -k 'batch_is_solved or singular_jacobian or by_hand'",
         ("d, regular, _ = solve_batched(J, -residual)", "d, regular, _ = solve_batched(J.mT, -residual)"),
         ("d[bad] = lstsq_batched(J[bad], -residual[bad])[0]", "d[bad] = lstsq_batched(J[bad], residual[bad])[0]"),
         ("        d = -residual / J.squeeze(2)", "        d = residual / J.squeeze(2)"),
@@ -151,7 +151,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/root/df_sane.py",
-        ROOTS + " tests/solver/test_conformance.py -k 'df_sane'",
+        ROOTS + " tests/solver/test_conformance.py tests/mutants/test_survivors_methods.py -k 'df_sane'",
         ("sigma = s.square().sum(1) / (s * y).sum(1)", "sigma = (s * y).sum(1) / s.square().sum(1)"),
         ("accept = f.active & ~found & (trial_phi <= bound - _GAMMA * alpha**2 * phi)", "accept = f.active & ~found"),
         ("for i, sign in enumerate((1, -1)):", "for i, sign in enumerate((1, 1)):"),
