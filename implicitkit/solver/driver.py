@@ -164,7 +164,7 @@ class _Loop:
             self.traces.append(norm)
         if self.options.callback is None or self.step == 0:
             return False
-        z = self.best if self.everything is None else self.everything.merge(self.best, "z")
+        z = self.z if self.everything is None else self.everything.merge(self.z, "z")
         if self.options.callback(self.step, z, norm) is not True or not self.at_work:
             return False
         self.status = torch.where(self.active, int(Status.STOPPED), self.status)

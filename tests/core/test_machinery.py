@@ -318,6 +318,21 @@ def test_what_a_solver_returns_keeps_its_digits(answer: object) -> None:
     assert torch.equal(z.detach(), goal.detach())
 
 
+@pytest.mark.parametrize("solver", ["df_sane", "anderson", "broyden", "newton", "picard"])
+def test_a_callback_sees_the_point_that_the_norm_belongs_to(solver: str) -> None:
+    """Also where the residual grows on the way, and where other samples have been dropped."""
+    c = torch.tensor([[0.5], [20.0], [3.0]], dtype=D)
+    rises = []
+
+    def look(step: int, z: torch.Tensor, norm: torch.Tensor) -> None:
+        torch.testing.assert_close((c * torch.cos(z) - z).norm(dim=1), norm, rtol=1e-9, atol=1e-12)
+        rises.append(norm)
+
+    f = lambda z, c: c * torch.cos(z)  # noqa: E731
+    ik.fixed_point(f, zeros(3, 1), (c,), solver=solver, batch_dims=1, callback=look, max_steps=25, on_failure="ignore")
+    assert solver == "newton" or any(bool((b > a).any()) for a, b in zip(rises, rises[1:], strict=False))
+
+
 def test_no_steps_are_an_evaluation() -> None:
     for problem in (ik.Root(lambda z: z**2 - 2), ik.FixedPoint(torch.cos), ik.Argmin(lambda z: (z**4).sum())):
         s = ik.solve(problem, torch.ones(3, dtype=D), max_steps=0, on_failure="ignore")
