@@ -99,7 +99,8 @@ def solve(
             or ``"nan"``: samples that failed have the value NaN, a derivative of zero, and disturb no other; where only
             the linear solve of the derivative failed, the derivative is NaN.
         trace: keep the residual norms of every step in ``solution.trace``.
-        callback: called with ``(step, z, residual_norm)`` after each step, the present point and its norm; returning ``True`` stops the solve.
+        callback: called with ``(step, z, residual_norm)`` after each step, of the present point, not the best; returning
+            ``True`` stops the solve.
         norm: what ``|F|`` and scale are in every test of convergence: ``"l2"``, ``"max"``, or a function of something like
             ``z``, batch dimensions included, that returns one number a sample.
 
