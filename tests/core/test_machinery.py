@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 import threading
@@ -330,7 +331,7 @@ def test_a_callback_sees_the_point_that_the_norm_belongs_to(solver: str) -> None
 
     f = lambda z, c: c * torch.cos(z)  # noqa: E731
     ik.fixed_point(f, zeros(3, 1), (c,), solver=solver, batch_dims=1, callback=look, max_steps=25, on_failure="ignore")
-    assert solver == "newton" or any(bool((b > a).any()) for a, b in zip(rises, rises[1:], strict=False))
+    assert solver == "newton" or any(bool((b > a).any()) for a, b in itertools.pairwise(rises))
 
 
 def test_no_steps_are_an_evaluation() -> None:
