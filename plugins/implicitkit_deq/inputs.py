@@ -123,8 +123,8 @@ def refuse_unbatched(cell: Any, z: Any, inputs: tuple[Any, ...]) -> None:
         return
     if not _alike(ik.extend.trees.tree_flatten(z)[0]):
         return
-    out, wanted = _traced(cell, z, inputs)
-    (g,) = torch.autograd.grad(sum((t[0].abs().sum() for t in out), torch.zeros(())), wanted[:1], allow_unused=True)
+    total, wanted = _traced(cell, z, inputs, first=True)
+    g = torch.autograd.grad(total, wanted[:1], allow_unused=True)[0] if total.requires_grad else None
     if g is not None and bool(g[1:].any()):
         raise ValueError(
             f"the first dimension of the first input is the batch: inputs of shape ({len(first)},) are {len(first)} "
@@ -138,8 +138,9 @@ def _alike(leaves: Sequence[Tensor]) -> bool:
     return all(bool(torch.isclose(t[1:], t[:1], rtol=1e-5).all()) for t in leaves)
 
 
-def _traced(cell: Any, z: Any, inputs: tuple[Any, ...]) -> tuple[list[Tensor], list[Tensor]]:
-    """Outputs of one evaluation that have a graph, and the input tensors to which it leads."""
+def _traced(cell: Any, z: Any, inputs: tuple[Any, ...], first: bool = False) -> tuple[Tensor, list[Tensor]]:
+    """The sum of the sizes of one evaluation's outputs (``first``: of the first sample's), and the input tensors to which
+    its graph leads."""
 
     def leaf(t: Any) -> Any:
         follows = isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex())
@@ -149,8 +150,9 @@ def _traced(cell: Any, z: Any, inputs: tuple[Any, ...]) -> tuple[list[Tensor], l
     random = torch.get_rng_state()
     with torch.enable_grad(), statistics_held(cell):
         out = [t for t in ik.extend.trees.tree_flatten(bare(cell)(z, *tracked))[0] if t.requires_grad]
+        total = sum(((t[0] if first else t).abs().sum() for t in out), torch.zeros(()))
     torch.set_rng_state(random)
-    return out, [t for t in ik.extend.trees.tree_flatten(tracked)[0] if isinstance(t, Tensor) and t.requires_grad]
+    return total, [t for t in ik.extend.trees.tree_flatten(tracked)[0] if isinstance(t, Tensor) and t.requires_grad]
 
 
 def check_use(cell: Any, z: Any, inputs: tuple[Any, ...]) -> bool:
@@ -167,9 +169,8 @@ def check_use(cell: Any, z: Any, inputs: tuple[Any, ...]) -> bool:
     given = [t for t in ik.extend.trees.tree_flatten(inputs)[0] if isinstance(t, Tensor)]
     if not all(t.is_floating_point() or t.is_complex() for t in given):
         return True  # what is looked up or branched on leaves no trace in a graph
-    out, wanted = _traced(cell, z, inputs)
-    total = sum((t.abs().sum() for t in out), torch.zeros(()))
-    if out and any(g is not None for g in torch.autograd.grad(total, wanted, allow_unused=True)):
+    total, wanted = _traced(cell, z, inputs)
+    if total.requires_grad and any(g is not None for g in torch.autograd.grad(total, wanted, allow_unused=True)):
         return True
     warnings.warn(
         f"{type(cell).__name__} does not use its inputs: every sample has the same equilibrium, and the gradient to the "

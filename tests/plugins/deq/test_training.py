@@ -447,6 +447,8 @@ def test_one_unbatched_sample_of_any_cell_is_told_so() -> None:
     layer(torch.randn(5, 3))
     with pytest.raises(ValueError, match=r"inputs of shape \(3,\) are 3 samples, but Dense takes all .*unsqueeze"):
         layer(torch.randn(3))
+    with torch.no_grad(), pytest.raises(ValueError, match="3 samples"):
+        layer.eval()(torch.randn(3))
     times = DEQ(lambda z, x: torch.tanh(z * x.unsqueeze(1) + 1), (6,))
     for numbers in ([0.1, 0.2, 0.3], [0.1, 0.1, 0.1]):  # a number a sample is as good an input as any
         assert times(torch.tensor(numbers)).shape == (3, 6)
@@ -457,6 +459,8 @@ def test_a_cell_that_listens_is_left_alone(x: Tensor) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         DEQ(cells.MLP(4, 6))(x)
+        with torch.no_grad():
+            DEQ(cells.MLP(4, 6))(x)
 
 
 # ------------------------------------------------------------------------------------------------- what is held
