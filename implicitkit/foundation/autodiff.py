@@ -16,7 +16,18 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.operators import Operator
 
-__all__ = ["gradient", "jacobian", "jacobian_of", "jvp", "linearise", "matrix", "products", "rectangular", "vjp"]
+__all__ = [
+    "gradient",
+    "jacobian",
+    "jacobian_of",
+    "jvp",
+    "linearise",
+    "matrix",
+    "products",
+    "rectangular",
+    "refuse_hidden",
+    "vjp",
+]
 
 _DENSE_CHUNK = 1 << 24  # numbers held at once while a dense Jacobian is formed
 
@@ -80,7 +91,24 @@ def jvp(function: Callable[..., Tensor], primals: Sequence[Tensor], tangents: Se
 def gradient(function: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Tensor]:
     """Values ``(batch,)`` of a scalar function of each row of ``z``, and its gradient ``(batch, n)``."""
     values, pullback = vjp(function, z)
+    if not values.requires_grad and not compat.transforms_active():
+        refuse_hidden(function, z, values)
     return values, pullback(torch.ones_like(values))[0]
+
+
+def refuse_hidden(objective: Callable[[Tensor], Tensor], z: Tensor, values: Tensor) -> None:
+    """Raise where autograd sees no ``z`` in the values ``(batch,)`` of an objective, and yet they change with ``z``.
+
+    Raises:
+        RuntimeError: with a gradient of zero every point would be a minimum.
+    """
+    with torch.no_grad():
+        other = objective(torch.where(z != 0, 1.25 * z, 0.25))
+    if bool(((other != values) & torch.isfinite(other)).any()):
+        raise RuntimeError(
+            "the objective changes with z, but autograd sees no z in it, so that its gradient would be zero everywhere. "
+            "Does the function use z.detach(), z.data, z.item(), torch.tensor(z) or torch.no_grad()?"
+        )
 
 
 def linearise(

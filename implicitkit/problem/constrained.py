@@ -182,6 +182,8 @@ class ConstrainedMinimisation(Problem):
     def flat_residual(self, kernel: Kernel, z: Tensor) -> Tensor:
         n = self.size
         out, pullback = autodiff.vjp(kernel, z)
+        if not out.requires_grad and not compat.transforms_active():
+            autodiff.refuse_hidden(lambda y: kernel(y)[:, 0], z, out[:, 0])
         multipliers, values = z[:, n:], out[:, 1:]
         slope = pullback(torch.cat([torch.ones_like(out[:, :1]), multipliers], 1))[0][:, :n]
         if self.prox is not None:

@@ -19,7 +19,7 @@ from implicitkit.linear.preconditioners import preconditioner
 from implicitkit.reporting import linear_failure
 from implicitkit.rule.doubtful import warn_if_singular
 from implicitkit.rule.primitive import root
-from implicitkit.rule.unchanged import refuse_changed, refuse_cut
+from implicitkit.rule.unchanged import refuse_changed, refuse_cut, refuse_hidden
 from implicitkit.solution import LinearReport, Record, Status
 from implicitkit.solver.base import Options, Solver
 from implicitkit.solver.evaluations import Evaluations, TrackedEvaluations
@@ -152,9 +152,9 @@ class Request:
         refuse_changed(lifted, outcome, self.options, out, A, z, samples)
         return out, A
 
-    def solve_linear(self, A: Operator, b: Tensor, transposed: bool) -> Tensor:
+    def solve_linear(self, A: Operator, b: Tensor, transposed: bool, at: tuple[Tensor, Sequence[Tensor]]) -> Tensor:
         """``A x = b`` on plain tensors, for one or many right-hand sides of each block, reported, and judged by the failure
-        policy."""
+        policy; ``at``: the ``z`` and ``theta`` of ``A``."""
         assert self.linear_solver is not None
         rows = b.shape[0]
         limited, lost = self._limited(), self._lost(rows)
@@ -163,6 +163,8 @@ class Request:
         answer = self._answer(A, b, limited)
         if A.formed is not None and A.formed.regular:
             self.system.factored = A.formed.T if transposed else A.formed
+        if A.fixed_point and torch.equal(answer.x, -b) and bool(b.any()):  # as if J = 0
+            refuse_hidden(self.system, *at)
         layout = self.system.layout
         lead = (rows // layout.batch,) if rows != layout.batch else ()
         self.record.linear.append(

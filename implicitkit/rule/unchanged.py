@@ -20,7 +20,7 @@ from implicitkit.lifting.watch import Cuts
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.system import System
 
-__all__ = ["refuse_changed", "refuse_cut"]
+__all__ = ["refuse_changed", "refuse_cut", "refuse_hidden"]
 
 _FACTOR = 10.0  # how many times what was asked for, or reached, the residual may be: sums are taken in another order
 
@@ -79,6 +79,24 @@ def refuse_cut(system: System, z: Tensor, theta: Any) -> None:
             "the function's output depends neither on z nor on its arguments as far as autograd can see: it is evaluated "
             "under torch.no_grad (or inference_mode), or detaches what it is given, so that its derivative would be lost. "
             "Take the decorator or the context away; the solver switches tracking off where it does not need it"
+        )
+
+
+def refuse_hidden(system: System, z: Tensor, theta: Any) -> None:
+    """Raise if a map of which autograd says ``J = 0`` changes with ``z`` all the same.
+
+    Raises:
+        CapturedTensorError: ``z`` is detached inside the function, so that the derivative of the solution would be that of
+            one application of the map.
+    """
+    with torch.no_grad():
+        other = torch.where(z != 0, 1.25 * z, 0.25)
+        here, there = (system.live(point, *theta) for point in (z, other))
+    if bool(((here != there) & torch.isfinite(there)).any()):
+        raise CapturedTensorError(
+            "the function changes with z, but autograd sees no z in it (z.detach(), z.data, torch.no_grad()?): the "
+            "derivative would be that of one application of the function, not of its fixed point. Give it z as it is; the "
+            'solver is never differentiated. For the derivative of one application there is rule="one_step"'
         )
 
 

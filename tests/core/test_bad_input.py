@@ -74,6 +74,7 @@ def batched(*args: Any, **options: Any) -> Callable[[], Any]:
 
 
 ONE = torch.ones(1, dtype=D)
+LEAF = torch.ones(1, dtype=D, requires_grad=True)
 Row = tuple[Callable[[], Any], type[Exception], str]
 
 
@@ -309,6 +310,18 @@ REFUSED: dict[str, Row] = {
     "a standard deviation of zero": (
         lambda: ik.curve_fit(lambda x, a: a * x, ONE.expand(3), ONE.expand(3), sigma=zeros(3)), ValueError,
         r"sigma holds standard deviations, which are positive"),
+    # ------------------------------------------------------------------------------------- functions that hide z
+    "an objective detaches z": (
+        lambda: ik.argmin(lambda z: (z.detach() - 1).square().sum(), zeros(3)), RuntimeError, "autograd sees no z in it"),
+    "residuals detach z": (
+        lambda: ik.least_squares(lambda z: z.detach() - 1, zeros(3)), RuntimeError, "autograd sees no z in it"),
+    "an objective within bounds detaches z": (
+        lambda: ik.argmin(lambda z: (z.detach() - 1).square().sum(), zeros(3), bounds=(0.0, 1.0)), RuntimeError,
+        "autograd sees no z in it"),
+    "a map detaches z": (
+        lambda: torch.autograd.grad(
+            ik.fixed_point(lambda z, a: 0.5 * z.detach() + a, zeros(3), (LEAF,)).value.sum(), LEAF),
+        ik.CapturedTensorError, "of one application of the function, not of its fixed point"),
     # ---------------------------------------------------------------------------------------------- what a solver returns
     "a solver returns complex numbers": (
         found_by(lambda z, a: a + 1e-3j),

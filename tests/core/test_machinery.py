@@ -334,6 +334,14 @@ def test_a_callback_sees_the_point_that_the_norm_belongs_to(solver: str) -> None
     assert solver == "newton" or any(bool((b > a).any()) for a, b in itertools.pairwise(rises))
 
 
+def test_functions_that_do_not_depend_on_z_are_none_that_hide_it() -> None:
+    a = torch.tensor(2.0, dtype=D, requires_grad=True)
+    z = ik.fixed_point(lambda z, a: a * torch.ones(3, dtype=D), zeros(3), (a,)).value
+    assert torch.autograd.grad(z.sum(), a)[0].item() == 3
+    assert ik.argmin(lambda z: torch.tensor(3.0, dtype=D), zeros(3)).converged.item()
+    assert ik.least_squares(lambda z: torch.ones(4, dtype=D), zeros(3)).converged.item()
+
+
 def test_no_steps_are_an_evaluation() -> None:
     for problem in (ik.Root(lambda z: z**2 - 2), ik.FixedPoint(torch.cos), ik.Argmin(lambda z: (z**4).sum())):
         s = ik.solve(problem, torch.ones(3, dtype=D), max_steps=0, on_failure="ignore")
