@@ -301,8 +301,6 @@ def _by_factors(
     else:
         there = in_working_precision(f.problem.flat_residuals(f.kernel, origin).detach())
         line, solvable = norm(there) <= 1.01 * norm(r) + eps**0.5 * rows.squeeze(1), finite
-        if bool((line & ~full).any()):  # as good a fit, and one that stands: not on the way to a better one
-            line = line & _explains(in_working_precision(f.residuals_jacobian(origin)), there, unit * back)[1]
     line = line if lines else line & full
     near = regular & (full | line) & _near_a_zero(f, z, F, unit * d, scale)
     near = near | (solvable & line & _near_a_zero(f, z, F, unit * low, scale))

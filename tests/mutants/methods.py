@@ -217,8 +217,8 @@ MUTANTS = [
             CANCEL + " -k 'newton_cg and cosh'",
         ),
         (
-            "small = small | (open_ & (new <= value + noise) & (-t * slope <= EXPECTED * noise))",
-            "pass",
+            "left = unresolved(f, z, value, g, trial - z)",
+            "left = torch.zeros_like(value)",
             CANCEL + " -k 'bfgs and cosh'",
         ),
         (

@@ -73,11 +73,12 @@ def test_a_gradient_that_contradicts_its_objective_is_not_followed_uphill(solver
     class Wrong(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, z: Tensor) -> Tensor:
+            ctx.save_for_backward(z)
             return z**2
 
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> Tensor:
-            return -g
+            return -g / ctx.saved_tensors[0]  # flatter uphill
 
     z0 = torch.tensor([1.0], dtype=torch.float64)
     found = ik.argmin(lambda z: Wrong.apply(z).sum() + 0 * z.sum(), z0, solver=solver, on_failure="ignore", max_steps=5)

@@ -139,7 +139,6 @@ def _nonmonotone(f: Evaluations, z: Tensor, g: Tensor, reference: Tensor, t: Ten
     larger; and the point."""
     here, square = f.value(z), g.square().sum(1)
     _, doubt = rounding(reference)
-    noise: Tensor | None = None
     for _ in range(60):
         trial = torch.addcmul(z, t.unsqueeze(1), g, value=-1)
         value, promised = f.value(trial), t * square
@@ -147,9 +146,8 @@ def _nonmonotone(f: Evaluations, z: Tensor, g: Tensor, reference: Tensor, t: Ten
         if not bool(enough.all()):
             flatter = f(trial).square().sum(1) <= square
             enough = enough | ((value <= reference + doubt) & (promised <= doubt) & flatter)
-            if noise is None and bool((flatter & ~enough & torch.isfinite(value)).any()):
+            if bool((flatter & ~enough & torch.isfinite(value)).any()):
                 noise = unresolved(f, z, here, g, trial - z)
-            if noise is not None:
                 enough = enough | ((value <= reference + noise) & (promised <= EXPECTED * noise) & flatter)
         if bool(enough.all()):
             break

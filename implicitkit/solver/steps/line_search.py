@@ -109,7 +109,7 @@ def wolfe(
     Bracketing as in Lewis & Overton (2013, algorithm 4.6), with the secant of the slopes, kept away from the ends, in place
     of bisection and doubling.  Where values no longer resolve the decrease, Hager & Zhang's approximate test on slopes
     (2005, eq. 4.1) takes over, so that the gradient reaches its tolerance and not only the square root of it;
-    what they resolve is measured (:func:`unresolved`) where slopes and values first disagree.  If the trials are used up,
+    what they resolve is measured (:func:`unresolved`) where slopes and values disagree.  If the trials are used up,
     the longest step that met the first condition is taken.
 
     Args:
@@ -121,7 +121,7 @@ def wolfe(
     low_slope, high_slope = slope, torch.zeros_like(slope)
     noise, doubt = rounding(value)
     g = f(z)
-    square, measured = g.square().sum(1), False
+    square = g.square().sum(1)
     for _ in range(trials):
         trial = torch.addcmul(z, t.unsqueeze(1), d)
         new, g_new = f.value(trial), f(trial)
@@ -131,10 +131,9 @@ def wolfe(
         small = (new <= value + noise) & (-t * slope <= EXPECTED * noise)
         small = small | ((new <= value + doubt) & (-t * slope <= doubt) & flatter)
         open_ = f.active & falls & flatter & ~(armijo | small) & torch.isfinite(new)
-        if not measured and bool(open_.any()):
-            noise = torch.maximum(noise, torch.where(open_, unresolved(f, z, value, g, trial - z), 0))
-            measured = True
-            small = small | (open_ & (new <= value + noise) & (-t * slope <= EXPECTED * noise))
+        if bool(open_.any()):
+            left = unresolved(f, z, value, g, trial - z)
+            small = small | (open_ & (new <= value + left) & (-t * slope <= EXPECTED * left))
         armijo = armijo | (small & falls)
         far = new_slope > -curvature * slope if strong else torch.zeros_like(armijo)
         found = armijo & ~far & (new_slope >= curvature * slope)
