@@ -20,6 +20,7 @@ T = torch.linspace(0, 2, 6, dtype=F64)
 DATA = 2.5 * torch.exp(-1.3 * T) + 0.5 + 0.05 * torch.sin(37 * T)
 ONES, C = torch.ones(3, dtype=F64), torch.tensor([1.2, 2.0, 2.9], dtype=F64)
 W0 = torch.zeros(3, dtype=F64)
+W1 = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=F64)
 SCALES = torch.tensor([1.0, 10.0, 0.1], dtype=F64)
 TIGHT = {"rtol": 1e-13, "atol": 1e-14}
 ROWS = torch.full((2, 3), 1 / 3, dtype=F64)
@@ -135,6 +136,17 @@ FEATURES: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "one number by golden section": (
         lambda a: argmin(lambda z, a: torch.cosh(z - a).sum(-1), torch.zeros(3, 1, dtype=F64), (a[:, None],), batch_dims=1,
                          solver="golden_section").value.flatten(), C,
+    ),
+    "a unit quaternion": (
+        lambda a: fit(lambda q, a: q - a / 3, W1, (torch.cat([a, a[:1]]),), manifold=ik.manifold.UnitQuaternion(),
+                      **TIGHT).value, C,
+    ),
+    "step lengths by Polyak": (
+        lambda m: argmin(lambda w, m: (w - m).square().sum(), W0, (m,), solver=ik.GradientDescent("polyak"), **TIGHT).value,
+        C,
+    ),
+    "a transport plan of least divergence": (
+        lambda x: ik.project.kl_transport(ROWS[0], ROWS[0])(torch.outer(x, x.flip(0)).sin() + 2).flatten(), C,
     ),
     "nonlinear CG": (lambda m: argmin(ridge, W0, (m,), solver=ik.NonlinearCG("dai_yuan"), **TIGHT).value, C),
 }  # fmt: skip
