@@ -144,7 +144,9 @@ def _nearby(A: Operator, b: Tensor, *, rtol: float, atol: float) -> LinearSoluti
     rest = torch.where(near.unsqueeze(1), b.flatten(0, 1) - many.mv(x), 0)
     left = torch.where(near, rtol * size / found.residual_norm, rtol)
     answer = GMRES(restart=_STALE).solve(preconditioned(many, inverse), rest, rtol=left, atol=atol, max_steps=_STALE)
-    return _Progress(b).add(found).add(answer._replace(x=x + inverse(answer.x))).answer()
+    answer = answer._replace(x=x + inverse(answer.x), converged=answer.converged & near)  # the others asked for nothing
+    answer = answer._replace(residual_norm=torch.where(near, answer.residual_norm, torch.inf))
+    return _Progress(b).add(found).add(answer).answer()
 
 
 class _Progress:

@@ -89,9 +89,13 @@ def refuse_hidden(system: System, z: Tensor, theta: Any) -> None:
         CapturedTensorError: ``z`` is detached inside the function, so that the derivative of the solution would be that of
             one application of the map.
     """
+    point = z.detach().requires_grad_()
+    with torch.enable_grad():
+        here = system.live(point, *theta)
+        if here.requires_grad and torch.autograd.grad(here.sum(), point, allow_unused=True)[0] is not None:
+            return
     with torch.no_grad():
-        other = torch.where(z != 0, 1.25 * z, 0.25)
-        here, there = (system.live(point, *theta) for point in (z, other))
+        here, there = (system.live(y, *theta) for y in (z, torch.where(z != 0, 1.25 * z, 0.25)))
     if bool(((here != there) & torch.isfinite(there)).any()):
         raise CapturedTensorError(
             "the function changes with z, but autograd sees no z in it (z.detach(), z.data, torch.no_grad()?): the "

@@ -18,6 +18,7 @@ MUTANTS = [
         OWN,
         ("            old.converged | found.converged,", "            old.converged | True,"),
         ("torch.where(kept.unsqueeze(1), old.x, found.x),", "old.x,"),
+        ("converged=answer.converged & near)", "converged=answer.converged)", f"{METHODS} -k nearby"),
         ("torch.where(kept, old.residual_norm, found.residual_norm),", "old.residual_norm,"),
         (
             "return torch.where(self.total.converged.unsqueeze(1), 0, self.b)",

@@ -11,8 +11,9 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit import extend
-from implicitkit.linear.auto import _Progress
+from implicitkit.linear.auto import _nearby, _Progress
 from implicitkit.linear.base import LinearSolution
+from implicitkit.linear.dense_blocks import DenseBlocks
 from implicitkit.linear.lu import LU
 from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.root.newton import newton_direction
@@ -44,6 +45,26 @@ def test_what_a_second_linear_solver_adds() -> None:
     assert total.residual_norm.tolist() == [1e-9, 1e-9, 0.5, 1.0]
     assert total.converged.tolist() == [True, True, False, False]
     assert total.steps.tolist() == [1, 2, 2, 2]
+
+
+def test_factors_of_a_matrix_nearby_leave_what_they_cannot_solve() -> None:
+    """Solved by refinement; by products after it; by neither, and not called solved."""
+    generator = torch.Generator().manual_seed(3)
+    matrix = 4 * torch.eye(5, dtype=D) + torch.randn(3, 5, 5, dtype=D, generator=generator)
+    change = torch.tensor([1e-12, 0.3, -30.0], dtype=D).view(3, 1, 1) * torch.randn(
+        3, 5, 5, dtype=D, generator=generator
+    )
+    b = torch.randn(1, 3, 5, dtype=D, generator=generator)
+
+    def times(m: Tensor) -> Any:
+        return lambda v: (m @ v.unsqueeze(2)).squeeze(2)
+
+    operator = extend.Operator(times(matrix), times(matrix.mT), lambda: matrix, batch=3, size=5, like=matrix[:, 0])
+    operator.known = DenseBlocks(matrix + change)
+    answer = _nearby(operator, b, rtol=1e-10, atol=0.0)
+    left = torch.linalg.vector_norm(times(matrix)(answer.x) - b[0], dim=1) / torch.linalg.vector_norm(b[0], dim=1)
+    assert answer.converged.tolist() == (left <= 1e-9).tolist()
+    assert answer.converged.tolist() == [True, True, False]
 
 
 def test_lu_refines_what_growth_of_the_pivots_has_lost() -> None:
