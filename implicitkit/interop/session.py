@@ -87,8 +87,7 @@ class Session:
         Near a minimum differences of values drown in rounding long before the gradient vanishes.  There the difference
         comes from the gradients ``g`` at both ends instead, ``(g(x) + g(x_0))' (x - x_0) / 2``, whose error is of third
         order in ``x - x_0`` (the idea of Hager & Zhang's approximate Wolfe conditions, 2005, section 4; what drowns is
-        measured).  The scale keeps
-        absolute thresholds inside the library from meaning anything.
+        measured).  The scale keeps absolute thresholds inside the library from meaning anything.
         """
         x0, value0, g0, scale = self._origin(x)
         value = float(self._f.value(self._tensor(x)))
@@ -117,8 +116,9 @@ class Session:
         odd = abs(difference) <= _AGREES * 0.5 * abs(slope + last) or abs(difference) > max(abs(slope), abs(last))
         length = float(np.linalg.norm(way))
         if odd and length < 0.1 * self._measured_at:
-            there = float(self._f.value(self._tensor(x0 + _NEAR * way)))
-            self._noise, self._measured_at = _NOISE * abs(there - value0 - _NEAR * slope), length
+            near = self._tensor(x0 + _NEAR * way)
+            by_slopes = 0.5 * _NEAR * (slope + float(self._array(self._f(near)) @ way))
+            self._noise, self._measured_at = _NOISE * abs(float(self._f.value(near)) - value0 - by_slopes), length
         return self._noise if odd and np.isfinite(self._noise) else 0.0
 
     def gradient(self, x: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ MUTANTS = [
             "return torch.where(self.total.converged.unsqueeze(1), 0, self.b)",
             "return torch.where(self.total.converged.unsqueeze(1), self.b, 0)",
         ),
-        ("answer._replace(x=x + inverse(answer.x))", "answer", "tests/derivatives/test_sparse_path.py"),
+        ("answer._replace(x=x + inverse(answer.x), ", "answer._replace(", "tests/derivatives/test_sparse_path.py"),
     ),
     *mutants(
         "implicitkit/linear/ordering.py",

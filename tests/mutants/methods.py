@@ -222,7 +222,7 @@ MUTANTS = [
             CANCEL + " -k 'bfgs and cosh'",
         ),
         (
-            "(there - value - _NEAR * (g * moved).sum(1)).abs(), nan=0.0, posinf=0.0)",
+            "(f.value(near) - value - by_slopes).abs(), nan=0.0, posinf=0.0)",
             "torch.full_like(value, 1e6))",
             CANCEL + " -k contradicts",
         ),

@@ -68,15 +68,16 @@ def rounding(value: Tensor) -> tuple[Tensor, Tensor]:
 
 def unresolved(f: Evaluations, z: Tensor, value: Tensor, g: Tensor, moved: Tensor) -> Tensor:
     """Below what differences of the objective around ``z`` say nothing, ``(batch,)``, where it is what is left of terms that
-    cancel, of any size: ten times what the value at 1/256 of the way has beside ``g'moved / 256``.
+    cancel, of any size: ten times what the value at 1/256 of the way has beside ``(g + g_near)'moved / 512``.
 
-    Of a smooth objective that is of second order, far below what the slope promises for the whole way; rounding errors are
+    Of a smooth objective that is of third order, far below what the slope promises for the whole way; rounding errors are
     as large near as far.  One evaluation; zero in half precision, where so short a way is none.
     """
     if torch.finfo(z.dtype).eps > _NEAR**2:
         return torch.zeros_like(value)
-    there = f.value(torch.add(z, moved, alpha=_NEAR))
-    return torch.nan_to_num(_NOISE * (there - value - _NEAR * (g * moved).sum(1)).abs(), nan=0.0, posinf=0.0)
+    near = torch.add(z, moved, alpha=_NEAR)
+    by_slopes = 0.5 * _NEAR * ((g + f(near)) * moved).sum(1)
+    return torch.nan_to_num(_NOISE * (f.value(near) - value - by_slopes).abs(), nan=0.0, posinf=0.0)
 
 
 def backtrack(f: Evaluations, z: Tensor, d: Tensor, halvings: int, share: float = _ARMIJO) -> Searched:
