@@ -55,8 +55,8 @@ class ImplicitSolve(Protocol):
     def linearise(self, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
         """The residual at ``z`` with its graph, and ``A`` there."""
 
-    def solve_linear(self, A: Operator, b: Tensor, transposed: bool, at: tuple[Tensor, Sequence[Tensor]]) -> Tensor:
-        """``A x = b`` on plain tensors; ``at``: the ``z`` and ``theta`` of ``A``."""
+    def solve_linear(self, A: Operator, b: Tensor, transposed: bool) -> Tensor:
+        """``A x = b`` on plain tensors."""
 
 
 def root(request: ImplicitSolve, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -149,18 +149,17 @@ class _LinSolve(compat.Function):
     @compat.opaque_to_compile
     @compat.outside_inference
     def forward(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, *theta: Tensor) -> Tensor:
-        at = z.detach(), [t.detach() for t in theta]
-        _, A = request.linearise(*at)
+        _, A = request.linearise(z.detach(), [t.detach() for t in theta])
         A = A.T if transposed else A
         with torch.no_grad():
             if compat.is_legacy_batched(b):  # is_grads_batched=True, which allows no control flow on b itself
 
                 def rows(plain: Tensor) -> Tensor:
                     flat = plain.detach().reshape(-1, plain.shape[-1])
-                    return request.solve_linear(A, flat, transposed, at).view(plain.shape)
+                    return request.solve_linear(A, flat, transposed).view(plain.shape)
 
                 return compat.below_legacy_batch(rows, b)
-            return request.solve_linear(A, b.detach(), transposed, at)
+            return request.solve_linear(A, b.detach(), transposed)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -255,11 +254,11 @@ def _first_order(
     known = request.system.problem.first_order(request.system, z, theta)
     if known is not None:
         A, pull = known
-        return pull(-request.solve_linear(A.T, g, True, (z, theta)), needed)
+        return pull(-request.solve_linear(A.T, g, True), needed)
     leaves = [compat.ordinary(t.detach()) for t in theta]
     leaves = [t.requires_grad_() if i in needed else t for i, t in enumerate(leaves)]
     out, A = request.linearise(z, leaves)
-    u = request.solve_linear(A.T, g, True, (z, leaves))
+    u = request.solve_linear(A.T, g, True)
     if A.structure is not None:
         found = A.structure.pull(u)
         return [found[i] for i in needed]

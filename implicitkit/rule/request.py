@@ -152,9 +152,9 @@ class Request:
         refuse_changed(lifted, outcome, self.options, out, A, z, samples)
         return out, A
 
-    def solve_linear(self, A: Operator, b: Tensor, transposed: bool, at: tuple[Tensor, Sequence[Tensor]]) -> Tensor:
+    def solve_linear(self, A: Operator, b: Tensor, transposed: bool) -> Tensor:
         """``A x = b`` on plain tensors, for one or many right-hand sides of each block, reported, and judged by the failure
-        policy; ``at``: the ``z`` and ``theta`` of ``A``."""
+        policy."""
         assert self.linear_solver is not None
         rows = b.shape[0]
         limited, lost = self._limited(), self._lost(rows)
@@ -164,7 +164,7 @@ class Request:
         if A.formed is not None and A.formed.regular:
             self.system.factored = A.formed.T if transposed else A.formed
         if A.fixed_point and self.linear_solver.exact and torch.equal(answer.x, -b) and bool(b.any()):  # as if J = 0
-            refuse_hidden(self.system, *at)
+            refuse_hidden(self.record)
         layout = self.system.layout
         lead = (rows // layout.batch,) if rows != layout.batch else ()
         self.record.linear.append(

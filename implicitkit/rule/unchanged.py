@@ -17,6 +17,7 @@ from implicitkit.foundation.errors import CapturedTensorError, ChangedFunctionEr
 from implicitkit.foundation.operators import Operator
 from implicitkit.lifting.lifted import Lifted
 from implicitkit.lifting.watch import Cuts
+from implicitkit.solution import Record
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.system import System
 
@@ -82,13 +83,14 @@ def refuse_cut(system: System, z: Tensor, theta: Any) -> None:
         )
 
 
-def refuse_hidden(system: System, z: Tensor, theta: Any) -> None:
+def refuse_hidden(record: Record) -> None:
     """Raise if a map of which autograd says ``J = 0`` changes with ``z`` all the same.
 
     Raises:
         CapturedTensorError: ``z`` is detached inside the function, so that the derivative of the solution would be that of
             one application of the map.
     """
+    system, z, theta = record.system, record.outcome.z, record.theta
     point = z.detach().requires_grad_()
     with torch.enable_grad():
         here = system.live(point, *theta)

@@ -65,17 +65,17 @@ MUTANTS = [
             "return torch.autograd.grad(out, wanted, u, allow_unused=True)",
         ),
         (
-            "    u = request.solve_linear(A.T, g, True, (z, leaves))\n    if A.structure",
-            "    u = request.solve_linear(A, g, True, (z, leaves))\n    if A.structure",
+            "    u = request.solve_linear(A.T, g, True)\n    if A.structure",
+            "    u = request.solve_linear(A, g, True)\n    if A.structure",
         ),
         (
-            "return pull(-request.solve_linear(A.T, g, True, (z, theta)), needed)",
-            "return pull(request.solve_linear(A.T, g, True, (z, theta)), needed)",
+            "return pull(-request.solve_linear(A.T, g, True), needed)",
+            "return pull(request.solve_linear(A.T, g, True), needed)",
             QP,
         ),
         (
-            "return pull(-request.solve_linear(A.T, g, True, (z, theta)), needed)",
-            "return pull(-request.solve_linear(A, g, True, (z, theta)), needed)",
+            "return pull(-request.solve_linear(A.T, g, True), needed)",
+            "return pull(-request.solve_linear(A, g, True), needed)",
             QP,
         ),
         ("return compat.below_legacy_batch(rows, b)", "return compat.below_legacy_batch(rows, -b)", TRANSFORMS),
