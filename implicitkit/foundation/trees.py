@@ -111,6 +111,7 @@ class Layout:
     def _classify(self, one_leaf: bool) -> None:
         """The simple cases that packing takes short cuts for."""
         self.single = len(self.events) == 1 and not self.complex[0]
+        self.mixed = any(self.complex) and not all(self.complex)
         self.bare = self.single and one_leaf
         # the state is the matrix itself
         self.identity = self.bare and self.batch_dims == 1 and len(self.events[0]) == 1
@@ -142,7 +143,7 @@ class Layout:
             return matrix if matrix.dtype == self.dtype else matrix.to(self.dtype)
         leaves = tree_flatten(tree)[0]
         rows = [
-            (torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf).reshape(
+            (self._pairs(leaf) if leaf.is_complex() else leaf).reshape(
                 -1 if n else leaf.shape[: leaf.ndim - len(event)].numel(), n
             )
             for leaf, n, event in zip(leaves, self.sizes, self.events, strict=True)
@@ -161,10 +162,18 @@ class Layout:
         leaves = []
         for part, event, is_complex in zip(matrix.split(self.sizes, 1), self.events, self.complex, strict=True):
             if is_complex:
-                leaves.append(torch.view_as_complex(part.reshape(shape + event + (2,)).contiguous()))
+                pairs = part.reshape(shape + event + (2,))
+                leaves.append(
+                    torch.complex(*pairs.unbind(-1)) if self.mixed else torch.view_as_complex(pairs.contiguous())
+                )
             else:
                 leaves.append(part.reshape(shape + event))
         return tree_unflatten(leaves, self.spec)
+
+    def _pairs(self, leaf: Tensor) -> Tensor:
+        """Real and imaginary parts, in one more dimension.  A view where that can be: the cotangent of one needs an even
+        number of reals before it in memory, which is not so beside real leaves."""
+        return torch.stack((leaf.real, leaf.imag), -1) if self.mixed else torch.view_as_real(leaf.resolve_conj())
 
     def unpack_batch(self, vector: Tensor, lead: tuple[int, ...] = ()) -> Tensor:
         """One number a sample, ``(..., batch)``, in the batch's own shape."""

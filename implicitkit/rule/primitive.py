@@ -102,7 +102,7 @@ class _Root(compat.Function):
                 or compat.has_forward_level()
                 or compat.is_legacy_batched(g)
             ):
-                u = _LinSolve.apply(request, True, z, g, *theta)
+                u = _solved(request, True, z, g, theta)
                 found: Sequence[Tensor | None] = _pull_theta(request, z, theta, needed, -u)
             else:
                 found = _first_order(request, z, theta, needed, g)
@@ -128,7 +128,7 @@ class _Root(compat.Function):
                 [theta[i] for i in moving],
                 [_as(tangents[i], theta[i]) for i in moving],
             )
-            return _LinSolve.apply(request, False, z, -b, *theta), None
+            return _solved(request, False, z, -b, theta), None
 
     @staticmethod
     @compat.opaque_to_compile
@@ -152,13 +152,6 @@ class _LinSolve(compat.Function):
         _, A = request.linearise(z.detach(), [t.detach() for t in theta])
         A = A.T if transposed else A
         with torch.no_grad():
-            if compat.is_legacy_batched(b):  # is_grads_batched=True, which allows no control flow on b itself
-
-                def rows(plain: Tensor) -> Tensor:
-                    flat = plain.detach().reshape(-1, plain.shape[-1])
-                    return request.solve_linear(A, flat, transposed).view(plain.shape)
-
-                return compat.below_legacy_batch(rows, b)
             return request.solve_linear(A, b.detach(), transposed)
 
     @staticmethod
@@ -174,7 +167,7 @@ class _LinSolve(compat.Function):
         x, z, *theta = ctx.saved_tensors
         request, transposed = ctx.request, ctx.transposed
         _refuse_batched_tangents(g, x, z, *theta)
-        w = _LinSolve.apply(request, not transposed, z, g, *theta)
+        w = _solved(request, not transposed, z, g, theta)
         p, q = (x, w) if transposed else (w, x)  # d<w, A x> = d<A^T p, q>
         needed = [i for i in range(len(theta)) if ctx.needs_input_grad[4 + i]]
         grads: list[Tensor | None] = [None] * len(theta)
@@ -210,7 +203,7 @@ class _LinSolve(compat.Function):
                 return autodiff.vjp(residual, y)[1](x)[0] if transposed else autodiff.jvp(residual, (y,), (x,))
 
             change = autodiff.jvp(product, (z, *(theta[i] for i in moving)), tangents)
-            return _LinSolve.apply(request, transposed, z, rhs - change, *theta)
+            return _solved(request, transposed, z, rhs - change, theta)
 
     @staticmethod
     @compat.opaque_to_compile
@@ -236,6 +229,19 @@ class _LinSolve(compat.Function):
 
 
 # ------------------------------------------------------------------------------------------------------------- details
+def _solved(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, theta: Sequence[Tensor]) -> Tensor:
+    """:class:`_LinSolve`.  A batch of ``is_grads_batched=True`` becomes rows first: no control flow is allowed on it, and
+    what a Function records of it is lost, since torch looks for its graph in the plain tensor below."""
+
+    if not compat.is_legacy_batched(b):
+        return _LinSolve.apply(request, transposed, z, b, *theta)
+
+    def rows(plain: Tensor) -> Tensor:
+        return _LinSolve.apply(request, transposed, z, plain.reshape(-1, plain.shape[-1]), *theta).view(plain.shape)
+
+    return compat.below_legacy_batch(rows, b)
+
+
 def _refuse_batched_tangents(g: Tensor, *used: Tensor) -> None:
     """Raise :class:`CapabilityError` where torch, for a batched cotangent ``g``, would refuse without a reason."""
     if compat.is_legacy_batched(g) and any(map(compat.has_tangent, used)):

@@ -82,6 +82,8 @@ def _eigh(X: Tensor) -> tuple[Tensor, Tensor]:
 
 def _lyapunov(M: Tensor, C: Tensor) -> Tensor:
     """``Y`` with ``M Y + Y M = C``, for ``M`` symmetric positive semidefinite; of least norm where ``M`` is singular."""
+    if compat.is_legacy_batched(C):  # what a Function records of such a batch is lost
+        return compat.below_legacy_batch(lambda plain: _lyapunov(M, plain), C)
     result: Tensor = _Lyapunov.apply(M, C)
     return result
 

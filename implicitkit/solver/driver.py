@@ -122,6 +122,11 @@ class _Loop:
 
         Returns which go on, how many they are, and how many of ``improved``, which may change, hold.
         """
+        finite = torch.isfinite(self.z).all(1)
+        if not bool(finite.all()):  # NaN solves nothing, whatever F makes of it (of a comparison, or a sign, a number)
+            self.norm = torch.where(finite, self.norm, torch.nan)
+            improved = improved.logical_and(finite)
+            better = _count(improved)[0]
         done = self.norm <= self.tolerance
         claims = done if self.at_work == self.alive else done.logical_and(self.active)
         claimed = _count(claims)[0]

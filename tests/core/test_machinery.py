@@ -69,6 +69,27 @@ def test_a_captured_tensor_that_carries_the_batch_is_named(leaves_one: bool) -> 
                    in_dims=(0, 0), solver="picard")  # fmt: skip
 
 
+# ------------------------------------------------------------------------------------------------- real and complex leaves
+@pytest.mark.parametrize("kinds", ["rc", "cr", "crc"])
+def test_complex_leaves_beside_an_odd_number_of_reals(kinds: str) -> None:
+    start = {f"{i}": zeros(2).to(torch.complex128) if k == "c" else zeros(1) for i, k in enumerate(kinds)}
+
+    def f(z: dict[str, Any], a: Tensor) -> dict[str, Any]:
+        size = sum(leaf.abs().sum() for leaf in z.values())
+        of = lambda x: 0.3 * x.conj() * a + a + 0.05 * size if x.is_complex() else (0.2 * x + 0.1 * size + a.imag.sum())  # noqa: E731
+        return {k: of(x) for k, x in z.items()}
+
+    a = torch.tensor([0.3 + 0.1j, 0.4 - 0.2j], dtype=torch.complex128, requires_grad=True)
+    unrolled = start
+    for _ in range(100):
+        unrolled = f(unrolled, a)
+    loss = lambda z: sum((x * (1 + 2j)).real.sum() + x.abs().pow(2).sum() for x in z.values())  # noqa: E731
+    found, want = (
+        torch.autograd.grad(loss(z), a)[0] for z in (ik.fixed_point(f, start, (a,), rtol=1e-13).value, unrolled)
+    )
+    torch.testing.assert_close(found, want, rtol=1e-8, atol=1e-8)
+
+
 # ------------------------------------------------------------------------------------------------- figures and callbacks
 def test_unrolled_steps_are_reported_as_they_are() -> None:
     s = ik.fixed_point(torch.cos, zeros(1), solver="picard", rule=ik.Unroll(steps=2))

@@ -178,6 +178,13 @@ def grads_batched(solve: Solve, z0: Tensor, W: Tensor, b: Tensor) -> Any:
     return torch.autograd.grad(solve(z0, W, b), (W, b), eye, is_grads_batched=True)
 
 
+def grads_batched_again(solve: Solve, z0: Tensor, W: Tensor, b: Tensor) -> Any:
+    W, b = _leaf(W, b)
+    eye = torch.eye(N, dtype=torch.float64)
+    rows = torch.autograd.grad(solve(z0, W, b), (W, b), eye, is_grads_batched=True, create_graph=True)
+    return torch.autograd.grad(sum(r.pow(2).sum() for r in rows), (W, b))
+
+
 def jacobian_vectorized(solve: Solve, z0: Tensor, W: Tensor, b: Tensor) -> Any:
     return torch.autograd.functional.jacobian(lambda b: solve(z0, W, b), b, vectorize=True)
 
@@ -259,9 +266,9 @@ TRANSFORMS = [
     backward, double_backward, triple_backward, retain_graph, two_losses, func_grad, func_vjp, func_jvp, func_jvp_one,
     func_jacrev, func_jacfwd, func_hessian, jacrev_jacrev, jacrev_jacfwd, jacfwd_jacfwd, jacfwd_thrice, grad_thrice,
     dual_level, forward_over_reverse, vmap_args, vmap_one, vmap_inits, vmap_both, vmap_nested, vmap_grad, grad_vmap,
-    vmap_hessian, vmap_jvp, backward_of_vmap, grads_batched, jacobian_vectorized, closure_backward, closure_outer_grad,
-    closure_outer_hessian, closure_outer_jvp, closure_outer_vmap, closure_vmap_grad, closure_mixed_levels, no_grad,
-    checkpoint,
+    vmap_hessian, vmap_jvp, backward_of_vmap, grads_batched, grads_batched_again, jacobian_vectorized, closure_backward,
+    closure_outer_grad, closure_outer_hessian, closure_outer_jvp, closure_outer_vmap, closure_vmap_grad,
+    closure_mixed_levels, no_grad, checkpoint,
 ]  # fmt: skip
 ROWS = [(kind, solver) for kind, case in CASES.items() for solver in case.solvers]
 

@@ -23,27 +23,27 @@ MUTANTS = [
             "found: Sequence[Tensor | None] = _pull_theta(request, z, theta, needed, -u)",
             "found: Sequence[Tensor | None] = _pull_theta(request, z, theta, needed, u)",
         ),
-        ("u = _LinSolve.apply(request, True, z, g, *theta)", "u = _LinSolve.apply(request, False, z, g, *theta)"),
+        ("u = _solved(request, True, z, g, theta)", "u = _solved(request, False, z, g, theta)"),
         (
-            "return _LinSolve.apply(request, False, z, -b, *theta), None",
-            "return _LinSolve.apply(request, False, z, b, *theta), None",
+            "return _solved(request, False, z, -b, theta), None",
+            "return _solved(request, False, z, b, theta), None",
             TRANSFORMS,
         ),
         (
-            "return _LinSolve.apply(request, False, z, -b, *theta), None",
-            "return _LinSolve.apply(request, True, z, -b, *theta), None",
+            "return _solved(request, False, z, -b, theta), None",
+            "return _solved(request, True, z, -b, theta), None",
             TRANSFORMS,
         ),
         (
-            "w = _LinSolve.apply(request, not transposed, z, g, *theta)",
-            "w = _LinSolve.apply(request, transposed, z, g, *theta)",
+            "w = _solved(request, not transposed, z, g, theta)",
+            "w = _solved(request, transposed, z, g, theta)",
         ),
         ("p, q = (x, w) if transposed else (w, x)", "p, q = (w, x)", TRANSFORMS),
         ("pullback(-w if batched else -q)", "pullback(w if batched else q)"),
         ("return (None, None, z_grad, w, *grads)", "return (None, None, None, w, *grads)"),
         (
-            "return _LinSolve.apply(request, transposed, z, rhs - change, *theta)",
-            "return _LinSolve.apply(request, transposed, z, rhs + change, *theta)",
+            "return _solved(request, transposed, z, rhs - change, theta)",
+            "return _solved(request, transposed, z, rhs + change, theta)",
             TRANSFORMS,
         ),
         (
@@ -79,6 +79,11 @@ MUTANTS = [
             QP,
         ),
         ("return compat.below_legacy_batch(rows, b)", "return compat.below_legacy_batch(rows, -b)", TRANSFORMS),
+        (
+            "    return compat.below_legacy_batch(rows, b)",
+            "    return _LinSolve.apply(request, transposed, z, b, *theta)",
+            TRANSFORMS,
+        ),
         (
             "return t.expand(batch, *t.shape) if dim is None else t.movedim(dim, 0)",
             "return t.expand(batch, *t.shape) if dim is None else t",

@@ -242,6 +242,15 @@ def test_psd_derivative_with_repeated_eigenvalues() -> None:
     assert bool(torch.isfinite(hessian(lambda Y: (ik.project.psd_cone()(Y) ** 3).sum())(X)).all())
 
 
+def test_psd_second_derivatives_from_batched_gradients() -> None:
+    X = _points(9, 3, 3).requires_grad_()
+    value, eye = ik.project.psd_cone()(X).flatten(), torch.eye(9, dtype=torch.float64)
+    (J,) = torch.autograd.grad(value, X, eye, is_grads_batched=True, create_graph=True)
+    one = torch.stack([torch.autograd.grad(value, X, e, create_graph=True)[0] for e in eye])
+    found, want = (torch.autograd.grad(j.pow(3).sum(), X, retain_graph=True)[0] for j in (J, one))
+    torch.testing.assert_close(found, want)
+
+
 def test_monotone_against_scikit_learn() -> None:
     v = _points(5, 20, 30)
     expected = np.stack([isotonic_regression(row) for row in v.numpy()])

@@ -155,6 +155,25 @@ def test_a_user_solver_is_judged_by_the_same_rule() -> None:
         lazy(torch.tensor([20.0], dtype=F64), torch.tensor([2.0], dtype=F64))
 
 
+@pytest.mark.parametrize("solver", ["chord", "user"])
+def test_nan_is_no_solution_whatever_the_function_makes_of_it(solver: str) -> None:
+    """``sign(NaN)`` is 0, where a singular Jacobian leads the chord method."""
+    problem, start = ik.Root(lambda z: torch.sign(z - 1)), torch.tensor([3.0], dtype=F64)
+    if solver == "chord":
+        s = ik.solve(problem, start, solver=solver, on_failure="ignore")
+        assert not bool(s.converged) and bool(s.value.isfinite().all())
+        return
+    with pytest.raises(ik.ConvergenceError, match="returned NaN"):
+        ik.implicit(problem)(lambda z0: torch.nan * z0)(start)
+
+
+@pytest.mark.parametrize("solver", ["broyden", "df_sane"])
+def test_where_every_value_is_as_large_there_are_no_thousands_of_evaluations(solver: str) -> None:
+    s = ik.root(lambda z: torch.where(z > 1, 1.0, -1.0), torch.tensor([3.0]), solver=solver, on_failure="ignore")
+    assert ik.Status(int(s.status)).name == "STALLED"
+    assert s.evaluations < 4000
+
+
 @pytest.mark.parametrize("start", [1.0, 1e3, 1e6])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_no_fixed_point_at_infinity(start: float, dtype: torch.dtype) -> None:

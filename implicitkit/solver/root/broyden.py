@@ -13,7 +13,7 @@ from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.newton_damping import halve
-from implicitkit.solver.steps.restarts import maybe_any, return_to_best, watch
+from implicitkit.solver.steps.restarts import in_vain, maybe_any, return_to_best, watch
 
 __all__ = ["Broyden"]
 
@@ -33,7 +33,8 @@ class Broyden(Method):
     ``F``, from one Jacobian-vector product.  A pair with no usable denominator is left out.
 
     A sample that does badly forgets its pairs and takes the first kind of step from its best point
-    (:func:`~implicitkit.solver.steps.restarts.watch`).
+    (:func:`~implicitkit.solver.steps.restarts.watch`); one whose residual 200 steps have not lowered is given up, but for
+    fixed points.
 
     Memory: two arrays ``(batch, memory, n)``, allocated once.  One evaluation a step, and one a halving.
 
@@ -89,6 +90,7 @@ class Broyden(Method):
             "last": None,  # where the last step began, F there and the direction taken
             "failed": None,  # samples whose last step was no use at any length
             "guard": {},
+            "idle": {},
         }
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
@@ -108,8 +110,11 @@ class Broyden(Method):
         else:
             p = self._update(z, F, scale, pairs, forget, state)
             pairs += 1
+        idle = state["idle"]
+        if not f.kind.iteration:
+            f.stuck, idle = in_vain(f, idle)
         z_next, failed = self._advance(f, z, p)
-        changed = {"scale": scale, "pairs": pairs, "last": (z, F, p), "failed": failed, "guard": guard}
+        changed = {"scale": scale, "pairs": pairs, "last": (z, F, p), "failed": failed, "guard": guard, "idle": idle}
         return return_to_best(f, z_next, guard), state | changed
 
     def keep(self, state: dict[str, Any]) -> dict[str, Tensor]:

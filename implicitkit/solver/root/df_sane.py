@@ -12,6 +12,7 @@ from implicitkit.foundation.options import at_least, check_options
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
+from implicitkit.solver.steps.restarts import in_vain
 
 __all__ = ["DFSANE"]
 
@@ -32,7 +33,8 @@ class DFSANE(Method):
     [0.1, 0.5]).  No derivative of ``F`` is used; two evaluations a trial at most; memory ``O(batch n)``.
 
     Args:
-        memory: points the search looks back on. cuts: of a step, at most; a sample with no acceptable step is given up.
+        memory: points the search looks back on. cuts: of a step, at most; a sample with no acceptable step is given up,
+            as is one whose residual 200 steps have not lowered.
 
     Raises:
         ValueError: an option out of range.
@@ -53,6 +55,7 @@ class DFSANE(Method):
             "last_z": None,
             "last_F": None,
             "step": 0,
+            "idle": {},
         }
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -80,13 +83,15 @@ class DFSANE(Method):
             else:
                 continue
             break
-        f.stuck = f.active & ~found
+        spent, idle = in_vain(f, state["idle"])
+        f.stuck = f.active & ~found if spent is None else spent | (f.active & ~found)
         return z_next, {
             "history": history,
             "start": state["start"],
             "last_z": z,
             "last_F": residual,
             "step": k + 1,
+            "idle": idle,
         }
 
 

@@ -7,7 +7,10 @@ from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["GuardState", "maybe_any", "return_to_best", "stranded", "watch"]
+__all__ = ["GuardState", "in_vain", "maybe_any", "return_to_best", "stranded", "watch"]
+
+_EVERY, _LOOKS = 50, 4  # steps between two looks at the best residual, and looks in a row without progress ...
+_FALLEN = 0.99  # ... which is to come down to this
 
 GuardState = dict[str, int | Tensor | None]
 """``step``; ``back``: samples that stand at their best point again; ``floor``: what residuals are measured against where
@@ -64,6 +67,19 @@ def stranded(forget: Tensor, before: GuardState, after: GuardState) -> Tensor:
     """
     masks = [mask for mask in (_mask(before, "back"), _mask(after, "back")) if mask is not None]
     return forget if not masks else forget & ~torch.stack(masks).any(0)
+
+
+def in_vain(f: Evaluations, state: GuardState) -> tuple[Tensor | None, GuardState]:
+    """Which samples 200 steps have brought nothing (``None``: none is known to), and the new state: where ``F`` jumps, no
+    restart helps."""
+    step = int(state.get("step") or 0) + 1
+    if step % _EVERY:
+        return None, state | {"step": step}
+    best, last, idle = f.best_norm, _mask(state, "best"), _mask(state, "idle")
+    if last is None or idle is None:
+        return None, {"step": step, "best": best, "idle": torch.zeros_like(best)}
+    idle = torch.where(best <= _FALLEN * last, 0, idle + 1)
+    return f.active & (idle >= _LOOKS), {"step": step, "best": best, "idle": idle}
 
 
 def maybe_any(mask: Tensor) -> bool:
