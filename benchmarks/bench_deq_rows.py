@@ -65,7 +65,7 @@ def problems(batch: int, dim: int) -> dict[str, Problem]:
 
 def layer_of(cell: TanhCell, dim: int, init: str = "zeros") -> DEQ:
     """The default layer at the tolerance of the comparison."""
-    return DEQ(cell, (dim,), rtol=TOL, atol=0.0, rule=ik.Implicit(linear_solver="gmres", rtol=TOL), init=init)
+    return DEQ(cell, (dim,), rtol=TOL, atol=0.0, rule=ik.Implicit(rtol=TOL), init=init)
 
 
 def best_possible(cell: TanhCell, x: Tensor, z: Tensor) -> float:

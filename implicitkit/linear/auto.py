@@ -13,6 +13,7 @@ from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cg import CG
+from implicitkit.linear.contraction import Contraction
 from implicitkit.linear.cycles import in_working_precision
 from implicitkit.linear.direct import MANY
 from implicitkit.linear.gmres import GMRES
@@ -119,7 +120,8 @@ class Auto(LinearSolver):
 
     def _krylov(self, A: Operator, b: Tensor, **limits: Any) -> LinearSolution:
         if not A.symmetric:
-            return GMRES().solve_many(A, b, **limits)
+            plain = A.fixed_point and A.preconditioner is None
+            return (Contraction() if plain else GMRES()).solve_many(A, b, **limits)
         progress = _Progress(b).add(CG().solve_many(A, b, **limits))
         return (
             progress if progress.done else progress.add(GMRES().solve_many(A, progress.open_part(), **limits))

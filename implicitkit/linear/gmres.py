@@ -23,6 +23,7 @@ Comp. 30; Giraud, Langou, Rozloznik & van den Eshof (2005), Numer. Math. 101.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -35,16 +36,21 @@ from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import Correction, column, in_working_precision, norms, restarted, right_preconditioned
 from implicitkit.linear.preconditioned import PreconditionedSolver
 
-__all__ = ["GMRES"]
+__all__ = ["GMRES", "PATIENCE", "STALLED", "Look", "arnoldi", "vectors"]
 
 _RESTART, _FEWEST = 50, 12  # vectors of a basis, by default
 _NUMBERS = 1 << 24  # in it
 _KEPT = 0.1  # share of a vector's length that must be left after one Gram-Schmidt pass
 
 
-_PATIENCE = (
+PATIENCE = (
     60  # products, and two restarts, in which the residual must be halved if it would not get there in those left
 )
+STALLED = (
+    "stagnated: the tolerance is below what rounding allows or the matrix is singular (then "
+    'linear_solver="lsmr" gives the minimum-norm solution), or the residual falls too slowly for max_steps'
+)
+Look = tuple[int, Callable[[Tensor, Tensor, Tensor], bool]]
 
 
 @register_linear_solver("gmres")
@@ -77,11 +83,11 @@ class GMRES(PreconditionedSolver):
     def solve(
         self, A: Operator, b: Tensor, *, rtol: float | Tensor, atol: float, max_steps: int | None
     ) -> LinearSolution:
-        restart = self.restart or min(_RESTART, max(_FEWEST, _NUMBERS // max(1, b.numel())))
+        restart = self.restart or vectors(b)
 
         def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
             columns = min(restart, A.size, int(budget.max()))
-            return _arnoldi(A, r, norm, target, live, budget, columns)
+            return arnoldi(A, r, norm, target, live, budget, columns)
 
         return restarted(
             cycle,
@@ -90,16 +96,31 @@ class GMRES(PreconditionedSolver):
             rtol=rtol,
             atol=atol,
             max_steps=max_steps,
-            stalled="stagnated: the tolerance is below what rounding allows or the matrix is singular (then "
-            'linear_solver="lsmr" gives the minimum-norm solution), or the residual falls too slowly for max_steps',
-            patience=max(2, _PATIENCE // restart),
+            stalled=STALLED,
+            patience=max(2, PATIENCE // restart),
         )
 
 
-def _arnoldi(
-    A: Operator, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor, columns: int
+def vectors(b: Tensor) -> int:
+    """How many a basis holds, by default."""
+    return min(_RESTART, max(_FEWEST, _NUMBERS // max(1, b.numel())))
+
+
+def arnoldi(
+    A: Operator,
+    r: Tensor,
+    norm: Tensor,
+    target: Tensor,
+    live: Tensor,
+    budget: Tensor,
+    columns: int,
+    look: Look | None = None,
 ) -> Correction:
-    """One cycle of at most ``columns`` steps from the residual ``r`` ``(batch, n)``."""
+    """One cycle of at most ``columns`` steps from the residual ``r`` ``(batch, n)``.
+
+    ``look``: a number of steps after which it is asked whether to end here, with the columns of ``H`` so far ``(batch, k,
+    k + 1)``, ``u`` ``(batch, k + 1)`` and which samples have converged.
+    """
     batch, n = r.shape
     info = torch.finfo(r.dtype)
     # Vectors are rows (w V^T, c V): batched products with a row are about eight times faster on the CPU than with a
@@ -138,6 +159,8 @@ def _arnoldi(
         entry = entry.squeeze(1)
         size = torch.addcmul(size, entry, entry)
         if not bool((size < limit).any()):
+            break
+        if look is not None and j + 1 == look[0] and look[1](Ht[:, : j + 1, : j + 2], u[:, : j + 2], size >= limit):
             break
     k = j + 1
     y, used = _least_squares(Ht[:, :k, : k + 1], u[:, : k + 1], norm, limit, floor, live, budget)

@@ -290,9 +290,9 @@ def test_gmres_keeps_fewer_vectors_of_big_states(
 
     module = importlib.import_module("implicitkit.linear.gmres")
     seen: list[int] = []
-    arnoldi = module._arnoldi
+    arnoldi = module.arnoldi
     monkeypatch.setattr(module, "_NUMBERS", numbers)
-    monkeypatch.setattr(module, "_arnoldi", lambda *a: seen.append(a[-1]) or arnoldi(*a))
+    monkeypatch.setattr(module, "arnoldi", lambda *a: seen.append(a[-1]) or arnoldi(*a))
     M = with_spectrum(1, 80, 1e3)
     solve(GMRES(restart=restart), operator(M), random(1, 80), rtol=1e-6, max_steps=200)
     assert seen[0] == most

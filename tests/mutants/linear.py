@@ -71,6 +71,15 @@ MUTANTS = [
         ("g = torch.where(use, beta.unsqueeze(1) * weight, 0)", "g = torch.where(use, weight, 0)"),
     ),
     *mutants(
+        "implicitkit/linear/contraction.py",
+        "tests/linear/test_contraction.py",
+        ("pays = _pays(Ht, u, norm, target, budget).logical_and_(open_)", "pays = open_"),
+        ("pays = _pays(Ht, u, norm, target, budget).logical_and_(open_)", "pays = open_ & ~open_"),
+        ("y = torch.baddbmm(y, y[:, :, :k], Ht)", "y = torch.bmm(y[:, :, :k], Ht)"),
+        ("v, open_, left = torch.where(column(going), v, 0), going, count", "open_, left = going, count"),
+        ("crawls = going & ~(length <= _SLOW * before)", "crawls = going & ~going"),
+    ),
+    *mutants(
         "implicitkit/linear/lu.py",
         _of("conditioning or lu"),
         ("return 4 * A.size *", "return 4e12 * A.size *"),

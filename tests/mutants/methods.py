@@ -94,6 +94,8 @@ MUTANTS = [
         ),
         ("relative = 10 * memory * torch.finfo(dtype).eps if ridge is None else ridge", "relative = 1e-2"),
         ("history.masked_fill_(wiped.unsqueeze(2), 0)", "pass"),
+        ('state["plain"] = (f.norm, 0) if _most(f, little) else None', 'state["plain"] = None'),
+        ('state["plain"] = (f.norm, 0) if _most(f, little) else None', 'state["plain"] = (f.norm, 0)'),
     ),
     *mutants(
         "implicitkit/solver/fixed_point/continuation.py",

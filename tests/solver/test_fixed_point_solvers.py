@@ -470,3 +470,34 @@ def test_low_precision(solver: str, dtype: torch.dtype) -> None:
         atol=rtol,
     )
     assert solution.value.dtype == dtype and bool(solution.converged.all())
+
+
+@pytest.mark.parametrize(("outer", "plain"), [([], True), ([0.97, 0.96, 0.95], False)], ids=["disk", "outliers"])
+def test_anderson_takes_plain_steps_where_mixing_is_worth_little(
+    outer: list[float], plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk of eigenvalues: a few least squares, and no more evaluations than the plain iteration; where some lie apart,
+    one in three steps mixes."""
+    g, n = torch.Generator().manual_seed(0), 200
+    core = torch.randn(n, n, generator=g, dtype=F64)
+    core *= (0.3 if outer else 0.85) / torch.linalg.eigvals(core).abs().max()
+    core[: len(outer)], core[:, : len(outer)] = 0, 0
+    core[: len(outer), : len(outer)] = torch.diag(torch.tensor(outer, dtype=F64))
+    c = torch.randn(4, n, generator=g, dtype=F64)
+    mixings, coefficients = [0], ik.Anderson._coefficients
+
+    def counted(*given: Any) -> Any:
+        mixings[0] += 1
+        return coefficients(*given)
+
+    monkeypatch.setattr(ik.Anderson, "_coefficients", counted)
+
+    def solve(solver: Any) -> Any:
+        mixings[0] = 0
+        return ik.fixed_point(lambda z: z @ core.mT + c, torch.zeros_like(c), solver=solver, batch_dims=1, rtol=1e-6)
+
+    found = solve("anderson")
+    share = mixings[0] / found.evaluations
+    assert bool(found.converged.all()) and (share < 0.2 if plain else share > 0.25), share
+    assert mixings[0] < solve(ik.Anderson(period=3)).evaluations / 3  # every third
+    assert found.evaluations <= solve("picard").evaluations * (1 if plain else 0.3)

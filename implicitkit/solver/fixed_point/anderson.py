@@ -17,6 +17,11 @@ from implicitkit.solver.steps.restarts import maybe_any, return_to_best, strande
 
 __all__ = ["Anderson"]
 
+_PERIOD = 3  # mix in every third step
+_LITTLE = 0.75  # what a mixing leaves of a residual, or more, where plain steps are as good ...
+_FAST = 0.8  # ... as long as three of them leave so much at most ...
+_MOST = 0.75  # ... for so many of the samples at work
+
 
 @register_solver("anderson", solves="fixed_point")
 @dataclass(frozen=True)
@@ -33,6 +38,10 @@ class Anderson(Method):
     31-35; Pratapa, Suryanarayana & Pask 2016, J. Comput. Phys. 306, 43-54).  The normal equations are kept as an
     ``m x m`` Gram matrix that gains one row for each step; the ridge is relative to its diagonal, since an absolute one
     would turn the method into averaging once residuals are small.
+
+    Where the spectrum of the Jacobian fills a disk no combination of steps does much better than the steps themselves, and
+    the least squares say so: where a mixing leaves more than three quarters of the residual of three quarters of the
+    samples, plain steps follow for as long as three of them take a fifth of it away (unless ``period`` is given).
 
     A sample that does badly forgets its memory and takes a plain step from its best point
     (:mod:`~implicitkit.solver.steps.restarts`), so that where that step contracts the method cannot do worse than Picard
@@ -83,9 +92,11 @@ class Anderson(Method):
             "history": z.new_zeros(batch, m, 2 * n),  # differences of r and of w, side by side
             "gram": torch.zeros(batch, m, m, dtype=small, device=z.device),
             "last": None,  # r and w of the step before
+            "norm": None,  # |r| there
             "since": 0,  # steps since the memory of all was last empty
             "new": 0,  # rows of the history that the Gram matrix does not know yet
             "eager": None,  # samples that mix in every step
+            "plain": None,  # while all take plain steps only: |r| at the last look, and the steps since then
             "guard": {},
         }
 
@@ -93,6 +104,11 @@ class Anderson(Method):
         history, k, m = state["history"], state["since"], self.memory
         r = f.residual(z)
         mixed = f(z) if self.damping == 1.0 else z.add(r, alpha=self.damping)
+        if state["plain"] is not None:
+            state = state | {"plain": _still_plain(f, *state["plain"])}
+            if state["plain"] is not None:
+                return mixed, state
+            k = 0
         if self.restart is not None and k >= self.restart:
             k = 0
         if k > 0:
@@ -107,13 +123,17 @@ class Anderson(Method):
             history.masked_fill_(wiped.unsqueeze(2), 0)
             state["gram"].masked_fill_(forget.view(-1, 1, 1), 0)
             eager = forget if eager is None else eager | forget
-        state = state | {"since": k + 1, "last": (r, mixed), "new": new, "eager": eager, "guard": guard}
-        due = k % (self.period or min(3, max(1, z.shape[1] // 4))) == 0
+        before = state["norm"]
+        state = state | {"since": k + 1, "last": (r, mixed), "norm": f.norm, "new": new, "eager": eager, "guard": guard}
+        due = k % (self.period or min(_PERIOD, max(1, z.shape[1] // 4))) == 0
         if k == 0 or (not due and eager is None):
             return return_to_best(f, mixed, guard), state
         slots = [(k - 1 - i) % m for i in range(min(new, k, m))]
         state["new"] = 0
-        gamma = self._coefficients(state, r, min(k, m), slots)
+        gamma, fall = self._coefficients(state, r, min(k, m), slots)
+        if self.period is None and eager is None and k > _PERIOD and z.shape[1] >= 4 * _PERIOD:
+            little = (fall <= (1 - _LITTLE**2) * f.norm.square()) & (f.norm <= _FAST ** (1 / _PERIOD) * before)
+            state["plain"] = (f.norm, 0) if _most(f, little) else None
         if gamma.dtype != z.dtype:
             gamma = gamma.to(z.dtype)
         if not due and eager is not None:
@@ -122,8 +142,9 @@ class Anderson(Method):
         z_next = torch.baddbmm(mixed.unsqueeze(1), gamma.mT, dW, alpha=-1).squeeze(1)
         return return_to_best(f, z_next, guard), state
 
-    def _coefficients(self, state: dict[str, Any], r: Tensor, held: int, slots: list[int]) -> Tensor:
-        """``gamma``, shape ``(batch, held, 1)``; brings the rows ``slots`` of the Gram matrix up to date."""
+    def _coefficients(self, state: dict[str, Any], r: Tensor, held: int, slots: list[int]) -> tuple[Tensor, Tensor]:
+        """``gamma``, shape ``(batch, held, 1)``, and by how much it lowers ``|r|^2``, ``(batch,)``; brings the rows
+        ``slots`` of the Gram matrix up to date."""
         gram, dR = state["gram"], state["history"][:, :held, : r.shape[1]]
         # the new rows' products with the history and those of r, in one pass over it
         products = torch.bmm(torch.stack([r, *(dR[:, slot] for slot in slots)], 1), dR.mT)
@@ -138,7 +159,19 @@ class Anderson(Method):
         gamma = torch.cholesky_solve(rhs.unsqueeze(2), factor)
         if maybe_any(info):
             gamma = gamma.masked_fill(info.ne(0).view(-1, 1, 1), 0)  # not positive definite: the plain step
-        return gamma
+        return gamma, (rhs.unsqueeze(1) @ gamma).view(-1)
+
+
+def _most(f: Evaluations, which: Tensor) -> bool:
+    """Are these most of the samples at work?"""
+    return int(torch.count_nonzero(which & f.active)) >= _MOST * int(torch.count_nonzero(f.active))
+
+
+def _still_plain(f: Evaluations, before: Tensor, since: int) -> tuple[Tensor, int] | None:
+    """The residual at the last look and the steps since then; ``None`` where plain steps no longer lower it fast."""
+    if since + 1 < _PERIOD:
+        return before, since + 1
+    return (f.norm, 0) if _most(f, f.norm <= _FAST * before) else None
 
 
 def _raised(gram: Tensor, memory: int, ridge: float | None) -> Tensor:

@@ -1,0 +1,127 @@
+r"""Linear systems of fixed-point maps, ``A = J - I``: by GMRES, or by the plain series where that costs less.
+
+The Neumann series needs a product with ``J`` a step and nothing else; GMRES needs fewer products, and orthogonalises each.
+Where the spectrum of ``J`` fills a disk around zero no polynomial is much smaller on it than the power that the series uses,
+and GMRES has little to win; where a few eigenvalues lie apart it wins a lot.  Which of the two it is, the first Krylov
+vectors tell without any further product: with ``A V_k = V_{k+1} H`` and the residual ``r_0 = beta v_1``, the series leaves
+
+    r_m = J^m r_0 = beta V_{m+1} y_m,    y_0 = e_1,    y_{m+1} = y_m + H y_m,
+
+so that ``|y_m|`` is its residual after ``m`` steps, beside that of GMRES.
+
+Source: the identity is this library's use of Arnoldi's relation (Saad 2003, section 6.3); that powers are optimal on a disk:
+Saad (2003), section 6.11.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation.operators import Operator
+from implicitkit.linear.base import LinearSolution, LinearSolver
+from implicitkit.linear.cycles import Correction, column, in_working_precision, norms, restarted
+from implicitkit.linear.gmres import PATIENCE, STALLED, arnoldi, vectors
+
+__all__ = ["Contraction"]
+
+_LOOK = 6  # Krylov vectors after which the two are compared ...
+_LATER = 3  # ... by what they gained since this one
+_DEARER = 2.0  # products of the series for one of GMRES, up to which the series costs less ...
+_MOST = 0.75  # ... for so many of the samples still at work
+_MARGIN = 0.9  # of the target, so that drift seldom costs another cycle
+_WINDOW, _SLOW = 8, 0.7  # products, and what they may leave of a residual for the series to go on
+
+
+@dataclass(frozen=True)
+class Contraction(LinearSolver):
+    """Six steps of GMRES, then the series, if it gets three quarters of the samples that are left there in at most twice the
+    products that GMRES would take; else GMRES as it is.
+
+    A sample that the series brings forward too slowly is given back to GMRES, from where it is.  Every answer is judged by
+    its true residual.  One product and one look at the host a step.  Memory: that of GMRES, and three vectors a sample.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("fixed_point",)
+
+    @in_working_precision
+    def solve(
+        self, A: Operator, b: Tensor, *, rtol: float | Tensor, atol: float, max_steps: int | None
+    ) -> LinearSolution:
+        restart, asked, plain = vectors(b), False, False
+
+        def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
+            nonlocal asked, plain
+            columns = min(restart, A.size, int(budget.max()))
+            if plain:
+                plain = False
+                return _series(A, r, norm, target, live, budget, columns)
+            if asked:
+                return arnoldi(A, r, norm, target, live, budget, columns)
+
+            def look(Ht: Tensor, u: Tensor, done: Tensor) -> bool:
+                nonlocal plain
+                open_ = live & ~done
+                pays = _pays(Ht, u, norm, target, budget).logical_and_(open_)
+                plain = int(torch.count_nonzero(pays)) >= _MOST * int(torch.count_nonzero(open_))
+                return plain
+
+            asked = True
+            return arnoldi(A, r, norm, target, live, budget, columns, (_LOOK, look))
+
+        patience = max(2, PATIENCE // restart)
+        return restarted(cycle, A, b, rtol=rtol, atol=atol, max_steps=max_steps, stalled=STALLED, patience=patience)
+
+
+def _pays(Ht: Tensor, u: Tensor, norm: Tensor, target: Tensor, budget: Tensor) -> Tensor:
+    """Of which samples the series would cost less than GMRES, ``(batch,)``.
+
+    ``Ht``: ``(batch, k, k + 1)``, the transpose of ``H``; ``u``: ``(batch, k + 1)``, of which ``1 / |u_{0..j}|`` is the
+    residual of GMRES.
+    """
+    k = Ht.shape[1]
+    y = torch.zeros_like(u).unsqueeze(1)
+    y[:, 0, 0] = 1
+    lengths = []
+    for _ in range(k):
+        y = torch.baddbmm(y, y[:, :, :k], Ht)
+        lengths.append(torch.linalg.vector_norm(y, dim=2).squeeze(1))
+    least = u.square().cumsum(1).rsqrt()
+    here = (least[:, k] * norm / target).log()  # still to go, in logarithms
+    series = (lengths[_LATER - 1] / lengths[k - 1]).log() / (k - _LATER)  # what a step gains
+    krylov = (least[:, _LATER] / least[:, k]).log() / (k - _LATER)
+    enough = here <= series * (budget - k)
+    return (krylov <= _DEARER * series) & (here > k * krylov) & enough  # false for NaN
+
+
+def _series(
+    A: Operator, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor, columns: int
+) -> Correction:
+    """``dx = -(r + J r + J^2 r + ...)``, which leaves ``J^{m + 1} r``; of samples that this is too slow for, GMRES solves
+    for what is left."""
+    aim, before, left = _MARGIN * target, norm, int(torch.count_nonzero(live))
+    dx, rest, v, open_ = torch.zeros_like(r), torch.zeros_like(r), r, live
+    steps, slow = torch.zeros_like(budget), torch.zeros_like(live)
+    for k in range(1, int(budget.max()) + 1):
+        dx.sub_(v)
+        v = A.mv(v) + v
+        length = norms(v)
+        going = (length > aim).logical_and_(open_)  # false for NaN
+        if k % _WINDOW == 0:
+            crawls = going & ~(length <= _SLOW * before)
+            slow, before, rest = slow | crawls, length, torch.where(column(crawls), v, rest)
+            going = going & ~crawls
+        count = int(torch.count_nonzero(going))
+        if count < left:  # what has ended is zero from here on, and adds nothing
+            steps = torch.where(open_ & ~going, k, steps)
+            v, open_, left = torch.where(column(going), v, 0), going, count
+        if not left:
+            break
+    steps = torch.where(open_, budget, steps)
+    if not bool(slow.any()):
+        return Correction(dx, steps)
+    after = arnoldi(A, rest, norms(rest), target, slow, budget - steps, columns)
+    return Correction(dx + torch.where(column(slow), after.dx, 0), steps + torch.where(slow, after.steps, 0))

@@ -1,0 +1,106 @@
+"""The linear systems of fixed-point maps: by GMRES, or by the plain series where that costs less."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from implicitkit.linear import GMRES, Operator
+from implicitkit.linear.contraction import Contraction
+
+F64 = torch.float64
+N, SAMPLES = 200, 8
+
+
+def spectrum(inner: float, outer: list[float], seed: int = 0) -> Tensor:
+    """A matrix with these eigenvalues, the others in a disk; near to normal."""
+    g = torch.Generator().manual_seed(seed)
+    Q = torch.linalg.qr(torch.randn(N, N, generator=g, dtype=F64)).Q
+    core = torch.randn(N, N, generator=g, dtype=F64)
+    core *= inner / torch.linalg.eigvals(core).abs().max()
+    k = len(outer)
+    core[:k], core[:, :k] = 0, 0
+    core[:k, :k] = torch.diag(torch.tensor(outer, dtype=F64))
+    return Q @ core @ Q.mT
+
+
+def system(*blocks: Tensor) -> tuple[Operator, Tensor]:
+    """``J - I`` of these Jacobians, and right-hand sides."""
+    M = torch.stack(blocks) - torch.eye(N, dtype=F64)
+    b = torch.randn(len(M), N, generator=torch.Generator().manual_seed(9), dtype=F64)
+
+    def product(M: Tensor, v: Tensor) -> Tensor:
+        return (M @ v.unsqueeze(2)).squeeze(2)
+
+    return Operator(
+        lambda v: product(M, v),
+        lambda w: product(M.mT, w),
+        lambda: M,
+        batch=len(M),
+        size=N,
+        like=b,
+        fixed_point=True,
+    ), b
+
+
+def orthogonalised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many products each cycle of GMRES asked for, from here on."""
+    import importlib
+
+    module, seen = importlib.import_module("implicitkit.linear.contraction"), list[int]()
+    arnoldi = module.arnoldi
+
+    def counted(*given: object) -> object:
+        found = arnoldi(*given)
+        seen.append(int(found.steps.max()))
+        return found
+
+    monkeypatch.setattr(module, "arnoldi", counted)
+    return seen
+
+
+LIMITS = {"rtol": 1e-6, "atol": 0.0}
+
+
+def test_a_disk_is_left_to_the_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six steps of GMRES, and no more orthogonalisation; the answer meets the tolerance by its true residual."""
+    A, b = system(*(spectrum(0.8, [], seed) for seed in range(SAMPLES)))
+    seen = orthogonalised(monkeypatch)
+    found = Contraction().solve(A, b, **LIMITS, max_steps=None)
+    assert seen == [6] and bool(found.converged.all())
+    left = torch.linalg.vector_norm(A.mv(found.x) - b, dim=1)
+    torch.testing.assert_close(left, found.residual_norm)
+    assert bool((left <= 1e-6 * torch.linalg.vector_norm(b, dim=1)).all())
+    least = GMRES().solve(A, b, **LIMITS, max_steps=None).steps
+    assert bool((found.steps >= least).all() and (found.steps <= 2 * least).all())
+
+
+@pytest.mark.parametrize("outer", [[0.97, 0.96, 0.95], [-1.5, -1.4]], ids=["slow", "diverging"])
+def test_eigenvalues_that_lie_apart_are_left_to_gmres(outer: list[float]) -> None:
+    """To the last digit what GMRES finds: the look costs no product, and one basis serves."""
+    A, b = system(*(spectrum(0.3, outer, seed) for seed in range(SAMPLES)))
+    found, gmres = (s.solve(A, b, **LIMITS, max_steps=None) for s in (Contraction(), GMRES()))
+    assert torch.equal(found.x, gmres.x) and torch.equal(found.steps, gmres.steps)
+
+
+def test_a_sample_for_which_the_series_is_too_slow_is_given_back() -> None:
+    """The others decide that the series is taken; the sample with an eigenvalue at 0.99, or outside the disk, ends by GMRES,
+    with far fewer products than its series would take."""
+    disks = [spectrum(0.8, [], seed) for seed in range(SAMPLES)]
+    A, b = system(*disks, spectrum(0.3, [0.99]), spectrum(0.3, [-1.2]))
+    found = Contraction().solve(A, b, **LIMITS, max_steps=None)
+    assert bool(found.converged.all())
+    assert int(found.steps[-2:].max()) < 60
+    torch.testing.assert_close(A.mv(found.x), b, rtol=0, atol=1e-4)
+
+
+def test_budget_and_what_is_not_finite() -> None:
+    """No more products than allowed; a right-hand side that is not finite fails by itself."""
+    A, b = system(*(spectrum(0.8, [], seed) for seed in range(SAMPLES)))
+    b[0, 0] = torch.nan
+    few = Contraction().solve(A, b, **LIMITS, max_steps=20)
+    assert int(few.steps.max()) <= 20 and not bool(few.converged.any())
+    found = Contraction().solve(A, b, **LIMITS, max_steps=None)
+    assert found.converged.tolist() == [False] + [True] * (SAMPLES - 1)
+    assert "not finite" in found.reason
