@@ -82,7 +82,7 @@ class _Loop:
         self.steps = torch.zeros(self.batch, dtype=torch.int64, device=z0.device)
         self.status = torch.full_like(self.steps, int(Status.MAX_STEPS))
         self.steep = torch.zeros_like(self.active)
-        self.last: tuple[Tensor, Tensor] | None = None
+        self.last: tuple[Tensor, Tensor, Tensor] | None = None  # z, |F| and F, a step ago
         self.all_converged = False
         self.state = method.init(f, z0)
         self.stuck: Tensor | None = None
@@ -142,7 +142,8 @@ class _Loop:
             improved.logical_or_(claims)
             better = self.alive if claimed == self.alive else _count(improved)[0]
         if claimed and self.last is not None and not self.judge.relative_to_state:
-            self.steep = torch.where(claims, fell_steeply(self.z, self.norm, *self.last), self.steep)
+            point, _, before = self.last
+            self.steep = torch.where(claims, fell_steeply(self.z, self.f.residual(self.z), point, before), self.steep)
         if claimed == self.alive:  # every one, here and now
             self.steps.fill_(self.step)
             self.status.zero_()  # CONVERGED
@@ -186,7 +187,7 @@ class _Loop:
             f.norm = torch.linalg.vector_norm(f.residual(self.z), dim=1).to(self.norm)
             units = torch.where(self.norm > 0, f.norm / self.norm, 1)
             f.tolerance, f.best_norm = self.tolerance * units, self.best_norm * units
-        self.last = self.z, self.norm
+        self.last = self.z, self.norm, f.residual(self.z)
         z, self.state = _pair(self.method, self.method.step(f, self.z, self.state))
         self.stuck, self.settled = f.stuck, f.at_rounding
         self.remark = f.remark or self.remark

@@ -3,7 +3,7 @@ r"""What "converged" means: a verdict on a point, whoever found it and wherever 
 A fixed point has converged when ``|F(z)| <= atol + rtol |z|``: its residual has the units of ``z`` (in a composition,
 those of each part).  Any other residual has units of its own, and only the function says what is small: a point is taken
 when ``|F(z)| <= atol``, or when every equation holds to ``|F_i| <= atol + rtol S_i``, where ``S_i`` is the size of what
-cancels in it *near* ``z`` (:func:`~implicitkit.solver.probing.row_scales`).  That is asked only where a sample claims to
+cancels in it *near* ``z`` (:func:`~implicitkit.solver.scales.row_scales`).  That is asked only where a sample claims to
 have converged while ``|F| > atol``.  What rounding leaves of ``F`` is measured too: less cannot be asked for.
 
 Where nobody gave an ``atol``, it must not depend on the units: it is then ``min(eps^(2/3), rtol s)``, with ``s = |F(z0)|``
@@ -17,6 +17,7 @@ no solution, however small ``|F|`` is (:func:`~implicitkit.solver.probing.runs_a
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,17 +27,8 @@ from torch import Tensor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options
 from implicitkit.solver.evaluations import Evaluations, subset
-from implicitkit.solver.probing import (
-    AWAY,
-    DENSE,
-    STANDS,
-    in_working_precision,
-    is_healthy,
-    rounding,
-    row_scales,
-    runs_away,
-    vanishes,
-)
+from implicitkit.solver.probing import AWAY, DENSE, STANDS, runs_away, vanishes
+from implicitkit.solver.scales import in_working_precision, is_healthy, rounding, row_scales
 from implicitkit.solver.steps.factored import is_noise
 
 __all__ = ["Judge"]
@@ -203,11 +195,11 @@ class Judge:
         return torch.where(self.gone(z, small), int(Status.DIVERGED), status)
 
     def _may_vanish(self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor | None) -> Tensor | None:
-        """Samples whose only merit is that ``|F| <= atol``, ``(batch,)``; ``None``: there are none.
+        """Samples whose only merit may be that every ``|F_i| <= 2 atol``, ``(batch,)``; ``None``: there are none.
         How ``F`` changes with ``z`` is known of those whose claim has been looked at."""
         if self.relative_to_state or self.f.kind.returns_program or (steep is not None and bool(steep.all())):
             return None
-        beginning = (status == int(Status.CONVERGED)) & (norm <= self.atol) & (norm > 0)
+        beginning = (status == int(Status.CONVERGED)) & (norm <= 2 * self.atol * math.sqrt(z.shape[1]))
         beginning = beginning if steep is None else beginning & ~steep
         if self._healthy is not None and self._healthy[0] is z:
             beginning = beginning & ~self._healthy[1]

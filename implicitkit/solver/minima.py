@@ -17,7 +17,7 @@ from torch import Tensor
 
 from implicitkit.foundation import seeded
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.probing import in_working_precision
+from implicitkit.solver.scales import in_working_precision
 
 __all__ = ["Progress", "downhill", "falls_forever"]
 

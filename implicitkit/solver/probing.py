@@ -1,7 +1,6 @@
-r"""What a residual is made of near a point: the size of what cancels, what rounding leaves, and whether it has a zero near.
+r"""Has a residual that is small at a point a zero near it, or is it on its way to infinity?
 
-Every question is answered by evaluating ``F`` beside ``z``, along ``w_k = s_k (|z| + c max |z|)`` for a few sign vectors
-``s_k``: of a scale one digit is enough, and a difference of ``F`` asks less of the user's function than its derivative.
+By evaluating ``F`` beside ``z`` (:mod:`~implicitkit.solver.scales`), and by the Newton correction where that cannot tell.
 """
 
 from __future__ import annotations
@@ -9,25 +8,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import seeded
 from implicitkit.linear.dense import lstsq_batched, solve_batched
 from implicitkit.linear.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.scales import (
+    FLOOR,
+    NOISE,
+    change,
+    directions,
+    healthy_share,
+    in_working_precision,
+    is_healthy,
+    rounding,
+    row_scales,
+)
+from implicitkit.solver.underflow import has_underflowed
 
-__all__ = [
-    "AWAY",
-    "DENSE",
-    "STANDS",
-    "fell_steeply",
-    "in_working_precision",
-    "is_healthy",
-    "rounding",
-    "row_scales",
-    "runs_away",
-    "vanishes",
-]
+__all__ = ["AWAY", "DENSE", "STANDS", "fell_steeply", "runs_away", "vanishes"]
 
-_FLOOR = 1e-6  # components this much smaller than the largest count as if they were so large
 _MOVE = 1e-2  # by which z moves in the test for infinity
 _SOUND = 1e-3  # a Newton correction this small beside z is that of a point near a solution
 _SOUND_LOW = 5e-3  # ... in lower precisions
@@ -35,81 +33,22 @@ _BESIDE = 0.03  # of z: how far around the point of a line that is nearest to th
 _SHORT = 0.01  # ... and what is left of the way there if that is the origin: a ray of zeros need not reach it
 _FALLS = 0.1  # ... and so is a larger one that takes the residual down to this
 _LEFT = 0.347  # what a step leaves of F at most: of a zero of order 9; of exp(-z^p), below 2e-5, 0.35 to 1 / e
+_SURE = 1e-2  # what a step leaves of F where nothing more need be asked
+_ACROSS = (2, 3)  # Newton steps that lead across a zero
+_HIGH = 0.37  # ... of one of any order, less than 1 / e
+_BEHIND = (4, 16, 64)  # steps beyond which F is as large again behind such a zero ...
+_WITHIN = 0.1  # ... each of this share of z or less
 AWAY, STANDS = 1, 2  # what is found of a residual that vanishes in the units of F only
 DENSE = 64  # unknowns up to which the correction is found by factors
 _STEPS = 20  # ... and products beyond
-_NOISE = 10.0  # times what rounding leaves: a residual below is nothing else
-_FLAT = 100.0  # times that, at most, F changes where z moves by two units in the last place of one
-_STEEPEST = 700.0  # d log |F| / d log |z| that no function on its way to zero at infinity exceeds: it has underflowed
+_STEEPEST = 1e5  # d log |F| / d log |z| of functions on their way to zero at infinity, at most: 745 p of exp(-z^p)
 _LOCAL = 10.0  # times |z|: a longer step says nothing of F near z
-_MOST = 7.0  # of log |F| in one step that counts: another equation than that which vanishes may have fallen
-_OUTWARD = 1e-2  # of itself, by which a correction leads a component away from the origin ...
+_MOST = 7.0  # of log |F_i| in one step that counts
+_OUTWARD = 1e-5  # of itself, by which a correction leads a component away from the origin ...
 _BESIDE_ZERO = 1e-3  # ... unless it is so much smaller than the largest
-_UNIT = 0.7  # what z counts for where it vanishes; a power of two would move it between numbers that need no rounding
 _COSINE = 0.1  # between the residuals of a fit and a column of J near a solution ...
 _GOOD_FIT = 1e-4  # ... unless they are so little of what cancels in them
 _NUMBERS = 1 << 25  # in the Jacobians of a fit
-
-
-def in_working_precision(t: Tensor) -> Tensor:
-    """float16 and bfloat16 as float32."""
-    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
-
-
-def row_scales(
-    f: Evaluations, z: Tensor, which: Tensor, good: float | Tensor, atol: float | Tensor, careful: bool
-) -> Tensor:
-    """The size of what cancels in each ``F_i`` near ``z``, ``max_k |(J w_k)_i|``, ``(batch, n)``.
-
-    Stops as soon as ``|F_i| <= atol + good scale_i`` for all samples ``which``: one evaluation then.  A ``careful`` one
-    looks to both sides along ``w_k`` and takes the smaller change, since of a jump one side may see nothing, and nearer:
-    what changes by as much over a sixteenth of the way is no scale either.
-    """
-    F = in_working_precision(f.residual(z))
-    scale, h = torch.zeros_like(F), torch.finfo(z.dtype).eps ** 0.5
-    for direction in _directions(z):
-        size = _change(f, z, F, direction, h)
-        if careful:
-            size = torch.minimum(size, _change(f, z, F, direction, -h))
-            size = torch.where(_change(f, z, F, direction, h / 16) > 4 * size, 0, size)
-        scale = torch.maximum(scale, size)
-        if bool(((F.abs() <= atol + good * scale).all(1) | ~which).all()):
-            break
-    return scale
-
-
-def is_healthy(F: Tensor, scale: Tensor) -> Tensor:
-    """Where every ``F_i`` is far smaller than its change with ``z``, as near a zero, ``(batch,)``."""
-    return (F.abs() <= _SOUND * scale).all(1)
-
-
-def rounding(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
-    """What rounding leaves of each ``F_i``, ``(batch, n)``: how far ``F`` is from its linear model two units in the last
-    place away (of ``z``; of 0.7 where ``z`` vanishes beside it).  Zero where ``F_i`` is too large for that: a jump is no
-    rounding error.
-
-    Two evaluations where each ``F_i`` of the samples ``which`` is far larger than its change over that way; else up to 14.
-    """
-    F = in_working_precision(f.residual(z))
-    eps = torch.finfo(z.dtype).eps
-    h = eps**0.5
-    noise, scale = torch.zeros_like(F), torch.zeros_like(F)
-    own, lifted_ones = _directions(z)[:2], _directions(z, least=_UNIT)[:2]
-    changes = [in_working_precision(f.residual(z + 2 * eps * direction)) - F for direction in lifted_ones]
-    largest = torch.stack(changes).abs().amax(0)
-    smooth = (((F.abs() > 4 * _NOISE * largest) & (largest > 0)) | (F == 0)).all(1)
-    if bool((smooth | ~which).all()):
-        return noise
-    for direction, mine, change in zip(lifted_ones, own, changes, strict=True):
-        slope, back = ((in_working_precision(f.residual(z + s * direction)) - F) / s for s in (h, -h))
-        left = (change - eps * (slope + back)).abs()  # the slope of both sides: F is no straight line for h
-        lifted = direction.abs().amax(1, keepdim=True) > 2 * mine.abs().amax(1, keepdim=True)
-        if bool(lifted.any()):  # of other units than z, perhaps: then what is left is smooth
-            left = torch.where(lifted, torch.minimum(left, _rough(f, z, F, 2 * eps * direction)), left)
-        left = torch.where((change - h * slope).abs() <= 0.5 * change.abs(), 0, left)  # as far away as near: a jump
-        noise = torch.maximum(noise, torch.nan_to_num(left, nan=0.0, posinf=0.0))
-        scale = torch.maximum(scale, torch.nan_to_num(torch.minimum(slope.abs(), back.abs()), nan=0.0))
-    return torch.where(F.abs() <= h * scale, noise, 0)
 
 
 def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
@@ -129,7 +68,10 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         return torch.zeros_like(which)
     scale = _size(f, z, F, z, None if z.shape[1] <= DENSE else which)
     sound = (F.abs() <= _SOUND * scale).all(1)
-    vanished = ((F == 0) & (scale == 0)).all(1)  # underflow, or a function that is zero everywhere
+    flat = (F == 0) & (scale == 0)
+    vanished = flat.all(1)  # underflow, or a function that is zero everywhere
+    if bool((flat.any(1) & which & ~vanished).any()):
+        vanished = vanished | has_underflowed(f, z, flat)
     open_ = which & ~vanished & (z.shape[1] <= DENSE or ~sound)
     if not bool(open_.any()):
         return which & (vanished | ~sound)
@@ -153,30 +95,25 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     return which & (vanished | ~torch.where(known, near, sound))
 
 
-def _rough(f: Evaluations, z: Tensor, F: Tensor, move: Tensor) -> Tensor:
-    """``|F(z + w) + F(z - w) - 2 F|``, ``(batch, n)``, where it does not grow with ``w``: rounding errors do not, what
-    is smooth grows as ``w^2``."""
-    there, back, far, farther = (in_working_precision(f.residual(z + k * move)) - F for k in (1, -1, 4, -4))
-    near = (there + back).abs()
-    flat = (there.abs() <= _FLAT * near) & (back.abs() <= _FLAT * near)
-    return torch.where(flat & ((far + farther).abs() <= 8 * near), near, 0)
+def fell_steeply(z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
+    """Where the last step, from ``point`` with its residual ``before``, says that a zero is near, ``(batch,)``.
 
-
-def fell_steeply(z: Tensor, norm: Tensor, point: Tensor, last: Tensor) -> Tensor:
-    """Where the last step, from ``point`` with its ``|F|`` ``last``, says that a zero is near, ``(batch,)``.
-
-    ``|F|`` fell by more, for the way that each ``z_i`` went outwards, than it can on the way to infinity:
-    ``|z_i| - |point_i| <= |z_i| log(last / |F|) / 700``.  For ``exp(-k z)`` the quotient is ``k |z|``, and beyond 700 that
-    underflows.  And ``|F|`` is far smaller than its change along that step (no longer than ten times ``z``), carried on over
-    a way as long as ``z``: else it may be small by its units alone.
+    Every ``F_i`` fell by more, for the way that each ``z_j`` went outwards, than it can on the way to infinity:
+    ``|z_j| - |point_j| <= |z_j| log(|before_i| / |F_i|) / 1e5``.  For ``exp(-k z)`` the quotient is ``k |z|``, and beyond
+    745 that underflows; for ``exp(-k z^p)`` it is ``p`` times as much.  And ``|F|`` is far smaller than its change along
+    that step (no longer than ten times ``z``), carried on over a way as long as ``z``: else it may be small by its units
+    alone.
     """
-    fall = torch.log(last / norm).clamp(0, _MOST).unsqueeze(1) / _STEEPEST
-    size, before = z.abs(), point.abs()
-    across = ((z < 0) != (point < 0)) & (size > 0.01 * before)
-    outwards = torch.where(across, size + before, size - before)
+    F, before = in_working_precision(F), in_working_precision(before)
+    norm, last = (torch.linalg.vector_norm(t, dim=1) for t in (F, before))
+    fall = torch.where(F == 0, _MOST, torch.log((before / F).abs()).clamp(0, _MOST)).amin(1, keepdim=True) / _STEEPEST
+    size, start = z.abs(), point.abs()
+    across = ((z < 0) != (point < 0)) & (size > 0.01 * start)
+    outwards = torch.where(across, size + start, size - start)
     step, largest = (z - point).abs().amax(1), size.amax(1)
     healthy = (norm * step <= _SOUND * last * largest) & (step <= _LOCAL * largest)
-    return (outwards <= fall * size).all(1) & (norm < last) & healthy
+    fell = (F.abs() < before.abs()).all(1)
+    return (outwards <= fall * size).all(1) & fell & (norm < last) & healthy
 
 
 def vanishes(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
@@ -185,14 +122,20 @@ def vanishes(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
 
     Near a zero each ``F_i`` is far smaller than its change with ``z``, unless ``z`` is near zero itself (one evaluation).
     Else the Newton correction decides: it leads to a zero, and takes ``F`` down, or towards the origin; on the way to
-    infinity it leads outwards, and leaves a third (``erfc``, ``exp(-z)``) or more of ``F``.  Where it leads nowhere, ``F``
-    stands still and is small by its units alone (``1e-7 (z^3 - 8)`` at 0).
+    infinity it leads outwards, and leaves a third (``erfc``, ``exp(-z)``) or more of ``F``.  So it does before a zero of
+    order 10 and more, but behind that ``F`` is as large again.  Where it leads nowhere, ``F`` stands still and is small by
+    its units alone (``1e-7 (z^3 - 8)`` at 0).  An ``F_i`` that is zero to the last bit and does not change may have
+    underflowed (:func:`~implicitkit.solver.underflow.has_underflowed`).
     """
     F = in_working_precision(f.residual(z))
-    scale = row_scales(f, z, which, _SOUND, 0.0, careful=False)
+    scale = row_scales(f, z, which, healthy_share(F), 0.0, careful=False)
     suspect = which & ~is_healthy(F, scale)
+    tiny = torch.finfo(F.dtype).tiny
+    flat = which.unsqueeze(1) & (F.abs() <= tiny) & (scale <= tiny)
+    cut = has_underflowed(f, z, flat) if bool(flat.any()) else torch.zeros_like(which)
+    suspect = suspect & ~cut
     if not bool(suspect.any()):
-        return suspect.to(torch.int64)
+        return torch.where(cut, AWAY, 0)
     A, rows = f.linearize(z), torch.ones_like(F)
     if z.shape[1] <= DENSE:
         J = torch.nan_to_num(in_working_precision(A.dense()), posinf=0.0, neginf=0.0)
@@ -208,12 +151,17 @@ def vanishes(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     stands = (d == 0).all(1)
     suspect = suspect & (away | stands)
     after = in_working_precision(f.residual((point + d).to(z.dtype)))
-    suspect = suspect & ~((after.abs() <= _LEFT * F.abs()) | (F.abs() <= _SOUND * scale)).all(1)
+    suspect = suspect & ~((after.abs() <= _LEFT * F.abs()) | (F.abs() <= healthy_share(F) * scale)).all(1)
+    high = suspect & away & (after.abs() <= _HIGH * F.abs()).all(1)
+    high = high & (d.abs().amax(1) <= _WITHIN * point.abs().amax(1))
+    for steps in _BEHIND if bool(high.any()) else ():
+        behind = in_working_precision(f.residual((point + steps * d).to(z.dtype)))
+        suspect = suspect & ~(high & (behind.abs() >= F.abs()).all(1))
     if bool(suspect.any()):  # as a whole, in units of J where there is one: a row may happen to show none of its own
-        noise, least = _NOISE * rounding(f, z, suspect), torch.minimum(F.abs(), after.nan_to_num(torch.inf).abs())
+        noise, least = NOISE * rounding(f, z, suspect), torch.minimum(F.abs(), after.nan_to_num(torch.inf).abs())
         whole = torch.linalg.vector_norm(least / rows, dim=1) <= torch.linalg.vector_norm(noise / rows, dim=1)
         suspect = suspect & ~(whole | (least <= noise).all(1))
-    return torch.where(suspect, torch.where(stands, STANDS, AWAY), 0)
+    return torch.where(suspect, torch.where(stands, STANDS, AWAY), torch.where(cut, AWAY, 0))
 
 
 def _as_fit(f: Evaluations, z: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -270,7 +218,7 @@ def _by_factors(
     norm = lambda t: torch.linalg.vector_norm(in_working_precision(t), dim=1)  # noqa: E731
     point, square = in_working_precision(z), r is F
     eps = torch.finfo(F.dtype).eps
-    unit = torch.maximum(point.abs(), _FLOOR * point.abs().amax(1, keepdim=True))
+    unit = torch.maximum(point.abs(), FLOOR * point.abs().amax(1, keepdim=True))
     finite = torch.isfinite(J).flatten(1).all(1) & torch.isfinite(r).all(1)
     matrix = torch.where(finite[:, None, None], J, 0)
     if square:
@@ -311,15 +259,15 @@ def _by_factors(
 
 def _is_noise(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
     """Where ``F`` is nothing but rounding errors, ``(batch,)``; asked if any of ``which``."""
-    return (F.abs() <= _NOISE * rounding(f, z, which)).all(1) if bool(which.any()) else which
+    return (F.abs() <= NOISE * rounding(f, z, which)).all(1) if bool(which.any()) else which
 
 
 def _size(f: Evaluations, z: Tensor, F: Tensor, w: Tensor, which: Tensor | None = None) -> Tensor:
     """By how much each ``F_i`` changes when ``z`` moves by a hundredth of ``|w|``, to and fro, times a hundred; along one
     direction only if that is enough for the samples ``which`` to be trusted."""
     size = torch.zeros_like(F)
-    for direction in _directions(w.to(z.dtype))[:2]:
-        there, back = (_change(f, z, F, direction, sign * _MOVE) for sign in (1.0, -1.0))
+    for direction in directions(w.to(z.dtype))[:2]:
+        there, back = (change(f, z, F, direction, sign * _MOVE) for sign in (1.0, -1.0))
         size = torch.maximum(size, torch.minimum(there, back))
         if which is not None and bool((((F.abs() <= _SOUND * size).all(1) & (size > 0).any(1)) | ~which).all()):
             break
@@ -331,35 +279,22 @@ def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor)
     when ``z`` moves); ``(batch,)``."""
     largest = z.abs().amax(1, keepdim=True)
     small = _is_small(d, z)
-    after = in_working_precision(f.residual(z + torch.nan_to_num(d).to(z.dtype)))
     weight = scale.clamp_min(torch.finfo(scale.dtype).tiny)
-    before, after = (torch.linalg.vector_norm(t / weight, dim=1) for t in (F, after))
+    norm = lambda t: torch.linalg.vector_norm(in_working_precision(t) / weight, dim=1)  # noqa: E731
+    before, after = norm(F), norm(f.residual(z + torch.nan_to_num(d).to(z.dtype)))
     falls = _FALLS**2 if f.kind.of_residuals else _FALLS  # a gradient goes down as the square of its residuals
+    outwards = ((z + d).abs() > z.abs()).any(1)
+
+    def across(open_: Tensor) -> Tensor:  # a zero: F is as large again behind it, or it lies towards the origin
+        if not bool((open_ & outwards).any()):
+            return open_
+        behind = [norm(f.residual(z + k * torch.nan_to_num(d).to(z.dtype))) for k in (*_ACROSS, *_BEHIND)]
+        return open_ & (~outwards | (torch.stack(behind) >= before).any(0))
+
     if not f.kind.of_residuals and not f.kind.iteration:
         # erfc(24) = 1e-252 has a small correction, but it leaves a third; and far out a hundredth can be a period
         # (but where F is far below its changes, a zero is near: on the way to infinity it is 1e-8 of them and more)
-        standing = (F.abs() > torch.finfo(z.dtype).eps ** 0.6 * scale).any(1)
-        odd = small & ~(after <= _LEFT * before) & standing
+        standing = small & (F.abs() > torch.finfo(z.dtype).eps ** 0.6 * scale).any(1) & ~(after <= _SURE * before)
+        odd = standing & ~(across(standing) & (after <= _LEFT * before))
         small = small & (~odd | _is_noise(f, z, F, odd))
-    return small | ((after <= falls * before) & (d.abs() <= 0.5 * largest).all(1))
-
-
-def _change(f: Evaluations, z: Tensor, F: Tensor, direction: Tensor, h: float) -> Tensor:
-    """``|F(z + h w) - F(z)| / |h|``, ``(batch, n)``; zero where that is not finite."""
-    change = in_working_precision(f.residual(z + h * direction)) - F
-    return torch.nan_to_num(change.abs() / abs(h), nan=0.0, posinf=0.0)
-
-
-def _directions(z: Tensor, least: float = 0.0) -> list[Tensor]:
-    """``s_k (|z| + c max |z|)``, ``(batch, n)`` each: along ``z``, and with other signs; of size ``least`` where ``z``
-    vanishes beside that."""
-    n = z.shape[1]
-    size = z.abs() + _FLOOR * z.abs().amax(1, keepdim=True)
-    if least:
-        tiny = size.amax(1, keepdim=True) < torch.finfo(z.dtype).eps ** 0.5 * least
-        size = torch.where(tiny, least, size)
-    own = torch.where(z < 0, -size, size)
-    if n == 1:
-        return [own, -own]
-    flips = torch.tensor([[1, -1], [-1, 1]]) if n == 2 else seeded.signs(2, n, seed=n)
-    return [own, *(own * flip.to(own) for flip in flips)]
+    return small | across(~small & (after <= falls * before) & (d.abs() <= 0.5 * largest).all(1))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -415,3 +416,65 @@ def test_sound_roots_far_out_are_taken(name: str, solver: str) -> None:
 def test_erfc_has_no_root_although_its_corrections_are_small(start: float) -> None:
     with pytest.raises(ik.ConvergenceError, match="diverged"):
         ik.root(torch.erfc, torch.tensor([start], dtype=torch.float64), solver="newton")
+
+
+def _exp(exponent: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda z: torch.exp(-exponent(z))
+
+
+_NO_ROOT = {
+    "exp(-z^4)": (_exp(lambda z: z**4), 1.0, "newton", "float64"),
+    "exp(-z^20)": (_exp(lambda z: z**20), 1.0, "auto", "float64"),
+    "exp(-z^30)": (_exp(lambda z: z**30), 1.0, "newton", "float64"),
+    "exp(-z^30) by steps of 1e-3": (_exp(lambda z: z**30), 1.0, "broyden", "float64"),
+    "erfc(z^2)": (lambda z: torch.erfc(z**2), 1.0, "auto", "float64"),
+    "exp(-1000 z), where it underflows": (_exp(lambda z: 1000 * z), 1.0, "newton", "float64"),
+    "1 - tanh(1000 z), where it is rounded away": (lambda z: 1 - torch.tanh(1000 * z), 1.0, "newton", "float32"),
+    "exp(-z) (2 + sin(5 z))": (lambda z: torch.exp(-z) * (2 + torch.sin(5 * z)), 1.0, "auto", "float64"),
+    "beside a linear one": (
+        lambda z: torch.stack([torch.exp(-(z[0] ** 4) - z[1] ** 2), z[1] - z[0]]), (1.0, 2.0), "auto", "float32",
+    ),
+    "beside a linear one, from near zero": (
+        lambda z: torch.stack([torch.exp(-(z[0] ** 4) - z[1] ** 2), z[1] - z[0]]), (1e-4, 2e-4), "newton", "float32",
+    ),
+    "beside a linear one, far": (
+        lambda z: torch.stack([torch.exp(-(z[0] ** 4) - z[1] ** 2), z[1] - z[0]]), (1e4, 2e4), "newton_krylov", "float32",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _NO_ROOT)
+def test_what_vanishes_beyond_every_power_is_no_root(name: str) -> None:
+    """The correction of ``exp(-z^p)`` is ``1 / (p z^p)`` of ``z``: as small as that of a root, for large ``p``."""
+    f, start, solver, dtype = _NO_ROOT[name]
+    z0 = torch.tensor(start, dtype=getattr(torch, dtype))
+    assert ik.root(f, z0, solver=solver, on_failure="ignore").status != ik.Status.CONVERGED
+
+
+_ROOTS = {
+    "order 12": (lambda z: (z - 1) ** 12, 0.7, 1.0, "float64"),
+    "order 20": (lambda z: (z + 2) ** 20, -2.3, -2.0, "float64"),
+    "order 12, single precision": (lambda z: (z - 1) ** 12, 0.7, 1.0, "float32"),
+    "a double one far out": (lambda z: (z / 1000 - 1) ** 2, 900.0, 1000.0, "float64"),
+}
+
+
+@pytest.mark.parametrize("name", _ROOTS)
+def test_behind_zeros_of_high_order_the_residual_is_as_large_again(name: str) -> None:
+    """A Newton step leaves ``(1 - 1/m)^m`` of such a residual, which is ``1 / e`` in the end, as of ``exp(-z)``."""
+    f, start, root, dtype = _ROOTS[name]
+    z0 = torch.tensor(start, dtype=getattr(torch, dtype))
+    for solver in ("newton", "trust_region", "auto"):
+        found = ik.root(f, z0, solver=solver, on_failure="ignore")
+        assert found.status == ik.Status.CONVERGED, solver
+        assert abs(float(found.value) / root - 1) < 0.3
+
+
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_plateaus_of_zeros_are_solutions(dtype: torch.dtype, power: int) -> None:
+    """They end where ``F`` has a value that belongs to the distance, unlike a function that has underflowed."""
+    for start in (0.3, 3.0, 4.5):
+        found = ik.root(lambda z: torch.relu(1 - z) ** power, torch.tensor(start, dtype=dtype))
+        assert found.status == ik.Status.CONVERGED
+        assert float(torch.relu(1 - found.value)) < 1e-2

@@ -33,6 +33,11 @@ def _scalar_roots() -> Iterator[Row]:
         ("log z = 10", 2.0, lambda z: torch.log(z.abs()) - 10, None),
         ("erf z = 1/2", 0.3, lambda z: torch.erf(z) - 0.5, None),
         ("erfc z, at infinity", 1.0, torch.erfc, ()),
+        ("exp(-z^4), at infinity", 1.0, lambda z: e(-(z**4)), ()),
+        ("exp(-z^20), at infinity", 1.0, lambda z: e(-(z**20)), ()),
+        ("exp(-z / 0.026), at infinity", 0.01, lambda z: e(-z / 0.026), ()),
+        ("1 - tanh(1000 z), at infinity", 1e-3, lambda z: 1 - torch.tanh(1000 * z), ()),
+        ("exp(-z) (2 + sin 5 z), at infinity", 1.0, lambda z: e(-z) * (2 + torch.sin(5 * z)), ()),
         ("z / (1 + |z|)^3, also at infinity", 0.5, lambda z: z / (1 + z.abs()) ** 3, (0.0,)),
         ("unknown of 1e-12", 1e-12, lambda z: (z / 1e-12) ** 3 + z / 1e-12 - 10, None),
         ("unknown of 1e12", 1e12, lambda z: (z / 1e12) ** 3 + z / 1e12 - 10, None),
@@ -56,10 +61,15 @@ def _systems() -> Iterator[Row]:
 
     for name, start, f in (
         ("Cobb-Douglas", (0.0, 0.0), cobb_douglas),
+        (
+            "Gaussian beside linear, no root",
+            (1.0, 2.0),
+            lambda z: torch.stack([torch.exp(-(z[0] ** 4) - z[1] ** 2), z[1] - z[0]]),
+        ),
         ("nearly parallel", (1.0, 1.0), lambda z: torch.stack([z[0] + z[1] - 2, z[0] + (1 + 1e-5) * z[1] - 2 - 1e-5])),
         ("oscillating beside linear", (0.5, 0.5), lambda z: torch.stack([torch.sin(3 * z[0]) + z[1] - 1, z[0] - z[1]])),
     ):
-        yield "root", name, start, f, None, _INF
+        yield "root", name, start, f, () if "no root" in name else None, _INF
     for name, start, f in (
         ("chemostat", (0.5, 2.0),
          lambda z: torch.stack([z[0] * (z[1] / (1 + z[1]) - 0.4), 0.4 * (5 - z[1]) - z[0] * z[1] / (1 + z[1])])),

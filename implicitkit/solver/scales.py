@@ -1,0 +1,128 @@
+r"""What a residual is made of near a point: the size of what cancels, and what rounding leaves.
+
+Every question is answered by evaluating ``F`` beside ``z``, along ``w_k = s_k (|z| + c max |z|)`` for a few sign vectors
+``s_k``: of a scale one digit is enough, and a difference of ``F`` asks less of the user's function than its derivative.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation import seeded
+from implicitkit.solver.evaluations import Evaluations
+
+__all__ = [
+    "FLOOR",
+    "NOISE",
+    "change",
+    "directions",
+    "healthy_share",
+    "in_working_precision",
+    "is_healthy",
+    "rounding",
+    "row_scales",
+]
+
+FLOOR = 1e-6  # components this much smaller than the largest count as if they were so large
+_HEALTHY = 1e-6  # of its change with z: |F| near a zero; on the way to infinity exp(-z^p) is 1 / (745 p) of it and more
+_HEALTHY_LOW = 1e-4  # ... in lower precisions, 1 / (103 p)
+NOISE = 10.0  # times what rounding leaves: a residual below is nothing else
+_FLAT = 100.0  # times that, at most, F changes where z moves by two units in the last place of one
+_UNIT = 0.7  # what z counts for where it vanishes; a power of two would move it between numbers that need no rounding
+
+
+def in_working_precision(t: Tensor) -> Tensor:
+    """float16 and bfloat16 as float32."""
+    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+
+
+def row_scales(
+    f: Evaluations, z: Tensor, which: Tensor, good: float | Tensor, atol: float | Tensor, careful: bool
+) -> Tensor:
+    """The size of what cancels in each ``F_i`` near ``z``, ``max_k |(J w_k)_i|``, ``(batch, n)``.
+
+    Stops as soon as ``|F_i| <= atol + good scale_i`` for all samples ``which``: one evaluation then.  A ``careful`` one
+    looks to both sides along ``w_k`` and takes the smaller change, since of a jump one side may see nothing, and nearer:
+    what changes by as much over a sixteenth of the way is no scale either.
+    """
+    F = in_working_precision(f.residual(z))
+    scale, h = torch.zeros_like(F), torch.finfo(z.dtype).eps ** 0.5
+    for direction in directions(z):
+        size = change(f, z, F, direction, h)
+        if careful:
+            size = torch.minimum(size, change(f, z, F, direction, -h))
+            size = torch.where(change(f, z, F, direction, h / 16) > 4 * size, 0, size)
+        scale = torch.maximum(scale, size)
+        if bool(((F.abs() <= atol + good * scale).all(1) | ~which).all()):
+            break
+    return scale
+
+
+def is_healthy(F: Tensor, scale: Tensor) -> Tensor:
+    """Where every ``F_i`` is far smaller than its change with ``z``, as near a zero, ``(batch,)``."""
+    return (F.abs() <= healthy_share(F) * scale).all(1)
+
+
+def healthy_share(F: Tensor) -> float:
+    """Of its change with ``z``, how much ``|F_i|`` may be near a zero."""
+    return _HEALTHY if F.dtype == torch.float64 else _HEALTHY_LOW
+
+
+def rounding(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
+    """What rounding leaves of each ``F_i``, ``(batch, n)``: how far ``F`` is from its linear model two units in the last
+    place away (of ``z``; of 0.7 where ``z`` vanishes beside it).  Zero where ``F_i`` is too large for that: a jump is no
+    rounding error.
+
+    Two evaluations where each ``F_i`` of the samples ``which`` is far larger than its change over that way; else up to 14.
+    """
+    F = in_working_precision(f.residual(z))
+    eps = torch.finfo(z.dtype).eps
+    h = eps**0.5
+    noise, scale = torch.zeros_like(F), torch.zeros_like(F)
+    own, lifted_ones = directions(z)[:2], directions(z, least=_UNIT)[:2]
+    changes = [in_working_precision(f.residual(z + 2 * eps * direction)) - F for direction in lifted_ones]
+    largest = torch.stack(changes).abs().amax(0)
+    smooth = (((F.abs() > 4 * NOISE * largest) & (largest > 0)) | (F == 0)).all(1)
+    if bool((smooth | ~which).all()):
+        return noise
+    for direction, mine, moved in zip(lifted_ones, own, changes, strict=True):
+        slope, back = ((in_working_precision(f.residual(z + s * direction)) - F) / s for s in (h, -h))
+        left = (moved - eps * (slope + back)).abs()  # the slope of both sides: F is no straight line for h
+        lifted = direction.abs().amax(1, keepdim=True) > 2 * mine.abs().amax(1, keepdim=True)
+        if bool(lifted.any()):  # of other units than z, perhaps: then what is left is smooth
+            left = torch.where(lifted, torch.minimum(left, _rough(f, z, F, 2 * eps * direction)), left)
+        left = torch.where((moved - h * slope).abs() <= 0.5 * moved.abs(), 0, left)  # as far away as near: a jump
+        noise = torch.maximum(noise, torch.nan_to_num(left, nan=0.0, posinf=0.0))
+        scale = torch.maximum(scale, torch.nan_to_num(torch.minimum(slope.abs(), back.abs()), nan=0.0))
+    return torch.where(F.abs() <= h * scale, noise, 0)
+
+
+def _rough(f: Evaluations, z: Tensor, F: Tensor, move: Tensor) -> Tensor:
+    """``|F(z + w) + F(z - w) - 2 F|``, ``(batch, n)``, where it does not grow with ``w``: rounding errors do not, what
+    is smooth grows as ``w^2``."""
+    there, back, far, farther = (in_working_precision(f.residual(z + k * move)) - F for k in (1, -1, 4, -4))
+    near = (there + back).abs()
+    flat = (there.abs() <= _FLAT * near) & (back.abs() <= _FLAT * near)
+    return torch.where(flat & ((far + farther).abs() <= 8 * near), near, 0)
+
+
+def change(f: Evaluations, z: Tensor, F: Tensor, direction: Tensor, h: float) -> Tensor:
+    """``|F(z + h w) - F(z)| / |h|``, ``(batch, n)``; zero where that is not finite."""
+    change = in_working_precision(f.residual(z + h * direction)) - F
+    return torch.nan_to_num(change.abs() / abs(h), nan=0.0, posinf=0.0)
+
+
+def directions(z: Tensor, least: float = 0.0) -> list[Tensor]:
+    """``s_k (|z| + c max |z|)``, ``(batch, n)`` each: along ``z``, and with other signs; of size ``least`` where ``z``
+    vanishes beside that."""
+    n = z.shape[1]
+    size = z.abs() + FLOOR * z.abs().amax(1, keepdim=True)
+    if least:
+        tiny = size.amax(1, keepdim=True) < torch.finfo(z.dtype).eps ** 0.5 * least
+        size = torch.where(tiny, least, size)
+    own = torch.where(z < 0, -size, size)
+    if n == 1:
+        return [own, -own]
+    flips = torch.tensor([[1, -1], [-1, 1]]) if n == 2 else seeded.signs(2, n, seed=n)
+    return [own, *(own * flip.to(own) for flip in flips)]
