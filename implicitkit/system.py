@@ -327,7 +327,7 @@ def _row_dims(in_dims: Any, args: tuple[Any, ...], layout: Layout, count: int) -
         raise ValueError(
             f"in_dims has {len(in_dims)} entries for {len(args)} arguments; give one each (None if shared)"
         )
-    if any(entry is not None and not isinstance(entry, int) for entry in in_dims):
+    if any(entry is not None and (not isinstance(entry, int) or isinstance(entry, bool)) for entry in in_dims):
         raise TypeError(f"in_dims holds one dimension (or None if shared) for each argument, got {in_dims!r}")
     dims: list[int | None] = []
     rows = layout.batch_shape[0]

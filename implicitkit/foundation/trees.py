@@ -203,6 +203,10 @@ class Layout:
                 raise TypeError(f"{what} returned a sparse tensor{_at(tree, i)}: return a dense one (.to_dense())")
             if leaf.device != self.device:
                 raise ValueError(f"{what} returned a tensor on {leaf.device}, but z is on {self.device}")
+            if not (leaf.is_floating_point() or leaf.is_complex()):
+                raise TypeError(
+                    f"{what} returned {leaf.dtype}{_at(tree, i)}: return numbers, not a comparison or a count"
+                )
             if leaf.is_complex() != is_complex or (_real(leaf) != self.dtype and not cast):
                 raise TypeError(
                     f"{what} returned dtype {leaf.dtype}{_at(tree, i)}, but z has {'complex ' if is_complex else ''}"

@@ -89,6 +89,11 @@ class Argmin(Problem):
                 f"{' and '.join(given)} cannot be combined: one set or proximal term a problem; state the others as "
                 "constraints=[ik.Inequality(...)]"
             )
+        if hasattr(self.prox, "project") and not hasattr(self.prox, "apply"):
+            raise ValueError(
+                f"prox= takes the proximal map of a term, prox(z, step), and {type(self.prox).__name__} is a projection on "
+                "a set: pass it as project="
+            )
         for name in ("prox", "project"):
             if getattr(self, name) is not None:
                 require_callable(self, getattr(self, name), name)

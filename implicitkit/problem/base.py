@@ -268,12 +268,20 @@ def check_symmetric(said: Operator, true: Operator, title: str) -> None:
 
 
 def require_callable(problem: Problem, function: Any, role: str) -> None:
-    """Raise unless ``function`` can be called."""
+    """Raise unless ``function`` can be called, as the class of a module cannot."""
+    if isinstance(function, type) and issubclass(function, torch.nn.Module):
+        raise TypeError(f"{role}: got the class {function.__name__}: make an object of it first")
     if not callable(function):
-        raise TypeError(
-            f"{type(problem).__name__} needs a callable {role}(z, *args): a function or an nn.Module; "
-            f"got {type(function).__name__}"
-        )
+        form = _FORMS.get(role, f"{role}(z, *args): a function or an nn.Module")
+        raise TypeError(f"{type(problem).__name__} needs a callable {form}; got {type(function).__name__}")
+
+
+_FORMS = {
+    "prox": "prox(z, step), such as ik.prox.l1(weight)",
+    "project": "project(z), such as ik.project.simplex()",
+    "rhs": "rhs(t, y, *args)",
+    "event": "event(t, y, *args)",
+}
 
 
 def half_squared_norm(residuals: Any) -> Any:

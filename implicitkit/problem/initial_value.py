@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError, ConvergenceError
-from implicitkit.foundation.options import at_least, between, check_options, optional
+from implicitkit.foundation.options import at_least, between, check_call, check_options, optional
 from implicitkit.foundation.trees import Layout, tree_map
 from implicitkit.problem.base import Problem, Restated, require_callable
 from implicitkit.problem.collocation import INITIAL_VALUE, Collocation, Mesh, evaluate, radau, times
+from implicitkit.problem.crossing import first_crossing
 from implicitkit.problem.integration import follow, get_integrator, hermite
 from implicitkit.problem.kind import Kind
 
@@ -37,6 +39,7 @@ class InitialValue(Problem):
     With an ``event`` the end is unknown: it is the first time at which ``event(t, y, *args)``, one number, changes its sign,
     ``t = (t_0, latest)``, and the solution's value is ``{"time": T, "state": y(T)}``, both differentiable:
     ``dT = -(g_\theta + g_y y_\theta) / (g_t + g_y f)`` follows from the same equations.
+    The event is looked at in 256 points or more along the way: two changes between two of them are not seen.
 
     Memory: the values at all points and, in the solve and its derivative, blocks of ``(stages n)^2`` numbers a step and
     sample: for states of up to some hundred numbers.  An adjoint that integrates backwards needs less and is less exact.
@@ -93,6 +96,10 @@ class InitialValue(Problem):
                 "InitialValue: an event has a time of its own in every sample, so that their steps differ: use torch.vmap "
                 "over a solve without batch_dims, with steps="
             )
+        given = "".join(f", argument {i}" for i in range(len(args)))
+        check_call(f"rhs(t, y{given})", self.rhs)
+        if self.event is not None:
+            check_call(f"event(t, y{given})", self.event)
         t = self.t.to(layout.device, layout.dtype)
         y0 = layout.pack(z0)
         try:
@@ -126,10 +133,7 @@ class InitialValue(Problem):
             t = torch.stack((t[0], end))
         edges, states = self._path(layout, t, y0, args)
         mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else _mesh(t, edges)
-        slopes = evaluate(
-            self.rhs, layout, edges, states.movedim(0, 1).reshape(*layout.batch_shape, *states.shape[::2]), args
-        )
-        slopes = slopes.reshape(states.shape[1], *slopes.shape[-2:]).movedim(1, 0)
+        slopes = self._slopes(layout, edges, states, args)
         c = radau(self.stages, layout.dtype, layout.device)[1]
         values = hermite(edges, states, slopes, c).movedim(2, 0)
         Y = values.reshape(*layout.batch_shape, *values.shape[1:])
@@ -156,24 +160,34 @@ class InitialValue(Problem):
             raise ConvergenceError("InitialValue: the integrator returned states that are not finite")
         return edges, states
 
+    def _slopes(self, layout: Layout, edges: Tensor, states: Tensor, args: tuple[Any, ...]) -> Tensor:
+        """``rhs`` at the edges, ``(N + 1, batch, n)``."""
+        there = states.movedim(0, 1).reshape(*layout.batch_shape, *states.shape[::2])
+        slopes = evaluate(self.rhs, layout, edges, there, args)
+        return slopes.reshape(states.shape[1], *slopes.shape[-2:]).movedim(1, 0)
+
     def _crossing(self, layout: Layout, edges: Tensor, states: Tensor, args: tuple[Any, ...]) -> Tensor:
-        """The time of the first change of sign of the event between two edges, by a straight line."""
+        """The time of the first change of sign of the event, nearly."""
         assert self.event is not None
         event = self.event
-        g = torch.func.vmap(lambda t, y: event(t, layout.unpack(y), *args))(edges, states)
-        if g.shape != edges.shape:
-            raise ValueError(f"event must return one number, got shape {tuple(g.shape[1:])}")
-        changes = (g[:-1] * g[1:] < 0) | ((g[1:] == 0) & (g[:-1] != 0))
-        if not self.steps and not bool(changes.any()):
+        at = first_crossing(
+            lambda t, y: event(t, layout.unpack(y), *args), edges, states, self._slopes(layout, edges, states, args)
+        )
+        good = at.found & at.passes
+        if compat.batches_in_front(good)[1]:
+            return torch.where(good, at.time, torch.nan)  # nobody can look: a solve from NaN fails
+        if not bool(at.found):
             raise ConvergenceError(
                 f"InitialValue: the event does not change its sign between t = {float(edges[0]):.6g} and "
-                f"{float(edges[-1]):.6g}: it is {float(g[0]):.3g} and {float(g[-1]):.3g} there"
+                f"{float(edges[-1]):.6g}, wherever it was looked at: it is {float(at.begin):.3g} and {float(at.end):.3g} "
+                "there"
             )
-        first = changes.to(g.dtype).argmax().unsqueeze(0)
-        a, b = g.gather(0, first), g.gather(0, first + 1)
-        left, right = edges.gather(0, first), edges.gather(0, first + 1)
-        guess = (left + (right - left) * a / (a - b)).squeeze(0)
-        return torch.where(changes.any(), guess, torch.nan)  # without values to look at, a solve from NaN fails
+        if not bool(at.passes):
+            raise ConvergenceError(
+                f"InitialValue: the event changes its sign at t = {float(at.time):.6g}, but does not pass through zero "
+                "there: it jumps, or has a pole. Give one that is continuous (y - c, not sign(y - c))"
+            )
+        return at.time
 
 
 def _check_order(t: Tensor) -> None:

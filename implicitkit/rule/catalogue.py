@@ -24,7 +24,7 @@ def register_rule(name: str, *, override: bool = False) -> Callable[[T], T]:
 
 def get_rule(rule: Any, **options: Any) -> Any:
     """The configured rule for a name, a class, or an object (which passes through)."""
-    return _TABLE.get(rule, options, "name", "implicitkit.Implicit(linear_solver='gmres')")
+    return _TABLE.get(rule, options, "attach", "implicitkit.Implicit(linear_solver='gmres')")
 
 
 def rules() -> list[str]:

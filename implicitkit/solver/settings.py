@@ -52,6 +52,8 @@ def options_of(
         raise ValueError(f"tolerances must be finite and not negative: rtol={rtol}, atol={atol}")
     if max_steps is not None and (not isinstance(max_steps, int) or isinstance(max_steps, bool) or max_steps < 0):
         raise ValueError(f"max_steps must be an integer >= 0 (or None for the solver's default), got {max_steps!r}")
+    if not isinstance(trace, bool):
+        raise TypeError(f"trace must be True or False, got {trace!r}")
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable as callback(step, z, residual_norm), got {type(callback).__name__}")
     if callback is not None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import ConvergenceWarning, warn
+from implicitkit.foundation.options import check_call
 from implicitkit.foundation.trees import from_arrays, from_numbers
 from implicitkit.foundation.wording import kind_of
 from implicitkit.reporting import raise_in_words
@@ -91,6 +92,10 @@ def curve_fit(
         ConvergenceWarning: no more data than parameters, or data that do not tell parameters apart (a Jacobian of lower
             rank), so that the covariance is infinite.
     """
+    if not callable(f):
+        raise TypeError(
+            f"curve_fit takes the model first, f(xdata, *p), then xdata and ydata; its first argument is {kind_of(f)}"
+        )
     ydata = _tensor(ydata)
     xdata = from_numbers(from_arrays(xdata), ydata)
     sigma = None if sigma is None else _tensor(sigma, ydata)
@@ -99,6 +104,7 @@ def curve_fit(
     p0 = _ones(f, ydata, batch_dims) if p0 is None else _tensor(p0, ydata)
     _check(ydata, p0, sigma, batch_dims)
     m, n = ydata.shape[-1], p0.shape[-1]
+    check_call(f"f(xdata{''.join(f', p{i}' for i in range(n))})", f)
     whole = sigma is not None and sigma.ndim == 2 and sigma.shape == (m, m) and batch_dims == 0
 
     def residuals(p: Tensor, x: Any, y: Tensor, s: Tensor | None = None) -> Any:

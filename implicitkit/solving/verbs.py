@@ -44,7 +44,7 @@ from implicitkit.solver.charts import through_charts
 from implicitkit.solver.root.bracketed import bracketed, is_known, middle
 from implicitkit.solver.settings import asked_for, options_of
 from implicitkit.solver.user_solver import Start
-from implicitkit.solving.wrong_options import refuse_option
+from implicitkit.solving.wrong_options import refuse_option, refuse_problem
 from implicitkit.system import System, check_output
 
 __all__ = ["argmin", "fixed_point", "least_squares", "root", "solve", "steady_state"]
@@ -165,10 +165,7 @@ def _solve(
 ) -> Solution:
     """Restate, lift, one request, attach, report."""
     if not isinstance(problem, Problem):
-        raise TypeError(
-            f"problem must be a Problem such as ik.Root(f) or ik.FixedPoint(f), got {type(problem).__name__}"
-            + ("; wrap the function in one" if callable(problem) else "")
-        )
+        refuse_problem(problem)
     given, given_z0, given_args = problem, z0, (args if isinstance(args, tuple) else (args,))
     args = given_args
     restated = _restate(problem, z0, args, _batch_dims(batch_dims))

@@ -1,4 +1,4 @@
-"""What is said of an option that a solve does not have: where it belongs."""
+"""What is said of an option that a solve does not have: where it belongs; and of what is no problem."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from implicitkit.foundation.wording import nearest
+from implicitkit.problem.base import Problem
 from implicitkit.rule.catalogue import rules_with
 from implicitkit.solver.catalogue import solvers_with
 
-__all__ = ["refuse_option"]
+__all__ = ["refuse_option", "refuse_problem"]
 
 _OF_PROBLEMS = "the problem"
 _ELSEWHERE = {
@@ -32,6 +33,15 @@ def refuse_option(name: str, solve: Callable[..., Any]) -> NoReturn:
         f"solve got an unexpected keyword argument {name!r}.{hint} Options: {', '.join(known[3:])}; what a solver or a "
         "rule takes is given to it: solver=ik.Anderson(memory=8)"
     )
+
+
+def refuse_problem(problem: Any) -> NoReturn:
+    """Raise for what stands in the place of a problem."""
+    if isinstance(problem, type) and issubclass(problem, Problem):
+        got = f"the class {problem.__name__}: make an object of it first"
+    else:
+        got = type(problem).__name__ + ("; wrap the function in one" if callable(problem) else "")
+    raise TypeError(f"problem must be a Problem such as ik.Root(f) or ik.FixedPoint(f), got {got}")
 
 
 def _whose(name: str) -> str:

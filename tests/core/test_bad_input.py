@@ -296,7 +296,7 @@ REFUSED: dict[str, Row] = {
     "a term for a set": (
         lambda: ik.argmin(square, zeros(3), project=ik.prox.l1()), ValueError, r"l1 is the proximal map of a term: pass it"),
     "a set for a term": (
-        lambda: ik.argmin(square, zeros(3), prox=ik.project.simplex()), TypeError, r"prox is called as prox\(z, step\)"),
+        lambda: ik.argmin(square, zeros(3), prox=ik.project.simplex()), ValueError, r"a projection.*pass it as project="),
     "a constraint without the arguments": (
         lambda: ik.argmin(lambda z, a: square(z - a), zeros(3), (ONE,), constraints=ik.Equality(lambda z: z.sum())),
         TypeError, r"constraints among them, are called as f\(z, \*args\): here with z and 1 argument$"),
@@ -372,6 +372,27 @@ REFUSED: dict[str, Row] = {
     "parameters() as unknowns": (
         lambda: ik.argmin(square, nn.Linear(2, 1).parameters()), TypeError, r"a generator, not a tensor: write z0=tuple\("),
     "another library's verb": (lambda: ik.minimize(square, zeros(3)), AttributeError, r"mean ik\.argmin\?"),
+    # ------------------------------------------------------------------------------------ one thing in another's place
+    "a class where a problem is due": (
+        lambda: ik.solve(ik.Root, zeros(2)), TypeError, r"got the class Root: make an object of it first$"),
+    "the class of a module": (
+        lambda: ik.fixed_point(nn.Tanh, zeros(2)), TypeError, r"got the class Tanh: make an object"),
+    "a solver for a rule": (
+        lambda: ik.fixed_point(half, zeros(2), rule=ik.Anderson()), TypeError, r"rule must be .*Implicit.*an Anderson"),
+    "a linear solver for a rule": (
+        lambda: ik.fixed_point(half, zeros(2), rule=ik.linear.GMRES()), TypeError, r"rule must be .*linear_solver='gmres'"),
+    "a name for a prox": (lambda: ik.argmin(square, zeros(2), prox="l1"), TypeError, r"prox\(z, step\), such as ik\.prox"),
+    "a word for trace": (lambda: ik.fixed_point(half, zeros(2), trace="yes"), TypeError, r"trace must be True or False"),
+    "True in in_dims": (
+        lambda: ik.root(less, zeros(2), (zeros(2),), batch_dims=1, in_dims=(True,)), TypeError, r"in_dims holds one dim"),
+    "a comparison for a residual": (lambda: ik.root(lambda z: z > 0, zeros(2)), TypeError, r"not a comparison or a count"),
+    "a negative f_scale": (
+        lambda: ik.least_squares(half, zeros(2), f_scale=-ONE), ValueError, r"f_scale must be positive, got a tensor"),
+    "data before the model": (
+        lambda: ik.curve_fit(ONE, lambda x, a: a * x, ONE), TypeError, r"the model first, .*its first argument is a Tensor"),
+    "more parameters than the model has": (
+        lambda: ik.curve_fit(lambda x, a: a * x, zeros(4), zeros(4), zeros(3)), TypeError,
+        r"called as f\(xdata, p0, p1, p2\)[^.]*$"),
     # ------------------------------------------------------------------------------------------------------ capabilities
     "picard for an equation": (
         lambda: ik.root(half, zeros(3), solver="picard"), ik.CapabilityError,

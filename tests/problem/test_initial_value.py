@@ -252,6 +252,14 @@ def test_many_events_by_vmap() -> None:
     torch.testing.assert_close(torch.func.vmap(torch.func.grad(time))(speeds), torch.full_like(speeds, 0.2))
 
 
+@pytest.mark.parametrize("steps", [None, 10])
+def test_the_first_event_is_found_between_long_steps(steps: int | None) -> None:
+    """sin(5 t) = 1/2 for the first time at t = asin(1/2) / 5, where the trajectory takes steps ten times as long."""
+    problem = ik.InitialValue(lambda t, y: -0.01 * y, (0.0, 10.0), lambda t, y: torch.sin(5 * t) - 0.5, steps=steps)
+    found = ik.solve(problem, double(1.0)).value
+    torch.testing.assert_close(found["time"], double(math.asin(0.5) / 5)[0])
+
+
 def test_no_event_under_vmap_is_no_solution() -> None:
     def time(rate: Tensor) -> Tensor:
         problem = ik.InitialValue(lambda t, y: -rate * y, (0.0, 1.0), lambda t, y: y[0] - 0.5, steps=4)
@@ -281,6 +289,21 @@ def decay(t: Tensor, y: Tensor) -> Tensor:
             lambda: ik.solve(ik.InitialValue(decay, T[:2], lambda t, y: 1 + y[0]), double(1.0)),
             ik.ConvergenceError,
             "sign",
+        ),
+        (
+            lambda: ik.solve(ik.InitialValue(decay, T[:2], lambda t, y: 1 + y[0], steps=3), double(1.0)),
+            ik.ConvergenceError,
+            "does not change its sign",
+        ),
+        (
+            lambda: ik.solve(ik.InitialValue(lambda t, y: y**0, (0.0, 2.0), lambda t, y: y[0].tan()), double(1.0)),
+            ik.ConvergenceError,
+            r"t = 0\.5707.*jumps, or has a pole",
+        ),
+        (
+            lambda: ik.solve(ik.InitialValue(lambda y: -y, T), double(1.0)),
+            TypeError,
+            r"rhs is called as rhs\(t, y\)[^.]*$",
         ),
         (
             lambda: ik.solve(ik.InitialValue(lambda t, y: y**2, (0.0, 2.0)), double(1.0)),
