@@ -53,14 +53,15 @@ def warn_if_singular(
     z = outcome.z
     if system is None or system.problem.kind.returns_program or len(b) % len(z) or not len(z):
         return
-    gain = torch.linalg.vector_norm(x, dim=1) / torch.linalg.vector_norm(b, dim=1)  # NaN where nothing is asked
-    error = gain.view(-1, len(z)) * outcome.residual_norm.to(gain)
     rtol = max(rtol, torch.finfo(z.dtype).eps ** (2 / 3))
     size = max(_ASKED * rtol**0.5, _LOOSE * rtol)
-    asked = (error > size * torch.linalg.vector_norm(z, dim=1)).any(0)
+    all_z = z if len(b) == len(z) else z.repeat(len(b) // len(z), 1)
+    gained, of, at = torch.linalg.vector_norm(torch.stack((x, b, all_z.to(x.dtype))), dim=2)
+    residual = outcome.residual_norm if all_z is z else outcome.residual_norm.repeat(len(b) // len(z))
+    asked = gained * residual > (size * of) * at
     if not bool(asked.any()):
         return
-    asked = asked & (outcome.status == int(Status.CONVERGED))
+    asked = asked.view(-1, len(z)).any(0) & (outcome.status == int(Status.CONVERGED))
     if not bool(asked.any()):
         return
     singular = asked & _undetermined(record, A, b, x, transposed, solve)
