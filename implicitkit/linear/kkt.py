@@ -40,9 +40,10 @@ SINGULAR = (
 @register_linear_solver("kkt")
 @dataclass(frozen=True)
 class KKT(LinearSolver):
-    """LU of small systems; of larger ones structured (a quadratic program's own Cholesky) where the operator offers it,
-    else sparse LU where the matrix has a sparsity pattern, else LU up to ``dense_size`` unknowns a sample, else GMRES;
-    samples that these cannot solve by the policy ``degenerate``.
+    """LU of small systems; of larger ones first the factors of a matrix nearby, if there are any: refinement with them; then
+    structured (a quadratic program's own Cholesky) where the operator offers it, else sparse LU where the matrix has a
+    sparsity pattern, else LU up to ``dense_size`` unknowns a sample, else GMRES; samples that these cannot solve by the
+    policy ``degenerate``.
 
     Args:
         degenerate: ``"lstsq"`` (the solution of least norm, in the least-squares sense) or ``"raise"`` (not converged).
@@ -64,6 +65,10 @@ class KKT(LinearSolver):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
+        if A.known is not None and A.size > min(self.small, self.dense_size):
+            near = solve_with(A.known, A, b.unsqueeze(0), rtol=rtol, atol=atol)
+            if bool(near.converged.all()):
+                return near
         target = tolerance(b, rtol, atol)
         if A.size <= min(self.small, self.dense_size):
             M = A.dense()

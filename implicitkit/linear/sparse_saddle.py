@@ -19,7 +19,7 @@ import scipy.sparse as sp
 
 from implicitkit.linear.ordering import superlu
 
-__all__ = ["SparseSaddle", "equilibrated"]
+__all__ = ["SparseSaddle", "both_sides", "equilibrated"]
 
 _REGULARISED = 1e-9  # delta, and rho by the largest entry of each row of H, after scaling
 _LEAST = 1e-3  # rows of H count as no smaller than this
@@ -32,7 +32,7 @@ class SparseSaddle:
 
     Args:
         K: ``(n + m, n + m)``, symmetric in pattern and values, every entry of the diagonal there. n: unknowns in front.
-        scale: of rows and columns, positive, where it is known (:func:`equilibrated`).
+        scale: ``K`` is ``diag(scale)`` on both sides of the matrix that is meant; ``None``: it is to be scaled.
 
     Attributes:
         negative: how many eigenvalues of the regularised matrix are negative; -1 where it could not be factored with
@@ -40,17 +40,23 @@ class SparseSaddle:
     """
 
     def __init__(self, K: sp.csc_matrix, n: int, scale: np.ndarray | None = None) -> None:
-        self.lu, self.negative = None, -1
+        self.lu: Any = None
+        self.negative = -1
         self.scale = np.ones(K.shape[0])
         if not np.isfinite(K.data).all():
             return
         self.scale = equilibrated(K) if scale is None else scale
-        self.K = _both_sides(K, self.scale)
+        self.K = both_sides(K, self.scale) if scale is None else K
         signs = np.full(K.shape[0], -_REGULARISED)
         inside = np.where(self.K.indices < n, np.abs(self.K.data), 0.0)
         largest = np.maximum.reduceat(inside, self.K.indptr[:-1])[:n]
         signs[:n] = _REGULARISED * np.maximum(largest, _LEAST)
         self.lu, self.negative = _factor(self.K, signs)
+
+    def once(self, b: np.ndarray) -> np.ndarray:
+        """``x`` with ``K x = b`` as far as the regularised factors go."""
+        x: np.ndarray = self.lu.solve(b * self.scale) * self.scale
+        return x
 
     def solve(self, b: np.ndarray) -> tuple[np.ndarray, float]:
         """``x`` with ``K x = b``, refined, and its backward error ``|b - K x| / (|b| + |x|)``, scaled, in the largest entry;
@@ -90,7 +96,8 @@ def equilibrated(K: sp.csc_matrix) -> np.ndarray:
     return d
 
 
-def _both_sides(K: sp.csc_matrix, d: np.ndarray) -> sp.csc_matrix:
+def both_sides(K: sp.csc_matrix, d: np.ndarray) -> sp.csc_matrix:
+    """``diag(d) K diag(d)``."""
     columns = np.repeat(np.arange(K.shape[0]), np.diff(K.indptr))
     return sp.csc_matrix((K.data * d[K.indices] * d[columns], K.indices, K.indptr), shape=K.shape)
 

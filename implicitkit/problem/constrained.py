@@ -72,14 +72,15 @@ class ConstrainedMinimisation(Problem):
 
     Attributes:
         prox: ``(z, step) -> z`` or ``None``. size: real numbers in ``z``, a sample. one_sided: for each of the ``m``
-            constraint values, is it ``g <= 0``?
+            constraint values, is it ``g <= 0``?  A byte each, 0 or 1: what walks over all that a function holds need not
+            walk over these.
     """
 
     objective: Callable[..., Any]
     constraints: tuple[Constraint, ...]
     prox: Callable[..., Any] | None
     layout: Layout = field(compare=False)
-    one_sided: tuple[bool, ...]
+    one_sided: bytes
     degenerate: str = "lstsq"
     kind: ClassVar[Kind] = CONSTRAINED
     title: ClassVar[str] = "Argmin"
@@ -106,7 +107,7 @@ class ConstrainedMinimisation(Problem):
             return ""
         with torch.no_grad():
             values = system.kernel(z, *theta)[failed, 1:]
-        one_sided = torch.tensor(self.one_sided, device=z.device)
+        one_sided = self.sides(z)
         worst = float(torch.where(one_sided, values.clamp_min(0), values.abs()).nan_to_num(torch.inf).max())
         if worst <= torch.finfo(z.dtype).eps ** 0.5 * (1 + float(z[failed].abs().max())):
             return (
@@ -171,7 +172,9 @@ class ConstrainedMinimisation(Problem):
 
     def sides(self, like: Tensor) -> Tensor:
         """Which constraint values are one-sided, ``(m,)`` bool."""
-        return torch.tensor(self.one_sided, dtype=torch.bool, device=like.device)
+        if not self.one_sided:
+            return torch.zeros(0, dtype=torch.bool, device=like.device)
+        return torch.frombuffer(bytearray(self.one_sided), dtype=torch.bool).to(like.device)
 
     def flat_saddle(self, kernel: Kernel, w: Tensor) -> Tensor:
         """``(dL/dz, h, g)``, ``(batch, n + m)``: its Jacobian is the symmetric ``[[d^2 L/dz^2, J'], [J, 0]]``."""
@@ -210,7 +213,7 @@ def start(
     layout = Layout(z0, batch_dims)
     if constraints and layout.dtype in (torch.float16, torch.bfloat16):
         raise TypeError(f"constraints= needs float32 or float64, and z0 has {layout.dtype}: convert z0 and args")
-    multipliers, one_sided = [], []
+    multipliers, one_sided = [], bytearray()
     for number, constraint in enumerate(constraints):
         with torch.no_grad():
             values = constraint.values(*trees.tree_map(_plain, (z0, *args)))
@@ -231,10 +234,10 @@ def start(
                     f"{name} must return tensors whose first dimensions are the batch {batch}; it returned shape "
                     f"{tuple(leaf.shape)}"
                 )
-            one_sided += [constraint.one_sided] * math.prod(leaf.shape[batch_dims:])
+            one_sided += bytes([constraint.one_sided]) * math.prod(leaf.shape[batch_dims:])
         zeros = [torch.zeros(leaf.shape, dtype=layout.dtype, device=layout.device) for leaf in leaves]
         multipliers.append(trees.tree_unflatten(zeros, spec))
-    program = ConstrainedMinimisation(objective, constraints, prox, layout, tuple(one_sided), degenerate)
+    program = ConstrainedMinimisation(objective, constraints, prox, layout, bytes(one_sided), degenerate)
     return program, State(z0, tuple(multipliers))
 
 

@@ -18,7 +18,7 @@ from implicitkit.sparsity.index_sets import IndexSets
 
 __all__ = ["Coloured", "as_pattern", "coloured", "known_entries"]
 
-_CHUNK = 1 << 16  # numbers in one batch of products: more take memory, do not fit into caches, and save no time
+_CHUNK = 1 << 18  # numbers in one batch of products: fewer cost more calls, more take memory and save no time
 _CHUNK_ELSEWHERE = 1 << 25
 _Product = Callable[[Tensor], Tensor]
 

@@ -26,7 +26,7 @@ _KEPT = 128  # functions whose pattern is remembered
 _FRACTION = 8  # a matrix with more than one entry in so many is not worth the name sparse ...
 _FRACTION_SMALL = 4  # ... of few unknowns: a pattern saves products still
 _FEW = 2048
-_NUMBERS = (int, float, str, bool, type(None))
+_NUMBERS = (int, float, str, bytes, bool, type(None))
 _found: OrderedDict[Hashable, Coloured | None] = OrderedDict()
 
 

@@ -354,8 +354,29 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/constrained/sparse_step.py",
         "tests/solver/test_sparse_programs.py -k 'sparse_step or batch or penalties'",
-        ("-_array(first.constraints[i])", "_array(first.constraints[i])"),
-        ("_array(bounds[0][i] - z[i])", "_array(bounds[0][i])"),
+        ("slope, -out[n:], self", "slope, out[n:], self"),
+        ("_array(b[i] - self.z[i])", "_array(b[i])"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/sparse_step.py",
+        "tests/solver/test_sparse_programs.py -k 'estimated or last_factors or one_factorisation'",
+        ("if bool(blank[i]) else None", "if False else None"),
+        ("> rounding", "> 0 * rounding - 1"),
+        ("np.where(point.active.rows & program.one_sided, -1.0, 1.0)", "np.where(point.active.rows, 1.0, 1.0)"),
+    ),
+    *mutants(
+        "implicitkit/linear/active_factors.py",
+        "tests/solver/test_sparse_programs.py -k 'active_set_as or last_factors or dependent'",
+        ("b - self.K @ known, 0.0", "b, 0.0"),
+        ("x, b - self.K @ x)", "x, b + self.K @ x)"),
+        ("b = self.sign * b", "b = 1 * b"),
+        ("return self.sign * np", "return np"),
+        ("_AMPLIFIED = 1e6", "_AMPLIFIED = 1e60"),
+    ),
+    *mutants(
+        "implicitkit/linear/kkt.py",
+        "tests/solver/test_sparse_programs.py -k last_factors",
+        ("if A.known is not None and", "if A.known is None and"),
     ),
     *mutants(
         "implicitkit/solver/qp/polish.py",

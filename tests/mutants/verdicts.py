@@ -168,7 +168,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/constrained/sparse_step.py",
         "tests/solver/test_sparse_programs.py -k 'one_factorisation or bounds_alone'",
-        ("qp.guess(program, y), sets=1)", "qp.guess(program, y))"),
+        ("sets=1, convex", "convex"),
     ),
     *mutants(
         "implicitkit/project/entropic.py",

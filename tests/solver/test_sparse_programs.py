@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import hessian, jacfwd, jacrev, jvp, vmap
 
 import implicitkit as ik
+from implicitkit.linear import sparse_blocks
 from implicitkit.linear.sparse_saddle import SparseSaddle
 from implicitkit.solver.constrained import model, sparse_step
 from implicitkit.solver.qp import sparse as qp
@@ -82,7 +83,7 @@ def test_the_sparse_step_is_the_dense_one(monkeypatch: pytest.MonkeyPatch) -> No
     torch.testing.assert_close(found.multipliers[0], dense.multipliers[0], rtol=1e-7, atol=1e-8)
     at_bound = found.value.view(-1, 3)[:, 2].abs() > 0.6 - 1e-12
     assert 5 < int(at_bound.sum()) < 48  # bounds matter
-    assert int(found.steps) <= int(dense.steps) + 1
+    assert int(found.steps) <= 2 * int(dense.steps)  # of one linear system each, where those are quadratic programs
 
 
 def test_one_factorisation_a_step_where_that_halves_the_residual(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,9 +99,10 @@ def test_one_factorisation_a_step_where_that_halves_the_residual(monkeypatch: py
     fewer = len(factored)
     step = sparse_step.SparseDirection.begin
 
-    def whole(self: Any, i: int, *rest: Any) -> None:
-        step(self, i, *rest)
+    def whole(self: Any, i: int, *rest: Any, **more: Any) -> bool:
+        begun = step(self, i, *rest, **more)
         self.finish(torch.ones(i + 1, dtype=torch.bool))
+        return begun
 
     monkeypatch.setattr(sparse_step.SparseDirection, "begin", whole)
     factored.clear()
@@ -368,3 +370,89 @@ def test_factors_of_what_is_not_finite() -> None:
     K = sp.csc_matrix(np.diag([1.0, np.nan, -1.0]))
     saddle = SparseSaddle(K, 2)
     assert saddle.negative == -1 and saddle.solve(np.ones(3))[1] == np.inf
+
+
+def circles(pairs: int) -> tuple[Any, Any, Tensor]:
+    """``c'z`` on as many circles: the Hessian of the objective alone is zero, and the solution ``-c / |c|`` of each pair."""
+    c = torch.stack([torch.linspace(1, 2, pairs, dtype=F64), torch.linspace(-1, 1, pairs, dtype=F64)], 1)
+    return (lambda z, c: (c * z).sum()), (lambda z, c: z.square().sum(1) - 1), c
+
+
+def test_multipliers_are_estimated_where_the_objective_alone_has_no_curvature(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimated: list[int] = []
+    estimate = sparse_step._estimate
+    monkeypatch.setattr(sparse_step, "_estimate", lambda program: estimated.append(0) or estimate(program))
+    objective, rim, c = circles(100)
+    start = 0.1 - 0.8 * c / c.norm(dim=1, keepdim=True)
+    s = ik.argmin(objective, start, (c.requires_grad_(),), constraints=[ik.Equality(rim)], solver="sqp")
+    expected = -c.detach() / c.detach().norm(dim=1, keepdim=True)
+    torch.testing.assert_close(s.value.detach(), expected)
+    assert int(s.steps) <= 8
+    assert len(estimated) == 1
+    (slope,) = torch.autograd.grad(s.value[:, 0].sum(), c)
+    x, y = c.detach().unbind(1)
+    torch.testing.assert_close(slope, torch.stack([-(y**2), x * y], 1) / (x**2 + y**2).unsqueeze(1) ** 1.5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_factors_of_an_active_set_as_those_of_the_optimality_conditions(seed: int) -> None:
+    p = random_program(seed)
+    point = qp.active_set(p, qp.interior_point(p) or qp.guess(p, np.zeros(len(p.b))))
+    assert point is not None
+    direction = sparse_step.SparseDirection(*(torch.zeros(1, k, dtype=F64) for k in (p.size, len(p.b), p.K.nnz)))
+    direction.begin(0, p, point.y)
+    direction._settled.clear()
+    direction._keep(0, p, point)
+    factors = direction.factors
+    assert factors is not None and bool(factors.factor.ok.all())
+    n, m = p.size, len(p.b)
+    N, K = np.eye(n + m), p.K.toarray()
+    for i in range(n):
+        if point.active.bounds[i] == 0:
+            N[i] = K[i]
+    for j in range(m):
+        if point.active.rows[j]:
+            N[n + j] = (-1 if p.one_sided[j] else 1) * K[n + j]
+    b = np.random.default_rng(seed).standard_normal((1, n + m, 2))
+    for A, known in ((N, factors), (N.T, factors.T)):
+        x = known.solve(torch.from_numpy(b)).numpy()[0]
+        np.testing.assert_allclose(x, np.linalg.solve(A, b[0]), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(known.size(torch.from_numpy(x[None, :, 0])).numpy()[0], abs(A) @ abs(x[:, 0]))
+
+
+def test_derivatives_by_the_last_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    theta = THETA.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(controlled(theta, points=100).value.square().sum(), theta)
+
+    def refused(*_: Any) -> Any:
+        raise AssertionError("factored again")
+
+    found = controlled(theta, points=100).value
+    monkeypatch.setattr(sparse_blocks.SparseBlocks, "factor", property(refused))
+    (slope,) = torch.autograd.grad(found.square().sum(), theta)
+    torch.testing.assert_close(slope, expected, rtol=1e-9, atol=0.0)
+    with torch.no_grad():
+        ahead, back = (controlled(theta + e * torch.tensor([1.0, 0.0]), points=100).value for e in (1e-5, -1e-5))
+    difference = (ahead.square().sum() - back.square().sum()) / 2e-5
+    torch.testing.assert_close(slope[0], difference, rtol=1e-5, atol=0.0)
+
+
+def test_dependent_constraints_are_no_regular_factors() -> None:
+    weights = torch.linspace(1, 2, 200, dtype=F64, requires_grad=True)
+
+    def solved(rows: int, **options: Any) -> Any:
+        return ik.argmin(
+            lambda z, w: 0.5 * (z - w).square().sum() + 0.01 * z.pow(4).sum(),
+            torch.zeros(200, dtype=F64),
+            (weights,),
+            constraints=[ik.Equality(lambda z, w: z[:-1:2] - z[1::2])] * rows,
+            solver="sqp",
+            **options,
+        ).value
+
+    twice = solved(2, degenerate="raise").square().sum()
+    with pytest.raises(ik.ConvergenceError, match="degenerate"):
+        twice.backward()
+    (once,) = torch.autograd.grad(solved(1).square().sum(), weights)
+    (least,) = torch.autograd.grad(solved(2).square().sum(), weights)
+    torch.testing.assert_close(least, once, rtol=1e-6, atol=1e-8)

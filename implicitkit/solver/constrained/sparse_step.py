@@ -1,18 +1,22 @@
 """The step of sequential quadratic programming where Hessian and Jacobian are sparse, sample by sample.
 
 One linear system with the active set that the multipliers say gives a step already, that of Newton's method for the
-optimality conditions: near the solution it is that of the quadratic program, and well before that it may do.
+optimality conditions: near the solution it is that of the quadratic program, and well before that it may do.  The other
+systems of the program are worth their while where it is that of the last step too, with other numbers on the right: where
+its matrices change from step to step, a step that takes the residual down is kept, and the next active set is one of the
+matrices there.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from implicitkit.linear.active_factors import ActiveFactors, ActiveSystem
 from implicitkit.linear.sparse_blocks import SparseBlocks
 from implicitkit.solver.constrained.model import First, Model
 from implicitkit.solver.qp import sparse as qp
@@ -20,33 +24,71 @@ from implicitkit.solver.qp import sparse as qp
 __all__ = ["SparseDirection", "sparse_direction"]
 
 _PENALTY = 10.0
+_REACH = 1e3  # times 1 + max |z|: a step that is longer is one of a Hessian that is all but singular
+_SAME = 1e3  # units of rounding of the largest entry: matrices that differ by less are the same
 
 
 class SparseDirection:
     """A step for every sample.
 
     Attributes:
-        first: first order at the point. d: the step, ``(batch, n)``. y: the new multipliers, ``(batch, m)``.
+        slope: of the objectives at the point, ``(batch, n)``. d: the step, ``(batch, n)``. y: the new multipliers,
+            ``(batch, m)``. entries: of the matrices, ``(batch, nnz)``.
     """
 
-    def __init__(self, first: First, z: Tensor, multipliers: Tensor) -> None:
-        self.first, self.d, self.y = first, torch.zeros_like(z), torch.zeros_like(multipliers)
+    def __init__(self, z: Tensor, multipliers: Tensor, entries: Tensor) -> None:
+        self.entries = entries
+        self.slope, self.d, self.y = torch.zeros_like(z), torch.zeros_like(z), torch.zeros_like(multipliers)
         self._open: dict[int, tuple[qp.SparseProgram, qp.SparsePoint]] = {}
+        self._settled: dict[int, ActiveSystem] = {}
 
-    def begin(self, i: int, program: qp.SparseProgram, y: np.ndarray) -> None:
-        """The step of sample ``i`` from one linear system, if that can be solved; else from its program."""
-        point = qp.active_set(program, qp.guess(program, y), sets=1)
+    def begin(self, i: int, program: qp.SparseProgram, y: np.ndarray, reach: float | None = None) -> bool:
+        """The step of sample ``i`` from one linear system, if that can be solved; else from its program.
+
+        ``reach``: only if ``H`` is positive definite on the active constraints and the step no longer than this; was it?
+        """
+        point = qp.active_set(program, qp.guess(program, y), sets=1, convex=reach is not None)
+        if reach is not None and (point is None or not np.abs(point.d).max() <= reach):
+            return False
+        self.slope[i] = torch.from_numpy(program.q).to(self.slope)
         if point is None:
             self._take(i, *_solve(program, None))
-            return
+            return True
         self._take(i, point.d, point.y)
         if not point.settled:
             self._open[i] = program, point
+        elif not point.shift:
+            self._keep(i, program, point)
+        return True
+
+    def _keep(self, i: int, program: qp.SparseProgram, point: qp.SparsePoint) -> None:
+        free = np.concatenate([point.active.bounds == 0, point.active.rows])
+        sign = np.concatenate([np.ones(program.size), np.where(point.active.rows & program.one_sided, -1.0, 1.0)])
+        self._settled[i] = ActiveSystem(program.K, point.saddle, free, sign)
+
+    @property
+    def factors(self) -> ActiveFactors | None:
+        """Of the optimality conditions of every sample, where one system gave each its step."""
+        return (
+            ActiveFactors([self._settled[i] for i in range(len(self.d))]) if len(self._settled) == len(self.d) else None
+        )
 
     def finish(self, which: Tensor) -> None:
         """The steps of these samples, ``(batch,)`` bool, from their quadratic programs."""
         for i in [i for i in self._open if bool(which[i])]:
             self._take(i, *_solve(*self._open.pop(i)))
+
+    def changed(self, last: Tensor) -> Tensor:
+        """Which matrices are not those of the last step, with these entries, ``(batch,)``; all, if there was none."""
+        if last.shape != self.entries.shape:
+            return torch.ones(len(last), dtype=torch.bool, device=last.device)
+        rounding = _SAME * torch.finfo(last.dtype).eps * self.entries.abs().amax(1)
+        return (self.entries - last).abs().amax(1) > rounding
+
+    def first(self, model: Model, z: Tensor) -> First:
+        """What is known of first order at the point where the step begins."""
+        value, constraints = model.values(z)
+        return First(value, self.slope, constraints)
 
     def _take(self, i: int, d: np.ndarray, y: np.ndarray) -> None:
         self.d[i], self.y[i] = torch.from_numpy(d).to(self.d), torch.from_numpy(y).to(self.y)
@@ -57,48 +99,69 @@ def sparse_direction(
 ) -> SparseDirection | None:
     """The step at ``z``; ``None`` where the pattern does not hold there.
 
-    Multipliers that are all zero are estimated first.
+    Multipliers that are all zero are taken as they are where the Hessian of the objective alone is positive definite on the
+    active constraints, and not so little that the step is long; else they are estimated first.
     """
-    first = model.first(z)
     blank = ~(multipliers != 0).any(1) if model.count else multipliers.new_zeros(len(z), dtype=torch.bool)
-    matrices = _matrices(model, z, multipliers)
-    if matrices is None:
+    at = _Linear.at(model, z, multipliers, bounds)
+    if at is None:
         return None
-    if bool(blank.any()):
-        estimates = multipliers.clone()
-        for i in blank.nonzero().squeeze(1).tolist():
-            estimates[i] = _estimate(_program(model, matrices[i], first, z, bounds, i)).to(z)
-        if bool((estimates != multipliers).any()):
-            multipliers = estimates
-            matrices = _matrices(model, z, multipliers)
-            if matrices is None:
-                return None
-    direction = SparseDirection(first, z, multipliers)
-    for i, K in enumerate(matrices):
-        if bool(model.f.active[i]) and np.isfinite(K.data).all():
-            direction.begin(i, _program(model, K, first, z, bounds, i), _array(multipliers[i]))
+    direction, again = SparseDirection(z, multipliers, at.entries), []
+    for i in at.usable():
+        reach = _REACH * (1 + float(z[i].abs().max())) if bool(blank[i]) else None
+        if not direction.begin(i, at.program(i), _array(multipliers[i]), reach):
+            again.append(i)
+    if again:
+        multipliers = multipliers.clone()
+        for i in again:
+            multipliers[i] = _estimate(at.program(i)).to(z)
+        at = _Linear.at(model, z, multipliers, bounds)
+        if at is None:
+            return None
+        usable = set(at.usable())
+        for i in again:
+            if i in usable:
+                direction.begin(i, at.program(i), _array(multipliers[i]))
+        direction.entries = at.entries
     return direction
 
 
-def _matrices(model: Model, z: Tensor, multipliers: Tensor) -> list[sp.csc_matrix] | None:
-    """``[[H, J'], [J, 0]]`` of every sample, with the whole diagonal."""
-    found = model.saddle(z, multipliers)
-    if found is None:
-        return None
-    one, zero = torch.ones(len(z), dtype=torch.float64), torch.zeros(len(z), dtype=torch.float64)
-    blocks = SparseBlocks(*found).shifted(zero, one)
-    # by rows and by columns it is the same, since it is symmetric
-    return [sp.csc_matrix(blocks.ready.matrix(v).T) for v in blocks.values]
+class _Linear(NamedTuple):
+    """Optimality conditions to first order: ``dL/dz`` and the constraints ``(batch, n + m)``, their matrices, the bounds."""
 
+    model: Model
+    z: Tensor
+    multipliers: Tensor
+    bounds: tuple[Tensor, Tensor] | None
+    conditions: Tensor
+    entries: Tensor
+    matrices: list[sp.csc_matrix]
 
-def _program(
-    model: Model, K: sp.csc_matrix, first: First, z: Tensor, bounds: tuple[Tensor, Tensor] | None, i: int
-) -> qp.SparseProgram:
-    """The quadratic program of sample ``i``."""
-    far = np.full(model.size, np.inf)
-    lower, upper = (-far, far) if bounds is None else (_array(bounds[0][i] - z[i]), _array(bounds[1][i] - z[i]))
-    one_sided = model.one_sided.cpu().numpy()
-    return qp.SparseProgram(K, _array(first.slope[i]), -_array(first.constraints[i]), one_sided, lower, upper)
+    @classmethod
+    def at(cls, model: Model, z: Tensor, multipliers: Tensor, bounds: tuple[Tensor, Tensor] | None) -> _Linear | None:
+        """At a point; ``None`` where the pattern does not hold.  The matrices have their whole diagonal."""
+        found = model.saddle(z, multipliers)
+        if found is None:
+            return None
+        out, ready, values = found
+        one, zero = torch.ones(len(z), dtype=torch.float64), torch.zeros(len(z), dtype=torch.float64)
+        blocks = SparseBlocks(ready, values).shifted(zero, one)
+        # by rows and by columns it is the same, since it is symmetric
+        matrices = [sp.csc_matrix(blocks.ready.matrix(v).T) for v in blocks.values]
+        return cls(model, z, multipliers, bounds, out, torch.from_numpy(values).to(z), matrices)
+
+    def usable(self) -> list[int]:
+        """Samples at work whose matrix is finite."""
+        return [i for i, K in enumerate(self.matrices) if bool(self.model.f.active[i]) and np.isfinite(K.data).all()]
+
+    def program(self, i: int) -> qp.SparseProgram:
+        """The quadratic program of sample ``i``."""
+        n, K = self.model.size, self.matrices[i]
+        far = np.full(n, np.inf)
+        lower, upper = (-far, far) if self.bounds is None else (_array(b[i] - self.z[i]) for b in self.bounds)
+        out = _array(self.conditions[i])
+        slope = out[:n] - (K @ np.concatenate([np.zeros(n), _array(self.multipliers[i])]))[:n]
+        return qp.SparseProgram(K, slope, -out[n:], self.model.one_sided.cpu().numpy(), lower, upper)
 
 
 def _estimate(program: qp.SparseProgram) -> Tensor:

@@ -22,6 +22,7 @@ from implicitkit.solver.qp.interior_point import interior_point
 
 __all__ = ["SQP"]
 
+_FALLS = 0.95  # of |F| that a step may leave whose active set is not that of its quadratic program yet
 _DENSE = 1000  # unknowns and multipliers up to which dense matrices are formed
 
 
@@ -36,7 +37,8 @@ class SQP(Method):
     constraints (which leaves the step as it is where they are met), else by the modulus of its eigenvalues.  Where the
     program has no solution its constraints become penalties.  Steps are shortened by the exact penalty
     ``f + nu |violation|_1``; a full step that halves the KKT residual is taken whatever the penalty says (no Maratos
-    effect).  Local convergence is quadratic.
+    effect), and so is one to 0.95 of it by one active set of a sparse program that changes from step to step.  Local
+    convergence is quadratic.
 
     (Nocedal & Wright 2006, algorithms 18.1 and 18.3, section 18.4.)  From 256 unknowns and multipliers on, where the
     Hessian of the Lagrangian and the constraints have a sparsity pattern: a few products, and for each sample a sparse
@@ -60,29 +62,33 @@ class SQP(Method):
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         model = Model(f)
-        model.bounds(z[:, : f.problem.size])
+        bounds = model.bounds(z[:, : f.problem.size])
         if not model.is_sparse(z):
             _affordable(z)
-        return (z.new_zeros(len(z)),)
+        return z.new_zeros(len(z)), z.new_zeros(len(z), 0), bounds
 
     def step(self, f: Evaluations, w: Tensor, state: Any) -> tuple[Tensor, Any]:
+        weight, last, bounds = state  # of the penalty, (batch,); entries of the sparse matrices, (batch, nnz)
         model = Model(f)
-        bounds = model.bounds(w[:, : model.size])
         direction = self._sparsely(model, w, bounds)
-        at, d, new = (
-            self._densely(model, w, bounds) if direction is None else (direction.first, direction.d, direction.y)
-        )
+        at: First | Local | None
+        at, d, new = self._densely(model, w, bounds) if direction is None else (None, direction.d, direction.y)
         trial = _moved(w, d, new, bounds)
-        good = _halved(f, trial)
+        good = _fallen(f, trial)
+        if direction is not None and not bool(good.all()):
+            good = good | (direction.changed(last) & _fallen(f, trial, _FALLS))
         if not bool(good.all()):
             if direction is not None:
                 direction.finish(~good)
-                d, new = direction.d, direction.y
+                at, d, new = direction.first(model, w[:, : model.size]), direction.d, direction.y
+            assert at is not None
             trial = self._searched(
-                model, w, at, (d, new), bounds, state[0], torch.where(good.unsqueeze(1), trial, w), good
+                model, w, at, (d, new), bounds, weight, torch.where(good.unsqueeze(1), trial, w), good
             )
+        if direction is not None:  # for the derivative
+            f.system.factored = direction.factors
         # the penalty must outweigh the multipliers
-        return trial, (_outweighing(state[0], new),)
+        return trial, (_outweighing(weight, new), last if direction is None else direction.entries, bounds)
 
     def _searched(
         self,
@@ -111,7 +117,7 @@ class SQP(Method):
             merit = value + weight * model.violation(constraints).sum(1)
             good = merit <= base + 1e-4 * t * slope.clamp(max=0) + noise
             if trial_number == 0:
-                good = good | _halved(f, trial)
+                good = good | _fallen(f, trial)
             best = torch.where((~done & (good | (trial_number == self.halvings))).unsqueeze(1), trial, best)
             done = done | good
             if bool(done.all()):
@@ -228,9 +234,9 @@ def _moved(
     return torch.cat([z, multipliers if t is None else old + t.unsqueeze(1) * (multipliers - old)], 1)
 
 
-def _halved(f: Evaluations, trial: Tensor) -> Tensor:
-    """Where the residual at ``trial`` is half of what it was, or nothing is at work, ``(batch,)``."""
-    return ~f.active | (torch.linalg.vector_norm(f.residual(trial), dim=1) <= 0.5 * f.norm)
+def _fallen(f: Evaluations, trial: Tensor, to: float = 0.5) -> Tensor:
+    """Where the residual at ``trial`` is no more than half (``to``) of what it was, or nothing is at work, ``(batch,)``."""
+    return ~f.active | (torch.linalg.vector_norm(f.residual(trial), dim=1) <= to * f.norm)
 
 
 def _outweighing(weight: Tensor, multipliers: Tensor) -> Tensor:

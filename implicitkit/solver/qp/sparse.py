@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from implicitkit.linear.sparse_saddle import SparseSaddle, equilibrated
+from implicitkit.linear.sparse_saddle import SparseSaddle, both_sides, equilibrated
 
 __all__ = [
     "Active",
@@ -67,23 +67,40 @@ class SparseProgram:
     def system(self, free: np.ndarray, shift: float, diagonal: np.ndarray | None = None) -> SparseSaddle:
         """``K`` with ``diagonal`` and ``shift`` on that of ``H`` added, in the unknowns and rows that are ``free``; of the
         others nothing is left but 1 (unknowns) and -1 (rows) on the diagonal."""
-        K, n = self.K, self.size
-        columns = np.repeat(np.arange(K.shape[0]), np.diff(K.indptr))
-        data = np.where(free[K.indices] & free[columns], K.data, 0.0)
-        place = K.indices == columns
-        added = np.zeros(K.shape[0]) if diagonal is None else diagonal.copy()
+        at, n = self._scaled, self.size
+        data = np.where(free[at.rows] & free[at.columns], at.data, 0.0)
+        added = np.zeros(len(free)) if diagonal is None else diagonal.copy()
         added[:n] += shift
-        data[place] += np.where(free, added, np.where(np.arange(len(free)) < n, 1.0, -1.0))
-        keep = (data != 0) | place
-        pointer = np.concatenate([[0], np.cumsum(keep)])[K.indptr]
         # what is left of K has its scales, unless the diagonal has grown beyond it
-        scale = np.where(free, self.scale, 1.0) if diagonal is None else None
-        return SparseSaddle(sp.csc_matrix((data[keep], K.indices[keep], pointer), shape=K.shape), n, scale)
+        scale = np.where(free, at.scale, 1.0)
+        data[at.diagonal] += np.where(free, added * scale**2, np.where(np.arange(len(free)) < n, 1.0, -1.0))
+        keep = data != 0
+        keep[at.diagonal] = True
+        pointer = np.concatenate([[0], np.cumsum(keep)])[self.K.indptr]
+        matrix = sp.csc_matrix((data[keep], at.rows[keep], pointer), shape=self.K.shape)
+        if diagonal is None:
+            return SparseSaddle(matrix, n, scale)
+        more = equilibrated(matrix)
+        return SparseSaddle(both_sides(matrix, more), n, scale * more)
 
     @functools.cached_property
-    def scale(self) -> np.ndarray:
-        """Of the rows of ``K``, that they are of size one."""
-        return equilibrated(self.K)
+    def _scaled(self) -> _Scaled:
+        K = self.K
+        columns = np.repeat(np.arange(K.shape[0], dtype=K.indices.dtype), np.diff(K.indptr))
+        scale = equilibrated(K)
+        data = K.data * scale[K.indices] * scale[columns]
+        return _Scaled(K.indices, columns, np.flatnonzero(K.indices == columns), data, scale)
+
+
+class _Scaled(NamedTuple):
+    """``K`` with rows of size one: row, column and value of every entry, which are on the diagonal, and by what its rows
+    and columns were multiplied."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    diagonal: np.ndarray
+    data: np.ndarray
+    scale: np.ndarray
 
 
 class Active(NamedTuple):
@@ -94,14 +111,15 @@ class Active(NamedTuple):
 
 
 class SparsePoint(NamedTuple):
-    """``d``, the multipliers ``y`` of the rows, the active set that they say, the shift of ``H`` that was needed, and
-    whether it is the set that they were found with."""
+    """``d``, the multipliers ``y`` of the rows, the active set that they say, the shift of ``H`` that was needed, whether it
+    is the set that they were found with, and the factors of that."""
 
     d: np.ndarray
     y: np.ndarray
     active: Active
     shift: float
     settled: bool
+    saddle: SparseSaddle
 
 
 def guess(program: SparseProgram, y: np.ndarray) -> Active:
@@ -114,25 +132,30 @@ def guess(program: SparseProgram, y: np.ndarray) -> Active:
     slope = program.q + (program.K @ np.concatenate([np.zeros(n), y]))[:n]
     step = -slope / curvature
     bounds = np.where(step > program.upper, 1, np.where(step < program.lower, -1, 0))
-    C = program.K[n:, :n]
-    each = C.multiply(C) @ (1 / curvature)
-    rows = ~program.one_sided | (y * np.where(each > 0, each, 1.0) > program.b)
+    rows = ~program.one_sided
+    if not rows.all():
+        C = program.K[n:, :n]
+        each = C.multiply(C) @ (1 / curvature)
+        rows = rows | (y * np.where(each > 0, each, 1.0) > program.b)
     return Active(np.where(program.lower == program.upper, 1, bounds), rows)
 
 
-def active_set(program: SparseProgram, start: Active, shift: float = 0.0, sets: int = _SETS) -> SparsePoint | None:
+def active_set(
+    program: SparseProgram, start: Active, shift: float = 0.0, sets: int = _SETS, convex: bool = False
+) -> SparsePoint | None:
     """The solution by active sets from ``start`` on; ``None`` where they do not settle, settle slowly, or a system cannot be
-    solved.  Of fewer ``sets`` than that takes, the last point."""
+    solved.  Of fewer ``sets`` than that takes, the last point.  ``convex``: ``None`` where ``H`` would have to be
+    shifted."""
     active, before, slow = start, np.inf, 0
     for k in range(sets):
-        found = _with_active(program, active, shift)
+        found = _with_active(program, active, shift, 1 if convex else _SHIFTS)
         if found is None:
             return None
-        d, y, shift = found
+        d, y, shift, saddle = found
         following = _following(program, active, d, y, shift)
         changes = int((following.bounds != active.bounds).sum() + (following.rows != active.rows).sum())
         if not changes or (k + 1 == sets < _SETS):
-            return SparsePoint(d, y, following, shift, not changes)
+            return SparsePoint(d, y, following, shift, not changes, saddle)
         slow += changes > 0.5 * before
         if slow > _SLOW:
             return None
@@ -140,30 +163,33 @@ def active_set(program: SparseProgram, start: Active, shift: float = 0.0, sets: 
     return None
 
 
-def _with_active(program: SparseProgram, active: Active, shift: float) -> tuple[np.ndarray, np.ndarray, float] | None:
-    """``d``, ``y`` and the shift with this active set."""
+def _with_active(
+    program: SparseProgram, active: Active, shift: float, shifts: int
+) -> tuple[np.ndarray, np.ndarray, float, SparseSaddle] | None:
+    """``d``, ``y``, the shift and the factors with this active set; ``shifts``: tried at most."""
     n, m = program.size, len(program.b)
     free = np.concatenate([active.bounds == 0, active.rows])
     fixed = np.where(active.bounds > 0, program.upper, np.where(active.bounds < 0, program.lower, 0.0))
     known = np.concatenate([fixed, np.zeros(m)])
     rhs = np.where(free, np.concatenate([-program.q, program.b]) - program.K @ known, 0.0)
     size = float(np.abs(program.K.diagonal()[:n]).max(initial=0.0)) or 1.0
-    for _ in range(_SHIFTS):
+    for _ in range(shifts):
         saddle = program.system(free, shift)
         if saddle.negative == m:
             x, left = saddle.solve(rhs)
             x = x + known
             if left > _ACCURATE or not _holds(program, active.rows, x[:n]):
                 return None
-            return x[:n], np.where(active.rows, x[n:], 0.0), shift
+            return x[:n], np.where(active.rows, x[n:], 0.0), shift, saddle
         shift = max(8 * shift, 1e-5 * size)
     return None
 
 
 def _holds(program: SparseProgram, rows: np.ndarray, d: np.ndarray) -> bool:
     """Does ``C d = b`` hold in these rows?  (Not where the active bounds leave no such ``d``, however large ``y``.)"""
-    C = program.K[program.size :, : program.size]
-    left, size = np.abs(C @ d - program.b), np.abs(C) @ np.abs(d) + np.abs(program.b)
+    n, none = program.size, np.zeros(len(rows))
+    left = np.abs((program.K @ np.concatenate([d, none]))[n:] - program.b)
+    size = (abs(program.K) @ np.concatenate([np.abs(d), none]))[n:] + np.abs(program.b)
     return bool((left[rows] <= _ACCURATE * size.max(initial=0.0)).all())
 
 
