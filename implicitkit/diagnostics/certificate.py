@@ -228,7 +228,7 @@ def _largest_of(mv, rmv, A: Operator, steps: int) -> Tensor:  # type: ignore[no-
 def _random(A: Operator, seed: int = 0) -> Tensor:
     """Unit vectors, always the same, without touching the global generator."""
     generator = torch.Generator().manual_seed(seed)
-    v = torch.randn(A.batch, A.size, generator=generator, dtype=torch.float64).to(A.like)
+    v = torch.randn(A.batch, A.size, generator=generator, dtype=torch.float64, device="cpu").to(A.like)
     return v / torch.linalg.vector_norm(v, dim=1, keepdim=True)
 
 

@@ -332,7 +332,7 @@ def _scalar(session: Session, method: str, bracket: Any = None) -> Found:
     check_ends(bracket)
     number, count = session.sample
     if bracket is not None:
-        like = torch.zeros(count, 1, dtype=torch.float64)
+        like = torch.zeros(count, 1, dtype=torch.float64, device="cpu")
         bracket = tuple(float(end[number]) for end in ends_of(bracket, like))
 
     def f(x: float) -> float:

@@ -52,7 +52,7 @@ def refuse_coupled(A: Operator, key: Hashable) -> None:
 def _looks(batch: int) -> torch.Tensor:
     """Which samples have weights in each product, ``(looks, batch)``, with some in each and some not."""
     if batch <= 3:  # each alone
-        return torch.eye(batch, dtype=torch.bool)
-    pairs = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 0, 1], [0, 1, 1, 0]]).bool()
+        return torch.eye(batch, dtype=torch.bool, device="cpu")
+    pairs = [[1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 0, 1], [0, 1, 1, 0]]
     order = seeded.uniform(batch, seed=0).argsort()
-    return pairs[order % len(pairs)].T
+    return torch.tensor(pairs, dtype=torch.bool, device="cpu")[order % len(pairs)].T

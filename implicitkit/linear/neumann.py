@@ -164,7 +164,11 @@ _SWEEPS = 8  # of the power method: the step may be twice too long
 
 def _largest(A: Operator, b: Tensor) -> Tensor:
     """The largest eigenvalue in size, about, ``(batch, 1)``."""
-    v = torch.randn(b.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(b).expand_as(b)
+    v = (
+        torch.randn(b.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu")
+        .to(b)
+        .expand_as(b)
+    )
     size = column(norms(v))
     for _ in range(_SWEEPS):
         v = A.mv(v / size)

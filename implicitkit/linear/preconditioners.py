@@ -191,13 +191,13 @@ def _jacobi(A: Operator) -> _Diagonal:
 
 def _block_jacobi(A: Operator) -> _Blocks:
     count = -(-A.size // _BLOCK)
-    blocks = torch.eye(_BLOCK, dtype=torch.float64).repeat(A.batch, count, 1, 1)
+    blocks = torch.eye(_BLOCK, dtype=torch.float64, device="cpu").repeat(A.batch, count, 1, 1)
     for i, M in enumerate(_matrices(A, "block_jacobi")):
         entries = M.tocoo()
         rows, columns = (torch.from_numpy(t).long() for t in (entries.row, entries.col))
         inside = rows // _BLOCK == columns // _BLOCK
         rows, columns, values = rows[inside], columns[inside], torch.from_numpy(entries.data)[inside]
-        here = torch.arange(A.size)
+        here = torch.arange(A.size, device="cpu")
         blocks[i, here // _BLOCK, here % _BLOCK, here % _BLOCK] = 0.0
         blocks[i, rows // _BLOCK, rows % _BLOCK, columns % _BLOCK] = values
     return _Blocks(factor_batched(blocks.flatten(0, 1).to(A.like)), count)

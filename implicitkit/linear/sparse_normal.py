@@ -104,7 +104,7 @@ class NormalFactors:
 
     def __init__(self, lus: list[Any], scaled: list[sp.csc_matrix], D: np.ndarray) -> None:
         self.lus, self.scaled, self.D = lus, scaled, D
-        self.factor = Verdict(torch.ones(len(lus), dtype=torch.bool))
+        self.factor = Verdict(torch.ones(len(lus), dtype=torch.bool, device="cpu"))
 
     @property
     def T(self) -> NormalFactors:

@@ -39,7 +39,7 @@ class UserFactor:
                     f"pair of functions (solve, solve_transposed); got {type(one).__name__}"
                 )
         self.each, self.transposed = tuple(each), transposed
-        self.factor = Verdict(torch.ones(len(self.each), dtype=torch.bool))
+        self.factor = Verdict(torch.ones(len(self.each), dtype=torch.bool, device="cpu"))
 
     @property
     def T(self) -> UserFactor:

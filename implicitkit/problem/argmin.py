@@ -194,8 +194,8 @@ class Bounded:
         for lower, upper in zip(self.lower, self.upper, strict=True):
             if any(isinstance(b, Tensor) and compat.is_wrapped(b) for b in (lower, upper)):
                 continue
-            low, high = (torch.as_tensor(b).detach() for b in (-math.inf if lower is None else lower,
-                                                               math.inf if upper is None else upper))  # fmt: skip
+            ends = (-math.inf if lower is None else lower, math.inf if upper is None else upper)
+            low, high = (b.detach() if isinstance(b, Tensor) else torch.tensor(b, device="cpu") for b in ends)
             if not bool((low <= high.to(low.device)).all()):
                 raise ValueError("bounds: the lower bound must not be above the upper one, and neither may be NaN")
 

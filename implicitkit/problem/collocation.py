@@ -40,12 +40,13 @@ def radau(stages: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor
     polynomial = torch.tensor(
         [(-1) ** (s - k) * math.comb(s, k) * math.factorial(k + s - 1) / math.factorial(k) for k in range(s + 1)],
         dtype=torch.float64,
+        device="cpu",
     )
-    companion = torch.diag(torch.ones(s - 1, dtype=torch.float64), -1)
+    companion = torch.diag(torch.ones(s - 1, dtype=torch.float64, device="cpu"), -1)
     companion[:, -1] = -polynomial[:-1] / polynomial[-1]
     c = torch.linalg.eigvals(companion).real.sort().values
     c[-1] = 1.0
-    powers = torch.arange(s, dtype=torch.float64)
+    powers = torch.arange(s, dtype=torch.float64, device="cpu")
     A = torch.linalg.solve(c[:, None] ** powers, c[:, None] ** (powers + 1) / (powers + 1), left=False)
     return A.to(device, dtype), c.to(device, dtype)
 
@@ -123,22 +124,21 @@ class Collocation(Problem):
         block = self.stages * n
         if steps * block * block > _ENTRIES:
             return "auto"
-        inside = torch.ones(block, block).nonzero().T
-        rows, columns = (torch.arange(steps)[:, None] * block + side for side in inside)
-        below = block * torch.arange(1, steps)[:, None] + torch.arange(block)
-        before = block * torch.arange(1, steps)[:, None] - n + torch.arange(block) % n
+        first, within = torch.arange(steps, device="cpu")[:, None] * block, torch.arange(block, device="cpu")
+        rows, columns = (first + side for side in (within.repeat_interleave(block), within.repeat(block)))
+        below, before = first[1:] + within, first[1:] - n + within % n
         size = steps * block
         ij = [torch.stack((rows.flatten(), columns.flatten())), torch.stack((below.flatten(), before.flatten()))]
         if self.event is not None:
-            every = torch.arange(size + 1)
+            every = torch.arange(size + 1, device="cpu")
             ij += [
                 torch.stack((every, torch.full_like(every, size))),
-                torch.stack((torch.full((n,), size), every[-n - 1 : -1])),
+                torch.stack((torch.full_like(every[:n], size), every[-n - 1 : -1])),
             ]
             size += 1
         indices = torch.cat(ij, 1)
-        entries = torch.ones(indices.shape[1], dtype=torch.bool)
-        return torch.sparse_coo_tensor(indices, entries, (size, size), check_invariants=False)
+        entries = torch.ones(indices.shape[1], dtype=torch.bool, device="cpu")
+        return torch.sparse_coo_tensor(indices, entries, (size, size), device="cpu", check_invariants=False)
 
     def residual(self, z: Any, *args: Any) -> Any:
         y0, t, rest = args[0], args[1], args[2:]

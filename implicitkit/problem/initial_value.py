@@ -79,7 +79,8 @@ class InitialValue(Problem):
         if self.stages > 7:
             raise ValueError(f"stages can be 7 at most (order 13), got {self.stages}")
         get_integrator(self.integrator)
-        object.__setattr__(self, "t", torch.as_tensor(self.t))
+        if not isinstance(self.t, Tensor):
+            object.__setattr__(self, "t", torch.as_tensor(self.t, device="cpu"))
         if self.t.ndim != 1 or len(self.t) < 2:
             raise ValueError(f"t must hold two times or more, in one dimension; its shape is {tuple(self.t.shape)}")
         if self.event is not None and len(self.t) != 2:

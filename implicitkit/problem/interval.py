@@ -31,7 +31,7 @@ class RootBetween(Root):
     ends: Any = field(default=None, kw_only=True)
 
     def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated:
-        low, high = (torch.as_tensor(end).to(z0).detach().expand_as(z0) for end in self.ends)
+        low, high = (torch.as_tensor(end, device=z0.device).to(z0).detach().expand_as(z0) for end in self.ends)
         inner = Root(
             _Between(self.equation),
             jac_sparsity=self.jac_sparsity,

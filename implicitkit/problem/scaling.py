@@ -53,7 +53,7 @@ def _scale(given: Any, leaf: Tensor) -> Tensor:
 def divided(tree: Any, by: Any) -> Any:
     """``tree / by``, leaf by leaf; ``None`` and infinite numbers stay."""
     if tree is None or isinstance(tree, (int, float)):
-        return trees.tree_map(lambda s: None if tree is None else torch.as_tensor(tree).to(s) / s, by)
+        return trees.tree_map(lambda s: None if tree is None else torch.as_tensor(tree, device=s.device).to(s) / s, by)
     if isinstance(tree, Tensor) and not isinstance(by, Tensor):
         return trees.tree_map(lambda s: tree / s, by)
     return trees.tree_map(lambda t, s: t if t is None else t / s, tree, by, is_leaf=lambda x: x is None)

@@ -102,7 +102,7 @@ class BlackBoxFunction:
 
     # ------------------------------------------------------------------------------------------------------- details
     def _ask(self, what: Callable[[Tensor], Tensor], z: Any) -> Tensor:
-        point = torch.as_tensor(z).detach()
+        point = torch.as_tensor(z, device=self._context.device).detach()
         if self._seen is None or point.dtype != self._seen.dtype or not torch.equal(point, self._seen):
             self._seen, self._operator = point.clone(), None
             self._matrix = self._expand(self._seen.to(self._context), self._context)
@@ -299,7 +299,7 @@ def _guarded(solver: BlackBox, f: BlackBoxFunction, z0: Tensor, **keywords: Any)
 
 def _accept(found: Found, z0: Tensor) -> Tensor:
     """The point found, as a tensor like ``z0``."""
-    z = found.z if isinstance(found.z, Tensor) else torch.as_tensor(found.z, dtype=z0.dtype)
+    z = found.z if isinstance(found.z, Tensor) else torch.as_tensor(found.z, dtype=z0.dtype, device=z0.device)
     if z.numel() != z0.numel():
         raise ValueError(
             f"the solver returned a point of shape {tuple(z.shape)} for a start of shape {tuple(z0.shape)}"

@@ -124,5 +124,5 @@ def directions(z: Tensor, least: float = 0.0) -> list[Tensor]:
     own = torch.where(z < 0, -size, size)
     if n == 1:
         return [own, -own]
-    flips = torch.tensor([[1, -1], [-1, 1]]) if n == 2 else seeded.signs(2, n, seed=n)
+    flips = torch.tensor([[1, -1], [-1, 1]], device="cpu") if n == 2 else seeded.signs(2, n, seed=n)
     return [own, *(own * flip.to(own) for flip in flips)]

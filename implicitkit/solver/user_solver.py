@@ -97,7 +97,7 @@ def _pair(out: Any, name: str) -> tuple[Any, Any]:
 
 def _converted(x: Any, like: Tensor, name: str) -> Tensor:
     """What was returned in place of ``like``, in its precision; real where that is, if nothing is lost by it."""
-    found = torch.as_tensor(x, dtype=None if hasattr(x, "__array__") else torch.complex128).detach()
+    found = torch.as_tensor(x, dtype=None if hasattr(x, "__array__") else torch.complex128, device=like.device).detach()
     if found.is_complex() and not like.is_complex():
         if int(torch.count_nonzero(found.imag)):
             largest = float(found.imag.abs().max())
@@ -114,7 +114,8 @@ def _vector(found: Any) -> Any:
     """A list of numbers as one tensor, anything else as it is."""
     if len(found) < 2 or not all(isinstance(x, (int, float, complex)) for x in found):
         return found
-    return torch.tensor(found, dtype=torch.complex128 if any(isinstance(x, complex) for x in found) else torch.float64)
+    kind = torch.complex128 if any(isinstance(x, complex) for x in found) else torch.float64
+    return torch.tensor(found, dtype=kind, device="cpu")
 
 
 def _like(found: Any, part: Tensor, layout: Layout, name: str) -> Any:

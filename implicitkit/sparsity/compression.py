@@ -66,13 +66,13 @@ class Coloured:
         own, other = (rmv, mv) if c.by_rows else (mv, rmv)
         size_in, size_out = (m, n) if c.by_rows else (n, m)
         random = seeded.uniform(1, size_in, seed=0x5EED) + 0.5
-        seeds = torch.zeros(plan.count + 1, size_in, dtype=torch.float64)
-        seeds[torch.from_numpy(c.groups), torch.arange(size_in)] = 1
+        seeds = torch.zeros(plan.count + 1, size_in, dtype=torch.float64, device="cpu")
+        seeds[torch.from_numpy(c.groups), torch.arange(size_in, device="cpu")] = 1
         seeds[-1] = random  # where those without a group have been put
         shown = _products(own, seeds, max(m, n), batch, like)  # (batch, count + 1, size_out)
         check, flat = shown[:, -1].numpy(), shown[:, :-1].reshape(batch, -1)
         if len(c.apart):
-            single = torch.zeros(c.apart_count, size_out, dtype=torch.float64)
+            single = torch.zeros(c.apart_count, size_out, dtype=torch.float64, device="cpu")
             single[torch.from_numpy(c.apart_groups), torch.from_numpy(c.apart)] = 1
             flat = torch.cat([flat, _products(other, single, max(m, n), batch, like).reshape(batch, -1)], 1)
         values = flat.numpy()[:, self.places]

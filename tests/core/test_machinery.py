@@ -90,6 +90,31 @@ def test_complex_leaves_beside_an_odd_number_of_reals(kinds: str) -> None:
     torch.testing.assert_close(found, want, rtol=1e-8, atol=1e-8)
 
 
+# ------------------------------------------------------------------------------------------------------- default devices
+ELSEWHERE: dict[str, Callable[[Tensor], Tensor]] = {
+    "bounds": lambda x: (
+        ik.argmin(lambda z, x: ((z - x) ** 2).sum(), torch.zeros_like(x), (x,), bounds=(-9.0, 0.5)).value
+    ),
+    "bracket": lambda x: ik.root(lambda z, x: z**3 + z - x, args=(x,), bracket=(-9.0, 9.0), batch_dims=1).value,
+    "trajectory": lambda x: ik.solve(ik.InitialValue(lambda t, y: -y, (0.0, 1.0)), x).value,
+    "sparse": lambda x: ik.root(lambda z, x: z**3 + 3 * z - x + 0.1 * z.roll(1), x.new_zeros(130), (x.sum(),)).value,
+    "SciPy": lambda x: ik.root(lambda z, x: z**3 + z - x, torch.zeros_like(x), (x,), solver="scipy.root.hybr").value,
+    "certificate": lambda x: x + ik.certify(ik.root(lambda z, x: z**3 + z - x, x, (x,), rtol=1e-3)).error,
+    "a user's numbers": lambda x: ik.implicit(ik.Root(lambda z, x: z - x))(lambda z0, x: x.tolist())(x, x),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_solve_is_where_its_tensors_are_whatever_the_default_device(name: str) -> None:
+    x = torch.tensor([0.3, 0.7, 0.2], dtype=D, requires_grad=True)
+    want = ELSEWHERE[name](x)
+    (slope,) = torch.autograd.grad(want.sum(), x)
+    with torch.device("meta"):
+        found = ELSEWHERE[name](x)
+        (found_slope,) = torch.autograd.grad(found.sum(), x)
+    torch.testing.assert_close((found, found_slope), (want, slope))
+
+
 # ------------------------------------------------------------------------------------------------- figures and callbacks
 def test_unrolled_steps_are_reported_as_they_are() -> None:
     s = ik.fixed_point(torch.cos, zeros(1), solver="picard", rule=ik.Unroll(steps=2))

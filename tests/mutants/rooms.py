@@ -160,7 +160,7 @@ MUTANTS = [
         ("foreign = torch.where(given, 0, pulled)", "foreign = torch.where(given, pulled, 0)"),
         ("    _SEEN[key] = None", "    pass"),
         ("    for given in _looks(A.batch).to", "    for given in _looks(A.batch)[:2].to"),
-        ("return pairs[order % len(pairs)].T", "return pairs[order % 2].T"),
+        ("[order % len(pairs)].T", "[order % 2].T"),
     ),
     *mutants(
         "implicitkit/manifold/exponential.py",
@@ -176,8 +176,8 @@ MUTANTS = [
         ("t = torch.stack((t[0], end))", "t = torch.stack((t[0], t[0] + end))"),
         ("* steps - 1)", "* steps - 2)"),
         (
-            "before = block * torch.arange(1, steps)[:, None] - n",
-            "before = block * torch.arange(1, steps)[:, None] - 2 * n",
+            "below, before = first[1:] + within, first[1:] - n",
+            "below, before = first[1:] + within, first[1:] - 2 * n",
         ),
     ),
     *mutants(

@@ -144,7 +144,7 @@ class _Linear(NamedTuple):
         if found is None:
             return None
         out, ready, values = found
-        one, zero = torch.ones(len(z), dtype=torch.float64), torch.zeros(len(z), dtype=torch.float64)
+        one, zero = (torch.full((len(z),), x, dtype=torch.float64, device="cpu") for x in (1.0, 0.0))
         blocks = SparseBlocks(ready, values).shifted(zero, one)
         # by rows and by columns it is the same, since it is symmetric
         matrices = [sp.csc_matrix(blocks.ready.matrix(v).T) for v in blocks.values]

@@ -68,7 +68,7 @@ def ends_of(ends: Ends, z: Tensor) -> tuple[Tensor, Tensor]:
     """
     found = []
     for name, end in zip(("low", "high"), ends, strict=True):
-        t = torch.as_tensor(end).detach().to(z)
+        t = torch.as_tensor(end, device=z.device).detach().to(z)
         if t.numel() not in (1, len(z)):
             raise ValueError(
                 f"bracket: {name} has {t.numel()} numbers for {len(z)} samples (those of vmap included); give one number, "

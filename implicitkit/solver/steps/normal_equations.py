@@ -199,7 +199,7 @@ class _Products:
         generator = torch.Generator().manual_seed(0)
         total = torch.zeros_like(like)
         for _ in range(_PROBES):
-            signs = torch.randint(0, 2, (1, r.shape[1]), generator=generator).to(r) * 2 - 1
+            signs = torch.randint(0, 2, (1, r.shape[1]), generator=generator, device="cpu").to(r) * 2 - 1
             total = total + rmv(signs.expand_as(r)).square()
         self.columns = (total / _PROBES).sqrt()
         self.D, self.free = torch.ones_like(like), torch.ones_like(like)

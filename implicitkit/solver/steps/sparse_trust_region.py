@@ -33,7 +33,7 @@ def sparse_step(blocks: Any, g: Tensor, radius: Tensor, done: Tensor) -> tuple[T
     Args:
         blocks: the Hessians, :class:`SparseBlocks`. g: gradients. radius: ``(batch,)``.
     """
-    one, none = torch.ones(len(g), dtype=torch.float64), torch.zeros(len(g), dtype=torch.float64)
+    one, none = (torch.full((len(g),), x, dtype=torch.float64, device="cpu") for x in (1.0, 0.0))
     whole: SparseBlocks = blocks.shifted(none, one)
     slopes = g.detach().to(device="cpu", dtype=torch.float64).numpy()
     p, promised = np.zeros(slopes.shape), np.zeros(len(g))

@@ -34,7 +34,7 @@ _MOVES = names(
 
 def numbers(t: Tensor, first: int = 1) -> Tensor:
     """Entries numbered from ``first``, in the shape of ``t``; doubles, which every operation takes."""
-    return torch.arange(first, first + t.numel(), dtype=torch.float64).view(t.shape)
+    return torch.arange(first, first + t.numel(), dtype=torch.float64, device="cpu").view(t.shape)
 
 
 def moved(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
