@@ -17,6 +17,7 @@ __all__ = ["Effort", "Forgive", "ForgivenWarning", "masked"]
 
 _DERIVATIVES = ("truncated", "none")
 _EXACT = ("auto", "implicit")
+_DEAR = 300  # evaluations in one training call, above which a few samples are not worth it
 _CURE = (
     "I - J is nearly singular at these equilibria: bound the weights (bound_weights), add jacobian_penalty to the loss, or "
     "lower the learning rate"
@@ -45,9 +46,10 @@ class Forgive:
     gate has equilibria at which ``I - J`` is singular and the loss is small all the same, and training with ``u = g`` for
     every sample is a method of its own (Fung et al. 2022).
 
-    A few samples that nothing solves would cost most of a training: the last members of the ``"relay"``, which follow paths
-    from other points, take hundreds of evaluations for each of them in every step.  So where these have left samples
-    unsolved, they are not asked in the next ``every - 1`` training calls, unless more than ``share`` fail without them.
+    A few hard samples would cost most of a training: the later members of the ``"relay"`` take hundreds of evaluations for
+    them in every step.  So where these were in vain, or a call took more than 300 evaluations, the next ``every - 1``
+    training calls do without them (:meth:`ik.Relay.brief`) and forgive what Anderson and Broyden leave, unless that is more
+    than ``share``.
 
     How many they were, ``layer.solution.converged``, ``layer.solution.backward.converged`` and a :class:`Monitor` tell; the
     first time, forward and backward each, a :class:`ForgivenWarning`.  Under ``torch.func`` transforms nothing is forgiven.
@@ -59,8 +61,8 @@ class Forgive:
         share: of the samples of a call whose forward solve may fail, in [0, 1]; more raise :class:`ik.ConvergenceError`.
         derivative: ``"truncated"`` or ``"none"``.
         backward_share: of the samples whose backward solve may fail, in [0, 1].
-        every: training calls from one in which the whole relay was in vain to the next with the whole relay; 1: it is asked
-            in every call.
+        every: training calls from one in which the whole relay was dear, or in vain, to the next that may use it; 1: every
+            call may.
 
     Raises:
         ValueError: an option out of range.
@@ -69,7 +71,7 @@ class Forgive:
     share: float = 0.25
     derivative: str = "truncated"
     backward_share: float = 1.0
-    every: int = 3
+    every: int = 30
 
     def __post_init__(self) -> None:
         for name in ("share", "backward_share"):
@@ -90,14 +92,17 @@ class Forgive:
         """Did too many fail?  At least one has."""
         return int(failed.sum()) > self.share * failed.numel()
 
-    def tell(self, solution: ik.Solution) -> None:
-        """Warn that some samples of a call are forgiven."""
+    def tell(self, solution: ik.Solution, spared: bool) -> None:
+        """Warn that some samples of a call are forgiven; ``spared``: dearer solvers were not asked."""
         failed = ~solution.converged
+        found = f"have no equilibrium that {solution.solver} could find"
+        if spared:
+            found = f"were left by the cheap solvers, and dearer ones are asked in one of {self.every} calls"
         warnings.warn(
-            f"{int(failed.sum())} of {failed.numel()} samples of a training call have no equilibrium that "
-            f"{solution.solver} could find: they get their best iterate and the derivative {self.derivative!r} (see "
-            "Forgive). Further ones are only counted, in layer.solution.converged and by a Monitor; evaluation, and a share "
-            f'above {self.share:g}, raise. on_failure="raise" forgives nothing',
+            f"{int(failed.sum())} of {failed.numel()} samples of a training call {found}: they get their best iterate and "
+            f"the derivative {self.derivative!r} (see Forgive). Further ones are only counted, in layer.solution.converged "
+            f"and by a Monitor; evaluation, and a share above {self.share:g}, raise. "
+            'on_failure="raise" forgives nothing',
             ForgivenWarning,
             stacklevel=8,
         )
@@ -108,19 +113,23 @@ class Effort:
 
     def __init__(self) -> None:
         self.pause = 0  # training calls still to come without the dear members
+        self.spared = False  # were they left out in the last call?
 
     def spend(self, find: Callable[[Any], ik.Solution], solver: Any, policy: Any) -> ik.Solution:
         """``find(solver)``, or with fewer members of it: ``policy`` is that of a training call, or ``None``."""
         relay = ik.Relay() if isinstance(solver, str) and solver == "relay" else solver
+        self.spared = False
         if not isinstance(policy, Forgive) or not isinstance(relay, ik.Relay) or extend.transforms_active():
             return find(solver)
         if self.pause:
             self.pause -= 1
             found = find(relay.brief())
             if not policy.exceeded(~found.converged):
+                self.spared = True
                 return found
         found = find(solver)
-        self.pause = 0 if bool(found.converged.all()) else policy.every - 1
+        dear = not bool(found.converged.all()) or found.evaluations > _DEAR
+        self.pause = policy.every - 1 if dear else 0
         return found
 
 

@@ -334,7 +334,7 @@ class DEQ(Composable, nn.Module):
             solution.raise_for_status()
         if not self._forgave:
             self._forgave = True
-            policy.tell(solution)
+            policy.tell(solution, self._effort.spared)
         held = ik.extend.trees.tree_map(lambda t: t.detach(), z)
         if policy.derivative == "truncated" and torch.is_grad_enabled():
             with ik.extend.modules_held():

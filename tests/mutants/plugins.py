@@ -106,9 +106,11 @@ MUTANTS = [
     ),
     *mutants(
         "plugins/implicitkit_deq/forgive.py",
-        "tests/plugins/deq/test_training.py -k 'in_vain'",
-        ("else policy.every - 1", "else 0"),
-        ("if not policy.exceeded(~found.converged):\n                return found", "return found"),
+        "tests/plugins/deq/test_training.py -k 'in_vain or are_spared'",
+        ("self.pause = policy.every - 1 if dear else 0", "self.pause = 0"),
+        ("if not policy.exceeded(~found.converged):", "if True:"),
+        ("found.evaluations > _DEAR", "found.evaluations >= _DEAR"),
+        ("self.spared = False\n        if not", "if not"),
     ),
     *mutants(
         "plugins/implicitkit_deq/inputs.py",

@@ -18,6 +18,7 @@ from implicitkit.solver.steps.restarts import maybe_any, return_to_best, strande
 __all__ = ["Anderson"]
 
 _PERIOD = 3  # mix in every third step
+_WIDE = 64  # unknowns from which on the samples of a batch decide together whether mixing pays
 _LITTLE = 0.75  # what a mixing leaves of a residual, or more, where plain steps are as good ...
 _FAST = 0.8  # ... as long as three of them leave so much at most ...
 _MOST = 0.75  # ... for so many of the samples at work
@@ -41,7 +42,9 @@ class Anderson(Method):
 
     Where the spectrum of the Jacobian fills a disk no combination of steps does much better than the steps themselves, and
     the least squares say so: where a mixing leaves more than three quarters of the residual of three quarters of the
-    samples, plain steps follow for as long as three of them take a fifth of it away (unless ``period`` is given).
+    samples, plain steps follow for as long as three of them take a fifth of it away (from 64 unknowns on, unless ``period``
+    is given).  That is decided for the whole batch: beside other samples a sample may take another way to the tolerance;
+    with ``period=3`` it takes its own.
 
     A sample that does badly forgets its memory and takes a plain step from its best point
     (:mod:`~implicitkit.solver.steps.restarts`), so that where that step contracts the method cannot do worse than Picard
@@ -131,7 +134,7 @@ class Anderson(Method):
         slots = [(k - 1 - i) % m for i in range(min(new, k, m))]
         state["new"] = 0
         gamma, fall = self._coefficients(state, r, min(k, m), slots)
-        if self.period is None and eager is None and k > _PERIOD and z.shape[1] >= 4 * _PERIOD:
+        if self.period is None and eager is None and k > _PERIOD and z.shape[1] >= _WIDE:
             little = (fall <= (1 - _LITTLE**2) * f.norm.square()) & (f.norm <= _FAST ** (1 / _PERIOD) * before)
             state["plain"] = (f.norm, 0) if _most(f, little) else None
         if gamma.dtype != z.dtype:

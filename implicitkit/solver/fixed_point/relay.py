@@ -74,12 +74,12 @@ class Relay(Polyalgorithm):
     name: ClassVar[str] = "relay"
 
     def brief(self) -> Relay:
-        """The members before the first path that begins elsewhere: from there on they take most of the evaluations and solve
-        least, so that this is for a caller who can do without a few samples, or comes back to them.
+        """The members before the first that takes derivatives of the map: from there on they take most of the evaluations
+        for the fewest samples, so that this is for a caller who can do without a few, or comes back to them.
 
-        Itself, where there is no such path, or nothing before it.
+        Itself, where there is no such member, or nothing before it.
         """
-        before = tuple(itertools.takewhile(lambda stage: not _begins_elsewhere(stage.solver), self.stages))
+        before = tuple(itertools.takewhile(lambda stage: not _differentiates(stage.solver), self.stages))
         return Relay(before) if 0 < len(before) < len(self.stages) else self
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
@@ -93,5 +93,5 @@ def _is_dense(solver: Any) -> bool:
     return isinstance(solver.method if isinstance(solver, Impatient) else solver, Continuation)
 
 
-def _begins_elsewhere(solver: Any) -> bool:
-    return isinstance(solver, Impatient) and getattr(solver.method, "scatter", None) is not None
+def _differentiates(solver: Any) -> bool:
+    return isinstance(solver.method if isinstance(solver, Impatient) else solver, Continuation | NewtonKrylov)
