@@ -163,9 +163,9 @@ class Request:
         answer = self._answer(A, b, limited)
         if A.formed is not None and A.formed.regular:
             self.system.factored = A.formed.T if transposed else A.formed
-        if A.fixed_point and self.linear_solver.exact and torch.equal(answer.x, -b) and bool(b.any()):  # J = 0, is it?
-            if len(b) != A.batch or torch.equal(A.mv(answer.x), b):
-                refuse_hidden(self.record)
+        as_if = A.fixed_point and self.linear_solver.exact and torch.equal(answer.x, -b) and bool(b.any())
+        if as_if and (len(b) != A.batch or torch.equal(A.mv(answer.x), b)):  # J = 0, is it?
+            refuse_hidden(self.record)
         layout = self.system.layout
         lead = (rows // layout.batch,) if rows != layout.batch else ()
         self.record.linear.append(
