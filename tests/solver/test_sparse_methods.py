@@ -186,3 +186,27 @@ def test_minima_with_sparse_hessians_take_few_steps() -> None:
     w = torch.sin(torch.arange(n, dtype=D))
     (g,) = torch.autograd.grad((w * s.value).sum(), x)
     torch.testing.assert_close(g, torch.linalg.solve(H, w), rtol=1e-7, atol=1e-8)
+
+
+def test_an_eigenpair_has_the_derivative_of_perturbation_theory() -> None:
+    """``(A - l) u = 0, |u|^2 = 1``: ``dl = u'dA u``, ``du = -(A - l)^+ dA u`` for ``A`` with the diagonal ``2 + v``."""
+    n = 300
+    v = torch.linspace(0, 0.1, n, dtype=torch.float64, requires_grad=True)
+    off = -torch.ones(n - 1, dtype=torch.float64)
+
+    def conditions(z: Tensor, v: Tensor) -> Tensor:
+        u, value = z[:-1], z[-1]
+        U = torch.nn.functional.pad(u, (1, 1))
+        return torch.cat([(2 + v - value) * u - U[2:] - U[:-2], (u.square().sum() - 1)[None]])
+
+    A = (torch.diag(2 + v) + torch.diag(off, 1) + torch.diag(off, -1)).detach()
+    values, vectors = torch.linalg.eigh(A)
+    start = torch.cat([vectors[:, 3], values[3:4]]) * 1.001
+    z = ik.root(conditions, start, (v,)).value
+    u, value = z.detach()[:-1], z.detach()[-1]
+    torch.testing.assert_close(value, values[3])
+    weights = torch.cos(torch.arange(n + 1, dtype=torch.float64))
+    (found,) = torch.autograd.grad(weights @ z, v)
+    inverse = torch.linalg.pinv(A - value * torch.eye(n, dtype=torch.float64), rtol=1e-9)
+    expected = weights[-1] * u**2 - (inverse @ weights[:-1]) * u
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
