@@ -192,3 +192,17 @@ def test_samples_are_solved_as_if_alone_and_derivatives_are_exact() -> None:
 def test_what_nothing_solves_is_reported_with_the_best_point() -> None:
     found = ik.fixed_point(lambda z: z + 1, torch.zeros(3, dtype=F64), solver="relay", on_failure="ignore")
     assert not bool(found.converged.any()) and math.isfinite(float(found.residual_norm))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_continuation_solves_in_half_precision(dtype: torch.dtype) -> None:
+    """A layer whose cell is in half precision comes to it by the relay."""
+    c = torch.linspace(-1, 1, 6).reshape(2, 3).to(dtype)
+    found = ik.fixed_point(
+        lambda z, c: torch.tanh(-3 * z + c), torch.zeros_like(c), (c,), solver="continuation", batch_dims=1, rtol=3e-2
+    )
+    assert found.value.dtype == dtype and bool(found.converged.all())
+    want = ik.fixed_point(
+        lambda z, c: torch.tanh(-3 * z + c), torch.zeros_like(c).double(), (c.double(),), batch_dims=1
+    )
+    torch.testing.assert_close(found.value.double(), want.value, rtol=0, atol=0.02)

@@ -137,9 +137,12 @@ class Continuation(Method):
         H = z - torch.lerp(state["start"], fz, t.unsqueeze(1))
         matrix = _bordered(J, t, state["start"] - fz, _weighted(border))
         rhs = torch.cat([-H, torch.zeros_like(t).unsqueeze(1)], 1)
-        both, info = torch.linalg.solve_ex(matrix, torch.stack([rhs, _unit_of_t(border)], 2))
-        correction, along = both.unbind(2)
-        sign = torch.where(info == 0, torch.linalg.slogdet(matrix).sign, torch.nan)
+        both = torch.stack([rhs, _unit_of_t(border)], 2)
+        if torch.finfo(z.dtype).bits < 32:  # no LAPACK in half precision
+            matrix, both = matrix.float(), both.float()
+        both, info = torch.linalg.solve_ex(matrix, both)
+        correction, along = both.to(z.dtype).unbind(2)
+        sign = torch.where(info == 0, torch.linalg.slogdet(matrix).sign, torch.nan).to(z.dtype)
         return H, correction, (sign / _size(along)).unsqueeze(1) * along, sign < 0
 
 
