@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from typing import Any, NoReturn
 
 import torch
@@ -116,7 +117,13 @@ def _other_dtypes_held(z: Any, function: Any) -> list[str]:
 
 def refuse_tracing() -> None:
     """Raise :class:`CapabilityError` where ``torch.jit.trace``, ``torch.onnx.export`` or ``torch.export`` records
-    operations: the steps of one solve would be those of every input."""
+    operations: the steps of one solve would be those of every input.  So does ``torch.func.linearize``, by ``make_fx``."""
+    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    if tracer is not None and tracer.get_proxy_mode() is not None:
+        raise CapabilityError(
+            "a solve cannot be recorded (torch.func.linearize, make_fx): how many steps it takes depends on values. Use "
+            "torch.func.jvp, or torch.func.vjp of vjp, for products with the Jacobian of a solve"
+        )
     if torch.jit.is_tracing() or torch.compiler.is_exporting():
         raise CapabilityError(
             "a solve cannot be traced or exported (torch.jit.trace, torch.onnx.export, torch.export): how many steps it "

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
+from implicitkit.foundation.errors import CapturedTensorError, ChangedFunctionError, ConvergenceError
 from implicitkit.foundation.operators import Operator
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "jacobian",
     "jacobian_of",
     "jvp",
+    "lacks_second_derivative",
     "linearise",
     "matrix",
     "products",
@@ -99,16 +101,31 @@ def gradient(function: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, T
 def refuse_hidden(objective: Callable[[Tensor], Tensor], z: Tensor, values: Tensor) -> None:
     """Raise where autograd sees no ``z`` in the values ``(batch,)`` of an objective, and yet they change with ``z``.
 
+    To be asked where the gradient at ``z`` is exactly zero, or not there.  It is one at another point where it must be, too.
+
     Raises:
         RuntimeError: with a gradient of zero every point would be a minimum.
     """
-    with torch.no_grad():
-        other = objective(torch.where(z != 0, 1.25 * z, 0.25))
-    if bool(((other != values) & torch.isfinite(other)).any()):
+    other, pullback = vjp(objective, torch.where(z != 0, 1.25 * z.detach(), 0.25))
+    changed = (other != values) & torch.isfinite(other)
+    if bool(changed.any()) and not bool(pullback(torch.ones_like(other))[0].any()):
         raise RuntimeError(
             "the objective changes with z, but autograd sees no z in it, so that its gradient would be zero everywhere. "
             "Does the function use z.detach(), z.data, z.item(), torch.tensor(z) or torch.no_grad()?"
         )
+
+
+def lacks_second_derivative(error: RuntimeError) -> bool:
+    """Does an error raised by a Hessian mean that the function cannot be differentiated twice?
+
+    torch says so in many words ("derivative for aten::op is not implemented", "differentiate twice a function that was
+    marked with @once_differentiable", "does not support double backward"), and so may a Function of the user's.  A solve
+    inside that failed, memory that is used up, or an error in the user's own code mean something else.
+    """
+    if isinstance(error, (ConvergenceError, CapturedTensorError, ChangedFunctionError, torch.OutOfMemoryError)):
+        return False
+    words = ("derivative", "differentiate twice", "differentiable twice", "double backward")
+    return any(word in str(error) for word in words)
 
 
 def linearise(
@@ -171,7 +188,7 @@ def products(out: Tensor, point: Tensor) -> tuple[Callable[[Tensor], Tensor], Ca
 
     def mv(v: Tensor) -> Tensor:  # the double-backward trick: w -> J^T w is linear, its transpose is J
         if not transposed:
-            with torch.enable_grad():
+            with torch.enable_grad(), compat.own_graphs():
                 w = torch.zeros_like(out, requires_grad=True)
                 (g,) = torch.autograd.grad(out, point, w, create_graph=True, allow_unused=True)
             transposed.extend((w, torch.zeros_like(point) if g is None else g))

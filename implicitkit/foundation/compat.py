@@ -198,13 +198,13 @@ def batches_in_front(t: Tensor) -> tuple[Tensor, int]:
 
 
 def plain_sample(t: Tensor) -> Tensor:
-    """A detached tensor, tracked and batched at no level, of the shape that the user's function sees: under ``vmap``, the
-    first sample of the batch (a batch of zero samples gives zeros)."""
-    while _functorch.is_functorch_wrapped_tensor(t):
-        dim = _functorch.maybe_get_bdim(t) if _functorch.is_batchedtensor(t) else -1
-        t = _functorch.get_unwrapped(t)
-        if dim is not None and dim >= 0:
-            t = t.select(dim, 0) if t.shape[dim] else t.new_zeros(t.shape[:dim] + t.shape[dim + 1 :])
+    """A detached plain tensor of the shape that the user's function sees: under ``vmap`` the first sample, or zeros."""
+    with torch._C.DisableTorchFunction():  # what lies under a wrapper is no tensor that a function uses
+        while _functorch.is_functorch_wrapped_tensor(t):
+            dim = _functorch.maybe_get_bdim(t) if _functorch.is_batchedtensor(t) else -1
+            t = _functorch.get_unwrapped(t)
+            if dim is not None and dim >= 0:
+                t = t.select(dim, 0) if t.shape[dim] else t.new_zeros(t.shape[:dim] + t.shape[dim + 1 :])
     return t.detach()
 
 

@@ -44,10 +44,12 @@ from implicitkit.lifting.watch import (
     graph_leaves,
     is_substituted,
     leaks,
+    memory,
     purity,
     resolve,
     substitutions,
     swapped,
+    used,
 )
 
 __all__ = ["Lifted", "check_leaves", "check_solution", "lift", "lift_closed"]
@@ -146,7 +148,7 @@ def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Ca
                 full[i] = t
             return tree_unflatten(full, spec)
 
-    theta = [resolve(leaves[i]) for i in where]
+    theta = [used(leaves[i]) for i in where]
     transforms, needed = compat.transforms_active(), torch.is_grad_enabled()
     levels = transforms or compat.has_forward_level()
     lifted = Lifted(function, tuple(theta), len(theta), rebuild, inside=any(substitutions()))
@@ -159,7 +161,7 @@ def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Ca
 
 def lift_closed(function: Callable[..., Any], args: tuple[Tensor, ...]) -> Lifted:
     """:func:`lift` for a function of tensors that is known to use nothing but its arguments: nothing is evaluated."""
-    return Lifted(function, tuple(map(resolve, args)), len(args), tuple)
+    return Lifted(function, tuple(map(used, args)), len(args), tuple)
 
 
 def _lift(
@@ -245,9 +247,8 @@ def _refuse_leaks(lifted: Lifted, z: Any, plain: Sequence[Tensor], out: Any, lev
 
 def check_leaves(out: Tensor, known: Sequence[Tensor], z: Tensor) -> None:
     """Raise :class:`CapturedTensorError` if a linearisation at ``z`` depends on more than ``z`` and what is known."""
-    storage = z.untyped_storage().data_ptr()
-    ids = {id(t) for t in known}
-    foreign = [t for t in graph_leaves(out) if id(t) not in ids and t.untyped_storage().data_ptr() != storage]
+    point, ids = memory(z), {id(t) for t in known}
+    foreign = [t for t in graph_leaves(out) if id(t) not in ids and memory(t) != point]
     if foreign:
         raise CapturedTensorError(_KEPT if any(getattr(t, _MARK, False) for t in foreign) else _ELSEWHERE)
 

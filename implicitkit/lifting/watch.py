@@ -28,10 +28,12 @@ __all__ = [
     "graph_leaves",
     "is_substituted",
     "leaks",
+    "memory",
     "purity",
     "resolve",
     "substitutions",
     "swapped",
+    "used",
 ]
 
 Slot = tuple[nn.Module, str, str]  # a module, "_parameters" or "_buffers", and a key
@@ -54,6 +56,13 @@ def resolve(t: Tensor) -> Tensor:
     return t
 
 
+def used(t: Tensor) -> Tensor:
+    """:func:`resolve` of an argument; lifted functions around that capture it see, by an operation, that they use it."""
+    if is_substituted(t):
+        t.detach()
+    return resolve(t)
+
+
 def is_substituted(t: Tensor) -> bool:
     """Has a lifted function now running put a stand-in where ``t`` was, or is ``t`` itself one in a module?"""
     return any(id(t) in mapping for mapping in substitutions())
@@ -62,7 +71,8 @@ def is_substituted(t: Tensor) -> bool:
 class Discover(TorchFunctionMode):
     """Collects the tensors that a function uses but neither created nor was given.
 
-    What belongs to a transform that the function itself has begun (a ``torch.vmap`` over points inside it) came from inside.
+    What belongs to a transform that the function itself has begun (a ``torch.vmap`` over points inside it) came from inside;
+    so did what such a transform returned, which no operation shows: it lies in memory that was first used in there.
     """
 
     def __init__(self, known: Sequence[Tensor]) -> None:
@@ -70,23 +80,36 @@ class Discover(TorchFunctionMode):
         self.level = compat.level()
         self.made = {id(t): t for t in known}
         self.found: dict[int, Tensor] = {}
+        self._within: set[int] = set()  # memory first used inside a transform that the function began
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _asks_only(func):
             return func(*args, **(kwargs or {}))
-        for x in tree_flatten((args, kwargs or {}))[0]:
-            if isinstance(x, Tensor) and id(x) not in self.made and self._from_outside(x):
+        given = [x for x in tree_flatten((args, kwargs or {}))[0] if isinstance(x, Tensor)]
+        for x in given:
+            if id(x) not in self.made and self._from_outside(x):
                 self.found.setdefault(id(x), x)
         out = func(*args, **(kwargs or {}))
-        for x in tree_flatten(out)[0]:
-            if isinstance(x, Tensor) and id(x) not in self.found:
-                self.made[id(x)] = x  # keeps it alive, so that its id stays its own
+        made = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor) and id(x) not in self.found]
+        self.made.update((id(x), x) for x in made)  # keeps them alive, so that ids and memory stay their own
+        if compat.level() > self.level:
+            self._within |= set(map(memory, made)) - set(map(memory, given)) - {0}
         return out
 
     def _from_outside(self, x: Tensor) -> bool:
         """Not of a level above.  (Below a transform that is suspended for a solve around this one, what that solve has made
         explicit is of a level above, and from outside.)"""
-        return compat.level(x) <= self.level or is_substituted(x)
+        if is_substituted(x):
+            return True
+        if compat.level(x) > self.level:
+            return False
+        return not self._within or memory(x) not in self._within
+
+
+def memory(t: Tensor) -> int:
+    """The address of the memory under every wrapper of a transform; 0 where there is none."""
+    t = compat.physical(t)
+    return t.untyped_storage().data_ptr() if t.layout == torch.strided else 0
 
 
 _PARTS = frozenset(["H", "T", "data", "grad", "imag", "mH", "mT", "real"])

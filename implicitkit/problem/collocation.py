@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,23 +33,24 @@ INITIAL_VALUE = Kind("initial_value", ("root", "least_squares", "minimise"), lik
 _ENTRIES = 1 << 24  # entries of the blocks up to which their pattern is said; else it is looked for
 
 
-@functools.lru_cache(maxsize=64)
 def radau(stages: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """``A (s, s)`` and ``c (s,)`` of Radau IIA: ``c`` are the roots of ``d^{s-1}/dx^{s-1} x^{s-1} (x-1)^s``, and
     ``sum_j a_ij c_j^k = c_i^{k+1} / (k+1)`` for ``k < s``."""
-    s = stages
-    polynomial = torch.tensor(
-        [(-1) ** (s - k) * math.comb(s, k) * math.factorial(k + s - 1) / math.factorial(k) for k in range(s + 1)],
-        dtype=torch.float64,
-        device="cpu",
-    )
-    companion = torch.diag(torch.ones(s - 1, dtype=torch.float64, device="cpu"), -1)
-    companion[:, -1] = -polynomial[:-1] / polynomial[-1]
-    c = torch.linalg.eigvals(companion).real.sort().values
+    A, c = _coefficients(stages)
+    return torch.tensor(A, dtype=dtype, device=device), torch.tensor(c, dtype=dtype, device=device)
+
+
+@functools.lru_cache(maxsize=8)
+def _coefficients(s: int) -> tuple[list[list[float]], list[float]]:
+    """:func:`radau` as numbers, by NumPy: tensors made inside a transform belong to it, and cannot be kept."""
+    polynomial = [
+        (-1) ** (s - k) * math.comb(s, k) * math.factorial(k + s - 1) / math.factorial(k) for k in range(s + 1)
+    ]
+    c = np.sort(np.roots(polynomial[::-1]).real)
     c[-1] = 1.0
-    powers = torch.arange(s, dtype=torch.float64, device="cpu")
-    A = torch.linalg.solve(c[:, None] ** powers, c[:, None] ** (powers + 1) / (powers + 1), left=False)
-    return A.to(device, dtype), c.to(device, dtype)
+    powers = np.arange(s)
+    A = np.linalg.solve((c[:, None] ** powers).T, (c[:, None] ** (powers + 1) / (powers + 1)).T).T
+    return A.tolist(), c.tolist()
 
 
 @dataclass(frozen=True, eq=False)

@@ -185,10 +185,10 @@ class ConstrainedMinimisation(Problem):
     def flat_residual(self, kernel: Kernel, z: Tensor) -> Tensor:
         n = self.size
         out, pullback = autodiff.vjp(kernel, z)
-        if not out.requires_grad and not compat.transforms_active():
-            autodiff.refuse_hidden(lambda y: kernel(y)[:, 0], z, out[:, 0])
         multipliers, values = z[:, n:], out[:, 1:]
         slope = pullback(torch.cat([torch.ones_like(out[:, :1]), multipliers], 1))[0][:, :n]
+        if not compat.transforms_active() and not bool(slope.any()):  # as at a first point, where no multiplier is
+            autodiff.refuse_hidden(lambda y: kernel(torch.cat([y, z[:, n:]], 1))[:, 0], z[:, :n].detach(), out[:, 0])
         if self.prox is not None:
             slope = z[:, :n] - self.proximal(kernel, z[:, :n] - slope, 1.0)
         if not self.one_sided:

@@ -25,13 +25,13 @@ class RootBetween(Root):
     """:class:`~implicitkit.Root` with a bracket.
 
     Args:
-        ends: ``(low, high)``, numbers or tensors that broadcast against ``z``.
+        ends: ``(low, high)``, numbers or tensors that broadcast against ``z``, or of the batch's shape.
     """
 
     ends: Any = field(default=None, kw_only=True)
 
     def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated:
-        low, high = (torch.as_tensor(end, device=z0.device).to(z0).detach().expand_as(z0) for end in self.ends)
+        low, high = (_like(torch.as_tensor(end, device=z0.device).to(z0).detach(), z0) for end in self.ends)
         inner = Root(
             _Between(self.equation),
             jac_sparsity=self.jac_sparsity,
@@ -41,6 +41,13 @@ class RootBetween(Root):
         )
         start = (z0.detach() - low) / (high - low)
         return deeper(inner, start, args, batch_dims, (low, high - low), lambda t, g: g[0] + t * g[1])
+
+
+def _like(end: Tensor, z0: Tensor) -> Tensor:
+    """An end, for every entry of ``z0``."""
+    if end.ndim and end.shape == z0.shape[: end.ndim]:
+        end = end.reshape(*end.shape, *(1,) * (z0.ndim - end.ndim))
+    return end.expand_as(z0)
 
 
 class _Between:

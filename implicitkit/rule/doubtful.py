@@ -81,7 +81,8 @@ def _undetermined(
     z, times = record.outcome.z, len(b) // len(record.outcome.z)
     residual = lambda y: record.system.residual(y, *record.theta)  # noqa: E731
     with torch.no_grad():
-        d = solve(A.T if transposed else A, residual(z)).x
+        r = residual(z).repeat(A.batch // len(z), 1)  # below vmap A has a block for every direction
+        d = solve(A.T if transposed else A, r).x[: len(z)]
         there = (z - d).detach()
         if transposed:
             _, pullback = autodiff.vjp(residual, there)

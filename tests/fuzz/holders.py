@@ -51,7 +51,7 @@ def _dict(f: Held, name: str, t: Tensor) -> Held:
 
 def _derived(f: Held, name: str, t: Tensor) -> Held:
     """Captured is not the tensor itself but something made of it."""
-    root, sign = t.abs().sqrt(), t.detach().sign()
+    root, sign = (t.sqrt(), 1) if t.is_complex() else (t.abs().sqrt(), t.detach().sign())
     return lambda z, *args, **named: f(z, *args, **{name: sign * root * root}, **named)
 
 
@@ -341,7 +341,17 @@ IN_ARGS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
     "args": (lambda t: t, lambda a: a),
     "args_dict": (lambda t: {"k": t, "n": 3}, lambda a: a["k"]),
     "args_nested": (lambda t: [None, ({"u": t}, 2.0)], lambda a: a[1][0]["u"]),
+    "args_last": (lambda t: _batch_last(t), lambda a: _batch_first(a)),
 }
+
+
+def _batch_last(t: Tensor) -> Tensor:
+    """The batch, if there is one, in the last dimension."""
+    return t.movedim(0, -1) if t.ndim == 2 else t
+
+
+def _batch_first(t: Tensor) -> Tensor:
+    return t.movedim(-1, 0) if t.ndim == 2 else t
 
 
 def hold(kernel: Held, tensors: dict[str, Tensor], ways: dict[str, str], first: Sequence[str]) -> tuple[Held, tuple]:

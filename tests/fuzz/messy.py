@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 
+from .messy_kinds import MESSY_KINDS
+
 __all__ = ["MESSY", "Mess"]
 
 D = torch.float64
@@ -327,6 +329,7 @@ MESSY: dict[str, Row] = {
     "returns_integers": Row(returns_integers, ("dtype",)),
     "raises": Row(raises, ("weights of the cell are missing",)),
     "wrong_arity": Row(wrong_arity, ("argument",)),
+    **{name: Row(*row) for name, row in MESSY_KINDS.items()},
 }
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 
 import implicitkit as ik
 
+from .states import STATES, in_structure
+
 __all__ = ["Row", "Setting", "eliminate", "matrix", "problem", "times"]
 
 LINEAR = ("auto", "lu", "gmres", "bicgstab", "lsmr", "broyden")
@@ -25,7 +27,8 @@ class Setting:
     Attributes:
         x, w: the tensors that derivatives are taken in, of shape ``batch + (n,)`` or such as broadcast to it.
         hold: ``hold(kernel, **tensors) -> (function, args)``: the kernel as the user might have written it.
-        options: keywords for the solve. start: ``start(number) -> z0``. batched: ``batch_dims`` is 1.
+        options: keywords for the solve. start: ``start(number) -> z0``. batched: ``batch_dims`` is 1. state: the structure
+            of the unknowns, of :data:`~states.STATES`.
     """
 
     x: Tensor
@@ -34,6 +37,7 @@ class Setting:
     options: Mapping[str, Any]
     start: Callable[[float], Tensor]
     batched: bool = False
+    state: str = ""
 
     def held(self, kernel: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return self.hold(kernel, x=self.x, w=self.w)
@@ -47,7 +51,8 @@ class Row:
         run: poses and solves it; returns the solution as one tensor. closed: ``(x, w) ->`` the same tensor.
         solvers, rules, linear, dtypes, sizes: what may be drawn.
         held: which variables holders may hold; the problem itself gets the others, as bounds, weights, parts of a program.
-        batch: has a batched form. scalar_w: ``w`` may be a number. in_dims: the row takes ``in_dims``.
+        batch: has a batched form. scalar_w: ``w`` may be a number. in_dims: the row takes ``in_dims``. states: the unknowns
+            may stand in a structure. starts: has a start to which the derivative is zero. callback: takes one.
         prepare: called with the number of unknowns before any transform is entered. weight: how often the row is drawn.
     """
 
@@ -62,6 +67,9 @@ class Row:
     dtypes: tuple[str, ...] = ("float64", "float32")
     sizes: tuple[int, ...] = (1, 2, 3)
     in_dims: bool = True
+    states: bool = False
+    starts: bool = True
+    callback: bool = True
     prepare: Callable[[int], Any] | None = None
     weight: float = 1.0
 
@@ -69,11 +77,13 @@ class Row:
 def problem(
     solve: Callable[..., ik.Solution], kernel: Callable[..., Any], start: float = 1.0, **extra: Any
 ) -> Callable[[Setting], Tensor]:
-    """``run`` of a row that is one call of a verb."""
+    """``run`` of a row that is one call of a verb, with the unknowns in any structure."""
 
     def run(s: Setting) -> Tensor:
         function, args = s.held(kernel)
-        return solve(function, s.start(start), args, **extra, **s.options).value
+        function = in_structure(function, s.state, solve in (ik.root, ik.fixed_point, ik.steady_state))
+        split, join = STATES[s.state]
+        return join(solve(function, split(s.start(start)), args, **extra, **s.options).value)
 
     return run
 

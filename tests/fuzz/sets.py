@@ -213,7 +213,15 @@ _SET: dict[str, Any] = {
     **_FIXED,
     "dtypes": ("float64", "float32", "bfloat16", "float16"),
 }
-_PROGRAM: dict[str, Any] = {"solvers": PROGRAMS, "held": (), **_FIXED, "linear": KKT, "in_dims": False}
+_PROGRAM: dict[str, Any] = {
+    "solvers": PROGRAMS,
+    "held": (),
+    **_FIXED,
+    "linear": KKT,
+    "in_dims": False,
+    "starts": False,
+    "callback": False,
+}
 
 SETS = {
     "equality.sum": Row(_constrained(ik.Equality, _sum_condition), _sum_closed, solvers=CONSTRAINED, **_FIXED),
@@ -235,7 +243,7 @@ SETS = {
         _with(project=lambda s: ik.project.l2_ball(0.1 * s.w.mean(-1))), lambda x, w: 0.1 * _sphere_closed(x, w), **_SET
     ),
     "project.simplex": Row(_shrunk(lambda s: {"project": ik.project.simplex(s.w.mean(-1))}), _simplex_closed, **_SET),
-    "project.psd": Row(_cone, _cone_closed, **{**_SET, "held": ("x", "w")}),
+    "project.psd": Row(_cone, _cone_closed, **{**_SET, "held": ("x", "w"), "starts": False}),
     "prox.l1": Row(_shrunk(lambda s: {"prox": ik.prox.l1(0.3 * s.w)}), _soft_closed, **_SET),
     "prox.own": Row(
         _shrunk(lambda s: {"prox": lambda v, step: _soft(v, step.unsqueeze(-1) * 0.3 * s.w)}), _soft_closed, **_SET

@@ -27,8 +27,26 @@ ROOT = (
     "scipy.fsolve",
     "scipy.newton_krylov",
     "scipy.root.broyden1",
+    "scipy.root.broyden2",
+    "scipy.root.krylov",
+    "scipy.root.df-sane",
+    "dogleg",
+    "lbfgs",
 )
-ITERATION = ("auto", "picard", "anderson", "anderson2", "broyden", "newton", "newton_krylov", "scipy.root.anderson")
+ITERATION = (
+    "auto",
+    "picard",
+    "anderson",
+    "anderson2",
+    "broyden",
+    "newton",
+    "newton_krylov",
+    "scipy.root.anderson",
+    "relay",
+    "continuation",
+    "accelerated",
+    "scipy.root.linearmixing",
+)
 MINIMISE = (
     "auto",
     "lbfgs",
@@ -38,12 +56,32 @@ MINIMISE = (
     "trust_region",
     "scipy.minimize.BFGS",
     "scipy.minimize.L-BFGS-B",
+    "gradient_descent",
+    "nonlinear_cg",
+    "scipy.minimize.CG",
+    "scipy.minimize.Newton-CG",
+    "scipy.minimize.TNC",
+    "scipy.minimize.dogleg",
+    "scipy.minimize.trust-exact",
+    "scipy.minimize.trust-krylov",
+    "scipy.minimize.trust-ncg",
 )
-SQUARES = ("auto", "gauss_newton", "levenberg_marquardt", "lbfgs", "scipy.least_squares.trf", "scipy.least_squares.lm")
-REST = ("auto", "newton", "pseudo_transient", "integrate", "newton_krylov")
+SQUARES = (
+    "auto",
+    "gauss_newton",
+    "levenberg_marquardt",
+    "dogleg",
+    "lbfgs",
+    "newton",
+    "scipy.least_squares.trf",
+    "scipy.least_squares.lm",
+    "scipy.least_squares.dogbox",
+)
+REST = ("auto", "newton", "pseudo_transient", "integrate", "newton_krylov", "trust_region", "scipy.root.hybr")
 FLOATS = ("float64", "float32", "bfloat16", "float16")
-ANY = ("float64", "float32", "complex128", "complex64")
-UNROLLED = ("implicit", "implicit", "unroll")
+COMPLEX = ("complex128", "complex64")
+ALL = (*FLOATS, *COMPLEX)
+UNROLLED = ("implicit", "implicit", "unroll", "neumann80")
 
 
 def _linear_root(z: Tensor, x: Tensor, w: Tensor) -> Tensor:
@@ -128,45 +166,74 @@ def _bent_residuals(z: Tensor, x: Tensor, w: Tensor) -> Tensor:
     return torch.cat([torch.exp(z) - x * w, 0.7 * torch.ones_like(z)], -1)
 
 
-_ROOT = {"solvers": ROOT}
-_MAP = {"solvers": ITERATION, "rules": UNROLLED, "linear": SERIES}
-_MIN = {"solvers": MINIMISE, "linear": SYMMETRIC}
+def _complex_residuals(z: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return z - x, w * z - 1
+
+
+def _complex_objective(z: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    """The same fit, as an objective: ``|z - x|^2 / 2 + |w z - 1|^2 / 2`` is real and not holomorphic."""
+    return sum(0.5 * (r * r.conj()).real.sum(-1) for r in _complex_residuals(z, x, w))  # type: ignore[return-value]
+
+
+def _real_view(z: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    return torch.view_as_real(torch.cat(_complex_residuals(z, x, w), -1)).flatten(-2)
+
+
+def _complex_fit(x: Tensor, w: Tensor) -> Tensor:
+    return (x + w.conj()) / (1 + w * w.conj())
+
+
+def _conjugate_root(x: Tensor, w: Tensor) -> Tensor:
+    """``z + p z* = c``, hence ``z = (c - p c*) / (1 - |p|^2)``."""
+    p, c = 0.5 * w, x * (1 + 1j)
+    return (c - p * c.conj()) / (1 - p * p.conj())
+
+
+_ROOT: dict[str, Any] = {"solvers": ROOT, "states": True}
+_MAP: dict[str, Any] = {"solvers": ITERATION, "rules": UNROLLED, "linear": SERIES, "states": True}
+_MIN: dict[str, Any] = {"solvers": MINIMISE, "linear": SYMMETRIC, "states": True}
 
 SMOOTH = {
-    "root.power": Row(problem(ik.root, lambda z, x, w: x - z * w**2), lambda x, w: x / w**2, dtypes=FLOATS, **_ROOT),
+    "root.power": Row(problem(ik.root, lambda z, x, w: x - z * w**2), lambda x, w: x / w**2, dtypes=ALL, **_ROOT),
     "root.exp": Row(
         problem(ik.root, lambda z, x, w: torch.exp(z) - x * w, 0.3),
         lambda x, w: torch.log(x * w),
-        dtypes=FLOATS,
+        dtypes=ALL,
         **_ROOT,
     ),
     "root.quadratic": Row(
         problem(ik.root, lambda z, x, w: z**2 + w * z - x),
         lambda x, w: 0.5 * (torch.sqrt(w**2 + 4 * x) - w),
-        dtypes=FLOATS,
+        dtypes=ALL,
         **_ROOT,
     ),
     "root.cubic": Row(
-        problem(ik.root, lambda z, x, w: z**3 - x * w), lambda x, w: (x * w) ** (1 / 3), dtypes=FLOATS, **_ROOT
+        problem(ik.root, lambda z, x, w: z**3 - x * w), lambda x, w: (x * w) ** (1 / 3), dtypes=ALL, **_ROOT
     ),
-    "root.linear": Row(problem(ik.root, _linear_root), _linear_closed, sizes=(2, 3, 4), scalar_w=False, **_ROOT),
-    "root.pytree": Row(_pair, lambda x, w: x / (1 + w) - 2 * w * x / (1 + w), solvers=ROOT[:6], linear=LINEAR),
+    "root.linear": Row(
+        problem(ik.root, _linear_root), _linear_closed, sizes=(2, 3, 4), scalar_w=False, dtypes=ALL, **_ROOT
+    ),
+    "root.pytree": Row(
+        _pair, lambda x, w: x / (1 + w) - 2 * w * x / (1 + w), solvers=ROOT[:6], linear=LINEAR, dtypes=ALL
+    ),
     "root.complex": Row(
         problem(ik.root, lambda z, x, w: z * (1 + 0.5j * w) - x - 0.3j * w),
         lambda x, w: (x + 0.3j * w) / (1 + 0.5j * w),
         solvers=("auto", "newton", "scipy.root.hybr", "broyden"),
-        dtypes=("complex128", "complex64"),
+        dtypes=COMPLEX,
+        states=True,
     ),
     "root.conjugate": Row(
         problem(ik.root, lambda z, x, w: z + 0.5 * w * z.conj() - x * (1 + 1j)),
-        lambda x, w: x / (1 + 0.5 * w) + 1j * x / (1 - 0.5 * w),
+        _conjugate_root,
         solvers=("auto", "newton", "newton_krylov"),
-        dtypes=("complex128",),
+        dtypes=COMPLEX,
+        states=True,
     ),
     "map.affine": Row(
         problem(ik.fixed_point, lambda z, x, w: 0.5 * w * z + x, 0.0),
         lambda x, w: x / (1 - 0.5 * w),
-        dtypes=FLOATS,
+        dtypes=ALL,
         **_MAP,
     ),
     "map.coupled": Row(
@@ -174,26 +241,27 @@ SMOOTH = {
         _coupled_closed,
         sizes=(2, 3, 4),
         scalar_w=False,
-        dtypes=FLOATS,
+        dtypes=ALL,
         **_MAP,
     ),
     "map.babylon": Row(
         problem(ik.fixed_point, lambda z, x, w: 0.5 * (z + x * w / z)),
         lambda x, w: torch.sqrt(x * w),
-        dtypes=FLOATS,
+        dtypes=ALL,
         **_MAP,
     ),
     "map.log": Row(
         problem(ik.fixed_point, lambda z, x, w: z + 0.4 * (x * w * torch.exp(-z) - 1), 0.0),
         lambda x, w: (x * w).log(),
-        dtypes=FLOATS,
+        dtypes=ALL,
         **_MAP,
     ),
     "map.complex": Row(
         problem(ik.fixed_point, lambda z, x, w: 0.4j * w * z + x, 0.0),
         lambda x, w: x / (1 - 0.4j * w),
         solvers=("auto", "picard", "anderson"),
-        dtypes=("complex128", "complex64"),
+        dtypes=COMPLEX,
+        states=True,
     ),
     "map.pytree": Row(
         _map_of_pair,
@@ -201,28 +269,70 @@ SMOOTH = {
         solvers=ITERATION[:6],
         rules=UNROLLED,
         linear=SERIES,
+        dtypes=ALL,
     ),
     "map.energy": Row(
-        problem(ik.fixed_point, _energy, 0.0), lambda x, w: x / (1 + w), solvers=("auto", "anderson", "newton")
+        problem(ik.fixed_point, _energy, 0.0),
+        lambda x, w: x / (1 + w),
+        solvers=("auto", "anderson", "newton"),
+        dtypes=FLOATS,
+        states=True,
     ),
     "min.exp": Row(problem(ik.argmin, _objective, 0.3), lambda x, w: (x * w).log(), dtypes=FLOATS, **_MIN),
     "min.ridge": Row(problem(ik.argmin, _ridge, 0.0), lambda x, w: x / (1 + w), dtypes=FLOATS, **_MIN),
     "min.coupled": Row(
-        problem(ik.argmin, _coupled_objective, 0.0), _coupled_minimum, sizes=(2, 3, 4), scalar_w=False, **_MIN
+        problem(ik.argmin, _coupled_objective, 0.0),
+        _coupled_minimum,
+        sizes=(2, 3, 4),
+        scalar_w=False,
+        dtypes=FLOATS,
+        **_MIN,
     ),
     "min.ignores": Row(problem(ik.argmin, _ignores, 0.0), lambda x, w: x + 0 * w, **_MIN),
+    "min.complex": Row(
+        problem(ik.argmin, _complex_objective, 0.0),
+        _complex_fit,
+        dtypes=COMPLEX,
+        solvers=("auto", "lbfgs", "newton", "trust_region"),
+        linear=SYMMETRIC,
+        states=True,
+    ),
+    "squares.complex": Row(
+        problem(ik.least_squares, _real_view, 0.0),
+        _complex_fit,
+        dtypes=COMPLEX,
+        solvers=("auto", "gauss_newton", "levenberg_marquardt", "lbfgs"),
+        linear=SYMMETRIC,
+        states=True,
+    ),
     "squares.linear": Row(
         problem(ik.least_squares, _residuals, 0.0),
         lambda x, w: (x + w) / (1 + w**2),
         dtypes=FLOATS,
         solvers=SQUARES,
         linear=SYMMETRIC,
+        states=True,
     ),
     "squares.exp": Row(
-        problem(ik.least_squares, _bent_residuals, 0.3), lambda x, w: (x * w).log(), solvers=SQUARES, linear=SYMMETRIC
+        problem(ik.least_squares, _bent_residuals, 0.3),
+        lambda x, w: (x * w).log(),
+        solvers=SQUARES,
+        linear=SYMMETRIC,
+        dtypes=FLOATS,
+        states=True,
     ),
     "rest.linear": Row(
-        problem(ik.steady_state, lambda z, x, w: x - w * z), lambda x, w: x / w, dtypes=FLOATS, solvers=REST
+        problem(ik.steady_state, lambda z, x, w: x - w * z),
+        lambda x, w: x / w,
+        dtypes=ALL,
+        solvers=REST,
+        states=True,
     ),
-    "rest.logistic": Row(problem(ik.steady_state, lambda z, x, w: z * (x - w * z)), lambda x, w: x / w, solvers=REST),
+    "rest.logistic": Row(
+        problem(ik.steady_state, lambda z, x, w: z * (x - w * z)),
+        lambda x, w: x / w,
+        dtypes=FLOATS,
+        solvers=REST,
+        states=True,
+    ),
 }

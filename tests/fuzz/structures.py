@@ -12,7 +12,7 @@ import implicitkit as ik
 
 from .rows import LINEAR, SERIES, Row, Setting
 from .sets import offset
-from .smooth import FLOATS
+from .smooth import ALL
 
 __all__ = ["STRUCTURES"]
 
@@ -149,9 +149,17 @@ def _convex_ball(s: Setting) -> Tensor:
     return z
 
 
-_JOINT: dict[str, Any] = {"solvers": JOINT, "linear": (*SERIES, "blocks"), "scalar_w": True, "dtypes": FLOATS}
-_NEST: dict[str, Any] = {"linear": LINEAR, "in_dims": False}
-_LAYER: dict[str, Any] = {"held": (), "scalar_w": False, "linear": ("auto",), "in_dims": False, "dtypes": ("float64",)}
+_JOINT: dict[str, Any] = {"solvers": JOINT, "linear": (*SERIES, "blocks"), "scalar_w": True, "dtypes": ALL}
+_NEST: dict[str, Any] = {"linear": LINEAR, "in_dims": False, "dtypes": ALL}
+_LAYER: dict[str, Any] = {
+    "held": (),
+    "scalar_w": False,
+    "linear": ("auto",),
+    "in_dims": False,
+    "dtypes": ("float64",),
+    "starts": False,
+    "callback": False,
+}
 
 STRUCTURES = {
     "joint.compose": Row(_compose, lambda x, w: x / (1 - 0.5 * w) / 0.7, **_JOINT),
@@ -163,7 +171,7 @@ STRUCTURES = {
     "nested.bilevel": Row(
         _nested(ik.argmin, _bilevel), lambda x, w: x / (1 + w**2), batch=False, linear=LINEAR, in_dims=False
     ),
-    "sequence": Row(_sequence, lambda x, w: x / w, solvers=("auto", "newton"), in_dims=False),
+    "sequence": Row(_sequence, lambda x, w: x / w, solvers=("auto", "newton"), in_dims=False, dtypes=ALL),
     "own_solver": Row(
         _own_solver, lambda x, w: x / w**2, **{**_LAYER, "dtypes": ("float64", "float32"), "scalar_w": True}
     ),
@@ -176,6 +184,8 @@ STRUCTURES = {
         in_dims=False,
         rules=("implicit",),
         linear=SERIES,
+        starts=False,
+        callback=False,
     ),
     "layer.convex": Row(_convex, lambda x, w: torch.minimum(x, w + offset(x.shape[-1], x)), prepare=_layer, **_LAYER),
     "layer.ball": Row(

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
 __all__ = ["LEVELS", "compose", "draw_levels", "order"]
@@ -135,6 +136,39 @@ def _functional_call(g: Function, values: Values, name: str) -> Tensor:
     return functional_call(_Of(g, values, name), {"held": 0.5 * values[name]}, (2.0,))
 
 
+def _checkpoint_reentrant(g: Function, values: Values, name: str) -> Tensor:
+    names = list(values)
+    return checkpoint(lambda *ts: g(dict(zip(names, ts, strict=True))), *values.values(), use_reentrant=True)
+
+
+def _saved_elsewhere(g: Function, values: Values, name: str) -> Tensor:
+    """What is saved for the backward is kept as a copy, as when it is moved to another device."""
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), lambda t: t):
+        return _backward(g, values, name)
+
+
+def _in_thread(g: Function, values: Values, name: str) -> Tensor:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(g, values).result()
+
+
+def _linearize(g: Function, values: Values, name: str) -> Tensor:
+    return linearize(_in(g, values, name), values[name])[1](direction(values[name]))
+
+
+def _jacrev_chunks(g: Function, values: Values, name: str) -> Tensor:
+    return jacrev(_in(g, values, name), chunk_size=1)(values[name])
+
+
+def _batched_backward(g: Function, values: Values, name: str) -> Tensor:
+    """Several cotangents at once, by autograd's own vmap (which has no rule for the views of complex numbers)."""
+    leaf = nn.Parameter(values[name].detach().clone())
+    out = g({**values, name: leaf})
+    cotangents = torch.stack([direction(out), 2 * direction(out)])
+    (got,) = torch.autograd.grad(out, leaf, cotangents, is_grads_batched=True, create_graph=True)
+    return got
+
+
 def _compile(g: Function, values: Values, name: str) -> Tensor:
     torch._dynamo.reset()
     return torch.compile(lambda t: g({**values, name: t}), backend="eager")(values[name])
@@ -172,6 +206,12 @@ LEVELS: dict[str, tuple[Level, float, int, int]] = {
     "backward": (_backward, 3, 1, 1),
     "accumulate": (_accumulate, 1, 1, 1),
     "jacobian": (_jacobian, 0.5, 3, 1),
+    "linearize": (_linearize, 0.5, 1, 1),
+    "jacrev_chunks": (_jacrev_chunks, 0.3, 3, 1),
+    "saved_elsewhere": (_saved_elsewhere, 0.5, 1, 1),
+    "batched_backward": (_batched_backward, 0.5, 2, 1),
+    "in_thread": (_in_thread, 0.3, 1, 0),
+    "checkpoint_reentrant": (_checkpoint_reentrant, 0.3, 1, 0),
     "checkpoint": (_checkpoint, 1, 1, 0),
     "twice": (_twice, 0.7, 1, 0),
     "functional_call": (_functional_call, 1, 1, 0),
@@ -180,8 +220,9 @@ LEVELS: dict[str, tuple[Level, float, int, int]] = {
     "inference": (_inference, 0.2, 1, 0),
 }
 _OUTERMOST = ("no_grad", "inference", "accumulate")
-_TRACED = ("checkpoint", "compile")
-_BY_AUTOGRAD = frozenset(["backward", "accumulate", "twice", "checkpoint"])  # torch.func refuses both
+_TRACED = ("checkpoint", "checkpoint_reentrant", "compile", "in_thread")
+_GRAPH = frozenset(["backward", "accumulate", "jacobian", "saved_elsewhere", "batched_backward"])
+_BY_AUTOGRAD = frozenset(["backward", "accumulate", "twice", "checkpoint"])  # torch.func refuses these
 
 
 def _jvp_by_reverse(g: Function, values: Values, name: str) -> Tensor:
@@ -232,4 +273,6 @@ def draw_levels(r: random.Random, variables: Sequence[str]) -> list[tuple[str, s
             continue
         if order(levels) + LEVELS[name][3] <= 3:
             levels.append((name, r.choice(variables)))
+    if any(name in _GRAPH for name, _ in levels):  # there a start that has no part in the solution is not in the graph
+        levels = [(name, variables[0] if variable == "s" else variable) for name, variable in levels]
     return levels

@@ -763,3 +763,26 @@ def test_block_coordinate_descent_is_multitask_lasso() -> None:
     _, slope = torch.func.jvp(solve, (targets,), (direction,))
     moved = (solve(targets + step * direction) - solve(targets - step * direction)) / (2 * step)
     torch.testing.assert_close(slope, moved, rtol=0, atol=1e-6)
+
+
+_ABOVE, _ON = ik.Inequality(lambda z: -z - 1), ik.Equality(lambda z: z[..., :1])
+
+
+@pytest.mark.parametrize("constraints", [[_ABOVE], [_ON], [_ON, _ABOVE]], ids=["above", "on", "both"])
+@pytest.mark.parametrize("batch", [0, 1])
+def test_an_objective_that_hides_its_point_below_constraints_is_refused(constraints: Any, batch: int) -> None:
+    """Its gradient is zero wherever the constraints hold: the start would be the answer."""
+    start = torch.zeros((1,) * batch + (2,), dtype=F64)
+    for sets in ({"constraints": constraints}, {"bounds": (-9.0, 9.0)}):
+        with pytest.raises(RuntimeError, match=r"autograd sees no z.*z\.detach"):
+            ik.argmin(lambda z: (z.detach() - 1).square().sum(-1), start, batch_dims=batch, **sets)
+
+
+@pytest.mark.parametrize("centre", [0.0, 1.0, -1.0])
+def test_a_start_that_is_the_least_point_hides_nothing(centre: float) -> None:
+    """The slope there is zero to the last digit, and the objective changes with its point all the same."""
+    start = torch.full((2,), centre, dtype=F64)
+    s = ik.argmin(lambda z: (z - centre).square().sum(), start, constraints=[ik.Inequality(lambda z: -z - 3)])
+    torch.testing.assert_close(s.value, start, rtol=0, atol=1e-9)
+    flat = ik.argmin(lambda z: torch.relu(z.abs() - 2).sum(), start, constraints=[ik.Inequality(lambda z: -z - 3)])
+    assert bool(flat.converged)

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.foundation.autodiff import lacks_second_derivative
 from implicitkit.manifold import SO3
+from implicitkit.sparsity.known import SMALLEST
 
 F64 = torch.float64
 G = torch.Generator().manual_seed(3)
@@ -66,6 +68,45 @@ def test_no_second_derivative_is_needed() -> None:
     s = ik.argmin(lambda z: Once.apply(z - 1).sum(), torch.zeros(3, dtype=F64))
     torch.testing.assert_close(s.value, torch.ones(3, dtype=F64))
     assert s.solver == "auto (lbfgs)"
+
+
+class Fails(torch.autograd.Function):
+    """A square whose second derivative ends in an error that says nothing of derivatives."""
+
+    @staticmethod
+    def forward(ctx: object, z: Tensor) -> Tensor:
+        ctx.save_for_backward(z)  # type: ignore[attr-defined]
+        return z.square()
+
+    @staticmethod
+    def backward(ctx: object, g: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            raise RuntimeError("the table of weights is empty")
+        (z,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return 2 * z * g
+
+
+@pytest.mark.parametrize(("solver", "n"), [("auto", 3), ("newton_cg", 3), ("newton_cg", SMALLEST)])
+def test_an_error_inside_a_hessian_is_the_users(solver: str, n: int) -> None:
+    """Not one more objective without a second derivative."""
+    with pytest.raises(RuntimeError, match="the table of weights is empty"):
+        ik.argmin(lambda z: Fails.apply(z - 1).sum(), torch.zeros(n, dtype=F64), solver=solver)
+
+
+@pytest.mark.parametrize(
+    ("error", "lacks"),
+    [
+        (RuntimeError("derivative for aten::_histogram is not implemented"), True),
+        (RuntimeError("trying to differentiate twice a function that was marked with @once_differentiable"), True),
+        (RuntimeError("torch.compile with aot_autograd does not currently support double backward"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (torch.OutOfMemoryError("out of memory in a derivative"), False),
+        (ik.CapturedTensorError("its derivative would be lost"), False),
+        (ik.ChangedFunctionError("for the derivative, it is 0.3"), False),
+    ],
+)
+def test_which_errors_mean_that_there_is_no_second_derivative(error: RuntimeError, lacks: bool) -> None:
+    assert lacks_second_derivative(error) is lacks
 
 
 @pytest.mark.parametrize("loss", ["huber", "cauchy", "soft_l1"])

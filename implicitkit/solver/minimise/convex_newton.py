@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import autodiff
 from implicitkit.linear.dense import cholesky_batched
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -60,6 +61,8 @@ def _hessian(f: Evaluations, z: Tensor) -> Tensor | None:
     """``(batch, n, n)``; ``None`` where the objective cannot be differentiated twice."""
     try:
         H = f.jacobian(z)
-    except RuntimeError:  # torch's word for an operation without a second derivative
+    except RuntimeError as error:
+        if not autodiff.lacks_second_derivative(error):
+            raise
         return None
     return H if H.dtype in (torch.float32, torch.float64) else H.float()

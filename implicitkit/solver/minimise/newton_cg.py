@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options, optional, positive
 from implicitkit.solver.catalogue import register_solver
@@ -65,7 +66,9 @@ class NewtonCG(Method):
         H = f.linearize(z)
         try:
             sparse = H.sparse() if z.shape[1] >= SMALLEST else None
-        except (RuntimeError, NotImplementedError):  # an objective that has no second derivative
+        except RuntimeError as error:
+            if not autodiff.lacks_second_derivative(error):
+                raise
             f.stuck = torch.ones_like(f.active)
             return z, state
         z_next, found = z, ~f.active

@@ -150,9 +150,11 @@ class _Dense:
 
     def solve(self, mu: Tensor, g: Tensor) -> Tensor:
         shifted = self.N + torch.diag_embed(mu.to(self.N).unsqueeze(1).expand_as(self.D))
+        if shifted.dtype in (torch.float16, torch.bfloat16):  # no LAPACK in half precision
+            shifted = shifted.float()
         L, ok = cholesky_batched(shifted)
         self.factors = None if self.restricted or not bool(ok.all()) else _DenseFactors(L, self.N, self.D)
-        p = torch.cholesky_solve((-g / self.D).unsqueeze(2), L).squeeze(2) / self.D
+        p = torch.cholesky_solve((-g / self.D).unsqueeze(2).to(L), L).squeeze(2).to(g) / self.D
         return torch.where(ok.unsqueeze(1), p, torch.nan)
 
     def times(self, p: Tensor) -> Tensor:
