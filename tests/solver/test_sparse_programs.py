@@ -111,9 +111,9 @@ def test_one_factorisation_a_step_where_that_halves_the_residual(monkeypatch: py
 
 
 def test_bounds_alone_take_sparse_steps_too() -> None:
-    energy, obstacle, load = membrane(17)
+    energy, obstacle, load = membrane(33)
     s = ik.argmin(energy, torch.zeros_like(obstacle), (load,), bounds=(obstacle, None))
-    assert s.solver == "auto (sqp)" and int(s.steps) <= 5
+    assert s.solver == "auto (sqp)" and int(s.steps) <= 2  # matrices that stay: the first program is solved to its end
 
 
 def test_no_dense_matrix_is_formed(monkeypatch: pytest.MonkeyPatch) -> None:
