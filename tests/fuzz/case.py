@@ -212,8 +212,8 @@ def lay_out(t: Tensor, layout: str) -> Tensor:
 
 
 def _possible(dtype: str, levels: list[tuple[str, str]]) -> bool:
-    """Half precision has digits for first derivatives; the vmap of ``is_grads_batched`` has no rules for complex
-    numbers."""
+    """Half precision has digits for first derivatives; the vmap of ``is_grads_batched`` fails on conjugates,
+    inside torch."""
     names = {name for name, _ in levels}
     return not ((dtype in HALF and order(levels) > 1) or ("complex" in dtype and "batched_backward" in names))
 
