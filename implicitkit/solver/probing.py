@@ -151,7 +151,8 @@ def vanishes(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     stands = (d == 0).all(1)
     suspect = suspect & (away | stands)
     after = in_working_precision(f.residual((point + d).to(z.dtype)))
-    suspect = suspect & ~((after.abs() <= _LEFT * F.abs()) | (F.abs() <= healthy_share(F) * scale)).all(1)
+    sound = (after.abs() <= _LEFT * F.abs()) | (F.abs() <= healthy_share(F) * scale)
+    suspect = suspect & ~sound.all(1)
     high = suspect & away & (after.abs() <= _HIGH * F.abs()).all(1)
     high = high & (d.abs().amax(1) <= _WITHIN * point.abs().amax(1))
     for steps in _BEHIND if bool(high.any()) else ():
@@ -160,7 +161,7 @@ def vanishes(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     if bool(suspect.any()):  # as a whole, in units of J where there is one: a row may happen to show none of its own
         noise, least = NOISE * rounding(f, z, suspect), torch.minimum(F.abs(), after.nan_to_num(torch.inf).abs())
         whole = torch.linalg.vector_norm(least / rows, dim=1) <= torch.linalg.vector_norm(noise / rows, dim=1)
-        suspect = suspect & ~(whole | (least <= noise).all(1))
+        suspect = suspect & ~(whole | (sound | (least <= noise)).all(1))
     return torch.where(suspect, torch.where(stands, STANDS, AWAY), torch.where(cut, AWAY, 0))
 
 

@@ -26,7 +26,7 @@ __all__ = [
 
 FLOOR = 1e-6  # components this much smaller than the largest count as if they were so large
 _HEALTHY = 1e-6  # of its change with z: |F| near a zero; on the way to infinity exp(-z^p) is 1 / (745 p) of it and more
-_HEALTHY_LOW = 1e-4  # ... in lower precisions, 1 / (103 p)
+_HEALTHY_LOW = 3e-4  # ... in lower precisions, 1 / (103 p)
 NOISE = 10.0  # times what rounding leaves: a residual below is nothing else
 _FLAT = 100.0  # times that, at most, F changes where z moves by two units in the last place of one
 _UNIT = 0.7  # what z counts for where it vanishes; a power of two would move it between numbers that need no rounding

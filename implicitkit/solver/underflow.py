@@ -12,9 +12,8 @@ __all__ = ["has_underflowed"]
 _HALVINGS = 40  # of the way from the origin to z, at most ...
 _BLIND = 2  # ... and as long as nothing but zeros has been seen
 _NEAR = 1 / 64  # of its distance from the origin: how closely the edge is found
-_TINY = (
-    8.0  # times eps: what is left at the edge, beside the residual nearer to the origin, of one that was rounded away
-)
+_TINY = 8.0  # times eps: what is left at the edge, beside F nearer to the origin, of what was rounded away
+_DENSE = 64  # unknowns up to which the derivative of each equation is asked, beyond it is that of their sum
 
 
 def has_underflowed(f: Evaluations, z: Tensor, flat: Tensor) -> Tensor:
@@ -23,8 +22,16 @@ def has_underflowed(f: Evaluations, z: Tensor, flat: Tensor) -> Tensor:
     On the way from the origin to ``z`` the last point ``t z`` is looked for, by bisection, at which one of them is not zero.
     A residual that was cut off has a value there that belongs to the distance (``relu(1 - z)`` at 0.99: 0.01); of one
     that has underflowed nothing is left already (``exp(-1000 z)`` at 0.7: 1e-304).  One that is zero all the way is
-    a plateau, not more.
+    a plateau, not more.  An equation that has a derivative at ``z`` has not been cut off
+    (``z_0 - z_1`` does not change along ``z`` either, where it is zero).
     """
+    A = f.linearize(z)
+    if z.shape[1] <= _DENSE:
+        flat = flat & (A.dense() == 0).all(2)
+    else:
+        flat = flat & (A.T.mv(flat.to(z.dtype)) == 0).all(1, keepdim=True)
+    if not bool(flat.any()):
+        return flat.any(1)
 
     def at(t: Tensor) -> Tensor:
         F = f.residual((t.unsqueeze(1) * z).to(z.dtype)).abs()
