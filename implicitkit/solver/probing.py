@@ -40,6 +40,7 @@ _BEHIND = (4, 16, 64)  # steps beyond which F is as large again behind such a ze
 _WITHIN = 0.1  # ... each of this share of z or less
 AWAY, STANDS = 1, 2  # what is found of a residual that vanishes in the units of F only
 DENSE = 64  # unknowns up to which the correction is found by factors
+_MANY = 10  # directions along which many equations are looked at
 _STEPS = 20  # ... and products beyond
 _STEEPEST = 1e5  # d log |F| / d log |z| of functions on their way to zero at infinity, at most: 745 p of exp(-z^p)
 _LOCAL = 10.0  # times |z|: a longer step says nothing of F near z
@@ -264,10 +265,13 @@ def _is_noise(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
 
 
 def _size(f: Evaluations, z: Tensor, F: Tensor, w: Tensor, which: Tensor | None = None) -> Tensor:
-    """By how much each ``F_i`` changes when ``z`` moves by a hundredth of ``|w|``, to and fro, times a hundred; along one
-    direction only if that is enough for the samples ``which`` to be trusted."""
+    """By how much each ``F_i`` changes when ``z`` moves by a hundredth of ``|w|``, to and fro, times a hundred.
+
+    Along two directions; with ``which`` until these samples can be trusted, along ten at most: two terms that cancel at
+    ``z`` do so along half of them.
+    """
     size = torch.zeros_like(F)
-    for direction in directions(w.to(z.dtype))[:2]:
+    for direction in directions(w.to(z.dtype), most=2 if which is None else _MANY):
         there, back = (change(f, z, F, direction, sign * _MOVE) for sign in (1.0, -1.0))
         size = torch.maximum(size, torch.minimum(there, back))
         if which is not None and bool((((F.abs() <= _SOUND * size).all(1) & (size > 0).any(1)) | ~which).all()):

@@ -80,7 +80,7 @@ def rounding(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     eps = torch.finfo(z.dtype).eps
     h = eps**0.5
     noise, scale = torch.zeros_like(F), torch.zeros_like(F)
-    own, lifted_ones = directions(z)[:2], directions(z, least=_UNIT)[:2]
+    own, lifted_ones = directions(z, most=2), directions(z, least=_UNIT, most=2)
     changes = [in_working_precision(f.residual(z + 2 * eps * direction)) - F for direction in lifted_ones]
     largest = torch.stack(changes).abs().amax(0)
     smooth = (((F.abs() > 4 * NOISE * largest) & (largest > 0)) | (F == 0)).all(1)
@@ -113,9 +113,9 @@ def change(f: Evaluations, z: Tensor, F: Tensor, direction: Tensor, h: float) ->
     return torch.nan_to_num(change.abs() / abs(h), nan=0.0, posinf=0.0)
 
 
-def directions(z: Tensor, least: float = 0.0) -> list[Tensor]:
-    """``s_k (|z| + c max |z|)``, ``(batch, n)`` each: along ``z``, and with other signs; of size ``least`` where ``z``
-    vanishes beside that."""
+def directions(z: Tensor, least: float = 0.0, most: int = 3) -> list[Tensor]:
+    """``s_k (|z| + c max |z|)``, ``(batch, n)`` each, ``most`` of them: along ``z``, and with other signs; of size ``least``
+    where ``z`` vanishes beside that."""
     n = z.shape[1]
     size = z.abs() + FLOOR * z.abs().amax(1, keepdim=True)
     if least:
@@ -123,6 +123,6 @@ def directions(z: Tensor, least: float = 0.0) -> list[Tensor]:
         size = torch.where(tiny, least, size)
     own = torch.where(z < 0, -size, size)
     if n == 1:
-        return [own, -own]
-    flips = torch.tensor([[1, -1], [-1, 1]], device="cpu") if n == 2 else seeded.signs(2, n, seed=n)
-    return [own, *(own * flip.to(own) for flip in flips)]
+        return [own, -own][:most]
+    flips = torch.tensor([[1, -1], [-1, 1]], device="cpu") if n == 2 else seeded.signs(max(2, most - 1), n, seed=n)
+    return [own, *(own * flip.to(own) for flip in flips[: most - 1])]

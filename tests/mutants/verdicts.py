@@ -118,6 +118,11 @@ MUTANTS = [
         ("_HEALTHY = 1e-6", "_HEALTHY = 1e-3"),
     ),
     *mutants(
+        "implicitkit/solver/probing.py",
+        "tests/solver/test_sparse_programs.py -k cancel_far_out",
+        ("_MANY = 10", "_MANY = 2"),
+    ),
+    *mutants(
         "implicitkit/solver/underflow.py",
         "tests/solver/test_convergence.py -k 'beyond_every_power or plateaus'",
         ("edge <= _TINY * torch.finfo(z.dtype).eps * size", "edge >= 0"),

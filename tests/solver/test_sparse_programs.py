@@ -116,6 +116,17 @@ def test_bounds_alone_take_sparse_steps_too() -> None:
     assert s.solver == "auto (sqp)" and int(s.steps) <= 2  # matrices that stay: the first program is solved to its end
 
 
+@pytest.mark.parametrize("points", [48, 100])
+def test_equations_whose_terms_cancel_far_out_are_no_way_to_infinity(points: int) -> None:
+    """Swinging by nothing, conditions of optimality hold to rounding by two terms each that cancel along half of all ways
+    away from there, and ``|z| = 53``."""
+    objective, dynamics, z0, bounds = pendulum(points)
+    constraints = [ik.Equality(dynamics)]
+    found = ik.argmin(objective, z0, (torch.zeros_like(THETA),), constraints=constraints, bounds=bounds, solver="sqp")
+    assert found.status == ik.Status.CONVERGED
+    assert int(found.evaluations) <= 150
+
+
 def test_no_dense_matrix_is_formed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any) -> Any:
         raise AssertionError("dense")

@@ -15,6 +15,9 @@ _BY_REASON: dict[str, tuple[tuple[str, str, str, tuple[float, ...]], ...]] = {
           ("auto", "newton", "trust_region", "broyden", "newton_krylov", "chord", "scipy.root.hybr",
            "scipy.root.lm")),
     ),
+    "at |z| = 1000 a unit in the last place of float32 moves F by 1e-3, and ten of them are taken for rounding": (
+        *(("trigonometric10", "float32", solver, (1e4,)) for solver in ("auto", "newton", "newton_krylov", "chord")),
+    ),
     "far out the lower rank of a Jacobian of condition 1e6 is a line of solutions to half the digits of float32": (
         ("variably_dimensioned10", "float32", "scipy.root.hybr", (1e2, 1e4)),
         ("variably_dimensioned10", "float32", "scipy.root.lm", (1e4,)),
@@ -30,9 +33,7 @@ _BY_REASON: dict[str, tuple[tuple[str, str, str, tuple[float, ...]], ...]] = {
     ),
     "a singular solution at the end of a bent valley: the oracle is too slow there to say that it is one": (
         ("two equal exponentials", "float32", "scipy.least_squares.trf", (1e-6, 1e-4)),
-    ),
-    "exp(-31 s) is below the last place of the other terms in float32: any larger exponent is as good": (
-        ("two equal exponentials", "float32", "gauss_newton", (1e-4,)),
+        ("two equal exponentials", "float32", "scipy.least_squares.lm", (1e-6,)),
     ),
     "a Jacobian of condition 1e6 is singular to half the digits of float32: refused, since it could be a way to infinity": (
         ("channel_flow40", "float32", "auto", (1e4,)),
@@ -50,11 +51,11 @@ _BY_REASON: dict[str, tuple[tuple[str, str, str, tuple[float, ...]], ...]] = {
         ("robertson_closed", "float64", "broyden", (1e-2,)),
         ("robertson_closed", "float64", "newton_krylov", (1e-4, 1e-2)),
         ("robertson_closed", "float64", "pseudo_transient", (1e-4, 1e-2, 1.0)),
-        ("robertson_closed", "float64", "scipy.root.hybr", (1e-2,)),
-        ("Box in three", "float64", "scipy.least_squares.trf", (1e6,)),
+        ("robertson_closed", "float64", "integrate", (1e-2, 1.0)),
+        ("robertson_closed", "float32", "broyden", (1e-2,)),
+        ("robertson_closed", "float32", "integrate", (1e-2, 1.0)),
         ("Box in three", "float32", "newton", (1e-4,)),
         ("Box in three", "float32", "trust_region", (1e-4, 1e-2)),
-        ("Box in three", "float32", "scipy.least_squares.trf", (1e4, 1e6)),
     ),
     "an objective that falls for ever, from beside its inflection: that it does is the better word": (
         ("z^3, unbounded", "float64", "df_sane", (1e-6,)),
@@ -65,9 +66,49 @@ _BY_REASON: dict[str, tuple[tuple[str, str, str, tuple[float, ...]], ...]] = {
         ("tan z = z", "float64", "df_sane", (1e-6, 1e-4)),
         ("tan z = z", "float32", "broyden", (1e-6,)),
         ("tan z = z", "float32", "df_sane", (1e-6,)),
+        ("z^3, triple at zero", "float64", "df_sane", (1e-6, 1e-4, 1e-2)),
+        ("z^3, triple at zero", "float32", "broyden", (1e-6,)),
+        ("z^3, triple at zero", "float32", "df_sane", (1e-6, 1e-4)),
+        ("sample19", "float64", "df_sane", (1e-6, 1e-4)),
+        ("sample19", "float32", "broyden", (1e-6,)),
+        ("sample19", "float32", "df_sane", (1e-6,)),
+        ("quartic at zero", "float64", "gradient_descent", (1e-6,)),
+        ("quartic at zero", "float64", "df_sane", (1e-6, 1e-4)),
+        ("quartic at zero", "float32", "bfgs", (1e-6,)),
+        ("quartic at zero", "float32", "newton_cg", (1e-6,)),
+        ("quartic at zero", "float32", "df_sane", (1e-6,)),
+    ),
+    "beside a singular solution at zero, from 1e-6 or 1e-4: the tolerance follows |F| there, and steps are slow": (
+        ("powell_singular", "float32", "broyden", (1e-6,)),
+        ("powell_singular", "float32", "df_sane", (1e-6,)),
+        ("powell_singular", "float32", "scipy.root.broyden1", (1e-4,)),
+        ("extended_powell_singular20", "float32", "broyden", (1e-6,)),
+        ("extended_powell_singular20", "float32", "df_sane", (1e-6,)),
+        ("Powell singular", "float32", "scipy.root.hybr", (1e-6,)),
+        ("robertson_closed", "float32", "broyden", (1e-6, 1e-4)),
+        ("robertson_closed", "float32", "df_sane", (1e-4,)),
+        ("robertson_closed", "float32", "scipy.root.broyden1", (1e-4,)),
+        *(("z (1 - z / 1e6), double at zero", "float64", solver, (1e-4,))
+          for solver in ("picard", "anderson", "broyden", "aitken", "scipy.root.anderson")),
+    ),
+    "beside an equilibrium at zero that repels: it is near in units of one only, and the steps lead away from it": (
+        ("logistic 3.4", "float32", "picard", (1e-6,)),
+        ("lotka_volterra", "float32", "pseudo_transient", (1e-6,)),
+        ("lotka_volterra", "float32", "integrate", (1e-6,)),
+    ),
+    "at a solution at zero F is rounding of terms that do not vanish with it, and less is asked": (
+        ("all at zero, big terms", "float32", "scipy.root.hybr", (1e-2,)),
+        ("Rastrigin", "float64", "scipy.minimize.BFGS", (1e-6,)),
+        ("Planck", "float32", "scipy.root.broyden1", (1e-4,)),
+        ("exponential20", "float64", "pseudo_transient", (1e-6,)),
+    ),
+    "at |z| = 3e10, where F is 1e-17 of its terms: refused, since it could be the way to infinity": (
+        ("tridiagonal50", "float64", "scipy.root.lm", (1e4,)),
     ),
     "the exponential underflows: a plateau of zeros far out": (
         ("Meyer", "float64", "gauss_newton", (1e2,)),
+        ("Meyer", "float64", "scipy.least_squares.trf", (1e-4,)),
+        ("Meyer", "float32", "gauss_newton", (1e-6,)),
     ),
     "angles of many turns, powers on a line of solutions: refused, since it could be the way to infinity": (
         ("power_flow5", "float32", "trust_region", (1e6,)),
