@@ -350,6 +350,7 @@ MUTANTS = [
         (
             "return sign * A.mv(full)[i].cpu().double().numpy() + shift * v.reshape(-1)",
             "return A.mv(full)[i].cpu().double().numpy() + shift * v.reshape(-1)",
+            "tests/mutants/test_survivors_steps.py",
         ),
     ),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .row import mutants
 
+STEPS = "tests/mutants/test_survivors_steps.py"
 FIXED = "tests/solver/test_fixed_point_solvers.py"
 ROOTS = "tests/solver/test_root_solvers.py tests/mutants/test_survivors.py"
 SCALAR = "tests/solver/test_scalar_solvers.py"
@@ -138,7 +139,11 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/root/trust_region.py",
         ROOTS + " -k 'trust_region'",
-        ("a, b = leg.square().sum(1), (cauchy * leg).sum(1)", "a, b = leg.square().sum(1), -(cauchy * leg).sum(1)"),
+        (
+            "a, b = leg.square().sum(1), (cauchy * leg).sum(1)",
+            "a, b = leg.square().sum(1), -(cauchy * leg).sum(1)",
+            STEPS,
+        ),
         ("trial = z + p / scale", "trial = z + p"),
         (
             "self.cauchy_length = (length / steepest.square()).nan_to_num(torch.inf)",
@@ -156,7 +161,7 @@ MUTANTS = [
         ROOTS + " tests/solver/test_conformance.py tests/mutants/test_survivors_methods.py -k 'df_sane'",
         ("sigma = s.square().sum(1) / (s * y).sum(1)", "sigma = (s * y).sum(1) / s.square().sum(1)"),
         ("accept = f.active & ~found & (trial_phi <= bound - _GAMMA * alpha**2 * phi)", "accept = f.active & ~found"),
-        ("for i, sign in enumerate((1, -1)):", "for i, sign in enumerate((1, 1)):"),
+        ("for i, sign in enumerate((1, -1)):", "for i, sign in enumerate((1, 1)):", STEPS),
     ),
     *mutants(
         "implicitkit/solver/root/pseudo_transient.py",
@@ -192,6 +197,7 @@ MUTANTS = [
         (
             "trust = (phi.square() < xi) & ((1 - phi).square() < 1 - xi)",
             "trust = (phi.square() < xi) & ((1 - phi).square() < 1 + xi)",
+            STEPS,
         ),
     ),
     *mutants(
