@@ -188,7 +188,13 @@ class _Loop:
             units = torch.where(self.norm > 0, f.norm / self.norm, 1)
             f.tolerance, f.best_norm = self.tolerance * units, self.best_norm * units
         self.last = self.z, self.norm, f.residual(self.z)
+        written = _writes(self.z)
         z, self.state = _pair(self.method, self.method.step(f, self.z, self.state))
+        if _writes(self.z) != written:
+            raise TypeError(
+                f"{type(self.method).__name__}.step wrote into the z that it was given, of which f remembers the values: "
+                "return another tensor (z.clone() first, or operations without an underscore)"
+            )
         self.stuck, self.settled = f.stuck, f.at_rounding
         self.remark = f.remark or self.remark
         if Progress.due(f, self.step):
@@ -277,6 +283,11 @@ def _pair(method: Steps, found: Any) -> tuple[Tensor, Any]:
             f"it returned {got}"
         )
     return found
+
+
+def _writes(z: Tensor) -> int:
+    """How often a tensor has been written into, as far as torch counts that."""
+    return 0 if z.is_inference() else z._version
 
 
 class _Full:

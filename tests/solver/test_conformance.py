@@ -190,6 +190,12 @@ def test_broken_solver_is_found_out(name: str, solver: Any) -> None:
     assert f"mend: {result.mend}" in str(report)
 
 
+def test_a_step_that_writes_into_its_point_is_named() -> None:
+    """``f`` remembers its values by the point: the residual would stay that of the start."""
+    with pytest.raises(TypeError, match=r"ChangesItsInput\.step wrote into the z"):
+        ik.fixed_point(lambda z: 0.5 * torch.cos(z), torch.zeros(4, 1), solver=ChangesItsInput(), batch_dims=1)
+
+
 def test_a_good_solver_passes_everything() -> None:
     report = check_solver(Good())
     assert report.passed and {r.outcome for r in report.results} == {"passed"}, str(report)
