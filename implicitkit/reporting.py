@@ -118,17 +118,17 @@ def _other_dtypes_held(z: Any, function: Any) -> list[str]:
 def refuse_tracing() -> None:
     """Raise :class:`CapabilityError` where ``torch.jit.trace``, ``torch.onnx.export`` or ``torch.export`` records
     operations: the steps of one solve would be those of every input.  So does ``torch.func.linearize``, by ``make_fx``."""
-    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")
-    if tracer is not None and tracer.get_proxy_mode() is not None:
-        raise CapabilityError(
-            "a solve cannot be recorded (torch.func.linearize, make_fx): how many steps it takes depends on values. Use "
-            "torch.func.jvp, or torch.func.vjp of vjp, for products with the Jacobian of a solve"
-        )
     if torch.jit.is_tracing() or torch.compiler.is_exporting():
         raise CapabilityError(
             "a solve cannot be traced or exported (torch.jit.trace, torch.onnx.export, torch.export): how many steps it "
             "takes depends on values, and the graph would hold those of one input. Export the parts around it, or a loop "
             "of your own with a fixed number of evaluations of the function"
+        )
+    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    if tracer is not None and tracer.get_proxy_mode() is not None:
+        raise CapabilityError(
+            "a solve cannot be recorded (torch.func.linearize, make_fx): how many steps it takes depends on values. Use "
+            "torch.func.jvp, or torch.func.vjp of vjp, for products with the Jacobian of a solve"
         )
 
 

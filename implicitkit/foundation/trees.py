@@ -205,7 +205,7 @@ class Layout:
                 raise ValueError(f"{what} returned a tensor on {leaf.device}, but z is on {self.device}")
             if not (leaf.is_floating_point() or leaf.is_complex()):
                 raise TypeError(
-                    f"{what} returned {leaf.dtype}{_at(tree, i)}: return numbers, not a comparison or a count"
+                    f"{what} returned dtype {leaf.dtype}{_at(tree, i)}: return real numbers, not a comparison or a count"
                 )
             if leaf.is_complex() != is_complex or (_real(leaf) != self.dtype and not cast):
                 raise TypeError(

@@ -195,11 +195,13 @@ class Judge:
         return torch.where(self.gone(z, small), int(Status.DIVERGED), status)
 
     def _may_vanish(self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor | None) -> Tensor | None:
-        """Samples whose only merit may be that every ``|F_i| <= 2 atol``, ``(batch,)``; ``None``: there are none.
+        """Samples whose only merit may be that every ``|F_i| <= 2 atol`` (of more than 64 unknowns that ``|F| <= atol``:
+        corrections by products do not tell single equations), ``(batch,)``; ``None``: there are none.
         How ``F`` changes with ``z`` is known of those whose claim has been looked at."""
         if self.relative_to_state or self.f.kind.returns_program or (steep is not None and bool(steep.all())):
             return None
-        beginning = (status == int(Status.CONVERGED)) & (norm <= 2 * self.atol * math.sqrt(z.shape[1]))
+        several = 2 * math.sqrt(z.shape[1]) if z.shape[1] <= DENSE else 1
+        beginning = (status == int(Status.CONVERGED)) & (norm <= self.atol * several)
         beginning = beginning if steep is None else beginning & ~steep
         if self._healthy is not None and self._healthy[0] is z:
             beginning = beginning & ~self._healthy[1]

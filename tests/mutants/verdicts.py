@@ -131,7 +131,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/judging.py",
         "tests/solver/test_convergence.py -k 'beyond_every_power'",
-        ("(norm <= 2 * self.atol * math.sqrt(z.shape[1]))", "(norm <= self.atol)"),
+        ("several = 2 * math.sqrt(z.shape[1]) if", "several = 1 if"),
     ),
     *mutants(
         "implicitkit/solver/scales.py",

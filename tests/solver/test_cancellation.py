@@ -90,7 +90,7 @@ def test_a_start_that_is_a_solution_at_zero_costs_few_evaluations() -> None:
     for solver in ("newton", "bfgs", "auto"):
         assert int(ik.argmin(OBJECTIVES["cosh(z) - 1"], start, solver=solver).evaluations) <= 16
     for solver in ("newton", "broyden", "auto"):
-        assert int(ik.root(lambda z: torch.exp(z) - 1, start, solver=solver).evaluations) <= 10
+        assert int(ik.root(lambda z: torch.exp(z) - 1, start, solver=solver).evaluations) <= 12
 
 
 def test_a_start_that_is_a_solution_is_looked_at_once() -> None:
