@@ -149,6 +149,12 @@ class _LinSolve(compat.Function):
     @compat.opaque_to_compile
     @compat.outside_inference
     def forward(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, *theta: Tensor) -> Tensor:
+        if compat.is_legacy_batched(b):  # under a transform: :func:`_solved` does not see it there
+            raise CapabilityError(
+                "batched gradients (is_grads_batched=True, torch.autograd.functional.jacobian(vectorize=True)) of a solve "
+                "are not possible inside torch.func transforms: what is recorded of them there would be lost. Use "
+                "torch.func.jacrev, or torch.func.vmap over torch.func.vjp"
+            )
         _, A = request.linearise(z.detach(), [t.detach() for t in theta])
         A = A.T if transposed else A
         with torch.no_grad():

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
+import implicitkit as ik
+
 Solve = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -386,3 +388,16 @@ def test_module_backward_and_hooks() -> None:
         layer(x).pow(2).sum().backward()
         handle.remove()
     torch.testing.assert_close(seen[0], seen[1], rtol=1e-8, atol=1e-10)
+
+
+def test_batched_gradients_inside_transforms_are_refused() -> None:
+    """What torch records of a batch of ``is_grads_batched`` below a level of its own is lost: no derivative may come."""
+    x = torch.tensor([0.5, 1.0], dtype=torch.float64)
+
+    def batched(x: Tensor, keep: bool) -> Tensor:
+        z = ik.root(lambda z, x: z**3 + z - x, torch.zeros_like(x), (x,)).value
+        return torch.autograd.grad(z, x, torch.eye(2, dtype=x.dtype), is_grads_batched=True, create_graph=keep)[0]
+
+    for keep in (False, True):
+        with pytest.raises(ik.CapabilityError, match=r"torch\.func\.jacrev"):
+            torch.func.jacrev(lambda x, keep=keep: batched(x, keep))(x)
