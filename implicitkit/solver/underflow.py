@@ -25,11 +25,11 @@ def has_underflowed(f: Evaluations, z: Tensor, flat: Tensor) -> Tensor:
     a plateau, not more.  An equation that has a derivative at ``z`` has not been cut off
     (``z_0 - z_1`` does not change along ``z`` either, where it is zero).
     """
-    A = f.linearize(z)
+    A, tiny = f.linearize(z), torch.finfo(z.dtype).tiny
     if z.shape[1] <= _DENSE:
-        flat = flat & (A.dense() == 0).all(2)
+        flat = flat & (A.dense().abs() <= tiny).all(2)
     else:
-        flat = flat & (A.T.mv(flat.to(z.dtype)) == 0).all(1, keepdim=True)
+        flat = flat & (A.T.mv(flat.to(z.dtype)).abs() <= tiny).all(1, keepdim=True)
     if not bool(flat.any()):
         return flat.any(1)
 
@@ -38,7 +38,6 @@ def has_underflowed(f: Evaluations, z: Tensor, flat: Tensor) -> Tensor:
         return torch.where(flat, torch.nan_to_num(F.to(size), nan=0.0, posinf=0.0), 0)
 
     size = torch.zeros_like(z)
-    tiny = torch.finfo(z.dtype).tiny
     inner, outer = z.new_zeros(len(z)), z.new_ones(len(z))
     size = edge = at(inner)
     for k in range(_HALVINGS):

@@ -427,6 +427,7 @@ _NO_ROOT = {
     "exp(-z^20)": (_exp(lambda z: z**20), 1.0, "auto", "float64"),
     "exp(-z^30)": (_exp(lambda z: z**30), 1.0, "newton", "float64"),
     "exp(-z^30) by steps of 1e-3": (_exp(lambda z: z**30), 1.0, "broyden", "float64"),
+    "exp(-z^4), denormal in a bracket": (_exp(lambda z: z**4), 0.01, "scipy.root_scalar.brentq", "float32"),
     "erfc(z^2)": (lambda z: torch.erfc(z**2), 1.0, "auto", "float64"),
     "exp(-1000 z), where it underflows": (_exp(lambda z: 1000 * z), 1.0, "newton", "float64"),
     "1 - tanh(1000 z), where it is rounded away": (lambda z: 1 - torch.tanh(1000 * z), 1.0, "newton", "float32"),

@@ -53,6 +53,7 @@ _BY_REASON: dict[str, tuple[tuple[str, str, str, tuple[float, ...]], ...]] = {
         ("robertson_closed", "float64", "pseudo_transient", (1e-4, 1e-2, 1.0)),
         ("robertson_closed", "float64", "integrate", (1e-2, 1.0)),
         ("robertson_closed", "float32", "broyden", (1e-2,)),
+        ("robertson_closed", "float32", "newton_krylov", (1e-2,)),
         ("robertson_closed", "float32", "integrate", (1e-2, 1.0)),
         ("Box in three", "float32", "newton", (1e-4,)),
         ("Box in three", "float32", "trust_region", (1e-4, 1e-2)),
