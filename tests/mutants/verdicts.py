@@ -129,7 +129,7 @@ MUTANTS = [
         (
             "flat = flat & (A.dense().abs() <= tiny).all(2)",
             "pass",
-            "tests/solver/test_convergence.py -k along_the_ray",
+            "tests/solver/test_convergence.py -k with_a_derivative",
         ),
     ),
     *mutants(

@@ -485,3 +485,18 @@ def test_equations_that_do_not_change_along_the_ray_have_not_underflowed() -> No
     """In single precision some equations of a column are zero to the last bit where they hold, and stay so along ``z``."""
     for verdict in audit(TABLE["countercurrent50"], ("newton_krylov",), ("float32",), (1e-6, 1e-4)):
         assert verdict.status == "CONVERGED", verdict.text
+
+
+@pytest.mark.parametrize("i", range(5))
+def test_an_equation_with_a_derivative_has_not_underflowed(i: int) -> None:
+    """``z_i - z_j`` is zero to the last bit, also where signs agree, and ``relu(0.9 - z_k)^8`` ends below rounding."""
+    for j in range(5):
+        k = next(k for k in range(5) if k not in (i, j))
+
+        def f(z: Tensor, i: int = i, j: int = j, k: int = k) -> Tensor:
+            rows = list((z - 1).unbind())
+            rows[i] = z[i] - z[j] + torch.relu(0.9 - z[k]) ** 8 if i != j else rows[i]
+            return torch.stack(rows)
+
+        start = torch.full((5,), 0.5, dtype=torch.float64)
+        assert ik.root(f, start, solver="newton", on_failure="ignore").status == ik.Status.CONVERGED
