@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -49,48 +51,35 @@ def test_of_a_line_of_minima_no_far_one_is_taken() -> None:
 
 
 class Once(torch.autograd.Function):
-    """A square that knows its first derivative only, and says so."""
+    """A square whose second derivative ends in an error that says ``words``."""
 
     @staticmethod
-    def forward(ctx: object, z: Tensor) -> Tensor:
-        ctx.save_for_backward(z)  # type: ignore[attr-defined]
+    def forward(ctx: Any, z: Tensor, words: str) -> Tensor:
+        ctx.save_for_backward(z)
+        ctx.words = words
         return z.square()
 
     @staticmethod
-    def backward(ctx: object, g: Tensor) -> Tensor:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         if torch.is_grad_enabled():
-            raise RuntimeError("no second derivative")
-        (z,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return 2 * z * g
+            raise RuntimeError(ctx.words)
+        (z,) = ctx.saved_tensors
+        return 2 * z * g, None
 
 
 def test_no_second_derivative_is_needed() -> None:
-    s = ik.argmin(lambda z: Once.apply(z - 1).sum(), torch.zeros(3, dtype=F64))
+    s = ik.argmin(lambda z: Once.apply(z - 1, "no second derivative").sum(), torch.zeros(3, dtype=F64))
     torch.testing.assert_close(s.value, torch.ones(3, dtype=F64))
     assert s.solver == "auto (lbfgs)"
-
-
-class Fails(torch.autograd.Function):
-    """A square whose second derivative ends in an error that says nothing of derivatives."""
-
-    @staticmethod
-    def forward(ctx: object, z: Tensor) -> Tensor:
-        ctx.save_for_backward(z)  # type: ignore[attr-defined]
-        return z.square()
-
-    @staticmethod
-    def backward(ctx: object, g: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
-            raise RuntimeError("the table of weights is empty")
-        (z,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return 2 * z * g
 
 
 @pytest.mark.parametrize(("solver", "n"), [("auto", 3), ("newton_cg", 3), ("newton_cg", SMALLEST)])
 def test_an_error_inside_a_hessian_is_the_users(solver: str, n: int) -> None:
     """Not one more objective without a second derivative."""
     with pytest.raises(RuntimeError, match="the table of weights is empty"):
-        ik.argmin(lambda z: Fails.apply(z - 1).sum(), torch.zeros(n, dtype=F64), solver=solver)
+        ik.argmin(
+            lambda z: Once.apply(z - 1, "the table of weights is empty").sum(), torch.zeros(n, dtype=F64), solver=solver
+        )
 
 
 @pytest.mark.parametrize(
