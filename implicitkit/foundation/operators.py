@@ -79,6 +79,7 @@ class Operator:
             ``None``; called at most once.
 
     Attributes:
+        asked: a product has been asked for, or a matrix, or the structure is known: an answer can have regard to ``A``.
         weight: numbers that one product touches beside the state (parameters), for judging what a matrix costs.
         preconditioner: something near ``A`` that the Krylov methods may use, with ``solve(b)`` and ``T``
             (:mod:`implicitkit.linear.preconditioners`); not part of what ``A`` is.
@@ -89,15 +90,16 @@ class Operator:
     __slots__ = (
         "_dense",
         "_matrix",
+        "_mv",
+        "_rmv",
         "_sparse",
+        "asked",
         "batch",
         "fixed_point",
         "known",
         "like",
-        "mv",
         "preconditioner",
         "price",
-        "rmv",
         "size",
         "structure",
         "symmetric",
@@ -118,7 +120,7 @@ class Operator:
         structure: BlockStructure | None = None,
         sparse: Callable[[Operator], Any] | None = None,
     ) -> None:
-        self.mv, self.rmv, self._dense, self._sparse = mv, rmv, dense, sparse
+        self._mv, self._rmv, self._dense, self._sparse = mv, rmv, dense, sparse
         self.known: Any = None
         self.preconditioner: Any = None
         self.weight = 0
@@ -126,9 +128,21 @@ class Operator:
         self.batch, self.size, self.like = batch, size, like
         self.symmetric, self.fixed_point, self.structure = symmetric, fixed_point, structure
         self._matrix: Tensor | None = None
+        self.asked = structure is not None
+
+    def mv(self, v: Tensor) -> Tensor:
+        """``A v``, block by block, ``(batch, n)``."""
+        self.asked = True
+        return self._mv(v)
+
+    def rmv(self, w: Tensor) -> Tensor:
+        """``A^T w``, block by block, ``(batch, n)``."""
+        self.asked = True
+        return self._rmv(w)
 
     def dense(self) -> Tensor:
         """All blocks as one tensor of shape ``(batch, n, n)``, formed once."""
+        self.asked = True
         if self._matrix is None:
             self._matrix = self._dense()
         return self._matrix
@@ -140,6 +154,7 @@ class Operator:
 
     def sparse(self) -> Any:
         """All blocks as sparse matrices, formed once; ``None`` where no pattern is known or worth having."""
+        self.asked = True
         if callable(self._sparse):
             self._sparse = self._sparse(self)
         return self._sparse

@@ -163,8 +163,9 @@ class Request:
         answer = self._answer(A, b, limited)
         if A.formed is not None and A.formed.regular:
             self.system.factored = A.formed.T if transposed else A.formed
-        as_if = A.fixed_point and self.linear_solver.exact and torch.equal(answer.x, -b) and bool(b.any())
-        if as_if and (len(b) != A.batch or torch.equal(A.mv(answer.x), b)):  # J = 0, is it?
+        # an exact solver that finds -b where it asked for A: J = 0, is it?
+        as_if = A.asked and A.fixed_point and self.linear_solver.exact and torch.equal(answer.x, -b) and bool(b.any())
+        if as_if and (len(b) != A.batch or torch.equal(A.mv(answer.x), b)):
             refuse_hidden(self.record)
         layout = self.system.layout
         lead = (rows // layout.batch,) if rows != layout.batch else ()
@@ -184,14 +185,14 @@ class Request:
             return self._or_nan(answer, b)
         if lost is not None:
             answer = self._without(answer, b, lost)
-        if not bool(answer.converged.all()):
-            # where the incoming derivative is not finite, neither is the outgoing one, as of any operation of torch: a
-            # scaled loss that overflows (torch.amp.GradScaler) is no failure of the solve
-            finite = torch.isfinite(b).all(1)
-            answer = answer._replace(
-                x=torch.where(finite.unsqueeze(1), answer.x, torch.nan),
-                converged=answer.converged | ~finite,
-            )
+        if bool(answer.converged.all()):
+            return answer.x
+        # where the incoming derivative is not finite, neither is the outgoing one, as of any operation of torch: a scaled
+        # loss that overflows (torch.amp.GradScaler) is no failure of the solve
+        finite = torch.isfinite(b).all(1)
+        answer = answer._replace(
+            x=torch.where(finite.unsqueeze(1), answer.x, torch.nan), converged=answer.converged | ~finite
+        )
         if self.on_failure != "ignore" and not bool(answer.converged.all()):
             name = self.linear_solver.name or type(self.linear_solver).__name__
             linear_failure(

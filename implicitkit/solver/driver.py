@@ -122,8 +122,9 @@ class _Loop:
 
         Returns which go on, how many they are, and how many of ``improved``, which may change, hold.
         """
-        finite = torch.isfinite(self.z).all(1)
-        if not bool(finite.all()):  # NaN solves nothing, whatever F makes of it (of a comparison, or a sign, a number)
+        if not math.isfinite(float(self.z.sum())):  # not all numbers are; or they are huge, which costs a second look
+            # NaN solves nothing, whatever F makes of it (of a comparison, or a sign, a number)
+            finite = torch.isfinite(self.z).all(1)
             self.norm = torch.where(finite, self.norm, torch.nan)
             improved = improved.logical_and(finite)
             better = _count(improved)[0]

@@ -122,7 +122,9 @@ class Judge:
         ``before``: ``|F|`` a step ago.  Of many unknowns, whether it is rounding that refuses a claim is not asked while
         steps take ``|F|`` down to a tenth: the claim may be made again.
         """
-        doubtful = torch.zeros_like(claims) if self.relative_to_state else claims & (norm > self.floor)
+        if self.relative_to_state:
+            return claims
+        doubtful = claims & (norm > self.floor)
         known = self.f.system.factored
         if known is not None and len(z) == self.f.system.batch and bool(doubtful.any()):
             doubtful = doubtful & ~is_noise(known, z, norm)
