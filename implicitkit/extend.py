@@ -19,14 +19,14 @@ a linear solver                     :class:`implicitkit.LinearSolver`, :class:`O
                                     :class:`LinearSolution`
 ==================================  ==========================================================================
 
-Helpers of torch that are hard to get right: :func:`opaque_to_compile`, :func:`has_forward_level`,
+Helpers of torch that are hard to get right: :func:`opaque_to_compile`, :func:`own_graphs`, :func:`has_forward_level`,
 :func:`transforms_active`, :func:`modules_held`, :func:`replaced`, :func:`holds_compiled`,
 :func:`refuse_tracing`.  :data:`POLICIES` is what ``on_failure=`` may be.
 """
 
 from implicitkit.diagnostics.kkt_regularity import Degeneracy, regularity
 from implicitkit.foundation import autodiff, trees
-from implicitkit.foundation.compat import has_forward_level, opaque_to_compile, transforms_active
+from implicitkit.foundation.compat import has_forward_level, opaque_to_compile, own_graphs, transforms_active
 from implicitkit.foundation.errors import DegenerateWarning, warn
 from implicitkit.foundation.operators import BlockStructure, Operator, minus, preconditioned, shifted, single
 from implicitkit.foundation.trees import Layout
@@ -111,6 +111,7 @@ __all__ = [
     "minus",
     "modules_held",
     "opaque_to_compile",
+    "own_graphs",
     "plus",
     "plus_slope",
     "preconditioned",

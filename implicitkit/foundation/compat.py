@@ -158,8 +158,8 @@ def at_level_of(t: Tensor) -> Iterator[None]:
 
 def marked(t: Tensor) -> Tensor:
     """A leaf of plain autograd like the plain tensor ``t``, also while transforms run (torch refuses to make one there)."""
-    with at_level_of(t):
-        leaf = t.detach()
+    with at_level_of(t), autograd_on() if in_inference() else contextlib.nullcontext():
+        leaf = ordinary(t.detach())
         allowed = _functorch.get_inplace_requires_grad_allowed()
         _functorch.set_inplace_requires_grad_allowed(True)
         try:
@@ -288,7 +288,7 @@ def has_tangent(t: Tensor) -> bool:
     if _functorch.is_batchedtensor(t):
         return has_tangent(_functorch.get_unwrapped(t))
     with torch._C.DisableTorchFunction(), at_level_of(t):  # a look at a tensor is no use of it
-        if not (t.is_floating_point() or t.is_complex()):
+        if t.is_inference() or not (t.is_floating_point() or t.is_complex()):
             return False
         return forward_ad.unpack_dual(t).tangent is not None
 

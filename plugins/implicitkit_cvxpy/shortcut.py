@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit import extend
 from implicitkit_cvxpy.kkt import ConeKKT
 from implicitkit_cvxpy.program import ConeProgram
 
@@ -47,7 +48,13 @@ def shortcut(call: Call, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
     if torch.is_grad_enabled() and any(v.requires_grad for v in values):
         return _Shortcut.apply(call, *values)
     data, flags = call.assemble(values)
-    return call.read(call.find(data, flags))
+    return call.read(_found(call, data, flags))
+
+
+def _found(call: Call, data: Sequence[Tensor], flags: Tensor) -> Tensor:
+    """``w``: the derivatives of cones on the way there are nobody else's, a checkpoint's around the layer least of all."""
+    with extend.own_graphs():
+        return call.find(data, flags)
 
 
 class _Shortcut(torch.autograd.Function):
@@ -58,7 +65,7 @@ class _Shortcut(torch.autograd.Function):
         with torch.enable_grad():
             ctx.data, flags = call.assemble(ctx.leaves)
         plain = [t.detach() for t in ctx.data]
-        ctx.w = call.find(plain, flags).requires_grad_()
+        ctx.w = _found(call, plain, flags).requires_grad_()
         with torch.enable_grad():
             ctx.out = call.read(ctx.w)
         ctx.call = call

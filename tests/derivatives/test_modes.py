@@ -96,6 +96,22 @@ def test_a_transform_in_inference_mode(transform: str, kind: str, held: str) -> 
         close(got, want)
 
 
+@pytest.mark.parametrize("kind", ["root", "newton", "fixed_point", "steady_state"])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_transform_of_what_uses_tensors_made_in_inference_mode(transform: str, kind: str) -> None:
+    """They carry no tangent.  (An objective is differentiated inside, and autograd can save none of them, as it says.)"""
+    with torch.inference_mode():
+        x = X.clone()
+
+        def f(w: Tensor) -> Tensor:
+            def function(z: Tensor, w: Tensor) -> Tensor:
+                return KINDS[kind][1](z, w, x)
+
+            return KINDS[kind][0](function, ONE, (w,), **KINDS[kind][2]).value
+
+        close(TRANSFORMS[transform](f), TRANSFORMS[transform](closed))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_inference_mode_in_a_transform(transform: str, kind: str) -> None:

@@ -235,6 +235,8 @@ def draw_case(r: random.Random) -> Case:
     levels = draw_levels(r, variables)
     while not _possible(dtype, levels):
         levels = draw_levels(r, variables)
+    if any(level == "in_thread" for level, _ in levels):  # a variable set in a thread's context is set nowhere else
+        held = {v: "closure" if way == "context" else way for v, way in held.items()}
     rule = r.choice(row.rules) if r.random() < 0.3 else "implicit"
     every_batched_in_args = all(held[v] in IN_ARGS or v not in batch for v in row.held)
     return Case(

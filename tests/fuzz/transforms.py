@@ -271,6 +271,8 @@ def draw_levels(r: random.Random, variables: Sequence[str]) -> list[tuple[str, s
         name = r.choices(names, weights)[0]
         if (name in _OUTERMOST and levels) or (name in _TRACED and not _BY_AUTOGRAD.issuperset(dict(levels))):
             continue
+        if name in _GRAPH and "inference" in dict(levels):  # nothing is recorded there, of any function
+            continue
         if order(levels) + LEVELS[name][3] <= 3:
             levels.append((name, r.choice(variables)))
     if any(name in _GRAPH for name, _ in levels):  # there a start that has no part in the solution is not in the graph

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.utils.checkpoint import checkpoint
 
 import implicitkit as ik
 
@@ -147,6 +148,17 @@ def test_transforms_agree(case: Case) -> None:
     close(torch.func.jacrev(torch.func.jacrev(f))(*args), hessian)
     close(torch.func.jacfwd(torch.func.jacfwd(f))(*args), hessian)
     close(torch.autograd.functional.hessian(lambda first: f(first, *args[1:]), args[0]), hessian)
+
+
+@cases
+@pytest.mark.parametrize("tracked", [True, False])
+def test_a_checkpoint_around_a_layer(tracked: bool, case: Case) -> None:
+    layer, f = case.make(), scalar(case.make())
+    args = [a.clone().requires_grad_(tracked) for a in case.single()]
+    out = checkpoint(f, *args, use_reentrant=False)
+    close(out, f(*args))
+    if tracked:
+        close(torch.autograd.grad(out, args), torch.autograd.grad(scalar(layer)(*args), args))
 
 
 @cases
