@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,8 +23,9 @@ def load_torchdeq(
         torch.save(model.state_dict(), "model.pt")         # there
         load_torchdeq(layer.cell, torch.load("model.pt"), prefix="func.")
 
-    Their weight normalisation writes ``name_g`` and ``name_v`` for ``W = g V / |V|``, row by row.  Where the module has the
-    same normalisation (:func:`weight_norm`, or ``torch.nn.utils.parametrizations.weight_norm``) they become its ``g`` and
+    Their weight normalisation writes ``name_g`` and ``name_v`` for ``W = g V / |V|``, row by row (and PyTorch's newer one
+    ``parametrizations.name.original0`` and ``.original1``, which are read as well).  Where the module has the same
+    normalisation (:func:`weight_norm`, or ``torch.nn.utils.parametrizations.weight_norm``) they become its ``g`` and
     ``V``; else ``W`` itself is computed and loaded.
 
     Args:
@@ -39,6 +41,7 @@ def load_torchdeq(
         ValueError: no name fits, or only one of ``name_g`` and ``name_v`` is there.
         RuntimeError: shapes differ, or with ``strict`` names are missing or left over.
     """
+    state = {_older(name): value for name, value in state.items()}
     wanted = set(module.state_dict()) | {name for name, _ in _normalised(module)}
     if prefix is None:
         prefix = _best_prefix(wanted, state)
@@ -64,6 +67,11 @@ def load_torchdeq(
         else:
             loaded[base] = g * V / torch.linalg.vector_norm(V.flatten(1), dim=1).view(-1, *[1] * (V.ndim - 1))
     return module.load_state_dict(loaded, strict=strict)
+
+
+def _older(name: str) -> str:
+    """``path.name_g`` and ``path.name_v`` for what ``torch.nn.utils.parametrizations.weight_norm`` calls the two."""
+    return re.sub(r"parametrizations\.(\w+)\.original([01])$", lambda m: m[1] + (_V if m[2] == "1" else _G), name)
 
 
 def _plain(name: str) -> str:

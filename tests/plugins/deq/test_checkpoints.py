@@ -85,6 +85,30 @@ def test_a_checkpoint_of_theirs(normalised: bool, prefix: str, told: bool) -> No
     torch.testing.assert_close(mine.r_w_bias, theirs.r_w_bias)
 
 
+@pytest.mark.parametrize("normalised", [True, False], ids=["with weight_norm", "plain"])
+@pytest.mark.parametrize("prefix", ["", "deq.func."])
+def test_a_checkpoint_of_pytorchs_parametrisation(normalised: bool, prefix: str) -> None:
+    torch.manual_seed(2)
+    theirs = Attention()
+    for name in NORMALISED:
+        torch.nn.utils.parametrizations.weight_norm(getattr(theirs, name))
+        with torch.no_grad():
+            getattr(theirs, name).parametrizations.weight.original0.mul_(1.7)  # as after training: g is no longer |V|
+    mine = weight_norm(Attention()) if normalised else Attention()
+    result = load_torchdeq(mine, {prefix + name: value for name, value in theirs.state_dict().items()})
+    assert not result.missing_keys and not result.unexpected_keys
+    for name in (*NORMALISED, "emb"):
+        torch.testing.assert_close(getattr(mine, name).weight, getattr(theirs, name).weight, rtol=1e-13, atol=1e-14)
+
+
+def test_other_parametrisations_are_loaded_as_they_are() -> None:
+    theirs, mine = nn.Linear(3, 3, dtype=F64), nn.Linear(3, 3, dtype=F64)
+    for layer in (theirs, mine):
+        torch.nn.utils.parametrizations.orthogonal(layer)
+    load_torchdeq(mine, theirs.state_dict())
+    torch.testing.assert_close(mine.weight, theirs.weight)
+
+
 def test_every_parameter_twice_is_loaded_once() -> None:
     _, state = _theirs()
     twice = {prefix + name: value for prefix in ("func.", "deq.func.") for name, value in state.items()}
