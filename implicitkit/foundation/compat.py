@@ -1,7 +1,6 @@
-"""The private names of torch that cannot be avoided, each behind a public function of this module.
-
-Nothing else in implicitkit touches a name of torch that starts with an underscore; ``tests/test_compat.py`` holds
-each function here to its contract, so that a new release of torch shows at once what moved.
+"""The private names of torch that cannot be avoided, each behind a public function of this module.  Nothing else touches a
+name of torch that starts with an underscore; ``tests/test_compat.py`` holds each function here to its contract, so that a
+new release of torch shows at once what moved.
 """
 
 from __future__ import annotations
@@ -51,6 +50,7 @@ __all__ = [
     "tree_map",
     "tree_unflatten",
     "unwrap",
+    "unwrap_dead_wrappers",
 ]
 
 C = TypeVar("C", bound=Callable[..., Any])

@@ -91,7 +91,8 @@ class _Root(compat.Function):
     @compat.opaque_to_compile
     @compat.outside_inference
     def backward(ctx: Any, g: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
-        z, *theta = ctx.saved_tensors  # read once: non-reentrant checkpointing allows no more
+        # read once: non-reentrant checkpointing allows no more; a pullback may be called after its transform has ended
+        z, *theta = compat.unwrap_dead_wrappers(ctx.saved_tensors)
         request, needed = ctx.request, [i for i in range(len(theta)) if ctx.needs_input_grad[2 + i]]
         grads: list[Tensor | None] = [None] * len(theta)
         if g is not None and needed:
@@ -170,7 +171,7 @@ class _LinSolve(compat.Function):
     @compat.opaque_to_compile
     @compat.outside_inference
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, z, *theta = ctx.saved_tensors
+        x, z, *theta = compat.unwrap_dead_wrappers(ctx.saved_tensors)
         request, transposed = ctx.request, ctx.transposed
         _refuse_batched_tangents(g, x, z, *theta)
         w = _solved(request, not transposed, z, g, theta)

@@ -113,6 +113,14 @@ def is_wrapped() -> None:
         assert inside(level, lambda t: compat.is_wrapped(t.detach())), level
 
 
+def unwrap_dead_wrappers() -> None:
+    w, kept = torch.ones(2, requires_grad=True), []
+    torch.func.grad(lambda x: (kept.append(1.0 * w), x.sum())[1])(torch.ones(2))
+    (alive,) = compat.unwrap_dead_wrappers(kept)
+    assert compat.is_wrapped(kept[0]) and not kept[0].requires_grad
+    assert not compat.is_wrapped(alive) and alive.requires_grad
+
+
 def unwrap() -> None:
     x = torch.arange(3.0, dtype=D)
     for level in ("grad", "jvp", "vmap"):
@@ -510,6 +518,7 @@ CONTRACTS: dict[str, Callable[[], None]] = {
     "tree_map": tree_map,
     "tree_unflatten": trees,
     "unwrap": unwrap,
+    "unwrap_dead_wrappers": unwrap_dead_wrappers,
 }
 
 

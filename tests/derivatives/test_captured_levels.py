@@ -28,6 +28,12 @@ def _dual(f: Scalar, v: Tensor) -> Tensor:
     return torch.zeros_like(v) if out is None else out.detach()
 
 
+def _autograd(f: Scalar, v: Tensor) -> Tensor:
+    leaf = v.clone().requires_grad_()
+    out = f(leaf)
+    return torch.autograd.grad(out, leaf)[0] if out.requires_grad else torch.zeros_like(v)
+
+
 LEVELS: dict[str, Callable[[Scalar, Tensor], Tensor]] = {
     "grad": lambda f, v: grad(f)(v),
     "vjp": lambda f, v: vjp(f, v)[1](torch.ones_like(v))[0],
@@ -38,6 +44,7 @@ LEVELS: dict[str, Callable[[Scalar, Tensor], Tensor]] = {
     "vmap": lambda f, v: vmap(f)(torch.stack([v, 1.3 * v])).sum(),
     "vmap grad": lambda f, v: vmap(grad(f))(torch.stack([v, 1.3 * v])).sum(),
     "dual_level": _dual,  # torch allows it outermost, and no other forward mode inside
+    "autograd": _autograd,  # outermost too: what was made in the transforms inside is differentiated after they have ended
 }
 FORWARD = {"jvp", "jacfwd", "hessian"}
 
@@ -46,7 +53,8 @@ def _compositions(depth: int) -> list[tuple[str, ...]]:
     return [
         names
         for names in itertools.product(LEVELS, repeat=depth)
-        if "dual_level" not in names[1:] and not (names[0] == "dual_level" and FORWARD & set(names[1:]))
+        if not {"dual_level", "autograd"} & set(names[1:])
+        and not (names[0] == "dual_level" and FORWARD & set(names[1:]))
     ]
 
 
@@ -91,6 +99,17 @@ def _nested(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
     return ik.fixed_point(outer, torch.ones((), dtype=D), solver="newton", **TIGHT).value
 
 
+def _nested_alone(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
+    """One variable is used by the solve inside only."""
+
+    def outer(z: Tensor) -> Tensor:
+        square = ik.root(lambda v: v - w**2, torch.ones((), dtype=D), **TIGHT).value
+        product = ik.root(lambda v: v - y * w, torch.ones((), dtype=D), **TIGHT).value
+        return x * (1 + y**2) / square + x * product - z
+
+    return ik.root(outer, torch.ones((), dtype=D), **TIGHT).value
+
+
 def _bounds(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
     z0 = torch.zeros(2, dtype=D)
     lower = torch.stack([closed_form(x, w, y), closed_form(x, w, y) - 100.0])
@@ -105,6 +124,7 @@ SOLVES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "argmin": _argmin,
     "functional_call": _functional_call,
     "nested": _nested,
+    "nested alone": _nested_alone,
     "bounds": _bounds,
 }
 POINT = (1.5, 2.0, 0.7)
@@ -149,5 +169,6 @@ def test_three_levels(kind: str, names: tuple[str, ...], order: tuple[int, ...])
 
 @pytest.mark.parametrize("kind", [k for k in SOLVES if k != "root"])
 def test_the_pairs_that_torch_hides_from_each_other(kind: str) -> None:
-    for names in (("jvp", "grad"), ("jvp", "vjp"), ("jacfwd", "jacfwd"), ("jvp", "jvp"), ("dual_level", "grad")):
+    hidden = (("jvp", "grad"), ("jvp", "vjp"), ("jacfwd", "jacfwd"), ("jvp", "jvp"), ("dual_level", "grad"))
+    for names in (*hidden, ("autograd", "vjp"), ("autograd", "jacrev")):
         _compare(kind, names, (1, 0, 2))

@@ -38,6 +38,11 @@ MUTANTS = [
             "w = _solved(request, not transposed, z, g, theta)",
             "w = _solved(request, transposed, z, g, theta)",
         ),
+        (
+            "z, *theta = compat.unwrap_dead_wrappers(ctx.saved_tensors)\n        request, needed",
+            "z, *theta = ctx.saved_tensors\n        request, needed",
+            "tests/derivatives/test_captured_levels.py -k 'nested and pairs'",
+        ),
         ("p, q = (x, w) if transposed else (w, x)", "p, q = (w, x)", TRANSFORMS),
         ("pullback(-w if batched else -q)", "pullback(w if batched else q)"),
         ("return (None, None, z_grad, w, *grads)", "return (None, None, None, w, *grads)"),
