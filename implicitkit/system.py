@@ -162,7 +162,7 @@ class System:
             self.kernel,
             self.live
             if self.parent is not None or not self.origin.layout.batch_shape
-            else _of_fewer(self.origin, len(rows)),
+            else _of_fewer(self.origin, len(rows), (self.live, theta, rows, self.batch)),
             batch=len(rows) * self.samples_per_row,
             samples_per_row=self.samples_per_row,
             row_dims=self.row_dims,
@@ -236,15 +236,18 @@ class System:
         return calls
 
 
-def _of_fewer(whole: System, left: int) -> Kernel:
-    """The live kernel on the rows that are left; a failure there is explained by the rows that were dropped."""
+def _of_fewer(whole: System, left: int, before: tuple[Kernel, Sequence[Tensor], Tensor, int]) -> Kernel:
+    """The live kernel on the rows that are left; a failure there is explained by the rows that were dropped, and so is
+    another value than ``before``: kernel and tensors of a larger batch, which of its rows are left, and its samples.  (That
+    is evaluated once, and only where the function captures a tensor of as many rows: ``X[: len(z)]``.)"""
     total, kernel = whole.layout.batch_shape[0], whole.live
+    names = captured_rows(whole.lifted.function, total)
+    compare = bool(names) and before[3] > len(before[2]) == left
 
-    def blame() -> str:
-        names = captured_rows(whole.lifted.function, total)
+    def blame(happens: str = "the function fails") -> str:
         return (
             f"{total - left} of {total} rows have converged and were dropped (in_dims says which arguments carry the batch) "
-            f"and on the {left} left the function fails: a tensor that it captures carries the batch"
+            f"and on the {left} left {happens}: a tensor that it captures carries the batch"
             + (f" (perhaps {', '.join(map(repr, names))})" if names else "")
             + ". Pass it in args, with its dimension in in_dims; or leave in_dims out, and no row is dropped"
         )
@@ -258,6 +261,17 @@ def _of_fewer(whole: System, left: int) -> Kernel:
             raise type(error)(f"{blame()}. It says: {error}") from error
         if len(out) != len(z):
             raise ValueError(blame())
+        nonlocal compare
+        if compare and len(z) == left and not compat.transforms_active():
+            compare = False
+            larger, tensors, rows, batch = before
+            with torch.no_grad():
+                full = larger(z[:1].expand(batch, -1).index_copy(0, rows, z), *tensors).index_select(0, rows)
+                near = torch.allclose(
+                    out.detach(), full, rtol=1e-3, atol=1e-3 * float(full.abs().max()), equal_nan=True
+                )
+            if not near:
+                raise ValueError(blame("the function has other values"))
         return out
 
     return checked

@@ -19,6 +19,7 @@ from implicitkit.foundation import compat
 __all__ = ["Scope", "can_keep", "holds_compiled", "modules_held", "modules_in_use", "reachable_modules"]
 
 _DEPTH = 6  # how far reachable objects are followed
+_LIBRARIES = ("torch", "numpy", "builtins", "scipy", "implicitkit")  # whose functions hold nothing of the user's
 
 
 # Evaluations that swap tensors into modules, and those that read modules, exclude each other between threads.
@@ -98,7 +99,7 @@ def _walk(x: Any, found: list[nn.Module], seen: dict[int, Any], depth: int) -> N
     elif isinstance(x, (list, tuple, set, frozenset)):
         for v in x:
             _walk(v, found, seen, depth + 1)
-    elif not type(x).__module__.startswith(("torch", "numpy", "builtins")) and hasattr(x, "__dict__"):
+    elif not type(x).__module__.startswith(_LIBRARIES[:3]) and hasattr(x, "__dict__"):
         for v in vars(x).values():
             _walk(v, found, seen, depth + 1)
 
@@ -114,21 +115,39 @@ def _global_names(code: types.CodeType) -> tuple[str, ...]:
 
 
 def captured_rows(function: Any, rows: int) -> list[str]:
-    """Names of variables of the enclosing scope that hold tensors with so many rows, for messages."""
-    function = getattr(function, "__func__", function)
-    cells = zip(_names(function), function.__closure__, strict=True) if getattr(function, "__closure__", None) else ()
-    found = []
-    for name, cell in cells:
-        with contextlib.suppress(ValueError):
-            x = cell.cell_contents
-            if isinstance(x, Tensor) and x.ndim and len(x) == rows:
-                found.append(name)
-    if inspect.isfunction(function):
-        for name in _global_names(function.__code__):
-            x = function.__globals__.get(name)
-            if isinstance(x, Tensor) and x.ndim and len(x) == rows:
-                found.append(name)
-    return found
+    """Names of variables of the enclosing scope, and of attributes, that hold tensors with so many rows."""
+    found: dict[str, None] = {}
+    todo, seen = [(function, 0)], set()
+    while todo:
+        function, depth = todo.pop(0)
+        seen.add(id(function))
+        for name, x in _uses(function):
+            if isinstance(x, Tensor):
+                if x.ndim and len(x) == rows:
+                    found[name] = None
+            elif callable(x) and not isinstance(x, type) and id(x) not in seen and depth < _DEPTH:
+                todo.append((x, depth + 1))
+    return list(found)
+
+
+def _uses(function: Any) -> Iterator[tuple[str, Any]]:
+    """What a callable refers to, by name."""
+    if isinstance(function, functools.partial):
+        yield "", function.func
+        yield from (("", x) for x in function.args)
+        yield from function.keywords.items()
+    elif inspect.ismethod(function):
+        yield from getattr(function.__self__, "__dict__", {}).items()
+        yield "", function.__func__
+    elif inspect.isfunction(function) and not (function.__module__ or "").startswith(_LIBRARIES):
+        for name, cell in zip(_names(function), function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # a cell not yet filled
+                yield name, cell.cell_contents
+        globals_ = function.__globals__
+        yield from ((n, globals_[n]) for n in _global_names(function.__code__) if n in globals_)
+    elif not (inspect.isfunction(function) or type(function).__module__.startswith(_LIBRARIES[:3])):
+        yield from vars(function).items() if hasattr(function, "__dict__") else ()
+        yield from getattr(function, "_buffers", {}).items()
 
 
 class Scope:

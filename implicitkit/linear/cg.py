@@ -1,4 +1,4 @@
-r"""Conjugate gradients, for symmetric positive definite blocks.
+r"""Conjugate gradients, for symmetric definite blocks.
 
     alpha = r's / p'Ap,   x <- x + alpha p,   r <- r - alpha A p,   p <- s + (r's new / r's old) p,   s = M^{-1} r
 
@@ -28,9 +28,10 @@ __all__ = ["CG"]
 class CG(PreconditionedSolver):
     """Conjugate gradients, each sample with its own step lengths; one product a step.
 
-    A direction of curvature ``p'Ap <= 0`` proves that the block is not positive definite; the sample stops there and
-    says so (a negative definite matrix too: change the sign of the problem, or use ``gmres``).  A preconditioner must be
-    symmetric and positive definite as well (``"jacobi"``, ``"amg"``, a Cholesky factor): ``r's <= 0`` ends a sample too.
+    For a negative definite block (``J - I`` of a contraction) the same formulas solve ``-A x = -b``.  Two directions whose
+    curvatures ``p'Ap`` differ in sign prove that a block is not definite; the sample stops there and says so.  A
+    preconditioner must be symmetric and positive definite (``"jacobi"``, ``"amg"``, a Cholesky factor): ``r's <= 0`` ends
+    a sample too.
 
     Source: Hestenes & Stiefel (1952); Nocedal & Wright (2006), algorithm 5.2.
 
@@ -53,13 +54,15 @@ class CG(PreconditionedSolver):
             rs = (r * p).sum(dim=1)
             steps = torch.zeros_like(budget)
             failed = torch.zeros_like(live)
+            side = rs.new_zeros(())  # of zero on which A lies: the sign of the first curvature
             while bool(live.any()):
                 Ap = A.mv(p)
                 curvature = (p * Ap).sum(dim=1)
-                positive = (curvature > 0) & (rs > 0)
+                side = curvature.sign() if side.ndim == 0 else side
+                definite = (curvature * side > 0) & (rs > 0)
                 steps = steps + live
-                failed = failed | (live & ~positive)
-                live = live & positive
+                failed = failed | (live & ~definite)
+                live = live & definite
                 alpha, keep = column(rs / curvature), column(live)
                 x = torch.where(keep, torch.addcmul(x, alpha, p), x)
                 r = torch.where(keep, torch.addcmul(r, alpha, Ap, value=-1), r)
@@ -77,7 +80,7 @@ class CG(PreconditionedSolver):
             rtol=rtol,
             atol=atol,
             max_steps=max_steps,
-            failed=f"the matrix{'' if M is None else ' or the preconditioner'} is not positive definite (or not finite); "
+            failed=f"the matrix{'' if M is None else ' or the preconditioner'} is not definite (or not finite); "
             'use linear_solver="gmres"',
             stalled='stagnated: the matrix is nearly singular or not symmetric; use linear_solver="gmres"',
         )

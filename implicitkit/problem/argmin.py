@@ -73,6 +73,7 @@ class Argmin(Problem):
 
     def __post_init__(self) -> None:
         require_callable(self, self.objective, "objective")
+        self._what_is_said()
         object.__setattr__(self, "bounds", as_bounds(self.bounds))
         given = self.constraints
         constraints = tuple(given or ()) if isinstance(given, (list, tuple)) or given is None else (given,)

@@ -12,7 +12,7 @@ from torch import Tensor
 from implicitkit.foundation import autodiff, compat, seeded, trees
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.operators import Operator
-from implicitkit.foundation.options import Configured
+from implicitkit.foundation.options import Configured, check_options, flag
 from implicitkit.foundation.trees import Layout
 from implicitkit.linear.sparse_form import SMALLEST, sparse_blocks
 from implicitkit.problem.auxiliary import ValueOnly
@@ -20,6 +20,8 @@ from implicitkit.problem.kind import ROOT, Kind, as_kind
 from implicitkit.system import System
 
 __all__ = ["Problem", "Restated", "deeper"]
+
+_FLAG = flag()
 
 Kernel = Callable[[Tensor], Tensor]
 Pull = Callable[[Tensor, Sequence[int]], Sequence[Tensor]]
@@ -214,9 +216,23 @@ class Problem(Configured):
         return out, A
 
     def _state_structure(self) -> None:
-        """Of what the user says about the Jacobian, one thing follows from another."""
+        """Of what the user says about the Jacobian, one thing follows from another.
+
+        Raises:
+            TypeError: a flag that is none. ValueError: a word for a pattern.
+        """
+        check_options(self, symmetric=_FLAG, positive_definite=_FLAG)
+        self._what_is_said()
         if self.positive_definite:
             object.__setattr__(self, "symmetric", True)
+
+    def _what_is_said(self) -> None:
+        check_options(self, has_aux=_FLAG)
+        if isinstance(self.jac_sparsity, str) and self.jac_sparsity != "auto":
+            raise ValueError(
+                f"{self.title}: jac_sparsity must be 'auto', None, a sparse matrix or bandwidths (lower, upper), got "
+                f"{self.jac_sparsity!r}"
+            )
 
     @property
     def sparse_from(self) -> int:

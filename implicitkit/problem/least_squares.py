@@ -73,6 +73,7 @@ class LeastSquares(Problem):
 
     def __post_init__(self) -> None:
         require_callable(self, self.residuals, "residuals")
+        self._what_is_said()
         object.__setattr__(self, "bounds", as_bounds(self.bounds))
         if not callable(self.loss):
             check_options(self, loss=one_of(*LOSSES))

@@ -21,6 +21,7 @@ from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.model import SPARSE
 from implicitkit.solver.constrained.projected_levenberg_marquardt import ProjectedLevenbergMarquardt
+from implicitkit.solver.constrained.second_order import falls_forever_within
 from implicitkit.solver.evaluations import Evaluations, subset
 from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarquardt
@@ -253,6 +254,10 @@ class Polyalgorithm(Solver):
         total.solver = _title(self.name, [solver.name])
         if total.all_converged or len(stages) == 1:
             return total
+        if f.kind.returns_program:  # the other stages would go on for long
+            failed = (total.status != int(Status.CONVERGED)) & torch.isfinite(total.z).all(1)
+            falls = falls_forever_within(f, total.z, failed)
+            total.status = torch.where(falls, int(Status.UNBOUNDED), total.status)
         start_norm = torch.linalg.vector_norm(f.residual(z0), dim=1)
         finishers = [solver.name] if bool((total.status == int(Status.CONVERGED)).any()) else []
         total = self._go_on(stages[1:], f, z0, options, total, start_norm, finishers)
@@ -275,6 +280,8 @@ class Polyalgorithm(Solver):
         for stage in stages:
             # a callback's word is final
             open_ = (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED))
+            if f.kind.returns_program:
+                open_ = open_ & (total.status != int(Status.UNBOUNDED))
             taken = int(total.steps.max())
             left = None if options.max_steps is None else options.max_steps - taken
             if not bool(open_.any()) or (left is not None and left < 1):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver
+from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.minima import downhill, falls_forever
 
@@ -23,9 +24,9 @@ _ESCAPES = 3  # from stationary points that are no minima
 
 
 def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
-    """Run the solver from ``z0`` ``(batch, n)``; of a minimisation, on to a minimum."""
+    """Run the solver from ``z0`` ``(batch, n)``; of a minimisation, constrained or not, on to a minimum."""
     outcome = solver.run(f, z0, options)
-    if not f.kind.minimisation or outcome.examined:
+    if not (f.kind.minimisation or f.kind.returns_program) or outcome.examined:
         return outcome
     f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
     _leave_saddles(solver, f, options, outcome)
@@ -34,7 +35,7 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
         failed |= outcome.status == int(status)
     if bool(failed.any()):
         start = torch.where(torch.isfinite(outcome.z).all(1, keepdim=True), outcome.z, z0)
-        unbounded = falls_forever(f, start, failed)
+        unbounded = (falls_forever_within if f.kind.returns_program else falls_forever)(f, start, failed)
         outcome.status = torch.where(unbounded, int(Status.UNBOUNDED), outcome.status)
     outcome.evaluations, outcome.sample_evaluations = f.evaluations, f.sample_evaluations
     return outcome
@@ -44,11 +45,13 @@ def _leave_saddles(solver: Solver, f: Evaluations, options: Options, outcome: Ou
     """Go on from a lower point where the gradient vanishes and the objective does not stop falling; ``SADDLE`` where
     that comes to nothing."""
     claimed = outcome.status == int(Status.CONVERGED)
+    look = downhill_within if f.kind.returns_program else downhill
+    falls_by_itself = not solver.general and (f.of_gradient or solver.solves == f.kind.name)
     for escape in range(_ESCAPES + 1):
         if not bool(claimed.any()):
             return
-        descended = outcome.steps > 0 if f.of_gradient and not solver.general else torch.zeros_like(claimed)
-        lower = downhill(f, outcome.z, claimed, descended)
+        descended = outcome.steps > 0 if falls_by_itself else torch.zeros_like(claimed)
+        lower = look(f, outcome.z, claimed, descended)
         open_ = (lower != outcome.z).any(1)
         if not bool(open_.any()):
             return

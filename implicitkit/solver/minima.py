@@ -10,6 +10,7 @@ Lanczos: Golub & Van Loan, *Matrix Computations* (4th ed., 2013), algorithm 10.1
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,19 +20,29 @@ from implicitkit.foundation import seeded
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.scales import in_working_precision
 
-__all__ = ["Progress", "downhill", "falls_forever"]
+__all__ = [
+    "LENGTHS",
+    "POWERS",
+    "ROUNDING",
+    "Progress",
+    "difference_step",
+    "downhill",
+    "falls_forever",
+    "lanczos",
+    "products",
+]
 
 _PRODUCTS = 12  # Lanczos steps where the solver may have climbed, or not moved
 _FEW = 3  # ... where it has come down to the point
-_LENGTHS = (1.0, 1e-1, 1e-2, 1e-3)  # of the step off a saddle, relative to max(|z|, 1)
-_POWERS = (2, 4, 6, 8, 10, 12)  # of ten: how far a ray is followed, likewise
+LENGTHS = (1.0, -1.0, 1e-1, -1e-1, 1e-2, -1e-2, 1e-3, -1e-3)  # of the step off a saddle, relative to max(|z|, 1)
+POWERS = (2, 4, 6, 8, 10, 12)  # of ten: how far a ray is followed, likewise
 _EVERY = 50  # steps between two looks at the progress
 _PATIENCE = 3  # looks in a row without any, before a sample is given up
 _STEEP = 0.9  # where the gradient has not come down to this, the objective may fall forever
 _LOWER = 0.999  # it gets on if it has come down to this ...
 _FALLEN = 1e-2  # ... or the objective by this share of what it has fallen since the first look
 _UNITS = 4  # in the last place, by which z moves at least in a difference
-_ROUNDING = 100  # units of it that a difference of objectives must exceed
+ROUNDING = 100  # units of it that a difference of objectives must exceed
 
 
 def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Tensor:
@@ -43,20 +54,21 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
     """
     probe = Evaluations(f.system, f.theta, "minimise")
     eps = torch.finfo(z.dtype).eps
-    steps = min(z.shape[1], _PRODUCTS if bool((which & ~descended).any()) else _FEW)
-    lowest, direction, largest = _lanczos(probe, z, steps)
+    steps = min(z.shape[1], products(which, descended))
+    g, h = probe(z), difference_step(z, eps**0.5)
+    lowest, direction, largest = lanczos(lambda q: (probe(z + h * q) - g) / h, z, steps)
     suspect = which & (lowest < -(eps**0.5) * largest)
     if bool(suspect.any()):
-        h = _difference_step(z, eps ** (1 / 3))
+        h = difference_step(z, eps ** (1 / 3))
         change = probe(z + h * direction) - probe(z - h * direction)
         curvature = ((change * direction).sum(1, keepdim=True) / (2 * h)).squeeze(1)
         suspect = suspect & (curvature < -30 * eps ** (2 / 3) * largest)
     best = z
     if bool(suspect.any()):
         value = probe.value(z)
-        least = value - _ROUNDING * eps * value.abs()
+        least = value - ROUNDING * eps * value.abs()
         length = z.abs().amax(1).clamp_min(1)
-        for t in (sign * size for size in _LENGTHS for sign in (1.0, -1.0)):
+        for t in LENGTHS:
             trial = z + (t * length).unsqueeze(1) * direction
             new = probe.value(trial)
             lower = suspect & torch.isfinite(new) & (new < least)
@@ -76,7 +88,7 @@ def falls_forever(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     ray = -g / slope.clamp_min(torch.finfo(z.dtype).tiny).unsqueeze(1)
     falls = which & torch.isfinite(value) & torch.isfinite(slope) & (slope > 0)
     size, last = z.abs().amax(1).clamp_min(1), value
-    for power in _POWERS:
+    for power in POWERS:
         if not bool(falls.any()):
             break
         t = size * 10.0**power
@@ -118,7 +130,7 @@ class Progress:
             return self.idle > 0
         steep = f.active & ~(norm < _STEEP * self.norm)
         idle = f.active & ~(norm < _LOWER * self.norm)
-        rounding = _ROUNDING * torch.finfo(z.dtype).eps * self.value.abs()
+        rounding = ROUNDING * torch.finfo(z.dtype).eps * self.value.abs()
         fallen = torch.maximum(rounding, _FALLEN * (self.first - self.value))
         self.unbounded = falls_forever(f, z, steep) if bool(steep.any()) else steep
         self.idle = torch.where(idle & ~(value < self.value - fallen), self.idle + 1, 0)
@@ -132,7 +144,12 @@ class Progress:
             setattr(self, name, kept if kept is None else kept.index_select(0, samples))
 
 
-def _difference_step(z: Tensor, relative: float) -> Tensor:
+def products(which: Tensor, descended: Tensor) -> int:
+    """How many products with a Hessian a look at the samples ``which`` may take."""
+    return _PRODUCTS if bool((which & ~descended).any()) else _FEW
+
+
+def difference_step(z: Tensor, relative: float) -> Tensor:
     """A step for differences, ``(batch, 1)``: relative to ``max |z|`` up to 1, and then of a few units in the last place:
     far out, a step of half the digits is longer than a period."""
     size = z.abs().amax(1, keepdim=True)
@@ -140,18 +157,18 @@ def _difference_step(z: Tensor, relative: float) -> Tensor:
     return torch.maximum(step, _UNITS * torch.finfo(z.dtype).eps * size)
 
 
-def _lanczos(probe: Evaluations, z: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The least Ritz value of each Hessian ``(batch,)``, its vector ``(batch, n)``, and the largest in size ``(batch,)``."""
+def lanczos(product: Callable[[Tensor], Tensor], z: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The least Ritz value of each of a batch of symmetric matrices ``(batch,)``, its vector ``(batch, n)``, and the
+    largest in size ``(batch,)``; ``product`` is that with unit vectors, ``(batch, n)`` like ``z``."""
     batch, n = z.shape
     tiny = torch.finfo(z.dtype).tiny
-    g, h = probe(z), _difference_step(z, torch.finfo(z.dtype).eps ** 0.5)
     q = seeded.normal(n, seed=0).to(z).expand(batch, n)
     q = q / torch.linalg.vector_norm(q, dim=1, keepdim=True)
     basis: list[Tensor] = []
     T = in_working_precision(z).new_zeros(batch, steps, steps)
     for k in range(steps):
         basis.append(q)
-        w = torch.nan_to_num((probe(z + h * q) - g) / h, posinf=0.0, neginf=0.0)
+        w = torch.nan_to_num(product(q), posinf=0.0, neginf=0.0)
         T[:, k, k] = (w * q).sum(1)
         if k + 1 == steps:
             break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ class Settings:
         callback: ``(step, z, residual_norm)`` after each step; ``True`` stops the solve.
 
     Raises:
-        ValueError: an option out of range. UnknownNameError: no solver has this name.
+        TypeError: a number that is none. ValueError: an option out of range. UnknownNameError: no solver has this name.
     """
 
     solver: Any = "relay"
@@ -42,9 +43,16 @@ class Settings:
     def __post_init__(self) -> None:
         if isinstance(self.solver, str) and self.solver != "auto":
             get_solver(self.solver)  # a name that is not known is refused here, not at the first call
-        for name in ("rtol", "atol"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
+        kinds: dict[str, tuple[Any, str]] = {
+            "rtol": (numbers.Real, "a number"),
+            "atol": (numbers.Real, "a number"),
+            "max_steps": (numbers.Integral, "an integer"),
+        }
+        for name, (kind, words) in kinds.items():
+            value: Any = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
+                raise TypeError(f"{name} must be {words}, got {value!r}")
+            if name != "max_steps" and value is not None and not value >= 0:
                 raise ValueError(f"{name} cannot be negative, got {value}")
         if self.max_steps is not None and self.max_steps < 1:
             raise ValueError(f"max_steps must be at least 1 (or None for the solver's default), got {self.max_steps}")

@@ -393,6 +393,16 @@ REFUSED: dict[str, Row] = {
     "more parameters than the model has": (
         lambda: ik.curve_fit(lambda x, a: a * x, zeros(4), zeros(4), zeros(3)), TypeError,
         r"called as f\(xdata, p0, p1, p2\)[^.]*$"),
+    # -------------------------------------------------------------------------------- what is said of the Jacobian
+    "text for a flag": (
+        lambda: ik.root(half, zeros(3), symmetric="yes"), TypeError, r"Root: symmetric must be True or False, got 'yes'"),
+    "a number for a flag": (
+        lambda: ik.argmin(square, zeros(3), has_aux=1), TypeError, r"Argmin: has_aux must be True or False, got 1"),
+    "a word for a pattern": (
+        lambda: ik.least_squares(half, zeros(3), jac_sparsity="banded"), ValueError,
+        r"jac_sparsity must be 'auto', None, a sparse matrix or bandwidths \(lower, upper\), got 'banded'"),
+    "an option of torch's optimiser": (
+        lambda: ik.TorchOptim(torch.optim.Adam, lr="a"), TypeError, r"optim\.Adam does not take these options, \{'lr'"),
     # ------------------------------------------------------------------------------------------------------ capabilities
     "picard for an equation": (
         lambda: ik.root(half, zeros(3), solver="picard"), ik.CapabilityError,

@@ -53,6 +53,26 @@ def test_sets_where_one_sample_converges_first(name: str, solver: str) -> None:
     torch.testing.assert_close(dropped, kept, rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize("verb", ["fixed_point", "root", "steady_state"])
+@pytest.mark.parametrize("rows", ["wrong", "right"])
+def test_captured_rows_that_are_not_those_left(rows: str, verb: str) -> None:
+    """``fixed[: len(z)]`` are the first rows, whichever have converged; found through the function that is called, too."""
+    g = torch.Generator().manual_seed(0)
+    W = torch.diag(torch.linspace(0.05, 0.95, 8, dtype=D))
+    fixed = torch.linspace(0.01, 1, 6, dtype=D)[:, None] * torch.randn(6, 8, generator=g, dtype=D)
+    y = torch.randn(6, 8, generator=g, dtype=D)
+    cell = lambda z, y: torch.tanh(z @ W + (fixed[: len(z)] if rows == "wrong" else fixed.sum()) + 0 * y)  # noqa: E731
+    f = cell if verb == "fixed_point" else lambda z, y: cell(z, y) - z
+    solver = {"fixed_point": "picard"}.get(verb, "auto")
+    run = lambda: getattr(ik, verb)(f, zeros(6, 8), (y,), batch_dims=1, in_dims=(0,), solver=solver)  # noqa: E731
+    if rows == "wrong":
+        with pytest.raises(ValueError, match=r"were dropped .* left the function has other values.*'fixed'"):
+            run()
+    else:
+        z = run().value
+        torch.testing.assert_close(cell(z, y), z, rtol=0, atol=1e-8)
+
+
 @pytest.mark.parametrize("leaves_one", [False, True], ids=["fails", "broadcasts"])
 def test_a_captured_tensor_that_carries_the_batch_is_named(leaves_one: bool) -> None:
     g = torch.Generator().manual_seed(0)

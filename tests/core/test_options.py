@@ -171,3 +171,28 @@ KINDS = {"an int": 1, "a str": "", "an object": object(), "an ndarray": np.ones(
 @pytest.mark.parametrize("words", KINDS)
 def test_a_type_has_its_article(words: str) -> None:
     assert wording.kind_of(KINDS[words]) == words
+
+
+def test_what_the_body_of_a_subclass_says_is_a_default() -> None:
+    """A dataclass would look at annotated names of decorated classes only, and ignore the rest without a word."""
+
+    class Short(ik.Anderson):
+        memory = 3
+
+    class Restarting(ik.linear.GMRES):
+        restart = 4
+
+    class Symmetric(ik.Root):
+        symmetric = True
+
+    @dataclass(frozen=True)
+    class Decorated(Short):
+        damping: float = 0.5
+
+    assert (Short().memory, Short(5).memory, Short(damping=0.7).memory, ik.Anderson().memory) == (3, 5, 3, 8)
+    assert (Restarting().restart, ik.linear.GMRES().restart) == (4, None)
+    assert Symmetric(lambda z: z).symmetric
+    assert not Symmetric(lambda z: z, symmetric=False).symmetric
+    assert (Decorated().memory, Decorated().damping) == (3, 0.5)
+    with pytest.raises(ValueError, match="memory must be at least 1"):
+        type("Wrong", (ik.Anderson,), {"memory": 0})()

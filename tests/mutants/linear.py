@@ -41,7 +41,8 @@ MUTANTS = [
             "p = torch.where(keep, torch.addcmul(s, column(rs_next / rs), p), p)",
             "p = torch.where(keep, torch.addcmul(s, column(rs / rs_next), p), p)",
         ),
-        ("positive = (curvature > 0) & (rs > 0)", "positive = rs > 0"),
+        ("definite = (curvature * side > 0) & (rs > 0)", "definite = rs > 0"),
+        ("definite = (curvature * side > 0) & (rs > 0)", "definite = (curvature > 0) & (rs > 0)"),
         (
             "r = torch.where(keep, torch.addcmul(r, alpha, Ap, value=-1), r)",
             "r = torch.where(keep, torch.addcmul(r, alpha, Ap, value=1), r)",

@@ -8,9 +8,45 @@ CANCEL = "tests/solver/test_cancellation.py"
 FAR = "tests/solver/test_convergence.py -k 'far_out'"
 UNITS = "tests/solver/test_units.py -k 'composition or exponential or single'"
 UNITS_OF_MAPS = "tests/solver/test_units.py -k 'cosine'"
+SECOND = "tests/solver/test_second_order.py"
 FAILED = "tests/solver/test_convergence.py -k 'failed_sample or (economies and newton)'"
 
 MUTANTS = [
+    *mutants(
+        "implicitkit/solver/constrained/second_order.py",
+        SECOND,
+        (
+            "return self._along(v / self.s + self._derivative(Hv - v / self.s))",
+            "return self._along(self._derivative(Hv))",
+        ),
+        ("return ~((low | high) & ~at_rest)", "return ~(low | high)"),
+        ("return ~((low | high) & ~at_rest)", "return ~(low & high)"),
+        ("return self._derivative(self._along(u))", "return self._derivative(u)"),
+        ("z = z - lstsq_batched(rows, violated", "z = z + lstsq_batched(rows, violated"),
+        ("falls = falls & (look.violated <= _HOLDS * size * look.steepest)", "falls = falls"),
+        ("((constraints >= 0) & (slopes < 0))", "(constraints >= 0)"),
+        ("self.slope = self.slope + (self.forces", "self.slope = self.slope - (self.forces"),
+        ("self.value = self.value + (self.forces * constraints).sum(1)", "pass"),
+        ("return torch.where(size > 0, _LONG / size, 1.0)", "return torch.ones_like(size)"),
+        ("(look.term & (best == z).all(1))", "False"),
+    ),
+    *mutants(
+        "implicitkit/solver/finding.py",
+        SECOND,
+        ("if not (f.kind.minimisation or f.kind.returns_program) or", "if not f.kind.minimisation or"),
+        ("downhill_within if f.kind.returns_program else downhill", "downhill"),
+    ),
+    *mutants(
+        "implicitkit/system.py",
+        "tests/core/test_machinery.py -k captured_rows",
+        ("compare = bool(names) and", "compare = not names and"),
+    ),
+    *mutants(
+        "implicitkit/foundation/options.py",
+        "tests/core/test_options.py -k subclass",
+        ("tuple(changed.get(name, defaults[name]) for", "tuple(defaults[name] for"),
+        ("{name: changed.get(name, value) for", "{name: value for"),
+    ),
     *mutants(
         "implicitkit/solver/base.py",
         UNITS,

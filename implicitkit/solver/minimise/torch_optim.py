@@ -51,7 +51,12 @@ class TorchOptim(Method):
                 "torch.optim.LBFGS evaluates the objective by a closure, all samples together: use ik.LBFGS"
             )
         self.optimizer, self.options = optimizer, options
-        self._new([torch.zeros(1, 1)])  # raises for options that it does not know
+        try:
+            self._new([torch.zeros(1, 1, device="cpu")])
+        except TypeError as error:
+            raise TypeError(
+                f"torch.optim.{optimizer.__name__} does not take these options, {options}: {error}"
+            ) from error
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self.options.items())

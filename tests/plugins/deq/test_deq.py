@@ -800,6 +800,8 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "unknown|brentq",
     ),
     "negative tolerance": (lambda: Settings(rtol=-1.0), ValueError, "negative"),
+    "text for a tolerance": (lambda: Settings(rtol="1e-3"), TypeError, "rtol must be a number, got '1e-3'"),
+    "half a step": (lambda: Settings(max_steps=2.5), TypeError, r"max_steps must be an integer, got 2\.5"),
     "no steps": (lambda: Settings(max_steps=0), ValueError, "max_steps"),
     "unknown policy": (lambda: Settings(on_failure="shrug"), ValueError, "on_failure"),
     "batch_dims": (lambda: DEQ(Plain(), (6,), batch_dims=2), ValueError, "batch_dims"),

@@ -1,0 +1,207 @@
+r"""Is a stationary point of a constrained minimisation a minimum, and is there a minimum at all?
+
+    minimise  f(z) + phi(z)   subject to   h(z) = 0,   g(z) <= 0
+
+At a minimum ``v' H v >= 0`` for ``H`` the Hessian of the Lagrangian and every ``v`` along which the active constraints and
+bounds hold to first order (Nocedal & Wright 2006, theorem 12.5).  A set or a term ``phi`` enters by its proximal map: with
+``D`` the derivative of ``prox(., s)`` at ``z - s dL/dz``, symmetric, and ``v = D u``,
+
+    q(u) = v' H v + (u - v)' v / s >= 0
+
+where the second term is the curvature of ``phi``: ``D^{-1} = I + s d^2 phi`` on its range (Parikh & Boyd 2014, section
+3.3); it vanishes for a polyhedron.  Lanczos finds a ``u`` with ``q(u) < 0``, as without constraints
+(:mod:`implicitkit.solver.minima`), and a lower feasible point beside ``z`` is the proof; of a term nobody knows the value,
+and the curvature has to do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.linear.dense import lstsq_batched, svd_batched
+from implicitkit.problem.argmin import Bounded, Projected
+from implicitkit.solver.constrained.model import Model
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.minima import LENGTHS, POWERS, ROUNDING, difference_step, lanczos, products
+
+__all__ = ["downhill_within", "falls_forever_within"]
+
+_AFFORDABLE = 2e8  # numbers times rows of the constraints' Jacobian up to which its null space is looked for
+_LONG = 100.0  # times 1 / |H|: the step s, so that a kink that is just active counts as open
+_CURVED = 1e-2  # of |H|: less than this is not told from errors of a proximal map that is only known by differences
+_LEAVES = 0.1  # of what moves along a row of the constraints' Jacobian: a violation below is of second order
+_HOLDS = 1e-6  # of that, along a ray: what is linear stays far below
+
+
+def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor) -> Tensor:
+    """Points from which the objective falls below that of the stationary points ``which``, feasible to first order; ``w``
+    itself where there are none, ``(batch, n + m)``.
+
+    Args:
+        f: the problem's. w: points and multipliers, ``(batch, n + m)``. which: ``(batch,)``, the samples in question.
+            descended: those of them to which the objective has fallen step by step; these are looked at less closely.
+    """
+    look = _Look(f, w)
+    z, eps = look.z, torch.finfo(w.dtype).eps
+    if look.unknown or not bool(which.any()):
+        return w
+    lowest, u, largest = lanczos(look.curvature, z, min(z.shape[1], products(which, descended)))
+    suspect = which & (lowest < -(_CURVED if look.curved else eps**0.5) * largest)
+    if not bool(suspect.any()):
+        return w
+    v = look.tangent(u)
+    length = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+    v = torch.where(length > 0, v / length, 0)
+    least, best = look.merit(z, 0.0)[0] - ROUNDING * eps * look.value.abs(), z
+    reach = z.abs().amax(1, keepdim=True).clamp_min(1)
+    for t in LENGTHS:
+        trial = look.feasible(z + t * reach * v)
+        new, holds = look.merit(trial, abs(t) * reach.squeeze(1))
+        lower = suspect & holds & torch.isfinite(new) & ((new < least) | (look.term & (best == z).all(1)))
+        best, least = torch.where(lower.unsqueeze(1), trial, best), torch.where(lower, new, least)
+    return torch.cat([best, w[:, look.model.size :]], 1)
+
+
+def falls_forever_within(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:
+    """Where the objective falls within set and constraints along the steepest feasible ray as far as it is followed, at
+    least a hundredth as fast as at its beginning; ``(batch,)``."""
+    look = _Look(f, w, ray=True)
+    if look.unknown or look.term:
+        return torch.zeros_like(which)
+    ray = look.tangent(-look.slope)
+    slope = torch.linalg.vector_norm(ray, dim=1)
+    ray = ray / slope.clamp_min(torch.finfo(w.dtype).tiny).unsqueeze(1)
+    falls = which & torch.isfinite(look.value) & torch.isfinite(slope) & (slope > 0)
+    size, last = look.z.abs().amax(1).clamp_min(1), look.value
+    falls = falls & (look.violated <= _HOLDS * size * look.steepest)  # it begins within the constraints
+    for power in POWERS:
+        if not bool(falls.any()):
+            break
+        t = size * 10.0**power
+        new, holds = look.merit(look.model.proximal(look.z + t.unsqueeze(1) * ray, 1.0), t, _HOLDS)
+        falls = falls & holds & ((new < last) | (new == -torch.inf)) & (look.value - new >= 1e-2 * t * slope)
+        last = new
+    return falls
+
+
+class _Look:
+    """A program near one point.
+
+    Attributes:
+        z: ``(batch, n)``. value, slope: of the Lagrangian there, without what is hardly active. unknown: is there more than
+            can be looked at? term: is there a term whose value nobody knows? curved: is the proximal map known by
+            differences only?
+    """
+
+    def __init__(self, f: Evaluations, w: Tensor, *, ray: bool = False) -> None:
+        self.model = model = Model(f)
+        self.z, multipliers = model.split(w)
+        prox: Any = model.problem.prox
+        self.curved = prox is not None and not isinstance(prox, Bounded)
+        self.term = self.curved and not isinstance(prox, Projected)
+        rows, n = model.count, model.size
+        self.unknown = len(w) * rows * n * min(rows, n) > _AFFORDABLE
+        if self.unknown:
+            return
+        self.value, self.slope, constraints, self.jacobian = model.local(self.z)
+        if ray:  # what would be violated along it; nothing is held
+            slopes = (self.jacobian @ self.slope.unsqueeze(2)).squeeze(2)
+            active, multipliers = ~model.one_sided | ((constraints >= 0) & (slopes < 0)), torch.zeros_like(multipliers)
+        else:
+            active = self._active(multipliers, constraints)
+        self.forces = torch.where(active, multipliers, 0)
+        self.value = self.value + (self.forces * constraints).sum(1)
+        self.slope = self.slope + (self.forces.unsqueeze(1) @ self.jacobian).squeeze(1)
+        self.violated = _largest(model.violation(constraints))
+        self.steepest = _largest(torch.linalg.vector_norm(self.jacobian, dim=2))
+        self.free = self._free()
+        self.s = self._long_step()
+        self.normals = self._normals(self.jacobian * active.unsqueeze(2))
+
+    def _active(self, multipliers: Tensor, constraints: Tensor) -> Tensor:
+        """The constraints that hold with force, ``(batch, m)``: on them ``lam - max(lam + g, 0)`` depends."""
+        size = _largest(multipliers).unsqueeze(1)
+        return ~self.model.one_sided | (multipliers > torch.finfo(self.z.dtype).eps ** 0.5 * size + constraints.abs())
+
+    def _free(self) -> Tensor | None:
+        """Unknowns that no bound holds with force, ``(batch, n)``; ``None``: all."""
+        bounds = None if self.curved else self.model.bounds(self.z)
+        if bounds is None:
+            return None
+        left = _largest(self.z - (self.z - self.slope).clamp(*bounds)).unsqueeze(1)
+        most = _largest(self.slope).unsqueeze(1)
+        at_rest = self.slope.abs() <= torch.finfo(self.z.dtype).eps ** 0.5 * most + 10 * left
+        low, high = (self.z <= bounds[0]) & (self.slope > 0), (self.z >= bounds[1]) & (self.slope < 0)
+        return ~((low | high) & ~at_rest) & (bounds[0] < bounds[1])
+
+    def _normals(self, rows: Tensor) -> Tensor | None:
+        """An orthonormal basis of ``D`` times the rows of the active constraints, ``(batch, k, n)``; ``None``: there is
+        none."""
+        if not rows.shape[1]:
+            return None
+        rows = torch.stack([self._derivative(row) for row in rows.unbind(1)], 1)
+        _, sizes, V = svd_batched(rows)
+        rank = sizes > (_CURVED if self.curved else torch.finfo(rows.dtype).eps ** 0.5) * sizes[:, :1]
+        return torch.nan_to_num(V * rank.unsqueeze(2))
+
+    def _long_step(self) -> Tensor:
+        """``s``, ``(batch, 1)``."""
+        if not self.curved:
+            return self.z.new_ones(len(self.z), 1)
+        v = torch.where(self.slope.abs().amax(1, keepdim=True) > 0, self.slope, 1.0)
+        v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True)
+        size = torch.linalg.vector_norm(self.hessian(v), dim=1, keepdim=True)
+        return torch.where(size > 0, _LONG / size, 1.0)
+
+    def hessian(self, v: Tensor) -> Tensor:
+        """``d^2 L/dz^2 v``, ``(batch, n)``, by a difference of gradients."""
+        h = difference_step(self.z, torch.finfo(self.z.dtype).eps ** 0.5)
+        return torch.nan_to_num((self.model.slope(self.z + h * v, lambda _: self.forces)[2] - self.slope) / h)
+
+    def _derivative(self, u: Tensor) -> Tensor:
+        """``D u``, ``(batch, n)``."""
+        if not self.curved:
+            return u if self.free is None else u * self.free
+        y, step = self.z - self.s * self.slope, self.s.squeeze(1)
+        h = difference_step(y, torch.finfo(y.dtype).eps ** (1 / 3))
+        length = torch.linalg.vector_norm(u, dim=1, keepdim=True)
+        unit = torch.where(length > 0, u / length, 0)
+        change = self.model.proximal(y + h * unit, step) - self.model.proximal(y - h * unit, step)
+        return torch.nan_to_num(length * change / (2 * h))
+
+    def _along(self, u: Tensor) -> Tensor:
+        """``u`` without what ``D`` takes out of the active constraints."""
+        return u if self.normals is None else u - (self.normals.mT @ (self.normals @ u.unsqueeze(2))).squeeze(2)
+
+    def tangent(self, u: Tensor) -> Tensor:
+        """``v = D u``, along the active constraints."""
+        return self._derivative(self._along(u))
+
+    def curvature(self, u: Tensor) -> Tensor:
+        """The matrix of ``q`` times ``u``, ``v / s + D (H v - v / s)``."""
+        v = self.tangent(u)
+        length = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+        Hv = length * self.hessian(torch.where(length > 0, v / length, 0))
+        return self._along(v / self.s + self._derivative(Hv - v / self.s))
+
+    def feasible(self, z: Tensor) -> Tensor:
+        """A point of the set near ``z``, the constraints that are violated met to first order."""
+        if self.model.count:
+            violated = self.model.violation(self.model.values(z)[1])
+            rows = self.jacobian * (violated > 0).unsqueeze(2)
+            z = z - lstsq_batched(rows, violated * self.model.values(z)[1].sign())[0].nan_to_num()
+        return self.model.proximal(z, 0.0 * self.value + 1e-6) if self.term else self.model.proximal(z, 1.0)
+
+    def merit(self, z: Tensor, moved: Tensor | float, share: float = _LEAVES) -> tuple[Tensor, Tensor]:
+        """The Lagrangian, ``(batch,)``, and whether the constraints hold to first order after a way ``moved``."""
+        value, constraints = self.model.values(z)
+        holds = _largest(self.model.violation(constraints)) <= self.violated + share * moved * self.steepest
+        return value + (self.forces * constraints).sum(1), holds
+
+
+def _largest(x: Tensor) -> Tensor:
+    """``max |x|`` of each sample, 0 of nothing, ``(batch,)``."""
+    return x.abs().amax(1) if x.shape[1] else x.new_zeros(len(x))

@@ -1,0 +1,146 @@
+"""Constrained minimisation: a point where the first-order conditions hold is a minimum, or left, or refused; and what has
+no minimum within its constraints is unbounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+
+F64 = torch.float64
+
+
+def waves(z: Tensor) -> Tensor:
+    """Maximal at 0."""
+    return torch.cos(z).sum(-1)
+
+
+def tensor(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=F64)
+
+
+# what keeps z back, and the value of the best minimum that can be reached from 0
+WITHIN: dict[str, tuple[dict[str, Any], float]] = {
+    "bounds": ({"bounds": (-1.0, 1.0)}, 1.0806),
+    "a bound on one side": ({"bounds": (None, 5.0)}, -2.0),
+    "at a bound without force": ({"bounds": (tensor(0.0, -5.0), tensor(9.0, 5.0))}, -1.911),
+    "box": ({"project": ik.project.box(-1.0, 1.0)}, 1.0806),
+    "ball": ({"project": ik.project.l2_ball(1.0)}, 1.5205),
+    "inequality": ({"constraints": ik.Inequality(lambda z: z.square().sum(-1) - 2)}, 1.0806),
+    "at an inequality without force": ({"constraints": ik.Inequality(lambda z: -z)}, -2.0),
+    "equality": ({"constraints": ik.Equality(lambda z: z.sum(-1))}, -2.0),
+    "curved equality": ({"constraints": ik.Equality(lambda z: z[..., 1] - z[..., 0] ** 2)}, -0.4),
+    "equality and bounds": ({"constraints": ik.Equality(lambda z: z.sum(-1)), "bounds": (-2.0, 2.0)}, -0.8323),
+    "equality and ball": ({"constraints": ik.Equality(lambda z: z.sum(-1)), "project": ik.project.l2_ball(1.0)}, 1.5205),
+}  # fmt: skip
+SOLVERS = ("auto", "sqp", "augmented_lagrangian", "proximal_gradient", "newton", "scipy.slsqp", "scipy.root.hybr")
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("name", WITHIN)
+def test_a_maximum_within_constraints_is_left_or_refused(name: str, solver: str) -> None:
+    """From z = 0, where the gradient vanishes."""
+    options, best = WITHIN[name]
+    try:
+        s = ik.argmin(waves, torch.zeros(2, dtype=F64), solver=solver, on_failure="ignore", **options)
+    except ik.CapabilityError:
+        return
+    assert waves(s.value).item() <= best + 1e-3 or not bool(s.converged), s
+    if solver == "auto":
+        assert bool(s.converged), s
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+def test_only_the_samples_at_a_maximum_are_moved(dtype: torch.dtype) -> None:
+    start = torch.tensor([[0.0, 0.0], [3.0, 3.0], [0.0, 3.0]], dtype=dtype)
+    s = ik.argmin(waves, start, bounds=(-4.0, 4.0), batch_dims=1, solver="newton", on_failure="ignore")
+    assert [ik.Status(int(i)) for i in s.status[:2]] == [ik.Status.SADDLE, ik.Status.CONVERGED]
+    assert not bool(s.converged[2]) or waves(s.value[2]).item() == pytest.approx(-2)
+    s = ik.argmin(waves, start, bounds=(-4.0, 4.0), batch_dims=1)
+    torch.testing.assert_close(waves(s.value), torch.full((3,), -2.0, dtype=dtype))
+
+
+@pytest.mark.parametrize("start", range(3))
+def test_eigenvectors_on_the_sphere(start: int) -> None:
+    """``min z'Az`` on ``|z| = 1``: every eigenvector is stationary, by a curvature that is the multiplier's; the least is
+    the minimum."""
+    A = torch.diag(tensor(1.0, 2.0, 3.0))
+    sphere = ik.Equality(lambda z: z.square().sum() - 1)
+    begin, f = torch.eye(3, dtype=F64)[start], lambda z: z @ A @ z
+    least = ik.argmin(f, begin, constraints=sphere).value
+    torch.testing.assert_close(least.abs(), tensor(1.0, 0.0, 0.0), rtol=0, atol=1e-6)
+    stays = ik.argmin(f, begin, constraints=sphere, solver="newton", on_failure="ignore")
+    assert bool(stays.converged) == (start == 0)
+
+
+def test_a_maximum_on_a_curved_set() -> None:
+    """``max z'Az`` in the unit ball: on the sphere, at an eigenvector; the ball's own curvature decides."""
+    A = torch.diag(tensor(1.0, 2.0, 3.0))
+    ball = ik.project.l2_ball(1.0)
+    for start in range(3):
+        s = ik.argmin(lambda z: -(z @ A @ z), torch.eye(3, dtype=F64)[start], project=ball)
+        torch.testing.assert_close(s.value.abs(), tensor(0.0, 0.0, 1.0), rtol=0, atol=1e-5)
+
+
+MINIMA: dict[str, tuple[Callable[[Tensor], Tensor], Tensor, dict[str, Any]]] = {
+    "corner of a box": (lambda z: -(z * z).sum(), tensor(1.0, -1.0), {"bounds": (-1.0, 1.0)}),
+    "vertex of the simplex": (lambda z: -(z * z).sum(), tensor(1.0, 0.0, 0.0), {"project": ik.project.simplex()}),
+    "linear": (lambda z: z @ tensor(1.0, 2.0), tensor(-1.0, -1.0), {"bounds": (-1.0, 1.0)}),
+    "kink of a term": (lambda z: -0.4 * (z * z).sum() + 0.5 * z.sum(), tensor(0.0, 0.0), {"prox": ik.prox.l1(1.0)}),
+    "a constraint that holds z": (lambda z: z[1] - 0.4 * z[0] ** 2, tensor(0.0, 0.0),
+                                  {"constraints": ik.Inequality(lambda z: z[0] ** 2 - z[1])}),
+    "constraints that repeat": (lambda z: (z**2).sum(), tensor(0.5, 0.5), {
+        "constraints": [ik.Equality(lambda z: z.sum() - 1), ik.Equality(lambda z: 2 * z.sum() - 2)]}),
+    "semidefinite": (lambda z: (z - torch.diag(tensor(1.0, -2.0))).square().sum(), torch.diag(tensor(1.0, 0.0)),
+                     {"project": ik.project.psd_cone()}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MINIMA)
+def test_minima_of_objectives_that_are_not_convex_are_kept(name: str) -> None:
+    f, minimum, options = MINIMA[name]
+    s = ik.argmin(f, minimum, **options)
+    torch.testing.assert_close(s.value, minimum, rtol=0, atol=1e-6)
+
+
+def test_least_squares_within_bounds_leaves_a_maximum() -> None:
+    """``(z_1 - 1, z_2^2 - 1)``: ``z_2 = 0`` is stationary."""
+    f = lambda z: torch.stack([z[0] - 1, z[1] ** 2 - 1])  # noqa: E731
+    s = ik.least_squares(f, torch.zeros(2, dtype=F64), bounds=(-2.0, 2.0))
+    torch.testing.assert_close(s.value.abs(), tensor(1.0, 1.0))
+
+
+def test_a_term_without_a_value_is_looked_at_by_its_curvature() -> None:
+    """``cos(z) + 0.01 |z_1|`` over two unknowns, of which the first alone has a kink at 0."""
+    prox = lambda z, t: torch.stack([z[0].sign() * (z[0].abs() - 0.01 * t).clamp_min(0), z[1]])  # noqa: E731
+    s = ik.argmin(waves, torch.zeros(2, dtype=F64), prox=prox)
+    assert s.value[0].item() == 0
+    assert s.value[1].abs().item() == pytest.approx(torch.pi, rel=1e-6)
+    refused = ik.argmin(waves, torch.zeros(2, dtype=F64), prox=prox, solver="scipy.root.hybr", on_failure="ignore")
+    assert ik.Status(int(refused.status)) is ik.Status.SADDLE
+
+
+ENDLESS: dict[str, dict[str, Any]] = {
+    "bounds": {"bounds": (None, 5.0)},
+    "halfspace": {"project": ik.project.halfspace(torch.ones(3, dtype=F64), 1.0)},
+    "equality": {"constraints": ik.Equality(lambda z: z[0] - 1)},
+    "inequality": {"constraints": ik.Inequality(lambda z: z - 1)},
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_what_falls_for_ever_within_its_constraints_is_unbounded(name: str) -> None:
+    with pytest.raises(ik.ConvergenceError, match=r"unbounded .*State what keeps z back"):
+        ik.argmin(lambda z: z.sum(), torch.ones(3, dtype=F64), **ENDLESS[name])
+
+
+def test_constraints_that_cannot_hold_are_not_unbounded() -> None:
+    with pytest.raises(ik.ConvergenceError, match="perhaps no z meets all of them"):
+        ik.argmin(
+            lambda z: z.sum(), torch.ones(3, dtype=F64), constraints=ik.Equality(lambda z: z[0] ** 2 + 1), max_steps=40
+        )
