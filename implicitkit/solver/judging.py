@@ -28,7 +28,7 @@ from implicitkit.solution import Status
 from implicitkit.solver.base import Options
 from implicitkit.solver.evaluations import Evaluations, subset
 from implicitkit.solver.probing import AWAY, DENSE, STANDS, runs_away, vanishes
-from implicitkit.solver.scales import in_working_precision, is_healthy, rounding, row_scales
+from implicitkit.solver.scales import in_working_precision, is_healthy, rounding, row_scales, steepness
 from implicitkit.solver.steps.factored import is_noise
 
 __all__ = ["Judge"]
@@ -40,6 +40,7 @@ _NOISE = 10.0  # a residual of so many times its measured rounding error is nois
 _LENIENT = 100.0  # times rtol: what is taken in the end of a residual that the solver cannot lower
 _AGAIN = 0.9  # a claim that was refused is looked at again when the residual has fallen by this
 _PART = 1e-6  # a part of a composition is judged by its own size, or this share of the whole
+_UNSIGNED = 100.0  # |A| |z| of so many times a change of F with z may be one without its signs
 _FAST = 0.1  # a step that leaves so little of |F| has not met rounding yet, and the next one costs less than to ask
 
 
@@ -125,9 +126,8 @@ class Judge:
         if self.relative_to_state:
             return claims
         doubtful = claims & (norm > self.floor)
-        known = self.f.system.factored
-        if known is not None and len(z) == self.f.system.batch and bool(doubtful.any()):
-            doubtful = doubtful & ~is_noise(known, z, norm)
+        if bool(doubtful.any()):
+            doubtful = doubtful & ~self._is_noise(z, norm, doubtful)
         if not bool(doubtful.any()):
             return claims
         fast = before is not None and z.shape[1] > DENSE and bool((norm <= _FAST * before)[doubtful].all())
@@ -143,6 +143,21 @@ class Judge:
             self._lower(far, 0.1 * norm)
             refused = refused | far
         return claims & ~refused
+
+    def _is_noise(self, z: Tensor, norm: Tensor, which: Tensor) -> Tensor:
+        """Which of these samples have nothing but rounding errors left by the last factors, ``(batch,)``.
+
+        They are those of a point before, where the equations may be steeper by any factor (``exp(z)`` far out): ``F`` must
+        change with ``z`` as they say it does, but for what they add up without signs.
+        """
+        known = self.f.system.factored
+        if known is None or len(z) != self.f.system.batch:
+            return torch.zeros_like(which)
+        noise = which & is_noise(known, z, norm)
+        if bool(noise.any()):
+            size = torch.linalg.vector_norm(known.size(z), dim=1)
+            noise = noise & (_UNSIGNED * self._asked(steepness, z, noise) >= size)
+        return noise
 
     def gone(self, z: Tensor, which: Tensor) -> Tensor:
         """Which of these samples are on the way to infinity, where the residual vanishes, ``(batch,)``."""

@@ -91,7 +91,7 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         near, known = _by_factors(f, J, F, z, F, scale), (J != 0).flatten(1).any(1) | (F == 0).all(1)
     else:
         found = GMRES().solve(A, -F.to(A.like.dtype), rtol=0.1, atol=0.0, max_steps=_STEPS)
-        near, known = _near_a_zero(f, z, F, found.x, scale), found.converged
+        near, known = _near_a_zero(f, z, F, found.x, scale, scale), found.converged
     # a function that autograd cannot see through has no derivative to tell from
     return which & (vanished | ~torch.where(known, near, sound))
 
@@ -252,8 +252,10 @@ def _by_factors(
         there = in_working_precision(f.problem.flat_residuals(f.kernel, origin).detach())
         line, solvable = norm(there) <= 1.01 * norm(r) + eps**0.5 * rows.squeeze(1), finite
     line = line if lines else line & full
-    near = regular & (full | line) & _near_a_zero(f, z, F, unit * d, scale)
-    near = near | (solvable & line & _near_a_zero(f, z, F, unit * low, scale))
+    # what is added up in each equation, where a change of z along some direction may cancel
+    terms = torch.maximum(scale, rows * matrix.abs().sum(2)) if square else scale
+    near = regular & (full | line) & _near_a_zero(f, z, F, unit * d, scale, terms)
+    near = near | (solvable & line & _near_a_zero(f, z, F, unit * low, scale, terms))
     if square:  # a zero to the last bit where F is not zero all around: one of high multiplicity, say
         near = near | ((F == 0) & (scale > 0)).all(1)
     return finite & near
@@ -279,9 +281,9 @@ def _size(f: Evaluations, z: Tensor, F: Tensor, w: Tensor, which: Tensor | None 
     return size
 
 
-def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor) -> Tensor:
+def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor, terms: Tensor) -> Tensor:
     """Where the correction ``d`` is small beside ``z``, or takes the residual down (each ``F_i`` relative to its change
-    when ``z`` moves); ``(batch,)``."""
+    when ``z`` moves); ``(batch,)``.  ``terms``: of what size each ``F_i`` is the sum."""
     largest = z.abs().amax(1, keepdim=True)
     small = _is_small(d, z)
     weight = scale.clamp_min(torch.finfo(scale.dtype).tiny)
@@ -299,7 +301,7 @@ def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor)
     if not f.kind.of_residuals and not f.kind.iteration:
         # erfc(24) = 1e-252 has a small correction, but it leaves a third; and far out a hundredth can be a period
         # (but where F is far below its changes, a zero is near: on the way to infinity it is 1e-8 of them and more)
-        standing = small & (F.abs() > torch.finfo(z.dtype).eps ** 0.6 * scale).any(1) & ~(after <= _SURE * before)
+        standing = small & (F.abs() > torch.finfo(z.dtype).eps ** 0.6 * terms).any(1) & ~(after <= _SURE * before)
         odd = standing & ~(across(standing) & (after <= _LEFT * before))
         small = small & (~odd | _is_noise(f, z, F, odd))
     return small | across(~small & (after <= falls * before) & (d.abs() <= 0.5 * largest).all(1))

@@ -22,6 +22,7 @@ __all__ = [
     "is_healthy",
     "rounding",
     "row_scales",
+    "steepness",
 ]
 
 FLOOR = 1e-6  # components this much smaller than the largest count as if they were so large
@@ -57,6 +58,12 @@ def row_scales(
         if bool(((F.abs() <= atol + good * scale).all(1) | ~which).all()):
             break
     return scale
+
+
+def steepness(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
+    """How much ``F`` changes with ``z`` as a whole, ``|J w_2|``, ``(batch,)``; one evaluation."""
+    F, h = in_working_precision(f.residual(z)), torch.finfo(z.dtype).eps ** 0.5
+    return torch.linalg.vector_norm(change(f, z, F, directions(z, most=2)[-1], h), dim=1)
 
 
 def is_healthy(F: Tensor, scale: Tensor) -> Tensor:

@@ -207,6 +207,16 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/judging.py",
+        "tests/solver/test_convergence.py -k 'factors_of_a_point'",
+        ("noise = noise & (_UNSIGNED * self._asked(steepness, z, noise) >= size)", "pass"),
+    ),
+    *mutants(
+        "implicitkit/solver/probing.py",
+        "tests/problem/test_initial_value.py -k 'has_not_run_away'",
+        ("terms = torch.maximum(scale, rows * matrix.abs().sum(2)) if square else scale", "terms = scale"),
+    ),
+    *mutants(
+        "implicitkit/solver/judging.py",
         "tests/solver/test_large_least_squares.py -k 'questions_of_the_judge'",
         ("self._away = z, asked | open_, away", "pass"),
         ("noise=not fast", "noise=True"),

@@ -340,3 +340,15 @@ def test_single_precision_is_judged_in_the_units_of_the_state(n: int, size: floa
     path = ik.solve(ik.InitialValue(lambda t, y: -0.5 * y, torch.linspace(0, 2, 5)), y0).value
     exact = y0 * torch.exp(-0.5 * torch.linspace(0, 2, 5)).unsqueeze(1)
     torch.testing.assert_close(path, exact, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("rate", [1.0, 2.0, 4.0, 6.0, 10.0])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_trajectory_that_grows_has_not_run_away(rate: float, backwards: bool) -> None:
+    """Its equations are sums whose change along a direction may all but cancel, so that rounding looks large beside it."""
+    t = torch.linspace(0.0, 1.0, 3, dtype=torch.float64)
+    rates = torch.tensor([rate / 2, rate], dtype=torch.float64).unsqueeze(1)
+    t, rates = (t.flip(0), -rates) if backwards else (t, rates)
+    problem = ik.InitialValue(lambda t, y, k: k * y, t)
+    found = ik.solve(problem, torch.ones(2, 1, dtype=torch.float64), (rates,), batch_dims=1)
+    torch.testing.assert_close(found.value[:, -1], rates.abs().exp(), rtol=1e-5, atol=0.0)

@@ -500,3 +500,12 @@ def test_an_equation_with_a_derivative_has_not_underflowed(i: int) -> None:
 
         start = torch.full((5,), 0.5, dtype=torch.float64)
         assert ik.root(f, start, solver="newton", on_failure="ignore").status == ik.Status.CONVERGED
+
+
+@pytest.mark.parametrize("start", [250.0, 300.0, 500.0])
+@pytest.mark.parametrize("size", [1, 3, 200])
+def test_factors_of_a_point_far_out_say_nothing_of_rounding_further_in(size: int, start: float) -> None:
+    """The next method begins nearer to the origin: beside ``exp(62)``, ``exp(3) - 2`` would be rounding."""
+    z0 = torch.linspace(start, start + 1e-3 * (size - 1), size, dtype=F64)
+    solution = ik.root(lambda z: torch.exp(z) - 2, z0)
+    torch.testing.assert_close(solution.value, torch.full_like(z0, math.log(2)))
