@@ -250,15 +250,19 @@ MUTANTS = [
         (
             'P = 0.5 * (part["P"] + part["P"].mT) if "P" in part else q.new_zeros(batch, n, n)\n        G, h = [], []',
             'P = part["P"] if "P" in part else q.new_zeros(batch, n, n)\n        G, h = [], []',
-            "tests/mutants/test_survivors.py -k 'not_symmetric'",
+            "tests/mutants/test_survivors_models.py -k as_data",
         ),
     ),
     *mutants(
         "implicitkit/problem/sparse_conditions.py",
         "tests/problem/test_sparse_qp.py -k 'derivatives or two_sided'",
-        ("put(at.at_column, at.at_row, 0.5 * part", "put(at.at_row, at.at_column, 0.5 * part"),
+        (
+            "put(at.at_column, at.at_row, 0.5 * part",
+            "put(at.at_row, at.at_column, 0.5 * part",
+            "tests/mutants/test_survivors_models.py -k sparse",
+        ),
         ("-D.index_select(1, at.at_row) * part", "-part"),
-        ("D = D + plus_slope(part", "D = D - plus_slope(part"),
+        ("D = D + plus_slope(part", "D = D - plus_slope(part", "tests/mutants/test_survivors_models.py -k sparse"),
         ("put(diagonal, diagonal, 1 - D)", "put(diagonal, diagonal, D)"),
     ),
     *mutants(
@@ -271,7 +275,7 @@ MUTANTS = [
         (
             '"lower": lambda: self.below * w_l,',
             '"lower": lambda: -self.below * w_l,',
-            "tests/fuzz/test_slice.py tests/mutants/test_survivors.py -k 'qp or lower'",
+            "tests/mutants/test_survivors_models.py -k blocks",
         ),
         ("z.unsqueeze(1), alpha=-1),", "z.unsqueeze(1), alpha=1),", QP),
         (

@@ -23,6 +23,7 @@ MUTANTS = [
         (
             "return torch.where(self.total.converged.unsqueeze(1), 0, self.b)",
             "return torch.where(self.total.converged.unsqueeze(1), self.b, 0)",
+            "tests/linear/test_linear.py -k dear_matrix",
         ),
         ("answer._replace(x=x + inverse(answer.x), ", "answer._replace(", "tests/derivatives/test_sparse_path.py"),
     ),
@@ -121,6 +122,7 @@ MUTANTS = [
         (
             'converged = best_norm <= target\n        reason = ""',
             'converged = best_norm <= 1e9 * target\n        reason = ""',
+            "tests/mutants/test_survivors_models.py -k series",
         ),
     ),
     *mutants(

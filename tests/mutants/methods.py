@@ -148,12 +148,22 @@ MUTANTS = [
         (
             "self.cauchy_length = (length / steepest.square()).nan_to_num(torch.inf)",
             "self.cauchy_length = (length * steepest.square()).nan_to_num(torch.inf)",
+            "tests/mutants/test_survivors_steps.py -k dogleg",
         ),
-        ("step = lam + (length - target) / (target * slope)", "step = lam - (length - target) / (target * slope)"),
-        ("slope = (q.square() / shifted).sum(1) / length.square()", "slope = q.square().sum(1) / length.square()"),
+        (
+            "step = lam + (length - target) / (target * slope)",
+            "step = lam - (length - target) / (target * slope)",
+            "tests/mutants/test_survivors_models.py -k minimiser",
+        ),
+        (
+            "slope = (q.square() / shifted).sum(1) / length.square()",
+            "slope = q.square().sum(1) / length.square()",
+            "tests/mutants/test_survivors_models.py -k minimiser",
+        ),
         (
             "rho = torch.where(predicted > 0, actual / predicted, -1).nan_to_num(-1, -1, -1)",
             "rho = torch.ones_like(actual)",
+            "tests/mutants/test_survivors_models.py -k uphill",
         ),
     ),
     *mutants(
@@ -266,6 +276,7 @@ MUTANTS = [
         (
             "order = [(k - 1 - i) % self.memory for i in range(min(k, self.memory))]",
             "order = [i % self.memory for i in range(min(k, self.memory))]",
+            "tests/mutants/test_survivors_models.py -k lbfgs",
         ),
         (
             'scale = torch.where(good, sy / y.square().sum(1), memory["scale"])',
@@ -278,14 +289,23 @@ MUTANTS = [
         (
             "inside = (curvature > 0) & (torch.linalg.vector_norm(ahead, dim=1) < radius)",
             "inside = torch.linalg.vector_norm(ahead, dim=1) < radius",
+            "tests/mutants/test_survivors_models.py -k steihaug",
         ),
-        ("return p, -0.5 * ((g + r) * p).sum(1)", "return p, -(g * p).sum(1)"),
+        (
+            "return p, -0.5 * ((g + r) * p).sum(1)",
+            "return p, -(g * p).sum(1)",
+            "tests/mutants/test_survivors_models.py -k steihaug",
+        ),
         ("d = torch.addcmul(-r, (new / rr).unsqueeze(1), d)", "d = torch.addcmul(-r, (rr / new).unsqueeze(1), d)"),
     ),
     *mutants(
         "implicitkit/solver/minimise/gradient_descent.py",
         MINIMA + " -k 'gradient_descent'",
-        ("new = 0.5 * (1 + (1 + 4 * a.square()).sqrt())", "new = a"),
+        (
+            "new = 0.5 * (1 + (1 + 4 * a.square()).sqrt())",
+            "new = a",
+            "tests/mutants/test_survivors_models.py -k nesterov",
+        ),
         (
             "return z.add(g, alpha=-self.step_size), state",
             "return z.add(g, alpha=self.step_size), state",
@@ -299,6 +319,7 @@ MUTANTS = [
         (
             "return p, 0.5 * (q * (s * b + mu.unsqueeze(1) * q)).sum(1)",
             "return p, 0.5 * (q * (s * b - mu.unsqueeze(1) * q)).sum(1)",
+            "tests/mutants/test_survivors_models.py -k levenberg",
         ),
         (
             "p = -torch.bmm(self.Vh.mT, q.unsqueeze(2)).squeeze(2) / self.D",
@@ -338,9 +359,9 @@ MUTANTS = [
         ),
         ("multipliers_next[:, ~sided] = point.y.to(z) * unit", "multipliers_next[:, ~sided] = -point.y.to(z) * unit"),
         (
-            "curved_by = multipliers if known is None",
-            "curved_by = 0 * multipliers if known is None",
-            "tests/problem/test_constrained.py tests/mutants/test_survivors.py -k 'standard or sqp'",
+            "curved_by = multipliers if known is None else",
+            "curved_by = 0 * multipliers if True else",
+            "tests/mutants/test_survivors_models.py -k sqp",
         ),
     ),
     *mutants(

@@ -73,7 +73,11 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/steps/bracketing.py",
         SCALAR + " -k bracket",
-        ("missing = ~(torch.sign(f_low) != torch.sign(f_high)) |", "missing = (f_low != f_low) |"),
+        (
+            "missing = ~(torch.sign(f_low) != torch.sign(f_high)) |",
+            "missing = (f_low != f_low) |",
+            "tests/core/test_bad_input.py -k failed_solve",
+        ),
         ("found.append(t.reshape(-1, 1).expand(len(z), 1))", "found.append(t.reshape(-1, 1)[:1].expand(len(z), 1))"),
     ),
     *mutants(

@@ -66,7 +66,11 @@ MUTANTS = [
             "return torch.where(outside, v.sign() * onto_simplex(size, radius), v)",
             "return torch.where(outside, onto_simplex(size, radius), v)",
         ),
-        ("self.centre + self.shrink(v - self.centre, radius)", "self.shrink(v - self.centre, radius)"),
+        (
+            "self.centre + self.shrink(v - self.centre, radius)",
+            "self.shrink(v - self.centre, radius)",
+            "tests/mutants/test_survivors_models.py -k origin",
+        ),
     ),
     *mutants(
         "implicitkit/sets/cones.py",

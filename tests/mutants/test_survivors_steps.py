@@ -39,6 +39,8 @@ def test_the_second_leg_of_a_dogleg_ends_on_the_sphere(seed: int) -> None:
     J = torch.randn(4, 3, 3, dtype=F64, generator=generator) + 2 * torch.eye(3, dtype=F64)
     F, D = torch.randn(4, 3, dtype=F64, generator=generator), 0.5 + torch.rand(4, 3, dtype=F64, generator=generator)
     path: Any = _Dogleg(None, _Matrix(J), F, D)  # type: ignore[arg-type]
+    turn = path.J_direction  # Cauchy's point: the least |F - t J d / D| along the steepest descent
+    assert torch.allclose(path.cauchy_length, (F * turn).sum(1) / turn.square().sum(1), rtol=1e-10)
     for share in (0.1, 0.5, 0.9):
         radius = path.cauchy_length + share * (path.newton_length - path.cauchy_length)
         p, linear = path.step(radius)

@@ -26,9 +26,7 @@ MUTANTS = [
         ("falls = falls & (look.violated <= _HOLDS * size * look.steepest)", "falls = falls"),
         ("((constraints >= 0) & (slopes < 0))", "(constraints >= 0)"),
         ("self.slope = self.slope + (self.forces", "self.slope = self.slope - (self.forces"),
-        ("self.value = self.value + (self.forces * constraints).sum(1)", "pass"),
         ("return torch.where(size > 0, _LONG / size, 1.0)", "return torch.ones_like(size)"),
-        ("(look.term & (best == z).all(1))", "False"),
     ),
     *mutants(
         "implicitkit/solver/finding.py",

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.solver import finding
+from implicitkit.solver.constrained.second_order import _Look, falls_forever_within
+from implicitkit.solver.evaluations import Evaluations
 
 F64 = torch.float64
 
@@ -144,3 +147,53 @@ def test_constraints_that_cannot_hold_are_not_unbounded() -> None:
         ik.argmin(
             lambda z: z.sum(), torch.ones(3, dtype=F64), constraints=ik.Equality(lambda z: z[0] ** 2 + 1), max_steps=40
         )
+
+
+# --------------------------------------------------------------------------------------------- what is looked at, by itself
+def _at(f: Any, z: Tensor, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Evaluations, Tensor]:
+    """The evaluations of a solve that claims ``z``, and its point with multipliers."""
+    seen: list[tuple[Evaluations, Tensor]] = []
+    monkeypatch.setattr(finding, "downhill_within", lambda f, w, *_: seen.append((f, w)) or w)
+    ik.argmin(f, z, on_failure="ignore", rtol=0.1, atol=1e3, **options)
+    return seen[-1]
+
+
+def test_the_curvature_of_a_ball_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``-z'Az / 2`` at an eigenvector on the sphere: along the others ``a_k - a_i``, of which the ball gives ``a_k``."""
+    a = tensor(1.0, 2.0, 3.0)
+    for k in range(3):
+        z = torch.eye(3, dtype=F64)[k]
+        look = _Look(*_at(lambda z: -0.5 * (a * z * z).sum(), z, monkeypatch, project=ik.project.l2_ball(1.0)))
+        for i in {0, 1, 2} - {k}:
+            u = torch.eye(3, dtype=F64)[i : i + 1]
+            q = (u * look.curvature(u)).sum() / look.tangent(u).square().sum()
+            assert q.item() == pytest.approx((a[k] - a[i]).item(), abs=1e-4)
+
+
+def test_unknowns_that_a_bound_holds_with_force_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    f = lambda z: waves(z) + 0.3 * z[0] + 1e-13 * z[1]  # noqa: E731
+    bounds = (torch.zeros(4, dtype=F64), tensor(2.0, 2.0, 0.0, 1.0))
+    look = _Look(*_at(f, tensor(0.0, 0.0, 0.0, 1.0), monkeypatch, bounds=bounds))
+    assert look.free is not None
+    assert look.free.tolist() == [[False, True, False, False]]  # force, rounding, no room, force
+
+
+def test_the_slope_of_the_lagrangian_vanishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sphere = ik.Equality(lambda z: z.square().sum() - 1)
+    s = ik.argmin(lambda z: (z - 2).square().sum(), tensor(0.6, 0.8), constraints=sphere)
+    f, w = _at(lambda z: (z - 2).square().sum(), s.value, monkeypatch, constraints=sphere)
+    w = torch.cat([s.value, torch.as_tensor(s.multipliers[0]).reshape(1)]).unsqueeze(0)
+    assert float(_Look(f, w).slope.abs().max()) < 1e-8
+
+
+def test_a_kink_that_is_only_just_active_is_open() -> None:
+    """``cos(z) / 100 + z / 2 + |z| / 2`` falls to the left of 0 by its curvature alone, which is small."""
+    f = lambda z: (0.01 * torch.cos(z) + 0.5 * z).sum()  # noqa: E731
+    s = ik.argmin(f, torch.zeros(2, dtype=F64), prox=ik.prox.l1(0.5))
+    torch.testing.assert_close(s.value, torch.full((2,), -torch.pi, dtype=F64), rtol=1e-6, atol=0)
+
+
+def test_a_ray_begins_within_the_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
+    for equality, unbounded in ((lambda z: z[0] - 1, True), (lambda z: z[0] - 1 + 0 * z[1] + 2, False)):
+        f, w = _at(lambda z: z.sum(), torch.ones(3, dtype=F64), monkeypatch, constraints=ik.Equality(equality))
+        assert falls_forever_within(f, w, torch.tensor([True])).tolist() == [unbounded]

@@ -60,7 +60,7 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
     for t in LENGTHS:
         trial = look.feasible(z + t * reach * v)
         new, holds = look.merit(trial, abs(t) * reach.squeeze(1))
-        lower = suspect & holds & torch.isfinite(new) & ((new < least) | (look.term & (best == z).all(1)))
+        lower = suspect & holds & torch.isfinite(new) & (new < least)
         best, least = torch.where(lower.unsqueeze(1), trial, best), torch.where(lower, new, least)
     return torch.cat([best, w[:, look.model.size :]], 1)
 
@@ -91,9 +91,9 @@ class _Look:
     """A program near one point.
 
     Attributes:
-        z: ``(batch, n)``. value, slope: of the Lagrangian there, without what is hardly active. unknown: is there more than
-            can be looked at? term: is there a term whose value nobody knows? curved: is the proximal map known by
-            differences only?
+        z: ``(batch, n)``. value: of the objective there. slope: of the Lagrangian, without what is hardly active.
+        unknown: is there more than can be looked at? term: is there a term whose value nobody knows? curved: is the proximal
+            map known by differences only?
     """
 
     def __init__(self, f: Evaluations, w: Tensor, *, ray: bool = False) -> None:
@@ -113,7 +113,6 @@ class _Look:
         else:
             active = self._active(multipliers, constraints)
         self.forces = torch.where(active, multipliers, 0)
-        self.value = self.value + (self.forces * constraints).sum(1)
         self.slope = self.slope + (self.forces.unsqueeze(1) @ self.jacobian).squeeze(1)
         self.violated = _largest(model.violation(constraints))
         self.steepest = _largest(torch.linalg.vector_norm(self.jacobian, dim=2))
