@@ -164,8 +164,8 @@ class Layout:
             if is_complex:
                 pairs = part.reshape(shape + event + (2,))
                 leaves.append(
-                    torch.complex(*pairs.unbind(-1)) if self.mixed else torch.view_as_complex(pairs.contiguous())
-                )
+                    torch.complex(*pairs.unbind(-1))
+                )  # no view: torch.compile cannot take one of another shape
             else:
                 leaves.append(part.reshape(shape + event))
         return tree_unflatten(leaves, self.spec)

@@ -221,6 +221,30 @@ def test_compile_around_the_call(backend: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("compiled", ["call", "function"])
+@pytest.mark.parametrize("kind", ["complex", "mixed"])
+def test_compile_with_complex_states(kind: str, compiled: str) -> None:
+    x = torch.tensor([1.2 + 0.1j, 0.8 - 0.3j], dtype=torch.complex128)
+    w = torch.tensor([1.0 + 0.2j, 0.9 - 0.1j], dtype=torch.complex128)
+    start = {"complex": torch.ones_like(w), "mixed": {"z": torch.ones_like(w), "r": torch.ones(1, dtype=torch.float64)}}
+
+    def residual(z: Any, w: Tensor) -> Any:
+        return z * w - x if kind == "complex" else {"z": z["z"] * w - x, "r": z["r"] - 2.0}
+
+    f = torch.compile(residual, backend="eager") if compiled == "function" else residual
+
+    def loss(w: Tensor) -> Tensor:
+        z = ik.root(f, start[kind], (w,)).value
+        return ((z if kind == "complex" else z["z"]).abs() ** 2).sum()
+
+    leaf, again = w.clone().requires_grad_(), w.clone().requires_grad_()
+    (torch.compile(loss, backend="eager") if compiled == "call" else loss)(leaf).backward()
+    ((x / again).abs() ** 2).sum().backward()
+    torch.testing.assert_close(leaf.grad, again.grad, rtol=1e-8, atol=1e-10)
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_compile_of_a_transform() -> None:
     case, (z0, W, b) = CASES["root"], inputs()
     f = lambda b: ours(case, "newton")(z0, W, b).pow(2).sum()  # noqa: E731
