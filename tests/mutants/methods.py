@@ -132,7 +132,11 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/root/newton.py",
         ROOTS + " tests/mutants/test_survivors_methods.py -k 'batch_is_solved or singular_jacobian or by_hand'",
-        ("d, regular, _ = solve_batched(J, -residual)", "d, regular, _ = solve_batched(J.mT, -residual)"),
+        (
+            "d, regular, _ = solve_batched(J, -residual)",
+            "d, regular, _ = solve_batched(J.mT, -residual)",
+            "tests/solver/test_root_solvers.py -k finishers",
+        ),
         ("d[bad] = lstsq_batched(J[bad], -residual[bad])[0]", "d[bad] = lstsq_batched(J[bad], residual[bad])[0]"),
         ("        d = -residual / J.squeeze(2)", "        d = residual / J.squeeze(2)"),
     ),
@@ -189,7 +193,11 @@ MUTANTS = [
             "return GMRES(restart=50).solve(shifted(J.A, inverse, sign), rhs,",
             LATER + " -k euler",
         ),
-        ("return -torch.ones_like(speeding)", "return torch.ones_like(speeding)"),
+        (
+            "return -torch.ones_like(speeding)",
+            "return torch.ones_like(speeding)",
+            "tests/problem/test_steady_state.py -k serves_every_kind",
+        ),
     ),
     *mutants(
         "implicitkit/solver/root/bisection.py",
@@ -410,6 +418,6 @@ MUTANTS = [
         "tests/problem/test_qp.py tests/mutants/test_survivors.py -k 'planted or rounding or weakly'",
         ("active = v + mv(part.G, x) - part.h > 0", "active = mv(part.G, x) - part.h > -1e-3"),
         ("active = v + mv(part.G, x) - part.h > 0", "active = v - mv(part.G, x) + part.h > 0"),
-        ("better = new < norm[rows]", "better = new > norm[rows]"),
+        ("better = new < norm[rows]", "better = new > norm[rows]", "tests/problem/test_qp.py -k against_scipy"),
     ),
 ]

@@ -76,8 +76,13 @@ MUTANTS = [
         (
             "return piece if coefficient == 1.0 else -piece if coefficient == -1.0 else piece * coefficient",
             "return piece",
+            "tests/plugins/cvxpy/test_cvxpy_contract.py -k any_number_of_layers",
         ),
-        ("ends = torch.tensor([1.0, 0.0]", "ends = torch.tensor([0.0, 0.0]"),
+        (
+            "ends = torch.tensor([1.0, 0.0]",
+            "ends = torch.tensor([0.0, 0.0]",
+            "tests/plugins/cvxpy/test_cvxpy_layer.py -k logistic",
+        ),
     ),
     *mutants(
         "plugins/implicitkit_deq/normalise.py",
