@@ -14,6 +14,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.lifting.lifted import check_leaves
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.blocks import BlockSubstitution
+from implicitkit.linear.claims import answer
 from implicitkit.linear.independence import refuse_coupled
 from implicitkit.linear.preconditioners import preconditioner
 from implicitkit.reporting import linear_failure
@@ -205,13 +206,8 @@ class Request:
         solver = self.linear_solver
         assert solver is not None
 
-        def answer(b: Tensor) -> LinearSolution:
-            if len(b) == A.batch:
-                return solver.solve(A, b, **limited)
-            return solver.solve_many(A, b.unflatten(0, (-1, A.batch)), **limited)
-
         with full_precision(b.device.type):
-            found = answer(b)
+            found = answer(solver, A, b, limited)
             if bool(found.converged.all()):
                 return found
             unit = b.abs().amax(1, keepdim=True)
@@ -219,7 +215,7 @@ class Request:
             if not bool(large.any()):
                 return found
             unit = torch.where(large, unit, 1)
-            found = answer(b / unit)
+            found = answer(solver, A, b / unit, limited)
             return found._replace(x=found.x * unit, residual_norm=found.residual_norm * unit.squeeze(1))
 
     def _limited(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import implicitkit as ik
 from implicitkit.linear import (
     CG,
     GMRES,
@@ -459,3 +460,39 @@ def test_a_dear_matrix_is_formed_where_products_do_not_do(symmetric: bool, condi
     found = Auto().solve(A, b, rtol=1e-9, atol=0.0, max_steps=None)
     assert bool(found.converged) and float((b - A.mv(found.x)).norm()) <= 1e-8 * float(b.norm())
     assert bool(formed) == (symmetric or condition > 10)
+
+
+_CLAIMS = {
+    "right, and writes into b": (lambda A, b: b.copy_(torch.linalg.solve(A.dense(), b.unsqueeze(2)).squeeze(2)), ""),
+    "transposed": (lambda A, b: torch.linalg.solve(A.dense().mT, b.unsqueeze(2)).squeeze(2), "does not bear out"),
+    "another sign": (lambda A, b: -torch.linalg.solve(A.dense(), b.unsqueeze(2)).squeeze(2), "does not bear out"),
+    "NaN": (lambda A, b: torch.nan * b, "does not bear out"),
+    "another shape": (lambda A, b: b.unsqueeze(2), "tensors of shapes"),
+    "nothing": (lambda A, b: None, "tensors of shapes"),
+}
+
+
+@pytest.mark.parametrize("directions", [1, 3])
+@pytest.mark.parametrize("name", _CLAIMS)
+def test_what_a_plugin_claims_is_judged_by_a_product(name: str, directions: int) -> None:
+    find, said = _CLAIMS[name]
+
+    class Claims(LinearSolver):
+        def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> Any:
+            ones = torch.ones(len(b), dtype=torch.int64)
+            return ik.extend.LinearSolution(find(A, b), torch.zeros(len(b)), ones, ones > 0)
+
+    M = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [0.5, 0.0, 4.0]], dtype=torch.float64)
+    t = torch.ones(2, 3, dtype=torch.float64, requires_grad=True)
+    rule = ik.Implicit(linear_solver=Claims())
+    z = ik.root(lambda z, t: z @ M.mT - t, torch.zeros(2, 3).double(), (t,), rule=rule, batch_dims=1).value
+    seeds = torch.randn(directions, 2, 3, dtype=torch.float64)
+
+    def pulled() -> Tensor:
+        return torch.autograd.grad(z, t, seeds, is_grads_batched=True)[0]
+
+    if not said:
+        torch.testing.assert_close(pulled(), seeds @ torch.linalg.inv(M))
+        return
+    with pytest.raises((TypeError, ik.ConvergenceError), match=said):
+        pulled()

@@ -14,6 +14,12 @@ def _of(words: str) -> str:
 
 MUTANTS = [
     *mutants(
+        "implicitkit/linear/claims.py",
+        "tests/linear/test_linear.py -k plugin_claims",
+        ("found.converged & ~refuted", "found.converged"),
+        ("given = b if ours else b.clone()", "given = b"),
+    ),
+    *mutants(
         "implicitkit/linear/auto.py",
         OWN,
         ("            old.converged | found.converged,", "            old.converged | True,"),
