@@ -45,6 +45,28 @@ def test_seeds_side_by_side_are_trained_as_alone(name: str, monkeypatch: pytest.
     assert runs.losses.shape == (STEPS, 3) and len({float(v) for v in runs.losses[-1]}) == 3
 
 
+def test_dear_solvers_pause_for_each_seed_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    table = importlib.import_module("bench_deq_training")
+    warnings.simplefilter("ignore", ForgivenWarning)
+    seeds, old = [1, 0, 5], torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        together = table.begin("LayerNorm(ReLU)", seeds, 1e-2)
+        apart = [table.begin("LayerNorm(ReLU)", [seed], 1e-2) for seed in seeds]
+        for one in apart:
+            one.layer = DEQ(one.side.cell, (16,), rtol=1e-3, in_dims=(0, 0))
+        pauses = []
+        for _ in range(2):
+            for one in (together, *apart):
+                one.step(True)
+            pauses.append(together.layer.train_settings.solver.pauses.tolist())
+            assert pauses[-1] == [one.layer._effort.pause for one in apart]
+    finally:
+        torch.set_default_dtype(old)
+    assert pauses[-1][0] > 0 and 0 in pauses[-1], "one seed is dear, another is not"
+
+
 def test_a_bound_holds_for_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
     table = importlib.import_module("bench_deq_training")
