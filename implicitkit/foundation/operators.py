@@ -84,7 +84,8 @@ class Operator:
         preconditioner: something near ``A`` that the Krylov methods may use, with ``solve(b)`` and ``T``
             (:mod:`implicitkit.linear.preconditioners`); not part of what ``A`` is.
         known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.
-        price: says how many products :meth:`sparse` takes, ``None`` where there is no pattern.
+        price: says what :meth:`sparse` and factors of it cost (:class:`~implicitkit.linear.price.Price`), ``None`` where
+            there is no pattern.
     """
 
     __slots__ = (
@@ -124,7 +125,7 @@ class Operator:
         self.known: Any = None
         self.preconditioner: Any = None
         self.weight = 0
-        self.price: Callable[[], int | None] = getattr(sparse, "products", _unknown)
+        self.price: Callable[[], Any] = getattr(sparse, "price", _unknown)
         self.batch, self.size, self.like = batch, size, like
         self.symmetric, self.fixed_point, self.structure = symmetric, fixed_point, structure
         self._matrix: Tensor | None = None
@@ -185,7 +186,7 @@ class Operator:
         return Operator(mv, rmv, dense, **(shape | changes))
 
 
-def _unknown() -> int | None:
+def _unknown() -> None:
     return None
 
 

@@ -16,21 +16,23 @@ from implicitkit.linear.cg import CG
 from implicitkit.linear.contraction import Contraction
 from implicitkit.linear.cycles import in_working_precision
 from implicitkit.linear.direct import MANY
+from implicitkit.linear.frugal import Frugal
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lu import LU
+from implicitkit.linear.price import price_of_dense
 from implicitkit.linear.sparse import is_near, solve_with
 
 __all__ = ["Auto"]
 
 _FEW = 64  # unknowns up to which a dense matrix is the first choice whatever it costs
 _WORK = 3e7  # batch * n * (n + numbers in one evaluation): above it a Krylov method is tried before a dense matrix
-_CUBES = 3e7  # batch * n^3 up to which factors cost less than the few products that a fixed-point map takes ...
-_CUBES_OTHER = 2e8  # ... and another matrix that is not symmetric, where it is well enough conditioned
+_CUBES = 3e7  # batch * n^3 up to which factors cost less than the few products that a fixed-point map takes
 _NUMBERS = 1 << 27  # numbers in all dense matrices, at most
 _FIRST = 120  # products of a Krylov method before a direct one, where there is one to turn to
 _STALE = 12  # products with the factors of a matrix nearby before they are given up
 _COLOURS = 24  # products side by side that cost no more than refinement by the factors of a matrix roughly like this
 _NEAR = 0.3  # of a right-hand side that refinement with them may leave, at most, before they are
+_WORTH = 20.0  # products that factors must cost for a Krylov method to be tried before them
 _ALONE = 64  # right-hand sides for which a matrix is factored whatever a Krylov method might do for each
 _EACH = 10  # products that one right-hand side takes of a Krylov method, or of refinement, at least
 _FLOPS = 1.5e4  # n^2 over this: right-hand sides whose Krylov spaces cost as much as one dense factorisation
@@ -44,11 +46,13 @@ class Auto(LinearSolver):
     1. Factors of the very matrix, or of one nearby (the solver's last Jacobian), if there are any: refinement, or GMRES
        with them as preconditioner.  (Those of ``R'R``, of a fit, unless its sparse Hessian takes 24 products or fewer.)
     2. A preconditioner, if the user gave one, with ``gmres``.  What it cannot do is left to the others:
-    3. ``lu`` where forming the dense blocks is cheap: few unknowns, or a cheap function.
-    4. ``sparse_lu`` where the matrix has a sparsity pattern.  (3 for many unknowns, and 4, of a fixed-point map only after 5
+    3. ``gmres`` where factors would cost as much as twenty products or more, for as long as they do
+       (:mod:`implicitkit.linear.frugal`); not of fixed-point maps.
+    4. ``lu`` where forming the dense blocks is cheap: few unknowns, or a cheap function; or where 3 has found it so.
+    5. ``sparse_lu`` where the matrix has a sparsity pattern.  (4 for many unknowns, and 5, of a fixed-point map only after 6
        has failed: there ``I - J`` is seldom ill-conditioned, and few products do.)
-    5. ``cg`` for symmetric matrices and ``gmres``; of fewer products where a direct method can take over.
-    6. What these could not do: ``sparse_lu``, then ``lu`` while the blocks fit into memory (1 GB).
+    6. ``cg`` for symmetric matrices and ``gmres``; of fewer products where a direct method can take over.
+    7. What these could not do: ``sparse_lu``, then ``lu`` while the blocks fit into memory (1 GB).
 
     Source: the order is this library's, measured (``benchmarks/bench_large.py``).
 
@@ -71,7 +75,8 @@ class Auto(LinearSolver):
         limits: dict[str, Any] = {"rtol": rtol, "atol": atol}
         cheap = self._is_cheap(A, len(b))
         asked = A.preconditioner is not None
-        if A.known is None and not asked and cheap and A.size <= _FEW:
+        worth = 0.0 if A.fixed_point or asked or A.known is not None else self._worth(A) / len(b)
+        if A.known is None and not asked and cheap and A.size <= _FEW and worth < _WORTH:
             return LU().solve_many(A, b, max_steps=None, **limits)
         state = _Progress(b)
         alone = len(b) >= _ALONE and len(b) * _ALONE >= A.size
@@ -80,13 +85,16 @@ class Auto(LinearSolver):
             state.add(_nearby(A, b, **limits))
         if not state.done and asked:
             state.add(GMRES().solve_many(A, state.open_part(), max_steps=max_steps or _FIRST, **limits))
+        if worth >= _WORTH and not alone:
+            state.add(Frugal(worth).solve_many(A, state.open_part(), max_steps=max_steps, **limits))
         if not state.done and (not A.fixed_point or alone) and A.sparse() is not None:
             state.add(solve_with(A.sparse(), A, state.open_part(), **limits))
-        if not state.done and cheap:
+        dear = worth >= _WORTH and self._is_affordable(A)  # and no Krylov method costs less
+        if not state.done and (cheap or dear):
             state.add(LU(self.dense_size).solve_many(A, state.open_part(), max_steps=None, **limits))
-            if state.done or not A.fixed_point:
+            if state.done or (cheap and not A.fixed_point):
                 return state.answer()
-        affordable = not cheap and self._is_affordable(A)
+        affordable = not (cheap or dear) and self._is_affordable(A)
         fewer = _FIRST if affordable or A.fixed_point else None
         if not state.done:
             state.add(self._krylov(A, state.open_part(), max_steps=max_steps or fewer, **limits))
@@ -98,11 +106,18 @@ class Auto(LinearSolver):
             state.add(self._krylov(A, state.open_part(), max_steps=None, **limits))
         return state.answer()
 
+    def _worth(self, A: Operator) -> float:
+        """How many products factors cost; 0 where there are none to be had."""
+        price = A.price()
+        if price is None and self._is_affordable(A):
+            price = price_of_dense(A.batch, A.size, A.weight)
+        return 0.0 if price is None else price.factors
+
     @staticmethod
     def _has_few_colours(A: Operator) -> bool:
         """Does the sparse matrix take fewer products, side by side, than refinement with factors of another?"""
-        products = A.price()
-        return products is not None and products <= _COLOURS
+        price = A.price()
+        return price is not None and price.products <= _COLOURS
 
     def _is_affordable(self, A: Operator) -> bool:
         """May dense blocks be formed?"""
@@ -113,7 +128,7 @@ class Auto(LinearSolver):
         work = A.batch * A.size * (A.size + A.weight)
         if A.size <= _FEW and work <= 8 * _WORK:
             return True
-        most = _CUBES if A.fixed_point else torch.inf if A.symmetric else _CUBES_OTHER
+        most = _CUBES if A.fixed_point else torch.inf
         if work <= _WORK and A.batch * A.size**3 <= most:
             return True
         return self._is_affordable(A) and count * _EACH >= A.size and count * _FLOPS >= A.size**2

@@ -31,11 +31,15 @@ class Ordering:
 
     Args:
         pattern: not looked at: an ordering can be kept with a pattern (:meth:`Coloured.analysed`).
+
+    Attributes:
+        fill: entries of the factors that were made first; 0 before.
     """
 
     def __init__(self, pattern: object = None) -> None:
         self._first: tuple[sp.csc_matrix, np.ndarray] | None = None  # a matrix, and the order it was given
         self._order: _Order | None = None  # the same, ready for use
+        self.fill = 0
 
     def factor(self, A: sp.csc_matrix, threshold: float) -> Any:
         """Factors of ``A`` with ``solve(b, trans)``; ``None`` where it is exactly singular.
@@ -51,6 +55,7 @@ class Ordering:
                 return None if lu is None else _Renumbered(lu, self._order.order)
         lu = superlu(A, threshold)
         if lu is not None:
+            self.fill = lu.nnz
             self._first, self._order = (A, np.argsort(lu.perm_c)), None
         return lu
 

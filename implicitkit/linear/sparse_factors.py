@@ -44,7 +44,8 @@ class Analysis:
     Attributes:
         pattern: ``(n, n)`` in compressed rows. order: the renumbering (``None``: as it stands).
         rows, columns: of every entry, renumbered. band: ``(lower, upper)``, or ``None`` for SuperLU.
-        symmetric: the pattern is. ordering: that of SuperLU, once it has been found.
+        symmetric: the pattern is. reach: how far from the diagonal it has entries, renumbered for a band.
+        ordering: that of SuperLU, once it has been found.
     """
 
     pattern: sp.csr_matrix
@@ -53,6 +54,7 @@ class Analysis:
     columns: np.ndarray
     band: tuple[int, int] | None
     symmetric: bool
+    reach: int = 0
     ordering: Ordering = field(default_factory=Ordering, compare=False)
 
 
@@ -68,15 +70,17 @@ def analyse(pattern: sp.csr_matrix) -> Analysis:
     )
     if lower + upper <= min(_WIDEST_BAND, n):
         return Analysis(pattern, None, rows, columns, (lower, upper), symmetric)
+    reach = 0
     both = pattern if symmetric else sp.csr_matrix(pattern + transposed)
     if both.nnz <= _WIDEST_BAND * n:
         order = reverse_cuthill_mckee(both, symmetric_mode=True)
         place = np.empty(n, dtype=np.int64)
         place[order] = np.arange(n)
         lower, upper = _band(place[rows], place[columns])
+        reach = max(lower, upper)
         if lower + upper <= _WIDEST_BAND:
             return Analysis(pattern, order.astype(np.int64), place[rows], place[columns], (lower, upper), symmetric)
-    return Analysis(pattern, None, rows, columns, None, symmetric)
+    return Analysis(pattern, None, rows, columns, None, symmetric, reach)
 
 
 def _band(rows: np.ndarray, columns: np.ndarray) -> tuple[int, int]:

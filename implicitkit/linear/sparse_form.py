@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import MatVec, Operator
+from implicitkit.linear.price import Price, price_of
 from implicitkit.sparsity.known import SMALLEST, Sparsity
 
 __all__ = ["SMALLEST", "sparse_blocks"]
 
 
-def sparse_blocks(
-    sparsity: Callable[[], Sparsity], function: Callable[[Tensor], Tensor], z: Tensor
-) -> Callable[[Operator], Any]:
+def sparse_blocks(sparsity: Callable[[], Sparsity], function: Callable[[Tensor], Tensor], z: Tensor) -> _Form:
     """How the operator of ``function`` at ``z`` becomes sparse: by the known pattern, confirmed by a product.
 
     A pattern that does not hold at ``z`` is looked for again there; if it does not hold then, there are no blocks.
@@ -27,7 +26,7 @@ def sparse_blocks(
 
 
 class _Form:
-    """Makes the blocks of an operator; ``products``: how many products that takes, ``None`` where there is no pattern."""
+    """Makes the blocks of an operator; ``price``: what they and their factors cost, ``None`` where there is no pattern."""
 
     def __init__(self, sparsity: Callable[[], Sparsity], function: Callable[[Tensor], Tensor], z: Tensor) -> None:
         self.sparsity, self.function, self.z = sparsity, function, z
@@ -38,9 +37,22 @@ class _Form:
         found = confirmed(self.sparsity(), self.function, self.z, A.mv, A.rmv)
         return None if found is None else SparseBlocks(*found)
 
-    def products(self) -> int | None:
+    def price(self) -> Price | None:
         ready = self.sparsity().find(self.function, self.z)
-        return None if ready is None else ready.colouring.products
+        if ready is None:
+            return None
+        from implicitkit.linear.sparse_factors import analyse
+
+        known = ready.analysed(analyse)
+        return price_of(
+            len(self.z),
+            self.z.shape[1],
+            products=ready.colouring.products,
+            entries=ready.pattern.nnz,
+            band=None if known.band is None else sum(known.band) + 1,
+            fill=known.ordering.fill,
+            reach=known.reach,
+        )
 
 
 def confirmed(

@@ -26,7 +26,7 @@ from implicitkit.solver.evaluations import Evaluations, subset
 from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarquardt
 from implicitkit.solver.minimise.convex_newton import ConvexNewton
-from implicitkit.solver.root.broyden import Broyden
+from implicitkit.solver.root.frugal import FrugalNewton
 from implicitkit.solver.root.newton_krylov import NewtonKrylov
 from implicitkit.sparsity.known import SMALLEST
 
@@ -37,8 +37,6 @@ _DENSE_AT_ALL = 4096  # ... up to which it is the last resort
 _DENSE_NUMBERS = 1 << 25  # numbers in all Jacobians of the batch, at most
 _LOOPED = 8  # samples up to which a sparse factorisation each is worth it in minimisation
 _NEWTON = 32  # unknowns a sample up to which minimisation begins with dense Hessians
-_CUBES = 2e8  # batch * n^3 above which one dense Jacobian and its factors cost as much as many evaluations ...
-_FEW = 128  # ... unless there are as few unknowns
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Stage:
     Args:
         solver: a registered name or a configured object. options: for a name.
         max_steps: steps it may take; ``None``: its own default.
-        sparse: only where the Jacobian of the residual has a sparsity pattern. dense: only where it has none.
+        sparse: only where the Jacobian of the residual has a sparsity pattern.
         scale: begin at ``scale * z0``; ``None``: at the best point found so far.  Starts nearer to the origin help where
             the given one is so far out that ``|F|`` overflows, or is flat, or has been descended into a wrong valley.
 
@@ -61,7 +59,6 @@ class Stage:
     max_steps: int | None = None
     scale: float | None = 1.0
     sparse: bool = False
-    dense: bool = False
 
     def __post_init__(self) -> None:
         check_options(self, max_steps=optional(at_least(1)), scale=optional(finite()))
@@ -72,7 +69,7 @@ class Stage:
 
     def serves(self, f: Evaluations, z0: Tensor) -> bool:
         """Is it for a Jacobian like this?"""
-        return not (self.sparse or self.dense) or f.is_sparse(z0) == self.sparse
+        return not self.sparse or f.is_sparse(z0)
 
     def make(self) -> Any:
         """The configured solver."""
@@ -85,7 +82,7 @@ def _stage(solver: str, *, max_steps: int | None = None, scale: float | None = 1
 
 #: What is tried, in this order.  Monotone descent on ``|F|`` and undamped Newton steps fail on different problems.
 _DENSE_NEWTON = (
-    _stage("newton", max_steps=100),
+    Stage(FrugalNewton(), max_steps=100),
     _stage("newton", line_search=False, max_steps=60),
     _stage("trust_region", max_steps=200),
     _stage("trust_region", subproblem="levenberg_marquardt", max_steps=300),
@@ -107,11 +104,9 @@ _EITHER = (
     *_DENSE_NEWTON[1:4],
     *_MATRIX_FREE[1:],
 )
-#: What costs little beside one dense Jacobian of many unknowns, whether it succeeds or not.
-_CHEAP = (Stage(Impatient(Broyden(halvings=3), window=4), max_steps=50, dense=True),)
 #: Newton's method above the size where a dense Jacobian is the first choice, for Jacobians that are sparse.
 _SPARSE_NEWTON = (
-    Stage("newton", max_steps=100, sparse=True),
+    Stage(FrugalNewton(), max_steps=100, sparse=True),
     Stage("newton", (("line_search", False),), max_steps=60, sparse=True),
 )
 _ANDERSON = (_stage("anderson", max_steps=500),)
@@ -138,9 +133,9 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     """The stages for a problem kind, samples and unknowns a sample.
 
     Equations and steady states: Newton with dense Jacobians up to 1,024 unknowns a sample, and with sparse ones beyond,
-    Newton-Krylov where there is no pattern, and what they fail on by other routes; where a dense Jacobian is dear (one of
-    600 unknowns, 64 of 150), up to fifty Broyden steps come before it.  Fixed points: Anderson acceleration,
-    then like equations.  Steady states: first along the flow, since Newton steps do not care for its direction and often
+    Newton-Krylov where there is no pattern, and what they fail on by other routes; no factors are bought as long as Krylov
+    vectors cost less (:class:`~implicitkit.solver.root.frugal.FrugalNewton`).  Fixed points: Anderson acceleration, then
+    like equations.  Steady states: first along the flow, since Newton steps do not care for its direction and often
     end in a state that the flow leaves.  Minimisation: up to 32 unknowns full Newton steps, while the Hessian is positive
     definite and each halves the gradient, of 128 and more Newton's by factors of the Hessian in a trust region, where that
     has a sparsity pattern; then L-BFGS, then Newton with conjugate gradients in a trust region.  Least squares:
@@ -157,7 +152,7 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
         return _FIT
     equations: tuple[Stage, ...]
     if size <= _DENSE and affordable:
-        equations = (*_CHEAP, *_DENSE_NEWTON) if size > _FEW and batch * size**3 > _CUBES else _DENSE_NEWTON
+        equations = _DENSE_NEWTON
     elif size <= _DENSE_AT_ALL and affordable:
         equations = (*_SPARSE_NEWTON, *_EITHER)
     else:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator
+from implicitkit.linear.price import price_of_dense
 from implicitkit.linear.sparse_form import confirmed, sparse_blocks
 from implicitkit.sparsity.known import SMALLEST
 from implicitkit.system import System
@@ -118,6 +119,17 @@ class Evaluations:
                 return False
         residual = lambda y: self.problem.flat_residual(self._kernel, y)  # noqa: E731
         return self.system.sparsity().find(residual, z) is not None
+
+    def price(self, z: Tensor) -> float:
+        """How many products with the Jacobian of the problem's residual factors of it cost
+        (:mod:`implicitkit.linear.price`)."""
+        if z.shape[1] >= self.problem.sparse_from:
+            residual = lambda y: self.problem.flat_residual(self._kernel, y)  # noqa: E731
+            price = sparse_blocks(self.system.sparsity, residual, z).price()
+            if price is not None:
+                return price.factors
+        weight = sum(t.numel() for t in self.theta) // max(1, self.system.batch)
+        return price_of_dense(len(z), z.shape[1], weight).factors
 
     def jacobian(self, z: Tensor) -> Tensor:
         """The Jacobian of ``f`` at ``z``, shape ``(batch, n, n)``."""

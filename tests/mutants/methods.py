@@ -130,6 +130,14 @@ MUTANTS = [
         ("denominator, along = _dot(v, v), _dot(v, F)", "denominator, along = _dot(v, v), _dot(v, s)"),
     ),
     *mutants(
+        "implicitkit/solver/root/frugal.py",
+        "tests/linear/test_frugal.py",
+        ("return found.x if bool(found.converged.all()) else None", "return found.x"),
+        ("share = price * float(digits[f.active].clamp(0, 1).amin())", "share = price"),
+        ("        if price >= _WORTH:", "        if False:"),
+        ("(_FACTORISATIONS if is_large(f, z) else _FRESH)", "_FRESH"),
+    ),
+    *mutants(
         "implicitkit/solver/root/newton.py",
         ROOTS + " tests/mutants/test_survivors_methods.py -k 'batch_is_solved or singular_jacobian or by_hand'",
         (

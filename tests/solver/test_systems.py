@@ -53,11 +53,9 @@ def test_default_tolerances_claim_nothing_false_from_far_starts(name: str) -> No
 
 @pytest.mark.parametrize("name", sorted(LARGE))
 def test_auto_large(name: str) -> None:
-    """Equations by Newton's method with sparse factors; without a pattern by Broyden's, which costs less than one dense
-    Jacobian; a steady state along its flow."""
+    """Equations by Newton's method, a steady state along its flow."""
     solution = solved(LARGE[name])
-    dense = name in ("chandrasekhar1000", "discrete_integral1000")
-    first = "pseudo_transient" if name.startswith("brusselator") else "broyden" if dense else "newton"
+    first = "pseudo_transient" if name.startswith("brusselator") else "newton"
     assert solution.solver == f"auto ({first})"
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options, flag
 from implicitkit.linear.dense import lstsq_batched, solve_batched
 from implicitkit.solver.catalogue import register_solver
@@ -55,11 +56,14 @@ class Newton(Method):
         return None  # weak steps in a row (batch,), once there has been one
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self.factored_step(f, f.linearize(z), z, state)
+
+    def factored_step(self, f: Evaluations, A: Operator, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """A step with factors of ``A``, the Jacobian at ``z``."""
         residual, norm = f(z), f.norm.to(z.dtype)
         if not is_large(f, z):
-            d = newton_direction(f.jacobian(z), residual)
-            return self._damped(f, z, d, norm, state)
-        jacobian = jacobian_at(f, z)
+            return self._damped(f, z, newton_direction(A.dense(), residual), norm, state)
+        jacobian = jacobian_at(f, z, A=A)
         blocks = jacobian.blocks
         settled = at_rounding(f, blocks, z)
         if bool((settled | ~f.active).all()):

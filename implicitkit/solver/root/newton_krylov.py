@@ -14,11 +14,11 @@ from implicitkit.linear.preconditioners import check_preconditioner, preconditio
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
+from implicitkit.solver.steps.forcing import after_step, forcing_term
 from implicitkit.solver.steps.newton_damping import damped_step
 
 __all__ = ["NewtonKrylov"]
 
-_GAMMA, _ALPHA = 0.9, 2.0  # Eisenstat & Walker's choice 2
 _TIGHT = 1e-4  # forcing of full steps
 
 
@@ -74,17 +74,10 @@ class NewtonKrylov(Method):
             A.preconditioner = preconditioner(self.preconditioner, A, z)
         d = GMRES(restart=self.restart).solve(A, rhs, rtol=eta, atol=0.0, max_steps=self.inner_steps).x
         z_next, t, weak = damped_step(f, z, d, norm.to(z.dtype), state["weak"], self.halvings, self.patience)
-        # after halving, what the next forcing term builds on is the reduction that was had
-        return z_next, {"eta": 1 - t.to(eta) * (1 - eta), "norm": norm, "weak": weak}
+        return z_next, after_step(eta, t, norm) | {"weak": weak}
 
     def _forcing_term(self, f: Evaluations, state: Any) -> Tensor:
-        norm = f.norm
-        if state["eta"] is None:
-            return torch.full_like(norm, self.forcing)
-        before = _GAMMA * state["eta"] ** _ALPHA
-        eta = _GAMMA * (norm / state["norm"]) ** _ALPHA
-        eta = torch.where(before > 0.1, torch.maximum(eta, before), eta)
-        eta = torch.maximum(eta, 0.5 * f.tolerance / norm)
+        eta = forcing_term(f, state, self.forcing)
         if state["weak"] is not None:
             eta = torch.where(state["weak"] > self.patience, _TIGHT, eta)
-        return eta.nan_to_num(nan=self.forcing).clamp(torch.finfo(norm.dtype).eps, self.forcing)
+        return eta.nan_to_num(nan=self.forcing).clamp(torch.finfo(eta.dtype).eps, self.forcing)

@@ -83,9 +83,10 @@ def is_large(f: Evaluations, z: Tensor) -> bool:
     return n >= SMALLEST or (n >= _FEW and f.is_sparse(z))
 
 
-def jacobian_at(f: Evaluations, z: Tensor, dense: int = DENSE) -> Jacobian:
-    """The Jacobian of ``f`` at ``z``; ``dense``: unknowns up to which it is formed where it has no pattern."""
-    A = f.linearize(z)
+def jacobian_at(f: Evaluations, z: Tensor, dense: int = DENSE, *, A: Operator | None = None) -> Jacobian:
+    """The Jacobian of ``f`` at ``z``, ``A`` by its products; ``dense``: unknowns up to which it is formed where it has no
+    pattern."""
+    A = f.linearize(z) if A is None else A
     batch, n = z.shape
     if not is_large(f, z):
         return Jacobian(A, DenseBlocks(A.dense()))

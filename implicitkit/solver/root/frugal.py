@@ -1,0 +1,73 @@
+"""Newton's method that does not buy factors of a Jacobian before they pay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation.operators import Operator
+from implicitkit.linear.frugal import Frugal
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.root.newton import Newton
+from implicitkit.solver.steps.factored import is_large
+from implicitkit.solver.steps.forcing import after_step, forcing_term
+from implicitkit.solver.steps.newton_damping import damped_step
+
+__all__ = ["FrugalNewton"]
+
+_WORTH = 20.0  # products that factors must cost for Krylov vectors to be tried
+_LEAST = 4.0  # products for a step
+_FACTORISATIONS = 2.0  # that Newton's method takes, where its factors serve several steps ...
+_FRESH = 4.0  # ... and where they do not
+_FORCING = 0.1  # of the residual that they may leave
+
+
+@dataclass(frozen=True)
+class FrugalNewton(Newton):
+    r"""``newton``, its steps by Krylov vectors for as long as factors of ``J`` would cost more.
+
+    One factorisation costs as much as ``P`` products with ``J`` (:mod:`implicitkit.linear.price`), and Newton's method takes
+    two of them or more (``k = 2``; 4 below 128 unknowns, where every step takes one).  Without them, a step that brings
+    ``|F + J d|`` down to ``\eta |F|``, ``\eta \le 0.1``, is one of ``\log(|F| / tolerance) / \log(1 / \eta)`` such, and may
+    take its share,
+
+        k P \log(1 / \eta) / \log(|F| / tolerance)
+
+    products.  Once a sample needs more, or would at the rate of its first few (:mod:`implicitkit.linear.frugal`), or a step
+    brings little, this is ``newton``.  Where reaction dominates a system, or it is nearly explicit, a few products are
+    enough, whatever its factors would fill; where diffusion does, the first step shows that for a few hundredths of a
+    factorisation.
+
+    Source: Dembo, Eisenstat & Steihaug (1982), SIAM J. Numer. Anal. 19 (inexact Newton methods); the rule is that of ski
+    rental (Karlin, Manasse, Rudolph & Sleator 1988, Algorithmica 3): no more is spent on trying than it may save.
+    """
+
+    name: ClassVar[str] = "newton"
+    solves: ClassVar[str] = "root"
+
+    def init(self, f: Evaluations, z: Tensor) -> Any:
+        return {"krylov": True, "eta": None, "norm": None, "newton": super().init(f, z)}
+
+    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        A, price = f.linearize(z), f.price(z) if state["krylov"] else 0.0
+        if price >= _WORTH:
+            eta = forcing_term(f, state, _FORCING).nan_to_num(nan=_FORCING).clamp(torch.finfo(z.dtype).eps, _FORCING)
+            d = _direction(f, A, -f(z), eta, price * (_FACTORISATIONS if is_large(f, z) else _FRESH))
+            if d is not None:
+                z_next, t, weak = damped_step(f, z, d, f.norm.to(z.dtype), None, self.halvings, self.patience)
+                return z_next, state | after_step(eta, t, f.norm) | {"krylov": weak is None}
+        z_next, newton = self.factored_step(f, A, z, state["newton"])
+        return z_next, {"krylov": False, "eta": None, "norm": None, "newton": newton}
+
+
+def _direction(f: Evaluations, A: Operator, rhs: Tensor, eta: Tensor, price: float) -> Tensor | None:
+    """``d`` with ``|F + A d| <= eta |F|`` for every sample at work; ``None`` where that is too dear."""
+    eps = torch.finfo(eta.dtype).eps
+    digits = eta.log() / (f.tolerance / f.norm).log().clamp_max(-eps)
+    share = price * float(digits[f.active].clamp(0, 1).amin())
+    solver = Frugal(max(_LEAST, share))
+    found = solver.solve(A, torch.where(f.active.unsqueeze(1), rhs, 0), rtol=eta, atol=0.0, max_steps=None)
+    return found.x if bool(found.converged.all()) else None

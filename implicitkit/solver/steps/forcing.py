@@ -1,0 +1,39 @@
+r"""How far the linear system of an inexact Newton step is solved, ``|F + J d| \le \eta_k |F|``.
+
+Source: Dembo, Eisenstat & Steihaug (1982), SIAM J. Numer. Anal. 19 (inexact Newton methods); Eisenstat & Walker (1996), SIAM
+J. Sci. Comput. 17 (the choice of ``\eta``); Kelley (2003), *Solving Nonlinear Equations with Newton's Method*, eq. 3.20.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.solver.evaluations import Evaluations
+
+__all__ = ["after_step", "forcing_term"]
+
+_GAMMA, _ALPHA = 0.9, 2.0  # Eisenstat & Walker's choice 2
+
+
+def forcing_term(f: Evaluations, state: Any, largest: float) -> Tensor:
+    r"""``\eta`` of every sample, ``(batch,)``: ``0.9 (|F_k| / |F_{k-1}|)^2``, at least ``0.9 \eta_{k-1}^2`` where that is
+    above 0.1, and no smaller than the last step needs, ``tolerance / (2 |F_k|)``; ``largest`` in the first step.
+
+    Args:
+        state: with ``eta`` and ``norm`` of the step before (:func:`after_step`), ``None`` in the first.
+    """
+    norm = f.norm
+    if state["eta"] is None:
+        return torch.full_like(norm, largest)
+    before = _GAMMA * state["eta"] ** _ALPHA
+    eta = _GAMMA * (norm / state["norm"]) ** _ALPHA
+    eta = torch.where(before > 0.1, torch.maximum(eta, before), eta)
+    return torch.maximum(eta, 0.5 * f.tolerance / norm)
+
+
+def after_step(eta: Tensor, t: Tensor, norm: Tensor) -> dict[str, Tensor]:
+    """What the next forcing term builds on: of a step cut to ``t`` of its length, the reduction that was had."""
+    return {"eta": 1 - t.to(eta) * (1 - eta), "norm": norm}

@@ -1,0 +1,169 @@
+"""Krylov vectors before factors: as long as they cost less, and no longer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.foundation.operators import Operator
+from implicitkit.linear.frugal import Frugal
+from implicitkit.linear.price import price_of, price_of_dense
+from implicitkit.linear.sparse_factors import SparseFactor
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.root.frugal import FrugalNewton
+
+D = torch.float64
+SIDE = 70
+
+
+def counted(values: Tensor) -> tuple[Operator, list[int]]:
+    """Diagonal blocks with these eigenvalues ``(batch, n)``, in a basis that shows none; how often they are multiplied."""
+    batch, n = values.shape
+    Q = torch.linalg.qr(torch.randn(n, n, dtype=D, generator=torch.Generator().manual_seed(0)))[0]
+    count = [0]
+
+    def mv(v: Tensor) -> Tensor:
+        count[0] += 1
+        return (v @ Q * values) @ Q.T
+
+    def dense() -> Tensor:
+        raise AssertionError("nobody shall form it")
+
+    return Operator(mv, mv, dense, batch=batch, size=n, like=values), count
+
+
+def test_what_takes_few_products_is_solved_by_them() -> None:
+    A, _ = counted(torch.linspace(1, 3, 200, dtype=D).expand(3, 200))
+    b = torch.randn(3, 200, dtype=D, generator=torch.Generator().manual_seed(1))
+    found = Frugal(60.0).solve(A, b, rtol=1e-10, atol=0.0, max_steps=None)
+    assert bool(found.converged.all()) and int(found.steps.max()) <= 40
+    assert float((A.mv(found.x) - b).norm()) <= 1e-9 * float(b.norm())
+
+
+@pytest.mark.parametrize(("price", "most"), [(20.0, 7), (200.0, 18)])
+def test_what_takes_many_is_left_after_a_few(price: float, most: int) -> None:
+    """Condition 1e6: the first few products, and one that forms the residual."""
+    A, count = counted(torch.logspace(-6, 0, 400, dtype=D).unsqueeze(0))
+    b = torch.ones(1, 400, dtype=D)
+    found = Frugal(price).solve(A, b, rtol=1e-10, atol=0.0, max_steps=None)
+    assert not bool(found.converged) and "factors" in found.reason
+    assert count[0] <= most
+
+
+def test_never_more_is_spent_than_factors_cost() -> None:
+    """Fast at first, and slow where eigenvalues near zero are left."""
+    values = torch.cat([torch.linspace(0.5, 1, 300, dtype=D), torch.logspace(-7, -3, 60, dtype=D)]).unsqueeze(0)
+    A, count = counted(values)
+    few = torch.cat([torch.ones(1, 300, dtype=D), torch.full((1, 60), 1e-6, dtype=D)], 1)
+    Q = torch.linalg.qr(torch.randn(360, 360, dtype=D, generator=torch.Generator().manual_seed(0)))[0]
+    found = Frugal(25.0).solve(A, few @ Q.T, rtol=1e-9, atol=0.0, max_steps=None)
+    assert not bool(found.converged) and 20 <= int(found.steps.max()) <= 25
+    assert count[0] <= 28
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_one_slow_sample(together: bool) -> None:
+    """Its factors have one price with those of the others; where samples may part, the others go on."""
+    values = torch.stack([torch.linspace(1, 3, 300, dtype=D), torch.logspace(-6, 0, 300, dtype=D)])
+    A, count = counted(values)
+    b = torch.ones(2, 300, dtype=D)
+    found = Frugal(60.0, together=together).solve(A, b, rtol=1e-10, atol=0.0, max_steps=None)
+    assert found.converged.tolist() == [not together, False]
+    assert not together or count[0] <= 17
+
+
+def test_prices() -> None:
+    """Bands are cheap at every size, a grid's factors dearer the larger it is; what has filled once is known."""
+    chain = [price_of(1, n, 4, 3 * n, 3).factors for n in (1000, 100_000)]
+    grid = [price_of(1, n, 10, 5 * n, None).factors for n in (1000, 10_000, 100_000)]
+    assert max(chain) < 20 < grid[1] < grid[2] and grid[0] < grid[1]
+    assert price_of(1, 4000, 11, 20_000, None, fill=1_900_000).factors > 5 * price_of(1, 4000, 11, 20_000, None).factors
+    unsure = price_of(1, 10_000, 10, 50_000, None, reach=4000).factors
+    assert grid[1] < unsure <= 4 * grid[1]
+    assert price_of(1, 10_000, 10, 50_000, None, reach=150).factors == grid[1]
+    assert price_of(64, 200, 3, 600, 3).factors < 20 < price_of(64, 225, 10, 1100, None).factors
+    assert price_of_dense(1, 50).factors < 10 < price_of_dense(64, 65).factors < price_of_dense(64, 130).factors
+    assert price_of_dense(1, 1000, weight=1_000_000).factors < price_of_dense(1, 1000).factors
+
+
+# ---------------------------------------------------------------------------------------------------- with Newton's method
+def grid(z: Tensor, x: Tensor, diffusion: float) -> Tensor:
+    """``z + z^3 - diffusion (neighbours - 4 z) = x`` on a periodic grid."""
+    laplace = z.roll(1, -1) + z.roll(-1, -1) + z.roll(1, -2) + z.roll(-1, -2) - 4 * z
+    return z + z**3 - diffusion * laplace - x
+
+
+def data() -> tuple[Tensor, Tensor]:
+    x = torch.linspace(0.5, 1.5, SIDE * SIDE, dtype=D).view(SIDE, SIDE)
+    return torch.zeros(SIDE, SIDE, dtype=D), x
+
+
+def gradient(diffusion: float, **options: Any) -> tuple[Any, Tensor]:
+    z0, x = data()
+    x.requires_grad_()
+    s = ik.root(grid, z0, (x, diffusion), **options)
+    (g,) = torch.autograd.grad((s.value * torch.cos(torch.arange(SIDE, dtype=D))).sum(), x)
+    return s, g
+
+
+def test_reaction_needs_no_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the solution nor its derivative buys any, and both are those that factors give."""
+    want, slope = gradient(0.3, solver="newton")
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("factors have been bought")
+
+    monkeypatch.setattr(SparseFactor, "__init__", refuse)
+    s, g = gradient(0.3)
+    assert bool(s.converged) and s.solver == "auto (newton)"
+    torch.testing.assert_close(s.value, want.value, rtol=0, atol=1e-8)
+    torch.testing.assert_close(g, slope, rtol=0, atol=1e-8)
+
+
+def test_diffusion_has_them_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The points of ``newton`` itself, a factorisation in each of its steps, no evaluation more."""
+    want, slope = gradient(1e5, solver="newton")
+    bought: list[int] = []
+    plain = SparseFactor.__init__
+    monkeypatch.setattr(SparseFactor, "__init__", lambda *a: (bought.append(1), plain(*a))[1])
+    s, g = gradient(1e5)
+    assert int(s.evaluations) == int(want.evaluations) and len(bought) == int(s.steps)
+    torch.testing.assert_close(s.value, want.value, rtol=0, atol=1e-12)
+    torch.testing.assert_close(g, slope, rtol=1e-9, atol=1e-12)
+
+
+def test_a_step_takes_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One digit of the eleven that are missing: products of the first step for a price of 100, twice."""
+    seen: list[float] = []
+    plain = Frugal.solve
+
+    def solve(self: Frugal, *args: Any, **options: Any) -> Any:
+        seen.append(self.price)
+        return plain(self, *args, **options)
+
+    monkeypatch.setattr(Frugal, "solve", solve)
+    monkeypatch.setattr(Evaluations, "price", lambda self, z: 100.0)
+    z0, x = data()
+    ik.root(grid, z0, (x, 0.3), solver=FrugalNewton(), rtol=1e-11, atol=0.0)
+    assert seen[0] == pytest.approx(2 * 100 / 11, rel=1e-3)
+    assert all(price <= 200 for price in seen) and seen[-1] > seen[0]
+
+
+@pytest.mark.parametrize("n", [100, 300])
+def test_a_batch_of_easy_and_hard_samples(n: int) -> None:
+    """Dense Jacobians: every sample has the solution that it has alone."""
+    generator = torch.Generator().manual_seed(3)
+    W = torch.randn(n, n, dtype=D, generator=generator) / n**0.5
+    shift = torch.linspace(1.001, 3, 64, dtype=D).unsqueeze(1)
+    x = torch.randn(64, n, dtype=D, generator=generator)
+    f = lambda z, x, shift: shift * z + 0.1 * z**3 - z @ W.T - x  # noqa: E731
+    s = ik.root(f, torch.zeros(64, n, dtype=D), (x, shift), batch_dims=1)
+    assert bool(s.converged.all())
+    assert float(f(s.value, x, shift).abs().max()) <= 1e-7
+    for i in (0, 63):
+        alone = ik.root(f, torch.zeros(1, n, dtype=D), (x[i : i + 1], shift[i : i + 1]), batch_dims=1, solver="newton")
+        torch.testing.assert_close(s.value[i], alone.value[0], rtol=0, atol=1e-6)
