@@ -20,7 +20,7 @@ __all__ = ["FrugalNewton"]
 
 _WORTH = 20.0  # products that factors must cost for Krylov vectors to be tried
 _LEAST = 4.0  # products for a step
-_FACTORISATIONS = 2.0  # that Newton's method takes, where its factors serve several steps ...
+_FACTORISATIONS = 1.0  # that Newton's method takes at least, where one serves several steps and the derivative ...
 _FRESH = 4.0  # ... and where they do not
 _FORCING = 0.1  # of the residual that they may leave
 
@@ -30,7 +30,8 @@ class FrugalNewton(Newton):
     r"""``newton``, its steps by Krylov vectors for as long as factors of ``J`` would cost more.
 
     One factorisation costs as much as ``P`` products with ``J`` (:mod:`implicitkit.linear.price`), and Newton's method takes
-    two of them or more (``k = 2``; 4 below 128 unknowns, where every step takes one).  Without them, a step that brings
+    ``k`` of them or more: one, which serves several steps and the derivative, or about four below 128 unknowns, where every
+    step takes its own.  Without them, a step that brings
     ``|F + J d|`` down to ``\eta |F|``, ``\eta \le 0.1``, is one of ``\log(|F| / tolerance) / \log(1 / \eta)`` such, and may
     take its share,
 
