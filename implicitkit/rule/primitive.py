@@ -150,12 +150,7 @@ class _LinSolve(compat.Function):
     @compat.opaque_to_compile
     @compat.outside_inference
     def forward(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, *theta: Tensor) -> Tensor:
-        if compat.is_legacy_batched(b):  # under a transform: :func:`_solved` does not see it there
-            raise CapabilityError(
-                "batched gradients (is_grads_batched=True, torch.autograd.functional.jacobian(vectorize=True)) of a solve "
-                "are not possible inside torch.func transforms: what is recorded of them there would be lost. Use "
-                "torch.func.jacrev, or torch.func.vmap over torch.func.vjp"
-            )
+        _refuse_batched_below(b)
         _, A = request.linearise(z.detach(), [t.detach() for t in theta])
         A = A.T if transposed else A
         with torch.no_grad():
@@ -224,6 +219,7 @@ class _LinSolve(compat.Function):
         *theta: Tensor,
     ) -> Any:
         batch, (_, _, z_dim, b_dim, *dims) = info.batch_size, in_dims
+        _refuse_batched_below(b)
         n, b = request.system.size, _front(b, b_dim, batch)
         if z_dim is None and all(d is None for d in dims) and request.factors_once:
             x = _LinSolve.apply(request, transposed, z, b.reshape(-1, n), *theta)  # one matrix, more right-hand sides
@@ -247,6 +243,16 @@ def _solved(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, thet
         return _LinSolve.apply(request, transposed, z, plain.reshape(-1, plain.shape[-1]), *theta).view(plain.shape)
 
     return compat.below_legacy_batch(rows, b)
+
+
+def _refuse_batched_below(b: Tensor) -> None:
+    """Raise :class:`CapabilityError` for a batched cotangent under a transform, where :func:`_solved` does not see it."""
+    if compat.is_legacy_batched(compat.physical(b)):
+        raise CapabilityError(
+            "batched gradients (is_grads_batched=True, torch.autograd.functional.jacobian(vectorize=True)) of a solve are "
+            "not possible inside torch.func transforms: what is recorded of them there would be lost. Use "
+            "torch.func.jacrev, or torch.func.vmap over torch.func.vjp"
+        )
 
 
 def _refuse_batched_tangents(g: Tensor, *used: Tensor) -> None:

@@ -401,3 +401,5 @@ def test_batched_gradients_inside_transforms_are_refused() -> None:
     for keep in (False, True):
         with pytest.raises(ik.CapabilityError, match=r"torch\.func\.jacrev"):
             torch.func.jacrev(lambda x, keep=keep: batched(x, keep))(x)
+        with pytest.raises(ik.CapabilityError, match=r"torch\.func\.jacrev"):
+            torch.func.vmap(torch.func.jacrev(lambda x, keep=keep: batched(x, keep)))(torch.stack([x, 2 * x]))

@@ -62,3 +62,25 @@ def test_a_planted_error_is_called_wrong(
     case = parse(f"{name} do={do} n={row.sizes[-1]} w=closure{dtype}")
     monkeypatch.setitem(ROWS, name, dataclasses.replace(row, run=run))
     assert judge(case, limit=30.0).kind == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("map.affine do=vmap:x,batched_backward:w,vjp:x", "none"),  # nothing that torch batches so requires a gradient
+        ("root.diagonal do=vmap:w,dual:x", "none"),  # no dual numbers below vmap
+        ("map.affine do=vmap:w,jacrev:x,batched_backward:x", "refused"),  # torch could, for a closed form
+    ],
+)
+def test_what_torch_refuses_of_any_function_is_nobodys_fault(line: str, kind: str) -> None:
+    assert judge(parse(line + " w=closure"), limit=30.0).kind == kind
+
+
+def test_what_only_the_solve_says_is_its_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = ROWS["root.diagonal"]
+
+    def run(s: Setting) -> Tensor:
+        raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
+
+    monkeypatch.setitem(ROWS, "root.diagonal", dataclasses.replace(row, run=run))
+    assert judge(parse("root.diagonal do=jvp:x w=closure"), limit=30.0).kind == "unhelpful"
