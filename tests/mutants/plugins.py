@@ -16,7 +16,7 @@ MUTANTS = [
     ),
     *mutants(
         "plugins/implicitkit_cvxpy/finish.py",
-        LAYER + " -k 'warm or limit or rough or convex_layer'",
+        "tests/mutants/test_survivors_plugins.py -k 'stands_still'",
         (
             "status = torch.where(valid & (norm <= _SOLVED * scale), int(Status.CONVERGED), status)",
             "status = torch.where(valid, int(Status.CONVERGED), status)",

@@ -17,7 +17,11 @@ MUTANTS = [
             "return (Q * eigenvalues.abs().unsqueeze(-2)) @ Q.mT",
             PROJECT + " -k psd",
         ),
-        ("return 0.5 * (g + X @ Y + Y @ X)", "return 0.5 * (g + 2 * X @ Y)"),
+        (
+            "return 0.5 * (g + X @ Y + Y @ X)",
+            "return 0.5 * (g + 2 * X @ Y)",
+            "tests/mutants/test_survivors_linear.py -k positive_part",
+        ),
         (
             "return 0.5 * (dX + _lyapunov(2 * P - X, dX @ X + X @ dX))",
             "return 0.5 * (dX + _lyapunov(2 * P - X, 2 * dX @ X))",

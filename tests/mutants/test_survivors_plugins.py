@@ -10,9 +10,11 @@ from torch import Tensor
 
 cp = pytest.importorskip("cvxpy")
 from implicitkit_cvxpy import ConvexLayer  # noqa: E402
+from implicitkit_cvxpy.backends import Data, Found, Status  # noqa: E402
 from implicitkit_cvxpy.cones import Cones, DualCone  # noqa: E402
+from implicitkit_cvxpy.finish import finish  # noqa: E402
 from implicitkit_cvxpy.kkt import ConeKKT  # noqa: E402
-from implicitkit_cvxpy.program import KKTOperator  # noqa: E402
+from implicitkit_cvxpy.program import ConeProgram, KKTOperator  # noqa: E402
 
 D = torch.float64
 
@@ -104,6 +106,41 @@ def test_convex_layer_beside_a_sample_that_is_not_finite() -> None:
 def _with_nan(layer: Any, x: Tensor, h: Tensor) -> Any:
     layer.on_failure = "nan"
     return layer(x, h)
+
+
+def _linear_program(answer: tuple[float, float], says: Status, start: Tensor | None) -> tuple[Any, list[int]]:
+    """``min -x`` with ``x <= 1``, ``(x, y) = (1, 1)``, from a solver that gives ``answer``; and how often it was asked."""
+    asked: list[int] = []
+
+    def backend(data: Data) -> Found:
+        asked.append(len(data.q))
+        one = torch.ones(1, dtype=torch.int64)
+        return Found(torch.tensor([answer], dtype=D), one * int(says), one)
+
+    unit = torch.ones(1, 1, dtype=D)
+    cones = Cones(nonneg=1)
+    data = Data(torch.zeros(1, 1, 1, dtype=D), -unit, unit.unsqueeze(0), unit, cones)
+    found = finish(ConeProgram(DualCone(cones), 1), backend, data, torch.zeros(1, 0, dtype=D), start)
+    return found, asked
+
+
+def test_a_warm_start_where_newton_stands_still_is_no_solution() -> None:
+    """At (-5, 1/2) the constraint is off and ``F = (-1/2, 1/2)``, orthogonal to the columns of ``J``."""
+    (w, status, norm, steps), asked = _linear_program((1, 1), Status.CONVERGED, torch.tensor([[-5.0, 0.5]], dtype=D))
+    close(w, torch.ones(1, 2, dtype=D))
+    assert asked == [1] and steps.tolist() == [1]
+    assert status.tolist() == [int(Status.CONVERGED)] and float(norm) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("says", "verdict"),
+    [(Status.CONVERGED, Status.INACCURATE), (Status.MAX_STEPS, Status.MAX_STEPS)],
+    ids=["convergence", "a limit"],
+)
+def test_a_solver_that_claims_a_point_where_newton_stands_still_is_not_believed(says: Status, verdict: Status) -> None:
+    (_, status, norm, _), _ = _linear_program((-5, 0.5), says, None)
+    assert status.tolist() == [int(verdict)]
+    assert float(norm) == pytest.approx(0.5**0.5)
 
 
 # ----------------------------------------------------------------------------------------------------------------- DEQ
