@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from implicitkit.linear.dense import lstsq_batched, solve_batched
+from implicitkit.linear.dense import factor_batched, lstsq_batched, solve_batched
 from implicitkit.linear.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.scales import (
@@ -215,7 +215,8 @@ def _by_factors(
     columns of ``J``).  Where ``J`` then is
     singular but to half the digits (a fit: to rounding), the correction may also be that of lower rank, but the zeros (or
     fits as good) must go on along its null space to the point nearest to the origin: a line of them, no way to infinity.
-    Without ``lines`` a singular ``J`` is refused.
+    Without ``lines`` a singular ``J`` is refused; a square one is not, whatever its condition, where the correction is
+    small and determined (:func:`_is_determined`).
     """
     norm = lambda t: torch.linalg.vector_norm(in_working_precision(t), dim=1)  # noqa: E731
     point, square = in_working_precision(z), r is F
@@ -254,11 +255,26 @@ def _by_factors(
     line = line if lines else line & full
     # what is added up in each equation, where a change of z along some direction may cancel
     terms = torch.maximum(scale, rows * matrix.abs().sum(2)) if square else scale
-    near = regular & (full | line) & _near_a_zero(f, z, F, unit * d, scale, terms)
+    open_ = regular & ~(full | line) & _is_small(unit * d, z)
+    sure = full | line
+    if square and bool(open_.any()):
+        sure = sure | (open_ & _is_determined(matrix, unit, point, z))
+    near = regular & sure & _near_a_zero(f, z, F, unit * d, scale, terms)
     near = near | (solvable & line & _near_a_zero(f, z, F, unit * low, scale, terms))
     if square:  # a zero to the last bit where F is not zero all around: one of high multiplicity, say
         near = near | ((F == 0) & (scale > 0)).all(1)
     return finite & near
+
+
+def _is_determined(matrix: Tensor, unit: Tensor, point: Tensor, z: Tensor) -> Tensor:
+    """Where rounding of ``J`` and ``F`` moves the correction by little beside ``z``, ``(batch,)``:
+    ``eps |M^-1| |M| |z|``, of the scaled matrix ``M`` (Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed.,
+    2002, equation 7.12).  It asks nothing of units, and little of the condition: a chain of 64 has 1e4, and loses three
+    digits.
+    """
+    inverse = factor_batched(matrix).solve(torch.diag_embed(torch.ones_like(unit)))
+    moved = (inverse.abs() @ (matrix.abs() @ (point / unit).abs().unsqueeze(2))).squeeze(2)
+    return _is_small(NOISE * torch.finfo(z.dtype).eps * unit * moved, z)
 
 
 def _is_noise(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:

@@ -412,6 +412,34 @@ def test_sound_roots_far_out_are_taken(name: str, solver: str) -> None:
     assert bool(ik.root(f, c, (c,), solver=solver, batch_dims=1).converged.all())
 
 
+@pytest.mark.parametrize("size", [10.0, 1e3, 1e6])
+@pytest.mark.parametrize("unknowns", [40, 64, 65])
+def test_solutions_far_out_of_systems_that_are_singular_to_half_the_digits_of_float32(
+    unknowns: int, size: float
+) -> None:
+    """Columns scaled by the solution have condition 1e4 to 1e5: the correction is determined all the same."""
+    for seed in range(3):
+        z = size * torch.randn(unknowns, generator=torch.Generator().manual_seed(seed))
+        beside = torch.diag(torch.ones(unknowns - 1), 1)
+        A = 2.01 * torch.eye(unknowns) - beside - beside.T
+        found = ik.root(lambda z, A, b: A @ z - b, torch.zeros(unknowns), (A, A @ z))
+        assert float((found.value - z).norm() / z.norm()) < 1e-3
+
+
+@pytest.mark.parametrize("solver", ["newton", "broyden", "auto"])
+@pytest.mark.parametrize("start", [0.3, 1.0, 20.0, 80.0])
+def test_a_chain_that_drifts_to_infinity_has_no_root(solver: str, start: float) -> None:
+    """Its rows add up to ``exp(-z_0)``: a Jacobian of condition ``exp(z_0)``, whose correction is determined, and 1."""
+    for n in (3, 20):
+        found = ik.root(
+            lambda z: torch.cat([z[:-1] - z[1:], (z[-1] - z[0] + torch.exp(-z[0])).reshape(1)]),
+            start * torch.linspace(1, 1.1, n, dtype=torch.float64),
+            solver=solver,
+            on_failure="ignore",
+        )
+        assert found.status != ik.Status.CONVERGED
+
+
 @pytest.mark.parametrize("start", [8.0, 20.0, 26.0])
 def test_erfc_has_no_root_although_its_corrections_are_small(start: float) -> None:
     with pytest.raises(ik.ConvergenceError, match="diverged"):

@@ -22,7 +22,6 @@ _BY_REASON: dict[str, tuple[tuple[str, str, str, tuple[float, ...]], ...]] = {
         ("variably_dimensioned10", "float32", "scipy.root.hybr", (1e2, 1e4)),
         ("variably_dimensioned10", "float32", "scipy.root.lm", (1e4,)),
         ("watson9", "float32", "scipy.root.lm", (1e2,)),
-        ("hammarling2", "float32", "chord", (1e4,)),
     ),
     "at z_1 = 11000 neighbouring frequencies of float32 are 0.001 apart, and the best of them is not told from others": (
         ("sine of unknown frequency", "float32", "levenberg_marquardt", (1e4,)),
