@@ -103,7 +103,8 @@ class _Look:
         self.curved = prox is not None and not isinstance(prox, Bounded)
         self.term = self.curved and not isinstance(prox, Projected)
         rows, n = model.count, model.size
-        self.unknown = len(w) * rows * n * min(rows, n) > _AFFORDABLE
+        # of a program whose steps are sparse, a dense null space would cost more than they did
+        self.unknown = rows > 0 and (len(w) * rows * n * min(rows, n) > _AFFORDABLE or model.is_sparse(w))
         if self.unknown:
             return
         self.value, self.slope, constraints, self.jacobian = model.local(self.z)
