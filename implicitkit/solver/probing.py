@@ -180,11 +180,11 @@ def _well_fitted(J: Tensor, r: Tensor, z: Tensor, F: Tensor) -> Tensor:
     need be asked then."""
     columns = torch.linalg.vector_norm(J, dim=1)
     usable = torch.isfinite(J).flatten(1).all(1) & torch.isfinite(r).all(1) & (columns > 0).all(1) & (F != 0).any(1)
-    matrix = torch.where(usable[:, None, None], J / columns.unsqueeze(1), 0)
+    matrix = torch.where(usable[:, None, None], J / columns.unsqueeze(1), 0)  # of the others singular
     d, regular, _ = lstsq_batched(matrix, torch.where(usable[:, None], -r, 0))
     values = torch.linalg.svdvals(matrix)
     regular = regular & (values[:, -1] > torch.finfo(J.dtype).eps ** 0.5 * values[:, 0])
-    return usable & regular & _is_small(d / columns, z) & _explains(J, r, in_working_precision(z))[1]
+    return regular & _is_small(d / columns, z) & _explains(J, r, in_working_precision(z))[1]
 
 
 def _explains(matrix: Tensor, r: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from .row import mutants
 
 CANCEL = "tests/solver/test_cancellation.py"
+JUMPS = "tests/mutants/test_survivors_verdicts.py -k jump"
+FITS = "tests/mutants/test_survivors_verdicts.py -k fit"
 FAR = "tests/solver/test_convergence.py -k 'far_out'"
 UNITS = "tests/solver/test_units.py -k 'composition or exponential or single'"
 UNITS_OF_MAPS = "tests/solver/test_units.py -k 'cosine'"
@@ -249,5 +251,20 @@ MUTANTS = [
             "return (norm > 0.5 * before) & (needed <= limit - steps)",
         ),
         ("return (norm > 0.5 * before) & ~(needed <= limit - steps)", "return norm > 0.5 * before"),
+    ),
+    *mutants(
+        "implicitkit/solver/scales.py",
+        JUMPS,
+        ("size = torch.minimum(size, change(f, z, F, direction, -h))", "pass"),
+        ("torch.minimum(slope.abs(), back.abs())", "slope.abs()"),
+    ),
+    *mutants(
+        "implicitkit/solver/probing.py",
+        FITS,
+        ("regular = regular & (values[:, -1] >", "regular = regular | (values[:, -1] >"),
+        ("return regular & _is_small(d / columns, z) &", "return regular &"),
+        ("return regular & _is_small(d / columns, z) &", "return regular & _is_small(d, z) &"),
+        (" & (columns > 0).all(1) & (F != 0).any(1)", " & (columns > 0).all(1)"),
+        ("if fit is not None and bool((_well_fitted(*fit, z, F) | ~which).all()):", "if False:"),
     ),
 ]

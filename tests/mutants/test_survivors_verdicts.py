@@ -1,0 +1,102 @@
+"""What mutants survived before: the scale of a residual beside a jump, and fits of which nothing more need be asked."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.solver.probing import _well_fitted
+from implicitkit.solver.scales import rounding, row_scales
+
+D = torch.float64
+H = torch.finfo(D).eps ** 0.5  # how far beside z a residual is looked at
+ALL = torch.ones(1, dtype=torch.bool)
+
+
+def _jump() -> Any:
+    """Of 2 at 1, in every component."""
+    return SimpleNamespace(residual=lambda z: torch.where(z > 1, 1.0, -1.0).to(z))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_jump_on_one_side_is_no_scale(size: int) -> None:
+    """1 - h / 2 is on one side of it, as are all nearer points; ``2 / h`` would excuse any residual."""
+    z = torch.full((1, size), 1 - H / 2, dtype=D)
+    hasty = row_scales(_jump(), z, ALL, 1e-6, 0.0, careful=False)
+    careful = row_scales(_jump(), z, ALL, 1e-6, 0.0, careful=True)
+    assert bool((hasty > 1e8).any())
+    assert torch.equal(careful, torch.zeros_like(z))
+
+
+def test_a_slope_is_the_same_from_both_sides() -> None:
+    z = torch.tensor([[2.0, -4.0]], dtype=D)
+    line = SimpleNamespace(residual=lambda z: 3 * z - 1e2)
+    scale = row_scales(line, z, ALL, 0.0, 0.0, careful=True)
+    torch.testing.assert_close(scale, 3 * z.abs(), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_jump_on_one_side_is_no_rounding(size: int) -> None:
+    z = torch.full((1, size), 1 - H / 2, dtype=D)
+    assert torch.equal(rounding(_jump(), z, ALL), torch.zeros_like(z))
+
+
+def _fit(J: list[list[float]], r: list[float], z: list[float], least: float = 1e-30) -> bool:
+    matrix, residuals = torch.tensor([J], dtype=D), torch.tensor([r], dtype=D)
+    gradient = (matrix.mT @ residuals.unsqueeze(2)).squeeze(2)
+    return bool(_well_fitted(matrix, residuals, torch.tensor([z], dtype=D), gradient + least))
+
+
+def test_a_fit_near_its_solution_is_believed() -> None:
+    """Residuals all but orthogonal to the columns, and a correction of 1e-6, in whatever units the unknowns have."""
+    assert _fit([[1.0, 0.0], [0.0, 1e-12], [0.0, 0.0]], [1e-6, 1e-6, 1.0], [1.0, 1e12])
+    assert _fit([[1e9], [0.0]], [1e3, 1e5], [1.0])
+    assert _fit([[1.0], [0.0]], [0.0, 5.0], [1.0])
+
+
+def test_a_fit_with_a_large_correction_is_not() -> None:
+    """The cosine between ``r`` and the column is 0.09, and yet the correction is -0.9 at ``z = 1``."""
+    assert not _fit([[1.0], [0.0]], [0.9, 10.0], [1.0])
+
+
+def test_a_fit_with_columns_that_are_all_but_parallel_is_not() -> None:
+    """``(1, 1)`` and ``(1, 1 + 1e-10)``: the correction is zero, and of the unknowns only the sum is known."""
+    assert not _fit([[1.0, 1.0], [1.0, 1.0 + 1e-10], [0.0, 0.0]], [0.0, 0.0, 1.0], [1.0, 1.0])
+
+
+def test_a_fit_whose_residuals_are_not_orthogonal_is_not() -> None:
+    """``r = 5e-4 (1, 0)`` and a correction as small, at ``J z = 1``: more is left than near a solution."""
+    assert not _fit([[1.0], [0.0]], [5e-4, 0.0], [1.0])
+
+
+def test_a_fit_whose_gradient_is_zero_to_the_last_bit_may_have_underflowed() -> None:
+    assert not _fit([[1.0], [0.0]], [0.0, 5.0], [1.0], least=0.0)
+
+
+def test_a_fit_that_does_not_depend_on_an_unknown_is_not() -> None:
+    assert not _fit([[1.0, 0.0], [0.0, 0.0]], [0.0, 1.0], [1.0, 1.0])
+
+
+@pytest.mark.parametrize("value", [-1.0, -1e-9])
+def test_a_point_before_a_jump_is_no_root_whoever_finds_it(value: float) -> None:
+    @ik.implicit(ik.Root(lambda z: torch.where(z > 1, 1.0, value).to(z)), atol=0.0)
+    def found(z0: Tensor) -> Tensor:
+        return torch.full_like(z0, 1 - H / 2)
+
+    with pytest.raises(ik.ConvergenceError):
+        found(torch.zeros(1, dtype=D))
+
+
+def test_a_good_fit_costs_no_questions() -> None:
+    """Eleven of its evaluations are five steps of Gauss and Newton; a verdict by the gradient would take seven more."""
+    t = torch.linspace(0, 1, 12, dtype=D)
+    y = 2 * torch.exp(-3 * t) + 0.1 * torch.sin(40 * t)
+    s = ik.least_squares(
+        lambda z: z[0] * torch.exp(-z[1] * t) - y, torch.ones(2, dtype=D), solver="gauss_newton", rtol=1e-8
+    )
+    assert bool(s.converged) and int(s.evaluations) <= 2 * int(s.steps) + 5
