@@ -51,6 +51,11 @@ class Forgive:
     training calls do without them (:meth:`ik.Relay.brief`) and forgive what Anderson and Broyden leave, unless that is more
     than ``share``.
 
+    What that costs and saves where few samples are hard: ``cells.MLP(4, 16)`` at rate 1e-3, every solve from zero, 8 seeds,
+    500 steps, ``every=30`` beside ``every=1``: 1.1 % of the samples forgiven, and none; 210 and 236 evaluations a step;
+    median loss 7.8e-3 and 4.2e-3, higher in 5 seeds, lower in 2, equal in 1.  The seeds spread over
+    two decades, so that this proves no cost, and excludes none.  ``every=1`` where the loss counts more than the time.
+
     How many they were, ``layer.solution.converged``, ``layer.solution.backward.converged`` and a :class:`Monitor` tell; the
     first time, forward and backward each, a :class:`ForgivenWarning`.  Under ``torch.func`` transforms nothing is forgiven.
 
