@@ -20,9 +20,8 @@ import functools
 import inspect
 import math
 import numbers
-import types
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -132,36 +131,33 @@ class Configured:
 
     if not TYPE_CHECKING:  # type checkers read __init__
 
+        def __init_subclass__(cls, **how: Any) -> None:
+            super().__init_subclass__(**how)
+            _take_defaults(cls)
+
         def __new__(cls, *args: Any, **options: Any) -> Any:
-            if not torch.compiler.is_compiling():  # which traces through caches; __init__ refuses too
-                _take_defaults(cls)
-                if options or args:
-                    _check_names(cls, args, options)
+            if (
+                options or args
+            ) and not torch.compiler.is_compiling():  # which traces through caches; __init__ refuses too
+                _check_names(cls, args, options)
             return super().__new__(cls)
 
 
-@functools.lru_cache(maxsize=1024)
 def _take_defaults(cls: type) -> None:
-    """Give ``__init__`` the defaults that the class has as attributes: a dataclass looks at annotated ones, and at
-    decorated classes, only."""
-    fields = {field.name: field for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
-    known = {name: vars(base)[name] for name in fields for base in reversed(cls.__mro__) if name in vars(base)}
-    changed = {
-        name: value
-        for name, value in known.items()
-        if fields[name].init and fields[name].default is not MISSING and fields[name].default is not value
-        and not hasattr(type(value), "__get__")
-    }  # fmt: skip
-    init: Any = getattr(cls, "__init__")  # noqa: B009
-    if not changed or not inspect.isfunction(init) or set(changed) - set(inspect.signature(init).parameters):
+    """What the body of a subclass assigns to an option is its default, annotated or not: a dataclass, made anew, looks at
+    annotated names only."""
+    if not dataclasses.is_dataclass(cls):
         return
-    own = types.FunctionType(init.__code__, init.__globals__, init.__name__, None, init.__closure__)
-    positional = init.__code__.co_varnames[: init.__code__.co_argcount]
-    defaults = dict(zip(reversed(positional), reversed(init.__defaults__ or ()), strict=False))
-    own.__defaults__ = tuple(changed.get(name, defaults[name]) for name in positional if name in defaults)
-    own.__kwdefaults__ = {name: changed.get(name, value) for name, value in (init.__kwdefaults__ or {}).items()}
-    own.__annotations__, own.__qualname__ = init.__annotations__, init.__qualname__
-    cls.__init__ = own  # type: ignore[misc]
+    own, body = dict(vars(cls).get("__annotations__", {})), vars(cls)
+    said = {
+        field.name: field.type
+        for field in dataclasses.fields(cls)
+        if field.name in body and field.name not in own and not hasattr(type(body[field.name]), "__get__")
+    }
+    if said:
+        cls.__annotations__ = own | said
+        made: Any = cls.__dataclass_params__  # type: ignore[attr-defined]
+        dataclasses.dataclass(frozen=made.frozen, eq=made.eq, repr=made.repr)(cls)
 
 
 def _check_names(cls: type, args: tuple[Any, ...], options: dict[str, Any]) -> None:
