@@ -44,8 +44,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/foundation/options.py",
         "tests/core/test_options.py -k subclass",
-        ("tuple(changed.get(name, defaults[name]) for", "tuple(defaults[name] for"),
-        ("{name: changed.get(name, value) for", "{name: value for"),
+        ("cls.__annotations__ = own | said", "cls.__annotations__ = own"),
+        ("and field.name not in own and not hasattr", "and field.name in own and not hasattr"),
     ),
     *mutants(
         "implicitkit/solver/base.py",
