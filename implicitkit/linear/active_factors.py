@@ -72,7 +72,7 @@ class ActiveFactors:
     @functools.cached_property
     def factor(self) -> Verdict:
         """Which samples have factors of their own matrix."""
-        return Verdict(torch.tensor([system.regular for system in self.systems]), SINGULAR)
+        return Verdict(torch.tensor([system.regular for system in self.systems], device="cpu"), SINGULAR)
 
     @property
     def T(self) -> ActiveFactors:

@@ -93,7 +93,8 @@ class BlackBoxFunction:
 
     def jvp(self, z: Any, v: Any) -> Tensor:
         """The Jacobian of ``f`` times ``v`` (for minimisers, the Hessian times ``v``)."""
-        direction = self._expand(torch.as_tensor(v).detach().to(self._context), torch.zeros_like(self._context))
+        v = torch.as_tensor(v, dtype=self._context.dtype, device=self._context.device).detach()
+        direction = self._expand(v, torch.zeros_like(self._context))
         return self._vector(self._ask(lambda y: self._linearised(y).mv(direction), z))
 
     def second(self, z: Any) -> Tensor:

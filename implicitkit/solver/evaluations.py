@@ -44,9 +44,8 @@ class Evaluations:
         self.evaluations = 0
         self.sample_evaluations = 0
         self.active = torch.ones(system.batch, dtype=torch.bool, device=system.layout.device)
-        self.norm = torch.empty(0)
-        self.tolerance = torch.zeros(())
-        self.best = self.best_norm = torch.empty(0)
+        self.norm = self.best = self.best_norm = torch.empty(0, device=system.layout.device)
+        self.tolerance = torch.zeros((), device=system.layout.device)
         self.stuck: Tensor | None = None
         self.remark = ""
         self.at_rounding: Tensor | None = None

@@ -157,9 +157,10 @@ def _linearised(residuals: Callable[..., Tensor], p: Tensor, args: Any, batch_di
 
 
 def _tensor(given: Any, like: Tensor | None = None) -> Any:
-    """Arrays and lists of numbers as a tensor; of the dtype of ``like``, if they are lists."""
+    """Arrays and lists of numbers as a tensor; of the dtype and on the device of ``like``, if they are lists."""
     if isinstance(given, (list, tuple)):
-        return torch.tensor(given, dtype=torch.get_default_dtype() if like is None else like.dtype)
+        place = (torch.get_default_dtype(), None) if like is None else (like.dtype, like.device)
+        return torch.tensor(given, dtype=place[0], device=place[1])
     return from_arrays(given)
 
 

@@ -161,7 +161,7 @@ def batch_equals_loop(subject: Subject) -> None:
 @check("Something depends on where a sample stands in the batch: look for z[0], for loops, for state that is shared.")
 def permutation_of_the_batch(subject: Subject) -> None:
     """Samples in another order give the same solutions in that order."""
-    order = torch.tensor([2, 0, 3, 1])
+    order = torch.tensor([2, 0, 3, 1], device="cpu")
     for known in subject.known(batch=4):
         plain = subject.solve(known)
         permuted = subject.solve(known, known.theta[order], z0=known.z0[order])
@@ -180,7 +180,7 @@ def nan_stays_in_its_sample(subject: Subject) -> None:
     for known in subject.known(batch=4):
         theta = known.theta.clone()
         theta[1] = torch.nan
-        others = torch.tensor([0, 2, 3])
+        others = torch.tensor([0, 2, 3], device="cpu")
         for dropped in (
             True,
             False,
@@ -229,7 +229,7 @@ def gradient_of_the_solution(subject: Subject) -> None:
     for known in subject.known():
         theta = known.theta.clone().requires_grad_()
         value = subject.solve(known, theta).value
-        w = torch.linspace(-1, 1, value.numel(), dtype=value.dtype).reshape(value.shape)
+        w = torch.linspace(-1, 1, value.numel(), dtype=value.dtype, device=value.device).reshape(value.shape)
         (gradient,) = torch.autograd.grad((w * value).sum(), theta)
         for i in range(len(w)):
             z, t = known.solution[i : i + 1], known.theta[i : i + 1]

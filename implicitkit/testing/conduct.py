@@ -142,7 +142,7 @@ def step_returns_a_new_point(subject: Subject) -> None:
 )
 def step_is_per_sample(subject: Subject) -> None:
     """``select`` takes the rows of the samples that go on: the step of a part is the part of the step."""
-    keep = torch.tensor([1, 2])
+    keep = torch.tensor([1, 2], device="cpu")
     for known in subject.known(batch=3):
         for name, f, z, state in _steps(subject):
             if name != known.name:

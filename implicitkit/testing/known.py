@@ -41,8 +41,8 @@ class Known:
 
 def _matrix(n: int, norm: float, like: Tensor, seed: int) -> Tensor:
     """A fixed ``n x n`` matrix of the given spectral norm."""
-    generator = torch.Generator().manual_seed(seed)
-    matrix = torch.randn(n, n, generator=generator, dtype=torch.float64)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    matrix = torch.randn(n, n, generator=generator, dtype=torch.float64, device="cpu")
     return (norm * matrix / torch.linalg.matrix_norm(matrix, 2)).to(like)
 
 
@@ -90,7 +90,7 @@ def _cubic_equation(z: Tensor) -> Known:
 def _quadratic(z: Tensor) -> Known:
     """Minimise ``z' Q z / 2 - b' z``; the eigenvalues of ``Q`` lie in ``[1, 5]``."""
     M = _matrix(z.shape[1], 2.0, z, 5)
-    Q = M @ M.mT + torch.eye(z.shape[1]).to(z)
+    Q = M @ M.mT + torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
 
     def objective(y: Tensor, b: Tensor) -> Tensor:
         return (y * (0.5 * y @ Q - b)).sum(-1)
@@ -101,7 +101,7 @@ def _quadratic(z: Tensor) -> Known:
 def _log_cosh(z: Tensor) -> Known:
     r"""Minimise ``\sum log cosh z + z' Q z / 2 - b' z``."""
     M = _matrix(z.shape[1], 1.5, z, 6)
-    Q = M @ M.mT + 0.5 * torch.eye(z.shape[1]).to(z)
+    Q = M @ M.mT + 0.5 * torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
 
     def objective(y: Tensor, b: Tensor) -> Tensor:
         magnitude = y.abs()  # log cosh y = |y| + log(1 + exp(-2 |y|)) - log 2
@@ -113,7 +113,7 @@ def _log_cosh(z: Tensor) -> Known:
 def _linear_fit(z: Tensor) -> Known:
     """Least squares ``M z ~ y``, ``M`` of shape ``(2n, n)``, with a residual at the solution."""
     n = z.shape[1]
-    M = torch.cat([torch.eye(n).to(z) + _matrix(n, 0.5, z, 7), _matrix(n, 1.0, z, 8)])
+    M = torch.cat([torch.eye(n, dtype=z.dtype, device=z.device) + _matrix(n, 0.5, z, 7), _matrix(n, 1.0, z, 8)])
     rest = _null_vector(M.expand(len(z), -1, -1))
 
     def residuals(x: Tensor, y: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def _linear_fit(z: Tensor) -> Known:
 def _curve_fit(z: Tensor) -> Known:
     """Least squares with ``m(z) = [z + sin(z) / 5; B z + z^2 / 10]``, ``|B|_2 = 1/2``, and a residual at the solution."""
     n = z.shape[1]
-    B, eye = _matrix(n, 0.5, z, 9), torch.eye(n).to(z)
+    B, eye = _matrix(n, 0.5, z, 9), torch.eye(n, dtype=z.dtype, device=z.device)
 
     def model(x: Tensor) -> Tensor:
         return torch.cat([x + 0.2 * torch.sin(x), x @ B.mT + 0.1 * x**2], -1)
@@ -143,7 +143,7 @@ def _curve_fit(z: Tensor) -> Known:
 
 def _null_vector(J: Tensor) -> Tensor:
     """For each ``J (2n, n)`` a vector of norm 0.3 with ``J' r = 0``: the residual of a fit that is not exact."""
-    target = torch.ones(J.shape[0], J.shape[1], 1).to(J)
+    target = J.new_ones(J.shape[0], J.shape[1], 1)
     r = target - J @ torch.linalg.lstsq(J, target).solution
     return (0.3 * r / torch.linalg.vector_norm(r, dim=-2, keepdim=True)).squeeze(-1)
 
@@ -186,8 +186,8 @@ def known_problems(
     kind: str, *, batch: int, size: int, dtype: torch.dtype = torch.float64, device: str = "cpu"
 ) -> list[Known]:
     """The problems of one kind, with solutions drawn from the unit normal distribution (always the same ones)."""
-    generator = torch.Generator().manual_seed(0)
-    z = torch.randn(batch, size, generator=generator, dtype=torch.float64).to(device, dtype)
+    generator = torch.Generator("cpu").manual_seed(0)
+    z = torch.randn(batch, size, generator=generator, dtype=torch.float64, device="cpu").to(device, dtype)
     return [build(z) for build in KNOWN[kind]]
 
 
@@ -197,7 +197,7 @@ def unsolvable(kind: str, *, batch: int, size: int) -> tuple[Problem, Tensor]:
     ``z = z + sqrt(z^2 + 1)``;  ``z^2 + 1 = 0``, whose ``|F|`` has a stationary point that is no root;  minimise
     ``sum z``;  steady state of ``z^2 + 1``.  Sums of squares always have an infimum: least squares are given the equation.
     """
-    z0 = torch.full((batch, size), 0.3, dtype=torch.float64)
+    z0 = torch.full((batch, size), 0.3, dtype=torch.float64, device="cpu")
     problems: dict[str, Problem] = {
         "fixed_point": FixedPoint(lambda z: z + torch.sqrt(z.square() + 1)),
         "argmin": Argmin(lambda z: z.sum(-1)),

@@ -150,7 +150,7 @@ def _traced(cell: Any, z: Any, inputs: tuple[Any, ...], first: bool = False) -> 
     random = torch.get_rng_state()
     with torch.enable_grad(), statistics_held(cell):
         out = [t for t in ik.extend.trees.tree_flatten(bare(cell)(z, *tracked))[0] if t.requires_grad]
-        total = sum(((t[0] if first else t).abs().sum() for t in out), torch.zeros(()))
+        total = sum(((t[0] if first else t).abs().sum() for t in out), torch.zeros((), device="cpu"))
     torch.set_rng_state(random)
     return total, [t for t in ik.extend.trees.tree_flatten(tracked)[0] if isinstance(t, Tensor) and t.requires_grad]
 

@@ -137,7 +137,8 @@ class PerPosition(ik.Method):
         length, size = self.length or self.positions, torch.linalg.vector_norm(rows, dim=1)
         floor = state["floor"]
         if floor is None:  # at the start; a number where atol was given
-            floor = torch.as_tensor(self.options.floor(size + view.norm)).to(size).expand_as(size)
+            floor = self.options.floor(size + view.norm)
+            floor = torch.as_tensor(floor, dtype=size.dtype, device=size.device).expand_as(size)
         tolerance = floor / self.positions**0.5 + self.options.rtol * size
         met = (view.norm <= tolerance) | state["frozen"]
         prefix = met.view(-1, length).cummin(1).values

@@ -127,6 +127,24 @@ def kind_comparisons() -> list[str]:
     return found
 
 
+_MAKERS = re.compile(
+    r"(arange|empty|eye|full|linspace|logspace|ones|rand|randint|randn|randperm|scalar_tensor|tensor|zeros)"
+)
+
+
+def homeless_tensors(source: str) -> list[str]:
+    """Calls that make a tensor (``torch.zeros``) without naming its device: it goes where torch's default device is."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and _MAKERS.fullmatch(node.func.attr)
+        and ast.unparse(node.func.value) == "torch"
+        and not any(keyword.arg in ("device", None) for keyword in node.keywords)
+    ]
+
+
 _COST = """
 import sys, time
 start = time.perf_counter(); import torch; middle = time.perf_counter(); before = set(sys.modules)

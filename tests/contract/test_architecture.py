@@ -162,6 +162,32 @@ def test_modules_and_functions_are_short(path: Path) -> None:
     assert [f"{name}: {lines} lines" for name, lines in house.functions(path) if lines > 60] == []
 
 
+# ---------------------------------------------------------------------------------------------------------------- law 7
+#: What goes where torch would put it, and why.
+AT_THE_DEFAULT_DEVICE = {
+    "implicitkit/cli/doctor.py": "a program of its own, which asks whether this machine works as it is set up",
+    "implicitkit/foundation/trees.py": "arrays that a user gives",
+    "plugins/implicitkit_deq/layer.py": "a buffer, as those of torch's own modules",
+    "plugins/implicitkit_deq/start.py": "parameters, as those of torch's own modules",
+}
+
+
+def test_tensors_are_made_on_a_device_that_is_named() -> None:
+    """A solve is where its tensors are, whatever ``torch.set_default_device`` says."""
+    found = {
+        str(path.relative_to(house.ROOT)): calls
+        for path in [*MODULES.values(), *PLUGIN_FILES]
+        if (calls := house.homeless_tensors(path.read_text()))
+    }
+    assert {name: calls for name, calls in found.items() if name not in AT_THE_DEFAULT_DEVICE} == {}
+    assert set(AT_THE_DEFAULT_DEVICE) <= set(found), "an exception that is no longer needed"
+
+
+def test_a_tensor_without_a_device_would_be_found() -> None:
+    source = "import torch\na = torch.zeros(3)\nb = torch.eye(3, device=a.device)\nc = torch.full((2,), 1.0, **place)\n"
+    assert house.homeless_tensors(source) == ["torch.zeros(3)"]
+
+
 # ------------------------------------------------------------------------------------------------------------- the table
 def test_kinds_are_compared_nowhere() -> None:
     assert house.kind_comparisons() == []

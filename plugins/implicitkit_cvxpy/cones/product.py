@@ -76,7 +76,7 @@ class DualCone:
             return lambda v: project_semidefinite(v, self.smoothing)
         if group.kind == "exp":
             return lambda v: v + project_exponential(-v)  # Moreau
-        alpha = torch.tensor(group.alpha, dtype=torch.float64)
+        alpha = torch.tensor(group.alpha, dtype=torch.float64, device="cpu")
         return lambda v: v + project_power(-v, alpha.to(v.device))
 
     def derivative(self, v: Tensor) -> tuple[Tensor, list[tuple[Group, Tensor]]]:

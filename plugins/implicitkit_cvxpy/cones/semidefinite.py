@@ -27,12 +27,12 @@ def order_of(size: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _positions(n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Row-major positions of the triangle's entries, the triangle's position of each entry, and the scaling."""
-    row = torch.tensor([i for j in range(n) for i in range(j + 1)])
-    column = torch.tensor([j for j in range(n) for _ in range(j + 1)])
-    place = torch.empty(n, n, dtype=torch.int64)
-    place[row, column] = place[column, row] = torch.arange(len(row))
-    scale = torch.full((len(row),), math.sqrt(2.0), dtype=torch.float64)
+    """Row-major positions of the triangle's entries, the triangle's position of each entry, and the scaling; on the CPU."""
+    row = torch.tensor([i for j in range(n) for i in range(j + 1)], device="cpu")
+    column = torch.tensor([j for j in range(n) for _ in range(j + 1)], device="cpu")
+    place = torch.empty(n, n, dtype=torch.int64, device="cpu")
+    place[row, column] = place[column, row] = torch.arange(len(row), device="cpu")
+    scale = torch.full((len(row),), math.sqrt(2.0), dtype=torch.float64, device="cpu")
     scale[row == column] = 1.0
     return row * n + column, place.reshape(-1), scale
 

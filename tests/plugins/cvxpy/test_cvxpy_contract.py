@@ -18,7 +18,7 @@ from torch import Tensor
 
 cp = pytest.importorskip("cvxpy")
 from implicitkit_cvxpy import ConvexLayer, compat  # noqa: E402
-from implicitkit_cvxpy.cones import Cones  # noqa: E402
+from implicitkit_cvxpy.cones import Cones, semidefinite  # noqa: E402
 
 PLUGIN = Path(compat.__file__).parent
 RNG = np.random.default_rng(0)
@@ -350,3 +350,20 @@ def test_construction_of_a_large_layer_is_fast_and_small(limit: float) -> None:
     )
     seconds, gigabytes = map(float, out.stdout.split())
     assert seconds < limit and gigabytes < 1.0, out.stdout
+
+
+@pytest.mark.parametrize("cone", ["semidefinite", "power"])
+def test_a_layer_is_where_its_parameters_are_whatever_the_default_device(cone: str) -> None:
+    shape, given = ((2, 2), [[1.0, 2.0], [2.0, -1.0]]) if cone == "semidefinite" else ((3,), [1.0, 2.0, 3.0])
+    a, x = cp.Parameter(shape), cp.Variable(shape, symmetric=cone == "semidefinite")
+    inside = x >> 0 if cone == "semidefinite" else cp.PowCone3D(x[0], x[1], x[2], 0.3)
+    program = cp.Problem(cp.Minimize(cp.sum_squares(x - a)), [inside])
+    found = []
+    for device in ("meta", "cpu"):  # what the first of them leaves in a cache, the second meets
+        if device == "meta":
+            semidefinite._positions.cache_clear()
+        layer, point = ConvexLayer(program, [a], [x]), torch.tensor(given, dtype=F64, requires_grad=True)
+        with torch.device(device):
+            (value,) = layer(point)
+            found.append((value, *torch.autograd.grad(value.sum(), point)))
+    torch.testing.assert_close(found[0], found[1])

@@ -146,3 +146,11 @@ def test_positions_are_solved_alike_in_all_units() -> None:
     for unit in (1e-12, 1e-6, 1.0, 1e9):
         found = DEQ(Scaled(unit))(unit * x) / unit
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9, msg=lambda m, u=unit: f"units of {u}: {m}")
+
+
+def test_positions_are_solved_where_the_layer_is_whatever_the_default_device() -> None:
+    x = torch.linspace(-1, 1, 42, dtype=F64).reshape(2, 7, 3)
+    expected = DEQ(Scaled(1.0), rtol=1e-9, atol=1e-12)(x)
+    with torch.device("meta"):
+        found = DEQ(Scaled(1.0), rtol=1e-9, atol=1e-12)(x)
+    torch.testing.assert_close(found, expected)
