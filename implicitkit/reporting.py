@@ -161,6 +161,10 @@ def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, f
         return (said if culprits else "The function is not finite at z0: start inside its domain."), _NONFINITE
     if record.system is None:
         return "", frozenset()
+    if bool((outcome.status == int(Status.NONFINITE)).any()):
+        culprits = record.system.problem.unusable(record.theta)
+        if culprits:
+            return f"The data hold what no z can meet: {', '.join(culprits)}.", _NONFINITE
     failed = outcome.status != int(Status.CONVERGED)
     hint: str = record.system.problem.explain(record.system, outcome.z, record.theta, failed)
     return hint, frozenset({Status.MAX_STEPS, Status.STALLED}) if hint else frozenset()

@@ -54,7 +54,7 @@ class ImpureFunctionWarning(RuntimeWarning):
 
 class DegenerateWarning(RuntimeWarning):
     """A derivative of a constrained solution is zero by its structure: the vertex of a linear program does not move when
-    its objective does."""
+    its objective does.  Or the conditions of optimality do not determine it: a whole edge is optimal."""
 
 
 class SparsityWarning(RuntimeWarning):

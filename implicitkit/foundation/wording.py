@@ -63,6 +63,11 @@ def of_operations(text: str) -> str:
             "The function hands a tensor to NumPy, which knows no derivative: use torch's operations (torch.cos, not np.cos)"
             " or keep NumPy in a solver of your own, @ik.implicit"
         )
+    if "aot_autograd does not currently support double backward" in text:
+        return (
+            "A function compiled by torch.compile has first derivatives only, and this solve, or its derivative, needs a "
+            "second one: give the function as it was before torch.compile, and compile what is around the solve"
+        )
     if any(clause in text for clause in _AS_NUMBERS):
         return "math.cos(z), float(z) and z.item() make a number of a tensor, without derivative: torch.cos(z)"
     return ""

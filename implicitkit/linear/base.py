@@ -28,6 +28,7 @@ class LinearSolution(NamedTuple):
     ``x``: ``(batch, n)``.  ``residual_norm``: ``(batch,)``, ``|A x - b|_2``.  ``steps``: ``(batch,)`` int64, products
     with ``A`` or ``A^T`` that the sample needed.  ``converged``: ``(batch,)`` bool.  ``reason``: one clause for people,
     used when something did not converge ("the matrix is singular", "stagnated after 20 restarts").
+    ``doubt``: a sentence for a warning where something converged in the sense of least squares only.
 
     Units: ``x`` as the unknowns, ``residual_norm`` as ``b``.
     """
@@ -37,6 +38,7 @@ class LinearSolution(NamedTuple):
     steps: Tensor
     converged: Tensor
     reason: str = ""
+    doubt: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,4 +87,7 @@ class LinearSolver(Configured):
         if len(answers) == 1:
             return answers[0]
         x, residual_norm, steps, converged = (torch.cat(tensors) for tensors in list(zip(*answers, strict=True))[:4])
-        return LinearSolution(x, residual_norm, steps, converged, next((a.reason for a in answers if a.reason), ""))
+        reason, doubt = (
+            next((said for said in all_said if said), "") for all_said in zip(*(a[4:] for a in answers), strict=True)
+        )
+        return LinearSolution(x, residual_norm, steps, converged, reason, doubt)

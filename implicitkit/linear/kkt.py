@@ -30,6 +30,12 @@ from implicitkit.linear.sparse import solve_with
 __all__ = ["KKT", "SINGULAR"]
 
 _RCOND = 1e-11  # pivots relative to the largest
+_LEFT = 1e-3  # of a right-hand side that the least-squares solution leaves: more is no rounding
+_NOT_DETERMINED = (
+    "the conditions of optimality do not determine the derivative that is asked for: the solution is not unique there (a "
+    "whole edge of a linear program), or moves to one side only. What comes out is of least norm in the sense of least "
+    'squares, and may mean nothing; degenerate="smooth" has the derivative of a relaxed program, "raise" an error'
+)
 SINGULAR = (
     "the optimality conditions are degenerate there, so that the solution is not differentiable (weakly active or "
     'redundant constraints, or a solution that is not unique): degenerate="lstsq" takes the derivative of least norm, '
@@ -100,7 +106,9 @@ class KKT(LinearSolver):
                 reason = SINGULAR
             else:
                 x, norm, converged, reason = self._least_norm(A, b, x, norm, converged, rtol, atol)
-        return LinearSolution(x, torch.where(norm.isfinite(), norm, torch.nan), steps, converged, reason)
+        lost = converged & (norm > _LEFT * norms(b))
+        doubt = _NOT_DETERMINED if reason == "" and bool(lost.any()) else ""
+        return LinearSolution(x, torch.where(norm.isfinite(), norm, torch.nan), steps, converged, reason, doubt)
 
     def _least_norm(
         self, A: Operator, b: Tensor, x: Tensor, norm: Tensor, converged: Tensor, rtol: float, atol: float

@@ -199,6 +199,10 @@ class Problem(Configured):
         """What :attr:`function` is given for the matrix that the kernel is given."""
         return layout.unpack(matrix)
 
+    def unusable(self, theta: Sequence[Tensor]) -> list[str]:
+        """Data that have no solution whatever ``z`` is, NaN above all, as messages name them (default: none known)."""
+        return []
+
     def explain(self, system: System, z: Tensor, theta: Sequence[Tensor], failed: Tensor) -> str:
         """A sentence on why no solution was found, for the message: packed points ``z``, and which samples ``failed``."""
         return ""

@@ -2,6 +2,7 @@ r"""``z`` minimises ``z'Pz/2 + q'z`` subject to ``Az = b`` and ``lower <= Gz <= 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -24,6 +25,7 @@ from implicitkit.system import System
 __all__ = ["Multipliers", "QPConditions", "QuadraticProgram"]
 
 _EVENT = {"P": 2, "q": 1, "A": 2, "b": 1, "G": 2, "h": 1, "lower": 1}  # dimensions of one program's part
+_ABSENT = {"h": math.inf, "lower": -math.inf}  # of a constraint that is not there
 
 
 class Multipliers(NamedTuple):
@@ -187,6 +189,15 @@ class QPConditions(Problem):
     @property
     def linear_solver(self) -> Any:
         return KKT("raise" if self.degenerate == "raise" else "lstsq")
+
+    def unusable(self, theta: Sequence[Tensor]) -> list[str]:
+        """Parts with NaN, or infinite ones where only ``h`` may hold ``inf`` and only ``lower`` ``-inf``."""
+        found = []
+        for name, t in zip(self.names, theta, strict=True):
+            good = torch.isfinite(t) | (t == _ABSENT.get(name, torch.nan))
+            if not bool(good.all()):
+                found.append(f"{name} ({float(t[~good][0]):g})")
+        return found
 
     def times(self, name: str, matrix: Tensor, x: Tensor) -> Tensor:
         """The product of the part ``name`` with ``x``."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from implicitkit.foundation.errors import CapabilityError
@@ -89,5 +88,4 @@ class Implicit(Rule):
                 '"jacobi", "block_jacobi" or "amg", or linear_solver="gmres"'
             )
         request.preconditioner = self.preconditioner
-        rtol = self.rtol if self.rtol is not None else torch.finfo(request.system.layout.dtype).eps ** (2 / 3)
-        return request.solve(solver, rtol=rtol, atol=self.atol, max_steps=self.max_steps)
+        return request.solve(solver, rtol=self.rtol, atol=self.atol, max_steps=self.max_steps)

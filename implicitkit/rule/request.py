@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
+from implicitkit.foundation.errors import DegenerateWarning, warn
 from implicitkit.foundation.operators import Operator
 from implicitkit.lifting.lifted import check_leaves
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.blocks import BlockSubstitution
+from implicitkit.linear.catalogue import get_linear_solver
 from implicitkit.linear.claims import answer
 from implicitkit.linear.independence import refuse_coupled
 from implicitkit.linear.preconditioners import preconditioner
@@ -62,14 +64,25 @@ class Request:
     batchable: bool = field(default_factory=compat.transforms_active)
 
     # ------------------------------------------------------------------------------------------------------ for a rule
-    def solve(self, linear_solver: LinearSolver, **linear_options: Any) -> tuple[Tensor, Tensor | None]:
-        """Solve, and differentiate by the implicit function theorem with this linear solver.
+    def solve(
+        self,
+        linear_solver: LinearSolver | str,
+        *,
+        rtol: float | None = None,
+        atol: float = 0.0,
+        max_steps: int | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Solve, and differentiate by the implicit function theorem with this linear solver (or that of this name), to
+        ``|A u - b| <= atol + rtol |b|`` (``None``: by the dtype, ``eps^(2/3)``) with at most ``max_steps`` products
+        (``None``: its own default).
 
         A truncated one works on the blocks of a composition one after another: as if layer by layer, where a few terms of
         the joint series would not even reach from the output to the input.
         """
-        if self.system.problem.by_blocks and not linear_solver.exact:
-            linear_solver = BlockSubstitution(linear_solver)
+        chosen: LinearSolver = get_linear_solver(linear_solver)
+        rtol = torch.finfo(self.system.layout.dtype).eps ** (2 / 3) if rtol is None else rtol
+        if self.system.problem.by_blocks and not chosen.exact:
+            chosen = BlockSubstitution(chosen)
         assert self.z0 is not None
         bare = Request(
             self.system,
@@ -80,8 +93,8 @@ class Request:
             self.on_failure,
             self.record,
             self.first,
-            linear_solver,
-            linear_options,
+            chosen,
+            {"rtol": rtol, "atol": atol, "max_steps": max_steps},
             self.preconditioner,
             self.batchable,
         )
@@ -105,7 +118,16 @@ class Request:
 
     def find(self, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Run the solver on plain tensors: ``z (batch, n)``, and under transforms also ``(batch, 3)``: residual norm,
-        steps and status, as a tensor that the levels can batch."""
+        steps and status, as a tensor that the levels can batch.
+
+        Raises:
+            TypeError: a rule asks, whose derivative would be lost.
+        """
+        if self.z0 is not None:
+            raise TypeError(
+                "request.find is what the primitive calls, on plain tensors: its point has no derivative. A rule calls "
+                "request.solve(linear_solver, rtol=...) or request.unroll(steps)"
+            )
         with torch.no_grad(), full_precision(z0.device.type), compat.own_graphs():
             f = Evaluations(self.system, theta, self.solver.solves)
             if self.first is not None:
@@ -182,6 +204,8 @@ class Request:
         if self.on_failure != "ignore" and self.linear_solver.exact:
             solve = lambda A, b: self._answer(A, b, limited)  # noqa: E731
             warn_if_singular(self.record, self.options.rtol, A, b, answer.x, transposed, solve)
+        if answer.doubt and self.on_failure != "ignore":
+            warn(answer.doubt, DegenerateWarning)
         if self.on_failure == "nan":
             return self._or_nan(answer, b)
         if lost is not None:

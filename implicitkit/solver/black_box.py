@@ -16,6 +16,7 @@ from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Options, Outcome, Solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.judging import Judge
+from implicitkit.solver.returned import point, steps_of
 
 __all__ = ["MISTAKES", "BlackBox", "BlackBoxFunction", "verdict"]
 
@@ -161,11 +162,7 @@ class BlackBox(Solver):
 
     def __call__(self, f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> Found:
         found = self.find(f, z0, rtol=rtol, atol=atol, max_steps=max_steps, **dict(self.options))
-        if isinstance(found, Found):
-            return found
-        return Found(
-            torch.as_tensor(found, dtype=z0.dtype, device=z0.device) if not isinstance(found, Tensor) else found
-        )
+        return found if isinstance(found, Found) else Found(point(found, z0, self.name or "the solver"))
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         """Call it on plain tensors, then judge what it returned by evaluating the residual."""
@@ -239,24 +236,34 @@ def _ask(
         return {"rtol": options.rtol, "atol": options.atol}
 
     batch = z0.shape[0]
-    message = ""
+    message, name = "", solver.name or "the solver"
     factors: list[Any] = []
     steps = torch.zeros(batch, dtype=torch.int64, device=z0.device)
     if solver.batch == "native":
         found = _guarded(solver, BlackBoxFunction(f, z0), z0, **tolerances(slice(None)), max_steps=max_steps)
-        z, steps, message, factors = _accept(found, z0), steps + found.steps, found.message, _each(found, batch)
+        z, steps, message, factors = (
+            _accept(found, z0, name),
+            steps + steps_of(found, name),
+            found.message,
+            _each(found, batch),
+        )
     elif solver.batch == "joint" or batch == 1:
         one_system = BlackBoxFunction(f, z0, joint=True)
         found = _guarded(solver, one_system, z0.reshape(-1), **tolerances(slice(None)), max_steps=max_steps)
-        z, steps, message, factors = _accept(found, z0), steps + found.steps, found.message, _each(found, batch)
+        z, steps, message, factors = (
+            _accept(found, z0, name),
+            steps + steps_of(found, name),
+            found.message,
+            _each(found, batch),
+        )
     else:
         z = z0.clone()
         for i in range(batch):
             with _one_sample(f, z, i) as one:
                 one.sample = i, batch
                 found = _guarded(solver, one, z0[i], **tolerances(slice(i, i + 1)), max_steps=max_steps)
-            z[i] = _accept(found, z0[i])
-            steps[i] = found.steps
+            z[i] = _accept(found, z0[i], name)
+            steps[i] = steps_of(found, name)
             factors += _each(found, 1)
             message = found.message or message
     return z, steps, message, factors
@@ -298,11 +305,11 @@ def _guarded(solver: BlackBox, f: BlackBoxFunction, z0: Tensor, **keywords: Any)
         return Found(z0, message=f"{solver.name or 'the solver'} raised {type(error).__name__}: {error}")
 
 
-def _accept(found: Found, z0: Tensor) -> Tensor:
+def _accept(found: Found, z0: Tensor, name: str) -> Tensor:
     """The point found, as a tensor like ``z0``."""
-    z = found.z if isinstance(found.z, Tensor) else torch.as_tensor(found.z, dtype=z0.dtype, device=z0.device)
+    z = point(found.z, z0, name)
     if z.numel() != z0.numel():
         raise ValueError(
             f"the solver returned a point of shape {tuple(z.shape)} for a start of shape {tuple(z0.shape)}"
         )
-    return z.detach().to(dtype=z0.dtype, device=z0.device).reshape(z0.shape)
+    return z.reshape(z0.shape)

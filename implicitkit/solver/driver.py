@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.wording import kind_of
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.judging import Judge
 from implicitkit.solver.minima import Progress
 from implicitkit.solver.probing import fell_steeply
+from implicitkit.solver.returned import stepped
 
 __all__ = ["iterate"]
 
@@ -190,7 +190,7 @@ class _Loop:
             f.tolerance, f.best_norm = self.tolerance * units, self.best_norm * units
         self.last = self.z, self.norm, f.residual(self.z)
         written = _writes(self.z)
-        z, self.state = _pair(self.method, self.method.step(f, self.z, self.state))
+        z, self.state = stepped(self.method.step(f, self.z, self.state), self.z, type(self.method).__name__)
         if _writes(self.z) != written:
             raise TypeError(
                 f"{type(self.method).__name__}.step wrote into the z that it was given, of which f remembers the values: "
@@ -273,17 +273,6 @@ def _count(*masks: Tensor) -> list[int]:
     if masks[0].device.type == "cpu":
         return [int(torch.count_nonzero(mask)) for mask in masks]
     return torch.stack(masks).sum(1).tolist()
-
-
-def _pair(method: Steps, found: Any) -> tuple[Tensor, Any]:
-    """What a step returned, which a tensor of two rows would pass for."""
-    if not isinstance(found, tuple) or len(found) != 2:
-        got = f"a tuple of {len(found)}" if isinstance(found, tuple) else kind_of(found)
-        raise TypeError(
-            f"{type(method).__name__}.step must return a pair, z and the new state (() where it keeps none); "
-            f"it returned {got}"
-        )
-    return found
 
 
 def _writes(z: Tensor) -> int:

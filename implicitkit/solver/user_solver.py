@@ -10,13 +10,13 @@ from torch import Tensor
 
 from implicitkit.foundation import trees
 from implicitkit.foundation.trees import Layout, hint_of_pair
-from implicitkit.foundation.wording import kind_of
 from implicitkit.linear.user_factor import UserFactor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Options, Outcome, Solver
 from implicitkit.solver.black_box import MISTAKES, verdict
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.judging import Judge
+from implicitkit.solver.returned import point
 
 __all__ = ["Start", "UserSolver"]
 
@@ -95,17 +95,6 @@ def _pair(out: Any, name: str) -> tuple[Any, Any]:
     return out
 
 
-def _converted(x: Any, like: Tensor, name: str) -> Tensor:
-    """What was returned in place of ``like``, in its precision; real where that is, if nothing is lost by it."""
-    found = torch.as_tensor(x, dtype=None if hasattr(x, "__array__") else torch.complex128, device=like.device).detach()
-    if found.is_complex() and not like.is_complex():
-        if int(torch.count_nonzero(found.imag)):
-            largest = float(found.imag.abs().max())
-            raise TypeError(f"{name} returned complex numbers (imaginary parts up to {largest:.3g}) where z0 is real")
-        found = found.real
-    return found.to(like)
-
-
 def _own(x: Any) -> Any:
     return x.detach().clone() if isinstance(x, Tensor) else x
 
@@ -123,20 +112,14 @@ def _like(found: Any, part: Tensor, layout: Layout, name: str) -> Any:
     if isinstance(found, Found):
         found = found.z
     template, spec = trees.tree_flatten(layout.unpack(part))
-    if found is None:
-        raise TypeError(f"{name} returned None: a solver returns the solution, like z0")
+    if found is None:  # no leaf of a tree
+        point(found, part, name)
     if len(template) == 1 and layout.bare and isinstance(found, (list, tuple)):
         found = _vector(found)
     leaves = trees.tree_flatten(found)[0]
     if len(leaves) != len(template):
         raise ValueError(f"{name} returned {len(leaves)} tensor(s), but z0 has {len(template)}{hint_of_pair(found)}")
-    for x in leaves:
-        inside = next((a for a in ("x", "value", "root", "params") if hasattr(x, a)), "")
-        if not isinstance(x, Tensor) and inside:  # what another library's solver returns
-            raise TypeError(f"{name} returned {kind_of(x)}: a solver returns the point itself, its .{inside}")
-        if not isinstance(x, (Tensor, int, float, complex)) and not hasattr(x, "__array__"):
-            raise TypeError(f"{name} returned {kind_of(x)}: a solver returns tensors, arrays or numbers, like z0")
-    converted = [_converted(x, t, name) for x, t in zip(leaves, template, strict=True)]
+    converted = [point(x, t, name) for x, t in zip(leaves, template, strict=True)]
     for x, t in zip(converted, template, strict=True):
         if x.shape != t.shape:
             raise ValueError(f"{name} returned shape {tuple(x.shape)} where z0 has {tuple(t.shape)}")

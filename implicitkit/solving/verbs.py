@@ -186,7 +186,7 @@ def _solve(
     record, start = Record(), layout.pack(tree_map(resolve, z0))
     first = _first(system, lifted)
     try:
-        z, stats = rule.attach(Request(system, solver, options, start, lifted.theta, on_failure, record, first))
+        z, stats = rule.attached(Request(system, solver, options, start, lifted.theta, on_failure, record, first))
     except Exception as error:
         raise_in_words(error, given_z0, given_args, given.function)
     if lifted.branches:

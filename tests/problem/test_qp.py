@@ -7,6 +7,7 @@ import importlib.util
 import pickle
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -270,6 +271,7 @@ def _face(p: Tensor, **options: Any) -> ik.Solution:
     )
 
 
+@pytest.mark.filterwarnings("ignore:the conditions of optimality do not determine")
 def test_lp_face_takes_the_derivative_of_least_norm() -> None:
     J = jacrev(lambda p: _face(p).value)(torch.tensor(1.0, dtype=F64))
     torch.testing.assert_close(J, torch.full((2,), 0.5, dtype=F64))
@@ -548,3 +550,34 @@ def test_the_choice_of_the_solver_by_size(n: int, method: str, monkeypatch: pyte
     with pytest.raises(ZeroDivisionError):
         ik.solve(ik.QuadraticProgram(eye, eye[0], G=eye[:3], h=eye[:3, 0]))
     assert asked == [method]
+
+
+@pytest.mark.parametrize("policy", ["lstsq", "raise", "smooth"])
+def test_a_whole_edge_that_is_optimal_has_no_derivative_without_a_word(policy: str) -> None:
+    """The conditions leave half of the incoming derivative: its least-squares solution is no solution."""
+    q = -torch.ones(2, dtype=torch.float64).requires_grad_()
+    G = torch.cat([torch.ones(1, 2, dtype=torch.float64), -torch.eye(2, dtype=torch.float64)])
+    h = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+    z = ik.solve(ik.QuadraticProgram(torch.zeros(2, 2, dtype=torch.float64), q, G=G, h=h, degenerate=policy)).value
+    loss = z[0] + 2 * z[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if policy == "lstsq":
+            with pytest.raises(DegenerateWarning, match="the solution is not unique there"):
+                loss.backward()
+        elif policy == "raise":
+            with pytest.raises(ik.ConvergenceError, match="degenerate"):
+                loss.backward()
+        else:
+            loss.backward()
+
+
+def test_constraints_said_twice_have_a_derivative_without_a_word() -> None:
+    """Their conditions are singular, and determine the derivative of the solution all the same."""
+    q = torch.tensor([-3.0, 0.0], dtype=torch.float64, requires_grad=True)
+    eye = torch.eye(2, dtype=torch.float64)
+    program = ik.QuadraticProgram(eye, q, G=torch.cat([eye[:1], eye[:1]]), h=torch.ones(2, dtype=torch.float64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (slope,) = torch.autograd.grad(ik.solve(program).value.sum(), q)
+    torch.testing.assert_close(slope, torch.tensor([0.0, -1.0], dtype=torch.float64))

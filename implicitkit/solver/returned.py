@@ -1,0 +1,82 @@
+"""What a solver or a step hands back, looked at before it is used: the culprit is named, not the operation that trips."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation.wording import kind_of
+from implicitkit.solver.base import Found
+
+__all__ = ["point", "stepped", "steps_of"]
+
+_INSIDE = ("x", "value", "root", "params")  # where other libraries' results have their point
+
+
+def point(found: Any, like: Tensor, name: str) -> Tensor:
+    """What the solver ``name`` returned in place of ``like``, in its precision; real where that is and nothing is lost.
+
+    Raises:
+        TypeError: it is no tensor, array, number or list of numbers; or complex where ``like`` is real.
+    """
+    if found is None:
+        raise TypeError(f"{name} returned None: a solver returns the solution, like z0")
+    inside = next((a for a in _INSIDE if hasattr(found, a)), "")
+    if not isinstance(found, Tensor) and inside:  # what another library's solver returns
+        raise TypeError(f"{name} returned {kind_of(found)}: a solver returns the point itself, its .{inside}")
+    wrong = f"{name} returned {kind_of(found)}: a solver returns tensors, arrays or numbers, like z0"
+    if not isinstance(found, (Tensor, int, float, complex, list, tuple)) and not hasattr(found, "__array__"):
+        raise TypeError(wrong)
+    kind = None if hasattr(found, "__array__") else torch.complex128
+    try:
+        z = torch.as_tensor(found, dtype=kind, device=like.device).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{wrong} (what else it knows goes into ik.Found)") from error
+    if z.is_complex() and not like.is_complex():
+        if int(torch.count_nonzero(z.imag)):
+            largest = float(z.imag.abs().max())
+            raise TypeError(f"{name} returned complex numbers (imaginary parts up to {largest:.3g}) where z0 is real")
+        z = z.real
+    return z.to(like)
+
+
+def steps_of(found: Found, name: str) -> Any:
+    """The steps that a black box says it took: one number, or one a sample.
+
+    Raises:
+        ValueError: they are no whole numbers from 0 on.
+    """
+    try:
+        counts = torch.as_tensor(found.steps, device="cpu")
+        whole = not counts.is_floating_point() and not counts.is_complex() and not bool((counts < 0).any())
+    except (TypeError, ValueError, RuntimeError):
+        whole = False
+    if not whole:
+        raise ValueError(f"{name} returned Found(steps={found.steps!r}): that is how many it took, a whole number >= 0")
+    return found.steps
+
+
+def stepped(found: Any, z: Tensor, name: str) -> tuple[Tensor, Any]:
+    """The pair that the step of the method ``name`` returned for ``z``, which a tensor of two rows would pass for.
+
+    Raises:
+        TypeError: it is no pair, or its first is no tensor like ``z``.
+    """
+    if not isinstance(found, tuple) or len(found) != 2:
+        got = f"a tuple of {len(found)}" if isinstance(found, tuple) else kind_of(found)
+        raise TypeError(
+            f"{name}.step must return a pair, z and the new state (() where it keeps none); it returned {got}"
+        )
+    new = found[0]
+    if not isinstance(new, Tensor):
+        raise TypeError(
+            f"{name}.step must return a new z, a tensor like the one it was given; it returned {kind_of(new)}"
+        )
+    if new.shape != z.shape or new.dtype != z.dtype:
+        raise TypeError(
+            f"{name}.step must return a new z like the one it was given, {tuple(z.shape)} of {z.dtype}; it returned "
+            f"{tuple(new.shape)} of {new.dtype}"
+        )
+    return found

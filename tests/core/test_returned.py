@@ -1,0 +1,146 @@
+"""What parts of other people's making hand back: the message names the part and what is wrong with it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import scipy.optimize
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+
+D = torch.float64
+_ROOT = torch.full((3,), 2**0.5, dtype=D)
+_COUNT = itertools.count()
+
+
+def equation(z: Tensor, c: float | Tensor = 2.0) -> Tensor:
+    return z**2 - c
+
+
+_STEPS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "another shape": (lambda z: z[0], r"Mine\.step must return a new z like .*\(1, 3\) .*it returned \(3,\)"),
+    "fewer unknowns": (lambda z: z[:, :2], r"it returned \(1, 2\)"),
+    "more samples": (lambda z: torch.cat([z, z]), r"it returned \(2, 3\)"),
+    "another dtype": (lambda z: z.float(), r"of torch\.float64; it returned \(1, 3\) of torch\.float32"),
+    "complex numbers": (lambda z: z + 0j, r"of torch\.complex128"),
+    "nothing": (lambda z: None, r"Mine\.step must return a new z, a tensor .*it returned a NoneType"),
+    "a list": (lambda z: z.tolist(), r"it returned a list"),
+}
+
+
+@pytest.mark.parametrize("row", _STEPS)
+def test_a_step(row: str) -> None:
+    change, message = _STEPS[row]
+
+    class Mine(ik.Method):
+        solves = "root"
+
+        def init(self, f: Any, z: Tensor) -> Any:
+            return ()
+
+        def step(self, f: Any, z: Tensor, state: Any) -> Any:
+            return change(z - 0.3 * f(z)), state
+
+    with pytest.raises(TypeError, match=message):
+        ik.root(equation, torch.ones(3, dtype=D), solver=Mine())
+
+
+_FOUND: dict[str, tuple[Any, type[Exception] | None, str]] = {
+    "nothing": (None, TypeError, "box returned None: a solver returns the solution"),
+    "nothing inside": (ik.Found(None), TypeError, "box returned None"),
+    "SciPy's result": (
+        scipy.optimize.OptimizeResult(x=_ROOT.numpy()), TypeError, r"box returned an OptimizeResult: .* its \.x"),
+    "a pair": ((_ROOT, 3), TypeError, r"box returned a tuple: .*what else it knows goes into ik\.Found"),
+    "a dictionary": ({"z": _ROOT}, TypeError, "box returned a dict"),
+    "text": ("x", TypeError, "box returned a str"),
+    "complex numbers": (_ROOT + 1j, TypeError, r"box returned complex numbers \(imaginary parts up to 1\) where z0 is real"),
+    "too many numbers": (torch.ones(4, dtype=D), ValueError, r"returned a point of shape \(4,\)"),
+    "steps below zero": (ik.Found(_ROOT, steps=-4), ValueError, r"box returned Found\(steps=-4\).* a whole number >= 0"),
+    "steps in words": (ik.Found(_ROOT, steps="x"), ValueError, r"box returned Found\(steps='x'\)"),  # type: ignore[arg-type]
+    "half a step": (ik.Found(_ROOT, steps=3.5), ValueError, r"Found\(steps=3\.5\)"),  # type: ignore[arg-type]
+    "complex numbers that are real": (_ROOT + 0j, None, ""),
+    "a list of numbers": (_ROOT.tolist(), None, ""),
+    "steps as a tensor": (ik.Found(_ROOT, steps=torch.tensor(3)), None, ""),  # type: ignore[arg-type]
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", _FOUND)
+@pytest.mark.filterwarnings("error")
+def test_a_black_box(row: str) -> None:
+    found, error, message = _FOUND[row]
+    name = f"box_{next(_COUNT)}"
+
+    @ik.register_solver(name, solves="root")
+    def box(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> Any:
+        return found
+
+    def solve() -> ik.Solution:
+        return ik.root(equation, torch.ones(3, dtype=D), solver=name)
+
+    if error is None:
+        torch.testing.assert_close(solve().value, _ROOT)
+    else:
+        with pytest.raises(error, match=message.replace("box", name)):
+            solve()
+
+
+_RULES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "nothing": (lambda r: None, r"Mine\.attach must return a pair, z and the figures .*it returned a NoneType"),
+    "z alone": (lambda r: r.solve("lu")[0], "it returned a Tensor"),
+    "one of two": (lambda r: r.solve("lu")[:1], "it returned a tuple of 1"),
+    "another shape": (lambda r: (r.solve("lu")[0][:, :2], None), r"z of shape \(1, 2\) where the start has \(1, 3\)"),
+    "a point without derivative": (
+        lambda r: r.find(r.z0, r.theta),
+        r"request\.find .* has no derivative\. A rule calls",
+    ),
+    "an option that there is not": (lambda r: r.solve("lu", tolerance=1e-3), "unexpected keyword argument 'tolerance'"),
+}
+
+
+def _rule(attach: Callable[[Any], Any]) -> ik.Rule:
+    class Mine(ik.Rule):
+        name = "mine"
+
+        def attach(self, request: Any) -> Any:
+            return attach(request)
+
+    return Mine()
+
+
+@pytest.mark.parametrize("row", _RULES)
+def test_a_rule(row: str) -> None:
+    attach, message = _RULES[row]
+    c = torch.tensor(2.0, dtype=D, requires_grad=True)
+    with pytest.raises(TypeError, match=message):
+        ik.root(equation, torch.ones(3, dtype=D), (c,), rule=_rule(attach))
+
+
+@pytest.mark.parametrize("options", [{}, {"rtol": 1e-8}, {"rtol": 1e-8, "atol": 0.0}])
+def test_a_rule_need_not_say_how_exactly(options: Any) -> None:
+    c = torch.tensor(2.0, dtype=D, requires_grad=True)
+    rule = _rule(lambda request: request.solve(ik.linear.LU(), **options))
+    value = ik.root(equation, torch.ones(3, dtype=D), (c,), rule=rule).value
+    assert abs(float(torch.autograd.grad(value.sum(), c)[0]) - 3 / 8**0.5) < 1e-9
+
+
+_DATA: dict[str, tuple[dict[str, Any], str]] = {
+    "NaN in P": ({"P": torch.full((2, 2), torch.nan, dtype=D)}, r"The data hold what no z can meet: P \(nan\)\."),
+    "an infinite objective": ({"q": torch.full((2,), torch.inf, dtype=D)}, r"q \(inf\)"),
+    "NaN in one sample": ({"q": torch.tensor([[1.0, 1.0], [1.0, torch.nan]], dtype=D)}, r"q \(nan\)"),
+    "nothing is below": ({"h": torch.full((2,), -torch.inf, dtype=D)}, r"h \(-inf\)"),
+    "nothing is above": ({"lower": torch.full((2,), torch.inf, dtype=D)}, r"lower \(inf\)"),
+}
+
+
+@pytest.mark.parametrize("row", _DATA)
+def test_the_data_of_a_program(row: str) -> None:
+    given, message = _DATA[row]
+    eye, ones = torch.eye(2, dtype=D), torch.ones(2, dtype=D)
+    program = ik.QuadraticProgram(**({"P": eye, "q": ones, "G": eye, "h": ones} | given))
+    with pytest.raises(ik.ConvergenceError, match=message):
+        ik.solve(program)
