@@ -144,3 +144,10 @@ def test_the_data_of_a_program(row: str) -> None:
     program = ik.QuadraticProgram(**({"P": eye, "q": ones, "G": eye, "h": ones} | given))
     with pytest.raises(ik.ConvergenceError, match=message):
         ik.solve(program)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_a_compiled_function_that_is_differentiated_twice() -> None:
+    compiled = torch.compile(lambda z: torch.cos(z) - z, backend="aot_eager")
+    with pytest.raises(RuntimeError, match=r"has first derivatives only.*as it was before torch\.compile"):
+        ik.steady_state(compiled, torch.zeros(3, dtype=D))
