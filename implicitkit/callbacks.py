@@ -29,6 +29,8 @@ class progress:
     def __init__(self, description: str | None = None, **tqdm_kwargs: Any) -> None:
         self._bar: Any = None
         self._step = 0
+        if not (description is None or isinstance(description, str)):
+            raise TypeError(f"progress: description must be a str or None, got {description!r}")
         try:
             from tqdm.auto import tqdm
         except ImportError as error:

@@ -17,6 +17,7 @@ a solver of constrained problems    :class:`Solver` with ``solves="constrained"`
 a rule                              :class:`implicitkit.Rule`: ``attach(request)``, a :class:`Request`
 a linear solver                     :class:`implicitkit.LinearSolver`, :class:`Operator` and its combinations,
                                     :class:`LinearSolution`
+anything made with options          :class:`Configured` refuses the names of options, ``options`` their values
 ==================================  ==========================================================================
 
 Helpers of torch that are hard to get right: :func:`opaque_to_compile`, :func:`own_graphs`, :func:`has_forward_level`,
@@ -25,10 +26,12 @@ Helpers of torch that are hard to get right: :func:`opaque_to_compile`, :func:`o
 """
 
 from implicitkit.diagnostics.kkt_regularity import Degeneracy, regularity
-from implicitkit.foundation import autodiff, trees
-from implicitkit.foundation.compat import has_forward_level, opaque_to_compile, own_graphs, transforms_active
+from implicitkit.foundation import autodiff, options, trees
+from implicitkit.foundation.compat import has_forward_level, own_graphs, transforms_active
 from implicitkit.foundation.errors import DegenerateWarning, warn
 from implicitkit.foundation.operators import BlockStructure, Operator, minus, preconditioned, shifted, single
+from implicitkit.foundation.options import Configured
+from implicitkit.foundation.tracers import opaque_to_compile, refuse_tracing
 from implicitkit.foundation.trees import Layout
 from implicitkit.lifting.overlay import replaced
 from implicitkit.lifting.reach import holds_compiled, modules_held
@@ -41,7 +44,8 @@ from implicitkit.problem.constraints import Constraint
 from implicitkit.problem.kind import Kind
 from implicitkit.problem.qp_data import QPData
 from implicitkit.problem.qp_jacobian import QPJacobian
-from implicitkit.reporting import POLICIES, check_policy, refuse_tracing
+from implicitkit.reporting import POLICIES, check_policy
+from implicitkit.rule.catalogue import get_rule
 from implicitkit.rule.request import Request
 from implicitkit.solver.auto import Polyalgorithm, Stage
 from implicitkit.solver.base import Options, Outcome, Solver
@@ -72,6 +76,7 @@ __all__ = [
     "BlackBox",
     "BlackBoxFunction",
     "BlockStructure",
+    "Configured",
     "ConstrainedMinimisation",
     "Constraint",
     "Continuation",
@@ -105,12 +110,14 @@ __all__ = [
     "check_degenerate",
     "check_policy",
     "damped_newton",
+    "get_rule",
     "get_solver",
     "has_forward_level",
     "holds_compiled",
     "minus",
     "modules_held",
     "opaque_to_compile",
+    "options",
     "own_graphs",
     "plus",
     "plus_slope",

@@ -193,8 +193,8 @@ class group_lasso(Prox):
     weight: Any = 1.0
 
     def __post_init__(self) -> None:
-        sizes = (self.groups,) if isinstance(self.groups, int) else tuple(self.groups)
-        if not sizes or any(not isinstance(s, int) or s < 1 for s in sizes):
+        sizes = tuple(self.groups) if isinstance(self.groups, (tuple, list)) else (self.groups,)
+        if not sizes or any(not isinstance(s, int) or isinstance(s, bool) or s < 1 for s in sizes):
             raise ValueError(f"group_lasso: groups must be sizes >= 1, got {self.groups!r}")
         check_options(self, weight=or_tensor(not_negative()))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from typing import Any, NoReturn
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError, ConvergenceError, ConvergenceWarning, warn
+from implicitkit.foundation.tracers import NO_NUMBERS, is_fake
 from implicitkit.foundation.trees import describe_leaves, tree_flatten, tree_map
 from implicitkit.foundation.wording import of_operations
 from implicitkit.lifting.reach import reachable_modules
@@ -24,7 +24,6 @@ __all__ = [
     "linear_failure",
     "plain_solution",
     "raise_in_words",
-    "refuse_tracing",
     "report_failure",
 ]
 
@@ -43,6 +42,8 @@ def raise_in_words(error: Exception, z: Any, args: tuple[Any, ...], function: An
     """Raise the error of the user's ``function``, called with ``z`` and ``args``, again: with a word on what it was given,
     if there is one to add."""
     text = str(error)
+    if any(isinstance(t, Tensor) and is_fake(t) for t in tree_flatten(args)[0]):
+        raise CapabilityError(NO_NUMBERS.format(what="fake tensors (FakeTensorMode), as in args,")) from error
     if type(error) in (TypeError, AttributeError, RuntimeError, ValueError):
         said = _of_types(error, text, z, args) or of_operations(text) or _of_leaves(text, z, args, function)
         if said and said not in text:
@@ -115,23 +116,6 @@ def _other_dtypes_held(z: Any, function: Any) -> list[str]:
     return found[:3]
 
 
-def refuse_tracing() -> None:
-    """Raise :class:`CapabilityError` where ``torch.jit.trace``, ``torch.onnx.export`` or ``torch.export`` records
-    operations: the steps of one solve would be those of every input.  So does ``torch.func.linearize``, by ``make_fx``."""
-    if torch.jit.is_tracing() or torch.compiler.is_exporting():
-        raise CapabilityError(
-            "a solve cannot be traced or exported (torch.jit.trace, torch.onnx.export, torch.export): how many steps it "
-            "takes depends on values, and the graph would hold those of one input. Export the parts around it, or a loop "
-            "of your own with a fixed number of evaluations of the function"
-        )
-    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")
-    if tracer is not None and tracer.get_proxy_mode() is not None:
-        raise CapabilityError(
-            "a solve cannot be recorded (torch.func.linearize, make_fx): how many steps it takes depends on values. Use "
-            "torch.func.jvp, or torch.func.vjp of vjp, for products with the Jacobian of a solve"
-        )
-
-
 def check_policy(on_failure: Any) -> str:
     """The policy itself.
 
@@ -166,8 +150,31 @@ def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, f
         if culprits:
             return f"The data hold what no z can meet: {', '.join(culprits)}.", _NONFINITE
     failed = outcome.status != int(Status.CONVERGED)
-    hint: str = record.system.problem.explain(record.system, outcome.z, record.theta, failed)
+    explained = record.system.problem.explain(record.system, outcome.z, record.theta, failed)
+    if not explained and record.system.problem.kind.iteration:
+        explained = _of_rounding(outcome.z[failed], outcome.residual_norm[failed])
+    hint: str = explained
     return hint, frozenset({Status.MAX_STEPS, Status.STALLED}) if hint else frozenset()
+
+
+def _of_rounding(z: Tensor, norms: Tensor) -> str:
+    """Of a fixed point: is what is left of the residual the rounding of the precision in which the function computes?"""
+    device = z.device.type
+    cast = device != "meta" and torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if cast else z.dtype
+    rounding = torch.finfo(dtype).eps
+    if not bool((norms <= 2 * rounding * torch.linalg.vector_norm(z, dim=1)).all()):
+        return ""
+    where = f"Under autocast the function computes in {dtype}" if cast else f"The function computes in {dtype}"
+    cure = (
+        "Solve outside of autocast (torch.autocast(..., enabled=False)), or l"
+        if cast
+        else "Solve in torch.float64, or l"
+    )
+    return (
+        f"{where}, which rounds to {rounding:.1g} of its values: less in |F| / |z| is luck. "
+        f"{'L' if dtype is torch.float64 else cure}oosen rtol= to that."
+    )
 
 
 def plain_solution(solution: Solution) -> Solution:

@@ -15,7 +15,7 @@ from implicitkit.composition.nodes import Component, Nodes
 from implicitkit.composition.report import BlockOutcome, BlockReport
 from implicitkit.composition.stepper import ComponentStepper
 from implicitkit.foundation.errors import CapabilityError
-from implicitkit.foundation.options import check_options, one_of, positive
+from implicitkit.foundation.options import check_options, one_of, part, positive
 from implicitkit.problem.base import Problem
 from implicitkit.solution import Status
 from implicitkit.solver import auto
@@ -77,9 +77,11 @@ class Blocks(Solver):
     name: ClassVar[str] = "blocks"
 
     def __post_init__(self) -> None:
-        check_options(self, mode=one_of(*_MODES), gate=positive())
+        solvers = part("solver", Solver, Mapping)
+        check_options(self, inner=solvers, cyclic=solvers, mode=one_of(*_MODES), gate=positive())
         for option in (self.inner, self.cyclic):
-            for solver in option.values() if isinstance(option, Mapping) else (option,):
+            for name, solver in option.items() if isinstance(option, Mapping) else (("", option),):
+                part("solver", Solver).check(f"the solver of node {name!r}" if name else "inner", solver, "Blocks: ")
                 if isinstance(solver, Blocks):
                     raise ValueError("the solver of single blocks cannot be Blocks itself")
                 if solver != "auto":

@@ -15,6 +15,7 @@ from implicitkit.composition import drawing, jacobian
 from implicitkit.composition.gamma import Gamma
 from implicitkit.composition.wiring import Wiring
 from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.options import check_arguments, string
 from implicitkit.foundation.trees import Layout
 from implicitkit.foundation.wording import kind_of
 from implicitkit.problem.base import Problem
@@ -168,6 +169,7 @@ def compose(nodes: Mapping[str, Any] | Iterable[tuple[str, Any]], *, output: str
         ValueError: an empty graph, a name used twice, an unknown output, an isolated node.
         TypeError: a map that cannot be called, or takes another number of arguments than its node reads.
     """
+    check_arguments("compose", output=(string(), output))
     pairs = list(nodes.items()) if isinstance(nodes, Mapping) else _pairs(nodes)
     names = [name for name, _ in pairs]
     for name in names:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from implicitkit.composition.gamma import Gamma
 from implicitkit.composition.joint import Joint
 from implicitkit.composition.wiring import Wiring
+from implicitkit.foundation.options import check_arguments, flag
 
 __all__ = ["Stacked", "Tied", "tie"]
 
@@ -128,6 +129,7 @@ def tie(layers: nn.Sequential | Iterable[nn.Module], *, share: bool = True) -> T
     Raises:
         ValueError: no layers. TypeError: something that is no module.
     """
+    check_arguments("tie", share=(flag(), share))
     if not isinstance(layers, Iterable):
         raise TypeError(f"tie takes an nn.Sequential or modules in order, got {type(layers).__name__}")
     parts = [part for layer in layers for part in _flat(layer)]

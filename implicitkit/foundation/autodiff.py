@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import compat, tracers
 from implicitkit.foundation.errors import CapturedTensorError, ChangedFunctionError, ConvergenceError
 from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.wording import COMPILED_ONCE
 
 __all__ = [
     "gradient",
@@ -180,7 +181,13 @@ def linearise(
 
 
 def products(out: Tensor, point: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """``v -> J v`` and ``w -> J^T w``, ``J = d out / d point``, on the graph that leads from ``point`` to ``out``."""
+    """``v -> J v`` and ``w -> J^T w``, ``J = d out / d point``, on the graph that leads from ``point`` to ``out``.
+
+    Raises:
+        RuntimeError: the graph goes through the derivative of a compiled function.
+    """
+    if tracers.lost_second_derivative(out):
+        raise RuntimeError(COMPILED_ONCE)
     transposed: list[Tensor] = []
 
     def rmv(w: Tensor) -> Tensor:
@@ -224,6 +231,8 @@ def jacobian(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
 
 def jacobian_of(out: Tensor, point: Tensor) -> Tensor:
     """The same of ``out`` ``(batch, m)`` by ``point`` ``(batch, n)``, which its graph leads to and which is kept."""
+    if tracers.lost_second_derivative(out):
+        raise RuntimeError(COMPILED_ONCE)
     (batch, n), m = point.shape, out.shape[1]
     z = point.detach()
     if not out.requires_grad:

@@ -1,14 +1,12 @@
-"""The private names of torch that cannot be avoided, each behind a public function of this module.  Nothing else touches a
-name of torch that starts with an underscore; ``tests/test_compat.py`` holds each function here to its contract, so that a
-new release of torch shows at once what moved.
+"""The private names of torch that cannot be avoided: of pytrees, and of autograd and its modes; ``tracers.py`` has those of
+what records a program.  Nothing else touches a name of torch that starts with an underscore, and ``test_compat.py`` holds
+each function of the two to its contract, so that a new release of torch shows at once what moved.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -17,11 +15,10 @@ import torch._C._functorch as _functorch
 from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
-from torch.utils import _python_dispatch, _pytree
+from torch.utils import _pytree
 
 __all__ = [
     "Function",
-    "TorchDispatchMode",
     "TreeSpec",
     "at_level_of",
     "autograd_on",
@@ -30,14 +27,11 @@ __all__ = [
     "has_forward_level",
     "has_tangent",
     "in_inference",
-    "is_compiled",
     "is_legacy_batched",
     "is_wrapped",
     "key_path",
     "level",
     "marked",
-    "opaque_to_compile",
-    "operation",
     "ordinary",
     "outside_inference",
     "own_graphs",
@@ -49,6 +43,7 @@ __all__ = [
     "tree_flatten_with_path",
     "tree_map",
     "tree_unflatten",
+    "unseen",
     "unwrap",
     "unwrap_dead_wrappers",
 ]
@@ -208,6 +203,11 @@ def plain_sample(t: Tensor) -> Tensor:
     return t.detach()
 
 
+def unseen() -> Any:
+    """A context in which no mode of ``__torch_function__`` sees what is done: for looks that are no use of a tensor."""
+    return torch._C.DisableTorchFunction()
+
+
 # --- inference mode
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
@@ -319,82 +319,3 @@ class Function(torch.autograd.Function):
             return super().apply(*args)
         # a tensor that has outlived its transform is taken for what is in it, as torch does
         return super(torch.autograd.Function, cls).apply(*unwrap_dead_wrappers(args))  # type: ignore[misc]
-
-
-class TorchDispatchMode(_python_dispatch.TorchDispatchMode):  # no public home
-    """Sees every operation below autograd, and does not import ``torch._dynamo``, which takes seconds, to be left alone."""
-
-    _should_skip_dynamo = classmethod(lambda cls: False)
-
-
-def operation(func: Any) -> tuple[str, bool]:
-    """The name of an operation as a dispatch mode sees it, ``aten::add_``, and whether it writes into its arguments."""
-    return func._schema.name, func._schema.is_mutable
-
-
-# --- torch.compile
-def opaque_to_compile(function: C) -> C:
-    """``torch.compiler.disable``, without importing the compiler (over a second) before someone uses it.
-
-    Behind it ``torch.compile`` breaks the graph around the call; were it to trace inside, it would drop the custom
-    backward under ``torch.func`` transforms without a word (pytorch/pytorch#192985).
-    """
-    disabled: Callable[..., Any] | None = None
-
-    @functools.wraps(function)
-    def entry(*args: Any, **kwargs: Any) -> Any:
-        nonlocal disabled
-        if "torch._dynamo" not in sys.modules:
-            return function(*args, **kwargs)
-        if disabled is None:
-            disabled = _disable(function, entry)
-        return disabled(*args, **kwargs)
-
-    # autograd.Function.apply binds its arguments by signature at every call: found here, it need not be made again
-    entry.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-    vars(entry).update(_torchdynamo_disable=True, _torchdynamo_disable_msg="a solve cannot be traced or exported")
-    if "torch._dynamo" in sys.modules:
-        disabled = _disable(function, entry)
-    return entry  # type: ignore[return-value]
-
-
-def is_compiled(x: Any) -> bool:
-    """Is this a function or a module that ``torch.compile`` returned, or a module with a compiled method?"""
-    if "torch._dynamo" not in sys.modules:
-        return False
-    if inspect.isfunction(x):
-        return hasattr(x, "_torchdynamo_orig_callable") and not getattr(x, "_torchdynamo_disable", False)
-    if not isinstance(x, torch.nn.Module):
-        return False
-    own = any(inspect.isfunction(a) and is_compiled(a) for a in vars(x).values())
-    return own or x._compiled_call_impl is not None or "_orig_mod" in x._modules or _has_compiled_methods(type(x))  # type: ignore[arg-type]
-
-
-@functools.lru_cache(maxsize=1024)
-def _has_compiled_methods(cls: type) -> bool:
-    return any(inspect.isfunction(a) and is_compiled(a) for base in cls.__mro__ for a in vars(base).values())
-
-
-def _graphs_kept() -> Any:
-    """Inside, compiled functions keep what their backward needs: products with a Jacobian go through it many times, and
-    AOTAutograd else gives the buffers of a graph away at the first ("compiled with non-empty donated buffers")."""
-    config = sys.modules.get("torch._functorch.config")
-    if config is None or not getattr(config, "donated_buffer", False):
-        return contextlib.nullcontext()
-    return config.patch(donated_buffer=False)
-
-
-def _disable(function: C, entry: Callable[..., Any]) -> C:
-    """The function as the compiler must not see it; the frame of the wrapper around it is not to be traced either."""
-    from torch._dynamo.eval_frame import skip_code
-
-    @functools.wraps(function)
-    def unseen(*args: Any, **kwargs: Any) -> Any:
-        skip_code(entry.__code__)  # one code object for every wrapper; torch._dynamo.reset() forgets it
-        with _graphs_kept():
-            return function(*args, **kwargs)
-
-    return torch.compiler.disable(unseen)
-
-
-_disable._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -9,7 +9,8 @@
             check_options(self, memory=at_least(1), damping=between(0, 2))
 
 A value of the wrong type is a ``TypeError``, one out of range a ``ValueError``; both name the option and what was given.
-An option that the class does not have is refused by :class:`Configured`, with the nearest that it has.
+An option that the class does not have is refused by :class:`Configured`, with the nearest that it has.  Functions say the
+same of their arguments by :func:`check_arguments`.
 """
 
 from __future__ import annotations
@@ -35,18 +36,25 @@ __all__ = [
     "above",
     "at_least",
     "between",
+    "check_arguments",
     "check_call",
     "check_options",
     "finite",
     "flag",
+    "function",
+    "instance",
     "not_negative",
     "number",
     "one_of",
     "optional",
     "or_tensor",
     "part",
+    "part_of_one",
     "positive",
+    "string",
     "tensor",
+    "torch_dtype",
+    "whole",
 ]
 
 
@@ -56,7 +64,7 @@ class Requirement:
 
     Attributes:
         holds: is a value of the right type allowed? text: "must be positive". kind: ``"integer"``, ``"number"``,
-            ``"flag"`` or ``"choice"``. absent: is ``None`` allowed?
+            ``"flag"``, ``"choice"``, or ``"instance"``: of one of ``types``, called ``words``. absent: is ``None`` allowed?
         tensors: will a real tensor do (taken on trust: looking would cost a synchronisation)?
     """
 
@@ -65,6 +73,8 @@ class Requirement:
     kind: str = "number"
     absent: bool = False
     tensors: bool = False
+    types: tuple[Any, ...] = ()
+    words: str = ""
 
     def check(self, name: str, value: Any, owner: str = "") -> None:
         """Raise unless the option ``name`` (of ``owner``) may be ``value``."""
@@ -72,14 +82,17 @@ class Requirement:
             return
         if self.tensors and isinstance(value, Tensor) and not value.is_complex() and value.dtype != torch.bool:
             return
-        if type(value) not in _PLAIN[self.kind] and not _TYPES[self.kind](value):
-            words = [_WORDS[self.kind]] if self.kind != "tensor" else []
+        plain = self.types or _PLAIN[self.kind]
+        if type(value) not in plain and not (isinstance(value, plain) if self.types else _TYPES[self.kind](value)):
+            words = [self.words or _WORDS[self.kind]] if self.kind != "tensor" else []
             words += ["a real tensor"] * self.tensors + ["None"] * self.absent
-            raise TypeError(f"{owner}{name} must be {' or '.join(words)}, got {value!r}")
+            raise TypeError(f"{owner}{name} must be {' or '.join(words)}, got {value!r}{self._hint(value)}")
         if not self.holds(value):
             raise ValueError(f"{owner}{name} {self.text}, got {value!r}{self._hint(value)}")
 
     def _hint(self, value: Any) -> str:
+        if torch.dtype in self.types and isinstance(getattr(torch, str(value), None), torch.dtype):
+            return f". Did you mean torch.{value}?"
         near = difflib.get_close_matches(str(value), self.text.split("'")[1::2], 1) if self.kind == "choice" else []
         return f". Did you mean {near[0]!r}?" if near else ""
 
@@ -97,6 +110,16 @@ def check_options(owner: Any, **requirements: Requirement) -> None:
             value = torch.as_tensor(value)
             object.__setattr__(owner, name, value)
         requirement.check(name, value, of)
+
+
+def check_arguments(owner: str, **given: tuple[Requirement, Any]) -> None:
+    """Raise unless every argument of the function ``owner`` is what is required, ``steps=(at_least(1), steps)``.
+
+    Raises:
+        TypeError: a value of the wrong type. ValueError: one that is not allowed.
+    """
+    for name, (requirement, value) in given.items():
+        requirement.check(name, value, f"{owner}: ")
 
 
 def check_call(form: str, function: Any) -> None:
@@ -168,7 +191,7 @@ def _check_names(cls: type, args: tuple[Any, ...], options: dict[str, Any]) -> N
     for option in options:
         if option not in known:
             raise TypeError(option_error(cls.__name__, option, known))
-    if args and not known:
+    if args and not known and not _takes_any_number(cls):
         raise TypeError(f"{cls.__name__} takes no arguments, got {args[0]!r}")
 
 
@@ -179,15 +202,27 @@ def _option_names(cls: type) -> tuple[str, ...] | None:
     if init is object.__init__:
         return ()
     parameters = list(inspect.signature(init).parameters.values())[1:]
-    if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters):
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
-    return tuple(p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY)
+    return tuple(p.name for p in parameters if p.kind not in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL))
+
+
+def _takes_any_number(cls: type) -> bool:
+    """Does it take positional arguments without names?"""
+    init: Any = getattr(cls, "__init__")  # noqa: B009
+    kinds = [] if init is object.__init__ else [p.kind for p in inspect.signature(init).parameters.values()][1:]
+    return any(kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY) for kind in kinds)
 
 
 def at_least(bound: int) -> Requirement:
     """An integer, ``bound`` or more."""
     text = "cannot be negative" if bound == 0 else f"must be at least {bound}"
     return Requirement(lambda value: value >= bound, text, "integer")
+
+
+def whole() -> Requirement:
+    """Any integer."""
+    return Requirement(lambda value: True, "", "integer")
 
 
 def positive() -> Requirement:
@@ -209,6 +244,11 @@ def between(low: float, high: float, *, closed: bool = False) -> Requirement:
     """A number in ``(low, high)``; with ``closed``, in ``(low, high]``."""
     text = f"must be in ({low:g}, {high:g}{']' if closed else ')'}"
     return Requirement(lambda value: low < value <= high if closed else low < value < high, text)
+
+
+def part_of_one() -> Requirement:
+    """A number in ``[0, 1]``."""
+    return Requirement(lambda value: 0 <= value <= 1, "must be in [0, 1]")
 
 
 def finite() -> Requirement:
@@ -246,6 +286,31 @@ def tensor() -> Requirement:
 def or_tensor(requirement: Requirement) -> Requirement:
     """The same, or a real tensor of any values."""
     return replace(requirement, tensors=True)
+
+
+def instance(words: str, *types: Any) -> Requirement:
+    """An object of one of these types, ``words`` in a message: ``instance("a Solution", Solution)``."""
+    return Requirement(lambda value: True, "", "instance", types=types, words=words)
+
+
+def function(form: str = "") -> Requirement:
+    """What can be called, as ``form`` says: a function or a module, but no class (``nn.ReLU`` for ``nn.ReLU()``)."""
+    text = "must be an object, and is a class: make an object of it first"
+    words = f"callable as {form}" if form else "callable"
+    return Requirement(lambda value: not inspect.isclass(value), text, "instance", types=(Callable,), words=words)
+
+
+def string() -> Requirement:
+    """Any word or sentence."""
+    return Requirement(lambda value: True, "", "instance", types=(str,), words="a str")
+
+
+def torch_dtype() -> Requirement:
+    """A floating-point or complex ``torch.dtype``."""
+    floating = lambda value: value.is_floating_point or value.is_complex  # noqa: E731
+    return Requirement(
+        floating, "must be floating point or complex", "instance", types=(torch.dtype,), words="a torch.dtype"
+    )
 
 
 def part(word: str, *bases: type) -> Requirement:

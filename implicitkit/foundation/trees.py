@@ -14,14 +14,16 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import compat, tracers
 from implicitkit.foundation.compat import tree_flatten, tree_map, tree_unflatten
+from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.wording import kind_of
 
 __all__ = [
     "Layout",
     "as_args",
     "as_state",
+    "check_numbers",
     "describe_leaves",
     "from_arrays",
     "hint_of_pair",
@@ -68,8 +70,8 @@ class Layout:
                     f"{name}{compat.key_path(tree, i)} has dtype {leaf.dtype}; an unknown must be real or complex "
                     f"floating point: pass {name}.to(torch.get_default_dtype())"
                 )
-            if leaf.is_nested or leaf.layout != torch.strided or leaf.dtype.itemsize == 1:
-                _refuse_unusual(leaf, f"{name}{compat.key_path(tree, i)}")
+            if leaf.is_nested or leaf.layout != torch.strided or leaf.dtype.itemsize == 1 or tracers.is_fake(leaf):
+                refuse_unusual(leaf, f"{name}{compat.key_path(tree, i)}")
             if leaf.ndim < batch_dims:
                 raise ValueError(
                     f"batch_dims={batch_dims} is larger than the rank of {name}{compat.key_path(tree, i)}, which has "
@@ -95,7 +97,7 @@ class Layout:
                     f"{tuple(leaf.shape[:batch_dims])}, the first leaf {tuple(self.batch_shape)}"
                 )
         if self.device.type == "meta":
-            raise TypeError(f"{name} is on the meta device, which holds no numbers: nothing can be solved there")
+            refuse_unusual(first, name)
         self.batch_dims = batch_dims
         self.inner = self.batch_shape[1:]
         self.samples_per_row = math.prod(self.inner)
@@ -183,12 +185,12 @@ class Layout:
         """Raise unless ``tree`` has this structure, these shapes, dtypes and devices (``cast``: any precision; ``rows``: the
         length of the first batch dimension where samples have been dropped)."""
         leaves, spec = tree_flatten(tree)
-        if spec != self.spec:
-            raise TypeError(
-                f"{what} returned another structure than z: got {_outline(tree)}, z is "
-                f"{_outline(tree_unflatten(list(self.events), self.spec))}{hint_of_pair(tree)}"
-            )
         batch = tuple(self.batch_shape) if rows is None else (rows, *self.inner)
+        if spec != self.spec:
+            z = tree_unflatten([torch.Size(batch + tuple(event)) for event in self.events], self.spec)
+            raise TypeError(
+                f"{what} returned another structure than z: got {_outline(tree)}, z is {_outline(z)}{_hint(tree, z)}"
+            )
         for i, (leaf, event, is_complex) in enumerate(zip(leaves, self.events, self.complex, strict=True)):
             if not isinstance(leaf, Tensor):
                 number = ": write it in torch's operations" if isinstance(leaf, (float, int)) else ""
@@ -265,8 +267,30 @@ def hint_of_pair(out: Any) -> str:
     return "; if the second is something to report beside the value, pass has_aux=True" if pair else ""
 
 
-def _refuse_unusual(leaf: Tensor, name: str) -> NoReturn:
+def _hint(out: Any, z: Any) -> str:
+    """What to do about another structure."""
+    sequences = isinstance(out, (list, tuple)) and isinstance(z, (list, tuple)) and not isinstance(z, torch.Size)
+    if sequences and len(out) == len(z) and type(out) is not type(z):
+        return f": a {type(out).__name__} where z is a {type(z).__name__}"
+    return hint_of_pair(out)
+
+
+def check_numbers(t: Tensor, name: str) -> None:
+    """Raise unless this is an ordinary tensor with numbers in it.
+
+    Raises:
+        TypeError: it is nested, or on the meta device. CapabilityError: it is fake.
+    """
+    if t.is_nested or t.device.type == "meta" or tracers.is_fake(t):
+        refuse_unusual(t, name)
+
+
+def refuse_unusual(leaf: Tensor, name: str) -> NoReturn:
     """Say why no solver can compute with this tensor."""
+    if tracers.is_fake(leaf):
+        raise CapabilityError(tracers.NO_NUMBERS.format(what=f"fake tensors (FakeTensorMode), of which {name} is one,"))
+    if leaf.device.type == "meta":
+        raise TypeError(f"{name} is on the meta device, which holds no numbers: nothing can be solved there")
     if leaf.is_nested:
         raise TypeError(
             f"{name} is a nested tensor: pad it (torch.nested.to_padded_tensor), or solve its parts as a list"

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["called", "kind_of", "nearest", "of_operations", "option_error"]
+__all__ = ["COMPILED_ONCE", "called", "kind_of", "nearest", "of_operations", "option_error"]
 
 _IN_NUMPY = ("Can't call numpy()", "data pointer of Tensor that doesn't have storage", "to numpy array")
 _AS_NUMBERS = ("converted to Python scalars", "write it in torch's operations", "converted to a Scalar")
@@ -27,6 +27,12 @@ _OTHER_WORDS = {
     "linear_solve": ("linear_solver",), "solver": ("linear_solver",), "has_aux": (), "maxls": ("max_halvings",),
 }  # fmt: skip
 _OF_THE_SOLVE = ("rtol", "atol", "max_steps", "on_failure", "batch_dims", "in_dims", "trace", "callback", "norm")
+
+
+COMPILED_ONCE = (
+    "A function compiled by torch.compile has first derivatives only, and this solve, or its derivative, needs a second "
+    "one: give the function as it was before torch.compile, and compile what is around the solve"
+)
 
 
 def kind_of(value: Any) -> str:
@@ -64,10 +70,7 @@ def of_operations(text: str) -> str:
             " or keep NumPy in a solver of your own, @ik.implicit"
         )
     if "aot_autograd does not currently support double backward" in text:
-        return (
-            "A function compiled by torch.compile has first derivatives only, and this solve, or its derivative, needs a "
-            "second one: give the function as it was before torch.compile, and compile what is around the solve"
-        )
+        return COMPILED_ONCE
     if any(clause in text for clause in _AS_NUMBERS):
         return "math.cos(z), float(z) and z.item() make a number of a tensor, without derivative: torch.cos(z)"
     return ""

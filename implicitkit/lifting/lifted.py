@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapturedTensorError
 from implicitkit.foundation.trees import tree_flatten, tree_map, tree_unflatten
-from implicitkit.foundation.wording import called
+from implicitkit.foundation.written import FirstCalls
 from implicitkit.lifting.reach import Scope, can_keep, holds_compiled, modules_in_use, reachable_modules
 from implicitkit.lifting.watch import (
     Constants,
@@ -70,7 +70,7 @@ class Lifted:
         probe: the output of the first evaluation at the very ``z0`` and ``args``, if it was made on plain tensors and
             the function is pure; else ``None``.
         random: the function draws random numbers. cut: an evaluation since this was reset gave nothing tracked.
-        scope: what the function's variables and its modules' buffers were.
+        scope: what the function's variables and its modules' buffers were. call: how the function is called.
     """
 
     function: Callable[..., Any]
@@ -89,31 +89,30 @@ class Lifted:
     random: bool = False
     cut: bool = False
     scope: Scope | None = None
+    call: FirstCalls = field(default_factory=FirstCalls)
 
     def changes(self) -> list[str]:
         """What the function uses that is not as it was when it was lifted, in words (as far as it was noted)."""
         return self.scope.changes() if self.scope is not None else []
 
     def __call__(self, z: Any, theta: Sequence[Tensor]) -> Any:
-        if not self.guarded:
-            return self._evaluate(z, theta)
-        with modules_in_use:
+        with modules_in_use if self.guarded else contextlib.nullcontext():
             return self._evaluate(z, theta)
 
     def _evaluate(self, z: Any, theta: Sequence[Tensor]) -> Any:
         k, m = self.from_args, self.from_args + len(self.slots)
         args = self.rebuild(theta[:k])
         if not (self.slots or self.captured or self.frozen):
-            return called(self.function, z, args)
+            return self.call(self.function, z, args)
         # buffers that the function updates: each evaluation starts from a fresh copy
         slots = [*self.slots, *(places for places, _ in self.frozen)]
         tensors = [*theta[k:m], *(t.clone() for _, t in self.frozen)]
         in_modules = swapped(slots, tensors, len(self.slots), self.compiled) if slots else contextlib.nullcontext()
         if not self.captured:
             with in_modules:
-                return called(self.function, z, args)
+                return self.call(self.function, z, args)
         with in_modules, Substitute(dict(zip(map(id, self.captured), theta[m:], strict=True))):
-            return called(self.function, z, args)
+            return self.call(self.function, z, args)
 
     def on_the_spot(self, z: Any, theta: Sequence[Tensor]) -> Any:
         """The same value during the call that lifted, where the modules still hold their tensors."""
@@ -121,7 +120,7 @@ class Lifted:
             return self(z, theta)
         args = self.rebuild(theta[: self.from_args])
         with modules_in_use if self.guarded else contextlib.nullcontext():
-            return called(self.function, z, args)
+            return self.call(self.function, z, args)
 
 
 def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Callable[[Any], None]) -> Lifted:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import tracers
 
 __all__ = ["Scope", "can_keep", "holds_compiled", "modules_held", "modules_in_use", "reachable_modules"]
 
@@ -56,12 +56,12 @@ def reachable_modules(function: Any) -> tuple[list[nn.Module], bool]:
     found: list[nn.Module] = []
     seen: dict[int, Any] = {}
     _walk(function, found, seen, 0)
-    return found, any(map(compat.is_compiled, seen.values())) or holds_compiled(found)
+    return found, any(map(tracers.is_compiled, seen.values())) or holds_compiled(found)
 
 
 def holds_compiled(modules: Iterable[nn.Module]) -> bool:
     """Has ``torch.compile`` compiled one of these modules, or a module below one?"""
-    return any(compat.is_compiled(m) for module in modules for m in module.modules())
+    return any(tracers.is_compiled(m) for module in modules for m in module.modules())
 
 
 def can_keep(function: Any, modules: list[nn.Module]) -> bool:

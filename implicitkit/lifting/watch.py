@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import ImpureFunctionWarning, warn
 from implicitkit.foundation.trees import tree_flatten
+from implicitkit.foundation.written import IN_PLACE
 from implicitkit.lifting.overlay import replaced
 from implicitkit.lifting.reach import version
 
@@ -328,10 +329,7 @@ def purity(
     for i, (t, before) in enumerate(zip(given, versions, strict=True)):
         if version(t) != before:
             what = "its state z" if i < states else f"argument tensor number {i - states}"
-            raise RuntimeError(
-                f"the function changes {what} in place; an implicit equation needs a function without side effects: "
-                "use out-of-place operations, or clone first"
-            )
+            raise RuntimeError(IN_PLACE.format(what=what))
     changed = [
         (slots, t.detach().clone())
         for (slots, t), copy, now in zip(constants, copies, after, strict=True)

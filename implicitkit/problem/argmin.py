@@ -80,7 +80,7 @@ class Argmin(Problem):
         for number, constraint in enumerate(constraints):
             if not isinstance(constraint, Constraint):
                 raise TypeError(
-                    f"constraint {number} is {kind_of(constraint)}: wrap the function in ik.Equality (h = 0) or "
+                    f"constraints[{number}] is {kind_of(constraint)}: wrap the function in ik.Equality (h = 0) or "
                     "ik.Inequality (g <= 0; SciPy's 'ineq' has the other sign)"
                 )
         object.__setattr__(self, "constraints", constraints)
@@ -110,11 +110,6 @@ class Argmin(Problem):
                 "divergence: the minimum over its set would not be a fixed point of it; use the Euclidean one"
             )
         check_manifold(self, "constraints", "bounds", "prox", "project")
-        if self.bounds is not None and (not isinstance(self.bounds, (tuple, list)) or len(self.bounds) != 2):
-            raise ValueError(
-                "bounds must be a pair (lower, upper), each a number, a tensor like z or None; SciPy's list of pairs is "
-                "bounds=torch.tensor(pairs).unbind(1)"
-            )
         check_degenerate(self.degenerate)
         if self.degenerate == "smooth" and not any(c.one_sided for c in constraints):
             raise ValueError(
@@ -213,9 +208,18 @@ class Bounded:
 
 
 def as_bounds(bounds: Any) -> Any:
-    """``(lower, upper)`` with arrays as tensors; of SciPy's ``Bounds`` its two ends."""
-    ends = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") and hasattr(bounds, "ub") else bounds
-    return trees.from_arrays(ends)
+    """``(lower, upper)`` with arrays as tensors; of SciPy's ``Bounds`` its two ends.
+
+    Raises:
+        ValueError: not two of them.
+    """
+    ends = trees.from_arrays((bounds.lb, bounds.ub) if hasattr(bounds, "lb") and hasattr(bounds, "ub") else bounds)
+    if ends is not None and (not isinstance(ends, (tuple, list)) or len(ends) != 2):
+        raise ValueError(
+            "bounds must be a pair (lower, upper), each a number, a tensor like z or None; SciPy's list of pairs is "
+            f"bounds=torch.tensor(pairs).unbind(1); got {kind_of(ends)}"
+        )
+    return ends
 
 
 def _like(bound: Any, z0: Any, name: str) -> tuple[Any, ...]:

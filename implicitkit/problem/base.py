@@ -232,10 +232,11 @@ class Problem(Configured):
 
     def _what_is_said(self) -> None:
         check_options(self, has_aux=_FLAG)
-        if isinstance(self.jac_sparsity, str) and self.jac_sparsity != "auto":
-            raise ValueError(
+        said = self.jac_sparsity
+        if not (said is None or _is_pattern(said) or (isinstance(said, str) and said == "auto")):
+            raise (ValueError if isinstance(said, (str, tuple, list)) else TypeError)(
                 f"{self.title}: jac_sparsity must be 'auto', None, a sparse matrix or bandwidths (lower, upper), got "
-                f"{self.jac_sparsity!r}"
+                f"{said!r}"
             )
 
     @property
@@ -287,10 +288,19 @@ def check_symmetric(said: Operator, true: Operator, title: str) -> None:
         )
 
 
+def _is_pattern(given: Any) -> bool:
+    """May this say where a Jacobian has entries: a matrix, or bandwidths ``(lower, upper)``?"""
+    if isinstance(given, (tuple, list)):
+        return len(given) == 2 and all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in given)
+    return not isinstance(given, type) and hasattr(given, "shape") and len(given.shape) == 2
+
+
 def require_callable(problem: Problem, function: Any, role: str) -> None:
     """Raise unless ``function`` can be called, as the class of a module cannot."""
-    if isinstance(function, type) and issubclass(function, torch.nn.Module):
-        raise TypeError(f"{role}: got the class {function.__name__}: make an object of it first")
+    if isinstance(function, type):
+        raise TypeError(
+            f"{type(problem).__name__}: {role}: got the class {function.__name__}: make an object of it first"
+        )
     if not callable(function):
         form = _FORMS.get(role, f"{role}(z, *args): a function or an nn.Module")
         raise TypeError(f"{type(problem).__name__} needs a callable {form}; got {type(function).__name__}")

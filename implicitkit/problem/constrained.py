@@ -178,17 +178,20 @@ class ConstrainedMinimisation(Problem):
 
     def flat_saddle(self, kernel: Kernel, w: Tensor) -> Tensor:
         """``(dL/dz, h, g)``, ``(batch, n + m)``: its Jacobian is the symmetric ``[[d^2 L/dz^2, J'], [J, 0]]``."""
+        n = self.size
         out, pullback = autodiff.vjp(kernel, w)
-        weights = torch.cat([torch.ones_like(out[:, :1]), w[:, self.size :]], 1)
-        return torch.cat([pullback(weights)[0][:, : self.size], out[:, 1:]], 1)
+        slope = pullback(torch.cat([torch.ones_like(out[:, :1]), w[:, n:]], 1))[0][:, :n]
+        if not compat.transforms_active() and not bool(slope.any()):  # as at a first point, where no multiplier is
+            autodiff.refuse_hidden(lambda y: kernel(torch.cat([y, w[:, n:]], 1))[:, 0], w[:, :n].detach(), out[:, 0])
+        return torch.cat([slope, out[:, 1:]], 1)
 
     def flat_residual(self, kernel: Kernel, z: Tensor) -> Tensor:
+        return self.conditions(kernel, z, self.flat_saddle(kernel, z))
+
+    def conditions(self, kernel: Kernel, z: Tensor, saddle: Tensor) -> Tensor:
+        """The residual from :meth:`flat_saddle`: what holds at an optimum."""
         n = self.size
-        out, pullback = autodiff.vjp(kernel, z)
-        multipliers, values = z[:, n:], out[:, 1:]
-        slope = pullback(torch.cat([torch.ones_like(out[:, :1]), multipliers], 1))[0][:, :n]
-        if not compat.transforms_active() and not bool(slope.any()):  # as at a first point, where no multiplier is
-            autodiff.refuse_hidden(lambda y: kernel(torch.cat([y, z[:, n:]], 1))[:, 0], z[:, :n].detach(), out[:, 0])
+        slope, multipliers, values = saddle[:, :n], z[:, n:], saddle[:, n:]
         if self.prox is not None:
             slope = z[:, :n] - self.proximal(kernel, z[:, :n] - slope, 1.0)
         if not self.one_sided:

@@ -33,7 +33,7 @@ class Constraint:
                 f"{type(self).__name__} does not say what its values mean: use ik.Equality (h = 0) or ik.Inequality "
                 "(g <= 0), or define one_sided = False or True in the class"
             )
-        if not callable(self.function):
+        if not callable(self.function) or isinstance(self.function, type):
             raise TypeError(
                 f"{type(self).__name__} needs a callable (z, *args) -> tensor, got {type(self.function).__name__}"
             )

@@ -80,7 +80,7 @@ class InitialValue(Problem):
             raise ValueError(f"stages can be 7 at most (order 13), got {self.stages}")
         get_integrator(self.integrator)
         if not isinstance(self.t, Tensor):
-            object.__setattr__(self, "t", torch.as_tensor(self.t, device="cpu"))
+            object.__setattr__(self, "t", _times(self.t))
         if self.t.ndim != 1 or len(self.t) < 2:
             raise ValueError(f"t must hold two times or more, in one dimension; its shape is {tuple(self.t.shape)}")
         if self.event is not None and len(self.t) != 2:
@@ -214,3 +214,11 @@ def _unpacked(layout: Layout, z0: Any, y0: Tensor, later: Tensor) -> Any:
         lambda leaf: leaf.detach().unsqueeze(dims).expand(*leaf.shape[:dims], count, *leaf.shape[dims:]), z0
     )
     return Layout(alike, dims + 1).unpack(states.reshape(layout.batch * count, layout.size))
+
+
+def _times(t: Any) -> Tensor:
+    """Numbers as a tensor."""
+    try:
+        return torch.as_tensor(t, device="cpu")
+    except (RuntimeError, TypeError, ValueError):
+        raise TypeError(f"t must hold times, a tensor or a list of numbers, got {t!r}") from None

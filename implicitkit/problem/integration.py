@@ -43,7 +43,7 @@ def get_integrator(integrator: Any) -> Integrator:
     Raises:
         ValueError: an unknown name. TypeError: neither a name nor a function.
     """
-    if callable(integrator):
+    if callable(integrator) and not isinstance(integrator, type):
         return integrator
     if integrator == "dormand_prince":
         return dormand_prince

@@ -10,6 +10,8 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from implicitkit.foundation.options import check_options, flag, instance, one_of, string, whole
+
 __all__ = [
     "ARGMIN",
     "CONSTRAINED",
@@ -58,10 +60,19 @@ class Kind:
     solver: str = ""
 
     def __post_init__(self) -> None:
+        check_options(
+            self,
+            name=string(),
+            served_by=instance("a tuple of words", tuple),
+            returns=one_of(*_RETURNS),
+            iteration=flag(),
+            like_state=flag(),
+            flow=whole(),
+            symmetric=flag(),
+            solver=string(),
+        )
         if not self.name or not self.served_by:
-            raise ValueError("a Kind needs a name and at least one word in served_by")
-        if self.returns not in _RETURNS:
-            raise ValueError(f"returns must be one of {', '.join(map(repr, _RETURNS))}; got {self.returns!r}")
+            raise ValueError("a Kind needs a name, and at least one word in served_by")
         if self.flow not in (-1, 0, 1):
             raise ValueError(f"flow must be 1, -1 or 0 (not known), got {self.flow!r}")
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, trees
-from implicitkit.foundation.options import check_options, one_of, positive
+from implicitkit.foundation.options import check_options, function, one_of, positive
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.argmin import Argmin, as_bounds, tree_gradient
 from implicitkit.problem.base import Kernel, Problem, Restated, deeper, half_squared_norm, require_callable
@@ -19,7 +19,7 @@ from implicitkit.problem.chart import check_manifold, on_chart
 from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.problem.kind import LEAST_SQUARES, Kind
 from implicitkit.problem.robust import LOSSES, Robust
-from implicitkit.problem.scaling import Rescaled, divided, scales
+from implicitkit.problem.scaling import Rescaled, check_scales, divided, scales
 
 __all__ = ["LeastSquares"]
 
@@ -75,7 +75,9 @@ class LeastSquares(Problem):
         require_callable(self, self.residuals, "residuals")
         self._what_is_said()
         object.__setattr__(self, "bounds", as_bounds(self.bounds))
-        if not callable(self.loss):
+        if callable(self.loss):
+            check_options(self, loss=function("loss(squares)"))
+        else:
             check_options(self, loss=one_of(*LOSSES))
         if not isinstance(self.f_scale, Tensor):
             check_options(self, f_scale=positive())
@@ -86,6 +88,8 @@ class LeastSquares(Problem):
         check_manifold(self, "bounds")
         if isinstance(self.x_scale, str):
             check_options(self, x_scale=one_of("auto", "jac"))
+        elif self.manifold is None:
+            check_scales(self.x_scale)
 
     @property
     def function(self) -> Callable[..., Any]:

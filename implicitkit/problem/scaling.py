@@ -17,7 +17,21 @@ from torch import Tensor
 
 from implicitkit.foundation import compat, trees
 
-__all__ = ["Rescaled", "divided", "scales"]
+__all__ = ["Rescaled", "check_scales", "divided", "scales"]
+
+
+def check_scales(x_scale: Any) -> None:
+    """Raise unless ``x_scale`` is a tree of numbers and tensors, as far as can be said without the unknowns.
+
+    Raises:
+        TypeError: something else is in it. ValueError: a number that is not positive.
+    """
+    leaves = trees.tree_flatten(trees.from_arrays(x_scale))[0]
+    for leaf in leaves or [x_scale]:
+        if isinstance(leaf, bool) or not isinstance(leaf, (int, float, Tensor)):
+            raise TypeError(f"x_scale must be 'jac', a positive number or tensors of them, got {leaf!r}")
+        if not isinstance(leaf, Tensor) and not 0 < leaf < float("inf"):
+            raise ValueError("x_scale must be positive and finite")
 
 
 def scales(x_scale: Any, z0: Any) -> Any:

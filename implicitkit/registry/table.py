@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from implicitkit.foundation.errors import UnknownNameError
+from implicitkit.foundation.options import check_arguments, flag
 from implicitkit.foundation.wording import kind_of, option_error
 from implicitkit.registry import plugins
 
@@ -105,6 +106,7 @@ class Table:
     def register(self, name: str, override: bool) -> Callable[[T], T]:
         """A decorator that registers a class under ``name`` and sets the class's ``name``."""
         check_name(name)
+        check_arguments(f"register {name!r}", override=(flag(), override))
 
         def register(cls: T) -> T:
             if not inspect.isclass(cls):

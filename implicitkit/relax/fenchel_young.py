@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.options import Configured, at_least, check_options, function, optional
 from implicitkit.relax.envelope import envelope
 from implicitkit.relax.perturbed import Perturbed
 from implicitkit.sets.base import Projection
@@ -19,7 +20,7 @@ __all__ = ["FenchelYoung"]
 
 
 @dataclass(frozen=True)
-class FenchelYoung:
+class FenchelYoung(Configured):
     r"""``L(\theta, y) = max_p [<\theta, p> - \Omega(p)] + \Omega(y) - <\theta, y>``, not negative, zero where
     ``y = p*(\theta)``, the maximiser, and convex in ``\theta`` with the gradient ``p*(\theta) - y``.
 
@@ -48,16 +49,12 @@ class FenchelYoung:
     dims: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("predict", "regulariser"):
-            given = getattr(self, name)
-            if not callable(given) and not (name == "regulariser" and given is None):
-                raise TypeError(f"FenchelYoung: {name} must be callable, got {type(given).__name__}")
+        called = function()
+        check_options(self, predict=called, regulariser=optional(called), dims=at_least(1))
         if self.regulariser is None and not isinstance(self.predict, (Projection, Perturbed)):
             raise TypeError(
                 "FenchelYoung: a function needs its regulariser=; only projections and Perturbed bring their own"
             )
-        if not isinstance(self.dims, int) or self.dims < 1:
-            raise ValueError(f"FenchelYoung: dims must be at least 1, got {self.dims!r}")
         if isinstance(self.predict, Perturbed) and self.predict.dims != self.dims:
             raise ValueError(f"FenchelYoung: dims is {self.dims}, that of the Perturbed choice {self.predict.dims}")
 

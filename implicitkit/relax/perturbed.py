@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.options import Configured, at_least, check_options, function, one_of, optional, positive
 from implicitkit.relax.envelope import envelope
 from implicitkit.sets.constants import constants
 
@@ -20,7 +21,7 @@ _NOISES = ("normal", "gumbel")
 
 
 @dataclass(frozen=True)
-class Perturbed:
+class Perturbed(Configured):
     r"""``y(\theta) = E[choose(\theta + \sigma Z)]``, with ``choose(\theta) = argmax_{y \in C} <\theta, y>`` of any origin: a
     sort, a shortest path, a matching, a program in another language.
 
@@ -62,18 +63,16 @@ class Perturbed:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not callable(self.choose):
-            raise TypeError(f"Perturbed: choose must be callable, got {type(self.choose).__name__}")
-        if not isinstance(self.samples, int) or self.samples < 2:
-            raise ValueError(f"Perturbed: samples must be an integer of at least 2, got {self.samples!r}")
-        if not isinstance(self.sigma, (int, float)) or not self.sigma > 0:
-            raise ValueError(f"Perturbed: sigma must be a positive number, got {self.sigma!r}")
-        if self.noise not in _NOISES:
-            raise ValueError(f"Perturbed: noise must be one of {', '.join(map(repr, _NOISES))}, got {self.noise!r}")
-        if not isinstance(self.dims, int) or self.dims < 1:
-            raise ValueError(f"Perturbed: dims must be at least 1, got {self.dims!r}")
-        if self.batch not in ("native", "loop"):
-            raise ValueError(f"Perturbed: batch must be 'native' or 'loop', got {self.batch!r}")
+        check_options(
+            self,
+            choose=function("choose(theta)"),
+            samples=at_least(2),
+            sigma=positive(),
+            noise=one_of(*_NOISES),
+            dims=at_least(1),
+            batch=one_of("native", "loop"),
+            seed=optional(at_least(0)),
+        )
 
     def __call__(self, theta: Tensor) -> Tensor:
         """The mean choice, of the shape of ``theta``."""

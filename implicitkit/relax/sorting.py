@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.options import check_arguments, flag, or_tensor, positive
 from implicitkit.sets.base import against
 from implicitkit.sets.cones import Monotone
 
 __all__ = ["soft_rank", "soft_sort"]
 
+_STRENGTH, _FLAG = or_tensor(positive()), flag()
 _FALLING = Monotone(decreasing=True)
 
 
@@ -43,7 +45,7 @@ def soft_sort(v: Tensor, strength: Any = 1.0, *, descending: bool = False) -> Te
         TypeError: ``v`` is not a real floating-point tensor.
         ValueError: ``v`` is a single number, or ``strength`` not positive.
     """
-    strength = _checked("soft_sort", v, strength)
+    strength = _checked("soft_sort", v, strength, descending)
     if not descending:
         return -soft_sort(-v, strength, descending=True)
     w = v.sort(dim=-1, descending=True).values
@@ -72,7 +74,7 @@ def soft_rank(v: Tensor, strength: Any = 1.0, *, descending: bool = False) -> Te
         TypeError: ``v`` is not a real floating-point tensor.
         ValueError: ``v`` is a single number, or ``strength`` not positive.
     """
-    strength = _checked("soft_rank", v, strength)
+    strength = _checked("soft_rank", v, strength, descending)
     z = (-v if descending else v) / against(strength, v)
     ordered, order = z.sort(dim=-1, descending=True)
     moved = _FALLING.project(ordered - _rho(v))
@@ -84,13 +86,12 @@ def _rho(v: Tensor) -> Tensor:
     return torch.arange(v.shape[-1], 0, -1, dtype=v.dtype, device=v.device)
 
 
-def _checked(name: str, v: Any, strength: Any) -> Any:
+def _checked(name: str, v: Any, strength: Any, descending: Any) -> Any:
     if not isinstance(v, Tensor) or not v.is_floating_point():
         raise TypeError(
             f"{name} takes a real floating-point tensor, got {v.dtype if isinstance(v, Tensor) else type(v).__name__}"
         )
     if v.ndim == 0:
         raise ValueError(f"{name} orders the last dimension, and a single number has none")
-    if not isinstance(strength, Tensor) and not (isinstance(strength, (int, float)) and strength > 0):
-        raise ValueError(f"{name}: strength must be a positive number or a tensor, got {strength!r}")
+    check_arguments(name, strength=(_STRENGTH, strength), descending=(_FLAG, descending))
     return strength

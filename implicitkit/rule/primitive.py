@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, compat
+from implicitkit.foundation import autodiff, compat, tracers
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.operators import Operator
 from implicitkit.system import System
@@ -72,7 +72,7 @@ def root(request: ImplicitSolve, z0: Tensor, theta: Sequence[Tensor]) -> tuple[T
 
 class _Root(compat.Function):
     @staticmethod
-    @compat.opaque_to_compile
+    @tracers.opaque_to_compile
     @compat.outside_inference
     def forward(request: ImplicitSolve, z0: Tensor, *theta: Tensor) -> tuple[Tensor, Tensor | None]:
         return request.find(z0.detach(), [t.detach() for t in theta])
@@ -88,7 +88,7 @@ class _Root(compat.Function):
         ctx.save_for_forward(z, *theta)
 
     @staticmethod
-    @compat.opaque_to_compile
+    @tracers.opaque_to_compile
     @compat.outside_inference
     def backward(ctx: Any, g: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         # read once: non-reentrant checkpointing allows no more; a pullback may be called after its transform has ended
@@ -116,7 +116,7 @@ class _Root(compat.Function):
         return (None, start, *grads)
 
     @staticmethod
-    @compat.opaque_to_compile
+    @tracers.opaque_to_compile
     @compat.outside_inference
     def jvp(ctx: Any, _request: Any, _z0: Any, *tangents: Tensor | None) -> tuple[Tensor, None]:
         request = ctx.request
@@ -132,7 +132,7 @@ class _Root(compat.Function):
             return _solved(request, False, z, -b, theta), None
 
     @staticmethod
-    @compat.opaque_to_compile
+    @tracers.opaque_to_compile
     def vmap(info: Any, in_dims: tuple[Any, ...], request: ImplicitSolve, z0: Tensor, *theta: Tensor) -> Any:
         batch, (_, z_dim, *dims) = info.batch_size, in_dims
         flat = _front(z0, z_dim, batch).reshape(-1, request.system.size)
@@ -147,7 +147,7 @@ class _LinSolve(compat.Function):
     """
 
     @staticmethod
-    @compat.opaque_to_compile
+    @tracers.opaque_to_compile
     @compat.outside_inference
     def forward(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, *theta: Tensor) -> Tensor:
         _refuse_batched_below(b)
@@ -163,7 +163,7 @@ class _LinSolve(compat.Function):
         ctx.save_for_forward(output, z, *theta)
 
     @staticmethod
-    @compat.opaque_to_compile
+    @tracers.opaque_to_compile
     @compat.outside_inference
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, z, *theta = compat.unwrap_dead_wrappers(ctx.saved_tensors)
@@ -189,7 +189,7 @@ class _LinSolve(compat.Function):
         return (None, None, z_grad, w, *grads)
 
     @staticmethod
-    @compat.opaque_to_compile
+    @tracers.opaque_to_compile
     @compat.outside_inference
     def jvp(
         ctx: Any, _request: Any, _transposed: Any, dz: Tensor | None, db: Tensor | None, *dtheta: Tensor | None
@@ -208,7 +208,7 @@ class _LinSolve(compat.Function):
             return _solved(request, transposed, z, rhs - change, theta)
 
     @staticmethod
-    @compat.opaque_to_compile
+    @tracers.opaque_to_compile
     def vmap(
         info: Any,
         in_dims: tuple[Any, ...],

@@ -53,6 +53,8 @@ def check_point(v: Any, of: Any, does: str) -> Tensor:
         raise TypeError(
             f"{does} real floating-point tensors, got {v.dtype if isinstance(v, Tensor) else type(v).__name__}"
         )
+    if v.is_nested:
+        trees.check_numbers(v, "the point")
     dims = 0 if of.separable else of.dims
     if v.ndim < dims or 0 in v.shape[v.ndim - dims :]:
         what = "vectors (the last dimension)" if dims == 1 else "matrices (the last two dimensions)"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import tracers
 
 __all__ = ["constants"]
 
@@ -30,7 +30,7 @@ def constants(function: Callable[..., Any], *inputs: Tensor) -> Any:
 
 class _Constants(Function):
     @staticmethod
-    @compat.opaque_to_compile
+    @tracers.opaque_to_compile
     def forward(function: Callable[..., Any], *inputs: Tensor) -> Any:
         with torch.no_grad():
             return function(*inputs)
@@ -44,7 +44,7 @@ class _Constants(Function):
         raise RuntimeError("constants have no derivative")
 
     @staticmethod
-    @compat.opaque_to_compile
+    @tracers.opaque_to_compile
     def vmap(info: Any, in_dims: tuple[int | None, ...], function: Callable[..., Any], *inputs: Tensor) -> Any:
         moved = [
             t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import ConvergenceWarning, warn
-from implicitkit.foundation.options import check_call
+from implicitkit.foundation.options import at_least, check_arguments, check_call, flag
 from implicitkit.foundation.trees import from_arrays, from_numbers
 from implicitkit.foundation.wording import kind_of
 from implicitkit.reporting import raise_in_words
@@ -96,10 +96,12 @@ def curve_fit(
         raise TypeError(
             f"curve_fit takes the model first, f(xdata, *p), then xdata and ydata; its first argument is {kind_of(f)}"
         )
+    given = {"absolute_sigma": (flag(), absolute_sigma), "has_aux": (flag(), has_aux)}
+    check_arguments("curve_fit", batch_dims=(at_least(0), batch_dims), **given)
     ydata = _tensor(ydata)
     xdata = from_numbers(from_arrays(xdata), ydata)
     sigma = None if sigma is None else _tensor(sigma, ydata)
-    if isinstance(sigma, (int, float)) and isinstance(ydata, Tensor):
+    if type(sigma) in (int, float) and isinstance(ydata, Tensor):
         sigma = torch.full_like(ydata, sigma)
     p0 = _ones(f, ydata, batch_dims) if p0 is None else _tensor(p0, ydata)
     _check(ydata, p0, sigma, batch_dims)

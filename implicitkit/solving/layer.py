@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.options import at_least, check_arguments, flag, not_negative, optional
 from implicitkit.foundation.trees import Layout, as_state, tree_flatten
 from implicitkit.problem.base import Problem
+from implicitkit.reporting import check_policy
+from implicitkit.rule.catalogue import get_rule
 from implicitkit.solution import Solution
 from implicitkit.solver.user_solver import UserSolver
 from implicitkit.solving.verbs import solve
@@ -63,6 +66,7 @@ def implicit(
         A decorator.  The decorated function returns ``z``; its attribute ``solve`` does the same and returns the whole
         :class:`~implicitkit.Solution` (``info`` is its ``aux``).
 
+    Raises (at once): TypeError, ValueError: an option that cannot be.
     Raises (when called):
         ConvergenceError: the residual at the point returned is too large, or the solver raised.
         TypeError: arguments that do not fit the solver; no pair with ``has_aux=True``.
@@ -71,6 +75,17 @@ def implicit(
         raise TypeError(
             f"ik.implicit needs a problem, as in @ik.implicit(ik.Root(residual)); got {type(problem).__name__}"
         )
+    check_policy(on_failure)
+    tolerance = optional(not_negative())
+    check_arguments(
+        "ik.implicit",
+        batch_dims=(at_least(0), batch_dims),
+        rtol=(tolerance, rtol),
+        atol=(tolerance, atol),
+        has_aux=(flag(), has_aux),
+    )
+    if not (isinstance(rule, str) and rule == "auto"):
+        get_rule(rule)
     if has_aux and problem.has_aux:
         raise ValueError(
             "has_aux=True of ik.implicit is what the solver returns beside z, and that of the problem what its function "

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.tracers import opaque_to_compile, refuse_tracing
 from implicitkit.foundation.trees import Layout, as_args, as_state, from_arrays, tree_flatten, tree_map
 from implicitkit.lifting.lifted import Lifted, check_solution, lift, lift_closed
 from implicitkit.lifting.watch import Ordinary, resolve
@@ -28,7 +29,6 @@ from implicitkit.reporting import (
     failure_hint,
     plain_solution,
     raise_in_words,
-    refuse_tracing,
     report_failure,
 )
 from implicitkit.rule.base import Rule
@@ -50,7 +50,7 @@ from implicitkit.system import System, check_output
 __all__ = ["argmin", "fixed_point", "least_squares", "root", "solve", "steady_state"]
 
 
-@compat.opaque_to_compile
+@opaque_to_compile
 def solve(
     problem: Problem,
     z0: Any = None,
@@ -209,7 +209,7 @@ def _solve(
     return solution
 
 
-@compat.opaque_to_compile
+@opaque_to_compile
 def root(
     residual: Callable[..., Any], z0: Any = None, args: Any = (), *, bracket: Any = None, **options: Any
 ) -> Solution:
@@ -234,14 +234,14 @@ def root(
     return solve(problem, z0, args, **options)
 
 
-@compat.opaque_to_compile
+@opaque_to_compile
 def fixed_point(map: Callable[..., Any], z0: Any, args: Any = (), **options: Any) -> Solution:
     """``solve(FixedPoint(map), z0, args, **options)``: ``map(z, *args) = z``."""
     structure = _structure(options)
     return solve(FixedPoint(map, **structure), z0, args, **options)
 
 
-@compat.opaque_to_compile
+@opaque_to_compile
 def argmin(
     objective: Callable[..., Any],
     z0: Any,
@@ -272,7 +272,7 @@ def argmin(
     return solve(problem, z0, args, **options)
 
 
-@compat.opaque_to_compile
+@opaque_to_compile
 def least_squares(
     residuals: Callable[..., Any],
     z0: Any,
@@ -302,7 +302,7 @@ def least_squares(
     return solve(problem, z0, args, **options)
 
 
-@compat.opaque_to_compile
+@opaque_to_compile
 def steady_state(rhs: Callable[..., Any], z0: Any, args: Any = (), **options: Any) -> Solution:
     """``solve(SteadyState(rhs), z0, args, **options)``: ``dz/dt = rhs(z, *args) = 0``."""
     structure = _structure(options)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from implicitkit.foundation.options import between, check_arguments, flag, instance, optional
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.testing.checks import CHECKS, Check, Subject
 
@@ -125,19 +126,36 @@ def check_solver(
         UnknownNameError, TypeError, ValueError: no such solver or check.
     """
     configured = get_solver(solver)
-    expected = dict(expected_failed_checks or {})
+    expected = _expected("check_solver", expected_failed_checks, accuracy)
+    check_arguments("check_solver", raise_on_failure=(flag(), raise_on_failure))
+    if isinstance(checks, str) or not (checks is None or isinstance(checks, Iterable)):
+        raise TypeError(f"check_solver: checks must be a list of names of checks, or None for all; got {checks!r}")
     names = list(CHECKS) if checks is None else list(checks)
-    for name in [*names, *expected]:
-        if name not in CHECKS:
-            raise ValueError(f"there is no check {name!r}; the checks are {', '.join(CHECKS)}")
-    if not 0 < accuracy < 1:
-        raise ValueError(f"accuracy must lie between 0 and 1, got {accuracy}")
+    for name in names:
+        _check_name(name)
     subject = Subject(configured, accuracy)
     label = solver if isinstance(solver, str) else getattr(configured, "name", "") or type(configured).__name__
     report = ConformanceReport(label, tuple(_run(CHECKS[name], subject, expected.get(name)) for name in names))
     if raise_on_failure and not report.passed:
         raise ConformanceError(report)
     return report
+
+
+def _expected(of: str, given: Any, accuracy: Any) -> dict[str, str]:
+    """Which checks are known to fail, and why; raises for what cannot be."""
+    check_arguments(
+        of,
+        accuracy=(between(0, 1), accuracy),
+        expected_failed_checks=(optional(instance("a dict, {check: why it fails}", Mapping)), given),
+    )
+    for name in given or ():
+        _check_name(name)
+    return dict(given or {})
+
+
+def _check_name(name: Any) -> None:
+    if name not in CHECKS:
+        raise ValueError(f"there is no check {name!r}; the checks are {', '.join(CHECKS)}")
 
 
 def _run(check: Check, subject: Subject, expected: str | None) -> CheckResult:
@@ -185,7 +203,9 @@ def parametrize_with_checks(
     """
     import pytest
 
-    expected = dict(expected_failed_checks or {})
+    expected = _expected("parametrize_with_checks", expected_failed_checks, accuracy)
+    if isinstance(solvers, str) or not isinstance(solvers, Iterable):
+        raise TypeError(f"parametrize_with_checks: solvers must be a list of solvers, got {solvers!r}")
     rows = []
     for solver in solvers:
         label = solver if isinstance(solver, str) else repr(solver)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.options import at_least, check_arguments, one_of, torch_dtype
 from implicitkit.problem.argmin import Argmin
 from implicitkit.problem.base import Problem
 from implicitkit.problem.fixed_point import FixedPoint
@@ -186,6 +187,13 @@ def known_problems(
     kind: str, *, batch: int, size: int, dtype: torch.dtype = torch.float64, device: str = "cpu"
 ) -> list[Known]:
     """The problems of one kind, with solutions drawn from the unit normal distribution (always the same ones)."""
+    check_arguments(
+        "known_problems",
+        kind=(one_of(*KNOWN), kind),
+        batch=(at_least(1), batch),
+        size=(at_least(1), size),
+        dtype=(torch_dtype(), dtype),
+    )
     generator = torch.Generator("cpu").manual_seed(0)
     z = torch.randn(batch, size, generator=generator, dtype=torch.float64, device="cpu").to(device, dtype)
     return [build(z) for build in KNOWN[kind]]

@@ -31,7 +31,7 @@ from implicitkit_cvxpy.variables import Variables
 __all__ = ["ConvexLayer"]
 
 
-class ConvexLayer(nn.Module):
+class ConvexLayer(extend.Configured, nn.Module):
     r"""The solution of a parametrised convex program as a differentiable function of its parameters.
 
         layer = ConvexLayer(problem, parameters=[A, b], variables=[x])      # as cvxpylayers' CvxpyLayer
@@ -98,10 +98,15 @@ class ConvexLayer(nn.Module):
         super().__init__()
         extend.check_degenerate(degenerate)
         extend.check_policy(on_failure)
-        if not (smoothing > 0 and math.isfinite(smoothing)):
-            raise ValueError(f"smoothing must be a positive number, got {smoothing!r}")
-        if canon_backend not in (None, "diffcp", "cuclarabel"):
-            raise ValueError(f"canon_backend must be None or 'diffcp', got {canon_backend!r}")
+        options = extend.options
+        options.check_arguments(
+            "ConvexLayer",
+            gp=(options.flag(), gp),
+            verbose=(options.flag(), verbose),
+            canon_backend=(options.optional(options.one_of("diffcp", "cuclarabel")), canon_backend),
+            solver_args=(options.optional(options.instance("a dict of options", dict)), solver_args),
+            smoothing=(options.between(0, math.inf), smoothing),
+        )
         check_problem(problem, parameters, variables, gp)
         program = canonicalise(problem, list(parameters), list(variables), gp)
         self.degenerate, self.on_failure, self.verbose, self.gp = degenerate, on_failure, verbose, gp
@@ -153,6 +158,7 @@ class ConvexLayer(nn.Module):
             ProgramError: infeasible, unbounded, not solved, invalid data; names the samples.  It is a
                 ``cvxpy.SolverError`` too.
         """
+        extend.refuse_tracing()
         values = self._parameters_in.check(parameters)
         lead, dtype = self._parameters_in.batch(values), self._parameters_in.dtype(values)
         if 0 in lead:

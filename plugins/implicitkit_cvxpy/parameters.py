@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from implicitkit import extend
 from implicitkit_cvxpy.affine import Vector
 from implicitkit_cvxpy.compat import CanonicalProgram
 
@@ -92,6 +93,7 @@ class Parameters:
         tensors = []
         for value, declared in zip(values, self.declared, strict=True):
             tensor = value if isinstance(value, Tensor) else _tensor(value, declared.name)
+            extend.trees.check_numbers(tensor, f"parameter {declared.name}")
             if not tensor.is_floating_point():
                 if tensor.is_complex():
                     raise TypeError(f"parameter {declared.name} got a complex tensor; cvxpy parameters here are real")

@@ -1,8 +1,8 @@
 """The private names of torch that are used, held to their contract; and the traps of torch that say nothing.
 
-The first half fails when a release of torch moves or changes what ``foundation/compat.py`` relies on.  The second half
-holds one row for every way known to us in which a derivative of an implicit function is lost without an error:
-ours must be right, or refuse.
+The first half fails when a release of torch moves or changes what ``foundation/compat.py`` and ``tracers.py`` rely on.
+The second half holds one row for every way known to us in which a derivative of an implicit function is lost without an
+error: ours must be right, or refuse.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
 import implicitkit as ik
-from implicitkit.foundation import compat
+from implicitkit.foundation import compat, tracers
 
 D = torch.float64
 TIGHT: dict[str, Any] = {"rtol": 1e-13, "atol": 1e-13}
@@ -359,13 +362,13 @@ def opaque_to_compile() -> None:
         """What it does."""
         return b + a
 
-    wrapped = compat.opaque_to_compile(original)
+    wrapped = tracers.opaque_to_compile(original)
     assert inspect.signature(wrapped) == inspect.signature(original)
     assert (wrapped.__name__, wrapped.__doc__) == ("original", "What it does.")
     assert torch.equal(wrapped(1, torch.ones(1)), torch.full((1,), 2.0))
     seen: list[bool] = []
 
-    @compat.opaque_to_compile
+    @tracers.opaque_to_compile
     def outside(x: Tensor) -> Tensor:
         seen.append(torch.compiler.is_compiling())
         return x + float(x.sum())  # .item() would be refused inside
@@ -427,9 +430,9 @@ def dispatch() -> None:
     """A mode sees every operation below autograd by its name, and whether it writes; dynamo is not imported for it."""
     seen: list[tuple[str, bool]] = []
 
-    class Watch(compat.TorchDispatchMode):
+    class Watch(tracers.TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(compat.operation(func))
+            seen.append(tracers.operation(func))
             return func(*args, **(kwargs or {}))
 
     x = torch.ones(2)
@@ -482,9 +485,69 @@ def is_compiled() -> None:
     in_place.compile(backend="eager")
     compiled = torch.compile(plain, backend="eager"), torch.compile(nn.Linear(2, 2), backend="eager")
     for x in (*compiled, WithMethod(2, 2), own, in_place):
-        assert compat.is_compiled(x), x
+        assert tracers.is_compiled(x), x
     for x in (plain, torch.compiler.disable(plain), nn.Linear(2, 2), ik.fixed_point, TWO, None):
-        assert not compat.is_compiled(x), x
+        assert not tracers.is_compiled(x), x
+
+
+def unseen() -> None:
+    class Counting(TorchFunctionMode):
+        seen = 0
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Counting.seen += 1
+            return func(*args, **(kwargs or {}))
+
+    with Counting():
+        TWO.clone()
+        before = Counting.seen
+        with compat.unseen():
+            TWO.detach().clone()
+    assert 0 < before == Counting.seen
+
+
+def refuse_tracing() -> None:
+    tracers.refuse_tracing()
+    refused: list[str] = []
+
+    def run(*anything: Any) -> Tensor:
+        try:
+            tracers.refuse_tracing()
+        except ik.CapabilityError as error:
+            refused.append(str(error))
+        return TWO
+
+    class Layer(nn.Module):
+        forward = run
+
+    make_fx(run)(TWO)
+    torch.fx.symbolic_trace(lambda x: run(x))
+    with FakeTensorMode():
+        run()
+    torch.compile(run, backend="eager")()
+    run()
+    wanted = ("torch.func.linearize", "torch.fx.symbolic_trace", "FakeTensorMode")
+    assert len(refused) == 3 and all(word in text for word, text in zip(wanted, refused, strict=True)), refused
+
+
+def is_fake() -> None:
+    with FakeTensorMode():
+        fake = torch.ones(2)
+    assert tracers.is_fake(fake) and not tracers.is_fake(TWO) and not tracers.is_fake(torch.ones(2, device="meta"))
+    assert "FakeTensorMode" in tracers.NO_NUMBERS.format(what="tensors inside FakeTensorMode")
+
+
+def lost_second_derivative() -> None:
+    z, x = torch.full((3,), 0.5, dtype=D, requires_grad=True), torch.ones(3, dtype=D)
+
+    def cube(z: Tensor, x: Tensor) -> Tensor:
+        return (z - x).pow(3).sum()
+
+    for function, lost in ((cube, False), (torch.compile(cube, backend="aot_eager"), True)):
+        value = function(z.view_as(z), x)
+        (g,) = torch.autograd.grad(value + z.square().sum(), z, create_graph=True)
+        assert not tracers.lost_second_derivative(value)
+        assert tracers.lost_second_derivative(g) == lost
 
 
 CONTRACTS: dict[str, Callable[[], None]] = {
@@ -497,7 +560,12 @@ CONTRACTS: dict[str, Callable[[], None]] = {
     "has_forward_level": has_forward_level,
     "has_tangent": has_tangent,
     "in_inference": inference,
+    "NO_NUMBERS": is_fake,
     "is_compiled": is_compiled,
+    "is_fake": is_fake,
+    "lost_second_derivative": lost_second_derivative,
+    "refuse_tracing": refuse_tracing,
+    "unseen": unseen,
     "is_legacy_batched": is_legacy_batched,
     "below_legacy_batch": below_legacy_batch,
     "is_wrapped": is_wrapped,
@@ -522,13 +590,14 @@ CONTRACTS: dict[str, Callable[[], None]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize("name", CONTRACTS)
 def test_contract(name: str) -> None:
     CONTRACTS[name]()
 
 
 def test_every_name_has_a_contract() -> None:
-    assert sorted(CONTRACTS) == sorted(compat.__all__)
+    assert sorted(CONTRACTS) == sorted([*compat.__all__, *tracers.__all__])
 
 
 def test_importing_does_not_load_the_compiler() -> None:
@@ -1006,9 +1075,9 @@ def test_a_map_that_differentiates_keeps_no_graph(captured: bool) -> None:
 def test_a_dispatch_mode_sees_what_autograd_and_functorch_do() -> None:
     seen: list[tuple[str, bool]] = []
 
-    class Watch(compat.TorchDispatchMode):
+    class Watch(tracers.TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(compat.operation(func))
+            seen.append(tracers.operation(func))
             return func(*args, **(kwargs or {}))
 
     x = randn(3).requires_grad_()

@@ -28,6 +28,7 @@ LIBRARY = sorted((ROOT / "implicitkit").rglob("*.py"))
 PLUGINS = sorted((ROOT / "plugins").rglob("*.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
+HOMES = ("compat.py", "tracers.py")  # where private names of other libraries may be
 PRIVATE = re.compile(
     r"^(torch\._|torch\.utils\._|torch\.autograd\.forward_ad\._|forward_ad\._|fwAD\._|(scipy|cvxpy)(\.\w+)*\._)"
 )
@@ -179,14 +180,15 @@ def test_source_file(path: Path) -> None:
     source = path.read_text()
     assert weak_spots(source) == []
     assert ast.get_docstring(ast.parse(source)), "a module says what it is for"
-    if "compat" not in path.stem:
-        assert private_names(source) == [], "private names of other libraries belong into the compatibility module"
+    if path.name not in HOMES:
+        assert private_names(source) == [], "private names of other libraries belong into the compatibility modules"
     if path in PLUGINS:
         assert behind_the_api(source) == [], "a plugin uses nothing but the public API"
 
 
-def test_the_compatibility_module_is_where_the_private_names_are() -> None:
-    assert private_names((ROOT / "implicitkit" / "foundation" / "compat.py").read_text())
+@pytest.mark.parametrize("name", HOMES)
+def test_the_compatibility_modules_are_where_the_private_names_are(name: str) -> None:
+    assert private_names((ROOT / "implicitkit" / "foundation" / name).read_text())
 
 
 @pytest.mark.parametrize(

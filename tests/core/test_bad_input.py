@@ -145,6 +145,9 @@ REFUSED: dict[str, Row] = {
     "another structure": (
         lambda: ik.root(lambda z: [z["a"]], {"a": zeros(2)}), TypeError,
         r"another structure than z: got \[\(2,\)\], z is \{'a': \(2,\)\}"),
+    "a tuple for a list": (
+        lambda: ik.root(lambda z: tuple(z), [zeros(2), zeros(1)]), TypeError,
+        r"got \(\(2,\), \(1,\)\), z is \[\(2,\), \(1,\)\]: a tuple where z is a list"),
     "a leaf too few": (
         lambda: ik.root(lambda z: {"a": z["a"]}, {"a": zeros(2), "b": zeros(1)}), TypeError, r"another structure than z"),
     "another dtype": (
@@ -302,9 +305,9 @@ REFUSED: dict[str, Row] = {
         TypeError, r"constraints among them, are called as f\(z, \*args\): here with z and 1 argument$"),
     "SciPy's constraints": (
         lambda: ik.argmin(square, zeros(3), constraints={"type": "eq", "fun": square}), TypeError,
-        r"constraint 0 is a dict: wrap the function in ik\.Equality"),
+        r"constraints\[0\] is a dict: wrap the function in ik\.Equality"),
     "a bare function as a constraint": (
-        lambda: ik.argmin(square, zeros(3), constraints=square), TypeError, r"constraint 0 is a function: wrap"),
+        lambda: ik.argmin(square, zeros(3), constraints=square), TypeError, r"constraints\[0\] is a function: wrap"),
     "SciPy's bounds": (
         lambda: ik.argmin(square, zeros(2), bounds=[(0, 1), (0, 1)]), ValueError, r"list of pairs.*unbind\(1\)"),
     "a standard deviation of zero": (

@@ -49,7 +49,7 @@ OPTIONS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "solver_class_of_torch_optim": (_solve(solver=torch.optim.Adam), ("TorchOptim", "torch_optim", "optim.")),
     "solver_number": (_solve(solver=3), ("solver",)),
     "rule_unknown": (_solve(rule="implicite"), ("implicit",)),
-    "linear_solver_unknown": (_solve(rule=ik.Implicit(linear_solver="gmress")), ("gmres",)),
+    "linear_solver_unknown": (lambda: ik.Implicit(linear_solver="gmress"), ("gmres",)),
     "keyword_tol": (_solve(tol=1e-3), ("rtol",)),
     "keyword_maxiter": (_solve(maxiter=3), ("max_steps",)),
     "z0_integers": (lambda: ik.root(lambda z: z - 1, torch.zeros(2, dtype=torch.int64)), ("z0", "dtype")),

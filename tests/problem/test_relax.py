@@ -232,7 +232,7 @@ def test_it_learns_through_a_choice() -> None:
         (lambda: ik.relax.soft_sort(torch.arange(3)), TypeError, "floating-point"),
         (lambda: ik.relax.soft_sort(torch.tensor(1.0)), ValueError, "single number"),
         (lambda: ik.relax.soft_rank(torch.ones(3), 0.0), ValueError, "strength"),
-        (lambda: ik.relax.soft_rank(torch.ones(3), "1"), ValueError, "strength"),
+        (lambda: ik.relax.soft_rank(torch.ones(3), "1"), TypeError, "strength"),
         (lambda: ik.relax.FenchelYoung(torch.sigmoid), TypeError, "regulariser"),
         (lambda: ik.relax.FenchelYoung(3), TypeError, "predict must be callable"),
         (lambda: ik.relax.FenchelYoung(ik.project.simplex(), dims=0), ValueError, "dims"),

@@ -1,0 +1,174 @@
+"""What records a program instead of running it, or watches it run: ``torch.compile``, exporters and tracers, dispatch modes.
+The private names of torch for them, as in :mod:`compat`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils import _python_dispatch
+
+from implicitkit.foundation.errors import CapabilityError
+
+__all__ = [
+    "NO_NUMBERS",
+    "TorchDispatchMode",
+    "is_compiled",
+    "is_fake",
+    "lost_second_derivative",
+    "opaque_to_compile",
+    "operation",
+    "refuse_tracing",
+]
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+NO_NUMBERS = (
+    "a solve needs numbers, and {what} have none: how many steps it takes depends on values. Its solution has the shapes, "
+    "dtypes and device of z0: torch.empty_like(z0) stands for it"
+)
+_MODES: Any = torch._C._TorchDispatchModeKey
+_COMPILED_TWICE = "CompiledFunctionBackwardBackward"
+
+
+# --- what only records
+def refuse_tracing() -> None:
+    """Raise where operations are recorded (``torch.jit.trace``, ``torch.onnx.export``, ``torch.export``, ``make_fx`` and so
+    ``torch.func.linearize``, ``torch.fx.symbolic_trace``), or shapes inferred from tensors without numbers
+    (``FakeTensorMode``): the steps of one solve would be those of every input.
+
+    Raises:
+        CapabilityError: one of these is at work.
+    """
+    if torch.jit.is_tracing() or torch.compiler.is_exporting():
+        raise CapabilityError(
+            "a solve cannot be traced or exported (torch.jit.trace, torch.onnx.export, torch.export): how many steps it "
+            "takes depends on values, and the graph would hold those of one input. Export the parts around it, or a loop "
+            "of your own with a fixed number of evaluations of the function"
+        )
+    recorder = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    if recorder is not None and recorder.get_proxy_mode() is not None:
+        raise CapabilityError(
+            "a solve cannot be recorded (torch.func.linearize, make_fx): how many steps it takes depends on values. Use "
+            "torch.func.jvp, or torch.func.vjp of vjp, for products with the Jacobian of a solve"
+        )
+    if getattr(sys.modules.get("torch.fx._symbolic_trace"), "_is_fx_tracing_flag", False):
+        raise CapabilityError(
+            "a solve cannot be traced (torch.fx.symbolic_trace): how many steps it takes depends on values. Make the layer "
+            "with the solve a leaf (a torch.fx.Tracer whose is_leaf_module says so), or wrap the call (torch.fx.wrap)"
+        )
+    if torch._C._get_dispatch_mode(_MODES.FAKE) is not None:
+        raise CapabilityError(NO_NUMBERS.format(what="tensors inside FakeTensorMode"))
+
+
+def is_fake(t: Tensor) -> bool:
+    """Is this a fake tensor, which has a shape and no numbers?"""
+    module = sys.modules.get("torch._subclasses.fake_tensor")
+    return module is not None and isinstance(t, module.FakeTensor)
+
+
+def lost_second_derivative(t: Tensor) -> bool:
+    """Is this a first derivative through a function that AOTAutograd has compiled?
+
+    The backward of such a function is one node of a graph that ends there: some second derivatives raise ("does not
+    currently support double backward"), and those by inputs that were saved detached are zero without a word.
+    """
+    if "torch._functorch._aot_autograd.runtime_wrappers" not in sys.modules:
+        return False
+    seen, left = set(), [t.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        if type(node).__name__ == _COMPILED_TWICE:
+            return True
+        seen.add(node)
+        left.extend(after for after, _ in node.next_functions)
+    return False
+
+
+# --- dispatch modes
+class TorchDispatchMode(_python_dispatch.TorchDispatchMode):  # no public home
+    """Sees every operation below autograd, and does not import ``torch._dynamo``, which takes seconds, to be left alone."""
+
+    _should_skip_dynamo = classmethod(lambda cls: False)
+
+
+def operation(func: Any) -> tuple[str, bool]:
+    """The name of an operation as a dispatch mode sees it, ``aten::add_``, and whether it writes into its arguments."""
+    return func._schema.name, func._schema.is_mutable
+
+
+# --- torch.compile
+def opaque_to_compile(function: C) -> C:
+    """``torch.compiler.disable``, without importing the compiler (over a second) before someone uses it.
+
+    Behind it ``torch.compile`` breaks the graph around the call; were it to trace inside, it would drop the custom
+    backward under ``torch.func`` transforms without a word (pytorch/pytorch#192985).
+    """
+    disabled: Callable[..., Any] | None = None
+
+    @functools.wraps(function)
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        nonlocal disabled
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if disabled is None:
+            disabled = _disable(function, entry)
+        return disabled(*args, **kwargs)
+
+    # autograd.Function.apply binds its arguments by signature at every call: found here, it need not be made again
+    entry.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    vars(entry).update(_torchdynamo_disable=True, _torchdynamo_disable_msg="a solve cannot be traced or exported")
+    if "torch._dynamo" in sys.modules:
+        disabled = _disable(function, entry)
+    return entry  # type: ignore[return-value]
+
+
+def is_compiled(x: Any) -> bool:
+    """Is this a function or a module that ``torch.compile`` returned, or a module with a compiled method?"""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    if inspect.isfunction(x):
+        return hasattr(x, "_torchdynamo_orig_callable") and not getattr(x, "_torchdynamo_disable", False)
+    if not isinstance(x, torch.nn.Module):
+        return False
+    own = any(inspect.isfunction(a) and is_compiled(a) for a in vars(x).values())
+    return own or x._compiled_call_impl is not None or "_orig_mod" in x._modules or _has_compiled_methods(type(x))  # type: ignore[arg-type]
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_compiled_methods(cls: type) -> bool:
+    return any(inspect.isfunction(a) and is_compiled(a) for base in cls.__mro__ for a in vars(base).values())
+
+
+def _graphs_kept() -> Any:
+    """Inside, compiled functions keep what their backward needs: products with a Jacobian go through it many times, and
+    AOTAutograd else gives the buffers of a graph away at the first ("compiled with non-empty donated buffers")."""
+    config = sys.modules.get("torch._functorch.config")
+    if config is None or not getattr(config, "donated_buffer", False):
+        return contextlib.nullcontext()
+    return config.patch(donated_buffer=False)
+
+
+def _disable(function: C, entry: Callable[..., Any]) -> C:
+    """The function as the compiler must not see it; the frame of the wrapper around it is not to be traced either."""
+    from torch._dynamo.eval_frame import skip_code
+
+    @functools.wraps(function)
+    def unseen(*args: Any, **kwargs: Any) -> Any:
+        skip_code(entry.__code__)  # one code object for every wrapper; torch._dynamo.reset() forgets it
+        with _graphs_kept():
+            return function(*args, **kwargs)
+
+    return torch.compiler.disable(unseen)
+
+
+_disable._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -1,0 +1,76 @@
+"""Was a tensor written into where torch does not count it: through ``z.data``, or NumPy's view of its memory?
+
+Such a write changes what others remember of the tensor, and no version counter tells.  Only a look at the values does, so
+that a few evaluations are looked at, not all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation import compat
+from implicitkit.foundation.trees import tree_flatten
+from implicitkit.foundation.wording import called
+
+__all__ = ["IN_PLACE", "FirstCalls", "Values"]
+
+_LOOKS = 8  # calls at most that are looked at, of states that are zero, on which a product writes nothing
+
+IN_PLACE = (
+    "the function changes {what} in place; an implicit equation needs a function without side effects: use out-of-place "
+    "operations, or clone first"
+)
+
+
+class Values:
+    """The values of some tensors at a time, of those that are not zero (a product writes nothing there) and belong to no
+    transform (nobody may look at them)."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        plain = [t for t in tensors if isinstance(t, Tensor) and t.layout == torch.strided and not compat.is_wrapped(t)]
+        with compat.unseen():
+            self._kept = [(t, t.detach().clone()) for t in plain if bool(torch.linalg.vector_norm(t.detach()) > 0)]
+
+    def __bool__(self) -> bool:
+        """Are there any?"""
+        return bool(self._kept)
+
+    def changed(self) -> bool:
+        """Has any of them other values now?"""
+        with compat.unseen():
+            return any(not _same(t.detach(), before) for t, before in self._kept)
+
+
+class FirstCalls:
+    """Calls of ``function(z, *args)``, of which the first are looked at: up to one with a state that is not zero.
+
+    Raises (when called):
+        RuntimeError: ``z`` was written into.
+    """
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = _LOOKS
+
+    def __call__(self, function: Callable[..., Any], z: Any, args: Sequence[Any]) -> Any:
+        if not self._left:
+            return called(function, z, args)
+        values = Values(tree_flatten(z)[0])
+        self._left = 0 if values else self._left - 1
+        out = called(function, z, args)
+        if values and values.changed():
+            raise RuntimeError(IN_PLACE.format(what="its state z"))
+        return out
+
+
+def _same(now: Tensor, before: Tensor) -> bool:
+    if now.shape != before.shape or now.dtype != before.dtype:
+        return False
+    return torch.equal(now, before) or bool(((now == before) | ((now != now) & (before != before))).all())
