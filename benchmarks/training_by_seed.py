@@ -29,12 +29,13 @@ class RelayBySeed(ik.Relay):
     """What ``Forgive(every=)`` does in a layer's calls, for each seed by itself.
 
     ``pauses``: calls of each seed still to come without the dear members; ``asked``: the seeds that asked them in this call;
-    ``calls``: of the cells, counted by seed.
+    ``calls``: of the cells, counted by seed; ``every``: as in ``Forgive``.
     """
 
     calls: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     pauses: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     asked: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    every: int = Forgive().every
 
     def run(self, f: Any, z0: Tensor, options: Any) -> Any:
         self.asked.fill_(False)
@@ -43,7 +44,7 @@ class RelayBySeed(ik.Relay):
         failed = (total.status != int(ik.Status.CONVERGED)).view(-1, SAMPLES)
         dear = failed.any(1) | (self.calls - before > DEAR)
         rested = (self.pauses > 0) & ~self.asked
-        self.pauses.copy_(torch.where(rested, self.pauses - 1, torch.where(dear, Forgive().every - 1, 0)))
+        self.pauses.copy_(torch.where(rested, self.pauses - 1, torch.where(dear, self.every - 1, 0)))
         return total
 
     def _go_on(self, stages: Any, f: Any, z0: Tensor, options: Any, total: Any, norm: Tensor, finishers: Any) -> Any:

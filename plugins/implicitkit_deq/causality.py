@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.extend import options
 from implicitkit_deq.positions import FullNewton, PerPosition
 
 __all__ = ["CausalityWarning", "PerPosition", "future_leak", "per_position"]
@@ -48,9 +49,13 @@ def per_position(solver: Any, state: Any, batch_dims: int = 1) -> Any:
 
     A solver that is neither causal by itself nor can be made so is returned as it is, with a :class:`CausalityWarning`.
     """
+    if type(batch_dims) is not int or batch_dims not in (0, 1):
+        raise ValueError(f"per_position: batch_dims must be 1 or 0 (all samples are one system), got {batch_dims!r}")
     if isinstance(solver, ik.Blocks):
         return _blocks(solver, state, batch_dims)
     leaves = ik.extend.trees.tree_flatten(state)[0]
+    for leaf in leaves:
+        options.check_arguments("per_position", state=(options.instance("tensors", Tensor), leaf))
     counts = {t.shape[1] if t.ndim > 1 else 0 for t in leaves}
     if len(counts) != 1 or 0 in counts:
         raise ValueError(
@@ -119,7 +124,16 @@ def future_leak(layer: Callable[..., Any], x: Tensor, position: int, *more: Any,
     Raises:
         ValueError: ``position`` outside the sequence.
     """
-    if not 0 < position < x.shape[1]:
+    options.check_arguments(
+        "future_leak",
+        layer=(options.function("layer(x, *more)"), layer),
+        x=(options.instance("a floating-point tensor (batch, positions, ...)", Tensor), x),
+        position=(options.at_least(1), position),
+        size=(options.positive(), size),
+    )
+    if not x.is_floating_point() or x.ndim < 2:
+        raise ValueError(f"x must be floating point, (batch, positions, ...); got {x.dtype}, shape {tuple(x.shape)}")
+    if position >= x.shape[1]:
         raise ValueError(f"position must be in 1..{x.shape[1] - 1}, got {position}")
     other = x.clone()
     other[:, position:] += size * torch.randn_like(other[:, position:])

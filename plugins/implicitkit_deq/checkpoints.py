@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from implicitkit.extend import options
+
 __all__ = ["load_torchdeq"]
 
 _G, _V = "_g", "_v"
@@ -41,6 +43,13 @@ def load_torchdeq(
         ValueError: no name fits, or only one of ``name_g`` and ``name_v`` is there.
         RuntimeError: shapes differ, or with ``strict`` names are missing or left over.
     """
+    options.check_arguments(
+        "load_torchdeq",
+        module=(options.instance("an nn.Module", nn.Module), module),
+        state=(options.instance("a state_dict, what torch.load returned", Mapping), state),
+        prefix=(options.optional(options.string()), prefix),
+        strict=(options.flag(), strict),
+    )
     state = {_older(name): value for name, value in state.items()}
     wanted = set(module.state_dict()) | {name for name, _ in _normalised(module)}
     if prefix is None:

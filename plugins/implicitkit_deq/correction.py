@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from implicitkit.extend import options
+
 __all__ = ["fixed_point_correction"]
 
 
@@ -26,10 +28,14 @@ def fixed_point_correction(criterion: Callable[[Any], Tensor], states: Sequence[
     Raises:
         ValueError: no state, or ``gamma`` out of range.
     """
+    options.check_arguments(
+        "fixed_point_correction",
+        criterion=(options.function("criterion(state)"), criterion),
+        states=(options.instance("a list of states, as layer.states returns", list, tuple), states),
+        gamma=(options.part_of_one(), gamma),
+    )
     if not states:
         raise ValueError("there is no state to take a loss of")
-    if not 0 <= gamma <= 1:
-        raise ValueError(f"gamma must be in [0, 1], got {gamma}")
     *early, last = states
     total = criterion(last)
     for distance, state in enumerate(reversed(early), 1):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.extend import options
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.jacobian import spectral_radius
 from implicitkit_deq.layer import DEQ
 
 __all__ = ["scale_to_radius"]
+
+_WEIGHTS = options.optional(options.instance("parameters, as in [layer.weight]", list, tuple, Iterator))
 
 
 def scale_to_radius(
@@ -45,17 +48,15 @@ def scale_to_radius(
         ValueError: ``radius`` or the weights do not fit.
         ik.ConvergenceError: no factor was found; the weights are as before.
     """
-    if not radius > 0:
-        raise ValueError(f"radius must be positive, got {radius}")
-    if weights is None:
-        weights = layer.cell.recurrent_weights() if isinstance(layer.cell, Cell) else []
-    weights = list(weights)
-    if not weights:
-        raise ValueError("which weights multiply the state? The cell does not say (recurrent_weights): pass weights=")
-    if not all(w.is_leaf for w in weights):
-        raise ValueError(
-            "a weight is computed from others: scale before bound_weights or weight_norm, or free_weights first"
-        )
+    options.check_arguments(
+        "scale_to_radius",
+        layer=(options.instance("a DEQ", DEQ), layer),
+        inputs=(options.instance("a tuple, as in (x,)", tuple), inputs),
+        radius=(options.positive(), radius),
+        tolerance=(options.positive(), tolerance),
+        max_trials=(options.at_least(1), max_trials),
+    )
+    weights = _weights(layer, weights)
     start = [w.detach().clone() for w in weights]
 
     @torch.no_grad()
@@ -90,3 +91,20 @@ def scale_to_radius(
         "an equilibrium: a cell that saturates cannot reach every radius, and a solver not every equilibrium; try another "
         "solver, a smaller radius or more of the weights"
     )
+
+
+def _weights(layer: DEQ, given: Iterable[Tensor] | None) -> list[Tensor]:
+    """What to scale: leaves of the graph."""
+    options.check_arguments("scale_to_radius", weights=(_WEIGHTS, given))
+    if given is None:
+        given = layer.cell.recurrent_weights() if isinstance(layer.cell, Cell) else []
+    weights = list(given)
+    for w in weights:
+        options.check_arguments("scale_to_radius", weights=(options.tensor(), w))
+    if not weights:
+        raise ValueError("which weights multiply the state? The cell does not say (recurrent_weights): pass weights=")
+    if not all(w.is_leaf for w in weights):
+        raise ValueError(
+            "a weight is computed from others: scale before bound_weights or weight_norm, or free_weights first"
+        )
+    return weights

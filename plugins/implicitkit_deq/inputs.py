@@ -35,6 +35,9 @@ def describe(cell: Any, inputs: tuple[Any, ...], dtype: torch.dtype | None) -> t
     tensors = [t for t in ik.extend.trees.tree_flatten(inputs)[0] if isinstance(t, Tensor)]
     if not tensors:
         raise TypeError("layer(x, ...) needs at least one tensor: its leading dimension is the batch")
+    for i, t in enumerate(tensors):
+        if t.is_nested:
+            ik.extend.trees.check_numbers(t, f"input {i} of the layer")
     first = tensors[0]
     if first.ndim == 0:
         raise ValueError(

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.extend import options
 from implicitkit_deq.frozen import statistics_held
 
 __all__ = ["condition_number", "jacobian_penalty", "spectral_radius"]
 
 _METHODS = ("arnoldi", "power")
+_GENERATOR = options.optional(options.instance("a torch.Generator", torch.Generator))
 
 
 def jacobian_penalty(
@@ -46,9 +48,13 @@ def jacobian_penalty(
     Raises:
         ValueError: ``probes`` less than 1.
     """
-    if probes < 1:
-        raise ValueError(f"probes must be at least 1, got {probes}")
-    y, product = _transposed_product(cell, z, inputs)
+    options.check_arguments(
+        "jacobian_penalty",
+        probes=(options.at_least(1), probes),
+        exact=(options.flag(), exact),
+        generator=(_GENERATOR, generator),
+    )
+    y, product = _transposed_product("jacobian_penalty", cell, z, inputs)
     batch, n = y.shape
     if exact:
         vectors = (row.expand(batch, n) for row in torch.eye(n, dtype=y.dtype, device=y.device))
@@ -85,12 +91,14 @@ def spectral_radius(
     Raises:
         ValueError: an unknown method, or fewer than 2 steps.
     """
-    if method not in _METHODS:
-        raise ValueError(f"method must be one of {', '.join(map(repr, _METHODS))}, got {method!r}")
-    if steps < 2:
-        raise ValueError(f"steps must be at least 2, got {steps}")
+    options.check_arguments(
+        "spectral_radius",
+        method=(options.one_of(*_METHODS), method),
+        steps=(options.at_least(2), steps),
+        generator=(_GENERATOR, generator),
+    )
     with torch.no_grad():
-        y, product = _transposed_product(cell, z, inputs)
+        y, product = _transposed_product("spectral_radius", cell, z, inputs)
         v = torch.randn(y.shape, dtype=y.dtype, device=y.device, generator=generator)
         if method == "arnoldi":
             hessenberg = _arnoldi(product, v, min(steps, y.shape[1]))
@@ -120,10 +128,9 @@ def condition_number(
     Raises:
         ValueError: fewer than 2 steps.
     """
-    if steps < 2:
-        raise ValueError(f"steps must be at least 2, got {steps}")
+    options.check_arguments("condition_number", steps=(options.at_least(2), steps), generator=(_GENERATOR, generator))
     with torch.no_grad():
-        y, product = _transposed_product(cell, z, inputs)
+        y, product = _transposed_product("condition_number", cell, z, inputs)
         v = torch.randn(y.shape, dtype=y.dtype, device=y.device, generator=generator)
         hessenberg = _arnoldi(product, v, min(steps, y.shape[1]))
         identity = torch.eye(*hessenberg.shape[1:], dtype=hessenberg.dtype, device=y.device)
@@ -133,11 +140,11 @@ def condition_number(
 
 # ------------------------------------------------------------------------------------------------------------- details
 def _transposed_product(
-    cell: Callable[..., Any], z: Any, inputs: tuple[Any, ...]
+    of: str, cell: Callable[..., Any], z: Any, inputs: tuple[Any, ...]
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """The packed state ``(batch, n)`` and ``v -> J^T v``, all products from one evaluation."""
-    if not isinstance(inputs, tuple):
-        raise TypeError(f"inputs must be a tuple, as in (x,); got {type(inputs).__name__}")
+    given = (options.function("cell(z, *inputs)"), cell), (options.instance("a tuple, as in (x,)", tuple), inputs)
+    options.check_arguments(of, cell=given[0], inputs=given[1])
     layout = ik.extend.trees.Layout(z, 1, "z")
 
     def packed(y: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import implicitkit as ik
+from implicitkit.extend import options
 from implicitkit_deq import hoist, start
 from implicitkit_deq.causality import per_position
 from implicitkit_deq.cells.base import Cell
@@ -28,7 +29,7 @@ from implicitkit_deq.visit import Visit
 __all__ = ["DEQ"]
 
 
-class DEQ(Composable, nn.Module):
+class DEQ(ik.extend.Configured, Composable, nn.Module):
     r"""A deep equilibrium model: ``layer(x) = z*`` with ``z* = cell(z*, x)``, differentiable, in constant memory.
 
     The derivative is that of the equilibrium, ``dz*/d\theta = (I - J)^{-1} df/d\theta`` with ``J = df/dz`` (Bai, Kolter &
@@ -97,19 +98,25 @@ class DEQ(Composable, nn.Module):
     ) -> None:
         """Make a layer of ``cell``; what every argument means is said of the class, ``help(DEQ)``."""
         super().__init__()
-        if not callable(cell):
-            raise TypeError(f"cell must be callable as cell(z, *inputs), got {type(cell).__name__}")
+        options.check_arguments(
+            "DEQ",
+            cell=(options.function("cell(z, *inputs)"), cell),
+            evaluation=(options.optional(options.instance("a dict of settings", Mapping)), evaluation),
+            causal=(options.optional(options.flag()), causal),
+            dtype=(options.optional(options.torch_dtype()), dtype),
+            pretraining=(options.optional(options.instance("a Pretraining(calls, steps)", Pretraining)), pretraining),
+        )
         if state is None and not isinstance(cell, Cell):
             raise TypeError(
                 "state is missing: the shape of one sample's state, as in DEQ(cell, state=(64,)); only a Cell with a "
                 "state_shape method can do without"
             )
-        if state is not None and not callable(state):
-            start.check_shapes(state)
-        if batch_dims not in (0, 1):
+        if state is not None:
+            start.check_state(state)
+        if type(batch_dims) is not int or batch_dims not in (0, 1):
             raise ValueError(f"batch_dims must be 1 (independent samples) or 0 (one joint system), got {batch_dims!r}")
-        if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
-            raise TypeError(f"a state must be real or complex floating point, got dtype={dtype}")
+        if not (isinstance(in_dims, str) and in_dims == "auto"):
+            start.check_dims("DEQ: in_dims", in_dims)
         self.cell, self.state = cell, state
         self.batch_dims, self.in_dims, self.dtype = batch_dims, in_dims, dtype
         self.causal = bool(getattr(cell, "causal", False)) if causal is None else causal
@@ -243,11 +250,11 @@ class DEQ(Composable, nn.Module):
         dims = None if self.training in self._draws else dims
 
         def frozen(dims: Any) -> Frozen | FrozenStack:
-            options: dict[str, Any] = {"independent": self.batch_dims == 1, "may_draw": dims is None}
+            how: dict[str, Any] = {"independent": self.batch_dims == 1, "may_draw": dims is None}
             if isinstance(self.cell, Composed):
-                return FrozenStack(self.cell, places, device, **options)
+                return FrozenStack(self.cell, places, device, **how)
             check = functools.partial(layout.check, what=name, cast=cast)
-            return Frozen(function, self.cell, places, check, device, **options)
+            return Frozen(function, self.cell, places, check, device, **how)
 
         def solve(the_map: Frozen | FrozenStack, dims: Any) -> Any:
             if self._unrolling():
@@ -292,16 +299,16 @@ class DEQ(Composable, nn.Module):
         dims: Any,
         visit: Any,
     ) -> Any:
-        options = {**self.settings.options(), "callback": visit}
+        asked = {**self.settings.options(), "callback": visit}
         if self.causal:
-            options["solver"] = per_position(options["solver"], initial, self.batch_dims)
+            asked["solver"] = per_position(asked["solver"], initial, self.batch_dims)
         if dims is not None:
-            options["in_dims"] = (None, *dims)
-        policy, solver = self.settings.on_failure, options.pop("solver")
+            asked["in_dims"] = (None, *dims)
+        policy, solver = self.settings.on_failure, asked.pop("solver")
         problem, theta = the_map.problem(injected), (weights, *injected)
 
         def find(solver: Any) -> ik.Solution:
-            return ik.solve(problem, initial, theta, batch_dims=self.batch_dims, solver=solver, **options)
+            return ik.solve(problem, initial, theta, batch_dims=self.batch_dims, solver=solver, **asked)
 
         try:
             solution = self._effort.spend(find, solver, policy if self.training else None)
@@ -379,7 +386,7 @@ class DEQ(Composable, nn.Module):
         if isinstance(z0, str) or (z0 is None and index is not None and self.init == "zeros"):
             if z0 not in (None, "last"):
                 raise ValueError(f'z0 must be a state, or "last"; got {z0!r}')
-            self._last = self._last or start.Last()
+            self._last = self._last or start.Last(self.solution)
             return self._last(template, index)
         if z0 is not None:
             return start.fitting(z0, template, "z0")

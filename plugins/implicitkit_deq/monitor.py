@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import torch
 
 import implicitkit as ik
+from implicitkit.extend import options
 from implicitkit_deq.jacobian import condition_number, spectral_radius
 from implicitkit_deq.layer import DEQ
 
@@ -22,7 +25,7 @@ class StabilityWarning(UserWarning):
     """The equilibrium of a layer is about to be lost, or its gradient about to explode."""
 
 
-class Monitor:
+class Monitor(ik.extend.Configured):
     r"""Reports the figures of every so many training calls of a layer to any number of sinks.
 
         with Monitor(layer, TensorBoard("runs/deq"), every=50):
@@ -43,7 +46,7 @@ class Monitor:
         radius_limit, condition_limit: beyond which to warn.
 
     Raises:
-        ValueError: an option out of range.
+        TypeError, ValueError: no DEQ, a sink that cannot be called, an option of the wrong type or out of range.
     """
 
     def __init__(
@@ -57,11 +60,18 @@ class Monitor:
         radius_limit: float = 1.0,
         condition_limit: float = 1e4,
     ) -> None:
-        for name, value in (("every", every), ("samples", samples), ("krylov", krylov - 1)):
-            if value < 1:
-                raise ValueError(f"{name} is too small: {value if name != 'krylov' else krylov}")
-        if radius_limit <= 0 or condition_limit <= 0:
-            raise ValueError("limits must be positive")
+        options.check_arguments(
+            "Monitor",
+            layer=(options.instance("a DEQ", DEQ), layer),
+            every=(options.at_least(1), every),
+            jacobian=(options.flag(), jacobian),
+            krylov=(options.at_least(2), krylov),
+            samples=(options.at_least(1), samples),
+            radius_limit=(options.positive(), radius_limit),
+            condition_limit=(options.positive(), condition_limit),
+        )
+        for sink in sinks:
+            options.check_arguments("Monitor", sink=(options.function("sink(call, figures)"), sink))
         self.layer, self.sinks, self.every, self.jacobian = layer, sinks, every, jacobian
         self.krylov, self.samples = krylov, samples
         self.radius_limit, self.condition_limit = radius_limit, condition_limit
@@ -103,9 +113,9 @@ class Monitor:
         generator = torch.Generator(ik.extend.trees.tree_flatten(state)[0][0].device).manual_seed(0)
         random = torch.get_rng_state()
         try:
-            options = {"steps": self.krylov, "generator": generator}
-            radius = spectral_radius(layer.cell, state, inputs, **options)  # type: ignore[arg-type]
-            condition = condition_number(layer.cell, state, inputs, **options)  # type: ignore[arg-type]
+            how: dict[str, Any] = {"steps": self.krylov, "generator": generator}
+            radius = spectral_radius(layer.cell, state, inputs, **how)
+            condition = condition_number(layer.cell, state, inputs, **how)
         finally:
             torch.set_rng_state(random)
         return {"spectral_radius": float(radius.max()), "condition": float(condition.max())}
@@ -127,7 +137,7 @@ class Monitor:
             )
 
 
-class TensorBoard:
+class TensorBoard(ik.extend.Configured):
     """A sink that writes scalars for TensorBoard.
 
     Args:
@@ -139,7 +149,10 @@ class TensorBoard:
     """
 
     def __init__(self, target: Any, prefix: str = "deq") -> None:
-        if not hasattr(target, "add_scalar"):
+        options.check_arguments("TensorBoard", prefix=(options.string(), prefix))
+        if inspect.isclass(target) or not hasattr(target, "add_scalar"):
+            place = options.instance("a directory, or a SummaryWriter (add_scalar(tag, value, step))", str, os.PathLike)
+            options.check_arguments("TensorBoard", target=(place, target))
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError as error:

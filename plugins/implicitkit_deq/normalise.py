@@ -7,14 +7,21 @@ per call, so that exact norms (one singular value decomposition a call) cost lit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import copy
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from implicitkit.extend import options
+
 __all__ = ["WeightBound", "bound_weights", "free_weights", "weight_norm"]
+
+
+_MODULE = options.instance("an nn.Module", nn.Module)
+_WEIGHTS = options.optional(options.instance("parameters, as in [layer.weight]", list, tuple, Iterator))
 
 
 def _spectral(W: Tensor) -> Tensor:
@@ -83,10 +90,7 @@ class WeightBound(nn.Module):
 
     def __init__(self, bound: float, norm: str = "spectral") -> None:
         super().__init__()
-        if not bound > 0:
-            raise ValueError(f"bound must be positive, got {bound}")
-        if norm not in _NORMS:
-            raise ValueError(f"norm must be one of {', '.join(map(repr, _NORMS))}, got {norm!r}")
+        options.check_arguments("WeightBound", bound=(options.positive(), bound), norm=(options.one_of(*_NORMS), norm))
         self.bound, self.norm = bound, norm
 
     def forward(self, V: Tensor) -> Tensor:
@@ -107,8 +111,7 @@ class _WeightNorm(nn.Module):
 
     def __init__(self, bound: float | None) -> None:
         super().__init__()
-        if bound is not None and not bound > 0:
-            raise ValueError(f"bound must be positive, or None for no bound; got {bound}")
+        options.check_arguments("weight_norm", bound=(options.optional(options.positive()), bound))
         self.bound = bound
 
     def forward(self, g: Tensor, V: Tensor) -> Tensor:
@@ -143,7 +146,7 @@ def bound_weights(
     Raises:
         ValueError: a weight is not a parameter of the module, or reparametrised already.
     """
-    return _register(module, weights, lambda: WeightBound(bound, norm))
+    return _register("bound_weights", module, weights, WeightBound(bound, norm))
 
 
 def weight_norm(module: nn.Module, bound: float | None = None, *, weights: Iterable[Tensor] | None = None) -> nn.Module:
@@ -162,11 +165,12 @@ def weight_norm(module: nn.Module, bound: float | None = None, *, weights: Itera
     Raises:
         ValueError: as in :func:`bound_weights`.
     """
-    return _register(module, weights, lambda: _WeightNorm(bound), _LAYERS)
+    return _register("weight_norm", module, weights, _WeightNorm(bound), _LAYERS)
 
 
 def free_weights(module: nn.Module) -> nn.Module:
     """Undo every reparametrisation below a module; the weights keep their present values."""
+    options.check_arguments("free_weights", module=(_MODULE, module))
     for m in module.modules():
         if parametrize.is_parametrized(m):
             for name in list(m.parametrizations):  # type: ignore[arg-type]
@@ -175,11 +179,13 @@ def free_weights(module: nn.Module) -> nn.Module:
 
 
 def _register(
+    of: str,
     module: nn.Module,
     weights: Iterable[Tensor] | None,
-    make: Callable[[], nn.Module],
+    form: nn.Module,
     layers: tuple[type[nn.Module], ...] = (),
 ) -> nn.Module:
+    options.check_arguments(of, module=(_MODULE, module), weights=(_WEIGHTS, weights))
     homes: dict[int, tuple[nn.Module, str]] = {}
     for m in module.modules():
         if not isinstance(m, parametrize.ParametrizationList):
@@ -199,7 +205,7 @@ def _register(
         )
         raise ValueError(f"{type(module).__name__} has {kind}: say which parameters are meant, weights=[...]")
     for owner, name in chosen:
-        parametrize.register_parametrization(owner, name, make())
+        parametrize.register_parametrization(owner, name, copy.copy(form))
     return module
 
 

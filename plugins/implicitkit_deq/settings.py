@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from implicitkit.extend import POLICIES, get_solver
+import implicitkit as ik
+from implicitkit.extend import POLICIES, get_rule, get_solver, options
 from implicitkit_deq.forgive import Forgive
 
 __all__ = ["Pretraining", "Settings"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(ik.extend.Configured):
     """The options of :func:`ik.solve` that a layer uses; meanings and defaults are its own.
 
     Args:
@@ -41,21 +40,18 @@ class Settings:
     callback: Callable[[int, Any, Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.solver, str) and self.solver != "auto":
-            get_solver(self.solver)  # a name that is not known is refused here, not at the first call
-        kinds: dict[str, tuple[Any, str]] = {
-            "rtol": (numbers.Real, "a number"),
-            "atol": (numbers.Real, "a number"),
-            "max_steps": (numbers.Integral, "an integer"),
-        }
-        for name, (kind, words) in kinds.items():
-            value: Any = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
-                raise TypeError(f"{name} must be {words}, got {value!r}")
-            if name != "max_steps" and value is not None and not value >= 0:
-                raise ValueError(f"{name} cannot be negative, got {value}")
-        if self.max_steps is not None and self.max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1 (or None for the solver's default), got {self.max_steps}")
+        for part, find in ((self.solver, get_solver), (self.rule, get_rule)):
+            if not (isinstance(part, str) and part == "auto"):
+                find(part)  # what is none is refused here, not at the first call
+        tolerance = options.optional(options.not_negative())
+        options.check_options(
+            self,
+            rtol=tolerance,
+            atol=tolerance,
+            max_steps=options.optional(options.at_least(1)),
+            trace=options.flag(),
+            callback=options.optional(options.function("callback(step, z, residual_norm)")),
+        )
         if not isinstance(self.on_failure, Forgive) and self.on_failure not in POLICIES:
             raise ValueError(
                 f"on_failure must be one of {', '.join(map(repr, POLICIES))} or a Forgive(...), got {self.on_failure!r}"
@@ -67,28 +63,19 @@ class Settings:
         Raises:
             TypeError: a name that is no setting.
         """
-        names = [field.name for field in dataclasses.fields(self)]
-        for name in changes:
-            if name not in names:
-                close = difflib.get_close_matches(name, names, 1)
-                raise TypeError(
-                    f"{name!r} is not a solver setting"
-                    + (f"; did you mean {close[0]!r}?" if close else "")
-                    + f" Settings are: {', '.join(names)}"
-                )
         return dataclasses.replace(self, **changes)
 
     def options(self) -> dict[str, Any]:
         """As keyword arguments of :func:`ik.solve`: a :class:`Forgive` ignores failures there, and forgives them here."""
-        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         policy = self.on_failure
         if isinstance(policy, Forgive):
-            options |= {"on_failure": "ignore", "rule": policy.rule(self.rule)}
-        return options
+            given |= {"on_failure": "ignore", "rule": policy.rule(self.rule)}
+        return given
 
 
 @dataclass(frozen=True)
-class Pretraining:
+class Pretraining(ik.extend.Configured):
     """Training by a shallow unrolled network first: ``steps`` applications of the cell, ordinary backpropagation.
 
     The warm-up of Bai, Kolter & Koltun 2019 (appendix) and of MDEQ (2020): near its initialisation a cell need not have an
@@ -106,6 +93,4 @@ class Pretraining:
     steps: int
 
     def __post_init__(self) -> None:
-        for name in ("calls", "steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        options.check_options(self, calls=options.at_least(1), steps=options.at_least(1))

@@ -12,7 +12,19 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 
-__all__ = ["Last", "Learned", "alike", "check_index", "check_shapes", "fitting", "make", "shapes_of", "zeros"]
+__all__ = [
+    "Last",
+    "Learned",
+    "alike",
+    "check_dims",
+    "check_index",
+    "check_shapes",
+    "check_state",
+    "fitting",
+    "make",
+    "shapes_of",
+    "zeros",
+]
 
 _STARTS = ("zeros", "learned", "last")
 
@@ -69,6 +81,32 @@ def check_shapes(shapes: Any) -> None:
     over_shapes(check, shapes)
 
 
+def check_state(state: Any) -> None:
+    """Raise unless this is what a layer may be given for the shape of its state: shapes, or what tells them.
+
+    Raises:
+        TypeError, ValueError: as of :func:`check_shapes`; a class.
+    """
+    if callable(state):
+        ik.extend.options.function("state(*inputs)").check("state", state)
+    else:
+        check_shapes(state)
+
+
+def check_dims(name: str, dims: Any) -> None:
+    """Raise unless ``dims`` says where batches lie: an integer, ``None``, or trees of these, one for each argument.
+
+    Raises:
+        TypeError: it does not.
+    """
+    leaves = ik.extend.trees.tree_flatten(dims)[0]
+    if not all(d is None or (isinstance(d, int) and not isinstance(d, bool)) for d in leaves):
+        raise TypeError(
+            f"{name} must say in which dimension the batch is: an integer, None, or a tuple of these, one for each argument "
+            f"after z; got {dims!r}"
+        )
+
+
 def zeros(shapes: Any, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
     """Zeros: every leaf ``(batch, *shape)``."""
     return over_shapes(lambda shape: torch.zeros(batch, *shape, dtype=dtype, device=device), shapes)
@@ -86,7 +124,10 @@ def make(init: Any, state: Any) -> Any:
         return Learned(state)
     if isinstance(init, str) and init == "last":
         return Last()
-    if callable(init) or (isinstance(init, str) and init == "zeros"):
+    if isinstance(init, str) and init == "zeros":
+        return init
+    if callable(init):
+        ik.extend.options.function("init(*inputs)").check("init", init)
         return init
     raise ValueError(
         f"init must be one of {', '.join(map(repr, _STARTS))}, or callable (*inputs) -> state; got {init!r}"
@@ -122,9 +163,11 @@ class Last:
     with it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, before: ik.Solution | None = None) -> None:
         self.state: Any = None
         self.table: list[Tensor] = []  # by leaf: (samples seen, *shape)
+        if before is not None:  # that of a call which was not told to remember
+            self.keep(before.value)
 
     def keep(self, state: Any, index: Tensor | None = None) -> None:
         """Start from this state the next time; an empty batch leaves what is kept as it is."""
@@ -139,6 +182,11 @@ class Last:
         if index is None:
             self.state = state
             return
+        with torch.inference_mode(False):  # a table made in that mode could not be written to outside of it
+            self._enter(leaves, index)
+
+    def _enter(self, leaves: list[Tensor], index: Tensor) -> None:
+        """Write into the table, which grows as larger numbers come."""
         most = int(index.max()) + 1
         if not self.table or any(not _same_kind(t, leaf) for t, leaf in zip(self.table, leaves, strict=True)):
             self.table = [leaf.new_zeros(0, *leaf.shape[1:]) for leaf in leaves]
@@ -183,7 +231,8 @@ def check_index(index: Any, batch: int) -> Tensor:
         TypeError: not integers. ValueError: not one a sample, or a negative one.
     """
     if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"index must be a tensor of integers, the number of each sample; got {type(index).__name__}")
+        kind = f"a tensor of {index.dtype}" if isinstance(index, Tensor) else type(index).__name__
+        raise TypeError(f"index must be a tensor of integers, the number of each sample; got {kind}")
     if index.shape != (batch,):
         raise ValueError(f"index must have one number a sample, shape ({batch},); got shape {tuple(index.shape)}")
     if batch and int(index.min()) < 0:

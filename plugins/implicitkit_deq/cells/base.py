@@ -6,10 +6,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from implicitkit import extend
+
 __all__ = ["Cell"]
 
 
-class Cell(nn.Module):
+class Cell(extend.Configured, nn.Module):
     r"""A map ``z -> f(z; x)`` whose dependence on the inputs is computed once per solve.
 
         f(z; x_1, x_2, ...) = update(z, *inject(x_1, x_2, ...))

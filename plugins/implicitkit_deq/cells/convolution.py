@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from implicitkit.extend import options
 from implicitkit_deq.cells.base import Cell
 
 __all__ = ["ConvBlock"]
@@ -42,16 +43,18 @@ class ConvBlock(Cell):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        size = options.at_least(1)
+        options.check_arguments(
+            "ConvBlock",
+            in_channels=(size, in_channels),
+            channels=(size, channels),
+            hidden=(options.optional(size), hidden),
+            groups=(size, groups),
+            kernel=(size, kernel),
+            scale=(options.positive(), scale),
+        )
         hidden = channels if hidden is None else hidden
-        for name, size in (
-            ("in_channels", in_channels),
-            ("channels", channels),
-            ("hidden", hidden),
-            ("groups", groups),
-        ):
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
-        if kernel < 1 or kernel % 2 == 0:
+        if kernel % 2 == 0:
             raise ValueError(f"kernel must be odd, so that the image keeps its size; got {kernel}")
         if channels % groups or hidden % groups:
             raise ValueError(f"groups ({groups}) must divide channels ({channels}) and hidden ({hidden})")

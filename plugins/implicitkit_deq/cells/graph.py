@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from implicitkit.extend import options
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.normalise import WeightBound
 
@@ -44,10 +45,16 @@ class Graph(Cell):
         activation: Callable[[Tensor], Tensor] = torch.relu,
     ) -> None:
         super().__init__()
+        options.check_arguments(
+            "Graph",
+            adjacency=(options.tensor(), adjacency),
+            in_features=(options.at_least(1), in_features),
+            features=(options.at_least(1), features),
+            bound=(options.between(0, 1), bound),
+            activation=(options.function("activation(x)"), activation),
+        )
         if adjacency.ndim != 2 or adjacency.shape[0] != adjacency.shape[1]:
             raise ValueError(f"an adjacency is square, got shape {tuple(adjacency.shape)}")
-        if not 0 < bound < 1:
-            raise ValueError(f"bound must lie in (0, 1) for the equilibrium to exist, got {bound}")
         made: dict[str, Any] = {"dtype": adjacency.dtype, "device": adjacency.device}
         self.features, self.activation = features, activation
         self.adjacency: Tensor
@@ -97,6 +104,13 @@ def normalised_adjacency(edges: Tensor, nodes: int, *, loops: bool = True, dtype
     Raises:
         ValueError: an edge that leads to no node.
     """
+    options.check_arguments(
+        "normalised_adjacency",
+        edges=(options.tensor(), edges),
+        nodes=(options.at_least(1), nodes),
+        loops=(options.flag(), loops),
+        dtype=(options.optional(options.torch_dtype()), dtype),
+    )
     if edges.ndim != 2 or len(edges) != 2 or (edges.numel() and not 0 <= int(edges.min()) <= int(edges.max()) < nodes):
         raise ValueError(f"edges are (2, m) integers in 0..{nodes - 1}, got shape {tuple(edges.shape)}")
     both = torch.cat([edges, edges.flip(0)], 1)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from implicitkit.extend import options
 from implicitkit_deq.cells.base import Cell
 
 __all__ = ["MLP"]
@@ -43,11 +44,14 @@ class MLP(Cell):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        for name, size in (("in_features", in_features), ("features", features), ("hidden", hidden)):
-            if size is not None and size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
-        if scale <= 0:
-            raise ValueError(f"scale must be positive, got {scale}")
+        options.check_arguments(
+            "MLP",
+            in_features=(options.at_least(1), in_features),
+            features=(options.at_least(1), features),
+            hidden=(options.optional(options.at_least(1)), hidden),
+            activation=(options.function("activation(x)"), activation),
+            scale=(options.positive(), scale),
+        )
         width = features if hidden is None else hidden
         self.features, self.activation = features, activation
         self.injection = nn.Linear(in_features, width, dtype=dtype, device=device)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from implicitkit.extend import options
 from implicitkit_deq.cells.base import Cell
 
 __all__ = ["Monotone"]
@@ -48,10 +49,12 @@ class Monotone(Cell):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        if margin <= 0 or in_features < 1 or features < 1:
-            raise ValueError(
-                f"margin and sizes must be positive, got margin={margin}, in_features={in_features}, features={features}"
-            )
+        options.check_arguments(
+            "Monotone",
+            in_features=(options.at_least(1), in_features),
+            features=(options.at_least(1), features),
+            margin=(options.positive(), margin),
+        )
         made: dict[str, Any] = {"dtype": dtype, "device": device}
         self.features, self.margin = features, margin
         self.injection = nn.Linear(in_features, features, **made)

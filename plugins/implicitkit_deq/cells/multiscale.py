@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from implicitkit.extend import options
 from implicitkit_deq.cells.base import Cell
 
 __all__ = ["Multiscale"]
@@ -51,12 +52,20 @@ class Multiscale(Cell):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        size = options.at_least(1)
+        options.check_arguments(
+            "Multiscale",
+            in_channels=(size, in_channels),
+            channels=(options.instance("a tuple of integers, one for each resolution", tuple, list), channels),
+            groups=(size, groups),
+            expansion=(size, expansion),
+            scale=(options.positive(), scale),
+        )
+        for c in channels:
+            options.check_arguments("Multiscale", channels=(size, c))
         channels = tuple(channels)
-        if not channels or min(*channels, in_channels, groups, expansion) < 1:
-            raise ValueError(
-                f"channels, in_channels, groups and expansion must be positive, and there must be a resolution; got "
-                f"channels={channels}, in_channels={in_channels}, groups={groups}, expansion={expansion}"
-            )
+        if not channels:
+            raise ValueError("Multiscale: channels is empty: there must be a resolution")
         if any(c % groups for c in channels):
             raise ValueError(f"groups ({groups}) must divide every entry of channels {channels}")
         self.channels = channels

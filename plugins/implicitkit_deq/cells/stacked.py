@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import implicitkit as ik
+from implicitkit.extend import options
 from implicitkit_deq.cells.base import Cell
-from implicitkit_deq.start import zeros
+from implicitkit_deq.start import check_dims, check_state, zeros
 
 __all__ = ["Composed", "Stacked", "Wrapped"]
 
@@ -25,6 +26,9 @@ class Wrapped(Cell):
 
     def __init__(self, function: Callable[..., Any], state: Any, injected_dims: Any = None) -> None:
         super().__init__()
+        options.check_arguments("Wrapped", function=(options.function("function(z, *inputs)"), function))
+        check_state(state)
+        check_dims("Wrapped: injected_dims", injected_dims)
         self.function, self.state, self.injected_dims = function, state, injected_dims
 
     def update(self, z: Any, *injected: Any) -> Any:

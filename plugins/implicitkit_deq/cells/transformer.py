@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from implicitkit.extend import options
 from implicitkit_deq.cells.base import Cell
 
 __all__ = ["Transformer", "relative_positions"]
@@ -65,16 +66,24 @@ class Transformer(Cell):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        size, flag = options.at_least(1), options.flag()
+        options.check_arguments(
+            "Transformer",
+            in_features=(size, in_features),
+            features=(size, features),
+            heads=(size, heads),
+            hidden=(options.optional(size), hidden),
+            causal=(flag, causal),
+            skip=(options.one_of("input", "state", "none"), skip),
+            dropout=(options.part_of_one(), dropout),
+            fused=(flag, fused),
+            scale=(options.positive(), scale),
+        )
         hidden = 4 * features if hidden is None else hidden
-        for name, size in (("in_features", in_features), ("features", features), ("heads", heads), ("hidden", hidden)):
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
         if features % heads:
             raise ValueError(f"features ({features}) must be a multiple of heads ({heads})")
         if features % 2:
             raise ValueError(f"features must be even (sines and cosines of distances), got {features}")
-        if skip not in ("input", "state", "none"):
-            raise ValueError(f'skip must be "input", "state" or "none", got {skip!r}')
         made: dict[str, Any] = {"dtype": dtype, "device": device}
         self.features, self.heads, self.causal, self.skip, self.fused = features, heads, causal, skip, fused
         self.injection = nn.Linear(in_features, (4 if skip == "input" else 3) * features, **made)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from implicitkit.extend import options
 from implicitkit_deq.cells.base import Cell
 
 __all__ = ["TrellisNet"]
@@ -60,12 +61,18 @@ class TrellisNet(Cell):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        size = options.at_least(1)
+        options.check_arguments(
+            "TrellisNet",
+            in_features=(size, in_features),
+            features=(size, features),
+            kernel=(size, kernel),
+            dilation=(size, dilation),
+            input_kernel=(options.optional(size), input_kernel),
+            full_output=(options.flag(), full_output),
+            scale=(options.positive(), scale),
+        )
         input_kernel = kernel if input_kernel is None else input_kernel
-        sizes = {"in_features": in_features, "features": features, "kernel": kernel, "dilation": dilation}
-        sizes["input_kernel"] = input_kernel
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
         self.features, self.kernel, self.dilation, self.full_output = features, kernel, dilation, full_output
         self.input_kernel = input_kernel
         made: dict[str, Any] = {"dtype": dtype, "device": device}

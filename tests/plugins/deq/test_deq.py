@@ -789,7 +789,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a typo in evaluation": (
         lambda: DEQ(Plain(), (6,), evaluation={"rtoll": 1e-3}),
         TypeError,
-        "did you mean 'rtol'",
+        "Did you mean 'rtol'",
     ),
     "a typo in using": (lambda: DEQ(Plain(), (6,)).using(sover="picard").__enter__(), TypeError, "'solver'"),
     "a typo in the constructor": (lambda: DEQ(Plain(), (6,), tol=1e-3), TypeError, "tol"),
@@ -800,12 +800,12 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "unknown|brentq",
     ),
     "negative tolerance": (lambda: Settings(rtol=-1.0), ValueError, "negative"),
-    "text for a tolerance": (lambda: Settings(rtol="1e-3"), TypeError, "rtol must be a number, got '1e-3'"),
-    "half a step": (lambda: Settings(max_steps=2.5), TypeError, r"max_steps must be an integer, got 2\.5"),
+    "text for a tolerance": (lambda: Settings(rtol="1e-3"), TypeError, "rtol must be a number or None, got '1e-3'"),
+    "half a step": (lambda: Settings(max_steps=2.5), TypeError, r"max_steps must be an integer or None, got 2\.5"),
     "no steps": (lambda: Settings(max_steps=0), ValueError, "max_steps"),
     "unknown policy": (lambda: Settings(on_failure="shrug"), ValueError, "on_failure"),
     "batch_dims": (lambda: DEQ(Plain(), (6,), batch_dims=2), ValueError, "batch_dims"),
-    "integer dtype": (lambda: DEQ(Plain(), (6,), dtype=torch.int64), TypeError, "floating point"),
+    "integer dtype": (lambda: DEQ(Plain(), (6,), dtype=torch.int64), ValueError, "floating point"),
     "in_dims of another length": (
         lambda: DEQ(Plain(), (6,), in_dims=(0, 0))(torch.zeros(3, 4, dtype=F64)),
         ValueError,
@@ -864,6 +864,49 @@ def test_no_grad_and_inference_mode() -> None:
     with torch.inference_mode():
         torch.testing.assert_close(layer(x), z, rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(gradients(layer(x), layer), gradients(unrolled(layer, x), layer), rtol=1e-7, atol=1e-9)
+
+
+def test_what_is_remembered_in_inference_mode_serves_outside_of_it() -> None:
+    layer = DEQ(cells.MLP(4, 6, dtype=F64), **TIGHT)
+    x, index = torch.randn(3, 4, dtype=F64), torch.tensor([4, 0, 2])
+    with torch.inference_mode():
+        layer(x, index=index)
+    z = layer(x, index=index)
+    assert layer.solution is not None and int(layer.solution.steps.max()) <= 1
+    torch.testing.assert_close(gradients(z, layer), gradients(unrolled(layer, x), layer), rtol=1e-7, atol=1e-9)
+
+
+def test_a_tolerance_below_what_the_precision_of_the_cell_allows_is_named() -> None:
+    torch.manual_seed(0)
+    layer = DEQ(cells.MLP(4, 16), rtol=1e-6).eval()
+    x, said = torch.randn(5, 4), "autocast .*bfloat16"
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), pytest.raises(ik.ConvergenceError, match=said):
+        layer(x)
+    layer(x)
+    said = r"computes in torch\.float32, .* in torch\.float64"
+    with torch.no_grad(), layer.using(rtol=1e-12), pytest.raises(ik.ConvergenceError, match=said):
+        layer(x)
+    with (
+        torch.no_grad(),
+        layer.using(rtol=1e-3, max_steps=2, solver="picard"),
+        pytest.raises(ik.ConvergenceError) as told,
+    ):
+        layer(x)
+    assert "computes in" not in str(told.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_backward_under_autocast_is_solved_in_full_precision(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer, x = DEQ(cells.MLP(4, 16), rtol=1e-3), torch.randn(5, 4)
+    want = gradients(layer(x), layer)
+    with torch.autocast("cpu", dtype):
+        z = layer(x)
+    got = gradients(z.float(), layer)
+    assert layer.solution is not None and layer.solution.backward is not None
+    assert bool(layer.solution.backward.converged.all())
+    for a, b in zip(got, want, strict=True):
+        assert float((a - b).norm()) < 0.05 * float(b.norm()) + 1e-6
 
 
 def test_activation_checkpointing_around_a_layer() -> None:

