@@ -52,6 +52,8 @@ class BlockSubstitution(LinearSolver):
         check_options(self, inner=part("linear solver", LinearSolver))
         if self.inner == "blocks" or isinstance(self.inner, BlockSubstitution):
             raise ValueError('inner is the linear solver of single blocks and cannot be "blocks" itself')
+        if self.inner != "auto":
+            get_linear_solver(self.inner)
 
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
         inner, blocks = get_linear_solver(self.inner), A.structure

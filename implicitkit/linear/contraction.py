@@ -33,13 +33,15 @@ _LATER = 3  # ... by what they gained since this one
 _DEARER = 2.0  # products of the series for one of GMRES, up to which the series costs less ...
 _MOST = 0.75  # ... for so many of the samples still at work
 _MARGIN = 0.9  # of the target, so that drift seldom costs another cycle
+_SWIFT = 0.35  # what a product leaves of every residual, at most, for the series to begin with
 _WINDOW, _SLOW = 8, 0.7  # products, and what they may leave of a residual for the series to go on
 
 
 @dataclass(frozen=True)
 class Contraction(LinearSolver):
-    """Six steps of GMRES, then the series, if it gets three quarters of the samples that are left there in at most twice the
-    products that GMRES would take; else GMRES as it is.
+    """The series for as long as every product leaves little more than a third of every residual (of a spectrum within
+    ``[-0.35, 0.35]`` the best polynomials leave half of that).  Then six steps of GMRES, and the series, if it gets three
+    quarters of the samples that are left there in at most twice the products that GMRES would take; else GMRES as it is.
 
     A sample that the series brings forward too slowly is given back to GMRES, from where it is.  Every answer is judged by
     its true residual.  One product and one look at the host a step.  Memory: that of GMRES, and three vectors a sample.
@@ -51,11 +53,16 @@ class Contraction(LinearSolver):
     def solve(
         self, A: Operator, b: Tensor, *, rtol: float | Tensor, atol: float, max_steps: int | None
     ) -> LinearSolution:
-        restart, asked, plain = vectors(b), False, False
+        restart, begun, asked, plain = vectors(b), False, False, False
 
         def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
-            nonlocal asked, plain
-            columns = min(restart, A.size, int(budget.max()))
+            nonlocal begun, asked, plain
+            columns, first = min(restart, A.size, int(budget.max())), None
+            if not begun:
+                begun = True
+                swift, first = _swiftly(A, r, norm, target, live, budget)
+                if swift is not None:
+                    return swift
             if plain:
                 plain = False
                 return _series(A, r, norm, target, live, budget, columns)
@@ -70,7 +77,7 @@ class Contraction(LinearSolver):
                 return plain
 
             asked = True
-            return arnoldi(A, r, norm, target, live, budget, columns, (_LOOK, look))
+            return arnoldi(A, r, norm, target, live, budget, columns, ((_LOOK,), look), first)
 
         patience = max(2, PATIENCE // restart)
         return restarted(cycle, A, b, rtol=rtol, atol=atol, max_steps=max_steps, stalled=STALLED, patience=patience)
@@ -95,6 +102,28 @@ def _pays(Ht: Tensor, u: Tensor, norm: Tensor, target: Tensor, budget: Tensor) -
     krylov = (least[:, _LATER] / least[:, k]).log() / (k - _LATER)
     enough = here <= series * (budget - k)
     return (krylov <= _DEARER * series) & (here > k * krylov) & enough  # false for NaN
+
+
+def _swiftly(
+    A: Operator, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor
+) -> tuple[Correction | None, Tensor]:
+    """The series while it is fast, ``None`` where it is not from the first product on; and that product, ``A r``."""
+    dx, steps = torch.zeros_like(r), torch.zeros_like(budget)
+    first = product = A.mv(r)
+    v, before, open_ = r, norm, live
+    for k in range(1, int(budget.max()) + 1):
+        after = product + v
+        length = norms(after)
+        if bool((length <= _SWIFT * before).logical_not_().logical_and_(open_).any()):
+            return (None if k == 1 else Correction(dx, steps)), first
+        dx.sub_(v)
+        steps.add_(open_)
+        open_ = (length > _MARGIN * target).logical_and_(open_)
+        if not bool(open_.any()):
+            break
+        v, before = torch.where(column(open_), after, 0), length
+        product = A.mv(v)
+    return Correction(dx, steps), first
 
 
 def _series(

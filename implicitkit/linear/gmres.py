@@ -23,7 +23,7 @@ Comp. 30; Giraud, Langou, Rozloznik & van den Eshof (2005), Numer. Math. 101.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 import torch
@@ -50,7 +50,7 @@ STALLED = (
     "stagnated: the tolerance is below what rounding allows or the matrix is singular (then "
     'linear_solver="lsmr" gives the minimum-norm solution), or the residual falls too slowly for max_steps'
 )
-Look = tuple[int, Callable[[Tensor, Tensor, Tensor], bool]]
+Look = tuple[Container[int], Callable[[Tensor, Tensor, Tensor], bool]]
 
 
 @register_linear_solver("gmres")
@@ -115,10 +115,11 @@ def arnoldi(
     budget: Tensor,
     columns: int,
     look: Look | None = None,
+    first: Tensor | None = None,
 ) -> Correction:
-    """One cycle of at most ``columns`` steps from the residual ``r`` ``(batch, n)``.
+    """One cycle of at most ``columns`` steps from the residual ``r`` ``(batch, n)``; ``first``: ``A r``, if that is known.
 
-    ``look``: a number of steps after which it is asked whether to end here, with the columns of ``H`` so far ``(batch, k,
+    ``look``: numbers of steps after which it is asked whether to end here, with the columns of ``H`` so far ``(batch, k,
     k + 1)``, ``u`` ``(batch, k + 1)`` and which samples have converged.
     """
     batch, n = r.shape
@@ -132,11 +133,12 @@ def arnoldi(
     u[:, 0] = 1
     ratio = norm / (0.9 * target).clamp_min(info.tiny)  # a margin, so that drift seldom costs another cycle
     limit = torch.where(live, (ratio * ratio).nan_to_num(), ratio.new_zeros(()))
-    torch.div(r, column(norm.where(live, norm.new_ones(()))), out=basis[0])
+    length = column(norm.where(live, norm.new_ones(())))
+    torch.div(r, length, out=basis[0])
     null, size, floor = r.new_zeros(batch, 1), r.new_ones(batch), r.new_zeros(batch, 1)
     j = 0
     for j in range(columns):
-        w = A.mv(basis[j])
+        w = A.mv(basis[j]) if j or first is None else first / length
         if j == 0:
             floor = column(norms(w) * info.eps).clamp_min_(info.tiny)
         Vj = V[:, : j + 1]
@@ -160,7 +162,7 @@ def arnoldi(
         size = torch.addcmul(size, entry, entry)
         if not bool((size < limit).any()):
             break
-        if look is not None and j + 1 == look[0] and look[1](Ht[:, : j + 1, : j + 2], u[:, : j + 2], size >= limit):
+        if look is not None and j + 1 in look[0] and look[1](Ht[:, : j + 1, : j + 2], u[:, : j + 2], size >= limit):
             break
     k = j + 1
     y, used = _least_squares(Ht[:, :k, : k + 1], u[:, : k + 1], norm, limit, floor, live, budget)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
-from implicitkit.foundation.options import check_options, one_of
+from implicitkit.foundation.options import at_least, check_options, one_of
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import norms, tolerance
@@ -65,10 +65,7 @@ class KKT(LinearSolver):
     matrix_free: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_options(self, degenerate=one_of("lstsq", "raise"))
-        for name in ("dense_size", "small"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_options(self, degenerate=one_of("lstsq", "raise"), dense_size=at_least(1), small=at_least(1))
 
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
         if A.known is not None and A.size > min(self.small, self.dense_size):

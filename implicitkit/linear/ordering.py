@@ -88,10 +88,13 @@ class _Order:
 
 
 class _Renumbered:
-    """Factors of ``P A P'``, for right-hand sides as they stand."""
+    """Factors of ``P A P'``, for right-hand sides as they stand; what else they have is that of ``P A P'``."""
 
     def __init__(self, lu: Any, order: np.ndarray) -> None:
         self.lu, self.order = lu, order
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lu, name)
 
     def solve(self, b: np.ndarray, trans: str = "N") -> np.ndarray:
         x = np.empty_like(b)

@@ -46,7 +46,10 @@ def check_preconditioner(choice: Any) -> None:
     Raises:
         ValueError: an unknown name. TypeError: none of these.
     """
-    if choice is None or callable(choice) or isinstance(choice, Stale) or callable(getattr(choice, "solve", None)):
+    made = not isinstance(choice, (type, Tensor))  # a class is none yet, and a tensor's methods are torch's own
+    if choice is None or isinstance(choice, Stale) or (made and callable(choice)):
+        return
+    if made and callable(getattr(choice, "solve", None)):
         return
     if isinstance(choice, (tuple, list)) and len(choice) == 2 and all(callable(f) for f in choice):
         return

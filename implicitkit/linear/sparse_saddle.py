@@ -17,14 +17,25 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from implicitkit.linear.ordering import superlu
+from implicitkit.linear.ordering import Ordering
 
-__all__ = ["SparseSaddle", "both_sides", "equilibrated"]
+__all__ = ["Layout", "SparseSaddle", "both_sides", "equilibrated"]
 
-_REGULARISED = 1e-9  # delta, and rho by the largest entry of each row of H, after scaling
+_REGULARISED = 1e-9  # delta, and rho by the sum of each row of |H|, after scaling
 _LEAST = 1e-3  # rows of H count as no smaller than this
 _SWEEPS = 8  # of refinement, at most
 _ENOUGH = 1e-15  # backward error
+
+
+class Layout:
+    """What matrices of one symmetric pattern share: row and column of every entry, which are on the diagonal, and the order
+    of elimination."""
+
+    def __init__(self, K: sp.csc_matrix) -> None:
+        self.rows = K.indices.astype(np.intp)  # what NumPy indexes with
+        self.columns = np.repeat(np.arange(K.shape[0]), np.diff(K.indptr))
+        self.diagonal = np.flatnonzero(self.rows == self.columns)
+        self.ordering = Ordering()
 
 
 class SparseSaddle:
@@ -33,13 +44,14 @@ class SparseSaddle:
     Args:
         K: ``(n + m, n + m)``, symmetric in pattern and values, every entry of the diagonal there. n: unknowns in front.
         scale: ``K`` is ``diag(scale)`` on both sides of the matrix that is meant; ``None``: it is to be scaled.
+        layout: of its pattern, where others have it, too.
 
     Attributes:
         negative: how many eigenvalues of the regularised matrix are negative; -1 where it could not be factored with
             diagonal pivots.
     """
 
-    def __init__(self, K: sp.csc_matrix, n: int, scale: np.ndarray | None = None) -> None:
+    def __init__(self, K: sp.csc_matrix, n: int, scale: np.ndarray | None = None, layout: Layout | None = None) -> None:
         self.lu: Any = None
         self.negative = -1
         self.scale = np.ones(K.shape[0])
@@ -48,10 +60,9 @@ class SparseSaddle:
         self.scale = equilibrated(K) if scale is None else scale
         self.K = both_sides(K, self.scale) if scale is None else K
         signs = np.full(K.shape[0], -_REGULARISED)
-        inside = np.where(self.K.indices < n, np.abs(self.K.data), 0.0)
-        largest = np.maximum.reduceat(inside, self.K.indptr[:-1])[:n]
-        signs[:n] = _REGULARISED * np.maximum(largest, _LEAST)
-        self.lu, self.negative = _factor(self.K, signs)
+        rows = _size(self.K) @ np.r_[np.ones(n), np.zeros(len(signs) - n)]
+        signs[:n] = _REGULARISED * np.maximum(rows[:n], _LEAST)
+        self.lu, self.negative = _factor(self.K, signs, Layout(K) if layout is None else layout)
 
     def once(self, b: np.ndarray) -> np.ndarray:
         """``x`` with ``K x = b`` as far as the regularised factors go."""
@@ -86,28 +97,30 @@ class SparseSaddle:
 
 
 def equilibrated(K: sp.csc_matrix) -> np.ndarray:
-    """``d`` such that the largest entries of every row of ``diag(d) K diag(d)`` are about one (Ruiz 2001)."""
-    d, sizes = np.ones(K.shape[0]), np.abs(K.data)
+    """``d`` such that the rows of ``diag(d) |K| diag(d)``, symmetric, have about the sum one (Ruiz 2001, in the 1-norm)."""
+    d, size = np.ones(K.shape[0]), _size(K)
     for _ in range(3):
-        largest = d * np.maximum.reduceat(
-            sizes * d[K.indices], K.indptr[:-1]
-        )  # no column is empty: the diagonal is there
-        d = d / np.sqrt(np.where(largest > 0, largest, 1.0))
+        rows = d * (size @ d)
+        d = d / np.sqrt(np.where(rows > 0, rows, 1.0))
     return d
 
 
 def both_sides(K: sp.csc_matrix, d: np.ndarray) -> sp.csc_matrix:
     """``diag(d) K diag(d)``."""
-    columns = np.repeat(np.arange(K.shape[0]), np.diff(K.indptr))
-    return sp.csc_matrix((K.data * d[K.indices] * d[columns], K.indices, K.indptr), shape=K.shape)
+    data = K.data * d.take(K.indices) * np.repeat(d, np.diff(K.indptr))
+    return sp.csc_matrix((data, K.indices, K.indptr), shape=K.shape)
 
 
-def _factor(K: sp.csc_matrix, shift: np.ndarray) -> tuple[Any, int]:
+def _size(K: sp.csc_matrix) -> sp.csc_matrix:
+    """``|K|``."""
+    return sp.csc_matrix((np.abs(K.data), K.indices, K.indptr), shape=K.shape)
+
+
+def _factor(K: sp.csc_matrix, shift: np.ndarray, layout: Layout) -> tuple[Any, int]:
     """Factors of ``K + diag(shift)``, and how many pivots are negative."""
-    lifted = K.copy()
-    columns = np.repeat(np.arange(K.shape[0]), np.diff(K.indptr))
-    lifted.data[K.indices == columns] += shift
-    lu = superlu(lifted, 0.0)
+    data = K.data.copy()
+    data[layout.diagonal] += shift
+    lu = layout.ordering.factor(sp.csc_matrix((data, K.indices, K.indptr), shape=K.shape), 0.0)
     if lu is None:
         return None, -1
     pivots = lu.U.diagonal()

@@ -14,9 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.options import at_least, check_arguments, function, instance, one_of, optional, tensor
+
 __all__ = ["Estimate", "log_determinant", "trace"]
 
 Product = Callable[[Tensor], Tensor]
+_GENERATOR = optional(instance("a torch.Generator", torch.Generator))
 
 
 class Estimate(NamedTuple):
@@ -58,8 +61,14 @@ def trace(
     Raises:
         ValueError: another method, too few products, or a ``like`` that is no vector.
     """
-    if method not in ("hutch++", "hutchinson"):
-        raise ValueError(f"method must be 'hutch++' or 'hutchinson', got {method!r}")
+    check_arguments(
+        "trace",
+        product=(function("product(rows)"), product),
+        like=(tensor(), like),
+        products=(at_least(2), products),
+        method=(one_of("hutch++", "hutchinson"), method),
+        generator=(_GENERATOR, generator),
+    )
     least = 6 if method == "hutch++" else 2
     if products < least:
         raise ValueError(f"method {method!r} needs {least} products or more, got {products}")
@@ -108,8 +117,14 @@ def log_determinant(
     Raises:
         ValueError: an eigenvalue that is not positive was met, too few probes or steps, or a ``like`` that is no vector.
     """
-    if probes < 2 or steps < 1:
-        raise ValueError(f"probes must be 2 or more and steps 1 or more, got probes={probes} and steps={steps}")
+    check_arguments(
+        "log_determinant",
+        product=(function("product(rows)"), product),
+        like=(tensor(), like),
+        probes=(at_least(2), probes),
+        steps=(at_least(1), steps),
+        generator=(_GENERATOR, generator),
+    )
     n = _size(like)
     g = _signs(probes, like, generator)
     with torch.no_grad():

@@ -11,7 +11,8 @@ a colouring of the column intersection graph: Coleman & Moré 1983, SIAM J. Nume
 Rows with many entries (hubs of a graph) would force as many colours; they are set apart, and found by products with the
 transposed matrix, coloured in their turn (Coleman & Verma 1998, SIAM J. Sci. Comput. 19(4): bicolouring).  Of a symmetric
 matrix these products show the columns of the hubs as well, so that the others need only be told apart in what is left
-(Coleman & Moré 1984, Math. Prog. 28: symmetry saves products).
+(Coleman & Moré 1984, Math. Prog. 28: symmetry saves products).  So do the rows of multipliers in conditions of optimality,
+which have nothing on the diagonal: theirs show the Jacobian of the constraints twice, and leave the Hessian.
 """
 
 from __future__ import annotations
@@ -128,9 +129,17 @@ def _hubs(pattern: IndexSets, cost: float) -> np.ndarray:
 
 
 def _of_symmetric(pattern: IndexSets) -> Colouring | None:
-    """Hubs by products of their own, the others by what is left without the hubs' rows and columns."""
+    """Hubs, or multipliers, by products of their own, the others by what is left without their rows and columns."""
+    multipliers = np.flatnonzero(pattern.diagonal() == 0)
+    plans = [_set_apart(pattern, _symmetric_hubs(pattern))]
+    if 0 < len(multipliers) < pattern.shape[0]:
+        plans.append(_set_apart(pattern, multipliers))
+    return min((plan for plan in plans if plan is not None), key=lambda plan: plan.products, default=None)
+
+
+def _set_apart(pattern: IndexSets, apart: np.ndarray) -> Colouring | None:
+    """The colouring of a symmetric matrix with these rows, and columns, set apart."""
     n = pattern.shape[0]
-    apart = _symmetric_hubs(pattern)
     keep = np.setdiff1d(np.arange(n), apart, assume_unique=True)
     rest = pattern[keep][:, keep] if len(apart) else pattern
     found = groups_of_columns(rest)

@@ -69,25 +69,28 @@ class Coloured:
         seeds = torch.zeros(plan.count + 1, size_in, dtype=torch.float64, device="cpu")
         seeds[torch.from_numpy(c.groups), torch.arange(size_in, device="cpu")] = 1
         seeds[-1] = random  # where those without a group have been put
-        shown = _products(own, seeds, max(m, n), batch, like)  # (batch, count + 1, size_out)
+        apart = torch.zeros(c.apart_count, size_out, dtype=torch.float64, device="cpu")
+        if len(c.apart):
+            apart[torch.from_numpy(c.apart_groups), torch.from_numpy(c.apart)] = 1
+        if own == other:  # of a symmetric matrix: one call, not two
+            shown = _products(own, torch.cat([apart, seeds]), n, batch, like)
+            shown, single = shown[:, len(apart) :], shown[:, : len(apart)]
+        else:
+            shown = _products(own, seeds, max(m, n), batch, like)  # (batch, count + 1, size_out)
+            single = _products(other, apart, max(m, n), batch, like) if len(c.apart) else shown[:, :0]
         check, flat = shown[:, -1].numpy(), shown[:, :-1].reshape(batch, -1)
         if len(c.apart):
-            single = torch.zeros(c.apart_count, size_out, dtype=torch.float64, device="cpu")
-            single[torch.from_numpy(c.apart_groups), torch.from_numpy(c.apart)] = 1
-            flat = torch.cat([flat, _products(other, single, max(m, n), batch, like).reshape(batch, -1)], 1)
-        values = flat.numpy()[:, self.places]
+            flat = torch.cat([flat, single.reshape(batch, -1)], 1)
+        values = np.take(flat.numpy(), self.places, axis=1)
         return values, self._error(values, random.numpy()[0], check)
 
     def _error(self, values: np.ndarray, v: np.ndarray, product: np.ndarray) -> np.ndarray:
-        rows, columns = _coordinates(self.pattern)
-        into, along = (columns, rows) if self.colouring.by_rows else (rows, columns)
         errors = np.empty(len(values))
         for i, entries in enumerate(values):
-            terms = entries * v[along]
-            there = np.bincount(into, terms, minlength=product.shape[1])
-            size = np.bincount(into, np.abs(terms), minlength=product.shape[1])
-            size = np.maximum(size, np.abs(product[i]))
-            wrong = np.abs(there - product[i])
+            A, size = (
+                self.matrix(e).T if self.colouring.by_rows else self.matrix(e) for e in (entries, np.abs(entries))
+            )
+            wrong, size = np.abs(A @ v - product[i]), np.maximum(size @ v, np.abs(product[i]))  # v is positive
             with np.errstate(divide="ignore", invalid="ignore"):
                 errors[i] = np.where(wrong > 0, wrong / size, 0.0).max(initial=0.0)
         return errors

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import tracers
 from implicitkit.foundation.compat import tree_flatten
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.index_sets import IndexSets
@@ -35,7 +35,7 @@ def names(text: str) -> list[str]:
     return text.split()
 
 
-class Trace(compat.TorchDispatchMode):
+class Trace(tracers.TorchDispatchMode):
     """Runs every operation and, by the rule for it, notes what its results depend on.
 
     Args:
@@ -116,7 +116,7 @@ class Trace(compat.TorchDispatchMode):
         if not any(self.chosen(t) for t in inputs):
             return out
         outputs = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
-        if not compat.operation(func)[1]:
+        if not tracers.operation(func)[1]:
             shared = {_address(t) for t in inputs}
             outputs = [t for t in outputs if _address(t) not in shared]  # the others are views
         if not outputs:
@@ -134,7 +134,7 @@ class Trace(compat.TorchDispatchMode):
     def _follow(
         self, func: Any, args: Any, kwargs: dict[str, Any], out: Any, inputs: list[Tensor], outputs: list[Tensor]
     ) -> None:
-        name = compat.operation(func)[0].split("::")[1].rstrip("_")
+        name = tracers.operation(func)[0].split("::")[1].rstrip("_")
         rule = self.rules.get(name)
         if rule is None and torch.Tag.pointwise in func.tags:
             rule = self.rules["pointwise"]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from implicitkit.linear import GMRES, Operator
 from implicitkit.linear.contraction import Contraction
+from implicitkit.linear.neumann import NeumannSeries
 
 F64 = torch.float64
 N, SAMPLES = 200, 8
@@ -76,12 +77,34 @@ def test_a_disk_is_left_to_the_series(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bool((found.steps >= least).all() and (found.steps <= 2 * least).all())
 
 
+def test_a_strong_contraction_is_left_to_the_series_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No orthogonalisation, the products of the plain series, and one for what is left; a sample that is done waits."""
+    A, b = system(spectrum(0.2, []), spectrum(0.1, [], 1), spectrum(0.02, [], 2))
+    seen = orthogonalised(monkeypatch)
+    found = Contraction().solve(A, b, **LIMITS, max_steps=None)
+    series = NeumannSeries().solve(A, b, **LIMITS, max_steps=None)
+    assert not seen and bool(found.converged.all())
+    assert bool(((found.steps - series.steps).abs() <= 1).all()) and int(found.steps[2]) < int(found.steps[0])
+    torch.testing.assert_close(A.mv(found.x), b, rtol=0, atol=1e-4)
+
+
+def test_a_sample_that_is_done_adds_no_terms() -> None:
+    """``J b = 1e-8 e_2`` is little enough; ``J^2 b = 1e-2 e_3`` and more, which the other's series would bring, are not."""
+    J = torch.diag(torch.full((N - 1,), 1e2, dtype=F64), -1)
+    J[1, 0], J[2, 1] = 1e-8, 1e6
+    A, b = system(J, spectrum(0.2, []))
+    b[0] = torch.eye(N, dtype=F64)[0]
+    found = Contraction().solve(A, b, **LIMITS, max_steps=None)
+    assert bool(found.converged.all()) and int(found.steps[0]) == 1
+
+
 @pytest.mark.parametrize("outer", [[0.97, 0.96, 0.95], [-1.5, -1.4]], ids=["slow", "diverging"])
 def test_eigenvalues_that_lie_apart_are_left_to_gmres(outer: list[float]) -> None:
-    """To the last digit what GMRES finds: the look costs no product, and one basis serves."""
+    """As many products as GMRES: neither the look nor the first product of the series costs one."""
     A, b = system(*(spectrum(0.3, outer, seed) for seed in range(SAMPLES)))
     found, gmres = (s.solve(A, b, **LIMITS, max_steps=None) for s in (Contraction(), GMRES()))
-    assert torch.equal(found.x, gmres.x) and torch.equal(found.steps, gmres.steps)
+    assert torch.equal(found.steps, gmres.steps)
+    torch.testing.assert_close(found.x, gmres.x, rtol=0, atol=1e-6)
 
 
 def test_a_sample_for_which_the_series_is_too_slow_is_given_back() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -63,6 +64,20 @@ def test_never_more_is_spent_than_factors_cost() -> None:
     found = Frugal(25.0).solve(A, few @ Q.T, rtol=1e-9, atol=0.0, max_steps=None)
     assert not bool(found.converged) and 20 <= int(found.steps.max()) <= 25
     assert count[0] <= 28
+
+
+def test_what_stops_falling_is_left_then() -> None:
+    """Six digits in the first fifteen products, and then hardly any: a price of 60 is not spent on that."""
+    values = torch.cat([torch.linspace(0.2, 1, 300, dtype=D), torch.logspace(-7, -3, 60, dtype=D)]).unsqueeze(0)
+    A, count = counted(values)
+    few = torch.cat([torch.ones(1, 300, dtype=D), torch.full((1, 60), 1e-6, dtype=D)], 1)
+    Q = torch.linalg.qr(torch.randn(360, 360, dtype=D, generator=torch.Generator().manual_seed(0)))[0]
+    found = Frugal(60.0).solve(A, few @ Q.T, rtol=1e-9, atol=0.0, max_steps=None)
+    assert not bool(found.converged) and count[0] <= 33
+    values = torch.cat([torch.linspace(1 / 30, 1, 300, dtype=D), values[:, 300:].squeeze(0)]).unsqueeze(0)
+    A, count = counted(values)  # that it stops is not seen in 32 products, and a hundred are all that it gets
+    found = Frugal(100.0).solve(A, few @ Q.T, rtol=1e-9, atol=0.0, max_steps=None)
+    assert not bool(found.converged) and 90 <= count[0] <= 105
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -137,7 +152,8 @@ def test_diffusion_has_them_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_step_takes_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One digit of the eleven that are missing: products of the first step for a price of 100."""
+    """One digit of the eleven that are missing, and Newton's method has log2(11) steps to make: products of the first step
+    for a price of 100."""
     seen: list[float] = []
     plain = Frugal.solve
 
@@ -149,7 +165,7 @@ def test_a_step_takes_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Evaluations, "price", lambda self, z: 100.0)
     z0, x = data()
     ik.root(grid, z0, (x, 0.3), solver=FrugalNewton(), rtol=1e-11, atol=0.0)
-    assert seen[0] == pytest.approx(100 / 11, rel=1e-3)
+    assert seen[0] == pytest.approx(100 * math.log2(11) / 11, rel=1e-3)
     assert all(price <= 100 for price in seen) and seen[-1] > seen[0]
 
 

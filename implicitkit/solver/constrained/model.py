@@ -88,14 +88,13 @@ class Model:
             return False
         return self.f.system.sparsity("saddle").find(self._saddle, w) is not None
 
-    def saddle(self, z: Tensor, multipliers: Tensor) -> tuple[Tensor, Any, Any] | None:
+    def saddle(self, w: Tensor) -> tuple[Tensor, Any, Any] | None:
         """``(dL/dz, constraints)``, ``(batch, n + m)``, and its derivative ``[[d^2 L/dz^2, J'], [J, 0]]``, ``J`` that of the
         constraints, from a few products: a pattern and the entries of every sample, ``(batch, nnz)``; ``None`` where the
         pattern does not hold."""
-        w = self.join(z, multipliers)
-        out, A = autodiff.linearise(self._saddle, w, symmetric=True)
+        out, A = self.f.saddle(w)
         found = confirmed(self.f.system.sparsity("saddle"), self._saddle, w, A.rmv, A.rmv)
-        return None if found is None else (out.detach(), *found)
+        return None if found is None else (out, *found)
 
     def _saddle(self, w: Tensor) -> Tensor:
         return self.problem.flat_saddle(self.f.kernel, w)

@@ -25,6 +25,7 @@ from implicitkit.linear.dense import lstsq_batched, svd_batched
 from implicitkit.problem.argmin import Bounded, Projected
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.inflection import inflected
 from implicitkit.solver.minima import LENGTHS, POWERS, ROUNDING, difference_step, lanczos, products
 
 __all__ = ["downhill_within", "falls_forever_within"]
@@ -50,6 +51,10 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
         return w
     lowest, u, largest = lanczos(look.curvature, z, min(z.shape[1], products(which, descended)))
     suspect = which & (lowest < -(_CURVED if look.curved else eps**0.5) * largest)
+    if not look.curved and bool((which & ~suspect).any()):
+        h = difference_step(z, eps**0.5)
+        flat, along = inflected(look.objective, look.tangential, z, which & ~suspect, (lowest, u, largest), h)
+        suspect, u = suspect | flat, torch.where(flat.unsqueeze(1), along, u)
     if not bool(suspect.any()):
         return w
     v = look.tangent(u)
@@ -179,6 +184,16 @@ class _Look:
     def tangent(self, u: Tensor) -> Tensor:
         """``v = D u``, along the active constraints."""
         return self._derivative(self._along(u))
+
+    def objective(self, z: Tensor) -> Tensor:
+        """The Lagrangian at the point of the set near ``z``, infinite where that violates a constraint, ``(batch,)``."""
+        point = self.feasible(z)
+        value, holds = self.merit(point, _largest(point - self.z))
+        return torch.where(holds, value, torch.inf)
+
+    def tangential(self, z: Tensor) -> Tensor:
+        """Its gradient, along the active constraints, ``(batch, n)``."""
+        return self.tangent(self.model.slope(z, lambda _: self.forces)[2])
 
     def curvature(self, u: Tensor) -> Tensor:
         """The matrix of ``q`` times ``u``, ``v / s + D (H v - v / s)``."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from implicitkit.linear.active_factors import ActiveFactors, ActiveSystem
 from implicitkit.linear.sparse_blocks import SparseBlocks
+from implicitkit.linear.sparse_saddle import Layout
 from implicitkit.solver.constrained.model import First, Model
 from implicitkit.solver.qp import sparse as qp
 
@@ -94,16 +95,15 @@ class SparseDirection:
         self.d[i], self.y[i] = torch.from_numpy(d).to(self.d), torch.from_numpy(y).to(self.y)
 
 
-def sparse_direction(
-    model: Model, z: Tensor, multipliers: Tensor, bounds: tuple[Tensor, Tensor] | None
-) -> SparseDirection | None:
-    """The step at ``z``; ``None`` where the pattern does not hold there.
+def sparse_direction(model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | None) -> SparseDirection | None:
+    """The step at ``w``; ``None`` where the pattern does not hold there.
 
     Multipliers that are all zero are taken as they are where the Hessian of the objective alone is positive definite on the
     active constraints, and not so little that the step is long; else they are estimated first.
     """
+    z, multipliers = model.split(w)
     blank = ~(multipliers != 0).any(1) if model.count else multipliers.new_zeros(len(z), dtype=torch.bool)
-    at = _Linear.at(model, z, multipliers, bounds)
+    at = _Linear.at(model, w, bounds)
     if at is None:
         return None
     direction, again = SparseDirection(z, multipliers, at.entries), []
@@ -115,7 +115,7 @@ def sparse_direction(
         multipliers = multipliers.clone()
         for i in again:
             multipliers[i] = _estimate(at.program(i)).to(z)
-        at = _Linear.at(model, z, multipliers, bounds)
+        at = _Linear.at(model, model.join(z, multipliers), bounds)
         if at is None:
             return None
         usable = set(at.usable())
@@ -136,19 +136,22 @@ class _Linear(NamedTuple):
     conditions: Tensor
     entries: Tensor
     matrices: list[sp.csc_matrix]
+    layout: Layout
 
     @classmethod
-    def at(cls, model: Model, z: Tensor, multipliers: Tensor, bounds: tuple[Tensor, Tensor] | None) -> _Linear | None:
+    def at(cls, model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | None) -> _Linear | None:
         """At a point; ``None`` where the pattern does not hold.  The matrices have their whole diagonal."""
-        found = model.saddle(z, multipliers)
+        found = model.saddle(w)
         if found is None:
             return None
         out, ready, values = found
+        z, multipliers = model.split(w)
         one, zero = (torch.full((len(z),), x, dtype=torch.float64, device="cpu") for x in (1.0, 0.0))
         blocks = SparseBlocks(ready, values).shifted(zero, one)
         # by rows and by columns it is the same, since it is symmetric
         matrices = [sp.csc_matrix(blocks.ready.matrix(v).T) for v in blocks.values]
-        return cls(model, z, multipliers, bounds, out, torch.from_numpy(values).to(z), matrices)
+        layout = blocks.ready.analysed(_layout)
+        return cls(model, z, multipliers, bounds, out, torch.from_numpy(values).to(z), matrices, layout)
 
     def usable(self) -> list[int]:
         """Samples at work whose matrix is finite."""
@@ -161,7 +164,11 @@ class _Linear(NamedTuple):
         lower, upper = (-far, far) if self.bounds is None else (_array(b[i] - self.z[i]) for b in self.bounds)
         out = _array(self.conditions[i])
         slope = out[:n] - (K @ np.concatenate([np.zeros(n), _array(self.multipliers[i])]))[:n]
-        return qp.SparseProgram(K, slope, -out[n:], self.model.one_sided.cpu().numpy(), lower, upper)
+        return qp.SparseProgram(K, slope, -out[n:], self.model.one_sided.cpu().numpy(), lower, upper, self.layout)
+
+
+def _layout(pattern: sp.csr_matrix) -> Layout:
+    return Layout(sp.csc_matrix(pattern.T))  # of a symmetric matrix
 
 
 def _estimate(program: qp.SparseProgram) -> Tensor:

@@ -132,7 +132,7 @@ class SQP(Method):
             return None
         from implicitkit.solver.constrained.sparse_step import sparse_direction
 
-        return sparse_direction(model, *model.split(w), bounds)
+        return sparse_direction(model, w, bounds)
 
     def _densely(
         self, model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import seeded
+from implicitkit.foundation.options import at_least, check_options, optional, positive
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -65,9 +66,14 @@ class Continuation(Method):
     default_max_steps: ClassVar[int] = 1000
 
     def __post_init__(self) -> None:
-        for name in ("length", "shortest", "loose", "stray"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        check_options(
+            self,
+            length=positive(),
+            shortest=positive(),
+            loose=positive(),
+            stray=positive(),
+            scatter=optional(at_least(0)),
+        )
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Tensor]:
         batch, n = z.shape

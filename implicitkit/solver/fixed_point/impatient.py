@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import at_least, check_options
+from implicitkit.foundation.options import at_least, check_options, positive
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 
@@ -45,12 +45,9 @@ class Impatient(Method):
     keeps_best: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_options(self, window=at_least(2))
+        check_options(self, window=at_least(2), horizon=positive(), reach=positive())
         if not isinstance(self.method, Method):
             raise TypeError(f"only an iterative method can be impatient, got {type(self.method).__name__}")
-        for name in ("horizon", "reach"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
     @property
     def name(self) -> str:  # type: ignore[override]

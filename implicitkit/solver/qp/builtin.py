@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from implicitkit.foundation.options import at_least, check_options
 from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
 from implicitkit.solver.catalogue import register_solver
@@ -52,6 +53,9 @@ class AutoQP(QPSolver):
 
     active_set_size: int = 500
     takes_sparse: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_options(self, active_set_size=at_least(0))
 
     def find(self, data: QPData, tol: float, max_steps: int) -> QPPoint:
         small = data.q.device.type == "cpu" and data.q.shape[1] <= self.active_set_size

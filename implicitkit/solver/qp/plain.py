@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.options import at_least, check_arguments, optional, positive, tensor
 from implicitkit.problem.qp_data import QPData
 from implicitkit.solver.qp.interior_point import interior_point
 
@@ -43,6 +44,9 @@ def solve_qp(
     Raises:
         ValueError: shapes do not fit.
     """
+    check_arguments("solve_qp", tol=(positive(), tol), max_steps=(at_least(1), max_steps))
+    for name, given in (("P", P), ("q", q), ("A", A), ("b", b), ("G", G), ("h", h)):
+        check_arguments("solve_qp", **{name: (tensor() if name == "q" else optional(tensor()), given)})
     data, batched = collect(P, q, A, b, G, h)
     dtype = q.dtype
     point = interior_point(QPData(*(t.to(torch.float64) for t in data)), tol=tol, max_steps=max_steps)

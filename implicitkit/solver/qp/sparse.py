@@ -15,13 +15,13 @@ the inertia is right (Wächter & Biegler 2006, Math. Prog. 106, section 3.1).
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 
-from implicitkit.linear.sparse_saddle import SparseSaddle, both_sides, equilibrated
+from implicitkit.linear.sparse_saddle import Layout, SparseSaddle, both_sides, equilibrated
 
 __all__ = [
     "Active",
@@ -41,6 +41,7 @@ _SHIFTS = 16  # by factors of eight
 _NOISE = 1e-13  # of the largest: a multiplier whose sign means nothing
 _STEPS = 80  # of the interior-point method
 _CLOSE = 1e-9  # relative residual at which it ends
+_MOST = 0.5  # of the entries of K that are left: fewer are factored without the others
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class SparseProgram:
     Attributes:
         K: ``[[H, C'], [C, 0]]``, ``(n + m, n + m)``, symmetric, with its whole diagonal. q: ``(n,)``. b: ``(m,)``.
         one_sided: which rows are ``<=``, ``(m,)`` bool. lower, upper: ``(n,)``, infinite where there is none.
+        layout: of the pattern of ``K``, where other programs have it, too.
     """
 
     K: sp.csc_matrix
@@ -58,6 +60,7 @@ class SparseProgram:
     one_sided: np.ndarray
     lower: np.ndarray
     upper: np.ndarray
+    layout: Layout | None = None
 
     @property
     def size(self) -> int:
@@ -68,38 +71,39 @@ class SparseProgram:
         """``K`` with ``diagonal`` and ``shift`` on that of ``H`` added, in the unknowns and rows that are ``free``; of the
         others nothing is left but 1 (unknowns) and -1 (rows) on the diagonal."""
         at, n = self._scaled, self.size
-        data = np.where(free[at.rows] & free[at.columns], at.data, 0.0)
+        matrix, shared = at.K, at.layout
+        layout: Layout | None = shared
+        there = free.astype(float)
+        data = matrix.data * there[shared.rows] * there[shared.columns]
         added = np.zeros(len(free)) if diagonal is None else diagonal.copy()
         added[:n] += shift
         # what is left of K has its scales, unless the diagonal has grown beyond it
         scale = np.where(free, at.scale, 1.0)
-        data[at.diagonal] += np.where(free, added * scale**2, np.where(np.arange(len(free)) < n, 1.0, -1.0))
-        keep = data != 0
-        keep[at.diagonal] = True
-        pointer = np.concatenate([[0], np.cumsum(keep)])[self.K.indptr]
-        matrix = sp.csc_matrix((data[keep], at.rows[keep], pointer), shape=self.K.shape)
+        data[shared.diagonal] += np.where(free, added * scale**2, np.where(np.arange(len(free)) < n, 1.0, -1.0))
+        if np.count_nonzero(data) >= _MOST * len(data):  # an order that is known is worth more than the zeros
+            matrix = sp.csc_matrix((data, shared.rows, matrix.indptr), shape=matrix.shape)
+        else:
+            keep = data != 0
+            keep[shared.diagonal] = True
+            pointer = np.concatenate([[0], np.cumsum(keep)])[matrix.indptr]
+            matrix, layout = sp.csc_matrix((data[keep], shared.rows[keep], pointer), shape=matrix.shape), None
         if diagonal is None:
-            return SparseSaddle(matrix, n, scale)
+            return SparseSaddle(matrix, n, scale, layout)
         more = equilibrated(matrix)
-        return SparseSaddle(both_sides(matrix, more), n, scale * more)
+        return SparseSaddle(both_sides(matrix, more), n, scale * more, layout)
 
     @functools.cached_property
     def _scaled(self) -> _Scaled:
-        K = self.K
-        columns = np.repeat(np.arange(K.shape[0], dtype=K.indices.dtype), np.diff(K.indptr))
-        scale = equilibrated(K)
-        data = K.data * scale[K.indices] * scale[columns]
-        return _Scaled(K.indices, columns, np.flatnonzero(K.indices == columns), data, scale)
+        layout = Layout(self.K) if self.layout is None else self.layout
+        scale = equilibrated(self.K)
+        return _Scaled(both_sides(self.K, scale), layout, scale)
 
 
 class _Scaled(NamedTuple):
-    """``K`` with rows of size one: row, column and value of every entry, which are on the diagonal, and by what its rows
-    and columns were multiplied."""
+    """``K`` with rows of size one, its layout, and by what its rows and columns were multiplied."""
 
-    rows: np.ndarray
-    columns: np.ndarray
-    diagonal: np.ndarray
-    data: np.ndarray
+    K: sp.csc_matrix
+    layout: Layout
     scale: np.ndarray
 
 
@@ -340,7 +344,7 @@ def least_squares_multipliers(program: SparseProgram, rows: np.ndarray) -> np.nd
     columns = np.repeat(np.arange(n + m), np.diff(K.indptr))
     data = np.where((K.indices < n) & (columns < n), 0.0, K.data)
     data[(K.indices == columns) & (columns < n)] = 1.0
-    plain = SparseProgram(sp.csc_matrix((data, K.indices, K.indptr), shape=K.shape), *_rest(program))
+    plain = replace(program, K=sp.csc_matrix((data, K.indices, K.indptr), shape=K.shape))
     free = np.concatenate([np.ones(n, dtype=bool), rows])
     x, left = plain.system(free, 0.0).solve(np.where(free, np.concatenate([-program.q, np.zeros(m)]), 0.0))
     return np.where(rows, x[n:], 0.0) if left <= _ACCURATE else np.zeros(m)
@@ -364,7 +368,3 @@ def penalised(p: SparseProgram, weight: float) -> tuple[np.ndarray, np.ndarray]:
     if left > 1e-4:
         return np.clip(-p.q, p.lower, p.upper), np.zeros(m)
     return np.clip(x[:n], p.lower, p.upper), np.where(wrong, x[n:], 0.0)
-
-
-def _rest(p: SparseProgram) -> tuple[np.ndarray, ...]:
-    return p.q, p.b, p.one_sided, p.lower, p.upper

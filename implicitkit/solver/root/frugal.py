@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,8 +21,7 @@ __all__ = ["FrugalNewton"]
 
 _WORTH = 20.0  # products that factors must cost for Krylov vectors to be tried
 _LEAST = 4.0  # products for a step
-_FACTORISATIONS = 1.0  # that Newton's method takes at least, where one serves several steps and the derivative ...
-_FRESH = 4.0  # ... and where they do not
+_FRESH = 4.0  # factorisations that Newton's method takes where none serves several steps and the derivative
 _FORCING = 0.1  # of the residual that they may leave
 
 
@@ -30,17 +30,17 @@ class FrugalNewton(Newton):
     r"""``newton``, its steps by Krylov vectors for as long as factors of ``J`` would cost more.
 
     One factorisation costs as much as ``P`` products with ``J`` (:mod:`implicitkit.linear.price`), and Newton's method takes
-    ``k`` of them or more: one, which serves several steps and the derivative, or about four below 128 unknowns, where every
-    step takes its own.  Without them, a step that brings
-    ``|F + J d|`` down to ``\eta |F|``, ``\eta \le 0.1``, is one of ``\log(|F| / tolerance) / \log(1 / \eta)`` such, and may
-    take its share,
+    ``k`` of them or more: as many as the digits between ``|F|`` and the tolerance can be doubled, ``\log_2 \log_{10}(|F| /
+    tolerance)``, one at least (the last serves the derivative), or about four below 128 unknowns, where every step takes its
+    own.  Without them, a step that brings ``|F + J d|`` down to ``\eta |F|``, ``\eta \le 0.1``, is one of ``\log(|F| /
+    tolerance) / \log(1 / \eta)`` such, and may take its share,
 
         k P \log(1 / \eta) / \log(|F| / tolerance)
 
-    products.  Once a sample needs more, or would at the rate of its first few (:mod:`implicitkit.linear.frugal`), or a step
-    brings little, this is ``newton``.  Where reaction dominates a system, or it is nearly explicit, a few products are
-    enough, whatever its factors would fill; where diffusion does, the first step shows that for a few hundredths of a
-    factorisation.
+    products, ``P`` at most.  Once a sample needs more, or would at the rate of its first few
+    (:mod:`implicitkit.linear.frugal`), or a step brings little, this is ``newton``.  Where reaction dominates a system, or
+    it is nearly explicit, a few products are enough, whatever its factors would fill; where diffusion does, the first step
+    shows that for a few hundredths of a factorisation.
 
     Source: Dembo, Eisenstat & Steihaug (1982), SIAM J. Numer. Anal. 19 (inexact Newton methods); the rule is that of ski
     rental (Karlin, Manasse, Rudolph & Sleator 1988, Algorithmica 3): no more is spent on trying than it may save.
@@ -56,7 +56,7 @@ class FrugalNewton(Newton):
         A, price = f.linearize(z), f.price(z) if state["krylov"] else 0.0
         if price >= _WORTH:
             eta = forcing_term(f, state, _FORCING).nan_to_num(nan=_FORCING).clamp(torch.finfo(z.dtype).eps, _FORCING)
-            d = _direction(f, A, -f(z), eta, price * (_FACTORISATIONS if is_large(f, z) else _FRESH))
+            d = _direction(f, A, -f(z), eta, price, None if is_large(f, z) else _FRESH)
             if d is not None:
                 z_next, t, weak = damped_step(f, z, d, f.norm.to(z.dtype), None, self.halvings, self.patience)
                 return z_next, state | after_step(eta, t, f.norm) | {"krylov": weak is None}
@@ -64,11 +64,15 @@ class FrugalNewton(Newton):
         return z_next, {"krylov": False, "eta": None, "norm": None, "newton": newton}
 
 
-def _direction(f: Evaluations, A: Operator, rhs: Tensor, eta: Tensor, price: float) -> Tensor | None:
-    """``d`` with ``|F + A d| <= eta |F|`` for every sample at work; ``None`` where that is too dear."""
+def _direction(
+    f: Evaluations, A: Operator, rhs: Tensor, eta: Tensor, price: float, count: float | None
+) -> Tensor | None:
+    """``d`` with ``|F + A d| <= eta |F|`` for every sample at work; ``None`` where that is dearer than ``count``
+    factorisations (``None``: one for each doubling of the digits)."""
     eps = torch.finfo(eta.dtype).eps
-    digits = eta.log() / (f.tolerance / f.norm).log().clamp_max(-eps)
-    share = price * float(digits[f.active].clamp(0, 1).amin())
+    left = -(f.tolerance / f.norm).log().clamp_max(-eps)
+    factorisations = (left / math.log(10)).log2().clamp_min(1) if count is None else count
+    share = price * float((factorisations * (-eta.log() / left)).clamp(0, 1)[f.active].amin())
     solver = Frugal(max(_LEAST, share))
     found = solver.solve(A, torch.where(f.active.unsqueeze(1), rhs, 0), rtol=eta, atol=0.0, max_steps=None)
     return found.x if bool(found.converged.all()) else None

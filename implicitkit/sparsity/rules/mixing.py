@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import tracers
 from implicitkit.foundation.compat import tree_flatten
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.tracing import Rule, Trace, names
@@ -52,7 +52,7 @@ def along(dims: Dims, count: int | None = None) -> Rule:
         if named is None or (isinstance(named, (list, tuple)) and not named):
             named = range(first.dim())
         if any(t.shape != first.shape for t in tensors):
-            trace.guess(compat.operation(func)[0], tensors, outputs)
+            trace.guess(tracers.operation(func)[0], tensors, outputs)
             return
         mix(trace, tensors, [named] if isinstance(named, int) else list(named), outputs)
 
@@ -82,7 +82,7 @@ def matrices(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any
     outputs = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor) and t.is_floating_point() | t.is_complex()]
     lead = tuple(tensors[0].shape[:-2])
     if not lead or any(tuple(t.shape[: len(lead)]) != lead for t in (*tensors, *outputs)):
-        trace.guess(compat.operation(func)[0], tensors, outputs)
+        trace.guess(tracers.operation(func)[0], tensors, outputs)
         return
     count = math.prod(lead)
     merged = index_sets.union(

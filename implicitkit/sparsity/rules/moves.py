@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import tracers
 from implicitkit.foundation.compat import tree_flatten, tree_map
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.tracing import Rule, Trace, names
@@ -42,10 +42,10 @@ def moved(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], 
     leaves = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
     outputs = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
     if any(trace.chosen(t) for t in leaves if not (t.is_floating_point() or t.is_complex())):
-        if compat.operation(func)[0] in ("aten::gather", "aten::index_select"):
+        if tracers.operation(func)[0] in ("aten::gather", "aten::index_select"):
             _chosen_along(trace, args[0], args[1], args[2], out)
             return
-        trace.guess(compat.operation(func)[0], leaves, outputs)  # where they go depends on values
+        trace.guess(tracers.operation(func)[0], leaves, outputs)  # where they go depends on values
         return
     first, collections, swap = 1, [], {}
     for t in leaves:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import tracers
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.rules.moves import lines, numbers
 from implicitkit.sparsity.rules.pointwise import broadcast
@@ -55,16 +55,16 @@ def _indexed(adds: Callable[[Sequence[Any], dict[str, Any]], bool], spots: Calla
     def rule(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         target, source = args[0], args[3] if len(args) > 3 else kwargs.get("src", kwargs.get("value"))
         if trace.chosen(args[2]):
-            if compat.operation(func)[0].startswith("aten::scatter"):
+            if tracers.operation(func)[0].startswith("aten::scatter"):
                 _land_along(trace, target, args[1], args[2], source, out)
                 return
-            trace.guess(compat.operation(func)[0], [t for t in (target, source) if isinstance(t, Tensor)], [out])
+            trace.guess(tracers.operation(func)[0], [t for t in (target, source) if isinstance(t, Tensor)], [out])
             return
         where = spots(numbers(target).to(target.device), args[1], args[2], source)
         if (
             isinstance(source, Tensor)
             and source.shape != where.shape
-            and compat.operation(func)[0].startswith("aten::scatter")
+            and tracers.operation(func)[0].startswith("aten::scatter")
         ):
             corner = tuple(slice(0, s) for s in where.shape)
             sets = index_sets.take(trace.read(source), numbers(source)[corner].reshape(-1).long().numpy() - 1)
@@ -81,7 +81,7 @@ def put(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], ou
     """``index_put(self, indices, values, accumulate)``."""
     target, indices, values = args[:3]
     if any(trace.chosen(i) for i in indices if isinstance(i, Tensor)):
-        trace.guess(compat.operation(func)[0], [target, values], [out])
+        trace.guess(tracers.operation(func)[0], [target, values], [out])
         return
     spots = aten.index.Tensor(numbers(target).to(target.device), indices)
     _land(trace, target, spots, values, out, bool(args[3] if len(args) > 3 else kwargs.get("accumulate", False)))

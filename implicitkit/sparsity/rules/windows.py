@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import tracers
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.tracing import Rule, Trace
 
@@ -122,7 +122,7 @@ def convolution_backward(trace: Trace, func: Any, args: Sequence[Any], kwargs: d
 
 def pooled(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """``avg_pool(x, kernel, stride, padding, ...)`` and ``max_pool(x, kernel, stride, padding, dilation, ...)``."""
-    x, name = args[0], compat.operation(func)[0]
+    x, name = args[0], tracers.operation(func)[0]
     result = out[0] if isinstance(out, (tuple, list)) else out
     count = 3 if "3d" in name else 2
     kernel = _all_of(args[1], count)
