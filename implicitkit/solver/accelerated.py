@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.options import check_arguments, part
+from implicitkit.solver.base import Solver
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.fixed_point.anderson import Anderson
@@ -47,6 +49,7 @@ class Accelerated(Method):
         safeguard: float = 4.0,
         patience: int = 50,
     ) -> None:
+        check_arguments("Accelerated", method=(part("solver", Solver), method))
         method = get_solver(method)
         if not isinstance(method, Method):
             raise TypeError(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import at_least, check_options, finite, optional
+from implicitkit.foundation.options import at_least, check_options, finite, flag, instance, optional, part
 from implicitkit.problem.argmin import Bounded
 from implicitkit.problem.base import Problem
 from implicitkit.problem.bounded_least_squares import BoundedLeastSquares
@@ -61,7 +61,14 @@ class Stage:
     sparse: bool = False
 
     def __post_init__(self) -> None:
-        check_options(self, max_steps=optional(at_least(1)), scale=optional(finite()))
+        check_options(
+            self,
+            solver=part("solver", Solver),
+            options=instance("a tuple of pairs (name, value)", tuple),
+            max_steps=optional(at_least(1)),
+            scale=optional(finite()),
+            sparse=flag(),
+        )
 
     def begin(self, z0: Tensor, best: Tensor) -> Tensor:
         """Where it begins."""
@@ -225,8 +232,12 @@ class Polyalgorithm(Solver):
     name: ClassVar[str] = "auto"
 
     def __post_init__(self) -> None:
+        check_options(self, stages=instance("a tuple of solvers", tuple, list))
         if not self.stages:
             raise ValueError("a polyalgorithm needs at least one stage")
+        check = part("solver", Solver, Stage)
+        for i, stage in enumerate(self.stages):
+            check.check(f"stages[{i}]", stage, f"{type(self).__name__}: ")
         members = tuple(s if isinstance(s, Stage) else Stage(s) for s in self.stages)
         object.__setattr__(self, "stages", members)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.options import at_least, check_options, function, instance, one_of, optional, string
 from implicitkit.linear.user_factor import UserFactor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Options, Outcome, Solver
@@ -154,6 +155,17 @@ class BlackBox(Solver):
     options: tuple[tuple[str, Any], ...] = ()
     max_size: int | None = None  # type: ignore[misc]
     default_max_steps: ClassVar[int] = 1000
+
+    def __post_init__(self) -> None:
+        check_options(
+            self,
+            find=function("find(f, z0, *, rtol, atol, max_steps)"),
+            name=string(),
+            solves=string(),
+            batch=one_of("loop", "native", "joint"),
+            options=instance("a tuple of pairs (name, value)", tuple),
+            max_size=optional(at_least(1)),
+        )
 
     @property
     def scales(self) -> bool:  # type: ignore[override]

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.options import at_least, check_arguments, flag, optional
 from implicitkit.foundation.wording import option_error
 from implicitkit.problem.kind import Kind, as_kind, kinds
 from implicitkit.registry.table import (
@@ -60,8 +61,7 @@ def register_solver(
     check_choice("solves", solves, _words())
     if batch is not None:
         check_choice("batch", batch, _BATCHES)
-    if max_size is not None and (not isinstance(max_size, int) or max_size < 1):
-        raise ValueError(f"max_size must be an integer >= 1, or None for any number of unknowns; got {max_size!r}")
+    check_arguments("register_solver", max_size=(optional(at_least(1)), max_size), override=(flag(), override))
 
     def register(target: T) -> T:
         if not inspect.isclass(target):

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.written import Values
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.evaluations import Evaluations
@@ -189,9 +190,9 @@ class _Loop:
             units = torch.where(self.norm > 0, f.norm / self.norm, 1)
             f.tolerance, f.best_norm = self.tolerance * units, self.best_norm * units
         self.last = self.z, self.norm, f.residual(self.z)
-        written = _writes(self.z)
+        written, values = _writes(self.z), None if self.step else Values([self.z])
         z, self.state = stepped(self.method.step(f, self.z, self.state), self.z, type(self.method).__name__)
-        if _writes(self.z) != written:
+        if _writes(self.z) != written or (values is not None and values.changed()):
             raise TypeError(
                 f"{type(self.method).__name__}.step wrote into the z that it was given, of which f remembers the values: "
                 "return another tensor (z.clone() first, or operations without an underscore)"

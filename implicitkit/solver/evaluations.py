@@ -51,8 +51,8 @@ class Evaluations:
         self.at_rounding: Tensor | None = None
         graph = self.of_gradient or not self.kind.returns_state
         self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"
-        self._point: dict[str, Tensor] = {}
-        self._keeps = False  # the graph of a point, whose residuals are linearised there
+        self._point: dict[str, Any] = {}
+        self._keeps = False  # the graph of a point, where residuals or conditions of optimality are linearised
 
     # ------------------------------------------------------------------------------------------------ what is there
     @property
@@ -155,6 +155,19 @@ class Evaluations:
         self._count()
         return confirmed(sparsity, residuals, z, *autodiff.rectangular(residuals, z))
 
+    def saddle(self, w: Tensor) -> tuple[Tensor, Operator]:
+        """``(dL/dz, constraints)`` of a program, ``(batch, n + m)``, and its symmetric derivative, from the graph of that
+        point if it is there."""
+        self._keeps = True
+        if self._point.get("z") is w and "saddle" in self._point:
+            found: tuple[Tensor, Operator] = self._point["saddle"]
+            return found
+        return self._linearised_saddle(w)
+
+    def _linearised_saddle(self, w: Tensor) -> tuple[Tensor, Operator]:
+        out, A = autodiff.linearise(lambda y: self.problem.flat_saddle(self.kernel, y), w, symmetric=True)
+        return out.detach(), A
+
     def residuals_products(self, z: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
         """Products with :meth:`residuals_jacobian` and with its transposed, from one evaluation."""
         self._count()
@@ -227,10 +240,16 @@ class Evaluations:
             if not self.of_map:
                 point["f"] = point["residual"]
 
-    def _compute_program(self, point: dict[str, Tensor], name: str) -> None:
+    def _compute_program(self, point: dict[str, Any], name: str) -> None:
         """Constrained minimisation: the optimality conditions; what a solver of programs needs besides, it asks
         ``problem`` for, with :meth:`kernel`."""
-        point["f"] = point["residual"] = self.problem.flat_residual(self.kernel, point["z"]).detach()
+        z = point["z"]
+        if self._keeps:
+            point["saddle"] = saddle = self._linearised_saddle(z)
+            point["residual"] = self.problem.conditions(self.kernel, z, saddle[0]).detach()
+        else:
+            point["residual"] = self.problem.flat_residual(self.kernel, z).detach()
+        point["f"] = point["residual"]
 
     def kernel(self, z: Tensor) -> Tensor:
         """The user's function on matrices, counted."""

@@ -20,6 +20,7 @@ from implicitkit.solver.minima import downhill, falls_forever
 
 __all__ = ["find"]
 
+_FAR = 1e6  # times the start, or 1
 _ESCAPES = 3  # from stationary points that are no minima
 
 
@@ -29,6 +30,7 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
     if not (f.kind.minimisation or f.kind.returns_program) or outcome.examined:
         return outcome
     f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
+    _look_down(f, z0, outcome)
     _leave_saddles(solver, f, options, outcome)
     failed = torch.zeros_like(outcome.status, dtype=torch.bool)
     for status in (Status.MAX_STEPS, Status.STALLED, Status.NONFINITE, Status.SADDLE, Status.DIVERGED):
@@ -41,11 +43,20 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
     return outcome
 
 
+def _look_down(f: Evaluations, z0: Tensor, outcome: Outcome) -> None:
+    """``UNBOUNDED`` where a claim lies so far out that a gradient vanishes by rounding, and the objective falls forever."""
+    far = outcome.z.abs().amax(1) > _FAR * z0.abs().amax(1).clamp_min(1)
+    far = far & (outcome.status == int(Status.CONVERGED))
+    if bool(far.any()):
+        forever = falls_forever_within if f.kind.returns_program else falls_forever
+        outcome.status = torch.where(forever(f, outcome.z, far), int(Status.UNBOUNDED), outcome.status)
+
+
 def _leave_saddles(solver: Solver, f: Evaluations, options: Options, outcome: Outcome) -> None:
     """Go on from a lower point where the gradient vanishes and the objective does not stop falling; ``SADDLE`` where
     that comes to nothing."""
     claimed = outcome.status == int(Status.CONVERGED)
-    look = downhill_within if f.kind.returns_program else downhill
+    look, forever = (downhill_within, falls_forever_within) if f.kind.returns_program else (downhill, falls_forever)
     falls_by_itself = not solver.general and (f.of_gradient or solver.solves == f.kind.name)
     for escape in range(_ESCAPES + 1):
         if not bool(claimed.any()):
@@ -61,6 +72,8 @@ def _leave_saddles(solver: Solver, f: Evaluations, options: Options, outcome: Ou
         again = solver.run(f, lower, replace(options, start_norm=None))
         f.evaluations, f.sample_evaluations = again.evaluations, again.sample_evaluations
         claimed = open_ & (again.status == int(Status.CONVERGED))
+        if bool(claimed.any()):  # far out a gradient may vanish by rounding (z - sin z at -1e40)
+            claimed = claimed & ~forever(f, again.z, claimed)
         _take(outcome, again, claimed, open_)
 
 

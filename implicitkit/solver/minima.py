@@ -18,6 +18,7 @@ from torch import Tensor
 
 from implicitkit.foundation import seeded
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.inflection import inflected
 from implicitkit.solver.scales import in_working_precision
 
 __all__ = [
@@ -63,7 +64,11 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
         change = probe(z + h * direction) - probe(z - h * direction)
         curvature = ((change * direction).sum(1, keepdim=True) / (2 * h)).squeeze(1)
         suspect = suspect & (curvature < -30 * eps ** (2 / 3) * largest)
-    best = z
+    best, open_ = z, which & ~suspect
+    if bool(open_.any()):
+        h = difference_step(z, eps**0.5)
+        flat, along = inflected(probe.value, probe, z, open_, (lowest, direction, largest), h)
+        suspect, direction = suspect | flat, torch.where(flat.unsqueeze(1), along, direction)
     if bool(suspect.any()):
         value = probe.value(z)
         least = value - ROUNDING * eps * value.abs()

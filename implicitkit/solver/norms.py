@@ -27,7 +27,7 @@ def matrix_norm(norm: Any, layout: Layout) -> Callable[[Tensor], Tensor] | None:
         return None
     if isinstance(norm, str) and norm == "max":
         return lambda rows: rows.abs().amax(1)
-    if not callable(norm):
+    if not callable(norm) or isinstance(norm, type):
         raise ValueError(f"norm must be 'l2', 'max' or a function of something like z, got {norm!r}")
     return _Trees(norm, layout)
 

@@ -16,6 +16,7 @@ from implicitkit.solver.scales import (
     NOISE,
     change,
     directions,
+    grows,
     healthy_share,
     in_working_precision,
     is_healthy,
@@ -68,11 +69,16 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     if fit is not None and bool((_well_fitted(*fit, z, F) | ~which).all()):
         return torch.zeros_like(which)
     scale = _size(f, z, F, z, None if z.shape[1] <= DENSE else which)
+    still = which.unsqueeze(1) & (F == 0) & (scale > 0)
+    if bool(still.any()):  # zero to the last bit: of what is left of F around z, is anything more than rounding?
+        scale = torch.where(still & ~grows(f, z, F, still), 0, scale)
     sound = (F.abs() <= _SOUND * scale).all(1)
     flat = (F == 0) & (scale == 0)
-    vanished = flat.all(1)  # underflow, or a function that is zero everywhere
-    if bool((flat.any(1) & which & ~vanished).any()):
-        vanished = vanished | has_underflowed(f, z, flat)
+    vanished = flat.all(1)
+    if bool((flat.any(1) & which).any()):
+        underflowed, ends = has_underflowed(f, z, flat)
+        plateau, vanished = vanished & ends, underflowed | (vanished & ~ends)
+        which = which & ~plateau
     open_ = which & ~vanished & (z.shape[1] <= DENSE or ~sound)
     if not bool(open_.any()):
         return which & (vanished | ~sound)
@@ -130,10 +136,13 @@ def vanishes(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     """
     F = in_working_precision(f.residual(z))
     scale = row_scales(f, z, which, healthy_share(F), 0.0, careful=False)
+    still = which.unsqueeze(1) & (F == 0) & (scale > 0)
+    if bool(still.any()):
+        scale = torch.where(still & ~grows(f, z, F, still), 0, scale)
     suspect = which & ~is_healthy(F, scale)
     tiny = torch.finfo(F.dtype).tiny
     flat = which.unsqueeze(1) & (F.abs() <= tiny) & (scale <= tiny)
-    cut = has_underflowed(f, z, flat) if bool(flat.any()) else torch.zeros_like(which)
+    cut = has_underflowed(f, z, flat)[0] if bool(flat.any()) else torch.zeros_like(which)
     suspect = suspect & ~cut
     if not bool(suspect.any()):
         return torch.where(cut, AWAY, 0)

@@ -17,6 +17,7 @@ __all__ = [
     "NOISE",
     "change",
     "directions",
+    "grows",
     "healthy_share",
     "in_working_precision",
     "is_healthy",
@@ -30,6 +31,7 @@ _HEALTHY = 1e-6  # of its change with z: |F| near a zero; on the way to infinity
 _HEALTHY_LOW = 3e-4  # ... in lower precisions, 1 / (103 p)
 NOISE = 10.0  # times what rounding leaves: a residual below is nothing else
 _FLAT = 100.0  # times that, at most, F changes where z moves by two units in the last place of one
+_DOUBLES = 1.9  # of a change, how much it grows at least where the way is twice as long
 _UNIT = 0.7  # what z counts for where it vanishes; a power of two would move it between numbers that need no rounding
 
 
@@ -118,6 +120,31 @@ def change(f: Evaluations, z: Tensor, F: Tensor, direction: Tensor, h: float) ->
     """``|F(z + h w) - F(z)| / |h|``, ``(batch, n)``; zero where that is not finite."""
     change = in_working_precision(f.residual(z + h * direction)) - F
     return torch.nan_to_num(change.abs() / abs(h), nan=0.0, posinf=0.0)
+
+
+def grows(f: Evaluations, z: Tensor, F: Tensor, asked: Tensor) -> Tensor:
+    """Where what ``F_i`` changes by beside ``z`` is no rounding error, of the equations ``asked``, ``(batch, n)``.
+
+    It then doubles with the way, ``|F_i(z + 2 h w) - F_i| >= 1.9 |F_i(z + h w) - F_i| > 0``, and again from ``2 h`` to
+    ``4 h``, for some ``h`` on one side at least; or, at a jump, is of one sign before and of the other behind.  Rounding
+    (``sqrt(1 + z^2) - z`` at 1e8) is of the same size all around.
+    """
+    eps, found = torch.finfo(z.dtype).eps, torch.zeros_like(asked)
+    for h in (eps**0.5, 1e-2, eps**0.25):
+        for direction in directions(z, most=2):
+            sides = []
+            for sign in (1, -1):
+                if bool((found | ~asked).all()):
+                    return found
+                moves = [in_working_precision(f.residual(z + k * sign * h * direction)) - F for k in (1, 2, 4)]
+                side = torch.stack(moves)
+                doubles = ((side[1:].abs() >= _DOUBLES * side[:-1].abs()) & (side[:-1] != 0)).all(0)
+                found = found | (asked & doubles)
+                sides.append(side)
+            there, back = sides
+            crosses = (there * back < 0).all(0) & ((there > 0).all(0) | (there < 0).all(0))
+            found = found | (asked & crosses)
+    return found
 
 
 def directions(z: Tensor, least: float = 0.0, most: int = 3) -> list[Tensor]:

@@ -6,18 +6,21 @@ import torch
 from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.scales import grows, in_working_precision
 
 __all__ = ["has_underflowed"]
 
 _HALVINGS = 40  # of the way from the origin to z, at most ...
 _BLIND = 2  # ... and as long as nothing but zeros has been seen
 _NEAR = 1 / 64  # of its distance from the origin: how closely the edge is found
-_TINY = 8.0  # times eps: what is left at the edge, beside F nearer to the origin, of what was rounded away
+_NOISE = 1e3  # times eps: what rounding leaves of a derivative
 _DENSE = 64  # unknowns up to which the derivative of each equation is asked, beyond it is that of their sum
+_TINY = 8.0  # times eps: what is left at the edge, beside F nearer to the origin, of what was rounded away
 
 
-def has_underflowed(f: Evaluations, z: Tensor, flat: Tensor) -> Tensor:
-    """Where equations ``flat`` ``(batch, n)``, zero at ``z`` and all around, only seem to hold, ``(batch,)``.
+def has_underflowed(f: Evaluations, z: Tensor, flat: Tensor) -> tuple[Tensor, Tensor]:
+    """Where equations ``flat`` ``(batch, n)``, zero at ``z`` and all around, only seem to hold, and where each of them has
+    been seen to end in zeros, ``(batch,)`` both.
 
     On the way from the origin to ``z`` the last point ``t z`` is looked for, by bisection, at which one of them is not zero.
     A residual that was cut off has a value there that belongs to the distance (``relu(1 - z)`` at 0.99: 0.01); of one
@@ -25,13 +28,10 @@ def has_underflowed(f: Evaluations, z: Tensor, flat: Tensor) -> Tensor:
     a plateau, not more.  An equation that has a derivative at ``z`` has not been cut off
     (``z_0 - z_1`` does not change along ``z`` either, where it is zero).
     """
-    A, tiny = f.linearize(z), torch.finfo(z.dtype).tiny
-    if z.shape[1] <= _DENSE:
-        flat = flat & (A.dense().abs() <= tiny).all(2)
-    else:
-        flat = flat & (A.T.mv(flat.to(z.dtype)).abs() <= tiny).all(1, keepdim=True)
+    tiny = torch.finfo(z.dtype).tiny
+    flat = flat & ~_has_derivative(f, z, flat)
     if not bool(flat.any()):
-        return flat.any(1)
+        return flat.any(1), flat.any(1)
 
     def at(t: Tensor) -> Tensor:
         F = f.residual((t.unsqueeze(1) * z).to(z.dtype)).abs()
@@ -50,4 +50,21 @@ def has_underflowed(f: Evaluations, z: Tensor, flat: Tensor) -> Tensor:
         size, edge = torch.maximum(size, F), torch.where((left & wide).unsqueeze(1), F, edge)
         inner, outer = torch.where(left, middle, inner), torch.where(left | ~wide, outer, middle)
     known = (size > tiny) & (edge > 0)
-    return (known & (edge <= _TINY * torch.finfo(z.dtype).eps * size)).any(1)
+    lost = edge <= _TINY * torch.finfo(z.dtype).eps * size
+    if bool((known & ~lost).any()):
+        point = (inner.unsqueeze(1) * z).to(z.dtype)
+        lost = lost | ~grows(f, point, in_working_precision(f.residual(point)), known & ~lost)
+    return (known & lost).any(1), ((known & ~lost) | ~flat).all(1) & flat.any(1)
+
+
+def _has_derivative(f: Evaluations, z: Tensor, flat: Tensor) -> Tensor:
+    """Which of the equations ``flat`` have a derivative at ``z`` (of many unknowns, their sum) that is not what rounding
+    leaves of that at the origin, ``(batch, n)``."""
+    if z.shape[1] <= _DENSE:
+        here, there = (f.linearize(point).dense().abs().amax(2) for point in (z, torch.zeros_like(z)))
+    else:
+        here, there = (
+            f.linearize(point).T.mv(flat.to(z.dtype)).abs().amax(1, keepdim=True) for point in (z, torch.zeros_like(z))
+        )
+    least = _NOISE * torch.finfo(z.dtype).eps * torch.nan_to_num(there, nan=0.0, posinf=0.0)
+    return flat & (here > least.clamp_min(torch.finfo(z.dtype).tiny))

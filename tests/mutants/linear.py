@@ -86,8 +86,9 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/frugal.py",
         "tests/linear/test_frugal.py",
-        ("slow.copy_(open_ & ~(left <= rate * (self.price - look_at)))", "slow.copy_(open_ & ~open_)"),
-        ("rate = (least[:, since] / least[:, look_at]).log() / (look_at - since)", "rate = 0 * least[:, since] + 9"),
+        ("slow.copy_(open_ & ~(left <= rate * (self.price - j)))", "slow.copy_(open_ & ~open_)"),
+        ("rate = (least[:, since] / least[:, j]).log() / (j - since)", "rate = 0 * least[:, since] + 9"),
+        ("looks = (look_at, 2 * look_at, 4 * look_at)", "looks = (look_at,)"),
         ("if self.together and bool(slow.any()):", "if False:"),
         ("return bool(slow.any()) and not bool((open_ & ~slow).any())", "return False"),
         ("most = math.ceil(self.price)", "most = 1000"),
@@ -110,6 +111,8 @@ MUTANTS = [
         ("y = torch.baddbmm(y, y[:, :, :k], Ht)", "y = torch.bmm(y[:, :, :k], Ht)"),
         ("v, open_, left = torch.where(column(going), v, 0), going, count", "open_, left = going, count"),
         ("crawls = going & ~(length <= _SLOW * before)", "crawls = going & ~going"),
+        ("if bool((length <= _SWIFT * before)", "if bool((length <= 0 * before)"),
+        ("v, before = torch.where(column(open_), after, 0), length", "v, before = after, length"),
     ),
     *mutants(
         "implicitkit/linear/lu.py",

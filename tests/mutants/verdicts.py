@@ -7,6 +7,7 @@ from .row import mutants
 CANCEL = "tests/solver/test_cancellation.py"
 JUMPS = "tests/mutants/test_survivors_verdicts.py -k jump"
 FITS = "tests/mutants/test_survivors_verdicts.py -k fit"
+ROUNDED = "tests/solver/test_convergence.py -k 'rounding_alone or other_reasons'"
 FAR = "tests/solver/test_convergence.py -k 'far_out'"
 UNITS = "tests/solver/test_units.py -k 'composition or exponential or single'"
 UNITS_OF_MAPS = "tests/solver/test_units.py -k 'cosine'"
@@ -34,7 +35,10 @@ MUTANTS = [
         "implicitkit/solver/finding.py",
         SECOND,
         ("if not (f.kind.minimisation or f.kind.returns_program) or", "if not f.kind.minimisation or"),
-        ("downhill_within if f.kind.returns_program else downhill", "downhill"),
+        (
+            "if f.kind.returns_program else (downhill, falls_forever)\n    falls_by",
+            "if False else (downhill, falls_forever)\n    falls_by",
+        ),
     ),
     *mutants(
         "implicitkit/system.py",
@@ -143,8 +147,8 @@ MUTANTS = [
         ("_STEEPEST = 1e5", "_STEEPEST = 700.0"),
         ("outwards = torch.where(across, size + start, size - start)", "outwards = torch.zeros_like(size)"),
         ("fell = (F.abs() < before.abs()).all(1)", "fell = norm < last"),
-        ("cut = has_underflowed(f, z, flat) if bool(flat.any()) else", "cut ="),
-        ("vanished = vanished | has_underflowed(f, z, flat)", "pass"),
+        ("cut = has_underflowed(f, z, flat)[0] if bool(flat.any()) else", "cut ="),
+        ("plateau, vanished = vanished & ends, underflowed | (vanished & ~ends)", "plateau = ends & vanished"),
         ("suspect = suspect & ~(high & (behind.abs() >= F.abs()).all(1))", "pass"),
         ("return open_ & (~outwards | (torch.stack(behind) >= before).any(0))", "return open_"),
     ),
@@ -160,10 +164,59 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/underflow.py",
+        ROUNDED,
+        ("lost = lost | ~grows(", "lost = lost & ~grows("),
+        ("_NOISE = 1e3", "_NOISE = 0.0"),
+        (
+            "return (known & lost).any(1), ((known & ~lost) | ~flat).all(1) & flat.any(1)",
+            "return (known & lost).any(1), known.any(1)",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/probing.py",
+        ROUNDED,
+        ("which = which & ~plateau", "pass"),
+        (
+            "scale = torch.where(still & ~grows(f, z, F, still), 0, scale)\n    sound",
+            "scale = scale\n    sound",
+        ),
+        (
+            "scale = torch.where(still & ~grows(f, z, F, still), 0, scale)\n    suspect",
+            "scale = scale\n    suspect",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/scales.py",
+        ROUNDED,
+        ("_DOUBLES = 1.9", "_DOUBLES = 0.9"),
+        ("found = found | (asked & crosses)", "pass"),
+        ("found = found | (asked & doubles)", "pass"),
+    ),
+    *mutants(
+        "implicitkit/solver/inflection.py",
+        "tests/solver/test_convergence.py -k inflection",
+        ("(curvature.square() <= _NEAR * slope * third)", "(curvature >= 0)"),
+        ("torch.where(every.unsqueeze(1), steepest, direction)", "direction"),
+        ("every = which & (largest <= _FLAT_ALL * off)", "every = which & (largest < 0)"),
+        ("(lowest.abs() <= share * largest)", "(lowest.abs() < 0)"),
+    ),
+    *mutants(
+        "implicitkit/solver/finding.py",
+        "tests/solver/test_convergence.py -k inflection",
+        ("claimed = claimed & ~forever(f, again.z, claimed)", "pass"),
+        ("    _look_down(f, z0, outcome)", "    pass", "tests/solver/test_convergence.py -k gradient_may_vanish"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/second_order.py",
+        "tests/solver/test_convergence.py -k inflection",
+        ("suspect, u = suspect | flat, torch.where(flat.unsqueeze(1), along, u)", "pass"),
+    ),
+    *mutants(
+        "implicitkit/solver/underflow.py",
         "tests/solver/test_convergence.py -k 'beyond_every_power or plateaus'",
         ("edge <= _TINY * torch.finfo(z.dtype).eps * size", "edge >= 0"),
         (
-            "flat = flat & (A.dense().abs() <= tiny).all(2)",
+            "flat = flat & ~_has_derivative(f, z, flat)",
             "pass",
             "tests/solver/test_convergence.py -k with_a_derivative",
         ),

@@ -88,7 +88,7 @@ def test_a_gradient_that_contradicts_its_objective_is_not_followed_uphill(solver
 def test_a_start_that_is_a_solution_at_zero_costs_few_evaluations() -> None:
     start = torch.tensor([1e-13, -7e-14], dtype=torch.float64)
     for solver in ("newton", "bfgs", "auto"):
-        assert int(ik.argmin(OBJECTIVES["cosh(z) - 1"], start, solver=solver).evaluations) <= 16
+        assert int(ik.argmin(OBJECTIVES["cosh(z) - 1"], start, solver=solver).evaluations) <= 19
     for solver in ("newton", "broyden", "auto"):
         assert int(ik.root(lambda z: torch.exp(z) - 1, start, solver=solver).evaluations) <= 12
 

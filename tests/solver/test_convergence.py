@@ -297,6 +297,55 @@ def test_what_has_no_minimum_is_unbounded(solver: str) -> None:
         ik.argmin(lambda z: z.sum(), torch.ones(3, dtype=F64), solver=solver, max_steps=400)
 
 
+_INFLECTIONS = {
+    "z^3": (lambda z: z**3, ik.Status.UNBOUNDED),
+    "z^3 + 1": (lambda z: z**3 + 1, ik.Status.UNBOUNDED),
+    "z - sin z": (lambda z: z - torch.sin(z), ik.Status.UNBOUNDED),
+    "z^3 + 2 w^2": (lambda z: z[:1] ** 3 + 2 * (z[1:] - 0.3).square().sum(), ik.Status.UNBOUNDED),
+    "z^3 + z^4": (lambda z: z**3 + z**4, -0.75),
+    "z^4": (lambda z: z**4, 0.0),
+    "|z|^3": (lambda z: z.abs() ** 3, 0.0),
+    "a narrow well": (lambda z: z**3 + 0.05 * z**2, 0.0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("unknowns", [1, 2])
+@pytest.mark.parametrize("solver", ["auto", "bfgs", "newton_cg"])
+@pytest.mark.parametrize("name", _INFLECTIONS)
+def test_an_inflection_is_left_again(name: str, solver: str, unknowns: int, dtype: torch.dtype) -> None:
+    """Minimisers come to it from above, where all is flat, and stop before they are there."""
+    f, end = _INFLECTIONS[name]
+    s = ik.argmin(lambda z: f(z).sum(), torch.ones(unknowns, dtype=dtype), solver=solver, on_failure="ignore")
+    if isinstance(end, ik.Status):
+        assert s.status in (end, ik.Status.SADDLE), s
+    else:
+        assert bool(s.converged), s
+        torch.testing.assert_close(s.value, torch.full_like(s.value, end), rtol=0, atol=0.05)
+
+
+def test_the_bottom_of_a_narrow_well_is_no_inflection() -> None:
+    """``z^3 + z^2 / 100``: 0.01 to the left it is lower than there, but the curvature vanishes far from the slope."""
+    s = ik.argmin(lambda z: (z**3 + 0.01 * z**2).sum(), torch.zeros(1, dtype=F64))
+    assert bool(s.converged) and s.value == 0
+
+
+@pytest.mark.parametrize("start", [1e2, 1e6])
+@pytest.mark.parametrize("solver", ["auto", "lbfgs", "gradient_descent"])
+def test_far_out_a_gradient_may_vanish_by_rounding(solver: str, start: float) -> None:
+    s = ik.argmin(
+        lambda z: (z - torch.sin(z)).sum(), torch.tensor([start], dtype=F64), solver=solver, on_failure="ignore"
+    )
+    assert not bool(s.converged), s
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(("low", "end"), [(-1.0, -1.0), (0.0, 0.0)])
+def test_an_inflection_within_bounds(low: float, end: float, dtype: torch.dtype) -> None:
+    s = ik.argmin(lambda z: (z**3).sum(), torch.ones(2, dtype=dtype), bounds=(low, 2.0))
+    torch.testing.assert_close(s.value, torch.full_like(s.value, end), rtol=0, atol=0.01)
+
+
 def test_a_kink_is_given_up_early() -> None:
     g = torch.Generator().manual_seed(0)
     A, b = torch.randn(60, 20, generator=g, dtype=F64), torch.randn(60, generator=g, dtype=F64)
@@ -478,6 +527,48 @@ def test_what_vanishes_beyond_every_power_is_no_root(name: str) -> None:
     f, start, solver, dtype = _NO_ROOT[name]
     z0 = torch.tensor(start, dtype=getattr(torch, dtype))
     assert ik.root(f, z0, solver=solver, on_failure="ignore").status != ik.Status.CONVERGED
+
+
+def _hyperbola(z: Tensor) -> Tensor:
+    return torch.sqrt(1 + z * z) - z
+
+
+_ROUNDED_AWAY = {
+    "alone": (_hyperbola, 0.5, 1.0),
+    "in a unit of its own": (lambda z: _hyperbola(1e8 * z), 5e-9, 1.0),
+    "in large units": (lambda z: 1e6 * _hyperbola(z), 30.0, 1.0),
+    "beside a linear one": (lambda z: torch.stack([_hyperbola(z[0]), z[1] - 1]), (30.0, 0.0), 1.0),
+    "two": (_hyperbola, (30.0, 1.0), 1.0),
+    "a hundred": (_hyperbola, tuple(range(1, 101)), 1.0),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("solver", ["auto", "newton", "chord", "broyden"])
+@pytest.mark.parametrize("name", _ROUNDED_AWAY)
+def test_what_rounding_alone_takes_to_zero_is_no_root(name: str, solver: str, dtype: str) -> None:
+    """``sqrt(1 + z^2) - z > 0`` is zero to the last bit from ``1 / sqrt(eps)`` on."""
+    f, start, factor = _ROUNDED_AWAY[name]
+    z0 = factor * torch.tensor(start, dtype=getattr(torch, dtype))
+    assert not bool(ik.root(f, z0, solver=solver, on_failure="ignore").converged.any())
+
+
+_ZERO_TO_THE_LAST_BIT = {
+    "a jump": (lambda z: torch.sign(z - 7), 7.0),
+    "steps": (lambda z: torch.round(z) - 100, 100.3),
+    "a cubic one": (lambda z: (z - 512) ** 3, 512.0),
+    "a plateau": (lambda z: torch.relu(z - 300) - torch.relu(200 - z), 250.0),
+    "a kink": (lambda z: (z - 64).abs(), 64.0),
+    "two": (lambda z: torch.stack([z[0] - z[1], (z[0] - 64) ** 2]), (64.0, 64.0)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", _ZERO_TO_THE_LAST_BIT)
+def test_what_is_zero_for_other_reasons_is_one(name: str, dtype: str) -> None:
+    f, start = _ZERO_TO_THE_LAST_BIT[name]
+    z0 = torch.tensor(start, dtype=getattr(torch, dtype))
+    assert bool(ik.root(f, z0, solver="newton", on_failure="ignore").converged)
 
 
 _ROOTS = {

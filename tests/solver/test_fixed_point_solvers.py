@@ -472,6 +472,32 @@ def test_low_precision(solver: str, dtype: torch.dtype) -> None:
     assert solution.value.dtype == dtype and bool(solution.converged.all())
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_anderson_mixes_nothing_while_plain_steps_are_fast(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spectrum within a fifth of the unit disk: the points of Picard, and no least squares.  Beside a sample whose plain
+    steps are slow, all mix from the first difference on, as with ``period=3``."""
+    mixed: list[int] = []
+    plain = torch.linalg.cholesky_ex
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda *a: (mixed.append(0), plain(*a))[1])
+    spread = torch.linspace(-1, 1, 80, dtype=F64)
+    A = torch.cat([_symmetric(0.2 * spread, 3), _symmetric((0.2 if fast else 0.9) * spread, 1, 5)])
+    c = torch.ones(4, 80, dtype=F64)
+
+    def points(solver: Any) -> list[Tensor]:
+        seen: list[Tensor] = []
+        step = lambda z: (A @ z.unsqueeze(2)).squeeze(2) + c  # noqa: E731
+        watch = lambda k, z, norm: seen.append(z.clone())  # noqa: E731
+        found = ik.fixed_point(step, 0 * c, batch_dims=1, solver=solver, callback=watch)
+        assert bool(found.converged.all())
+        return seen
+
+    found = points("anderson")
+    assert bool(mixed) != fast
+    other = points("picard") if fast else points(ik.Anderson(period=3))
+    for at, there in zip(found[: len(found) if fast else 3], other, strict=False):
+        torch.testing.assert_close(at, there, rtol=1e-13, atol=1e-13)
+
+
 @pytest.mark.parametrize(("outer", "plain"), [([], True), ([0.97, 0.96, 0.95], False)], ids=["disk", "outliers"])
 def test_anderson_takes_plain_steps_where_mixing_is_worth_little(
     outer: list[float], plain: bool, monkeypatch: pytest.MonkeyPatch

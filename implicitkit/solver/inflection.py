@@ -1,0 +1,84 @@
+r"""Is a point where gradient and curvature vanish an inflection, ``z^3`` at zero, and hence no minimum?
+
+A minimiser is known to a tolerance alone, and near an inflection ``z*`` the gradient ``f''' (z - z*)^2 / 2`` is below it
+before ``z`` is there.  With ``g`` and ``c`` the slope and the curvature along a direction, the slope vanishes ``g / c``
+away, and beside a minimum the objective rises from there on; beside an inflection that is ``(z - z*) / 2``, and it falls on
+one side, however far behind.  A well may be narrow, and its wall lower than its bottom: of that the curvature does not
+vanish nearby, at ``c / f'''``, which is ``z - z*`` of an inflection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["inflected"]
+
+_FLAT = 1e-3  # of the largest curvature: less may vanish ...
+_FLAT_LOW = 2e-2  # ... in lower precisions
+_FLAT_ALL = 0.1  # of that a way off, likewise
+_OFF = 0.3  # of max(|z|, 1): that way
+_BEGINS = 30.0  # times the way to where the slope vanishes: from there the objective is followed ...
+_BLIND = 0.03  # ... or, where none is left, from this share of max(|z|, 1) ...
+_LENGTHS = (1.0, 3.0, 9.0)  # ... so many times as far ...
+_TWICE = 2  # ... of which so many in a row must show the fall
+_NEAR = 10.0  # times the way to where the slope vanishes: no nearer need be where the curvature does
+_ROUNDING = 100.0  # units of it that a difference of objectives must exceed
+
+_Function = Callable[[Tensor], Tensor]
+
+
+def inflected(
+    value: _Function, gradient: _Function, z: Tensor, which: Tensor, lanczos: tuple[Tensor, Tensor, Tensor], h: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Which of the samples ``which`` are inflections, ``(batch,)``, and along what, ``(batch, n)``.
+
+    Args:
+        value: the objective, ``(batch,)``. gradient: ``(batch, n)``, of what may move. z: ``(batch, n)``. which:
+            ``(batch,)``. lanczos: the least curvature, its direction and the largest in size. h: a step for
+            differences, ``(batch, 1)``.
+    """
+    lowest, direction, largest = lanczos
+    g = gradient(z)
+    size = z.abs().amax(1, keepdim=True).clamp_min(1)
+    if z.shape[1] > 1:
+        length = torch.linalg.vector_norm(g, dim=1, keepdim=True)
+        steepest = torch.where(length > 0, -g / length, direction)
+    else:
+        steepest = torch.ones_like(z)
+
+    def off(d: Tensor) -> Tensor:  # curvature a way off
+        return torch.linalg.vector_norm(gradient(z + _OFF * size * d) - g, dim=1) / (_OFF * size.squeeze(1))
+
+    beside = off(steepest)
+    known = torch.linalg.vector_norm(direction, dim=1) > 0.5  # a value of an exhausted space has none
+    share = _FLAT if z.dtype == torch.float64 else _FLAT_LOW
+    every = which & (largest <= _FLAT_ALL * beside)
+    one = which & ~every & known & (lowest.abs() <= share * largest)
+    d = torch.where(every.unsqueeze(1), steepest, direction)
+    if bool(one.any()):
+        beside = torch.where(one, off(direction), beside)
+        one = one & (lowest.abs() <= _FLAT_ALL * beside)
+    found = every | one
+    if not bool(found.any()):
+        return found, direction
+    slope, curvature = ((t * d).sum(1).abs() for t in (g, (gradient(z + h * d) - g) / h))
+    level, runs = value(z), torch.zeros(2, len(z), dtype=torch.int64, device=z.device)
+    noise = _ROUNDING * torch.finfo(z.dtype).eps * level.abs()
+    third = 2 * beside / (_OFF * size.squeeze(1))
+    begin = torch.maximum(_BEGINS * 2 * slope / curvature, (24 * noise / third) ** (1 / 3))
+    begin = torch.where(torch.isfinite(begin) & (begin > 0), begin, _BLIND * size.squeeze(1))
+    begin = torch.maximum(begin, torch.finfo(z.dtype).eps ** (1 / 3) * size.squeeze(1))
+    for length in _LENGTHS:
+        t = length * begin
+        for side, sign in enumerate((1.0, -1.0)):
+            fall = level - value(z + (sign * t).unsqueeze(1) * d)
+            third = 6 * fall / t**3
+            near = (curvature.square() <= _NEAR * slope * third) | (curvature <= _NEAR * h.squeeze(1) * third)
+            falls = (fall > noise) & torch.isfinite(fall) & near
+            runs[side] = torch.where(falls | (runs[side] >= _TWICE), runs[side] + 1, 0)
+        if bool(((runs >= _TWICE).any(0) | ~found).all()):
+            break
+    return found & (runs >= _TWICE).any(0), d
