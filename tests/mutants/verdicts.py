@@ -197,7 +197,7 @@ MUTANTS = [
         "tests/solver/test_convergence.py -k inflection",
         ("(curvature.square() <= _NEAR * slope * third)", "(curvature >= 0)"),
         ("torch.where(every.unsqueeze(1), steepest, direction)", "direction"),
-        ("every = which & (largest <= _FLAT_ALL * off)", "every = which & (largest < 0)"),
+        ("every = which & (largest <= _FLAT_ALL * beside)", "every = which & (largest < 0)"),
         ("(lowest.abs() <= share * largest)", "(lowest.abs() < 0)"),
     ),
     *mutants(
