@@ -80,8 +80,10 @@ class QuadraticProgram(Problem):
     def __post_init__(self) -> None:
         check_degenerate(self.degenerate)
         parts = self.parts
+        given = [t for t in parts.values() if isinstance(t, Tensor)]
         for name in [name for name, t in parts.items() if not isinstance(t, Tensor) or is_sparse(t)]:
-            parts[name] = as_sparse(name, parts[name]) if is_sparse(parts[name]) else from_arrays(parts[name])
+            part = parts[name]
+            parts[name] = as_sparse(name, part, given) if is_sparse(part) else from_arrays(part, given)
             object.__setattr__(self, name, parts[name])
         for name, t in parts.items():
             if not isinstance(t, Tensor):

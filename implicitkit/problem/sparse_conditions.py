@@ -16,13 +16,14 @@ is written down entry by entry, factored by SuperLU, and used for the derivative
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import compat, trees
 from implicitkit.foundation.operators import Operator
 from implicitkit.problem.complementarity import plus_slope
 
@@ -107,8 +108,8 @@ def is_sparse(part: Any) -> bool:
     return type(part).__module__.startswith("scipy.sparse")
 
 
-def as_sparse(name: str, part: Any) -> Tensor:
-    """A sparse matrix of torch, entries that stand at the same place added.
+def as_sparse(name: str, part: Any, beside: Sequence[Tensor]) -> Tensor:
+    """A sparse matrix of torch, entries that stand at the same place added; SciPy's go where the tensors ``beside`` are.
 
     Raises:
         TypeError: it is no matrix.
@@ -123,10 +124,12 @@ def as_sparse(name: str, part: Any) -> Tensor:
     csr = part.tocsr()
     csr.sum_duplicates()
     coo = csr.tocoo()
-    places = torch.stack([torch.as_tensor(coo.row, dtype=torch.long), torch.as_tensor(coo.col, dtype=torch.long)])
+    row, col, data = trees.from_arrays((coo.row, coo.col, coo.data), beside)
+    places = torch.stack([row.long(), col.long()])
     # invariants are SciPy's: to check them is not possible below transforms
-    data = torch.as_tensor(coo.data)
-    return torch.sparse_coo_tensor(places, data, coo.shape, is_coalesced=True, check_invariants=False)
+    return torch.sparse_coo_tensor(
+        places, data, coo.shape, device=data.device, is_coalesced=True, check_invariants=False
+    )
 
 
 def as_entries(name: str, matrix: Tensor) -> tuple[Tensor, Places]:

@@ -113,10 +113,10 @@ class Perturbed(Configured):
         points = theta + self.sigma * noise
         if self.batch == "loop":
             shape = theta.shape[theta.ndim - self.dims :]
-            events = [torch.as_tensor(self.choose(point)) for point in points.reshape(-1, *shape)]
+            events = [torch.as_tensor(self.choose(point), device=theta.device) for point in points.reshape(-1, *shape)]
             choices = torch.stack(events).reshape(points.shape) if all(e.shape == shape for e in events) else events[0]
         else:
-            choices = torch.as_tensor(self.choose(points))
+            choices = torch.as_tensor(self.choose(points), device=theta.device)
         if choices.shape != points.shape:
             raise ValueError(
                 f"choose returned shape {tuple(choices.shape)} for scores of shape "

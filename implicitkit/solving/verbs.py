@@ -115,7 +115,7 @@ def solve(
     if unknown:
         refuse_option(next(iter(unknown)), solve)
     refuse_tracing()
-    args = as_args(args)
+    args = as_args(args, z0)
     z0 = as_state(z0, args)
     options: dict[str, Any] = {
         "solver": solver,
@@ -224,7 +224,8 @@ def root(
     structure = _structure(options)
     if bracket is None:
         return solve(Root(residual, **structure), z0, args, **options)
-    bracket, args = from_arrays(bracket), as_args(args)
+    args = as_args(args, bracket, z0)
+    bracket = from_arrays(bracket, args, z0)
     known = is_known(bracket)
     options["solver"] = bracketed(options.get("solver", "auto"), bracket if known else (0.0, 1.0))
     if z0 is None:

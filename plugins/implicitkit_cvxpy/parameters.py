@@ -90,9 +90,9 @@ class Parameters:
             raise ValueError(
                 f"the layer takes {len(self.declared)} parameter tensor(s) ({names}), in that order; got {len(values)}"
             )
-        tensors = []
+        tensors, device = [], next((value.device for value in values if isinstance(value, Tensor)), None)
         for value, declared in zip(values, self.declared, strict=True):
-            tensor = value if isinstance(value, Tensor) else _tensor(value, declared.name)
+            tensor = value if isinstance(value, Tensor) else _tensor(value, declared.name, device)
             extend.trees.check_numbers(tensor, f"parameter {declared.name}")
             if not tensor.is_floating_point():
                 if tensor.is_complex():
@@ -189,11 +189,11 @@ def _flags(rows: list[Tensor], gaps: list[Tensor | None], batch: int, device: An
     return flags, clean
 
 
-def _tensor(value: Any, name: str) -> Tensor:
+def _tensor(value: Any, name: str, device: torch.device | None) -> Tensor:
     if value is None:
         raise ValueError(f"parameter {name} is missing: the layer got None for it")
     try:
-        return torch.as_tensor(value)
+        return torch.as_tensor(value, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"parameter {name} got a {type(value).__name__}, not a tensor: {error}") from error
 

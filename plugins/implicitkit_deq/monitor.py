@@ -169,8 +169,8 @@ class TensorBoard(ik.extend.Configured):
 def _forward_figures(solution: ik.Solution) -> dict[str, float]:
     leaves = ik.extend.trees.tree_flatten(solution.value)[0]
     shape = solution.residual_norm.shape
-    squares = sum(leaf.abs().square().reshape(*shape, -1).sum(-1) for leaf in leaves)
-    relative = solution.residual_norm / torch.as_tensor(squares).sqrt().clamp_min(torch.finfo(leaves[0].dtype).tiny)
+    squares: Any = sum(leaf.abs().square().reshape(*shape, -1).sum(-1) for leaf in leaves)
+    relative = solution.residual_norm / squares.sqrt().clamp_min(torch.finfo(leaves[0].dtype).tiny)
     steps = solution.steps.double()
     return {
         "steps": float(steps.mean()),

@@ -9,6 +9,9 @@ Imports count wherever they stand: at the top of a module, under ``TYPE_CHECKING
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
+import inspect
 import re
 import subprocess
 import sys
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import networkx as nx
+import torch
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "implicitkit"
@@ -127,22 +131,55 @@ def kind_comparisons() -> list[str]:
     return found
 
 
-_MAKERS = re.compile(
-    r"(arange|empty|eye|full|linspace|logspace|ones|rand|randint|randn|randperm|scalar_tensor|tensor|zeros)"
-)
+def makes_tensors(function: Any) -> bool:
+    """Does it make a tensor, or move one, to a device that a call may name, and to torch's default where none is named?
+
+    By what torch says of itself: its own list of what ``torch.set_default_device`` changes, and everything that takes a
+    dtype and a device but no tensor, by the schemas of its operations and the signatures of its Python functions.
+    """
+    from torch.utils._device import _device_constructors
+
+    if not callable(function) or not hasattr(function, "__name__"):
+        return False
+    if function in _device_constructors():
+        return True
+    with contextlib.suppress(TypeError, ValueError):
+        return {"dtype", "device"} <= set(inspect.signature(function).parameters)
+    packet = getattr(torch.ops.aten, function.__name__, None)
+    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()] if packet is not None else []
+    return any(
+        {"dtype", "device"} <= {a.name for a in schema.arguments}
+        and not any("Tensor" in str(a.type) for a in schema.arguments)
+        for schema in schemas
+    )
+
+
+def _names_of_torch(tree: ast.AST) -> dict[str, str]:
+    """What a source calls torch, its modules and functions: ``{"F": "torch.nn.functional", "zeros": "torch.zeros"}``."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {a.asname: a.name for a in node.names if a.asname and a.name.split(".")[0] == "torch"}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            found |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    return {"torch": "torch"} | found
 
 
 def homeless_tensors(source: str) -> list[str]:
-    """Calls that make a tensor (``torch.zeros``) without naming its device: it goes where torch's default device is."""
-    return [
-        ast.unparse(node)
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and _MAKERS.fullmatch(node.func.attr)
-        and ast.unparse(node.func.value) == "torch"
-        and not any(keyword.arg in ("device", None) for keyword in node.keywords)
-    ]
+    """Calls of torch that make a tensor without naming its device: it goes where torch's default device is."""
+    tree = ast.parse(source)
+    names, found = _names_of_torch(tree), []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or any(keyword.arg in ("device", None) for keyword in node.keywords):
+            continue
+        head, *rest = ast.unparse(node.func).split(".")
+        if head not in names:
+            continue
+        with contextlib.suppress(AttributeError):
+            parts = [*names[head].split(".")[1:], *rest]
+            if makes_tensors(functools.reduce(getattr, parts, torch)):
+                found.append(ast.unparse(node))
+    return found
 
 
 _COST = """

@@ -166,7 +166,7 @@ def test_modules_and_functions_are_short(path: Path) -> None:
 #: What goes where torch would put it, and why.
 AT_THE_DEFAULT_DEVICE = {
     "implicitkit/cli/doctor.py": "a program of its own, which asks whether this machine works as it is set up",
-    "implicitkit/foundation/trees.py": "arrays that a user gives",
+    "implicitkit/foundation/options.py": "arrays that a user gives, before there is a solve",
     "plugins/implicitkit_deq/layer.py": "a buffer, as those of torch's own modules",
     "plugins/implicitkit_deq/start.py": "parameters, as those of torch's own modules",
 }
@@ -184,8 +184,38 @@ def test_tensors_are_made_on_a_device_that_is_named() -> None:
 
 
 def test_a_tensor_without_a_device_would_be_found() -> None:
-    source = "import torch\na = torch.zeros(3)\nb = torch.eye(3, device=a.device)\nc = torch.full((2,), 1.0, **place)\n"
-    assert house.homeless_tensors(source) == ["torch.zeros(3)"]
+    source = """
+import torch
+import torch.nn.functional as F
+from torch import fft, ones as one
+from torch.signal import windows
+a = torch.zeros(3)
+b = torch.eye(3, device=a.device) + torch.full((2,), 1.0, **place)
+c = fft.fftfreq(3) + one(3) + F.softplus(a) + torch.zeros_like(a) + a.new_zeros(3) + own.zeros(3)
+d = torch.normal(0.0, 1.0, (3,)) + windows.cosine(3) + torch.as_tensor(a) + torch.sparse_coo_tensor(b, a, (3, 3))
+"""
+    found = house.homeless_tensors(source)
+    homeless = {"torch.zeros(3)", "fft.fftfreq(3)", "one(3)", "torch.normal(0.0, 1.0, (3,))", "windows.cosine(3)"}
+    assert set(found) == homeless | {"torch.as_tensor(a)", "torch.sparse_coo_tensor(b, a, (3, 3))"}
+
+
+def test_what_makes_tensors_is_what_torch_says() -> None:
+    """By what they do: what is made goes where the default device is, as far as torch keeps its word."""
+    made = {name for name in dir(torch) if not name.startswith("_") and house.makes_tensors(getattr(torch, name))}
+    assert len(made) > 25
+    calls = {
+        "zeros": (3,),
+        "arange": (3,),
+        "eye": (3,),
+        "tril_indices": (3, 3),
+        "full": ((3,), 1.0),
+        "asarray": ([1.0],),
+    }
+    assert made >= {"normal", *calls}  # of torch.normal the default device says nothing: it is the CPU
+    for name, given in calls.items():
+        with torch.device("meta"):
+            assert getattr(torch, name)(*given).is_meta, name
+    assert not made & {"zeros_like", "cat", "sin", "where", "stack", "from_numpy", "Generator"}
 
 
 # ------------------------------------------------------------------------------------------------------------- the table

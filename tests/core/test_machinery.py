@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
@@ -111,6 +112,10 @@ def test_complex_leaves_beside_an_odd_number_of_reals(kinds: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- default devices
+def _highest(scores: Tensor) -> Tensor:
+    return nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores)
+
+
 ELSEWHERE: dict[str, Callable[[Tensor], Tensor]] = {
     "bounds": lambda x: (
         ik.argmin(lambda z, x: ((z - x) ** 2).sum(), torch.zeros_like(x), (x,), bounds=(-9.0, 0.5)).value
@@ -120,6 +125,12 @@ ELSEWHERE: dict[str, Callable[[Tensor], Tensor]] = {
     "sparse": lambda x: ik.root(lambda z, x: z**3 + 3 * z - x + 0.1 * z.roll(1), x.new_zeros(130), (x.sum(),)).value,
     "SciPy": lambda x: ik.root(lambda z, x: z**3 + z - x, torch.zeros_like(x), (x,), solver="scipy.root.hybr").value,
     "certificate": lambda x: x + ik.certify(ik.root(lambda z, x: z**3 + z - x, x, (x,), rtol=1e-3)).error,
+    "SciPy's matrices": lambda x: ik.solve(ik.QuadraticProgram(scipy.sparse.eye(3).tocsr() * 2.0, x)).value,
+    "arrays": lambda x: ik.root(lambda z, x, a: {"b": z["b"] * a - x}, {"b": np.ones(3)}, (x, np.full(3, 2.0))).value[
+        "b"
+    ],
+    "a choice": lambda x: ik.relax.Perturbed(_highest, samples=10, seed=0)(x),
+    "a choice of one at a time": lambda x: ik.relax.Perturbed(_highest, samples=10, seed=0, batch="loop")(x),
     "a user's numbers": lambda x: ik.implicit(ik.Root(lambda z, x: z - x))(lambda z0, x: x.tolist())(x, x),
 }
 

@@ -44,7 +44,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/linear/cg.py",
-        _of("solves and cg or positive_definite"),
+        _of("solves and cg or definite"),
         (
             "p = torch.where(keep, torch.addcmul(s, column(rs_next / rs), p), p)",
             "p = torch.where(keep, torch.addcmul(s, column(rs / rs_next), p), p)",

@@ -122,5 +122,5 @@ def normalised_adjacency(edges: Tensor, nodes: int, *, loops: bool = True, dtype
     degree.index_add_(0, both[0], torch.ones_like(both[0], dtype=degree.dtype))
     root = degree.clamp_min(1).rsqrt()
     return torch.sparse_coo_tensor(
-        both, root[both[0]] * root[both[1]], (nodes, nodes), check_invariants=False
+        both, root[both[0]] * root[both[1]], (nodes, nodes), device=both.device, check_invariants=False
     ).coalesce()

@@ -367,3 +367,11 @@ def test_a_layer_is_where_its_parameters_are_whatever_the_default_device(cone: s
             (value,) = layer(point)
             found.append((value, *torch.autograd.grad(value.sum(), point)))
     torch.testing.assert_close(found[0], found[1])
+
+
+def test_arrays_go_where_the_other_parameters_are_whatever_the_default_device() -> None:
+    a, b, x = cp.Parameter(2), cp.Parameter(2), cp.Variable(2)
+    layer = ConvexLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - a)), [x >= b]), [a, b], [x])
+    with torch.device("meta"):
+        (value,) = layer(torch.tensor([1.0, -1.0], dtype=F64, device="cpu"), np.zeros(2))
+    torch.testing.assert_close(value, torch.tensor([1.0, 0.0], dtype=F64))

@@ -343,3 +343,11 @@ def test_cells_are_copied_and_saved_like_modules(name: str, tmp_path: Any) -> No
     with torch.no_grad():
         for a, b in zip(*(ik.extend.trees.tree_flatten(m(*inputs))[0] for m in (layer, other)), strict=True):
             assert torch.equal(a, b), name
+
+
+def test_an_adjacency_is_where_its_edges_are_whatever_the_default_device() -> None:
+    edges = torch.tensor([[0, 1], [1, 2]])
+    expected = cells.normalised_adjacency(edges, 3).to_dense()
+    with torch.device("meta"):
+        found = cells.normalised_adjacency(edges, 3).to_dense()
+    torch.testing.assert_close(found, expected)
