@@ -7,8 +7,9 @@
 
 The protocol of Bai, Kolter & Koltun (2019), section 4.3: sequences of 150, batches of 15, embeddings excluded.  Each case
 runs one forward and one backward pass in a process of its own.  Reported are the bytes that autograd saves for backward,
-counted by hooks, and the peak of resident memory above that of the process with its model and data.  Ratios do not depend
-on the fraction of the batch, except for the parameters and their gradients, which are the same in all three.
+counted by hooks (with checkpoints: the states between segments, and what one segment saves when it is computed again), and
+the peak of resident memory above that of the process with its model and data.  Ratios do not depend on the fraction of the
+batch, except for the parameters and their gradients, which are the same in all three.
 """
 
 from __future__ import annotations
@@ -70,20 +71,23 @@ def step(cell: cells.Cell, x: Tensor, layers: int, mode: str) -> tuple[Tensor, i
         return layer(x), layer.solution
     injected = cell.inject(x)
     z = x.new_zeros(len(x), *cell.state_shape(x))
-    if mode == "unrolled":
-        for _ in range(layers):
-            z = cell.update(z, *injected)
-        return cell.output(z), None
 
     def run(z: Tensor, count: int) -> Tensor:
         for _ in range(count):
             z = cell.update(z, *injected)
         return z
 
-    segment = round(layers**0.5)
+    if mode == "unrolled":
+        return cell.output(run(z, layers)), None
+    segment = segment_of(layers)
     for start in range(0, layers, segment):
         z = checkpoint(run, z, min(segment, layers - start), use_reentrant=False)
     return cell.output(z), None
+
+
+def segment_of(layers: int) -> int:
+    """Layers between two checkpoints."""
+    return round(layers**0.5)
 
 
 def watch_peak() -> Callable[[], int]:
@@ -114,21 +118,24 @@ def measure(name: str, mode: str, width: int, batch: int, seed: int) -> dict[str
     x = torch.randn(batch, POSITIONS, case.inputs, requires_grad=True)
     narrow = make(case, 16)  # whatever a first call sets up
     step(narrow, torch.randn(1, 8, case.inputs, requires_grad=True), 2, mode)[0].sum().backward()
-    rise, saved, seen = watch_peak(), 0, set()
-    own = {t.data_ptr() for t in (*cell.parameters(), x)}
+    own = {t.untyped_storage().data_ptr(): 0 for t in (*cell.parameters(), x)}
+    rise, sizes = watch_peak(), dict(own)
 
     def count(t: Tensor) -> Tensor:
-        nonlocal saved
-        key = t.untyped_storage().data_ptr()
-        if key not in own and key not in seen:
-            seen.add(key)
-            saved += t.untyped_storage().nbytes()
+        sizes.setdefault(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes())
         return t
 
     start = time.perf_counter()
     with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
         out, solution = step(cell, x, case.layers, mode)
     out.square().mean().backward()
+    peak, seconds, saved = rise(), time.perf_counter() - start, sum(sizes.values())
+    if mode == "checkpointed":  # backward computes one segment at a time again, and holds what that saves
+        del out
+        sizes = dict(own)
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
+            out, _ = step(cell, x, segment_of(case.layers), "unrolled")
+        saved += sum(sizes.values())
     steps = (
         None
         if solution is None
@@ -136,8 +143,8 @@ def measure(name: str, mode: str, width: int, batch: int, seed: int) -> dict[str
     )
     return {
         "saved": saved,
-        "peak": rise(),
-        "seconds": time.perf_counter() - start,
+        "peak": peak,
+        "seconds": seconds,
         "parameters": sum(p.numel() for p in cell.parameters()),
         "steps": steps,
     }

@@ -28,7 +28,7 @@ from implicitkit.solver.method import Method
 __all__ = ["Blocks"]
 
 _MODES = ("sequential", "concurrent")
-_SWEEPS = Anderson(memory=10)
+_SWEEPS = Anderson(memory=10, period=1)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class Blocks(Solver):
         inner: the solver of single nodes: a registered name or a configured object; or a dict ``{node: solver}``
             (``"anderson"`` for those not in it).  Concurrent mode needs an iterative method for fixed points or roots.
         cyclic: the method that accelerates the sweep of a component with a loop; or a dict ``{node: method}``, where any
-            node of the component may stand for it.  A sweep costs as much as all its nodes, hence the longer memory.
+            node of the component may stand for it.  A sweep costs as much as all its nodes: hence ``Anderson(memory=10,
+            period=1)``, which mixes in every sweep, also where plain ones are nearly as good.
         mode: ``"sequential"`` or ``"concurrent"``.
         gate: concurrent mode, positive: how much better than downstream upstream must be solved for downstream to step.
 
