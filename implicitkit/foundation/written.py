@@ -27,15 +27,19 @@ IN_PLACE = (
 
 
 class Values:
-    """The values of some tensors at a time, of those that are not zero (a product writes nothing there) and belong to no
-    transform (nobody may look at them)."""
+    """The values of some tensors at a time, of those that are not zero (a product writes nothing there) nor NaN (which
+    nobody can compare) and belong to no transform (nobody may look at them)."""
 
     __slots__ = ("_kept",)
 
     def __init__(self, tensors: Sequence[Any]) -> None:
-        plain = [t for t in tensors if isinstance(t, Tensor) and t.layout == torch.strided and not compat.is_wrapped(t)]
-        with compat.unseen():
-            self._kept = [(t, t.detach().clone()) for t in plain if bool(torch.linalg.vector_norm(t.detach()) > 0)]
+        self._kept: list[tuple[Tensor, Tensor]] = []
+        for t in tensors:
+            if isinstance(t, Tensor) and t.layout == torch.strided and not compat.is_wrapped(t):
+                with compat.unseen():
+                    plain = t.detach()
+                    if torch.linalg.vector_norm(plain).item() > 0:
+                        self._kept.append((t, plain.clone()))
 
     def __bool__(self) -> bool:
         """Are there any?"""
@@ -71,6 +75,4 @@ class FirstCalls:
 
 
 def _same(now: Tensor, before: Tensor) -> bool:
-    if now.shape != before.shape or now.dtype != before.dtype:
-        return False
-    return torch.equal(now, before) or bool(((now == before) | ((now != now) & (before != before))).all())
+    return now.shape == before.shape and now.dtype == before.dtype and torch.equal(now, before)

@@ -68,6 +68,7 @@ class _Loop:
         last: the point before and its norm. steep: samples whose last step says that a zero is near.
         everything: results in full length, once rows have been dropped. whole: the judge of all samples.
         all_converged: every sample has, at the present points (which saves counting).
+        foreign: a method of somebody else, of which no step has been looked at.
     """
 
     def __init__(self, method: Steps, f: Evaluations, z0: Tensor, options: Options) -> None:
@@ -91,6 +92,7 @@ class _Loop:
         self.traces: list[Tensor] = []
         self.watched = options.trace or options.callback is not None
         self.step = 0
+        self.foreign = type(method).__module__.partition(".")[0] != "implicitkit"
         self.progress = Progress()
         self.tolerance, self.remark = self.norm, ""
 
@@ -190,7 +192,8 @@ class _Loop:
             units = torch.where(self.norm > 0, f.norm / self.norm, 1)
             f.tolerance, f.best_norm = self.tolerance * units, self.best_norm * units
         self.last = self.z, self.norm, f.residual(self.z)
-        written, values = _writes(self.z), None if self.step else Values([self.z])
+        written, values = _writes(self.z), Values([self.z]) if self.foreign else None
+        self.foreign = self.foreign and not values  # of a state that is zero nothing is seen
         z, self.state = stepped(self.method.step(f, self.z, self.state), self.z, type(self.method).__name__)
         if _writes(self.z) != written or (values is not None and values.changed()):
             raise TypeError(

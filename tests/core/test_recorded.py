@@ -129,8 +129,11 @@ def test_a_write_behind_the_back_of_autograd_is_noticed(
     assert bool(SOLVES[name](lambda f: f, solver).converged.all())
 
 
+@pytest.mark.parametrize("start", [SHIFT, START], ids=["from a point", "from zero"])
 @pytest.mark.parametrize("write", WRITES)
-def test_a_step_that_writes_so_is_noticed(write: Callable[[Tensor], None]) -> None:
+def test_a_step_that_writes_so_is_noticed(write: Callable[[Tensor], None], start: Tensor) -> None:
+    """From zero, where a product writes nothing, its second step is looked at."""
+
     class Writing(ik.Method):
         solves = "fixed_point"
 
@@ -143,7 +146,7 @@ def test_a_step_that_writes_so_is_noticed(write: Callable[[Tensor], None]) -> No
             return new, state
 
     with pytest.raises(TypeError, match=r"Writing.step wrote into the z that it was given"):
-        ik.fixed_point(contraction, SHIFT, (SHIFT,), solver=Writing())
+        ik.fixed_point(contraction, start.clone(), (SHIFT,), solver=Writing())
 
 
 def test_a_function_that_is_given_nan_does_not_write() -> None:

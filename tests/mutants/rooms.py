@@ -63,8 +63,8 @@ MUTANTS = [
         "implicitkit/foundation/written.py",
         "tests/core/test_recorded.py -k 'writes_so or behind_the_back or nan'",
         ("if values and values.changed():", "if False:"),
+        ("vector_norm(plain).item() > 0", "vector_norm(plain).item() >= 0"),
         ("self._left = 0 if values else self._left - 1", "self._left = 0"),
-        ("return torch.equal(now, before) or bool(", "return torch.equal(now, before) or False and bool("),
     ),
     *mutants(
         "implicitkit/foundation/tracers.py",

@@ -238,6 +238,15 @@ def test_a_ball_comes_down(steps: int | None) -> None:
     torch.testing.assert_close(dg, -2 * v.detach() / g.detach() ** 2)
 
 
+def test_an_event_after_a_start_that_is_not_zero() -> None:
+    """y' = t from y(1) = 0 is (t^2 - 1) / 2, and 4 at t = 3; the times are given as they are, not from the start on."""
+    level = double(4.0)[0].requires_grad_()
+    problem = ik.InitialValue(lambda t, y, c: t * torch.ones_like(y), (1.0, 5.0), lambda t, y, c: y[0] - c, steps=8)
+    time = ik.solve(problem, torch.zeros(1, dtype=torch.float64), (level,)).value["time"]
+    torch.testing.assert_close(time, double(3.0)[0])
+    torch.testing.assert_close(torch.autograd.grad(time, level)[0], double(1 / 3)[0])
+
+
 def test_many_events_by_vmap() -> None:
     speeds = double(1.0, 2.5, 4.0)
 
