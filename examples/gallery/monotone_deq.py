@@ -68,7 +68,7 @@ assert not plain.converged.all()
 
 
 def total(A):
-    parameters = {**dict(cell.named_parameters()), "A": A}
+    parameters = {name: p.detach() for name, p in cell.named_parameters()} | {"A": A}
     f = lambda z, x: torch.func.functional_call(cell, parameters, (z, x))  # noqa: E731
     return ik.fixed_point(f, torch.zeros_like(reference.value), (x,), solver="broyden", **tight).value.square().sum()
 
