@@ -121,12 +121,13 @@ _MINIMISE = (
     _stage("lbfgs", max_steps=500),
     _stage("newton_cg", max_steps=200, scale=None),
     _stage("newton_cg", max_steps=500),
+    _stage("lbfgs", scale=None),  # long valleys
 )
 #: Few unknowns: Newton's steps where they pay, and L-BFGS from where they no longer do.
 _MINIMISE_FEW = (Stage(ConvexNewton(), max_steps=50), _stage("lbfgs", max_steps=500, scale=None), *_MINIMISE[1:])
 #: Where the Hessian is sparse, a factorisation a step does more than many gradients.
 _SPARSE_MINIMISE = (Stage("newton_cg", max_steps=100, sparse=True), *_MINIMISE)
-_FIT = (_stage("levenberg_marquardt", max_steps=300), *_MINIMISE[1:], _stage("lbfgs"))
+_FIT = (_stage("levenberg_marquardt", max_steps=300), *_MINIMISE[1:3], _stage("lbfgs"))
 #: Few unknowns under a robust loss, whose curvature Levenberg-Marquardt does not see: it is left where it is slow.
 _ROBUST_FEW = (
     Stage(Impatient(LevenbergMarquardt(), window=4, horizon=8)),

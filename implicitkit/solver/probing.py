@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.operators import Operator
 from implicitkit.linear.dense import factor_batched, lstsq_batched, solve_batched
 from implicitkit.linear.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
@@ -33,6 +34,7 @@ _SOUND_LOW = 5e-3  # ... in lower precisions
 _BESIDE = 0.03  # of z: how far around the point of a line that is nearest to the origin F is looked at
 _SHORT = 0.01  # ... and what is left of the way there if that is the origin: a ray of zeros need not reach it
 _FALLS = 0.1  # ... and so is a larger one that takes the residual down to this
+_MORE = 30.0  # times a change of F: what J may say that it is
 _LEFT = 0.347  # what a step leaves of F at most: of a zero of order 9; of exp(-z^p), below 2e-5, 0.35 to 1 / e
 _SURE = 1e-2  # what a step leaves of F where nothing more need be asked
 _ACROSS = (2, 3)  # Newton steps that lead across a zero
@@ -98,6 +100,7 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     else:
         found = GMRES().solve(A, -F.to(A.like.dtype), rtol=0.1, atol=0.0, max_steps=_STEPS)
         near, known = _near_a_zero(f, z, F, found.x, scale, scale), found.converged
+    near = near & _moves_as_said(f, A, z, F, scale)
     # a function that autograd cannot see through has no derivative to tell from
     return which & (vanished | ~torch.where(known, near, sound))
 
@@ -284,6 +287,34 @@ def _is_determined(matrix: Tensor, unit: Tensor, point: Tensor, z: Tensor) -> Te
     inverse = factor_batched(matrix).solve(torch.diag_embed(torch.ones_like(unit)))
     moved = (inverse.abs() @ (matrix.abs() @ (point / unit).abs().unsqueeze(2))).squeeze(2)
     return _is_small(NOISE * torch.finfo(z.dtype).eps * unit * moved, z)
+
+
+def _moves_as_said(f: Evaluations, A: Operator, z: Tensor, F: Tensor, scale: Tensor) -> Tensor:
+    """Where no ``F_i`` changes by far less than ``J w`` says, along two directions ``w``, ``(batch,)``.
+
+    Derivatives may underflow or overflow before the function does: that of ``p^-0.3`` at ``p = e^573`` is a denormal
+    number, and a derivative that should be zero is not.  Where the changes over a hundredth of the way (``scale``) are
+    less than ``J`` says, shorter ways are tried: on one of them a steep step (``tanh(1e9 (z - 5))``) is as ``J`` says, or
+    it is a jump, as large over two units in the last place as over more.
+    """
+    ways, eps = directions(z, most=2), torch.finfo(z.dtype).eps
+    said = [in_working_precision(A.mv(w)).abs() for w in ways]
+    doubtful = torch.stack(said).amax(0) > _MORE * scale
+    for w, product in zip(ways, said, strict=True):
+        if not bool(doubtful.any()):
+            break
+        far, near, last = (_both(f, z, F, w, h) for h in (eps**0.5, eps**0.75, 2 * eps))
+        step = 2 * eps * last
+        steep = (step >= eps**0.5 * scale) & ((product <= _MORE * last) | (step >= 0.5 * eps**0.5 * far))
+        refuted = doubtful & (product > _MORE * torch.maximum(far, near)) & ~steep
+        if bool(refuted.any()):
+            return ~refuted.any(1)
+    return torch.ones_like(doubtful[:, 0])
+
+
+def _both(f: Evaluations, z: Tensor, F: Tensor, w: Tensor, h: float) -> Tensor:
+    """The larger change of each ``F_i`` to both sides of ``z``, over ``h w``, divided by ``h``, ``(batch, n)``."""
+    return torch.maximum(change(f, z, F, w, h), change(f, z, F, w, -h))
 
 
 def _is_noise(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:

@@ -10,10 +10,11 @@ from implicitkit.solver.scales import grows, in_working_precision
 
 __all__ = ["has_underflowed"]
 
-_HALVINGS = 40  # of the way from the origin to z, at most ...
+_HALVINGS = 40  # of the way from the origin to z, or of its logarithm, at most ...
 _BLIND = 2  # ... and as long as nothing but zeros has been seen
 _NEAR = 1 / 64  # of its distance from the origin: how closely the edge is found
 _NOISE = 1e3  # times eps: what rounding leaves of a derivative
+_SHARE = 0.4  # power of eps: what is left at the edge, at most, of what rounding may have left
 _DENSE = 64  # unknowns up to which the derivative of each equation is asked, beyond it is that of their sum
 _TINY = 8.0  # times eps: what is left at the edge, beside F nearer to the origin, of what was rounded away
 
@@ -44,17 +45,25 @@ def has_underflowed(f: Evaluations, z: Tensor, flat: Tensor) -> tuple[Tensor, Te
         wide = outer - inner > _NEAR * outer
         if not bool((wide if k < _BLIND else wide & (size > tiny).any(1)).any()):
             break
-        middle = torch.where(wide, (inner + outer) / 2, inner)
+        middle = torch.where(wide, _between(inner, outer), inner)
         F = at(middle)
         left = (tiny < F).any(1)
         size, edge = torch.maximum(size, F), torch.where((left & wide).unsqueeze(1), F, edge)
         inner, outer = torch.where(left, middle, inner), torch.where(left | ~wide, outer, middle)
     known = (size > tiny) & (edge > 0)
     lost = edge <= _TINY * torch.finfo(z.dtype).eps * size
-    if bool((known & ~lost).any()):
+    asked = known & ~lost & (edge <= torch.finfo(z.dtype).eps ** _SHARE * size)
+    if bool(asked.any()):
         point = (inner.unsqueeze(1) * z).to(z.dtype)
-        lost = lost | ~grows(f, point, in_working_precision(f.residual(point)), known & ~lost)
+        lost = lost | (asked & ~grows(f, point, in_working_precision(f.residual(point)), asked))
     return (known & lost).any(1), ((known & ~lost) | ~flat).all(1) & flat.any(1)
+
+
+def _between(inner: Tensor, outer: Tensor) -> Tensor:
+    """The next place to look at: near zero for as long as nothing is known there, then in the middle, of the logarithms
+    where these are far apart."""
+    far = torch.where(inner > 0, (inner * outer).sqrt(), torch.where(outer < 1, outer * outer, outer / 2))
+    return torch.where(outer > 2 * inner, far, (inner + outer) / 2)
 
 
 def _has_derivative(f: Evaluations, z: Tensor, flat: Tensor) -> Tensor:

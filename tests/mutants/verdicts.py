@@ -84,6 +84,23 @@ MUTANTS = [
         ("stands = (d == 0).all(1)", "stands = (d != d).all(1)"),
     ),
     *mutants(
+        "implicitkit/solver/probing.py",
+        "tests/solver/test_convergence.py -k 'underflow_make or steep_root'",
+        ("near = near & _moves_as_said(f, A, z, F, scale)", "pass"),
+        ("steep = (step >= eps**0.5 * scale) &", "steep = (step < 0) &"),
+        ("(product > _MORE * torch.maximum(far, near))", "(product > _MORE * far)"),
+    ),
+    *mutants(
+        "implicitkit/solver/underflow.py",
+        "tests/solver/test_argmin_solvers.py -k plateau_behind",
+        ("asked = known & ~lost & (edge <= torch.finfo(z.dtype).eps ** _SHARE * size)", "asked = known & ~lost"),
+    ),
+    *mutants(
+        "implicitkit/solver/underflow.py",
+        "tests/solver/test_convergence.py -k vanishes_beyond",
+        ("return torch.where(outer > 2 * inner, far, (inner + outer) / 2)", "return (inner + outer) / 2"),
+    ),
+    *mutants(
         "implicitkit/solver/scales.py",
         CANCEL + " -k costs_few",
         ("if bool((smooth | ~which).all()):", "if False:"),
@@ -165,7 +182,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/underflow.py",
         ROUNDED,
-        ("lost = lost | ~grows(", "lost = lost & ~grows("),
+        ("lost = lost | (asked & ~grows(", "lost = lost & (asked & ~grows("),
         ("_NOISE = 1e3", "_NOISE = 0.0"),
         (
             "return (known & lost).any(1), ((known & ~lost) | ~flat).all(1) & flat.any(1)",

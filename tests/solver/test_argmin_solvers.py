@@ -527,3 +527,22 @@ CONFORM += ["nonlinear_cg", ik.NonlinearCG("polak_ribiere"), "dogleg", ik.Gradie
 @ik.testing.parametrize_with_checks(CONFORM)
 def test_conformance(solver: Any, check: Any) -> None:
     check(solver)
+
+
+def test_a_long_valley_is_followed_to_its_end() -> None:
+    """Rosenbrock's function in a chain of 300 unknowns: some 2,000 steps, and the smallest gradient is not at their end."""
+
+    def chain(z: torch.Tensor) -> torch.Tensor:
+        return (100 * (z[1:] - z[:-1] ** 2) ** 2 + (1 - z[:-1]) ** 2).sum()
+
+    z0 = torch.tensor([-1.2, 1.0], dtype=torch.float64).repeat(150)
+    for solver in ("auto", "lbfgs"):
+        solution = ik.argmin(chain, z0, solver=solver)
+        assert torch.autograd.functional.jacobian(chain, solution.value).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("z0", [-5.0, 0.0, 0.5, 30.0])
+@pytest.mark.parametrize("power", [1, 2])
+def test_a_plateau_behind_a_slope_is_a_minimum(z0: float, power: int) -> None:
+    solution = ik.argmin(lambda z: torch.relu(1 - z) ** power, torch.tensor(z0, dtype=torch.float64))
+    assert solution.value >= 1 - 1e-6

@@ -628,3 +628,18 @@ def test_factors_of_a_point_far_out_say_nothing_of_rounding_further_in(size: int
     z0 = torch.linspace(start, start + 1e-3 * (size - 1), size, dtype=F64)
     solution = ik.root(lambda z: torch.exp(z) - 2, z0)
     torch.testing.assert_close(solution.value, torch.full_like(z0, math.log(2)))
+
+
+def test_derivatives_that_underflow_make_no_root() -> None:
+    """``p^-0.3`` at ``p = e^573``: its derivative is a denormal number, and says of a flat direction that it is none."""
+    wrong, _ = wrong_and_refused(audit(TABLE["economy 4"], ("auto", "trust_region"), ("float64",), (1e2,)))
+    assert not wrong
+
+
+@pytest.mark.parametrize("steepness", [1e3, 1e6, 5e7, 1e9, 1e12])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_steep_root_far_from_zero_is_one(steepness: float, dtype: torch.dtype) -> None:
+    """``F`` changes as ``J`` says on the shortest of ways only, or jumps between neighbouring numbers."""
+    start = torch.tensor(50 + 0.3 / steepness, dtype=dtype)
+    solution = ik.root(lambda z: torch.tanh(steepness * (z - 50)), start, solver="newton")
+    assert solution.converged and (solution.value - 50).abs() <= 100 * torch.finfo(dtype).eps

@@ -35,7 +35,7 @@ class LBFGS(QuasiNewton):
 
     memory: int = 10
     trials: int = 30
-    default_max_steps: ClassVar[int] = 2000
+    default_max_steps: ClassVar[int] = 15000
 
     def __post_init__(self) -> None:
         check_options(self, memory=at_least(1), trials=at_least(1))

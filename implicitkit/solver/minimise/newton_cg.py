@@ -46,7 +46,7 @@ class NewtonCG(Method):
 
     radius: float = 1.0
     inner_steps: int | None = None
-    default_max_steps: ClassVar[int] = 1000
+    default_max_steps: ClassVar[int] = 5000
 
     def __post_init__(self) -> None:
         check_options(self, radius=positive(), inner_steps=optional(at_least(1)))
