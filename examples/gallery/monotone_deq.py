@@ -68,7 +68,7 @@ assert not plain.converged.all()
 
 
 def total(A):
-    parameters = {name: p.detach() for name, p in cell.named_parameters()} | {"A": A}
+    parameters = {**dict(cell.named_parameters()), "A": A}
     f = lambda z, x: torch.func.functional_call(cell, parameters, (z, x))  # noqa: E731
     return ik.fixed_point(f, torch.zeros_like(reference.value), (x,), solver="broyden", **tight).value.square().sum()
 
@@ -76,8 +76,8 @@ def total(A):
 A, d = cell.A.detach(), torch.randn(width, width, dtype=torch.float64)
 slope = (torch.func.grad(total)(A) * d).sum()
 difference = (total(A + 1e-6 * d) - total(A - 1e-6 * d)) / 2e-6
-print(f"derivative {float(slope):.4f}, by differences {float(difference):.4f}")
-assert abs(float(slope / difference) - 1) < 1e-4
+print(f"derivative {slope.item():.4f}, by differences {difference.item():.4f}")
+assert abs((slope / difference).item() - 1) < 1e-4
 
 # %%
 # Training: no bound on the weights, no penalty, and still one solution for every input.
