@@ -135,7 +135,7 @@ MUTANTS = [
         ),
         ("if (distances % p).all():", "if (distances % p).any():"),
         ("return np.bincount(who[which == place], minlength=owners)", "return np.zeros(owners, dtype=np.int64)"),
-        ("waiting[later] -= count", "waiting[later] = 0"),
+        ("waiting[later] -= count", "waiting[later] = 0", "tests/mutants/test_survivors_linear.py -k coloured"),
         ("rest = pattern[keep][:, keep] if len(apart) else pattern", "rest = pattern[keep] if len(apart) else pattern"),
         ("seen[np.abs(indices[left + gap] - indices[left])] = True", "seen[gap] = True"),
         (

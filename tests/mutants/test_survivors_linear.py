@@ -15,6 +15,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear import GMRES, BlockSubstitution
 from implicitkit.linear.ordering import Ordering
 from implicitkit.sets.spectral import positive_part
+from implicitkit.sparsity.colouring import _greedy
 
 D = torch.float64
 
@@ -125,3 +126,16 @@ def test_gradient_of_the_positive_part_where_factors_do_not_commute() -> None:
     G = torch.tensor([[3.0, 1.0], [1.0, 5.0]], dtype=D)
     (got,) = torch.autograd.grad(positive_part(X), X, G)
     torch.testing.assert_close(got, torch.tensor([[3.0, 2 / 3], [2 / 3, 0.0]], dtype=D), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_columns_are_coloured_as_one_after_the_other_would_be(seed: int) -> None:
+    """Whole waves of columns at once, each column when all before it have their colours: no colour more than by turns."""
+    pattern = sp.random(90, 60, density=0.05, random_state=seed, format="csr").astype(bool)
+    near = (pattern.T.astype(int) @ pattern.astype(int)).toarray() > 0
+    np.fill_diagonal(near, False)
+    order = np.lexsort((np.random.default_rng(0).permutation(60), -near.sum(1)))
+    colours = np.full(60, -1)
+    for column in order:
+        colours[column] = next(c for c in range(60) if c not in colours[near[column]])
+    np.testing.assert_array_equal(_greedy(pattern), colours)

@@ -117,7 +117,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/reporting.py",
-        "tests/core/test_bad_input.py -k 'of_another_dtype'",
+        "tests/core/test_bad_input.py -k 'another and dtype'",
         ("others = _other_dtypes(z, args) + _other_dtypes_held(z, function)", "others = _other_dtypes(z, args)"),
     ),
     *mutants(
