@@ -34,14 +34,18 @@ _DEARER = 2.0  # products of the series for one of GMRES, up to which the series
 _MOST = 0.75  # ... for so many of the samples still at work
 _MARGIN = 0.9  # of the target, so that drift seldom costs another cycle
 _SWIFT = 0.35  # what a product leaves of every residual, at most, for the series to begin with
+_SLOWER = (
+    1.2  # times what the first product leaves the second one may leave; if more, polynomials do better than powers
+)
 _WINDOW, _SLOW = 8, 0.7  # products, and what they may leave of a residual for the series to go on
 
 
 @dataclass(frozen=True)
 class Contraction(LinearSolver):
-    """The series for as long as every product leaves little more than a third of every residual (of a spectrum within
-    ``[-0.35, 0.35]`` the best polynomials leave half of that).  Then six steps of GMRES, and the series, if it gets three
-    quarters of the samples that are left there in at most twice the products that GMRES would take; else GMRES as it is.
+    """The series for as long as every product leaves little more than a third of every residual, unless the second leaves
+    more of most than the first did: powers then do worse than other polynomials.  Then six steps of GMRES, and the series,
+    if it gets three quarters of the samples that are left there in at most twice the products that GMRES would take; else
+    GMRES as it is.
 
     A sample that the series brings forward too slowly is given back to GMRES, from where it is.  Every answer is judged by
     its true residual.  One product and one look at the host a step.  Memory: that of GMRES, and three vectors a sample.
@@ -57,10 +61,11 @@ class Contraction(LinearSolver):
 
         def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
             nonlocal begun, asked, plain
-            columns, first = min(restart, A.size, int(budget.max())), None
+            columns = min(restart, A.size, int(budget.max()))
+            known: tuple[Tensor, ...] = ()
             if not begun:
                 begun = True
-                swift, first = _swiftly(A, r, norm, target, live, budget)
+                swift, known = _swiftly(A, r, norm, target, live, budget)
                 if swift is not None:
                     return swift
             if plain:
@@ -72,15 +77,19 @@ class Contraction(LinearSolver):
             def look(Ht: Tensor, u: Tensor, done: Tensor) -> bool:
                 nonlocal plain
                 open_ = live & ~done
-                pays = _pays(Ht, u, norm, target, budget).logical_and_(open_)
-                plain = int(torch.count_nonzero(pays)) >= _MOST * int(torch.count_nonzero(open_))
+                plain = not _some(~_pays(Ht, u, norm, target, budget), open_)
                 return plain
 
             asked = True
-            return arnoldi(A, r, norm, target, live, budget, columns, ((_LOOK,), look), first)
+            return arnoldi(A, r, norm, target, live, budget, columns, ((_LOOK,), look), known)
 
         patience = max(2, PATIENCE // restart)
         return restarted(cycle, A, b, rtol=rtol, atol=atol, max_steps=max_steps, stalled=STALLED, patience=patience)
+
+
+def _some(which: Tensor, open_: Tensor) -> bool:
+    """Are these more than a quarter of the samples at work?"""
+    return int(torch.count_nonzero(which & open_)) > (1 - _MOST) * int(torch.count_nonzero(open_))
 
 
 def _pays(Ht: Tensor, u: Tensor, norm: Tensor, target: Tensor, budget: Tensor) -> Tensor:
@@ -106,24 +115,36 @@ def _pays(Ht: Tensor, u: Tensor, norm: Tensor, target: Tensor, budget: Tensor) -
 
 def _swiftly(
     A: Operator, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor
-) -> tuple[Correction | None, Tensor]:
-    """The series while it is fast, ``None`` where it is not from the first product on; and that product, ``A r``."""
-    dx, steps = torch.zeros_like(r), torch.zeros_like(budget)
-    first = product = A.mv(r)
-    v, before, open_ = r, norm, live
+) -> tuple[Correction | None, tuple[Tensor, ...]]:
+    """The series while it is fast; ``None`` where its first two products say that it is not, or that polynomials do better,
+    and those products."""
+    product = A.mv(r)
+    known: tuple[Tensor, ...] = (product,)
+    total, v, before, open_, left = r, r, norm, live, len(r)
+    steps, first = torch.zeros_like(budget), norm
     for k in range(1, int(budget.max()) + 1):
         after = product + v
         length = norms(after)
-        if bool((length <= _SWIFT * before).logical_not_().logical_and_(open_).any()):
-            return (None if k == 1 else Correction(dx, steps)), first
-        dx.sub_(v)
+        ratio = length / before
+        if k == 2 and int(torch.count_nonzero((ratio > _SLOWER * first).logical_and_(open_))) > (1 - _MOST) * left:
+            return None, known
+        fast = ratio <= _SWIFT
+        slow = not (bool(fast.all()) or bool(fast.logical_or_(~open_).all()))
+        if slow and k <= len(known):
+            return None, known
         steps.add_(open_)
+        if slow:
+            return Correction(-total.add_(torch.where(column(length < before), v, 0)), steps), known
+        first, total = (ratio, r) if k == 1 else (first, total + v)
         open_ = (length > _MARGIN * target).logical_and_(open_)
-        if not bool(open_.any()):
+        left = int(torch.count_nonzero(open_))
+        if not left:
             break
-        v, before = torch.where(column(open_), after, 0), length
+        v, before = after if left == len(r) else torch.where(column(open_), after, 0), length
         product = A.mv(v)
-    return Correction(dx, steps), first
+        if k == 1:
+            known = (*known, product)
+    return Correction(-total, steps), known
 
 
 def _series(

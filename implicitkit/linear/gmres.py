@@ -115,9 +115,10 @@ def arnoldi(
     budget: Tensor,
     columns: int,
     look: Look | None = None,
-    first: Tensor | None = None,
+    known: tuple[Tensor, ...] = (),
 ) -> Correction:
-    """One cycle of at most ``columns`` steps from the residual ``r`` ``(batch, n)``; ``first``: ``A r``, if that is known.
+    """One cycle of at most ``columns`` steps from the residual ``r`` ``(batch, n)``; ``known``: ``A r``, ``A (r + A r)``, as
+    far as they are.
 
     ``look``: numbers of steps after which it is asked whether to end here, with the columns of ``H`` so far ``(batch, k,
     k + 1)``, ``u`` ``(batch, k + 1)`` and which samples have converged.
@@ -133,12 +134,12 @@ def arnoldi(
     u[:, 0] = 1
     ratio = norm / (0.9 * target).clamp_min(info.tiny)  # a margin, so that drift seldom costs another cycle
     limit = torch.where(live, (ratio * ratio).nan_to_num(), ratio.new_zeros(()))
-    length = column(norm.where(live, norm.new_ones(())))
-    torch.div(r, length, out=basis[0])
+    first = column(norm.where(live, norm.new_ones(())))
+    torch.div(r, first, out=basis[0])
     null, size, floor = r.new_zeros(batch, 1), r.new_ones(batch), r.new_zeros(batch, 1)
     j = 0
     for j in range(columns):
-        w = A.mv(basis[j]) if j or first is None else first / length
+        w = A.mv(basis[j]) if j >= len(known) else _again(known[: j + 1], first, Ht[:, 0, :2])
         if j == 0:
             floor = column(norms(w) * info.eps).clamp_min_(info.tiny)
         Vj = V[:, : j + 1]
@@ -167,6 +168,15 @@ def arnoldi(
     k = j + 1
     y, used = _least_squares(Ht[:, :k, : k + 1], u[:, : k + 1], norm, limit, floor, live, budget)
     return Correction(torch.bmm(y.unsqueeze(1), V[:, :k]).squeeze(1), used)
+
+
+def _again(known: tuple[Tensor, ...], norm: Tensor, h: Tensor) -> Tensor:
+    """The product with the first, or second, vector of the basis from those of the power series: ``A r / |r|``, or what
+    follows from ``h_2 v_2 = A v_1 - h_1 v_1``."""
+    if len(known) == 1:
+        return known[0] / norm
+    scale = 1 / (norm * h[:, 1:])
+    return torch.addcmul(known[1] * scale, known[0], scale * (1 + h[:, :1]), value=-1)
 
 
 def _cancelled(length: Tensor, product: Tensor) -> bool:

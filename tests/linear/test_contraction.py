@@ -88,6 +88,30 @@ def test_a_strong_contraction_is_left_to_the_series_at_once(monkeypatch: pytest.
     torch.testing.assert_close(A.mv(found.x), b, rtol=0, atol=1e-4)
 
 
+def test_real_spectra_are_left_to_gmres_with_the_products_of_the_series() -> None:
+    """The second product leaves more than the first did: GMRES halves what is left, and costs no product more for the two;
+    where the series slows down later, what it has is kept."""
+    g = torch.Generator().manual_seed(3)
+    Q = torch.linalg.qr(torch.randn(3, N, N, generator=g, dtype=F64)).Q
+    spread = torch.linspace(-0.3, 0.3, N, dtype=F64)
+    A, b = system(*(Q * spread @ Q.mT))
+    found, gmres, plain = (s.solve(A, b, **LIMITS, max_steps=None) for s in (Contraction(), GMRES(), NeumannSeries()))
+    assert torch.equal(found.steps, gmres.steps) and bool((found.steps < plain.steps).all())
+    torch.testing.assert_close(found.x, gmres.x, rtol=0, atol=1e-8)
+
+
+def test_a_series_that_slows_down_is_kept_as_far_as_it_helped() -> None:
+    """An eigenvalue at 0.95 that little of the right-hand side lies along: a few products more than GMRES."""
+    J = spectrum(0.15, [], 4)
+    J[:, 0], J[0] = 0, 0
+    J[0, 0] = 0.95
+    A, b = system(J)
+    b[0, 0] = 1e-3
+    found, gmres = (s.solve(A, b, **LIMITS, max_steps=None) for s in (Contraction(), GMRES()))
+    assert bool(found.converged.all()) and int(found.steps) <= int(gmres.steps) + 3
+    torch.testing.assert_close(A.mv(found.x), b, rtol=0, atol=1e-4)
+
+
 def test_a_sample_that_is_done_adds_no_terms() -> None:
     """``J b = 1e-8 e_2`` is little enough; ``J^2 b = 1e-2 e_3`` and more, which the other's series would bring, are not."""
     J = torch.diag(torch.full((N - 1,), 1e2, dtype=F64), -1)

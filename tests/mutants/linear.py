@@ -82,6 +82,7 @@ MUTANTS = [
         ("entry = torch.addcdiv(null, dot, length, value=-1)", "entry = torch.addcdiv(null, dot, length, value=1)"),
         ("ratio = norm / (0.9 * target).clamp_min(info.tiny)", "ratio = norm / (90 * target).clamp_min(info.tiny)"),
         ("g = torch.where(use, beta.unsqueeze(1) * weight, 0)", "g = torch.where(use, weight, 0)"),
+        ("scale * (1 + h[:, :1])", "scale * h[:, :1]", "tests/linear/test_contraction.py"),
     ),
     *mutants(
         "implicitkit/linear/frugal.py",
@@ -106,13 +107,17 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/contraction.py",
         "tests/linear/test_contraction.py",
-        ("pays = _pays(Ht, u, norm, target, budget).logical_and_(open_)", "pays = open_"),
-        ("pays = _pays(Ht, u, norm, target, budget).logical_and_(open_)", "pays = open_ & ~open_"),
+        ("plain = not _some(~_pays(Ht, u, norm, target, budget), open_)", "plain = True"),
+        ("plain = not _some(~_pays(Ht, u, norm, target, budget), open_)", "plain = False"),
         ("y = torch.baddbmm(y, y[:, :, :k], Ht)", "y = torch.bmm(y[:, :, :k], Ht)"),
         ("v, open_, left = torch.where(column(going), v, 0), going, count", "open_, left = going, count"),
         ("crawls = going & ~(length <= _SLOW * before)", "crawls = going & ~going"),
-        ("if bool((length <= _SWIFT * before)", "if bool((length <= 0 * before)"),
-        ("v, before = torch.where(column(open_), after, 0), length", "v, before = after, length"),
+        ("fast = ratio <= _SWIFT", "fast = ratio <= 0"),
+        ("(ratio > _SLOWER * first)", "(ratio > 9 * first)"),
+        (
+            "v, before = after if left == len(r) else torch.where(column(open_), after, 0), length",
+            "v, before = after, length",
+        ),
     ),
     *mutants(
         "implicitkit/linear/lu.py",

@@ -362,7 +362,7 @@ def test_memory_is_bounded_and_allocated_once(solver: Method, vectors: int, monk
     assert len(watched.bytes) > 20
     extra = 16 * batch * (getattr(solver, "memory", 1) ** 2 + 16)  # Gram matrices, one number a sample
     assert max(watched.bytes) <= 8 * batch * n * vectors + extra
-    assert len(watched.places) == 1, "the history moved"
+    assert len(watched.places - {()}) <= 1, "the history moved"
 
 
 # ------------------------------------------------------------------------------------------------------ inverse estimate
@@ -472,6 +472,12 @@ def test_low_precision(solver: str, dtype: torch.dtype) -> None:
     assert solution.value.dtype == dtype and bool(solution.converged.all())
 
 
+def _disk(radius: float, n: int = 80) -> Tensor:
+    """A matrix whose eigenvalues fill a disk."""
+    core = torch.randn(n, n, generator=torch.Generator().manual_seed(0), dtype=F64)
+    return core * (radius / torch.linalg.eigvals(core).abs().max())
+
+
 @pytest.mark.parametrize("fast", [True, False])
 def test_anderson_mixes_nothing_while_plain_steps_are_fast(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A spectrum within a fifth of the unit disk: the points of Picard, and no least squares.  Beside a sample whose plain
@@ -479,8 +485,7 @@ def test_anderson_mixes_nothing_while_plain_steps_are_fast(fast: bool, monkeypat
     mixed: list[int] = []
     plain = torch.linalg.cholesky_ex
     monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda *a: (mixed.append(0), plain(*a))[1])
-    spread = torch.linspace(-1, 1, 80, dtype=F64)
-    A = torch.cat([_symmetric(0.2 * spread, 3), _symmetric((0.2 if fast else 0.9) * spread, 1, 5)])
+    A = torch.stack([_disk(0.2)] * 3 + [_disk(0.2 if fast else 0.9)])
     c = torch.ones(4, 80, dtype=F64)
 
     def points(solver: Any) -> list[Tensor]:
@@ -496,6 +501,27 @@ def test_anderson_mixes_nothing_while_plain_steps_are_fast(fast: bool, monkeypat
     other = points("picard") if fast else points(ik.Anderson(period=3))
     for at, there in zip(found[: len(found) if fast else 3], other, strict=False):
         torch.testing.assert_close(at, there, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("spectrum", ["real", "one slow"])
+def test_anderson_loses_nothing_where_plain_steps_are_fast_at_first(spectrum: str) -> None:
+    """Real eigenvalues up to 0.3 (the second step leaves more than the first), or one at 0.95 that little of the start lies
+    along: as few evaluations as with ``period=3``."""
+    A = _symmetric(torch.linspace(-0.3, 0.3, 80, dtype=F64), 4)
+    c = torch.ones(4, 80, dtype=F64)
+    if spectrum == "one slow":
+        A = torch.stack([_disk(0.15)] * 4)
+        A[:, :, 0] = 0
+        A[:, 0, 0] = 0.95
+        c[:, 0] = 1e-5
+
+    def evaluations(solver: Any) -> int:
+        step = lambda z: (A @ z.unsqueeze(2)).squeeze(2) + c  # noqa: E731
+        found = ik.fixed_point(step, 0 * c, batch_dims=1, solver=solver)
+        assert bool(found.converged.all())
+        return found.evaluations
+
+    assert evaluations("anderson") <= evaluations(ik.Anderson(period=3))
 
 
 @pytest.mark.parametrize(("outer", "plain"), [([], True), ([0.97, 0.96, 0.95], False)], ids=["disk", "outliers"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,7 +23,8 @@ _WIDE = 64  # unknowns from which on the samples of a batch decide together whet
 _LITTLE = 0.75  # what a mixing leaves of a residual, or more, where plain steps are as good ...
 _FAST = 0.8  # ... as long as three of them leave so much at most ...
 _MOST = 0.75  # ... for so many of the samples at work
-_SWIFT = 0.35  # what plain steps leave of every residual, at most, before there is anything to mix
+_SWIFT = 0.35  # what plain steps leave of every residual, at most, before there is anything to mix ...
+_SLOWER = 1.2  # ... while the second leaves so much more than the first, at most
 
 
 @register_solver("anderson", solves="fixed_point")
@@ -45,8 +47,9 @@ class Anderson(Method):
     the least squares say so: where a mixing leaves more than three quarters of the residual of three quarters of the
     samples, plain steps follow for as long as three of them take a fifth of it away (from 64 unknowns on, unless ``period``
     is given).  That is decided for the whole batch: beside other samples a sample may take another way to the tolerance;
-    with ``period=3`` it takes its own.  Nor is anything kept, or mixed, while every plain step from the first one on leaves
-    little more than a third of every residual: of a spectrum within ``[-0.35, 0.35]`` the best combination halves that.
+    with ``period=3`` it takes its own.  Nor is anything mixed while every plain step from the first one on leaves little
+    more than a third of every residual, and the second no more than the first: that would mean a spectrum on which
+    combinations of steps do better, as on real ones (``|J r|^2 = |r| |J^2 r|`` where it fills a disk evenly).
 
     A sample that does badly forgets its memory and takes a plain step from its best point
     (:mod:`~implicitkit.solver.steps.restarts`), so that where that step contracts the method cannot do worse than Picard
@@ -92,22 +95,23 @@ class Anderson(Method):
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         batch, n = z.shape
         m = self.memory
+        swift = self.period is None and n >= _WIDE
         small = torch.float32 if z.dtype in (torch.float16, torch.bfloat16) else z.dtype  # no LAPACK in half precision
         return {
-            "history": z.new_zeros(batch, m, 2 * n),  # differences of r and of w, side by side
+            "history": None if swift else z.new_zeros(batch, m, 2 * n),  # differences of r and of w, side by side
             "gram": torch.zeros(batch, m, m, dtype=small, device=z.device),
             "last": None,  # r and w of the step before
             "norm": None,  # |r| there
             "since": 0,  # steps since the memory of all was last empty
             "new": 0,  # rows of the history that the Gram matrix does not know yet
             "eager": None,  # samples that mix in every step
-            "swift": self.period is None and n >= _WIDE,  # while plain steps from the first one on do
+            "path": () if swift else None,  # while all take plain steps from the first one on: the last of them
             "plain": None,  # while all take plain steps only: |r| at the last look, and the steps since then
             "guard": {},
         }
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        history, k, m = state["history"], state["since"], self.memory
+        k, m = state["since"], self.memory
         r = f.residual(z)
         mixed = f(z) if self.damping == 1.0 else z.add(r, alpha=self.damping)
         if state["plain"] is not None:
@@ -115,10 +119,13 @@ class Anderson(Method):
             if state["plain"] is not None:
                 return mixed, state
             k = 0
-        if state["swift"] and k == 1:
-            if not bool((f.active & ~(f.norm <= _SWIFT * state["norm"])).any()):
-                return mixed, state | {"last": (r, mixed), "norm": f.norm}
-            state = state | {"swift": False}
+        path = state["path"]
+        if path is not None:
+            if _swift(f, path):
+                return mixed, state | {"path": (*path, (r, mixed, f.norm))[-m:]}
+            state = state | _recalled(path, m)
+            k = state["since"]
+        history = state["history"]
         if self.restart is not None and k >= self.restart:
             k = 0
         if k > 0:
@@ -175,6 +182,32 @@ class Anderson(Method):
 def _most(f: Evaluations, which: Tensor) -> bool:
     """Are these most of the samples at work?"""
     return int(torch.count_nonzero(which & f.active)) >= _MOST * int(torch.count_nonzero(f.active))
+
+
+Path = tuple[tuple[Tensor, Tensor, Tensor], ...]  # r, w and |r| of some steps
+
+
+def _swift(f: Evaluations, path: Path) -> bool:
+    """Do plain steps, and only plain steps so far, lower every residual fast, and as fast as at first?"""
+    if not path:
+        return True
+    before = path[-1][2]
+    fast = f.norm <= _SWIFT * before
+    if not (bool(fast.all()) or bool(fast.logical_or_(~f.active).all())):
+        return False
+    return len(path) != 2 or _most(f, f.norm * path[0][2] <= _SLOWER * before.square())
+
+
+def _recalled(path: Path, memory: int) -> dict[str, Any]:
+    """What the state would be if the steps of a path had been remembered from the first one on."""
+    r, mixed, norm = path[-1]
+    batch, n = r.shape
+    history = r.new_zeros(batch, memory, 2 * n)
+    for j, (old, new) in enumerate(itertools.pairwise(path)):
+        torch.sub(new[0], old[0], out=history[:, j, :n])
+        torch.sub(new[1], old[1], out=history[:, j, n:])
+    count = len(path)
+    return {"history": history, "last": (r, mixed), "norm": norm, "since": count, "new": count - 1, "path": None}
 
 
 def _still_plain(f: Evaluations, before: Tensor, since: int) -> tuple[Tensor, int] | None:
