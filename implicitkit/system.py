@@ -61,6 +61,7 @@ class System:
         autocast: the context in which the user's function is called.
         origin: the system that this one is a batch or a part of, in the end (itself, if of none).
         factored: the last ``dF/dz`` of all samples that somebody factored, with ``solve(b)`` and ``T``; else ``None``.
+        rows_named: names of captured tensors with as many rows as the whole batch; ``None``: not asked yet.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class System:
         self.size = layout.size
         self.origin: System = self if origin is None else origin
         self.factored: Any = None
+        self.rows_named: list[str] | None = None
         self._sparsity: dict[str, Sparsity] = {}
 
     @staticmethod
@@ -241,7 +243,9 @@ def _of_fewer(whole: System, left: int, before: tuple[Kernel, Sequence[Tensor], 
     another value than ``before``: kernel and tensors of a larger batch, which of its rows are left, and its samples.  (That
     is evaluated once, and only where the function captures a tensor of as many rows: ``X[: len(z)]``.)"""
     total, kernel = whole.layout.batch_shape[0], whole.live
-    names = captured_rows(whole.lifted.function, total)
+    if whole.rows_named is None:
+        whole.rows_named = captured_rows(whole.lifted.function, total)
+    names = whole.rows_named
     compare = bool(names) and before[3] > len(before[2]) == left
 
     def blame(happens: str = "the function fails") -> str:

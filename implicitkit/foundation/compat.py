@@ -15,6 +15,7 @@ import torch._C._functorch as _functorch
 from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
+from torch.autograd.graph import _engine_run_backward
 from torch.utils import _pytree
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "own_graphs",
     "physical",
     "plain_sample",
+    "pulled",
     "tracked",
     "transforms_active",
     "tree_flatten",
@@ -273,6 +275,22 @@ def _without_hooks() -> Iterator[None]:
     finally:
         while suspended:
             torch._C._autograd._push_saved_tensors_default_hooks(*suspended.pop())
+
+
+# --- products with a Jacobian
+def pulled(out: Tensor, point: Tensor, cotangent: Tensor) -> Tensor | None:
+    """``torch.autograd.grad(out, point, cotangent, retain_graph=True, allow_unused=True)[0]``.
+
+    Where ``out`` and ``cotangent`` are plain tensors of one shape nothing is left to check of the arguments, which takes
+    torch a quarter of a small product.
+    """
+    whole = out.shape == cotangent.shape and out.dtype == cotangent.dtype
+    if not whole or torch.overrides.has_torch_function((out, point, cotangent)) or is_legacy_batched(cotangent):
+        return torch.autograd.grad(out, point, cotangent, retain_graph=True, allow_unused=True)[0]
+    found: Sequence[Tensor | None] = _engine_run_backward(
+        (out,), (cotangent,), True, False, (point,), allow_unreachable=True, accumulate_grad=False
+    )
+    return found[0]
 
 
 # --- forward-mode AD

@@ -8,7 +8,7 @@ of real and imaginary part), so that every algorithm is real and derivatives fol
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -27,6 +27,7 @@ __all__ = [
     "describe_leaves",
     "from_arrays",
     "hint_of_pair",
+    "refilled",
     "tree_flatten",
     "tree_map",
     "tree_unflatten",
@@ -261,6 +262,40 @@ def from_numbers(given: Any, like: Any) -> Any:
         return given
     numbers = all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in given)
     return torch.tensor(given, dtype=like.real.dtype, device=like.device) if numbers else given
+
+
+def refilled(args: tuple[Any, ...]) -> Callable[[Sequence[Tensor]], tuple[Any, ...]]:
+    """``tensors -> args``: the same tree with these in the place of its tensors, in their order; containers are made anew.
+
+    Tuples of tensors and of what is no container, as most arguments are, take no walk of the tree.
+    """
+    leaves, spec = tree_flatten(args)
+    where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    numbers = iter(range(len(where)))
+
+    def place(part: Any) -> Any:
+        """A number for a tensor, a tuple of places for a tuple; ``None`` for anything else."""
+        if isinstance(part, Tensor):
+            return next(numbers)
+        return tuple(map(place, part)) if type(part) is tuple else None
+
+    def fill(place: Any, tensors: Sequence[Tensor]) -> Any:
+        return tensors[place] if type(place) is int else tuple([fill(inner, tensors) for inner in place])
+
+    def anew(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        full = list(leaves)
+        for i, t in zip(where, tensors, strict=True):
+            full[i] = t
+        rebuilt: tuple[Any, ...] = tree_unflatten(full, spec)
+        return rebuilt
+
+    places = place(args)
+    plain = len(where) == len(leaves) and not _holds_none(places)
+    return (lambda tensors: fill(places, tensors)) if plain else anew
+
+
+def _holds_none(places: Any) -> bool:
+    return places is None or (type(places) is tuple and any(map(_holds_none, places)))
 
 
 def as_args(args: Any, *beside: Any) -> Any:

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapturedTensorError
-from implicitkit.foundation.trees import tree_flatten, tree_map, tree_unflatten
+from implicitkit.foundation.trees import refilled, tree_flatten, tree_map, tree_unflatten
 from implicitkit.foundation.written import FirstCalls
 from implicitkit.lifting.reach import Scope, can_keep, holds_compiled, modules_in_use, reachable_modules
 from implicitkit.lifting.watch import (
@@ -138,15 +138,9 @@ def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Ca
     if all(isinstance(arg, Tensor) for arg in args):
         leaves, where, rebuild = list(args), list(range(len(args))), tuple
     else:
-        leaves, spec = tree_flatten(args)
+        leaves = tree_flatten(args)[0]
         where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-
-        def rebuild(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-            full = list(leaves)
-            for i, t in zip(where, tensors, strict=True):
-                full[i] = t
-            return tree_unflatten(full, spec)
-
+        rebuild = refilled(args)
     theta = [used(leaves[i]) for i in where]
     transforms, needed = compat.transforms_active(), torch.is_grad_enabled()
     levels = transforms or compat.has_forward_level()

@@ -70,6 +70,7 @@ def can_keep(function: Any, modules: list[nn.Module]) -> bool:
 
 
 def _walk(x: Any, found: list[nn.Module], seen: dict[int, Any], depth: int) -> None:
+    """Where a class names the attributes that its objects call (``reaches``), no other is followed."""
     if isinstance(x, (Tensor, str, int, float, type, types.ModuleType)) or x is None or id(x) in seen or depth > _DEPTH:
         return
     seen[id(x)] = x
@@ -100,7 +101,7 @@ def _walk(x: Any, found: list[nn.Module], seen: dict[int, Any], depth: int) -> N
         for v in x:
             _walk(v, found, seen, depth + 1)
     elif not type(x).__module__.startswith(_LIBRARIES[:3]) and hasattr(x, "__dict__"):
-        for v in vars(x).values():
+        for v in (getattr(x, part) for part in type(x).reaches) if hasattr(type(x), "reaches") else vars(x).values():
             _walk(v, found, seen, depth + 1)
 
 

@@ -212,11 +212,16 @@ class _Loop:
     def _drop(self) -> None:
         """Leave rows in which nothing is at work out of all later evaluations, if they are many enough."""
         per_row = self.f.system.samples_per_row
-        rows = self.active.view(-1, per_row).any(1)
-        keep = rows.nonzero().squeeze(1)
-        if len(keep) > _DROP * len(rows):
-            return
-        samples = rows.repeat_interleave(per_row).nonzero().squeeze(1)
+        if per_row == 1:
+            if self.at_work > _DROP * self.alive:
+                return
+            keep = samples = self.active.nonzero().squeeze(1)
+        else:
+            rows = self.active.view(-1, per_row).any(1)
+            keep = rows.nonzero().squeeze(1)
+            if len(keep) > _DROP * len(rows):
+                return
+            samples = rows.repeat_interleave(per_row).nonzero().squeeze(1)
         self.everything = self.everything or _Full(self.batch)
         self._store(self.method.keep(self.state))
         self.everything.narrow(samples)

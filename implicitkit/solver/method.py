@@ -63,7 +63,7 @@ class Method(Solver):
 
     def select(self, state: Any, index: Tensor) -> Any:
         """The state of the samples ``index`` only (default: rows of every tensor in it)."""
-        return trees.tree_map(lambda t: t.index_select(0, index) if isinstance(t, Tensor) and t.ndim else t, state)
+        return _rows(state, index)
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         """The driver's loop."""
@@ -76,3 +76,16 @@ class Method(Solver):
         for _ in range(steps):
             z, state = self.step(f, z, state)
         return z
+
+
+def _rows(state: Any, index: Tensor) -> Any:
+    """These rows of every tensor in a state; containers of Python's own by hand, which is many times faster."""
+    if isinstance(state, Tensor):
+        return state.index_select(0, index) if state.ndim else state
+    if type(state) is dict:
+        return {name: _rows(part, index) for name, part in state.items()}
+    if type(state) in (tuple, list):
+        return type(state)(_rows(part, index) for part in state)
+    if state is None or isinstance(state, (bool, int, float, str)):
+        return state
+    return trees.tree_map(lambda t: t.index_select(0, index) if isinstance(t, Tensor) and t.ndim else t, state)

@@ -44,6 +44,9 @@ class Frozen:
         previous: a map that draws before this one in the same call: this one draws what comes after.
     """
 
+    identified_by = ("function", "independent", "training")  # it is made anew at every call of the layer
+    reaches = ("function",)  # modules of the cell; all else that it holds is of these, or the layer's own
+
     def __init__(
         self,
         function: Callable[..., Any],
@@ -58,7 +61,7 @@ class Frozen:
     ) -> None:
         self.previous = previous
         self.function, self.places, self.check, self.device = function, places, check, device
-        self.name = type(module).__name__
+        self.name, self.training = type(module).__name__, bool(getattr(module, "training", False))
         self.independent, self.may_draw = independent, may_draw
         self.norms = _updating_norms(module)
         self.statistics = [(_copy(m.running_mean), _copy(m.running_var)) for m in self.norms]
@@ -71,6 +74,8 @@ class Frozen:
 
     def __call__(self, z: Any, weights: Sequence[Tensor], *injected: Any) -> Any:
         """One evaluation."""
+        if self.before is not None and self.after is None and not self.places and not self.norms:
+            return self.function(z, *injected)
         with hoist.held(self.places, weights), self._held_statistics():
             if self.before is None:
                 return self._first(z, injected)

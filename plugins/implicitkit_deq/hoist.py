@@ -53,5 +53,7 @@ def computed(where: Sequence[Place]) -> tuple[Tensor, ...]:
 
 def held(where: Sequence[Place], weights: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
     """Inside, the weights read these values (on this thread)."""
+    if not where:
+        return contextlib.nullcontext()
     entries = [(table, "_modules", name, _Held(w)) for (table, name, _, _, _), w in zip(where, weights, strict=True)]
     return ik.extend.replaced(entries, everywhere=any(compiled for *_, compiled in where))

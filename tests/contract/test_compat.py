@@ -537,6 +537,23 @@ def is_fake() -> None:
     assert "FakeTensorMode" in tracers.NO_NUMBERS.format(what="tensors inside FakeTensorMode")
 
 
+def pulled() -> None:
+    z, y = (torch.tensor([0.3, -2.0], dtype=D, requires_grad=True) for _ in range(2))
+    out, w = z.sin() * 3, torch.tensor([2.0, 5.0], dtype=D, requires_grad=True)
+    for _ in range(2):  # the graph is kept
+        got = compat.pulled(out, z, w)
+        assert got is not None and torch.equal(got, 3 * z.cos() * w) and not got.requires_grad and z.grad is None
+    assert compat.pulled(out, y, w) is None
+    for wrong in (w[:1], w.reshape(1, 2)):  # what torch says of them, it says
+        with pytest.raises(RuntimeError, match="shape"):
+            compat.pulled(out, z, wrong)
+    (doubled,) = torch.autograd.grad((2 * z).sin(), z, w, create_graph=True)
+    with torch.no_grad():  # through a graph of a derivative, as products with J are made
+        second = compat.pulled(doubled, z, torch.ones_like(z))
+    assert second is not None
+    torch.testing.assert_close(second, -4 * (2 * z).sin().detach() * w.detach())
+
+
 def lost_second_derivative() -> None:
     z, x = torch.full((3,), 0.5, dtype=D, requires_grad=True), torch.ones(3, dtype=D)
 
@@ -579,6 +596,7 @@ CONTRACTS: dict[str, Callable[[], None]] = {
     "own_graphs": own_graphs,
     "physical": physical,
     "plain_sample": plain_sample,
+    "pulled": pulled,
     "tracked": tracked,
     "transforms_active": transforms_active,
     "tree_flatten": trees,

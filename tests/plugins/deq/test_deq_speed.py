@@ -1,0 +1,71 @@
+"""What surrounds the evaluations of a DEQ: what is asked once is not asked in every call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from implicitkit.foundation import trees
+from implicitkit.linear import independence
+from implicitkit_deq import DEQ, cells
+
+
+def test_whether_samples_are_independent_is_asked_once_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    looks = independence._looks
+    monkeypatch.setattr(independence, "_looks", lambda batch: asked.append(batch) or looks(batch))
+    layer, x = DEQ(cells.MLP(4, 80)), torch.randn(5, 4)
+    kept = []  # so that no address is used again
+    for _ in range(3):
+        z = layer(x)
+        kept.append(z)
+        z.sum().backward()
+    assert asked == [5]
+    for wrong in (layer.eval(), DEQ(layer.cell)):  # in another mode; another layer of the same cell is the same map
+        wrong(x).sum().backward()
+    assert asked == [5, 5]
+
+
+class Coupled(nn.Module):
+    """Couples its samples in training mode only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W = nn.Linear(3, 3, bias=False)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        z = 0.3 * torch.tanh(self.W(z)) + x
+        return z + 0.1 * z.mean(0) if self.training else z
+
+
+def test_a_cell_that_couples_its_samples_in_one_mode_is_refused_there() -> None:
+    torch.manual_seed(0)
+    x = torch.tensor([1.0, -1.0]).repeat(3).unsqueeze(1) * torch.randn(3)  # all alike: none is dropped before others
+    layer = DEQ(Coupled(), (3,)).eval()
+    layer(x).sum().backward()
+    with pytest.raises(ValueError, match="not independent"):
+        layer.train()(x).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (((), torch.ones(1)),),
+        (torch.ones(1), (torch.zeros(2), (torch.ones(3),))),
+        ((torch.ones(1), 2.5), {"a": torch.zeros(2)}),
+        ((), None, [torch.ones(1)]),
+    ],
+    ids=str,
+)
+def test_arguments_are_filled_as_pytrees_are(args: Any) -> None:
+    leaves, spec = trees.tree_flatten(args)
+    new = [torch.full_like(t, i) for i, t in enumerate(leaves) if isinstance(t, Tensor)]
+    want = iter(new)
+    full = trees.tree_unflatten([next(want) if isinstance(t, Tensor) else t for t in leaves], spec)
+    got = trees.refilled(args)(new)
+    assert str(got) == str(full) and all(
+        a is b for a, b in zip(trees.tree_flatten(got)[0], trees.tree_flatten(full)[0], strict=True)
+    )
