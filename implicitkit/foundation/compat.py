@@ -24,6 +24,7 @@ __all__ = [
     "at_level_of",
     "autograd_on",
     "below_legacy_batch",
+    "empty_batch",
     "forward_ad_enabled",
     "has_forward_level",
     "has_tangent",
@@ -86,6 +87,12 @@ def key_path(tree: Any, index: int) -> str:
 def transforms_active() -> bool:
     """Is a ``torch.func`` transform (grad, vjp, jvp, vmap, ...) running?"""
     return torch._C._are_functorch_transforms_active()
+
+
+def empty_batch() -> bool:
+    """Does a ``torch.vmap`` that is running have no samples?"""
+    found = (c for c in _functorch.get_interpreter_stack() or () if c.key() == _functorch.TransformType.Vmap)
+    return any(_functorch.CVmapInterpreterPtr(c).batchSize() == 0 for c in found)
 
 
 def is_wrapped(t: Tensor) -> bool:

@@ -7,6 +7,7 @@ of real and imaginary part), so that every algorithm is real and derivatives fol
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -42,6 +43,12 @@ def _instead(leaf: Any, name: str) -> str:
         return (
             f": the parameters of a module as unknowns are {name}=dict(module.named_parameters()), and the function calls "
             "it by torch.func.functional_call(module, z, inputs)"
+        )
+    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        own = type(leaf).__name__
+        return (
+            f": torch takes a dataclass for one leaf until torch.export.register_dataclass({own}) has been called; or use a "
+            "dict or a named tuple"
         )
     return f": write {name}=tuple(...)" if isinstance(leaf, Iterator) else ""
 

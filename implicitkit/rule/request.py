@@ -12,7 +12,6 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import DegenerateWarning, warn
 from implicitkit.foundation.operators import Operator
-from implicitkit.lifting.lifted import check_leaves
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.blocks import BlockSubstitution
 from implicitkit.linear.catalogue import get_linear_solver
@@ -22,7 +21,7 @@ from implicitkit.linear.preconditioners import preconditioner
 from implicitkit.reporting import linear_failure
 from implicitkit.rule.doubtful import warn_if_singular
 from implicitkit.rule.primitive import root
-from implicitkit.rule.unchanged import refuse_changed, refuse_cut, refuse_hidden
+from implicitkit.rule.unchanged import refuse_changed, refuse_cut, refuse_hidden, refuse_other_tensors
 from implicitkit.solution import LinearReport, Record, Status
 from implicitkit.solver.base import Options, Solver
 from implicitkit.solver.evaluations import Evaluations, TrackedEvaluations
@@ -161,7 +160,7 @@ class Request:
         lifted.cut = False
         with compat.own_graphs():
             out, A = self.system.problem.linearise(self.system, z.detach(), theta)
-        check_leaves(out, theta if A.structure is None else [*theta, *A.structure.points], z)
+        refuse_other_tensors(lifted, out, theta if A.structure is None else [*theta, *A.structure.points], z)
         if A.structure is not None:
             A.structure.unsolved = getattr(outcome, "unsolved", frozenset())
         A.known, A.weight = self.system.factored, sum(t.numel() for t in theta) // max(1, self.system.batch)

@@ -8,6 +8,7 @@ solve.  The residual there says so: it must still be what was recorded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,14 +16,18 @@ from torch import Tensor
 
 from implicitkit.foundation.errors import CapturedTensorError, ChangedFunctionError
 from implicitkit.foundation.operators import Operator
-from implicitkit.lifting.lifted import Lifted
+from implicitkit.lifting.lifted import Lifted, check_leaves
 from implicitkit.lifting.watch import Cuts
 from implicitkit.solution import Record
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.system import System
 
-__all__ = ["refuse_changed", "refuse_cut", "refuse_hidden"]
+__all__ = ["refuse_changed", "refuse_cut", "refuse_hidden", "refuse_other_tensors"]
 
+_CURE = (
+    "Take the derivative before the change, bind the value when the function is made (lambda z, x, k=k: ...), or pass it as "
+    "an argument: ik.solve(problem, z0, (x, k))"
+)
 _FACTOR = 10.0  # how many times what was asked for, or reached, the residual may be: sums are taken in another order
 
 
@@ -64,6 +69,23 @@ def refuse_changed(
     if bool(bad.any()):
         worst = int(torch.where(bad, now.nan_to_num(torch.inf), -1.0).argmax())
         raise ChangedFunctionError(_changed(float(recorded[worst]), float(now[worst]), worst, len(now), lifted))
+
+
+def refuse_other_tensors(lifted: Lifted, out: Tensor, known: Sequence[Tensor], z: Tensor) -> None:
+    """Raise if ``F(z)``, evaluated for a derivative, depends on more than ``z`` and the tensors that are ``known``.
+
+    Raises:
+        ChangedFunctionError: since the solve a name was bound to another tensor. CapturedTensorError: the function branches.
+    """
+    try:
+        check_leaves(out, known, z)
+    except CapturedTensorError as error:
+        if found := lifted.changes():
+            raise ChangedFunctionError(
+                "the function is no longer the one that was solved: for the derivative it uses a tensor that requires grad "
+                f"and that it did not use then. Changed since the solve: {'; '.join(found)}. {_CURE}"
+            ) from error
+        raise
 
 
 def refuse_cut(system: System, z: Tensor, theta: Any) -> None:
@@ -114,6 +136,5 @@ def _changed(recorded: float, now: float, sample: int, batch: int, lifted: Lifte
         f"the derivative, it is {now:.3g}{where}. "
         + (f"Changed since the solve: {'; '.join(found)}. " if found else "")
         + "Something that it uses changed between the solve and this derivative (a variable of the enclosing scope, which a "
-        "loop binds late; a buffer, a mask or a constant). Take the derivative before the change, bind the value when the "
-        "function is made (lambda z, x, k=k: ...), or pass it as an argument: ik.solve(problem, z0, (x, k))"
+        f"loop binds late; a buffer, a mask or a constant). {_CURE}"
     )

@@ -44,7 +44,7 @@ from implicitkit.solver.charts import through_charts
 from implicitkit.solver.root.bracketed import bracketed, is_known, middle
 from implicitkit.solver.settings import asked_for, options_of
 from implicitkit.solver.user_solver import Start
-from implicitkit.solving.wrong_options import refuse_option, refuse_problem
+from implicitkit.solving.wrong_options import refuse_empty_vmap, refuse_option, refuse_problem
 from implicitkit.system import System, check_output
 
 __all__ = ["argmin", "fixed_point", "least_squares", "root", "solve", "steady_state"]
@@ -179,6 +179,7 @@ def _solve(
     check_policy(on_failure)
     if not layout.batch:
         return _of_nobody(problem, layout, z0, args, restated)
+    refuse_empty_vmap()
     rule = _rule(problem, rule)
     solver = _solver(solver, problem, layout, rule) if options.max_steps != 0 else Start()
     lifted = _lifted(problem, layout, z0, args, given_args)

@@ -1,4 +1,4 @@
-"""What is said of an option that a solve does not have: where it belongs; and of what is no problem."""
+"""What is said of an option that a solve does not have: where it belongs; of no problem, and of no samples under vmap."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from implicitkit.foundation import compat
+from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.wording import nearest
 from implicitkit.problem.base import Problem
 from implicitkit.rule.catalogue import rules_with
 from implicitkit.solver.catalogue import solvers_with
 
-__all__ = ["refuse_option", "refuse_problem"]
+__all__ = ["refuse_empty_vmap", "refuse_option", "refuse_problem"]
 
 _OF_PROBLEMS = "the problem"
 _ELSEWHERE = {
@@ -20,6 +22,19 @@ _ELSEWHERE = {
     "f_scale": "ik.least_squares", "x_scale": "ik.least_squares", "jac_sparsity": _OF_PROBLEMS, "has_aux": _OF_PROBLEMS,
     "symmetric": _OF_PROBLEMS, "positive_definite": _OF_PROBLEMS,
 }  # fmt: skip
+
+
+def refuse_empty_vmap() -> None:
+    """Raise under a ``torch.vmap`` without samples.
+
+    Raises:
+        CapabilityError: torch cannot multiply numbers there, nor can a solve.
+    """
+    if compat.transforms_active() and compat.empty_batch():
+        raise CapabilityError(
+            "a solve under torch.vmap over an empty batch, where torch's own operations fail too (2 * x of numbers): return "
+            "early where the batch is empty, or let the solve carry it (batch_dims=1), which takes an empty one"
+        )
 
 
 def refuse_option(name: str, solve: Callable[..., Any]) -> NoReturn:

@@ -286,6 +286,15 @@ def marked() -> None:
         grad(lambda t: TWO.detach().requires_grad_() * t)(TWO)
 
 
+def empty_batch() -> None:
+    assert not compat.empty_batch()
+    for transform in (vmap, lambda f: vmap(grad(f)), lambda f: vmap(vmap(f), in_dims=1)):
+        said: list[bool] = []
+        for n in (0, 2):
+            transform(lambda t: said.append(compat.empty_batch()) or t.sum())(torch.ones(n, 2))  # noqa: B023
+        assert said == [True, False]
+
+
 def plain_sample() -> None:
     leaf = torch.ones(2, requires_grad=True)
     assert not compat.plain_sample(leaf).requires_grad
@@ -583,6 +592,7 @@ CONTRACTS: dict[str, Callable[[], None]] = {
     "lost_second_derivative": lost_second_derivative,
     "refuse_tracing": refuse_tracing,
     "unseen": unseen,
+    "empty_batch": empty_batch,
     "is_legacy_batched": is_legacy_batched,
     "below_legacy_batch": below_legacy_batch,
     "is_wrapped": is_wrapped,

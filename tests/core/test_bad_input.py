@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import warnings
@@ -17,6 +18,12 @@ import implicitkit as ik
 
 D = torch.float64
 LOW = torch.eye(3, dtype=torch.float32)
+
+
+@dataclasses.dataclass
+class Pair:
+    a: Tensor
+    b: Tensor
 
 
 def zeros(*shape: int, dtype: torch.dtype = D) -> Tensor:
@@ -114,6 +121,9 @@ REFUSED: dict[str, Row] = {
         lambda: ik.fixed_point(half, {"a": zeros(2), "b": torch.ones(2, dtype=torch.bool)}),
         TypeError, r"z0\['b'\] has dtype torch\.bool"),
     "an integer for z0": (lambda: ik.fixed_point(half, 1), TypeError, r"z0 is an int, not a tensor: write it with a deci"),
+    "a dataclass for z0": (
+        lambda: ik.fixed_point(lambda z: Pair(0.5 * z.b, z.a), Pair(zeros(2), zeros(2))), TypeError,
+        r"z0 is a Pair, not a tensor: .*torch\.export\.register_dataclass\(Pair\).*named tuple"),
     "text for z0": (lambda: ik.fixed_point(half, "1"), TypeError, r"z0 is a str, not a tensor"),
     "sparse z0": (lambda: ik.fixed_point(half, zeros(3).to_sparse()), TypeError, r"z0 is sparse .*z0\.to_dense"),
     "z0 without numbers": (

@@ -375,6 +375,15 @@ def test_an_empty_batch_has_an_empty_solution(shape: tuple[int, ...]) -> None:
     assert torch.func.grad(f)(x.detach()).shape == shape
 
 
+@pytest.mark.parametrize(
+    "transform", [torch.vmap, lambda f: torch.vmap(torch.func.jacrev(f))], ids=["vmap", "vmap of jacrev"]
+)
+def test_a_batch_of_vmap_that_is_empty_is_refused(transform: Callable[..., Any]) -> None:
+    f = lambda x: ik.fixed_point(lambda z: 0.5 * z.cos() + x, zeros(2)).value  # noqa: E731
+    with pytest.raises(ik.CapabilityError, match=r"torch\.vmap over an empty batch.*batch_dims=1"):
+        transform(f)(zeros(0, 2))
+
+
 def test_an_empty_batch_of_trajectories_and_nothing_to_certify() -> None:
     y0 = zeros(0, 2).requires_grad_()
     path = ik.solve(ik.InitialValue(lambda t, y: -y, torch.linspace(0, 1, 3, dtype=D)), y0, batch_dims=1)
