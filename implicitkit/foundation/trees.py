@@ -172,10 +172,7 @@ class Layout:
         leaves = []
         for part, event, is_complex in zip(matrix.split(self.sizes, 1), self.events, self.complex, strict=True):
             if is_complex:
-                pairs = part.reshape(shape + event + (2,))
-                leaves.append(
-                    torch.complex(*pairs.unbind(-1))
-                )  # no view: torch.compile cannot take one of another shape
+                leaves.append(self._complex(part.reshape(shape + event + (2,))))
             else:
                 leaves.append(part.reshape(shape + event))
         return tree_unflatten(leaves, self.spec)
@@ -183,7 +180,14 @@ class Layout:
     def _pairs(self, leaf: Tensor) -> Tensor:
         """Real and imaginary parts, in one more dimension.  A view where that can be: the cotangent of one needs an even
         number of reals before it in memory, which is not so beside real leaves."""
-        return torch.stack((leaf.real, leaf.imag), -1) if self.mixed else torch.view_as_real(leaf.resolve_conj())
+        leaf = leaf.resolve_conj()  # of one that is not resolved, vmap does not know the imaginary part
+        return torch.stack((leaf.real, leaf.imag), -1) if self.mixed else torch.view_as_real(leaf)
+
+    def _complex(self, pairs: Tensor) -> Tensor:
+        """The inverse: a copy, since torch.compile takes no view of another shape.  ``torch.complex`` takes the imaginary
+        part of its cotangent, which ``vmap`` does not know of one that is not resolved: there and back resolves it."""
+        leaf = torch.complex(*pairs.unbind(-1))
+        return torch.view_as_complex(torch.view_as_real(leaf))
 
     def unpack_batch(self, vector: Tensor, lead: tuple[int, ...] = ()) -> Tensor:
         """One number a sample, ``(..., batch)``, in the batch's own shape."""

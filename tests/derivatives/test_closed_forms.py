@@ -408,6 +408,47 @@ def test_complex_closed_forms() -> None:
     assert_close(tangent, (1j + a * -1j) / scale)
 
 
+@pytest.mark.parametrize("mixed", [False, True], ids=["complex", "beside reals"])
+@pytest.mark.parametrize("outer", ["jacrev", "jacfwd", "vmap of pullbacks"])
+@pytest.mark.parametrize("inner", ["grad", "jacrev", "jacfwd"])
+def test_complex_mixed_derivatives(inner: str, outer: str, mixed: bool) -> None:
+    """z = x / w, differentiated by the real pairs of w and then by those of x, in batched passes too."""
+    as_complex, pairs = torch.view_as_complex, torch.view_as_real
+    x, w = randn(3, 2, seed=24), 1.5 + 0.2 * randn(3, 2, seed=25)
+
+    def solved(x: Tensor, w: Tensor) -> Tensor:
+        if not mixed:
+            return ik.root(lambda z, x, w: z * w - x, torch.zeros_like(x), (x, w), **TIGHT).value
+        f = lambda z, x, w: {"a": z["a"] - 1, "z": z["z"] * w - z["a"] * x}  # noqa: E731
+        return ik.root(f, {"a": torch.zeros(1, dtype=D), "z": torch.zeros_like(x)}, (x, w), **TIGHT).value["z"]
+
+    transforms = {"grad": grad, "jacrev": jacrev, "jacfwd": jacfwd}
+
+    def second(divide: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        size = lambda x, w: (pairs(divide(as_complex(x), as_complex(w))) * torch.tensor([1.3, 0.7])).square().sum()  # noqa: E731
+        slope = lambda x: transforms[inner](lambda w: size(x, w))(w)  # noqa: E731
+        if outer != "vmap of pullbacks":
+            return transforms[outer](slope)(x)
+        leaf = x.clone().requires_grad_()
+        out = slope(leaf)
+        return torch.autograd.grad(out, leaf, torch.eye(6, dtype=D).reshape(6, 3, 2), is_grads_batched=True)[0]
+
+    assert_close(second(solved), second(lambda x, w: x / w).reshape(second(solved).shape))
+
+
+@pytest.mark.parametrize("name", COMPLEX_MAPS)
+def test_many_complex_cotangents_at_once(name: str) -> None:
+    """``is_grads_batched`` of a solve, and of its gradient, is one pass after the other."""
+    c = (0.3 * randn(2, seed=26, dtype=C)).requires_grad_()
+    z = ik.fixed_point(COMPLEX_MAPS[name], torch.zeros_like(c), (c,), **TIGHT).value
+    (slope,) = torch.autograd.grad(z.abs().sum(), c, create_graph=True)
+    directions = randn(3, 2, seed=27, dtype=C)
+    for out in (z, slope):
+        one = lambda v, out=out: torch.autograd.grad(out, c, v, retain_graph=True)[0]  # noqa: E731
+        found = torch.autograd.grad(out, c, directions, is_grads_batched=True, retain_graph=True)[0]
+        assert_close(found, torch.stack([one(v) for v in directions]))
+
+
 def test_complex_minimum() -> None:
     """min |A z - y|^2 over complex z: the normal equations A^H A z = A^H y, and the derivative of its least value."""
     A, y = randn(5, 3, seed=21, dtype=C), randn(5, seed=22, dtype=C)

@@ -21,7 +21,7 @@ from .sets import SETS
 from .smooth import SMOOTH
 from .states import STATES
 from .structures import STRUCTURES
-from .transforms import compose, draw_levels, order
+from .transforms import WITHOUT_TRANSFORMS, compose, draw_levels, order
 
 __all__ = ["ROWS", "Case", "draw_case"]
 
@@ -214,10 +214,11 @@ def lay_out(t: Tensor, layout: str) -> Tensor:
 
 
 def _possible(dtype: str, levels: list[tuple[str, str]]) -> bool:
-    """Half precision has digits for first derivatives; the vmap of ``is_grads_batched`` fails on conjugates,
-    inside torch."""
+    """Half precision has digits for first derivatives; the vmap of ``is_grads_batched`` fails on conjugates inside the
+    transforms of ``torch.func``, where a solve refuses it too."""
     names = {name for name, _ in levels}
-    return not ((dtype in HALF and order(levels) > 1) or ("complex" in dtype and "batched_backward" in names))
+    batched = "complex" in dtype and "batched_backward" in names and not names <= WITHOUT_TRANSFORMS
+    return not ((dtype in HALF and order(levels) > 1) or batched)
 
 
 def draw_case(r: random.Random) -> Case:

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["LEVELS", "compose", "draw_levels", "order"]
+__all__ = ["LEVELS", "WITHOUT_TRANSFORMS", "compose", "draw_levels", "order"]
 
 Values = dict[str, Tensor]
 Function = Callable[[Values], Tensor]
@@ -223,6 +223,7 @@ _OUTERMOST = ("no_grad", "inference", "accumulate")
 _TRACED = ("checkpoint", "checkpoint_reentrant", "compile", "in_thread")
 _GRAPH = frozenset(["backward", "accumulate", "jacobian", "saved_elsewhere", "batched_backward"])
 _BY_AUTOGRAD = frozenset(["backward", "accumulate", "twice", "checkpoint"])  # torch.func refuses these
+WITHOUT_TRANSFORMS = _GRAPH | _BY_AUTOGRAD | {"functional_call", "in_thread", "no_grad", "inference"}  # of torch.func
 
 
 def _jvp_by_reverse(g: Function, values: Values, name: str) -> Tensor:

@@ -96,6 +96,12 @@ def test_projections(name: str) -> None:
         M.check(noisy)
 
 
+def test_the_nearest_rotation_of_what_mirrors_turns_the_least_axis() -> None:
+    mirror = torch.diag(torch.tensor([1.0, 0.9, -0.2], dtype=F64))
+    turn = SO3().retract(EYE, torch.tensor([0.3, -0.5, 0.2], dtype=F64))
+    torch.testing.assert_close(SO3().project(mirror @ turn), turn)
+
+
 # ------------------------------------------------------------------------------------------------------------ closed forms
 def nearest(B: Tensor) -> Tensor:
     """The rotation nearest to ``B``: what Wahba's problem and the chordal mean come down to."""
