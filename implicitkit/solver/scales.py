@@ -17,6 +17,7 @@ __all__ = [
     "NOISE",
     "change",
     "directions",
+    "doubling",
     "grows",
     "healthy_share",
     "in_working_precision",
@@ -130,21 +131,26 @@ def grows(f: Evaluations, z: Tensor, F: Tensor, asked: Tensor) -> Tensor:
     (``sqrt(1 + z^2) - z`` at 1e8) is of the same size all around.
     """
     eps, found = torch.finfo(z.dtype).eps, torch.zeros_like(asked)
-    for h in (eps**0.5, 1e-2, eps**0.25):
+    for h in (eps**0.25, eps**0.5, 1e-2):  # the first one shows most
         for direction in directions(z, most=2):
             sides = []
             for sign in (1, -1):
                 if bool((found | ~asked).all()):
                     return found
-                moves = [in_working_precision(f.residual(z + k * sign * h * direction)) - F for k in (1, 2, 4)]
-                side = torch.stack(moves)
-                doubles = ((side[1:].abs() >= _DOUBLES * side[:-1].abs()) & (side[:-1] != 0)).all(0)
+                doubles, side = doubling(f, z, F, sign * h * direction)
                 found = found | (asked & doubles)
                 sides.append(side)
             there, back = sides
             crosses = (there * back < 0).all(0) & ((there > 0).all(0) | (there < 0).all(0))
             found = found | (asked & crosses)
     return found
+
+
+def doubling(f: Evaluations, z: Tensor, F: Tensor, move: Tensor) -> tuple[Tensor, Tensor]:
+    """Where ``F_i`` changes by twice as much when ``z`` moves twice as far, and again, ``(batch, n)``; and how it changes
+    when ``z`` moves once, twice and four times as far as ``move``, ``(3, batch, n)``."""
+    side = torch.stack([in_working_precision(f.residual(z + k * move)) - F for k in (1, 2, 4)])
+    return ((side[1:].abs() >= _DOUBLES * side[:-1].abs()) & (side[:-1] != 0)).all(0), side
 
 
 def directions(z: Tensor, least: float = 0.0, most: int = 3) -> list[Tensor]:

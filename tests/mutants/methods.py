@@ -350,6 +350,11 @@ MUTANTS = [
             "mu = torch.where(found, mu, torch.where(accept, easier, harder))",
             "mu = torch.where(found, mu, torch.where(accept, harder, easier))",
         ),
+        (
+            "taken, open_ = taken | good, open_ & ~good",
+            "open_ = open_ & ~good",
+            "tests/solver/test_large_least_squares.py -k refused",
+        ),
     ),
     *mutants(
         "implicitkit/solver/constrained/augmented_lagrangian.py",

@@ -224,3 +224,33 @@ def test_a_first_step_that_breaks_its_promise_is_damped() -> None:
     s = ik.least_squares(lambda z, t: torch.atan(z - t), target + 6, (target,), solver="levenberg_marquardt")
     assert bool(s.converged)
     torch.testing.assert_close(s.value, target, rtol=0, atol=1e-8)
+
+
+def counted_factors(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for every damping that factors are made for, from here on."""
+    from implicitkit.linear import sparse_normal
+
+    made: list[int] = []
+    for cls in (sparse_normal.SparseNormal, normal_equations._Dense):
+        solve = cls.solve
+        monkeypatch.setattr(cls, "solve", lambda self, mu, g, solve=solve: (made.append(0), solve(self, mu, g))[1])
+    return made
+
+
+@pytest.mark.parametrize("structure", ["chain", "dense"])
+def test_a_step_that_is_refused_is_shortened_before_it_is_damped(
+    structure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full Gauss-Newton steps of a cubic overshoot: an eighth of one costs an evaluation, more damping costs factors (18 of
+    them were made for the chain, and 7 steps)."""
+    n = 200
+    W = torch.randn(n, n, generator=torch.Generator().manual_seed(0), dtype=D) / n**0.5
+    N = (lambda z: z.roll(1, -1) + z.roll(-1, -1)) if structure == "chain" else (lambda z: z @ W.T)
+    f = lambda z, x: torch.cat([2.1 * z + z**3 - N(z) - x, 0.1 * z], -1)  # noqa: E731
+    z0, x = torch.zeros(2, n, dtype=D), torch.linspace(0.5, 1.5, n, dtype=D).expand(2, n)
+    x = torch.stack([x[0], 0.01 * x[1]])  # whose steps are taken as they are
+    made = counted_factors(monkeypatch)
+    s = ik.least_squares(f, z0, (x,), batch_dims=1, in_dims=0, solver="levenberg_marquardt")
+    assert bool(s.converged.all()) and len(made) <= 5, len(made)
+    alone = ik.least_squares(f, z0[1:], (x[1:],), batch_dims=1, solver="gauss_newton")
+    torch.testing.assert_close(s.value[1:], alone.value, rtol=1e-7, atol=1e-9)

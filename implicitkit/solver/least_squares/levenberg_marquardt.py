@@ -22,6 +22,8 @@ __all__ = ["LevenbergMarquardt"]
 _EASE = 1 / 3  # by which mu falls after a good step ...
 _FASTER = 1 / 10  # ... or this, its square, and so on, while the model foretells the decrease
 _FAITHFUL = 0.9  # of the decrease that was promised
+_PARTS = (0.5, 0.25, 0.125)  # of a step by factors that are tried before others are made
+_KEPT = 0.25  # of the decrease that the part of a step promises, at least
 _LEAST = 1e-3  # units of rounding of the largest eigenvalue below which mu is nothing
 
 
@@ -34,9 +36,10 @@ class LevenbergMarquardt(Method):
     the unknowns (Moré 1978, section 6).  With ``rho`` the decrease of ``|r|^2 / 2`` over the one that the linear model
     promised, a step is taken when ``rho > 0`` and ``\mu`` multiplied by ``max(1/3, 1 - (2 rho - 1)^3)``, or else ``\mu`` by
     ``\nu = 2, 4, 8, ...`` (Nielsen 1999; Madsen, Nielsen & Tingleff 2004, algorithm 3.16).  From 128 unknowns on, where
-    a step is dear, the first one tried is Gauss-Newton's, and taken if it keeps nine tenths of its promise; ``\mu`` falls by
-    1/10, 1/100, 1/10000, ... after steps in a row that do: so the last steps are Gauss-Newton's, too.  A step is followed by
-    others with the same factors, ``z <- z - (R'R + \mu D^2)^{-1} g(z)``, while the gradient ``g`` falls to a fifth.
+    a step is dear, the first one tried is Gauss-Newton's, and taken if it keeps nine tenths of its promise; of one that is
+    refused a half, a quarter and an eighth are tried, with the same factors, before ``\mu`` grows; it falls by 1/10, 1/100,
+    1/10000, ... after steps in a row that keep it: so the last steps are Gauss-Newton's, too.  A step is followed by others
+    with the same factors, ``z <- z - (R'R + \mu D^2)^{-1} g(z)``, while the gradient ``g`` falls to a fifth.
 
     One Jacobian and one singular value decomposition of ``R D^-1``, ``O(m n^2)``, serve all trials of a step; from 128
     unknowns on, a Cholesky factorisation of ``R'R + \mu D^2`` a trial, sparse where ``R`` has a sparsity pattern
@@ -84,6 +87,9 @@ class LevenbergMarquardt(Method):
             rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
             accept = ~found & (rho > torch.where(bold, _FAITHFUL, 0.0)) & (promised > 0)
             z_next = trial if bool(accept.all()) else torch.where(accept.unsqueeze(1), trial, z_next)
+            if direct and bool((~found & ~accept).any()):
+                z_next, shorter = _shorter(f, z, value, g, p, promised, ~found & ~accept, z_next)
+                found = found | shorter
             easier = mu * (1 - (2 * rho - 1) ** 3).clamp(_EASE, 2)
             harder = mu * nu
             if dear:
@@ -105,6 +111,27 @@ class LevenbergMarquardt(Method):
             "mu": torch.maximum(mu, _LEAST * torch.finfo(mu.dtype).eps * largest),
             "ease": ease.clamp_min(1e-8),
         }
+
+
+def _shorter(
+    f: Evaluations, z: Tensor, value: Tensor, g: Tensor, p: Tensor, promised: Tensor, open_: Tensor, z_next: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Parts of a step that was refused, for the samples ``open_``: the next points, and of which of them a part is one.
+
+    It costs an evaluation where more damping costs factors.  A part that keeps little of its own promise is refused, too.
+    """
+    slope = -(g * p).sum(1)
+    bent, taken = slope - promised, torch.zeros_like(open_)
+    open_ = open_ & (promised > 0)
+    for part in _PARTS:
+        if not bool(open_.any()):
+            break
+        trial = z + part * p
+        fallen = decrease(f, z, value, g, trial)
+        good = open_ & (fallen > _KEPT * (part * slope - part**2 * bent))
+        z_next = torch.where(good.unsqueeze(1), trial, z_next)
+        taken, open_ = taken | good, open_ & ~good
+    return z_next, taken
 
 
 class _Singular:
