@@ -25,6 +25,7 @@ __all__ = [
     "rounding",
     "row_scales",
     "steepness",
+    "uneven",
 ]
 
 FLOOR = 1e-6  # components this much smaller than the largest count as if they were so large
@@ -132,7 +133,7 @@ def grows(f: Evaluations, z: Tensor, F: Tensor, asked: Tensor) -> Tensor:
     """
     eps, found = torch.finfo(z.dtype).eps, torch.zeros_like(asked)
     for h in (eps**0.25, eps**0.5, 1e-2):  # the first one shows most
-        for direction in directions(z, most=2):
+        for direction in uneven(z):
             sides = []
             for sign in (1, -1):
                 if bool((found | ~asked).all()):
@@ -151,6 +152,16 @@ def doubling(f: Evaluations, z: Tensor, F: Tensor, move: Tensor) -> tuple[Tensor
     when ``z`` moves once, twice and four times as far as ``move``, ``(3, batch, n)``."""
     side = torch.stack([in_working_precision(f.residual(z + k * move)) - F for k in (1, 2, 4)])
     return ((side[1:].abs() >= _DOUBLES * side[:-1].abs()) & (side[:-1] != 0)).all(0), side
+
+
+def uneven(z: Tensor) -> list[Tensor]:
+    """Two ways to move, ``(batch, n)`` each: along ``z``, and each ``z_j`` by another share of itself, in either direction;
+    along half of those by whole ``z_j``, with other signs, two terms cancel."""
+    n = z.shape[1]
+    if n <= 2:
+        return directions(z, most=2)
+    own = directions(z, most=1)[0]
+    return [own, own * (2 * seeded.uniform(1, n, seed=n) - 1).to(own)]
 
 
 def directions(z: Tensor, least: float = 0.0, most: int = 3) -> list[Tensor]:

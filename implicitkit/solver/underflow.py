@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import seeded
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.scales import directions, doubling, grows, in_working_precision
+from implicitkit.solver.scales import doubling, grows, in_working_precision, uneven
 
 __all__ = ["has_underflowed"]
 
@@ -32,8 +31,8 @@ def has_underflowed(f: Evaluations, z: Tensor, flat: Tensor) -> tuple[Tensor, Te
     """
     tiny = torch.finfo(z.dtype).tiny
     if z.shape[1] > _DENSE:  # one that grows as z moves otherwise than along itself has not: that costs no Jacobian
-        share = seeded.uniform(1, z.shape[1], seed=0xF1A7).to(z) * torch.finfo(z.dtype).eps ** 0.25
-        flat = flat & ~doubling(f, z, torch.zeros_like(z), share * directions(z, most=1)[0])[0]  # F is zero there
+        move = torch.finfo(z.dtype).eps ** 0.25 * uneven(z)[1]
+        flat = flat & ~doubling(f, z, torch.zeros_like(z), move)[0]  # where F is zero
     if bool(flat.any()):
         flat = flat & ~_has_derivative(f, z, flat)
     if not bool(flat.any()):
