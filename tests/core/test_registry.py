@@ -336,6 +336,35 @@ SOLVER = """
 """
 
 
+@pytest.mark.filterwarnings("ignore:plugins that failed to load")
+def test_what_a_plugin_sets_while_it_loads_is_undone(site: Site) -> None:
+    """A look-up of a name changes no later result: the defaults of torch are as they were, also if the plugin fails."""
+    sets = """
+        import torch
+        torch.set_default_dtype(torch.float16)
+        torch.set_default_device("meta")
+        torch.set_grad_enabled(False)
+        torch.use_deterministic_algorithms(True)
+        torch.set_num_threads(torch.get_num_threads() + 1)
+    """
+    site.add("setting", "1.0", {"setting": sets}, {"setting": "setting"})
+    site.add("failing", "1.0", {"failing_setting": sets + "    raise ValueError\n"}, {"failing": "failing_setting"})
+
+    def defaults() -> tuple[Any, ...]:
+        of_threads = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+        return (torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(), *of_threads)
+
+    before = defaults()
+    try:
+        assert {p.loaded for p in ik.plugins() if p.name in ("setting", "failing")} == {True, False}
+        assert defaults() == before
+    finally:
+        torch.set_default_dtype(before[0])
+        torch.set_default_device(None)
+        torch.set_grad_enabled(True)
+        torch.use_deterministic_algorithms(False)
+
+
 def test_an_interrupt_while_plugins_load_loses_none(site: Site) -> None:
     """Ctrl-C in the import of one plugin: the next look-up loads it, and those after it."""
     once = """
