@@ -75,7 +75,7 @@ def ours(x: Tensor, W: Tensor, U: Tensor, b: Tensor, c: Tensor) -> Iterator[Conf
 
         def at(tol: float, solver: str = solver, linear: str = linear, cell: TanhCell = cell) -> Run:
             rule = ik.Implicit(linear_solver=linear, rtol=tol)
-            layer = DEQ(cell, (W.shape[0],), solver=solver, rtol=tol, atol=0.0, rule=rule)
+            layer = DEQ(cell, (W.shape[0],), solver=solver, rtol=tol, atol=0.0, rule=rule, init="zeros")
             return lambda: gradient(cell, lambda: layer(x), c)
 
         yield f"{solver} + {linear}", at

@@ -6,7 +6,9 @@
     python benchmarks/bench_deq_training.py --keep rows               # a row that is killed goes on from rows/
 
 No weight is bounded, no failure ignored: ``DEQ(cell, rtol=1e-3)``.  ``warm``: called as ``layer(x, index=numbers of the
-samples)``, so that a solve starts from the sample's last equilibrium; ``cold``: called as ``layer(x)``, from zero.
+samples)``, so that a solve starts from the sample's last equilibrium, as it does by ``layer(x)`` too where the same tensor
+comes back in every step (tests/plugins/deq/test_training_table.py: the same losses to the last bit); ``cold``: called as
+``layer(x.clone())``, as where samples never come back: every solve starts from zero.
 
 ``Forgive(every=)`` pauses the dear solvers for each seed by itself (:class:`RelayBySeed`), as it would alone.
 
@@ -225,12 +227,12 @@ class Training:
     def step(self, warm: bool) -> None:
         """One step of Adam for every seed."""
         side, start = self.side, time.process_time()
-        index = torch.arange(len(side.x)) if warm else None
+        index, x = (torch.arange(len(side.x)), side.x) if warm else (None, side.x.clone())
         try:
-            z = self.layer(side.x, side.which, index=index)
+            z = self.layer(x, side.which, index=index)
         except ik.ConvergenceError:  # of one seed, which is counted below: the others go on
             with self.layer.using(on_failure=Forgive(share=1.0)):
-                z = self.layer(side.x, side.which, index=index)
+                z = self.layer(x, side.which, index=index)
         found = side.losses(z)
         self.optimiser.zero_grad()
         found.sum().backward()

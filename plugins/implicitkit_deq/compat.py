@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from implicitkit_deq.sharding import is_gathered
 
-__all__ = ["autocast_on", "called_whole"]
+__all__ = ["autocast_on", "called_whole", "version"]
 
 _HOOKS = (
     "_forward_pre_hooks",
@@ -33,3 +33,8 @@ def called_whole(cell: Any) -> bool:
 def autocast_on(device: torch.device) -> bool:
     """Is autocast on for a device?  Never for one that autocast does not know (``meta``)."""
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
+def version(t: Tensor) -> int:
+    """How often a tensor has been written to."""
+    return t._version

@@ -101,16 +101,21 @@ class Forgive(extend.Configured):
         """Did too many fail?  At least one has."""
         return int(failed.sum()) > self.share * failed.numel()
 
-    def tell(self, solution: ik.Solution, spared: bool) -> None:
-        """Warn that some samples of a call are forgiven; ``spared``: dearer solvers were not asked."""
+    def tell(self, solution: ik.Solution, spared: bool, anew: bool) -> None:
+        """Warn that samples of a call are forgiven; ``spared``: dearer solvers were not asked; ``anew``: no solve starts
+        where the sample's last one ended."""
         failed = ~solution.converged
         found = f"have no equilibrium that {solution.solver} could find"
         if spared:
             found = f"were left by the cheap solvers, and dearer ones are asked in one of {self.every} calls"
+        hint = (
+            "Where samples come back, layer(x, index=their numbers) starts from their last equilibria, which solves most of "
+            "these and keeps each at one of several equilibria. "
+        )
         warnings.warn(
             f"{int(failed.sum())} of {failed.numel()} samples of a training call {found}: they get their best iterate and "
             f"the derivative {self.derivative!r} (see Forgive). Further ones are only counted, in layer.solution.converged "
-            f"and by a Monitor; evaluation, and a share above {self.share:g}, raise. "
+            f"and by a Monitor; evaluation, and a share above {self.share:g}, raise. {hint if anew else ''}"
             'on_failure="raise" forgives nothing',
             ForgivenWarning,
             stacklevel=8,

@@ -41,8 +41,8 @@ def merge(first: DEQ, second: DEQ) -> DEQ:
     The cells are shared, not copied; those of merged layers are joined side by side, so that ``a >> b >> c`` has three
     blocks.  Each block keeps the solvers that its layer trains and is evaluated with (``ik.Blocks``: one block after
     another); another ``solver``, as in ``merged.using(solver="anderson")``, takes all of it as one system.  Tolerances and
-    all other settings are those of ``first``.  Solves start from zeros, or, where ``init="last"`` in both layers, from the
-    last equilibrium; other starts (``init``) and ``pretraining`` stay behind.
+    all other settings are those of ``first``.  Solves start as by default, or, where ``init="last"`` in both layers, from
+    the last equilibrium; other starts (``init``) and ``pretraining`` stay behind.
 
     Source: Bai, Kolter & Koltun (2019), theorem 2.
 

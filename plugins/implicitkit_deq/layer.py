@@ -24,7 +24,7 @@ from implicitkit_deq.inputs import check_use, describe, factors, refuse_unbatche
 from implicitkit_deq.merging import Composable, merged
 from implicitkit_deq.settings import Pretraining, Settings
 from implicitkit_deq.sharding import gathered
-from implicitkit_deq.visit import Visit
+from implicitkit_deq.visit import Visit, refuse_mapped
 
 __all__ = ["DEQ"]
 
@@ -48,9 +48,10 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
         cell: ``z_next = cell(z, *inputs)``, a :class:`Cell`, another module or a function.
         state: the shape of one sample's state, or a pytree of shapes, or a function ``(*inputs)`` that returns one;
             ``None``: the cell says (``cell.state_shape``).
-        init: where a solve starts: ``"zeros"``; ``"learned"`` (a parameter, trained by :meth:`start_loss`); ``"last"`` (the
-            previous equilibrium, where shapes agree, or that of the sample ``index``); or a function or module
-            ``(*inputs) -> state``.
+        init: where a solve starts: ``None``: zero, but where in training the very tensors of the last call come back (full
+            batches) the equilibrium of then; ``"zeros"``; ``"learned"`` (a parameter, trained by :meth:`start_loss`);
+            ``"last"`` (the previous equilibrium, where shapes agree, or that of the sample ``index``); or a function or
+            module ``(*inputs) -> state``.
         solver, rule, rtol, atol, max_steps, on_failure, trace, callback: as in :func:`ik.solve`, in training (and in
             evaluation, unless changed there).  ``on_failure=None``: :class:`Forgive`, and ``"raise"`` in evaluation.
         evaluation: what is different in ``eval()`` mode, as in ``{"rtol": 1e-6}``.
@@ -80,7 +81,7 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
         cell: Callable[..., Any],
         state: Any = None,
         *,
-        init: Any = "zeros",
+        init: Any = None,
         solver: Any = "relay",
         rule: Any = "auto",
         rtol: float | None = None,
@@ -131,7 +132,7 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
         self.solution: ik.Solution | None = None
         self._draws: set[bool] = set()  # modes (training or not) in which the cell was seen to draw random numbers
         self._start: tuple[Any, Any] | None = None
-        self._effort = Effort()
+        self._effort, self._again = Effort(), start.Again(init is None)
         self._last = self.init if isinstance(self.init, start.Last) else None
         self._used = self._forgave = False  # was the cell seen to use its inputs, and a failure to be forgiven?
 
@@ -237,6 +238,8 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
         """The outputs after the steps ``at`` and at the equilibrium."""
         batch, dtype, device = describe(self.cell, inputs, self.dtype)
         initial = self._initial(inputs, batch, dtype, device, z0, index)
+        plain = self.training and z0 is None and index is None and not at and not self._unrolling()
+        initial = self._again(inputs, initial, self.settings if plain else None)
         if device.type == "meta":  # shapes only
             return [self._output(initial)] * (1 + len(at))
         places = hoist.places(self.cell)
@@ -275,14 +278,11 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
         self._used = self._used or check_use(self.cell, state, inputs)
         if self.batch_dims:
             refuse_unbatched(self.cell, state, inputs)
+        self._again.keep(inputs, state, self.settings if self.training else None)
         if self._last is not None and (z0 is None or isinstance(z0, str)):
             self._last.keep(state, index)
         self._start = (initial, state) if self._start_is_learned() else None
-        if visited and not start.alike(visited[0], state):
-            raise ik.CapabilityError(
-                "states() does not work under torch.vmap: a solve shows its iterates for all mapped samples at once. Pass "
-                "the samples as one batch instead (they are solved independently), or use forward()"
-            )
+        refuse_mapped(visited, state)
         with ik.extend.modules_held() if visited else contextlib.nullcontext():
             outputs = [self._output(the_map(point, weights, *injected)) for point in visited]
         return [*outputs, self._output(z)]
@@ -341,7 +341,7 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
             solution.raise_for_status()
         if not self._forgave:
             self._forgave = True
-            policy.tell(solution, self._effort.spared)
+            policy.tell(solution, self._effort.spared, self.init == "zeros" and self._last is None)
         held = ik.extend.trees.tree_map(lambda t: t.detach(), z)
         if policy.derivative == "truncated" and torch.is_grad_enabled():
             with ik.extend.modules_held():

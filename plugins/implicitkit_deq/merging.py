@@ -43,9 +43,11 @@ def merged(first: Any, second: Any, make: type) -> Any:
     for name in ("batch_dims", "dtype"):
         if getattr(first, name) != getattr(second, name):
             raise ValueError(f"the layers differ in {name}: {getattr(first, name)} and {getattr(second, name)}")
+    layers = (first, second)
+    anew = None if all(layer._again.wanted for layer in layers) else "zeros"
     joined = make(
         Stacked(*_stages(first), *_stages(second)),
-        init="last" if all(isinstance(layer.init, Last) for layer in (first, second)) else "zeros",
+        init="last" if all(isinstance(layer.init, Last) for layer in layers) else anew,
         in_dims=first.in_dims,
         batch_dims=first.batch_dims,
         causal=first.causal and second.causal,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import implicitkit as ik
+from implicitkit_deq.compat import version
 
 __all__ = [
+    "Again",
     "Last",
     "Learned",
     "alike",
@@ -124,13 +127,13 @@ def make(init: Any, state: Any) -> Any:
         return Learned(state)
     if isinstance(init, str) and init == "last":
         return Last()
-    if isinstance(init, str) and init == "zeros":
-        return init
+    if init is None or (isinstance(init, str) and init == "zeros"):
+        return "zeros"
     if callable(init):
         ik.extend.options.function("init(*inputs)").check("init", init)
         return init
     raise ValueError(
-        f"init must be one of {', '.join(map(repr, _STARTS))}, or callable (*inputs) -> state; got {init!r}"
+        f"init must be one of {', '.join(map(repr, (None, *_STARTS)))}, or callable (*inputs) -> state; got {init!r}"
     )
 
 
@@ -168,6 +171,13 @@ class Last:
         self.table: list[Tensor] = []  # by leaf: (samples seen, *shape)
         if before is not None:  # that of a call which was not told to remember
             self.keep(before.value)
+
+    @staticmethod
+    def of(state: Any) -> Last:
+        """The one after a call that ended in this state."""
+        last = Last()
+        last.state = state
+        return last
 
     def keep(self, state: Any, index: Tensor | None = None) -> None:
         """Start from this state the next time; an empty batch leaves what is kept as it is."""
@@ -218,6 +228,42 @@ class Last:
             return torch.where(finite.view(-1, *[1] * (kept.ndim - 1)), kept, zero)
 
         return ik.extend.trees.tree_unflatten([usable(k, leaf) for k, leaf in zip(kept, leaves, strict=True)], spec)
+
+
+class Again:
+    """The last equilibrium where the very tensors of the last training call come back unchanged, as full batches do, or one
+    graph, and are solved with the same settings; else none.  Tensors are known by identity and version, and not held.
+
+    Args:
+        wanted: is this the start of the layer?
+    """
+
+    def __init__(self, wanted: bool) -> None:
+        self.wanted = wanted
+        self._kept: tuple[Any, list[Any], Any] | None = None  # settings, tensors and the state
+
+    def __reduce__(self) -> Any:
+        return Again, (self.wanted,)  # a copy has seen nothing
+
+    def keep(self, inputs: Any, state: Any, settings: Any) -> None:
+        """These inputs had this equilibrium; ``settings``: those of a training call, else ``None``."""
+        if not self.wanted or settings is None:
+            return
+        leaves = ik.extend.trees.tree_flatten(inputs)[0]
+        known = not ik.extend.transforms_active() and all(
+            isinstance(t, Tensor) and not t.is_inference() for t in leaves
+        )
+        self._kept = (settings, [(weakref.ref(t), version(t)) for t in leaves], state) if known else None
+
+    def __call__(self, inputs: Any, template: Any, settings: Any) -> Any:
+        """A state like ``template``; that itself under other settings than those of the last training call."""
+        if self._kept is None or settings is not self._kept[0] or ik.extend.transforms_active():
+            return template
+        leaves, (_, seen, state) = ik.extend.trees.tree_flatten(inputs)[0], self._kept
+        same = len(leaves) == len(seen) and all(
+            ref() is t and version(t) == before for (ref, before), t in zip(seen, leaves, strict=True)
+        )
+        return Last.of(state)(template) if same else template
 
 
 def _same_kind(kept: Tensor, leaf: Tensor) -> bool:

@@ -7,7 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["Visit"]
+import implicitkit as ik
+from implicitkit_deq.start import alike
+
+__all__ = ["Visit", "refuse_mapped"]
 
 
 class Visit:
@@ -20,3 +23,12 @@ class Visit:
         if step in self.at:
             self.kept.append(z)
         return None if self.then is None else self.then(step, z, residual_norm)
+
+
+def refuse_mapped(kept: list[Any], state: Any) -> None:
+    """Raise where iterates that were kept are not those of one call: those of all samples that ``torch.vmap`` maps."""
+    if kept and not alike(kept[0], state):
+        raise ik.CapabilityError(
+            "states() does not work under torch.vmap: a solve shows its iterates for all mapped samples at once. Pass "
+            "the samples as one batch instead (they are solved independently), or use forward()"
+        )

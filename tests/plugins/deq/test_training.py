@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
 import tempfile
 import warnings
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -147,9 +151,27 @@ def test_what_was_not_asked_is_said() -> None:
     layer = _layer()
     solution = SimpleNamespace(converged=torch.tensor([True, False]), solver="relay (anderson)")
     with pytest.warns(ForgivenWarning, match="dearer ones are asked in one of 30 calls"):
-        layer.train_settings.on_failure.tell(solution, True)  # type: ignore[union-attr, arg-type]
+        layer.train_settings.on_failure.tell(solution, True, False)  # type: ignore[union-attr, arg-type]
     with pytest.warns(ForgivenWarning, match=r"no equilibrium that relay \(anderson\) could find"):
-        layer.train_settings.on_failure.tell(solution, False)  # type: ignore[union-attr, arg-type]
+        layer.train_settings.on_failure.tell(solution, False, False)  # type: ignore[union-attr, arg-type]
+
+
+@pytest.mark.parametrize(
+    ("made", "called", "told"),
+    [
+        ({}, {}, True),
+        ({"init": "last"}, {}, False),
+        ({}, {"index": torch.arange(6)}, False),
+        ({}, {"z0": "last"}, False),
+    ],
+)
+def test_who_starts_every_solve_anew_is_told_of_the_index(
+    made: dict[str, Any], called: dict[str, Any], told: bool
+) -> None:
+    with pytest.warns(ForgivenWarning) as said:
+        _layer(**made)(ONE_BAD, **called)
+    (text,) = [str(w.message) for w in said if "samples of a training call" in str(w.message)]
+    assert ("layer(x, index=their numbers)" in text) == told and text.endswith('on_failure="raise" forgives nothing')
 
 
 def test_nothing_is_forgiven_under_transforms() -> None:
@@ -165,6 +187,61 @@ def test_nan_policy_marks_the_failures_and_keeps_gradients_finite() -> None:
     assert torch.isnan(z).flatten().tolist() == [False] * 5 + [True]
     z.nansum().backward()
     torch.testing.assert_close(layer.cell.w.grad[0], (1 / (1 - GOOD)).sum(), rtol=1e-7, atol=0.0)
+
+
+# ------------------------------------------------------------------------------------------------- full batches
+def _steps_of(layer: DEQ, x: Tensor, **how: Any) -> int:
+    layer(x, **how).sum().backward()
+    assert layer.solution is not None
+    return int(layer.solution.steps.max())
+
+
+def test_a_solve_starts_where_the_very_tensor_ended_in_training() -> None:
+    torch.manual_seed(0)
+    layer, x = DEQ(cells.MLP(4, 6, dtype=F64), rtol=1e-10), torch.randn(5, 4, dtype=F64)
+    first = _steps_of(layer, x)
+    assert first > 5
+    assert _steps_of(layer, x) == 0
+    assert _steps_of(layer, x.clone()) == first, "equal numbers in another tensor are another batch"
+    assert _steps_of(layer, x) == first, "only the last call is remembered"
+    x += 0.0
+    assert _steps_of(layer, x) == first, "it was written to"
+    assert _steps_of(layer, x, z0=torch.zeros(5, 6, dtype=F64)) == first
+    assert _steps_of(copy.deepcopy(layer), x) == first
+    assert len(layer.states(x, at=(2, 4))) == 3, "its steps count from zero"
+    assert _steps_of(layer, x) == 0
+    with torch.no_grad():
+        layer.cell.recurrent.weight.mul_(1.01)
+    assert 0 < _steps_of(layer, x) <= first
+    assert _steps_of(layer.eval(), x) == _steps_of(layer, x) >= 5, "evaluation remembers nothing"
+    layer.train()
+    with layer.using(solver="picard"):
+        assert _steps_of(layer, x) > 5, "solvers are compared from one start"
+    assert _steps_of(layer, x) > 5
+    always = DEQ(layer.cell, rtol=1e-10, init="zeros")
+    assert _steps_of(always, x) == _steps_of(always, x) > 5
+    both = layer.train() >> DEQ(cells.MLP(6, 3, dtype=F64), rtol=1e-10)
+    assert _steps_of(both, x) > 5 and _steps_of(both, x) == 0
+    del x
+    assert _steps_of(layer, torch.randn(5, 4, dtype=F64)) > 5
+
+
+def test_the_tensors_that_come_back_are_not_held() -> None:
+    layer, x = DEQ(cells.MLP(4, 6), rtol=1e-3), torch.randn(5, 4)
+    ref = weakref.ref(x)
+    layer(x).sum().backward()
+    del x
+    gc.collect()
+    assert ref() is None
+    pickle.loads(pickle.dumps(layer))
+
+
+def test_nothing_is_remembered_of_mapped_calls() -> None:
+    layer, x = DEQ(cells.MLP(4, 6, dtype=F64), rtol=1e-10), torch.randn(3, 5, 4, dtype=F64)
+    want = torch.stack([layer(part) for part in x])
+    for _ in range(2):
+        torch.testing.assert_close(torch.func.vmap(layer)(x), want, rtol=1e-8, atol=1e-10)
+    assert _steps_of(layer, x[0]) > 5
 
 
 class Switch(nn.Module):

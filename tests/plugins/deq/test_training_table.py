@@ -45,6 +45,25 @@ def test_seeds_side_by_side_are_trained_as_alone(name: str, monkeypatch: pytest.
     assert runs.losses.shape == (STEPS, 3) and len({float(v) for v in runs.losses[-1]}) == 3
 
 
+def test_full_batches_are_trained_as_with_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    table = importlib.import_module("bench_deq_training")
+    x, y = table.data(0)
+    losses: list[list[float]] = []
+    for index in (None, torch.arange(64)):
+        torch.manual_seed(0)
+        layer, head = DEQ(table.CELLS["residual"](), (16,), rtol=1e-3), nn.Linear(16, 1)
+        optimiser = torch.optim.Adam([*layer.parameters(), *head.parameters()], 1e-2)
+        losses.append([])
+        for _ in range(8):
+            loss = (head(layer(x, index=index)) - y).square().mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            losses[-1].append(float(loss.detach()))
+    assert losses[0] == losses[1]
+
+
 def test_dear_solvers_pause_for_each_seed_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
     table = importlib.import_module("bench_deq_training")
