@@ -52,6 +52,7 @@ class Evaluations:
         graph = self.of_gradient or not self.kind.returns_state
         self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"
         self._point: dict[str, Any] = {}
+        self.frugal = True  # have products been enough for normal equations without a pattern so far?
         self._keeps = False  # the graph of a point, where residuals or conditions of optimality are linearised
 
     # ------------------------------------------------------------------------------------------------ what is there
@@ -189,6 +190,7 @@ class Evaluations:
         system, theta = self.system.select(rows, self.theta)
         small = Evaluations(system, theta, self.solves)
         small.evaluations, small.sample_evaluations = self.evaluations, self.sample_evaluations
+        small.frugal = self.frugal
         if self._point:
             z = self._point["z"]
             for name in ("f", "residual") + (("value",) if self.of_gradient else ()):

@@ -254,3 +254,33 @@ def test_a_step_that_is_refused_is_shortened_before_it_is_damped(
     assert bool(s.converged.all()) and len(made) <= 5, len(made)
     alone = ik.least_squares(f, z0[1:], (x[1:],), batch_dims=1, solver="gauss_newton")
     torch.testing.assert_close(s.value[1:], alone.value, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("condition", [3.0, 1e5])
+def test_products_are_tried_before_a_matrix_without_a_pattern(
+    condition: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """800 unknowns: where few products will do the Jacobian is never formed; where they will not, LSMR is given up once and
+    for all."""
+    n = 800
+    g = torch.Generator().manual_seed(2)
+    U, V = (torch.linalg.qr(torch.randn(n + k, n, generator=g, dtype=D)).Q for k in (10, 0))
+    A = U @ torch.diag(torch.logspace(0, -math.log10(condition), n, dtype=D)) @ V.mT
+    y = A @ torch.randn(n, generator=g, dtype=D)
+    formed, tried = list[int](), list[bool]()
+    jacobian, lsmr = Evaluations.residuals_jacobian, normal_equations.LSMR.solve
+    monkeypatch.setattr(Evaluations, "residuals_jacobian", lambda f, z: (formed.append(0), jacobian(f, z))[1])
+
+    def watched(self: Any, *given: Any, **options: Any) -> Any:
+        found = lsmr(self, *given, **options)
+        tried.append(bool(found.converged.all()))
+        return found
+
+    monkeypatch.setattr(normal_equations.LSMR, "solve", watched)
+    f = lambda z, y: A @ z + 0.1 * (A @ z) ** 3 - y  # noqa: E731
+    s = ik.least_squares(f, torch.zeros(n, dtype=D), (y,), solver="levenberg_marquardt")
+    assert bool(s.converged)
+    if condition < 10:
+        assert not formed and all(tried)
+    else:
+        assert formed and tried.count(False) == 1 and not tried[-1]

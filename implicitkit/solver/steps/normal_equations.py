@@ -1,9 +1,9 @@
 r"""The normal equations of a linear least-squares problem, ``(R'R + \mu D^2) p = -R'r``, for systems of many unknowns.
 
 Where ``R`` has a sparsity pattern they are formed and factored sparse; else dense by Cholesky, while ``R`` fits: one matrix
-for all ``\mu`` of a step, and no singular value decomposition.  Beyond, from products with ``R`` and ``R'`` alone, by LSMR
-on ``min |R p + r|^2 + \mu |D p|^2`` (Fong & Saunders 2011), to a tenth.  With ``\mu > 0`` the matrix is definite whatever
-``R`` is.
+for all ``\mu`` of a step, and no singular value decomposition.  Beyond (and from 768 unknowns on while few are enough),
+from products with ``R`` and ``R'`` alone, by LSMR on ``min |R p + r|^2 + \mu |D p|^2`` (Fong & Saunders 2011), to a tenth.
+With ``\mu > 0`` the matrix is definite whatever ``R`` is.
 
 Source: Golub & Van Loan, *Matrix Computations* (4th ed., 2013), section 5.3.2; Nocedal & Wright (2006), section 10.2;
 Wright & Holt (1985), J. Austral. Math. Soc. B 26 (inexact Levenberg-Marquardt steps).
@@ -28,6 +28,8 @@ __all__ = ["NormalEquations", "column_scales", "normal_equations", "normal_equat
 
 _SWEEPS = 5  # of the power method: one digit of the largest eigenvalue is enough
 _DENSE = 2048  # unknowns a sample up to which a matrix without a sparsity pattern is formed
+_FRUGAL = 768  # ... and from which on products are tried before, on a processor
+_SHARE = 1 / 12  # of the unknowns: so many steps of LSMR, at most
 _NUMBERS = 1 << 26  # numbers in the matrices of all samples, at most
 _PROBES = 8  # for the norms of columns from products
 _FORCING = 0.1  # of the gradient of the model that LSMR leaves
@@ -82,7 +84,10 @@ def normal_equations(f: Evaluations, z: Tensor, free: Tensor | None = None) -> N
         normal: NormalEquations = SparseNormal(*found, z)
     else:
         r = f.residuals(z)
-        if z.shape[1] <= _DENSE and r.numel() * z.shape[1] <= _NUMBERS:
+        fits = z.shape[1] <= _DENSE and r.numel() * z.shape[1] <= _NUMBERS
+        if fits and f.frugal and z.shape[1] >= _FRUGAL and z.device.type == "cpu":
+            normal = _Frugal(f, z, r)
+        elif fits:
             normal = _Dense(f.residuals_jacobian(z))
         else:
             normal = _Products(*f.residuals_products(z), r, z)
@@ -192,12 +197,14 @@ class _Products:
     """By LSMR; norms of columns are estimated: ``E (R'w)_j^2 = |R_j|^2`` for random signs ``w``."""
 
     direct: ClassVar[bool] = False
+    most = _PRODUCTS
+    reached = True
 
     def __init__(
         self, mv: Callable[[Tensor], Tensor], rmv: Callable[[Tensor], Tensor], r: Tensor, like: Tensor
     ) -> None:
         self.times, self.rmv, self.r = mv, rmv, r
-        self.factors = None
+        self.factors: Any = None
         generator = torch.Generator().manual_seed(0)
         total = torch.zeros_like(like)
         for _ in range(_PROBES):
@@ -234,5 +241,30 @@ class _Products:
         relative = relative[torch.isfinite(relative) & (relative > 0)]
         rtol = _FORCING * float(relative.min()) if len(relative) else _FORCING
         operator = Operator(mv, rmv, no_matrix, batch=batch, size=n, like=D)
-        y = LSMR(restarts=1).solve(operator, rhs, rtol=min(rtol, _FORCING), atol=0.0, max_steps=_PRODUCTS).x
-        return y / D
+        found = LSMR(restarts=1).solve(operator, rhs, rtol=min(rtol, _FORCING), atol=0.0, max_steps=self.most)
+        self.reached = bool(found.converged.all())
+        return found.x / D
+
+
+class _Frugal(_Products):
+    """By products for as long as few will do; once they have not, by Cholesky, at this point and all others."""
+
+    def __init__(self, f: Evaluations, z: Tensor, r: Tensor) -> None:
+        super().__init__(*f.residuals_products(z), r, z)
+        self.most = int(_SHARE * z.shape[1])
+        self.f, self.z = f, z
+        self.dense: _Dense | None = None
+
+    def solve(self, mu: Tensor, g: Tensor) -> Tensor:
+        if self.dense is None:
+            p = super().solve(mu, g)
+            if self.reached:
+                return p
+            self.f.frugal = False
+            self.dense = _Dense(self.f.residuals_jacobian(self.z))
+            if not bool(self.free.all()):
+                self.dense.restrict(self.free.bool())
+            self.dense.scale(self.D)
+        p = self.dense.solve(mu, g)
+        self.factors = self.dense.factors
+        return p
