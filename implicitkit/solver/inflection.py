@@ -19,7 +19,8 @@ __all__ = ["inflected"]
 _FLAT = 1e-3  # of the largest curvature: less may vanish ...
 _FLAT_LOW = 2e-2  # ... in lower precisions
 _FLAT_ALL = 0.1  # of that a way off, likewise
-_OFF = 0.3  # of max(|z|, 1): that way
+_OFF = 0.3  # of max(|z|, 1): that way ...
+_FAR = 1e3  # ... and beyond this of its root too: z - sin z has inflections at 1e6
 _BEGINS = 30.0  # times the way to where the slope vanishes: from there the objective is followed ...
 _BLIND = 0.03  # ... or, where none is left, from this share of max(|z|, 1) ...
 _LENGTHS = (1.0, 3.0, 9.0)  # ... so many times as far ...
@@ -49,17 +50,21 @@ def inflected(
     else:
         steepest = torch.ones_like(z)
 
-    def off(d: Tensor) -> Tensor:  # curvature a way off
-        return torch.linalg.vector_norm(gradient(z + _OFF * size * d) - g, dim=1) / (_OFF * size.squeeze(1))
+    ways = [_OFF * size] + ([_OFF * size.sqrt()] if bool((size > _FAR).any()) else [])
 
-    beside = off(steepest)
+    def off(d: Tensor) -> tuple[Tensor, Tensor]:  # curvature a way off, and that way
+        found = [torch.linalg.vector_norm(gradient(z + way * d) - g, dim=1) / way.squeeze(1) for way in ways]
+        curvature, at = torch.stack(found).max(0)
+        return curvature, torch.cat(ways, 1).gather(1, at.unsqueeze(1)).squeeze(1)
+
+    beside, way = off(steepest)
     known = torch.linalg.vector_norm(direction, dim=1) > 0.5  # a value of an exhausted space has none
     share = _FLAT if z.dtype == torch.float64 else _FLAT_LOW
     every = which & (largest <= _FLAT_ALL * beside)
     one = which & ~every & known & (lowest.abs() <= share * largest)
     d = torch.where(every.unsqueeze(1), steepest, direction)
     if bool(one.any()):
-        beside = torch.where(one, off(direction), beside)
+        beside, way = (torch.where(one, t, u) for t, u in zip(off(direction), (beside, way), strict=True))
         one = one & (lowest.abs() <= _FLAT_ALL * beside)
     found = every | one
     if not bool(found.any()):
@@ -67,10 +72,10 @@ def inflected(
     slope, curvature = ((t * d).sum(1).abs() for t in (g, (gradient(z + h * d) - g) / h))
     level, runs = value(z), torch.zeros(2, len(z), dtype=torch.int64, device=z.device)
     noise = _ROUNDING * torch.finfo(z.dtype).eps * level.abs()
-    third = 2 * beside / (_OFF * size.squeeze(1))
+    third = 2 * beside / way
     begin = torch.maximum(_BEGINS * 2 * slope / curvature, (24 * noise / third) ** (1 / 3))
     begin = torch.where(torch.isfinite(begin) & (begin > 0), begin, _BLIND * size.squeeze(1))
-    begin = torch.maximum(begin, torch.finfo(z.dtype).eps ** (1 / 3) * size.squeeze(1))
+    begin = torch.maximum(begin, torch.finfo(z.dtype).eps ** (1 / 3) * size.squeeze(1).sqrt())
     for length in _LENGTHS:
         t = length * begin
         for side, sign in enumerate((1.0, -1.0)):

@@ -11,8 +11,13 @@ from implicitkit.solver.scales import doubling, grows, in_working_precision, une
 __all__ = ["has_underflowed"]
 
 _HALVINGS = 40  # of the way from the origin to z, or of its logarithm, at most ...
-_BLIND = 2  # ... and as long as nothing but zeros has been seen
+_BLIND = 8  # ... and as long as nothing but zeros has been seen
 _NEAR = 1 / 64  # of its distance from the origin: how closely the edge is found
+_INSIDE = (
+    1 / 2,
+    1 / 4,
+    1 / 8,
+)  # of the way to the edge: where F is looked at once more (z e^-z vanishes at the origin)
 _NOISE = 1e3  # times eps: what rounding leaves of a derivative
 _SHARE = 0.4  # power of eps: what is left at the edge, at most, of what rounding may have left
 _DENSE = 64  # unknowns up to which the derivative of each equation is asked, beyond it is that of their sum
@@ -54,11 +59,16 @@ def has_underflowed(f: Evaluations, z: Tensor, flat: Tensor) -> tuple[Tensor, Te
         left = (tiny < F).any(1)
         size, edge = torch.maximum(size, F), torch.where((left & wide).unsqueeze(1), F, edge)
         inner, outer = torch.where(left, middle, inner), torch.where(left | ~wide, outer, middle)
+    for share in _INSIDE if bool((edge > 0).any()) else ():
+        size = torch.maximum(size, at(share * inner))
     known = (size > tiny) & (edge > 0)
     lost = edge <= _TINY * torch.finfo(z.dtype).eps * size
+    point = (inner.unsqueeze(1) * z).to(z.dtype)
+    if f.kind.minimisation and bool((known & ~lost).any()):  # a plateau that the objective rises to is no minimum
+        rises = torch.where(flat, f.residual(point) * z, 0).sum(1, keepdim=True) > 0
+        lost = lost | (known & rises)
     asked = known & ~lost & (edge <= torch.finfo(z.dtype).eps ** _SHARE * size)
     if bool(asked.any()):
-        point = (inner.unsqueeze(1) * z).to(z.dtype)
         lost = lost | (asked & ~grows(f, point, in_working_precision(f.residual(point)), asked))
     return (known & lost).any(1), ((known & ~lost) | ~flat).all(1) & flat.any(1)
 
@@ -66,7 +76,7 @@ def has_underflowed(f: Evaluations, z: Tensor, flat: Tensor) -> tuple[Tensor, Te
 def _between(inner: Tensor, outer: Tensor) -> Tensor:
     """The next place to look at: near zero for as long as nothing is known there, then in the middle, of the logarithms
     where these are far apart."""
-    far = torch.where(inner > 0, (inner * outer).sqrt(), torch.where(outer < 1, outer * outer, outer / 2))
+    far = torch.where(inner > 0, inner.sqrt() * outer.sqrt(), torch.where(outer < 1, outer * outer, outer / 2))
     return torch.where(outer > 2 * inner, far, (inner + outer) / 2)
 
 

@@ -630,10 +630,29 @@ def test_factors_of_a_point_far_out_say_nothing_of_rounding_further_in(size: int
     torch.testing.assert_close(solution.value, torch.full_like(z0, math.log(2)))
 
 
-def test_derivatives_that_underflow_make_no_root() -> None:
-    """``p^-0.3`` at ``p = e^573``: its derivative is a denormal number, and says of a flat direction that it is none."""
-    wrong, _ = wrong_and_refused(audit(TABLE["economy 4"], ("auto", "trust_region"), ("float64",), (1e2,)))
+@pytest.mark.parametrize(
+    ("name", "solver", "dtype", "factor"),
+    [
+        # the derivative of p^-0.3 at p = e^573 is a denormal number, and says of a flat direction that it is none
+        ("economy 4", "auto", "float64", 1e2),
+        # zero at the origin too, and where it is not is a small part of the way
+        ("z e^-z, also at infinity", "newton", "float32", 1e4),
+        ("exp(-z^4), at infinity", "auto", "float32", 1e-6),
+        ("exp(-z^20), at infinity", "newton", "float32", 1e-2),
+        # a plateau that the objective rises to
+        ("log cosh", "gradient_descent", "float64", 1e2),
+    ],
+)
+def test_points_far_out_that_were_claimed(name: str, solver: str, dtype: str, factor: float) -> None:
+    wrong, _ = wrong_and_refused(audit(TABLE[name], (solver,), (dtype,), (factor,)))
     assert not wrong
+
+
+def test_a_plateau_behind_a_bump_is_one_from_far_as_well() -> None:
+    """Zero at the origin, and wherever ``|z| >= 1``: what is in between is a hundredth of the way and less."""
+    for z0 in (3.0, 100.0, 1e4):
+        start = torch.tensor(z0, dtype=torch.float64)
+        assert ik.root(lambda z: torch.relu(z) * torch.relu(1 - z), start, solver="newton").converged
 
 
 @pytest.mark.parametrize("steepness", [1e3, 1e6, 5e7, 1e9, 1e12])

@@ -57,11 +57,6 @@ _BY_REASON: dict[str, tuple[tuple[str, str, str, tuple[float, ...]], ...]] = {
         ("Box in three", "float32", "newton", (1e-4,)),
         ("Box in three", "float32", "trust_region", (1e-4, 1e-2)),
     ),
-    "an objective that falls for ever, from beside its inflection: that it does is the better word": (
-        ("z^3, unbounded", "float64", "df_sane", (1e-6,)),
-        ("z^3, unbounded", "float64", "scipy.minimize.BFGS", (1e-6,)),
-        ("z^3, unbounded", "float32", "scipy.minimize.BFGS", (1e-6, 1e-4)),
-    ),
     "a triple root at zero, from 1e-6: that |F| = 1e-17 is small nothing says, and steps towards it are slow": (
         ("tan z = z", "float64", "df_sane", (1e-6, 1e-4)),
         ("tan z = z", "float32", "broyden", (1e-6,)),
@@ -109,12 +104,6 @@ _BY_REASON: dict[str, tuple[tuple[str, str, str, tuple[float, ...]], ...]] = {
         ("Meyer", "float64", "gauss_newton", (1e2,)),
         ("Meyer", "float64", "scipy.least_squares.trf", (1e-4,)),
         ("Meyer", "float32", "gauss_newton", (1e-6,)),
-    ),
-    "angles of many turns, powers on a line of solutions: refused, since it could be the way to infinity": (
-        ("power_flow5", "float32", "trust_region", (1e6,)),
-        ("power_flow5", "float32", "newton_krylov", (1e2, 1e4, 1e6)),
-        ("power_flow5", "float32", "df_sane", (1e6,)),
-        ("power_flow5", "float32", "pseudo_transient", (1e2, 1e4, 1e6)),
     ),
 }  # fmt: skip
 
