@@ -22,13 +22,16 @@ from implicitkit.sparsity.tracing import Rule, Trace
 __all__ = ["RULES"]
 
 
-def _nonzeros(A: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``(b, i, j)`` of the entries of a constant ``(batch, m, k)`` that are not zero."""
+def _nonzeros(A: Tensor) -> tuple[np.ndarray, ...] | None:
+    """``(b, i, j)`` of the entries of a constant ``(batch, m, k)`` that are not zero; ``None`` if none is: three indices
+    for each would take three times their memory, and say nothing."""
     if A.layout is not torch.strided:
         index = A.detach().coalesce().indices().cpu().numpy()
-    else:
-        index = np.stack(np.nonzero((A.detach() != 0).cpu().numpy()))
-    return index[0], index[1], index[2]
+        return index[0], index[1], index[2]
+    there = A.detach() != 0
+    if int(torch.count_nonzero(there)) == A.numel():
+        return None
+    return np.nonzero(there.cpu().numpy())
 
 
 def _product(trace: Trace, A: Tensor, B: Tensor) -> list[IndexSets]:
