@@ -232,7 +232,7 @@ def test_training_that_diverges_without_safeguards_trains_with_them_and_the_moni
         cell = cells.MLP(4, 16, scale=0.95, activation=nn.functional.relu, dtype=F64)
         if safeguard == "bound":
             bound_weights(cell, 0.95, weights=cell.recurrent_weights())
-        layer = DEQ(cell, solver="picard", rtol=1e-6, max_steps=150, on_failure="ignore")
+        layer = DEQ(cell, init="zeros", solver="picard", rtol=1e-6, max_steps=150, on_failure="ignore")
         x = torch.randn(32, 4, dtype=F64)
         y = 10 * x.abs().sum(1, keepdim=True)
         readout = nn.Linear(16, 1, dtype=F64)
