@@ -26,6 +26,7 @@ __all__ = ["MISTAKES", "BlackBox", "BlackBoxFunction", "verdict"]
 MISTAKES = (NameError, AttributeError, TypeError, KeyError, ImportError, NotImplementedError)
 
 _AIMS = 5  # how often a black box is asked, each time for what is known by then
+_CLOSER = 0.25  # of what is asked, from the third on
 
 
 class BlackBoxFunction:
@@ -188,6 +189,8 @@ class BlackBox(Solver):
         # there if it was too loose.
         for attempt in range(_AIMS):
             target = judge.aim(z + f.residual(z)) if attempt == 0 and judge.relative_to_state else bound
+            if attempt > 1:  # refused again: more than is asked, since an excess of one equation is little in the norm
+                target = torch.where(norm <= bound, bound, bound * _CLOSER ** (attempt - 1))
             z, taken, message, factors = _ask(self, f, z, target, options, max_steps, absolute=attempt > 0)
             steps = steps + taken
             norm = judge.norm(f.residual(z))
