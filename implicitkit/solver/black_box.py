@@ -183,7 +183,7 @@ class BlackBox(Solver):
         judge = Judge(f, options)
         start = judge.norm(f.residual(z0))
         bound = judge.tolerance(z0, start)
-        message = ""
+        message, norm = "", start
         z, steps = z0, torch.zeros(z0.shape[0], dtype=torch.int64, device=z0.device)
         # The tolerance is relative to what is known at the solution only: aim at what is known, judge, and aim again from
         # there if it was too loose.
