@@ -31,7 +31,8 @@ of 1e-3, 4e-3 and 1.6e-2 at a third of the equilibrium's seconds (seed 0); that 
     lstm   0.004    1.8e-1 (seed 0)                          1.7e-1 in 17,669 steps, 72 s: none remembered
 
 So by steps the equilibrium is ahead of TCN until some 500, by seconds never; its plateau ends at step 260 (seed 0) to 400
-(seed 1), TCN's before step 400 (seed 0) to 1,000 (seed 1).  (On a machine with other work: alone the equilibrium takes 54 seconds.)
+(seed 1), TCN's before step 400 (seed 0) to 1,000 (seed 1).  (On a machine with other work: alone the equilibrium takes 54
+seconds.)
 
 Source: Bai, Kolter & Koltun (2019), "Deep equilibrium models", section 4.1, table 1; Bai, Kolter & Koltun (2018), "An
 empirical evaluation of generic convolutional and recurrent networks for sequence modeling", section 4.2.
