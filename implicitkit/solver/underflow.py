@@ -26,12 +26,12 @@ _TINY = 8.0  # times eps: what is left at the edge, beside F nearer to the origi
 
 def has_underflowed(f: Evaluations, z: Tensor, flat: Tensor) -> tuple[Tensor, Tensor]:
     """Where equations ``flat`` ``(batch, n)``, zero at ``z`` and all around, only seem to hold, and where each of them has
-    been seen to end in zeros, ``(batch,)`` both.
+    been seen to end in zeros, or to be nothing else, ``(batch,)`` both.
 
     On the way from the origin to ``z`` the last point ``t z`` is looked for, by bisection, at which one of them is not zero.
     A residual that was cut off has a value there that belongs to the distance (``relu(1 - z)`` at 0.99: 0.01); of one
-    that has underflowed nothing is left already (``exp(-1000 z)`` at 0.7: 1e-304).  One that is zero all the way is
-    a plateau, not more.  An equation that has a derivative at ``z`` has not been cut off
+    that has underflowed nothing is left already (``exp(-1000 z)`` at 0.7: 1e-304).  One that is zero all the way,
+    origin included, is a plateau.  An equation that has a derivative at ``z`` has not been cut off
     (``z_0 - z_1`` does not change along ``z`` either, where it is zero).
     """
     tiny = torch.finfo(z.dtype).tiny
@@ -70,7 +70,8 @@ def has_underflowed(f: Evaluations, z: Tensor, flat: Tensor) -> tuple[Tensor, Te
     asked = known & ~lost & (edge <= torch.finfo(z.dtype).eps ** _SHARE * size)
     if bool(asked.any()):
         lost = lost | (asked & ~grows(f, point, in_working_precision(f.residual(point)), asked))
-    return (known & lost).any(1), ((known & ~lost) | ~flat).all(1) & flat.any(1)
+    plateau = (known & ~lost) | (size == 0) | ~flat
+    return (known & lost).any(1), plateau.all(1) & flat.any(1)
 
 
 def _between(inner: Tensor, outer: Tensor) -> Tensor:

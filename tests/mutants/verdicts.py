@@ -97,10 +97,11 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/underflow.py",
-        "tests/solver/test_convergence.py -k 'vanishes_beyond or that_were_claimed or behind_a_bump'",
+        "tests/solver/test_convergence.py -k 'vanishes_beyond or that_were_claimed or behind_a_bump or zero_everywhere'",
         ("size = torch.maximum(size, at(share * inner))", "pass"),
         ("rises = torch.where(flat, f.residual(point) * z, 0).sum(1, keepdim=True) > 0", "rises = ~known"),
         ("_BLIND = 8", "_BLIND = 2"),
+        ("plateau = (known & ~lost) | (size == 0) | ~flat", "plateau = (known & ~lost) | ~flat"),
         ("return torch.where(outer > 2 * inner, far, (inner + outer) / 2)", "return (inner + outer) / 2"),
     ),
     *mutants(

@@ -655,6 +655,18 @@ def test_a_plateau_behind_a_bump_is_one_from_far_as_well() -> None:
         assert ik.root(lambda z: torch.relu(z) * torch.relu(1 - z), start, solver="newton").converged
 
 
+@pytest.mark.parametrize("z0", [0.0, 7.0, 1e4])
+def test_what_is_zero_everywhere_is_solved_where_it_is(z0: float) -> None:
+    """As of a sample that a mask takes out."""
+    start = torch.tensor([z0, 7.0], dtype=torch.float64)
+    mask = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    for solution in (
+        ik.root(lambda z, m: m * (z**3 - 8), start, mask, batch_dims=1, in_dims=0),
+        ik.argmin(lambda z, m: m * (z - 2) ** 2 + 3, start, mask, batch_dims=1, in_dims=0),
+    ):
+        assert bool(solution.converged.all()) and solution.value[0] == z0 and (solution.value[1] - 2).abs() < 1e-5
+
+
 @pytest.mark.parametrize("steepness", [1e3, 1e6, 5e7, 1e9, 1e12])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_steep_root_far_from_zero_is_one(steepness: float, dtype: torch.dtype) -> None:
