@@ -48,10 +48,10 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
         cell: ``z_next = cell(z, *inputs)``, a :class:`Cell`, another module or a function.
         state: the shape of one sample's state, or a pytree of shapes, or a function ``(*inputs)`` that returns one;
             ``None``: the cell says (``cell.state_shape``).
-        init: where a solve starts: ``None``: zero, but where in training the very tensors of the last call come back (full
-            batches) the equilibrium of then; ``"zeros"``; ``"learned"`` (a parameter, trained by :meth:`start_loss`);
-            ``"last"`` (the previous equilibrium, where shapes agree, or that of the sample ``index``); or a function or
-            module ``(*inputs) -> state``.
+        init: where a solve starts: ``None``: zero, but where in training the very tensors of the last call come back after a
+            step of the optimiser (full batches) the equilibrium of then; ``"zeros"``; ``"learned"`` (a parameter, trained
+            by :meth:`start_loss`); ``"last"`` (the previous equilibrium, where shapes agree, or that of the sample
+            ``index``); or a function or module ``(*inputs) -> state``.
         solver, rule, rtol, atol, max_steps, on_failure, trace, callback: as in :func:`ik.solve`, in training (and in
             evaluation, unless changed there).  ``on_failure=None``: :class:`Forgive`, and ``"raise"`` in evaluation.
         evaluation: what is different in ``eval()`` mode, as in ``{"rtol": 1e-6}``.
@@ -278,7 +278,7 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
         self._used = self._used or check_use(self.cell, state, inputs)
         if self.batch_dims:
             refuse_unbatched(self.cell, state, inputs)
-        self._again.keep(inputs, state, self.settings if self.training else None)
+        self._again.keep(inputs, self.cell, state, self.settings if self.training else None)
         if self._last is not None and (z0 is None or isinstance(z0, str)):
             self._last.keep(state, index)
         self._start = (initial, state) if self._start_is_learned() else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -232,7 +232,9 @@ class Last:
 
 class Again:
     """The last equilibrium where the very tensors of the last training call come back unchanged, as full batches do, or one
-    graph, and are solved with the same settings; else none.  Tensors are known by identity and version, and not held.
+    graph, are solved with the same settings, and every trainable parameter of the cell has been written to since, as an
+    optimiser does; else none.  So a call that is only repeated (a checkpoint's, a difference by one parameter) repeats what
+    it did.  Tensors are known by identity and version, and not held.
 
     Args:
         wanted: is this the start of the layer?
@@ -240,30 +242,37 @@ class Again:
 
     def __init__(self, wanted: bool) -> None:
         self.wanted = wanted
-        self._kept: tuple[Any, list[Any], Any] | None = None  # settings, tensors and the state
+        self._kept: tuple[Any, list[Any], list[Any], Any] | None = None  # settings, inputs, parameters and the state
 
     def __reduce__(self) -> Any:
         return Again, (self.wanted,)  # a copy has seen nothing
 
-    def keep(self, inputs: Any, state: Any, settings: Any) -> None:
-        """These inputs had this equilibrium; ``settings``: those of a training call, else ``None``."""
+    def keep(self, inputs: Any, cell: Any, state: Any, settings: Any) -> None:
+        """These inputs of a cell had this equilibrium; ``settings``: those of a training call, else ``None``."""
         if not self.wanted or settings is None:
             return
         leaves = ik.extend.trees.tree_flatten(inputs)[0]
         known = not ik.extend.transforms_active() and all(
             isinstance(t, Tensor) and not t.is_inference() for t in leaves
         )
-        self._kept = (settings, [(weakref.ref(t), version(t)) for t in leaves], state) if known else None
+        trained = [p for p in cell.parameters() if p.requires_grad] if isinstance(cell, nn.Module) else []
+        known = known and bool(trained) and not any(p.is_inference() for p in trained)
+        self._kept = (settings, _versions(leaves), _versions(trained), state) if known else None
 
     def __call__(self, inputs: Any, template: Any, settings: Any) -> Any:
         """A state like ``template``; that itself under other settings than those of the last training call."""
         if self._kept is None or settings is not self._kept[0] or ik.extend.transforms_active():
             return template
-        leaves, (_, seen, state) = ik.extend.trees.tree_flatten(inputs)[0], self._kept
+        leaves, (_, seen, trained, state) = ik.extend.trees.tree_flatten(inputs)[0], self._kept
         same = len(leaves) == len(seen) and all(
             ref() is t and version(t) == before for (ref, before), t in zip(seen, leaves, strict=True)
         )
-        return Last.of(state)(template) if same else template
+        stepped = same and all((p := ref()) is not None and version(p) != before for ref, before in trained)
+        return Last.of(state)(template) if stepped else template
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[tuple[weakref.ref[Tensor], int]]:
+    return [(weakref.ref(t), version(t)) for t in tensors]
 
 
 def _same_kind(kept: Tensor, leaf: Tensor) -> bool:

@@ -190,7 +190,11 @@ def test_nan_policy_marks_the_failures_and_keeps_gradients_finite() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- full batches
-def _steps_of(layer: DEQ, x: Tensor, **how: Any) -> int:
+def _steps_of(layer: DEQ, x: Tensor, written: bool = True, **how: Any) -> int:
+    """Of one call; every parameter is written to before, as by an optimiser, unless told otherwise."""
+    with torch.no_grad():
+        for p in layer.parameters() if written else ():
+            p.mul_(1.0)
     layer(x, **how).sum().backward()
     assert layer.solution is not None
     return int(layer.solution.steps.max())
@@ -224,6 +228,23 @@ def test_a_solve_starts_where_the_very_tensor_ended_in_training() -> None:
     assert _steps_of(both, x) > 5 and _steps_of(both, x) == 0
     del x
     assert _steps_of(layer, torch.randn(5, 4, dtype=F64)) > 5
+
+
+def test_a_call_that_is_only_repeated_repeats_what_it_did() -> None:
+    """Recomputed by a checkpoint, or for a difference by one of the parameters."""
+    torch.manual_seed(0)
+    layer, x = DEQ(cells.MLP(4, 6, dtype=F64), rtol=1e-3), torch.randn(5, 4, dtype=F64)
+    first = layer(x)
+    assert torch.equal(layer(x), first)
+    weight = layer.cell.recurrent.weight
+    changed = []
+    for h in (1e-5, -1e-5):
+        with torch.no_grad():
+            weight[0, 0] += h
+        changed.append(layer(x))
+        with torch.no_grad():
+            weight[0, 0] -= h
+    assert not torch.equal(*changed), "from the last equilibrium both would end at once"
 
 
 def test_the_tensors_that_come_back_are_not_held() -> None:
