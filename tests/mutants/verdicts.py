@@ -188,10 +188,7 @@ MUTANTS = [
         ROUNDED,
         ("lost = lost | (asked & ~grows(", "lost = lost & (asked & ~grows("),
         ("_NOISE = 1e3", "_NOISE = 0.0"),
-        (
-            "return (known & lost).any(1), ((known & ~lost) | ~flat).all(1) & flat.any(1)",
-            "return (known & lost).any(1), known.any(1)",
-        ),
+        ("return (known & lost).any(1), plateau.all(1) & flat.any(1)", "return (known & lost).any(1), known.any(1)"),
     ),
     *mutants(
         "implicitkit/solver/probing.py",
