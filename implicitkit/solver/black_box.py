@@ -26,7 +26,7 @@ __all__ = ["MISTAKES", "BlackBox", "BlackBoxFunction", "verdict"]
 MISTAKES = (NameError, AttributeError, TypeError, KeyError, ImportError, NotImplementedError)
 
 _AIMS = 5  # how often a black box is asked, each time for what is known by then
-_CLOSER = 0.25  # of what is asked, from the third on
+_CLOSER = 0.5  # of what is asked, from the third on
 
 
 class BlackBoxFunction:
@@ -183,14 +183,14 @@ class BlackBox(Solver):
         judge = Judge(f, options)
         start = judge.norm(f.residual(z0))
         bound = judge.tolerance(z0, start)
-        message, norm = "", start
+        message, refused = "", torch.zeros(z0.shape[0], dtype=torch.bool, device=z0.device)
         z, steps = z0, torch.zeros(z0.shape[0], dtype=torch.int64, device=z0.device)
         # The tolerance is relative to what is known at the solution only: aim at what is known, judge, and aim again from
         # there if it was too loose.
         for attempt in range(_AIMS):
             target = judge.aim(z + f.residual(z)) if attempt == 0 and judge.relative_to_state else bound
-            if attempt > 1:  # refused again: more than is asked, since an excess of one equation is little in the norm
-                target = torch.where(norm <= bound, bound, bound * _CLOSER ** (attempt - 1))
+            if attempt > 1 and self.batch == "loop":  # refused again: one equation's excess is little in the norm
+                target = torch.where(refused, _CLOSER ** (attempt - 1) * bound, bound)
             z, taken, message, factors = _ask(self, f, z, target, options, max_steps, absolute=attempt > 0)
             steps = steps + taken
             norm = judge.norm(f.residual(z))
@@ -199,7 +199,8 @@ class BlackBox(Solver):
             if not judge.relative_to_state and bool(claims.any()):
                 judge.examine(z, norm, claims)
                 bound = judge.tolerance(z, norm)
-            if not bool((~(norm <= bound) & (norm <= target)).any()):
+            refused = ~(norm <= bound) & (norm <= target)
+            if not bool(refused.any()):
                 break
         outcome = verdict(judge, f, z0, z, start, steps, max_steps, options, message)
         if len(factors) == len(z0) and all(factor is not None for factor in factors):

@@ -50,7 +50,7 @@ _BY_REASON: dict[str, tuple[tuple[str, str, str, tuple[float, ...]], ...]] = {
         ("robertson_closed", "float64", "broyden", (1e-2,)),
         ("robertson_closed", "float64", "newton_krylov", (1e-4, 1e-2)),
         ("robertson_closed", "float64", "pseudo_transient", (1e-4, 1e-2, 1.0)),
-        ("robertson_closed", "float64", "integrate", (1e-2, 1.0)),
+        ("robertson_closed", "float64", "integrate", (1e-2,)),
         ("robertson_closed", "float32", "broyden", (1e-2,)),
         ("robertson_closed", "float32", "newton_krylov", (1e-2,)),
         ("robertson_closed", "float32", "integrate", (1e-2, 1.0)),
@@ -98,7 +98,7 @@ _BY_REASON: dict[str, tuple[tuple[str, str, str, tuple[float, ...]], ...]] = {
         ("exponential20", "float64", "pseudo_transient", (1e-6,)),
     ),
     "at |z| = 3e10, where F is 1e-17 of its terms: refused, since it could be the way to infinity": (
-        ("tridiagonal50", "float64", "scipy.root.lm", (1e4,)),
+        ("tridiagonal50", "float64", "scipy.root.lm", (1e4, 1e6)),
     ),
     "the exponential underflows: a plateau of zeros far out": (
         ("Meyer", "float64", "gauss_newton", (1e2,)),
