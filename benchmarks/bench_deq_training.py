@@ -7,7 +7,7 @@
 
 No weight is bounded, no failure ignored: ``DEQ(cell, rtol=1e-3)``.  ``warm``: called as ``layer(x, index=numbers of the
 samples)``, so that a solve starts from the sample's last equilibrium, as it does by ``layer(x)`` too where the same tensor
-comes back in every step (tests/plugins/deq/test_training_table.py: the same losses to the last bit); ``cold``: called as
+comes back in every step (tests/plugins/deq/test_training_table.py: the same losses over eight steps); ``cold``: called as
 ``layer(x.clone())``, as where samples never come back: every solve starts from zero.
 
 ``Forgive(every=)`` pauses the dear solvers for each seed by itself (:class:`RelayBySeed`), as it would alone.
