@@ -32,7 +32,8 @@ class ForgivenWarning(UserWarning):
 class Forgive(extend.Configured):
     r"""A policy for training (``on_failure=``): a step goes on although a few of its samples were not solved.
 
-    A sample without solution has the best iterate ``\hat z`` as its value.  Its derivative is biased, whichever is chosen:
+    A sample without solution has the best iterate ``\hat z`` as its value, one that ran away (``DIVERGED``) the start.  Its
+    derivative is biased, whichever is chosen:
 
     - ``"truncated"``: that of one application of the cell, ``df/d\theta`` at ``\hat z`` held constant (the derivative is
       ``(I - J)^{-1} df/d\theta`` at an equilibrium: here the inverse is cut off after its first term).  The task still

@@ -318,7 +318,7 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
             raise
         self.solution = solution.detach()
         return (
-            self._forgiven(the_map, solution, weights, injected, policy)
+            self._forgiven(the_map, initial, solution, weights, injected, policy)
             if isinstance(policy, Forgive)
             else solution.value
         )
@@ -326,12 +326,13 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
     def _forgiven(
         self,
         the_map: Frozen | FrozenStack,
+        initial: Any,
         solution: ik.Solution,
         weights: Sequence[Tensor],
         injected: tuple[Any, ...],
         policy: Forgive,
     ) -> Any:
-        """The value, with another derivative for the samples that have no solution."""
+        """The value (of what ran away the start), with another derivative for the samples that have no solution."""
         z, converged = solution.value, solution.converged
         if ik.extend.transforms_active():
             return solution.raise_for_status().value
@@ -342,7 +343,7 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
         if not self._forgave:
             self._forgave = True
             policy.tell(solution, self._effort.spared, self.init == "zeros" and self._last is None)
-        held = ik.extend.trees.tree_map(lambda t: t.detach(), z)
+        held = ik.extend.trees.tree_map(Tensor.detach, masked(solution.status != int(ik.Status.DIVERGED), z, initial))
         if policy.derivative == "truncated" and torch.is_grad_enabled():
             with ik.extend.modules_held():
                 once = the_map(held, weights, *injected)

@@ -174,6 +174,30 @@ def test_who_starts_every_solve_anew_is_told_of_the_index(
     assert ("layer(x, index=their numbers)" in text) == told and text.endswith('on_failure="raise" forgives nothing')
 
 
+class Adrift(nn.Module):
+    """``z = z / 2 + w x``, and ``z = z + 1`` for the last sample: at 4.5e15 rounding says that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones((), dtype=F64))
+
+    def forward(self, z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > 5, z + 1, 0.5 * z + self.w * x)
+
+
+@pytest.mark.filterwarnings("ignore::implicitkit_deq.ForgivenWarning")
+@pytest.mark.parametrize("how", [{}, {"index": torch.arange(40)}], ids=["full batches", "index"])
+def test_what_runs_away_from_its_last_point_is_given_that(how: dict[str, Any]) -> None:
+    layer, x = DEQ(Adrift(), (1,), rtol=1e-8, dtype=F64), torch.arange(40, dtype=F64).div(7.7).unsqueeze(1)
+    for _ in range(3):
+        with torch.no_grad():
+            layer.cell.w.mul_(0.999)
+        z = layer(x, **how)
+        assert layer.solution is not None and layer.solution.converged.tolist() == [True] * 39 + [False]
+        assert z[-1].abs() < 100
+        torch.testing.assert_close(z[:-1], 2 * layer.cell.w * x[:-1], rtol=1e-6, atol=1e-6)
+
+
 def test_nothing_is_forgiven_under_transforms() -> None:
     layer = _layer()
     with pytest.raises(ik.ConvergenceError):
