@@ -55,13 +55,17 @@ def test_what_takes_many_is_left_after_a_few(price: float, most: int) -> None:
     assert count[0] <= most
 
 
+def _mostly_fast() -> Tensor:
+    """A right-hand side of 360, which has little of the last 60 eigenvectors."""
+    few = torch.cat([torch.ones(1, 300, dtype=D), torch.full((1, 60), 1e-6, dtype=D)], 1)
+    return few @ torch.linalg.qr(torch.randn(360, 360, dtype=D, generator=torch.Generator().manual_seed(0)))[0].T
+
+
 def test_never_more_is_spent_than_factors_cost() -> None:
     """Fast at first, and slow where eigenvalues near zero are left."""
     values = torch.cat([torch.linspace(0.5, 1, 300, dtype=D), torch.logspace(-7, -3, 60, dtype=D)]).unsqueeze(0)
     A, count = counted(values)
-    few = torch.cat([torch.ones(1, 300, dtype=D), torch.full((1, 60), 1e-6, dtype=D)], 1)
-    Q = torch.linalg.qr(torch.randn(360, 360, dtype=D, generator=torch.Generator().manual_seed(0)))[0]
-    found = Frugal(25.0).solve(A, few @ Q.T, rtol=1e-9, atol=0.0, max_steps=None)
+    found = Frugal(25.0).solve(A, _mostly_fast(), rtol=1e-9, atol=0.0, max_steps=None)
     assert not bool(found.converged) and 20 <= int(found.steps.max()) <= 25
     assert count[0] <= 28
 
@@ -70,13 +74,11 @@ def test_what_stops_falling_is_left_then() -> None:
     """Six digits in the first fifteen products, and then hardly any: a price of 60 is not spent on that."""
     values = torch.cat([torch.linspace(0.2, 1, 300, dtype=D), torch.logspace(-7, -3, 60, dtype=D)]).unsqueeze(0)
     A, count = counted(values)
-    few = torch.cat([torch.ones(1, 300, dtype=D), torch.full((1, 60), 1e-6, dtype=D)], 1)
-    Q = torch.linalg.qr(torch.randn(360, 360, dtype=D, generator=torch.Generator().manual_seed(0)))[0]
-    found = Frugal(60.0).solve(A, few @ Q.T, rtol=1e-9, atol=0.0, max_steps=None)
+    found = Frugal(60.0).solve(A, _mostly_fast(), rtol=1e-9, atol=0.0, max_steps=None)
     assert not bool(found.converged) and count[0] <= 33
     values = torch.cat([torch.linspace(1 / 30, 1, 300, dtype=D), values[:, 300:].squeeze(0)]).unsqueeze(0)
     A, count = counted(values)  # that it stops is not seen in 32 products, and a hundred are all that it gets
-    found = Frugal(100.0).solve(A, few @ Q.T, rtol=1e-9, atol=0.0, max_steps=None)
+    found = Frugal(100.0).solve(A, _mostly_fast(), rtol=1e-9, atol=0.0, max_steps=None)
     assert not bool(found.converged) and 90 <= count[0] <= 105
 
 
