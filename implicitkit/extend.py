@@ -22,7 +22,7 @@ anything made with options          :class:`Configured` refuses the names of opt
 
 Helpers of torch that are hard to get right: :func:`opaque_to_compile`, :func:`own_graphs`, :func:`has_forward_level`,
 :func:`transforms_active`, :func:`modules_held`, :func:`replaced`, :func:`holds_compiled`,
-:func:`refuse_tracing`.  :data:`POLICIES` is what ``on_failure=`` may be.
+:func:`refuse_tracing`, :func:`despite_inference_mode`.  :data:`POLICIES` is what ``on_failure=`` may be.
 """
 
 from implicitkit.diagnostics.kkt_regularity import Degeneracy, regularity
@@ -33,6 +33,7 @@ from implicitkit.foundation.operators import BlockStructure, Operator, minus, pr
 from implicitkit.foundation.options import Configured
 from implicitkit.foundation.tracers import opaque_to_compile, refuse_tracing
 from implicitkit.foundation.trees import Layout
+from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.lifting.overlay import replaced
 from implicitkit.lifting.reach import holds_compiled, modules_held
 from implicitkit.linear.base import LinearSolution
@@ -110,6 +111,7 @@ __all__ = [
     "check_degenerate",
     "check_policy",
     "damped_newton",
+    "despite_inference_mode",
     "get_rule",
     "get_solver",
     "has_forward_level",

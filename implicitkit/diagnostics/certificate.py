@@ -35,6 +35,7 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat
 from implicitkit.foundation.operators import Operator, minus, shifted
+from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.linear.cycles import column
 from implicitkit.linear.dense import factor_batched
 from implicitkit.linear.gmres import GMRES
@@ -95,6 +96,7 @@ class Certificate:
         return f"Certificate({'; '.join(parts)})"
 
 
+@despite_inference_mode
 def certify(solution: Solution) -> Certificate:
     """Bound the distance of a solution, and of its derivative, from the exact ones (formulas at the top of this file).
 

@@ -24,6 +24,7 @@ from implicitkit.composition.wiring import Wiring
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.errors import ConvergenceWarning, warn
 from implicitkit.foundation.trees import Layout
+from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.lifting.lifted import lift
 from implicitkit.solving.verbs import solve
 from implicitkit.system import System, check_output
@@ -77,6 +78,7 @@ class Analysis:
         return "\n".join([*lines, *(f"warning: {w}" for w in self.warnings)])
 
 
+@despite_inference_mode
 def analyse(
     joint: Joint,
     state: Mapping[str, Any],

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.linear.dense import svd_batched
 from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.problem.quadratic_program import QPConditions
@@ -53,6 +54,7 @@ class Degeneracy:
         )
 
 
+@despite_inference_mode
 def degeneracy(solution: Solution, *, tolerance: float = 1e-6) -> Degeneracy:
     """Count what is weakly active and take the singular values of the KKT matrix (dense: one decomposition a sample).
 
@@ -82,6 +84,7 @@ def degeneracy(solution: Solution, *, tolerance: float = 1e-6) -> Degeneracy:
     return Degeneracy(active, weak, rank, found.size, condition)
 
 
+@despite_inference_mode
 def regularity(w: Tensor, distance: Tensor, matrix: Tensor, *, tolerance: float = 1e-6) -> Degeneracy:
     """The figures for plain tensors.
 

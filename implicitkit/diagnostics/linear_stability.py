@@ -25,6 +25,7 @@ from implicitkit.foundation import autodiff
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.trees import Layout, tree_map
+from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.lifting.lifted import lift
 from implicitkit.lifting.watch import resolve
 from implicitkit.problem.base import Problem
@@ -84,6 +85,7 @@ class Stability:
         return f"{text}; rightmost eigenvalue {complex(self.eigenvalues.reshape(-1, self.eigenvalues.shape[-1])[i, 0]):.4g}"
 
 
+@despite_inference_mode
 def stability(
     subject: Solution | Problem, z: Any = None, args: Any = (), *, batch_dims: int = 0, count: int = 6
 ) -> Stability:

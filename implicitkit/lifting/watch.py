@@ -23,7 +23,6 @@ __all__ = [
     "Cuts",
     "Discover",
     "Looks",
-    "Ordinary",
     "Slot",
     "Substitute",
     "graph_leaves",
@@ -205,24 +204,6 @@ class Looks(TorchFunctionMode):
             or (name == "where" and len(args) + len(kwargs or {}) == 1)
         )
         return func(*args, **(kwargs or {}))
-
-
-class Ordinary(TorchFunctionMode):
-    """Gives every operation ordinary tensors in place of those made in inference mode, which nothing may save."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.copies: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def _replace(self, x: Any) -> Any:
-        if isinstance(x, Tensor) and x.is_inference():
-            return self.copies.setdefault(id(x), (x, x.clone()))[1]
-        if type(x) in (list, tuple):
-            return type(x)(map(self._replace, x))
-        return x
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*map(self._replace, args), **{k: self._replace(v) for k, v in (kwargs or {}).items()})
 
 
 class Cuts(TorchFunctionMode):

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.tracers import opaque_to_compile, refuse_tracing
 from implicitkit.foundation.trees import Layout, as_args, as_state, from_arrays, tree_flatten, tree_map
+from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.lifting.lifted import Lifted, check_solution, lift, lift_closed
-from implicitkit.lifting.watch import Ordinary, resolve
+from implicitkit.lifting.watch import resolve
 from implicitkit.problem.argmin import Argmin
 from implicitkit.problem.auxiliary import auxiliary
 from implicitkit.problem.base import Problem, Restated
@@ -130,19 +130,10 @@ def solve(
         "callback": callback,
         "norm": norm,
     }
-    if torch.is_inference_mode_enabled():  # tensors made here cannot be saved or differentiated, even inside a solver
-        with compat.autograd_on():
-            z0, args = tree_map(compat.ordinary, z0), tree_map(compat.ordinary, args)
-            try:
-                return _run(problem, z0, args, **options)
-            except RuntimeError as error:  # the function captures one, and the solver needs derivatives
-                if "Inference tensor" not in str(error):
-                    raise
-            with Ordinary():
-                return _run(problem, z0, args, **options)
     return _run(problem, z0, args, **options)
 
 
+@despite_inference_mode
 def _run(problem: Problem, z0: Any, args: Any, **options: Any) -> Solution:
     """One solve, or on a manifold several, one chart after another."""
     on_manifold = isinstance(problem, Problem) and problem.manifold is not None

@@ -6,6 +6,7 @@ should change.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -110,8 +111,14 @@ def check(
 
     def register(run: Callable[[Subject], None]) -> Callable[[Subject], None]:
         name = run.__name__
+
+        @functools.wraps(run)
+        def recorded(subject: Subject) -> None:
+            with torch.inference_mode(False), torch.enable_grad():  # a check differentiates, whoever calls it
+                run(subject)
+
         # solvers of constrained problems are judged by the optimality conditions at every call, not by this suite
-        CHECKS[name] = Check(name, mend, run, lambda solver: solver.solves in _NATIVE and applies(solver))
+        CHECKS[name] = Check(name, mend, recorded, lambda solver: solver.solves in _NATIVE and applies(solver))
         return run
 
     return register

@@ -138,6 +138,7 @@ class ConvexLayer(extend.Configured, nn.Module):
         return self._assembly.linear and self._assembly.cones.polyhedral and self.degenerate != "smooth"
 
     @ik.extend.opaque_to_compile
+    @ik.extend.despite_inference_mode
     def forward(
         self, *parameters: Tensor, solver_args: dict[str, Any] | None = None, warm_start: bool = False
     ) -> tuple[Tensor, ...]:

@@ -22,6 +22,7 @@ _METHODS = ("arnoldi", "power")
 _GENERATOR = options.optional(options.instance("a torch.Generator", torch.Generator))
 
 
+@ik.extend.despite_inference_mode
 def jacobian_penalty(
     cell: Callable[..., Any],
     z: Any,
@@ -66,6 +67,7 @@ def jacobian_penalty(
     return total / (probes * batch * n)
 
 
+@ik.extend.despite_inference_mode
 def spectral_radius(
     cell: Callable[..., Any],
     z: Any,
@@ -106,6 +108,7 @@ def spectral_radius(
         return _growth(product, v, steps)
 
 
+@ik.extend.despite_inference_mode
 def condition_number(
     cell: Callable[..., Any],
     z: Any,

@@ -161,9 +161,12 @@ def _jacrev_chunks(g: Function, values: Values, name: str) -> Tensor:
 
 
 def _batched_backward(g: Function, values: Values, name: str) -> Tensor:
-    """Several cotangents at once, by autograd's own vmap (which has no rule for the views of complex numbers)."""
+    """Several cotangents at once, by autograd's own vmap (which has no rule for the views of complex numbers).
+
+    The derivative of what is linear does not depend on the leaf, at which torch stops: zero times the leaf is added.
+    """
     leaf = nn.Parameter(values[name].detach().clone())
-    out = g({**values, name: leaf})
+    out = g({**values, name: leaf}) + 0 * leaf.sum()
     cotangents = torch.stack([direction(out), 2 * direction(out)])
     (got,) = torch.autograd.grad(out, leaf, cotangents, is_grads_batched=True, create_graph=True)
     return got
