@@ -8,11 +8,11 @@ from typing import Any
 import cvxpy as cp
 import pytest
 import torch
-from implicitkit_cvxpy import ConvexLayer
-from implicitkit_deq import DEQ, cells, condition_number, jacobian_penalty, scale_to_radius, spectral_radius
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit_cvxpy import ConvexLayer
+from implicitkit_deq import DEQ, cells, condition_number, jacobian_penalty, scale_to_radius, spectral_radius
 
 D = torch.float64
 X = torch.tensor([0.6, -0.9, 1.3], dtype=D)
@@ -63,13 +63,17 @@ def _two() -> Any:
 
 FUNCTIONS: dict[str, Callable[[], Any]] = {
     "certify, a fixed point": lambda: ik.certify(ik.fixed_point(_map, torch.zeros(3, dtype=D), (X,), rtol=1e-4)).error,
-    "certify, a minimum": lambda: ik.certify(
-        ik.argmin(lambda z, x: (z - x).square().sum() + z.exp().sum(), torch.zeros(3, dtype=D), (X,), rtol=1e-4)
-    ).error,
+    "certify, a minimum": lambda: (
+        ik.certify(
+            ik.argmin(lambda z, x: (z - x).square().sum() + z.exp().sum(), torch.zeros(3, dtype=D), (X,), rtol=1e-4)
+        ).error
+    ),
     "degeneracy": lambda: ik.diagnostics.degeneracy(_constrained()).condition,
-    "stability": lambda: ik.diagnostics.stability(
-        ik.steady_state(lambda z, x: x - z - z**3, torch.zeros(3, dtype=D), (X,))
-    ).eigenvalues.real,
+    "stability": lambda: (
+        ik.diagnostics.stability(
+            ik.steady_state(lambda z, x: x - z - z**3, torch.zeros(3, dtype=D), (X,))
+        ).eigenvalues.real
+    ),
     "analyse": lambda: torch.tensor(_two()[0].analyse(_two()[1], (X,)).joint_radius),
     "spectral radius": lambda: _at_rest(spectral_radius),
     "condition number": lambda: _at_rest(condition_number),

@@ -3,11 +3,11 @@
 A script (``.py``) is one block whose output is its own business.
 
 A block fenced with ```python is run.  A block fenced with ```text that follows it directly is what it prints: words must be
-equal, whole numbers too, other numbers to their last printed digit or to one per cent; ``...`` stands for anything.  A
-comment that says what a line gives is compared too (``comments.py``).  Code
-that is shown and not run (another library's) is fenced with ```{code-block} python.  ``plt.show()`` saves the figure
-into ``docs/pictures``, as ``page_1.png``, ``page_2.png``, and so on, when a page is written, and asks for it when it is
-tested.
+equal, whole numbers too, other numbers to their last printed digit or to one per cent (``2.``, as torch prints what is whole
+to the last bit, to four digits); ``...`` stands for anything.  A comment that says what a line gives is compared too
+(``comments.py``).  Code that is shown and not run (another library's) is fenced with ```{code-block} python.
+``plt.show()`` saves the figure into ``docs/pictures``, as ``page_1.png``, ``page_2.png``, and so on, when a page is
+written, and asks for it when it is tested.
 
     python tests/docs/blocks.py docs/tutorials/argmin.md ...     writes outputs and pictures into the pages
 """
@@ -33,7 +33,7 @@ from comments import HOOK, hook, hooked
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 FENCE = re.compile(r"^( *)```(\{?[\w-]*\}?)[^\n`]*\n(.*?)^\1```[ ]*$", re.M | re.S)
-NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+|\.(?=[\]),]))?(?:e[-+]?\d+)?(?![\w])")
 
 
 @dataclass
@@ -82,7 +82,7 @@ def _number(got: str, want: str) -> bool:
     if re.fullmatch(r"[-+]?\d+", want):
         return got == want
     mantissa, _, exponent = want.partition("e")
-    last = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
+    last = 10.0 ** (int(exponent or 0) - (len(mantissa.partition(".")[2]) or 4))
     return abs(float(got) - float(want)) <= max(1.01 * last, 0.01 * abs(float(want)))
 
 
