@@ -82,7 +82,8 @@ def _number(got: str, want: str) -> bool:
     if re.fullmatch(r"[-+]?\d+", want):
         return got == want
     mantissa, _, exponent = want.partition("e")
-    last = 10.0 ** (int(exponent or 0) - (len(mantissa.partition(".")[2]) or 4))
+    digits = 4 if mantissa.endswith(".") else len(mantissa.partition(".")[2])
+    last = 10.0 ** (int(exponent or 0) - digits)
     return abs(float(got) - float(want)) <= max(1.01 * last, 0.01 * abs(float(want)))
 
 
