@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
+from implicitkit.foundation.autocast import computing_dtype
 from implicitkit.foundation.errors import CapabilityError, ConvergenceError, ConvergenceWarning, warn
 from implicitkit.foundation.tracers import NO_NUMBERS, is_fake
 from implicitkit.foundation.trees import describe_leaves, tree_flatten, tree_map
@@ -159,10 +160,8 @@ def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, f
 
 def _of_rounding(z: Tensor, norms: Tensor) -> str:
     """Of a fixed point: is what is left of the residual the rounding of the precision in which the function computes?"""
-    device = z.device.type
-    cast = device != "meta" and torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if cast else z.dtype
-    rounding = torch.finfo(dtype).eps
+    dtype = computing_dtype(z.dtype, z.device.type)
+    cast, rounding = dtype is not z.dtype, torch.finfo(dtype).eps
     if not bool((norms <= 2 * rounding * torch.linalg.vector_norm(z, dim=1)).all()):
         return ""
     where = f"Under autocast the function computes in {dtype}" if cast else f"The function computes in {dtype}"

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
+from implicitkit.foundation.autocast import cast_as_now
 from implicitkit.foundation.trees import Layout, hint_of_pair, tree_flatten
 from implicitkit.lifting.lifted import Lifted
 from implicitkit.lifting.reach import captured_rows
 from implicitkit.sparsity.known import Sparsity, identity_of
 
-__all__ = ["LevelKernel", "System", "check_output", "full_precision"]
+__all__ = ["LevelKernel", "System", "check_output"]
 
 Kernel = Callable[..., Tensor]
 LevelKernel = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
@@ -93,7 +94,7 @@ class System:
     @staticmethod
     def of(problem: Equations, layout: Layout, lifted: Lifted, in_dims: Any, args: tuple[Any, ...]) -> System:
         """The system of a lifted function."""
-        autocast = _autocast(layout.device.type)
+        autocast = cast_as_now(layout.device.type)
         pack = _packer(problem, layout)
 
         def kernel(z: Tensor, *theta: Tensor) -> Tensor:
@@ -298,7 +299,7 @@ def _packer(problem: Equations, layout: Layout) -> Callable[[Any, Tensor], Tenso
 def check_output(problem: Equations, layout: Layout) -> Callable[[Any], None]:
     """Raises unless an output of the user's function has the form that the problem needs."""
     name = f"{type(problem).__name__}'s function"
-    cast = _autocast(layout.device.type) is not contextlib.nullcontext
+    cast = cast_as_now(layout.device.type) is not contextlib.nullcontext
 
     def check(out: Any) -> None:
         if problem.kind.returns_state:
@@ -360,20 +361,3 @@ def _row_dims(in_dims: Any, args: tuple[Any, ...], layout: Layout, count: int) -
                 )
             dims.append(None if entry is None else entry % leaf.ndim)
     return (*dims, *([None] * (count - len(dims))))
-
-
-def _autocast(device_type: str) -> Callable[[], Any]:
-    """A context that restores the autocast state of this moment (backward runs outside the user's region)."""
-    if not torch.is_autocast_enabled(device_type):
-        return contextlib.nullcontext
-    dtype = torch.get_autocast_dtype(device_type)
-    return lambda: torch.autocast(device_type, dtype=dtype)
-
-
-def full_precision(device_type: str) -> Any:
-    """A context without autocast: solvers compute in the dtype of the state, only the user's function is cast."""
-    return (
-        torch.autocast(device_type, enabled=False)
-        if torch.is_autocast_enabled(device_type)
-        else contextlib.nullcontext()
-    )

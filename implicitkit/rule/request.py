@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
+from implicitkit.foundation.autocast import full_precision
 from implicitkit.foundation.errors import DegenerateWarning, warn
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution, LinearSolver
@@ -26,7 +27,7 @@ from implicitkit.solution import LinearReport, Record, Status
 from implicitkit.solver.base import Options, Solver
 from implicitkit.solver.evaluations import Evaluations, TrackedEvaluations
 from implicitkit.solver.finding import find
-from implicitkit.system import System, full_precision
+from implicitkit.system import System
 
 __all__ = ["Request"]
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.autocast import full_precision
 from implicitkit.problem.argmin import Argmin
 from implicitkit.problem.base import Problem
 from implicitkit.problem.fixed_point import FixedPoint
@@ -114,7 +115,8 @@ def check(
 
         @functools.wraps(run)
         def recorded(subject: Subject) -> None:
-            with torch.inference_mode(False), torch.enable_grad():  # a check differentiates, whoever calls it
+            # a check differentiates, in the precision of its problems, whoever calls it
+            with torch.inference_mode(False), torch.enable_grad(), full_precision("cpu"):
                 run(subject)
 
         # solvers of constrained problems are judged by the optimality conditions at every call, not by this suite
