@@ -15,7 +15,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from implicitkit.composition.gamma import Gamma
 from implicitkit.composition.nodes import Nodes
-from implicitkit.foundation import autodiff
+from implicitkit.foundation import autodiff, compat
 from implicitkit.foundation.operators import Operator
 from implicitkit.system import System
 
@@ -27,7 +27,7 @@ def linearise(gamma: Gamma, system: System, z: Tensor, theta: Sequence[Tensor]) 
     parts = Nodes(gamma, system)
     blocks = JacobianByComponent(parts, z, theta)
     residuals, points = blocks.residuals, blocks.points
-    with torch.enable_grad():
+    with torch.enable_grad(), compat.own_graphs():
         out = blocks.join(residuals)
 
     def rmv(w: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def linearise(gamma: Gamma, system: System, z: Tensor, theta: Sequence[Tensor]) 
 
     def mv(v: Tensor) -> Tensor:  # the double-backward trick, as in autodiff.products
         if not transposed:
-            with torch.enable_grad():
+            with torch.enable_grad(), compat.own_graphs():
                 ws = [torch.zeros_like(r, requires_grad=True) for r in residuals]
                 transposed.extend((ws, list(torch.autograd.grad(residuals, points, ws, create_graph=True))))
         ws, pulled = transposed
@@ -84,7 +84,7 @@ class JacobianByComponent:
                 self.children[p].append(i)
         self.points = [self.take(i, z).detach().requires_grad_() for i in range(len(self))]
         names = [name for block in self.components for name in block]
-        with torch.enable_grad():
+        with torch.enable_grad(), compat.own_graphs():
             states = [part for i in range(len(self)) for part in self._split(i, self.points[i])]
             outputs = dict(zip(names, parts.kernel(names, names)(states, theta), strict=True))
             self.values = [_cat([outputs[n] for n in block]) for block in self.components]

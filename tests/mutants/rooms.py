@@ -54,6 +54,17 @@ MUTANTS = [
         ("found._replace(x=found.x * unit,", "found._replace(x=found.x,"),
     ),
     *mutants(
+        "implicitkit/foundation/autocast.py",
+        "tests/core/test_ambient_modes.py -k 'autocast'",
+        ("if dtype is torch.float64 or device_type", "if device_type"),
+    ),
+    *mutants(
+        "implicitkit/lifting/inference.py",
+        "tests/core/test_ambient_modes.py tests/derivatives/test_modes.py -k 'inference'",
+        ("with compat.autograd_on():", "if True:"),
+        ("args = tuple(tree_map(compat.ordinary, a) for a in args)", "pass"),
+    ),
+    *mutants(
         "implicitkit/foundation/tracers.py",
         "tests/core/test_recorded.py -k 'compiled_minimisation'",
         ("type(node).__name__ == _COMPILED_TWICE", "False"),
