@@ -1,14 +1,15 @@
 """Does a DEQ train with nothing but defaults?  Cells x seeds x learning rates, beside the same cells unrolled.
 
-    python benchmarks/bench_deq_training.py                           # 5 cells, 20 seeds, 2 rates, 500 steps: half an hour
+    python benchmarks/bench_deq_training.py                           # 5 cells, 20 seeds, 2 rates, 500 steps: an hour
     python benchmarks/bench_deq_training.py --cells tanh GRU --rates 0.01 --starts warm
-    python benchmarks/bench_deq_training.py --seeds 2 --steps 120     # a minute or two
+    python benchmarks/bench_deq_training.py --seeds 5 --first 5       # a slice: seeds 5 to 9 are added to what is there
+    python benchmarks/bench_deq_training.py --seeds 2 --steps 120     # a minute or two, nothing is kept
     python benchmarks/bench_deq_training.py --keep rows               # a row that is killed goes on from rows/
 
 No weight is bounded, no failure ignored: ``DEQ(cell, rtol=1e-3)``.  ``warm``: called as ``layer(x, index=numbers of the
-samples)``, so that a solve starts from the sample's last equilibrium, as it does by ``layer(x)`` too where the same tensor
-comes back in every step (tests/plugins/deq/test_training_table.py: the same losses over eight steps); ``cold``: called as
-``layer(x.clone())``, as where samples never come back: every solve starts from zero.
+samples)``, so that a solve starts from the sample's last equilibrium, 30 times of 31, as it does by ``layer(x)`` too where
+the same tensor comes back in every step (tests/plugins/deq/test_training_table.py: the same losses over 34 steps); ``cold``:
+called as ``layer(x.clone())``, as where samples never come back: every solve starts from zero.
 
 ``Forgive(every=)`` pauses the dear solvers for each seed by itself (:class:`RelayBySeed`), as it would alone.
 
@@ -19,20 +20,24 @@ would be alone (``tests/plugins/deq/test_training_table.py`` compares).  A row i
 - ``raised``: seeds in which some step had more unsolved samples than ``Forgive`` allows: alone such a run ends in an
   exception, here it goes on.  ``solved``: the share of all samples of all steps that converged; ``backward``: of those of
   the backward.
-- ``loss``: over the seeds, of the mean over the last tenth of the steps; of 20 seeds ``lower`` is the 6th and ``upper`` the
-  15th, between which the median is with 96 %.
+- ``loss``: over the seeds, of the mean over the last tenth of the steps; ``lower`` and ``upper``: the quartiles of the seeds
+  (of 20 the 6th and the 15th, between which the median is with 96 %).
+- ``evaluated``: the loss of the trained layer on the same samples in ``eval()`` mode, which solves every sample from zero:
+  where a cell has several equilibria these need not be those of the training; ``unsolved``: the share that has none.
 - ``jumps``: steps whose loss is more than twice that of the step before, in the median seed.
 - references from the same seeds at the same rate: ``unrolled``, 40 applications of the same cell, differentiated step by
-  step (no equilibrium where its loss at 80 applications, beside it, is another), and there ``bounded``, the same DEQ with
-  the spectral norms of the recurrent weights kept at 0.95 or less.
+  step (no equilibrium where its loss at 80 applications, beside it, is another), and ``bounded``, the same DEQ, started in
+  the same way, with the spectral norms of the recurrent weights kept at 0.95 or less, also ``bounded evaluated``.
 
-A row's figure is the median loss divided by that of the reference that is an equilibrium: at most 1.1 is asked for.
-Finished rows go to ``benchmarks/results/bench_deq_training.json``, so that the table can be made in slices.
+A row's figure is the median loss divided by that of the bounded DEQ: at most 1.1 is asked for; other ratios are beside it.
+Finished rows go to ``benchmarks/results/bench_deq_training.json`` with each seed's figures, so that the table can be made in
+slices.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -202,10 +207,13 @@ class Runs:
     evaluations: float = 0.0
     milliseconds: float = 0.0  # a step of one seed
     long: list[float] = field(default_factory=list)  # losses after twice as many applications
+    evaluated: list[float] = field(default_factory=list)  # losses in eval() mode
+    unsolved: list[float] = field(default_factory=list)  # the share of the samples that has no solution there
 
-    def jumps(self) -> float:
-        """Steps whose loss is more than twice that of the step before, the median over the seeds."""
-        return statistics.median((self.losses[1:] > 2 * self.losses[:-1]).sum(0).tolist())
+    def jumps(self) -> list[int]:
+        """Steps whose loss is more than twice that of the step before, for every seed."""
+        found: list[int] = (self.losses[1:] > 2 * self.losses[:-1]).sum(0).tolist()
+        return found
 
     def last(self) -> list[float]:
         """The mean over the last tenth of the steps, for every seed."""
@@ -245,6 +253,15 @@ class Training:
         self.evaluations += solution.evaluations
         self.seconds += time.process_time() - start
 
+    def evaluate(self) -> tuple[list[float], list[float]]:
+        """The loss of every seed in ``eval()`` mode, from zero, and the share of its samples that are not solved."""
+        layer = self.layer.eval()
+        with torch.no_grad(), layer.using(solver="relay", on_failure="ignore"):
+            found = self.side.losses(layer(self.side.x, self.side.which))
+        layer.train()
+        assert layer.solution is not None
+        return found.tolist(), (~layer.solution.converged).view(-1, SAMPLES).double().mean(1).tolist()
+
 
 def begin(
     name: str, seeds: Sequence[int], rate: float, bounded: bool = False, every: int = Forgive().every
@@ -282,7 +299,7 @@ def train(
             keep.parent.mkdir(parents=True, exist_ok=True)
             torch.save(going, keep.with_suffix(".new"))
             keep.with_suffix(".new").replace(keep)
-    missed = torch.stack(going.shares)
+    missed, (evaluated, unsolved) = torch.stack(going.shares), going.evaluate()
     return Runs(
         torch.stack(going.losses),
         (missed > SHARES).any(1).any(0),
@@ -290,6 +307,8 @@ def train(
         1 - float(missed[:, 1].mean()),
         going.evaluations / steps,
         1e3 * going.seconds / steps / len(seeds),
+        evaluated=evaluated,
+        unsolved=unsolved,
     )
 
 
@@ -318,69 +337,86 @@ def unroll(name: str, seeds: Sequence[int], rate: float, steps: int, depth: int 
     return Runs(torch.stack(losses), none, milliseconds=1e3 * seconds / steps / len(seeds), long=long)
 
 
-def references(name: str, seeds: Sequence[int], rate: float, steps: int) -> dict[str, Any]:
-    """Median losses of the unrolled cells and, where these are no equilibria, of the bounded DEQ."""
+def slice_of(name: str, seeds: Sequence[int], rate: float, steps: int, start: str, keep: Path | None) -> dict[str, Any]:
+    """What came of some seeds of one row: a list for each figure, one entry a seed; shares and times are the slice's."""
+    warm = start == "warm"
+    runs = train(name, seeds, rate, steps, warm=warm, keep=keep)
+    bounded = train(name, seeds, rate, steps, warm=warm, bounded=True)
     unrolled = unroll(name, seeds, rate, steps)
-    loss, long = statistics.median(unrolled.last()), statistics.median(unrolled.long)
-    found = {"unrolled": loss, "unrolled at 80": long, "unrolled ms": unrolled.milliseconds}
-    if long <= 1.1 * loss:
-        return {"reference": loss, **found}
-    bounded = train(name, seeds, rate, steps, warm=True, bounded=True)
-    other = statistics.median(bounded.last())
-    return {"reference": other, **found, "bounded": other, "bounded solved": bounded.solved}
+
+    def all_of(value: Any) -> list[Any]:
+        return [value] * len(seeds)
+
+    return {
+        "seed": list(seeds),
+        "loss": runs.last(),
+        "evaluated": runs.evaluated,
+        "unsolved": runs.unsolved,
+        "bounded": bounded.last(),
+        "bounded evaluated": bounded.evaluated,
+        "unrolled": unrolled.last(),
+        "unrolled at 80": unrolled.long,
+        "raised": runs.raised.int().tolist(),
+        "jumps": runs.jumps(),
+        "solved": all_of(runs.solved),
+        "backward": all_of(runs.backward),
+        "bounded solved": all_of(bounded.solved),
+        "evaluations": all_of(runs.evaluations),
+        "ms": all_of(runs.milliseconds),
+        "bounded ms": all_of(bounded.milliseconds),
+        "unrolled ms": all_of(unrolled.milliseconds),
+    }
 
 
-def row(name: str, rate: float, start: str, runs: Runs, reference: dict[str, Any]) -> dict[str, Any]:
-    """One line of the table."""
-    last = runs.last()
-    middle = statistics.median(last)
+_MEANS = ("unsolved", "solved", "backward", "bounded solved", "evaluations", "ms", "bounded ms", "unrolled ms")
+
+
+def row(name: str, seeds: dict[str, Any]) -> dict[str, Any]:
+    """One line of the table, from the figures of its seeds."""
+    middle = {k: statistics.median(v) for k, v in seeds.items() if k not in ("seed", "raised", *_MEANS)}
+    means = {k: statistics.fmean(seeds[k]) for k in _MEANS}
+    last = sorted(seeds["loss"])
     return results.row(
-        f"{name}, rate {rate:g}, {start}",
-        middle / reference["reference"],
-        "of the reference's loss",
+        name,
+        middle["loss"] / middle["bounded"],
+        "of the bounded DEQ's loss",
         target=1.1,
-        raised=f"{int(runs.raised.sum())} of {len(last)}",
-        solved=runs.solved,
-        backward=runs.backward,
-        loss=middle,
-        least=min(last),
-        largest=max(last),
-        lower=sorted(last)[len(last) // 4],
-        upper=sorted(last)[-1 - len(last) // 4],
-        jumps=runs.jumps(),
-        evaluations=runs.evaluations,
-        ms=runs.milliseconds,
-        **{k: v for k, v in reference.items() if k != "reference"},
+        raised=f"{sum(seeds['raised'])} of {len(last)}",
+        evaluated_ratio=middle["evaluated"] / middle["bounded evaluated"],
+        unrolled_ratio=middle["loss"] / middle["unrolled"],
+        least=last[0],
+        largest=last[-1],
+        lower=last[len(last) // 4],
+        upper=last[-1 - len(last) // 4],
+        **middle,
+        **means,
+        seeds=seeds,
     )
 
 
-def finished() -> list[dict[str, Any]]:
-    """Rows of earlier slices."""
+def joined(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Figures by seed: the new ones, and the old ones of other seeds, in the order of the seeds."""
+    kept = [i for i, seed in enumerate(old.get("seed", ())) if seed not in new["seed"]]
+    both = {k: [*(old[k][i] for i in kept), *v] for k, v in new.items()}
+    order = sorted(range(len(both["seed"])), key=both["seed"].__getitem__)
+    return {k: [v[i] for i in order] for k, v in both.items()}
+
+
+def merge(name: str, seeds: dict[str, Any], about: str) -> dict[str, Any]:
+    """Keep these figures beside those of earlier slices; the row of all of them."""
     path = results.FOLDER / "bench_deq_training.json"
-    found: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
-    return found
-
-
-def earlier(name: str, rate: float) -> dict[str, Any] | None:
-    """The references of an earlier slice of the whole table, which do not depend on where solves start."""
-    for r in finished():
-        if r["row"].startswith(f"{name}, rate {rate:g}, "):
-            kept = {k: v for k, v in r.items() if k.startswith(("unrolled", "bounded"))}
-            return {"reference": r["loss"] / r["value"], **kept}
-    return None
-
-
-def merge(rows: list[dict[str, Any]], about: str) -> None:
-    """Keep these rows beside those of earlier slices."""
-    known = {r["row"]: r for r in [*finished(), *rows]}
-    order = [f"{name}, rate {rate:g}, {start}" for name in CELLS for rate in RATES for start in ("warm", "cold")]
+    known = {r["row"]: r for r in json.loads(path.read_text())["rows"]} if path.exists() else {}
+    known[name] = row(name, joined(known.get(name, {}).get("seeds", {}), seeds))
+    order = [f"{cell}, rate {rate:g}, {start}" for cell in CELLS for rate in RATES for start in ("warm", "cold")]
     results.save("bench_deq_training", [known[k] for k in order if k in known], about)
+    return known[name]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", nargs="*", default=list(CELLS), choices=list(CELLS))
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--rates", nargs="*", type=float, default=list(RATES))
     parser.add_argument("--keep", type=Path, help="a folder for what a row that is killed needs to go on")
@@ -389,24 +425,19 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", ForgivenWarning)
     about = (
-        f"Training with defaults: 5 cells, {options.seeds} seeds, {options.steps} steps of Adam, 64 samples, rtol 1e-3. "
-        "Medians over the seeds of the mean loss of the last tenth, over that of 40 unrolled applications, or, where these "
-        "are no equilibrium (80 give another loss), of the same DEQ with bounded recurrent weights. Rows of cells that are "
-        "not here have not been run at this size yet."
+        "Training with defaults: 5 cells, 500 steps of Adam, 64 samples, rtol 1e-3; the seeds of a row are counted in "
+        '"raised". Medians over the seeds of the mean loss of the last tenth, over that of the same DEQ with bounded '
+        'recurrent weights; "evaluated": the loss in eval() mode, which solves from zero. Rows that are not here have not '
+        "been run at this size yet."
     )
-    whole = options.seeds == 20 and options.steps == 500
-    for name in options.cells:
-        for rate in options.rates:
-            seeds = range(options.seeds)
-            reference = earlier(name, rate) if whole else None
-            reference = reference or references(name, seeds, rate, options.steps)
-            for start in options.starts:
-                keep = options.keep and options.keep / f"{name} {rate} {start} {options.seeds} {options.steps}.pt"
-                runs = train(name, seeds, rate, options.steps, warm=start == "warm", keep=keep)
-                found = row(name, rate, start, runs, reference)
-                print(", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in found.items()))
-                if whole:
-                    merge([found], about)
+    seeds = range(options.first, options.first + options.seeds)
+    for name, rate, start in itertools.product(options.cells, options.rates, options.starts):
+        title = f"{name}, rate {rate:g}, {start}"
+        keep = options.keep and options.keep / f"{title} {options.first} {options.seeds} {options.steps}.pt"
+        found = slice_of(name, seeds, rate, options.steps, start, keep)
+        whole = merge(title, found, about) if options.steps == 500 else row(title, found)
+        said = {k: f"{v:.3g}" if isinstance(v, float) else v for k, v in whole.items() if k != "seeds"}
+        print(", ".join(f"{k} {v}" for k, v in said.items()), flush=True)
 
 
 if __name__ == "__main__":

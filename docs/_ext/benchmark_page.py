@@ -42,7 +42,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     lines = ["| row | measured | target | |", "|---|---|---|---|"]
     for row in rows:
         bound = "" if row["target"] is None else f"{'at least' if row['more'] else 'at most'} {row['target']:g}"
-        known = ("row", "value", "unit", "target", "more", "failed")
+        known = ("row", "value", "unit", "target", "more", "failed", "seeds")
         rest = ", ".join(f"{_words(k)} {_short(v)}" for k, v in row.items() if k not in known)
         rest = _cell(row["failed"]) if "failed" in row else rest
         note = " ".join(part for part in (verdict(row), f"({rest})" if rest else "") if part)

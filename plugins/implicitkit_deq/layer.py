@@ -49,9 +49,9 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
         state: the shape of one sample's state, or a pytree of shapes, or a function ``(*inputs)`` that returns one;
             ``None``: the cell says (``cell.state_shape``).
         init: where a solve starts: ``None``: zero, but where in training the very tensors of the last call come back after a
-            step of the optimiser (full batches) the equilibrium of then; ``"zeros"``; ``"learned"`` (a parameter, trained
-            by :meth:`start_loss`); ``"last"`` (the previous equilibrium, where shapes agree, or that of the sample
-            ``index``); or a function or module ``(*inputs) -> state``.
+            step of the optimiser (full batches) the equilibrium of then, 30 times of 31; ``"zeros"``; ``"learned"`` (a
+            parameter, trained by :meth:`start_loss`); ``"last"`` (the previous equilibrium, where shapes agree, or that of
+            the sample ``index``); or a function or module ``(*inputs) -> state``.
         solver, rule, rtol, atol, max_steps, on_failure, trace, callback: as in :func:`ik.solve`, in training (and in
             evaluation, unless changed there).  ``on_failure=None``: :class:`Forgive`, and ``"raise"`` in evaluation.
         evaluation: what is different in ``eval()`` mode, as in ``{"rtol": 1e-6}``.
@@ -146,8 +146,8 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
         Args:
             inputs: what the cell gets after ``z``; the first tensor in them tells the batch size.
             z0: where to start, if not as ``init`` says; a state, or ``"last"``.
-            index: the number of each sample in the data set (integers, shape ``(batch,)``): start from the equilibrium
-                that it had when it was seen last; with ``init="zeros"`` (then zero at first) or ``"last"``.
+            index: the number of each sample in the data set (integers, shape ``(batch,)``): start from the equilibrium that
+                it had when it was seen last; with ``init="last"``, or zeros (then at first, and in one training call of 31).
             at: return what :meth:`states` does instead (for a wrapper that only calls, as ``DistributedDataParallel``).
 
         Returns:
@@ -388,7 +388,7 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
             if z0 not in (None, "last"):
                 raise ValueError(f'z0 must be a state, or "last"; got {z0!r}')
             self._last = self._last or start.Last(self.solution)
-            return self._last(template, index)
+            return self._last(template, index, z0 is None and self.training)
         if z0 is not None:
             return start.fitting(z0, template, "z0")
         if isinstance(self.init, start.Last):

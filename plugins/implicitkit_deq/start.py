@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 _STARTS = ("zeros", "learned", "last")
+_ANEW = 31  # one training call in so many starts from zero; a prime, so that in epochs it is not always the same batch
 
 
 def is_shape(x: Any) -> bool:
@@ -168,6 +169,7 @@ class Last:
 
     def __init__(self, before: ik.Solution | None = None) -> None:
         self.state: Any = None
+        self._followed = Followed()
         self.table: list[Tensor] = []  # by leaf: (samples seen, *shape)
         if before is not None:  # that of a call which was not told to remember
             self.keep(before.value)
@@ -207,14 +209,18 @@ class Last:
                 self.table[i] = room
             self.table[i][index] = leaf
 
-    def __call__(self, template: Any, index: Tensor | None = None) -> Any:
-        """A state like ``template``."""
+    def __call__(self, template: Any, index: Tensor | None = None, anew: bool = False) -> Any:
+        """A state like ``template``; ``anew``: that itself in one call of 31, as :class:`Again` has it."""
         leaves, spec = ik.extend.trees.tree_flatten(template)
         if index is None:
             if self.state is None or not alike(self.state, template):
                 return template
             kept = ik.extend.trees.tree_flatten(self.state)[0]
-        elif len(self.table) != len(leaves) or not all(map(_same_kind, self.table, leaves)):
+        elif (
+            len(self.table) != len(leaves)
+            or not all(map(_same_kind, self.table, leaves))
+            or (anew and not self._followed.again())
+        ):
             return template
         else:
             known = index < len(self.table[0])
@@ -233,8 +239,11 @@ class Last:
 class Again:
     """The last equilibrium where the very tensors of the last training call come back unchanged, as full batches do, or one
     graph, are solved with the same settings, and every trainable parameter of the cell has been written to since, as an
-    optimiser does; else none.  So a call that is only repeated (a checkpoint's, a difference by one parameter) repeats what
-    it did.  Tensors are known by identity and version, and not held.
+    optimiser does; else none.  A call that is only repeated (a checkpoint's, a difference by one parameter) starts where it
+    started.  Tensors are known by identity and version, and not held.
+
+    One such call in 31 starts from zero all the same: followed from step to step, a branch of equilibria may part from the
+    one that a solve from zero finds, as evaluation does, and would be trained in its place.
 
     Args:
         wanted: is this the start of the layer?
@@ -242,7 +251,10 @@ class Again:
 
     def __init__(self, wanted: bool) -> None:
         self.wanted = wanted
-        self._kept: tuple[Any, list[Any], list[Any], Any] | None = None  # settings, inputs, parameters and the state
+        # settings, inputs, parameters, the state, and where the solve started (None: from zero)
+        self._kept: tuple[Any, list[Any], list[Any], Any, Any] | None = None
+        self._start: Any = None  # of the call under way
+        self._followed = Followed()
 
     def __reduce__(self) -> Any:
         return Again, (self.wanted,)  # a copy has seen nothing
@@ -257,18 +269,37 @@ class Again:
         )
         trained = [p for p in cell.parameters() if p.requires_grad] if isinstance(cell, nn.Module) else []
         known = known and bool(trained) and not any(p.is_inference() for p in trained)
-        self._kept = (settings, _versions(leaves), _versions(trained), state) if known else None
+        self._kept = (settings, _versions(leaves), _versions(trained), state, self._start) if known else None
 
     def __call__(self, inputs: Any, template: Any, settings: Any) -> Any:
         """A state like ``template``; that itself under other settings than those of the last training call."""
+        self._start = None
         if self._kept is None or settings is not self._kept[0] or ik.extend.transforms_active():
             return template
-        leaves, (_, seen, trained, state) = ik.extend.trees.tree_flatten(inputs)[0], self._kept
+        leaves, (_, seen, trained, state, start) = ik.extend.trees.tree_flatten(inputs)[0], self._kept
         same = len(leaves) == len(seen) and all(
             ref() is t and version(t) == before for (ref, before), t in zip(seen, leaves, strict=True)
         )
-        stepped = same and all((p := ref()) is not None and version(p) != before for ref, before in trained)
-        return Last.of(state)(template) if stepped else template
+        if not same:
+            self._followed = Followed()
+            return template
+        stepped = all((p := ref()) is not None and version(p) != before for ref, before in trained)
+        if stepped:
+            start = state if self._followed.again() else None
+        self._start = start
+        return template if start is None else Last.of(start)(template)
+
+
+class Followed:
+    """Counts the calls in a row that start from a last equilibrium: at most 30, then one starts from zero."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def again(self) -> bool:
+        """Does this call?"""
+        self.calls = (self.calls + 1) % _ANEW
+        return self.calls > 0
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[tuple[weakref.ref[Tensor], int]]:

@@ -118,6 +118,14 @@ MUTANTS = [
         ("self.spared = False\n        if not", "if not"),
     ),
     *mutants(
+        "plugins/implicitkit_deq/start.py",
+        "tests/plugins/deq/test_training.py -k 'repeated or so_many or evaluation_finds'",
+        ("start = state if self._followed.again() else None", "start = state"),
+        ("self.calls = (self.calls + 1) % _ANEW", "self.calls = self.calls + 1"),
+        ("or (anew and not self._followed.again())", "or (anew and False)"),
+        ("state, self._start) if known else None", "state, None) if known else None"),
+    ),
+    *mutants(
         "plugins/implicitkit_deq/inputs.py",
         "tests/plugins/deq/test_training.py -k 'unbatched or listens'",
         ("if g is not None and bool(g[1:].any()):", "if g is not None and bool(g.any()):"),

@@ -254,11 +254,19 @@ def test_a_solve_starts_where_the_very_tensor_ended_in_training() -> None:
     assert _steps_of(layer, torch.randn(5, 4, dtype=F64)) > 5
 
 
-def test_a_call_that_is_only_repeated_repeats_what_it_did() -> None:
-    """Recomputed by a checkpoint, or for a difference by one of the parameters."""
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_call_that_is_only_repeated_repeats_what_it_did(steps: int) -> None:
+    """Recomputed by a checkpoint, or for a difference by one of the parameters; in the first step, and later."""
     torch.manual_seed(0)
     layer, x = DEQ(cells.MLP(4, 6, dtype=F64), rtol=1e-3), torch.randn(5, 4, dtype=F64)
+    for _ in range(steps):
+        layer(x)
+        with torch.no_grad():
+            for p in layer.parameters():
+                p.mul_(1.1)
     first = layer(x)
+    layer.eval()(x)  # in between, which changes nothing
+    layer.train()
     assert torch.equal(layer(x), first)
     weight = layer.cell.recurrent.weight
     changed = []
@@ -269,6 +277,42 @@ def test_a_call_that_is_only_repeated_repeats_what_it_did() -> None:
         with torch.no_grad():
             weight[0, 0] -= h
     assert not torch.equal(*changed), "from the last equilibrium both would end at once"
+
+
+@pytest.mark.parametrize("how", [{}, {"index": torch.arange(5)}], ids=["full", "index"])
+@pytest.mark.parametrize("init", [None, "last"])
+def test_one_training_call_in_so_many_starts_from_zero(init: str | None, how: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    layer, x = DEQ(cells.MLP(4, 6, dtype=F64), rtol=1e-10, init=init), torch.randn(5, 4, dtype=F64)
+    anew = [k for k in range(70) if _steps_of(layer, x, **how) > 0]
+    assert anew == ([0, 31, 62] if init is None else [0])
+    for _ in range(40):  # evaluation is not counted
+        layer.eval()(x, **how)
+    layer.train()
+    assert _steps_of(layer, x, **how) == 0
+
+
+class Bistable(nn.Module):
+    """z = tanh(3 z + b) + 0 x: for small b of either sign two stable solutions; from zero that of the sign of b."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = nn.Parameter(torch.ones(1, dtype=F64))
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(3 * z + self.b) + 0 * x
+
+
+@pytest.mark.parametrize("how", [{}, {"index": torch.arange(3)}], ids=["full", "index"])
+def test_what_is_trained_is_what_evaluation_finds(how: dict[str, Any]) -> None:
+    layer, x = DEQ(Bistable(), (1,), rtol=1e-8), torch.arange(1.0, 4.0, dtype=F64).unsqueeze(1)
+    trained = []
+    for b in (1.0, *[-0.8] * 40):
+        with torch.no_grad():
+            layer.cell.b.fill_(b)
+        trained.append(float(layer(x, **how)[0].detach()))
+    assert min(trained[:31]) > 0 > max(trained[31:]), "the branch that is followed, then the one from zero"
+    assert (layer.eval()(x) < 0).all()
 
 
 def test_the_tensors_that_come_back_are_not_held() -> None:
