@@ -14,7 +14,9 @@ import numpy as np
 import scipy.sparse as sp
 import scipy.sparse.linalg as sla
 
-__all__ = ["SYMMETRIC", "Ordering", "superlu"]
+from implicitkit.sparsity.compression import below_each_other
+
+__all__ = ["SYMMETRIC", "Ordering", "Stacked", "superlu"]
 
 #: SuperLU for symmetric patterns: minimum degree of ``A + A^T``, pivots from the diagonal, columns one by one: panels are
 #: for wider rows than such an order leaves (measured on grids, chains and graphs: a fifth to a third less time).
@@ -59,6 +61,23 @@ class Ordering:
             self._first, self._order = (A, np.argsort(lu.perm_c)), None
         return lu
 
+    def factor_together(self, A: sp.csc_matrix, values: np.ndarray, threshold: float) -> Stacked | None:
+        """Factors of matrices that have the pattern of ``A``, and their entries in its order, ``(batch, nnz)``, along the
+        diagonal of one: a call of SuperLU's costs as much as the factors of a hundred unknowns.  ``None`` where one of them
+        is exactly singular, or an order is not known yet and cannot be found.
+        """
+        if self._order is None or not self._order.fits(A):
+            matrix = sp.csc_matrix((values[0], A.indices, A.indptr), shape=A.shape)
+            if self.factor(matrix, threshold) is None:
+                return None
+            if self._order is None and self._first is not None:
+                self._order = _Order(*self._first)
+        if self._order is None or not self._order.fits(A):
+            return None
+        moved = self._order.moved
+        lu = superlu(below_each_other(moved, values[:, moved.data]), threshold, permc_spec="NATURAL")
+        return None if lu is None else Stacked(lu, self._order.order)
+
 
 def superlu(A: sp.csc_matrix, threshold: float, **options: Any) -> Any:
     """SuperLU for a symmetric pattern; ``None`` where ``A`` is exactly singular."""
@@ -85,6 +104,20 @@ class _Order:
 
     def renumbered(self, A: sp.csc_matrix) -> sp.csc_matrix:
         return sp.csc_matrix((A.data[self.moved.data], self.moved.indices, self.moved.indptr), shape=A.shape)
+
+
+class Stacked:
+    """Factors of ``P A P'`` for every ``A`` of a batch, for right-hand sides as they stand."""
+
+    def __init__(self, lu: Any, order: np.ndarray) -> None:
+        self.lu, self.order = lu, order
+
+    def solve(self, b: np.ndarray, trans: str = "N") -> np.ndarray:
+        """``A x = b`` or, with ``"T"``, ``A' x = b``; ``(batch, n, k)``."""
+        flat = b[:, self.order].reshape(-1, b.shape[2])
+        x = np.empty_like(b)
+        x[:, self.order] = self.lu.solve(flat, trans).reshape(b.shape)
+        return x
 
 
 class _Renumbered:

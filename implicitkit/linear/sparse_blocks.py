@@ -46,13 +46,9 @@ class SparseBlocks:
     @property
     def columns(self) -> Tensor:
         """The norms of the columns, ``(batch, n)``."""
-        pattern, n = self.ready.pattern, self.ready.shape[1]
-        squares = np.square(self.values)
-        if self.transposed:
-            sums = [np.bincount(np.repeat(np.arange(n), np.diff(pattern.indptr)), row, minlength=n) for row in squares]
-        else:
-            sums = [np.bincount(pattern.indices, row, minlength=n) for row in squares]
-        return torch.from_numpy(np.sqrt(np.stack(sums)))
+        squares = self.ready.stacked(np.square(self.values))
+        sums = squares.sum(1) if self.transposed else squares.sum(0)
+        return torch.from_numpy(np.sqrt(np.asarray(sums).reshape(self.batch, -1)))
 
     def shifted(self, shift: Tensor, scale: Tensor) -> SparseBlocks:
         """``shift I + scale A``, each ``(batch,)``."""
@@ -84,11 +80,9 @@ class SparseBlocks:
 
     def _times(self, x: Tensor, values: np.ndarray) -> Tensor:
         given = x.detach().to(device="cpu", dtype=torch.float64).numpy()
-        out = np.empty(x.shape)
-        for i, entries in enumerate(values):
-            A = self.ready.matrix(entries)
-            out[i] = (A.T if self.transposed else A) @ given[i]
-        return torch.from_numpy(out).to(x)
+        A = self.ready.stacked(values)
+        flat = given.reshape(len(values) * given.shape[1], *given.shape[2:])
+        return torch.from_numpy(((A.T if self.transposed else A) @ flat).reshape(given.shape)).to(x)
 
 
 def blocks_of(rows: Tensor, columns: Tensor, values: Tensor, n: int) -> SparseBlocks:

@@ -2,7 +2,8 @@ r"""Factors of sparse blocks, for many right-hand sides and both ``A`` and ``A^T
 
 - narrow bands, as they stand or after renumbering (reverse Cuthill & McKee 1969): LAPACK's banded LU with partial
   pivoting, all samples of a batch in one call, since blocks that are not coupled are a band as well;
-- else SuperLU (Demmel, Eisenstat, Gilbert, Li & Liu 1999, SIAM J. Matrix Anal. 20(3)), sample by sample: with the minimum
+- else SuperLU (Demmel, Eisenstat, Gilbert, Li & Liu 1999, SIAM J. Matrix Anal. 20(3)), sample by sample (small ones of a
+  symmetric pattern in one call, where all are regular): with the minimum
   degree of ``A + A^T`` and a preference for diagonal pivots where the pattern is symmetric, COLAMD where it is not.  A
   preference that costs accuracy is found out by a trial solve, and the block factored again with partial pivoting;
 - blocks that are hardly sparse: LAPACK's dense LU, sample by sample.
@@ -13,6 +14,7 @@ Rows are scaled to size one first.  A block is singular when a trial solve ampli
 
 from __future__ import annotations
 
+import functools
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,11 +28,15 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 from torch import Tensor
 
 from implicitkit.linear.dense import NOT_FINITE, SINGULAR
-from implicitkit.linear.ordering import Ordering
+from implicitkit.linear.ordering import Ordering, Stacked
+from implicitkit.sparsity.compression import below_each_other
 
 __all__ = ["Analysis", "SparseFactor", "analyse"]
 
 _WIDEST_BAND = 48  # of lower and upper together, above which SuperLU is faster
+_TOGETHER = (
+    2000  # unknowns of a block up to which the blocks of a batch are factored by one call: a call is dear for few
+)
 _FULL = 8  # one entry in so many, from which a dense matrix is
 _AMPLIFIED = 0.05 / np.finfo(np.float64).eps
 _DIAGONAL = 0.01  # of the largest entry of a column, from which the diagonal is preferred as pivot
@@ -56,6 +62,13 @@ class Analysis:
     symmetric: bool
     reach: int = 0
     ordering: Ordering = field(default_factory=Ordering, compare=False)
+
+    @functools.cached_property
+    def by_columns(self) -> tuple[sp.csc_matrix, np.ndarray]:
+        """The pattern in compressed columns, and where its entries stand in rows."""
+        places = np.arange(self.pattern.nnz, dtype=np.int64)
+        A = sp.csr_matrix((places, self.pattern.indices, self.pattern.indptr), shape=self.pattern.shape).tocsc()
+        return A, A.data
 
 
 def analyse(pattern: sp.csr_matrix) -> Analysis:
@@ -114,15 +127,19 @@ class SparseFactor:
         self._scaled = scaled
         self._band = _BandFactor(analysis, scaled) if analysis.band is not None else None
         self._lus: list[Any] = []
+        self._stacked: Stacked | None = None
         if self._band is not None:
             sound = sound & self._band.ok
         else:
             full = analysis.pattern.nnz * _FULL > self.size**2
-            self._lus = [
-                _Full(self._block(i)) if full else _superlu(self._block(i), analysis) for i in range(self.batch)
-            ]
-            sound = sound & np.array([lu is not None for lu in self._lus])
-        self.ok = torch.from_numpy(sound & self._regular(sound))
+            if not full and self.batch > 1 and self.size <= _TOGETHER and analysis.symmetric:
+                self._stacked = self._together()
+            if self._stacked is None:
+                self._lus = [
+                    _Full(self._block(i)) if full else _superlu(self._block(i), analysis) for i in range(self.batch)
+                ]
+                sound = sound & np.array([lu is not None for lu in self._lus])
+        self.ok = torch.from_numpy(sound & self._regular())
         all_ok = bool(self.ok.all())
         self.reason = "" if all_ok else NOT_FINITE if not finite.all() else SINGULAR
 
@@ -148,19 +165,38 @@ class SparseFactor:
         """With the scaled blocks: ``(batch, n, k)``."""
         if self._band is not None:
             return self._band.solve(columns, transpose)
+        if self._stacked is not None:
+            return self._stacked.solve(columns, "T" if transpose else "N")
         x = np.empty(columns.shape)
         for i, lu in enumerate(self._lus):
             x[i] = np.nan if lu is None else lu.solve(np.ascontiguousarray(columns[i]), "T" if transpose else "N")
         return x
 
+    def _together(self) -> Stacked | None:
+        """Factors of all blocks by one call; ``None`` where one of them is singular, or its pivots were badly preferred."""
+        A, places = self.analysis.by_columns
+        entries = self._scaled[:, places]
+        found = self.analysis.ordering.factor_together(A, entries, _DIAGONAL)
+        if found is None:
+            return None
+        b = self._trial()
+        x = self._tried = found.solve(b)
+        with np.errstate(all="ignore"):
+            left = np.abs(below_each_other(A, entries) @ x.reshape(-1) - b.reshape(-1)).reshape(self.batch, -1).max(1)
+            error = left / (np.abs(x).max((1, 2)) + 1)
+        return found if bool((error <= _ACCURATE).all()) else None
+
     def _block(self, i: int) -> sp.csc_matrix:
         pattern = self.analysis.pattern
         return sp.csr_matrix((self._scaled[i], pattern.indices, pattern.indptr), shape=pattern.shape).tocsc()
 
-    def _regular(self, sound: np.ndarray) -> np.ndarray:
-        trial = np.random.default_rng(0).uniform(0.5, 1.5, (self.batch, self.size, 1))
+    def _trial(self) -> np.ndarray:
+        """A right-hand side of each block, ``(batch, n, 1)``."""
+        return np.random.default_rng(0).uniform(0.5, 1.5, (self.batch, self.size, 1))
+
+    def _regular(self) -> np.ndarray:
         with np.errstate(all="ignore"):
-            x = np.abs(self._solve(trial, False)[:, :, 0])
+            x = np.abs((self._solve(self._trial(), False) if self._stacked is None else self._tried)[:, :, 0])
             amplified = np.where(np.isfinite(x).all(1), x.max(1, initial=0.0), np.inf)
         regular: np.ndarray = amplified < _AMPLIFIED
         return regular

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -16,7 +16,7 @@ from implicitkit.foundation import seeded
 from implicitkit.sparsity.colouring import Colouring, colour
 from implicitkit.sparsity.index_sets import IndexSets
 
-__all__ = ["Coloured", "as_pattern", "coloured", "known_entries"]
+__all__ = ["Coloured", "as_pattern", "below_each_other", "coloured", "known_entries"]
 
 _CHUNK = 1 << 18  # numbers in one batch of products: fewer cost more calls, more take memory and save no time
 _CHUNK_ELSEWHERE = 1 << 25
@@ -61,43 +61,67 @@ class Coloured:
             ``(batch, nnz)`` in the order of :attr:`pattern`, and ``(batch,)``: for a random vector ``v``, the
             relative error ``max_i |(A v - mv(v))_i| / (|A| |v|)_i``; rounding if the pattern holds, else far from it.
         """
-        c = self.colouring
-        (m, n), plan = self.shape, c
+        c, (m, n) = self.colouring, self.shape
         own, other = (rmv, mv) if c.by_rows else (mv, rmv)
         size_in, size_out = (m, n) if c.by_rows else (n, m)
-        random = seeded.uniform(1, size_in, seed=0x5EED) + 0.5
-        seeds = torch.zeros(plan.count + 1, size_in, dtype=torch.float64, device="cpu")
-        seeds[torch.from_numpy(c.groups), torch.arange(size_in, device="cpu")] = 1
-        seeds[-1] = random  # where those without a group have been put
-        apart = torch.zeros(c.apart_count, size_out, dtype=torch.float64, device="cpu")
-        if len(c.apart):
-            apart[torch.from_numpy(c.apart_groups), torch.from_numpy(c.apart)] = 1
-        if own == other:  # of a symmetric matrix: one call, not two
-            shown = _products(own, torch.cat([apart, seeds]), n, batch, like)
-            shown, single = shown[:, len(apart) :], shown[:, : len(apart)]
+        random = seeded.uniform(1, size_in, seed=0x5EED).numpy()[0] + 0.5
+        values = np.empty((batch, len(self.places)))
+        members = np.flatnonzero(c.groups >= 0)
+        first, alone = _Seeds(c.groups[members], members, c.count), _Seeds(c.apart_groups, c.apart, c.apart_count)
+        if own == other:  # of a symmetric matrix: one pass, not two
+            check = self._read(values, own, first.and_then(alone), random, 0, size_out, like)
         else:
-            shown = _products(own, seeds, max(m, n), batch, like)  # (batch, count + 1, size_out)
-            single = _products(other, apart, max(m, n), batch, like) if len(c.apart) else shown[:, :0]
-        check, flat = shown[:, -1].numpy(), shown[:, :-1].reshape(batch, -1)
-        if len(c.apart):
-            flat = torch.cat([flat, single.reshape(batch, -1)], 1)
-        values = np.take(flat.numpy(), self.places, axis=1)
-        return values, self._error(values, random.numpy()[0], check)
+            check = self._read(values, own, first, random, 0, size_out, like)
+            if len(c.apart):
+                self._read(values, other, alone, None, c.count * size_out, size_in, like)
+        return values, self._error(values, random, check)
+
+    def _read(
+        self,
+        values: np.ndarray,
+        product: _Product,
+        seeds: _Seeds,
+        vector: np.ndarray | None,
+        begin: int,
+        width: int,
+        like: Tensor,
+    ) -> np.ndarray:
+        """Put the entries that products show into ``values`` ``(batch, nnz)``: products in one line, ``(k, width)``, of
+        which the first number is the place ``begin``.  What the last one is, that of ``vector``: ``(batch, width)``."""
+        n, batch, last = self.shape[0] + self.shape[1] - width, len(values), np.empty(0)
+        beyond = begin + seeds.number * width
+        for block in _shown(product, seeds, vector, n, batch, width, like):
+            line = block.transpose(1, 0, 2).reshape(batch, -1)
+            end, last = begin + line.shape[1], block[-1]
+            here = (self.places >= begin) & (self.places < min(end, beyond))
+            if begin == 0 and here.all():
+                np.take(line, self.places, axis=1, out=values, mode="clip")  # which writes into it at once
+            else:
+                values[:, here] = line[:, self.places[here] - begin]
+            begin = end
+        return last
 
     def _error(self, values: np.ndarray, v: np.ndarray, product: np.ndarray) -> np.ndarray:
-        errors = np.empty(len(values))
-        for i, entries in enumerate(values):
-            A, size = (
-                self.matrix(e).T if self.colouring.by_rows else self.matrix(e) for e in (entries, np.abs(entries))
-            )
-            wrong, size = np.abs(A @ v - product[i]), np.maximum(size @ v, np.abs(product[i]))  # v is positive
-            with np.errstate(divide="ignore", invalid="ignore"):
-                errors[i] = np.where(wrong > 0, wrong / size, 0.0).max(initial=0.0)
-        return errors
+        A, B = self.stacked(values), self.stacked(np.abs(values))
+        if self.colouring.by_rows:
+            A, B = A.T, B.T
+        v = np.tile(v, len(values))
+        wrong, size = (
+            np.abs(A @ v - product.reshape(-1)),
+            np.maximum(B @ v, np.abs(product.reshape(-1))),
+        )  # v is positive
+        with np.errstate(divide="ignore", invalid="ignore"):
+            error: np.ndarray = np.where(wrong > 0, wrong / size, 0.0).reshape(len(values), -1).max(1, initial=0.0)
+        return error
 
     def matrix(self, values: np.ndarray) -> sp.csr_matrix:
         """One sample's matrix from its entries."""
         return sp.csr_matrix((values, self.pattern.indices, self.pattern.indptr), shape=self.shape)
+
+    def stacked(self, values: np.ndarray) -> sp.csr_matrix:
+        """All samples' matrices from their entries ``(batch, nnz)``, one below the other along the diagonal: one call of
+        SciPy's, which costs as much as 300 entries, for all of them."""
+        return below_each_other(self.pattern, values)
 
 
 def coloured(pattern: IndexSets, origin: str = "detected", symmetric: bool = False) -> Coloured | None:
@@ -129,6 +153,19 @@ def coloured(pattern: IndexSets, origin: str = "detected", symmetric: bool = Fal
     return Coloured(pattern, plan, origin, places)
 
 
+def below_each_other(pattern: IndexSets, values: np.ndarray) -> sp.csr_matrix:
+    """Matrices of one pattern, compressed alike, along the diagonal of one; ``values``: ``(batch, nnz)``."""
+    batch, nnz, (m, n) = len(values), pattern.nnz, pattern.shape
+    if batch == 1:
+        return type(pattern)((values[0], pattern.indices, pattern.indptr), shape=(m, n))
+    inner, outer = (n, m) if pattern.format == "csr" else (m, n)
+    kind = np.dtype(np.int32 if max(batch * nnz, batch * max(inner, outer)) < 2**31 else np.int64)
+    each = np.arange(batch, dtype=kind)[:, None]
+    indices = (pattern.indices.astype(kind) + each * inner).reshape(-1)
+    pointer = np.append((pattern.indptr[:-1].astype(kind) + each * nnz).reshape(-1), kind.type(batch * nnz))
+    return type(pattern)((values.reshape(-1), indices, pointer), shape=(batch * m, batch * n))
+
+
 def known_entries(pattern: IndexSets) -> Coloured:
     """A pattern whose entries are known, and need not be found from products."""
     none = np.zeros(0, dtype=np.int64)
@@ -139,21 +176,41 @@ def _coordinates(pattern: IndexSets) -> tuple[np.ndarray, np.ndarray]:
     return np.repeat(np.arange(pattern.shape[0]), np.diff(pattern.indptr)), pattern.indices
 
 
-def _products(product: _Product, seeds: Tensor, longest: int, batch: int, like: Tensor) -> Tensor:
-    """``product`` of every seed, the same for each sample: ``(k, n) -> (batch, k, m)``, double precision, on the host;
-    ``longest``: the larger of ``m`` and ``n``."""
-    seeds = seeds.to(device=like.device, dtype=like.dtype)
-    k, numbers = len(seeds), _CHUNK if like.device.type == "cpu" else _CHUNK_ELSEWHERE
-    chunk = max(1, numbers // max(1, batch * longest))
-    parts = []
-    for some in seeds.split(min(chunk, max(1, math.ceil(k / math.ceil(k / chunk))))):
-        vectors = some.unsqueeze(1).expand(-1, batch, -1)
+class _Seeds(NamedTuple):
+    """Indicators of ``number`` groups of numbers: number ``members[i]`` is in ``groups[i]``."""
+
+    groups: np.ndarray
+    members: np.ndarray
+    number: int
+
+    def and_then(self, other: _Seeds) -> _Seeds:
+        """These, and then the others."""
+        groups = np.concatenate([self.groups, self.number + other.groups])
+        return _Seeds(groups, np.concatenate([self.members, other.members]), self.number + other.number)
+
+
+def _shown(
+    product: _Product, seeds: _Seeds, vector: np.ndarray | None, n: int, batch: int, width: int, like: Tensor
+) -> Iterator[np.ndarray]:
+    """``product`` ``(batch, n) -> (batch, width)`` of every seed and of one vector more, the same for each sample: a few
+    at a time, ``(some, batch, width)``, double precision, on the host."""
+    k = seeds.number + (vector is not None)
+    numbers = _CHUNK if like.device.type == "cpu" else _CHUNK_ELSEWHERE
+    some = max(1, numbers // max(1, batch * max(n, width)))
+    some = min(some, max(1, math.ceil(k / math.ceil(k / some))))
+    for first in range(0, k, some):
+        count = min(some, k - first)
+        block = np.zeros((count, n))
+        here = slice(None) if count == k else (seeds.groups >= first) & (seeds.groups < first + count)
+        block[seeds.groups[here] - first, seeds.members[here]] = 1
+        if vector is not None and first + count == k:
+            block[-1] = vector
+        vectors = torch.from_numpy(block).to(like).unsqueeze(1).expand(-1, batch, -1)
         try:
             shown = torch.func.vmap(product)(vectors)
         except RuntimeError:  # an operation without a batching rule: one by one
             shown = torch.stack([product(v) for v in vectors])
-        parts.append(shown.detach().to(device="cpu", dtype=torch.float64))
-    return torch.cat(parts).transpose(0, 1)
+        yield shown.detach().to(device="cpu", dtype=torch.float64).numpy()
 
 
 def as_pattern(given: object, rows: int, columns: int, diagonal: bool = False) -> IndexSets:

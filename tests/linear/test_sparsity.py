@@ -10,7 +10,9 @@ from patterns_table import PATTERNS, Case
 from torch import Tensor
 
 from implicitkit.foundation import autodiff
+from implicitkit.linear import ordering, sparse_factors
 from implicitkit.linear.sparse_factors import SparseFactor, _Full, analyse
+from implicitkit.sparsity import compression
 from implicitkit.sparsity.colouring import groups_of_columns
 from implicitkit.sparsity.compression import coloured
 from implicitkit.sparsity.detection import detect
@@ -142,6 +144,31 @@ def test_compressed_jacobian_is_the_jacobian(name: str, batch: int) -> None:
     assert ready.values(mv, rmv, batch, blocks)[1][0] > 1e-3
 
 
+@pytest.mark.parametrize("name", ["grid", "hubs", "a symmetric arrow"])
+def test_products_are_looked_at_a_few_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One product in a call, or three, show what all of them show together; no call has more."""
+    symmetric = name == "a symmetric arrow"
+    pattern = sp.csr_matrix(_arrow() if symmetric else _patterns()[name]).astype(bool)
+    ready = coloured(pattern, symmetric=symmetric)
+    assert ready is not None and (name == "grid" or ready.colouring.apart_count > 0)
+    m, n = pattern.shape
+    A = torch.randn(2, m, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    A = (A + A.mT if symmetric else A) * torch.from_numpy(pattern.toarray())
+    mv = lambda v: (A @ v.unsqueeze(2)).squeeze(2)  # noqa: E731
+    rmv = mv if symmetric else lambda w: (A.mT @ w.unsqueeze(2)).squeeze(2)
+    widths: list[int] = []
+    vmap = torch.func.vmap
+    monkeypatch.setattr(torch.func, "vmap", lambda f: lambda v: (widths.append(len(v)), vmap(f)(v))[1])
+    for at_once in (1, 3):
+        widths.clear()
+        monkeypatch.setattr(compression, "_CHUNK", at_once * 2 * max(m, n))
+        values, error = ready.values(mv, rmv, 2, A)
+        assert max(widths) == at_once and sum(widths) == ready.colouring.products + 1
+        for i in range(2):
+            assert np.array_equal(ready.matrix(values[i]).toarray(), A[i].numpy())
+        assert error.max() < 1e-13
+
+
 def test_hubs_are_set_apart() -> None:
     ready = coloured(sp.csr_matrix(_patterns()["hubs"]).astype(bool))
     assert ready is not None and len(ready.colouring.apart) >= 1 and ready.colouring.products < 40
@@ -226,7 +253,10 @@ def test_sparse_factors_against_dense(name: str, transpose: bool, columns: int |
     factor = SparseFactor(analysis, values)
     assert factor.ok.all() and factor.reason == ""
     if analysis.band is None:
-        assert ("full" if isinstance(factor._lus[0], _Full) else "superlu") == kind
+        apart = factor._lus and isinstance(factor._lus[0], _Full)
+        assert ("full" if apart else "superlu") == kind and (factor._stacked is None) == (
+            name in ("graph", "hardly sparse")
+        )
     else:
         assert ("band" if analysis.order is None else "renumbered") == kind
     rows = blocks.abs().amax(2, keepdim=True)
@@ -252,6 +282,34 @@ def test_a_bad_block_leaves_the_others_alone(size: int) -> None:
     x = factor.solve(torch.ones(4, size, dtype=torch.float64))
     assert x[[0, 3]].isfinite().all() and x[[1, 2]].isnan().all() and torch.equal(x[0], x[3])
     assert factor.reason == "the matrix is not finite"
+
+
+@pytest.mark.parametrize("wrong", ["none", "exactly singular", "badly pivoted"])
+def test_blocks_of_a_batch_are_factored_by_one_call(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """... unless one of them is singular, or its pivots on the diagonal are poor: then block by block, as one alone."""
+    pattern = sp.csr_matrix(sp.kronsum(*2 * [sp.diags([1.0, 1, 1], [-1, 0, 1], shape=(30, 30))])).astype(bool)
+    pattern.sort_indices()
+    rows, columns = pattern.nonzero()
+    analysis, rng = analyse(pattern), np.random.default_rng(0)
+    values = rng.standard_normal((5, len(rows))) + 6.0 * (rows == columns)
+    if wrong == "exactly singular":
+        values[2] = np.where((rows == 7) | (columns == 7), 0.0, values[2])
+        values[2][(rows == 7) & (columns == 8)] = values[2][(rows == 9) & (columns == 8)] = 1.0
+    elif wrong == "badly pivoted":
+        monkeypatch.setattr(sparse_factors, "_ACCURATE", -1.0)
+    alone = [SparseFactor(analysis, v[None]) for v in values]
+    calls: list[int] = []
+    splu = ordering.sla.splu
+    monkeypatch.setattr(ordering.sla, "splu", lambda A, **options: (calls.append(A.shape[0]), splu(A, **options))[1])
+    factor = SparseFactor(analysis, values)
+    assert calls[0] == 5 * 900 and (len(calls) == 1) == (wrong == "none")
+    assert factor.ok.tolist() == [bool(one.ok[0]) for one in alone]
+    b = torch.from_numpy(rng.standard_normal((5, 900, 3)))
+    for transpose in (False, True):
+        x = factor.solve(b, transpose)
+        for i in range(5):
+            single = alone[i].solve(b[i : i + 1], transpose)[0]
+            torch.testing.assert_close(x[i], single, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
 def test_indefinite_matrices_are_pivoted() -> None:

@@ -158,11 +158,19 @@ MUTANTS = [
         "implicitkit/linear/auto.py",
         "tests/linear/test_linear.py -k 'dear_matrix'",
         ("if worth >= _WORTH and not alone:", "if False:"),
+        (
+            "(not A.fixed_point or self._dense_price(A) < _WORTH)",
+            "(not A.fixed_point or True)",
+            "tests/linear/test_contraction.py -k factor",
+        ),
     ),
     *mutants(
         "implicitkit/sparsity/compression.py",
         "tests/linear/test_sparsity.py -k 'symmetric or compressed'",
         ("first + number[group_of] * other_width + inside", "first + number[group_of] * other_width + group_of"),
+        ("self.places[here] - begin]", "self.places[here]]", "tests/linear/test_sparsity.py -k 'few_at_a_time'"),
+        ("self.number + other.groups", "other.groups", "tests/linear/test_sparsity.py -k 'few_at_a_time'"),
+        ("each * inner", "each * 0", "tests/linear/test_sparsity.py -k 'compressed'"),
     ),
     *mutants(
         "implicitkit/manifold/so3.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.linear import auto as auto_linear
-from implicitkit.linear import ordering
+from implicitkit.linear import ordering, sparse_normal
 from implicitkit.linear.sparse_factors import SparseFactor
 from implicitkit.solver import judging
 from implicitkit.solver.auto import stages
@@ -191,6 +192,23 @@ def test_factors_of_a_fit_serve_further_steps_and_the_derivative(monkeypatch: py
     torch.testing.assert_close(again[1], g, rtol=1e-8, atol=1e-10)
 
 
+def test_factors_of_a_point_before_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may take as much memory as all the rest: one set of them at a time."""
+    residuals, start, data = pose_graph(60)
+    kept: list[Any] = []
+    alive: list[int] = []
+    plain = sparse_normal.NormalFactors.__init__
+
+    def watched(self: Any, *given: Any) -> None:
+        plain(self, *given)
+        kept.append(weakref.ref(self))
+        alive.append(sum(ref() is not None for ref in kept))
+
+    monkeypatch.setattr(sparse_normal.NormalFactors, "__init__", watched)
+    s = ik.least_squares(residuals, start, (data,), solver="gauss_newton")
+    assert bool(s.converged) and len(alive) >= 2 and max(alive) == 1
+
+
 def test_an_order_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second matrix of a pattern is renumbered as the first was, and its factors solve as they stand; another pattern
     gets an order of its own."""
@@ -284,3 +302,74 @@ def test_products_are_tried_before_a_matrix_without_a_pattern(
         assert not formed and all(tried)
     else:
         assert formed and tried.count(False) == 1 and not tried[-1]
+
+
+def _curved(condition: float, n: int = 130) -> tuple[Any, Tensor]:
+    """A fit without a pattern, of this condition at the origin."""
+    g = torch.Generator().manual_seed(2)
+    U, V = (torch.linalg.qr(torch.randn(n + k, n, generator=g, dtype=D)).Q for k in (10, 0))
+    A = U @ torch.diag(torch.logspace(0, -math.log10(condition), n, dtype=D)) @ V.mT
+    return lambda z, y: A @ z + 0.1 * (A @ z) ** 3 - y, A @ torch.randn(n, generator=g, dtype=D)
+
+
+class _Seen(Exception):
+    pass
+
+
+def _inside(condition: float, check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``check(evaluations, z, free, gradient)`` within a solve; two thirds of the unknowns are free."""
+    z, free = torch.linspace(-1, 1, 130, dtype=D).unsqueeze(0), torch.arange(130).unsqueeze(0) % 3 > 0
+
+    def step(_: Any, f: Evaluations, *__: Any) -> Any:
+        check(f, z, free, torch.where(free, f(z), 0))
+        raise _Seen
+
+    residuals, y = _curved(condition)
+    with monkeypatch.context() as patched:
+        patched.setattr(normal_equations, "_FRUGAL", 130)
+        patched.setattr(levenberg_marquardt.LevenbergMarquardt, "step", step)
+        with pytest.raises(_Seen):
+            ik.least_squares(residuals, z[0], (y,), solver="levenberg_marquardt")
+
+
+def test_a_matrix_takes_over_where_products_have_not_been_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the very same point, in the same units and for the same unknowns; and at all others, at once."""
+
+    def check(f: Evaluations, z: Tensor, free: Tensor, g: Tensor) -> None:
+        steps = []
+        for name in ("_Frugal", "_Dense"):
+            model = normal_equations.normal_equations(f, z, free)
+            assert type(model).__name__ == name
+            model.scale(torch.linspace(1, 2, 130, dtype=D).unsqueeze(0))
+            steps.append(model.solve(torch.tensor([1e-9], dtype=D), g))
+            assert not f.frugal and model.factors is None  # of some unknowns only
+        assert bool((steps[0] == 0)[~free].all() and (steps[0] != 0)[free].all())
+        torch.testing.assert_close(steps[0], steps[1], rtol=1e-6, atol=1e-9)
+
+    _inside(1e5, check, monkeypatch)
+
+
+def test_a_step_by_products_is_that_of_the_damped_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a tenth of the gradient, with the damping, in the units and for the unknowns that are asked for."""
+
+    def check(f: Evaluations, z: Tensor, free: Tensor, g: Tensor) -> None:
+        model = normal_equations.normal_equations(f, z, free)
+        model.scale(torch.full_like(z, 2.0))
+        p = model.solve(torch.tensor([0.3], dtype=D), g)
+        assert f.frugal and bool((p == 0)[~free].all())
+        R = f.residuals_jacobian(z)[0] * free
+        assert float((p @ R.T @ R + 4 * 0.3 * p + g).norm()) < 0.15 * float(g.norm())
+        assert float((p @ R.T @ R + g).norm()) > 0.3 * float(g.norm())
+
+    _inside(2.0, check, monkeypatch)
+
+
+def test_the_largest_eigenvalue_is_looked_for_once_where_it_takes_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    residuals, y = _curved(2.0)
+    found: list[int] = []
+    largest = normal_equations.largest_eigenvalue
+    monkeypatch.setattr(normal_equations, "_FRUGAL", 130)
+    monkeypatch.setattr(normal_equations, "_SHARE", 1.0)
+    monkeypatch.setattr(normal_equations, "largest_eigenvalue", lambda *a: (found.append(1), largest(*a))[1])
+    s = ik.least_squares(residuals, torch.zeros(130, dtype=D), (y,), solver="levenberg_marquardt")
+    assert bool(s.converged) and int(s.steps) > 2 and len(found) == 1

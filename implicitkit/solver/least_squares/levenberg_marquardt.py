@@ -63,7 +63,7 @@ class LevenbergMarquardt(Method):
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         nan = z.new_full(z.shape[:1], torch.nan)  # not known yet
-        return {"D": torch.zeros_like(z), "mu": nan, "ease": torch.full_like(nan, _FASTER)}
+        return {"D": torch.zeros_like(z), "mu": nan, "largest": nan, "ease": torch.full_like(nan, _FASTER)}
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         g, value = f(z), f.value(z)
@@ -72,7 +72,10 @@ class LevenbergMarquardt(Method):
         direct = dear and model.equations.direct  # by products, less damping takes more of them
         D = column_scales(f, state["D"], model.columns)
         scale = torch.where(D > 0, D, 1)
-        largest = model.scale(scale)
+        by_products = dear and not direct and not bool(torch.isnan(state["largest"]).any())
+        largest = state["largest"] if by_products else model.scale(scale)
+        if by_products:  # it is a size, which ten products need not find anew
+            model.equations.scale(scale)
         first = self.damping * largest.clamp_min(1e-30)
         little = torch.finfo(z.dtype).eps ** 0.5 * largest
         bold = torch.isnan(state["mu"])  # nothing is known yet
@@ -109,6 +112,7 @@ class LevenbergMarquardt(Method):
             z_next = with_old_factors(f, model.equations, z_next)
         return z_next, {
             "D": D,
+            "largest": largest,
             "mu": torch.maximum(mu, _LEAST * torch.finfo(mu.dtype).eps * largest),
             "ease": ease.clamp_min(1e-8),
         }

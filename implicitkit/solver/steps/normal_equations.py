@@ -75,8 +75,11 @@ def column_scales(f: Evaluations, before: Tensor, columns: Tensor) -> Tensor:
 def normal_equations(f: Evaluations, z: Tensor, free: Tensor | None = None) -> NormalEquations:
     """Of the residuals of ``f`` at ``z``, sparse where they have a pattern.
 
-    ``free``: the unknowns that are solved for, ``(batch, n)`` bool; for the others ``p = 0``.
+    ``free``: the unknowns that are solved for, ``(batch, n)`` bool; for the others ``p = 0``.  Factors of a point before are
+    let go: they may take as much memory as all the rest.
     """
+    if f.kind.of_residuals:
+        f.system.factored = None
     found = f.residuals_sparse(z)
     if found is not None:
         from implicitkit.linear.sparse_normal import SparseNormal
