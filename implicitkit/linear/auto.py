@@ -26,7 +26,7 @@ __all__ = ["Auto"]
 
 _FEW = 64  # unknowns up to which a dense matrix is the first choice whatever it costs
 _WORK = 3e7  # batch * n * (n + numbers in one evaluation): above it a Krylov method is tried before a dense matrix
-_CUBES = 3e7  # batch * n^3 up to which factors cost less than the few products that a fixed-point map takes
+_SMALL = 32  # ... and of a fixed-point map, whose systems take few products
 _NUMBERS = 1 << 27  # numbers in all dense matrices, at most
 _FIRST = 120  # products of a Krylov method before a direct one, where there is one to turn to
 _STALE = 12  # products with the factors of a matrix nearby before they are given up
@@ -110,8 +110,13 @@ class Auto(LinearSolver):
         """How many products factors cost; 0 where there are none to be had."""
         price = A.price()
         if price is None and self._is_affordable(A):
-            price = price_of_dense(A.batch, A.size, A.weight)
+            return self._dense_price(A)
         return 0.0 if price is None else price.factors
+
+    @staticmethod
+    def _dense_price(A: Operator) -> float:
+        """How many products dense factors cost."""
+        return price_of_dense(A.batch, A.size, A.weight).factors
 
     @staticmethod
     def _has_few_colours(A: Operator) -> bool:
@@ -126,10 +131,10 @@ class Auto(LinearSolver):
     def _is_cheap(self, A: Operator, count: int) -> bool:
         """Do dense blocks cost little, or less than a Krylov method for ``count`` right-hand sides?"""
         work = A.batch * A.size * (A.size + A.weight)
-        if A.size <= _FEW and work <= 8 * _WORK:
+        few = A.size <= (_SMALL if A.fixed_point else _FEW)
+        if few and work <= 8 * _WORK:
             return True
-        most = _CUBES if A.fixed_point else torch.inf
-        if work <= _WORK and A.batch * A.size**3 <= most:
+        if work <= _WORK and (not A.fixed_point or self._dense_price(A) < _WORTH):
             return True
         return self._is_affordable(A) and count * _EACH >= A.size and count * _FLOPS >= A.size**2
 

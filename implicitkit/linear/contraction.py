@@ -37,13 +37,16 @@ _SWIFT = 0.35  # what a product leaves of every residual, at most, for the serie
 _SLOWER = (
     1.2  # times what the first product leaves the second one may leave; if more, polynomials do better than powers
 )
+_SURE = 0.25  # ... unless it leaves no more than this: then the series is short ...
+_GAIN = 0.8  # ... and polynomials of degree two would leave no less than this of what powers leave
 _WINDOW, _SLOW = 8, 0.7  # products, and what they may leave of a residual for the series to go on
 
 
 @dataclass(frozen=True)
 class Contraction(LinearSolver):
     """The series for as long as every product leaves little more than a third of every residual, unless the second leaves
-    more of most than the first did: powers then do worse than other polynomials.  Then six steps of GMRES, and the series,
+    more of most than the first did: powers then do worse than other polynomials (where it leaves less than a quarter, those
+    of degree two must show it).  Then six steps of GMRES, and the series,
     if it gets three quarters of the samples that are left there in at most twice the products that GMRES would take; else
     GMRES as it is.
 
@@ -126,8 +129,11 @@ def _swiftly(
         after = product + v
         length = norms(after)
         ratio = length / before
-        if k == 2 and int(torch.count_nonzero((ratio > _SLOWER * first).logical_and_(open_))) > (1 - _MOST) * left:
-            return None, known
+        if k == 2:
+            slower = (ratio > _SLOWER * first).logical_and_(open_)
+            some = int(torch.count_nonzero(slower)) > (1 - _MOST) * left
+            if some and _some(slower & ~((ratio <= _SURE) & _powers_do(r, known, length)), open_):
+                return None, known
         fast = ratio <= _SWIFT
         slow = not (bool(fast.all()) or bool(fast.logical_or_(~open_).all()))
         if slow and k <= len(known):
@@ -145,6 +151,20 @@ def _swiftly(
         if k == 1:
             known = (*known, product)
     return Correction(-total, steps), known
+
+
+def _powers_do(r: Tensor, known: tuple[Tensor, ...], length: Tensor) -> Tensor:
+    """Where two steps of GMRES would leave little less of a residual than two of the series, ``(batch,)``.
+
+    ``|r + x A r + y A (r + A r)|``, least in ``x`` and ``y``, against ``length = |J^2 r|``: of eigenvalues that fill a disk
+    it is all of that, of those on an interval two thirds, of a few that lie apart less.
+    """
+    first = known[0] / column(norms(known[0]))
+    left = r - first * (first * r).sum(1, keepdim=True)
+    second = known[1] - first * (first * known[1]).sum(1, keepdim=True)
+    second = second / column(norms(second))
+    left = left - second * (second * left).sum(1, keepdim=True)
+    return norms(left) >= _GAIN * length  # false for NaN: where the space is exhausted
 
 
 def _series(

@@ -1,18 +1,21 @@
-r"""GMRES for as long as it costs less than factors would.
+r"""GMRES, or conjugate gradients, for as long as that costs less than factors would.
 
 After a few products, ``j`` of them, a quarter of those that factors cost (:mod:`implicitkit.linear.price`) and 4 to 16, the
 residuals of GMRES tell how fast it goes here: ``\log(r_{j/4} / r_j) / (3 j / 4)`` a product; after twice and four times as
 many they are asked again, by what was gained in the second half.  Are more of them needed, at that rate, than factors cost,
 or have that many been spent, the rest is left to the factors.  A matrix on which reaction dominates, or one nearly the
 identity, is solved in a dozen products, whatever its factors would fill; one on which diffusion dominates is given up early.
+Symmetric matrices have conjugate gradients, which orthogonalise nothing, until one shows that it is not positive definite.
 
-Source: Saad & Schultz (1986), algorithm 4, for the method; the rule is that of ski rental (Karlin, Manasse, Rudolph &
+Source: Saad & Schultz (1986), algorithm 4, and Hestenes & Stiefel (1952) for the methods, whose residuals tell each other's:
+Cullum & Greenbaum (1996), SIAM J. Matrix Anal. 17(2), theorem 1; the rule is that of ski rental (Karlin, Manasse, Rudolph &
 Sleator 1988, Algorithmica 3): never more is spent on trying than it may save.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +24,7 @@ from torch import Tensor
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import check_options, flag, positive
 from implicitkit.linear.base import LinearSolution, LinearSolver
-from implicitkit.linear.cycles import Correction, restarted
+from implicitkit.linear.cycles import Correction, column, norms, restarted
 from implicitkit.linear.gmres import arnoldi, vectors
 
 __all__ = ["Frugal"]
@@ -33,7 +36,7 @@ _DEAR = "GMRES would take more products than sparse factors cost"
 
 @dataclass(frozen=True)
 class Frugal(LinearSolver):
-    """GMRES that gives up where factors cost less.
+    """GMRES (of symmetric matrices: CG) that gives up where factors cost less.
 
     ``rtol`` may also be a tensor ``(batch,)``.
 
@@ -58,13 +61,15 @@ class Frugal(LinearSolver):
         look_at = min(max(_FIRST, int(_PART * self.price)), _LAST)
         looks = (look_at, 2 * look_at, 4 * look_at)
         slow, asked = torch.zeros(len(b), dtype=torch.bool, device=b.device), False
+        definite = A.symmetric  # as far as is known
 
         def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
-            nonlocal asked
+            nonlocal asked, definite
 
-            def look(Ht: Tensor, u: Tensor, done: Tensor) -> bool:
-                least, open_ = u.square().cumsum(1).rsqrt(), live & ~done  # what j products leave of a residual
-                j = u.shape[1] - 1
+            def ask(least: Tensor, done: Tensor) -> bool:
+                """``least``: what is left of each residual after 0 to ``j`` products, ``(batch, j + 1)``."""
+                open_ = live & ~done
+                j = least.shape[1] - 1
                 since = int(_PART * j) if j == look_at else j // 2
                 rate = (least[:, since] / least[:, j]).log() / (j - since)
                 left = (least[:, j] * norm / target).log()
@@ -73,9 +78,56 @@ class Frugal(LinearSolver):
                     slow.copy_(open_)
                 return bool(slow.any()) and not bool((open_ & ~slow).any())
 
+            x, used = torch.zeros_like(r), torch.zeros_like(budget)
+            if definite:
+                x, r, used, definite = _conjugate(A, r, target, live, budget, () if asked else looks, ask)
+                budget, norm = budget - used, norms(r)
+                live = live & (norm > target) & (budget > 0)
+                asked = asked or definite
+            if definite or not bool(live.any()):
+                return Correction(x, used, slow)
+            look = lambda Ht, u, done: ask(u.square().cumsum(1).rsqrt(), done)  # noqa: E731
             columns = min(vectors(b), A.size, int(budget.max()))
             found = arnoldi(A, r, norm, target, live, budget, columns, None if asked else (looks, look))
             asked = True
-            return found._replace(failed=slow)
+            rest = torch.where(column(live), found.dx, 0)
+            return Correction(x + rest, used + torch.where(live, found.steps, 0), slow)
 
         return restarted(cycle, A, b, rtol=rtol, atol=atol, max_steps=most, stalled=_DEAR, failed=_DEAR)
+
+
+def _conjugate(
+    A: Operator,
+    r: Tensor,
+    target: Tensor,
+    live: Tensor,
+    budget: Tensor,
+    looks: tuple[int, ...],
+    ask: Callable[[Tensor, Tensor], bool],
+) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """Conjugate gradients: a correction, what it leaves of ``r``, products used, and whether no curvature was met that is
+    not positive; where one is they end.
+
+    What GMRES would have left is known from the residuals of this method, ``1 / |r_k|^2 = sum_{i <= k} 1 / |r_i^{CG}|^2``.
+    """
+    x, p, rs = torch.zeros_like(r), r, r.square().sum(1)
+    begun, inverse, goal, steps, open_ = rs, [torch.ones_like(rs)], target.square(), torch.zeros_like(budget), live
+    for k in range(1, int(budget.max()) + 1):
+        Ap = A.mv(p)
+        curvature = (p * Ap).sum(1)
+        steps = steps + open_
+        if bool((open_ & ~(curvature > 0)).any()):
+            return x, r, steps, False
+        alpha, keep = column(rs / curvature), column(open_)
+        x = torch.where(keep, torch.addcmul(x, alpha, p), x)
+        r = torch.where(keep, torch.addcmul(r, alpha, Ap, value=-1), r)
+        after = r.square().sum(1)
+        p = torch.where(keep, torch.addcmul(r, column(after / rs), p), p)
+        rs = after
+        open_ = open_ & (rs > goal) & (steps < budget)
+        inverse.append(begun / rs)
+        if not bool(open_.any()):
+            break
+        if k in looks and ask(torch.stack(inverse, 1).cumsum(1).rsqrt(), ~open_):
+            break
+    return x, r, steps, True

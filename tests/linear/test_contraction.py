@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear import GMRES, Operator
+from implicitkit.linear.auto import Auto
 from implicitkit.linear.contraction import Contraction
+from implicitkit.linear.lu import LU
 from implicitkit.linear.neumann import NeumannSeries
 
 F64 = torch.float64
@@ -86,6 +88,40 @@ def test_a_strong_contraction_is_left_to_the_series_at_once(monkeypatch: pytest.
     assert not seen and bool(found.converged.all())
     assert bool(((found.steps - series.steps).abs() <= 1).all()) and int(found.steps[2]) < int(found.steps[0])
     torch.testing.assert_close(A.mv(found.x), b, rtol=0, atol=1e-4)
+
+
+def test_a_short_series_is_not_given_up_for_a_second_product_that_gains_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of eigenvalues in a disk polynomials have nothing to win, whatever the first product leaves; where the series would be
+    longer they are tried."""
+    for radius, cycles in ((0.2, 0), (0.3, 1)):
+        J = spectrum(radius, [], 7)
+        A, b = system(J)
+        weak = torch.linalg.svd(J).Vh[N // 2 :]  # of the first product little is left
+        b = b @ weak.mT @ weak
+        with monkeypatch.context() as watched:
+            seen = orthogonalised(watched)
+            found = Contraction().solve(A, b, **LIMITS, max_steps=None)
+        assert len(seen) == cycles and bool(found.converged.all())
+        torch.testing.assert_close(A.mv(found.x), b, rtol=0, atol=1e-4)
+
+
+def test_auto_does_not_factor_what_a_few_products_solve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty-four maps of 64 unknowns, whose factors cost more than thirty products; of one such map they cost three."""
+
+    def refuse(*_: object, **__: object) -> object:
+        raise AssertionError("a matrix is factored")
+
+    weights = spectrum(0.5, [])[:64, :64]
+    for batch, factored in ((64, False), (1, True)):
+        M = weights.expand(batch, 64, 64) - torch.eye(64, dtype=F64)
+        b = torch.randn(batch, 64, generator=torch.Generator().manual_seed(9), dtype=F64)
+        mv, rmv = (lambda v, M=m: (M @ v.unsqueeze(2)).squeeze(2) for m in (M, M.mT))
+        A = Operator(mv, rmv, lambda M=M: M, batch=batch, size=64, like=b, fixed_point=True)
+        with monkeypatch.context() as without:
+            if not factored:
+                without.setattr(LU, "solve_many", refuse)
+            found = Auto().solve(A, b, **LIMITS, max_steps=None)
+        assert bool(found.converged.all()) and (int(found.steps.max()) <= 1 or not factored)
 
 
 def test_real_spectra_are_left_to_gmres_with_the_products_of_the_series() -> None:

@@ -6,6 +6,7 @@ from .row import mutants
 
 METHODS = "tests/mutants/test_survivors_methods.py"
 SELDOM = "tests/mutants/test_survivors_linear.py"
+TOGETHER = "tests/linear/test_sparsity.py -k one_call"
 OWN = f"tests/mutants/test_survivors.py {METHODS} -k linear"
 
 
@@ -41,6 +42,25 @@ MUTANTS = [
         ("b[self.order]), trans)", "b[self.order]))"),
         ("A.data[self.moved.data]", "A.data"),
         ("np.array_equal(A.indices, self.indices)", "True", f"{SELDOM} -k order"),
+        ("x[:, self.order] = self.lu.solve(flat, trans)", "x[:] = self.lu.solve(flat, trans)", TOGETHER),
+        ("self.lu.solve(flat, trans)", "self.lu.solve(flat)", TOGETHER),
+        ("values[:, moved.data])", "values)", TOGETHER),
+    ),
+    *mutants(
+        "implicitkit/linear/sparse_factors.py",
+        TOGETHER,
+        ("entries = self._scaled[:, places]", "entries = self._scaled"),
+        ("return found if bool((error <= _ACCURATE).all()) else None", "return found"),
+        ("if not full and self.batch > 1 and", "if False and"),
+    ),
+    *mutants(
+        "implicitkit/linear/frugal.py",
+        "tests/linear/test_frugal.py",
+        ("~(curvature > 0)).any()", "~(curvature < torch.inf)).any()"),
+        ("inverse.append(begun / rs)", "inverse.append(rs / begun)"),
+        ("if k in looks and ask(", "if False and ask("),
+        ("Correction(x + rest,", "Correction(rest,"),
+        ("column(after / rs), p), p)", "column(rs / after), p), p)"),
     ),
     *mutants(
         "implicitkit/linear/cg.py",
@@ -114,6 +134,10 @@ MUTANTS = [
         ("crawls = going & ~(length <= _SLOW * before)", "crawls = going & ~going"),
         ("fast = ratio <= _SWIFT", "fast = ratio <= 0"),
         ("(ratio > _SLOWER * first)", "(ratio > 9 * first)"),
+        ("(ratio <= _SURE) & _powers", "_powers"),
+        ("norms(left) >= _GAIN * length", "norms(left) >= 0 * length"),
+        ("norms(left) >= _GAIN * length", "norms(left) >= 2 * length"),
+        ("left = left - second * (second * left)", "left = left - 0 * (second * left)"),
         (
             "v, before = after if left == len(r) else torch.where(column(open_), after, 0), length",
             "v, before = after, length",
