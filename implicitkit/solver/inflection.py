@@ -32,17 +32,22 @@ _Function = Callable[[Tensor], Tensor]
 
 
 def inflected(
-    value: _Function, gradient: _Function, z: Tensor, which: Tensor, lanczos: tuple[Tensor, Tensor, Tensor], h: Tensor
+    value: _Function,
+    gradient: _Function,
+    z: Tensor,
+    g: Tensor,
+    which: Tensor,
+    lanczos: tuple[Tensor, Tensor, Tensor],
+    h: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Which of the samples ``which`` are inflections, ``(batch,)``, and along what, ``(batch, n)``.
 
     Args:
-        value: the objective, ``(batch,)``. gradient: ``(batch, n)``, of what may move. z: ``(batch, n)``. which:
-            ``(batch,)``. lanczos: the least curvature, its direction and the largest in size. h: a step for
-            differences, ``(batch, 1)``.
+        value: the objective, ``(batch,)``. gradient: ``(batch, n)``, of what may move. z: ``(batch, n)``. g: the
+            gradient there. which: ``(batch,)``. lanczos: the least curvature, its direction and the largest in size. h: a
+            step for differences, ``(batch, 1)``.
     """
     lowest, direction, largest = lanczos
-    g = gradient(z)
     size = z.abs().amax(1, keepdim=True).clamp_min(1)
     if z.shape[1] > 1:
         length = torch.linalg.vector_norm(g, dim=1, keepdim=True)
@@ -76,7 +81,7 @@ def inflected(
     begin = torch.maximum(_BEGINS * 2 * slope / curvature, (24 * noise / third) ** (1 / 3))
     begin = torch.where(torch.isfinite(begin) & (begin > 0), begin, _BLIND * size.squeeze(1))
     begin = torch.maximum(begin, torch.finfo(z.dtype).eps ** (1 / 3) * size.squeeze(1).sqrt())
-    for length in _LENGTHS:
+    for left, length in zip(reversed(range(len(_LENGTHS))), _LENGTHS, strict=True):
         t = length * begin
         for side, sign in enumerate((1.0, -1.0)):
             fall = level - value(z + (sign * t).unsqueeze(1) * d)
@@ -84,6 +89,6 @@ def inflected(
             near = (curvature.square() <= _NEAR * slope * third) | (curvature <= _NEAR * h.squeeze(1) * third)
             falls = (fall > noise) & torch.isfinite(fall) & near
             runs[side] = torch.where(falls | (runs[side] >= _TWICE), runs[side] + 1, 0)
-        if bool(((runs >= _TWICE).any(0) | ~found).all()):
-            break
+        if bool(((runs >= _TWICE).any(0) | (runs.amax(0) + left < _TWICE) | ~found).all()):
+            break  # it is known of each, or they are too few that are left
     return found & (runs >= _TWICE).any(0), d

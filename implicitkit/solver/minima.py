@@ -56,7 +56,8 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
     probe = Evaluations(f.system, f.theta, "minimise")
     eps = torch.finfo(z.dtype).eps
     steps = min(z.shape[1], products(which, descended))
-    g, h = probe(z), difference_step(z, eps**0.5)
+    at = f if f.of_gradient else probe  # which remembers what it has found there
+    g, h = at(z), difference_step(z, eps**0.5)
     lowest, direction, largest = lanczos(lambda q: (probe(z + h * q) - g) / h, z, steps)
     suspect = which & (lowest < -(eps**0.5) * largest)
     if bool(suspect.any()):
@@ -67,10 +68,11 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
     best, open_ = z, which & ~suspect
     if bool(open_.any()):
         h = difference_step(z, eps**0.5)
-        flat, along = inflected(probe.value, probe, z, open_, (lowest, direction, largest), h)
+        objective = lambda y: (at if y is z else probe).value(y)  # noqa: E731
+        flat, along = inflected(objective, probe, z, g, open_, (lowest, direction, largest), h)
         suspect, direction = suspect | flat, torch.where(flat.unsqueeze(1), along, direction)
     if bool(suspect.any()):
-        value = probe.value(z)
+        value = at.value(z)
         least = value - ROUNDING * eps * value.abs()
         length = z.abs().amax(1).clamp_min(1)
         for t in LENGTHS:

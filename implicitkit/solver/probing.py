@@ -17,12 +17,14 @@ from implicitkit.solver.scales import (
     NOISE,
     change,
     directions,
+    doubling,
     grows,
     healthy_share,
     in_working_precision,
     is_healthy,
     rounding,
     row_scales,
+    uneven,
 )
 from implicitkit.solver.underflow import has_underflowed
 
@@ -72,13 +74,16 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         return torch.zeros_like(which)
     scale = _size(f, z, F, z, None if z.shape[1] <= DENSE else which)
     still = which.unsqueeze(1) & (F == 0) & (scale > 0)
+    flat = (F == 0) & (scale == 0)
+    asked = z.shape[1] > DENSE and bool(((still | flat) & which.unsqueeze(1)).any())
+    seen = doubling(f, z, F, torch.finfo(z.dtype).eps ** 0.25 * uneven(z)[1]) if asked else None
     if bool(still.any()):  # zero to the last bit: of what is left of F around z, is anything more than rounding?
-        scale = torch.where(still & ~grows(f, z, F, still), 0, scale)
+        scale = torch.where(still & ~grows(f, z, F, still, seen), 0, scale)
     sound = (F.abs() <= _SOUND * scale).all(1)
     flat = (F == 0) & (scale == 0)
     vanished = flat.all(1)
     if bool((flat.any(1) & which).any()):
-        underflowed, ends = has_underflowed(f, z, flat)
+        underflowed, ends = has_underflowed(f, z, flat, seen)
         plateau, vanished = vanished & ends, underflowed | (vanished & ~ends)
         which = which & ~plateau
     open_ = which & ~vanished & (z.shape[1] <= DENSE or ~sound)

@@ -124,14 +124,15 @@ def change(f: Evaluations, z: Tensor, F: Tensor, direction: Tensor, h: float) ->
     return torch.nan_to_num(change.abs() / abs(h), nan=0.0, posinf=0.0)
 
 
-def grows(f: Evaluations, z: Tensor, F: Tensor, asked: Tensor) -> Tensor:
+def grows(f: Evaluations, z: Tensor, F: Tensor, asked: Tensor, seen: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Where what ``F_i`` changes by beside ``z`` is no rounding error, of the equations ``asked``, ``(batch, n)``.
 
     It then doubles with the way, ``|F_i(z + 2 h w) - F_i| >= 1.9 |F_i(z + h w) - F_i| > 0``, and again from ``2 h`` to
     ``4 h``, for some ``h`` on one side at least; or, at a jump, is of one sign before and of the other behind.  Rounding
-    (``sqrt(1 + z^2) - z`` at 1e8) is of the same size all around.
+    (``sqrt(1 + z^2) - z`` at 1e8) is of the same size all around.  ``seen``: one such look (:func:`doubling`) that somebody
+    has taken already.
     """
-    eps, found = torch.finfo(z.dtype).eps, torch.zeros_like(asked)
+    eps, found = torch.finfo(z.dtype).eps, torch.zeros_like(asked) if seen is None else asked & seen[0]
     for h in (eps**0.25, eps**0.5, 1e-2):  # the first one shows most
         for direction in uneven(z):
             sides = []

@@ -24,7 +24,9 @@ _DENSE = 64  # unknowns up to which the derivative of each equation is asked, be
 _TINY = 8.0  # times eps: what is left at the edge, beside F nearer to the origin, of what was rounded away
 
 
-def has_underflowed(f: Evaluations, z: Tensor, flat: Tensor) -> tuple[Tensor, Tensor]:
+def has_underflowed(
+    f: Evaluations, z: Tensor, flat: Tensor, seen: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
     """Where equations ``flat`` ``(batch, n)``, zero at ``z`` and all around, only seem to hold, and where each of them has
     been seen to end in zeros, or to be nothing else, ``(batch,)`` both.
 
@@ -33,11 +35,16 @@ def has_underflowed(f: Evaluations, z: Tensor, flat: Tensor) -> tuple[Tensor, Te
     that has underflowed nothing is left already (``exp(-1000 z)`` at 0.7: 1e-304).  One that is zero all the way,
     origin included, is a plateau.  An equation that has a derivative at ``z`` has not been cut off
     (``z_0 - z_1`` does not change along ``z`` either, where it is zero).
+
+    ``seen``: :func:`~implicitkit.solver.scales.doubling` the uneven way, where that is known.
     """
     tiny = torch.finfo(z.dtype).tiny
     if z.shape[1] > _DENSE:  # one that grows as z moves otherwise than along itself has not: that costs no Jacobian
-        move = torch.finfo(z.dtype).eps ** 0.25 * uneven(z)[1]
-        flat = flat & ~doubling(f, z, torch.zeros_like(z), move)[0]  # where F is zero
+        if seen is None:
+            seen = doubling(
+                f, z, torch.zeros_like(z), torch.finfo(z.dtype).eps ** 0.25 * uneven(z)[1]
+            )  # where F is zero
+        flat = flat & ~seen[0]
     if bool(flat.any()):
         flat = flat & ~_has_derivative(f, z, flat)
     if not bool(flat.any()):

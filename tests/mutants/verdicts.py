@@ -195,7 +195,7 @@ MUTANTS = [
         ROUNDED,
         ("which = which & ~plateau", "pass"),
         (
-            "scale = torch.where(still & ~grows(f, z, F, still), 0, scale)\n    sound",
+            "scale = torch.where(still & ~grows(f, z, F, still, seen), 0, scale)\n    sound",
             "scale = scale\n    sound",
         ),
         (

@@ -53,7 +53,9 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
     suspect = which & (lowest < -(_CURVED if look.curved else eps**0.5) * largest)
     if not look.curved and bool((which & ~suspect).any()):
         h = difference_step(z, eps**0.5)
-        flat, along = inflected(look.objective, look.tangential, z, which & ~suspect, (lowest, u, largest), h)
+        flat, along = inflected(
+            look.objective, look.tangential, z, look.tangential(z), which & ~suspect, (lowest, u, largest), h
+        )
         suspect, u = suspect | flat, torch.where(flat.unsqueeze(1), along, u)
     if not bool(suspect.any()):
         return w
