@@ -79,12 +79,12 @@ class KKT(LinearSolver):
             norm = norms(torch.baddbmm(b.unsqueeze(2), M, x.unsqueeze(2), alpha=-1).squeeze(2))
             met = norm <= target
             if bool(met.all()):
-                return LinearSolution(x, norm, torch.ones_like(norm, dtype=torch.int64), met)
+                return self._on_both_sides(A, b, x, norm, met)
         elif isinstance(A, StructuredOperator):
             x, norm = A.solve(b)
             met = norm <= target
             if bool(met.all()):
-                return LinearSolution(x, norm, torch.ones_like(norm, dtype=torch.int64), met)
+                return self._on_both_sides(A, b, x, norm, met)
         elif A.sparse() is not None:
             x = solve_with(A.sparse(), A, b.unsqueeze(0), rtol=rtol, atol=atol).x
         elif A.size <= self.dense_size:
@@ -106,6 +106,21 @@ class KKT(LinearSolver):
         lost = converged & (norm > _LEFT * norms(b))
         doubt = _NOT_DETERMINED if reason == "" and bool(lost.any()) else ""
         return LinearSolution(x, torch.where(norm.isfinite(), norm, torch.nan), steps, converged, reason, doubt)
+
+    def _on_both_sides(self, A: Operator, b: Tensor, x: Tensor, norm: Tensor, met: Tensor) -> LinearSolution:
+        """A solution at a point that may be at a kink: does the other side have a derivative too?  (Of a strictly convex
+        program it has; of a linear one on an edge that is optimal as a whole it has not.)"""
+        steps, doubt, reason = torch.ones_like(norm, dtype=torch.int64), "", ""
+        if isinstance(A, StructuredOperator) and A.other is not None:
+            other, enough = A.other(), _LEFT * norms(b)
+            lost = ~(other.solve(b)[1] <= enough)
+            if bool(lost.any()) and A.size <= self.dense_size:  # a singular matrix may have a solution all the same
+                lost = ~(norms(b - other.mv(lstsq_batched(other.dense(), b, rcond=1e-10)[0])) <= enough)
+            if bool(lost.any()):
+                doubt = _NOT_DETERMINED
+                if self.degenerate == "raise":
+                    met, doubt, reason = met & ~lost, "", SINGULAR
+        return LinearSolution(x, norm, steps, met, reason, doubt)
 
     def _least_norm(
         self, A: Operator, b: Tensor, x: Tensor, norm: Tensor, converged: Tensor, rtol: float, atol: float

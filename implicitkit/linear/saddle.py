@@ -118,9 +118,11 @@ Inverse = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 class StructuredOperator(Operator):
     """An operator that knows how to solve with itself and with its transpose: ``inverse(b)``, ``transposed_inverse(b)``,
-    each giving ``x`` ``(batch, n)`` and the norm of the residual ``(batch,)``."""
+    each giving ``x`` ``(batch, n)`` and the norm of the residual ``(batch,)``.
 
-    __slots__ = ("inverse", "transposed_inverse")
+    ``other``: makes the derivative on the other side of a kink, where the point is at one."""
+
+    __slots__ = ("inverse", "other", "transposed_inverse")
 
     def __init__(
         self,
@@ -133,9 +135,10 @@ class StructuredOperator(Operator):
         batch: int,
         size: int,
         like: Tensor,
+        other: Callable[[], StructuredOperator] | None = None,
     ) -> None:
         super().__init__(mv, rmv, dense, batch=batch, size=size, like=like)
-        self.inverse, self.transposed_inverse = inverse, transposed_inverse
+        self.inverse, self.transposed_inverse, self.other = inverse, transposed_inverse, other
 
     def solve(self, b: Tensor) -> tuple[Tensor, Tensor]:
         """``x`` with ``A x = b``, and the norm of what is left, ``(batch,)``."""
@@ -143,6 +146,7 @@ class StructuredOperator(Operator):
 
     @property
     def T(self) -> StructuredOperator:
+        other = self.other
         return StructuredOperator(
             self.rmv,
             self.mv,
@@ -152,4 +156,5 @@ class StructuredOperator(Operator):
             batch=self.batch,
             size=self.size,
             like=self.like,
+            other=None if other is None else lambda: other().T,
         )

@@ -4,7 +4,9 @@ r"""The Jacobian of a quadratic program's natural map, by its blocks.
     [   A    0      0    ]          D = diag(d),  d_i the derivative of the clamp: 1 on active rows, 0 on others
     [ -D G   0    I - D  ]
 
-and its inverse, and that of its transpose, by one Cholesky factor of an ``n x n`` matrix (:class:`Saddle`).
+and its inverse, and that of its transpose, by one Cholesky factor of an ``n x n`` matrix (:class:`Saddle`).  A row at the
+kink, its constraint and its multiplier both zero, counts as active; where it must, because the program is not determined
+without it, the derivative is that of one side at most.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from implicitkit.problem.complementarity import plus_slope
 
 __all__ = ["QPJacobian"]
 
+_KINK = 1e-9  # of the state, within which a multiplier and its constraint are both zero
+
 
 @dataclass
 class QPJacobian:
@@ -31,6 +35,7 @@ class QPJacobian:
     above: Tensor  # derivative of the clamp at h
     below: Tensor  # and at lower
     D: Tensor  # their sum
+    let_go: Tensor | None = None  # the same with rows at the kink inactive, if there are any
     _saddle: Saddle | None = None
 
     @staticmethod
@@ -43,11 +48,17 @@ class QPJacobian:
         G = part.get("G", q.new_zeros(batch, 0, n))
         z, lam = w[:, :n], w[:, n + A.shape[1] :]
         v = lam + mv(G, z)
-        above = plus_slope(v - part["h"], kappa) if "h" in part else torch.zeros_like(v)
-        if "lower" not in part:
-            return QPJacobian(P, A, G, above, torch.zeros_like(v), above)
-        below = plus_slope(part["lower"] - v, kappa)
-        return QPJacobian(P, A, G, above, below, above + below)
+        above = below = kinks = torch.zeros_like(v)
+        noise = 0.0 if kappa else _KINK * (1 + w.abs().amax(1, keepdim=True))
+        for name, sign in (("h", 1.0), ("lower", -1.0)):
+            if name not in part:
+                continue
+            past = sign * (v - part[name])
+            slope = plus_slope(past, kappa)
+            above, below = (slope, below) if name == "h" else (above, slope)
+            kinks = kinks + slope * (past.abs() <= noise)
+        D = above + below
+        return QPJacobian(P, A, G, above, below, D, D - kinks if not kappa and bool(kinks.any()) else None)
 
     def pull(self, point: tuple[Tensor, ...], w: Tensor, needed: set[str]) -> dict[str, Tensor]:
         """``(dF/d part)^T w`` for the parts needed, each ``(batch, ...)``."""
@@ -127,7 +138,12 @@ class QPJacobian:
             batch=self.P.shape[0],
             size=sum(t.shape[1] for t in (self.P, self.A, self.G)),
             like=self.P,
+            other=None if self.let_go is None else self._other,
         )
+
+    def _other(self) -> StructuredOperator:
+        assert self.let_go is not None
+        return QPJacobian(self.P, self.A, self.G, self.above, self.below, self.let_go).operator()
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:

@@ -19,8 +19,9 @@ from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 import implicitkit as ik
 from implicitkit.diagnostics import degeneracy
-from implicitkit.extend import DegenerateWarning
+from implicitkit.extend import KKT, DegenerateWarning
 from implicitkit.problem.qp_data import QPData, natural_residual
+from implicitkit.problem.qp_jacobian import QPJacobian
 from implicitkit.solver.qp.plain import solve_qp
 
 F64 = torch.float64
@@ -570,6 +571,31 @@ def test_a_whole_edge_that_is_optimal_has_no_derivative_without_a_word(policy: s
                 loss.backward()
         else:
             loss.backward()
+
+
+@pytest.mark.parametrize("policy", ["lstsq", "raise"])
+@pytest.mark.parametrize(
+    ("name", "curvature", "point", "determined"),
+    [
+        ("the end of an optimal edge", 0.0, [1.0, 0.0, 1.0, 0.0, 0.0], False),
+        ("the middle of it", 0.0, [0.5, 0.5, 1.0, 0.0, 0.0], False),
+        ("a strictly convex program at a kink", 1.0, [1.0, 0.0, 0.0, 0.0, 0.0], True),
+    ],
+)
+def test_a_kink_has_a_derivative_where_both_sides_have_one(
+    name: str, curvature: float, point: list[float], determined: bool, policy: str
+) -> None:
+    """``min c |z|^2 / 2 - sum(z) (c = 0), -z_1 (c = 1),  sum(z) <= 1, z >= 0``, at a point and its multipliers."""
+    eye = torch.eye(2, dtype=F64)
+    q = -torch.ones(2, dtype=F64) if curvature == 0 else torch.tensor([-1.0, 0.0], dtype=F64)
+    G, h = torch.cat([torch.ones(1, 2, dtype=F64), -eye]), torch.tensor([1.0, 0.0, 0.0], dtype=F64)
+    part = {"P": curvature * eye[None], "q": q[None], "G": G[None], "h": h[None]}
+    A = QPJacobian.of(part, torch.tensor([point], dtype=F64), 0.0).operator()
+    b = torch.tensor([[1.0, 2.0, 0.0, 0.0, 0.0]], dtype=F64)
+    found = KKT(policy).solve(A.T, b, rtol=1e-10, atol=1e-10, max_steps=None)
+    assert (found.doubt == "" and bool(found.converged.all())) == determined, name
+    if not determined:
+        assert ("do not determine" in found.doubt) if policy == "lstsq" else ("degenerate" in found.reason), name
 
 
 def test_constraints_said_twice_have_a_derivative_without_a_word() -> None:
