@@ -13,6 +13,11 @@ the singular part has ``e = 0``.
 That is asked only where the linear system makes so much of its right-hand side that ``|x| |F| / |b|``, which bounds ``d``
 where unknowns are of like size, is more than a regular solution is off by: ``max(0.03 sqrt(rtol), 10 rtol) |z|``.  Then it
 costs two linear solves and a product.
+
+Where solutions are not isolated (an eigenvector's phase) ``A`` is singular at each of them, and regular by rounding alone:
+nothing need change on the way.  What rounding leaves of ``A x = b`` is of the size ``eps s``, ``s_i^2 = \sum_j A_ij^2 x_j^2``,
+the mean square of ``A`` times ``x`` with random weights, whatever the units.  Where that is a twentieth of ``b``, ``x`` is
+made of rounding.  It is asked, by one product, where ``|x| >= 1e8 |b|``.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff
+from implicitkit.foundation import autodiff, seeded
 from implicitkit.foundation.errors import ConvergenceWarning, warn
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution
@@ -31,6 +36,7 @@ from implicitkit.solution import Record, Status
 __all__ = ["warn_if_singular"]
 
 _ASKED, _LOOSE = 0.03, 10.0  # times the root of rtol, and rtol: relative errors of a solution that are asked about
+_STEEP, _ROUNDED = 1e8, 0.05  # |x| / |b| that is looked at, and the part of b that rounding may make
 _OWN_CHANGE = 0.4  # of a derivative on the way to the solution: from here on it is not determined
 
 
@@ -58,15 +64,25 @@ def warn_if_singular(
     all_z = z if len(b) == len(z) else z.repeat(len(b) // len(z), 1)
     gained, of, at = torch.linalg.vector_norm(torch.stack((x, b, all_z.to(x.dtype))), dim=2)
     residual = outcome.residual_norm if all_z is z else outcome.residual_norm.repeat(len(b) // len(z))
-    asked = gained * residual > (size * of) * at
-    if not bool(asked.any()):
+    asked, steep = gained * residual > (size * of) * at, gained > _STEEP * of
+    if not bool((asked | steep).any()):
         return
-    asked = asked.view(-1, len(z)).any(0) & (outcome.status == int(Status.CONVERGED))
-    if not bool(asked.any()):
-        return
-    singular = asked & _undetermined(record, A, b, x, transposed, solve)
+    found = outcome.status == int(Status.CONVERGED)
+    asked, steep = (t.view(-1, len(z)).any(0) & found for t in (asked, steep))
+    singular = steep & _rounding(A, b, x).view(-1, len(z)).any(0) if bool(steep.any()) else torch.zeros_like(steep)
+    asked = asked & ~singular
+    if bool(asked.any()):
+        singular = singular | (asked & _undetermined(record, A, b, x, transposed, solve))
     if bool(singular.any()):
         warn(_said(singular, z), ConvergenceWarning)
+
+
+def _rounding(A: Operator, b: Tensor, x: Tensor) -> Tensor:
+    """Which ``x`` are made of rounding, one for each right-hand side."""
+    weights = seeded.normal(1, A.size, seed=0x51).to(x)
+    parts = [A.mv(part * weights) for part in torch.nan_to_num(x).split(A.batch)]
+    noise = torch.finfo(x.dtype).eps * torch.linalg.vector_norm(torch.cat(parts), dim=1)
+    return noise > _ROUNDED * torch.linalg.vector_norm(b, dim=1)
 
 
 def _undetermined(

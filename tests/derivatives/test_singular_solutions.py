@@ -102,3 +102,22 @@ def test_who_ignores_failures_is_not_told() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert float(backward(ignore)) > 1e4
+
+
+@pytest.mark.parametrize(
+    ("smallest", "rotated", "singular"), [(5e-16, True, True), (1e-13, True, False), (1e-30, False, False)]
+)
+def test_a_matrix_that_is_regular_by_rounding_alone_is_singular(smallest: float, rotated: bool, singular: bool) -> None:
+    """``Q diag(1, ..., s) P z = x``: factors exist at s = 5e-16; in other units of one unknown nothing is lost."""
+    generator = torch.Generator().manual_seed(0)
+    Q, P = (torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64, generator=generator))[0] for _ in range(2))
+    if not rotated:
+        Q = P = torch.eye(6, dtype=torch.float64)
+    A = Q @ torch.diag(torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, smallest], dtype=torch.float64)) @ P
+    ones = torch.ones(6, dtype=torch.float64)
+    x = (A @ ones).requires_grad_()
+    z = ik.root(lambda z, x: A @ z - x, ones, (x,), rule=ik.Implicit(linear_solver="lu")).value
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.autograd.grad(z[0] + z[5], x)
+    assert [str(w.message).partition(" at ")[0] for w in told] == ["the Jacobian of the equations is singular"] * singular

@@ -130,6 +130,8 @@ MUTANTS = [
         ("size = max(_ASKED * rtol**0.5, _LOOSE * rtol)", "size = _ASKED * rtol**0.5"),
         ("large = torch.linalg.vector_norm(x - changed.x, dim=1) >=", "large = torch.linalg.vector_norm(x, dim=1) >="),
         ("there = (z - d).detach()", "there = z"),
+        ("A.mv(part * weights)", "A.mv(part)"),
+        ("return noise > _ROUNDED *", "return noise > 0 *"),
     ),
     *mutants(
         "plugins/implicitkit_deq/positions.py",
