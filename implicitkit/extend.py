@@ -16,7 +16,7 @@ what constraints share              :func:`plus`, :data:`DEGENERATE`, :class:`KK
 a solver of constrained problems    :class:`Solver` with ``solves="constrained"`` and :class:`Model`
 a rule                              :class:`implicitkit.Rule`: ``attach(request)``, a :class:`Request`
 a linear solver                     :class:`implicitkit.LinearSolver`, :class:`Operator` and its combinations,
-                                    :class:`LinearSolution`
+                                    :class:`LinearSolution`; sparse factors of another package: :class:`FactorsElsewhere`
 anything made with options          :class:`Configured` refuses the names of options, ``options`` their values
 ==================================  ==========================================================================
 
@@ -38,6 +38,7 @@ from implicitkit.lifting.overlay import replaced
 from implicitkit.lifting.reach import holds_compiled, modules_held
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.kkt import KKT, SINGULAR
+from implicitkit.linear.sparse_elsewhere import FactorsElsewhere
 from implicitkit.problem.base import Problem, Restated
 from implicitkit.problem.complementarity import DEGENERATE, check_degenerate, plus, plus_slope, warn_zero_gradient
 from implicitkit.problem.constrained import ConstrainedMinimisation
@@ -84,6 +85,7 @@ __all__ = [
     "Degeneracy",
     "DegenerateWarning",
     "Evaluations",
+    "FactorsElsewhere",
     "Impatient",
     "InteriorPoint",
     "Judge",

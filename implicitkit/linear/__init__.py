@@ -10,11 +10,13 @@ from implicitkit.linear.bicgstab import BiCGStab
 from implicitkit.linear.blocks import BlockSubstitution
 from implicitkit.linear.broyden import BroydenLinear
 from implicitkit.linear.cg import CG
+from implicitkit.linear.cholmod import Cholmod
 from implicitkit.linear.dense import Factor, cholesky_batched, factor_batched, lstsq_batched, solve_batched
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lsmr import LSMR
 from implicitkit.linear.lu import LU
 from implicitkit.linear.neumann import DampedSeries, NeumannSeries, Richardson
+from implicitkit.linear.pardiso import Pardiso
 from implicitkit.linear.sparse import SparseLU
 from implicitkit.linear.stale import Stale
 from implicitkit.linear.traces import Estimate, log_determinant, trace
@@ -29,6 +31,7 @@ __all__ = [
     "BlockStructure",
     "BlockSubstitution",
     "BroydenLinear",
+    "Cholmod",
     "DampedSeries",
     "Estimate",
     "Factor",
@@ -37,6 +40,7 @@ __all__ = [
     "LinearSolver",
     "NeumannSeries",
     "Operator",
+    "Pardiso",
     "Richardson",
     "SparseLU",
     "Stale",

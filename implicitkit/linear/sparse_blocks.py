@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import scipy.sparse as sp
 import torch
@@ -42,6 +45,13 @@ class SparseBlocks:
         if not self._factors:
             self._factors.append(SparseFactor(self.ready.analysed(analyse), self.values))
         return self._factors[0]
+
+    def factored(self, factorise: Callable[[sp.csc_matrix], Any]) -> SparseBlocks:
+        """The same matrices with factors of another make, each an object with ``solve(b, trans)`` or ``None``."""
+        other = SparseBlocks(self.ready, self.values)
+        other.transposed = self.transposed
+        other._factors.append(SparseFactor(self.ready.analysed(analyse), self.values, factorise))
+        return other
 
     @property
     def columns(self) -> Tensor:

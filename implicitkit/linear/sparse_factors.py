@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,13 +107,16 @@ class SparseFactor:
 
     Args:
         analysis: of the common pattern. values: ``(batch, nnz)``, double precision, in the order of the pattern.
+        factorise: makes factors of a block, with ``solve(b, trans)``, in place of these; ``None`` where it cannot.
 
     Attributes:
         ok: ``(batch,)`` bool, the blocks that are finite and not singular. reason: one clause when not all are.
     """
 
-    def __init__(self, analysis: Analysis, values: np.ndarray) -> None:
-        self.analysis = analysis
+    def __init__(
+        self, analysis: Analysis, values: np.ndarray, factorise: Callable[[sp.csc_matrix], Any] | None = None
+    ) -> None:
+        self.analysis, self._factorise = analysis, factorise
         self.size, self.batch = analysis.pattern.shape[0], len(values)
         finite = np.isfinite(values).all(1)
         largest = np.maximum.reduceat(
@@ -125,19 +129,17 @@ class SparseFactor:
         if not sound.all():
             scaled[~sound] = (analysis.rows == analysis.columns).astype(float)
         self._scaled = scaled
-        self._band = _BandFactor(analysis, scaled) if analysis.band is not None else None
+        self._band = _BandFactor(analysis, scaled) if analysis.band is not None and factorise is None else None
         self._lus: list[Any] = []
         self._stacked: Stacked | None = None
         if self._band is not None:
             sound = sound & self._band.ok
         else:
-            full = analysis.pattern.nnz * _FULL > self.size**2
-            if not full and self.batch > 1 and self.size <= _TOGETHER and analysis.symmetric:
+            small = self.batch > 1 and self.size <= _TOGETHER and not self._full
+            if small and analysis.symmetric and factorise is None:
                 self._stacked = self._together()
             if self._stacked is None:
-                self._lus = [
-                    _Full(self._block(i)) if full else _superlu(self._block(i), analysis) for i in range(self.batch)
-                ]
+                self._lus = [self._factors_of(i) for i in range(self.batch)]
                 sound = sound & np.array([lu is not None for lu in self._lus])
         self.ok = torch.from_numpy(sound & self._regular())
         all_ok = bool(self.ok.all())
@@ -186,6 +188,18 @@ class SparseFactor:
             error = left / (np.abs(x).max((1, 2)) + 1)
         return found if bool((error <= _ACCURATE).all()) else None
 
+    @property
+    def _full(self) -> bool:
+        return bool(self.analysis.pattern.nnz * _FULL > self.size**2)
+
+    def _factors_of(self, i: int) -> Any:
+        """Of one scaled block; ``None`` where there are none."""
+        A = self._block(i)
+        if self._factorise is not None:
+            factors = self._factorise(sp.diags_array(self.scale[i]) @ A)
+            return None if factors is None else _Unscaled(factors, self.scale[i])
+        return _Full(A) if self._full else _superlu(A, self.analysis)
+
     def _block(self, i: int) -> sp.csc_matrix:
         pattern = self.analysis.pattern
         return sp.csr_matrix((self._scaled[i], pattern.indices, pattern.indptr), shape=pattern.shape).tocsc()
@@ -233,6 +247,19 @@ class _Full:
         """``A x = b``, or with ``"T"`` that of the transposed."""
         x: np.ndarray = la.lu_solve(self.factor, b, trans=int(trans == "T"), check_finite=False)
         return x
+
+
+class _Unscaled:
+    """Factors of ``A``, for systems with ``diag(scale)^-1 A``."""
+
+    def __init__(self, factors: Any, scale: np.ndarray) -> None:
+        self.factors, self.scale = factors, scale[:, None]
+
+    def solve(self, b: np.ndarray, trans: str = "N") -> np.ndarray:
+        """``diag(scale)^-1 A x = b``, or with ``"T"`` that of the transposed."""
+        if trans == "T":
+            return self.scale * np.asarray(self.factors.solve(b, "T"))
+        return np.asarray(self.factors.solve(self.scale * b, "N"))
 
 
 class _BandFactor:

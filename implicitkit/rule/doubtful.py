@@ -15,7 +15,7 @@ where unknowns are of like size, is more than a regular solution is off by: ``ma
 costs two linear solves and a product.
 
 Where solutions are not isolated (an eigenvector's phase) ``A`` is singular at each of them, and regular by rounding alone:
-nothing need change on the way.  What rounding leaves of ``A x = b`` is of the size ``eps s``, ``s_i^2 = \sum_j A_ij^2 x_j^2``,
+nothing need change on the way.  Rounding makes an error of the size ``eps s`` in ``A x``, ``s_i^2 = \sum_j (A_ij x_j)^2``,
 the mean square of ``A`` times ``x`` with random weights, whatever the units.  Where that is a twentieth of ``b``, ``x`` is
 made of rounding.  It is asked, by one product, where ``|x| >= 1e8 |b|``.
 """

@@ -120,4 +120,6 @@ def test_a_matrix_that_is_regular_by_rounding_alone_is_singular(smallest: float,
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         torch.autograd.grad(z[0] + z[5], x)
-    assert [str(w.message).partition(" at ")[0] for w in told] == ["the Jacobian of the equations is singular"] * singular
+    assert [str(w.message).partition(" at ")[0] for w in told] == [
+        "the Jacobian of the equations is singular"
+    ] * singular

@@ -16,6 +16,19 @@ def _of(words: str) -> str:
 
 MUTANTS = [
     *mutants(
+        "implicitkit/linear/sparse_factors.py",
+        "tests/linear/test_factors_elsewhere.py",
+        ('return self.scale * np.asarray(self.factors.solve(b, "T"))', 'return np.asarray(self.factors.solve(b, "T"))'),
+        ('return np.asarray(self.factors.solve(self.scale * b, "N"))', 'return np.asarray(self.factors.solve(b, "N"))'),
+    ),
+    *mutants(
+        "implicitkit/linear/kkt.py",
+        "tests/problem/test_qp.py -k kink",
+        ('met, doubt, reason = met & ~lost, "", SINGULAR', 'doubt = ""'),
+        ("if isinstance(A, StructuredOperator) and A.other is not None:", "if False:"),
+        ("lost = ~(norms(b - other.mv(", "lost = (norms(b - other.mv("),
+    ),
+    *mutants(
         "implicitkit/linear/claims.py",
         "tests/linear/test_linear.py -k plugin_claims",
         ("found.converged & ~refuted", "found.converged"),
