@@ -196,7 +196,7 @@ class SparseFactor:
         """Of one scaled block; ``None`` where there are none."""
         A = self._block(i)
         if self._factorise is not None:
-            factors = self._factorise(sp.diags_array(self.scale[i]) @ A)
+            factors = self._factorise((sp.diags_array(self.scale[i]) @ A).tocsc())
             return None if factors is None else _Unscaled(factors, self.scale[i])
         return _Full(A) if self._full else _superlu(A, self.analysis)
 

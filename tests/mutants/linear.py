@@ -64,7 +64,7 @@ MUTANTS = [
         TOGETHER,
         ("entries = self._scaled[:, places]", "entries = self._scaled"),
         ("return found if bool((error <= _ACCURATE).all()) else None", "return found"),
-        ("if not full and self.batch > 1 and", "if False and"),
+        ("if small and analysis.symmetric and", "if False and"),
     ),
     *mutants(
         "implicitkit/linear/frugal.py",
