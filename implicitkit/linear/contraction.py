@@ -40,6 +40,7 @@ _SLOWER = (
 _SURE = 0.25  # ... unless it leaves no more than this: then the series is short ...
 _GAIN = 0.8  # ... and polynomials of degree two would leave no less than this of what powers leave
 _WINDOW, _SLOW = 8, 0.7  # products, and what they may leave of a residual for the series to go on
+_AHEAD = 2  # such windows: what of the last samples is not done after them is quicker done by GMRES
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,11 @@ class Contraction(LinearSolver):
     if it gets three quarters of the samples that are left there in at most twice the products that GMRES would take; else
     GMRES as it is.
 
-    A sample that the series brings forward too slowly is given back to GMRES, from where it is.  Every answer is judged by
-    its true residual.  One product and one look at the host a step.  Memory: that of GMRES, and three vectors a sample.
+    A sample that the series brings forward too slowly is given back to GMRES, from where it is; so are the last quarter, if
+    they need sixteen products more: every product is one of the whole batch, and powers have left of these residuals what
+    lies along a few eigenvectors, which GMRES is quick with.  Every answer is judged by its true residual.
+
+    One product and one look at the host a step.  Memory: that of GMRES, and three vectors a sample.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("fixed_point",)
@@ -173,6 +177,7 @@ def _series(
     """``dx = -(r + J r + J^2 r + ...)``, which leaves ``J^{m + 1} r``; of samples that this is too slow for, GMRES solves
     for what is left."""
     aim, before, left = _MARGIN * target, norm, int(torch.count_nonzero(live))
+    few = (1 - _MOST) * left
     dx, rest, v, open_ = torch.zeros_like(r), torch.zeros_like(r), r, live
     steps, slow = torch.zeros_like(budget), torch.zeros_like(live)
     for k in range(1, int(budget.max()) + 1):
@@ -182,6 +187,8 @@ def _series(
         going = (length > aim).logical_and_(open_)  # false for NaN
         if k % _WINDOW == 0:
             crawls = going & ~(length <= _SLOW * before)
+            if left <= few:
+                crawls = crawls | (going & (length * (length / before) ** _AHEAD > aim))
             slow, before, rest = slow | crawls, length, torch.where(column(crawls), v, rest)
             going = going & ~crawls
         count = int(torch.count_nonzero(going))

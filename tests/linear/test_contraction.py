@@ -178,6 +178,20 @@ def test_a_sample_for_which_the_series_is_too_slow_is_given_back() -> None:
     torch.testing.assert_close(A.mv(found.x), b, rtol=0, atol=1e-4)
 
 
+def test_the_last_samples_are_given_back_if_they_need_many_products_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eigenvalue at 0.92 is no reason to leave the series at once: it would end after some 160 products.  When the others
+    have ended, GMRES needs a few."""
+    A, b = system(*(spectrum(0.7, [], seed) for seed in range(SAMPLES)), spectrum(0.7, [0.92], SAMPLES))
+    seen = orthogonalised(monkeypatch)
+    found = Contraction().solve(A, b, **LIMITS, max_steps=None)
+    assert len(seen) == 2 and bool(found.converged.all())
+    assert int(found.steps[-1]) < int(found.steps[:-1].max()) + 20 < 65
+    torch.testing.assert_close(A.mv(found.x), b, rtol=0, atol=1e-4)
+    A, b = system(*(spectrum(0.5, [], seed) for seed in range(SAMPLES)), spectrum(0.65, [], SAMPLES))
+    seen.clear()  # a few products more are as quickly done
+    assert bool(Contraction().solve(A, b, **LIMITS, max_steps=None).converged.all()) and seen == [6]
+
+
 def test_budget_and_what_is_not_finite() -> None:
     """No more products than allowed; a right-hand side that is not finite fails by itself."""
     A, b = system(*(spectrum(0.8, [], seed) for seed in range(SAMPLES)))
