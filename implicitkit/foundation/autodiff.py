@@ -249,7 +249,7 @@ def jacobian_of(out: Tensor, point: Tensor) -> Tensor:
 
 
 def _grad(out: Tensor, point: Tensor, cotangent: Tensor) -> Tensor:
-    g = compat.pulled(out, point, cotangent)
+    (g,) = compat.pulled(out, (point,), cotangent)
     return torch.zeros_like(point) if g is None else g
 
 

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import torch
 import torch._C._functorch as _functorch
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 from torch.autograd.graph import _engine_run_backward
 from torch.utils import _pytree
@@ -40,6 +39,7 @@ __all__ = [
     "physical",
     "plain_sample",
     "pulled",
+    "tensors_in",
     "tracked",
     "transforms_active",
     "tree_flatten",
@@ -47,6 +47,7 @@ __all__ = [
     "tree_map",
     "tree_unflatten",
     "unseen",
+    "untracked",
     "unwrap",
     "unwrap_dead_wrappers",
 ]
@@ -55,7 +56,6 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 # --- pytrees: the transforms of torch.func use the same registry, so nodes registered there work everywhere
 TreeSpec = _pytree.TreeSpec
-tree_unflatten = _pytree.tree_unflatten
 _LEAF = _pytree.tree_flatten(0)[1]
 IsLeaf = Callable[[Any], bool]
 
@@ -65,11 +65,27 @@ def tree_flatten(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list[Any], T
     return ([tree], _LEAF) if isinstance(tree, Tensor) else _pytree.tree_flatten(tree, is_leaf)
 
 
+def tree_unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
+    """The pytree of this structure with these leaves."""
+    return leaves[0] if spec is _LEAF else _pytree.tree_unflatten(leaves, spec)
+
+
 def tree_map(function: Callable[..., Any], tree: Any, *more: Any, is_leaf: IsLeaf | None = None) -> Any:
     """``function`` of every leaf (of all leaves that stand in one place of several trees)."""
     return (
         function(tree, *more) if isinstance(tree, Tensor) else _pytree.tree_map(function, tree, *more, is_leaf=is_leaf)
     )
+
+
+def tensors_in(x: Any) -> list[Tensor]:
+    """The tensors among the leaves of a pytree; in tuples and lists by hand, which is many times faster."""
+    if isinstance(x, Tensor):
+        return [x]
+    if type(x) in (tuple, list):
+        return [t for part in x for t in tensors_in(part)]
+    if x is None or isinstance(x, (int, float, str)):
+        return []
+    return [t for t in tree_flatten(x)[0] if isinstance(t, Tensor)]
 
 
 def tree_flatten_with_path(tree: Any) -> list[tuple[str, Any]]:
@@ -217,6 +233,11 @@ def unseen() -> Any:
     return torch._C.DisableTorchFunction()
 
 
+def unwrap_dead_wrappers(values: Sequence[Any]) -> tuple[Any, ...]:
+    """The same, and in the place of tensors that have outlived their transform what is in them."""
+    return tuple([_functorch.unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in values])
+
+
 # --- inference mode
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
@@ -257,6 +278,11 @@ def ordinary(x: Any) -> Any:
     return x.clone() if isinstance(x, Tensor) and x.is_inference() else x
 
 
+def untracked() -> Any:
+    """``torch.no_grad()``, where that is not so already."""
+    return torch.no_grad() if torch.is_grad_enabled() else _NOTHING
+
+
 # --- saved-tensor hooks
 def own_graphs() -> Any:
     """A context for graphs that nobody else sees: the hooks on saved tensors that are active around it do not apply.
@@ -285,19 +311,22 @@ def _without_hooks() -> Iterator[None]:
 
 
 # --- products with a Jacobian
-def pulled(out: Tensor, point: Tensor, cotangent: Tensor) -> Tensor | None:
-    """``torch.autograd.grad(out, point, cotangent, retain_graph=True, allow_unused=True)[0]``.
+def pulled(
+    out: Tensor, points: Sequence[Tensor], cotangent: Tensor, *, retain_graph: bool = True
+) -> Sequence[Tensor | None]:
+    """``torch.autograd.grad(out, points, cotangent, retain_graph=retain_graph, allow_unused=True)``.
 
     Where ``out`` and ``cotangent`` are plain tensors of one shape nothing is left to check of the arguments, which takes
     torch a quarter of a small product.
     """
+    points = tuple(points)
     whole = out.shape == cotangent.shape and out.dtype == cotangent.dtype
-    if not whole or torch.overrides.has_torch_function((out, point, cotangent)) or is_legacy_batched(cotangent):
-        return torch.autograd.grad(out, point, cotangent, retain_graph=True, allow_unused=True)[0]
+    if not whole or torch.overrides.has_torch_function((out, *points, cotangent)) or is_legacy_batched(cotangent):
+        return torch.autograd.grad(out, points, cotangent, retain_graph=retain_graph, allow_unused=True)
     found: Sequence[Tensor | None] = _engine_run_backward(
-        (out,), (cotangent,), True, False, (point,), allow_unreachable=True, accumulate_grad=False
+        (out,), (cotangent,), retain_graph, False, points, allow_unreachable=True, accumulate_grad=False
     )
-    return found[0]
+    return found
 
 
 # --- forward-mode AD

@@ -20,6 +20,7 @@ from implicitkit.foundation.errors import CapabilityError
 __all__ = [
     "NO_NUMBERS",
     "TorchDispatchMode",
+    "compiles",
     "is_compiled",
     "is_fake",
     "lost_second_derivative",
@@ -132,9 +133,14 @@ def opaque_to_compile(function: C) -> C:
     return entry  # type: ignore[return-value]
 
 
+def compiles() -> bool:
+    """Can anything be compiled: has the compiler been loaded?"""
+    return "torch._dynamo" in sys.modules
+
+
 def is_compiled(x: Any) -> bool:
     """Is this a function or a module that ``torch.compile`` returned, or a module with a compiled method?"""
-    if "torch._dynamo" not in sys.modules:
+    if not compiles():
         return False
     if inspect.isfunction(x):
         return hasattr(x, "_torchdynamo_orig_callable") and not getattr(x, "_torchdynamo_disable", False)

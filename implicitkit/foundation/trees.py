@@ -191,6 +191,8 @@ class Layout:
 
     def unpack_batch(self, vector: Tensor, lead: tuple[int, ...] = ()) -> Tensor:
         """One number a sample, ``(..., batch)``, in the batch's own shape."""
+        if not lead and self.batch_dims == 1:
+            return vector
         return vector.reshape(lead + tuple(self.batch_shape))
 
     def check(self, tree: Any, what: str, cast: bool = False, rows: int | None = None) -> None:
@@ -198,7 +200,7 @@ class Layout:
         length of the first batch dimension where samples have been dropped)."""
         leaves, spec = tree_flatten(tree)
         batch = tuple(self.batch_shape) if rows is None else (rows, *self.inner)
-        if spec != self.spec:
+        if spec is not self.spec and spec != self.spec:
             z = tree_unflatten([torch.Size(batch + tuple(event)) for event in self.events], self.spec)
             raise TypeError(
                 f"{what} returned another structure than z: got {_outline(tree)}, z is {_outline(z)}{_hint(tree, z)}"

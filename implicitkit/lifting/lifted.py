@@ -96,7 +96,9 @@ class Lifted:
         return self.scope.changes() if self.scope is not None else []
 
     def __call__(self, z: Any, theta: Sequence[Tensor]) -> Any:
-        with modules_in_use if self.guarded else contextlib.nullcontext():
+        if not self.guarded:
+            return self._evaluate(z, theta)
+        with modules_in_use:
             return self._evaluate(z, theta)
 
     def _evaluate(self, z: Any, theta: Sequence[Tensor]) -> Any:
@@ -119,7 +121,9 @@ class Lifted:
         if not self.live:
             return self(z, theta)
         args = self.rebuild(theta[: self.from_args])
-        with modules_in_use if self.guarded else contextlib.nullcontext():
+        if not self.guarded:
+            return self.call(self.function, z, args)
+        with modules_in_use:
             return self.call(self.function, z, args)
 
 
@@ -141,10 +145,11 @@ def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Ca
         leaves = tree_flatten(args)[0]
         where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         rebuild = refilled(args)
-    theta = [used(leaves[i]) for i in where]
+    inside = any(substitutions())
+    theta = [used(leaves[i]) if inside else leaves[i] for i in where]
     transforms, needed = compat.transforms_active(), torch.is_grad_enabled()
     levels = transforms or compat.has_forward_level()
-    lifted = Lifted(function, tuple(theta), len(theta), rebuild, inside=any(substitutions()))
+    lifted = Lifted(function, tuple(theta), len(theta), rebuild, inside=inside)
     modules, lifted.compiled = reachable_modules(function)
     lifted.guarded = bool(modules)
     with modules_in_use if modules else contextlib.nullcontext():
@@ -318,7 +323,7 @@ def _explicit(t: Tensor) -> bool:
 def _to_lift(t: Tensor, inside: bool) -> bool:
     """Must the captured ``t`` become an argument?  Inside another lifted function also what that one has put in its place:
     the derivative of this solve may be taken after that substitution has ended."""
-    return _explicit(resolve(t)) or (inside and is_substituted(t))
+    return (inside and is_substituted(t)) or _explicit(t)
 
 
 def _lift_modules(lifted: Lifted, modules: Sequence[nn.Module], explicit: bool) -> Constants:

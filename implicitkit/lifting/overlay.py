@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator
 from threading import get_ident
 from typing import Any
@@ -14,8 +13,7 @@ __all__ = ["Entry", "Overlay", "replaced"]
 Entry = tuple[nn.Module, str, str, Any]  # a module; "_parameters", "_buffers" or "_modules"; a key; what it is to hold
 
 
-@contextlib.contextmanager
-def replaced(entries: Iterable[Entry], everywhere: bool = False) -> Iterator[None]:
+class replaced:
     """Inside, on this thread, the modules hold these; other threads that run them or read them see what was there.
 
     Not so where a module keeps its entries in a dict of a kind of its own (traced modules) or as plain attributes (sharding
@@ -26,27 +24,35 @@ def replaced(entries: Iterable[Entry], everywhere: bool = False) -> Iterator[Non
         everywhere: all of them for all threads, in the modules' own dicts: for modules that ``torch.compile`` has compiled,
             which looks into the dicts and would compile another time, or not at all.
     """
-    shown: dict[tuple[int, str], tuple[nn.Module, str, dict[str, Any]]] = {}
-    plain = []
-    for module, kind, key, value in entries:
-        attributes = module.__dict__
-        if not everywhere and type(attributes.get(kind)) in (dict, Overlay) and key not in attributes:
-            shown.setdefault((id(module), kind), (module, kind, {}))[2][key] = value
-        else:
-            where = attributes if key in attributes else getattr(module, kind)
-            before = where[key] if key in where else None  # noqa: SIM401 (the dicts of a traced module have no get)
-            plain.append((where, key, before, value))
-    overlays = [(m.__dict__, kind, Overlay(m.__dict__[kind], new)) for m, kind, new in shown.values()]
-    try:
-        for attributes, kind, overlay in overlays:
+
+    __slots__ = ("_overlays", "_plain")
+
+    def __init__(self, entries: Iterable[Entry], everywhere: bool = False) -> None:
+        shown: dict[tuple[int, str], tuple[dict[str, Any], str, dict[str, Any]]] = {}
+        self._plain: list[tuple[Any, str, Any, Any]] = []
+        for module, kind, key, value in entries:
+            attributes = module.__dict__
+            if not everywhere and type(attributes.get(kind)) in (dict, Overlay) and key not in attributes:
+                place = id(module), kind
+                if place not in shown:
+                    shown[place] = attributes, kind, {}
+                shown[place][2][key] = value
+            else:
+                where = attributes if key in attributes else getattr(module, kind)
+                before = where[key] if key in where else None  # noqa: SIM401 (the dicts of a traced module have no get)
+                self._plain.append((where, key, before, value))
+        self._overlays = [(of, kind, Overlay(of[kind], new)) for of, kind, new in shown.values()]
+
+    def __enter__(self) -> None:
+        for attributes, kind, overlay in self._overlays:
             attributes[kind] = overlay
-        for where, key, _, value in plain:
+        for where, key, _, value in self._plain:
             where[key] = value
-        yield
-    finally:
-        for attributes, kind, overlay in overlays:
+
+    def __exit__(self, *exc: object) -> None:
+        for attributes, kind, overlay in self._overlays:
             attributes[kind] = overlay.end()
-        for where, key, before, _ in plain:
+        for where, key, before, _ in self._plain:
             if before is None:
                 where.pop(key, None)
             else:
@@ -64,7 +70,7 @@ class Overlay(dict[str, Any]):
     __slots__ = ("_owner", "_replaced", "_under")
 
     def __init__(self, under: dict[str, Any], replaced: dict[str, Any]) -> None:
-        super().__init__(under.items())
+        super().__init__(under if type(under) is dict else under.items())
         dict.update(self, replaced)
         self._under, self._replaced = under, frozenset(replaced)
         self._owner: int | None = get_ident()

@@ -56,7 +56,7 @@ def reachable_modules(function: Any) -> tuple[list[nn.Module], bool]:
     found: list[nn.Module] = []
     seen: dict[int, Any] = {}
     _walk(function, found, seen, 0)
-    return found, any(map(tracers.is_compiled, seen.values())) or holds_compiled(found)
+    return found, tracers.compiles() and (any(map(tracers.is_compiled, seen.values())) or holds_compiled(found))
 
 
 def holds_compiled(modules: Iterable[nn.Module]) -> bool:
@@ -161,8 +161,9 @@ class Scope:
 
     def __init__(self, function: Any, tensors: Sequence[tuple[Tensor, str]]) -> None:
         self._tensors = [(weakref.ref(t), version(t), name) for t, name in tensors]
-        function = getattr(function, "__func__", function)
-        cells = getattr(function, "__closure__", None) or ()
+        if not isinstance(function, nn.Module):  # has neither, and takes long to say so
+            function = getattr(function, "__func__", function)
+        cells = () if isinstance(function, nn.Module) else getattr(function, "__closure__", None) or ()
         self._cells = [(name, c, _state(c)) for name, c in zip(_names(function), cells, strict=True)] if cells else []
 
     def changes(self) -> list[str]:

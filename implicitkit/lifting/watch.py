@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from implicitkit.foundation import compat
+from implicitkit.foundation.compat import tensors_in
 from implicitkit.foundation.errors import ImpureFunctionWarning, warn
-from implicitkit.foundation.trees import tree_flatten
 from implicitkit.foundation.written import IN_PLACE
 from implicitkit.lifting.overlay import replaced
 from implicitkit.lifting.reach import version
@@ -85,12 +85,12 @@ class Discover(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _asks_only(func):
             return func(*args, **(kwargs or {}))
-        given = [x for x in tree_flatten((args, kwargs or {}))[0] if isinstance(x, Tensor)]
+        given = tensors_in((*args, *(kwargs or {}).values()))
         for x in given:
             if id(x) not in self.made and self._from_outside(x):
                 self.found.setdefault(id(x), x)
         out = func(*args, **(kwargs or {}))
-        made = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor) and id(x) not in self.found]
+        made = [x for x in tensors_in(out) if id(x) not in self.found]
         self.made.update((id(x), x) for x in made)  # keeps them alive, so that ids and memory stay their own
         if compat.level() > self.level:
             self._within |= set(map(memory, made)) - set(map(memory, given)) - {0}
@@ -222,8 +222,7 @@ class Cuts(TorchFunctionMode):
                 "tolist",
             )
             self.seen = off and any(
-                isinstance(x, Tensor) and compat.physical(x).requires_grad
-                for x in tree_flatten((args, kwargs or {}))[0]
+                compat.physical(x).requires_grad for x in tensors_in((*args, *(kwargs or {}).values()))
             )
         return func(*args, **(kwargs or {}))
 
@@ -234,45 +233,51 @@ def _masks(index: Any) -> bool:
     return any(isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) for part in parts)
 
 
-@contextlib.contextmanager
-def swapped(
-    slots: Sequence[Sequence[Slot]], tensors: Sequence[Tensor], explicit: int, everywhere: bool = False
-) -> Iterator[None]:
+class swapped(replaced):
     """The tensors, in the modules, while it lasts; solves inside see the first ``explicit`` of them as stand-ins.
 
-    ``everywhere``: for all threads, not for this one only (:func:`~implicitkit.lifting.overlay.replaced`).
+    ``everywhere``: for all threads, not for this one only (:class:`~implicitkit.lifting.overlay.replaced`).
     """
-    substitutions().append({id(t): t for t in tensors[:explicit]})
-    try:
-        with replaced([(*slot, t) for places, t in zip(slots, tensors, strict=True) for slot in places], everywhere):
-            yield
-    finally:
+
+    __slots__ = ("_mapping",)
+
+    def __init__(
+        self, slots: Sequence[Sequence[Slot]], tensors: Sequence[Tensor], explicit: int, everywhere: bool = False
+    ) -> None:
+        entries = [(*slot, t) for places, t in zip(slots, tensors, strict=True) for slot in places]
+        super().__init__(entries, everywhere)
+        self._mapping = {id(t): t for t in tensors[:explicit]}
+
+    def __enter__(self) -> None:
+        substitutions().append(self._mapping)
+        super().__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
         substitutions().pop()
 
 
 def leaks(out: Any) -> bool:
     """Is anything in a tree of tensors tracked, or batched, at any level?"""
-    return any(compat.tracked(t) for t in tree_flatten(out)[0] if isinstance(t, Tensor))
+    return any(map(compat.tracked, tensors_in(out)))
 
 
 def graph_leaves(out: Any) -> list[Tensor]:
     """The leaves of the autograd graph of a tree of tensors."""
-    tensors = [out] if isinstance(out, Tensor) else [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
-    found, seen, nodes = [], set(), []
-    for t in tensors:
-        if t.grad_fn is not None:
-            nodes.append(t.grad_fn)
-        elif t.requires_grad:
-            found.append(t)
+    tensors = tensors_in(out)
+    found = [t for t in tensors if t.grad_fn is None and t.requires_grad]
+    nodes = [t.grad_fn for t in tensors if t.grad_fn is not None]
+    seen = set(nodes)
     while nodes:
         node = nodes.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if after := node.next_functions:
-            nodes += [n for n, _ in after if n is not None and n not in seen]
-        elif hasattr(node, "variable"):
-            found.append(node.variable)
+        after = node.next_functions
+        for n, _ in after:
+            if n is not None and n not in seen:
+                seen.add(n)
+                nodes.append(n)
+        leaf = None if after else getattr(node, "variable", None)
+        if leaf is not None:
+            found.append(leaf)
     return found
 
 
@@ -368,7 +373,7 @@ def _changed(t: Tensor, copy: Tensor) -> bool:
 
 def _random_state(device: torch.device) -> Tensor | None:
     if device.type == "cpu":
-        return torch.default_generator.get_state()
+        return torch.default_generator.get_state().view(torch.int64)  # fewer numbers to compare
     if device.type == "cuda":
         return torch.cuda.get_rng_state(device)
     return None

@@ -64,7 +64,7 @@ class Implicit(Rule):
     def attach(self, request: Request) -> tuple[Tensor, Tensor | None]:
         problem = request.system.problem
         choice = self.linear_solver
-        if choice == "auto":
+        if isinstance(choice, str) and choice == "auto":
             choice = problem.linear_solver
         if choice is None:
             entry = get_problem_entry(problem)

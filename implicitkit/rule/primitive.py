@@ -284,7 +284,7 @@ def _first_order(
     wanted = [leaves[i] for i in needed]
     if not out.requires_grad:
         return [None] * len(needed)
-    return torch.autograd.grad(out, wanted, -u, allow_unused=True)
+    return compat.pulled(out, wanted, -u, retain_graph=False)
 
 
 def _pull_theta(

@@ -79,7 +79,7 @@ class Request:
         A truncated one works on the blocks of a composition one after another: as if layer by layer, where a few terms of
         the joint series would not even reach from the output to the input.
         """
-        chosen: LinearSolver = get_linear_solver(linear_solver)
+        chosen = linear_solver if isinstance(linear_solver, LinearSolver) else get_linear_solver(linear_solver)
         rtol = torch.finfo(self.system.layout.dtype).eps ** (2 / 3) if rtol is None else rtol
         if self.system.problem.by_blocks and not chosen.exact:
             chosen = BlockSubstitution(chosen)
@@ -128,7 +128,7 @@ class Request:
                 "request.find is what the primitive calls, on plain tensors: its point has no derivative. A rule calls "
                 "request.solve(linear_solver, rtol=...) or request.unroll(steps)"
             )
-        with torch.no_grad(), full_precision(z0.device.type), compat.own_graphs():
+        with compat.untracked(), full_precision(z0.device.type), compat.own_graphs():
             f = Evaluations(self.system, theta, self.solver.solves)
             if self.first is not None:
                 f.prime(z0, self.first)
@@ -183,7 +183,7 @@ class Request:
         limited, lost = self._limited(), self._lost(rows)
         if lost is not None:
             b = torch.where(lost, 0, b)
-        answer = self._answer(A, b, limited)
+        answer, whole = self._answer(A, b, limited)
         if A.formed is not None and A.formed.regular:
             self.system.factored = A.formed.T if transposed else A.formed
         # an exact solver that finds -b where it asked for A: J = 0, is it?
@@ -202,7 +202,7 @@ class Request:
         )
         del self.record.linear[:-8]  # the last few are enough
         if self.on_failure != "ignore" and self.linear_solver.exact:
-            solve = lambda A, b: self._answer(A, b, limited)  # noqa: E731
+            solve = lambda A, b: self._answer(A, b, limited)[0]  # noqa: E731
             warn_if_singular(self.record, self.options.rtol, A, b, answer.x, transposed, solve)
         if answer.doubt and self.on_failure != "ignore":
             warn(answer.doubt, DegenerateWarning)
@@ -210,7 +210,8 @@ class Request:
             return self._or_nan(answer, b)
         if lost is not None:
             answer = self._without(answer, b, lost)
-        if bool(answer.converged.all()):
+            whole = bool(answer.converged.all())
+        if whole:
             return answer.x
         # where the incoming derivative is not finite, neither is the outgoing one, as of any operation of torch: a scaled
         # loss that overflows (torch.amp.GradScaler) is no failure of the solve
@@ -225,22 +226,24 @@ class Request:
             )
         return answer.x
 
-    def _answer(self, A: Operator, b: Tensor, limited: dict[str, Any]) -> LinearSolution:
-        """What the linear solver finds, for right-hand sides so large that their squares overflow by units of their own."""
+    def _answer(self, A: Operator, b: Tensor, limited: dict[str, Any]) -> tuple[LinearSolution, bool]:
+        """What the linear solver finds, for right-hand sides so large that their squares overflow by units of their own; and
+        whether that is the solution everywhere."""
         solver = self.linear_solver
         assert solver is not None
 
         with full_precision(b.device.type):
             found = answer(solver, A, b, limited)
             if bool(found.converged.all()):
-                return found
+                return found, True
             unit = b.abs().amax(1, keepdim=True)
             large = (unit > torch.finfo(b.dtype).max ** 0.25) & (unit < torch.inf)
             if not bool(large.any()):
-                return found
+                return found, False
             unit = torch.where(large, unit, 1)
             found = answer(solver, A, b / unit, limited)
-            return found._replace(x=found.x * unit, residual_norm=found.residual_norm * unit.squeeze(1))
+            found = found._replace(x=found.x * unit, residual_norm=found.residual_norm * unit.squeeze(1))
+            return found, bool(found.converged.all())
 
     def _limited(self) -> dict[str, Any]:
         """The options of the linear solve: where no sample of the solve converged, it is the derivative of nothing, and may
@@ -248,7 +251,7 @@ class Request:
         outcome, options = self.record.outcome, self.linear_options
         if options.get("max_steps", 0) is not None or outcome is None:
             return options
-        if outcome.all_converged or int(torch.count_nonzero(outcome.status)) < len(outcome.status):  # CONVERGED is 0
+        if outcome.all_converged or int(outcome.status.count_nonzero()) < len(outcome.status):  # CONVERGED is 0
             return options
         return {**options, "max_steps": max(self.options.max_steps or int(outcome.steps.max()), 1)}
 

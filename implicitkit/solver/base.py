@@ -50,7 +50,8 @@ class Options:
         of things at the ``start`` ``(batch,)``, in their units."""
         if not self.atol_is_default or self.rtol == 0:
             return self.atol
-        return (start * self.rtol).nan_to_num_(nan=self.atol, posinf=self.atol).clamp_max_(self.atol)
+        rtol, atol = start.new_full((), self.rtol), start.new_full((), self.atol)
+        return torch.fmin(start.mul(rtol), atol)  # atol where the size is NaN
 
 
 @dataclass
@@ -85,7 +86,7 @@ class Outcome:
     def all_converged(self) -> bool:
         """Did every sample converge?"""
         if self._counted is None or self._counted[0] is not self.status:
-            self._counted = self.status, not int(torch.count_nonzero(self.status))  # CONVERGED is 0
+            self._counted = self.status, not int(self.status.count_nonzero())  # CONVERGED is 0
         return self._counted[1]
 
 

@@ -79,6 +79,9 @@ class _Loop:
         self.batch = self.alive = self.at_work = z0.shape[0]
         self.everything: _Full | None = None
         self.norm = self.judge.norm(f.residual(z0))
+        self.infinity = self.norm.new_full(
+            (), math.inf
+        )  # a tensor: compared in a third of the time that a number takes
         self.best_norm = torch.full_like(self.norm, math.inf)
         self.active = f.active
         self.steps = torch.zeros(self.batch, dtype=torch.int64, device=z0.device)
@@ -100,13 +103,15 @@ class _Loop:
         """Judge the present points; are there samples to go on with?"""
         norm = self.norm
         self.tolerance = tolerance = self.judge.tolerance(self.z, norm)
-        running = (norm > tolerance).logical_and_(norm < math.inf)  # false for NaN
+        running = norm.gt(tolerance).logical_and_(norm.lt(self.infinity))  # false for NaN
         if self.at_work < self.alive:
             running.logical_and_(self.active)
         if self.stuck is not None:
             running.logical_and_(~self.stuck)
         # false for NaN, and for frozen samples, whose norm does not change
-        improved = norm < self.best_norm if self.method.keeps_best else (norm < math.inf).logical_and_(self.active)
+        improved = (
+            norm.lt(self.best_norm) if self.method.keeps_best else norm.lt(self.infinity).logical_and_(self.active)
+        )
         left, better = _count(running, improved)
         if left < self.at_work:
             running, left, better = self._end(running, improved, left, better)
@@ -125,13 +130,13 @@ class _Loop:
 
         Returns which go on, how many they are, and how many of ``improved``, which may change, hold.
         """
-        if not math.isfinite(float(self.z.sum())):  # not all numbers are; or they are huge, which costs a second look
+        if not math.isfinite(self.judge.largest(self.z)):
             # NaN solves nothing, whatever F makes of it (of a comparison, or a sign, a number)
             finite = torch.isfinite(self.z).all(1)
             self.norm = torch.where(finite, self.norm, torch.nan)
             improved = improved.logical_and(finite)
             better = _count(improved)[0]
-        done = self.norm <= self.tolerance
+        done = self.norm.le(self.tolerance)
         claims = done if self.at_work == self.alive else done.logical_and(self.active)
         claimed = _count(claims)[0]
         if claimed:
@@ -280,7 +285,7 @@ class _Loop:
 def _count(*masks: Tensor) -> list[int]:
     """How many entries hold in each mask, with one synchronisation on a device that needs one."""
     if masks[0].device.type == "cpu":
-        return [int(torch.count_nonzero(mask)) for mask in masks]
+        return [int(mask.count_nonzero()) for mask in masks]
     return torch.stack(masks).sum(1).tolist()
 
 

@@ -43,9 +43,11 @@ class Evaluations:
         self.of_map, self.of_gradient = solves == "fixed_point", solves in _GRADIENTS
         self.evaluations = 0
         self.sample_evaluations = 0
-        self.active = torch.ones(system.batch, dtype=torch.bool, device=system.layout.device)
-        self.norm = self.best = self.best_norm = torch.empty(0, device=system.layout.device)
-        self.tolerance = torch.zeros((), device=system.layout.device)
+        device = system.layout.device
+        self.active = torch.ones(system.batch, dtype=torch.bool, device=device)
+        self.norm = self.best = self.best_norm = self.tolerance = torch.zeros(
+            (), device=device
+        )  # until the driver says
         self.stuck: Tensor | None = None
         self.remark = ""
         self.at_rounding: Tensor | None = None

@@ -64,7 +64,9 @@ class Judge:
         self.first: Tensor | None = None  # what is asked at first, where it is not relative to the state
         self.bound: Tensor | None = None  # ... and now
         self._reach: Tensor | None = None  # of a fixed point: how far |z| may come without being asked
+        self._rate: Any = None  # ... and rtol, as a tensor: a number costs an operation four times as much
         self._last: tuple[Tensor, Tensor] | None = None  # a point, and |z| of each sample there
+        self._largest: tuple[Tensor, float] | None = None  # a point, and the largest entry there
         self._away: tuple[Tensor, Tensor, Tensor] | None = (
             None  # a point, who was asked there whether it runs away, who does
         )
@@ -80,12 +82,13 @@ class Judge:
         if self.relative_to_state:
             size = self._size(z)
             if self._reach is None:
-                reach = size + norm
+                reach = size.add(norm)
                 self.floor = self._floor_of(reach)
-                self._reach = reach.mul_(_GROWN)
+                self._reach = reach.mul_(size.new_full((), _GROWN))
+                self._rate = size.new_full((), self.rtol)
             if self._pieces is not None:
                 return self._by_pieces(self._pieces, z, norm, size)
-            return (size * self.rtol).add_(self.floor)
+            return size.mul(self._rate).add_(self.floor)
         if self.bound is None:
             norm = norm if self.start_norm is None else self.start_norm
             self.floor = self._floor_of(self._size(z) + norm if self.f.kind.like_state else norm)
@@ -202,7 +205,7 @@ class Judge:
         return self._reviewed(z, norm, status, converged)
 
     def _reviewed(self, z: Tensor, norm: Tensor, status: Tensor, converged: bool) -> Tensor:
-        if (converged or not int(torch.count_nonzero(status))) and self._all_are_near(z):
+        if (converged or not int(status.count_nonzero())) and self._all_are_near(z):
             return status
         failed = (status == int(Status.MAX_STEPS)) | (status == int(Status.STALLED))
         if bool(failed.any()):
@@ -230,11 +233,18 @@ class Judge:
 
     def _all_are_near(self, z: Tensor) -> bool:
         """Is :meth:`_is_far` true of no sample?  By the largest entry of all, which is cheaper."""
-        low, high = torch.aminmax(z)  # four times as fast as the norm on a processor, and one synchronisation as well
-        largest = float(torch.maximum(-low, high))
         if self._reach is None:
-            return largest <= _FAR
-        return largest <= _FAR_FIXED and not bool((self._size(z) > self._reach).any())
+            return self.largest(z) <= _FAR
+        return self.largest(z) <= _FAR_FIXED and not int(self._size(z).gt(self._reach).count_nonzero())
+
+    def largest(self, z: Tensor) -> float:
+        """The largest ``|z_i|`` of all samples, NaN where there is one; of the last point it is remembered, by identity."""
+        if self._largest is None or self._largest[0] is not z:
+            low, high = torch.aminmax(
+                z
+            )  # four times as fast as the norm on a processor, and one synchronisation as well
+            self._largest = z, float(torch.maximum(low.neg(), high))
+        return self._largest[1]
 
     def _size(self, z: Tensor) -> Tensor:
         """``|z|_2`` of each sample; of the last point it is remembered, by identity."""

@@ -84,6 +84,24 @@ def trees() -> None:
     assert compat.tree_flatten({"b": 1})[1] != compat.tree_flatten({"a": 1})[1]
     assert compat.tree_flatten((1,))[1] != compat.tree_flatten([1])[1]
 
+    bare, spec = compat.tree_flatten(TWO)
+    assert compat.tree_unflatten(bare, spec) is TWO and spec == compat.tree_flatten(1)[1]
+
+
+def tensors_in() -> None:
+    a, b, c, d = (torch.full((1,), float(i)) for i in range(4))
+    found = compat.tensors_in((a, [3, None, "b", (b,)], {"k": c, "e": {}}, Point(d, "s"), torch.float32, slice(1, 2)))
+    assert list(map(id, found)) == list(map(id, (a, b, c, d)))
+    assert compat.tensors_in(torch.ones(2, 2).max(1))[1].dtype == torch.int64  # what operations return by name
+
+
+def untracked() -> None:
+    for on in (True, False):
+        with torch.set_grad_enabled(on):
+            with compat.untracked():
+                assert not torch.is_grad_enabled()
+            assert torch.is_grad_enabled() == on
+
 
 def tree_map() -> None:
     assert compat.tree_map(lambda x: x + 1, {"a": (1, [2])}) == {"a": (2, [3])}
@@ -493,6 +511,7 @@ def is_compiled() -> None:
     own.forward = torch.compile(own.forward, backend="eager")  # type: ignore[method-assign]
     in_place.compile(backend="eager")
     compiled = torch.compile(plain, backend="eager"), torch.compile(nn.Linear(2, 2), backend="eager")
+    assert tracers.compiles()
     for x in (*compiled, WithMethod(2, 2), own, in_place):
         assert tracers.is_compiled(x), x
     for x in (plain, torch.compiler.disable(plain), nn.Linear(2, 2), ik.fixed_point, TWO, None):
@@ -549,16 +568,19 @@ def is_fake() -> None:
 def pulled() -> None:
     z, y = (torch.tensor([0.3, -2.0], dtype=D, requires_grad=True) for _ in range(2))
     out, w = z.sin() * 3, torch.tensor([2.0, 5.0], dtype=D, requires_grad=True)
-    for _ in range(2):  # the graph is kept
-        got = compat.pulled(out, z, w)
+    for keep in (True, False):  # the graph is kept, until it need not be
+        got, other = compat.pulled(out, [z, y], w, retain_graph=keep)
         assert got is not None and torch.equal(got, 3 * z.cos() * w) and not got.requires_grad and z.grad is None
-    assert compat.pulled(out, y, w) is None
+        assert other is None
+    with pytest.raises(RuntimeError, match="second time"):
+        compat.pulled(out, [z], w)
+    out = z.sin() * 3
     for wrong in (w[:1], w.reshape(1, 2)):  # what torch says of them, it says
         with pytest.raises(RuntimeError, match="shape"):
-            compat.pulled(out, z, wrong)
+            compat.pulled(out, [z], wrong)
     (doubled,) = torch.autograd.grad((2 * z).sin(), z, w, create_graph=True)
     with torch.no_grad():  # through a graph of a derivative, as products with J are made
-        second = compat.pulled(doubled, z, torch.ones_like(z))
+        (second,) = compat.pulled(doubled, [z], torch.ones_like(z))
     assert second is not None
     torch.testing.assert_close(second, -4 * (2 * z).sin().detach() * w.detach())
 
@@ -587,11 +609,13 @@ CONTRACTS: dict[str, Callable[[], None]] = {
     "has_tangent": has_tangent,
     "in_inference": inference,
     "NO_NUMBERS": is_fake,
+    "compiles": is_compiled,
     "is_compiled": is_compiled,
     "is_fake": is_fake,
     "lost_second_derivative": lost_second_derivative,
     "refuse_tracing": refuse_tracing,
     "unseen": unseen,
+    "untracked": untracked,
     "empty_batch": empty_batch,
     "is_legacy_batched": is_legacy_batched,
     "below_legacy_batch": below_legacy_batch,
@@ -608,6 +632,7 @@ CONTRACTS: dict[str, Callable[[], None]] = {
     "plain_sample": plain_sample,
     "pulled": pulled,
     "tracked": tracked,
+    "tensors_in": tensors_in,
     "transforms_active": transforms_active,
     "tree_flatten": trees,
     "tree_flatten_with_path": paths,

@@ -47,7 +47,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/driver.py",
         "tests/core/test_solution.py tests/mutants/test_survivors.py -k 'best_iterate or figures or driver or trace'",
-        ("improved = norm < self.best_norm if", "improved = norm > self.best_norm if"),
+        ("norm.lt(self.best_norm) if", "norm.gt(self.best_norm) if"),
         ("self.best_norm = torch.where(improved, norm, self.best_norm)", "self.best_norm = norm"),
         (
             "self.status.masked_fill_(failed, int(Status.NONFINITE))",

@@ -54,7 +54,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/base.py",
         UNITS,
-        ("return (start * self.rtol).nan_to_num_(", "return torch.full_like(start, self.atol).nan_to_num_("),
+        ("return torch.fmin(start.mul(rtol), atol)", "return atol.expand_as(start).clone()"),
         (
             "if not self.atol_is_default or self.rtol == 0:",
             "if self.rtol == 0:",
@@ -65,7 +65,7 @@ MUTANTS = [
         "implicitkit/solver/judging.py",
         UNITS,
         ("claims & (norm > self.floor)", "claims & (norm > self.atol)"),
-        ("return (size * self.rtol).add_(self.floor)", "return (size * self.rtol).add_(self.atol)", UNITS_OF_MAPS),
+        ("size.mul(self._rate).add_(self.floor)", "size.mul(self._rate).add_(self.atol)", UNITS_OF_MAPS),
     ),
     *mutants(
         "implicitkit/composition/stepper.py",
@@ -279,8 +279,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/judging.py",
         "tests/solver/test_convergence.py -k 'economies or infinity or runs_away or diverge'",
-        ("            return largest <= _FAR\n", "            return True\n"),
-        ("return largest <= _FAR_FIXED and not", "return not"),
+        ("            return self.largest(z) <= _FAR\n", "            return True\n"),
+        ("return self.largest(z) <= _FAR_FIXED and not", "return not"),
     ),
     *mutants(
         "implicitkit/solver/judging.py",
