@@ -7,14 +7,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import cvxpy as cp
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit_cvxpy import ConvexLayer
 from implicitkit_deq import DEQ, cells, condition_number, jacobian_penalty, scale_to_radius, spectral_radius
 
 D = torch.float64
@@ -36,6 +34,9 @@ def _at_rest(of: Callable[..., Any], **options: Any) -> Any:
 
 def _norm(cone: str) -> Tensor:
     """``min |z|^2 / 2 - p'z`` on a ball, a set of positive semidefinite matrices, below an exponential, above a power."""
+    cp = pytest.importorskip("cvxpy")
+    from implicitkit_cvxpy import ConvexLayer
+
     z, p = cp.Variable(3), cp.Parameter(3)
     constraint = {
         "second order": lambda: cp.norm(z) <= 0.5,

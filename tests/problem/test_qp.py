@@ -539,8 +539,11 @@ def test_rows_that_are_almost_weakly_active_are_solved_to_rounding() -> None:
     torch.testing.assert_close(s.value, z, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(("n", "method"), [(500, "daqp"), (501, "interior_point")])
-def test_the_choice_of_the_solver_by_size(n: int, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("n", "m", "method"),
+    [(500, 3000, "daqp"), (500, 3001, "interior_point"), (1200, 3, "daqp"), (1201, 3, "interior_point")],
+)
+def test_the_choice_of_the_solver_by_size(n: int, m: int, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("daqp")
     from implicitkit.solver.qp import builtin, external
 
@@ -549,7 +552,7 @@ def test_the_choice_of_the_solver_by_size(n: int, method: str, monkeypatch: pyte
     monkeypatch.setattr(builtin, "interior_point", lambda *_, **__: asked.append("interior_point") or 1 / 0)
     eye = torch.eye(n, dtype=F64)
     with pytest.raises(ZeroDivisionError):
-        ik.solve(ik.QuadraticProgram(eye, eye[0], G=eye[:3], h=eye[:3, 0]))
+        ik.solve(ik.QuadraticProgram(eye, eye[0], G=eye[:1].expand(m, n), h=eye[:1, 0].expand(m)))
     assert asked == [method]
 
 

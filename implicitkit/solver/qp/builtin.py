@@ -16,6 +16,8 @@ from implicitkit.solver.qp.polish import QPPoint
 
 __all__ = ["AutoQP", "InteriorPoint"]
 
+_ACTIVE_SET_ENTRIES = 1_500_000  # of the rows, up to which changing them one by one is faster than ten factorisations
+
 
 @register_solver("interior_point", solves="quadratic_program")
 @dataclass(frozen=True)
@@ -46,19 +48,21 @@ class AutoQP(QPSolver):
     set as in DAQP (Arnström, Bemporad & Axehill 2022); :class:`InteriorPoint` for the rest.
 
     Args:
-        active_set_size: unknowns up to which the active-set method is tried.  Measured with one and three rows for each
-            unknown, a tenth to six tenths of them active, on one core: at 100 unknowns it takes a sixth of the time of
-            the interior point, at 300 a quarter to a half, at 500 a third to two thirds; at 600 it may reach its limit.
+        active_set_size: unknowns up to which the active-set method is tried, and 1.5 million entries of ``A`` and ``G``.
+            Measured with half a row to three for each unknown, a quarter to half of the rows active (all that can be, at
+            most), on one core: at 100 unknowns it takes a sixth of the time of the interior point, at 300 a quarter to
+            a half, at 600 a third to nine tenths, at 800 and 1,200 with as many rows a half; with twice as many as much.
     """
 
-    active_set_size: int = 500
+    active_set_size: int = 1200
     takes_sparse: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_options(self, active_set_size=at_least(0))
 
     def find(self, data: QPData, tol: float, max_steps: int) -> QPPoint:
-        small = data.q.device.type == "cpu" and data.q.shape[1] <= self.active_set_size
+        n, rows = data.q.shape[1], data.G.shape[1] + data.A.shape[1]
+        small = data.q.device.type == "cpu" and n <= self.active_set_size and n * rows <= _ACTIVE_SET_ENTRIES
         if not (small and data.G.shape[1] and external.installed("daqp")):
             return interior_point(data, tol=tol, max_steps=max_steps)
         point = external.DAQP().find(data, tol, max_steps)
