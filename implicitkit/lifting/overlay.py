@@ -44,10 +44,14 @@ class replaced:
         self._overlays = [(of, kind, Overlay(of[kind], new)) for of, kind, new in shown.values()]
 
     def __enter__(self) -> None:
-        for attributes, kind, overlay in self._overlays:
-            attributes[kind] = overlay
-        for where, key, _, value in self._plain:
-            where[key] = value
+        try:
+            for attributes, kind, overlay in self._overlays:
+                attributes[kind] = overlay
+            for where, key, _, value in self._plain:
+                where[key] = value
+        except BaseException:  # an interrupt between two of them
+            self.__exit__()
+            raise
 
     def __exit__(self, *exc: object) -> None:
         for attributes, kind, overlay in self._overlays:
