@@ -36,6 +36,7 @@ POLICIES = ("raise", "warn", "ignore", "nan")
 _SHAPES = ("must match the size", "cannot be multiplied", "is invalid for input", "size mismatch", "not broadcastable")
 
 
+_DEVICES = ("the same device", "expected device", "is on cpu, different from", "is on cuda")
 _PRECISIONS = ("the same dtype", "expected scalar type", "expected m1 and m2")
 
 
@@ -74,16 +75,15 @@ def _of_types(error: Exception, text: str, z: Any, args: tuple[Any, ...]) -> str
 
 
 def _of_leaves(text: str, z: Any, args: tuple[Any, ...], function: Any) -> str:
-    """What the function was given, where shapes or precisions do not fit."""
+    """What the function was given, where devices, shapes or precisions do not fit."""
+    if any(clause in text for clause in _DEVICES):
+        return f"The function was called with {_beside(z, args, function, 'device', 'on')}: put all of them where z0 is"
     if any(clause in text for clause in _PRECISIONS):
-        others = _other_dtypes(z, args) + _other_dtypes_held(z, function)
-        mine = ", ".join(describe_leaves(z, "z0", lambda t: f" of {t.dtype}"))
-        there = f" beside {', '.join(others)}" if others else ""
         return (
-            f"The function was called with {mine}{there}: start from a z0 of the dtype that the function computes in "
-            "(z0.to(dtype)), or convert the rest (module.double())"
+            f"The function was called with {_beside(z, args, function, 'dtype', 'of')}: start from a z0 of the dtype that "
+            "the function computes in (z0.to(dtype)), or convert the rest (module.double())"
         )
-    if "returned dtype" in text and (others := _other_dtypes(z, args)):
+    if "returned dtype" in text and (others := _others(z, args, "dtype", "of")):
         return f"It was given {', '.join(others)}"
     if any(clause in text for clause in _SHAPES):
         shape = lambda t: f" {tuple(t.shape)}"  # noqa: E731
@@ -92,28 +92,36 @@ def _of_leaves(text: str, z: Any, args: tuple[Any, ...], function: Any) -> str:
     return ""
 
 
-def _other_dtypes(z: Any, args: tuple[Any, ...]) -> list[str]:
-    """Which arguments have another dtype than ``z``."""
-    dtypes = {t.dtype for t in tree_flatten(z)[0] if isinstance(t, Tensor)}
-    return describe_leaves(args, "args", lambda t: "" if t.dtype in dtypes else f" of {t.dtype}")
+def _beside(z: Any, args: tuple[Any, ...], function: Any, attribute: str, word: str) -> str:
+    """``z0`` with an attribute of its tensors, and what has another: ``z0 of torch.float32 beside args[0] of ...``."""
+    mine = ", ".join(describe_leaves(z, "z0", lambda t: f" {word} {getattr(t, attribute)}"))
+    others = _others(z, args, attribute, word) + _others_held(z, function, attribute, word)
+    return f"{mine} beside {', '.join(others)}" if others else mine
 
 
-def _other_dtypes_held(z: Any, function: Any) -> list[str]:
-    """Which tensors the function itself holds, in modules or by name, have another dtype than ``z``; the first three."""
-    dtypes = {t.dtype for t in tree_flatten(z)[0] if isinstance(t, Tensor)}
+def _others(z: Any, args: tuple[Any, ...], attribute: str, word: str) -> list[str]:
+    """Which arguments have another dtype, or device, than ``z``."""
+    own = {getattr(t, attribute) for t in tree_flatten(z)[0] if isinstance(t, Tensor)}
+    said = lambda t: "" if getattr(t, attribute) in own else f" {word} {getattr(t, attribute)}"  # noqa: E731
+    return describe_leaves(args, "args", said)
+
+
+def _others_held(z: Any, function: Any, attribute: str, word: str) -> list[str]:
+    """Which tensors the function itself holds, in modules or by name, have another one than ``z``; the first three."""
+    own = {getattr(t, attribute) for t in tree_flatten(z)[0] if isinstance(t, Tensor)}
     found = [
-        f"parameter {name} of {type(module).__name__} of {t.dtype}"
+        f"parameter {name} of {type(module).__name__} {word} {getattr(t, attribute)}"
         for module in (reachable_modules(function)[0] if function is not None else [])
         for name, t in module.named_parameters()
-        if t.is_floating_point() and t.dtype not in dtypes
+        if t.is_floating_point() and getattr(t, attribute) not in own
     ]
     try:
         names = inspect.getclosurevars(function)
     except (TypeError, ValueError):  # no function of Python, or a cell is still empty
         return found[:3]
     for name, t in {**names.globals, **names.nonlocals}.items():
-        if isinstance(t, Tensor) and t.is_floating_point() and t.dtype not in dtypes:
-            found.append(f"{name} of {t.dtype}")
+        if isinstance(t, Tensor) and t.is_floating_point() and getattr(t, attribute) not in own:
+            found.append(f"{name} {word} {getattr(t, attribute)}")
     return found[:3]
 
 

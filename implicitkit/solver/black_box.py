@@ -229,8 +229,11 @@ def verdict(
     status = torch.where(torch.isfinite(norm), status, int(Status.NONFINITE))
     status = judge.review(z, norm, status)
     worse = (status != int(Status.CONVERGED)) & ~(norm <= start) & torch.isfinite(start)
-    if not message and bool((worse & ~torch.isfinite(z).all(1)).any()):
-        message = "The solver returned NaN or Inf, and the start stands in its place"
+    if not message and bool(worse.any()):
+        found = (
+            "NaN or Inf" if bool((worse & ~torch.isfinite(z).all(1)).any()) else f"|F| = {float(norm[worse].max()):.3g}"
+        )
+        message = f"The solver returned {found}, and the start, which is better, stands in its place"
     z = torch.where(worse.unsqueeze(1), z0, z)
     norm = torch.where(worse, start, norm)
     status = torch.where(worse & (status == int(Status.NONFINITE)), int(Status.STALLED), status)

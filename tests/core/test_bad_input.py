@@ -344,8 +344,11 @@ REFUSED: dict[str, Row] = {
     "a solver returns NaN": (
         found_by(lambda z, a: a * float("nan")),
         ik.ConvergenceError,
-        "The solver returned NaN or Inf, and the start stands in its place",
+        "The solver returned NaN or Inf, and the start, which is better, stands in its place",
     ),
+    "a solver leaves the solution": (
+        lambda: ik.implicit(ik.Root(lambda z, a: z - a))(lambda z0, a: a + 2)(zeros(1), zeros(1)), ik.ConvergenceError,
+        r"The solver returned \|F\| = 2, and the start, which is better, stands in its place"),
     "SciPy's result": (found_by(lambda z0, a: type("Result", (), {"x": a})()), TypeError, r"returned a Result.*its \.x"),
     "a solution of ours": (
         found_by(lambda z0, a: ik.root(less, z0, (a,))), TypeError, r"returned a Solution: .*the point itself, its \.value"),
@@ -363,6 +366,12 @@ REFUSED: dict[str, Row] = {
     "an array of another precision": (
         lambda: ik.root(less, zeros(3, dtype=torch.float32), (np.ones(3),)), TypeError,
         r"start from a z0 of the dtype.*given args\[0\] of torch\.float64"),
+    "an argument on another device": (
+        lambda: ik.root(less, zeros(3), (torch.zeros(3, dtype=D, device="meta"),)), RuntimeError,
+        r"called with z0 on cpu beside args\[0\] on meta: put all of them where z0 is"),
+    "a module on another device": (
+        lambda: ik.fixed_point(nn.Linear(3, 3, dtype=D, device="meta"), zeros(3)), RuntimeError,
+        r"called with z0 on cpu beside parameter weight of Linear on meta, parameter bias of Linear on meta: put"),
     "an argument too many": (
         lambda: ik.root(lambda z: z, zeros(3), (ONE, ONE)), TypeError,
         r"are called as f\(z, \*args\): here with z and 2 arguments"),

@@ -122,7 +122,10 @@ MUTANTS = [
     *mutants(
         "implicitkit/reporting.py",
         "tests/core/test_bad_input.py -k 'another and dtype'",
-        ("others = _other_dtypes(z, args) + _other_dtypes_held(z, function)", "others = _other_dtypes(z, args)"),
+        (
+            "_others(z, args, attribute, word) + _others_held(z, function, attribute, word)",
+            "_others(z, args, attribute, word)",
+        ),
     ),
     *mutants(
         "implicitkit/rule/doubtful.py",
