@@ -27,7 +27,7 @@ from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.cycles import Correction, column, norms, restarted
 from implicitkit.linear.gmres import arnoldi, vectors
 
-__all__ = ["Frugal"]
+__all__ = ["Frugal", "is_slow", "left_by_minimal_residuals", "looks"]
 
 _FIRST, _LAST = 4, 16  # products after which it is asked how many more it takes, at least and at most ...
 _PART = 0.25  # ... and of those that may be spent; by what was gained since so many of these
@@ -58,8 +58,7 @@ class Frugal(LinearSolver):
     ) -> LinearSolution:
         most = math.ceil(self.price)
         most = most if max_steps is None else min(most, max_steps)
-        look_at = min(max(_FIRST, int(_PART * self.price)), _LAST)
-        looks = (look_at, 2 * look_at, 4 * look_at)
+        at = looks(self.price)
         slow, asked = torch.zeros(len(b), dtype=torch.bool, device=b.device), False
         definite = A.symmetric  # as far as is known
 
@@ -69,18 +68,14 @@ class Frugal(LinearSolver):
             def ask(least: Tensor, done: Tensor) -> bool:
                 """``least``: what is left of each residual after 0 to ``j`` products, ``(batch, j + 1)``."""
                 open_ = live & ~done
-                j = least.shape[1] - 1
-                since = int(_PART * j) if j == look_at else j // 2
-                rate = (least[:, since] / least[:, j]).log() / (j - since)
-                left = (least[:, j] * norm / target).log()
-                slow.copy_(open_ & ~(left <= rate * (self.price - j)))  # also where it is NaN
+                slow.copy_(open_ & is_slow(least * column(norm), target, self.price))
                 if self.together and bool(slow.any()):
                     slow.copy_(open_)
                 return bool(slow.any()) and not bool((open_ & ~slow).any())
 
             x, used = torch.zeros_like(r), torch.zeros_like(budget)
             if definite:
-                x, r, used, definite = _conjugate(A, r, target, live, budget, () if asked else looks, ask)
+                x, r, used, definite = _conjugate(A, r, target, live, budget, () if asked else at, ask)
                 budget, norm = budget - used, norms(r)
                 live = live & (norm > target) & (budget > 0)
                 asked = asked or definite
@@ -88,12 +83,36 @@ class Frugal(LinearSolver):
                 return Correction(x, used, slow)
             look = lambda Ht, u, done: ask(u.square().cumsum(1).rsqrt(), done)  # noqa: E731
             columns = min(vectors(b), A.size, int(budget.max()))
-            found = arnoldi(A, r, norm, target, live, budget, columns, None if asked else (looks, look))
+            found = arnoldi(A, r, norm, target, live, budget, columns, None if asked else (at, look))
             asked = True
             rest = torch.where(column(live), found.dx, 0)
             return Correction(x + rest, used + torch.where(live, found.steps, 0), slow)
 
         return restarted(cycle, A, b, rtol=rtol, atol=atol, max_steps=most, stalled=_DEAR, failed=_DEAR)
+
+
+def looks(price: float) -> tuple[int, ...]:
+    """Numbers of products after which it is asked how many more it takes; none for a price that is infinite."""
+    first = min(max(_FIRST, int(_PART * min(price, 4.0 * _LAST))), _LAST)
+    return (first, 2 * first, 4 * first) if price < math.inf else ()
+
+
+def is_slow(left: Tensor, target: Tensor, price: float) -> Tensor:
+    """Which samples take more products than ``price`` at the rate of the last ones, also where that is NaN; ``(batch,)``.
+
+    Args:
+        left: norms of the residuals that 0 to ``j`` products leave, ``(batch, j + 1)``. target: what they must come to.
+    """
+    j = left.shape[1] - 1
+    since = int(_PART * j) if j == looks(price)[0] else j // 2
+    rate = (left[:, since] / left[:, j]).log() / (j - since)
+    return ~((left[:, j] / target).log() <= rate * (price - j))
+
+
+def left_by_minimal_residuals(squares: list[Tensor]) -> Tensor:
+    """What GMRES leaves where conjugate gradients leave residuals of these squares, ``(batch,)`` each: ``1 / |r_k|^2 =
+    sum_{i <= k} 1 / |r_i^{CG}|^2``; ``(batch, k + 1)``.  Theirs need not fall."""
+    return (1 / torch.stack(squares, 1)).cumsum(1).rsqrt()
 
 
 def _conjugate(
@@ -102,16 +121,13 @@ def _conjugate(
     target: Tensor,
     live: Tensor,
     budget: Tensor,
-    looks: tuple[int, ...],
+    at: tuple[int, ...],
     ask: Callable[[Tensor, Tensor], bool],
 ) -> tuple[Tensor, Tensor, Tensor, bool]:
     """Conjugate gradients: a correction, what it leaves of ``r``, products used, and whether no curvature was met that is
-    not positive; where one is they end.
-
-    What GMRES would have left is known from the residuals of this method, ``1 / |r_k|^2 = sum_{i <= k} 1 / |r_i^{CG}|^2``.
-    """
+    not positive; where one is they end."""
     x, p, rs = torch.zeros_like(r), r, r.square().sum(1)
-    begun, inverse, goal, steps, open_ = rs, [torch.ones_like(rs)], target.square(), torch.zeros_like(budget), live
+    squares, goal, steps, open_ = [rs], target.square(), torch.zeros_like(budget), live
     for k in range(1, int(budget.max()) + 1):
         Ap = A.mv(p)
         curvature = (p * Ap).sum(1)
@@ -125,9 +141,9 @@ def _conjugate(
         p = torch.where(keep, torch.addcmul(r, column(after / rs), p), p)
         rs = after
         open_ = open_ & (rs > goal) & (steps < budget)
-        inverse.append(begun / rs)
+        squares.append(rs)
         if not bool(open_.any()):
             break
-        if k in looks and ask(torch.stack(inverse, 1).cumsum(1).rsqrt(), ~open_):
+        if k in at and ask(left_by_minimal_residuals(squares) / column(squares[0].sqrt()), ~open_):
             break
     return x, r, steps, True

@@ -16,7 +16,9 @@ from implicitkit.linear.frugal import Frugal
 from implicitkit.linear.price import price_of, price_of_dense
 from implicitkit.linear.sparse_factors import SparseFactor
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.minimise.newton_cg import steihaug
 from implicitkit.solver.root.frugal import FrugalNewton
+from implicitkit.solver.steps import sparse_trust_region
 
 D = torch.float64
 SIDE = 70
@@ -210,3 +212,62 @@ def test_a_batch_of_easy_and_hard_samples(n: int) -> None:
     for i in (0, 63):
         alone = ik.root(f, torch.zeros(1, n, dtype=D), (x[i : i + 1], shift[i : i + 1]), batch_dims=1, solver="newton")
         torch.testing.assert_close(s.value[i], alone.value[0], rtol=0, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------ with minimisation
+@pytest.mark.parametrize("done", [False, True])
+def test_a_step_in_a_trust_region_gives_up_where_factors_cost_less(done: bool) -> None:
+    """What is slow after a few products, the rest once their price is spent; a sample that needs no step is not asked."""
+    slow = torch.logspace(-6, 0, 360, dtype=D)
+    later = torch.cat([torch.linspace(0.5, 1, 300, dtype=D), torch.logspace(-7, -3, 60, dtype=D)])
+    easy = torch.linspace(1, 3, 360, dtype=D)
+    waits = torch.tensor([done, False])
+    for values, g, price, most in ((slow, torch.ones(1, 360, dtype=D), 60.0, 15), (later, _mostly_fast(), 25.0, 25)):
+        A, count = counted(torch.stack([values, easy]), True)
+        b = torch.cat([g, torch.ones(1, 360, dtype=D)])
+        target = 1e-9 * b.norm(dim=1)
+        found = steihaug(A, b, torch.full((2,), 1e9, dtype=D), target, waits, 500, price)
+        assert (found is not None) == done
+        if found is None:
+            assert count[0] <= most
+        else:
+            assert bool((found[0][0] == 0).all()) and bool((A.mv(found[0]) + b).norm(dim=1)[1] <= target[1])
+            assert count[0] <= 20
+
+
+def test_conjugate_gradients_end_in_as_many_steps_as_there_are_eigenvalues() -> None:
+    A, _ = counted(torch.tensor([1.0, 3.0, 10.0, 40.0], dtype=D).repeat(2, 30), True)
+    g = torch.randn(2, 120, dtype=D, generator=torch.Generator().manual_seed(1))
+    p, _ = steihaug(A, g, torch.full((2,), 1e9, dtype=D), torch.zeros(2, dtype=D), torch.zeros(2, dtype=torch.bool), 4)
+    torch.testing.assert_close(A.mv(p), -g, rtol=0, atol=1e-10)
+
+
+def test_a_minimum_buys_factors_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where reaction dominates, products do, whatever the factors would fill; where diffusion does, eight of them say so,
+    and every step after has factors; at the same point."""
+    _, x = data()
+    bought, products = [0], [0]
+    factored, multiplied = sparse_trust_region.sparse_step, Operator.mv
+
+    def step(*given: Any) -> Any:
+        bought[0] += 1
+        return factored(*given)
+
+    def product(A: Operator, v: Tensor) -> Tensor:
+        products[0] += 1
+        return multiplied(A, v)
+
+    monkeypatch.setattr(sparse_trust_region, "sparse_step", step)
+    monkeypatch.setattr(Operator, "mv", product)
+    for diffusion, most, sets in ((0.3, 200, 0), (1e5, 60, 2)):
+
+        def energy(z: Tensor, x: Tensor, diffusion: float = diffusion) -> Tensor:
+            slopes = (z.roll(1, -1) - z).square().sum() + (z.roll(1, -2) - z).square().sum()
+            return (0.5 * z.square() + 0.25 * z**4 - x * z).sum() + 0.5 * diffusion * slopes
+
+        bought[0] = products[0] = 0
+        s = ik.argmin(energy, torch.zeros(SIDE, SIDE, dtype=D), (x,), solver="newton_cg")
+        assert bool(s.converged) and products[0] <= most
+        assert bought[0] == 0 if sets == 0 else bought[0] >= sets
+        want = ik.root(grid, torch.zeros(SIDE, SIDE, dtype=D), (x, diffusion), solver="newton")
+        torch.testing.assert_close(s.value, want.value, rtol=0, atol=1e-5)

@@ -317,7 +317,11 @@ MUTANTS = [
             "return p, -(g * p).sum(1)",
             "tests/mutants/test_survivors_models.py -k steihaug",
         ),
-        ("d = torch.addcmul(-r, (new / rr).unsqueeze(1), d)", "d = torch.addcmul(-r, (rr / new).unsqueeze(1), d)"),
+        (
+            "d = torch.addcmul(-r, (new / rr).unsqueeze(1), d)",
+            "d = torch.addcmul(-r, (rr / new).unsqueeze(1), d)",
+            "tests/linear/test_frugal.py -k eigenvalues",
+        ),
     ),
     *mutants(
         "implicitkit/solver/minimise/gradient_descent.py",
@@ -333,6 +337,14 @@ MUTANTS = [
             "tests/derivatives/test_closed_forms.py -k unroll_of_gradient",
         ),
         ("length = s.square().sum(1) / curvature", "length = curvature / s.square().sum(1)"),
+    ),
+    *mutants(
+        "implicitkit/solver/minimise/newton_cg.py",
+        "tests/linear/test_frugal.py -k 'minimum or trust_region'",
+        ("if price is not None and price.factors >= _WORTH:", "if False:"),
+        ("        if k >= price:", "        if False:"),
+        ("target, price) & ~done).any()):", "target, price) & done).any()):"),
+        ("frugal = tried is not None", "frugal = True"),
     ),
     *mutants(
         "implicitkit/solver/least_squares/levenberg_marquardt.py",
@@ -359,6 +371,11 @@ MUTANTS = [
             'largest = state["largest"] if by_products else model.scale(scale)',
             "largest = model.scale(scale)",
             "tests/solver/test_large_least_squares.py -k largest",
+        ),
+        (
+            "(n >= _FEW and f.residuals(z).numel() * n * n >= _WORK)",
+            "False",
+            "tests/solver/test_large_least_squares.py -k small_fits",
         ),
     ),
     *mutants(

@@ -364,6 +364,23 @@ def test_a_step_by_products_is_that_of_the_damped_system(monkeypatch: pytest.Mon
     _inside(2.0, check, monkeypatch)
 
 
+@pytest.mark.parametrize(("batch", "singular"), [(1, True), (64, False)])
+def test_a_batch_of_small_fits_takes_no_singular_values(
+    batch: int, singular: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixty-four of 40 unknowns, whose singular values cost more than all the rest; the fits are the same."""
+    residuals, data = _curved(10.0, 40)
+    rows = data * torch.linspace(0.5, 1.5, batch, dtype=D).unsqueeze(1)
+    decomposed: list[int] = []
+    svd = levenberg_marquardt.svd_batched
+    monkeypatch.setattr(levenberg_marquardt, "svd_batched", lambda A: (decomposed.append(len(A)), svd(A))[1])
+    f = lambda z, y: torch.func.vmap(residuals)(z, y)  # noqa: E731
+    s = ik.least_squares(f, torch.zeros(batch, 40, dtype=D), (rows,), batch_dims=1, rtol=1e-11)
+    assert bool(s.converged.all()) and bool(decomposed) == singular
+    alone = ik.least_squares(residuals, torch.zeros(40, dtype=D), (rows[-1],), rtol=1e-11)
+    torch.testing.assert_close(s.value[-1], alone.value, rtol=0, atol=1e-8)
+
+
 def test_the_largest_eigenvalue_is_looked_for_once_where_it_takes_products(monkeypatch: pytest.MonkeyPatch) -> None:
     residuals, y = _curved(2.0)
     found: list[int] = []

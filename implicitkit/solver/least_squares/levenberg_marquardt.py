@@ -24,6 +24,7 @@ _FASTER = 1 / 10  # ... or this, its square, and so on, while the model foretell
 _FAITHFUL = 0.9  # of the decrease that was promised
 _PARTS = (0.5, 0.25, 0.125)  # of a step by factors that are tried before others are made
 _KEPT = 0.25  # of the decrease that the part of a step promises, at least
+_FEW, _WORK = 32, 5e6  # unknowns and batch * m * n^2 from which a step is dear, below the size that always is
 _LEAST = 1e-3  # units of rounding of the largest eigenvalue below which mu is nothing
 
 
@@ -35,14 +36,15 @@ class LevenbergMarquardt(Method):
     ``D`` is diagonal, the largest norm so far of each column of ``R``, which makes the method independent of the units of
     the unknowns (Moré 1978, section 6).  With ``rho`` the decrease of ``|r|^2 / 2`` over the one that the linear model
     promised, a step is taken when ``rho > 0`` and ``\mu`` multiplied by ``max(1/3, 1 - (2 rho - 1)^3)``, or else ``\mu`` by
-    ``\nu = 2, 4, 8, ...`` (Nielsen 1999; Madsen, Nielsen & Tingleff 2004, algorithm 3.16).  From 128 unknowns on, where
-    a step is dear, the first one tried is Gauss-Newton's, and taken if it keeps nine tenths of its promise; of one that is
-    refused a half, a quarter and an eighth are tried, with the same factors, before ``\mu`` grows; it falls by 1/10, 1/100,
-    1/10000, ... after steps in a row that keep it: so the last steps are Gauss-Newton's, too.  A step is followed by others
+    ``\nu = 2, 4, 8, ...`` (Nielsen 1999; Madsen, Nielsen & Tingleff 2004, algorithm 3.16).  Where a step is dear, from 128
+    unknowns on (from 32 where ``batch m n^2`` comes to 5e6), the first one tried is Gauss-Newton's, and taken if it keeps
+    nine tenths of its promise; of one that is refused a half, a quarter and an eighth are tried, with the same factors,
+    before ``\mu`` grows; it falls by 1/10, 1/100, 1/10000, ... after steps in a row that keep it: so the last steps are
+    Gauss-Newton's, too.  A step is followed by others
     with the same factors, ``z <- z - (R'R + \mu D^2)^{-1} g(z)``, while the gradient ``g`` falls to a fifth.
 
-    One Jacobian and one singular value decomposition of ``R D^-1``, ``O(m n^2)``, serve all trials of a step; from 128
-    unknowns on, a Cholesky factorisation of ``R'R + \mu D^2`` a trial, sparse where ``R`` has a sparsity pattern
+    One Jacobian and one singular value decomposition of ``R D^-1``, ``O(m n^2)``, serve all trials of a step; where it is
+    dear, a Cholesky factorisation of ``R'R + \mu D^2`` a trial, sparse where ``R`` has a sparsity pattern
     (``jac_sparsity``).  Above 2,048 unknowns without a pattern ``R`` is not formed: LSMR finds a step from products with
     ``R`` and ``R'``; so it does above 768 (on a processor) while a twelfth as many steps of it as unknowns are enough.
     A sample whose step has shrunk to rounding is given up.
@@ -63,11 +65,12 @@ class LevenbergMarquardt(Method):
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         nan = z.new_full(z.shape[:1], torch.nan)  # not known yet
-        return {"D": torch.zeros_like(z), "mu": nan, "largest": nan, "ease": torch.full_like(nan, _FASTER)}
+        ease = torch.full_like(nan, _FASTER)
+        return {"D": torch.zeros_like(z), "mu": nan, "largest": nan, "ease": ease, "dear": _is_dear(f, z)}
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         g, value = f(z), f.value(z)
-        dear = z.shape[1] >= SMALLEST
+        dear = state["dear"]
         model: Any = (_Normal if dear else _Singular)(f, z)
         direct = dear and model.equations.direct  # by products, less damping takes more of them
         D = column_scales(f, state["D"], model.columns)
@@ -112,10 +115,17 @@ class LevenbergMarquardt(Method):
             z_next = with_old_factors(f, model.equations, z_next)
         return z_next, {
             "D": D,
+            "dear": dear,
             "largest": largest,
             "mu": torch.maximum(mu, _LEAST * torch.finfo(mu.dtype).eps * largest),
             "ease": ease.clamp_min(1e-8),
         }
+
+
+def _is_dear(f: Evaluations, z: Tensor) -> bool:
+    """Is a step so dear that singular values are not worth it?"""
+    n = z.shape[1]
+    return n >= SMALLEST or (n >= _FEW and f.residuals(z).numel() * n * n >= _WORK)
 
 
 def _shorter(

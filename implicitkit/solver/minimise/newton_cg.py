@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options, optional, positive
+from implicitkit.linear.frugal import is_slow, left_by_minimal_residuals, looks
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -18,6 +20,8 @@ from implicitkit.solver.steps.line_search import decrease
 from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["NewtonCG"]
+
+_WORTH = 20.0  # products that factors must cost for conjugate gradients to be tried
 
 
 @register_solver("newton_cg", solves="minimise")
@@ -32,9 +36,10 @@ class NewtonCG(Method):
     3/4 at the boundary it doubles (algorithm 4.1).  One linearisation serves until a step is accepted.
 
     From 128 unknowns on, a Hessian with a sparsity pattern (``jac_sparsity``) is factored sparse, and the minimiser of the
-    model within the region is the exact one (Moré & Sorensen 1983).  Else matrix-free: one Hessian product an inner
-    iteration; memory ``O(batch n)``.  A sample whose radius has shrunk to rounding
-    is given up.
+    model within the region is the exact one (Moré & Sorensen 1983); where factors cost as much as twenty products or more
+    (:mod:`implicitkit.linear.price`) only once conjugate gradients have taken as many for a step, or would at the rate of
+    their first few.  Else matrix-free: one Hessian product an inner iteration; memory ``O(batch n)``.  A sample whose radius
+    has shrunk to rounding is given up.
 
     Args:
         radius: the first radius, times ``max(1, |z|)``; of 128 unknowns and more, times ``max(sqrt(n), |z|)``.
@@ -54,7 +59,7 @@ class NewtonCG(Method):
     def init(self, f: Evaluations, z: Tensor) -> Any:
         n = z.shape[1]
         length = torch.linalg.vector_norm(z, dim=1).clamp_min(n**0.5 if n >= SMALLEST else 1.0)
-        return {"radius": self.radius * length, "first": torch.linalg.vector_norm(f(z), dim=1)}
+        return {"radius": self.radius * length, "first": torch.linalg.vector_norm(f(z), dim=1), "frugal": True}
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         g, value = f(z), f.value(z)
@@ -64,19 +69,21 @@ class NewtonCG(Method):
         smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
         inner_steps = self.inner_steps or min(2 * z.shape[1], 500)
         H = f.linearize(z)
+        z_next, found = z, ~f.active
         try:
-            sparse = H.sparse() if z.shape[1] >= SMALLEST else None
+            tried, sparse = _begun(H, g, radius, target, found, inner_steps, state["frugal"])
         except RuntimeError as error:
             if not autodiff.lacks_second_derivative(error):
                 raise
             f.stuck = torch.ones_like(f.active)
             return z, state
-        z_next, found = z, ~f.active
+        frugal = tried is not None
         while True:
-            if sparse is None:
-                p, promised = steihaug(H, g, radius, target, found, inner_steps)
-            else:
+            if sparse is not None:
                 p, promised = _by_factors(sparse, g, radius, found)
+            else:
+                p, promised = tried or steihaug(H, g, radius, target, found, inner_steps)
+            tried = None
             trial = z + p
             rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
             rho = torch.where(promised > 0, rho, -1)
@@ -91,7 +98,22 @@ class NewtonCG(Method):
             if bool((found | hopeless).all()):
                 break
         f.stuck = hopeless
-        return z_next, {"radius": radius, "first": state["first"]}
+        return z_next, {"radius": radius, "first": state["first"], "frugal": frugal}
+
+
+def _begun(
+    H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, inner_steps: int, frugal: bool
+) -> tuple[tuple[Tensor, Tensor] | None, Any]:
+    """A step by products while they cost less than factors would (``frugal``: they have done so), else the sparse matrices;
+    ``None`` for the other, and for both where there is no pattern."""
+    if g.shape[1] < SMALLEST:
+        return None, None
+    price = H.price() if frugal else None
+    if price is not None and price.factors >= _WORTH:
+        tried = steihaug(H, g, radius, target, done, inner_steps, price.factors)
+        if tried is not None:
+            return tried, None
+    return None, H.sparse()
 
 
 def _by_factors(blocks: Any, g: Tensor, radius: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,21 +122,31 @@ def _by_factors(blocks: Any, g: Tensor, radius: Tensor, done: Tensor) -> tuple[T
     return sparse_step(blocks, g, radius, done)
 
 
+@overload
 def steihaug(
     H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, max_steps: int
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def steihaug(
+    H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, max_steps: int, price: float
+) -> tuple[Tensor, Tensor] | None: ...
+def steihaug(
+    H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, max_steps: int, price: float = math.inf
+) -> tuple[Tensor, Tensor] | None:
     """Approximate minimisers ``p`` ``(batch, n)`` of ``g'p + p'Hp / 2`` in a ball.
 
     Args:
         H: Hessians, by products. g: gradients. radius: of each ball. target: of the inner residual ``|H p + g|``.
-        done: samples that need no step (theirs is zero). max_steps: products.
+        done: samples that need no step (theirs is zero). max_steps: products. price: of factors, in products.
 
     Returns:
-        ``p``, and the decrease of that model ``(batch,)``.
+        ``p``, and the decrease of that model ``(batch,)``; ``None`` where a sample takes more products than ``price``, or
+        would at the rate of its first few (:func:`~implicitkit.linear.frugal.is_slow`).
     """
     p, r, d = torch.zeros_like(g), g, -g
     rr = g.square().sum(1)
-    for _ in range(max_steps):
+    residuals = [rr]
+    for k in range(1, max_steps + 1):
         Hd = H.mv(d)
         curvature = (d * Hd).sum(1)
         alpha = rr / curvature
@@ -132,6 +164,11 @@ def steihaug(
         done = done | ~inside | ~(new > target.square())
         if bool(done.all()):
             break
+        residuals.append(new)
+        if k in looks(price) and bool((is_slow(left_by_minimal_residuals(residuals), target, price) & ~done).any()):
+            return None
+        if k >= price:
+            return None
         d = torch.addcmul(-r, (new / rr).unsqueeze(1), d)
         d = torch.where(done.unsqueeze(1), 0, d)
         rr = new

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear.sparse_blocks import SparseBlocks
-from implicitkit.linear.sparse_saddle import SparseSaddle
+from implicitkit.linear.sparse_saddle import Layout, SparseSaddle
 
 __all__ = ["sparse_step"]
 
@@ -41,20 +41,23 @@ def sparse_step(blocks: Any, g: Tensor, radius: Tensor, done: Tensor) -> tuple[T
         if bool(done[i]) or not (np.isfinite(values).all() and np.isfinite(slopes[i]).all()):
             continue
         H = sp.csc_matrix(whole.ready.matrix(values).T)  # by rows and by columns it is the same
-        p[i] = _one(H, slopes[i], float(radius[i]))
+        p[i] = _one(H, slopes[i], float(radius[i]), whole.ready.analysed(_layout))
         promised[i] = -slopes[i] @ p[i] - 0.5 * p[i] @ (H @ p[i])
     return torch.from_numpy(p).to(g), torch.from_numpy(promised).to(g)
 
 
-def _one(H: sp.csc_matrix, g: np.ndarray, radius: float) -> np.ndarray:
+def _layout(pattern: sp.csr_matrix) -> Layout:
+    return Layout(sp.csc_matrix(pattern.T))  # of a symmetric matrix, with its whole diagonal
+
+
+def _one(H: sp.csc_matrix, g: np.ndarray, radius: float, layout: Layout) -> np.ndarray:
     n = len(g)
-    diagonal = np.repeat(np.arange(n), np.diff(H.indptr)) == H.indices
     largest = float(np.abs(H.data).max(initial=0.0)) or 1.0
     shift, least, p = 0.0, 0.0, np.zeros(n)
     for _ in range(_TRIALS):
         K = H.copy()
-        K.data[diagonal] += shift
-        saddle = SparseSaddle(K, n)
+        K.data[layout.diagonal] += shift
+        saddle = SparseSaddle(K, n, layout=layout)
         if saddle.negative != 0:
             least = shift
             shift = max(4 * shift, _FIRST * largest)
