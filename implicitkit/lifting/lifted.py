@@ -107,8 +107,10 @@ class Lifted:
         if not (self.slots or self.captured or self.frozen):
             return self.call(self.function, z, args)
         # buffers that the function updates: each evaluation starts from a fresh copy
-        slots = [*self.slots, *(places for places, _ in self.frozen)]
-        tensors = [*theta[k:m], *(t.clone() for _, t in self.frozen)]
+        slots, tensors = [*self.slots], [*theta[k:m]]
+        for places, t in self.frozen:
+            slots.append(places)
+            tensors.append(t.clone())
         in_modules = swapped(slots, tensors, len(self.slots), self.compiled) if slots else contextlib.nullcontext()
         if not self.captured:
             with in_modules:
@@ -185,7 +187,8 @@ def _lift(
     lifted.live = (
         not lifted.frozen
         and not lifted.inside
-        and not any(compat.is_wrapped(t) or compat.has_tangent(t) for t in lifted.theta[lifted.from_args :])
+        and not any(map(compat.is_wrapped, lifted.theta[lifted.from_args :]))
+        and not (levels and any(map(compat.has_tangent, lifted.theta[lifted.from_args :])))
     )
 
 
@@ -315,9 +318,7 @@ def _stand_ins(theta: Sequence[Tensor], levels: bool, marked: bool = False) -> l
 
 def _explicit(t: Tensor) -> bool:
     """Must this captured tensor become an argument for its derivative, or its batch, to be seen?"""
-    if compat.is_wrapped(t):
-        return True
-    return (t.is_floating_point() or t.is_complex()) and (t.requires_grad or compat.has_tangent(t))
+    return t.requires_grad or compat.is_wrapped(t) or compat.has_tangent(t)
 
 
 def _to_lift(t: Tensor, inside: bool) -> bool:

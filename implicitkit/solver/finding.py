@@ -16,12 +16,13 @@ from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.minima import downhill, falls_forever
+from implicitkit.solver.minima import ROUNDING, downhill, falls_forever
 
 __all__ = ["find"]
 
 _FAR = 1e6  # times the start, or 1
 _ESCAPES = 3  # from stationary points that are no minima
+_WAY = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8, 1 / 16, 0.0)  # of the way out: where a point may be lower
 
 
 def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
@@ -32,6 +33,8 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
     f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
     _look_down(f, z0, outcome)
     _leave_saddles(solver, f, options, outcome)
+    if f.kind.minimisation:
+        _look_back(f, outcome)
     failed = torch.zeros_like(outcome.status, dtype=torch.bool)
     for status in (Status.MAX_STEPS, Status.STALLED, Status.NONFINITE, Status.SADDLE, Status.DIVERGED):
         failed |= outcome.status == int(status)
@@ -50,6 +53,22 @@ def _look_down(f: Evaluations, z0: Tensor, outcome: Outcome) -> None:
     if bool(far.any()):
         forever = falls_forever_within if f.kind.returns_program else falls_forever
         outcome.status = torch.where(forever(f, outcome.z, far), int(Status.UNBOUNDED), outcome.status)
+
+
+def _look_back(f: Evaluations, outcome: Outcome) -> None:
+    """``SADDLE`` where a sample that ``DIVERGED`` stands still, its gradient zero, and the objective is lower on its way
+    from the origin: it has climbed, to a plateau (``clip(z - 5, -2, 2)^2`` at 9) or to where a well ends."""
+    still = (outcome.status == int(Status.DIVERGED)) & (outcome.residual_norm == 0)
+    if not bool(still.any()):
+        return
+    probe, z = Evaluations(f.system, f.theta, "minimise"), outcome.z
+    value = probe.value(z)
+    least = value - ROUNDING * torch.finfo(z.dtype).eps * value.abs()
+    for share in _WAY:
+        lower = probe.value(share * z) < least  # false for NaN
+        outcome.status = torch.where(still & lower, int(Status.SADDLE), outcome.status)
+    f.evaluations += probe.evaluations
+    f.sample_evaluations += probe.sample_evaluations
 
 
 def _leave_saddles(solver: Solver, f: Evaluations, options: Options, outcome: Outcome) -> None:

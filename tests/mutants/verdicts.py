@@ -9,6 +9,7 @@ JUMPS = "tests/mutants/test_survivors_verdicts.py -k jump"
 FITS = "tests/mutants/test_survivors_verdicts.py -k fit"
 ROUNDED = "tests/solver/test_convergence.py -k 'rounding_alone or other_reasons'"
 FAR = "tests/solver/test_convergence.py -k 'far_out'"
+CLIMBED = "tests/solver/test_convergence.py -k has_climbed_to"
 UNITS = "tests/solver/test_units.py -k 'composition or exponential or single'"
 UNITS_OF_MAPS = "tests/solver/test_units.py -k 'cosine'"
 SECOND = "tests/solver/test_second_order.py"
@@ -228,6 +229,8 @@ MUTANTS = [
         "tests/solver/test_convergence.py -k inflection",
         ("claimed = claimed & ~forever(f, again.z, claimed)", "pass"),
         ("    _look_down(f, z0, outcome)", "    pass", "tests/solver/test_convergence.py -k gradient_may_vanish"),
+        ("torch.where(still & lower, int(Status.SADDLE)", "torch.where(still, int(Status.SADDLE)", CLIMBED),
+        ("    if f.kind.minimisation:\n        _look_back", "    if False:\n        _look_back", CLIMBED),
     ),
     *mutants(
         "implicitkit/solver/constrained/second_order.py",

@@ -648,6 +648,19 @@ def test_points_far_out_that_were_claimed(name: str, solver: str, dtype: str, fa
     assert not wrong
 
 
+@pytest.mark.parametrize("solver", ["auto", "lbfgs", "newton_cg"])
+def test_a_plateau_that_the_objective_has_climbed_to_is_no_way_to_infinity(solver: str) -> None:
+    """``clip(z - 5, -2, 2)^2`` above 7 and ``-exp(-z^2)`` far out are lower on the way there; ``exp(-z)`` is lowest where
+    its gradient underflows."""
+    clipped = lambda z, climbs: torch.where(climbs > 0, (z - 5).clamp(-2, 2).square(), torch.exp(-z))  # noqa: E731
+    climbs = torch.tensor([1.0, 1, 1, 0], dtype=F64)
+    start = torch.tensor([7.5, 8, 9, 1000], dtype=F64)
+    found = ik.argmin(clipped, start, climbs, batch_dims=1, in_dims=0, solver=solver, on_failure="ignore")
+    assert [ik.Status(int(s)).name for s in found.status] == ["SADDLE"] * 3 + ["DIVERGED"]
+    well = ik.argmin(lambda z: -torch.exp(-z * z), torch.tensor(100.0, dtype=F64), solver=solver, on_failure="ignore")
+    assert int(well.status) == int(ik.Status.SADDLE)
+
+
 def test_a_plateau_behind_a_bump_is_one_from_far_as_well() -> None:
     """Zero at the origin, and wherever ``|z| >= 1``: what is in between is a hundredth of the way and less."""
     for z0 in (3.0, 100.0, 1e4):
