@@ -345,6 +345,10 @@ def test_a_matrix_takes_over_where_products_have_not_been_enough(monkeypatch: py
             assert not f.frugal and model.factors is None  # of some unknowns only
         assert bool((steps[0] == 0)[~free].all() and (steps[0] != 0)[free].all())
         torch.testing.assert_close(steps[0], steps[1], rtol=1e-6, atol=1e-9)
+        f.frugal = True
+        whole = normal_equations.normal_equations(f, z)
+        whole.solve(torch.tensor([1e-9], dtype=D), f(z))
+        assert not f.frugal and whole.factors is not None  # for further steps, and the derivative
 
     _inside(1e5, check, monkeypatch)
 
