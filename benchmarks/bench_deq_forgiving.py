@@ -10,21 +10,19 @@ what is compared is their ratio, seed by seed: the mean of its decimal logarithm
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import warnings
 from collections.abc import Sequence
 
 import torch
-from bench_deq_training import CELLS, Runs, train
+from bench_deq_training import CELLS, Runs, by_pairs, train
 
 from implicitkit_deq import ForgivenWarning
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> str:
     """The mean of ``log10(above / below)`` and its standard error."""
-    logs = [math.log10(a / b) for a, b in zip(above, below, strict=True)]
-    return f"{statistics.fmean(logs):+.2f} +- {statistics.stdev(logs) / math.sqrt(len(logs)):.2f}"
+    return "{:+.2f} +- {:.2f}".format(*by_pairs(above, below))
 
 
 def said(what: str, runs: Runs) -> str:

@@ -29,7 +29,8 @@ would be alone (``tests/plugins/deq/test_training_table.py`` compares).  A row i
   step (no equilibrium where its loss at 80 applications, beside it, is another), and ``bounded``, the same DEQ, started in
   the same way, with the spectral norms of the recurrent weights kept at 0.95 or less, also ``bounded evaluated``.
 
-A row's figure is the median loss divided by that of the bounded DEQ: at most 1.1 is asked for; other ratios are beside it.
+A row's figure is the median loss divided by that of the bounded DEQ: at most 1.1 is asked for; other ratios are beside it,
+and ``decades``, the mean of log10 of that ratio seed by seed, with its standard error (losses spread over decades).
 Finished rows go to ``benchmarks/results/bench_deq_training.json`` with each seed's figures, so that the table can be made in
 slices.
 """
@@ -39,6 +40,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import statistics
 import time
 import warnings
@@ -371,11 +373,19 @@ def slice_of(name: str, seeds: Sequence[int], rate: float, steps: int, start: st
 _MEANS = ("unsolved", "solved", "backward", "bounded solved", "evaluations", "ms", "bounded ms", "unrolled ms")
 
 
+def by_pairs(above: Sequence[float], below: Sequence[float]) -> tuple[float, float]:
+    """The mean of ``log10(above / below)``, seed by seed, and its standard error."""
+    logs = [math.log10(a / b) for a, b in zip(above, below, strict=True)]
+    return statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+
+
 def row(name: str, seeds: dict[str, Any]) -> dict[str, Any]:
     """One line of the table, from the figures of its seeds."""
     middle = {k: statistics.median(v) for k, v in seeds.items() if k not in ("seed", "raised", *_MEANS)}
     means = {k: statistics.fmean(seeds[k]) for k in _MEANS}
     last = sorted(seeds["loss"])
+    decades, error = by_pairs(seeds["loss"], seeds["bounded"])
+    evaluated, unsure = by_pairs(seeds["evaluated"], seeds["bounded evaluated"])
     return results.row(
         name,
         middle["loss"] / middle["bounded"],
@@ -384,6 +394,8 @@ def row(name: str, seeds: dict[str, Any]) -> dict[str, Any]:
         raised=f"{sum(seeds['raised'])} of {len(last)}",
         evaluated_ratio=middle["evaluated"] / middle["bounded evaluated"],
         unrolled_ratio=middle["loss"] / middle["unrolled"],
+        decades=f"{decades:+.2f} +- {error:.2f}",
+        evaluated_decades=f"{evaluated:+.2f} +- {unsure:.2f}",
         least=last[0],
         largest=last[-1],
         lower=last[len(last) // 4],

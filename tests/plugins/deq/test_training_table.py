@@ -118,3 +118,14 @@ def test_a_row_that_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path
             again = table.train("tanh", [0, 1], 1e-2, 30, warm=True, keep=tmp_path / "row.pt")
     assert len(taken) == 24 + 10  # three steps are taken twice: what is kept is written every 20
     assert torch.equal(again.losses, whole.losses) and again.evaluations == whole.evaluations
+
+
+def test_slices_of_seeds_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    table = importlib.import_module("bench_deq_training")
+    old = {"seed": [3, 4], "loss": [0.3, 0.4], "bounded": [3.0, 4.0]}
+    new = {"seed": [4, 2], "loss": [0.04, 0.2], "bounded": [0.4, 2.0]}
+    assert table.joined(old, new) == {"seed": [2, 3, 4], "loss": [0.2, 0.3, 0.04], "bounded": [2.0, 3.0, 0.4]}
+    assert table.joined({}, new) == {"seed": [2, 4], "loss": [0.2, 0.04], "bounded": [2.0, 0.4]}
+    mean, error = table.by_pairs([1.0, 1e-3], [1e-1, 1e-1])
+    assert mean == pytest.approx(-0.5) and error == pytest.approx(1.5)  # log10 of the ratios: 1 and -2
