@@ -75,7 +75,7 @@ class Ordering:
         if self._order is None or not self._order.fits(A):
             return None
         moved = self._order.moved
-        lu = superlu(below_each_other(moved, values[:, moved.data]), threshold, permc_spec="NATURAL")
+        lu = superlu(below_each_other(moved, np.take(values, moved.data, axis=1)), threshold, permc_spec="NATURAL")
         return None if lu is None else Stacked(lu, self._order.order)
 
 

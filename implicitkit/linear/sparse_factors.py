@@ -177,7 +177,7 @@ class SparseFactor:
     def _together(self) -> Stacked | None:
         """Factors of all blocks by one call; ``None`` where one of them is singular, or its pivots were badly preferred."""
         A, places = self.analysis.by_columns
-        entries = self._scaled[:, places]
+        entries = np.take(self._scaled, places, axis=1)  # row after row, whatever the order of what is taken from
         found = self.analysis.ordering.factor_together(A, entries, _DIAGONAL)
         if found is None:
             return None
