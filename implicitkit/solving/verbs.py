@@ -216,6 +216,7 @@ def root(
     structure = _structure(options)
     if bracket is None:
         return solve(Root(residual, **structure), z0, args, **options)
+    refuse_tracing()
     args = as_args(args, bracket, z0)
     bracket = from_arrays(bracket, args, z0)
     known = is_known(bracket)
