@@ -388,7 +388,7 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
             if z0 not in (None, "last"):
                 raise ValueError(f'z0 must be a state, or "last"; got {z0!r}')
             self._last = self._last or start.Last(self.solution)
-            return self._last(template, index, z0 is None and self.training)
+            return self._last(template, index, self.cell if z0 is None and self.training else None)
         if z0 is not None:
             return start.fitting(z0, template, "z0")
         if isinstance(self.init, start.Last):

@@ -209,8 +209,9 @@ class Last:
                 self.table[i] = room
             self.table[i][index] = leaf
 
-    def __call__(self, template: Any, index: Tensor | None = None, anew: bool = False) -> Any:
-        """A state like ``template``; ``anew``: that itself in one call of 31, as :class:`Again` has it."""
+    def __call__(self, template: Any, index: Tensor | None = None, trained: Any = None) -> Any:
+        """A state like ``template``; with a cell that is ``trained``, that itself in one call of 31, as :class:`Again` has
+        it, of calls between which its parameters were written to: one that is repeated follows."""
         leaves, spec = ik.extend.trees.tree_flatten(template)
         if index is None:
             if self.state is None or not alike(self.state, template):
@@ -219,7 +220,7 @@ class Last:
         elif (
             len(self.table) != len(leaves)
             or not all(map(_same_kind, self.table, leaves))
-            or (anew and not self._followed.again())
+            or (trained is not None and not self._followed.again(_written(trained)))
         ):
             return template
         else:
@@ -294,12 +295,21 @@ class Followed:
     """Counts the calls in a row that start from a last equilibrium: at most 30, then one starts from zero."""
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.calls, self._written = 0, -1
 
-    def again(self) -> bool:
-        """Does this call?"""
+    def again(self, written: int | None = None) -> bool:
+        """Does this call?  ``written``: how often parameters have been; a call that finds them as before is not counted."""
+        if written is not None and written == self._written:
+            return True
+        self._written = self._written if written is None else written
         self.calls = (self.calls + 1) % _ANEW
         return self.calls > 0
+
+
+def _written(cell: Any) -> int:
+    """How often the trainable parameters of a cell have been written to."""
+    trained = cell.parameters() if isinstance(cell, nn.Module) else ()
+    return sum(version(p) for p in trained if p.requires_grad and not p.is_inference())
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[tuple[weakref.ref[Tensor], int]]:

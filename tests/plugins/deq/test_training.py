@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import implicitkit as ik
 from implicitkit.linear.catalogue import get_linear_solver
@@ -301,6 +302,18 @@ class Bistable(nn.Module):
 
     def forward(self, z: Tensor, x: Tensor) -> Tensor:
         return torch.tanh(3 * z + self.b) + 0 * x
+
+
+def test_a_checkpoint_recomputes_the_equilibrium_that_was_found() -> None:
+    """Its recomputation is no call that might start from zero, and find the other one."""
+    layer, x, index = DEQ(Bistable(), (1,), rtol=1e-10), torch.ones(1, 1, dtype=F64), torch.arange(1)
+    for b in (1.0, *[-0.8] * 40):
+        with torch.no_grad():
+            layer.cell.b.fill_(b)
+        z = checkpoint(lambda x: layer(x, index=index), x, use_reentrant=False)
+        (slope,) = torch.autograd.grad(z.sum(), layer.cell.b)
+        a = 1 - z.detach() ** 2
+        torch.testing.assert_close(slope, (a / (1 - 3 * a)).sum(0), rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("how", [{}, {"index": torch.arange(3)}], ids=["full", "index"])
