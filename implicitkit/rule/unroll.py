@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import compat
+from implicitkit.foundation.errors import ConvergenceWarning, warn
 from implicitkit.foundation.options import at_least, check_options, optional
 from implicitkit.linear import LU
 from implicitkit.problem.kind import Kind
@@ -23,7 +25,9 @@ class Unroll(Rule):
     """The derivative of the solver's own steps, by ordinary differentiation.  Memory grows with the steps.
 
     The solve is run once without a graph to find how many steps it takes; as many are then taken again with one, from
-    the same start (every sample takes as many as the slowest).  Unlike the implicit rule, ``z0`` has a derivative too.
+    the same start (every sample takes as many as the slowest).  Unlike the implicit rule, ``z0`` has a derivative too; and
+    it is one of so many steps: from a start near the solution they are few, and what the arguments have done to the start
+    is left out.
 
     Source: Maclaurin, Duvenaud & Adams (2015); Griewank & Walther (2008), chapter 3.
 
@@ -33,6 +37,9 @@ class Unroll(Rule):
 
     Raises:
         CapabilityError: the solver is not an iteration of plain differentiable operations (``differentiable = True``).
+
+    Warns:
+        ConvergenceWarning: the start is a solution already, so that there is no step to differentiate.
     """
 
     steps: int | None = None
@@ -51,5 +58,16 @@ class Unroll(Rule):
             request.record.truncated = True
         found, stats = request.solve(LU(), rtol=0.0, atol=0.0, max_steps=None)
         steps = self.steps if self.steps is not None else int(request.record.outcome.steps.max())
+        if steps == 0 and request.on_failure != "ignore" and _is_differentiated(request):
+            warn(
+                "rule 'unroll' has no step to differentiate: the start is a solution already, and its derivative by the "
+                "arguments is taken to be zero. Say how many steps are to be taken, rule=ik.Unroll(steps=20), start "
+                "elsewhere, or use rule='implicit', whose derivative does not depend on the start",
+                ConvergenceWarning,
+            )
         z = request.unroll(steps)
         return (z if torch.is_grad_enabled() or steps else found), stats
+
+
+def _is_differentiated(request: Request) -> bool:
+    return (torch.is_grad_enabled() or compat.has_forward_level()) and any(map(compat.tracked, request.theta))

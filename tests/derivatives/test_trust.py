@@ -428,3 +428,19 @@ def test_an_unused_parameter_has_no_gradient() -> None:
     ik.fixed_point(m, zeros(2)).value.sum().backward()
     assert m.used.grad is not None
     assert m.unused.grad is None
+
+
+@pytest.mark.parametrize("taken", [None, 12])
+def test_unrolling_from_a_solution_is_not_silently_zero(taken: int | None) -> None:
+    """No step is taken from there; ``dz/dw = cos z / (1 + w sin z)`` of ``z = w cos z``."""
+    w, at = torch.tensor([0.5], dtype=D, requires_grad=True), torch.tensor([0.45018361129487355], dtype=D)
+    rule = ik.Unroll(steps=taken)
+    if taken is None:
+        with pytest.warns(ik.ConvergenceWarning, match=r"no step to differentiate: .* rule=ik.Unroll\(steps=20\)"):
+            ik.fixed_point(lambda z, w: w * z.cos(), at, (w,), rule=rule, rtol=1e-6)
+        with torch.no_grad():  # nobody asks
+            ik.fixed_point(lambda z, w: w * z.cos(), at, (w,), rule=rule, rtol=1e-6)
+        return
+    z = ik.fixed_point(lambda z, w: w * z.cos(), at, (w,), rule=rule, rtol=1e-6).value
+    (slope,) = torch.autograd.grad(z.sum(), w)
+    torch.testing.assert_close(slope, at.cos() / (1 + 0.5 * at.sin()), rtol=1e-6, atol=0)

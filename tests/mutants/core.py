@@ -17,6 +17,12 @@ DEGENERACY = "tests/problem/test_qp.py tests/mutants/test_survivors.py -k 'degen
 
 MUTANTS = [
     *mutants(
+        "implicitkit/rule/unroll.py",
+        "tests/derivatives/test_trust.py -k unrolling_from",
+        ("if steps == 0 and request.on_failure", "if steps < 0 and request.on_failure"),
+        ("return (torch.is_grad_enabled() or compat.has_forward_level()) and any", "return any"),
+    ),
+    *mutants(
         "implicitkit/rule/primitive.py",
         FORMS,
         (
