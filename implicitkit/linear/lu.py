@@ -70,4 +70,5 @@ class LU(LinearSolver):
         columns = b.permute(1, 2, 0)
         product = lambda x: torch.bmm(matrix, x)  # noqa: E731
         common = columns, target, rounding, factor.ok, factor.reason
-        return refined(factor.solve, product, *common, sweeps=1, at_rounding=len(b) > MANY)
+        many = len(b) > MANY
+        return refined(factor.solve, product, *common, sweeps=1, at_rounding=many, by_combinations=many)

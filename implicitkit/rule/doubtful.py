@@ -37,6 +37,7 @@ __all__ = ["warn_if_singular"]
 
 _ASKED, _LOOSE = 0.03, 10.0  # times the root of rtol, and rtol: relative errors of a solution that are asked about
 _STEEP, _ROUNDED = 1e8, 0.05  # |x| / |b| that is looked at, and the part of b that rounding may make
+_FEW = 65_536  # numbers that are copied rather than looked at in three calls
 _OWN_CHANGE = 0.4  # of a derivative on the way to the solution: from here on it is not determined
 
 
@@ -61,9 +62,12 @@ def warn_if_singular(
         return
     rtol = max(rtol, torch.finfo(z.dtype).eps ** (2 / 3))
     size = max(_ASKED * rtol**0.5, _LOOSE * rtol)
-    all_z = z if len(b) == len(z) else z.repeat(len(b) // len(z), 1)
-    gained, of, at = torch.linalg.vector_norm(torch.stack((x, b, all_z.to(x.dtype))), dim=2)
-    residual = outcome.residual_norm if all_z is z else outcome.residual_norm.repeat(len(b) // len(z))
+    times, residual = len(b) // len(z), outcome.residual_norm
+    if times == 1 and x.numel() < _FEW:  # one call, where calls are what it costs
+        gained, of, at = torch.linalg.vector_norm(torch.stack((x, b, z.to(x.dtype))), dim=2)
+    else:
+        gained, of, at = (torch.linalg.vector_norm(t, dim=1) for t in (x, b, z.to(x.dtype)))
+        residual, at = residual.repeat(times), at.repeat(times)
     asked, steep = gained * residual > (size * of) * at, gained > _STEEP * of
     if not bool((asked | steep).any()):
         return

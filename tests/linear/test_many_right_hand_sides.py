@@ -16,7 +16,7 @@ import implicitkit as ik
 from implicitkit.foundation import compat
 from implicitkit.linear import GMRES, Auto, Operator
 from implicitkit.linear.dense_blocks import DenseBlocks
-from implicitkit.linear.direct import MANY
+from implicitkit.linear.direct import MANY, refined
 from implicitkit.linear.sparse import is_near, solve_with
 from implicitkit.linear.sparse_blocks import SparseBlocks
 from implicitkit.sparsity.compression import coloured
@@ -99,6 +99,41 @@ def test_solutions_that_ask_for_nothing_and_bad_ones_disturb_no_other() -> None:
     good = [i for i in range(len(b)) if i != 4]
     torch.testing.assert_close(found.x[good] @ M[0].T, b[good, 0])
     assert found.converged.tolist() == [i != 4 for i in range(len(b))] and int(found.steps[2]) == 0
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("wrong", ["nothing", "a column", "a digit of all", "a NaN"])
+def test_a_crowd_of_residuals_is_judged_by_a_few_combinations(wrong: str, batch: int) -> None:
+    """One of 100 solutions that is off by 3e-9 must show, and be mended, where 1e-9 is asked."""
+    M, b = randn(batch, 40, 40, seed=3) + 10 * torch.eye(40, dtype=D), randn(batch, 40, 100, seed=4)
+    b = b / torch.linalg.vector_norm(b, dim=1, keepdim=True)
+    columns: list[int] = []
+
+    def product(x: Tensor) -> Tensor:
+        columns.append(x.shape[2])
+        return M @ x
+
+    def inverse(r: Tensor) -> Tensor:
+        x = torch.linalg.solve(M, r)
+        if wrong == "a column" and len(columns) == 0:
+            x[-1, :, 70] += torch.linalg.solve(M[-1], 3e-9 * b[-1, :, 0])
+        if wrong == "a digit of all":
+            x = x * (1 + 2e-9)
+        if wrong == "a NaN":
+            x[-1, 3, 70] = torch.nan
+        return x
+
+    ok, target = torch.ones(batch, dtype=torch.bool), torch.full((batch, 100), 1e-9, dtype=D)
+    if wrong == "a column":
+        target[:, :70] = 1e-5  # the others need not be so exact
+    found = refined(inverse, product, b, target, lambda x: 1e-15 + 0 * x[:, 0], ok, "", by_combinations=True)
+    residual = torch.linalg.vector_norm(M @ found.x.view(100, batch, 40).permute(1, 2, 0) - b, dim=1).T.reshape(-1)
+    bad = torch.zeros(100 * batch, dtype=torch.bool)
+    bad[70 * batch + batch - 1] = wrong == "a NaN"
+    limit = target.T.reshape(-1)[~bad]
+    assert bool((residual[~bad] <= limit).all()) and bool((found.residual_norm[~bad] <= limit).all())
+    assert torch.equal(found.converged, ~bad)
+    assert (sum(columns) == 8) == (wrong == "nothing")
 
 
 def test_factors_of_another_point_do_not_serve_a_whole_jacobian() -> None:

@@ -166,6 +166,13 @@ MUTANTS = [
         ("return refined(factor.solve, product", "return refined(lambda r: factor.solve(r, transpose=True), product"),
     ),
     *mutants(
+        "implicitkit/linear/direct.py",
+        "tests/linear/test_many_right_hand_sides.py",
+        ("(share <= _BELOW) & ok", "(share <= 1e3) & ok"),
+        (".to(b) / limit.unsqueeze(2)", ".to(b) / limit.mean(1, keepdim=True).unsqueeze(2) / 10"),
+        ("(share <= _BELOW) & ok", "(share < 0) & ok"),
+    ),
+    *mutants(
         "implicitkit/linear/lsmr.py",
         _of("lsmr"),
         ("theta, alphab = s * alpha, c * alpha", "theta, alphab = c * alpha, s * alpha"),
