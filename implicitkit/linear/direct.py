@@ -3,12 +3,12 @@ r"""What direct solvers share: factors, iterative refinement on the true residua
     x = A^{-1} b,    x <- x + A^{-1} (b - A x)    while that helps
 
 for one or for many right-hand sides.  Of very many (:data:`_CROWD`) the residuals ``r_j``, with limits ``t_j``, are judged
-first by eight random combinations ``y = \sum_j w_j r_j / t_j``, ``E |y|^2 = \sum_j |r_j|^2 / t_j^2`` for independent standard
-normal ``w``, which cost eight products and not one a right-hand side.  Where the root of the mean of ``|y|^2`` is a fifth or
-less all are taken to be below their limits; by chance that happens, where one is at its limit, once in 1e5.
+first by eight random combinations ``y = \sum_j w_j r_j / t_j``, ``E |y|^2 = \sum_j |r_j|^2 / t_j^2`` for independent
+standard normal ``w``, which cost eight products and not one a right-hand side.  Where the root of the mean of ``|y|^2`` is a
+fifth or less all are taken to be below their limits; by chance that happens, where one is at its limit, once in 1e5.
 
 Source: Higham, *Accuracy and Stability of Numerical Algorithms* (2nd ed., SIAM 2002), chapter 12; Hutchinson,
-*Communications in Statistics* 19 (1990), 433, for ``E |R w|^2``.
+*Communications in Statistics* 19 (1990), 433, for ``E |y|^2``.
 """
 
 from __future__ import annotations
