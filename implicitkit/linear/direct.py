@@ -106,7 +106,7 @@ def refined(
 def _largest_share(product: Callable[[Tensor], Tensor], b: Tensor, x: Tensor, limit: Tensor) -> Tensor:
     """At most so much of its ``limit`` is each residual of a block, as random combinations tell it, ``(batch,)``."""
     w = seeded.normal(b.shape[2], _COMBINATIONS, seed=0x3D).to(b) / limit.unsqueeze(2)
-    return (b @ w - product(x @ w)).square().sum((1, 2)).div(_COMBINATIONS).sqrt()
+    return torch.linalg.vector_norm(b @ w - product(x @ w), dim=(1, 2)) / _COMBINATIONS**0.5
 
 
 def _solution(x: Tensor, norm: Tensor, steps: Tensor, converged: Tensor, reason: str) -> LinearSolution:
