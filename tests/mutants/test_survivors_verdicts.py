@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.solver.probing import _well_fitted
+from implicitkit.foundation.autodiff import linearise
+from implicitkit.solver.probing import _well_fitted, runs_away
 from implicitkit.solver.scales import rounding, row_scales
 
 D = torch.float64
@@ -100,3 +101,19 @@ def test_a_good_fit_costs_no_questions() -> None:
         lambda z: z[0] * torch.exp(-z[1] * t) - y, torch.ones(2, dtype=D), solver="gauss_newton", rtol=1e-8
     )
     assert bool(s.converged) and int(s.evaluations) <= 2 * int(s.steps) + 5
+
+
+def _runs_away(function: Any, z: float) -> bool:
+    """What is said of a point of a root problem, whatever else a solve would look at before it asks."""
+    f = SimpleNamespace(
+        residual=function, linearize=lambda z: linearise(function, z)[1], kind=ik.Root(function).kind, solves="root"
+    )
+    return bool(runs_away(f, torch.tensor([[z]], dtype=D), ALL))
+
+
+@pytest.mark.parametrize("z", [83749291.75186355, 76676977.02319545, 67470375.28470114, 98884756.1372424])
+def test_a_residual_that_is_rounded_to_zero_far_out_is_no_zero(z: float) -> None:
+    """``sqrt(1 + z^2) - z`` is ``1 / (2 z)`` and comes out as 0; beside ``z`` it changes by a unit in the last place."""
+    assert _runs_away(lambda z: torch.sqrt(1 + z * z) - z, z)
+    assert not _runs_away(lambda y: y - z, z)
+    assert not _runs_away(lambda y: torch.sqrt(1 + y * y) - 2 * y + z, z)

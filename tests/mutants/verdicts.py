@@ -7,7 +7,10 @@ from .row import mutants
 CANCEL = "tests/solver/test_cancellation.py"
 JUMPS = "tests/mutants/test_survivors_verdicts.py -k jump"
 FITS = "tests/mutants/test_survivors_verdicts.py -k fit"
-ROUNDED = "tests/solver/test_convergence.py -k 'rounding_alone or other_reasons'"
+ROUNDED = (
+    "tests/solver/test_convergence.py tests/mutants/test_survivors_verdicts.py "
+    "-k 'rounding_alone or other_reasons or rounded_to_zero'"
+)
 FAR = "tests/solver/test_convergence.py -k 'far_out'"
 CLIMBED = "tests/solver/test_convergence.py -k has_climbed_to"
 UNITS = "tests/solver/test_units.py -k 'composition or exponential or single'"

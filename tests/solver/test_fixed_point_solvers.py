@@ -227,6 +227,17 @@ def test_dropping_saves_evaluations_of_samples(solver: str) -> None:
     torch.testing.assert_close(kept.value, dropped.value, rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize("solver", ["anderson", "broyden", "picard", "newton_krylov"])
+def test_dropping_rows_of_several_samples_keeps_them_in_order(solver: str) -> None:
+    """Eight rows of three samples, each of another solution, of which three rows are at work for longer."""
+    rates = torch.full((8, 1, 1), 0.1, dtype=F64).index_fill(0, torch.tensor([1, 4, 6]), 0.95)
+    c = torch.linspace(-1, 2, 8 * 3 * 2, dtype=F64).view(8, 3, 2)
+    function, z0 = (lambda z, a, c: a * torch.sin(z) + c), torch.zeros(8, 3, 2, dtype=F64)
+    s = ik.fixed_point(function, z0, (rates, c), batch_dims=2, in_dims=0, solver=solver, rtol=1e-9)
+    assert s.sample_evaluations < 0.9 * 24 * s.evaluations
+    torch.testing.assert_close(function(s.value, rates, c), s.value, rtol=0, atol=1e-7)
+
+
 @pytest.mark.parametrize(("solver", "each"), [("picard", 1), ("anderson", 1), ("broyden", 1), ("aitken", 1)])
 def test_evaluations_are_counted(solver: str, each: int) -> None:
     calls = [0]
