@@ -36,6 +36,7 @@ __all__ = [
     "ordinary",
     "outside_inference",
     "own_graphs",
+    "own_tangents",
     "physical",
     "plain_sample",
     "pulled",
@@ -360,6 +361,13 @@ def forward_ad_enabled(saved: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         return
     with forward_ad._set_fwd_grad_enabled(True):
         yield [forward_ad.unpack_dual(t).primal for t in saved]
+
+
+def own_tangents(t: Tensor) -> Tensor:
+    """``t`` with tangents of its own precision: torch gives ``0.5 * w``, of a 0-dim ``w`` in float32 where float64 is the
+    default, one of float64, and has no matrix product of such a pair."""
+    narrow = t.is_floating_point() and t.dtype != torch.float64 == torch.get_default_dtype()
+    return t.double().to(t.dtype) if narrow and has_forward_level() else t
 
 
 class Function(torch.autograd.Function):

@@ -38,7 +38,7 @@ class PSDCone(Projection):
 
 def positive_part(X: Tensor) -> Tensor:
     """``(X + |X|) / 2`` of symmetric matrices, ``(*batch, n, n)``, its value from the positive eigenvalues alone."""
-    result: Tensor = _PositivePart.apply(X)
+    result: Tensor = _PositivePart.apply(compat.own_tangents(X))
     return result
 
 

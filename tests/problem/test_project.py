@@ -242,6 +242,23 @@ def test_psd_derivative_with_repeated_eigenvalues() -> None:
     assert bool(torch.isfinite(hessian(lambda Y: (ik.project.psd_cone()(Y) ** 3).sum())(X)).all())
 
 
+def test_psd_derivatives_in_float32_where_float64_is_the_default() -> None:
+    """torch's tangent of ``0.5 * w`` is then one of float64: ``|P(w C)|^2 = w^2 l^2`` has the derivatives 2 w l^2, 2 l^2."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        w, eigenvalues = torch.tensor(1.3, dtype=torch.float32), torch.tensor([4.0, -2.0], dtype=torch.float32)
+
+        def f(w: Tensor) -> Tensor:
+            half = torch.stack([0.5 * w, 0.5 * w])
+            return (ik.project.psd_cone()(torch.diag_embed(half * eigenvalues)) ** 2).sum()
+
+        first, second = torch.func.jvp(f, (w,), (torch.ones_like(w),))[1], hessian(f)(w)
+        torch.testing.assert_close(torch.stack([first, second]).double(), torch.tensor([2 * 1.3 * 4.0, 8.0]))
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_psd_second_derivatives_from_batched_gradients() -> None:
     X = _points(9, 3, 3).requires_grad_()
     value, eye = ik.project.psd_cone()(X).flatten(), torch.eye(9, dtype=torch.float64)
