@@ -98,20 +98,18 @@ class System:
         pack = _packer(problem, layout)
 
         def kernel(z: Tensor, *theta: Tensor) -> Tensor:
-            with autocast():
-                out = pack(lifted(problem.unpack(layout, z), theta), z)
+            out = pack(lifted(problem.unpack(layout, z), theta), z)
             lifted.cut = lifted.cut or not compat.physical(out).requires_grad
             return out
 
         def live(z: Tensor, *theta: Tensor) -> Tensor:
-            with autocast():
-                return pack(lifted.on_the_spot(problem.unpack(layout, z), theta), z)
+            return pack(lifted.on_the_spot(problem.unpack(layout, z), theta), z)
 
         return System(
             problem,
             layout,
-            kernel,
-            live,
+            _under(autocast, kernel),
+            _under(autocast, live),
             batch=layout.batch,
             samples_per_row=layout.samples_per_row,
             row_dims=_row_dims(in_dims, args, layout, len(lifted.theta)) if problem.drops_rows() else None,
@@ -280,6 +278,18 @@ def _of_fewer(whole: System, left: int, before: tuple[Kernel, Sequence[Tensor], 
         return out
 
     return checked
+
+
+def _under(context: Callable[[], Any], function: Kernel) -> Kernel:
+    """The function, called in this context."""
+    if context is contextlib.nullcontext:
+        return function
+
+    def inside(*tensors: Tensor) -> Tensor:
+        with context():
+            return function(*tensors)
+
+    return inside
 
 
 def _packer(problem: Equations, layout: Layout) -> Callable[[Any, Tensor], Tensor]:

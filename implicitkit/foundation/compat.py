@@ -101,9 +101,8 @@ def key_path(tree: Any, index: int) -> str:
 
 
 # --- functorch levels
-def transforms_active() -> bool:
-    """Is a ``torch.func`` transform (grad, vjp, jvp, vmap, ...) running?"""
-    return torch._C._are_functorch_transforms_active()
+transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Is a ``torch.func`` transform (grad, vjp, jvp, vmap, ...) running?"""
 
 
 def empty_batch() -> bool:
@@ -112,9 +111,8 @@ def empty_batch() -> bool:
     return any(_functorch.CVmapInterpreterPtr(c).batchSize() == 0 for c in found)
 
 
-def is_wrapped(t: Tensor) -> bool:
-    """Does ``t`` belong to a level of a ``torch.func`` transform?"""
-    return _functorch.is_functorch_wrapped_tensor(t)
+is_wrapped: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor
+"""Does ``t`` belong to a level of a ``torch.func`` transform?"""
 
 
 def is_legacy_batched(t: Tensor) -> bool:

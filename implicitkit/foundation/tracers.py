@@ -48,7 +48,7 @@ def refuse_tracing() -> None:
     Raises:
         CapabilityError: one of these is at work.
     """
-    if torch.jit.is_tracing() or torch.compiler.is_exporting():
+    if torch._C._is_tracing() or torch.compiler.is_exporting():
         raise CapabilityError(
             "a solve cannot be traced or exported (torch.jit.trace, torch.onnx.export, torch.export): how many steps it "
             "takes depends on values, and the graph would hold those of one input. Export the parts around it, or a loop "

@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -34,8 +33,10 @@ from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapturedTensorError
 from implicitkit.foundation.trees import refilled, tree_flatten, tree_map, tree_unflatten
 from implicitkit.foundation.written import FirstCalls
-from implicitkit.lifting.reach import Scope, can_keep, holds_compiled, modules_in_use, reachable_modules
+from implicitkit.lifting.purity import watched
+from implicitkit.lifting.reach import Scope, below, can_keep, holds_compiled, modules_in_use, reachable_modules
 from implicitkit.lifting.watch import (
+    Called,
     Constants,
     Discover,
     Looks,
@@ -45,7 +46,6 @@ from implicitkit.lifting.watch import (
     is_substituted,
     leaks,
     memory,
-    purity,
     resolve,
     substitutions,
     swapped,
@@ -98,7 +98,7 @@ class Lifted:
     def __call__(self, z: Any, theta: Sequence[Tensor]) -> Any:
         if not self.guarded:
             return self._evaluate(z, theta)
-        with modules_in_use:
+        with modules_in_use.lock:
             return self._evaluate(z, theta)
 
     def _evaluate(self, z: Any, theta: Sequence[Tensor]) -> Any:
@@ -106,11 +106,10 @@ class Lifted:
         args = self.rebuild(theta[:k])
         if not (self.slots or self.captured or self.frozen):
             return self.call(self.function, z, args)
-        # buffers that the function updates: each evaluation starts from a fresh copy
-        slots, tensors = [*self.slots], [*theta[k:m]]
-        for places, t in self.frozen:
-            slots.append(places)
-            tensors.append(t.clone())
+        slots, tensors = self.slots, theta[k:m]
+        if self.frozen:  # buffers that the function updates: each evaluation starts from a fresh copy
+            slots = [*slots, *[places for places, _ in self.frozen]]
+            tensors = [*tensors, *[t.clone() for _, t in self.frozen]]
         in_modules = swapped(slots, tensors, len(self.slots), self.compiled) if slots else contextlib.nullcontext()
         if not self.captured:
             with in_modules:
@@ -125,7 +124,7 @@ class Lifted:
         args = self.rebuild(theta[: self.from_args])
         if not self.guarded:
             return self.call(self.function, z, args)
-        with modules_in_use:
+        with modules_in_use.lock:
             return self.call(self.function, z, args)
 
 
@@ -141,20 +140,23 @@ def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Ca
         RuntimeError: the function changes ``z`` or an argument in place.
     """
     rebuild: Callable[[Sequence[Tensor]], tuple[Any, ...]]
-    if all(isinstance(arg, Tensor) for arg in args):
-        leaves, where, rebuild = list(args), list(range(len(args))), tuple
+    if all([isinstance(arg, Tensor) for arg in args]):
+        theta, rebuild = args, tuple
     else:
-        leaves = tree_flatten(args)[0]
-        where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        theta = tuple([leaf for leaf in tree_flatten(args)[0] if isinstance(leaf, Tensor)])
         rebuild = refilled(args)
     inside = any(substitutions())
-    theta = [used(leaves[i]) if inside else leaves[i] for i in where]
+    if inside:
+        theta = tuple(map(used, theta))
     transforms, needed = compat.transforms_active(), torch.is_grad_enabled()
     levels = transforms or compat.has_forward_level()
-    lifted = Lifted(function, tuple(theta), len(theta), rebuild, inside=inside)
+    lifted = Lifted(function, theta, len(theta), rebuild, inside=inside)
     modules, lifted.compiled = reachable_modules(function)
     lifted.guarded = bool(modules)
-    with modules_in_use if modules else contextlib.nullcontext():
+    if modules:
+        with modules_in_use.lock:
+            _lift(lifted, modules, z0, check, needed, levels)
+    else:
         _lift(lifted, modules, z0, check, needed, levels)
     return lifted
 
@@ -173,12 +175,13 @@ def _lift(
         lifted.scope = Scope(lifted.function, [(t, places[0][2]) for places, t in constants])
     z_leaves, z_spec = tree_flatten(z0)
     z = tree_unflatten([_plain(resolve(t), levels) for t in z_leaves], z_spec)
-    looks = Looks() if levels or (needed and (lifted.inside or not any(map(_explicit, lifted.theta)))) else None
-    with torch.enable_grad() if needed or levels else contextlib.nullcontext():
-        if levels or (needed and lifted.inside):
+    branch = levels or (needed and (lifted.inside or not any(map(_explicit, lifted.theta))))
+    looks = Looks() if branch else None
+    if levels or (needed and lifted.inside):
+        with torch.enable_grad():
             out = _lift_observed(lifted, modules, z, constants, looks, levels)
-        else:
-            out = _lift_plainly(lifted, modules, z, constants, looks, needed)
+    else:
+        out = _lift_plainly(lifted, modules, z, constants, looks, needed)
     check(out)
     lifted.branches = looks is not None and looks.seen and (levels or lifted.inside or not lifted.captured)
     if not levels and not lifted.frozen:
@@ -197,10 +200,10 @@ def _lift_plainly(
 ) -> Any:
     """One evaluation on stand-ins: only if its graph leads anywhere else, the function is observed."""
     plain = _stand_ins(lifted.theta, levels=False, marked=needed and can_keep(lifted.function, modules))
-    out = _first_evaluation(lifted, z, plain, constants, looks or contextlib.nullcontext())
+    out = _first_evaluation(lifted, z, plain, constants, looks)
     known = set(map(id, plain))
     if needed and not known.issuperset(map(id, graph_leaves(out))):
-        seen, called = Discover([*tree_flatten(z)[0], *plain]), _Called()
+        seen, called = Discover([*tree_flatten(z)[0], *plain]), Called()
         with torch.no_grad(), called, seen:
             lifted(z, plain)
         _adopt(lifted, modules, seen, called)
@@ -215,10 +218,10 @@ def _lift_observed(
 ) -> Any:
     """Two evaluations under observation: inside transforms no output shows, at an inner level, what outer ones track."""
     plain = _stand_ins(lifted.theta, levels, marked=True)
-    given, called = tree_flatten(z)[0], _Called()
+    given, called = tree_flatten(z)[0], Called()
     first = Discover([*given, *plain])
     with called, first:
-        _first_evaluation(lifted, z, plain, constants, looks or contextlib.nullcontext())
+        _first_evaluation(lifted, z, plain, constants, looks)
     _adopt(lifted, modules, first, called)
     plain = _stand_ins(lifted.theta, levels)
     again = Discover([*given, *plain])
@@ -231,11 +234,19 @@ def _lift_observed(
     return out
 
 
-def _first_evaluation(lifted: Lifted, z: Any, plain: Sequence[Tensor], constants: Constants, looks: Any) -> Any:
+def _first_evaluation(
+    lifted: Lifted, z: Any, plain: Sequence[Tensor], constants: Constants, looks: Looks | None
+) -> Any:
     leaves = tree_flatten(z)[0]
-    watch = purity(lifted, [*leaves, *plain[: lifted.from_args]], len(leaves), constants)
-    with watch, looks:
-        return lifted(z, plain)
+    given = [*leaves, *plain[: lifted.from_args]]
+
+    def evaluate() -> Any:  # whose lock is held
+        if looks is None:
+            return lifted._evaluate(z, plain)
+        with looks:
+            return lifted._evaluate(z, plain)
+
+    return watched(evaluate, lifted, given, len(leaves), constants)
 
 
 def _refuse_leaks(lifted: Lifted, z: Any, plain: Sequence[Tensor], out: Any, levels: bool, why: str = "") -> None:
@@ -333,7 +344,7 @@ def _lift_modules(lifted: Lifted, modules: Sequence[nn.Module], explicit: bool) 
     constants: dict[int, tuple[list[Slot], Tensor]] = {}
     seen: set[int] = set()
     for module in modules:
-        for m in module.modules():
+        for m in below(module):
             if id(m) in seen:
                 continue
             seen.add(id(m))
@@ -345,33 +356,14 @@ def _lift_modules(lifted: Lifted, modules: Sequence[nn.Module], explicit: bool) 
                         places.setdefault(id(t), (t, []))[1].append((m, kind, key))
                     elif kind == "_buffers":
                         constants.setdefault(id(t), ([], t))[0].append((m, kind, key))
-    lifted.theta = (*lifted.theta, *(resolve(t) for t, _ in places.values()))
+    lifted.theta = (*lifted.theta, *[resolve(t) if lifted.inside else t for t, _ in places.values()])
     lifted.slots = [slots for _, slots in places.values()]
     return list(constants.values())
 
 
-class _Called:
-    """Collects the modules that are called inside."""
-
-    def __init__(self) -> None:
-        self.modules: dict[int, nn.Module] = {}
-
-    def __enter__(self) -> _Called:
-        self._thread = get_ident()
-        self._handle = nn.modules.module.register_module_forward_pre_hook(self._note)
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self._handle.remove()
-
-    def _note(self, module: nn.Module, _: Any) -> None:
-        if get_ident() == self._thread:  # the hook is called on all threads
-            self.modules.setdefault(id(module), module)
-
-
-def _adopt(lifted: Lifted, modules: list[nn.Module], seen: Discover, called: _Called) -> None:
+def _adopt(lifted: Lifted, modules: list[nn.Module], seen: Discover, called: Called) -> None:
     """Make explicit what an evaluation under observation used, and modules that only their call reveals."""
-    inside = {id(m) for module in modules for m in module.modules()}
+    inside = {id(m) for module in modules for m in below(module)}
     hidden = [m for key, m in called.modules.items() if key not in inside]
     if hidden:
         lifted.guarded, lifted.compiled = True, lifted.compiled or holds_compiled(hidden)

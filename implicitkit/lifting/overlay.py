@@ -10,6 +10,8 @@ from torch import nn
 
 __all__ = ["Entry", "Overlay", "replaced"]
 
+_get, _has = dict.__getitem__, dict.__contains__  # quicker than super(), at every look at a parameter
+
 Entry = tuple[nn.Module, str, str, Any]  # a module; "_parameters", "_buffers" or "_modules"; a key; what it is to hold
 
 
@@ -33,10 +35,11 @@ class replaced:
         for module, kind, key, value in entries:
             attributes = module.__dict__
             if not everywhere and type(attributes.get(kind)) in (dict, Overlay) and key not in attributes:
-                place = id(module), kind
-                if place not in shown:
-                    shown[place] = attributes, kind, {}
-                shown[place][2][key] = value
+                found = shown.get((id(module), kind))
+                if found is None:
+                    shown[id(module), kind] = attributes, kind, {key: value}
+                else:
+                    found[2][key] = value
             else:
                 where = attributes if key in attributes else getattr(module, kind)
                 before = where[key] if key in where else None  # noqa: SIM401 (the dicts of a traced module have no get)
@@ -83,8 +86,9 @@ class Overlay(dict[str, Any]):
         """From now on this is ``under`` to everybody; returns it."""
         self._owner = None
         dict.clear(self)
-        dict.update(self, self._under.items())
-        return self._under
+        under = self._under
+        dict.update(self, under if type(under) is dict else under.items())
+        return under
 
     def _mine(self) -> bool:
         return self._owner == get_ident()
@@ -94,10 +98,10 @@ class Overlay(dict[str, Any]):
 
     # ---- reading
     def __getitem__(self, key: str) -> Any:
-        return super().__getitem__(key) if self._owner == get_ident() else self._under[key]
+        return _get(self, key) if self._owner == get_ident() else self._under[key]
 
     def __contains__(self, key: object) -> bool:
-        return super().__contains__(key) if self._owner == get_ident() else key in self._under
+        return _has(self, key) if self._owner == get_ident() else key in self._under
 
     def __len__(self) -> int:
         return super().__len__() if self._mine() else len(self._under)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from implicitkit.foundation import tracers
 
-__all__ = ["Scope", "can_keep", "holds_compiled", "modules_held", "modules_in_use", "reachable_modules"]
+__all__ = ["Scope", "below", "can_keep", "holds_compiled", "modules_held", "modules_in_use", "reachable_modules"]
 
 _DEPTH = 6  # how far reachable objects are followed
 _LIBRARIES = ("torch", "numpy", "builtins", "scipy", "implicitkit")  # whose functions hold nothing of the user's
@@ -24,7 +24,7 @@ _LIBRARIES = ("torch", "numpy", "builtins", "scipy", "implicitkit")  # whose fun
 
 # Evaluations that swap tensors into modules, and those that read modules, exclude each other between threads.
 class _Lock:
-    """A re-entrant lock that a forked child finds free, whichever thread held it."""
+    """A re-entrant lock that a forked child finds free, whichever thread held it: enter ``lock``."""
 
     def __init__(self) -> None:
         self.renew()
@@ -32,13 +32,7 @@ class _Lock:
             os.register_at_fork(after_in_child=self.renew)
 
     def renew(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *exc: object) -> None:
-        self._lock.release()
+        self.lock = threading.RLock()
 
 
 modules_in_use = _Lock()
@@ -47,7 +41,7 @@ modules_in_use = _Lock()
 @contextlib.contextmanager
 def modules_held() -> Iterator[None]:
     """Inside, no solve on another thread swaps tensors into modules: for code that runs modules beside its solves."""
-    with modules_in_use:
+    with modules_in_use.lock:
         yield
 
 
@@ -61,7 +55,29 @@ def reachable_modules(function: Any) -> tuple[list[nn.Module], bool]:
 
 def holds_compiled(modules: Iterable[nn.Module]) -> bool:
     """Has ``torch.compile`` compiled one of these modules, or a module below one?"""
-    return any(tracers.is_compiled(m) for module in modules for m in module.modules())
+    return any(tracers.is_compiled(m) for module in modules for m in below(module))
+
+
+def below(module: nn.Module) -> Sequence[nn.Module]:
+    """``list(module.modules())``, without the names that torch makes of each on the way."""
+    if type(module).modules is not nn.Module.modules:
+        return list(module.modules())
+    found: dict[int, nn.Module] = {}
+    left: list[Any] = [module]
+    while left:
+        m = left.pop()
+        if m is None or id(m) in found:
+            continue
+        if type(m).named_modules is not _NAMED:
+            found.update((id(inner), inner) for inner in m.modules() if id(inner) not in found)
+            continue
+        found[id(m)] = m
+        if m._modules:
+            left.extend([child for _, child in reversed(list(m._modules.items()))])
+    return list(found.values())
+
+
+_NAMED = nn.Module.named_modules
 
 
 def can_keep(function: Any, modules: list[nn.Module]) -> bool:

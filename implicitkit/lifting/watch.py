@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Sequence
+from threading import get_ident
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,10 @@ from torch.overrides import TorchFunctionMode
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.compat import tensors_in
-from implicitkit.foundation.errors import ImpureFunctionWarning, warn
-from implicitkit.foundation.written import IN_PLACE
 from implicitkit.lifting.overlay import replaced
-from implicitkit.lifting.reach import version
 
 __all__ = [
+    "Called",
     "Constants",
     "Cuts",
     "Discover",
@@ -29,7 +27,6 @@ __all__ = [
     "is_substituted",
     "leaks",
     "memory",
-    "purity",
     "resolve",
     "substitutions",
     "swapped",
@@ -39,13 +36,19 @@ __all__ = [
 Slot = tuple[nn.Module, str, str]  # a module, "_parameters" or "_buffers", and a key
 Constants = list[tuple[list[Slot], Tensor]]  # tensors of modules that are no arguments, and where they are
 
-_active = threading.local()  # substitutions in force on this thread, for solves nested inside a lifted function
+
+class _Active(threading.local):
+    """Substitutions in force on this thread, for solves nested inside a lifted function."""
+
+    def __init__(self) -> None:
+        self.maps: list[dict[int, Tensor]] = []
+
+
+_active = _Active()
 
 
 def substitutions() -> list[dict[int, Tensor]]:
     """The substitutions in force on this thread, innermost last."""
-    if not hasattr(_active, "maps"):
-        _active.maps = []
     return _active.maps
 
 
@@ -134,6 +137,25 @@ def _asks_only(func: Any) -> bool:
     """Does an operation ask for no numbers, but for a shape, or whether a tensor requires a gradient?"""
     name = getattr(func, "__name__", "")
     return name in _QUESTIONS or (name == "__get__" and getattr(func.__self__, "__name__", "") not in _PARTS)
+
+
+class Called:
+    """Collects the modules that are called inside."""
+
+    def __init__(self) -> None:
+        self.modules: dict[int, nn.Module] = {}
+
+    def __enter__(self) -> Called:
+        self._thread = get_ident()
+        self._handle = nn.modules.module.register_module_forward_pre_hook(self._note)
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._handle.remove()
+
+    def _note(self, module: nn.Module, _: Any) -> None:
+        if get_ident() == self._thread:  # the hook is called on all threads
+            self.modules.setdefault(id(module), module)
 
 
 class Substitute(TorchFunctionMode):
@@ -244,7 +266,9 @@ class swapped(replaced):
     def __init__(
         self, slots: Sequence[Sequence[Slot]], tensors: Sequence[Tensor], explicit: int, everywhere: bool = False
     ) -> None:
-        entries = [(*slot, t) for places, t in zip(slots, tensors, strict=True) for slot in places]
+        entries = [
+            (module, kind, key, t) for places, t in zip(slots, tensors, strict=True) for module, kind, key in places
+        ]
         super().__init__(entries, everywhere)
         self._mapping = {id(t): t for t in tensors[:explicit]}
 
@@ -264,116 +288,25 @@ def leaks(out: Any) -> bool:
 
 def graph_leaves(out: Any) -> list[Tensor]:
     """The leaves of the autograd graph of a tree of tensors."""
-    tensors = tensors_in(out)
-    found = [t for t in tensors if t.grad_fn is None and t.requires_grad]
-    nodes = [t.grad_fn for t in tensors if t.grad_fn is not None]
+    found, nodes = [], []
+    for t in tensors_in(out):
+        if t.grad_fn is not None:
+            nodes.append(t.grad_fn)
+        elif t.requires_grad:
+            found.append(t)
+    if not nodes:
+        return found
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
         after = node.next_functions
+        if not after:
+            leaf = getattr(node, "variable", None)
+            if leaf is not None:
+                found.append(leaf)
+            continue
         for n, _ in after:
             if n is not None and n not in seen:
                 seen.add(n)
                 nodes.append(n)
-        leaf = None if after else getattr(node, "variable", None)
-        if leaf is not None:
-            found.append(leaf)
     return found
-
-
-class Impurities(Protocol):
-    """What :func:`purity` notes: buffers that every evaluation updates, and whether random numbers are drawn."""
-
-    frozen: Constants
-    random: bool
-    compiled: bool
-
-
-@contextlib.contextmanager
-def purity(
-    into: Impurities,
-    given: Sequence[Tensor],
-    states: int,
-    constants: Constants,
-) -> Iterator[None]:
-    """Watch one evaluation: in-place changes of what was given raise; random numbers and updated buffers warn.
-
-    The evaluation runs on copies of the modules' buffers; if it changed them, every later evaluation gets fresh copies
-    too (the function is then one and the same map throughout, and the modules keep their statistics).
-    """
-    copies = [t.clone() for _, t in constants]
-    versions = [version(t) for t in given]
-    device = given[0].device
-    random = _random_state(device)
-    after: list[Any] = []
-    if constants:
-        with swapped([slots for slots, _ in constants], copies, 0, into.compiled):
-            yield
-            after = [_present(slots[0]) for slots, _ in constants]
-    else:
-        yield
-    for i, (t, before) in enumerate(zip(given, versions, strict=True)):
-        if version(t) != before:
-            what = "its state z" if i < states else f"argument tensor number {i - states}"
-            raise RuntimeError(IN_PLACE.format(what=what))
-    changed = [
-        (slots, t.detach().clone())
-        for (slots, t), copy, now in zip(constants, copies, after, strict=True)
-        if _changed(t, copy) or _rebound(t, copy, now)
-    ]
-    if changed:
-        into.frozen = changed
-        warn(
-            f"the function updates {len(changed)} buffer(s) of its modules at every evaluation: {_owners(changed)} "
-            "(BatchNorm in training, spectral normalisation, ...). During this solve they are held at their present values "
-            "and not updated; call .eval() on those modules, use a normalisation without running statistics (GroupNorm, "
-            "LayerNorm), or update them once outside the solve",
-            ImpureFunctionWarning,
-        )
-    if random is not None and not torch.equal(random, _random_state(device)):  # type: ignore[arg-type]
-        into.random = True
-        warn(
-            "the function draws random numbers (dropout in training, noise): each evaluation is another map, so there "
-            "is no solution to converge to and the derivative is that of a different draw. Call .eval() on the module, "
-            "or draw the mask once outside and pass it as an argument",
-            ImpureFunctionWarning,
-        )
-
-
-def _present(slot: Slot) -> Any:
-    """What the slot holds now."""
-    module, kind, key = slot
-    where = module.__dict__ if key in module.__dict__ else getattr(module, kind)
-    return where[key] if key in where else None  # noqa: SIM401 (the dicts of a traced module have no get)
-
-
-def _rebound(t: Tensor, copy: Tensor, now: Any) -> bool:
-    """Was another tensor put in the copy's place, with other values?  (Of another shape it is a cache, made once.)"""
-    if now is copy or not isinstance(now, Tensor) or now.layout != torch.strided or compat.tracked(now):
-        return False
-    return now.shape == t.shape and now.dtype == t.dtype and not torch.equal(now, t)
-
-
-def _owners(changed: Constants) -> str:
-    """The modules' classes and the names of their buffers, three modules at most."""
-    names: dict[int, tuple[str, list[str]]] = {}
-    for slots, _ in changed:
-        module, _, key = slots[0]
-        names.setdefault(id(module), (type(module).__name__, []))[1].append(key)
-    told = [f"{', '.join(keys)} of {owner}" for owner, keys in names.values()]
-    return "; ".join([*told[:3], *(["..."] if len(told) > 3 else [])])
-
-
-def _changed(t: Tensor, copy: Tensor) -> bool:
-    """Was the copy written to?  (Fused normalisation kernels do not raise the version counter.)"""
-    if t.layout != torch.strided:  # sparse tensors cannot be compared, and no normalisation writes to them
-        return version(copy) > 0
-    return version(copy) > 0 or not torch.equal(t, copy)
-
-
-def _random_state(device: torch.device) -> Tensor | None:
-    if device.type == "cpu":
-        return torch.default_generator.get_state().view(torch.int64)  # fewer numbers to compare
-    if device.type == "cuda":
-        return torch.cuda.get_rng_state(device)
-    return None

@@ -225,15 +225,19 @@ class Problem(Configured):
         Raises:
             TypeError: a flag that is none. ValueError: a word for a pattern.
         """
-        check_options(self, symmetric=_FLAG, positive_definite=_FLAG)
+        flags: Any = (self.symmetric, self.positive_definite)
+        if type(flags[0]) is not bool or type(flags[1]) is not bool:
+            check_options(self, symmetric=_FLAG, positive_definite=_FLAG)
         self._what_is_said()
         if self.positive_definite:
             object.__setattr__(self, "symmetric", True)
 
     def _what_is_said(self) -> None:
-        check_options(self, has_aux=_FLAG)
+        aux: Any = self.has_aux
+        if type(aux) is not bool:
+            check_options(self, has_aux=_FLAG)
         said = self.jac_sparsity
-        if not (said is None or _is_pattern(said) or (isinstance(said, str) and said == "auto")):
+        if not (said is None or (isinstance(said, str) and said == "auto") or _is_pattern(said)):
             raise (ValueError if isinstance(said, (str, tuple, list)) else TypeError)(
                 f"{self.title}: jac_sparsity must be 'auto', None, a sparse matrix or bandwidths (lower, upper), got "
                 f"{said!r}"

@@ -169,9 +169,10 @@ class Table:
                 f"{self.noun.replace(' ', '_')} must be a registered name or a configured object such as {example}; "
                 f"got {describe_value(value)}"
             )
-        if inspect.isclass(value):
+        if isinstance(value, type):
             return instantiate(value, options)
-        refuse_options(value, options)
+        if options:
+            refuse_options(value, options)
         return value
 
     def names(self) -> list[str]:

@@ -64,7 +64,7 @@ def root(request: ImplicitSolve, z0: Tensor, theta: Sequence[Tensor]) -> tuple[T
     if (
         not compat.transforms_active()
         and not compat.has_forward_level()
-        and not (torch.is_grad_enabled() and any(t.requires_grad for t in (z0, *theta)))
+        and not (torch.is_grad_enabled() and (z0.requires_grad or any([t.requires_grad for t in theta])))
     ):
         return request.find(z0.detach(), [t.detach() for t in theta])
     return _Root.apply(request, z0, *theta)
@@ -85,7 +85,8 @@ class _Root(compat.Function):
             ctx.mark_non_differentiable(stats)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(z, *theta)
-        ctx.save_for_forward(z, *theta)
+        if compat.has_forward_level():  # which calls jvp at once, or never
+            ctx.save_for_forward(z, *theta)
 
     @staticmethod
     @tracers.opaque_to_compile

@@ -95,11 +95,12 @@ def get_solver(solver: Any, **options: Any) -> Any:
     """
     if isinstance(solver, str):
         return _configure(_TABLE.find(solver), options)
-    if inspect.isclass(solver):
+    if isinstance(solver, type):
         if issubclass(solver, Solver):
             return instantiate(solver, options)
     elif isinstance(solver, Solver):
-        refuse_options(solver, options)
+        if options:
+            refuse_options(solver, options)
         if not solver.solves:
             raise TypeError(
                 f"{type(solver).__name__} does not say what it solves: register it with "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -149,7 +150,7 @@ def _solve(
     *,
     solver: Any,
     rule: Any,
-    batch_dims: int,
+    batch_dims: Any,
     in_dims: Any,
     on_failure: str,
     **watched: Any,
@@ -157,15 +158,16 @@ def _solve(
     """Restate, lift, one request, attach, report."""
     if not isinstance(problem, Problem):
         refuse_problem(problem)
+    batch_dims = _batch_dims(batch_dims)
     given, given_z0, given_args = problem, z0, (args if isinstance(args, tuple) else (args,))
     args = given_args
-    restated = _restate(problem, z0, args, _batch_dims(batch_dims))
+    restated = _restate(problem, z0, args, batch_dims)
     if restated is not None:
         problem, z0, args, batch_dims = restated.problem, restated.start, restated.args, restated.batch_dims
         in_dims = restated.dims(in_dims)
     if z0 is None:
         raise TypeError(f"solve needs z0, where to start: {type(problem).__name__} does not say what its unknowns are")
-    layout = Layout(z0, _batch_dims(batch_dims))
+    layout = Layout(z0, batch_dims)
     options = options_of(problem, layout, restated, **watched, in_chart=given.manifold is not None)
     check_policy(on_failure)
     if not layout.batch:
@@ -201,6 +203,9 @@ def _solve(
     return solution
 
 
+_plain_solve = inspect.unwrap(solve)  # for verbs, which are hidden from the compiler themselves
+
+
 @opaque_to_compile
 def root(
     residual: Callable[..., Any], z0: Any = None, args: Any = (), *, bracket: Any = None, **options: Any
@@ -215,7 +220,7 @@ def root(
     """
     structure = _structure(options)
     if bracket is None:
-        return solve(Root(residual, **structure), z0, args, **options)
+        return _plain_solve(Root(residual, **structure), z0, args, **options)
     refuse_tracing()
     args = as_args(args, bracket, z0)
     bracket = from_arrays(bracket, args, z0)
@@ -225,14 +230,14 @@ def root(
         z0 = middle(bracket, args, options.get("batch_dims", 0), options.get("in_dims"))
     z0 = as_state(z0, args)
     problem = Root(residual, **structure) if known else RootBetween(residual, ends=bracket, **structure)
-    return solve(problem, z0, args, **options)
+    return _plain_solve(problem, z0, args, **options)
 
 
 @opaque_to_compile
 def fixed_point(map: Callable[..., Any], z0: Any, args: Any = (), **options: Any) -> Solution:
     """``solve(FixedPoint(map), z0, args, **options)``: ``map(z, *args) = z``."""
     structure = _structure(options)
-    return solve(FixedPoint(map, **structure), z0, args, **options)
+    return _plain_solve(FixedPoint(map, **structure), z0, args, **options)
 
 
 @opaque_to_compile
@@ -263,7 +268,7 @@ def argmin(
         manifold=manifold,
         **_structure(options),
     )
-    return solve(problem, z0, args, **options)
+    return _plain_solve(problem, z0, args, **options)
 
 
 @opaque_to_compile
@@ -293,14 +298,14 @@ def least_squares(
         manifold=manifold,
         **_structure(options),
     )
-    return solve(problem, z0, args, **options)
+    return _plain_solve(problem, z0, args, **options)
 
 
 @opaque_to_compile
 def steady_state(rhs: Callable[..., Any], z0: Any, args: Any = (), **options: Any) -> Solution:
     """``solve(SteadyState(rhs), z0, args, **options)``: ``dz/dt = rhs(z, *args) = 0``."""
     structure = _structure(options)
-    return solve(SteadyState(rhs, **structure), z0, args, **options)
+    return _plain_solve(SteadyState(rhs, **structure), z0, args, **options)
 
 
 # ------------------------------------------------------------------------------------------------------------- details

@@ -16,6 +16,7 @@ from torch.nn.utils.parametrizations import orthogonal, spectral_norm
 
 import implicitkit as ik
 from implicitkit.lifting.overlay import Overlay, replaced
+from implicitkit.lifting.reach import below
 
 D = torch.float64
 
@@ -236,6 +237,30 @@ def test_replaced_within_replaced() -> None:
         assert _elsewhere(lambda: lin.weight) is w
     assert lin.weight is w
     assert type(lin._parameters) is dict
+
+
+class _Hidden(nn.Module):
+    """Names a module that is not in ``_modules``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others = (nn.Linear(1, 1),)
+
+    def named_modules(self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True) -> Any:
+        yield from super().named_modules(memo, prefix, remove_duplicate)
+        for i, m in enumerate(self.others):
+            yield from m.named_modules(memo, f"{prefix}.{i}", remove_duplicate)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_below_a_module_stands_what_torch_says() -> None:
+    shared = nn.Linear(1, 1)
+    inner = nn.ModuleDict({"a": shared, "none": nn.Identity(), "b": nn.Sequential(shared, nn.Tanh())})
+    inner["none"]._modules["absent"] = None
+    loop = nn.Sequential(inner, shared, nn.ModuleList([nn.ReLU(), inner]), _Hidden())
+    loop[2]._modules["back"] = loop
+    for module in (shared, inner, loop, _Hidden(), torch.jit.trace(nn.Linear(1, 1), torch.ones(1, 1))):
+        assert [id(m) for m in below(module)] == [id(m) for m in module.modules()]
 
 
 class _Plain(Map):

@@ -20,6 +20,13 @@ MUTANTS = [
         ("        return dict, (self._view(),)", "        return dict, (dict(super().items()),)"),
     ),
     *mutants(
+        "implicitkit/lifting/reach.py",
+        THREADS,
+        ("if m is None or id(m) in found:", "if m is None:"),
+        ("if type(m).named_modules is not _NAMED:", "if False:"),
+        ("for _, child in reversed(list(m._modules.items()))", "for _, child in list(m._modules.items())"),
+    ),
+    *mutants(
         "implicitkit/lifting/lifted.py",
         THREADS,
         ("len(self.slots), self.compiled)", "len(self.slots), True)"),
@@ -31,7 +38,7 @@ MUTANTS = [
         ("everywhere=any(compiled for *_, compiled in where)", "everywhere=True"),
     ),
     *mutants(
-        "implicitkit/lifting/watch.py",
+        "implicitkit/lifting/purity.py",
         "tests/core/test_bad_input.py -k moving_statistics",
         ("if _changed(t, copy) or _rebound(t, copy, now)", "if _changed(t, copy)"),
     ),
@@ -81,8 +88,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/foundation/tracers.py",
         "tests/core/test_machinery.py tests/core/test_recorded.py -k 'traced or symbolic or fake'",
-        ("torch.jit.is_tracing() or torch.compiler", "torch.compiler"),
-        ("torch.jit.is_tracing() or torch.compiler.is_exporting()", "torch.jit.is_tracing()"),
+        ("torch._C._is_tracing() or torch.compiler", "torch.compiler"),
+        ("torch._C._is_tracing() or torch.compiler.is_exporting()", "torch._C._is_tracing()"),
         ('"_is_fx_tracing_flag", False)', '"_is_fx_tracing_flag", False) and False'),
         ("_get_dispatch_mode(_MODES.FAKE) is not None", "_get_dispatch_mode(_MODES.FAKE) is False"),
     ),

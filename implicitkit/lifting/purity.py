@@ -1,0 +1,127 @@
+"""An evaluation under watch: is the function pure, one and the same map at every call?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation import compat
+from implicitkit.foundation.errors import ImpureFunctionWarning, warn
+from implicitkit.foundation.written import IN_PLACE
+from implicitkit.lifting.reach import version
+from implicitkit.lifting.watch import Constants, Slot, swapped
+
+__all__ = ["watched"]
+
+
+class Impurities(Protocol):
+    """What :func:`watched` notes: buffers that every evaluation updates, and whether random numbers are drawn."""
+
+    frozen: Constants
+    random: bool
+    compiled: bool
+
+
+def watched(
+    evaluate: Callable[[], Any],
+    into: Impurities,
+    given: Sequence[Tensor],
+    states: int,
+    constants: Constants,
+) -> Any:
+    """``evaluate()``, watched: in-place changes of what was ``given`` raise; random numbers and updated buffers warn.
+
+    The evaluation runs on copies of the modules' buffers; if it changed them, every later evaluation gets fresh copies
+    too (the function is then one and the same map throughout, and the modules keep their statistics).
+    """
+    versions = [version(t) for t in given]
+    device = given[0].device
+    random = _random_state(device)
+    if constants:
+        copies = [t.clone() for _, t in constants]
+        with swapped([slots for slots, _ in constants], copies, 0, into.compiled):
+            out = evaluate()
+            after = [_present(slots[0]) for slots, _ in constants]
+        _refuse_written(given, versions, states)
+        _note_buffers(into, constants, copies, after)
+    else:
+        out = evaluate()
+        _refuse_written(given, versions, states)
+    if random is not None and not torch.equal(random, _random_state(device)):  # type: ignore[arg-type]
+        into.random = True
+        warn(
+            "the function draws random numbers (dropout in training, noise): each evaluation is another map, so there "
+            "is no solution to converge to and the derivative is that of a different draw. Call .eval() on the module, "
+            "or draw the mask once outside and pass it as an argument",
+            ImpureFunctionWarning,
+        )
+    return out
+
+
+def _refuse_written(given: Sequence[Tensor], versions: Sequence[int], states: int) -> None:
+    """Raise if the state, or an argument, was written to."""
+    now = [version(t) for t in given]
+    if now != versions:
+        i = next(i for i, n in enumerate(now) if n != versions[i])
+        what = "its state z" if i < states else f"argument tensor number {i - states}"
+        raise RuntimeError(IN_PLACE.format(what=what))
+
+
+def _note_buffers(into: Impurities, constants: Constants, copies: Sequence[Tensor], after: Sequence[Any]) -> None:
+    """Note the buffers that the evaluation on ``copies`` updated, and warn."""
+    changed = [
+        (slots, t.detach().clone())
+        for (slots, t), copy, now in zip(constants, copies, after, strict=True)
+        if _changed(t, copy) or _rebound(t, copy, now)
+    ]
+    if changed:
+        into.frozen = changed
+        warn(
+            f"the function updates {len(changed)} buffer(s) of its modules at every evaluation: {_owners(changed)} "
+            "(BatchNorm in training, spectral normalisation, ...). During this solve they are held at their present values "
+            "and not updated; call .eval() on those modules, use a normalisation without running statistics (GroupNorm, "
+            "LayerNorm), or update them once outside the solve",
+            ImpureFunctionWarning,
+        )
+
+
+def _present(slot: Slot) -> Any:
+    """What the slot holds now."""
+    module, kind, key = slot
+    where = module.__dict__ if key in module.__dict__ else getattr(module, kind)
+    return where[key] if key in where else None  # noqa: SIM401 (the dicts of a traced module have no get)
+
+
+def _rebound(t: Tensor, copy: Tensor, now: Any) -> bool:
+    """Was another tensor put in the copy's place, with other values?  (Of another shape it is a cache, made once.)"""
+    if now is copy or not isinstance(now, Tensor) or now.layout != torch.strided or compat.tracked(now):
+        return False
+    return now.shape == t.shape and now.dtype == t.dtype and not torch.equal(now, t)
+
+
+def _owners(changed: Constants) -> str:
+    """The modules' classes and the names of their buffers, three modules at most."""
+    names: dict[int, tuple[str, list[str]]] = {}
+    for slots, _ in changed:
+        module, _, key = slots[0]
+        names.setdefault(id(module), (type(module).__name__, []))[1].append(key)
+    told = [f"{', '.join(keys)} of {owner}" for owner, keys in names.values()]
+    return "; ".join([*told[:3], *(["..."] if len(told) > 3 else [])])
+
+
+def _changed(t: Tensor, copy: Tensor) -> bool:
+    """Was the copy written to?  (Fused normalisation kernels do not raise the version counter.)"""
+    if t.layout != torch.strided:  # sparse tensors cannot be compared, and no normalisation writes to them
+        return version(copy) > 0
+    return version(copy) > 0 or not torch.equal(t, copy)
+
+
+def _random_state(device: torch.device) -> Tensor | None:
+    if device.type == "cpu":
+        return torch.default_generator.get_state().view(torch.int64)  # fewer numbers to compare
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return None
