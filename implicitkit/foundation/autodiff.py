@@ -7,6 +7,7 @@ work inside transforms.  So: the first when a transform is active, the second wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,12 +28,15 @@ __all__ = [
     "linearise",
     "matrix",
     "products",
+    "recorded",
     "rectangular",
     "refuse_hidden",
+    "size_of_graph",
     "vjp",
 ]
 
 _DENSE_CHUNK = 1 << 24  # numbers held at once while a dense Jacobian is formed
+_SHORT, _SLOWER = 8, 4  # numbers in a row below which an operation takes as many times longer for each
 
 
 def vjp(function: Callable[..., Tensor], *primals: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
@@ -188,6 +192,8 @@ def products(out: Tensor, point: Tensor) -> tuple[Callable[[Tensor], Tensor], Ca
     """
     if tracers.lost_second_derivative(out):
         raise RuntimeError(COMPILED_ONCE)
+    if not out.requires_grad:
+        return lambda v: torch.zeros_like(out), lambda w: torch.zeros_like(point)
     transposed: list[Tensor] = []
 
     def rmv(w: Tensor) -> Tensor:
@@ -210,12 +216,30 @@ def rectangular(
 ) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
     """Products with the Jacobian of ``function: (batch, n) -> (batch, m)`` at ``z`` and with its transposed, from one
     evaluation."""
+    return products(*recorded(function, z))
+
+
+def recorded(function: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Tensor]:
+    """``function(point)`` with its graph, and the ``point``, equal to ``z``, that this leads to."""
     point = z.detach().requires_grad_()
     with torch.enable_grad():
-        out = function(point)
-    if not out.requires_grad:
-        return lambda v: torch.zeros_like(out), lambda w: torch.zeros_like(z)
-    return products(out, point)
+        return function(point), point
+
+
+def size_of_graph(out: Tensor) -> tuple[int, int, int]:
+    """Of the graph of ``out``: its nodes, the numbers that come into all of them when it is gone through backwards (those
+    in rows of a few four times: torch's loops run along rows), and those that are added up at places of an index."""
+    open_ = [out.grad_fn] if out.grad_fn is not None else []
+    seen, numbers, placed = set(open_), 0, 0
+    while open_:
+        node = open_.pop()
+        shapes = [given.shape for given in getattr(node, "_input_metadata", ())]
+        numbers += sum(math.prod(shape) * (_SLOWER if shape and shape[-1] <= _SHORT else 1) for shape in shapes)
+        placed += sum(map(math.prod, shapes)) if "Index" in type(node).__name__ else 0
+        after = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= after
+        open_.extend(after)
+    return len(seen), numbers, placed
 
 
 def jacobian(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-__all__ = ["CALL", "Price", "price_of", "price_of_dense"]
+__all__ = ["CALL", "Price", "Work", "price_of", "price_of_dense", "price_of_dense_fit", "price_of_sparse_fit"]
 
 CALL = 6000.0  # numbers whose product takes as long as the call itself
 _WEIGHT = 0.015  # of a number of the state, for one of the parameters
@@ -32,6 +32,11 @@ _DENSE = 0.02  # for each of ``n^3``, ...
 _BLOCKED = 100.0  # ... half of that for so many unknowns, and in proportion less for more
 _SMALL = 150.0  # for one dense matrix beside these
 _EACH = 2000.0  # and for a sparse one
+_STEP, _VECTORS = 3200.0, 0.3  # of conjugate gradients on normal equations: one, and for each number of the state
+_NODE, _TOUCHED, _PLACED = 300.0, 0.025, 0.4  # for each node of a graph, number in it, and one at a place of an index
+_FORMED, _ENTRY_FIT = 20_000.0, 6.0  # to form sparse normal equations, and for an entry of them
+_GRAM = 0.014  # for each of ``m n^2`` in dense normal equations and their factors
+_SINGULAR, _SINGULAR_SMALL = 0.1, 500.0  # for each of ``m n^2`` in singular values, and for one matrix
 
 
 class Price(NamedTuple):
@@ -75,3 +80,44 @@ def price_of_dense(batch: int, size: int, weight: int = 0) -> Price:
     found = 2 * CALL + size * (_SIDE * numbers + _SIDE_WEIGHT * touched)
     factored = batch * (_SMALL + _DENSE * size**3 / (1 + size / _BLOCKED))
     return Price(size, (found + factored) / (CALL + numbers + _WEIGHT * touched))
+
+
+class Work(NamedTuple):
+    """What one product with the Jacobian of a batch of residuals takes: ``nodes`` of the graph, ``numbers`` that go through
+    them, and how many of these are added up at places of an index (:func:`~implicitkit.foundation.autodiff.size_of_graph`);
+    ``weight``: numbers of parameters."""
+
+    nodes: int
+    numbers: int
+    placed: int = 0
+    weight: int = 0
+
+    @property
+    def touched(self) -> float:
+        """What a product touches, the calls left out."""
+        return _TOUCHED * self.numbers + _PLACED * self.placed
+
+
+def product_of_fit(batch: int, size: int, work: Work) -> float:
+    """What a step of conjugate gradients on ``R'R`` costs, a product with ``R`` and one with ``R'``."""
+    return _STEP + _VECTORS * batch * size + _NODE * work.nodes + work.touched + _WEIGHT * work.weight
+
+
+def price_of_dense_fit(batch: int, rows: int, size: int, work: Work, singular: bool = False) -> float:
+    """Of ``batch`` dense Jacobians ``(rows, size)`` of residuals and the factors of their normal equations (``singular``:
+    their singular values as well), in steps of conjugate gradients."""
+    side = min(rows, 2 * size)
+    found = 2 * CALL + side * max(_SIDE * batch * size + _SIDE_WEIGHT * work.weight, work.touched)
+    mults = rows * size**2 / (1 + size / _BLOCKED)
+    factored = batch * (_SMALL + _GRAM * mults + (_SINGULAR_SMALL + _SINGULAR * mults if singular else 0))
+    return (found + factored) / product_of_fit(batch, size, work)
+
+
+def price_of_sparse_fit(
+    batch: int, size: int, products: int, entries: int, work: Work, fill: int = 0, reach: int = 0
+) -> float:
+    """The same of sparse ones; ``products``: that show them; ``entries``, ``fill`` and ``reach`` of ``R'R`` as in
+    :func:`price_of`."""
+    found = _FORMED + products * max(batch * size, work.touched)
+    factored = _ENTRY_FIT / _ENTRY * price_of(batch, size, 0, entries, None, fill, reach).factors
+    return (found + factored * (CALL + batch * size)) / product_of_fit(batch, size, work)

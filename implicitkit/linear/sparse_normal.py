@@ -10,13 +10,15 @@ from typing import Any, ClassVar
 import numpy as np
 import scipy.sparse as sp
 import torch
+from scipy.sparse.csgraph import reverse_cuthill_mckee
 from torch import Tensor
 
 from implicitkit.linear.direct import Verdict
 from implicitkit.linear.ordering import Ordering
+from implicitkit.linear.price import Work, price_of_sparse_fit
 from implicitkit.sparsity.compression import Coloured
 
-__all__ = ["NormalFactors", "SparseNormal"]
+__all__ = ["NormalFactors", "SparseNormal", "price_of_factors"]
 
 _SWEEPS = 5
 
@@ -128,6 +130,23 @@ class NormalFactors:
         out = np.stack([d[:, None] * (abs(N) @ (d[:, None] * c)) for N, c, d in
                         zip(self.scaled, columns, self.D, strict=True)])  # fmt: skip
         return torch.from_numpy(out[:, :, 0] if x.ndim == 2 else out).to(x)
+
+
+def price_of_factors(batch: int, ready: Coloured, work: Work) -> float:
+    """What ``batch`` matrices ``R`` of a pattern and the factors of ``R'R`` cost, in products with that."""
+    entries, reach = ready.analysed(_squared)
+    fill = ready.analysed(Ordering).fill
+    return price_of_sparse_fit(batch, ready.shape[1], ready.colouring.products, entries, work, fill, reach)
+
+
+def _squared(pattern: sp.csr_matrix) -> tuple[int, int]:
+    """Entries of ``R'R``, and how far from the diagonal they are when it is renumbered for that."""
+    R = sp.csr_matrix((np.ones(pattern.nnz, dtype=np.float32), pattern.indices, pattern.indptr), shape=pattern.shape)
+    N = sp.csr_matrix(R.T @ R)
+    place = np.empty(N.shape[0], dtype=np.int64)
+    place[reverse_cuthill_mckee(N, symmetric_mode=True)] = np.arange(N.shape[0])
+    rows = np.repeat(np.arange(N.shape[0]), np.diff(N.indptr))
+    return N.nnz, int(np.abs(place[rows] - place[N.indices]).max(initial=0))
 
 
 def _with_diagonal(R: sp.csr_matrix) -> sp.csc_matrix:

@@ -24,6 +24,7 @@ from implicitkit.solver.constrained.projected_levenberg_marquardt import Project
 from implicitkit.solver.constrained.second_order import falls_forever_within
 from implicitkit.solver.evaluations import Evaluations, subset
 from implicitkit.solver.fixed_point.impatient import Impatient
+from implicitkit.solver.least_squares.frugal import FrugalLevenbergMarquardt
 from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarquardt
 from implicitkit.solver.minimise.convex_newton import ConvexNewton
 from implicitkit.solver.root.frugal import FrugalNewton
@@ -127,7 +128,7 @@ _MINIMISE = (
 _MINIMISE_FEW = (Stage(ConvexNewton(), max_steps=50), _stage("lbfgs", max_steps=500, scale=None), *_MINIMISE[1:])
 #: Where the Hessian is sparse, a factorisation a step does more than many gradients.
 _SPARSE_MINIMISE = (Stage("newton_cg", max_steps=100, sparse=True), *_MINIMISE)
-_FIT = (_stage("levenberg_marquardt", max_steps=300), *_MINIMISE[1:3], _stage("lbfgs"))
+_FIT = (Stage(FrugalLevenbergMarquardt(), max_steps=300), *_MINIMISE[1:3], _stage("lbfgs"))
 #: Few unknowns under a robust loss, whose curvature Levenberg-Marquardt does not see: it is left where it is slow.
 _ROBUST_FEW = (
     Stage(Impatient(LevenbergMarquardt(), window=4, horizon=8)),
@@ -147,8 +148,9 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     end in a state that the flow leaves.  Minimisation: up to 32 unknowns full Newton steps, while the Hessian is positive
     definite and each halves the gradient, of 128 and more Newton's by factors of the Hessian in a trust region, where that
     has a sparsity pattern; then L-BFGS, then Newton with conjugate gradients in a trust region.  Least squares:
-    Levenberg-Marquardt first, at every size; whether its Jacobian is sparse, dense or never formed is for the method to
-    say.
+    Levenberg-Marquardt first, at every size; by conjugate gradients while these cost less than factors
+    (:class:`~implicitkit.solver.least_squares.frugal.FrugalLevenbergMarquardt`), and else whether its Jacobian is sparse,
+    dense or never formed is for the method to say.
     """
     kind = as_kind(kind)
     affordable = batch * size * size <= _DENSE_NUMBERS

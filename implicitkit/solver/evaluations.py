@@ -113,8 +113,7 @@ class Evaluations:
         if z.shape[1] < self.problem.sparse_from:
             return False
         if self.kind.of_residuals:
-            residuals = lambda y: self.problem.flat_residuals(self._kernel, y)  # noqa: E731
-            return self.system.sparsity("residuals").find(residuals, z) is not None
+            return self.residuals_pattern(z) is not None
         if self.kind.returns_program:
             saddle = lambda y: self.problem.flat_saddle(self._kernel, y)  # noqa: E731
             if self.system.sparsity("saddle").find(saddle, z) is None:
@@ -145,6 +144,10 @@ class Evaluations:
         self._count()
         return autodiff.jacobian(lambda y: self.problem.flat_residuals(self._kernel, y), z)
 
+    def residuals_pattern(self, z: Tensor) -> Any:
+        """The pattern of the Jacobian of :meth:`residuals`, with its colouring; ``None`` where there is none."""
+        return self.system.sparsity("residuals").find(lambda y: self.problem.flat_residuals(self._kernel, y), z)
+
     def residuals_sparse(self, z: Tensor) -> tuple[Any, Any] | None:
         """:meth:`residuals_jacobian` as a pattern and the entries of every sample, ``(batch, nnz)``; ``None`` where it has
         no sparsity pattern."""
@@ -171,10 +174,22 @@ class Evaluations:
         out, A = autodiff.linearise(lambda y: self.problem.flat_saddle(self.kernel, y), w, symmetric=True)
         return out.detach(), A
 
-    def residuals_products(self, z: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-        """Products with :meth:`residuals_jacobian` and with its transposed, from one evaluation."""
+    def residuals_graph(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`residuals` with their graph, and the point that it leads to: those of that point if they are there, else
+        from one evaluation."""
+        self._keeps, point = True, self._point
+        here = point.get("z") is z
+        if here and "vector" in point:
+            return point["vector"], point["leaf"]
         self._count()
-        return autodiff.rectangular(lambda y: self.problem.flat_residuals(self._kernel, y), z)
+        vector, leaf = autodiff.recorded(lambda y: self.problem.flat_residuals(self._kernel, y), z)
+        if here and {"f", "value", "residuals"} <= point.keys():
+            point["vector"], point["leaf"] = vector, leaf
+        return vector, leaf
+
+    def residuals_products(self, z: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+        """Products with :meth:`residuals_jacobian` and with its transposed (:meth:`residuals_graph`)."""
+        return autodiff.products(*self.residuals_graph(z))
 
     def second_derivative(self, z: Tensor) -> Tensor:
         """``d^2 f/dz^2`` of scalar equations, shape ``(batch, 1)``."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.dense import factor_batched, lstsq_batched, solve_batched
+from implicitkit.linear.dense import cholesky_batched, factor_batched, lstsq_batched, solve_batched
 from implicitkit.linear.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.scales import (
@@ -70,7 +70,7 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         unit = 2 * torch.finfo(z.dtype).eps * in_working_precision(z)
         F = torch.where(F.abs() > unit.abs(), F, unit)
     fit = _as_fit(f, z)
-    if fit is not None and bool((_well_fitted(*fit, z, F) | ~which).all()):
+    if fit is not None and bool((_well_fitted(*fit, z, F, which) | ~which).all()):
         return torch.zeros_like(which)
     scale = _size(f, z, F, z, None if z.shape[1] <= DENSE else which)
     still = which.unsqueeze(1) & (F == 0) & (scale > 0)
@@ -192,16 +192,29 @@ def _as_fit(f: Evaluations, z: Tensor) -> tuple[Tensor, Tensor] | None:
     return (in_working_precision(f.residuals_jacobian(z)), r) if r.numel() * z.shape[1] <= _NUMBERS else None
 
 
-def _well_fitted(J: Tensor, r: Tensor, z: Tensor, F: Tensor) -> Tensor:
+def _well_fitted(J: Tensor, r: Tensor, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
     """Where Gauss and Newton's correction is small beside ``z`` and ``J`` is far from singular, ``(batch,)``: nothing more
-    need be asked then."""
+    need be asked then.  Of all samples, as far as those ``which`` depend on it."""
     columns = torch.linalg.vector_norm(J, dim=1)
     usable = torch.isfinite(J).flatten(1).all(1) & torch.isfinite(r).all(1) & (columns > 0).all(1) & (F != 0).any(1)
     matrix = torch.where(usable[:, None, None], J / columns.unsqueeze(1), 0)  # of the others singular
-    d, regular, _ = lstsq_batched(matrix, torch.where(usable[:, None], -r, 0))
-    values = torch.linalg.svdvals(matrix)
-    regular = regular & (values[:, -1] > torch.finfo(J.dtype).eps ** 0.5 * values[:, 0])
+    b = torch.where(usable[:, None], -r, 0)
+    d, regular = _by_normal_equations(matrix, b)
+    if not bool((regular | ~which).all()):
+        d, regular, _ = lstsq_batched(matrix, b)
+        values = torch.linalg.svdvals(matrix)
+        regular = regular & (values[:, -1] > torch.finfo(J.dtype).eps ** 0.5 * values[:, 0])
     return regular & _is_small(d / columns, z) & _explains(J, r, in_working_precision(z))[1]
+
+
+def _by_normal_equations(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """``argmin |A d - b|``, ``(batch, n)``, and where it is that to half the digits, ``(batch,)``: the condition of ``A`` is
+    less than ``|A|_F |L^-1|_F``, of ``A'A = L L'``.  A tenth of the time that singular values take."""
+    L, ok = cholesky_batched(A.mT @ A)
+    inverse = torch.linalg.solve_triangular(L, torch.eye(L.shape[1], dtype=L.dtype, device=L.device), upper=False)
+    condition = torch.linalg.vector_norm(A, dim=(1, 2)) * torch.linalg.vector_norm(inverse, dim=(1, 2))
+    d = torch.cholesky_solve(A.mT @ b.unsqueeze(2), L).squeeze(2)
+    return d, ok & (condition < torch.finfo(A.dtype).eps ** -0.25)
 
 
 def _explains(matrix: Tensor, r: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:

@@ -379,6 +379,18 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/solver/least_squares/frugal.py",
+        "tests/solver/test_frugal_fits.py",
+        ("    if factorisations * price < _WORTH:", "    if False:"),
+        ('    left = factorisations * price - state["spent"]', "    left = factorisations * price"),
+        ("share = eta.to(z) * f.norm.to(z), min(price, _share(f, eta, left))", "share = eta.to(z) * f.norm.to(z), 1e9"),
+        ("    for _ in range(_TRIALS):", "    for _ in range(60):"),
+        ("clamp(_PART, 1)", "clamp(0, 1)"),
+        ('if not asked or f.problem.x_scale == "jac":', "if not asked:"),
+        (" and z.dtype in (torch.float32, torch.float64)", ""),
+        ("asked = n >= _FEW and", "asked ="),
+    ),
+    *mutants(
         "implicitkit/solver/steps/normal_equations.py",
         "tests/solver/test_large_least_squares.py -k 'products or let_go or takes_over'",
         ("            self.f.frugal = False", "            pass"),

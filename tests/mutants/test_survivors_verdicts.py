@@ -50,7 +50,7 @@ def test_a_jump_on_one_side_is_no_rounding(size: int) -> None:
 def _fit(J: list[list[float]], r: list[float], z: list[float], least: float = 1e-30) -> bool:
     matrix, residuals = torch.tensor([J], dtype=D), torch.tensor([r], dtype=D)
     gradient = (matrix.mT @ residuals.unsqueeze(2)).squeeze(2)
-    return bool(_well_fitted(matrix, residuals, torch.tensor([z], dtype=D), gradient + least))
+    return bool(_well_fitted(matrix, residuals, torch.tensor([z], dtype=D), gradient + least, ALL))
 
 
 def test_a_fit_near_its_solution_is_believed() -> None:
@@ -65,9 +65,17 @@ def test_a_fit_with_a_large_correction_is_not() -> None:
     assert not _fit([[1.0], [0.0]], [0.9, 10.0], [1.0])
 
 
-def test_a_fit_with_columns_that_are_all_but_parallel_is_not() -> None:
-    """``(1, 1)`` and ``(1, 1 + 1e-10)``: the correction is zero, and of the unknowns only the sum is known."""
-    assert not _fit([[1.0, 1.0], [1.0, 1.0 + 1e-10], [0.0, 0.0]], [0.0, 0.0, 1.0], [1.0, 1.0])
+@pytest.mark.parametrize("apart", [1e-10, 3e-8])
+def test_a_fit_with_columns_that_are_all_but_parallel_is_not(apart: float) -> None:
+    """``(1, 1)`` and ``(1, 1 + apart)``: the correction is zero, and of the unknowns only the sum is known; of the second
+    the normal equations are positive definite in double precision."""
+    assert not _fit([[1.0, 1.0], [1.0, 1.0 + apart], [0.0, 0.0]], [0.0, 0.0, 1.0], [1.0, 1.0])
+
+
+def test_a_fit_that_normal_equations_lose_is_believed_by_its_singular_values() -> None:
+    """``(1, 1)`` and ``(1, 1 + 1e-6)``, a condition of 4e6, in units of 1 and 1e12."""
+    columns = [[1.0, 1e-12], [1.0, (1.0 + 1e-6) * 1e-12], [0.0, 0.0]]
+    assert _fit(columns, [0.0, 1e-9, 1.0], [1.0, 1e12])
 
 
 def test_a_fit_whose_residuals_are_not_orthogonal_is_not() -> None:

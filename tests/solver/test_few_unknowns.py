@@ -11,6 +11,7 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.foundation.autodiff import lacks_second_derivative
 from implicitkit.manifold import SO3
+from implicitkit.solver import probing
 from implicitkit.sparsity.known import SMALLEST
 
 F64 = torch.float64
@@ -109,3 +110,19 @@ def test_robust_means_take_few_steps(loss: str) -> None:
     )
     torch.testing.assert_close(s.value, slow.value, rtol=0, atol=1e-8)
     assert int(s.steps) <= 20 and (loss == "soft_l1" or int(slow.steps) > 2 * int(s.steps))
+
+
+def test_a_batch_of_good_fits_is_judged_without_singular_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They took more time than all steps of 64 fits of 30 unknowns."""
+    asked = list[int]()
+    plain = probing._by_normal_equations
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("singular values have been taken")
+
+    monkeypatch.setattr(probing, "lstsq_batched", refuse)
+    monkeypatch.setattr(probing, "_by_normal_equations", lambda *given: (asked.append(1), plain(*given))[1])
+    x = torch.linspace(0.5, 1.5, 20, dtype=F64).expand(8, 20)
+    fit = lambda z, x: torch.cat([z + z**3 - x, 0.1 * z], -1)  # noqa: E731
+    s = ik.least_squares(fit, torch.zeros(8, 20, dtype=F64), (x,), batch_dims=1, rtol=1e-4)
+    assert bool(s.converged.all()) and asked

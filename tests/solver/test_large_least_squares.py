@@ -124,7 +124,7 @@ def test_norms_of_columns_from_products() -> None:
 def test_auto_has_no_cliff() -> None:
     """The same first method from few unknowns to many."""
     for size in (10, 511, 513, 1025, 10**6):
-        assert stages("least_squares", 1, size)[0].solver == "levenberg_marquardt"
+        assert stages("least_squares", 1, size)[0].make().name == "levenberg_marquardt"
 
 
 def test_a_rank_deficient_jacobian_does_not_stop_gauss_newton() -> None:

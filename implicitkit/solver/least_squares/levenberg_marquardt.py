@@ -17,7 +17,7 @@ from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.normal_equations import column_scales, normal_equations, with_old_factors
 from implicitkit.sparsity.known import SMALLEST
 
-__all__ = ["LevenbergMarquardt"]
+__all__ = ["LevenbergMarquardt", "is_dear"]
 
 _EASE = 1 / 3  # by which mu falls after a good step ...
 _FASTER = 1 / 10  # ... or this, its square, and so on, while the model foretells the decrease
@@ -66,7 +66,7 @@ class LevenbergMarquardt(Method):
     def init(self, f: Evaluations, z: Tensor) -> Any:
         nan = z.new_full(z.shape[:1], torch.nan)  # not known yet
         ease = torch.full_like(nan, _FASTER)
-        return {"D": torch.zeros_like(z), "mu": nan, "largest": nan, "ease": ease, "dear": _is_dear(f, z)}
+        return {"D": torch.zeros_like(z), "mu": nan, "largest": nan, "ease": ease, "dear": is_dear(f, z)}
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         g, value = f(z), f.value(z)
@@ -122,7 +122,7 @@ class LevenbergMarquardt(Method):
         }
 
 
-def _is_dear(f: Evaluations, z: Tensor) -> bool:
+def is_dear(f: Evaluations, z: Tensor) -> bool:
     """Is a step so dear that singular values are not worth it?"""
     n = z.shape[1]
     return n >= SMALLEST or (n >= _FEW and f.residuals(z).numel() * n * n >= _WORK)

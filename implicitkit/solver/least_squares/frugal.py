@@ -1,0 +1,147 @@
+"""Least squares by products with the Jacobian, for as long as factors would cost more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation import autodiff
+from implicitkit.foundation.operators import Operator
+from implicitkit.linear.price import Work, price_of_dense_fit
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarquardt, is_dear
+from implicitkit.solver.minimise.newton_cg import steihaug
+from implicitkit.solver.steps.forcing import after_step, forcing_term
+from implicitkit.solver.steps.line_search import decrease
+
+__all__ = ["FrugalLevenbergMarquardt"]
+
+_WORTH = 120.0  # products that all factors together must cost for conjugate gradients to be tried
+_FEW = 16  # unknowns from which they are
+_FACTORISATIONS, _SINGULAR = 3.0, 8.0  # that Levenberg-Marquardt takes, where it is easy; those by singular values
+_EVALUATION = 1.5  # products that a trial point costs, with its gradient
+_LEAST, _PART = 4.0, 1 / 6  # products for a step, and the part of those that are left: the first steps are the dearest
+_FORCING, _FINEST = 0.1, 1e-3  # of the gradient of the model that a step leaves, at most and at least
+_TRIALS = 6  # radii of a step
+_MOST = 500  # products in one trial
+
+
+@dataclass(frozen=True)
+class FrugalLevenbergMarquardt(LevenbergMarquardt):
+    r"""``levenberg_marquardt``, its steps by conjugate gradients for as long as factors of ``R'R`` would cost more.
+
+    A step minimises Gauss and Newton's model, ``|R p + r|`` in a ball ``|p| <= radius``, by Steihaug's conjugate gradients
+    on ``R'R p = -R'r``, from products with ``R`` and ``R'``, until a share ``\eta \le 0.1`` of the gradient is left.  One
+    factorisation costs as much as ``P`` of these products (:mod:`implicitkit.linear.price`), and Levenberg-Marquardt takes
+    ``k = 3`` of them or so (8 where it uses singular values).  Of the ``k P`` a step may take its share of what is left,
+
+        (k P - spent) \log(1 / \eta) / \log(|g| / tolerance)
+
+    products, a sixth of it at least and ``P`` at most.  Once a sample needs more, or would at the rate of its first few
+    (:mod:`implicitkit.linear.frugal`), or the radius has to shrink six times in a row, this is ``levenberg_marquardt`` from
+    the point that has been reached.
+
+    So it is at once below 16 unknowns, where ``k P < 120``, in half precision, elsewhere than on a processor, and where the
+    units of the unknowns are to be those of the Jacobian (``x_scale="jac"``).
+
+    Source: Steihaug (1983), SIAM J. Numer. Anal. 20; Nocedal & Wright (2006), section 10.3; Dembo, Eisenstat & Steihaug
+    (1982) for ``\eta``; the rule is that of ski rental (Karlin, Manasse, Rudolph & Sleator 1988).
+    """
+
+    name: ClassVar[str] = "levenberg_marquardt"
+    solves: ClassVar[str] = "least_squares"
+
+    def init(self, f: Evaluations, z: Tensor) -> Any:
+        n = z.shape[1]
+        asked = n >= _FEW and z.dtype in (torch.float32, torch.float64) and z.device.type == "cpu"
+        if not asked or f.problem.x_scale == "jac":
+            return {"radius": None, "factored": super().init(f, z)}
+        radius = torch.linalg.vector_norm(z, dim=1).clamp_min(n**0.5)
+        return {
+            "radius": radius,
+            "eta": None,
+            "norm": None,
+            "spent": 0.0,
+            "price": None,
+            "factored": super().init(f, z),
+        }
+
+    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        if state["radius"] is not None:
+            found = _by_products(f, z, state)
+            if found is not None:
+                return found
+        z_next, factored = super().step(f, z, state["factored"])
+        return z_next, {"radius": None, "factored": factored}
+
+
+def _by_products(f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any] | None:
+    """A step in the trust region, and the state after it; ``None`` where factors are the better choice."""
+    out, point = f.residuals_graph(z)
+    price = _price(f, z, out) if state["price"] is None else state["price"]
+    factorisations = _FACTORISATIONS if is_dear(f, z) else _SINGULAR
+    if factorisations * price < _WORTH:
+        return None
+    left = factorisations * price - state["spent"]
+    g, value, radius, z_next, found = f(z), f.value(z), state["radius"], z, ~f.active
+    eta = forcing_term(f, state, _FORCING).nan_to_num(nan=_FORCING).clamp(_FINEST, _FORCING)
+    target, share = eta.to(z) * f.norm.to(z), min(price, _share(f, eta, left))
+    A, count = _gauss_newton(out, point)
+    bounded = torch.zeros_like(found)
+    for _ in range(_TRIALS):
+        tried = steihaug(A, g, radius, target, found, min(_MOST, 2 * z.shape[1]), share)
+        if tried is None:
+            return None
+        p, promised = tried
+        trial = z + p
+        rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
+        rho = torch.where(promised > 0, rho, -1)
+        taken = torch.linalg.vector_norm(p, dim=1)
+        accept, at_boundary = ~found & (rho > 1e-4), taken >= 0.99 * radius
+        z_next = trial if bool(accept.all()) else torch.where(accept.unsqueeze(1), trial, z_next)
+        bounded = bounded | (accept & at_boundary)
+        smaller = 0.25 * torch.where(taken > 0, taken, radius)
+        larger = torch.where((rho > 0.75) & at_boundary, 2 * radius, radius)
+        radius = torch.where(found, radius, torch.where(rho < 0.25, smaller, larger))
+        found = found | accept
+        count[0] += _EVALUATION
+        if bool(found.all()):
+            after = after_step(eta, torch.where(bounded, 0.0, 1.0), f.norm)
+            return z_next, state | after | {"radius": radius, "spent": state["spent"] + count[0], "price": price}
+    return None
+
+
+def _gauss_newton(out: Tensor, point: Tensor) -> tuple[Operator, list[float]]:
+    """``R'R`` by its products, ``R`` the Jacobian of ``out`` at ``point``, and how many of them have been made."""
+    mv, rmv = autodiff.products(out, point)
+    count = [0.0]
+
+    def product(v: Tensor) -> Tensor:
+        count[0] += 1
+        return rmv(mv(v))
+
+    def dense() -> Tensor:
+        raise NotImplementedError("only products are known")
+
+    z = point.detach()
+    return Operator(product, product, dense, batch=len(z), size=z.shape[1], like=z, symmetric=True), count
+
+
+def _share(f: Evaluations, eta: Tensor, left: float) -> float:
+    """Products of those that are ``left`` for a step which leaves ``eta`` of the gradient."""
+    missing = -(f.tolerance / f.norm).log().clamp_max(-torch.finfo(eta.dtype).eps)
+    return max(_LEAST, left * float((-eta.log() / missing).clamp(_PART, 1)[f.active].amin()))
+
+
+def _price(f: Evaluations, z: Tensor, out: Tensor) -> float:
+    """What the Jacobian of the residuals ``out`` and factors of ``R'R`` cost, in products with that."""
+    work = Work(*autodiff.size_of_graph(out), weight=sum(t.numel() for t in f.theta))
+    ready = f.residuals_pattern(z)
+    if ready is not None:
+        from implicitkit.linear.sparse_normal import price_of_factors
+
+        return price_of_factors(len(z), ready, work)
+    return price_of_dense_fit(len(z), out.shape[1], z.shape[1], work, singular=not is_dear(f, z))
