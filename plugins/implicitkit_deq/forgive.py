@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -47,6 +48,15 @@ class Forgive(extend.Configured):
     gate has equilibria at which ``I - J`` is singular and the loss is small all the same, and training with ``u = g`` for
     every sample is a method of its own (Fung et al. 2022).
 
+    Where two equilibria are about to meet, ``I - J`` is nearly singular, and one sample's derivative is exact and outweighs
+    all others: a gradient 1,000 times that of the steps before has been seen.  It holds in a neighbourhood as much smaller,
+    and Adam, which divides by a running mean of squares, then takes steps a thirtieth as long for hundreds of steps.  So
+    ``u`` keeps its direction and is scaled down to ``|u| = amplification |g|`` where it is larger.  ``cells.MLP(4, 16)`` at
+    rate 1e-3, every solve from zero, 10 seeds, 500 steps: two backwards in 10,000 are scaled, and the loss is a third (the
+    mean of ``log10`` of the ratio, seed by seed, -0.47 +- 0.11 in training, -0.46 +- 0.11 in evaluation), in the median
+    2.6e-3 where it was 1.2e-2; of a GRU at 1e-2, whose closing gates amplify, 14 % are, and no difference is seen (+0.02 +-
+    0.43).  Under ``torch.func`` transforms and in forward mode, where the derivative itself is asked for, nothing is scaled.
+
     A few hard samples would cost most of a training: the later members of the ``"relay"`` take hundreds of evaluations for
     them in every step.  So where these were in vain, or a call took more than 300 evaluations, the next ``every - 1``
     training calls do without them (:meth:`ik.Relay.brief`) and forgive what Anderson and Broyden leave, unless that is more
@@ -70,6 +80,8 @@ class Forgive(extend.Configured):
         share: of the samples of a call whose forward solve may fail, in [0, 1]; more raise :class:`ik.ConvergenceError`.
         derivative: ``"truncated"`` or ``"none"``.
         backward_share: of the samples whose backward solve may fail, in [0, 1].
+        amplification: the largest ``|u| / |g|``, above 1; a larger ``u`` is scaled down, counted in
+            ``layer.solution.backward.converged`` and warned of once; ``inf``: nothing is.
         every: training calls from one in which the whole relay was dear, or in vain, to the next that may use it; 1: every
             call may.
 
@@ -81,6 +93,7 @@ class Forgive(extend.Configured):
     derivative: str = "truncated"
     backward_share: float = 1.0
     every: int = 30
+    amplification: float = 100.0
 
     def __post_init__(self) -> None:
         part = extend.options.part_of_one()
@@ -89,6 +102,7 @@ class Forgive(extend.Configured):
             share=part,
             backward_share=part,
             every=extend.options.at_least(1),
+            amplification=extend.options.above(1),
             derivative=extend.options.one_of(*_DERIVATIVES),
         )
 
@@ -96,7 +110,10 @@ class Forgive(extend.Configured):
         """The rule with a backward that forgives; one that solves no linear system to a tolerance is as it was."""
         if isinstance(rule, str) and rule in _EXACT:
             rule = ik.Implicit()
-        return _Rule(rule, self) if isinstance(rule, ik.Implicit) else rule
+        if not isinstance(rule, ik.Implicit):
+            return rule
+        asked = extend.transforms_active() or extend.has_forward_level()  # for a derivative, by name
+        return _Rule(rule, replace(self, amplification=math.inf) if asked else self)
 
     def exceeded(self, failed: Tensor) -> bool:
         """Did too many fail?  At least one has."""
@@ -214,6 +231,10 @@ class _Linear(ik.LinearSolver):
         return self._forgiving(self.inner.solve_many(A, b, **options), b.flatten(0, 1))
 
     def _forgiving(self, answer: ik.extend.LinearSolution, b: Tensor) -> ik.extend.LinearSolution:
+        return self._scaled(self._instead(answer, b), b)
+
+    def _instead(self, answer: ik.extend.LinearSolution, b: Tensor) -> ik.extend.LinearSolution:
+        """Something else for what was not solved."""
         # what overflows is solved again in units of its own, and what is infinite is no failure: whoever asked does both
         failed = ~answer.converged & (b.abs().amax(1) <= torch.finfo(b.dtype).max ** 0.25)
         if not bool(failed.any()):
@@ -232,6 +253,27 @@ class _Linear(ik.LinearSolver):
         )
         instead = -b if self.policy.derivative == "truncated" else torch.zeros_like(b)
         return answer._replace(x=torch.where(failed.unsqueeze(1), instead, answer.x))
+
+    def _scaled(self, answer: ik.extend.LinearSolution, b: Tensor) -> ik.extend.LinearSolution:
+        """What was solved and is much larger than ``b``, with less weight; reported as not solved."""
+        size = torch.linalg.vector_norm(b, dim=1)
+        largest = self.policy.amplification * size
+        over = answer.converged & (torch.linalg.vector_norm(answer.x, dim=1) > largest)
+        if not bool(over.any()):
+            return answer
+        warnings.warn(  # one text, so that it is shown once
+            "samples of a training call have a derivative that would outweigh all others: it is scaled down to "
+            f"{self.policy.amplification:g} times that of one application of the cell (see Forgive), and counted in "
+            f"layer.solution.backward.converged. {_CURE}. Forgive(amplification=math.inf) scales nothing",
+            ForgivenWarning,
+            stacklevel=3,
+        )
+        share = torch.where(over, largest / torch.linalg.vector_norm(answer.x, dim=1), 1)
+        return answer._replace(
+            x=answer.x * share.unsqueeze(1),
+            residual_norm=answer.residual_norm + (1 - share) * size,
+            converged=answer.converged & ~over,
+        )
 
 
 def masked(converged: Tensor, solved: Any, instead: Any) -> Any:

@@ -55,6 +55,16 @@ MUTANTS = [
         ("self.policy.backward_share * len(failed)", "self.policy.share * len(failed)"),
     ),
     *mutants(
+        "plugins/implicitkit_deq/forgive.py",
+        "tests/plugins/deq/test_training.py -k 'outweigh or scaled_down or cotangents'",
+        ("extend.transforms_active() or extend.has_forward_level()", "extend.has_forward_level()"),
+        ("extend.transforms_active() or extend.has_forward_level()", "extend.transforms_active()"),
+        ("self.policy.amplification * size", "self.policy.amplification * size.max()"),
+        ("x=answer.x * share.unsqueeze(1)", "x=answer.x"),
+        ("converged=answer.converged & ~over", "converged=answer.converged"),
+        ("self._scaled(self._instead(answer, b), b)", "self._instead(self._scaled(answer, b), b)"),
+    ),
+    *mutants(
         "implicitkit/rule/request.py",
         "tests/core/test_machinery.py -k 'huge'",
         ("if not bool(large.any()):", "if True:"),

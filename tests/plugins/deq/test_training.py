@@ -374,6 +374,54 @@ def test_a_singular_backward_is_forgiven_too(derivative: str, of_the_bad_one: fl
         layer(x).sum().backward()
 
 
+@pytest.mark.parametrize("linear_solver", ["auto", "gmres", "lu"])
+def test_a_derivative_that_would_outweigh_all_others_is_scaled_down_and_counted(linear_solver: str) -> None:
+    x = torch.tensor([[0.5], [0.9], [1 - 1e-3], [-0.5]], dtype=F64)  # dz/dw = 2, 10, 1000, 2/3
+    rule = ik.Implicit(linear_solver=linear_solver)
+
+    def layer(policy: Any) -> DEQ:
+        return DEQ(Scalar(), (1,), solver="newton", rtol=1e-10, on_failure=policy, rule=rule)
+
+    def gradient(layer: DEQ) -> list[float]:
+        layer(x).backward(torch.tensor([[1.0], [-1.0], [3.0], [1.0]], dtype=F64), inputs=[layer.cell.w])
+        return [*layer.cell.w.grad.tolist(), *layer.solution.backward.converged.tolist()]
+
+    with pytest.warns(ForgivenWarning, match=r"outweigh all others.*100 times.*backward.converged.*bound_weights"):
+        got = gradient(layer(Forgive()))
+    assert got == [pytest.approx(2 - 10 + 3 * 100 + 2 / 3), True, True, False, True]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for exact in (Forgive(amplification=float("inf")), Forgive(amplification=1000.1), "raise"):
+            assert gradient(layer(exact)) == [pytest.approx(2 - 10 + 3000 + 2 / 3), True, True, True, True]
+        strict = layer(Forgive(amplification=1.5)).eval()  # evaluation scales nothing
+        assert gradient(strict) == [pytest.approx(2 - 10 + 3000 + 2 / 3), True, True, True, True]
+    with pytest.warns(ForgivenWarning, match="outweigh"):  # of all, and this is no failure: a share of zero may have it
+        got = gradient(layer(Forgive(amplification=1.5, backward_share=0.0)))
+    assert got == [pytest.approx(1.5 - 1.5 + 3 * 1.5 + 2 / 3), False, False, False, True]
+
+
+@pytest.mark.filterwarnings("error::implicitkit_deq.ForgivenWarning")
+def test_a_derivative_asked_for_by_name_is_not_scaled_down() -> None:
+    layer, x = DEQ(Scalar(), (1,), solver="newton", rtol=1e-10), torch.tensor([[1 - 1e-3], [0.5]], dtype=F64)
+    f = lambda w: torch.func.functional_call(layer, {"cell.w": w}, (x,))  # noqa: E731
+    w, want = layer.cell.w.detach(), torch.tensor([[1000.0], [2.0]], dtype=F64)
+    for jacobian in (torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(jacobian(f)(w).squeeze(-1), want)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(w, torch.ones_like(w))
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(f(dual)).tangent, want)
+
+
+def test_each_of_several_cotangents_is_scaled_down_by_itself() -> None:
+    layer = DEQ(Scalar(), (1,), solver="newton", rtol=1e-10)
+    x = torch.tensor([[1 - 1e-3], [0.5]], dtype=F64)
+    z = layer(x)
+    seeds = torch.tensor([[[1.0], [0.0]], [[0.0], [1.0]], [[2.0], [1.0]]], dtype=F64)
+    with pytest.warns(ForgivenWarning, match="outweigh"):
+        (got,) = torch.autograd.grad(z, layer.cell.w, seeds, is_grads_batched=True)
+    torch.testing.assert_close(got, torch.tensor([[100.0], [2.0], [202.0]], dtype=F64))
+
+
 def test_a_forgiving_linear_solver_is_what_the_one_within_it_is() -> None:
     class Foreign(ik.LinearSolver):
         """One of a plugin: its claims are judged."""
@@ -417,7 +465,14 @@ def test_a_monitor_counts_the_forgiven() -> None:
 
 
 def test_bad_policies() -> None:
-    for arguments in ({"share": 1.5}, {"share": -0.1}, {"backward_share": 2.0}, {"derivative": "exact"}, {"every": 0}):
+    for arguments in (
+        {"share": 1.5},
+        {"share": -0.1},
+        {"backward_share": 2.0},
+        {"derivative": "exact"},
+        {"every": 0},
+        {"amplification": 1},
+    ):
         with pytest.raises(ValueError, match=next(iter(arguments))):
             Forgive(**arguments)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="on_failure"):
@@ -442,6 +497,7 @@ class LayerNormOfReLU(nn.Module):
     [("mlp", 1e-2, 60, 0.1, 0.01), ("mlp_f64", 1e-2, 40, 0.2, 0.01), ("layer_norm", 1e-2, 15, 0.6, 0.1)],
 )
 @pytest.mark.filterwarnings("ignore:.*dearer ones are asked:implicitkit_deq.ForgivenWarning")
+@pytest.mark.filterwarnings("ignore:.*would outweigh all others:implicitkit_deq.ForgivenWarning")
 def test_an_unbounded_cell_trains_with_defaults(name: str, rate: float, steps: int, goal: float, missed: float) -> None:
     """``DEQ(cells.MLP(4, 16), rtol=1e-3)`` lost its equilibria after 11 to 28 steps while Anderson was all it tried."""
     torch.manual_seed(0)
