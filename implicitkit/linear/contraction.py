@@ -25,13 +25,16 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.cycles import Correction, column, in_working_precision, norms, restarted
 from implicitkit.linear.gmres import PATIENCE, STALLED, arnoldi, vectors
+from implicitkit.linear.price import CALL
 
 __all__ = ["Contraction"]
 
 _LOOK = 6  # Krylov vectors after which the two are compared ...
 _LATER = 3  # ... by what they gained since this one
-_DEARER = 2.0  # products of the series for one of GMRES, up to which the series costs less ...
-_MOST = 0.75  # ... for so many of the samples still at work
+_MOST = 0.75  # of the samples still at work: the series must cost less for so many of them
+# what a product costs in numbers that it touches (linear/price.py), and what GMRES adds to it
+_CALLS, _PARAMETER = 3.0, 0.006  # calls, and a number's products with parameters
+_ORTHOGONALISED, _CALLS_MORE, _CACHED = 0.4, 1.2, 2.0**15  # ..., twice that for so many, whose basis no cache holds
 _MARGIN = 0.9  # of the target, so that drift seldom costs another cycle
 _SWIFT = 0.35  # what a product leaves of every residual, at most, for the series to begin with
 _SLOWER = (
@@ -47,9 +50,9 @@ _AHEAD = 2  # such windows: what of the last samples is not done after them is q
 class Contraction(LinearSolver):
     """The series for as long as every product leaves little more than a third of every residual, unless the second leaves
     more of most than the first did: powers then do worse than other polynomials (where it leaves less than a quarter, those
-    of degree two must show it).  Then six steps of GMRES, and the series,
-    if it gets three quarters of the samples that are left there in at most twice the products that GMRES would take; else
-    GMRES as it is.
+    of degree two must show it).  Then six steps of GMRES, and the series, if it costs less for three quarters of the samples
+    that are left, by the products that each would take and by what one costs: one of GMRES twice as much where the
+    basis is large, a third more where it is small, or products are dear.  Else GMRES as it is.
 
     A sample that the series brings forward too slowly is given back to GMRES, from where it is; so are the last quarter, if
     they need sixteen products more: every product is one of the whole batch, and powers have left of these residuals what
@@ -84,7 +87,7 @@ class Contraction(LinearSolver):
             def look(Ht: Tensor, u: Tensor, done: Tensor) -> bool:
                 nonlocal plain
                 open_ = live & ~done
-                plain = not _some(~_pays(Ht, u, norm, target, budget), open_)
+                plain = not _some(~_pays(Ht, u, norm, target, budget, r.shape[1], _dearer(A, r)), open_)
                 return plain
 
             asked = True
@@ -99,11 +102,19 @@ def _some(which: Tensor, open_: Tensor) -> bool:
     return int(torch.count_nonzero(which & open_)) > (1 - _MOST) * int(torch.count_nonzero(open_))
 
 
-def _pays(Ht: Tensor, u: Tensor, norm: Tensor, target: Tensor, budget: Tensor) -> Tensor:
+def _dearer(A: Operator, r: Tensor) -> float:
+    """What a product of GMRES costs, times one of the series: it orthogonalises."""
+    numbers = r.numel()
+    product = _CALLS * CALL + numbers * (1 + _PARAMETER * min(max(A.weight - A.size, 0), A.size))
+    return 1 + (_CALLS_MORE * CALL + _ORTHOGONALISED * numbers * (1 + numbers / _CACHED)) / product
+
+
+def _pays(Ht: Tensor, u: Tensor, norm: Tensor, target: Tensor, budget: Tensor, size: int, dearer: float) -> Tensor:
     """Of which samples the series would cost less than GMRES, ``(batch,)``.
 
     ``Ht``: ``(batch, k, k + 1)``, the transpose of ``H``; ``u``: ``(batch, k + 1)``, of which ``1 / |u_{0..j}|`` is the
-    residual of GMRES.
+    residual of GMRES.  That falls faster and faster: of ``size`` dimensions ``j`` vectors leave a share of ``1 - j / size``,
+    in squares, so that beside its rate it gains about ``j^2 / (4 size)``.
     """
     k = Ht.shape[1]
     y = torch.zeros_like(u).unsqueeze(1)
@@ -117,7 +128,8 @@ def _pays(Ht: Tensor, u: Tensor, norm: Tensor, target: Tensor, budget: Tensor) -
     series = (lengths[_LATER - 1] / lengths[k - 1]).log() / (k - _LATER)  # what a step gains
     krylov = (least[:, _LATER] / least[:, k]).log() / (k - _LATER)
     enough = here <= series * (budget - k)
-    return (krylov <= _DEARER * series) & (here > k * krylov) & enough  # false for NaN
+    few = 2 * size * ((krylov.square() + here / size).sqrt() - krylov)  # of GMRES: krylov j + j^2 / (4 size) = here
+    return (here <= dearer * few * series) & (here > k * krylov) & enough  # false for NaN
 
 
 def _swiftly(
