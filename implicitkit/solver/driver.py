@@ -38,6 +38,10 @@ class Steps(Protocol):
     def keeps_best(self) -> bool:
         """Is the point with the smallest residual returned?"""
 
+    @property
+    def hands_over(self) -> bool:
+        """Is what it gives up for others to go on with, and to judge?"""
+
     def init(self, f: Evaluations, z: Tensor) -> Any:
         """The state before the first step."""
 
@@ -271,6 +275,8 @@ class _Loop:
     ) -> tuple[Tensor, Tensor]:
         """Samples that were stopped short of what they need not meet have converged; others have run away.  And what was
         asked of them at these points."""
+        if self.method.hands_over and bool((status == int(Status.STALLED)).all()):
+            return status, tolerance
         judge, f = self.whole, self.whole.f
         before = f.evaluations, f.sample_evaluations
         found, status = status, judge.review(z, norm, status, steep, self.all_converged)

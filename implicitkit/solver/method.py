@@ -43,6 +43,8 @@ class Method(Solver):
     default_max_steps: ClassVar[int] = 1000
     #: Is the point with the smallest residual returned (else the last finite one, which then is ``f.best``)?
     keeps_best: ClassVar[bool] = True
+    #: Do others go on from where it gives up?  Then nobody asks there whether that may be a solution after all.
+    hands_over: ClassVar[bool] = False
 
     @property
     def differentiable(self) -> bool:

@@ -379,6 +379,11 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/solver/minimise/convex_newton.py",
+        "tests/solver/test_few_unknowns.py -k costs_little",
+        ("    hands_over: ClassVar[bool] = True\n", ""),
+    ),
+    *mutants(
         "implicitkit/solver/least_squares/frugal.py",
         "tests/solver/test_frugal_fits.py",
         ("    if factorisations * price < _WORTH:", "    if False:"),

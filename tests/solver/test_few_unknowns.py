@@ -126,3 +126,27 @@ def test_a_batch_of_good_fits_is_judged_without_singular_values(monkeypatch: pyt
     fit = lambda z, x: torch.cat([z + z**3 - x, 0.1 * z], -1)  # noqa: E731
     s = ik.least_squares(fit, torch.zeros(8, 20, dtype=F64), (x,), batch_dims=1, rtol=1e-4)
     assert bool(s.converged.all()) and asked
+
+
+@pytest.mark.parametrize("n", [10, 30])
+def test_a_first_step_that_fails_costs_little(n: int) -> None:
+    """The full Newton step from zero overshoots: a Hessian and two trial points later L-BFGS goes on, and nobody asks
+    whether the start may be a minimum."""
+    x = torch.linspace(0.5, 1.5, n, dtype=F64)
+
+    def energy(z: Tensor) -> Tensor:
+        return (1.05 * z.square() + z**4 / 4 - z * z.roll(1) - x * z).sum()
+
+    start = torch.zeros(n, dtype=F64)
+    s, want = ik.argmin(energy, start), ik.argmin(energy, start, solver="lbfgs")
+    assert s.solver == "auto (lbfgs)" and int(s.evaluations) <= int(want.evaluations) + 6
+    assert torch.equal(s.value, want.value)
+
+
+def test_a_start_that_is_a_minimum_to_rounding_is_found_to_be_one() -> None:
+    """The first method cannot halve a gradient that is all rounding, and those after it are asked."""
+    start = torch.tensor([1.0, 1e4, -3.0], dtype=F64)
+    shift = 1e8 + start / 3
+    s = ik.argmin(lambda z: ((z / 3 + 1e8 - shift).square()).sum(), start)
+    assert bool(s.converged)
+    torch.testing.assert_close(s.value, start, rtol=1e-3, atol=1e-6)

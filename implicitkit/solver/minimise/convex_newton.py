@@ -36,6 +36,7 @@ class ConvexNewton(Method):
     name: ClassVar[str] = "newton"
     solves: ClassVar[str] = "minimise"
     default_max_steps: ClassVar[int] = 50
+    hands_over: ClassVar[bool] = True
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         g, value, norm = f(z), f.value(z), f.norm
