@@ -49,7 +49,8 @@ class ConvergenceWarning(RuntimeWarning):
 
 
 class ImpureFunctionWarning(RuntimeWarning):
-    """The user's function is not a function: it draws random numbers or updates its own buffers."""
+    """The user's function is not a function: it draws random numbers or updates its own buffers.  Or it is not the one that
+    autograd sees: a part of it uses ``z`` behind ``detach``, ``item`` or ``numpy``, or has a wrong ``backward``."""
 
 
 class DegenerateWarning(RuntimeWarning):

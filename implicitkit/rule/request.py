@@ -21,6 +21,7 @@ from implicitkit.linear.independence import refuse_coupled
 from implicitkit.linear.preconditioners import preconditioner
 from implicitkit.reporting import linear_failure
 from implicitkit.rule.doubtful import warn_if_singular
+from implicitkit.rule.hidden import warn_if_hidden
 from implicitkit.rule.primitive import root
 from implicitkit.rule.unchanged import refuse_changed, refuse_cut, refuse_hidden, refuse_other_tensors
 from implicitkit.solution import LinearReport, Record, Status
@@ -173,6 +174,8 @@ class Request:
             refuse_coupled(A, self.system.identity)
         samples = outcome.status == int(Status.CONVERGED) if self.on_failure == "nan" else None
         refuse_changed(lifted, outcome, self.options, out, A, z, samples)
+        if self.on_failure != "ignore" and not self.system.problem.kind.returns_program:
+            warn_if_hidden(self.system, z, theta, out, A)
         return out, A
 
     def solve_linear(self, A: Operator, b: Tensor, transposed: bool) -> Tensor:

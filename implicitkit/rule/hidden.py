@@ -1,0 +1,133 @@
+r"""Does autograd see all that the function does with ``z``?
+
+Where a part of it is out of sight (``z.detach()``, ``z.item()``, ``z.numpy()``, ``torch.no_grad()``, a Function with a wrong
+``backward``), the Jacobian ``A`` is another function's, and so is the derivative of the solution, while the solution itself
+is right.  Along one random direction ``v``, of the size of ``z``, ``A v`` must be the quotient of differences
+
+    D = (F(z + h v) - F(z - h v)) / (2 h),    off by at most    K = |F(z + h v) - 2 F(z) + F(z - h v)| / h
+
+up to a few times that, ``K`` being what curvature, kinks and rounding make of it: an equation in which ``K`` explains the
+difference says nothing.  Where more than 3 % of ``D`` remain it is asked again with ``4 h``, whose ``D`` must be the same.
+Of a minimisation ``F`` is the gradient that autograd has, and consistent with itself; there the change of the objective
+beside the solution must be that gradient's, too: else the solution itself is another.  (Not of one with bounds or constraints.)
+
+It costs two evaluations and a product (five evaluations of an objective), at the first derivative of a function only; of
+functions that are made anew, with the same code, by other objects (not numbers or tensors) that they close over, at the
+first sixteen.
+
+Source: Dennis & Schnabel, *Numerical Methods for Unconstrained Optimization and Nonlinear Equations* (SIAM 1996), section
+5.4, for ``h``.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from types import CodeType
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation import compat, seeded
+from implicitkit.foundation.errors import ImpureFunctionWarning, warn
+from implicitkit.foundation.operators import Operator
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.system import System
+
+__all__ = ["warn_if_hidden"]
+
+_KEPT = 256  # functions that are remembered
+_STEP = {torch.float64: 1e-5, torch.float32: 1e-3}  # relative to z
+_WIDER = 4.0
+_EXPLAINED = 10.0  # times K
+_PART, _SAME = 0.03, 0.1  # of D: what is too much, and how far two quotients may differ
+_TIMES = 16  # functions of the same code
+_asked: OrderedDict[Hashable, int] = OrderedDict()
+
+
+def warn_if_hidden(system: System, z: Tensor, theta: Sequence[Tensor], out: Tensor, A: Operator) -> None:
+    """Warn, at the first derivative of this function, where ``A v`` is not how ``F`` changes along ``v``.
+
+    Args:
+        z: ``(batch, n)``. theta: plain tensors. out: ``F(z)``. A: the Jacobian there, as autograd has it.
+    """
+    if z.dtype not in _STEP or system.lifted.random or not z.numel():
+        return
+    if not _is_new(system.identity, z):
+        return
+    h, weights = _STEP[z.dtype], seeded.normal(*z.shape, seed=0x5E).to(z)
+    with torch.no_grad(), compat.own_graphs():
+        z, F = z.detach(), out.detach()
+        size = torch.linalg.vector_norm(z, dim=1, keepdim=True) / z.shape[1] ** 0.5
+        v = (z.abs() + 0.1 * torch.where(size > 0, size, 1)) * weights
+        told = _compare(lambda y: system.residual(y, *theta), z, F, v, h, A.mv(v), "residual")
+        if system.problem.kind.minimisation and not told:
+            f, beside = Evaluations(system, theta, "minimise"), z + 0.1 * v
+            slope = (f(beside) * v).sum(1, keepdim=True)
+            value = lambda y: f.value(y).unsqueeze(1)  # noqa: E731
+            _compare(value, beside, value(beside), v, h, slope, "objective")
+
+
+def _compare(
+    function: Callable[[Tensor], Tensor], z: Tensor, F: Tensor, v: Tensor, h: float, said: Tensor, name: str
+) -> bool:
+    """Warn, and say so, where ``function``, ``F`` at ``z``, does not change along ``v`` as it is said to."""
+    norm = lambda t: torch.linalg.vector_norm(t, dim=1)  # noqa: E731
+    found, left = _unexplained(function, z, F, v, h, said)
+    if not bool((left > _PART).any()):
+        return False
+    again, still = _unexplained(function, z, F, v, _WIDER * h, said)
+    hidden = (left > _PART) & (still > _PART) & (norm(found - again) <= _SAME * norm(found))
+    if bool(hidden.any()):
+        sample = int(hidden.nonzero()[0])
+        warn(_said(name, sample, len(z), float(norm(found)[sample]), float(norm(said)[sample])), ImpureFunctionWarning)
+    return bool(hidden.any())
+
+
+def _is_new(identity: Hashable, z: Tensor) -> bool:
+    """Is this the first derivative of the function, in a process?  From now on it is not."""
+    whole = (*_parts(identity), z.shape[1], z.dtype)
+    code = ("code", *(part for part in whole if not isinstance(part, tuple)))
+    new = whole not in _asked and _asked.get(code, 0) < _TIMES
+    _asked[whole], _asked[code] = 1, _asked.get(code, 0) + new
+    for key in (whole, code):
+        _asked.move_to_end(key)
+    while len(_asked) > _KEPT:
+        _asked.popitem(last=False)
+    return new
+
+
+def _parts(identity: Hashable) -> tuple[Hashable, ...]:
+    """The code and the objects (as pairs of type and ``id``) of an identity."""
+    if isinstance(identity, CodeType):
+        return (identity,)
+    if not isinstance(identity, tuple):
+        return ()
+    if len(identity) == 2 and isinstance(identity[0], type) and isinstance(identity[1], int):
+        return (identity,)
+    return tuple(part for item in identity for part in _parts(item))
+
+
+def _unexplained(
+    residual: Callable[[Tensor], Tensor], z: Tensor, F: Tensor, v: Tensor, h: float, said: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The quotient ``D``, in equations that ``K`` does not decide, and which part of it ``A v`` leaves, ``(batch,)``."""
+    there, back = residual(z + h * v), residual(z - h * v)
+    D, K = (there - back) / (2 * h), (there - 2 * F + back).abs() / h
+    clear = ((D - said).abs() > _EXPLAINED * K) & D.isfinite() & said.isfinite()
+    D = torch.where(torch.maximum(D.abs(), said.abs()) > _EXPLAINED * K, D, 0).nan_to_num(0.0)
+    norm = lambda t: torch.linalg.vector_norm(t, dim=1)  # noqa: E731
+    size = torch.maximum(norm(D), norm(said.nan_to_num(0.0)))
+    return D, norm(torch.where(clear, D - said, 0)) / torch.where(size > 0, size, 1)
+
+
+def _said(name: str, sample: int, batch: int, found: float, said: float) -> str:
+    where = f" of sample {sample}" if batch > 1 else ""
+    right = "The solution is right, its" if name == "residual" else "The solution is that of what autograd sees; its"
+    return (
+        f"along a random direction the {name}{where} changes by {found:.3g}, and by {said:.3g} as autograd has it: a "
+        "part of the function is out of autograd's sight (z.detach(), z.item(), float(z), z.numpy(), torch.no_grad(), "
+        "rounding with a gradient of its own, an autograd.Function with another backward), or is not smooth. "
+        f"{right} derivative is that of what autograd sees. Give the function z as it is; the solver is never "
+        'differentiated. This is asked once for each function, and not under on_failure="ignore"'
+    )

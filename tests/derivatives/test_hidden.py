@@ -1,0 +1,170 @@
+"""A part of the function that autograd does not see: its derivative is another function's, and that is said."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad, jacfwd
+
+import implicitkit as ik
+from implicitkit.rule import hidden
+
+D, N = torch.float64, 4
+W = 0.2 * torch.randn(N, N, generator=torch.Generator().manual_seed(0), dtype=D)
+X = torch.linspace(-1.0, 1.2, N, dtype=D)
+Map = Callable[[Tensor, Tensor], Tensor]
+
+
+class _Wrong(torch.autograd.Function):
+    """``sin`` with the derivative of ``cos``."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        ctx.save_for_backward(z)
+        return torch.sin(z)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return -g * torch.sin(ctx.saved_tensors[0])
+
+
+def _without_grad(z: Tensor) -> Tensor:
+    with torch.no_grad():
+        return 0.3 * torch.sin(z)
+
+
+HIDDEN: dict[str, Callable[[], Map]] = {
+    "detached": lambda: lambda z, x: torch.tanh(z @ W + 0.3 * z.detach().sin() + x),
+    "data": lambda: lambda z, x: torch.tanh(z @ W + 0.3 * z.data.sin() + x),
+    "number": lambda: lambda z, x: torch.tanh(z @ W + 0.3 * float(z.detach().sum()) + x),
+    "numpy": lambda: lambda z, x: torch.tanh(z @ W + torch.from_numpy(0.3 * z.detach().numpy()) + x),
+    "no_grad": lambda: lambda z, x: torch.tanh(z @ W + _without_grad(z) + x),
+    "wrong backward": lambda: lambda z, x: torch.tanh(z @ W + 0.3 * _Wrong.apply(z) + x),
+    "straight through": lambda: lambda z, x: torch.tanh(z @ W + 0.3 * (z + (torch.round(z) - z).detach()) + x),
+}
+SEEN: dict[str, Callable[[], Map]] = {
+    "smooth": lambda: lambda z, x: torch.tanh(z @ W + x),
+    "kinks at the solution": lambda: lambda z, x: torch.relu(z @ W + 0 * x),
+    "a kink in every other equation": lambda: lambda z, x: 0.3 * torch.relu(z - x) + x,
+    "soft threshold": lambda: lambda z, x: torch.nn.functional.softshrink(0.5 * z + x, 0.3),
+    "steps": lambda: lambda z, x: 0.3 * torch.sin(z) + x + 0.01 * torch.round(z * 10),
+    "steep": lambda: lambda z, x: 1e-3 * torch.sin(200 * z) + x,
+    "units": lambda: lambda z, x: 0.3 * z + x * torch.tensor([1e9, 1.0, 1e-9, 1e-3]).to(x),
+    "sorted": lambda: lambda z, x: 0.3 * torch.sort(z, -1)[0] + x,
+    "a loose solve inside": lambda: (
+        lambda z, x: (
+            0.5 * ik.fixed_point(lambda y, z: 0.5 * torch.cos(y) + 0.1 * z, torch.zeros_like(z), (z,), rtol=1e-3).value
+            + x
+        )
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_asked_before() -> None:
+    hidden._asked.clear()
+
+
+def _solved(function: Map, x: Tensor, **options: Any) -> Tensor:
+    z: Tensor = ik.fixed_point(function, torch.zeros_like(x), (x,), **options).value
+    return z
+
+
+def _warned(run: Callable[[], Any]) -> list[str]:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        run()
+    return [str(w.message) for w in seen if issubclass(w.category, ik.ImpureFunctionWarning)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", [n for n in HIDDEN if n not in ("numpy", "number", "wrong backward")])
+def test_a_part_out_of_sight_is_said(name: str, dtype: torch.dtype) -> None:
+    function = HIDDEN[name]()
+    cast = lambda z, x: function(z.to(D), x.to(D)).to(dtype)  # noqa: E731
+    (said,) = _warned(lambda: grad(lambda x: _solved(cast, x).sum())(X.to(dtype)))
+    assert "out of autograd's sight" in said and "z.detach()" in said
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+@pytest.mark.parametrize("batched", [False, True])
+def test_so_it_is_without_transforms(name: str, batched: bool) -> None:
+    x = torch.stack([X, X + 1, X - 1]) if batched and name != "number" else X.clone()
+    (said,) = _warned(lambda: _solved(HIDDEN[name](), x.requires_grad_(), batch_dims=x.ndim - 1).sum().backward())
+    assert ("of sample" in said) == (x.ndim == 2)
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_it_is_asked_once_for_a_function_and_not_where_all_is_ignored(name: str) -> None:
+    x, function = X.clone().requires_grad_(), HIDDEN[name]()
+    assert not _warned(lambda: _solved(function, x, on_failure="ignore").sum().backward())
+    made_anew = lambda: _solved(HIDDEN[name](), x).sum().backward()  # noqa: E731
+    assert len(_warned(made_anew)) == 1
+    assert not _warned(made_anew)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", SEEN)
+def test_what_autograd_sees_is_not_doubted(name: str, dtype: torch.dtype) -> None:
+    x, function = X.to(dtype, copy=True).requires_grad_(), SEEN[name]()
+    wide = name in ("smooth", "kinks at the solution")  # W is of float64
+    cast = lambda z, x: function(z.to(D), x.to(D)).to(dtype) if wide else function(z, x)  # noqa: E731
+    assert not _warned(lambda: _solved(cast, x).sum().backward())
+    assert not _warned(lambda: jacfwd(lambda x: _solved(cast, x))(x.detach()))
+
+
+def test_it_costs_two_evaluations_the_first_time_only() -> None:
+    calls = [0]
+
+    def made(k: float, thing: object) -> Map:
+        def function(z: Tensor, x: Tensor) -> Tensor:
+            calls[0] += thing is not None
+            return torch.cos(k * z) + x
+
+        return function
+
+    counts = []
+    for k, thing in [(0.5, W), (0.5, W), (0.6, X)] + [(0.6, object()) for _ in range(20)]:
+        z = _solved(made(k, thing), X.clone().requires_grad_())
+        before = calls[0]
+        z.sum().backward()
+        counts.append(calls[0] - before)
+    assert counts[:3] == [3, 1, 1] and counts[3:] == 15 * [3] + 5 * [1]  # sixteen in all
+
+
+@pytest.mark.parametrize(
+    "solve",
+    [
+        lambda f, x: ik.root(lambda z, x: f(z, x) - z, torch.zeros_like(x), (x,)),
+        lambda f, x: ik.least_squares(lambda z, x: torch.cat([f(z, x) - z, 0.1 * z]), torch.zeros_like(x), (x,)),
+    ],
+    ids=["root", "least_squares"],
+)
+def test_so_are_roots_and_fits(solve: Callable[..., Any]) -> None:
+    x = X.clone().requires_grad_()
+    assert not _warned(lambda: solve(SEEN["smooth"](), x).value.sum().backward())
+    hidden = HIDDEN["detached"]()
+    assert len(_warned(lambda: solve(hidden, x).value.sum().backward())) == 1
+
+
+OBJECTIVES: dict[str, Map] = {
+    "detached": lambda z, x: 0.5 * (z - x).square().sum() + 0.3 * z.detach().square().sum(),
+    "numpy": lambda z, x: 0.5 * (z - x).square().sum() + torch.from_numpy(z.detach().numpy()).sin().sum(),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_of_an_objective_too(name: str) -> None:
+    """The gradient that autograd has is one of another objective, the derivative of that gradient its own."""
+    x = X.clone().requires_grad_()
+    solve = lambda f: ik.argmin(f, torch.zeros_like(x), (x,)).value.sum().backward()  # noqa: E731
+    (said,) = _warned(lambda: solve(OBJECTIVES[name]))
+    assert "objective changes by" in said
+    assert not _warned(
+        lambda: solve(lambda z, x: 0.5 * (z - x).square().sum() + 0.3 * z.square().sum() + z.exp().sum())
+    )
