@@ -9,7 +9,8 @@ is right.  Along one random direction ``v``, of the size of ``z``, ``A v`` must 
 up to a few times that, ``K`` being what curvature, kinks and rounding make of it: an equation in which ``K`` explains the
 difference says nothing.  Where more than 3 % of ``D`` remain it is asked again with ``4 h``, whose ``D`` must be the same.
 Of a minimisation ``F`` is the gradient that autograd has, and consistent with itself; there the change of the objective
-beside the solution must be that gradient's, too: else the solution itself is another.  (Not of one with bounds or constraints.)
+beside the solution must be that gradient's, too: else the solution itself is another.  (Not of one with bounds or
+constraints.)
 
 It costs two evaluations and a product (five evaluations of an objective), at the first derivative of a function only; of
 functions that are made anew, with the same code, by other objects (not numbers or tensors) that they close over, at the

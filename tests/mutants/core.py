@@ -17,6 +17,16 @@ DEGENERACY = "tests/problem/test_qp.py tests/mutants/test_survivors.py -k 'degen
 
 MUTANTS = [
     *mutants(
+        "implicitkit/rule/hidden.py",
+        "tests/derivatives/test_hidden.py",
+        ("clear = ((D - said).abs() > _EXPLAINED * K)", "clear = ((D - said).abs() > 0 * K)"),
+        ("_PART, _SAME = 0.03, 0.1", "_PART, _SAME = 0.3, 0.1"),
+        ("_PART, _SAME = 0.03, 0.1", "_PART, _SAME = 0.03, 1e9"),
+        ("slope = (f(beside) * v)", "slope = 0.5 * (f(beside) * v)"),
+        ('A.mv(v), "residual"', '1.1 * A.mv(v), "residual"'),
+        ("(there - back) / (2 * h)", "(there - F) / (2 * h)"),
+    ),
+    *mutants(
         "implicitkit/rule/unroll.py",
         "tests/derivatives/test_trust.py -k unrolling_from",
         ("if steps == 0 and request.on_failure", "if steps < 0 and request.on_failure"),
