@@ -2,12 +2,13 @@ r"""Does autograd see all that the function does with ``z``?
 
 Where a part of it is out of sight (``z.detach()``, ``z.item()``, ``z.numpy()``, ``torch.no_grad()``, a Function with a wrong
 ``backward``), the Jacobian ``A`` is another function's, and so is the derivative of the solution, while the solution itself
-is right.  Along one random direction ``v``, of the size of ``z``, ``A v`` must be the quotient of differences
+is right.  Along one random direction ``v``, of the size of ``z``, ``F`` changes by
 
     D = (F(z + h v) - F(z - h v)) / (2 h),    off by at most    K = |F(z + h v) - 2 F(z) + F(z - h v)| / h
 
-up to a few times that, ``K`` being what curvature, kinks and rounding make of it: an equation in which ``K`` explains the
-difference says nothing.  Where more than 3 % of ``D`` remain it is asked again with ``4 h``, whose ``D`` must be the same.
+up to a few times that, ``K`` being what curvature, kinks and rounding make of it; equations in which it is as large as ``D``
+say nothing.  Of the others ``w = D`` (random numbers, where ``D = 0``), and ``w'D = (A'w)'v`` must hold, a product that
+compiled functions have, too.  Where more than 3 % are left it is asked again with ``4 h``, whose ``D`` must be the same.
 Of a minimisation ``F`` is the gradient that autograd has, and consistent with itself; there the change of the objective
 beside the solution must be that gradient's, too: else the solution itself is another.  (Not of one with bounds or
 constraints.)
@@ -32,6 +33,8 @@ from torch import Tensor
 from implicitkit.foundation import compat, seeded
 from implicitkit.foundation.errors import ImpureFunctionWarning, warn
 from implicitkit.foundation.operators import Operator
+from implicitkit.rule.unchanged import refuse_hidden
+from implicitkit.solution import Record
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.system import System
 
@@ -40,17 +43,23 @@ __all__ = ["warn_if_hidden"]
 _KEPT = 256  # functions that are remembered
 _STEP = {torch.float64: 1e-5, torch.float32: 1e-3}  # relative to z
 _WIDER = 4.0
-_EXPLAINED = 10.0  # times K
+_TIMES_K = 10.0  # what is explained
 _PART, _SAME = 0.03, 0.1  # of D: what is too much, and how far two quotients may differ
 _TIMES = 16  # functions of the same code
 _asked: OrderedDict[Hashable, int] = OrderedDict()
 
 
-def warn_if_hidden(system: System, z: Tensor, theta: Sequence[Tensor], out: Tensor, A: Operator) -> None:
+def warn_if_hidden(
+    record: Record, system: System, z: Tensor, theta: Sequence[Tensor], out: Tensor, A: Operator
+) -> None:
     """Warn, at the first derivative of this function, where ``A v`` is not how ``F`` changes along ``v``.
 
     Args:
-        z: ``(batch, n)``. theta: plain tensors. out: ``F(z)``. A: the Jacobian there, as autograd has it.
+        record: of the solve. z: ``(batch, n)``. theta: plain tensors. out: ``F(z)``. A: the Jacobian there, as autograd has
+            it.
+
+    Raises:
+        CapturedTensorError: autograd sees no ``z`` in a map that changes with it.
     """
     if z.dtype not in _STEP or system.lifted.random or not z.numel():
         return
@@ -61,28 +70,42 @@ def warn_if_hidden(system: System, z: Tensor, theta: Sequence[Tensor], out: Tens
         z, F = z.detach(), out.detach()
         size = torch.linalg.vector_norm(z, dim=1, keepdim=True) / z.shape[1] ** 0.5
         v = (z.abs() + 0.1 * torch.where(size > 0, size, 1)) * weights
-        told = _compare(lambda y: system.residual(y, *theta), z, F, v, h, A.mv(v), "residual")
+
+        def along(w: Tensor) -> Tensor:
+            g = A.rmv(w)
+            if A.fixed_point and torch.equal(g, -w):  # no z in the map at all?
+                refuse_hidden(record)
+            return (g * v).sum(1)
+
+        told = _compare(lambda y: system.residual(y, *theta), z, F, v, h, along, "residual")
         if system.problem.kind.minimisation and not told:
             f, beside = Evaluations(system, theta, "minimise"), z + 0.1 * v
-            slope = (f(beside) * v).sum(1, keepdim=True)
+            slope = (f(beside) * v).sum(1)
             value = lambda y: f.value(y).unsqueeze(1)  # noqa: E731
-            _compare(value, beside, value(beside), v, h, slope, "objective")
+            _compare(value, beside, value(beside), v, h, lambda w: w[:, 0] * slope, "objective")
 
 
 def _compare(
-    function: Callable[[Tensor], Tensor], z: Tensor, F: Tensor, v: Tensor, h: float, said: Tensor, name: str
+    function: Callable[[Tensor], Tensor],
+    z: Tensor,
+    F: Tensor,
+    v: Tensor,
+    h: float,
+    along: Callable[[Tensor], Tensor],
+    name: str,
 ) -> bool:
-    """Warn, and say so, where ``function``, ``F`` at ``z``, does not change along ``v`` as it is said to."""
-    norm = lambda t: torch.linalg.vector_norm(t, dim=1)  # noqa: E731
-    found, left = _unexplained(function, z, F, v, h, said)
+    """Warn, and say so, where ``function``, ``F`` at ``z``, does not change along ``v`` as ``along(w) = (A'w)'v`` has it."""
+    D, said, left = _unexplained(function, z, F, v, h, along)
     if not bool((left > _PART).any()):
         return False
-    again, still = _unexplained(function, z, F, v, _WIDER * h, said)
-    hidden = (left > _PART) & (still > _PART) & (norm(found - again) <= _SAME * norm(found))
-    if bool(hidden.any()):
-        sample = int(hidden.nonzero()[0])
-        warn(_said(name, sample, len(z), float(norm(found)[sample]), float(norm(said)[sample])), ImpureFunctionWarning)
-    return bool(hidden.any())
+    again, _, still = _unexplained(function, z, F, v, _WIDER * h, along)
+    norm = lambda t: torch.linalg.vector_norm(t, dim=1)  # noqa: E731
+    hidden = (left > _PART) & (still > _PART) & (norm(D - again) <= _SAME * norm(D))
+    if not bool(hidden.any()):
+        return False
+    sample = int(hidden.nonzero()[0])
+    warn(_said(name, sample, len(z), float(norm(D)[sample]), float(said[sample])), ImpureFunctionWarning)
+    return True
 
 
 def _is_new(identity: Hashable, z: Tensor) -> bool:
@@ -110,16 +133,27 @@ def _parts(identity: Hashable) -> tuple[Hashable, ...]:
 
 
 def _unexplained(
-    residual: Callable[[Tensor], Tensor], z: Tensor, F: Tensor, v: Tensor, h: float, said: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The quotient ``D``, in equations that ``K`` does not decide, and which part of it ``A v`` leaves, ``(batch,)``."""
-    there, back = residual(z + h * v), residual(z - h * v)
-    D, K = (there - back) / (2 * h), (there - 2 * F + back).abs() / h
-    clear = ((D - said).abs() > _EXPLAINED * K) & D.isfinite() & said.isfinite()
-    D = torch.where(torch.maximum(D.abs(), said.abs()) > _EXPLAINED * K, D, 0).nan_to_num(0.0)
-    norm = lambda t: torch.linalg.vector_norm(t, dim=1)  # noqa: E731
-    size = torch.maximum(norm(D), norm(said.nan_to_num(0.0)))
-    return D, norm(torch.where(clear, D - said, 0)) / torch.where(size > 0, size, 1)
+    function: Callable[[Tensor], Tensor],
+    z: Tensor,
+    F: Tensor,
+    v: Tensor,
+    h: float,
+    along: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``D`` in the equations that ``K`` does not decide, ``(batch, m)``; and how large ``A v`` is along it, and which part
+    of the larger of the two is left unexplained, ``(batch,)``."""
+    eps, norm = torch.finfo(z.dtype).eps, lambda t: torch.linalg.vector_norm(t, dim=1, keepdim=True)
+    there, back = function(z + h * v), function(z - h * v)
+    D = (there - back) / (2 * h)
+    K = _TIMES_K * ((there - 2 * F + back).abs() + eps * (there.abs() + back.abs())) / h
+    open_ = torch.isfinite(K) & ((D.abs() > K) | (K == 0) | (D == 0))
+    D, K = torch.where(open_, D, 0), torch.where(open_, K, 0)
+    size = norm(D)
+    w = torch.where(open_, torch.where(size > 0, D / size, seeded.normal(*D.shape, seed=0x5F).to(D)), 0)
+    found, said = (w * D).sum(1), along(w)
+    wrong = (found - said).abs() - (w.abs() * K).sum(1)
+    largest = torch.maximum(found.abs(), said.abs())
+    return D, said, torch.where(largest > 0, wrong / largest, 0)
 
 
 def _said(name: str, sample: int, batch: int, found: float, said: float) -> str:

@@ -175,7 +175,7 @@ class Request:
         samples = outcome.status == int(Status.CONVERGED) if self.on_failure == "nan" else None
         refuse_changed(lifted, outcome, self.options, out, A, z, samples)
         if self.on_failure != "ignore" and not self.system.problem.kind.returns_program:
-            warn_if_hidden(self.system, z, theta, out, A)
+            warn_if_hidden(self.record, self.system, z, theta, out, A)
         return out, A
 
     def solve_linear(self, A: Operator, b: Tensor, transposed: bool) -> Tensor:

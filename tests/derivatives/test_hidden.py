@@ -45,6 +45,7 @@ HIDDEN: dict[str, Callable[[], Map]] = {
     "numpy": lambda: lambda z, x: torch.tanh(z @ W + torch.from_numpy(0.3 * z.detach().numpy()) + x),
     "no_grad": lambda: lambda z, x: torch.tanh(z @ W + _without_grad(z) + x),
     "wrong backward": lambda: lambda z, x: torch.tanh(z @ W + 0.3 * _Wrong.apply(z) + x),
+    "steps too fine to see": lambda: lambda z, x: torch.round(3e6 * torch.sin(z)) / 1e7 + x,
     "straight through": lambda: lambda z, x: torch.tanh(z @ W + 0.3 * (z + (torch.round(z) - z).detach()) + x),
 }
 SEEN: dict[str, Callable[[], Map]] = {
