@@ -23,7 +23,7 @@ MUTANTS = [
         ("_PART, _SAME = 0.03, 0.1", "_PART, _SAME = 0.3, 0.1"),
         ("_PART, _SAME = 0.03, 0.1", "_PART, _SAME = 0.03, 1e9"),
         ("slope = (f(beside) * v)", "slope = 0.5 * (f(beside) * v)"),
-        ('A.mv(v), "residual"', '1.1 * A.mv(v), "residual"'),
+        ("return (g * v).sum(1)", "return 1.1 * (g * v).sum(1)"),
         ("(there - back) / (2 * h)", "(there - F) / (2 * h)"),
     ),
     *mutants(
