@@ -335,6 +335,19 @@ def has_forward_level() -> None:
     assert not compat.has_forward_level()
 
 
+def own_tangents() -> None:
+    w, before = torch.tensor(1.5), torch.get_default_dtype()
+    torch.set_default_dtype(D)
+    try:
+        tangent = lambda f: torch.func.jvp(f, (w,), (torch.ones_like(w),))[1]  # noqa: E731
+        assert tangent(lambda w: 0.5 * w).dtype == D  # what it is for; if not, it may go
+        mended = tangent(lambda w: compat.own_tangents(0.5 * w))
+        assert mended.dtype == torch.float32 and float(mended) == 0.5
+        assert compat.own_tangents(w) is w
+    finally:
+        torch.set_default_dtype(before)
+
+
 def has_tangent() -> None:
     x = torch.ones(2, dtype=D)
     assert not compat.has_tangent(x)
@@ -607,6 +620,7 @@ CONTRACTS: dict[str, Callable[[], None]] = {
     "forward_ad_enabled": forward_ad_enabled,
     "has_forward_level": has_forward_level,
     "has_tangent": has_tangent,
+    "own_tangents": own_tangents,
     "in_inference": inference,
     "NO_NUMBERS": is_fake,
     "compiles": is_compiled,
