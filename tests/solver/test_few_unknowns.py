@@ -74,6 +74,14 @@ def test_no_second_derivative_is_needed() -> None:
     assert s.solver == "auto (lbfgs)"
 
 
+@pytest.mark.parametrize("n", [3, SMALLEST])
+def test_newton_cg_says_that_a_second_derivative_is_missing(n: int) -> None:
+    """Of ``pdist`` torch has none, and says so at the first product with the Hessian."""
+    x = torch.linspace(0, 1, 2 * n, dtype=F64).cos().view(n, 2)
+    with pytest.raises(ik.ConvergenceError, match="no second derivative"):
+        ik.argmin(lambda z: (torch.pdist(z) - 1).square().sum(), x, solver="newton_cg")
+
+
 @pytest.mark.parametrize(("solver", "n"), [("auto", 3), ("newton_cg", 3), ("newton_cg", SMALLEST)])
 def test_an_error_inside_a_hessian_is_the_users(solver: str, n: int) -> None:
     """Not one more objective without a second derivative."""

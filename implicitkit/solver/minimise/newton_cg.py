@@ -72,12 +72,15 @@ class NewtonCG(Method):
         z_next, found = z, ~f.active
         try:
             tried, sparse = _begun(H, g, radius, target, found, inner_steps, state["frugal"])
+            frugal = tried is not None
+            if tried is None and sparse is None:
+                tried = steihaug(H, g, radius, target, found, inner_steps)
         except RuntimeError as error:
             if not autodiff.lacks_second_derivative(error):
                 raise
             f.stuck = torch.ones_like(f.active)
+            f.remark = "the objective has no second derivative"
             return z, state
-        frugal = tried is not None
         while True:
             if sparse is not None:
                 p, promised = _by_factors(sparse, g, radius, found)
