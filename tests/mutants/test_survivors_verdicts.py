@@ -125,3 +125,23 @@ def test_a_residual_that_is_rounded_to_zero_far_out_is_no_zero(z: float) -> None
     assert _runs_away(lambda z: torch.sqrt(1 + z * z) - z, z)
     assert not _runs_away(lambda y: y - z, z)
     assert not _runs_away(lambda y: torch.sqrt(1 + y * y) - 2 * y + z, z)
+
+
+class _Slow(torch.autograd.Function):
+    """``z^-0.3`` with a derivative a million times too large."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        ctx.save_for_backward(z)
+        return z**-0.3
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return -0.3e6 * g * ctx.saved_tensors[0] ** -1.3
+
+
+def test_a_derivative_that_the_function_does_not_follow_makes_no_zero() -> None:
+    """Newton's correction by it is 3e-6 of z, and yet z is on its way to infinity."""
+    assert _runs_away(_Slow.apply, 1e6)
+    assert _runs_away(lambda z: z**-0.3, 1e6)
+    assert not _runs_away(lambda z: z**-0.3 - 1e6**-0.3, 1e6 * (1 + 3e-6))

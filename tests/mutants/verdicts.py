@@ -89,7 +89,8 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/probing.py",
-        "tests/solver/test_convergence.py -k 'that_were_claimed or steep_root'",
+        "tests/solver/test_convergence.py tests/mutants/test_survivors_verdicts.py "
+        "-k 'that_were_claimed or steep_root or does_not_follow'",
         ("near = near & _moves_as_said(f, A, z, F, scale)", "pass"),
         ("steep = (step >= eps**0.5 * scale) &", "steep = (step < 0) &"),
         ("(product > _MORE * torch.maximum(far, near))", "(product > _MORE * far)"),
