@@ -111,12 +111,11 @@ def test_a_good_fit_costs_no_questions() -> None:
     assert bool(s.converged) and int(s.evaluations) <= 2 * int(s.steps) + 5
 
 
-def _runs_away(function: Any, z: float) -> bool:
-    """What is said of a point of a root problem, whatever else a solve would look at before it asks."""
-    f = SimpleNamespace(
-        residual=function, linearize=lambda z: linearise(function, z)[1], kind=ik.Root(function).kind, solves="root"
-    )
-    return bool(runs_away(f, torch.tensor([[z]], dtype=D), ALL))
+def _runs_away(function: Any, z: float, size: int = 1, problem: type = ik.Root) -> bool:
+    """What is said of a point of a problem, whatever else a solve would look at before it asks."""
+    kind = problem(function).kind
+    f = SimpleNamespace(residual=function, linearize=lambda z: linearise(function, z)[1], kind=kind, solves="root")
+    return bool(runs_away(f, torch.full((1, size), z, dtype=D), ALL))
 
 
 @pytest.mark.parametrize("z", [83749291.75186355, 76676977.02319545, 67470375.28470114, 98884756.1372424])
@@ -140,8 +139,10 @@ class _Slow(torch.autograd.Function):
         return -0.3e6 * g * ctx.saved_tensors[0] ** -1.3
 
 
-def test_a_derivative_that_the_function_does_not_follow_makes_no_zero() -> None:
+@pytest.mark.parametrize("size", [1, 100])
+def test_a_derivative_that_the_function_does_not_follow_makes_no_zero(size: int) -> None:
     """Newton's correction by it is 3e-6 of z, and yet z is on its way to infinity."""
-    assert _runs_away(_Slow.apply, 1e6)
-    assert _runs_away(lambda z: z**-0.3, 1e6)
-    assert not _runs_away(lambda z: z**-0.3 - 1e6**-0.3, 1e6 * (1 + 3e-6))
+    for problem in (ik.Root, ik.FixedPoint):
+        assert _runs_away(_Slow.apply, 1e6, size, problem)
+        assert _runs_away(lambda z: z**-0.3, 1e6, size, problem)
+    assert not _runs_away(lambda z: z**-0.3 - 1e6**-0.3, 1e6 * (1 + 3e-6), size)
