@@ -80,9 +80,18 @@ def warn_if_hidden(
         told = _compare(lambda y: system.residual(y, *theta), z, F, v, h, along, "residual")
         if system.problem.kind.minimisation and not told:
             f, beside = Evaluations(system, theta, "minimise"), z + 0.1 * v
-            slope = (f(beside) * v).sum(1)
+            slope = (_tried(f, beside, z) * v).sum(1)
             value = lambda y: f.value(y).unsqueeze(1)  # noqa: E731
-            _compare(value, beside, value(beside), v, h, lambda w: w[:, 0] * slope, "objective")
+            at = _tried(value, beside, slope.unsqueeze(1))
+            _compare(value, beside, at, v, h, lambda w: w[:, 0] * slope, "objective")
+
+
+def _tried(function: Callable[[Tensor], Tensor], z: Tensor, like: Tensor) -> Tensor:
+    """The function at a point that nobody but this module asks for; NaN where it raises: it may be outside its domain."""
+    try:
+        return function(z)
+    except Exception:
+        return torch.full_like(like, torch.nan)
 
 
 def _compare(
@@ -143,7 +152,7 @@ def _unexplained(
     """``D`` in the equations that ``K`` does not decide, ``(batch, m)``; and how large ``A v`` is along it, and which part
     of the larger of the two is left unexplained, ``(batch,)``."""
     eps, norm = torch.finfo(z.dtype).eps, lambda t: torch.linalg.vector_norm(t, dim=1, keepdim=True)
-    there, back = function(z + h * v), function(z - h * v)
+    there, back = _tried(function, z + h * v, F), _tried(function, z - h * v, F)
     D = (there - back) / (2 * h)
     K = _TIMES_K * ((there - 2 * F + back).abs() + eps * (there.abs() + back.abs())) / h
     open_ = torch.isfinite(K) & (D.abs() > K)

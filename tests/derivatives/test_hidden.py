@@ -161,6 +161,23 @@ def test_so_are_roots_and_fits(solve: Callable[..., Any]) -> None:
     assert len(_warned(lambda: solve(hidden, x).value.sum().backward())) == 1
 
 
+def test_a_function_may_refuse_points_beside_the_solution() -> None:
+    """At the edge of its domain, and a tenth of the solution away from it."""
+
+    def within(z: Tensor, low: float, high: float) -> Tensor:
+        if bool((z < low).any()) or bool((z > high).any()):
+            raise ValueError("outside of the domain")
+        return z
+
+    x = torch.tensor([0.0, 1.0, 2.0], dtype=D).requires_grad_()
+    assert not _warned(lambda: _solved(lambda z, x: 0.5 * within(z, 0, 9) + 0.5 * x, x).sum().backward())
+    torch.testing.assert_close(x.grad, torch.ones(3, dtype=D))
+    y, start = torch.ones(3, dtype=D).requires_grad_(), torch.full((3,), 0.79, dtype=D)
+    objective = lambda z, y: (0.5 * (within(z, 0.77, 0.84) - y).square() + 0.1 * z**3).sum()  # noqa: E731
+    assert not _warned(lambda: ik.argmin(objective, start, (y,), solver="newton_cg").value.sum().backward())
+    torch.testing.assert_close(y.grad, 2.2**-0.5 * torch.ones(3, dtype=D))
+
+
 OBJECTIVES: dict[str, Map] = {
     "detached": lambda z, x: 0.5 * (z - x).square().sum() + 0.3 * z.detach().square().sum(),
     "numpy": lambda z, x: 0.5 * (z - x).square().sum() + torch.from_numpy(z.detach().numpy()).sin().sum(),
