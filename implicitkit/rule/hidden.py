@@ -23,7 +23,6 @@ Source: Dennis & Schnabel, *Numerical Methods for Unconstrained Optimization and
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from types import CodeType
 
@@ -40,13 +39,13 @@ from implicitkit.system import System
 
 __all__ = ["warn_if_hidden"]
 
-_KEPT = 256  # functions that are remembered
+_KEPT = 1000  # functions that are remembered
 _STEP = {torch.float64: 1e-5, torch.float32: 1e-3}  # relative to z
 _WIDER = 4.0
 _TIMES_K = 10.0  # what is explained
 _PART, _SAME = 0.03, 0.1  # of D: what is too much, and how far two quotients may differ
 _TIMES = 16  # functions of the same code
-_asked: OrderedDict[Hashable, int] = OrderedDict()
+_asked: dict[Hashable, int] = {}
 
 
 def warn_if_hidden(
@@ -121,13 +120,12 @@ def _is_new(identity: Hashable, z: Tensor) -> bool:
     """Is this the first derivative of the function, in a process?  From now on it is not."""
     whole = (*_parts(identity), z.shape[1], z.dtype)
     code = ("code", *(part for part in whole if not isinstance(part, tuple)))
-    new = whole not in _asked and _asked.get(code, 0) < _TIMES
-    _asked[whole], _asked[code] = 1, _asked.get(code, 0) + new
-    for key in (whole, code):
-        _asked.move_to_end(key)
-    while len(_asked) > _KEPT:
-        _asked.popitem(last=False)
-    return new
+    if whole in _asked or _asked.get(code, 0) >= _TIMES:
+        return False
+    if len(_asked) >= _KEPT:
+        _asked.clear()
+    _asked[whole], _asked[code] = 1, _asked.get(code, 0) + 1
+    return True
 
 
 def _parts(identity: Hashable) -> tuple[Hashable, ...]:
