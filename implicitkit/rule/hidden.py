@@ -10,8 +10,7 @@ up to a few times that, ``K`` being what curvature, kinks and rounding make of i
 say nothing.  Of the others ``w = D``, and ``w'D = (A'w)'v`` must hold, a product that compiled functions have, too.  Where
 more than 3 % are left it is asked again with ``4 h``, whose ``D`` must be the same.
 Of a minimisation ``F`` is the gradient that autograd has, and consistent with itself; there the change of the objective
-beside the solution must be that gradient's, too: else the solution itself is another.  (Not of one with bounds or
-constraints.)
+beside the solution must be that gradient's, too, and so must those of constraints: else the solution itself is another.
 
 It costs two evaluations and a product (five evaluations of an objective), at the first derivative of a function only; of
 functions that are made anew, with the same code, by other objects (not numbers or tensors) that they close over, at the
@@ -29,7 +28,7 @@ from types import CodeType
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat, seeded
+from implicitkit.foundation import autodiff, compat, seeded
 from implicitkit.foundation.errors import ImpureFunctionWarning, warn
 from implicitkit.foundation.operators import Operator
 from implicitkit.rule.unchanged import refuse_hidden
@@ -76,13 +75,25 @@ def warn_if_hidden(
                 refuse_hidden(record)
             return (g * v).sum(1)
 
-        told = _compare(lambda y: system.residual(y, *theta), z, F, v, h, along, "residual")
-        if system.problem.kind.minimisation and not told:
-            f, beside = Evaluations(system, theta, "minimise"), z + 0.1 * v
+        kind, beside = system.problem.kind, z + 0.1 * v
+        if kind.returns_program:
+            _compare_program(lambda y: system.live(y, *theta), beside, v, h)
+        elif not _compare(lambda y: system.residual(y, *theta), z, F, v, h, along, "residual") and kind.minimisation:
+            f = Evaluations(system, theta, "minimise")
             slope = (_tried(f, beside, z) * v).sum(1)
             value = lambda y: f.value(y).unsqueeze(1)  # noqa: E731
             at = _tried(value, beside, slope.unsqueeze(1))
             _compare(value, beside, at, v, h, lambda w: w[:, 0] * slope, "objective")
+
+
+def _compare_program(values: Callable[[Tensor], Tensor], z: Tensor, v: Tensor, h: float) -> None:
+    """The same of an objective and its constraints, ``(batch, 1 + m)``, whose conditions of optimality have derivatives
+    of their own."""
+    try:
+        F, pullback = autodiff.vjp(values, z)
+    except Exception:  # as in _tried
+        return
+    _compare(values, z, F.detach(), v, h, lambda w: (pullback(w)[0] * v).sum(1), "objective, with the constraints,")
 
 
 def _tried(function: Callable[[Tensor], Tensor], z: Tensor, like: Tensor) -> Tensor:

@@ -174,7 +174,7 @@ class Request:
             refuse_coupled(A, self.system.identity)
         samples = outcome.status == int(Status.CONVERGED) if self.on_failure == "nan" else None
         refuse_changed(lifted, outcome, self.options, out, A, z, samples)
-        if self.on_failure != "ignore" and not self.system.problem.kind.returns_program:
+        if self.on_failure != "ignore":
             warn_if_hidden(self.record, self.system, z, theta, out, A)
         return out, A
 

@@ -185,12 +185,26 @@ OBJECTIVES: dict[str, Map] = {
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_of_an_objective_too(name: str) -> None:
+@pytest.mark.parametrize("options", [{}, {"bounds": (-9.0, 9.0)}, {"project": ik.project.box(-9.0, 9.0)}], ids=str)
+def test_of_an_objective_too(name: str, options: dict[str, Any]) -> None:
     """The gradient that autograd has is one of another objective, the derivative of that gradient its own."""
     x = X.clone().requires_grad_()
-    solve = lambda f: ik.argmin(f, torch.zeros_like(x), (x,)).value.sum().backward()  # noqa: E731
+    solve = lambda f: ik.argmin(f, torch.zeros_like(x), (x,), **options).value.sum().backward()  # noqa: E731
     (said,) = _warned(lambda: solve(OBJECTIVES[name]))
-    assert "objective changes by" in said
+    assert "objective" in said and "The solution is that of what autograd sees" in said
     assert not _warned(
         lambda: solve(lambda z, x: 0.5 * (z - x).square().sum() + 0.3 * z.square().sum() + z.exp().sum())
     )
+
+
+def test_of_a_constraint_too() -> None:
+    x = X.clone().requires_grad_()
+    objective = lambda z, x: 0.5 * (z - x).square().sum()  # noqa: E731
+
+    def solve(h: Callable[[Tensor], Tensor]) -> None:
+        constraint = ik.Equality(lambda z, x: h(z))
+        ik.argmin(objective, torch.zeros_like(x), (x,), constraints=constraint).value.square().sum().backward()
+
+    (said,) = _warned(lambda: solve(lambda z: z.sum() - 1 + 0.3 * z.detach()[0] ** 2))
+    assert "with the constraints" in said
+    assert not _warned(lambda: solve(lambda z: z.sum() - 1 + 0.3 * z[0] ** 2))
