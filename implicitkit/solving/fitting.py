@@ -19,6 +19,7 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import ConvergenceWarning, warn
 from implicitkit.foundation.options import at_least, check_arguments, check_call, flag
+from implicitkit.foundation.tracers import opaque_to_compile
 from implicitkit.foundation.trees import from_arrays, from_numbers
 from implicitkit.foundation.wording import kind_of
 from implicitkit.reporting import raise_in_words
@@ -48,6 +49,7 @@ class CurveFit(_Fit):
         return fit
 
 
+@opaque_to_compile
 def curve_fit(
     f: Callable[..., Tensor],
     xdata: Any,

@@ -221,3 +221,18 @@ def test_a_function_without_a_pair() -> None:
     with pytest.raises(TypeError, match=r"must return a pair \(value, aux\); it returned a Tensor"):
         ik.root(lambda z: z - 1, torch.zeros(2), has_aux=True)
     assert ik.root(lambda z: z - 1, torch.zeros(2)).aux is None
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # dynamo looks for one
+def test_a_transform_of_a_fit_may_be_compiled() -> None:
+    """As any other solve: the compiler calls it, and traces nothing of it."""
+
+    def fitted(y: Tensor) -> Tensor:
+        found: Tensor = ik.curve_fit(lambda x, a, b: a * torch.exp(-b * x), X, y, START).parameters
+        return found
+
+    y = 2 * torch.exp(-X) + 0.01 * torch.cos(9 * X)
+    for transform in (torch.func.jacfwd, torch.func.jacrev):
+        got = torch.compile(transform(fitted), backend="eager")(y)
+        torch.testing.assert_close(got, transform(fitted)(y), rtol=1e-9, atol=1e-12)
+    torch._dynamo.reset()
