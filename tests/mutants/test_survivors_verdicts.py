@@ -12,7 +12,7 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.foundation.autodiff import linearise
 from implicitkit.solver.probing import _well_fitted, runs_away
-from implicitkit.solver.scales import rounding, row_scales
+from implicitkit.solver.scales import grows, rounding, row_scales
 
 D = torch.float64
 H = torch.finfo(D).eps ** 0.5  # how far beside z a residual is looked at
@@ -146,3 +146,13 @@ def test_a_derivative_that_the_function_does_not_follow_makes_no_zero(size: int)
         assert _runs_away(_Slow.apply, 1e6, size, problem)
         assert _runs_away(lambda z: z**-0.3, 1e6, size, problem)
     assert not _runs_away(lambda z: z**-0.3 - 1e6**-0.3, 1e6 * (1 + 3e-6), size)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_jump_across_zero_is_no_rounding_error(size: int) -> None:
+    """What ``sign(z - c)`` changes by does not double with the way, but is of one sign before ``c`` and of the other behind;
+    a step up to both sides is no zero."""
+    z = torch.full((1, size), 1e8, dtype=D)
+    asked, F = torch.ones(1, size, dtype=torch.bool), torch.zeros_like(z)
+    assert bool(grows(SimpleNamespace(residual=lambda y: torch.sign(y - z)), z, F, asked).all())
+    assert not bool(grows(SimpleNamespace(residual=lambda y: torch.sign(y - z).abs()), z, F, asked).any())

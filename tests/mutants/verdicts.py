@@ -9,7 +9,7 @@ JUMPS = "tests/mutants/test_survivors_verdicts.py -k jump"
 FITS = "tests/mutants/test_survivors_verdicts.py -k fit"
 ROUNDED = (
     "tests/solver/test_convergence.py tests/mutants/test_survivors_verdicts.py "
-    "-k 'rounding_alone or other_reasons or rounded_to_zero'"
+    "-k 'rounding_alone or other_reasons or rounded_to_zero or jump_across'"
 )
 FAR = "tests/solver/test_convergence.py -k 'far_out'"
 CLIMBED = "tests/solver/test_convergence.py -k has_climbed_to"
