@@ -53,7 +53,8 @@ def through_charts(solve_once: Callable[..., Solution], problem: Any, z0: Any, a
         history = _after(history, outcome)
         far = torch.linalg.vector_norm(outcome.z, dim=1) > _NEAR
         if left is not None:
-            left -= int(outcome.steps.max()) if outcome.steps.numel() else 0
+            # a solve that leaves a saddle goes on for more steps than it was given
+            left = max(0, left - int(outcome.steps.max())) if outcome.steps.numel() else left
         ended = torch.zeros_like(far)
         for status in _ENDS:
             ended |= outcome.status == int(status)

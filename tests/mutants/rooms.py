@@ -235,6 +235,6 @@ MUTANTS = [
         ("again = far & ended", "again = far & ~ended"),
         ("claimed & (norm <= _SAME", "claimed & (norm >= _SAME"),
         ("outcome.steps = history.steps + outcome.steps", "pass"),
-        ("left -= int(outcome.steps.max())", "left -= 0 * int(outcome.steps.max())"),
+        ("left - int(outcome.steps.max())", "left - 0 * int(outcome.steps.max())"),
     ),
 ]

@@ -332,6 +332,16 @@ def test_a_stationary_point_of_the_chart_is_no_solution(solver: str) -> None:
     assert s.value.item() == pytest.approx(3.3)
 
 
+def test_the_steps_of_all_charts_are_limited_together() -> None:
+    solve = lambda **options: ik.least_squares(  # noqa: E731
+        lambda z, c: z - c, torch.zeros(1, dtype=F64), (torch.tensor([3.3], dtype=F64),),
+        manifold=Overturned(), solver="bfgs", on_failure="ignore", **options)  # fmt: skip
+    steps = int(solve().steps)
+    enough, fewer = solve(max_steps=3 * steps), solve(max_steps=steps - 1)
+    assert bool(enough.converged) and int(enough.steps) == steps
+    assert not bool(fewer.converged) and int(fewer.steps) < steps
+
+
 # ------------------------------------------------------------------------------------------------------------- what is said
 def test_failures_and_limits() -> None:
     with pytest.raises(ik.ConvergenceError) as error:
