@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from types import CodeType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,12 +79,18 @@ def warn_if_hidden(
         kind, beside = system.problem.kind, z + 0.1 * v
         if kind.returns_program:
             _compare_program(lambda y: system.live(y, *theta), beside, v, h)
-        elif not _compare(lambda y: system.residual(y, *theta), z, F, v, h, along, "residual") and kind.minimisation:
-            f = Evaluations(system, theta, "minimise")
-            slope = (_tried(f, beside, z) * v).sum(1)
-            value = lambda y: f.value(y).unsqueeze(1)  # noqa: E731
-            at = _tried(value, beside, slope.unsqueeze(1))
-            _compare(value, beside, at, v, h, lambda w: w[:, 0] * slope, "objective")
+            return
+        told = _warned(_Change(lambda y: system.residual(y, *theta), z, F, v, along), h, "residual")
+        if kind.minimisation and not told:
+            _compare_objective(Evaluations(system, theta, "minimise"), beside, v, h)
+
+
+def _compare_objective(f: Evaluations, z: Tensor, v: Tensor, h: float) -> None:
+    """The same of an objective, whose gradient is ``f``."""
+    slope = (_tried(f, z, z) * v).sum(1)
+    value = lambda y: f.value(y).unsqueeze(1)  # noqa: E731
+    at = _tried(value, z, slope.unsqueeze(1))
+    _warned(_Change(value, z, at, v, lambda w: w[:, 0] * slope), h, "objective")
 
 
 def _compare_program(values: Callable[[Tensor], Tensor], z: Tensor, v: Tensor, h: float) -> None:
@@ -93,7 +100,8 @@ def _compare_program(values: Callable[[Tensor], Tensor], z: Tensor, v: Tensor, h
         F, pullback = autodiff.vjp(values, z)
     except Exception:  # as in _tried
         return
-    _compare(values, z, F.detach(), v, h, lambda w: (pullback(w)[0] * v).sum(1), "objective, with the constraints,")
+    along = lambda w: (pullback(w)[0] * v).sum(1)  # noqa: E731
+    _warned(_Change(values, z, F.detach(), v, along), h, "objective, with the constraints,")
 
 
 def _tried(function: Callable[[Tensor], Tensor], z: Tensor, like: Tensor) -> Tensor:
@@ -104,26 +112,43 @@ def _tried(function: Callable[[Tensor], Tensor], z: Tensor, like: Tensor) -> Ten
         return torch.full_like(like, torch.nan)
 
 
-def _compare(
-    function: Callable[[Tensor], Tensor],
-    z: Tensor,
-    F: Tensor,
-    v: Tensor,
-    h: float,
-    along: Callable[[Tensor], Tensor],
-    name: str,
-) -> bool:
-    """Warn, and say so, where ``function``, ``F`` at ``z``, does not change along ``v`` as ``along(w) = (A'w)'v`` has it."""
-    D, said, left = _unexplained(function, z, F, v, h, along)
+class _Change(NamedTuple):
+    """Of a ``function``, ``F`` at ``z``, along ``v``; as autograd has it ``along(w) = (A'w)'v``."""
+
+    function: Callable[[Tensor], Tensor]
+    z: Tensor
+    F: Tensor
+    v: Tensor
+    along: Callable[[Tensor], Tensor]
+
+    def unexplained(self, h: float) -> tuple[Tensor, Tensor, Tensor]:
+        """``D`` in the equations that ``K`` does not decide, ``(batch, m)``; and how large ``A v`` is along it, and which
+        part of the larger of the two is left unexplained, ``(batch,)``."""
+        eps = torch.finfo(self.z.dtype).eps
+        there, back = (_tried(self.function, self.z + step * self.v, self.F) for step in (h, -h))
+        D = (there - back) / (2 * h)
+        K = _TIMES_K * ((there - 2 * self.F + back).abs() + eps * (there.abs() + back.abs())) / h
+        open_ = torch.isfinite(K) & (D.abs() > K)
+        D, K = torch.where(open_, D, 0), torch.where(open_, K, 0)
+        w = D / torch.linalg.vector_norm(D, dim=1, keepdim=True).clamp_min(torch.finfo(D.dtype).tiny)
+        found, said = (w * D).sum(1), self.along(w)
+        wrong = (found - said).abs() - (w.abs() * K).sum(1)
+        largest = torch.maximum(found.abs(), said.abs())
+        return D, said, torch.where(largest > 0, wrong / largest, 0)
+
+
+def _warned(change: _Change, h: float, name: str) -> bool:
+    """Warn, and say so, where a function does not change as autograd has it."""
+    D, said, left = change.unexplained(h)
     if not bool((left > _PART).any()):
         return False
-    again, _, still = _unexplained(function, z, F, v, _WIDER * h, along)
+    again, _, still = change.unexplained(_WIDER * h)
     norm = lambda t: torch.linalg.vector_norm(t, dim=1)  # noqa: E731
     hidden = (left > _PART) & (still > _PART) & (norm(D - again) <= _SAME * norm(D))
     if not bool(hidden.any()):
         return False
     sample = int(hidden.nonzero()[0])
-    warn(_said(name, sample, len(z), float(norm(D)[sample]), float(said[sample])), ImpureFunctionWarning)
+    warn(_said(name, sample, len(D), float(norm(D)[sample]), float(said[sample])), ImpureFunctionWarning)
     return True
 
 
@@ -148,29 +173,6 @@ def _parts(identity: Hashable) -> tuple[Hashable, ...]:
     if len(identity) == 2 and isinstance(identity[0], type) and isinstance(identity[1], int):
         return (identity,)
     return tuple(part for item in identity for part in _parts(item))
-
-
-def _unexplained(
-    function: Callable[[Tensor], Tensor],
-    z: Tensor,
-    F: Tensor,
-    v: Tensor,
-    h: float,
-    along: Callable[[Tensor], Tensor],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``D`` in the equations that ``K`` does not decide, ``(batch, m)``; and how large ``A v`` is along it, and which part
-    of the larger of the two is left unexplained, ``(batch,)``."""
-    eps, norm = torch.finfo(z.dtype).eps, lambda t: torch.linalg.vector_norm(t, dim=1, keepdim=True)
-    there, back = _tried(function, z + h * v, F), _tried(function, z - h * v, F)
-    D = (there - back) / (2 * h)
-    K = _TIMES_K * ((there - 2 * F + back).abs() + eps * (there.abs() + back.abs())) / h
-    open_ = torch.isfinite(K) & (D.abs() > K)
-    D, K = torch.where(open_, D, 0), torch.where(open_, K, 0)
-    w = D / norm(D).clamp_min(torch.finfo(z.dtype).tiny)
-    found, said = (w * D).sum(1), along(w)
-    wrong = (found - said).abs() - (w.abs() * K).sum(1)
-    largest = torch.maximum(found.abs(), said.abs())
-    return D, said, torch.where(largest > 0, wrong / largest, 0)
 
 
 def _said(name: str, sample: int, batch: int, found: float, said: float) -> str:

@@ -22,9 +22,9 @@ MUTANTS = [
         ("_TIMES_K = 10.0", "_TIMES_K = 0.0"),
         ("_PART, _SAME = 0.03, 0.1", "_PART, _SAME = 0.3, 0.1"),
         ("_PART, _SAME = 0.03, 0.1", "_PART, _SAME = 0.03, 1e9"),
-        ("slope = (_tried(f, beside, z) * v)", "slope = 0.5 * (_tried(f, beside, z) * v)"),
+        ("slope = (_tried(f, z, z) * v)", "slope = 0.5 * (_tried(f, z, z) * v)"),
         ("return (g * v).sum(1)", "return 1.1 * (g * v).sum(1)"),
-        ("(there - back) / (2 * h)", "(there - F) / (2 * h)"),
+        ("(there - back) / (2 * h)", "(there - self.F) / (2 * h)"),
     ),
     *mutants(
         "implicitkit/rule/unroll.py",

@@ -128,11 +128,17 @@ def _by_factors(blocks: Any, g: Tensor, radius: Tensor, done: Tensor) -> tuple[T
 @overload
 def steihaug(
     H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, max_steps: int
-) -> tuple[Tensor, Tensor]: ...
+) -> tuple[Tensor, Tensor]:
+    """Whatever the products cost there is a step."""
+
+
 @overload
 def steihaug(
     H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, max_steps: int, price: float
-) -> tuple[Tensor, Tensor] | None: ...
+) -> tuple[Tensor, Tensor] | None:
+    """``None`` where products cost more than factors."""
+
+
 def steihaug(
     H: Operator, g: Tensor, radius: Tensor, target: Tensor, done: Tensor, max_steps: int, price: float = math.inf
 ) -> tuple[Tensor, Tensor] | None:
