@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from implicitkit.linear.banded import SymmetricBand
 from implicitkit.linear.ordering import Ordering
 
 __all__ = ["Layout", "SparseSaddle", "both_sides", "equilibrated"]
@@ -29,9 +30,14 @@ _ENOUGH = 1e-15  # backward error
 
 class Layout:
     """What matrices of one symmetric pattern share: row and column of every entry, which are on the diagonal, and the order
-    of elimination."""
+    of elimination.
 
-    def __init__(self, K: sp.csc_matrix) -> None:
+    Args:
+        K: one of them. band: where its entries stand in a band, if they are to be positive definite and have one.
+    """
+
+    def __init__(self, K: sp.csc_matrix, band: SymmetricBand | None = None) -> None:
+        self.band = band
         self.rows = K.indices.astype(np.intp)  # what NumPy indexes with
         self.columns = np.repeat(np.arange(K.shape[0]), np.diff(K.indptr))
         self.diagonal = np.flatnonzero(self.rows == self.columns)
@@ -39,7 +45,7 @@ class Layout:
 
 
 class SparseSaddle:
-    """``K``, factored by SuperLU with diagonal pivots.
+    """``K``, factored by SuperLU with diagonal pivots, or where there is a band by Cholesky's method.
 
     Args:
         K: ``(n + m, n + m)``, symmetric in pattern and values, every entry of the diagonal there. n: unknowns in front.
@@ -48,7 +54,7 @@ class SparseSaddle:
 
     Attributes:
         negative: how many eigenvalues of the regularised matrix are negative; -1 where it could not be factored with
-            diagonal pivots.
+            diagonal pivots, or is a band that is not positive definite.
     """
 
     def __init__(self, K: sp.csc_matrix, n: int, scale: np.ndarray | None = None, layout: Layout | None = None) -> None:
@@ -120,6 +126,9 @@ def _factor(K: sp.csc_matrix, shift: np.ndarray, layout: Layout) -> tuple[Any, i
     """Factors of ``K + diag(shift)``, and how many pivots are negative."""
     data = K.data.copy()
     data[layout.diagonal] += shift
+    if layout.band is not None:
+        factors = layout.band.cholesky(data)
+        return factors, -1 if factors is None else 0
     lu = layout.ordering.factor(sp.csc_matrix((data, K.indices, K.indptr), shape=K.shape), 0.0)
     if lu is None:
         return None, -1

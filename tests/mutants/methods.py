@@ -474,6 +474,22 @@ MUTANTS = [
         ("x, left, norm = trial, rest, new", "left, norm = rest, new"),
     ),
     *mutants(
+        "implicitkit/solver/steps/sparse_trust_region.py",
+        "tests/solver/test_sparse_methods.py -k in_the_region",
+        ("blocks.ready.analysed(analyse).band is None", "True"),
+        (" if most == np.inf else 0.5 * (least + most)", ""),
+    ),
+    *mutants(
+        "implicitkit/linear/banded.py",
+        "tests/solver/test_sparse_methods.py -k in_the_region",
+        ("b if self.order is None else b[self.order]", "b"),
+        ("placed[self.order] = x", "placed = x"),
+        (
+            "return BandCholesky(factors, back, self.order) if info == 0 else None",
+            "return BandCholesky(factors, back, self.order)",
+        ),
+    ),
+    *mutants(
         "implicitkit/solver/constrained/sparse_step.py",
         "tests/solver/test_sparse_programs.py -k 'sparse_step or batch or penalties'",
         ("slope, -out[n:], self", "slope, out[n:], self"),

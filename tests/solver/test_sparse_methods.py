@@ -12,7 +12,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear import sparse_blocks
+from implicitkit.linear import ordering, sparse_blocks
 from implicitkit.linear.sparse_blocks import SparseBlocks
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.evaluations import Evaluations
@@ -154,16 +154,30 @@ def test_a_singular_jacobian_gives_the_least_step(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("radius", [1e-2, 1.0, 1e3])
 @pytest.mark.parametrize("definite", [True, False])
-def test_steps_by_sparse_factors_minimise_the_model_in_the_region(definite: bool, radius: float) -> None:
-    """``(H + mu I) p = -g`` with ``mu >= 0`` and that matrix positive semidefinite; on the boundary unless ``mu = 0``."""
+@pytest.mark.parametrize("narrow", [True, False])
+def test_steps_by_sparse_factors_minimise_the_model_in_the_region(
+    monkeypatch: pytest.MonkeyPatch, narrow: bool, definite: bool, radius: float
+) -> None:
+    """``(H + mu I) p = -g`` with ``mu >= 0`` and that matrix positive semidefinite; on the boundary unless ``mu = 0``.  Of a
+    chain in any numbering, a narrow band, no general factors are made."""
     n, rng = 150, np.random.default_rng(0)
+    places = rng.permutation(n)
     off = rng.standard_normal(n - 1)
-    H = sp.diags([off, rng.uniform(4, 6, n) if definite else rng.standard_normal(n), off], [-1, 0, 1]).tocsr()
+    H = sp.diags([off, rng.uniform(4, 6, n) if definite else rng.standard_normal(n), off], [-1, 0, 1]).tolil()
+    if not narrow:
+        pairs = rng.integers(0, n, (2, 2 * n))
+        H[pairs[0], pairs[1]] = H[pairs[1], pairs[0]] = 0.1
+        H.setdiag(H.diagonal() + definite)
+    H = sp.csr_matrix(H)[places][:, places]
+    H.sort_indices()
+    general, superlu = [0], ordering.superlu
+    monkeypatch.setattr(ordering, "superlu", lambda *a, **k: (general.__setitem__(0, 1), superlu(*a, **k))[1])
     g = rng.standard_normal(n)
     blocks = SparseBlocks(known_entries(sp.csr_matrix(H.astype(bool))), H.data[None])
     done = torch.tensor([False])
     p, promised = sparse_step(blocks, torch.from_numpy(g)[None], torch.tensor([radius], dtype=D), done)
     p, length = p[0].numpy(), float(torch.linalg.vector_norm(p))
+    assert general[0] != narrow
     mu = -(g + H @ p) @ p / (p @ p)
     assert np.abs(H @ p + mu * p + g).max() < 1e-6 * np.abs(g).max()
     assert mu > -1e-8 and np.linalg.eigvalsh(H.toarray()).min() + mu > -1e-8

@@ -2,9 +2,10 @@ r"""Steps of Newton's method for minimisation in a trust region, by factors of s
 
     minimise  g'p + p'Hp / 2   within  |p| <= r:      p = -(H + \mu I)^{-1} g,   \mu >= 0,   \mu (r - |p|) = 0,
 
-with ``\mu`` so large that ``H + \mu I`` is positive definite, which the signs of the pivots say.  ``\mu`` comes from
-Newton's method for ``1 / |p| = 1 / r`` (Moré & Sorensen 1983, SIAM J. Sci. Stat. Comput. 4(3); Nocedal & Wright 2006,
-algorithm 4.3), a factorisation each, until ``|p|`` is between two thirds and 1.1 of ``r``.
+with ``\mu`` so large that ``H + \mu I`` is positive definite, which the signs of the pivots say, or of a narrow band
+Cholesky's method.  ``\mu`` comes from Newton's method for ``1 / |p| = 1 / r`` (Moré & Sorensen 1983, SIAM J. Sci. Stat.
+Comput. 4(3); Nocedal & Wright 2006, algorithm 4.3), between the last that was too small and the last that was not, a
+factorisation each, until ``|p|`` is between two thirds and 1.1 of ``r``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from implicitkit.linear.banded import SymmetricBand
 from implicitkit.linear.sparse_blocks import SparseBlocks
+from implicitkit.linear.sparse_factors import analyse
 from implicitkit.linear.sparse_saddle import Layout, SparseSaddle
 
 __all__ = ["sparse_step"]
@@ -41,7 +44,8 @@ def sparse_step(blocks: Any, g: Tensor, radius: Tensor, done: Tensor) -> tuple[T
         if bool(done[i]) or not (np.isfinite(values).all() and np.isfinite(slopes[i]).all()):
             continue
         H = sp.csc_matrix(whole.ready.matrix(values).T)  # by rows and by columns it is the same
-        p[i] = _one(H, slopes[i], float(radius[i]), whole.ready.analysed(_layout))
+        layout = whole.ready.analysed(_layout if blocks.ready.analysed(analyse).band is None else _band_layout)
+        p[i] = _one(H, slopes[i], float(radius[i]), layout)
         promised[i] = -slopes[i] @ p[i] - 0.5 * p[i] @ (H @ p[i])
     return torch.from_numpy(p).to(g), torch.from_numpy(promised).to(g)
 
@@ -50,18 +54,24 @@ def _layout(pattern: sp.csr_matrix) -> Layout:
     return Layout(sp.csc_matrix(pattern.T))  # of a symmetric matrix, with its whole diagonal
 
 
+def _band_layout(pattern: sp.csr_matrix) -> Layout:
+    """The same of a band, whose diagonal makes it no wider."""
+    return Layout(sp.csc_matrix(pattern.T), SymmetricBand(analyse(pattern)))
+
+
 def _one(H: sp.csc_matrix, g: np.ndarray, radius: float, layout: Layout) -> np.ndarray:
     n = len(g)
     largest = float(np.abs(H.data).max(initial=0.0)) or 1.0
-    shift, least, p = 0.0, 0.0, np.zeros(n)
+    shift, least, most, p = 0.0, 0.0, np.inf, np.zeros(n)
     for _ in range(_TRIALS):
         K = H.copy()
         K.data[layout.diagonal] += shift
         saddle = SparseSaddle(K, n, layout=layout)
         if saddle.negative != 0:
             least = shift
-            shift = max(4 * shift, _FIRST * largest)
+            shift = max(4 * shift, _FIRST * largest) if most == np.inf else 0.5 * (least + most)
             continue
+        most = shift
         p = saddle.solve(-g)[0]
         length = float(np.linalg.norm(p))
         if length <= _LONG * radius and (length >= _SHORT * radius or shift == 0):
