@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -129,3 +130,17 @@ def test_slices_of_seeds_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert table.joined({}, new) == {"seed": [2, 4], "loss": [0.2, 0.04], "bounded": [2.0, 0.4]}
     mean, error = table.by_pairs([1.0, 1e-3], [1e-1, 1e-1])
     assert mean == pytest.approx(-0.5) and error == pytest.approx(1.5)  # log10 of the ratios: 1 and -2
+
+
+def test_the_page_has_the_table_that_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    table = importlib.import_module("training_table")
+    rows = json.loads(table.RESULTS.read_text())["rows"]
+    page, readme = (" ".join(p.read_text().split()) for p in (table.PAGE, table.ROOT / "README.md"))
+    assert table.in_page(table.PAGE.read_text()).group().splitlines() == table.lines(rows)
+    at_most = sum(row["value"] <= 1.1 for row in rows)
+    assert f"Of the {len(rows)} rows {at_most} have a median at most 1.1 times that of their reference" in page
+    tanh = {row["row"]: round(row["evaluations"]) for row in rows if row["row"].startswith("tanh, rate 0.01,")}
+    warm, cold = tanh["tanh, rate 0.01, warm"], tanh["tanh, rate 0.01, cold"]
+    assert f"is called {warm} times a step, without it {cold} times" in page
+    assert f"is then called {warm} times a step in place of {cold}" in readme
