@@ -452,6 +452,11 @@ MUTANTS = [
             "curved_by = 0 * multipliers if True else",
             "tests/mutants/test_survivors_models.py -k sqp",
         ),
+        (
+            "reach = 10 * (1 + _largest(z)) / _largest(d)",
+            "reach = 10 * (1 + torch.linalg.vector_norm(z, dim=1)) / torch.linalg.vector_norm(d, dim=1)",
+            "tests/solver/test_sparse_programs.py -k reach_of",
+        ),
     ),
     *mutants(
         "implicitkit/solver/qp/sparse.py",
@@ -494,6 +499,7 @@ MUTANTS = [
         "tests/solver/test_sparse_programs.py -k 'sparse_step or batch or penalties'",
         ("slope, -out[n:], self", "slope, out[n:], self"),
         ("_array(b[i] - self.z[i])", "_array(b[i])"),
+        ("reach is not None, near=y", "reach is not None", "tests/solver/test_sparse_programs.py -k short_last"),
     ),
     *mutants(
         "implicitkit/solver/constrained/sparse_step.py",

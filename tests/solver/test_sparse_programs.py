@@ -243,6 +243,30 @@ def test_linearised_constraints_without_a_solution_become_penalties() -> None:
     torch.testing.assert_close(again.value, target.sqrt(), rtol=1e-9, atol=0)
 
 
+def paired(n: int, about: float) -> ik.Solution:
+    """Pairs of unknowns with the sum ``2 about``, each near its target, from 0."""
+    return ik.argmin(
+        lambda z, t: (0.5 * (z - t).square() + 0.1 * torch.cosh(z - t)).sum() + 0.1 * z.diff().square().sum(),
+        torch.zeros(n, dtype=F64),
+        (about + torch.linspace(0, 1, n, dtype=F64),),
+        constraints=[ik.Equality(lambda z, t: z[::2] + z[1::2] - 2 * about)],
+        bounds=(0.0, None),
+        solver="sqp",
+        trace=True,
+    )
+
+
+def test_the_reach_of_a_step_does_not_depend_on_how_many_unknowns_there_are() -> None:
+    assert [int(paired(n, 5).steps) for n in (20, 300, 3000)] == [3, 3, 3]  # dense, sparse, sparse
+
+
+def test_a_short_last_step_has_digits_of_its_own() -> None:
+    """|d| is 2e-12 there, and the multipliers are 0.5."""
+    norms = paired(300, 1).trace
+    assert norms is not None and len(norms) == 4
+    assert 1e-9 < float(norms[2]) < 1e-7 and float(norms[3]) < 1e-14
+
+
 def test_a_batch_and_a_sample_that_is_not_finite() -> None:
     objective, dynamics, z0, bounds = pendulum(52, 3)
     theta = torch.stack([THETA, torch.full_like(THETA, torch.nan), THETA + 0.1])

@@ -48,7 +48,7 @@ class SparseDirection:
 
         ``reach``: only if ``H`` is positive definite on the active constraints and the step no longer than this; was it?
         """
-        point = qp.active_set(program, qp.guess(program, y), sets=1, convex=reach is not None)
+        point = qp.active_set(program, qp.guess(program, y), sets=1, convex=reach is not None, near=y)
         if reach is not None and (point is None or not np.abs(point.d).max() <= reach):
             return False
         self.slope[i] = torch.from_numpy(program.q).to(self.slope)
@@ -180,7 +180,7 @@ def _estimate(program: qp.SparseProgram) -> Tensor:
 def _solve(program: qp.SparseProgram, begun: qp.SparsePoint | None) -> tuple[np.ndarray, np.ndarray]:
     """The step and the multipliers: by active sets, from those so far or from an interior point; of the penalties where the
     program has no solution."""
-    point = None if begun is None else qp.active_set(program, begun.active, begun.shift)
+    point = None if begun is None else qp.active_set(program, begun.active, begun.shift, near=begun.y)
     if point is None:
         active = qp.interior_point(program)
         point = None if active is None else qp.active_set(program, active)

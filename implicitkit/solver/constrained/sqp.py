@@ -218,8 +218,8 @@ class SQP(Method):
 
 
 def _within_reach(z: Tensor, d: Tensor) -> Tensor:
-    """A step no longer than ten times ``1 + |z|``."""
-    reach = 10 * (1 + torch.linalg.vector_norm(z, dim=1)) / torch.linalg.vector_norm(d, dim=1).clamp_min(1e-30)
+    """A step whose largest entry is no more than ten times ``1 + max |z|``, however many unknowns there are."""
+    reach = 10 * (1 + _largest(z)) / _largest(d).clamp_min(1e-30)
     return d * reach.clamp(max=1.0).unsqueeze(1)
 
 

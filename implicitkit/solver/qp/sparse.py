@@ -145,14 +145,21 @@ def guess(program: SparseProgram, y: np.ndarray) -> Active:
 
 
 def active_set(
-    program: SparseProgram, start: Active, shift: float = 0.0, sets: int = _SETS, convex: bool = False
+    program: SparseProgram,
+    start: Active,
+    shift: float = 0.0,
+    sets: int = _SETS,
+    convex: bool = False,
+    near: np.ndarray | None = None,
 ) -> SparsePoint | None:
     """The solution by active sets from ``start`` on; ``None`` where they do not settle, settle slowly, or a system cannot be
     solved.  Of fewer ``sets`` than that takes, the last point.  ``convex``: ``None`` where ``H`` would have to be
-    shifted."""
+    shifted.  ``near``: multipliers near those of the solution: what is solved for is the difference, and beside that a short
+    ``d`` has digits of its own."""
     active, before, slow = start, np.inf, 0
+    y = np.zeros(len(program.b)) if near is None else near
     for k in range(sets):
-        found = _with_active(program, active, shift, 1 if convex else _SHIFTS)
+        found = _with_active(program, active, shift, 1 if convex else _SHIFTS, y)
         if found is None:
             return None
         d, y, shift, saddle = found
@@ -168,13 +175,13 @@ def active_set(
 
 
 def _with_active(
-    program: SparseProgram, active: Active, shift: float, shifts: int
+    program: SparseProgram, active: Active, shift: float, shifts: int, near: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float, SparseSaddle] | None:
-    """``d``, ``y``, the shift and the factors with this active set; ``shifts``: tried at most."""
+    """``d``, ``y``, the shift and the factors with this active set; ``shifts``: tried at most. ``near``: of ``y``."""
     n, m = program.size, len(program.b)
     free = np.concatenate([active.bounds == 0, active.rows])
     fixed = np.where(active.bounds > 0, program.upper, np.where(active.bounds < 0, program.lower, 0.0))
-    known = np.concatenate([fixed, np.zeros(m)])
+    known = np.concatenate([fixed, np.where(active.rows, near, 0.0)])
     rhs = np.where(free, np.concatenate([-program.q, program.b]) - program.K @ known, 0.0)
     size = float(np.abs(program.K.diagonal()[:n]).max(initial=0.0)) or 1.0
     for _ in range(shifts):
@@ -334,7 +341,8 @@ def _inside(p: SparseProgram) -> np.ndarray:
 def _reach(x: np.ndarray, dx: np.ndarray) -> float:
     """How far ``x + t dx`` stays positive."""
     down = dx < 0
-    return float((-x[down] / dx[down]).min(initial=np.inf))
+    with np.errstate(over="ignore"):  # farther than there are numbers
+        return float((-x[down] / dx[down]).min(initial=np.inf))
 
 
 def least_squares_multipliers(program: SparseProgram, rows: np.ndarray) -> np.ndarray:
