@@ -102,7 +102,7 @@ class NormalFactors:
     r"""``R'R + \mu D^2`` with its factors: something near the Hessian of half the squared norm, where residuals or their
     curvature are small.  It is never believed: solutions are refined and judged by products with the Hessian."""
 
-    rough = True
+    rough = positive = True
 
     def __init__(self, lus: list[Any], scaled: list[sp.csc_matrix], D: np.ndarray) -> None:
         self.lus, self.scaled, self.D = lus, scaled, D
@@ -112,6 +112,11 @@ class NormalFactors:
     def T(self) -> NormalFactors:
         """The transposed: the same."""
         return self
+
+    @property
+    def units(self) -> Tensor:
+        """``D``: those of a gradient, ``(batch, n)``."""
+        return torch.from_numpy(self.D)
 
     def solve(self, b: Tensor) -> Tensor:
         """``(R'R + mu D^2) x = b``, ``(batch, n)`` or ``(batch, n, k)``."""

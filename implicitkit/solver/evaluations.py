@@ -55,7 +55,8 @@ class Evaluations:
         self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"
         self._point: dict[str, Any] = {}
         self.frugal = True  # have products been enough for normal equations without a pattern so far?
-        self._keeps = False  # the graph of a point, where residuals or conditions of optimality are linearised
+        # the graph of a point, where residuals or conditions of optimality are linearised: a fit's at once
+        self._keeps = solves == "least_squares"
 
     # ------------------------------------------------------------------------------------------------ what is there
     @property

@@ -6,12 +6,16 @@ Every Ritz value is a Rayleigh quotient, hence a negative one is proof of negati
 ``z`` is proof that ``z`` is no minimum.
 
 Lanczos: Golub & Van Loan, *Matrix Computations* (4th ed., 2013), algorithm 10.1.1, with full reorthogonalisation.
+
+Where a fit has left factors of something positive definite near its Hessian ``H``, ``N = R'R``, the eigenvalues of
+``N^{-1} H`` say the same (Sylvester), and say it sooner: all but few of them are one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +46,7 @@ _PATIENCE = 3  # looks in a row without any, before a sample is given up
 _STEEP = 0.9  # where the gradient has not come down to this, the objective may fall forever
 _LOWER = 0.999  # it gets on if it has come down to this ...
 _FALLEN = 1e-2  # ... or the objective by this share of what it has fallen since the first look
+_LIKE = 0.5  # of one, how far eigenvalues of N^-1 H may be from it for H to be taken for positive definite
 _UNITS = 4  # in the last place, by which z moves at least in a difference
 ROUNDING = 100  # units of it that a difference of objectives must exceed
 
@@ -58,7 +63,15 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
     steps = min(z.shape[1], products(which, descended))
     at = f if f.of_gradient else probe  # which remembers what it has found there
     g, h = at(z), difference_step(z, eps**0.5)
-    lowest, direction, largest = lanczos(lambda q: (probe(z + h * q) - g) / h, z, steps)
+    product = lambda q: (probe(z + h * q) - g) / h  # noqa: E731
+    known = f.system.factored
+    if getattr(known, "positive", False) and len(known.units) == len(z):
+        which = which & ~_is_like(product, known, z, steps)
+        if not bool(which.any()):
+            f.evaluations += probe.evaluations
+            f.sample_evaluations += probe.sample_evaluations
+            return z
+    lowest, direction, largest = lanczos(product, z, steps)
     suspect = which & (lowest < -(eps**0.5) * largest)
     if bool(suspect.any()):
         h = difference_step(z, eps ** (1 / 3))
@@ -162,6 +175,40 @@ def difference_step(z: Tensor, relative: float) -> Tensor:
     size = z.abs().amax(1, keepdim=True)
     step = relative * torch.where(size > 0, size, 1).clamp_max(1)
     return torch.maximum(step, _UNITS * torch.finfo(z.dtype).eps * size)
+
+
+def _is_like(product: Callable[[Tensor], Tensor], N: Any, z: Tensor, steps: int) -> Tensor:
+    """Where a Hessian ``H`` is like the positive definite ``N`` of which there are factors, ``(batch,)``: no Ritz value of
+    ``N^{-1} H`` is far from one.
+
+    So it is no saddle point's.  Nor is it an inflection's: along what the residuals hardly change with, ``R'R`` is of second
+    order and ``H`` of first.
+
+    Args:
+        product: ``H q`` for unit vectors, ``(batch, n)``. N: with ``solve``, and ``units``, those of a gradient.
+    """
+    T = in_working_precision(z).new_zeros(len(z), steps, steps)
+    basis: list[tuple[Tensor, Tensor]] = []  # orthonormal by N, and N times that
+    w, alive = seeded.normal(z.shape[1], seed=0).to(z) * N.units.to(z), torch.ones_like(z[:, :1], dtype=torch.bool)
+    for k in range(steps):
+        v = N.solve(w)
+        square = (v * w).sum(1, keepdim=True)
+        if k:
+            alive = alive & ~(square.abs() <= torch.finfo(z.dtype).eps)
+            T[:, k, k - 1] = T[:, k - 1, k] = torch.where(alive, square.sqrt(), 0).squeeze(1)  # NaN if negative
+        q, Nq = (torch.where(alive, t / square.sqrt(), 0) for t in (v, w))
+        T[:, k, k] = (~alive).squeeze(1)  # as if one
+        if not bool(alive.any()):
+            continue
+        basis.append((q, Nq))
+        length = torch.linalg.vector_norm(q, dim=1, keepdim=True)
+        w = length * product(torch.where(length > 0, q / length, 0))
+        T[:, k, k] += (w * q).sum(1)
+        for _ in range(2):
+            w = w - sum(((w * q).sum(1, keepdim=True) * Nq for q, Nq in basis), torch.zeros_like(w))
+    finite = torch.isfinite(T).flatten(1).all(1)
+    values = torch.linalg.eigvalsh(torch.where(finite[:, None, None], T, 0))
+    return finite & ((values - 1).abs() <= _LIKE).all(1)
 
 
 def lanczos(product: Callable[[Tensor], Tensor], z: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -51,6 +52,12 @@ class Coloured:
             self._analysis[analyse] = analyse(self.pattern)
         return self._analysis[analyse]
 
+    @functools.cached_property
+    def _random(self) -> np.ndarray:
+        """The vector of the product that confirms the pattern; positive."""
+        v: np.ndarray = seeded.uniform(self.shape[0 if self.colouring.by_rows else 1], seed=0x5EED).numpy() + 0.5
+        return v
+
     def values(self, mv: _Product, rmv: _Product, batch: int, like: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """The entries of every sample's matrix, and how far it is from the products.
 
@@ -64,7 +71,7 @@ class Coloured:
         c, (m, n) = self.colouring, self.shape
         own, other = (rmv, mv) if c.by_rows else (mv, rmv)
         size_in, size_out = (m, n) if c.by_rows else (n, m)
-        random = seeded.uniform(1, size_in, seed=0x5EED).numpy()[0] + 0.5
+        random = self._random
         values = np.empty((batch, len(self.places)))
         members = np.flatnonzero(c.groups >= 0)
         first, alone = _Seeds(c.groups[members], members, c.count), _Seeds(c.apart_groups, c.apart, c.apart_count)

@@ -327,6 +327,14 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/solver/minima.py",
+        "tests/solver/test_large_least_squares.py -k 'like or saddle'",
+        ("_LIKE = 0.5", "_LIKE = 50.0"),
+        ("which = which & ~_is_like(product, known, z, steps)", "pass"),
+        ("w = w - sum(((w * q).sum(1, keepdim=True)", "w = w - 0 * sum(((w * q).sum(1, keepdim=True)"),
+        ("alive = alive & ~(square.abs() <= torch.finfo(z.dtype).eps)", "pass"),
+    ),
+    *mutants(
         "implicitkit/linear/cycles.py",
         "tests/linear/test_linear.py -k 'gmres'",
         (

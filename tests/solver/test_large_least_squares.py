@@ -16,7 +16,7 @@ import implicitkit as ik
 from implicitkit.linear import auto as auto_linear
 from implicitkit.linear import ordering, sparse_normal
 from implicitkit.linear.sparse_factors import SparseFactor
-from implicitkit.solver import judging
+from implicitkit.solver import judging, minima
 from implicitkit.solver.auto import stages
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.least_squares import dogleg, gauss_newton, levenberg_marquardt
@@ -168,6 +168,52 @@ def test_questions_of_the_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     f, start, measured = pose_graph(60)
     s = ik.least_squares(lambda p, m: {k: 1e3 * r for k, r in f(p, m).items()}, start, (measured,))
     assert bool(s.converged) and asked == ["runs_away"]
+
+
+def test_a_hessian_like_its_normal_equations_is_looked_at_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("lanczos", "inflected"):
+        monkeypatch.setattr(minima, name, refuse)
+    f, start, measured = pose_graph(60)
+    assert bool(ik.least_squares(f, start, (measured,)).converged)
+
+
+@pytest.mark.parametrize("x_scale", ["jac", 1.0])
+def test_a_saddle_is_left_where_the_normal_equations_are_regular(x_scale: Any) -> None:
+    """``(z^2 + (2 - z^2)^2) / 2`` has a maximum at 0, where ``R'R = 1`` and the Hessian is -3."""
+
+    def residuals(z: Tensor, y: Tensor) -> Tensor:
+        first = z[..., :1]
+        return torch.cat([first, 2 - first.square(), z[..., 1:] - y, 0.3 * z[..., 1:].diff().sin()], -1)
+
+    y, z0 = torch.linspace(0, 2, 199, dtype=D).expand(3, -1), torch.zeros(3, 200, dtype=D)
+    z0[1, 0] = 1.0
+    s = ik.least_squares(residuals, z0, (y,), batch_dims=1, x_scale=x_scale)
+    torch.testing.assert_close(s.value[:, 0].abs(), torch.full((3,), 1.5**0.5, dtype=D), rtol=1e-9, atol=0)
+
+
+def test_what_is_like_a_matrix_and_what_is_not() -> None:
+    """Eigenvalues of ``N^-1 H`` that are all one, about one, and one of 200 that is not."""
+    n = 200
+    units = torch.logspace(-3, 3, n, dtype=D).expand(4, -1)
+    share = 1 + 0.1 * torch.linspace(-1, 1, n, dtype=D).repeat(4, 1)
+    share[0] = 1.0
+    share[2, 70], share[3, 70] = -0.2, 3.0
+
+    class Diagonal:
+        def __init__(self) -> None:
+            self.units = units
+
+        def solve(self, b: Tensor) -> Tensor:
+            return b / units**2
+
+    asked: list[Tensor] = []
+    product = lambda q: asked.append(q) or share * units**2 * q  # noqa: E731
+    like = minima._is_like(product, Diagonal(), torch.ones(4, n, dtype=D), 3)
+    assert like.tolist() == [True, True, False, False]
+    assert len(asked) == 3 and all(bool((q.norm(dim=1) - 1 < 1e-12).all()) for q in asked)
+    share[:] = 1.0
+    asked.clear()
+    assert bool(minima._is_like(product, Diagonal(), torch.ones(4, n, dtype=D), 3).all()) and len(asked) == 1
 
 
 def test_factors_of_a_fit_serve_further_steps_and_the_derivative(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,10 +172,10 @@ class _Dense:
 class _DenseFactors:
     """``R'R + mu D^2`` by Cholesky; as :class:`~implicitkit.linear.sparse_normal.NormalFactors`."""
 
-    rough = True
+    rough = positive = True
 
     def __init__(self, L: Tensor, scaled: Tensor, D: Tensor) -> None:
-        self.L, self.scaled, self.D = L, scaled, D.unsqueeze(2)
+        self.L, self.scaled, self.units, self.D = L, scaled, D, D.unsqueeze(2)
         self.factor = Verdict(torch.ones(len(L), dtype=torch.bool, device=L.device))
 
     @property
