@@ -47,7 +47,7 @@ class _Form:
         return price_of(
             len(self.z),
             self.z.shape[1],
-            products=ready.colouring.products,
+            products=ready.products,
             entries=ready.pattern.nnz,
             band=None if known.band is None else sum(known.band) + 1,
             fill=known.ordering.fill,

@@ -141,7 +141,7 @@ def price_of_factors(batch: int, ready: Coloured, work: Work) -> float:
     """What ``batch`` matrices ``R`` of a pattern and the factors of ``R'R`` cost, in products with that."""
     entries, reach = ready.analysed(_squared)
     fill = ready.analysed(Ordering).fill
-    return price_of_sparse_fit(batch, ready.shape[1], ready.colouring.products, entries, work, fill, reach)
+    return price_of_sparse_fit(batch, ready.shape[1], ready.products, entries, work, fill, reach)
 
 
 def _squared(pattern: sp.csr_matrix) -> tuple[int, int]:

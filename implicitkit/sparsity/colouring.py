@@ -24,10 +24,11 @@ import scipy.sparse as sp
 
 from implicitkit.sparsity.index_sets import IndexSets
 
-__all__ = ["Colouring", "colour", "groups_of_columns"]
+__all__ = ["Colouring", "colour", "fewest", "groups_of_columns", "most"]
 
 _DISTANCES = 4096  # distances that strides are tried for
 _WORTH = 0.7  # rows are set apart where that leaves no more than this share of the products
+_TABLE = 8  # numbers of a table for each to be put there, up to which that is faster than to sort them
 _PAIRS = 40_000_000  # pairs of columns that may share a row, at most
 
 
@@ -77,9 +78,26 @@ def colour(
             candidates.append((own * plan.count + other * plan.apart_count, plan))
         if by_rows and candidates and candidates[0][0] <= 1.2 * column_cost * _widest(pattern):
             break  # columns can hardly do better
+        if by_rows and candidates and not len(apart) and row_cost <= column_cost and _is_symmetric(pattern, matrix):
+            break  # they have the same colours
     if not candidates:
         return None
     return min(candidates, key=lambda c: c[0])[1]
+
+
+def fewest(pattern: IndexSets) -> int:
+    """Products that show its entries, at least."""
+    return min(int(counts.max(initial=0)) for counts in _counts(pattern))
+
+
+def most(pattern: IndexSets) -> int | None:
+    """Products that show its entries, at most; ``None`` where there may be no colouring."""
+    rows, columns = _counts(pattern)
+    if max(int((counts * counts).sum()) for counts in (rows, columns)) > _PAIRS:
+        return None
+    wide, high = int(rows.max(initial=0)), int(columns.max(initial=0))
+    several = max(wide * high + 1, 2 * max(wide, high) + 3)  # one more than there are neighbours, or a stride
+    return 2 * several  # where lines are set apart
 
 
 def groups_of_columns(pattern: IndexSets) -> tuple[np.ndarray, int] | None:
@@ -102,8 +120,19 @@ def groups_of_columns(pattern: IndexSets) -> tuple[np.ndarray, int] | None:
     return groups, count
 
 
+def _counts(pattern: IndexSets) -> tuple[np.ndarray, np.ndarray]:
+    """Entries of each row, and of each column."""
+    return np.diff(pattern.indptr).astype(np.int64), np.bincount(pattern.indices, minlength=pattern.shape[1])
+
+
 def _widest(pattern: IndexSets) -> int:
     return int(np.diff(pattern.indptr).max(initial=0))
+
+
+def _is_symmetric(pattern: IndexSets, transposed: IndexSets) -> bool:
+    transposed.sort_indices()
+    same = np.array_equal(pattern.indptr, transposed.indptr)
+    return same and np.array_equal(pattern.indices, transposed.indices)
 
 
 def _hubs(pattern: IndexSets, cost: float) -> np.ndarray:
@@ -234,6 +263,10 @@ def _free(owner: np.ndarray, taken: np.ndarray, owners: int) -> np.ndarray:
     """For each owner the smallest colour not ``taken`` by its neighbours."""
     seen = taken >= 0
     width = int(taken.max(initial=0)) + 1
+    if owners * (width + 1) <= _TABLE * len(taken):
+        table = np.zeros((owners, width + 1), dtype=bool)
+        table[owner[seen], taken[seen]] = True
+        return table.argmin(1)
     pairs = np.unique(owner[seen] * width + taken[seen])
     who, which = pairs // width, pairs % width
     place = np.arange(len(who)) - np.searchsorted(who, np.arange(owners))[who]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import seeded
-from implicitkit.sparsity.colouring import Colouring, colour
+from implicitkit.sparsity.colouring import Colouring, colour, fewest, most
 from implicitkit.sparsity.index_sets import IndexSets
 
 __all__ = ["Coloured", "as_pattern", "below_each_other", "coloured", "known_entries"]
@@ -26,19 +26,35 @@ _Product = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Coloured:
-    """A pattern ``(m, n)`` with a colouring and the places where products show its entries.
+    """A pattern ``(m, n)``, and how products show its entries, which is found when that is first asked.
 
     Attributes:
-        pattern: in compressed rows. colouring: how its entries are found.
-        origin: who said so: ``"detected"`` or ``"given"``.
-        places: for every entry, in the order of the rows, where it stands among the flattened products.
+        pattern: in compressed rows. origin: who said so: ``"detected"`` or ``"given"``. symmetric: the matrix is.
+        known: its entries are, and need not be found from products.
     """
 
     pattern: IndexSets
-    colouring: Colouring
     origin: str = "detected"
-    places: np.ndarray = field(repr=False, default_factory=lambda: np.zeros(0, dtype=np.int64))
+    symmetric: bool = False
+    known: bool = False
     _analysis: dict[Any, Any] = field(repr=False, default_factory=dict, compare=False)
+
+    @functools.cached_property
+    def colouring(self) -> Colouring:
+        """Which products show the entries."""
+        none = np.zeros(0, dtype=np.int64)
+        plan = None if self.known else colour(self.pattern, symmetric=self.symmetric)
+        return Colouring(False, none, 0, none, none, 0) if plan is None else plan
+
+    @functools.cached_property
+    def places(self) -> np.ndarray:
+        """For every entry, in the order of the rows, where it stands among the flattened products."""
+        return np.zeros(0, dtype=np.int64) if self.known else _places(self.pattern, self.colouring, self.symmetric)
+
+    @property
+    def products(self) -> int:
+        """How many show the entries; at least, while their colours are not known."""
+        return self.colouring.products if "colouring" in self.__dict__ else self.analysed(fewest)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -141,9 +157,14 @@ def coloured(pattern: IndexSets, origin: str = "detected", symmetric: bool = Fal
         pattern = sp.csr_matrix(pattern + pattern.T)
     pattern.sum_duplicates()
     pattern.sort_indices()
-    plan = colour(pattern, symmetric=symmetric)
-    if plan is None or 2 * plan.products > min(pattern.shape):
-        return None
+    ready = Coloured(pattern, origin, symmetric)
+    few = most(pattern)  # a bound costs nothing, colours of a large graph more than a solve that never asks for them
+    if few is not None and 2 * few <= min(pattern.shape):
+        return ready
+    return ready if 0 < 2 * ready.colouring.products <= min(pattern.shape) else None
+
+
+def _places(pattern: IndexSets, plan: Colouring, symmetric: bool) -> np.ndarray:
     rows, columns = _coordinates(pattern)
     group_of, inside = (rows, columns) if plan.by_rows else (columns, rows)
     width = pattern.shape[1] if plan.by_rows else pattern.shape[0]
@@ -157,7 +178,7 @@ def coloured(pattern: IndexSets, origin: str = "detected", symmetric: bool = Fal
         if symmetric:  # an entry is found where the one across the diagonal is
             across = ~alone & (number[group_of] >= 0)
             places = np.where(across, first + number[group_of] * other_width + inside, places)
-    return Coloured(pattern, plan, origin, places)
+    return places
 
 
 def below_each_other(pattern: IndexSets, values: np.ndarray) -> sp.csr_matrix:
@@ -175,8 +196,7 @@ def below_each_other(pattern: IndexSets, values: np.ndarray) -> sp.csr_matrix:
 
 def known_entries(pattern: IndexSets) -> Coloured:
     """A pattern whose entries are known, and need not be found from products."""
-    none = np.zeros(0, dtype=np.int64)
-    return Coloured(pattern, Colouring(False, none, 0, none, none, 0))
+    return Coloured(pattern, known=True)
 
 
 def _coordinates(pattern: IndexSets) -> tuple[np.ndarray, np.ndarray]:

@@ -9,10 +9,11 @@ import torch
 from patterns_table import PATTERNS, Case
 from torch import Tensor
 
+import implicitkit as ik
 from implicitkit.foundation import autodiff
 from implicitkit.linear import ordering, sparse_factors
 from implicitkit.linear.sparse_factors import SparseFactor, _Full, analyse
-from implicitkit.sparsity import compression
+from implicitkit.sparsity import colouring, compression
 from implicitkit.sparsity.colouring import groups_of_columns
 from implicitkit.sparsity.compression import coloured
 from implicitkit.sparsity.detection import detect
@@ -353,3 +354,49 @@ def test_the_greedy_colouring_of_columns_that_share_256_rows() -> None:
 
     rows = sp.csr_matrix(np.ones((256, 2), dtype=bool))
     assert len(set(_greedy(rows).tolist())) == 2
+
+
+def _graph(n: int) -> sp.csr_matrix:
+    """Every node beside four others; no stride fits."""
+    rng, A = np.random.default_rng(0), sp.identity(n, dtype=bool, format="csr")
+    for _ in range(2):
+        P = sp.csr_matrix((np.ones(n, dtype=bool), (np.arange(n), rng.permutation(n))), shape=(n, n))
+        A = A + P + P.T
+    return sp.csr_matrix(A)
+
+
+def test_no_colours_are_looked_for_before_entries_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solve by products alone never colours the graph of its unknowns; the bounds hold for every pattern there is here."""
+    looked: list[int] = []
+    greedy = colouring._greedy
+    monkeypatch.setattr(colouring, "_greedy", lambda pattern: (looked.append(pattern.shape[0]), greedy(pattern))[1])
+    g = torch.Generator().manual_seed(0)
+    first, second = (torch.randperm(5000, generator=g) for _ in range(2))
+
+    def f(z: Tensor, x: Tensor) -> Tensor:
+        return 4 * z + z**3 - z[first] - z[second] - x
+
+    x = torch.linspace(0.5, 1.5, 5000, dtype=torch.float64)
+    assert bool(ik.root(f, torch.zeros_like(x), (x,)).converged) and not looked
+    found = ik.root(f, torch.zeros_like(x), (x,), solver="newton")
+    assert bool(found.converged) and looked == [5000, 5000]  # by rows and by columns
+    for pattern in (_graph(400), sp.csr_matrix(_patterns()["hubs"]), sp.csr_matrix(_patterns()["grid"])):
+        for symmetric in (False, True):
+            ready = coloured(pattern, symmetric=symmetric)
+            if ready is not None:
+                least, bound = ready.products, colouring.most(ready.pattern)
+                assert bound is not None and least <= ready.colouring.products == ready.products <= bound
+
+
+def test_a_symmetric_pattern_is_coloured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its columns have the colours of its rows; of another both are tried.  A table of what is taken says what sorting
+    says."""
+    looked: list[np.ndarray] = []
+    greedy = colouring._greedy
+    monkeypatch.setattr(colouring, "_greedy", lambda pattern: (looked.append(greedy(pattern)), looked[-1])[1])
+    both = _graph(600)
+    assert colouring.colour(both) is not None and len(looked) == 1
+    mixed = both[np.random.default_rng(1).permutation(600)]
+    assert colouring.colour(mixed) is not None and len(looked) == 3
+    monkeypatch.setattr(colouring, "_TABLE", 0)
+    np.testing.assert_array_equal(greedy(both), looked[0])

@@ -164,6 +164,11 @@ MUTANTS = [
         ),
         ("if (distances % p).all():", "if (distances % p).any():"),
         ("return np.bincount(who[which == place], minlength=owners)", "return np.zeros(owners, dtype=np.int64)"),
+        ("return table.argmin(1)", "return table.argmax(1)"),
+        ("not len(apart) and row_cost <= column_cost and _is_symmetric(pattern, matrix)", "False"),
+        ("return same and np.array_equal(pattern.indices, transposed.indices)", "return same"),
+        ("return same and np.array_equal(pattern.indices, transposed.indices)", "return True"),
+        ("several = max(wide * high + 1, 2 * max(wide, high) + 3)", "several = 1"),
         ("waiting[later] -= count", "waiting[later] = 0", "tests/mutants/test_survivors_linear.py -k coloured"),
         ("rest = pattern[keep][:, keep] if len(apart) else pattern", "rest = pattern[keep] if len(apart) else pattern"),
         ("seen[np.abs(indices[left + gap] - indices[left])] = True", "seen[gap] = True"),
@@ -185,6 +190,11 @@ MUTANTS = [
     *mutants(
         "implicitkit/sparsity/compression.py",
         "tests/linear/test_sparsity.py -k 'symmetric or compressed'",
+        (
+            "if few is not None and 2 * few <=",
+            "if few is not None and 2e9 * few <=",
+            "tests/linear/test_sparsity.py -k colours",
+        ),
         ("first + number[group_of] * other_width + inside", "first + number[group_of] * other_width + group_of"),
         ("self.places[here] - begin]", "self.places[here]]", "tests/linear/test_sparsity.py -k 'few_at_a_time'"),
         ("self.number + other.groups", "other.groups", "tests/linear/test_sparsity.py -k 'few_at_a_time'"),
