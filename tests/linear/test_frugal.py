@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear import frugal
 from implicitkit.linear.frugal import Frugal
 from implicitkit.linear.price import price_of, price_of_dense
-from implicitkit.linear.sparse_factors import SparseFactor
+from implicitkit.linear.sparse_factors import SparseFactor, analyse
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.minimise.newton_cg import steihaug
 from implicitkit.solver.root.frugal import FrugalNewton
@@ -132,6 +133,50 @@ def test_prices() -> None:
     assert price_of(64, 200, 3, 600, 3).factors < 20 < price_of(64, 225, 10, 1100, None).factors
     assert price_of_dense(1, 50).factors < 10 < price_of_dense(64, 65).factors < price_of_dense(64, 130).factors
     assert price_of_dense(1, 1000, weight=1_000_000).factors < price_of_dense(1, 1000).factors
+
+
+@pytest.mark.parametrize("shape", [(16, 16, 16), (24, 24, 24), (12, 12, 60), (64, 64), (20, 1000)], ids=str)
+@pytest.mark.parametrize("periodic", [False, True])
+def test_the_price_of_a_grid(shape: tuple[int, ...], periodic: bool) -> None:
+    """What factors of a grid in space or in the plane will cost is known within a factor of three before they are made."""
+    pattern = sp.csr_matrix((1, 1))
+    for k in shape:
+        line = sp.diags([1.0, 1.0, 1.0], [-1, 0, 1], shape=(k, k)).tolil()
+        line[0, -1] = line[-1, 0] = float(periodic)
+        line = line.tocsr()
+        line.eliminate_zeros()
+        pattern = sp.kron(pattern, sp.eye(k)) + sp.kron(sp.eye(pattern.shape[0]), line)
+    pattern = sp.csr_matrix(pattern)
+    known = analyse(pattern)
+    assert known.band is None or len(shape) == 2
+    n, entries = pattern.shape[0], pattern.nnz
+    known.ordering.factor(sp.csc_matrix(pattern + 10.0 * sp.eye(n)), 0.1)
+    guess = price_of(1, n, 7, entries, None, reach=known.reach).factors
+    after = price_of(1, n, 7, entries, None, fill=known.ordering.fill).factors
+    assert after / 3 <= guess <= 3 * after
+
+
+def test_the_price_of_a_graph() -> None:
+    """Of a graph without layers, whose factors may fill or not, at most four times the least is guessed."""
+    least = price_of(1, 8000, 7, 40_000, None).factors
+    assert 2 * least < price_of(1, 8000, 7, 40_000, None, reach=1673).factors < 4 * least
+    assert price_of(1, 8000, 7, 40_000, None, reach=7000) == price_of(1, 8000, 7, 40_000, None, reach=1673)
+
+
+def test_a_grid_in_space_has_krylov_vectors_for_its_derivative() -> None:
+    """28^3 unknowns, nothing known of them: no factors are made where a hundred products do."""
+
+    def poisson(z: Tensor, x: Tensor) -> Tensor:
+        u = torch.nn.functional.pad(z[None], (1,) * 6)[0]
+        inner = slice(1, -1)
+        around = u[2:, inner, inner] + u[:-2, inner, inner] + u[inner, 2:, inner] + u[inner, :-2, inner]
+        around = around + u[inner, inner, 2:] + u[inner, inner, :-2]
+        return 841 * (6 * z - around) + x[0] * z.sinh() - x[1]
+
+    x = torch.tensor([1.0, 5.0], dtype=torch.float64, requires_grad=True)
+    solution = ik.root(poisson, torch.zeros(28, 28, 28, dtype=torch.float64), x)
+    solution.value.sum().backward()
+    assert solution.backward is not None and int(solution.backward.steps) > 60  # with factors: a handful
 
 
 # ---------------------------------------------------------------------------------------------------- with Newton's method
