@@ -5,7 +5,8 @@ residuals of GMRES tell how fast it goes here: ``\log(r_{j/4} / r_j) / (3 j / 4)
 many they are asked again, by what was gained in the second half.  Are more of them needed, at that rate, than factors cost,
 or have that many been spent, the rest is left to the factors.  A matrix on which reaction dominates, or one nearly the
 identity, is solved in a dozen products, whatever its factors would fill; one on which diffusion dominates is given up early.
-Symmetric matrices have conjugate gradients, which orthogonalise nothing, until one shows that it is not positive definite.
+Symmetric matrices have conjugate gradients, which orthogonalise nothing, until one shows that it is not definite; so have
+those of which nobody said so, once their Krylov vectors tell it and more of these are needed than a basis holds.
 
 Source: Saad & Schultz (1986), algorithm 4, and Hestenes & Stiefel (1952) for the methods, whose residuals tell each other's:
 Cullum & Greenbaum (1996), SIAM J. Matrix Anal. 17(2), theorem 1; the rule is that of ski rental (Karlin, Manasse, Rudolph &
@@ -15,7 +16,6 @@ Sleator 1988, Algorithmica 3): never more is spent on trying than it may save.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,10 +24,11 @@ from torch import Tensor
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import check_options, flag, positive
 from implicitkit.linear.base import LinearSolution, LinearSolver
+from implicitkit.linear.conjugate import conjugate, seems_definite
 from implicitkit.linear.cycles import Correction, column, norms, restarted
 from implicitkit.linear.gmres import arnoldi, vectors
 
-__all__ = ["Frugal", "is_slow", "left_by_minimal_residuals", "looks"]
+__all__ = ["Frugal", "is_slow", "looks"]
 
 _FIRST, _LAST = 4, 16  # products after which it is asked how many more it takes, at least and at most ...
 _PART = 0.25  # ... and of those that may be spent; by what was gained since so many of these
@@ -75,16 +76,26 @@ class Frugal(LinearSolver):
 
             x, used = torch.zeros_like(r), torch.zeros_like(budget)
             if definite:
-                x, r, used, definite = _conjugate(A, r, target, live, budget, () if asked else at, ask)
+                x, r, used, definite = conjugate(A, r, target, live, budget, () if asked else at, ask)
                 budget, norm = budget - used, norms(r)
                 live = live & (norm > target) & (budget > 0)
                 asked = asked or definite
             if definite or not bool(live.any()):
                 return Correction(x, used, slow)
-            look = lambda Ht, u, done: ask(u.square().cumsum(1).rsqrt(), done)  # noqa: E731
             columns = min(vectors(b), A.size, int(budget.max()))
+
+            def look(Ht: Tensor, u: Tensor, done: Tensor) -> bool:
+                nonlocal definite
+                least = u.square().cumsum(1).rsqrt()
+                if ask(least, done):
+                    return True
+                open_ = live & ~done
+                if bool((open_ & is_slow(least * column(norm), target, columns)).any()):
+                    definite = bool((seems_definite(Ht) | ~open_).all())
+                return definite
+
             found = arnoldi(A, r, norm, target, live, budget, columns, None if asked else (at, look))
-            asked = True
+            asked = not definite
             rest = torch.where(column(live), found.dx, 0)
             return Correction(x + rest, used + torch.where(live, found.steps, 0), slow)
 
@@ -107,43 +118,3 @@ def is_slow(left: Tensor, target: Tensor, price: float) -> Tensor:
     since = int(_PART * j) if j == looks(price)[0] else j // 2
     rate = (left[:, since] / left[:, j]).log() / (j - since)
     return ~((left[:, j] / target).log() <= rate * (price - j))
-
-
-def left_by_minimal_residuals(squares: list[Tensor]) -> Tensor:
-    """What GMRES leaves where conjugate gradients leave residuals of these squares, ``(batch,)`` each: ``1 / |r_k|^2 =
-    sum_{i <= k} 1 / |r_i^{CG}|^2``; ``(batch, k + 1)``.  Theirs need not fall."""
-    return (1 / torch.stack(squares, 1)).cumsum(1).rsqrt()
-
-
-def _conjugate(
-    A: Operator,
-    r: Tensor,
-    target: Tensor,
-    live: Tensor,
-    budget: Tensor,
-    at: tuple[int, ...],
-    ask: Callable[[Tensor, Tensor], bool],
-) -> tuple[Tensor, Tensor, Tensor, bool]:
-    """Conjugate gradients: a correction, what it leaves of ``r``, products used, and whether no curvature was met that is
-    not positive; where one is they end."""
-    x, p, rs = torch.zeros_like(r), r, r.square().sum(1)
-    squares, goal, steps, open_ = [rs], target.square(), torch.zeros_like(budget), live
-    for k in range(1, int(budget.max()) + 1):
-        Ap = A.mv(p)
-        curvature = (p * Ap).sum(1)
-        steps = steps + open_
-        if bool((open_ & ~(curvature > 0)).any()):
-            return x, r, steps, False
-        alpha, keep = column(rs / curvature), column(open_)
-        x = torch.where(keep, torch.addcmul(x, alpha, p), x)
-        r = torch.where(keep, torch.addcmul(r, alpha, Ap, value=-1), r)
-        after = r.square().sum(1)
-        p = torch.where(keep, torch.addcmul(r, column(after / rs), p), p)
-        rs = after
-        open_ = open_ & (rs > goal) & (steps < budget)
-        squares.append(rs)
-        if not bool(open_.any()):
-            break
-        if k in at and ask(left_by_minimal_residuals(squares) / column(squares[0].sqrt()), ~open_):
-            break
-    return x, r, steps, True

@@ -12,7 +12,8 @@ from torch import Tensor
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options, optional, positive
-from implicitkit.linear.frugal import is_slow, left_by_minimal_residuals, looks
+from implicitkit.linear.conjugate import left_by_minimal_residuals
+from implicitkit.linear.frugal import is_slow, looks
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
