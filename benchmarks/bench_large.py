@@ -142,6 +142,29 @@ def bratu2(m: int) -> Row:
     )
 
 
+def space(m: int) -> Row:
+    """Poisson and Boltzmann's equation in a cube, ``-laplace(u) + k sinh(u) = 5``; factors fill it."""
+    h2 = (m + 1.0) ** 2
+
+    def residual(u: Tensor, k: Tensor) -> Tensor:
+        U = pad(u, (1,) * 6)
+        here = slice(1, -1)
+        near = U[2:, here, here] + U[:-2, here, here] + U[here, 2:, here] + U[here, :-2, here]
+        return h2 * (6 * u - near - U[here, here, 2:] - U[here, here, :-2]) + k * torch.sinh(u) - 5
+
+    L1 = h2 * sp.diags([-1.0, 2.0, -1.0], [-1, 0, 1], shape=(m, m))
+    L = sp.csr_matrix(sp.kronsum(sp.kronsum(L1, L1), L1))
+    k = torch.linspace(0.5, 1.5, m**3).view(m, m, m)
+    return Row(
+        f"Poisson-Boltzmann 3-D, {m}^3",
+        residual,
+        torch.zeros(m, m, m),
+        k,
+        lambda u, k: (L @ u + k.reshape(-1) * np.sinh(u) - 5, L + sp.diags(k.reshape(-1) * np.cosh(u))),
+        lambda u, k, w: (np.sinh(u) * w).reshape(m, m, m),
+    )
+
+
 def transport(n: int) -> Row:
     """``u u' - nu u'' = s``, upwind: convection dominates."""
     h, nu = 1.0 / n, 1e-3
@@ -369,6 +392,7 @@ def batch(count: int, n: int) -> Row:
 ROWS: dict[str, Callable[[], Row]] = {
     **{f"bratu1 {n}": (lambda n=n: bratu(n)) for n in (100, 400, 1000, 4000, 20_000, 100_000)},
     **{f"bratu2 {m}": (lambda m=m: bratu2(m)) for m in (16, 64, 128, 256, 512)},
+    **{f"space {m}": (lambda m=m: space(m)) for m in (10, 20, 30)},
     **{f"transport {n}": (lambda n=n: transport(n)) for n in (500, 2000, 20_000)},
     **{f"reaction {m}": (lambda m=m: reaction(m)) for m in (32, 96, 192)},
     **{f"resistors {n}": (lambda n=n: resistors(n)) for n in (500, 5000, 50_000)},
