@@ -34,14 +34,12 @@ _LATER = 3  # ... by what they gained since this one
 _MOST = 0.75  # of the samples still at work: the series must cost less for so many of them
 # what a product costs in numbers that it touches (linear/price.py), and what GMRES adds to it
 _CALLS, _PARAMETER = 3.0, 0.006  # calls, and a number's products with parameters
-_ORTHOGONALISED, _CALLS_MORE, _CACHED = 0.4, 1.2, 2.0**15  # ..., twice that for so many, whose basis no cache holds
+_ORTHOGONALISED, _CALLS_MORE = 0.7, 1.8
+_CACHED, _BEYOND = 2.0**15, 2.0  # ..., twice that for so many, three times where no cache holds a basis
 _MARGIN = 0.9  # of the target, so that drift seldom costs another cycle
 _SWIFT = 0.35  # what a product leaves of every residual, at most, for the series to begin with
-_SLOWER = (
-    1.2  # times what the first product leaves the second one may leave; if more, polynomials do better than powers
-)
-_SURE = 0.25  # ... unless it leaves no more than this: then the series is short ...
-_GAIN = 0.8  # ... and polynomials of degree two would leave no less than this of what powers leave
+_SLOWER = 1.2  # times what the first product leaves the second one may leave; if more, polynomials may do better ...
+_START = 16.0  # ... but a cycle of GMRES costs so many calls beside its products
 _WINDOW, _SLOW = 8, 0.7  # products, and what they may leave of a residual for the series to go on
 _AHEAD = 2  # such windows: what of the last samples is not done after them is quicker done by GMRES
 
@@ -49,8 +47,8 @@ _AHEAD = 2  # such windows: what of the last samples is not done after them is q
 @dataclass(frozen=True)
 class Contraction(LinearSolver):
     """The series for as long as every product leaves little more than a third of every residual, unless the second leaves
-    more of most than the first did: powers then do worse than other polynomials (where it leaves less than a quarter, those
-    of degree two must show it).  Then six steps of GMRES, and the series, if it costs less for three quarters of the samples
+    more of most than the first did, so that powers do worse than other polynomials, and by what those of degree two would
+    leave GMRES costs less.  Then six steps of GMRES, and the series, if it costs less for three quarters of the samples
     that are left, by the products that each would take and by what one costs: one of GMRES twice as much where the
     basis is large, a third more where it is small, or products are dear.  Else GMRES as it is.
 
@@ -102,11 +100,15 @@ def _some(which: Tensor, open_: Tensor) -> bool:
     return int(torch.count_nonzero(which & open_)) > (1 - _MOST) * int(torch.count_nonzero(open_))
 
 
+def _product(A: Operator, r: Tensor) -> float:
+    """What one of the series costs."""
+    return _CALLS * CALL + r.numel() * (1 + _PARAMETER * min(max(A.weight - A.size, 0), A.size))
+
+
 def _dearer(A: Operator, r: Tensor) -> float:
     """What a product of GMRES costs, times one of the series: it orthogonalises."""
-    numbers = r.numel()
-    product = _CALLS * CALL + numbers * (1 + _PARAMETER * min(max(A.weight - A.size, 0), A.size))
-    return 1 + (_CALLS_MORE * CALL + _ORTHOGONALISED * numbers * (1 + numbers / _CACHED)) / product
+    numbers, product = r.numel(), _product(A, r)
+    return 1 + (_CALLS_MORE * CALL + _ORTHOGONALISED * numbers * (1 + min(numbers / _CACHED, _BEYOND))) / product
 
 
 def _pays(Ht: Tensor, u: Tensor, norm: Tensor, target: Tensor, budget: Tensor, size: int, dearer: float) -> Tensor:
@@ -148,7 +150,7 @@ def _swiftly(
         if k == 2:
             slower = (ratio > _SLOWER * first).logical_and_(open_)
             some = int(torch.count_nonzero(slower)) > (1 - _MOST) * left
-            if some and _some(slower & ~((ratio <= _SURE) & _powers_do(r, known, length)), open_):
+            if some and _some(slower & ~_shorter(A, r, known, norm, target, first, ratio), open_):
                 return None, known
         fast = ratio <= _SWIFT
         slow = not (bool(fast.all()) or bool(fast.logical_or_(~open_).all()))
@@ -169,18 +171,27 @@ def _swiftly(
     return Correction(-total, steps), known
 
 
-def _powers_do(r: Tensor, known: tuple[Tensor, ...], length: Tensor) -> Tensor:
-    """Where two steps of GMRES would leave little less of a residual than two of the series, ``(batch,)``.
+def _shorter(
+    A: Operator, r: Tensor, known: tuple[Tensor, ...], norm: Tensor, target: Tensor, first: Tensor, second: Tensor
+) -> Tensor:
+    """Of which samples the series costs less than GMRES from ``r`` on, by two products, ``(batch,)``.
 
-    ``|r + x A r + y A (r + A r)|``, least in ``x`` and ``y``, against ``length = |J^2 r|``: of eigenvalues that fill a disk
-    it is all of that, of those on an interval two thirds, of a few that lie apart less.
+    ``first`` and ``second``: what they leave of a residual.  Powers go on as ``second^2 / first``: of eigenvalues that fill
+    a disk that is either, of those on an interval 1.04 times the largest.  GMRES goes on as it begins, with
+    ``|r + x A r + y A (r + A r)|``, least in ``x`` and ``y``: of a disk that is ``|J^2 r|``, of an interval two thirds.
     """
-    first = known[0] / column(norms(known[0]))
-    left = r - first * (first * r).sum(1, keepdim=True)
-    second = known[1] - first * (first * known[1]).sum(1, keepdim=True)
-    second = second / column(norms(second))
-    left = left - second * (second * left).sum(1, keepdim=True)
-    return norms(left) >= _GAIN * length  # false for NaN: where the space is exhausted
+    v = known[0] / column(norms(known[0]))
+    left = r - v * (v * r).sum(1, keepdim=True)
+    w = known[1] - v * (v * known[1]).sum(1, keepdim=True)
+    w = w / column(norms(w))
+    left = left - w * (w * left).sum(1, keepdim=True)
+    here = (norm / target).log()  # to go, in logarithms
+    powers = (here + (first * second).log()) / -(second.square() / first).log()
+    krylov = 2 * here / (norm / norms(left)).log()
+    more = _START * CALL / _product(A, r) - len(known)
+    return (second.square() < first) & (
+        powers <= _dearer(A, r) * krylov + more
+    )  # false for NaN: the space is exhausted
 
 
 def _series(

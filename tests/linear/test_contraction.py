@@ -80,8 +80,8 @@ def test_a_disk_is_left_to_the_series(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gmres_goes_faster_the_more_of_all_dimensions_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the same disk, to twelve digits: of 200 dimensions it needs ninety, and the series more than a hundred products."""
-    A, b = system(*(spectrum(0.8, [], seed) for seed in range(SAMPLES)))
+    """On a larger disk, to twelve digits: of 200 dimensions it needs some 120, and the series more than 250 products."""
+    A, b = system(*(spectrum(0.9, [], seed) for seed in range(SAMPLES)))
     seen = orthogonalised(monkeypatch)
     found = Contraction().solve(A, b, rtol=1e-12, atol=0.0, max_steps=None)
     assert min(seen) > 6 and bool(found.converged.all())
@@ -89,22 +89,23 @@ def test_gmres_goes_faster_the_more_of_all_dimensions_it_has(monkeypatch: pytest
 
 
 def test_what_a_product_of_gmres_costs_beside_one_of_the_series() -> None:
-    """As measured, within a seventh: one layer of ``n`` unknowns, float32, 33 to 79 products (a quarter less where calls
-    are most of either)."""
+    """As measured on two machines, their mean within a seventh: one layer of ``n`` unknowns, float32, what a product more
+    costs from a handful to some forty."""
     measured = {
-        (64, 128): 1.31, (64, 256): 1.29, (256, 128): 1.58, (256, 256): 1.56, (64, 512): 1.35, (8, 512): 1.38,
-        (256, 512): 1.71, (16, 128): 1.75,
+        (64, 128): 1.54, (64, 256): 1.41, (256, 128): 1.68, (256, 256): 1.68, (64, 512): 1.27, (8, 512): 1.40,
+        (256, 512): 1.71, (16, 128): 1.63,
     }  # fmt: skip
     for (batch, n), ratio in measured.items():
         r = torch.empty(batch, n, device="meta")
         nothing = lambda v: v  # noqa: E731
         A = Operator(nothing, nothing, lambda r=r: r, batch=batch, size=n, like=r, fixed_point=True)
         A.weight = (batch * n + 2 * n * n) // batch
-        least = 0.75 if batch * n < 6000 else 0.85
         found = _dearer(A, r)
-        assert least * ratio < found < 1.15 * ratio, (batch, n, found)
+        assert 0.85 * ratio < found < 1.15 * ratio, (batch, n, found)
         A.weight = n  # no parameters: a product costs less, and what GMRES adds is more of it
         assert _dearer(A, r) > found
+    r = torch.empty(1, 1 << 24, device="meta")  # more than memory is slow cannot be
+    assert _dearer(Operator(nothing, nothing, lambda: r, batch=1, size=1 << 24, like=r, fixed_point=True), r) < 3.2
 
 
 def test_a_strong_contraction_is_left_to_the_series_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,16 +153,31 @@ def test_auto_does_not_factor_what_a_few_products_solve(monkeypatch: pytest.Monk
         assert bool(found.converged.all()) and (int(found.steps.max()) <= 1 or not factored)
 
 
-def test_real_spectra_are_left_to_gmres_with_the_products_of_the_series() -> None:
-    """The second product leaves more than the first did: GMRES halves what is left, and costs no product more for the two;
-    where the series slows down later, what it has is kept."""
-    g = torch.Generator().manual_seed(3)
-    Q = torch.linalg.qr(torch.randn(3, N, N, generator=g, dtype=F64)).Q
-    spread = torch.linspace(-0.3, 0.3, N, dtype=F64)
-    A, b = system(*(Q * spread @ Q.mT))
-    found, gmres, plain = (s.solve(A, b, **LIMITS, max_steps=None) for s in (Contraction(), GMRES(), NeumannSeries()))
-    assert torch.equal(found.steps, gmres.steps) and bool((found.steps < plain.steps).all())
-    torch.testing.assert_close(found.x, gmres.x, rtol=0, atol=1e-8)
+def test_real_spectra_are_left_to_gmres_where_products_are_dear() -> None:
+    """The second product leaves more than the first did: GMRES halves what is left, and costs no product more for the two.
+    Of few numbers a third more of products costs less than its other calls, and a quarter less than to orthogonalise where
+    they are many and a product is a few operations."""
+    for n, weight, dear in ((200, 200, False), (4000, 4000**2, True), (40_000, 40_000, False)):
+        spread = torch.linspace(-0.3, 0.3, n, dtype=F64) - 1
+        b = torch.randn(2, n, generator=torch.Generator().manual_seed(9), dtype=F64)
+        product = lambda v, s=spread: s * v  # noqa: E731
+        A = Operator(product, product, None, batch=2, size=n, like=b, fixed_point=True)
+        A.weight = weight
+        solvers = (Contraction(), GMRES(), NeumannSeries())
+        found, gmres, plain = (s.solve(A, b, **LIMITS, max_steps=None) for s in solvers)
+        assert torch.equal(found.steps, gmres.steps) == dear and bool((gmres.steps < plain.steps).all())
+        torch.testing.assert_close(found.x, gmres.x, rtol=0, atol=1e-5)
+
+
+def test_a_cycle_of_gmres_costs_calls_beside_its_products() -> None:
+    """Nine products of GMRES, but with all its calls they cost more than fourteen of the series."""
+    spread = 0.25 * torch.linspace(0, 1, N, dtype=F64) ** 1.5 - 1
+    b = torch.ones(1, N, dtype=F64)
+    product = lambda v: spread * v  # noqa: E731
+    A = Operator(product, product, None, batch=1, size=N, like=b, fixed_point=True)
+    limits = {"rtol": 1e-9, "atol": 0.0, "max_steps": None}
+    found, gmres, plain = (int(s.solve(A, b, **limits).steps) for s in (Contraction(), GMRES(), NeumannSeries()))
+    assert gmres < 10 and found == plain == 14
 
 
 def test_a_series_that_slows_down_is_kept_as_far_as_it_helped() -> None:
