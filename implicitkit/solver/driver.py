@@ -201,6 +201,7 @@ class _Loop:
             units = torch.where(self.norm > 0, f.norm / self.norm, 1)
             f.tolerance, f.best_norm = self.tolerance * units, self.best_norm * units
         self.last = self.z, self.norm, f.residual(self.z)
+        self.judge.came_from = self.z, self.last[2]
         written, values = _writes(self.z), Values([self.z]) if self.foreign else None
         self.foreign = self.foreign and not values  # of a state that is zero nothing is seen
         z, self.state = stepped(self.method.step(f, self.z, self.state), self.z, type(self.method).__name__)

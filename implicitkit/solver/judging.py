@@ -29,6 +29,7 @@ from implicitkit.solver.base import Options
 from implicitkit.solver.evaluations import Evaluations, subset
 from implicitkit.solver.probing import AWAY, DENSE, STANDS, runs_away, vanishes
 from implicitkit.solver.scales import in_working_precision, is_healthy, rounding, row_scales, steepness
+from implicitkit.solver.settled import is_settled
 from implicitkit.solver.steps.factored import is_noise
 
 __all__ = ["Judge"]
@@ -70,6 +71,7 @@ class Judge:
         self._away: tuple[Tensor, Tensor, Tensor] | None = (
             None  # a point, who was asked there whether it runs away, who does
         )
+        self.came_from: tuple[Tensor, Tensor] | None = None  # the points a step ago, and F there
         self._healthy: tuple[Tensor, Tensor] | None = None  # a point, whose equations all change there far more than F
 
     def norm(self, residual: Tensor) -> Tensor:
@@ -112,6 +114,7 @@ class Judge:
         """The judge of these samples only, which ``f`` evaluates."""
         judge = copy.copy(self)
         judge.f, judge._last, judge._away, judge._healthy = (self.f if f is None else f), None, None, None
+        judge.came_from = None
         for name in ("start_norm", "first", "bound", "floor", "_reach"):
             value = getattr(self, name)
             if isinstance(value, Tensor):
@@ -174,9 +177,19 @@ class Judge:
             asked, away = self._away[1:]
         open_ = far & ~asked
         if bool(open_.any()):
-            away = torch.where(open_, self._asked(runs_away, z, open_), away)
+            unknown = open_ & ~self._is_settled(z)
+            if bool(unknown.any()):
+                away = torch.where(unknown, self._asked(runs_away, z, unknown), away)
             self._away = z, asked | open_, away
         return far & away
+
+    def _is_settled(self, z: Tensor) -> Tensor:
+        """Where factors of the last step say that a zero is near, of many unknowns, ``(batch,)``."""
+        known = self.f.system.factored
+        exact = known is not None and not getattr(known, "rough", False) and not self.relative_to_state
+        if not exact or self.came_from is None or z.shape[1] <= DENSE or len(z) != self.f.system.batch:
+            return torch.zeros(len(z), dtype=torch.bool, device=z.device)
+        return is_settled(known, z, self.f.residual(z), *self.came_from)
 
     def last_word(self, z: Tensor, norm: Tensor, failed: Tensor) -> Tensor:
         """Which of the ``failed`` samples have converged after all, ``(batch,)``: by the scale near ``z``, or because the

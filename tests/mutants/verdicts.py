@@ -344,6 +344,21 @@ MUTANTS = [
         ("return (norm > 0.5 * before) & ~(needed <= limit - steps)", "return norm > 0.5 * before"),
     ),
     *mutants(
+        "implicitkit/solver/settled.py",
+        "tests/solver/test_settled.py",
+        ("asked & near & secant", "asked & near"),
+        ("asked & near & secant", "asked & secant"),
+        ("short & changes & known", "changes & known"),
+        ("short & changes & known", "short & known"),
+        ("& known.factor.ok.to(z.device)", ""),
+    ),
+    *mutants(
+        "implicitkit/solver/judging.py",
+        "tests/solver/test_settled.py",
+        ("unknown = open_ & ~self._is_settled(z)", "unknown = open_"),
+        ("unknown = open_ & ~self._is_settled(z)", "unknown = open_ & False"),
+    ),
+    *mutants(
         "implicitkit/solver/scales.py",
         JUMPS,
         ("size = torch.minimum(size, change(f, z, F, direction, -h))", "pass"),

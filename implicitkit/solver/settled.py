@@ -1,0 +1,49 @@
+r"""Has Newton's method come to a zero, as the factors of its last step tell?
+
+With ``N`` near ``dF/dz`` at the point before, the correction ``c = N^{-1} F(z)`` costs one solve, where to ask how ``F``
+changes beside ``z`` (:mod:`~implicitkit.solver.probing`) costs evaluations.  Near a zero ``c`` is next to nothing beside
+``z``; on the way to infinity it is ``z / 745`` and more (of ``exp(-z)``, which underflows there).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.solver.scales import FLOOR, healthy_share, in_working_precision
+
+__all__ = ["is_settled"]
+
+_SHORT = 1e-3  # of z: a step of which the factors still hold behind it ...
+_BESIDE = 1e-2  # ... or of this share of the largest z_j
+_SECANT = 0.5  # of the step: how far from it the change of F along it may be, by the factors
+
+
+def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
+    """Where a zero is near ``z``, ``(batch,)``; where not, nothing is known.
+
+    The step was short, ``F`` changed along it as ``N`` says, and ``c`` is beside each ``z_j`` what ``F`` near a zero is
+    beside its changes.  An ``F_i`` that is zero to the last bit must be one that ``N`` says to change: it may have
+    underflowed.
+
+    Args:
+        known: ``N``, with ``solve``, ``size`` and ``factor``. z: the points. F: there. point: those a step before. before:
+            ``F`` there; each ``(batch, n)``.
+    """
+    z, F, point, before = (in_working_precision(t) for t in (z, F, point, before))
+    largest, step = z.abs().amax(1, keepdim=True), z - point
+    unit = z.abs() + FLOOR * largest
+    wide = unit + _BESIDE * largest
+    short = (step.abs() <= _SHORT * wide).all(1)
+    size = known.size(z)
+    share = torch.finfo(z.dtype).tiny ** (1 / 3)
+    changes = ((F != 0) | (size > share * size.amax(1, keepdim=True))).all(1)
+    asked = short & changes & known.factor.ok.to(z.device)
+    if not bool(asked.any()):
+        return asked
+    c, along = known.solve(torch.stack([F, F - before], 2)).unbind(2)
+    near = (c.abs() <= healthy_share(F) * unit).all(1)
+    secant = ((along - step) / wide).abs().amax(1) <= _SECANT * (step / wide).abs().amax(1)
+    return asked & near & secant

@@ -1,0 +1,113 @@
+"""Factors of the last step say that a zero is near, or nothing."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.solver import judging
+from implicitkit.solver.settled import is_settled
+
+F64 = torch.float64
+N = 100
+
+
+class Factors:
+    """Of a diagonal Jacobian."""
+
+    def __init__(self, slope: Tensor) -> None:
+        self.slope = slope
+        self.factor = types.SimpleNamespace(ok=torch.ones(len(slope), dtype=torch.bool))
+
+    def solve(self, b: Tensor) -> Tensor:
+        return b / (self.slope if b.ndim == 2 else self.slope.unsqueeze(2))
+
+    def size(self, x: Tensor) -> Tensor:
+        return (self.slope * x).abs()
+
+
+def newton(f: Callable[[Tensor], Tensor], start: Tensor, steps: int, wrong: float = 1.0) -> bool:
+    """What is said after so many steps of Newton's method for each of a hundred unknowns by itself, the last of them by
+    factors ``wrong`` times too large; all but the first are at 10 or come to it."""
+    z = torch.full((1, N), 10.0 + 1e-7, dtype=F64)
+    z[0, 0] = start
+
+    def F(y: Tensor) -> Tensor:
+        return torch.cat([f(y[:, :1]), (y[:, 1:] / 10) ** 2 - 1], 1)
+
+    for k in range(steps):
+        leaf = z.clone().requires_grad_()
+        out = F(leaf)
+        (slope,) = torch.autograd.grad(out.sum(), leaf)
+        known = Factors(slope * (wrong if k + 1 == steps else 1))
+        point, before = z, out.detach()
+        z = point - known.solve(before)
+    return bool(is_settled(known, z, F(z), point, before))
+
+
+CASES: dict[str, tuple[Callable[[Tensor], Tensor], float, int, float, bool]] = {
+    "a zero, converged to": (lambda z: z**2 - 9, 3.01, 2, 1.0, True),
+    "a zero, after a long step": (lambda z: z - 3, 1.0, 1, 1.0, False),
+    "a zero, by factors that are too large": (lambda z: z**2 - 9, 3.0001, 1, 30.0, False),
+    "a zero at infinity, by factors that are too large": (lambda z: torch.exp(-z), 20.0, 1, 1e6, False),
+    "a zero at infinity": (lambda z: torch.exp(-z), 20.0, 3, 1.0, False),
+    "a zero at infinity, steps of a thousandth": (lambda z: torch.exp(-(z**2)), 26.0, 2, 1.0, False),
+    "underflow": (lambda z: torch.exp(-(z**2)), 27.28, 2, 1.0, False),
+    "a linear equation, met to the last bit": (lambda z: z - 8, 8.0, 1, 1.0, True),
+    "no equation": (lambda z: 1e-250 * (z - 8), 8.0, 1, 1.0, False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_factors_say(name: str) -> None:
+    f, start, steps, wrong, settled = CASES[name]
+    assert newton(f, torch.tensor(start, dtype=F64), steps, wrong) is settled
+
+
+def test_factors_that_are_none_say_nothing() -> None:
+    z, point = torch.full((2, N), 3.0, dtype=F64), torch.full((2, N), 3.0001, dtype=F64)
+    known = Factors(torch.ones_like(z))
+    known.factor.ok[1] = False
+    assert is_settled(known, z, z - 3, point, point - 3).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("kind", ["root", "program"])
+def test_a_point_far_out_is_not_asked_where_factors_tell(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(judging, "runs_away", refuse)
+    n = 300
+    data = 20 + torch.linspace(0, 1, n, dtype=F64)
+    z0 = data - 0.005
+    if kind == "root":
+        s = ik.root(lambda z, d: (z - d) * (1 + 0.01 * z) - 0.1 * torch.roll(z - d, 1) ** 2, z0, (data,))
+    else:
+        s = ik.argmin(
+            lambda z, d: (0.5 * (z - d).square() + 0.1 * torch.cosh(z - d)).sum() + 0.1 * z.diff().square().sum(),
+            z0,
+            (data,),
+            constraints=[ik.Equality(lambda z, d: z[::2] + z[1::2] - d[::2] - d[1::2] - 0.01)],
+            solver="sqp",
+        )
+    assert bool(s.converged) and float(s.value.abs().max()) > 15
+
+
+def test_what_runs_away_is_still_asked() -> None:
+    """One of 300 unknowns has no minimum but at infinity."""
+    d = 20 + torch.linspace(0, 1, 299, dtype=F64)
+    s = ik.argmin(
+        lambda z, d: torch.exp(-z[0]) + 0.5 * (z[1:] - d).square().sum(),
+        torch.cat([torch.full((1,), 10.0, dtype=F64), d]),
+        (d,),
+        constraints=[ik.Equality(lambda z, d: z[1::2] - d[::2] - 0.01)],
+        solver="sqp",
+        on_failure="ignore",
+    )
+    assert not bool(s.converged)
