@@ -80,8 +80,11 @@ class Auto(LinearSolver):
             return LU().solve_many(A, b, max_steps=None, **limits)
         state = _Progress(b)
         alone = len(b) >= _ALONE and len(b) * _ALONE >= A.size
+        spared = getattr(A.known, "rough", False) and self._has_few_colours(A)
+        if spared:  # before there are others
+            A.known.let_go()
         anew = len(b) > MANY and not asked and (cheap or A.sparse() is not None) and not is_near(A, A.known)
-        if A.known is not None and not anew and not (getattr(A.known, "rough", False) and self._has_few_colours(A)):
+        if A.known is not None and not anew and not spared:
             state.add(_nearby(A, b, **limits))
         if not state.done and asked:
             state.add(GMRES().solve_many(A, state.open_part(), max_steps=max_steps or _FIRST, **limits))

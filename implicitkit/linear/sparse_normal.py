@@ -103,6 +103,7 @@ class NormalFactors:
     curvature are small.  It is never believed: solutions are refined and judged by products with the Hessian."""
 
     rough = positive = True
+    gone = False
 
     def __init__(self, lus: list[Any], scaled: list[sp.csc_matrix], D: np.ndarray) -> None:
         self.lus, self.scaled, self.D = lus, scaled, D
@@ -112,6 +113,10 @@ class NormalFactors:
     def T(self) -> NormalFactors:
         """The transposed: the same."""
         return self
+
+    def let_go(self) -> None:
+        """Give their memory back: nobody is going to use them."""
+        self.lus, self.scaled, self.gone = [], [], True
 
     @property
     def units(self) -> Tensor:

@@ -165,6 +165,8 @@ class Request:
         refuse_other_tensors(lifted, out, theta if A.structure is None else [*theta, *A.structure.points], z)
         if A.structure is not None:
             A.structure.unsolved = getattr(outcome, "unsolved", frozenset())
+        if getattr(self.system.factored, "gone", False):
+            self.system.factored = None
         A.known, A.weight = self.system.factored, sum(t.numel() for t in theta) // max(1, self.system.batch)
         if self.preconditioner is not None:
             A.preconditioner = preconditioner(self.preconditioner, A, z)

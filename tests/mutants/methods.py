@@ -439,6 +439,16 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/linear/auto.py",
+        "tests/solver/test_large_least_squares.py -k let_go",
+        ("A.known.let_go()", "pass"),
+    ),
+    *mutants(
+        "implicitkit/rule/request.py",
+        "tests/solver/test_large_least_squares.py -k let_go",
+        ('getattr(self.system.factored, "gone", False)', "False"),
+    ),
+    *mutants(
         "implicitkit/solver/constrained/sqp.py",
         "tests/problem/test_constrained.py -k 'closed_forms or standard or sqp'",
         ("h = torch.cat([h, bounds[1] - z, z - bounds[0]], 1)", "h = torch.cat([h, bounds[1] - z, bounds[0] - z], 1)"),

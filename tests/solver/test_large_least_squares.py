@@ -15,6 +15,7 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.linear import auto as auto_linear
 from implicitkit.linear import ordering, sparse_normal
+from implicitkit.linear.sparse_blocks import SparseBlocks
 from implicitkit.linear.sparse_factors import SparseFactor
 from implicitkit.solver import judging, minima
 from implicitkit.solver.auto import stages
@@ -253,6 +254,33 @@ def test_factors_of_a_point_before_are_let_go(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sparse_normal.NormalFactors, "__init__", watched)
     s = ik.least_squares(residuals, start, (data,), solver="gauss_newton")
     assert bool(s.converged) and len(alive) >= 2 and max(alive) == 1
+
+
+def test_factors_that_the_derivative_does_without_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it has its own; and one that would have used them looks for others."""
+    residuals, start, data = pose_graph(60)
+    data = data.clone().requires_grad_()
+    kept: list[Any] = []
+    plain, factor, alive = sparse_normal.NormalFactors.__init__, SparseFactor.__init__, []
+
+    def watched(self: Any, *given: Any) -> None:
+        plain(self, *given)
+        kept.append(weakref.ref(self.lus[0]) if hasattr(self.lus[0], "order") else weakref.ref(self))
+
+    def counted(self: Any, *given: Any) -> None:
+        alive.append(sum(ref() is not None for ref in kept))
+        factor(self, *given)
+
+    monkeypatch.setattr(sparse_normal.NormalFactors, "__init__", watched)
+    s = ik.least_squares(residuals, start, (data,))
+    monkeypatch.setattr(SparseFactor, "__init__", counted)
+    monkeypatch.setattr(SparseBlocks, "regular", property(lambda _: False))  # nothing is kept of the derivative's
+    assert sum(ref() is not None for ref in kept) == 1
+    (g,) = torch.autograd.grad(s.value.sum(), data, retain_graph=True)
+    assert alive == [0]
+    monkeypatch.setattr(auto_linear, "_COLOURS", 0)
+    (again,) = torch.autograd.grad(s.value.sum(), data)
+    torch.testing.assert_close(again, g, rtol=1e-8, atol=1e-10)
 
 
 def test_an_order_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:

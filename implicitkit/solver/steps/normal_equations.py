@@ -173,10 +173,16 @@ class _DenseFactors:
     """``R'R + mu D^2`` by Cholesky; as :class:`~implicitkit.linear.sparse_normal.NormalFactors`."""
 
     rough = positive = True
+    gone = False
 
     def __init__(self, L: Tensor, scaled: Tensor, D: Tensor) -> None:
         self.L, self.scaled, self.units, self.D = L, scaled, D, D.unsqueeze(2)
         self.factor = Verdict(torch.ones(len(L), dtype=torch.bool, device=L.device))
+
+    def let_go(self) -> None:
+        """Give their memory back: nobody is going to use them."""
+        self.L = self.scaled = self.L[:0].clone()
+        self.gone = True
 
     @property
     def T(self) -> _DenseFactors:
