@@ -69,6 +69,11 @@ class Coloured:
         return self._analysis[analyse]
 
     @functools.cached_property
+    def _beyond(self) -> int:
+        """One more than the last place."""
+        return int(self.places.max(initial=-1)) + 1
+
+    @functools.cached_property
     def _random(self) -> np.ndarray:
         """The vector of the product that confirms the pattern; positive."""
         v: np.ndarray = seeded.uniform(self.shape[0 if self.colouring.by_rows else 1], seed=0x5EED).numpy() + 0.5
@@ -113,13 +118,14 @@ class Coloured:
         which the first number is the place ``begin``.  What the last one is, that of ``vector``: ``(batch, width)``."""
         n, batch, last = self.shape[0] + self.shape[1] - width, len(values), np.empty(0)
         beyond = begin + seeds.number * width
-        for block in _shown(product, seeds, vector, n, batch, width, like):
+        kept = self._analysis.setdefault(("seeds", begin, seeds.number), {})
+        for block in _shown(product, seeds, vector, n, batch, width, like, kept):
             line = block.transpose(1, 0, 2).reshape(batch, -1)
             end, last = begin + line.shape[1], block[-1]
-            here = (self.places >= begin) & (self.places < min(end, beyond))
-            if begin == 0 and here.all():
+            if begin == 0 and self._beyond <= min(end, beyond):
                 np.take(line, self.places, axis=1, out=values, mode="clip")  # which writes into it at once
             else:
+                here = (self.places >= begin) & (self.places < min(end, beyond))
                 values[:, here] = line[:, self.places[here] - begin]
             begin = end
         return last
@@ -217,22 +223,34 @@ class _Seeds(NamedTuple):
 
 
 def _shown(
-    product: _Product, seeds: _Seeds, vector: np.ndarray | None, n: int, batch: int, width: int, like: Tensor
+    product: _Product,
+    seeds: _Seeds,
+    vector: np.ndarray | None,
+    n: int,
+    batch: int,
+    width: int,
+    like: Tensor,
+    kept: dict[Any, Tensor],
 ) -> Iterator[np.ndarray]:
     """``product`` ``(batch, n) -> (batch, width)`` of every seed and of one vector more, the same for each sample: a few
-    at a time, ``(some, batch, width)``, double precision, on the host."""
+    at a time, ``(some, batch, width)``, double precision, on the host.  ``kept``: the vectors, if they are few numbers."""
     k = seeds.number + (vector is not None)
     numbers = _CHUNK if like.device.type == "cpu" else _CHUNK_ELSEWHERE
     some = max(1, numbers // max(1, batch * max(n, width)))
     some = min(some, max(1, math.ceil(k / math.ceil(k / some))))
     for first in range(0, k, some):
         count = min(some, k - first)
-        block = np.zeros((count, n))
-        here = slice(None) if count == k else (seeds.groups >= first) & (seeds.groups < first + count)
-        block[seeds.groups[here] - first, seeds.members[here]] = 1
-        if vector is not None and first + count == k:
-            block[-1] = vector
-        vectors = torch.from_numpy(block).to(like).unsqueeze(1).expand(-1, batch, -1)
+        vectors = kept.get((first, count, like.dtype, like.device))
+        if vectors is None:
+            block = np.zeros((count, n))
+            here = slice(None) if count == k else (seeds.groups >= first) & (seeds.groups < first + count)
+            block[seeds.groups[here] - first, seeds.members[here]] = 1
+            if vector is not None and first + count == k:
+                block[-1] = vector
+            vectors = torch.from_numpy(block).to(like)
+            if count == k and block.size <= _CHUNK:
+                kept[first, count, like.dtype, like.device] = vectors
+        vectors = vectors.unsqueeze(1).expand(-1, batch, -1)
         try:
             shown = torch.func.vmap(product)(vectors)
         except RuntimeError:  # an operation without a batching rule: one by one

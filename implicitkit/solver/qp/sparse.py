@@ -162,8 +162,8 @@ def active_set(
         found = _with_active(program, active, shift, 1 if convex else _SHIFTS, y)
         if found is None:
             return None
-        d, y, shift, saddle = found
-        following = _following(program, active, d, y, shift)
+        d, y, shift, saddle, product = found
+        following = _following(program, active, (d, y), product, shift)
         changes = int((following.bounds != active.bounds).sum() + (following.rows != active.rows).sum())
         if not changes or (k + 1 == sets < _SETS):
             return SparsePoint(d, y, following, shift, not changes, saddle)
@@ -176,8 +176,9 @@ def active_set(
 
 def _with_active(
     program: SparseProgram, active: Active, shift: float, shifts: int, near: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, float, SparseSaddle] | None:
-    """``d``, ``y``, the shift and the factors with this active set; ``shifts``: tried at most. ``near``: of ``y``."""
+) -> tuple[np.ndarray, np.ndarray, float, SparseSaddle, np.ndarray] | None:
+    """``d``, ``y``, the shift and the factors with this active set, and ``K (d, y)``; ``shifts``: tried at most. ``near``:
+    of ``y``."""
     n, m = program.size, len(program.b)
     free = np.concatenate([active.bounds == 0, active.rows])
     fixed = np.where(active.bounds > 0, program.upper, np.where(active.bounds < 0, program.lower, 0.0))
@@ -188,35 +189,38 @@ def _with_active(
         saddle = program.system(free, shift)
         if saddle.negative == m:
             x, left = saddle.solve(rhs)
-            x = x + known
-            if left > _ACCURATE or not _holds(program, active.rows, x[:n]):
+            x = np.where(np.concatenate([np.ones(n, dtype=bool), active.rows]), x + known, 0.0)
+            product = program.K @ x
+            if left > _ACCURATE or not _holds(program, active.rows, x[:n], product[n:]):
                 return None
-            return x[:n], np.where(active.rows, x[n:], 0.0), shift, saddle
+            return x[:n], x[n:], shift, saddle, product
         shift = max(8 * shift, 1e-5 * size)
     return None
 
 
-def _holds(program: SparseProgram, rows: np.ndarray, d: np.ndarray) -> bool:
-    """Does ``C d = b`` hold in these rows?  (Not where the active bounds leave no such ``d``, however large ``y``.)"""
-    n, none = program.size, np.zeros(len(rows))
-    left = np.abs((program.K @ np.concatenate([d, none]))[n:] - program.b)
-    size = (abs(program.K) @ np.concatenate([np.abs(d), none]))[n:] + np.abs(program.b)
-    return bool((left[rows] <= _ACCURATE * size.max(initial=0.0)).all())
+def _holds(program: SparseProgram, rows: np.ndarray, d: np.ndarray, value: np.ndarray) -> bool:
+    """Does ``C d = b`` hold in these rows?  (Not where the active bounds leave no such ``d``, however large ``y``.)
+    ``value``: ``C d``."""
+    left, size = np.abs(value - program.b)[rows].max(initial=0.0), np.abs(program.b)
+    if left <= _ACCURATE * size.max(initial=0.0):
+        return True
+    size = size + (abs(program.K) @ np.concatenate([np.abs(d), np.zeros(len(rows))]))[program.size :]
+    return bool(left <= _ACCURATE * size.max(initial=0.0))
 
 
-def _following(program: SparseProgram, active: Active, d: np.ndarray, y: np.ndarray, shift: float) -> Active:
-    """The active set that multipliers and violations say."""
-    n = program.size
-    product = program.K @ np.concatenate([d, y])
+def _following(
+    program: SparseProgram, active: Active, at: tuple[np.ndarray, np.ndarray], product: np.ndarray, shift: float
+) -> Active:
+    """The active set that multipliers and violations say at ``(d, y)``; ``product``: ``K (d, y)``."""
+    n, (d, y) = program.size, at
     force = -(program.q + product[:n] + shift * d)  # the multiplier of an active bound, positive at an upper one
     noise = _NOISE * max(np.abs(program.q).max(initial=0.0), np.abs(product[:n]).max(initial=0.0))
     room = _NOISE * (1 + np.abs(d))
     upper = np.where(active.bounds > 0, force > -noise, d > program.upper + room)
     lower = np.where(active.bounds < 0, force < noise, d < program.lower - room)
     bounds = np.where(program.lower == program.upper, 1, np.where(upper, 1, np.where(lower, -1, 0)))
-    value = (program.K @ np.concatenate([d, np.zeros(len(y))]))[n:]
     weak = _NOISE * np.abs(y).max(initial=0.0)
-    violated = value > program.b + _NOISE * (1 + np.abs(program.b))
+    violated = product[n:] > program.b + _NOISE * (1 + np.abs(program.b))
     return Active(bounds, ~program.one_sided | np.where(active.rows, y > -weak, violated))
 
 
