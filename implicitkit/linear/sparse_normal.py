@@ -133,6 +133,13 @@ class NormalFactors:
         )  # fmt: skip
         return torch.from_numpy(x[:, :, 0] if b.ndim == 2 else x).to(b)
 
+    def most(self, x: Tensor) -> Tensor:
+        """No less than the norm of :meth:`size` ``(batch,)``: ``max D |D^-1 R'R D^-1|_F |D x|``; by no product."""
+        bound = [float(d.max() * np.linalg.norm(N.data)) for d, N in zip(self.D, self.scaled, strict=True)]
+        return torch.tensor(bound, dtype=torch.float64, device="cpu").to(x) * torch.linalg.vector_norm(
+            x * self.units.to(x), dim=1
+        )
+
     def size(self, x: Tensor) -> Tensor:
         """``|R'R| |x|``, shaped as ``x``."""
         given = np.abs(x.detach().to(device="cpu", dtype=torch.float64).numpy())

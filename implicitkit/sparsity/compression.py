@@ -21,6 +21,7 @@ __all__ = ["Coloured", "as_pattern", "below_each_other", "coloured", "known_entr
 
 _CHUNK = 1 << 18  # numbers in one batch of products: fewer cost more calls, more take memory and save no time
 _CHUNK_ELSEWHERE = 1 << 25
+_SURE = 1e-8  # of the product itself, by which it may be wrong: then it need not be asked what cancels in it
 _Product = Callable[[Tensor], Tensor]
 
 
@@ -67,11 +68,6 @@ class Coloured:
         if analyse not in self._analysis:
             self._analysis[analyse] = analyse(self.pattern)
         return self._analysis[analyse]
-
-    @functools.cached_property
-    def _beyond(self) -> int:
-        """One more than the last place."""
-        return int(self.places.max(initial=-1)) + 1
 
     @functools.cached_property
     def _random(self) -> np.ndarray:
@@ -122,7 +118,7 @@ class Coloured:
         for block in _shown(product, seeds, vector, n, batch, width, like, kept):
             line = block.transpose(1, 0, 2).reshape(batch, -1)
             end, last = begin + line.shape[1], block[-1]
-            if begin == 0 and self._beyond <= min(end, beyond):
+            if begin == 0:  # what is beyond is put there later
                 np.take(line, self.places, axis=1, out=values, mode="clip")  # which writes into it at once
             else:
                 here = (self.places >= begin) & (self.places < min(end, beyond))
@@ -131,17 +127,19 @@ class Coloured:
         return last
 
     def _error(self, values: np.ndarray, v: np.ndarray, product: np.ndarray) -> np.ndarray:
-        A, B = self.stacked(values), self.stacked(np.abs(values))
-        if self.colouring.by_rows:
-            A, B = A.T, B.T
-        v = np.tile(v, len(values))
-        wrong, size = (
-            np.abs(A @ v - product.reshape(-1)),
-            np.maximum(B @ v, np.abs(product.reshape(-1))),
+        v, shown = np.tile(v, len(values)), product.reshape(-1)
+        wrong = np.abs(self._product(values, v) - shown)
+        error = _relative(wrong, np.abs(shown), len(values))
+        if bool((error <= _SURE).all()):  # an upper bound
+            return error
+        return _relative(
+            wrong, np.maximum(self._product(np.abs(values), v), np.abs(shown)), len(values)
         )  # v is positive
-        with np.errstate(divide="ignore", invalid="ignore"):
-            error: np.ndarray = np.where(wrong > 0, wrong / size, 0.0).reshape(len(values), -1).max(1, initial=0.0)
-        return error
+
+    def _product(self, values: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """That of every sample's matrix, as it is shown: transposed, if it is by rows."""
+        A = self.stacked(values)
+        return np.asarray((A.T if self.colouring.by_rows else A) @ v)
 
     def matrix(self, values: np.ndarray) -> sp.csr_matrix:
         """One sample's matrix from its entries."""
@@ -151,6 +149,12 @@ class Coloured:
         """All samples' matrices from their entries ``(batch, nnz)``, one below the other along the diagonal: one call of
         SciPy's, which costs as much as 300 entries, for all of them."""
         return below_each_other(self.pattern, values)
+
+
+def _relative(wrong: np.ndarray, size: np.ndarray, batch: int) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error: np.ndarray = np.where(wrong > 0, wrong / size, 0.0).reshape(batch, -1).max(1, initial=0.0)
+    return error
 
 
 def coloured(pattern: IndexSets, origin: str = "detected", symmetric: bool = False) -> Coloured | None:

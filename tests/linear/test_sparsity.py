@@ -400,3 +400,21 @@ def test_a_symmetric_pattern_is_coloured_once(monkeypatch: pytest.MonkeyPatch) -
     assert colouring.colour(mixed) is not None and len(looked) == 3
     monkeypatch.setattr(colouring, "_TABLE", 0)
     np.testing.assert_array_equal(greedy(both), looked[0])
+
+
+def test_a_product_that_all_but_cancels_does_not_refute_a_pattern() -> None:
+    n = 60
+    ready = coloured(sp.diags([1.0, 1.0], [0, 1], shape=(n, n)))
+    assert ready is not None
+    v = ready._random
+    A = sp.diags([np.append(v[1:], 1.0), -v[:-1]], [0, 1], format="csr")  # A v = 0, but for the last
+    A = sp.csr_matrix(A.T if ready.colouring.by_rows else A)
+    ready = coloured(A)
+    assert ready is not None
+    M = torch.from_numpy(A.toarray())
+    like = torch.zeros(1, n, dtype=torch.float64)
+    values, error = ready.values(lambda x: x @ M.T + 1e-16, lambda x: x @ M + 1e-16, 1, like)  # as rounding leaves it
+    np.testing.assert_allclose(ready.matrix(values[0]).toarray(), A.toarray(), rtol=1e-14)
+    assert error[0] < 1e-14
+    _, wrong = ready.values(lambda x: x @ (M + 1).T, lambda x: x @ (M + 1), 1, like)
+    assert wrong[0] > 0.1

@@ -439,6 +439,21 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/linear/sparse_normal.py",
+        "tests/solver/test_large_least_squares.py -k bounded_before",
+        ("float(d.max() * np.linalg.norm(N.data))", "float(d.min() * np.linalg.norm(N.data))"),
+    ),
+    *mutants(
+        "implicitkit/solver/steps/factored.py",
+        "tests/solver/test_large_least_squares.py -k bounded_before",
+        ("not bool((norm <= share * most(z)).any())", "False"),
+    ),
+    *mutants(
+        "implicitkit/sparsity/compression.py",
+        "tests/linear/test_sparsity.py -k cancel",
+        ("_SURE = 1e-8", "_SURE = 1e8"),
+    ),
+    *mutants(
         "implicitkit/linear/auto.py",
         "tests/solver/test_large_least_squares.py -k let_go",
         ("A.known.let_go()", "pass"),

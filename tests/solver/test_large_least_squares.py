@@ -256,6 +256,30 @@ def test_factors_of_a_point_before_are_let_go(monkeypatch: pytest.MonkeyPatch) -
     assert bool(s.converged) and len(alive) >= 2 and max(alive) == 1
 
 
+def test_what_rounding_leaves_is_bounded_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    f, start, measured = pose_graph(60)
+    sizes: list[tuple[float, float]] = []
+    size = sparse_normal.NormalFactors.size
+
+    def watched(self: Any, x: Tensor) -> Tensor:
+        found = size(self, x)
+        sizes.append((float(self.most(x)), float(found.norm())))
+        return found
+
+    monkeypatch.setattr(sparse_normal.NormalFactors, "size", watched)
+    s = ik.least_squares(f, start, (measured,))
+    few = len(sizes)
+    monkeypatch.setattr(sparse_normal.NormalFactors, "most", lambda self, x: torch.full((len(x),), torch.inf))
+    again = ik.least_squares(f, start, (measured,))
+    torch.testing.assert_close(again.value, s.value, rtol=0, atol=0)
+    assert len(sizes) > 2 * few
+    monkeypatch.undo()
+    N = sp.csc_matrix(np.array([[2.0, -1.0], [-1.0, 3.0]]))
+    factors = sparse_normal.NormalFactors([None], [N], np.array([[0.1, 10.0]]))
+    x = torch.tensor([[5.0, 0.2]], dtype=D)
+    assert float(factors.most(x)) >= float(factors.size(x).norm()) >= 0.1 * float(factors.most(x))
+
+
 def test_factors_that_the_derivative_does_without_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it has its own; and one that would have used them looks for others."""
     residuals, start, data = pose_graph(60)

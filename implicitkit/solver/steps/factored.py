@@ -141,8 +141,10 @@ def factored_direction(f: Evaluations, A: Operator, blocks: Any, residual: Tenso
 
 def is_noise(blocks: Any, z: Tensor, norm: Tensor) -> Tensor:
     """Where ``|F|`` is nothing but rounding errors, ``|F| <= 4 eps | |A| |z| |``: no step can do better; ``(batch,)``."""
-    size = torch.linalg.vector_norm(blocks.size(z), dim=1)
-    return norm <= _ROUNDING * torch.finfo(z.dtype).eps * size
+    share, most = _ROUNDING * torch.finfo(z.dtype).eps, getattr(blocks, "most", None)
+    if most is not None and not bool((norm <= share * most(z)).any()):  # as it is but at the very end
+        return torch.zeros_like(norm, dtype=torch.bool)
+    return norm <= share * torch.linalg.vector_norm(blocks.size(z), dim=1)
 
 
 def at_rounding(f: Evaluations, blocks: Any, z: Tensor) -> Tensor:
