@@ -24,7 +24,8 @@ _BAND = 3.0  # numbers of a product for one entry in a band, ...
 _ENTRY = 10.0  # ... for one entry of a sparse matrix, ...
 _FILL = 0.008  # ... and for ``fill^2 / n``, about the operations that its factors take
 _GRID = 150.0  # root of the size of a grid whose factors cost twice that
-_SEPARATOR = 0.12  # for the cube of a separator, and those below it
+_SEPARATOR = 0.12  # for the cube of a separator in space, and those below it, ...
+_DENSE_SEPARATOR = 0.016  # ... and of one alone
 _LAYERED = 10.0  # for the square of the unknowns: the cube of how far a grid in space reaches, at most (periodic: 8)
 _UNSURE = 4.0  # times what factors cost at least, where they may fill
 _SIDE = 0.4  # of a product beside hundreds of others, ...
@@ -61,8 +62,9 @@ def price_of(
     How much factors fill is known afterwards.  Before, they cost what those of a grid in the plane do at least, and by
     nested dissection as much as the cube of a separator (George 1973, SIAM J. Numer. Anal. 10, theorem 4), which ``reach``
     bounds.  On grids in space, of ``n^{2/3}`` unknowns in a layer, that is what they cost.  A graph without layers reaches
-    further, and what it costs lies between the former and ``n^2``: there the geometric mean is the best guess of one who
-    knows no more (its worst ratio to the truth is the least), here no more than four times the former.
+    further, and what it costs lies between the former and that of a dense matrix of ``reach`` rows: there the geometric mean
+    is the best guess of one who knows no more (its worst ratio to the truth is the least), here no more than four times the
+    former.
     """
     numbers = batch * size
     found = CALL + products * numbers
@@ -72,9 +74,11 @@ def price_of(
         factored = batch * (_EACH + _ENTRY * entries + _FILL * fill * fill / size)
     else:
         least = _ENTRY * entries * (1 + math.sqrt(size) / _GRID)
-        more = max(1.0, _SEPARATOR * min(reach**3, size**2) / max(1.0, least))
-        layered = reach**3 <= _LAYERED * size**2
-        factored = batch * (_EACH + least * (more if layered else min(math.sqrt(more), _UNSURE)))
+        if reach**3 <= _LAYERED * size**2:
+            filled = max(least, _SEPARATOR * min(reach**3, size**2))
+        else:
+            filled = least * min(math.sqrt(max(1.0, _DENSE_SEPARATOR * reach**3 / max(1.0, least))), _UNSURE)
+        factored = batch * (_EACH + filled)
     return Price(products, (found + factored) / (CALL + numbers))
 
 

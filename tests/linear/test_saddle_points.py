@@ -1,0 +1,136 @@
+"""Sparse factors where the diagonal is weak or empty: saddle points, waves, conditions of optimality."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import scipy.sparse.linalg as sla
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.linear.sparse_factors import SparseFactor, analyse
+
+D = torch.float64
+
+
+def stokes(n: int, stabilised: float, pinned: bool = True) -> sp.csr_matrix:
+    """A slow fluid on ``n x n`` staggered cells: ``[[L, G], [-G', stabilised I]]``, its last pressure fixed."""
+    line = lambda m: n**2 * sp.diags([-1.0, 2.0, -1.0], [-1, 0, 1], shape=(m, m))  # noqa: E731
+    slope = n * sp.diags([-1.0, 1.0], [0, 1], shape=(n - 1, n))
+    one, less = sp.eye(n), sp.eye(n - 1)
+    across = sp.kron(line(n - 1), one) + sp.kron(less, line(n))
+    along = sp.kron(line(n), less) + sp.kron(one, line(n - 1))
+    G, H = sp.kron(slope, one), sp.kron(one, slope)
+    last = np.zeros(n * n)
+    last[-1] = float(pinned)
+    A = sp.block_array([[across, None, G], [None, along, H], [-G.T, -H.T, sp.diags(stabilised + last)]])
+    A = sp.csr_matrix(A)
+    A.eliminate_zeros()
+    A.sort_indices()
+    return A
+
+
+def wave(n: int) -> sp.csr_matrix:
+    """No entry on the diagonal at all."""
+    K = sp.diags([-1.0, 2.0, -1.0], [-1, 0, 1], shape=(n, n))
+    K = sp.kron(K, sp.eye(n)) + sp.kron(sp.eye(n), K)
+    pattern = abs(K) > 0
+    upper = sp.eye(n * n) + 0.1 * pattern.multiply(sp.random(n * n, n * n, 1.0, random_state=np.random.default_rng(0)))
+    return sp.csr_matrix(sp.block_array([[None, upper], [-K, None]]))
+
+
+def weak(n: int) -> sp.csr_matrix:
+    """A symmetric pattern without order, and a thousandth on the diagonal."""
+    R = sp.random(n, n, 2 / n, random_state=np.random.default_rng(1))
+    return sp.csr_matrix(R + R.T + 1e-3 * sp.eye(n))
+
+
+MATRICES: dict[str, Callable[[], sp.csr_matrix]] = {
+    "stokes, stabilised": lambda: stokes(12, 1e-3),
+    "stokes, hardly stabilised": lambda: stokes(12, 1e-12),
+    "stokes": lambda: stokes(12, 0.0),
+    "wave": lambda: wave(12),
+    "weak": lambda: weak(600),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_solutions(name: str, batch: int) -> None:
+    """Of ``A`` and ``A'``, and of several matrices of one pattern, as accurate as LAPACK's."""
+    A = MATRICES[name]()
+    n = A.shape[0]
+    values = np.stack([(1 + 0.1 * i) * A.data for i in range(batch)])
+    factor = SparseFactor(analyse(A), values)
+    assert bool(factor.ok.all())
+    b = torch.randn(batch, n, 2, dtype=D, generator=torch.Generator().manual_seed(0))
+    for transpose in (False, True):
+        x = factor.solve(b, transpose).numpy()
+        for i in range(batch):
+            matrix = (1 + 0.1 * i) * A.toarray()
+            matrix = matrix.T if transpose else matrix
+            left = np.abs(matrix @ x[i] - b[i].numpy()).max()
+            assert left <= (1e-12 if name == "weak" else 1e-15) * (
+                np.abs(matrix).sum(1).max() * np.abs(x[i]).max() + 1
+            ), (name, transpose, i)
+            expected = np.linalg.solve(matrix, b[i].numpy())
+            assert np.abs(x[i] - expected).max() <= 1e-9 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("stabilised", [1e-3, 1e-6, 1e-12, 0.0])
+def test_an_order_that_keeps_factors_sparse_is_kept(
+    stabilised: float, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """24 x 24 cells: 60,000 entries of factors, a million where pivots are looked for elsewhere; nor is that needed."""
+    plain, fills = sla.splu, list[int]()
+
+    def splu(A: sp.csc_matrix, permc_spec: str, **options: Any) -> Any:
+        assert permc_spec != "COLAMD"
+        lu = plain(A, permc_spec=permc_spec, **options)
+        fills.append(lu.nnz)
+        return lu
+
+    monkeypatch.setattr(sla, "splu", splu)
+    A = stokes(24, stabilised)
+    values = np.stack([A.data] * batch)
+    assert bool(SparseFactor(analyse(A), values).ok.all())
+    assert len(fills) == batch and max(fills) < 150_000 * batch
+
+
+def test_a_pressure_that_is_not_fixed_is_singular() -> None:
+    """An empty diagonal that is made a little larger does not hide it."""
+    A = stokes(12, 0.0, pinned=False)
+    factor = SparseFactor(analyse(A), A.data[None])
+    assert not bool(factor.ok.any()) and "singular" in factor.reason
+    good = stokes(12, 0.0)
+    bad = good.copy()
+    bad[-1, -1] = 0.0
+    factor = SparseFactor(analyse(good), np.stack([good.data, bad.data, good.data]))
+    assert factor.ok.tolist() == [True, False, True]
+
+
+def test_a_fluid_by_defaults() -> None:
+    """The root of Stokes' equations with inertia, and its derivative, against the dense Jacobian."""
+    A = torch.from_numpy(stokes(16, 0.0).toarray())
+    M = torch.from_numpy(stokes(16, 0.0).tocoo().toarray()).to_sparse()
+    moving = 2 * 15 * 16
+    w = torch.linspace(-1, 1, len(A), dtype=D)
+
+    def flow(z: Tensor, x: Tensor) -> Tensor:
+        inertia = torch.cat([z[:moving] * z[:moving].abs(), torch.zeros(len(A) - moving, dtype=D)])
+        return torch.sparse.mm(M, z.unsqueeze(1)).squeeze(1) + inertia - x
+
+    x = torch.sin(torch.arange(len(A), dtype=D)).requires_grad_()
+    solution = ik.root(flow, torch.zeros(len(A), dtype=D), x)
+    z = solution.value
+    (z @ w).backward()
+    J = A.clone()
+    J.diagonal()[:moving] += 2 * z.detach()[:moving].abs()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, torch.linalg.solve(J.T, w), rtol=1e-7, atol=1e-9)
