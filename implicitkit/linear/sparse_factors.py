@@ -46,7 +46,7 @@ _AMPLIFIED = 0.05 / np.finfo(np.float64).eps
 _DIAGONAL = 1e-8  # of the largest entry of a column: how large one of the diagonal is made at least, and its pivots are
 _SWEEPS = 2  # of refinement that take that out again
 _ACCURATE = 1e-9  # backward error of the trial solve above which pivots were badly preferred
-_LEFT = 1e-6  # of a right-hand side of size one, by factors of a matrix nearby: above it they may hide a zero
+_REFINED = 1e-13  # ... row by row, with factors of a matrix nearby: those of a singular one leave 1e-9
 
 
 @dataclass(frozen=True)
@@ -256,11 +256,13 @@ def _superlu(A: sp.csc_matrix, analysis: Analysis) -> Any:
 
 def _is_accurate(A: sp.csc_matrix, x: np.ndarray, b: np.ndarray, near: bool) -> bool:
     """Are these solutions, ``(batch, n)``, of ``A``, the blocks of which stand along its diagonal?  ``near``: they come from
-    factors of another; then what refinement leaves of ``b`` must be small as well, or ``A`` may be singular."""
+    factors of another, which may hide that ``A`` is singular: each sweep adds as much as the first solution was."""
+    flat = x.reshape(-1)
     with np.errstate(all="ignore"):
-        left = np.abs((A @ x.reshape(-1)).reshape(b.shape) - b).max(1)
-        accurate = left <= _ACCURATE * (np.abs(x).max(1) + 1)
-        return bool((accurate & (left <= _LEFT) if near else accurate).all())
+        left = np.abs(A @ flat - b.reshape(-1))
+        if near:
+            return bool((left <= _REFINED * (abs(A) @ np.abs(flat) + 1)).all())
+        return bool((left.reshape(b.shape).max(1) <= _ACCURATE * (np.abs(x).max(1) + 1)).all())
 
 
 def _pivoted(A: sp.csc_matrix, places: np.ndarray | None) -> sp.csc_matrix:

@@ -103,6 +103,23 @@ def test_an_order_that_keeps_factors_sparse_is_kept(
     assert len(fills) == batch and max(fills) < 150_000 * batch
 
 
+def test_a_border_whose_corner_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long chain, of condition 1e9, and one unknown that all share: as it stands its factors have five entries a row."""
+    n, plain = 30_000, sla.splu
+
+    def splu(A: sp.csc_matrix, permc_spec: str, **options: Any) -> Any:
+        assert permc_spec != "COLAMD"
+        return plain(A, permc_spec=permc_spec, **options)
+
+    monkeypatch.setattr(sla, "splu", splu)
+    line = sp.diags([-1.0, 2.0, -1.0], [-1, 0, 1], shape=(n, n))
+    A = sp.csr_matrix(sp.block_array([[line, -np.ones((n, 1))], [np.full((1, n), 1 / n), None]]))
+    factor = SparseFactor(analyse(A), A.data[None])
+    b = torch.ones(1, n + 1, dtype=D)
+    x = factor.solve(b).numpy()[0]
+    assert bool(factor.ok.all()) and np.abs(A @ x - 1).max() <= 1e-9
+
+
 def test_a_pressure_that_is_not_fixed_is_singular() -> None:
     """An empty diagonal that is made a little larger does not hide it."""
     A = stokes(12, 0.0, pinned=False)
