@@ -46,7 +46,7 @@ _AMPLIFIED = 0.05 / np.finfo(np.float64).eps
 _DIAGONAL = 1e-8  # of the largest entry of a column: how large one of the diagonal is made at least, and its pivots are
 _SWEEPS = 2  # of refinement that take that out again
 _ACCURATE = 1e-9  # backward error of the trial solve above which pivots were badly preferred
-_REFINED = 1e-13  # ... row by row, with factors of a matrix nearby: those of a singular one leave 1e-9
+_REFINED = 1e-13  # ... row by row, with factors of a matrix nearby: where they hide a zero some row leaves all
 
 
 @dataclass(frozen=True)

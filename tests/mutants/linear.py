@@ -71,7 +71,7 @@ MUTANTS = [
         "tests/linear/test_saddle_points.py",
         ("_DIAGONAL = 1e-8", "_DIAGONAL = 0.01"),
         ("_SWEEPS = 2", "_SWEEPS = 0"),
-        ("_REFINED = 1e-13", "_REFINED = 1e-8"),
+        ("_REFINED = 1e-13", "_REFINED = 1.0"),
         ("near[:, diagonal] += missing", "pass"),
         ("near.data[places] += missing", "pass"),
         ("A = self.A.T if trans", "A = self.A if trans"),
