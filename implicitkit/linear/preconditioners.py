@@ -178,7 +178,7 @@ def _matrices(A: Operator, name: str) -> list[Any]:
     import scipy.sparse as sp
 
     blocks = A.sparse()
-    if blocks is not None:
+    if blocks is not None and not blocks.border:
         return [blocks.ready.matrix(values) for values in blocks.values]
     if A.batch * A.size**2 > _NUMBERS:
         raise CapabilityError(

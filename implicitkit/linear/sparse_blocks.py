@@ -72,6 +72,16 @@ class SparseBlocks:
         return other
 
     @property
+    def extended(self) -> SparseBlocks:
+        """The matrices that are factored: these."""
+        return self
+
+    @property
+    def border(self) -> int:
+        """Rows of :attr:`extended` beyond those of the matrices: none."""
+        return 0
+
+    @property
     def regular(self) -> bool:
         """Have they been factored, and none is singular?"""
         return bool(self._factors) and bool(self.factor.ok.all())

@@ -35,14 +35,30 @@ class _Form:
         from implicitkit.linear.sparse_blocks import SparseBlocks
 
         found = confirmed(self.sparsity(), self.function, self.z, A.mv, A.rmv)
-        return None if found is None else SparseBlocks(*found)
+        if found is not None:
+            return SparseBlocks(*found)
+        return self._bordered(A)
+
+    def _bordered(self, A: Operator) -> Any:
+        """The blocks where a few numbers that all unknowns share make the matrix full, confirmed by a product."""
+        found = confirmed_bordered(self.sparsity(), self.function, self.z, A.mv, A.rmv)
+        if found is None:
+            return None
+        from implicitkit.linear.low_rank_blocks import low_rank_blocks
+
+        return low_rank_blocks(*found, A.symmetric)
 
     def price(self) -> Price | None:
-        ready = self.sparsity().find(self.function, self.z)
-        if ready is None:
-            return None
         from implicitkit.linear.sparse_factors import analyse
 
+        ready = self.sparsity().find(self.function, self.z)
+        if ready is None:
+            border = self.sparsity().find_bordered(self.function, self.z)
+            if border is None:
+                return None
+            entries = border.pattern.nnz + 2 * border.rank * self.z.shape[1]
+            reach = border.analysed(analyse).reach
+            return price_of(len(self.z), self.z.shape[1], border.products, entries, None, reach=reach)
         known = ready.analysed(analyse)
         return price_of(
             len(self.z),
@@ -60,14 +76,38 @@ def confirmed(
 ) -> tuple[Any, Any] | None:
     """The pattern of ``function`` at ``z`` and the entries of every sample's Jacobian, ``(batch, nnz)``, from products with
     it and with its transposed, which confirm the pattern; ``None`` where there is none."""
-    tolerance = torch.finfo(z.dtype).eps ** 0.25
     for _ in range(4):
         ready = sparsity.find(function, z)
         if ready is None:
             return None
         values, error = ready.values(mv, rmv, len(z), z)
-        worst = max((e for e in error.tolist() if not math.isnan(e)), default=0.0)  # NaN: the matrix is not finite
-        if worst <= tolerance:
+        worst = _worst(error)
+        if worst <= _tolerance(z):
             return ready, values
         sparsity.refute(ready, worst)
     return None
+
+
+def confirmed_bordered(
+    sparsity: Sparsity, function: Callable[[Tensor], Tensor], z: Tensor, mv: MatVec, rmv: MatVec
+) -> tuple[Any, Any] | None:
+    """The same of a matrix that is sparse but for a few numbers that all unknowns share
+    (:mod:`implicitkit.sparsity.low_rank`): its pattern, and its entries."""
+    ready = sparsity.find_bordered(function, z)
+    if ready is None:
+        return None
+    entries, error = ready.values(mv, rmv, len(z), z)
+    if _worst(error) <= _tolerance(z):
+        return ready, entries
+    sparsity.refute_bordered()
+    return None
+
+
+def _worst(error: Any) -> float:
+    """Of all samples; NaN: the matrix is not finite."""
+    return max((e for e in error.tolist() if not math.isnan(e)), default=0.0)
+
+
+def _tolerance(z: Tensor) -> float:
+    """Of what a product may differ by, relative."""
+    return float(torch.finfo(z.dtype).eps) ** 0.25

@@ -14,9 +14,10 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 from torch import Tensor
 
 from implicitkit.linear.direct import Verdict
-from implicitkit.linear.ordering import Ordering
+from implicitkit.linear.gram import Gram, Orders, long_rows, of_low_rank, of_sparse
 from implicitkit.linear.price import Work, price_of_sparse_fit
 from implicitkit.sparsity.compression import Coloured
+from implicitkit.sparsity.low_rank import Bordered, LowRank
 
 __all__ = ["NormalFactors", "SparseNormal", "price_of_factors"]
 
@@ -27,7 +28,8 @@ class SparseNormal:
     """``R'R`` of every sample.
 
     Args:
-        ready: the pattern of ``R``, ``(m, n)``. values: its entries, ``(batch, nnz)``. like: a tensor ``(batch, n)``.
+        ready: the pattern of ``R``, ``(m, n)``. values: its entries, ``(batch, nnz)``, or :class:`Entries`.
+        like: a tensor ``(batch, n)``.
 
     Attributes:
         columns: the norms of the columns of ``R``, ``(batch, n)``. factors: those of the last :meth:`solve`, if it could
@@ -36,11 +38,15 @@ class SparseNormal:
 
     direct: ClassVar[bool] = True
 
-    def __init__(self, ready: Coloured, values: np.ndarray, like: Tensor) -> None:
-        self.like, self.ordering = like, ready.analysed(Ordering)
+    def __init__(self, ready: Coloured | Bordered, values: Any, like: Tensor) -> None:
+        self.like, self.orders = like, ready.analysed(Orders)
         self.factors: NormalFactors | None = None
-        self.R = [ready.matrix(v) for v in values]
-        self.N = [_with_diagonal(A) for A in self.R]
+        if isinstance(ready, Coloured):
+            self.R: list[Any] = [ready.matrix(v) for v in values]
+            self.N = [of_sparse(ready, A) for A in self.R]
+        else:
+            self.R = [LowRank(ready.matrix(A), U, V) for A, U, V in zip(*values, strict=True)]
+            self.N = [of_low_rank(R.A, R.U, R.V) for R in self.R]
         self.columns = self._tensor(np.stack([np.sqrt(N.diagonal()) for N in self.N]))
         self.D = np.ones(self.columns.shape)
         self.restricted = False
@@ -49,21 +55,21 @@ class SparseNormal:
         """Only these unknowns are solved for from now on, ``(batch, n)`` bool."""
         self.restricted = True
         for N, row in zip(self.N, free.cpu().numpy(), strict=True):
-            _both_sides(N, row.astype(float))
+            N.both_sides(row.astype(float))
 
     def scale(self, D: Tensor) -> None:
         """The unknowns are measured in units of ``1 / D`` from now on."""
         self.D = self._array(D)
         for N, d in zip(self.N, self.D, strict=True):
-            _both_sides(N, 1 / d)
+            N.both_sides(1 / d)
 
     def largest(self) -> Tensor:
         """The largest eigenvalue of ``D^-1 R'R D^-1``, about, by a few steps of the power method; ``(batch,)``."""
         sizes = np.zeros(len(self.N))
         for i, N in enumerate(self.N):
-            v = np.ones(N.shape[0])
+            v = np.ones(self.D.shape[1])
             for _ in range(_SWEEPS):
-                v = N @ v
+                v = N.times(v)
                 sizes[i] = np.linalg.norm(v)
                 v = v / (sizes[i] or 1.0)
         return self._tensor(sizes)
@@ -73,11 +79,9 @@ class SparseNormal:
         rhs, shift = -self._array(g) / self.D, self._array(mu)
         p, lus = np.full(rhs.shape, np.nan), []
         for i, N in enumerate(self.N):
-            if not (np.isfinite(N.data).all() and np.isfinite(rhs[i]).all() and np.isfinite(shift[i])):
+            if not (np.isfinite(N.most()) and np.isfinite(rhs[i]).all() and np.isfinite(shift[i])):
                 continue
-            shifted = N.copy()
-            shifted.data[_columns_of(N) == N.indices] += shift[i]
-            lu = self.ordering.factor(shifted, 0.0)
+            lu = N.factor(float(shift[i]), self.orders)
             if lu is not None:
                 p[i] = lu.solve(rhs[i]) / self.D[i]
                 lus.append(lu)
@@ -105,7 +109,7 @@ class NormalFactors:
     rough = positive = True
     gone = False
 
-    def __init__(self, lus: list[Any], scaled: list[sp.csc_matrix], D: np.ndarray) -> None:
+    def __init__(self, lus: list[Any], scaled: list[Gram], D: np.ndarray) -> None:
         self.lus, self.scaled, self.D = lus, scaled, D
         self.factor = Verdict(torch.ones(len(lus), dtype=torch.bool, device="cpu"))
 
@@ -135,7 +139,7 @@ class NormalFactors:
 
     def most(self, x: Tensor) -> Tensor:
         """No less than the norm of :meth:`size` ``(batch,)``: ``max D |D^-1 R'R D^-1|_F |D x|``; by no product."""
-        bound = [float(d.max() * np.linalg.norm(N.data)) for d, N in zip(self.D, self.scaled, strict=True)]
+        bound = [float(d.max() * N.most()) for d, N in zip(self.D, self.scaled, strict=True)]
         return torch.tensor(bound, dtype=torch.float64, device="cpu").to(x) * torch.linalg.vector_norm(
             x * self.units.to(x), dim=1
         )
@@ -144,7 +148,7 @@ class NormalFactors:
         """``|R'R| |x|``, shaped as ``x``."""
         given = np.abs(x.detach().to(device="cpu", dtype=torch.float64).numpy())
         columns = given[:, :, None] if x.ndim == 2 else given
-        out = np.stack([d[:, None] * (abs(N) @ (d[:, None] * c)) for N, c, d in
+        out = np.stack([d[:, None] * N.size(d[:, None] * c) for N, c, d in
                         zip(self.scaled, columns, self.D, strict=True)])  # fmt: skip
         return torch.from_numpy(out[:, :, 0] if x.ndim == 2 else out).to(x)
 
@@ -152,36 +156,20 @@ class NormalFactors:
 def price_of_factors(batch: int, ready: Coloured, work: Work) -> float:
     """What ``batch`` matrices ``R`` of a pattern and the factors of ``R'R`` cost, in products with that."""
     entries, reach = ready.analysed(_squared)
-    fill = ready.analysed(Ordering).fill
+    fill = ready.analysed(Orders).alone.fill
     return price_of_sparse_fit(batch, ready.shape[1], ready.products, entries, work, fill, reach)
 
 
 def _squared(pattern: sp.csr_matrix) -> tuple[int, int]:
-    """Entries of ``R'R``, and how far from the diagonal they are when it is renumbered for that."""
+    """Entries of ``R'R``, long rows apart, and how far from the diagonal they are when it is renumbered for that."""
+    rows = long_rows(pattern)
+    if len(rows):
+        keep = np.ones(pattern.shape[0], dtype=bool)
+        keep[rows] = False
+        pattern = sp.csr_matrix(pattern[keep])
     R = sp.csr_matrix((np.ones(pattern.nnz, dtype=np.float32), pattern.indices, pattern.indptr), shape=pattern.shape)
     N = sp.csr_matrix(R.T @ R)
     place = np.empty(N.shape[0], dtype=np.int64)
     place[reverse_cuthill_mckee(N, symmetric_mode=True)] = np.arange(N.shape[0])
     rows = np.repeat(np.arange(N.shape[0]), np.diff(N.indptr))
     return N.nnz, int(np.abs(place[rows] - place[N.indices]).max(initial=0))
-
-
-def _with_diagonal(R: sp.csr_matrix) -> sp.csc_matrix:
-    """``R'R`` in which every entry of the diagonal is there, be it zero."""
-    N = (R.T @ R).tocsc()
-    N.sort_indices()
-    hollow = np.flatnonzero(np.bincount(N.indices[N.indices == _columns_of(N)], minlength=N.shape[0]) == 0)
-    if len(hollow):
-        values, rows = np.append(N.data, np.zeros(len(hollow))), np.append(N.indices, hollow)
-        N = sp.csc_matrix((values, (rows, np.append(_columns_of(N), hollow))), shape=N.shape)
-    return N
-
-
-def _columns_of(N: sp.csc_matrix) -> np.ndarray:
-    """The column of every entry."""
-    return np.repeat(np.arange(N.shape[1], dtype=N.indices.dtype), np.diff(N.indptr))
-
-
-def _both_sides(N: sp.csc_matrix, d: np.ndarray) -> None:
-    """``N <- diag(d) N diag(d)``."""
-    N.data *= d[N.indices] * d[_columns_of(N)]

@@ -11,7 +11,7 @@ from torch import Tensor
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.price import price_of_dense
-from implicitkit.linear.sparse_form import confirmed, sparse_blocks
+from implicitkit.linear.sparse_form import confirmed, confirmed_bordered, sparse_blocks
 from implicitkit.sparsity.known import SMALLEST
 from implicitkit.system import System
 
@@ -120,7 +120,8 @@ class Evaluations:
             if self.system.sparsity("saddle").find(saddle, z) is None:
                 return False
         residual = lambda y: self.problem.flat_residual(self._kernel, y)  # noqa: E731
-        return self.system.sparsity().find(residual, z) is not None
+        sparsity = self.system.sparsity()
+        return sparsity.find(residual, z) is not None or sparsity.find_bordered(residual, z) is not None
 
     def price(self, z: Tensor) -> float:
         """How many products with the Jacobian of the problem's residual factors of it cost
@@ -150,17 +151,20 @@ class Evaluations:
         return self.system.sparsity("residuals").find(lambda y: self.problem.flat_residuals(self._kernel, y), z)
 
     def residuals_sparse(self, z: Tensor) -> tuple[Any, Any] | None:
-        """:meth:`residuals_jacobian` as a pattern and the entries of every sample, ``(batch, nnz)``; ``None`` where it has
-        no sparsity pattern."""
+        """:meth:`residuals_jacobian` as a pattern and the entries of every sample, ``(batch, nnz)``, or with a low-rank
+        part (:class:`~implicitkit.sparsity.low_rank.Entries`); ``None`` where it has no sparsity pattern."""
         residuals = lambda y: self.problem.flat_residuals(self._kernel, y)  # noqa: E731
         sparsity = self.system.sparsity("residuals")
-        if z.shape[1] < SMALLEST or sparsity.find(residuals, z) is None:
+        if z.shape[1] < SMALLEST:
+            return None
+        look = confirmed if sparsity.find(residuals, z) is not None else confirmed_bordered
+        if look is confirmed_bordered and sparsity.find_bordered(residuals, z) is None:
             return None
         self._keeps = True
         if self._point.get("z") is z and "vector" in self._point:
-            return confirmed(sparsity, residuals, z, *autodiff.products(self._point["vector"], self._point["leaf"]))
+            return look(sparsity, residuals, z, *autodiff.products(self._point["vector"], self._point["leaf"]))
         self._count()
-        return confirmed(sparsity, residuals, z, *autodiff.rectangular(residuals, z))
+        return look(sparsity, residuals, z, *autodiff.rectangular(residuals, z))
 
     def saddle(self, w: Tensor) -> tuple[Tensor, Operator]:
         """``(dL/dz, constraints)`` of a program, ``(batch, n + m)``, and its symmetric derivative, from the graph of that

@@ -34,29 +34,34 @@ class Detected:
     Attributes:
         pattern: boolean ``(m, n)`` in compressed rows, the same for every sample; ``None`` if there is none to be had.
         reason: why there is none. guessed: operations without a rule, which may have made the pattern larger than need be.
+        named: how many numbers have got names.
     """
 
     pattern: IndexSets | None
     reason: str = ""
     guessed: tuple[str, ...] = field(default=())
+    named: int = 0
 
 
-def detect(function: Callable[[Tensor], Tensor], z: Tensor, budget: int | None = None, each: int = 0) -> Detected:
+def detect(
+    function: Callable[[Tensor], Tensor], z: Tensor, budget: int | None = None, each: int = 0, scalars: int = 0
+) -> Detected:
     """The pattern of ``d function / dz``.
 
     Args:
         function: ``(batch, n) -> (batch, m)``, row by row independent. z: ``(batch, n)``, plain.
         budget, each: dependencies of one intermediate result, and of one number in it on average: where both are passed
             the matrix counts as dense.
+        scalars: so many numbers that depend on many unknowns get names, and count as unknowns ``n, n + 1, ...``.
 
     Returns:
-        One pattern ``(m, n)`` that holds for each sample.  An error of the function itself is raised by whoever evaluates
-        it next, without the trace: here it is a reason.
+        One pattern ``(m, n)``, or ``(m, n + scalars)``, that holds for each sample.  An error of the function itself is
+        raised by whoever evaluates it next, without the trace: here it is a reason.
     """
     batch, unknowns = z.shape
     point = z.detach().clone()
-    trace = Trace(RULES, unknowns)
-    trace.write(point, index_sets.identity(point.numel(), unknowns))
+    trace = Trace(RULES, unknowns, scalars, batch)
+    trace.write(point, index_sets.identity(point.numel(), unknowns, scalars))
     try:
         with index_sets.limited(budget, each), _eager(), NumpyGuard(trace), trace, torch.no_grad():
             out = function(point)
@@ -70,7 +75,7 @@ def detect(function: Callable[[Tensor], Tensor], z: Tensor, budget: int | None =
     if batch > 1:
         rows = out.shape[1]
         sets = index_sets.merge(sets, np.arange(batch * rows) % rows, rows)
-    return Detected(sets, "", tuple(dict.fromkeys(trace.guessed)))
+    return Detected(sets, "", tuple(dict.fromkeys(trace.guessed)), trace.named)
 
 
 def _eager() -> AbstractContextManager[Any]:

@@ -22,6 +22,7 @@ __all__ = [
     "everything",
     "identity",
     "merge",
+    "named",
     "overwrite",
     "take",
     "through",
@@ -47,10 +48,24 @@ def limited(members: int | None, each: int = 0) -> Iterator[None]:
         _budget.reset(token)
 
 
-def identity(rows: int, unknowns: int) -> IndexSets:
-    """Entry ``i`` is unknown ``i mod unknowns`` (the batch lies in front)."""
+def identity(rows: int, unknowns: int, others: int = 0) -> IndexSets:
+    """Entry ``i`` is unknown ``i mod unknowns`` (the batch lies in front); ``others``: of what else sets may have."""
     members = np.arange(rows, dtype=np.int32) % np.int32(unknowns)
-    return _made(members, np.arange(rows + 1, dtype=np.int32), (rows, unknowns))
+    return _made(members, np.arange(rows + 1, dtype=np.int32), (rows, unknowns + others))
+
+
+def named(sets: IndexSets, rows: np.ndarray, members: np.ndarray) -> IndexSets:
+    """``sets``, of which the ``rows``, ascending, are replaced by one member each."""
+    counts = np.diff(sets.indptr)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    left = np.ones(len(counts), dtype=bool)
+    left[rows] = False
+    kept = left[owner]
+    owners, indices = np.append(owner[kept], rows), np.append(sets.indices[kept], members)
+    order = np.argsort(owners, kind="stable")
+    counts = np.where(left, counts, 1)
+    pointer = np.append(0, np.cumsum(counts)).astype(np.int32)
+    return _made(indices[order].astype(np.int32), pointer, sets.shape)
 
 
 def empty(rows: int, unknowns: int) -> IndexSets:

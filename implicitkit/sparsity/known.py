@@ -18,6 +18,7 @@ from implicitkit.foundation.errors import SparsityWarning, warn
 
 if TYPE_CHECKING:
     from implicitkit.sparsity.compression import Coloured
+    from implicitkit.sparsity.low_rank import Bordered
 
 __all__ = ["SMALLEST", "Sparsity", "identity_of"]
 
@@ -27,7 +28,10 @@ _FRACTION = 8  # a matrix with more than one entry in so many is not worth the n
 _FRACTION_SMALL = 4  # ... of few unknowns: a pattern saves products still
 _FEW = 2048
 _NUMBERS = (int, float, str, bytes, bool, type(None))
-_found: OrderedDict[Hashable, Coloured | None] = OrderedDict()
+_LARGE = 768  # unknowns from which a low-rank part is looked for: below, a dense matrix is cheap
+_BUDGET = 1 << 20  # dependencies of one intermediate result
+_SCALARS = 12  # numbers that all unknowns share, at most
+_found: OrderedDict[Hashable, Any] = OrderedDict()
 
 
 class Sparsity:
@@ -45,6 +49,7 @@ class Sparsity:
         self.key, self.given, self.diagonal, self.symmetric = key, given, diagonal, symmetric
         self._ready: Coloured | None = None  # what was given
         self._refuted = 0
+        self._hopeless = False
 
     def find(self, function: Callable[[Tensor], Tensor], z: Tensor) -> Coloured | None:
         """The pattern of ``function: (batch, n) -> (batch, m)`` at ``z``; ``None`` where there is none worth having.
@@ -59,11 +64,25 @@ class Sparsity:
         if z.shape[1] < SMALLEST or self._refuted > 1:
             return None
         if self.key not in _found:
-            _found[self.key] = _detected(function, z, self.symmetric)
-            while len(_found) > _KEPT:
-                _found.popitem(last=False)
+            _remember(self.key, _detected(function, z, self.symmetric))
         _found.move_to_end(self.key)
         return _found[self.key]
+
+    def find_bordered(self, function: Callable[[Tensor], Tensor], z: Tensor) -> Bordered | None:
+        """The pattern of a matrix that has none, as it is, but would have without a few numbers that all unknowns share;
+        ``None`` where it is not one of those, or small."""
+        if self.given != "auto" or z.shape[1] < _LARGE or self._hopeless:
+            return None
+        key = ("bordered", self.key)
+        if key not in _found:
+            _remember(key, _detected_bordered(function, z))
+        _found.move_to_end(key)
+        return _found[key]
+
+    def refute_bordered(self) -> None:
+        """A product has shown that it does not hold."""
+        self._hopeless = True
+        _found[("bordered", self.key)] = None
 
     def refute(self, found: Coloured, error: float) -> None:
         """A product has shown an entry that the pattern does not have: it is not used again."""
@@ -112,6 +131,22 @@ def _detected(function: Callable[[Tensor], Tensor], z: Tensor, symmetric: bool) 
     if found.pattern is None or found.pattern.nnz * fraction > found.pattern.shape[0] * n:
         return None
     return coloured(found.pattern, symmetric=symmetric)
+
+
+def _detected_bordered(function: Callable[[Tensor], Tensor], z: Tensor) -> Bordered | None:
+    from implicitkit.sparsity.detection import detect
+    from implicitkit.sparsity.low_rank import bordered
+
+    found = detect(function, z, budget=max(_BUDGET, 64 * z.numel()), scalars=_SCALARS)
+    if found.pattern is None or not found.named:
+        return None
+    return bordered(found.pattern, z.shape[1], found.named)
+
+
+def _remember(key: Hashable, found: Any) -> None:
+    _found[key] = found
+    while len(_found) > _KEPT:
+        _found.popitem(last=False)
 
 
 def identity_of(function: Any, depth: int = 4) -> Hashable:

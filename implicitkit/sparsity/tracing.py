@@ -27,6 +27,8 @@ class NotTraceable(Exception):
     """Something leaves the sight of the trace (NumPy, a sparse tensor made of unknowns)."""
 
 
+_WIDE = 64  # unknowns that a number depends on, above which it is named where that is asked for
+
 Rule = Callable[["Trace", Any, Sequence[Any], dict[str, Any], Any], None]
 
 
@@ -40,14 +42,18 @@ class Trace(tracers.TorchDispatchMode):
 
     Args:
         rules: by the name of the operation without a trailing underscore. unknowns: how many there are.
+        scalars: so many numbers of a sample that depend on many unknowns (a mean) may be named: whoever uses them depends
+            on member ``unknowns + k``, and no longer on all of those. batch: samples, which lie in front.
 
     Attributes:
-        guessed: names of operations without a rule: their results depend on all their inputs.
+        guessed: names of operations without a rule: their results depend on all their inputs. named: how many numbers have
+            been.
     """
 
-    def __init__(self, rules: dict[str, Rule], unknowns: int) -> None:
+    def __init__(self, rules: dict[str, Rule], unknowns: int, scalars: int = 0, batch: int = 1) -> None:
         super().__init__()
-        self.rules, self.unknowns = rules, unknowns
+        self.rules, self.unknowns = rules, unknowns + scalars
+        self.scalars, self.batch, self.named = scalars, batch, 0
         self.guessed: list[str] = []
         self._sets: dict[int, IndexSets] = {}
         self._unit: dict[int, int] = {}  # bytes for one row of the sets
@@ -87,6 +93,7 @@ class Trace(tracers.TorchDispatchMode):
         address = _address(t)
         if address == 0 or not (t.is_floating_point() or t.is_complex()):
             return
+        sets = self.name(sets)
         storage = t.untyped_storage()
         size = storage.nbytes() // t.element_size()
         known = address in self._sets
@@ -100,6 +107,24 @@ class Trace(tracers.TorchDispatchMode):
             return
         old = self._sets[address] if known else index_sets.empty(size, self.unknowns)
         self._sets[address] = index_sets.overwrite(old, places(t), sets)
+
+    def name(self, sets: IndexSets) -> IndexSets:
+        """The sets, of which those of many members have got a name each, the same in every sample.
+
+        Raises:
+            TooDense: there are more of them than may be named.
+        """
+        if not self.scalars:
+            return sets
+        wide = np.flatnonzero(np.diff(sets.indptr) > _WIDE)
+        if not len(wide):
+            return sets
+        places, which = np.unique(wide % max(1, sets.shape[0] // self.batch), return_inverse=True)
+        if self.named + len(places) > self.scalars:
+            raise index_sets.TooDense(f"more than {self.scalars} numbers that depend on many unknowns each")
+        first = self.unknowns - self.scalars + self.named
+        self.named += len(places)
+        return index_sets.named(sets, wide, first + which)
 
     def guess(self, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Without a rule: outputs depend on all inputs."""

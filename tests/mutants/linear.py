@@ -22,6 +22,27 @@ MUTANTS = [
         ('return np.asarray(self.factors.solve(self.scale * b, "N"))', 'return np.asarray(self.factors.solve(b, "N"))'),
     ),
     *mutants(
+        "implicitkit/linear/low_rank_blocks.py",
+        "tests/solver/test_low_rank_parts.py -k 'border_are or hide'",
+        ("other.values[:, -border:] = self.extended.values[:, -border:]", "pass"),
+        ("signs * times(longer)[:, self.n :]", "times(longer)[:, self.n :]"),
+        ("np.where(m < 0, -1.0, 1.0)", "np.ones_like(m)"),
+    ),
+    *mutants(
+        "implicitkit/linear/gram.py",
+        "tests/solver/test_low_rank_parts.py -k normal_equations",
+        ("np.where(m < 0, -1.0, 1.0))", "np.ones_like(m))"),
+        ("self.W = self.W * d", "pass"),
+        ("[eye, np.zeros((k, k))]", "[eye, eye]"),
+    ),
+    *mutants(
+        "implicitkit/sparsity/low_rank.py",
+        "tests/solver/test_low_rank_parts.py -k 'products_alone or hold'",
+        ("return entries - np.einsum", "return entries + np.einsum"),
+        ("shows[g, columns] = False", "pass"),
+        ("seeds[self.colours, np.arange(n)] = signs", "seeds[self.colours, np.arange(n)] = 1"),
+    ),
+    *mutants(
         "implicitkit/linear/kkt.py",
         "tests/problem/test_qp.py -k kink",
         ('met, doubt, reason = met & ~lost, "", SINGULAR', 'doubt = ""'),

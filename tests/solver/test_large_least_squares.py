@@ -15,6 +15,7 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.linear import auto as auto_linear
 from implicitkit.linear import ordering, sparse_normal
+from implicitkit.linear.gram import Gram
 from implicitkit.linear.sparse_blocks import SparseBlocks
 from implicitkit.linear.sparse_factors import SparseFactor
 from implicitkit.solver import judging, minima
@@ -274,7 +275,7 @@ def test_what_rounding_leaves_is_bounded_before_it_is_asked_for(monkeypatch: pyt
     torch.testing.assert_close(again.value, s.value, rtol=0, atol=0)
     assert len(sizes) > 2 * few
     monkeypatch.undo()
-    N = sp.csc_matrix(np.array([[2.0, -1.0], [-1.0, 3.0]]))
+    N = Gram(sp.csc_matrix(np.array([[2.0, -1.0], [-1.0, 3.0]])), np.array([[0.5, 4.0]]), np.ones(1))
     factors = sparse_normal.NormalFactors([None], [N], np.array([[0.1, 10.0]]))
     x = torch.tensor([[5.0, 0.2]], dtype=D)
     assert float(factors.most(x)) >= float(factors.size(x).norm()) >= 0.1 * float(factors.most(x))

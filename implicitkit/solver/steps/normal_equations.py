@@ -117,7 +117,7 @@ def normal_equations_of(J: Jacobian, r: Tensor) -> NormalEquations:
     """Of equations ``r`` with the Jacobian ``J``."""
     if J.dense is not None:
         return _Dense(J.dense)
-    if J.sparse is not None:
+    if J.sparse is not None and not J.sparse.border:
         from implicitkit.linear.sparse_normal import SparseNormal
 
         return SparseNormal(J.sparse.ready, J.sparse.values, r)

@@ -34,19 +34,24 @@ def sparse_step(blocks: Any, g: Tensor, radius: Tensor, done: Tensor) -> tuple[T
     shift makes the matrix definite.
 
     Args:
-        blocks: the Hessians, :class:`SparseBlocks`. g: gradients. radius: ``(batch,)``.
+        blocks: the Hessians, :class:`SparseBlocks`, or with a border that has its own eigenvalues.
+        g: gradients. radius: ``(batch,)``.
     """
     one, none = (torch.full((len(g),), x, dtype=torch.float64, device="cpu") for x in (1.0, 0.0))
-    whole: SparseBlocks = blocks.shifted(none, one)
+    shifted = blocks.shifted(none, one)
+    whole: SparseBlocks = shifted.extended
     slopes = g.detach().to(device="cpu", dtype=torch.float64).numpy()
     p, promised = np.zeros(slopes.shape), np.zeros(len(g))
     for i, values in enumerate(whole.values):
         if bool(done[i]) or not (np.isfinite(values).all() and np.isfinite(slopes[i]).all()):
             continue
         H = sp.csc_matrix(whole.ready.matrix(values).T)  # by rows and by columns it is the same
-        layout = whole.ready.analysed(_layout if blocks.ready.analysed(analyse).band is None else _band_layout)
-        p[i] = _one(H, slopes[i], float(radius[i]), layout)
-        promised[i] = -slopes[i] @ p[i] - 0.5 * p[i] @ (H @ p[i])
+        narrow = blocks.extended.ready.analysed(analyse).band is not None and not blocks.border
+        layout = whole.ready.analysed(_band_layout if narrow else _layout)
+        negative = int((shifted.signs[i] > 0).sum()) if blocks.border else 0
+        x, n = _one(H, slopes[i], float(radius[i]), layout, negative), slopes.shape[1]
+        p[i] = x[:n]
+        promised[i] = -slopes[i] @ p[i] - 0.5 * p[i] @ (H @ x)[:n]
     return torch.from_numpy(p).to(g), torch.from_numpy(promised).to(g)
 
 
@@ -59,27 +64,28 @@ def _band_layout(pattern: sp.csr_matrix) -> Layout:
     return Layout(sp.csc_matrix(pattern.T), SymmetricBand(analyse(pattern)))
 
 
-def _one(H: sp.csc_matrix, g: np.ndarray, radius: float, layout: Layout) -> np.ndarray:
-    n = len(g)
+def _one(H: sp.csc_matrix, g: np.ndarray, radius: float, layout: Layout, negative: int) -> np.ndarray:
+    """``p``, and behind it the numbers of a border; ``negative``: eigenvalues of ``H`` below zero that are the border's."""
+    n, border = len(g), np.zeros(H.shape[0] - len(g))
     largest = float(np.abs(H.data).max(initial=0.0)) or 1.0
-    shift, least, most, p = 0.0, 0.0, np.inf, np.zeros(n)
+    shift, least, most, p, rhs = 0.0, 0.0, np.inf, np.zeros(H.shape[0]), np.r_[-g, border]
     for _ in range(_TRIALS):
         K = H.copy()
-        K.data[layout.diagonal] += shift
+        K.data[layout.diagonal[:n]] += shift
         saddle = SparseSaddle(K, n, layout=layout)
-        if saddle.negative != 0:
+        if saddle.negative != negative:
             least = shift
             shift = max(4 * shift, _FIRST * largest) if most == np.inf else 0.5 * (least + most)
             continue
         most = shift
-        p = saddle.solve(-g)[0]
-        length = float(np.linalg.norm(p))
+        p = saddle.solve(rhs)[0]
+        length = float(np.linalg.norm(p[:n]))
         if length <= _LONG * radius and (length >= _SHORT * radius or shift == 0):
             break
-        rate = float(p @ saddle.solve(p)[0])
+        rate = float(p[:n] @ saddle.solve(np.r_[p[:n], border])[0][:n])
         if not rate > 0:
             break
         following = shift + length**2 / rate * (length - radius) / radius
         shift = max(following, 0.5 * (least + shift) if least else 0.0)
-    length = float(np.linalg.norm(p))
+    length = float(np.linalg.norm(p[:n]))
     return p if length <= _LONG * radius or not length > 0 else p * (radius / length)

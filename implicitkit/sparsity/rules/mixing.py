@@ -22,21 +22,29 @@ __all__ = ["RULES", "mix"]
 Dims = Callable[[Sequence[Any], dict[str, Any]], Any]
 
 
-def mix(trace: Trace, tensors: Sequence[Tensor], dims: Sequence[int], outputs: Sequence[Tensor]) -> None:
-    """``tensors`` share a shape; outputs keep it outside ``dims``, and have any size or no dimension there."""
+def mix(
+    trace: Trace, tensors: Sequence[Tensor], dims: Sequence[int], outputs: Sequence[Tensor], scalar: bool = False
+) -> None:
+    """``tensors`` share a shape; outputs keep it outside ``dims``, and have any size or no dimension there.
+
+    ``scalar``: an entry depends on those at its own place, and on one number made of all (softmax).
+    """
     shape = tuple(tensors[0].shape)
     mixed = {d % max(1, len(shape)) for d in dims}
     kept = tuple(1 if d in mixed else s for d, s in enumerate(shape))
     count = math.prod(kept)
     ids = np.arange(count).reshape(kept)
     groups = np.broadcast_to(ids, shape).reshape(-1)
-    merged = index_sets.merge(index_sets.union([trace.read(t) for t in tensors]), groups, count)
+    own = index_sets.union([trace.read(t) for t in tensors])
+    merged = index_sets.merge(own, groups, count)
     for out in outputs:
         if out.numel() == count:
             trace.write(out, merged)
         elif out.dim() == len(shape):
             where = np.broadcast_to(ids, tuple(out.shape)).reshape(-1)
-            trace.write(out, index_sets.take(merged, where))
+            short = trace.name(merged) if scalar and tuple(out.shape) == shape else merged
+            spread = index_sets.take(short, where)
+            trace.write(out, spread if short is merged else index_sets.union([own, spread]))
         else:
             trace.guess("mixing", tensors, [out])
 
@@ -54,7 +62,8 @@ def along(dims: Dims, count: int | None = None) -> Rule:
         if any(t.shape != first.shape for t in tensors):
             trace.guess(tracers.operation(func)[0], tensors, outputs)
             return
-        mix(trace, tensors, [named] if isinstance(named, int) else list(named), outputs)
+        scalar = tracers.operation(func)[0].split("::")[1] in _NORMALISED
+        mix(trace, tensors, [named] if isinstance(named, int) else list(named), outputs, scalar)
 
     return rule
 
@@ -99,6 +108,9 @@ _SECOND = names(
     "sum mean amax amin prod logsumexp nansum var std var_mean std_mean cumsum cumprod logcumsumexp _softmax "
     "_log_softmax softmax log_softmax max min mode aminmax cummax cummin glu "
     "_fft_c2c _fft_r2c _fft_c2r renorm argmax _safe_softmax"
+)
+_NORMALISED = names("_softmax _log_softmax softmax log_softmax _safe_softmax") + names(
+    "_softmax_backward_data _log_softmax_backward_data"
 )
 _THIRD = names("norm linalg_vector_norm _softmax_backward_data _log_softmax_backward_data quantile topk kthvalue")
 _MATRICES = names(

@@ -1,0 +1,226 @@
+r"""Matrices that are sparse but for a few numbers which all unknowns share: a mean, a norm, a normalisation.
+
+    J = A + U V,      A  (m, n) sparse,   U  (m, k),   V  (k, n),   k  a few
+
+``F(z) = f(z, s(z))`` with ``k`` numbers ``s`` has such a Jacobian, ``A = df/dz``, ``U = df/ds``, ``V = ds/dz``, full though
+it is.  The pattern of ``A`` is known (:func:`~implicitkit.sparsity.detection.detect` gives such numbers names); the entries
+come from products with ``J`` alone:
+
+1. ``w'J = w'A + (w'U) V``, where ``w`` is not zero in few rows only, is a combination of the rows of ``V`` wherever ``A``
+   has no entry in these rows.  ``3 k`` such combinations, of rows that meet three separate sets of columns, have rank ``k``,
+   and each column of ``V`` is found from those that show it; its rows are made orthonormal.
+2. For columns ``c`` of one colour, with signs, ``J s_c = A s_c + U (V s_c)`` shows ``A_ij s_j + U_i (V s_c)``, and a few
+   random vectors ``x`` more, ``J x``, are as many equations for the ``k`` numbers ``U_i``:
+
+       (J x)_i - \sum_j (J s_c(j))_i s_j x_j = U_i (V x - \sum_j V s_c(j) s_j x_j),     j over the entries of row i.
+
+Source: the first is a randomised range finder (Halko, Martinsson & Tropp 2011, SIAM Review 53, algorithm 4.1) of a matrix
+with entries left out, the second the estimate of Curtis, Powell & Reid (1974) of what remains; the combination is this
+library's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from implicitkit.foundation import seeded
+from implicitkit.sparsity.colouring import groups_of_columns
+from implicitkit.sparsity.index_sets import IndexSets
+
+__all__ = ["Bordered", "Entries", "LowRank", "bordered"]
+
+_GROUPS = 3  # of rows, for V
+_COVER = 0.05  # of the columns that one group meets, at most
+_MORE = 4  # equations for U_i beside the k there are
+_RANK = 1e-11  # of the largest singular value: less is rounding
+_CHUNK = 1 << 20  # numbers in one batch of products
+_Product = Callable[[Tensor], Tensor]
+
+
+class Entries(NamedTuple):
+    """Of every sample's matrix ``A + U V``: ``A`` ``(batch, nnz)`` in the order of the pattern, ``U`` ``(batch, m, k)``, and
+    ``V`` ``(batch, k, n)``, its rows orthonormal, or zero where fewer are enough."""
+
+    A: np.ndarray
+    U: np.ndarray
+    V: np.ndarray
+
+
+class LowRank(NamedTuple):
+    """``A + U V`` of one sample, to multiply with."""
+
+    A: sp.csr_matrix
+    U: np.ndarray
+    V: np.ndarray
+
+    def __matmul__(self, v: np.ndarray) -> np.ndarray:
+        found: np.ndarray = self.A @ v + self.U @ (self.V @ v)
+        return found
+
+
+@dataclass(frozen=True)
+class Bordered:
+    """The pattern of ``A + U V``.
+
+    Attributes:
+        pattern: of ``A``, ``(m, n)`` in compressed rows. colours: of its columns, ``(n,)``. count: of colours.
+        rank: ``k``, at most. groups: rows for finding ``V``, and the columns that they meet.
+    """
+
+    pattern: IndexSets
+    colours: np.ndarray
+    count: int
+    rank: int
+    groups: tuple[tuple[np.ndarray, np.ndarray], ...]
+    _kept: dict[Any, Any] = field(repr=False, default_factory=dict, compare=False)
+
+    def analysed(self, analyse: Callable[..., Any], *arguments: Any) -> Any:
+        """``analyse(pattern, *arguments)``, computed once."""
+        key = (analyse, *arguments)
+        if key not in self._kept:
+            self._kept[key] = analyse(self.pattern, *arguments)
+        return self._kept[key]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(m, n)``."""
+        shape: tuple[int, int] = self.pattern.shape
+        return shape
+
+    def matrix(self, A: np.ndarray) -> sp.csr_matrix:
+        """One sample's ``A`` from its entries."""
+        return sp.csr_matrix((A, self.pattern.indices, self.pattern.indptr), shape=self.shape)
+
+    @property
+    def products(self) -> int:
+        """How many show the entries, and check them."""
+        return self.count + 2 * self.rank + _MORE + _GROUPS * self.rank + 1
+
+    def values(self, mv: _Product, rmv: _Product, batch: int, like: Tensor) -> tuple[Entries, np.ndarray]:
+        """The entries of every sample's matrix, and how far it is from a product, relative, ``(batch,)``.
+
+        Args:
+            mv: ``(batch, n) -> (batch, m)``. rmv: its transposed. like: a tensor with their dtype and device.
+        """
+        (m, n), k = self.pattern.shape, self.rank
+        weights = np.zeros((_GROUPS * k, m))
+        for g, (rows, _) in enumerate(self.groups):
+            weights[g * k : (g + 1) * k, rows] = seeded.normal(k, len(rows), seed=0x10A + g).numpy()
+        seen = _shown(rmv, weights, batch, like)
+        V = np.stack([self._row_space(seen[:, i]) for i in range(batch)])
+        signs = seeded.signs(n, seed=0x51).numpy().astype(float)
+        seeds = np.zeros((self.count + k + _MORE + 1, n))
+        seeds[self.colours, np.arange(n)] = signs
+        seeds[self.count :] = seeded.normal(len(seeds) - self.count, n, seed=0x52).numpy()
+        shown = _shown(mv, seeds, batch, like)
+        A, U = np.empty((batch, self.pattern.nnz)), np.empty((batch, m, k))
+        error = np.empty(batch)
+        for i in range(batch):
+            A[i], U[i] = self._parts(shown[:-1, i], V[i], seeds[:-1], signs)
+            v, product = seeds[-1], shown[-1, i]
+            mine = self.matrix(A[i])
+            wrong = np.abs(mine @ v + U[i] @ (V[i] @ v) - product)
+            size = abs(mine) @ np.abs(v) + np.abs(U[i]) @ np.abs(V[i] @ v)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                error[i] = np.where(wrong > 0, wrong / size, 0.0).max(initial=0.0)
+        rank = int(V.any(2).sum(1).max(initial=0))
+        return Entries(A, U[:, :, :rank], V[:, :rank]), error
+
+    def _row_space(self, seen: np.ndarray) -> np.ndarray:
+        """Orthonormal rows ``(k, n)`` that span those of ``V``, from ``3 k`` combinations with what ``A`` adds."""
+        k, n = self.rank, self.pattern.shape[1]
+        V = np.zeros((k, n))
+        shows = np.ones((_GROUPS, n), dtype=bool)
+        for g, (_, columns) in enumerate(self.groups):
+            shows[g, columns] = False
+        if not np.isfinite(seen).all():
+            return V
+        left, sizes, _ = np.linalg.svd(seen[:, shows.all(0)], full_matrices=False)
+        rank = min(k, int((sizes > _RANK * sizes[0]).sum()))
+        Q = left[:, :rank]
+        for hidden in (None, *range(_GROUPS)):  # columns that all groups show, and those that one does not
+            which = shows.all(0) if hidden is None else ~shows[hidden]
+            rows = np.repeat(np.ones(_GROUPS, dtype=bool) if hidden is None else np.arange(_GROUPS) != hidden, k)
+            V[:rank, which] = np.linalg.lstsq(Q[rows], seen[np.ix_(rows, which)], rcond=None)[0]
+        V[:rank] = np.linalg.qr(V[:rank].T)[0].T
+        return V
+
+    def _parts(
+        self, shown: np.ndarray, V: np.ndarray, seeds: np.ndarray, signs: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """``A`` and ``U`` of a sample from the products that show them, and ``V``."""
+        m = self.pattern.shape[0]
+        rows = np.repeat(np.arange(m), np.diff(self.pattern.indptr))
+        columns = self.pattern.indices
+        colour, sign = self.colours[columns], signs[columns]
+        W, X = V @ seeds.T, seeds[self.count :]  # (k, colours and random), (random, n)
+        entries = shown[colour, rows] * sign  # A_ij + U_i (V s_c) s_j
+        part = (X[:, columns] * sign).T
+        add = sp.csr_matrix((np.ones(len(rows)), (rows, np.arange(len(rows)))), shape=(m, len(rows)))
+        taken = sp.csr_matrix((entries, columns, self.pattern.indptr), shape=self.pattern.shape) @ X.T
+        right = shown[self.count :].T - taken  # (m, random)
+        matrix = np.empty((m, len(W), len(X)))
+        for a, w in enumerate(W):
+            matrix[:, a] = w[self.count :] - add @ (part * w[colour][:, None])
+        normal = matrix @ matrix.transpose(0, 2, 1)
+        used = V.any(1)
+        normal[:, ~used, ~used] = 1.0
+        U = np.linalg.solve(normal, matrix @ right[:, :, None])[:, :, 0]
+        return entries - np.einsum("el,le->e", U[rows], W[:, colour]) * sign, U
+
+
+def bordered(pattern: IndexSets, n: int, rank: int) -> Bordered | None:
+    """Made ready for use: ``pattern`` ``(m, n + rank)`` of ``A`` and then ``U``, or more columns that are empty; ``None``
+    where there are no rows to find ``V`` from, or ``A`` is hardly sparse."""
+    A = sp.csr_matrix(pattern[:, :n])
+    A.sort_indices()
+    uses = np.flatnonzero(np.diff(sp.csr_matrix(pattern[:, n:]).indptr))
+    found = groups_of_columns(A)
+    groups = _groups(A, uses)
+    if found is None or groups is None:
+        return None
+    return Bordered(A, found[0], found[1], rank, groups)
+
+
+def _groups(A: IndexSets, uses: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], ...] | None:
+    """Groups of those rows, each with the columns that it meets: no column is met by two."""
+    n, rng = A.shape[1], np.random.default_rng(0)
+    taken, found = np.zeros(n, dtype=bool), []
+    left = rng.permutation(uses)
+    counts = np.diff(A.indptr)
+    for g in range(_GROUPS):
+        free = np.asarray(A[left].astype(np.int32) @ taken.astype(np.int32)).reshape(-1) == 0 if g else slice(None)
+        left = left[free]
+        rows = left[: max(1, int(np.searchsorted(np.cumsum(counts[left]), _COVER * n, side="right")))]
+        if g < _GROUPS - 1:
+            rows = rows[: max(1, len(left) // (_GROUPS - g))]
+        if not len(rows):
+            return None
+        columns = np.unique(A[rows].indices)
+        if len(columns) > 0.25 * n:
+            return None
+        taken[columns] = True
+        found.append((rows, columns))
+        left = left[len(rows) :]
+    return tuple(found)
+
+
+def _shown(product: _Product, vectors: np.ndarray, batch: int, like: Tensor) -> np.ndarray:
+    """``product`` of each vector, the same for all samples: ``(count, batch, width)``, double precision, on the host."""
+    some = max(1, _CHUNK // max(1, batch * vectors.shape[1]))
+    parts = []
+    for first in range(0, len(vectors), some):
+        given = torch.from_numpy(vectors[first : first + some]).to(like).unsqueeze(1).expand(-1, batch, -1)
+        try:
+            shown = torch.func.vmap(product)(given)
+        except RuntimeError:  # an operation without a batching rule: one by one
+            shown = torch.stack([product(v) for v in given])
+        parts.append(shown.detach().to(device="cpu", dtype=torch.float64).numpy())
+    return np.concatenate(parts)
