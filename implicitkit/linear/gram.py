@@ -30,6 +30,7 @@ __all__ = ["Gram", "Orders", "long_rows", "of_low_rank", "of_sparse"]
 
 _LONG = 128  # entries of a row that may be kept apart ...
 _FEW = 32  # ... if no more rows than this are so long
+_REGULARISED = 1e-14  # of what is positive definite but for rounding
 
 
 class Orders:
@@ -38,6 +39,11 @@ class Orders:
     def __init__(self, pattern: object = None) -> None:
         self.alone = Ordering()
         self.bordered: dict[int, Layout] = {}
+
+    @property
+    def fill(self) -> int:
+        """Entries of the factors that were made first; 0 before."""
+        return max(self.alone.fill, *(layout.ordering.fill for layout in self.bordered.values()), 0)
 
     def layout(self, K: sp.csc_matrix, border: int) -> Layout:
         """That of ``K``, with a border of so many rows."""
@@ -61,6 +67,11 @@ class Gram:
         """``(n,)``."""
         found: np.ndarray = self.N.diagonal() + self.signs @ np.square(self.W)
         return np.maximum(found, 0.0)
+
+    @property
+    def finite(self) -> bool:
+        """Is every entry?"""
+        return bool(np.isfinite(self.N.data).all() and np.isfinite(self.W).all())
 
     def both_sides(self, d: np.ndarray) -> None:
         """This becomes ``diag(d) (N + W' S W) diag(d)``."""
@@ -92,7 +103,8 @@ class Gram:
         W = _full(self.W)
         K = sp.bmat([[shifted, W.T], [W, sp.diags_array(-self.signs)]], format="csc")
         K.sort_indices()
-        saddle = SparseSaddle(K, len(self.W.T), layout=orders.layout(K, len(self.W)))
+        layout = orders.layout(K, len(self.W))
+        saddle = SparseSaddle(K, len(self.W.T), layout=layout, regularised=_REGULARISED)
         return None if saddle.lu is None else _Bordered(saddle, len(self.W))
 
 
@@ -129,7 +141,8 @@ def of_low_rank(A: sp.csr_matrix, U: np.ndarray, V: np.ndarray) -> Gram:
     """Of ``A + U V``."""
     k = len(V)
     eye = np.eye(k)
-    m, P = np.linalg.eigh(np.block([[U.T @ U, eye], [eye, np.zeros((k, k))]]))
+    UU = U.T @ U
+    m, P = np.linalg.eigh(np.block([[np.where(np.isfinite(UU), UU, 0.0), eye], [eye, np.zeros((k, k))]]))
     W = np.sqrt(np.abs(m))[:, None] * (P.T @ np.concatenate([V, (A.T @ U).T]))
     return Gram(_with_diagonal(A), W, np.where(m < 0, -1.0, 1.0))
 

@@ -116,7 +116,7 @@ def low_rank_blocks(ready: Bordered, entries: Entries, symmetric: bool) -> LowRa
     batch, _, k = entries.U.shape
     U, V, signs = entries.U, entries.V, np.ones((batch, k))
     if symmetric:
-        M = V @ U
+        M = V @ np.where(np.isfinite(U), U, 0.0)  # such a sample has no factors; the others have
         m, P = np.linalg.eigh(0.5 * (M + M.transpose(0, 2, 1)))
         V = np.sqrt(np.abs(m))[:, :, None] * (P.transpose(0, 2, 1) @ V)
         U, signs = V.transpose(0, 2, 1), np.where(m < 0, -1.0, 1.0)

@@ -32,15 +32,11 @@ class _Form:
         self.sparsity, self.function, self.z = sparsity, function, z
 
     def __call__(self, A: Operator) -> Any:
-        from implicitkit.linear.sparse_blocks import SparseBlocks
-
         found = confirmed(self.sparsity(), self.function, self.z, A.mv, A.rmv)
         if found is not None:
-            return SparseBlocks(*found)
-        return self._bordered(A)
+            from implicitkit.linear.sparse_blocks import SparseBlocks
 
-    def _bordered(self, A: Operator) -> Any:
-        """The blocks where a few numbers that all unknowns share make the matrix full, confirmed by a product."""
+            return SparseBlocks(*found)
         found = confirmed_bordered(self.sparsity(), self.function, self.z, A.mv, A.rmv)
         if found is None:
             return None
@@ -56,7 +52,7 @@ class _Form:
             border = self.sparsity().find_bordered(self.function, self.z)
             if border is None:
                 return None
-            entries = border.pattern.nnz + 2 * border.rank * self.z.shape[1]
+            entries = border.pattern.nnz + 2 * (border.rank + len(border.alone)) * self.z.shape[1]
             reach = border.analysed(analyse).reach
             return price_of(len(self.z), self.z.shape[1], border.products, entries, None, reach=reach)
         known = ready.analysed(analyse)

@@ -79,7 +79,7 @@ class SparseNormal:
         rhs, shift = -self._array(g) / self.D, self._array(mu)
         p, lus = np.full(rhs.shape, np.nan), []
         for i, N in enumerate(self.N):
-            if not (np.isfinite(N.most()) and np.isfinite(rhs[i]).all() and np.isfinite(shift[i])):
+            if not (N.finite and np.isfinite(rhs[i]).all() and np.isfinite(shift[i])):
                 continue
             lu = N.factor(float(shift[i]), self.orders)
             if lu is not None:
@@ -153,10 +153,12 @@ class NormalFactors:
         return torch.from_numpy(out[:, :, 0] if x.ndim == 2 else out).to(x)
 
 
-def price_of_factors(batch: int, ready: Coloured, work: Work) -> float:
+def price_of_factors(batch: int, ready: Coloured | Bordered, work: Work) -> float:
     """What ``batch`` matrices ``R`` of a pattern and the factors of ``R'R`` cost, in products with that."""
     entries, reach = ready.analysed(_squared)
-    fill = ready.analysed(Orders).alone.fill
+    border = 2 * (ready.rank + len(ready.alone)) if isinstance(ready, Bordered) else len(ready.analysed(long_rows))
+    entries += 2 * border * ready.shape[1]
+    fill = ready.analysed(Orders).fill
     return price_of_sparse_fit(batch, ready.shape[1], ready.products, entries, work, fill, reach)
 
 

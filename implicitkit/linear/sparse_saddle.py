@@ -50,14 +50,21 @@ class SparseSaddle:
     Args:
         K: ``(n + m, n + m)``, symmetric in pattern and values, every entry of the diagonal there. n: unknowns in front.
         scale: ``K`` is ``diag(scale)`` on both sides of the matrix that is meant; ``None``: it is to be scaled.
-        layout: of its pattern, where others have it, too.
+        layout: of its pattern, where others have it, too. regularised: ``delta``, and ``rho`` by the rows of ``|H|``.
 
     Attributes:
         negative: how many eigenvalues of the regularised matrix are negative; -1 where it could not be factored with
             diagonal pivots, or is a band that is not positive definite.
     """
 
-    def __init__(self, K: sp.csc_matrix, n: int, scale: np.ndarray | None = None, layout: Layout | None = None) -> None:
+    def __init__(
+        self,
+        K: sp.csc_matrix,
+        n: int,
+        scale: np.ndarray | None = None,
+        layout: Layout | None = None,
+        regularised: float = _REGULARISED,
+    ) -> None:
         self.lu: Any = None
         self.negative = -1
         self.scale = np.ones(K.shape[0])
@@ -65,9 +72,9 @@ class SparseSaddle:
             return
         self.scale = equilibrated(K) if scale is None else scale
         self.K = both_sides(K, self.scale) if scale is None else K
-        signs = np.full(K.shape[0], -_REGULARISED)
+        signs = np.full(K.shape[0], -regularised)
         rows = _size(self.K) @ np.r_[np.ones(n), np.zeros(len(signs) - n)]
-        signs[:n] = _REGULARISED * np.maximum(rows[:n], _LEAST)
+        signs[:n] = regularised * np.maximum(rows[:n], _LEAST)
         self.lu, self.negative = _factor(self.K, signs, Layout(K) if layout is None else layout)
 
     def once(self, b: np.ndarray) -> np.ndarray:

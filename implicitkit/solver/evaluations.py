@@ -120,8 +120,7 @@ class Evaluations:
             if self.system.sparsity("saddle").find(saddle, z) is None:
                 return False
         residual = lambda y: self.problem.flat_residual(self._kernel, y)  # noqa: E731
-        sparsity = self.system.sparsity()
-        return sparsity.find(residual, z) is not None or sparsity.find_bordered(residual, z) is not None
+        return self.system.sparsity().find_either(residual, z) is not None
 
     def price(self, z: Tensor) -> float:
         """How many products with the Jacobian of the problem's residual factors of it cost
@@ -147,24 +146,26 @@ class Evaluations:
         return autodiff.jacobian(lambda y: self.problem.flat_residuals(self._kernel, y), z)
 
     def residuals_pattern(self, z: Tensor) -> Any:
-        """The pattern of the Jacobian of :meth:`residuals`, with its colouring; ``None`` where there is none."""
-        return self.system.sparsity("residuals").find(lambda y: self.problem.flat_residuals(self._kernel, y), z)
+        """The pattern of the Jacobian of :meth:`residuals`, with its colouring, or of one with a low-rank part; ``None``
+        where there is none."""
+        residuals = lambda y: self.problem.flat_residuals(self._kernel, y)  # noqa: E731
+        return self.system.sparsity("residuals").find_either(residuals, z)
 
     def residuals_sparse(self, z: Tensor) -> tuple[Any, Any] | None:
         """:meth:`residuals_jacobian` as a pattern and the entries of every sample, ``(batch, nnz)``, or with a low-rank
         part (:class:`~implicitkit.sparsity.low_rank.Entries`); ``None`` where it has no sparsity pattern."""
         residuals = lambda y: self.problem.flat_residuals(self._kernel, y)  # noqa: E731
         sparsity = self.system.sparsity("residuals")
-        if z.shape[1] < SMALLEST:
-            return None
-        look = confirmed if sparsity.find(residuals, z) is not None else confirmed_bordered
-        if look is confirmed_bordered and sparsity.find_bordered(residuals, z) is None:
+        if z.shape[1] < SMALLEST or sparsity.find_either(residuals, z) is None:
             return None
         self._keeps = True
         if self._point.get("z") is z and "vector" in self._point:
-            return look(sparsity, residuals, z, *autodiff.products(self._point["vector"], self._point["leaf"]))
-        self._count()
-        return look(sparsity, residuals, z, *autodiff.rectangular(residuals, z))
+            products = autodiff.products(self._point["vector"], self._point["leaf"])
+        else:
+            self._count()
+            products = autodiff.rectangular(residuals, z)
+        found = confirmed(sparsity, residuals, z, *products)
+        return confirmed_bordered(sparsity, residuals, z, *products) if found is None else found
 
     def saddle(self, w: Tensor) -> tuple[Tensor, Operator]:
         """``(dL/dz, constraints)`` of a program, ``(batch, n + m)``, and its symmetric derivative, from the graph of that

@@ -79,6 +79,11 @@ class Sparsity:
         _found.move_to_end(key)
         return _found[key]
 
+    def find_either(self, function: Callable[[Tensor], Tensor], z: Tensor) -> Coloured | Bordered | None:
+        """:meth:`find`, else :meth:`find_bordered`."""
+        found = self.find(function, z)
+        return self.find_bordered(function, z) if found is None else found
+
     def refute_bordered(self) -> None:
         """A product has shown that it does not hold."""
         self._hopeless = True
@@ -140,7 +145,7 @@ def _detected_bordered(function: Callable[[Tensor], Tensor], z: Tensor) -> Borde
     found = detect(function, z, budget=max(_BUDGET, 64 * z.numel()), scalars=_SCALARS)
     if found.pattern is None or not found.named:
         return None
-    return bordered(found.pattern, z.shape[1], found.named)
+    return bordered(found.pattern, z.shape[1])
 
 
 def _remember(key: Hashable, found: Any) -> None:

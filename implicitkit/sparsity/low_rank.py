@@ -9,6 +9,7 @@ come from products with ``J`` alone:
 1. ``w'J = w'A + (w'U) V``, where ``w`` is not zero in few rows only, is a combination of the rows of ``V`` wherever ``A``
    has no entry in these rows.  ``3 k`` such combinations, of rows that meet three separate sets of columns, have rank ``k``,
    and each column of ``V`` is found from those that show it; its rows are made orthonormal.
+   Rows of few numbers that hardly another row uses (a residual that is a mean) are rows of ``V`` themselves, ``e_i'J``.
 2. For columns ``c`` of one colour, with signs, ``J s_c = A s_c + U (V s_c)`` shows ``A_ij s_j + U_i (V s_c)``, and a few
    random vectors ``x`` more, ``J x``, are as many equations for the ``k`` numbers ``U_i``:
 
@@ -32,12 +33,13 @@ from torch import Tensor
 
 from implicitkit.foundation import seeded
 from implicitkit.sparsity.colouring import groups_of_columns
-from implicitkit.sparsity.index_sets import IndexSets
+from implicitkit.sparsity.index_sets import IndexSets, take
 
 __all__ = ["Bordered", "Entries", "LowRank", "bordered"]
 
 _GROUPS = 3  # of rows, for V
 _COVER = 0.05  # of the columns that one group meets, at most
+_RARE = 4  # rows that use a number, at most, for them to be found each by itself
 _MORE = 4  # equations for U_i beside the k there are
 _RANK = 1e-11  # of the largest singular value: less is rounding
 _CHUNK = 1 << 20  # numbers in one batch of products
@@ -71,13 +73,15 @@ class Bordered:
 
     Attributes:
         pattern: of ``A``, ``(m, n)`` in compressed rows. colours: of its columns, ``(n,)``. count: of colours.
-        rank: ``k``, at most. groups: rows for finding ``V``, and the columns that they meet.
+        rank: ``k``, at most, without the rows ``alone`` that are found each by itself, and have no entry in ``pattern``.
+        groups: other rows for finding ``V``, and the columns that they meet.
     """
 
     pattern: IndexSets
     colours: np.ndarray
     count: int
     rank: int
+    alone: np.ndarray
     groups: tuple[tuple[np.ndarray, np.ndarray], ...]
     _kept: dict[Any, Any] = field(repr=False, default_factory=dict, compare=False)
 
@@ -101,7 +105,7 @@ class Bordered:
     @property
     def products(self) -> int:
         """How many show the entries, and check them."""
-        return self.count + 2 * self.rank + _MORE + _GROUPS * self.rank + 1
+        return self.count + self.rank + _MORE + _GROUPS * self.rank + len(self.alone) + 1
 
     def values(self, mv: _Product, rmv: _Product, batch: int, like: Tensor) -> tuple[Entries, np.ndarray]:
         """The entries of every sample's matrix, and how far it is from a product, relative, ``(batch,)``.
@@ -110,20 +114,22 @@ class Bordered:
             mv: ``(batch, n) -> (batch, m)``. rmv: its transposed. like: a tensor with their dtype and device.
         """
         (m, n), k = self.pattern.shape, self.rank
-        weights = np.zeros((_GROUPS * k, m))
+        weights = np.zeros((_GROUPS * k + len(self.alone), m))
+        weights[np.arange(_GROUPS * k, len(weights)), self.alone] = 1
         for g, (rows, _) in enumerate(self.groups):
             weights[g * k : (g + 1) * k, rows] = seeded.normal(k, len(rows), seed=0x10A + g).numpy()
         seen = _shown(rmv, weights, batch, like)
-        V = np.stack([self._row_space(seen[:, i]) for i in range(batch)])
+        V = np.stack([self._row_space(seen[: _GROUPS * k, i]) for i in range(batch)])
         signs = seeded.signs(n, seed=0x51).numpy().astype(float)
         seeds = np.zeros((self.count + k + _MORE + 1, n))
         seeds[self.colours, np.arange(n)] = signs
         seeds[self.count :] = seeded.normal(len(seeds) - self.count, n, seed=0x52).numpy()
         shown = _shown(mv, seeds, batch, like)
-        A, U = np.empty((batch, self.pattern.nnz)), np.empty((batch, m, k))
+        parts = [self._parts(shown[:-1, i], V[i], seeds[:-1], signs) for i in range(batch)]
+        A, U = np.stack([a for a, _ in parts]), np.stack([u for _, u in parts])
+        U, V = self._with_rows(U, V, seen[_GROUPS * k :].transpose(1, 0, 2))
         error = np.empty(batch)
         for i in range(batch):
-            A[i], U[i] = self._parts(shown[:-1, i], V[i], seeds[:-1], signs)
             v, product = seeds[-1], shown[-1, i]
             mine = self.matrix(A[i])
             wrong = np.abs(mine @ v + U[i] @ (V[i] @ v) - product)
@@ -152,6 +158,18 @@ class Bordered:
         V[:rank] = np.linalg.qr(V[:rank].T)[0].T
         return V
 
+    def _with_rows(self, U: np.ndarray, V: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """``U`` and ``V`` with the rows of ``J`` that are :attr:`alone`, ``(batch, alone, n)``, too."""
+        if not len(self.alone):
+            return U, V
+        U[:, self.alone] = 0
+        own = np.zeros((len(U), U.shape[1], len(self.alone)))
+        own[:, self.alone, np.arange(len(self.alone))] = 1
+        Q, R = np.linalg.qr(np.concatenate([V, np.where(np.isfinite(rows), rows, 0.0)], 1).transpose(0, 2, 1))
+        U = np.concatenate([U, own], 2) @ R.transpose(0, 2, 1)
+        U[~np.isfinite(rows).all((1, 2))] = np.nan
+        return U, Q.transpose(0, 2, 1)
+
     def _parts(
         self, shown: np.ndarray, V: np.ndarray, seeds: np.ndarray, signs: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -176,17 +194,23 @@ class Bordered:
         return entries - np.einsum("el,le->e", U[rows], W[:, colour]) * sign, U
 
 
-def bordered(pattern: IndexSets, n: int, rank: int) -> Bordered | None:
-    """Made ready for use: ``pattern`` ``(m, n + rank)`` of ``A`` and then ``U``, or more columns that are empty; ``None``
-    where there are no rows to find ``V`` from, or ``A`` is hardly sparse."""
-    A = sp.csr_matrix(pattern[:, :n])
+def bordered(pattern: IndexSets, n: int) -> Bordered | None:
+    """Made ready for use: ``pattern`` of ``A``, ``n`` columns, and of ``U``; ``None`` where there are too few rows to find
+    ``V`` from, or ``A`` is hardly sparse."""
+    used = sp.csr_matrix(pattern[:, n:]).astype(np.int32)
+    rare = (np.asarray(used.sum(0)).reshape(-1) <= _RARE).astype(np.int32)
+    alone = np.flatnonzero(used @ rare)
+    rows = np.arange(pattern.shape[0])
+    rows[alone] = -1  # the empty set
+    kept = take(pattern, rows)
+    A, used = sp.csr_matrix(kept[:, :n]), sp.csr_matrix(kept[:, n:])
     A.sort_indices()
-    uses = np.flatnonzero(np.diff(sp.csr_matrix(pattern[:, n:]).indptr))
+    uses, rank = np.flatnonzero(np.diff(used.indptr)), len(np.unique(used.indices))
     found = groups_of_columns(A)
-    groups = _groups(A, uses)
+    groups = _groups(A, uses) if rank else ((uses, uses),) * _GROUPS
     if found is None or groups is None:
         return None
-    return Bordered(A, found[0], found[1], rank, groups)
+    return Bordered(A, found[0], found[1], rank, alone, groups)
 
 
 def _groups(A: IndexSets, uses: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], ...] | None:

@@ -439,6 +439,11 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/solver/least_squares/levenberg_marquardt.py",
+        "tests/solver/test_low_rank_parts.py -k rounding",
+        ("leave(f, hopeless & at_rounding(f, model.equations.factors, z))", "pass"),
+    ),
+    *mutants(
         "implicitkit/linear/sparse_normal.py",
         "tests/solver/test_large_least_squares.py -k bounded_before",
         ("float(d.max() * N.most())", "float(d.min() * N.most())"),
@@ -500,7 +505,7 @@ MUTANTS = [
         "implicitkit/linear/sparse_saddle.py",
         "tests/solver/test_sparse_programs.py -k 'factors or made_of'",
         ("Layout(K) if layout is None else layout", "Layout(K)"),
-        ("signs[:n] = _REGULARISED *", "signs[:n] = -1e-2 - _REGULARISED *"),
+        ("signs[:n] = regularised *", "signs[:n] = -1e-2 - regularised *"),
         ("x, left, norm = trial, rest, new", "left, norm = rest, new"),
     ),
     *mutants(

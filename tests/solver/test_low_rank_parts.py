@@ -156,24 +156,35 @@ def test_twenty_thousand_unknowns_with_defaults(name: str) -> None:
     torch.testing.assert_close((slope * step).sum(), difference, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["long", "low rank"])
-def test_normal_equations_with_a_border(kind: str) -> None:
+FITS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {  # and the rows of the border
+    "long": (lambda y: torch.cat([chain(y) + y**2, 10 * y.mean(1, keepdim=True) ** 2], 1), 1),
+    "low rank": (lambda y: torch.cat([chain(y) + y**2, y - torch.exp(y.mean(1, keepdim=True))], 1), 2),
+    "one row alone": (
+        lambda y: torch.cat([chain(y), 9 * torch.softmax(y, 1), (y.mean(1, keepdim=True) - 1) ** 2], 1),
+        4,
+    ),
+}
+
+
+def gram_of(name: str, f: Callable[[Tensor], Tensor], z: Tensor) -> gram.Gram:
+    sparsity = Sparsity(("gram", name))
+    ready = sparsity.find_either(f, z)
+    assert ready is not None
+    values, error = ready.values(*autodiff.rectangular(f, z), 1, z)
+    assert error.max() < 1e-12
+    if name == "long":
+        return gram.of_sparse(ready, ready.matrix(values[0]))
+    A, U, V = values
+    return gram.of_low_rank(ready.matrix(A[0]), U[0], V[0])
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_normal_equations_with_a_border(name: str) -> None:
     """Products, diagonal, scaling and factors of ``R'R``, against dense ones."""
+    f, border = FITS[name]
     z = torch.linspace(0.5, 1.5, N, dtype=D)[None]
-    if kind == "long":
-        f = lambda y: torch.cat([chain(y) + y**2, 10 * y.mean(1, keepdim=True) ** 2], 1)  # noqa: E731
-        ready = Sparsity(("long",)).find(f, z)
-        assert ready is not None
-        values, _ = ready.values(*autodiff.rectangular(f, z), 1, z)
-        made = gram.of_sparse(ready, ready.matrix(values[0]))
-        assert len(made.W) == 1
-    else:
-        f = lambda y: torch.cat([chain(y) + y**2, y - torch.exp(y.mean(1, keepdim=True))], 1)  # noqa: E731
-        border = Sparsity(("low",)).find_bordered(f, z)
-        assert border is not None
-        (A, U, V), _ = border.values(*autodiff.rectangular(f, z), 1, z)
-        made = gram.of_low_rank(border.matrix(A[0]), U[0], V[0])
-        assert len(made.W) == 2
+    made = gram_of(name, f, z)
+    assert len(made.W) == border
     assert made.N.nnz <= 5 * N
     R = torch.func.jacrev(lambda y: f(y[None])[0])(z[0]).numpy()
     d = np.linspace(1, 3, N)
@@ -187,3 +198,74 @@ def test_normal_equations_with_a_border(kind: str) -> None:
         b = matrix @ v + 0.1 * v
         np.testing.assert_allclose(made.factor(0.1, gram.Orders()).solve(b), v, atol=1e-8)
         made.both_sides(d)
+
+
+def stiff(z: Tensor, t: Tensor) -> Tensor:
+    """Curvature, and what does not change if all unknowns are moved: a valley that three residuals end."""
+    return torch.cat([100 * (z[2:] - 2 * z[1:-1] + z[:-2]), 0.1 * (torch.exp(z - z.mean()) - t), z[:3] - 1])
+
+
+def test_factors_with_a_border_are_as_good_as_the_matrix() -> None:
+    """Of condition 1e9: nothing that was put in to make pivots safe is left in a step."""
+    t = torch.linspace(1, 2, N, dtype=D)
+    f = torch.func.vmap(lambda z: stiff(z, t))
+    z = 1 + 0.1 * torch.sin(torch.arange(N, dtype=D) / 300)[None]
+    made = gram_of("stiff", f, z)
+    made.both_sides(1 / np.sqrt(made.diagonal()))
+    matrix = made.times(np.eye(N)) + 1e-10 * np.eye(N)
+    v = np.random.default_rng(0).standard_normal(N)
+    assert np.linalg.cond(matrix) > 1e7
+    x = made.factor(1e-10, gram.Orders()).solve(matrix @ v)
+    assert np.linalg.norm(x - v) < 1e-6 * np.linalg.norm(v)
+
+
+@pytest.mark.parametrize("n", [800, 3000])
+def test_a_fit_that_ends_in_rounding_has_converged(n: int) -> None:
+    """Its gradient cannot come down to the tolerance, 4e-11: no step lowers the objective any more."""
+    t = torch.linspace(1, 2, n, dtype=D)
+    s = ik.least_squares(stiff, torch.ones(n, dtype=D), t)
+    assert bool(s.converged.all())
+    assert s.steps.max() < 200
+    J, r = torch.func.jacrev(lambda z: stiff(z, t))(s.value), stiff(s.value, t)
+    assert float(torch.linalg.vector_norm(J.T @ r)) <= 1e-15 * float(
+        torch.linalg.vector_norm(J.T.abs() @ (J.abs() @ s.value))
+    )
+
+
+BATCHES: dict[str, tuple[Callable[..., ik.Solution], Callable[[Tensor, Tensor], Tensor]]] = {
+    "root": (ik.root, lambda z, t: chain(z) + z + t * torch.exp(z) / torch.exp(z).mean(-1, keepdim=True) - 1),
+    "argmin": (
+        ik.argmin,
+        lambda z, t: 0.5 * (z * chain(z)).sum(-1) + (z**4 / 4 - t * z).sum(-1) + N * (z.mean(-1) - 0.2) ** 2,
+    ),
+    "fit": (ik.least_squares, lambda z, t: torch.cat([chain(z) * 10 - t, z + z**3 - t * torch.softmax(z, -1)], -1)),
+    "fit, a long row": (
+        ik.least_squares,
+        lambda z, t: torch.cat([chain(z) * 10 - t, z + z**3, t * 10 * (z.mean(-1, keepdim=True) - 3)], -1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_sample_that_is_not_a_number_spoils_no_other(name: str) -> None:
+    solve, f = BATCHES[name]
+    good, bad = torch.ones(3, 1, dtype=D), torch.tensor([[1.0], [torch.nan], [1.0]], dtype=D)
+    z0 = torch.zeros(3, N, dtype=D)
+    expected = solve(f, z0, good, batch_dims=1).value
+    found = solve(f, z0, bad, batch_dims=1, on_failure="nan").value
+    torch.testing.assert_close(found[[0, 2]], expected[[0, 2]])
+    assert not bool(found[1].isfinite().any())
+
+
+def test_blocks_of_a_sample_that_is_not_a_number() -> None:
+    """The others are factored, be the matrices symmetric or not."""
+    c = torch.tensor([[1.0], [torch.nan], [0.0]], dtype=D)
+    f = lambda z: chain(z) + z + c * z.mean(1, keepdim=True)  # noqa: E731
+    z = torch.linspace(0, 1, N, dtype=D).expand(3, N)
+    ready = Sparsity(("not a number",)).find_bordered(f, z)
+    assert ready is not None
+    entries, _ = ready.values(*autodiff.rectangular(f, z), 3, z)
+    for symmetric in (False, True):
+        blocks = low_rank_blocks(ready, entries, symmetric)
+        assert blocks.factor.ok.tolist() == [True, False, True]
+        torch.testing.assert_close(f(blocks.solve(z))[[0, 2]], z[[0, 2]])

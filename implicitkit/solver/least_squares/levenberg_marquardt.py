@@ -13,6 +13,7 @@ from implicitkit.linear.dense import svd_batched
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
+from implicitkit.solver.steps.factored import at_rounding, leave
 from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.normal_equations import column_scales, normal_equations, with_old_factors
 from implicitkit.sparsity.known import SMALLEST
@@ -113,6 +114,8 @@ class LevenbergMarquardt(Method):
         f.stuck = hopeless
         if dear:
             z_next = with_old_factors(f, model.equations, z_next)
+            if bool(hopeless.any()) and model.equations.factors is not None:  # no step serves where all is rounding
+                leave(f, hopeless & at_rounding(f, model.equations.factors, z))
         return z_next, {
             "D": D,
             "dear": dear,

@@ -109,8 +109,8 @@ _SECOND = names(
     "_log_softmax softmax log_softmax max min mode aminmax cummax cummin glu "
     "_fft_c2c _fft_r2c _fft_c2r renorm argmax _safe_softmax"
 )
-_NORMALISED = names("_softmax _log_softmax softmax log_softmax _safe_softmax") + names(
-    "_softmax_backward_data _log_softmax_backward_data"
+_NORMALISED = names(
+    "_softmax _log_softmax softmax log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data"
 )
 _THIRD = names("norm linalg_vector_norm _softmax_backward_data _log_softmax_backward_data quantile topk kthvalue")
 _MATRICES = names(
