@@ -160,7 +160,7 @@ FITS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {  # and the rows of t
     "long": (lambda y: torch.cat([chain(y) + y**2, 10 * y.mean(1, keepdim=True) ** 2], 1), 1),
     "low rank": (lambda y: torch.cat([chain(y) + y**2, y - torch.exp(y.mean(1, keepdim=True))], 1), 2),
     "one row alone": (
-        lambda y: torch.cat([chain(y), 9 * torch.softmax(y, 1), (y.mean(1, keepdim=True) - 1) ** 2], 1),
+        lambda y: torch.cat([chain(y), 9 * torch.softmax(y, 1), (y.mean(1, keepdim=True) - 3) ** 2], 1),
         4,
     ),
 }
