@@ -33,10 +33,11 @@ class LowRankBlocks:
 
     Args:
         extended: the matrices ``E``. signs: the diagonals of ``S``, ``(batch, k)``.
+        found: pattern and entries that they are made of; of those made from others ``None``.
     """
 
-    def __init__(self, extended: SparseBlocks, signs: Tensor) -> None:
-        self.extended, self.signs = extended, signs
+    def __init__(self, extended: SparseBlocks, signs: Tensor, found: tuple[Bordered, Entries] | None = None) -> None:
+        self.extended, self.signs, self.found = extended, signs, found
         self.border = signs.shape[1]
         self.n = extended.ready.shape[0] - self.border
 
@@ -123,7 +124,7 @@ def low_rank_blocks(ready: Bordered, entries: Entries, symmetric: bool) -> LowRa
     pattern, places = ready.analysed(_extended, k)
     values = np.empty((batch, pattern.pattern.nnz))
     values[:, places] = np.concatenate([entries.A, U.reshape(batch, -1), V.reshape(batch, -1), -signs], 1)
-    return LowRankBlocks(SparseBlocks(pattern, values), torch.from_numpy(signs))
+    return LowRankBlocks(SparseBlocks(pattern, values), torch.from_numpy(signs), (ready, entries))
 
 
 def _extended(A: sp.csr_matrix, k: int) -> tuple[Coloured, np.ndarray]:

@@ -177,8 +177,10 @@ def _matrices(A: Operator, name: str) -> list[Any]:
     """Every sample's matrix, sparse."""
     import scipy.sparse as sp
 
+    from implicitkit.linear.sparse_blocks import SparseBlocks
+
     blocks = A.sparse()
-    if blocks is not None and not blocks.border:
+    if isinstance(blocks, SparseBlocks):
         return [blocks.ready.matrix(values) for values in blocks.values]
     if A.batch * A.size**2 > _NUMBERS:
         raise CapabilityError(

@@ -72,6 +72,11 @@ class SparseBlocks:
         return other
 
     @property
+    def found(self) -> tuple[Coloured, np.ndarray]:
+        """Pattern and entries that they are made of."""
+        return self.ready, self.values
+
+    @property
     def extended(self) -> SparseBlocks:
         """The matrices that are factored: these."""
         return self

@@ -14,6 +14,8 @@ import implicitkit as ik
 from implicitkit.foundation import autodiff
 from implicitkit.linear import gram
 from implicitkit.linear.low_rank_blocks import low_rank_blocks
+from implicitkit.solver.steps.factored import Jacobian
+from implicitkit.solver.steps.normal_equations import normal_equations_of
 from implicitkit.sparsity.known import Sparsity
 from implicitkit.sparsity.low_rank import Bordered
 
@@ -229,6 +231,33 @@ def test_a_fit_that_ends_in_rounding_has_converged(n: int) -> None:
     J, r = torch.func.jacrev(lambda z: stiff(z, t))(s.value), stiff(s.value, t)
     assert float(torch.linalg.vector_norm(J.T @ r)) <= 1e-15 * float(
         torch.linalg.vector_norm(J.T.abs() @ (J.abs() @ s.value))
+    )
+
+
+@pytest.mark.parametrize("solver", ["auto", "trust_region", "newton", "pseudo_transient"])
+@pytest.mark.parametrize("start", [0.0, 1.0])
+def test_roots_by_every_method_with_factors(solver: str, start: float) -> None:
+    """From a point where the mean has no influence, too: no border is left there."""
+    f = lambda z, t: z + 4 * chain(z) + 3 * z * z.mean() - t  # noqa: E731
+    t = torch.linspace(0.5, 1.5, N, dtype=D)
+    z = ik.root(f, torch.full((N,), start, dtype=D), t, solver=solver).value
+    torch.testing.assert_close(f(z, t), torch.zeros_like(t), rtol=0, atol=1e-7)
+
+
+def test_the_normal_equations_of_roots_have_a_border_too() -> None:
+    """There is no root: what ``trust_region`` does last, by ``J'J``, is tried and told."""
+    with pytest.raises(ik.ConvergenceError, match="no solution near"):
+        ik.root(lambda z, t: z * z.mean() + t, torch.zeros(N, dtype=D), torch.ones(N, dtype=D))
+    J = autodiff.linearise(lambda z: chain(z) + z * z.mean(1, keepdim=True), torch.linspace(1, 2, N, dtype=D)[None])[1]
+    z, f = torch.linspace(1, 2, N, dtype=D)[None], lambda z: chain(z) + z * z.mean(1, keepdim=True)
+    ready = Sparsity(("roots",)).find_bordered(f, z)
+    assert ready is not None
+    blocks = low_rank_blocks(ready, ready.values(J.mv, J.rmv, 1, z)[0], False)
+    normal = normal_equations_of(Jacobian(J, blocks), z)
+    M = J.dense()[0]
+    p = normal.solve(torch.full((1,), 0.5, dtype=D), z)
+    torch.testing.assert_close(
+        p[0], -torch.linalg.solve(M.T @ M + 0.5 * torch.eye(N, dtype=D), z[0]), rtol=1e-8, atol=0
     )
 
 

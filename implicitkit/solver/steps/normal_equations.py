@@ -117,10 +117,10 @@ def normal_equations_of(J: Jacobian, r: Tensor) -> NormalEquations:
     """Of equations ``r`` with the Jacobian ``J``."""
     if J.dense is not None:
         return _Dense(J.dense)
-    if J.sparse is not None and not J.sparse.border:
+    if J.sparse is not None:
         from implicitkit.linear.sparse_normal import SparseNormal
 
-        return SparseNormal(J.sparse.ready, J.sparse.values, r)
+        return SparseNormal(*J.sparse.found, r)
     return _Products(J.A.mv, J.A.rmv, r, r)
 
 
