@@ -120,7 +120,8 @@ def normal_equations_of(J: Jacobian, r: Tensor) -> NormalEquations:
     if J.sparse is not None:
         from implicitkit.linear.sparse_normal import SparseNormal
 
-        return SparseNormal(*J.sparse.found, r)
+        ready, entries = J.sparse.found
+        return SparseNormal(ready, entries, r)
     return _Products(J.A.mv, J.A.rmv, r, r)
 
 
