@@ -1,4 +1,4 @@
-"""The table of trainings of ``docs/tutorials/deq.md``, from ``benchmarks/results/bench_deq_training.json``.
+"""The table of trainings of ``docs/trainings.md``, from ``benchmarks/results/bench_deq_training.json``.
 
     python benchmarks/training_table.py            # prints it
     python benchmarks/training_table.py --write    # puts it in the place of the one that is there
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "tutorials" / "deq.md"
+PAGE = ROOT / "docs" / "trainings.md"
 RESULTS = ROOT / "benchmarks" / "results" / "bench_deq_training.json"
 WRITTEN = {"cells.MLP": "`cells.MLP`", "residual": "residual block"}
 ORDER = ("tanh", "cells.MLP", "GRU", "residual", "LayerNorm(ReLU)")

@@ -136,11 +136,12 @@ def test_the_page_has_the_table_that_was_measured(monkeypatch: pytest.MonkeyPatc
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
     table = importlib.import_module("training_table")
     rows = json.loads(table.RESULTS.read_text())["rows"]
-    page, readme = (" ".join(p.read_text().split()) for p in (table.PAGE, table.ROOT / "README.md"))
+    pages = (table.PAGE, table.ROOT / "docs" / "tutorials" / "deq.md", table.ROOT / "README.md")
+    page, tutorial, readme = (" ".join(p.read_text().split()) for p in pages)
     assert table.in_page(table.PAGE.read_text()).group().splitlines() == table.lines(rows)
     at_most = sum(row["value"] <= 1.1 for row in rows)
     assert f"Of the {len(rows)} rows {at_most} have a median at most 1.1 times that of their reference" in page
     tanh = {row["row"]: round(row["evaluations"]) for row in rows if row["row"].startswith("tanh, rate 0.01,")}
     warm, cold = tanh["tanh, rate 0.01, warm"], tanh["tanh, rate 0.01, cold"]
-    assert f"is called {warm} times a step, without it {cold} times" in page
+    assert f"a tanh cell is called {warm} times a step where it is called {cold} times without" in tutorial
     assert f"is then called {warm} times a step in place of {cold}" in readme
