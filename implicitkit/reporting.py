@@ -139,10 +139,9 @@ def check_policy(on_failure: Any) -> str:
 # ------------------------------------------------------------------------------------------------------------ the solve
 def report_failure(solution: Solution, on_failure: str, why: tuple[str, frozenset[Status]]) -> None:
     """Raise or warn that a solve (on plain tensors) has failed; ``why``: by :func:`failure_hint`."""
-    error = solution._error(*why)
-    if on_failure == "raise":
-        raise error from getattr(solution._record.outcome, "error", None)
-    warn(str(error), ConvergenceWarning)
+    if on_failure == "raise":  # no name for the error here: its traceback would hold it, and all tensors of the solve
+        raise solution._error(*why) from getattr(solution._record.outcome, "error", None)
+    warn(str(solution._error(*why)), ConvergenceWarning)
 
 
 def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, frozenset[Status]]:

@@ -60,7 +60,6 @@ class System:
             when it is not known, so that converged samples cannot be dropped.
         parent, dims: the system this one is a batch of (``torch.vmap``), and the batched dimension of each tensor.
         autocast: the context in which the user's function is called.
-        origin: the system that this one is a batch or a part of, in the end (itself, if of none).
         factored: the last ``dF/dz`` of all samples that somebody factored, with ``solve(b)`` and ``T``; else ``None``.
         rows_named: names of captured tensors with as many rows as the whole batch; ``None``: not asked yet.
     """
@@ -86,10 +85,16 @@ class System:
         self.batch, self.samples_per_row, self.row_dims = batch, samples_per_row, row_dims
         self.lifted, self.parent, self.dims, self.autocast = lifted, parent, dims, autocast
         self.size = layout.size
-        self.origin: System = self if origin is None else origin
+        self._origin: System | None = origin
         self.factored: Any = None
         self.rows_named: list[str] | None = None
         self._sparsity: dict[str, Sparsity] = {}
+
+    @property
+    def origin(self) -> System:
+        """The system that this one is a batch or a part of, in the end; itself, if of none (and then not an attribute: a
+        reference to itself would keep arguments and factors until the garbage is next collected)."""
+        return self if self._origin is None else self._origin
 
     @staticmethod
     def of(problem: Equations, layout: Layout, lifted: Lifted, in_dims: Any, args: tuple[Any, ...]) -> System:

@@ -84,7 +84,7 @@ class Gamma:
             if not self.wiring.open
             else {name: i for i, name in enumerate(given)}
         )
-        states, plans = len(given), []
+        states, plans, wiring = len(given), [], self.wiring  # evaluate is kept by self: it must not hold self
         for name in nodes:
             reads = self.wiring.reads[name]
             plans.append(
@@ -103,7 +103,7 @@ class Gamma:
                     out.append(value)
             except _PLAIN as error:
                 if type(error) in _PLAIN:  # a subclass says what it is itself
-                    self._explain(node, dict(zip(given, known, strict=False)), inputs, error)
+                    _explain(wiring, node, dict(zip(given, known, strict=False)), inputs, error)
                 raise
             return tuple(out)
 
@@ -139,18 +139,19 @@ class Gamma:
             text += f", and that is what {', '.join(map(repr, readers))} would read"
         return text + ": start from a state of the shape that the map returns"
 
-    def _explain(self, name: str, known: Mapping[str, Any], inputs: Sequence[Any], error: Exception) -> None:
-        reads = self.wiring.reads[name]
-        parts = [f"its own state {_outline(known[name])}"]
-        if reads is None:
-            parts += [f"input {i} {_outline(x)}" for i, x in enumerate(inputs)]
-        else:
-            known = dict(zip(self.wiring.inputs, inputs, strict=False)) | dict(known)
-            parts += [f"{read!r} {_outline(known[read])}" for read in reads]
-        words = str(error)
-        shapes = any(word in words.lower() for word in ("shape", "size", "dimension"))
-        kind = ValueError if isinstance(error, RuntimeError) and shapes else type(error)
-        raise kind(f"node {name!r} fails on what it reads ({', '.join(parts)}): {words}") from error
+
+def _explain(wiring: Wiring, name: str, known: Mapping[str, Any], inputs: Sequence[Any], error: Exception) -> None:
+    reads = wiring.reads[name]
+    parts = [f"its own state {_outline(known[name])}"]
+    if reads is None:
+        parts += [f"input {i} {_outline(x)}" for i, x in enumerate(inputs)]
+    else:
+        known = dict(zip(wiring.inputs, inputs, strict=False)) | dict(known)
+        parts += [f"{read!r} {_outline(known[read])}" for read in reads]
+    words = str(error)
+    shapes = any(word in words.lower() for word in ("shape", "size", "dimension"))
+    kind = ValueError if isinstance(error, RuntimeError) and shapes else type(error)
+    raise kind(f"node {name!r} fails on what it reads ({', '.join(parts)}): {words}") from error
 
 
 def _outline(tree: Any) -> str:

@@ -97,7 +97,7 @@ class Component:
         self.parts, self.nodes = parts, nodes
         wiring = parts.wiring
         self.parents = tuple(dict.fromkeys(p for n in nodes for p in wiring.parents[n] if p not in nodes))
-        self.sizes = [parts.sizes[n] for n in nodes]
+        self.sizes = sizes = [parts.sizes[n] for n in nodes]
         self.cost = len(nodes)
         self.depth = len(nodes) if sweep else 1
         system, given = parts.system, nodes + self.parents
@@ -115,7 +115,7 @@ class Component:
                 read = tuple(p.reshape(-1, n) for p, n in zip(read, widths, strict=True))
             if not several:
                 return evaluate((z, *read), theta[outer:])[0]
-            return torch.cat(evaluate((*z.split(self.sizes, 1), *read), theta[outer:]), 1)
+            return torch.cat(evaluate((*z.split(sizes, 1), *read), theta[outer:]), 1)
 
         dims = None if system.row_dims is None else (*(0,) * outer, *system.row_dims[: parts.live_count])
         self.system = System(

@@ -15,6 +15,7 @@ import torch._C._functorch as _functorch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import _engine_run_backward
+from torch.nn.utils import parametrize
 from torch.utils import _pytree
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "ordinary",
     "outside_inference",
     "own_graphs",
+    "own_parametrizations",
     "own_tangents",
     "physical",
     "plain_sample",
@@ -239,6 +241,21 @@ def unwrap_dead_wrappers(values: Sequence[Any]) -> tuple[Any, ...]:
 
 # --- inference mode
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
+
+
+def own_parametrizations() -> contextlib.AbstractContextManager[None]:
+    """Inside ``parametrize.cached()``, a cache for what is evaluated within: weights that somebody else has computed are not
+    used there, and none that is computed there, of stand-ins or untracked, is met outside."""
+    return _own_parametrizations() if parametrize._cache_enabled else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _own_parametrizations() -> Iterator[None]:
+    outside, parametrize._cache = parametrize._cache, {}
+    try:
+        yield
+    finally:
+        parametrize._cache = outside
 
 
 def in_inference() -> bool:

@@ -8,6 +8,7 @@ of real and imaginary part), so that every algorithm is real and derivatives fol
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -284,16 +285,6 @@ def refilled(args: tuple[Any, ...]) -> Callable[[Sequence[Tensor]], tuple[Any, .
     """
     leaves, spec = tree_flatten(args)
     where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    numbers = iter(range(len(where)))
-
-    def place(part: Any) -> Any:
-        """A number for a tensor, a tuple of places for a tuple; ``None`` for anything else."""
-        if isinstance(part, Tensor):
-            return next(numbers)
-        return tuple(map(place, part)) if type(part) is tuple else None
-
-    def fill(place: Any, tensors: Sequence[Tensor]) -> Any:
-        return tensors[place] if type(place) is int else tuple([fill(inner, tensors) for inner in place])
 
     def anew(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         full = list(leaves)
@@ -302,9 +293,20 @@ def refilled(args: tuple[Any, ...]) -> Callable[[Sequence[Tensor]], tuple[Any, .
         rebuilt: tuple[Any, ...] = tree_unflatten(full, spec)
         return rebuilt
 
-    places = place(args)
+    places = _places(args, iter(range(len(where))))
     plain = len(where) == len(leaves) and not _holds_none(places)
-    return (lambda tensors: fill(places, tensors)) if plain else anew
+    return functools.partial(_filled, places) if plain else anew
+
+
+def _places(part: Any, numbers: Iterator[int]) -> Any:
+    """A number for a tensor, a tuple of places for a tuple; ``None`` for anything else."""
+    if isinstance(part, Tensor):
+        return next(numbers)
+    return tuple([_places(inner, numbers) for inner in part]) if type(part) is tuple else None
+
+
+def _filled(place: Any, tensors: Sequence[Tensor]) -> Any:
+    return tensors[place] if type(place) is int else tuple([_filled(inner, tensors) for inner in place])
 
 
 def _holds_none(places: Any) -> bool:

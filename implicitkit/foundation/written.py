@@ -54,6 +54,8 @@ class Values:
 class FirstCalls:
     """Calls of ``function(z, *args)``, of which the first are looked at: up to one with a state that is not zero.
 
+    Around each, what ``parametrize.cached()`` keeps is set aside (``compat.own_parametrizations``).
+
     Raises (when called):
         RuntimeError: ``z`` was written into.
     """
@@ -64,8 +66,10 @@ class FirstCalls:
         self._left = _LOOKS
 
     def __call__(self, function: Callable[..., Any], z: Any, args: Sequence[Any]) -> Any:
-        if not self._left:
-            return called(function, z, args)
+        with compat.own_parametrizations():
+            return called(function, z, args) if not self._left else self._looked_at(function, z, args)
+
+    def _looked_at(self, function: Callable[..., Any], z: Any, args: Sequence[Any]) -> Any:
         values = Values(tree_flatten(z)[0])
         self._left = 0 if values else self._left - 1
         out = called(function, z, args)

@@ -33,6 +33,7 @@ from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapturedTensorError
 from implicitkit.foundation.trees import refilled, tree_flatten, tree_map, tree_unflatten
 from implicitkit.foundation.written import FirstCalls
+from implicitkit.lifting.entries import Entries, Rest, explicit, to_lift
 from implicitkit.lifting.purity import watched
 from implicitkit.lifting.reach import Scope, below, can_keep, holds_compiled, modules_in_use, reachable_modules
 from implicitkit.lifting.watch import (
@@ -43,7 +44,6 @@ from implicitkit.lifting.watch import (
     Slot,
     Substitute,
     graph_leaves,
-    is_substituted,
     leaks,
     memory,
     resolve,
@@ -70,7 +70,8 @@ class Lifted:
         probe: the output of the first evaluation at the very ``z0`` and ``args``, if it was made on plain tensors and
             the function is pure; else ``None``.
         random: the function draws random numbers. cut: an evaluation since this was reset gave nothing tracked.
-        scope: what the function's variables and its modules' buffers were. call: how the function is called.
+        rest: what modules hold besides. scope: what the function's variables and its modules' buffers were.
+        call: how the function is called.
     """
 
     function: Callable[..., Any]
@@ -80,6 +81,7 @@ class Lifted:
     slots: list[list[Slot]] = field(default_factory=list)
     captured: list[Tensor] = field(default_factory=list)
     frozen: list[tuple[list[Slot], Tensor]] = field(default_factory=list)
+    rest: Rest = field(default_factory=Rest)
     live: bool = True
     guarded: bool = False
     compiled: bool = False
@@ -104,12 +106,14 @@ class Lifted:
     def _evaluate(self, z: Any, theta: Sequence[Tensor]) -> Any:
         k, m = self.from_args, self.from_args + len(self.slots)
         args = self.rebuild(theta[:k])
-        if not (self.slots or self.captured or self.frozen):
+        fresh = self.rest.moved()
+        if self.frozen:  # buffers that the function updates: each evaluation starts from a fresh copy
+            fresh += [(places, t.clone()) for places, t in self.frozen]
+        if not (self.slots or self.captured or fresh):
             return self.call(self.function, z, args)
         slots, tensors = self.slots, theta[k:m]
-        if self.frozen:  # buffers that the function updates: each evaluation starts from a fresh copy
-            slots = [*slots, *[places for places, _ in self.frozen]]
-            tensors = [*tensors, *[t.clone() for _, t in self.frozen]]
+        if fresh:
+            slots, tensors = [*slots, *[places for places, _ in fresh]], [*tensors, *[t for _, t in fresh]]
         in_modules = swapped(slots, tensors, len(self.slots), self.compiled) if slots else contextlib.nullcontext()
         if not self.captured:
             with in_modules:
@@ -170,12 +174,12 @@ def _lift(
     lifted: Lifted, modules: list[nn.Module], z0: Any, check: Callable[[Any], None], needed: bool, levels: bool
 ) -> None:
     """Find what the function uses, by looking at modules and by evaluating once, twice or three times."""
-    constants = _lift_modules(lifted, modules, explicit=needed or levels)
+    constants = _lift_modules(lifted, modules, needed or levels)
     if needed or levels:
         lifted.scope = Scope(lifted.function, [(t, places[0][2]) for places, t in constants])
     z_leaves, z_spec = tree_flatten(z0)
     z = tree_unflatten([_plain(resolve(t), levels) for t in z_leaves], z_spec)
-    branch = levels or (needed and (lifted.inside or not any(map(_explicit, lifted.theta))))
+    branch = levels or (needed and (lifted.inside or not any(map(explicit, lifted.theta))))
     looks = Looks() if branch else None
     if levels or (needed and lifted.inside):
         with torch.enable_grad():
@@ -183,6 +187,7 @@ def _lift(
     else:
         out = _lift_plainly(lifted, modules, z, constants, looks, needed)
     check(out)
+    lifted.rest.note(lifted.frozen)
     lifted.branches = looks is not None and looks.seen and (levels or lifted.inside or not lifted.captured)
     if not levels and not lifted.frozen:
         lifted.probe = out.detach() if isinstance(out, Tensor) else tree_map(_detached, out)
@@ -277,7 +282,7 @@ def check_solution(lifted: Lifted, z: Any) -> None:
             return
         with Discover([*tree_flatten(point)[0], *plain]) as seen:
             out = lifted(point, plain)
-        if any(_explicit(resolve(t)) for t in seen.found.values()):
+        if any(explicit(resolve(t)) for t in seen.found.values()):
             raise CapturedTensorError(_ELSEWHERE)
         _refuse_leaks(lifted, point, plain, out, levels, _ELSEWHERE)
 
@@ -320,45 +325,20 @@ def _stand_ins(theta: Sequence[Tensor], levels: bool, marked: bool = False) -> l
     plain = []
     for t in theta:
         stand_in = compat.plain_sample(t)
-        if marked and _explicit(t) and (stand_in.is_floating_point() or stand_in.is_complex()):
+        if marked and explicit(t) and (stand_in.is_floating_point() or stand_in.is_complex()):
             stand_in = compat.marked(stand_in)
             setattr(stand_in, _MARK, True)
         plain.append(stand_in)
     return plain
 
 
-def _explicit(t: Tensor) -> bool:
-    """Must this captured tensor become an argument for its derivative, or its batch, to be seen?"""
-    return t.requires_grad or compat.is_wrapped(t) or compat.has_tangent(t)
-
-
-def _to_lift(t: Tensor, inside: bool) -> bool:
-    """Must the captured ``t`` become an argument?  Inside another lifted function also what that one has put in its place:
-    the derivative of this solve may be taken after that substitution has ended."""
-    return (inside and is_substituted(t)) or _explicit(t)
-
-
-def _lift_modules(lifted: Lifted, modules: Sequence[nn.Module], explicit: bool) -> Constants:
-    """Parameters and buffers of ``modules`` to ``lifted``; returns copies of the other buffers (they may be updated)."""
-    places: dict[int, tuple[Tensor, list[Slot]]] = {}
-    constants: dict[int, tuple[list[Slot], Tensor]] = {}
-    seen: set[int] = set()
-    for module in modules:
-        for m in below(module):
-            if id(m) in seen:
-                continue
-            seen.add(id(m))
-            for kind in ("_parameters", "_buffers"):
-                for key, t in list(getattr(m, kind).items()):  # at once: others may add to it
-                    if t is None:
-                        continue
-                    if explicit and _to_lift(t, lifted.inside):
-                        places.setdefault(id(t), (t, []))[1].append((m, kind, key))
-                    elif kind == "_buffers":
-                        constants.setdefault(id(t), ([], t))[0].append((m, kind, key))
-    lifted.theta = (*lifted.theta, *[resolve(t) if lifted.inside else t for t, _ in places.values()])
-    lifted.slots = [slots for _, slots in places.values()]
-    return list(constants.values())
+def _lift_modules(lifted: Lifted, modules: Sequence[nn.Module], arguments: bool) -> Constants:
+    """Parameters and buffers of ``modules`` to ``lifted``; returns the other buffers (they may be updated)."""
+    found = Entries.of(modules, arguments, lifted.inside)
+    lifted.theta = (*lifted.theta, *[resolve(t) if lifted.inside else t for _, t in found.arguments])
+    lifted.slots = [slots for slots, _ in found.arguments]
+    lifted.rest = Rest(found.rest)
+    return found.constants
 
 
 def _adopt(lifted: Lifted, modules: list[nn.Module], seen: Discover, called: Called) -> None:
@@ -369,13 +349,14 @@ def _adopt(lifted: Lifted, modules: list[nn.Module], seen: Discover, called: Cal
         lifted.guarded, lifted.compiled = True, lifted.compiled or holds_compiled(hidden)
         known = {id(t) for t in lifted.theta}
         extra = Lifted(lifted.function, (), 0, lifted.rebuild, inside=lifted.inside)
-        _lift_modules(extra, hidden, explicit=True)
+        _lift_modules(extra, hidden, True)
+        lifted.rest.slots += extra.rest.slots
         fresh = [(t, s) for t, s in zip(extra.theta, extra.slots, strict=True) if id(t) not in known]
         lifted.theta = (*lifted.theta, *(t for t, _ in fresh))
         lifted.slots = [*lifted.slots, *(s for _, s in fresh)]
     # a tensor that is an argument as well, or a module's own (handed back to it by functional_call), is substituted where
     # it is captured, all the same
-    lifted.captured = [t for t in seen.found.values() if _to_lift(t, lifted.inside)]
+    lifted.captured = [t for t in seen.found.values() if to_lift(t, lifted.inside)]
     lifted.theta = (*lifted.theta, *(resolve(t) for t in lifted.captured))
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import ImpureFunctionWarning, warn
 from implicitkit.foundation.written import IN_PLACE
+from implicitkit.lifting.entries import present
 from implicitkit.lifting.reach import version
-from implicitkit.lifting.watch import Constants, Slot, swapped
+from implicitkit.lifting.watch import Constants, swapped
 
 __all__ = ["watched"]
 
@@ -44,7 +45,7 @@ def watched(
         copies = [t.clone() for _, t in constants]
         with swapped([slots for slots, _ in constants], copies, 0, into.compiled):
             out = evaluate()
-            after = [_present(slots[0]) for slots, _ in constants]
+            after = [present(slots[0]) for slots, _ in constants]
         _refuse_written(given, versions, states)
         _note_buffers(into, constants, copies, after)
     else:
@@ -86,13 +87,6 @@ def _note_buffers(into: Impurities, constants: Constants, copies: Sequence[Tenso
             "LayerNorm), or update them once outside the solve",
             ImpureFunctionWarning,
         )
-
-
-def _present(slot: Slot) -> Any:
-    """What the slot holds now."""
-    module, kind, key = slot
-    where = module.__dict__ if key in module.__dict__ else getattr(module, kind)
-    return where[key] if key in where else None  # noqa: SIM401 (the dicts of a traced module have no get)
 
 
 def _rebound(t: Tensor, copy: Tensor, now: Any) -> bool:

@@ -33,7 +33,7 @@ __all__ = [
     "used",
 ]
 
-Slot = tuple[nn.Module, str, str]  # a module, "_parameters" or "_buffers", and a key
+Slot = tuple[nn.Module, str, str]  # a module, "_parameters" or "_buffers" (or an attribute of its own), and a key
 Constants = list[tuple[list[Slot], Tensor]]  # tensors of modules that are no arguments, and where they are
 
 

@@ -164,7 +164,7 @@ def statistics_held(module: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def _held(norms: Sequence[Any], statistics: Sequence[Any], independent: bool) -> Iterator[None]:
     """Inside, the normalisations have these statistics and forget what they write to them."""
-    old = [(m.running_mean, m.running_var, m.num_batches_tracked) for m in norms]
+    old = [(m.training, m.running_mean, m.running_var, m.num_batches_tracked) for m in norms]
     try:
         for m, (mean, var) in zip(norms, statistics, strict=True):
             if independent and isinstance(m, BATCH_NORMS):
@@ -175,9 +175,8 @@ def _held(norms: Sequence[Any], statistics: Sequence[Any], independent: bool) ->
                 m.num_batches_tracked = _copy(m.num_batches_tracked)
         yield
     finally:
-        for m, (mean, var, tracked) in zip(norms, old, strict=True):
-            m.training = True
-            m.running_mean, m.running_var, m.num_batches_tracked = mean, var, tracked
+        for m, before in zip(norms, old, strict=True):
+            m.training, m.running_mean, m.running_var, m.num_batches_tracked = before
 
 
 def _updating_norms(module: Any) -> list[Any]:

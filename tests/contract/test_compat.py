@@ -444,6 +444,20 @@ def inference() -> None:
     assert compat.ordinary(plain) is plain and compat.ordinary("x") == "x"
 
 
+def own_parametrizations() -> None:
+    layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2))
+    with compat.own_parametrizations():  # nobody keeps anything
+        assert layer.weight is not layer.weight
+    with torch.nn.utils.parametrize.cached():
+        outside = layer.weight
+        with contextlib.suppress(KeyError), compat.own_parametrizations():
+            inside = layer.weight
+            assert inside is not outside and layer.weight is inside
+            raise KeyError
+        assert layer.weight is outside
+    assert layer.weight is not outside
+
+
 def own_graphs() -> None:
     """Hooks on saved tensors do not apply inside, and do again afterwards, also after an error."""
     packed: list[str] = []
@@ -642,6 +656,7 @@ CONTRACTS: dict[str, Callable[[], None]] = {
     "ordinary": inference,
     "outside_inference": inference,
     "own_graphs": own_graphs,
+    "own_parametrizations": own_parametrizations,
     "physical": physical,
     "plain_sample": plain_sample,
     "pulled": pulled,

@@ -33,6 +33,29 @@ MUTANTS = [
         ("len(self.slots), self.compiled) if", "len(self.slots), False) if"),
     ),
     *mutants(
+        "implicitkit/lifting/entries.py",
+        "tests/derivatives/test_modules_later.py",
+        ("if present(s) is not t and _is_there(t)", "if False"),
+        ('rest.append((m, "", "training"))', "pass"),
+        ("                        rest.append((m, kind, key))\n", ""),
+        ("(inside and is_substituted(t)) or explicit(t)", "explicit(t)", "tests/derivatives/test_captured_levels.py"),
+    ),
+    *mutants(
+        "implicitkit/system.py",
+        "tests/core/test_freed.py",
+        ("self._origin: System | None = origin", "self._origin: System | None = self if origin is None else origin"),
+    ),
+    *mutants(
+        "implicitkit/composition/nodes.py",
+        "tests/core/test_freed.py",
+        ("z.split(sizes, 1), *read)", "z.split(self.sizes, 1), *read)"),
+    ),
+    *mutants(
+        "implicitkit/foundation/written.py",
+        "tests/derivatives/test_parametrized.py",
+        ("with compat.own_parametrizations():", "if True:"),
+    ),
+    *mutants(
         "plugins/implicitkit_deq/hoist.py",
         "tests/plugins/deq/test_deq_threads.py",
         ("everywhere=any(compiled for *_, compiled in where)", "everywhere=True"),
@@ -47,6 +70,11 @@ MUTANTS = [
         "tests/plugins/deq/test_deq.py -k instance_norm",
         ("_TRACKING = (*BATCH_NORMS, nn.InstanceNorm1d,", "_TRACKING = (*BATCH_NORMS,"),
         ("if independent and isinstance(m, BATCH_NORMS):", "if independent:"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/frozen.py",
+        "tests/plugins/deq/test_deq.py -k mode_may_change",
+        ("m.num_batches_tracked = before\n", "m.num_batches_tracked = (True, *before[1:])\n"),
     ),
     *mutants(
         "plugins/implicitkit_deq/forgive.py",

@@ -319,6 +319,22 @@ def test_batch_norm_statistics_are_held_and_updated_once() -> None:
     torch.testing.assert_close(dict(norm.state_dict()), before)
 
 
+@pytest.mark.parametrize("first", ["train", "eval"])
+def test_the_mode_may_change_between_a_call_and_its_backward(first: str) -> None:
+    layer, x = DEQ(_Normalised(), (6,), init="zeros", **TIGHT), torch.randn(5, 4, dtype=F64, requires_grad=True)
+    layer.cell.norm.running_mean += 0.3
+    state, other = copy.deepcopy(layer.state_dict()), {"train": layer.eval, "eval": layer.train}[first]
+    found = []
+    for between in (getattr(layer, first), other):
+        layer.load_state_dict(state)
+        getattr(layer, first)()
+        z = layer(x)
+        between()
+        found.append(gradients(z, layer, x))
+        assert {m.training for m in layer.modules()} == {layer.training}
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-11)
+
+
 def test_instance_norm_statistics_are_updated_once() -> None:
     class Cell(nn.Module):
         def __init__(self) -> None:

@@ -1,0 +1,100 @@
+"""What modules hold when a function is lifted: what of it becomes an argument, and what has to be as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from implicitkit.foundation import compat
+from implicitkit.lifting.reach import below
+from implicitkit.lifting.watch import Constants, Slot, is_substituted
+
+__all__ = ["Entries", "Rest", "explicit", "present", "to_lift"]
+
+
+def explicit(t: Tensor) -> bool:
+    """Must this captured tensor become an argument for its derivative, or its batch, to be seen?"""
+    return t.requires_grad or compat.is_wrapped(t) or compat.has_tangent(t)
+
+
+def to_lift(t: Tensor, inside: bool) -> bool:
+    """Must the captured ``t`` become an argument?  Inside another lifted function also what that one has put in its place:
+    the derivative of this solve may be taken after that substitution has ended."""
+    return (inside and is_substituted(t)) or explicit(t)
+
+
+def present(slot: Slot) -> Any:
+    """What the slot holds now."""
+    module, kind, key = slot
+    where = module.__dict__ if key in module.__dict__ else getattr(module, kind)
+    return where[key] if key in where else None  # noqa: SIM401 (the dicts of a traced module have no get)
+
+
+@dataclass
+class Entries:
+    """The parameters and buffers of modules, each tensor with all its places.
+
+    ``arguments``: those that become arguments. ``constants``: the other buffers, which the function may update.
+    ``rest``: the places of all that are no arguments, and of the modules' modes.
+    """
+
+    arguments: Constants
+    constants: Constants
+    rest: list[Slot]
+
+    @classmethod
+    def of(cls, modules: Sequence[nn.Module], arguments: bool, inside: bool) -> Entries:
+        """Those of ``modules`` and of all below them; without ``arguments`` none becomes one."""
+        to, constants, rest, seen = {}, {}, [], set()  # type: ignore[var-annotated]
+        for module in modules:
+            for m in below(module):
+                if id(m) in seen:
+                    continue
+                seen.add(id(m))
+                if "training" in m.__dict__:  # a traced module has it elsewhere
+                    rest.append((m, "", "training"))
+                for kind in ("_parameters", "_buffers"):
+                    for key, t in list(getattr(m, kind).items()):  # at once: others may add to it
+                        if t is None:
+                            continue
+                        if arguments and to_lift(t, inside):
+                            to.setdefault(id(t), ([], t))[0].append((m, kind, key))
+                            continue
+                        rest.append((m, kind, key))
+                        if kind == "_buffers":
+                            constants.setdefault(id(t), ([], t))[0].append((m, kind, key))
+        return cls(list(to.values()), list(constants.values()), rest)
+
+
+@dataclass
+class Rest:
+    """The parameters and buffers of modules that are no arguments, and the modules' modes, as a solve met them.
+
+    ``torch.func.functional_call`` puts tensors into modules for the time of a call.  The derivative of a solve inside it is
+    formed when the call has ended and the modules hold their own tensors again, with other values, or tracked ones.  And
+    ``train()`` or ``eval()`` may have been called since.
+    """
+
+    slots: list[Slot] = field(default_factory=list)
+    was: list[Any] = field(default_factory=list)
+
+    def note(self, but: Constants) -> None:
+        """What the slots hold now is what they are to hold, ``but`` for those that somebody else looks after."""
+        others: Collection[tuple[int, str, str]] = {(id(m), kind, key) for places, _ in but for m, kind, key in places}
+        self.slots = [s for s in self.slots if (id(s[0]), *s[1:]) not in others]
+        self.was = [present(s) for s in self.slots]
+
+    def moved(self) -> list[tuple[list[Slot], Any]]:
+        """What was in slots in which something else is now, with these slots."""
+        return [([s], t) for s, t in zip(self.slots, self.was, strict=False) if present(s) is not t and _is_there(t)]
+
+
+def _is_there(t: Any) -> bool:
+    """Has a tensor got its numbers?  (What sharding by FSDP has gathered is emptied after a call.)"""
+    if not isinstance(t, Tensor):
+        return t is not None
+    return t.layout != torch.strided or t.numel() == 0 or t.untyped_storage().size() > 0
