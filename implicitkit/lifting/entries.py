@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from implicitkit.foundation import compat
 from implicitkit.lifting.reach import below
 from implicitkit.lifting.watch import Constants, Slot, is_substituted
 
-__all__ = ["Entries", "Rest", "explicit", "present", "to_lift"]
+__all__ = ["Entries", "Rest", "explicit", "has_lazy", "present", "to_lift"]
 
 
 def explicit(t: Tensor) -> bool:
@@ -32,6 +33,12 @@ def present(slot: Slot) -> Any:
     module, kind, key = slot
     where = module.__dict__ if key in module.__dict__ else getattr(module, kind)
     return where[key] if key in where else None  # noqa: SIM401 (the dicts of a traced module have no get)
+
+
+def has_lazy(module: nn.Module) -> bool:
+    """Does the module, or one below it, get its parameters at its first call?"""
+    held = (t for m in below(module) for t in (*m._parameters.values(), *m._buffers.values()))
+    return any(t is not None and is_lazy(t) for t in held)
 
 
 @dataclass

@@ -33,7 +33,7 @@ from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapturedTensorError
 from implicitkit.foundation.trees import refilled, tree_flatten, tree_map, tree_unflatten
 from implicitkit.foundation.written import FirstCalls
-from implicitkit.lifting.entries import Entries, Rest, explicit, to_lift
+from implicitkit.lifting.entries import Entries, Rest, explicit, has_lazy, to_lift
 from implicitkit.lifting.purity import watched
 from implicitkit.lifting.reach import Scope, below, can_keep, holds_compiled, modules_in_use, reachable_modules
 from implicitkit.lifting.watch import (
@@ -157,11 +157,18 @@ def lift(function: Callable[..., Any], z0: Any, args: tuple[Any, ...], check: Ca
     lifted = Lifted(function, theta, len(theta), rebuild, inside=inside)
     modules, lifted.compiled = reachable_modules(function)
     lifted.guarded = bool(modules)
-    if modules:
-        with modules_in_use.lock:
-            _lift(lifted, modules, z0, check, needed, levels)
-    else:
+    if not modules:
         _lift(lifted, modules, z0, check, needed, levels)
+        return lifted
+    with modules_in_use.lock:
+        try:
+            _lift(lifted, modules, z0, check, needed, levels)
+        except ValueError:  # torch's, of a lazy module, which has no parameters before it is called
+            if transforms or not any(map(has_lazy, modules)):  # inside a transform it would get ones that end with it
+                raise
+            with torch.no_grad():
+                function(z0, *args)
+            return lift(function, z0, args, check)
     return lifted
 
 

@@ -1,7 +1,7 @@
 """What a module holds, and its mode, may be something else when a derivative is formed than it was in the solve.
 
 ``torch.func.functional_call`` has ended by then, and the module holds its own tensors again; ``train()`` or ``eval()`` may
-have been called.
+have been called.  A lazy module has no parameters before the solve.
 """
 
 from __future__ import annotations
@@ -141,3 +141,25 @@ def test_the_mode_is_that_of_the_solve(name: str, twice: bool) -> None:
     found = gradient(module.train)
     torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-12)
     assert module.training and module.extra.training  # as it was told
+
+
+LAZY: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.LazyLinear(3, dtype=D),
+    "with buffers": lambda: nn.Sequential(nn.LazyLinear(3, dtype=D), nn.LazyBatchNorm1d(dtype=D)).eval(),
+}
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_a_lazy_module_is_initialised_by_the_solve(name: str) -> None:
+    torch.manual_seed(0)
+    module, x = LAZY[name](), torch.randn(4, 3, dtype=D)
+    f = lambda z: torch.tanh(0.2 * module(z) + x)  # noqa: E731
+    with pytest.raises(ValueError, match="uninitialized"):  # its parameters would end with the transform
+        grad(lambda x: ik.fixed_point(f, torch.zeros_like(x), **TIGHT).value.sum())(x)
+    value = ik.fixed_point(f, torch.zeros_like(x), batch_dims=1, **TIGHT).value
+    gradients = torch.autograd.grad(value.square().sum(), list(module.parameters()))
+    unrolled = torch.zeros_like(x)
+    for _ in range(100):
+        unrolled = f(unrolled)
+    exact = torch.autograd.grad(unrolled.square().sum(), list(module.parameters()))
+    torch.testing.assert_close(gradients, exact, rtol=1e-9, atol=1e-11)
