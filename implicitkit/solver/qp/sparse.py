@@ -108,10 +108,12 @@ class _Scaled(NamedTuple):
 
 
 class Active(NamedTuple):
-    """``bounds``: ``(n,)``, -1 where the lower one is active, 1 the upper, 0 neither; ``rows``: ``(m,)`` bool."""
+    """``bounds``: ``(n,)``, -1 where the lower one is active, 1 the upper, 0 neither; ``rows``: ``(m,)`` bool; ``y``:
+    ``(m,)``, multipliers near those of the rows, if they are known."""
 
     bounds: np.ndarray
     rows: np.ndarray
+    y: np.ndarray | None = None
 
 
 class SparsePoint(NamedTuple):
@@ -154,9 +156,12 @@ def active_set(
 ) -> SparsePoint | None:
     """The solution by active sets from ``start`` on; ``None`` where they do not settle, settle slowly, or a system cannot be
     solved.  Of fewer ``sets`` than that takes, the last point.  ``convex``: ``None`` where ``H`` would have to be
-    shifted.  ``near``: multipliers near those of the solution: what is solved for is the difference, and beside that a short
-    ``d`` has digits of its own."""
+    shifted.  ``near``: multipliers near those of the solution, else those of ``start``: what is solved for is the
+    difference, and beside that a short ``d`` has digits of its own.  Where active conditions depend on each other (an
+    assignment) multipliers are not unique, and those from inside, positive all of them, keep the set that they say."""
     active, before, slow = start, np.inf, 0
+    if near is None:
+        near = start.y
     y = np.zeros(len(program.b)) if near is None else near
     for k in range(sets):
         found = _with_active(program, active, shift, 1 if convex else _SHIFTS, y)
@@ -236,7 +241,7 @@ class _Inside(NamedTuple):
 
 
 def interior_point(program: SparseProgram) -> Active | None:
-    """The active set at the solution, by Mehrotra's method; ``None`` where it does not get there."""
+    """The active set at the solution and its multipliers, by Mehrotra's method; ``None`` where it does not get there."""
     p, n = program, program.size
     sided, has_low, has_high = p.one_sided, np.isfinite(p.lower), np.isfinite(p.upper)
     pinned = p.lower == p.upper
@@ -267,7 +272,7 @@ def interior_point(program: SparseProgram) -> Active | None:
             and gap <= _CLOSE * size * (1 + np.abs(d).max(initial=0.0))
         ):
             bounds = np.where(pinned | (has_high & (high > above)), 1, np.where(has_low & (low > below), -1, 0))
-            return Active(bounds, ~sided | (y > s))
+            return Active(bounds, ~sided | (y > s), y)
         step = _mehrotra(p, at, r_d, r_p, gap / count, free, shift)
         if step is None:
             return None

@@ -1,0 +1,120 @@
+"""Conditions of optimality that depend on each other: assignments, all of the balances of a network."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.optimize as so
+import scipy.sparse as sp
+import scipy.sparse.linalg as sla
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.linear.least_norm import least_norm
+from implicitkit.linear.sparse_blocks import SparseBlocks
+from implicitkit.sparsity.compression import known_entries
+
+D = torch.float64
+
+
+def grid_network(side: int) -> sp.csr_matrix:
+    """Incidence of a grid, ``(nodes, edges)``: its rows add up to nothing."""
+    at = np.arange(side * side).reshape(side, side)
+    i, j = np.r_[at[:, :-1].ravel(), at[:-1].ravel()], np.r_[at[:, 1:].ravel(), at[1:].ravel()]
+    edge, one = np.arange(len(i)), np.ones(len(i))
+    return sp.csr_matrix((np.r_[one, -one], (np.r_[i, j], np.r_[edge, edge])), shape=(side * side, len(i)))
+
+
+# ------------------------------------------------------------------------------------------------------- least norm
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_least_norm_is_that_of_the_pseudo_inverse(transposed: bool, scale: float) -> None:
+    rng = np.random.default_rng(0)
+    C = grid_network(9)
+    H = sp.diags(rng.uniform(0.5, 2, C.shape[1]))
+    units = sp.diags(np.r_[np.ones(C.shape[1]), np.full(C.shape[0], scale)])
+    K = sp.csr_matrix(sp.bmat([[H, C.T], [-C, None]]) @ units)
+    pattern = sp.csr_matrix(K, dtype=bool)
+    blocks = SparseBlocks(known_entries(pattern), K.data[None])
+    A = K.T if transposed else K
+    blocks = blocks.T if transposed else blocks
+    b = A @ rng.standard_normal(A.shape[0])
+    x = least_norm(blocks, torch.from_numpy(np.stack([b])))
+    assert x is not None
+    dense = np.linalg.pinv(A.toarray(), rcond=1e-12) @ b
+    np.testing.assert_allclose(x[0].numpy(), dense, rtol=0, atol=1e-9 * np.abs(dense).max())
+
+
+def test_least_norm_of_what_is_no_block_and_of_nothing() -> None:
+    assert least_norm(object(), torch.zeros(1, 3)) is None
+    blocks = SparseBlocks(known_entries(sp.identity(3, dtype=bool, format="csr")), np.ones((2, 3)))
+    b = torch.tensor([[0.0, 0, 0], [torch.nan, 1, 1]], dtype=D)
+    x = least_norm(blocks, b)
+    assert x is not None and bool((x[0] == 0).all()) and bool(x[1].isnan().all())
+
+
+# ------------------------------------------------------------------------------------------------- by the whole library
+@pytest.mark.parametrize("balances", ["independent", "all of them"])
+def test_flow_in_a_network(balances: str) -> None:
+    """One balance too many changes nothing: 4,900 edges, by Newton's method for the conditions of the independent ones."""
+    A = grid_network(50)
+    nodes, edges = A.shape
+    source = np.sin(np.arange(nodes))
+    source -= source.mean()
+    kept = nodes - 1 if balances == "independent" else nodes
+    i, j = (torch.from_numpy(sp.csc_matrix(A.multiply(s) > 0).indices.astype(np.int64)) for s in (1, -1))
+
+    def balance(f: Tensor, c: Tensor) -> Tensor:
+        return (torch.zeros(nodes, dtype=D).index_add(0, i, f).index_add(0, j, -f) - torch.from_numpy(source))[:kept]
+
+    def cost(f: Tensor, c: Tensor) -> Tensor:
+        return (c * (f.square() / 2 + f**4 / 4)).sum()
+
+    c = torch.linspace(0.5, 1.5, edges, dtype=D, requires_grad=True)
+    f = ik.argmin(cost, torch.zeros(edges, dtype=D), (c,), constraints=[ik.Equality(balance)]).value
+    weights = torch.cos(torch.arange(edges, dtype=D))
+    (slope,) = torch.autograd.grad((weights * f).sum(), c)
+    B, w, g = A[:-1], np.zeros(edges + nodes - 1), c.detach().numpy()
+    for _ in range(12):
+        z, y = w[:edges], w[edges:]
+        out = np.r_[g * (z + z**3) + B.T @ y, B @ z - source[:-1]]
+        lu = sla.splu(sp.bmat([[sp.diags(g * (1 + 3 * z**2)), B.T], [B, None]], format="csc"))
+        w = w - lu.solve(out)
+    u = lu.solve(np.r_[weights.numpy(), np.zeros(nodes - 1)])[:edges]
+    np.testing.assert_allclose(f.detach().numpy(), w[:edges], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(slope.numpy(), -(w[:edges] + w[:edges] ** 3) * u, rtol=0, atol=1e-8)
+
+
+def transport(k: int, weight: float, c: Tensor) -> Tensor:
+    """Uniform masses, so that vertices of the program are degenerate: ``(k, k)``."""
+    one, ones = sp.identity(k), np.ones((1, k))
+    A = sp.csr_matrix(sp.vstack([sp.kron(one, ones), sp.kron(ones, one)]))[:-1]
+    b = torch.full((2 * k - 1,), 1 / k, dtype=D)
+    P = weight * sp.identity(k * k, format="csr") if weight else None
+    G = -sp.identity(k * k, format="csr")
+    return ik.solve(ik.QuadraticProgram(P, c, A, b, G, torch.zeros(k * k, dtype=D))).value
+
+
+def test_an_assignment_is_the_one_of_the_hungarian_method() -> None:
+    """2,279 conditions, of which more hold than there are unknowns."""
+    k = 34
+    cost = torch.rand(k * k, generator=torch.Generator().manual_seed(0), dtype=D)
+    z = transport(k, 0.0, cost).view(k, k)
+    rows, columns = so.linear_sum_assignment(cost.view(k, k).numpy())
+    expected = torch.zeros(k, k, dtype=D)
+    expected[rows, columns] = 1 / k
+    assert torch.allclose(z, expected, rtol=0, atol=1e-10)
+
+
+def test_the_derivative_of_a_transport_with_uniform_masses() -> None:
+    k = 34
+    generator = torch.Generator().manual_seed(1)
+    cost = torch.rand(k * k, generator=generator, dtype=D).requires_grad_()
+    weights = torch.randn(k * k, generator=generator, dtype=D)
+    way = torch.randn(k * k, generator=generator, dtype=D)
+    (slope,) = torch.autograd.grad((weights * transport(k, 0.05, cost)).sum(), cost)
+    step = 1e-6
+    ends = [(weights * transport(k, 0.05, cost.detach() + s * step * way)).sum() for s in (1, -1)]
+    change = (ends[0] - ends[1]) / (2 * step)
+    assert torch.allclose((slope * way).sum(), change, rtol=1e-6)
