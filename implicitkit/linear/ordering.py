@@ -35,13 +35,14 @@ class Ordering:
         pattern: not looked at: an ordering can be kept with a pattern (:meth:`Coloured.analysed`).
 
     Attributes:
-        fill: entries of the factors that were made first; 0 before.
+        fill: entries of the factors that were made first; 0 before. alike: samples that had one matrix, the last time.
     """
 
     def __init__(self, pattern: object = None) -> None:
         self._first: tuple[sp.csc_matrix, np.ndarray] | None = None  # a matrix, and the order it was given
         self._order: _Order | None = None  # the same, ready for use
         self.fill = 0
+        self.alike = 1.0
 
     def factor(self, A: sp.csc_matrix, threshold: float) -> Any:
         """Factors of ``A`` with ``solve(b, trans)``; ``None`` where it is exactly singular.
