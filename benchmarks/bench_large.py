@@ -434,6 +434,27 @@ def loads(count: int, m: int) -> Row:
     )
 
 
+def sweeps(m: int) -> Row:
+    """Jacobi's sweeps over a grid as a fixed-point map; by hand the equation itself."""
+    h2 = (m + 1.0) ** 2
+
+    def sweep(u: Tensor, b: Tensor) -> Tensor:
+        U = pad(u, (1, 1, 1, 1))
+        return (h2 * (U[2:, 1:-1] + U[:-2, 1:-1] + U[1:-1, 2:] + U[1:-1, :-2]) + b - 0.1 * u**3) / (4 * h2)
+
+    L1 = h2 * sp.diags([-1.0, 2.0, -1.0], [-1, 0, 1], shape=(m, m))
+    L = sp.csr_matrix(sp.kronsum(L1, L1))
+    return Row(
+        f"Jacobi's sweeps, {m} x {m}",
+        sweep,
+        torch.zeros(m, m),
+        torch.linspace(1, 3, m * m).view(m, m),
+        lambda u, b: (L @ u + 0.1 * u**3 - b.reshape(-1), L + sp.diags(0.3 * u**2)),
+        lambda u, b, w: -w.reshape(m, m),
+        solve=ik.fixed_point,
+    )
+
+
 ROWS: dict[str, Callable[[], Row]] = {
     **{f"bratu1 {n}": (lambda n=n: bratu(n)) for n in (100, 400, 1000, 4000, 20_000, 100_000)},
     **{f"bratu2 {m}": (lambda m=m: bratu2(m)) for m in (16, 64, 128, 256, 512)},
@@ -446,6 +467,7 @@ ROWS: dict[str, Callable[[], Row]] = {
     **{f"dense {n}": (lambda n=n: dense(n)) for n in (300, 1000)},
     "batch 64": lambda: batch(64, 200),
     "loads 20": lambda: loads(20, 100),
+    **{f"sweeps {m}": (lambda m=m: sweeps(m)) for m in (30, 100)},
     **{f"poses {n}": (lambda n=n: Row(**large_fits.pose_graph(n))) for n in (200, 2000, 10_000)},
     **{f"bundle {c}": (lambda c=c, p=p: Row(**large_fits.bundle_adjustment(c, p))) for c, p in ((10, 100), (40, 2000))},
     **{f"control {n}": (lambda n=n: Row(**large_programs.pendulum(n))) for n in (100, 400, 2000, 7000)},
