@@ -23,6 +23,7 @@ _WEIGHT = 0.015  # of a number of the state, for one of the parameters
 _BAND = 3.0  # numbers of a product for one entry in a band, ...
 _ENTRY = 10.0  # ... for one entry of a sparse matrix, ...
 _FILL = 0.008  # ... and for ``fill^2 / n``, about the operations that its factors take
+_FULL = 7e-4  # for each of ``n^3``, where factors are so full that dense ones cost less
 _GRID = 150.0  # root of the size of a grid whose factors cost twice that
 _SEPARATOR = 0.12  # for the cube of a separator in space, and those below it, ...
 _DENSE_SEPARATOR = 0.016  # ... and of one alone
@@ -79,7 +80,8 @@ def price_of(
     if band is not None:
         factored = CALL + _BAND * matrices * size * band
     elif fill:
-        factored = matrices * (_EACH + _ENTRY * entries + _FILL * fill * fill / size)
+        sparse = _ENTRY * entries + _FILL * fill * fill / size
+        factored = matrices * (_EACH + min(sparse, _FULL * size**3))
     else:
         least = _ENTRY * entries * (1 + math.sqrt(size) / _GRID)
         if reach**3 <= _LAYERED * size**2:

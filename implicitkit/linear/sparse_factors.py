@@ -218,7 +218,7 @@ class SparseFactor:
         if self._factorise is not None:
             factors = self._factorise((sp.diags_array(self.scale[i]) @ A).tocsc())
             return None if factors is None else _Unscaled(factors, self.scale[i])
-        return _Full(A) if self._full else _superlu(A, self.analysis)
+        return _Full(A) if self._full or self.analysis.ordering.fills(self.size) else _superlu(A, self.analysis)
 
     def _block(self, i: int) -> sp.csc_matrix:
         pattern = self.analysis.pattern
