@@ -118,3 +118,43 @@ def test_the_derivative_of_a_transport_with_uniform_masses() -> None:
     ends = [(weights * transport(k, 0.05, cost.detach() + s * step * way)).sum() for s in (1, -1)]
     change = (ends[0] - ends[1]) / (2 * step)
     assert torch.allclose((slope * way).sum(), change, rtol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------ total variation
+def variation(side: int) -> sp.csr_matrix:
+    line = sp.diags([-1.0, 1.0], [0, 1], shape=(side - 1, side))
+    return sp.csr_matrix(sp.vstack([sp.kron(sp.identity(side), line), sp.kron(line, sp.identity(side))]))
+
+
+def smoothed(y: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+    """``u`` that minimises ``|u - y|^2 / 2 + weight |Du|_1`` on a square, as a quadratic program with ``-t <= Du <= t``, and
+    the multipliers.  In flat parts differences around every small square depend on each other, and no curvature holds
+    ``t``."""
+    D1 = variation(round(len(y) ** 0.5))
+    k, n = D1.shape
+    P = sp.block_diag([sp.identity(n), sp.csr_matrix((k, k))], format="csr")
+    G = sp.bmat([[D1, -sp.identity(k)], [-D1, -sp.identity(k)]], format="csr")
+    q = torch.cat([-y, torch.full((k,), weight, dtype=D)])
+    solution = ik.solve(ik.QuadraticProgram(P, q, G=G, h=torch.zeros(2 * k, dtype=D)))
+    lam = solution.multipliers.inequality
+    return solution.value[:n], lam[:k] - lam[k:]
+
+
+def test_total_variation_of_a_picture() -> None:
+    side, weight = 26, 0.1
+    generator = torch.Generator().manual_seed(0)
+    y = torch.zeros(side, side, dtype=D)
+    y[7:15, 10:20] = 1
+    y = (y + 0.1 * torch.randn(side, side, generator=generator, dtype=D)).reshape(-1).requires_grad_()
+    u, p = smoothed(y, weight)
+    A, at, force = variation(side), u.detach().numpy(), p.detach().numpy()
+    assert np.abs(force).max() <= weight * (1 + 1e-9)
+    np.testing.assert_allclose(at, y.detach().numpy() - A.T @ force, rtol=0, atol=1e-9)  # stationary, so that ...
+    gap = weight * np.abs(A @ at).sum() - force @ (A @ at)  # ... this is the distance from the dual bound
+    assert abs(gap) < 1e-8 and (np.abs(A @ at) < 1e-9).mean() > 0.5
+    weights = torch.cos(torch.arange(side * side, dtype=D))
+    (slope,) = torch.autograd.grad((weights * u).sum(), y)
+    way = torch.randn(side * side, generator=generator, dtype=D)
+    step = 1e-7
+    ends = [(weights * smoothed(y.detach() + s * step * way, weight)[0]).sum() for s in (1, -1)]
+    assert torch.allclose((slope * way).sum(), (ends[0] - ends[1]) / (2 * step), rtol=1e-5)

@@ -40,6 +40,7 @@ _ACCURATE = 1e-7  # residual of a linear system, relative, that is too large to 
 _SHIFTS = 16  # by factors of eight
 _NOISE = 1e-13  # of the largest: a multiplier whose sign means nothing
 _STEPS = 80  # of the interior-point method
+_NEARNESS = (0.0, 1e-8, 1e-6)  # of its steps, where systems cannot be solved without
 _CLOSE = 1e-9  # relative residual at which it ends
 _MOST = 0.5  # of the entries of K that are left: fewer are factored without the others
 
@@ -91,6 +92,11 @@ class SparseProgram:
             return SparseSaddle(matrix, n, scale, layout)
         more = equilibrated(matrix)
         return SparseSaddle(both_sides(matrix, more), n, scale * more, layout)
+
+    @property
+    def scale(self) -> np.ndarray:
+        """By what rows and columns of ``K`` are multiplied to have the size one."""
+        return self._scaled.scale
 
     @functools.cached_property
     def _scaled(self) -> _Scaled:
@@ -258,6 +264,7 @@ def interior_point(program: SparseProgram) -> Active | None:
     force = np.full(n, max(1.0, np.abs(p.q).max(initial=0.0)))
     s = np.maximum(p.b - (p.K @ np.concatenate([d, 0 * y]))[n:], 1e-1 * (1 + np.abs(p.b)))
     low, high = np.where(has_low, force, 0.0), np.where(has_high, force, 0.0)
+    near = _NEARNESS[0]
     for _ in range(_STEPS):
         below, above = np.where(has_low, d - p.lower, 1.0), np.where(has_high, p.upper - d, 1.0)
         product = p.K @ np.concatenate([d, y])
@@ -273,7 +280,12 @@ def interior_point(program: SparseProgram) -> Active | None:
         ):
             bounds = np.where(pinned | (has_high & (high > above)), 1, np.where(has_low & (low > below), -1, 0))
             return Active(bounds, ~sided | (y > s), y)
-        step = _mehrotra(p, at, r_d, r_p, gap / count, free, shift)
+        step = None
+        for nearness in _NEARNESS[_NEARNESS.index(near) :]:
+            step = _mehrotra(p, at, r_d, r_p, gap / count, free, shift, nearness)
+            if step is not None:
+                near = nearness
+                break
         if step is None:
             return None
         dd, dy, ds, dlow, dhigh = step
@@ -286,14 +298,28 @@ def interior_point(program: SparseProgram) -> Active | None:
 
 
 def _mehrotra(
-    p: SparseProgram, at: _Inside, r_d: np.ndarray, r_p: np.ndarray, mu: float, free: np.ndarray, shift: float
+    p: SparseProgram,
+    at: _Inside,
+    r_d: np.ndarray,
+    r_p: np.ndarray,
+    mu: float,
+    free: np.ndarray,
+    shift: float,
+    near: float,
 ) -> tuple[np.ndarray, ...] | None:
-    """Predictor and corrector: changes of ``d``, ``y``, ``s`` and of the multipliers of the bounds."""
+    """Predictor and corrector: changes of ``d``, ``y``, ``s`` and of the multipliers of the bounds.
+
+    ``near``: what the square of a change costs, in the units of the scaled ``K``: the proximal method (Friedlander & Orban
+    2012), whose systems have factors where rows depend on each other or ``H`` has none of some unknowns, and whose solution
+    is the same."""
     n, sided = p.size, p.one_sided
     s, y, below, low, above, high = at
     with np.errstate(divide="ignore", invalid="ignore"):
         E = np.where(sided, s / y, 0.0)
-    saddle = p.system(free, shift, np.concatenate([low / below + high / above, -E]))
+    diagonal = np.concatenate([low / below + high / above, -E])
+    if near:
+        diagonal += np.where(np.arange(len(diagonal)) < n, near, -near) / p.scale**2
+    saddle = p.system(free, shift, diagonal)
     if saddle.lu is None:
         return None
 
