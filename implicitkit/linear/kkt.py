@@ -87,7 +87,10 @@ class KKT(LinearSolver):
             if bool(met.all()):
                 return self._on_both_sides(A, b, x, norm, met)
         elif A.sparse() is not None:
-            x = solve_with(A.sparse(), A, b.unsqueeze(0), rtol=rtol, atol=atol).x
+            blocks = A.sparse()
+            if self.degenerate != "raise" and hasattr(blocks, "by_diagonal"):
+                blocks = blocks.by_diagonal()
+            x = solve_with(blocks, A, b.unsqueeze(0), rtol=rtol, atol=atol).x
         elif A.size <= self.dense_size:
             x = _lu(A.dense(), b)
         else:
@@ -135,6 +138,9 @@ class KKT(LinearSolver):
         else:
             asked = torch.where(bad.unsqueeze(1), b, 0)
             rest = _by_factors(A, asked, rtol, atol)
+            if rest is None and A.sparse() is not None:
+                direct = solve_with(A.sparse(), A, asked.unsqueeze(0), rtol=rtol, atol=atol)
+                rest = direct if bool(direct.converged.all()) else None
             if rest is None:
                 rest = LSMR().solve(A, asked, rtol=rtol, atol=atol, max_steps=None)
             x = torch.where(bad.unsqueeze(1), rest.x, x)

@@ -54,6 +54,18 @@ class SparseBlocks:
         other._factors.append(SparseFactor(self.ready.analysed(analyse), self.values, factorise))
         return other
 
+    def by_diagonal(self) -> SparseBlocks:
+        """These, with factors only if pivots from the diagonal do: what needs others may fill, and be singular after all."""
+        analysis = self.ready.analysed(analyse)
+        if self._factors or analysis.band is not None or not analysis.symmetric:
+            return self
+        other = SparseBlocks(self.ready, self.values)
+        other.transposed = self.transposed
+        other._factors.append(SparseFactor(analysis, self.values, anywhere=False))
+        if bool(other.factor.ok.all()):
+            self._factors.append(other.factor)
+        return other
+
     @property
     def columns(self) -> Tensor:
         """The norms of the columns, ``(batch, n)``."""

@@ -120,6 +120,35 @@ def test_the_derivative_of_a_transport_with_uniform_masses() -> None:
     assert torch.allclose((slope * way).sum(), change, rtol=1e-6)
 
 
+# ------------------------------------------------------------------------------------------------- pivots elsewhere
+def _weak(n: int) -> sp.csr_matrix:
+    """A symmetric pattern without order whose diagonal is no pivot."""
+    R = sp.random(n, n, 2 / n, random_state=np.random.default_rng(1))
+    swap = sp.csr_matrix(np.eye(n)[:, np.arange(n) ^ 1])
+    return sp.csr_matrix(R - R.T + 3 * swap + 1e-15 * sp.identity(n))
+
+
+@pytest.mark.parametrize("kind", ["regular", "needs pivots", "singular"])
+def test_factors_with_pivots_from_the_diagonal_alone(kind: str) -> None:
+    """No more is spent on a matrix that may be singular; one that is not is solved all the same."""
+    n = 240
+    A = _weak(n)
+    if kind == "regular":
+        A = sp.csr_matrix(A + 9 * sp.identity(n))
+    if kind == "singular":
+        A = sp.csr_matrix(A.multiply(np.arange(n)[:, None] != 7).multiply(np.arange(n) != 7))
+    pattern = sp.csr_matrix(abs(A) + abs(A.T) + sp.identity(n)) > 0
+    pattern.sort_indices()
+    blocks = SparseBlocks(known_entries(pattern), np.asarray(A[pattern.nonzero()]).reshape(1, -1))
+    easy = blocks.by_diagonal()
+    assert bool(easy.factor.ok.all()) == (kind == "regular")
+    assert bool(blocks.factor.ok.all()) == (kind != "singular")
+    assert (blocks.factor is easy.factor) == (kind == "regular")
+    if kind != "singular":
+        b = torch.ones(1, n, dtype=D)
+        torch.testing.assert_close(blocks.solve(b)[0], torch.linalg.solve(torch.from_numpy(A.toarray()), b[0]))
+
+
 # ------------------------------------------------------------------------------------------------------ total variation
 def variation(side: int) -> sp.csr_matrix:
     line = sp.diags([-1.0, 1.0], [0, 1], shape=(side - 1, side))
