@@ -472,6 +472,8 @@ ROWS: dict[str, Callable[[], Row]] = {
     **{f"bundle {c}": (lambda c=c, p=p: Row(**large_fits.bundle_adjustment(c, p))) for c, p in ((10, 100), (40, 2000))},
     **{f"control {n}": (lambda n=n: Row(**large_programs.pendulum(n))) for n in (100, 400, 2000, 7000)},
     **{f"obstacle {m}": (lambda m=m: Row(**large_programs.membrane(m))) for m in (32, 64, 128)},
+    **{f"network {m}": (lambda m=m: Row(**large_programs.network(m))) for m in (20, 50)},
+    "nonnegative 1200": lambda: Row(**large_programs.nonnegative(3600, 1200)),
 }
 SLOW = ("bratu2 512", "reaction 192", "resistors 5000")
 
