@@ -118,10 +118,11 @@ _SPARSE_NEWTON = (
     Stage(FrugalNewton(), max_steps=100, sparse=True),
     Stage("newton", (("line_search", False),), max_steps=60, sparse=True),
 )
-#: Where sweeps are slow and factors are sparse Newton's method goes on, and Anderson acceleration where it fails.
+#: Where sweeps are slow and factors are sparse Newton's method goes on; acceleration again where that takes more than a few
+#: factorisations.
 _ANDERSON = (
     Stage(FrugalAnderson(), max_steps=500),
-    Stage("newton", max_steps=30, scale=None, sparse=True),
+    Stage("newton", max_steps=4, scale=None, sparse=True),
     _stage("anderson", max_steps=500, scale=None),
 )
 _MINIMISE = (
