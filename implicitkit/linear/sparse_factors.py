@@ -259,9 +259,11 @@ def _superlu(A: sp.csc_matrix, analysis: Analysis, anywhere: bool = True) -> Any
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sla.MatrixRankWarning)
         try:
-            return sla.splu(A, permc_spec="COLAMD")
+            found = sla.splu(A, permc_spec="COLAMD")
         except RuntimeError:  # "Factor is exactly singular"
             return None
+    analysis.ordering.fill = analysis.ordering.fill or found.nnz
+    return found
 
 
 def _is_accurate(A: sp.csc_matrix, x: np.ndarray, b: np.ndarray, near: bool) -> bool:
