@@ -91,6 +91,8 @@ def _lu(J: Any, symmetric: bool = False) -> Any:
         return sla.splu(J.tocsc(), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
     if sp.issparse(J):
         return sla.splu(J.tocsc())
+    if isinstance(J, OneMatrix):
+        return J.factors()
     import scipy.linalg as la
 
     class Dense:
@@ -389,6 +391,70 @@ def batch(count: int, n: int) -> Row:
     )
 
 
+class OneMatrix:
+    """``count`` times the matrix ``A`` along the diagonal."""
+
+    def __init__(self, A: Any, count: int) -> None:
+        self.A, self.count = A, count
+
+    def __abs__(self) -> OneMatrix:
+        return OneMatrix(abs(self.A), self.count)
+
+    def __matmul__(self, z: Array) -> Array:
+        return np.asarray(self.A @ z.reshape(self.count, -1).T).T.reshape(-1)
+
+    def factors(self) -> Any:
+        lu, count = sla.splu(self.A.tocsc()), self.count
+
+        class Factors:
+            def solve(self, b: Array, trans: str = "N") -> Array:
+                return np.asarray(lu.solve(np.ascontiguousarray(b.reshape(count, -1).T), trans).T).reshape(-1)
+
+        return Factors()
+
+
+def loads(count: int, m: int) -> Row:
+    """A linear equation on a grid for many right-hand sides, which nobody says it is."""
+    h2 = (m + 1.0) ** 2
+
+    def residual(u: Tensor, b: Tensor) -> Tensor:
+        U = pad(u, (1, 1, 1, 1))
+        return h2 * (4 * u - U[..., 2:, 1:-1] - U[..., :-2, 1:-1] - U[..., 1:-1, 2:] - U[..., 1:-1, :-2]) + u - b
+
+    L1 = h2 * sp.diags([-1.0, 2.0, -1.0], [-1, 0, 1], shape=(m, m))
+    A = OneMatrix(sp.csr_matrix(sp.kronsum(L1, L1) + sp.identity(m * m)), count)
+    return Row(
+        f"{count} loads, {m} x {m}",
+        residual,
+        torch.zeros(count, m, m),
+        torch.sin(torch.arange(count * m * m) * 0.37).view(count, m, m),
+        lambda u, b: (A @ u - b.reshape(-1), A),
+        lambda u, b, w: -w.reshape(b.shape),
+        options={"batch_dims": 1},
+    )
+
+
+def sweeps(m: int) -> Row:
+    """Jacobi's sweeps over a grid as a fixed-point map; by hand the equation itself."""
+    h2 = (m + 1.0) ** 2
+
+    def sweep(u: Tensor, b: Tensor) -> Tensor:
+        U = pad(u, (1, 1, 1, 1))
+        return (h2 * (U[2:, 1:-1] + U[:-2, 1:-1] + U[1:-1, 2:] + U[1:-1, :-2]) + b - 0.1 * u**3) / (4 * h2)
+
+    L1 = h2 * sp.diags([-1.0, 2.0, -1.0], [-1, 0, 1], shape=(m, m))
+    L = sp.csr_matrix(sp.kronsum(L1, L1))
+    return Row(
+        f"Jacobi's sweeps, {m} x {m}",
+        sweep,
+        torch.zeros(m, m),
+        torch.linspace(1, 3, m * m).view(m, m),
+        lambda u, b: (L @ u + 0.1 * u**3 - b.reshape(-1), L + sp.diags(0.3 * u**2)),
+        lambda u, b, w: -w.reshape(m, m),
+        solve=ik.fixed_point,
+    )
+
+
 ROWS: dict[str, Callable[[], Row]] = {
     **{f"bratu1 {n}": (lambda n=n: bratu(n)) for n in (100, 400, 1000, 4000, 20_000, 100_000)},
     **{f"bratu2 {m}": (lambda m=m: bratu2(m)) for m in (16, 64, 128, 256, 512)},
@@ -400,10 +466,14 @@ ROWS: dict[str, Callable[[], Row]] = {
     **{f"collocation {n}": (lambda n=n: collocation(n)) for n in (100, 2000)},
     **{f"dense {n}": (lambda n=n: dense(n)) for n in (300, 1000)},
     "batch 64": lambda: batch(64, 200),
+    "loads 20": lambda: loads(20, 100),
+    **{f"sweeps {m}": (lambda m=m: sweeps(m)) for m in (30, 100)},
     **{f"poses {n}": (lambda n=n: Row(**large_fits.pose_graph(n))) for n in (200, 2000, 10_000)},
     **{f"bundle {c}": (lambda c=c, p=p: Row(**large_fits.bundle_adjustment(c, p))) for c, p in ((10, 100), (40, 2000))},
     **{f"control {n}": (lambda n=n: Row(**large_programs.pendulum(n))) for n in (100, 400, 2000, 7000)},
     **{f"obstacle {m}": (lambda m=m: Row(**large_programs.membrane(m))) for m in (32, 64, 128)},
+    **{f"network {m}": (lambda m=m: Row(**large_programs.network(m))) for m in (20, 50)},
+    "nonnegative 1200": lambda: Row(**large_programs.nonnegative(3600, 1200)),
 }
 SLOW = ("bratu2 512", "reaction 192", "resistors 5000")
 

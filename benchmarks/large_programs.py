@@ -1,4 +1,5 @@
-"""Constrained rows of ``bench_large.py``: optimal control within bounds and a membrane over an obstacle.
+"""Constrained rows of ``bench_large.py``: optimal control within bounds, a membrane over an obstacle, flow in a network,
+and a nonnegative fit.
 
 By hand: Newton's method for the optimality conditions with the analytic Hessian of the Lagrangian and the analytic Jacobian
 of the constraints.  A bound is active where ``z - dL/dz`` lies beyond it; its unknown's equation is then ``z = bound`` (the
@@ -113,6 +114,63 @@ def membrane(m: int) -> dict[str, Any]:
         "pull": pull,
         "options": {"bounds": (obstacle, None)},
         "solve": ik.argmin,
+    }
+
+
+def network(side: int) -> dict[str, Any]:
+    """Flow of least cost ``c (f^2 / 2 + f^4 / 4)`` in a grid with the balances of all nodes, one more than there need be; by
+    the costs.  By hand the last one is left out."""
+    at = np.arange(side * side).reshape(side, side)
+    i, j = np.r_[at[:, :-1].ravel(), at[:-1].ravel()], np.r_[at[:, 1:].ravel(), at[1:].ravel()]
+    nodes, edges, one = side * side, len(i), np.ones(len(i))
+    A = sp.csr_matrix((np.r_[one, -one], (np.r_[i, j], np.tile(np.arange(edges), 2))), shape=(nodes, edges))
+    B, source = A[:-1], np.sin(np.arange(nodes))
+    source -= source.mean()
+    ti, tj, given = torch.from_numpy(i), torch.from_numpy(j), torch.from_numpy(source)
+
+    def balance(f: Tensor, c: Tensor) -> Tensor:
+        return torch.zeros_like(given).index_add(0, ti, f).index_add(0, tj, -f) - given
+
+    def hand(w: Array, c: Array) -> tuple[Array, Any]:
+        f, y = w[:edges], w[edges:]
+        out = np.r_[c * (f + f**3) + B.T @ y, B @ f - source[:-1]]
+        return out, sp.bmat([[sp.diags(c * (1 + 3 * f**2)), B.T], [B, None]])
+
+    return {
+        "name": f"flow in a network, {edges} edges",
+        "residual": lambda f, c: (c * (f.square() / 2 + f**4 / 4)).sum(),
+        "z0": torch.zeros(edges, dtype=torch.float64),
+        "theta": torch.linspace(0.5, 1.5, edges, dtype=torch.float64),
+        "hand": hand,
+        "pull": lambda w, c, u: (w[:edges] + w[:edges] ** 3) * u[:edges],
+        "options": {"constraints": [ik.Equality(balance)]},
+        "solve": ik.argmin,
+        "hidden": nodes - 1,
+    }
+
+
+def nonnegative(rows: int, columns: int) -> dict[str, Any]:
+    """A linear fit of nonnegative numbers to a design of random entries, whose factors are hardly sparse; by the data."""
+    rng = np.random.default_rng(0)
+    A = sp.csr_matrix(sp.random(rows, columns, 6 / columns, random_state=rng))
+    data = A @ np.maximum(rng.standard_normal(columns), 0) + rng.standard_normal(rows)
+    i = torch.from_numpy(np.repeat(np.arange(rows), np.diff(A.indptr)))
+    j, entries = torch.from_numpy(A.indices.astype(np.int64)), torch.from_numpy(A.data)
+    H, none = sp.csr_matrix(A.T @ A), sp.csr_matrix((0, columns))
+    low, high = np.zeros(columns), np.full(columns, np.inf)
+
+    def hand(z: Array, b: Array) -> tuple[Array, Any]:
+        return _conditions(z, H @ z - A.T @ b, H, np.zeros(0), none, low, high)
+
+    return {
+        "name": f"nonnegative fit, {rows} x {columns}",
+        "residual": lambda z, b: torch.zeros_like(b).index_add(0, i, entries * z[j]) - b,
+        "z0": torch.ones(columns, dtype=torch.float64),
+        "theta": torch.from_numpy(data),
+        "hand": hand,
+        "pull": lambda z, b, u: -A @ (u * (z - (H @ z - A.T @ b) >= 0)),
+        "options": {"bounds": (0.0, None)},
+        "solve": ik.least_squares,
     }
 
 

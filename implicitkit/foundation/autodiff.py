@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat, tracers
+from implicitkit.foundation import compat, seeded, tracers
 from implicitkit.foundation.errors import CapturedTensorError, ChangedFunctionError, ConvergenceError
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.wording import COMPILED_ONCE
@@ -27,6 +27,7 @@ __all__ = [
     "lacks_second_derivative",
     "linearise",
     "matrix",
+    "one_for_all",
     "products",
     "recorded",
     "rectangular",
@@ -36,6 +37,9 @@ __all__ = [
 ]
 
 _DENSE_CHUNK = 1 << 24  # numbers held at once while a dense Jacobian is formed
+_SAMPLES, _ROWS = 4, 128  # from which it is asked whether all samples have one matrix
+_ALIKE = 64.0  # units of rounding that products with matrices which are the same may differ by, ...
+_LIKELY = 1e-6  # ... and what of themselves, before the matrix is known
 _SHORT, _SLOWER = 8, 4  # numbers in a row below which an operation takes as many times longer for each
 
 
@@ -169,7 +173,8 @@ def linearise(
     mv, rmv = products(out, point)
 
     def dense() -> Tensor:
-        return matrix(rmv, z.shape[1], z)
+        shared = one_for_all(rmv, z.shape[1], z)
+        return matrix(rmv, z.shape[1], z) if shared is None else shared
 
     return out, Operator(
         rmv if symmetric else mv,
@@ -289,3 +294,29 @@ def matrix(product: Callable[[Tensor], Tensor], rows: int, like: Tensor) -> Tens
         except RuntimeError:  # an operation without a batching rule: row by row
             pass
     return torch.stack([product(e.expand(batch, -1)) for e in eye], 1)
+
+
+def one_for_all(product: Callable[[Tensor], Tensor], rows: int, like: Tensor) -> Tensor | None:
+    """What :func:`matrix` gives, where the matrices of all samples are the same (a linear equation for many right-hand
+    sides): one of them, expanded.  ``None`` where they are not, or there are few.
+
+    They are if a random vector has the same product with each, to what rounding leaves of ``|v| |A|``.  To show the matrix,
+    each sample is given another unit vector, ``rows / batch`` times.
+    """
+    batch, n = like.shape
+    if batch < _SAMPLES or rows < _ROWS:
+        return None
+    v = seeded.normal(1, rows, seed=0xA11CE).to(like)
+    shown = product(v.expand(batch, -1))
+    if not bool(((shown - shown[:1]).abs() <= _LIKELY * shown[:1].abs()).all()):
+        return None
+    count = -(-rows // batch)
+    eye = torch.eye(count * batch, rows, dtype=like.dtype, device=like.device).view(count, batch, rows)
+    chunk = max(1, _DENSE_CHUNK // max(1, batch * max(rows, n)))
+    try:
+        parts = [torch.func.vmap(product)(e) for e in eye.split(chunk)]
+    except RuntimeError:  # an operation without a batching rule
+        parts = [torch.stack([product(e) for e in eye])]
+    found = torch.cat(parts).flatten(0, 1)[:rows]
+    rounding = _ALIKE * torch.finfo(like.dtype).eps * (v.abs() @ found.abs())
+    return found.expand(batch, -1, -1) if bool(((shown - v @ found).abs() <= rounding).all()) else None

@@ -28,6 +28,7 @@ _FEW = 64  # unknowns up to which a dense matrix is the first choice whatever it
 _WORK = 3e7  # batch * n * (n + numbers in one evaluation): above it a Krylov method is tried before a dense matrix
 _SMALL = 32  # ... and of a fixed-point map, whose systems take few products
 _NUMBERS = 1 << 27  # numbers in all dense matrices, at most
+_LONG = 5000  # products of a fixed-point map's, at most, before factors that would cost more
 _FIRST = 120  # products of a Krylov method before a direct one, where there is one to turn to
 _STALE = 12  # products with the factors of a matrix nearby before they are given up
 _COLOURS = 24  # products side by side that cost no more than refinement by the factors of a matrix roughly like this
@@ -99,6 +100,9 @@ class Auto(LinearSolver):
                 return state.answer()
         affordable = not (cheap or dear) and self._is_affordable(A)
         fewer = _FIRST if affordable or A.fixed_point else None
+        if A.fixed_point and not (state.done or affordable or alone):  # as long as they cost less than factors
+            price = A.price()
+            fewer = _FIRST if price is None else max(_FIRST, min(int(price.factors), _LONG))
         if not state.done:
             state.add(self._krylov(A, state.open_part(), max_steps=max_steps or fewer, **limits))
         if not state.done and A.fixed_point and not alone and A.sparse() is not None:

@@ -42,6 +42,11 @@ def _must_loop(A: Tensor) -> bool:
     return A.device.type == "cpu" and A.shape[0] >= 2 and max(A.shape[1:]) >= LOOP_SIZE
 
 
+def _is_one(A: Tensor) -> bool:
+    """Are these blocks one matrix, expanded?"""
+    return A.shape[0] > 1 and A.stride(0) == 0
+
+
 def _factor(A: Tensor) -> tuple[Tensor, Tensor]:
     if not _must_loop(A):
         lu, pivots, _ = torch.linalg.lu_factor_ex(A)
@@ -95,7 +100,11 @@ class Factor:
         rhs = rhs.unsqueeze(2) if b.ndim == 2 else rhs
         if self.row_scale is not None and not transpose:
             rhs = rhs / self.row_scale
-        if _must_loop(self.lu):
+        if _is_one(self.lu):
+            columns = rhs.transpose(0, 1).flatten(1)
+            x = torch.linalg.lu_solve(self.lu[0], self.pivots[0], columns, adjoint=transpose)
+            x = x.unflatten(1, (len(rhs), -1)).transpose(0, 1)
+        elif _must_loop(self.lu):
             blocks = zip(self.lu, self.pivots, rhs, strict=True)
             x = torch.stack([torch.linalg.lu_solve(lu, p, r, adjoint=transpose) for lu, p, r in blocks])
         else:
@@ -120,6 +129,11 @@ def factor_batched(A: Tensor) -> Factor:
     """
     if A.ndim != 3 or A.shape[1] != A.shape[2]:
         raise ValueError(f"expected square blocks of shape (batch, n, n), got {tuple(A.shape)}")
+    if _is_one(A):
+        one, batch = factor_batched(A[:1]), len(A)
+        scale = None if one.row_scale is None else one.row_scale.expand(batch, -1, -1)
+        lu, pivots = one.lu.expand(batch, -1, -1), one.pivots.expand(batch, -1)
+        return Factor(one.ok.expand(batch), one.reason, one.dtype, lu, pivots, scale)
     matrix = A.float() if A.dtype in _LOW_PRECISION else A
     finite = _finite(matrix)
     if not bool(finite.all()):

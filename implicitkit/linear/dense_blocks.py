@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -46,9 +48,16 @@ class DenseBlocks:
 
     def size(self, x: Tensor) -> Tensor:
         """``|A| |x|``, shaped as ``x``: the size of what is added up in a product with ``A``, entry by entry."""
-        return self._times(x.abs(), self.matrix.abs())
+        return self._times(x.abs(), _each(torch.abs, self.matrix))
 
     def _times(self, x: Tensor, matrix: Tensor) -> Tensor:
         A = matrix.mT if self.transposed else matrix
         columns = x.to(A)
+        if A.shape[0] > 1 and A.stride(0) == 0:  # one matrix, expanded
+            return torch.einsum("ij,bj...->bi...", A[0], columns)
         return torch.bmm(A, columns) if x.ndim == 3 else torch.bmm(A, columns.unsqueeze(2)).squeeze(2)
+
+
+def _each(what: Callable[[Tensor], Tensor], matrix: Tensor) -> Tensor:
+    """``what`` of every entry, once where all samples have one matrix."""
+    return what(matrix[:1]).expand(matrix.shape) if matrix.stride(0) == 0 else what(matrix)

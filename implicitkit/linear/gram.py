@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy.linalg as la
 import scipy.sparse as sp
 
 from implicitkit.linear.ordering import Ordering
@@ -99,13 +100,39 @@ class Gram:
         shifted = self.N.copy()
         shifted.data[self._columns == shifted.indices] += shift
         if not len(self.W):
-            return orders.alone.factor(shifted, 0.0)
+            full = _Cholesky.of(shifted, self.N.diagonal() > 0, shift) if orders.alone.fills(shifted.shape[0]) else None
+            return orders.alone.factor(shifted, 0.0) if full is None else full
         W = _full(self.W)
         K = sp.bmat([[shifted, W.T], [W, sp.diags_array(-self.signs)]], format="csc")
         K.sort_indices()
         layout = orders.layout(K, len(self.W))
         saddle = SparseSaddle(K, len(self.W.T), layout=layout, regularised=_REGULARISED)
         return None if saddle.lu is None else _Bordered(saddle, len(self.W))
+
+
+class _Cholesky:
+    """Of a matrix whose factors are hardly sparse, without the unknowns that it has nothing but ``shift`` of."""
+
+    def __init__(self, factor: Any, kept: np.ndarray, shift: float) -> None:
+        self.factor, self.kept, self.shift = factor, kept, shift
+
+    @classmethod
+    def of(cls, shifted: sp.csc_matrix, there: np.ndarray, shift: float) -> _Cholesky | None:
+        """``None`` where it is not positive definite; ``there``: which unknowns it has more of."""
+        kept = np.flatnonzero(there)
+        if not shift and len(kept) < len(there):
+            return None
+        matrix = (shifted if len(kept) == len(there) else shifted[kept][:, kept]).toarray(order="F")
+        try:
+            return cls(la.cho_factor(matrix, overwrite_a=True, check_finite=False), kept, shift)
+        except la.LinAlgError:
+            return None
+
+    def solve(self, b: np.ndarray) -> np.ndarray:
+        """``(n,)`` or ``(n, k)``."""
+        x = b / self.shift if self.shift else np.zeros_like(b)
+        x[self.kept] = la.cho_solve(self.factor, b[self.kept], check_finite=False)
+        return x
 
 
 class _Bordered:

@@ -2,7 +2,8 @@ r"""Linear systems of optimality conditions: direct where they are regular, of l
 
 A constraint that is weakly active, active constraints with dependent gradients, a singular Hessian on the tangent space:
 each makes the KKT matrix singular and the derivative of the solution a set.  ``"lstsq"`` takes its element of least norm,
-``A^+ b`` (by the singular value decomposition; LSMR for large systems), ``"raise"`` none.
+``A^+ b`` (by the singular value decomposition; of large systems by sparse factors of those of least norm, else LSMR),
+``"raise"`` none.
 
 Source: Agrawal, Amos, Barratt, Boyd, Diamond & Kolter (2019), "Differentiable convex optimization layers", section 3
 (least-squares derivatives).
@@ -86,7 +87,10 @@ class KKT(LinearSolver):
             if bool(met.all()):
                 return self._on_both_sides(A, b, x, norm, met)
         elif A.sparse() is not None:
-            x = solve_with(A.sparse(), A, b.unsqueeze(0), rtol=rtol, atol=atol).x
+            blocks = A.sparse()
+            if self.degenerate != "raise" and hasattr(blocks, "by_diagonal"):
+                blocks = blocks.by_diagonal()
+            x = solve_with(blocks, A, b.unsqueeze(0), rtol=rtol, atol=atol).x
         elif A.size <= self.dense_size:
             x = _lu(A.dense(), b)
         else:
@@ -132,10 +136,31 @@ class KKT(LinearSolver):
             x = x.index_put((bad,), found)
             converged = converged.index_put((bad,), ok)
         else:
-            rest = LSMR().solve(A, torch.where(bad.unsqueeze(1), b, 0), rtol=rtol, atol=atol, max_steps=None)
+            asked = torch.where(bad.unsqueeze(1), b, 0)
+            rest = _by_factors(A, asked, rtol, atol)
+            if rest is None and A.sparse() is not None:
+                direct = solve_with(A.sparse(), A, asked.unsqueeze(0), rtol=rtol, atol=atol)
+                rest = direct if bool(direct.converged.all()) else None
+            if rest is None:
+                rest = LSMR().solve(A, asked, rtol=rtol, atol=atol, max_steps=None)
             x = torch.where(bad.unsqueeze(1), rest.x, x)
             converged, reason = converged | rest.converged, rest.reason
         return x, norms(b - A.mv(x)), converged, reason
+
+
+def _by_factors(A: Operator, b: Tensor, rtol: float, atol: float) -> LinearSolution | None:
+    """``A^+ b`` by sparse factors; ``None`` where these do not get there: there is no pattern, or no solution."""
+    blocks = A.sparse()
+    if blocks is None:
+        return None
+    from implicitkit.linear.least_norm import least_norm
+
+    x = least_norm(blocks, b)
+    if x is None:
+        return None
+    norm = norms(b - A.mv(torch.nan_to_num(x)))
+    met = (norm <= tolerance(b, rtol, atol)) & x.isfinite().all(1)
+    return LinearSolution(x, norm, torch.ones_like(norm, dtype=torch.int64), met) if bool(met.all()) else None
 
 
 def _lu(M: Tensor, b: Tensor) -> Tensor:

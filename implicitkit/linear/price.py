@@ -23,6 +23,7 @@ _WEIGHT = 0.015  # of a number of the state, for one of the parameters
 _BAND = 3.0  # numbers of a product for one entry in a band, ...
 _ENTRY = 10.0  # ... for one entry of a sparse matrix, ...
 _FILL = 0.008  # ... and for ``fill^2 / n``, about the operations that its factors take
+_FULL = 7e-4  # for each of ``n^3``, where factors are so full that dense ones cost less
 _GRID = 150.0  # root of the size of a grid whose factors cost twice that
 _SEPARATOR = 0.12  # for the cube of a separator in space, and those below it, ...
 _DENSE_SEPARATOR = 0.016  # ... and of one alone
@@ -50,14 +51,22 @@ class Price(NamedTuple):
 
 
 def price_of(
-    batch: int, size: int, products: int, entries: int, band: int | None, fill: int = 0, reach: int = 0
+    batch: int,
+    size: int,
+    products: int,
+    entries: int,
+    band: int | None,
+    fill: int = 0,
+    reach: int = 0,
+    alike: float = 1.0,
 ) -> Price:
     """Of ``batch`` sparse matrices of one pattern.
 
     Args:
         products: that show them. entries: of one. band: its width, ``None`` where there is none.
         fill: entries of its factors, if they have been made before; 0: that is not known.
-        reach: how far from the diagonal it has entries when it is renumbered for that.
+        reach: how far from the diagonal it has entries when it is renumbered for that. alike: samples a matrix: those
+            that have the same are factored once.
 
     How much factors fill is known afterwards.  Before, they cost what those of a grid in the plane do at least, and by
     nested dissection as much as the cube of a separator (George 1973, SIAM J. Numer. Anal. 10, theorem 4), which ``reach``
@@ -66,19 +75,20 @@ def price_of(
     is the best guess of one who knows no more (its worst ratio to the truth is the least), here no more than four times the
     former.
     """
-    numbers = batch * size
+    numbers, matrices = batch * size, max(1.0, batch / alike)
     found = CALL + products * numbers
     if band is not None:
-        factored = CALL + _BAND * numbers * band
+        factored = CALL + _BAND * matrices * size * band
     elif fill:
-        factored = batch * (_EACH + _ENTRY * entries + _FILL * fill * fill / size)
+        sparse = _ENTRY * entries + _FILL * fill * fill / size
+        factored = matrices * (_EACH + min(sparse, _FULL * size**3))
     else:
         least = _ENTRY * entries * (1 + math.sqrt(size) / _GRID)
         if reach**3 <= _LAYERED * size**2:
             filled = max(least, _SEPARATOR * min(reach**3, size**2))
         else:
             filled = least * min(math.sqrt(max(1.0, _DENSE_SEPARATOR * reach**3 / max(1.0, least))), _UNSURE)
-        factored = batch * (_EACH + filled)
+        factored = matrices * (_EACH + filled)
     return Price(products, (found + factored) / (CALL + numbers))
 
 

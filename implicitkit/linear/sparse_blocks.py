@@ -10,6 +10,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from implicitkit.linear.shared_factors import SharedFactor, factors
 from implicitkit.linear.sparse_factors import SparseFactor, analyse
 from implicitkit.sparsity.compression import Coloured, known_entries
 
@@ -25,7 +26,7 @@ class SparseBlocks:
 
     def __init__(self, ready: Coloured, values: np.ndarray) -> None:
         self.ready, self.values, self.transposed = ready, values, False
-        self._factors: list[SparseFactor] = []  # shared with the transposed
+        self._factors: list[SparseFactor | SharedFactor] = []  # shared with the transposed
 
     @property
     def T(self) -> SparseBlocks:
@@ -40,10 +41,10 @@ class SparseBlocks:
         return len(self.values)
 
     @property
-    def factor(self) -> SparseFactor:
+    def factor(self) -> SparseFactor | SharedFactor:
         """LU factors of every matrix."""
         if not self._factors:
-            self._factors.append(SparseFactor(self.ready.analysed(analyse), self.values))
+            self._factors.append(factors(self.ready.analysed(analyse), self.values))
         return self._factors[0]
 
     def factored(self, factorise: Callable[[sp.csc_matrix], Any]) -> SparseBlocks:
@@ -51,6 +52,18 @@ class SparseBlocks:
         other = SparseBlocks(self.ready, self.values)
         other.transposed = self.transposed
         other._factors.append(SparseFactor(self.ready.analysed(analyse), self.values, factorise))
+        return other
+
+    def by_diagonal(self) -> SparseBlocks:
+        """These, with factors only if pivots from the diagonal do: what needs others may fill, and be singular after all."""
+        analysis = self.ready.analysed(analyse)
+        if self._factors or analysis.band is not None or not analysis.symmetric:
+            return self
+        other = SparseBlocks(self.ready, self.values)
+        other.transposed = self.transposed
+        other._factors.append(SparseFactor(analysis, self.values, anywhere=False))
+        if bool(other.factor.ok.all()):
+            self._factors.append(other.factor)
         return other
 
     @property

@@ -121,15 +121,20 @@ class SparseFactor:
     Args:
         analysis: of the common pattern. values: ``(batch, nnz)``, double precision, in the order of the pattern.
         factorise: makes factors of a block, with ``solve(b, trans)``, in place of these; ``None`` where it cannot.
+        anywhere: where pivots from the diagonal do not do, partial pivoting follows; else the block counts as singular.
 
     Attributes:
         ok: ``(batch,)`` bool, the blocks that are finite and not singular. reason: one clause when not all are.
     """
 
     def __init__(
-        self, analysis: Analysis, values: np.ndarray, factorise: Callable[[sp.csc_matrix], Any] | None = None
+        self,
+        analysis: Analysis,
+        values: np.ndarray,
+        factorise: Callable[[sp.csc_matrix], Any] | None = None,
+        anywhere: bool = True,
     ) -> None:
-        self.analysis, self._factorise = analysis, factorise
+        self.analysis, self._factorise, self._anywhere = analysis, factorise, anywhere
         self.size, self.batch = analysis.pattern.shape[0], len(values)
         finite = np.isfinite(values).all(1)
         largest = np.maximum.reduceat(
@@ -218,7 +223,9 @@ class SparseFactor:
         if self._factorise is not None:
             factors = self._factorise((sp.diags_array(self.scale[i]) @ A).tocsc())
             return None if factors is None else _Unscaled(factors, self.scale[i])
-        return _Full(A) if self._full else _superlu(A, self.analysis)
+        if self._full or self.analysis.ordering.fills(self.size):
+            return _Full(A)
+        return _superlu(A, self.analysis, self._anywhere)
 
     def _block(self, i: int) -> sp.csc_matrix:
         pattern = self.analysis.pattern
@@ -236,8 +243,9 @@ class SparseFactor:
         return regular
 
 
-def _superlu(A: sp.csc_matrix, analysis: Analysis) -> Any:
-    """The factors, or ``None`` for a block that is exactly singular."""
+def _superlu(A: sp.csc_matrix, analysis: Analysis, anywhere: bool = True) -> Any:
+    """The factors, or ``None`` for a block that is exactly singular, or has no pivots on the diagonal and may not have them
+    ``anywhere``."""
     if analysis.symmetric:
         near = _pivoted(A, analysis.diagonal)
         lu = analysis.ordering.factor(near, _DIAGONAL)
@@ -246,12 +254,16 @@ def _superlu(A: sp.csc_matrix, analysis: Analysis) -> Any:
         for factors in tried:
             if _is_accurate(A, factors.solve(b[0])[None], b, near is not A):
                 return factors
+        if not anywhere:
+            return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sla.MatrixRankWarning)
         try:
-            return sla.splu(A, permc_spec="COLAMD")
+            found = sla.splu(A, permc_spec="COLAMD")
         except RuntimeError:  # "Factor is exactly singular"
             return None
+    analysis.ordering.fill = analysis.ordering.fill or found.nnz
+    return found
 
 
 def _is_accurate(A: sp.csc_matrix, x: np.ndarray, b: np.ndarray, near: bool) -> bool:

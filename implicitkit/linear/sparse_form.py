@@ -64,6 +64,7 @@ class _Form:
             band=None if known.band is None else sum(known.band) + 1,
             fill=known.ordering.fill,
             reach=known.reach,
+            alike=known.ordering.alike,
         )
 
 

@@ -28,6 +28,7 @@ from implicitkit.solution import LinearReport, Record, Status
 from implicitkit.solver.base import Options, Solver
 from implicitkit.solver.evaluations import Evaluations, TrackedEvaluations
 from implicitkit.solver.finding import find
+from implicitkit.sparsity.watching import solved_inside
 from implicitkit.system import System
 
 __all__ = ["Request"]
@@ -129,6 +130,9 @@ class Request:
                 "request.find is what the primitive calls, on plain tensors: its point has no derivative. A rule calls "
                 "request.solve(linear_solver, rtol=...) or request.unroll(steps)"
             )
+        return solved_inside(lambda: self._find(z0, theta), lambda z: [self.system.residual(z, *theta)])
+
+    def _find(self, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         with compat.untracked(), full_precision(z0.device.type), compat.own_graphs():
             f = Evaluations(self.system, theta, self.solver.solves)
             if self.first is not None:
@@ -183,6 +187,15 @@ class Request:
     def solve_linear(self, A: Operator, b: Tensor, transposed: bool) -> Tensor:
         """``A x = b`` on plain tensors, for one or many right-hand sides of each block, reported, and judged by the failure
         policy."""
+        made_of = lambda _: [b, self._equations()]  # noqa: E731
+        return solved_inside(lambda: (self._solve_linear(A, b, transposed), None), made_of)[0]
+
+    def _equations(self) -> Tensor:
+        """The residual, for what it depends on: of as many samples as the solve or this request had."""
+        z, theta = self.record.outcome.z, self.record.theta
+        return self.record.system.residual(z, *theta)
+
+    def _solve_linear(self, A: Operator, b: Tensor, transposed: bool) -> Tensor:
         assert self.linear_solver is not None
         rows = b.shape[0]
         limited, lost = self._limited(), self._lost(rows)

@@ -23,6 +23,7 @@ from implicitkit.solver.constrained.model import SPARSE
 from implicitkit.solver.constrained.projected_levenberg_marquardt import ProjectedLevenbergMarquardt
 from implicitkit.solver.constrained.second_order import falls_forever_within
 from implicitkit.solver.evaluations import Evaluations, subset
+from implicitkit.solver.fixed_point.frugal import FrugalAnderson
 from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.least_squares.frugal import FrugalLevenbergMarquardt
 from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarquardt
@@ -117,7 +118,13 @@ _SPARSE_NEWTON = (
     Stage(FrugalNewton(), max_steps=100, sparse=True),
     Stage("newton", (("line_search", False),), max_steps=60, sparse=True),
 )
-_ANDERSON = (_stage("anderson", max_steps=500),)
+#: Where sweeps are slow and factors are sparse Newton's method goes on; acceleration again where that takes more than a few
+#: factorisations.
+_ANDERSON = (
+    Stage(FrugalAnderson(), max_steps=500),
+    Stage("newton", max_steps=4, scale=None, sparse=True),
+    _stage("anderson", max_steps=500, scale=None),
+)
 _MINIMISE = (
     _stage("lbfgs", max_steps=500),
     _stage("newton_cg", max_steps=200, scale=None),
@@ -143,9 +150,10 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
 
     Equations and steady states: Newton with dense Jacobians up to 1,024 unknowns a sample, and with sparse ones beyond,
     Newton-Krylov where there is no pattern, and what they fail on by other routes; no factors are bought as long as Krylov
-    vectors cost less (:class:`~implicitkit.solver.root.frugal.FrugalNewton`).  Fixed points: Anderson acceleration, then
-    like equations.  Steady states: first along the flow, since Newton steps do not care for its direction and often
-    end in a state that the flow leaves.  Minimisation: up to 32 unknowns full Newton steps, while the Hessian is positive
+    vectors cost less (:class:`~implicitkit.solver.root.frugal.FrugalNewton`).  Fixed points: Anderson acceleration, from
+    where it is slow and sparse factors are cheap Newton's method, then like equations.  Steady states: first along the
+    flow, since Newton steps do not care for its direction and often end in a state that the flow leaves.
+    Minimisation: up to 32 unknowns full Newton steps, while the Hessian is positive
     definite and each halves the gradient, of 128 and more Newton's by factors of the Hessian in a trust region, where that
     has a sparsity pattern; then L-BFGS, then Newton with conjugate gradients in a trust region.  Least squares:
     Levenberg-Marquardt first, at every size; by conjugate gradients while these cost less than factors

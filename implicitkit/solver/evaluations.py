@@ -125,13 +125,19 @@ class Evaluations:
     def price(self, z: Tensor) -> float:
         """How many products with the Jacobian of the problem's residual factors of it cost
         (:mod:`implicitkit.linear.price`)."""
-        if z.shape[1] >= self.problem.sparse_from:
-            residual = lambda y: self.problem.flat_residual(self._kernel, y)  # noqa: E731
-            price = sparse_blocks(self.system.sparsity, residual, z).price()
-            if price is not None:
-                return price.factors
+        price = self.price_of_sparse(z)
+        if price is not None:
+            return price
         weight = sum(t.numel() for t in self.theta) // max(1, self.system.batch)
         return price_of_dense(len(z), z.shape[1], weight).factors
+
+    def price_of_sparse(self, z: Tensor) -> float | None:
+        """The same of sparse factors; ``None`` where there is no pattern."""
+        if z.shape[1] < self.problem.sparse_from:
+            return None
+        residual = lambda y: self.problem.flat_residual(self._kernel, y)  # noqa: E731
+        price = sparse_blocks(self.system.sparsity, residual, z).price()
+        return None if price is None else float(price.factors)
 
     def jacobian(self, z: Tensor) -> Tensor:
         """The Jacobian of ``f`` at ``z``, shape ``(batch, n, n)``."""

@@ -23,6 +23,7 @@ from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.index_sets import IndexSets, TooDense
 from implicitkit.sparsity.rules import RULES
 from implicitkit.sparsity.tracing import NotTraceable, NumpyGuard, Trace
+from implicitkit.sparsity.watching import watched_by
 
 __all__ = ["Detected", "detect"]
 
@@ -63,7 +64,7 @@ def detect(
     trace = Trace(RULES, unknowns, scalars, batch)
     trace.write(point, index_sets.identity(point.numel(), unknowns, scalars))
     try:
-        with index_sets.limited(budget, each), _eager(), NumpyGuard(trace), trace, torch.no_grad():
+        with index_sets.limited(budget, each), _eager(), NumpyGuard(trace), watched_by(trace), trace, torch.no_grad():
             out = function(point)
         sets = trace.read(out.detach() if out.requires_grad else out)
     except TooDense as error:

@@ -195,8 +195,8 @@ class Bordered:
 
 
 def bordered(pattern: IndexSets, n: int) -> Bordered | None:
-    """Made ready for use: ``pattern`` of ``A``, ``n`` columns, and of ``U``; ``None`` where there are too few rows to find
-    ``V`` from, or ``A`` is hardly sparse."""
+    """Made ready for use: ``pattern`` of ``A``, ``n`` columns, and of ``U``; ``None`` where no number is shared, there are
+    too few rows to find ``V`` from, or ``A`` is hardly sparse."""
     used = sp.csr_matrix(pattern[:, n:]).astype(np.int32)
     rare = (np.asarray(used.sum(0)).reshape(-1) <= _RARE).astype(np.int32)
     alone = np.flatnonzero(used @ rare)
@@ -206,6 +206,8 @@ def bordered(pattern: IndexSets, n: int) -> Bordered | None:
     A, used = sp.csr_matrix(kept[:, :n]), sp.csr_matrix(kept[:, n:])
     A.sort_indices()
     uses, rank = np.flatnonzero(np.diff(used.indptr)), len(np.unique(used.indices))
+    if not rank and not len(alone):
+        return None
     found = groups_of_columns(A)
     groups = _groups(A, uses) if rank else ((uses, uses),) * _GROUPS
     if found is None or groups is None:

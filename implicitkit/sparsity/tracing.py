@@ -8,7 +8,7 @@ although it comes back as another Python object.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.index_sets import IndexSets
 
 __all__ = ["NotTraceable", "NumpyGuard", "Rule", "Trace", "names"]
+
+T = TypeVar("T")
 
 
 class NotTraceable(Exception):
@@ -59,6 +61,7 @@ class Trace(tracers.TorchDispatchMode):
         self._unit: dict[int, int] = {}  # bytes for one row of the sets
         self._alive: list[Any] = []  # storages whose address must not be used again
         self._chosen: set[int] = set()  # storages of integers and masks that values of unknowns have chosen
+        self.sleeps = 0
 
     # ------------------------------------------------------------------------------------------------- what is known
     def tracked(self, t: Any) -> bool:
@@ -133,12 +136,31 @@ class Trace(tracers.TorchDispatchMode):
         for out in outputs:
             self.write(out, index_sets.everything(collections, out.numel()))
 
+    def asleep(self, run: Callable[[], T]) -> T:
+        """``run()``, of which nothing is noted, and which may take numbers out of torch."""
+        self.sleeps += 1
+        try:
+            return run()
+        finally:
+            self.sleeps -= 1
+
+    def rowwise(self, out: Tensor, sources: Sequence[Tensor]) -> None:
+        """Each row of ``out`` depends on all that the rows of ``sources`` with its number depend on, these repeated if they
+        are fewer."""
+        rows = np.arange(len(out))
+        found = [index_sets.empty(len(out), self.unknowns)]
+        for source in filter(self.tracked, sources):
+            count, width = len(source), max(1, source[0].numel())
+            merged = index_sets.merge(self.read(source), np.arange(count * width) // width, count)
+            found.append(index_sets.take(merged, rows % count))
+        self.write(out, index_sets.take(index_sets.union(found), np.repeat(rows, out[0].numel())))
+
     # ----------------------------------------------------------------------------------------------------- dispatch
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         inputs = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
-        if not any(self.chosen(t) for t in inputs):
+        if self.sleeps or not any(self.chosen(t) for t in inputs):
             return out
         outputs = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
         if not tracers.operation(func)[1]:
@@ -202,6 +224,6 @@ class NumpyGuard(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in self._EXITS and args and self.trace.tracked(args[0]):
+        if name in self._EXITS and args and not self.trace.sleeps and self.trace.tracked(args[0]):
             raise NotTraceable(f"Tensor.{name} takes the unknowns out of torch")
         return func(*args, **(kwargs or {}))

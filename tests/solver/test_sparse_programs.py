@@ -16,6 +16,7 @@ from implicitkit.linear import ordering, sparse_blocks
 from implicitkit.linear.sparse_saddle import SparseSaddle
 from implicitkit.solver.constrained import model, sparse_step
 from implicitkit.solver.qp import sparse as qp
+from implicitkit.solver.qp.inside import interior_point
 from implicitkit.solver.qp.plain import solve_qp
 from implicitkit.sparsity import compression
 
@@ -357,7 +358,7 @@ def by_dense(p: qp.SparseProgram) -> tuple[np.ndarray, np.ndarray]:
 def test_quadratic_programs_by_active_sets_and_by_the_interior_point(seed: int) -> None:
     p = random_program(seed)
     d, y = by_dense(p)
-    active = qp.interior_point(p)
+    active = interior_point(p)
     assert active is not None
     start = qp.guess(p, np.zeros(len(p.b)))
     assert int((active.bounds != 0).sum() + active.rows.sum()) > 8
@@ -372,7 +373,7 @@ def test_quadratic_programs_by_active_sets_and_by_the_interior_point(seed: int) 
 
 def test_a_program_that_is_not_convex_is_shifted_to_a_minimum() -> None:
     p = random_program(3, convex=False)
-    active = qp.interior_point(p)
+    active = interior_point(p)
     assert active is not None
     point = qp.active_set(p, active)
     assert point is not None and point.shift > 0
@@ -392,7 +393,7 @@ def test_an_infeasible_program_has_no_active_set() -> None:
     C = p.K[p.size :, : p.size].toarray()
     wrong = np.where(p.one_sided, p.b, p.b + 1e3 * np.abs(C).sum(1))
     p = qp.SparseProgram(p.K, p.q, wrong, p.one_sided, np.full(p.size, -1.0), np.full(p.size, 1.0))
-    assert qp.interior_point(p) is None
+    assert interior_point(p) is None
     d, _ = qp.penalised(p, 10.0)
     assert (np.abs(d) <= 1).all()
     assert np.abs(C @ d - wrong)[~p.one_sided].max() < np.abs(wrong[~p.one_sided]).max()
@@ -466,7 +467,7 @@ def test_multipliers_are_estimated_where_the_objective_alone_has_no_curvature(mo
 @pytest.mark.parametrize("seed", range(3))
 def test_factors_of_an_active_set_as_those_of_the_optimality_conditions(seed: int) -> None:
     p = random_program(seed)
-    point = qp.active_set(p, qp.interior_point(p) or qp.guess(p, np.zeros(len(p.b))))
+    point = qp.active_set(p, interior_point(p) or qp.guess(p, np.zeros(len(p.b))))
     assert point is not None
     direction = sparse_step.SparseDirection(*(torch.zeros(1, k, dtype=F64) for k in (p.size, len(p.b), p.K.nnz)))
     direction.begin(0, p, point.y)

@@ -21,6 +21,7 @@ from implicitkit.linear.sparse_blocks import SparseBlocks
 from implicitkit.linear.sparse_saddle import Layout
 from implicitkit.solver.constrained.model import First, Model
 from implicitkit.solver.qp import sparse as qp
+from implicitkit.solver.qp.inside import interior_point
 
 __all__ = ["SparseDirection", "sparse_direction"]
 
@@ -182,7 +183,7 @@ def _solve(program: qp.SparseProgram, begun: qp.SparsePoint | None) -> tuple[np.
     program has no solution."""
     point = None if begun is None else qp.active_set(program, begun.active, begun.shift, near=begun.y)
     if point is None:
-        active = qp.interior_point(program)
+        active = interior_point(program)
         point = None if active is None else qp.active_set(program, active)
     if point is not None:
         return point.d, point.y

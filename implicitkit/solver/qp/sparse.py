@@ -5,8 +5,8 @@ r"""One quadratic program with sparse matrices, by the set of its active conditi
 With the active set known, the solution is that of one linear system: the active bounds fix their unknowns, the active rows
 hold with equality.  From a guess, the set is taken anew from the signs of the multipliers and from what is violated, until
 it repeats: the primal-dual active set method (Hintermüller, Ito & Kunisch 2003, SIAM J. Optim. 13(3)), which is Newton's
-method for the optimality conditions and from a good guess takes one to three systems.  Where it does not settle, Mehrotra's
-interior-point method (1992, SIAM J. Optim. 2(4)) gives another guess.
+method for the optimality conditions and from a good guess takes one to three systems.  Where it does not settle, an interior
+point (:mod:`implicitkit.solver.qp.inside`) gives another guess.
 
 ``H`` need not be definite: where it is not, on the null space of the active rows, ``shift`` is added to its diagonal until
 the inertia is right (Wächter & Biegler 2006, Math. Prog. 106, section 3.1).
@@ -29,7 +29,6 @@ __all__ = [
     "SparseProgram",
     "active_set",
     "guess",
-    "interior_point",
     "least_squares_multipliers",
     "penalised",
 ]
@@ -39,8 +38,6 @@ _SLOW = 6  # of them that changed by more than half as many conditions as the on
 _ACCURATE = 1e-7  # residual of a linear system, relative, that is too large to tell signs by
 _SHIFTS = 16  # by factors of eight
 _NOISE = 1e-13  # of the largest: a multiplier whose sign means nothing
-_STEPS = 80  # of the interior-point method
-_CLOSE = 1e-9  # relative residual at which it ends
 _MOST = 0.5  # of the entries of K that are left: fewer are factored without the others
 
 
@@ -92,6 +89,11 @@ class SparseProgram:
         more = equilibrated(matrix)
         return SparseSaddle(both_sides(matrix, more), n, scale * more, layout)
 
+    @property
+    def scale(self) -> np.ndarray:
+        """By what rows and columns of ``K`` are multiplied to have the size one."""
+        return self._scaled.scale
+
     @functools.cached_property
     def _scaled(self) -> _Scaled:
         layout = Layout(self.K) if self.layout is None else self.layout
@@ -108,10 +110,12 @@ class _Scaled(NamedTuple):
 
 
 class Active(NamedTuple):
-    """``bounds``: ``(n,)``, -1 where the lower one is active, 1 the upper, 0 neither; ``rows``: ``(m,)`` bool."""
+    """``bounds``: ``(n,)``, -1 where the lower one is active, 1 the upper, 0 neither; ``rows``: ``(m,)`` bool; ``y``:
+    ``(m,)``, multipliers near those of the rows, if they are known."""
 
     bounds: np.ndarray
     rows: np.ndarray
+    y: np.ndarray | None = None
 
 
 class SparsePoint(NamedTuple):
@@ -154,9 +158,12 @@ def active_set(
 ) -> SparsePoint | None:
     """The solution by active sets from ``start`` on; ``None`` where they do not settle, settle slowly, or a system cannot be
     solved.  Of fewer ``sets`` than that takes, the last point.  ``convex``: ``None`` where ``H`` would have to be
-    shifted.  ``near``: multipliers near those of the solution: what is solved for is the difference, and beside that a short
-    ``d`` has digits of its own."""
+    shifted.  ``near``: multipliers near those of the solution, else those of ``start``: what is solved for is the
+    difference, and beside that a short ``d`` has digits of its own.  Where active conditions depend on each other (an
+    assignment) multipliers are not unique, and those from inside, positive all of them, keep the set that they say."""
     active, before, slow = start, np.inf, 0
+    if near is None:
+        near = start.y
     y = np.zeros(len(program.b)) if near is None else near
     for k in range(sets):
         found = _with_active(program, active, shift, 1 if convex else _SHIFTS, y)
@@ -222,131 +229,6 @@ def _following(
     weak = _NOISE * np.abs(y).max(initial=0.0)
     violated = product[n:] > program.b + _NOISE * (1 + np.abs(program.b))
     return Active(bounds, ~program.one_sided | np.where(active.rows, y > -weak, violated))
-
-
-class _Inside(NamedTuple):
-    """Slacks and multipliers that must stay positive: rows, lower bounds, upper bounds (where there are such)."""
-
-    s: np.ndarray
-    y: np.ndarray
-    below: np.ndarray
-    low: np.ndarray
-    above: np.ndarray
-    high: np.ndarray
-
-
-def interior_point(program: SparseProgram) -> Active | None:
-    """The active set at the solution, by Mehrotra's method; ``None`` where it does not get there."""
-    p, n = program, program.size
-    sided, has_low, has_high = p.one_sided, np.isfinite(p.lower), np.isfinite(p.upper)
-    pinned = p.lower == p.upper
-    free = np.concatenate([~pinned, np.ones(len(p.b), dtype=bool)])
-    has_low, has_high = has_low & ~pinned, has_high & ~pinned
-    count = int(sided.sum() + has_low.sum() + has_high.sum())
-    if not count:
-        return None
-    shift = _convex_shift(p, free)
-    if shift is None:
-        return None
-    d = _inside(p)
-    y = np.where(sided, 1.0, 0.0) * max(1.0, np.abs(p.q).max(initial=0.0))
-    force = np.full(n, max(1.0, np.abs(p.q).max(initial=0.0)))
-    s = np.maximum(p.b - (p.K @ np.concatenate([d, 0 * y]))[n:], 1e-1 * (1 + np.abs(p.b)))
-    low, high = np.where(has_low, force, 0.0), np.where(has_high, force, 0.0)
-    for _ in range(_STEPS):
-        below, above = np.where(has_low, d - p.lower, 1.0), np.where(has_high, p.upper - d, 1.0)
-        product = p.K @ np.concatenate([d, y])
-        r_d = np.where(pinned, 0.0, p.q + product[:n] + shift * d - low + high)
-        r_p = (p.K @ np.concatenate([d, 0 * y]))[n:] + np.where(sided, s, 0.0) - p.b
-        at = _Inside(s, y, below, low, above, high)
-        gap = float((s * y)[sided].sum() + (below * low).sum() + (above * high).sum())
-        size = 1 + np.abs(p.q).max(initial=0.0) + np.abs(product[:n]).max(initial=0.0)
-        if (
-            np.abs(r_d).max(initial=0.0) <= _CLOSE * size
-            and np.abs(r_p).max(initial=0.0) <= _CLOSE * (1 + np.abs(p.b).max(initial=0.0))
-            and gap <= _CLOSE * size * (1 + np.abs(d).max(initial=0.0))
-        ):
-            bounds = np.where(pinned | (has_high & (high > above)), 1, np.where(has_low & (low > below), -1, 0))
-            return Active(bounds, ~sided | (y > s))
-        step = _mehrotra(p, at, r_d, r_p, gap / count, free, shift)
-        if step is None:
-            return None
-        dd, dy, ds, dlow, dhigh = step
-        t = min(_reach(s[sided], ds[sided]), _reach(y[sided], dy[sided]), _reach(below[has_low], dd[has_low]),
-                _reach(above[has_high], -dd[has_high]), _reach(low[has_low], dlow[has_low]),
-                _reach(high[has_high], dhigh[has_high]))  # fmt: skip
-        t = min(1.0, 0.995 * t)
-        d, y, s, low, high = d + t * dd, y + t * dy, s + t * ds, low + t * dlow, high + t * dhigh
-    return None
-
-
-def _mehrotra(
-    p: SparseProgram, at: _Inside, r_d: np.ndarray, r_p: np.ndarray, mu: float, free: np.ndarray, shift: float
-) -> tuple[np.ndarray, ...] | None:
-    """Predictor and corrector: changes of ``d``, ``y``, ``s`` and of the multipliers of the bounds."""
-    n, sided = p.size, p.one_sided
-    s, y, below, low, above, high = at
-    with np.errstate(divide="ignore", invalid="ignore"):
-        E = np.where(sided, s / y, 0.0)
-    saddle = p.system(free, shift, np.concatenate([low / below + high / above, -E]))
-    if saddle.lu is None:
-        return None
-
-    def solve(c_s: np.ndarray, c_low: np.ndarray, c_high: np.ndarray) -> tuple[np.ndarray, ...] | None:
-        """Where the products of slack and multiplier are to become ``c``."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            rows = np.where(sided, c_s / y - s, 0.0)
-        top = -r_d + c_low / below - low - c_high / above + high
-        x, left = saddle.solve(np.where(free, np.concatenate([top, -r_p - rows]), 0.0))
-        if left > 1e-4:
-            return None
-        dd, dy = x[:n], x[n:]
-        ds = rows - E * dy
-        return dd, dy, ds, c_low / below - low - low / below * dd, c_high / above - high + high / above * dd
-
-    affine = solve(0 * s, 0 * low, 0 * high)
-    if affine is None:
-        return None
-    dd, dy, ds, dlow, dhigh = affine
-    has_low, has_high = low > 0, high > 0
-    t = min(1.0, _reach(s[sided], ds[sided]), _reach(y[sided], dy[sided]), _reach(below[has_low], dd[has_low]),
-            _reach(above[has_high], -dd[has_high]), _reach(low[has_low], dlow[has_low]),
-            _reach(high[has_high], dhigh[has_high]))  # fmt: skip
-    count = int(sided.sum() + has_low.sum() + has_high.sum())
-    after = float(((s + t * ds) * (y + t * dy))[sided].sum() + ((below + t * dd) * (low + t * dlow))[has_low].sum()
-                  + ((above - t * dd) * (high + t * dhigh))[has_high].sum()) / count  # fmt: skip
-    aim = mu * max(0.0, min(1.0, after / max(mu, 1e-300))) ** 3
-    c_low, c_high = np.where(has_low, aim - dd * dlow, 0.0), np.where(has_high, aim + dd * dhigh, 0.0)
-    return solve(np.where(sided, aim - ds * dy, 0.0), c_low, c_high)
-
-
-def _convex_shift(p: SparseProgram, free: np.ndarray) -> float | None:
-    """What makes ``H`` positive definite on the null space of the equalities."""
-    n, m = p.size, len(p.b)
-    shift, size = 0.0, float(np.abs(p.K.diagonal()[:n]).max(initial=0.0)) or 1.0
-    free = free & np.concatenate([np.ones(n, dtype=bool), ~p.one_sided])
-    for _ in range(_SHIFTS):
-        if p.system(free, shift).negative == m:
-            return shift
-        shift = max(8 * shift, 1e-5 * size)
-    return None
-
-
-def _inside(p: SparseProgram) -> np.ndarray:
-    """The point nearest to 0 that keeps a distance from the bounds."""
-    width = np.where(np.isfinite(p.upper - p.lower), p.upper - p.lower, np.inf)
-    room = np.minimum(1e-1 * width, 1e-2 * (1 + np.minimum(np.abs(p.lower), np.abs(p.upper))))
-    d = np.clip(
-        0.0, p.lower + np.where(np.isfinite(p.lower), room, 0), p.upper - np.where(np.isfinite(p.upper), room, 0)
-    )
-    return np.where(p.lower == p.upper, p.upper, d)
-
-
-def _reach(x: np.ndarray, dx: np.ndarray) -> float:
-    """How far ``x + t dx`` stays positive."""
-    down = dx < 0
-    with np.errstate(over="ignore"):  # farther than there are numbers
-        return float((-x[down] / dx[down]).min(initial=np.inf))
 
 
 def least_squares_multipliers(program: SparseProgram, rows: np.ndarray) -> np.ndarray:

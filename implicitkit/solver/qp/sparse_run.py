@@ -24,6 +24,7 @@ from implicitkit.solution import Status
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.qp import interior_point as dense
 from implicitkit.solver.qp import sparse as qp
+from implicitkit.solver.qp.inside import interior_point
 
 __all__ = ["find_sparse"]
 
@@ -119,7 +120,7 @@ def _one_program(program: qp.SparseProgram, active: qp.Active | None) -> qp.Spar
         if point is not None:
             return point
     if program.one_sided.any():
-        active = qp.interior_point(program)
+        active = interior_point(program)
         return None if active is None else qp.active_set(program, active)
     return qp.active_set(program, qp.guess(program, np.zeros(len(program.b))))
 

@@ -1,0 +1,62 @@
+"""Anderson acceleration that stops where Newton's method with sparse factors would have cost less."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.fixed_point.anderson import Anderson
+from implicitkit.sparsity.known import SMALLEST
+
+__all__ = ["FrugalAnderson"]
+
+_WINDOW = 10  # steps between two looks
+_SOON = 2.0  # windows that it may still need in any case
+_ENOUGH = 0.5  # of what factors cost, to be spent before they are bought
+_SAMPLES = 8  # above which nobody asks: a factorisation each
+
+
+@dataclass(frozen=True)
+class FrugalAnderson(Anderson):
+    r"""``anderson``, given up for all samples once one of them is slow and factors would be cheap.
+
+    Sweeps over a discretised equation (Jacobi's, Gauss and Seidel's, one of a multigrid or of overlapping domains) are
+    fixed-point maps whose convergence slows down as the grid is refined, while the Jacobian is sparse.  Factors of it cost
+    as much as ``P`` products with it (:mod:`implicitkit.linear.price`), and a step of acceleration is dearer than a product.
+    With the smallest residual ``b`` of a sample, ``b'`` ten steps earlier, the tolerance is
+    ``10 \log(tolerance / b) / \log(b / b')`` steps away; if that is more than ``P``, and ``P / 2`` have been taken, this is
+    left for others to go on from.
+
+    The rule is that of ski rental (Karlin, Manasse, Rudolph & Sleator 1988, Algorithmica 3).
+    """
+
+    name: ClassVar[str] = "anderson"
+    hands_over: ClassVar[bool] = True
+
+    def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
+        asked = z.shape[1] >= SMALLEST and len(z) <= _SAMPLES
+        return super().init(f, z) | {"taken": 0, "asked": asked, "before": None, "price": None}
+
+    def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        z_next, after = super().step(f, z, state)
+        after = after | {"taken": state["taken"] + 1}
+        if not state["asked"] or state["taken"] % _WINDOW:
+            return z_next, after
+        before, best = state["before"], f.best_norm
+        after["before"] = best
+        if before is None:
+            return z_next, after
+        left = _WINDOW * (f.tolerance / best).log() / (best / before).log()
+        far = f.active & ~((best < before) & (left <= _SOON * _WINDOW)) & (best > f.tolerance)
+        if not bool(far.any()):
+            return z_next, after
+        price = f.price_of_sparse(z) if state["price"] is None else state["price"]
+        after.update(price=price, asked=price is not None)
+        if price is not None and state["taken"] >= _ENOUGH * price:
+            slow = far & ~((best < before) & (left <= price))
+            if bool(slow.any()):
+                f.stuck = f.active if f.stuck is None else f.stuck | f.active
+        return z_next, after

@@ -1,0 +1,159 @@
+"""Samples that have one matrix, a linear equation for many right-hand sides: formed and factored once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.foundation import autodiff
+from implicitkit.linear import shared_factors
+from implicitkit.linear.dense import factor_batched
+from implicitkit.linear.dense_blocks import DenseBlocks
+from implicitkit.linear.price import price_of
+from implicitkit.linear.shared_factors import SharedFactor, factors
+from implicitkit.linear.sparse_factors import SparseFactor, analyse
+
+D = torch.float64
+PATTERNS = {
+    "band": sp.diags([-1.0, 2.5, -1.0], [-1, 0, 1], shape=(140, 140), format="csr"),
+    "grid": sp.csr_matrix(sp.kronsum(*2 * [sp.diags([-1.0, 2.1, -1.2], [-1, 0, 1], shape=(14, 14))])),
+}
+
+
+# --------------------------------------------------------------------------------------------------------- sparse factors
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("which", [(0,) * 7, (0, 1, 0, 0, 1, 1, 0, 1), (0, 0, 2, 1, 2, 2, 0, 1)])
+def test_shared_factors_are_those_of_each(name: str, which: tuple[int, ...]) -> None:
+    A = PATTERNS[name]
+    rng = np.random.default_rng(0)
+    different = np.stack([A.data, A.data * 1.5, A.data * rng.uniform(0.9, 1.1, A.nnz)])
+    values = different[list(which)]
+    known = analyse(A.astype(bool))
+    found, each = factors(known, values), SparseFactor(analyse(A.astype(bool)), values)
+    assert isinstance(found, SharedFactor) and found.inner.batch == len(set(which))
+    assert known.ordering.alike == len(which) / len(set(which))
+    for shape in ((len(which), A.shape[0]), (len(which), A.shape[0], 3)):
+        b = torch.from_numpy(rng.standard_normal(shape))
+        for transposed in (False, True):
+            assert torch.allclose(found.solve(b, transposed), each.solve(b, transposed), rtol=1e-12, atol=1e-13)
+
+
+def test_a_bad_sample_spoils_no_other() -> None:
+    A = PATTERNS["grid"]
+    values = np.stack([A.data, 0 * A.data, A.data, 0 * A.data, A.data, A.data])
+    found = factors(analyse(A.astype(bool)), values)
+    assert isinstance(found, SharedFactor) and found.ok.tolist() == [True, False, True, False, True, True]
+    assert found.reason
+    b = torch.ones(6, A.shape[0], dtype=D)
+    b[2, 0] = torch.nan
+    x = found.solve(b)
+    assert x.isfinite().all(1).tolist() == [True, False, False, False, True, True]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_different_matrices_are_not_shared(count: int) -> None:
+    A = PATTERNS["band"]
+    values = np.stack([A.data * (1 + 1e-14 * k) for k in range(count)])
+    known = analyse(A.astype(bool))
+    assert isinstance(factors(known, values), SparseFactor) and known.ordering.alike == 1
+
+
+def test_the_price_is_that_of_the_matrices() -> None:
+    each, shared = (price_of(20, 10_000, 10, 50_000, None, fill=600_000, alike=k) for k in (1, 20))
+    assert shared.factors < 0.2 * each.factors
+
+
+# ---------------------------------------------------------------------------------------------------------- dense matrices
+def _maps(batch: int, n: int) -> tuple[Tensor, Tensor]:
+    A = torch.randn(n, n, generator=torch.Generator().manual_seed(0), dtype=D)
+    return A, torch.zeros(batch, n, dtype=D)
+
+
+@pytest.mark.parametrize("batch", [4, 7, 300])
+def test_one_matrix_for_all_is_that_of_each(batch: int) -> None:
+    A, z = _maps(batch, 130)
+    calls = []
+    shown = autodiff.one_for_all(lambda w: calls.append(1) or w @ A, 130, z)
+    assert shown is not None and shown.stride(0) == 0
+    assert torch.equal(shown, A.expand(batch, -1, -1)) and len(calls) <= 2
+
+
+@pytest.mark.parametrize("entry", ["one of many", "a small one"])
+def test_a_sample_with_another_matrix_is_noticed(entry: str) -> None:
+    A, z = _maps(9, 130)
+    blocks = A.repeat(9, 1, 1)
+    if entry == "a small one":
+        blocks[:, 3] *= 1e-9
+    blocks[5, 3, 4] *= 1 + 1e-8
+    product = lambda w: torch.einsum("bi,bij->bj", w, blocks)  # noqa: E731
+    found = autodiff.one_for_all(product, 130, z)
+    if entry == "one of many":
+        assert found is None
+    else:  # beside the others of its column that is less than rounding
+        assert found is None or torch.allclose(found, blocks, rtol=0, atol=1e-16)
+
+
+def test_few_samples_or_unknowns_are_not_asked() -> None:
+    def never(w: Tensor) -> Tensor:
+        raise AssertionError
+
+    for batch, n in ((3, 200), (9, 100)):
+        assert autodiff.one_for_all(never, n, torch.zeros(batch, n, dtype=D)) is None
+
+
+@pytest.mark.parametrize("kind", ["regular", "badly scaled", "singular"])
+def test_dense_factors_of_one_matrix(kind: str) -> None:
+    A, _ = _maps(1, 40)
+    if kind == "badly scaled":
+        A = A * torch.logspace(0, -20, 40, dtype=D)[:, None]
+    if kind == "singular":
+        A[:, 3] = A[:, 5]
+    expanded, copied = A.expand(6, -1, -1), A.repeat(6, 1, 1)
+    one, each = factor_batched(expanded), factor_batched(copied)
+    assert one.ok.tolist() == each.ok.tolist() and one.reason == each.reason
+    blocks, plain = DenseBlocks(expanded), DenseBlocks(copied)
+    for shape in ((6, 40), (6, 40, 3)):
+        b = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=D)
+        for transposed in (False, True):
+            torch.testing.assert_close(one.solve(b, transposed), each.solve(b, transposed), equal_nan=True)
+        torch.testing.assert_close(blocks.product(b), plain.product(b))
+        torch.testing.assert_close(blocks.T.size(b), plain.T.size(b))
+    torch.testing.assert_close(blocks.columns, plain.columns)
+
+
+# ---------------------------------------------------------------------------------------------------- the whole library
+@pytest.mark.parametrize("name", [*PATTERNS, "dense"])
+def test_many_right_hand_sides_by_vmap(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    class Counted(SparseFactor):
+        def __init__(self, analysis, values, *more) -> None:
+            made.append(len(values))
+            super().__init__(analysis, values, *more)
+
+    monkeypatch.setattr(shared_factors, "SparseFactor", Counted)
+    if name == "dense":
+        A = 12 * torch.eye(150, dtype=D) + torch.randn(150, 150, generator=torch.Generator().manual_seed(0), dtype=D)
+        solver = "newton"
+    else:
+        A, solver = torch.from_numpy(PATTERNS[name].toarray()), "newton"
+    rows, columns = A.nonzero().T
+    entries = A[rows, columns]
+
+    def residual(u: Tensor, b: Tensor) -> Tensor:
+        return torch.zeros_like(b).index_add(0, rows, entries * u[columns]) - b
+
+    def solve(b: Tensor) -> Tensor:
+        return ik.root(residual, torch.zeros(len(A), dtype=D), (b,), solver=solver).value
+
+    b = torch.randn(12, len(A), generator=torch.Generator().manual_seed(2), dtype=D, requires_grad=True)
+    x = torch.func.vmap(solve)(b)
+    weights = torch.cos(torch.arange(b.numel(), dtype=D)).view(b.shape)
+    (slope,) = torch.autograd.grad((weights * x).sum(), b)
+    torch.testing.assert_close(x, torch.linalg.solve(A, b.detach().T).T, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(slope, torch.linalg.solve(A.T, weights.T).T, rtol=1e-9, atol=1e-10)
+    assert made == ([] if name == "dense" else [1] * len(made)) and (name == "dense" or made)
