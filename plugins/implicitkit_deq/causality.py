@@ -21,11 +21,13 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.extend import options
-from implicitkit_deq.positions import FullNewton, PerPosition
+from implicitkit_deq.in_turn import InTurn
+from implicitkit_deq.positions import PerPosition
+from implicitkit_deq.prefix_newton import PrefixNewton
 
 __all__ = ["CausalityWarning", "PerPosition", "future_leak", "per_position"]
 
-_DENSE = 1024  # unknowns a sample up to which Newton's method, which factors Jacobians, is the last resort
+_FEW = 1024  # unknowns a sample up to which positions are solved in turn, as the last resort
 
 
 class CausalityWarning(UserWarning):
@@ -67,30 +69,26 @@ def per_position(solver: Any, state: Any, batch_dims: int = 1) -> Any:
     sizes = tuple((2 if t.is_complex() else 1) * math.prod(t.shape[2:]) for t in leaves)
 
     # Anderson mixes in every step: what one position does must not decide when the numbers of another are formed
-    def alone(method: Any, whole: bool = False, and_then: PerPosition | None = None) -> PerPosition:
+    def alone(method: Any, and_then: PerPosition | InTurn | None = None) -> PerPosition:
         if isinstance(method, ik.Anderson) and method.period is None:
             method = dataclasses.replace(method, period=1)
-        return PerPosition(method, sizes, positions, length, whole, and_then)
+        return PerPosition(method, sizes, positions, length, and_then)
 
+    one_sequence = positions == length
     if (isinstance(solver, str) and solver in ("auto", "relay")) or solver == ik.Relay():
-        last = alone(FullNewton(), whole=True) if positions * sum(sizes) <= _DENSE else None
-        return alone(ik.Picard(), False, alone(ik.Broyden(), False, alone(ik.Picard(damping=0.5), False, last)))
+        last = InTurn(ik.Relay(), sizes, positions, length) if positions * sum(sizes) <= _FEW else None
+        damped = alone(ik.Picard(damping=0.5), last)
+        newton = alone(PrefixNewton(length), damped) if one_sequence else damped
+        return alone(ik.Picard(), alone(ik.Broyden(), newton))
     method = ik.extend.get_solver(solver)
-    name = getattr(method, "name", "") or type(method).__name__
-    if isinstance(method, PerPosition):
+    if isinstance(method, PerPosition | InTurn):
         return method
-    if name == "newton" and not method.line_search:
-        return alone(FullNewton(), whole=True)
-    if isinstance(method, ik.Method) and (method.solves == "fixed_point" or name == "broyden"):
+    if isinstance(method, ik.Method) and (method.solves == "fixed_point" or isinstance(method, ik.Broyden)):
         return alone(method)
-    warnings.warn(
-        f"solver {name!r} chooses its steps over all positions at once: before convergence the future leaks into the past. "
-        'Use "anderson", "broyden" or "picard" (taken per position for a causal cell), ik.Newton(line_search=False), or a '
-        "tight tolerance",
-        CausalityWarning,
-        stacklevel=4,
-    )
-    return method
+    in_turn = InTurn(method, sizes, positions, length)
+    if isinstance(method, ik.NewtonKrylov) and method.preconditioner is None and one_sequence:
+        return alone(PrefixNewton(length), in_turn)
+    return in_turn
 
 
 def _blocks(solver: ik.Blocks, state: Any, batch_dims: int) -> ik.Blocks:
