@@ -50,7 +50,7 @@ class InTurn(Solver):
     name: ClassVar[str] = "in_turn"
 
     @property
-    def solves(self) -> str:  # type: ignore[override]
+    def solves(self) -> str:
         """What the inner solver solves."""
         return str(self.inner.solves)
 
@@ -66,10 +66,8 @@ class InTurn(Solver):
                 "a causal sequence is judged position by position, by 2-norms: leave norm= out, or pass causal=False"
             )
         start = f.residual(z0)
-        total = Outcome(
-            z0, torch.linalg.vector_norm(start, dim=1), torch.zeros_like(z0[:, 0], dtype=torch.int64), torch.zeros(0)
-        )
-        total.status = torch.zeros_like(total.steps)
+        none = torch.zeros_like(z0[:, 0], dtype=torch.int64)
+        total = Outcome(z0, torch.linalg.vector_norm(start, dim=1), none, none)
         total.tolerance = torch.zeros_like(total.residual_norm)
         own = dataclasses.replace(options, atol=options.atol / self.positions**0.5)
         for t, columns in enumerate(self._columns(z0.device)):

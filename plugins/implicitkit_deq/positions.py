@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -33,7 +34,7 @@ class PerPosition(ik.Method):
       does not fall (:class:`ik.extend.Impatient`).  It starts from the last iterates.
     - The last iterates are returned, not those with the smallest residual of the whole sequence.
 
-    A sequence whose map is not finite at some position ends there.
+    A sequence whose map is not finite at its first position that is not frozen ends there.
 
     So the output at a position is the same number whatever comes after it, at any tolerance.  The derivative remains that of
     the whole sequence.
@@ -77,11 +78,14 @@ class PerPosition(ik.Method):
         ``frozen``: positions that another has solved, ``(batch, positions)``; they stay as they are.
         """
         mine = dataclasses.replace(self, options=options, begun=frozen)
-        silent = dataclasses.replace(options, rtol=0.0, atol=0.0)
+        silent = _Silent(**vars(options) | {"rtol": 0.0, "atol": 0.0, "norm": None})
         try:
             total = super(PerPosition, mine).run(f, z0, silent)
         except _OfTheWhole:
             return InTurn(self.method, self.sizes, self.positions, self.length).run(f, z0, options, frozen)
+        lost = total.kept["lost"] & (total.status == int(ik.Status.STALLED))
+        total.status = torch.where(lost, int(ik.Status.NONFINITE), total.status)
+        total.residual_norm = torch.where(lost, torch.nan, total.residual_norm)
         member, taken = self.and_then, int(total.steps.max())
         left = None if options.max_steps is None else options.max_steps - taken
         stopped = total.status == int(ik.Status.STOPPED)
@@ -106,8 +110,9 @@ class PerPosition(ik.Method):
         return torch.where(torch.cat(masks, 1), z, z0)
 
     def keep(self, state: dict[str, Any]) -> dict[str, Tensor]:
-        """Which positions are solved, ``(batch, positions)``."""
-        return {"frozen": state["frozen"].view(-1, self.positions)}
+        """Which positions are solved, ``(batch, positions)``, and whether the map is not finite at the first that is not."""
+        frozen = state["frozen"].view(-1, self.positions)
+        return {"frozen": frozen, "lost": state["lost"].view(len(frozen), -1).any(1)}
 
     def init(self, f: Any, z: Tensor) -> dict[str, Any]:
         """The method's state over all positions, and the best that each position has seen."""
@@ -125,6 +130,7 @@ class PerPosition(ik.Method):
             "front": torch.full((sequences,), -1, dtype=torch.int64, device=z.device),
             "front_best": rows.new_zeros(sequences),  # smallest residual at the front since it is there
             "front_before": rows.new_zeros(sequences),  # the same a window ago
+            "lost": torch.zeros(sequences, dtype=torch.bool, device=z.device),
             "waited": torch.zeros(sequences, dtype=torch.int64, device=z.device),
         }
 
@@ -162,21 +168,27 @@ class PerPosition(ik.Method):
         f.at_rounding = done
         f.stuck = done
         changed = {"frozen": frozen, "floor": floor}
-        if self.and_then is None:
+        finite = math.isfinite(float(view.norm.sum()))
+        if self.and_then is None and finite:
             return changed
         # ---- does the first position that is not frozen get anywhere?
         front = prefix.sum(1).clamp_max(length - 1)
+        # of several sequences in one system, those whose front is the first in time
+        first = (front.view(f.batch, -1) == front.view(f.batch, -1).amin(1, keepdim=True)).flatten()
         at = torch.arange(len(front), device=rows.device) * length + front
         norm, goal = view.norm[at], tolerance[at]
+        if not finite:
+            changed["lost"] = ~torch.isfinite(norm) & first
+            f.stuck = done | changed["lost"].view(f.batch, -1).any(1)
+        if self.and_then is None:
+            return changed
         here = front == state["front"]
         best = torch.where(here, torch.minimum(state["front_best"], norm), norm)
         waited = torch.where(here, state["waited"] + 1, 0)
         due = waited % _WINDOW == 0
         falls = (best / state["front_before"]).log() <= (goal / best).log() * (_WINDOW / _HORIZON)
         given_up = due & here & ~falls & ~prefix.all(1)
-        # of several sequences in one system, those whose front is the first in time
-        first = front.view(f.batch, -1) == front.view(f.batch, -1).amin(1, keepdim=True)
-        f.stuck = done | (given_up.view(f.batch, -1) & first).any(1)
+        f.stuck = f.stuck | (given_up & first).view(f.batch, -1).any(1)
         before = torch.where(due | ~here, best, state["front_before"])
         return changed | {"front": front, "front_best": best, "front_before": before, "waited": waited}
 
@@ -194,6 +206,15 @@ class PerPosition(ik.Method):
             if name != "inner"
         }
         return kept | {"inner": self.method.select(state["inner"], rows)}
+
+
+class _Silent(Options):
+    """Options of a loop that the method stops: a position at which the map is not finite ends no sequence by itself, as it
+    would end those before it too."""
+
+    def size(self, rows: Tensor) -> Tensor:
+        """Any number above zero in place of one that is not finite."""
+        return super().size(rows).nan_to_num(nan=1.0, posinf=1.0)
 
 
 def _later(callback: Callable[[int, Tensor, Tensor], Any], taken: int) -> Callable[[int, Tensor, Tensor], Any]:

@@ -50,15 +50,20 @@ class PrefixNewton(ik.Method):
     def step(self, f: Any, rows: Tensor, state: Any) -> tuple[Tensor, Any]:
         """One step of the positions ``f.moving``."""
         products = f.products(rows)
-        r = torch.where(f.moving.unsqueeze(1), f.residual(rows).nan_to_num(0.0, 0.0, 0.0), 0)  # f(z) - z: those before have met the tolerance
+        r = torch.where(
+            f.moving.unsqueeze(1), f.residual(rows).nan_to_num(0.0, 0.0, 0.0), 0
+        )  # f(z) - z: those before have met the tolerance
         shape = (-1, self.length, r.shape[1])
         goal = self.forcing * r.double().square().view(shape).sum(2).cumsum(1).sqrt()
-        vectors, images, d = [r], [], torch.zeros_like(r)
+        vectors, d = [r], torch.zeros_like(r)
+        images: list[Tensor] = []
         open_ = f.moving.view(-1, self.length)
         while len(images) < _VECTORS and bool(open_.any()):
             vectors.append(vectors[-1] + products(vectors[-1]))  # J v, of a residual whose Jacobian is J - I
             images.append(vectors[-2] - vectors[-1])
-            c, left = _fits(torch.stack(images, 1).double().view(*shape[:2], len(images), shape[2]), r.double().view(shape))
+            c, left = _fits(
+                torch.stack(images, 1).double().view(*shape[:2], len(images), shape[2]), r.double().view(shape)
+            )
             found = (torch.stack(vectors[:-1], 2) @ c.reshape(-1, len(images), 1).to(r)).squeeze(2)
             d = torch.where(open_.reshape(-1, 1), found, d)
             open_ = open_ & ~(left <= goal).cummin(1).values
