@@ -281,8 +281,8 @@ class _Linear(ik.LinearSolver):
 
 def near(status: Tensor, z: Any, start: Any, first: Callable[[], Any] | None) -> Any:
     """The iterates ``z``, without graph, of samples that ran away the start; with ``first``, which returns the map there, of
-    causal sequences: of whatever ran away from the first position on that is further out than 100 times the start and its
-    first step."""
+    causal sequences: of all positions from the first on that is further out than 100 times its start, the first step, and
+    the position before."""
     if first is None:
         return extend.trees.tree_map(Tensor.detach, masked(status != int(ik.Status.DIVERGED), z, start))
     with torch.no_grad(), extend.modules_held():
@@ -292,7 +292,8 @@ def near(status: Tensor, z: Any, start: Any, first: Callable[[], Any] | None) ->
         size, reach = (
             t.abs().reshape(*t.shape[:2], -1).amax(2) for t in (z.detach(), torch.maximum(z0.abs(), f0.abs()))
         )
-        stands = (size <= _REACH * reach).cummin(1).values
+        before = torch.nn.functional.pad(size[:, :-1], (1, 0))
+        stands = (size <= _REACH * torch.maximum(reach, before)).cummin(1).values
         return torch.where(stands.view(*stands.shape, *[1] * (z.ndim - 2)), z.detach(), z0)
 
     return extend.trees.tree_map(choose, z, start, moved)

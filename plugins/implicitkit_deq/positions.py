@@ -161,7 +161,9 @@ class PerPosition(ik.Method):
             floor = self.options.floor(size + view.norm)
             floor = torch.as_tensor(floor, dtype=size.dtype, device=size.device).expand_as(size)
         tolerance = view.tolerance = floor / self.positions**0.5 + self.options.rtol * size
-        met = (view.norm <= tolerance) | state["frozen"]
+        met = (view.norm <= tolerance).logical_and_(tolerance < math.inf) | state[
+            "frozen"
+        ]  # |z| overflows: nothing holds
         prefix = met.view(-1, length).cummin(1).values
         frozen = prefix.flatten()
         done = frozen.view(f.batch, -1).all(1)
@@ -290,8 +292,8 @@ class _Positions:
 
     def products(self, rows: Tensor) -> Callable[[Tensor], Tensor]:
         """Products with the Jacobian of the residual at ``rows``."""
-        A = self.f.linearize(self.join(rows))
-        return lambda v: self.split(A.mv(self.join(v)))
+        A, of_map = self.f.linearize(self.join(rows)), self.f.of_map  # then of the map, whose residual is f(z) - z
+        return lambda v: self.split(A.mv(self.join(v))) - (v if of_map else 0)
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_") and hasattr(self.f, name):
