@@ -16,7 +16,7 @@ method that sees ``J`` by products needs fewer, for the linearised problem and f
 ``evaluations``: ours, forward + backward, mean over the samples. ``around``: CPU time of ours over that of a loop that makes
 as many evaluations and products with the transposed, and nothing else; at most 2 is asked at (64, 128), 1.2 at (256, 512).
 ``bare``: that of the plain loop with a stopping test on the whole batch, forward and backward by its own iteration, over
-ours (``-`` where it diverges). ``torchdeq``: that of its fastest solver which reaches the tolerance, over ours; asked is 3 in
+ours (``-`` where it diverges). ``torchdeq``: that of its fastest solver that reaches the tolerance, over ours; 3 is asked in
 all rows but ``disk``. In ``training`` both start from the last equilibria. JAXopt is not in it.
 """
 
@@ -47,13 +47,13 @@ SOLVERS = ("fixed_point_iter", "anderson", "broyden")  # TorchDEQ's
 REASONS = {
     "evaluations": "Anderson's differences are of nonlinear steps, and 8 of them are kept; GMRES keeps all",
     "disk: evaluations": "most steps are plain ones on purpose: Krylov vectors win little here, and cost more than that",
-    "around": "an evaluation comes with some 50 small operations of torch, for mixing and for tests by sample, where the loop "
-    "has 3 (torch.profiler, (64, 128))",
+    "around": "some 50 small operations of torch an evaluation, for mixing and tests by sample; 3 in the loop (torch.profiler, "
+    "(64, 128))",
     "disk: around": "35 operations of torch an evaluation, 3 in the loop (torch.profiler, (64, 128))",
     "heterogeneous: around": "counted are evaluations a sample: most of the calls are for the slow sixteenth alone",
-    "rotation: torchdeq": "its Anderson takes twice our evaluations; at (256, 512) a loop of the fewest possible and nothing "
-    "else would be 2.5 times as fast as it, and at (64, 128) what surrounds ours decides",
-    "training: torchdeq": "near starts on a map that contracts: its plain iteration takes more evaluations, with less around",
+    "rotation: torchdeq": "its Anderson takes twice our evaluations; at (256, 512) a loop of the fewest possible and "
+    "nothing else would be 2.5 times as fast as it, and at (64, 128) what surrounds ours decides",
+    "training: torchdeq": "near starts, a map that contracts: its plain iteration takes more evaluations with less around",
 }
 Problem = tuple[Tensor, Tensor, Tensor, Tensor]  # x, W, U, b
 
