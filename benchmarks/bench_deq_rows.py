@@ -47,7 +47,7 @@ SOLVERS = ("fixed_point_iter", "anderson", "broyden")  # TorchDEQ's
 REASONS = {
     "evaluations": "Anderson's differences are of nonlinear steps, and 8 of them are kept; GMRES keeps all",
     "disk: evaluations": "most steps are plain ones on purpose: Krylov vectors win little here, and cost more than that",
-    "around": "some 50 small operations of torch an evaluation, for mixing and tests by sample; 3 in the loop (torch.profiler, "
+    "around": "50 small operations of torch an evaluation, for mixing and tests by sample; 3 in the loop (torch.profiler, "
     "(64, 128))",
     "disk: around": "35 operations of torch an evaluation, 3 in the loop (torch.profiler, (64, 128))",
     "heterogeneous: around": "counted are evaluations a sample: most of the calls are for the slow sixteenth alone",
