@@ -15,6 +15,10 @@ With every solver the output at a position is, bit by bit, the same number whate
   (:class:`~implicitkit_deq.prefix_newton.PrefixNewton`), at the price of the same method on the whole sequence;
 - any other solver is given one position after the other, those before it held (:class:`InTurn`), at many times the price.
 
+The derivative of a past output by a future input is zero at any tolerance of the backward, and of forward mode: the
+Jacobian is block triangular, so that every product, and whatever is combined of them, stays in the past.  Where a derivative
+is not zero, an iterative linear solver is as exact as its tolerance says, for the whole sequence together.
+
 One thing is left, and it is no leak: samples that are done are dropped from the batch, and what a matrix product rounds to
 may depend on how many rows it has.  A sequence whose *neighbours in the batch* change can so change by rounding, which an
 iteration that has not converged may amplify; ``in_dims=None`` keeps all rows, and the same holds bit by bit.

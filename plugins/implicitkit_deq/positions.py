@@ -161,26 +161,25 @@ class PerPosition(ik.Method):
             floor = self.options.floor(size + view.norm)
             floor = torch.as_tensor(floor, dtype=size.dtype, device=size.device).expand_as(size)
         tolerance = view.tolerance = floor / self.positions**0.5 + self.options.rtol * size
-        met = (view.norm <= tolerance).logical_and_(tolerance < math.inf) | state[
-            "frozen"
-        ]  # |z| overflows: nothing holds
+        met = view.norm <= tolerance
+        finite = math.isfinite(float(torch.dot(view.norm, tolerance)))
+        if not finite:  # where |z| overflows nothing holds
+            met.logical_and_(tolerance < math.inf)
+        met.logical_or_(state["frozen"])
         prefix = met.view(-1, length).cummin(1).values
         frozen = prefix.flatten()
         done = frozen.view(f.batch, -1).all(1)
         f.at_rounding = done
         f.stuck = done
         changed = {"frozen": frozen, "floor": floor}
-        finite = math.isfinite(float(view.norm.sum()))
         if self.and_then is None and finite:
             return changed
         # ---- does the first position that is not frozen get anywhere?
         front = prefix.sum(1).clamp_max(length - 1)
-        # of several sequences in one system, those whose front is the first in time
-        first = (front.view(f.batch, -1) == front.view(f.batch, -1).amin(1, keepdim=True)).flatten()
         at = torch.arange(len(front), device=rows.device) * length + front
         norm, goal = view.norm[at], tolerance[at]
         if not finite:
-            changed["lost"] = ~torch.isfinite(norm) & first
+            changed["lost"] = state["lost"] | self._first(f, front, ~torch.isfinite(norm))
             f.stuck = done | changed["lost"].view(f.batch, -1).any(1)
         if self.and_then is None:
             return changed
@@ -190,9 +189,16 @@ class PerPosition(ik.Method):
         due = waited % _WINDOW == 0
         falls = (best / state["front_before"]).log() <= (goal / best).log() * (_WINDOW / _HORIZON)
         given_up = due & here & ~falls & ~prefix.all(1)
-        f.stuck = f.stuck | (given_up & first).view(f.batch, -1).any(1)
+        f.stuck = f.stuck | self._first(f, front, given_up).view(f.batch, -1).any(1)
         before = torch.where(due | ~here, best, state["front_before"])
         return changed | {"front": front, "front_best": best, "front_before": before, "waited": waited}
+
+    def _first(self, f: Any, front: Tensor, which: Tensor) -> Tensor:
+        """Of several sequences in one system, those of ``which`` whose ``front`` is the first in time."""
+        if len(front) == f.batch:
+            return which
+        times = front.view(f.batch, -1)
+        return which & (times == times.amin(1, keepdim=True)).flatten()
 
     def select(self, state: dict[str, Any], index: Tensor) -> dict[str, Any]:
         """The state of all positions of these samples."""
