@@ -9,7 +9,7 @@ The folder ``cells`` has the maps; the other modules are tools around the layer,
 """
 
 from implicitkit_deq import cells
-from implicitkit_deq.causality import CausalityWarning, PerPosition, future_leak, per_position
+from implicitkit_deq.causality import CausalityWarning, InTurn, PerPosition, future_leak, per_position
 from implicitkit_deq.cells import Cell
 from implicitkit_deq.checkpoints import load_torchdeq
 from implicitkit_deq.correction import fixed_point_correction
@@ -31,6 +31,7 @@ __all__ = [
     "Forgive",
     "ForgivenWarning",
     "IgnoredInputWarning",
+    "InTurn",
     "Monitor",
     "PerPosition",
     "Pretraining",

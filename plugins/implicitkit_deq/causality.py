@@ -1,11 +1,27 @@
 r"""Causal cells: keeping the future out of the past.
 
 A causal cell computes position ``t`` of its state from positions ``<= t`` of state and input; so does its equilibrium, and
-so does every Picard iterate.  What a solver returns at a tolerance does not, for three reasons.  Anderson's coefficients are
-least-squares fits over the whole sequence, so that every position moves by a number that depends on all of them.  The
-iterate with the smallest residual of the whole sequence is a choice that looks ahead.  And so is the moment at which the
-whole sequence is good enough: even Picard's iteration stops elsewhere when the future changes.  Until convergence, a
-language model then sees the words that it is to predict.  :class:`PerPosition` decides all three position by position.
+so does every Picard iterate.  What a solver returns at a tolerance does not, for three reasons.  Coefficients and step
+lengths are chosen for the whole sequence, so that every position moves by numbers that depend on all of them.  The iterate
+with the smallest residual of the whole sequence is a choice that looks ahead.  And so is the moment at which the whole
+sequence is good enough: even Picard's iteration stops elsewhere when the future changes.  Until convergence, a language
+model then sees the words that it is to predict.
+
+With every solver the output at a position is, bit by bit, the same number whatever comes after it in its sequence:
+
+- methods on values of the map (Picard, Anderson, Aitken, Steffensen, Broyden) decide all three position by position
+  (:class:`PerPosition`);
+- Newton's method with Krylov vectors fits their coefficients prefix by prefix
+  (:class:`~implicitkit_deq.prefix_newton.PrefixNewton`), at the price of the same method on the whole sequence;
+- any other solver is given one position after the other, those before it held (:class:`InTurn`), at many times the price.
+
+The derivative of a past output by a future input is zero at any tolerance of the backward, and of forward mode: the
+Jacobian is block triangular, so that every product, and whatever is combined of them, stays in the past.  Where a derivative
+is not zero, an iterative linear solver is as exact as its tolerance says, for the whole sequence together.
+
+One thing is left, and it is no leak: samples that are done are dropped from the batch, and what a matrix product rounds to
+may depend on how many rows it has.  A sequence whose *neighbours in the batch* change can so change by rounding, which an
+iteration that has not converged may amplify; ``in_dims=None`` keeps all rows, and the same holds bit by bit.
 """
 
 from __future__ import annotations
@@ -21,33 +37,36 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.extend import options
-from implicitkit_deq.positions import FullNewton, PerPosition
+from implicitkit_deq.in_turn import InTurn
+from implicitkit_deq.positions import PerPosition
+from implicitkit_deq.prefix_newton import PrefixNewton
 
-__all__ = ["CausalityWarning", "PerPosition", "future_leak", "per_position"]
+__all__ = ["CausalityWarning", "InTurn", "PerPosition", "future_leak", "per_position"]
 
-_DENSE = 1024  # unknowns a sample up to which Newton's method, which factors Jacobians, is the last resort
+_FEW = 1024  # unknowns a sample up to which positions are solved in turn, as the last resort
 
 
 class CausalityWarning(UserWarning):
-    """Until it has converged, a solve lets later positions of a sequence influence earlier ones."""
+    """A causal layer was given a solver that it solves one position after the other with: many times the evaluations."""
 
 
 def per_position(solver: Any, state: Any, batch_dims: int = 1) -> Any:
-    """The solver for a causal cell: one that does everything per position, and returns the last iterate.
+    """The solver for a causal cell: one of which no position knows what comes later.
 
-    It solves ``z_t = f(z_{<= t})`` position by position.  Units: the solver's own.  Source: this library.
+    It solves ``z_t = f_t(z_{<= t})`` for all ``t``.  Units: the solver's own.  Source: this library.
 
     Args:
         solver: a name or a configured object; ``"auto"`` and ``"relay"``: the plain iteration, which follows a front that
             runs from the first position to the last as no acceleration does, then, for sequences on which it gets nowhere,
-            Broyden, damped iteration, and Newton's method with full steps up to 1024 unknowns a sample.
+            Broyden, Newton's method with Krylov vectors, damped iteration, and up to 1024 unknowns a sample the relay
+            itself, position after position.
         state: every leaf ``(batch, positions, ...)``.
         batch_dims: of the solve; 0: all samples are one system, whose positions are those of each of them.
 
     Raises:
         ValueError: the leaves disagree on the number of positions.
 
-    A solver that is neither causal by itself nor can be made so is returned as it is, with a :class:`CausalityWarning`.
+    With a :class:`CausalityWarning` where that takes many times the evaluations.
     """
     if type(batch_dims) is not int or batch_dims not in (0, 1):
         raise ValueError(f"per_position: batch_dims must be 1 or 0 (all samples are one system), got {batch_dims!r}")
@@ -67,48 +86,51 @@ def per_position(solver: Any, state: Any, batch_dims: int = 1) -> Any:
     sizes = tuple((2 if t.is_complex() else 1) * math.prod(t.shape[2:]) for t in leaves)
 
     # Anderson mixes in every step: what one position does must not decide when the numbers of another are formed
-    def alone(method: Any, whole: bool = False, and_then: PerPosition | None = None) -> PerPosition:
+    def alone(method: Any, and_then: PerPosition | InTurn | None = None) -> PerPosition:
         if isinstance(method, ik.Anderson) and method.period is None:
             method = dataclasses.replace(method, period=1)
-        return PerPosition(method, sizes, positions, length, whole, and_then)
+        return PerPosition(method, sizes, positions, length, and_then)
 
+    one_sequence = positions == length
     if (isinstance(solver, str) and solver in ("auto", "relay")) or solver == ik.Relay():
-        last = alone(FullNewton(), whole=True) if positions * sum(sizes) <= _DENSE else None
-        return alone(ik.Picard(), False, alone(ik.Broyden(), False, alone(ik.Picard(damping=0.5), False, last)))
+        last = InTurn(ik.Relay(), sizes, positions, length) if positions * sum(sizes) <= _FEW else None
+        damped = alone(ik.Picard(damping=0.5), last)
+        newton = alone(PrefixNewton(length), damped) if one_sequence else damped
+        return alone(ik.Picard(), alone(ik.Broyden(), newton))
     method = ik.extend.get_solver(solver)
-    name = getattr(method, "name", "") or type(method).__name__
-    if isinstance(method, PerPosition):
+    if isinstance(method, PerPosition | InTurn):
         return method
-    if name == "newton" and not method.line_search:
-        return alone(FullNewton(), whole=True)
-    if isinstance(method, ik.Method) and (method.solves == "fixed_point" or name == "broyden"):
+    if isinstance(method, ik.Method) and (method.solves == "fixed_point" or isinstance(method, ik.Broyden)):
         return alone(method)
+    in_turn = InTurn(method, sizes, positions, length)
+    if isinstance(method, ik.NewtonKrylov) and method.preconditioner is None and one_sequence:
+        return alone(PrefixNewton(length), in_turn)
+    _tell(method, length)
+    return in_turn
+
+
+def _tell(method: Any, length: int) -> None:
+    """What it costs that a solver is given one position after the other."""
+    name = getattr(method, "name", "") or type(method).__name__
     warnings.warn(
-        f"solver {name!r} chooses its steps over all positions at once: before convergence the future leaks into the past. "
-        'Use "anderson", "broyden" or "picard" (taken per position for a causal cell), ik.Newton(line_search=False), or a '
-        "tight tolerance",
+        f"solver {name!r} chooses its steps over all positions at once, which would let the future leak into the past: it "
+        f"solves a causal layer one position after the other, which takes some {length} times the evaluations of one. "
+        '"relay", "picard", "anderson", "broyden" and "newton_krylov" solve all at once and leak nothing',
         CausalityWarning,
-        stacklevel=4,
+        stacklevel=5,
     )
-    return method
 
 
 def _blocks(solver: ik.Blocks, state: Any, batch_dims: int) -> ik.Blocks:
-    """Each node's solver for its own state."""
+    """Each node's solver for its own state, one node after the other: in concurrent mode a block would step when those that
+    it reads are solved well enough at all positions."""
     if not isinstance(state, Mapping):  # no composition: one block
         if not isinstance(solver.inner, Mapping):
             return dataclasses.replace(solver, inner=per_position(solver.inner, state, batch_dims))
         return solver  # refuses the names
-    if solver.mode == "concurrent":
-        warnings.warn(
-            'ik.Blocks(mode="concurrent") lets a block step when those that it reads are solved well enough at all '
-            'positions: before convergence the future leaks into the past. Use mode="sequential", or a tight tolerance',
-            CausalityWarning,
-            stacklevel=5,
-        )
-        return solver
     inner = {n: solver.inner.get(n, "anderson") if isinstance(solver.inner, Mapping) else solver.inner for n in state}
-    return dataclasses.replace(solver, inner={n: per_position(s, state[n], batch_dims) for n, s in inner.items()})
+    inner = {n: per_position(s, state[n], batch_dims) for n, s in inner.items()}
+    return dataclasses.replace(solver, mode="sequential", inner=inner)
 
 
 def future_leak(layer: Callable[..., Any], x: Tensor, position: int, *more: Any, size: float = 1.0) -> float:

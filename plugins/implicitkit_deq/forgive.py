@@ -14,11 +14,12 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit import extend
 
-__all__ = ["Effort", "Forgive", "ForgivenWarning", "masked"]
+__all__ = ["Effort", "Forgive", "ForgivenWarning", "masked", "near"]
 
 _DERIVATIVES = ("truncated", "none")
 _EXACT = ("auto", "implicit")
 _DEAR = 300  # evaluations in one training call, above which a few samples are not worth it
+_REACH = 100.0  # of a position's start and first step
 _CURE = (
     "I - J is nearly singular at these equilibria: bound the weights (bound_weights), add jacobian_penalty to the loss, or "
     "lower the learning rate"
@@ -276,6 +277,26 @@ class _Linear(ik.LinearSolver):
             residual_norm=answer.residual_norm + (1 - share) * size,
             converged=answer.converged & ~over,
         )
+
+
+def near(status: Tensor, z: Any, start: Any, first: Callable[[], Any] | None) -> Any:
+    """The iterates ``z``, without graph, of samples that ran away the start; with ``first``, which returns the map there, of
+    causal sequences: of all positions from the first on that is further out than 100 times its start, the first step, and
+    the position before."""
+    if first is None:
+        return extend.trees.tree_map(Tensor.detach, masked(status != int(ik.Status.DIVERGED), z, start))
+    with torch.no_grad(), extend.modules_held():
+        moved = first()
+
+    def choose(z: Tensor, z0: Tensor, f0: Tensor) -> Tensor:
+        size, reach = (
+            t.abs().reshape(*t.shape[:2], -1).amax(2) for t in (z.detach(), torch.maximum(z0.abs(), f0.abs()))
+        )
+        before = torch.nn.functional.pad(size[:, :-1], (1, 0))
+        stands = (size <= _REACH * torch.maximum(reach, before)).cummin(1).values
+        return torch.where(stands.view(*stands.shape, *[1] * (z.ndim - 2)), z.detach(), z0)
+
+    return extend.trees.tree_map(choose, z, start, moved)
 
 
 def masked(converged: Tensor, solved: Any, instead: Any) -> Any:

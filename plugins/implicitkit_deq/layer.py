@@ -17,7 +17,7 @@ from implicitkit_deq.causality import per_position
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.cells.stacked import Composed
 from implicitkit_deq.compat import autocast_on
-from implicitkit_deq.forgive import Effort, Forgive, masked
+from implicitkit_deq.forgive import Effort, Forgive, masked, near
 from implicitkit_deq.frozen import Drawing, Frozen
 from implicitkit_deq.frozen_stack import FrozenStack
 from implicitkit_deq.inputs import check_use, describe, factors, refuse_unbatched
@@ -58,9 +58,8 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
         batch_dims: 1: samples are independent; 0: the batch is one joint system (a cell that couples its samples).
         in_dims: as in :func:`ik.solve`, for what the cell gets after ``z``.  ``"auto"``: what a :class:`Cell` declares;
             ``0`` for another module with one input; else not known, so that converged samples are frozen, not dropped.
-        causal: position ``t`` of the state (its first dimension after the batch) depends on earlier ones only: accelerated
-            solvers then take coefficients per position (:func:`per_position`), so that the future does not leak into the
-            past.  ``None``: what the cell says.
+        causal: position ``t`` of the state (its first dimension after the batch) depends on none after it: every solver is
+            then made one whose future does not leak into the past (:func:`per_position`).  ``None``: what the cell says.
         dtype: of the state; ``None``: that of the inputs (of the cell's parameters if no input is floating point), but
             float32 under autocast: the solve stays in full precision, only the cell is cast.
         pretraining: a first phase of unrolled training.
@@ -343,7 +342,8 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
         if not self._forgave:
             self._forgave = True
             policy.tell(solution, self._effort.spared, self.init == "zeros" and self._last is None)
-        held = ik.extend.trees.tree_map(Tensor.detach, masked(solution.status != int(ik.Status.DIVERGED), z, initial))
+        first = functools.partial(the_map, initial, weights, *injected)
+        held = near(solution.status, z, initial, first if self.causal else None)
         if policy.derivative == "truncated" and torch.is_grad_enabled():
             with ik.extend.modules_held():
                 once = the_map(held, weights, *injected)

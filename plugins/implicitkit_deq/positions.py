@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,8 +13,9 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.extend import Evaluations, Options, Outcome
+from implicitkit_deq.in_turn import InTurn
 
-__all__ = ["FullNewton", "PerPosition"]
+__all__ = ["PerPosition"]
 
 _WINDOW, _HORIZON = 12, 100.0  # as those of ik.extend.Impatient
 
@@ -32,7 +34,7 @@ class PerPosition(ik.Method):
       does not fall (:class:`ik.extend.Impatient`).  It starts from the last iterates.
     - The last iterates are returned, not those with the smallest residual of the whole sequence.
 
-    A sequence whose map is not finite at some position ends there.
+    A sequence whose map is not finite at its first position that is not frozen ends there.
 
     So the output at a position is the same number whatever comes after it, at any tolerance.  The derivative remains that of
     the whole sequence.
@@ -40,23 +42,23 @@ class PerPosition(ik.Method):
     Source: this library; the methods name their own.
 
     Args:
-        method: one that uses nothing but values of the map (Anderson, Broyden); or, with ``whole=True``, one whose steps are
-            causal as they are (Newton's without line search, which solves block triangular systems).
+        method: one that uses nothing but values of the map (Anderson, Broyden), or products that it knows to be those of
+            whole sequences.
         sizes: unknowns of one position in each leaf of the state. positions: their number, over all sequences of a sample.
         length: positions of one sequence; ``None``: all of them.
-        whole: the method sees sequences, not positions. and_then: another of these.
+        and_then: another of these.
 
-    Raises:
-        ik.CapabilityError: the method asks for Jacobians, whose blocks are not those of positions.
+    A method that asks for more than values of the map, Jacobians above all, whose blocks are not those of positions, is
+    given one position after the other (:class:`InTurn`).
     """
 
     method: Any
     sizes: tuple[int, ...]
     positions: int
     length: int | None = None
-    whole: bool = False
-    and_then: PerPosition | None = None
-    options: Options | None = None  # whose tolerances: set when it runs
+    and_then: PerPosition | InTurn | None = None
+    options: Options | None = None  # whose tolerances: set when it runs, as is
+    begun: Tensor | None = None  # which positions are solved at the start
     name: ClassVar[str] = "per_position"
     keeps_best: ClassVar[bool] = False
 
@@ -70,11 +72,20 @@ class PerPosition(ik.Method):
         """The method's own."""
         return int(self.method.default_max_steps)
 
-    def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
-        """The driver's loop, which this method stops; then, where sequences are left, that of the next one."""
-        mine = dataclasses.replace(self, options=options)
-        silent = dataclasses.replace(options, rtol=0.0, atol=0.0)
-        total = super(PerPosition, mine).run(f, z0, silent)
+    def run(self, f: Evaluations, z0: Tensor, options: Options, frozen: Tensor | None = None) -> Outcome:
+        """The driver's loop, which this method stops; then, where sequences are left, that of the next one.
+
+        ``frozen``: positions that another has solved, ``(batch, positions)``; they stay as they are.
+        """
+        mine = dataclasses.replace(self, options=options, begun=frozen)
+        silent = _Silent(**vars(options) | {"rtol": 0.0, "atol": 0.0, "norm": None})
+        try:
+            total = super(PerPosition, mine).run(f, z0, silent)
+        except _OfTheWhole:
+            return InTurn(self.method, self.sizes, self.positions, self.length).run(f, z0, options, frozen)
+        lost = total.kept["lost"] & (total.status == int(ik.Status.STALLED))
+        total.status = torch.where(lost, int(ik.Status.NONFINITE), total.status)
+        total.residual_norm = torch.where(lost, torch.nan, total.residual_norm)
         member, taken = self.and_then, int(total.steps.max())
         left = None if options.max_steps is None else options.max_steps - taken
         stopped = total.status == int(ik.Status.STOPPED)
@@ -83,7 +94,9 @@ class PerPosition(ik.Method):
             part = Evaluations(f.system, f.theta, member.solves)
             part.evaluations, part.sample_evaluations = total.evaluations, total.sample_evaluations
             later = options.callback and _later(options.callback, taken)
-            found = member.run(part, total.z, dataclasses.replace(options, max_steps=left, callback=later))
+            solved = total.kept["frozen"] | ended.unsqueeze(1)
+            start = self._start(total.z, z0, solved) if isinstance(member, InTurn) else total.z
+            found = member.run(part, start, dataclasses.replace(options, max_steps=left, callback=later), solved)
             found.steps = torch.where(ended, total.steps, total.steps + found.steps)
             found.status = torch.where(stopped, total.status, found.status)
             found.trace = total.trace + found.trace[1:]
@@ -91,20 +104,33 @@ class PerPosition(ik.Method):
         f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
         return total
 
+    def _start(self, z: Tensor, z0: Tensor, solved: Tensor) -> Tensor:
+        """``z`` where positions are solved, else ``z0``."""
+        masks = [solved.repeat_interleave(size, 1) for size in self.sizes]
+        return torch.where(torch.cat(masks, 1), z, z0)
+
+    def keep(self, state: dict[str, Any]) -> dict[str, Tensor]:
+        """Which positions are solved, ``(batch, positions)``, and whether the map is not finite at the first that is not."""
+        frozen = state["frozen"].view(-1, self.positions)
+        return {"frozen": frozen, "lost": state["lost"].view(len(frozen), -1).any(1)}
+
     def init(self, f: Any, z: Tensor) -> dict[str, Any]:
         """The method's state over all positions, and the best that each position has seen."""
         view = _Positions(self, f)
         rows = view.split(z)
         sequences = len(rows) // (self.length or self.positions)
         return {
-            "inner": self.method.init(f, z) if self.whole else self.method.init(view, rows),
+            "inner": self.method.init(view, rows),
             "best": rows,
             "best_norm": None,
             "floor": None,
-            "frozen": torch.zeros(len(rows), dtype=torch.bool, device=z.device),
+            "frozen": torch.zeros(len(rows), dtype=torch.bool, device=z.device)
+            if self.begun is None
+            else self.begun.flatten(),
             "front": torch.full((sequences,), -1, dtype=torch.int64, device=z.device),
             "front_best": rows.new_zeros(sequences),  # smallest residual at the front since it is there
             "front_before": rows.new_zeros(sequences),  # the same a window ago
+            "lost": torch.zeros(sequences, dtype=torch.bool, device=z.device),
             "waited": torch.zeros(sequences, dtype=torch.int64, device=z.device),
         }
 
@@ -119,13 +145,8 @@ class PerPosition(ik.Method):
             frozen = changed["frozen"]
             if bool(frozen.all()):
                 return z, state | changed
-        if self.whole:
-            ended, f.stuck, f.at_rounding = (f.stuck, f.at_rounding), None, None
-            z_next, inner = self.method.step(f, z, state["inner"])
-            moved = view.split(z_next)
-            f.stuck, f.at_rounding = ended  # when to end is not for the method to say
-        else:
-            moved, inner = self.method.step(view, rows, state["inner"])
+        view.moving = ~frozen
+        moved, inner = self.method.step(view, rows, state["inner"])
         # a position that overflows, which stays where it was best, must not reach others as 0 * NaN
         moved = torch.where(torch.isfinite(moved).all(1, keepdim=True), moved, view.best)
         moved = torch.where(frozen.unsqueeze(1), rows, moved)
@@ -139,29 +160,45 @@ class PerPosition(ik.Method):
         if floor is None:  # at the start; a number where atol was given
             floor = self.options.floor(size + view.norm)
             floor = torch.as_tensor(floor, dtype=size.dtype, device=size.device).expand_as(size)
-        tolerance = floor / self.positions**0.5 + self.options.rtol * size
-        met = (view.norm <= tolerance) | state["frozen"]
+        tolerance = view.tolerance = floor / self.positions**0.5 + self.options.rtol * size
+        met = view.norm <= tolerance
+        finite = math.isfinite(float(torch.dot(view.norm, tolerance)))
+        if not finite:  # where |z| overflows nothing holds
+            met.logical_and_(tolerance < math.inf)
+        met.logical_or_(state["frozen"])
         prefix = met.view(-1, length).cummin(1).values
         frozen = prefix.flatten()
         done = frozen.view(f.batch, -1).all(1)
         f.at_rounding = done
         f.stuck = done
         changed = {"frozen": frozen, "floor": floor}
-        if self.and_then is None:
+        if self.and_then is None and finite:
             return changed
         # ---- does the first position that is not frozen get anywhere?
         front = prefix.sum(1).clamp_max(length - 1)
         at = torch.arange(len(front), device=rows.device) * length + front
         norm, goal = view.norm[at], tolerance[at]
+        if not finite:
+            changed["lost"] = state["lost"] | self._first(f, front, ~torch.isfinite(norm))
+            f.stuck = done | changed["lost"].view(f.batch, -1).any(1)
+        if self.and_then is None:
+            return changed
         here = front == state["front"]
         best = torch.where(here, torch.minimum(state["front_best"], norm), norm)
         waited = torch.where(here, state["waited"] + 1, 0)
         due = waited % _WINDOW == 0
         falls = (best / state["front_before"]).log() <= (goal / best).log() * (_WINDOW / _HORIZON)
         given_up = due & here & ~falls & ~prefix.all(1)
-        f.stuck = done | given_up.view(f.batch, -1).any(1)
+        f.stuck = f.stuck | self._first(f, front, given_up).view(f.batch, -1).any(1)
         before = torch.where(due | ~here, best, state["front_before"])
         return changed | {"front": front, "front_best": best, "front_before": before, "waited": waited}
+
+    def _first(self, f: Any, front: Tensor, which: Tensor) -> Tensor:
+        """Of several sequences in one system, those of ``which`` whose ``front`` is the first in time."""
+        if len(front) == f.batch:
+            return which
+        times = front.view(f.batch, -1)
+        return which & (times == times.amin(1, keepdim=True)).flatten()
 
     def select(self, state: dict[str, Any], index: Tensor) -> dict[str, Any]:
         """The state of all positions of these samples."""
@@ -176,24 +213,16 @@ class PerPosition(ik.Method):
             for name, value in state.items()
             if name != "inner"
         }
-        return kept | {"inner": self.method.select(state["inner"], index if self.whole else rows)}
+        return kept | {"inner": self.method.select(state["inner"], rows)}
 
 
-class FullNewton(ik.Method):
-    """``z - J^{-1} F``, and nothing else: no step of it is judged by the norm of a whole sequence.
+class _Silent(Options):
+    """Options of a loop that the method stops: a position at which the map is not finite ends no sequence by itself, as it
+    would end those before it too."""
 
-    Causal, since the Jacobian of a causal map is block lower triangular.  One dense Jacobian a step.
-    """
-
-    name: ClassVar[str] = "newton"
-    solves: ClassVar[str] = "root"
-    default_max_steps: ClassVar[int] = 100
-
-    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """One step; a singular system leaves its sample where it is."""
-        d, info = torch.linalg.solve_ex(f.jacobian(z), -f.residual(z))
-        usable = (info == 0) & torch.isfinite(d).all(1)
-        return torch.where(usable.unsqueeze(1), z + d, z), state
+    def size(self, rows: Tensor) -> Tensor:
+        """Any number above zero in place of one that is not finite."""
+        return super().size(rows).nan_to_num(nan=1.0, posinf=1.0)
 
 
 def _later(callback: Callable[[int, Tensor, Tensor], Any], taken: int) -> Callable[[int, Tensor, Tensor], Any]:
@@ -207,8 +236,13 @@ class _Positions:
     """
 
     norm: Tensor
+    tolerance: Tensor
+    moving: Tensor  # which positions a step moves
     best: Tensor
     best_norm: Tensor
+    stuck: Tensor | None = None  # when to end is not for the method to say: what it writes here is not read
+    at_rounding: Tensor | None = None
+    remark = ""
 
     def __init__(self, shape: PerPosition, f: Any) -> None:
         self.shape, self.f, self.problem, self.kind, self.solves = shape, f, f.problem, f.kind, f.solves
@@ -262,10 +296,16 @@ class _Positions:
     def residual(self, rows: Tensor) -> Tensor:
         return self._of(rows, "residual")
 
-    def linearize(self, rows: Tensor) -> Any:
-        raise ik.CapabilityError(
-            f"{type(self.shape.method).__name__} uses Jacobians, which are those of the whole sequence: per position it "
-            "cannot be used; ik.Newton(line_search=False) is causal as it is"
-        )
+    def products(self, rows: Tensor) -> Callable[[Tensor], Tensor]:
+        """Products with the Jacobian of the residual at ``rows``."""
+        A, of_map = self.f.linearize(self.join(rows)), self.f.of_map  # then of the map, whose residual is f(z) - z
+        return lambda v: self.split(A.mv(self.join(v))) - (v if of_map else 0)
 
-    jacobian = linearize
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and hasattr(self.f, name):
+            raise _OfTheWhole(f"f.{name} is of whole sequences")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+class _OfTheWhole(Exception):
+    """A method has asked for what cannot be said of positions one by one."""
