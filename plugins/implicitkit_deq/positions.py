@@ -86,6 +86,7 @@ class PerPosition(ik.Method):
         lost = total.kept["lost"] & (total.status == int(ik.Status.STALLED))
         total.status = torch.where(lost, int(ik.Status.NONFINITE), total.status)
         total.residual_norm = torch.where(lost, torch.nan, total.residual_norm)
+        total.tolerance = total.kept["asked"]
         member, taken = self.and_then, int(total.steps.max())
         left = None if options.max_steps is None else options.max_steps - taken
         stopped = total.status == int(ik.Status.STOPPED)
@@ -110,9 +111,11 @@ class PerPosition(ik.Method):
         return torch.where(torch.cat(masks, 1), z, z0)
 
     def keep(self, state: dict[str, Any]) -> dict[str, Tensor]:
-        """Which positions are solved, ``(batch, positions)``, and whether the map is not finite at the first that is not."""
+        """Which positions are solved, ``(batch, positions)``, whether the map is not finite at the first that is not, and
+        what the residual of the whole sequence must come down to."""
         frozen = state["frozen"].view(-1, self.positions)
-        return {"frozen": frozen, "lost": state["lost"].view(len(frozen), -1).any(1)}
+        asked = torch.linalg.vector_norm(state["asked"].view_as(frozen), dim=1)
+        return {"frozen": frozen, "lost": state["lost"].view(len(frozen), -1).any(1), "asked": asked}
 
     def init(self, f: Any, z: Tensor) -> dict[str, Any]:
         """The method's state over all positions, and the best that each position has seen."""
@@ -124,6 +127,7 @@ class PerPosition(ik.Method):
             "best": rows,
             "best_norm": None,
             "floor": None,
+            "asked": rows.new_zeros(len(rows)),  # tolerances
             "frozen": torch.zeros(len(rows), dtype=torch.bool, device=z.device)
             if self.begun is None
             else self.begun.flatten(),
@@ -171,7 +175,7 @@ class PerPosition(ik.Method):
         done = frozen.view(f.batch, -1).all(1)
         f.at_rounding = done
         f.stuck = done
-        changed = {"frozen": frozen, "floor": floor}
+        changed = {"frozen": frozen, "floor": floor, "asked": tolerance}
         if self.and_then is None and finite:
             return changed
         # ---- does the first position that is not frozen get anywhere?
@@ -207,7 +211,7 @@ class PerPosition(ik.Method):
             return (index.unsqueeze(1) * count + torch.arange(count, device=index.device)).flatten()
 
         rows, sequences = groups(self.positions), groups(self.positions // (self.length or self.positions))
-        of_rows = ("best", "best_norm", "floor", "frozen")
+        of_rows = ("best", "best_norm", "floor", "asked", "frozen")
         kept = {
             name: None if value is None else value.index_select(0, rows if name in of_rows else sequences)
             for name, value in state.items()
