@@ -33,56 +33,89 @@ import implicitkit as ik
 from implicitkit_deq import DEQ, cells
 
 POSITIONS, BATCH = 150, 15
+TRELLIS_SCALE, TRANSFORMER_SCALE = 1.0, 1.0
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network of the literature.  ``published``: gigabytes unrolled, with checkpoints, as a DEQ."""
+    """A network of the literature.
+
+    ``published``: gigabytes unrolled, with checkpoints, as a DEQ.  ``tied``: has the unrolled one a single cell?
+    ``memory``: positions of the segment before, of which every layer keeps its state (Transformer-XL).
+    ``scale``: of the weights of the DEQ's cell, so that a solve is as long as that of a trained one.
+    """
 
     cell: str
     layers: int
     width: int
     inputs: int
     published: tuple[float, float | None, float]
-    note: str
+    tied: bool = True
+    memory: int = 0
+    scale: float = TRELLIS_SCALE
 
 
 CASES = {
-    "TrellisNet 60, PTB": Case("trellis", 60, 1480, 400, (8.5, None, 1.2), "20M parameters"),
-    "TrellisNet 70, WikiText-103": Case("trellis", 70, 2300, 512, (24.7, 5.2, 3.3), "45M parameters"),
-    "Transformer 16, medium": Case("transformer", 16, 700, 700, (8.5, None, 2.7), "published: 16 untied layers"),
-    "Transformer 18, adaptive": Case("transformer", 18, 700, 700, (9.0, None, 3.7), "published: 18 untied layers"),
-    "Transformer 16, small, tied": Case("transformer", 16, 512, 512, (6.8, None, 1.1), "4.5M parameters"),
+    "TrellisNet 60, PTB": Case("trellis", 60, 1480, 400, (8.5, None, 1.2)),
+    "TrellisNet 70, WikiText-103": Case("trellis", 70, 2300, 512, (24.7, 5.2, 3.3)),
+    "Transformer 16, medium": Case("transformer", 16, 700, 700, (8.5, None, 2.7), False, 150, TRANSFORMER_SCALE),
+    "Transformer 18, adaptive": Case("transformer", 18, 700, 700, (9.0, None, 3.7), False, 150, TRANSFORMER_SCALE),
+    "Transformer 4, small": Case("transformer", 4, 512, 512, (4.8, None, 1.1), False, 150, TRANSFORMER_SCALE),
+    "Transformer 16, small, tied": Case("transformer", 16, 512, 512, (6.8, None, 1.1), True, 150, TRANSFORMER_SCALE),
 }
 MODES = ("unrolled", "checkpointed", "deq")
 
 
 def make(case: Case, width: int) -> cells.Cell:
-    """The cell at some width, contractive as it starts."""
+    """The cell at some width."""
     if case.cell == "trellis":
-        return cells.TrellisNet(case.inputs, width)
-    return cells.Transformer(case.inputs, width, heads=max(1, width // 64), hidden=2 * width, scale=0.3)
+        return cells.TrellisNet(case.inputs, width, scale=case.scale)
+    return cells.Transformer(case.inputs, width, heads=max(1, width // 64), hidden=2 * width, scale=case.scale)
 
 
-def step(cell: cells.Cell, x: Tensor, layers: int, mode: str) -> tuple[Tensor, ik.Solution | None]:
-    """The state after ``layers`` layers, or at equilibrium."""
-    if mode == "deq":
-        layer = DEQ(cell, solver="anderson", rule=ik.Implicit("gmres", rtol=1e-3), rtol=1e-3, atol=0.0)
-        return layer(x), layer.solution
-    injected = cell.inject(x)
-    z = x.new_zeros(len(x), *cell.state_shape(x))
+class Network:
+    """The unrolled network of a case, or its DEQ: :meth:`forward` is what is measured."""
 
-    def run(z: Tensor, count: int) -> Tensor:
-        for _ in range(count):
-            z = cell.update(z, *injected)
-        return z
+    def __init__(self, case: Case, mode: str, width: int) -> None:
+        self.case, self.mode, self.width = case, mode, width
+        layers = 1 if case.tied or mode == "deq" else case.layers
+        self.cells = [make(case, width) for _ in range(layers)]
+        # Broyden with 30 pairs and the two tolerances: as in the source
+        how: dict[str, Any] = {"solver": ik.Broyden(memory=30), "rule": ik.Implicit("gmres", rtol=1e-2)}
+        self.layer = DEQ(self.cells[0], rtol=1e-3, atol=0.0, **how)
 
-    if mode == "unrolled":
-        return cell.output(run(z, layers)), None
-    segment = segment_of(layers)
-    for start in range(0, layers, segment):
-        z = checkpoint(run, z, min(segment, layers - start), use_reentrant=False)
-    return cell.output(z), None
+    def parameters(self) -> list[Tensor]:
+        """Of all cells."""
+        return [p for cell in self.cells for p in cell.parameters()]
+
+    def past(self, x: Tensor) -> tuple[Tensor, ...]:
+        """State and input of the segment before, one for each layer's own: each layer is given another state."""
+        if not self.case.memory:
+            return ()
+        state = torch.randn(len(x), self.case.memory, self.width)
+        return state, torch.randn(len(x), self.case.memory, self.case.inputs)
+
+    def forward(self, x: Tensor, layers: int) -> Tensor:
+        """The state after ``layers`` layers, or at equilibrium."""
+        if self.mode == "deq":
+            return self.layer(x, *self.past(x))
+        pasts = [self.past(x) for _ in range(layers)]
+        first = self.cells[0]
+        once = None if len(self.cells) > 1 or pasts[0] else first.inject(x)
+        z = x.new_zeros(len(x), *first.state_shape(x))
+
+        def run(z: Tensor, start: int, count: int) -> Tensor:
+            for k in range(start, start + count):
+                cell = self.cells[k % len(self.cells)]
+                z = cell.update(z, *(once or cell.inject(x, *pasts[k])))
+            return z
+
+        if self.mode == "unrolled":
+            return first.output(run(z, 0, layers))
+        segment = segment_of(layers)
+        for start in range(0, layers, segment):
+            z = checkpoint(run, z, start, min(segment, layers - start), use_reentrant=False)
+        return first.output(z)
 
 
 def segment_of(layers: int) -> int:
@@ -111,43 +144,39 @@ def watch_peak() -> Callable[[], int]:
 
 
 def measure(name: str, mode: str, width: int, batch: int, seed: int) -> dict[str, Any]:
-    """One forward and backward pass in this process: saved bytes, peak memory, seconds."""
+    """One forward and backward pass in this process: saved bytes, peak memory, seconds, and how the solve went."""
     torch.manual_seed(seed)
     case = CASES[name]
-    cell = make(case, width)
+    network = Network(case, mode, width)
     x = torch.randn(batch, POSITIONS, case.inputs, requires_grad=True)
-    narrow = make(case, 16)  # whatever a first call sets up
-    step(narrow, torch.randn(1, 8, case.inputs, requires_grad=True), 2, mode)[0].sum().backward()
-    own = {t.untyped_storage().data_ptr(): 0 for t in (*cell.parameters(), x)}
+    narrow = Network(case, mode, 16)  # whatever a first call sets up
+    narrow.forward(torch.randn(1, 8, case.inputs, requires_grad=True), case.layers).sum().backward()
+    own = {t.untyped_storage().data_ptr(): 0 for t in (*network.parameters(), x)}
     rise, sizes = watch_peak(), dict(own)
 
     def count(t: Tensor) -> Tensor:
         sizes.setdefault(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes())
         return t
 
-    start = time.perf_counter()
+    start = time.process_time()
     with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
-        out, solution = step(cell, x, case.layers, mode)
+        out = network.forward(x, case.layers)
     out.square().mean().backward()
-    peak, seconds, saved = rise(), time.perf_counter() - start, sum(sizes.values())
+    peak, seconds, saved = rise(), time.process_time() - start, sum(sizes.values())
     if mode == "checkpointed":  # backward computes one segment at a time again, and holds what that saves
         del out
-        sizes = dict(own)
+        network.mode, sizes = "unrolled", dict(own)
         with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
-            out, _ = step(cell, x, segment_of(case.layers), "unrolled")
+            out = network.forward(x, segment_of(case.layers))
         saved += sum(sizes.values())
-    steps = (
-        None
-        if solution is None
-        else (solution.evaluations, int(solution.backward.steps.max()) if solution.backward else 0)
-    )
-    return {
-        "saved": saved,
-        "peak": peak,
-        "seconds": seconds,
-        "parameters": sum(p.numel() for p in cell.parameters()),
-        "steps": steps,
-    }
+    found: dict[str, Any] = {"saved": saved, "peak": peak, "seconds": seconds}
+    solution = network.layer.solution
+    if mode == "deq" and solution is not None and solution.backward is not None:
+        size = solution.value.flatten(1).norm(dim=1)
+        found["steps"] = (solution.evaluations, int(solution.backward.steps.max()))
+        found["converged"] = float((solution.converged & solution.backward.converged).double().mean())
+        found["residual"] = float((solution.residual_norm / size).max())
+    return found | {"parameters": sum(p.numel() for p in network.parameters())}
 
 
 def main(arguments: list[str] | None = None) -> dict[str, dict[str, dict[str, Any]]]:
