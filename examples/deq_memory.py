@@ -210,24 +210,27 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, dict[str, An
         figures = results[name]
         for mode, published in zip(MODES, case.published, strict=True):
             one, deq = figures[mode], figures["deq"]
-            rows.append(
-                (
-                    name if mode == "unrolled" else "",
-                    mode,
-                    f"{one['saved'] / 2**20:.0f}",
-                    f"{one['peak'] / 2**20:.0f}",
-                    f"{one['saved'] / deq['saved']:.1f}",
-                    f"{one['peak'] / deq['peak']:.1f}" if deq["peak"] else "-",
-                    "-" if published is None else f"{published / case.published[2]:.1f}",
-                    f"{one['seconds']:.1f}",
-                    "-" if one["steps"] is None else "{} + {}".format(*one["steps"]),
-                )
-            )
+            solve = "-"
+            if mode == "deq":
+                solve = "{} + {}".format(*one["steps"]) + f", {one['converged']:.0%}, {one['residual']:.0e}"
+            rows.append((
+                f"{name}{'' if case.tied else ', untied'}" if mode == "unrolled" else "",
+                mode,
+                f"{one['parameters'] / 1e6:.1f}",
+                f"{one['saved'] / 2**20:.0f}",
+                f"{one['peak'] / 2**20:.0f}",
+                f"{one['saved'] / deq['saved']:.1f}",
+                f"{one['peak'] / deq['peak']:.1f}" if deq["peak"] else "-",
+                "-" if published is None else f"{published / case.published[2]:.1f}",
+                f"{one['seconds']:.1f}",
+                solve,
+            ))  # fmt: skip
     title = f"Training memory, {POSITIONS} positions, batch {batch}" + (
         ", widths / 8" if chosen.quick else ", published widths"
     )
     headings = (
-        "network", "mode", "saved MiB", "peak MiB", "saved / DEQ", "peak / DEQ", "published / DEQ", "seconds", "evaluations"
+        "network", "mode", "M parameters", "saved MiB", "peak MiB", "saved / DEQ", "peak / DEQ", "published / DEQ", "CPU s",
+        "evaluations, solved, residual",
     )  # fmt: skip
     print(table(title, headings, rows))
     with figure(chosen.output / "deq_memory.png", 2, title=title) as axes:
