@@ -23,7 +23,7 @@ from deq_words.models import Entry, entries
 from deq_words.published import TABLES
 from deq_words.training import BATCH, POSITIONS, Corpus, Run, saved_bytes, train, windows
 
-RATES = (6e-3, 1.2e-2, 2.4e-2, 4.8e-2)
+RATES = (1.2e-2, 2.4e-2, 4.8e-2)
 SMALL = 8192  # words of the text that is learnt by heart
 
 
@@ -219,7 +219,7 @@ def draw(results: list[Result], corpus: Corpus, path: object, title: str) -> Non
 def main(arguments: list[str] | None = None) -> tuple[list[Result], Corpus]:
     """Search, train, compare; returns the results and the texts."""
     parser = options(__doc__)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="+", help="models whose names begin so")
     chosen = parser.parse_args(arguments)
@@ -235,7 +235,7 @@ def main(arguments: list[str] | None = None) -> tuple[list[Result], Corpus]:
     models = [e for e in entries(width, depth) if not chosen.only or e.name.startswith(tuple(chosen.only))]
     start = time.process_time()
     seeds = range(chosen.seed, chosen.seed + (1 if chosen.quick else chosen.seeds))
-    results = compare(models, corpus, steps, seeds, RATES[1:3] if chosen.quick else RATES)
+    results = compare(models, corpus, steps, seeds, RATES[:2] if chosen.quick else RATES)
     title = f"{len(corpus.train):,} words, {steps} steps of {BATCH} x {POSITIONS}, {len(seeds)} seeds"
     report(results, corpus, depth, title)
     if not chosen.quick:
