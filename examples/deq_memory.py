@@ -7,9 +7,9 @@
 
 The protocol of Bai, Kolter & Koltun (2019), section 4.3: sequences of 150, batches of 15, embeddings excluded.  Where the
 source has a cell for each layer, so has the unrolled network here.  Transformers attend to the 150 positions before the
-sequence as well: each layer to a state of its own, the equilibrium to one (Dai et al. 2019, "Transformer-XL").  Weights are so
-large that a solve takes tens of evaluations, as of a trained cell: Broyden's method then holds its 30 pairs, 60 numbers for
-each of the state, which at first, in a contraction of four evaluations, it does not.
+sequence as well: each layer to a state of its own, the equilibrium to one (Dai et al. 2019, "Transformer-XL").  Weights are
+so large that a solve takes tens of evaluations, as of a trained cell: Broyden's method then holds its 30 pairs, 60 numbers
+for each of the state, which at first, in a contraction of four evaluations, it does not.
 
 Each case runs one forward and one backward pass in a process of its own.  Reported are the bytes that autograd saves for
 backward, counted by hooks (with checkpoints: the states between segments, and what one segment saves when it is computed

@@ -103,7 +103,7 @@ def evaluate(model: Model, text: Text, numbers: Tensor, run: Run | None = None) 
 
 
 def train(model: Model, run: Run, corpus: Corpus, test: Text) -> Run:
-    """Adam with warm-up and cosine decay at ``run.rate``; perplexity on ``test``, and on a training text that is no longer."""
+    """Adam with warm-up and cosine decay at ``run.rate``; perplexity on ``test``, and on a short training text."""
     numbers, generator = corpus.numbers(), torch.Generator().manual_seed(run.seed)
     text = numbers[corpus.train.words]
     optimizer = torch.optim.Adam(model.parameters(), lr=run.rate, fused=True)
