@@ -10,6 +10,12 @@
    transformer cell.  That they hardly grow with the length holds for the transformer, which sees every position at once;
    the trained TrellisNet hands on from position to position, and needs more for longer sequences.  And the time of an
    iteration, of solves from 1e-2 to 1e-8: what a solve costs is the number of its iterations.
+   What came out (seed 0): the trained TrellisNet, whose 60 layers have not come to rest, is solved to 1e-2 in 126
+   evaluations by the plain iteration, 35 by Anderson, 51 by Broyden, 74 by Newton-Krylov, and to 1e-8 in 145, 113,
+   152 and 189: it is far from the solution that acceleration pays. The transformer contracts after training as
+   before it (19, 17, 16 and 46), and its 60 layers are its equilibrium. An iteration takes the same time to 1 % in
+   solves of 51 and of 152, for the transformer to 30 % in solves of 5 and of 16, the first of which carry the
+   start.
 3. The error of the gradient against the forward and the backward tolerance: the larger of the two decides.
 
 Source: Bai, Kolter & Koltun (2019), "Deep equilibrium models": convergence, and Broyden iterations by sequence length.

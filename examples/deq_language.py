@@ -8,11 +8,11 @@ which every word tells the state of the writer: the best possible perplexity, 30
 the test text; 59.0 is the best prediction from the last word alone, 263.3 from none).  All models have the same
 embedding (32 numbers a word) and adaptive softmax, and see the same batches.  Each has the rate, of 0.012, 0.024 and
 0.048, and the first sum of the transformer's cell, that are best on a validation text after a quarter of the steps
-(the rate of TrellisNets, LSTM and narrow layers is the largest tried).  Equilibria are ``DEQ`` layers of
-free weights with their own settings, but that the transformer's solver is Broyden's method, as in the source, and that in
-evaluation one window in twenty may be left unsolved (they are counted).  "Agreement": of the verbs that clauses part from their subjects, those whose right number is thought
-likelier; 60 % are singular.  "Equal seconds" are those of the tied layers; means and standard deviations of three
-seeds, there two.  On one core, 435 CPU seconds in all:
+(the rate of TrellisNets, LSTM and narrow layers is the largest tried).  Equilibria are ``DEQ`` layers of free weights
+with their own settings, but that the transformer's solver is Broyden's method, as in the source, and that in
+evaluation one window in twenty may be left unsolved (they are counted).  "Agreement": of the verbs that clauses part
+from their subjects, those whose right number is thought likelier; 60 % are singular.  "Equal seconds" are those of
+the tied layers; means and standard deviations of three seeds, there two.  On one core, 435 CPU seconds in all:
 
     model                         inside   saved  perplexity   agreement %  steps, CPU s  | equal seconds  agreement %  steps
     DEQ-Transformer               13,728   1.00   80.6 ± 3.2   59.8 ± 0.8   300, 18       | 121.5 ± 3.7    59.9 ± 0.0   83
