@@ -309,8 +309,8 @@ def _is_determined(matrix: Tensor, unit: Tensor, point: Tensor, z: Tensor) -> Te
 
 
 def _by_products(A: Operator, F: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-    """The correction ``J d = -F`` to a tenth, ``(batch, n)``, and where it was found, ``(batch,)``; for the samples ``which``
-    were not by few products, by more: where positions hand on from one to the next, it takes as many as there are."""
+    """The correction ``J d = -F`` to a tenth, ``(batch, n)``, and where it was found, ``(batch,)``; of the samples ``which``
+    by more products where few do not: where positions hand on from one to the next, it takes as many as there are."""
     b = -F.to(A.like.dtype)
     found = GMRES().solve(A, b, rtol=0.1, atol=0.0, max_steps=_STEPS)
     left = which & ~found.converged
