@@ -283,7 +283,9 @@ def main(arguments: list[str] | None = None) -> tuple[list[Result], Corpus]:
     start = time.process_time()
     seeds = range(chosen.seed, chosen.seed + (1 if chosen.quick else chosen.seeds))
     results = compare(models, corpus, steps, seeds, RATES[1:] if chosen.quick else RATES)
-    title = f"{len(corpus.train):,} words, {steps} steps of {BATCH} x {POSITIONS}, {len(seeds)} seed{'s'[: len(seeds) - 1]}"
+    title = (
+        f"{len(corpus.train):,} words, {steps} steps of {BATCH} x {POSITIONS}, {len(seeds)} seed{'s'[: len(seeds) - 1]}"
+    )
     report(results, corpus, depth, title)
     if not chosen.quick:
         learn_by_heart(results, Corpus.written(SMALL, 9_000, chosen.seed), steps, seeds[:1])
