@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def scripts() -> list[Path]:
     """The scripts that somebody can run, and the modules that they are made of."""
-    return sorted([*EXAMPLES.glob("*.py"), *EXAMPLES.glob("deq_theorems/*.py"), *EXAMPLES.glob("*_plugin/*.py")])
+    return sorted([*EXAMPLES.glob("*.py"), *EXAMPLES.glob("deq_*/*.py"), *EXAMPLES.glob("*_plugin/*.py")])
 
 
 def page(path: Path) -> str:

@@ -46,7 +46,8 @@ _WITHIN = 0.1  # ... each of this share of z or less
 AWAY, STANDS = 1, 2  # what is found of a residual that vanishes in the units of F only
 DENSE = 64  # unknowns up to which the correction is found by factors
 _MANY = 10  # directions along which many equations are looked at
-_STEPS = 20  # ... and products beyond
+_STEPS = 20  # ... and products beyond ...
+_PRODUCTS = 200  # ... and at most, where these were not enough
 _STEEPEST = 1e5  # d log |F| / d log |z| of functions on their way to zero at infinity, at most: 745 p of exp(-z^p)
 _LOCAL = 10.0  # times |z|: a longer step says nothing of F near z
 _MOST = 7.0  # of log |F_i| in one step that counts
@@ -103,8 +104,8 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         J = in_working_precision(A.dense())
         near, known = _by_factors(f, J, F, z, F, scale), (J != 0).flatten(1).any(1) | (F == 0).all(1)
     else:
-        found = GMRES().solve(A, -F.to(A.like.dtype), rtol=0.1, atol=0.0, max_steps=_STEPS)
-        near, known = _near_a_zero(f, z, F, found.x, scale, scale), found.converged
+        d, known = _by_products(A, F, open_)
+        near = _near_a_zero(f, z, F, d, scale, scale)
     near = near & _moves_as_said(f, A, z, F, scale)
     # a function that autograd cannot see through has no derivative to tell from
     return which & (vanished | ~torch.where(known, near, sound))
@@ -305,6 +306,18 @@ def _is_determined(matrix: Tensor, unit: Tensor, point: Tensor, z: Tensor) -> Te
     inverse = factor_batched(matrix).solve(torch.diag_embed(torch.ones_like(unit)))
     moved = (inverse.abs() @ (matrix.abs() @ (point / unit).abs().unsqueeze(2))).squeeze(2)
     return _is_small(NOISE * torch.finfo(z.dtype).eps * unit * moved, z)
+
+
+def _by_products(A: Operator, F: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+    """The correction ``J d = -F`` to a tenth, ``(batch, n)``, and where it was found, ``(batch,)``; of the samples ``which``
+    by more products where few do not: where positions hand on from one to the next, it takes as many as there are."""
+    b = -F.to(A.like.dtype)
+    found = GMRES().solve(A, b, rtol=0.1, atol=0.0, max_steps=_STEPS)
+    left = which & ~found.converged
+    if not bool(left.any()):
+        return found.x, found.converged
+    later = GMRES().solve(A, torch.where(left.unsqueeze(1), b, 0), rtol=0.1, atol=0.0, max_steps=_PRODUCTS)
+    return torch.where(left.unsqueeze(1), later.x, found.x), torch.where(left, later.converged, found.converged)
 
 
 def _moves_as_said(f: Evaluations, A: Operator, z: Tensor, F: Tensor, scale: Tensor) -> Tensor:

@@ -217,6 +217,21 @@ def test_the_block_of_the_paper_is_its_formula() -> None:
     torch.testing.assert_close(cell(z, x), want, rtol=1e-13, atol=1e-14)
 
 
+@pytest.mark.parametrize("length", [24, 48, 96])
+def test_a_trellis_that_adds_up_far_out_is_solved(length: int) -> None:
+    """Open gates: ``c`` grows with every position, by up to one, and what a correction says travels as slowly."""
+    for seed in (0, 1, 3):
+        torch.manual_seed(seed)
+        cell = cells.TrellisNet(3, 4, scale=2.5)
+        with torch.no_grad():
+            cell.injection.bias += torch.tensor([2.0, 0.0, 1.0, 4.0]).repeat_interleave(4)
+        x = torch.randn(4, length, 3)
+        layer = DEQ(cell, solver="picard", rtol=1e-3, on_failure="ignore")
+        assert layer(x).isfinite().all() and layer.solution is not None
+        assert layer.solution.converged.all(), (seed, layer.solution.status)
+        assert float(layer.solution.value.abs().max()) > 8
+
+
 # --------------------------------------------------------------------------------------------------------------- trellis
 @pytest.mark.parametrize("input_kernel", [None, 1, 2])
 def test_trellis_is_its_formula(input_kernel: int | None) -> None:
