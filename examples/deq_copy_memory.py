@@ -19,20 +19,24 @@ seconds), 9.3e-5 on 512 new sequences, every symbol right, all samples solved, 2
 the way 0.0011 after 420 steps and 2.1e-4 after 800, where a kill was gone on from by --keep.  There it ends, while the
 loss still falls: that it gets to the published 3.5e-6 has not been shown here.  TCN, GRU and LSTM (seed 0, the same rate)
 stand at 4.95e-2, 4.96e-2 and 4.97e-2, without memory, after all 3,000 steps, which take them 39, 148 and 20 CPU seconds;
-with --steps 15000 (194 seconds), or with --rate 0.016, TCN stands there too.
+with --steps 15000 (194 seconds), or with --rate 0.016, TCN stands there too.  Not every seed of the equilibrium gets there
+as soon: seed 1 was still without memory, at 4.97e-2 to 5.02e-2, when it was stopped after 980 steps.
 
 At T = 100 the equilibrium is not the best: TCN learns it, in less time and further.  The rates of the others are the best
-of 1e-3, 4e-3 and 1.6e-2 at a third of the equilibrium's seconds (seed 0); that of the equilibrium was not looked for here.
+of 1e-3, 4e-3 and 1.6e-2 at a third of the equilibrium's seconds (seed 0).  That of the equilibrium is the largest of 2e-3,
+4e-3, 8e-3 and 1.6e-2 with which every seed comes through: at 8e-3 and 1.6e-2 the plateau ends sooner (step 231 to 243, 129),
+and two seeds of three end in a step, or in the test, in which too many samples have no equilibrium that Broyden's method
+finds, or the layer's default solver; at 2e-3 it ends at step 412 (seed 0) and 661 (seed 1).
 
     model  rate     training loss near step 480 to 500       as many CPU seconds as the equilibrium, about, or fewer
-    deq    0.004    6.5e-4 (seed 0), 2e-3 (seed 1)           6.1e-4 in 483 steps, 80 s (seed 0); seed 1: 7e-4 at step 657
+    deq    0.004    6.5e-4 (seed 0), 2e-3 (seed 1)           8.0e-4, 8.8e-4, 8.7e-4 in 440, 572, 417 steps, 37 to 79 s
     tcn    0.016    3.6e-3, 1.7e-1, 1.8e-2 (seeds 0, 1, 2)   4.3e-6, 1.5e-5, 7.8e-6 in 2,577 steps, 30 to 35 s
     gru    0.016    1.7e-1 (seed 0)                          1.4e-1 in 3,913 steps, 103 s: 29 % of the symbols right
     lstm   0.004    1.8e-1 (seed 0)                          1.7e-1 in 17,669 steps, 72 s: none remembered
 
-So by steps the equilibrium is ahead of TCN until some 500, by seconds never; its plateau ends at step 260 (seed 0) to 400
-(seed 1), TCN's before step 400 (seed 0) to 1,000 (seed 1).  (On a machine with other work: alone the equilibrium takes 54
-seconds.)
+So by steps the equilibrium is ahead of TCN until some 500, by seconds never; its plateau ends at step 278, 409 and 242 (seeds
+0, 1, 2), TCN's before step 400 (seed 0) to 1,000 (seed 1).  (The equilibrium's rows with --goal 1e-3, on a machine with other
+work.)
 
 Source: Bai, Kolter & Koltun (2019), "Deep equilibrium models", section 4.1, table 1; Bai, Kolter & Koltun (2018), "An
 empirical evaluation of generic convolutional and recurrent networks for sequence modeling", section 4.2.
