@@ -34,9 +34,9 @@ finds, or the layer's default solver; at 2e-3 it ends at step 412 (seed 0) and 6
     gru    0.016    1.7e-1 (seed 0)                          1.4e-1 in 3,913 steps, 103 s: 29 % of the symbols right
     lstm   0.004    1.8e-1 (seed 0)                          1.7e-1 in 17,669 steps, 72 s: none remembered
 
-So by steps the equilibrium is ahead of TCN until some 500, by seconds never; its plateau ends at step 278, 409 and 242 (seeds
-0, 1, 2), TCN's before step 400 (seed 0) to 1,000 (seed 1).  (The equilibrium's rows with --goal 1e-3, on a machine with other
-work.)
+So by steps the equilibrium is ahead of TCN until some 500, by seconds never; its plateau ends at step 278, 409 and 242
+(seeds 0, 1, 2), TCN's before step 400 (seed 0) to 1,000 (seed 1).  (The equilibrium's rows: --goal 1e-3, on a machine with
+other work.)
 
 Source: Bai, Kolter & Koltun (2019), "Deep equilibrium models", section 4.1, table 1; Bai, Kolter & Koltun (2018), "An
 empirical evaluation of generic convolutional and recurrent networks for sequence modeling", section 4.2.
