@@ -33,9 +33,9 @@ What of the published ordering holds: at equal steps an equilibrium does as well
 (DEQ-Transformer is below the tied layers in each of the three seeds, by 3.5 ± 1.6; TrellisNet within the spread), and
 as untied layers of as many parameters for the transformer, with 4 to 6 times less saved.  What does not: it is not
 below untied layers of more parameters; the narrow untied TrellisNet and the LSTM are better than both equilibria; and
-at equal seconds equilibria lose to everything, for a step costs 4 to 10 times as much.  No model but the LSTM knows
-of agreement through a clause, nor is any below the best prediction from the last word alone: 115,000 words are enough
-for the classes of the words, not for the nesting.
+at equal seconds equilibria lose to everything, for a step costs 4 to 10 times as much.  No model but the LSTM, and in
+equal seconds somewhat the narrow TrellisNet, knows of agreement through a clause, nor is any below the best prediction
+from the last word alone: 115,000 words are enough for the classes of the words, not for the nesting.
 
 The transformer whose first sum is the state, tied and unrolled, is the Universal Transformer (Dehghani et al. 2019);
 it is worse here than the one that adds the input (perplexity 199 against 137 on the validation text, each at its best
