@@ -3,9 +3,9 @@ r"""How large weights grow in training on a steep target: equilibria and network
 The target is ``g(x) = x_1 / (x_1 + 2^-d)``, of slope ``2^d`` at zero, for ``d = 6 .. 20``: on [0, 1], and on ``[0, 1]^d``,
 where the other inputs have no influence on it and a model must learn that.  An equilibrium with weights of at most one fits
 it to 0.1 for every ``d`` (``steep``: a construction); a feed-forward network does not, unless its weights grow with ``d``.
-Here both are trained from random weights, as equals: the same width, the same points, Adam with as many steps, each at the rate which
-is best for it on points held out.  Shown are the largest entry of all trained weights (biases not counted) and the error
-beside it, since a model that does not fit need not grow.
+Here both are trained from random weights, as equals: the same width, the same points, Adam with as many steps, each at the
+rate which is best for it on points held out.  Shown are the largest entry of all trained weights (biases not counted) and
+the error beside it, since a model that does not fit need not grow.
 
 Source: "Separation and bias of deep equilibrium models on expressivity and learning dynamics" (NeurIPS 2024), the figure of
 the infinity norm of trained weights against ``d``.
