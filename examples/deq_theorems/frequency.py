@@ -4,6 +4,12 @@ Half a second of ``sin(2 pi f t)`` for ``f = 12.5 .. 200`` Hz is fitted by the m
 features of ``t`` have a standard deviation of 48 Hz: below it a tone is nearly one of the features, above it must be
 composed of several. Each model has the rate which is best for it over all tones, on a fifth of the samples held out.
 
+What comes out (300 steps, 3 seeds, medians): the error of all grows with the frequency, and it is the activation that
+decides how fast.  From 12.5 to 200 Hz that of the sine models grows six- and sevenfold, to 7e-4 of the equilibrium and 6e-4
+of the network; that of the ReLU models thirtyfold, to 1.1e-2 and 3.6e-3.  The conjecture that equilibria are good at high
+frequencies is not borne out: at 200 Hz neither has an advantage over the network of its activation, whose seeds overlap with
+its own.
+
 Source: "Separation and bias of deep equilibrium models on expressivity and learning dynamics" (NeurIPS 2024), appendix B.2,
 where equilibria are conjectured to be good at high frequencies.
 """
@@ -20,7 +26,7 @@ from common import band, figure, table
 from torch import Tensor, nn
 
 from .audio import MODELS, RATES, SECONDS, train
-from .claims import Setting
+from .claims import Setting, claim
 
 SHOWN = ("equilibrium, sine", "network, sine", "equilibrium, ReLU", "network, ReLU")
 TONES = (12.5, 25.0, 50.0, 100.0, 200.0)  # Hz
@@ -56,10 +62,24 @@ def run(setting: Setting) -> dict[str, Any]:
         )
         rate = chosen[name] = min(held, key=held.__getitem__) if held else rates[0]
         found[name] = [errors(make, rate, samples, steps, setting.seed + k, False) for k in range(seeds)]
-        middle = torch.tensor(found[name]).median(0).values.tolist()
-        rows.append((name, f"{rate:g}", *middle))
+        rows.append((name, f"{rate:g}", *torch.tensor(found[name]).median(0).values.tolist()))
     headings = ("model", "rate", *(f"{hertz:g} Hz" for hertz in TONES))
     print(table(f"Tones: mean squared error over variance, {steps} steps, median of {seeds} seeds", headings, rows))
+    middle = {name: torch.tensor(runs).median(0).values.tolist() for name, runs in found.items()}
+    if not setting.quick:
+        growth = {name: one[-1] / one[0] for name, one in middle.items()}
+        told = ", ".join(f"{name} {by:.0f}" for name, by in growth.items())
+        claim(min(growth.values()) > 2, f"from {TONES[0]:g} to {TONES[-1]:g} Hz the error grows by a factor of {told}")
+        claim(
+            min(growth[n] for n in SHOWN if "ReLU" in n) > 2 * max(growth[n] for n in SHOWN if "sine" in n),
+            "of ReLU models far more than of sine models",
+        )
+        for kind in ("sine", "ReLU"):
+            ratio = middle[f"equilibrium, {kind}"][-1] / middle[f"network, {kind}"][-1]
+            claim(
+                ratio > 0.8,
+                f"{kind}: the equilibrium has no advantage at {TONES[-1]:g} Hz, its error over the network's {ratio:.2f}",
+            )
     with figure(setting.output / "deq_theory_frequency.png") as axes:
         for name, marker in zip(SHOWN, "osD^", strict=True):
             band(axes, TONES, found[name], name, marker=marker, linestyle="--" if "ReLU" in name else "-")
