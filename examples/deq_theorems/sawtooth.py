@@ -7,6 +7,15 @@ equilibrium has neurons, and wide ones are trained on the same points for as man
 it on points held out.  Operations are counted in training (``torch.utils.flop_counter``), solver and backward solve with
 them; so are the bytes that are kept for the backward pass, and the evaluations.
 
+What comes out (1000 steps, 6 seeds, medians of the error over the variance): two pieces are learned by all.  Of four the
+equilibrium misses 0.57 and the network of its size (2 x 10) 0.29, of eight 0.78 and 0.97, and the spread of either is as
+large as the difference.  Networks of 1,021 parameters learn eight in half of their seeds (10 x 10: 0.17, 2 x 30: 0.08), and
+nobody learns 32 (0.98 and more).  Held strictly lower triangular, as in the construction, the equilibrium does no better.
+A step of it costs 6,400 to 15,700 operations a point (10 to 44 evaluations, and a backward solve of 3,460), one of the
+2 x 10 network 700, of the 10 x 10 network 5,500; it keeps 172 bytes a point, they 84 and 404.  From other starts, ``W = 0``
+among them, and by gradient descent the equilibrium does worse on four pieces than by Adam from ``|W|_2 = 0.9``.  That an
+equilibrium of ten neurons learns what it can represent, and cheaper than networks do, is not reproduced here.
+
 Source: "Separation and bias of deep equilibrium models on expressivity and learning dynamics" (NeurIPS 2024), the figures of
 the sawtooths and the table of operations per iteration.
 """
