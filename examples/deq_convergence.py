@@ -254,8 +254,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     claim(errors[tolerances[0], tight] > 1e2 * errors[tight, tight], "a loose forward solve cannot be mended backward")
     claim(errors[tight, tolerances[0]] > 1e2 * errors[tight, tight], "nor a loose backward solve forward")
 
-    with figure(chosen.output / "deq_convergence.png", 2, 2) as grid:
-        axes = list(grid.flat)
+    with figure(chosen.output / "deq_convergence.png", 4, size=(15, 3.6)) as axes:
         for axis, kind in zip(axes, KINDS, strict=False):
             for name, points in found[kind, "trained"].items():
                 axis.semilogy(
@@ -287,7 +286,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         axes[2].minorticks_off()
         axes[2].legend()
         for f in tolerances:
-            axes[3].loglog(tolerances, [errors[f, b] for b in tolerances], "o-", label=f"forward {f:.0e}")
+            axes[3].loglog(tolerances, [errors[f, b] for b in tolerances], "o-", label=f"forward {f:.0e}", markersize=4)
         axes[3].set(
             xlabel="backward tolerance", ylabel="relative error of the gradient", title="Gradient error, TrellisNet"
         )

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pydoc_data.topics import topics
 
 import torch
-from common import COLOURS, figure, options, table
+from common import figure, options, table
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
@@ -191,15 +191,10 @@ def main(arguments: list[str] | None = None) -> list[Run]:
             f"{deq.name}: perplexity {difference:+.1%} of the unrolled model's, memory / {unrolled.saved / deq.saved:.1f}"
         )
     with figure(chosen.output / "deq_language.png", title=title) as axes:
-        for run, colour in zip(runs, COLOURS, strict=False):
+        for run in runs:
             span = max(1, len(run.curve) // 50)
             smooth = [sum(run.curve[i : i + span]) / span for i in range(0, len(run.curve) - span + 1, span)]
-            steps_shown = [i * span for i in range(len(smooth))]
-            if run.name.startswith("DEQ"):  # on top of what it is unrolled, where the two are one
-                look: dict[str, float | str] = {"linewidth": 1.0, "linestyle": "--", "zorder": 3}
-            else:
-                look = {"linewidth": 2.5, "alpha": 0.45}
-            axes.plot(steps_shown, smooth, label=run.name, color=colour, **look)
+            axes.plot([i * span for i in range(len(smooth))], smooth, label=run.name)
         axes.set(xlabel="step", ylabel="training loss per character")
         axes.legend()
     return runs

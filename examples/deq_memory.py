@@ -206,7 +206,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, dict[str, An
             for i, mode in enumerate(MODES):
                 heights = [results[name][mode][what] / 2**20 for name in cases]
                 axis.bar([k + 0.27 * (i - 1) for k in range(len(cases))], heights, 0.25, label=mode)
-            axis.set_xticks(range(len(cases)), [n.replace(", ", "\n").replace(" ", "\n") for n in cases], fontsize=6)
+            axis.set_xticks(range(len(cases)), [n.replace(", ", "\n") for n in cases], fontsize=7)
             axis.set(
                 yscale="log", ylabel="MiB", title="saved for backward" if what == "saved" else "peak above the start"
             )
