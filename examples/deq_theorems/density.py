@@ -206,7 +206,7 @@ def run(setting: Setting) -> dict[str, Any]:
         for row, name in zip(axes, FUNCTIONS, strict=True):
             for axis, label in zip(row, MODELS, strict=True):
                 one = found[name, label][0]
-                image = axis.imshow(one.heat / one.heat.max(), cmap="cividis", vmin=0, vmax=1, aspect="auto")
+                image = axis.imshow((one.heat / one.heat.max()).numpy(), cmap="cividis", vmin=0, vmax=1, aspect="auto")
                 axis.set(xticks=[], yticks=(0, 9, 19), yticklabels=(1, 10, 20))
                 axis.set_title(f"{label}\n{one.above} of {FEATURES} above 1/20")
             row[0].set_ylabel(f"{name}\nfeature, heaviest first")

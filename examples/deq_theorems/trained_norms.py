@@ -10,7 +10,7 @@ the error beside it, since a model that does not fit need not grow.
 What comes out (5 seeds, medians).  Of one input both learn at ``d = 6``.  Then the network's weights grow, from 5.6 to 12 at
 ``d = 14``, and it fits in part (0.16; the best constant 0.27); the equilibrium's stay at 2 to 3, and it does not fit (0.24),
 so that its small norms say that it has not learned.  From ``d = 17`` on neither learns in as many steps.  Of ``d`` inputs,
-on the 128 points that they are fitted to, the equilibrium is as near as the network at ``d = 14`` (0.15 and 0.16) with smaller
+on the 128 points that they are fitted to, the equilibrium is as near as the network at ``d = 14`` (0.15, 0.16), with smaller
 weights (1.2 and 1.8), and less near at 17 and 20; weights of both fall with ``d``, as the other inputs are what they fit by.
 Weights of networks that grow with ``d`` beside weights of equilibria that do not, and fit, are not reproduced.
 
