@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
+
+from implicitkit_deq import ForgivenWarning
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ def cost(loss: Callable[[], Tensor], own: Iterable[Tensor] = ()) -> Cost:
             kept[storage.data_ptr()] = storage.nbytes()
         return t
 
-    with counted() as operations:
+    with warnings.catch_warnings(), counted() as operations:
+        warnings.simplefilter("ignore", ForgivenWarning)  # a step of a model is priced as it is
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             value = loss()
         forward = operations()
