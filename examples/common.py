@@ -11,7 +11,17 @@ from typing import Any
 OUTPUT = Path(__file__).parent / "output"
 # told apart by colour-blind readers too: Okabe & Ito (2008), "Color universal design"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_STYLE = {"font.size": 9, "axes.titlesize": 10, "legend.fontsize": 8, "pdf.fonttype": 42, "lines.linewidth": 1.4}
+COLUMN, PAGE = 3.4, 7.0  # inches: the widths of a column and of a page that has two, at which letters are read
+_STYLE = {
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "figure.titlesize": 8.5,
+    "legend.fontsize": 6.5,
+    "pdf.fonttype": 42,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4,
+    "axes.linewidth": 0.6,
+}
 
 
 def options(doc: str | None) -> argparse.ArgumentParser:
@@ -43,21 +53,27 @@ def _cell(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def figure(path: Path, columns: int = 1, *, title: str = "", size: tuple[float, float] | None = None) -> Iterator[Any]:
-    """Axes (one, or an array of ``columns``) whose figure is saved to ``path``, a PNG, and as a PDF beside it."""
+def figure(
+    path: Path, columns: int = 1, rows: int = 1, *, title: str = "", size: tuple[float, float] | None = None
+) -> Iterator[Any]:
+    """Axes (one, or an array) whose figure is saved to ``path``, a PNG, and as a PDF beside it.
+
+    One column of axes is as wide as a column of a paper, more are as wide as its page; ``size`` is in inches.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     with plt.rc_context(_STYLE | {"axes.prop_cycle": plt.cycler(color=COLOURS)}):
-        made, axes = plt.subplots(1, columns, figsize=size or (5.0 * columns, 3.6), layout="constrained")
+        wide = COLUMN if columns == 1 else PAGE
+        made, axes = plt.subplots(rows, columns, figsize=size or (wide, 2.5 * rows), layout="constrained")
         if title:
             made.suptitle(title)
         try:
             yield axes
             path.parent.mkdir(parents=True, exist_ok=True)
-            made.savefig(path, dpi=160)
+            made.savefig(path, dpi=300)
             made.savefig(path.with_suffix(".pdf"))
         finally:
             plt.close(made)

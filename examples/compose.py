@@ -10,6 +10,7 @@ and lets the analysis say which to use.  Last, an ordinary network becomes one w
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -99,8 +100,10 @@ def main() -> None:
     print(f"\na network of {tied.depth} layers as one equilibrium: {int(found.steps.max())} steps, off by {error:.1e}")
 
     if arguments.plot:
-        joint.draw().figure.savefig(arguments.plot, dpi=120, bbox_inches="tight")
-        print(f"figure: {arguments.plot}")
+        drawn = joint.draw().figure
+        for path in (Path(arguments.plot), Path(arguments.plot).with_suffix(".pdf")):
+            drawn.savefig(path, dpi=300, bbox_inches="tight")
+        print(f"figure: {arguments.plot}, and as a PDF beside it")
 
 
 if __name__ == "__main__":

@@ -18,14 +18,18 @@ THEOREMS = {
     "gradient": "Theorem 1: the gradient does not depend on the solver, its error is that of the equilibrium",
     "one_layer": "Theorems 2 and 3: stacked equilibria are one equilibrium, a deep network is one tied layer",
     "regions": "A ReLU equilibrium of width m with 2^m linear regions, found in m steps",
+    "sawtooth": "Sawtooths learned from random weights: equilibria and networks, operations and memory beside errors",
     "steep": "A steep target by a flat model: bisection, Newton, Picard, Anderson, Broyden on one model",
     "trained_norms": "How large weights grow in training on a steep target: equilibria and networks of equal size",
     "perturbation": "Lemma 2: how far fixed points move, and what a residual certifies",
     "bias": "The implicit bias of the diagonal linear equilibrium",
+    "generalisation": "Which interpolant the linear equilibrium takes, and how it generalises",
+    "density": "How many features a trained model uses: heatmaps of two equilibria and a network",
     "gotu": "Generalisation on the unseen: where an equilibrium wins and where it loses",
     "conditioning": "Well-posedness and conditioning",
     "traces": "Traces and log-determinants of a Jacobian from its products",
-    "audio": "An audio-like signal: equilibrium against network of equal size",
+    "audio": "An audio-like signal: equilibrium against networks of equal size and of equal operations",
+    "frequency": "How error grows with the frequency of a tone",
 }
 
 

@@ -7,8 +7,10 @@ space of ``X`` and stays positive.  Among the interpolants with ``beta > 0`` the
 
     Q(beta) = sum_i [ 1 / (2 beta_i^2) + beta_i / beta_i(0)^3 ],
 
-which is convex there and penalises small entries as much as large ones: from a small start ``Q`` is nearly
-the l1 norm and its minimiser sparse, from a large one mostly dense.
+which is convex there and penalises small entries as much as large ones: from a small start ``Q`` is nearly the l1 norm
+and its minimiser sparse, from a large one mostly dense.  Weights go as far as they must: nothing is linearised about the
+start, as it is in lazy training (a neural tangent kernel), where the interpolant nearest to the start would be taken
+(``generalisation`` has that one beside it).
 
 Source: "Separation and bias of deep equilibrium models on expressivity and learning dynamics"
 (NeurIPS 2024), theorem 3; ``Q`` is derived here.
@@ -163,9 +165,13 @@ def run(setting: Setting) -> dict[str, Any]:
         for i in range(8):
             (line,) = left.semilogx(times, path[i], linewidth=1.2)
             left.plot(times[-1], float(goal[i]), "o", color=line.get_color(), clip_on=False)
-        left.set(xlabel="time", ylabel="beta", title="Gradient flow (lines) and argmin Q (dots)")
+        left.set(xlabel="time", ylabel="$\\beta_i$", title="Gradient flow (lines) and argmin Q (dots)")
         for begin, beta in density["profiles"].items():
-            label = begin if isinstance(begin, str) else f"equilibrium, {begin:g}"
+            label = (
+                f"${begin.split(',')[0]}$ from{begin.split(',')[1]}"
+                if isinstance(begin, str)
+                else f"equilibrium from {begin:g}"
+            )
             style = "--" if isinstance(begin, str) else "-"
             right.plot((beta.sort(descending=True).values / beta.max()).numpy(), style, label=label)
         right.set(

@@ -189,13 +189,17 @@ def run(setting: Setting) -> dict[str, Any]:
     posed = well_posed(setting)
     edges = adjoint(setting)
     singular = cycle()
-    with figure(setting.output / "deq_theory_conditioning.png") as axes:
+    with figure(setting.output / "deq_theory_conditioning.png", 2) as (left, right):
         radii = sorted(edges)
         gaps = [1 - rho for rho in radii]
         for linear, marker in zip(LINEAR[:-1], "osD^", strict=True):
-            axes.loglog(gaps, [edges[rho][linear][0] for rho in radii], marker + "-", label=linear)
-        axes.loglog(gaps, [edges[rho]["norm"] for rho in radii], "k--", label="$|(I - J)^{-1}|_2$")
-        axes.invert_xaxis()
-        axes.set(xlabel="1 - rho(J)", ylabel="products with $J^T$ (and norm)", title="The adjoint system near the edge")
-        axes.legend()
+            left.loglog(gaps, [edges[rho][linear][0] for rho in radii], marker + "-", label=linear)
+        left.set(ylabel="products with $J^T$", title="The adjoint system near the edge: what it costs")
+        right.loglog(gaps, [edges[rho]["norm"] for rho in radii], "ko-", label="$|(I - J)^{-1}|_2$")
+        right.loglog(gaps, [1 / gap for gap in gaps], ":", color="0.5", label="$1 / (1 - \\rho(J))$")
+        right.set(ylabel="spectral norm", title="and how much it amplifies")
+        for axes in (left, right):
+            axes.invert_xaxis()
+            axes.set(xlabel="$1 - \\rho(J)$")
+            axes.legend()
     return {"well_posed": posed, "adjoint": edges, **singular}

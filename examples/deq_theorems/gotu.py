@@ -108,9 +108,9 @@ def linear_models(quick: bool) -> dict[tuple[float, float], dict[str, float]]:
             errors[f0, fk][model] = float(np.mean((unseen @ beta + b - f0 - unseen @ coefficients) ** 2))
             formula = predicted(model, f0, fk)
             rows.append((f"{f0:g}, {fk:g}", model, float(beta[K]), errors[f0, fk][model], formula))
-        best = min(MODELS[:2], key=errors[f0, fk].__getitem__)
-        wins = errors[f0, fk][best] < errors[f0, fk]["linear net"]
-        rows.append(("", "", "", "equilibrium " + ("wins" if wins else "LOSES"), ""))
+        for model in MODELS[:2]:
+            wins = errors[f0, fk][model] < errors[f0, fk]["linear net"]
+            rows.append(("", model, "", "wins" if wins else "LOSES", "against the linear net"))
     print(table("GOTU of linear models", ("f^_0, f^_k", "model", "beta_k", "error", "formula"), _plain(rows)))
     return errors
 
@@ -143,6 +143,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "1 + x_k + sum": lambda x: 1 + 0.5 * x.sum(1) + 0.5 * x[:, K],
     "x_0 x_k + x_1": lambda x: x[:, 0] * x[:, K] + x[:, 1],
 }
+SHORT = {"1 + x_k + sum": "$1 + x_k + \\Sigma$", "x_0 x_k + x_1": "$x_0 x_k + x_1$"}
 FEATURES = (D, 20)
 RATES = (2e-3, 5e-3, 1.5e-2)
 
@@ -267,7 +268,7 @@ def run(setting: Setting) -> dict[str, Any]:
             left.bar([k + 0.27 * (i - 1) for k in places], [errors[c][model] for c in CASES], 0.25, label=model)
             marks = [predicted(model, *c) for c in CASES]
             left.plot(
-                [k + 0.27 * (i - 1) for k in places], marks, "k_", markersize=12, label="formula" if i == 2 else None
+                [k + 0.27 * (i - 1) for k in places], marks, "k_", markersize=6, label="formula" if i == 2 else None
             )
         left.set_xticks(places, [f"{a:g}, {b:g}" for a, b in CASES])
         left.set(
@@ -281,7 +282,7 @@ def run(setting: Setting) -> dict[str, Any]:
                 heights = [r.unseen for r in found[label]]
                 right.plot([k + 0.2 * (i - 0.5)] * len(heights), heights, "os"[i], color=f"C{i}",
                            label=label if k == 0 else None)  # fmt: skip
-        right.set_xticks(range(len(relu)), [f"{name}\n{features} features" for features, name in relu])
+        right.set_xticks(range(len(relu)), [f"{SHORT[name]}\n{features} features" for features, name in relu])
         right.set(
             xlim=(-0.5, len(relu) - 0.5),
             ylim=(0, None),

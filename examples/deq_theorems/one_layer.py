@@ -197,10 +197,13 @@ def tied(setting: Setting) -> dict[str, Any]:
     with figure(setting.output / "deq_theory_one_layer.png", 2) as (left, right):
         steps = range(1, depth + 2)
         for k in range(depth):
-            left.semilogy(steps, [max(h[k], 1e-17) for h in history], "o-", label=f"z[{k + 1}]", markersize=4)
+            left.semilogy(steps, [max(h[k], 1e-18) for h in history], "osD^v"[k] + "-", label=f"z[{k + 1}]")
+        left.set_yticks([1e-18, 1e-15, 1e-10, 1e-5, 1, 1e5], ["0", *(f"$10^{{{p}}}$" for p in (-15, -10, -5, 0, 5))])
+        left.axhspan(1e-19, 1e-17, color="0.9", zorder=0)  # no number is there but zero
         left.set(
             xlabel="steps from a random start",
-            ylabel="largest error",
+            ylabel="largest error (grey: exactly zero)",
+            ylim=(1e-19, 1e5),
             title="Theorem 3: block k is exact after k steps",
         )
         left.legend()

@@ -23,7 +23,7 @@ from fractions import Fraction
 from typing import Any
 
 import torch
-from common import figure, table
+from common import band, figure, table
 from torch import Tensor
 
 import implicitkit as ik
@@ -164,8 +164,17 @@ def run(setting: Setting) -> dict[str, Any]:
     rows = [(m, *(f"{2 ** (m / L) - 1:.0f}" for L in (1, 2, 4))) for m in (10, 20, 40)]
     print(table("Width that a feed-forward ReLU network needs", ("m", "1 layer", "2 layers", "4 layers"), rows))
 
-    steps = 20 if setting.quick else 400
-    (held, held_radius), (free, free_radius) = (train(5, masked, steps, setting.seed) for masked in (True, False))
+    rows = []
+    for layers, width in ((1, 4), (2, 5), (4, 5), (4, 10)):
+        neurons = layers * width
+        rows.append((neurons, f"{layers} x {width}", (width + 1) ** layers, f"2^{neurons} = {2**neurons}"))
+    headings = ("neurons", "network", "its regions, at most", "regions of an equilibrium of as many")
+    print(table("By number of neurons, one input", headings, rows))
+    claim(all(int(row[3].split()[-1]) > row[2] for row in rows), "per neuron an equilibrium has more regions")
+
+    steps, seeds = (20, 2) if setting.quick else (400, 5)
+    trained = {m: [train(5, m, steps, setting.seed + k) for k in range(seeds)] for m in (True, False)}
+    (held, held_radius), (free, free_radius) = trained[True][0], trained[False][0]
     rows = [
         ("held strictly lower triangular", held[0], held[-1], held_radius),
         ("free", free[0], free[-1], free_radius),
@@ -193,14 +202,20 @@ def run(setting: Setting) -> dict[str, Any]:
         middle.semilogy(list(sizes), [2**m for m in sizes], color="0.5", label="$2^m$")
         for L in (1, 2):
             middle.semilogy(
-                list(sizes), [(m / L + 1) ** L for m in sizes], "--", label=f"network of m neurons, {L} layer(s)"
+                list(sizes), [(m / L + 1) ** L for m in sizes], "--", label=f"network, {L} layer{'s' * (L > 1)}"
             )
         middle.set(xlabel="neurons m", ylabel="linear regions", title="Regions")
         middle.legend()
-        right.semilogy(held, label="W held lower triangular")
-        right.semilogy(free, label="W free")
-        right.set(xlabel="step of Adam", ylabel="mean squared error", title="Training from 1 % off, m = 5")
-        right.legend()
+        for masked, label in ((True, "W held lower triangular"), (False, "W free")):
+            band(right, range(steps), [losses for losses, _ in trained[masked]], label)
+        right.set(
+            yscale="log",
+            xlabel="step of Adam",
+            ylabel="mean squared error",
+            title=f"Training from 1 % off, {seeds} seeds",
+        )
+        right.legend(loc="lower left")
+        right.set_ylim(1e-3 if setting.quick else None, None)
     return {
         "counts": {m: {k: float(v) for k, v in n.items()} for m, n in counts.items()},
         "evaluations": used,

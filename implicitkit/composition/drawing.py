@@ -53,8 +53,10 @@ def draw(wiring: Wiring, ax: Any = None) -> Any:
     outside = [edge for edge in graph.edges if edge not in inside]
     over = [(a, b) for a, b in outside if any(_between(p, position[a], position[b]) for p in position.values())]
     straight = [edge for edge in outside if edge not in over]
+    sizes = [max(900.0, (6.5 * len(str(name)) + 10) ** 2) for name in graph]  # points: arrows end before names begin
     for edges, style in ((inside, "arc3,rad=0.25"), (over, "arc3,rad=-0.25"), (straight, "arc3")):
-        nx.draw_networkx_edges(graph, position, edges, ax=ax, node_size=900, connectionstyle=style, arrowsize=14)
+        ends: dict[str, Any] = {"nodelist": list(graph), "node_size": sizes}
+        nx.draw_networkx_edges(graph, position, edges, ax=ax, connectionstyle=style, arrowsize=12, **ends)
     for name, (x, y) in position.items():
         weight = "bold" if name == wiring.output else "normal"
         style = "italic" if name in wiring.inputs else "normal"

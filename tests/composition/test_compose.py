@@ -293,6 +293,18 @@ def test_an_edge_over_a_node_is_not_drawn_through_it() -> None:
     assert bends == [0.0, 0.0, 0.0, 0.25], "x to a, a to b and b to c are straight, a to c is not"
 
 
+def test_no_arrow_ends_in_a_name() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    joint = ik.compose({"an_encoder": (_two, "x"), "a_long_head": (_two, "an_encoder")}, output="a_long_head")
+    axes = joint.draw()
+    axes.figure.canvas.draw()
+    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts}
+    for arrow in (p for p in axes.patches if isinstance(p, matplotlib.patches.FancyArrowPatch)):
+        for point in axes.transData.transform(arrow.get_path().vertices):
+            assert not any(box.contains(*point) for box in boxes.values()), (point, boxes)
+
+
 # ------------------------------------------------------------------------------------------------------------ bad input
 def _id(z: Tensor, *reads: Tensor) -> Tensor:
     return z
