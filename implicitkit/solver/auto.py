@@ -123,7 +123,7 @@ _SPARSE_NEWTON = (
 _ANDERSON = (
     Stage(FrugalAnderson(), max_steps=500),
     Stage("newton", max_steps=4, scale=None, sparse=True),
-    _stage("anderson", max_steps=500, scale=None),
+    Stage("anderson", max_steps=500, scale=None, sparse=True),
 )
 _MINIMISE = (
     _stage("lbfgs", max_steps=500),
