@@ -1,6 +1,6 @@
 r"""DEQ-Flow: how far has each pixel moved?  A convolutional GRU looks up correlations where the present flow points.
 
-    c = lookup(correlations, w);  m = motion(c, w);  h' = SepConvGRU(h, [x, m]);  w' = w + head(h')
+    c = lookup(correlations, w);  m = motion(c, w);  h' = SepConvGRU(h, [x, m]);  w' = (1 - leak) w + head(h')
 
 Correlations are those of all pairs of features, in a pyramid; ``x`` are features of the context.  The flow is differentiated
 (``--all_grad``).  Source: Bai et al. (2022), "Deep equilibrium optical flow estimation"; Teed & Deng (2020), "RAFT";
@@ -24,8 +24,11 @@ FEATURES, HIDDEN, LEVELS, RADIUS, SIZE, COARSE, BATCH = 24, 16, 2, 2, 24, 2, 8
 
 
 class FlowUpdate(Model):
-    """Shapes: features ``(batch, 24, n, n)``, context ``(batch, 16, n, n)``; the state is ``h (batch, 16, n, n)`` and the flow
-    ``w (batch, 2, n, n)``, x first, in pixels of the features."""
+    """Shapes: features ``(batch, 24, n, n)``, context ``(batch, 16, n, n)``; the state is ``h (batch, 16, n, n)`` and the
+    flow ``w (batch, 2, n, n)``, x first, in pixels of the features.
+
+    ``leak``: of the flow in a step; zero in the original, which has no equilibrium where nothing tells how far a pixel has
+    moved: there the flow goes on by a little for ever."""
 
     leak: ClassVar[float] = 0.1
     zoo: ClassVar[dict[str, Any]] = {"f_solver": "simple_fixed_point_iter", "f_max_iter": 36, "n_states": 6, "grad": 1}
@@ -36,11 +39,16 @@ class FlowUpdate(Model):
         super().__init__()
         self.features, self.context = _encoder(FEATURES), _encoder(HIDDEN)
         looked_up = LEVELS * (2 * RADIUS + 1) ** 2
-        self.correlation = nn.Sequential(nn.Conv2d(looked_up, 24, 1), nn.ReLU(), nn.Conv2d(24, 16, 3, padding=1), nn.ReLU())
-        self.motion = nn.Sequential(nn.Conv2d(2, 16, 7, padding=3), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1), nn.ReLU())
+        self.correlation = nn.Sequential(
+            nn.Conv2d(looked_up, 24, 1), nn.ReLU(), nn.Conv2d(24, 16, 3, padding=1), nn.ReLU()
+        )
+        self.motion = nn.Sequential(
+            nn.Conv2d(2, 16, 7, padding=3), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1), nn.ReLU()
+        )
         self.both = nn.Conv2d(24, HIDDEN - 2, 3, padding=1)
         self.across, self.down = _GRU((1, 5)), _GRU((5, 1))
-        self.head = nn.Sequential(nn.Conv2d(HIDDEN, 2 * HIDDEN, 3, padding=1), nn.ReLU(), nn.Conv2d(2 * HIDDEN, 2, 3, padding=1))
+        last = nn.Conv2d(HIDDEN, 2 * HIDDEN, 3, padding=1), nn.ReLU(), nn.Conv2d(2 * HIDDEN, 2, 3, padding=1)
+        self.head = nn.Sequential(*last)
 
     def inject(self, first: Tensor, second: Tensor, context: Tensor) -> tuple[Tensor, ...]:
         """The context and the pyramid of correlations, ``(batch, n^2, n / 2^l, n / 2^l)``."""

@@ -76,7 +76,9 @@ def exact(model: Model, inputs: Sequence[Tensor], target: Tensor, steps: int = 4
 
     g = flat(right).numpy()
     system = scipy.sparse.linalg.LinearOperator((len(g), len(g)), matvec=product, dtype=np.float64)
-    u, failed = scipy.sparse.linalg.gmres(system, g, rtol=1e-13, atol=1e-13 * np.linalg.norm(g), restart=150, maxiter=20)
+    u, failed = scipy.sparse.linalg.gmres(
+        system, g, rtol=1e-13, atol=1e-13 * np.linalg.norm(g), restart=150, maxiter=20
+    )
     if failed and np.linalg.norm(product(u) - g) > 1e-11 * np.linalg.norm(g):
         raise RuntimeError(f"{type(model).__name__}: GMRES has not solved the adjoint system")
     # d loss = (partial loss) + u . df: one surrogate whose gradient is the total one

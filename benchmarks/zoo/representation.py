@@ -1,4 +1,4 @@
-r"""DEQ-INR: a photograph as a function of the place, whose features are an equilibrium with the Fourier features of the place.
+r"""DEQ-INR: a photograph as a function of the place, whose features are an equilibrium.
 
     f(z; p) = sin(W (z + sin(u_0)) + b + u_1),   (u_0, u_1) = U p + c
 
