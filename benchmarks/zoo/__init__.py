@@ -14,6 +14,7 @@ from benchmarks.zoo.multiscale import MDEQ
 from benchmarks.zoo.oracle import Exact, doubled, exact, flat, gradient
 from benchmarks.zoo.representation import Photograph
 from benchmarks.zoo.sequence import LanguageModel
+from benchmarks.zoo.tally import Tally, tallied
 
 ZOO: dict[str, type[Model]] = {
     "sequence": LanguageModel,
@@ -27,12 +28,14 @@ __all__ = [
     "ZOO",
     "Exact",
     "Model",
+    "Tally",
     "doubled",
     "drop_in",
     "exact",
     "flat",
     "gradient",
     "layer_of",
+    "tallied",
     "torchdeq_way",
     "train",
 ]
