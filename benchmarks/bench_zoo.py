@@ -41,7 +41,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import implicitkit as ik
 from benchmarks import results
 from benchmarks.zoo import (
-    ZOO, Exact, Model, doubled, drop_in, exact, flat, gradient, layer_of, tallied, torchdeq_way, train,
+    ZOO,
+    Exact,
+    Model,
+    doubled,
+    drop_in,
+    exact,
+    flat,
+    gradient,
+    layer_of,
+    tallied,
+    torchdeq_way,
+    train,
 )  # fmt: skip
 
 TIGHT, BOUND = 1e-10, 1e-6
