@@ -9,9 +9,9 @@ stopping: the block goes on until nothing changes,
 .. math:: z = \\mathrm{LN}(h + W_2\\, \\mathrm{relu}(W_1 h)), \\qquad
           h = \\mathrm{LN}(s + \\mathrm{attention}(s)), \\quad s = z + \\mathrm{token} + \\mathrm{position}.
 
-One of the paper's tasks is addition: here of binary numbers, lowest bits first, with long carries. Positions begin at a random
-number, so that all of them are seen in training. Beside it is the same block, with the same weights at the start and the
-same data, applied six times. Neither adds numbers that are much longer than those it was trained on, as in the paper;
+One of the paper's tasks is addition: here of binary numbers, lowest bits first, with long carries. Positions begin at a
+random number, so that all of them are seen in training. Beside it is the same block, with the same weights at the start and
+the same data, applied six times. Neither adds numbers that are much longer than those it was trained on, as in the paper;
 the equilibrium is no worse, and no better. What it knows by itself is how hard a sum is.
 
 *Checked:* the equilibrium against 300 plain steps, its gradient against theirs, unrolled; on sums of the lengths trained on
