@@ -11,15 +11,14 @@ stopping: the block goes on until nothing changes,
 
 One of the paper's tasks is addition: here of binary numbers, lowest bits first, with long carries. Positions begin at a
 random number, so that all of them are seen in training. Beside it is the same block, with the same weights at the start and
-the same data, applied six times. Neither adds numbers that are much longer than those it was trained on, as in the paper;
-the equilibrium is no worse, and no better. What it knows by itself is how hard a sum is.
+the same data, applied six times. Neither adds numbers that are much longer than those it was trained on, as in the paper,
+and of these the equilibrium gets fewer bits right, with all three seeds. What it knows by itself is how hard a sum is.
 
-*Checked:* the equilibrium against 300 plain steps, its gradient against theirs, unrolled; on sums of the lengths trained on
+*Checked:* the equilibrium against 1000 plain steps, its gradient against theirs, unrolled; on sums of the lengths trained on
 nine bits of ten are right, and the longest carry tells the steps that a sum takes.
 """
 
 import math
-import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -27,9 +26,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from implicitkit_deq import DEQ, Cell, ForgivenWarning, Pretraining
+from implicitkit_deq import DEQ, Cell, Pretraining, jacobian_penalty
 
-width, heads, longest, depth, training = 32, 4, 10, 6, 500
+width, heads, longest, depth, training = 32, 4, 10, 6, 700
 lengths, seeds = (4, 7, 10, 14, 20, 30), range(3)
 
 
@@ -86,14 +85,14 @@ def train(cell, find):
     optimiser = torch.optim.Adam(cell.parameters(), lr=3e-3)
     for _ in range(training):
         tokens, bits, _ = sums(64, int(torch.randint(2, longest + 1, ())))
-        loss = cross_entropy(cell.head(find(tokens, torch.randint(0, 40, (64,)))).flatten(0, 1), bits.flatten())
+        z = find(tokens, first := torch.randint(0, 40, (64,)))
+        loss = cross_entropy(cell.head(z).mT, bits) + 0.1 * jacobian_penalty(cell, z.detach(), (tokens, first))
         optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(cell.parameters(), 1.0)
         optimiser.step()
 
 
-warnings.simplefilter("ignore", ForgivenWarning)
 right = {name: [] for name in ("equilibrium", "six times")}
 for seed in seeds:
     for name in right:
@@ -115,27 +114,26 @@ for seed in seeds:
 # %%
 # The equilibrium and its gradient in double precision, and how many steps each sum takes.
 
-cell, (tokens, bits, _), first = layer.cell, sums(8, longest), torch.zeros(8)
-weights = list(cell.double().parameters())
-with layer.using(rtol=1e-10, max_steps=300, on_failure="raise"):
-    layer.dtype = torch.float64
-    both = layer(tokens, first), applied(cell, 300, tokens, first)
-gradients = [
-    torch.cat([g.flatten() for g in torch.autograd.grad(cross_entropy(cell.head(z).mT, bits), weights)]) for z in both
-]
-apart = [float(((a - b).norm() / b.norm()).detach()) for a, b in (both, gradients)]
-print(f"the equilibrium and 300 steps differ by {apart[0]:.0e}, their gradients by {apart[1]:.0e}")
-assert max(apart) < 1e-5
-assert min(np.array(right["equilibrium"])[:, :3].min(), np.array(right["six times"])[:, :3].min()) > 0.9
-
-with torch.no_grad(), layer.using(rtol=1e-4, on_failure="warn"):
-    tokens, _, far = sums(400, longest)
-    layer(tokens, torch.zeros(400))
-taken = layer.solution.steps.double()
-by_carry = {int(c): taken[far == c] for c in far.unique() if (far == c).sum() > 4}
-trend = float(torch.corrcoef(torch.stack([far.double(), taken]))[0, 1])
+cell, (tokens, bits, far), first = layer.cell, sums(400, longest), torch.zeros(400)
+with torch.no_grad(), layer.using(rtol=1e-4):
+    layer(tokens, first)
+taken, solved = layer.solution.steps.double(), layer.solution.converged
+print(f"{float(solved.double().mean()):.1%} of 400 sums of ten bits come to rest within 200 steps")
+by_carry = {int(c): taken[solved & (far == c)] for c in far.unique() if (solved & (far == c)).sum() > 4}
+trend = float(torch.corrcoef(torch.stack([far.double(), taken])[:, solved])[0, 1])
 print(f"steps of a sum and its longest carry: correlation {trend:.2f}")
-assert trend > 0.2
+tokens, bits, first = (t[solved][:8] for t in (tokens, bits, first))
+weights = list(cell.double().parameters())
+with layer.using(rtol=1e-10, max_steps=1000, on_failure="raise"):
+    layer.dtype = torch.float64
+    both = layer(tokens, first), applied(cell, 1000, tokens, first)
+losses = [cross_entropy(cell.head(z).mT, bits) for z in both]
+gradients = [torch.cat([g.flatten() for g in torch.autograd.grad(loss, weights)]) for loss in losses]
+apart = [float(((a - b).norm() / b.norm()).detach()) for a, b in (both, gradients)]
+print(f"the equilibrium and 1000 steps differ by {apart[0]:.0e}, their gradients by {apart[1]:.0e}")
+assert max(apart) < 1e-5
+assert np.array(list(right.values()))[:, :, :3].min() > 0.9
+assert trend > 0.2 and solved.double().mean() > 0.95
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
 for (name, values), colour in zip(right.items(), ("#0072B2", "#D55E00"), strict=True):
@@ -144,6 +142,8 @@ for (name, values), colour in zip(right.items(), ("#0072B2", "#D55E00"), strict=
 axes[0].axvline(longest, color="grey", ls=":", label="longest in training")
 axes[0].set(xlabel="bits of the numbers", ylabel="share of bits right", title="three seeds")
 axes[0].legend()
-axes[1].errorbar(by_carry.keys(), [t.mean() for t in by_carry.values()], [t.std() for t in by_carry.values()], fmt="o-")
-axes[1].set(xlabel="bits that the longest carry goes on", ylabel="steps to the equilibrium", title="ten bits each")
+low, middle, high = np.array([np.quantile(t, (0.25, 0.5, 0.75)) for t in by_carry.values()]).T
+axes[1].plot(by_carry.keys(), middle, "o-", color="#0072B2")
+axes[1].fill_between(by_carry.keys(), low, high, color="#0072B2", alpha=0.2, lw=0)
+axes[1].set(xlabel="bits that the longest carry goes on", ylabel="steps (quartiles)", title="sums of ten bits")
 plt.show()

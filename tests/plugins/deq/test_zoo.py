@@ -92,6 +92,47 @@ def test_a_later_position_changes_nothing_before_it(zoo: Any, tasks: Any) -> Non
     assert torch.equal(before[:, :12], after[:, :12]) and not torch.equal(before[:, 12:], after[:, 12:])
 
 
+def test_correlations_are_looked_up_where_the_flow_points(zoo: Any) -> None:
+    """Flow (1, 2) everywhere: in the middle of what is seen at (i, j) stands <first(i, j), second(i + 2, j + 1)> / sqrt(C)."""
+    torch.manual_seed(0)
+    model = zoo.ZOO["flow"]()
+    first, second = torch.randn(2, 2, 24, 8, 8)
+    flow = torch.tensor([1.0, 2.0]).view(1, 2, 1, 1).expand(2, 2, 8, 8)
+    look = importlib.import_module("benchmarks.zoo.flow")._look
+    seen = look(model.inject(first, second, torch.zeros(2, 16, 8, 8))[1:], flow)
+    wanted = (first[:, :, :6, :7] * second[:, :, 2:, 1:]).sum(1) / 24**0.5
+    torch.testing.assert_close(seen[:, 12, :6, :7], wanted)
+    torch.testing.assert_close(seen[:, 13, :6, :6], (first[:, :, :6, :6] * second[:, :, 2:, 2:]).sum(1) / 24**0.5)
+    assert seen.shape == (2, 50, 8, 8)
+
+
+def test_the_weight_of_the_graph_is_bounded_and_its_class_travels(zoo: Any) -> None:
+    torch.manual_seed(0)
+    model = zoo.ZOO["graph"]()
+    with torch.no_grad():
+        model.raw.mul_(10.0)
+        (x,), _ = model.batch(0)
+        injected, W = model.inject(x)
+        torch.testing.assert_close(W.abs().sum(1), torch.full((16,), 0.9))
+        other = x.clone()
+        other[0, 0] = 0.0  # the first node of the first chain
+        apart = (zoo.drop_in(model, rtol=1e-6)(other) - zoo.drop_in(model, rtol=1e-6)(x))[0].abs().amax(1) > 1e-8
+    assert not injected[0, 9].equal(injected[0, 0]) and bool(apart[:10].all()) and not bool(apart[10:].any())
+
+
+def test_resolutions_hear_of_each_other_and_a_segment_of_the_one_before(zoo: Any) -> None:
+    torch.manual_seed(0)
+    model = zoo.ZOO["multiscale"]()
+    z = tuple(torch.randn(1, *shape, requires_grad=True) for shape in model.state_shape(torch.zeros(1, 16, 16, 16)))
+    for out in model.update(z, torch.randn(1, 16, 16, 16)):
+        assert all(float(g.abs().max()) > 0 for g in torch.autograd.grad(out.square().sum(), z, retain_graph=True))
+    model = zoo.ZOO["sequence"]()
+    (x, memory, before), _ = model.example()
+    solve = zoo.drop_in(model, solver="relay")
+    with torch.no_grad():
+        assert not torch.allclose(solve(x, memory, before), solve(x, memory + 0.1, before), atol=1e-3)
+
+
 def test_cells_and_products_are_counted(zoo: Any, tasks: Any) -> None:
     model, inputs, target, _ = tasks("graph")
     with zoo.tallied(model) as tally:
