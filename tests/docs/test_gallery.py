@@ -11,7 +11,8 @@ from blocks import ROOT, run_apart
 GALLERY = sorted((ROOT / "examples" / "gallery").glob("*.py"))
 SLOW = {
     "bundle_adjustment", "dataset_distillation", "hyperparameters", "implicit_maml", "implicit_representation",
-    "monotone_deq", "mpc", "optical_flow", "pose_graph", "portfolio", "sudoku", "supply_chain",
+    "monotone_deq", "mpc", "optical_flow", "planning", "pose_graph", "portfolio", "sudoku", "supply_chain",
+    "universal_transformer",
 }  # fmt: skip
 
 

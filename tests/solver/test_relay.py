@@ -174,6 +174,26 @@ def test_a_contraction_never_leaves_the_first_stage() -> None:
     assert torch.equal(found.value, plain.value)
 
 
+def test_where_the_residual_does_not_fall_before_the_map_comes_to_rest_the_plain_iteration_is_followed() -> None:
+    """A network of 24 layers as one fixed point, all layers the state: 24 plain steps are exact.  Until then the residual
+    does not fall, accelerated steps get nowhere and Newton's do not descend."""
+    torch.manual_seed(0)
+    layers, width = 24, 64
+    W = 4.0 * torch.randn(layers, width, width, dtype=F64) / width**0.5
+    x = torch.randn(2, width, dtype=F64)
+
+    def network(z: Tensor) -> Tensor:
+        before = torch.cat([x.unsqueeze(1), z[:, :-1]], 1)
+        return torch.sin(torch.einsum("lij,blj->bli", W, before))
+
+    wanted = z0 = torch.zeros(2, layers, width, dtype=F64)
+    for _ in range(layers):
+        wanted = network(wanted)
+    found = ik.fixed_point(network, z0, batch_dims=1, solver="relay", rtol=1e-10, atol=0)
+    torch.testing.assert_close(found.value, wanted)
+    assert found.solver == "relay (picard)" and found.evaluations < 100
+
+
 def test_samples_are_solved_as_if_alone_and_derivatives_are_exact() -> None:
     function, b = _layer_norm_of_relu(1, 6)
     z0, b = torch.zeros(6, 16, dtype=F64), b.requires_grad_()

@@ -16,6 +16,7 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.fixed_point.anderson import Anderson
 from implicitkit.solver.fixed_point.continuation import Continuation
 from implicitkit.solver.fixed_point.impatient import Impatient
+from implicitkit.solver.fixed_point.picard import Picard
 from implicitkit.solver.root.broyden import Broyden
 from implicitkit.solver.root.newton_krylov import NewtonKrylov
 
@@ -32,15 +33,20 @@ def _path(**options: Any) -> Impatient:
 
 # steps shorter than a sixteenth lower the residual too slowly for the horizon
 _KRYLOV = Impatient(NewtonKrylov(halvings=4), window=6, horizon=30)
+_CHEAP = (Stage(Impatient(Anderson())), Stage(Impatient(Broyden(), reach=_NEAR), scale=None))
+_NEWTON, _LAST = (Stage(replace(_KRYLOV, reach=reach), scale=None) for reach in (_NEAR, _FAR))
+# the map's own path, along which the residual may stay or rise for some thirty steps before the map contracts: where there
+# is no continuation, and a step of Newton's costs dozens of the map
+_PLAIN = Stage(Impatient(Picard(), window=32, reach=_NEAR))
 _STAGES = (
-    Stage(Impatient(Anderson())),
-    Stage(Impatient(Broyden(), reach=_NEAR), scale=None),
-    Stage(replace(_KRYLOV, reach=_NEAR), scale=None),
+    *_CHEAP,
+    _NEWTON,
     Stage(_path(), max_steps=200),
     Stage(_path(), max_steps=200, scale=None),
     *(Stage(_path(stray=0.5, scatter=seed), max_steps=300, scale=None) for seed in range(3)),
-    Stage(replace(_KRYLOV, reach=_FAR), scale=None),
+    _LAST,
 )
+_LARGE = (*_CHEAP, _PLAIN, _NEWTON, _LAST)
 
 
 @register_solver("relay", solves="fixed_point")
@@ -53,9 +59,10 @@ class Relay(Polyalgorithm):
     (:class:`Impatient`); 4. :class:`Continuation` in the strength of the map, up to 1024 unknowns a sample, from the start,
     from the best point, and from three points around it.  The first three are local: they depend on the Jacobian that they
     meet.  The last is global: it finds a fixed point of a map that is smooth and bounded from almost every start, and of
-    most that are only piecewise smooth.  From 2. on no method may leave the ball of ten times the size of the start, since
-    far out a map that is nearly the identity looks solved; only for what is left then Newton's method may
-    go a hundred times as far.
+    most that are only piecewise smooth.  Above 1024 unknowns it is the plain iteration from the start, tried before 3., that
+    follows the map where the residual does not fall: what was trained by unrolled steps comes to rest along it.  From 2. on
+    no method may leave the ball of ten times the size of the start, since far out a map that is nearly the identity looks
+    solved; only for what is left then Newton's method may go a hundred times as far.
 
     A sample that all fail on gets the best point that any of them has seen.  ``solution.solver`` names those that solved
     something.
@@ -84,8 +91,10 @@ class Relay(Polyalgorithm):
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         """The stages that fit the size, in turn."""
-        members = tuple(s for s in self.stages if z0.shape[1] <= _DENSE or not _is_dense(s.solver))
-        runs = self if len(members) in (0, len(self.stages)) else Relay(members)
+        if z0.shape[1] <= _DENSE:
+            return super().run(f, z0, options)
+        members = tuple(s for s in self.stages if not _is_dense(s.solver))
+        runs = Relay(_LARGE if self.stages == _STAGES else members or self.stages)
         return super(Relay, runs).run(f, z0, options)
 
 
