@@ -156,11 +156,12 @@ def test_gradcheck_of_both_orders(name: str) -> None:
 
 def test_one_factorisation_serves_every_right_hand_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """``jacrev`` of 150 unknowns, after a solve that left its factors: none anew, or one."""
-    from implicitkit.linear import sparse_blocks
+    from implicitkit.linear import shared_factors, sparse_blocks
 
     count = []
     inner = sparse_blocks.SparseFactor
-    monkeypatch.setattr(sparse_blocks, "SparseFactor", lambda *a: count.append(1) or inner(*a))
+    for module in (shared_factors, sparse_blocks):
+        monkeypatch.setattr(module, "SparseFactor", lambda *a, **more: count.append(1) or inner(*a, **more))
     steps = ik.root(tridiagonal, torch.ones(N, dtype=D), (P,), rtol=1e-12, atol=1e-12).steps
     forward = len(count)
     assert 1 <= forward <= int(steps)
