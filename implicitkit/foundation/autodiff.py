@@ -301,7 +301,8 @@ def one_for_all(product: Callable[[Tensor], Tensor], rows: int, like: Tensor) ->
     sides): one of them, expanded.  ``None`` where they are not, or there are few.
 
     They are if a random vector has the same product with each, to what rounding leaves of ``|v| |A|``.  To show the matrix,
-    each sample is given another unit vector, ``rows / batch`` times.
+    each sample is given another unit vector, ``rows / batch`` times.  That vector gives each row the size one, so that a
+    large row does not hide how samples differ in a small one.
     """
     batch, n = like.shape
     if batch < _SAMPLES or rows < _ROWS:
@@ -318,5 +319,8 @@ def one_for_all(product: Callable[[Tensor], Tensor], rows: int, like: Tensor) ->
     except RuntimeError:  # an operation without a batching rule
         parts = [torch.stack([product(e) for e in eye])]
     found = torch.cat(parts).flatten(0, 1)[:rows]
+    size = found.abs().amax(1)
+    v = v / torch.where(size > 0, size, 1)
+    shown = product(v.expand(batch, -1))
     rounding = _ALIKE * torch.finfo(like.dtype).eps * (v.abs() @ found.abs())
     return found.expand(batch, -1, -1) if bool(((shown - v @ found).abs() <= rounding).all()) else None
