@@ -28,7 +28,8 @@ class FrugalAnderson(Anderson):
     as much as ``P`` products with it (:mod:`implicitkit.linear.price`), and a step of acceleration is dearer than a product.
     With the smallest residual ``b`` of a sample, ``b'`` ten steps earlier, the tolerance is
     ``10 \log(tolerance / b) / \log(b / b')`` steps away; if that is more than ``P``, and ``P / 2`` have been taken, this is
-    left for others to go on from.
+    left for others to go on from.  A sample whose residual has not fallen in ten steps is not left: it is on its way between
+    fixed points, perhaps, of which Newton's method would take any, the repelling ones too.
 
     The rule is that of ski rental (Karlin, Manasse, Rudolph & Sleator 1988, Algorithmica 3).
     """
@@ -56,7 +57,7 @@ class FrugalAnderson(Anderson):
         price = f.price_of_sparse(z) if state["price"] is None else state["price"]
         after.update(price=price, asked=price is not None)
         if price is not None and state["taken"] >= _ENOUGH * price:
-            slow = far & ~((best < before) & (left <= price))
+            slow = far & (best < before) & (left > price)
             if bool(slow.any()):
                 f.stuck = f.active if f.stuck is None else f.stuck | f.active
         return z_next, after
