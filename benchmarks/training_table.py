@@ -8,15 +8,10 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import re
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "trainings.md"
-RESULTS = ROOT / "benchmarks" / "results" / "bench_deq_training.json"
+from page_tables import PageTable
+
 WRITTEN = {"cells.MLP": "`cells.MLP`", "residual": "residual block"}
 ORDER = ("tanh", "cells.MLP", "GRU", "residual", "LayerNorm(ReLU)")
 HEAD = (
@@ -25,17 +20,13 @@ HEAD = (
 )  # fmt: skip
 
 
-def lines(rows: list[dict[str, Any]]) -> list[str]:
-    """Of the table, warm starts first, the larger rate before the smaller."""
+def _order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Warm starts first, the larger rate before the smaller."""
     found = {row["row"]: row for row in rows}
     names = [
         f"{cell}, rate {rate}, {start}" for start in ("warm", "cold") for cell in ORDER for rate in ("0.01", "0.001")
     ]
-    return [_line(HEAD), "|---" * len(HEAD) + "|", *(_line(_cells(found[name])) for name in names if name in found)]
-
-
-def _line(cells: tuple[str, ...]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return [found[name] for name in names if name in found]
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -53,24 +44,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def in_page(text: str) -> re.Match[str]:
-    """Where the page has it."""
-    found = re.search(r"^\| cell, learning rate \|.*\n(?:\|.*\n)+", text, re.MULTILINE)
-    assert found is not None, "the page has lost its table of trainings"
-    return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true")
-    table = "\n".join(lines(json.loads(RESULTS.read_text())["rows"])) + "\n"
-    if not parser.parse_args().write:
-        print(table, end="")
-        return
-    text = PAGE.read_text()
-    old = in_page(text)
-    PAGE.write_text(text[: old.start()] + table + text[old.end() :])
-
+TABLE = PageTable("trainings.md", "bench_deq_training", HEAD, _cells, _order)
 
 if __name__ == "__main__":
-    main()
+    TABLE.main(__doc__)

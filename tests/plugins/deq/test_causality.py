@@ -420,7 +420,9 @@ def test_positions_are_solved_where_the_layer_is_whatever_the_default_device() -
 @pytest.mark.parametrize("solver", ["picard", "anderson", "broyden", "newton_krylov", "relay"])
 def test_what_was_missed_is_said(solver: str) -> None:
     torch.manual_seed(0)
-    layer = DEQ(cells.Transformer(4, 8, 2, scale=6.0, dtype=F64), rtol=1e-4, atol=0.0, max_steps=4, solver=solver).eval()
+    layer = DEQ(
+        cells.Transformer(4, 8, 2, scale=6.0, dtype=F64), rtol=1e-4, atol=0.0, max_steps=4, solver=solver
+    ).eval()
     with pytest.raises(ik.ConvergenceError) as failed:
         layer(torch.randn(2, 6, 4, dtype=F64))
     said = [float(part.split()[0]) for part in str(failed.value).split("> tolerance ")[1:]]
