@@ -13,6 +13,11 @@ is that of the last layer of the finer resolution.  How much of an image a map a
 above half of the largest, and how well it is at the digit is the map's mean there over its mean everywhere, over all test
 images.
 
+What came out (three seeds, ten epochs, both at rate 4e-3, five minutes of one core): accuracy 95.3, 95.6 and 95.3 % for the
+equilibrium and 98.3, 99.2 and 98.1 % for the residual network, which is trained in a fifteenth of the time; 81 to 99 % of
+the samples were solved in training, and the implicit map is the unrolled one to 2e-9.  That the equilibrium attends to
+more of an image does not show here: to 10.9, 13.9 and 13.1 % of the pixels, the network to 11.9, 12.4 and 12.6 %.
+
 Source: Bai, Koltun & Kolter (2020), "Multiscale deep equilibrium models"; Selvaraju et al. (2017), "Grad-CAM";
 "Separation and bias of deep equilibrium models on expressivity and learning dynamics" (NeurIPS 2024) compares an MDEQ
 with a ResNet-50 on ImageNet, and finds that the equilibrium attends to more regions.

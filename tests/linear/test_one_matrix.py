@@ -54,6 +54,17 @@ def test_a_bad_sample_spoils_no_other() -> None:
     assert x.isfinite().all(1).tolist() == [True, False, False, False, True, True]
 
 
+def test_matrices_that_begin_alike_are_told_apart() -> None:
+    A = PATTERNS["grid"]
+    other = A.data.copy()
+    other[-1] *= 2
+    values = np.stack([A.data, other, A.data, other, A.data, other])
+    found, each = factors(analyse(A.astype(bool)), values), SparseFactor(analyse(A.astype(bool)), values)
+    b = torch.from_numpy(np.random.default_rng(0).standard_normal((6, A.shape[0])))
+    assert isinstance(found, SharedFactor) and found.inner.batch == 2
+    assert torch.allclose(found.solve(b), each.solve(b), rtol=1e-12, atol=1e-13)
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_different_matrices_are_not_shared(count: int) -> None:
     A = PATTERNS["band"]

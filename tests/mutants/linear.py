@@ -180,7 +180,7 @@ MUTANTS = [
         ("_DENSE_SEPARATOR = 0.016", "_DENSE_SEPARATOR = 0.12"),
         ("filled = max(least, _SEPARATOR", "filled = min(least, _SEPARATOR"),
         ("_LAYERED = 10.0", "_LAYERED = 1.0"),
-        ("factored = CALL + _BAND * numbers * band", "factored = CALL + _BAND * numbers * band**2"),
+        ("factored = CALL + _BAND * matrices * size * band", "factored = CALL + _BAND * matrices * size * band**2"),
         ("_SEPARATOR = 0.12", "_SEPARATOR = 0.016"),
         ("min(reach**3, size**2)", "4 * reach**3"),
         ("(CALL + numbers + _WEIGHT * touched)", "(CALL + numbers)"),
@@ -295,10 +295,29 @@ MUTANTS = [
             "x = GMRES().solve(A, b, rtol=rtol, atol=atol, max_steps=max_steps).x",
             "x = GMRES().solve(A.T, b, rtol=rtol, atol=atol, max_steps=max_steps).x",
         ),
-        (
-            "rest = LSMR().solve(A, torch.where(bad.unsqueeze(1), b, 0), rtol=rtol, atol=atol, max_steps=None)",
-            "rest = LSMR().solve(A, torch.where(bad.unsqueeze(1), 0, b), rtol=rtol, atol=atol, max_steps=None)",
-        ),
+        ("asked = torch.where(bad.unsqueeze(1), b, 0)", "asked = torch.where(bad.unsqueeze(1), 0, b)"),
+    ),
+    *mutants(
+        "implicitkit/linear/shared_factors.py",
+        "tests/linear/test_one_matrix.py",
+        ("[which, :, column]", "[which, :, 0 * column]"),
+        ("seen.setdefault(row.tobytes(), len(seen))", "seen.setdefault(row[:64].tobytes(), len(seen))"),
+    ),
+    *mutants(
+        "implicitkit/foundation/autodiff.py",
+        "tests/linear/test_one_matrix.py",
+        ("    v = v / torch.where(size > 0, size, 1)\n", ""),
+    ),
+    *mutants(
+        "implicitkit/linear/least_norm.py",
+        "tests/linear/test_dependent_conditions.py",
+        ("K.data[layout.diagonal[n:]] = 0.0", "K.data[layout.diagonal[n:]] = 1.0"),
+        ("A.T if blocks.transposed else A", "A"),
+    ),
+    *mutants(
+        "implicitkit/solver/fixed_point/frugal.py",
+        "tests/solver/test_slow_sweeps.py",
+        ("(best < before) & (left > price)", "(best < before) & (left <= price)"),
     ),
     *mutants(
         "implicitkit/linear/saddle.py",

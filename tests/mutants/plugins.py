@@ -9,6 +9,22 @@ TOOLS = "tests/plugins/deq/test_deq_tools.py tests/mutants/test_survivors_plugin
 
 MUTANTS = [
     *mutants(
+        "plugins/implicitkit_deq/prefix_newton.py",
+        "tests/plugins/deq/test_causality.py -k newton_krylov",
+        ("(left <= goal).cummin(1).values", "(left <= goal)"),
+        ("g = (Y @ r.unsqueeze(3)).squeeze(3).cumsum(1)", "g = (Y @ r.unsqueeze(3)).squeeze(3).sum(1, keepdim=True)"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/in_turn.py",
+        "tests/plugins/deq/test_causality.py -k in_turn",
+        ("open_ = ~solved & (total.status == int(ik.Status.CONVERGED))", "open_ = ~solved"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/positions.py",
+        "tests/plugins/deq/test_causality.py -k missed_is_said",
+        ('total.tolerance = total.kept["asked"]', "pass"),
+    ),
+    *mutants(
         "plugins/implicitkit_cvxpy/kkt.py",
         LAYER + " -k 'vertex or policies'",
         ('policy = "raise" if self.degenerate == "raise" else "lstsq"', 'policy = "lstsq"'),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit_deq import DEQ, PerPosition, cells, future_leak
+from implicitkit_deq import DEQ, InTurn, PerPosition, cells, future_leak
 
 F64 = torch.float64
 pytestmark = pytest.mark.filterwarnings("ignore::implicitkit_deq.CausalityWarning")
@@ -427,3 +427,18 @@ def test_what_was_missed_is_said(solver: str) -> None:
         layer(torch.randn(2, 6, 4, dtype=F64))
     said = [float(part.split()[0]) for part in str(failed.value).split("> tolerance ")[1:]]
     assert len(said) == 2 and all(1e-4 < tolerance < 1e-2 for tolerance in said)  # 1e-4 times states of 7 to 30
+
+
+def test_in_turn_one_position_that_fails_is_not_made_good_by_the_next() -> None:
+    slopes = torch.tensor([[0.5, 0.3], [1.5, 0.3], [0.5, 0.3]], dtype=F64)  # by sample and position: one runs away
+
+    def f(z: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
+        before = torch.cat([torch.zeros_like(z[:, :1]), torch.tanh(z[:, :1])], 1)
+        return slopes.unsqueeze(2) * z + 0.1 * before + 1
+
+    solver = InTurn(ik.Picard(), sizes=(1,), positions=2)
+    how = {"batch_dims": 1, "in_dims": 0, "rtol": 1e-10, "max_steps": 60, "on_failure": "ignore", "solver": solver}
+    solution = ik.fixed_point(f, torch.zeros(3, 2, 1, dtype=F64), (slopes,), **how)
+    assert solution.converged.tolist() == [True, False, True]
+    exact = torch.tensor([2.0, (1 + 0.1 * math.tanh(2.0)) / 0.7], dtype=F64)
+    torch.testing.assert_close(solution.value[[0, 2], :, 0], exact.expand(2, 2), rtol=1e-8, atol=0.0)
