@@ -11,37 +11,97 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.errors import ConvergenceError
+from implicitkit.foundation.numbers import numbers
 
 __all__ = ["integrate"]
 
+Slope = Callable[[Tensor, Tensor], Tensor]
+Jacobian = Callable[[Callable[[Tensor], Tensor], Tensor], Any]
+
 
 def integrate(
-    f: Callable[[Tensor, Tensor], Tensor], t: Tensor, y0: Tensor, accuracy: float, method: str
+    f: Slope,
+    t: Tensor,
+    y0: Tensor,
+    accuracy: float,
+    method: str,
+    units: Tensor | None = None,
+    jacobian: Jacobian | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The edges of the steps that ``solve_ivp`` took, and of the times asked for, with the states there.
 
-    All samples are one system.  Jacobians that the stiff methods need are differences.
+    All samples are one system.  If it fails, the samples for which it fails alone are left out: their states are NaN.
+
+    Args:
+        units: ``(batch, n)``, a thousandth of which times ``accuracy`` is the absolute tolerance; ``None``: the largest
+            entry of each sample, at least one.
+        jacobian: ``(function, z) -> matrix``, the Jacobian of all samples, for methods that use one; ``None``: differences.
 
     Raises:
-        ConvergenceError: ``solve_ivp`` failed; the message is its own.
+        ConvergenceError: ``solve_ivp`` failed for all samples; the message is its own.
     """
+    if units is None:
+        units = y0.abs().amax(1, keepdim=True).clamp_min(1).expand_as(y0)
 
+    def follow(good: Tensor) -> Any:
+        """The answer of ``solve_ivp`` if only these samples move."""
+
+        def slope(now: Tensor, y: Tensor) -> Tensor:
+            return torch.where(good.unsqueeze(1), f(now, y), 0)
+
+        return _solve(slope, t, torch.where(good.unsqueeze(1), y0, 0), accuracy, method, units, jacobian)
+
+    good = torch.isfinite(y0).all(1)
+    answer, alone = follow(good), {}
+    if not answer.success and len(y0) > 1:
+        each = torch.eye(len(y0), dtype=torch.bool, device=y0.device)
+        found = {i: follow(each[i]) for i in good.nonzero().flatten().tolist()}
+        alone = {i: one for i, one in found.items() if not one.success}
+        good = good & torch.tensor([i not in alone for i in range(len(y0))], device=y0.device)
+        answer = follow(good)
+    if not answer.success or not bool(good.any()):
+        raise ConvergenceError(
+            f"SciPy's solve_ivp with method {method!r} failed at t = {answer.t[-1]:.6g}: {answer.message}"
+        )
+    asked = numbers(t)
+    taken = [time for time in answer.t if np.abs(asked - time).min() > 1e-9 * abs(asked[-1] - asked[0])]
+    edges = np.sort(np.concatenate((asked, taken)))[:: 1 if asked[-1] > asked[0] else -1].copy()
+
+    def states_of(answer: Any, edges: np.ndarray) -> Tensor:
+        return torch.as_tensor(answer.sol(edges).T, dtype=y0.dtype, device=y0.device).reshape(len(edges), *y0.shape)
+
+    states = torch.where(good.unsqueeze(1), states_of(answer, edges), torch.nan)
+    for i, one in alone.items():  # as far as they came
+        reached = int((np.abs(edges - edges[0]) <= abs(one.t[-1] - edges[0])).sum())
+        if len(one.t) > 1:
+            states[:reached, i] = states_of(one, edges[:reached])[:, i]
+    states[0] = y0
+    return torch.as_tensor(edges, dtype=t.dtype, device=t.device), states
+
+
+def _solve(
+    f: Slope, t: Tensor, y0: Tensor, accuracy: float, method: str, units: Tensor, jacobian: Jacobian | None
+) -> Any:
     def tensor(values: Any) -> Tensor:
         return torch.as_tensor(values, dtype=y0.dtype, device=y0.device)
 
     def slope(now: float, y: np.ndarray) -> np.ndarray:
-        out: np.ndarray = f(tensor(now), tensor(y).reshape(y0.shape)).double().cpu().numpy().reshape(-1)
-        return out
+        return numbers(f(tensor(now), tensor(y).reshape(y0.shape))).reshape(-1)
 
-    asked = t.double().cpu().numpy()
-    start = y0.double().cpu().numpy().reshape(-1)
-    answer = scipy.integrate.solve_ivp(
-        slope, (asked[0], asked[-1]), start, method=method, rtol=accuracy, atol=1e-3 * accuracy, dense_output=True
-    )
-    if not answer.success:
-        raise ConvergenceError(f"InitialValue: SciPy's solve_ivp with method {method!r} failed: {answer.message}")
-    taken = [time for time in answer.t if np.abs(asked - time).min() > 1e-9 * abs(asked[-1] - asked[0])]
-    edges = np.sort(np.concatenate((asked, taken)))[:: 1 if asked[-1] > asked[0] else -1].copy()
-    states = answer.sol(edges).T.reshape(len(edges), *y0.shape)
-    states[0] = start.reshape(y0.shape)
-    return tensor(edges), tensor(states)
+    def matrix(now: float, y: np.ndarray) -> Any:
+        at = tensor(now)
+        assert jacobian is not None
+        return jacobian(lambda v: f(at, v), tensor(y).reshape(y0.shape))
+
+    options = {} if jacobian is None else {"jac": matrix}
+    with np.errstate(all="ignore"):  # what ends in infinity is said
+        return scipy.integrate.solve_ivp(
+            slope,
+            (float(t[0]), float(t[-1])),
+            numbers(y0).reshape(-1),
+            method=method,
+            dense_output=True,
+            rtol=accuracy,
+            atol=1e-3 * accuracy * numbers(units).reshape(-1),
+            **options,
+        )

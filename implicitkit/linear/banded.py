@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import scipy.linalg as la
 
-from implicitkit.linear.sparse_factors import Analysis
+from implicitkit.linear.analysis import Analysis
 
 __all__ = ["BandCholesky", "SymmetricBand"]
 

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from implicitkit.linear.sparse_factors import Analysis, SparseFactor
+from implicitkit.linear.analysis import Analysis
+from implicitkit.linear.sparse_factors import SparseFactor
 
 __all__ = ["SharedFactor", "factors"]
 

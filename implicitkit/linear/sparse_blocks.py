@@ -10,8 +10,9 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from implicitkit.linear.analysis import analyse
 from implicitkit.linear.shared_factors import SharedFactor, factors
-from implicitkit.linear.sparse_factors import SparseFactor, analyse
+from implicitkit.linear.sparse_factors import SparseFactor
 from implicitkit.sparsity.compression import Coloured, known_entries
 
 __all__ = ["SparseBlocks", "blocks_of"]

@@ -9,6 +9,7 @@ r"""Factors of sparse blocks, for many right-hand sides and both ``A`` and ``A^T
   diagonal that is next to nothing is made a little larger, and refinement takes that out again (Li & Demmel 2003, ACM TOMS
   29(2): static pivoting).  What that costs in accuracy is found out by a trial solve, and the block factored again with
   partial pivoting;
+- blocks whose unknowns can be solved for part after part: each part by itself (:mod:`implicitkit.linear.block_triangular`);
 - blocks that are hardly sparse: LAPACK's dense LU, sample by sample.
 
 Rows are scaled to size one first.  A block is singular when a trial solve amplifies a right-hand side by more than
@@ -17,10 +18,8 @@ Rows are scaled to size one first.  A block is singular when a trial solve ampli
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,16 +27,16 @@ import scipy.linalg as la
 import scipy.sparse as sp
 import scipy.sparse.linalg as sla
 import torch
-from scipy.sparse.csgraph import reverse_cuthill_mckee
 from torch import Tensor
 
+from implicitkit.linear.analysis import Analysis
+from implicitkit.linear.block_triangular import BlockTriangular
 from implicitkit.linear.dense import NOT_FINITE, SINGULAR
-from implicitkit.linear.ordering import Ordering, Stacked
+from implicitkit.linear.ordering import Stacked
 from implicitkit.sparsity.compression import below_each_other
 
-__all__ = ["Analysis", "SparseFactor", "analyse"]
+__all__ = ["SparseFactor"]
 
-_WIDEST_BAND = 48  # of lower and upper together, above which SuperLU is faster
 _TOGETHER = (
     2000  # unknowns of a block up to which the blocks of a batch are factored by one call: a call is dear for few
 )
@@ -47,72 +46,6 @@ _DIAGONAL = 1e-8  # of the largest entry of a column: how large one of the diago
 _SWEEPS = 2  # of refinement that take that out again
 _ACCURATE = 1e-9  # backward error of the trial solve above which pivots were badly preferred
 _REFINED = 1e-13  # ... row by row, with factors of a matrix nearby: where they hide a zero some row leaves all
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """What the pattern alone says about how to factor.
-
-    Attributes:
-        pattern: ``(n, n)`` in compressed rows. order: the renumbering (``None``: as it stands).
-        rows, columns: of every entry, renumbered. band: ``(lower, upper)``, or ``None`` for SuperLU.
-        symmetric: the pattern is. reach: how far from the diagonal it has entries, renumbered for a band.
-        ordering: that of SuperLU, once it has been found.
-    """
-
-    pattern: sp.csr_matrix
-    order: np.ndarray | None
-    rows: np.ndarray
-    columns: np.ndarray
-    band: tuple[int, int] | None
-    symmetric: bool
-    reach: int = 0
-    ordering: Ordering = field(default_factory=Ordering, compare=False)
-
-    @functools.cached_property
-    def diagonal(self) -> np.ndarray | None:
-        """Where entries of the diagonal stand in :attr:`by_columns`; ``None`` where some are not in the pattern."""
-        A, _ = self.by_columns
-        columns = np.repeat(np.arange(A.shape[1]), np.diff(A.indptr))
-        places = np.flatnonzero(A.indices == columns)
-        return places if len(places) == A.shape[0] else None
-
-    @functools.cached_property
-    def by_columns(self) -> tuple[sp.csc_matrix, np.ndarray]:
-        """The pattern in compressed columns, and where its entries stand in rows."""
-        places = np.arange(self.pattern.nnz, dtype=np.int64)
-        A = sp.csr_matrix((places, self.pattern.indices, self.pattern.indptr), shape=self.pattern.shape).tocsc()
-        return A, A.data
-
-
-def analyse(pattern: sp.csr_matrix) -> Analysis:
-    """Band, renumbered band, or neither."""
-    n = pattern.shape[0]
-    rows, columns = np.repeat(np.arange(n), np.diff(pattern.indptr)), pattern.indices.astype(np.int64)
-    lower, upper = _band(rows, columns)
-    transposed = sp.csr_matrix(pattern.T)
-    transposed.sort_indices()
-    symmetric = np.array_equal(pattern.indptr, transposed.indptr) and np.array_equal(
-        pattern.indices, transposed.indices
-    )
-    if lower + upper <= min(_WIDEST_BAND, n):
-        return Analysis(pattern, None, rows, columns, (lower, upper), symmetric)
-    reach = 0
-    both = pattern if symmetric else sp.csr_matrix(pattern + transposed)
-    if both.nnz <= _WIDEST_BAND * n:
-        order = reverse_cuthill_mckee(both, symmetric_mode=True)
-        place = np.empty(n, dtype=np.int64)
-        place[order] = np.arange(n)
-        lower, upper = _band(place[rows], place[columns])
-        reach = max(lower, upper)
-        if lower + upper <= _WIDEST_BAND:
-            return Analysis(pattern, order.astype(np.int64), place[rows], place[columns], (lower, upper), symmetric)
-    return Analysis(pattern, None, rows, columns, None, symmetric, reach)
-
-
-def _band(rows: np.ndarray, columns: np.ndarray) -> tuple[int, int]:
-    gap = rows - columns
-    return int(gap.max(initial=0)), int(-gap.min(initial=0))
 
 
 class SparseFactor:
@@ -256,6 +189,11 @@ def _superlu(A: sp.csc_matrix, analysis: Analysis, anywhere: bool = True) -> Any
                 return factors
         if not anywhere:
             return None
+    if analysis.parts is not None:
+        each = analysis.of_parts
+        together = BlockTriangular(A, analysis.parts, lambda part, k: _superlu(part, each[k]))
+        analysis.ordering.fill = analysis.ordering.fill or together.nnz
+        return together if together.ok else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sla.MatrixRankWarning)
         try:

@@ -45,7 +45,7 @@ class _Form:
         return low_rank_blocks(*found, A.symmetric)
 
     def price(self) -> Price | None:
-        from implicitkit.linear.sparse_factors import analyse
+        from implicitkit.linear.analysis import analyse
 
         ready = self.sparsity().find(self.function, self.z)
         if ready is None:
@@ -56,13 +56,14 @@ class _Form:
             reach = border.analysed(analyse).reach
             return price_of(len(self.z), self.z.shape[1], border.products, entries, None, reach=reach)
         known = ready.analysed(analyse)
+        parts = 1 if known.parts is None else len(known.parts.bounds) - 1  # as so many matrices
         return price_of(
-            len(self.z),
-            self.z.shape[1],
+            parts * len(self.z),
+            self.z.shape[1] // parts,
             products=ready.products,
-            entries=ready.pattern.nnz,
+            entries=ready.pattern.nnz // parts,
             band=None if known.band is None else sum(known.band) + 1,
-            fill=known.ordering.fill,
+            fill=known.ordering.fill // parts,
             reach=known.reach,
             alike=known.ordering.alike,
         )

@@ -35,7 +35,7 @@ class Restated:
         problem: whose state is that of ``start``. start: the user's ``z0`` with starts for the hidden unknowns.
         args: what the function gets after the state. split: ``(state, *lead) -> (value, multipliers)``, for the user.
         batch_dims: of ``start``. lead: how many of ``args`` come before the user's own, each with the batch in front;
-            ``split`` gets them too.
+            ``split`` gets them too. shared: how many follow these that have no batch.
     """
 
     problem: Problem
@@ -44,10 +44,15 @@ class Restated:
     split: Callable[..., tuple[Any, Any]]
     batch_dims: int
     lead: int = 0
+    shared: int = 0
 
     def dims(self, in_dims: Any) -> Any:
         """``in_dims`` of the user's arguments as those of all."""
-        return in_dims if in_dims is None or isinstance(in_dims, int) else (*(0,) * self.lead, *in_dims)
+        return (
+            in_dims
+            if in_dims is None or isinstance(in_dims, int)
+            else (*(0,) * self.lead, *(None,) * self.shared, *in_dims)
+        )
 
     def parts(self, state: Any) -> tuple[Any, Any]:
         """Value and multipliers of a state at the caller's level."""
@@ -164,6 +169,7 @@ class Problem(Configured):
         return self.residual
 
     has_aux: bool = False
+    no_start: str = ""  # what was met where a start was looked for and is NaN now, for the message
 
     def _value_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The user's function without what it returns beside its value."""

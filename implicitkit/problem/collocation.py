@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from torch import Tensor
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.base import Problem
 from implicitkit.problem.kind import Kind
+
+if TYPE_CHECKING:
+    from implicitkit.system import System
 
 __all__ = ["INITIAL_VALUE", "Collocation", "Mesh", "evaluate", "radau", "starts", "times"]
 
@@ -105,7 +108,8 @@ class Collocation(Problem):
     """The equations of all steps, and of an event: what :class:`~implicitkit.InitialValue` is solved as.
 
     The state is ``Y (*batch, N, s, n)``; with an event the pair of it and the time of the event.  Arguments: the packed
-    initial state ``(*batch, n)``, the times, then those of the right-hand side.
+    initial state ``(*batch, n)``, the times, then those of the right-hand side.  ``coupling``: the pattern ``(n, n)`` of
+    ``df/dy``, a SciPy matrix, if it has one.
     """
 
     rhs: Callable[..., Any]
@@ -113,34 +117,40 @@ class Collocation(Problem):
     layout: Layout
     stages: int
     event: Callable[..., Any] | None = None
+    no_start: str = ""
+    coupling: Any = field(default=None, compare=False)
     kind: ClassVar[Kind] = INITIAL_VALUE
 
     @property
     def title(self) -> str:
         return "InitialValue"
 
-    @property
+    @functools.cached_property
     def jac_sparsity(self) -> Any:
         """Blocks on the diagonal, the identity of the last stage below them; the time of an event is everywhere."""
-        steps, n = len(self.mesh.number), self.layout.size
-        block = self.stages * n
-        if steps * block * block > _ENTRIES:
+        import scipy.sparse as sp
+
+        steps, n, s = len(self.mesh.number), self.layout.size, self.stages
+        coupling = sp.csr_matrix(np.ones((n, n), dtype=bool)) if self.coupling is None else self.coupling
+        if steps * s * s * coupling.nnz > _ENTRIES:
             return "auto"
-        first, within = torch.arange(steps, device="cpu")[:, None] * block, torch.arange(block, device="cpu")
-        rows, columns = (first + side for side in (within.repeat_interleave(block), within.repeat(block)))
-        below, before = first[1:] + within, first[1:] - n + within % n
-        size = steps * block
-        ij = [torch.stack((rows.flatten(), columns.flatten())), torch.stack((below.flatten(), before.flatten()))]
-        if self.event is not None:
-            every = torch.arange(size + 1, device="cpu")
-            ij += [
-                torch.stack((every, torch.full_like(every, size))),
-                torch.stack((torch.full_like(every[:n], size), every[-n - 1 : -1])),
-            ]
-            size += 1
-        indices = torch.cat(ij, 1)
-        entries = torch.ones(indices.shape[1], dtype=torch.bool, device="cpu")
-        return torch.sparse_coo_tensor(indices, entries, (size, size), device="cpu", check_invariants=False)
+        block = sp.kron(np.ones((s, s), dtype=bool), coupling) + sp.identity(s * n, dtype=bool)
+        last = sp.csr_matrix(([True] * s, (range(s), [s - 1] * s)), shape=(s, s))
+        before = sp.kron(last, sp.identity(n, dtype=bool))
+        whole = sp.kron(sp.identity(steps, dtype=bool), block) + sp.kron(sp.eye(steps, k=-1, dtype=bool), before)
+        if self.event is None:
+            return sp.csr_matrix(whole)
+        end = sp.csr_matrix(
+            ([True] * n, ([0] * n, range(whole.shape[1] - n, whole.shape[1]))), shape=(1, whole.shape[1])
+        )
+        every = np.ones((whole.shape[0], 1), dtype=bool)
+        return sp.csr_matrix(sp.bmat([[whole, every], [end, np.ones((1, 1), dtype=bool)]]))
+
+    def explain(self, system: System, z: Tensor, theta: Sequence[Tensor], failed: Tensor) -> str:
+        return (
+            "The trajectory may depend on its start so strongly (a chaotic equation over a long time) that the equations of "
+            "all its steps are not met from one that is only near: ask for a shorter time, or a smaller accuracy=."
+        )
 
     def residual(self, z: Any, *args: Any) -> Any:
         y0, t, rest = args[0], args[1], args[2:]

@@ -10,16 +10,21 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
-from implicitkit.foundation.errors import CapabilityError, ConvergenceError
+from implicitkit.foundation.errors import CapabilityError, ConvergenceError, ConvergenceWarning, warn
 from implicitkit.foundation.options import at_least, between, check_call, check_options, optional
 from implicitkit.foundation.trees import Layout, tree_map
+from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.base import Problem, Restated, require_callable
 from implicitkit.problem.collocation import INITIAL_VALUE, Collocation, Mesh, evaluate, radau, times
 from implicitkit.problem.crossing import first_crossing
-from implicitkit.problem.integration import follow, get_integrator, hermite
+from implicitkit.problem.explicit import follow
+from implicitkit.problem.integration import get_integrator, hermite
 from implicitkit.problem.kind import Kind
 
 __all__ = ["InitialValue"]
+
+_APART = 1e-2  # of its size, by which the trajectory of the integrator may differ from that of the equations
+FEWEST = 16  # numbers of a state from which it is looked where its right-hand side has entries
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -41,25 +46,29 @@ class InitialValue(Problem):
     ``dT = -(g_\theta + g_y y_\theta) / (g_t + g_y f)`` follows from the same equations.
     The event is looked at in 256 points or more along the way: two changes between two of them are not seen.
 
-    Memory: the values at all points and, in the solve and its derivative, blocks of ``(stages n)^2`` numbers a step and
-    sample: for states of up to some hundred numbers.  An adjoint that integrates backwards needs less and is less exact.
+    Memory: the values at all points and, in the solve and its derivative, factors of a sparse matrix of ``stages n``
+    unknowns a step and sample; where ``df/dy`` has no pattern, of ``(stages n)^2`` numbers: then for states of up to some
+    hundred.  An adjoint that integrates backwards needs less and is less exact.
 
     Args:
         rhs: ``f(t, y, *args)``: ``t`` one number, ``y`` like ``y0``, the batch in front where there is one; mapped over
             points by ``torch.vmap``.
         t: two or more times, increasing or decreasing.
         event: ``g(t, y, *args)``, one number; for a solve without ``batch_dims``.
-        steps: equal steps between any two times; ``None``: those of the integrator, which under ``torch.vmap`` cannot see
-            values.  All samples take the same steps.
+        steps: equal steps between any two times; ``None``: those of the integrator.  All samples take the same steps.
         accuracy: relative tolerance of the integrator, for its steps; ``None``: 1e-6, in single precision 1e-4.
         stages: points a step, 1 to 7.
-        integrator: ``"dormand_prince"``, ``"scipy.Radau"`` or another of SciPy's methods, or a function
+        integrator: ``"auto"``, which begins with ``"dormand_prince"`` and goes on with ``"scipy.Radau"`` where the equation
+            is stiff; one of these or another of SciPy's methods, or a function
             (:mod:`~implicitkit.problem.integration`).
+
+    Warns:
+        ConvergenceWarning: the trajectory is not determined to two digits (chaos over a long time).
 
     Raises:
         TypeError, ValueError: what is given does not fit.
-        ConvergenceError (when solved): no trajectory, or no event.
-        CapabilityError (when solved): steps that depend on values under ``torch.vmap``.
+        ConvergenceError (when solved, by ``on_failure``): no trajectory, or no event; only of the samples without.
+        CapabilityError (when solved): times that ``torch.vmap`` maps over, without ``steps=``.
     """
 
     rhs: Callable[..., Any]
@@ -68,7 +77,7 @@ class InitialValue(Problem):
     steps: int | None = field(default=None, kw_only=True)
     accuracy: float | None = field(default=None, kw_only=True)
     stages: int = field(default=3, kw_only=True)
-    integrator: Any = field(default="dormand_prince", kw_only=True)
+    integrator: Any = field(default="auto", kw_only=True)
     kind: ClassVar[Kind] = INITIAL_VALUE
 
     def __post_init__(self) -> None:
@@ -105,61 +114,83 @@ class InitialValue(Problem):
         y0 = layout.pack(z0)
         try:
             with torch.no_grad():
-                mesh, start = self._begin(layout, t, y0, args)
+                mesh, start, lost = self._begin(layout, t, y0, args)
         except RuntimeError as error:
             if "vmap" not in str(error):
                 raise
             raise CapabilityError(
-                "InitialValue: under torch.vmap its steps cannot depend on values, or rhs cannot be mapped over points "
-                f"of time: pass steps= for the first. torch says: {error}"
+                "InitialValue: under torch.vmap its times (with an event, its end) cannot be mapped over without steps=, or "
+                f"rhs cannot be mapped over points of time. torch says: {error}"
             ) from error
         batch = tuple(layout.batch_shape)
-        problem = Collocation(self.rhs, mesh, layout, self.stages, self.event)
-        packed = y0.reshape(*batch, layout.size)
+        problem = Collocation(
+            self.rhs, mesh, layout, self.stages, self.event, lost, self._coupling(layout, t, y0, args)
+        )
 
-        def split(state: Any) -> tuple[Any, None]:
+        def split(state: Any, packed: Tensor) -> tuple[Any, None]:
             if self.event is not None:
                 Y, end = state
                 return {"time": end, "state": layout.unpack(Y[..., -1, -1, :].reshape(-1, layout.size))}, None
-            return _unpacked(layout, z0, packed, state[..., mesh.last, -1, :]), None
+            later = state[..., mesh.last, -1, :]
+            if not (self.steps or callable(self.integrator)):
+                _compare(start[..., mesh.last, -1, :], later.detach())
+            return _unpacked(layout, z0, packed, later), None
 
-        return Restated(problem, start, (packed, t, *args), split, batch_dims)
+        packed = y0.reshape(*batch, layout.size)
+        return Restated(problem, start, (packed, t, *args), split, batch_dims, lead=1, shared=1)
 
-    def _begin(self, layout: Layout, t: Tensor, y0: Tensor, args: tuple[Any, ...]) -> tuple[Mesh, Any]:
-        """The steps, and a start near the solution."""
+    def _begin(self, layout: Layout, t: Tensor, y0: Tensor, args: tuple[Any, ...]) -> tuple[Mesh, Any, str]:
+        """The steps, a start near the solution, and what the integrator met where there is none and the start is NaN."""
         t, y0 = t.detach(), y0.detach()
-        end = None
+        end, lost = None, ""
         if self.event is not None:
-            end = self._crossing(layout, *self._path(layout, t, y0, args), args)
-            t = torch.stack((t[0], end))
-        edges, states = self._path(layout, t, y0, args)
+            edges, states, lost = self._path(layout, t, y0, args)
+            end, lost = (t[1] * torch.nan, lost) if lost else self._crossing(layout, edges, states, args)
+            t = t if lost else torch.stack((t[0], end))
+        if not lost:
+            edges, states, lost = self._path(layout, t, y0, args)
         mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device) if self.steps else _mesh(t, edges)
-        slopes = self._slopes(layout, edges, states, args)
-        c = radau(self.stages, layout.dtype, layout.device)[1]
-        values = hermite(edges, states, slopes, c).movedim(2, 0)
+        if len(states) == len(mesh.begin) + 1:
+            slopes = self._slopes(layout, edges, states, args)
+            c = radau(self.stages, layout.dtype, layout.device)[1]
+            values = hermite(edges, states, slopes, c).movedim(2, 0)
+        else:  # no event
+            values = y0.new_full((len(y0), len(mesh.begin), self.stages, layout.size), torch.nan)
         Y = values.reshape(*layout.batch_shape, *values.shape[1:])
-        return mesh, Y if end is None else (Y, end)
+        return mesh, Y if end is None else (Y, end), lost
 
-    def _path(self, layout: Layout, t: Tensor, y0: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-        """The edges of the steps, and the states there."""
-
+    def _slope(self, layout: Layout, args: tuple[Any, ...]) -> Callable[[Tensor, Tensor], Tensor]:
         def slope(now: Tensor, y: Tensor) -> Tensor:
             out = self.rhs(now, layout.unpack(y), *args)
             layout.check(out, "rhs")
             return layout.pack(out)
 
+        return slope
+
+    def _path(self, layout: Layout, t: Tensor, y0: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor, str]:
+        """The edges of the steps, the states there, and why some of them are NaN."""
+        slope = self._slope(layout, args)
         if self.steps:
             mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device)
             edges = torch.cat((times(mesh, t, t.new_zeros(1))[1][:, 0], t[-1:]))
-            return edges, follow(slope, edges, y0)
+            return edges, follow(slope, edges, y0), ""
         _check_order(t)
         if not len(y0):  # no sample asks for steps
-            return t, y0.expand(len(t), *y0.shape)
+            return t, y0.expand(len(t), *y0.shape), ""
         default = 1e-6 if t.dtype == torch.float64 else 1e-4
-        edges, states = get_integrator(self.integrator)(slope, t, y0, self.accuracy or default)
-        if not bool(torch.isfinite(states).all()):
-            raise ConvergenceError("InitialValue: the integrator returned states that are not finite")
-        return edges, states
+        try:
+            edges, states = get_integrator(self.integrator)(slope, t, y0, self.accuracy or default)
+        except ConvergenceError as error:
+            states = y0.new_full((len(t), *y0.shape), torch.nan)
+            return t, states, f"The integrator {self.integrator!r} found no trajectory: {error}."
+        return edges, states, _end_of(edges, states)
+
+    def _coupling(self, layout: Layout, t: Tensor, y0: Tensor, args: tuple[Any, ...]) -> Any:
+        """The pattern ``(n, n)`` of ``df/dy``, in compressed rows; ``None`` where it has none."""
+        if layout.size < FEWEST or not len(y0):
+            return None
+        slope, at, z = self._slope(layout, args), compat.plain_sample(t)[0], compat.plain_sample(y0)
+        return JacobianMatrix(self.rhs, smallest=FEWEST).pattern(lambda y: slope(at, y), z)
 
     def _slopes(self, layout: Layout, edges: Tensor, states: Tensor, args: tuple[Any, ...]) -> Tensor:
         """``rhs`` at the edges, ``(N + 1, batch, n)``."""
@@ -167,28 +198,56 @@ class InitialValue(Problem):
         slopes = evaluate(self.rhs, layout, edges, there, args)
         return slopes.reshape(states.shape[1], *slopes.shape[-2:]).movedim(1, 0)
 
-    def _crossing(self, layout: Layout, edges: Tensor, states: Tensor, args: tuple[Any, ...]) -> Tensor:
-        """The time of the first change of sign of the event, nearly."""
+    def _crossing(self, layout: Layout, edges: Tensor, states: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, str]:
+        """The time of the first change of sign of the event, nearly; NaN where there is none, and why."""
         assert self.event is not None
         event = self.event
         at = first_crossing(
             lambda t, y: event(t, layout.unpack(y), *args), edges, states, self._slopes(layout, edges, states, args)
         )
         good = at.found & at.passes
-        if compat.batches_in_front(good)[1]:
-            return torch.where(good, at.time, torch.nan)  # nobody can look: a solve from NaN fails
-        if not bool(at.found):
-            raise ConvergenceError(
-                f"InitialValue: the event does not change its sign between t = {float(edges[0]):.6g} and "
-                f"{float(edges[-1]):.6g}, wherever it was looked at: it is {float(at.begin):.3g} and {float(at.end):.3g} "
-                "there"
+        time = torch.where(good, at.time, torch.nan)  # a solve from NaN fails
+        if compat.batches_in_front(good)[1] or bool(good):
+            return time, ""
+        if bool(at.found):
+            return time, (
+                f"The event changes its sign at t = {float(at.time):.6g}, but does not pass through zero there: it jumps, "
+                "or has a pole. Give one that is continuous (y - c, not sign(y - c))."
             )
-        if not bool(at.passes):
-            raise ConvergenceError(
-                f"InitialValue: the event changes its sign at t = {float(at.time):.6g}, but does not pass through zero "
-                "there: it jumps, or has a pole. Give one that is continuous (y - c, not sign(y - c))"
-            )
-        return at.time
+        return time, (
+            f"The event does not change its sign between t = {float(edges[0]):.6g} and {float(edges[-1]):.6g}, wherever it "
+            f"was looked at: it is {float(at.begin):.3g} and {float(at.end):.3g} there."
+        )
+
+
+def _end_of(edges: Tensor, states: Tensor) -> str:
+    """Up to where trajectories could be followed, of those that could not be to the end."""
+    finite = compat.batches_in_front(torch.isfinite(states).all(-1))[0]
+    finite = finite.movedim(-2, 0).flatten(1)  # (N + 1, samples)
+    lost = ~finite[-1]
+    if not bool(lost.any()):
+        return ""
+    reached = edges[finite[:, lost].sum(0).clamp_min(1) - 1]
+    where = ", ".join(f"{float(at):.6g}" for at in reached[:4]) + (", ..." if len(reached) > 4 else "")
+    why = "the solution ends there, or rhs is not finite or not smooth"
+    return f"The trajectory could be followed to t = {where} only: {why}."
+
+
+def _compare(followed: Tensor, found: Tensor) -> None:
+    """Warn where the trajectory of an integrator, and that of the equations on its steps, have little in common."""
+    if compat.batches_in_front(found)[1] or not found.numel():
+        return
+    size = torch.maximum(followed.abs(), found.abs()).amax(-2, keepdim=True)
+    apart = ((found - followed).abs() / size.amax(-1, keepdim=True)).nan_to_num(0).amax((-2, -1))
+    worst = float(apart.max())
+    if worst > _APART:
+        warn(
+            f"InitialValue: two methods whose steps are as accurate as accuracy= says give trajectories that differ by "
+            f"{worst:.1g} of their size: small errors grow that much (a chaotic equation over a long time, or one without a "
+            "continuous solution), or the steps are long for so few stages. The derivative is that of this trajectory, and "
+            "as uncertain. Ask for a shorter time, a smaller accuracy= or more stages=",
+            ConvergenceWarning,
+        )
 
 
 def _check_order(t: Tensor) -> None:

@@ -2,7 +2,8 @@ r"""Integrators: where a trajectory's equations are solved from, and on which st
 
 An integrator is a function ``(f, t, y0, accuracy) -> (edges, states)``: it follows ``dy/dt = f(t, y)``, ``y`` a matrix
 ``(batch, n)``, through the increasing or decreasing times ``t``, and returns the times at which its steps begin and end,
-``(N + 1,)``, all of ``t`` among them, with the states there, ``(N + 1, batch, n)``.  Nothing in it is differentiated.
+``(N + 1,)``, all of ``t`` among them, with the states there, ``(N + 1, batch, n)``; NaN for a sample that it could not
+follow so far.  Nothing in it is differentiated.
 """
 
 from __future__ import annotations
@@ -13,28 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.errors import ConvergenceError
+from implicitkit.foundation import compat
+from implicitkit.linear.jacobian import JacobianMatrix
+from implicitkit.problem.explicit import March
 from implicitkit.registry.operations import operation
 
-__all__ = ["dormand_prince", "follow", "get_integrator", "hermite"]
+__all__ = ["auto", "dormand_prince", "get_integrator", "hermite"]
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 Integrator = Callable[[Slope, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
+_STIFF = ("Radau", "BDF")
 SCIPY = ("RK45", "RK23", "DOP853", "Radau", "BDF", "LSODA")
-_STEPS = 20_000
-
-# Dormand & Prince 1980, J. Comput. Appl. Math. 6, 19-26, table 2: RK5(4)7M.
-_A = (
-    (1 / 5,),
-    (3 / 40, 9 / 40),
-    (44 / 45, -56 / 15, 32 / 9),
-    (19372 / 6561, -25360 / 2187, 64448 / 6561, -212 / 729),
-    (9017 / 3168, -355 / 33, 46732 / 5247, 49 / 176, -5103 / 18656),
-    (35 / 384, 0.0, 500 / 1113, 125 / 192, -2187 / 6784, 11 / 84),
-)
-_C = (1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0)
-_ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
 
 
 def get_integrator(integrator: Any) -> Integrator:
@@ -45,78 +36,59 @@ def get_integrator(integrator: Any) -> Integrator:
     """
     if callable(integrator) and not isinstance(integrator, type):
         return integrator
-    if integrator == "dormand_prince":
-        return dormand_prince
+    if isinstance(integrator, str) and integrator in _OURS:
+        return _OURS[integrator]
     if isinstance(integrator, str) and integrator.removeprefix("scipy.") in SCIPY:
         method = integrator.removeprefix("scipy.")
-        return lambda f, t, y0, accuracy: operation("integrate")(f, t, y0, accuracy, method)
-    names = ", ".join(map(repr, ("dormand_prince", *(f"scipy.{name}" for name in SCIPY))))
+        return lambda f, t, y0, accuracy: _by_scipy(f, t, y0, accuracy, method)
+    names = ", ".join(map(repr, (*_OURS, *(f"scipy.{name}" for name in SCIPY))))
     if not isinstance(integrator, str):
         raise TypeError(f"integrator must be one of {names}, or a function; got {type(integrator).__name__}")
     raise ValueError(f"integrator must be one of {names}, or a function; got {integrator!r}")
 
 
-def stages(f: Slope, t: Tensor, y: Tensor, first: Tensor, h: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """One step of Dormand & Prince: the state after it, and the seven slopes, of which the last is that at its end."""
-    slopes, new = [first], y
-    for row, c in zip(_A, _C, strict=True):
-        new = y + h * sum(a * k for a, k in zip(row, slopes, strict=True) if a)
-        slopes.append(f(t + c * h, new))
-    return new, slopes
-
-
-def follow(f: Slope, edges: Tensor, y0: Tensor) -> Tensor:
-    """The states at given edges ``(N + 1,)`` by steps of Dormand & Prince, ``(N + 1, batch, n)``: no control flow."""
-    states, slope = [y0], f(edges[0], y0)
-    for t, h in zip(edges[:-1].unbind(), edges.diff().unbind(), strict=True):
-        new, slopes = stages(f, t, states[-1], slope, h)
-        states.append(new)
-        slope = slopes[-1]
-    return torch.stack(states)
-
-
 def dormand_prince(f: Slope, t: Tensor, y0: Tensor, accuracy: float) -> tuple[Tensor, Tensor]:
-    """An integrator (see above): explicit steps of order five whose estimated error, the largest of all samples, is below
-    ``accuracy (|y| + 10^-3)``, root mean squares.
+    """An integrator (see above): explicit steps of order five (:mod:`implicitkit.problem.explicit`).
 
     Raises:
-        ConvergenceError: more than 20,000 steps, or a slope that is not finite: the equation is stiff, or ends.
+        ConvergenceError: more than 20,000 steps.
     """
-    y, now, slope = y0, t[0], f(t[0], y0)
-    edges, states = [now], [y0]
-    mean = lambda v: v.square().mean(1).sqrt()  # noqa: E731
-    h = (t[1] - t[0]) * min(
-        1.0, float(0.01 * (mean(y0).max() + 1e-3) / mean((t[1] - t[0]) * slope).max().clamp_min(1e-12))
-    )
-    for goal in t[1:]:
-        while float((goal - now).abs()) > 0:
-            if len(edges) > _STEPS:
-                raise _stiff(f"it took {_STEPS} steps to reach t = {float(now):.3g}")
-            last = float(h.abs()) >= 0.999 * float((goal - now).abs())
-            step = goal - now if last else h
-            new, slopes = stages(f, now, y, slope, step)
-            error = step * sum(e * k for e, k in zip(_ERROR, slopes, strict=True))
-            allowed = accuracy * (torch.maximum(mean(y), mean(new)) + 1e-3)
-            ratio = float((mean(error) / allowed).max())
-            if not ratio <= 1:
-                factor = 0.1 if ratio != ratio or ratio == float("inf") else max(0.2, 0.9 * ratio**-0.2)
-                h = step * factor
-                if abs(float(h)) <= 4 * torch.finfo(h.dtype).eps * max(abs(float(now)), abs(float(goal))):
-                    raise _stiff(f"its steps shrank to nothing at t = {float(now):.3g}")
-                continue
-            now, y, slope = goal if last else now + step, new, slopes[-1]
-            edges.append(now)
-            states.append(y)
-            grown = step * min(5.0, 0.9 * max(ratio, 1e-8) ** -0.2)
-            h = torch.where(grown.abs() > h.abs(), grown, h) if last else grown
-    return torch.stack(edges), torch.stack(states)
+    march = March(f, t, y0, accuracy)
+    march.run()
+    return march.path
 
 
-def _stiff(what: str) -> ConvergenceError:
-    return ConvergenceError(
-        f"InitialValue: the integrator 'dormand_prince' found no trajectory: {what}. The equation is stiff there, or its "
-        "solution ends; integrator='scipy.Radau' meets stiff equations"
+def auto(f: Slope, t: Tensor, y0: Tensor, accuracy: float) -> tuple[Tensor, Tensor]:
+    """An integrator (see above): :func:`dormand_prince` as long as accuracy rules its steps, and SciPy's ``Radau`` from
+    where stability does.  Under ``torch.vmap``, where SciPy cannot look at values, the former alone.
+
+    Raises:
+        ConvergenceError: more than 20,000 steps.
+    """
+    march = March(f, t, y0, accuracy)
+    march.run(until_stiff=not compat.batches_in_front(march.slope)[1])
+    if not march.stiff or bool(march.now == t[-1]) or compat.batches_in_front(march.slope)[1]:
+        return march.path
+    edges, states = march.path
+    lost = march.lost.unsqueeze(1)
+    rest = torch.cat((march.now.reshape(1), t[(t - march.now) * (t[-1] - march.now) > 0]))
+    later, there = _by_scipy(
+        lambda now, y: torch.where(lost, 0, f(now, y)), rest, march.y, accuracy, "Radau", march.units
     )
+    there = torch.where(lost, torch.nan, there)
+    return torch.cat((edges, later[1:])), torch.cat((states, there[1:]))
+
+
+def _by_scipy(
+    f: Slope, t: Tensor, y0: Tensor, accuracy: float, method: str, units: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """By SciPy's ``solve_ivp``, with Jacobians from PyTorch for methods that use one."""
+    jacobian = JacobianMatrix(f).at if method in _STIFF else None
+    found: tuple[Tensor, Tensor] = operation("integrate")(f, t, y0, accuracy, method, units, jacobian)
+    return found
+
+
+_OURS: dict[str, Integrator] = {"auto": auto, "dormand_prince": dormand_prince}
 
 
 def hermite(edges: Tensor, states: Tensor, slopes: Tensor, where: Tensor) -> Tensor:

@@ -107,12 +107,13 @@ def groups_of_columns(pattern: IndexSets) -> tuple[np.ndarray, int] | None:
     if widest <= 1:
         return np.zeros(n, dtype=np.int64), 1
     counts = np.diff(pattern.indptr).astype(np.int64)
-    if int((counts * counts).sum()) > _PAIRS:
-        return None
+    many = int((counts * counts).sum()) > _PAIRS
     distances = _distances(pattern)
     stride = None if distances is None else _stride(distances, widest)
-    if stride is not None and stride <= 2 * widest + 3:
+    if stride is not None and (many or stride <= 2 * widest + 3):
         return np.arange(n) % stride, stride
+    if many:
+        return None
     groups = _greedy(pattern)
     count = int(groups.max()) + 1
     if stride is not None and stride <= count:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import seeded
+from implicitkit.foundation.numbers import numbers
 from implicitkit.sparsity.colouring import Colouring, colour, fewest, most
 from implicitkit.sparsity.index_sets import IndexSets
 
@@ -239,8 +240,8 @@ def _shown(
     """``product`` ``(batch, n) -> (batch, width)`` of every seed and of one vector more, the same for each sample: a few
     at a time, ``(some, batch, width)``, double precision, on the host.  ``kept``: the vectors, if they are few numbers."""
     k = seeds.number + (vector is not None)
-    numbers = _CHUNK if like.device.type == "cpu" else _CHUNK_ELSEWHERE
-    some = max(1, numbers // max(1, batch * max(n, width)))
+    limit = _CHUNK if like.device.type == "cpu" else _CHUNK_ELSEWHERE
+    some = max(1, limit // max(1, batch * max(n, width)))
     some = min(some, max(1, math.ceil(k / math.ceil(k / some))))
     for first in range(0, k, some):
         count = min(some, k - first)
@@ -259,7 +260,7 @@ def _shown(
             shown = torch.func.vmap(product)(vectors)
         except RuntimeError:  # an operation without a batching rule: one by one
             shown = torch.stack([product(v) for v in vectors])
-        yield shown.detach().to(device="cpu", dtype=torch.float64).numpy()
+        yield numbers(shown)
 
 
 def as_pattern(given: object, rows: int, columns: int, diagonal: bool = False) -> IndexSets:

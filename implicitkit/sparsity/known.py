@@ -43,10 +43,18 @@ class Sparsity:
             bandwidths ``(lower, upper)``.
         diagonal: what is given is the pattern of a map ``f``, and that of ``f(z) - z`` is wanted.
         symmetric: the Jacobian is.
+        smallest: unknowns from which a pattern is looked for.
     """
 
-    def __init__(self, key: Hashable, given: Any = "auto", diagonal: bool = False, symmetric: bool = False) -> None:
-        self.key, self.given, self.diagonal, self.symmetric = key, given, diagonal, symmetric
+    def __init__(
+        self,
+        key: Hashable,
+        given: Any = "auto",
+        diagonal: bool = False,
+        symmetric: bool = False,
+        smallest: int = SMALLEST,
+    ) -> None:
+        self.key, self.given, self.diagonal, self.symmetric, self.smallest = key, given, diagonal, symmetric, smallest
         self._ready: Coloured | None = None  # what was given
         self._refuted = 0
         self._hopeless = False
@@ -61,7 +69,7 @@ class Sparsity:
             return None
         if not isinstance(self.given, str):
             return self._given(function, z)
-        if z.shape[1] < SMALLEST or self._refuted > 1:
+        if z.shape[1] < self.smallest or self._refuted > 1:
             return None
         if self.key not in _found:
             _remember(self.key, _detected(function, z, self.symmetric))

@@ -11,9 +11,10 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.linear import gram
+from implicitkit.linear.analysis import analyse
 from implicitkit.linear.gram import Gram, Orders
 from implicitkit.linear.price import price_of
-from implicitkit.linear.sparse_factors import SparseFactor, _Full, analyse
+from implicitkit.linear.sparse_factors import SparseFactor, _Full
 
 D = torch.float64
 N = 400

@@ -11,11 +11,12 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.foundation import autodiff
 from implicitkit.linear import shared_factors
+from implicitkit.linear.analysis import analyse
 from implicitkit.linear.dense import factor_batched
 from implicitkit.linear.dense_blocks import DenseBlocks
 from implicitkit.linear.price import price_of
 from implicitkit.linear.shared_factors import SharedFactor, factors
-from implicitkit.linear.sparse_factors import SparseFactor, analyse
+from implicitkit.linear.sparse_factors import SparseFactor
 
 D = torch.float64
 PATTERNS = {

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.linear.sparse_factors import SparseFactor, analyse
+from implicitkit.linear.analysis import analyse
+from implicitkit.linear.sparse_factors import SparseFactor
 
 D = torch.float64
 

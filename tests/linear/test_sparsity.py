@@ -12,7 +12,8 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.foundation import autodiff
 from implicitkit.linear import ordering, sparse_factors
-from implicitkit.linear.sparse_factors import SparseFactor, _Full, analyse
+from implicitkit.linear.analysis import analyse
+from implicitkit.linear.sparse_factors import SparseFactor, _Full
 from implicitkit.sparsity import colouring, compression
 from implicitkit.sparsity.colouring import groups_of_columns
 from implicitkit.sparsity.compression import coloured

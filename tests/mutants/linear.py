@@ -377,4 +377,19 @@ MUTANTS = [
         ("if A.preconditioner is None and self.preconditioner is not None:", "if False:"),
         ('if name != "ilu" or "symmetric" not in self.needs)', "if name)"),
     ),
+    *mutants(
+        "implicitkit/linear/block_triangular.py",
+        "tests/linear/test_block_triangular.py",
+        ("x[span] - below @ x[: span.start]", "x[span]"),
+        ("x[span] - beside @ x[span.stop :]", "x[span]"),
+        ('lu.solve(x[span] - beside @ x[span.stop :], "T")', 'lu.solve(x[span] - beside @ x[span.stop :], "N")'),
+        ("if end - bounds[-1] >= _SMALLEST:", "if end - bounds[-1] >= 1:"),
+        ("self.ok = all(lu is not None for lu in self.factors)", "self.ok = True"),
+    ),
+    *mutants(
+        "implicitkit/linear/analysis.py",
+        "tests/linear/test_block_triangular.py",
+        ("None if symmetric else parts_of(pattern)", "None"),
+        ("            if key not in known:\n", "            if True:\n"),
+    ),
 ]

@@ -17,9 +17,9 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from implicitkit.linear.analysis import analyse
 from implicitkit.linear.banded import SymmetricBand
 from implicitkit.linear.sparse_blocks import SparseBlocks
-from implicitkit.linear.sparse_factors import analyse
 from implicitkit.linear.sparse_saddle import Layout, SparseSaddle
 
 __all__ = ["sparse_step"]

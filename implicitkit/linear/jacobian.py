@@ -1,0 +1,52 @@
+"""The Jacobian of a function of samples as a matrix of NumPy's or SciPy's, for libraries that know no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation.numbers import numbers
+from implicitkit.linear.sparse_form import confirmed
+from implicitkit.sparsity.known import SMALLEST, Sparsity, identity_of
+
+__all__ = ["JacobianMatrix"]
+
+Function = Callable[[Tensor], Tensor]
+
+
+class JacobianMatrix:
+    """Of functions ``(batch, n) -> (batch, n)``, row by row, of one make.
+
+    Args:
+        make: what tells them from others (a user's function); patterns are remembered by it. smallest: unknowns from which
+            a pattern is looked for.
+    """
+
+    def __init__(self, make: Any, smallest: int = SMALLEST) -> None:
+        self.make, self.smallest = make, smallest
+
+    def _sparsity(self, z: Tensor) -> Sparsity:
+        return Sparsity((type(self), identity_of(self.make), tuple(z.shape)), smallest=self.smallest)
+
+    def pattern(self, function: Function, z: Tensor) -> Any:
+        """Of one sample's ``(n, n)``, in compressed rows; ``None`` where it has none worth having."""
+        found = self._sparsity(z).find(function, z)
+        return None if found is None else found.pattern
+
+    def at(self, function: Function, z: Tensor) -> Any:
+        """``(batch n, batch n)``, the samples' blocks along its diagonal: an array for one sample without a pattern, else
+        sparse.  Whatever transforms surround it, but ``torch.vmap``."""
+        import scipy.sparse as sp
+
+        def rmv(w: Tensor) -> Tensor:
+            return torch.func.vjp(function, z)[1](w)[0]
+
+        found = confirmed(self._sparsity(z), function, z, lambda v: torch.func.jvp(function, (z,), (v,))[1], rmv)
+        if found is not None:
+            return found[0].stacked(found[1])
+        rows = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
+        blocks = numbers(torch.func.vmap(lambda w: rmv(w.expand_as(z)))(rows)).swapaxes(0, 1)
+        return blocks[0] if len(blocks) == 1 else sp.block_diag(list(blocks), format="csc")
