@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import autodiff, compat
 from implicitkit.foundation.numbers import numbers
+from implicitkit.foundation.operators import MatVec
 from implicitkit.linear.sparse_form import confirmed
 from implicitkit.sparsity.known import SMALLEST, Sparsity, identity_of
 
@@ -41,12 +43,21 @@ class JacobianMatrix:
         sparse.  Whatever transforms surround it, but ``torch.vmap``."""
         import scipy.sparse as sp
 
-        def rmv(w: Tensor) -> Tensor:
-            return torch.func.vjp(function, z)[1](w)[0]
-
-        found = confirmed(self._sparsity(z), function, z, lambda v: torch.func.jvp(function, (z,), (v,))[1], rmv)
+        mv, rmv = self._products(function, z)
+        found = confirmed(self._sparsity(z), function, z, mv, rmv)
         if found is not None:
             return found[0].stacked(found[1])
         rows = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
         blocks = numbers(torch.func.vmap(lambda w: rmv(w.expand_as(z)))(rows)).swapaxes(0, 1)
         return blocks[0] if len(blocks) == 1 else sp.block_diag(list(blocks), format="csc")
+
+    @staticmethod
+    def _products(function: Function, z: Tensor) -> tuple[MatVec, MatVec]:
+        """``v -> J v`` and ``w -> J^T w``, from one evaluation where no transform is in the way."""
+        if not compat.transforms_active():
+            A = autodiff.linearise(function, z)[1]
+            return A.mv, A.rmv
+        return (
+            lambda v: torch.func.jvp(function, (z,), (v,))[1],
+            lambda w: torch.func.vjp(function, z)[1](w)[0],
+        )

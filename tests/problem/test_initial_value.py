@@ -196,6 +196,15 @@ def test_stiff_equations_under_transforms(transform: str) -> None:
     torch.testing.assert_close(found, exact, rtol=1e-3, atol=1e-12)
 
 
+def test_stiff_equations_under_hooks_of_saved_tensors() -> None:
+    """As activations are moved to the host, or compressed, elsewhere."""
+    k = double(200.0)[0].requires_grad_()
+    with torch.autograd.graph.save_on_cpu():
+        end = ik.solve(ik.InitialValue(relax, (0.0, 1.0), integrator="scipy.Radau"), double(0.0), (k,)).value[-1, 0]
+    torch.testing.assert_close(end, relaxed(1.0, k), rtol=1e-6, atol=0)
+    torch.testing.assert_close(*(torch.autograd.grad(v, k)[0] for v in (end, relaxed(1.0, k))), rtol=1e-3, atol=1e-12)
+
+
 def heat(t: Tensor, y: Tensor, k: Tensor) -> Tensor:
     P = torch.nn.functional.pad(y, (1, 1, 1, 1))
     n = y.shape[-1] + 1
