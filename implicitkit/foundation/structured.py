@@ -31,13 +31,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
-from implicitkit.foundation import compat, seeded, tracers
+from implicitkit.foundation import compat, graph, seeded
+from implicitkit.foundation.graph import Edge
 
 __all__ = ["SMALLEST", "rows_by_structure"]
-
-Edge: TypeAlias = "tuple[Any, int]"
 
 SMALLEST = 128  # unknowns below which products side by side cost no more
 _NODES = 4000  # of a graph that is gone through, at most
@@ -75,7 +73,7 @@ def rows_by_structure(out: Tensor, point: Tensor, most: int) -> Tensor | None:
     (batch, n), rows = point.shape, out.shape[1]
     try:
         with torch.no_grad():
-            found = tracers.between_passes(_Backwards(out, point, max(most, batch * rows * n)).run)
+            found = graph.between_passes(_Backwards(out, point, max(most, batch * rows * n)).run)
             found = None if found is None else found.transpose(0, 1)
             return found if found is None or _confirmed(found, out, point) else None
     except (_Unusual, RuntimeError):  # a graph that is freed, an operation without a batching rule
@@ -117,31 +115,33 @@ class _Backwards:
             given = self._open.pop(node)
             if not self._through(node, given):
                 self._left += [((node, number), diagonal) for number, diagonal in given.items()]
-        if not self.gained and any(not self._at_point(edge) for edge, _ in self._left):
+        here = [d for edge, d in self._left if graph.is_leaf(edge[0], self.point)]
+        if not self.gained and len(here) < len(self._left):
             return None
         for edge, diagonal in self._left:
-            self._write(edge, diagonal)
-        return self._through_rest()
-
-    def _at_point(self, edge: Edge) -> bool:
-        return getattr(edge[0], "variable", None) is self.point
+            if not graph.is_leaf(edge[0], self.point):
+                self._full[edge] = self._written(diagonal, self._full.get(edge))
+        found = self._through_rest()
+        for diagonal in here:
+            found = self._written(diagonal, found)
+        return self.point.new_zeros(self.rows, *self.point.shape) if found is None else found
 
     # ------------------------------------------------------------------------------------------------ what is met
     def give(self, node: Any, number: int, diagonal: Diagonal) -> None:
         """To argument ``number`` of the operation of ``node``, which may have been smaller than its result."""
-        after, which = node.next_functions[number]
-        if after not in self.leads:
+        edge = node.next_functions[number]
+        if edge[0] not in self.leads:
             return
-        found = self._narrowed(diagonal, tracers.shapes_into(after)[which])
+        found = self._narrowed(diagonal, graph.shape_at(edge))
         if isinstance(found, Diagonal):
-            self._add((after, which), found)
+            self._add(edge, found)
         else:
-            self._add_full((after, which), found)
+            self._add_full(edge, found)
 
     def give_full(self, node: Any, number: int, cotangents: Tensor) -> None:
         """The same of full ones, ``(rows, *shape)``, of the shape of the argument when it is flat."""
         edge = node.next_functions[number]
-        shape = tracers.shapes_into(edge[0])[edge[1]]
+        shape = graph.shape_at(edge)
         if cotangents[0].numel() != math.prod(shape):
             raise _Unusual
         self.gained = True
@@ -154,7 +154,7 @@ class _Backwards:
 
     def _through(self, node: Any, given: dict[int, Diagonal]) -> bool:
         """Go through ``node``; False: it is not one that keeps cotangents diagonal."""
-        name = tracers.operation_of(node)
+        name = graph.operation_of(node)
         if name in _MOVES:
             return _move(self, node, given)
         if len(given) > 1 or 0 not in given:
@@ -162,16 +162,16 @@ class _Backwards:
         rule = _RULES.get(name)
         if rule is not None:
             return rule(self, node, given[0])
-        return tracers.is_pointwise(name) and _pointwise(self, node, given[0])
+        return graph.is_pointwise(name) and _pointwise(self, node, given[0])
 
     def _add(self, edge: Edge, diagonal: Diagonal) -> None:
         node, number = edge
-        if self._at_point(edge):
+        if graph.is_leaf(edge[0], self.point):
             self._left.append((edge, diagonal))
             return
         if node not in self._open:
             self._open[node] = {}
-            heapq.heappush(self._queue, (-tracers.age(node), next(self._number), node))
+            heapq.heappush(self._queue, (-graph.age(node), next(self._number), node))
         before = self._open[node].get(number)
         if before is None:
             self._open[node][number] = diagonal
@@ -187,17 +187,16 @@ class _Backwards:
         before = self._full.get(edge)
         self._full[edge] = cotangents if before is None else before.add_(cotangents)
 
-    def _write(self, edge: Edge, diagonal: Diagonal) -> None:
-        """Add what is diagonal to what is full."""
-        before, (values, places) = self._full.get(edge), (t.reshape(-1) for t in diagonal)
+    def _written(self, diagonal: Diagonal, before: Tensor | None) -> Tensor:
+        """What is diagonal, full; added to what there is ``before``."""
+        values, places = (t.reshape(-1) for t in diagonal)
         if before is None:
             self.afford(len(values))
             before = values.new_zeros(self.rows, *diagonal.values.shape)
         before = before.contiguous()
         kept = (places >= 0).nonzero().squeeze(1)
-        at = places[kept] % self.rows, kept
-        before.view(self.rows, -1).index_put_(at, values[kept], accumulate=True)
-        self._full[edge] = before
+        before.view(self.rows, -1).index_put_((places[kept] % self.rows, kept), values[kept], accumulate=True)
+        return before
 
     def _narrowed(self, diagonal: Diagonal, shape: Sequence[int]) -> Diagonal | Tensor:
         """Of a tensor of this ``shape`` that has been expanded: added up; full, where one entry acts on several of ``F``."""
@@ -222,23 +221,21 @@ class _Backwards:
         return full[: self.rows * size].view(self.rows, *shape)
 
     # ------------------------------------------------------------------------------------------------- what is left
-    def _through_rest(self) -> Tensor:
-        """From where cotangents are full to the point, as autograd does it."""
-        (batch, n), rows = self.point.shape, self.rows
-        here = [edge for edge in self._full if self._at_point(edge)]
+    def _through_rest(self) -> Tensor | None:
+        """What is full, from where it is to the point, as autograd does it."""
+        here = [edge for edge in self._full if graph.is_leaf(edge[0], self.point)]
         found = self._full.pop(here[0]) if here else None
-        if self._full:
-            edges = [GradientEdge(*edge) for edge in self._full]
+        if not self._full:
+            return found
 
-            def product(*cotangents: Tensor) -> Tensor:
-                (g,) = torch.autograd.grad(edges, self.point, cotangents, retain_graph=True)
-                return g
+        def product(*cotangents: Tensor) -> Tensor:
+            return graph.pulled_from(list(self._full), self.point, cotangents)
 
-            chunk = max(1, self.most // max(1, batch * max(rows, n)))
-            pieces = zip(*(t.split(chunk) for t in self._full.values()), strict=True)
-            rest = torch.cat([torch.func.vmap(product)(*piece) for piece in pieces])
-            found = rest if found is None else rest.add_(found)
-        return self.point.new_zeros(rows, batch, n) if found is None else found
+        chunk = max(1, self.most // max(1, len(self.point) * max(self.rows, self.point.shape[1])))
+        pieces = zip(*(t.split(chunk) for t in self._full.values()), strict=True)
+        parts = [torch.func.vmap(product)(*piece) for piece in pieces]
+        rest = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return rest if found is None else rest + found
 
 
 def _leading_to(root: Any, point: Tensor) -> set[Any]:
@@ -247,7 +244,7 @@ def _leading_to(root: Any, point: Tensor) -> set[Any]:
     open_, ends = [root], []
     while open_:
         node = open_.pop()
-        if getattr(node, "variable", None) is point:
+        if graph.is_leaf(node, point):
             ends.append(node)
         for after, _ in node.next_functions:
             if after is None:
@@ -271,28 +268,22 @@ def _leading_to(root: Any, point: Tensor) -> set[Any]:
 Rule: TypeAlias = Callable[[_Backwards, Any, Diagonal], bool]
 
 
-def _called(node: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
-    """What the derivative of one operation gives, one for each argument."""
-    found = node(*cotangents)
-    return found if isinstance(found, tuple) else (found,)
-
-
 def _pointwise(way: _Backwards, node: Any, given: Diagonal) -> bool:
     """Each entry of the result depends on the entry of each argument that stands in its place."""
-    found = _called(node, given.values)
-    wanted = [k for k, (after, _) in enumerate(node.next_functions) if after in way.leads]
-    if any(found[k] is None or found[k].shape != given.values.shape for k in wanted):
+    found = graph.called(node, {0: given.values})
+    wanted = [(k, found[k]) for k, (after, _) in enumerate(node.next_functions) if after in way.leads]
+    if any(values is None or values.shape != given.values.shape for _, values in wanted):
         return False
-    for k in wanted:
-        way.give(node, k, Diagonal(found[k], given.places))
+    for k, values in wanted:
+        assert values is not None
+        way.give(node, k, Diagonal(values, given.places))
     return True
 
 
 def _move(way: _Backwards, node: Any, given: dict[int, Diagonal]) -> bool:
     """Entries of arguments become entries of results, or are summed: cotangents are moved or repeated."""
-    sources = [given.get(k) for k in range(len(tracers.shapes_into(node)))]
-    values = _called(node, *(None if d is None else d.values for d in sources))
-    places = _called(node, *(None if d is None else d.places + 1 for d in sources))
+    values = graph.called(node, {k: d.values for k, d in given.items()})
+    places = graph.called(node, {k: d.places + 1 for k, d in given.items()})
     for k, (v, p) in enumerate(zip(values, places, strict=True)):
         if v is not None and p is not None:
             way.give(node, k, Diagonal(v, p.long() - 1))
@@ -306,14 +297,13 @@ def _expand(way: _Backwards, node: Any, given: Diagonal) -> bool:
 
 def _reduced(way: _Backwards, node: Any, given: Diagonal) -> bool:
     """Results that depend on a group of entries each: a mean, a logarithm of a sum of exponentials."""
-    after, which = node.next_functions[0]
-    shape = tracers.shapes_into(after)[which]
-    (values,) = _called(node, given.values)
-    if tuple(values.shape) != tuple(shape):
+    shape = graph.shape_at(node.next_functions[0])
+    values = graph.called(node, {0: given.values})[0]
+    if values is None or values.shape != shape:
         return False
     places = given.places
     if places.ndim != len(shape):
-        for d in sorted(tracers.dims_of(node, len(shape))):
+        for d in sorted(graph.dims_of(node, len(shape))):
             places = places.unsqueeze(d)
     way.give(node, 0, Diagonal(values, places.expand(shape)))
     return True
@@ -331,17 +321,17 @@ _PRODUCTS = {
 
 def _product(way: _Backwards, node: Any, given: Diagonal) -> bool:
     """``L R``, matrices or batches of them, and ``beta C + alpha L R``."""
-    first, *names = _PRODUCTS[tracers.operation_of(node)]
+    first, *names = _PRODUCTS[graph.operation_of(node)]
     values, places = given
     if first:
-        way.give(node, 0, Diagonal(tracers.saved(node, "beta") * values, places))
-        values = tracers.saved(node, "alpha") * values
+        way.give(node, 0, Diagonal(graph.saved(node, "beta") * values, places))
+        values = graph.saved(node, "alpha") * values
     shape = values.shape if values.ndim > 1 else (*values.shape, 1)  # (..., p, s)
     values, places = (t.reshape(-1, *shape[-2:]) for t in (values, places))
     for k, other in ((first, names[1]), (first + 1, names[0])):
         if node.next_functions[k][0] not in way.leads:
             continue
-        matrix = tracers.saved(node, other)
+        matrix = graph.saved(node, other)
         matrix = matrix.unsqueeze(1) if matrix.ndim == 1 else matrix
         matrix = matrix.reshape(-1, *matrix.shape[-2:])
         if k == first:  # L' of R' L'
@@ -358,7 +348,7 @@ def _factor(way: _Backwards, edge: Edge, A: Tensor, given: Diagonal, turned: boo
     if p == 1:  # each entry of u acts on one of A u
         found = Diagonal(A.mT * values, places.expand(b, q, s))
         found = Diagonal(*(t.mT for t in found)) if turned else found
-        shape = tracers.shapes_into(edge[0].next_functions[edge[1]][0])[edge[0].next_functions[edge[1]][1]]
+        shape = graph.shape_at(edge[0].next_functions[edge[1]])
         way.give(*edge, Diagonal(*(t.reshape(shape) for t in found)))
         return
     way.afford(b * s * q)
@@ -378,8 +368,9 @@ def _factor(way: _Backwards, edge: Edge, A: Tensor, given: Diagonal, turned: boo
 
 
 _MOVES = frozenset(
-    "view unsafe_view reshape_alias unsqueeze squeeze permute transpose t slice select split split_with_sizes unbind stack "
-    "cat clone alias flip roll diagonal constant_pad_nd sum".split()
+    ("view", "unsafe_view", "reshape_alias", "unsqueeze", "squeeze", "permute", "transpose", "t", "alias", "clone")
+    + ("slice", "select", "diagonal", "split", "split_with_sizes", "unbind", "cat", "stack", "constant_pad_nd")
+    + ("flip", "roll", "sum")
 )
 _RULES: dict[str, Rule] = {
     "expand": _expand,

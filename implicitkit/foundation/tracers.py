@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import re
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -21,24 +20,16 @@ from implicitkit.foundation.errors import CapabilityError
 __all__ = [
     "NO_NUMBERS",
     "TorchDispatchMode",
-    "age",
-    "between_passes",
     "compiles",
-    "dims_of",
     "is_compiled",
     "is_fake",
-    "is_pointwise",
     "lost_second_derivative",
     "opaque_to_compile",
     "operation",
-    "operation_of",
     "refuse_tracing",
-    "saved",
-    "shapes_into",
 ]
 
 C = TypeVar("C", bound=Callable[..., Any])
-T = TypeVar("T")
 
 NO_NUMBERS = (
     "a solve needs numbers, and {what} have none: how many steps it takes depends on values. Its solution has the shapes, "
@@ -114,67 +105,6 @@ class TorchDispatchMode(_python_dispatch.TorchDispatchMode):  # no public home
 def operation(func: Any) -> tuple[str, bool]:
     """The name of an operation as a dispatch mode sees it, ``aten::add_``, and whether it writes into its arguments."""
     return func._schema.name, func._schema.is_mutable
-
-
-# --- nodes of a graph of autograd
-def operation_of(node: Any) -> str:
-    """The name of the operation that ``node`` is the derivative of, ``"addmm"``; of what torch does not derive itself (a
-    leaf, an ``autograd.Function``) an empty one."""
-    return _operation_of(type(node).__name__)
-
-
-@functools.lru_cache(maxsize=1024)
-def _operation_of(name: str) -> str:
-    found = re.fullmatch(r"(\w+)Backward\d+", name)
-    return "" if found is None else re.sub(r"(?<=[a-z])(?=[A-Z])", "_", found.group(1)).lower()
-
-
-@functools.lru_cache(maxsize=1024)
-def is_pointwise(name: str) -> bool:
-    """Has the operation of this name results of which each entry depends on one entry of each argument, by torch's tags?"""
-    packet = getattr(torch.ops.aten, name, None) if name else None
-    return packet is not None and any(torch.Tag.pointwise in getattr(packet, o).tags for o in packet.overloads())
-
-
-def age(node: Any) -> int:
-    """A number, higher for those that were recorded later; of leaves the highest there is."""
-    return int(node._sequence_nr())
-
-
-def shapes_into(node: Any) -> list[tuple[int, ...]]:
-    """The shapes of the cotangents that ``node`` is given: those of the results of its operation."""
-    return [tuple(given.shape) for given in node._input_metadata]
-
-
-def saved(node: Any, name: str) -> Any:
-    """A tensor, or a number, that the operation of ``node`` has saved under the name of its argument.
-
-    Raises:
-        RuntimeError: the graph has been freed, or the tensor changed since.
-    """
-    return getattr(node, f"_saved_{name}")
-
-
-def between_passes(run: Callable[[], T]) -> T:
-    """``run()``, in which nodes may be called that are none of the backward pass around it, if there is one: a node that is
-    called asks the innermost pass what is wanted of it, and one that asks for some gradients only wants nothing of others.
-    """
-    if torch._C._current_graph_task_id() == -1:
-        return run()
-    found: list[T] = []
-    with torch.enable_grad():
-        start = torch.zeros((), device="cpu", requires_grad=True)
-        end = start.view(1)
-    end.register_hook(lambda _: found.append(run()))
-    end.backward(torch.ones_like(end))  # of everything, and so everything is wanted
-    return found[0]
-
-
-def dims_of(node: Any, ndim: int) -> list[int]:
-    """The dimensions of a tensor of ``ndim`` of them that a reduction has gone over; all, where it names none."""
-    dims = getattr(node, "_saved_dim", None)
-    dims = range(ndim) if dims is None else (dims,) if isinstance(dims, int) else dims
-    return [(d - 2**64 if d >= 2**63 else d) % ndim for d in dims]  # negative ones come as unsigned
 
 
 # --- torch.compile
