@@ -19,6 +19,7 @@ __all__ = [
     "between_passes",
     "called",
     "dims_of",
+    "dtype_at",
     "is_leaf",
     "is_pointwise",
     "operation_of",
@@ -59,6 +60,12 @@ def age(node: Any) -> int:
 def shape_at(edge: Edge) -> tuple[int, ...]:
     """The shape of the tensor there, and so of its cotangents."""
     return tuple(edge[0]._input_metadata[edge[1]].shape)
+
+
+def dtype_at(edge: Edge) -> torch.dtype:
+    """The dtype of the tensor there, and so of its cotangents."""
+    found: torch.dtype = edge[0]._input_metadata[edge[1]].dtype
+    return found
 
 
 def is_leaf(node: Any, point: Tensor) -> bool:

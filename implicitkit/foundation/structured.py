@@ -25,15 +25,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat, graph, seeded
 from implicitkit.foundation.graph import Edge
+from implicitkit.foundation.structured_rules import Diagonal, Unusual, through
 
 __all__ = ["SMALLEST", "rows_by_structure"]
 
@@ -41,21 +42,6 @@ SMALLEST = 128  # unknowns below which products side by side cost no more
 _NODES = 4000  # of a graph that is gone through, at most
 _UNITS = 64.0  # of rounding that a product may differ by
 _DTYPES = (torch.float32, torch.float64)
-
-
-class _Unusual(Exception):
-    """Not a graph for this."""
-
-
-class Diagonal(NamedTuple):
-    """Cotangents of a tensor ``t`` for all of ``F``, of which each entry of ``t`` has one.
-
-    Attributes:
-        values: of the shape of ``t``. places: the same, integers: entry ``j`` of sample ``b`` is ``b rows + j``; -1: none.
-    """
-
-    values: Tensor
-    places: Tensor
 
 
 def rows_by_structure(out: Tensor, point: Tensor, most: int) -> Tensor | None:
@@ -76,7 +62,7 @@ def rows_by_structure(out: Tensor, point: Tensor, most: int) -> Tensor | None:
             found = graph.between_passes(_Backwards(out, point, max(most, batch * rows * n)).run)
             found = None if found is None else found.transpose(0, 1)
             return found if found is None or _confirmed(found, out, point) else None
-    except (_Unusual, RuntimeError):  # a graph that is freed, an operation without a batching rule
+    except (Unusual, RuntimeError):  # a graph that is freed, an operation without a batching rule
         return None
 
 
@@ -113,7 +99,7 @@ class _Backwards:
         while self._queue:
             node = heapq.heappop(self._queue)[2]
             given = self._open.pop(node)
-            if not self._through(node, given):
+            if not through(self, node, given):
                 self._left += [((node, number), diagonal) for number, diagonal in given.items()]
         here = [d for edge, d in self._left if graph.is_leaf(edge[0], self.point)]
         if not self.gained and len(here) < len(self._left):
@@ -132,7 +118,7 @@ class _Backwards:
         edge = node.next_functions[number]
         if edge[0] not in self.leads:
             return
-        found = self._narrowed(diagonal, graph.shape_at(edge))
+        found = self._narrowed(Diagonal(self._cast(diagonal.values, edge), diagonal.places), graph.shape_at(edge))
         if isinstance(found, Diagonal):
             self._add(edge, found)
         else:
@@ -143,26 +129,22 @@ class _Backwards:
         edge = node.next_functions[number]
         shape = graph.shape_at(edge)
         if cotangents[0].numel() != math.prod(shape):
-            raise _Unusual
+            raise Unusual
         self.gained = True
-        self._add_full(edge, cotangents.reshape(self.rows, *shape))
+        self._add_full(edge, self._cast(cotangents, edge).reshape(self.rows, *shape))
+
+    @staticmethod
+    def _cast(cotangents: Tensor, edge: Edge) -> Tensor:
+        """In the dtype of what they are cotangents of, which its derivative is given as torch gives it."""
+        dtype = graph.dtype_at(edge)
+        if not (dtype.is_floating_point and cotangents.is_floating_point()):
+            raise Unusual
+        return cotangents.to(dtype)
 
     def afford(self, numbers: int) -> None:
         """Raise where ``rows`` times so many are more than may be held."""
         if numbers * self.rows > self.most:
-            raise _Unusual
-
-    def _through(self, node: Any, given: dict[int, Diagonal]) -> bool:
-        """Go through ``node``; False: it is not one that keeps cotangents diagonal."""
-        name = graph.operation_of(node)
-        if name in _MOVES:
-            return _move(self, node, given)
-        if len(given) > 1 or 0 not in given:
-            return False
-        rule = _RULES.get(name)
-        if rule is not None:
-            return rule(self, node, given[0])
-        return graph.is_pointwise(name) and _pointwise(self, node, given[0])
+            raise Unusual
 
     def _add(self, edge: Edge, diagonal: Diagonal) -> None:
         node, number = edge
@@ -205,7 +187,7 @@ class _Backwards:
         if tuple(values.shape) == tuple(shape):
             return diagonal
         if extra < 0 or any(s not in (1, v) for s, v in zip(shape, values.shape[extra:], strict=True)):
-            raise _Unusual
+            raise Unusual
         dims = [d for d in range(values.ndim) if d < extra or shape[d - extra] != values.shape[d]]
         first = places
         for d in dims:
@@ -254,7 +236,7 @@ def _leading_to(root: Any, point: Tensor) -> set[Any]:
                 open_.append(after)
             before[after].append(node)
         if len(before) > _NODES:
-            raise _Unusual
+            raise Unusual
     found = set(ends)
     while ends:
         for node in before[ends.pop()]:
@@ -262,120 +244,3 @@ def _leading_to(root: Any, point: Tensor) -> set[Any]:
                 found.add(node)
                 ends.append(node)
     return found
-
-
-# ------------------------------------------------------------------------------------------------------------- rules
-Rule: TypeAlias = Callable[[_Backwards, Any, Diagonal], bool]
-
-
-def _pointwise(way: _Backwards, node: Any, given: Diagonal) -> bool:
-    """Each entry of the result depends on the entry of each argument that stands in its place."""
-    found = graph.called(node, {0: given.values})
-    wanted = [(k, found[k]) for k, (after, _) in enumerate(node.next_functions) if after in way.leads]
-    if any(values is None or values.shape != given.values.shape for _, values in wanted):
-        return False
-    for k, values in wanted:
-        assert values is not None
-        way.give(node, k, Diagonal(values, given.places))
-    return True
-
-
-def _move(way: _Backwards, node: Any, given: dict[int, Diagonal]) -> bool:
-    """Entries of arguments become entries of results, or are summed: cotangents are moved or repeated."""
-    values = graph.called(node, {k: d.values for k, d in given.items()})
-    places = graph.called(node, {k: d.places + 1 for k, d in given.items()})
-    for k, (v, p) in enumerate(zip(values, places, strict=True)):
-        if v is not None and p is not None:
-            way.give(node, k, Diagonal(v, p.long() - 1))
-    return True
-
-
-def _expand(way: _Backwards, node: Any, given: Diagonal) -> bool:
-    way.give(node, 0, given)
-    return True
-
-
-def _reduced(way: _Backwards, node: Any, given: Diagonal) -> bool:
-    """Results that depend on a group of entries each: a mean, a logarithm of a sum of exponentials."""
-    shape = graph.shape_at(node.next_functions[0])
-    values = graph.called(node, {0: given.values})[0]
-    if values is None or values.shape != shape:
-        return False
-    places = given.places
-    if places.ndim != len(shape):
-        for d in sorted(graph.dims_of(node, len(shape))):
-            places = places.unsqueeze(d)
-    way.give(node, 0, Diagonal(values, places.expand(shape)))
-    return True
-
-
-_PRODUCTS = {
-    "mm": (0, "self", "mat2"),
-    "mv": (0, "self", "vec"),
-    "bmm": (0, "self", "mat2"),
-    "addmm": (1, "mat1", "mat2"),
-    "addmv": (1, "mat", "vec"),
-    "baddbmm": (1, "batch1", "batch2"),
-}
-
-
-def _product(way: _Backwards, node: Any, given: Diagonal) -> bool:
-    """``L R``, matrices or batches of them, and ``beta C + alpha L R``."""
-    first, *names = _PRODUCTS[graph.operation_of(node)]
-    values, places = given
-    if first:
-        way.give(node, 0, Diagonal(graph.saved(node, "beta") * values, places))
-        values = graph.saved(node, "alpha") * values
-    shape = values.shape if values.ndim > 1 else (*values.shape, 1)  # (..., p, s)
-    values, places = (t.reshape(-1, *shape[-2:]) for t in (values, places))
-    for k, other in ((first, names[1]), (first + 1, names[0])):
-        if node.next_functions[k][0] not in way.leads:
-            continue
-        matrix = graph.saved(node, other)
-        matrix = matrix.unsqueeze(1) if matrix.ndim == 1 else matrix
-        matrix = matrix.reshape(-1, *matrix.shape[-2:])
-        if k == first:  # L' of R' L'
-            _factor(way, (node, k), matrix.mT, Diagonal(values.mT, places.mT), turned=True)
-        else:
-            _factor(way, (node, k), matrix, Diagonal(values, places), turned=False)
-    return True
-
-
-def _factor(way: _Backwards, edge: Edge, A: Tensor, given: Diagonal, turned: bool) -> None:
-    """Cotangents of ``u`` ``(b, q, s)`` from those of ``A u`` ``(b, p, s)``; ``turned``: to be given as of ``u'``."""
-    (values, places), (b, p, q) = given, A.shape
-    s = values.shape[2]
-    if p == 1:  # each entry of u acts on one of A u
-        found = Diagonal(A.mT * values, places.expand(b, q, s))
-        found = Diagonal(*(t.mT for t in found)) if turned else found
-        shape = graph.shape_at(edge[0].next_functions[edge[1]])
-        way.give(*edge, Diagonal(*(t.reshape(shape) for t in found)))
-        return
-    way.afford(b * s * q)
-    rows = torch.where(places < 0, way.rows, places % way.rows)
-    inner = torch.arange(p, device=A.device).view(1, p, 1)
-    if p == way.rows and bool((rows == inner).all()):
-        full = values.new_empty(p, b, s, q)
-        torch.mul(values.permute(1, 0, 2).unsqueeze(3), A.transpose(0, 1).unsqueeze(2), out=full)
-    else:
-        if int(torch.bincount(places[places >= 0], minlength=1).max()) > 1:
-            raise _Unusual
-        full = values.new_zeros(way.rows + 1, b, s, q)
-        at = rows, torch.arange(b, device=A.device).view(b, 1, 1), torch.arange(s, device=A.device)
-        full[at] = values.unsqueeze(3) * A.unsqueeze(2)
-        full = full[: way.rows]
-    way.give_full(*edge, full if turned else full.mT)
-
-
-_MOVES = frozenset(
-    ("view", "unsafe_view", "reshape_alias", "unsqueeze", "squeeze", "permute", "transpose", "t", "alias", "clone")
-    + ("slice", "select", "diagonal", "split", "split_with_sizes", "unbind", "cat", "stack", "constant_pad_nd")
-    + ("flip", "roll", "sum")
-)
-_RULES: dict[str, Rule] = {
-    "expand": _expand,
-    "mean": _reduced,
-    "logsumexp": _reduced,
-    "to_copy": _pointwise,
-    **dict.fromkeys(_PRODUCTS, _product),
-}
