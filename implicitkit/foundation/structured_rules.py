@@ -150,6 +150,12 @@ def _product(way: Way, node: Any, given: Diagonal) -> bool:
     return True
 
 
+def _meet(rows: Tensor, count: int) -> bool:
+    """Do two entries of a column of ``(b, p, s)`` act on the same of ``count`` rows?"""
+    columns = torch.arange(rows.shape[0] * rows.shape[2], device=rows.device).view(rows.shape[0], 1, -1)
+    return bool((torch.bincount((columns * count + rows).reshape(-1)) > 1).any())
+
+
 def _factor(way: Way, edge: Edge, A: Tensor, given: Diagonal, turned: bool) -> None:
     """Cotangents of ``u`` ``(b, q, s)`` from those of ``A u`` ``(b, p, s)``; ``turned``: to be given as of ``u'``."""
     (values, places), (b, p, q) = given, A.shape
@@ -167,11 +173,9 @@ def _factor(way: Way, edge: Edge, A: Tensor, given: Diagonal, turned: bool) -> N
         full = values.new_empty(p, b, s, q)
         torch.mul(values.permute(1, 0, 2).unsqueeze(3), A.transpose(0, 1).unsqueeze(2), out=full)
     else:
-        if int(torch.bincount(places[places >= 0], minlength=1).max()) > 1:
-            raise Unusual
         full = values.new_zeros(way.rows + 1, b, s, q)
         at = rows, torch.arange(b, device=A.device).view(b, 1, 1), torch.arange(s, device=A.device)
-        full[at] = values.unsqueeze(3) * A.unsqueeze(2)
+        full.index_put_(at, values.unsqueeze(3) * A.unsqueeze(2), accumulate=_meet(rows, way.rows + 1))
         full = full[: way.rows]
     way.give_full(*edge, full if turned else full.mT)
 
