@@ -17,7 +17,7 @@ from torch import Tensor
 from implicitkit.foundation import compat, seeded, tracers
 from implicitkit.foundation.errors import CapturedTensorError, ChangedFunctionError, ConvergenceError
 from implicitkit.foundation.operators import Operator
-from implicitkit.foundation.structured import SMALLEST, rows_by_structure
+from implicitkit.foundation.structured import WORTH, rows_by_structure
 from implicitkit.foundation.wording import COMPILED_ONCE
 
 __all__ = [
@@ -281,8 +281,8 @@ def jacobian_of(out: Tensor, point: Tensor) -> Tensor:
 
 
 def _by_structure(out: Tensor, point: Tensor) -> Tensor | None:
-    """What :func:`matrix` gives, with fewer products; ``None`` where that does not go, or there are few rows."""
-    return rows_by_structure(out, point, _DENSE_CHUNK) if out.shape[1] >= SMALLEST else None
+    """What :func:`matrix` gives, with fewer products; ``None`` where that does not go, or they are cheap."""
+    return rows_by_structure(out, point, _DENSE_CHUNK) if point.numel() * out.shape[1] ** 2 >= WORTH else None
 
 
 def _grad(out: Tensor, point: Tensor, cotangent: Tensor) -> Tensor:

@@ -36,9 +36,9 @@ from implicitkit.foundation import compat, graph, seeded
 from implicitkit.foundation.graph import Edge
 from implicitkit.foundation.structured_rules import Diagonal, Unusual, through
 
-__all__ = ["SMALLEST", "rows_by_structure"]
+__all__ = ["WORTH", "rows_by_structure"]
 
-SMALLEST = 128  # unknowns below which products side by side cost no more
+WORTH = 1 << 22  # multiplications of the products, all samples and rows, below which these cost no more
 _NODES = 4000  # of a graph that is gone through, at most
 _UNITS = 64.0  # of rounding that a product may differ by
 _DTYPES = (torch.float32, torch.float64)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import implicitkit as ik
-from implicitkit.foundation import autodiff, structured, structured_rules
+from implicitkit.foundation import autodiff, structured_rules
 from implicitkit.foundation.structured import rows_by_structure
 
 D = torch.float64
@@ -207,3 +207,177 @@ def _leaves(out: Tensor) -> list[Tensor]:
             found.append(node.variable)
         open_ += [after for after, _ in node.next_functions]
     return found
+
+
+# ---------------------------------------------------------------------------------------------- what it costs, and checks
+def products(f: Function, z: Tensor, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often the rows of the Jacobian of ``f`` are found by products side by side."""
+    asked: list[int] = []
+    by_products = autodiff.matrix
+    monkeypatch.setattr(autodiff, "matrix", lambda *a: asked.append(1) or by_products(*a))  # type: ignore[func-returns-value]
+    autodiff.linearise(f, z)[1].dense()
+    return len(asked)
+
+
+@pytest.mark.parametrize("name", ["a cell", "layer norm"])
+def test_products_are_spared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    z = point_of(3, D)
+    assert products(FUNCTIONS[name], z, monkeypatch) == (name in AS_MANY)
+    assert products(FUNCTIONS[name], z[:, :], monkeypatch) == (name in AS_MANY)
+
+
+def test_few_unknowns_are_left_to_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autodiff, "rows_by_structure", lambda *_: pytest.fail("asked"))
+    autodiff.linearise(lambda z: z @ W[:64, :64] + z**3, torch.zeros(8, 64, dtype=D))[1].dense()
+
+
+def wrong_in(what: str) -> Callable[..., Any]:
+    """The rule for products with matrices, with one number of one row wrong by a part in a million."""
+    right = structured_rules._factor
+
+    def rule(way: Any, edge: Any, A: Tensor, given: Any, turned: bool) -> None:
+        A = A.clone()
+        if what == "a number":
+            A[0, 7, 11] *= 1 + 1e-6
+        elif what == "a row":
+            A[0, 7] = 0
+        elif what == "a small row":
+            A[0, 3] *= 1 - 1e-6
+        elif what == "a missing number":
+            A[0, 3, 5] = 0
+        right(way, edge, A, given, turned)
+
+    return rule
+
+
+@pytest.mark.parametrize("what", ["a number", "a row", "a small row", "a missing number", "nothing"])
+def test_a_wrong_rule_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows 0 to 9 are smaller than the others by twelve digits."""
+    scales = torch.where(torch.arange(N) < 10, 1e-12, 1.0).to(D)
+
+    def f(z: Tensor) -> Tensor:
+        return scales * (z @ W.T + z**3)
+
+    z = point_of(3, D)
+    wanted = by_torch(f, z)
+    monkeypatch.setattr(structured_rules, "_factor", wrong_in(what))
+    out, A = autodiff.linearise(f, z)
+    (point,) = _leaves(out)
+    assert (rows_by_structure(out, point, MOST) is None) == (what != "nothing")
+    torch.testing.assert_close(A.dense(), wanted, rtol=1e-13, atol=1e-25)
+
+
+@pytest.mark.parametrize("f", [lambda z: z @ W + z.roll(1, 0), lambda z: z @ W + z.sum(0)], ids=["roll", "sum"])
+def test_samples_that_depend_on_each_other_have_no_blocks(f: Function) -> None:
+    out, _ = autodiff.linearise(f, point_of(3, D))
+    (point,) = _leaves(out)
+    assert rows_by_structure(out, point, MOST) is None
+
+
+def test_no_more_is_held_than_may_be() -> None:
+    wide = torch.randn(N, 40 * N, generator=_random, dtype=D)
+    out, _ = autodiff.linearise(lambda z: torch.tanh(z @ wide) @ wide.T, point_of(1, D))
+    (point,) = _leaves(out)
+    assert rows_by_structure(out, point, MOST) is not None
+    assert rows_by_structure(out, point, 39 * N * N) is None
+
+
+@pytest.mark.parametrize("most", [N * N, 3 * N * N, 20 * N * N])
+def test_what_is_full_goes_on_in_pieces(most: int) -> None:
+    f, z = FEWER["two layers"], point_of(1, D)
+    out, _ = autodiff.linearise(f, z)
+    (point,) = _leaves(out)
+    found = rows_by_structure(out, point, most)
+    assert (found is None) == (most < 3 * N * N)  # the wide layer between
+    if found is not None:
+        torch.testing.assert_close(found, by_torch(f, z), rtol=1e-12, atol=1e-13)
+
+
+def test_residuals_that_are_more_than_unknowns() -> None:
+    z = point_of(3, D)
+    f = lambda z: torch.tanh(z @ TALL.T)  # noqa: E731
+    found = autodiff.jacobian(lambda z: f(z)[:, : 2 * N], z)
+    wanted = torch.func.jacrev(lambda z: f(z)[:, : 2 * N])(z)
+    torch.testing.assert_close(found, torch.stack([wanted[b, :, b] for b in range(3)]), rtol=1e-13, atol=1e-13)
+
+
+def test_a_graph_that_is_freed_is_left_to_whoever_asks() -> None:
+    out, _ = autodiff.linearise(lambda z: torch.tanh(z @ W), point_of(1, D))
+    (point,) = _leaves(out)
+    torch.autograd.grad(out.sum(), point)
+    assert rows_by_structure(out, point, MOST) is None
+
+
+# ---------------------------------------------------------------------------------------------------- derivatives of solves
+def system(z: Tensor, b: Tensor) -> Tensor:
+    return 3 * z + z @ W.T + 0.1 * z**3 - b
+
+
+def cell(z: Tensor, b: Tensor) -> Tensor:
+    return torch.tanh(0.7 * (z @ W.T) + b)
+
+
+SOLVES: dict[str, tuple[Callable[..., Any], Callable[[Tensor, Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "root": (ik.root, system, lambda z: torch.diag(3 + 0.3 * z**2) + W),
+    "fixed point": (ik.fixed_point, cell, lambda z: torch.diag(1 / (1 - z**2)) - 0.7 * W),  # d b / d z
+}
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", SOLVES)
+def test_derivatives_of_solves(name: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``dz/db`` against a closed form, all of it, in reverse and in forward mode; every Jacobian by structure."""
+    verb, f, inverse = SOLVES[name]
+    asked: list[bool] = []
+
+    def spied(*arguments: Any) -> Tensor | None:
+        found = rows_by_structure(*arguments)
+        asked.append(found is not None)
+        return found
+
+    monkeypatch.setattr(autodiff, "WORTH", 0)
+    monkeypatch.setattr(autodiff, "rows_by_structure", spied)
+    options = {"solver": "newton", "rule": ik.Implicit(linear_solver="lu"), "batch_dims": 1}
+    solve = lambda b: verb(f, torch.zeros_like(b), (b,), **options).value  # noqa: E731
+    b = X[:batch]
+    z = solve(b)
+    assert asked and all(asked)
+    wanted = torch.stack([torch.linalg.inv(inverse(row)) for row in z])
+    for jacobian in (torch.func.jacrev, torch.func.jacfwd):
+        asked.clear()
+        J = jacobian(solve)(b)
+        assert asked and all(asked), jacobian
+        torch.testing.assert_close(torch.stack([J[k, :, k] for k in range(batch)]), wanted, rtol=1e-9, atol=1e-11)
+    leaf = b.clone().requires_grad_()
+    asked.clear()
+    value = solve(leaf).square().sum()
+    (g,) = torch.autograd.grad(value, leaf, create_graph=True)
+    torch.testing.assert_close(g, 2 * (z.unsqueeze(1) @ wanted).squeeze(1), rtol=1e-9, atol=1e-10)
+    (second,) = torch.autograd.grad(g.sum(), leaf)
+    step = 1e-5
+    sums = []
+    for sign in (1, -1):
+        moved = (b + sign * step * torch.ones_like(b)).requires_grad_()
+        sums.append(torch.autograd.grad(solve(moved).square().sum(), moved)[0])
+    torch.testing.assert_close(second, (sums[0] - sums[1]) / (2 * step), rtol=1e-6, atol=1e-7)
+    assert all(asked)
+
+
+def test_parameters_that_need_derivatives_are_constants() -> None:
+    layer = torch.nn.Linear(N, N, dtype=D)
+    with torch.no_grad():
+        layer.weight.copy_(0.5 * W)
+        layer.bias.zero_()
+    z = ik.fixed_point(
+        lambda z: torch.tanh(layer(z) + X), torch.zeros_like(X), batch_dims=1, rule=ik.Implicit(linear_solver="lu")
+    ).value
+    z.sum().backward()
+    wanted = torch.zeros_like(X)
+    for k, row in enumerate(z.detach()):
+        slope = torch.diag(1 - row**2)
+        wanted[k] = slope @ torch.linalg.solve(
+            (torch.eye(N, dtype=D) - slope @ layer.weight.detach()).T, torch.ones(N, dtype=D)
+        )
+    assert layer.bias.grad is not None and layer.weight.grad is not None
+    torch.testing.assert_close(layer.bias.grad, wanted.sum(0), rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(layer.weight.grad, wanted.T @ z.detach(), rtol=1e-8, atol=1e-9)
