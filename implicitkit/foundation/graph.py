@@ -82,7 +82,7 @@ def called(node: Any, given: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
 
 def pulled_from(edges: Sequence[Edge], point: Tensor, cotangents: Sequence[Tensor]) -> Tensor:
     """``sum_k (d edge_k / d point)^T cotangent_k``; the graph is kept."""
-    found: Sequence[Tensor] = _engine_run_backward(
+    found: Sequence[Tensor | None] = _engine_run_backward(
         tuple(GradientEdge(*edge) for edge in edges),
         tuple(cotangents),
         True,
@@ -91,7 +91,7 @@ def pulled_from(edges: Sequence[Edge], point: Tensor, cotangents: Sequence[Tenso
         allow_unreachable=True,
         accumulate_grad=False,
     )
-    return found[0]
+    return torch.zeros_like(point) if found[0] is None else found[0]
 
 
 def saved(node: Any, name: str) -> Any:
