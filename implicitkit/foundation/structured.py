@@ -17,8 +17,8 @@ what ``W`` does to write down, and that of ``V \tanh(W z) - z`` one product ``V 
 Every Jacobian found in this way is compared with one product of a random vector, by the graph: a rule that is wrong, or
 entries that act on more than is seen (samples that depend on each other), show there, and nothing is returned.
 
-Source: Griewank & Walther, *Evaluating Derivatives* (2nd ed., SIAM 2008), sections 3.2 (adjoints) and 10.1 (elimination of
-vertices, of which this is the reverse order with the sparsity of each).
+Source: Griewank & Walther, *Evaluating Derivatives* (2nd ed., SIAM 2008), section 3.2 (adjoints) and chapter 9 (Jacobians
+by the elimination of vertices, of which this is one order).
 """
 
 from __future__ import annotations
@@ -198,9 +198,9 @@ class _Backwards:
         self.afford(size)
         self.gained = True
         where = torch.arange(size, device=places.device).view(tuple(shape)).expand_as(places)
-        where = where + torch.where(places < 0, self.rows, places % self.rows) * size
-        full = values.new_zeros((self.rows + 1) * size).index_add_(0, where.reshape(-1), values.reshape(-1))
-        return full[: self.rows * size].view(self.rows, *shape)
+        where = where + (places % self.rows) * size  # of none the values are zero
+        full = values.new_zeros(self.rows * size).index_add_(0, where.reshape(-1), values.reshape(-1))
+        return full.view(self.rows, *shape)
 
     # ------------------------------------------------------------------------------------------------- what is left
     def _through_rest(self) -> Tensor | None:

@@ -9,7 +9,7 @@ For ``t = f(u)``, of which each entry of ``t`` acts on one entry of ``F``:
 
 A rule gives what it has made to the arguments, and says whether it could.
 
-Source: Griewank & Walther, *Evaluating Derivatives* (2nd ed., SIAM 2008), section 3.2, table 3.4.
+Source: Griewank & Walther, *Evaluating Derivatives* (2nd ed., SIAM 2008), section 3.2 (adjoints).
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Diagonal(NamedTuple):
     """Cotangents of a tensor ``t`` for all of ``F``, of which each entry of ``t`` has one.
 
     Attributes:
-        values: of the shape of ``t``. places: the same, integers: entry ``j`` of sample ``b`` is ``b rows + j``; -1: none.
+        values: of the shape of ``t``. places: the same, integers: entry ``j`` of sample ``b`` is ``b rows + j``; -1:
+        none, and the value is zero.
     """
 
     values: Tensor

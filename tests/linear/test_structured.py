@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import implicitkit as ik
-from implicitkit.foundation import autodiff, structured_rules
+from implicitkit.foundation import autodiff, structured, structured_rules
 from implicitkit.foundation.structured import rows_by_structure
 
 D = torch.float64
@@ -84,6 +84,11 @@ def checkpointed(z: Tensor) -> Tensor:
     return found
 
 
+def met_again(z: Tensor) -> Tensor:
+    y = torch.tanh(z)
+    return y + y.flip(1) * y + y @ like(W, z)
+
+
 def leaky(z: Tensor) -> Tensor:
     return torch.nn.functional.leaky_relu(z @ like(W, z), 0.3)
 
@@ -109,6 +114,8 @@ FEWER: dict[str, Function] = {  # than N products
     "unrolled": unrolled,
     "residual block": lambda z: torch.relu(z + torch.nn.functional.gelu(z @ like(W, z))) - 0.5 * z,
     "leaky": leaky,
+    "met again": met_again,
+    "maxima of pairs": lambda z: torch.cat([z.view(-1, 65, 2).max(2).values, (z @ like(W, z))[:, :65]], 1),
     "a mean": lambda z: z @ like(W, z) + z.mean(1, keepdim=True) * z,
     "a norm": lambda z: z @ like(W, z) - z / z.norm(dim=1, keepdim=True),
     "pairs": lambda z: (like(W, z) * torch.sin(z.unsqueeze(1) - z.unsqueeze(2))).sum(2),
@@ -299,6 +306,17 @@ def test_residuals_that_are_more_than_unknowns() -> None:
     found = autodiff.jacobian(lambda z: f(z)[:, : 2 * N], z)
     wanted = torch.func.jacrev(lambda z: f(z)[:, : 2 * N])(z)
     torch.testing.assert_close(found, torch.stack([wanted[b, :, b] for b in range(3)]), rtol=1e-13, atol=1e-13)
+
+
+def test_what_acts_on_one_row_stays_diagonal() -> None:
+    """Sums over what has been expanded, and nothing full."""
+    out, _ = autodiff.linearise(lambda z: (torch.sin(z.unsqueeze(2)) * EACH).sum(2), point_of(3, D))
+    way = structured._Backwards(out, _leaves(out)[0], MOST)
+    with torch.no_grad():
+        found = way.run()
+    assert found is not None and not way.gained
+    wanted = EACH.sum(2) * point_of(3, D).cos()
+    torch.testing.assert_close(found.transpose(0, 1), torch.diag_embed(wanted), rtol=1e-12, atol=1e-12)
 
 
 def test_a_graph_that_is_freed_is_left_to_whoever_asks() -> None:
