@@ -11,8 +11,8 @@ A product with a matrix of constants, ``t = A u``, makes full ones of them, and 
 
     dF_j / du = sum_{i: places_i = j} values_i A_i,           n^2 operations, and not n^3.
 
-What is full goes on through the graph as it always does, all rows at once.  Hence the Jacobian of ``\tanh(W z) - z`` costs
-what ``W`` does to write down, and that of ``V \tanh(W z) - z`` one product ``V diag(d) W``.
+What is full goes on through the graph all rows at once, as autograd does it, or with fewer passes.  Hence the Jacobian of
+``\tanh(W z) - z`` costs what ``W`` does to write down, and that of ``V \tanh(W z) - z`` one product ``V diag(d) W``.
 
 Every Jacobian found in this way is compared with one product of a random vector, by the graph: a rule that is wrong, or
 entries that act on more than is seen (samples that depend on each other), show there, and nothing is returned.
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat, graph, seeded
 from implicitkit.foundation.graph import Edge
-from implicitkit.foundation.structured_rules import Diagonal, Unusual, through
+from implicitkit.foundation.structured_rules import Diagonal, Unusual, through, through_full
 
 __all__ = ["WORTH", "rows_by_structure"]
 
@@ -99,14 +99,18 @@ class _Backwards:
         while self._queue:
             node = heapq.heappop(self._queue)[2]
             given = self._open.pop(node)
-            if not through(self, node, given):
+            if given and not through(self, node, given):
                 self._left += [((node, number), diagonal) for number, diagonal in given.items()]
+            full = self._full.get((node, 0))
+            if full is not None and through_full(self, node, full):
+                del self._full[node, 0]
         here = [d for edge, d in self._left if graph.is_leaf(edge[0], self.point)]
         if not self.gained and len(here) < len(self._left):
             return None
         for edge, diagonal in self._left:
             if not graph.is_leaf(edge[0], self.point):
-                self._full[edge] = self._written(diagonal, self._full.get(edge))
+                full = self._full.get(edge)
+                self._full[edge] = self._written(diagonal, None if full is None else full.clone())
         found = self._through_rest()
         for diagonal in here:
             found = self._written(diagonal, found)
@@ -125,11 +129,15 @@ class _Backwards:
             self._add_full(edge, found)
 
     def give_full(self, node: Any, number: int, cotangents: Tensor) -> None:
-        """The same of full ones, ``(rows, *shape)``, of the shape of the argument when it is flat."""
+        """The same of full ones, ``(rows, *shape)``."""
         edge = node.next_functions[number]
+        if edge[0] not in self.leads:
+            return
         shape = graph.shape_at(edge)
         if cotangents[0].numel() != math.prod(shape):
-            raise Unusual
+            extra = cotangents.ndim - 1 - len(shape)
+            cotangents = cotangents.sum(tuple(range(1, 1 + extra))) if extra else cotangents
+            cotangents = cotangents.sum_to_size(self.rows, *shape)
         self.gained = True
         self._add_full(edge, self._cast(cotangents, edge).reshape(self.rows, *shape))
 
@@ -141,19 +149,16 @@ class _Backwards:
             raise Unusual
         return cotangents.to(dtype)
 
-    def afford(self, numbers: int) -> None:
-        """Raise where ``rows`` times so many are more than may be held."""
-        if numbers * self.rows > self.most:
-            raise Unusual
+    def affords(self, numbers: int) -> bool:
+        """May ``rows`` times so many be held?"""
+        return numbers * self.rows <= self.most
 
     def _add(self, edge: Edge, diagonal: Diagonal) -> None:
         node, number = edge
         if graph.is_leaf(edge[0], self.point):
             self._left.append((edge, diagonal))
             return
-        if node not in self._open:
-            self._open[node] = {}
-            heapq.heappush(self._queue, (-graph.age(node), next(self._number), node))
+        self._enqueue(node)
         before = self._open[node].get(number)
         if before is None:
             self._open[node][number] = diagonal
@@ -165,15 +170,23 @@ class _Backwards:
         else:
             self._left.append((edge, diagonal))
 
+    def _enqueue(self, node: Any) -> None:
+        if node not in self._open:
+            self._open[node] = {}
+            heapq.heappush(self._queue, (-graph.age(node), next(self._number), node))
+
     def _add_full(self, edge: Edge, cotangents: Tensor) -> None:
         before = self._full.get(edge)
-        self._full[edge] = cotangents if before is None else before.add_(cotangents)
+        self._full[edge] = cotangents if before is None else before + cotangents
+        if not graph.is_leaf(edge[0], self.point):
+            self._enqueue(edge[0])
 
     def _written(self, diagonal: Diagonal, before: Tensor | None) -> Tensor:
         """What is diagonal, full; added to what there is ``before``."""
         values, places = (t.reshape(-1) for t in diagonal)
         if before is None:
-            self.afford(len(values))
+            if not self.affords(len(values)):
+                raise Unusual
             before = values.new_zeros(self.rows, *diagonal.values.shape)
         before = before.contiguous()
         kept = (places >= 0).nonzero().squeeze(1)
@@ -195,7 +208,8 @@ class _Backwards:
         if bool((places == first).all()):
             return Diagonal(values.sum(dims, keepdim=True).reshape(shape), first.reshape(shape))
         size = math.prod(shape)
-        self.afford(size)
+        if not self.affords(size):
+            raise Unusual
         self.gained = True
         where = torch.arange(size, device=places.device).view(tuple(shape)).expand_as(places)
         where = where + (places % self.rows) * size  # of none the values are zero

@@ -7,7 +7,8 @@ For ``t = f(u)``, of which each entry of ``t`` acts on one entry of ``F``:
     t = A u, constant   dF_j / du = sum_{i: places_i = j} values_i A_i                      full
     t = a u, one row    dF_{place} / du = a values                                          that place
 
-A rule gives what it has made to the arguments, and says whether it could.
+Full cotangents ``C`` go through the first, ``C diag(f'(u))`` with ``f'`` evaluated once and not for each row, and through
+products, ``C A``, all rows at once.  A rule gives what it has made to the arguments, and says whether it could.
 
 Source: Griewank & Walther, *Evaluating Derivatives* (2nd ed., SIAM 2008), section 3.2 (adjoints).
 """
@@ -23,7 +24,7 @@ from torch import Tensor
 from implicitkit.foundation import graph
 from implicitkit.foundation.graph import Edge
 
-__all__ = ["Diagonal", "Unusual", "Way", "through"]
+__all__ = ["Diagonal", "Unusual", "Way", "through", "through_full"]
 
 
 class Unusual(Exception):
@@ -52,10 +53,10 @@ class Way(Protocol):
         """To argument ``number`` of the operation of ``node``, which may have been smaller than its result."""
 
     def give_full(self, node: Any, number: int, cotangents: Tensor) -> None:
-        """The same of full ones, ``(rows, *shape)``, of the shape of the argument when it is flat."""
+        """The same of full ones, ``(rows, *shape)``."""
 
-    def afford(self, numbers: int) -> None:
-        """Raise where ``rows`` times so many are more than may be held."""
+    def affords(self, numbers: int) -> bool:
+        """May ``rows`` times so many be held?"""
 
 
 def through(way: Way, node: Any, given: dict[int, Diagonal]) -> bool:
@@ -75,19 +76,46 @@ def through(way: Way, node: Any, given: dict[int, Diagonal]) -> bool:
     return graph.is_pointwise(name) and _pointwise(way, node, given[0])
 
 
+def through_full(way: Way, node: Any, full: Tensor) -> bool:
+    """The same with full cotangents ``(rows, *shape)`` of the only result of ``node``; False: that is left to autograd."""
+    name = graph.operation_of(node)
+    if name in _PRODUCTS:
+        return _product_full(way, node, full)
+    if name in _VIEWS:
+        moved = torch.func.vmap(lambda cotangent: graph.called(node, {0: cotangent})[0])(full)
+        way.give_full(node, 0, moved)
+        return True
+    if not (graph.is_pointwise(name) or name == "to_copy"):
+        return False
+    slopes = _slopes(way, node, full.new_ones(full.shape[1:]))
+    for k, slope in slopes or ():
+        way.give_full(node, k, full if bool((slope == 1).all()) else full * slope)
+    return slopes is not None
+
+
 Rule: TypeAlias = Callable[[Way, Any, Diagonal], bool]
+
+
+def _slopes(way: Way, node: Any, cotangent: Tensor) -> list[tuple[int, Tensor]] | None:
+    """What an operation that works entry by entry makes of a cotangent, for the arguments that lead to the point; ``None``
+    where it is not one."""
+    found = graph.called(node, {0: cotangent})
+    slopes = []
+    for k, (after, _) in enumerate(node.next_functions):
+        slope = found[k]
+        if after in way.leads:
+            if slope is None or slope.shape != cotangent.shape:
+                return None
+            slopes.append((k, slope))
+    return slopes
 
 
 def _pointwise(way: Way, node: Any, given: Diagonal) -> bool:
     """Each entry of the result depends on the entry of each argument that stands in its place."""
-    found = graph.called(node, {0: given.values})
-    wanted = [(k, found[k]) for k, (after, _) in enumerate(node.next_functions) if after in way.leads]
-    if any(values is None or values.shape != given.values.shape for _, values in wanted):
-        return False
-    for k, values in wanted:
-        assert values is not None
+    slopes = _slopes(way, node, given.values)
+    for k, values in slopes or ():
         way.give(node, k, Diagonal(values, given.places))
-    return True
+    return slopes is not None
 
 
 def _move(way: Way, node: Any, given: dict[int, Diagonal]) -> bool:
@@ -129,25 +157,54 @@ _PRODUCTS = {
 }
 
 
-def _product(way: Way, node: Any, given: Diagonal) -> bool:
-    """``L R``, matrices or batches of them, and ``beta C + alpha L R``."""
+def _factors(way: Way, node: Any) -> list[tuple[int, Tensor, bool]]:
+    """Of ``L R``, matrices or batches of them: of each factor that leads to the point its number, the other ``(b, p, q)`` as
+    it stands in ``A u``, and whether that is ``R' L'``, the product turned."""
     first, *names = _PRODUCTS[graph.operation_of(node)]
+    found = []
+    for k, other in ((first, names[1]), (first + 1, names[0])):
+        if node.next_functions[k][0] in way.leads:
+            matrix = graph.saved(node, other)
+            matrix = matrix.unsqueeze(1) if matrix.ndim == 1 else matrix
+            matrix = matrix.reshape(-1, *matrix.shape[-2:])
+            found.append((k, matrix.mT if k == first else matrix, k == first))
+    return found
+
+
+def _as_blocks(t: Tensor, ndim: int) -> Tensor:
+    """The last ``ndim`` dimensions, of a vector, a matrix or several, as those of ``(b, p, s)``."""
+    if ndim == 1:
+        return t.unsqueeze(-1).unsqueeze(-3)
+    return t.unsqueeze(-3) if ndim == 2 else t
+
+
+def _product(way: Way, node: Any, given: Diagonal) -> bool:
+    """``L R``, or ``beta C + alpha L R``."""
     values, places = given
-    if first:
+    if _PRODUCTS[graph.operation_of(node)][0]:
         way.give(node, 0, Diagonal(graph.saved(node, "beta") * values, places))
         values = graph.saved(node, "alpha") * values
-    shape = values.shape if values.ndim > 1 else (*values.shape, 1)  # (..., p, s)
-    values, places = (t.reshape(-1, *shape[-2:]) for t in (values, places))
-    for k, other in ((first, names[1]), (first + 1, names[0])):
-        if node.next_functions[k][0] not in way.leads:
-            continue
-        matrix = graph.saved(node, other)
-        matrix = matrix.unsqueeze(1) if matrix.ndim == 1 else matrix
-        matrix = matrix.reshape(-1, *matrix.shape[-2:])
-        if k == first:  # L' of R' L'
-            _factor(way, (node, k), matrix.mT, Diagonal(values.mT, places.mT), turned=True)
-        else:
-            _factor(way, (node, k), matrix, Diagonal(values, places), turned=False)
+    values, places = (_as_blocks(t, t.ndim) for t in (values, places))
+    for k, A, turned in _factors(way, node):
+        mine = Diagonal(values.mT, places.mT) if turned else Diagonal(values, places)
+        _factor(way, (node, k), A, mine, turned)
+    return True
+
+
+def _product_full(way: Way, node: Any, full: Tensor) -> bool:
+    """The same of full cotangents, in one product of matrices."""
+    factors = _factors(way, node)
+    blocks = _as_blocks(full, full.ndim - 1)
+    if not all(way.affords(blocks[0].numel() // A.shape[1] * A.shape[2]) for _, A, _ in factors):
+        return False
+    if _PRODUCTS[graph.operation_of(node)][0]:
+        way.give_full(node, 0, graph.saved(node, "beta") * full)
+        blocks = graph.saved(node, "alpha") * blocks
+    for k, A, turned in factors:
+        mine = blocks if turned else blocks.mT  # (rows, b, s, p)
+        found = mine.transpose(0, 1).flatten(1, 2) @ A
+        found = found.unflatten(1, mine.shape[::2][:2]).transpose(0, 1)
+        way.give_full(node, k, found if turned else found.mT)
     return True
 
 
@@ -167,7 +224,8 @@ def _factor(way: Way, edge: Edge, A: Tensor, given: Diagonal, turned: bool) -> N
         shape = graph.shape_at(edge[0].next_functions[edge[1]])
         way.give(*edge, Diagonal(*(t.reshape(shape) for t in found)))
         return
-    way.afford(b * s * q)
+    if not way.affords(b * s * q):
+        raise Unusual
     rows = torch.where(places < 0, way.rows, places % way.rows)
     inner = torch.arange(p, device=A.device).view(1, p, 1)
     if p == way.rows and bool((rows == inner).all()):
@@ -181,9 +239,22 @@ def _factor(way: Way, edge: Edge, A: Tensor, given: Diagonal, turned: bool) -> N
     way.give_full(*edge, full if turned else full.mT)
 
 
-_VIEWS = "view unsafe_view reshape_alias unsqueeze squeeze permute transpose t alias clone"
-_PARTS = "slice select diagonal split split_with_sizes unbind cat stack constant_pad_nd flip roll sum"
-_MOVES = frozenset(f"{_VIEWS} {_PARTS}".split())
+_VIEWS = frozenset(
+    ["view", "unsafe_view", "reshape_alias", "unsqueeze", "squeeze", "permute", "transpose", "t", "alias"]
+)
+_PARTS = [
+    "clone",
+    "slice",
+    "select",
+    "diagonal",
+    "split",
+    "split_with_sizes",
+    "unbind",
+    "cat",
+    "stack",
+    "constant_pad_nd",
+]
+_MOVES = _VIEWS.union(_PARTS, ["flip", "roll", "sum"])
 _RULES: dict[str, Rule] = {
     "expand": _expand,
     "mean": _reduced,

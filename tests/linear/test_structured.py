@@ -106,12 +106,29 @@ FEWER: dict[str, Function] = {  # than N products
     "addmm": lambda z: torch.addmm(z, z.sin(), like(W, z), beta=0.5, alpha=-2.0),
     "vmap": lambda z: torch.vmap(lambda y: torch.tanh(like(W, y) @ y) - y)(z),
     "vmap of addmv": lambda z: torch.vmap(lambda y: torch.addmv(y, like(W, y), y.sin(), beta=2, alpha=0.5))(z),
+    "row by row": lambda z: torch.stack([torch.tanh(like(W, y) @ y) - y for y in z]),
+    "addmv row by row": lambda z: torch.stack([torch.addmv(y, like(W, y), y.sin(), beta=2, alpha=0.5) for y in z]),
+    "kernel row by row": lambda z: torch.stack(
+        [torch.exp(-((y.unsqueeze(1) - y) ** 2)) @ x + y for y, x in zip(z, like(X, z), strict=True)]
+    ),
     "nested vmap": lambda z: torch.vmap(lambda y: like(W, y) @ torch.vmap(torch.sin)(y))(z),
     "jvp inside": lambda z: z + torch.func.jvp(lambda y: torch.tanh(y @ like(W, y)), (z,), (like(X, z),))[1],
     "a gate": lambda z: torch.sigmoid(z @ like(W, z)) * torch.tanh(z @ like(V, z)) - z,
     "twice": lambda z: z.sin() @ like(W, z) + z * z + (z @ like(W, z)) * z,
     "two layers": lambda z: torch.tanh(z @ like(TALL.T, z)) @ like(TALL, z) - z,
     "unrolled": unrolled,
+    "two layers row by row": lambda z: torch.stack([like(V, y) @ torch.sigmoid(like(W, y) @ y) for y in z]),
+    "two layers from the left": lambda z: (like(V, z) @ torch.sigmoid(like(W, z) @ z.T)).T + z,
+    "two layers of addmm": lambda z: torch.addmm(
+        z, torch.addmm(z, z, like(V, z), alpha=2), like(W, z), beta=3, alpha=0.5
+    ),
+    "two layers of each": lambda z: torch.einsum(
+        "bij,bj->bi", like(EACH, z), (like(EACH, z) @ z[..., None])[..., 0].exp()
+    ),
+    "a shared number": lambda z: (z @ like(W, z) * z.mean(1, keepdim=True)) @ like(V, z) + z,
+    "a shared number before": lambda z: torch.tanh((z * z[:, :1] + z) @ like(V, z)),
+    "a kernel of a layer": lambda z: torch.logsumexp(like(W, z) + torch.tanh(z @ like(V, z)).unsqueeze(1), 2),
+    "a layer in another precision": lambda z: (z.to(D) @ W).tanh().to(z.dtype) @ like(V, z),
     "residual block": lambda z: torch.relu(z + torch.nn.functional.gelu(z @ like(W, z))) - 0.5 * z,
     "leaky": leaky,
     "met again": met_again,
