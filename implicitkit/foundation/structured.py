@@ -59,23 +59,26 @@ def rows_by_structure(out: Tensor, point: Tensor, most: int) -> Tensor | None:
     (batch, n), rows = point.shape, out.shape[1]
     try:
         with torch.no_grad():
-            found = graph.between_passes(_Backwards(out, point, max(most, batch * rows * n)).run)
+            way = _Backwards(out, point, max(most, batch * rows * n))
+            found = graph.between_passes(way.run)
             found = None if found is None else found.transpose(0, 1)
-            return found if found is None or _confirmed(found, out, point) else None
+            return found if found is None or _confirmed(found, out, point, way.added) else None
     except Exception:  # it is unusual, has been freed, has an operation without a batching rule: products say so, or do
         return None
 
 
-def _confirmed(J: Tensor, out: Tensor, point: Tensor) -> bool:
+def _confirmed(J: Tensor, out: Tensor, point: Tensor, added: Tensor) -> bool:
     """Has a random vector the product with ``J`` that the graph gives it, to what rounding leaves of ``|v| |J|``?  It gives
-    each row the size one, so that a large row does not hide a small one."""
+    each row the size one, so that a large row does not hide a small one; that of what cancels in it, if this is more:
+    ``added``, ``(batch, m)``."""
     sizes = J.abs()
-    largest = sizes.amax(2)
+    largest = torch.maximum(sizes.amax(2), added)
     v = seeded.normal(*largest.shape, seed=0xD1A6).to(out) / torch.where(largest > 0, largest, 1)
     (shown,) = compat.pulled(out, (point,), v)
     shown = torch.zeros_like(point) if shown is None else shown
-    rounding = _UNITS * torch.finfo(J.dtype).eps * (v.abs().unsqueeze(1) @ sizes).squeeze(1)
-    return bool(((shown - (v.unsqueeze(1) @ J).squeeze(1)).abs() <= rounding).all())
+    size = torch.bmm(v.abs().unsqueeze(1), sizes).squeeze(1)
+    wrong = (shown - torch.bmm(v.unsqueeze(1), J).squeeze(1)).abs()
+    return bool((wrong <= _UNITS * torch.finfo(J.dtype).eps * size).all())
 
 
 class _Backwards:
@@ -86,6 +89,7 @@ class _Backwards:
         self.rows = out.shape[1]
         self.leads = _leading_to(out.grad_fn, point)
         self.gained = False
+        self.added = out.new_zeros(out.shape)
         self._open: dict[Any, dict[int, Diagonal]] = {}
         self._queue: list[tuple[int, int, Any]] = []
         self._number = count()
@@ -114,7 +118,13 @@ class _Backwards:
         found = self._through_rest()
         for diagonal in here:
             found = self._written(diagonal, found)
+            self._note(diagonal)
         return self.point.new_zeros(self.rows, *self.point.shape) if found is None else found
+
+    def _note(self, diagonal: Diagonal) -> None:
+        """How much is added to the rows of the Jacobian."""
+        values, places = (t.reshape(-1) for t in diagonal)
+        self.added.view(-1).index_add_(0, places.clamp_min(0), values.abs())  # of none the values are zero
 
     # ------------------------------------------------------------------------------------------------ what is met
     def give(self, node: Any, number: int, diagonal: Diagonal) -> None:

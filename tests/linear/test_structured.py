@@ -291,6 +291,24 @@ def test_a_wrong_rule_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(A.dense(), wanted, rtol=1e-13, atol=1e-25)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_cancels_in_a_row_is_no_mistake(seed: int) -> None:
+    """Where units are dead the derivative of what goes past them is the identity, less another."""
+    relu, gelu = torch.nn.functional.relu, torch.nn.functional.gelu
+    generator = torch.Generator().manual_seed(seed)
+    z, A, B = (torch.randn(k, 200, generator=generator, dtype=D) for k in (16, 200, 200))
+
+    def f(z: Tensor) -> Tensor:
+        return relu(z + gelu(relu(z @ A / 14) @ B / 14)) - z
+
+    out, _ = autodiff.linearise(f, z)
+    (point,) = _leaves(out)
+    found = rows_by_structure(out, point, MOST)
+    assert found is not None
+    by_products = autodiff.matrix(lambda w: torch.autograd.grad(out, point, w, retain_graph=True)[0], 200, z)
+    torch.testing.assert_close(found, by_products, rtol=1e-12, atol=1e-15)
+
+
 @pytest.mark.parametrize("f", [lambda z: z @ W + z.roll(1, 0), lambda z: z @ W + z.sum(0)], ids=["roll", "sum"])
 def test_samples_that_depend_on_each_other_have_no_blocks(f: Function) -> None:
     out, _ = autodiff.linearise(f, point_of(3, D))
