@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import implicitkit as ik
-from implicitkit.foundation import autodiff, structured, structured_rules
+from implicitkit.foundation import autodiff, graph, structured, structured_rules
 from implicitkit.foundation.structured import rows_by_structure
 
 D = torch.float64
@@ -89,6 +89,11 @@ def met_again(z: Tensor) -> Tensor:
     return y + y.flip(1) * y + y @ like(W, z)
 
 
+def two_unknown(z: Tensor) -> Tensor:
+    u, w = 0.1 * z.cumsum(1), z.cumprod(1)
+    return (u.cumsum(1) + w) @ like(W, z) + w - u
+
+
 def leaky(z: Tensor) -> Tensor:
     return torch.nn.functional.leaky_relu(z @ like(W, z), 0.3)
 
@@ -131,6 +136,7 @@ FEWER: dict[str, Function] = {  # than N products
     "a layer in another precision": lambda z: (z.to(D) @ W).tanh().to(z.dtype) @ like(V, z),
     "residual block": lambda z: torch.relu(z + torch.nn.functional.gelu(z @ like(W, z))) - 0.5 * z,
     "leaky": leaky,
+    "two that are not known": two_unknown,
     "met again": met_again,
     "maxima of pairs": lambda z: torch.cat([z.view(-1, 65, 2).max(2).values, (z @ like(W, z))[:, :65]], 1),
     "a mean": lambda z: z @ like(W, z) + z.mean(1, keepdim=True) * z,
@@ -322,6 +328,23 @@ def test_no_more_is_held_than_may_be() -> None:
     (point,) = _leaves(out)
     assert rows_by_structure(out, point, MOST) is not None
     assert rows_by_structure(out, point, 39 * N * N) is None
+
+
+@pytest.mark.parametrize(("most", "left"), [(MOST, False), (20 * N * N, True)])
+def test_what_would_take_too_much_is_left_to_autograd(most: int, left: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = torch.randn(N, 40 * N, generator=_random, dtype=D) / N
+
+    def f(z: Tensor) -> Tensor:
+        return torch.tanh(torch.tanh(z @ wide) @ wide.T) @ V
+
+    asked: list[int] = []
+    by_autograd = graph.pulled_from
+    monkeypatch.setattr(graph, "pulled_from", lambda *a: (asked.append(1), by_autograd(*a))[1])
+    out, _ = autodiff.linearise(f, point_of(1, D))
+    (point,) = _leaves(out)
+    found = rows_by_structure(out, point, most)
+    assert found is not None and bool(asked) == left
+    torch.testing.assert_close(found, by_torch(f, point.detach()), rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("most", [N * N, 3 * N * N, 20 * N * N])
