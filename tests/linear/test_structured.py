@@ -125,7 +125,7 @@ FEWER: dict[str, Function] = {  # than N products
     "two layers row by row": lambda z: torch.stack([like(V, y) @ torch.sigmoid(like(W, y) @ y) for y in z]),
     "two layers from the left": lambda z: (like(V, z) @ torch.sigmoid(like(W, z) @ z.T)).T + z,
     "two layers of addmm": lambda z: torch.addmm(
-        z, torch.addmm(z, z, like(V, z), alpha=2), like(W, z), beta=3, alpha=0.5
+        z, torch.addmm(z, z, like(V, z), beta=0.3, alpha=2), like(W, z), beta=3, alpha=0.5
     ),
     "two layers of each": lambda z: torch.einsum(
         "bij,bj->bi", like(EACH, z), (like(EACH, z) @ z[..., None])[..., 0].exp()
