@@ -82,8 +82,13 @@ def through_full(way: Way, node: Any, full: Tensor) -> bool:
     if name in _PRODUCTS:
         return _product_full(way, node, full)
     if name in _VIEWS:
-        moved = torch.func.vmap(lambda cotangent: graph.called(node, {0: cotangent})[0])(full)
-        way.give_full(node, 0, moved)
+
+        def moved(cotangent: Tensor) -> Tensor:
+            (found,) = graph.called(node, {0: cotangent})
+            assert found is not None
+            return found
+
+        way.give_full(node, 0, torch.func.vmap(moved)(full))
         return True
     if not (graph.is_pointwise(name) or name == "to_copy"):
         return False
