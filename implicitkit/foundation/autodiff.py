@@ -17,6 +17,7 @@ from torch import Tensor
 from implicitkit.foundation import compat, seeded, tracers
 from implicitkit.foundation.errors import CapturedTensorError, ChangedFunctionError, ConvergenceError
 from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.structured import WORTH, rows_by_structure
 from implicitkit.foundation.wording import COMPILED_ONCE
 
 __all__ = [
@@ -173,8 +174,9 @@ def linearise(
     mv, rmv = products(out, point)
 
     def dense() -> Tensor:
-        shared = one_for_all(rmv, z.shape[1], z)
-        return matrix(rmv, z.shape[1], z) if shared is None else shared
+        found = one_for_all(rmv, z.shape[1], z)
+        found = _by_structure(out, point) if found is None else found
+        return matrix(rmv, z.shape[1], z) if found is None else found
 
     return out, Operator(
         rmv if symmetric else mv,
@@ -271,10 +273,16 @@ def jacobian_of(out: Tensor, point: Tensor) -> Tensor:
         by_rows = m <= 2 * n
         (g,) = (None,) if by_rows else torch.autograd.grad(out, point, w, create_graph=True, allow_unused=True)
     if by_rows:
-        return matrix(lambda e: _grad(out, point, e), m, z)
+        found = _by_structure(out, point)
+        return matrix(lambda e: _grad(out, point, e), m, z) if found is None else found
     if g is None or not g.requires_grad:
         return z.new_zeros(batch, m, n)
     return matrix(lambda e: _grad(g, w, e), n, z).mT
+
+
+def _by_structure(out: Tensor, point: Tensor) -> Tensor | None:
+    """What :func:`matrix` gives, with fewer products; ``None`` where that does not go, or they are cheap."""
+    return rows_by_structure(out, point, _DENSE_CHUNK) if point.numel() * out.shape[1] ** 2 >= WORTH else None
 
 
 def _grad(out: Tensor, point: Tensor, cotangent: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""The private names of torch that cannot be avoided: of pytrees, and of autograd and its modes; ``tracers.py`` has those of
-what records a program.  Nothing else touches a name of torch that starts with an underscore, and ``test_compat.py`` holds
-each function of the two to its contract, so that a new release of torch shows at once what moved.
+"""The private names of torch that cannot be avoided: of pytrees, and of autograd and its modes; ``graph.py`` has those of
+the nodes of a graph, ``tracers.py`` of what records a program.  Nothing else touches a name of torch that starts with an
+underscore, and ``test_compat.py`` holds each function to its contract: a new release of torch shows at once what moved.
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ _WORTH = 2  # samples a matrix, on average, from which telling them apart has pa
 def factors(analysis: Analysis, values: np.ndarray) -> SparseFactor | SharedFactor:
     """Of every sample's matrix, ``values`` ``(batch, nnz)``; one for all samples whose entries are the same, bit by bit."""
     which = np.arange(len(values))
-    if _may_repeat(values):
+    if values.strides[0] == 0:  # known to be one
+        which = np.zeros_like(which)
+    elif _may_repeat(values):
         seen: dict[Hashable, int] = {}
         which = np.array([seen.setdefault(row.tobytes(), len(seen)) for row in values])
     analysis.ordering.alike = len(values) / max(1, which.max(initial=0) + 1)

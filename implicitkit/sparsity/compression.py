@@ -22,6 +22,11 @@ __all__ = ["Coloured", "as_pattern", "below_each_other", "coloured", "known_entr
 
 _CHUNK = 1 << 18  # numbers in one batch of products: fewer cost more calls, more take memory and save no time
 _CHUNK_ELSEWHERE = 1 << 25
+_SAMPLES, _LEAST = (
+    4,
+    1 << 16,
+)  # samples, and numbers in all products, from which it is asked whether they have one matrix
+_LIKELY, _ALIKE = 1e-6, 64.0  # of themselves products with one may differ by, and in the end units of rounding
 _SURE = 1e-8  # of the product itself, by which it may be wrong: then it need not be asked what cancels in it
 _Product = Callable[[Tensor], Tensor]
 
@@ -83,23 +88,46 @@ class Coloured:
             mv: ``(batch, n) -> (batch, m)``. rmv: its transposed. like: a tensor with their dtype and device.
 
         Returns:
-            ``(batch, nnz)`` in the order of :attr:`pattern`, and ``(batch,)``: for a random vector ``v``, the
+            ``(batch, nnz)`` in the order of :attr:`pattern` (those of one matrix, expanded, where all samples have the same,
+            :meth:`_of_one`), and ``(batch,)``: for a random vector ``v``, the
             relative error ``max_i |(A v - mv(v))_i| / (|A| |v|)_i``; rounding if the pattern holds, else far from it.
         """
         c, (m, n) = self.colouring, self.shape
         own, other = (rmv, mv) if c.by_rows else (mv, rmv)
         size_in, size_out = (m, n) if c.by_rows else (n, m)
         random = self._random
-        values = np.empty((batch, len(self.places)))
         members = np.flatnonzero(c.groups >= 0)
         first, alone = _Seeds(c.groups[members], members, c.count), _Seeds(c.apart_groups, c.apart, c.apart_count)
         if own == other:  # of a symmetric matrix: one pass, not two
-            check = self._read(values, own, first.and_then(alone), random, 0, size_out, like)
-        else:
-            check = self._read(values, own, first, random, 0, size_out, like)
-            if len(c.apart):
-                self._read(values, other, alone, None, c.count * size_out, size_in, like)
-        return values, self._error(values, random, check)
+            first, alone = first.and_then(alone), _Seeds(members[:0], members[:0], 0)
+        check = None
+        if batch >= _SAMPLES and not alone.number and batch * first.number * size_out >= _LEAST:
+            check = _one(own, random, batch, like)
+            if bool((np.abs(check - check[0]) <= _LIKELY * np.abs(check[0])).all()):
+                one = self._of_one(own, first, batch, size_in, like)
+                if one is not None:
+                    return np.broadcast_to(one, (batch, len(one))), self._error(one[None], random, check)
+        values = np.empty((batch, len(self.places)))
+        shown = self._read(values, own, first, random if check is None else None, 0, size_out, like)
+        if alone.number:
+            self._read(values, other, alone, None, c.count * size_out, size_in, like)
+        return values, self._error(values, random, shown if check is None else check)
+
+    def _of_one(self, product: _Product, seeds: _Seeds, batch: int, n: int, like: Tensor) -> np.ndarray | None:
+        """The entries ``(nnz,)`` of the matrix of all samples, each of which shows other colours: a few products, not one
+        for each colour.  ``None`` where they have others: a random vector then has other products with some, beyond what
+        rounding leaves of ``|A| |v|``; it gives each column the size one, so that a large one hides no small one."""
+        block = np.zeros((-(-seeds.number // batch) * batch, n))
+        block[seeds.groups, seeds.members] = 1
+        line = np.concatenate([_one(product, some, batch, like) for some in block.reshape(-1, batch, n)])
+        values: np.ndarray = np.take(line, self.places)
+        sizes = np.zeros(n)
+        rows, columns = _coordinates(self.pattern)
+        np.maximum.at(sizes, rows if self.colouring.by_rows else columns, np.abs(values))
+        v = self._random / np.where(sizes > 0, sizes, 1)
+        wrong = np.abs(_one(product, v, batch, like) - self._product(values[None], v))
+        rounding = _ALIKE * torch.finfo(like.dtype).eps * self._product(np.abs(values[None]), v)
+        return values if bool((wrong <= rounding).all()) else None
 
     def _read(
         self,
@@ -128,14 +156,14 @@ class Coloured:
         return last
 
     def _error(self, values: np.ndarray, v: np.ndarray, product: np.ndarray) -> np.ndarray:
-        v, shown = np.tile(v, len(values)), product.reshape(-1)
-        wrong = np.abs(self._product(values, v) - shown)
-        error = _relative(wrong, np.abs(shown), len(values))
+        """Of each sample; of samples with one matrix, ``values`` ``(1, nnz)``."""
+        v, shown = np.tile(v, len(values)), np.abs(product)
+        wrong = np.abs(self._product(values, v).reshape(len(values), -1) - product)
+        error = _relative(wrong, shown)
         if bool((error <= _SURE).all()):  # an upper bound
             return error
-        return _relative(
-            wrong, np.maximum(self._product(np.abs(values), v), np.abs(shown)), len(values)
-        )  # v is positive
+        size = self._product(np.abs(values), v).reshape(len(values), -1)  # v is positive
+        return _relative(wrong, np.maximum(size, shown))
 
     def _product(self, values: np.ndarray, v: np.ndarray) -> np.ndarray:
         """That of every sample's matrix, as it is shown: transposed, if it is by rows."""
@@ -152,9 +180,9 @@ class Coloured:
         return below_each_other(self.pattern, values)
 
 
-def _relative(wrong: np.ndarray, size: np.ndarray, batch: int) -> np.ndarray:
+def _relative(wrong: np.ndarray, size: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
-        error: np.ndarray = np.where(wrong > 0, wrong / size, 0.0).reshape(batch, -1).max(1, initial=0.0)
+        error: np.ndarray = np.where(wrong > 0, wrong / size, 0.0).max(1, initial=0.0)
     return error
 
 
@@ -261,6 +289,11 @@ def _shown(
         except RuntimeError:  # an operation without a batching rule: one by one
             shown = torch.stack([product(v) for v in vectors])
         yield numbers(shown)
+
+
+def _one(product: _Product, vectors: np.ndarray, batch: int, like: Tensor) -> np.ndarray:
+    """``product`` of ``(batch, n)``, or of ``(n,)`` for each sample: ``(batch, width)``."""
+    return numbers(product(torch.from_numpy(vectors).to(like).expand(batch, -1)))
 
 
 def as_pattern(given: object, rows: int, columns: int, diagonal: bool = False) -> IndexSets:

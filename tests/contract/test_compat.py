@@ -1,6 +1,7 @@
 """The private names of torch that are used, held to their contract; and the traps of torch that say nothing.
 
-The first half fails when a release of torch moves or changes what ``foundation/compat.py`` and ``tracers.py`` rely on.
+The first half fails when a release of torch moves or changes what ``foundation/compat.py``, ``graph.py`` and ``tracers.py``
+rely on.
 The second half holds one row for every way known to us in which a derivative of an implicit function is lost without an
 error: ours must be right, or refuse.
 """
@@ -29,7 +30,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 import implicitkit as ik
-from implicitkit.foundation import compat, tracers
+from implicitkit.foundation import compat, graph, tracers
 
 D = torch.float64
 TIGHT: dict[str, Any] = {"rtol": 1e-13, "atol": 1e-13}
@@ -625,7 +626,114 @@ def lost_second_derivative() -> None:
         assert tracers.lost_second_derivative(g) == lost
 
 
+def nodes() -> None:
+    z, A = torch.ones(3, dtype=D, requires_grad=True), torch.ones(4, 3, dtype=D)
+    product = A @ z
+    out = torch.log1p(product.float())
+    double = out.grad_fn.next_functions[0]  # type: ignore[union-attr]
+    assert graph.operation_of(out.grad_fn) == "log1p" and graph.operation_of(double[0]) == "to_copy"
+    assert graph.dtype_at(double) == torch.float32 and graph.dtype_at((product.grad_fn, 0)) == D
+    assert graph.operation_of(product.grad_fn) == "mv" and graph.shape_at((product.grad_fn, 0)) == (4,)
+    assert graph.age(out.grad_fn) > graph.age(double[0]) > graph.age(product.grad_fn)
+    leaf = product.grad_fn.next_functions[1][0]  # type: ignore[union-attr]
+    assert graph.is_leaf(leaf, z) and not graph.is_leaf(leaf, A) and not graph.is_leaf(out.grad_fn, z)
+    assert graph.operation_of(leaf) == "" and graph.age(leaf) > graph.age(out.grad_fn)
+    assert torch.equal(graph.saved(product.grad_fn, "self"), A)
+    added = torch.addmv(z, z.new_ones(3, 3), z, alpha=3, beta=2).grad_fn
+    assert (graph.saved(added, "alpha"), graph.saved(added, "beta")) == (3, 2)
+    product.sum().backward()
+    with pytest.raises(RuntimeError, match="freed"):
+        graph.saved(product.grad_fn, "self")
+    for dims, keep in ((0, False), (-1, True), ((0, -1), False), (None, False)):
+        reduced = (A * z).mean(dims, keepdim=keep)
+        wanted = [0, 1] if dims is None else [d % 2 for d in (dims if isinstance(dims, tuple) else (dims,))]
+        assert graph.dims_of(reduced.grad_fn, 2) == wanted, dims
+    assert graph.dims_of(torch.logsumexp(A * z, -1).grad_fn, 2) == [1]
+
+
+def pointwise() -> None:
+    by_entry = (
+        "tanh sigmoid relu leaky_relu gelu silu softplus exp log1p pow mul div add sub neg where clamp maximum square"
+    )
+    assert all(map(graph.is_pointwise, by_entry.split()))
+    others = [
+        "",
+        "mm",
+        "softmax",
+        "cumsum",
+        "sum",
+        "index",
+        "native_layer_norm",
+        "convolution",
+        "gather",
+        "sort",
+        "no_such",
+    ]
+    assert not any(map(graph.is_pointwise, others))
+
+
+def called() -> None:
+    z = torch.tensor([1.0, 2.0, 3.0], dtype=D, requires_grad=True)
+    given = torch.arange(6, dtype=D).view(2, 3)
+    twice = (z * given).grad_fn
+    first, second = graph.called(twice, {0: given})
+    assert first is not None and torch.equal(first, given * given) and second is None  # of both rows, not of their sum
+    (whole,) = graph.called(z.split([1, 2])[0].grad_fn, {1: torch.tensor([5, 6])})
+    assert whole is not None and whole.tolist() == [0, 5, 6]
+
+
+def pulled_from() -> None:
+    z = torch.tensor([0.3, -2.0], dtype=D, requires_grad=True)
+    y = z.sin()
+    a, b = y * 2, y.exp()
+    given = [torch.tensor([[1.0, 0.0], [0.0, 5.0]], dtype=D), torch.tensor([[2.0, 0.0], [0.0, 7.0]], dtype=D)]
+    edges: list[graph.Edge] = [(a.grad_fn, 0), (b.grad_fn, 0)]
+    got = vmap(lambda *w: graph.pulled_from(edges, z, w))(*given)
+    wanted = torch.stack([(2 * u + v * y.exp()) * z.cos() for u, v in zip(*given, strict=True)])
+    torch.testing.assert_close(got, wanted.detach())
+    assert not got.requires_grad and z.grad is None
+
+
+def between_passes() -> None:
+    z = torch.ones(2, dtype=D, requires_grad=True)
+    other = torch.ones(2, dtype=D, requires_grad=True)
+    node = other.sin().grad_fn
+    seen: list[tuple[Any, Any]] = []
+
+    def look(g: Tensor) -> Tensor:
+        one = {0: torch.ones(2, dtype=D)}
+        seen.append((graph.called(node, one)[0], graph.between_passes(lambda: graph.called(node, one)[0])))
+        return g
+
+    out = z * 2
+    out.register_hook(look)
+    torch.autograd.grad(out.sum(), z)
+    (within, between) = seen[0]
+    assert within is None and torch.equal(between, other.cos())
+    assert graph.between_passes(lambda: 3) == 3 and other.grad is None
+
+    def fails() -> None:
+        raise KeyError("mine")
+
+    out = z * 2
+    out.register_hook(lambda _: graph.between_passes(fails))
+    with pytest.raises(KeyError, match="mine"):
+        torch.autograd.grad(out.sum(), z)
+
+
 CONTRACTS: dict[str, Callable[[], None]] = {
+    "Edge": pulled_from,
+    "age": nodes,
+    "between_passes": between_passes,
+    "called": called,
+    "dims_of": nodes,
+    "dtype_at": nodes,
+    "is_leaf": nodes,
+    "is_pointwise": pointwise,
+    "operation_of": nodes,
+    "pulled_from": pulled_from,
+    "saved": nodes,
+    "shape_at": nodes,
     "Function": function_is_as_torchs,
     "TorchDispatchMode": dispatch,
     "TreeSpec": trees,
@@ -679,7 +787,7 @@ def test_contract(name: str) -> None:
 
 
 def test_every_name_has_a_contract() -> None:
-    assert sorted(CONTRACTS) == sorted([*compat.__all__, *tracers.__all__])
+    assert sorted(CONTRACTS) == sorted([*compat.__all__, *graph.__all__, *tracers.__all__])
 
 
 def test_importing_does_not_load_the_compiler() -> None:

@@ -28,7 +28,7 @@ LIBRARY = sorted((ROOT / "implicitkit").rglob("*.py"))
 PLUGINS = sorted((ROOT / "plugins").rglob("*.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
-HOMES = ("compat.py", "tracers.py")  # where private names of other libraries may be
+HOMES = ("compat.py", "graph.py", "tracers.py")  # where private names of other libraries may be
 PRIVATE = re.compile(
     r"^(torch\._|torch\.utils\._|torch\.autograd\.forward_ad\._|forward_ad\._|fwAD\._|(scipy|cvxpy)(\.\w+)*\._)"
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -17,6 +19,8 @@ from implicitkit.linear.dense_blocks import DenseBlocks
 from implicitkit.linear.price import price_of
 from implicitkit.linear.shared_factors import SharedFactor, factors
 from implicitkit.linear.sparse_factors import SparseFactor
+from implicitkit.sparsity import compression
+from implicitkit.sparsity.compression import Coloured
 
 D = torch.float64
 PATTERNS = {
@@ -77,6 +81,82 @@ def test_different_matrices_are_not_shared(count: int) -> None:
 def test_the_price_is_that_of_the_matrices() -> None:
     each, shared = (price_of(20, 10_000, 10, 50_000, None, fill=600_000, alike=k) for k in (1, 20))
     assert shared.factors < 0.2 * each.factors
+
+
+# -------------------------------------------------------------------------------------------------------- their entries
+def entries_of(blocks: np.ndarray, pattern: sp.csr_matrix, ready: Coloured) -> tuple[np.ndarray, np.ndarray, int]:
+    """What products with ``blocks`` ``(batch, nnz)`` show, how far it is from them, and how many products."""
+    batch, n = len(blocks), pattern.shape[0]
+    each = [sp.csr_matrix((row, pattern.indices, pattern.indptr), shape=pattern.shape) for row in blocks]
+    calls: list[int] = []
+
+    def product(matrices: list[sp.csr_matrix]) -> Callable[[Tensor], Tensor]:
+        whole = torch.stack([torch.from_numpy(A.toarray()) for A in matrices])
+
+        def times(v: Tensor) -> Tensor:
+            calls.append(1)
+            return torch.einsum("bij,bj->bi", whole, v)
+
+        return times
+
+    mv, rmv = product(each), product([A.T for A in each])
+    values, error = ready.values(mv, rmv, batch, torch.zeros(batch, n, dtype=D))
+    return values, error, len(calls)
+
+
+@pytest.mark.parametrize("batch", [4, 7, 40])
+@pytest.mark.parametrize("turned", [False, True], ids=["by columns", "by rows"])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_entries_of_one_matrix(name: str, turned: bool, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression, "_LEAST", 0)
+    A = PATTERNS[name].copy()
+    if turned:  # a full row: its columns would all have colours of their own
+        A = sp.lil_matrix(A)
+        A[3] = np.linspace(1, 2, A.shape[0])
+        A = sp.csr_matrix(A.T) if name == "grid" else sp.csr_matrix(A)
+    A.sort_indices()
+    ready = Coloured(sp.csr_matrix(A.astype(bool)))
+    values, error, calls = entries_of(np.tile(A.data, (batch, 1)), A, ready)
+    apart = ready.colouring.apart_count
+    assert values.shape == (batch, A.nnz) and error.shape == (batch,) and bool((error < 1e-12).all())
+    np.testing.assert_allclose(values, np.tile(A.data, (batch, 1)), rtol=1e-14)
+    assert (values.strides[0] == 0) == (not apart)
+    if not apart:  # the colours, and two to compare samples
+        assert calls == 2 + -(-ready.colouring.count // batch)
+
+
+@pytest.mark.parametrize("entry", ["one of many", "in a small row", "in a small column"])
+def test_entries_of_a_sample_with_another_matrix(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression, "_LEAST", 0)
+    A = sp.lil_matrix(PATTERNS["grid"])
+    if entry == "in a small row":
+        A[7] *= 1e-9
+    if entry == "in a small column":
+        A[:, 8] *= 1e-9
+    A = sp.csr_matrix(A)
+    place = int(np.flatnonzero((A.indices == 8) & (np.repeat(np.arange(196), np.diff(A.indptr)) == 7))[0])
+    blocks = np.tile(A.data, (9, 1))
+    blocks[5, place] *= 1 + 1e-8
+    values, error, _ = entries_of(blocks, A, Coloured(sp.csr_matrix(A.astype(bool))))
+    assert values.strides[0] != 0 and bool((error < 1e-12).all())
+    np.testing.assert_allclose(values, blocks, rtol=1e-13)
+
+
+def test_a_pattern_that_does_not_hold_is_refuted_for_one_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression, "_LEAST", 0)
+    A = PATTERNS["band"]
+    missing = sp.csr_matrix(sp.diags([True, True], [0, 1], shape=A.shape, dtype=bool))
+    assert bool((entries_of(np.tile(A.data, (6, 1)), A, Coloured(missing))[1] > 0.01).all())
+
+
+def test_known_to_be_one_matrix() -> None:
+    A = PATTERNS["grid"]
+    values = np.broadcast_to(A.data, (5, A.nnz))
+    found = factors(analyse(A.astype(bool)), values)
+    assert isinstance(found, SharedFactor) and found.inner.batch == 1
+    b = torch.from_numpy(np.random.default_rng(0).standard_normal((5, A.shape[0])))
+    wanted = SparseFactor(analyse(A.astype(bool)), values.copy()).solve(b)
+    assert torch.allclose(found.solve(b), wanted, rtol=1e-12, atol=1e-13)
 
 
 # ---------------------------------------------------------------------------------------------------------- dense matrices

@@ -1,0 +1,125 @@
+"""The nodes of a graph of autograd, one by one: what they are, and what they give for a cotangent.  The private names of
+torch for them, as in :mod:`compat`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, _engine_run_backward
+
+__all__ = [
+    "Edge",
+    "age",
+    "between_passes",
+    "called",
+    "dims_of",
+    "dtype_at",
+    "is_leaf",
+    "is_pointwise",
+    "operation_of",
+    "pulled_from",
+    "saved",
+    "shape_at",
+]
+
+T = TypeVar("T")
+Edge: TypeAlias = tuple[Any, int]
+"""A node, and which of its results: a tensor, as a graph knows it."""
+
+
+def operation_of(node: Any) -> str:
+    """The name of the operation that ``node`` is the derivative of, ``"addmm"``; of what torch does not derive itself (a
+    leaf, an ``autograd.Function``) an empty one."""
+    return _operation_of(type(node).__name__)
+
+
+@functools.lru_cache(maxsize=1024)
+def _operation_of(name: str) -> str:
+    found = re.fullmatch(r"(\w+)Backward\d+", name)
+    return "" if found is None else re.sub(r"(?<=[a-z])(?=[A-Z])", "_", found.group(1)).lower()
+
+
+@functools.lru_cache(maxsize=1024)
+def is_pointwise(name: str) -> bool:
+    """Has the operation of this name results of which each entry depends on one entry of each argument, by torch's tags?"""
+    packet = getattr(torch.ops.aten, name, None) if name else None
+    return packet is not None and any(torch.Tag.pointwise in getattr(packet, o).tags for o in packet.overloads())
+
+
+def age(node: Any) -> int:
+    """A number, higher for those that were recorded later; of leaves the highest there is."""
+    return int(node._sequence_nr())
+
+
+def shape_at(edge: Edge) -> tuple[int, ...]:
+    """The shape of the tensor there, and so of its cotangents."""
+    return tuple(edge[0]._input_metadata[edge[1]].shape)
+
+
+def dtype_at(edge: Edge) -> torch.dtype:
+    """The dtype of the tensor there, and so of its cotangents."""
+    found: torch.dtype = edge[0]._input_metadata[edge[1]].dtype
+    return found
+
+
+def is_leaf(node: Any, point: Tensor) -> bool:
+    """Does the graph end here, at ``point``?"""
+    return getattr(node, "variable", None) is point
+
+
+def called(node: Any, given: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
+    """What ``node`` makes of cotangents of its results, by their numbers: one for each argument of its operation, as large
+    as that would be were it not expanded."""
+    found = node(*(given.get(k) for k in range(len(node._input_metadata))))
+    return found if isinstance(found, tuple) else (found,)
+
+
+def pulled_from(edges: Sequence[Edge], point: Tensor, cotangents: Sequence[Tensor]) -> Tensor:
+    """``sum_k (d edge_k / d point)^T cotangent_k``; the graph is kept."""
+    found: Sequence[Tensor | None] = _engine_run_backward(
+        tuple(GradientEdge(*edge) for edge in edges),
+        tuple(cotangents),
+        True,
+        False,
+        (point,),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
+    return torch.zeros_like(point) if found[0] is None else found[0]
+
+
+def saved(node: Any, name: str) -> Any:
+    """A tensor, or a number, that the operation of ``node`` has saved under the name of its argument.
+
+    Raises:
+        RuntimeError: the graph has been freed, or the tensor changed since.
+    """
+    return getattr(node, f"_saved_{name}")
+
+
+def between_passes(run: Callable[[], T]) -> T:
+    """``run()``, in which nodes may be called that are none of the backward pass around it, if there is one: a node that is
+    called asks the innermost pass what is wanted of it, and one that asks for some gradients only wants nothing of others.
+    """
+    if torch._C._current_graph_task_id() == -1:
+        return run()
+    found: list[T] = []
+    with torch.enable_grad():
+        start = torch.zeros((), device="cpu", requires_grad=True)
+        end = start.view(1)
+    end.register_hook(lambda _: found.append(run()))
+    end.backward(torch.ones_like(end))  # of everything, and so everything is wanted
+    return found[0]
+
+
+def dims_of(node: Any, ndim: int) -> list[int]:
+    """The dimensions of a tensor of ``ndim`` of them that a reduction has gone over; all, where it names none."""
+    dims = getattr(node, "_saved_dim", None)
+    dims = range(ndim) if dims is None else (dims,) if isinstance(dims, int) else dims
+    return [(d - 2**64 if d >= 2**63 else d) % ndim for d in dims]  # negative ones come as unsigned
