@@ -33,7 +33,7 @@ from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapturedTensorError
 from implicitkit.foundation.trees import refilled, tree_flatten, tree_map, tree_unflatten
 from implicitkit.foundation.written import FirstCalls
-from implicitkit.lifting.entries import Entries, Rest, explicit, has_lazy, to_lift
+from implicitkit.lifting.entries import Entries, Rest, differentiated, explicit, has_lazy, to_lift
 from implicitkit.lifting.purity import watched
 from implicitkit.lifting.reach import Scope, below, can_keep, holds_compiled, modules_in_use, reachable_modules
 from implicitkit.lifting.watch import (
@@ -211,7 +211,8 @@ def _lift_plainly(
     lifted: Lifted, modules: list[nn.Module], z: Any, constants: Constants, looks: Looks | None, needed: bool
 ) -> Any:
     """One evaluation on stand-ins: only if its graph leads anywhere else, the function is observed."""
-    plain = _stand_ins(lifted.theta, levels=False, marked=needed and can_keep(lifted.function, modules))
+    marks = explicit if needed and can_keep(lifted.function, modules) else None
+    plain = _stand_ins(lifted.theta, levels=False, marked=marks)
     out = _first_evaluation(lifted, z, plain, constants, looks)
     known = set(map(id, plain))
     if needed and not known.issuperset(map(id, graph_leaves(out))):
@@ -229,11 +230,17 @@ def _lift_observed(
     lifted: Lifted, modules: list[nn.Module], z: Any, constants: Constants, looks: Looks | None, levels: bool
 ) -> Any:
     """Two evaluations under observation: inside transforms no output shows, at an inner level, what outer ones track."""
-    plain = _stand_ins(lifted.theta, levels, marked=True)
     given, called = tree_flatten(z)[0], Called()
-    first = Discover([*given, *plain])
-    with called, first:
-        _first_evaluation(lifted, z, plain, constants, looks)
+    for which in (explicit, differentiated):
+        plain = _stand_ins(lifted.theta, levels, marked=which)
+        first = Discover([*given, *plain])
+        try:
+            with called, first:
+                _first_evaluation(lifted, z, plain, constants, looks)
+            break
+        except RuntimeError as error:  # torch's, of statistics that are batched only, and must not be tracked
+            if which is not explicit or _NO_DERIVATIVE not in str(error):
+                raise
     _adopt(lifted, modules, first, called)
     plain = _stand_ins(lifted.theta, levels)
     again = Discover([*given, *plain])
@@ -310,6 +317,7 @@ _KEPT = (
     "outside the solve"
 )
 _MARK = "_implicitkit_stand_in"
+_NO_DERIVATIVE = "is not differentiable with respect to argument"
 
 
 def _detached(x: Any) -> Any:
@@ -320,9 +328,9 @@ def _plain(t: Tensor, levels: bool) -> Tensor:
     return compat.plain_sample(t) if levels else t.detach()
 
 
-def _stand_ins(theta: Sequence[Tensor], levels: bool, marked: bool = False) -> list[Tensor]:
-    """What the function is shown in place of ``theta``: tensors tracked and batched at no level; if ``marked``, leaves that
-    show where something computed from them was kept."""
+def _stand_ins(theta: Sequence[Tensor], levels: bool, marked: Callable[[Tensor], bool] | None = None) -> list[Tensor]:
+    """What the function is shown in place of ``theta``: tensors tracked and batched at no level; of those that are to be
+    ``marked``, leaves that show where something computed from them was kept."""
     if not levels:
         plain = [t.detach() for t in theta]
         for t, stand_in in zip(theta, plain, strict=True):
@@ -332,7 +340,7 @@ def _stand_ins(theta: Sequence[Tensor], levels: bool, marked: bool = False) -> l
     plain = []
     for t in theta:
         stand_in = compat.plain_sample(t)
-        if marked and explicit(t) and (stand_in.is_floating_point() or stand_in.is_complex()):
+        if marked is not None and marked(t) and (stand_in.is_floating_point() or stand_in.is_complex()):
             stand_in = compat.marked(stand_in)
             setattr(stand_in, _MARK, True)
         plain.append(stand_in)
