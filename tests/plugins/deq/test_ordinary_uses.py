@@ -1,0 +1,120 @@
+"""What builders of models do with a layer besides calling it: each with its value and every gradient against a loop."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+import implicitkit as ik
+from implicitkit_deq import DEQ
+
+D = torch.float64
+TIGHT: dict[str, Any] = {"rtol": 1e-12, "rule": ik.Implicit(rtol=1e-12)}
+
+
+class Half(nn.Module):
+    """``tanh(W z / 2 + U x)``: a contraction wherever ``|W| <= 1``."""
+
+    def __init__(self, inputs: int = 3, width: int = 5) -> None:
+        super().__init__()
+        self.W, self.U = nn.Linear(width, width, dtype=D), nn.Linear(inputs, width, dtype=D)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(0.5 * self.W(z) + self.U(x))
+
+
+def unrolled(cell: Callable[..., Tensor], x: Tensor, width: int = 5, steps: int = 150) -> Tensor:
+    z = torch.zeros(len(x), width, dtype=D)
+    for _ in range(steps):
+        z = cell(z, x)
+    return z
+
+
+def gradients(z: Tensor, module: nn.Module) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(z.square().sum(), list(module.parameters()))
+
+
+# --------------------------------------------------------------------------- reparametrisations that are hooks before a call
+def pruned(module: nn.Linear) -> nn.Module:
+    prune.l1_unstructured(module, "weight", amount=0.4)
+    return prune.random_unstructured(module, "bias", amount=0.4)
+
+
+# what sets the weight, and the method of the hook that computes it
+HOOKED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "weight_norm": (nn.utils.weight_norm, "compute_weight"),
+    "spectral_norm": (nn.utils.spectral_norm, "compute_weight"),
+    "prune": (pruned, "apply_mask"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize("name", HOOKED)
+def test_a_weight_that_a_hook_sets_is_computed_once_a_call(name: str) -> None:
+    torch.manual_seed(0)
+    layer, x = DEQ(Half(), (5,), **TIGHT), torch.randn(4, 3, dtype=D)
+    hook_up, method = HOOKED[name]
+    hook_up(layer.cell.W)
+    hooks = list(layer.cell.W._forward_pre_hooks.values())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(20):  # spectral normalisation takes a step of the power method a call
+            layer(x)
+    assert list(layer.cell.W._forward_pre_hooks.values()) == hooks  # they are back
+    exact = unrolled(layer.eval().cell, x)
+    wanted = gradients(exact, layer)
+    if name == "spectral_norm":
+        norm = torch.linalg.matrix_norm(layer.cell.W.weight.detach(), 2)
+        assert float(norm) == pytest.approx(1.0, abs=1e-2)
+
+    calls = 0
+
+    def counted(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def compute(*args: Any, **kwargs: Any) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return of(*args, **kwargs)
+
+        return compute
+
+    for hook in hooks:
+        setattr(hook, method, counted(getattr(hook, method)))
+    z = layer(x)
+    found = gradients(z, layer)
+    assert calls == len(hooks) and layer.solution.evaluations > 5
+    torch.testing.assert_close(z, exact, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_layers_in_a_row_hold_the_weights_of_both() -> None:
+    torch.manual_seed(0)
+    first, second, x = DEQ(Half(), (5,), **TIGHT), DEQ(Half(5), (5,), **TIGHT), torch.randn(4, 3, dtype=D)
+    nn.utils.spectral_norm(first.cell.W)
+    nn.utils.weight_norm(second.cell.W)
+    both = first >> second
+    before = first.cell.W.weight_u.clone()
+    both(x)
+    assert not torch.equal(first.cell.W.weight_u, before)
+    both.eval()
+    exact = unrolled(second.cell, unrolled(first.cell, x))
+    torch.testing.assert_close(gradients(both(x), both), gradients(exact, both), rtol=1e-8, atol=1e-10)
+
+
+# ----------------------------------------------------------------------------------------------------- frozen, and not
+def test_a_generator_is_trained_through_a_layer_that_is_frozen_for_the_while() -> None:
+    torch.manual_seed(0)
+    maker, judge, x = DEQ(Half(), (5,), **TIGHT), DEQ(Half(5), (5,), **TIGHT), torch.randn(4, 3, dtype=D)
+    judge.requires_grad_(False)
+    value = judge(maker(x)).square().sum()
+    judge.requires_grad_()
+    value.backward()
+    exact = gradients(unrolled(judge.cell, unrolled(maker.cell, x)), maker)
+    torch.testing.assert_close([p.grad for p in maker.parameters()], list(exact), rtol=1e-8, atol=1e-10)
+    assert all(p.grad is None for p in judge.parameters())
