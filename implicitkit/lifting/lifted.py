@@ -31,7 +31,8 @@ from torch import Tensor, nn
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapturedTensorError
-from implicitkit.foundation.trees import refilled, tree_flatten, tree_map, tree_unflatten
+from implicitkit.foundation.refill import refilled
+from implicitkit.foundation.trees import tree_flatten, tree_map, tree_unflatten
 from implicitkit.foundation.written import FirstCalls
 from implicitkit.lifting.entries import Entries, Rest, differentiated, explicit, has_lazy, to_lift
 from implicitkit.lifting.purity import watched
