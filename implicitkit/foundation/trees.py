@@ -7,6 +7,7 @@ of real and imaginary part), so that every algorithm is real and derivatives fol
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ __all__ = [
     "describe_leaves",
     "from_arrays",
     "hint_of_pair",
+    "in_order",
     "tree_flatten",
     "tree_map",
     "tree_unflatten",
@@ -61,6 +63,7 @@ class Layout:
         batch_shape: the full batch shape, ``()`` when ``batch_dims`` is 0.
         size: ``n``, real numbers a sample.
         dtype, device: of the matrix (real).
+        keyed: are there dicts in the state?  The order of their keys is that of the state, whatever others return.
     """
 
     def __init__(self, tree: Any, batch_dims: int, name: str = "z0") -> None:
@@ -112,6 +115,7 @@ class Layout:
         self.events = [leaf.shape[batch_dims:] for leaf in leaves]
         self.complex = [leaf.is_complex() for leaf in leaves]
         self.sizes = [math.prod(e) * (2 if c else 1) for e, c in zip(self.events, self.complex, strict=True)]
+        self.keyed = any(isinstance(x, dict) for x in tree_flatten(tree, is_leaf=lambda x: isinstance(x, dict))[0])
         self.size = sum(self.sizes)
         self._classify(isinstance(tree, Tensor))
         if self.size == 0:
@@ -138,9 +142,10 @@ class Layout:
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        # plain containers, whatever torch's specs are
-        skeleton = tree_unflatten(list(range(len(self.events))), self.spec)
-        return self.__dict__ | {"spec": skeleton}
+        return self.__dict__ | {"spec": self._skeleton()}  # plain containers, whatever torch's specs are
+
+    def _skeleton(self) -> Any:
+        return tree_unflatten(list(range(len(self.events))), self.spec)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, spec=tree_flatten(state["spec"])[1])
@@ -150,7 +155,9 @@ class Layout:
         if self.bare:
             matrix = tree if self.identity else tree.reshape(-1, self.size)
             return matrix if matrix.dtype == self.dtype else matrix.to(self.dtype)
-        leaves = tree_flatten(tree)[0]
+        leaves, spec = tree_flatten(tree)
+        if self.keyed and spec != self.spec:
+            leaves = tree_flatten(in_order(tree, self._skeleton()))[0]
         rows = [
             (self._pairs(leaf) if leaf.is_complex() else leaf).reshape(
                 -1 if n else leaf.shape[: leaf.ndim - len(event)].numel(), n
@@ -194,11 +201,16 @@ class Layout:
             return vector
         return vector.reshape(lead + tuple(self.batch_shape))
 
-    def check(self, tree: Any, what: str, cast: bool = False, rows: int | None = None) -> None:
-        """Raise unless ``tree`` has this structure, these shapes, dtypes and devices (``cast``: any precision; ``rows``: the
-        length of the first batch dimension where samples have been dropped)."""
+    def check(self, tree: Any, what: str, cast: bool = False, rows: int | None = None) -> Any:
+        """``tree``, its keys in the order of this structure; raise unless it has this structure, these shapes, dtypes and
+        devices (``cast``: any precision; ``rows``: the length of the first batch dimension where samples have been
+        dropped)."""
         leaves, spec = tree_flatten(tree)
         batch = tuple(self.batch_shape) if rows is None else (rows, *self.inner)
+        if self.keyed and spec != self.spec:
+            with contextlib.suppress(ValueError):  # it is another structure
+                tree = in_order(tree, self._skeleton())
+                leaves, spec = tree_flatten(tree)
         if spec is not self.spec and spec != self.spec:
             z = tree_unflatten([torch.Size(batch + tuple(event)) for event in self.events], self.spec)
             raise TypeError(
@@ -227,6 +239,16 @@ class Layout:
                     f"{what} returned dtype {leaf.dtype}{_at(tree, i)}, but z has {'complex ' if is_complex else ''}"
                     f"{self.dtype} there; start from a z0 of the dtype that the function computes in"
                 )
+        return tree
+
+
+def in_order(tree: Any, like: Any) -> Any:
+    """``tree`` with the keys of its dicts in the order that they have in ``like``, and of its kinds of dict.
+
+    Raises:
+        ValueError: it has another structure.
+    """
+    return tree_map(lambda _, leaf: leaf, like, tree)
 
 
 def as_state(z0: Any, args: Any) -> Any:

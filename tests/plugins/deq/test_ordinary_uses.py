@@ -107,6 +107,39 @@ def test_layers_in_a_row_hold_the_weights_of_both() -> None:
     torch.testing.assert_close(gradients(both(x), both), gradients(exact, both), rtol=1e-8, atol=1e-10)
 
 
+# ------------------------------------------------------------------------------------------------------ states with names
+class Named(nn.Module):
+    """Two states with names, returned in an order of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h, self.c = nn.Linear(3, 3, dtype=D), nn.Linear(3, 3, dtype=D)
+
+    def forward(self, z: dict[str, Tensor], x: Tensor) -> dict[str, Tensor]:
+        h = torch.tanh(0.5 * self.h(z["h"]) + x)
+        return {"c": torch.tanh(0.3 * z["c"] + self.c(z["h"])), "h": h}
+
+
+@pytest.mark.parametrize("options", [{}, {"solver": "newton"}, {"init": "last"}, {"init": "learned"}], ids=str)
+def test_the_names_of_a_state_may_come_in_any_order(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    layer, x = DEQ(Named(), {"h": (3,), "c": (3,)}, **options, **TIGHT), torch.randn(4, 3, dtype=D)
+    exact: Any = {k: torch.zeros(4, 3, dtype=D) for k in ("h", "c")}
+    for _ in range(100):
+        exact = layer.cell(exact, x)
+    for _ in range(2):
+        z = layer(x)
+        assert list(z) == ["h", "c"]
+        for name in z:
+            torch.testing.assert_close(z[name], exact[name], rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(
+                torch.autograd.grad(z[name].sum(), layer.cell.h.weight, retain_graph=True),
+                torch.autograd.grad(exact[name].sum(), layer.cell.h.weight, retain_graph=True),
+            )
+    layer(x, z0={k: exact[k].detach() for k in ("c", "h")})
+    assert layer.solution.evaluations == 1  # it is there
+
+
 # ----------------------------------------------------------------------------------------------------- frozen, and not
 def test_a_generator_is_trained_through_a_layer_that_is_frozen_for_the_while() -> None:
     torch.manual_seed(0)
