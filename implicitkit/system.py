@@ -257,7 +257,8 @@ def _of_fewer(whole: System, left: int, before: tuple[Kernel, Sequence[Tensor], 
             f"{total - left} of {total} rows have converged and were dropped (in_dims says which arguments carry the batch) "
             f"and on the {left} left {happens}: a tensor that it captures carries the batch"
             + (f" (perhaps {', '.join(map(repr, names))})" if names else "")
-            + ". Pass it in args, with its dimension in in_dims; or leave in_dims out, and no row is dropped"
+            + ". Pass it in args, with its dimension in in_dims; or leave in_dims out, and no row is dropped. (Or an argument "
+            "is shared by the samples, and has as many rows by chance: None in in_dims)"
         )
 
     def checked(z: Tensor, *theta: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import implicitkit as ik
-from implicitkit_deq import DEQ
+from implicitkit_deq import DEQ, Cell
 
 D = torch.float64
 TIGHT: dict[str, Any] = {"rtol": 1e-12, "rule": ik.Implicit(rtol=1e-12)}
@@ -87,7 +87,8 @@ def test_a_weight_that_a_hook_sets_is_computed_once_a_call(name: str) -> None:
         setattr(hook, method, counted(getattr(hook, method)))
     z = layer(x)
     found = gradients(z, layer)
-    assert calls == len(hooks) and layer.solution.evaluations > 5
+    assert layer.solution is not None and layer.solution.evaluations > 5
+    assert calls == len(hooks)
     torch.testing.assert_close(z, exact, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
 
@@ -137,7 +138,58 @@ def test_the_names_of_a_state_may_come_in_any_order(options: dict[str, Any]) -> 
                 torch.autograd.grad(exact[name].sum(), layer.cell.h.weight, retain_graph=True),
             )
     layer(x, z0={k: exact[k].detach() for k in ("c", "h")})
-    assert layer.solution.evaluations == 1  # it is there
+    assert layer.solution is not None and layer.solution.evaluations == 1  # it is there
+
+
+# ----------------------------------------------------------------------------------------- arguments that the samples share
+class Shared(Cell):
+    """A cell that does not say that its second argument is one for all samples."""
+
+    def __init__(self, use: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.W, self.U, self.use = nn.Linear(5, 5, dtype=D), nn.Linear(3, 5, dtype=D), use
+        self.evaluations = 0
+
+    def state_shape(self, x: Tensor, _: Tensor) -> tuple[int, ...]:
+        return (5,)
+
+    def inject(self, x: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+        return self.U(x), A
+
+    def update(self, z: Tensor, i: Tensor, A: Tensor) -> Tensor:
+        self.evaluations += 1
+        return torch.tanh(self.use(0.5 * self.W(z), i, A))
+
+
+# name: what the cell makes of its argument, and whether that is one row a sample
+SHARED: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], bool]] = {
+    "a number of it": (lambda y, i, A: y * A.mean() + i, False),
+    "a matrix": (lambda y, i, A: y @ A + i, False),
+    "one row": (lambda y, i, A: y + i + A[0], False),
+    "a row each": (lambda y, i, A: y * A + i, True),
+}
+
+
+@pytest.mark.parametrize("trained", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("name", SHARED)
+def test_an_argument_of_as_many_rows_as_the_batch_is_not_cut_where_it_is_shared(name: str, trained: bool) -> None:
+    torch.manual_seed(0)
+    use, apart = SHARED[name]
+    cell = Shared(use)
+    layer, x = DEQ(cell, **TIGHT).train(trained), torch.randn(5, 3, dtype=D)
+    x[:3] *= 30  # these converge at once
+    A = torch.linspace(0.3, 1.0, 25, dtype=D).view(5, 5).flip(0).contiguous() / (5 if name == "a matrix" else 1)
+    z = layer(x, A)
+    exact = unrolled(lambda z, x: cell(z, x, A), x)
+    torch.testing.assert_close(z, exact, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(gradients(z, layer), gradients(exact, layer), rtol=1e-8, atol=1e-10)
+    solution = layer.solution
+    assert solution is not None
+    assert (solution.sample_evaluations < 5 * solution.evaluations) == apart  # rows are dropped where that is right
+
+    before = cell.evaluations
+    layer(x[:4] if apart else x, A[:4] if apart else A)
+    assert layer.solution is not None and cell.evaluations - before == layer.solution.evaluations  # it is asked once
 
 
 # ----------------------------------------------------------------------------------------------------- frozen, and not
