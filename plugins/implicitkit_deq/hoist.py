@@ -8,20 +8,16 @@ at every evaluation, and spectral normalisation, which takes a power step each t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.nn.utils.prune import BasePruningMethod
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
 import implicitkit as ik
+from implicitkit_deq.compat import SETTING, hooks_that_set
 
 __all__ = ["Place", "computed", "held", "places"]
-
-_HOOKS = "_forward_pre_hooks"
 
 
 class Place(NamedTuple):
@@ -62,24 +58,15 @@ def places(module: Any) -> list[Place]:
             table = m.parametrizations
             assert isinstance(table, nn.ModuleDict)
             found.extend(Place(table, "_modules", name, m, name, compiled) for name in table)
-        found.extend(Place(m, _HOOKS, key, m, name, compiled) for key, name in _hooked(m))
+        found.extend(Place(m, SETTING, key, m, name, compiled) for key, name, _ in hooks_that_set(m))
     return found
-
-
-def _hooked(module: nn.Module) -> Iterator[tuple[int, str]]:
-    """The hooks that set a weight before every call of the module, and its name."""
-    for key, hook in module._forward_pre_hooks.items():
-        if isinstance(hook, (SpectralNorm, WeightNorm)):
-            yield key, hook.name
-        elif isinstance(hook, BasePruningMethod):
-            yield key, hook._tensor_name
 
 
 def computed(where: Sequence[Place]) -> tuple[Tensor, ...]:
     """The weights, differentiable in what they are made of."""
-    for place in where:
-        if place.kind == _HOOKS:
-            place.owner._forward_pre_hooks[place.key](place.owner, ())
+    for owner in {place.owner for place in where if place.kind == SETTING}:
+        for _, _, hook in hooks_that_set(owner):
+            hook(owner, ())
     return tuple(getattr(place.owner, place.attribute) for place in where)
 
 
@@ -89,8 +76,8 @@ def held(where: Sequence[Place], weights: Sequence[Tensor]) -> contextlib.Abstra
         return contextlib.nullcontext()
     entries: list[tuple[nn.Module, str, Any, Any]] = []
     for place, w in zip(where, weights, strict=True):
-        if place.kind == _HOOKS:
-            entries.append((place.owner, _HOOKS, place.key, _as_it_is))
+        if place.kind == SETTING:
+            entries.append((place.owner, SETTING, place.key, _as_it_is))
             entries.append((place.owner, "", place.attribute, w))
         else:
             entries.append((place.keeper, place.kind, place.key, _Held(w)))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.random import fork_rng
 
 import implicitkit as ik
 from implicitkit_deq import hoist
@@ -70,7 +71,7 @@ def _by_rows(function: Callable[..., Any], z: Any, injected: tuple[Any, ...], di
     z = ik.extend.trees.tree_map(lambda t: t + _ripples(t), z)
     device = ik.extend.trees.tree_flatten(z)[0][0].device
     try:
-        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.no_grad(), fork_rng([device] if device.type == "cuda" else []):
             whole = function(z, *injected)
             part = function(
                 ik.extend.trees.tree_map(lambda t: t[1:], z),

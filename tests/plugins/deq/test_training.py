@@ -623,6 +623,12 @@ def test_the_private_names_of_torch_are_there() -> None:
         assert not compat.called_whole(cell), register.__name__
     cell.compile(backend="eager")
     assert compat.called_whole(cell)
+
+    nn.utils.spectral_norm(cell)
+    nn.utils.prune.random_unstructured(cell, "bias", amount=1)
+    found = {name: (key, hook) for key, name, hook in compat.hooks_that_set(cell)}
+    assert list(found) == ["weight", "bias"]
+    assert all(getattr(cell, compat.SETTING)[key] is hook for key, hook in found.values())
     assert not compat.autocast_on(torch.device("meta"))
 
 
