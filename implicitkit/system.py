@@ -242,23 +242,28 @@ class System:
         return calls
 
 
+_ALIKE: dict[Hashable, None] = {}  # functions that have had the same values on fewer rows, the oldest first
+_MANY = 4096
+
+
 def _of_fewer(whole: System, left: int, before: tuple[Kernel, Sequence[Tensor], Tensor, int]) -> Kernel:
     """The live kernel on the rows that are left; a failure there is explained by the rows that were dropped, and so is
     another value than ``before``: kernel and tensors of a larger batch, which of its rows are left, and its samples.  (That
-    is evaluated once, and only where the function captures a tensor of as many rows: ``X[: len(z)]``.)"""
+    is evaluated once for each function, and once a solve where it captures a tensor of as many rows: ``X[: len(z)]``.)"""
     total, kernel = whole.layout.batch_shape[0], whole.live
     if whole.rows_named is None:
         whole.rows_named = captured_rows(whole.lifted.function, total)
     names = whole.rows_named
-    compare = bool(names) and before[3] > len(before[2]) == left
+    key = whole.identity
+    compare = (bool(names) or key not in _ALIKE) and before[3] > len(before[2]) == left
 
     def blame(happens: str = "the function fails") -> str:
         return (
             f"{total - left} of {total} rows have converged and were dropped (in_dims says which arguments carry the batch) "
             f"and on the {left} left {happens}: a tensor that it captures carries the batch"
             + (f" (perhaps {', '.join(map(repr, names))})" if names else "")
-            + ". Pass it in args, with its dimension in in_dims; or leave in_dims out, and no row is dropped. (Or an argument "
-            "is shared by the samples, and has as many rows by chance: None in in_dims)"
+            + ". Pass it in args, with its dimension in in_dims; or leave in_dims out, and no row is dropped. (Or an "
+            "argument is shared by the samples, and has as many rows by chance: None in in_dims)"
         )
 
     def checked(z: Tensor, *theta: Tensor) -> Tensor:
@@ -281,6 +286,9 @@ def _of_fewer(whole: System, left: int, before: tuple[Kernel, Sequence[Tensor], 
                 )
             if not near:
                 raise ValueError(blame("the function has other values"))
+            _ALIKE[key] = None
+            if len(_ALIKE) > _MANY:
+                del _ALIKE[next(iter(_ALIKE))]
         return out
 
     return checked
