@@ -19,7 +19,8 @@ from implicitkit.foundation.autocast import cast_as_now
 from implicitkit.foundation.trees import Layout, hint_of_pair, tree_flatten
 from implicitkit.lifting.lifted import Lifted
 from implicitkit.lifting.reach import captured_rows
-from implicitkit.sparsity.known import Sparsity, identity_of
+from implicitkit.sparsity.identity import identity_of, settings_of
+from implicitkit.sparsity.known import Sparsity
 
 __all__ = ["LevelKernel", "System", "check_output"]
 
@@ -202,6 +203,11 @@ class System:
         return type(self.origin.problem), identity_of(lifted.function), events, *(m.training for m in modules)
 
     @property
+    def identity_now(self) -> tuple[Hashable, ...]:
+        """The same, and how its objects are set: for what is asked once of a function as it is, and never checked again."""
+        return *self.identity, settings_of(self.lifted.function)
+
+    @property
     def is_batched(self) -> bool:
         """Does this system stand for several of one, by ``torch.vmap``?"""
         return self.parent is not None
@@ -254,7 +260,7 @@ def _of_fewer(whole: System, left: int, before: tuple[Kernel, Sequence[Tensor], 
     if whole.rows_named is None:
         whole.rows_named = captured_rows(whole.lifted.function, total)
     names = whole.rows_named
-    key = whole.identity
+    key = whole.identity_now
     compare = (bool(names) or key not in _ALIKE) and before[3] > len(before[2]) == left
 
     def blame(happens: str = "the function fails") -> str:
