@@ -132,7 +132,7 @@ class System:
         dims = tuple(dims)
 
         def over(kernel: Kernel) -> Kernel:
-            mapped = torch.func.vmap(lambda z, *theta: kernel(z, *theta), in_dims=(0, *dims), randomness="different")
+            mapped = torch.func.vmap(lambda z, *theta: kernel(z, *theta), in_dims=(0, *dims), randomness="same")
 
             def batched_kernel(z: Tensor, *theta: Tensor) -> Tensor:
                 return mapped(z.reshape(-1, self.batch, z.shape[1]), *theta).flatten(0, 1)
@@ -230,7 +230,7 @@ class System:
             mapped = torch.func.vmap(
                 lambda *tensors: inner(tensors[:given], tensors[given:]),
                 in_dims=(*(0,) * given, *dims),
-                randomness="different",
+                randomness="same",
             )
             out = mapped(*(m.reshape(-1, rows, m.shape[-1]) for m in states), *theta)
             return tuple(o.flatten(0, 1) for o in out)

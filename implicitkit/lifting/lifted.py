@@ -274,7 +274,7 @@ def _refuse_leaks(lifted: Lifted, z: Any, plain: Sequence[Tensor], out: Any, lev
     if not leaks(out) or not (levels or not _tracks_state_only(lifted, z, plain)):
         return
     kept = any(getattr(t, _MARK, False) for t in graph_leaves(out))
-    raise CapturedTensorError(_KEPT if kept else why or _UNSEEN)
+    raise CapturedTensorError(_KEPT if kept else why or (_DRAWN if lifted.random and levels else _UNSEEN))
 
 
 def check_leaves(out: Tensor, known: Sequence[Tensor], z: Tensor) -> None:
@@ -306,6 +306,11 @@ _UNSEEN = (
     "the function uses a tensor that requires grad, or belongs to a torch.func transform, in a way that implicitkit cannot "
     "see (through a custom autograd.Function, say, or a traced module): its derivative would be lost. Pass that tensor as "
     "an argument: ik.solve(problem, z0, (..., tensor))"
+)
+_DRAWN = (
+    'inside torch.vmap(..., randomness="different") the function draws numbers for each member anew, at every evaluation, '
+    "and no solution would be that of one map. Draw them once outside the solve and pass them as an argument, or map with "
+    'randomness="same"'
 )
 _ELSEWHERE = (
     "at the solution the function uses a tensor that requires grad, or belongs to a torch.func transform, which it did not "

@@ -49,6 +49,11 @@ MUTANTS = [
         "tests/core/test_machinery.py -k 'captured_rows or rows_that or asked_once'",
         ("compare = (bool(names) or key not in _ALIKE) and", "compare = bool(names) and"),
         ("            _ALIKE[key] = None\n", ""),
+        (
+            'in_dims=(0, *dims), randomness="same")',
+            'in_dims=(0, *dims), randomness="different")',
+            "tests/plugins/deq/test_ordinary_uses.py -k mask",
+        ),
     ),
     *mutants(
         "implicitkit/foundation/options.py",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils import prune
 
 import implicitkit as ik
@@ -203,3 +204,54 @@ def test_a_generator_is_trained_through_a_layer_that_is_frozen_for_the_while() -
     exact = gradients(unrolled(judge.cell, unrolled(maker.cell, x)), maker)
     torch.testing.assert_close([p.grad for p in maker.parameters()], list(exact), rtol=1e-8, atol=1e-10)
     assert all(p.grad is None for p in judge.parameters())
+
+
+# ------------------------------------------------------------------------------------------------- masks of mapped samples
+class Dropped(Half):
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(0.5 * self.W(nn.functional.dropout(z, 0.5, self.training)) + self.U(x))
+
+
+def test_an_ensemble_draws_one_mask_for_all_its_members() -> None:
+    torch.manual_seed(0)
+    layers, x = [DEQ(Dropped(), (5,), **TIGHT) for _ in range(3)], torch.randn(4, 3, dtype=D)
+    parameters, _ = torch.func.stack_module_state(layers)
+    x[:2] *= 30  # these converge at once, and are dropped in none of the members
+    for seed in range(4):
+        torch.manual_seed(seed)
+        found = torch.func.vmap(lambda p: functional_call(layers[0], p, (x,)), randomness="same")(parameters)
+        torch.manual_seed(seed)
+        mask = nn.functional.dropout(torch.ones(4, 5, dtype=D), 0.5)
+        for z, layer in zip(found, layers, strict=True):
+            cell = layer.cell
+            exact = unrolled(lambda z, x, c=cell, m=mask: torch.tanh(0.5 * c.W(z * m) + c.U(x)), x)
+            torch.testing.assert_close(z, exact, rtol=1e-9, atol=1e-11)
+
+
+def test_a_mask_for_each_mapped_sample_is_refused_with_what_to_do_and_one_for_all_is_taken() -> None:
+    torch.manual_seed(0)
+    layer, x = DEQ(Dropped(), (5,), **TIGHT), torch.randn(4, 3, dtype=D)
+    mapped = lambda how: torch.func.vmap(lambda x: layer(x[None])[0], randomness=how)(x)  # noqa: E731
+    with pytest.raises(ik.CapabilityError, match=r'Dropped draws random numbers.*randomness="same"'):
+        mapped("different")
+    torch.manual_seed(1)
+    found = mapped("same")
+    torch.manual_seed(1)
+    mask = nn.functional.dropout(torch.ones(1, 5, dtype=D), 0.5)
+    exact = unrolled(lambda z, x: torch.tanh(0.5 * layer.cell.W(z * mask) + layer.cell.U(x)), x)
+    torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-11)
+
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+
+    def loss(p: dict[str, Tensor], x: Tensor) -> Tensor:
+        z: Tensor = functional_call(layer, p, (x[None],))
+        return z.square().sum()
+
+    torch.manual_seed(1)
+    per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0), randomness="same")(parameters, x)
+    wanted = [torch.autograd.grad(row.square().sum(), list(layer.parameters()), retain_graph=True) for row in exact]
+    torch.testing.assert_close(list(per_sample.values()), [torch.stack(g) for g in zip(*wanted, strict=True)])
+
+    drawn = lambda x: ik.fixed_point(lambda z: 0.5 * torch.cos(z) * torch.rand(2) + x, torch.zeros(2)).value  # noqa: E731
+    with pytest.raises(ik.CapturedTensorError, match='randomness="different"'), pytest.warns(ik.ImpureFunctionWarning):
+        torch.func.vmap(drawn, randomness="different")(torch.ones(3, 2))
