@@ -46,7 +46,7 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
     Units: ``z`` has those of the cell's output; ``atol`` too, ``rtol`` is dimensionless.
 
     Args:
-        cell: ``z_next = cell(z, *inputs)``, a :class:`Cell`, another module or a function.
+        cell: ``z_next = cell(z, *inputs)``, a :class:`Cell`, a module, or a function, whose modules are not the layer's.
         state: the shape of one sample's state, or a pytree of shapes, or a function ``(*inputs)`` that returns one;
             ``None``: the cell says (``cell.state_shape``).
         init: where a solve starts: ``None``: zero, but where in training the very tensors of the last call come back after a
