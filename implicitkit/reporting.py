@@ -11,7 +11,13 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.autocast import computing_dtype
-from implicitkit.foundation.errors import CapabilityError, ConvergenceError, ConvergenceWarning, warn
+from implicitkit.foundation.errors import (
+    CapabilityError,
+    ConvergenceError,
+    ConvergenceWarning,
+    ImpureFunctionWarning,
+    warn,
+)
 from implicitkit.foundation.tracers import NO_NUMBERS, is_fake
 from implicitkit.foundation.trees import describe_leaves, tree_flatten, tree_map
 from implicitkit.foundation.wording import of_operations
@@ -26,8 +32,10 @@ __all__ = [
     "plain_solution",
     "raise_in_words",
     "report_failure",
+    "warn_if_unsteady",
 ]
 
+_MANY = 50  # evaluations after which two more are no matter, and before which nothing has been in the way
 _NONFINITE = frozenset({Status.NONFINITE})
 POLICIES = ("raise", "warn", "ignore", "nan")
 """What ``on_failure=`` may be, everywhere."""
@@ -142,6 +150,18 @@ def report_failure(solution: Solution, on_failure: str, why: tuple[str, frozense
     if on_failure == "raise":  # no name for the error here: its traceback would hold it, and all tensors of the solve
         raise solution._error(*why) from getattr(solution._record.outcome, "error", None)
     warn(str(solution._error(*why)), ConvergenceWarning)
+
+
+def warn_if_unsteady(record: Record) -> None:
+    """Warn where points were accepted whose residual no two evaluations agree on: what stands in the way of the tolerance
+    was taken for rounding, and is something else."""
+    outcome = record.outcome
+    if outcome.evaluations < _MANY or outcome.tolerance is None:
+        return
+    if not bool((outcome.residual_norm > outcome.tolerance).any()):
+        return
+    if said := record.unsteady(1.0):
+        warn(f"{said} What was found solves it to within that", ImpureFunctionWarning)
 
 
 def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, frozenset[Status]]:

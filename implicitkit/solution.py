@@ -93,6 +93,12 @@ _NO_ROOT = (
     "Perhaps there is no solution near: |F| may have a minimum there that is not zero. Start elsewhere (z0= or bracket=), "
     "try another solver=, or loosen rtol= / atol= if that |F| is small enough."
 )
+_UNSTEADY = (
+    "Two evaluations of the function at the same point differ by {:.3g}: it draws numbers anew (from a generator of its "
+    "own, from NumPy or Python), counts its calls, or keeps something from one to the next. Draw, or compute, outside and "
+    "pass that as an argument."
+)
+_AGAIN = 0.1  # share of a residual that failed, by which two evaluations may differ
 _KINK = (
     "Loosen rtol= / atol=, or try another solver= or z0. A gradient that does not vanish where the objective stops falling "
     "is that of a kink (relu, abs, max): smooth it, or state it as prox= or constraints=."
@@ -122,6 +128,22 @@ class Record:
 
     def __getstate__(self) -> dict[str, Any]:  # the user's function need not be picklable
         return self.__dict__ | {"system": None, "theta": ()}
+
+    def unsteady(self, share: float) -> str:
+        """A sentence, if two evaluations of the function at the points that were found differ by more than was asked for,
+        and than a ``share`` of the residual: it is then no function.  That it draws from torch's own generator is known."""
+        outcome, system = self.outcome, self.system
+        if system is None or system.lifted.random or compat.transforms_active() or compat.has_forward_level():
+            return ""
+        try:
+            with compat.untracked(), compat.own_graphs():
+                first, second = (system.residual(outcome.z, *self.theta).detach() for _ in range(2))
+        except Exception:  # what is reported now is another failure
+            return ""
+        differ = torch.linalg.vector_norm(first - second, dim=1).to(outcome.residual_norm)
+        least = share * outcome.residual_norm
+        noisy = differ > (least if outcome.tolerance is None else torch.maximum(least, outcome.tolerance))
+        return _UNSTEADY.format(float(differ[noisy].max())) if bool(noisy.any()) else ""
 
 
 class Solution:
@@ -268,9 +290,11 @@ class Solution:
         text = f"{self.solver}: {many}: {kinds}. Worst: {names}."
         if outcome.message:
             text += f" {outcome.message}."
+        present = {Status(int(code)) for code in outcome.status[failed].unique()}
+        if not hint and (hint := self._record.unsteady(_AGAIN)):
+            answered = frozenset(Status)
         if hint:
             text += f" {hint}"
-        present = {Status(int(code)) for code in outcome.status[failed].unique()}
         if outcome.error is None:  # what a user's own solver raised is mended there
             text += "".join(f" {advice}" for advice in self._advice(present - answered))
         text += (

@@ -19,7 +19,8 @@ from implicitkit.foundation.autocast import cast_as_now
 from implicitkit.foundation.trees import Layout, hint_of_pair, tree_flatten
 from implicitkit.lifting.lifted import Lifted
 from implicitkit.lifting.reach import captured_rows
-from implicitkit.sparsity.known import Sparsity, identity_of
+from implicitkit.sparsity.identity import identity_of, settings_of
+from implicitkit.sparsity.known import Sparsity
 
 __all__ = ["LevelKernel", "System", "check_output"]
 
@@ -131,7 +132,7 @@ class System:
         dims = tuple(dims)
 
         def over(kernel: Kernel) -> Kernel:
-            mapped = torch.func.vmap(lambda z, *theta: kernel(z, *theta), in_dims=(0, *dims), randomness="different")
+            mapped = torch.func.vmap(lambda z, *theta: kernel(z, *theta), in_dims=(0, *dims), randomness="same")
 
             def batched_kernel(z: Tensor, *theta: Tensor) -> Tensor:
                 return mapped(z.reshape(-1, self.batch, z.shape[1]), *theta).flatten(0, 1)
@@ -202,6 +203,11 @@ class System:
         return type(self.origin.problem), identity_of(lifted.function), events, *(m.training for m in modules)
 
     @property
+    def identity_now(self) -> tuple[Hashable, ...]:
+        """The same, and how its objects are set: for what is asked once of a function as it is, and never checked again."""
+        return *self.identity, settings_of(self.lifted.function)
+
+    @property
     def is_batched(self) -> bool:
         """Does this system stand for several of one, by ``torch.vmap``?"""
         return self.parent is not None
@@ -224,7 +230,7 @@ class System:
             mapped = torch.func.vmap(
                 lambda *tensors: inner(tensors[:given], tensors[given:]),
                 in_dims=(*(0,) * given, *dims),
-                randomness="different",
+                randomness="same",
             )
             out = mapped(*(m.reshape(-1, rows, m.shape[-1]) for m in states), *theta)
             return tuple(o.flatten(0, 1) for o in out)
@@ -242,22 +248,28 @@ class System:
         return calls
 
 
+_ALIKE: dict[Hashable, None] = {}  # functions that have had the same values on fewer rows, the oldest first
+_MANY = 4096
+
+
 def _of_fewer(whole: System, left: int, before: tuple[Kernel, Sequence[Tensor], Tensor, int]) -> Kernel:
     """The live kernel on the rows that are left; a failure there is explained by the rows that were dropped, and so is
     another value than ``before``: kernel and tensors of a larger batch, which of its rows are left, and its samples.  (That
-    is evaluated once, and only where the function captures a tensor of as many rows: ``X[: len(z)]``.)"""
+    is evaluated once for each function, and once a solve where it captures a tensor of as many rows: ``X[: len(z)]``.)"""
     total, kernel = whole.layout.batch_shape[0], whole.live
     if whole.rows_named is None:
         whole.rows_named = captured_rows(whole.lifted.function, total)
     names = whole.rows_named
-    compare = bool(names) and before[3] > len(before[2]) == left
+    key = whole.identity_now
+    compare = (bool(names) or key not in _ALIKE) and before[3] > len(before[2]) == left
 
     def blame(happens: str = "the function fails") -> str:
         return (
             f"{total - left} of {total} rows have converged and were dropped (in_dims says which arguments carry the batch) "
             f"and on the {left} left {happens}: a tensor that it captures carries the batch"
             + (f" (perhaps {', '.join(map(repr, names))})" if names else "")
-            + ". Pass it in args, with its dimension in in_dims; or leave in_dims out, and no row is dropped"
+            + ". Pass it in args, with its dimension in in_dims; or leave in_dims out, and no row is dropped. (Or an "
+            "argument is shared by the samples, and has as many rows by chance: None in in_dims)"
         )
 
     def checked(z: Tensor, *theta: Tensor) -> Tensor:
@@ -280,6 +292,9 @@ def _of_fewer(whole: System, left: int, before: tuple[Kernel, Sequence[Tensor], 
                 )
             if not near:
                 raise ValueError(blame("the function has other values"))
+            _ALIKE[key] = None
+            if len(_ALIKE) > _MANY:
+                del _ALIKE[next(iter(_ALIKE))]
         return out
 
     return checked

@@ -7,10 +7,10 @@ of real and imaginary part), so that every algorithm is real and derivatives fol
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -29,7 +29,7 @@ __all__ = [
     "describe_leaves",
     "from_arrays",
     "hint_of_pair",
-    "refilled",
+    "in_order",
     "tree_flatten",
     "tree_map",
     "tree_unflatten",
@@ -63,6 +63,7 @@ class Layout:
         batch_shape: the full batch shape, ``()`` when ``batch_dims`` is 0.
         size: ``n``, real numbers a sample.
         dtype, device: of the matrix (real).
+        keyed: are there dicts in the state?  The order of their keys is that of the state, whatever others return.
     """
 
     def __init__(self, tree: Any, batch_dims: int, name: str = "z0") -> None:
@@ -114,6 +115,7 @@ class Layout:
         self.events = [leaf.shape[batch_dims:] for leaf in leaves]
         self.complex = [leaf.is_complex() for leaf in leaves]
         self.sizes = [math.prod(e) * (2 if c else 1) for e, c in zip(self.events, self.complex, strict=True)]
+        self.keyed = any(isinstance(x, dict) for x in tree_flatten(tree, is_leaf=lambda x: isinstance(x, dict))[0])
         self.size = sum(self.sizes)
         self._classify(isinstance(tree, Tensor))
         if self.size == 0:
@@ -140,9 +142,10 @@ class Layout:
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        # plain containers, whatever torch's specs are
-        skeleton = tree_unflatten(list(range(len(self.events))), self.spec)
-        return self.__dict__ | {"spec": skeleton}
+        return self.__dict__ | {"spec": self._skeleton()}  # plain containers, whatever torch's specs are
+
+    def _skeleton(self) -> Any:
+        return tree_unflatten(list(range(len(self.events))), self.spec)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, spec=tree_flatten(state["spec"])[1])
@@ -152,7 +155,9 @@ class Layout:
         if self.bare:
             matrix = tree if self.identity else tree.reshape(-1, self.size)
             return matrix if matrix.dtype == self.dtype else matrix.to(self.dtype)
-        leaves = tree_flatten(tree)[0]
+        leaves, spec = tree_flatten(tree)
+        if self.keyed and spec != self.spec:
+            leaves = tree_flatten(in_order(tree, self._skeleton()))[0]
         rows = [
             (self._pairs(leaf) if leaf.is_complex() else leaf).reshape(
                 -1 if n else leaf.shape[: leaf.ndim - len(event)].numel(), n
@@ -196,11 +201,16 @@ class Layout:
             return vector
         return vector.reshape(lead + tuple(self.batch_shape))
 
-    def check(self, tree: Any, what: str, cast: bool = False, rows: int | None = None) -> None:
-        """Raise unless ``tree`` has this structure, these shapes, dtypes and devices (``cast``: any precision; ``rows``: the
-        length of the first batch dimension where samples have been dropped)."""
+    def check(self, tree: Any, what: str, cast: bool = False, rows: int | None = None) -> Any:
+        """``tree``, its keys in the order of this structure; raise unless it has this structure, these shapes, dtypes and
+        devices (``cast``: any precision; ``rows``: the length of the first batch dimension where samples have been
+        dropped)."""
         leaves, spec = tree_flatten(tree)
         batch = tuple(self.batch_shape) if rows is None else (rows, *self.inner)
+        if self.keyed and spec != self.spec:
+            with contextlib.suppress(ValueError):  # it is another structure
+                tree = in_order(tree, self._skeleton())
+                leaves, spec = tree_flatten(tree)
         if spec is not self.spec and spec != self.spec:
             z = tree_unflatten([torch.Size(batch + tuple(event)) for event in self.events], self.spec)
             raise TypeError(
@@ -229,6 +239,16 @@ class Layout:
                     f"{what} returned dtype {leaf.dtype}{_at(tree, i)}, but z has {'complex ' if is_complex else ''}"
                     f"{self.dtype} there; start from a z0 of the dtype that the function computes in"
                 )
+        return tree
+
+
+def in_order(tree: Any, like: Any) -> Any:
+    """``tree`` with the keys of its dicts in the order that they have in ``like``, and of its kinds of dict.
+
+    Raises:
+        ValueError: it has another structure.
+    """
+    return tree_map(lambda _, leaf: leaf, like, tree)
 
 
 def as_state(z0: Any, args: Any) -> Any:
@@ -276,41 +296,6 @@ def from_numbers(given: Any, like: Any) -> Any:
         return given
     numbers = all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in given)
     return torch.tensor(given, dtype=like.real.dtype, device=like.device) if numbers else given
-
-
-def refilled(args: tuple[Any, ...]) -> Callable[[Sequence[Tensor]], tuple[Any, ...]]:
-    """``tensors -> args``: the same tree with these in the place of its tensors, in their order; containers are made anew.
-
-    Tuples of tensors and of what is no container, as most arguments are, take no walk of the tree.
-    """
-    leaves, spec = tree_flatten(args)
-    where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-
-    def anew(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-        full = list(leaves)
-        for i, t in zip(where, tensors, strict=True):
-            full[i] = t
-        rebuilt: tuple[Any, ...] = tree_unflatten(full, spec)
-        return rebuilt
-
-    places = _places(args, iter(range(len(where))))
-    plain = len(where) == len(leaves) and not _holds_none(places)
-    return functools.partial(_filled, places) if plain else anew
-
-
-def _places(part: Any, numbers: Iterator[int]) -> Any:
-    """A number for a tensor, a tuple of places for a tuple; ``None`` for anything else."""
-    if isinstance(part, Tensor):
-        return next(numbers)
-    return tuple([_places(inner, numbers) for inner in part]) if type(part) is tuple else None
-
-
-def _filled(place: Any, tensors: Sequence[Tensor]) -> Any:
-    return tensors[place] if type(place) is int else tuple([_filled(inner, tensors) for inner in place])
-
-
-def _holds_none(places: Any) -> bool:
-    return places is None or (type(places) is tuple and any(map(_holds_none, places)))
 
 
 def as_args(args: Any, *beside: Any) -> Any:

@@ -74,7 +74,10 @@ class FirstCalls:
         self._left = 0 if values else self._left - 1
         out = called(function, z, args)
         if values and values.changed():
-            raise RuntimeError(IN_PLACE.format(what="its state z"))
+            raise RuntimeError(
+                IN_PLACE.format(what="its state z")
+                + " (where it returns a tensor that it writes into at every call, out= or a buffer of its own: a new one)"
+            )
         return out
 
 

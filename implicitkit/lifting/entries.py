@@ -14,12 +14,21 @@ from implicitkit.foundation import compat
 from implicitkit.lifting.reach import below
 from implicitkit.lifting.watch import Constants, Slot, is_substituted
 
-__all__ = ["Entries", "Rest", "explicit", "has_lazy", "present", "to_lift"]
+__all__ = ["Entries", "Rest", "differentiated", "explicit", "has_lazy", "present", "to_lift"]
 
 
 def explicit(t: Tensor) -> bool:
     """Must this captured tensor become an argument for its derivative, or its batch, to be seen?"""
     return t.requires_grad or compat.is_wrapped(t) or compat.has_tangent(t)
+
+
+def differentiated(t: Tensor) -> bool:
+    """Is this captured tensor tracked at some level?  (Of the :func:`explicit` ones, what is batched only is not.)"""
+    while compat.is_wrapped(t):
+        if t.requires_grad or compat.has_tangent(t):
+            return True
+        t = compat.unwrap(t)
+    return t.requires_grad or compat.has_tangent(t)
 
 
 def to_lift(t: Tensor, inside: bool) -> bool:
@@ -83,21 +92,30 @@ class Rest:
 
     ``torch.func.functional_call`` puts tensors into modules for the time of a call.  The derivative of a solve inside it is
     formed when the call has ended and the modules hold their own tensors again, with other values, or tracked ones.  And
-    ``train()`` or ``eval()`` may have been called since.
+    ``train()``, ``eval()`` or ``requires_grad_()`` may have been called since: what was no argument is a constant still.
     """
 
     slots: list[Slot] = field(default_factory=list)
     was: list[Any] = field(default_factory=list)
+    constant: list[bool] = field(default_factory=list)  # is this a tensor that was not tracked?
 
     def note(self, but: Constants) -> None:
         """What the slots hold now is what they are to hold, ``but`` for those that somebody else looks after."""
         others: Collection[tuple[int, str, str]] = {(id(m), kind, key) for places, _ in but for m, kind, key in places}
         self.slots = [s for s in self.slots if (id(s[0]), *s[1:]) not in others]
         self.was = [present(s) for s in self.slots]
+        self.constant = [isinstance(t, Tensor) and not t.requires_grad for t in self.was]
 
     def moved(self) -> list[tuple[list[Slot], Any]]:
-        """What was in slots in which something else is now, with these slots."""
-        return [([s], t) for s, t in zip(self.slots, self.was, strict=False) if present(s) is not t and _is_there(t)]
+        """What was in slots in which something else is now, or what is tracked since, with these slots."""
+        moved: list[tuple[list[Slot], Any]] = []
+        for slot, t, constant in zip(self.slots, self.was, self.constant, strict=False):
+            if present(slot) is not t:
+                if _is_there(t):
+                    moved.append(([slot], t.detach() if constant and t.requires_grad else t))
+            elif constant and t.requires_grad:
+                moved.append(([slot], t.detach()))
+        return moved
 
 
 def _is_there(t: Any) -> bool:

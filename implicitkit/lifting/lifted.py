@@ -31,9 +31,10 @@ from torch import Tensor, nn
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapturedTensorError
-from implicitkit.foundation.trees import refilled, tree_flatten, tree_map, tree_unflatten
+from implicitkit.foundation.refill import refilled
+from implicitkit.foundation.trees import tree_flatten, tree_map, tree_unflatten
 from implicitkit.foundation.written import FirstCalls
-from implicitkit.lifting.entries import Entries, Rest, explicit, has_lazy, to_lift
+from implicitkit.lifting.entries import Entries, Rest, differentiated, explicit, has_lazy, to_lift
 from implicitkit.lifting.purity import watched
 from implicitkit.lifting.reach import Scope, below, can_keep, holds_compiled, modules_in_use, reachable_modules
 from implicitkit.lifting.watch import (
@@ -211,7 +212,8 @@ def _lift_plainly(
     lifted: Lifted, modules: list[nn.Module], z: Any, constants: Constants, looks: Looks | None, needed: bool
 ) -> Any:
     """One evaluation on stand-ins: only if its graph leads anywhere else, the function is observed."""
-    plain = _stand_ins(lifted.theta, levels=False, marked=needed and can_keep(lifted.function, modules))
+    marks = explicit if needed and can_keep(lifted.function, modules) else None
+    plain = _stand_ins(lifted.theta, levels=False, marked=marks)
     out = _first_evaluation(lifted, z, plain, constants, looks)
     known = set(map(id, plain))
     if needed and not known.issuperset(map(id, graph_leaves(out))):
@@ -229,11 +231,17 @@ def _lift_observed(
     lifted: Lifted, modules: list[nn.Module], z: Any, constants: Constants, looks: Looks | None, levels: bool
 ) -> Any:
     """Two evaluations under observation: inside transforms no output shows, at an inner level, what outer ones track."""
-    plain = _stand_ins(lifted.theta, levels, marked=True)
     given, called = tree_flatten(z)[0], Called()
-    first = Discover([*given, *plain])
-    with called, first:
-        _first_evaluation(lifted, z, plain, constants, looks)
+    for which in (explicit, differentiated):
+        plain = _stand_ins(lifted.theta, levels, marked=which)
+        first = Discover([*given, *plain])
+        try:
+            with called, first:
+                _first_evaluation(lifted, z, plain, constants, looks)
+            break
+        except RuntimeError as error:  # torch's, of statistics that are batched only, and must not be tracked
+            if which is not explicit or _NO_DERIVATIVE not in str(error):
+                raise
     _adopt(lifted, modules, first, called)
     plain = _stand_ins(lifted.theta, levels)
     again = Discover([*given, *plain])
@@ -266,7 +274,7 @@ def _refuse_leaks(lifted: Lifted, z: Any, plain: Sequence[Tensor], out: Any, lev
     if not leaks(out) or not (levels or not _tracks_state_only(lifted, z, plain)):
         return
     kept = any(getattr(t, _MARK, False) for t in graph_leaves(out))
-    raise CapturedTensorError(_KEPT if kept else why or _UNSEEN)
+    raise CapturedTensorError(_KEPT if kept else why or (_DRAWN if lifted.random and levels else _UNSEEN))
 
 
 def check_leaves(out: Tensor, known: Sequence[Tensor], z: Tensor) -> None:
@@ -299,6 +307,11 @@ _UNSEEN = (
     "see (through a custom autograd.Function, say, or a traced module): its derivative would be lost. Pass that tensor as "
     "an argument: ik.solve(problem, z0, (..., tensor))"
 )
+_DRAWN = (
+    'inside torch.vmap(..., randomness="different") the function draws numbers for each member anew, at every evaluation, '
+    "and no solution would be that of one map. Draw them once outside the solve and pass them as an argument, or map with "
+    'randomness="same"'
+)
 _ELSEWHERE = (
     "at the solution the function uses a tensor that requires grad, or belongs to a torch.func transform, which it did not "
     "use at z0 (it branches on values): its derivative would be lost. Pass that tensor as an argument: "
@@ -310,6 +323,7 @@ _KEPT = (
     "outside the solve"
 )
 _MARK = "_implicitkit_stand_in"
+_NO_DERIVATIVE = "is not differentiable with respect to argument"
 
 
 def _detached(x: Any) -> Any:
@@ -320,9 +334,9 @@ def _plain(t: Tensor, levels: bool) -> Tensor:
     return compat.plain_sample(t) if levels else t.detach()
 
 
-def _stand_ins(theta: Sequence[Tensor], levels: bool, marked: bool = False) -> list[Tensor]:
-    """What the function is shown in place of ``theta``: tensors tracked and batched at no level; if ``marked``, leaves that
-    show where something computed from them was kept."""
+def _stand_ins(theta: Sequence[Tensor], levels: bool, marked: Callable[[Tensor], bool] | None = None) -> list[Tensor]:
+    """What the function is shown in place of ``theta``: tensors tracked and batched at no level; of those that are to be
+    ``marked``, leaves that show where something computed from them was kept."""
     if not levels:
         plain = [t.detach() for t in theta]
         for t, stand_in in zip(theta, plain, strict=True):
@@ -332,7 +346,7 @@ def _stand_ins(theta: Sequence[Tensor], levels: bool, marked: bool = False) -> l
     plain = []
     for t in theta:
         stand_in = compat.plain_sample(t)
-        if marked and explicit(t) and (stand_in.is_floating_point() or stand_in.is_complex()):
+        if marked is not None and marked(t) and (stand_in.is_floating_point() or stand_in.is_complex()):
             stand_in = compat.marked(stand_in)
             setattr(stand_in, _MARK, True)
         plain.append(stand_in)

@@ -183,7 +183,7 @@ class Scope:
         self._cells = [(name, c, _state(c)) for name, c in zip(_names(function), cells, strict=True)] if cells else []
 
     def changes(self) -> list[str]:
-        """In words: which variable was rebound, which tensor was written to."""
+        """In words: which variable was rebound, which tensor was written to, or is tracked now."""
         said = []
         for name, cell, before in self._cells:
             after = _state(cell)
@@ -192,6 +192,8 @@ class Scope:
                 said.append(f"the variable {name!r} was bound to another value{values}")
             elif after[1] != before[1]:
                 said.append(f"the tensor {name!r} was written to")
+            elif after[3] and not before[3]:
+                said.append(f"the tensor {name!r} requires grad now")
         for ref, before_version, name in self._tensors:
             t = ref()
             if t is not None and version(t) != before_version:
@@ -204,16 +206,17 @@ def _names(function: Any) -> tuple[str, ...]:
     return names
 
 
-def _state(cell: types.CellType) -> tuple[Any, int, str]:
-    """What identifies the contents of a cell: a plain value or an object's id, a tensor's version, and how to show it."""
+def _state(cell: types.CellType) -> tuple[Any, int, str, bool]:
+    """What identifies the contents of a cell: a plain value or an object's id, a tensor's version, how to show it, and
+    whether it is a tensor that requires grad."""
     try:
         x = cell.cell_contents
     except ValueError:  # not filled
-        return None, 0, "unbound"
+        return None, 0, "unbound", False
     if x is None or isinstance(x, (bool, int, float, complex, str)):
         shown = repr(x)
-        return x, 0, shown if len(shown) < 40 else ""
-    return id(x), version(x) if isinstance(x, Tensor) else 0, ""
+        return x, 0, shown if len(shown) < 40 else "", False
+    return (id(x), version(x), "", x.requires_grad) if isinstance(x, Tensor) else (id(x), 0, "", False)
 
 
 def version(t: Tensor) -> int:

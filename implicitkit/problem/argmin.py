@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -229,6 +230,8 @@ def _like(bound: Any, z0: Any, name: str) -> tuple[Any, ...]:
         raise ValueError("bounds need real unknowns; z0 has complex leaves")
     if bound is None or isinstance(bound, (int, float)):
         return (bound,) * len(leaves)
+    with contextlib.suppress(ValueError):  # another structure, as is said below
+        bound = trees.in_order(bound, z0)
     bounds, bound_spec = trees.tree_flatten(bound)
     if isinstance(bound, Tensor):
         bounds = bounds * len(leaves)

@@ -128,7 +128,7 @@ class ConstrainedMinimisation(Problem):
             assert self.prox is not None
             image = self.prox(state.z, state.step)
             rows = len(trees.tree_flatten(state.z)[0][0]) if self.layout.batch_dims else None
-            self.layout.check(image, "prox (or project)", rows=rows)
+            image = self.layout.check(image, "prox (or project)", rows=rows)
             return trees.tree_map(lambda t: torch.stack((t.real, t.imag), -1) if t.is_complex() else t, image)
         if isinstance(state, Probe):
             return self.evaluate(state.state, *args), self.evaluate(state.query, *args)

@@ -9,6 +9,7 @@ Source: Moré (1978), "The Levenberg-Marquardt algorithm", section 6 (scaled var
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,10 @@ def scales(x_scale: Any, z0: Any) -> Any:
         TypeError, ValueError: ``x_scale`` is no positive number, no tensor of them that fits, and no tree like ``z0``.
     """
     leaves, spec = trees.tree_flatten(z0)
-    given, given_spec = trees.tree_flatten(trees.from_numbers(x_scale, z0))
+    x_scale = trees.from_numbers(x_scale, z0)
+    with contextlib.suppress(ValueError):  # another structure: one number for all leaves, or an error
+        x_scale = trees.in_order(x_scale, z0)
+    given, given_spec = trees.tree_flatten(x_scale)
     if len(given) == 1 and given_spec != spec:
         given = given * len(leaves)
     elif given_spec != spec:

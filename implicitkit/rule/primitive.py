@@ -160,15 +160,18 @@ class _LinSolve(compat.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.request, ctx.transposed, z, _, *theta = inputs
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(output, z, *theta)
         ctx.save_for_forward(output, z, *theta)
 
     @staticmethod
     @tracers.opaque_to_compile
     @compat.outside_inference
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         x, z, *theta = compat.unwrap_dead_wrappers(ctx.saved_tensors)
         request, transposed = ctx.request, ctx.transposed
+        if g is None:
+            return (None,) * (4 + len(theta))
         _refuse_batched_tangents(g, x, z, *theta)
         w = _solved(request, not transposed, z, g, theta)
         p, q = (x, w) if transposed else (w, x)  # d<w, A x> = d<A^T p, q>

@@ -177,7 +177,7 @@ class Request:
         if lifted.cut:
             refuse_cut(self.system, z, theta)
         if self.system.batch > 1:
-            refuse_coupled(A, self.system.identity)
+            refuse_coupled(A, self.system.identity_now)
         samples = outcome.status == int(Status.CONVERGED) if self.on_failure == "nan" else None
         refuse_changed(lifted, outcome, self.options, out, A, z, samples)
         if self.on_failure != "ignore":

@@ -136,5 +136,5 @@ def _changed(recorded: float, now: float, sample: int, batch: int, lifted: Lifte
         f"the derivative, it is {now:.3g}{where}. "
         + (f"Changed since the solve: {'; '.join(found)}. " if found else "")
         + "Something that it uses changed between the solve and this derivative (a variable of the enclosing scope, which a "
-        f"loop binds late; a buffer, a mask or a constant). {_CURE}"
+        f"loop binds late; a buffer, a mask or a constant), or it draws numbers anew at every call. {_CURE}"
     )

@@ -239,7 +239,13 @@ class _Loop:
         self.f = self.f.select(keep, samples)
         self.judge = self.judge.select(samples, self.f)
         self.progress.select(samples)
-        self.state = self.method.select(self.state, samples)
+        try:
+            self.state = self.method.select(self.state, samples)
+        except IndexError as error:
+            raise TypeError(
+                f"{type(self.method).__name__}: a tensor in its state has fewer rows than the batch, {self.alive}: every "
+                "tensor there has one row a sample, and what all samples share is a number"
+            ) from error
         self.z = self.f.selected()
         for name in ("norm", "tolerance", "best", "best_norm", "active", "steps", "status", "steep"):
             setattr(self, name, getattr(self, name).index_select(0, samples))

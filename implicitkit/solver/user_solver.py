@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -111,11 +112,14 @@ def _like(found: Any, part: Tensor, layout: Layout, name: str) -> Any:
     """What a user's solver returned, as a tree of tensors like ``z0``."""
     if isinstance(found, Found):
         found = found.z
-    template, spec = trees.tree_flatten(layout.unpack(part))
+    state = layout.unpack(part)
+    template, spec = trees.tree_flatten(state)
     if found is None:  # no leaf of a tree
         point(found, part, name)
     if len(template) == 1 and layout.bare and isinstance(found, (list, tuple)):
         found = _vector(found)
+    with contextlib.suppress(ValueError):  # another structure, with as many tensors or not
+        found = trees.in_order(found, state)
     leaves = trees.tree_flatten(found)[0]
     if len(leaves) != len(template):
         raise ValueError(f"{name} returned {len(leaves)} tensor(s), but z0 has {len(template)}{hint_of_pair(found)}")

@@ -31,6 +31,7 @@ from implicitkit.reporting import (
     plain_solution,
     raise_in_words,
     report_failure,
+    warn_if_unsteady,
 )
 from implicitkit.rule.base import Rule
 from implicitkit.rule.catalogue import get_rule
@@ -196,6 +197,8 @@ def _solve(
         if restated is not None:
             plain.value, plain.multipliers = restated.plain_parts(plain.value, len(record.outcome.z) // layout.batch)
         report_failure(plain, on_failure, failure_hint(record, given_z0, given_args))
+    elif on_failure != "ignore" and record.outcome.all_converged:
+        warn_if_unsteady(record)
     if given.has_aux:
         solution.aux = auxiliary(given.function, solution.value, given_args)
     elif record.outcome.said:

@@ -5,8 +5,6 @@ A pattern is believed only as long as every use of it is confirmed (:meth:`Colou
 
 from __future__ import annotations
 
-import dataclasses
-import types
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
@@ -20,14 +18,13 @@ if TYPE_CHECKING:
     from implicitkit.sparsity.compression import Coloured
     from implicitkit.sparsity.low_rank import Bordered
 
-__all__ = ["SMALLEST", "Sparsity", "identity_of"]
+__all__ = ["SMALLEST", "Sparsity"]
 
 SMALLEST = 128  # unknowns from which a pattern is looked for
 _KEPT = 128  # functions whose pattern is remembered
 _FRACTION = 8  # a matrix with more than one entry in so many is not worth the name sparse ...
 _FRACTION_SMALL = 4  # ... of few unknowns: a pattern saves products still
 _FEW = 2048
-_NUMBERS = (int, float, str, bytes, bool, type(None))
 _LARGE = 768  # unknowns from which a low-rank part is looked for: below, a dense matrix is cheap
 _BUDGET = 1 << 20  # dependencies of one intermediate result
 _SCALARS = 12  # numbers that all unknowns share, at most
@@ -38,7 +35,8 @@ class Sparsity:
     """The pattern of one function's Jacobian, looked for when somebody asks.
 
     Args:
-        key: what tells this function from others (:func:`identity_of`, shapes); patterns are remembered by it.
+        key: what tells this function from others (:mod:`implicitkit.sparsity.identity`, shapes); patterns are remembered by
+            it.
         given: ``"auto"``, ``None`` (there is none), or the user's: a SciPy or torch sparse matrix, a dense one, or
             bandwidths ``(lower, upper)``.
         diagonal: what is given is the pattern of a map ``f``, and that of ``f(z) - z`` is wanted.
@@ -160,42 +158,3 @@ def _remember(key: Hashable, found: Any) -> None:
     _found[key] = found
     while len(_found) > _KEPT:
         _found.popitem(last=False)
-
-
-def identity_of(function: Any, depth: int = 4) -> Hashable:
-    """What tells a function from others although it is made anew at every call: its code, and what it closes over.
-
-    Two functions with one identity may have different patterns all the same; every use of a pattern is checked.
-    """
-    if depth == 0:
-        return type(function).__qualname__
-    if isinstance(function, types.MethodType):
-        return (identity_of(function.__func__, depth - 1), identity_of(function.__self__, depth - 1))
-    if isinstance(function, types.FunctionType):
-        cells = tuple(_content(cell, depth) for cell in function.__closure__ or ())
-        defaults = tuple(identity_of(d, depth - 1) for d in function.__defaults__ or ())
-        return (function.__code__, cells, defaults)
-    if isinstance(function, Tensor):
-        return (tuple(function.shape), function.dtype)
-    if isinstance(function, _NUMBERS):
-        return function
-    parts = getattr(type(function), "identified_by", None)  # a function of ours around the user's
-    if parts is not None:
-        return (type(function), *(identity_of(getattr(function, part), depth) for part in parts))
-    if isinstance(function, (tuple, list)):
-        if all(isinstance(item, _NUMBERS) for item in function):
-            return (type(function), tuple(function))
-        return (type(function), tuple(identity_of(item, depth) for item in function))
-    if dataclasses.is_dataclass(function) and not isinstance(function, type):  # a problem, a constraint, bounds
-        fields = (f.name for f in dataclasses.fields(function) if f.compare)
-        return (type(function), tuple(identity_of(getattr(function, name), depth) for name in fields))
-    if hasattr(function, "func") and hasattr(function, "args"):  # functools.partial
-        return (identity_of(function.func, depth - 1), tuple(identity_of(a, depth - 1) for a in function.args))
-    return (type(function), id(function))
-
-
-def _content(cell: Any, depth: int) -> Hashable:
-    try:
-        return identity_of(cell.cell_contents, depth - 1)
-    except ValueError:  # not filled yet
-        return None

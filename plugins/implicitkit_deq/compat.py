@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from implicitkit_deq.sharding import is_gathered
 
-__all__ = ["autocast_on", "called_whole", "version"]
+__all__ = ["SETTING", "autocast_on", "called_whole", "hooks_that_set", "is_batched", "version"]
+
+SETTING = "_forward_pre_hooks"  # where a module keeps hooks that are called before it
 
 _HOOKS = (
     "_forward_pre_hooks",
@@ -28,6 +34,20 @@ def called_whole(cell: Any) -> bool:
     if not isinstance(cell, nn.Module) or is_gathered(cell):
         return False
     return any(getattr(cell, name) for name in _HOOKS) or cell._compiled_call_impl is not None
+
+
+def hooks_that_set(module: nn.Module) -> Iterator[tuple[int, str, Callable[[nn.Module, Any], None]]]:
+    """The hooks of ``torch.nn.utils`` that set a weight before every call of the module: key, name of the weight, hook."""
+    for key, hook in module._forward_pre_hooks.items():
+        if isinstance(hook, (SpectralNorm, WeightNorm)):
+            yield key, hook.name, hook
+        elif isinstance(hook, BasePruningMethod):
+            yield key, hook._tensor_name, hook
+
+
+def is_batched(t: Tensor) -> bool:
+    """Does a tensor belong to a level of ``torch.vmap``?"""
+    return bool(torch._C._functorch.is_batchedtensor(t))
 
 
 def autocast_on(device: torch.device) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 from implicitkit_deq import hoist
+from implicitkit_deq.compat import is_batched
 
 __all__ = ["BATCH_NORMS", "Drawing", "Frozen", "called", "statistics_held"]
 
@@ -102,6 +103,12 @@ class Frozen:
             _set_generators(self.device, outside)
         if drawn and not self.may_draw:
             raise Drawing
+        if drawn and _batched(out) and not _batched(z):
+            raise ik.CapabilityError(
+                f'{self.name} draws random numbers, and inside torch.vmap(..., randomness="different") they would be others '
+                'for each member at every evaluation: map with randomness="same", or give the layer all samples as one '
+                "batch, in which each has a draw of its own"
+            )
         self.after = after if drawn else chained
         self.check(out)
         self.before = before
@@ -192,6 +199,10 @@ def _finite(z: Any) -> bool:
             "BatchNorm in training cannot update its statistics under torch.vmap: put the cell in eval() mode, pass the "
             "samples as one batch, or use GroupNorm or LayerNorm"
         ) from error
+
+
+def _batched(state: Any) -> bool:
+    return any(isinstance(t, Tensor) and is_batched(t) for t in ik.extend.trees.tree_flatten(state)[0])
 
 
 def _copy(t: Tensor | None) -> Tensor | None:

@@ -1,23 +1,35 @@
 """Reparametrised weights (weight norm, spectral norm, ...) computed once per call instead of once per evaluation.
 
-A weight under ``torch.nn.utils.parametrize`` is recomputed wherever it is read.  In a solve that would be at every
-evaluation, and spectral normalisation, which takes a power step each time, would make each of them another map.
+A weight under ``torch.nn.utils.parametrize`` is recomputed wherever it is read, and one of the older
+``torch.nn.utils.weight_norm``, ``spectral_norm`` and ``prune`` before every call of its module.  In a solve that would be
+at every evaluation, and spectral normalisation, which takes a power step each time, would make each of them another map.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import implicitkit as ik
+from implicitkit_deq.compat import SETTING, hooks_that_set
 
-__all__ = ["computed", "held", "places"]
+__all__ = ["Place", "computed", "held", "places"]
 
-Place = tuple[nn.ModuleDict, str, nn.Module, str, bool]
+
+class Place(NamedTuple):
+    """Where a weight is made: the module that keeps what makes it, in which of its dicts and under which key; where it is
+    read; and whether the module is compiled."""
+
+    keeper: nn.Module
+    kind: str
+    key: Any
+    owner: nn.Module
+    attribute: str
+    compiled: bool
 
 
 class _Held(nn.Module):
@@ -31,9 +43,12 @@ class _Held(nn.Module):
         return self.weight[0]
 
 
+def _as_it_is(_module: nn.Module, _inputs: Any) -> None:
+    """Stands in for a hook that sets a weight before a call: it has been set."""
+
+
 def places(module: Any) -> list[Place]:
-    """Every reparametrised weight below a module: where its parametrisation is kept, where the weight is read, and whether
-    the module is compiled."""
+    """Every reparametrised weight below a module."""
     if not isinstance(module, nn.Module):
         return []
     compiled = ik.extend.holds_compiled([module])
@@ -42,18 +57,28 @@ def places(module: Any) -> list[Place]:
         if parametrize.is_parametrized(m):
             table = m.parametrizations
             assert isinstance(table, nn.ModuleDict)
-            found.extend((table, name, m, name, compiled) for name in table)
+            found.extend(Place(table, "_modules", name, m, name, compiled) for name in table)
+        found.extend(Place(m, SETTING, key, m, name, compiled) for key, name, _ in hooks_that_set(m))
     return found
 
 
 def computed(where: Sequence[Place]) -> tuple[Tensor, ...]:
     """The weights, differentiable in what they are made of."""
-    return tuple(getattr(owner, attribute) for _, _, owner, attribute, _ in where)
+    for owner in {place.owner for place in where if place.kind == SETTING}:
+        for _, _, hook in hooks_that_set(owner):
+            hook(owner, ())
+    return tuple(getattr(place.owner, place.attribute) for place in where)
 
 
 def held(where: Sequence[Place], weights: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
-    """Inside, the weights read these values (on this thread)."""
+    """Inside, the weights read these values (on this thread, but for those that a hook sets)."""
     if not where:
         return contextlib.nullcontext()
-    entries = [(table, "_modules", name, _Held(w)) for (table, name, _, _, _), w in zip(where, weights, strict=True)]
-    return ik.extend.replaced(entries, everywhere=any(compiled for *_, compiled in where))
+    entries: list[tuple[nn.Module, str, Any, Any]] = []
+    for place, w in zip(where, weights, strict=True):
+        if place.kind == SETTING:
+            entries.append((place.owner, SETTING, place.key, _as_it_is))
+            entries.append((place.owner, "", place.attribute, w))
+        else:
+            entries.append((place.keeper, place.kind, place.key, _Held(w)))
+    return ik.extend.replaced(entries, everywhere=any(place.compiled for place in where))

@@ -22,6 +22,7 @@ from implicitkit_deq.frozen import Drawing, Frozen
 from implicitkit_deq.frozen_stack import FrozenStack
 from implicitkit_deq.inputs import check_use, describe, factors, refuse_unbatched
 from implicitkit_deq.merging import Composable, merged
+from implicitkit_deq.rows import Rows
 from implicitkit_deq.settings import Pretraining, Settings
 from implicitkit_deq.sharding import gathered
 from implicitkit_deq.visit import Visit, refuse_mapped
@@ -45,7 +46,7 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
     Units: ``z`` has those of the cell's output; ``atol`` too, ``rtol`` is dimensionless.
 
     Args:
-        cell: ``z_next = cell(z, *inputs)``, a :class:`Cell`, another module or a function.
+        cell: ``z_next = cell(z, *inputs)``, a :class:`Cell`, a module, or a function, whose modules are not the layer's.
         state: the shape of one sample's state, or a pytree of shapes, or a function ``(*inputs)`` that returns one;
             ``None``: the cell says (``cell.state_shape``).
         init: where a solve starts: ``None``: zero, but where in training the very tensors of the last call come back after a
@@ -129,7 +130,7 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
         if pretraining is not None:
             self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
         self.solution: ik.Solution | None = None
-        self._draws: set[bool] = set()  # modes (training or not) in which the cell was seen to draw random numbers
+        self._rows = Rows()
         self._start: tuple[Any, Any] | None = None
         self._effort, self._again = Effort(), start.Again(init is None)
         self._last = self.init if isinstance(self.init, start.Last) else None
@@ -247,15 +248,14 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
         samples = batch if self.batch_dims else None
         function, injected, dims = factors(self.cell, inputs, self.in_dims, samples, places, weights)
         layout = ik.extend.trees.Layout(initial, self.batch_dims)
-        cast = autocast_on(device)
-        name = f"the cell {type(self.cell).__name__}"
-        dims = None if self.training in self._draws else dims
+        dims = self._rows.dims(self.cell, self.training, function, initial, injected, dims, places, weights)
 
         def frozen(dims: Any) -> Frozen | FrozenStack:
             how: dict[str, Any] = {"independent": self.batch_dims == 1, "may_draw": dims is None}
             if isinstance(self.cell, Composed):
                 return FrozenStack(self.cell, places, device, **how)
-            check = functools.partial(layout.check, what=name, cast=cast)
+            what, cast = f"the cell {type(self.cell).__name__}", autocast_on(device)
+            check = functools.partial(layout.check, what=what, cast=cast)
             return Frozen(function, self.cell, places, check, device, **how)
 
         def solve(the_map: Frozen | FrozenStack, dims: Any) -> Any:
@@ -269,7 +269,7 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
         try:
             z = solve(the_map, dims)
         except Drawing:
-            self._draws.add(self.training)
+            self._rows.never(self.training)
             the_map = frozen(None)
             z = solve(the_map, None)
         state = ik.extend.trees.tree_map(lambda t: t.detach(), z)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import weakref
@@ -347,11 +348,13 @@ def alike(a: Any, b: Any) -> bool:
 
 
 def fitting(state: Any, template: Any, name: str) -> Any:
-    """The state, if it has the template's structure, shapes, dtypes and device.
+    """The state, its keys in the template's order, if it has the template's structure, shapes, dtypes and device.
 
     Raises:
         TypeError, ValueError: it has not.
     """
+    with contextlib.suppress(ValueError):  # another structure, as is said below
+        state = ik.extend.trees.in_order(state, template)
     leaves, spec = ik.extend.trees.tree_flatten(state)
     wanted, form = ik.extend.trees.tree_flatten(template)
     if spec != form or not all(isinstance(t, Tensor) for t in leaves):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 import re
 import warnings
 from collections.abc import Callable
@@ -528,7 +529,7 @@ def test_only_z0_requires_grad() -> None:
 # ----------------------------------------------------------------------- what a failed solve says: the cure of its cause
 NAN_ROW = torch.tensor([[1.0, 2.0], [3.0, torch.nan]], dtype=D)
 NINE = torch.tensor([4.0, 9.0], dtype=D)
-NARROW = (torch.zeros(2, dtype=D), torch.full((2,), 2.5, dtype=D))
+NARROW = (torch.zeros(2), torch.full((2,), 2.5, dtype=D))
 ADVICE: dict[str, tuple[Callable[[], Any], str, str]] = {  # what is said, and what is not
     "the tolerance": (
         lambda: ik.fixed_point(lambda z: 2 * z + 1, torch.zeros(4, dtype=D), solver="picard", max_steps=3, rtol=0, atol=0.5),
@@ -864,6 +865,61 @@ def test_randomness_and_moving_statistics_are_warned_about(name: str) -> None:
         warnings.simplefilter("error")
         solution = ik.fixed_point(module, torch.zeros_like(x), (x,))
     assert bool(solution.converged)
+
+
+class Clock:
+    """Numbers that a function draws anew at every call without torch's default generator."""
+
+    def __init__(self, kind: str) -> None:
+        self.calls, self.torch, self.numpy = 0, torch.Generator().manual_seed(0), np.random.default_rng(0)
+        self.python, self.kind = random.Random(0), kind
+
+    def __call__(self) -> Any:
+        self.calls += 1
+        draws = {
+            "a generator of its own": lambda: torch.rand(2, dtype=D, generator=self.torch),
+            "numpy": lambda: torch.from_numpy(self.numpy.random(2)),
+            "python": self.python.random,
+            "a counter": lambda: 0.1 * self.calls,
+            "nothing": lambda: 0.5,
+        }
+        return draws[self.kind]()
+
+
+DRAWN: dict[str, Callable[[Callable[[], Any]], ik.Solution]] = {
+    "fixed point": lambda r: ik.fixed_point(lambda z: 0.5 * torch.cos(z) + 1e-3 * r(), zeros(2), solver="picard"),
+    "root": lambda r: ik.root(lambda z: z**3 + z - 2 + 1e-3 * r(), zeros(2)),
+    "minimum": lambda r: ik.argmin(lambda z: (z - 1 - 1e-3 * r()).square().sum(), zeros(2)),
+    "fit": lambda r: ik.least_squares(lambda z: torch.cat([z - 1 - 1e-3 * r(), z.square() - 2]), zeros(2)),
+}
+
+
+@pytest.mark.parametrize("kind", ["a generator of its own", "numpy", "python", "a counter"])
+@pytest.mark.parametrize("name", DRAWN)
+def test_numbers_that_nobody_sees_drawn_are_named(name: str, kind: str) -> None:
+    """In the error, or, where the noise was taken for rounding, in a warning."""
+    said = "Two evaluations of the function at the same point differ by"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            clock = Clock(kind)
+            solution = DRAWN[name](clock)
+        except ik.ConvergenceError as error:
+            assert said in str(error) and "Perhaps there is no solution" not in str(error)
+            solution = error.solution
+        else:
+            assert any(said in str(w.message) for w in caught if w.category is ik.ImpureFunctionWarning)
+    assert solution.evaluations <= clock.calls <= solution.evaluations + 5  # no more was spent on asking
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_function_that_draws_nothing_is_not_accused(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert bool(DRAWN[name](Clock("nothing")).converged.all())
+    with pytest.raises(ik.ConvergenceError) as info:
+        ik.root(lambda z: z.square() + 1, zeros(2))
+    assert "Perhaps there is no solution" in str(info.value) and "differ" not in str(info.value)
 
 
 # ------------------------------------------------------------------------------- what is no mistake, and was once refused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import itertools
 import multiprocessing
@@ -88,6 +89,66 @@ def test_a_captured_tensor_that_carries_the_batch_is_named(leaves_one: bool) -> 
         ik.fixed_point(f, zeros(rows, 8), (y,), batch_dims=1, in_dims=(0,), solver="picard")
     ik.fixed_point(lambda z, y, fixed: torch.tanh(z @ W + fixed + 0 * y), zeros(rows, 8), (y, fixed), batch_dims=1,
                    in_dims=(0, 0), solver="picard")  # fmt: skip
+
+
+LAST = torch.linspace(0, 3, 16, dtype=D).view(8, 2)  # one row a sample
+
+
+class Codes(torch.nn.Module):
+    """A parameter with one row a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes = torch.nn.Parameter(LAST)
+
+    def forward(self, z: Tensor, a: Tensor) -> Tensor:
+        return a * torch.cos(z) + self.codes[: len(z)]
+
+
+# what does not name a tensor of so many rows
+UNNAMED: dict[str, Callable[[], Callable[..., Tensor]]] = {
+    "a module's parameter": Codes,
+    "in a list": lambda: (lambda held: lambda z, a: a * torch.cos(z) + held[0][: len(z)])([LAST]),
+    "in a dict": lambda: (lambda held: lambda z, a: a * torch.cos(z) + held["x"][: len(z)])({"x": LAST}),
+    "an array": lambda: (lambda held: lambda z, a: a * torch.cos(z) + torch.from_numpy(held[: len(z)]))(LAST.numpy()),
+    "numbers": lambda: (lambda held: lambda z, a: a * torch.cos(z) + torch.tensor(held[: len(z)], dtype=D))(
+        LAST.tolist()
+    ),
+    "a default": lambda: lambda z, a, held=LAST: a * torch.cos(z) + held[: len(z)],
+    "counted rows": lambda: lambda z, a: a * torch.cos(z) + 0.2 * torch.arange(2 * len(z), dtype=D).view(-1, 2),
+    "an argument that is shared": lambda: lambda z, a: a * torch.cos(z) + a.mean(),
+}
+
+
+@pytest.mark.parametrize("name", UNNAMED)
+def test_rows_that_no_name_tells_of_are_found_by_their_values(name: str) -> None:
+    function = UNNAMED[name]()
+    a = torch.cat([torch.full((4,), 0.01, dtype=D), torch.linspace(0.5, 0.9, 4, dtype=D)])[:, None].expand(8, 2)
+    run = lambda in_dims: ik.fixed_point(  # noqa: E731
+        function, zeros(8, 2), (a,), batch_dims=1, in_dims=in_dims, solver="picard", rtol=1e-12
+    )
+    with pytest.raises(
+        ValueError, match=r"4 of 8 rows have converged and were dropped .* left the function has other values"
+    ):
+        run(0)
+    z = run(None).value
+    torch.testing.assert_close(function(z, a), z, rtol=0, atol=1e-8)
+
+
+def test_a_function_is_asked_once_whether_its_rows_are_independent() -> None:
+    calls = collections.Counter[int]()
+
+    def f(z: Tensor, a: Tensor) -> Tensor:
+        calls[len(z)] += 1
+        return a * torch.cos(z)
+
+    a = torch.cat([torch.full((4,), 0.01, dtype=D), torch.linspace(0.5, 0.9, 4, dtype=D)])[:, None].expand(8, 2)
+    spent = []
+    for _ in range(3):
+        before = calls.total()
+        solution = ik.fixed_point(f, zeros(8, 2), (a,), batch_dims=1, in_dims=0, solver="picard")
+        spent.append(calls.total() - before - solution.evaluations)
+    assert 4 in calls and spent == [1, 0, 0]
 
 
 # ------------------------------------------------------------------------------------------------- real and complex leaves

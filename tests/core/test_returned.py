@@ -50,6 +50,34 @@ def test_a_step(row: str) -> None:
         ik.root(equation, torch.ones(3, dtype=D), solver=Mine())
 
 
+def test_a_state_that_is_not_one_row_a_sample_is_named() -> None:
+    class Mine(ik.Method):
+        solves = "fixed_point"
+
+        def init(self, f: Any, z: Tensor) -> Any:
+            return torch.zeros(2, dtype=D)  # shared by eight samples
+
+        def step(self, f: Any, z: Tensor, state: Any) -> Any:
+            return f(z), state
+
+    a = torch.cat([torch.full((4,), 0.01, dtype=D), torch.linspace(0.5, 0.9, 4, dtype=D)])[:, None]
+    with pytest.raises(TypeError, match="Mine: a tensor in its state has fewer rows than the batch, 8"):
+        ik.fixed_point(
+            lambda z, a: a * torch.cos(z), torch.zeros(8, 1, dtype=D), (a,), batch_dims=1, in_dims=0, solver=Mine()
+        )
+
+
+@pytest.mark.parametrize("solver", ["picard", "anderson"])
+def test_a_function_that_returns_one_buffer_is_told_so(solver: str) -> None:
+    buffer = torch.empty(3, dtype=D)
+
+    def cosine(z: Tensor) -> Tensor:
+        return buffer.copy_(torch.cos(z))
+
+    with pytest.raises(RuntimeError, match="writes into at every call, out= or a buffer of its own"):
+        ik.fixed_point(cosine, torch.zeros(3, dtype=D), solver=solver)
+
+
 _FOUND: dict[str, tuple[Any, type[Exception] | None, str]] = {
     "nothing": (None, TypeError, "box returned None: a solver returns the solution"),
     "nothing inside": (ik.Found(None), TypeError, "box returned None"),

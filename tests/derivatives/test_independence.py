@@ -157,3 +157,77 @@ def test_a_function_is_asked_once() -> None:
     finally:
         independence._looks = looks
     assert calls == [BATCH]
+
+
+# ------------------------------------------------------------------------- a function that couples its samples only now
+class Mixing:
+    """``0.3 cos z + x + c mean(z)``."""
+
+    def __init__(self, c: Any) -> None:
+        self.c = c
+
+    def __call__(self, z: Tensor, x: Tensor) -> Tensor:
+        return 0.3 * torch.cos(z) + x + self.c * z.mean(0)
+
+
+class MixingModule(torch.nn.Module):
+    def __init__(self, c: float) -> None:
+        super().__init__()
+        self.mix, self.w = Mixing(c), torch.nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return self.mix(z, x) * self.w
+
+
+def _set(mix: Mixing, c: Any) -> Mixing:
+    mix.c = c
+    return mix
+
+
+SWITCH = 0.0
+
+
+def _by_global(c: float) -> Callable[[Tensor, Tensor], Tensor]:
+    global SWITCH
+    SWITCH = c
+    return lambda z, x: 0.3 * torch.cos(z) + x + SWITCH * z.mean(0)
+
+
+KEPT = Mixing(0.0)
+MODULE = MixingModule(0.0)
+NOW: dict[str, Callable[[float], Callable[[Tensor, Tensor], Tensor]]] = {
+    "another object at the address of one that is gone": Mixing,
+    "a module of its own": MixingModule,
+    "an attribute": lambda c: _set(KEPT, c),
+    "an attribute of what a module holds": lambda c: (_set(MODULE.mix, c), MODULE)[1],
+    "an object that is closed over": lambda c: (lambda mix: lambda z, x: mix(z, x))(_set(KEPT, c)),
+    "a bound method": lambda c: _set(KEPT, c).__call__,
+    "a number that is closed over": lambda c: lambda z, x: 0.3 * torch.cos(z) + x + c * z.mean(0),
+    "a tensor that is closed over": lambda c: (lambda t: lambda z, x: 0.3 * torch.cos(z) + x + t * z.mean(0))(
+        torch.tensor(c, dtype=torch.float64)
+    ),
+    "a global": _by_global,
+}
+
+
+@pytest.mark.parametrize("name", NOW)
+def test_a_function_that_was_found_in_order_is_asked_again_when_it_is_set_otherwise(name: str) -> None:
+    for c in (0.0, 0.25, 0.25):
+        x = data().requires_grad_()
+        value = ik.fixed_point(NOW[name](c), torch.zeros_like(x), (x,), batch_dims=1).value
+        if c:
+            with pytest.raises(ValueError, match="not independent"):
+                value.sum().backward()
+        else:
+            value.sum().backward()
+
+
+def test_what_is_remembered_of_objects_ends_with_them() -> None:
+    from implicitkit.sparsity import identity
+
+    before = len(identity._numbered)
+    kept = [Mixing(0.0) for _ in range(5)]
+    assert len({identity.identity_of(mix) for mix in kept}) == 5 and len(identity._numbered) == before + 5
+    assert identity.identity_of(kept[0]) == identity.identity_of(kept[0])
+    kept.clear()
+    assert len(identity._numbered) == before

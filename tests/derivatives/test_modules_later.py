@@ -1,7 +1,7 @@
 """What a module holds, and its mode, may be something else when a derivative is formed than it was in the solve.
 
-``torch.func.functional_call`` has ended by then, and the module holds its own tensors again; ``train()`` or ``eval()`` may
-have been called.  A lazy module has no parameters before the solve.
+``torch.func.functional_call`` has ended by then, and the module holds its own tensors again; ``train()``, ``eval()`` or
+``requires_grad_()`` may have been called.  A lazy module has no parameters before the solve.
 """
 
 from __future__ import annotations
@@ -101,6 +101,33 @@ def test_frozen_parameters_that_are_bound_anew_before_the_derivative() -> None:
     torch.testing.assert_close(found, exact, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("twice", [False, True], ids=["first order", "second order"])
+@pytest.mark.parametrize("now", [True, False], ids=["trained since", "frozen still"])
+def test_what_was_frozen_in_the_solve_is_a_constant_of_its_derivative(now: bool, twice: bool) -> None:
+    """As a discriminator is, while the generator is trained through it."""
+    torch.manual_seed(0)
+    layer, x = Layer(), torch.randn(4, 2, dtype=D, requires_grad=True)
+    given = {k: t.detach().clone() for k, t in layer.state_dict().items()}
+
+    def gradient(value: Tensor) -> Tensor:
+        (first,) = torch.autograd.grad(value, x, create_graph=twice)
+        return torch.autograd.grad(first.square().sum(), x)[0] if twice else first
+
+    layer.requires_grad_(False)
+    value = layer(x).square().sum()
+    layer.requires_grad_(now)
+    torch.testing.assert_close(gradient(value), gradient(explicit(given, x).square().sum()), rtol=1e-8, atol=1e-10)
+    assert all(p.grad is None and p.requires_grad == now for p in layer.parameters())
+
+
+def test_a_captured_tensor_that_is_tracked_since_is_named() -> None:
+    w, a = torch.tensor([0.3, 0.2], dtype=D), torch.ones(2, dtype=D, requires_grad=True)
+    value = ik.fixed_point(lambda z, a: torch.cos(w * z) + a, torch.zeros(2, dtype=D), (a,)).value
+    w.requires_grad_()
+    with pytest.raises(ik.ChangedFunctionError, match="the tensor 'w' requires grad now"):
+        value.sum().backward()
+
+
 class Mapped(nn.Module):
     """``tanh(0.3 e(W z) + x)`` solved, with a layer ``e`` that has modes."""
 
@@ -141,6 +168,40 @@ def test_the_mode_is_that_of_the_solve(name: str, twice: bool) -> None:
     found = gradient(module.train)
     torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-12)
     assert module.training and module.extra.training  # as it was told
+
+
+def by_hand(p: dict[str, Tensor], b: dict[str, Tensor], x: Tensor) -> Tensor:
+    """:class:`Mapped` with :func:`shifted`, unrolled, in torch's elementary operations."""
+    z = torch.zeros_like(x)
+    for _ in range(60):
+        y = z @ p["W.weight"].mT + p["W.bias"]
+        normed = (y - b["extra.running_mean"]) / (b["extra.running_var"] + 1e-5).sqrt()
+        z = torch.tanh(0.3 * (normed * p["extra.weight"] + p["extra.bias"]) + x)
+    return z
+
+
+ENSEMBLES: dict[str, Callable[[Any], Any]] = {
+    "value": lambda f: f,
+    "grad": lambda f: grad(lambda p, b, x: f(p, b, x).square().sum()),
+    "jacfwd": lambda f: jacfwd(f),
+    "hessian in the input": lambda f: hessian(lambda p, b, x: f(p, b, x).square().sum(), argnums=2),
+    "reverse over reverse": lambda f: grad(lambda p, b, x: grad(lambda x: f(p, b, x).square().sum())(x).square().sum()),
+}
+
+
+@pytest.mark.parametrize("name", ENSEMBLES)
+def test_an_ensemble_with_batched_statistics(name: str) -> None:
+    """Running statistics have no derivative, and torch refuses a tracked one: they are batched and nothing else."""
+    torch.manual_seed(0)
+    modules = [Mapped(shifted()).eval() for _ in range(3)]
+    for module in modules:
+        module.extra.running_mean += torch.randn(3, dtype=D)
+    parameters, buffers = torch.func.stack_module_state(modules)
+    parameters, x = {k: t.detach() for k, t in parameters.items()}, torch.randn(2, 3, dtype=D)
+    solved = lambda p, b, x: functional_call(modules[0], (p, b), (x,))  # noqa: E731
+    found = vmap(ENSEMBLES[name](solved), in_dims=(0, 0, None))(parameters, buffers, x)
+    exact = vmap(ENSEMBLES[name](by_hand), in_dims=(0, 0, None))(parameters, buffers, x)
+    torch.testing.assert_close(found, exact, rtol=1e-8, atol=1e-10)
 
 
 LAZY: dict[str, Callable[[], nn.Module]] = {

@@ -35,7 +35,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/lifting/entries.py",
         "tests/derivatives/test_modules_later.py",
-        ("if present(s) is not t and _is_there(t)", "if False"),
+        ("if present(slot) is not t:", "if False:"),
+        ("elif constant and t.requires_grad:", "elif False:"),
         ('rest.append((m, "", "training"))', "pass"),
         ("                        rest.append((m, kind, key))\n", ""),
         ("(inside and is_substituted(t)) or explicit(t)", "explicit(t)", "tests/derivatives/test_captured_levels.py"),
@@ -58,7 +59,37 @@ MUTANTS = [
     *mutants(
         "plugins/implicitkit_deq/hoist.py",
         "tests/plugins/deq/test_deq_threads.py",
-        ("everywhere=any(compiled for *_, compiled in where)", "everywhere=True"),
+        ("everywhere=any(place.compiled for place in where)", "everywhere=True"),
+        (
+            "entries.append((place.owner, SETTING, place.key, _as_it_is))",
+            "pass",
+            "tests/plugins/deq/test_ordinary_uses.py",
+        ),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/rows.py",
+        "tests/plugins/deq/test_ordinary_uses.py -k cut",
+        ("return all(map(_same, ", "return True or all(map(_same, "),
+        ("known = training in self._may_drop or", "known ="),
+    ),
+    *mutants(
+        "implicitkit/sparsity/identity.py",
+        "tests/derivatives/test_independence.py",
+        ("return (x != 0,)", "return ()"),
+        ("return (bool(x.detach() != 0),)", "return ()"),
+        ("(type(function), _number(function))", "(type(function), id(function))"),
+        ("held += [x for x in named if isinstance(x, _NUMBERS)]", "pass"),
+    ),
+    *mutants(
+        "implicitkit/foundation/trees.py",
+        "tests/core/test_keys_in_any_order.py",
+        ("            leaves = tree_flatten(in_order(tree, self._skeleton()))[0]", "            pass"),
+    ),
+    *mutants(
+        "implicitkit/solution.py",
+        "tests/core/test_bad_input.py -k draw",
+        ("if not hint and (hint := self._record.unsteady(_AGAIN)):", "if False:"),
+        ("return _UNSTEADY.format(", "return '' and _UNSTEADY.format("),
     ),
     *mutants(
         "implicitkit/lifting/purity.py",

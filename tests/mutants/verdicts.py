@@ -46,8 +46,14 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/system.py",
-        "tests/core/test_machinery.py -k captured_rows",
-        ("compare = bool(names) and", "compare = not names and"),
+        "tests/core/test_machinery.py -k 'captured_rows or rows_that or asked_once'",
+        ("compare = (bool(names) or key not in _ALIKE) and", "compare = bool(names) and"),
+        ("            _ALIKE[key] = None\n", ""),
+        (
+            'in_dims=(0, *dims), randomness="same")',
+            'in_dims=(0, *dims), randomness="different")',
+            "tests/plugins/deq/test_ordinary_uses.py -k mask",
+        ),
     ),
     *mutants(
         "implicitkit/foundation/options.py",

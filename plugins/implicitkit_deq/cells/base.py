@@ -25,7 +25,8 @@ class Cell(extend.Configured, nn.Module):
     Class attributes:
         injected_dims: as ``in_dims`` of :func:`ik.solve`, for what ``inject`` returns: ``0`` (every tensor of it has the
             batch first), ``None`` (shared by the batch, or not known), or a tuple with one such entry each.  Where known,
-            converged samples are dropped from later evaluations; wrongly declared, samples would be mixed up.
+            converged samples are dropped from later evaluations; not so where one evaluation, before the first solve,
+            shows that an argument which counts as one row a sample is shared.
         causal: position ``t`` of the state (its first dimension after the batch) depends on positions ``<= t`` only.
 
     Shapes: a state is ``(batch, *state_shape)``, inputs have the batch first.  Units: ``f(z)`` has those of ``z``.

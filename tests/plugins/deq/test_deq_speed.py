@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from implicitkit.foundation import trees
+from implicitkit.foundation import refill, trees
 from implicitkit.linear import independence
 from implicitkit_deq import DEQ, cells
 
@@ -65,7 +65,7 @@ def test_arguments_are_filled_as_pytrees_are(args: Any) -> None:
     new = [torch.full_like(t, i) for i, t in enumerate(leaves) if isinstance(t, Tensor)]
     want = iter(new)
     full = trees.tree_unflatten([next(want) if isinstance(t, Tensor) else t for t in leaves], spec)
-    got = trees.refilled(args)(new)
+    got = refill.refilled(args)(new)
     assert str(got) == str(full) and all(
         a is b for a, b in zip(trees.tree_flatten(got)[0], trees.tree_flatten(full)[0], strict=True)
     )

@@ -609,7 +609,7 @@ def test_a_compiled_cell_is_used() -> None:
 
 
 def test_the_private_names_of_torch_are_there() -> None:
-    cell = nn.Linear(2, 2)
+    cell, found = nn.Linear(2, 2), []
     assert not compat.called_whole(cell) and not compat.called_whole(torch.tanh)
     for register in (
         cell.register_forward_pre_hook,
@@ -623,6 +623,16 @@ def test_the_private_names_of_torch_are_there() -> None:
         assert not compat.called_whole(cell), register.__name__
     cell.compile(backend="eager")
     assert compat.called_whole(cell)
+
+    assert not compat.is_batched(torch.ones(2))
+    torch.func.vmap(lambda t: found.append(compat.is_batched(t)) or t)(torch.ones(2))
+    assert found == [True]
+
+    nn.utils.spectral_norm(cell)
+    nn.utils.prune.random_unstructured(cell, "bias", amount=1)
+    hooks = {name: (key, hook) for key, name, hook in compat.hooks_that_set(cell)}
+    assert list(hooks) == ["weight", "bias"]
+    assert all(getattr(cell, compat.SETTING)[key] is hook for key, hook in hooks.values())
     assert not compat.autocast_on(torch.device("meta"))
 
 

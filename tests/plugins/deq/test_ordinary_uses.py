@@ -1,0 +1,257 @@
+"""What builders of models do with a layer besides calling it: each with its value and every gradient against a loop."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.utils import prune
+
+import implicitkit as ik
+from implicitkit_deq import DEQ, Cell
+
+D = torch.float64
+TIGHT: dict[str, Any] = {"rtol": 1e-12, "rule": ik.Implicit(rtol=1e-12)}
+
+
+class Half(nn.Module):
+    """``tanh(W z / 2 + U x)``: a contraction wherever ``|W| <= 1``."""
+
+    def __init__(self, inputs: int = 3, width: int = 5) -> None:
+        super().__init__()
+        self.W, self.U = nn.Linear(width, width, dtype=D), nn.Linear(inputs, width, dtype=D)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(0.5 * self.W(z) + self.U(x))
+
+
+def unrolled(cell: Callable[..., Tensor], x: Tensor, width: int = 5, steps: int = 150) -> Tensor:
+    z = torch.zeros(len(x), width, dtype=D)
+    for _ in range(steps):
+        z = cell(z, x)
+    return z
+
+
+def gradients(z: Tensor, module: nn.Module) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(z.square().sum(), list(module.parameters()))
+
+
+# --------------------------------------------------------------------------- reparametrisations that are hooks before a call
+def pruned(module: nn.Linear) -> nn.Module:
+    prune.l1_unstructured(module, "weight", amount=0.4)
+    return prune.random_unstructured(module, "bias", amount=0.4)
+
+
+# what sets the weight, and the method of the hook that computes it
+HOOKED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "weight_norm": (nn.utils.weight_norm, "compute_weight"),
+    "spectral_norm": (nn.utils.spectral_norm, "compute_weight"),
+    "prune": (pruned, "apply_mask"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize("name", HOOKED)
+def test_a_weight_that_a_hook_sets_is_computed_once_a_call(name: str) -> None:
+    torch.manual_seed(0)
+    layer, x = DEQ(Half(), (5,), **TIGHT), torch.randn(4, 3, dtype=D)
+    hook_up, method = HOOKED[name]
+    hook_up(layer.cell.W)
+    hooks = list(layer.cell.W._forward_pre_hooks.values())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(20):  # spectral normalisation takes a step of the power method a call
+            layer(x)
+    assert list(layer.cell.W._forward_pre_hooks.values()) == hooks  # they are back
+    exact = unrolled(layer.eval().cell, x)
+    wanted = gradients(exact, layer)
+    if name == "spectral_norm":
+        norm = torch.linalg.matrix_norm(layer.cell.W.weight.detach(), 2)
+        assert float(norm) == pytest.approx(1.0, abs=1e-2)
+
+    calls = 0
+
+    def counted(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def compute(*args: Any, **kwargs: Any) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return of(*args, **kwargs)
+
+        return compute
+
+    for hook in hooks:
+        setattr(hook, method, counted(getattr(hook, method)))
+    z = layer(x)
+    found = gradients(z, layer)
+    assert layer.solution is not None and layer.solution.evaluations > 5
+    assert calls == len(hooks)
+    torch.testing.assert_close(z, exact, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_layers_in_a_row_hold_the_weights_of_both() -> None:
+    torch.manual_seed(0)
+    first, second, x = DEQ(Half(), (5,), **TIGHT), DEQ(Half(5), (5,), **TIGHT), torch.randn(4, 3, dtype=D)
+    nn.utils.spectral_norm(first.cell.W)
+    nn.utils.weight_norm(second.cell.W)
+    both = first >> second
+    before = first.cell.W.weight_u.clone()
+    both(x)
+    assert not torch.equal(first.cell.W.weight_u, before)
+    both.eval()
+    exact = unrolled(second.cell, unrolled(first.cell, x))
+    torch.testing.assert_close(gradients(both(x), both), gradients(exact, both), rtol=1e-8, atol=1e-10)
+
+
+# ------------------------------------------------------------------------------------------------------ states with names
+class Named(nn.Module):
+    """Two states with names, returned in an order of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h, self.c = nn.Linear(3, 3, dtype=D), nn.Linear(3, 3, dtype=D)
+
+    def forward(self, z: dict[str, Tensor], x: Tensor) -> dict[str, Tensor]:
+        h = torch.tanh(0.5 * self.h(z["h"]) + x)
+        return {"c": torch.tanh(0.3 * z["c"] + self.c(z["h"])), "h": h}
+
+
+@pytest.mark.parametrize("options", [{}, {"solver": "newton"}, {"init": "last"}, {"init": "learned"}], ids=str)
+def test_the_names_of_a_state_may_come_in_any_order(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    layer, x = DEQ(Named(), {"h": (3,), "c": (3,)}, **options, **TIGHT), torch.randn(4, 3, dtype=D)
+    exact: Any = {k: torch.zeros(4, 3, dtype=D) for k in ("h", "c")}
+    for _ in range(100):
+        exact = layer.cell(exact, x)
+    for _ in range(2):
+        z = layer(x)
+        assert list(z) == ["h", "c"]
+        for name in z:
+            torch.testing.assert_close(z[name], exact[name], rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(
+                torch.autograd.grad(z[name].sum(), layer.cell.h.weight, retain_graph=True),
+                torch.autograd.grad(exact[name].sum(), layer.cell.h.weight, retain_graph=True),
+            )
+    layer(x, z0={k: exact[k].detach() for k in ("c", "h")})
+    assert layer.solution is not None and layer.solution.evaluations == 1  # it is there
+
+
+# ----------------------------------------------------------------------------------------- arguments that the samples share
+class Shared(Cell):
+    """A cell that does not say that its second argument is one for all samples."""
+
+    def __init__(self, use: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.W, self.U, self.use = nn.Linear(5, 5, dtype=D), nn.Linear(3, 5, dtype=D), use
+        self.evaluations = 0
+
+    def state_shape(self, x: Tensor, _: Tensor) -> tuple[int, ...]:
+        return (5,)
+
+    def inject(self, x: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+        return self.U(x), A
+
+    def update(self, z: Tensor, i: Tensor, A: Tensor) -> Tensor:
+        self.evaluations += 1
+        return torch.tanh(self.use(0.5 * self.W(z), i, A))
+
+
+# name: what the cell makes of its argument, and whether that is one row a sample
+SHARED: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], bool]] = {
+    "a number of it": (lambda y, i, A: y * A.mean() + i, False),
+    "a matrix": (lambda y, i, A: y @ A + i, False),
+    "one row": (lambda y, i, A: y + i + A[0], False),
+    "a row each": (lambda y, i, A: y * A + i, True),
+}
+
+
+@pytest.mark.parametrize("trained", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("name", SHARED)
+def test_an_argument_of_as_many_rows_as_the_batch_is_not_cut_where_it_is_shared(name: str, trained: bool) -> None:
+    torch.manual_seed(0)
+    use, apart = SHARED[name]
+    cell = Shared(use)
+    layer, x = DEQ(cell, **TIGHT).train(trained), torch.randn(5, 3, dtype=D)
+    x[:3] *= 30  # these converge at once
+    A = torch.linspace(0.3, 1.0, 25, dtype=D).view(5, 5).flip(0).contiguous() / (5 if name == "a matrix" else 1)
+    z = layer(x, A)
+    exact = unrolled(lambda z, x: cell(z, x, A), x)
+    torch.testing.assert_close(z, exact, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(gradients(z, layer), gradients(exact, layer), rtol=1e-8, atol=1e-10)
+    solution = layer.solution
+    assert solution is not None
+    assert (solution.sample_evaluations < 5 * solution.evaluations) == apart  # rows are dropped where that is right
+
+    before = cell.evaluations
+    layer(x[:4] if apart else x, A[:4] if apart else A)
+    assert layer.solution is not None and cell.evaluations - before == layer.solution.evaluations  # it is asked once
+
+
+# ----------------------------------------------------------------------------------------------------- frozen, and not
+def test_a_generator_is_trained_through_a_layer_that_is_frozen_for_the_while() -> None:
+    torch.manual_seed(0)
+    maker, judge, x = DEQ(Half(), (5,), **TIGHT), DEQ(Half(5), (5,), **TIGHT), torch.randn(4, 3, dtype=D)
+    judge.requires_grad_(False)
+    value = judge(maker(x)).square().sum()
+    judge.requires_grad_()
+    value.backward()
+    exact = gradients(unrolled(judge.cell, unrolled(maker.cell, x)), maker)
+    torch.testing.assert_close([p.grad for p in maker.parameters()], list(exact), rtol=1e-8, atol=1e-10)
+    assert all(p.grad is None for p in judge.parameters())
+
+
+# ------------------------------------------------------------------------------------------------- masks of mapped samples
+class Dropped(Half):
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(0.5 * self.W(nn.functional.dropout(z, 0.5, self.training)) + self.U(x))
+
+
+def test_an_ensemble_draws_one_mask_for_all_its_members() -> None:
+    torch.manual_seed(0)
+    layers, x = [DEQ(Dropped(), (5,), **TIGHT) for _ in range(3)], torch.randn(4, 3, dtype=D)
+    parameters, _ = torch.func.stack_module_state(layers)
+    x[:2] *= 30  # these converge at once, and are dropped in none of the members
+    for seed in range(4):
+        torch.manual_seed(seed)
+        found = torch.func.vmap(lambda p: functional_call(layers[0], p, (x,)), randomness="same")(parameters)
+        torch.manual_seed(seed)
+        mask = nn.functional.dropout(torch.ones(4, 5, dtype=D), 0.5)
+        for z, layer in zip(found, layers, strict=True):
+            cell = layer.cell
+            exact = unrolled(lambda z, x, c=cell, m=mask: torch.tanh(0.5 * c.W(z * m) + c.U(x)), x)
+            torch.testing.assert_close(z, exact, rtol=1e-9, atol=1e-11)
+
+
+def test_a_mask_for_each_mapped_sample_is_refused_with_what_to_do_and_one_for_all_is_taken() -> None:
+    torch.manual_seed(0)
+    layer, x = DEQ(Dropped(), (5,), **TIGHT), torch.randn(4, 3, dtype=D)
+    mapped = lambda how: torch.func.vmap(lambda x: layer(x[None])[0], randomness=how)(x)  # noqa: E731
+    with pytest.raises(ik.CapabilityError, match=r'Dropped draws random numbers.*randomness="same"'):
+        mapped("different")
+    torch.manual_seed(1)
+    found = mapped("same")
+    torch.manual_seed(1)
+    mask = nn.functional.dropout(torch.ones(1, 5, dtype=D), 0.5)
+    exact = unrolled(lambda z, x: torch.tanh(0.5 * layer.cell.W(z * mask) + layer.cell.U(x)), x)
+    torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-11)
+
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+
+    def loss(p: dict[str, Tensor], x: Tensor) -> Tensor:
+        z: Tensor = functional_call(layer, p, (x[None],))
+        return z.square().sum()
+
+    torch.manual_seed(1)
+    per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0), randomness="same")(parameters, x)
+    wanted = [torch.autograd.grad(row.square().sum(), list(layer.parameters()), retain_graph=True) for row in exact]
+    torch.testing.assert_close(list(per_sample.values()), [torch.stack(g) for g in zip(*wanted, strict=True)])
+
+    drawn = lambda x: ik.fixed_point(lambda z: 0.5 * torch.cos(z) * torch.rand(2) + x, torch.zeros(2)).value  # noqa: E731
+    with pytest.raises(ik.CapturedTensorError, match='randomness="different"'), pytest.warns(ik.ImpureFunctionWarning):
+        torch.func.vmap(drawn, randomness="different")(torch.ones(3, 2))
