@@ -58,12 +58,13 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 import implicitkit as ik
-from implicitkit_deq import DEQ, cells
+from implicitkit_deq import DEQ, Pretraining, cells
 
 SYMBOLS, LENGTH = 8, 10
 CLASSES = SYMBOLS + 2  # blank, symbols, mark
 RATES = {"deq": 4e-3, "tcn": 4e-3, "lstm": 4e-3, "gru": 4e-3}  # after 100 steps of warm-up; decays to a twentieth
 VALUES = 4.0  # times the usual initial weights of what attention passes on: a mean of T + 20 positions at first
+LAYERS = 2  # of the shallow network of --shallow
 PUBLISHED = {"deq": (3.5e-6, "14K"), "tcn": (2.7e-5, "16K"), "lstm": (0.0501, "14K"), "gru": (0.0491, "14K")}
 
 
@@ -77,9 +78,9 @@ def sequences(batch: int, gap: int, generator: torch.Generator) -> tuple[Tensor,
 
 
 class DEQTransformer(nn.Module):
-    """The equilibrium of one causal transformer block."""
+    """The equilibrium of one causal transformer block; unrolled in the first ``shallow`` training calls."""
 
-    def __init__(self, features: int = 32, heads: int = 4) -> None:
+    def __init__(self, shallow: int = 0, features: int = 32, heads: int = 4) -> None:
         super().__init__()
         cell = cells.Transformer(CLASSES, features, heads, hidden=3 * features, fused=True, scale=0.5)
         with torch.no_grad():
@@ -92,6 +93,7 @@ class DEQTransformer(nn.Module):
             rtol=1e-3,
             atol=0.0,
             evaluation={"rtol": 1e-4},
+            pretraining=Pretraining(shallow, LAYERS) if shallow else None,
         )
         self.read = nn.Linear(features, CLASSES)
 
@@ -144,10 +146,10 @@ class Recurrent(nn.Module):
         return self.read(self.core(nn.functional.one_hot(x, CLASSES).to(self.read.weight.dtype))[0])
 
 
-def build(name: str, gap: int) -> nn.Module:
+def build(name: str, gap: int, shallow: int = 0) -> nn.Module:
     """A model of about 14,000 parameters."""
     makers: dict[str, Callable[[], nn.Module]] = {
-        "deq": DEQTransformer,
+        "deq": lambda: DEQTransformer(shallow),
         "tcn": lambda: TCN(gap),
         "lstm": lambda: Recurrent(nn.LSTM, 54),
         "gru": lambda: Recurrent(nn.GRU, 62),
@@ -223,11 +225,12 @@ def train(
     device: str,
     keep: Path | None = None,
     rate: float | None = None,
+    shallow: int = 0,
 ) -> Run:
     """Train until ``steps``, ``minutes`` or ``goal`` (a test loss) is reached, and test on 512 new sequences."""
     torch.manual_seed(seed)
     rate = RATES[name] if rate is None else rate
-    model = build(name, gap).to(device)
+    model = build(name, gap, shallow).to(device)
     run = Run(name, sum(p.numel() for p in model.parameters()))
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, 1.0, 100)
@@ -236,7 +239,7 @@ def train(
     data = torch.Generator().manual_seed(seed)
     kept = Kept(
         keep and keep / f"{name}.pt",
-        {"gap": gap, "steps": steps, "batch": batch, "seed": seed, "rate": rate},
+        {"gap": gap, "steps": steps, "batch": batch, "seed": seed, "rate": rate, "shallow": shallow},
         model=model,
         optimizer=optimizer,
         schedule=schedule,
@@ -245,7 +248,7 @@ def train(
     start = clock(device) - run.seconds
     bar = tqdm(range(run.steps, steps), desc=name, unit="step", mininterval=2.0)
     for step in bar:
-        if run.seconds > 60 * minutes or (step > 20 and max(v for _, v in run.curve[-20:]) < goal):
+        if run.seconds > 60 * minutes or (step > shallow + 20 and max(v for _, v in run.curve[-20:]) < goal):
             break
         x, y = (t.to(device) for t in sequences(batch, gap, data))
         loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
@@ -327,6 +330,9 @@ def main(arguments: list[str] | None = None) -> list[Run]:
     )
     parser.add_argument("--models", default="deq,tcn,lstm,gru")
     parser.add_argument("--rate", type=float, help="of all models of this run (default: their own)")
+    parser.add_argument(
+        "--shallow", type=int, default=0, help=f"so many steps of the equilibrium's are those of its {LAYERS} layers"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="a folder: every 20 steps what a run needs to go on is written there")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "output" / "deq_copy_memory.png")
@@ -345,6 +351,7 @@ def main(arguments: list[str] | None = None) -> list[Run]:
             device=device,
             keep=options.keep,
             rate=options.rate,
+            shallow=options.shallow,
         )
         for name in options.models.split(",")
     ]
