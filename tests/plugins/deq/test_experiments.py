@@ -132,6 +132,16 @@ def bias(r: dict[str, Any]) -> None:
     assert middle["descent"] < middle["single samples"] < middle["momentum"] < 0.05 < middle["Adam"]
 
 
+def structures(r: dict[str, Any]) -> None:
+    assert r["worst"] < 1e-12
+    angles = {kind: {name: one["angle"] for name, one in by_name.items()} for kind, by_name in r["found"].items()}
+    assert set(angles) == {"squares", "classes"} and len(angles["squares"]) == 5
+    assert all(len(a) == 2 and bool((a < 90).all()) for a in angles["squares"].values()), angles
+    ends = {name: beta.abs().sum(1) for name, beta in r["ends"].items()}
+    assert bool((ends["residual"] > 1.5 * ends["diagonal"]).all() and (ends["full"] < ends["diagonal"]).all())
+    assert float(r["found"]["squares"]["full"]["loss"].max()) < 1e-12
+
+
 def gotu(r: dict[str, Any]) -> None:
     assert r["worst"] < 1e-2
     assert r["losers"] == [(1.0, 0.3), (1.5, -0.5)]
@@ -171,11 +181,23 @@ def frequency(r: dict[str, Any]) -> None:
         assert max(run[:2]) < 0.5 and run[-1] > 2 * max(run[:2]), (name, run)
 
 
-SLOW = ("audio", "frequency", "trained_norms", "sawtooth", "density", "generalisation", "gotu", "bias", "traces")
+SLOW = (
+    "audio",
+    "frequency",
+    "trained_norms",
+    "sawtooth",
+    "density",
+    "generalisation",
+    "gotu",
+    "bias",
+    "traces",
+    "structures",
+)
 THEOREMS: dict[str, Callable[[dict[str, Any]], None]] = {
     f.__name__: f
     for f in (
-        *(gradient, one_layer, regions, sawtooth, steep, trained_norms, perturbation, bias, generalisation, density),
+        *(gradient, one_layer, regions, sawtooth, steep, trained_norms, perturbation, bias, structures),
+        *(generalisation, density),
         *(gotu, conditioning, traces, audio, frequency),
     )
 }
