@@ -347,8 +347,9 @@ def test_help_of_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 def test_copy_memory_goes_on_where_it_was_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = importlib.import_module("deq_copy_memory")
-    given: dict[str, Any] = {"minutes": 9.0, "batch": 4, "goal": 0.0, "seed": 0, "device": "cpu"}
+    given: dict[str, Any] = {"minutes": 9.0, "batch": 4, "goal": 0.0, "seed": 0, "device": "cpu", "shallow": 22}
     whole = script.train("deq", 10, steps=30, **given)
+    assert len(whole.solved) == len(whole.evaluations) == 30 - 22  # two layers before, which solve nothing
     real, drawn = script.sequences, []
 
     def killed(batch: int, gap: int, generator: Any) -> Any:
@@ -362,6 +363,7 @@ def test_copy_memory_goes_on_where_it_was_killed(monkeypatch: pytest.MonkeyPatch
         script.train("deq", 10, steps=30, keep=tmp_path, **given)
     again = script.train("deq", 10, steps=30, keep=tmp_path, **given)
     assert [loss for _, loss in again.curve] == [loss for _, loss in whole.curve] and again.loss == whole.loss
+    assert again.evaluations == whole.evaluations  # killed among the two layers, which it goes on with
     assert drawn[24:].count(4) == 10  # from step 20 on; the test draws 64 at a time
     with pytest.raises(ValueError, match=r"deq\.pt is of a run with .*'steps': 30.*move it away"):
         script.train("deq", 10, steps=31, keep=tmp_path, **given)
