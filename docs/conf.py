@@ -86,7 +86,7 @@ sphinx_gallery_conf = {
     "abort_on_example_error": True,
     "remove_config_comments": True,
     "image_scrapers": ("matplotlib",),
-    "reset_modules": ("matplotlib", "fresh.torch_settings"),
+    "reset_modules": ("matplotlib", "fresh.torch_settings", "fresh.colours"),
     "capture_repr": (),
 }
 

@@ -23,6 +23,7 @@ THEOREMS = {
     "trained_norms": "How large weights grow in training on a steep target: equilibria and networks of equal size",
     "perturbation": "Lemma 2: how far fixed points move, and what a residual certifies",
     "bias": "The implicit bias of the diagonal linear equilibrium",
+    "structures": "What the structure of a cell makes of the bias: residual, gated, full and attention cells",
     "generalisation": "Which interpolant the linear equilibrium takes, and how it generalises",
     "density": "How many features a trained model uses: heatmaps of two equilibria and a network",
     "gotu": "Generalisation on the unseen: where an equilibrium wins and where it loses",

@@ -107,15 +107,17 @@ assert unseen > 0.85 and unseen >= near
 figure, axes = plt.subplots(1, 2, figsize=(10, 4.4), layout="constrained")
 place = nx.spring_layout(club, seed=3)
 options = {"node_size": 110, "edgecolors": "grey", "linewidths": 0.5}
-nx.draw_networkx_nodes(club, place, node_color=z, cmap="coolwarm", vmin=-1, vmax=1, ax=axes[0], **options)
+dots = nx.draw_networkx_nodes(club, place, node_color=z, cmap="coolwarm", vmin=-1, vmax=1, ax=axes[0], **options)
 width = (0.3 + 6 * pull.abs() / pull.abs().max()).tolist()
 nx.draw_networkx_edges(club, place, ax=axes[0], width=width, edge_color="grey")
 nx.draw_networkx_labels(club, place, {8: "8"}, font_size=8, ax=axes[0])
-axes[0].set_title("opinions, and the friendships that make that of 8")
+axes[0].set_title("width: how much a friendship makes\nof the opinion of member 8")
+figure.colorbar(dots, ax=axes[0], label="opinion", shrink=0.7)
 place = nx.spring_layout(book, seed=1, k=0.35)
+shades = [("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000")[g] for g in guess]
 nx.draw_networkx_edges(book, place, ax=axes[1], width=0.3, edge_color="grey")
-nx.draw_networkx_nodes(book, place, node_color=guess, cmap="tab10", ax=axes[1], **options | {"node_size": 60})
-axes[1].set_title(f"communities from a quarter of the characters: {unseen:.0%} of the others right")
+nx.draw_networkx_nodes(book, place, node_color=shades, ax=axes[1], **options | {"node_size": 60})
+axes[1].set_title(f"communities (colours), a quarter told:\n{unseen:.0%} of the others right")
 for ax in axes:
     ax.axis("off")
 plt.show()

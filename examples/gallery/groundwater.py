@@ -101,11 +101,12 @@ print(f"misfit {rms:.1f} times the noise, correlation with the truth {correlatio
 assert rms < 1.5 and correlation > 0.9
 
 figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained")
-axes[0].imshow(u.reshape(n, n), extent=(0, 1, 1, 0), cmap="Blues")
+heights = axes[0].imshow(u.reshape(n, n), extent=(0, 1, 1, 0), cmap="Blues")
 axes[0].plot((wells % n + 0.5) * h, (torch.div(wells, n, rounding_mode="floor") + 0.5) * h, "k.", ms=3)
-axes[0].set(title="heights and wells", xticks=[], yticks=[])
-for ax, field, name in ((axes[1], true, "true log conductivity"), (axes[2], found, "found")):
+axes[0].set(title="heights, and wells (dots)", xticks=[], yticks=[])
+figure.colorbar(heights, ax=axes[0], label="height")
+for ax, field, name in ((axes[1], true, "true"), (axes[2], found, "found")):
     image = ax.imshow(field, cmap="coolwarm", vmin=-1.2, vmax=1.2)
     ax.set(title=name, xticks=[], yticks=[])
-figure.colorbar(image, ax=axes[2])
+figure.colorbar(image, ax=axes[1:], label="log conductivity")
 plt.show()

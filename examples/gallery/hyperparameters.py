@@ -76,7 +76,11 @@ axes[0].plot([v for v, _ in history], label="validation")
 axes[0].plot([t for _, t in history], label="test")
 axes[0].set(xlabel="outer step", ylabel="loss", title="one hypergradient a step")
 axes[0].legend()
-for ax, image, name in ((axes[1], log_penalty.detach(), "log penalty"), (axes[2], w.detach(), "weights")):
-    figure.colorbar(ax.imshow(image.reshape(8, 8), cmap="coolwarm"), ax=ax)
+largest = float(w.detach().abs().max())
+for ax, image, name, shades in (
+    (axes[1], log_penalty.detach(), "log penalty", {"cmap": "viridis"}),
+    (axes[2], w.detach(), "weights", {"cmap": "coolwarm", "vmin": -largest, "vmax": largest}),
+):
+    figure.colorbar(ax.imshow(image.reshape(8, 8), **shades), ax=ax)
     ax.set(title=name, xticks=[], yticks=[])
 plt.show()

@@ -144,6 +144,6 @@ for ax, w in zip(axes[1:], (truth, found[1]), strict=False):
 for ax, title in zip(axes, ("a picture", "how far its pixels move", "the equilibrium"), strict=False):
     ax.set(title=title, xticks=[], yticks=[], aspect="equal", ylim=(n - 0.5, -0.5))
 axes[3].semilogx(theirs.keys(), theirs.values(), "o-", [evaluations], [wrong], "s")
-axes[3].set(xlabel="evaluations", ylabel="pixels wrong", ylim=0)
+axes[3].set(xlabel="evaluations", ylabel="mean error, pixels", ylim=0)
 axes[3].legend(["the original", "the equilibrium"])
 plt.show()

@@ -119,5 +119,7 @@ for path, name, style in (
 ):
     plt.plot(path[:, 0], path[:, 1], style, label=name)
 plt.axis("equal")
+plt.xlabel("$x_1$")
+plt.ylabel("$x_2$")
 plt.legend()
 plt.show()

@@ -90,13 +90,14 @@ for _ in range(25):
 radius = (cloud.detach() - 0.5).norm(dim=1)
 assert float((radius - 0.4).abs().mean()) < 0.05
 
-figure, axes = plt.subplots(1, 2, figsize=(8.5, 3.8), layout="constrained")
-axes[0].imshow(P, cmap="magma")
+figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+plan = axes[0].imshow(P, cmap="magma", aspect="auto")
+figure.colorbar(plan, label="mass")
 axes[0].set(title="plan between two clouds", xlabel="to", ylabel="from")
 track = torch.stack(paths)
 axes[1].plot(track[..., 0], track[..., 1], color="grey", lw=0.5)
 axes[1].plot(*target.T, ".", label="target")
 axes[1].plot(*cloud.detach().T, "o", ms=4, label="after 25 steps")
-axes[1].set(title="down the gradient of the transport cost", aspect="equal")
-axes[1].legend()
+axes[1].set(title="down the gradient of the transport cost", aspect="equal", xlabel="$x_1$", ylabel="$x_2$")
+axes[1].legend(loc="center", framealpha=1)
 plt.show()

@@ -73,13 +73,15 @@ print("compliance of the axis:", f"{float(compliance[-1]):.4f}", "by relaxing ag
 assert torch.allclose(compliance, by_relaxing, atol=1e-4)
 
 figure = plt.figure(figsize=(8.5, 3.8), layout="constrained")
+shades = plt.cm.ScalarMappable(plt.Normalize(-0.02, 0.02), "RdBu_r")
 left = figure.add_subplot(1, 2, 1, projection="3d")
 for (i, j), length, change in zip(pairs, distances(r), compliance, strict=True):
     if length < 1.3:
-        left.plot(*r[[int(i), int(j)]].T.tolist(), color=plt.cm.coolwarm(0.5 + 8 * float(change)), lw=2.5)
+        left.plot(*r[[int(i), int(j)]].T.tolist(), color=shades.to_rgba(float(change)), lw=3.5)
 left.scatter(*r.T.tolist(), s=120, color="k")
 left.set_axis_off()
-left.set_title("red: longer under tension")
+left.set_title("the poles are pulled apart")
+figure.colorbar(shades, ax=left, label="change per unit force", shrink=0.7)
 right = figure.add_subplot(1, 2, 2)
 right.plot(distances(r), compliance, "o")
 right.axhline(0, color="black", lw=0.8)

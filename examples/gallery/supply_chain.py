@@ -117,7 +117,7 @@ axes[0].plot(history, ".-", color="grey", label="weeks learnt from")
 for value, name, style in ((greedy, "greedy", ":"), (before, "first guess", "--"), (learnt, "learnt", "-")):
     axes[0].axhline(float(value.mean()), ls=style, label=name)
 axes[0].set(xlabel="step", ylabel="cost of a day (negative: profit)", title="100 weeks kept apart")
-axes[0].legend(fontsize=8)
+axes[0].legend(fontsize=8, loc="lower left")
 axes[1].plot(stocks.mean(1), label=["west", "east", "north", "south"])
 axes[1].set(xlabel="day", ylabel="mean stock", title="stocks under the learnt policy")
 axes[1].legend()

@@ -82,7 +82,7 @@ grid = torch.stack(torch.meshgrid(torch.linspace(-1.6, 2.6, 80), torch.linspace(
 field = decision(grid.reshape(-1, 2), X, log_gamma.detach()).reshape(60, 80)
 axes[0].contourf(grid[..., 0], grid[..., 1], field, levels=[-9, -1, 0, 1, 9], cmap="coolwarm", alpha=0.4)
 axes[0].scatter(*X.T, c=y, cmap="coolwarm", s=15 + 150 * influence / influence.max(), edgecolor="k", lw=0.4)
-axes[0].set(title="size: influence on the validation loss")
+axes[0].set(title="size: influence on the validation loss", xlabel="$x_1$", ylabel="$x_2$")
 axes[1].plot(*zip(*path, strict=True), "o-", ms=3)
 axes[1].set(xlabel="log gamma", ylabel="validation loss", title="the width is learnt")
 plt.show()

@@ -132,6 +132,16 @@ def bias(r: dict[str, Any]) -> None:
     assert middle["descent"] < middle["single samples"] < middle["momentum"] < 0.05 < middle["Adam"]
 
 
+def structures(r: dict[str, Any]) -> None:
+    assert r["worst"] < 1e-12
+    angles = {kind: {name: one["angle"] for name, one in by_name.items()} for kind, by_name in r["found"].items()}
+    assert set(angles) == {"squares", "classes"} and len(angles["squares"]) == 5
+    assert all(len(a) == 2 and bool((a < 90).all()) for a in angles["squares"].values()), angles
+    ends = {name: beta.abs().sum(1) for name, beta in r["ends"].items()}
+    assert bool((ends["residual"] > 1.5 * ends["diagonal"]).all() and (ends["full"] < ends["diagonal"]).all())
+    assert float(r["found"]["squares"]["full"]["loss"].max()) < 1e-12
+
+
 def gotu(r: dict[str, Any]) -> None:
     assert r["worst"] < 1e-2
     assert r["losers"] == [(1.0, 0.3), (1.5, -0.5)]
@@ -171,11 +181,23 @@ def frequency(r: dict[str, Any]) -> None:
         assert max(run[:2]) < 0.5 and run[-1] > 2 * max(run[:2]), (name, run)
 
 
-SLOW = ("audio", "frequency", "trained_norms", "sawtooth", "density", "generalisation", "gotu", "bias", "traces")
+SLOW = (
+    "audio",
+    "frequency",
+    "trained_norms",
+    "sawtooth",
+    "density",
+    "generalisation",
+    "gotu",
+    "bias",
+    "traces",
+    "structures",
+)
 THEOREMS: dict[str, Callable[[dict[str, Any]], None]] = {
     f.__name__: f
     for f in (
-        *(gradient, one_layer, regions, sawtooth, steep, trained_norms, perturbation, bias, generalisation, density),
+        *(gradient, one_layer, regions, sawtooth, steep, trained_norms, perturbation, bias, structures),
+        *(generalisation, density),
         *(gotu, conditioning, traces, audio, frequency),
     )
 }
@@ -325,8 +347,9 @@ def test_help_of_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 def test_copy_memory_goes_on_where_it_was_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = importlib.import_module("deq_copy_memory")
-    given: dict[str, Any] = {"minutes": 9.0, "batch": 4, "goal": 0.0, "seed": 0, "device": "cpu"}
+    given: dict[str, Any] = {"minutes": 9.0, "batch": 4, "goal": 0.0, "seed": 0, "device": "cpu", "shallow": 22}
     whole = script.train("deq", 10, steps=30, **given)
+    assert len(whole.solved) == len(whole.evaluations) == 30 - 22  # two layers before, which solve nothing
     real, drawn = script.sequences, []
 
     def killed(batch: int, gap: int, generator: Any) -> Any:
@@ -340,6 +363,7 @@ def test_copy_memory_goes_on_where_it_was_killed(monkeypatch: pytest.MonkeyPatch
         script.train("deq", 10, steps=30, keep=tmp_path, **given)
     again = script.train("deq", 10, steps=30, keep=tmp_path, **given)
     assert [loss for _, loss in again.curve] == [loss for _, loss in whole.curve] and again.loss == whole.loss
+    assert again.evaluations == whole.evaluations  # killed among the two layers, which it goes on with
     assert drawn[24:].count(4) == 10  # from step 20 on; the test draws 64 at a time
     with pytest.raises(ValueError, match=r"deq\.pt is of a run with .*'steps': 30.*move it away"):
         script.train("deq", 10, steps=31, keep=tmp_path, **given)
