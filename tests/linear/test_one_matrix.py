@@ -13,7 +13,7 @@ from implicitkit.foundation import autodiff
 from implicitkit.linear import shared_factors
 from implicitkit.linear.dense import factor_batched
 from implicitkit.linear.dense_blocks import DenseBlocks
-from implicitkit.linear.price import price_of
+from implicitkit.linear.price import price_of, price_of_dense
 from implicitkit.linear.shared_factors import SharedFactor, factors
 from implicitkit.linear.sparse_factors import SparseFactor, analyse
 
@@ -76,6 +76,8 @@ def test_different_matrices_are_not_shared(count: int) -> None:
 def test_the_price_is_that_of_the_matrices() -> None:
     each, shared = (price_of(20, 10_000, 10, 50_000, None, fill=600_000, alike=k) for k in (1, 20))
     assert shared.factors < 0.2 * each.factors
+    each, shared = (price_of_dense(20, 200, 1000, alike=k) for k in (1, 20))
+    assert shared.factors < 0.1 * each.factors and price_of_dense(1, 200).factors < 20
 
 
 # ---------------------------------------------------------------------------------------------------------- dense matrices
@@ -188,3 +190,26 @@ def test_many_right_hand_sides_by_vmap(name: str, monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(x, torch.linalg.solve(A, b.detach().T).T, rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(slope, torch.linalg.solve(A.T, weights.T).T, rtol=1e-9, atol=1e-10)
     assert made == ([] if name == "dense" else [1] * len(made)) and (name == "dense" or made)
+
+
+@pytest.mark.parametrize("structure", ["dense", "grid"])
+@pytest.mark.parametrize("cubic", [0.0, 0.3])
+def test_auto_asks_whether_samples_have_one_matrix(structure: str, cubic: float) -> None:
+    """Its factors then are cheaper than Krylov vectors, ten of which are enough here; those of every sample's are not."""
+    rng = torch.Generator().manual_seed(0)
+    if structure == "dense":
+        N = torch.randn(300, 300, generator=rng, dtype=D) / 300**0.5
+        coupled = lambda z: z @ N.T  # noqa: E731
+    else:
+        coupled = lambda z: sum(  # noqa: E731
+            z.unflatten(-1, (40, 40)).roll(k, dim).flatten(-2) for k in (1, -1) for dim in (-1, -2)
+        )
+    n, batch = (300 if structure == "dense" else 1600), 64
+    x = torch.randn(batch, n, generator=rng, dtype=D).requires_grad_()
+    s = ik.root(
+        lambda z, x: 6 * z + cubic * z**3 - coupled(z) - x, torch.zeros(batch, n, dtype=D), (x,),
+        solver="newton_krylov", batch_dims=1,
+    )  # fmt: skip
+    s.value.square().sum().backward()
+    assert s.backward is not None
+    assert (int(s.backward.steps.max()) <= 2) == (cubic == 0), s.backward
