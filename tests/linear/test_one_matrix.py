@@ -198,13 +198,13 @@ def test_auto_asks_whether_samples_have_one_matrix(structure: str, cubic: float)
     """Its factors then are cheaper than Krylov vectors, ten of which are enough here; those of every sample's are not."""
     rng = torch.Generator().manual_seed(0)
     if structure == "dense":
-        N = torch.randn(300, 300, generator=rng, dtype=D) / 300**0.5
+        N = torch.randn(500, 500, generator=rng, dtype=D) / 500**0.5
         coupled = lambda z: z @ N.T  # noqa: E731
     else:
         coupled = lambda z: sum(  # noqa: E731
             z.unflatten(-1, (40, 40)).roll(k, dim).flatten(-2) for k in (1, -1) for dim in (-1, -2)
         )
-    n, batch = (300 if structure == "dense" else 1600), 64
+    n, batch = (500 if structure == "dense" else 1600), 64
     x = torch.randn(batch, n, generator=rng, dtype=D).requires_grad_()
     s = ik.root(
         lambda z, x: 6 * z + cubic * z**3 - coupled(z) - x, torch.zeros(batch, n, dtype=D), (x,),
