@@ -153,9 +153,27 @@ def test_one_step_that_overshoots_is_shortened(n: int) -> None:
     torch.testing.assert_close(s.value, want.value, rtol=0, atol=1e-8)
 
 
-def test_where_hessians_are_dear_a_first_step_that_pays_nothing_is_the_last() -> None:
-    """Those of 64 samples of 30 unknowns: one of each and four trial points later L-BFGS goes on, and nobody asks
-    whether the start may be a minimum."""
+def test_dear_hessians_are_not_formed_where_the_objective_is_not_as_its_model() -> None:
+    """Those of 64 samples of 30 unknowns: three products and two evaluations later L-BFGS goes on, and nobody asks whether
+    the start may be a minimum."""
     x, start = torch.linspace(0.5, 1.5, 30, dtype=F64).expand(64, 30), torch.zeros(64, 30, dtype=F64)
     s, want = (ik.argmin(energy, start, (x,), batch_dims=1, solver=name) for name in ("auto", "lbfgs"))
-    assert s.solver == "auto (lbfgs)" and int(s.evaluations) <= int(want.evaluations) + 9
+    assert s.solver == "auto (lbfgs)" and int(s.evaluations) <= int(want.evaluations) + 5
+
+
+def test_dear_hessians_are_formed_where_a_sample_is_as_its_model() -> None:
+    """Every other sample is quadratic, and takes one step; the rest go on otherwise."""
+    x, start = torch.linspace(0.5, 1.5, 30, dtype=F64).expand(64, 30), torch.zeros(64, 30, dtype=F64)
+    quartic = 20.0 * (torch.arange(64, dtype=F64) % 2)
+    f = lambda z, x, c: (2 * z.square() + c.unsqueeze(1) * z**4 - z * z.roll(1, -1) - x * z).sum(-1)  # noqa: E731
+    s = ik.argmin(f, start, (x, quartic), batch_dims=1)
+    steps = s.steps.view(32, 2)
+    assert s.solver == "auto (newton, lbfgs)" and bool((steps[:, 0] == 1).all() and (steps[:, 1] > 5).all()), s.steps
+
+
+def test_a_curved_valley_is_left_to_others() -> None:
+    """Two halved steps in a row along it leave more than half of the gradient."""
+    valley = lambda z: 100 * (z[1] - z[0] ** 2) ** 2 + (1 - z[0]) ** 2  # noqa: E731
+    s = ik.argmin(valley, torch.tensor([-1.2, 1.0], dtype=F64))
+    torch.testing.assert_close(s.value, torch.ones(2, dtype=F64))
+    assert s.solver == "auto (lbfgs)"
