@@ -350,6 +350,7 @@ MUTANTS = [
         "implicitkit/solver/minimise/newton_cg.py",
         "tests/linear/test_frugal.py -k 'minimum or trust_region or late'",
         ("if price is not None and price.factors >= _WORTH:", "if False:"),
+        ("_WORTH = 7.0", "_WORTH = 20.0"),
         ("        if k >= price:", "        if False:"),
         ("target, price) & ~done).any()):", "target, price) & done).any()):"),
         ("frugal = tried is not None", "frugal = True"),
