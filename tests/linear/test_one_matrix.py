@@ -10,6 +10,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation import autodiff
+from implicitkit.foundation.operators import Operator
 from implicitkit.linear import shared_factors
 from implicitkit.linear.dense import factor_batched
 from implicitkit.linear.dense_blocks import DenseBlocks
@@ -213,3 +214,17 @@ def test_auto_asks_whether_samples_have_one_matrix(structure: str, cubic: float)
     s.value.square().sum().backward()
     assert s.backward is not None
     assert (int(s.backward.steps.max()) <= 2) == (cubic == 0), s.backward
+
+
+@pytest.mark.parametrize(("cubic", "start", "formed"), [(0.0, 1.0, 1), (0.3, 1.0, 0), (0.3, 0.0, 1)])
+def test_newton_steps_take_one_matrix_for_all(
+    cubic: float, start: float, formed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a linear equation the only step; where all samples begin at one point the first; else Krylov vectors cost less."""
+    made, plain = list[int](), Operator.dense
+    monkeypatch.setattr(Operator, "dense", lambda A: (made.append(1), plain(A))[1])
+    rng = torch.Generator().manual_seed(0)
+    N = torch.randn(300, 300, generator=rng, dtype=D) / 300**0.5
+    z0, x = torch.randn(2, 64, 300, generator=rng, dtype=D)
+    s = ik.root(lambda z, x: 3 * z + cubic * z**3 - z @ N.T - x, start * z0, (x,), batch_dims=1)
+    assert bool(s.converged.all()) and len(made) == formed and (int(s.steps.max()) == 1) == (cubic == 0)

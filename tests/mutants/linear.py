@@ -16,6 +16,13 @@ def _of(words: str) -> str:
 
 MUTANTS = [
     *mutants(
+        "implicitkit/solver/root/frugal.py",
+        "tests/linear/test_one_matrix.py -k newton_steps",
+        ("is None and A.alike()", "is None and False"),
+        ("is None and A.alike()", "is None"),
+        ('{"krylov": shared,', '{"krylov": False,'),
+    ),
+    *mutants(
         "implicitkit/linear/auto.py",
         "tests/linear/test_one_matrix.py -k auto_asks",
         ("if found < _WORTH or not A.alike():", "if True:"),
