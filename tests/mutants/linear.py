@@ -20,7 +20,7 @@ MUTANTS = [
         "tests/linear/test_one_matrix.py -k newton_steps",
         ("is None and A.alike()", "is None and False"),
         ("is None and A.alike()", "is None"),
-        ('{"krylov": shared,', '{"krylov": False,'),
+        ('{"krylov": alike,', '{"krylov": False,'),
     ),
     *mutants(
         "implicitkit/linear/auto.py",

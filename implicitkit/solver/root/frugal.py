@@ -56,15 +56,17 @@ class FrugalNewton(Newton):
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         A, price = f.linearize(z), f.price(z) if state["krylov"] else 0.0
         alike = state["alike"] and price >= _WORTH and f.price_of_sparse(z) is None and A.alike()
-        shared = alike and f.price_of_dense(z, len(z)) < _WORTH  # here: at the next point they may differ
-        if price >= _WORTH and not shared:
+        if alike:
+            price = f.price_of_dense(z, len(z))
+        if price >= _WORTH:
             eta = forcing_term(f, state, _FORCING).nan_to_num(nan=_FORCING).clamp(torch.finfo(z.dtype).eps, _FORCING)
             d = _direction(f, A, -f(z), eta, price, None if is_large(f, z) else _FRESH)
             if d is not None:
                 z_next, t, weak = damped_step(f, z, d, f.norm.to(z.dtype), None, self.halvings, self.patience)
                 return z_next, state | after_step(eta, t, f.norm) | {"krylov": weak is None, "alike": alike}
         z_next, newton = self.factored_step(f, A, z, state["newton"])
-        return z_next, {"krylov": shared, "alike": alike, "eta": None, "norm": None, "newton": newton}
+        # at the next point they may differ
+        return z_next, {"krylov": alike, "alike": alike, "eta": None, "norm": None, "newton": newton}
 
 
 def _direction(
