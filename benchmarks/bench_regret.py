@@ -1,6 +1,6 @@
 """What a default costs beside the best choice: solvers in the forward, linear solvers in the backward.
 
-    python benchmarks/bench_regret.py [--largest 1000000] [--seconds 20] [--no-json] [part of a cell's name ...]
+    python benchmarks/bench_regret.py [--largest 1000000] [--unknowns 1000000] [--seconds 20] [--no-json] [part ...]
 
 A cell is a kind of problem, a structure of its Jacobian, a size and a batch.  ``auto`` and every choice named below are run
 with the same tolerances, each in turn; times are processor times, the best of five (of as many as fit into a second, and of
@@ -120,7 +120,7 @@ def cell(kind: str, structure: str, n: int, batch: int) -> Cell:
     return Cell(f"{kind}, {structure}, {n} x {batch}", kind, functions[kind], n, batch)
 
 
-def cells(largest: int, parts: list[str]) -> list[tuple[str, str, int, int]]:
+def cells(largest: int, unknowns: int, parts: list[str]) -> list[tuple[str, str, int, int]]:
     """All cells that fit and are asked for."""
     found = []
     for kind in SOLVERS:
@@ -129,7 +129,11 @@ def cells(largest: int, parts: list[str]) -> list[tuple[str, str, int, int]]:
                 for batch in (1, 64):
                     most = (_DENSE if batch == 1 else _DENSE_BATCH) if structure == "dense" else largest
                     name = f"{kind}, {structure}, {int(n**0.5) ** 2 if structure == 'grid' else n} x {batch}"
-                    if n * batch <= largest and n <= most and (not parts or any(part in name for part in parts)):
+                    if (
+                        n * batch <= largest
+                        and n <= min(most, unknowns)
+                        and (not parts or any(part in name for part in parts))
+                    ):
                         found.append((kind, structure, n, batch))
     return found
 
@@ -269,12 +273,13 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", help="only cells whose name has one of these in it")
     parser.add_argument("--no-json", action="store_true", help="leave benchmarks/results as it is")
     parser.add_argument("--largest", type=int, default=1_000_000, help="most numbers in a state")
+    parser.add_argument("--unknowns", type=int, default=1_000_000, help="most unknowns of a sample")
     parser.add_argument("--seconds", type=float, default=20.0, help="for one choice")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     _solve(cell("root", "chain", 200, 1), *_data(cell("root", "chain", 200, 1)))  # whatever is imported is imported
-    for wanted in cells(arguments.largest, arguments.parts):
+    for wanted in cells(arguments.largest, arguments.unknowns, arguments.parts):
         rows = both(cell(*wanted), arguments.seconds)
         for found in rows:
             print(line(found), flush=True)

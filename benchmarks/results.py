@@ -64,14 +64,16 @@ def _processor() -> str:
 def save(name: str, rows: list[dict[str, Any]], about: str, folder: Path = FOLDER, *, part: bool = False) -> Path:
     """Write the rows of a benchmark, ``about`` being what was measured and how.
 
-    ``part``: rows of other names stay, if they were measured on this machine with these versions.
+    ``part``: rows of other names stay, if they were measured on this machine with these versions; what has been installed
+    beside them since does not matter.
     """
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
     here = machine()
     if part and path.exists():
         old = json.loads(path.read_text())
-        if all(old["machine"][key] == here[key] for key in ("processor", "cores", "python", "threads", "versions")):
+        same = all(old["machine"][key] == here[key] for key in ("processor", "cores", "python", "threads"))
+        if same and old["machine"]["versions"].items() <= here["versions"].items():
             rows = _replaced(old["rows"], rows)
     path.write_text(json.dumps({"about": about, "machine": here, "rows": rows}, indent=1) + "\n")
     return path

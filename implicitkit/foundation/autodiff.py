@@ -16,7 +16,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat, seeded, tracers
 from implicitkit.foundation.errors import CapturedTensorError, ChangedFunctionError, ConvergenceError
-from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.operators import Operator, seem_alike
 from implicitkit.foundation.structured import WORTH, rows_by_structure
 from implicitkit.foundation.wording import COMPILED_ONCE
 
@@ -38,9 +38,7 @@ __all__ = [
 ]
 
 _DENSE_CHUNK = 1 << 24  # numbers held at once while a dense Jacobian is formed
-_SAMPLES, _ROWS = 4, 128  # from which it is asked whether all samples have one matrix
-_ALIKE = 64.0  # units of rounding that products with matrices which are the same may differ by, ...
-_LIKELY = 1e-6  # ... and what of themselves, before the matrix is known
+_ALIKE = 64.0  # units of rounding that products with matrices which are the same may differ by
 _SHORT, _SLOWER = 8, 4  # numbers in a row below which an operation takes as many times longer for each
 
 
@@ -312,13 +310,9 @@ def one_for_all(product: Callable[[Tensor], Tensor], rows: int, like: Tensor) ->
     each sample is given another unit vector, ``rows / batch`` times.  That vector gives each row the size one, so that a
     large row does not hide how samples differ in a small one.
     """
+    if not seem_alike(product, rows, like):
+        return None
     batch, n = like.shape
-    if batch < _SAMPLES or rows < _ROWS:
-        return None
-    v = seeded.normal(1, rows, seed=0xA11CE).to(like)
-    shown = product(v.expand(batch, -1))
-    if not bool(((shown - shown[:1]).abs() <= _LIKELY * shown[:1].abs()).all()):
-        return None
     count = -(-rows // batch)
     eye = torch.eye(count * batch, rows, dtype=like.dtype, device=like.device).view(count, batch, rows)
     chunk = max(1, _DENSE_CHUNK // max(1, batch * max(rows, n)))
@@ -328,7 +322,7 @@ def one_for_all(product: Callable[[Tensor], Tensor], rows: int, like: Tensor) ->
         parts = [torch.stack([product(e) for e in eye])]
     found = torch.cat(parts).flatten(0, 1)[:rows]
     size = found.abs().amax(1)
-    v = v / torch.where(size > 0, size, 1)
+    v = seeded.normal(1, rows, seed=0xA11CE).to(like) / torch.where(size > 0, size, 1)
     shown = product(v.expand(batch, -1))
     rounding = _ALIKE * torch.finfo(like.dtype).eps * (v.abs() @ found.abs())
     return found.expand(batch, -1, -1) if bool(((shown - v @ found).abs() <= rounding).all()) else None

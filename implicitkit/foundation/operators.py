@@ -12,9 +12,23 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["BlockStructure", "MatVec", "Operator", "minus", "preconditioned", "repeated", "shifted", "single"]
+from implicitkit.foundation import seeded
+
+__all__ = [
+    "BlockStructure",
+    "MatVec",
+    "Operator",
+    "minus",
+    "preconditioned",
+    "repeated",
+    "seem_alike",
+    "shifted",
+    "single",
+]
 
 MatVec = Callable[[Tensor], Tensor]
+_SAMPLES, _ROWS = 4, 128  # from which it is asked whether all samples have one matrix
+_LIKELY = 1e-6  # of themselves, what products may differ by before the matrix is known
 
 
 class BlockStructure(Protocol):
@@ -85,10 +99,11 @@ class Operator:
             (:mod:`implicitkit.linear.preconditioners`); not part of what ``A`` is.
         known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.
         price: says what :meth:`sparse` and factors of it cost (:class:`~implicitkit.linear.price.Price`), ``None`` where
-            there is no pattern.
+            there is no pattern; told how many samples have one matrix (``alike``), if that is known.
     """
 
     __slots__ = (
+        "_alike",
         "_dense",
         "_matrix",
         "_mv",
@@ -125,10 +140,11 @@ class Operator:
         self.known: Any = None
         self.preconditioner: Any = None
         self.weight = 0
-        self.price: Callable[[], Any] = getattr(sparse, "price", _unknown)
+        self.price: Callable[..., Any] = getattr(sparse, "price", _unknown)
         self.batch, self.size, self.like = batch, size, like
         self.symmetric, self.fixed_point, self.structure = symmetric, fixed_point, structure
         self._matrix: Tensor | None = None
+        self._alike: bool | None = None
         self.asked = structure is not None
 
     def mv(self, v: Tensor) -> Tensor:
@@ -147,6 +163,12 @@ class Operator:
         if self._matrix is None:
             self._matrix = self._dense()
         return self._matrix
+
+    def alike(self) -> bool:
+        """Do all samples seem to have one matrix (:func:`seem_alike`)?  One product, asked once."""
+        if self._alike is None:
+            self._alike = seem_alike(self.rmv, self.size, self.like)
+        return self._alike
 
     @property
     def formed(self) -> Any:
@@ -186,8 +208,22 @@ class Operator:
         return Operator(mv, rmv, dense, **(shape | changes))
 
 
-def _unknown() -> None:
+def _unknown(alike: float | None = None) -> None:
     return None
+
+
+def seem_alike(product: MatVec, rows: int, like: Tensor) -> bool:
+    """Has a random vector all but the same product with the matrix of each sample?  Of few samples, or few rows, whose
+    matrices cost little, it is not asked.
+
+    Args:
+        product: ``(batch, rows) -> (batch, n)``, block by block. like: ``(batch, n)``, or so many samples.
+    """
+    batch = len(like)
+    if batch < _SAMPLES or rows < _ROWS:
+        return False
+    shown = product(seeded.normal(1, rows, seed=0xA11CE).to(like).expand(batch, -1))
+    return bool(((shown - shown[:1]).abs() <= _LIKELY * shown[:1].abs()).all())
 
 
 def shifted(A: Operator, shift: Tensor | float, scale: Tensor | float = 1.0) -> Operator:

@@ -48,7 +48,8 @@ class Auto(LinearSolver):
        with them as preconditioner.  (Those of ``R'R``, of a fit, unless its sparse Hessian takes 24 products or fewer.)
     2. A preconditioner, if the user gave one, with ``gmres``.  What it cannot do is left to the others:
     3. ``gmres`` where factors would cost as much as twenty products or more, for as long as they do
-       (:mod:`implicitkit.linear.frugal`); not of fixed-point maps.
+       (:mod:`implicitkit.linear.frugal`); not of fixed-point maps.  Where all samples have one matrix, as one product shows,
+       they cost those of one.
     4. ``lu`` where forming the dense blocks is cheap: few unknowns, or a cheap function; or where 3 has found it so.
     5. ``sparse_lu`` where the matrix has a sparsity pattern.  (4 for many unknowns, and 5, of a fixed-point map only after 6
        has failed: there ``I - J`` is seldom ill-conditioned, and few products do.)
@@ -77,6 +78,7 @@ class Auto(LinearSolver):
         cheap = self._is_cheap(A, len(b))
         asked = A.preconditioner is not None
         worth = 0.0 if A.fixed_point or asked or A.known is not None else self._worth(A) / len(b)
+        cheap = cheap or (0 < worth < _WORTH and A.price() is None)
         if A.known is None and not asked and cheap and A.size <= _FEW and worth < _WORTH:
             return LU().solve_many(A, b, max_steps=None, **limits)
         state = _Progress(b)
@@ -116,14 +118,17 @@ class Auto(LinearSolver):
     def _worth(self, A: Operator) -> float:
         """How many products factors cost; 0 where there are none to be had."""
         price = A.price()
-        if price is None and self._is_affordable(A):
-            return self._dense_price(A)
-        return 0.0 if price is None else price.factors
+        if price is None and not self._is_affordable(A):
+            return 0.0
+        found = self._dense_price(A) if price is None else price.factors
+        if found < _WORTH or not A.alike():
+            return found
+        return self._dense_price(A, A.batch) if price is None else A.price(A.batch).factors
 
     @staticmethod
-    def _dense_price(A: Operator) -> float:
-        """How many products dense factors cost."""
-        return price_of_dense(A.batch, A.size, A.weight).factors
+    def _dense_price(A: Operator, alike: int = 1) -> float:
+        """How many products dense factors cost, where so many samples have one matrix."""
+        return price_of_dense(A.batch, A.size, A.weight, alike).factors
 
     @staticmethod
     def _has_few_colours(A: Operator) -> bool:

@@ -92,11 +92,12 @@ def price_of(
     return Price(products, (found + factored) / (CALL + numbers))
 
 
-def price_of_dense(batch: int, size: int, weight: int = 0) -> Price:
-    """Of ``batch`` dense matrices; ``weight``: numbers that one product touches beside the state, a sample."""
+def price_of_dense(batch: int, size: int, weight: int = 0, alike: int = 1) -> Price:
+    """Of ``batch`` dense matrices; ``weight``: numbers that one product touches beside the state, a sample; ``alike``:
+    samples that have one matrix, each of which shows another row of it."""
     numbers, touched = batch * size, batch * weight
-    found = 2 * CALL + size * (_SIDE * numbers + _SIDE_WEIGHT * touched)
-    factored = batch * (_SMALL + _DENSE * size**3 / (1 + size / _BLOCKED))
+    found = 2 * CALL + math.ceil(size / alike) * (_SIDE * numbers + _SIDE_WEIGHT * touched)
+    factored = batch / alike * (_SMALL + _DENSE * size**3 / (1 + size / _BLOCKED))
     return Price(size, (found + factored) / (CALL + numbers + _WEIGHT * touched))
 
 

@@ -44,7 +44,8 @@ class _Form:
 
         return low_rank_blocks(*found, A.symmetric)
 
-    def price(self) -> Price | None:
+    def price(self, alike: float | None = None) -> Price | None:
+        """``alike``: samples a matrix, if that is known; else as many as the last time."""
         from implicitkit.linear.analysis import analyse
 
         ready = self.sparsity().find(self.function, self.z)
@@ -65,7 +66,7 @@ class _Form:
             band=None if known.band is None else sum(known.band) + 1,
             fill=known.ordering.fill // parts,
             reach=known.reach,
-            alike=known.ordering.alike,
+            alike=alike or known.ordering.alike,
         )
 
 

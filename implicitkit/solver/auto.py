@@ -153,9 +153,10 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     vectors cost less (:class:`~implicitkit.solver.root.frugal.FrugalNewton`).  Fixed points: Anderson acceleration, from
     where it is slow and sparse factors are cheap Newton's method, then like equations.  Steady states: first along the
     flow, since Newton steps do not care for its direction and often end in a state that the flow leaves.
-    Minimisation: up to 32 unknowns full Newton steps, while the Hessian is positive
-    definite and each halves the gradient, of 128 and more Newton's by factors of the Hessian in a trust region, where that
-    has a sparsity pattern; then L-BFGS, then Newton with conjugate gradients in a trust region.  Least squares:
+    Minimisation: up to 32 unknowns Newton steps, while the Hessian is positive definite and they pay
+    (:class:`~implicitkit.solver.minimise.convex_newton.ConvexNewton`), of 128 and more Newton's by factors of the Hessian in
+    a trust region, where that has a sparsity pattern; then L-BFGS, then Newton with conjugate gradients in a trust region.
+    Least squares:
     Levenberg-Marquardt first, at every size; by conjugate gradients while these cost less than factors
     (:class:`~implicitkit.solver.least_squares.frugal.FrugalLevenbergMarquardt`), and else whether its Jacobian is sparse,
     dense or never formed is for the method to say.

@@ -126,10 +126,12 @@ class Evaluations:
         """How many products with the Jacobian of the problem's residual factors of it cost
         (:mod:`implicitkit.linear.price`)."""
         price = self.price_of_sparse(z)
-        if price is not None:
-            return price
+        return self.price_of_dense(z) if price is None else price
+
+    def price_of_dense(self, z: Tensor, alike: int = 1) -> float:
+        """The same of dense factors, where so many samples have one matrix."""
         weight = sum(t.numel() for t in self.theta) // max(1, self.system.batch)
-        return price_of_dense(len(z), z.shape[1], weight).factors
+        return price_of_dense(len(z), z.shape[1], weight, alike).factors
 
     def price_of_sparse(self, z: Tensor) -> float | None:
         """The same of sparse factors; ``None`` where there is no pattern."""

@@ -382,10 +382,11 @@ def test_conjugate_gradients_end_in_as_many_steps_as_there_are_eigenvalues() -> 
     torch.testing.assert_close(A.mv(p), -g, rtol=0, atol=1e-10)
 
 
-def test_a_minimum_buys_factors_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("side", [31, SIDE])
+def test_a_minimum_buys_factors_where_they_pay(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where reaction dominates, products do, whatever the factors would fill; where diffusion does, eight of them say so,
     and every step after has factors; at the same point."""
-    _, x = data()
+    x = data()[1][:side, :side]
     bought, products = [0], [0]
     factored, multiplied = sparse_trust_region.sparse_step, Operator.mv
 
@@ -406,8 +407,8 @@ def test_a_minimum_buys_factors_where_they_pay(monkeypatch: pytest.MonkeyPatch) 
             return (0.5 * z.square() + 0.25 * z**4 - x * z).sum() + 0.5 * diffusion * slopes
 
         bought[0] = products[0] = 0
-        s = ik.argmin(energy, torch.zeros(SIDE, SIDE, dtype=D), (x,), solver="newton_cg")
+        s = ik.argmin(energy, torch.zeros(side, side, dtype=D), (x,), solver="newton_cg")
         assert bool(s.converged) and products[0] <= most
         assert bought[0] == 0 if sets == 0 else bought[0] >= sets
-        want = ik.root(grid, torch.zeros(SIDE, SIDE, dtype=D), (x, diffusion), solver="newton")
+        want = ik.root(grid, torch.zeros(side, side, dtype=D), (x, diffusion), solver="newton")
         torch.testing.assert_close(s.value, want.value, rtol=0, atol=1e-5)

@@ -12,11 +12,12 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation import autodiff
+from implicitkit.foundation.operators import Operator
 from implicitkit.linear import shared_factors
 from implicitkit.linear.analysis import analyse
 from implicitkit.linear.dense import factor_batched
 from implicitkit.linear.dense_blocks import DenseBlocks
-from implicitkit.linear.price import price_of
+from implicitkit.linear.price import price_of, price_of_dense
 from implicitkit.linear.shared_factors import SharedFactor, factors
 from implicitkit.linear.sparse_factors import SparseFactor
 from implicitkit.sparsity import compression
@@ -81,6 +82,8 @@ def test_different_matrices_are_not_shared(count: int) -> None:
 def test_the_price_is_that_of_the_matrices() -> None:
     each, shared = (price_of(20, 10_000, 10, 50_000, None, fill=600_000, alike=k) for k in (1, 20))
     assert shared.factors < 0.2 * each.factors
+    each, shared = (price_of_dense(20, 200, 1000, alike=k) for k in (1, 20))
+    assert shared.factors < 0.1 * each.factors and price_of_dense(1, 200).factors < 20
 
 
 # -------------------------------------------------------------------------------------------------------- their entries
@@ -269,3 +272,40 @@ def test_many_right_hand_sides_by_vmap(name: str, monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(x, torch.linalg.solve(A, b.detach().T).T, rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(slope, torch.linalg.solve(A.T, weights.T).T, rtol=1e-9, atol=1e-10)
     assert made == ([] if name == "dense" else [1] * len(made)) and (name == "dense" or made)
+
+
+@pytest.mark.parametrize("structure", ["dense", "grid"])
+@pytest.mark.parametrize("cubic", [0.0, 0.3])
+def test_auto_asks_whether_samples_have_one_matrix(structure: str, cubic: float) -> None:
+    """Its factors then are cheaper than Krylov vectors, ten of which are enough here; those of every sample's are not."""
+    rng = torch.Generator().manual_seed(0)
+    if structure == "dense":
+        N = torch.randn(500, 500, generator=rng, dtype=D) / 500**0.5
+        coupled = lambda z: z @ N.T  # noqa: E731
+    else:
+        coupled = lambda z: sum(  # noqa: E731
+            z.unflatten(-1, (40, 40)).roll(k, dim).flatten(-2) for k in (1, -1) for dim in (-1, -2)
+        )
+    n, batch = (500 if structure == "dense" else 1600), 64
+    x = torch.randn(batch, n, generator=rng, dtype=D).requires_grad_()
+    s = ik.root(
+        lambda z, x: 6 * z + cubic * z**3 - coupled(z) - x, torch.zeros(batch, n, dtype=D), (x,),
+        solver="newton_krylov", batch_dims=1,
+    )  # fmt: skip
+    s.value.square().sum().backward()
+    assert s.backward is not None
+    assert (int(s.backward.steps.max()) <= 2) == (cubic == 0), s.backward
+
+
+@pytest.mark.parametrize(("cubic", "start", "formed"), [(0.0, 1.0, 1), (0.3, 1.0, 0), (0.3, 0.0, 1)])
+def test_newton_steps_take_one_matrix_for_all(
+    cubic: float, start: float, formed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a linear equation the only step; where all samples begin at one point the first; else Krylov vectors cost less."""
+    made, plain = list[int](), Operator.dense
+    monkeypatch.setattr(Operator, "dense", lambda A: (made.append(1), plain(A))[1])
+    rng = torch.Generator().manual_seed(0)
+    N = torch.randn(300, 300, generator=rng, dtype=D) / 300**0.5
+    z0, x = torch.randn(2, 64, 300, generator=rng, dtype=D)
+    s = ik.root(lambda z, x: 3 * z + cubic * z**3 - z @ N.T - x, start * z0, (x,), batch_dims=1)
+    assert bool(s.converged.all()) and len(made) == formed and (int(s.steps.max()) == 1) == (cubic == 0)

@@ -16,6 +16,20 @@ def _of(words: str) -> str:
 
 MUTANTS = [
     *mutants(
+        "implicitkit/solver/root/frugal.py",
+        "tests/linear/test_one_matrix.py -k newton_steps",
+        ("is None and A.alike()", "is None and False"),
+        ("is None and A.alike()", "is None"),
+        ('{"krylov": alike,', '{"krylov": False,'),
+    ),
+    *mutants(
+        "implicitkit/linear/auto.py",
+        "tests/linear/test_one_matrix.py -k auto_asks",
+        ("if found < _WORTH or not A.alike():", "if True:"),
+        ("if found < _WORTH or not A.alike():", "if found < _WORTH:"),
+        ("cheap = cheap or (0 < worth < _WORTH and A.price() is None)", "pass"),
+    ),
+    *mutants(
         "implicitkit/linear/sparse_factors.py",
         "tests/linear/test_factors_elsewhere.py",
         ('return self.scale * np.asarray(self.factors.solve(b, "T"))', 'return np.asarray(self.factors.solve(b, "T"))'),

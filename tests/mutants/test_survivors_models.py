@@ -78,19 +78,40 @@ def test_a_trust_region_never_takes_a_step_uphill() -> None:
         assert bool((norms[1:] < norms[:-1]).all()), norms
 
 
-def test_lbfgs_knows_its_last_pair_best() -> None:
-    """``H y = s`` holds for the newest pair, also when older ones have been overwritten."""
-    method = ik.LBFGS(memory=3)
-    A = torch.diag(torch.linspace(1, 9, 6, dtype=F64)) + 0.1
-    memory: dict[str, Any] = {
-        "S": torch.zeros(1, 3, 6, dtype=F64), "Y": torch.zeros(1, 3, 6, dtype=F64), "rho": torch.zeros(1, 3, dtype=F64),
-        "scale": torch.zeros(1, dtype=F64), "step": 0,
-    }  # fmt: skip
-    for k in range(5):
-        s = normal(1, 6, seed=k)
-        y = s @ A
-        memory = method.learn(memory, s, y, (s * y).sum(1), torch.tensor([True]))
-        torch.testing.assert_close(method.direction(y, memory), -s, rtol=1e-10, atol=1e-12)
+def bfgs_matrix(pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """``H <- (I - s y'/s'y) H (I - y s'/s'y) + s s'/s'y`` for each pair in turn, from ``s'y / y'y`` of the last."""
+    n = len(pairs[-1][0])
+    s, y = pairs[-1]
+    H = (s @ y) / (y @ y) * torch.eye(n, dtype=F64)
+    for s, y in pairs:
+        V = torch.eye(n, dtype=F64) - torch.outer(y, s) / (s @ y)
+        H = V.T @ H @ V + torch.outer(s, s) / (s @ y)
+    return H
+
+
+def test_lbfgs_is_bfgs_of_its_last_pairs() -> None:
+    """Of three samples: one with a pair that is skipped, one that forgets; older pairs are overwritten."""
+    method, n, skipped, forgotten = ik.LBFGS(memory=3), 6, 2, 3
+    A = torch.diag(torch.linspace(1, 9, n, dtype=F64)) + 0.1
+    memory = method.blank(torch.zeros(3, n, dtype=F64))
+    known = list[list[tuple[Tensor, Tensor]]]([[], [], []])
+    for k in range(7):
+        s = normal(3, n, seed=k)
+        y = s @ A + 0.3 * s**3
+        good = torch.tensor([True, k != skipped, True])
+        y = torch.where(good.unsqueeze(1), y, torch.nan)
+        memory = method.learn(memory, s, y, (s * y).sum(1), good)
+        if k == forgotten:
+            memory = method.forget(memory, torch.tensor([False, False, True]))
+            known[2] = []
+        g = normal(3, n, seed=100 + k)
+        direction = method.direction(g, memory)
+        for i in range(3):
+            pair = (s[i], y[i]) if bool(good[i]) else None  # it takes the place of another all the same
+            known[i] = [*known[i], pair][-3:] if k != forgotten or i != 2 else []  # type: ignore[list-item]
+            pairs = [p for p in known[i] if p is not None]
+            want = -(bfgs_matrix(pairs) @ g[i]) if pairs else -g[i]
+            torch.testing.assert_close(direction[i], want, rtol=1e-9, atol=1e-12, msg=f"sample {i} after pair {k}")
 
 
 def test_nesterov_gains_momentum() -> None:

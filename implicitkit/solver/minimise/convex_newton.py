@@ -9,15 +9,22 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff
+from implicitkit.foundation.operators import Operator
 from implicitkit.linear.dense import cholesky_batched
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
-from implicitkit.solver.steps.line_search import decrease
+from implicitkit.solver.minimise.newton_cg import steihaug
+from implicitkit.solver.steps.line_search import backtrack
 
 __all__ = ["ConvexNewton"]
 
-_ARMIJO = 1e-4
 _PAYS = 0.5  # of |g| that a step may leave
+_CHEAP = 5.0  # products that factors may cost (implicitkit.linear.price) for one step that leaves more to be forgiven
+_PRODUCTS, _NEAR = (
+    3,
+    0.1,
+)  # of the step that is tried before dear Hessians, and what they may leave of its model's gradient
+_HALVINGS = 10  # of a step
 _SINGULAR = 1e3  # units of rounding: a pivot of that size beside the largest is none
 
 
@@ -25,11 +32,13 @@ _SINGULAR = 1e3  # units of rounding: a pivot of that size beside the largest is
 class ConvexNewton(Method):
     r"""``z <- z - H^{-1} g`` by a dense Cholesky factor, sample by sample; a quadratic takes one step.
 
-    A sample is given up (status ``STALLED``), where it stands, as soon as its Hessian is not positive definite beyond
-    rounding, or the full step does not lower the objective as the slope promises and the gradient to a half: other methods
-    go on from there.  So is every sample of an objective that has no second derivative.
+    A step is halved until it lowers the objective as the slope promises (Armijo 1966).  A sample is given up (status
+    ``STALLED``) as soon as its Hessian is not positive definite beyond rounding, ten halvings are not enough, or a step
+    leaves more than half of its gradient, where Hessians are cheap the second in a row: other methods go on from there.  So
+    is every sample of an objective that has no second derivative.  Where they are dear, a step by three products with the
+    first tells beforehand whether the objective of any sample is as its model says.
 
-    One evaluation and ``n`` Hessian products (in one batched call) a step, ``O(batch n^3)`` work.  Source: Boyd &
+    An evaluation or a few and ``n`` Hessian products (in one batched call) a step, ``O(batch n^3)`` work.  Source: Boyd &
     Vandenberghe (2004), *Convex Optimization*, section 9.5.
     """
 
@@ -38,12 +47,24 @@ class ConvexNewton(Method):
     default_max_steps: ClassVar[int] = 50
     hands_over: ClassVar[bool] = True
 
-    def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
-        g, value, norm = f(z), f.value(z), f.norm
-        H = _hessian(f, z)
+    def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
+        idle = torch.zeros_like(f.active, dtype=torch.int64)
+        return {"idle": idle, "cheap": f.price(z) <= _CHEAP, "first": True}
+
+    def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        g, norm = f(z), f.norm
+        try:
+            A = f.linearize(z)
+            tried = state["cheap"] or not state["first"] or bool(_is_as_its_model(f, A, z, g).any())
+            H = A.dense() if tried else None
+        except RuntimeError as error:
+            if not autodiff.lacks_second_derivative(error):
+                raise
+            H = None
         if H is None:
             f.stuck = torch.ones_like(f.active)
             return z, state
+        H = H if H.dtype in (torch.float32, torch.float64) else H.float()
         L, convex = cholesky_batched(H)
         low, high = L.diagonal(dim1=1, dim2=2).aminmax(dim=1)
         convex = convex & ((low / high).square() > _SINGULAR * torch.finfo(L.dtype).eps)
@@ -51,19 +72,19 @@ class ConvexNewton(Method):
             f.stuck = f.active
             return z, state
         d = -torch.cholesky_solve(g.to(L.dtype).unsqueeze(2), L).squeeze(2).to(z.dtype)
-        trial = z + d
-        enough = decrease(f, z, value, g, trial) >= -_ARMIJO * (g * d).sum(1)
-        good = convex & enough & (torch.linalg.vector_norm(f(trial), dim=1) <= _PAYS * norm)
+        d = d if bool(convex.all()) else torch.where(convex.unsqueeze(1), d, 0)
+        search = backtrack(f, z, d, _HALVINGS)
+        pays = torch.linalg.vector_norm(f(search.z), dim=1) <= _PAYS * norm
+        idle = torch.where(pays, 0, state["idle"] + 1)
+        good = convex & search.found & (idle <= int(state["cheap"]))
         f.stuck = f.active & ~good
-        return (trial if bool(good.all()) else torch.where(good.unsqueeze(1), trial, z)), state
+        return search.z, state | {"idle": idle, "first": False}
 
 
-def _hessian(f: Evaluations, z: Tensor) -> Tensor | None:
-    """``(batch, n, n)``; ``None`` where the objective cannot be differentiated twice."""
-    try:
-        H = f.jacobian(z)
-    except RuntimeError as error:
-        if not autodiff.lacks_second_derivative(error):
-            raise
-        return None
-    return H if H.dtype in (torch.float32, torch.float64) else H.float()
+def _is_as_its_model(f: Evaluations, A: Operator, z: Tensor, g: Tensor) -> Tensor:
+    """Where a step by a few products, ``A p`` near ``-g``, leaves a gradient that differs from ``g + A p`` by no more than
+    the full step may leave, ``(batch,)``: the full one, which is longer, would leave as much or more."""
+    norm = torch.linalg.vector_norm(g, dim=1)
+    p, promised = steihaug(A, g, torch.full_like(norm, torch.inf), _NEAR * norm, ~f.active, _PRODUCTS)
+    left = torch.linalg.vector_norm(f(z + p) - g - A.mv(p), dim=1)
+    return f.active & (promised > 0) & (left <= _PAYS * norm)

@@ -22,7 +22,7 @@ from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["NewtonCG"]
 
-_WORTH = 20.0  # products that factors must cost for conjugate gradients to be tried
+_WORTH = 7.0  # products that factors must cost for conjugate gradients to be tried
 
 
 @register_solver("newton_cg", solves="minimise")
@@ -37,7 +37,7 @@ class NewtonCG(Method):
     3/4 at the boundary it doubles (algorithm 4.1).  One linearisation serves until a step is accepted.
 
     From 128 unknowns on, a Hessian with a sparsity pattern (``jac_sparsity``) is factored sparse, and the minimiser of the
-    model within the region is the exact one (Moré & Sorensen 1983); where factors cost as much as twenty products or more
+    model within the region is the exact one (Moré & Sorensen 1983); where factors cost as much as seven products or more
     (:mod:`implicitkit.linear.price`) only once conjugate gradients have taken as many for a step, or would at the rate of
     their first few.  Else matrix-free: one Hessian product an inner iteration; memory ``O(batch n)``.  A sample whose radius
     has shrunk to rounding is given up.

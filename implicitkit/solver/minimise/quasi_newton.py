@@ -51,9 +51,10 @@ class QuasiNewton(Method):
         if not bool((downhill | ~f.active).all()):
             d = torch.where(downhill.unsqueeze(1), d, -g)
             slope = torch.where(downhill, slope, -g.square().sum(1))
-        norm = torch.linalg.vector_norm(g, dim=1)
-        fresh = ~downhill | (memory["scale"] == 0)
-        t = torch.where(fresh & (norm > 0), (1 / norm).clamp(max=1.0), 1.0)  # the first step is no longer than 1
+        fresh, t = ~downhill | (memory["scale"] == 0), torch.ones_like(slope)
+        if bool(fresh.any()):  # a first step is no longer than 1
+            norm = torch.linalg.vector_norm(g, dim=1)
+            t = torch.where(fresh & (norm > 1), 1 / norm, t)
         search = wolfe(f, z, d, slope, t, self.trials)
         trial = search.z
         s, y = trial - z, f(trial) - g

@@ -40,7 +40,8 @@ class FrugalNewton(Newton):
     products, ``P`` at most.  Once a sample needs more, or would at the rate of its first few
     (:mod:`implicitkit.linear.frugal`), or a step brings little, this is ``newton``.  Where reaction dominates a system, or
     it is nearly explicit, a few products are enough, whatever its factors would fill; where diffusion does, the first step
-    shows that for a few hundredths of a factorisation.
+    shows that for a few hundredths of a factorisation.  While all samples have one matrix, as they do in a linear equation
+    for many right-hand sides, or where all begin at one point, ``P`` is the price of that (dense ones).
 
     Source: Dembo, Eisenstat & Steihaug (1982), SIAM J. Numer. Anal. 19 (inexact Newton methods); the rule is that of ski
     rental (Karlin, Manasse, Rudolph & Sleator 1988, Algorithmica 3): no more is spent on trying than it may save.
@@ -50,18 +51,22 @@ class FrugalNewton(Newton):
     solves: ClassVar[str] = "root"
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
-        return {"krylov": True, "eta": None, "norm": None, "newton": super().init(f, z)}
+        return {"krylov": True, "alike": True, "eta": None, "norm": None, "newton": super().init(f, z)}
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         A, price = f.linearize(z), f.price(z) if state["krylov"] else 0.0
+        alike = state["alike"] and price >= _WORTH and f.price_of_sparse(z) is None and A.alike()
+        if alike:
+            price = f.price_of_dense(z, len(z))
         if price >= _WORTH:
             eta = forcing_term(f, state, _FORCING).nan_to_num(nan=_FORCING).clamp(torch.finfo(z.dtype).eps, _FORCING)
             d = _direction(f, A, -f(z), eta, price, None if is_large(f, z) else _FRESH)
             if d is not None:
                 z_next, t, weak = damped_step(f, z, d, f.norm.to(z.dtype), None, self.halvings, self.patience)
-                return z_next, state | after_step(eta, t, f.norm) | {"krylov": weak is None}
+                return z_next, state | after_step(eta, t, f.norm) | {"krylov": weak is None, "alike": alike}
         z_next, newton = self.factored_step(f, A, z, state["newton"])
-        return z_next, {"krylov": False, "eta": None, "norm": None, "newton": newton}
+        # at the next point they may differ
+        return z_next, {"krylov": alike, "alike": alike, "eta": None, "norm": None, "newton": newton}
 
 
 def _direction(

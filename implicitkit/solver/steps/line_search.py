@@ -117,37 +117,54 @@ def wolfe(
         z, d: point and descent direction ``(batch, n)``. slope: ``g'd < 0``. t: first lengths. trials: evaluations at most.
         curvature, strong: how flat the line must be at the end.
     """
-    value = f.value(z)
+    here = _End(z, f.value(z), f(z), slope)
     low, high = torch.zeros_like(t), torch.full_like(t, torch.inf)
     low_slope, high_slope = slope, torch.zeros_like(slope)
-    noise, doubt = rounding(value)
-    g = f(z)
-    square = g.square().sum(1)
     for _ in range(trials):
         trial = torch.addcmul(z, t.unsqueeze(1), d)
         new, g_new = f.value(trial), f(trial)
         new_slope = (g_new * d).sum(1)
-        armijo, falls = new <= value + _ARMIJO * t * slope, new_slope <= (2 * _ARMIJO - 1) * slope
-        flatter = g_new.square().sum(1) <= square
-        small = (new <= value + noise) & (-t * slope <= EXPECTED * noise)
-        small = small | ((new <= value + doubt) & (-t * slope <= doubt) & flatter)
-        open_ = f.active & falls & flatter & ~(armijo | small) & torch.isfinite(new)
-        if bool(open_.any()):
-            left = unresolved(f, z, value, g, trial - z)
-            small = small | (open_ & (new <= value + left) & (-t * slope <= EXPECTED * left))
-        armijo = armijo | (small & falls)
-        far = new_slope > -curvature * slope if strong else torch.zeros_like(armijo)
-        found = armijo & ~far & (new_slope >= curvature * slope)
+        long = ~(new <= torch.addcmul(here.value, t, slope, value=_ARMIJO))
+        if bool((long & f.active).any()):
+            long = long & ~_falls_by_slopes(f, here, _End(trial, new, g_new, new_slope), t * slope)
+        if strong:
+            long = long | (new_slope > -curvature * slope)
+        found = (new_slope >= curvature * slope) & ~long
         searching = f.active & ~found
         if not bool(searching.any()):
             return _settled(z, trial, t, found)
-        long = searching & (~armijo | far)
+        long = searching & long
         short = searching & ~long
         high, high_slope = torch.where(long, t, high), torch.where(long, new_slope, high_slope)
         low, low_slope = torch.where(short, t, low), torch.where(short, new_slope, low_slope)
         t = torch.where(searching, _next(low, high, low_slope, high_slope, slope), t)
     z_low = torch.addcmul(z, low.unsqueeze(1), d)
     return _settled(z, torch.where(found.unsqueeze(1), trial, z_low), torch.where(found, t, low), found | (low > 0))
+
+
+class _End(NamedTuple):
+    """A point on the line of a search, with the objective, its gradient and the slope there."""
+
+    z: Tensor
+    value: Tensor
+    g: Tensor
+    slope: Tensor
+
+
+def _falls_by_slopes(f: Evaluations, here: _End, there: _End, promised: Tensor) -> Tensor:
+    """Where the slopes say that the objective falls enough, and values do not resolve as much, ``(batch,)``; ``promised``:
+    by how much it should change, ``t g'd``."""
+    noise, doubt = rounding(here.value)
+    falls = there.slope <= (2 * _ARMIJO - 1) * here.slope
+    flatter = there.g.square().sum(1) <= here.g.square().sum(1)
+    small = (there.value <= here.value + noise) & (-promised <= EXPECTED * noise)
+    small = small | ((there.value <= here.value + doubt) & (-promised <= doubt) & flatter)
+    fallen = there.value <= here.value + _ARMIJO * promised
+    open_ = f.active & falls & flatter & ~(fallen | small) & torch.isfinite(there.value)
+    if bool(open_.any()):
+        left = unresolved(f, here.z, here.value, here.g, there.z - here.z)
+        small = small | (open_ & (there.value <= here.value + left) & (-promised <= EXPECTED * left))
+    return small & falls
 
 
 def _next(low: Tensor, high: Tensor, low_slope: Tensor, high_slope: Tensor, slope: Tensor) -> Tensor:
