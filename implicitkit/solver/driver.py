@@ -153,6 +153,8 @@ class _Loop:
                 self.tolerance = self.judge.tolerance(self.z, self.norm)
         if better < self.at_work:  # a sample that has converged is returned where it did
             improved.logical_or_(claims)
+            if self.settled is not None:  # of equations in several units |F| may have been smaller elsewhere
+                improved.logical_or_(self.active.logical_xor(running).logical_and_(self.settled))
             better = self.alive if claimed == self.alive else _count(improved)[0]
         if claimed and self.last is not None and not self.judge.relative_to_state:
             point, _, before = self.last
