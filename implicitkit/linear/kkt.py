@@ -153,14 +153,18 @@ def _by_factors(A: Operator, b: Tensor, rtol: float, atol: float) -> LinearSolut
     blocks = A.sparse()
     if blocks is None:
         return None
-    from implicitkit.linear.least_norm import least_norm
+    from implicitkit.linear.least_norm import by_shifts, least_norm
 
-    x = least_norm(blocks, b)
-    if x is None:
-        return None
-    norm = norms(b - A.mv(torch.nan_to_num(x)))
-    met = (norm <= tolerance(b, rtol, atol)) & x.isfinite().all(1)
-    return LinearSolution(x, norm, torch.ones_like(norm, dtype=torch.int64), met) if bool(met.all()) else None
+    for way in (least_norm, by_shifts):
+        x = way(blocks, b)
+        if x is None:
+            return None
+        norm = norms(b - A.mv(torch.nan_to_num(x)))
+        least = 64 * torch.finfo(b.dtype).eps * norms(blocks.size(x) + b.abs())  # what rounding leaves of any solution
+        met = (norm <= torch.maximum(tolerance(b, rtol, atol), least)) & x.isfinite().all(1)
+        if bool(met.all()):
+            return LinearSolution(x, norm, torch.ones_like(norm, dtype=torch.int64), met)
+    return None
 
 
 def _lu(M: Tensor, b: Tensor) -> Tensor:

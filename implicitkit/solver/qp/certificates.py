@@ -33,7 +33,9 @@ __all__ = ["Proof", "prove"]
 
 _PROOF = 1e-7  # what a proof leaves of what it must meet, relative to how far it proves
 _FAR = 1e-6  # of the size of the right-hand sides, or of q: less is rounding
-_STIFF = 1e9  # times the largest entry of P: what Pd = 0 is worth
+_STIFF = 1e9  # over the largest entry of P: what Pd = 0 is worth ...
+_PASSES = 3  # ... so often in turn
+_FLAT = 1e-12  # what that leaves of Pd: a little curvature is no ray
 _NAMED = 4  # rows that are named
 
 
@@ -101,14 +103,17 @@ def _unbounded(P: Any, q: np.ndarray, A: Any, G: Any, solve: Solve) -> Proof | N
     if not size:
         return None
     largest = np.abs(P.data).max(initial=0.0)
-    H = sp.identity(n) + (_STIFF / largest * P if largest else 0 * P)
-    d = solve(sp.csr_matrix(H), q / size, A, np.zeros(A.shape[0]), G, np.zeros(G.shape[0]))
-    if d is None or not np.abs(d).max(initial=0.0) > _FAR:
-        return None
-    d = d / np.abs(d).max()
+    H = sp.csr_matrix(sp.identity(n) + (_STIFF / largest * P if largest else 0 * P))
+    d = -q / size
+    for _ in range(_PASSES if largest else 1):
+        found = solve(H, -d, A, np.zeros(A.shape[0]), G, np.zeros(G.shape[0]))
+        if found is None or not np.abs(found).max(initial=0.0) > _FAR:
+            return None
+        d = found / np.abs(found).max()
     slope = float(q @ d) / size
-    left = [abs(P @ d) / max(largest, 1e-300), _relative(A, d), np.maximum(_relative(G, d, signed=True), 0.0)]
-    if not slope < -_FAR or max(part.max(initial=0.0) for part in left) > _PROOF * -slope:
+    if not slope < -_FAR or np.abs(P @ d).max(initial=0.0) > _FLAT * largest:
+        return None
+    if max(_relative(A, d).max(initial=0.0), _relative(G, d, signed=True).max(initial=0.0)) > _PROOF * -slope:
         return None
     said = (
         "From any feasible z the objective falls along solution.value, which is a direction here, without end; it moves most "
