@@ -58,7 +58,7 @@ def _factor(A: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _regular(lu: Tensor) -> tuple[Tensor, Tensor]:
-    """Which blocks have no pivot that is rounding noise, and which have pivots of like size: ``(batch, n, n) -> (batch,)``."""
+    """Which blocks have no pivot that is rounding noise, and which have pivots of like size, ``(batch,)`` each."""
     n = lu.shape[-1]
     if n == 0:
         regular = torch.ones(lu.shape[0], dtype=torch.bool, device=lu.device)
@@ -95,8 +95,8 @@ class Factor:
 
     ``ok``: ``(batch,)`` bool, the blocks that are finite and not singular.  ``reason``: one clause when not all are.
     ``dtype``: that of the matrix; float16 and bfloat16 are factored in float32 and solutions cast back.
-    ``row_scale``, ``column_scale``: what is factored is ``R^{-1} A C^{-1}``, ``(batch, n, 1)`` and ``(batch, 1, n)``; ``None``:
-    ``A`` as it is.
+    ``row_scale``, ``column_scale``: what is factored is ``R^{-1} A C^{-1}``, ``(batch, n, 1)`` and ``(batch, 1, n)``;
+    ``None``: ``A`` as it is.
     """
 
     ok: Tensor

@@ -1,8 +1,8 @@
 r"""Linear systems whose unknowns or equations have units of their own, made of like size without a matrix.
 
-A norm of ``b - A u`` hides rows in small units behind others in large ones, and a Krylov method never sees them: with unknowns
-``z_j`` between 1e-8 and 1e8 a derivative to ``|b - A u| <= rtol |b|`` can be wrong in most of its entries.  So where the
-solution, or the right-hand side, spans six orders of magnitude, diagonal matrices are looked for with
+A norm of ``b - A u`` hides rows in small units behind others in large ones, and a Krylov method never sees them: with
+unknowns ``z_j`` between 1e-8 and 1e8 a derivative to ``|b - A u| <= rtol |b|`` can be wrong in most of its entries.  So
+where the solution, or the right-hand side, spans six orders of magnitude, diagonal matrices are looked for with
 
     S^{-1} J T,    T_0 = |z|,    S = |J T_0 w|,    T = 1 / |J' S^{-1} w|
 

@@ -12,8 +12,8 @@ That squares the condition of ``A``.  Conditions of optimality ``[[H, C'], [-C, 
 
     x <- x + (A + delta)^{-1} (b - A x)
 
-leaves ``delta / (|lambda| + delta)`` of the error along an eigenvalue ``lambda``, and adds nothing along the null space, which is
-that of ``A'``, too: it has the digits that ``A`` itself allows (:func:`by_shifts`).
+leaves ``delta / (|lambda| + delta)`` of the error along an eigenvalue ``lambda``, and adds nothing along the null space,
+which is that of ``A'``, too: it has the digits that ``A`` itself allows (:func:`by_shifts`).
 
 Source: Saunders (1995), "Solution of sparse rectangular systems using LSQR and Craig", BIT 35, section 4; Rockafellar
 (1976), SIAM J. Control Optim. 14(5), for the proximal point method of monotone operators.

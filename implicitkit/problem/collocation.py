@@ -30,6 +30,7 @@ __all__ = ["INITIAL_VALUE", "Collocation", "Mesh", "evaluate", "radau", "starts"
 
 INITIAL_VALUE = Kind("initial_value", ("root", "least_squares", "minimise"), like_state=True, solver="newton")
 
+_MANY = 16  # unknowns from which the pattern of the blocks themselves is looked for
 _ENTRIES = 1 << 24  # entries of the blocks up to which their pattern is said; else it is looked for
 
 
@@ -124,7 +125,7 @@ class Collocation(Problem):
         """Blocks on the diagonal, the identity of the last stage below them; the time of an event is everywhere."""
         steps, n = len(self.mesh.number), self.layout.size
         block = self.stages * n
-        if steps * block * block > _ENTRIES:
+        if n >= _MANY or steps * block * block > _ENTRIES:  # each y_j may depend on few others
             return "auto"
         first, within = torch.arange(steps, device="cpu")[:, None] * block, torch.arange(block, device="cpu")
         rows, columns = (first + side for side in (within.repeat_interleave(block), within.repeat(block)))

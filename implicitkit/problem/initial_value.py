@@ -42,7 +42,8 @@ class InitialValue(Problem):
     The event is looked at in 256 points or more along the way: two changes between two of them are not seen.
 
     Memory: the values at all points and, in the solve and its derivative, blocks of ``(stages n)^2`` numbers a step and
-    sample: for states of up to some hundred numbers.  An adjoint that integrates backwards needs less and is less exact.
+    sample, or where each ``y_j`` depends on few others (a grid) ``stages^2`` numbers for each of these.  An adjoint that
+    integrates backwards needs less and is less exact.
 
     Args:
         rhs: ``f(t, y, *args)``: ``t`` one number, ``y`` like ``y0``, the batch in front where there is one; mapped over
@@ -53,7 +54,8 @@ class InitialValue(Problem):
             values.  All samples take the same steps.
         accuracy: relative tolerance of the integrator, for its steps; ``None``: 1e-6, in single precision 1e-4.
         stages: points a step, 1 to 7.
-        integrator: ``"dormand_prince"``, ``"scipy.Radau"`` or another of SciPy's methods, or a function
+        integrator: ``"auto"`` (explicit steps, and ``"scipy.Radau"`` where these show that the equation is stiff),
+            ``"dormand_prince"``, ``"scipy.Radau"`` or another of SciPy's methods, or a function
             (:mod:`~implicitkit.problem.integration`).
 
     Raises:
@@ -68,7 +70,7 @@ class InitialValue(Problem):
     steps: int | None = field(default=None, kw_only=True)
     accuracy: float | None = field(default=None, kw_only=True)
     stages: int = field(default=3, kw_only=True)
-    integrator: Any = field(default="dormand_prince", kw_only=True)
+    integrator: Any = field(default="auto", kw_only=True)
     kind: ClassVar[Kind] = INITIAL_VALUE
 
     def __post_init__(self) -> None:

@@ -16,13 +16,21 @@ from torch import Tensor
 from implicitkit.foundation.errors import ConvergenceError
 from implicitkit.registry.operations import operation
 
-__all__ = ["dormand_prince", "follow", "get_integrator", "hermite"]
+__all__ = ["dormand_prince", "explicit_or_stiff", "follow", "get_integrator", "hermite"]
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 Integrator = Callable[[Slope, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 SCIPY = ("RK45", "RK23", "DOP853", "Radau", "BDF", "LSODA")
 _STEPS = 20_000
+_LIMIT = (
+    2.5  # |h lambda|, near 3.3 where explicit steps of this order become unstable (Hairer & Wanner 1996, section IV.2)
+)
+_LOOKS, _EVERY, _PATIENCE = (
+    50,
+    5,
+    12,
+)  # steps before the first look at that, from one to the next, and looks more that say so than do not
 
 # Dormand & Prince 1980, J. Comput. Appl. Math. 6, 19-26, table 2: RK5(4)7M.
 _A = (
@@ -45,12 +53,14 @@ def get_integrator(integrator: Any) -> Integrator:
     """
     if callable(integrator) and not isinstance(integrator, type):
         return integrator
+    if integrator == "auto":
+        return explicit_or_stiff
     if integrator == "dormand_prince":
         return dormand_prince
     if isinstance(integrator, str) and integrator.removeprefix("scipy.") in SCIPY:
         method = integrator.removeprefix("scipy.")
         return lambda f, t, y0, accuracy: operation("integrate")(f, t, y0, accuracy, method)
-    names = ", ".join(map(repr, ("dormand_prince", *(f"scipy.{name}" for name in SCIPY))))
+    names = ", ".join(map(repr, ("auto", "dormand_prince", *(f"scipy.{name}" for name in SCIPY))))
     if not isinstance(integrator, str):
         raise TypeError(f"integrator must be one of {names}, or a function; got {type(integrator).__name__}")
     raise ValueError(f"integrator must be one of {names}, or a function; got {integrator!r}")
@@ -75,16 +85,39 @@ def follow(f: Slope, edges: Tensor, y0: Tensor) -> Tensor:
     return torch.stack(states)
 
 
-def dormand_prince(f: Slope, t: Tensor, y0: Tensor, accuracy: float) -> tuple[Tensor, Tensor]:
+class _Stiff(Exception):
+    """Explicit steps are as short as stability has them, not accuracy."""
+
+
+def explicit_or_stiff(f: Slope, t: Tensor, y0: Tensor, accuracy: float) -> tuple[Tensor, Tensor]:
+    """:func:`dormand_prince`, and where the equation turns out to be stiff, or it finds no trajectory, SciPy's Radau."""
+    try:
+        return dormand_prince(f, t, y0, accuracy, stiff=_Stiff)
+    except (_Stiff, ConvergenceError) as error:
+        try:
+            found: tuple[Tensor, Tensor] = operation("integrate")(f, t, y0, accuracy, "Radau")
+        except ConvergenceError:
+            if isinstance(error, ConvergenceError):
+                raise error from None
+            raise
+        return found
+
+
+def dormand_prince(
+    f: Slope, t: Tensor, y0: Tensor, accuracy: float, stiff: type[Exception] | None = None
+) -> tuple[Tensor, Tensor]:
     """An integrator (see above): explicit steps of order five whose estimated error, the largest of all samples, is below
     ``accuracy (|y| + 10^-3)``, root mean squares.
 
     Raises:
+        stiff: (where it is given) steps are limited by stability, ``h |f(y_7) - f(y_6)| / |y_7 - y_6| > 2.5`` of the last two
+            stages, at twelve looks more than not, every five steps (Hairer & Wanner 1996, section IV.2).
         ConvergenceError: more than 20,000 steps, or a slope that is not finite: the equation is stiff, or ends.
     """
     y, now, slope = y0, t[0], f(t[0], y0)
     edges, states = [now], [y0]
     mean = lambda v: v.square().mean(1).sqrt()  # noqa: E731
+    unstable = 0
     h = (t[1] - t[0]) * min(
         1.0, float(0.01 * (mean(y0).max() + 1e-3) / mean((t[1] - t[0]) * slope).max().clamp_min(1e-12))
     )
@@ -104,12 +137,24 @@ def dormand_prince(f: Slope, t: Tensor, y0: Tensor, accuracy: float) -> tuple[Te
                 if abs(float(h)) <= 4 * torch.finfo(h.dtype).eps * max(abs(float(now)), abs(float(goal))):
                     raise _stiff(f"its steps shrank to nothing at t = {float(now):.3g}")
                 continue
+            if stiff is not None and len(edges) >= _LOOKS and len(edges) % _EVERY == 0:
+                unstable = max(0, unstable + (1 if _is_limited(y, new, slopes, step) else -1))
+                if unstable >= _PATIENCE:
+                    raise stiff
             now, y, slope = goal if last else now + step, new, slopes[-1]
             edges.append(now)
             states.append(y)
             grown = step * min(5.0, 0.9 * max(ratio, 1e-8) ** -0.2)
             h = torch.where(grown.abs() > h.abs(), grown, h) if last else grown
     return torch.stack(edges), torch.stack(states)
+
+
+def _is_limited(y: Tensor, new: Tensor, slopes: list[Tensor], h: Tensor) -> bool:
+    """Is the step as long as stability allows, in some sample?"""
+    sixth = y + h * sum(a * k for a, k in zip(_A[4], slopes, strict=False))
+    apart = torch.linalg.vector_norm(new - sixth, dim=1)
+    change = torch.linalg.vector_norm(slopes[-1] - slopes[-2], dim=1)
+    return bool((h.abs() * change > _LIMIT * apart).any())
 
 
 def _stiff(what: str) -> ConvergenceError:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.interop.paths import _pattern
 from implicitkit.problem.collocation import radau
-from implicitkit.problem.integration import dormand_prince, follow
+from implicitkit.problem.integration import dormand_prince, explicit_or_stiff, follow
 
 T = torch.tensor([0.0, 0.3, 1.0, 1.7], dtype=torch.float64)
 
@@ -160,6 +161,50 @@ def test_a_stiff_equation() -> None:
     torch.testing.assert_close(path[-1], double(0.7158270688, 0.9185534764e-5, 0.2841637457), rtol=1e-5, atol=1e-9)
     (slope,) = torch.autograd.grad(path[-1].sum(), y0)  # what is put in is there, whatever it has become
     torch.testing.assert_close(slope, torch.ones(3, dtype=torch.float64), rtol=1e-6, atol=1e-6)
+
+
+def heat(n: int, k: Tensor) -> tuple[Any, Tensor, Tensor]:
+    """The heat equation on a rod, from its third sine: right-hand side, start, and the rate at which that decays."""
+    x = torch.arange(1, n + 1, dtype=torch.float64) / (n + 1)
+    mode = torch.sin(3 * torch.pi * x)
+
+    def rhs(t: Tensor, y: Tensor, k: Tensor) -> Tensor:
+        z = torch.zeros_like(y[..., :1])
+        left, right = torch.cat([z, y[..., :-1]], -1), torch.cat([y[..., 1:], z], -1)
+        return k * (left - 2 * y + right) * (n + 1) ** 2
+
+    return rhs, mode, 4 * k * (n + 1) ** 2 * torch.sin(torch.tensor(1.5 * torch.pi / (n + 1), dtype=torch.float64)) ** 2
+
+
+def test_a_stiff_equation_is_noticed() -> None:
+    """Explicit steps would be 5,000 and the trajectory 3 million numbers, of which there was no derivative."""
+    k = double(0.1)[0].requires_grad_()
+    rhs, mode, rate = heat(200, k)
+    solution = ik.solve(ik.InitialValue(rhs, (0.0, 0.05, 0.1)), mode, (k,))
+    exact = torch.exp(-rate * double(0.0, 0.05, 0.1)).unsqueeze(1) * mode
+    torch.testing.assert_close(solution.value, exact, rtol=0, atol=1e-6)
+    ours, theirs = (torch.autograd.grad(v[-1, 30], k)[0] for v in (solution.value, exact))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=0)
+    assert solution._record.outcome.z.numel() < 100 * 3 * 200
+
+
+@pytest.mark.parametrize("row", ["pendulum", "mild decay"])
+def test_what_is_not_stiff_keeps_its_explicit_steps(row: str) -> None:
+    y0 = double(1.0, 0.3).unsqueeze(0)
+    f = (lambda t, y: torch.stack([y[:, 1], -y[:, 0].sin()], 1)) if row == "pendulum" else (lambda t, y: -y)
+    t = double(0.0, 60.0 if row == "pendulum" else 5.0)
+    explicit = dormand_prince(f, t, y0, 1e-8)
+    edges, states = explicit_or_stiff(f, t, y0, 1e-8)
+    torch.testing.assert_close((edges, states), explicit, rtol=0, atol=0)
+    assert len(edges) > 50
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_jacobians_of_stiff_methods_are_sparse(batch: int) -> None:
+    rhs, mode, _ = heat(40, double(1.0)[0])
+    pattern = _pattern(lambda t, y: rhs(t, y, double(1.0)[0]), double(0.0)[0], mode.expand(batch, -1))
+    assert pattern is not None and pattern.shape == (40 * batch, 40 * batch) and pattern.nnz == batch * (3 * 40 - 2)
+    assert _pattern(lambda t, y: y.sum(1, keepdim=True) * y, double(0.0)[0], mode.expand(batch, -1)) is None
 
 
 # ----------------------------------------------------------------------------------------------------------- derivatives
