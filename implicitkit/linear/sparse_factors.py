@@ -241,7 +241,7 @@ class SparseFactor:
             amplified = np.where(np.isfinite(x).all(1), x.max(1, initial=0.0), np.inf)
             if (amplified >= _AMPLIFIED).any():  # in units of the columns, which may be bad
                 columns = np.zeros_like(x)
-                np.maximum.at(columns, (slice(None), self.analysis.columns), np.abs(self._scaled))
+                np.maximum.at(columns.T, self.analysis.columns, np.abs(self._scaled).T)
                 amplified = np.where(np.isfinite(x).all(1), (columns * x).max(1, initial=0.0), np.inf)
         regular: np.ndarray = amplified < _AMPLIFIED
         return regular

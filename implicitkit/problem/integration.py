@@ -26,11 +26,8 @@ _STEPS = 20_000
 _LIMIT = (
     2.5  # |h lambda|, near 3.3 where explicit steps of this order become unstable (Hairer & Wanner 1996, section IV.2)
 )
-_LOOKS, _EVERY, _PATIENCE = (
-    50,
-    5,
-    12,
-)  # steps before the first look at that, from one to the next, and looks more that say so than do not
+_LOOKS, _EVERY = 50, 5  # steps before the first look at that, and from one to the next
+_PATIENCE = 12  # looks that say so, less those that do not
 
 # Dormand & Prince 1980, J. Comput. Appl. Math. 6, 19-26, table 2: RK5(4)7M.
 _A = (
@@ -110,8 +107,8 @@ def dormand_prince(
     ``accuracy (|y| + 10^-3)``, root mean squares.
 
     Raises:
-        stiff: (where it is given) steps are limited by stability, ``h |f(y_7) - f(y_6)| / |y_7 - y_6| > 2.5`` of the last two
-            stages, at twelve looks more than not, every five steps (Hairer & Wanner 1996, section IV.2).
+        stiff: (where it is given) steps are limited by stability, ``h |f(y_7) - f(y_6)| / |y_7 - y_6| > 2.5`` of the last
+            two stages, at twelve looks more than not, every five steps (Hairer & Wanner 1996, section IV.2).
         ConvergenceError: more than 20,000 steps, or a slope that is not finite: the equation is stiff, or ends.
     """
     y, now, slope = y0, t[0], f(t[0], y0)

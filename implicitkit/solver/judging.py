@@ -162,7 +162,7 @@ class Judge:
         return claims & ~refused
 
     def _hides(self, z: Tensor) -> Tensor:
-        """Which samples have an ``F_i`` that has hardly come down since the start, however small ``|F|`` is; ``(batch,)``."""
+        """Which samples have an ``F_i`` that has hardly come down since the start, however small ``|F|``, ``(batch,)``."""
         assert self._rows is not None
         return (self.f.residual(z).abs() > _HIDDEN * self.rtol * self._rows).any(1)
 

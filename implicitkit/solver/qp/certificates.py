@@ -40,8 +40,8 @@ _NAMED = 4  # rows that are named
 
 
 class Proof(NamedTuple):
-    """``status``: infeasible or unbounded. z: a ray, or the point of least violation. y, lam: Farkas's multipliers of the rows
-    of ``A`` and ``G``, or zero. said: a sentence."""
+    """``status``: infeasible or unbounded. z: a ray, or the point of least violation. y, lam: Farkas's multipliers of the
+    rows of ``A`` and ``G``, or zero. said: a sentence."""
 
     status: Status
     z: np.ndarray
@@ -116,8 +116,8 @@ def _unbounded(P: Any, q: np.ndarray, A: Any, G: Any, solve: Solve) -> Proof | N
     if max(_relative(A, d).max(initial=0.0), _relative(G, d, signed=True).max(initial=0.0)) > _PROOF * -slope:
         return None
     said = (
-        "From any feasible z the objective falls along solution.value, which is a direction here, without end; it moves most "
-        f"in z[{int(np.abs(d).argmax())}]"
+        "From any feasible z the objective falls along solution.value, which is a direction here, without end; it moves "
+        f"most in z[{int(np.abs(d).argmax())}]"
     )
     return Proof(Status.UNBOUNDED, d, np.zeros(A.shape[0]), np.zeros(G.shape[0]), said)
 
