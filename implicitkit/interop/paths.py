@@ -7,27 +7,29 @@ from typing import Any
 
 import numpy as np
 import scipy.integrate
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 
 from implicitkit.foundation.errors import ConvergenceError
-from implicitkit.sparsity.detection import detect
 
 __all__ = ["integrate"]
 
 _IMPLICIT = ("Radau", "BDF")
 _SPARSE = 32  # unknowns from which a pattern is looked for
-_FULL = 0.3  # of its entries: more are dense
 
 
 def integrate(
-    f: Callable[[Tensor, Tensor], Tensor], t: Tensor, y0: Tensor, accuracy: float, method: str
+    f: Callable[[Tensor, Tensor], Tensor],
+    t: Tensor,
+    y0: Tensor,
+    accuracy: float,
+    method: str,
+    pattern: Callable[[], Any] = lambda: None,
 ) -> tuple[Tensor, Tensor]:
     """The edges of the steps that ``solve_ivp`` took, and of the times asked for, with the states there.
 
     All samples are one system.  Jacobians that the stiff methods need are differences, of 32 unknowns and more as many as
-    their pattern has colours (Curtis, Powell & Reid 1974), with sparse factors.
+    their ``pattern()`` has colours (Curtis, Powell & Reid 1974), with sparse factors.
 
     Raises:
         ConvergenceError: ``solve_ivp`` failed; the message is its own.
@@ -42,7 +44,7 @@ def integrate(
 
     asked = t.double().cpu().numpy()
     start = y0.double().cpu().numpy().reshape(-1)
-    options = {"jac_sparsity": _pattern(f, t[0], y0)} if method in _IMPLICIT and start.size >= _SPARSE else {}
+    options = {"jac_sparsity": pattern()} if method in _IMPLICIT and start.size >= _SPARSE else {}
     answer = scipy.integrate.solve_ivp(
         slope, (asked[0], asked[-1]), start, method=method, rtol=accuracy, atol=1e-3 * accuracy, dense_output=True,
         **options,
@@ -54,12 +56,3 @@ def integrate(
     states = answer.sol(edges).T.reshape(len(edges), *y0.shape)
     states[0] = start.reshape(y0.shape)
     return tensor(edges), tensor(states)
-
-
-def _pattern(f: Callable[[Tensor, Tensor], Tensor], t: Tensor, y0: Tensor) -> sp.csc_matrix | None:
-    """Of the Jacobian of all samples, one below the other; ``None`` where it is dense, or cannot be told."""
-    batch, n = y0.shape
-    found = detect(lambda y: f(t, y), y0, budget=batch * n * n, each=max(1, int(_FULL * n))).pattern
-    if found is None or found.nnz > _FULL * n * n:
-        return None
-    return sp.csc_matrix(sp.kron(sp.identity(batch), found))

@@ -31,6 +31,7 @@ from implicitkit.linear.sparse import solve_with
 __all__ = ["KKT", "SINGULAR"]
 
 _RCOND = 1e-11  # pivots relative to the largest
+_NOISE = 1e-4  # of a right-hand side that rounding may leave of a singular system
 _LEFT = 1e-3  # of a right-hand side that the least-squares solution leaves: more is no rounding
 _NOT_DETERMINED = (
     "the conditions of optimality do not determine the derivative that is asked for: the solution is not unique there (a "
@@ -64,6 +65,7 @@ class KKT(LinearSolver):
     dense_size: int = 768
     small: int = 64
     matrix_free: ClassVar[bool] = False
+    has_units: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_options(self, degenerate=one_of("lstsq", "raise"), dense_size=at_least(1), small=at_least(1))
@@ -161,6 +163,7 @@ def _by_factors(A: Operator, b: Tensor, rtol: float, atol: float) -> LinearSolut
             return None
         norm = norms(b - A.mv(torch.nan_to_num(x)))
         least = 64 * torch.finfo(b.dtype).eps * norms(blocks.size(x) + b.abs())  # what rounding leaves of any solution
+        least = least.clamp_max(_NOISE * norms(b))  # but not of one that is made of rounding
         met = (norm <= torch.maximum(tolerance(b, rtol, atol), least)) & x.isfinite().all(1)
         if bool(met.all()):
             return LinearSolution(x, norm, torch.ones_like(norm, dtype=torch.int64), met)

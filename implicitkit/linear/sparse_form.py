@@ -13,7 +13,9 @@ from implicitkit.foundation.operators import MatVec, Operator
 from implicitkit.linear.price import Price, price_of
 from implicitkit.sparsity.known import SMALLEST, Sparsity
 
-__all__ = ["SMALLEST", "sparse_blocks"]
+__all__ = ["SMALLEST", "pattern_of_samples", "sparse_blocks"]
+
+_HARDLY = 0.3  # of the entries: more are no pattern
 
 
 def sparse_blocks(sparsity: Callable[[], Sparsity], function: Callable[[Tensor], Tensor], z: Tensor) -> _Form:
@@ -108,3 +110,17 @@ def _worst(error: Any) -> float:
 def _tolerance(z: Tensor) -> float:
     """Of what a product may differ by, relative."""
     return float(torch.finfo(z.dtype).eps) ** 0.25
+
+
+def pattern_of_samples(function: Callable[[Tensor], Tensor], z: Tensor) -> Any:
+    """The pattern of the Jacobian of ``function: (batch, n) -> (batch, n)`` with all samples one below the other, a SciPy
+    matrix ``(batch n, batch n)``; ``None`` where it is hardly sparse, or cannot be told."""
+    import scipy.sparse as sp
+
+    from implicitkit.sparsity.detection import detect
+
+    batch, n = z.shape
+    found = detect(function, z, budget=batch * n * n, each=max(1, int(_HARDLY * n))).pattern
+    if found is None or found.nnz > _HARDLY * n * n:
+        return None
+    return sp.csc_matrix(sp.kron(sp.identity(batch), found))

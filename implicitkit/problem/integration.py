@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.errors import ConvergenceError
+from implicitkit.linear.sparse_form import pattern_of_samples
 from implicitkit.registry.operations import operation
 
 __all__ = ["dormand_prince", "explicit_or_stiff", "follow", "get_integrator", "hermite"]
@@ -56,7 +57,7 @@ def get_integrator(integrator: Any) -> Integrator:
         return dormand_prince
     if isinstance(integrator, str) and integrator.removeprefix("scipy.") in SCIPY:
         method = integrator.removeprefix("scipy.")
-        return lambda f, t, y0, accuracy: operation("integrate")(f, t, y0, accuracy, method)
+        return lambda f, t, y0, accuracy: _by_scipy(f, t, y0, accuracy, method)
     names = ", ".join(map(repr, ("auto", "dormand_prince", *(f"scipy.{name}" for name in SCIPY))))
     if not isinstance(integrator, str):
         raise TypeError(f"integrator must be one of {names}, or a function; got {type(integrator).__name__}")
@@ -92,12 +93,17 @@ def explicit_or_stiff(f: Slope, t: Tensor, y0: Tensor, accuracy: float) -> tuple
         return dormand_prince(f, t, y0, accuracy, stiff=_Stiff)
     except (_Stiff, ConvergenceError) as error:
         try:
-            found: tuple[Tensor, Tensor] = operation("integrate")(f, t, y0, accuracy, "Radau")
+            return _by_scipy(f, t, y0, accuracy, "Radau")
         except ConvergenceError:
             if isinstance(error, ConvergenceError):
                 raise error from None
             raise
-        return found
+
+
+def _by_scipy(f: Slope, t: Tensor, y0: Tensor, accuracy: float, method: str) -> tuple[Tensor, Tensor]:
+    pattern = lambda: pattern_of_samples(lambda y: f(t[0], y), y0)  # noqa: E731
+    found: tuple[Tensor, Tensor] = operation("integrate")(f, t, y0, accuracy, method, pattern)
+    return found
 
 
 def dormand_prince(

@@ -253,7 +253,8 @@ class Request:
         assert solver is not None
 
         with full_precision(b.device.type):
-            even = equilibrated(A, b, self.record.outcome.z, transposed) if solver.exact else None
+            scales = solver.exact and not solver.has_units
+            even = equilibrated(A, b, self.record.outcome.z, transposed) if scales else None
             if even is not None:
                 found = answer(solver, even.A, b * even.left, limited)
                 if bool(found.converged.all()):

@@ -103,7 +103,9 @@ class Judge:
             self.floor = self._floor_of(self._size(z) + norm if self.f.kind.like_state else norm)
             self.first = self.bound = torch.where(torch.isfinite(norm), norm * self.rtol, 0).add_(self.atol)
             if self._has_rows:
-                self._rows = in_working_precision(self.f.residual(z)).abs()
+                rows = in_working_precision(self.f.residual(z)).abs()
+                # a condition of optimality that holds from the beginning need not be in small units
+                self._rows = torch.where(rows > 0, rows, torch.inf) if self.f.kind.returns_program else rows
         return self.bound
 
     def aim(self, z: Tensor) -> Tensor:

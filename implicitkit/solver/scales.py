@@ -2,7 +2,6 @@ r"""What a residual is made of near a point: the size of what cancels, and what 
 
 Every question is answered by evaluating ``F`` beside ``z``, along ``w_k = s_k (|z| + c max |z|)`` for a few sign vectors
 ``s_k``: of a scale one digit is enough, and a difference of ``F`` asks less of the user's function than its derivative.
-For the size of what cancels, ``c`` counts where ``z_j`` is zero, but for rounding: another may have small units.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ __all__ = [
 ]
 
 FLOOR = 1e-6  # components this much smaller than the largest count as if they were so large
-_ZERO = 2.2e-16  # of the largest, what may be left of a component that is zero
 _HEALTHY = 1e-6  # of its change with z: |F| near a zero; on the way to infinity exp(-z^p) is 1 / (745 p) of it and more
 _HEALTHY_LOW = 3e-4  # ... in lower precisions, 1 / (103 p)
 NOISE = 10.0  # times what rounding leaves: a residual below is nothing else
@@ -55,7 +53,7 @@ def row_scales(
     """
     F = in_working_precision(f.residual(z))
     scale, h = torch.zeros_like(F), torch.finfo(z.dtype).eps ** 0.5
-    for direction in directions(z, units=True):
+    for direction in directions(z):
         size = change(f, z, F, direction, h)
         if careful:
             size = torch.minimum(size, change(f, z, F, direction, -h))
@@ -167,16 +165,11 @@ def uneven(z: Tensor) -> list[Tensor]:
     return [own, own * (2 * seeded.uniform(1, n, seed=n) - 1).to(own)]
 
 
-def directions(z: Tensor, least: float = 0.0, most: int = 3, units: bool = False) -> list[Tensor]:
+def directions(z: Tensor, least: float = 0.0, most: int = 3) -> list[Tensor]:
     """``s_k (|z| + c max |z|)``, ``(batch, n)`` each, ``most`` of them: along ``z``, and with other signs; of size ``least``
-    where ``z`` vanishes beside that.  ``units``: a small component, unless it is zero, may have small units, and goes no
-    farther than itself."""
+    where ``z`` vanishes beside that."""
     n = z.shape[1]
-    own = z.abs()
-    largest = own.amax(1, keepdim=True)
-    size = own + FLOOR * largest
-    if units:
-        size = torch.where((own > _ZERO * largest) & (own < FLOOR * largest), own, size)
+    size = z.abs() + FLOOR * z.abs().amax(1, keepdim=True)
     if least:
         tiny = size.amax(1, keepdim=True) < torch.finfo(z.dtype).eps ** 0.5 * least
         size = torch.where(tiny, least, size)

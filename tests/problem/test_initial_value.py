@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.interop.paths import _pattern
+from implicitkit.linear.sparse_form import pattern_of_samples
 from implicitkit.problem.collocation import radau
 from implicitkit.problem.integration import dormand_prince, explicit_or_stiff, follow
 
@@ -202,9 +202,9 @@ def test_what_is_not_stiff_keeps_its_explicit_steps(row: str) -> None:
 @pytest.mark.parametrize("batch", [1, 3])
 def test_jacobians_of_stiff_methods_are_sparse(batch: int) -> None:
     rhs, mode, _ = heat(40, double(1.0)[0])
-    pattern = _pattern(lambda t, y: rhs(t, y, double(1.0)[0]), double(0.0)[0], mode.expand(batch, -1))
+    pattern = pattern_of_samples(lambda y: rhs(double(0.0)[0], y, double(1.0)[0]), mode.expand(batch, -1))
     assert pattern is not None and pattern.shape == (40 * batch, 40 * batch) and pattern.nnz == batch * (3 * 40 - 2)
-    assert _pattern(lambda t, y: y.sum(1, keepdim=True) * y, double(0.0)[0], mode.expand(batch, -1)) is None
+    assert pattern_of_samples(lambda y: y.sum(1, keepdim=True) * y, mode.expand(batch, -1)) is None
 
 
 # ----------------------------------------------------------------------------------------------------------- derivatives
