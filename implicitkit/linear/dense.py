@@ -28,6 +28,7 @@ __all__ = [
     "cholesky_batched",
     "factor_batched",
     "lstsq_batched",
+    "sizes",
     "solve_batched",
     "svd_batched",
 ]
@@ -70,7 +71,7 @@ def _regular(lu: Tensor) -> tuple[Tensor, Tensor]:
     return (smallest >= threshold * largest) & usable, (smallest >= _UNEVEN * largest) & usable
 
 
-def _sizes(A: Tensor) -> tuple[Tensor, Tensor]:
+def sizes(A: Tensor) -> tuple[Tensor, Tensor]:
     """The largest entry of each row, ``(batch, n, 1)``, and then of each column, ``(batch, 1, n)``; 1 for zero."""
     rows = A.abs().amax(dim=2, keepdim=True)
     rows = torch.where(rows > 0, rows, 1)
@@ -173,7 +174,7 @@ def factor_batched(A: Tensor) -> Factor:
     row_scale = column_scale = None
     if not bool(even.all()):
         doubtful = (~even).nonzero().squeeze(1)
-        rows, columns = _sizes(matrix[doubtful])
+        rows, columns = sizes(matrix[doubtful])
         scaled = _are_uneven(rows) | _are_uneven(columns)
         doubtful, rows, columns = doubtful[scaled], rows[scaled], columns[scaled]
         if len(doubtful):

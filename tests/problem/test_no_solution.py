@@ -109,7 +109,7 @@ def test_a_little_curvature_is_no_ray() -> None:
     rows = sp.vstack([row({i: 1.0, i + 3: -1.0}, n) for i in (0, 3, 0)])
     rng = np.random.default_rng(0)
     found = solve((P, rng.standard_normal(n), rows, [0.1, 0.1, 0.1], None, None), on_failure="ignore")
-    assert ik.Status(int(found.status)) in (ik.Status.CONVERGED, ik.Status.INACCURATE)
+    assert ik.Status(int(found.status)) not in (ik.Status.UNBOUNDED, ik.Status.INFEASIBLE)
 
 
 def test_one_of_a_batch_has_no_solution() -> None:
