@@ -168,6 +168,16 @@ class Judge:
         assert self._rows is not None
         return (self.f.residual(z).abs() > _HIDDEN * self.rtol * self._rows).any(1)
 
+    def hiding(self, z: Tensor, which: Tensor) -> Tensor:
+        """:meth:`_hides`, of the samples ``which`` at another point, asked beside ``f``; ``(batch,)``."""
+        if self._rows is None or not bool(which.any()):
+            return torch.zeros_like(which)
+        probe = Evaluations(self.f.system, self.f.theta, "root")
+        found = which & (probe.residual(z).abs() > _HIDDEN * self.rtol * self._rows).any(1)
+        self.f.evaluations += probe.evaluations
+        self.f.sample_evaluations += probe.sample_evaluations
+        return found
+
     def _floor(self) -> float | Tensor:
         """What is small whatever cancels, for each ``F_i``: in its own units, where nobody gave an ``atol``."""
         floor = self.floor.unsqueeze(1) if isinstance(self.floor, Tensor) else self.floor

@@ -31,7 +31,7 @@ DENSE = 4096  # unknowns a sample above which no dense Jacobian is formed
 _NUMBERS = 1 << 27  # numbers in the dense Jacobians of all samples, at most
 _FEW = 48  # unknowns from which a pattern that is given is used
 _ROUNDING = 4.0  # units of rounding in |J| |z| that are all that is left of a residual
-_ROW = 64.0  # ... of what a single equation adds up
+_ROW = 256.0  # ... of what a single equation adds up
 _CONTRACTION = 0.2  # what a step with old factors must leave of |F| at most
 _STEPS = 10  # with the same factors
 _BEYOND = 1e-3  # times the tolerance: a Newton step would have overshot it, and steps with old factors cost little
@@ -141,7 +141,7 @@ def factored_direction(f: Evaluations, A: Operator, blocks: Any, residual: Tenso
 
 
 def is_noise(blocks: Any, z: Tensor, norm: Tensor, F: Tensor) -> Tensor:
-    """Where ``F`` is nothing but rounding errors, ``|F| <= 4 eps | |A| |z| |``, and no ``F_i`` is more than 64 eps of what
+    """Where ``F`` is nothing but rounding errors, ``|F| <= 4 eps | |A| |z| |``, and no ``F_i`` is more than 256 eps of what
     is added up in it (it may be small beside others): no step can do better; ``(batch,)``."""
     eps, most = torch.finfo(z.dtype).eps, getattr(blocks, "most", None)
     if most is not None and not bool((norm <= _ROUNDING * eps * most(z)).any()):  # as it is but at the very end
