@@ -146,10 +146,11 @@ class Factor:
         return (columns, rows) if transpose else (rows, columns)
 
 
-def factor_batched(A: Tensor) -> Factor:
+def factor_batched(A: Tensor, columns_too: bool = True) -> Factor:
     """Factor every block of ``A`` ``(batch, n, n)``; never raises for its values.
 
-    A block that is singular or not finite is marked in ``Factor.ok`` and leaves the others alone.
+    A block that is singular or not finite is marked in ``Factor.ok`` and leaves the others alone.  Not ``columns_too``:
+    unknowns have been made of like size, and a small column is one that is missing.
 
     ``P A = L U``.  Units: ``U`` has those of ``A``.  Source: Golub & Van Loan (2013), *Matrix Computations*, section
     3.4.
@@ -160,7 +161,7 @@ def factor_batched(A: Tensor) -> Factor:
     if A.ndim != 3 or A.shape[1] != A.shape[2]:
         raise ValueError(f"expected square blocks of shape (batch, n, n), got {tuple(A.shape)}")
     if _is_one(A):
-        one, batch = factor_batched(A[:1]), len(A)
+        one, batch = factor_batched(A[:1], columns_too), len(A)
         scales = (None if s is None else s.expand(batch, -1, -1) for s in (one.row_scale, one.column_scale))
         lu, pivots = one.lu.expand(batch, -1, -1), one.pivots.expand(batch, -1)
         return Factor(one.ok.expand(batch), one.reason, one.dtype, lu, pivots, *scales)
@@ -175,6 +176,7 @@ def factor_batched(A: Tensor) -> Factor:
     if not bool(even.all()):
         doubtful = (~even).nonzero().squeeze(1)
         rows, columns = sizes(matrix[doubtful])
+        columns = columns if columns_too else torch.ones_like(columns)
         scaled = _are_uneven(rows) | _are_uneven(columns)
         doubtful, rows, columns = doubtful[scaled], rows[scaled], columns[scaled]
         if len(doubtful):

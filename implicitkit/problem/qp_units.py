@@ -150,7 +150,9 @@ def _largest(t: Tensor, dims: int) -> Tensor:
 
 def _are_uneven(sizes: list[Tensor], each: bool = True) -> bool:
     """Do these differ by much, beside each other (or, not ``each``, their largest) and one?"""
-    whole = torch.cat(sizes) if sizes else torch.zeros(0)
+    if not sizes:
+        return False
+    whole = torch.cat(sizes)
     whole = whole[whole > 0]
     if not len(whole):
         return False

@@ -68,7 +68,7 @@ def warn_if_hidden(
     with torch.no_grad(), compat.own_graphs():
         z, F = z.detach(), out.detach()
         size = torch.linalg.vector_norm(z, dim=1, keepdim=True) / z.shape[1] ** 0.5
-        v = torch.where(z != 0, z.abs(), 0.1 * torch.where(size > 0, size, 1)) * weights  # each in its own units
+        v = (z.abs() + 0.1 * torch.where(size > 0, size, 1)) * weights
 
         def along(w: Tensor) -> Tensor:
             g = A.rmv(w)

@@ -52,7 +52,7 @@ _BY_ROUNDING: _Rows = {
     ),
 }
 _BY_REASON: _Rows = {
-    "from 1e-6 beside a singular zero two equations are squares, 1e-12 at the start, and have come down to a twentieth": tuple(
+    "from 1e-6 beside a singular zero two equations are squares, 1e-12 at the start, and come down to a twentieth": tuple(
         (name, "float32", solver, (1e-6,))
         for name in ("powell_singular", "extended_powell_singular20")
         for solver in ("newton_krylov", "scipy.root.broyden1")
