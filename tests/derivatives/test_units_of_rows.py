@@ -63,6 +63,11 @@ def problem(kind: str, n: int, D: Tensor, T: Tensor) -> tuple[Callable[..., ik.S
         return lambda x: ik.fixed_point(lambda z, x: T * (0.5 * torch.tanh(W @ (z / T)) + x), z0, (x,)), x
     if kind == "least squares":
         return lambda x: ik.least_squares(F, z0, (x,)), x
+    if kind == "dependent equality":
+        twice = ik.Equality(lambda z, x: torch.cat([rows(z, x), rows(z, x)]))
+        return lambda x: ik.argmin(objective, z0, (x,), constraints=[twice]), x
+    if kind == "root by gmres":
+        return lambda x: ik.root(F, z0, (x,), solver="newton", rule=ik.Implicit(linear_solver="gmres")), x
     if kind in ("equality", "inequality"):
         constraint = ik.Equality(rows) if kind == "equality" else ik.Inequality(rows)
         return lambda x: ik.argmin(objective, z0, (x,), constraints=[constraint]), x
@@ -93,6 +98,8 @@ CASES: list[Case] = [
     ("least squares", 40, "", "spread", D64),
     *((kind, n, "", columns, D64) for kind in ("equality", "inequality") for n in (3, 40) for columns in ("all 1e-12",)),
     ("equality", 40, "", "half 1e-13", D64),
+    ("dependent equality", 40, "", "all 1e-12", D64),
+    *(("root by gmres", 60, "", columns, D64) for columns in ("half 1e-13", "half 1e9", "spread")),
     *((kind, 40, "", columns, D64) for kind in ("program", "sparse program")
       for columns in ("all 1e-12", "all 1e12", "half 1e13", "half 1e-13", "spread")),
     *((kind, 40, rows, "", D64) for kind in ("program", "sparse program") for rows in ("half 1e13", "half 1e-13")),

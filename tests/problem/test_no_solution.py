@@ -106,9 +106,12 @@ def test_a_little_curvature_is_no_ray() -> None:
     w = np.logspace(0, 4, n - 1)
     steps = sp.diags([np.ones(n - 1), -np.ones(n - 1)], [1, 0], shape=(n - 1, n))
     P = sp.csr_matrix(steps.T @ sp.diags(w) @ steps + sp.diags(np.r_[1e-3, np.zeros(n - 1)]))
-    rows = sp.vstack([row({i: 1.0, i + 3: -1.0}, n) for i in (0, 3, 0)])
-    rng = np.random.default_rng(0)
-    found = solve((P, rng.standard_normal(n), rows, [0.1, 0.1, 0.1], None, None), on_failure="ignore")
+    apart = [row({i + 3: 1.0, i: -1.0}, n) for i in range(0, n - 3, 3)]
+    rows = sp.vstack(
+        [*apart, *(apart[2 * i] + apart[2 * i + 1] for i in range(10))]
+    )  # the last ten depend on the others
+    b = np.r_[np.full(len(apart), 0.1), np.full(10, 0.2)]
+    found = solve((P, np.random.default_rng(0).standard_normal(n), rows, b, None, None), on_failure="ignore")
     assert ik.Status(int(found.status)) not in (ik.Status.UNBOUNDED, ik.Status.INFEASIBLE)
 
 
