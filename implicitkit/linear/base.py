@@ -61,6 +61,7 @@ class LinearSolver(Configured):
     matrix_free: ClassVar[bool] = True
     preconditions: ClassVar[bool] = False  # it uses A.preconditioner
     factors: ClassVar[bool] = False  # one factorisation serves many right-hand sides, in solve_many
+    has_units: ClassVar[bool] = False  # what it finds depends on the units of the unknowns: a solution of least norm
 
     @property
     def checks_itself(self) -> bool:

@@ -7,11 +7,12 @@ safe.  Hence blocks of size :data:`LOOP_SIZE` and up are factored one at a time 
 other devices, in one call.  No other file of the project calls a batched dense factorisation.
 
 A block is singular when elimination with partial pivoting, ``P A = L U``, meets a pivot that rounding could have made:
-``min |U_ii| < n eps max |U_ii|``; a block that looks so is judged again with its rows scaled to equal size, so that bad
-units alone (``diag(1, 1e-20)``) condemn no matrix.
+``min |U_ii| < n eps max |U_ii|``.  A block whose pivots differ by a thousand and more, and whose rows, or then columns, do,
+is factored with these scaled to equal size: bad units alone (``diag(1, 1e-20)``) condemn no matrix, nor do they choose
+pivots (a row in units of 1e13 would be taken first, whatever stands in it).
 
 Source: Golub & Van Loan, *Matrix Computations* (4th ed., 2013), algorithm 3.4.1 (LU with partial pivoting), section
-3.5.2 (row scaling), section 5.5 (minimum-norm least squares by the SVD).
+3.5.2 (scaling of rows and columns), section 5.5 (minimum-norm least squares by the SVD).
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ __all__ = [
     "cholesky_batched",
     "factor_batched",
     "lstsq_batched",
+    "sizes",
     "solve_batched",
     "svd_batched",
 ]
 
 LOOP_SIZE = 100
+_UNEVEN = 1e-3  # of the largest, a pivot, row or column from which on units may be what makes it small
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 SINGULAR = 'the matrix is singular; linear_solver="lsmr" gives the minimum-norm solution'
 NOT_FINITE = "the matrix is not finite"
@@ -55,15 +58,31 @@ def _factor(A: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack([block[0] for block in blocks]), torch.stack([block[1] for block in blocks])
 
 
-def _regular(lu: Tensor) -> Tensor:
-    """Which blocks have no pivot that is rounding noise: ``(batch, n, n) -> (batch,)``."""
+def _regular(lu: Tensor) -> tuple[Tensor, Tensor]:
+    """Which blocks have no pivot that is rounding noise, and which have pivots of like size, ``(batch,)`` each."""
     n = lu.shape[-1]
     if n == 0:
-        return torch.ones(lu.shape[0], dtype=torch.bool, device=lu.device)
+        regular = torch.ones(lu.shape[0], dtype=torch.bool, device=lu.device)
+        return regular, regular
     pivots = lu.diagonal(dim1=1, dim2=2).abs()
     smallest, largest = pivots.aminmax(dim=1)
     threshold = min(n * torch.finfo(lu.dtype).eps, 0.1)
-    return (smallest >= threshold * largest) & (smallest > 0) & (largest < torch.inf)
+    usable = (smallest > 0) & (largest < torch.inf)
+    return (smallest >= threshold * largest) & usable, (smallest >= _UNEVEN * largest) & usable
+
+
+def sizes(A: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest entry of each row, ``(batch, n, 1)``, and then of each column, ``(batch, 1, n)``; 1 for zero."""
+    rows = A.abs().amax(dim=2, keepdim=True)
+    rows = torch.where(rows > 0, rows, 1)
+    columns = (A.abs() / rows).amax(dim=1, keepdim=True)
+    return rows, torch.where(columns > 0, columns, 1)
+
+
+def _are_uneven(size: Tensor) -> Tensor:
+    """Which blocks have rows, or columns, that differ by a thousand and more, ``(batch,)``."""
+    smallest, largest = size.flatten(1).aminmax(dim=1)
+    return smallest < _UNEVEN * largest
 
 
 def _finite(x: Tensor) -> Tensor:
@@ -77,6 +96,8 @@ class Factor:
 
     ``ok``: ``(batch,)`` bool, the blocks that are finite and not singular.  ``reason``: one clause when not all are.
     ``dtype``: that of the matrix; float16 and bfloat16 are factored in float32 and solutions cast back.
+    ``row_scale``, ``column_scale``: what is factored is ``R^{-1} A C^{-1}``, ``(batch, n, 1)`` and ``(batch, 1, n)``;
+    ``None``: ``A`` as it is.
     """
 
     ok: Tensor
@@ -85,6 +106,7 @@ class Factor:
     lu: Tensor
     pivots: Tensor
     row_scale: Tensor | None
+    column_scale: Tensor | None = None
 
     def solve(self, b: Tensor, transpose: bool = False) -> Tensor:
         """Solve ``A x = b`` or, with ``transpose``, ``A^T x = b``.
@@ -98,8 +120,9 @@ class Factor:
         """
         rhs = b.to(self.lu.dtype)
         rhs = rhs.unsqueeze(2) if b.ndim == 2 else rhs
-        if self.row_scale is not None and not transpose:
-            rhs = rhs / self.row_scale
+        before, after = self._scales(transpose)
+        if before is not None:
+            rhs = rhs / before
         if _is_one(self.lu):
             columns = rhs.transpose(0, 1).flatten(1)
             x = torch.linalg.lu_solve(self.lu[0], self.pivots[0], columns, adjoint=transpose)
@@ -109,17 +132,25 @@ class Factor:
             x = torch.stack([torch.linalg.lu_solve(lu, p, r, adjoint=transpose) for lu, p, r in blocks])
         else:
             x = torch.linalg.lu_solve(self.lu, self.pivots, rhs, adjoint=transpose)
-        if self.row_scale is not None and transpose:
-            x = x / self.row_scale
+        if after is not None:
+            x = x / after
         if not bool(self.ok.all()):
             x = torch.where(self.ok[:, None, None], x, x.new_full((), torch.nan))
         return (x.squeeze(2) if b.ndim == 2 else x).to(b.dtype)
 
+    def _scales(self, transpose: bool) -> tuple[Tensor | None, Tensor | None]:
+        """What right-hand sides, and then solutions, are divided by, ``(batch, n, 1)`` each."""
+        if self.row_scale is None or self.column_scale is None:
+            return None, None
+        rows, columns = self.row_scale, self.column_scale.mT
+        return (columns, rows) if transpose else (rows, columns)
 
-def factor_batched(A: Tensor) -> Factor:
+
+def factor_batched(A: Tensor, columns_too: bool = True) -> Factor:
     """Factor every block of ``A`` ``(batch, n, n)``; never raises for its values.
 
-    A block that is singular or not finite is marked in ``Factor.ok`` and leaves the others alone.
+    A block that is singular or not finite is marked in ``Factor.ok`` and leaves the others alone.  Not ``columns_too``:
+    unknowns have been made of like size, and a small column is one that is missing.
 
     ``P A = L U``.  Units: ``U`` has those of ``A``.  Source: Golub & Van Loan (2013), *Matrix Computations*, section
     3.4.
@@ -130,31 +161,35 @@ def factor_batched(A: Tensor) -> Factor:
     if A.ndim != 3 or A.shape[1] != A.shape[2]:
         raise ValueError(f"expected square blocks of shape (batch, n, n), got {tuple(A.shape)}")
     if _is_one(A):
-        one, batch = factor_batched(A[:1]), len(A)
-        scale = None if one.row_scale is None else one.row_scale.expand(batch, -1, -1)
+        one, batch = factor_batched(A[:1], columns_too), len(A)
+        scales = (None if s is None else s.expand(batch, -1, -1) for s in (one.row_scale, one.column_scale))
         lu, pivots = one.lu.expand(batch, -1, -1), one.pivots.expand(batch, -1)
-        return Factor(one.ok.expand(batch), one.reason, one.dtype, lu, pivots, scale)
+        return Factor(one.ok.expand(batch), one.reason, one.dtype, lu, pivots, *scales)
     matrix = A.float() if A.dtype in _LOW_PRECISION else A
     finite = _finite(matrix)
     if not bool(finite.all()):
         identity = torch.eye(A.shape[1], dtype=matrix.dtype, device=A.device)
         matrix = torch.where(finite[:, None, None], matrix, identity)
     lu, pivots = _factor(matrix)
-    regular = _regular(lu)
-    row_scale = None
-    if not bool(regular.all()):
-        doubtful = (~regular).nonzero().squeeze(1)
-        rows = matrix[doubtful].abs().amax(dim=2, keepdim=True)
-        rows = torch.where(rows > 0, rows, torch.ones_like(rows))
-        scaled_lu, scaled_pivots = _factor(matrix[doubtful] / rows)
-        row_scale = torch.ones(A.shape[0], A.shape[1], 1, dtype=matrix.dtype, device=A.device)
-        row_scale = row_scale.index_copy(0, doubtful, rows)
-        lu = lu.index_copy(0, doubtful, scaled_lu)
-        pivots = pivots.index_copy(0, doubtful, scaled_pivots)
-        regular = regular.index_copy(0, doubtful, _regular(scaled_lu))
+    regular, even = _regular(lu)
+    row_scale = column_scale = None
+    if not bool(even.all()):
+        doubtful = (~even).nonzero().squeeze(1)
+        rows, columns = sizes(matrix[doubtful])
+        columns = columns if columns_too else torch.ones_like(columns)
+        scaled = _are_uneven(rows) | _are_uneven(columns)
+        doubtful, rows, columns = doubtful[scaled], rows[scaled], columns[scaled]
+        if len(doubtful):
+            scaled_lu, scaled_pivots = _factor(matrix[doubtful] / rows / columns)
+            ones = torch.ones(A.shape[0], A.shape[1], 1, dtype=matrix.dtype, device=A.device)
+            row_scale = ones.index_copy(0, doubtful, rows)
+            column_scale = ones.mT.index_copy(0, doubtful, columns)
+            lu = lu.index_copy(0, doubtful, scaled_lu)
+            pivots = pivots.index_copy(0, doubtful, scaled_pivots)
+            regular = regular.index_copy(0, doubtful, _regular(scaled_lu)[0])
     ok = finite & regular
     reason = "" if bool(ok.all()) else SINGULAR if not bool(regular.all()) else NOT_FINITE
-    return Factor(ok, reason, A.dtype, lu, pivots, row_scale)
+    return Factor(ok, reason, A.dtype, lu, pivots, row_scale, column_scale)
 
 
 def solve_batched(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor, str]:

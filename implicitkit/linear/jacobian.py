@@ -12,7 +12,8 @@ from implicitkit.foundation import autodiff, compat
 from implicitkit.foundation.numbers import numbers
 from implicitkit.foundation.operators import MatVec
 from implicitkit.linear.sparse_form import confirmed
-from implicitkit.sparsity.known import SMALLEST, Sparsity, identity_of
+from implicitkit.sparsity.identity import identity_of
+from implicitkit.sparsity.known import SMALLEST, Sparsity
 
 __all__ = ["JacobianMatrix"]
 

@@ -22,7 +22,7 @@ from implicitkit.foundation.options import at_least, check_options, one_of
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import norms, tolerance
-from implicitkit.linear.dense import factor_batched, lstsq_batched
+from implicitkit.linear.dense import factor_batched, lstsq_batched, sizes
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lsmr import LSMR
 from implicitkit.linear.saddle import StructuredOperator
@@ -30,7 +30,9 @@ from implicitkit.linear.sparse import solve_with
 
 __all__ = ["KKT", "SINGULAR"]
 
+_UNITS = 1e-6  # of the largest row or column: smaller ones may have units of their own
 _RCOND = 1e-11  # pivots relative to the largest
+_NOISE = 1e-4  # of a right-hand side that rounding may leave of a singular system
 _LEFT = 1e-3  # of a right-hand side that the least-squares solution leaves: more is no rounding
 _NOT_DETERMINED = (
     "the conditions of optimality do not determine the derivative that is asked for: the solution is not unique there (a "
@@ -64,6 +66,7 @@ class KKT(LinearSolver):
     dense_size: int = 768
     small: int = 64
     matrix_free: ClassVar[bool] = False
+    has_units: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_options(self, degenerate=one_of("lstsq", "raise"), dense_size=at_least(1), small=at_least(1))
@@ -132,7 +135,7 @@ class KKT(LinearSolver):
         """``A^+ b`` for the samples that are left."""
         bad = ~converged
         if A.size <= self.dense_size:
-            found, ok, reason = lstsq_batched(A.dense()[bad], b[bad], rcond=1e-10)
+            found, ok, reason = _in_like_units(A.dense()[bad], b[bad])
             x = x.index_put((bad,), found)
             converged = converged.index_put((bad,), ok)
         else:
@@ -153,14 +156,35 @@ def _by_factors(A: Operator, b: Tensor, rtol: float, atol: float) -> LinearSolut
     blocks = A.sparse()
     if blocks is None:
         return None
-    from implicitkit.linear.least_norm import least_norm
+    from implicitkit.linear.least_norm import by_shifts, least_norm
 
-    x = least_norm(blocks, b)
-    if x is None:
-        return None
-    norm = norms(b - A.mv(torch.nan_to_num(x)))
-    met = (norm <= tolerance(b, rtol, atol)) & x.isfinite().all(1)
-    return LinearSolution(x, norm, torch.ones_like(norm, dtype=torch.int64), met) if bool(met.all()) else None
+    for way in (least_norm, by_shifts):
+        x = way(blocks, b)
+        if x is None:
+            return None
+        norm = norms(b - A.mv(torch.nan_to_num(x)))
+        least = 64 * torch.finfo(b.dtype).eps * norms(blocks.size(x) + b.abs())  # what rounding leaves of any solution
+        least = least.clamp_max(_NOISE * norms(b))  # but not of one that is made of rounding
+        met = (norm <= torch.maximum(tolerance(b, rtol, atol), least)) & x.isfinite().all(1)
+        if bool(met.all()):
+            return LinearSolution(x, norm, torch.ones_like(norm, dtype=torch.int64), met)
+    return None
+
+
+def _in_like_units(M: Tensor, b: Tensor) -> tuple[Tensor, Tensor, str]:
+    """``M^+ b``.  Where rows and columns differ by :data:`_UNITS` and more, the rank is judged with both made of like size
+    (:func:`sizes`), and least is the norm in these units; ``(batch, n)``, who has it, and why others have not."""
+    rows, columns = sizes(M)
+    uneven = [(s.flatten(1).amin(1) < _UNITS * s.flatten(1).amax(1)).view(-1, 1, 1) for s in (rows, columns)]
+    rows, columns = (torch.where(uneven[0] | uneven[1], s, 1) for s in (rows, columns))
+    scaled, rhs = M / rows / columns, b / rows.squeeze(2)
+    x = _lu(scaled, rhs)
+    regular = x.isfinite().all(1)
+    ok, reason = regular, ""
+    if not bool(regular.all()):
+        least, ok, reason = lstsq_batched(scaled, rhs, rcond=1e-10)
+        x = torch.where(regular.unsqueeze(1), x, least)
+    return x / columns.squeeze(1), regular | ok, reason
 
 
 def _lu(M: Tensor, b: Tensor) -> Tensor:

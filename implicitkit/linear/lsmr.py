@@ -11,6 +11,7 @@ Source: Fong & Saunders (2011), "LSMR: an iterative algorithm for sparse least-s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +41,7 @@ class LSMR(LinearSolver):
     Source: Fong & Saunders (2011), SIAM J. Sci. Comput. 33.
     """
 
+    has_units: ClassVar[bool] = True
     restarts: int = 5
 
     def __post_init__(self) -> None:

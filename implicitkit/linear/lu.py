@@ -61,14 +61,23 @@ class LU(LinearSolver):
             )
         matrix = A.dense()
         factor = factor_batched(matrix)
-        target = tolerance(b.flatten(0, 1), rtol, atol).unflatten(0, b.shape[:2]).T
+        rows = factor.row_scale  # of equations in different units each is judged in its own
+        matrix = matrix if rows is None else matrix / rows
+        columns = b.permute(1, 2, 0) if rows is None else b.permute(1, 2, 0) / rows
+        target = tolerance(columns.permute(2, 0, 1).flatten(0, 1), rtol, atol).unflatten(0, b.shape[:2]).T
 
         def rounding(x: Tensor) -> Tensor:
-            size = torch.linalg.matrix_norm(matrix).unsqueeze(1) * torch.linalg.vector_norm(x, dim=1)
-            return 4 * A.size * torch.finfo(matrix.dtype).eps * size
+            units = factor.column_scale
+            size = torch.linalg.matrix_norm(matrix if units is None else matrix / units).unsqueeze(1)
+            length = torch.linalg.vector_norm(x if units is None else x * units.mT, dim=1)
+            return 4 * A.size * torch.finfo(matrix.dtype).eps * size * length
 
-        columns = b.permute(1, 2, 0)
+        inverse = factor.solve if rows is None else lambda r: factor.solve(r * rows)
         product = lambda x: torch.bmm(matrix, x)  # noqa: E731
         common = columns, target, rounding, factor.ok, factor.reason
         many = len(b) > MANY
-        return refined(factor.solve, product, *common, sweeps=1, at_rounding=many, by_combinations=many)
+        found = refined(inverse, product, *common, sweeps=1, at_rounding=many, by_combinations=many)
+        if rows is None:
+            return found
+        left = torch.bmm(matrix, found.x.unflatten(0, b.shape[:2]).permute(1, 2, 0)) - columns
+        return found._replace(residual_norm=torch.linalg.vector_norm(left * rows, dim=1).T.reshape(-1))

@@ -13,7 +13,7 @@ r"""Factors of sparse blocks, for many right-hand sides and both ``A`` and ``A^T
 - blocks that are hardly sparse: LAPACK's dense LU, sample by sample.
 
 Rows are scaled to size one first.  A block is singular when a trial solve amplifies a right-hand side by more than
-``0.05 / eps``.
+``0.05 / eps``, in units of the columns.
 """
 
 from __future__ import annotations
@@ -172,6 +172,10 @@ class SparseFactor:
         with np.errstate(all="ignore"):
             x = np.abs((self._solve(self._trial(), False) if self._stacked is None else self._tried)[:, :, 0])
             amplified = np.where(np.isfinite(x).all(1), x.max(1, initial=0.0), np.inf)
+            if (amplified >= _AMPLIFIED).any():  # in units of the columns, which may be bad
+                columns = np.zeros_like(x)
+                np.maximum.at(columns.T, self.analysis.columns, np.abs(self._scaled).T)
+                amplified = np.where(np.isfinite(x).all(1), (columns * x).max(1, initial=0.0), np.inf)
         regular: np.ndarray = amplified < _AMPLIFIED
         return regular
 

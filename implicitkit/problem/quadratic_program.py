@@ -19,6 +19,7 @@ from implicitkit.problem.complementarity import KAPPA, check_degenerate, plus, w
 from implicitkit.problem.kind import QUADRATIC_PROGRAM, Kind
 from implicitkit.problem.qp_data import QPData
 from implicitkit.problem.qp_jacobian import QPJacobian
+from implicitkit.problem.qp_units import Units, units_of
 from implicitkit.problem.sparse_conditions import MATRICES, Places, as_entries, as_sparse, is_sparse, sparse_jacobian
 from implicitkit.system import System
 
@@ -157,13 +158,17 @@ class QuadraticProgram(Problem):
         if any(is_sparse(t) for t in parts.values()):
             for name in [name for name in MATRICES if name in parts]:
                 parts[name], places[name] = as_entries(name, parts[name])
-        return Restated(
-            QPConditions(tuple(parts), self.degenerate, places),
-            start,
-            tuple(parts.values()),
-            lambda state: (state["z"], Multipliers(state.get("y"), state.get("lam"))),
-            len(shape) - 1,
-        )
+        units = None if self.degenerate == "smooth" else units_of(parts, places)  # whose relaxation has units
+        if units is not None:
+            units = Units(*(t.to(q.dtype) for t in units))
+            parts, start = units.of(parts, places), units.start(start)
+
+        def split(state: dict[str, Tensor]) -> tuple[Tensor, Multipliers]:
+            own = state if units is None else units.back(state)
+            return own["z"], Multipliers(own.get("y"), own.get("lam"))
+
+        conditions = QPConditions(tuple(parts), self.degenerate, places)
+        return Restated(conditions, start, tuple(parts.values()), split, len(shape) - 1)
 
 
 @dataclass(frozen=True, repr=False)

@@ -12,11 +12,12 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.autocast import full_precision
 from implicitkit.foundation.errors import DegenerateWarning, warn
-from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.operators import Operator, repeated
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.blocks import BlockSubstitution
 from implicitkit.linear.catalogue import get_linear_solver
 from implicitkit.linear.claims import answer
+from implicitkit.linear.equilibrated import equilibrated
 from implicitkit.linear.independence import refuse_coupled
 from implicitkit.linear.preconditioners import preconditioner
 from implicitkit.reporting import linear_failure
@@ -201,7 +202,7 @@ class Request:
         limited, lost = self._limited(), self._lost(rows)
         if lost is not None:
             b = torch.where(lost, 0, b)
-        answer, whole = self._answer(A, b, limited)
+        answer, whole = self._answer(A, b, transposed, limited)
         if A.formed is not None and A.formed.regular:
             self.system.factored = A.formed.T if transposed else A.formed
         # an exact solver that finds -b where it asked for A: J = 0, is it?
@@ -220,7 +221,7 @@ class Request:
         )
         del self.record.linear[:-8]  # the last few are enough
         if self.on_failure != "ignore" and self.linear_solver.exact:
-            solve = lambda A, b: self._answer(A, b, limited)[0]  # noqa: E731
+            solve = lambda A, b: self._answer(A, b, transposed, limited)[0]  # noqa: E731
             warn_if_singular(self.record, self.options.rtol, A, b, answer.x, transposed, solve)
         if answer.doubt and self.on_failure != "ignore":
             warn(answer.doubt, DegenerateWarning)
@@ -244,13 +245,21 @@ class Request:
             )
         return answer.x
 
-    def _answer(self, A: Operator, b: Tensor, limited: dict[str, Any]) -> tuple[LinearSolution, bool]:
-        """What the linear solver finds, for right-hand sides so large that their squares overflow by units of their own; and
-        whether that is the solution everywhere."""
+    def _answer(self, A: Operator, b: Tensor, transposed: bool, limited: dict[str, Any]) -> tuple[LinearSolution, bool]:
+        """What the linear solver finds, where unknowns or equations have units of their own in units of like size, and for
+        right-hand sides so large that their squares overflow by units of their own; and whether that is the solution
+        everywhere."""
         solver = self.linear_solver
         assert solver is not None
 
         with full_precision(b.device.type):
+            scales = solver.exact and not solver.has_units
+            even = equilibrated(A, b, self.record.outcome.z, transposed) if scales else None
+            if even is not None:
+                found = answer(solver, even.A, b * even.left, limited)
+                if bool(found.converged.all()):
+                    many = A if len(b) == A.batch else repeated(A, len(b) // A.batch)
+                    return even.back(found, A, b, many), True
             found = answer(solver, A, b, limited)
             if bool(found.converged.all()):
                 return found, True

@@ -153,6 +153,9 @@ class _Loop:
                 self.tolerance = self.judge.tolerance(self.z, self.norm)
         if better < self.at_work:  # a sample that has converged is returned where it did
             improved.logical_or_(claims)
+            if self.settled is not None:  # of equations in several units |F| may have been smaller elsewhere
+                left_here = self.active.logical_xor(running).logical_and_(self.settled).logical_and_(~improved)
+                improved.logical_or_(self.judge.hiding(self.best, left_here))
             better = self.alive if claimed == self.alive else _count(improved)[0]
         if claimed and self.last is not None and not self.judge.relative_to_state:
             point, _, before = self.last

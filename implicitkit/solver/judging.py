@@ -8,7 +8,9 @@ have converged while ``|F| > atol``.  What rounding leaves of ``F`` is measured 
 
 Where nobody gave an ``atol``, it must not depend on the units: it is then ``min(eps^(2/3), rtol s)``, with ``s = |F(z0)|``
 (of fixed points, and other residuals in the units of ``z``, ``|z0| + |F(z0)|``), so that ``10^-12 F(z) = 0`` and
-``F(10^12 z) = 0`` have the solutions of ``F(z) = 0``.
+``F(10^12 z) = 0`` have the solutions of ``F(z) = 0``.  Nor on the units of single equations: one that has not come down
+from where it began by ``rtol``, ``|F_i| > 10 rtol |F_i(z0)|``, is asked for ``S_i`` whatever ``|F|`` is, since a norm hides
+equations in small units behind others in large ones (a penalty of 1e13).
 
 A residual can also vanish because ``z`` runs away (``exp(-z)``, prices at infinity, ``z = sqrt(z^2 + 1)``).  Such a point is
 no solution, however small ``|F|`` is (:func:`~implicitkit.solver.probing.runs_away`): ``DIVERGED``.
@@ -42,6 +44,7 @@ _LENIENT = 100.0  # times rtol: what is taken in the end of a residual that the 
 _AGAIN = 0.9  # a claim that was refused is looked at again when the residual has fallen by this
 _PART = 1e-6  # a part of a composition is judged by its own size, or this share of the whole
 _UNSIGNED = 100.0  # |A| |z| of so many times a change of F with z may be one without its signs
+_HIDDEN = 10.0  # times rtol: what is left of an equation that is small in the norm only
 _FAST = 0.1  # a step that leaves so little of |F| has not met rounding yet, and the next one costs less than to ask
 
 
@@ -62,6 +65,10 @@ class Judge:
         self._pieces: tuple[int, ...] | None = f.problem.pieces(f.system.layout) if f.kind.iteration else None
         self.floor: float | Tensor = self.atol  # what is small whatever cancels, ``(batch,)``: ``atol``, or less
         self._floor_of = options.floor
+        # |F_i(z0)|, where nobody gave ``atol`` and the equations may have units of their own, ``(batch, n)``
+        own = options.atol_is_default and options.rtol > 0 and not (f.kind.iteration or f.kind.like_state)
+        self._has_rows = own and f.system.size > 1
+        self._rows: Tensor | None = None
         self.first: Tensor | None = None  # what is asked at first, where it is not relative to the state
         self.bound: Tensor | None = None  # ... and now
         self._reach: Tensor | None = None  # of a fixed point: how far |z| may come without being asked
@@ -95,6 +102,10 @@ class Judge:
             norm = norm if self.start_norm is None else self.start_norm
             self.floor = self._floor_of(self._size(z) + norm if self.f.kind.like_state else norm)
             self.first = self.bound = torch.where(torch.isfinite(norm), norm * self.rtol, 0).add_(self.atol)
+            if self._has_rows:
+                rows = in_working_precision(self.f.residual(z)).abs()
+                # a condition of optimality that holds from the beginning need not be in small units
+                self._rows = torch.where(rows > 0, rows, torch.inf) if self.f.kind.returns_program else rows
         return self.bound
 
     def aim(self, z: Tensor) -> Tensor:
@@ -115,7 +126,7 @@ class Judge:
         judge = copy.copy(self)
         judge.f, judge._last, judge._away, judge._healthy = (self.f if f is None else f), None, None, None
         judge.came_from = None
-        for name in ("start_norm", "first", "bound", "floor", "_reach"):
+        for name in ("start_norm", "first", "bound", "floor", "_reach", "_rows"):
             value = getattr(self, name)
             if isinstance(value, Tensor):
                 setattr(judge, name, value.index_select(0, samples))
@@ -132,6 +143,8 @@ class Judge:
         if self.relative_to_state:
             return claims
         doubtful = claims & (norm > self.floor)
+        if self._rows is not None:
+            doubtful = doubtful | (claims & self._hides(z))
         if bool(doubtful.any()):
             doubtful = doubtful & ~self._is_noise(z, norm, doubtful)
         if not bool(doubtful.any()):
@@ -150,6 +163,28 @@ class Judge:
             refused = refused | far
         return claims & ~refused
 
+    def _hides(self, z: Tensor) -> Tensor:
+        """Which samples have an ``F_i`` that has hardly come down since the start, however small ``|F|``, ``(batch,)``."""
+        assert self._rows is not None
+        return (self.f.residual(z).abs() > _HIDDEN * self.rtol * self._rows).any(1)
+
+    def hiding(self, z: Tensor, which: Tensor) -> Tensor:
+        """:meth:`_hides`, of the samples ``which`` at another point, asked beside ``f``; ``(batch,)``."""
+        if self._rows is None or not bool(which.any()):
+            return torch.zeros_like(which)
+        probe = Evaluations(self.f.system, self.f.theta, "root")
+        found = which & (probe.residual(z).abs() > _HIDDEN * self.rtol * self._rows).any(1)
+        self.f.evaluations += probe.evaluations
+        self.f.sample_evaluations += probe.sample_evaluations
+        return found
+
+    def _floor(self) -> float | Tensor:
+        """What is small whatever cancels, for each ``F_i``: in its own units, where nobody gave an ``atol``."""
+        floor = self.floor.unsqueeze(1) if isinstance(self.floor, Tensor) else self.floor
+        if self._rows is None or not isinstance(floor, Tensor):
+            return floor
+        return torch.fmin(floor, self.rtol * self._rows)
+
     def _is_noise(self, z: Tensor, norm: Tensor, which: Tensor) -> Tensor:
         """Which of these samples have nothing but rounding errors left by the last factors, ``(batch,)``.
 
@@ -159,7 +194,7 @@ class Judge:
         known = self.f.system.factored
         if known is None or len(z) != self.f.system.batch:
             return torch.zeros_like(which)
-        noise = which & is_noise(known, z, norm)
+        noise = which & is_noise(known, z, norm, self.f.residual(z))
         if bool(noise.any()):
             size = torch.linalg.vector_norm(known.size(z), dim=1)
             noise = noise & (_UNSIGNED * self._asked(steepness, z, noise) >= size)
@@ -242,7 +277,8 @@ class Judge:
 
     def _lower(self, which: Tensor, to: Tensor) -> None:
         assert self.bound is not None
-        self.bound = torch.where(which, torch.minimum(self.bound, to.clamp_min(self.floor)), self.bound)
+        to = to.clamp_min(self.floor) if self._rows is None else to  # |F| says nothing of small units
+        self.bound = torch.where(which, torch.minimum(self.bound, to), self.bound)
 
     def _all_are_near(self, z: Tensor) -> bool:
         """Is :meth:`_is_far` true of no sample?  By the largest entry of all, which is cheaper."""
@@ -288,8 +324,7 @@ class Judge:
                 healthy = healthy | (refused & (least <= 1))
             return torch.stack([found, healthy.to(found)], 1)
 
-        floor = self.floor.unsqueeze(1) if isinstance(self.floor, Tensor) else self.floor
-        found, healthy = self._asked(excess, z, which, rtol, floor).unbind(1)
+        found, healthy = self._asked(excess, z, which, rtol, self._floor()).unbind(1)
         self._healthy = z, (healthy > 0) & which
         return found
 

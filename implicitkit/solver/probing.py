@@ -303,7 +303,7 @@ def _is_determined(matrix: Tensor, unit: Tensor, point: Tensor, z: Tensor) -> Te
     2002, equation 7.12).  It asks nothing of units, and little of the condition: a chain of 64 has 1e4, and loses three
     digits.
     """
-    inverse = factor_batched(matrix).solve(torch.diag_embed(torch.ones_like(unit)))
+    inverse = factor_batched(matrix, columns_too=False).solve(torch.diag_embed(torch.ones_like(unit)))
     moved = (inverse.abs() @ (matrix.abs() @ (point / unit).abs().unsqueeze(2))).squeeze(2)
     return _is_small(NOISE * torch.finfo(z.dtype).eps * unit * moved, z)
 

@@ -187,3 +187,28 @@ def test_total_variation_of_a_picture() -> None:
     step = 1e-7
     ends = [(weights * smoothed(y.detach() + s * step * way, weight)[0]).sum() for s in (1, -1)]
     assert torch.allclose((slope * way).sum(), (ends[0] - ends[1]) / (2 * step), rtol=1e-5)
+
+
+def test_dependent_rows_on_an_ill_conditioned_chain() -> None:
+    """1,200 unknowns, condition 7e6, held at one end: ten constraints too many, and a derivative all the same."""
+    n = 1200
+    x = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=D).requires_grad_()
+
+    def objective(z: Tensor, x: Tensor) -> Tensor:
+        return 0.5 * (z.diff() ** 2).sum() + 0.5e-3 * z[0] ** 2 - x @ z
+
+    def rows(z: Tensor, x: Tensor) -> Tensor:
+        apart = z[::3].diff()
+        return torch.cat([apart - 0.1, apart[::2][:10] + apart[1::2][:10] - 0.2])
+
+    found = ik.argmin(objective, torch.zeros(n, dtype=D), (x,), constraints=[ik.Equality(rows)])
+    weights = torch.linspace(0, 1, n, dtype=D)
+    slope = torch.autograd.grad(found.value @ weights, x)[0]
+    zero = torch.zeros(n, dtype=D)
+    H, C = torch.func.hessian(objective)(zero, x.detach()), torch.func.jacrev(rows)(zero, x.detach())
+    K = torch.cat([torch.cat([H, C.T], 1), torch.cat([C, C.new_zeros(len(C), len(C))], 1)])
+    inverse = torch.linalg.pinv(K, hermitian=True)[:n]
+    true = inverse @ torch.cat([x.detach(), -rows(zero, x.detach())])
+    torch.testing.assert_close(found.value.detach(), true, rtol=0, atol=1e-7 * float(true.abs().max()))
+    expected = inverse[:, :n] @ weights
+    torch.testing.assert_close(slope, expected, rtol=0, atol=1e-7 * float(expected.abs().max()))

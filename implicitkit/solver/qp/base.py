@@ -72,12 +72,16 @@ class QPSolver(Solver):
         from implicitkit.solver.qp.sparse_run import find_sparse
 
         start = options.size(f.residual(z0))
-        w, status, steps = find_sparse(f, tol, options.max_steps or self.default_max_steps)
+        w, status, steps, said = find_sparse(f, tol, options.max_steps or self.default_max_steps)
         norm = options.size(f.residual(w))
-        if f.problem.kappa or not bool((norm <= _ROUNDING * start).all()):
-            w = refine(f, w, _direction, steps=60 if f.problem.kappa else 3, halvings=20)
+        proof = (status == int(Status.INFEASIBLE)) | (status == int(Status.UNBOUNDED))
+        if f.problem.kappa or not bool(((norm <= _ROUNDING * start) | proof).all()):
+            better = refine(f, w, _direction, steps=60 if f.problem.kappa else 3, halvings=20)
+            w = torch.where(proof.unsqueeze(1), w, better)
             norm = options.size(f.residual(w))
-        return judge(f, w, start, norm, status, steps, options)
+        outcome = judge(f, w, start, norm, status, steps, options)
+        outcome.message = said
+        return outcome
 
 
 def judge(

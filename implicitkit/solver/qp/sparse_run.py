@@ -5,8 +5,8 @@ r"""Quadratic programs whose matrices are sparse (:mod:`implicitkit.problem.spar
 The set of active conditions at the solution by Mehrotra's method on sparse factors, then the solution for that set
 (:mod:`implicitkit.solver.qp.sparse`).  Where ``P`` is singular on the active rows, as in a linear program, that solves the
 program with ``shift |z - z_k|^2 / 2`` added, from ``z_k``: the proximal point method, which ends after a few of them
-(Rockafellar 1976, SIAM J. Control Optim. 14(5)).  What cannot be solved so, a program without a solution say, is left to the
-dense method where it is small enough, for its verdict.
+(Rockafellar 1976, SIAM J. Control Optim. 14(5)).  Where that finds nothing, a proof is looked for that there is no solution
+(:mod:`implicitkit.solver.qp.certificates`); what is left is for the dense method, where it is small enough.
 """
 
 from __future__ import annotations
@@ -24,38 +24,46 @@ from implicitkit.solution import Status
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.qp import interior_point as dense
 from implicitkit.solver.qp import sparse as qp
+from implicitkit.solver.qp.certificates import prove
 from implicitkit.solver.qp.inside import interior_point
 
 __all__ = ["find_sparse"]
 
 _POINTS = 12  # of the proximal point method
 _DENSE = 2000  # unknowns and rows up to which the dense method has the last word
+_STATIONARY = 1e-3  # of q, what a solution may leave of it: more is a way to infinity
 _CURVED = 1e-9  # of the largest entry of P, by which an eigenvalue may be negative
 
 
-def find_sparse(f: Evaluations, tol: float, max_steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Packed points ``(batch, n + p + m)``, statuses and steps ``(batch,)``, of the programs of ``f``."""
+def find_sparse(f: Evaluations, tol: float, max_steps: int) -> tuple[Tensor, Tensor, Tensor, str]:
+    """Packed points ``(batch, n + p + m)``, statuses and steps ``(batch,)``, of the programs of ``f``; and what there is to
+    say of those without a solution."""
     part = f.problem.data(f.system, f.theta)
     found = [_solve_one(_matrices(f.problem, part, i), tol, max_steps) for i in range(f.batch)]
     z, y, lam = (torch.from_numpy(np.stack([one.point[k] for one in found])) for k in range(3))
     device = part["q"].device
     status = torch.tensor([int(one.status) for one in found], device=device)
     steps = torch.tensor([one.steps for one in found], device=device)
-    return f.problem.join(z, y, lam).to(part["q"]), status, steps
+    said = next((one.said for one in found if one.said), "")
+    return f.problem.join(z, y, lam).to(part["q"]), status, steps, said
 
 
 class _Found(NamedTuple):
-    """``(z, y, lam)`` of one program, its end and the steps."""
+    """``(z, y, lam)`` of one program, its end and the steps; and why it has no solution."""
 
     point: tuple[np.ndarray, ...]
     status: Status
     steps: int
+    said: str = ""
 
 
 class _Parts:
-    """One program, ``Gz <= h`` and ``-Gz <= -lower`` together; in double precision."""
+    """One program, ``Gz <= h`` and ``-Gz <= -lower`` (rows ``upper`` and more) together; in double precision."""
 
-    def __init__(self, P: Any, q: np.ndarray, A: Any, b: np.ndarray, G: Any, h: np.ndarray) -> None:
+    def __init__(
+        self, P: Any, q: np.ndarray, A: Any, b: np.ndarray, G: Any, h: np.ndarray, upper: int | None = None
+    ) -> None:
+        self.upper = len(h) if upper is None else upper
         self.P, self.q, self.A, self.b, self.G, self.h = P, q, A, b, G, h
         self.finite = (
             all(np.isfinite(t).all() for t in (P.data, q, A.data, b, G.data))
@@ -83,10 +91,12 @@ def _matrices(problem: Any, part: dict[str, Tensor], i: int) -> _Parts:
         rows, ends = [*rows, -G], [*ends, -array("lower")]
     G = sp.csr_matrix(sp.vstack(rows)) if rows else G
     h = np.concatenate(ends) if ends else np.zeros(0)
-    return _Parts(0.5 * (P + P.T), q, A, array("b") if "b" in part else np.zeros(0), G, h)
+    upper = len(ends[0]) if "h" in part else 0
+    return _Parts(0.5 * (P + P.T), q, A, array("b") if "b" in part else np.zeros(0), G, h, upper)
 
 
-def _solve_one(p: _Parts, tol: float, max_steps: int) -> _Found:
+def _solve_one(p: _Parts, tol: float, max_steps: int, auxiliary: bool = False) -> _Found:
+    """``auxiliary``: of a program that asks whether another has a solution, and has one itself."""
     n, equalities, rows = len(p.q), len(p.b), len(p.h)
     nothing = np.zeros(n), np.zeros(equalities), np.zeros(rows)
     if not p.finite:
@@ -104,14 +114,18 @@ def _solve_one(p: _Parts, tol: float, max_steps: int) -> _Found:
         program = qp.SparseProgram(K, p.q + p.P @ z, b - C @ z, one_sided, -far, far)
         point = _one_program(program, active)
         if point is None:
-            return _dense(p, tol, max_steps) or _Found(nothing, Status.STALLED, step)
+            return (None if auxiliary else _without(p, tol, max_steps)) or _Found(nothing, Status.STALLED, step)
         z, y, active = z + point.d, point.y, point.active
         moved = np.abs(point.d).max(initial=0.0) * point.shift
         if moved <= 1e-14 * (1 + np.abs(p.q).max(initial=0.0)):
             lam = np.zeros(rows)
             lam[there] = y[equalities:]
-            return _Found((z, y[:equalities], lam), Status.CONVERGED, step)
-    return _dense(p, tol, max_steps) or _Found(nothing, Status.MAX_STEPS, step)
+            found = _Found((z, y[:equalities], lam), Status.CONVERGED, step)
+            left = np.abs(p.P @ z + p.q + C.T @ y).max(initial=0.0)
+            if left <= _STATIONARY * (1 + np.abs(p.q).max(initial=0.0)) or auxiliary:
+                return found
+            return _without(p, tol, max_steps) or found
+    return (None if auxiliary else _without(p, tol, max_steps)) or _Found(nothing, Status.MAX_STEPS, step)
 
 
 def _one_program(program: qp.SparseProgram, active: qp.Active | None) -> qp.SparsePoint | None:
@@ -142,6 +156,31 @@ def _with_diagonal(K: sp.csc_matrix) -> sp.csc_matrix:
     full = sp.csc_matrix((np.concatenate([coo.data, np.zeros(n)]), places), shape=K.shape)
     full.sort_indices()
     return full
+
+
+def _without(p: _Parts, tol: float, max_steps: int) -> _Found | None:
+    """A program that these steps have not solved: the proof that nothing can, else what the dense method finds."""
+    there = np.isfinite(p.h)
+
+    def solve(P: Any, q: np.ndarray, A: Any, b: np.ndarray, G: Any, h: np.ndarray) -> np.ndarray | None:
+        parts = _Parts(sp.csr_matrix(P), q, sp.csr_matrix(A), b, sp.csr_matrix(G), h)
+        found = _solve_one(parts, tol, max_steps, auxiliary=True)
+        return found.point[0] if found.status == Status.CONVERGED else None
+
+    which = np.flatnonzero(there)
+
+    def name(row: int) -> str:
+        if row < len(p.b):
+            return f"A[{row}]"
+        place = int(which[row - len(p.b)])
+        return f"lower[{place - p.upper}]" if place >= p.upper else f"G[{place}]"
+
+    proof = prove(p.P, p.q, p.A, p.b, p.G[there], p.h[there], solve, name)
+    if proof is None:
+        return _dense(p, tol, max_steps)
+    lam = np.zeros(len(p.h))
+    lam[there] = proof.lam
+    return _Found((proof.z, proof.y, lam), proof.status, 1, proof.said)
 
 
 def _dense(p: _Parts, tol: float, max_steps: int) -> _Found | None:

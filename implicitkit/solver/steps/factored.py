@@ -31,6 +31,7 @@ DENSE = 4096  # unknowns a sample above which no dense Jacobian is formed
 _NUMBERS = 1 << 27  # numbers in the dense Jacobians of all samples, at most
 _FEW = 48  # unknowns from which a pattern that is given is used
 _ROUNDING = 4.0  # units of rounding in |J| |z| that are all that is left of a residual
+_ROW = 256.0  # ... of what a single equation adds up
 _CONTRACTION = 0.2  # what a step with old factors must leave of |F| at most
 _STEPS = 10  # with the same factors
 _BEYOND = 1e-3  # times the tolerance: a Newton step would have overshot it, and steps with old factors cost little
@@ -139,12 +140,15 @@ def factored_direction(f: Evaluations, A: Operator, blocks: Any, residual: Tenso
     return torch.where(torch.isfinite(d), d, 0)
 
 
-def is_noise(blocks: Any, z: Tensor, norm: Tensor) -> Tensor:
-    """Where ``|F|`` is nothing but rounding errors, ``|F| <= 4 eps | |A| |z| |``: no step can do better; ``(batch,)``."""
-    share, most = _ROUNDING * torch.finfo(z.dtype).eps, getattr(blocks, "most", None)
-    if most is not None and not bool((norm <= share * most(z)).any()):  # as it is but at the very end
+def is_noise(blocks: Any, z: Tensor, norm: Tensor, F: Tensor) -> Tensor:
+    """Where ``F`` is nothing but rounding errors, ``|F| <= 4 eps | |A| |z| |``, and no ``F_i`` is more than 256 eps of what
+    is added up in it (it may be small beside others): no step can do better; ``(batch,)``."""
+    eps, most = torch.finfo(z.dtype).eps, getattr(blocks, "most", None)
+    if most is not None and not bool((norm <= _ROUNDING * eps * most(z)).any()):  # as it is but at the very end
         return torch.zeros_like(norm, dtype=torch.bool)
-    return norm <= share * torch.linalg.vector_norm(blocks.size(z), dim=1)
+    size = blocks.size(z)
+    small = norm <= _ROUNDING * eps * torch.linalg.vector_norm(size, dim=1)
+    return small & (F.abs() <= _ROW * eps * size).all(1)
 
 
 def at_rounding(f: Evaluations, blocks: Any, z: Tensor) -> Tensor:
@@ -152,7 +156,7 @@ def at_rounding(f: Evaluations, blocks: Any, z: Tensor) -> Tensor:
     the driver's own judgement does."""
     if not is_large(f, z):
         return torch.zeros_like(f.active)
-    return is_noise(blocks, z, f.norm.to(z.dtype)) & f.active
+    return is_noise(blocks, z, f.norm.to(z.dtype), f.residual(z)) & f.active
 
 
 def leave(f: Evaluations, settled: Tensor) -> None:
@@ -184,5 +188,5 @@ def chord_steps(f: Evaluations, blocks: Any, z: Tensor, before: Tensor) -> Tenso
             residual = f(z)
     open_ = f.active & (norm > f.tolerance) & (norm <= _CONTRACTION * before)
     if bool(open_.any()):
-        f.at_rounding = open_ & is_noise(blocks, z, norm)
+        f.at_rounding = open_ & is_noise(blocks, z, norm, f.residual(z))
     return z

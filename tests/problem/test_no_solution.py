@@ -1,0 +1,136 @@
+"""Quadratic programs without a solution, sparse ones among them: the verdict, and the proof that comes with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+
+N = 2500  # above what the dense method is asked for a verdict
+
+
+def chain(n: int = N) -> sp.csc_matrix:
+    return sp.diags([-1.0, 2.0, -1.0], [-1, 0, 1], shape=(n, n)).tocsc()
+
+
+def box(n: int = N) -> sp.csr_matrix:
+    return sp.csr_matrix(sp.vstack([sp.identity(n), -sp.identity(n)]))
+
+
+def row(entries: dict[int, float], n: int = N) -> sp.csr_matrix:
+    return sp.csr_matrix((list(entries.values()), ([0] * len(entries), list(entries))), shape=(1, n))
+
+
+def flows(n: int = N) -> sp.csr_matrix:
+    """``z_i = z_{i + n / 2}``."""
+    half = sp.identity(n // 2)
+    return sp.csr_matrix(sp.hstack([half, -half]))
+
+
+def flat(n: int = N) -> sp.csr_matrix:
+    """Curvature in the first half of the unknowns only."""
+    return sp.csr_matrix(sp.diags(np.r_[np.ones(n // 2), np.zeros(n - n // 2)]))
+
+
+Q = np.random.default_rng(0).standard_normal(N)
+SIDES = np.r_[np.ones(N), np.zeros(N)]
+#: name -> (P, q, A, b, G, h), what is named in the message
+INFEASIBLE: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
+    "bounds against a row": ((chain(), Q, row({3: 1.0, 4: 1.0}), [3.0], box(), SIDES), ("A[0]", "G[3]", "G[4]")),
+    "the same, linear": ((None, Q, row({3: 1.0, 4: 1.0}), [3.0], box(), SIDES), ("A[0]", "G[3]", "G[4]")),
+    "two rows": ((chain(), Q, sp.vstack([row({3: 1.0}), row({3: 2.0})]), [1.0, 3.0], None, None), ("A[0]", "A[1]")),
+    "in units of 1e6": ((chain(), Q, 1e6 * row({3: 1.0, 4: 1.0}), [3e6], box(), SIDES), ("A[0]", "G[3]")),
+    "unbounded if it were feasible": (
+        (None, -np.ones(N), sp.vstack([row({0: 1.0}), row({0: 1.0})]), [0.0, 1.0], -sp.identity(N), np.zeros(N)),
+        ("A[0]", "A[1]"),
+    ),
+}
+UNBOUNDED: dict[str, tuple[Any, ...]] = {
+    "a flat half": (flat(), Q, None, None, -sp.identity(N), np.zeros(N)),
+    "a flat half, no rows": (flat(), Q, None, None, None, None),
+    "linear on a cone": (None, Q, flows(), np.zeros(N // 2), -sp.identity(N), np.zeros(N)),
+    "linear, in small units": (None, 1e-9 * Q, flows(), np.zeros(N // 2), -sp.identity(N), np.zeros(N)),
+}
+
+
+def solve(parts: tuple[Any, ...], **options: Any) -> ik.Solution:
+    def tensor(t: Any) -> Any:
+        return t if t is None else sp.csr_matrix(t) if sp.issparse(t) else torch.as_tensor(np.asarray(t))
+
+    P, q, A, b, G, h = map(tensor, parts)
+    return ik.solve(ik.QuadraticProgram(P, q, A=A, b=b, G=G, h=h), **options)
+
+
+def number(t: Tensor | None, rows: int) -> np.ndarray:
+    return np.zeros(rows) if t is None else t.detach().numpy()
+
+
+@pytest.mark.parametrize("name", INFEASIBLE)
+def test_infeasible_with_multipliers_of_farkas(name: str) -> None:
+    (P, q, A, b, G, h), named = INFEASIBLE[name]
+    found = solve((P, q, A, b, G, h), on_failure="ignore")
+    assert ik.Status(int(found.status)) is ik.Status.INFEASIBLE
+    y, lam = number(found.multipliers[0], len(b)), number(found.multipliers[1], 0 if h is None else len(h))
+    left = A.T @ y + (0 if G is None else G.T @ lam)
+    right = np.dot(b, y) + (0 if h is None else np.dot(h, lam))
+    assert (lam >= 0).all() and right < 0 and np.abs(left).max() < 1e-7 * -right
+    with pytest.raises(ik.ConvergenceError) as error:
+        found.raise_for_status()
+    assert all(word in str(error.value) for word in named) and "contradict" in str(error.value)
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+def test_unbounded_with_a_ray(name: str) -> None:
+    P, q, A, b, G, h = UNBOUNDED[name]
+    found = solve((P, q, A, b, G, h), on_failure="ignore")
+    assert ik.Status(int(found.status)) is ik.Status.UNBOUNDED
+    d = found.value.numpy()
+    slope = -np.dot(q, d) / np.abs(q).max()
+    assert slope > 1e-3
+    for rows, least in ((P, True), (A, True), (G, False)):
+        if rows is not None:
+            assert (np.abs(rows @ d) if least else rows @ d).max() < 1e-7 * slope
+    with pytest.raises(ik.ConvergenceError, match="direction"):
+        found.raise_for_status()
+
+
+def test_a_little_curvature_is_no_ray() -> None:
+    """Weights from 1 to 1e4 along a chain that is held at one end by 1e-3: of condition 5e10, and bounded."""
+    n = 1200
+    w = np.logspace(0, 4, n - 1)
+    steps = sp.diags([np.ones(n - 1), -np.ones(n - 1)], [1, 0], shape=(n - 1, n))
+    P = sp.csr_matrix(steps.T @ sp.diags(w) @ steps + sp.diags(np.r_[1e-3, np.zeros(n - 1)]))
+    apart = [row({i + 3: 1.0, i: -1.0}, n) for i in range(0, n - 3, 3)]
+    rows = sp.vstack(
+        [*apart, *(apart[2 * i] + apart[2 * i + 1] for i in range(10))]
+    )  # the last ten depend on the others
+    b = np.r_[np.full(len(apart), 0.1), np.full(10, 0.2)]
+    found = solve((P, np.random.default_rng(0).standard_normal(n), rows, b, None, None), on_failure="ignore")
+    assert ik.Status(int(found.status)) not in (ik.Status.UNBOUNDED, ik.Status.INFEASIBLE)
+
+
+def test_one_of_a_batch_has_no_solution() -> None:
+    """The other keeps its own."""
+    b = torch.tensor([[1.5], [3.0]], dtype=torch.float64)
+    A, G = row({3: 1.0, 4: 1.0}), box()
+    program = ik.QuadraticProgram(chain(), torch.as_tensor(Q), A=A, b=b, G=G, h=torch.as_tensor(SIDES))
+    found = ik.solve(program, on_failure="ignore")
+    assert [ik.Status(int(s)) for s in found.status] == [ik.Status.CONVERGED, ik.Status.INFEASIBLE]
+    alone = solve((chain(), Q, A, [1.5], G, SIDES)).value
+    torch.testing.assert_close(found.value[0], alone, rtol=0, atol=1e-9)
+
+
+def test_rows_of_lower_bounds_are_named_so() -> None:
+    n = 300
+    program = ik.QuadraticProgram(
+        chain(n), torch.as_tensor(Q[:n]), G=row({5: 1.0, 6: 1.0}, n), h=torch.tensor([1.0]).double(),
+        lower=torch.tensor([2.0]).double(),
+    )  # fmt: skip
+    with pytest.raises(ik.ConvergenceError, match=r"lower\[0\]"):
+        ik.solve(program)
