@@ -145,14 +145,14 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/gmres.py",
         _of("gmres"),
-        ("        if _cancelled(length, product):", "        if False:"),
+        ("        if _cancelled(length, h):", "        if False:"),
         (
             "exhausted = broken.cumsum(dim=1) - broken.long() > 0",
             "exhausted = broken.cumsum(dim=1) < 0",
             f"{SELDOM} -k gmres",
         ),
         ("use = use & ~(noise & broken)", "use = use & ~(noise & ~noise)", f"{SELDOM} -k gmres"),
-        ("entry = torch.addcdiv(null, dot, length, value=-1)", "entry = torch.addcdiv(null, dot, length, value=1)"),
+        ("unsqueeze(1), length, value=-1)", "unsqueeze(1), length, value=1)"),
         ("ratio = norm / (0.9 * target).clamp_min(info.tiny)", "ratio = norm / (90 * target).clamp_min(info.tiny)"),
         ("g = torch.where(use, beta.unsqueeze(1) * weight, 0)", "g = torch.where(use, weight, 0)"),
         ("scale * (1 + h[:, :1])", "scale * h[:, :1]", "tests/linear/test_contraction.py"),

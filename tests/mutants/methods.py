@@ -89,10 +89,11 @@ MUTANTS = [
             "z_next = torch.baddbmm(mixed.unsqueeze(1), gamma.mT, dW, alpha=1).squeeze(1)",
         ),
         ("gram[:, slot] = gram[:, :, slot] = row", "gram[:, slot] = row"),
-        (
-            "row, n = history[:, (k - 1) % m], z.shape[1]",
-            "row, n = history[:, 0], z.shape[1]",
-        ),
+        ("_remember(history[:, (k - 1) % m], (r, mixed)", "_remember(history[:, 0], (r, mixed)"),
+        ('_remember(state["history"][:, (k - 1) % self.memory]', '_remember(state["history"][:, 0]'),
+        ("if not _most(f, far, _HALF):", "if True:"),
+        ("if mark is None or since or f.ahead < _PERIOD", "if mark is None or since"),
+        ("f.taken = _PERIOD", "pass"),
         ("relative = 10 * memory * torch.finfo(dtype).eps if ridge is None else ridge", "relative = 1e-2"),
         ("history.masked_fill_(wiped.unsqueeze(2), 0)", "pass"),
         ("fast = f.norm <= _SWIFT * before", "fast = f.norm <= 0 * before"),
@@ -119,10 +120,11 @@ MUTANTS = [
         "implicitkit/solver/fixed_point/impatient.py",
         "tests/solver/test_relay.py tests/mutants/test_survivors_methods.py -k 'gives_up or gets_nowhere or given_up'",
         (
-            "slow = ~((best / before).log() <= (tolerance / best).log() * (self.window / self.horizon))",
+            "slow = ~((best / before).log() <= (tolerance / best).log() * (since / self.horizon))",
             "slow = ~((best / before).log() <= (tolerance / best).log())",
         ),
         ("slow.logical_and_(best > tolerance)", "pass"),
+        ('"since": since + f.taken', '"since": since + 1', FIXED + " -k taken_at_once"),
     ),
     *mutants(
         "implicitkit/solver/root/broyden.py",
