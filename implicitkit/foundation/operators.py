@@ -81,8 +81,8 @@ class Operator:
     Attributes:
         asked: a product has been asked for, or a matrix, or the structure is known: an answer can have regard to ``A``.
         weight: numbers that one product touches beside the state (parameters), for judging what a matrix costs.
-        graph: says what one product goes through, nodes and numbers (:func:`~implicitkit.foundation.autodiff.size_of_graph`);
-            ``None`` where that is not known.
+        graph: says what one product goes through, nodes and numbers, as
+            :func:`~implicitkit.foundation.autodiff.size_of_graph` counts them; ``None`` where that is not known.
         preconditioner: something near ``A`` that the Krylov methods may use, with ``solve(b)`` and ``T``
             (:mod:`implicitkit.linear.preconditioners`); not part of what ``A`` is.
         known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.

@@ -36,7 +36,11 @@ _LATER = 3  # ... by what they gained since this one
 _MOST = 0.75  # of the samples still at work: the series must cost less for so many of them
 # what a product costs in numbers that it touches (linear/price.py), by its graph: a node, ...
 _NODE, _NODES = 1700.0, 8  # ... so many where there is no graph to look at ...
-_THROUGH, _SPILT, _TIMES = 0.17, 2.0**20, 3.0  # ... a number that goes through one, four times that where no cache holds all
+_THROUGH, _SPILT, _TIMES = (
+    0.17,
+    2.0**20,
+    3.0,
+)  # ... a number that goes through one, four times that where no cache holds all
 _PARAMETER = 0.01  # ... and a number's product with a parameter
 # and what is added to it: by the series, calls and three passes; by GMRES, calls and two passes over the basis
 _SUM_CALLS, _SUMMED, _SUM_CACHED, _SUM_TIMES = 1.2, 0.7, 2.0**15, 2.0
@@ -63,7 +67,8 @@ class Contraction(LinearSolver):
     they need sixteen products more: every product is one of the whole batch, and powers have left of these residuals what
     lies along a few eigenvectors, which GMRES is quick with.  Every answer is judged by its true residual.
 
-    One product a step, and one look at the host (of the series then: at every second one).  Memory: that of GMRES, and three vectors a sample.
+    One product a step, and one look at the host (of the series after GMRES: at every second one).  Memory: that of GMRES,
+    and three vectors a sample.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("fixed_point",)

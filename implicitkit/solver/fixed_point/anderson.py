@@ -57,9 +57,9 @@ class Anderson(Method):
     for long; from then on it mixes in every step, as a map that does not contract asks for.  One that has been back there
     in vain keeps its last difference and goes on from where it is.
 
-    The plain steps between two mixings are made without a look at their residuals while, at the rate of the last ones, half of
-    the samples will not be near their tolerance after them, and nobody watches (a trace, a callback): a look
-    costs as much as a small map (from 64 unknowns on, unless ``period`` is given).
+    The plain steps between two mixings are made without a look at their residuals while, at the rate of the last ones, half
+    of the samples will not be near their tolerance after them, and nobody watches (a trace, a callback): a look costs as
+    much as a small map (from 64 unknowns on, unless ``period`` is given).
 
     Memory: one array ``(batch, memory, 2 n)``, allocated once.  One evaluation a step.
 
@@ -153,7 +153,9 @@ class Anderson(Method):
         state["new"] = 0
         gamma, fall = self._coefficients(state, r, min(k, m), slots)
         if self.period is None and eager is None and k > _PERIOD and z.shape[1] >= _WIDE:
-            little = (fall <= (1 - _LITTLE**2) * f.norm.square()) & (f.norm <= _FAST ** (1 / _PERIOD) * _size(before, f))
+            little = (fall <= (1 - _LITTLE**2) * f.norm.square()) & (
+                f.norm <= _FAST ** (1 / _PERIOD) * _size(before, f)
+            )
             state["plain"] = (f.norm, 0) if _most(f, little) else None
         if gamma.dtype != z.dtype:
             gamma = gamma.to(z.dtype)

@@ -13,9 +13,10 @@ _EVERY, _LOOKS = 50, 4  # steps between two looks at the best residual, and look
 _FALLEN = 0.99  # ... which is to come down to this
 
 GuardState = dict[str, int | Tensor | None]
-"""``step``: steps since the last check of progress; ``back``: samples that stand at their best point again; ``floor``: what residuals are measured against where
-it is above the best one; ``returned``: best residual at which a sample last went back; ``checked``: best residual at the
-last check of progress.  All ``(batch,)``, ``None`` until needed.  The empty dictionary is the state before the first step.
+"""``step``: steps since the last check of progress; ``back``: samples that stand at their best point again; ``floor``: what
+residuals are measured against where it is above the best one; ``returned``: best residual at which a sample last went back;
+``checked``: best residual at the last check of progress.  All ``(batch,)``, ``None`` until needed.  The empty dictionary is
+the state before the first step.
 """
 
 
