@@ -117,9 +117,9 @@ def _product(A: Operator, r: Tensor) -> float:
     """What one costs."""
     numbers = r.numel()
     nodes, through, _ = A.graph() or (_NODES, _NODES * numbers, 0)
-    through *= 1 + min(through / _SPILT, _TIMES)
+    spilt = through * (1 + min(through / _SPILT, _TIMES))
     parameters = min(max(A.weight - A.size, 0), A.size)
-    return _NODE * nodes + _THROUGH * through + _PARAMETER * numbers * parameters
+    return _NODE * nodes + _THROUGH * spilt + _PARAMETER * numbers * parameters
 
 
 def _dearer(A: Operator, r: Tensor, restart: int, products: Tensor) -> Tensor:

@@ -195,7 +195,7 @@ MUTANTS = [
         ("_ORTHOGONALISED * numbers * (1 + _BEYOND * min(numbers / _CACHED, 1.0))", "_ORTHOGONALISED * numbers"),
         ("0.5 * products.clamp_max(restart)", "0.0"),
         ("_NODE * nodes + _THROUGH", "_NODE * _NODES + _THROUGH"),
-        ("through *= 1 + min(through / _SPILT, _TIMES)", "pass"),
+        ("through * (1 + min(through / _SPILT, _TIMES))", "through"),
         ("min(max(A.weight - A.size, 0), A.size)", "A.size"),
         ("min(max(A.weight - A.size, 0), A.size)", "max(A.weight - A.size, 0)"),
         ("y = torch.baddbmm(y, y[:, :, :k], Ht)", "y = torch.bmm(y[:, :, :k], Ht)"),

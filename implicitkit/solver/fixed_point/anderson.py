@@ -98,13 +98,9 @@ class Anderson(Method):
         )
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
-        batch, n = z.shape
-        m = self.memory
-        swift = self.period is None and n >= _WIDE
-        small = torch.float32 if z.dtype in (torch.float16, torch.bfloat16) else z.dtype  # no LAPACK in half precision
+        swift = self.period is None and z.shape[1] >= _WIDE
         return {
-            "history": None if swift else z.new_zeros(batch, m, 2 * n),  # differences of r and of w, side by side
-            "gram": torch.zeros(batch, m, m, dtype=small, device=z.device),
+            **(_NOTHING if swift else _memory(z, self.memory)),
             "last": None,  # r and w of the step before
             "mark": None,  # |r| when plain steps last began
             "since": 0,  # steps since the memory of all was last empty
@@ -122,7 +118,7 @@ class Anderson(Method):
             state = state | {"mark": state["plain"][0], "plain": _still_plain(f, *state["plain"])}
             if state["plain"] is not None:
                 return self._onwards(f, mixed, state), state
-            k = 0
+            k, state = 0, state | _memory(z, m)
         path = state["path"]
         if path is not None:
             if _swift(f, path):
@@ -156,7 +152,8 @@ class Anderson(Method):
             little = (fall <= (1 - _LITTLE**2) * f.norm.square()) & (
                 f.norm <= _FAST ** (1 / _PERIOD) * _size(before, f)
             )
-            state["plain"] = (f.norm, 0) if _most(f, little) else None
+            if _most(f, little):
+                state |= {"plain": (f.norm, 0), "last": None, **_NOTHING}
         if gamma.dtype != z.dtype:
             gamma = gamma.to(z.dtype)
         if not due and eager is not None:
@@ -214,6 +211,17 @@ class Anderson(Method):
         return gamma, (rhs.unsqueeze(1) @ gamma).view(-1)
 
 
+_NOTHING: dict[str, Any] = {"history": None, "gram": None}
+
+
+def _memory(z: Tensor, rows: int) -> dict[str, Tensor]:
+    """An empty one: differences of ``r`` and of ``w``, side by side, and the Gram matrix of the former."""
+    batch, n = z.shape
+    small = torch.float32 if z.dtype in (torch.float16, torch.bfloat16) else z.dtype  # no LAPACK in half precision
+    gram = torch.zeros(batch, rows, rows, dtype=small, device=z.device)
+    return {"history": z.new_zeros(batch, rows, 2 * n), "gram": gram}
+
+
 def _remember(row: Tensor, now: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor]) -> None:
     """Writes how ``r`` and ``w`` changed into a row of every sample's memory."""
     n = now[0].shape[1]
@@ -248,14 +256,12 @@ def _swift(f: Evaluations, path: Path) -> bool:
 def _recalled(path: Path, memory: int) -> dict[str, Any]:
     """What the state would be if the steps of a path had been remembered from the first one on."""
     r, mixed, _ = path[-1]
-    batch, n = r.shape
-    history = r.new_zeros(batch, memory, 2 * n)
+    state = _memory(r, memory)
     for j, (old, new) in enumerate(itertools.pairwise(path)):
-        torch.sub(new[0], old[0], out=history[:, j, :n])
-        torch.sub(new[1], old[1], out=history[:, j, n:])
+        _remember(state["history"][:, j], new[:2], old[:2])
     count = len(path)
     mark = path[-((count - 1) % _PERIOD + 1)][2]
-    return {"history": history, "last": (r, mixed), "mark": mark, "since": count, "new": count - 1, "path": None}
+    return {**state, "last": (r, mixed), "mark": mark, "since": count, "new": count - 1, "path": None}
 
 
 def _still_plain(f: Evaluations, before: Tensor, since: int) -> tuple[Tensor, int] | None:
