@@ -118,6 +118,11 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/solver/fixed_point/relay.py",
+        "tests/solver/test_relay.py -k chain_of_layers",
+        ("    *_CHEAP,\n    _PLAIN,\n", "    *_CHEAP,\n"),
+    ),
+    *mutants(
         "implicitkit/solver/fixed_point/impatient.py",
         "tests/solver/test_relay.py tests/mutants/test_survivors_methods.py -k 'gives_up or gets_nowhere or given_up'",
         (
