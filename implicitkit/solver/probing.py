@@ -56,6 +56,8 @@ _BESIDE_ZERO = 1e-3  # ... unless it is so much smaller than the largest
 _COSINE = 0.1  # between the residuals of a fit and a column of J near a solution ...
 _GOOD_FIT = 1e-4  # ... unless they are so little of what cancels in them
 _NUMBERS = 1 << 25  # in the Jacobians of a fit
+_OUT = (4.0, 16.0)  # times a point, from where a map that is held brings it back to half as far at least ...
+_LARGE = 0.1  # ... in every component of this share of the largest
 
 
 def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
@@ -64,10 +66,15 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     Near a zero the Newton correction ``J d = -F`` exists and is small beside ``z``, or takes the residual down, which it
     never does on the way to infinity (``exp(-z - 1) = exp(-z) / e``).  By factors up to 64 unknowns.  Beyond, a point is
     trusted whose every ``F_i`` is far smaller than its change when ``z`` moves by a hundredth, to and fro; where one is
-    not, a few steps of GMRES decide.
+    not, a few steps of GMRES decide.  A map that leads back from further out, whatever its tolerance, leads nowhere: what
+    ends in a normalisation or a bounded activation does (two evaluations).
     """
     F = in_working_precision(f.residual(z))
-    if f.kind.iteration:  # z + 1 = z where z is so large that rounding says so
+    if f.kind.iteration:
+        which = which & ~_is_held(f, z)
+        if not bool(which.any()):
+            return which
+        # z + 1 = z where z is so large that rounding says so
         unit = 2 * torch.finfo(z.dtype).eps * in_working_precision(z)
         F = torch.where(F.abs() > unit.abs(), F, unit)
     fit = _as_fit(f, z)
@@ -109,6 +116,18 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     near = near & _moves_as_said(f, A, z, F, scale)
     # a function that autograd cannot see through has no derivative to tell from
     return which & (vanished | ~torch.where(known, near, sound))
+
+
+def _is_held(f: Evaluations, z: Tensor) -> Tensor:
+    """Where a map brings every large component of ``4 z`` and ``16 z`` back to half of that or less, ``(batch,)``: there is
+    no way to infinity along which ``f(z) = z`` holds better and better."""
+    size = z.abs()
+    small = size < _LARGE * size.amax(1, keepdim=True)
+    held = torch.isfinite(z).all(1)
+    for times in _OUT:
+        back = f.residual(times * z) * z.sign()  # how much further out the map leads
+        held = held & ((back <= -0.5 * times * size) & torch.isfinite(back) | small).all(1)
+    return held
 
 
 def fell_steeply(z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
