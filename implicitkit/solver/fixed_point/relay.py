@@ -59,10 +59,10 @@ class Relay(Polyalgorithm):
     from the start, 4. Newton's method with GMRES, from the best point, each only as long as a sample's residual falls fast
     enough to be done in reasonable time (:class:`Impatient`); 5. :class:`Continuation` in the strength of the map, up to
     1024 unknowns a sample, from the start, from the best point, and from three points around it.  1., 2. and 4. are local:
-    they depend on the Jacobian that they meet.  3. follows the map where the residual does not fall: so does a chain of layers,
-    which is done once its depth has been walked, and what was trained by unrolled steps comes to rest along it.  5. is
-    global: it finds a fixed point of a map that is smooth and bounded from almost every start, and of most that are only
-    piecewise smooth.  From 2. on no method may leave the ball of ten times the size of the start, since far out a map that
+    they depend on the Jacobian that they meet.  3. follows the map where the residual does not fall: a chain of layers is
+    done once its depth has been walked, and what was trained by unrolled steps comes to rest along it.  5. is global: it
+    finds a fixed point of a map that is smooth and bounded from almost every start, and of most that are only piecewise
+    smooth.  From 2. on no method may leave the ball of ten times the size of the start, since far out a map that
     is nearly the identity looks solved; only for what is left then Newton's method may go a hundred times as far.
 
     A sample that all fail on gets the best point that any of them has seen.  ``solution.solver`` names those that solved
