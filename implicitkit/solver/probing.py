@@ -56,7 +56,7 @@ _BESIDE_ZERO = 1e-3  # ... unless it is so much smaller than the largest
 _COSINE = 0.1  # between the residuals of a fit and a column of J near a solution ...
 _GOOD_FIT = 1e-4  # ... unless they are so little of what cancels in them
 _NUMBERS = 1 << 25  # in the Jacobians of a fit
-_OUT = (4.0, 16.0)  # times a point, from where a map that is held brings it back to half as far at least ...
+_OUT = (16.0, 256.0)  # times a point, from where a map that is held brings it back to half as far at least ...
 _LARGE = 0.1  # ... in every component of this share of the largest
 
 
@@ -119,11 +119,11 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
 
 
 def _is_held(f: Evaluations, z: Tensor) -> Tensor:
-    """Where a map brings every large component of ``4 z`` and ``16 z`` back to half of that or less, ``(batch,)``: there is
+    """Where a map brings every large component of ``16 z`` and ``256 z`` back to half of that or less, ``(batch,)``: there is
     no way to infinity along which ``f(z) = z`` holds better and better."""
     size = z.abs()
     small = size < _LARGE * size.amax(1, keepdim=True)
-    held = torch.isfinite(z).all(1)
+    held = torch.isfinite(torch.linalg.vector_norm(z, dim=1))  # else the tolerance is no number either
     for times in _OUT:
         back = f.residual(times * z) * z.sign()  # how much further out the map leads
         held = held & ((back <= -0.5 * times * size) & torch.isfinite(back) | small).all(1)
