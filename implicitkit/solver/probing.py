@@ -119,8 +119,8 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
 
 
 def _is_held(f: Evaluations, z: Tensor) -> Tensor:
-    """Where a map brings every large component of ``16 z`` and ``256 z`` back to half of that or less, ``(batch,)``: there is
-    no way to infinity along which ``f(z) = z`` holds better and better."""
+    """Where a map brings every large component of ``16 z`` and ``256 z`` back to half of that or less, ``(batch,)``: there
+    is no way to infinity along which ``f(z) = z`` holds better and better."""
     size = z.abs()
     small = size < _LARGE * size.amax(1, keepdim=True)
     held = torch.isfinite(torch.linalg.vector_norm(z, dim=1))  # else the tolerance is no number either
