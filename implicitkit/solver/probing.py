@@ -22,6 +22,7 @@ from implicitkit.solver.scales import (
     healthy_share,
     in_working_precision,
     is_healthy,
+    is_held,
     rounding,
     row_scales,
     uneven,
@@ -56,8 +57,6 @@ _BESIDE_ZERO = 1e-3  # ... unless it is so much smaller than the largest
 _COSINE = 0.1  # between the residuals of a fit and a column of J near a solution ...
 _GOOD_FIT = 1e-4  # ... unless they are so little of what cancels in them
 _NUMBERS = 1 << 25  # in the Jacobians of a fit
-_OUT = (16.0, 256.0)  # times a point, from where a map that is held brings it back to half as far at least ...
-_LARGE = 0.1  # ... in every component of this share of the largest
 
 
 def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
@@ -71,7 +70,7 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     """
     F = in_working_precision(f.residual(z))
     if f.kind.iteration:
-        which = which & ~_is_held(f, z)
+        which = which & ~is_held(f, z)
         if not bool(which.any()):
             return which
         # z + 1 = z where z is so large that rounding says so
@@ -116,18 +115,6 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     near = near & _moves_as_said(f, A, z, F, scale)
     # a function that autograd cannot see through has no derivative to tell from
     return which & (vanished | ~torch.where(known, near, sound))
-
-
-def _is_held(f: Evaluations, z: Tensor) -> Tensor:
-    """Where a map brings every large component of ``16 z`` and ``256 z`` back to half of that or less, ``(batch,)``: there
-    is no way to infinity along which ``f(z) = z`` holds better and better."""
-    size = z.abs()
-    small = size < _LARGE * size.amax(1, keepdim=True)
-    held = torch.isfinite(torch.linalg.vector_norm(z, dim=1))  # else the tolerance is no number either
-    for times in _OUT:
-        back = f.residual(times * z) * z.sign()  # how much further out the map leads
-        held = held & ((back <= -0.5 * times * size) & torch.isfinite(back) | small).all(1)
-    return held
 
 
 def fell_steeply(z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:

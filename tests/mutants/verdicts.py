@@ -90,7 +90,11 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/probing.py",
         "tests/solver/test_convergence.py -k 'held or runaway'",
-        ("which = which & ~_is_held(f, z)", "pass"),
+        ("which = which & ~is_held(f, z)", "pass"),
+    ),
+    *mutants(
+        "implicitkit/solver/scales.py",
+        "tests/solver/test_convergence.py -k 'held or runaway'",
         ("held = torch.isfinite(torch.linalg.vector_norm(z, dim=1))", "held = torch.isfinite(z).all(1)"),
         ("small = size < _LARGE * size.amax(1, keepdim=True)", "small = size < size.amax(1, keepdim=True)"),
     ),
