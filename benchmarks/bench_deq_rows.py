@@ -46,14 +46,17 @@ SOLVERS = ("fixed_point_iter", "anderson", "broyden")  # TorchDEQ's
 #: Why a figure may be above what is asked, by row (or for all) and figure.
 REASONS = {
     "evaluations": "Anderson's differences are of nonlinear steps, and 8 of them are kept; GMRES keeps all",
-    "disk: evaluations": "most steps are plain ones on purpose: Krylov vectors win little here, and cost more than that",
-    "around": "50 small operations of torch an evaluation, for mixing and tests by sample; 3 in the loop (torch.profiler, "
-    "(64, 128))",
-    "disk: around": "35 operations of torch an evaluation, 3 in the loop (torch.profiler, (64, 128))",
+    "disk: evaluations": "most steps and products are plain ones on purpose: Krylov vectors win little here, and cost more",
+    "around": "40 small operations of torch an evaluation and 50 a product, for mixing, orthogonalising and tests "
+    "by sample, those of a call divided among them; 3 in the loop (torch.profiler, (64, 128)); a call that needs one "
+    "evaluation takes 2 ms, more than the whole loop (64, 128)",
+    "disk: around": "24 operations of torch an evaluation and 18 a product, those of a call divided among them; 3 in "
+    "the loop (torch.profiler, (64, 128))",
     "heterogeneous: around": "counted are evaluations a sample: most of the calls are for the slow sixteenth alone",
     "rotation: torchdeq": "its Anderson takes twice our evaluations; at (256, 512) a loop of the fewest possible and "
     "nothing else would be 2.5 times as fast as it, and at (64, 128) what surrounds ours decides",
-    "training: torchdeq": "near starts, a map that contracts: its plain iteration takes more evaluations with less around",
+    "training: torchdeq": "near starts, a map that contracts: its plain iteration takes more evaluations with less around; "
+    "at (64, 128) a quarter of our time is that of two calls, whatever they solve",
 }
 Problem = tuple[Tensor, Tensor, Tensor, Tensor]  # x, W, U, b
 

@@ -7,6 +7,7 @@ work inside transforms.  So: the first when a transform is active, the second wh
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -176,7 +177,7 @@ def linearise(
         found = _by_structure(out, point) if found is None else found
         return matrix(rmv, z.shape[1], z) if found is None else found
 
-    return out, Operator(
+    A = Operator(
         rmv if symmetric else mv,
         rmv,
         dense,
@@ -187,6 +188,8 @@ def linearise(
         fixed_point=fixed_point,
         sparse=sparse,
     )
+    A.graph = functools.partial(size_of_graph, out)
+    return out, A
 
 
 def products(out: Tensor, point: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:

@@ -95,6 +95,8 @@ class Operator:
     Attributes:
         asked: a product has been asked for, or a matrix, or the structure is known: an answer can have regard to ``A``.
         weight: numbers that one product touches beside the state (parameters), for judging what a matrix costs.
+        graph: says what one product goes through, nodes and numbers, as
+            :func:`~implicitkit.foundation.autodiff.size_of_graph` counts them; ``None`` where that is not known.
         preconditioner: something near ``A`` that the Krylov methods may use, with ``solve(b)`` and ``T``
             (:mod:`implicitkit.linear.preconditioners`); not part of what ``A`` is.
         known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.
@@ -112,6 +114,7 @@ class Operator:
         "asked",
         "batch",
         "fixed_point",
+        "graph",
         "known",
         "like",
         "preconditioner",
@@ -140,6 +143,7 @@ class Operator:
         self.known: Any = None
         self.preconditioner: Any = None
         self.weight = 0
+        self.graph: Callable[[], tuple[int, int, int] | None] = _unknown
         self.price: Callable[..., Any] = getattr(sparse, "price", _unknown)
         self.batch, self.size, self.like = batch, size, like
         self.symmetric, self.fixed_point, self.structure = symmetric, fixed_point, structure
@@ -197,7 +201,7 @@ class Operator:
             structure=None if self.structure is None else self.structure.T,
             sparse=lambda _: None if self.sparse() is None else self.sparse().T,
         )
-        other.weight, other.price = self.weight, self.price
+        other.weight, other.price, other.graph = self.weight, self.price, self.graph
         other.known = None if self.known is None else self.known.T
         other.preconditioner = None if self.preconditioner is None else self.preconditioner.T
         return other
@@ -262,7 +266,7 @@ def repeated(A: Operator, times: int) -> Operator:
         return A.dense().repeat(times, 1, 1)
 
     many = A.derived(over(A.mv), over(A.rmv), dense, symmetric=A.symmetric, fixed_point=A.fixed_point)
-    many.batch, many.weight = times * A.batch, A.weight
+    many.batch, many.weight, many.graph = times * A.batch, A.weight, A.graph
     if A.preconditioner is not None:
         many.preconditioner = _Repeated(A.preconditioner, times)
     return many
@@ -296,5 +300,5 @@ def single(A: Operator) -> Operator:
         symmetric=A.symmetric,
         fixed_point=A.fixed_point,
     )
-    up.preconditioner = A.preconditioner
+    up.preconditioner, up.weight, up.graph = A.preconditioner, A.weight, A.graph
     return up

@@ -15,6 +15,8 @@ Saad (2003), section 6.11.2.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,14 +34,23 @@ __all__ = ["Contraction"]
 _LOOK = 6  # Krylov vectors after which the two are compared ...
 _LATER = 3  # ... by what they gained since this one
 _MOST = 0.75  # of the samples still at work: the series must cost less for so many of them
-# what a product costs in numbers that it touches (linear/price.py), and what GMRES adds to it
-_CALLS, _PARAMETER = 3.0, 0.006  # calls, and a number's products with parameters
-_ORTHOGONALISED, _CALLS_MORE = 0.7, 1.8
-_CACHED, _BEYOND = 2.0**15, 2.0  # ..., twice that for so many, three times where no cache holds a basis
+# what a product costs in numbers that it touches (linear/price.py), by its graph: a node, ...
+_NODE, _NODES = 1700.0, 8  # ... so many where there is no graph to look at ...
+_THROUGH, _SPILT, _TIMES = (
+    0.17,
+    2.0**20,
+    3.0,
+)  # ... a number that goes through one, four times that where no cache holds all
+_PARAMETER = 0.01  # ... and a number's product with a parameter
+# and what is added to it: by the series, calls and three passes; by GMRES, calls and two passes over the basis
+_SUM_CALLS, _SUMMED, _SUM_CACHED, _SUM_TIMES = 1.2, 0.7, 2.0**15, 2.0
+_CALLS_MORE, _ORTHOGONALISED, _CACHED, _BEYOND = 5.5, 0.27, 2.0**17, 1.2
+_MADE = 2.0  # vectors more, against which as much is done to make one
 _MARGIN = 0.9  # of the target, so that drift seldom costs another cycle
 _SWIFT = 0.35  # what a product leaves of every residual, at most, for the series to begin with
 _SLOWER = 1.2  # times what the first product leaves the second one may leave; if more, polynomials may do better ...
-_START = 16.0  # ... but a cycle of GMRES costs so many calls beside its products
+_START = 24.0  # ... but a cycle of GMRES costs so many calls beside its products
+_EVERY = 2  # products between two looks
 _WINDOW, _SLOW = 8, 0.7  # products, and what they may leave of a residual for the series to go on
 _AHEAD = 2  # such windows: what of the last samples is not done after them is quicker done by GMRES
 
@@ -49,14 +60,15 @@ class Contraction(LinearSolver):
     """The series for as long as every product leaves little more than a third of every residual, unless the second leaves
     more of most than the first did, so that powers do worse than other polynomials, and by what those of degree two would
     leave GMRES costs less.  Then six steps of GMRES, and the series, if it costs less for three quarters of the samples
-    that are left, by the products that each would take and by what one costs: one of GMRES twice as much where the
-    basis is large, a third more where it is small, or products are dear.  Else GMRES as it is.
+    that are left, by the products that each would take and by what one costs, as its graph tells: one of GMRES twice as much
+    and more where products are a few operations, hardly more where they are dear.  Else GMRES as it is.
 
     A sample that the series brings forward too slowly is given back to GMRES, from where it is; so are the last quarter, if
     they need sixteen products more: every product is one of the whole batch, and powers have left of these residuals what
     lies along a few eigenvectors, which GMRES is quick with.  Every answer is judged by its true residual.
 
-    One product and one look at the host a step.  Memory: that of GMRES, and three vectors a sample.
+    One product a step, and one look at the host (of the series after GMRES: at every second one).  Memory: that of GMRES,
+    and three vectors a sample.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("fixed_point",)
@@ -73,7 +85,7 @@ class Contraction(LinearSolver):
             known: tuple[Tensor, ...] = ()
             if not begun:
                 begun = True
-                swift, known = _swiftly(A, r, norm, target, live, budget)
+                swift, known = _swiftly(A, r, norm, target, live, budget, restart)
                 if swift is not None:
                     return swift
             if plain:
@@ -85,7 +97,8 @@ class Contraction(LinearSolver):
             def look(Ht: Tensor, u: Tensor, done: Tensor) -> bool:
                 nonlocal plain
                 open_ = live & ~done
-                plain = not _some(~_pays(Ht, u, norm, target, budget, r.shape[1], _dearer(A, r)), open_)
+                dearer = functools.partial(_dearer, A, r, restart)
+                plain = not _some(~_pays(Ht, u, norm, target, budget, r.shape[1], dearer), open_)
                 return plain
 
             asked = True
@@ -101,17 +114,27 @@ def _some(which: Tensor, open_: Tensor) -> bool:
 
 
 def _product(A: Operator, r: Tensor) -> float:
-    """What one of the series costs."""
-    return _CALLS * CALL + r.numel() * (1 + _PARAMETER * min(max(A.weight - A.size, 0), A.size))
+    """What one costs."""
+    numbers = r.numel()
+    nodes, through, _ = A.graph() or (_NODES, _NODES * numbers, 0)
+    spilt = through * (1 + min(through / _SPILT, _TIMES))
+    parameters = min(max(A.weight - A.size, 0), A.size)
+    return _NODE * nodes + _THROUGH * spilt + _PARAMETER * numbers * parameters
 
 
-def _dearer(A: Operator, r: Tensor) -> float:
-    """What a product of GMRES costs, times one of the series: it orthogonalises."""
+def _dearer(A: Operator, r: Tensor, restart: int, products: Tensor) -> Tensor:
+    """What a product of GMRES costs, times one of the series, ``(batch,)``: it orthogonalises, against half of the vectors
+    of its basis on average, which has one for each of the ``products`` that are needed."""
     numbers, product = r.numel(), _product(A, r)
-    return 1 + (_CALLS_MORE * CALL + _ORTHOGONALISED * numbers * (1 + min(numbers / _CACHED, _BEYOND))) / product
+    passes = _ORTHOGONALISED * numbers * (1 + _BEYOND * min(numbers / _CACHED, 1.0))
+    krylov = product + _CALLS_MORE * CALL + passes * (_MADE + 0.5 * products.clamp_max(restart))
+    return krylov / (product + _SUM_CALLS * CALL + _SUMMED * numbers * (1 + min(numbers / _SUM_CACHED, _SUM_TIMES)))
 
 
-def _pays(Ht: Tensor, u: Tensor, norm: Tensor, target: Tensor, budget: Tensor, size: int, dearer: float) -> Tensor:
+Dearer = Callable[[Tensor], Tensor]
+
+
+def _pays(Ht: Tensor, u: Tensor, norm: Tensor, target: Tensor, budget: Tensor, size: int, dearer: Dearer) -> Tensor:
     """Of which samples the series would cost less than GMRES, ``(batch,)``.
 
     ``Ht``: ``(batch, k, k + 1)``, the transpose of ``H``; ``u``: ``(batch, k + 1)``, of which ``1 / |u_{0..j}|`` is the
@@ -131,11 +154,12 @@ def _pays(Ht: Tensor, u: Tensor, norm: Tensor, target: Tensor, budget: Tensor, s
     krylov = (least[:, _LATER] / least[:, k]).log() / (k - _LATER)
     enough = here <= series * (budget - k)
     few = 2 * size * ((krylov.square() + here / size).sqrt() - krylov)  # of GMRES: krylov j + j^2 / (4 size) = here
-    return (here <= dearer * few * series) & (here > k * krylov) & enough  # false for NaN
+    cheaper = here <= dearer(few + k) * few * series
+    return cheaper & (here > k * krylov) & enough  # false for NaN
 
 
 def _swiftly(
-    A: Operator, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor
+    A: Operator, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor, restart: int
 ) -> tuple[Correction | None, tuple[Tensor, ...]]:
     """The series while it is fast; ``None`` where its first two products say that it is not, or that polynomials do better,
     and those products."""
@@ -150,7 +174,8 @@ def _swiftly(
         if k == 2:
             slower = (ratio > _SLOWER * first).logical_and_(open_)
             some = int(torch.count_nonzero(slower)) > (1 - _MOST) * left
-            if some and _some(slower & ~_shorter(A, r, known, norm, target, first, ratio), open_):
+            dearer = functools.partial(_dearer, A, r, restart)
+            if some and _some(slower & ~_shorter(A, r, known, norm, target, first, ratio, dearer), open_):
                 return None, known
         fast = ratio <= _SWIFT
         slow = not (bool(fast.all()) or bool(fast.logical_or_(~open_).all()))
@@ -172,7 +197,14 @@ def _swiftly(
 
 
 def _shorter(
-    A: Operator, r: Tensor, known: tuple[Tensor, ...], norm: Tensor, target: Tensor, first: Tensor, second: Tensor
+    A: Operator,
+    r: Tensor,
+    known: tuple[Tensor, ...],
+    norm: Tensor,
+    target: Tensor,
+    first: Tensor,
+    second: Tensor,
+    dearer: Dearer,
 ) -> Tensor:
     """Of which samples the series costs less than GMRES from ``r`` on, by two products, ``(batch,)``.
 
@@ -189,9 +221,8 @@ def _shorter(
     powers = (here + (first * second).log()) / -(second.square() / first).log()
     krylov = 2 * here / (norm / norms(left)).log()
     more = _START * CALL / _product(A, r) - len(known)
-    return (second.square() < first) & (
-        powers <= _dearer(A, r) * krylov + more
-    )  # false for NaN: the space is exhausted
+    # false for NaN: the space is exhausted
+    return (second.square() < first) & (powers <= dearer(krylov) * krylov + more)
 
 
 def _series(
@@ -206,6 +237,8 @@ def _series(
     for k in range(1, int(budget.max()) + 1):
         dx.sub_(v)
         v = A.mv(v) + v
+        if k % _EVERY:  # one product too many costs less than a look at each
+            continue
         length = norms(v)
         going = (length > aim).logical_and_(open_)  # false for NaN
         if k % _WINDOW == 0:

@@ -23,6 +23,7 @@ Comp. 30; Giraud, Langou, Rozloznik & van den Eshof (2005), Numer. Math. 101.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
@@ -40,8 +41,8 @@ __all__ = ["GMRES", "PATIENCE", "STALLED", "Look", "arnoldi", "vectors"]
 
 _RESTART, _FEWEST = 50, 12  # vectors of a basis, by default
 _NUMBERS = 1 << 24  # in it
-_KEPT = 0.1  # share of a vector's length that must be left after one Gram-Schmidt pass
-
+_KEPT = 0.1  # share of a vector's length that must be left after one Gram-Schmidt pass, ...
+_TAKEN = (1 / _KEPT**2 - 1) ** 0.5  # ... which then has taken so many times what is left
 
 PATIENCE = (
     60  # products, and two restarts, in which the residual must be halved if it would not get there in those left
@@ -126,64 +127,74 @@ def arnoldi(
     batch, n = r.shape
     info = torch.finfo(r.dtype)
     # Vectors are rows (w V^T, c V): batched products with a row are about eight times faster on the CPU than with a
-    # column.  basis[j] is the j-th vector of every sample, V its view (batch, columns + 1, n), Ht[:, j] column j of H.
+    # column.  basis[j] is the j-th vector of every sample, V its view (batch, columns + 1, n); what else a step adds is kept
+    # as it comes: every write into a part of a tensor is three operations, as many as it takes to make the number.
     basis = r.new_empty(columns + 1, batch, n)
     V = basis.transpose(0, 1)
-    Ht = r.new_zeros(batch, columns, columns + 1)
-    u = r.new_zeros(batch, columns + 1)
-    u[:, 0] = 1
+    H: list[Tensor] = []  # columns, (batch, j + 2) each
     ratio = norm / (0.9 * target).clamp_min(info.tiny)  # a margin, so that drift seldom costs another cycle
-    limit = torch.where(live, (ratio * ratio).nan_to_num(), ratio.new_zeros(()))
+    limit = column(torch.where(live, (ratio * ratio).nan_to_num(), ratio.new_zeros(())))
     first = column(norm.where(live, norm.new_ones(())))
-    torch.div(r, first, out=basis[0])
-    null, size, floor = r.new_zeros(batch, 1), r.new_ones(batch), r.new_zeros(batch, 1)
-    j = 0
+    v = torch.div(r, first, out=basis[0])
+    u = size = r.new_ones(batch, 1)
+    null, floor = r.new_zeros(batch, 1), r.new_zeros(batch, 1)
     for j in range(columns):
-        w = A.mv(basis[j]) if j >= len(known) else _again(known[: j + 1], first, Ht[:, 0, :2])
+        w = A.mv(v) if j >= len(known) else _again(known[: j + 1], first, H)
         if j == 0:
             floor = column(norms(w) * info.eps).clamp_min_(info.tiny)
-        Vj = V[:, : j + 1]
-        VjT, product = Vj.mT, w.unsqueeze(1)
+        Vj, product = V[:, : j + 1], w.unsqueeze(1)
+        VjT = Vj.mT
         h = torch.bmm(product, VjT)
         w = torch.baddbmm(product, h, Vj, alpha=-1)
         length = torch.linalg.vector_norm(w, dim=2)
-        if _cancelled(length, product):
+        if _cancelled(length, h):
             again = torch.bmm(w, VjT)
             w = torch.baddbmm(w, again, Vj, alpha=-1)
             h.add_(again)
             length = torch.linalg.vector_norm(w, dim=2)
         h, length = h.squeeze(1), torch.maximum(length, floor)
-        torch.div(w.squeeze(1), length, out=basis[j + 1])
-        Ht[:, j, : j + 1] = h
-        Ht[:, j, j + 1 : j + 2] = length
-        dot = torch.linalg.vecdot(u[:, : j + 1], h).unsqueeze(1)
-        entry = torch.addcdiv(null, dot, length, value=-1)
-        u[:, j + 1 : j + 2] = entry
-        entry = entry.squeeze(1)
-        size = torch.addcmul(size, entry, entry)
+        v = torch.div(w.squeeze(1), length, out=basis[j + 1])
+        H.append(torch.cat((h, length), 1))
+        entry = torch.addcdiv(null, torch.linalg.vecdot(u, h).unsqueeze(1), length, value=-1)
+        u, size = torch.cat((u, entry), 1), torch.addcmul(size, entry, entry)
         if not bool((size < limit).any()):
             break
-        if look is not None and j + 1 in look[0] and look[1](Ht[:, : j + 1, : j + 2], u[:, : j + 2], size >= limit):
+        if look is not None and j + 1 in look[0] and look[1](_transposed(H), u, (size >= limit).squeeze(1)):
             break
-    k = j + 1
-    y, used = _least_squares(Ht[:, :k, : k + 1], u[:, : k + 1], norm, limit, floor, live, budget)
-    return Correction(torch.bmm(y.unsqueeze(1), V[:, :k]).squeeze(1), used)
+    y, used = _least_squares(_transposed(H), u, norm, limit, floor, live, budget)
+    return Correction(torch.bmm(y.unsqueeze(1), V[:, : len(H)]).squeeze(1), used)
 
 
-def _again(known: tuple[Tensor, ...], norm: Tensor, h: Tensor) -> Tensor:
+def _transposed(H: list[Tensor]) -> Tensor:
+    """``H^T``, ``(batch, k, k + 1)``, of its columns as far as they are not zero."""
+    k = len(H)
+    entries = torch.cat((H[0].new_zeros(len(H[0]), 1), *H), 1)
+    return entries.index_select(1, _places(k, entries.device)).unflatten(1, (k, k + 1))
+
+
+@functools.lru_cache(maxsize=128)
+def _places(k: int, device: torch.device) -> Tensor:
+    """Where the entries of ``H^T`` stand in its columns one after another, behind a zero."""
+    j, i = torch.arange(k, device=device).unsqueeze(1), torch.arange(k + 1, device=device)
+    return torch.where(i <= j + 1, 1 + j * (j + 3) // 2 + i, 0).flatten()
+
+
+def _again(known: tuple[Tensor, ...], norm: Tensor, H: list[Tensor]) -> Tensor:
     """The product with the first, or second, vector of the basis from those of the power series: ``A r / |r|``, or what
     follows from ``h_2 v_2 = A v_1 - h_1 v_1``."""
     if len(known) == 1:
         return known[0] / norm
+    h = H[0]
     scale = 1 / (norm * h[:, 1:])
     return torch.addcmul(known[1] * scale, known[0], scale * (1 + h[:, :1]), value=-1)
 
 
-def _cancelled(length: Tensor, product: Tensor) -> bool:
-    """Has Gram-Schmidt taken away so much of some vector that rounding shows?  Yes, where asking would cost more."""
+def _cancelled(length: Tensor, h: Tensor) -> bool:
+    """Has Gram-Schmidt taken away ``h`` so much of some vector, and left so little, that rounding shows?  Yes, where asking
+    would cost more."""
     if length.device.type != "cpu":
         return True
-    return not bool((length >= _KEPT * torch.linalg.vector_norm(product, dim=2)).all())  # NaN: yes
+    return not float((torch.linalg.vector_norm(h, dim=2) / length).amax()) <= _TAKEN  # NaN: yes
 
 
 def _least_squares(
@@ -192,11 +203,11 @@ def _least_squares(
     """``argmin |beta e_1 - H y|`` over each sample's own columns; also how many products it used.
 
     ``Ht``: ``(batch, k, k + 1)``, the transpose of ``H``; ``u``: ``(batch, k + 1)``;
-    the rest ``(batch,)`` (``floor`` ``(batch, 1)``).
+    the rest ``(batch,)`` (``floor`` and ``limit`` ``(batch, 1)``).
     """
     k = Ht.shape[1]
     squares = (u * u).cumsum(dim=1)
-    whole = squares[:, :k] < limit.unsqueeze(1)  # before this step the sample had not converged
+    whole = squares[:, :k] < limit  # before this step the sample had not converged
     sound = squares[:, 1:].isfinite()
     broken = Ht.diagonal(offset=1, dim1=1, dim2=2) <= floor  # the space is exhausted at this step
     exhausted = broken.cumsum(dim=1) - broken.long() > 0

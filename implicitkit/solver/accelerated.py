@@ -103,6 +103,7 @@ class _Map:
     def __init__(self, f: Evaluations, plain: Tensor, z: Tensor) -> None:
         self.plain, self.moved = plain, plain - z
         self.norm, self.best, self.best_norm = f.norm, f.best, f.best_norm
+        self.ahead = 1
 
     def __call__(self, z: Tensor) -> Tensor:
         return self.plain

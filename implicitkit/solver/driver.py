@@ -107,7 +107,7 @@ class _Loop:
         """Judge the present points; are there samples to go on with?"""
         norm = self.norm
         self.tolerance = tolerance = self.judge.tolerance(self.z, norm)
-        running = norm.gt(tolerance).logical_and_(norm.lt(self.infinity))  # false for NaN
+        running = norm.gt(tolerance)  # false for NaN
         if self.at_work < self.alive:
             running.logical_and_(self.active)
         if self.stuck is not None:
@@ -117,6 +117,9 @@ class _Loop:
             norm.lt(self.best_norm) if self.method.keeps_best else norm.lt(self.infinity).logical_and_(self.active)
         )
         left, better = _count(running, improved)
+        if better < self.at_work:  # what has improved is finite
+            running.logical_and_(norm.lt(self.infinity))
+            left = _count(running)[0]
         if left < self.at_work:
             running, left, better = self._end(running, improved, left, better)
         if better == self.at_work:  # frozen samples stand at their best
@@ -199,6 +202,7 @@ class _Loop:
         f = self.f
         f.active, f.norm, f.tolerance, f.stuck = self.active, self.norm, self.tolerance, None
         f.best, f.best_norm, f.at_rounding = self.best, self.best_norm, None
+        f.ahead, f.taken = 1 if self.watched else self.max_steps - self.step, 1
         if self.judge.own_norm:  # methods compare with 2-norms of their own
             f.norm = torch.linalg.vector_norm(f.residual(self.z), dim=1).to(self.norm)
             units = torch.where(self.norm > 0, f.norm / self.norm, 1)
@@ -219,7 +223,7 @@ class _Loop:
             spent = self.progress.spent(f, self.z)
             self.stuck = spent if self.stuck is None else self.stuck | spent
         self.z = z if self.at_work == self.alive else torch.where(self.active.unsqueeze(1), z, self.best)
-        self.step += 1
+        self.step += f.taken
         self.norm = self.judge.norm(f.residual(self.z))
 
     def _drop(self) -> None:

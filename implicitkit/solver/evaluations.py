@@ -33,6 +33,7 @@ class Evaluations:
         at_rounding: set by a step, ``(batch,)`` bool: samples that a step leaves where they are, since the
             residual there is all rounding errors; such a sample is stuck, and has converged.
         remark: set by a step: what to say if samples fail.
+        ahead: how many steps a method may take at once, since nobody looks at each. taken: set by a step: how many it took.
         evaluations: calls of the user's function so far. sample_evaluations: the same times the samples in each call.
     """
 
@@ -50,6 +51,7 @@ class Evaluations:
         )  # until the driver says
         self.stuck: Tensor | None = None
         self.remark = ""
+        self.ahead = self.taken = 1
         self.at_rounding: Tensor | None = None
         graph = self.of_gradient or not self.kind.returns_state
         self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"

@@ -72,7 +72,9 @@ class Judge:
         self.first: Tensor | None = None  # what is asked at first, where it is not relative to the state
         self.bound: Tensor | None = None  # ... and now
         self._reach: Tensor | None = None  # of a fixed point: how far |z| may come without being asked
-        self._rate: Any = None  # ... and rtol, as a tensor: a number costs an operation four times as much
+        # ... and rtol and the floor as tensors: a number costs an operation four times as much
+        self._rate: Any = None
+        self._floor: Any = None
         self._last: tuple[Tensor, Tensor] | None = None  # a point, and |z| of each sample there
         self._largest: tuple[Tensor, float] | None = None  # a point, and the largest entry there
         self._away: tuple[Tensor, Tensor, Tensor] | None = (
@@ -95,9 +97,10 @@ class Judge:
                 self.floor = self._floor_of(reach)
                 self._reach = reach.mul_(size.new_full((), _GROWN))
                 self._rate = size.new_full((), self.rtol)
+                self._floor = self.floor if isinstance(self.floor, Tensor) else size.new_full((), self.floor)
             if self._pieces is not None:
                 return self._by_pieces(self._pieces, z, norm, size)
-            return size.mul(self._rate).add_(self.floor)
+            return torch.addcmul(self._floor, size, self._rate)
         if self.bound is None:
             norm = norm if self.start_norm is None else self.start_norm
             self.floor = self._floor_of(self._size(z) + norm if self.f.kind.like_state else norm)
@@ -126,9 +129,9 @@ class Judge:
         judge = copy.copy(self)
         judge.f, judge._last, judge._away, judge._healthy = (self.f if f is None else f), None, None, None
         judge.came_from = None
-        for name in ("start_norm", "first", "bound", "floor", "_reach", "_rows"):
+        for name in ("start_norm", "first", "bound", "floor", "_reach", "_floor", "_rows"):
             value = getattr(self, name)
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and value.ndim:
                 setattr(judge, name, value.index_select(0, samples))
         return judge
 

@@ -22,6 +22,7 @@ from implicitkit.solver.scales import (
     healthy_share,
     in_working_precision,
     is_healthy,
+    is_held,
     rounding,
     row_scales,
     uneven,
@@ -64,10 +65,15 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     Near a zero the Newton correction ``J d = -F`` exists and is small beside ``z``, or takes the residual down, which it
     never does on the way to infinity (``exp(-z - 1) = exp(-z) / e``).  By factors up to 64 unknowns.  Beyond, a point is
     trusted whose every ``F_i`` is far smaller than its change when ``z`` moves by a hundredth, to and fro; where one is
-    not, a few steps of GMRES decide.
+    not, a few steps of GMRES decide.  A map that leads back from further out, whatever its tolerance, leads nowhere: what
+    ends in a normalisation or a bounded activation does (two evaluations).
     """
     F = in_working_precision(f.residual(z))
-    if f.kind.iteration:  # z + 1 = z where z is so large that rounding says so
+    if f.kind.iteration:
+        which = which & ~is_held(f, z)
+        if not bool(which.any()):
+            return which
+        # z + 1 = z where z is so large that rounding says so
         unit = 2 * torch.finfo(z.dtype).eps * in_working_precision(z)
         F = torch.where(F.abs() > unit.abs(), F, unit)
     fit = _as_fit(f, z)

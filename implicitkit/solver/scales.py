@@ -22,6 +22,7 @@ __all__ = [
     "healthy_share",
     "in_working_precision",
     "is_healthy",
+    "is_held",
     "rounding",
     "row_scales",
     "steepness",
@@ -34,6 +35,8 @@ _HEALTHY_LOW = 3e-4  # ... in lower precisions, 1 / (103 p)
 NOISE = 10.0  # times what rounding leaves: a residual below is nothing else
 _FLAT = 100.0  # times that, at most, F changes where z moves by two units in the last place of one
 _DOUBLES = 1.9  # of a change, how much it grows at least where the way is twice as long
+_OUT = (16.0, 256.0)  # times a point, from where a map that is held brings it back to half as far at least ...
+_LARGE = 0.1  # ... in every component of this share of the largest
 _UNIT = 0.7  # what z counts for where it vanishes; a power of two would move it between numbers that need no rounding
 
 
@@ -178,3 +181,15 @@ def directions(z: Tensor, least: float = 0.0, most: int = 3) -> list[Tensor]:
         return [own, -own][:most]
     flips = torch.tensor([[1, -1], [-1, 1]], device="cpu") if n == 2 else seeded.signs(max(2, most - 1), n, seed=n)
     return [own, *(own * flip.to(own) for flip in flips[: most - 1])]
+
+
+def is_held(f: Evaluations, z: Tensor) -> Tensor:
+    """Where a map brings every large component of ``16 z`` and ``256 z`` back to half of that or less, ``(batch,)``: there
+    is no way to infinity along which ``f(z) = z`` holds better and better."""
+    size = z.abs()
+    small = size < _LARGE * size.amax(1, keepdim=True)
+    held = torch.isfinite(torch.linalg.vector_norm(z, dim=1))  # else the tolerance is no number either
+    for times in _OUT:
+        back = f.residual(times * z) * z.sign()  # how much further out the map leads
+        held = held & ((back <= -0.5 * times * size) & torch.isfinite(back) | small).all(1)
+    return held

@@ -50,7 +50,7 @@ class CausalityWarning(UserWarning):
     """A causal layer was given a solver that it solves one position after the other with: many times the evaluations."""
 
 
-def per_position(solver: Any, state: Any, batch_dims: int = 1) -> Any:
+def per_position(solver: Any, state: Any, batch_dims: int = 1, composed: bool = True) -> Any:
     """The solver for a causal cell: one of which no position knows what comes later.
 
     It solves ``z_t = f_t(z_{<= t})`` for all ``t``.  Units: the solver's own.  Source: this library.
@@ -62,6 +62,7 @@ def per_position(solver: Any, state: Any, batch_dims: int = 1) -> Any:
             itself, position after position.
         state: every leaf ``(batch, positions, ...)``.
         batch_dims: of the solve; 0: all samples are one system, whose positions are those of each of them.
+        composed: is a state by names that of a composition, whose nodes ``ik.Blocks`` solves one after the other?
 
     Raises:
         ValueError: the leaves disagree on the number of positions.
@@ -71,7 +72,7 @@ def per_position(solver: Any, state: Any, batch_dims: int = 1) -> Any:
     if type(batch_dims) is not int or batch_dims not in (0, 1):
         raise ValueError(f"per_position: batch_dims must be 1 or 0 (all samples are one system), got {batch_dims!r}")
     if isinstance(solver, ik.Blocks):
-        return _blocks(solver, state, batch_dims)
+        return _blocks(solver, state, batch_dims, composed)
     leaves = ik.extend.trees.tree_flatten(state)[0]
     for leaf in leaves:
         options.check_arguments("per_position", state=(options.instance("tensors", Tensor), leaf))
@@ -103,8 +104,9 @@ def per_position(solver: Any, state: Any, batch_dims: int = 1) -> Any:
     if isinstance(method, ik.Method) and (method.solves == "fixed_point" or isinstance(method, ik.Broyden)):
         return alone(method)
     in_turn = InTurn(method, sizes, positions, length)
-    if isinstance(method, ik.NewtonKrylov) and method.preconditioner is None and one_sequence:
-        return alone(PrefixNewton(length), in_turn)
+    prefixes = PrefixNewton.like(method, length) if isinstance(method, ik.NewtonKrylov) and one_sequence else None
+    if prefixes is not None:
+        return alone(prefixes, in_turn)
     _tell(method, length)
     return in_turn
 
@@ -121,10 +123,10 @@ def _tell(method: Any, length: int) -> None:
     )
 
 
-def _blocks(solver: ik.Blocks, state: Any, batch_dims: int) -> ik.Blocks:
+def _blocks(solver: ik.Blocks, state: Any, batch_dims: int, composed: bool) -> ik.Blocks:
     """Each node's solver for its own state, one node after the other: in concurrent mode a block would step when those that
     it reads are solved well enough at all positions."""
-    if not isinstance(state, Mapping):  # no composition: one block
+    if not (composed and isinstance(state, Mapping)):  # no composition: one block
         if not isinstance(solver.inner, Mapping):
             return dataclasses.replace(solver, inner=per_position(solver.inner, state, batch_dims))
         return solver  # refuses the names

@@ -300,7 +300,7 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
     ) -> Any:
         asked = {**self.settings.options(), "callback": visit}
         if self.causal:
-            asked["solver"] = per_position(asked["solver"], initial, self.batch_dims)
+            asked["solver"] = per_position(asked["solver"], initial, self.batch_dims, isinstance(the_map, FrozenStack))
         if dims is not None:
             asked["in_dims"] = (None, *dims)
         policy, solver = self.settings.on_failure, asked.pop("solver")

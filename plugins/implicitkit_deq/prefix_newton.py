@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +13,6 @@ import implicitkit as ik
 
 __all__ = ["PrefixNewton"]
 
-_VECTORS = 12  # Krylov vectors a step
 _RIDGE = 1e-13  # of normal equations in float64 with unit diagonal
 
 
@@ -28,7 +28,7 @@ class PrefixNewton(ik.Method):
         c_t = argmin | r_{\le t} - \sum_j c_j (k_j - k_{j+1})_{\le t} |,
 
     whose normal equations are sums over positions, cumulated.  Its coefficients are settled by the first number of vectors
-    with which that residual, and those of all shorter prefixes, is at most ``forcing`` times ``|r_{\le t}|``; 12 at most.
+    with which that residual, and those of all shorter prefixes, is at most ``forcing`` times ``|r_{\le t}|``.
     Powers are not orthogonal: the sums are taken in float64, and Newton's next step, from the true residual, mends what
     they lose.
 
@@ -38,14 +38,27 @@ class PrefixNewton(ik.Method):
     the fits by prefix are this library's.
 
     Args:
-        length: positions of a sequence. forcing: in (0, 1).
+        length: positions of a sequence. forcing: in (0, 1). vectors: Krylov vectors a step, at most.
     """
 
     length: int
     forcing: float = 0.03
+    vectors: int = 12
     name: ClassVar[str] = "newton_krylov"
     solves: ClassVar[str] = "root"
     default_max_steps: ClassVar[int] = 200
+
+    @classmethod
+    def like(cls, method: ik.NewtonKrylov, length: int) -> PrefixNewton | None:
+        """The same by prefixes: no larger ``forcing``, and no more vectors, than ``method`` allows.  ``None`` where it says
+        something of what is not done here: how steps are halved, or a preconditioner."""
+        own = dataclasses.replace(
+            ik.NewtonKrylov(), forcing=method.forcing, restart=method.restart, inner_steps=method.inner_steps
+        )
+        most = cls(length)
+        forcing = min(most.forcing, method.forcing)
+        vectors = min(most.vectors, method.restart, method.inner_steps)
+        return cls(length, forcing, vectors) if method == own else None
 
     def step(self, f: Any, rows: Tensor, state: Any) -> tuple[Tensor, Any]:
         """One step of the positions ``f.moving``."""
@@ -58,7 +71,7 @@ class PrefixNewton(ik.Method):
         vectors, d = [r], torch.zeros_like(r)
         images: list[Tensor] = []
         open_ = f.moving.view(-1, self.length)
-        while len(images) < _VECTORS and bool(open_.any()):
+        while len(images) < self.vectors and bool(open_.any()):
             vectors.append(vectors[-1] + products(vectors[-1]))  # J v, of a residual whose Jacobian is J - I
             images.append(vectors[-2] - vectors[-1])
             c, left = _fits(

@@ -95,6 +95,17 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/probing.py",
+        "tests/solver/test_convergence.py -k 'held or runaway'",
+        ("which = which & ~is_held(f, z)", "pass"),
+    ),
+    *mutants(
+        "implicitkit/solver/scales.py",
+        "tests/solver/test_convergence.py -k 'held or runaway'",
+        ("held = torch.isfinite(torch.linalg.vector_norm(z, dim=1))", "held = torch.isfinite(z).all(1)"),
+        ("small = size < _LARGE * size.amax(1, keepdim=True)", "small = size < size.amax(1, keepdim=True)"),
+    ),
+    *mutants(
+        "implicitkit/solver/probing.py",
         "tests/solver/test_convergence.py tests/mutants/test_survivors_verdicts.py "
         "-k 'that_were_claimed or steep_root or does_not_follow'",
         ("near = near & _moves_as_said(f, A, z, F, scale)", "pass"),

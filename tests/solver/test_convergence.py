@@ -687,3 +687,27 @@ def test_a_steep_root_far_from_zero_is_one(steepness: float, dtype: torch.dtype)
     start = torch.tensor(50 + 0.3 / steepness, dtype=dtype)
     solution = ik.root(lambda z: torch.tanh(steepness * (z - 50)), start, solver="newton")
     assert solution.converged and (solution.value - 50).abs() <= 100 * torch.finfo(dtype).eps
+
+
+def test_a_map_that_is_held_has_not_run_away() -> None:
+    """Normalised: 128 unknowns of norm 57, some above 20, to 1e-2.  What is left of ``F`` there is no sign of infinity."""
+    g = torch.Generator().manual_seed(0)
+    W, x = 0.2 * torch.randn(128, 128, generator=g, dtype=F64) / 128**0.5, torch.randn(8, 128, generator=g, dtype=F64)
+
+    def normalised(z: Tensor, x: Tensor) -> Tensor:
+        y = torch.relu(torch.tanh(z @ W.mT) + x)
+        y = y - y.mean(1, keepdim=True)
+        return 5 * y / y.square().mean(1, keepdim=True).sqrt()
+
+    limits = {"rtol": 1e-2, "atol": 0.0, "batch_dims": 1, "in_dims": (0,), "solver": "anderson"}
+    found = ik.fixed_point(normalised, torch.zeros_like(x), (x,), **limits)
+    assert bool(found.converged.all()) and float(found.value.abs().max()) > 20
+
+
+def test_one_component_of_a_map_that_is_held_may_run_away() -> None:
+    """Beside 80 that are brought back from anywhere, one at a third of the largest that is not."""
+    beside = torch.linspace(15, 30, 80, dtype=F64)
+    function = lambda z: torch.cat([torch.sqrt(z[:1] ** 2 + 1), beside + torch.tanh(z[1:])])  # noqa: E731
+    z0 = torch.cat([torch.full((1,), 9.0, dtype=F64), beside + 1])
+    found = ik.fixed_point(function, z0, solver="picard", rtol=1e-3, on_failure="ignore")
+    assert found.status.item() != ik.Status.CONVERGED

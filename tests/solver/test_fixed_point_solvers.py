@@ -564,3 +564,56 @@ def test_anderson_takes_plain_steps_where_mixing_is_worth_little(
     assert bool(found.converged.all()) and (share < 0.2 if plain else share > 0.25), share
     assert mixings[0] < solve(ik.Anderson(period=3)).evaluations / 3  # every third
     assert found.evaluations <= solve("picard").evaluations * (1 if plain else 0.3)
+
+
+@pytest.mark.parametrize("outer", [[], [0.97, 0.96, 0.95]], ids=["disk", "outliers"])
+def test_anderson_takes_steps_that_nobody_looks_at_where_nothing_depends_on_them(
+    outer: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two plain steps after each look while far away: as many steps and evaluations as with a look at each (which a trace
+    asks for), the same answer, and no step more than was allowed."""
+    n = 80
+    A = _disk(0.3 if outer else 0.85, n)
+    A[: len(outer)], A[:, : len(outer)] = 0, 0
+    A[: len(outer), : len(outer)] = torch.diag(torch.tensor(outer, dtype=F64))
+    c = 0.02 * torch.randn(3, n, generator=torch.Generator().manual_seed(1), dtype=F64)
+    looks, step = [0], ik.Anderson.step
+
+    def counted(*given: Any) -> Any:
+        looks[0] += 1
+        return step(*given)
+
+    monkeypatch.setattr(ik.Anderson, "step", counted)
+
+    def solve(**options: Any) -> tuple[Any, int]:
+        looks[0] = 0
+        found = ik.fixed_point(lambda z: z @ A.mT + c, 0 * c, solver="anderson", batch_dims=1, rtol=1e-7, **options)
+        return found, looks[0]
+
+    (found, few), (watched, each) = solve(), solve(trace=True)
+    assert each == watched.evaluations - 1 and few < 0.7 * each
+    assert abs(found.evaluations - watched.evaluations) <= 2
+    assert int(found.steps.max()) == found.evaluations - 1
+    exact = torch.linalg.solve(torch.eye(n, dtype=F64) - A, c.mT).mT
+    torch.testing.assert_close(found.value, exact, rtol=0.0, atol=1e-5)
+    for most in (5, 6, 7):
+        short, _ = solve(max_steps=most, on_failure="ignore")
+        assert short.evaluations == most + 1 and short.steps.tolist() == [most] * 3
+
+
+def test_steps_taken_at_once_count_as_so_many() -> None:
+    """Patience is measured in steps: three at once, two looks 12 apart."""
+
+    class Leaps(Method):
+        solves = "fixed_point"
+        name = "leaps"
+
+        def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+            f.taken = min(3, f.ahead)
+            return z + 1, state
+
+    solver = ik.extend.Impatient(Leaps(), window=10)
+    found = ik.fixed_point(lambda z: z + 1, torch.zeros(1), solver=solver, on_failure="ignore", max_steps=50)
+    assert found.status.item() == ik.Status.STALLED and int(found.steps) == 15
+    short = ik.fixed_point(lambda z: z + 1, torch.zeros(1), solver=Leaps(), on_failure="ignore", max_steps=7)
+    assert int(short.steps) == 7

@@ -226,3 +226,22 @@ def test_continuation_solves_in_half_precision(dtype: torch.dtype) -> None:
         lambda z, c: torch.tanh(-3 * z + c), torch.zeros_like(c).double(), (c.double(),), batch_dims=1
     )
     torch.testing.assert_close(found.value.double(), want.value, rtol=0, atol=0.02)
+
+
+def test_a_chain_of_layers_is_walked_once() -> None:
+    """24 layers of 16 tanh units with steep weights, no loop: nilpotent, and the forward pass to the last bit."""
+    g, depth, n = torch.Generator().manual_seed(0), 24, 16
+    W = 4 * torch.randn(depth, n, n, generator=g, dtype=F64) / n**0.5
+    b, x = 0.3 * torch.randn(depth, n, generator=g, dtype=F64), torch.randn(3, n, generator=g, dtype=F64)
+
+    def layers(z: Tensor, x: Tensor) -> Tensor:
+        below = torch.cat([x.unsqueeze(1), z[:, :-1]], 1)
+        return torch.tanh(torch.einsum("bli,lij->blj", below, W) + b)
+
+    z0 = torch.zeros(3, depth, n, dtype=F64)
+    found = ik.fixed_point(layers, z0, (x,), solver="relay", batch_dims=1, in_dims=(0,))
+    assert bool(found.converged.all()) and found.evaluations < 80
+    h = x
+    for i in range(depth):
+        h = torch.tanh(h @ W[i] + b[i])
+        torch.testing.assert_close(found.value[:, i], h, rtol=1e-12, atol=1e-12)

@@ -25,6 +25,7 @@ _FAST = 0.8  # ... as long as three of them leave so much at most ...
 _MOST = 0.75  # ... for so many of the samples at work
 _SWIFT = 0.35  # what plain steps leave of every residual, at most, before there is anything to mix ...
 _SLOWER = 1.2  # ... while the second leaves so much more than the first, at most
+_NEAR, _HALF = 2.0, 0.5  # times the tolerance: what residuals of so many are not to fall below in steps not looked at
 
 
 @register_solver("anderson", solves="fixed_point")
@@ -55,6 +56,10 @@ class Anderson(Method):
     (:mod:`~implicitkit.solver.steps.restarts`), so that where that step contracts the method cannot do worse than Picard
     for long; from then on it mixes in every step, as a map that does not contract asks for.  One that has been back there
     in vain keeps its last difference and goes on from where it is.
+
+    The plain steps between two mixings are made without a look at their residuals while, at the rate of the last ones, half
+    of the samples will not be near their tolerance after them, and nobody watches (a trace, a callback): a look costs as
+    much as a small map (from 64 unknowns on, unless ``period`` is given).
 
     Memory: one array ``(batch, memory, 2 n)``, allocated once.  One evaluation a step.
 
@@ -93,15 +98,11 @@ class Anderson(Method):
         )
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
-        batch, n = z.shape
-        m = self.memory
-        swift = self.period is None and n >= _WIDE
-        small = torch.float32 if z.dtype in (torch.float16, torch.bfloat16) else z.dtype  # no LAPACK in half precision
+        swift = self.period is None and z.shape[1] >= _WIDE
         return {
-            "history": None if swift else z.new_zeros(batch, m, 2 * n),  # differences of r and of w, side by side
-            "gram": torch.zeros(batch, m, m, dtype=small, device=z.device),
+            **(_NOTHING if swift else _memory(z, self.memory)),
             "last": None,  # r and w of the step before
-            "norm": None,  # |r| there
+            "mark": None,  # |r| when plain steps last began
             "since": 0,  # steps since the memory of all was last empty
             "new": 0,  # rows of the history that the Gram matrix does not know yet
             "eager": None,  # samples that mix in every step
@@ -112,13 +113,12 @@ class Anderson(Method):
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         k, m = state["since"], self.memory
-        r = f.residual(z)
-        mixed = f(z) if self.damping == 1.0 else z.add(r, alpha=self.damping)
+        r, mixed = self._plain(f, z)
         if state["plain"] is not None:
-            state = state | {"plain": _still_plain(f, *state["plain"])}
+            state = state | {"mark": state["plain"][0], "plain": _still_plain(f, *state["plain"])}
             if state["plain"] is not None:
-                return mixed, state
-            k = 0
+                return self._onwards(f, mixed, state), state
+            k, state = 0, state | _memory(z, m)
         path = state["path"]
         if path is not None:
             if _swift(f, path):
@@ -129,9 +129,7 @@ class Anderson(Method):
         if self.restart is not None and k >= self.restart:
             k = 0
         if k > 0:
-            row, n = history[:, (k - 1) % m], z.shape[1]
-            for now, old, place in zip((r, mixed), state["last"], (row[:, :n], row[:, n:]), strict=True):
-                torch.sub(now, old, out=place)
+            _remember(history[:, (k - 1) % m], (r, mixed), state["last"])
         forget, guard = watch(f, state["guard"], self.safeguard, self.patience)
         eager, new = state["eager"], state["new"] + 1 if k > 0 else 0
         if forget is not None:
@@ -140,24 +138,58 @@ class Anderson(Method):
             history.masked_fill_(wiped.unsqueeze(2), 0)
             state["gram"].masked_fill_(forget.view(-1, 1, 1), 0)
             eager = forget if eager is None else eager | forget
-        before = state["norm"]
-        state = state | {"since": k + 1, "last": (r, mixed), "norm": f.norm, "new": new, "eager": eager, "guard": guard}
+        before = state["last"]
+        state = state | {"since": k + 1, "last": (r, mixed), "new": new, "eager": eager, "guard": guard}
         due = k % (self.period or min(_PERIOD, max(1, z.shape[1] // 4))) == 0
-        if k == 0 or (not due and eager is None):
+        if k == 0:
+            return self._onwards(f, return_to_best(f, mixed, guard), state), state
+        if not due and eager is None:
             return return_to_best(f, mixed, guard), state
         slots = [(k - 1 - i) % m for i in range(min(new, k, m))]
         state["new"] = 0
         gamma, fall = self._coefficients(state, r, min(k, m), slots)
         if self.period is None and eager is None and k > _PERIOD and z.shape[1] >= _WIDE:
-            little = (fall <= (1 - _LITTLE**2) * f.norm.square()) & (f.norm <= _FAST ** (1 / _PERIOD) * before)
-            state["plain"] = (f.norm, 0) if _most(f, little) else None
+            little = (fall <= (1 - _LITTLE**2) * f.norm.square()) & (
+                f.norm <= _FAST ** (1 / _PERIOD) * _size(before, f)
+            )
+            if _most(f, little):
+                state |= {"plain": (f.norm, 0), "last": None, **_NOTHING}
         if gamma.dtype != z.dtype:
             gamma = gamma.to(z.dtype)
         if not due and eager is not None:
             gamma = gamma.masked_fill(~eager.view(-1, 1, 1), 0)
         dW = history[:, : gamma.shape[1], z.shape[1] :]
         z_next = torch.baddbmm(mixed.unsqueeze(1), gamma.mT, dW, alpha=-1).squeeze(1)
-        return return_to_best(f, z_next, guard), state
+        z_next = return_to_best(f, z_next, guard)
+        return (self._onwards(f, z_next, state) if due and eager is None else z_next), state
+
+    def _plain(self, f: Evaluations, z: Tensor) -> tuple[Tensor, Tensor]:
+        """``r`` and ``w`` at ``z``."""
+        r = f.residual(z)
+        return r, f(z) if self.damping == 1.0 else z.add(r, alpha=self.damping)
+
+    def _onwards(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> Tensor:
+        """The next point to look at, which is ``z`` or lies two plain steps behind it; changes ``state``."""
+        mark, state["mark"] = state["mark"], f.norm
+        since = state["plain"][1] if state["plain"] is not None else 0
+        if mark is None or since or f.ahead < _PERIOD or self.period is not None or z.shape[1] < _WIDE:
+            return z
+        far = (f.norm.square() > _NEAR * f.tolerance * mark).logical_and_(f.norm < mark)
+        if not _most(f, far, _HALF):
+            return z
+        for _ in range(_PERIOD - 1):
+            here = self._plain(f, z)
+            if state["plain"] is None:
+                k = state["since"]
+                _remember(state["history"][:, (k - 1) % self.memory], here, state["last"])
+                state.update(since=k + 1, last=here, new=state["new"] + 1)
+            z = here[1]
+        if state["plain"] is not None:
+            state["plain"] = (f.norm, _PERIOD - 1)
+        guard = state["guard"]
+        state["guard"] = guard | {"step": int(guard.get("step") or 0) + _PERIOD - 1}
+        f.taken = _PERIOD
+        return z
 
     def _coefficients(self, state: dict[str, Any], r: Tensor, held: int, slots: list[int]) -> tuple[Tensor, Tensor]:
         """``gamma``, shape ``(batch, held, 1)``, and by how much it lowers ``|r|^2``, ``(batch,)``; brings the rows
@@ -179,9 +211,32 @@ class Anderson(Method):
         return gamma, (rhs.unsqueeze(1) @ gamma).view(-1)
 
 
-def _most(f: Evaluations, which: Tensor) -> bool:
+_NOTHING: dict[str, Any] = {"history": None, "gram": None}
+
+
+def _memory(z: Tensor, rows: int) -> dict[str, Tensor]:
+    """An empty one: differences of ``r`` and of ``w``, side by side, and the Gram matrix of the former."""
+    batch, n = z.shape
+    small = torch.float32 if z.dtype in (torch.float16, torch.bfloat16) else z.dtype  # no LAPACK in half precision
+    gram = torch.zeros(batch, rows, rows, dtype=small, device=z.device)
+    return {"history": z.new_zeros(batch, rows, 2 * n), "gram": gram}
+
+
+def _remember(row: Tensor, now: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor]) -> None:
+    """Writes how ``r`` and ``w`` changed into a row of every sample's memory."""
+    n = now[0].shape[1]
+    torch.sub(now[0], old[0], out=row[:, :n])
+    torch.sub(now[1], old[1], out=row[:, n:])
+
+
+def _size(step: tuple[Tensor, Tensor], f: Evaluations) -> Tensor:
+    """``|r|`` of a step, as the driver measures it."""
+    return torch.linalg.vector_norm(step[0], dim=1, dtype=f.norm.dtype)
+
+
+def _most(f: Evaluations, which: Tensor, share: float = _MOST) -> bool:
     """Are these most of the samples at work?"""
-    return int(torch.count_nonzero(which & f.active)) >= _MOST * int(torch.count_nonzero(f.active))
+    return int(torch.count_nonzero(which & f.active)) >= share * int(torch.count_nonzero(f.active))
 
 
 Path = tuple[tuple[Tensor, Tensor, Tensor], ...]  # r, w and |r| of some steps
@@ -200,14 +255,13 @@ def _swift(f: Evaluations, path: Path) -> bool:
 
 def _recalled(path: Path, memory: int) -> dict[str, Any]:
     """What the state would be if the steps of a path had been remembered from the first one on."""
-    r, mixed, norm = path[-1]
-    batch, n = r.shape
-    history = r.new_zeros(batch, memory, 2 * n)
+    r, mixed, _ = path[-1]
+    state = _memory(r, memory)
     for j, (old, new) in enumerate(itertools.pairwise(path)):
-        torch.sub(new[0], old[0], out=history[:, j, :n])
-        torch.sub(new[1], old[1], out=history[:, j, n:])
+        _remember(state["history"][:, j], new[:2], old[:2])
     count = len(path)
-    return {"history": history, "last": (r, mixed), "norm": norm, "since": count, "new": count - 1, "path": None}
+    mark = path[-((count - 1) % _PERIOD + 1)][2]
+    return {**state, "last": (r, mixed), "mark": mark, "since": count, "new": count - 1, "path": None}
 
 
 def _still_plain(f: Evaluations, before: Tensor, since: int) -> tuple[Tensor, int] | None:

@@ -26,8 +26,8 @@ class FrugalAnderson(Anderson):
     Sweeps over a discretised equation (Jacobi's, Gauss and Seidel's, one of a multigrid or of overlapping domains) are
     fixed-point maps whose convergence slows down as the grid is refined, while the Jacobian is sparse.  Factors of it cost
     as much as ``P`` products with it (:mod:`implicitkit.linear.price`), and a step of acceleration is dearer than a product.
-    With the smallest residual ``b`` of a sample, ``b'`` ten steps earlier, the tolerance is
-    ``10 \log(tolerance / b) / \log(b / b')`` steps away; if that is more than ``P``, and ``P / 2`` have been taken, this is
+    With the smallest residual ``b`` of a sample, ``b'`` ``j >= 10`` steps earlier, the tolerance is
+    ``j \log(tolerance / b) / \log(b / b')`` steps away; if that is more than ``P``, and ``P / 2`` have been taken, this is
     left for others to go on from.  A sample whose residual has not fallen in ten steps is not left: it is on its way between
     fixed points, perhaps, of which Newton's method would take any, the repelling ones too.
 
@@ -39,18 +39,18 @@ class FrugalAnderson(Anderson):
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         asked = z.shape[1] >= SMALLEST and len(z) <= _SAMPLES
-        return super().init(f, z) | {"taken": 0, "asked": asked, "before": None, "price": None}
+        return super().init(f, z) | {"taken": 0, "looked": 0, "asked": asked, "before": None, "price": None}
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         z_next, after = super().step(f, z, state)
-        after = after | {"taken": state["taken"] + 1}
-        if not state["asked"] or state["taken"] % _WINDOW:
+        after = after | {"taken": state["taken"] + f.taken}
+        before, best, since = state["before"], f.best_norm, state["taken"] - state["looked"]
+        if not state["asked"] or (before is not None and since < _WINDOW):
             return z_next, after
-        before, best = state["before"], f.best_norm
-        after["before"] = best
+        after.update(before=best, looked=state["taken"])
         if before is None:
             return z_next, after
-        left = _WINDOW * (f.tolerance / best).log() / (best / before).log()
+        left = since * (f.tolerance / best).log() / (best / before).log()
         far = f.active & ~((best < before) & (left <= _SOON * _WINDOW)) & (best > f.tolerance)
         if not bool(far.any()):
             return z_next, after

@@ -68,28 +68,28 @@ class Impatient(Method):
         radius = None
         if math.isfinite(self.reach):
             radius = self.reach * sum(torch.linalg.vector_norm(v, dim=1) for v in (z, z + f.residual(z)))
-        return {"inner": self.method.init(f, z), "step": 0, "before": None, "radius": radius}
+        return {"inner": self.method.init(f, z), "since": 0, "before": None, "radius": radius}
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        step, before, radius = state["step"], state["before"], state["radius"]
+        since, before, radius = state["since"], state["before"], state["radius"]
         best, tolerance = f.best_norm, f.tolerance
         z_next, inner = self.method.step(f, z, state["inner"])
         if radius is not None:
             out = torch.linalg.vector_norm(z_next, dim=1) > radius
             z_next = torch.where(out.unsqueeze(1), f.best, z_next)
             f.stuck = out if f.stuck is None else f.stuck | out
-        if step % self.window == 0 and math.isfinite(self.horizon):
+        if (before is None or since >= self.window) and math.isfinite(self.horizon):
             if before is not None:
-                # falls too slowly: log(best / before) > window log(tolerance / best) / horizon, also where it is NaN
-                slow = ~((best / before).log() <= (tolerance / best).log() * (self.window / self.horizon))
+                # falls too slowly: log(best / before) > since log(tolerance / best) / horizon, also where it is NaN
+                slow = ~((best / before).log() <= (tolerance / best).log() * (since / self.horizon))
                 slow.logical_and_(best > tolerance)
                 f.stuck = slow if f.stuck is None else f.stuck | slow
-            before = best
-        return z_next, {"inner": inner, "step": step + 1, "before": before, "radius": radius}
+            before, since = best, 0
+        return z_next, {"inner": inner, "since": since + f.taken, "before": before, "radius": radius}
 
     def keep(self, state: dict[str, Any]) -> dict[str, Tensor]:
         return self.method.keep(state["inner"])
 
     def select(self, state: dict[str, Any], index: Tensor) -> dict[str, Any]:
         kept = {k: None if state[k] is None else state[k].index_select(0, index) for k in ("before", "radius")}
-        return {"inner": self.method.select(state["inner"], index), "step": state["step"], **kept}
+        return {"inner": self.method.select(state["inner"], index), "since": state["since"], **kept}

@@ -35,11 +35,12 @@ def _path(**options: Any) -> Impatient:
 _KRYLOV = Impatient(NewtonKrylov(halvings=4), window=6, horizon=30)
 _CHEAP = (Stage(Impatient(Anderson())), Stage(Impatient(Broyden(), reach=_NEAR), scale=None))
 _NEWTON, _LAST = (Stage(replace(_KRYLOV, reach=reach), scale=None) for reach in (_NEAR, _FAR))
-# the map's own path, along which the residual may stay or rise for some thirty steps before the map contracts: where there
-# is no continuation, and a step of Newton's costs dozens of the map
+# the map's own path, along which the residual may stay or rise for some thirty steps before the map contracts: a chain of
+# layers that is no loop is solved once its depth has been walked, and its Jacobian is the worst for everything else
 _PLAIN = Stage(Impatient(Picard(), window=32, reach=_NEAR))
 _STAGES = (
     *_CHEAP,
+    _PLAIN,
     _NEWTON,
     Stage(_path(), max_steps=200),
     Stage(_path(), max_steps=200, scale=None),
@@ -54,15 +55,15 @@ _LARGE = (*_CHEAP, _PLAIN, _NEWTON, _LAST)
 class Relay(Polyalgorithm):
     """Fixed points of maps that need not contract: cheap methods first, then, sample by sample, what they cannot solve.
 
-    1. Anderson acceleration, 2. Broyden's method with limited memory, 3. Newton's method with GMRES, each from the best
-    point so far, and each only as long as a sample's residual falls fast enough to be done in reasonable time
-    (:class:`Impatient`); 4. :class:`Continuation` in the strength of the map, up to 1024 unknowns a sample, from the start,
-    from the best point, and from three points around it.  The first three are local: they depend on the Jacobian that they
-    meet.  The last is global: it finds a fixed point of a map that is smooth and bounded from almost every start, and of
-    most that are only piecewise smooth.  Above 1024 unknowns it is the plain iteration from the start, tried before 3., that
-    follows the map where the residual does not fall: what was trained by unrolled steps comes to rest along it.  From 2. on
-    no method may leave the ball of ten times the size of the start, since far out a map that is nearly the identity looks
-    solved; only for what is left then Newton's method may go a hundred times as far.
+    1. Anderson acceleration, 2. Broyden's method with limited memory, from the best point so far, 3. the plain iteration
+    from the start, 4. Newton's method with GMRES, from the best point, each only as long as a sample's residual falls fast
+    enough to be done in reasonable time (:class:`Impatient`); 5. :class:`Continuation` in the strength of the map, up to
+    1024 unknowns a sample, from the start, from the best point, and from three points around it.  1., 2. and 4. are local:
+    they depend on the Jacobian that they meet.  3. follows the map where the residual does not fall: a chain of layers is
+    done once its depth has been walked, and what was trained by unrolled steps comes to rest along it.  5. is global: it
+    finds a fixed point of a map that is smooth and bounded from almost every start, and of most that are only piecewise
+    smooth.  From 2. on no method may leave the ball of ten times the size of the start, since far out a map that
+    is nearly the identity looks solved; only for what is left then Newton's method may go a hundred times as far.
 
     A sample that all fail on gets the best point that any of them has seen.  ``solution.solver`` names those that solved
     something.

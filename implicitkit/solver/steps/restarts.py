@@ -13,9 +13,10 @@ _EVERY, _LOOKS = 50, 4  # steps between two looks at the best residual, and look
 _FALLEN = 0.99  # ... which is to come down to this
 
 GuardState = dict[str, int | Tensor | None]
-"""``step``; ``back``: samples that stand at their best point again; ``floor``: what residuals are measured against where
-it is above the best one; ``returned``: best residual at which a sample last went back; ``checked``: best residual at the
-last check of progress.  All ``(batch,)``, ``None`` until needed.  The empty dictionary is the state before the first step.
+"""``step``: steps since the last check of progress; ``back``: samples that stand at their best point again; ``floor``: what
+residuals are measured against where it is above the best one; ``returned``: best residual at which a sample last went back;
+``checked``: best residual at the last check of progress.  All ``(batch,)``, ``None`` until needed.  The empty dictionary is
+the state before the first step.
 """
 
 
@@ -33,7 +34,8 @@ def watch(f: Evaluations, state: GuardState, safeguard: float, patience: int) ->
     norm, best = f.norm, f.best_norm
     step = int(state.get("step") or 0) + 1
     floor, returned, checked, back = (_mask(state, name) for name in ("floor", "returned", "checked", "back"))
-    due = step % patience == 0
+    due = step >= patience
+    step = 0 if due else step
     if norm is best and floor is None and back is None and not due:  # every sample at work has improved
         return None, state | {"step": step}
     bad = norm > safeguard * (best if floor is None else torch.maximum(best, floor))

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit_deq import DEQ, InTurn, PerPosition, cells, future_leak
+from implicitkit_deq import DEQ, CausalityWarning, Cell, InTurn, PerPosition, cells, future_leak
+from implicitkit_deq.causality import per_position
 
 F64 = torch.float64
 pytestmark = pytest.mark.filterwarnings("ignore::implicitkit_deq.CausalityWarning")
@@ -442,3 +443,49 @@ def test_in_turn_one_position_that_fails_is_not_made_good_by_the_next() -> None:
     assert solution.converged.tolist() == [True, False, True]
     exact = torch.tensor([2.0, (1 + 0.1 * math.tanh(2.0)) / 0.7], dtype=F64)
     torch.testing.assert_close(solution.value[[0, 2], :, 0], exact.expand(2, 2), rtol=1e-8, atol=0.0)
+
+
+def test_what_is_configured_of_newtons_method_is_kept_by_prefixes() -> None:
+    """A smaller forcing term and fewer vectors hold; what prefixes know nothing of has every position solved in turn."""
+    state = torch.zeros(2, 6, 3)
+    tight = per_position(ik.NewtonKrylov(forcing=1e-3, restart=4), state).method
+    assert (tight.forcing, tight.vectors) == (1e-3, 4)
+    default = per_position("newton_krylov", state).method
+    assert per_position(ik.NewtonKrylov(forcing=0.5, inner_steps=50), state).method == default
+    for other in (ik.NewtonKrylov(halvings=2), ik.NewtonKrylov(patience=1), ik.NewtonKrylov(preconditioner="jacobi")):
+        with pytest.warns(CausalityWarning):
+            assert isinstance(per_position(other, state), InTurn)
+    x = torch.randn(2, 8, 4, dtype=F64, generator=torch.Generator().manual_seed(0))
+    steps = []
+    for vectors in (1, 12):
+        layer = DEQ(CELLS["transformer"](), rtol=1e-8, solver=ik.NewtonKrylov(restart=vectors)).eval()
+        layer(x)
+        steps.append(int(layer.solution.steps.max()))
+    assert steps[0] > steps[1]
+
+
+class _Pair(Cell):
+    """Two leaves by name, which are no composition: each position of one reads the other's before it."""
+
+    causal = True
+
+    def inject(self, x: Tensor) -> tuple[Tensor]:
+        return (x,)
+
+    def update(self, z: dict[str, Tensor], x: Tensor) -> dict[str, Tensor]:
+        before = torch.cat([torch.zeros_like(z["a"][:, :1]), z["a"][:, :-1]], 1)
+        return {"a": torch.tanh(0.5 * z["b"] + x), "b": 0.5 * before}
+
+    def state_shape(self, x: Tensor) -> Any:
+        return {"a": tuple(x.shape[1:]), "b": tuple(x.shape[1:])}
+
+
+def test_blocks_of_a_state_by_names_that_is_no_composition_is_one_block() -> None:
+    x = torch.randn(2, 6, 4, dtype=F64, generator=torch.Generator().manual_seed(0))
+    found = DEQ(_Pair(), rtol=1e-10, atol=0.0, solver=ik.Blocks("picard"))(x)
+    a = torch.zeros(2, 4, dtype=F64)
+    for t in range(6):
+        a = torch.tanh(0.25 * a + x[:, t])
+        torch.testing.assert_close(found["a"][:, t], a, rtol=1e-8, atol=1e-9)
+    with pytest.raises(ValueError, match="no composition"):
+        DEQ(_Pair(), solver=ik.Blocks({"a": "picard", "b": "picard"}))(x)
