@@ -74,7 +74,7 @@ class Judge:
         self._reach: Tensor | None = None  # of a fixed point: how far |z| may come without being asked
         # ... and rtol and the floor as tensors: a number costs an operation four times as much
         self._rate: Any = None
-        self._floor: Any = None
+        self._least: Any = None
         self._last: tuple[Tensor, Tensor] | None = None  # a point, and |z| of each sample there
         self._largest: tuple[Tensor, float] | None = None  # a point, and the largest entry there
         self._away: tuple[Tensor, Tensor, Tensor] | None = (
@@ -97,10 +97,10 @@ class Judge:
                 self.floor = self._floor_of(reach)
                 self._reach = reach.mul_(size.new_full((), _GROWN))
                 self._rate = size.new_full((), self.rtol)
-                self._floor = self.floor if isinstance(self.floor, Tensor) else size.new_full((), self.floor)
+                self._least = self.floor if isinstance(self.floor, Tensor) else size.new_full((), self.floor)
             if self._pieces is not None:
                 return self._by_pieces(self._pieces, z, norm, size)
-            return torch.addcmul(self._floor, size, self._rate)
+            return torch.addcmul(self._least, size, self._rate)
         if self.bound is None:
             norm = norm if self.start_norm is None else self.start_norm
             self.floor = self._floor_of(self._size(z) + norm if self.f.kind.like_state else norm)
@@ -129,7 +129,7 @@ class Judge:
         judge = copy.copy(self)
         judge.f, judge._last, judge._away, judge._healthy = (self.f if f is None else f), None, None, None
         judge.came_from = None
-        for name in ("start_norm", "first", "bound", "floor", "_reach", "_floor", "_rows"):
+        for name in ("start_norm", "first", "bound", "floor", "_reach", "_least", "_rows"):
             value = getattr(self, name)
             if isinstance(value, Tensor) and value.ndim:
                 setattr(judge, name, value.index_select(0, samples))
