@@ -468,7 +468,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/steps/factored.py",
         "tests/solver/test_large_least_squares.py -k bounded_before",
-        ("not bool((norm <= share * most(z)).any())", "False"),
+        ("not bool((norm <= _ROUNDING * eps * most(z)).any())", "False"),
     ),
     *mutants(
         "implicitkit/sparsity/compression.py",

@@ -75,7 +75,11 @@ MUTANTS = [
         "implicitkit/solver/judging.py",
         UNITS,
         ("claims & (norm > self.floor)", "claims & (norm > self.atol)"),
-        ("size.mul(self._rate).add_(self.floor)", "size.mul(self._rate).add_(self.atol)", UNITS_OF_MAPS),
+        (
+            "self._least = self.floor if isinstance(self.floor, Tensor) else",
+            "self._least = size.new_full((), self.atol) if True else",
+            UNITS_OF_MAPS,
+        ),
     ),
     *mutants(
         "implicitkit/composition/stepper.py",
