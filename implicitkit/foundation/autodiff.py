@@ -7,7 +7,6 @@ work inside transforms.  So: the first when a transform is active, the second wh
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -188,7 +187,7 @@ def linearise(
         fixed_point=fixed_point,
         sparse=sparse,
     )
-    A.graph = functools.partial(size_of_graph, out)
+    A.graph = lambda: size_of_graph(out)
     return out, A
 
 

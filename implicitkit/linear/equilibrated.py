@@ -144,6 +144,10 @@ class _Factors:
         """``(L A R)^{-1} b``, ``(batch, n)`` or ``(batch, n, k)``."""
         return self._times(1 / self.right, self._of.solve(self._times(1 / self.left, b)))
 
+    def factored(self, factorise: Any) -> _Factors:
+        """The same matrices with factors of another make."""
+        return _Factors(self._of.factored(factorise), self.left, self.right)
+
     @staticmethod
     def _times(scale: Tensor, x: Tensor) -> Tensor:
         return x * (scale if x.ndim == 2 else scale.unsqueeze(2))

@@ -37,6 +37,7 @@ __all__ = ["Polyalgorithm", "Stage", "choose", "stages"]
 _DENSE = 1024  # unknowns a sample up to which Newton's dense Jacobian is the first choice
 _DENSE_AT_ALL = 4096  # ... up to which it is the last resort
 _DENSE_NUMBERS = 1 << 25  # numbers in all Jacobians of the batch, at most
+_SHARED_NUMBERS = 1 << 30  # ... where they are one
 _LOOPED = 8  # samples up to which a sparse factorisation each is worth it in minimisation
 _NEWTON = 32  # unknowns a sample up to which minimisation begins with dense Hessians
 
@@ -48,7 +49,8 @@ class Stage:
     Args:
         solver: a registered name or a configured object. options: for a name.
         max_steps: steps it may take; ``None``: its own default.
-        sparse: only where the Jacobian of the residual has a sparsity pattern.
+        sparse: only where the Jacobian of the residual has a sparsity pattern. shared: only where it has none, and is the
+            same for all samples, wherever they are.
         scale: begin at ``scale * z0``; ``None``: at the best point found so far.  Starts nearer to the origin help where
             the given one is so far out that ``|F|`` overflows, or is flat, or has been descended into a wrong valley.
 
@@ -61,6 +63,7 @@ class Stage:
     max_steps: int | None = None
     scale: float | None = 1.0
     sparse: bool = False
+    shared: bool = False
 
     def __post_init__(self) -> None:
         check_options(
@@ -70,6 +73,7 @@ class Stage:
             max_steps=optional(at_least(1)),
             scale=optional(finite()),
             sparse=flag(),
+            shared=flag(),
         )
 
     def begin(self, z0: Tensor, best: Tensor) -> Tensor:
@@ -78,6 +82,9 @@ class Stage:
 
     def serves(self, f: Evaluations, z0: Tensor) -> bool:
         """Is it for a Jacobian like this?"""
+        if self.shared:
+            apart = torch.arange(len(z0), dtype=z0.dtype, device=z0.device).unsqueeze(1) * (1 + z0.abs())
+            return len(z0) > 1 and not f.is_sparse(z0) and f.linearize(z0 + apart).alike()
         return not self.sparse or f.is_sparse(z0)
 
     def make(self) -> Any:
@@ -118,6 +125,8 @@ _SPARSE_NEWTON = (
     Stage(FrugalNewton(), max_steps=100, sparse=True),
     Stage("newton", (("line_search", False),), max_steps=60, sparse=True),
 )
+#: A linear equation for many right-hand sides: one factorisation, whatever all samples' Jacobians would take.
+_SHARED_NEWTON = Stage(FrugalNewton(), max_steps=100, shared=True)
 #: Where sweeps are slow and factors are sparse Newton's method goes on; acceleration again where that takes more than a few
 #: factorisations.
 _ANDERSON = (
@@ -174,6 +183,8 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
         equations = _DENSE_NEWTON
     elif size <= _DENSE_AT_ALL and affordable:
         equations = (*_SPARSE_NEWTON, *_EITHER)
+    elif size <= _DENSE_AT_ALL and batch * size * size <= _SHARED_NUMBERS:
+        equations = (*_SPARSE_NEWTON, _SHARED_NEWTON, *_MATRIX_FREE)
     else:
         equations = (*_SPARSE_NEWTON, *_MATRIX_FREE)
     if kind.flow > 0 and kind.equation:

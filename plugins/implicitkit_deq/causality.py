@@ -71,6 +71,7 @@ def per_position(solver: Any, state: Any, batch_dims: int = 1, composed: bool = 
     """
     if type(batch_dims) is not int or batch_dims not in (0, 1):
         raise ValueError(f"per_position: batch_dims must be 1 or 0 (all samples are one system), got {batch_dims!r}")
+    options.check_arguments("per_position", composed=(options.flag(), composed))
     if isinstance(solver, ik.Blocks):
         return _blocks(solver, state, batch_dims, composed)
     leaves = ik.extend.trees.tree_flatten(state)[0]

@@ -351,7 +351,8 @@ def test_a_kink_is_given_up_early() -> None:
     A, b = torch.randn(60, 20, generator=g, dtype=F64), torch.randn(60, generator=g, dtype=F64)
     f = lambda z: torch.relu(A @ z - b).sum() + 0.5 * z.square().sum()  # noqa: E731
     s = ik.argmin(f, torch.zeros(20, dtype=F64), solver="lbfgs", on_failure="ignore")
-    assert _status(s) is ik.Status.STALLED and int(s.steps) <= 550, s
+    # the objective falls by a thousandth in hundreds of steps: how many there are hangs on rounding
+    assert _status(s) is ik.Status.STALLED and int(s.steps) <= 800, s
 
 
 def test_meyer_is_solved_from_every_start_it_is_claimed_from() -> None:

@@ -172,7 +172,7 @@ class Anderson(Method):
         """The next point to look at, which is ``z`` or lies two plain steps behind it; changes ``state``."""
         mark, state["mark"] = state["mark"], f.norm
         since = state["plain"][1] if state["plain"] is not None else 0
-        if mark is None or since or f.ahead < _PERIOD or self.period is not None or z.shape[1] < _WIDE:
+        if self.period is not None or mark is None or since or z.shape[1] < _WIDE or f.ahead < _PERIOD:
             return z
         far = (f.norm.square() > _NEAR * f.tolerance * mark).logical_and_(f.norm < mark)
         if not _most(f, far, _HALF):
