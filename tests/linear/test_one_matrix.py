@@ -309,3 +309,20 @@ def test_newton_steps_take_one_matrix_for_all(
     z0, x = torch.randn(2, 64, 300, generator=rng, dtype=D)
     s = ik.root(lambda z, x: 3 * z + cubic * z**3 - z @ N.T - x, start * z0, (x,), batch_dims=1)
     assert bool(s.converged.all()) and len(made) == formed and (int(s.steps.max()) == 1) == (cubic == 0)
+
+
+@pytest.mark.parametrize("cubic", [0.0, 0.3])
+def test_a_dense_equation_for_more_samples_than_matrices_fit(cubic: float) -> None:
+    """Condition 1e5: a Krylov method fails; one factorisation does, and is taken only where there is one matrix."""
+    rng = torch.Generator().manual_seed(0)
+    n, batch = 600, 100
+    U, V = (torch.linalg.qr(torch.randn(n, n, generator=rng, dtype=D))[0] for _ in range(2))
+    A = U @ torch.diag(torch.logspace(0, -5, n, dtype=D)) @ V.T + (0 if cubic == 0 else 4 * torch.eye(n, dtype=D))
+    b = torch.randn(batch, n, generator=rng, dtype=D).requires_grad_()
+    s = ik.root(lambda z, b: z @ A.T + cubic * z**3 - b, torch.zeros(batch, n, dtype=D), (b,), batch_dims=1)
+    assert (s.solver == "auto (newton)") == (cubic == 0), s
+    residual = s.value @ A.T + cubic * s.value**3 - b
+    assert float(residual.detach().norm(dim=1).max()) < 1e-5 * float(b.detach().norm(dim=1).max())
+    if cubic == 0:
+        (g,) = torch.autograd.grad(s.value.sum(), b)
+        torch.testing.assert_close(g @ A, torch.ones_like(g), rtol=0, atol=1e-5)

@@ -437,4 +437,10 @@ MUTANTS = [
         ("self._random / np.where(sizes > 0, sizes, 1)", "self._random"),
         ("rows if self.colouring.by_rows else columns, np.abs", "columns if self.colouring.by_rows else rows, np.abs"),
     ),
+    *mutants(
+        "implicitkit/solver/auto.py",
+        "tests/linear/test_one_matrix.py -k more_samples",
+        ("(*_SPARSE_NEWTON, _SHARED_NEWTON, *_MATRIX_FREE)", "(*_SPARSE_NEWTON, *_MATRIX_FREE)"),
+        ("f.linearize(z0 + apart).alike()", "f.linearize(z0).alike()"),
+    ),
 ]
