@@ -97,7 +97,7 @@ MUTANTS = [
         ("_remember(history[:, (k - 1) % m], (r, mixed)", "_remember(history[:, 0], (r, mixed)"),
         ('_remember(state["history"][:, (k - 1) % self.memory]', '_remember(state["history"][:, 0]'),
         ("if not _most(f, far, _HALF):", "if True:"),
-        ("if mark is None or since or f.ahead < _PERIOD", "if mark is None or since"),
+        ("z.shape[1] < _WIDE or f.ahead < _PERIOD:", "z.shape[1] < _WIDE:"),
         ("f.taken = _PERIOD", "pass"),
         ("relative = 10 * memory * torch.finfo(dtype).eps if ridge is None else ridge", "relative = 1e-2"),
         ("history.masked_fill_(wiped.unsqueeze(2), 0)", "pass"),
