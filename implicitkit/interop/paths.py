@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import scipy.integrate
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
@@ -40,8 +42,7 @@ def integrate(
     Raises:
         ConvergenceError: ``solve_ivp`` failed for all samples; the message is its own.
     """
-    if units is None:
-        units = y0.abs().amax(1, keepdim=True).clamp_min(1).expand_as(y0)
+    own = y0.abs().amax(1, keepdim=True).clamp_min(1).expand_as(y0) if units is None else units
 
     def follow(good: Tensor) -> Any:
         """The answer of ``solve_ivp`` if only these samples move."""
@@ -49,9 +50,10 @@ def integrate(
         def slope(now: Tensor, y: Tensor) -> Tensor:
             return torch.where(good.unsqueeze(1), f(now, y), 0)
 
-        return _solve(slope, t, torch.where(good.unsqueeze(1), y0, 0), accuracy, method, units, jacobian)
+        return _solve(slope, t, torch.where(good.unsqueeze(1), y0, 0), accuracy, method, own, jacobian)
 
     good = torch.isfinite(y0).all(1)
+    own = torch.where(good.unsqueeze(1) & (own > 0), own, 1)
     answer, alone = follow(good), {}
     if not answer.success and len(y0) > 1:
         each = torch.eye(len(y0), dtype=torch.bool, device=y0.device)
@@ -91,17 +93,25 @@ def _solve(
     def matrix(now: float, y: np.ndarray) -> Any:
         at = tensor(now)
         assert jacobian is not None
-        return jacobian(lambda v: f(at, v), tensor(y).reshape(y0.shape))
+        J = jacobian(lambda v: f(at, v), tensor(y).reshape(y0.shape))
+        entries = J.data if sp.issparse(J) else J  # of a sample that is not finite none reaches the others
+        np.nan_to_num(entries, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+        return J
 
     options = {} if jacobian is None else {"jac": matrix}
-    with np.errstate(all="ignore"):  # what ends in infinity is said
-        return scipy.integrate.solve_ivp(
-            slope,
-            (float(t[0]), float(t[-1])),
-            numbers(y0).reshape(-1),
-            method=method,
-            dense_output=True,
-            rtol=accuracy,
-            atol=1e-3 * accuracy * numbers(units).reshape(-1),
-            **options,
-        )
+    try:
+        with np.errstate(all="ignore"):  # what ends in infinity is said
+            return scipy.integrate.solve_ivp(
+                slope,
+                (float(t[0]), float(t[-1])),
+                numbers(y0).reshape(-1),
+                method=method,
+                dense_output=True,
+                rtol=accuracy,
+                atol=1e-3 * accuracy * numbers(units).reshape(-1),
+                **options,
+            )
+    except RuntimeError as error:
+        if "singular" not in str(error):
+            raise
+        return SimpleNamespace(success=False, message=str(error), t=[float(t[0])])

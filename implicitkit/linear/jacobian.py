@@ -13,7 +13,7 @@ from implicitkit.foundation.numbers import numbers
 from implicitkit.foundation.operators import MatVec
 from implicitkit.linear.sparse_form import confirmed
 from implicitkit.sparsity.identity import identity_of
-from implicitkit.sparsity.known import SMALLEST, Sparsity
+from implicitkit.sparsity.known import SMALLEST, Sparsity, detected
 
 __all__ = ["JacobianMatrix"]
 
@@ -35,8 +35,8 @@ class JacobianMatrix:
         return Sparsity((type(self), identity_of(self.make), tuple(z.shape)), smallest=self.smallest)
 
     def pattern(self, function: Function, z: Tensor) -> Any:
-        """Of one sample's ``(n, n)``, in compressed rows; ``None`` where it has none worth having."""
-        found = self._sparsity(z).find(function, z)
+        """Of one sample's ``(n, n)``, in compressed rows, looked for anew; ``None`` where it has none worth having."""
+        found = detected(function, z) if z.shape[1] >= self.smallest else None
         return None if found is None else found.pattern
 
     def at(self, function: Function, z: Tensor) -> Any:

@@ -35,6 +35,7 @@ _C = (1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0)
 _ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
 _ZERO = 1e-3  # of the units, that is as good as zero
 _EDGE = 3.25  # h |lambda| at which the method stops being stable (Hairer & Wanner 1996, section IV.2)
+_JUMPS = 3  # steps as short as the clock tells, in a row, that are taken whatever their error
 _STIFF, _CALM = 15, 6  # steps there until an equation is called stiff, and elsewhere in a row until that is forgotten
 
 
@@ -66,7 +67,7 @@ class March:
 
     Attributes:
         now, y: how far it has come. lost: ``(batch,)``. stiff: stability has ruled the last steps, not accuracy.
-        units: ``w``, ``(batch, n)``.
+        units: ``w``, ``(batch, n)``. cornered: steps have come down to what the clock can tell.
     """
 
     def __init__(self, f: Slope, t: Tensor, y0: Tensor, accuracy: float) -> None:
@@ -76,10 +77,11 @@ class March:
         self.units = self._units(y0.abs())
         self._edges, self._states = [self.now], [y0]
         self._at_edge = self._calm = 0
+        self._forced, self._may_hand_over, self.cornered = 0, False, False
 
     @property
     def stiff(self) -> bool:
-        return self._at_edge >= _STIFF
+        return self._at_edge >= _STIFF or self.cornered
 
     @property
     def path(self) -> tuple[Tensor, Tensor]:
@@ -92,7 +94,7 @@ class March:
         Raises:
             ConvergenceError: too many steps.
         """
-        h = self._first()
+        h, self._may_hand_over = self._first(), until_stiff
         for goal in self.t[1:]:
             while float((goal - self.now).abs()) > 0:
                 if len(self._edges) > STEPS:
@@ -110,7 +112,7 @@ class March:
         size = lambda v: v.square().mean(1).sqrt()  # noqa: E731
         change = size((self.t[1] - self.t[0]) * self.slope) / size(self.y).clamp_min(torch.finfo(self.y.dtype).tiny)
         change = largest(torch.where(self.lost, 0, change))
-        return (self.t[1] - self.t[0]) * min(1.0, max(1e-6, 0.01 / change if change > 0 else 1.0))
+        return (self.t[1] - self.t[0]) * min(1.0, max(1e-6, 0.01 / change if change > 0 else 0.01))
 
     def _step(self, h: Tensor, goal: Tensor) -> Tensor:
         """Try a step of length ``h`` towards ``goal``; the length of the next."""
@@ -126,7 +128,16 @@ class March:
             shorter = step * (0.1 if ratio != ratio or ratio == float("inf") else max(0.2, 0.9 * ratio**-0.2))
             if abs(float(shorter)) > 4 * torch.finfo(h.dtype).eps * max(abs(float(self.now)), abs(float(goal))):
                 return shorter
-            self.lost = self.lost | ~(ratios <= 1)
+            self._forced += 1
+            if (
+                ratio == float("inf") or ratio != ratio or self._forced > _JUMPS
+            ):  # else a jump of f, which such steps cross
+                if self._may_hand_over and not bool((self.lost | ~torch.isfinite(ratios)).all()):
+                    self.cornered = True
+                    return step
+                self.lost = self.lost | ~(ratios <= 1)
+        else:
+            self._forced = 0
         moves = step.abs() * size(slopes[-1] - slopes[-2]) / size(new - before)
         self._watch(largest(torch.where(self.lost, 0, moves.nan_to_num(0.0))))
         self._go(goal if last else self.now + step, new, slopes[-1], units)

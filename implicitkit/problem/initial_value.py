@@ -23,6 +23,7 @@ from implicitkit.problem.kind import Kind
 
 __all__ = ["InitialValue"]
 
+_GROWN = 1e6  # times its own size and that of its first change: beyond, given steps have made a start of no use
 _APART = 1e-2  # of its size, by which the trajectory of the integrator may differ from that of the equations
 FEWEST = 16  # numbers of a state from which it is looked where its right-hand side has entries
 
@@ -53,7 +54,8 @@ class InitialValue(Problem):
     Args:
         rhs: ``f(t, y, *args)``: ``t`` one number, ``y`` like ``y0``, the batch in front where there is one; mapped over
             points by ``torch.vmap``.
-        t: two or more times, increasing or decreasing.
+        t: two or more times, increasing or decreasing.  The steps are chosen by what they meet: where ``rhs`` is switched on
+            for a short while, put a time at the switch, or nothing may see it.
         event: ``g(t, y, *args)``, one number; for a solve without ``batch_dims``.
         steps: equal steps between any two times; ``None``: those of the integrator.  All samples take the same steps.
         accuracy: relative tolerance of the integrator, for its steps; ``None``: 1e-6, in single precision 1e-4.
@@ -173,7 +175,10 @@ class InitialValue(Problem):
         if self.steps:
             mesh = Mesh.even(len(t) - 1, self.steps, t.dtype, t.device)
             edges = torch.cat((times(mesh, t, t.new_zeros(1))[1][:, 0], t[-1:]))
-            return edges, follow(slope, edges, y0), ""
+            states = follow(slope, edges, y0)
+            bound = torch.maximum(y0.abs(), ((t[-1] - t[0]) * slope(t[0], y0)).abs()).amax(1, keepdim=True)
+            sane = (states.abs() <= _GROWN * bound).all(0).all(1, keepdim=True)  # no explicit steps for what is stiff
+            return edges, torch.where(sane, states, y0), ""
         _check_order(t)
         if not len(y0):  # no sample asks for steps
             return t, y0.expand(len(t), *y0.shape), ""
@@ -278,6 +283,6 @@ def _unpacked(layout: Layout, z0: Any, y0: Tensor, later: Tensor) -> Any:
 def _times(t: Any) -> Tensor:
     """Numbers as a tensor."""
     try:
-        return torch.as_tensor(t, device="cpu")
+        return torch.as_tensor(t, dtype=torch.float64, device="cpu")
     except (RuntimeError, TypeError, ValueError):
         raise TypeError(f"t must hold times, a tensor or a list of numbers, got {t!r}") from None

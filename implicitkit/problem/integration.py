@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
+from implicitkit.foundation.errors import ConvergenceError
 from implicitkit.linear.jacobian import JacobianMatrix
 from implicitkit.problem.explicit import March
 from implicitkit.registry.operations import operation
@@ -72,9 +73,12 @@ def auto(f: Slope, t: Tensor, y0: Tensor, accuracy: float) -> tuple[Tensor, Tens
     edges, states = march.path
     lost = march.lost.unsqueeze(1)
     rest = torch.cat((march.now.reshape(1), t[(t - march.now) * (t[-1] - march.now) > 0]))
-    later, there = _by_scipy(
-        lambda now, y: torch.where(lost, 0, f(now, y)), rest, march.y, accuracy, "Radau", march.units
-    )
+    try:
+        later, there = _by_scipy(
+            lambda now, y: torch.where(lost, 0, f(now, y)), rest, march.y, accuracy, "Radau", march.units
+        )
+    except ConvergenceError:  # of all samples: so far they came
+        later, there = rest, march.y.new_full((len(rest), *march.y.shape), torch.nan)
     there = torch.where(lost, torch.nan, there)
     return torch.cat((edges, later[1:])), torch.cat((states, there[1:]))
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from implicitkit.sparsity.compression import Coloured
     from implicitkit.sparsity.low_rank import Bordered
 
-__all__ = ["SMALLEST", "Sparsity"]
+__all__ = ["SMALLEST", "Sparsity", "detected"]
 
 SMALLEST = 128  # unknowns from which a pattern is looked for
 _KEPT = 128  # functions whose pattern is remembered
@@ -70,7 +70,7 @@ class Sparsity:
         if z.shape[1] < self.smallest or self._refuted > 1:
             return None
         if self.key not in _found:
-            _remember(self.key, _detected(function, z, self.symmetric))
+            _remember(self.key, detected(function, z, self.symmetric))
         _found.move_to_end(self.key)
         return _found[self.key]
 
@@ -129,7 +129,8 @@ class Sparsity:
         return self._ready
 
 
-def _detected(function: Callable[[Tensor], Tensor], z: Tensor, symmetric: bool) -> Coloured | None:
+def detected(function: Callable[[Tensor], Tensor], z: Tensor, symmetric: bool = False) -> Coloured | None:
+    """The pattern of ``function`` at ``z``, by watching one evaluation; ``None`` where there is none worth having."""
     from implicitkit.sparsity.compression import coloured
     from implicitkit.sparsity.detection import detect
 

@@ -268,6 +268,64 @@ def test_a_sample_that_ends_before_others_are_stiff() -> None:
     torch.testing.assert_close(solution.value[0, -1], double(1 / (10 - 2), 1.0), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("where", ["start", "parameter"])
+@pytest.mark.parametrize("integrator", ["auto", "scipy.Radau"])
+def test_a_sample_that_is_not_finite_beside_a_stiff_one(where: str, integrator: str) -> None:
+    k, y0 = double(5000.0, 1.0, 2.0).unsqueeze(1), torch.zeros(3, 1, dtype=torch.float64)
+    (y0 if where == "start" else k)[1] = math.nan
+    problem = ik.InitialValue(relax, (0.0, 1.0), integrator=integrator)
+    solution = ik.solve(problem, y0, (k,), batch_dims=1, on_failure="nan")
+    assert solution.converged.tolist() == [True, False, True]
+    exact = relaxed(1.0, k) - k * k / (k * k + 1) * torch.exp(-k)
+    torch.testing.assert_close(solution.value[[0, 2], -1], exact[[0, 2]], rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("steps", [50, 200])
+@pytest.mark.parametrize("k", [1e3, 1e5])
+def test_given_steps_of_a_stiff_equation(k: float, steps: int) -> None:
+    """Explicit steps of these lengths overflow, or come to 1e180: no start."""
+    rate = double(k)[0]
+    path = ik.solve(ik.InitialValue(relax, (0.0, 1.0), steps=steps), double(0.0), (rate,)).value
+    torch.testing.assert_close(path[-1, 0], relaxed(1.0, rate), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("begin", [0.0, 1000.0])
+def test_a_stiff_equation_far_from_time_zero_in_single_precision(begin: float) -> None:
+    """Where the clock tells ten steps of the explicit method from each other."""
+    t = torch.tensor([begin, begin + 1, begin + 2], dtype=torch.float32)
+    path = ik.solve(ik.InitialValue(lambda t, y: -1000 * (y - t.cos()), t), torch.zeros(1, dtype=torch.float32)).value
+    assert float(path[-1]) == pytest.approx(math.cos(begin + 2), abs=2e-3)
+
+
+def test_times_in_a_list_are_not_rounded() -> None:
+    problem = ik.InitialValue(lambda t, y: -y, [0.0, 0.1, 0.3], accuracy=1e-12, stages=5)
+    path = ik.solve(problem, double(1.0)).value
+    torch.testing.assert_close(path[:, 0], double(1.0, math.exp(-0.1), math.exp(-0.3)), rtol=1e-12, atol=0)
+
+
+def test_a_switch_at_a_time_asked_for() -> None:
+    """``y' = 1 - y / 10`` between 5 and 6, from rest."""
+
+    def rhs(t: Tensor, y: Tensor) -> Tensor:
+        return -0.1 * y + ((t > 5) & (t < 6))
+
+    path = ik.solve(ik.InitialValue(rhs, (0.0, 5.0, 6.0, 24.0)), double(0.0)).value
+    exact = 10 * (1 - math.exp(-0.1)) * math.exp(-1.8)
+    torch.testing.assert_close(path[-1], double(exact), rtol=1e-4, atol=0)
+
+
+def test_a_pattern_of_other_arguments_is_not_taken() -> None:
+    """One function, first of a sparse matrix, then of a dense one: nothing is said of patterns that nobody gave."""
+    rhs = lambda t, y, K: -(K @ y)  # noqa: E731
+    eye, ones = torch.eye(40, dtype=torch.float64), torch.ones(40, dtype=torch.float64)
+    dense = eye + 0.01 * torch.randn(40, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for K in (eye, dense, eye):
+            end = ik.solve(ik.InitialValue(rhs, (0.0, 1.0)), ones, (K,)).value[-1]
+            torch.testing.assert_close(end, torch.linalg.matrix_exp(-K) @ ones, rtol=1e-6, atol=0)
+
+
 def test_jacobians_are_not_differences() -> None:
     """Those of SciPy's take an evaluation for each of 200 unknowns, time and again: 1,000 in all."""
     calls = 0
