@@ -44,6 +44,7 @@ _LENIENT = 100.0  # times rtol: what is taken in the end of a residual that the 
 _AGAIN = 0.9  # a claim that was refused is looked at again when the residual has fallen by this
 _PART = 1e-6  # a part of a composition is judged by its own size, or this share of the whole
 _UNSIGNED = 100.0  # |A| |z| of so many times a change of F with z may be one without its signs
+_LEAST = 2e-16  # of |F(z0)|: units of a single equation, at least
 _HIDDEN = 10.0  # times rtol: what is left of an equation that is small in the norm only
 _FAST = 0.1  # a step that leaves so little of |F| has not met rounding yet, and the next one costs less than to ask
 
@@ -108,7 +109,10 @@ class Judge:
             if self._has_rows:
                 rows = in_working_precision(self.f.residual(z)).abs()
                 # a condition of optimality that holds from the beginning need not be in small units
-                self._rows = torch.where(rows > 0, rows, torch.inf) if self.f.kind.returns_program else rows
+                if self.f.kind.returns_program:
+                    rows = torch.where(rows > 0, rows, torch.inf)
+                # what holds at the start says nothing of its units, but that it is no smaller than this beside the others
+                self._rows = torch.maximum(rows, _LEAST * norm.nan_to_num(0, 0, 0).unsqueeze(1))
         return self.bound
 
     def aim(self, z: Tensor) -> Tensor:

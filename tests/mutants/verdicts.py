@@ -401,4 +401,9 @@ MUTANTS = [
         ),
         ("if fit is not None and bool((_well_fitted(*fit, z, F, which) | ~which).all()):", "if False:"),
     ),
+    *mutants(
+        "implicitkit/solver/judging.py",
+        "tests/solver/test_settled.py -k holds_at_the_start",
+        ("_LEAST = 2e-16", "_LEAST = 0.0"),
+    ),
 ]

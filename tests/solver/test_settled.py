@@ -111,3 +111,16 @@ def test_what_runs_away_is_still_asked() -> None:
         on_failure="ignore",
     )
     assert not bool(s.converged)
+
+
+@pytest.mark.parametrize("solver", ["newton", "auto", "trust_region"])
+def test_an_equation_that_holds_at_the_start_has_no_units_of_its_own(solver: str) -> None:
+    """Cragg and Levy's, twelve times: a root of order two and three, and the cubic equation holds at the start."""
+
+    def equations(z: Tensor) -> Tensor:
+        a, b, c, d = z.view(-1, 4).unbind(1)
+        return torch.stack([(a.exp() - b) ** 2, 10 * (b - c) ** 3, torch.tan(c - d) ** 2, d - 1], 1).flatten()
+
+    z0 = torch.tensor([1.0, 2.0, 2.0, 2.0], dtype=torch.float64).repeat(12)
+    s = ik.root(equations, z0, solver=solver)
+    assert bool(s.converged) and float(equations(s.value).norm()) < 1e-9, s
