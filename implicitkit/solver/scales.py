@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 FLOOR = 1e-6  # components this much smaller than the largest count as if they were so large
+_SHARE = 1e-16  # ... where it is asked what cancels: unknowns may have units of their own
 _HEALTHY = 1e-6  # of its change with z: |F| near a zero; on the way to infinity exp(-z^p) is 1 / (745 p) of it and more
 _HEALTHY_LOW = 3e-4  # ... in lower precisions, 1 / (103 p)
 NOISE = 10.0  # times what rounding leaves: a residual below is nothing else
@@ -37,6 +38,7 @@ _FLAT = 100.0  # times that, at most, F changes where z moves by two units in th
 _DOUBLES = 1.9  # of a change, how much it grows at least where the way is twice as long
 _OUT = (16.0, 256.0)  # times a point, from where a map that is held brings it back to half as far at least ...
 _LARGE = 0.1  # ... in every component of this share of the largest
+_ROUGH = 3.0  # times what two moves leave that cancel to first order, at most, of four times as long ones
 _UNIT = 0.7  # what z counts for where it vanishes; a power of two would move it between numbers that need no rounding
 
 
@@ -56,7 +58,7 @@ def row_scales(
     """
     F = in_working_precision(f.residual(z))
     scale, h = torch.zeros_like(F), torch.finfo(z.dtype).eps ** 0.5
-    for direction in directions(z):
+    for direction in directions(z, share=_SHARE):
         size = change(f, z, F, direction, h)
         if careful:
             size = torch.minimum(size, change(f, z, F, direction, -h))
@@ -83,10 +85,10 @@ def healthy_share(F: Tensor) -> float:
     return _HEALTHY if F.dtype == torch.float64 else _HEALTHY_LOW
 
 
-def rounding(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
+def rounding(f: Evaluations, z: Tensor, which: Tensor, least: float = _UNIT) -> Tensor:
     """What rounding leaves of each ``F_i``, ``(batch, n)``: how far ``F`` is from its linear model two units in the last
-    place away (of ``z``; of 0.7 where ``z`` vanishes beside it).  Zero where ``F_i`` is too large for that: a jump is no
-    rounding error.
+    place away (of ``z``; of ``least`` where ``z`` vanishes beside it).  Zero where ``F_i`` is too large for that: a jump is
+    no rounding error.
 
     Two evaluations where each ``F_i`` of the samples ``which`` is far larger than its change over that way; else up to 14.
     """
@@ -94,7 +96,7 @@ def rounding(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     eps = torch.finfo(z.dtype).eps
     h = eps**0.5
     noise, scale = torch.zeros_like(F), torch.zeros_like(F)
-    own, lifted_ones = directions(z, most=2), directions(z, least=_UNIT, most=2)
+    own, lifted_ones = directions(z, most=2), directions(z, least=least, most=2)
     changes = [in_working_precision(f.residual(z + 2 * eps * direction)) - F for direction in lifted_ones]
     largest = torch.stack(changes).abs().amax(0)
     smooth = (((F.abs() > 4 * NOISE * largest) & (largest > 0)) | (F == 0)).all(1)
@@ -113,12 +115,12 @@ def rounding(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
 
 
 def _rough(f: Evaluations, z: Tensor, F: Tensor, move: Tensor) -> Tensor:
-    """``|F(z + w) + F(z - w) - 2 F|``, ``(batch, n)``, where it does not grow with ``w``: rounding errors do not, what
-    is smooth grows as ``w^2``."""
+    """``|F(z + w) + F(z - w) - 2 F|``, ``(batch, n)``, where it does not grow with ``w``: rounding errors do not, a
+    kink grows as ``w``, and what is smooth as ``w^2``."""
     there, back, far, farther = (in_working_precision(f.residual(z + k * move)) - F for k in (1, -1, 4, -4))
     near = (there + back).abs()
     flat = (there.abs() <= _FLAT * near) & (back.abs() <= _FLAT * near)
-    return torch.where(flat & ((far + farther).abs() <= 8 * near), near, 0)
+    return torch.where(flat & ((far + farther).abs() <= _ROUGH * near), near, 0)
 
 
 def change(f: Evaluations, z: Tensor, F: Tensor, direction: Tensor, h: float) -> Tensor:
@@ -168,11 +170,11 @@ def uneven(z: Tensor) -> list[Tensor]:
     return [own, own * (2 * seeded.uniform(1, n, seed=n) - 1).to(own)]
 
 
-def directions(z: Tensor, least: float = 0.0, most: int = 3) -> list[Tensor]:
+def directions(z: Tensor, least: float = 0.0, most: int = 3, share: float = FLOOR) -> list[Tensor]:
     """``s_k (|z| + c max |z|)``, ``(batch, n)`` each, ``most`` of them: along ``z``, and with other signs; of size ``least``
-    where ``z`` vanishes beside that."""
+    where ``z`` vanishes beside that.  ``share``: ``c``."""
     n = z.shape[1]
-    size = z.abs() + FLOOR * z.abs().amax(1, keepdim=True)
+    size = z.abs() + share * z.abs().amax(1, keepdim=True)
     if least:
         tiny = size.amax(1, keepdim=True) < torch.finfo(z.dtype).eps ** 0.5 * least
         size = torch.where(tiny, least, size)
