@@ -8,7 +8,8 @@ with rows ``r_i`` and the objective ``c`` times as large,
 
 ``T`` such that ``P`` has the diagonal one and, where it has none, columns the size one, ``R`` such that rows have.  They are
 constants: derivatives reach the data through these products.  A program whose rows and columns differ by less than 1e4, and
-are neither tiny nor huge, is solved as it stands.
+are neither tiny nor huge, is solved as it stands; a relaxed one is not, whose ``lam s = kappa``, in these units ``c kappa``,
+asks for digits of both.
 
 Source: Ruiz (2001), "A scaling algorithm to equilibrate both rows and columns norms in matrices"; Stellato, Banjac, Goulart,
 Bemporad & Boyd (2020), Math. Prog. Comp. 12 (OSQP), section 5.1.
@@ -23,9 +24,9 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 
-__all__ = ["Units", "units_of"]
+__all__ = ["UNEVEN", "Units", "units_of"]
 
-_UNEVEN = 1e4  # between the largest and the least row or column, or between either and one
+UNEVEN = 1e4  # between the largest and the least row or column, or between either and one
 _ROUNDS = 20  # each halves the exponents
 
 
@@ -66,11 +67,12 @@ class Units(NamedTuple):
         return {"z": self.z, "y": self.y / self.cost, "lam": self.lam / self.cost}
 
 
-def units_of(parts: dict[str, Tensor], places: dict[str, Any]) -> Units | None:
+def units_of(parts: dict[str, Tensor], places: dict[str, Any], uneven: float = UNEVEN) -> Units | None:
     """The units in which rows and columns have the size one; ``None`` where they need no others.
 
     Args:
-        parts: by name, each ``(*batch, ...)``; of sparse matrices the entries. places: of these.
+        parts: by name, each ``(*batch, ...)``; of sparse matrices the entries. places: of these. uneven: by what
+            rows and columns may differ.
     """
     q = _largest(parts["q"], 1)
     n = len(q)
@@ -81,7 +83,9 @@ def units_of(parts: dict[str, Tensor], places: dict[str, Any]) -> Units | None:
     sizes = [matrix.rows(one) for matrix in rows]
     columns = [matrix.columns(size.new_ones(len(size))) for matrix, size in zip(rows, sizes, strict=True)]
     widths = [torch.stack(columns).amax(0)] if columns else []
-    if not _are_uneven([*sizes, *widths]) and (P is None or not _are_uneven([P.rows(one)], each=False)):
+    if not _are_uneven([*sizes, *widths], uneven) and (
+        P is None or not _are_uneven([P.rows(one)], uneven, each=False)
+    ):
         return None
     T, R = one, [torch.ones_like(size) for size in sizes]
     curvature = torch.zeros_like(q) if P is None else P.diagonal()
@@ -148,8 +152,8 @@ def _largest(t: Tensor, dims: int) -> Tensor:
     )
 
 
-def _are_uneven(sizes: list[Tensor], each: bool = True) -> bool:
-    """Do these differ by much, beside each other (or, not ``each``, their largest) and one?"""
+def _are_uneven(sizes: list[Tensor], uneven: float, each: bool = True) -> bool:
+    """Do these differ by more than ``uneven``, beside each other (or, not ``each``, their largest) and one?"""
     if not sizes:
         return False
     whole = torch.cat(sizes)
@@ -158,7 +162,7 @@ def _are_uneven(sizes: list[Tensor], each: bool = True) -> bool:
         return False
     low, high = (float(t) for t in whole.aminmax())
     low = low if each else high
-    return low < 1 / _UNEVEN or high > _UNEVEN
+    return low < 1 / uneven or high > uneven
 
 
 def _root(size: Tensor) -> Tensor:

@@ -15,11 +15,12 @@ from implicitkit.foundation.trees import Layout, from_arrays
 from implicitkit.linear.kkt import KKT
 from implicitkit.linear.saddle import StructuredOperator, mv
 from implicitkit.problem.base import Problem, Restated
-from implicitkit.problem.complementarity import KAPPA, check_degenerate, plus, warn_zero_gradient
+from implicitkit.problem.complementarity import KAPPA, check_degenerate, warn_zero_gradient
 from implicitkit.problem.kind import QUADRATIC_PROGRAM, Kind
 from implicitkit.problem.qp_data import QPData
 from implicitkit.problem.qp_jacobian import QPJacobian
-from implicitkit.problem.qp_units import Units, units_of
+from implicitkit.problem.qp_relaxed import are_kept, natural, settled
+from implicitkit.problem.qp_units import UNEVEN, Units, units_of
 from implicitkit.problem.sparse_conditions import MATRICES, Places, as_entries, as_sparse, is_sparse, sparse_jacobian
 from implicitkit.system import System
 
@@ -62,7 +63,9 @@ class QuadraticProgram(Problem):
             ``h`` may hold ``inf``.
         lower: ``(*batch, m)`` or ``None``, for two-sided constraints; may hold ``-inf``.
         degenerate: see :class:`~implicitkit.Argmin`; ``"smooth"`` solves the program with ``lam_i (h - Gz)_i = 1e-3``,
-            so that a linear program too has a derivative that says something.
+            so that a linear program too has a derivative that says something.  The number has units, those of the
+            objective.  It is kept to a hundredth, or to what rounding leaves of ``h - Gz``; where it is not (constraints
+            so narrow that 1e-3 is huge beside the objective), the program has not converged.
 
     Raises:
         TypeError: a part is not a tensor. ValueError: shapes, dtypes or devices do not fit.
@@ -158,7 +161,7 @@ class QuadraticProgram(Problem):
         if any(is_sparse(t) for t in parts.values()):
             for name in [name for name in MATRICES if name in parts]:
                 parts[name], places[name] = as_entries(name, parts[name])
-        units = None if self.degenerate == "smooth" else units_of(parts, places)  # whose relaxation has units
+        units = units_of(parts, places, 1.0 if self.degenerate == "smooth" else UNEVEN)
         if units is not None:
             units = Units(*(t.to(q.dtype) for t in units))
             parts, start = units.of(parts, places), units.start(start)
@@ -167,7 +170,8 @@ class QuadraticProgram(Problem):
             own = state if units is None else units.back(state)
             return own["z"], Multipliers(own.get("y"), own.get("lam"))
 
-        conditions = QPConditions(tuple(parts), self.degenerate, places)
+        cost = 1.0 if units is None else float(units.cost)
+        conditions = QPConditions(tuple(parts), self.degenerate, places, cost)
         return Restated(conditions, start, tuple(parts.values()), split, len(shape) - 1)
 
 
@@ -175,12 +179,14 @@ class QuadraticProgram(Problem):
 class QPConditions(Problem):
     """The natural map of a quadratic program over ``{"z", "y", "lam"}``; the data are the arguments, by ``names``.
 
-    ``places``: where the entries of sparse matrices stand; such an argument is the vector of its entries.
+    ``places``: where the entries of sparse matrices stand; such an argument is the vector of its entries.  ``cost``: what
+    the objective has been multiplied by.
     """
 
     names: tuple[str, ...]
     degenerate: str = "lstsq"
     places: dict[str, Places] = field(default_factory=dict, compare=False)
+    cost: float = 1.0
     kind: ClassVar[Kind] = QUADRATIC_PROGRAM
     closed: ClassVar[bool] = True
     title: ClassVar[str] = "QuadraticProgram"
@@ -190,8 +196,9 @@ class QPConditions(Problem):
 
     @property
     def kappa(self) -> float:
-        """Complementarity at the solution."""
-        return KAPPA if self.degenerate == "smooth" else 0.0
+        """Complementarity at the solution: of scaled rows the multiplier is divided by what the slack is multiplied by, and
+        all that is left is the scale of the objective."""
+        return KAPPA * self.cost if self.degenerate == "smooth" else 0.0
 
     @property
     def linear_solver(self) -> Any:
@@ -231,12 +238,7 @@ class QPConditions(Problem):
         if "lam" in state:
             lam = state["lam"]
             slope = slope + self.back("G", part["G"], lam)
-            natural, v = lam, lam + self.times("G", part["G"], z)
-            if "h" in part:
-                natural = natural - plus(v - part["h"], self.kappa)
-            if "lower" in part:
-                natural = natural + plus(part["lower"] - v, self.kappa)
-            out["lam"] = natural
+            out["lam"] = natural(lam, lam + self.times("G", part["G"], z), part, self.kappa)
         return {"z": slope, **out}
 
     def data(self, system: System, theta: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -257,12 +259,7 @@ class QPConditions(Problem):
             out.append(mv(part["A"], z) - part["b"])
         if "G" in part:
             slope = torch.baddbmm(slope.unsqueeze(1), lam.unsqueeze(1), part["G"]).squeeze(1)
-            natural, v = lam, lam + mv(part["G"], z)
-            if "h" in part:
-                natural = natural - plus(v - part["h"], self.kappa)
-            if "lower" in part:
-                natural = natural + plus(part["lower"] - v, self.kappa)
-            out.append(natural)
+            out.append(natural(lam, lam + mv(part["G"], z), part, self.kappa))
         return torch.cat([slope, *out], 1)
 
     def one_sided(self, part: dict[str, Tensor]) -> QPData:
@@ -293,6 +290,19 @@ class QPConditions(Problem):
         elif "lower" in self.names:
             lam = -lam
         return torch.cat([z, y, lam], 1)
+
+    def relaxed(self, part: dict[str, Tensor], w: Tensor) -> tuple[Tensor, Tensor]:
+        """The packed state with its small multipliers settled, and where ``lam_i s_i = kappa`` is kept, ``(batch,)``
+        (:mod:`~implicitkit.problem.qp_relaxed`); of :meth:`data`."""
+        if not self.kappa or "G" not in part:
+            return w, torch.ones_like(w[:, 0], dtype=torch.bool)
+        ends = {name: part[name] for name in _ABSENT if name in part}
+        m = next(iter(ends.values())).shape[1]
+        z, lam, G = w[:, : part["q"].shape[1]], w[:, w.shape[1] - m :], part["G"].double()
+        lam = settled(lam, self.times("G", part["G"], z), ends, self.kappa)
+        beside = self.times("G", G.abs(), z.double().abs())
+        kept = are_kept(z, lam, lambda x: self.times("G", G, x), beside, ends, self.kappa)
+        return torch.cat([w[:, : w.shape[1] - m], lam], 1), kept
 
     def linearise(self, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
         """The blocks ``[[P, A', G'], [A, 0, 0], [-DG, 0, I - D]]``, ``D`` the derivative of the clamp: 1 on active rows."""

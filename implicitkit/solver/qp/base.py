@@ -87,9 +87,14 @@ class QPSolver(Solver):
 def judge(
     f: Evaluations, w: Tensor, start: Tensor, norm: Tensor, status: Tensor, steps: Tensor, options: Options
 ) -> Outcome:
-    """The outcome for points ``w`` with ``|F|`` ``norm``: converged by that alone, else what the solver said."""
+    """The outcome for points ``w`` with ``|F|`` ``norm``: converged by that alone (a relaxed program, where it also keeps
+    ``lam s = kappa``), else what the solver said."""
     bound = options.atol + options.rtol * torch.where(start.isfinite(), start, 0)
-    converged = norm <= bound
+    problem, kept = f.problem, torch.ones_like(norm, dtype=torch.bool)
+    if problem.kappa:
+        w, kept = problem.relaxed(problem.data(f.system, f.theta), w)
+        norm = options.size(f.residual(w))
+    converged = (norm <= bound) & kept
     trace = [start, norm] if options.trace else []
     if bool(converged.all()) and not bool((status == int(Status.NONCONVEX)).any()):
         verdict = torch.zeros_like(status)
