@@ -40,7 +40,9 @@ def settled(lam: Tensor, image: Tensor, ends: Ends, kappa: float) -> Tensor:
     return torch.where(inside & torch.isfinite(F), lam - F, lam)
 
 
-def are_kept(z: Tensor, lam: Tensor, times: Callable[[Tensor], Tensor], beside: Tensor, ends: Ends, kappa: float) -> Tensor:
+def are_kept(
+    z: Tensor, lam: Tensor, times: Callable[[Tensor], Tensor], beside: Tensor, ends: Ends, kappa: float
+) -> Tensor:
     """Where ``lam s = kappa`` is kept to a hundredth, or as far as rounding of ``s = h - Gz`` lets it be, ``(batch,)``.
 
     ``F = lam - plus(lam - s, kappa)`` makes it ``lam s = kappa + F (lam + s) - F^2``; of two sides ``s`` is the nearer.  In

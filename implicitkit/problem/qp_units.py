@@ -83,9 +83,7 @@ def units_of(parts: dict[str, Tensor], places: dict[str, Any], uneven: float = U
     sizes = [matrix.rows(one) for matrix in rows]
     columns = [matrix.columns(size.new_ones(len(size))) for matrix, size in zip(rows, sizes, strict=True)]
     widths = [torch.stack(columns).amax(0)] if columns else []
-    if not _are_uneven([*sizes, *widths], uneven) and (
-        P is None or not _are_uneven([P.rows(one)], uneven, each=False)
-    ):
+    if not _are_uneven([*sizes, *widths], uneven) and (P is None or not _are_uneven([P.rows(one)], uneven, each=False)):
         return None
     T, R = one, [torch.ones_like(size) for size in sizes]
     curvature = torch.zeros_like(q) if P is None else P.diagonal()

@@ -16,9 +16,9 @@ costs two linear solves and a product.
 
 Where solutions are not isolated (an eigenvector's phase) ``A`` is singular at each of them, and regular by rounding alone:
 nothing need change on the way.  Rounding makes an error of the size ``eps s`` in ``A x``, ``s_i^2 = \sum_j (A_ij x_j)^2``,
-the mean square of ``A`` times ``x`` with random weights.  Where that is a twentieth of ``b``, in the norm, ``x`` may be made of
-rounding, or ``b`` be small by its units; it is where ``A^{-1}`` of that error is a twentieth of ``x`` too, whatever the units
-of equations.  It is asked, by one product and at most one solve, where ``|x| >= 1e8 |b|``.
+the mean square of ``A`` times ``x`` with random weights.  Where that is a twentieth of ``b``, in the norm, ``x`` may be
+made of rounding, or ``b`` be small by its units; it is where ``A^{-1}`` of that error is a twentieth of ``x`` too, whatever
+the units of equations.  It is asked, by one product and at most one solve, where ``|x| >= 1e8 |b|``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def warn_if_singular(
         return
     found = outcome.status == int(Status.CONVERGED)
     asked, steep = (t.view(-1, len(z)).any(0) & found for t in (asked, steep))
-    singular = steep & _rounding(A, b, x, solve).view(-1, len(z)).any(0) if bool(steep.any()) else torch.zeros_like(steep)
+    singular = (
+        steep & _rounding(A, b, x, solve).view(-1, len(z)).any(0) if bool(steep.any()) else torch.zeros_like(steep)
+    )
     asked = asked & ~singular
     if bool(asked.any()):
         singular = singular | (asked & _undetermined(record, A, b, x, transposed, solve))

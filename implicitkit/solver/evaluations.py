@@ -177,6 +177,12 @@ class Evaluations:
         found = confirmed(sparsity, residuals, z, *products)
         return confirmed_bordered(sparsity, residuals, z, *products) if found is None else found
 
+    def smooth(self, w: Tensor) -> Tensor:
+        """:meth:`saddle` without its derivative, ``(batch, n + m)``."""
+        self._count()
+        found: Tensor = self.problem.flat_saddle(self._kernel, w)
+        return found.detach()
+
     def saddle(self, w: Tensor) -> tuple[Tensor, Operator]:
         """``(dL/dz, constraints)`` of a program, ``(batch, n + m)``, and its symmetric derivative, from the graph of that
         point if it is there."""

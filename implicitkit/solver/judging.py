@@ -21,7 +21,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -327,10 +326,7 @@ class Judge:
             found = self._worst(_ratio(F, bound))
             refused, healthy = which & (found > 1), is_healthy(F, scale)
             if noise and bool(refused.any()):
-                # beside zero, what is rough where z moves by 1e-16 may be kinks of unknowns as small: while the
-                # solver goes on that is no excuse
-                noise_of = rounding if careful else partial(rounding, least=0.0)
-                least = self._worst(_ratio(F, torch.maximum(bound, _NOISE * noise_of(f, z, refused))))
+                least = self._worst(_ratio(F, torch.maximum(bound, _NOISE * rounding(f, z, refused))))
                 found = torch.where(least <= 1, least, found)
                 healthy = healthy | (refused & (least <= 1))
             return torch.stack([found, healthy.to(found)], 1)

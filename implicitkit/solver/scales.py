@@ -6,6 +6,8 @@ Every question is answered by evaluating ``F`` beside ``z``, along ``w_k = s_k (
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -85,13 +87,42 @@ def healthy_share(F: Tensor) -> float:
     return _HEALTHY if F.dtype == torch.float64 else _HEALTHY_LOW
 
 
-def rounding(f: Evaluations, z: Tensor, which: Tensor, least: float = _UNIT) -> Tensor:
+def rounding(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     """What rounding leaves of each ``F_i``, ``(batch, n)``: how far ``F`` is from its linear model two units in the last
-    place away (of ``z``; of ``least`` where ``z`` vanishes beside it).  Zero where ``F_i`` is too large for that: a jump is
-    no rounding error.
+    place away (of ``z``; of 0.7 where ``z`` vanishes beside it).  Zero where ``F_i`` is too large for that: a jump is no
+    rounding error.  Where ``z`` vanishes, a program has that of what its conditions are made of, gradient and constraints:
+    these have kinks in the units of ``z``.
 
     Two evaluations where each ``F_i`` of the samples ``which`` is far larger than its change over that way; else up to 14.
     """
+    if not f.kind.returns_program:
+        return _left(f, z, which, _UNIT)
+    tiny = z.abs().amax(1) < torch.finfo(z.dtype).eps ** 0.5 * _UNIT
+    noise = _left(f, z, which & ~tiny, 0.0)
+    if bool((tiny & which).any()):
+        noise = torch.where(tiny.unsqueeze(1), _left(_Smooth(f), z, which & tiny, _UNIT), noise)
+    return noise
+
+
+class _Residual(Protocol):
+    def residual(self, z: Tensor, /) -> Tensor:
+        """``F(z)``, ``(batch, n)``."""
+
+
+class _Smooth:
+    """What a program's conditions are made of, as a residual."""
+
+    def __init__(self, f: Evaluations) -> None:
+        self.f = f
+
+    def residual(self, z: Tensor) -> Tensor:
+        return self.f.smooth(z)
+
+
+def _left(f: _Residual, z: Tensor, which: Tensor, least: float) -> Tensor:
+    """:func:`rounding` of a function; zero where it is not asked of any sample."""
+    if not bool(which.any()):
+        return torch.zeros_like(in_working_precision(z))
     F = in_working_precision(f.residual(z))
     eps = torch.finfo(z.dtype).eps
     h = eps**0.5
@@ -114,7 +145,7 @@ def rounding(f: Evaluations, z: Tensor, which: Tensor, least: float = _UNIT) -> 
     return torch.where(F.abs() <= h * scale, noise, 0)
 
 
-def _rough(f: Evaluations, z: Tensor, F: Tensor, move: Tensor) -> Tensor:
+def _rough(f: _Residual, z: Tensor, F: Tensor, move: Tensor) -> Tensor:
     """``|F(z + w) + F(z - w) - 2 F|``, ``(batch, n)``, where it does not grow with ``w``: rounding errors do not, a
     kink grows as ``w``, and what is smooth as ``w^2``."""
     there, back, far, farther = (in_working_precision(f.residual(z + k * move)) - F for k in (1, -1, 4, -4))

@@ -236,18 +236,26 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/problem/qp_relaxed.py",
+        "tests/problem/test_qp.py -k promise",
+        (
+            'lam = lam + plus(ends["lower"] - v, kappa)',
+            'lam = lam - plus(ends["lower"] - v, kappa)',
+            "tests/fuzz/test_slice.py tests/mutants/test_survivors.py -k 'qp or lower'",
+        ),
+        ("torch.where(inside & torch.isfinite(F), lam - F, lam)", "lam"),
+        ("<= _KEPT * kappa + _SLACK * eps * lam.abs() * reach", "<= torch.inf"),
+        ("+ _SLACK * eps * lam.abs() * reach", "+ 0 * reach"),
+    ),
+    *mutants(
+        "implicitkit/problem/quadratic_program.py",
+        "tests/problem/test_qp.py -k promise",
+        ("KAPPA * self.cost if", "KAPPA if"),
+        ('1.0 if self.degenerate == "smooth" else UNEVEN', "UNEVEN"),
+    ),
+    *mutants(
         "implicitkit/problem/quadratic_program.py",
         QP,
-        (
-            '                natural = natural - plus(v - part["h"], self.kappa)\n            if "lower" in part:\n                natural = natural + plus(part["lower"] - v, self.kappa)\n            out["lam"]',
-            '                natural = natural - plus(v - part["h"], self.kappa)\n            if "lower" in part:\n                natural = natural - plus(part["lower"] - v, self.kappa)\n            out["lam"]',
-            "tests/fuzz/test_slice.py tests/mutants/test_survivors.py -k 'qp or lower'",
-        ),
-        (
-            '                natural = natural + plus(part["lower"] - v, self.kappa)\n            out.append(natural)',
-            '                natural = natural - plus(part["lower"] - v, self.kappa)\n            out.append(natural)',
-            "tests/fuzz/test_slice.py tests/mutants/test_survivors.py -k 'qp or lower'",
-        ),
         (
             "            lam = -lam\n",
             "            lam = +lam\n",

@@ -160,7 +160,12 @@ MUTANTS = [
         ("large = torch.linalg.vector_norm(x - changed.x, dim=1) >=", "large = torch.linalg.vector_norm(x, dim=1) >="),
         ("there = (z - d).detach()", "there = z"),
         ("A.mv(part * weights)", "A.mv(part)"),
-        ("return noise > _ROUNDED *", "return noise > 0 *"),
+        ("norm(error) > _ROUNDED * norm(b)", "norm(error) > 0 * norm(b)"),
+        (
+            "return rounded & ~(norm(moved) <= _ROUNDED * norm(x))",
+            "return rounded",
+            "tests/derivatives/test_singular_solutions.py -k small_units",
+        ),
     ),
     *mutants(
         "plugins/implicitkit_deq/positions.py",
@@ -282,7 +287,25 @@ MUTANTS = [
         "tests/solver/test_convergence.py -k 'kinks_meet or takes_all or do_not_vanish or beside_zero'",
         ("direction, h / 16) > 4 * size, 0, size)", "direction, h / 16) > 4 * size, size, size)"),
         ("<= 0.5 * moved.abs(), 0, left)", "<= 0.5 * moved.abs(), left, left)"),
-        ("least=_UNIT", "least=1.0"),
+        ("_UNIT = 0.7", "_UNIT = 1.0"),
+    ),
+    *mutants(
+        "implicitkit/solver/scales.py",
+        "tests/solver/test_small_units.py",
+        ("directions(z, share=_SHARE)", "directions(z)", "tests/solver/test_small_units.py -k trillion"),
+        ("<= _ROUGH * near)", "<= 8 * near)", "tests/solver/test_small_units.py -k 'kinks and root'"),
+        ("_left(_Smooth(f), z,", "_left(f, z,", "tests/solver/test_small_units.py -k 'box or violates'"),
+    ),
+    *mutants(
+        "implicitkit/solver/minima.py",
+        "tests/solver/test_convergence.py -k 'told_so_early or far_from_the_minimum'",
+        ("(step % _EVERY == 0 or step in _EARLY)", "step % _EVERY == 0"),
+        ("self.unbounded = falls_forever(f, z, far) if", "self.unbounded = far if"),
+    ),
+    *mutants(
+        "implicitkit/solver/auto.py",
+        "tests/solver/test_convergence.py -k told_so_early",
+        ("or z0.shape[1] > _NEWTON:", "or z0.shape[1] < 0:"),
     ),
     *mutants(
         "implicitkit/solver/probing.py",

@@ -328,6 +328,44 @@ def test_smooth_follows_the_central_path() -> None:
     assert float(grad(grad(f))(c)) == pytest.approx(2e-3 / 0.125, rel=1e-6)
 
 
+_BOX = torch.cat([torch.eye(5, dtype=F64), -torch.eye(5, dtype=F64)])
+
+
+def _relaxed(
+    dtype: torch.dtype, unit: float, cost: float, row: float, width: float
+) -> tuple[ik.Solution, Tensor, Tensor]:
+    """A fit within a box, relaxed: unknowns, objective and rows in these units; the solution, ``G`` and ``h``."""
+    g = torch.Generator().manual_seed(0)
+    A, b = torch.randn(7, 5, generator=g, dtype=F64), torch.randn(7, generator=g, dtype=F64)
+    r = 10 ** torch.linspace(0, torch.tensor(row).log10().item(), 10, dtype=F64)
+    G, h = (_BOX * r.unsqueeze(1) / unit).to(dtype), (width * r).to(dtype)
+    P, q = (cost * A.T @ A / unit**2).to(dtype), (-cost * width * (A.T @ b) / unit).to(dtype)
+    return ik.solve(ik.QuadraticProgram(P, q, G=G, h=h, degenerate="smooth")), G.to(F64), h.to(F64)
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("unit", "cost", "row", "width"),
+    [(1.0, 1.0, 1.0, 0.2), (1e-12, 1.0, 1.0, 0.2), (1e8, 1.0, 1.0, 0.2), (1.0, 1e8, 1.0, 0.2), (1.0, 1.0, 1e-8, 0.2),
+     (1.0, 1.0, 1e8, 0.2), (1.0, 100.0, 1e-2, 0.2), (1.0, 1.0, 1.0, 2e3), (1.0, 1.0, 1.0, 2e-2)],
+)  # fmt: skip
+def test_a_relaxed_program_keeps_its_promise_in_any_units(
+    unit: float, cost: float, row: float, width: float, dtype: torch.dtype
+) -> None:
+    """``lam s = 1e-3``, to what rounding leaves of ``s``."""
+    solution, G, h = _relaxed(dtype, unit, cost, row, width)
+    z, lam = solution.value.to(F64), solution.multipliers.inequality.to(F64)
+    noise = 8 * torch.finfo(dtype).eps * (G.abs() @ z.abs() + h)
+    assert bool(((lam * (h - G @ z) - 1e-3).abs() <= 1e-5 + lam * noise).all())
+
+
+@pytest.mark.parametrize("width", [1e-12, 1e-6])
+def test_a_relaxed_program_that_cannot_keep_its_promise_is_refused(width: float) -> None:
+    """Within a millionth, ``1e-3`` of objective is more than all that it can differ by."""
+    with pytest.raises(ik.ConvergenceError, match="inaccurate"):
+        _relaxed(torch.float32, 1.0, 1.0, 1.0, width)
+
+
 def test_duplicated_rows_share_their_multiplier() -> None:
     G = torch.tensor([[-1.0], [-1.0]], dtype=F64)
     f = lambda h: ik.solve(  # noqa: E731

@@ -91,7 +91,10 @@ def test_unknowns_beside_others_that_are_ten_trillion_times_as_large(dtype: torc
     g = torch.Generator().manual_seed(0)
     rows, units = (10 ** torch.tensor(t, dtype=F64) for t in ((-13, 0, -6.5), (0, -13, -6.5)))
     for _ in range(8):
-        A, x = torch.randn(3, 3, generator=g, dtype=F64) + 3 * torch.eye(3, dtype=F64), torch.randn(3, generator=g, dtype=F64)
+        A, x = (
+            torch.randn(3, 3, generator=g, dtype=F64) + 3 * torch.eye(3, dtype=F64),
+            torch.randn(3, generator=g, dtype=F64),
+        )
         expected = torch.linalg.solve(A, torch.asinh(x))
         f = lambda z, A=A, x=x: (rows * (torch.sinh(A @ (z.double() / units)) - x)).to(dtype)  # noqa: E731
         found = ik.root(f, torch.zeros(3, dtype=dtype)).value.double() / units
