@@ -160,12 +160,7 @@ MUTANTS = [
         ("large = torch.linalg.vector_norm(x - changed.x, dim=1) >=", "large = torch.linalg.vector_norm(x, dim=1) >="),
         ("there = (z - d).detach()", "there = z"),
         ("A.mv(part * weights)", "A.mv(part)"),
-        ("norm(error) > _ROUNDED * norm(b)", "norm(error) > 0 * norm(b)"),
-        (
-            "return rounded & ~(norm(moved) <= _ROUNDED * norm(x))",
-            "return rounded",
-            "tests/derivatives/test_singular_solutions.py -k small_units",
-        ),
+        ("return noise > _ROUNDED *", "return noise > 0 *"),
     ),
     *mutants(
         "plugins/implicitkit_deq/positions.py",
