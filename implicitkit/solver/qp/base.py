@@ -90,8 +90,9 @@ def judge(
     """The outcome for points ``w`` with ``|F|`` ``norm``: converged by that alone (a relaxed program, where it also keeps
     ``lam s = kappa``), else what the solver said."""
     bound = options.atol + options.rtol * torch.where(start.isfinite(), start, 0)
-    problem, kept = f.problem, torch.ones_like(norm, dtype=torch.bool)
-    if problem.kappa:
+    problem: Any = f.problem  # of any kind
+    kept = torch.ones_like(norm, dtype=torch.bool)
+    if getattr(problem, "kappa", 0.0):
         w, kept = problem.relaxed(problem.data(f.system, f.theta), w)
         norm = options.size(f.residual(w))
     converged = (norm <= bound) & kept
