@@ -243,7 +243,6 @@ MUTANTS = [
             'lam = lam - plus(ends["lower"] - v, kappa)',
             "tests/fuzz/test_slice.py tests/mutants/test_survivors.py -k 'qp or lower'",
         ),
-        ("torch.where(inside & torch.isfinite(F), lam - F, lam)", "lam"),
         ("<= _KEPT * kappa + _SLACK * eps * lam.abs() * reach", "<= torch.inf"),
         ("+ _SLACK * eps * lam.abs() * reach", "+ 0 * reach"),
     ),
@@ -251,7 +250,6 @@ MUTANTS = [
         "implicitkit/problem/quadratic_program.py",
         "tests/problem/test_qp.py -k promise",
         ("KAPPA * self.cost if", "KAPPA if"),
-        ('1.0 if self.degenerate == "smooth" else UNEVEN', "UNEVEN"),
     ),
     *mutants(
         "implicitkit/problem/quadratic_program.py",
