@@ -43,6 +43,7 @@ LENGTHS = (1.0, -1.0, 1e-1, -1e-1, 1e-2, -1e-2, 1e-3, -1e-3)  # of the step off 
 POWERS = (2, 4, 6, 8, 10, 12)  # of ten: how far a ray is followed, likewise
 _EVERY = 50  # steps between two looks at the progress
 _EARLY = (8, 16, 32)  # steps at which it is asked where z has run to
+_FEW_UNKNOWNS = 32  # are not asked so early
 _FAR = 1e6  # times the start, or 1
 _PATIENCE = 3  # looks in a row without any, before a sample is given up
 _STEEP = 0.9  # where the gradient has not come down to this, the objective may fall forever
@@ -149,6 +150,10 @@ class Progress:
         """Samples to be given up; which of them are ``unbounded`` is kept."""
         if self.start is None:
             self.start = z.abs().amax(1).clamp_min(1)
+            return torch.zeros_like(f.active)
+        if (
+            step in _EARLY and z.shape[1] <= _FEW_UNKNOWNS
+        ):  # these take little time, and another way may end in a minimum
             return torch.zeros_like(f.active)
         if step in _EARLY:
             far = f.active & (z.abs().amax(1) > _FAR * self.start)
