@@ -156,6 +156,11 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/foundation/tracers.py",
+        "tests/core/test_threads.py -k loads_the_compiler",
+        ('not getattr(compiler.__spec__, "_initializing", False)', "True"),
+    ),
+    *mutants(
+        "implicitkit/foundation/tracers.py",
         "tests/core/test_machinery.py tests/core/test_recorded.py -k 'traced or symbolic or fake'",
         ("torch._C._is_tracing() or torch.compiler", "torch.compiler"),
         ("torch._C._is_tracing() or torch.compiler.is_exporting()", "torch._C._is_tracing()"),
