@@ -17,6 +17,9 @@ from implicitkit.solver.method import Method
 
 __all__ = ["AugmentedLagrangian"]
 
+_STEEPEST = 1e8  # rho at most
+_PATIENCE = 20  # steps at that rho that lower the least residual by less than a tenth
+
 
 @register_solver("augmented_lagrangian", solves="constrained")
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class AugmentedLagrangian(Method):
         f(z) + sum_h (y h + rho h^2 / 2) + sum_g (max(lam + rho g, 0)^2 - lam^2) / (2 rho)
 
     by accelerated proximal gradient, then ``y <- y + rho h``, ``lam <- max(lam + rho g, 0)``; ``rho`` grows for a sample
-    whose violation has not fallen to a quarter.  Needs no second derivatives and no matrices.
+    whose violation has not fallen to a quarter.  Needs no second derivatives and no matrices.  A sample whose ``rho`` can
+    grow no more gives up when 20 steps have not lowered the residual of its best point by a tenth.
 
     (Bertsekas 1982, *Constrained Optimization and Lagrange Multiplier Methods*, sections 2.2 and 3.2; Nocedal & Wright
     2006, algorithm 17.4.)
@@ -48,7 +52,8 @@ class AugmentedLagrangian(Method):
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         full = torch.full_like(z[:, 0], self.penalty)
-        return {"rho": full, "violation": torch.full_like(full, torch.inf)}
+        unmet = torch.full_like(full, torch.inf)
+        return {"rho": full, "violation": unmet, "best": unmet, "waited": torch.zeros_like(full)}
 
     def step(self, f: Evaluations, w: Tensor, state: Any) -> tuple[Tensor, Any]:
         model = Model(f)
@@ -81,5 +86,13 @@ class AugmentedLagrangian(Method):
             torch.where(model.one_sided, torch.maximum(constraints, -multipliers / rho), constraints), dim=1
         )
         slow = violation > 0.25 * state["violation"]
-        grown = torch.where(slow, self.growth * state["rho"], state["rho"]).clamp(max=1e8)
-        return model.join(z, new), {"rho": grown, "violation": violation}
+        grown = torch.where(slow, self.growth * state["rho"], state["rho"]).clamp(max=_STEEPEST)
+        nearer = f.best_norm < 0.9 * state["best"]
+        waited = torch.where(nearer | (grown < _STEEPEST), 0.0, state["waited"] + 1)
+        f.stuck = waited >= _PATIENCE
+        return model.join(z, new), {
+            "rho": grown,
+            "violation": violation,
+            "best": torch.where(nearer, f.best_norm, state["best"]),
+            "waited": waited,
+        }
