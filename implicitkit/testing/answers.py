@@ -293,7 +293,7 @@ def gradient_of_the_solution(subject: Subject) -> None:
 def gradient_of_the_steps(subject: Subject) -> None:
     """Where the steps can be unrolled, their derivative comes to that of the solution."""
     for known in subject.known():
-        gradients = []
+        gradients: list[Tensor] = []
         for rule in ("implicit", "unroll"):
             theta = known.theta.clone().requires_grad_()
             value = subject.solve(known, theta, rule=rule).value
