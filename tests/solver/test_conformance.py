@@ -131,9 +131,9 @@ class CannotBeCopied(Good):
         raise TypeError("holds an open file")
 
 
-class BeginsAtZero(Good):
+class BeginsElsewhere(Good):
     def init(self, f: Any, z: Tensor) -> Any:
-        return torch.zeros_like(z)
+        return torch.full_like(z, 0.5)
 
     def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         return f(state), f(state)
@@ -253,7 +253,7 @@ BROKEN = [
     ("step_is_per_sample", LosesTheHistory()),
     ("errors_of_the_function_surface", _black_box(_swallows_errors)),
     ("copies_and_pickles", CannotBeCopied()),
-    ("starts_where_it_is_told", BeginsAtZero()),
+    ("starts_where_it_is_told", BeginsElsewhere()),
     ("solves_one_unknown_and_many", DropsADimension()),
     ("solves_one_unknown_and_many", MovesFourUnknowns()),
     ("honours_the_norm", Sweeps()),
