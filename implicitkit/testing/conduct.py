@@ -103,7 +103,7 @@ def _generators() -> dict[str, bytes]:
     "What is counted is every call of f: the outcome of a Solver has evaluations and sample_evaluations, those of f."
 )
 def counts_evaluations(subject: Subject) -> None:
-    """``solution.evaluations`` is how often the function was called, but for the one look that a solve takes first."""
+    """``solution.evaluations`` is how often the function was called, but for a look or two that the solve itself takes."""
     for known in subject.known():
         function, calls = known.problem.function, 0
 
@@ -118,7 +118,7 @@ def counts_evaluations(subject: Subject) -> None:
             problem, known.z0, (known.theta,), solver=subject.solver, batch_dims=1, rtol=tolerance, atol=tolerance
         )
         told = solution.evaluations
-        assert calls - 1 <= told <= calls, f"{known.name}: {told} evaluations are told of, and there were {calls}"
+        assert calls - 2 <= told <= calls, f"{known.name}: {told} evaluations are told of, and there were {calls}"
 
 
 @check(
@@ -133,7 +133,7 @@ def can_be_nested(subject: Subject) -> None:
         nonlocal calls
         calls += 1
         if calls == 4:
-            subject.solve(subject.known(batch=3)[0])
+            subject.solve(subject.known(batch=3)[0], in_dims=None)
         return function(z, theta)
 
     plain = subject.solve(known, in_dims=None)
