@@ -269,7 +269,9 @@ def _of_fewer(whole: System, left: int, before: tuple[Kernel, Sequence[Tensor], 
             f"and on the {left} left {happens}: a tensor that it captures carries the batch"
             + (f" (perhaps {', '.join(map(repr, names))})" if names else "")
             + ". Pass it in args, with its dimension in in_dims; or leave in_dims out, and no row is dropped. (Or an "
-            "argument is shared by the samples, and has as many rows by chance: None in in_dims)"
+            "argument is shared by the samples, and has as many rows by chance: None in in_dims. Or the samples are not "
+            "independent, as after a mean over the batch, or in attention and recurrent layers without batch_first=True: "
+            "make one system of them with batch_dims=0)"
         )
 
     def checked(z: Tensor, *theta: Tensor) -> Tensor:
