@@ -87,7 +87,8 @@ class Frozen:
             outside = _generators(self.device)
             _set_generators(self.device, self.before)
             try:
-                return self.function(z, *injected)
+                with _may_draw(self.name):
+                    return self.function(z, *injected)
             finally:
                 _set_generators(self.device, outside)
 
@@ -97,7 +98,7 @@ class Frozen:
         before = outside if chained is None else chained
         if chained is not None:
             _set_generators(self.device, chained)
-        with called(self.name, ("z", z), *(("and then", i) for i in injected)):
+        with _may_draw(self.name), called(self.name, ("z", z), *(("and then", i) for i in injected)):
             out = self.function(z, *injected)
         after = _generators(self.device)
         drawn = not all(map(_same, before, after))
@@ -157,6 +158,23 @@ def called(name: str, *arguments: tuple[str, Any]) -> Iterator[None]:
         raise RuntimeError(
             f"the cell {name} was called with {shapes} (shapes, the batch in front), and they do not fit it: a width of an "
             f"input, or of the state, that it was not made for? torch says: {error}"
+        ) from error
+
+
+@contextlib.contextmanager
+def _may_draw(name: str) -> Iterator[None]:
+    """Inside, what torch says where a transform lets nobody draw random numbers comes with what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "random operation" not in str(error):
+            raise
+        raise RuntimeError(
+            f"{name} draws random numbers (dropout in training, noise), which torch.func.vmap does not allow by default, and "
+            "jacrev, jacfwd and hessian are made of it. Without the draw: layer.eval(). With one draw for all: "
+            'torch.func.vmap or jacfwd with randomness="same"; torch.autograd.functional.jacobian or hessian; or jacrev by '
+            'hand, out, pull = torch.func.vjp(f, x), and torch.func.vmap(pull, randomness="same")(basis). '
+            f"torch says: {error}"
         ) from error
 
 

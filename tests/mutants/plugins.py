@@ -169,6 +169,8 @@ MUTANTS = [
         USES + " -k 'keeps or no_oftener'",
         ("if self.shown.anything():", "if False:"),
         ("if self.shown.anything():", "if True:"),
+        ("with _may_draw(self.name):", "if True:", USES + " -k named_where_torch"),
+        ("with _may_draw(self.name), called(", "with called(", USES + " -k named_where_torch"),
     ),
     *mutants(
         "plugins/implicitkit_deq/shown.py",

@@ -319,6 +319,32 @@ def test_a_checkpoint_around_the_first_call(cell: type[nn.Module]) -> None:
     torch.testing.assert_close(found, gradients(layer(x), layer), rtol=1e-7, atol=1e-9)
 
 
+def test_jacobians_of_a_layer_with_dropout_are_had_in_the_ways_that_are_named_where_torch_refuses() -> None:
+    torch.manual_seed(0)
+    layer, x = DEQ(Masked(), (5,), **TIGHT), torch.randn(2, 3, dtype=D)
+    loss = lambda x: layer(x).square().sum()  # noqa: E731
+    vectorised = lambda f, x: torch.autograd.functional.jacobian(f, x, vectorize=True)  # noqa: E731
+    for transform, f in ((torch.func.jacrev, layer), (torch.func.hessian, loss), (vectorised, layer)):
+        with pytest.raises(RuntimeError, match=r"Masked draws random numbers.*layer\.eval\(\).*functional\.jacobian"):
+            transform(f, x) if transform is vectorised else transform(f)(x)
+
+    def seeded(compute: Callable[[], Any]) -> Any:
+        torch.manual_seed(1)
+        return compute()
+
+    def by_hand() -> Tensor:
+        out, pull = torch.func.vjp(layer, x)
+        basis = torch.eye(out.numel(), dtype=D).view(-1, *out.shape)
+        return torch.func.vmap(pull, randomness="same")(basis)[0].view(*out.shape, *x.shape)
+
+    wanted = seeded(lambda: torch.autograd.functional.jacobian(layer, x))
+    same = {"randomness": "same"}
+    for found in (seeded(by_hand), seeded(lambda: torch.func.jacfwd(layer, **same)(x))):
+        torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)
+    found = seeded(lambda: torch.func.jacfwd(torch.func.grad(loss), **same)(x))
+    torch.testing.assert_close(found, seeded(lambda: torch.autograd.functional.hessian(loss, x)), rtol=1e-7, atol=1e-9)
+
+
 MIXED: dict[str, Callable[[], nn.Module]] = {
     "attention": lambda: nn.MultiheadAttention(6, 2, dtype=D),
     "recurrent": lambda: nn.GRU(6, 6, dtype=D),
