@@ -170,8 +170,8 @@ def _may_draw(name: str) -> Iterator[None]:
         if "random operation" not in str(error):
             raise
         raise RuntimeError(
-            f"{name} draws random numbers (dropout in training, noise), which torch.func.vmap does not allow by default, and "
-            "jacrev, jacfwd and hessian are made of it. Without the draw: layer.eval(). With one draw for all: "
+            f"{name} draws random numbers (dropout in training, noise), which torch.func.vmap does not allow by default, "
+            "and jacrev, jacfwd and hessian are made of it. Without the draw: layer.eval(). With one draw for all: "
             'torch.func.vmap or jacfwd with randomness="same"; torch.autograd.functional.jacobian or hessian; or jacrev by '
             'hand, out, pull = torch.func.vjp(f, x), and torch.func.vmap(pull, randomness="same")(basis). '
             f"torch says: {error}"

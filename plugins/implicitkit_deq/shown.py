@@ -37,10 +37,8 @@ class Shown:
         return known is None or known() is not t
 
     def _kept(self) -> Iterator[Tensor]:
-        """Tensors that are attributes of the modules, or lie in a list, tuple or dict that is one; no weights."""
+        """Tensors that are attributes of the modules, or lie in a list, tuple or dict that is one (as buffers do)."""
         for module in self.modules:
             for value in vars(module).values():
-                if isinstance(value, Tensor):
-                    yield value
-                elif type(value) in (list, tuple, dict):
-                    yield from (t for t in (value.values() if type(value) is dict else value) if isinstance(t, Tensor))
+                held = value.values() if type(value) is dict else value if type(value) in (list, tuple) else (value,)
+                yield from (t for t in held if isinstance(t, Tensor))

@@ -177,7 +177,7 @@ MUTANTS = [
         USES + " -k 'keeps or no_oftener'",
         ("any(map(observed, self.modules)) or ", ""),
         ("return known is None or known() is not t", "return False"),
-        ("elif type(value) in (list, tuple, dict):", "elif type(value) in (list, tuple):"),
+        ("value.values() if type(value) is dict else value if", "value if"),
     ),
     *mutants(
         "plugins/implicitkit_deq/layer.py",
