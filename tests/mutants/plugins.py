@@ -155,6 +155,12 @@ MUTANTS = [
         ("size = goal.square().sum(1).clamp_min", "size = goal.square().sum(1).sqrt().clamp_min"),
     ),
     *mutants(
+        "plugins/implicitkit_cvxpy/layer.py",
+        "tests/plugins/cvxpy/test_cvxpy_layer.py -k in_place",
+        ("t.to(dtype, copy=True) for t in self._variables_out", "t.to(dtype) for t in self._variables_out"),
+        ("t.to(dtype, copy=True) for t in self._general", "t.to(dtype) for t in self._general"),
+    ),
+    *mutants(
         "plugins/implicitkit_deq/visit.py",
         USES + " -k in_place",
         ("t.clone() if isinstance(t, Tensor) else t", "t"),
