@@ -176,10 +176,10 @@ class ConvexLayer(extend.Configured, nn.Module):
         def read(w: Tensor) -> tuple[Tensor, ...]:
             if good:
                 w = torch.where(good[0].unsqueeze(1), w, torch.nan)
-            return tuple(t.to(dtype) for t in self._variables_out(w, lead))
+            return tuple(t.to(dtype, copy=True) for t in self._variables_out(w, lead))  # the caller may write to them
 
         def general(values: Sequence[Tensor], start: Tensor | None) -> tuple[Tensor, ...]:
-            return tuple(t.to(dtype) for t in self._general(values, lead, backend, start))
+            return tuple(t.to(dtype, copy=True) for t in self._general(values, lead, backend, start))
 
         if ik.extend.transforms_active() or ik.extend.has_forward_level():
             return general(values, start)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .row import mutants
 
 LAYER = "tests/plugins/cvxpy/test_cvxpy_layer.py tests/mutants/test_survivors_plugins.py"
+USES = "tests/plugins/deq/test_ordinary_uses.py"
 TOOLS = "tests/plugins/deq/test_deq_tools.py tests/mutants/test_survivors_plugins.py"
 
 MUTANTS = [
@@ -152,5 +153,46 @@ MUTANTS = [
         "plugins/implicitkit_deq/layer.py",
         "tests/mutants/test_survivors_plugins.py -k 'start_loss'",
         ("size = goal.square().sum(1).clamp_min", "size = goal.square().sum(1).sqrt().clamp_min"),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/layer.py",
+        "tests/plugins/cvxpy/test_cvxpy_layer.py -k in_place",
+        ("t.to(dtype, copy=True) for t in self._variables_out", "t.to(dtype) for t in self._variables_out"),
+        ("t.to(dtype, copy=True) for t in self._general", "t.to(dtype) for t in self._general"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/visit.py",
+        USES + " -k in_place",
+        ("t.clone() if isinstance(t, Tensor) else t", "t"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/inputs.py",
+        USES + " -k checkpoint",
+        ("torch.enable_grad(), ik.extend.own_graphs(), statistics_held", "torch.enable_grad(), statistics_held"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/frozen.py",
+        USES + " -k 'keeps or no_oftener'",
+        ("if self.shown.anything():", "if False:"),
+        ("if self.shown.anything():", "if True:"),
+        ("with _may_draw(self.name):", "if True:", USES + " -k named_where_torch"),
+        ("with _may_draw(self.name), called(", "with called(", USES + " -k named_where_torch"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/shown.py",
+        USES + " -k 'keeps or no_oftener'",
+        ("any(map(observed, self.modules)) or ", ""),
+        ("return known is None or known() is not t", "return False"),
+        ("value.values() if type(value) is dict else value if", "value if"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/layer.py",
+        USES + " -k keeps",
+        ("the_map.finish(z, weights, injected)", "the_map.finish(state, weights, injected)"),
+    ),
+    *mutants(
+        "implicitkit/lifting/lifted.py",
+        USES + " -k checkpoint",
+        ("with compat.own_graphs():  # how often", "if True:  # how often"),
     ),
 ]

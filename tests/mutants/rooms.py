@@ -89,7 +89,7 @@ MUTANTS = [
         "implicitkit/solution.py",
         "tests/core/test_bad_input.py -k draw",
         ("if not hint and (hint := self._record.unsteady(_AGAIN)):", "if False:"),
-        ("return _UNSTEADY.format(", "return '' and _UNSTEADY.format("),
+        ("return UNSTEADY.format(", "return '' and UNSTEADY.format("),
     ),
     *mutants(
         "implicitkit/lifting/purity.py",
