@@ -48,8 +48,8 @@ def sparse_operator(
         inside = (row >= first) & (row < last)
         cone, place = (row[inside] - first) // size, (row[inside] - first) % size
         local = torch.arange(size, device=A.device)
-        # D A: column `place` of the block times the entry; and D itself
-        times = block.mT[:, cone, place] * A[:, inside].unsqueeze(2)
+        # D A: row `place` of the block, which is symmetric, times the entry; and D itself
+        times = block[:, cone, place] * A[:, inside].unsqueeze(2)
         rows = n + first + cone.unsqueeze(1) * size + local
         pieces.append((rows.flatten(), column[inside].repeat_interleave(size), -times.flatten(1)))
         start = n + first + size * torch.arange(group.number, device=A.device).view(-1, 1, 1)

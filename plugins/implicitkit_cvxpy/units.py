@@ -1,11 +1,10 @@
 r"""Programs in units in which their data are of ordinary size, so that tolerances mean the same whatever the user's units.
 
-Cones are cones, and a multiplier has the units of the objective: with ``t, s, r > 0``
+Cones are cones, and a multiplier has the units of the objective: with ``t, s > 0``
 
-    P' = t P,    q' = t q / r,    A' = A,    b' = b / s        x = s x',    y = r y' / t
+    P' = t P,    q' = t q / s,    A' = A,    b' = b / s        x = s x',    y = s y' / t
 
-is the same program where ``r = s``, and where ``P = 0`` for every ``r``.  Each sample has its own, powers of two, so that
-nothing is rounded.
+is the same program.  Each sample has its own, powers of two, so that nothing is rounded.
 """
 
 from __future__ import annotations
@@ -27,14 +26,13 @@ def in_units(data: Data) -> tuple[Data, Tensor | None]:
     x = torch.where(b > 0, b, alone)
     between = (P > 0) & (alone < x) & (_unit(alone) == 1)  # and bounds far away would tell nothing
     s = torch.where(between, 1.0, _unit(x))
-    r = torch.where(P > 0, s, _unit(q))
-    t = 1 / _unit(torch.maximum(P, q / r))
-    if bool(((s == 1) & (r == 1) & (t == 1)).all()):
+    t = 1 / _unit(torch.maximum(P, q / s))
+    if bool(((s == 1) & (t == 1)).all()):
         return data, None
-    one = t.reshape(-1, *[1] * (data.P.ndim - 1))
-    s, r, t = s.unsqueeze(1), r.unsqueeze(1), t.unsqueeze(1)
-    units = torch.cat([s.expand_as(data.q), (r / t).expand_as(data.b)], 1)
-    return data._replace(P=one * data.P, q=t * data.q / r, b=data.b / s), units
+    curvature = t.reshape(-1, *[1] * (data.P.ndim - 1)) * data.P
+    s, t = s.unsqueeze(1), t.unsqueeze(1)
+    units = torch.cat([s.expand_as(data.q), (s / t).expand_as(data.b)], 1)
+    return data._replace(P=curvature, q=t * data.q / s, b=data.b / s), units
 
 
 def _largest(t: Tensor) -> Tensor:

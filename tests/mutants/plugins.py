@@ -59,11 +59,6 @@ MUTANTS = [
     *mutants(
         "plugins/implicitkit_cvxpy/sparse_kkt.py",
         SPARSE + " -k 'those_of_the_dense_form'",
-        (
-            "times = block.mT[:, cone, place] * A",
-            "times = block[:, cone, place] * A",
-            SPARSE + " -k 'dense_form and powers'",
-        ),
         ("(n + row[plain], column[plain], -D * A[:, plain]),", "(n + row[plain], column[plain], D * A[:, plain]),"),
         ("pieces.append((own[0].flatten(), own[1].flatten(), -block.flatten(1)))", "pass"),
     ),
@@ -74,20 +69,21 @@ MUTANTS = [
     ),
     *mutants(
         "plugins/implicitkit_cvxpy/sparse_assembly.py",
-        SPARSE + " -k 'sparse_by_itself'",
+        SPARSE + " -k 'transforms'",
         ("return n + m >= _LARGE and", "return False and"),
     ),
     *mutants(
         "plugins/implicitkit_cvxpy/units.py",
         SPARSE + " -k 'units'",
-        ("r = torch.where(P > 0, s, _unit(q))", "r = s", SPARSE + " -k 'units and prices'"),
-        ("t = 1 / _unit(torch.maximum(P, q / r))", "t = torch.ones_like(s)", SPARSE + " -k 'units and objective'"),
-        ("[s.expand_as(data.q), (r / t).expand_as(data.b)]", "[s.expand_as(data.q), r.expand_as(data.b)]"),
+        ("t = 1 / _unit(torch.maximum(P, q / s))", "t = torch.ones_like(s)"),
+        ("s = torch.where(between, 1.0, _unit(x))", "s = torch.ones_like(x)"),
+        ("[s.expand_as(data.q), (s / t).expand_as(data.b)]", "[s.expand_as(data.q), s.expand_as(data.b)]"),
     ),
     *mutants(
         "plugins/implicitkit_cvxpy/finish.py",
         SPARSE + " -k 'not_unique'",
         ("shifted(_NEAR * ones, ones)", "shifted(0 * ones, ones)"),
+        ("if len(rough):", "if False:", SPARSE + " -k 'does_not_tell'"),
     ),
     *mutants(
         "plugins/implicitkit_cvxpy/cones/second_order.py",

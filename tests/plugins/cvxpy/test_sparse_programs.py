@@ -200,10 +200,11 @@ def test_one_infeasible_sample_leaves_the_others() -> None:
     assert float(leaf.grad[1].abs().max()) == 0
 
 
-def test_multipliers_that_are_not_unique() -> None:
-    """Solved to rounding all the same, by both forms; whether it has a derivative is for ``degenerate`` to say."""
+def test_multipliers_that_are_not_unique(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solved to rounding all the same, without sets of active rows; whether it has a derivative is for ``degenerate``."""
     import networkx as nx
 
+    monkeypatch.delattr("implicitkit_cvxpy.finish.active_rows")
     graph = nx.grid_2d_graph(10, 10).to_directed()
     incidence = sp.csr_matrix(nx.incidence_matrix(graph, oriented=True))[:-1]
     costs, flow = cp.Parameter(incidence.shape[1]), cp.Variable(incidence.shape[1])
@@ -242,6 +243,7 @@ def test_dual_variables_and_other_solvers() -> None:
             assert np.abs(found.numpy() - value).max() < 1e-6, solver
 
 
+@pytest.mark.filterwarnings("ignore:the gradient with respect to:implicitkit_cvxpy.StructurallyZeroGradientWarning")
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 @pytest.mark.parametrize("s", [1e-10, 1e-6, 1e6, 1e10])
 @pytest.mark.parametrize(
@@ -266,9 +268,22 @@ def test_units_do_not_matter(
     program = make()
     convex = layers(monkeypatch, program)[form]
     args = program[3]
-    (plain,) = convex(*args)
-    (found,) = convex(*[s * a if by else a for a, by in zip(args, scaled, strict=True)])
-    torch.testing.assert_close(found / s if moves else found, plain, rtol=1e-8, atol=1e-9 * float(plain.abs().max()))
+    (plain,), wanted, _ = pulled(convex, args)
+    by = [s if changed else 1.0 for changed in scaled]
+    (found,), gradients, _ = pulled(convex, [a * unit for a, unit in zip(args, by, strict=True)])
+    size = s if moves else 1.0
+    torch.testing.assert_close(found / size, plain, rtol=1e-8, atol=1e-9 * float(plain.detach().abs().max()))
+    for g, unit, exact in zip(gradients, by, wanted, strict=True):
+        torch.testing.assert_close(g * unit / size, exact, rtol=1e-6, atol=1e-7 * float(exact.abs().max()) + 1e-12)
+
+
+def test_active_rows_that_the_point_of_the_solver_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``|x| <= b`` with ``b`` a millionth of the rest."""
+    x, c, b = cp.Variable(5), cp.Parameter(5), cp.Parameter(nonneg=True)
+    problem = cp.Problem(cp.Minimize(cp.sum_squares(x - c)), [cp.abs(x) <= b])
+    given, narrow = seeded(5), torch.tensor(3e-7, dtype=F64)
+    convex = layers(monkeypatch, (problem, [c, b], [x], []))["sparse"]
+    torch.testing.assert_close(convex(given, narrow)[0], given.clamp(-narrow, narrow), rtol=1e-8, atol=0)
 
 
 def cheapest(n: int = 5) -> Program:
