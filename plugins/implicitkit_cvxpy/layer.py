@@ -138,9 +138,9 @@ class ConvexLayer(extend.Configured, nn.Module):
         form = self._assembly
         return resolve(self._solver, options, form.cones, not form.linear, form.n)
 
-    def _data(self, parts: Sequence[Tensor]) -> Data:
+    def _data(self, P: Tensor, q: Tensor, A: Tensor, b: Tensor) -> Data:
         form = self._assembly
-        return Data(*parts, form.cones, form.P_held, form.A_held)
+        return Data(P, q, A, b, form.cones, form.P_held, form.A_held)
 
     @property
     def _vertices(self) -> bool:
@@ -200,7 +200,7 @@ class ConvexLayer(extend.Configured, nn.Module):
 
         def find(data: Sequence[Tensor], flags: Tensor) -> Tensor:
             P, q, A, b = data
-            found = finish(self._problem, backend, self._data((P, q, A, b)), flags, start)
+            found = finish(self._problem, backend, self._data(P, q, A, b), flags, start)
             if not self._judge([(*found, (P, q, A, b), flags)], backend, lead):
                 good.append(self._passes(found[1] == int(Status.CONVERGED), found[0], flags))
             return found[0]
@@ -219,7 +219,7 @@ class ConvexLayer(extend.Configured, nn.Module):
 
         def find(z0: Tensor, P: Tensor, q: Tensor, A: Tensor, b: Tensor, wrong: Tensor) -> Tensor:
             try:
-                w, *figures = finish(self._problem, backend, self._data((P, q, A, b)), wrong, start)
+                w, *figures = finish(self._problem, backend, self._data(P, q, A, b), wrong, start)
             except Exception as error:  # of the solver: raised when the levels of torch.func are closed
                 broken.append(error)
                 return z0
