@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .row import mutants
 
+SPARSE = "tests/plugins/cvxpy/test_sparse_programs.py"
 LAYER = "tests/plugins/cvxpy/test_cvxpy_layer.py tests/mutants/test_survivors_plugins.py"
 USES = "tests/plugins/deq/test_ordinary_uses.py"
 TOOLS = "tests/plugins/deq/test_deq_tools.py tests/mutants/test_survivors_plugins.py"
@@ -45,16 +46,45 @@ MUTANTS = [
         LAYER + " -k 'gradcheck or vmap or transforms or convex_layer'",
         ("else (t.movedim(d + level, level))", "else (t.movedim(d, level))"),
         (
-            "return torch.cat([mv(self.P, x) - mv(self.A.mT, turned), mv(self.A, x) + y - turned], 1)",
-            "return torch.cat([mv(self.P, x) + mv(self.A.mT, turned), mv(self.A, x) + y - turned], 1)",
+            "torch.cat([DENSE.times(self.P, x) - DENSE.back(self.A, turned)",
+            "torch.cat([DENSE.times(self.P, x) + DENSE.back(self.A, turned)",
             "tests/mutants/test_survivors_plugins.py -k 'products_of_the_conditions'",
         ),
         ("J[:, n:, :n] = -self.project(self.A)", "J[:, n:, :n] = self.project(self.A)"),
         ("return J.mT if self.transposed else J", "return J"),
         (
-            "return torch.cat([stationarity, y - self.dual.project(y - b + mv(A, x))], 1)",
-            "return torch.cat([stationarity, y - self.dual.project(y + b - mv(A, x))], 1)",
+            "return torch.cat([stationarity, y - self.dual.project(y - b + self.A_held.times(A, x))], 1)",
+            "return torch.cat([stationarity, y - self.dual.project(y + b - self.A_held.times(A, x))], 1)",
         ),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/sparse_kkt.py",
+        SPARSE + " -k 'those_of_the_dense_form'",
+        ("(n + row[plain], column[plain], -D * A[:, plain]),", "(n + row[plain], column[plain], D * A[:, plain]),"),
+        ("pieces.append((own[0].flatten(), own[1].flatten(), -block.flatten(1)))", "pass"),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/held.py",
+        SPARSE + " -k 'those_of_the_dense_form'",
+        ("return a.index_select(1, at.at_row) * b", "return b.index_select(1, at.at_row) * b"),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/sparse_assembly.py",
+        SPARSE + " -k 'transforms'",
+        ("return n + m >= _LARGE and", "return False and"),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/units.py",
+        SPARSE + " -k 'units'",
+        ("t = 1 / _unit(torch.maximum(P, q / s))", "t = torch.ones_like(s)"),
+        ("s = torch.where(between, 1.0, _unit(x))", "s = torch.ones_like(x)"),
+        ("[s.expand_as(data.q), (s / t).expand_as(data.b)]", "[s.expand_as(data.q), s.expand_as(data.b)]"),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/finish.py",
+        SPARSE + " -k 'not_unique'",
+        ("shifted(_NEAR * ones, ones)", "shifted(0 * ones, ones)"),
+        ("if len(rough):", "if False:", SPARSE + " -k 'does_not_tell'"),
     ),
     *mutants(
         "plugins/implicitkit_cvxpy/cones/second_order.py",
