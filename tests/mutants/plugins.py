@@ -66,7 +66,7 @@ MUTANTS = [
     *mutants(
         "plugins/implicitkit_cvxpy/held.py",
         SPARSE + " -k 'those_of_the_dense_form'",
-        ("return a.index_select(1, at.at_row) * b", "return b.index_select(1, at.at_row) * b"),
+        ("return a.index_select(1, at.at_row) * b", "return -a.index_select(1, at.at_row) * b"),
     ),
     *mutants(
         "plugins/implicitkit_cvxpy/sparse_assembly.py",
@@ -75,7 +75,7 @@ MUTANTS = [
     ),
     *mutants(
         "plugins/implicitkit_cvxpy/units.py",
-        SPARSE + " -k 'units'",
+        SPARSE + " -k 'units or unit'",
         ("t = 1 / _unit(torch.maximum(P, q / s))", "t = torch.ones_like(s)"),
         ("s = torch.where(between, 1.0, _unit(x))", "s = torch.ones_like(x)"),
         ("[s.expand_as(data.q), (s / t).expand_as(data.b)]", "[s.expand_as(data.q), s.expand_as(data.b)]"),

@@ -277,6 +277,19 @@ def test_units_do_not_matter(
         torch.testing.assert_close(g * unit / size, exact, rtol=1e-6, atol=1e-7 * float(exact.abs().max()) + 1e-12)
 
 
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+@pytest.mark.parametrize("s", [1e-10, 1e10])
+def test_multipliers_have_the_units_of_the_objective(monkeypatch: pytest.MonkeyPatch, s: float, form: str) -> None:
+    x, c, weight = cp.Variable(5), cp.Parameter(5), cp.Parameter(nonneg=True)
+    row = x <= 0.4
+    problem = cp.Problem(cp.Minimize(weight * cp.sum_squares(x) - c @ x), [row])
+    convex = layers(monkeypatch, (problem, [c, weight], [x, row.dual_variables[0]], []))[form]
+    given, one = seeded(5), torch.tensor(0.3, dtype=F64)
+    point, multipliers = convex(s * given, s * one)
+    torch.testing.assert_close(point, (given / 0.6).clamp_max(0.4), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(multipliers / s, (given - 0.24).clamp_min(0), rtol=1e-9, atol=1e-12)
+
+
 def test_active_rows_that_the_point_of_the_solver_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     """``|x| <= b`` with ``b`` a millionth of the rest."""
     x, c, b = cp.Variable(5), cp.Parameter(5), cp.Parameter(nonneg=True)
