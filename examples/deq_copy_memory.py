@@ -80,7 +80,10 @@ SYMBOLS, LENGTH = 8, 10
 CLASSES = SYMBOLS + 2  # blank, symbols, mark
 RATES = {"deq": 4e-3, "tcn": 4e-3, "lstm": 4e-3, "gru": 4e-3}  # after 100 steps of warm-up; decays to a twentieth
 VALUES = 4.0  # times the usual initial weights of what attention passes on: a mean of T + 20 positions at first
-LAYERS = 2  # of the shallow network of --shallow
+LAYERS, DEEPEST = 2, 8  # of the network that is trained before the equilibrium
+LEFT, HAND_OVER = 0.5, 0.005  # of the loss without memory: below it the plateau has ended; the equilibrium is asked for
+RESTS = 1e-2  # relative residual after 2 DEEPEST layers: below it there is an equilibrium to hand over to
+LOOKS = 20  # steps between two looks, and losses in a mean
 PUBLISHED = {"deq": (3.5e-6, "14K"), "tcn": (2.7e-5, "16K"), "lstm": (0.0501, "14K"), "gru": (0.0491, "14K")}
 
 
@@ -94,7 +97,7 @@ def sequences(batch: int, gap: int, generator: torch.Generator) -> tuple[Tensor,
 
 
 class DEQTransformer(nn.Module):
-    """The equilibrium of one causal transformer block; unrolled in the first ``shallow`` training calls."""
+    """The equilibrium of one causal transformer block; while ``layer.pretraining`` says so, layers of it."""
 
     def __init__(self, shallow: int = 0, features: int = 32, heads: int = 4) -> None:
         super().__init__()
@@ -114,7 +117,21 @@ class DEQTransformer(nn.Module):
         self.read = nn.Linear(features, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.read(self.layer(nn.functional.one_hot(x, CLASSES).to(self.read.weight.dtype)))
+        return self.read(self.layer(self.code(x)))
+
+    def code(self, x: Tensor) -> Tensor:
+        """What the layer gets."""
+        return nn.functional.one_hot(x, CLASSES).to(self.read.weight.dtype)
+
+    @torch.no_grad()
+    def unrest(self, x: Tensor, layers: int) -> float:
+        """``max |f(z) - z| / |z|`` over the samples, ``z`` being the output of so many layers."""
+        injected = self.layer.cell.inject(self.code(x))
+        z = x.new_zeros(*x.shape, self.layer.cell.features, dtype=self.read.weight.dtype)
+        for _ in range(layers):
+            z = self.layer.cell.update(z, *injected)
+        r = self.layer.cell.update(z, *injected) - z
+        return float((torch.linalg.vector_norm(r, dim=(1, 2)) / torch.linalg.vector_norm(z, dim=(1, 2))).max())
 
 
 class Block(nn.Module):
@@ -183,7 +200,9 @@ class Run:
     seconds: float = 0.0
     loss: float = math.nan
     accuracy: float = math.nan
+    residual: float = math.nan  # of an equilibrium, relative, largest of the test's
     converged: float = math.nan  # share of the samples solved in training
+    began: list[int] = field(default_factory=list)  # steps before layers of varied depth, and before the equilibrium
     curve: list[tuple[float, float]] = field(default_factory=list)
     solved: list[float] = field(default_factory=list)  # that share, step by step
     evaluations: list[int] = field(default_factory=list)  # of the cell, forward, step by step
@@ -224,6 +243,42 @@ class Kept:
         new.replace(self.path)
 
 
+class Phases:
+    """Two layers until the plateau has ended, then a varied number of them until the equilibrium is there, then that.
+
+    Two layers leave the plateau soonest, but what they learn holds for two; at a number that changes from step to step the
+    output cannot depend on it, so that the iteration comes to rest.  Whether it has is measured (``model.unrest``).
+    """
+
+    def __init__(self, model: DEQTransformer, run: Run, gap: int, shallow: int, deepest: int) -> None:
+        self.model, self.run, self.shallow, self.deepest = model, run, shallow, deepest
+        self.alone = without_memory(gap)
+        self._set()
+
+    def _set(self) -> None:
+        layers = (Pretraining(self.shallow, LAYERS), Pretraining(self.shallow, LAYERS, self.deepest), None)
+        self.model.layer.pretraining = layers[len(self.run.began)] if self.shallow else None
+
+    def look(self, x: Tensor) -> None:
+        """Go on to the next phase, if it is time; ``x``: the last sequences."""
+        run, began = self.run, len(self.run.began)
+        if began == 2 or (run.steps % LOOKS and run.steps < self.shallow):
+            return
+        loss = sum(v for _, v in run.curve[-LOOKS:]) / LOOKS
+        if run.steps >= self.shallow:  # late, but no later
+            run.began += [run.steps] * (2 - began)
+        elif (began == 0 and loss < LEFT * self.alone) or (
+            began == 1 and loss < HAND_OVER * self.alone and self.model.unrest(x, 2 * self.deepest) < RESTS
+        ):
+            run.began.append(run.steps)
+        self._set()
+
+
+def without_memory(gap: int) -> float:
+    """The loss of a model that knows the blanks and guesses the symbols: ``10 ln 8 / (T + 20)``."""
+    return LENGTH * math.log(SYMBOLS) / (gap + 2 * LENGTH)
+
+
 def clock(device: str) -> float:
     """Seconds: of the process on a CPU, so that what else the machine does counts for nothing; else of the wall."""
     return time.process_time() if device == "cpu" else time.perf_counter()
@@ -242,6 +297,7 @@ def train(
     keep: Path | None = None,
     rate: float | None = None,
     shallow: int = 0,
+    deepest: int = DEEPEST,
 ) -> Run:
     """Train until ``steps``, ``minutes`` or ``goal`` (a test loss) is reached, and test on 512 new sequences."""
     torch.manual_seed(seed)
@@ -255,16 +311,25 @@ def train(
     data = torch.Generator().manual_seed(seed)
     kept = Kept(
         keep and keep / f"{name}.pt",
-        {"gap": gap, "steps": steps, "batch": batch, "seed": seed, "rate": rate, "shallow": shallow},
+        {
+            "gap": gap,
+            "steps": steps,
+            "batch": batch,
+            "seed": seed,
+            "rate": rate,
+            "shallow": shallow,
+            "deepest": deepest,
+        },
         model=model,
         optimizer=optimizer,
         schedule=schedule,
     )
     run = kept.restore(run, data)
+    phases = Phases(model, run, gap, shallow, deepest) if isinstance(model, DEQTransformer) else None
     start = clock(device) - run.seconds
     bar = tqdm(range(run.steps, steps), desc=name, unit="step", mininterval=2.0)
     for step in bar:
-        if run.seconds > 60 * minutes or (step > shallow + 20 and max(v for _, v in run.curve[-20:]) < goal):
+        if run.seconds > 60 * minutes or done(run, goal, phases is not None and shallow > 0):
             break
         x, y = (t.to(device) for t in sequences(batch, gap, data))
         loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
@@ -278,35 +343,46 @@ def train(
         if isinstance(model, DEQTransformer) and model.layer.solution is not None:
             run.solved.append(float(model.layer.solution.converged.float().mean()))
             run.evaluations.append(model.layer.solution.evaluations)
+        if phases is not None and shallow:
+            phases.look(x)
         if run.steps % 20 == 0:
             kept.save(run, data)
             bar.set_postfix(loss=f"{run.curve[-1][1]:.2e}")
     bar.close()
     kept.save(run, data)
     run.converged = sum(run.solved) / len(run.solved) if run.solved else math.nan
-    run.loss, run.accuracy = test(model, gap, seed, device)
+    run.loss, run.accuracy, run.residual = test(model, gap, seed, device)
     return run
 
 
+def done(run: Run, goal: float, phases: bool) -> bool:
+    """Are the last twenty losses below the goal, those of the equilibrium if it has ``phases``?"""
+    count = run.steps - (run.began[1] if len(run.began) == 2 else run.steps if phases else 0)
+    return count > LOOKS and max(v for _, v in run.curve[-LOOKS:]) < goal
+
+
 @torch.no_grad()
-def test(model: nn.Module, gap: int, seed: int, device: str) -> tuple[float, float]:
-    """Loss over all positions and accuracy over the ten that matter, on 512 sequences not seen in training."""
+def test(model: nn.Module, gap: int, seed: int, device: str) -> tuple[float, float, float]:
+    """Loss over all positions, accuracy over the ten that matter and largest residual on 512 sequences not seen before."""
     model.eval()
     data = torch.Generator().manual_seed(seed + 10_000)
-    losses, right = [], []
+    losses, right, residuals = [], [], []
     for _ in range(8):
         x, y = (t.to(device) for t in sequences(64, gap, data))
         out = model(x)
         losses.append(float(nn.functional.cross_entropy(out.flatten(0, 1), y.flatten())))
         right.append(float((out[:, -LENGTH:].argmax(-1) == y[:, -LENGTH:]).float().mean()))
-    return sum(losses) / len(losses), sum(right) / len(right)
+        if isinstance(model, DEQTransformer):
+            found = model.layer.solution
+            size = torch.linalg.vector_norm(found.value.flatten(1), dim=1)
+            residuals.append(float((found.residual_norm / size).max()))
+    return sum(losses) / len(losses), sum(right) / len(right), max(residuals, default=math.nan)
 
 
 def table(runs: list[Run], gap: int) -> str:
     """The results beside the published ones."""
-    baseline = LENGTH * math.log(SYMBOLS) / (gap + 2 * LENGTH)
     lines = [
-        f"copy memory, T = {gap}; without memory: {baseline:.2e} (at T = 400: {LENGTH * math.log(SYMBOLS) / 420:.2e})",
+        f"copy memory, T = {gap}; without memory: {without_memory(gap):.2e} (at T = 400: {without_memory(400):.2e})",
         f"{'model':6} {'parameters':>10} {'loss':>9} {'accuracy':>9} {'steps':>6} {'seconds':>8} {'solved':>7}   "
         "published at T = 400",
     ]
@@ -316,12 +392,18 @@ def table(runs: list[Run], gap: int) -> str:
             f"{run.name:6} {run.parameters:10d} {run.loss:9.2e} {run.accuracy:9.3f} {run.steps:6d} "
             f"{run.seconds:8.0f} {run.converged:7.4f}   {loss:.1e} ({size})"
         )
+        if run.began:
+            few, most = min(run.evaluations, default=0), max(run.evaluations, default=0)
+            lines.append(
+                f"       {LAYERS} layers until step {run.began[0]}, varied until step {run.began[-1]}; "
+                f"then {few} to {most} evaluations a step; residual of the test at most {run.residual:.1e}"
+            )
     return "\n".join(lines)
 
 
 def plot(runs: list[Run], gap: int, path: Path) -> None:
     """Training loss against steps and against seconds."""
-    baseline = LENGTH * math.log(SYMBOLS) / (gap + 2 * LENGTH)
+    baseline = without_memory(gap)
     with figure(path, 2, title=f"Copy memory, T = {gap}") as panels:
         for panel, words in zip(panels, ("step", "seconds"), strict=True):
             for run in runs:
@@ -347,7 +429,10 @@ def main(arguments: list[str] | None = None) -> list[Run]:
     parser.add_argument("--models", default="deq,tcn,lstm,gru")
     parser.add_argument("--rate", type=float, help="of all models of this run (default: their own)")
     parser.add_argument(
-        "--shallow", type=int, default=0, help=f"so many steps of the equilibrium's are those of its {LAYERS} layers"
+        "--shallow", type=int, default=1_500, help="steps of layers before the equilibrium, at most (0: none)"
+    )
+    parser.add_argument(
+        "--deepest", type=int, default=DEEPEST, help=f"layers then, at most ({LAYERS}: always {LAYERS})"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="a folder: every 20 steps what a run needs to go on is written there")
@@ -368,6 +453,7 @@ def main(arguments: list[str] | None = None) -> list[Run]:
             keep=options.keep,
             rate=options.rate,
             shallow=options.shallow,
+            deepest=options.deepest,
         )
         for name in options.models.split(",")
     ]
