@@ -81,7 +81,10 @@ CLASSES = SYMBOLS + 2  # blank, symbols, mark
 RATES = {"deq": 4e-3, "tcn": 4e-3, "lstm": 4e-3, "gru": 4e-3}  # after 100 steps of warm-up; decays to a twentieth
 VALUES = 4.0  # times the usual initial weights of what attention passes on: a mean of T + 20 positions at first
 LAYERS, DEEPEST = 2, 8  # of the network that is trained before the equilibrium
-LEFT, HAND_OVER = 0.5, 0.005  # of the loss without memory: below it the plateau has ended; the equilibrium is asked for
+LEFT, HAND_OVER = (
+    0.5,
+    0.0025,
+)  # of the loss without memory: below it the plateau has ended; the equilibrium is asked for
 RESTS = 1e-2  # relative residual after 2 DEEPEST layers: below it there is an equilibrium to hand over to
 LOOKS = 20  # steps between two looks, and losses in a mean
 PUBLISHED = {"deq": (3.5e-6, "14K"), "tcn": (2.7e-5, "16K"), "lstm": (0.0501, "14K"), "gru": (0.0491, "14K")}
@@ -250,8 +253,8 @@ class Phases:
     output cannot depend on it, so that the iteration comes to rest.  Whether it has is measured (``model.unrest``).
     """
 
-    def __init__(self, model: DEQTransformer, run: Run, gap: int, shallow: int, deepest: int) -> None:
-        self.model, self.run, self.shallow, self.deepest = model, run, shallow, deepest
+    def __init__(self, model: DEQTransformer, run: Run, gap: int, shallow: int, deepest: int, hand_over: float) -> None:
+        self.model, self.run, self.shallow, self.deepest, self.hand_over = model, run, shallow, deepest, hand_over
         self.alone = without_memory(gap)
         self._set()
 
@@ -268,7 +271,7 @@ class Phases:
         if run.steps >= self.shallow:  # late, but no later
             run.began += [run.steps] * (2 - began)
         elif (began == 0 and loss < LEFT * self.alone) or (
-            began == 1 and loss < HAND_OVER * self.alone and self.model.unrest(x, 2 * self.deepest) < RESTS
+            began == 1 and loss < self.hand_over * self.alone and self.model.unrest(x, 2 * self.deepest) < RESTS
         ):
             run.began.append(run.steps)
         self._set()
@@ -298,6 +301,7 @@ def train(
     rate: float | None = None,
     shallow: int = 0,
     deepest: int = DEEPEST,
+    hand_over: float = HAND_OVER,
 ) -> Run:
     """Train until ``steps``, ``minutes`` or ``goal`` (a test loss) is reached, and test on 512 new sequences."""
     torch.manual_seed(seed)
@@ -325,7 +329,7 @@ def train(
         schedule=schedule,
     )
     run = kept.restore(run, data)
-    phases = Phases(model, run, gap, shallow, deepest) if isinstance(model, DEQTransformer) else None
+    phases = Phases(model, run, gap, shallow, deepest, hand_over) if isinstance(model, DEQTransformer) else None
     start = clock(device) - run.seconds
     bar = tqdm(range(run.steps, steps), desc=name, unit="step", mininterval=2.0)
     for step in bar:
@@ -434,6 +438,12 @@ def main(arguments: list[str] | None = None) -> list[Run]:
     parser.add_argument(
         "--deepest", type=int, default=DEEPEST, help=f"layers then, at most ({LAYERS}: always {LAYERS})"
     )
+    parser.add_argument(
+        "--hand-over",
+        type=float,
+        default=HAND_OVER,
+        help="loss at which, over that without memory (default %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="a folder: every 20 steps what a run needs to go on is written there")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "output" / "deq_copy_memory.png")
@@ -454,6 +464,7 @@ def main(arguments: list[str] | None = None) -> list[Run]:
             rate=options.rate,
             shallow=options.shallow,
             deepest=options.deepest,
+            hand_over=options.hand_over,
         )
         for name in options.models.split(",")
     ]

@@ -26,7 +26,7 @@ MUTANTS = [
     *mutants(
         "examples/deq_copy_memory.py",
         "tests/plugins/deq/test_experiments.py -k hands_over",
-        ("began == 1 and loss < HAND_OVER * self.alone and", "began == 1 and"),
+        ("began == 1 and loss < self.hand_over * self.alone and", "began == 1 and"),
         ("and self.model.unrest(x, 2 * self.deepest) < RESTS", ""),
         ("self.model.unrest(x, 2 * self.deepest)", "self.model.unrest(x, self.deepest)"),
         ("(began == 0 and loss < LEFT * self.alone)", "began == 0"),

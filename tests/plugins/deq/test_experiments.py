@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -362,7 +363,7 @@ def test_copy_memory_hands_over_what_has_come_to_rest(monkeypatch: pytest.Monkey
         r = model.layer.residual(z, inputs)
     want = (r.flatten(1).norm(dim=1) / z.flatten(1).norm(dim=1)).max()
     assert model.unrest(x, 3) == pytest.approx(float(want), rel=1e-4)
-    phases = script.Phases(model, run, 10, 500, 8)
+    phases = script.Phases(model, run, 10, 500, 8, 0.005)
     alone = script.without_memory(10)
     assert alone == pytest.approx(10 * math.log(8) / 30)
 
@@ -380,10 +381,12 @@ def test_copy_memory_hands_over_what_has_come_to_rest(monkeypatch: pytest.Monkey
     assert after(80, 1e-3, 0.1) == ([40], 8), "not at rest"
     assert after(100, 1e-3, 1e-3) == ([40, 100], None) and model.layer.pretraining is None
     fresh = script.Run("deq", 0)
-    phases = script.Phases(model, fresh, 10, 500, 8)
+    phases = script.Phases(model, fresh, 10, 505, 8, 0.005)
     run = fresh
-    assert after(499, 0.9, 1.0)[0] == [] and after(500, 0.9, 1.0)[0] == [500, 500], "late, but no later"
-    assert script.done(fresh, 1.0, True) is False  # no loss of the equilibrium yet
+    assert after(504, 0.9, 1.0)[0] == [] and not script.done(fresh, 9.0, True), "no loss of the equilibrium yet"
+    assert script.done(fresh, 9.0, False), "a model without phases"
+    assert after(505, 0.9, 1.0)[0] == [505, 505], "late, but no later"
+    assert [script.done(replace(fresh, steps=n), 9.0, True) for n in (525, 526)] == [False, True]
 
 
 @pytest.mark.slow
