@@ -98,8 +98,8 @@ class Pretraining(ik.extend.Configured):
         ValueError: a number less than 1, or ``deepest`` less than ``steps``.
 
     Source: Bai, Kolter & Koltun (2019), "Deep equilibrium models", appendix.  Varied depth: this library's, measured on the
-    copy-memory task (docs/trainings.md); Anil et al. (2022), "Path independent equilibrium models", sections 3 and 4, show
-    for trained equilibria what it is to gain: the same result whatever the way.
+    copy-memory task (docs/trainings.md); in the spirit of Anil et al. (2022), "Path independent equilibrium models can
+    better exploit test-time computation".
     """
 
     calls: int
