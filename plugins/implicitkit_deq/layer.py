@@ -356,7 +356,7 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
     ) -> Any:
         assert self.pretraining is not None
         with ik.extend.modules_held():
-            for _ in range(self.pretraining.steps):
+            for _ in range(self.pretraining.depth(int(self.calls))):
                 z = the_map(z, weights, *injected)
         self.calls += 1
         self.solution = None

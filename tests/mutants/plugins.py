@@ -11,6 +11,33 @@ TOOLS = "tests/plugins/deq/test_deq_tools.py tests/mutants/test_survivors_plugin
 
 MUTANTS = [
     *mutants(
+        "plugins/implicitkit_deq/settings.py",
+        "tests/plugins/deq/test_deq.py -k 'varied_depth or deepest'",
+        ("torch.randint(self.steps, self.deepest + 1,", "torch.randint(self.steps, self.deepest,"),
+        (", generator=torch.Generator().manual_seed(call))", ", generator=torch.Generator().manual_seed(0))"),
+        (", generator=torch.Generator().manual_seed(call))", ")"),
+        ("self.deepest < self.steps:", "self.deepest <= 0:"),
+        ("deepest=options.optional(count)", ""),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/layer.py",
+        "tests/plugins/deq/test_deq.py -k 'varied_depth'",
+        ("self.pretraining.depth(int(self.calls))", "self.pretraining.steps"),
+        ("self.pretraining.depth(int(self.calls))", "self.pretraining.depth(0)"),
+    ),
+    *mutants(
+        "examples/deq_copy_memory.py",
+        "tests/plugins/deq/test_experiments.py -k hands_over",
+        ("began == 1 and loss < self.hand_over * self.alone and", "began == 1 and"),
+        ("and self.model.unrest(x, 2 * self.deepest) < RESTS", ""),
+        ("self.model.unrest(x, 2 * self.deepest)", "self.model.unrest(x, self.deepest)"),
+        ("(began == 0 and loss < LEFT * self.alone)", "began == 0"),
+        ("(run.steps % LOOKS and run.steps < self.shallow)", "(run.steps % LOOKS)"),
+        ("if len(run.began) == 2 else run.steps if phases else 0)", "if len(run.began) == 2 else 0)"),
+        ("v for _, v in run.curve[-LOOKS:]) / LOOKS", "v for _, v in run.curve) / LOOKS"),
+        ("update(z, *injected) - z", "update(z, *injected)"),
+    ),
+    *mutants(
         "plugins/implicitkit_deq/prefix_newton.py",
         "tests/plugins/deq/test_causality.py -k newton_krylov",
         ("(left <= goal).cummin(1).values", "(left <= goal)"),
