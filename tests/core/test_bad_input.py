@@ -364,6 +364,10 @@ REFUSED: dict[str, Row] = {
         lambda: ik.root(lambda z: math.cos(z), zeros(3)), ValueError, r"without derivative: torch\.cos\(z\)"),
     "a list for a vector": (
         lambda: ik.root(less, [1.0, 2.0], (zeros(2),)), TypeError, r"z is a list, as z0 was: for a vec.*torch\.tensor"),
+    "a list for a vector, and a number times it": (
+        lambda: ik.fixed_point(lambda z: 0.3 * z, [1.0, 2.0]), TypeError, r"z is a list, as z0 was: for a vec"),
+    "a tuple for a vector, and more added to it": (
+        lambda: ik.fixed_point(lambda z, x: z + x, (1.0, 2.0), (zeros(2),)), TypeError, r"z is a tuple, as z0 was"),
     "an array of another precision": (
         lambda: ik.root(less, zeros(3, dtype=torch.float32), (np.ones(3),)), TypeError,
         r"start from a z0 of the dtype.*given args\[0\] of torch\.float64"),
@@ -551,6 +555,14 @@ ADVICE: dict[str, tuple[Callable[[], Any], str, str]] = {  # what is said, and w
     "NaN in the data": (
         lambda: ik.root(lambda z, x: z - x, zeros(2, 2), NAN_ROW, batch_dims=1),
         r"args\[0\] \(first at \[1, 1\]\)\. Clean the data", "max_steps=|certify|no solution near"),
+    "NaN in the data, told later": (
+        lambda: ik.root(lambda z, x: z - x, zeros(2, 2), NAN_ROW, batch_dims=1, on_failure="ignore").raise_for_status(),
+        r"not finite where the search begins: look for NaN or Inf", "left the domain|max_steps="),
+    "NaN in the data of one sample, and another leaves the domain, told later": (
+        lambda: ik.fixed_point(
+            lambda z, x: z.sqrt() - x, torch.full((2, 1), 4.0, dtype=D), torch.tensor([[torch.nan], [1.0]], dtype=D),
+            batch_dims=1, solver="picard", on_failure="ignore").raise_for_status(),
+        r"where the search begins.*left the domain", "max_steps="),
     "outside the domain": (
         lambda: ik.root(lambda z: torch.log(z), zeros(2) - 1), r"start inside its domain", "max_steps=|certify"),
     "left the domain": (
