@@ -20,7 +20,7 @@ from torch import Tensor
 import implicitkit as ik
 
 sys.path.append(str(Path(__file__).parent / "_ext"))
-import pictures  # noqa: E402
+import pictures
 
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)

@@ -92,6 +92,13 @@ MUTANTS = [
         ("return _UNSTEADY.format(", "return '' and _UNSTEADY.format("),
     ),
     *mutants(
+        "implicitkit/solution.py",
+        "tests/core/test_bad_input.py -k told_later",
+        ("at_once = nonfinite & (self._record.outcome.steps == 0)", "at_once = nonfinite & False"),
+        ("never_began and bool((nonfinite == at_once).all())", "never_began"),
+        ("statuses = statuses - {Status.NONFINITE}", "pass"),
+    ),
+    *mutants(
         "implicitkit/lifting/purity.py",
         "tests/core/test_bad_input.py -k moving_statistics",
         ("if _changed(t, copy) or _rebound(t, copy, now)", "if _changed(t, copy)"),
@@ -106,6 +113,12 @@ MUTANTS = [
         "plugins/implicitkit_deq/frozen.py",
         "tests/plugins/deq/test_deq.py -k mode_may_change",
         ("m.num_batches_tracked = before\n", "m.num_batches_tracked = (True, *before[1:])\n"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/frozen.py",
+        "tests/plugins/deq/test_training.py -k do_not_fit",
+        ("any(words in str(error) for words in _OF_PRECISIONS)", "False"),
+        ("what(t)) if isinstance(t, Tensor)", "t.shape) if isinstance(t, Tensor)"),
     ),
     *mutants(
         "plugins/implicitkit_deq/forgive.py",

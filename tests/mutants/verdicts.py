@@ -154,6 +154,23 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/reporting.py",
+        "tests/core/test_bad_input.py -k 'list or tuple'",
+        (""" "sequence", f"concatenate {kind}")""", ")"),
+    ),
+    *mutants(
+        "docs/_ext/pictures.py",
+        "tests/docs/test_pictures.py",
+        ("shrunk = width / figure.get_figwidth()", "shrunk = 1.0"),
+        ("* shrunk < LEAST", "< LEAST"),
+        ("return any(box.contains(*point) for point in drawn.vertices)", "return False"),
+        ("drawn.intersects_bbox(box, filled=filled)", "drawn.intersects_bbox(box)"),
+        ("drawn.intersects_bbox(box, filled=filled)", "any(box.contains(*p) for p in drawn.vertices)"),
+        ("for point in some.get_offset_transform().transform(offsets)", "for point in offsets"),
+        ("""box, "-", filled=True) for path""", """box, "None") for path"""),
+        ("plt.cycler(color=COLOURS)", "plt.cycler(color=COLOURS[::-1])"),
+    ),
+    *mutants(
         "implicitkit/rule/doubtful.py",
         "tests/derivatives/test_singular_solutions.py",
         ("size = max(_ASKED * rtol**0.5, _LOOSE * rtol)", "size = _ASKED * rtol**0.5"),
