@@ -93,7 +93,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solution.py",
-        "tests/core/test_bad_input.py -k told_later",
+        "tests/core/test_bad_input.py -k 'told and later'",
         ("at_once = nonfinite & (self._record.outcome.steps == 0)", "at_once = nonfinite & False"),
         ("never_began and bool((nonfinite == at_once).all())", "never_began"),
         ("statuses = statuses - {Status.NONFINITE}", "pass"),
