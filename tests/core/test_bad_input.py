@@ -398,6 +398,9 @@ REFUSED: dict[str, Row] = {
         r"z0 is a Linear, not a tensor: .*z0=dict\(module\.named_parameters\(\)\).*functional_call"),
     "parameters() as unknowns": (
         lambda: ik.argmin(square, nn.Linear(2, 1).parameters()), TypeError, r"a generator, not a tensor: write z0=tuple\("),
+    "a class misspelt": (lambda: ik.Andreson(), AttributeError, r"'Andreson'\. Did you mean ik\.Anderson\?"),
+    "a class in small letters": (lambda: ik.quadraticprogram(), AttributeError, r"mean ik\.QuadraticProgram\?"),
+    "nothing like it": (lambda: ik.xyzzy(), AttributeError, r"no attribute 'xyzzy'$"),
     "another library's verb": (lambda: ik.minimize(square, zeros(3)), AttributeError, r"mean ik\.argmin\?"),
     # ------------------------------------------------------------------------------------ one thing in another's place
     "a class where a problem is due": (

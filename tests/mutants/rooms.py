@@ -92,6 +92,12 @@ MUTANTS = [
         ("return _UNSTEADY.format(", "return '' and _UNSTEADY.format("),
     ),
     *mutants(
+        "implicitkit/__init__.py",
+        "tests/core/test_bad_input.py -k 'class and (misspelt or small)'",
+        ("or _alike(name)", "or ''"),
+        ("spelt[near] for near in", "near for near in"),
+    ),
+    *mutants(
         "implicitkit/solution.py",
         "tests/core/test_bad_input.py -k 'told and later'",
         ("at_once = nonfinite & (self._record.outcome.steps == 0)", "at_once = nonfinite & False"),
