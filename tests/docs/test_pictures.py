@@ -40,6 +40,12 @@ def _areas(axes: Any) -> None:
     axes.set(xlim=(0.2, 0.8), ylim=(1.1, 1.9))
 
 
+def _around(axes: Any) -> None:
+    """A line round the legend, which is no area."""
+    axes.plot([-1, -1, 2, 2], [2, -1, -1, 2], label="line")
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+
+
 def _bars(axes: Any) -> None:
     axes.bar([0, 1], [1, 2], label="bars")
 
@@ -53,7 +59,7 @@ def test_a_legend_over_what_is_drawn_is_a_fault(drawn: Callable[[Any], None]) ->
     plt.close(figure)
 
 
-@pytest.mark.parametrize("drawn", [_line, _points, _scattered, _bars])
+@pytest.mark.parametrize("drawn", [_line, _points, _scattered, _bars, _around])
 def test_a_legend_beside_what_is_drawn_is_none(drawn: Callable[[Any], None]) -> None:
     figure, axes = plt.subplots(figsize=(3.4, 2.6), layout="constrained")
     drawn(axes)
