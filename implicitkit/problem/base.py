@@ -315,7 +315,8 @@ def require_callable(problem: Problem, function: Any, role: str) -> None:
         )
     if not callable(function):
         form = _FORMS.get(role, f"{role}(z, *args): a function or an nn.Module")
-        raise TypeError(f"{type(problem).__name__} needs a callable {form}; got {type(function).__name__}")
+        made = "; what is a problem already is solved by ik.solve" if isinstance(function, Problem) else ""
+        raise TypeError(f"{type(problem).__name__} needs a callable {form}; got {type(function).__name__}{made}")
 
 
 _FORMS = {

@@ -92,6 +92,11 @@ MUTANTS = [
         ("return _UNSTEADY.format(", "return '' and _UNSTEADY.format("),
     ),
     *mutants(
+        "implicitkit/problem/base.py",
+        "tests/core/test_bad_input.py -k 'where and belongs'",
+        ("if isinstance(function, Problem) else", "if False else"),
+    ),
+    *mutants(
         "implicitkit/__init__.py",
         "tests/core/test_bad_input.py -k 'class and (misspelt or small)'",
         ("or _alike(name)", "or ''"),
