@@ -69,6 +69,11 @@ _MEANING = {
 }
 
 
+_NEVER_BEGAN = (
+    "The function is not finite where the search begins: look for NaN or Inf in z0 and in what the function is given or "
+    "captures, or start inside its domain."
+)
+
 #: What can be done about it.
 _ADVICE = {
     Status.MAX_STEPS: "Raise max_steps=, loosen rtol= / atol=, or try another solver= or z0.",
@@ -303,7 +308,12 @@ class Solution:
 
     def _advice(self, statuses: set[Status]) -> list[str]:
         """What can be done about samples that ended so, a sentence or two for each status."""
-        advice = [text for status, text in _ADVICE.items() if status in statuses]
+        nonfinite = self._record.outcome.status == int(Status.NONFINITE)
+        at_once = nonfinite & (self._record.outcome.steps == 0)
+        never_began = Status.NONFINITE in statuses and bool(at_once.any())
+        if never_began and bool((nonfinite == at_once).all()):
+            statuses = statuses - {Status.NONFINITE}  # no sample searched, none can have left the domain
+        advice = [_NEVER_BEGAN] * never_began + [text for status, text in _ADVICE.items() if status in statuses]
         if Status.STALLED in statuses:
             system = self._record.system
             advice.append(_KINK if system is not None and system.problem.kind.minimisation else _NO_ROOT)

@@ -92,8 +92,11 @@ class Stage:
         return get_solver(self.solver, **dict(self.options))
 
 
-def _stage(solver: str, *, max_steps: int | None = None, scale: float | None = 1.0, **options: Any) -> Stage:
-    return Stage(solver, tuple(options.items()), max_steps, scale)
+def _stage(
+    solver: str, *, max_steps: int | None = None, scale: float | None = 1.0, sparse: bool = False, **options: Any
+) -> Stage:
+    """A stage by its solver's name and options."""
+    return Stage(solver, tuple(options.items()), max_steps, scale, sparse)
 
 
 #: What is tried, in this order.  Monotone descent on ``|F|`` and undamped Newton steps fail on different problems.
@@ -123,7 +126,7 @@ _EITHER = (
 #: Newton's method above the size where a dense Jacobian is the first choice, for Jacobians that are sparse.
 _SPARSE_NEWTON = (
     Stage(FrugalNewton(), max_steps=100, sparse=True),
-    Stage("newton", (("line_search", False),), max_steps=60, sparse=True),
+    _stage("newton", line_search=False, max_steps=60, sparse=True),
 )
 #: A linear equation for many right-hand sides: one factorisation, whatever all samples' Jacobians would take.
 _SHARED_NEWTON = Stage(FrugalNewton(), max_steps=100, shared=True)
@@ -131,8 +134,8 @@ _SHARED_NEWTON = Stage(FrugalNewton(), max_steps=100, shared=True)
 #: factorisations.
 _ANDERSON = (
     Stage(FrugalAnderson(), max_steps=500),
-    Stage("newton", max_steps=4, scale=None, sparse=True),
-    Stage("anderson", max_steps=500, scale=None, sparse=True),
+    _stage("newton", max_steps=4, scale=None, sparse=True),
+    _stage("anderson", max_steps=500, scale=None, sparse=True),
 )
 _MINIMISE = (
     _stage("lbfgs", max_steps=500),
@@ -143,7 +146,7 @@ _MINIMISE = (
 #: Few unknowns: Newton's steps where they pay, and L-BFGS from where they no longer do.
 _MINIMISE_FEW = (Stage(ConvexNewton(), max_steps=50), _stage("lbfgs", max_steps=500, scale=None), *_MINIMISE[1:])
 #: Where the Hessian is sparse, a factorisation a step does more than many gradients.
-_SPARSE_MINIMISE = (Stage("newton_cg", max_steps=100, sparse=True), *_MINIMISE)
+_SPARSE_MINIMISE = (_stage("newton_cg", max_steps=100, sparse=True), *_MINIMISE)
 _FIT = (Stage(FrugalLevenbergMarquardt(), max_steps=300), *_MINIMISE[1:3], _stage("lbfgs"))
 #: Few unknowns under a robust loss, whose curvature Levenberg-Marquardt does not see: it is left where it is slow.
 _ROBUST_FEW = (
@@ -165,8 +168,7 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     Minimisation: up to 32 unknowns Newton steps, while the Hessian is positive definite and they pay
     (:class:`~implicitkit.solver.minimise.convex_newton.ConvexNewton`), of 128 and more Newton's by factors of the Hessian in
     a trust region, where that has a sparsity pattern; then L-BFGS, then Newton with conjugate gradients in a trust region.
-    Least squares:
-    Levenberg-Marquardt first, at every size; by conjugate gradients while these cost less than factors
+    Least squares: Levenberg-Marquardt first, at every size; by conjugate gradients while these cost less than factors
     (:class:`~implicitkit.solver.least_squares.frugal.FrugalLevenbergMarquardt`), and else whether its Jacobian is sparse,
     dense or never formed is for the method to say.
     """
@@ -195,18 +197,17 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
 def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage, ...]:
     """Constrained minimisation: SQP where there are constraints and no set but bounds, proximal gradient where there is
     only a set or a term (of least squares within bounds first projected Levenberg-Marquardt steps), the augmented
-    Lagrangian else; each finished by Newton steps on the natural map where dense
-    Jacobians are affordable.  SQP and the Newton steps are for sparse matrices beyond that size, and from 256 unknowns on
-    within bounds alone."""
+    Lagrangian else; each finished by Newton steps on the natural map where dense Jacobians are affordable.  SQP and the
+    Newton steps are for sparse matrices beyond that size, and from 256 unknowns on within bounds alone."""
     size = problem.size + len(problem.one_sided)
     fit = isinstance(problem, BoundedLeastSquares)
     dense = size <= _DENSE and batch * size * size <= _DENSE_NUMBERS
     polish = (_stage("newton", max_steps=30, scale=None),) if dense else ()
     bounded = problem.prox is None or isinstance(problem.prox, Bounded)
     if not dense and bounded and not fit:
-        polish = (Stage("newton", max_steps=30, scale=None, sparse=True),)
+        polish = (_stage("newton", max_steps=30, scale=None, sparse=True),)
     sparse = bounded and not fit and size >= SPARSE and (not dense or not problem.one_sided)
-    large = (Stage("sqp", max_steps=60, sparse=True), *polish) if sparse else ()
+    large = (_stage("sqp", max_steps=60, sparse=True), *polish) if sparse else ()
     multipliers = (_stage("augmented_lagrangian"), *polish)
     if not problem.one_sided:
         return (
@@ -236,13 +237,10 @@ def choose(problem: Problem, batch: int, size: int) -> Any:
 class Polyalgorithm(Solver):
     """Solvers in turn; each sees only the samples that none before it has solved.
 
-    The tolerance is the same throughout, that of the start.  A sample that none solves gets the best point that any of
-    them has seen.  ``solution.solver`` says which of them finished.
-
-    ``max_steps`` of the solve limits the steps of all stages together.
-
-    All of them solve ``F(z) = 0`` to the same ``|F(z)| <= atol + rtol * scale``.  Source: Rice (1968), "On the
-    construction of polyalgorithms for automatic numerical analysis".
+    All of them solve ``F(z) = 0``, ``(batch, n)``, to the same ``|F(z)| <= atol + rtol * scale``, that of the start.  A
+    sample that none solves gets the best point that any of them has seen.  ``solution.solver`` says which of them finished;
+    ``max_steps`` of the solve limits the steps of all stages together.  Source: Rice (1968), "On the construction of
+    polyalgorithms for automatic numerical analysis".
 
     Args:
         stages: registered names, configured solvers or :class:`Stage` objects; at least one.

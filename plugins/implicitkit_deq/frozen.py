@@ -21,6 +21,7 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _TRACKING = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 _OF_SHAPES = ("shape", "size", "channels", "dimension")  # in what torch says of arguments that do not fit
+_OF_PRECISIONS = ("the same dtype", "expected scalar type", "expected m1 and m2", "should be the same")
 
 
 class Drawing(Exception):
@@ -152,9 +153,15 @@ def called(name: str, *arguments: tuple[str, Any]) -> Iterator[None]:
             "DEQ(lambda z, x: torch.tanh(module(z) + x), state=(64,))"
         ) from error
     except RuntimeError as error:
+        if type(error) is RuntimeError and any(words in str(error) for words in _OF_PRECISIONS):
+            given = ", ".join(f"{what} {_told(value, lambda t: t.dtype)}" for what, value in arguments)
+            raise RuntimeError(
+                f"the cell {name} was called with {given}, and its parameters, or the state, are of another dtype: convert "
+                f"the inputs, x.to(dtype), or the layer, layer.to(dtype). torch says: {error}"
+            ) from error
         if type(error) is not RuntimeError or not any(word in str(error) for word in _OF_SHAPES):
             raise
-        shapes = ", ".join(f"{what} {_shapes(value)}" for what, value in arguments)
+        shapes = ", ".join(f"{what} {_told(value, lambda t: tuple(t.shape))}" for what, value in arguments)
         raise RuntimeError(
             f"the cell {name} was called with {shapes} (shapes, the batch in front), and they do not fit it: a width of an "
             f"input, or of the state, that it was not made for? torch says: {error}"
@@ -178,10 +185,10 @@ def _may_draw(name: str) -> Iterator[None]:
         ) from error
 
 
-def _shapes(value: Any) -> str:
-    """The shapes of the tensors in a value; other leaves by their type."""
+def _told(value: Any, what: Callable[[Tensor], Any]) -> str:
+    """Something of the tensors in a value; other leaves by their type."""
     leaves = ik.extend.trees.tree_flatten(value)[0]
-    return ", ".join(str(tuple(t.shape)) if isinstance(t, Tensor) else type(t).__name__ for t in leaves)
+    return ", ".join(str(what(t)) if isinstance(t, Tensor) else type(t).__name__ for t in leaves)
 
 
 @contextlib.contextmanager

@@ -822,9 +822,19 @@ class Dense(nn.Module):
             torch.zeros(5, 3),
             r"cell Dense was called with z \(5, 7\), and then \(5, 3\).*5x7 and 6x6",
         ),
+        (
+            DEQ(cells.MLP(3, 6)),
+            torch.zeros(5, 3, dtype=torch.float64),
+            r"cell MLP was called with inputs torch\.float64, .*convert the inputs, x\.to\(dtype\)",
+        ),
+        (
+            DEQ(Dense(), (6,)),
+            torch.zeros(5, 3, dtype=torch.float64),
+            r"cell Dense was called with z torch\.float64, and then torch\.float64.*x\.to\(dtype\)",
+        ),
     ],
 )
-def test_widths_that_do_not_fit_are_named(layer: DEQ, x: Tensor, said: str) -> None:
+def test_widths_and_precisions_that_do_not_fit_are_named(layer: DEQ, x: Tensor, said: str) -> None:
     with pytest.raises(RuntimeError, match=said):
         layer(x)
 
