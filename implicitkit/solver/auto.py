@@ -37,6 +37,7 @@ __all__ = ["Polyalgorithm", "Stage", "choose", "stages"]
 _DENSE = 1024  # unknowns a sample up to which Newton's dense Jacobian is the first choice
 _DENSE_AT_ALL = 4096  # ... up to which it is the last resort
 _DENSE_NUMBERS = 1 << 25  # numbers in all Jacobians of the batch, at most
+_MOST_NUMBERS = 1 << 27  # ... for Newton's method alone, that gives way to products where these do
 _SHARED_NUMBERS = 1 << 30  # ... where they are one
 _LOOPED = 8  # samples up to which a sparse factorisation each is worth it in minimisation
 _NEWTON = 32  # unknowns a sample up to which minimisation begins with dense Hessians
@@ -125,6 +126,8 @@ _SPARSE_NEWTON = (
     Stage(FrugalNewton(), max_steps=100, sparse=True),
     Stage("newton", (("line_search", False),), max_steps=60, sparse=True),
 )
+#: Many dense Jacobians: for as long as products cost less, these.
+_MANY_NEWTON = Stage(FrugalNewton(), max_steps=100)
 #: A linear equation for many right-hand sides: one factorisation, whatever all samples' Jacobians would take.
 _SHARED_NEWTON = Stage(FrugalNewton(), max_steps=100, shared=True)
 #: Where sweeps are slow and factors are sparse Newton's method goes on; acceleration again where that takes more than a few
@@ -158,7 +161,8 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     """The stages for a problem kind, samples and unknowns a sample.
 
     Equations and steady states: Newton with dense Jacobians up to 1,024 unknowns a sample, and with sparse ones beyond,
-    Newton-Krylov where there is no pattern, and what they fail on by other routes; no factors are bought as long as Krylov
+    Newton-Krylov where there is no pattern, and what they fail on by other routes (of a batch whose dense Jacobians are more
+    than 32 million numbers Newton-Krylov alone, and above 128 million from the start); no factors are bought as long as Krylov
     vectors cost less (:class:`~implicitkit.solver.root.frugal.FrugalNewton`).  Fixed points: Anderson acceleration, from
     where it is slow and sparse factors are cheap Newton's method, then like equations.  Steady states: first along the
     flow, since Newton steps do not care for its direction and often end in a state that the flow leaves.
@@ -183,6 +187,8 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
         equations = _DENSE_NEWTON
     elif size <= _DENSE_AT_ALL and affordable:
         equations = (*_SPARSE_NEWTON, *_EITHER)
+    elif size <= _DENSE and batch * size * size <= _MOST_NUMBERS:
+        equations = (_MANY_NEWTON, *_MATRIX_FREE)
     elif size <= _DENSE_AT_ALL and batch * size * size <= _SHARED_NUMBERS:
         equations = (*_SPARSE_NEWTON, _SHARED_NEWTON, *_MATRIX_FREE)
     else:
