@@ -161,10 +161,10 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     """The stages for a problem kind, samples and unknowns a sample.
 
     Equations and steady states: Newton with dense Jacobians up to 1,024 unknowns a sample, and with sparse ones beyond,
-    Newton-Krylov where there is no pattern, and what they fail on by other routes (of a batch whose dense Jacobians are more
-    than 32 million numbers Newton-Krylov alone, and above 128 million from the start); no factors are bought as long as Krylov
-    vectors cost less (:class:`~implicitkit.solver.root.frugal.FrugalNewton`).  Fixed points: Anderson acceleration, from
-    where it is slow and sparse factors are cheap Newton's method, then like equations.  Steady states: first along the
+    Newton-Krylov where there is no pattern, and what they fail on by other routes (where a batch has more than 32 million
+    numbers in dense Jacobians Newton-Krylov alone, and from 128 million on first of all); no factors are bought as long as
+    Krylov vectors cost less (:class:`~implicitkit.solver.root.frugal.FrugalNewton`).  Fixed points: Anderson acceleration,
+    from where it is slow and sparse factors are cheap Newton's method, then like equations.  Steady states: first along the
     flow, since Newton steps do not care for its direction and often end in a state that the flow leaves.
     Minimisation: up to 32 unknowns Newton steps, while the Hessian is positive definite and they pay
     (:class:`~implicitkit.solver.minimise.convex_newton.ConvexNewton`), of 128 and more Newton's by factors of the Hessian in
@@ -224,7 +224,8 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
         )
     if dense and bounded:
         return (_stage("sqp", max_steps=60), *polish, *multipliers)
-    return (*large, _stage("augmented_lagrangian", max_steps=12), *polish, *multipliers)
+    going_on = () if dense else (_stage("augmented_lagrangian", max_steps=40, scale=None),)
+    return (*large, _stage("augmented_lagrangian", max_steps=12), *polish, *going_on, *multipliers)
 
 
 def choose(problem: Problem, batch: int, size: int) -> Any:

@@ -27,7 +27,7 @@ _FRACTION_SMALL = 4  # ... of few unknowns: a pattern saves products still
 _FEW = 2048
 _LARGE = 768  # unknowns from which a low-rank part is looked for: below, a dense matrix is cheap
 _BUDGET = 1 << 20  # dependencies of one intermediate result
-_SCALARS = 12  # numbers that all unknowns share, at most
+_SCALARS = 64  # numbers that all unknowns share, at most
 _found: OrderedDict[Hashable, Any] = OrderedDict()
 
 
