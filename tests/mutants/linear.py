@@ -438,6 +438,12 @@ MUTANTS = [
         ("rows if self.colouring.by_rows else columns, np.abs", "columns if self.colouring.by_rows else rows, np.abs"),
     ),
     *mutants(
+        "implicitkit/sparsity/known.py",
+        "tests/solver/test_low_rank_programs.py -k numbers",
+        ("min(_MORE_SCALARS, int((_NUMBERS / z.shape[1]) ** 0.5))", "0"),
+        ("min(_MORE_SCALARS, int((_NUMBERS / z.shape[1]) ** 0.5))", "_MORE_SCALARS"),
+    ),
+    *mutants(
         "implicitkit/linear/sparse_factors.py",
         "tests/linear/test_definite.py",
         ("definite_factors(whole) if is_symmetric(whole) else None", "definite_factors(whole)"),

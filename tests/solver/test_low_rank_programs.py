@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.sparsity import known
 
 N, FACTORS = 900, 6
 
@@ -126,3 +127,14 @@ def test_units_are_nothing_to_the_augmented_lagrangian(unknowns: int, scale: flo
     )
     assert int(solution.steps) <= 15 and solution.evaluations <= 800
     assert abs(float(solution.value.sum()) - 1) < 1e-6
+
+
+def test_more_numbers_are_shared_where_that_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty of them: of 900 unknowns, and not of so many that the equations for them would not fit."""
+    F, D, _ = _data(N, 40)
+    root = lambda z: D * z + z**3 + torch.tanh(z @ F) @ F.T  # noqa: E731
+    z = torch.linspace(-1, 1, N, dtype=torch.float64).unsqueeze(0)
+    found = known._detected_bordered(root, z)
+    assert found is not None and found.rank == 40
+    monkeypatch.setattr(known, "_NUMBERS", 39 * 39 * N)
+    assert known._detected_bordered(root, z) is None
