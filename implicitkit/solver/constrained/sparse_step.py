@@ -119,7 +119,7 @@ def sparse_direction(model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | No
     if again:
         multipliers = multipliers.clone()
         for i in again:
-            multipliers[i] = _estimate(at.program(i), model.count).to(z)
+            multipliers[i] = _estimate(at.program(i))[: model.count].to(z)
         at = _Linear.at(model, model.join(z, multipliers), bounds)
         if at is None:
             return None
@@ -188,11 +188,10 @@ def _layout(pattern: sp.csr_matrix) -> Layout:
     return Layout(sp.csc_matrix(pattern.T))  # of a symmetric matrix
 
 
-def _estimate(program: qp.SparseProgram, count: int) -> Tensor:
-    """Multipliers for a start without, of the first ``count`` rows, where they hold with equality or are violated."""
-    rows = (~program.one_sided | (program.b <= 0)) & (np.arange(len(program.b)) < count)
-    y = qp.least_squares_multipliers(program, rows)
-    return torch.from_numpy(np.where(program.one_sided, np.maximum(y, 0.0), y)[:count])
+def _estimate(program: qp.SparseProgram) -> Tensor:
+    """Multipliers for a start without, of the rows that hold with equality or are violated."""
+    y = qp.least_squares_multipliers(program, ~program.one_sided | (program.b <= 0))
+    return torch.from_numpy(np.where(program.one_sided, np.maximum(y, 0.0), y))
 
 
 def _solve(program: qp.SparseProgram, begun: qp.SparsePoint | None) -> tuple[np.ndarray, np.ndarray]:
