@@ -66,6 +66,9 @@ def test_definite_blocks_have_cholesky_factors(name: str, calls: list[bool]) -> 
     blocks = SparseBlocks(known_entries(pattern), values)
     b = torch.randn(2, A.shape[0], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x, y = blocks.solve(b), blocks.T.solve(b)
+    factors = blocks.factor
+    assert isinstance(factors, sparse_factors.SparseFactor)
+    assert [isinstance(lu, sparse_factors._Unscaled) for lu in factors._lus] == [is_definite] * 2
     for i, M in enumerate((A.toarray(), 2 * A.toarray())):
         matrix = torch.from_numpy(M)
         torch.testing.assert_close(matrix @ x[i], b[i], rtol=0, atol=1e-10)
