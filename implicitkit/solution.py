@@ -14,6 +14,7 @@ from implicitkit.foundation import compat
 from implicitkit.foundation.compat import tree_map
 from implicitkit.foundation.errors import ConvergenceError
 from implicitkit.foundation.estimate import InverseEstimate
+from implicitkit.foundation.wording import UNSTEADY
 
 if TYPE_CHECKING:
     from implicitkit.foundation.trees import Layout
@@ -93,11 +94,6 @@ _NO_ROOT = (
     "Perhaps there is no solution near: |F| may have a minimum there that is not zero. Start elsewhere (z0= or bracket=), "
     "try another solver=, or loosen rtol= / atol= if that |F| is small enough."
 )
-_UNSTEADY = (
-    "Two evaluations of the function at the same point differ by {:.3g}: it draws numbers anew (from a generator of its "
-    "own, from NumPy or Python), counts its calls, or keeps something from one to the next. Draw, or compute, outside and "
-    "pass that as an argument."
-)
 _AGAIN = 0.1  # share of a residual that failed, by which two evaluations may differ
 _KINK = (
     "Loosen rtol= / atol=, or try another solver= or z0. A gradient that does not vanish where the objective stops falling "
@@ -143,7 +139,7 @@ class Record:
         differ = torch.linalg.vector_norm(first - second, dim=1).to(outcome.residual_norm)
         least = share * outcome.residual_norm
         noisy = differ > (least if outcome.tolerance is None else torch.maximum(least, outcome.tolerance))
-        return _UNSTEADY.format(float(differ[noisy].max())) if bool(noisy.any()) else ""
+        return UNSTEADY.format(float(differ[noisy].max())) if bool(noisy.any()) else ""
 
 
 class Solution:

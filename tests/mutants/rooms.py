@@ -89,7 +89,7 @@ MUTANTS = [
         "implicitkit/solution.py",
         "tests/core/test_bad_input.py -k draw",
         ("if not hint and (hint := self._record.unsteady(_AGAIN)):", "if False:"),
-        ("return _UNSTEADY.format(", "return '' and _UNSTEADY.format("),
+        ("return UNSTEADY.format(", "return '' and UNSTEADY.format("),
     ),
     *mutants(
         "implicitkit/lifting/purity.py",
@@ -153,6 +153,11 @@ MUTANTS = [
         ("if plain.count_nonzero().item():", "if True:"),
         (" or bool(((now == before) | (before != before)).all())", ""),
         ("self._left = 0 if values else self._left - 1", "self._left = 0"),
+    ),
+    *mutants(
+        "implicitkit/foundation/tracers.py",
+        "tests/core/test_threads.py -k loads_the_compiler",
+        ('not getattr(compiler.__spec__, "_initializing", False)', "True"),
     ),
     *mutants(
         "implicitkit/foundation/tracers.py",

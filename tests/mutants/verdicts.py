@@ -48,6 +48,8 @@ MUTANTS = [
         "implicitkit/system.py",
         "tests/core/test_machinery.py -k 'captured_rows or rows_that or asked_once'",
         ("compare = (bool(names) or key not in _ALIKE) and", "compare = bool(names) and"),
+        ("for _ in range(4)]", "for _ in range(1)]", "tests/core/test_machinery.py -k changes_between"),
+        ("[a for a in again if not _near(out, a)]", "[]", "tests/core/test_machinery.py -k changes_between"),
         ("            _ALIKE[key] = None\n", ""),
         (
             'in_dims=(0, *dims), randomness="same")',

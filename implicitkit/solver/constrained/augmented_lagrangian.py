@@ -20,6 +20,7 @@ __all__ = ["AugmentedLagrangian"]
 
 _GROWN = 1e7  # times the first penalty, at most
 _NEAR = 1e-4  # of 1 + |z|: how far curvature is looked for, beside the whole of it
+_PATIENCE = 20  # steps at that rho that lower the least residual by less than a tenth
 
 
 @register_solver("augmented_lagrangian", solves="constrained")
@@ -30,7 +31,8 @@ class AugmentedLagrangian(Method):
         f(z) + sum_h (y h + rho h^2 / 2) + sum_g (max(lam + rho g, 0)^2 - lam^2) / (2 rho)
 
     by accelerated proximal gradient, then ``y <- y + rho h``, ``lam <- max(lam + rho g, 0)``; ``rho`` grows for a sample
-    whose violation has not fallen to a quarter.  Needs no second derivatives and no matrices.
+    whose violation has not fallen to a quarter.  Needs no second derivatives and no matrices.  A sample whose ``rho`` can
+    grow no more gives up when 20 steps have not lowered the residual of its best point by a tenth.
 
     The first ``rho`` is ``penalty`` in units of ``|d^2 f| / |J|^2``, ``J`` the Jacobian of the constraints, both as a few
     gradients show them: then ``rho J'J`` outweighs the curvature of ``f`` by as much in a sum of thousands of unknowns as in
@@ -57,7 +59,9 @@ class AugmentedLagrangian(Method):
     def init(self, f: Evaluations, z: Tensor) -> Any:
         model = Model(f)
         first = self.penalty * _unit(model, model.split(z)[0])
-        return {"rho": first, "most": _GROWN * first, "violation": torch.full_like(first, torch.inf)}
+        unmet = torch.full_like(first, torch.inf)
+        zero = torch.zeros_like(first)
+        return {"rho": first, "most": _GROWN * first, "violation": unmet, "best": unmet, "waited": zero}
 
     def step(self, f: Evaluations, w: Tensor, state: Any) -> tuple[Tensor, Any]:
         model = Model(f)
@@ -91,7 +95,16 @@ class AugmentedLagrangian(Method):
         )
         slow = violation > 0.25 * state["violation"]
         grown = torch.where(slow, self.growth * state["rho"], state["rho"]).minimum(state["most"])
-        return model.join(z, new), {"rho": grown, "most": state["most"], "violation": violation}
+        nearer = f.best_norm < 0.9 * state["best"]
+        waited = torch.where(nearer | (grown < state["most"]), 0.0, state["waited"] + 1)
+        f.stuck = waited >= _PATIENCE
+        return model.join(z, new), {
+            "rho": grown,
+            "violation": violation,
+            "best": torch.where(nearer, f.best_norm, state["best"]),
+            "waited": waited,
+            "most": state["most"],
+        }
 
 
 def _unit(model: Model, z: Tensor) -> Tensor:

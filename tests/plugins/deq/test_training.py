@@ -624,6 +624,11 @@ def test_the_private_names_of_torch_are_there() -> None:
     cell.compile(backend="eager")
     assert compat.called_whole(cell)
 
+    handle = cell.register_forward_hook(lambda *_: None)
+    assert compat.observed(cell)
+    handle.remove()
+    assert not compat.observed(cell)
+
     assert not compat.is_batched(torch.ones(2))
     torch.func.vmap(lambda t: found.append(compat.is_batched(t)) or t)(torch.ones(2))
     assert found == [True]
