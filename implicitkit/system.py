@@ -191,7 +191,7 @@ class System:
             shapes = tuple(tuple(t.shape) for t in self.lifted.theta)
             key = (what, *self.identity, shapes)
             kind = problem.kind
-            symmetric = what == "saddle" or (what == "residual" and kind.symmetric)
+            symmetric = what in ("saddle", "hessian") or (what == "residual" and kind.symmetric)
             known[what] = Sparsity(key, problem.pattern_of(what), diagonal=kind.iteration, symmetric=symmetric)
         return known[what]
 

@@ -37,6 +37,7 @@ __all__ = ["Polyalgorithm", "Stage", "choose", "stages"]
 _DENSE = 1024  # unknowns a sample up to which Newton's dense Jacobian is the first choice
 _DENSE_AT_ALL = 4096  # ... up to which it is the last resort
 _DENSE_NUMBERS = 1 << 25  # numbers in all Jacobians of the batch, at most
+_MOST_NUMBERS = 1 << 27  # ... for Newton's method alone, that gives way to products where these do
 _SHARED_NUMBERS = 1 << 30  # ... where they are one
 _LOOPED = 8  # samples up to which a sparse factorisation each is worth it in minimisation
 _NEWTON = 32  # unknowns a sample up to which minimisation begins with dense Hessians
@@ -128,6 +129,8 @@ _SPARSE_NEWTON = (
     Stage(FrugalNewton(), max_steps=100, sparse=True),
     _stage("newton", line_search=False, max_steps=60, sparse=True),
 )
+#: Many dense Jacobians: for as long as products cost less, these.
+_MANY_NEWTON = Stage(FrugalNewton(), max_steps=100)
 #: A linear equation for many right-hand sides: one factorisation, whatever all samples' Jacobians would take.
 _SHARED_NEWTON = Stage(FrugalNewton(), max_steps=100, shared=True)
 #: Where sweeps are slow and factors are sparse Newton's method goes on; acceleration again where that takes more than a few
@@ -161,9 +164,10 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     """The stages for a problem kind, samples and unknowns a sample.
 
     Equations and steady states: Newton with dense Jacobians up to 1,024 unknowns a sample, and with sparse ones beyond,
-    Newton-Krylov where there is no pattern, and what they fail on by other routes; no factors are bought as long as Krylov
-    vectors cost less (:class:`~implicitkit.solver.root.frugal.FrugalNewton`).  Fixed points: Anderson acceleration, from
-    where it is slow and sparse factors are cheap Newton's method, then like equations.  Steady states: first along the
+    Newton-Krylov where there is no pattern, and what they fail on by other routes (where a batch has more than 32 million
+    numbers in dense Jacobians Newton-Krylov alone, and from 128 million on first of all); no factors are bought as long as
+    Krylov vectors cost less (:class:`~implicitkit.solver.root.frugal.FrugalNewton`).  Fixed points: Anderson acceleration,
+    from where it is slow and sparse factors are cheap Newton's method, then like equations.  Steady states: first along the
     flow, since Newton steps do not care for its direction and often end in a state that the flow leaves.
     Minimisation: up to 32 unknowns Newton steps, while the Hessian is positive definite and they pay
     (:class:`~implicitkit.solver.minimise.convex_newton.ConvexNewton`), of 128 and more Newton's by factors of the Hessian in
@@ -185,6 +189,8 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
         equations = _DENSE_NEWTON
     elif size <= _DENSE_AT_ALL and affordable:
         equations = (*_SPARSE_NEWTON, *_EITHER)
+    elif size <= _DENSE and batch * size * size <= _MOST_NUMBERS:
+        equations = (_MANY_NEWTON, *_MATRIX_FREE)
     elif size <= _DENSE_AT_ALL and batch * size * size <= _SHARED_NUMBERS:
         equations = (*_SPARSE_NEWTON, _SHARED_NEWTON, *_MATRIX_FREE)
     else:
@@ -219,7 +225,8 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
         )
     if dense and bounded:
         return (_stage("sqp", max_steps=60), *polish, *multipliers)
-    return (*large, _stage("augmented_lagrangian", max_steps=12), *polish, *multipliers)
+    going_on = () if dense else (_stage("augmented_lagrangian", max_steps=40, scale=None),)
+    return (*large, _stage("augmented_lagrangian", max_steps=12), *polish, *going_on, *multipliers)
 
 
 def choose(problem: Problem, batch: int, size: int) -> Any:

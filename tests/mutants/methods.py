@@ -16,6 +16,7 @@ LATER = "tests/mutants/test_survivors_later.py"
 MODELS = "tests/mutants/test_survivors_models.py"
 
 FEW = "tests/solver/test_few_unknowns.py"
+LOW_RANK = "tests/solver/test_low_rank_programs.py"
 ROTATIONS = "tests/peers/test_peer_theseus_pypose.py -k 'mean_of_rotations'"
 
 MUTANTS = [
@@ -445,6 +446,33 @@ MUTANTS = [
             "return value + (force(constraints).square() / rho).sum(1)",
         ),
         ("f.stuck = waited >= _PATIENCE", "pass", "tests/problem/test_no_solution.py -k gives_up"),
+        (
+            "self.penalty * _unit(model, model.split(z)[0])",
+            "torch.full_like(z[:, 0], self.penalty)",
+            LOW_RANK + " -k units",
+        ),
+        ("unit = curvature / steep", "unit = curvature", LOW_RANK + " -k units"),
+        ("unit = curvature / steep", "unit = 1 / steep", LOW_RANK + " -k units"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/sparse_step.py",
+        LOW_RANK,
+        (
+            "elif not point.shift and program.size == self.d.shape[1]",
+            "elif not point.shift",
+            LOW_RANK + " -k portfolio",
+        ),
+    ),
+    *mutants(
+        "implicitkit/linear/lifted_saddle.py",
+        LOW_RANK + " -k portfolio",
+        ("np.concatenate([J[i], -V[i]])", "np.concatenate([J[i], V[i]])"),
+        ("np.concatenate([np.zeros(n), signs[i]])", "np.concatenate([np.zeros(n), abs(signs[i])])"),
+    ),
+    *mutants(
+        "implicitkit/linear/low_rank_blocks.py",
+        LOW_RANK + " -k portfolio",
+        ("V = np.sqrt(np.abs(m))[:, :, None]", "V = np.abs(m)[:, :, None]"),
     ),
     *mutants(
         "implicitkit/solver/returned.py",
@@ -580,7 +608,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/constrained/sparse_step.py",
         "tests/solver/test_sparse_programs.py -k 'sparse_step or batch or penalties'",
-        ("slope, -out[n:], self", "slope, out[n:], self"),
+        ("np.concatenate([-out[n:], none])", "np.concatenate([out[n:], none])"),
         ("_array(b[i] - self.z[i])", "_array(b[i])"),
         ("reach is not None, near=y", "reach is not None", "tests/solver/test_sparse_programs.py -k short_last"),
     ),
