@@ -15,6 +15,9 @@
 method that sees ``J`` by products needs fewer, for the linearised problem and for the backward; so 1 of it is asked.
 ``evaluations``: ours, forward + backward, mean over the samples. ``around``: CPU time of ours over that of a loop that makes
 as many evaluations and products with the transposed, and nothing else; at most 2 is asked at (64, 128), 1.2 at (256, 512).
+``vectors``: CPU time of that loop with what Anderson's method and GMRES do to whole vectors besides (differences, products
+with the memory or the basis, combinations, one norm each), but without a test, a best point or anything sample by sample,
+over that of the loop: where the row is solved by them, no ``around`` can be less.
 ``bare``: that of the plain loop with a stopping test on the whole batch, forward and backward by its own iteration, over
 ours (``-`` where it diverges). ``torchdeq``: that of its fastest solver that reaches the tolerance, over ours; 3 is asked in
 all rows but ``disk``. In ``training`` both start from the last equilibria. JAXopt is not in it.
@@ -47,9 +50,10 @@ SOLVERS = ("fixed_point_iter", "anderson", "broyden")  # TorchDEQ's
 REASONS = {
     "evaluations": "Anderson's differences are of nonlinear steps, and 8 of them are kept; GMRES keeps all",
     "disk: evaluations": "most steps and products are plain ones on purpose: Krylov vectors win little here, and cost more",
-    "around": "40 small operations of torch an evaluation and 50 a product, for mixing, orthogonalising and tests "
-    "by sample, those of a call divided among them; 3 in the loop (torch.profiler, (64, 128)); a call that needs one "
-    "evaluation takes 2 ms, more than the whole loop (64, 128)",
+    "around": "42 small operations of torch an evaluation and 47 a product (torch.profiler, outliers, (64, 128)): mixing, "
+    "orthogonalising and tests by sample, those of a call divided among them; 3 in the loop.  What the methods do to whole "
+    "vectors, with no test at all, is most of what is asked (row vectors), or more than that at (256, 512); and a call that "
+    "needs one evaluation takes 2 ms, more than the whole loop (64, 128)",
     "disk: around": "24 operations of torch an evaluation and 18 a product, those of a call divided among them; 3 in "
     "the loop (torch.profiler, (64, 128))",
     "heterogeneous: around": "counted are evaluations a sample: most of the calls are for the slow sixteenth alone",
@@ -169,6 +173,42 @@ def as_many(cell: TanhCell, x: Tensor, c: Tensor, evaluations: int, products: in
     torch.autograd.grad(f, [cell.W, cell.U, cell.b], u)
 
 
+def with_vectors(cell: TanhCell, x: Tensor, c: Tensor, evaluations: int, products: int, memory: int = 8) -> None:
+    """The same loop, with the vectors of acceleration: mixing in one step of three, one Gram-Schmidt pass a product.
+
+    What would be mixed in is multiplied by zero, so that the numbers stay those of the plain loop, and finite.
+    """
+    with torch.no_grad():
+        (injected,) = cell.inject(x)
+        z = torch.zeros_like(injected)
+        (batch, n), last = z.shape, None
+        history, none = z.new_zeros(batch, memory, 2 * n), z.new_zeros(batch, 1, memory)
+        for k in range(evaluations):
+            w = cell.update(z, injected)
+            r = w - z
+            torch.linalg.vector_norm(r, dim=1)
+            if last is not None:
+                row = history[:, k % memory]
+                torch.sub(r, last[0], out=row[:, :n])
+                torch.sub(w, last[1], out=row[:, n:])
+            last = r, w
+            if k % 3 == 0:
+                torch.bmm(history[:, :3, :n], history[:, :, :n].mT)
+                w = torch.baddbmm(w.unsqueeze(1), none, history[:, :, n:], alpha=-1).squeeze(1)
+            z = w
+    z = z.requires_grad_()
+    f, basis = cell.update(z, *cell.inject(x)), c.new_empty(products + 1, *c.shape)
+    V = basis.transpose(0, 1)
+    v = torch.div(c, torch.linalg.vector_norm(c, dim=1, keepdim=True), out=basis[0])
+    for j in range(products):
+        (w,) = torch.autograd.grad(f, z, v, retain_graph=True)
+        known, w = V[:, : j + 1], w.unsqueeze(1)
+        w = torch.baddbmm(w, torch.bmm(w, known.mT), known, alpha=-1)
+        v = torch.div(w.squeeze(1), torch.linalg.vector_norm(w, dim=2), out=basis[j + 1])
+    u = torch.bmm(c.new_ones(batch, 1, products), V[:, :products]).squeeze(1)
+    torch.autograd.grad(f, [cell.W, cell.U, cell.b], u)
+
+
 def training(problem: Problem, c: Tensor, how: str, steps: int = 50) -> tuple[float, float, float]:
     """Milliseconds and evaluations of a step of Adam on the same samples, and the last loss.
 
@@ -240,7 +280,8 @@ def row(problem: Problem, c: Tensor, repeats: int) -> dict[str, Any]:
     # the calls that are made, whole batches where rows are not dropped
     calls = round(solution.sample_evaluations / len(x)), round(backward)
     runs["as many"] = lambda: as_many(cell, x, c, *calls)
-    seconds: dict[str, list[float]] = {label: [] for label in (*good, "as many")}
+    runs["vectors"] = lambda: with_vectors(cell, x, c, *calls)
+    seconds: dict[str, list[float]] = {label: [] for label in (*good, "as many", "vectors")}
     for _ in range(repeats):
         for label, values in seconds.items():
             start = time.process_time()
@@ -256,6 +297,7 @@ def row(problem: Problem, c: Tensor, repeats: int) -> dict[str, Any]:
         "solver": solution.solver,
         "ms": 1e3 * own,
         "around": own / median["as many"],
+        "vectors": median["vectors"] / median["as many"],
         "bare": median["bare"] / own if "bare" in median else None,
         "torchdeq": None if best is None else peers[best] / own,
         "torchdeq_solver": best,
@@ -277,6 +319,9 @@ def kept(name: str, size: tuple[int, int], found: dict[str, Any]) -> list[dict[s
         counts = {key: found[key] for key in ("best", "forward", "backward", "solver")}
         add("evaluations", share, "times those of the best possible method", 1.0, False, **counts)
         add("around", found["around"], "times a loop of as many evaluations", SIZES[size], False, ms=found["ms"])
+        add(
+            "vectors", found["vectors"], "times the loop, with the vectors of acceleration and no decision", None, False
+        )
         if found["bare"] is not None:
             add("plain loop", found["bare"], "times as fast as the plain loop", None, True)
     if found.get("torchdeq") is not None:

@@ -126,7 +126,7 @@ def main() -> None:
                     plots += [results.row(a, 1e3 * median, "ms", at=at[a], **words) for a in fixed if fixed[a]]
                 if name != "cvxpylayers":
                     row = f"n = {n}, batch {batch}, {name}"
-                    more = {"ms": 1e3 * median, "error": errors[name]}
+                    more = {"ms": 1e3 * median, "error": errors[name], "cvxpylayers' error": errors["cvxpylayers"]}
                     kept.append(results.row(row, reference / median, "times as fast as cvxpylayers", more=True, **more))
     results.save(
         "bench_qp",

@@ -17,6 +17,10 @@ minima of ``1.05 z'z + sum z^4 / 4 - z'N z / 2 - x'z``.  Structures of ``N``: th
 square grid, those in a random graph (four each; its factors fill), a dense matrix, and ``none``: the chain by Fourier
 transforms, so that no pattern can be seen.
 
+The samples of a batch are different problems of one structure: ``N`` is the same, ``x`` is a ramp from 0.5 to 1.5 that is
+turned by another angle in each sample and up to 2.5 times as high; solutions, and Jacobians wherever the equation is
+nonlinear, differ as much.
+
 Left out: states of more than ``--largest`` numbers, and dense matrices above 4,000 unknowns (1,000, of a batch).
 """
 
@@ -204,7 +208,10 @@ def _solve(c: Cell, z0: Tensor, x: Tensor, **options: Any) -> Tensor:
 
 
 def _data(c: Cell) -> tuple[Tensor, Tensor]:
-    return torch.zeros(c.batch, c.n), torch.linspace(0.5, 1.5, c.n).expand(c.batch, c.n).contiguous()
+    """Where a solve starts, and ``x``: a ramp, of each sample turned by another angle and of another height."""
+    ramp, which = torch.linspace(0.5, 1.5, c.n), torch.arange(c.batch)
+    turned = (torch.arange(c.n) + (which * c.n // c.batch).unsqueeze(1)) % c.n
+    return torch.zeros(c.batch, c.n), ramp[turned] * (1 + 1.5 * which / c.batch).unsqueeze(1)
 
 
 def forward(c: Cell, solver: str) -> Callable[[], Tensor]:

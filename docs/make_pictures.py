@@ -6,6 +6,7 @@ more steps.  Right: the relative error of first and second derivatives, of the l
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,9 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+
+sys.path.append(str(Path(__file__).parent / "_ext"))
+import pictures
 
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)
@@ -92,23 +96,27 @@ def errors(function: Callable[..., Tensor]) -> tuple[float, float]:
 def main() -> None:
     """Draw."""
     steps = [5, 10, 20, 50, 100, 200, 500]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    for name, function, style in (("recorded loop", loop, "s-"), ("implicitkit", implicit, "o-")):
+    pictures.style()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(5.6, 2.9), layout="constrained", width_ratios=(2, 3))
+    for name, function, style in (("implicitkit", implicit, "o-"), ("recorded loop", loop, "s--")):
         left.loglog(steps, [saved(function, n) / 1024 for n in steps], style, label=name)
-    left.set(xlabel="steps of the solver", ylabel="KiB kept for backward", title="memory")
-    left.legend()
+    left.set(xlabel="steps of the solver", ylabel="KiB kept for backward")
+    left.set_title("memory", fontsize=10)
+    left.legend(loc="lower center", bbox_to_anchor=(0.5, 1.08))
     names = ["recorded loop", "hook", "implicitkit"]
     found = [errors(function) for function in (loop, hook, implicit)]
     for k, name in enumerate(("first derivative", "second derivative")):
         heights = [max(error[k], 1e-16) for error in found]
-        right.bar([i + 0.35 * k for i in range(3)], heights, 0.33, bottom=0, label=name)
-    right.set(
-        yscale="log", ylim=(1e-17, 10), title="relative error of derivatives", xticks=[i + 0.17 for i in range(3)]
-    )
-    right.set_xticklabels(names)
-    right.legend(loc="upper right", fontsize=8)
+        where = [i + 0.35 * k for i in range(3)]
+        right.bar(where, heights, 0.33, bottom=0, label=name, color=pictures.COLOURS[2 + k])
+    right.set(yscale="log", ylim=(1e-17, 10))
+    right.set_title("relative error of derivatives", fontsize=10)
+    right.set_xticks([i + 0.17 for i in range(3)], names)
+    right.legend(loc="lower center", bbox_to_anchor=(0.5, 1.08))
+    if wrong := pictures.faults(figure):
+        raise ValueError("; ".join(wrong))
     path = Path(__file__).parent / "pictures" / "readme.png"
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=150)
     print(f"{path.name}: second derivative of the hook off by {found[1][1]:.2f}, of implicitkit by {found[2][1]:.0e}")
 
 

@@ -3,43 +3,30 @@
     python examples/deq_copy_memory.py --quick            # T = 50, about two minutes
     python examples/deq_copy_memory.py --gap 400          # the published setting
     python examples/deq_copy_memory.py --gap 100 --models deq --goal 7e-4     # two to three minutes of one core
-    python examples/deq_copy_memory.py --gap 400 --models deq --keep copy     # what a kill leaves in copy/ is gone on from
-    python examples/deq_copy_memory.py --gap 400 --models deq --seed 1 --shallow 1000     # two layers first
+    python examples/deq_copy_memory.py --gap 400 --models deq --batch 4 --goal 1e-4 --keep copy     # a kill is gone on from
+    python examples/deq_copy_memory.py --gap 400 --models deq --shallow 0     # the equilibrium from the first step on
 
 A sequence of length T + 20: ten symbols out of eight, blanks, and eleven marks from position T + 9 on; the ten symbols are
 to be said again in the last ten positions.  The loss is the cross-entropy averaged over all positions, so that a model
 without memory, which knows the blanks and guesses the symbols, has 10 ln 8 / (T + 20).
 
-What decides is how small the values of attention are at first.  Before it has learnt where to look attention is a mean over
-all positions, in which a symbol is one of T + 20: with the usual small weights that is lost, and at T = 400 the loss was
-still that of a model without memory, 0.050, after 810 steps.  With values and output four times as large (``VALUES``) the
-plateau ends near step 260 at T = 100 and 300 at T = 200 and 400.
+Before it has learnt where to look attention is a mean over all positions, in which a symbol is one of T + 20: with the usual
+small weights that is lost, and at T = 400 the loss was still that of a model without memory, 0.050, after 810 steps.  So
+values and output are four times as large (``VALUES``).  What is trained (``Phases``):
 
-What came out (seed 0, one core, the same settings for every T): at T = 400 with --goal 1e-4, in 1,371 steps (1,985 CPU
-seconds), 9.3e-5 on 512 new sequences, every symbol right, all samples solved, 24 to 30 evaluations of the cell a step; on
-the way 0.0011 after 420 steps and 2.1e-4 after 800, where a kill was gone on from by --keep.  There it ends, while the
-loss still falls: that it gets to the published 3.5e-6 has not been shown here.  TCN, GRU and LSTM (seed 0, the same rate)
-stand at 4.95e-2, 4.96e-2 and 4.97e-2, without memory, after all 3,000 steps, which take them 39, 148 and 20 CPU seconds;
-with --steps 15000 (194 seconds), or with --rate 0.016, TCN stands there too.  Not every seed of the equilibrium gets there
-as soon: seed 1 was still without memory, at 4.97e-2 to 5.02e-2, when it was stopped after 980 steps.  So one seed of two has
-been seen to get to 1e-4.
+1. two layers, the fewer the sooner the plateau ends;
+2. from half the loss without memory on two to eight layers, another number in each step, so that the iteration learns to
+   come to rest: what two layers learn alone has an equilibrium of another loss, or none that is found;
+3. from a loss of a quarter of a percent of that without memory on, and a residual below 1e-2 after 16 layers, the
+   equilibrium.
 
-The fewer applications of the block, the sooner the plateau ends.  The authors' code trains a few tied layers first, which is
---shallow here: as two layers (0.13 CPU seconds a step for 0.95) seeds 0, 1 and 2 leave the plateau of T = 400 at step 247,
-559 and 257.  Seed 1 is at 2.8e-4 after 1,000 steps.  At the equilibrium of the same weights the loss is 7.8e-2 then, and is
-below 1e-3 again 40 steps of the equilibrium later; after 120 of them (573 CPU seconds in all) it is 4.1e-4 on 64 new
-sequences, every symbol right, all samples solved.  There the run was stopped: that seed 1 gets to 1e-4 has not been shown.
-The price is that two layers learn an iteration that swings, not one that comes to rest: the equilibrium takes 90 to 390
-evaluations in most steps, for 24 to 30 without, and 3.6 CPU seconds.  And there need be none to find: seed 2, at 9.5e-4 as
-two layers after 400 steps, ended at the first step of the equilibrium, in which 5 of 8 samples were not solved.
+What came out at T = 400, and with only the first, or only the last of these: docs/trainings.md.  TCN, GRU and LSTM (T = 400,
+seed 0, the same rate) stand at 4.95e-2, 4.96e-2 and 4.97e-2, without memory, after all 3,000 steps, which take them 39, 148
+and 20 CPU seconds; with --steps 15000 (194 seconds), or with --rate 0.016, TCN stands there too.
 
-At T = 100, with --shallow 300, the plateau of seeds 0, 1 and 2 ends at step 143, 237 and 102 (without: 273, 404 and 237),
-and the equilibrium stands at 6.9e-4, 7.9e-4 and 6.9e-4 in training after 413, 450 and 422 steps, 24, 26 and 20 CPU seconds,
-with 18 to 22 evaluations a step.  What does not end the plateau sooner: a shorter memory of Adam's (0.98 for 0.999; T =
-100, seed 0: step 268), and four layers at twice the rate (T = 400, seed 1: none by step 710).
-
-At T = 100 the equilibrium is not the best: TCN learns it, in less time and further.  The rates of the others are the best
-of 1e-3, 4e-3 and 1.6e-2 at a third of the equilibrium's seconds (seed 0).  That of the equilibrium is the largest of 2e-3,
+At T = 100 the equilibrium is not the best: TCN learns it, in less time and further.  (Here the equilibrium is trained from
+the first step on, --shallow 0 --goal 1e-3.)  The rates of the others are the best of 1e-3, 4e-3 and 1.6e-2 at a third of
+the equilibrium's seconds (seed 0).  That of the equilibrium is the largest of 2e-3,
 4e-3, 8e-3 and 1.6e-2 with which every seed comes through: at 8e-3 and 1.6e-2 the plateau ends sooner (step 231 to 243, 129),
 and two seeds of three end in a step, or in the test, in which too many samples have no equilibrium that Broyden's method
 finds, or the layer's default solver; at 2e-3 it ends at step 412 (seed 0) and 661 (seed 1).
@@ -51,8 +38,7 @@ finds, or the layer's default solver; at 2e-3 it ends at step 412 (seed 0) and 6
     lstm   0.004    1.8e-1 (seed 0)                          1.7e-1 in 17,669 steps, 72 s: none remembered
 
 So by steps the equilibrium is ahead of TCN until some 500, by seconds never; its plateau ends at step 278, 409 and 242
-(seeds 0, 1, 2), TCN's before step 400 (seed 0) to 1,000 (seed 1).  (The equilibrium's rows: --goal 1e-3, on a machine with
-other work.)
+(seeds 0, 1, 2), TCN's before step 400 (seed 0) to 1,000 (seed 1).
 
 Source: Bai, Kolter & Koltun (2019), "Deep equilibrium models", section 4.1, table 1; Bai, Kolter & Koltun (2018), "An
 empirical evaluation of generic convolutional and recurrent networks for sequence modeling", section 4.2.
@@ -80,7 +66,13 @@ SYMBOLS, LENGTH = 8, 10
 CLASSES = SYMBOLS + 2  # blank, symbols, mark
 RATES = {"deq": 4e-3, "tcn": 4e-3, "lstm": 4e-3, "gru": 4e-3}  # after 100 steps of warm-up; decays to a twentieth
 VALUES = 4.0  # times the usual initial weights of what attention passes on: a mean of T + 20 positions at first
-LAYERS = 2  # of the shallow network of --shallow
+LAYERS, DEEPEST = 2, 8  # of the network that is trained before the equilibrium
+LEFT, HAND_OVER = (
+    0.5,
+    0.0025,
+)  # of the loss without memory: below it the plateau has ended; the equilibrium is asked for
+RESTS = 1e-2  # relative residual after 2 DEEPEST layers: below it there is an equilibrium to hand over to
+LOOKS = 20  # steps between two looks, and losses in a mean
 PUBLISHED = {"deq": (3.5e-6, "14K"), "tcn": (2.7e-5, "16K"), "lstm": (0.0501, "14K"), "gru": (0.0491, "14K")}
 
 
@@ -94,7 +86,7 @@ def sequences(batch: int, gap: int, generator: torch.Generator) -> tuple[Tensor,
 
 
 class DEQTransformer(nn.Module):
-    """The equilibrium of one causal transformer block; unrolled in the first ``shallow`` training calls."""
+    """The equilibrium of one causal transformer block; while ``layer.pretraining`` says so, layers of it."""
 
     def __init__(self, shallow: int = 0, features: int = 32, heads: int = 4) -> None:
         super().__init__()
@@ -114,7 +106,21 @@ class DEQTransformer(nn.Module):
         self.read = nn.Linear(features, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.read(self.layer(nn.functional.one_hot(x, CLASSES).to(self.read.weight.dtype)))
+        return self.read(self.layer(self.code(x)))
+
+    def code(self, x: Tensor) -> Tensor:
+        """What the layer gets."""
+        return nn.functional.one_hot(x, CLASSES).to(self.read.weight.dtype)
+
+    @torch.no_grad()
+    def unrest(self, x: Tensor, layers: int) -> float:
+        """``max |f(z) - z| / |z|`` over the samples, ``z`` being the output of so many layers."""
+        injected = self.layer.cell.inject(self.code(x))
+        z = x.new_zeros(*x.shape, self.layer.cell.features, dtype=self.read.weight.dtype)
+        for _ in range(layers):
+            z = self.layer.cell.update(z, *injected)
+        r = self.layer.cell.update(z, *injected) - z
+        return float((torch.linalg.vector_norm(r, dim=(1, 2)) / torch.linalg.vector_norm(z, dim=(1, 2))).max())
 
 
 class Block(nn.Module):
@@ -183,7 +189,9 @@ class Run:
     seconds: float = 0.0
     loss: float = math.nan
     accuracy: float = math.nan
+    residual: float = math.nan  # of an equilibrium, relative, largest of the test's
     converged: float = math.nan  # share of the samples solved in training
+    began: list[int] = field(default_factory=list)  # steps before layers of varied depth, and before the equilibrium
     curve: list[tuple[float, float]] = field(default_factory=list)
     solved: list[float] = field(default_factory=list)  # that share, step by step
     evaluations: list[int] = field(default_factory=list)  # of the cell, forward, step by step
@@ -224,6 +232,42 @@ class Kept:
         new.replace(self.path)
 
 
+class Phases:
+    """Two layers until the plateau has ended, then a varied number of them until the equilibrium is there, then that.
+
+    Two layers leave the plateau soonest, but what they learn holds for two; at a number that changes from step to step the
+    output cannot depend on it, so that the iteration comes to rest.  Whether it has is measured (``model.unrest``).
+    """
+
+    def __init__(self, model: DEQTransformer, run: Run, gap: int, shallow: int, deepest: int, hand_over: float) -> None:
+        self.model, self.run, self.shallow, self.deepest, self.hand_over = model, run, shallow, deepest, hand_over
+        self.alone = without_memory(gap)
+        self._set()
+
+    def _set(self) -> None:
+        layers = (Pretraining(self.shallow, LAYERS), Pretraining(self.shallow, LAYERS, self.deepest), None)
+        self.model.layer.pretraining = layers[len(self.run.began)] if self.shallow else None
+
+    def look(self, x: Tensor) -> None:
+        """Go on to the next phase, if it is time; ``x``: the last sequences."""
+        run, began = self.run, len(self.run.began)
+        if began == 2 or (run.steps % LOOKS and run.steps < self.shallow):
+            return
+        loss = sum(v for _, v in run.curve[-LOOKS:]) / LOOKS
+        if run.steps >= self.shallow:  # late, but no later
+            run.began += [run.steps] * (2 - began)
+        elif (began == 0 and loss < LEFT * self.alone) or (
+            began == 1 and loss < self.hand_over * self.alone and self.model.unrest(x, 2 * self.deepest) < RESTS
+        ):
+            run.began.append(run.steps)
+        self._set()
+
+
+def without_memory(gap: int) -> float:
+    """The loss of a model that knows the blanks and guesses the symbols: ``10 ln 8 / (T + 20)``."""
+    return LENGTH * math.log(SYMBOLS) / (gap + 2 * LENGTH)
+
+
 def clock(device: str) -> float:
     """Seconds: of the process on a CPU, so that what else the machine does counts for nothing; else of the wall."""
     return time.process_time() if device == "cpu" else time.perf_counter()
@@ -242,6 +286,8 @@ def train(
     keep: Path | None = None,
     rate: float | None = None,
     shallow: int = 0,
+    deepest: int = DEEPEST,
+    hand_over: float = HAND_OVER,
 ) -> Run:
     """Train until ``steps``, ``minutes`` or ``goal`` (a test loss) is reached, and test on 512 new sequences."""
     torch.manual_seed(seed)
@@ -255,16 +301,25 @@ def train(
     data = torch.Generator().manual_seed(seed)
     kept = Kept(
         keep and keep / f"{name}.pt",
-        {"gap": gap, "steps": steps, "batch": batch, "seed": seed, "rate": rate, "shallow": shallow},
+        {
+            "gap": gap,
+            "steps": steps,
+            "batch": batch,
+            "seed": seed,
+            "rate": rate,
+            "shallow": shallow,
+            "deepest": deepest,
+        },
         model=model,
         optimizer=optimizer,
         schedule=schedule,
     )
     run = kept.restore(run, data)
+    phases = Phases(model, run, gap, shallow, deepest, hand_over) if isinstance(model, DEQTransformer) else None
     start = clock(device) - run.seconds
     bar = tqdm(range(run.steps, steps), desc=name, unit="step", mininterval=2.0)
     for step in bar:
-        if run.seconds > 60 * minutes or (step > shallow + 20 and max(v for _, v in run.curve[-20:]) < goal):
+        if run.seconds > 60 * minutes or done(run, goal, phases is not None and shallow > 0):
             break
         x, y = (t.to(device) for t in sequences(batch, gap, data))
         loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
@@ -278,35 +333,46 @@ def train(
         if isinstance(model, DEQTransformer) and model.layer.solution is not None:
             run.solved.append(float(model.layer.solution.converged.float().mean()))
             run.evaluations.append(model.layer.solution.evaluations)
+        if phases is not None and shallow:
+            phases.look(x)
         if run.steps % 20 == 0:
             kept.save(run, data)
             bar.set_postfix(loss=f"{run.curve[-1][1]:.2e}")
     bar.close()
     kept.save(run, data)
     run.converged = sum(run.solved) / len(run.solved) if run.solved else math.nan
-    run.loss, run.accuracy = test(model, gap, seed, device)
+    run.loss, run.accuracy, run.residual = test(model, gap, seed, device)
     return run
 
 
+def done(run: Run, goal: float, phases: bool) -> bool:
+    """Are the last twenty losses below the goal, those of the equilibrium if it has ``phases``?"""
+    count = run.steps - (run.began[1] if len(run.began) == 2 else run.steps if phases else 0)
+    return count > LOOKS and max(v for _, v in run.curve[-LOOKS:]) < goal
+
+
 @torch.no_grad()
-def test(model: nn.Module, gap: int, seed: int, device: str) -> tuple[float, float]:
-    """Loss over all positions and accuracy over the ten that matter, on 512 sequences not seen in training."""
+def test(model: nn.Module, gap: int, seed: int, device: str) -> tuple[float, float, float]:
+    """Loss over all positions, accuracy over the ten that matter and largest residual on 512 sequences not seen before."""
     model.eval()
     data = torch.Generator().manual_seed(seed + 10_000)
-    losses, right = [], []
+    losses, right, residuals = [], [], []
     for _ in range(8):
         x, y = (t.to(device) for t in sequences(64, gap, data))
         out = model(x)
         losses.append(float(nn.functional.cross_entropy(out.flatten(0, 1), y.flatten())))
         right.append(float((out[:, -LENGTH:].argmax(-1) == y[:, -LENGTH:]).float().mean()))
-    return sum(losses) / len(losses), sum(right) / len(right)
+        if isinstance(model, DEQTransformer):
+            found = model.layer.solution
+            size = torch.linalg.vector_norm(found.value.flatten(1), dim=1)
+            residuals.append(float((found.residual_norm / size).max()))
+    return sum(losses) / len(losses), sum(right) / len(right), max(residuals, default=math.nan)
 
 
 def table(runs: list[Run], gap: int) -> str:
     """The results beside the published ones."""
-    baseline = LENGTH * math.log(SYMBOLS) / (gap + 2 * LENGTH)
     lines = [
-        f"copy memory, T = {gap}; without memory: {baseline:.2e} (at T = 400: {LENGTH * math.log(SYMBOLS) / 420:.2e})",
+        f"copy memory, T = {gap}; without memory: {without_memory(gap):.2e} (at T = 400: {without_memory(400):.2e})",
         f"{'model':6} {'parameters':>10} {'loss':>9} {'accuracy':>9} {'steps':>6} {'seconds':>8} {'solved':>7}   "
         "published at T = 400",
     ]
@@ -316,12 +382,18 @@ def table(runs: list[Run], gap: int) -> str:
             f"{run.name:6} {run.parameters:10d} {run.loss:9.2e} {run.accuracy:9.3f} {run.steps:6d} "
             f"{run.seconds:8.0f} {run.converged:7.4f}   {loss:.1e} ({size})"
         )
+        if run.began:
+            few, most = min(run.evaluations, default=0), max(run.evaluations, default=0)
+            lines.append(
+                f"       {LAYERS} layers until step {run.began[0]}, varied until step {run.began[-1]}; "
+                f"then {few} to {most} evaluations a step; residual of the test at most {run.residual:.1e}"
+            )
     return "\n".join(lines)
 
 
 def plot(runs: list[Run], gap: int, path: Path) -> None:
     """Training loss against steps and against seconds."""
-    baseline = LENGTH * math.log(SYMBOLS) / (gap + 2 * LENGTH)
+    baseline = without_memory(gap)
     with figure(path, 2, title=f"Copy memory, T = {gap}") as panels:
         for panel, words in zip(panels, ("step", "seconds"), strict=True):
             for run in runs:
@@ -347,7 +419,16 @@ def main(arguments: list[str] | None = None) -> list[Run]:
     parser.add_argument("--models", default="deq,tcn,lstm,gru")
     parser.add_argument("--rate", type=float, help="of all models of this run (default: their own)")
     parser.add_argument(
-        "--shallow", type=int, default=0, help=f"so many steps of the equilibrium's are those of its {LAYERS} layers"
+        "--shallow", type=int, default=2_500, help="steps of layers before the equilibrium, at most (0: none)"
+    )
+    parser.add_argument(
+        "--deepest", type=int, default=DEEPEST, help=f"layers then, at most ({LAYERS}: always {LAYERS})"
+    )
+    parser.add_argument(
+        "--hand-over",
+        type=float,
+        default=HAND_OVER,
+        help="loss at which, over that without memory (default %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="a folder: every 20 steps what a run needs to go on is written there")
@@ -368,6 +449,8 @@ def main(arguments: list[str] | None = None) -> list[Run]:
             keep=options.keep,
             rate=options.rate,
             shallow=options.shallow,
+            deepest=options.deepest,
+            hand_over=options.hand_over,
         )
         for name in options.models.split(",")
     ]

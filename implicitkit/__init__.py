@@ -7,6 +7,7 @@ its names is first used; ``import implicitkit`` itself loads torch and little el
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ provide("analyse", "implicitkit.diagnostics.composition:analyse")
 def __getattr__(name: str) -> Any:
     module = "implicitkit.extend" if name in _FOR_AUTHORS else _MODULES.get(name)
     if module is None:
-        other = _ELSEWHERE.get(name.lower())
+        other = _ELSEWHERE.get(name.lower()) or _alike(name)
         hint = f". Did you mean ik.{other}?" if other else ""
         raise AttributeError(f"module 'implicitkit' has no attribute {name!r}{hint}")
     # a name that is a module of its own stands for itself
@@ -72,6 +73,12 @@ def __getattr__(name: str) -> Any:
     value = value or getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
+
+
+def _alike(name: str) -> str:
+    """The public name that is spelt most like this one, in letters of any size; empty: none is."""
+    spelt = {} if name.startswith("_") else {known.lower(): known for known in (*_FOR_AUTHORS, *__all__)}
+    return next((spelt[near] for near in difflib.get_close_matches(name.lower(), spelt, 1)), "")
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,8 @@ what constraints share              :func:`plus`, :data:`DEGENERATE`, :class:`KK
 a solver of constrained problems    :class:`Solver` with ``solves="constrained"`` and :class:`Model`
 a rule                              :class:`implicitkit.Rule`: ``attach(request)``, a :class:`Request`
 a linear solver                     :class:`implicitkit.LinearSolver`, :class:`Operator` and its combinations,
-                                    :class:`LinearSolution`; sparse factors of another package: :class:`FactorsElsewhere`
+                                    :class:`LinearSolution`; sparse factors of another package: :class:`FactorsElsewhere`;
+                                    a matrix whose entries are known: :func:`of_entries`, its :class:`Places`
 anything made with options          :class:`Configured` refuses the names of options, ``options`` their values
 ==================================  ==========================================================================
 
@@ -37,6 +38,7 @@ from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.lifting.overlay import replaced
 from implicitkit.lifting.reach import holds_compiled, modules_held
 from implicitkit.linear.base import LinearSolution
+from implicitkit.linear.entries import of_entries
 from implicitkit.linear.kkt import KKT, SINGULAR
 from implicitkit.linear.sparse_elsewhere import FactorsElsewhere
 from implicitkit.problem.base import Problem, Restated
@@ -46,6 +48,7 @@ from implicitkit.problem.constraints import Constraint
 from implicitkit.problem.kind import Kind
 from implicitkit.problem.qp_data import QPData
 from implicitkit.problem.qp_jacobian import QPJacobian
+from implicitkit.problem.sparse_conditions import Places
 from implicitkit.reporting import POLICIES, check_policy
 from implicitkit.rule.catalogue import get_rule
 from implicitkit.rule.request import Request
@@ -98,6 +101,7 @@ __all__ = [
     "Operator",
     "Options",
     "Outcome",
+    "Places",
     "Polyalgorithm",
     "Problem",
     "QPData",
@@ -120,6 +124,7 @@ __all__ = [
     "holds_compiled",
     "minus",
     "modules_held",
+    "of_entries",
     "opaque_to_compile",
     "options",
     "own_graphs",

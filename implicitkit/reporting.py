@@ -76,8 +76,10 @@ def _of_types(error: Exception, text: str, z: Any, args: tuple[Any, ...]) -> str
     if "positional argument" in text and " is called as " not in text:
         count = f"{len(args) or 'no'} argument{'s' * (len(args) != 1)}"
         return f"The functions of a problem, constraints among them, are called as f(z, *args): here with z and {count}"
-    if isinstance(z, (list, tuple)) and repr(type(z).__name__) in text:
-        kind = type(z).__name__
+    kind = type(z).__name__
+    if isinstance(z, (list, tuple)) and any(
+        words in text for words in (f"'{kind}'", "sequence", f"concatenate {kind}")
+    ):
         return f"z is a {kind}, as z0 was: for a vector pass z0 as a tensor, torch.tensor(z0)"
     return ""
 

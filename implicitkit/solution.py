@@ -14,6 +14,7 @@ from implicitkit.foundation import compat
 from implicitkit.foundation.compat import tree_map
 from implicitkit.foundation.errors import ConvergenceError
 from implicitkit.foundation.estimate import InverseEstimate
+from implicitkit.foundation.wording import UNSTEADY
 
 if TYPE_CHECKING:
     from implicitkit.foundation.trees import Layout
@@ -68,6 +69,11 @@ _MEANING = {
 }
 
 
+_NEVER_BEGAN = (
+    "The function is not finite where the search begins: look for NaN or Inf in z0 and in what the function is given or "
+    "captures, or start inside its domain."
+)
+
 #: What can be done about it.
 _ADVICE = {
     Status.MAX_STEPS: "Raise max_steps=, loosen rtol= / atol=, or try another solver= or z0.",
@@ -92,11 +98,6 @@ _ADVICE = {
 _NO_ROOT = (
     "Perhaps there is no solution near: |F| may have a minimum there that is not zero. Start elsewhere (z0= or bracket=), "
     "try another solver=, or loosen rtol= / atol= if that |F| is small enough."
-)
-_UNSTEADY = (
-    "Two evaluations of the function at the same point differ by {:.3g}: it draws numbers anew (from a generator of its "
-    "own, from NumPy or Python), counts its calls, or keeps something from one to the next. Draw, or compute, outside and "
-    "pass that as an argument."
 )
 _AGAIN = 0.1  # share of a residual that failed, by which two evaluations may differ
 _KINK = (
@@ -143,7 +144,7 @@ class Record:
         differ = torch.linalg.vector_norm(first - second, dim=1).to(outcome.residual_norm)
         least = share * outcome.residual_norm
         noisy = differ > (least if outcome.tolerance is None else torch.maximum(least, outcome.tolerance))
-        return _UNSTEADY.format(float(differ[noisy].max())) if bool(noisy.any()) else ""
+        return UNSTEADY.format(float(differ[noisy].max())) if bool(noisy.any()) else ""
 
 
 class Solution:
@@ -307,7 +308,12 @@ class Solution:
 
     def _advice(self, statuses: set[Status]) -> list[str]:
         """What can be done about samples that ended so, a sentence or two for each status."""
-        advice = [text for status, text in _ADVICE.items() if status in statuses]
+        nonfinite = self._record.outcome.status == int(Status.NONFINITE)
+        at_once = nonfinite & (self._record.outcome.steps == 0)
+        never_began = Status.NONFINITE in statuses and bool(at_once.any())
+        if never_began and bool((nonfinite == at_once).all()):
+            statuses = statuses - {Status.NONFINITE}  # no sample searched, none can have left the domain
+        advice = [_NEVER_BEGAN] * never_began + [text for status, text in _ADVICE.items() if status in statuses]
         if Status.STALLED in statuses:
             system = self._record.system
             advice.append(_KINK if system is not None and system.problem.kind.minimisation else _NO_ROOT)

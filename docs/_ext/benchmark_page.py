@@ -14,13 +14,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pictures
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 AXES = {
     "size": "unknowns a sample",
     "batch": "samples",
     "tolerance": "relative tolerance",
-    "radius": "spectral radius of the Jacobian",
+    "radius": "spectral radius",
 }
 
 
@@ -191,11 +193,14 @@ def draw(path: Path, picture: Path) -> None:
 
     rows = [row for row in json.loads(path.read_text())["rows"] if "who" in row]
     axes_there = [axis for axis in AXES if any(row["row"] == axis for row in rows)]
+    columns, lines = min(2, len(axes_there)), -(-len(axes_there) // 2)
+    pictures.style()
     figure, panels = plt.subplots(
-        1, len(axes_there), figsize=(3.1 * len(axes_there), 3), layout="constrained", sharey=True, squeeze=False
+        lines, columns, figsize=(2.8 * columns, 2.4 * lines + 0.3), layout="constrained", sharey=True, squeeze=False
     )
-    panels = panels[0]
-    for axis, panel in zip(axes_there, panels, strict=True):
+    for panel in panels.flat[len(axes_there) :]:
+        panel.remove()
+    for axis, panel in zip(axes_there, panels.flat, strict=False):
         for who, style in zip(dict.fromkeys(row["who"] for row in rows), ("o-", "s--", "^:", "d-."), strict=False):
             here = [row for row in rows if row["row"] == axis and row["who"] == who]
             points = [(row["at"], row["value"]) for row in here if met(row)]
@@ -206,10 +211,15 @@ def draw(path: Path, picture: Path) -> None:
                 panel.plot(*zip(*missed, strict=True), style[0], ms=6, mfc="none", color=line.get_color())
         panel.set(xlabel=AXES[axis], yscale="log", xscale="linear" if axis == "radius" else "log")
         panel.xaxis.set_minor_formatter(NullFormatter())
+        points = sorted({row["at"] for row in rows if row["row"] == axis})
+        if axis in ("size", "batch"):
+            panel.set_xticks(points, [f"{point:g}" for point in points])
         panel.grid(alpha=0.3)
-    panels[0].set_ylabel("forward and backward, ms")
-    panels[0].legend(fontsize=8)
-    figure.savefig(picture, dpi=110)
+    figure.supylabel("forward and backward, ms", fontsize=10)
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    if wrong := pictures.faults(figure):
+        raise ValueError(f"{picture.name}: {'; '.join(wrong)}")
+    figure.savefig(picture, dpi=150)
     plt.close(figure)
 
 

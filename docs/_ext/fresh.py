@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import matplotlib.pyplot as plt
+import pictures
 import torch
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe & Ito (2008)
 
 
 def torch_settings(gallery_conf: Any, name: str) -> None:
@@ -18,4 +16,4 @@ def torch_settings(gallery_conf: Any, name: str) -> None:
 
 def colours(gallery_conf: Any, name: str) -> None:
     """Lines in colours that colour-blind readers tell apart, as in the other examples."""
-    plt.rcParams["axes.prop_cycle"] = plt.cycler(color=COLOURS)
+    pictures.style()

@@ -86,8 +86,8 @@ def misfit(unknown, measured):
 
 
 fit = ik.least_squares(misfit, unknown, (measured,))
-deviation = torch.func.jacfwd(misfit)(fit.value, measured).reshape(-1, 2)
-deviation = torch.linalg.inv(deviation.T @ deviation).diag().sqrt()
+slopes = torch.func.jacfwd(misfit)(fit.value, measured).reshape(-1, 2)
+deviation = torch.linalg.inv(slopes.T @ slopes).diag().sqrt()
 print(f"current gain {float(fit.value[1].exp()):.1f} +- {float(deviation[1] * fit.value[1].exp()):.1f}, true 90")
 print(
     f"log of the saturation current {float(fit.value[0] - log_Is):.3f} +- {float(deviation[0]):.3f} above, true 0.700"
@@ -104,5 +104,5 @@ axes[0].legend()
 axes[1].plot(source, gain, label="gain")
 axes[1].axhline(-Rc / Re, ls=":", color="grey", label="-Rc / Re")
 axes[1].set(xlabel="input, V", ylabel="gain", title="cut off, amplifying, saturated")
-axes[1].legend()
+axes[1].legend(loc="upper center")
 plt.show()

@@ -79,10 +79,10 @@ print(f"distance to the wanted mode: {(before - wanted).norm():.3f} -> {(after -
 assert (after - wanted).norm() < 0.05 * (before - wanted).norm()
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
-for mode, name, style in ((before, "equal springs", "--"), (after, "learned", "-"), (wanted, "wanted", ":")):
+for mode, name, style in ((before, "equal springs", "--"), (after, "learnt", "-"), (wanted, "wanted", "k.")):
     left.plot(mode, style, label=name)
 left.set(xlabel="mass", ylabel="displacement", title="lowest mode")
 left.legend()
 right.semilogy(log_k.detach().exp())
-right.set(xlabel="spring", ylabel="stiffness", title="learned stiffnesses")
+right.set(xlabel="spring", ylabel="stiffness", title="learnt stiffnesses")
 plt.show()

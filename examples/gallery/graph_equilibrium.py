@@ -110,7 +110,7 @@ options = {"node_size": 110, "edgecolors": "grey", "linewidths": 0.5}
 dots = nx.draw_networkx_nodes(club, place, node_color=z, cmap="coolwarm", vmin=-1, vmax=1, ax=axes[0], **options)
 width = (0.3 + 6 * pull.abs() / pull.abs().max()).tolist()
 nx.draw_networkx_edges(club, place, ax=axes[0], width=width, edge_color="grey")
-nx.draw_networkx_labels(club, place, {8: "8"}, font_size=8, ax=axes[0])
+nx.draw_networkx_labels(club, place, {8: "8"}, font_size=9, ax=axes[0])
 axes[0].set_title("width: how much a friendship makes\nof the opinion of member 8")
 figure.colorbar(dots, ax=axes[0], label="opinion", shrink=0.7)
 place = nx.spring_layout(book, seed=1, k=0.35)

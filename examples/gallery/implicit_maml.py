@@ -132,5 +132,5 @@ for ax, (name, start) in zip(axes, starts.items(), strict=True):
     ax.plot(t[0, 10:], y[0, 10:], "x", label="asked for")
     ax.set(title=f"{name}: error {errors[name]:.2f}", xlabel="t")
 axes[0].set_ylabel("value")
-figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)
 plt.show()

@@ -97,7 +97,7 @@ def drive(costs):
 
 
 assert torch.allclose(drive(learned), drive(expert), atol=0.05)
-figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
 time = dt * torch.arange(40)
 for name, c, style in (
     ("expert", expert, {"lw": 4, "alpha": 0.35}),
@@ -108,7 +108,7 @@ for name, c, style in (
     axes[0].plot(time, path[:, 0], color="C0", label=f"position, {name}", **style)
     axes[0].plot(time, path[:, 2], color="C1", label=f"force, {name}", **style)
 axes[0].set(xlabel="time", ylabel="position, force", title="the cart goes to rest at zero")
-axes[0].legend(fontsize=7)
 axes[1].semilogy(history)
 axes[1].set(xlabel="evaluation", ylabel="imitation loss", title="the costs are learnt")
+figure.legend(loc="outside lower center", ncols=3)
 plt.show()

@@ -112,12 +112,12 @@ print(f"cost of a day: greedy {greedy.mean():.3f}, first guess {before.mean():.3
 assert stocks.min() > -1e-6 and stocks.max() < shelf + 1e-6
 assert learnt.mean() < before.mean() - 0.02 and learnt.mean() < greedy.mean() - 0.02
 
-figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
 axes[0].plot(history, ".-", color="grey", label="weeks learnt from")
 for value, name, style in ((greedy, "greedy", ":"), (before, "first guess", "--"), (learnt, "learnt", "-")):
     axes[0].axhline(float(value.mean()), ls=style, label=name)
 axes[0].set(xlabel="step", ylabel="cost of a day (negative: profit)", title="100 weeks kept apart")
-axes[0].legend(fontsize=8, loc="lower left")
+axes[0].legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
 axes[1].plot(stocks.mean(1), label=["west", "east", "north", "south"])
 axes[1].set(xlabel="day", ylabel="mean stock", title="stocks under the learnt policy")
 axes[1].legend()

@@ -119,7 +119,7 @@ def opaque_to_compile(function: C) -> C:
     @functools.wraps(function)
     def entry(*args: Any, **kwargs: Any) -> Any:
         nonlocal disabled
-        if "torch._dynamo" not in sys.modules:
+        if not compiles():
             return function(*args, **kwargs)
         if disabled is None:
             disabled = _disable(function, entry)
@@ -128,14 +128,16 @@ def opaque_to_compile(function: C) -> C:
     # autograd.Function.apply binds its arguments by signature at every call: found here, it need not be made again
     entry.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     vars(entry).update(_torchdynamo_disable=True, _torchdynamo_disable_msg="a solve cannot be traced or exported")
-    if "torch._dynamo" in sys.modules:
+    if compiles():
         disabled = _disable(function, entry)
     return entry  # type: ignore[return-value]
 
 
 def compiles() -> bool:
-    """Can anything be compiled: has the compiler been loaded?"""
-    return "torch._dynamo" in sys.modules
+    """Can anything be compiled: has the compiler been loaded?  Not while a thread is loading it: to import a part of it then
+    breaks that import, in both threads."""
+    compiler = sys.modules.get("torch._dynamo")
+    return compiler is not None and not getattr(compiler.__spec__, "_initializing", False)
 
 
 def is_compiled(x: Any) -> bool:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["COMPILED_ONCE", "called", "kind_of", "nearest", "of_operations", "option_error"]
+__all__ = ["COMPILED_ONCE", "UNSTEADY", "called", "kind_of", "nearest", "of_operations", "option_error"]
 
 _IN_NUMPY = ("Can't call numpy()", "data pointer of Tensor that doesn't have storage", "to numpy array")
 _AS_NUMBERS = ("converted to Python scalars", "write it in torch's operations", "converted to a Scalar")
@@ -32,6 +32,12 @@ _OF_THE_SOLVE = ("rtol", "atol", "max_steps", "on_failure", "batch_dims", "in_di
 COMPILED_ONCE = (
     "A function compiled by torch.compile has first derivatives only, and this solve, or its derivative, needs a second "
     "one: give the function as it was before torch.compile, and compile what is around the solve"
+)
+
+UNSTEADY = (
+    "Two evaluations of the function at the same point differ by {:.3g}: it draws numbers anew (from a generator of its "
+    "own, from NumPy or Python), counts its calls, or keeps something from one to the next. Draw, or compute, outside and "
+    "pass that as an argument."
 )
 
 

@@ -189,11 +189,12 @@ def _lift(
     z = tree_unflatten([_plain(resolve(t), levels) for t in z_leaves], z_spec)
     branch = levels or (needed and (lifted.inside or not any(map(explicit, lifted.theta))))
     looks = Looks() if branch else None
-    if levels or (needed and lifted.inside):
-        with torch.enable_grad():
-            out = _lift_observed(lifted, modules, z, constants, looks, levels)
-    else:
-        out = _lift_plainly(lifted, modules, z, constants, looks, needed)
+    with compat.own_graphs():  # how often a function is looked at depends on what is known of it
+        if levels or (needed and lifted.inside):
+            with torch.enable_grad():
+                out = _lift_observed(lifted, modules, z, constants, looks, levels)
+        else:
+            out = _lift_plainly(lifted, modules, z, constants, looks, needed)
     check(out)
     lifted.rest.note(lifted.frozen)
     lifted.branches = looks is not None and looks.seen and (levels or lifted.inside or not lifted.captured)

@@ -40,9 +40,10 @@ def refuse_coupled(A: Operator, key: Hashable) -> None:
         if float(foreign.max()) > torch.finfo(pulled.dtype).eps ** 0.75 * float(pulled.max()):
             raise ValueError(
                 "the samples of the batch are not independent, as batch_dims says they are: the equations of others depend "
-                f"on the unknowns of sample {int(foreign.argmax())} (a mean or a norm over the batch does that, or batch "
-                "normalisation in training mode), and a derivative formed sample by sample would be wrong. Make one system "
-                "of them with batch_dims=0, or let the function treat every sample alone (module.eval())"
+                f"on the unknowns of sample {int(foreign.argmax())} (a mean or a norm over the batch does that, batch "
+                "normalisation in training mode, or attention and recurrent layers without batch_first=True), and a "
+                "derivative formed sample by sample would be wrong. Make one system of them with batch_dims=0, or let the "
+                "function treat every sample alone (module.eval())"
             )
     _SEEN[key] = None
     if len(_SEEN) > _MANY:

@@ -25,7 +25,7 @@ from implicitkit.linear.sparse_blocks import SparseBlocks
 from implicitkit.sparsity.compression import Coloured, known_entries
 from implicitkit.sparsity.low_rank import Bordered, Entries
 
-__all__ = ["LowRankBlocks", "low_rank_blocks"]
+__all__ = ["LowRankBlocks", "low_rank_blocks", "symmetric_border"]
 
 
 class LowRankBlocks:
@@ -111,20 +111,29 @@ class LowRankBlocks:
 def low_rank_blocks(ready: Bordered, entries: Entries, symmetric: bool) -> LowRankBlocks:
     """From the entries of ``A + U V``; ``symmetric``: it is.
 
-    Then ``U = V' M`` with ``M = V U`` since the rows of ``V`` are orthonormal, and with ``M = P diag(m) P'`` the border is
-    ``sqrt(|m|) P' V`` and ``S = sign(m)``.
+    Then the border is that of :func:`symmetric_border`.
     """
     batch, _, k = entries.U.shape
     U, V, signs = entries.U, entries.V, np.ones((batch, k))
     if symmetric:
-        M = V @ np.where(np.isfinite(U), U, 0.0)  # such a sample has no factors; the others have
-        m, P = np.linalg.eigh(0.5 * (M + M.transpose(0, 2, 1)))
-        V = np.sqrt(np.abs(m))[:, :, None] * (P.transpose(0, 2, 1) @ V)
-        U, signs = V.transpose(0, 2, 1), np.where(m < 0, -1.0, 1.0)
+        V, signs = symmetric_border(entries)
+        U = V.transpose(0, 2, 1)
     pattern, places = ready.analysed(_extended, k)
     values = np.empty((batch, pattern.pattern.nnz))
     values[:, places] = np.concatenate([entries.A, U.reshape(batch, -1), V.reshape(batch, -1), -signs], 1)
     return LowRankBlocks(SparseBlocks(pattern, values), torch.from_numpy(signs), (ready, entries))
+
+
+def symmetric_border(entries: Entries) -> tuple[np.ndarray, np.ndarray]:
+    """``V`` ``(batch, k, n)`` and ``S`` ``(batch, k)`` of symmetric matrices ``A + V' diag(S) V``, ``S`` of ones with signs.
+
+    Of ``A + U V``: ``U = V' M`` with ``M = V U`` since the rows of ``V`` are orthonormal, and with ``M = P diag(m) P'`` this
+    ``V`` is ``sqrt(|m|) P' V`` and ``S = sign(m)``.
+    """
+    M = entries.V @ np.where(np.isfinite(entries.U), entries.U, 0.0)  # such a sample has no factors; the others have
+    m, P = np.linalg.eigh(0.5 * (M + M.transpose(0, 2, 1)))
+    V = np.sqrt(np.abs(m))[:, :, None] * (P.transpose(0, 2, 1) @ entries.V)
+    return V, np.where(m < 0, -1.0, 1.0)
 
 
 def _extended(A: sp.csr_matrix, k: int) -> tuple[Coloured, np.ndarray]:

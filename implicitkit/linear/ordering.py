@@ -39,6 +39,7 @@ class Ordering:
 
     Attributes:
         fill: entries of the factors that were made first; 0 before. alike: samples that had one matrix, the last time.
+        indefinite: they were not definite, the last time that this was asked.
     """
 
     def __init__(self, pattern: object = None) -> None:
@@ -46,6 +47,7 @@ class Ordering:
         self._order: _Order | None = None  # the same, ready for use
         self.fill = 0
         self.alike = 1.0
+        self.indefinite = False
 
     def fills(self, size: int) -> bool:
         """Is it known that factors of ``size`` unknowns are hardly sparse?  (Graphs without layers: designs of random

@@ -9,6 +9,8 @@ r"""Factors of sparse blocks, for many right-hand sides and both ``A`` and ``A^T
   diagonal that is next to nothing is made a little larger, and refinement takes that out again (Li & Demmel 2003, ACM TOMS
   29(2): static pivoting).  What that costs in accuracy is found out by a trial solve, and the block factored again with
   partial pivoting;
+- of 4,096 unknowns and more, symmetric ones that turn out definite: CHOLMOD, where the package cvxopt is installed
+  (:mod:`implicitkit.linear.definite`);
 - blocks whose unknowns can be solved for part after part: each part by itself (:mod:`implicitkit.linear.block_triangular`);
 - blocks that are hardly sparse: LAPACK's dense LU, sample by sample.
 
@@ -31,6 +33,7 @@ from torch import Tensor
 
 from implicitkit.linear.analysis import Analysis
 from implicitkit.linear.block_triangular import BlockTriangular
+from implicitkit.linear.definite import definite_factors, is_installed, is_symmetric
 from implicitkit.linear.dense import NOT_FINITE, SINGULAR
 from implicitkit.linear.ordering import Stacked
 from implicitkit.sparsity.compression import below_each_other
@@ -41,6 +44,7 @@ _TOGETHER = (
     2000  # unknowns of a block up to which the blocks of a batch are factored by one call: a call is dear for few
 )
 _FULL = 8  # one entry in so many, from which a dense matrix is
+_SUPERNODES = 4096  # unknowns from which Cholesky factors by supernodes are worth another copy of the matrix
 _AMPLIFIED = 0.05 / np.finfo(np.float64).eps
 _DIAGONAL = 1e-8  # of the largest entry of a column: how large one of the diagonal is made at least, and its pivots are
 _SWEEPS = 2  # of refinement that take that out again
@@ -158,7 +162,21 @@ class SparseFactor:
             return None if factors is None else _Unscaled(factors, self.scale[i])
         if self._full or self.analysis.ordering.fills(self.size):
             return _Full(A)
+        definite = self._definite(A, i)
+        if definite is not None:
+            return definite
         return _superlu(A, self.analysis, self._anywhere)
+
+    def _definite(self, A: sp.csc_matrix, i: int) -> _Unscaled | None:
+        """Cholesky factors of a scaled block, where they can be had and it is large; not again where blocks of
+        the pattern have turned out not to be definite."""
+        ordering = self.analysis.ordering
+        if self.size < _SUPERNODES or not self.analysis.symmetric or ordering.indefinite or not is_installed():
+            return None
+        whole = (sp.diags_array(self.scale[i]) @ A).tocsc()
+        factors = definite_factors(whole) if is_symmetric(whole) else None
+        ordering.indefinite = factors is None
+        return None if factors is None else _Unscaled(factors, self.scale[i])
 
     def _block(self, i: int) -> sp.csc_matrix:
         pattern = self.analysis.pattern

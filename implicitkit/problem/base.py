@@ -125,11 +125,14 @@ class Problem(Configured):
         symmetric: the Jacobian of the residual is symmetric (default: what the kind says).
         jac_sparsity: the pattern of that Jacobian: a SciPy or torch sparse matrix, bandwidths ``(lower, upper)``, ``None``
             (there is none), or ``"auto"``: it is found by itself from 128 unknowns on.
+        positive_definite: that Jacobian is, and so symmetric.
         by_blocks: :meth:`linearise` says the blocks of the Jacobian.
         closed: the function is the problem's own and uses nothing but its arguments, which are tensors.
         manifold: what ``z`` lies on (``ik.manifold``), if it is no vector.
         x_scale: what methods of least squares with a trust region measure the unknowns by: ``"auto"`` and ``"jac"``, their
             own scales by the Jacobian; else units of one.
+        has_aux: the function returns ``(value, aux)``.
+        no_start: for messages, why ``z0`` is NaN where the problem looked for a start and found none.
 
     Units: ``z`` may have any, and so may the residual; norms add up squares over all unknowns of a sample, so bring
     unknowns and equations of different units to a common scale.  ``dz/d\theta`` has the units of ``z`` by those of
@@ -150,6 +153,8 @@ class Problem(Configured):
     closed: ClassVar[bool] = False
     x_scale: Any = "auto"
     manifold: Any = None
+    has_aux: bool = False
+    no_start: str = ""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -167,9 +172,6 @@ class Problem(Configured):
     def function(self) -> Callable[..., Any]:
         """The user's function ``(z, *args)``."""
         return self.residual
-
-    has_aux: bool = False
-    no_start: str = ""  # what was met where a start was looked for and is NaN now, for the message
 
     def _value_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The user's function without what it returns beside its value."""
@@ -313,7 +315,8 @@ def require_callable(problem: Problem, function: Any, role: str) -> None:
         )
     if not callable(function):
         form = _FORMS.get(role, f"{role}(z, *args): a function or an nn.Module")
-        raise TypeError(f"{type(problem).__name__} needs a callable {form}; got {type(function).__name__}")
+        made = "; what is a problem already is solved by ik.solve" if isinstance(function, Problem) else ""
+        raise TypeError(f"{type(problem).__name__} needs a callable {form}; got {type(function).__name__}{made}")
 
 
 _FORMS = {

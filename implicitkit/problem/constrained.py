@@ -176,6 +176,11 @@ class ConstrainedMinimisation(Problem):
             return torch.zeros(0, dtype=torch.bool, device=like.device)
         return torch.frombuffer(bytearray(self.one_sided), dtype=torch.bool).to(like.device)
 
+    def flat_stationarity(self, kernel: Kernel, z: Tensor) -> Tensor:
+        """``dL/dz``, ``(batch, n)``, at multipliers of one: its Jacobian has the entries that the Hessian of the Lagrangian
+        can have at any."""
+        return self.flat_saddle(kernel, torch.cat([z, z.new_ones(len(z), len(self.one_sided))], 1))[:, : self.size]
+
     def flat_saddle(self, kernel: Kernel, w: Tensor) -> Tensor:
         """``(dL/dz, h, g)``, ``(batch, n + m)``: its Jacobian is the symmetric ``[[d^2 L/dz^2, J'], [J, 0]]``."""
         n = self.size

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat, trees
 from implicitkit.foundation.operators import Operator
+from implicitkit.linear.entries import of_entries
 from implicitkit.problem.complementarity import plus_slope
 
 __all__ = ["MATRICES", "Places", "as_entries", "as_sparse", "is_sparse", "sparse_jacobian"]
@@ -59,8 +60,6 @@ def sparse_jacobian(part: dict[str, Tensor], places: dict[str, Places], w: Tenso
     Args:
         part: the data of every sample, of matrices the entries, ``(batch, ...)``. places: of these, by name.
     """
-    from implicitkit.linear.sparse_blocks import blocks_of
-
     q = part["q"]
     batch, n = q.shape
     p = places["A"].extent[0] if "A" in part else 0
@@ -89,16 +88,7 @@ def sparse_jacobian(part: dict[str, Tensor], places: dict[str, Places], w: Tenso
         put(n + p + at.at_row, at.at_column, -D.index_select(1, at.at_row) * part["G"])
         diagonal = n + p + torch.arange(at.extent[0], device=q.device)
         put(diagonal, diagonal, 1 - D)
-    blocks = blocks_of(torch.cat(rows), torch.cat(columns), torch.cat(values, 1), w.shape[1])
-    return Operator(
-        blocks.product,
-        blocks.T.product,
-        lambda: blocks.product(torch.eye(w.shape[1], dtype=w.dtype, device=w.device).expand(batch, -1, -1)),
-        batch=batch,
-        size=w.shape[1],
-        like=w,
-        sparse=lambda _: blocks,
-    )
+    return of_entries(torch.cat(rows), torch.cat(columns), torch.cat(values, 1), w)
 
 
 def is_sparse(part: Any) -> bool:

@@ -37,6 +37,7 @@ __all__ = ["Polyalgorithm", "Stage", "choose", "stages"]
 _DENSE = 1024  # unknowns a sample up to which Newton's dense Jacobian is the first choice
 _DENSE_AT_ALL = 4096  # ... up to which it is the last resort
 _DENSE_NUMBERS = 1 << 25  # numbers in all Jacobians of the batch, at most
+_MOST_NUMBERS = 1 << 27  # ... for Newton's method alone, that gives way to products where these do
 _SHARED_NUMBERS = 1 << 30  # ... where they are one
 _LOOPED = 8  # samples up to which a sparse factorisation each is worth it in minimisation
 _NEWTON = 32  # unknowns a sample up to which minimisation begins with dense Hessians
@@ -92,8 +93,11 @@ class Stage:
         return get_solver(self.solver, **dict(self.options))
 
 
-def _stage(solver: str, *, max_steps: int | None = None, scale: float | None = 1.0, **options: Any) -> Stage:
-    return Stage(solver, tuple(options.items()), max_steps, scale)
+def _stage(
+    solver: str, *, max_steps: int | None = None, scale: float | None = 1.0, sparse: bool = False, **options: Any
+) -> Stage:
+    """A stage by its solver's name and options."""
+    return Stage(solver, tuple(options.items()), max_steps, scale, sparse)
 
 
 #: What is tried, in this order.  Monotone descent on ``|F|`` and undamped Newton steps fail on different problems.
@@ -123,16 +127,18 @@ _EITHER = (
 #: Newton's method above the size where a dense Jacobian is the first choice, for Jacobians that are sparse.
 _SPARSE_NEWTON = (
     Stage(FrugalNewton(), max_steps=100, sparse=True),
-    Stage("newton", (("line_search", False),), max_steps=60, sparse=True),
+    _stage("newton", line_search=False, max_steps=60, sparse=True),
 )
+#: Many dense Jacobians: for as long as products cost less, these.
+_MANY_NEWTON = Stage(FrugalNewton(), max_steps=100)
 #: A linear equation for many right-hand sides: one factorisation, whatever all samples' Jacobians would take.
 _SHARED_NEWTON = Stage(FrugalNewton(), max_steps=100, shared=True)
 #: Where sweeps are slow and factors are sparse Newton's method goes on; acceleration again where that takes more than a few
 #: factorisations.
 _ANDERSON = (
     Stage(FrugalAnderson(), max_steps=500),
-    Stage("newton", max_steps=4, scale=None, sparse=True),
-    Stage("anderson", max_steps=500, scale=None, sparse=True),
+    _stage("newton", max_steps=4, scale=None, sparse=True),
+    _stage("anderson", max_steps=500, scale=None, sparse=True),
 )
 _MINIMISE = (
     _stage("lbfgs", max_steps=500),
@@ -143,7 +149,7 @@ _MINIMISE = (
 #: Few unknowns: Newton's steps where they pay, and L-BFGS from where they no longer do.
 _MINIMISE_FEW = (Stage(ConvexNewton(), max_steps=50), _stage("lbfgs", max_steps=500, scale=None), *_MINIMISE[1:])
 #: Where the Hessian is sparse, a factorisation a step does more than many gradients.
-_SPARSE_MINIMISE = (Stage("newton_cg", max_steps=100, sparse=True), *_MINIMISE)
+_SPARSE_MINIMISE = (_stage("newton_cg", max_steps=100, sparse=True), *_MINIMISE)
 _FIT = (Stage(FrugalLevenbergMarquardt(), max_steps=300), *_MINIMISE[1:3], _stage("lbfgs"))
 #: Few unknowns under a robust loss, whose curvature Levenberg-Marquardt does not see: it is left where it is slow.
 _ROBUST_FEW = (
@@ -158,15 +164,15 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     """The stages for a problem kind, samples and unknowns a sample.
 
     Equations and steady states: Newton with dense Jacobians up to 1,024 unknowns a sample, and with sparse ones beyond,
-    Newton-Krylov where there is no pattern, and what they fail on by other routes; no factors are bought as long as Krylov
-    vectors cost less (:class:`~implicitkit.solver.root.frugal.FrugalNewton`).  Fixed points: Anderson acceleration, from
-    where it is slow and sparse factors are cheap Newton's method, then like equations.  Steady states: first along the
+    Newton-Krylov where there is no pattern, and what they fail on by other routes (where a batch has more than 32 million
+    numbers in dense Jacobians Newton-Krylov alone, and from 128 million on first of all); no factors are bought as long as
+    Krylov vectors cost less (:class:`~implicitkit.solver.root.frugal.FrugalNewton`).  Fixed points: Anderson acceleration,
+    from where it is slow and sparse factors are cheap Newton's method, then like equations.  Steady states: first along the
     flow, since Newton steps do not care for its direction and often end in a state that the flow leaves.
     Minimisation: up to 32 unknowns Newton steps, while the Hessian is positive definite and they pay
     (:class:`~implicitkit.solver.minimise.convex_newton.ConvexNewton`), of 128 and more Newton's by factors of the Hessian in
     a trust region, where that has a sparsity pattern; then L-BFGS, then Newton with conjugate gradients in a trust region.
-    Least squares:
-    Levenberg-Marquardt first, at every size; by conjugate gradients while these cost less than factors
+    Least squares: Levenberg-Marquardt first, at every size; by conjugate gradients while these cost less than factors
     (:class:`~implicitkit.solver.least_squares.frugal.FrugalLevenbergMarquardt`), and else whether its Jacobian is sparse,
     dense or never formed is for the method to say.
     """
@@ -183,6 +189,8 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
         equations = _DENSE_NEWTON
     elif size <= _DENSE_AT_ALL and affordable:
         equations = (*_SPARSE_NEWTON, *_EITHER)
+    elif size <= _DENSE and batch * size * size <= _MOST_NUMBERS:
+        equations = (_MANY_NEWTON, *_MATRIX_FREE)
     elif size <= _DENSE_AT_ALL and batch * size * size <= _SHARED_NUMBERS:
         equations = (*_SPARSE_NEWTON, _SHARED_NEWTON, *_MATRIX_FREE)
     else:
@@ -195,18 +203,17 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
 def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage, ...]:
     """Constrained minimisation: SQP where there are constraints and no set but bounds, proximal gradient where there is
     only a set or a term (of least squares within bounds first projected Levenberg-Marquardt steps), the augmented
-    Lagrangian else; each finished by Newton steps on the natural map where dense
-    Jacobians are affordable.  SQP and the Newton steps are for sparse matrices beyond that size, and from 256 unknowns on
-    within bounds alone."""
+    Lagrangian else; each finished by Newton steps on the natural map where dense Jacobians are affordable.  SQP and the
+    Newton steps are for sparse matrices beyond that size, and from 256 unknowns on within bounds alone."""
     size = problem.size + len(problem.one_sided)
     fit = isinstance(problem, BoundedLeastSquares)
     dense = size <= _DENSE and batch * size * size <= _DENSE_NUMBERS
     polish = (_stage("newton", max_steps=30, scale=None),) if dense else ()
     bounded = problem.prox is None or isinstance(problem.prox, Bounded)
     if not dense and bounded and not fit:
-        polish = (Stage("newton", max_steps=30, scale=None, sparse=True),)
+        polish = (_stage("newton", max_steps=30, scale=None, sparse=True),)
     sparse = bounded and not fit and size >= SPARSE and (not dense or not problem.one_sided)
-    large = (Stage("sqp", max_steps=60, sparse=True), *polish) if sparse else ()
+    large = (_stage("sqp", max_steps=60, sparse=True), *polish) if sparse else ()
     multipliers = (_stage("augmented_lagrangian"), *polish)
     if not problem.one_sided:
         return (
@@ -218,7 +225,8 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
         )
     if dense and bounded:
         return (_stage("sqp", max_steps=60), *polish, *multipliers)
-    return (*large, _stage("augmented_lagrangian", max_steps=12), *polish, *multipliers)
+    going_on = () if dense else (_stage("augmented_lagrangian", max_steps=40, scale=None),)
+    return (*large, _stage("augmented_lagrangian", max_steps=12), *polish, *going_on, *multipliers)
 
 
 def choose(problem: Problem, batch: int, size: int) -> Any:
@@ -236,13 +244,10 @@ def choose(problem: Problem, batch: int, size: int) -> Any:
 class Polyalgorithm(Solver):
     """Solvers in turn; each sees only the samples that none before it has solved.
 
-    The tolerance is the same throughout, that of the start.  A sample that none solves gets the best point that any of
-    them has seen.  ``solution.solver`` says which of them finished.
-
-    ``max_steps`` of the solve limits the steps of all stages together.
-
-    All of them solve ``F(z) = 0`` to the same ``|F(z)| <= atol + rtol * scale``.  Source: Rice (1968), "On the
-    construction of polyalgorithms for automatic numerical analysis".
+    All of them solve ``F(z) = 0``, ``(batch, n)``, to the same ``|F(z)| <= atol + rtol * scale``, that of the start.  A
+    sample that none solves gets the best point that any of them has seen.  ``solution.solver`` says which of them finished;
+    ``max_steps`` of the solve limits the steps of all stages together.  Source: Rice (1968), "On the construction of
+    polyalgorithms for automatic numerical analysis".
 
     Args:
         stages: registered names, configured solvers or :class:`Stage` objects; at least one.

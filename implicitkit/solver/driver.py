@@ -20,7 +20,7 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.judging import Judge
 from implicitkit.solver.minima import Progress
 from implicitkit.solver.probing import fell_steeply
-from implicitkit.solver.returned import stepped
+from implicitkit.solver.returned import kept, stepped
 
 __all__ = ["iterate"]
 
@@ -240,7 +240,7 @@ class _Loop:
                 return
             samples = rows.repeat_interleave(per_row).nonzero().squeeze(1)
         self.everything = self.everything or _Full(self.batch)
-        self._store(self.method.keep(self.state))
+        self._store(self._kept())
         self.everything.narrow(samples)
         self.f.residual(self.z)
         self.f = self.f.select(keep, samples)
@@ -258,6 +258,9 @@ class _Loop:
             setattr(self, name, getattr(self, name).index_select(0, samples))
         self.alive = len(samples)
 
+    def _kept(self) -> dict[str, Tensor]:
+        return kept(self.method.keep(self.state), self.alive, type(self.method).__name__)
+
     def _store(self, kept: dict[str, Tensor]) -> None:
         assert self.everything is not None
         named = {f"kept {name}": value for name, value in kept.items()} | {"tolerance": self.tolerance}
@@ -268,13 +271,13 @@ class _Loop:
         """What came of it, for all samples."""
         if self.at_work:
             self.steps = torch.where(self.active, self.step, self.steps)
-        kept = self.method.keep(self.state)
+        keep = self._kept()
         best, norm, steps, status, steep = self.best, self.best_norm, self.steps, self.status, self.steep
         tolerance = self.tolerance
         if self.everything is not None:
-            self._store(kept)
+            self._store(keep)
             values = self.everything.values
-            kept = {name: values[f"kept {name}"] for name in kept}
+            keep = {name: values[f"kept {name}"] for name in keep}
             best, norm, steps, status, steep = (values[k] for k in ("z", "norm", "steps", "status", "steep"))
             tolerance = values["tolerance"]
         if not self.all_converged and int(torch.count_nonzero(status)):
@@ -282,7 +285,7 @@ class _Loop:
         status, tolerance = self._last_word(best, norm, status, steep, tolerance)
         f = self.f
         figures = f.evaluations, f.sample_evaluations, self.traces, self.remark
-        return Outcome(best, norm, steps, status, *figures, kept=kept, tolerance=tolerance)
+        return Outcome(best, norm, steps, status, *figures, kept=keep, tolerance=tolerance)
 
     def _last_word(
         self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor, tolerance: Tensor

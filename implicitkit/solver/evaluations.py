@@ -18,6 +18,7 @@ from implicitkit.system import System
 __all__ = ["Evaluations", "TrackedEvaluations", "subset"]
 
 _GRADIENTS = ("minimise", "least_squares")  # what is solved by those whose ``f`` is a gradient
+_FEW_ROWS = 64  # constraints, each of which takes a product, where the Hessian has a low-rank part
 
 
 class Evaluations:
@@ -120,9 +121,18 @@ class Evaluations:
         if self.kind.returns_program:
             saddle = lambda y: self.problem.flat_saddle(self._kernel, y)  # noqa: E731
             if self.system.sparsity("saddle").find(saddle, z) is None:
-                return False
+                return self._has_low_rank(z)
         residual = lambda y: self.problem.flat_residual(self._kernel, y)  # noqa: E731
         return self.system.sparsity().find_either(residual, z) is not None
+
+    def _has_low_rank(self, w: Tensor) -> bool:
+        """Is the Hessian of a program's Lagrangian sparse but for a few numbers, and are there few constraints?"""
+        n = self.problem.size
+        if w.shape[1] - n > _FEW_ROWS:
+            return False
+        stationarity = lambda y: self.problem.flat_stationarity(self._kernel, y)  # noqa: E731
+        found = self.system.sparsity("hessian").find_bordered(stationarity, w[:, :n])
+        return found is not None and not len(found.alone)
 
     def price(self, z: Tensor) -> float:
         """How many products with the Jacobian of the problem's residual factors of it cost

@@ -10,7 +10,7 @@ from torch import Tensor
 from implicitkit.foundation.wording import kind_of
 from implicitkit.solver.base import Found
 
-__all__ = ["point", "stepped", "steps_of"]
+__all__ = ["kept", "point", "stepped", "steps_of"]
 
 _INSIDE = ("x", "value", "root", "params")  # where other libraries' results have their point
 
@@ -79,4 +79,19 @@ def stepped(found: Any, z: Tensor, name: str) -> tuple[Tensor, Any]:
             f"{name}.step must return a new z like the one it was given, {tuple(z.shape)} of {z.dtype}; it returned "
             f"{tuple(new.shape)} of {new.dtype}"
         )
+    return found
+
+
+def kept(found: Any, rows: int, name: str) -> dict[str, Tensor]:
+    """What ``Method.keep`` returned of a state of so many samples.
+
+    Raises:
+        TypeError: it is no dictionary, or something in it is no tensor with a row for each sample.
+    """
+    if not isinstance(found, dict):
+        raise TypeError(f"{name}.keep must return a dictionary of tensors; it returned {kind_of(found)}")
+    for key, value in found.items():
+        if not isinstance(value, Tensor) or value.shape[:1] != (rows,):
+            what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else kind_of(value)
+            raise TypeError(f"{name}.keep must return tensors with one row a sample, {rows} here: {key!r} is of {what}")
     return found

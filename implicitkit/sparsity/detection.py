@@ -9,7 +9,6 @@ little.  Control flow on values gives the pattern of the branch taken.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.tracers import compiles
 from implicitkit.sparsity import index_sets
 from implicitkit.sparsity.index_sets import IndexSets, TooDense
 from implicitkit.sparsity.rules import RULES
@@ -81,6 +81,6 @@ def detect(
 
 def _eager() -> AbstractContextManager[Any]:
     """Compiled functions do not show their operations: they are run uncompiled."""
-    if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+    if compiles() and hasattr(torch.compiler, "set_stance"):
         return torch.compiler.set_stance("force_eager")
     return nullcontext()

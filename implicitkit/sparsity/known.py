@@ -27,7 +27,9 @@ _FRACTION_SMALL = 4  # ... of few unknowns: a pattern saves products still
 _FEW = 2048
 _LARGE = 768  # unknowns from which a low-rank part is looked for: below, a dense matrix is cheap
 _BUDGET = 1 << 20  # dependencies of one intermediate result
-_SCALARS = 12  # numbers that all unknowns share, at most
+_SCALARS = 12  # numbers that all unknowns share, at most ...
+_MORE_SCALARS = 64  # ... where the equations for them, the square of so many for each unknown, take ...
+_NUMBERS = 1 << 25  # ... no more than so many numbers
 _found: OrderedDict[Hashable, Any] = OrderedDict()
 
 
@@ -149,7 +151,8 @@ def _detected_bordered(function: Callable[[Tensor], Tensor], z: Tensor) -> Borde
     from implicitkit.sparsity.detection import detect
     from implicitkit.sparsity.low_rank import bordered
 
-    found = detect(function, z, budget=max(_BUDGET, 64 * z.numel()), scalars=_SCALARS)
+    scalars = max(_SCALARS, min(_MORE_SCALARS, int((_NUMBERS / z.shape[1]) ** 0.5)))
+    found = detect(function, z, budget=max(_BUDGET, 64 * z.numel()), scalars=scalars)
     if found.pattern is None or not found.named:
         return None
     return bordered(found.pattern, z.shape[1])

@@ -17,7 +17,7 @@ from implicitkit.solver.catalogue import serves
 from implicitkit.solver.method import Method
 from implicitkit.solving.verbs import solve
 from implicitkit.testing.check import PROBLEMS, Subject, all_converged, check, close
-from implicitkit.testing.known import KNOWN, Known, unsolvable
+from implicitkit.testing.known import KNOWN, Known, known_problems, twofold, unsolvable
 
 __all__: list[str] = []
 
@@ -131,6 +131,53 @@ def stays_at_a_solution(subject: Subject) -> None:
         close(solution.value, known.solution, subject.tolerance(known), f"{known.name}: the solution")
 
 
+@check(
+    "Begin at z0, and take every step from the point it was given: a start near one of several solutions chooses it."
+)
+def starts_where_it_is_told(subject: Subject) -> None:
+    """Of two solutions the one is found that ``z0`` is next to."""
+    problem, chosen = twofold(subject.kind, batch=3, size=subject.size)
+    tolerance = max(subject.accuracy, torch.finfo(torch.float64).eps ** (2 / 3))
+    z0 = 1.01 * chosen
+    options: dict[str, Any] = {"batch_dims": 1, "rtol": tolerance, "atol": tolerance}
+    solution = solve(problem, z0, (), solver=subject.solver, **options)
+    close(solution.value, chosen, 40 * tolerance, "the solution next to the start")
+
+
+@check(
+    "Nothing may depend on how many unknowns there are: squeeze() drops a dimension of size one; name it, squeeze(1)."
+)
+def solves_one_unknown_and_many(subject: Subject) -> None:
+    """Samples of a single unknown are solved, and of nine."""
+    for size in (1, 9):
+        if size > (subject.solver.max_size or size):
+            continue
+        for known in known_problems(subject.kind, batch=3, size=size):
+            solution = subject.solve(known, on_failure="ignore")
+            all_converged(solution, known)
+            close(
+                solution.value,
+                known.solution,
+                subject.tolerance(known),
+                f"{known.name} in {size} unknowns: the solution",
+            )
+
+
+@check(
+    "Converged is |F| <= atol + rtol * scale in the norm asked for: options.size(rows), or ik.extend.Judge(f, options), and "
+    "not the 2-norm alone."
+)
+def honours_the_norm(subject: Subject) -> None:
+    """In a norm that counts a thousandfold, the residual at the point returned is within the tolerance."""
+    atol = max(1e-6, 1e3 * subject.accuracy)
+    for known in subject.known():
+        strict = lambda z: 1e3 * z.norm(dim=1)  # noqa: E731
+        solution = subject.solve(known, rtol=0.0, atol=atol, norm=strict, on_failure="ignore")
+        norm = strict(known.residual(solution.value, known.theta))
+        wrong = solution.converged & (norm > atol * (1 + 1e-6))
+        assert not bool(wrong.any()), f"{known.name}: claimed |F| <= {atol:.3g}, but |F| = {norm.tolist()}"
+
+
 # ------------------------------------------------------------------------------------------------------------- batches
 @check(
     "Rows of z are independent samples: norms, inner products, step lengths and coefficients are per row (dim=1, keepdim), "
@@ -237,6 +284,22 @@ def gradient_of_the_solution(subject: Subject) -> None:
             wanted = -D.mT @ torch.linalg.solve(J.mT, w[i])
             what = f"{known.name}: the gradient of sample {i}"
             close(gradient[i], wanted, 10 * subject.tolerance(known), what)
+
+
+@check(
+    "differentiable = True promises steps of plain differentiable operations: no detach(), item() or no_grad() in them.",
+    lambda solver: bool(getattr(solver, "differentiable", False)),
+)
+def gradient_of_the_steps(subject: Subject) -> None:
+    """Where the steps can be unrolled, their derivative comes to that of the solution."""
+    for known in subject.known():
+        gradients: list[Tensor] = []
+        for rule in ("implicit", "unroll"):
+            theta = known.theta.clone().requires_grad_()
+            value = subject.solve(known, theta, rule=rule).value
+            gradients += torch.autograd.grad(value.square().sum(), theta)
+        # errors of the steps' derivative fall like those of the steps, times their number
+        close(gradients[1], gradients[0], 1e-4, f"{known.name}: the gradient of the steps")
 
 
 @check("Let exceptions of f pass: catch only your own, never a bare `except`.")

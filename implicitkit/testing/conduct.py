@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,6 +65,90 @@ def is_deterministic(subject: Subject) -> None:
         first, second = subject.solve(known), subject.solve(known)
         assert torch.equal(first.value, second.value), f"{known.name}: two runs differ"
         assert torch.equal(first.steps, second.steps), f"{known.name}: two runs took different numbers of steps"
+
+
+@check(
+    "Leave the process as it was: draw from a torch.Generator of your own with a fixed seed, never from the global one, and "
+    "set no default dtype."
+)
+def leaves_the_process_alone(subject: Subject) -> None:
+    """A solve moves no global random generator and changes no default dtype."""
+    known = subject.known()[0]
+    kept = torch.get_default_dtype(), torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        for dtype, seed in ((torch.float32, 1), (torch.float64, 2)):  # whichever it would set itself
+            torch.set_default_dtype(dtype)
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed)
+            before = _generators()
+            subject.solve(known)
+            assert torch.get_default_dtype() == dtype, f"the default dtype is {torch.get_default_dtype()} after a solve"
+            moved = [name for name, state in _generators().items() if state != before[name]]
+            assert not moved, f"the global generator of {' and '.join(moved)} has moved"
+    finally:
+        torch.set_default_dtype(kept[0])
+        torch.set_rng_state(kept[1])
+        random.setstate(kept[2])
+        np.random.set_state(kept[3])
+
+
+def _generators() -> dict[str, bytes]:
+    """The states of the global random generators."""
+    states = {"Python": random.getstate(), "NumPy": np.random.get_state()}
+    return {"torch": torch.get_rng_state().numpy().tobytes()} | {k: pickle.dumps(state) for k, state in states.items()}
+
+
+@check(
+    "What is counted is every call of f: the outcome of a Solver has evaluations and sample_evaluations, those of f."
+)
+def counts_evaluations(subject: Subject) -> None:
+    """``solution.evaluations`` is how often the function was called, but for a look or two that the solve itself takes."""
+    for known in subject.known():
+        function, calls = known.problem.function, 0
+
+        def counted(z: Tensor, theta: Tensor, function: Any = function) -> Any:
+            nonlocal calls
+            calls += 1
+            return function(z, theta)
+
+        problem = PROBLEMS[known.problem.kind.name](counted)
+        tolerance = max(1e-6, subject.accuracy)
+        solution = solve(
+            problem, known.z0, (known.theta,), solver=subject.solver, batch_dims=1, rtol=tolerance, atol=tolerance
+        )
+        told = solution.evaluations
+        assert calls - 2 <= told <= calls, f"{known.name}: {told} evaluations are told of, and there were {calls}"
+
+
+@check(
+    "Keep what a solve remembers in the state that init and step return, never on self: solves are nested in solves."
+)
+def can_be_nested(subject: Subject) -> None:
+    """A solve that begins and ends inside the function of another, by the same solver, leaves that one as it was."""
+    known = subject.known(batch=3)[1]
+    function, calls = known.problem.function, 0
+
+    def solves_another(z: Tensor, theta: Tensor) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            subject.solve(subject.known(batch=3)[0], in_dims=None)
+        return function(z, theta)
+
+    plain = subject.solve(known, in_dims=None)
+    around = Known(
+        known.name,
+        PROBLEMS[known.problem.kind.name](solves_another),
+        known.z0,
+        known.theta,
+        known.solution,
+        known.residual,
+    )
+    nested = subject.solve(around, in_dims=None)
+    assert calls > 3, f"the function was called {calls} times only: the solve cannot have been right"
+    same = torch.equal(nested.value, plain.value) and torch.equal(nested.steps, plain.steps)
+    assert same, f"{known.name}: another solve in its function changed the solution, or the steps that led to it"
 
 
 @check(

@@ -21,7 +21,7 @@ from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.problem.root import Root
 from implicitkit.problem.steady_state import SteadyState
 
-__all__ = ["KNOWN", "Known", "known_problems", "unsolvable"]
+__all__ = ["KNOWN", "Known", "known_problems", "twofold", "unsolvable"]
 
 
 @dataclass(frozen=True)
@@ -212,3 +212,23 @@ def unsolvable(kind: str, *, batch: int, size: int) -> tuple[Problem, Tensor]:
         "steady_state": SteadyState(lambda z: z.square() + 1),
     }
     return problems.get(kind, Root(lambda z: z.square() + 1)), z0
+
+
+def twofold(kind: str, *, batch: int, size: int) -> tuple[Problem, Tensor]:
+    """A problem with two solutions in every unknown, which differ in sign, and one choice of them, ``(batch, size)``.
+
+    ``z = tanh 2z``;  ``z = z^3``, which zero solves too;  minimise ``sum (z^2 - 1)^2 / 4``;  least squares of
+    ``z^2 - 1``;  steady state of ``z - z^3``.
+    """
+    signs = 1 - 2 * (torch.arange(batch * size, device="cpu").reshape(batch, size) % 3 % 2).to(torch.float64)
+    if kind == "fixed_point":
+        magnitude = torch.ones_like(signs)
+        for _ in range(60):
+            magnitude = torch.tanh(2 * magnitude)
+        return FixedPoint(lambda z: torch.tanh(2 * z)), magnitude * signs
+    problems: dict[str, Problem] = {
+        "argmin": Argmin(lambda z: (z.square() - 1).square().sum(-1) / 4),
+        "least_squares": LeastSquares(lambda z: z.square() - 1),
+        "steady_state": SteadyState(lambda z: z - z**3),
+    }
+    return problems.get(kind, Root(lambda z: z - z**3)), signs

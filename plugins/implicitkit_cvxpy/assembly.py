@@ -22,6 +22,7 @@ from torch import Tensor
 from implicitkit_cvxpy.affine import AffineMap, Vector
 from implicitkit_cvxpy.compat import CanonicalProgram
 from implicitkit_cvxpy.cones.form import Cones
+from implicitkit_cvxpy.held import DENSE
 
 __all__ = ["Assembly"]
 
@@ -36,7 +37,10 @@ class Assembly:
         columns, rows: which columns of ``x`` and rows of ``y`` of the canonical program those are.
         linear: the objective has no quadratic part, whatever the parameters.
         constraining: positions of the parameter vector that enter anything but ``q``.
+        P_held, A_held: every entry.
     """
+
+    P_held = A_held = DENSE
 
     def __init__(self, program: CanonicalProgram, keep_rows: Array, offsets: Array) -> None:
         n, m, width = program.n, program.cones.size, program.q.shape[1]
@@ -82,7 +86,7 @@ class Assembly:
         if not self.P_tt.empty:
             if self._diagonal is None:
                 P_tt = self.P_tt(p)
-                P_T, P_t_0 = P_tt @ T, None if t_0 is None else _mv(P_tt, t_0)
+                P_T, P_t_0 = P_tt @ T, None if t_0 is None else DENSE.times(P_tt, t_0)
             else:
                 d = self._diagonal.to(p.device)
                 P_T = T if self._unit else T * d.unsqueeze(1)
@@ -90,21 +94,17 @@ class Assembly:
             P = T.mT @ P_T if self.P_xx.empty else P + T.mT @ P_T
             slope = P_t_0 if slope is None else slope if P_t_0 is None else slope + P_t_0
         if slope is not None:
-            q = q + _mv(T.mT, slope)
+            q = q + DENSE.times(T.mT, slope)
         if not self.P_xt.empty:
             P_xt = self.P_xt(p)
             cross = P_xt @ T
             P = P + cross + cross.mT
-            q = q if t_0 is None else q + _mv(P_xt, t_0)
+            q = q if t_0 is None else q + DENSE.times(P_xt, t_0)
         if not self.A_t.empty:
             A_t = self.A_t(p)
             A = A + A_t @ T
-            b = b if t_0 is None else b - _mv(A_t, t_0)
+            b = b if t_0 is None else b - DENSE.times(A_t, t_0)
         return P, q, A, b
-
-
-def _mv(A: Tensor, x: Tensor) -> Tensor:
-    return (x.unsqueeze(-2) @ A.mT).squeeze(-2)
 
 
 def _pivots(program: CanonicalProgram, keep_rows: Array) -> tuple[Array, Array, Array]:

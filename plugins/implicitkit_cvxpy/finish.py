@@ -4,7 +4,10 @@ The natural map is piecewise smooth and its active piece is found by any solver 
 
     w <- w - J(w)^{-1} F(w)
 
-reach rounding (Robinson 1992); a step that does not lower ``|F|`` is not taken.
+reach rounding (Robinson 1992); a step that does not lower ``|F|`` is not taken.  For a
+sparse program it is ``J + delta I``, regular also where multipliers are not unique: the proximal method of multipliers
+(Rockafellar 1976), whose steps leave about ``delta`` of what Newton's would take away; and where the solver's point does not
+tell which rows are active, quadratic programs are solved by sets of active rows.
 """
 
 from __future__ import annotations
@@ -16,15 +19,18 @@ import torch
 from torch import Tensor
 
 from implicitkit import extend
-from implicitkit_cvxpy.backends import Data, Status
+from implicitkit_cvxpy.backends import Data, Status, active_rows
 from implicitkit_cvxpy.kkt import ConeKKT
 from implicitkit_cvxpy.program import ConeProgram
+from implicitkit_cvxpy.units import in_units
 
 __all__ = ["finish"]
 
 _SOLVED = 1e-7  # |F| relative to the data
-_ENOUGH = 1e-11  # no further step for quadratic programs, whose derivative does not depend on the last digits
+_ENOUGH = 1e-11  # no further step for dense quadratic programs, whose derivative does not depend on the last digits
 _ROUNDING = 1e-14
+_NEAR = 1e-9  # delta
+_ROUGH = 1e-12  # |F| relative to the data, above which the active rows of a sparse program are not the right ones
 
 
 def finish(
@@ -39,6 +45,21 @@ def finish(
     Returns:
         ``w (batch, n + m)``, zero where there is no solution, status, ``|F|`` and the solver's steps, each ``(batch,)``.
     """
+    plain, units = data, None
+    if not problem.dual.smoothing:  # that is a number in the user's units
+        data, units = in_units(data)
+    if units is None:
+        return _checked(problem, backend, data, wrong, start)
+    start = None if start is None or start.shape != units.shape else start.to(units) / units
+    w, status, norm, steps = _checked(problem, backend, data, wrong, start)
+    w = w * units
+    return w, status, torch.where(norm.isfinite(), _norm(problem.residual(w, *plain[:4])), norm), steps
+
+
+def _checked(
+    problem: ConeProgram, backend: Any, data: Data, wrong: Tensor, start: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same in units in which the data are of ordinary size."""
     scale = 1 + _norm(torch.cat([data.q, data.b], 1))
     invalid = (wrong > 0).any(1)
     if start is None and not bool(invalid.any()):
@@ -65,6 +86,13 @@ def _solve(problem: ConeProgram, backend: Any, data: Data, scale: Tensor) -> tup
     w, status, steps = backend(data)
     failed = (status == int(Status.INFEASIBLE)) | (status == int(Status.UNBOUNDED))
     w, norm = _newton(problem, data, w, scale, ~failed, 60 if problem.dual.smoothing else 4)
+    if data.sparse and problem.dual.cones.polyhedral and not problem.dual.smoothing:
+        rough = (~failed & ~(norm <= _ROUGH * scale)).nonzero().squeeze(1)
+        if len(rough):
+            again = active_rows(data.rows(rough))
+            left = _norm(problem.residual(again.w, *data.rows(rough)[:4]))
+            better = (again.status == int(Status.CONVERGED)) & ~(left >= norm[rough])
+            w, norm = (t.index_copy(0, rough[better], new[better]) for t, new in ((w, again.w), (norm, left)))
     solved = ~failed & (norm <= _SOLVED * scale)
     if bool(solved.all()):
         return w, torch.zeros_like(status), norm, steps
@@ -87,13 +115,17 @@ def _newton(
 
     def direction(z: Tensor, r: Tensor, rows: Tensor) -> Tensor:
         P, _, A, b = part(rows)
-        return solver.answer(problem.jacobian(z, P, A, b)[0], r)
+        J = problem.jacobian(z, P, A, b)[0]
+        if not data.sparse:
+            return solver.answer(J, r)
+        ones = torch.ones_like(r[:, 0])
+        return torch.nan_to_num(J.sparse().shifted(_NEAR * ones, ones).solve(r))
 
     return extend.damped_newton(
         lambda z, rows: problem.residual(z, *part(rows)),
         direction,
         w,
-        goal=(_ENOUGH if problem.dual.cones.polyhedral else _ROUNDING) * scale,
+        goal=(_ENOUGH if problem.dual.cones.polyhedral and not data.sparse else _ROUNDING) * scale,
         steps=limit,
         halvings=7 if problem.dual.smoothing else 0,
         wanted=wanted,

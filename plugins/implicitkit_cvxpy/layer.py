@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import implicitkit as ik
 from implicitkit import extend
 from implicitkit_cvxpy.assembly import Assembly
-from implicitkit_cvxpy.backends import Backend, Data, Status, resolve
+from implicitkit_cvxpy.backends import Backend, Data, Status, resolve, takes_dense
 from implicitkit_cvxpy.checks import check_problem
 from implicitkit_cvxpy.compat import CanonicalProgram, canonicalise
 from implicitkit_cvxpy.cones import DualCone
@@ -26,6 +26,7 @@ from implicitkit_cvxpy.parameters import Parameters
 from implicitkit_cvxpy.program import ConeProgram
 from implicitkit_cvxpy.report import ConeSolution
 from implicitkit_cvxpy.shortcut import Call, shortcut
+from implicitkit_cvxpy.sparse_assembly import SparseAssembly, is_sparse
 from implicitkit_cvxpy.variables import Variables
 
 __all__ = ["ConvexLayer"]
@@ -38,9 +39,10 @@ class ConvexLayer(extend.Configured, nn.Module):
         x_star, = layer(A_tensor, b_tensor)
 
     The problem is reduced once to ``minimise x'Px/2 + q'x subject to b - A x in K`` with data affine in the parameters, in
-    float64; any solver finds ``(x, y)``; a Newton step on the optimality conditions takes it to rounding; and the
-    conditions (:class:`ConeProgram`) are differentiated by the implicit function theorem, to any order (projections onto
-    cones: up to the third), in every mode, under every transform of ``torch.func``.
+    float64, in units of their own, and of large sparse programs by their entries only; any solver finds ``(x, y)``; a
+    Newton step on the optimality conditions takes it to rounding; and the conditions (:class:`ConeProgram`) are
+    differentiated by the implicit function theorem, to any order (projections onto cones: up to the third), in every mode,
+    under every transform of ``torch.func``.
 
     Units: solutions have those of the variables, derivatives theirs by those of the parameters.  Source: Agrawal, Amos,
     Barratt, Boyd, Diamond & Kolter (2019), "Differentiable convex optimization layers".
@@ -117,10 +119,14 @@ class ConvexLayer(extend.Configured, nn.Module):
         ):  # of tensors made in inference mode nothing can be differentiated
             self._parameters_in = Parameters(parameters, program)
             program = self._parameters_in.program
-            self._assembly = Assembly(program, _dual_rows(program), self._parameters_in.offsets)
+            self._assembly: Assembly | SparseAssembly
+            if is_sparse(program) and not takes_dense(solver, self.solver_args):
+                self._assembly = SparseAssembly(program, self._parameters_in.offsets)
+            else:
+                self._assembly = Assembly(program, _dual_rows(program), self._parameters_in.offsets)
             self._variables_out = Variables(program, self._assembly)
             self._dual = DualCone(self._assembly.cones, smoothing if degenerate == "smooth" else 0.0)
-            self._problem = ConeProgram(self._dual, self._assembly.n)
+            self._problem = ConeProgram(self._dual, self._assembly.n, self._assembly.P_held, self._assembly.A_held)
         self._solver = solver
         self._custom = None if custom_method is None else CustomMethod(custom_method, parameters, variables, gp)
         self._backend = self._resolve({} if self._custom else self.solver_args)
@@ -131,6 +137,10 @@ class ConvexLayer(extend.Configured, nn.Module):
     def _resolve(self, options: dict[str, Any]) -> Any:
         form = self._assembly
         return resolve(self._solver, options, form.cones, not form.linear, form.n)
+
+    def _data(self, P: Tensor, q: Tensor, A: Tensor, b: Tensor) -> Data:
+        form = self._assembly
+        return Data(P, q, A, b, form.cones, form.P_held, form.A_held)
 
     @property
     def _vertices(self) -> bool:
@@ -176,10 +186,10 @@ class ConvexLayer(extend.Configured, nn.Module):
         def read(w: Tensor) -> tuple[Tensor, ...]:
             if good:
                 w = torch.where(good[0].unsqueeze(1), w, torch.nan)
-            return tuple(t.to(dtype) for t in self._variables_out(w, lead))
+            return tuple(t.to(dtype, copy=True) for t in self._variables_out(w, lead))  # the caller may write to them
 
         def general(values: Sequence[Tensor], start: Tensor | None) -> tuple[Tensor, ...]:
-            return tuple(t.to(dtype) for t in self._general(values, lead, backend, start))
+            return tuple(t.to(dtype, copy=True) for t in self._general(values, lead, backend, start))
 
         if ik.extend.transforms_active() or ik.extend.has_forward_level():
             return general(values, start)
@@ -190,7 +200,7 @@ class ConvexLayer(extend.Configured, nn.Module):
 
         def find(data: Sequence[Tensor], flags: Tensor) -> Tensor:
             P, q, A, b = data
-            found = finish(self._problem, backend, Data(P, q, A, b, self._assembly.cones), flags, start)
+            found = finish(self._problem, backend, self._data(P, q, A, b), flags, start)
             if not self._judge([(*found, (P, q, A, b), flags)], backend, lead):
                 good.append(self._passes(found[1] == int(Status.CONVERGED), found[0], flags))
             return found[0]
@@ -209,7 +219,7 @@ class ConvexLayer(extend.Configured, nn.Module):
 
         def find(z0: Tensor, P: Tensor, q: Tensor, A: Tensor, b: Tensor, wrong: Tensor) -> Tensor:
             try:
-                w, *figures = finish(self._problem, backend, Data(P, q, A, b, self._assembly.cones), wrong, start)
+                w, *figures = finish(self._problem, backend, self._data(P, q, A, b), wrong, start)
             except Exception as error:  # of the solver: raised when the levels of torch.func are closed
                 broken.append(error)
                 return z0

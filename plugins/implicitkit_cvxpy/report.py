@@ -73,7 +73,7 @@ class ConeSolution:
         P, _, A, b = self.data
         cones = self.problem.dual.cones
         rows = slice(cones.zero, cones.linear)
-        kinks = self.y + (A @ self.x.unsqueeze(2)).squeeze(2) - b
+        kinks = self.y + self.problem.A_held.times(A, self.x) - b
         return extend.regularity(self.w, kinks[:, rows], self.problem.jacobian(self.w, P, A, b)[0].dense())
 
     @property

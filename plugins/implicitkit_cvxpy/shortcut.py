@@ -98,10 +98,11 @@ def _first_order(ctx: Any, g: Sequence[Tensor]) -> list[Tensor | None]:
     u = call.rule.answer(J.T, cotangent)
     n = call.problem.n
     x, y, u_x, v = w[:, :n], w[:, n:], u[:, :n], project(u[:, n:])
+    P_held, A_held = call.problem.P_held, call.problem.A_held
     pulled = {
-        0: lambda: torch.bmm(u_x.unsqueeze(2), -x.unsqueeze(1)),
+        0: lambda: P_held.outer(u_x, -x),
         1: lambda: -u_x,
-        2: lambda: torch.baddbmm(torch.bmm(v.unsqueeze(2), x.unsqueeze(1)), y.unsqueeze(2), u_x.unsqueeze(1), alpha=-1),
+        2: lambda: A_held.outer(v, x).sub_(A_held.outer(y, u_x)),
         3: lambda: -v,
     }
     moving = [i for i, t in enumerate(ctx.data) if t.requires_grad]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from implicitkit_cvxpy.assembly import Assembly
 from implicitkit_cvxpy.compat import CanonicalProgram
+from implicitkit_cvxpy.sparse_assembly import SparseAssembly
 
 __all__ = ["Variables"]
 
@@ -30,7 +31,7 @@ class Reader:
 class Variables:
     """``w (batch, n + m)`` of the reduced program to a tuple of tensors."""
 
-    def __init__(self, program: CanonicalProgram, assembly: Assembly) -> None:
+    def __init__(self, program: CanonicalProgram, assembly: Assembly | SparseAssembly) -> None:
         size = assembly.n + assembly.cones.size
         column = np.full(program.n + 1, size, dtype=np.int64)
         column[assembly.columns] = np.arange(assembly.n)

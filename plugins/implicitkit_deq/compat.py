@@ -13,7 +13,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from implicitkit_deq.sharding import is_gathered
 
-__all__ = ["SETTING", "autocast_on", "called_whole", "hooks_that_set", "is_batched", "version"]
+__all__ = ["SETTING", "autocast_on", "called_whole", "hooks_that_set", "is_batched", "observed", "version"]
 
 SETTING = "_forward_pre_hooks"  # where a module keeps hooks that are called before it
 
@@ -43,6 +43,11 @@ def hooks_that_set(module: nn.Module) -> Iterator[tuple[int, str, Callable[[nn.M
             yield key, hook.name, hook
         elif isinstance(hook, BasePruningMethod):
             yield key, hook._tensor_name, hook
+
+
+def observed(module: nn.Module) -> bool:
+    """Has a module hooks that see what it returns?"""
+    return bool(module._forward_hooks)
 
 
 def is_batched(t: Tensor) -> bool:

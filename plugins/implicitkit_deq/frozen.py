@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import implicitkit as ik
 from implicitkit_deq import hoist
 from implicitkit_deq.compat import is_batched
+from implicitkit_deq.shown import Shown
 
 __all__ = ["BATCH_NORMS", "Drawing", "Frozen", "called", "statistics_held"]
 
@@ -20,6 +21,7 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _TRACKING = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 _OF_SHAPES = ("shape", "size", "channels", "dimension")  # in what torch says of arguments that do not fit
+_OF_PRECISIONS = ("the same dtype", "expected scalar type", "expected m1 and m2", "should be the same")
 
 
 class Drawing(Exception):
@@ -35,6 +37,7 @@ class Frozen:
     - BatchNorm in training mode uses its running statistics of the moment the call began, so that samples stay independent
       and training solves the same equation as evaluation.  InstanceNorm with ``track_running_stats`` normalises each sample
       by itself, as ever.  The statistics are updated once, at the equilibrium.
+    - What modules of the cell keep of an evaluation, and hooks see of the last, is that at the equilibrium, differentiable.
     - Reparametrised weights are read from ``weights``.
 
     Args:
@@ -64,7 +67,7 @@ class Frozen:
         self.function, self.places, self.check, self.device = function, places, check, device
         self.name, self.training = type(module).__name__, bool(getattr(module, "training", False))
         self.independent, self.may_draw = independent, may_draw
-        self.norms = _updating_norms(module)
+        self.norms, self.shown = _updating_norms(module), Shown(module)
         self.statistics = [(_copy(m.running_mean), _copy(m.running_var)) for m in self.norms]
         self.before: list[Tensor] | None = None
         self.after: list[Tensor] | None = None  # set when the cell is found to draw
@@ -85,7 +88,8 @@ class Frozen:
             outside = _generators(self.device)
             _set_generators(self.device, self.before)
             try:
-                return self.function(z, *injected)
+                with _may_draw(self.name):
+                    return self.function(z, *injected)
             finally:
                 _set_generators(self.device, outside)
 
@@ -95,7 +99,7 @@ class Frozen:
         before = outside if chained is None else chained
         if chained is not None:
             _set_generators(self.device, chained)
-        with called(self.name, ("z", z), *(("and then", i) for i in injected)):
+        with _may_draw(self.name), called(self.name, ("z", z), *(("and then", i) for i in injected)):
             out = self.function(z, *injected)
         after = _generators(self.device)
         drawn = not all(map(_same, before, after))
@@ -115,12 +119,16 @@ class Frozen:
         return out
 
     def finish(self, z: Any, weights: Sequence[Tensor], injected: tuple[Any, ...]) -> None:
-        """After the solve: update normalisation statistics by one evaluation at ``z``, and let the generators move on."""
+        """After the solve: update normalisation statistics by one evaluation at the equilibrium ``z``, show one to whoever
+        reads what the cell leaves behind (:class:`Shown`), and let the generators move on."""
         if self.norms and _finite(z):
             with ik.extend.modules_held(), torch.no_grad(), hoist.held(self.places, weights):
                 if self.before is not None and self.after is not None:
                     _set_generators(self.device, self.before)
                 self.function(z, *injected)
+        if self.shown.anything():
+            with ik.extend.modules_held():
+                self(z, weights, *injected)
         if self.after is not None:
             _set_generators(self.device, self.after)
 
@@ -145,19 +153,42 @@ def called(name: str, *arguments: tuple[str, Any]) -> Iterator[None]:
             "DEQ(lambda z, x: torch.tanh(module(z) + x), state=(64,))"
         ) from error
     except RuntimeError as error:
+        if type(error) is RuntimeError and any(words in str(error) for words in _OF_PRECISIONS):
+            given = ", ".join(f"{what} {_told(value, lambda t: t.dtype)}" for what, value in arguments)
+            raise RuntimeError(
+                f"the cell {name} was called with {given}, and its parameters, or the state, are of another dtype: convert "
+                f"the inputs, x.to(dtype), or the layer, layer.to(dtype). torch says: {error}"
+            ) from error
         if type(error) is not RuntimeError or not any(word in str(error) for word in _OF_SHAPES):
             raise
-        shapes = ", ".join(f"{what} {_shapes(value)}" for what, value in arguments)
+        shapes = ", ".join(f"{what} {_told(value, lambda t: tuple(t.shape))}" for what, value in arguments)
         raise RuntimeError(
             f"the cell {name} was called with {shapes} (shapes, the batch in front), and they do not fit it: a width of an "
             f"input, or of the state, that it was not made for? torch says: {error}"
         ) from error
 
 
-def _shapes(value: Any) -> str:
-    """The shapes of the tensors in a value; other leaves by their type."""
+@contextlib.contextmanager
+def _may_draw(name: str) -> Iterator[None]:
+    """Inside, what torch says where a transform lets nobody draw random numbers comes with what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "random operation" not in str(error):
+            raise
+        raise RuntimeError(
+            f"{name} draws random numbers (dropout in training, noise), which torch.func.vmap does not allow by default, "
+            "and jacrev, jacfwd and hessian are made of it. Without the draw: layer.eval(). With one draw for all: "
+            'torch.func.vmap or jacfwd with randomness="same"; torch.autograd.functional.jacobian or hessian; or jacrev by '
+            'hand, out, pull = torch.func.vjp(f, x), and torch.func.vmap(pull, randomness="same")(basis). '
+            f"torch says: {error}"
+        ) from error
+
+
+def _told(value: Any, what: Callable[[Tensor], Any]) -> str:
+    """Something of the tensors in a value; other leaves by their type."""
     leaves = ik.extend.trees.tree_flatten(value)[0]
-    return ", ".join(str(tuple(t.shape)) if isinstance(t, Tensor) else type(t).__name__ for t in leaves)
+    return ", ".join(str(what(t)) if isinstance(t, Tensor) else type(t).__name__ for t in leaves)
 
 
 @contextlib.contextmanager

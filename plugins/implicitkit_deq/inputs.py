@@ -151,7 +151,7 @@ def _traced(cell: Any, z: Any, inputs: tuple[Any, ...], first: bool = False) -> 
 
     tracked = ik.extend.trees.tree_map(leaf, inputs)
     random = torch.get_rng_state()
-    with torch.enable_grad(), statistics_held(cell):
+    with torch.enable_grad(), ik.extend.own_graphs(), statistics_held(cell):
         out = [t for t in ik.extend.trees.tree_flatten(bare(cell)(z, *tracked))[0] if t.requires_grad]
         total = sum(((t[0] if first else t).abs().sum() for t in out), torch.zeros((), device="cpu"))
     torch.set_rng_state(random)

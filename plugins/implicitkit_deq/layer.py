@@ -25,7 +25,7 @@ from implicitkit_deq.merging import Composable, merged
 from implicitkit_deq.rows import Rows
 from implicitkit_deq.settings import Pretraining, Settings
 from implicitkit_deq.sharding import gathered
-from implicitkit_deq.visit import Visit, refuse_mapped
+from implicitkit_deq.visit import Visit, given_away, refuse_mapped
 
 __all__ = ["DEQ"]
 
@@ -37,11 +37,11 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
     Koltun 2019, theorem 1), for whatever solver found it; ``rule=`` exchanges it for a cheaper approximation.
 
         layer = DEQ(cells.MLP(32, 64), solver="anderson", rtol=1e-3, evaluation={"rtol": 1e-6})
-        z = layer(x)                  # (batch, 64)
-        layer.solution                # steps, residuals, convergence of every sample; after backward those of backward too
+        z = layer(x)                  # (batch, 64);  layer.solution: steps, residuals, convergence of every sample
 
     Within a call the cell is one and the same map: injections and reparametrised weights are computed once, dropout masks
-    and normalisation statistics are held, and BatchNorm statistics are updated once, at the equilibrium.
+    and normalisation statistics are held, and BatchNorm statistics are updated once, at the equilibrium.  Of that is, too,
+    what a cell keeps (``self.load = ...``) and forward hooks see last.
 
     Units: ``z`` has those of the cell's output; ``atol`` too, ``rtol`` is dimensionless.
 
@@ -151,7 +151,7 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
             at: return what :meth:`states` does instead (for a wrapper that only calls, as ``DistributedDataParallel``).
 
         Returns:
-            ``cell.output(z*)``, for most cells ``z*`` itself, differentiable.
+            ``cell.output(z*)``, for most cells ``z*`` itself, differentiable; the caller may change it in place.
         """
         ik.extend.refuse_tracing()
         if at is None:
@@ -273,7 +273,6 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
             the_map = frozen(None)
             z = solve(the_map, None)
         state = ik.extend.trees.tree_map(lambda t: t.detach(), z)
-        the_map.finish(state, weights, injected)
         self._used = self._used or check_use(self.cell, state, inputs)
         if self.batch_dims:
             refuse_unbatched(self.cell, state, inputs)
@@ -284,10 +283,11 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
         refuse_mapped(visited, state)
         with ik.extend.modules_held() if visited else contextlib.nullcontext():
             outputs = [self._output(the_map(point, weights, *injected)) for point in visited]
+        the_map.finish(z, weights, injected)
         return [*outputs, self._output(z)]
 
     def _output(self, z: Any) -> Any:
-        return self.cell.output(z) if isinstance(self.cell, Cell) else z
+        return given_away(self.cell.output(z) if isinstance(self.cell, Cell) else z)
 
     def _equilibrium(
         self,
@@ -356,7 +356,7 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
     ) -> Any:
         assert self.pretraining is not None
         with ik.extend.modules_held():
-            for _ in range(self.pretraining.steps):
+            for _ in range(self.pretraining.depth(int(self.calls))):
                 z = the_map(z, weights, *injected)
         self.calls += 1
         self.solution = None

@@ -1,4 +1,4 @@
-"""Looking at the iterates of a solve on its way."""
+"""What a solve shows: its iterates on the way, and the output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit_deq.start import alike
 
-__all__ = ["Visit", "refuse_mapped"]
+__all__ = ["Visit", "given_away", "refuse_mapped"]
 
 
 class Visit:
@@ -32,3 +32,9 @@ def refuse_mapped(kept: list[Any], state: Any) -> None:
             "states() does not work under torch.vmap: a solve shows its iterates for all mapped samples at once. Pass "
             "the samples as one batch instead (they are solved independently), or use forward()"
         )
+
+
+def given_away(output: Any) -> Any:
+    """An output that the caller may change in place, as ``nn.ReLU(inplace=True)`` does after any module: the equilibrium
+    itself is what the backward, ``layer.solution`` and the next start read."""
+    return ik.extend.trees.tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, output)

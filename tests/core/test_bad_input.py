@@ -364,6 +364,10 @@ REFUSED: dict[str, Row] = {
         lambda: ik.root(lambda z: math.cos(z), zeros(3)), ValueError, r"without derivative: torch\.cos\(z\)"),
     "a list for a vector": (
         lambda: ik.root(less, [1.0, 2.0], (zeros(2),)), TypeError, r"z is a list, as z0 was: for a vec.*torch\.tensor"),
+    "a list for a vector, and a number times it": (
+        lambda: ik.fixed_point(lambda z: 0.3 * z, [1.0, 2.0]), TypeError, r"z is a list, as z0 was: for a vec"),
+    "a tuple for a vector, and more added to it": (
+        lambda: ik.fixed_point(lambda z, x: z + x, (1.0, 2.0), (zeros(2),)), TypeError, r"z is a tuple, as z0 was"),
     "an array of another precision": (
         lambda: ik.root(less, zeros(3, dtype=torch.float32), (np.ones(3),)), TypeError,
         r"start from a z0 of the dtype.*given args\[0\] of torch\.float64"),
@@ -394,6 +398,11 @@ REFUSED: dict[str, Row] = {
         r"z0 is a Linear, not a tensor: .*z0=dict\(module\.named_parameters\(\)\).*functional_call"),
     "parameters() as unknowns": (
         lambda: ik.argmin(square, nn.Linear(2, 1).parameters()), TypeError, r"a generator, not a tensor: write z0=tuple\("),
+    "a problem where its function belongs": (
+        lambda: ik.root(ik.Root(square), zeros(2)), TypeError, r"got Root; what is a problem already is solved"),
+    "a class misspelt": (lambda: ik.Andreson(), AttributeError, r"'Andreson'\. Did you mean ik\.Anderson\?"),
+    "a class in small letters": (lambda: ik.quadraticprogram(), AttributeError, r"mean ik\.QuadraticProgram\?"),
+    "nothing like it": (lambda: ik.xyzzy(), AttributeError, r"no attribute 'xyzzy'$"),
     "another library's verb": (lambda: ik.minimize(square, zeros(3)), AttributeError, r"mean ik\.argmin\?"),
     # ------------------------------------------------------------------------------------ one thing in another's place
     "a class where a problem is due": (
@@ -551,6 +560,14 @@ ADVICE: dict[str, tuple[Callable[[], Any], str, str]] = {  # what is said, and w
     "NaN in the data": (
         lambda: ik.root(lambda z, x: z - x, zeros(2, 2), NAN_ROW, batch_dims=1),
         r"args\[0\] \(first at \[1, 1\]\)\. Clean the data", "max_steps=|certify|no solution near"),
+    "NaN in the data, told later": (
+        lambda: ik.root(lambda z, x: z - x, zeros(2, 2), NAN_ROW, batch_dims=1, on_failure="ignore").raise_for_status(),
+        r"not finite where the search begins: look for NaN or Inf", "left the domain|max_steps="),
+    "NaN in the data of one sample, and another leaves the domain, told later": (
+        lambda: ik.fixed_point(
+            lambda z, x: z.sqrt() - x, torch.full((2, 1), 4.0, dtype=D), torch.tensor([[torch.nan], [1.0]], dtype=D),
+            batch_dims=1, solver="picard", on_failure="ignore").raise_for_status(),
+        r"where the search begins.*left the domain", "max_steps="),
     "outside the domain": (
         lambda: ik.root(lambda z: torch.log(z), zeros(2) - 1), r"start inside its domain", "max_steps=|certify"),
     "left the domain": (

@@ -135,6 +135,29 @@ def test_rows_that_no_name_tells_of_are_found_by_their_values(name: str) -> None
     torch.testing.assert_close(function(z, a), z, rtol=0, atol=1e-8)
 
 
+class Turns:
+    """What a map adds: other numbers from one call to the next."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.values = itertools.cycle(values)
+
+    def __call__(self, z: Tensor, a: Tensor) -> Tensor:
+        return a * torch.cos(z) + next(self.values)
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.3], [0.0, 0.3, 0.5], [0.0, 0.0, 0.3, 0.0, 0.0, 0.5, 0.1]], ids=str)
+def test_a_function_that_changes_between_calls_is_not_blamed_on_rows_that_were_dropped(values: list[float]) -> None:
+    rows = torch.tensor([0.0, 0.0, 0.7, 0.9], dtype=D)[:, None]
+
+    def stop(step: int, z: Tensor, residual_norm: Tensor) -> bool:
+        return step > 60
+
+    with pytest.raises((ValueError, ik.ConvergenceError), match=r"same point differ by .* counts its calls"):
+        ik.fixed_point(
+            Turns(values), zeros(4, 1), (rows,), batch_dims=1, in_dims=0, solver="picard", atol=0.35, callback=stop
+        )
+
+
 def test_a_function_is_asked_once_whether_its_rows_are_independent() -> None:
     calls = collections.Counter[int]()
 

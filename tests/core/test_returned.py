@@ -67,6 +67,40 @@ def test_a_state_that_is_not_one_row_a_sample_is_named() -> None:
         )
 
 
+_KEPT: dict[str, tuple[Any, str]] = {
+    "nothing": (None, r"Mine\.keep must return a dictionary of tensors; it returned a NoneType"),
+    "a number": ({"steps": 3}, r"with one row a sample, \d here: 'steps' is of an int"),
+    "of no sample": ({"steps": torch.zeros(())}, r"'steps' is of shape \(\)"),
+    "too few rows": ({"steps": torch.zeros(7, 2)}, r"one row a sample, 8 here: 'steps' is of shape \(7, 2\)"),
+}
+
+
+@pytest.mark.parametrize("row", _KEPT)
+def test_what_a_method_keeps(row: str) -> None:
+    found, message = _KEPT[row]
+
+    class Mine(ik.Method):
+        solves = "fixed_point"
+
+        def step(self, f: Any, z: Tensor, state: Any) -> Any:
+            return f(z), state
+
+        def keep(self, state: Any) -> Any:
+            return found
+
+    a = torch.cat([torch.full((4,), 0.01, dtype=D), torch.linspace(0.5, 0.9, 4, dtype=D)])[:, None]
+    for in_dims in (0, None):  # where rows are dropped, and at the end
+        with pytest.raises(TypeError, match=message):
+            ik.fixed_point(
+                lambda z, a: a * torch.cos(z),
+                torch.zeros(8, 1, dtype=D),
+                (a,),
+                batch_dims=1,
+                in_dims=in_dims,
+                solver=Mine(),
+            )
+
+
 @pytest.mark.parametrize("solver", ["picard", "anderson"])
 def test_a_function_that_returns_one_buffer_is_told_so(solver: str) -> None:
     buffer = torch.empty(3, dtype=D)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -291,3 +293,34 @@ def test_dicts_of_compiled_modules_stay_plain(way: str) -> None:
         z = torch.tanh(0.3 * nn.functional.linear(z, m.lin.weight, m.lin.bias) + X + m.b)
     z.sum().backward()
     torch.testing.assert_close(got, m.lin.weight.grad, rtol=1e-6, atol=1e-9)
+
+
+LOADING = """
+import sys, threading
+import torch
+import implicitkit as ik
+
+def solve():
+    a = torch.tensor(2.0, requires_grad=True)
+    ik.root(lambda z: z**2 - a, torch.tensor(1.0)).value.backward()
+
+class Meanwhile:
+    solver = None
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch._dynamo.convert_frame" and self.solver is None:
+            self.solver = threading.Thread(target=solve)
+            self.solver.start()
+            self.solver.join(5)
+
+meanwhile = Meanwhile()
+sys.meta_path.insert(0, meanwhile)
+import torch._dynamo
+meanwhile.solver.join(5)
+print("solved" if not meanwhile.solver.is_alive() else "waits", torch._dynamo.eval_frame.skip_code.__name__)
+"""
+
+
+def test_a_solve_while_another_thread_loads_the_compiler() -> None:
+    """``torch.func.grad`` does at its first call: two threads that each import a part of a package break that import."""
+    done = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True, timeout=240)
+    assert done.stdout.split() == ["solved", "skip_code"] and not done.stderr, done.stdout + done.stderr

@@ -140,17 +140,23 @@ def _prepare(page: Path, text: str, write: bool, wrong: list[str]) -> None:
         return
     import matplotlib.pyplot as plt
 
+    sys.path.append(str(ROOT / "docs" / "_ext"))
+    import pictures
+
+    pictures.style()
     shown = 0
 
     def show() -> None:
         nonlocal shown
         shown += 1
         picture = PICTURES / f"{page.stem}_{shown}.png"
+        width = pictures.PAGE if page.suffix == ".py" else pictures.COLUMN
+        wrong.extend(f"{page.name}, picture {shown}: {fault}" for fault in pictures.faults(plt.gcf(), width))
         if page.suffix == ".py":
             return plt.close("all")
         if write:
             PICTURES.mkdir(exist_ok=True)
-            plt.gcf().savefig(picture, dpi=110, bbox_inches="tight")
+            plt.gcf().savefig(picture, dpi=150, bbox_inches="tight")
         elif not picture.exists():
             wrong.append(f"{page.name}: docs/pictures/{picture.name} is missing")
         if f"pictures/{picture.name}" not in text:

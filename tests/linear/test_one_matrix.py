@@ -20,6 +20,7 @@ from implicitkit.linear.dense_blocks import DenseBlocks
 from implicitkit.linear.price import price_of, price_of_dense
 from implicitkit.linear.shared_factors import SharedFactor, factors
 from implicitkit.linear.sparse_factors import SparseFactor
+from implicitkit.solver import auto
 from implicitkit.sparsity import compression
 from implicitkit.sparsity.compression import Coloured
 
@@ -312,9 +313,10 @@ def test_newton_steps_take_one_matrix_for_all(
 
 
 @pytest.mark.parametrize("cubic", [0.0, 0.3])
-def test_a_dense_equation_for_more_samples_than_matrices_fit(cubic: float) -> None:
+def test_a_dense_equation_for_more_samples_than_matrices_fit(cubic: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Condition 1e5: a Krylov method fails; one factorisation does, and is taken only where there is one matrix."""
     rng = torch.Generator().manual_seed(0)
+    monkeypatch.setattr(auto, "_MOST_NUMBERS", 1 << 25)
     n, batch = 600, 100
     U, V = (torch.linalg.qr(torch.randn(n, n, generator=rng, dtype=D))[0] for _ in range(2))
     A = U @ torch.diag(torch.logspace(0, -5, n, dtype=D)) @ V.T + (0 if cubic == 0 else 4 * torch.eye(n, dtype=D))
@@ -326,3 +328,16 @@ def test_a_dense_equation_for_more_samples_than_matrices_fit(cubic: float) -> No
     if cubic == 0:
         (g,) = torch.autograd.grad(s.value.sum(), b)
         torch.testing.assert_close(g @ A, torch.ones_like(g), rtol=0, atol=1e-5)
+
+
+def test_a_batch_that_begins_with_one_matrix_is_factored_once() -> None:
+    """Condition 1e5, hardly nonlinear: from one start all have one matrix, whose factors serve all steps."""
+    rng = torch.Generator().manual_seed(0)
+    n, batch = 600, 100
+    U, V = (torch.linalg.qr(torch.randn(n, n, generator=rng, dtype=D))[0] for _ in range(2))
+    A = U @ torch.diag(torch.logspace(0, -5, n, dtype=D)) @ V.T
+    b = 1e-3 * torch.randn(batch, n, generator=rng, dtype=D) @ A.T
+    f = lambda z, b: z @ A.T + 1e-6 * z**2 - b  # noqa: E731
+    s = ik.root(f, torch.zeros(batch, n, dtype=D), (b,), batch_dims=1)
+    assert s.solver == "auto (newton)" and s.evaluations <= 15, s
+    assert float(f(s.value, b).norm(dim=1).max()) < 1e-8 * float(b.norm(dim=1).max())

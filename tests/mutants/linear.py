@@ -438,9 +438,33 @@ MUTANTS = [
         ("rows if self.colouring.by_rows else columns, np.abs", "columns if self.colouring.by_rows else rows, np.abs"),
     ),
     *mutants(
+        "implicitkit/sparsity/known.py",
+        "tests/solver/test_low_rank_programs.py -k numbers",
+        ("min(_MORE_SCALARS, int((_NUMBERS / z.shape[1]) ** 0.5))", "0"),
+        ("min(_MORE_SCALARS, int((_NUMBERS / z.shape[1]) ** 0.5))", "_MORE_SCALARS"),
+    ),
+    *mutants(
+        "implicitkit/linear/sparse_factors.py",
+        "tests/linear/test_definite.py",
+        ("definite_factors(whole) if is_symmetric(whole) else None", "definite_factors(whole)"),
+        ("ordering.indefinite = factors is None", "pass"),
+        ("self.size < _SUPERNODES or not", "not"),
+        ("or ordering.indefinite or not is_installed()", "or ordering.indefinite"),
+        (
+            "None if factors is None else _Unscaled(factors, self.scale[i])\n\n    def _block",
+            "factors\n\n    def _block",
+        ),
+        ("        if definite is not None:\n            return definite\n", ""),
+    ),
+    *mutants(
         "implicitkit/solver/auto.py",
         "tests/linear/test_one_matrix.py -k more_samples",
         ("(*_SPARSE_NEWTON, _SHARED_NEWTON, *_MATRIX_FREE)", "(*_SPARSE_NEWTON, *_MATRIX_FREE)"),
         ("f.linearize(z0 + apart).alike()", "f.linearize(z0).alike()"),
+        (
+            "batch * size * size <= _MOST_NUMBERS",
+            "batch * size * size <= _DENSE_NUMBERS",
+            "tests/linear/test_one_matrix.py -k begins",
+        ),
     ),
 ]

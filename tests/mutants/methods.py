@@ -16,6 +16,7 @@ LATER = "tests/mutants/test_survivors_later.py"
 MODELS = "tests/mutants/test_survivors_models.py"
 
 FEW = "tests/solver/test_few_unknowns.py"
+LOW_RANK = "tests/solver/test_low_rank_programs.py"
 ROTATIONS = "tests/peers/test_peer_theseus_pypose.py -k 'mean_of_rotations'"
 
 MUTANTS = [
@@ -444,6 +445,69 @@ MUTANTS = [
             "return value + ((force(constraints).square() - multipliers.square()) / (2 * rho)).sum(1)",
             "return value + (force(constraints).square() / rho).sum(1)",
         ),
+        ("f.stuck = waited >= _PATIENCE", "pass", "tests/problem/test_no_solution.py -k gives_up"),
+        (
+            "self.penalty * _unit(model, model.split(z)[0])",
+            "torch.full_like(z[:, 0], self.penalty)",
+            LOW_RANK + " -k units",
+        ),
+        ("unit = curvature / steep", "unit = curvature", LOW_RANK + " -k units"),
+        ("unit = curvature / steep", "unit = 1 / steep", LOW_RANK + " -k units"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/sparse_step.py",
+        LOW_RANK,
+        (
+            "elif not point.shift and program.size == self.d.shape[1]",
+            "elif not point.shift",
+            LOW_RANK + " -k portfolio",
+        ),
+    ),
+    *mutants(
+        "implicitkit/linear/lifted_saddle.py",
+        LOW_RANK + " -k portfolio",
+        ("np.concatenate([J[i], -V[i]])", "np.concatenate([J[i], V[i]])"),
+        ("np.concatenate([np.zeros(n), signs[i]])", "np.concatenate([np.zeros(n), abs(signs[i])])"),
+    ),
+    *mutants(
+        "implicitkit/linear/low_rank_blocks.py",
+        LOW_RANK + " -k portfolio",
+        ("V = np.sqrt(np.abs(m))[:, :, None]", "V = np.abs(m)[:, :, None]"),
+    ),
+    *mutants(
+        "implicitkit/solver/returned.py",
+        "tests/core/test_returned.py -k what_a_method_keeps",
+        ("if not isinstance(found, dict):", "if False:"),
+        ("or value.shape[:1] != (rows,)", ""),
+    ),
+    *mutants(
+        "implicitkit/testing/answers.py",
+        "tests/solver/test_conformance.py -k 'found_out and starts_where'",
+        ("z0 = 1.01 * chosen", "z0 = 1.01 * chosen.abs(); chosen = chosen.abs()"),
+    ),
+    *mutants(
+        "implicitkit/testing/answers.py",
+        "tests/solver/test_conformance.py -k 'found_out and one_unknown'",
+        ("for size in (1, 9):", "for size in (1, 4):"),
+        ("for size in (1, 9):", "for size in (4, 9):"),
+    ),
+    *mutants(
+        "implicitkit/testing/answers.py",
+        "tests/solver/test_conformance.py -k 'found_out and the_norm'",
+        ("strict = lambda z: 1e3 * z.norm(dim=1)", "strict = lambda z: z.norm(dim=1)"),
+    ),
+    *mutants(
+        "implicitkit/testing/answers.py",
+        "tests/solver/test_conformance.py -k 'found_out and the_steps'",
+        ("close(gradients[1], gradients[0], 1e-4", "close(gradients[0], gradients[0], 1e-4"),
+    ),
+    *mutants(
+        "implicitkit/testing/conduct.py",
+        "tests/solver/test_conformance.py -k 'found_out and (process or nested or counts)'",
+        ("assert torch.get_default_dtype() == dtype", "assert True"),
+        ("assert not moved", "assert True"),
+        ("assert same", "assert True"),
+        ("assert calls - 2 <= told <= calls", "assert told <= calls"),
     ),
     *mutants(
         "implicitkit/solver/constrained/proximal_gradient.py",
@@ -544,7 +608,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/constrained/sparse_step.py",
         "tests/solver/test_sparse_programs.py -k 'sparse_step or batch or penalties'",
-        ("slope, -out[n:], self", "slope, out[n:], self"),
+        ("np.concatenate([-out[n:], none])", "np.concatenate([out[n:], none])"),
         ("_array(b[i] - self.z[i])", "_array(b[i])"),
         ("reach is not None, near=y", "reach is not None", "tests/solver/test_sparse_programs.py -k short_last"),
     ),

@@ -4,10 +4,39 @@ from __future__ import annotations
 
 from .row import mutants
 
+SPARSE = "tests/plugins/cvxpy/test_sparse_programs.py"
 LAYER = "tests/plugins/cvxpy/test_cvxpy_layer.py tests/mutants/test_survivors_plugins.py"
+USES = "tests/plugins/deq/test_ordinary_uses.py"
 TOOLS = "tests/plugins/deq/test_deq_tools.py tests/mutants/test_survivors_plugins.py"
 
 MUTANTS = [
+    *mutants(
+        "plugins/implicitkit_deq/settings.py",
+        "tests/plugins/deq/test_deq.py -k 'varied_depth or deepest'",
+        ("torch.randint(self.steps, self.deepest + 1,", "torch.randint(self.steps, self.deepest,"),
+        (", generator=torch.Generator().manual_seed(call))", ", generator=torch.Generator().manual_seed(0))"),
+        (", generator=torch.Generator().manual_seed(call))", ")"),
+        ("self.deepest < self.steps:", "self.deepest <= 0:"),
+        ("deepest=options.optional(count)", ""),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/layer.py",
+        "tests/plugins/deq/test_deq.py -k 'varied_depth'",
+        ("self.pretraining.depth(int(self.calls))", "self.pretraining.steps"),
+        ("self.pretraining.depth(int(self.calls))", "self.pretraining.depth(0)"),
+    ),
+    *mutants(
+        "examples/deq_copy_memory.py",
+        "tests/plugins/deq/test_experiments.py -k hands_over",
+        ("began == 1 and loss < self.hand_over * self.alone and", "began == 1 and"),
+        ("and self.model.unrest(x, 2 * self.deepest) < RESTS", ""),
+        ("self.model.unrest(x, 2 * self.deepest)", "self.model.unrest(x, self.deepest)"),
+        ("(began == 0 and loss < LEFT * self.alone)", "began == 0"),
+        ("(run.steps % LOOKS and run.steps < self.shallow)", "(run.steps % LOOKS)"),
+        ("if len(run.began) == 2 else run.steps if phases else 0)", "if len(run.began) == 2 else 0)"),
+        ("v for _, v in run.curve[-LOOKS:]) / LOOKS", "v for _, v in run.curve) / LOOKS"),
+        ("update(z, *injected) - z", "update(z, *injected)"),
+    ),
     *mutants(
         "plugins/implicitkit_deq/prefix_newton.py",
         "tests/plugins/deq/test_causality.py -k newton_krylov",
@@ -44,16 +73,45 @@ MUTANTS = [
         LAYER + " -k 'gradcheck or vmap or transforms or convex_layer'",
         ("else (t.movedim(d + level, level))", "else (t.movedim(d, level))"),
         (
-            "return torch.cat([mv(self.P, x) - mv(self.A.mT, turned), mv(self.A, x) + y - turned], 1)",
-            "return torch.cat([mv(self.P, x) + mv(self.A.mT, turned), mv(self.A, x) + y - turned], 1)",
+            "torch.cat([DENSE.times(self.P, x) - DENSE.back(self.A, turned)",
+            "torch.cat([DENSE.times(self.P, x) + DENSE.back(self.A, turned)",
             "tests/mutants/test_survivors_plugins.py -k 'products_of_the_conditions'",
         ),
         ("J[:, n:, :n] = -self.project(self.A)", "J[:, n:, :n] = self.project(self.A)"),
         ("return J.mT if self.transposed else J", "return J"),
         (
-            "return torch.cat([stationarity, y - self.dual.project(y - b + mv(A, x))], 1)",
-            "return torch.cat([stationarity, y - self.dual.project(y + b - mv(A, x))], 1)",
+            "return torch.cat([stationarity, y - self.dual.project(y - b + self.A_held.times(A, x))], 1)",
+            "return torch.cat([stationarity, y - self.dual.project(y + b - self.A_held.times(A, x))], 1)",
         ),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/sparse_kkt.py",
+        SPARSE + " -k 'those_of_the_dense_form'",
+        ("(n + row[plain], column[plain], -D * A[:, plain]),", "(n + row[plain], column[plain], D * A[:, plain]),"),
+        ("pieces.append((own[0].flatten(), own[1].flatten(), -block.flatten(1)))", "pass"),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/held.py",
+        SPARSE + " -k 'those_of_the_dense_form'",
+        ("return a.index_select(1, at.at_row) * b", "return -a.index_select(1, at.at_row) * b"),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/sparse_assembly.py",
+        SPARSE + " -k 'transforms'",
+        ("return n + m >= _LARGE and", "return False and"),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/units.py",
+        SPARSE + " -k 'units or unit'",
+        ("t = 1 / _unit(torch.maximum(P, q / s))", "t = torch.ones_like(s)"),
+        ("s = torch.where(between, 1.0, _unit(x))", "s = torch.ones_like(x)"),
+        ("[s.expand_as(data.q), (s / t).expand_as(data.b)]", "[s.expand_as(data.q), s.expand_as(data.b)]"),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/finish.py",
+        SPARSE + " -k 'not_unique'",
+        ("shifted(_NEAR * ones, ones)", "shifted(0 * ones, ones)"),
+        ("if len(rough):", "if False:", SPARSE + " -k 'does_not_tell'"),
     ),
     *mutants(
         "plugins/implicitkit_cvxpy/cones/second_order.py",
@@ -152,5 +210,46 @@ MUTANTS = [
         "plugins/implicitkit_deq/layer.py",
         "tests/mutants/test_survivors_plugins.py -k 'start_loss'",
         ("size = goal.square().sum(1).clamp_min", "size = goal.square().sum(1).sqrt().clamp_min"),
+    ),
+    *mutants(
+        "plugins/implicitkit_cvxpy/layer.py",
+        "tests/plugins/cvxpy/test_cvxpy_layer.py -k in_place",
+        ("t.to(dtype, copy=True) for t in self._variables_out", "t.to(dtype) for t in self._variables_out"),
+        ("t.to(dtype, copy=True) for t in self._general", "t.to(dtype) for t in self._general"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/visit.py",
+        USES + " -k in_place",
+        ("t.clone() if isinstance(t, Tensor) else t", "t"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/inputs.py",
+        USES + " -k checkpoint",
+        ("torch.enable_grad(), ik.extend.own_graphs(), statistics_held", "torch.enable_grad(), statistics_held"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/frozen.py",
+        USES + " -k 'keeps or no_oftener'",
+        ("if self.shown.anything():", "if False:"),
+        ("if self.shown.anything():", "if True:"),
+        ("with _may_draw(self.name):", "if True:", USES + " -k named_where_torch"),
+        ("with _may_draw(self.name), called(", "with called(", USES + " -k named_where_torch"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/shown.py",
+        USES + " -k 'keeps or no_oftener'",
+        ("any(map(observed, self.modules)) or ", ""),
+        ("return known is None or known() is not t", "return False"),
+        ("value.values() if type(value) is dict else value if", "value if"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/layer.py",
+        USES + " -k keeps",
+        ("the_map.finish(z, weights, injected)", "the_map.finish(state, weights, injected)"),
+    ),
+    *mutants(
+        "implicitkit/lifting/lifted.py",
+        USES + " -k checkpoint",
+        ("with compat.own_graphs():  # how often", "if True:  # how often"),
     ),
 ]

@@ -89,7 +89,25 @@ MUTANTS = [
         "implicitkit/solution.py",
         "tests/core/test_bad_input.py -k draw",
         ("if not hint and (hint := self._record.unsteady(_AGAIN)):", "if False:"),
-        ("return _UNSTEADY.format(", "return '' and _UNSTEADY.format("),
+        ("return UNSTEADY.format(", "return '' and UNSTEADY.format("),
+    ),
+    *mutants(
+        "implicitkit/problem/base.py",
+        "tests/core/test_bad_input.py -k 'where and belongs'",
+        ("if isinstance(function, Problem) else", "if False else"),
+    ),
+    *mutants(
+        "implicitkit/__init__.py",
+        "tests/core/test_bad_input.py -k 'class and (misspelt or small)'",
+        ("or _alike(name)", "or ''"),
+        ("spelt[near] for near in", "near for near in"),
+    ),
+    *mutants(
+        "implicitkit/solution.py",
+        "tests/core/test_bad_input.py -k 'told and later'",
+        ("at_once = nonfinite & (self._record.outcome.steps == 0)", "at_once = nonfinite & False"),
+        ("never_began and bool((nonfinite == at_once).all())", "never_began"),
+        ("statuses = statuses - {Status.NONFINITE}", "pass"),
     ),
     *mutants(
         "implicitkit/lifting/purity.py",
@@ -106,6 +124,12 @@ MUTANTS = [
         "plugins/implicitkit_deq/frozen.py",
         "tests/plugins/deq/test_deq.py -k mode_may_change",
         ("m.num_batches_tracked = before\n", "m.num_batches_tracked = (True, *before[1:])\n"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/frozen.py",
+        "tests/plugins/deq/test_training.py -k do_not_fit",
+        ("any(words in str(error) for words in _OF_PRECISIONS)", "False"),
+        ("what(t)) if isinstance(t, Tensor)", "t.shape) if isinstance(t, Tensor)"),
     ),
     *mutants(
         "plugins/implicitkit_deq/forgive.py",
@@ -153,6 +177,11 @@ MUTANTS = [
         ("if plain.count_nonzero().item():", "if True:"),
         (" or bool(((now == before) | (before != before)).all())", ""),
         ("self._left = 0 if values else self._left - 1", "self._left = 0"),
+    ),
+    *mutants(
+        "implicitkit/foundation/tracers.py",
+        "tests/core/test_threads.py -k loads_the_compiler",
+        ('not getattr(compiler.__spec__, "_initializing", False)', "True"),
     ),
     *mutants(
         "implicitkit/foundation/tracers.py",

@@ -48,6 +48,8 @@ MUTANTS = [
         "implicitkit/system.py",
         "tests/core/test_machinery.py -k 'captured_rows or rows_that or asked_once'",
         ("compare = (bool(names) or key not in _ALIKE) and", "compare = bool(names) and"),
+        ("for _ in range(4)]", "for _ in range(1)]", "tests/core/test_machinery.py -k changes_between"),
+        ("[a for a in again if not _near(out, a)]", "[]", "tests/core/test_machinery.py -k changes_between"),
         ("            _ALIKE[key] = None\n", ""),
         (
             'in_dims=(0, *dims), randomness="same")',
@@ -152,6 +154,24 @@ MUTANTS = [
             "_others(z, args, attribute, word) + _others_held(z, function, attribute, word)",
             "_others(z, args, attribute, word)",
         ),
+    ),
+    *mutants(
+        "implicitkit/reporting.py",
+        "tests/core/test_bad_input.py -k 'list or tuple'",
+        (""" "sequence", f"concatenate {kind}")""", ")"),
+    ),
+    *mutants(
+        "docs/_ext/pictures.py",
+        "tests/docs/test_pictures.py",
+        ("shrunk = width / figure.get_figwidth()", "shrunk = 1.0"),
+        ("* shrunk < LEAST", "< LEAST"),
+        ("return any(box.contains(*point) for point in drawn.vertices)", "return False"),
+        ("drawn.intersects_bbox(box, filled=filled)", "drawn.intersects_bbox(box, filled=True)"),
+        ("drawn.intersects_bbox(box, filled=filled)", "drawn.intersects_bbox(box, filled=False)"),
+        ("drawn.intersects_bbox(box, filled=filled)", "any(box.contains(*p) for p in drawn.vertices)"),
+        ("for point in some.get_offset_transform().transform(offsets)", "for point in offsets"),
+        ("""box, "-", filled=True) for path""", """box, "None") for path"""),
+        ("plt.cycler(color=COLOURS)", "plt.cycler(color=COLOURS[::-1])"),
     ),
     *mutants(
         "implicitkit/rule/doubtful.py",

@@ -134,3 +134,20 @@ def test_rows_of_lower_bounds_are_named_so() -> None:
     )  # fmt: skip
     with pytest.raises(ik.ConvergenceError, match=r"lower\[0\]"):
         ik.solve(program)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [lambda z: z.square().sum(-1, keepdim=True) + 1, lambda z: torch.cat([z - 1, 2 - z], -1)],
+    ids=["none", "two"],
+)
+def test_the_augmented_lagrangian_gives_up(constraint: Any) -> None:
+    """A penalty that can grow no more brings a point no nearer to what no point meets; another sample goes on."""
+    far = torch.tensor([[0.0], [1e3]], dtype=torch.float64)
+    found = ik.argmin(
+        lambda z, far: (z - 3).square().sum(-1), torch.ones(2, 2, dtype=torch.float64), (far,), batch_dims=1,
+        constraints=ik.Inequality(lambda z, far: constraint(z) - far), solver=ik.AugmentedLagrangian(inner_steps=5),
+        on_failure="ignore",
+    )  # fmt: skip
+    assert [ik.Status(int(s)) for s in found.status] == [ik.Status.STALLED, ik.Status.CONVERGED]
+    assert 20 < int(found.steps[0]) < 50  # of 100

@@ -31,6 +31,10 @@ class Good(ik.Method):
     name: ClassVar[str] = "good"
     solves: ClassVar[str] = "fixed_point"
 
+    @property
+    def differentiable(self) -> bool:
+        return True
+
     def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         return f(z), state
 
@@ -127,6 +131,79 @@ class CannotBeCopied(Good):
         raise TypeError("holds an open file")
 
 
+class BeginsElsewhere(Good):
+    def init(self, f: Any, z: Tensor) -> Any:
+        return torch.full_like(z, 0.5)
+
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return f(state), f(state)
+
+
+class DropsADimension(Good):
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        d = (f(z) - z).squeeze()
+        return z + (d if len(z) > 1 else d[None]), state
+
+
+class MovesFourUnknowns(Good):
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return torch.cat([f(z)[:, :4], z[:, 4:]], 1), state
+
+
+class CutsItsGraph(Good):
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return z.detach() + 0.9 * (f(z) - z), state
+
+
+class Reseeds(Good):
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        torch.manual_seed(0)
+        return z + (1 - 0.1 * torch.rand(1, dtype=z.dtype)) * (f(z) - z), state
+
+
+class SetsTheDefaultDtype(Good):
+    def init(self, f: Any, z: Tensor) -> Any:
+        torch.set_default_dtype(z.dtype)
+        return ()
+
+
+class RemembersOnItself(Good):
+    last: Any = None
+
+    def init(self, f: Any, z: Tensor) -> Any:
+        object.__setattr__(self, "last", torch.zeros_like(z))
+
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        object.__setattr__(self, "last", f(z) - z + 0.1 * self.last)
+        return z + self.last, state
+
+    def select(self, state: Any, index: Tensor) -> Any:
+        object.__setattr__(self, "last", self.last[index])
+
+
+class Sweeps(ik.extend.Solver):
+    """Picard's iteration as a whole, judged by itself; right in the 2-norm."""
+
+    name: ClassVar[str] = "sweeps"
+    solves: ClassVar[str] = "fixed_point"  # type: ignore[assignment]
+
+    def run(self, f: Any, z0: Tensor, options: Any) -> Any:
+        z, norm = z0, f.residual(z0).norm(dim=1)
+        for _ in range(100):
+            z = torch.where((norm > options.atol).unsqueeze(1), f(z), z)
+            norm = f.residual(z).norm(dim=1)
+        return ik.extend.Outcome(
+            z, norm, torch.full_like(norm, 100, dtype=torch.int64), (norm > options.atol).long(), f.evaluations
+        )
+
+
+class CountsNothing(Sweeps):
+    def run(self, f: Any, z0: Tensor, options: Any) -> Any:
+        outcome = super().run(f, z0, options)
+        outcome.evaluations = 0
+        return outcome
+
+
 def _claims_success(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> ik.Found:
     return ik.Found(z0, steps=1, message="success")
 
@@ -176,6 +253,15 @@ BROKEN = [
     ("step_is_per_sample", LosesTheHistory()),
     ("errors_of_the_function_surface", _black_box(_swallows_errors)),
     ("copies_and_pickles", CannotBeCopied()),
+    ("starts_where_it_is_told", BeginsElsewhere()),
+    ("solves_one_unknown_and_many", DropsADimension()),
+    ("solves_one_unknown_and_many", MovesFourUnknowns()),
+    ("honours_the_norm", Sweeps()),
+    ("gradient_of_the_steps", CutsItsGraph()),
+    ("leaves_the_process_alone", Reseeds()),
+    ("leaves_the_process_alone", SetsTheDefaultDtype()),
+    ("can_be_nested", RemembersOnItself()),
+    ("counts_evaluations", CountsNothing()),
 ]
 
 

@@ -28,8 +28,10 @@ LONG = {"reports_failure", "never_worse_than_the_start"}  # thousands of steps o
 )
 def test_conformance(name: str) -> None:
     solver, accuracy = SEARCHES[name]
-    # a given bracket is searched whatever z0 is: after three steps it may have seen points of larger gradient only
-    left_out = LONG if name == "nelder_mead" else {"never_worse_than_the_start"} if "bracket" in name else set()
+    # a given bracket is searched whatever z0 is: after three steps it may have seen points of larger gradient only, and of
+    # two minima in it either may be found
+    anywhere = {"never_worse_than_the_start", "starts_where_it_is_told"} if "bracket" in name else set()
+    left_out = LONG if name == "nelder_mead" else anywhere
     assert check_solver(solver, accuracy=accuracy, checks=[c for c in CHECKS if c not in left_out]).passed
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.errors import CapabilityError
-from implicitkit.linear.sparse_form import confirmed
+from implicitkit.linear.sparse_form import confirmed, confirmed_bordered
 from implicitkit.problem.argmin import Bounded
 from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.solver.evaluations import Evaluations
@@ -83,10 +83,9 @@ class Model:
         return First(value, slope, constraints)
 
     def is_sparse(self, w: Tensor) -> bool:
-        """Has the matrix of :meth:`saddle` a sparsity pattern, and is it large enough to be worth it?"""
-        if w.shape[1] < SPARSE:
-            return False
-        return self.f.system.sparsity("saddle").find(self._saddle, w) is not None
+        """Has the matrix of :meth:`saddle`, or of :meth:`low_rank`, a sparsity pattern, and is it large enough to be worth
+        it?"""
+        return w.shape[1] >= SPARSE and self.f.is_sparse(w)
 
     def saddle(self, w: Tensor) -> tuple[Tensor, Any, Any] | None:
         """``(dL/dz, constraints)``, ``(batch, n + m)``, and its derivative ``[[d^2 L/dz^2, J'], [J, 0]]``, ``J`` that of the
@@ -95,6 +94,25 @@ class Model:
         out, A = self.f.saddle(w)
         found = confirmed(self.f.system.sparsity("saddle"), self._saddle, w, A.rmv, A.rmv)
         return None if found is None else (out, *found)
+
+    def low_rank(self, w: Tensor) -> tuple[Tensor, Any, Any, Tensor] | None:
+        """The same where the Hessian of the Lagrangian is sparse but for a few numbers that all unknowns share: its pattern,
+        its entries, and ``J`` ``(batch, m, n)`` by as many products."""
+        n = self.size
+        out, A = self.f.saddle(w)
+
+        def product(v: Tensor) -> Tensor:
+            return A.rmv(self.join(v))[:, :n]
+
+        stationarity = lambda z: self.problem.flat_stationarity(self.f.kernel, z)  # noqa: E731
+        found = confirmed_bordered(self.f.system.sparsity("hessian"), stationarity, w[:, :n], product, product)
+        if found is None:
+            return None
+        rows = torch.zeros_like(w).repeat(self.count, 1, 1)
+        for i in range(self.count):
+            rows[i, :, n + i] = 1
+        J = torch.stack([A.rmv(row)[:, :n] for row in rows], 1) if self.count else w.new_zeros(len(w), 0, n)
+        return out, *found, J.detach()
 
     def _saddle(self, w: Tensor) -> Tensor:
         return self.problem.flat_saddle(self.f.kernel, w)

@@ -4,7 +4,8 @@ One linear system with the active set that the multipliers say gives a step alre
 optimality conditions: near the solution it is that of the quadratic program, and well before that it may do.  The other
 systems of the program are worth their while where it is that of the last step too, with other numbers on the right: where
 its matrices change from step to step, a step that takes the residual down is kept, and the next active set is one of the
-matrices there.
+matrices there.  A Hessian that is sparse but for a few numbers that all unknowns share has as many unknowns and rows more
+(:mod:`implicitkit.linear.lifted_saddle`), behind those of the program.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear.active_factors import ActiveFactors, ActiveSystem
+from implicitkit.linear.lifted_saddle import lifted_saddles
 from implicitkit.linear.sparse_blocks import SparseBlocks
 from implicitkit.linear.sparse_saddle import Layout
 from implicitkit.solver.constrained.model import First, Model
@@ -49,17 +51,18 @@ class SparseDirection:
 
         ``reach``: only if ``H`` is positive definite on the active constraints and the step no longer than this; was it?
         """
+        y = np.concatenate([y, np.zeros(len(program.b) - len(y))])
         point = qp.active_set(program, qp.guess(program, y), sets=1, convex=reach is not None, near=y)
         if reach is not None and (point is None or not np.abs(point.d).max() <= reach):
             return False
-        self.slope[i] = torch.from_numpy(program.q).to(self.slope)
+        self.slope[i] = torch.from_numpy(program.q[: self.slope.shape[1]]).to(self.slope)
         if point is None:
             self._take(i, *_solve(program, None))
             return True
         self._take(i, point.d, point.y)
         if not point.settled:
             self._open[i] = program, point
-        elif not point.shift:
+        elif not point.shift and program.size == self.d.shape[1]:
             self._keep(i, program, point)
         return True
 
@@ -93,7 +96,8 @@ class SparseDirection:
         return First(value, self.slope, constraints)
 
     def _take(self, i: int, d: np.ndarray, y: np.ndarray) -> None:
-        self.d[i], self.y[i] = torch.from_numpy(d).to(self.d), torch.from_numpy(y).to(self.y)
+        self.d[i] = torch.from_numpy(d[: self.d.shape[1]]).to(self.d)
+        self.y[i] = torch.from_numpy(y[: self.y.shape[1]]).to(self.y)
 
 
 def sparse_direction(model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | None) -> SparseDirection | None:
@@ -115,7 +119,7 @@ def sparse_direction(model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | No
     if again:
         multipliers = multipliers.clone()
         for i in again:
-            multipliers[i] = _estimate(at.program(i)).to(z)
+            multipliers[i] = _estimate(at.program(i))[: model.count].to(z)
         at = _Linear.at(model, model.join(z, multipliers), bounds)
         if at is None:
             return None
@@ -138,15 +142,22 @@ class _Linear(NamedTuple):
     entries: Tensor
     matrices: list[sp.csc_matrix]
     layout: Layout
+    more: int = 0  # unknowns, and as many rows
 
     @classmethod
     def at(cls, model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | None) -> _Linear | None:
         """At a point; ``None`` where the pattern does not hold.  The matrices have their whole diagonal."""
+        z, multipliers = model.split(w)
         found = model.saddle(w)
         if found is None:
-            return None
+            parts = model.low_rank(w)
+            if parts is None:
+                return None
+            out, border, entries, J = parts
+            lifted = lifted_saddles(border, entries, _array(J))
+            values = np.stack([K.data for K in lifted[0]])
+            return cls(model, z, multipliers, bounds, out, torch.from_numpy(values).to(z), *lifted)
         out, ready, values = found
-        z, multipliers = model.split(w)
         one, zero = (torch.full((len(z),), x, dtype=torch.float64, device="cpu") for x in (1.0, 0.0))
         blocks = SparseBlocks(ready, values).shifted(zero, one)
         # by rows and by columns it is the same, since it is symmetric
@@ -160,12 +171,17 @@ class _Linear(NamedTuple):
 
     def program(self, i: int) -> qp.SparseProgram:
         """The quadratic program of sample ``i``."""
-        n, K = self.model.size, self.matrices[i]
-        far = np.full(n, np.inf)
-        lower, upper = (-far, far) if self.bounds is None else (_array(b[i] - self.z[i]) for b in self.bounds)
+        n, K, none = self.model.size, self.matrices[i], np.zeros(self.more)
+        far = np.full(n + self.more, np.inf)
+        lower, upper = -far, far
+        if self.bounds is not None:
+            lower[:n], upper[:n] = (_array(b[i] - self.z[i]) for b in self.bounds)
         out = _array(self.conditions[i])
-        slope = out[:n] - (K @ np.concatenate([np.zeros(n), _array(self.multipliers[i])]))[:n]
-        return qp.SparseProgram(K, slope, -out[n:], self.model.one_sided.cpu().numpy(), lower, upper, self.layout)
+        slope = out[:n] - (K @ np.concatenate([np.zeros(n), none, _array(self.multipliers[i]), none]))[:n]
+        one_sided = np.concatenate([self.model.one_sided.cpu().numpy(), none > 0])
+        return qp.SparseProgram(
+            K, np.concatenate([slope, none]), np.concatenate([-out[n:], none]), one_sided, lower, upper, self.layout
+        )
 
 
 def _layout(pattern: sp.csr_matrix) -> Layout:

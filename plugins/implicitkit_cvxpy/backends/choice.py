@@ -17,7 +17,7 @@ from implicitkit_cvxpy.backends.base import Data, Found, Status
 from implicitkit_cvxpy.backends.options import translate
 from implicitkit_cvxpy.cones.form import Cones
 
-__all__ = ["Backend", "resolve"]
+__all__ = ["Backend", "resolve", "takes_dense"]
 
 _OWN: dict[str, Callable[[Data, dict[str, Any]], Found]] = {
     "clarabel": clarabel.solve,
@@ -51,8 +51,8 @@ class Backend:
         options: passed to the solver, in its own words. verbose: the layer prints, as the solver cannot.
 
     ``"auto"`` takes, for quadratic programs, what ``ik.QuadraticProgram`` takes (the active-set method where they are small
-    and DAQP is installed, else the batched interior-point method); Clarabel for everything else and for whatever those did
-    not solve.
+    and DAQP is installed, else the batched interior-point method); Clarabel for everything else, sparse programs too, and
+    for whatever those did not solve.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Backend:
 
     def _auto(self, data: Data, options: dict[str, Any]) -> Found:
         conic, _ = translate("clarabel", options)
-        if not self.cones.polyhedral:
+        if data.sparse or not self.cones.polyhedral:
             return clarabel.solve(data, conic)
         found = programs.solve(data, options, "qp")
         doubtful = (found.status != int(Status.CONVERGED)).nonzero().squeeze(1)
@@ -80,6 +80,12 @@ class Backend:
         again = clarabel.solve(data.rows(doubtful), conic)
         # a certificate of either is taken; a number beats none
         return Found(*(old.index_copy(0, doubtful, new.to(old)) for old, new in zip(found, again, strict=True)))
+
+
+def takes_dense(solver: Any, options: dict[str, Any]) -> bool:
+    """Does the solver that was asked for take dense matrices only?"""
+    asked = solver if solver not in (None, "auto", "DIFFCP") else options.get("solve_method")
+    return isinstance(asked, str) and asked.lower() in _POLYHEDRAL
 
 
 @functools.lru_cache(maxsize=64)

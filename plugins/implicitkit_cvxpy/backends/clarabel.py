@@ -41,7 +41,7 @@ def solve(data: Data, options: dict[str, Any]) -> Found:
     cones = _cones(data.cones)
 
     def one(P: Any, q: Any, A: Any, b: Any) -> tuple[Any, Any, int, int]:
-        upper = sp.csc_array(np.triu(P))
+        upper = sp.triu(sp.csc_array(P), format="csc")
         solution = clarabel.DefaultSolver(upper, q, sp.csc_array(A), b, cones, settings).solve()
         status = extend.CLARABEL_ENDS.get(str(solution.status), Status.STALLED)
         if status in (Status.INFEASIBLE, Status.UNBOUNDED):

@@ -29,7 +29,7 @@ def _state(P: Any, q: Any, A: Any, b: Any, cones: Cones) -> tuple[cp.Problem, cp
     """The program in cvxpy's terms, and for each constraint how its dual fills the rows of ``y``."""
     x = cp.Variable(len(q))
     s = b - A @ x
-    objective = q @ x + (0.5 * cp.quad_form(x, cp.psd_wrap((P + P.T) / 2)) if P.any() else 0)
+    objective = q @ x + (0.5 * cp.quad_form(x, cp.psd_wrap((P + P.T) / 2)) if abs(P).max() else 0)
     row = cones.linear
     parts: list[tuple[Any, Any, Any]] = []
     if cones.zero:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
+import implicitkit as ik
 from implicitkit import extend
-from implicitkit_cvxpy.backends.base import Data, Found, Status
+from implicitkit_cvxpy.backends.base import Data, Found, Status, loop
 
-__all__ = ["solve"]
+__all__ = ["active_rows", "solve"]
 
 
 def solve(data: Data, options: dict[str, Any], solver: str) -> Found:
@@ -26,3 +28,17 @@ def solve(data: Data, options: dict[str, Any], solver: str) -> Found:
     failed = (point.status == int(Status.INFEASIBLE)) | (point.status == int(Status.UNBOUNDED))
     w = torch.cat([point.z, point.y, point.lam], 1)
     return Found(torch.where(failed.unsqueeze(1) | ~w.isfinite(), 0.0, w), point.status, point.steps)
+
+
+def active_rows(data: Data) -> Found:
+    """Solve programs with sparse matrices by the sets of their active rows, one after another."""
+    zero = data.cones.zero
+
+    def one(P: Any, q: Any, A: Any, b: Any) -> tuple[Any, Any, int, int]:
+        held = ((A[:zero], b[:zero]), (A[zero:], b[zero:]))
+        equality, inequality = (part if len(part[1]) else (None, None) for part in held)
+        found = ik.solve(ik.QuadraticProgram(P, torch.from_numpy(q), *equality, *inequality), on_failure="ignore")
+        known = [t.numpy() for t in found.multipliers if t is not None]
+        return found.value.numpy(), np.concatenate([b[:0], *known]), int(found.status), int(found.steps)
+
+    return loop(one, data)

@@ -11,6 +11,7 @@ import torch
 from implicitkit import extend
 from implicitkit_cvxpy.backends.base import Data, Found, Status, loop
 from implicitkit_cvxpy.cones.form import Cones
+from implicitkit_cvxpy.held import DENSE
 
 __all__ = ["solve"]
 
@@ -33,7 +34,10 @@ def solve(data: Data, options: dict[str, Any]) -> Found:
     cones = data.cones
     if not cones.size:
         row = data._replace(
-            A=data.A.new_zeros(len(data.q), 1, data.q.shape[1]), b=torch.ones_like(data.q[:, :1]), cones=Cones(nonneg=1)
+            A=data.A.new_zeros(len(data.q), 1, data.q.shape[1]),
+            b=torch.ones_like(data.q[:, :1]),
+            cones=Cones(nonneg=1),
+            A_held=DENSE,
         )
         found = solve(row, options)
         return found._replace(w=found.w[:, :-1])
@@ -42,7 +46,7 @@ def solve(data: Data, options: dict[str, Any]) -> Found:
     form |= {"ep": cones.exp, "p": list(cones.power)}
 
     def one(P: Any, q: Any, A: Any, b: Any) -> tuple[Any, Any, int, int]:
-        problem = {"P": sp.csc_matrix(np.triu(P)), "A": sp.csc_matrix(A[order]), "b": b[order], "c": q}
+        problem = {"P": sp.triu(sp.csc_matrix(P), format="csc"), "A": sp.csc_matrix(A[order]), "b": b[order], "c": q}
         solution = scs.SCS(problem, form, **settings).solve()
         info = solution["info"]
         status = extend.SCS_ENDS.get(info["status_val"], Status.STALLED)

@@ -132,6 +132,26 @@ def test_gradcheck_first_and_second_order(case: Case) -> None:
 
 
 @cases
+@pytest.mark.parametrize("how", ["autograd", "func"])
+def test_what_a_layer_returns_may_be_changed_in_place(case: Case, how: str) -> None:
+    layer, where = case.make(), tuple(range(len(case.args)))
+    losses = (
+        lambda *args: sum(x.add_(1).mul_(2).square().sum() for x in layer(*args)),
+        lambda *args: sum(((x + 1) * 2).square().sum() for x in layer(*args)),
+    )
+    if how == "func":
+        close(*(torch.func.grad(f, argnums=where)(*case.args) for f in losses))
+    else:
+        leaves = [a.clone().requires_grad_() for a in case.args]
+        close(*(torch.autograd.grad(f(*leaves), leaves) for f in losses))
+        with torch.no_grad():
+            wanted = [x.clone() for x in layer(*case.args)]
+            for x in layer(*case.args):
+                x.fill_(7)
+            close(tuple(layer(*case.args, warm_start=True)), tuple(wanted), 1e-6)
+
+
+@cases
 def test_transforms_agree(case: Case) -> None:
     layer, args = case.make(), case.single()
     f, where = scalar(layer), tuple(range(len(args)))

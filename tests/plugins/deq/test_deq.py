@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import pickle
 import subprocess
 import sys
@@ -598,6 +599,26 @@ def test_unrolled_pretraining_then_implicit() -> None:
         assert each.solution is not None, "third call"
 
 
+def test_layers_of_varied_depth() -> None:
+    chosen = Pretraining(calls=400, steps=2, deepest=5)
+    depths = [chosen.depth(call) for call in range(400)]
+    assert sorted(set(depths)) == [2, 3, 4, 5] and min(depths.count(d) for d in set(depths)) > 60  # 100 +- 9
+    repeated = sum(a == b for a, b in itertools.pairwise(depths))
+    assert 60 < repeated < 140, "one draw says something of the next"
+    assert [Pretraining(400, 3).depth(call) for call in range(3)] == [3, 3, 3]
+    layer = DEQ(cells.MLP(4, 6, scale=0.6, dtype=F64), pretraining=chosen, **TIGHT)
+    x = torch.randn(3, 4, dtype=F64)
+    for call in range(6):
+        torch.manual_seed(call)  # of which the number does not depend
+        want = torch.zeros(3, 6, dtype=F64)
+        for _ in range(depths[call]):
+            want = layer.cell(want, x)
+        torch.testing.assert_close(layer(x), want)
+    layer.pretraining = None
+    layer(x)
+    assert layer.solution is not None, "handed over"
+
+
 def test_callback_and_trace_reach_the_solve() -> None:
     seen: list[int] = []
     layer = DEQ(cells.MLP(4, 6, dtype=F64), trace=True, callback=lambda step, z, norm: seen.append(step))
@@ -830,6 +851,8 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "inject returns no tuple": (lambda: DEQ(_NoTuple())(torch.zeros(3, 4)), TypeError, "must return a tuple"),
     "pretraining without calls": (lambda: Pretraining(0, 3), ValueError, "calls must be at least 1"),
+    "deepest of no layer": (lambda: Pretraining(1, 1, 0), ValueError, "deepest must be at least 1"),
+    "deepest below steps": (lambda: Pretraining(1, 3, 2), ValueError, r"deepest \(2\) must be at least steps \(3\)"),
     "mlp sizes": (lambda: cells.MLP(4, 0), ValueError, "features must be at least 1"),
     "mlp scale": (lambda: cells.MLP(4, 4, scale=0.0), ValueError, "scale must be positive"),
 }

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 pytest.importorskip("matplotlib")
 
@@ -263,7 +266,11 @@ def copy_memory(r: list[Any]) -> None:
     (run,) = r
     assert run.name == "deq" and 10_000 < run.parameters < 16_000
     assert run.loss < 1e-3 and run.accuracy == 1, run  # without memory: 0.173
-    assert run.converged > 0.99 and run.steps < 1500, run
+    assert run.converged > 0.99 and run.steps < 1500 and run.residual < 1e-4, run
+    two, varied = run.began
+    assert 0 < two < varied < run.steps and max(run.evaluations) < 40, (
+        run.began
+    )  # trained at two layers only: 90 to 390
 
 
 def digits(r: dict[str, Any]) -> None:
@@ -344,12 +351,52 @@ def test_help_of_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
         assert (script.__doc__ or "").splitlines()[0].split(":")[0][:30] in " ".join(text.split()), name
 
 
+def test_copy_memory_hands_over_what_has_come_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = importlib.import_module("deq_copy_memory")
+    torch.manual_seed(0)
+    model, run = script.DEQTransformer(500), script.Run("deq", 0)
+    x, _ = script.sequences(2, 10, torch.Generator().manual_seed(0))
+    z, inputs = torch.zeros(2, 30, 32), model.code(x)
+    with torch.no_grad():
+        for _ in range(3):
+            z = model.layer.cell(z, inputs)
+        r = model.layer.residual(z, inputs)
+    want = (r.flatten(1).norm(dim=1) / z.flatten(1).norm(dim=1)).max()
+    assert model.unrest(x, 3) == pytest.approx(float(want), rel=1e-4)
+    phases = script.Phases(model, run, 10, 500, 8, 0.005)
+    alone = script.without_memory(10)
+    assert alone == pytest.approx(10 * math.log(8) / 30)
+
+    def after(steps: int, loss: float, unrest: float) -> tuple[list[int], int | None]:
+        run.steps, run.curve = steps, [(0.0, 9.0 * alone)] + [(0.0, loss * alone)] * script.LOOKS
+        monkeypatch.setattr(model, "unrest", lambda x, layers: unrest if layers == 16 else 9.0)
+        phases.look(x)
+        plan = model.layer.pretraining
+        return list(run.began), (plan and plan.depth(0) and plan.deepest)
+
+    assert after(20, 0.9, 0.0) == ([], None) and model.layer.pretraining is not None
+    assert after(30, 0.1, 0.0) == ([], None), "no look at this step"
+    assert after(40, 0.1, 1.0) == ([40], 8)
+    assert after(60, 0.1, 0.0) == ([40], 8), "it still learns"
+    assert after(80, 1e-3, 0.1) == ([40], 8), "not at rest"
+    assert after(100, 1e-3, 1e-3) == ([40, 100], None) and model.layer.pretraining is None
+    fresh = script.Run("deq", 0)
+    phases = script.Phases(model, fresh, 10, 505, 8, 0.005)
+    run = fresh
+    assert after(504, 0.9, 1.0)[0] == [] and not script.done(fresh, 9.0, True), "no loss of the equilibrium yet"
+    assert script.done(fresh, 9.0, False), "a model without phases"
+    assert after(505, 0.9, 1.0)[0] == [505, 505], "late, but no later"
+    assert [script.done(replace(fresh, steps=n), 9.0, True) for n in (525, 526)] == [False, True]
+
+
 @pytest.mark.slow
 def test_copy_memory_goes_on_where_it_was_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = importlib.import_module("deq_copy_memory")
+    monkeypatch.setattr(script, "LEFT", 100.0)  # no plateau: varied depth from the first look on
     given: dict[str, Any] = {"minutes": 9.0, "batch": 4, "goal": 0.0, "seed": 0, "device": "cpu", "shallow": 22}
     whole = script.train("deq", 10, steps=30, **given)
-    assert len(whole.solved) == len(whole.evaluations) == 30 - 22  # two layers before, which solve nothing
+    assert len(whole.solved) == len(whole.evaluations) == 30 - 22  # layers before, which solve nothing
+    assert whole.began == [20, 22]
     real, drawn = script.sequences, []
 
     def killed(batch: int, gap: int, generator: Any) -> Any:
@@ -363,7 +410,8 @@ def test_copy_memory_goes_on_where_it_was_killed(monkeypatch: pytest.MonkeyPatch
         script.train("deq", 10, steps=30, keep=tmp_path, **given)
     again = script.train("deq", 10, steps=30, keep=tmp_path, **given)
     assert [loss for _, loss in again.curve] == [loss for _, loss in whole.curve] and again.loss == whole.loss
-    assert again.evaluations == whole.evaluations  # killed among the two layers, which it goes on with
+    assert again.evaluations == whole.evaluations  # killed among the layers, with which it goes on
+    assert again.began == whole.began
     assert drawn[24:].count(4) == 10  # from step 20 on; the test draws 64 at a time
     with pytest.raises(ValueError, match=r"deq\.pt is of a run with .*'steps': 30.*move it away"):
         script.train("deq", 10, steps=31, keep=tmp_path, **given)

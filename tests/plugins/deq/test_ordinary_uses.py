@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import prune
+from torch.utils.checkpoint import checkpoint
 
 import implicitkit as ik
-from implicitkit_deq import DEQ, Cell
+from implicitkit_deq import DEQ, Cell, Pretraining
 
 D = torch.float64
 TIGHT: dict[str, Any] = {"rtol": 1e-12, "rule": ik.Implicit(rtol=1e-12)}
@@ -255,3 +257,201 @@ def test_a_mask_for_each_mapped_sample_is_refused_with_what_to_do_and_one_for_al
     drawn = lambda x: ik.fixed_point(lambda z: 0.5 * torch.cos(z) * torch.rand(2) + x, torch.zeros(2)).value  # noqa: E731
     with pytest.raises(ik.CapturedTensorError, match='randomness="different"'), pytest.warns(ik.ImpureFunctionWarning):
         torch.func.vmap(drawn, randomness="different")(torch.ones(3, 2))
+
+
+# ------------------------------------------------------------------------------------------------ after the equilibrium
+AFTER: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": nn.ReLU(inplace=True),
+    "dropout": nn.Dropout(0.5, inplace=True),
+    "residual": lambda z: z.add_(1),
+    "one entry": lambda z: z.index_fill_(1, torch.tensor([0]), 3.0),
+}
+KINDS_OF_LAYER: dict[str, Callable[[], DEQ]] = {
+    "layer": lambda: DEQ(Half(), (5,), **TIGHT),
+    "merged": lambda: DEQ(Half(), (5,), **TIGHT) >> DEQ(Half(5), (5,), **TIGHT),
+    "unrolled": lambda: DEQ(Half(), (5,), pretraining=Pretraining(1, 3)),
+}
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+@pytest.mark.parametrize("kind", KINDS_OF_LAYER)
+@pytest.mark.parametrize("name", AFTER)
+def test_an_output_may_be_changed_in_place(name: str, kind: str, tracked: bool) -> None:
+    torch.manual_seed(0)
+    layer, x = KINDS_OF_LAYER[kind](), torch.randn(4, 3, dtype=D)
+    twin = copy.deepcopy(layer)
+    with torch.set_grad_enabled(tracked):
+        z, plain = layer(x), twin(x)
+        torch.manual_seed(1)
+        out = AFTER[name](z)
+        torch.manual_seed(1)
+        wanted = AFTER[name](plain.clone())
+    torch.testing.assert_close(out, wanted, rtol=1e-9, atol=1e-10)
+    if tracked:
+        torch.testing.assert_close(gradients(out, layer), gradients(wanted, twin), rtol=1e-7, atol=1e-9)
+    if kind != "unrolled":  # what is kept of the call is the equilibrium
+        torch.testing.assert_close(layer.solution.value, twin.solution.value)
+
+
+class Masked(Half):
+    """With dropout on the state."""
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return super().forward(nn.functional.dropout(z, 0.3, self.training), x)
+
+
+class Deaf(Half):
+    """Without a word from the input."""
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return super().forward(z, torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("cell", [Half, Masked, Deaf], ids=lambda cell: cell.__name__)
+@pytest.mark.filterwarnings("ignore::implicitkit_deq.inputs.IgnoredInputWarning")
+def test_a_checkpoint_around_the_first_call(cell: type[nn.Module]) -> None:
+    """What a layer asks its cell once only leaves nothing that the call which is computed again would miss."""
+    torch.manual_seed(0)
+    layer, x = DEQ(cell(), (5,), **TIGHT), torch.randn(4, 3, dtype=D)
+    torch.manual_seed(1)
+    found = gradients(checkpoint(layer, x, use_reentrant=False), layer)
+    torch.manual_seed(1)
+    torch.testing.assert_close(found, gradients(layer(x), layer), rtol=1e-7, atol=1e-9)
+
+
+def test_jacobians_of_a_layer_with_dropout_are_had_in_the_ways_that_are_named_where_torch_refuses() -> None:
+    torch.manual_seed(0)
+    layer, x = DEQ(Masked(), (5,), **TIGHT), torch.randn(2, 3, dtype=D)
+    loss = lambda x: layer(x).square().sum()  # noqa: E731
+    vectorised = lambda f, x: torch.autograd.functional.jacobian(f, x, vectorize=True)  # noqa: E731
+    for transform, f in ((torch.func.jacrev, layer), (torch.func.hessian, loss), (vectorised, layer)):
+        with pytest.raises(RuntimeError, match=r"Masked draws random numbers.*layer\.eval\(\).*functional\.jacobian"):
+            transform(f, x) if transform is vectorised else transform(f)(x)
+
+    def seeded(compute: Callable[[], Any]) -> Any:
+        torch.manual_seed(1)
+        return compute()
+
+    def by_hand() -> Tensor:
+        out, pull = torch.func.vjp(layer, x)
+        basis = torch.eye(out.numel(), dtype=D).view(-1, *out.shape)
+        return torch.func.vmap(pull, randomness="same")(basis)[0].view(*out.shape, *x.shape)
+
+    wanted = seeded(lambda: torch.autograd.functional.jacobian(layer, x))
+    same = {"randomness": "same"}
+    for found in (seeded(by_hand), seeded(lambda: torch.func.jacfwd(layer, **same)(x))):
+        torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)
+    found = seeded(lambda: torch.func.jacfwd(torch.func.grad(loss), **same)(x))
+    torch.testing.assert_close(found, seeded(lambda: torch.autograd.functional.hessian(loss, x)), rtol=1e-7, atol=1e-9)
+
+
+MIXED: dict[str, Callable[[], nn.Module]] = {
+    "attention": lambda: nn.MultiheadAttention(6, 2, dtype=D),
+    "recurrent": lambda: nn.GRU(6, 6, dtype=D),
+}
+
+
+@pytest.mark.parametrize("options", [{"in_dims": 0}, {}], ids=str)
+@pytest.mark.parametrize("name", MIXED)
+def test_layers_that_put_the_batch_second_are_named_where_samples_mix(name: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    inner, x = MIXED[name](), torch.randn(3, 5, 6, dtype=D)
+    call = (lambda y: inner(y, y, y)[0]) if name == "attention" else (lambda y: inner(y)[0])
+    layer = DEQ(lambda z, x: 0.5 * call(z + x) + x, (5, 6), **options)
+    with pytest.raises(ValueError, match=r"batch_first=True.*batch_dims=0"):
+        layer(x).sum().backward()
+
+
+# ---------------------------------------------------------------------------------- what a cell shows besides its value
+class Keeping(Half):
+    """Keeps a tensor of every evaluation, for the loss or a plot, in one of the ways in which it is done."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.kept, self.noise = how, {}, nn.Dropout(0.3 if how == "drawn" else 0.0)
+        self.norm = nn.BatchNorm1d(5, dtype=D) if how == "normed" else nn.Identity()
+        if how == "hook":
+            self.W.register_forward_hook(self.see)
+
+    def see(self, module: nn.Module, given: Any, out: Tensor) -> None:
+        self.keep(out)
+
+    def keep(self, out: Tensor) -> None:
+        self.kept = {"out": out.square()} if self.how == "dict" else out.square()
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        out = super().forward(self.noise(self.norm(z)), x)
+        if self.how != "hook":
+            self.keep(out)
+        return out
+
+    def extra(self) -> Tensor:
+        return self.kept["out"] if self.how == "dict" else self.kept
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("how", ["attribute", "dict", "hook", "drawn", "normed"])
+def test_what_a_cell_keeps_is_of_the_equilibrium_with_its_derivative(how: str, training: bool) -> None:
+    torch.manual_seed(0)
+    layer, x = DEQ(Keeping(how), (5,), **TIGHT).train(training), torch.randn(4, 3, dtype=D)
+    with torch.no_grad():  # what an earlier call left is not taken for that of this one
+        layer(3 - x)
+    cell = copy.deepcopy(layer.cell)
+    if how == "normed":
+        cell.norm.eval()
+    torch.manual_seed(1)
+    z, extra = layer(x), layer.cell.extra()
+    wanted = torch.zeros(4, 5, dtype=D)
+    for _ in range(100):
+        torch.manual_seed(1)
+        wanted = cell(wanted, x)
+    torch.testing.assert_close(extra, cell.extra(), rtol=1e-9, atol=1e-10)
+    found, exact = (gradients(a.sum() + b.sum(), m) for a, b, m in ((z, extra, layer), (wanted, cell.extra(), cell)))
+    torch.testing.assert_close(found, exact, rtol=1e-7, atol=1e-9)
+    if how == "normed":
+        assert layer.cell.norm.num_batches_tracked == 2 * training
+
+
+def test_layers_in_a_row_show_each_its_own() -> None:
+    torch.manual_seed(0)
+    first, second = DEQ(Keeping("attribute"), (5,), **TIGHT), DEQ(Half(5), (5,), **TIGHT)
+    merged, x = first >> second, torch.randn(4, 3, dtype=D)
+    found = gradients(merged(x).sum() + first.cell.kept.sum(), merged)
+    wanted = gradients(second(first(x)).sum() + first.cell.kept.sum(), merged)
+    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)
+
+
+class Counting(Half):
+    """Counts its evaluations."""
+
+    calls = 0
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(z, x)
+
+
+def seen(cell: Any) -> None:
+    cell.W.register_forward_hook(lambda *_: None)
+
+
+# what is done to a cell, and how many evaluations that costs beside those of the solve
+DONE: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "nothing": (lambda cell: None, 0),
+    "weight_norm": (lambda cell: nn.utils.weight_norm(cell.W), 0),
+    "prune": (lambda cell: pruned(cell.W), 0),
+    "parametrised": (lambda cell: nn.utils.parametrizations.weight_norm(cell.W), 0),
+    "BatchNorm": (lambda cell: cell.add_module("norm", nn.BatchNorm1d(5)), 1),
+    "hook": (seen, 1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize("name", DONE)
+def test_a_cell_that_shows_nothing_is_evaluated_no_oftener(name: str) -> None:
+    layer, x = DEQ(Counting(), (5,), **TIGHT), torch.randn(4, 3, dtype=D)
+    DONE[name][0](layer.cell)
+    layer(x)
+    layer.cell.calls = 0
+    layer(x)
+    assert layer.cell.calls == layer.solution.evaluations + DONE[name][1]

@@ -624,6 +624,11 @@ def test_the_private_names_of_torch_are_there() -> None:
     cell.compile(backend="eager")
     assert compat.called_whole(cell)
 
+    handle = cell.register_forward_hook(lambda *_: None)
+    assert compat.observed(cell)
+    handle.remove()
+    assert not compat.observed(cell)
+
     assert not compat.is_batched(torch.ones(2))
     torch.func.vmap(lambda t: found.append(compat.is_batched(t)) or t)(torch.ones(2))
     assert found == [True]
@@ -817,9 +822,19 @@ class Dense(nn.Module):
             torch.zeros(5, 3),
             r"cell Dense was called with z \(5, 7\), and then \(5, 3\).*5x7 and 6x6",
         ),
+        (
+            DEQ(cells.MLP(3, 6)),
+            torch.zeros(5, 3, dtype=torch.float64),
+            r"cell MLP was called with inputs torch\.float64, .*convert the inputs, x\.to\(dtype\)",
+        ),
+        (
+            DEQ(Dense(), (6,)),
+            torch.zeros(5, 3, dtype=torch.float64),
+            r"cell Dense was called with z torch\.float64, and then torch\.float64.*x\.to\(dtype\)",
+        ),
     ],
 )
-def test_widths_that_do_not_fit_are_named(layer: DEQ, x: Tensor, said: str) -> None:
+def test_widths_and_precisions_that_do_not_fit_are_named(layer: DEQ, x: Tensor, said: str) -> None:
     with pytest.raises(RuntimeError, match=said):
         layer(x)
 

@@ -1,0 +1,44 @@
+"""What a cell shows of an evaluation besides its value: tensors that its modules keep, and what forward hooks see."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from implicitkit_deq.compat import observed
+
+__all__ = ["Shown"]
+
+
+class Shown:
+    """Is somebody to read a cell's evaluation after a solve?
+
+    A cell may keep a tensor in passing, ``self.load = p.square().mean()``, that is added to the loss or plotted, and a
+    forward hook on one of its modules may pick up features.  What the solve leaves there is of some evaluation on the way,
+    of the samples that were left in it, and without derivative.
+
+    Args:
+        cell: a module, whose modules are asked; of a function nothing is known.
+    """
+
+    def __init__(self, cell: Any) -> None:
+        self.modules = list(cell.modules()) if isinstance(cell, nn.Module) else []
+        self.before = {id(t): weakref.ref(t) for t in self._kept()}
+
+    def anything(self) -> bool:
+        """Has a tensor been kept since, or are there hooks?"""
+        return any(map(observed, self.modules)) or any(map(self._is_new, self._kept()))
+
+    def _is_new(self, t: Tensor) -> bool:
+        known = self.before.get(id(t))
+        return known is None or known() is not t
+
+    def _kept(self) -> Iterator[Tensor]:
+        """Tensors that are attributes of the modules, or lie in a list, tuple or dict that is one (as buffers do)."""
+        for module in self.modules:
+            for value in vars(module).values():
+                held = value.values() if type(value) is dict else value if type(value) in (list, tuple) else (value,)
+                yield from (t for t in held if isinstance(t, Tensor))
