@@ -314,7 +314,7 @@ class Polyalgorithm(Solver):
         for stage in stages:
             # a callback's word is final
             open_ = (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED))
-            if f.kind.returns_program or z0.shape[1] > _NEWTON:  # a ray is proof, and of many unknowns others cost much
+            if f.kind.returns_program:
                 open_ = open_ & (total.status != int(Status.UNBOUNDED))
             taken = int(total.steps.max())
             left = None if options.max_steps is None else options.max_steps - taken

@@ -220,7 +220,7 @@ class _Loop:
         self.stuck, self.settled = f.stuck, f.at_rounding
         self.remark = f.remark or self.remark
         if Progress.due(f, self.step):
-            spent = self.progress.spent(f, self.z, self.step)
+            spent = self.progress.spent(f, self.z)
             self.stuck = spent if self.stuck is None else self.stuck | spent
         self.z = z if self.at_work == self.alive else torch.where(self.active.unsqueeze(1), z, self.best)
         self.step += f.taken

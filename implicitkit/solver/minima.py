@@ -42,9 +42,6 @@ _FEW = 3  # ... where it has come down to the point
 LENGTHS = (1.0, -1.0, 1e-1, -1e-1, 1e-2, -1e-2, 1e-3, -1e-3)  # of the step off a saddle, relative to max(|z|, 1)
 POWERS = (2, 4, 6, 8, 10, 12)  # of ten: how far a ray is followed, likewise
 _EVERY = 50  # steps between two looks at the progress
-_EARLY = (8, 16, 32)  # steps at which it is asked where z has run to
-_FEW_UNKNOWNS = 32  # are not asked so early
-_FAR = 1e6  # times the start, or 1
 _PATIENCE = 3  # looks in a row without any, before a sample is given up
 _STEEP = 0.9  # where the gradient has not come down to this, the objective may fall forever
 _LOWER = 0.999  # it gets on if it has come down to this ...
@@ -125,16 +122,14 @@ def falls_forever(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
 
 @dataclass
 class Progress:
-    """Looks every fifty steps whether a minimisation still gets on, and sooner whether it has run away, ``(batch,)`` each.
+    """Looks every fifty steps whether a minimisation still gets on, ``(batch,)`` each.
 
     Attributes:
-        start: the largest ``|z_i|`` where it began, or 1.
         first: the objective at the first look. value, norm: the least objective and gradient at the last one.
         idle: looks in a row at which neither had come down. unbounded: samples whose gradient has not, and whose
             objective falls forever.
     """
 
-    start: Tensor | None = None
     first: Tensor | None = None
     value: Tensor | None = None
     norm: Tensor | None = None
@@ -144,21 +139,10 @@ class Progress:
     @staticmethod
     def due(f: Evaluations, step: int) -> bool:
         """Is there something to look at?"""
-        return (step % _EVERY == 0 or step in _EARLY) and f.of_gradient and f.kind.minimisation
+        return step % _EVERY == 0 and step > 0 and f.of_gradient and f.kind.minimisation
 
-    def spent(self, f: Evaluations, z: Tensor, step: int) -> Tensor:
+    def spent(self, f: Evaluations, z: Tensor) -> Tensor:
         """Samples to be given up; which of them are ``unbounded`` is kept."""
-        if self.start is None:
-            self.start = z.abs().amax(1).clamp_min(1)
-            return torch.zeros_like(f.active)
-        if (
-            step in _EARLY and z.shape[1] <= _FEW_UNKNOWNS
-        ):  # these take little time, and another way may end in a minimum
-            return torch.zeros_like(f.active)
-        if step in _EARLY:
-            far = f.active & (z.abs().amax(1) > _FAR * self.start)
-            self.unbounded = falls_forever(f, z, far) if bool(far.any()) else far
-            return self.unbounded
         value, norm = f.value(z), f.best_norm
         if self.first is None or self.value is None or self.norm is None or self.idle is None:
             self.first, self.value, self.norm = value, value, norm
@@ -175,7 +159,7 @@ class Progress:
 
     def select(self, samples: Tensor) -> None:
         """Only these samples are left."""
-        for name in ("start", "first", "value", "norm", "idle", "unbounded"):
+        for name in ("first", "value", "norm", "idle", "unbounded"):
             kept = getattr(self, name)
             setattr(self, name, kept if kept is None else kept.index_select(0, samples))
 

@@ -221,14 +221,13 @@ def twofold(kind: str, *, batch: int, size: int) -> tuple[Problem, Tensor]:
     ``z^2 - 1``;  steady state of ``z - z^3``.
     """
     signs = 1 - 2 * (torch.arange(batch * size, device="cpu").reshape(batch, size) % 3 % 2).to(torch.float64)
-    if kind == "fixed_point":
-        magnitude = torch.ones_like(signs)
-        for _ in range(60):
-            magnitude = torch.tanh(2 * magnitude)
-        return FixedPoint(lambda z: torch.tanh(2 * z)), magnitude * signs
-    problems: dict[str, Problem] = {
-        "argmin": Argmin(lambda z: (z.square() - 1).square().sum(-1) / 4),
-        "least_squares": LeastSquares(lambda z: z.square() - 1),
-        "steady_state": SteadyState(lambda z: z - z**3),
+    flat = torch.ones_like(signs)
+    for _ in range(60):
+        flat = torch.tanh(2 * flat)
+    known: dict[str, tuple[Problem, Tensor]] = {
+        "fixed_point": (FixedPoint(lambda z: torch.tanh(2 * z)), flat * signs),
+        "argmin": (Argmin(lambda z: (z.square() - 1).square().sum(-1) / 4), signs),
+        "least_squares": (LeastSquares(lambda z: z.square() - 1), signs),
+        "steady_state": (SteadyState(lambda z: z - z**3), signs),
     }
-    return problems.get(kind, Root(lambda z: z - z**3)), signs
+    return known.get(kind, (Root(lambda z: z - z**3), signs))
