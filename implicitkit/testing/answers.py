@@ -299,7 +299,8 @@ def gradient_of_the_steps(subject: Subject) -> None:
             value = subject.solve(known, theta, rule=rule).value
             gradients += torch.autograd.grad(value.square().sum(), theta)
         # errors of the steps' derivative fall like those of the steps, times their number
-        close(gradients[1], gradients[0], 1e-4, f"{known.name}: the gradient of the steps")
+        allowed = max(1e-4, subject.tolerance(known))
+        close(gradients[1], gradients[0], allowed, f"{known.name}: the gradient of the steps")
 
 
 @check("Let exceptions of f pass: catch only your own, never a bare `except`.")

@@ -115,11 +115,8 @@ def _newton(
 
     def direction(z: Tensor, r: Tensor, rows: Tensor) -> Tensor:
         P, _, A, b = part(rows)
-        J = problem.jacobian(z, P, A, b)[0]
-        if not data.sparse:
-            return solver.answer(J, r)
-        ones = torch.ones_like(r[:, 0])
-        return torch.nan_to_num(J.sparse().shifted(_NEAR * ones, ones).solve(r))
+        J = problem.jacobian(z, P, A, b, _NEAR)[0]
+        return torch.nan_to_num(J.sparse().solve(r)) if data.sparse else solver.answer(J, r)
 
     return extend.damped_newton(
         lambda z, rows: problem.residual(z, *part(rows)),

@@ -54,9 +54,9 @@ class ConeProgram(ik.Problem):
         return torch.cat([stationarity, y - self.dual.project(y - b + self.A_held.times(A, x))], 1)
 
     def jacobian(
-        self, w: Tensor, P: Tensor, A: Tensor, b: Tensor
+        self, w: Tensor, P: Tensor, A: Tensor, b: Tensor, near: float = 0.0
     ) -> tuple[ik.extend.Operator, Callable[[Tensor], Tensor]]:
-        """``J`` at a plain ``w``, by its blocks, and ``v -> D v`` on ``(batch, m)``.
+        """``J`` at a plain ``w``, by its blocks, and ``v -> D v`` on ``(batch, m)``; of a sparse program ``J + near I``.
 
         Without curved cones it is that of a quadratic program whose rows are equalities where ``D`` is one.
         """
@@ -64,7 +64,7 @@ class ConeProgram(ik.Problem):
         diagonal, blocks = self.dual.derivative(y - b + self.A_held.times(A, x))
         project = functools.partial(_projected, diagonal, blocks)
         if isinstance(self.P_held, Entries) and isinstance(self.A_held, Entries):
-            return sparse_operator(P, A, (self.P_held, self.A_held), diagonal, blocks), project
+            return sparse_operator(P, A, (self.P_held, self.A_held), diagonal, blocks, near), project
         if blocks:
             return KKTOperator(P, A, diagonal, blocks), project
         flat = extend.QPJacobian(P, A[:, :0], A, diagonal, torch.zeros_like(diagonal), diagonal)

@@ -20,9 +20,9 @@ __all__ = ["sparse_operator"]
 
 
 def sparse_operator(
-    P: Tensor, A: Tensor, at: tuple[Entries, Entries], diagonal: Tensor, blocks: list[Any]
+    P: Tensor, A: Tensor, at: tuple[Entries, Entries], diagonal: Tensor, blocks: list[Any], near: float = 0.0
 ) -> extend.Operator:
-    """``J`` of a batch of programs.
+    """``J + near I`` of a batch of programs.
 
     Args:
         P, A: entries, ``(batch, nnz)``. at: how they are held. diagonal: of ``D`` on the linear rows, ``(batch, linear)``.
@@ -56,5 +56,8 @@ def sparse_operator(
         shape = (group.number, size, size)
         own = (start + local.view(1, -1, 1)).expand(shape), (start + local.view(1, 1, -1)).expand(shape)
         pieces.append((own[0].flatten(), own[1].flatten(), -block.flatten(1)))
+    if near:
+        everywhere = torch.arange(n + m, device=A.device)
+        pieces.append((everywhere, everywhere, near * torch.ones_like(A[:, :1]).expand(batch, n + m)))
     rows, columns, values = (torch.cat(parts, -1) for parts in zip(*pieces, strict=True))
     return extend.of_entries(rows, columns, values, torch.cat([A.new_zeros(batch, n), A.new_zeros(batch, m)], 1))

@@ -20,28 +20,32 @@ _ORDINARY = 2.0**10  # sizes from its inverse to this are left as they are
 
 
 def in_units(data: Data) -> tuple[Data, Tensor | None]:
-    """The programs in units of their own, and the units of ``w``, ``(batch, n + m)``; ``None``: they are ordinary."""
-    P, q, b = (_largest(t) for t in (data.P, data.q, data.b))
-    alone = torch.where((P > 0) & (q > 0), q / P, b)  # the size of x, if the constraints did not matter
-    x = torch.where(b > 0, b, alone)
-    between = (P > 0) & (alone < x) & (_unit(alone) == 1)  # and bounds far away would tell nothing
-    s = torch.where(between, 1.0, _unit(x))
-    t = 1 / _unit(torch.maximum(P, q / s))
+    """The programs in units of their own, and the units of ``w``, ``(batch, n + m)``; ``None``: they are ordinary.
+
+    Numbers of ordinary size stay so, however small or large others are: a bound far away, or a dear slack, is no unit.
+    """
+    P, q, b = (t.flatten(1).abs() for t in (data.P, data.q, data.b))
+    linear = (P == 0).all(1, keepdim=True)
+    s = _unit(torch.where(linear, 0, q), b)
+    t = 1 / _unit(P, q / s)
     if bool(((s == 1) & (t == 1)).all()):
         return data, None
     curvature = t.reshape(-1, *[1] * (data.P.ndim - 1)) * data.P
-    s, t = s.unsqueeze(1), t.unsqueeze(1)
     units = torch.cat([s.expand_as(data.q), (s / t).expand_as(data.b)], 1)
     return data._replace(P=curvature, q=t * data.q / s, b=data.b / s), units
 
 
-def _largest(t: Tensor) -> Tensor:
-    """Of each sample, in absolute value."""
-    flat = t.flatten(1)
-    return flat.abs().amax(1) if flat.shape[1] else flat.new_zeros(len(flat))
+def _unit(*parts: Tensor) -> Tensor:
+    """A power of two near the largest of numbers that are all small, or the least of numbers that are all large; else 1,
+    ``(batch, 1)``.  Zeros do not count.
 
-
-def _unit(size: Tensor) -> Tensor:
-    """The power of two next to a size, 1 where it is ordinary or there is none."""
-    ordinary = (size == 0) | ~size.isfinite() | ((size >= 1 / _ORDINARY) & (size <= _ORDINARY))
-    return torch.where(ordinary, 1.0, torch.exp2(torch.where(ordinary, 1.0, size).log2().round()))
+    Args:
+        parts: absolute values, ``(batch, k)`` each.
+    """
+    sizes = torch.cat(parts, 1)
+    largest = sizes.amax(1, keepdim=True) if sizes.shape[1] else sizes.new_ones(len(sizes), 1)
+    least = torch.where(sizes > 0, sizes, torch.inf).amin(1, keepdim=True) if sizes.shape[1] else largest
+    small = (largest > 0) & (largest < 1 / _ORDINARY)
+    large = least.isfinite() & (least > _ORDINARY)
+    size = torch.where(small, largest, torch.where(large, least, 1.0))
+    return torch.exp2(size.log2().round())

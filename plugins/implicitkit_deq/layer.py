@@ -25,12 +25,13 @@ from implicitkit_deq.merging import Composable, merged
 from implicitkit_deq.rows import Rows
 from implicitkit_deq.settings import Pretraining, Settings
 from implicitkit_deq.sharding import gathered
+from implicitkit_deq.shown import Copied
 from implicitkit_deq.visit import Visit, given_away, refuse_mapped
 
 __all__ = ["DEQ"]
 
 
-class DEQ(ik.extend.Configured, Composable, nn.Module):
+class DEQ(ik.extend.Configured, Composable, Copied):
     r"""A deep equilibrium model: ``layer(x) = z*`` with ``z* = cell(z*, x)``, differentiable, in constant memory.
 
     The derivative is that of the equilibrium, ``dz*/d\theta = (I - J)^{-1} df/d\theta`` with ``J = df/dz`` (Bai, Kolter &
@@ -221,9 +222,6 @@ class DEQ(ik.extend.Configured, Composable, nn.Module):
             yield self
         finally:
             self.train_settings, self.eval_settings = old
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "solution": None, "_start": None}  # those of a call hold graphs
 
     def extra_repr(self) -> str:
         """The state's shape and the settings."""

@@ -116,5 +116,6 @@ class Pretraining(ik.extend.Configured):
         """Applications of the cell in the training call of this number, from 0 on."""
         if self.deepest is None:
             return self.steps
-        drawn = torch.randint(self.steps, self.deepest + 1, (), generator=torch.Generator().manual_seed(call))
+        own = torch.Generator().manual_seed(call)  # nobody else's numbers
+        drawn = torch.randint(self.steps, self.deepest + 1, (), generator=own, device="cpu")
         return int(drawn)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
 from implicitkit_deq.compat import observed
 
-__all__ = ["Shown"]
+__all__ = ["Copied", "Shown"]
 
 
 class Shown:
@@ -26,19 +27,38 @@ class Shown:
 
     def __init__(self, cell: Any) -> None:
         self.modules = list(cell.modules()) if isinstance(cell, nn.Module) else []
-        self.before = {id(t): weakref.ref(t) for t in self._kept()}
+        self.before = {id(t): weakref.ref(t) for t in _kept(self.modules)}
 
     def anything(self) -> bool:
         """Has a tensor been kept since, or are there hooks?"""
-        return any(map(observed, self.modules)) or any(map(self._is_new, self._kept()))
+        return any(map(observed, self.modules)) or any(map(self._is_new, _kept(self.modules)))
 
     def _is_new(self, t: Tensor) -> bool:
         known = self.before.get(id(t))
         return known is None or known() is not t
 
-    def _kept(self) -> Iterator[Tensor]:
-        """Tensors that are attributes of the modules, or lie in a list, tuple or dict that is one (as buffers do)."""
-        for module in self.modules:
-            for value in vars(module).values():
-                held = value.values() if type(value) is dict else value if type(value) in (list, tuple) else (value,)
-                yield from (t for t in held if isinstance(t, Tensor))
+
+class Copied(nn.Module):
+    """A layer whose copies hold nothing of a call that has a graph, which torch does not copy.
+
+    There is no ``solution`` in them and no start; what the modules keep is detached (in a pickle that is torch's business).
+    """
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "solution": None, "_start": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        for t in _kept(self.modules()):
+            if t.grad_fn is not None:
+                memo[id(t)] = t.detach().clone()
+        twin = memo[id(self)] = self.__class__.__new__(self.__class__)
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return twin
+
+
+def _kept(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    """Tensors that are attributes of modules, or lie in a list, tuple or dict that is one (as buffers do)."""
+    for module in modules:
+        for value in vars(module).values():
+            held = value.values() if type(value) is dict else value if type(value) in (list, tuple) else (value,)
+            yield from (t for t in held if isinstance(t, Tensor))

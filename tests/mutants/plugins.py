@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .row import mutants
 
-SPARSE = "tests/plugins/cvxpy/test_sparse_programs.py"
+SPARSE = "tests/plugins/cvxpy/test_sparse_cvxpy.py"
 LAYER = "tests/plugins/cvxpy/test_cvxpy_layer.py tests/mutants/test_survivors_plugins.py"
 USES = "tests/plugins/deq/test_ordinary_uses.py"
 TOOLS = "tests/plugins/deq/test_deq_tools.py tests/mutants/test_survivors_plugins.py"
@@ -14,8 +14,8 @@ MUTANTS = [
         "plugins/implicitkit_deq/settings.py",
         "tests/plugins/deq/test_deq.py -k 'varied_depth or deepest'",
         ("torch.randint(self.steps, self.deepest + 1,", "torch.randint(self.steps, self.deepest,"),
-        (", generator=torch.Generator().manual_seed(call))", ", generator=torch.Generator().manual_seed(0))"),
-        (", generator=torch.Generator().manual_seed(call))", ")"),
+        ("torch.Generator().manual_seed(call)", "torch.Generator().manual_seed(0)"),
+        ("generator=own, ", ""),
         ("self.deepest < self.steps:", "self.deepest <= 0:"),
         ("deepest=options.optional(count)", ""),
     ),
@@ -103,14 +103,19 @@ MUTANTS = [
     *mutants(
         "plugins/implicitkit_cvxpy/units.py",
         SPARSE + " -k 'units or unit'",
-        ("t = 1 / _unit(torch.maximum(P, q / s))", "t = torch.ones_like(s)"),
-        ("s = torch.where(between, 1.0, _unit(x))", "s = torch.ones_like(x)"),
+        ("t = 1 / _unit(P, q / s)", "t = torch.ones_like(s)"),
+        ("s = _unit(torch.where(linear, 0, q), b)", "s = torch.ones_like(q[:, :1])"),
+        (
+            "torch.where(large, least, 1.0)",
+            "torch.where(largest > _ORDINARY, largest, 1.0)",
+            SPARSE + " -k 'is_no_unit'",
+        ),
         ("[s.expand_as(data.q), (s / t).expand_as(data.b)]", "[s.expand_as(data.q), s.expand_as(data.b)]"),
     ),
     *mutants(
         "plugins/implicitkit_cvxpy/finish.py",
         SPARSE + " -k 'not_unique'",
-        ("shifted(_NEAR * ones, ones)", "shifted(0 * ones, ones)"),
+        ("problem.jacobian(z, P, A, b, _NEAR)", "problem.jacobian(z, P, A, b)"),
         ("if len(rough):", "if False:", SPARSE + " -k 'does_not_tell'"),
     ),
     *mutants(

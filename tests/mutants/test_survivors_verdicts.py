@@ -21,7 +21,7 @@ ALL = torch.ones(1, dtype=torch.bool)
 
 def _jump() -> Any:
     """Of 2 at 1, in every component."""
-    return SimpleNamespace(residual=lambda z: torch.where(z > 1, 1.0, -1.0).to(z))
+    return SimpleNamespace(residual=lambda z: torch.where(z > 1, 1.0, -1.0).to(z), kind=ik.Root.kind)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -19,7 +19,7 @@ from implicitkit.solver.method import Method
 __all__ = ["AugmentedLagrangian"]
 
 _GROWN = 1e7  # times the first penalty, at most
-_NEAR = 1e-4  # of 1 + |z|: how far curvature is looked for, beside the whole of it
+_NEAR = 1e-4  # of 1 + |z|: how far curvature is looked for
 _PATIENCE = 20  # steps at that rho that lower the least residual by less than a tenth
 
 
@@ -110,27 +110,24 @@ class AugmentedLagrangian(Method):
 def _unit(model: Model, z: Tensor) -> Tensor:
     """``|d^2 f| / |J|^2``, ``(batch,)``; one where either cannot be told, as of a linear ``f``.
 
-    ``|d^2 f|`` is what the gradient changes by along itself, over ``1 + |z|`` or a part of it: it may vanish here and not
-    there.  ``|J|^2`` is ``|J'J v| / |v|`` for ``v = J's``, ``s`` random signs.
+    ``|d^2 f|`` is what the gradient changes by along itself.  ``|J|^2`` is ``|J'J v| / |v|`` for ``v = J's``, ``s`` random
+    signs.  Both are looked at beside ``z``: farther away ``f`` may not be defined.
     """
     if not model.count:
         return torch.ones_like(z[:, 0])
     _, constraints, g = model.slope(z)
     reach = 1 + torch.linalg.vector_norm(z, dim=1, keepdim=True)
 
-    def along(v: Tensor, share: float) -> tuple[Tensor, Tensor]:
-        """A point so far along ``v``, and how far."""
-        h = share * reach / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
+    def along(v: Tensor) -> tuple[Tensor, Tensor]:
+        """A point near ``z`` along ``v``, and how far."""
+        h = _NEAR * reach / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
         return z - h * v, torch.linalg.vector_norm(h * v, dim=1)
 
-    curvature = torch.zeros_like(z[:, 0])
-    for share in (_NEAR, 1.0):
-        point, way = along(g, share)
-        change = torch.linalg.vector_norm(model.slope(point)[2] - g, dim=1) / way
-        curvature = torch.where(change.isfinite(), torch.maximum(curvature, change), curvature)
+    point, way = along(g)
+    curvature = torch.linalg.vector_norm(model.slope(point)[2] - g, dim=1) / way
     signs = seeded.signs(model.count, seed=0xA1).to(z).expand_as(constraints)
     v = model.slope(z, lambda _: signs)[2] - g
-    point, way = along(v, _NEAR)
+    point, way = along(v)
     moved = (model.values(point)[1] - constraints) / way.unsqueeze(1)
     steep = torch.linalg.vector_norm(model.slope(z, lambda _: moved)[2] - g, dim=1)
     unit = curvature / steep

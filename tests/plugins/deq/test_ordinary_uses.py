@@ -408,6 +408,8 @@ def test_what_a_cell_keeps_is_of_the_equilibrium_with_its_derivative(how: str, t
     torch.testing.assert_close(extra, cell.extra(), rtol=1e-9, atol=1e-10)
     found, exact = (gradients(a.sum() + b.sum(), m) for a, b, m in ((z, extra, layer), (wanted, cell.extra(), cell)))
     torch.testing.assert_close(found, exact, rtol=1e-7, atol=1e-9)
+    averaged = torch.optim.swa_utils.AveragedModel(nn.Sequential(layer)).module[0]  # a deep copy, after a call
+    assert not averaged.cell.extra().requires_grad and torch.equal(averaged.cell.extra(), layer.cell.extra())
     if how == "normed":
         assert layer.cell.norm.num_batches_tracked == 2 * training
 

@@ -201,10 +201,9 @@ def test_one_infeasible_sample_leaves_the_others() -> None:
 
 
 def test_multipliers_that_are_not_unique(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Solved to rounding all the same, without sets of active rows; whether it has a derivative is for ``degenerate``."""
+    """Solved to rounding all the same, by factors alone; whether it has a derivative is for ``degenerate``."""
     import networkx as nx
 
-    monkeypatch.delattr("implicitkit_cvxpy.finish.active_rows")
     graph = nx.grid_2d_graph(10, 10).to_directed()
     incidence = sp.csr_matrix(nx.incidence_matrix(graph, oriented=True))[:-1]
     costs, flow = cp.Parameter(incidence.shape[1]), cp.Variable(incidence.shape[1])
@@ -214,7 +213,10 @@ def test_multipliers_that_are_not_unique(monkeypatch: pytest.MonkeyPatch) -> Non
     problem = cp.Problem(objective, [incidence @ flow == supply, flow >= 0])
     given = seeded(incidence.shape[1]).abs().requires_grad_()
     convex = ConvexLayer(problem, [costs], [flow])
-    (found,) = convex(given)
+    with monkeypatch.context() as without:
+        without.delattr("implicitkit_cvxpy.finish.active_rows")
+        without.delattr("implicitkit.linear.kkt.KKT._least_norm")
+        (found,) = convex(given)
     assert isinstance(convex._assembly, SparseAssembly)
     assert float(convex.solution.residual_norm) < 1e-11
     costs.value = given.detach().numpy()
@@ -288,6 +290,24 @@ def test_multipliers_have_the_units_of_the_objective(monkeypatch: pytest.MonkeyP
     point, multipliers = convex(s * given, s * one)
     torch.testing.assert_close(point, (given / 0.6).clamp_max(0.4), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(multipliers / s, (given - 0.24).clamp_min(0), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+@pytest.mark.parametrize("far", [1e6, 1e8])
+def test_one_number_far_from_the_rest_is_no_unit(monkeypatch: pytest.MonkeyPatch, far: float, form: str) -> None:
+    """A dear slack; a bound that is none; and what is infeasible beside one stays so."""
+    x, s, p = cp.Variable(2), cp.Variable(2), cp.Parameter(2)
+    given = torch.tensor([1.0, -1.0], dtype=F64)
+    dear = cp.Problem(cp.Minimize(cp.norm1(x - p) + far * cp.sum(s)), [x <= 0.2 + s, s >= 0])
+    (found,), (gradient,), (weights,) = pulled(layers(monkeypatch, (dear, [p], [x], []))[form], [given])
+    torch.testing.assert_close(found, torch.tensor([0.2, -1.0], dtype=F64), rtol=0, atol=1e-6)
+    torch.testing.assert_close(gradient, torch.stack([0 * weights[0], weights[1]]), rtol=0, atol=1e-6)
+    wide = cp.Problem(cp.Minimize(cp.sum_squares(x) + 0 * cp.sum(p)), [cp.sum(x) >= 1, x <= far])
+    (found,) = layers(monkeypatch, (wide, [p], [x], []))[form](given)
+    torch.testing.assert_close(found, torch.tensor([0.5, 0.5], dtype=F64), rtol=0, atol=1e-6)
+    none = cp.Problem(cp.Minimize(cp.sum_squares(x) + p @ x), [x >= 0, x <= far, x[0] <= -1])
+    with pytest.raises(RuntimeError, match="infeasible"):
+        layers(monkeypatch, (none, [p], [x], []))[form](given)
 
 
 def test_active_rows_that_the_point_of_the_solver_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
