@@ -446,6 +446,7 @@ MUTANTS = [
             "return value + (force(constraints).square() / rho).sum(1)",
         ),
         ("f.stuck = waited >= _PATIENCE", "pass", "tests/problem/test_no_solution.py -k gives_up"),
+        ("_NEAR = 1e-4", "_NEAR = 1.0", "tests/problem/test_no_solution.py -k is_defined"),
         (
             "self.penalty * _unit(model, model.split(z)[0])",
             "torch.full_like(z[:, 0], self.penalty)",

@@ -151,3 +151,18 @@ def test_the_augmented_lagrangian_gives_up(constraint: Any) -> None:
     )  # fmt: skip
     assert [ik.Status(int(s)) for s in found.status] == [ik.Status.STALLED, ik.Status.CONVERGED]
     assert 20 < int(found.steps[0]) < 50  # of 100
+
+
+def test_the_augmented_lagrangian_stays_where_the_function_is_defined() -> None:
+    """Its first penalty is in units of curvature, and these are looked at beside the start."""
+
+    def entropy(z: torch.Tensor) -> torch.Tensor:
+        if bool((z <= 0).any()):
+            raise ValueError("the logarithm of nothing")
+        return (z * z.log()).sum(-1)
+
+    found = ik.argmin(
+        entropy, torch.full((3,), 0.25, dtype=torch.float64), solver="augmented_lagrangian",
+        constraints=ik.Equality(lambda z: z.sum(-1, keepdim=True) - 1),
+    )  # fmt: skip
+    torch.testing.assert_close(found.value, torch.full((3,), 1 / 3, dtype=torch.float64), rtol=1e-6, atol=0)
