@@ -9,7 +9,7 @@ with rows ``r_i`` and the objective ``c`` times as large,
 ``T`` such that ``P`` has the diagonal one and, where it has none, columns the size one, ``R`` such that rows have.  They are
 constants: derivatives reach the data through these products.  A program whose rows and columns differ by less than 1e4, and
 are neither tiny nor huge, is solved as it stands; a relaxed one is not, whose ``lam s = kappa``, in these units ``c kappa``,
-asks for digits of both.
+asks for digits of both.  A batch has one choice of units, and none where its programs themselves differ by more than that.
 
 Source: Ruiz (2001), "A scaling algorithm to equilibrate both rows and columns norms in matrices"; Stellato, Banjac, Goulart,
 Bemporad & Boyd (2020), Math. Prog. Comp. 12 (OSQP), section 5.1.
@@ -85,6 +85,8 @@ def units_of(parts: dict[str, Tensor], places: dict[str, Any], uneven: float = U
     widths = [torch.stack(columns).amax(0)] if columns else []
     if not _are_uneven([*sizes, *widths], uneven) and (P is None or not _are_uneven([P.rows(one)], uneven, each=False)):
         return None
+    if any(_differ(parts[name], 1 if name in places else 2) for name in _MATRICES if name in parts):
+        return None
     T, R = one, [torch.ones_like(size) for size in sizes]
     curvature = torch.zeros_like(q) if P is None else P.diagonal()
     curved = curvature > 0
@@ -148,6 +150,16 @@ def _largest(t: Tensor, dims: int) -> Tensor:
         if lead
         else plain
     )
+
+
+def _differ(t: Tensor, dims: int) -> bool:
+    """Are the programs of a batch themselves in units of their own, so that none suit all?"""
+    plain = compat.batches_in_front(t)[0].abs()
+    if plain.ndim == dims or not plain.numel():
+        return False
+    sizes = torch.where(plain < torch.inf, plain, 0).double().flatten(0, plain.ndim - dims - 1).flatten(1).amax(1)
+    sizes = sizes[sizes > 0]
+    return bool(len(sizes)) and float(sizes.max()) > UNEVEN * float(sizes.min())
 
 
 def _are_uneven(sizes: list[Tensor], uneven: float, each: bool = True) -> bool:

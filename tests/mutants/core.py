@@ -236,6 +236,11 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/problem/qp_units.py",
+        "tests/problem/test_qp.py -k units_of_their_own",
+        ("> UNEVEN * float(sizes.min())", "> torch.inf"),
+    ),
+    *mutants(
         "implicitkit/problem/qp_relaxed.py",
         "tests/problem/test_qp.py -k promise",
         (

@@ -648,3 +648,18 @@ def test_constraints_said_twice_have_a_derivative_without_a_word() -> None:
         warnings.simplefilter("error")
         (slope,) = torch.autograd.grad(ik.solve(program).value.sum(), q)
     torch.testing.assert_close(slope, torch.tensor([0.0, -1.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("degenerate", ["lstsq", "smooth"])
+def test_programs_of_a_batch_may_have_units_of_their_own(degenerate: str) -> None:
+    """Curvatures of 1e-6 to 1e9: no units suit them all, and none is lost."""
+    generator = torch.Generator().manual_seed(0)
+    q, G = (torch.randn(4, 3, dtype=torch.float64, generator=generator) for _ in range(2))
+    h = torch.rand(4, dtype=torch.float64, generator=generator)
+    P = 10.0 ** torch.tensor([-6.0, 0.0, 6.0, 9.0], dtype=torch.float64).view(4, 1, 1) * torch.eye(
+        3, dtype=torch.float64
+    )
+    found = ik.solve(ik.QuadraticProgram(P, q, G=G, h=h, degenerate=degenerate)).value
+    for one, p, c in zip(found, P, q, strict=True):
+        alone = ik.solve(ik.QuadraticProgram(p, c, G=G, h=h, degenerate=degenerate)).value
+        torch.testing.assert_close(one, alone, rtol=1e-6, atol=1e-9 * float(alone.abs().max()))
