@@ -30,18 +30,25 @@ __all__: list[str] = []
     "Create tensors with z.new_* / *_like, convert what comes back from NumPy with torch.as_tensor(..., dtype=z.dtype)."
 )
 def keeps_dtype_and_device(subject: Subject) -> None:
-    """float32 and float64 come back as they came, on every device there is."""
+    """float32 and float64 come back as they came, on every device there is, whatever torch's default is."""
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+    default = torch.get_default_dtype()
+    try:
+        for dtype, other in ((torch.float32, torch.float64), (torch.float64, torch.float32)):
+            torch.set_default_dtype(other)
+            _keeps(subject, dtype, devices)
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _keeps(subject: Subject, dtype: torch.dtype, devices: list[str]) -> None:
     for device in devices:
-        for dtype in (torch.float32, torch.float64):
-            for known in known_problems(subject.kind, batch=2, size=subject.size, dtype=dtype, device=device):
-                solution = subject.solve(known, on_failure="ignore")
-                assert solution.value.dtype == dtype, f"{known.name}: {dtype} came back as {solution.value.dtype}"
-                assert solution.value.device == known.z0.device, f"{known.name}: came back on {solution.value.device}"
-                all_converged(solution, known)
-                close(
-                    solution.value, known.solution, subject.tolerance(known), f"{known.name} in {dtype}: the solution"
-                )
+        for known in known_problems(subject.kind, batch=2, size=subject.size, dtype=dtype, device=device):
+            solution = subject.solve(known, on_failure="ignore")
+            assert solution.value.dtype == dtype, f"{known.name}: {dtype} came back as {solution.value.dtype}"
+            assert solution.value.device == known.z0.device, f"{known.name}: came back on {solution.value.device}"
+            all_converged(solution, known)
+            close(solution.value, known.solution, subject.tolerance(known), f"{known.name} in {dtype}: the solution")
 
 
 @check("Never write into z or into what f returned (no z += d, no torch.add(out=z)): make new tensors.")

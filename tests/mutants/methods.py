@@ -641,4 +641,9 @@ MUTANTS = [
         ("active = v + mv(part.G, x) - part.h > 0", "active = v - mv(part.G, x) + part.h > 0"),
         ("better = new < norm[rows]", "better = new > norm[rows]", "tests/problem/test_qp.py -k against_scipy"),
     ),
+    *mutants(
+        "implicitkit/testing/conduct.py",
+        "tests/solver/test_conformance.py -k 'broken and keeps_dtype_and_device'",
+        ("torch.set_default_dtype(other)", "pass"),
+    ),
 ]

@@ -161,6 +161,11 @@ class Reseeds(Good):
         return z + (1 - 0.1 * torch.rand(1, dtype=z.dtype)) * (f(z) - z), state
 
 
+class StepsInTheDefaultDtype(Good):
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return z + torch.where(z > 0, 0.9, 0.8) * (f(z) - z), state
+
+
 class SetsTheDefaultDtype(Good):
     def init(self, f: Any, z: Tensor) -> Any:
         torch.set_default_dtype(z.dtype)
@@ -260,6 +265,7 @@ BROKEN = [
     ("gradient_of_the_steps", CutsItsGraph()),
     ("leaves_the_process_alone", Reseeds()),
     ("leaves_the_process_alone", SetsTheDefaultDtype()),
+    ("keeps_dtype_and_device", StepsInTheDefaultDtype()),
     ("can_be_nested", RemembersOnItself()),
     ("counts_evaluations", CountsNothing()),
 ]
@@ -269,7 +275,11 @@ BROKEN = [
     ("name", "solver"), BROKEN, ids=[f"{n}-{getattr(s, 'name', '')}{i}" for i, (n, s) in enumerate(BROKEN)]
 )
 def test_broken_solver_is_found_out(name: str, solver: Any) -> None:
-    report = check_solver(solver, raise_on_failure=False)
+    default = torch.get_default_dtype()
+    try:
+        report = check_solver(solver, raise_on_failure=False)
+    finally:
+        torch.set_default_dtype(default)
     (result,) = [r for r in report.results if r.check == name]
     assert result.outcome == "failed", str(report)
     assert result.message and result.mend == CHECKS[name].mend

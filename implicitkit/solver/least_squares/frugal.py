@@ -109,7 +109,7 @@ def _by_products(f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any] | 
         found = found | accept
         count[0] += _EVALUATION
         if bool(found.all()):
-            after = after_step(eta, torch.where(bounded, 0.0, 1.0), f.norm)
+            after = after_step(eta, torch.where(bounded, 0.0, 1.0).to(f.norm), f.norm)
             return z_next, state | after | {"radius": radius, "spent": state["spent"] + count[0], "price": price}
     return None
 

@@ -111,7 +111,7 @@ class GoldenSection(Method):
             m, value = torch.where(lower, x, m), torch.where(lower, new, value)
             slope = torch.where(lower, new_slope, slope)
             ended, missing = ended | higher, missing & ~found
-            step = step * torch.where(higher, _PART, 1 / (1 - _PART))
+            step = torch.where(higher, _PART * step, step / (1 - _PART))
         points = {"a": torch.minimum(a, b), "b": torch.maximum(a, b), "m": m, "value": value, "slope": slope}
         return points, missing.squeeze(1)
 
