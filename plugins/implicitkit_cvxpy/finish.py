@@ -4,10 +4,10 @@ The natural map is piecewise smooth and its active piece is found by any solver 
 
     w <- w - J(w)^{-1} F(w)
 
-reach rounding (Robinson 1992); a step that does not lower ``|F|`` is not taken.  For a
-sparse program it is ``J + delta I``, regular also where multipliers are not unique: the proximal method of multipliers
-(Rockafellar 1976), whose steps leave about ``delta`` of what Newton's would take away; and where the solver's point does not
-tell which rows are active, quadratic programs are solved by sets of active rows.
+reach rounding (Robinson 1992); a step that does not lower ``|F|`` is not taken.  For a sparse program it is ``J + delta I``,
+regular also where multipliers are not unique: the proximal method of multipliers (Rockafellar 1976), whose steps leave about
+``delta`` of what Newton's would take away; and where the solver's point does not tell which rows are active, quadratic
+programs are solved by sets of active rows.
 """
 
 from __future__ import annotations
