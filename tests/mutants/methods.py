@@ -94,7 +94,7 @@ MUTANTS = [
             "z_next = torch.baddbmm(mixed.unsqueeze(1), gamma.mT, dW, alpha=-1).squeeze(1)",
             "z_next = torch.baddbmm(mixed.unsqueeze(1), gamma.mT, dW, alpha=1).squeeze(1)",
         ),
-        ("gram[:, slot] = gram[:, :, slot] = row", "gram[:, slot] = row"),
+        ("gram[:, :, piece] = rows.mT", "pass"),
         ("_remember(history[:, (k - 1) % m], (r, mixed)", "_remember(history[:, 0], (r, mixed)"),
         ('_remember(state["history"][:, (k - 1) % self.memory]', '_remember(state["history"][:, 0]'),
         ("if not _most(f, far, _HALF):", "if True:"),

@@ -194,21 +194,33 @@ class Anderson(Method):
     def _coefficients(self, state: dict[str, Any], r: Tensor, held: int, slots: list[int]) -> tuple[Tensor, Tensor]:
         """``gamma``, shape ``(batch, held, 1)``, and by how much it lowers ``|r|^2``, ``(batch,)``; brings the rows
         ``slots`` of the Gram matrix up to date."""
-        gram, dR = state["gram"], state["history"][:, :held, : r.shape[1]]
+        gram, dR, pieces = state["gram"], state["history"][:, :held, : r.shape[1]], _pieces(slots)
         # the new rows' products with the history and those of r, in one pass over it
-        products = torch.bmm(torch.stack([r, *(dR[:, slot] for slot in slots)], 1), dR.mT)
+        products = torch.bmm(torch.cat([r.unsqueeze(1), *(dR[:, piece] for piece in pieces)], 1), dR.mT)
         if products.dtype != gram.dtype:
             products = products.to(gram.dtype)
         if held < self.memory:
             gram = gram[:, :held, :held]
-        rhs, *rows = products.unbind(1)
-        for slot, row in zip(slots, rows, strict=True):
-            gram[:, slot] = gram[:, :, slot] = row
+        rhs, *blocks = products.split([1, *(piece.stop - piece.start for piece in pieces)], 1)
+        for piece, rows in zip(pieces, blocks, strict=True):
+            gram[:, piece] = rows
+            gram[:, :, piece] = rows.mT
         factor, info = torch.linalg.cholesky_ex(_raised(gram, self.memory, self.ridge))
-        gamma = torch.cholesky_solve(rhs.unsqueeze(2), factor)
+        gamma = torch.cholesky_solve(rhs.mT, factor)
         if maybe_any(info):
             gamma = gamma.masked_fill(info.ne(0).view(-1, 1, 1), 0)  # not positive definite: the plain step
-        return gamma, (rhs.unsqueeze(1) @ gamma).view(-1)
+        return gamma, (rhs @ gamma).view(-1)
+
+
+def _pieces(slots: list[int]) -> list[slice]:
+    """Numbers that count down, but for a turn of the ring, as slices of numbers that count up."""
+    pieces: list[slice] = []
+    for slot in slots:
+        if pieces and slot == pieces[-1].start - 1:
+            pieces[-1] = slice(slot, pieces[-1].stop)
+        else:
+            pieces.append(slice(slot, slot + 1))
+    return pieces
 
 
 _NOTHING: dict[str, Any] = {"history": None, "gram": None}
