@@ -52,7 +52,7 @@ class RelayBySeed(ik.Relay):
         total = super()._go_on(stages[:cheap], f, z0, options, total, norm, finishers)
         status = total.status
         left = (status != int(ik.Status.CONVERGED)).view(-1, SAMPLES)
-        spared = (self.pauses > 0) & (left.sum(1) <= Forgive().share * SAMPLES)
+        spared = (self.pauses > 0) & torch.tensor([Forgive().spares(one) for one in left])
         self.asked.copy_(left.any(1) & ~spared)
         held = (left & spared.unsqueeze(1)).flatten()
         total.status = torch.where(held, int(ik.Status.STOPPED), status)  # which the stages do not look at

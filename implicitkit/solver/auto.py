@@ -322,16 +322,19 @@ class Polyalgorithm(Solver):
                 break
             if not stage.serves(f, z0):
                 continue
-            solver = stage.make()
             samples, system, theta = subset(f, open_, whole=watched)
-            part = Evaluations(system, theta, solver.solves)
+            part = Evaluations(system, theta, stage.make().solves)
             part.evaluations, part.sample_evaluations = total.evaluations, total.sample_evaluations
             begin = torch.where(open_.unsqueeze(1), stage.begin(z0, total.z), total.z).index_select(0, samples)
+            granted = self._granted(stage, part, begin)
+            if granted is None:
+                continue
+            solver = granted.make()
             found = solver.run(
                 part,
                 begin,
                 replace(
-                    _limited(replace(options, max_steps=left), stage.max_steps),
+                    _limited(replace(options, max_steps=left), granted.max_steps),
                     start_norm=start_norm.index_select(0, samples),
                     callback=options.callback and _later(options.callback, taken),
                 ),
@@ -339,6 +342,10 @@ class Polyalgorithm(Solver):
             if _merge(total, found, samples, open_.index_select(0, samples)):
                 finishers.append(solver.name)
         return total
+
+    def _granted(self, stage: Stage, f: Evaluations, z: Tensor) -> Stage | None:
+        """A stage as it may run from ``z`` on; ``None``: it is left out."""
+        return stage
 
 
 def _limited(options: Options, max_steps: int | None) -> Options:

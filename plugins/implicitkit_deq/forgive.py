@@ -19,6 +19,8 @@ __all__ = ["Effort", "Forgive", "ForgivenWarning", "masked", "near"]
 _DERIVATIVES = ("truncated", "none")
 _EXACT = ("auto", "implicit")
 _DEAR = 300  # evaluations in one training call, above which a few samples are not worth it
+_WORK = 4000.0  # evaluations that each dear member of a relay may be worth in one training call
+_RESTING = 0.25  # of the share that may fail: so many may be left without the dear members
 _REACH = 100.0  # of a position's start and first step
 _CURE = (
     "I - J is nearly singular at these equilibria: bound the weights (bound_weights), add jacobian_penalty to the loss, or "
@@ -61,7 +63,11 @@ class Forgive(extend.Configured):
     A few hard samples would cost most of a training: the later members of the ``"relay"`` take hundreds of evaluations for
     them in every step.  So where these were in vain, or a call took more than 300 evaluations, the next ``every - 1``
     training calls do without them (:meth:`ik.Relay.brief`) and forgive what Anderson and Broyden leave, unless that is more
-    than ``share``.
+    than a quarter of ``share`` (:meth:`spares`).
+
+    Nor does a training call grant each of these members more than 4,000 evaluations are worth (``ik.Relay(work=)``):
+    continuation gets all that it can use up to some 64 unknowns a sample, and nothing from a few hundred on, where it would
+    factor for minutes.  ``solver=ik.Relay(work=math.inf)`` lets it; in evaluation nothing is limited.
 
     What that costs and saves where few samples are hard: ``cells.MLP(4, 16)`` at rate 1e-3, every solve from zero, 8 seeds,
     500 steps, ``every=30`` beside ``every=1``: 1.1 % of the samples forgiven, and none; 210 and 236 evaluations a step;
@@ -122,6 +128,12 @@ class Forgive(extend.Configured):
         """Did too many fail?  At least one has."""
         return int(failed.sum()) > self.share * failed.numel()
 
+    def spares(self, failed: Tensor) -> bool:
+        """May a call do without the dear members of the relay, where the cheap ones fail on these samples?
+
+        Where they are at most a quarter of the ``share`` that may fail, or a single one that may."""
+        return not self.exceeded(failed) and int(failed.sum()) <= max(1.0, _RESTING * self.share * failed.numel())
+
     def tell(self, solution: ik.Solution, spared: bool, anew: bool) -> None:
         """Warn that samples of a call are forgiven; ``spared``: dearer solvers were not asked; ``anew``: no solve starts
         where the sample's last one ended."""
@@ -156,10 +168,12 @@ class Effort:
         self.spared = False
         if not isinstance(policy, Forgive) or not isinstance(relay, ik.Relay) or extend.transforms_active():
             return find(solver)
+        if relay.work is None:
+            relay = solver = replace(relay, work=_WORK)
         if self.pause:
             self.pause -= 1
             found = find(relay.brief())
-            if not policy.exceeded(~found.converged):
+            if policy.spares(~found.converged):
                 self.spared = True
                 return found
         found = find(solver)
@@ -238,6 +252,8 @@ class _Linear(ik.LinearSolver):
 
     def _instead(self, answer: ik.extend.LinearSolution, b: Tensor) -> ik.extend.LinearSolution:
         """Something else for what was not solved."""
+        if bool(answer.converged.all()):
+            return answer
         # what overflows is solved again in units of its own, and what is infinite is no failure: whoever asked does both
         failed = ~answer.converged & (b.abs().amax(1) <= torch.finfo(b.dtype).max ** 0.25)
         if not bool(failed.any()):

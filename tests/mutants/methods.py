@@ -127,6 +127,18 @@ MUTANTS = [
         "implicitkit/solver/fixed_point/relay.py",
         "tests/solver/test_relay.py -k chain_of_layers",
         ("    *_CHEAP,\n    _PLAIN,\n", "    *_CHEAP,\n"),
+        ("        if steps < _FEWEST:", "        if False:", "tests/solver/test_relay.py -k granted"),
+        (
+            "return replace(stage, max_steps=steps if stage.max_steps is None else min(steps, stage.max_steps))",
+            "return stage",
+            "tests/solver/test_relay.py -k granted",
+        ),
+        (
+            "replace(method, inner_steps=products)",
+            "method",
+            "tests/solver/test_relay.py -k granted",
+        ),
+        ("total.message = _LEFT_OUT", "pass", "tests/solver/test_relay.py -k granted"),
     ),
     *mutants(
         "implicitkit/solver/fixed_point/impatient.py",

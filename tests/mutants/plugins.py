@@ -192,8 +192,15 @@ MUTANTS = [
         "plugins/implicitkit_deq/forgive.py",
         "tests/plugins/deq/test_training.py -k 'in_vain or are_spared'",
         ("self.pause = policy.every - 1 if dear else 0", "self.pause = 0"),
-        ("if not policy.exceeded(~found.converged):", "if True:"),
+        ("if policy.spares(~found.converged):", "if True:"),
+        ("max(1.0, _RESTING * self.share * failed.numel())", "self.share * failed.numel()"),
+        ("max(1.0, _RESTING * self.share * failed.numel())", "_RESTING * self.share * failed.numel()"),
         ("found.evaluations > _DEAR", "found.evaluations >= _DEAR"),
+        (
+            "relay = solver = replace(relay, work=_WORK)",
+            "pass",
+            "tests/plugins/deq/test_training.py -k takes_long_to_say",
+        ),
         ("self.spared = False\n        if not", "if not"),
     ),
     *mutants(

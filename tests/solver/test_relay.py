@@ -83,6 +83,7 @@ class _Away(ik.Method):
         (lambda: ik.extend.Continuation(length=0.0), ValueError),
         (lambda: ik.extend.Continuation(shortest=-1.0), ValueError),
         (lambda: ik.Relay(()), ValueError),
+        (lambda: ik.Relay(work=0.0), ValueError),
     ],
 )
 def test_options_out_of_range(make: Callable[[], Any], error: type[Exception]) -> None:
@@ -245,3 +246,36 @@ def test_a_chain_of_layers_is_walked_once() -> None:
     for i in range(depth):
         h = torch.tanh(h @ W[i] + b[i])
         torch.testing.assert_close(found.value[:, i], h, rtol=1e-12, atol=1e-12)
+
+
+def test_members_that_factor_jacobians_take_no_more_than_they_are_granted() -> None:
+    """A step of continuation is worth some three evaluations at 16 unknowns: 4,000 are enough for all, 100 for none."""
+    function, b = _layer_norm_of_relu(1, 6)
+    z0 = torch.zeros(6, 16, dtype=F64)
+    options: dict[str, Any] = {"batch_dims": 1, "in_dims": (0,), "rtol": 1e-8, "on_failure": "ignore"}
+    whole, enough, some, little = (
+        ik.fixed_point(function, z0, (b,), solver=ik.Relay(work=work), **options)
+        for work in (None, 4000.0, 230.0, 100.0)
+    )
+    assert "continuation" in whole.solver and whole.evaluations == enough.evaluations
+    assert torch.equal(whole.value, enough.value) and not whole.message
+    assert bool(whole.converged.all()) and "continuation" in some.solver and not bool(some.converged.all())
+    assert little.evaluations < whole.evaluations and not bool(little.converged.all())
+    assert "continuation" not in little.solver
+    assert "Relay(work=math.inf)" in little.message and not some.message
+
+
+def test_newtons_method_takes_no_more_products_than_it_is_granted() -> None:
+    """A linear equation of 64 unknowns: 500 products a step solve it, 2 do not."""
+    generator = torch.Generator().manual_seed(0)
+    A, b = torch.randn(64, 64, dtype=F64, generator=generator) / 4, torch.ones(64, dtype=F64)
+    stages = (ik.extend.Stage("picard", max_steps=1), ik.extend.Stage("newton_krylov", scale=None, max_steps=40))
+    for work in (None, 80.0):
+        found = ik.fixed_point(
+            lambda z: A @ z + b,
+            torch.zeros(64, dtype=F64),
+            solver=ik.Relay(stages, work),
+            rtol=1e-8,
+            on_failure="ignore",
+        )
+        assert bool(found.converged) == (work is None)

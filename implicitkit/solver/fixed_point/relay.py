@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from implicitkit.foundation.options import check_options, optional, positive
 from implicitkit.solver.auto import Polyalgorithm, Stage
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.catalogue import register_solver
@@ -23,6 +24,14 @@ from implicitkit.solver.root.newton_krylov import NewtonKrylov
 __all__ = ["Relay"]
 
 _DENSE = 1024  # unknowns a sample up to which continuation, which factors Jacobians, is tried
+
+_FEWEST = 50  # steps of continuation, below which it hardly arrives
+_NEWTON_STEPS = 40  # of Newton's method, which its horizon hardly allows
+
+_LEFT_OUT = (
+    "Members of the relay that factor Jacobians were left out, as too dear for this size: "
+    "solver=ik.Relay(work=math.inf) asks them, too"
+)
 
 _NEAR, _FAR = 10.0, 1000.0  # times the size of the start: how far out the later methods may go, and the very last
 
@@ -73,13 +82,22 @@ class Relay(Polyalgorithm):
 
     Args:
         stages: others instead, as for :class:`Polyalgorithm`.
+        work: what each of the members that take derivatives of the map may take, in evaluations of it: continuation as many
+            steps as that buys at the price of one (:mod:`implicitkit.linear.price`), or none where those are fewer than 50,
+            Newton's method a fortieth in products a step; the first member is asked as it is.  ``None``: anything, but who
+            calls a relay may set it.
 
     Raises:
-        ValueError: no stage.
+        ValueError: no stage, or ``work`` not positive.
     """
 
     stages: tuple[Any, ...] = _STAGES
+    work: float | None = None
     name: ClassVar[str] = "relay"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_options(self, work=optional(positive()))
 
     def brief(self) -> Relay:
         """The members before the first that takes derivatives of the map: from there on they take most of the evaluations
@@ -87,21 +105,49 @@ class Relay(Polyalgorithm):
 
         Itself, where there is no such member, or nothing before it.
         """
-        before = tuple(itertools.takewhile(lambda stage: not _differentiates(stage.solver), self.stages))
-        return Relay(before) if 0 < len(before) < len(self.stages) else self
+        before = tuple(itertools.takewhile(lambda stage: not _differentiates(stage), self.stages))
+        return Relay(before, self.work) if 0 < len(before) < len(self.stages) else self
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         """The stages that fit the size, in turn."""
         if z0.shape[1] <= _DENSE:
-            return super().run(f, z0, options)
-        members = tuple(s for s in self.stages if not _is_dense(s.solver))
-        runs = Relay(_LARGE if self.stages == _STAGES else members or self.stages)
+            total = super().run(f, z0, options)
+            if not total.all_converged and any(self._granted(stage, f, z0) is None for stage in self.stages):
+                total.message = _LEFT_OUT
+            return total
+        members = tuple(s for s in self.stages if not _is_dense(s))
+        runs = Relay(_LARGE if self.stages == _STAGES else members or self.stages, self.work)
         return super(Relay, runs).run(f, z0, options)
 
+    def _granted(self, stage: Stage, f: Evaluations, z: Tensor) -> Stage | None:
+        if self.work is None or math.isinf(self.work):
+            return stage
+        solver = stage.make()
+        method = _method(solver)
+        if isinstance(method, NewtonKrylov):
+            products = min(method.inner_steps, max(1, int(self.work / _NEWTON_STEPS)))
+            return replace(stage, solver=_with(solver, replace(method, inner_steps=products)), options=())
+        if not isinstance(method, Continuation):
+            return stage
+        steps = int(self.work / (1 + f.price_of_dense(z)))  # one evaluation, and the factors
+        if steps < _FEWEST:
+            return None
+        return replace(stage, max_steps=steps if stage.max_steps is None else min(steps, stage.max_steps))
 
-def _is_dense(solver: Any) -> bool:
-    return isinstance(solver.method if isinstance(solver, Impatient) else solver, Continuation)
+
+def _method(solver: Any) -> Any:
+    """What a solver is, patient or not."""
+    return solver.method if isinstance(solver, Impatient) else solver
 
 
-def _differentiates(solver: Any) -> bool:
-    return isinstance(solver.method if isinstance(solver, Impatient) else solver, Continuation | NewtonKrylov)
+def _with(solver: Any, method: Any) -> Any:
+    """The same solver, as patient as it is, of another method."""
+    return replace(solver, method=method) if isinstance(solver, Impatient) else method
+
+
+def _is_dense(stage: Stage) -> bool:
+    return isinstance(_method(stage.make()), Continuation)
+
+
+def _differentiates(stage: Stage) -> bool:
+    return isinstance(_method(stage.make()), Continuation | NewtonKrylov)

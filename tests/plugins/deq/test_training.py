@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import pickle
 import tempfile
 import warnings
@@ -128,14 +129,15 @@ def test_dear_members_of_the_relay_that_were_in_vain_are_spared_for_some_calls()
     ids=["dear", "cheap", "too many are left"],
 )
 def test_dear_members_are_spared_where_a_call_took_many_evaluations(evaluations: int, left: int, asked: str) -> None:
-    """``w``: the whole relay, ``b``: its cheap members, which leave so many of ten samples, a quarter of which may fail."""
+    """``w``: the whole relay, ``b``: its cheap members, which leave so many of 32 samples.  A quarter of them may fail, and
+    a sixteenth be left to rest."""
     effort, calls, spared = Effort(), "", []
 
     def find(solver: Any) -> Any:
         nonlocal calls
-        whole = solver == "relay"
+        whole = solver == "relay" or len(solver.stages) == len(ik.Relay().stages)
         calls += "w" if whole else "b"
-        converged = torch.arange(10) >= (0 if whole else left)
+        converged = torch.arange(32) >= (0 if whole else left)
         return SimpleNamespace(converged=converged, evaluations=evaluations if whole else 20)
 
     while len(calls) < 6:
@@ -145,6 +147,38 @@ def test_dear_members_are_spared_where_a_call_took_many_evaluations(evaluations:
     assert sum(spared) == (4 if left == 2 and "b" in asked else 0)
     effort.spend(find, "relay", None)
     assert not effort.spared and calls[-1] == "w"
+
+
+class GroupNormOfReLU(nn.Module):
+    """GroupNorm(ReLU(W * z + U * x)), W twice as large as PyTorch begins with: an equilibrium exists, nothing contracts."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.W, self.U = (nn.Conv2d(c, channels, 3, padding=1) for c in (channels, 3))
+        self.norm = nn.GroupNorm(4, channels)
+        with torch.no_grad():
+            self.W.weight *= 2
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(torch.relu(self.W(z) + self.U(x)))
+        return out
+
+
+def test_no_training_call_takes_long_to_say_that_samples_have_no_equilibrium(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Continuation, which solves them all, factors (256, 256) Jacobians in a thousand steps: not in training."""
+    torch.manual_seed(0)
+    layer = DEQ(GroupNormOfReLU(4), (4, 8, 8), rtol=1e-3)
+    dense, taken = ik.extend.Continuation.step, []
+    monkeypatch.setattr(
+        ik.extend.Continuation, "step", lambda self, f, z, state: taken.append(1) or dense(self, f, z, state)
+    )
+    with pytest.raises(ik.ConvergenceError, match=r"Relay\(work=math.inf\)"):
+        layer(torch.randn(16, 3, 8, 8))
+    assert not taken
+    layer.train_settings = layer.train_settings.changed({"solver": ik.Relay(work=math.inf), "max_steps": 160})
+    with pytest.raises(ik.ConvergenceError):
+        layer(torch.randn(16, 3, 8, 8))
+    assert taken
 
 
 def test_what_was_not_asked_is_said() -> None:
