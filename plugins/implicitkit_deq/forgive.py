@@ -24,7 +24,7 @@ _RESTING = 0.25  # of the share that may fail: so many may be left without the d
 _REACH = 100.0  # of a position's start and first step
 _CURE = (
     "I - J is nearly singular at these equilibria: bound the weights (bound_weights), add jacobian_penalty to the loss, or "
-    "lower the learning rate"
+    "lower the learning rate; and rtol, since a small residual may be far from the equilibrium there"
 )
 
 
