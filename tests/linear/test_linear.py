@@ -304,6 +304,16 @@ def test_gmres_keeps_fewer_vectors_of_big_states(
     assert seen[0] == most
 
 
+def test_a_cycle_that_solves_one_sample_does_not_end_the_others() -> None:
+    """2 I is solved by the first of several cycles; its neighbour, and one that asks for nothing, have their own ends."""
+    M, b = 2 * torch.eye(12, dtype=torch.float64).repeat(3, 1, 1), random(3, 12)
+    M[1:] += with_spectrum(2, 12, 5.0)
+    b[2] = 0
+    found = solve(GMRES(restart=3), operator(M), b)
+    assert found.converged.all() and int(found.steps[0]) == 1 and int(found.steps[1]) > 3 and int(found.steps[2]) == 0
+    torch.testing.assert_close(found.x, torch.linalg.solve(M, b), rtol=1e-8, atol=1e-12)
+
+
 def test_gmres_gives_up_where_it_would_not_get_there() -> None:
     """Not halved in 60 products, and too far from the target for the products left; with more of them it goes on."""
     M = torch.diag(torch.linspace(0.001, 4, 100, dtype=torch.float64))[None]
