@@ -283,6 +283,43 @@ def test_reaction_needs_no_factors(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(g, slope, rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize(("patience", "bought"), [(5, False), (0, True)])
+def test_one_weak_step_buys_no_factors(patience: int, bought: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sample of three whose first step is cut to an eighth, and leaves 0.995 of ``|F|`` on the other side of zero:
+    products go on, as in the samples beside it; ``patience`` such steps in a row are what ``newton`` takes over from."""
+    x = torch.tensor([0.5, 1.0, 0.0], dtype=D).view(3, 1, 1) * data()[1]
+    x[2] = 0.9785  # F(t d) = t x + (10 t x)^3 - x
+    factored, weak = FrugalNewton.factored_step, list[Any]()
+
+    def step(self: FrugalNewton, f: Any, A: Operator, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        weak.append(state)
+        return factored(self, f, A, z, state)
+
+    monkeypatch.setattr(FrugalNewton, "factored_step", step)
+    f = lambda z, x: grid(z, x, 0.5) - 0.9 * z  # noqa: E731
+    s = ik.root(f, torch.zeros_like(x), (x,), batch_dims=1, solver=FrugalNewton(patience=patience))
+    assert bool(s.converged.all()) and float(f(s.value, x).abs().max()) <= 1e-6
+    assert bool(weak) == bought
+    assert not bought or weak[0].tolist() == [0, 0, 1]
+
+
+def test_weak_steps_by_products_count_for_newton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``z^2 + 1`` has no zero, and its stationary point holds back every damped step: after two such and one more by
+    products ``newton`` goes on with full steps at once."""
+    weak = list[Any]()
+    factored = FrugalNewton.factored_step
+
+    def step(self: FrugalNewton, f: Any, A: Operator, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        weak.append(state)
+        return factored(self, f, A, z, state)
+
+    monkeypatch.setattr(FrugalNewton, "factored_step", step)
+    f = lambda z: z**2 + 1 + grid(z, torch.zeros((), dtype=D), 0.1) - z - z**3  # noqa: E731
+    z0 = torch.full((1, SIDE, SIDE), 0.3, dtype=D)
+    ik.root(f, z0, (), batch_dims=1, solver=FrugalNewton(patience=2), max_steps=8, on_failure="ignore")
+    assert weak[0].tolist() == [3]
+
+
 def test_diffusion_has_them_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The points of ``newton`` itself, a factorisation in each of its steps, no evaluation more."""
     want, slope = gradient(1e5, solver="newton")

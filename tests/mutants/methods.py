@@ -155,6 +155,10 @@ MUTANTS = [
         ("        if price >= _WORTH:", "        if False:"),
         ("price, None if is_large(f, z) else _FRESH)", "price, _FRESH)"),
         ("(left / math.log(10)).log2()", "(left / left).log2()"),
+        ("bool(((weak > self.patience) & f.active).any())", "True"),
+        ("bool(((weak > self.patience) & f.active).any())", "False"),
+        ('f.norm.to(z.dtype), state["newton"], self', "f.norm.to(z.dtype), None, self"),
+        ('"alike": alike, "newton": weak}', '"alike": alike}'),
     ),
     *mutants(
         "implicitkit/solver/root/newton.py",
