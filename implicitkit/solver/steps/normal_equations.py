@@ -79,9 +79,9 @@ def normal_equations(f: Evaluations, z: Tensor, free: Tensor | None = None) -> N
     ``free``: the unknowns that are solved for, ``(batch, n)`` bool; for the others ``p = 0``.  Factors of a point before are
     let go: they may take as much memory as all the rest; but for samples at rest, which keep theirs.
     """
-    before = None
+    before = f.system.factored if f.kind.of_residuals else None
     if f.kind.of_residuals:
-        before, f.system.factored = f.system.factored, None
+        f.system.factored = None
     found = f.residuals_sparse(z)
     if found is not None:
         from implicitkit.linear.sparse_normal import NormalFactors, SparseNormal
