@@ -449,3 +449,16 @@ def test_a_minimum_buys_factors_where_they_pay(side: int, monkeypatch: pytest.Mo
         assert bought[0] == 0 if sets == 0 else bought[0] >= sets
         want = ik.root(grid, torch.zeros(side, side, dtype=D), (x, diffusion), solver="newton")
         torch.testing.assert_close(s.value, want.value, rtol=0, atol=1e-5)
+
+
+def test_many_minima_have_newtons_steps_by_products() -> None:
+    """Sixteen chains that diffusion holds together: gradients alone take hundreds of steps."""
+    x = torch.linspace(1, 2.5, 16, dtype=D).unsqueeze(1) * torch.linspace(0.5, 1.5, 200, dtype=D)
+
+    def energy(z: Tensor, x: Tensor) -> Tensor:
+        return (0.05 * z.square() + 0.25 * z**4 + 50 * (z.roll(1, -1) - z).square() - x * z).sum(-1)
+
+    s = ik.argmin(energy, torch.zeros_like(x), (x,), batch_dims=1)
+    assert bool(s.converged.all()) and s.solver == "auto (newton_cg)" and int(s.steps.max()) <= 20
+    want = ik.argmin(energy, torch.zeros_like(x), (x,), batch_dims=1, solver="lbfgs")
+    torch.testing.assert_close(s.value, want.value, rtol=0, atol=1e-5)

@@ -148,6 +148,11 @@ MUTANTS = [
         ("denominator, along = _dot(v, v), _dot(v, F)", "denominator, along = _dot(v, v), _dot(v, s)"),
     ),
     *mutants(
+        "implicitkit/solver/auto.py",
+        "tests/linear/test_frugal.py -k many_minima",
+        ("return _SPARSE_MINIMISE if size >= SMALLEST else", "return _SPARSE_MINIMISE if batch == 1 else"),
+    ),
+    *mutants(
         "implicitkit/solver/root/frugal.py",
         "tests/linear/test_frugal.py",
         ("return found.x if bool(found.converged.all()) else None", "return found.x"),
