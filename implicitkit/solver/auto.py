@@ -147,7 +147,8 @@ _MINIMISE = (
 )
 #: Few unknowns: Newton's steps where they pay, and L-BFGS from where they no longer do.
 _MINIMISE_FEW = (Stage(ConvexNewton(), max_steps=50), _stage("lbfgs", max_steps=500, scale=None), *_MINIMISE[1:])
-#: Where the Hessian is sparse, its products, and a factorisation a step where they would be too many, do more than gradients.
+#: Where the Hessian is sparse, its products do more than gradients, and so does a factorisation a step where these would be
+#: too many.
 _SPARSE_MINIMISE = (_stage("newton_cg", max_steps=100, sparse=True), *_MINIMISE)
 _FIT = (Stage(FrugalLevenbergMarquardt(), max_steps=300), *_MINIMISE[1:3], _stage("lbfgs"))
 #: Few unknowns under a robust loss, whose curvature Levenberg-Marquardt does not see: it is left where it is slow.
@@ -170,7 +171,8 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     flow, since Newton steps do not care for its direction and often end in a state that the flow leaves.
     Minimisation: up to 32 unknowns Newton steps, while the Hessian is positive definite and they pay
     (:class:`~implicitkit.solver.minimise.convex_newton.ConvexNewton`), of 128 and more Newton's in a trust region, where the
-    Hessian has a sparsity pattern, by its products and, where these would cost more, its factors; then L-BFGS, then Newton with conjugate gradients in a trust region.
+    Hessian has a sparsity pattern, by its products and, where these would cost more, its factors; then L-BFGS, then Newton
+    with conjugate gradients in a trust region.
     Least squares: Levenberg-Marquardt first, at every size; by conjugate gradients while these cost less than factors
     (:class:`~implicitkit.solver.least_squares.frugal.FrugalLevenbergMarquardt`), and else whether its Jacobian is sparse,
     dense or never formed is for the method to say.
