@@ -50,10 +50,9 @@ class SparseNormal:
         self.like, self.orders, self.rows = like, ready.analysed(Orders), ready.shape[0]
         self.factors: NormalFactors | None = None
         self.R: list[Any] = [None] * len(like)  # of a settled sample there is none
-        self.N: list[Gram] = [] if before is None else list(before.scaled)
+        self.N: list[Any] = [None] * len(like) if before is None else list(before.scaled)
         self._lus: list[Any] = [None] * len(like) if before is None else list(before.lus)
         self.settled = np.zeros(len(like), bool) if before is None or settled is None else settled.cpu().numpy()
-        self.N = self.N or [None] * len(like)
         for i in np.flatnonzero(~self.settled):
             if isinstance(ready, Coloured):
                 self.R[i] = ready.matrix(values[i])

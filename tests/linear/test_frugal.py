@@ -462,3 +462,28 @@ def test_many_minima_have_newtons_steps_by_products() -> None:
     assert bool(s.converged.all()) and s.solver == "auto (newton_cg)" and int(s.steps.max()) <= 20
     want = ik.argmin(energy, torch.zeros_like(x), (x,), batch_dims=1, solver="lbfgs")
     torch.testing.assert_close(s.value, want.value, rtol=0, atol=1e-5)
+
+
+def test_a_sum_over_many_rows_has_products_for_its_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """150 unknowns and 60,000 rows of four: each product that shows a column of the Hessian costs as much as one of
+    conjugate gradients."""
+    generator = torch.Generator().manual_seed(0)
+    which = torch.randint(0, 150, (60_000, 4), generator=generator)
+    signs = torch.randn(60_000, 4, generator=generator, dtype=D)
+
+    def loss(w: Tensor, lam: Tensor) -> Tensor:
+        return torch.nn.functional.softplus((signs * w[which]).sum(1) + 0.5).sum() + 0.5 * lam * w.square().sum()
+
+    def slope(**options: Any) -> Tensor:
+        lam = torch.tensor(10.0, dtype=D, requires_grad=True)
+        s = ik.argmin(loss, torch.zeros(150, dtype=D), (lam,), **options)
+        return torch.autograd.grad(s.value.sum(), lam)[0]
+
+    want = slope(rule=ik.Implicit(linear_solver="cg"))
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a dense matrix is formed")
+
+    monkeypatch.setattr("implicitkit.linear.auto.LU.solve_many", refuse)
+    torch.testing.assert_close(slope(), want, rtol=1e-5, atol=0)
+    assert price_of_dense(1, 150).factors < 20 < 100 < price_of_dense(1, 150, wide=1e6).factors
