@@ -146,7 +146,6 @@ class Auto(LinearSolver):
         few = A.size <= (_SMALL if A.fixed_point else _FEW)
         if few and work <= 8 * _WORK:
             return True
-        work += A.size * _wide(A)
         if work <= _WORK and (not A.fixed_point or self._dense_price(A) < _WORTH):
             return True
         return self._is_affordable(A) and count * _EACH >= A.size and count * _FLOPS >= A.size**2
