@@ -128,7 +128,7 @@ class Auto(LinearSolver):
     @staticmethod
     def _dense_price(A: Operator, alike: int = 1) -> float:
         """How many products dense factors cost, where so many samples have one matrix."""
-        return price_of_dense(A.batch, A.size, A.weight, alike).factors
+        return price_of_dense(A.batch, A.size, A.weight, alike, _wide(A)).factors
 
     @staticmethod
     def _has_few_colours(A: Operator) -> bool:
@@ -158,6 +158,13 @@ class Auto(LinearSolver):
         return (
             progress if progress.done else progress.add(GMRES().solve_many(A, progress.open_part(), **limits))
         ).answer()
+
+
+def _wide(A: Operator) -> float:
+    """Numbers that a product goes through beyond as many as the state has at each node of its graph: a sum over many more
+    rows than unknowns.  They cost as much in each of the products that show a matrix."""
+    nodes, numbers, _ = A.graph() or (0, 0, 0)
+    return max(0.0, float(numbers - nodes * A.batch * A.size))
 
 
 def _nearby(A: Operator, b: Tensor, *, rtol: float, atol: float) -> LinearSolution:

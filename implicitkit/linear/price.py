@@ -92,13 +92,15 @@ def price_of(
     return Price(products, (found + factored) / (CALL + numbers))
 
 
-def price_of_dense(batch: int, size: int, weight: int = 0, alike: int = 1) -> Price:
+def price_of_dense(batch: int, size: int, weight: int = 0, alike: int = 1, wide: float = 0.0) -> Price:
     """Of ``batch`` dense matrices; ``weight``: numbers that one product touches beside the state, a sample; ``alike``:
-    samples that have one matrix, each of which shows another row of it."""
+    samples that have one matrix, each of which shows another row of it; ``wide``: numbers that a product of all samples
+    goes through beyond as many as the state has at each node of the graph, side by side no cheaper than one by one."""
     numbers, touched = batch * size, batch * weight
-    found = 2 * CALL + math.ceil(size / alike) * (_SIDE * numbers + _SIDE_WEIGHT * touched)
+    each = _SIDE * numbers + _SIDE_WEIGHT * touched + _TOUCHED * wide
+    found = 2 * CALL + math.ceil(size / alike) * each
     factored = batch / alike * (_SMALL + _DENSE * size**3 / (1 + size / _BLOCKED))
-    return Price(size, (found + factored) / (CALL + numbers + _WEIGHT * touched))
+    return Price(size, (found + factored) / (CALL + numbers + _WEIGHT * touched + _TOUCHED * wide))
 
 
 class Work(NamedTuple):

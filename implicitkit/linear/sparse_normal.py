@@ -29,7 +29,8 @@ class SparseNormal:
 
     Args:
         ready: the pattern of ``R``, ``(m, n)``. values: its entries, ``(batch, nnz)``, or :class:`Entries`.
-        like: a tensor ``(batch, n)``.
+        like: a tensor ``(batch, n)``. settled: samples of which nothing is asked any more, ``(batch,)`` bool: they keep what
+            they have in ``before``, the factors of another point, and cost nothing.
 
     Attributes:
         columns: the norms of the columns of ``R``, ``(batch, n)``. factors: those of the last :meth:`solve`, if it could
@@ -38,61 +39,78 @@ class SparseNormal:
 
     direct: ClassVar[bool] = True
 
-    def __init__(self, ready: Coloured | Bordered, values: Any, like: Tensor) -> None:
-        self.like, self.orders = like, ready.analysed(Orders)
+    def __init__(
+        self,
+        ready: Coloured | Bordered,
+        values: Any,
+        like: Tensor,
+        before: NormalFactors | None = None,
+        settled: Tensor | None = None,
+    ) -> None:
+        self.like, self.orders, self.rows = like, ready.analysed(Orders), ready.shape[0]
         self.factors: NormalFactors | None = None
-        if isinstance(ready, Coloured):
-            self.R: list[Any] = [ready.matrix(v) for v in values]
-            self.N = [of_sparse(ready, A) for A in self.R]
-        else:
-            self.R = [LowRank(ready.matrix(A), U, V) for A, U, V in zip(*values, strict=True)]
-            self.N = [of_low_rank(R.A, R.U, R.V) for R in self.R]
-        self.columns = self._tensor(np.stack([np.sqrt(N.diagonal()) for N in self.N]))
-        self.D = np.ones(self.columns.shape)
+        self.R: list[Any] = [None] * len(like)  # of a settled sample there is none
+        self.N: list[Any] = [None] * len(like) if before is None else list(before.scaled)
+        self._lus: list[Any] = [None] * len(like) if before is None else list(before.lus)
+        self.settled = np.zeros(len(like), bool) if before is None or settled is None else settled.cpu().numpy()
+        for i in np.flatnonzero(~self.settled):
+            if isinstance(ready, Coloured):
+                self.R[i] = ready.matrix(values[i])
+                self.N[i] = of_sparse(ready, self.R[i])
+            else:
+                self.R[i] = R = LowRank(ready.matrix(values[0][i]), values[1][i], values[2][i])
+                self.N[i] = of_low_rank(R.A, R.U, R.V)
+            self._lus[i] = None
+        self.D = np.ones(like.shape) if before is None else np.where(self.settled[:, None], before.D, 1.0)
+        self.columns = self._tensor(np.stack([np.sqrt(N.diagonal()) for N in self.N]) * ~self.settled[:, None])
         self.restricted = False
 
     def restrict(self, free: Tensor) -> None:
         """Only these unknowns are solved for from now on, ``(batch, n)`` bool."""
         self.restricted = True
-        for N, row in zip(self.N, free.cpu().numpy(), strict=True):
-            N.both_sides(row.astype(float))
+        for i in np.flatnonzero(~self.settled):
+            self.N[i].both_sides(free[i].cpu().numpy().astype(float))
 
     def scale(self, D: Tensor) -> None:
         """The unknowns are measured in units of ``1 / D`` from now on."""
-        self.D = self._array(D)
-        for N, d in zip(self.N, self.D, strict=True):
-            N.both_sides(1 / d)
+        self.D = np.where(self.settled[:, None], self.D, self._array(D))
+        for i in np.flatnonzero(~self.settled):
+            self.N[i].both_sides(1 / self.D[i])
 
     def largest(self) -> Tensor:
         """The largest eigenvalue of ``D^-1 R'R D^-1``, about, by a few steps of the power method; ``(batch,)``."""
         sizes = np.zeros(len(self.N))
-        for i, N in enumerate(self.N):
+        for i in np.flatnonzero(~self.settled):
             v = np.ones(self.D.shape[1])
             for _ in range(_SWEEPS):
-                v = N.times(v)
+                v = self.N[i].times(v)
                 sizes[i] = np.linalg.norm(v)
                 v = v / (sizes[i] or 1.0)
         return self._tensor(sizes)
 
-    def solve(self, mu: Tensor, g: Tensor) -> Tensor:
-        """``p`` with ``(R'R + mu D^2) p = -g``; NaN where SuperLU meets a pivot that is zero."""
+    def solve(self, mu: Tensor, g: Tensor, which: Tensor | None = None) -> Tensor:
+        """``p`` with ``(R'R + mu D^2) p = -g``; NaN where SuperLU meets a pivot that is zero.  Of samples that are not asked
+        for, ``which`` ``(batch,)`` bool, ``p = 0``, and factors that have been made are not made anew."""
         rhs, shift = -self._array(g) / self.D, self._array(mu)
-        p, lus = np.full(rhs.shape, np.nan), []
+        asked = ~self.settled if which is None else which.cpu().numpy() & ~self.settled
+        p = np.where(asked[:, None], np.nan, np.zeros(rhs.shape))
         for i, N in enumerate(self.N):
-            if not (N.finite and np.isfinite(rhs[i]).all() and np.isfinite(shift[i])):
+            if not asked[i] and self._lus[i] is not None:
                 continue
-            lu = N.factor(float(shift[i]), self.orders)
-            if lu is not None:
-                p[i] = lu.solve(rhs[i]) / self.D[i]
-                lus.append(lu)
-        whole = len(lus) == len(self.N) and not self.restricted
-        self.factors = NormalFactors(lus, self.N, self.D) if whole else None
+            sound = N.finite and np.isfinite(rhs[i]).all() and np.isfinite(shift[i])
+            self._lus[i] = N.factor(float(shift[i]), self.orders) if sound else None
+            if asked[i] and self._lus[i] is not None:
+                p[i] = self._lus[i].solve(rhs[i]) / self.D[i]
+        whole = all(lu is not None for lu in self._lus) and not self.restricted
+        self.factors = NormalFactors(list(self._lus), self.N, self.D) if whole else None
         return self._tensor(p)
 
     def times(self, p: Tensor) -> Tensor:
         """``R p``, ``(batch, m)``."""
-        rows = self._array(p)
-        return self._tensor(np.stack([R @ v for R, v in zip(self.R, rows, strict=True)]))
+        found = np.zeros((len(self.R), self.rows))
+        for i in np.flatnonzero(~self.settled):
+            found[i] = self.R[i] @ self._array(p)[i]
+        return self._tensor(found)
 
     def _array(self, t: Tensor) -> np.ndarray:
         array: np.ndarray = t.detach().to(device="cpu", dtype=torch.float64).numpy()
@@ -131,10 +149,10 @@ class NormalFactors:
         """``(R'R + mu D^2) x = b``, ``(batch, n)`` or ``(batch, n, k)``."""
         rhs = b.detach().to(device="cpu", dtype=torch.float64).numpy()
         columns = rhs[:, :, None] if b.ndim == 2 else rhs
-        x = np.stack(
-            [lu.solve(np.ascontiguousarray(c / d[:, None])) / d[:, None]
-             for lu, c, d in zip(self.lus, columns, self.D, strict=True)]
-        )  # fmt: skip
+        x = np.zeros(columns.shape)
+        for i in np.flatnonzero(columns.any((1, 2))):
+            d = self.D[i][:, None]
+            x[i] = self.lus[i].solve(np.ascontiguousarray(columns[i] / d)) / d
         return torch.from_numpy(x[:, :, 0] if b.ndim == 2 else x).to(b)
 
     def most(self, x: Tensor) -> Tensor:

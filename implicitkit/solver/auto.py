@@ -39,7 +39,6 @@ _DENSE_AT_ALL = 4096  # ... up to which it is the last resort
 _DENSE_NUMBERS = 1 << 25  # numbers in all Jacobians of the batch, at most
 _MOST_NUMBERS = 1 << 27  # ... for Newton's method alone, that gives way to products where these do
 _SHARED_NUMBERS = 1 << 30  # ... where they are one
-_LOOPED = 8  # samples up to which a sparse factorisation each is worth it in minimisation
 _NEWTON = 32  # unknowns a sample up to which minimisation begins with dense Hessians
 
 
@@ -148,7 +147,8 @@ _MINIMISE = (
 )
 #: Few unknowns: Newton's steps where they pay, and L-BFGS from where they no longer do.
 _MINIMISE_FEW = (Stage(ConvexNewton(), max_steps=50), _stage("lbfgs", max_steps=500, scale=None), *_MINIMISE[1:])
-#: Where the Hessian is sparse, a factorisation a step does more than many gradients.
+#: Where the Hessian is sparse, its products do more than gradients, and so does a factorisation a step where these would be
+#: too many.
 _SPARSE_MINIMISE = (_stage("newton_cg", max_steps=100, sparse=True), *_MINIMISE)
 _FIT = (Stage(FrugalLevenbergMarquardt(), max_steps=300), *_MINIMISE[1:3], _stage("lbfgs"))
 #: Few unknowns under a robust loss, whose curvature Levenberg-Marquardt does not see: it is left where it is slow.
@@ -170,8 +170,9 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     from where it is slow and sparse factors are cheap Newton's method, then like equations.  Steady states: first along the
     flow, since Newton steps do not care for its direction and often end in a state that the flow leaves.
     Minimisation: up to 32 unknowns Newton steps, while the Hessian is positive definite and they pay
-    (:class:`~implicitkit.solver.minimise.convex_newton.ConvexNewton`), of 128 and more Newton's by factors of the Hessian in
-    a trust region, where that has a sparsity pattern; then L-BFGS, then Newton with conjugate gradients in a trust region.
+    (:class:`~implicitkit.solver.minimise.convex_newton.ConvexNewton`), of 128 and more Newton's in a trust region, where the
+    Hessian has a sparsity pattern, by its products and, where these would cost more, its factors; then L-BFGS, then Newton
+    with conjugate gradients in a trust region.
     Least squares: Levenberg-Marquardt first, at every size; by conjugate gradients while these cost less than factors
     (:class:`~implicitkit.solver.least_squares.frugal.FrugalLevenbergMarquardt`), and else whether its Jacobian is sparse,
     dense or never formed is for the method to say.
@@ -182,7 +183,7 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
         if not kind.of_residuals:
             if size <= _NEWTON and affordable:
                 return _MINIMISE_FEW
-            return _SPARSE_MINIMISE if size >= SMALLEST and batch <= _LOOPED else _MINIMISE
+            return _SPARSE_MINIMISE if size >= SMALLEST else _MINIMISE
         return _FIT
     equations: tuple[Stage, ...]
     if size <= _DENSE and affordable:

@@ -283,6 +283,43 @@ def test_reaction_needs_no_factors(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(g, slope, rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize(("patience", "bought"), [(5, False), (0, True)])
+def test_one_weak_step_buys_no_factors(patience: int, bought: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sample of three whose first step is cut to an eighth, and leaves 0.995 of ``|F|`` on the other side of zero:
+    products go on, as in the samples beside it; ``patience`` such steps in a row are what ``newton`` takes over from."""
+    x = torch.tensor([0.5, 1.0, 0.0], dtype=D).view(3, 1, 1) * data()[1]
+    x[2] = 0.9785  # F(t d) = t x + (10 t x)^3 - x
+    factored, weak = FrugalNewton.factored_step, list[Any]()
+
+    def step(self: FrugalNewton, f: Any, A: Operator, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        weak.append(state)
+        return factored(self, f, A, z, state)
+
+    monkeypatch.setattr(FrugalNewton, "factored_step", step)
+    f = lambda z, x: grid(z, x, 0.5) - 0.9 * z  # noqa: E731
+    s = ik.root(f, torch.zeros_like(x), (x,), batch_dims=1, solver=FrugalNewton(patience=patience))
+    assert bool(s.converged.all()) and float(f(s.value, x).abs().max()) <= 1e-6
+    assert bool(weak) == bought
+    assert not bought or weak[0].tolist() == [0, 0, 1]
+
+
+def test_weak_steps_by_products_count_for_newton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``z^2 + 1`` has no zero, and its stationary point holds back every damped step: after two such and one more by
+    products ``newton`` goes on with full steps at once."""
+    weak = list[Any]()
+    factored = FrugalNewton.factored_step
+
+    def step(self: FrugalNewton, f: Any, A: Operator, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        weak.append(state)
+        return factored(self, f, A, z, state)
+
+    monkeypatch.setattr(FrugalNewton, "factored_step", step)
+    f = lambda z: z**2 + 1 + grid(z, torch.zeros((), dtype=D), 0.1) - z - z**3  # noqa: E731
+    z0 = torch.full((1, SIDE, SIDE), 0.3, dtype=D)
+    ik.root(f, z0, (), batch_dims=1, solver=FrugalNewton(patience=2), max_steps=8, on_failure="ignore")
+    assert weak[0].tolist() == [3]
+
+
 def test_diffusion_has_them_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The points of ``newton`` itself, a factorisation in each of its steps, no evaluation more."""
     want, slope = gradient(1e5, solver="newton")
@@ -412,3 +449,41 @@ def test_a_minimum_buys_factors_where_they_pay(side: int, monkeypatch: pytest.Mo
         assert bought[0] == 0 if sets == 0 else bought[0] >= sets
         want = ik.root(grid, torch.zeros(side, side, dtype=D), (x, diffusion), solver="newton")
         torch.testing.assert_close(s.value, want.value, rtol=0, atol=1e-5)
+
+
+def test_many_minima_have_newtons_steps_by_products() -> None:
+    """Sixteen chains that diffusion holds together: gradients alone take hundreds of steps."""
+    x = torch.linspace(1, 2.5, 16, dtype=D).unsqueeze(1) * torch.linspace(0.5, 1.5, 200, dtype=D)
+
+    def energy(z: Tensor, x: Tensor) -> Tensor:
+        return (0.05 * z.square() + 0.25 * z**4 + 50 * (z.roll(1, -1) - z).square() - x * z).sum(-1)
+
+    s = ik.argmin(energy, torch.zeros_like(x), (x,), batch_dims=1)
+    assert bool(s.converged.all()) and s.solver == "auto (newton_cg)" and int(s.steps.max()) <= 20
+    want = ik.argmin(energy, torch.zeros_like(x), (x,), batch_dims=1, solver="lbfgs")
+    torch.testing.assert_close(s.value, want.value, rtol=0, atol=1e-5)
+
+
+def test_a_sum_over_many_rows_has_products_for_its_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """150 unknowns and 60,000 rows of four: each product that shows a column of the Hessian costs as much as one of
+    conjugate gradients."""
+    generator = torch.Generator().manual_seed(0)
+    which = torch.randint(0, 150, (60_000, 4), generator=generator)
+    signs = torch.randn(60_000, 4, generator=generator, dtype=D)
+
+    def loss(w: Tensor, lam: Tensor) -> Tensor:
+        return torch.nn.functional.softplus((signs * w[which]).sum(1) + 0.5).sum() + 0.5 * lam * w.square().sum()
+
+    def slope(**options: Any) -> Tensor:
+        lam = torch.tensor(10.0, dtype=D, requires_grad=True)
+        s = ik.argmin(loss, torch.zeros(150, dtype=D), (lam,), **options)
+        return torch.autograd.grad(s.value.sum(), lam)[0]
+
+    want = slope(rule=ik.Implicit(linear_solver="cg"))
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a dense matrix is formed")
+
+    monkeypatch.setattr("implicitkit.linear.auto.LU.solve_many", refuse)
+    torch.testing.assert_close(slope(), want, rtol=1e-5, atol=0)
+    assert price_of_dense(1, 150).factors < 20 < 100 < price_of_dense(1, 150, wide=1e6).factors < 160

@@ -177,6 +177,17 @@ MUTANTS = [
         ("scale * (1 + h[:, :1])", "scale * h[:, :1]", "tests/linear/test_contraction.py"),
     ),
     *mutants(
+        "implicitkit/linear/auto.py",
+        "tests/linear/test_frugal.py -k many_rows",
+        ("A.weight, alike, _wide(A))", "A.weight, alike)"),
+    ),
+    *mutants(
+        "implicitkit/linear/price.py",
+        "tests/linear/test_frugal.py -k many_rows",
+        ("_SIDE_WEIGHT * touched + _TOUCHED * wide", "_SIDE_WEIGHT * touched"),
+        ("_WEIGHT * touched + _TOUCHED * wide))", "_WEIGHT * touched))"),
+    ),
+    *mutants(
         "implicitkit/linear/frugal.py",
         "tests/linear/test_frugal.py",
         ("Correction(x + rest,", "Correction(rest,"),
@@ -202,7 +213,7 @@ MUTANTS = [
         ("factored = CALL + _BAND * matrices * size * band", "factored = CALL + _BAND * matrices * size * band**2"),
         ("_SEPARATOR = 0.12", "_SEPARATOR = 0.016"),
         ("min(reach**3, size**2)", "4 * reach**3"),
-        ("(CALL + numbers + _WEIGHT * touched)", "(CALL + numbers)"),
+        ("(CALL + numbers + _WEIGHT * touched + _TOU", "(CALL + numbers + _TOU"),
     ),
     *mutants(
         "implicitkit/linear/contraction.py",

@@ -160,6 +160,11 @@ MUTANTS = [
         ("denominator, along = _dot(v, v), _dot(v, F)", "denominator, along = _dot(v, v), _dot(v, s)"),
     ),
     *mutants(
+        "implicitkit/solver/auto.py",
+        "tests/linear/test_frugal.py -k many_minima",
+        ("return _SPARSE_MINIMISE if size >= SMALLEST else", "return _SPARSE_MINIMISE if batch == 1 else"),
+    ),
+    *mutants(
         "implicitkit/solver/root/frugal.py",
         "tests/linear/test_frugal.py",
         ("return found.x if bool(found.converged.all()) else None", "return found.x"),
@@ -167,6 +172,10 @@ MUTANTS = [
         ("        if price >= _WORTH:", "        if False:"),
         ("price, None if is_large(f, z) else _FRESH)", "price, _FRESH)"),
         ("(left / math.log(10)).log2()", "(left / left).log2()"),
+        ("bool(((weak > self.patience) & f.active).any())", "True"),
+        ("bool(((weak > self.patience) & f.active).any())", "False"),
+        ('f.norm.to(z.dtype), state["newton"], self', "f.norm.to(z.dtype), None, self"),
+        ('"alike": alike, "newton": weak}', '"alike": alike}'),
     ),
     *mutants(
         "implicitkit/solver/root/newton.py",
@@ -536,6 +545,25 @@ MUTANTS = [
         "implicitkit/solver/least_squares/levenberg_marquardt.py",
         "tests/solver/test_low_rank_parts.py -k rounding",
         ("leave(f, hopeless & at_rounding(f, model.equations.factors, z))", "pass"),
+    ),
+    *mutants(
+        "implicitkit/linear/sparse_normal.py",
+        "tests/solver/test_fits_at_rest.py",
+        ("if not asked[i] and self._lus[i] is not None:", "if False:"),
+        ("which.cpu().numpy() & ~self.settled", "~self.settled"),
+        ("np.where(self.settled[:, None], self.D, self._array(D))", "self._array(D)"),
+        ("np.where(self.settled[:, None], before.D, 1.0)", "np.ones(like.shape)"),
+        ("[None] * len(like) if before is None else list(before.lus)", "[None] * len(like)"),
+        ("* ~self.settled[:, None])", ")"),
+        ("for i in np.flatnonzero(columns.any((1, 2))):", "for i in range(1):"),
+    ),
+    *mutants(
+        "implicitkit/solver/steps/normal_equations.py",
+        "tests/solver/test_fits_at_rest.py",
+        ("z, before if kept else None, ~f.active)", "z, None, ~f.active)"),
+        ("if which is None or self.made is None:", "if True:"),
+        ("torch.where(which.unsqueeze(1), p, 0)", "p"),
+        ("old.index_copy(0, rows, new)", "old"),
     ),
     *mutants(
         "implicitkit/linear/sparse_normal.py",

@@ -89,7 +89,7 @@ class LevenbergMarquardt(Method):
         smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
         z_next, found = z, ~f.active
         while True:
-            p, promised = model.step(mu, g)
+            p, promised = model.step(mu, g, ~found)
             p = torch.where(torch.isfinite(p), p, 0).to(z.dtype)
             trial = z + p
             rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
@@ -166,8 +166,8 @@ class _Singular:
         self.b = torch.bmm(U.mT, self.r.to(U.dtype).unsqueeze(2)).squeeze(2)
         return self.s[:, 0].square()
 
-    def step(self, mu: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """``p``, and the reduction of ``|r|^2 / 2`` that the model promises."""
+    def step(self, mu: Tensor, g: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        """``p`` of the samples ``which``, and the reduction of ``|r|^2 / 2`` that the model promises."""
         s, b = self.s, self.b
         q = s * b / (s.square() + mu.unsqueeze(1))
         p = -torch.bmm(self.Vh.mT, q.unsqueeze(2)).squeeze(2) / self.D
@@ -187,7 +187,7 @@ class _Normal:
         self.equations.scale(D)
         return self.equations.largest()
 
-    def step(self, mu: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """``p``, and the reduction of ``|r|^2 / 2`` that the model promises."""
-        p = self.equations.solve(mu, g)
+    def step(self, mu: Tensor, g: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        """``p`` of the samples ``which``, and the reduction of ``|r|^2 / 2`` that the model promises."""
+        p = self.equations.solve(mu, g, which)
         return p, -(g * p).sum(1) - 0.5 * self.equations.times(p).square().sum(1)

@@ -38,10 +38,11 @@ class FrugalNewton(Newton):
         k P \log(1 / \eta) / \log(|F| / tolerance)
 
     products, ``P`` at most.  Once a sample needs more, or would at the rate of its first few
-    (:mod:`implicitkit.linear.frugal`), or a step brings little, this is ``newton``.  Where reaction dominates a system, or
-    it is nearly explicit, a few products are enough, whatever its factors would fill; where diffusion does, the first step
-    shows that for a few hundredths of a factorisation.  While all samples have one matrix, as they do in a linear equation
-    for many right-hand sides, or where all begin at one point, ``P`` is the price of that (dense ones).
+    (:mod:`implicitkit.linear.frugal`), or ``patience`` steps in a row have brought little, this is ``newton``, whose full
+    steps begin there.  Where reaction dominates a system, or it is nearly explicit, a few products are enough, whatever its
+    factors would fill; where diffusion does, the first step shows that for a few hundredths of a factorisation.  While all
+    samples have one matrix, as they do in a linear equation for many right-hand sides, or where all begin at one point,
+    ``P`` is the price of that (dense ones).
 
     Source: Dembo, Eisenstat & Steihaug (1982), SIAM J. Numer. Anal. 19 (inexact Newton methods); the rule is that of ski
     rental (Karlin, Manasse, Rudolph & Sleator 1988, Algorithmica 3): no more is spent on trying than it may save.
@@ -62,8 +63,11 @@ class FrugalNewton(Newton):
             eta = forcing_term(f, state, _FORCING).nan_to_num(nan=_FORCING).clamp(torch.finfo(z.dtype).eps, _FORCING)
             d = _direction(f, A, -f(z), eta, price, None if is_large(f, z) else _FRESH)
             if d is not None:
-                z_next, t, weak = damped_step(f, z, d, f.norm.to(z.dtype), None, self.halvings, self.patience)
-                return z_next, state | after_step(eta, t, f.norm) | {"krylov": weak is None, "alike": alike}
+                z_next, t, weak = damped_step(
+                    f, z, d, f.norm.to(z.dtype), state["newton"], self.halvings, self.patience
+                )
+                going = weak is None or not bool(((weak > self.patience) & f.active).any())
+                return z_next, state | after_step(eta, t, f.norm) | {"krylov": going, "alike": alike, "newton": weak}
         z_next, newton = self.factored_step(f, A, z, state["newton"])
         # at the next point they may differ
         return z_next, {"krylov": alike, "alike": alike, "eta": None, "norm": None, "newton": newton}

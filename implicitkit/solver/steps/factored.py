@@ -177,7 +177,8 @@ def chord_steps(f: Evaluations, blocks: Any, z: Tensor, before: Tensor) -> Tenso
     for _ in range(_STEPS):
         if not bool(going.any()):
             break
-        trial = z - torch.where(going.unsqueeze(1), blocks.solve(residual), 0)
+        at_work = going.unsqueeze(1)
+        trial = z - torch.where(at_work, blocks.solve(torch.where(at_work, residual, 0)), 0)
         trial_norm = torch.linalg.vector_norm(f(trial), dim=1)
         better = going & (trial_norm <= _CONTRACTION * norm)
         taken = better | (going & (trial_norm < norm))

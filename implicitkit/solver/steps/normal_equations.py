@@ -57,8 +57,9 @@ class NormalEquations(Protocol):
     def largest(self) -> Tensor:
         """The largest eigenvalue of ``D^-1 R'R D^-1``, about; ``(batch,)``."""
 
-    def solve(self, mu: Tensor, g: Tensor) -> Tensor:
-        """``p`` with ``(R'R + mu D^2) p = -g``; not finite where that is not definite."""
+    def solve(self, mu: Tensor, g: Tensor, which: Tensor | None = None) -> Tensor:
+        """``p`` with ``(R'R + mu D^2) p = -g``; not finite where that is not definite.  Of samples that are not asked for,
+        ``which`` ``(batch,)`` bool, ``p = 0``, and factors that have been made stand."""
 
     def times(self, p: Tensor) -> Tensor:
         """``R p``, ``(batch, m)``."""
@@ -76,15 +77,17 @@ def normal_equations(f: Evaluations, z: Tensor, free: Tensor | None = None) -> N
     """Of the residuals of ``f`` at ``z``, sparse where they have a pattern.
 
     ``free``: the unknowns that are solved for, ``(batch, n)`` bool; for the others ``p = 0``.  Factors of a point before are
-    let go: they may take as much memory as all the rest.
+    let go: they may take as much memory as all the rest; but for samples at rest, which keep theirs.
     """
+    before = f.system.factored if f.kind.of_residuals else None
     if f.kind.of_residuals:
         f.system.factored = None
     found = f.residuals_sparse(z)
     if found is not None:
-        from implicitkit.linear.sparse_normal import SparseNormal
+        from implicitkit.linear.sparse_normal import NormalFactors, SparseNormal
 
-        normal: NormalEquations = SparseNormal(*found, z)
+        kept = isinstance(before, NormalFactors) and before.units.shape == z.shape and not bool(f.active.all())
+        normal: NormalEquations = SparseNormal(*found, z, before if kept else None, ~f.active)
     else:
         r = f.residuals(z)
         fits = z.shape[1] <= _DENSE and r.numel() * z.shape[1] <= _NUMBERS
@@ -145,6 +148,7 @@ class _Dense:
         self.columns = torch.linalg.vector_norm(R, dim=1)
         self.N = R.mT @ R
         self.factors: _DenseFactors | None = None
+        self.made: tuple[Tensor, Tensor] | None = None
         self.restricted = False
 
     def restrict(self, free: Tensor) -> None:
@@ -157,14 +161,21 @@ class _Dense:
     def largest(self) -> Tensor:
         return largest_eigenvalue(lambda v: torch.bmm(self.N, v.unsqueeze(2)).squeeze(2), self.D)
 
-    def solve(self, mu: Tensor, g: Tensor) -> Tensor:
+    def solve(self, mu: Tensor, g: Tensor, which: Tensor | None = None) -> Tensor:
         shifted = self.N + torch.diag_embed(mu.to(self.N).unsqueeze(1).expand_as(self.D))
         if shifted.dtype in (torch.float16, torch.bfloat16):  # no LAPACK in half precision
             shifted = shifted.float()
-        L, ok = cholesky_batched(shifted)
+        if which is None or self.made is None:
+            L, ok = cholesky_batched(shifted)
+        else:
+            rows = which.nonzero().squeeze(1)
+            of_rows = cholesky_batched(shifted.index_select(0, rows))
+            L, ok = (old.index_copy(0, rows, new) for old, new in zip(self.made, of_rows, strict=True))
+        self.made = L, ok
         self.factors = None if self.restricted or not bool(ok.all()) else _DenseFactors(L, self.N, self.D)
         p = torch.cholesky_solve((-g / self.D).unsqueeze(2).to(L), L).squeeze(2).to(g) / self.D
-        return torch.where(ok.unsqueeze(1), p, torch.nan)
+        p = torch.where(ok.unsqueeze(1), p, torch.nan)
+        return p if which is None else torch.where(which.unsqueeze(1), p, 0)
 
     def times(self, p: Tensor) -> Tensor:
         return torch.bmm(self.R, p.unsqueeze(2)).squeeze(2)
@@ -232,7 +243,7 @@ class _Products:
     def largest(self) -> Tensor:
         return largest_eigenvalue(lambda v: self.rmv(self.times(self.free * v / self.D)) * self.free / self.D, self.D)
 
-    def solve(self, mu: Tensor, g: Tensor) -> Tensor:
+    def solve(self, mu: Tensor, g: Tensor, which: Tensor | None = None) -> Tensor:
         root, D, m, free = mu.sqrt().unsqueeze(1), self.D, self.r.shape[1], self.free
         batch, n = D.shape
 
@@ -245,7 +256,8 @@ class _Products:
         def no_matrix() -> Tensor:
             raise NotImplementedError("only products are known")
 
-        rhs = torch.cat([-self.r, torch.zeros_like(D)], 1)
+        r = self.r if which is None else torch.where(which.unsqueeze(1), self.r, 0)
+        rhs = torch.cat([-r, torch.zeros_like(D)], 1)
         norm = torch.linalg.vector_norm(self.r, dim=1).clamp_min(torch.finfo(D.dtype).tiny)
         relative = torch.linalg.vector_norm(g / D, dim=1) / (norm * n**0.5)
         relative = relative[torch.isfinite(relative) & (relative > 0)]
@@ -265,9 +277,9 @@ class _Frugal(_Products):
         self.f, self.z = f, z
         self.dense: _Dense | None = None
 
-    def solve(self, mu: Tensor, g: Tensor) -> Tensor:
+    def solve(self, mu: Tensor, g: Tensor, which: Tensor | None = None) -> Tensor:
         if self.dense is None:
-            p = super().solve(mu, g)
+            p = super().solve(mu, g, which)
             if self.reached:
                 return p
             self.f.frugal = False
@@ -275,6 +287,6 @@ class _Frugal(_Products):
             if not bool(self.free.all()):
                 self.dense.restrict(self.free.bool())
             self.dense.scale(self.D)
-        p = self.dense.solve(mu, g)
+        p = self.dense.solve(mu, g, which)
         self.factors = self.dense.factors
         return p
