@@ -11,6 +11,21 @@ TOOLS = "tests/plugins/deq/test_deq_tools.py tests/mutants/test_survivors_plugin
 
 MUTANTS = [
     *mutants(
+        "plugins/implicitkit_deq/frozen.py",
+        USES + " -k reentrant",
+        (" and computed_again():", " and False:"),
+        ("if independent and any(isinstance(m, BATCH_NORMS)", "if any(isinstance(m, BATCH_NORMS)"),
+        ("any(isinstance(m, BATCH_NORMS) and m.momentum != 0 for", "any(m.momentum != 0 for"),
+        (" and m.momentum != 0 for", " for"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/compat.py",
+        USES + " -k reentrant",
+        ("(torch.autograd.backward.__code__, ", "("),
+        (" inspect.unwrap(ik.solve).__code__)", ")"),
+        ("f_code is CheckpointFunction.backward.__code__", "f_code is CheckpointFunction.forward.__code__"),
+    ),
+    *mutants(
         "plugins/implicitkit_deq/settings.py",
         "tests/plugins/deq/test_deq.py -k 'varied_depth or deepest'",
         ("torch.randint(self.steps, self.deepest + 1,", "torch.randint(self.steps, self.deepest,"),
