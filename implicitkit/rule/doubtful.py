@@ -16,9 +16,9 @@ costs two linear solves and a product.
 
 Where solutions are not isolated (an eigenvector's phase) ``A`` is singular at each of them, and regular by rounding alone:
 nothing need change on the way.  Rounding makes an error ``e_i = eps s_i``, ``s_i^2 = \sum_j (A_ij x_j)^2``, in ``A x``; with
-random weights ``u, w`` that is ``eps u_i (A (w x))_i`` in the mean square (of four).  Where ``|A^{-1} e| >= 0.05 |x|``, ``x``
-is made of rounding: so it is in any units, as both lie along the null vector.  That is asked, by products, where ``|x| >=
-1e8 |b|``, and by solves where ``|e| >= 0.01 |b|``, which units alone can make it.
+random weights ``u, w`` that is ``eps u_i (A (w x))_i`` in the mean square (of four).  Where ``|A^{-1} e| >= 0.05 |x|``,
+``x`` is made of rounding: so it is in any units, as both lie along the null vector.  That is asked, by products, where
+``|x| >= 1e8 |b|``, and by solves where ``|e| >= 0.01 |b|``, which units alone can make it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _rounding(A: Operator, b: Tensor, x: Tensor, solve: Callable[[Operator, Tens
             return large
         made = solve(A, e)
     few = size(made.x) < _ROUNDED * torch.linalg.vector_norm(x, dim=1)
-    return large & ~(few & made.converged.view(_DRAWS, len(x)).all(0))
+    return ~(few & made.converged.view(_DRAWS, len(x)).all(0))
 
 
 def _undetermined(

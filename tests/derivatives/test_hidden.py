@@ -208,3 +208,87 @@ def test_of_a_constraint_too() -> None:
     (said,) = _warned(lambda: solve(lambda z: z.sum() - 1 + 0.3 * z.detach()[0] ** 2))
     assert "with the constraints" in said
     assert not _warned(lambda: solve(lambda z: z.sum() - 1 + 0.3 * z[0] ** 2))
+
+
+# ----------------------------------------------------------------------------- numbers made of what the solution depends on
+Scalar = Callable[[Tensor, Tensor, Tensor], Tensor]  # of z, a, and a captured w
+
+
+def _number(a: Tensor) -> float:
+    with torch.no_grad():
+        return a.item()
+
+
+NUMBERS: dict[str, Scalar] = {
+    "item": lambda z, a, w: z - a.item() * torch.cos(0.3 * z) - w,
+    "float": lambda z, a, w: z - float(a) * torch.cos(0.3 * z) - w,
+    "complex": lambda z, a, w: z - complex(a).real * torch.cos(0.3 * z) - w,
+    "tolist": lambda z, a, w: z - torch.cos(0.3 * z) * a.view(1).tolist()[0] - w,
+    "numpy": lambda z, a, w: z - torch.cos(0.3 * z) * torch.from_numpy(a.detach().view(1).numpy()) - w,
+    "tensor": lambda z, a, w: z - torch.tensor([a, 1.0, 2.0], dtype=z.dtype) * torch.cos(0.3 * z) - w,
+    "linspace": lambda z, a, w: z - torch.linspace(0, a, 3, dtype=z.dtype) * torch.cos(0.3 * z) - w,
+    "of what it captures": lambda z, a, w: z - w.item() * torch.cos(0.3 * z) - a,
+    "of what is computed": lambda z, a, w: z - (a * w).item() * torch.cos(0.3 * z) - a,
+}
+NO_NUMBERS: dict[str, Scalar] = {
+    "a branch": lambda z, a, w: z - (a if a.item() > 0 else -a) * torch.cos(0.3 * z) - w,
+    "a whole number": lambda z, a, w: z - a * torch.cos(int(a + 0.5) * 0.3 * z) - w,
+    "a step size": lambda z, a, w: (z - a * torch.cos(0.3 * z) - w) / (1 + float(w)),
+    "detached": lambda z, a, w: z - a.detach() * torch.cos(0.3 * z) - w,
+    "under no_grad": lambda z, a, w: z - _number(a) * torch.cos(0.3 * z) - w,
+    "of a constant": lambda z, a, w: z - a * X[3].item() * torch.cos(0.3 * z) - w,
+}
+
+
+def _number(a: Tensor) -> float:
+    with torch.no_grad():
+        return a.item()
+
+
+def _scalar(name: str, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Tensor]:
+    function, w = (NUMBERS | NO_NUMBERS)[name], torch.tensor(0.4, dtype=dtype, requires_grad=True)
+    start = torch.ones(3, dtype=dtype)
+    return lambda a: ik.root(lambda z, a: function(z, a, w), start, (a,)).value.sum(), torch.tensor(0.7, dtype=dtype)
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor")
+@pytest.mark.parametrize("derivative", ["backward", "grad", "jvp"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", [*NUMBERS, *NO_NUMBERS])
+def test_numbers_that_a_function_makes_of_tensors_are_said(name: str, dtype: torch.dtype, derivative: str) -> None:
+    f, a = _scalar(name, dtype)
+    if name in ("numpy", "tensor", "linspace") and derivative != "backward":
+        pytest.skip("torch itself refuses, or warns of, these inside a transform")
+    run = {
+        "backward": lambda: f(a.requires_grad_()).backward(),
+        "grad": lambda: grad(f)(a),
+        "jvp": lambda: torch.func.jvp(f, (a,), (torch.ones_like(a),)),
+    }[derivative]
+    said = _warned(run)
+    assert len(said) == (name in NUMBERS)
+    assert all("makes numbers of tensors" in text and "The solution is right" in text for text in said)
+
+
+def test_numbers_are_said_of_samples_modules_and_objectives_once() -> None:
+    a, linear = torch.tensor([2.0, 3.0], dtype=D, requires_grad=True), torch.nn.Linear(1, 1, dtype=D)
+    each = lambda z, a: z**2 - a.view(-1, 1) * torch.tensor([[float(a[0])]] * len(a)).to(z)  # noqa: E731
+    of_module = lambda z, a: z**3 + linear(z) - a.view(-1, 1) * (1 + linear.bias.item())  # noqa: E731
+    solves: list[Callable[[], Tensor]] = [
+        lambda: ik.root(each, torch.ones(2, 1, dtype=D), (a,), batch_dims=1).value,
+        lambda: ik.root(of_module, torch.ones(2, 1, dtype=D), (a,), batch_dims=1).value,
+        lambda: ik.argmin(lambda z, a: (z - a[0].item() * a).square().sum(), a.detach(), (a,)).value,
+        lambda: ik.least_squares(lambda z, a: z - a[0].item() * a, a.detach(), (a,)).value,
+    ]
+    for solve in solves:
+        (said,) = _warned(lambda solve=solve: solve().sum().backward())  # type: ignore[misc]
+        assert "makes numbers of tensors" in said
+        assert not _warned(lambda solve=solve: solve().sum().backward())  # type: ignore[misc]
+
+
+def test_numbers_of_arguments_that_are_constants_are_not_said() -> None:
+    a, k, one = (torch.tensor([v], dtype=D) for v in (2.0, 3.0, 1.0))
+    solve = lambda a, k: ik.root(lambda z, a, k: z**2 - a * k.item(), one, (a, k)).value  # noqa: E731
+    assert not _warned(lambda: solve(a.requires_grad_(), k).sum().backward())
+    assert len(_warned(lambda: solve(a, k.requires_grad_()).sum().backward())) == 0  # the function was asked about
+    hidden._asked.clear()
+    assert len(_warned(lambda: solve(a, k).sum().backward())) == 1

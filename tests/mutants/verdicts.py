@@ -183,7 +183,6 @@ MUTANTS = [
         ("A.mv(part * w) * u for", "A.mv(part * w) * u[0] for"),
         ("few = size(made.x) < _ROUNDED *", "few = size(made.x) < 0 *"),
         ("few = size(made.x) < _ROUNDED *", "few = size(made.x) < 1e3 *"),
-        ("return large & ~(few &", "return ~(few &"),
         ("draws[:, 1] *= torch.finfo(x.dtype).eps", "draws[:, 1] *= torch.finfo(x.dtype).eps ** 2"),
     ),
     *mutants(
