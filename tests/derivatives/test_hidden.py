@@ -292,3 +292,13 @@ def test_numbers_of_arguments_that_are_constants_are_not_said() -> None:
     assert len(_warned(lambda: solve(a, k.requires_grad_()).sum().backward())) == 0  # the function was asked about
     hidden._asked.clear()
     assert len(_warned(lambda: solve(a, k).sum().backward())) == 1
+
+
+def test_a_step_size_is_none_where_the_solution_is_loose() -> None:
+    """It scales what is left of the residual."""
+    w = torch.tensor(0.5, dtype=D, requires_grad=True)
+    step = lambda z, w: z - (z - X + 0.1 * torch.sin(z)) / (1 + w.item())  # noqa: E731
+    solution = ik.fixed_point(step, torch.zeros_like(X), (w,), solver="picard", rtol=1e-2)
+    assert float(solution.residual_norm) > 1e-4
+    assert not _warned(lambda: solution.value.sum().backward())
+    assert w.grad is not None and float(w.grad) == 0
