@@ -82,12 +82,12 @@ def warn_if_hidden(
 
         kind, beside = system.problem.kind, z + 0.1 * v
         if kind.returns_program:
-            _compare_program(lambda y: system.live(y, *theta), beside, v, h)
-            return
-        told = _warned(_Change(lambda y: system.residual(y, *theta), z, F, v, along), h, "residual")
+            told = _compare_program(lambda y: system.live(y, *theta), beside, v, h)
+        else:
+            told = _warned(_Change(lambda y: system.residual(y, *theta), z, F, v, along), h, "residual")
         if system.lifted.numbers and not told:
             told = _compare_numbers(system, z, theta, F, h)
-        if kind.minimisation and not told:
+        if kind.minimisation and not kind.returns_program and not told:
             _compare_objective(Evaluations(system, theta, "minimise"), beside, v, h)
 
 
@@ -117,15 +117,15 @@ def _compare_numbers(system: System, z: Tensor, theta: Sequence[Tensor], F: Tens
     return _warned(_Change(stepped, zero, F, one, lambda w: (w * slope).sum(1), F.abs()), h, "residual", True)
 
 
-def _compare_program(values: Callable[[Tensor], Tensor], z: Tensor, v: Tensor, h: float) -> None:
+def _compare_program(values: Callable[[Tensor], Tensor], z: Tensor, v: Tensor, h: float) -> bool:
     """The same of an objective and its constraints, ``(batch, 1 + m)``, whose conditions of optimality have derivatives
     of their own."""
     try:
         F, pullback = autodiff.vjp(values, z)
     except Exception:  # as in _tried
-        return
+        return False
     along = lambda w: (pullback(w)[0] * v).sum(1)  # noqa: E731
-    _warned(_Change(values, z, F.detach(), v, along), h, "objective, with the constraints,")
+    return _warned(_Change(values, z, F.detach(), v, along), h, "objective, with the constraints,")
 
 
 def _tried(function: Callable[[Tensor], Tensor], z: Tensor, like: Tensor) -> Tensor:

@@ -285,6 +285,32 @@ def test_numbers_are_said_of_samples_modules_and_objectives_once() -> None:
         assert not _warned(lambda solve=solve: solve().sum().backward())  # type: ignore[misc]
 
 
+PROGRAMS: dict[str, tuple[bool, Map, dict[str, Any]]] = {  # is it said?  The objective, and what constrains it
+    "equality": (
+        True,
+        lambda z, k: (z - 1).square().sum(),
+        {"constraints": ik.Equality(lambda z, k: z.sum() - k.item())},
+    ),
+    "bounds": (True, lambda z, k: (z - k.item()).square().sum(), {"bounds": (0.0, 3.0)}),
+    "set": (True, lambda z, k: (z - k.item()).square().sum(), {"project": ik.project.box(0.0, 3.0)}),
+    "inactive": (
+        False,
+        lambda z, k: (z - k).square().sum(),
+        {"constraints": ik.Inequality(lambda z, k: z.sum() - 10 * k.item())},
+    ),
+    "offset": (False, lambda z, k: (z - k).square().sum() + k.item(), {"bounds": (0.0, 3.0)}),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_numbers_in_programs_are_said_where_the_solution_depends_on_them(name: str) -> None:
+    said, objective, how = PROGRAMS[name]
+    k = torch.tensor(0.5, dtype=D, requires_grad=True)
+    found = _warned(lambda: ik.argmin(objective, torch.zeros(2, dtype=D), (k,), **how).value.sum().backward())
+    assert ["makes numbers of tensors" in text for text in found] == [True] * said
+    assert said or (k.grad is not None and float(k.grad) == pytest.approx(2.0))
+
+
 def test_numbers_of_arguments_that_are_constants_are_not_said() -> None:
     a, k, one = (torch.tensor([v], dtype=D) for v in (2.0, 3.0, 1.0))
     solve = lambda a, k: ik.root(lambda z, a, k: z**2 - a * k.item(), one, (a, k)).value  # noqa: E731

@@ -19,6 +19,17 @@ MUTANTS = [
         (" and m.momentum != 0 for", " for"),
     ),
     *mutants(
+        "plugins/implicitkit_deq/forgive.py",
+        USES + " -k does_not_see",
+        (", watched=True, **options)", ", **options)"),
+    ),
+    *mutants(
+        "implicitkit/rule/request.py",
+        USES + " -k does_not_see",
+        ('watched or self.on_failure != "ignore",', "watched,"),
+        ('watched or self.on_failure != "ignore",', "True,", "tests/derivatives/test_hidden.py -k 'all_is_ignored'"),
+    ),
+    *mutants(
         "plugins/implicitkit_deq/compat.py",
         USES + " -k reentrant",
         ("(torch.autograd.backward.__code__, ", "("),

@@ -546,3 +546,33 @@ def test_a_solve_over_a_normalised_layer_and_a_reentrant_checkpoint(use: Callabl
     wanted = of(lambda f, x: f(x))
     assert float(wanted[1].norm()) > 1e-3
     torch.testing.assert_close(of(lambda f, x: checkpoint(f, x, use_reentrant=True)), wanted, rtol=1e-7, atol=1e-9)
+
+
+# ------------------------------------------------------------------------------------- what autograd does not see of a cell
+class Partly(Half):
+    """A cell with a part that is detached, or made of a number."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self.part, self.scale = part, nn.Parameter(torch.tensor(0.3, dtype=D))
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        scale = self.scale.item() if self.part == "number" else self.scale
+        z_seen = z.detach() if self.part == "detached" else z
+        return super().forward(z, x) + scale * torch.sin(z_seen)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize(("part", "words"), [("detached", "z.detach()"), ("number", "makes numbers"), ("none", "")])
+def test_a_part_of_a_cell_that_autograd_does_not_see_is_said(part: str, words: str, training: bool) -> None:
+    class Cell(Partly):
+        """Of its own, since each cell is asked about once."""
+
+    torch.manual_seed(0)
+    layer, x = DEQ(Cell(part), (5,), **TIGHT).train(training), torch.randn(4, 3, dtype=D)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            layer(x).sum().backward()
+    said = [str(w.message) for w in told if issubclass(w.category, ik.ImpureFunctionWarning)]
+    assert len(said) == bool(words) and all(words in text for text in said)
