@@ -127,6 +127,30 @@ def test_noise_is_no_hidden_part(size: float) -> None:
     assert not _warned(lambda: _solved(function, x, rtol=1e-2).sum().backward())
 
 
+@pytest.mark.parametrize("cast", ["autocast", "inside"])
+def test_few_digits_are_no_hidden_part(cast: str) -> None:
+    """Steps of a precision that the function rounds to are seen in some equations, and by chance twice in one."""
+    for seed in range(24):
+        hidden._asked.clear()
+        torch.manual_seed(seed)
+        linear, x = torch.nn.Linear(8, 8, dtype=torch.float32), torch.randn(16, 8, dtype=torch.float32)
+        linear.weight.data *= 0.4
+        if cast == "autocast":
+            function = lambda z, x, linear=linear: torch.tanh(linear(z).float() + x)  # noqa: E731
+        else:
+            linear.to(torch.bfloat16)
+            function = lambda z, x, linear=linear: torch.tanh(linear(z.to(torch.bfloat16)).float() + x)  # noqa: E731
+
+        def run(function: Any = function, x: Tensor = x) -> None:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=cast == "autocast"):
+                z = _solved(function, x, batch_dims=1, rtol=2e-2, on_failure="warn")
+            z.sum().backward()
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ik.ConvergenceWarning)
+            assert not _warned(run)
+
+
 def test_it_costs_two_evaluations_the_first_time_only() -> None:
     calls = [0]
 
