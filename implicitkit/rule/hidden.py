@@ -102,8 +102,8 @@ def _compare_objective(f: Evaluations, z: Tensor, v: Tensor, h: float) -> None:
 
 def _compare_numbers(system: System, z: Tensor, theta: Sequence[Tensor], F: Tensor, h: float) -> bool:
     """The same along a direction of the tensors that the function may have made numbers of."""
-    moving = [i for i in system.lifted.numbers if theta[i].is_floating_point()]
-    ways = [(theta[i].abs() + 0.1) * seeded.normal(*theta[i].shape, seed=0x5F + i).to(theta[i]) for i in moving]
+    moving = list(system.lifted.numbers)
+    ways = [_way(theta[i], seed=0x5F + i) for i in moving]
 
     def residual(*changed: Tensor) -> Tensor:
         now = dict(zip(moving, changed, strict=True))
@@ -116,6 +116,12 @@ def _compare_numbers(system: System, z: Tensor, theta: Sequence[Tensor], F: Tens
     stepped = lambda s: residual(*(theta[i] + s * way for i, way in zip(moving, ways, strict=True)))  # noqa: E731
     zero, one = z.new_zeros(()), z.new_ones(())
     return _warned(_Change(stepped, zero, F, one, lambda w: (w * slope).sum(1), F.abs()), h, "residual", True)
+
+
+def _way(t: Tensor, seed: int) -> Tensor:
+    """A random change of the size of the real or complex ``t``."""
+    weights = seeded.normal(2, *t.shape, seed=seed)
+    return (t.abs() + 0.1) * (torch.complex(*weights) if t.is_complex() else weights[0]).to(t)
 
 
 def _compare_program(values: Callable[[Tensor], Tensor], z: Tensor, v: Tensor, h: float) -> bool:

@@ -296,12 +296,14 @@ def test_numbers_that_a_function_makes_of_tensors_are_said(name: str, dtype: tor
 def test_numbers_are_said_of_samples_modules_and_objectives_once() -> None:
     a, linear = torch.tensor([2.0, 3.0], dtype=D, requires_grad=True), torch.nn.Linear(1, 1, dtype=D)
     each = lambda z, a: z**2 - a.view(-1, 1) * torch.tensor([[float(a[0])]] * len(a)).to(z)  # noqa: E731
+    c = torch.tensor(0.3 + 0.1j, requires_grad=True, dtype=torch.complex128)
     of_module = lambda z, a: z**3 + linear(z) - a.view(-1, 1) * (1 + linear.bias.item())  # noqa: E731
     solves: list[Callable[[], Tensor]] = [
         lambda: ik.root(each, torch.ones(2, 1, dtype=D), (a,), batch_dims=1).value,
         lambda: ik.root(of_module, torch.ones(2, 1, dtype=D), (a,), batch_dims=1).value,
         lambda: ik.argmin(lambda z, a: (z - a[0].item() * a).square().sum(), a.detach(), (a,)).value,
         lambda: ik.least_squares(lambda z, a: z - a[0].item() * a, a.detach(), (a,)).value,
+        lambda: ik.root(lambda z, c: z - c.real - 1j * c.imag.item(), torch.zeros(2, dtype=c.dtype), (c,)).value.abs(),
     ]
     for solve in solves:
         (said,) = _warned(lambda solve=solve: solve().sum().backward())  # type: ignore[misc]

@@ -26,6 +26,7 @@ MUTANTS = [
         ("return (g * v).sum(1)", "return 1.1 * (g * v).sum(1)"),
         ("(there - back) / (2 * h)", "(there - self.F) / (2 * h)"),
         (" / h + self.besides)", " / h)"),
+        ("(torch.complex(*weights) if t.is_complex() else weights[0])", "weights[0]"),
         ("bent = bent + bent.nan_to_num(0, 0, 0).mean(1, keepdim=True)", "pass"),
         ("told = _compare_program(", "return _compare_program("),
         ("if system.lifted.numbers and not told:", "if not told:"),
