@@ -16,7 +16,8 @@ raised rather than a derivative lost.  In the common case that one evaluation is
 either: it is the solver's first.  A function that branches on values may use other tensors at the solution than at the
 start: :func:`check_leaves` finds them when a derivative is taken, :func:`check_solution` where none would be.
 
-What nobody can see: a tensor turned into a number before (``float(w)``, ``w.numpy()``), or detached.
+What nobody can see: a tensor turned into a number before (``float(w)``, ``w.numpy()``), or detached.  One that the function
+itself turns into a number is found, and the derivative says so (``rule/hidden.py``).
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Lifted:
         compiled: something within reach is compiled: its modules' tensors are swapped for all threads.
         live: the captured tensors are plain ones, so that an evaluation on the spot may use the function as it is.
         branches: the function looked at values, and may use other tensors elsewhere, which no linearisation would show.
+        numbers: which of theta are tracked, if the function makes numbers of tensors; else none.
         inside: lifted inside the evaluation of another that has put stand-ins in the place of what it captures.
         probe: the output of the first evaluation at the very ``z0`` and ``args``, if it was made on plain tensors and
             the function is pure; else ``None``.
@@ -87,6 +89,7 @@ class Lifted:
     guarded: bool = False
     compiled: bool = False
     branches: bool = False
+    numbers: Sequence[int] = ()
     inside: bool = False
     probe: Any = None
     random: bool = False
@@ -188,7 +191,7 @@ def _lift(
     z_leaves, z_spec = tree_flatten(z0)
     z = tree_unflatten([_plain(resolve(t), levels) for t in z_leaves], z_spec)
     branch = levels or (needed and (lifted.inside or not any(map(explicit, lifted.theta))))
-    looks = Looks() if branch else None
+    looks = Looks() if branch or (needed and not lifted.compiled) else None
     with compat.own_graphs():  # how often a function is looked at depends on what is known of it
         if levels or (needed and lifted.inside):
             with torch.enable_grad():
@@ -197,7 +200,9 @@ def _lift(
             out = _lift_plainly(lifted, modules, z, constants, looks, needed)
     check(out)
     lifted.rest.note(lifted.frozen)
-    lifted.branches = looks is not None and looks.seen and (levels or lifted.inside or not lifted.captured)
+    if looks is not None:
+        lifted.branches = branch and looks.seen and (levels or lifted.inside or not lifted.captured)
+        lifted.numbers = [i for i, t in enumerate(lifted.theta) if differentiated(t)] if looks.numbers else []
     if not levels and not lifted.frozen:
         lifted.probe = out.detach() if isinstance(out, Tensor) else tree_map(_detached, out)
     # inside another's substitution nothing holds on the spot: torch suspends it in operations that call back
@@ -217,7 +222,7 @@ def _lift_plainly(
     plain = _stand_ins(lifted.theta, levels=False, marked=marks)
     out = _first_evaluation(lifted, z, plain, constants, looks)
     known = set(map(id, plain))
-    if needed and not known.issuperset(map(id, graph_leaves(out))):
+    if needed and ((looks and looks.outside) or not known.issuperset(map(id, graph_leaves(out)))):
         seen, called = Discover([*tree_flatten(z)[0], *plain]), Called()
         with torch.no_grad(), called, seen:
             lifted(z, plain)

@@ -185,7 +185,9 @@ class Substitute(TorchFunctionMode):
 
 
 class Looks(TorchFunctionMode):
-    """Notes whether a function turns tensors into Python values, on which it may branch."""
+    """Notes whether a function turns tensors into Python values: ``seen``, on which it may branch; ``numbers``, with which
+    it may compute (floating-point ones, not under ``no_grad``); ``outside``, some of these of what it captures, tracked.
+    """
 
     NAMES: ClassVar[frozenset[str]] = frozenset(
         [
@@ -213,12 +215,40 @@ class Looks(TorchFunctionMode):
         ]
     )
 
+    # what makes numbers of the tensors that it is given (a factory asks them for their item)
+    NUMBERS: ClassVar[frozenset[str]] = frozenset(
+        [
+            "__float__",
+            "__complex__",
+            "__array__",
+            "item",
+            "tolist",
+            "numpy",
+            "arange",
+            "as_tensor",
+            "asarray",
+            "full",
+            "full_like",
+            "linspace",
+            "logspace",
+            "new_full",
+            "new_tensor",
+            "tensor",
+        ]
+    )
+
     def __init__(self) -> None:
         super().__init__()
-        self.seen = False
+        self.seen = self.numbers = self.outside = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
+        if name in self.NUMBERS and torch.is_grad_enabled():
+            given = [
+                x for x in tensors_in((*args, *(kwargs or {}).values())) if x.is_floating_point() or x.is_complex()
+            ]
+            self.numbers = self.numbers or bool(given)
+            self.outside = self.outside or any(compat.physical(x).requires_grad for x in given)
         self.seen = (
             self.seen
             or name in self.NAMES

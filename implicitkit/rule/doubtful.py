@@ -15,9 +15,10 @@ where unknowns are of like size, is more than a regular solution is off by: ``ma
 costs two linear solves and a product.
 
 Where solutions are not isolated (an eigenvector's phase) ``A`` is singular at each of them, and regular by rounding alone:
-nothing need change on the way.  Rounding makes an error of the size ``eps s`` in ``A x``, ``s_i^2 = \sum_j (A_ij x_j)^2``,
-the mean square of ``A`` times ``x`` with random weights, whatever the units.  Where that is a twentieth of ``b``, ``x`` is
-made of rounding.  It is asked, by one product, where ``|x| >= 1e8 |b|``.
+nothing need change on the way.  Rounding makes an error ``e_i = eps s_i``, ``s_i^2 = \sum_j (A_ij x_j)^2``, in ``A x``; with
+random weights ``u, w`` that is ``eps u_i (A (w x))_i`` in the mean square (of four).  Where ``|A^{-1} e| >= 0.05 |x|``,
+``x`` is made of rounding: so it is in any units, as both lie along the null vector.  That is asked, by products, where
+``|x| >= 1e8 |b|``, and by solves where ``|e| >= 0.01 |b|``, which units alone can make it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from implicitkit.solution import Record, Status
 __all__ = ["warn_if_singular"]
 
 _ASKED, _LOOSE = 0.03, 10.0  # times the root of rtol, and rtol: relative errors of a solution that are asked about
-_STEEP, _ROUNDED = 1e8, 0.05  # |x| / |b| that is looked at, and the part of b that rounding may make
+_STEEP, _SUSPECT = 1e8, 0.01  # |x| / |b| and |e| / |b| from which on rounding is asked about
+_ROUNDED, _DRAWS = 0.05, 4  # the part of x that rounding may make, in the mean square of so many draws
 _FEW = 65_536  # numbers that are copied rather than looked at in three calls
 _OWN_CHANGE = 0.4  # of a derivative on the way to the solution: from here on it is not determined
 
@@ -73,7 +75,9 @@ def warn_if_singular(
         return
     found = outcome.status == int(Status.CONVERGED)
     asked, steep = (t.view(-1, len(z)).any(0) & found for t in (asked, steep))
-    singular = steep & _rounding(A, b, x).view(-1, len(z)).any(0) if bool(steep.any()) else torch.zeros_like(steep)
+    singular = (
+        steep & _rounding(A, b, x, solve).view(-1, len(z)).any(0) if bool(steep.any()) else torch.zeros_like(steep)
+    )
     asked = asked & ~singular
     if bool(asked.any()):
         singular = singular | (asked & _undetermined(record, A, b, x, transposed, solve))
@@ -81,12 +85,19 @@ def warn_if_singular(
         warn(_said(singular, z), ConvergenceWarning)
 
 
-def _rounding(A: Operator, b: Tensor, x: Tensor) -> Tensor:
+def _rounding(A: Operator, b: Tensor, x: Tensor, solve: Callable[[Operator, Tensor], LinearSolution]) -> Tensor:
     """Which ``x`` are made of rounding, one for each right-hand side."""
-    weights = seeded.normal(1, A.size, seed=0x51).to(x)
-    parts = [A.mv(part * weights) for part in torch.nan_to_num(x).split(A.batch)]
-    noise = torch.finfo(x.dtype).eps * torch.linalg.vector_norm(torch.cat(parts), dim=1)
-    return noise > _ROUNDED * torch.linalg.vector_norm(b, dim=1)
+    draws = seeded.normal(_DRAWS, 2, A.size, seed=0x51).to(x)
+    draws[:, 1] *= torch.finfo(x.dtype).eps
+    size = lambda t: torch.linalg.vector_norm(t.view(_DRAWS, *x.shape), dim=(0, 2)) / _DRAWS**0.5  # noqa: E731
+    with torch.no_grad():
+        e = torch.cat([A.mv(part * w) * u for w, u in draws for part in torch.nan_to_num(x).split(A.batch)])
+        large = size(e) > _SUSPECT * torch.linalg.vector_norm(b, dim=1)
+        if not bool(large.any()):
+            return large
+        made = solve(A, e)
+    few = size(made.x) < _ROUNDED * torch.linalg.vector_norm(x, dim=1)
+    return ~(few & made.converged.view(_DRAWS, len(x)).all(0))
 
 
 def _undetermined(

@@ -6,11 +6,16 @@ is right.  Along one random direction ``v``, of the size of ``z``, ``F`` changes
 
     D = (F(z + h v) - F(z - h v)) / (2 h),    off by at most    K = |F(z + h v) - 2 F(z) + F(z - h v)| / h
 
-up to a few times that, ``K`` being what curvature, kinks and rounding make of it; equations in which it is as large as ``D``
-say nothing.  Of the others ``w = D``, and ``w'D = (A'w)'v`` must hold, a product that compiled functions have, too.  Where
-more than 3 % are left it is asked again with ``4 h``, whose ``D`` must be the same.
+up to a few times that, ``K`` being what curvature, kinks and rounding make of it (with its mean over the equations added: of
+a function that rounds to few digits, most change by none); equations in which it is as large as ``D`` say nothing.  Of the
+others ``w = D``, and ``w'D = (A'w)'v`` must hold, a product that compiled functions have, too.  Where more than 3 % are left
+it is asked again with ``4 h``, whose ``D`` must be the same.
 Of a minimisation ``F`` is the gradient that autograd has, and consistent with itself; there the change of the objective
 beside the solution must be that gradient's, too, and so must those of constraints: else the solution itself is another.
+
+The same is asked along a random direction of ``\theta``, if the function made numbers of tensors at its first evaluation
+(``a.item()``, ``float(a)``, ``torch.tensor([a, 1.0])``), by which it may depend on them.  There ``K`` has ``|F|`` besides,
+since what only scales ``F`` (a step size) moves no solution.
 
 It costs two evaluations and a product (five evaluations of an objective), at the first derivative of a function only; of
 functions that are made anew, with the same code, by other objects (not numbers or tensors) that they close over, at the
@@ -78,10 +83,12 @@ def warn_if_hidden(
 
         kind, beside = system.problem.kind, z + 0.1 * v
         if kind.returns_program:
-            _compare_program(lambda y: system.live(y, *theta), beside, v, h)
-            return
-        told = _warned(_Change(lambda y: system.residual(y, *theta), z, F, v, along), h, "residual")
-        if kind.minimisation and not told:
+            told = _compare_program(lambda y: system.live(y, *theta), beside, v, h)
+        else:
+            told = _warned(_Change(lambda y: system.residual(y, *theta), z, F, v, along), h, "residual")
+        if system.lifted.numbers and not told:
+            told = _compare_numbers(system, z, theta, F, h)
+        if kind.minimisation and not kind.returns_program and not told:
             _compare_objective(Evaluations(system, theta, "minimise"), beside, v, h)
 
 
@@ -93,15 +100,39 @@ def _compare_objective(f: Evaluations, z: Tensor, v: Tensor, h: float) -> None:
     _warned(_Change(value, z, at, v, lambda w: w[:, 0] * slope), h, "objective")
 
 
-def _compare_program(values: Callable[[Tensor], Tensor], z: Tensor, v: Tensor, h: float) -> None:
+def _compare_numbers(system: System, z: Tensor, theta: Sequence[Tensor], F: Tensor, h: float) -> bool:
+    """The same along a direction of the tensors that the function may have made numbers of."""
+    moving = list(system.lifted.numbers)
+    ways = [_way(theta[i], seed=0x5F + i) for i in moving]
+
+    def residual(*changed: Tensor) -> Tensor:
+        now = dict(zip(moving, changed, strict=True))
+        return system.residual(z, *(now.get(i, t) for i, t in enumerate(theta)))
+
+    try:
+        slope = autodiff.jvp(residual, [theta[i].detach() for i in moving], ways)
+    except Exception:  # as in _tried
+        return False
+    stepped = lambda s: residual(*(theta[i] + s * way for i, way in zip(moving, ways, strict=True)))  # noqa: E731
+    zero, one = z.new_zeros(()), z.new_ones(())
+    return _warned(_Change(stepped, zero, F, one, lambda w: (w * slope).sum(1), F.abs()), h, "residual", True)
+
+
+def _way(t: Tensor, seed: int) -> Tensor:
+    """A random change of the size of the real or complex ``t``."""
+    weights = seeded.normal(2, *t.shape, seed=seed)
+    return (t.abs() + 0.1) * (torch.complex(*weights) if t.is_complex() else weights[0]).to(t)
+
+
+def _compare_program(values: Callable[[Tensor], Tensor], z: Tensor, v: Tensor, h: float) -> bool:
     """The same of an objective and its constraints, ``(batch, 1 + m)``, whose conditions of optimality have derivatives
     of their own."""
     try:
         F, pullback = autodiff.vjp(values, z)
     except Exception:  # as in _tried
-        return
+        return False
     along = lambda w: (pullback(w)[0] * v).sum(1)  # noqa: E731
-    _warned(_Change(values, z, F.detach(), v, along), h, "objective, with the constraints,")
+    return _warned(_Change(values, z, F.detach(), v, along), h, "objective, with the constraints,")
 
 
 def _tried(function: Callable[[Tensor], Tensor], z: Tensor, like: Tensor) -> Tensor:
@@ -113,13 +144,15 @@ def _tried(function: Callable[[Tensor], Tensor], z: Tensor, like: Tensor) -> Ten
 
 
 class _Change(NamedTuple):
-    """Of a ``function``, ``F`` at ``z``, along ``v``; as autograd has it ``along(w) = (A'w)'v``."""
+    """Of a ``function``, ``F`` at ``z``, along ``v``; as autograd has it ``along(w) = (A'w)'v``; ``besides``: what ``K`` has
+    besides."""
 
     function: Callable[[Tensor], Tensor]
     z: Tensor
     F: Tensor
     v: Tensor
     along: Callable[[Tensor], Tensor]
+    besides: Tensor | float = 0.0
 
     def unexplained(self, h: float) -> tuple[Tensor, Tensor, Tensor]:
         """``D`` in the equations that ``K`` does not decide, ``(batch, m)``; and how large ``A v`` is along it, and which
@@ -127,7 +160,9 @@ class _Change(NamedTuple):
         eps = torch.finfo(self.z.dtype).eps
         there, back = (_tried(self.function, self.z + step * self.v, self.F) for step in (h, -h))
         D = (there - back) / (2 * h)
-        K = _TIMES_K * ((there - 2 * self.F + back).abs() + eps * (there.abs() + back.abs())) / h
+        bent = (there - 2 * self.F + back).abs()
+        bent = bent + bent.nan_to_num(0, 0, 0).mean(1, keepdim=True)
+        K = _TIMES_K * ((bent + eps * (there.abs() + back.abs())) / h + self.besides)
         open_ = torch.isfinite(K) & (D.abs() > K)
         D, K = torch.where(open_, D, 0), torch.where(open_, K, 0)
         w = D / torch.linalg.vector_norm(D, dim=1, keepdim=True).clamp_min(torch.finfo(D.dtype).tiny)
@@ -137,7 +172,7 @@ class _Change(NamedTuple):
         return D, said, torch.where(largest > 0, wrong / largest, 0)
 
 
-def _warned(change: _Change, h: float, name: str) -> bool:
+def _warned(change: _Change, h: float, name: str, numbers: bool = False) -> bool:
     """Warn, and say so, where a function does not change as autograd has it."""
     D, said, left = change.unexplained(h)
     if not bool((left > _PART).any()):
@@ -148,7 +183,11 @@ def _warned(change: _Change, h: float, name: str) -> bool:
     if not bool(hidden.any()):
         return False
     sample = int(hidden.nonzero()[0])
-    warn(_said(name, sample, len(D), float(norm(D)[sample]), float(said[sample])), ImpureFunctionWarning)
+    where = f" of sample {sample}" if len(D) > 1 else ""
+    found, seen = float(norm(D)[sample]), float(said[sample])
+    changes = f"the {name}{where} changes by {found:.3g}, and by {seen:.3g} as autograd has it"
+    right = "The solution is right, its" if name == "residual" else "The solution is that of what autograd sees; its"
+    warn((_NUMBERS if numbers else _SAID).format(changes=changes, right=right) + _ONCE, ImpureFunctionWarning)
     return True
 
 
@@ -175,13 +214,16 @@ def _parts(identity: Hashable) -> tuple[Hashable, ...]:
     return tuple(part for item in identity for part in _parts(item))
 
 
-def _said(name: str, sample: int, batch: int, found: float, said: float) -> str:
-    where = f" of sample {sample}" if batch > 1 else ""
-    right = "The solution is right, its" if name == "residual" else "The solution is that of what autograd sees; its"
-    return (
-        f"along a random direction the {name}{where} changes by {found:.3g}, and by {said:.3g} as autograd has it: a "
-        "part of the function is out of autograd's sight (z.detach(), z.item(), float(z), z.numpy(), torch.no_grad(), "
-        "rounding with a gradient of its own, an autograd.Function with another backward), or is not smooth. "
-        f"{right} derivative is that of what autograd sees. Give the function z as it is; the solver is never "
-        'differentiated. This is asked once for each function, and not under on_failure="ignore"'
-    )
+_SAID = (
+    "along a random direction {changes}: a part of the function is out of autograd's sight (z.detach(), z.item(), float(z), "
+    "z.numpy(), torch.no_grad(), rounding with a gradient of its own, an autograd.Function with another backward), or is "
+    "not smooth. {right} derivative is that of what autograd sees. Give the function z as it is; the solver is never "
+    "differentiated. "
+)
+_NUMBERS = (
+    "along a random direction of its arguments, and of what it captures, {changes}: the function makes numbers of tensors "
+    "(a.item(), float(a), a.tolist(), torch.tensor([a, 1.0])), and autograd does not see that it depends on them. "
+    "{right} derivative lacks that part. Compute with the tensors themselves, torch.stack([a, one]); what is meant as a "
+    "constant, give as a number. "
+)
+_ONCE = 'This is asked once for each function, and not under on_failure="ignore"'

@@ -51,6 +51,7 @@ class Request:
         linear_solver, linear_options: how the derivative's linear systems are solved.
         preconditioner: for these (:mod:`implicitkit.linear.preconditioners`).
         batchable: the figures of the solve must be a tensor of the caller's ``torch.func`` level.
+        watched: what autograd does not see of the function is looked for.
     """
 
     system: System
@@ -65,6 +66,7 @@ class Request:
     linear_options: dict[str, Any] = field(default_factory=dict)
     preconditioner: Any = None
     batchable: bool = field(default_factory=compat.transforms_active)
+    watched: bool = False
 
     # ------------------------------------------------------------------------------------------------------ for a rule
     def solve(
@@ -74,6 +76,7 @@ class Request:
         rtol: float | None = None,
         atol: float = 0.0,
         max_steps: int | None = None,
+        watched: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Solve, and differentiate by the implicit function theorem with this linear solver (or that of this name), to
         ``|A u - b| <= atol + rtol |b|`` (``None``: by the dtype, ``eps^(2/3)``) with at most ``max_steps`` products
@@ -81,6 +84,9 @@ class Request:
 
         A truncated one works on the blocks of a composition one after another: as if layer by layer, where a few terms of
         the joint series would not even reach from the output to the input.
+
+        ``watched``: what autograd does not see of the function is said under ``on_failure="ignore"`` too (for a rule that
+        deals with failures itself).
         """
         chosen = linear_solver if isinstance(linear_solver, LinearSolver) else get_linear_solver(linear_solver)
         rtol = torch.finfo(self.system.layout.dtype).eps ** (2 / 3) if rtol is None else rtol
@@ -100,6 +106,7 @@ class Request:
             {"rtol": rtol, "atol": atol, "max_steps": max_steps},
             self.preconditioner,
             self.batchable,
+            watched or self.on_failure != "ignore",
         )
         return root(bare, self.z0, self.theta)
 
@@ -181,7 +188,7 @@ class Request:
             refuse_coupled(A, self.system.identity_now)
         samples = outcome.status == int(Status.CONVERGED) if self.on_failure == "nan" else None
         refuse_changed(lifted, outcome, self.options, out, A, z, samples)
-        if self.on_failure != "ignore":
+        if self.watched:
             warn_if_hidden(self.record, self.system, z, theta, out, A)
         return out, A
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,10 +12,21 @@ from torch import Tensor, nn
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils.checkpoint import CheckpointFunction
 
+import implicitkit as ik
 from implicitkit_deq.sharding import is_gathered
 
-__all__ = ["SETTING", "autocast_on", "called_whole", "hooks_that_set", "is_batched", "observed", "version"]
+__all__ = [
+    "SETTING",
+    "autocast_on",
+    "called_whole",
+    "computed_again",
+    "hooks_that_set",
+    "is_batched",
+    "observed",
+    "version",
+]
 
 SETTING = "_forward_pre_hooks"  # where a module keeps hooks that are called before it
 
@@ -23,6 +36,8 @@ _HOOKS = (
     "_backward_pre_hooks",
     "_backward_hooks",
 )
+
+_OTHERS = (torch.autograd.backward.__code__, inspect.unwrap(ik.solve).__code__)
 
 
 def called_whole(cell: Any) -> bool:
@@ -58,6 +73,20 @@ def is_batched(t: Tensor) -> bool:
 def autocast_on(device: torch.device) -> bool:
     """Is autocast on for a device?  Never for one that autocast does not know (``meta``)."""
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
+def computed_again() -> bool:
+    """Is this a call that ``checkpoint(..., use_reentrant=True)`` makes for the second time, in its backward?
+
+    Told by the frames: torch's checkpoint calls its function from its own ``backward``.  Not in a backward that a checkpoint
+    has started, as in the derivative of a solve before it, and not in a solve, which moves no buffer of its function.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code not in _OTHERS:
+        if frame.f_code is CheckpointFunction.backward.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def version(t: Tensor) -> int:

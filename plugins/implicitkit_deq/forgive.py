@@ -207,7 +207,7 @@ class _Request:
         return getattr(self._request, name)
 
     def solve(self, linear_solver: ik.LinearSolver, **options: Any) -> Any:
-        return self._request.solve(_Linear(linear_solver, self._policy), **options)
+        return self._request.solve(_Linear(linear_solver, self._policy), watched=True, **options)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 from implicitkit_deq import hoist
-from implicitkit_deq.compat import is_batched
+from implicitkit_deq.compat import computed_again, is_batched
 from implicitkit_deq.shown import Shown
 
 __all__ = ["BATCH_NORMS", "Drawing", "Frozen", "called", "statistics_held"]
@@ -22,6 +22,13 @@ _TRACKING = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm
 
 _OF_SHAPES = ("shape", "size", "channels", "dimension")  # in what torch says of arguments that do not fit
 _OF_PRECISIONS = ("the same dtype", "expected scalar type", "expected m1 and m2", "should be the same")
+
+_MOVED = (
+    "the cell {} has BatchNorm in training mode, and a checkpoint (use_reentrant=True) computes its layer again, for the "
+    "backward: the first call has moved the running statistics, so that this would be the derivative of another "
+    "equilibrium. Leave the layer, which keeps no iterates, out of the checkpoint, put the normalisation in eval() mode, "
+    "or use GroupNorm or LayerNorm"
+)
 
 
 class Drawing(Exception):
@@ -46,6 +53,9 @@ class Frozen:
         independent: samples are solved one by one (else BatchNorm may couple them by its batch statistics).
         may_draw: whether random numbers may be drawn; if not, :class:`Drawing` is raised when they are.
         previous: a map that draws before this one in the same call: this one draws what comes after.
+
+    Raises:
+        ik.CapabilityError: a reentrant checkpoint calls again, in its backward, what moved the statistics that it needs.
     """
 
     identified_by = ("function", "independent", "training")  # it is made anew at every call of the layer
@@ -68,6 +78,8 @@ class Frozen:
         self.name, self.training = type(module).__name__, bool(getattr(module, "training", False))
         self.independent, self.may_draw = independent, may_draw
         self.norms, self.shown = _updating_norms(module), Shown(module)
+        if independent and any(isinstance(m, BATCH_NORMS) and m.momentum != 0 for m in self.norms) and computed_again():
+            raise ik.CapabilityError(_MOVED.format(self.name))
         self.statistics = [(_copy(m.running_mean), _copy(m.running_var)) for m in self.norms]
         self.before: list[Tensor] | None = None
         self.after: list[Tensor] | None = None  # set when the cell is found to draw

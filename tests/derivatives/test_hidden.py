@@ -127,6 +127,30 @@ def test_noise_is_no_hidden_part(size: float) -> None:
     assert not _warned(lambda: _solved(function, x, rtol=1e-2).sum().backward())
 
 
+@pytest.mark.parametrize("cast", ["autocast", "inside"])
+def test_few_digits_are_no_hidden_part(cast: str) -> None:
+    """Steps of a precision that the function rounds to are seen in some equations, and by chance twice in one."""
+    for seed in range(24):
+        hidden._asked.clear()
+        torch.manual_seed(seed)
+        linear, x = torch.nn.Linear(8, 8, dtype=torch.float32), torch.randn(16, 8, dtype=torch.float32)
+        linear.weight.data *= 0.4
+        if cast == "autocast":
+            function = lambda z, x, linear=linear: torch.tanh(linear(z).float() + x)  # noqa: E731
+        else:
+            linear.to(torch.bfloat16)
+            function = lambda z, x, linear=linear: torch.tanh(linear(z.to(torch.bfloat16)).float() + x)  # noqa: E731
+
+        def run(function: Any = function, x: Tensor = x) -> None:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=cast == "autocast"):
+                z = _solved(function, x, batch_dims=1, rtol=2e-2, on_failure="warn")
+            z.sum().backward()
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ik.ConvergenceWarning)
+            assert not _warned(run)
+
+
 def test_it_costs_two_evaluations_the_first_time_only() -> None:
     calls = [0]
 
@@ -208,3 +232,125 @@ def test_of_a_constraint_too() -> None:
     (said,) = _warned(lambda: solve(lambda z: z.sum() - 1 + 0.3 * z.detach()[0] ** 2))
     assert "with the constraints" in said
     assert not _warned(lambda: solve(lambda z: z.sum() - 1 + 0.3 * z[0] ** 2))
+
+
+# ----------------------------------------------------------------------------- numbers made of what the solution depends on
+Scalar = Callable[[Tensor, Tensor, Tensor], Tensor]  # of z, a, and a captured w
+
+
+def _number(a: Tensor) -> float:
+    with torch.no_grad():
+        return a.item()
+
+
+NUMBERS: dict[str, Scalar] = {
+    "item": lambda z, a, w: z - a.item() * torch.cos(0.3 * z) - w,
+    "float": lambda z, a, w: z - float(a) * torch.cos(0.3 * z) - w,
+    "complex": lambda z, a, w: z - complex(a).real * torch.cos(0.3 * z) - w,
+    "tolist": lambda z, a, w: z - torch.cos(0.3 * z) * a.view(1).tolist()[0] - w,
+    "numpy": lambda z, a, w: z - torch.cos(0.3 * z) * torch.from_numpy(a.detach().view(1).numpy()) - w,
+    "tensor": lambda z, a, w: z - torch.tensor([a, 1.0, 2.0], dtype=z.dtype) * torch.cos(0.3 * z) - w,
+    "linspace": lambda z, a, w: z - torch.linspace(0, a, 3, dtype=z.dtype) * torch.cos(0.3 * z) - w,
+    "of what it captures": lambda z, a, w: z - w.item() * torch.cos(0.3 * z) - a,
+    "of what is computed": lambda z, a, w: z - (a * w).item() * torch.cos(0.3 * z) - a,
+}
+NO_NUMBERS: dict[str, Scalar] = {
+    "a branch": lambda z, a, w: z - (a if a.item() > 0 else -a) * torch.cos(0.3 * z) - w,
+    "a whole number": lambda z, a, w: z - a * torch.cos(int(a + 0.5) * 0.3 * z) - w,
+    "a step size": lambda z, a, w: (z - a * torch.cos(0.3 * z) - w) / (1 + float(w)),
+    "detached": lambda z, a, w: z - a.detach() * torch.cos(0.3 * z) - w,
+    "under no_grad": lambda z, a, w: z - _number(a) * torch.cos(0.3 * z) - w,
+    "of a constant": lambda z, a, w: z - a * X[3].item() * torch.cos(0.3 * z) - w,
+}
+
+
+def _number(a: Tensor) -> float:
+    with torch.no_grad():
+        return a.item()
+
+
+def _scalar(name: str, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Tensor]:
+    function, w = (NUMBERS | NO_NUMBERS)[name], torch.tensor(0.4, dtype=dtype, requires_grad=True)
+    start = torch.ones(3, dtype=dtype)
+    return lambda a: ik.root(lambda z, a: function(z, a, w), start, (a,)).value.sum(), torch.tensor(0.7, dtype=dtype)
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor")
+@pytest.mark.parametrize("derivative", ["backward", "grad", "jvp"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", [*NUMBERS, *NO_NUMBERS])
+def test_numbers_that_a_function_makes_of_tensors_are_said(name: str, dtype: torch.dtype, derivative: str) -> None:
+    f, a = _scalar(name, dtype)
+    if name in ("numpy", "tensor", "linspace") and derivative != "backward":
+        pytest.skip("torch itself refuses, or warns of, these inside a transform")
+    run = {
+        "backward": lambda: f(a.requires_grad_()).backward(),
+        "grad": lambda: grad(f)(a),
+        "jvp": lambda: torch.func.jvp(f, (a,), (torch.ones_like(a),)),
+    }[derivative]
+    said = _warned(run)
+    assert len(said) == (name in NUMBERS)
+    assert all("makes numbers of tensors" in text and "The solution is right" in text for text in said)
+
+
+def test_numbers_are_said_of_samples_modules_and_objectives_once() -> None:
+    a, linear = torch.tensor([2.0, 3.0], dtype=D, requires_grad=True), torch.nn.Linear(1, 1, dtype=D)
+    each = lambda z, a: z**2 - a.view(-1, 1) * torch.tensor([[float(a[0])]] * len(a)).to(z)  # noqa: E731
+    c = torch.tensor(0.3 + 0.1j, requires_grad=True, dtype=torch.complex128)
+    of_module = lambda z, a: z**3 + linear(z) - a.view(-1, 1) * (1 + linear.bias.item())  # noqa: E731
+    solves: list[Callable[[], Tensor]] = [
+        lambda: ik.root(each, torch.ones(2, 1, dtype=D), (a,), batch_dims=1).value,
+        lambda: ik.root(of_module, torch.ones(2, 1, dtype=D), (a,), batch_dims=1).value,
+        lambda: ik.argmin(lambda z, a: (z - a[0].item() * a).square().sum(), a.detach(), (a,)).value,
+        lambda: ik.least_squares(lambda z, a: z - a[0].item() * a, a.detach(), (a,)).value,
+        lambda: ik.root(lambda z, c: z - c.real - 1j * c.imag.item(), torch.zeros(2, dtype=c.dtype), (c,)).value.abs(),
+    ]
+    for solve in solves:
+        (said,) = _warned(lambda solve=solve: solve().sum().backward())  # type: ignore[misc]
+        assert "makes numbers of tensors" in said
+        assert not _warned(lambda solve=solve: solve().sum().backward())  # type: ignore[misc]
+
+
+PROGRAMS: dict[str, tuple[bool, Map, dict[str, Any]]] = {  # is it said?  The objective, and what constrains it
+    "equality": (
+        True,
+        lambda z, k: (z - 1).square().sum(),
+        {"constraints": ik.Equality(lambda z, k: z.sum() - k.item())},
+    ),
+    "bounds": (True, lambda z, k: (z - k.item()).square().sum(), {"bounds": (0.0, 3.0)}),
+    "set": (True, lambda z, k: (z - k.item()).square().sum(), {"project": ik.project.box(0.0, 3.0)}),
+    "inactive": (
+        False,
+        lambda z, k: (z - k).square().sum(),
+        {"constraints": ik.Inequality(lambda z, k: z.sum() - 10 * k.item())},
+    ),
+    "offset": (False, lambda z, k: (z - k).square().sum() + k.item(), {"bounds": (0.0, 3.0)}),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_numbers_in_programs_are_said_where_the_solution_depends_on_them(name: str) -> None:
+    said, objective, how = PROGRAMS[name]
+    k = torch.tensor(0.5, dtype=D, requires_grad=True)
+    found = _warned(lambda: ik.argmin(objective, torch.zeros(2, dtype=D), (k,), **how).value.sum().backward())
+    assert ["makes numbers of tensors" in text for text in found] == [True] * said
+    assert said or (k.grad is not None and float(k.grad) == pytest.approx(2.0))
+
+
+def test_numbers_of_arguments_that_are_constants_are_not_said() -> None:
+    a, k, one = (torch.tensor([v], dtype=D) for v in (2.0, 3.0, 1.0))
+    solve = lambda a, k: ik.root(lambda z, a, k: z**2 - a * k.item(), one, (a, k)).value  # noqa: E731
+    assert not _warned(lambda: solve(a.requires_grad_(), k).sum().backward())
+    assert len(_warned(lambda: solve(a, k.requires_grad_()).sum().backward())) == 0  # the function was asked about
+    hidden._asked.clear()
+    assert len(_warned(lambda: solve(a, k).sum().backward())) == 1
+
+
+def test_a_step_size_is_none_where_the_solution_is_loose() -> None:
+    """It scales what is left of the residual."""
+    w = torch.tensor(0.5, dtype=D, requires_grad=True)
+    step = lambda z, w: z - (z - X + 0.1 * torch.sin(z)) / (1 + w.item())  # noqa: E731
+    solution = ik.fixed_point(step, torch.zeros_like(X), (w,), solver="picard", rtol=1e-2)
+    assert float(solution.residual_norm) > 1e-4
+    assert not _warned(lambda: solution.value.sum().backward())
+    assert w.grad is not None and float(w.grad) == 0

@@ -123,3 +123,37 @@ def test_a_matrix_that_is_regular_by_rounding_alone_is_singular(smallest: float,
     assert [str(w.message).partition(" at ")[0] for w in told] == [
         "the Jacobian of the equations is singular"
     ] * singular
+
+
+UNITS = [(0, 0), (12, 0), (0, 12), (8, 8), (12, 12)]  # powers of ten between the least and a middle one
+
+
+@pytest.mark.parametrize("derivative", [torch.func.jacrev, torch.func.jacfwd], ids=["jacrev", "jacfwd"])
+@pytest.mark.parametrize(("equations", "unknowns"), UNITS)
+def test_units_alone_make_no_matrix_singular(derivative: Callable[..., Any], equations: int, unknowns: int) -> None:
+    B, rows, columns = _scaled(equations, unknowns)
+    B += 2 * torch.eye(6)
+    A = rows[:, None] * B * columns
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        J = derivative(lambda x: ik.root(lambda z, x: A @ z - x, 1 / columns, (x,)).value)(A @ (1 / columns))
+    torch.testing.assert_close(columns[:, None] * J * rows, torch.linalg.inv(B), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("derivative", [torch.func.jacrev, torch.func.jacfwd], ids=["jacrev", "jacfwd"])
+@pytest.mark.parametrize(("equations", "unknowns"), UNITS)
+def test_units_hide_no_singular_matrix(derivative: Callable[..., Any], equations: int, unknowns: int) -> None:
+    B, rows, columns = _scaled(equations, unknowns)
+    Q, _, P = torch.linalg.svd(B)
+    A = rows[:, None] * (Q * torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 3e-16])) @ P * columns
+    how: dict[str, Any] = {"rule": ik.Implicit(linear_solver="lu"), "on_failure": "warn"}
+    with pytest.warns(ConvergenceWarning, match="singular"):
+        derivative(lambda x: ik.root(lambda z, x: A @ z - x, 1 / columns, (x,), **how).value)(A @ (1 / columns))
+
+
+def _scaled(equations: int, unknowns: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A matrix, and units of its rows, in some order, and columns."""
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(6, generator=generator)
+    units = [10 ** (power * torch.linspace(-1, 1, 6, dtype=torch.float64)) for power in (equations, unknowns)]
+    return torch.randn(6, 6, dtype=torch.float64, generator=generator), units[0][order], units[1]

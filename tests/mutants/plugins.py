@@ -11,6 +11,32 @@ TOOLS = "tests/plugins/deq/test_deq_tools.py tests/mutants/test_survivors_plugin
 
 MUTANTS = [
     *mutants(
+        "plugins/implicitkit_deq/frozen.py",
+        USES + " -k reentrant",
+        (" and computed_again():", " and False:"),
+        ("if independent and any(isinstance(m, BATCH_NORMS)", "if any(isinstance(m, BATCH_NORMS)"),
+        ("any(isinstance(m, BATCH_NORMS) and m.momentum != 0 for", "any(m.momentum != 0 for"),
+        (" and m.momentum != 0 for", " for"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/forgive.py",
+        USES + " -k does_not_see",
+        (", watched=True, **options)", ", **options)"),
+    ),
+    *mutants(
+        "implicitkit/rule/request.py",
+        USES + " -k does_not_see",
+        ('watched or self.on_failure != "ignore",', "watched,"),
+        ('watched or self.on_failure != "ignore",', "True,", "tests/derivatives/test_hidden.py -k 'all_is_ignored'"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/compat.py",
+        USES + " -k reentrant",
+        ("(torch.autograd.backward.__code__, ", "("),
+        (" inspect.unwrap(ik.solve).__code__)", ")"),
+        ("f_code is CheckpointFunction.backward.__code__", "f_code is CheckpointFunction.forward.__code__"),
+    ),
+    *mutants(
         "plugins/implicitkit_deq/settings.py",
         "tests/plugins/deq/test_deq.py -k 'varied_depth or deepest'",
         ("torch.randint(self.steps, self.deepest + 1,", "torch.randint(self.steps, self.deepest,"),

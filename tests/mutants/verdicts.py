@@ -197,8 +197,11 @@ MUTANTS = [
         ("size = max(_ASKED * rtol**0.5, _LOOSE * rtol)", "size = _ASKED * rtol**0.5"),
         ("large = torch.linalg.vector_norm(x - changed.x, dim=1) >=", "large = torch.linalg.vector_norm(x, dim=1) >="),
         ("there = (z - d).detach()", "there = z"),
-        ("A.mv(part * weights)", "A.mv(part)"),
-        ("return noise > _ROUNDED *", "return noise > 0 *"),
+        ("A.mv(part * w) * u for", "A.mv(part) * u for"),
+        ("A.mv(part * w) * u for", "A.mv(part * w) * u[0] for"),
+        ("few = size(made.x) < _ROUNDED *", "few = size(made.x) < 0 *"),
+        ("few = size(made.x) < _ROUNDED *", "few = size(made.x) < 1e3 *"),
+        ("draws[:, 1] *= torch.finfo(x.dtype).eps", "draws[:, 1] *= torch.finfo(x.dtype).eps ** 2"),
     ),
     *mutants(
         "plugins/implicitkit_deq/positions.py",

@@ -457,3 +457,122 @@ def test_a_cell_that_shows_nothing_is_evaluated_no_oftener(name: str) -> None:
     layer.cell.calls = 0
     layer(x)
     assert layer.cell.calls == layer.solution.evaluations + DONE[name][1]
+
+
+# ------------------------------------------------------------------------ normalised layers in and beside checkpoints
+class Normed(Half):
+    """With the normalisation ``norm`` of the state."""
+
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.norm = norm(5)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return super().forward(0.3 * self.norm(z), x)
+
+
+def normed(norm: Callable[[int], nn.Module], **settings: Any) -> DEQ:
+    torch.manual_seed(0)
+    return DEQ(Normed(norm).double(), (5,), **TIGHT, **settings)
+
+
+def around(layer: DEQ, x: Tensor) -> Tensor:
+    return checkpoint(layer, x, use_reentrant=True)
+
+
+def in_a_row(layer: DEQ, x: Tensor) -> Tensor:
+    return checkpoint(layer >> DEQ(Half(5), (5,), **TIGHT), x, use_reentrant=True)
+
+
+@pytest.mark.parametrize("use", [around, in_a_row], ids=lambda use: use.__name__)
+def test_what_a_reentrant_checkpoint_would_compute_with_other_statistics_is_refused(
+    use: Callable[[DEQ, Tensor], Tensor],
+) -> None:
+    layer, x = normed(nn.BatchNorm1d), torch.randn(4, 3, dtype=D, requires_grad=True)
+    z = use(layer, x)
+    with pytest.raises(ik.CapabilityError, match=r"(Normed|Wrapped) has BatchNorm.*use_reentrant=True"):
+        z.sum().backward()
+
+
+class Instance(nn.InstanceNorm1d):
+    def forward(self, z: Tensor) -> Tensor:
+        return super().forward(z.unsqueeze(1)).squeeze(1)
+
+
+HARMLESS: dict[str, Callable[[], DEQ]] = {  # the second call solves the equation of the first
+    "eval": lambda: normed(nn.BatchNorm1d).eval(),
+    "no momentum": lambda: normed(lambda n: nn.BatchNorm1d(n, momentum=0.0)),
+    "no statistics": lambda: normed(lambda n: nn.BatchNorm1d(n, track_running_stats=False), batch_dims=0),
+    "of the batch": lambda: normed(nn.BatchNorm1d, batch_dims=0),
+    "of each sample": lambda: normed(lambda n: Instance(1, track_running_stats=True)),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_reentrant_checkpoint_around_statistics_that_do_not_matter(name: str) -> None:
+    x = torch.randn(4, 3, dtype=D)
+    found, wanted = [], []
+    for run, into in ((around, found), (lambda layer, x: layer(x), wanted)):
+        layer = HARMLESS[name]()
+        run(layer, x.requires_grad_()).square().sum().backward()
+        into += [x.grad, *(p.grad for p in layer.parameters())]
+        x = x.detach().clone()
+    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)
+
+
+def before(run: Callable[..., Tensor], layer: DEQ, x: Tensor) -> Tensor:
+    """The checkpoint's own backward runs on into the solve before it, whose function is evaluated there."""
+    z = solved(layer, x)
+    return run(lambda x: x.sum() * z, x)
+
+
+def inside(run: Callable[..., Tensor], layer: DEQ, x: Tensor) -> Tensor:
+    """A solve leaves the statistics where they are."""
+    return run(lambda x: solved(layer, x), x)
+
+
+def solved(layer: DEQ, x: Tensor) -> Tensor:
+    return ik.fixed_point(lambda z, x: 0.1 * layer(z[:, :3] + x), torch.zeros(4, 5, dtype=D), (x,), rtol=1e-10).value
+
+
+@pytest.mark.filterwarnings("ignore::implicitkit.ImpureFunctionWarning")
+@pytest.mark.parametrize("use", [before, inside], ids=lambda use: use.__name__)
+def test_a_solve_over_a_normalised_layer_and_a_reentrant_checkpoint(use: Callable[..., Tensor]) -> None:
+    def of(run: Callable[..., Tensor]) -> list[Any]:
+        layer, x = normed(nn.BatchNorm1d), torch.ones(4, 3, dtype=D).requires_grad_()
+        use(run, layer, x).square().sum().backward()
+        return [x.grad, *(p.grad for p in layer.parameters())]
+
+    wanted = of(lambda f, x: f(x))
+    assert float(wanted[1].norm()) > 1e-3
+    torch.testing.assert_close(of(lambda f, x: checkpoint(f, x, use_reentrant=True)), wanted, rtol=1e-7, atol=1e-9)
+
+
+# ------------------------------------------------------------------------------------- what autograd does not see of a cell
+class Partly(Half):
+    """A cell with a part that is detached, or made of a number."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self.part, self.scale = part, nn.Parameter(torch.tensor(0.3, dtype=D))
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        scale = self.scale.item() if self.part == "number" else self.scale
+        z_seen = z.detach() if self.part == "detached" else z
+        return super().forward(z, x) + scale * torch.sin(z_seen)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize(("part", "words"), [("detached", "z.detach()"), ("number", "makes numbers"), ("none", "")])
+def test_a_part_of_a_cell_that_autograd_does_not_see_is_said(part: str, words: str, training: bool) -> None:
+    class Cell(Partly):
+        """Of its own, since each cell is asked about once."""
+
+    torch.manual_seed(0)
+    layer, x = DEQ(Cell(part), (5,), **TIGHT).train(training), torch.randn(4, 3, dtype=D)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            layer(x).sum().backward()
+    said = [str(w.message) for w in told if issubclass(w.category, ik.ImpureFunctionWarning)]
+    assert len(said) == bool(words) and all(words in text for text in said)
