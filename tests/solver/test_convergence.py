@@ -714,6 +714,14 @@ def test_a_map_that_is_held_has_not_run_away() -> None:
     assert bool(found.converged.all()) and float(found.value.abs().max()) > 20
 
 
+@pytest.mark.parametrize(("start", "dtype"), [(1e160, F64), (1e30, torch.float32)])
+def test_a_map_that_is_held_claims_nothing_where_the_norm_overflows(start: float, dtype: torch.dtype) -> None:
+    """``rtol |z|`` is infinite there, and no residual is more."""
+    z0 = torch.full((3,), start, dtype=dtype)
+    found = ik.fixed_point(lambda z: 1 + z / 10, z0, solver="picard", on_failure="ignore")
+    assert not bool(found.converged) or float((found.value - 10 / 9).abs().max()) < 1e-3
+
+
 def test_one_component_of_a_map_that_is_held_may_run_away() -> None:
     """Beside 80 that are brought back from anywhere, one at a third of the largest that is not."""
     beside = torch.linspace(15, 30, 80, dtype=F64)
