@@ -25,6 +25,7 @@ from implicitkit.solver.returned import kept, stepped
 __all__ = ["iterate"]
 
 _DROP = 0.8  # rows are dropped when no more than this share of them is still at work
+_AS_GOOD = 2.0  # times the least |F|: rounding errors of the same size
 
 
 class Steps(Protocol):
@@ -156,8 +157,8 @@ class _Loop:
                 self.tolerance = self.judge.tolerance(self.z, self.norm)
         if better < self.at_work:  # a sample that has converged is returned where it did
             improved.logical_or_(claims)
-            if self.settled is not None:  # of equations in several units |F| may have been smaller elsewhere
-                left_here = self.active.logical_xor(running).logical_and_(self.settled).logical_and_(~improved)
+            if self.stuck is not None:  # of equations in several units |F| may have been smaller elsewhere
+                left_here = self.active.logical_xor(running).logical_and_(self._rests()).logical_and_(~improved)
                 improved.logical_or_(self.judge.hiding(self.best, left_here))
             better = self.alive if claimed == self.alive else _count(improved)[0]
         if claimed and self.last is not None and not self.judge.relative_to_state:
@@ -181,6 +182,14 @@ class _Loop:
             if self.settled is not None:
                 self.status.masked_fill_(failed & self.settled, int(Status.CONVERGED))
         return running, left, better
+
+    def _rests(self) -> Tensor:
+        """Which samples are where no step can do better; or where their method gives up, if that is as good in the norm as
+        the best point and in every equation."""
+        assert self.stuck is not None
+        near = self.stuck & (self.norm <= _AS_GOOD * self.best_norm)
+        rests = near & ~self.judge.hides(self.z)
+        return rests if self.settled is None else rests | self.settled
 
     def _stopped(self) -> bool:
         """Trace and callback; has it asked to stop?"""

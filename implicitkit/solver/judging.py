@@ -151,7 +151,7 @@ class Judge:
             return claims
         doubtful = claims & (norm > self.floor)
         if self._rows is not None:
-            doubtful = doubtful | (claims & self._hides(z))
+            doubtful = doubtful | (claims & self.hides(z))
         if bool(doubtful.any()):
             doubtful = doubtful & ~self._is_noise(z, norm, doubtful)
         if not bool(doubtful.any()):
@@ -170,13 +170,14 @@ class Judge:
             refused = refused | far
         return claims & ~refused
 
-    def _hides(self, z: Tensor) -> Tensor:
+    def hides(self, z: Tensor) -> Tensor:
         """Which samples have an ``F_i`` that has hardly come down since the start, however small ``|F|``, ``(batch,)``."""
-        assert self._rows is not None
+        if self._rows is None:
+            return torch.zeros(len(z), dtype=torch.bool, device=z.device)
         return (self.f.residual(z).abs() > _HIDDEN * self.rtol * self._rows).any(1)
 
     def hiding(self, z: Tensor, which: Tensor) -> Tensor:
-        """:meth:`_hides`, of the samples ``which`` at another point, asked beside ``f``; ``(batch,)``."""
+        """:meth:`hides`, of the samples ``which`` at another point, asked beside ``f``; ``(batch,)``."""
         if self._rows is None or not bool(which.any()):
             return torch.zeros_like(which)
         probe = Evaluations(self.f.system, self.f.theta, "root")

@@ -138,6 +138,24 @@ MUTANTS = [
         ("if bool((smooth | ~which).all()):", "if False:"),
     ),
     *mutants(
+        "implicitkit/solver/scales.py",
+        "tests/solver/test_differences_in_rows.py",
+        ("yield from directions(z, share=_SHARE, most=_FEW + 2 * math.ceil(math.log2(n)))[_FEW:]", "pass"),
+        (" or (asked >= _FEW and refused > 1 + _CHANCE * F.numel() * 2.0**-asked)", ""),
+    ),
+    *mutants(
+        "implicitkit/solver/steps/newton_damping.py",
+        "tests/solver/test_differences_in_rows.py",
+        ("f.stuck = f.stuck | (waiting & _is_short(d, z))", "pass"),
+        ("f.stuck = f.stuck | (waiting & _is_short(d, z))", "f.stuck = f.stuck | waiting"),
+        ("torch.maximum(_SHORT * eps**0.5 * size, least)", "_SHORT * eps**0.5 * size.amax(1, keepdim=True)"),
+    ),
+    *mutants(
+        "implicitkit/solver/driver.py",
+        "tests/solver/test_differences_in_rows.py -k below_rounding",
+        ("rests = near & ~self.judge.hides(self.z)", "rests = near & False"),
+    ),
+    *mutants(
         "implicitkit/interop/session.py",
         CANCEL + " -k 'scipy and cosh'",
         ("noise = max(noise, self._unresolved(x, difference))", "pass"),
@@ -307,7 +325,11 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/scales.py",
         "tests/solver/test_small_units.py",
-        ("directions(z, share=_SHARE)", "directions(z)", "tests/solver/test_small_units.py -k trillion"),
+        (
+            "yield from directions(z, share=_SHARE, most=_FEW)",
+            "yield from directions(z, most=_FEW)",
+            "tests/solver/test_small_units.py -k trillion",
+        ),
         ("<= _ROUGH * near)", "<= 8 * near)", "tests/solver/test_small_units.py -k 'kinks and root'"),
         ("_left(_Smooth(f), z,", "_left(f, z,", "tests/solver/test_small_units.py -k 'box or violates'"),
     ),

@@ -14,6 +14,8 @@ __all__ = ["Damped", "damped_step", "halve"]
 _DECREASE = 1e-4  # of |F|, relative, that a full step must bring
 _WEAK = 0.99  # a step that leaves more than this of |F| is weak
 _FULL_STEPS = 50
+_AGAIN = 3  # weak steps in a row, of a length that rounding has, that need no more
+_SHORT = 0.1  # times sqrt(eps): the length of such a step, relative to every unknown
 
 
 class Damped(NamedTuple):
@@ -32,7 +34,8 @@ def damped_step(
     Monotone descent on ``|F|`` gets caught where ``|F|`` is stationary and the Jacobian singular, while undamped Newton
     steps jump off; on most other problems damping is what makes Newton's method work.  The driver keeps the best
     iterate whichever it is.  Full steps are cut only where ``F`` is not finite; a sample that 50 of them have not brought
-    home is given up (``f.stuck``).
+    home is given up (``f.stuck``), and so is one whose steps change no unknown by more than a tenth of ``sqrt(eps)``: there
+    the next Newton step squares what is left, unless that is rounding.
 
     Args:
         f, z, d, norm, halvings: as for :func:`halve`. weak: from the step before. patience: at least 0.
@@ -46,7 +49,18 @@ def damped_step(
         return Damped(z_next, t, slow.long())
     weak = torch.where(slow | (weak > patience), weak + 1, 0)
     f.stuck = weak > patience + _FULL_STEPS
+    waiting = f.active & (weak >= _AGAIN)
+    if bool(waiting.any()):
+        f.stuck = f.stuck | (waiting & _is_short(d, z))
     return Damped(z_next, t, weak)
+
+
+def _is_short(d: Tensor, z: Tensor) -> Tensor:
+    """Where a step changes every unknown by as little as rounding may, ``(batch,)``; one that vanishes beside the others
+    by a unit in the last place of theirs."""
+    eps, size = torch.finfo(z.dtype).eps, z.abs()
+    least = eps * size.amax(1, keepdim=True)
+    return (d.abs() <= torch.maximum(_SHORT * eps**0.5 * size, least)).all(1)
 
 
 def halve(f: Evaluations, z: Tensor, d: Tensor, norm: Tensor, halvings: int) -> tuple[Tensor, Tensor, Tensor]:
