@@ -184,6 +184,15 @@ def test_no_fixed_point_at_infinity(start: float, dtype: torch.dtype) -> None:
         assert not bool(s.converged), s
 
 
+@pytest.mark.parametrize("factor", [1e2, 1e4, 1e6])
+@pytest.mark.parametrize("solver", ["newton", "chord"])
+def test_rounding_in_one_equation_makes_no_ray_of_zeros_unsolvable(solver: str, factor: float) -> None:
+    """What is left of it, 6e-17 of its terms, is not in the range of a singular ``J``."""
+    claim = TABLE["homogeneous of degree zero"]
+    wrong, refused = wrong_and_refused(audit(claim, (solver,), ("float64",), (factor,)))
+    assert not wrong and not refused
+
+
 def test_roots_at_infinity_have_diverged_and_the_message_says_how_far() -> None:
     with pytest.raises(ik.ConvergenceError, match=r"diverged.*\|z\| = .*certify"):
         ik.root(lambda z: torch.exp(-z), torch.ones(1, dtype=F64), solver="newton")
