@@ -80,8 +80,8 @@ def confirmed(
         if ready is None:
             return None
         values, error = ready.values(mv, rmv, len(z), z)
-        worst = _worst(error)
-        if worst <= _tolerance(z):
+        worst, tolerance = _worst(error), _tolerance(z)
+        if worst <= tolerance or ready.is_rounding(values, mv, rmv, z, tolerance):
             return ready, values
         sparsity.refute(ready, worst)
     return None

@@ -19,6 +19,7 @@ __all__ = ["inflected"]
 _FLAT = 1e-3  # of the largest curvature: less may vanish ...
 _FLAT_LOW = 2e-2  # ... in lower precisions
 _FLAT_ALL = 0.1  # of that a way off, likewise
+_ALIKE = 2.0  # times the least curvature: that along the slope is as good
 _OFF = 0.3  # of max(|z|, 1): that way ...
 _FAR = 1e3  # ... and beyond this of its root too: z - sin z has inflections at 1e6
 _BEGINS = 30.0  # times the way to where the slope vanishes: from there the objective is followed ...
@@ -38,14 +39,15 @@ def inflected(
     g: Tensor,
     which: Tensor,
     lanczos: tuple[Tensor, Tensor, Tensor],
+    steps: int,
     h: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Which of the samples ``which`` are inflections, ``(batch,)``, and along what, ``(batch, n)``.
 
     Args:
         value: the objective, ``(batch,)``. gradient: ``(batch, n)``, of what may move. z: ``(batch, n)``. g: the
-            gradient there. which: ``(batch,)``. lanczos: the least curvature, its direction and the largest in size. h: a
-            step for differences, ``(batch, 1)``.
+            gradient there. which: ``(batch,)``. lanczos: the least curvature, its direction and the largest in size.
+            steps: of Lanczos, that showed these. h: a step for differences, ``(batch, 1)``.
     """
     lowest, direction, largest = lanczos
     size = z.abs().amax(1, keepdim=True).clamp_min(1)
@@ -54,6 +56,15 @@ def inflected(
         steepest = torch.where(length > 0, -g / length, direction)
     else:
         steepest = torch.ones_like(z)
+
+    share = _FLAT if z.dtype == torch.float64 else _FLAT_LOW
+    small = which & (lowest.abs() <= share * largest)
+    # few Ritz values need not show what is flat, and the vector of two that are alike may be a difference along which the
+    # objective hardly falls; what is left of the slope lies where it vanishes last
+    if z.shape[1] > 1 and (z.shape[1] > steps or bool(small.any())):
+        along = ((gradient(z + h * steepest) - g) * steepest).sum(1) / h.squeeze(1)
+        flatter = which & (along.abs() <= _ALIKE * lowest.abs())
+        lowest, direction = torch.where(flatter, along, lowest), torch.where(flatter.unsqueeze(1), steepest, direction)
 
     ways = [_OFF * size] + ([_OFF * size.sqrt()] if bool((size > _FAR).any()) else [])
 
@@ -64,7 +75,6 @@ def inflected(
 
     beside, way = off(steepest)
     known = torch.linalg.vector_norm(direction, dim=1) > 0.5  # a value of an exhausted space has none
-    share = _FLAT if z.dtype == torch.float64 else _FLAT_LOW
     every = which & (largest <= _FLAT_ALL * beside)
     one = which & ~every & known & (lowest.abs() <= share * largest)
     d = torch.where(every.unsqueeze(1), steepest, direction)

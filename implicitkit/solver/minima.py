@@ -82,7 +82,7 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
     if bool(open_.any()):
         h = difference_step(z, eps**0.5)
         objective = lambda y: (at if y is z else probe).value(y)  # noqa: E731
-        flat, along = inflected(objective, probe, z, g, open_, (lowest, direction, largest), h)
+        flat, along = inflected(objective, probe, z, g, open_, (lowest, direction, largest), steps, h)
         suspect, direction = suspect | flat, torch.where(flat.unsqueeze(1), along, direction)
     if bool(suspect.any()):
         value = at.value(z)
@@ -233,6 +233,10 @@ def lanczos(product: Callable[[Tensor], Tensor], z: Tensor, steps: int) -> tuple
         alive = norm > torch.finfo(z.dtype).eps ** 0.5 * T[:, : k + 1, : k + 1].abs().amax((1, 2)).unsqueeze(1)
         q = torch.where(alive, w / norm.clamp_min(tiny), 0)
         T[:, k, k + 1] = T[:, k + 1, k] = torch.where(alive, norm, 0).squeeze(1)
+    if bool(
+        (spent := torch.stack(basis, 1).eq(0).all(2)).any()
+    ):  # fewer eigenvalues than steps: there is no other value
+        T.diagonal(dim1=1, dim2=2)[spent] = T.abs().amax((1, 2)).unsqueeze(1).expand_as(spent)[spent]
     values, vectors = torch.linalg.eigh(torch.nan_to_num(T, posinf=0.0, neginf=0.0))
     vector = (vectors[:, :, :1].mT @ torch.stack(basis, 1).to(vectors)).squeeze(1)
     length = torch.linalg.vector_norm(vector, dim=1, keepdim=True)

@@ -27,6 +27,8 @@ _SAMPLES, _LEAST = (
     1 << 16,
 )  # samples, and numbers in all products, from which it is asked whether they have one matrix
 _LIKELY, _ALIKE = 1e-6, 64.0  # of themselves products with one may differ by, and in the end units of rounding
+_TIMES = (1.37, 0.61, 2.23)  # no powers of two, whose products have the same rounding errors
+_AS_MUCH = 1e-2  # of what it should be, how far a multiple may be from that
 _SURE = 1e-8  # of the product itself, by which it may be wrong: then it need not be asked what cancels in it
 _Product = Callable[[Tensor], Tensor]
 
@@ -164,6 +166,23 @@ class Coloured:
             return error
         size = self._product(np.abs(values), v).reshape(len(values), -1)  # v is positive
         return _relative(wrong, np.maximum(size, shown))
+
+    def is_rounding(self, values: np.ndarray, mv: _Product, rmv: _Product, like: Tensor, tolerance: float) -> bool:
+        """Whether all that products differ by beyond ``tolerance`` is rounding, of terms that cancel in the entries
+        (``sech^2 = 1 - tanh^2`` far out): what an entry that the pattern does not have adds grows with the vector.
+
+        Args:
+            values: the entries, ``(batch, nnz)``. mv, rmv, like: as for :meth:`values`.
+        """
+        own, batch = rmv if self.colouring.by_rows else mv, len(values)
+        every = np.tile(self._random, batch)
+        inside, size = (self._product(part, every).reshape(batch, -1) for part in (values, np.abs(values)))
+        shown = _one(own, self._random, batch, like)
+        more = (np.abs(shown - inside) > tolerance * size) & (shown != 0)  # what cancels may leave nothing
+        for times in _TIMES:
+            grown = np.abs(_one(own, times * self._random, batch, like) - times * shown)
+            more &= grown <= _AS_MUCH * times * np.abs(shown - inside)
+        return not bool(more.any())
 
     def _product(self, values: np.ndarray, v: np.ndarray) -> np.ndarray:
         """That of every sample's matrix, as it is shown: transposed, if it is by rows."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -419,3 +421,33 @@ def test_a_product_that_all_but_cancels_does_not_refute_a_pattern() -> None:
     assert error[0] < 1e-14
     _, wrong = ready.values(lambda x: x @ (M + 1).T, lambda x: x @ (M + 1), 1, like)
     assert wrong[0] > 0.1
+
+
+def test_entries_that_are_rounding_do_not_refute_a_pattern() -> None:
+    """``sech^2(w z)``, computed as ``1 - tanh^2``, is nothing but rounding from ``w z = 20`` on."""
+    n = 400
+    w = torch.logspace(0, 2, n, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ik.SparsityWarning)
+        found = ik.argmin(lambda z: torch.log(torch.cosh(w * (z - 1))).sum(), torch.zeros(n, dtype=torch.float64))
+    torch.testing.assert_close(found.value, torch.ones(n, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-6, 1e-11])
+def test_what_a_pattern_lacks_is_told_from_rounding(size: float) -> None:
+    """An entry beside others that are what rounding leaves of ``(1 + 1e-16) v_i - v_i``."""
+    n = 60
+    ready = coloured(sp.eye(n, format="csr"))
+    assert ready is not None
+    like, shift = torch.zeros(1, n, dtype=torch.float64), torch.linspace(0, 1e-15, n, dtype=torch.float64)
+
+    def rounded(v: Tensor) -> Tensor:
+        return v * (1 + shift) - v * torch.ones_like(shift)
+
+    def lacking(v: Tensor) -> Tensor:
+        return rounded(v) + size * torch.nn.functional.pad(v[:, -1:], (0, n - 1))
+
+    values, error = ready.values(rounded, rounded, 1, like)
+    assert error[0] > 1e-3 and ready.is_rounding(values, rounded, rounded, like, 1e-4)
+    values, error = ready.values(lacking, lacking, 1, like)
+    assert error[0] > 1e-3 and not ready.is_rounding(values, lacking, lacking, like, 1e-4)

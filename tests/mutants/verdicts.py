@@ -292,7 +292,26 @@ MUTANTS = [
         ("(curvature.square() <= _NEAR * slope * third)", "(curvature >= 0)"),
         ("torch.where(every.unsqueeze(1), steepest, direction)", "direction"),
         ("every = which & (largest <= _FLAT_ALL * beside)", "every = which & (largest < 0)"),
-        ("(lowest.abs() <= share * largest)", "(lowest.abs() < 0)"),
+        ("known & (lowest.abs() <= share * largest)", "known & (lowest.abs() < 0)"),
+    ),
+    *mutants(
+        "implicitkit/solver/inflection.py",
+        "tests/solver/test_inflections_in_company.py",
+        ("if z.shape[1] > 1 and (z.shape[1] > steps or bool(small.any())):", "if False:"),
+        ("(z.shape[1] > steps or bool(small.any()))", "bool(small.any())"),
+        ("(z.shape[1] > steps or bool(small.any()))", "z.shape[1] > steps"),
+    ),
+    *mutants(
+        "implicitkit/solver/minima.py",
+        "tests/solver/test_inflections_in_company.py -k lanczos",
+        ("unsqueeze(1).expand_as(spent)[spent]", "unsqueeze(1).expand_as(spent)[spent] * 0"),
+    ),
+    *mutants(
+        "implicitkit/sparsity/compression.py",
+        "tests/linear/test_sparsity.py -k rounding",
+        (" & (shown != 0)", ""),
+        ("more &= grown <= _AS_MUCH * times * np.abs(shown - inside)", "pass"),
+        ("more &= grown <= _AS_MUCH * times * np.abs(shown - inside)", "more &= False"),
     ),
     *mutants(
         "implicitkit/solver/finding.py",

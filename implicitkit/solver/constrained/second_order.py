@@ -49,12 +49,13 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
     z, eps = look.z, torch.finfo(w.dtype).eps
     if look.unknown or not bool(which.any()):
         return w
-    lowest, u, largest = lanczos(look.curvature, z, min(z.shape[1], products(which, descended)))
+    steps = min(z.shape[1], products(which, descended))
+    lowest, u, largest = lanczos(look.curvature, z, steps)
     suspect = which & (lowest < -(_CURVED if look.curved else eps**0.5) * largest)
     if not look.curved and bool((which & ~suspect).any()):
         h = difference_step(z, eps**0.5)
         flat, along = inflected(
-            look.objective, look.tangential, z, look.tangential(z), which & ~suspect, (lowest, u, largest), h
+            look.objective, look.tangential, z, look.tangential(z), which & ~suspect, (lowest, u, largest), steps, h
         )
         suspect, u = suspect | flat, torch.where(flat.unsqueeze(1), along, u)
     if not bool(suspect.any()):

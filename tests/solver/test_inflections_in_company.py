@@ -1,0 +1,56 @@
+"""Inflections of one unknown, ``x^3``, beside others that have a minimum: a few products with the Hessian must show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.solver.minima import lanczos
+
+F64 = torch.float64
+
+
+def _bowl(n: int) -> Tensor:
+    return torch.logspace(0, 2, n, dtype=F64)
+
+
+INFLECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "one curvature": lambda x: x[0] ** 3 + (x[1:] ** 2).sum(),
+    "many": lambda x: x[0] ** 3 + (_bowl(len(x))[1:] * x[1:] ** 2).sum(),
+    "of fifth order": lambda x: x[0] ** 5 + (_bowl(len(x))[1:] * x[1:] ** 2).sum(),
+    "two of them": lambda x: (x[:2] ** 3).sum() + (_bowl(len(x))[2:] * x[2:] ** 2).sum(),
+}
+MINIMA: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
+    "of fourth order": (lambda x: x[0] ** 4 + (_bowl(len(x))[1:] * x[1:] ** 2).sum(), 0.0),
+    "badly conditioned": (lambda x: (10.0 ** torch.linspace(-6, 0, len(x), dtype=F64) * (x - 0.3) ** 2).sum(), 0.3),
+    "flat on both sides": (lambda x: torch.log(torch.cosh(_bowl(len(x)) * x)).sum(), 0.0),
+}
+
+
+@pytest.mark.parametrize("n", [3, 5, 10, 300])
+@pytest.mark.parametrize("name", INFLECTIONS)
+def test_no_inflection_is_called_a_minimum(name: str, n: int) -> None:
+    with pytest.raises(ik.ConvergenceError, match=r"without bound|saddle"):
+        ik.argmin(INFLECTIONS[name], torch.ones(n, dtype=F64), max_steps=40)
+
+
+@pytest.mark.parametrize("n", [3, 5, 10, 300])
+@pytest.mark.parametrize("name", MINIMA)
+def test_flat_minima_are_minima(name: str, n: int) -> None:
+    f, end = MINIMA[name]
+    found = ik.argmin(f, torch.full((n,), 0.5, dtype=F64))
+    assert float((found.value - end).abs().max()) < 0.05, found
+
+
+@pytest.mark.parametrize("values", [(2.0,), (2.0, 1e-5), (2.0, -1.0), (3.0, 2.0, 1.0)])
+def test_fewer_eigenvalues_than_lanczos_steps(values: tuple[float, ...]) -> None:
+    """An exhausted space has no further Ritz value, zero say, that hides the least of those there are."""
+    diagonal = torch.tensor(values, dtype=F64).repeat(4)
+    lowest, direction, largest = lanczos(lambda q: q * diagonal, torch.zeros(1, len(diagonal), dtype=F64), 6)
+    torch.testing.assert_close(lowest, torch.tensor([min(values)], dtype=F64), rtol=1e-7, atol=1e-12)
+    torch.testing.assert_close(largest, torch.tensor([max(values)], dtype=F64))
+    assert abs(float(torch.linalg.vector_norm(direction)) - 1) < 1e-6
