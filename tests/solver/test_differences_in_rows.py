@@ -114,7 +114,8 @@ def test_of_few_unknowns_no_difference_is_missed(n: int) -> None:
     z = 1 + 1e-9 * 2.0 ** torch.arange(n, dtype=F64)[None]
     for i, j, k in itertools.permutations(range(n), 3):
         for row in (torch.tensor([1.0, -1.0, 0.0]), torch.tensor([1.0, -2.0, 1.0])):
-            f = Counted(lambda y, at=[i, j, k], w=row: torch.cat([y[:, at] @ w.to(y)[:, None], 0 * y[:, 1:]], 1))
+            weights = torch.zeros(n, 1, dtype=F64).index_put((torch.tensor([i, j, k]),), row.double()[:, None])
+            f = Counted(lambda y, weights=weights: torch.cat([y @ weights, 0 * y[:, 1:]], 1))
             scale = row_scales(f, z, torch.ones(1, dtype=torch.bool), 1e-6, 0.0, careful=False)
             assert float(scale[0, 0]) >= 0.05 and f.count <= 5, (i, j, k)
 
