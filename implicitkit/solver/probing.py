@@ -249,11 +249,10 @@ def _by_factors(
     """Where the correction ``J d = -r`` (in the sense of least squares) says that a zero of ``F`` is near, ``(batch,)``.
 
     Equations are scaled to equal size and unknowns by their own (those of a fit, whose equations have weights, to equal
-    columns of ``J``).  Where ``J`` then is
-    singular but to half the digits (a fit: to rounding), the correction may also be that of lower rank, but the zeros (or
-    fits as good) must go on along its null space to the point nearest to the origin: a line of them, no way to infinity.
-    Without ``lines`` a singular ``J`` is refused; a square one is not, whatever its condition, where the correction is
-    small and determined (:func:`_is_determined`).
+    columns of ``J``).  Where ``J`` then is singular but to half the digits (a fit: to rounding), the correction may also be
+    that of lower rank, but the zeros (or fits as good) must go on along its null space to the point nearest to the
+    origin: a line of them, no way to infinity. Without ``lines`` a singular ``J`` is refused; a square one is not,
+    whatever its condition, where the correction is small and determined (:func:`_is_determined`).
     """
     norm = lambda t: torch.linalg.vector_norm(in_working_precision(t), dim=1)  # noqa: E731
     point, square = in_working_precision(z), r is F
@@ -285,7 +284,8 @@ def _by_factors(
         size = torch.minimum(scale, _size(f, origin, there, unit * back.abs().clamp_min(_BESIDE)))
         line = (there.abs() <= 3 * eps**0.5 * size).all(1)
         left = ((matrix @ low.unsqueeze(2)).squeeze(2) - b).abs()
-        solvable = (left <= 0.5 * b.abs() + eps * low.abs().amax(1, keepdim=True)).all(1)
+        rounded = eps * (low.abs().amax(1, keepdim=True) + matrix.abs().sum(2))  # of the correction, and of F
+        solvable = (left <= 0.5 * b.abs() + rounded).all(1)
     else:
         there = in_working_precision(f.problem.flat_residuals(f.kernel, origin).detach())
         line, solvable = norm(there) <= 1.01 * norm(r) + eps**0.5 * rows.squeeze(1), finite

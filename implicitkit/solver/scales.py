@@ -37,6 +37,7 @@ FLOOR = 1e-6  # components this much smaller than the largest count as if they w
 _SHARE = 1e-16  # ... where it is asked what cancels: unknowns may have units of their own
 _FEW = 3  # sign vectors, along which it is asked first
 _MANY = 8  # unknowns, from which it may be asked along more
+_RULER = (0, 1, 4, 9, 15, 22, 32, 34)  # Golomb's, of which no two distances are equal: shares of unknowns so few
 _CHANCE = 4.0  # times 2^-k: two equal signs in k vectors, of which the first is that of z, and twice as many
 _HEALTHY = 1e-6  # of its change with z: |F| near a zero; on the way to infinity exp(-z^p) is 1 / (745 p) of it and more
 _HEALTHY_LOW = 3e-4  # ... in lower precisions, 1 / (103 p)
@@ -65,7 +66,8 @@ def row_scales(
 
     Two terms of an ``F_i`` (``(z_{i+1} - z_i) / h``) cancel along every second ``w_k``, so of thousands of equations some
     see nothing in three of them: of more than 8, as long as no more than twice as many are refused, it is asked along
-    ``3 + 2 log_2 n`` (all of them miss one of ``n`` with probability ``1 / (4 n)``).
+    ``3 + 2 log_2 n`` (all of them miss one of ``n`` with probability ``1 / (4 n)``).  Of 3 to 8, along one more, in which
+    each ``z_j`` moves by another share of itself, and neither first nor second differences stay as they are.
     """
     F = in_working_precision(f.residual(z))
     scale, h = torch.zeros_like(F), torch.finfo(z.dtype).eps ** 0.5
@@ -82,11 +84,15 @@ def row_scales(
 
 
 def _ways(z: Tensor) -> Iterator[Tensor]:
-    """:func:`directions`, the first three, and as many more as leave none of ``n`` pairs of equal signs, almost surely."""
+    """:func:`directions`, the first three, and as many more as leave none of ``n`` pairs of equal signs, almost surely; of
+    few unknowns one that leaves no pair."""
     yield from directions(z, share=_SHARE, most=_FEW)
     n = z.shape[1]
     if n > _MANY:
         yield from directions(z, share=_SHARE, most=_FEW + 2 * math.ceil(math.log2(n)))[_FEW:]
+    elif n > 2:
+        marks = torch.tensor(_RULER[:n]).to(z)
+        yield directions(z, share=_SHARE, most=1)[0] * (2 * marks / marks[-1] - 1)
 
 
 def steepness(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:

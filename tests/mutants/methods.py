@@ -488,7 +488,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/lifted_saddle.py",
         LOW_RANK + " -k portfolio",
-        ("np.concatenate([J[i], -V[i]])", "np.concatenate([J[i], V[i]])"),
+        ("np.concatenate([J[i], -V[i]])", "np.concatenate([J[i], -2 * V[i]])"),
         ("np.concatenate([np.zeros(n), signs[i]])", "np.concatenate([np.zeros(n), abs(signs[i])])"),
     ),
     *mutants(

@@ -101,6 +101,11 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/probing.py",
+        "tests/solver/test_convergence.py -k rounding_in_one",
+        (" + matrix.abs().sum(2))  # of the correction", ")  # of the correction"),
+    ),
+    *mutants(
+        "implicitkit/solver/probing.py",
         "tests/solver/test_convergence.py -k 'held or runaway'",
         ("which = which & ~is_held(f, z)", "pass"),
     ),
@@ -141,6 +146,8 @@ MUTANTS = [
         "implicitkit/solver/scales.py",
         "tests/solver/test_differences_in_rows.py",
         ("yield from directions(z, share=_SHARE, most=_FEW + 2 * math.ceil(math.log2(n)))[_FEW:]", "pass"),
+        ("    elif n > 2:", "    elif n > 8:"),
+        ("(0, 1, 4, 9, 15, 22, 32, 34)", "(0, 1, 2, 3, 4, 5, 6, 7)"),
         (" or (asked >= _FEW and refused > 1 + _CHANCE * F.numel() * 2.0**-asked)", ""),
     ),
     *mutants(

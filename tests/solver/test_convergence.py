@@ -184,6 +184,15 @@ def test_no_fixed_point_at_infinity(start: float, dtype: torch.dtype) -> None:
         assert not bool(s.converged), s
 
 
+@pytest.mark.parametrize("factor", [1e2, 1e4, 1e6])
+@pytest.mark.parametrize("solver", ["newton", "chord"])
+def test_rounding_in_one_equation_makes_no_ray_of_zeros_unsolvable(solver: str, factor: float) -> None:
+    """What is left of it, 6e-17 of its terms, is not in the range of a singular ``J``."""
+    claim = TABLE["homogeneous of degree zero"]
+    wrong, refused = wrong_and_refused(audit(claim, (solver,), ("float64",), (factor,)))
+    assert not wrong and not refused
+
+
 def test_roots_at_infinity_have_diverged_and_the_message_says_how_far() -> None:
     with pytest.raises(ik.ConvergenceError, match=r"diverged.*\|z\| = .*certify"):
         ik.root(lambda z: torch.exp(-z), torch.ones(1, dtype=F64), solver="newton")
@@ -712,6 +721,14 @@ def test_a_map_that_is_held_has_not_run_away() -> None:
     limits = {"rtol": 1e-2, "atol": 0.0, "batch_dims": 1, "in_dims": (0,), "solver": "anderson"}
     found = ik.fixed_point(normalised, torch.zeros_like(x), (x,), **limits)
     assert bool(found.converged.all()) and float(found.value.abs().max()) > 20
+
+
+@pytest.mark.parametrize(("start", "dtype"), [(1e160, F64), (1e30, torch.float32)])
+def test_a_map_that_is_held_claims_nothing_where_the_norm_overflows(start: float, dtype: torch.dtype) -> None:
+    """``rtol |z|`` is infinite there, and no residual is more."""
+    z0 = torch.full((3,), start, dtype=dtype)
+    found = ik.fixed_point(lambda z: 1 + z / 10, z0, solver="picard", on_failure="ignore")
+    assert not bool(found.converged) or float((found.value - 10 / 9).abs().max()) < 1e-3
 
 
 def test_one_component_of_a_map_that_is_held_may_run_away() -> None:

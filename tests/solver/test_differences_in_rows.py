@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -105,6 +106,18 @@ def test_what_cancels_is_seen_in_every_row() -> None:
     scale, count = scale_of(chain, chain.exact)
     assert float(scale[1:].min()) >= 900 * n  # of 2000 n at most, and 100 where the terms cancel
     assert count <= 4 + 2 * 12
+
+
+@pytest.mark.parametrize("n", range(3, 9))
+def test_of_few_unknowns_no_difference_is_missed(n: int) -> None:
+    """Of any two that are all but equal, and of any three, ``z_i - 2 z_j + z_k``; the other equations hold."""
+    z = 1 + 1e-9 * 2.0 ** torch.arange(n, dtype=F64)[None]
+    for i, j, k in itertools.permutations(range(n), 3):
+        for row in (torch.tensor([1.0, -1.0, 0.0]), torch.tensor([1.0, -2.0, 1.0])):
+            weights = torch.zeros(n, 1, dtype=F64).index_put((torch.tensor([i, j, k]),), row.double()[:, None])
+            f = Counted(lambda y, weights=weights: torch.cat([y @ weights, 0 * y[:, 1:]], 1))
+            scale = row_scales(f, z, torch.ones(1, dtype=torch.bool), 1e-6, 0.0, careful=False)
+            assert float(scale[0, 0]) >= 0.05 and f.count <= 5, (i, j, k)
 
 
 def test_where_most_rows_are_refused_no_more_is_asked() -> None:

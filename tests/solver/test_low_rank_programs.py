@@ -75,6 +75,7 @@ def test_a_portfolio_is_that_of_its_optimality_conditions(name: str) -> None:
     )
     (gradient,) = torch.autograd.grad((solution.value @ weights).sum(), mu)
     assert solution.solver == "auto (sqp)" and solution.evaluations <= 40 * batch
+    assert (solution.steps == 1).all()  # quadratic, and the Hessian of the step is that of the program
     for i in range(batch):
         x, g = _by_hand(F, D, mu[i].detach(), sign, weights, bounded)
         if bounded:  # both kinds of unknowns
