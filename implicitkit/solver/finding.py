@@ -81,7 +81,10 @@ def _leave_saddles(solver: Solver, f: Evaluations, options: Options, outcome: Ou
         if not bool(claimed.any()):
             return
         descended = outcome.steps > 0 if falls_by_itself else torch.zeros_like(claimed)
-        lower = look(f, outcome.z, claimed, descended)
+        try:
+            lower = look(f, outcome.z, claimed, descended)
+        except Exception:  # a function may refuse points within a hair of a solution: nothing more is known of it
+            return
         open_ = (lower != outcome.z).any(1)
         if not bool(open_.any()):
             return

@@ -81,8 +81,9 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
     best, open_ = z, which & ~suspect
     if bool(open_.any()):
         h = difference_step(z, eps**0.5)
-        objective = lambda y: (at if y is z else probe).value(y)  # noqa: E731
-        flat, along = inflected(objective, probe, z, g, open_, (lowest, direction, largest), steps, h)
+        objective = lambda y: at.value(y) if y is z else _tried(probe.value, y, y[:, 0])  # noqa: E731
+        gradient = lambda y: _tried(probe, y, y)  # noqa: E731
+        flat, along = inflected(objective, gradient, z, g, open_, (lowest, direction, largest), steps, h)
         suspect, direction = suspect | flat, torch.where(flat.unsqueeze(1), along, direction)
     if bool(suspect.any()):
         value = at.value(z)
@@ -90,13 +91,21 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
         length = z.abs().amax(1).clamp_min(1)
         for t in LENGTHS:
             trial = z + (t * length).unsqueeze(1) * direction
-            new = probe.value(trial)
+            new = _tried(probe.value, trial, value)
             lower = suspect & torch.isfinite(new) & (new < least)
             best = torch.where(lower.unsqueeze(1), trial, best)
             least = torch.where(lower, new, least)
     f.evaluations += probe.evaluations
     f.sample_evaluations += probe.sample_evaluations
     return best
+
+
+def _tried(function: Callable[[Tensor], Tensor], z: Tensor, like: Tensor) -> Tensor:
+    """The function at a point beside a solution; NaN where it raises: it may be outside its domain."""
+    try:
+        return function(z)
+    except Exception:
+        return torch.full_like(like, torch.nan)
 
 
 def falls_forever(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:

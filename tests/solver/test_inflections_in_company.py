@@ -54,3 +54,29 @@ def test_fewer_eigenvalues_than_lanczos_steps(values: tuple[float, ...]) -> None
     torch.testing.assert_close(lowest, torch.tensor([min(values)], dtype=F64), rtol=1e-7, atol=1e-12)
     torch.testing.assert_close(largest, torch.tensor([max(values)], dtype=F64))
     assert abs(float(torch.linalg.vector_norm(direction)) - 1) < 1e-6
+
+
+@pytest.mark.parametrize("n", [1, 2, 40])
+@pytest.mark.parametrize("solver", ["auto", "newton_cg", "lbfgs", "bfgs"])
+def test_an_objective_may_refuse_points_beside_its_minimum(solver: str, n: int) -> None:
+    """A third of ``|z|`` away it raises, and between ``1e-4`` to one side and to the other it is asked for the curvature."""
+
+    def objective(z: Tensor) -> Tensor:
+        if bool(((z < 0.77) | (z > 0.84)).any()):
+            raise ValueError("outside of the domain")
+        return (0.5 * (z - 1).square() + 0.1 * z**3).sum()
+
+    found = ik.argmin(objective, torch.full((n,), 0.79, dtype=F64), solver=solver)
+    end = (-1 + 2.2**0.5) / 0.6
+    torch.testing.assert_close(found.value, torch.full((n,), end, dtype=F64))
+
+
+@pytest.mark.parametrize("n", [1, 3, 40])
+def test_a_saddle_is_left_where_points_further_off_are_refused(n: int) -> None:
+    def objective(z: Tensor) -> Tensor:
+        if bool((z.abs() > 0.2).any()):
+            raise ValueError("outside of the domain")
+        return (z**2).sum() - 3 * z[-1] ** 2
+
+    with pytest.raises(ValueError, match="outside of the domain"):  # on the way down from there
+        ik.argmin(objective, torch.zeros(n, dtype=F64), solver="newton_cg")
