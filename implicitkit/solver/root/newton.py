@@ -71,15 +71,17 @@ class Newton(Method):
             return z, state
         d = jacobian.direction(f, residual)
         d = torch.where(settled.unsqueeze(1), 0, d)
-        z_next, state = self._damped(f, z, d, torch.where(settled, torch.inf, norm), state)
+        z_next, state = self._damped(f, z, d, torch.where(settled, torch.inf, norm), state, jacobian.exact)
         z_next = chord_steps(f, blocks, z_next, norm)
         leave(f, settled)
         return z_next, state
 
-    def _damped(self, f: Evaluations, z: Tensor, d: Tensor, norm: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def _damped(
+        self, f: Evaluations, z: Tensor, d: Tensor, norm: Tensor, state: Any, exact: bool = True
+    ) -> tuple[Tensor, Any]:
         if not self.line_search:
             return z + d, state
-        return damped_step(f, z, d, norm, state, self.halvings, self.patience)[::2]
+        return damped_step(f, z, d, norm, state, self.halvings, self.patience, exact)[::2]
 
 
 def newton_direction(J: Tensor, residual: Tensor) -> Tensor:

@@ -60,6 +60,11 @@ class Jacobian:
         return None if isinstance(self.blocks, (DenseBlocks, _Products)) else self.blocks
 
     @property
+    def exact(self) -> bool:
+        """Are there factors, so that a direction solves ``J d = -F`` to rounding?"""
+        return not isinstance(self.blocks, _Products)
+
+    @property
     def columns(self) -> Tensor:
         """The norms of the columns, ``(batch, n)``; ones where there are only products."""
         columns: Tensor = self.blocks.columns

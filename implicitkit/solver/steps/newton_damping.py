@@ -27,18 +27,26 @@ class Damped(NamedTuple):
 
 
 def damped_step(
-    f: Evaluations, z: Tensor, d: Tensor, norm: Tensor, weak: Tensor | None, halvings: int, patience: int
+    f: Evaluations,
+    z: Tensor,
+    d: Tensor,
+    norm: Tensor,
+    weak: Tensor | None,
+    halvings: int,
+    patience: int,
+    exact: bool = False,
 ) -> Damped:
     """A step along ``d`` by :func:`halve`; after ``patience`` weak steps in a row (``|F|`` hardly lowered) full steps.
 
     Monotone descent on ``|F|`` gets caught where ``|F|`` is stationary and the Jacobian singular, while undamped Newton
     steps jump off; on most other problems damping is what makes Newton's method work.  The driver keeps the best
     iterate whichever it is.  Full steps are cut only where ``F`` is not finite; a sample that 50 of them have not brought
-    home is given up (``f.stuck``), and so is one whose steps change no unknown by more than a tenth of ``sqrt(eps)``: there
-    the next Newton step squares what is left, unless that is rounding.
+    home is given up (``f.stuck``), and so is one whose ``exact`` steps change no unknown by more than a tenth of
+    ``sqrt(eps)``: there the next one squares what is left, unless that is rounding.
 
     Args:
         f, z, d, norm, halvings: as for :func:`halve`. weak: from the step before. patience: at least 0.
+        exact: ``J d = -F`` holds to rounding, with the ``J`` of this point.
     """
     bound = norm if weak is None else torch.where(weak > patience, torch.inf, norm)
     z_next, t, norm_next = halve(f, z, d, bound, halvings)
@@ -50,7 +58,7 @@ def damped_step(
     weak = torch.where(slow | (weak > patience), weak + 1, 0)
     f.stuck = weak > patience + _FULL_STEPS
     waiting = f.active & (weak >= _AGAIN)
-    if bool(waiting.any()):
+    if exact and bool(waiting.any()):
         f.stuck = f.stuck | (waiting & _is_short(d, z))
     return Damped(z_next, t, weak)
 
