@@ -19,7 +19,8 @@ __all__ = ["Effort", "Forgive", "ForgivenWarning", "masked", "near"]
 _DERIVATIVES = ("truncated", "none")
 _EXACT = ("auto", "implicit")
 _DEAR = 300  # evaluations in one training call, above which a few samples are not worth it
-_WORK = 4000.0  # evaluations that each dear member of a relay may be worth in one training call
+_WORK = 4000.0  # evaluations that each dear member of a relay may be worth in one training call ...
+_MORE = 4 * _WORK  # ... where too many samples would fail without
 _RESTING = 0.25  # of the share that may fail: so many may be left without the dear members
 _REACH = 100.0  # of a position's start and first step
 _CURE = (
@@ -65,9 +66,10 @@ class Forgive(extend.Configured):
     training calls do without them (:meth:`ik.Relay.brief`) and forgive what Anderson and Broyden leave, unless that is more
     than a quarter of ``share`` (:meth:`spares`).
 
-    Nor does a training call grant each of these members more than 4,000 evaluations are worth (``ik.Relay(work=)``):
-    continuation gets all that it can use up to some 64 unknowns a sample, and nothing from a few hundred on, where it would
-    factor for minutes.  ``solver=ik.Relay(work=math.inf)`` lets it; in evaluation nothing is limited.
+    Nor does a training call grant each of these members more than 4,000 evaluations are worth (``ik.Relay(work=)``), or
+    16,000 where the call would raise: continuation gets all that it can use up to some 64 unknowns a sample, and nothing
+    from several hundred on, where it would factor for minutes.  ``solver=ik.Relay(work=math.inf)`` lets it; in evaluation
+    nothing is limited.
 
     What that costs and saves where few samples are hard: ``cells.MLP(4, 16)`` at rate 1e-3, every solve from zero, 8 seeds,
     500 steps, ``every=30`` beside ``every=1``: 1.1 % of the samples forgiven, and none; 210 and 236 evaluations a step;
@@ -168,15 +170,19 @@ class Effort:
         self.spared = False
         if not isinstance(policy, Forgive) or not isinstance(relay, ik.Relay) or extend.transforms_active():
             return find(solver)
+        grants = [solver]
         if relay.work is None:
-            relay = solver = replace(relay, work=_WORK)
+            relay, *_ = grants = [replace(relay, work=work) for work in (_WORK, _MORE)]
         if self.pause:
             self.pause -= 1
             found = find(relay.brief())
             if policy.spares(~found.converged):
                 self.spared = True
                 return found
-        found = find(solver)
+        for granted in grants:
+            found = find(granted)
+            if not policy.exceeded(~found.converged):
+                break
         dear = not bool(found.converged.all()) or found.evaluations > _DEAR
         self.pause = policy.every - 1 if dear else 0
         return found

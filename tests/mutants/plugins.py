@@ -223,10 +223,11 @@ MUTANTS = [
         ("max(1.0, _RESTING * self.share * failed.numel())", "_RESTING * self.share * failed.numel()"),
         ("found.evaluations > _DEAR", "found.evaluations >= _DEAR"),
         (
-            "relay = solver = replace(relay, work=_WORK)",
-            "pass",
+            "for work in (_WORK, _MORE)]",
+            "for work in (math.inf, _MORE)]",
             "tests/plugins/deq/test_training.py -k takes_long_to_say",
         ),
+        ("for work in (_WORK, _MORE)]", "for work in (_WORK,)]", "tests/plugins/deq/test_training.py -k granted_more"),
         ("self.spared = False\n        if not", "if not"),
     ),
     *mutants(

@@ -28,6 +28,7 @@ from implicitkit_deq import (
     StabilityWarning,
     cells,
     compat,
+    forgive,
 )
 from implicitkit_deq.forgive import Effort
 
@@ -165,7 +166,8 @@ class GroupNormOfReLU(nn.Module):
 
 
 def test_no_training_call_takes_long_to_say_that_samples_have_no_equilibrium(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Continuation, which solves them all, factors (256, 256) Jacobians in a thousand steps: not in training."""
+    """Continuation, which solves them all, factors (256, 256) Jacobians in a thousand steps: not for 4,000 evaluations."""
+    monkeypatch.setattr(forgive, "_MORE", 4000.0)
     torch.manual_seed(0)
     layer = DEQ(GroupNormOfReLU(4), (4, 8, 8), rtol=1e-3)
     dense, taken = ik.extend.Continuation.step, []
@@ -179,6 +181,18 @@ def test_no_training_call_takes_long_to_say_that_samples_have_no_equilibrium(mon
     with pytest.raises(ik.ConvergenceError):
         layer(torch.randn(16, 3, 8, 8))
     assert taken
+
+
+def test_a_call_that_would_raise_is_granted_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layer, x = DEQ(GroupNormOfReLU(4), (4, 2, 2), rtol=1e-3), 2 * torch.randn(16, 3, 2, 2)
+    monkeypatch.setattr(forgive, "_WORK", 1.0)
+    z = layer(x)
+    assert bool(layer.solution.converged.all())
+    assert float((layer.cell(z, x) - z).detach().norm()) < 1e-2
+    monkeypatch.setattr(forgive, "_MORE", 1.0)
+    with pytest.raises(ik.ConvergenceError, match="samples did not converge"):
+        layer(x)
 
 
 def test_what_was_not_asked_is_said() -> None:
