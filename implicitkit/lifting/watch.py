@@ -225,8 +225,6 @@ class Looks(TorchFunctionMode):
             "tolist",
             "numpy",
             "arange",
-            "as_tensor",
-            "asarray",
             "full",
             "full_like",
             "linspace",

@@ -13,9 +13,8 @@ it is asked again with ``4 h``, whose ``D`` must be the same.
 Of a minimisation ``F`` is the gradient that autograd has, and consistent with itself; there the change of the objective
 beside the solution must be that gradient's, too, and so must those of constraints: else the solution itself is another.
 
-The same is asked along a random direction of ``\theta``, if the function made numbers of tensors at its first evaluation
-(``a.item()``, ``float(a)``, ``torch.tensor([a, 1.0])``), by which it may depend on them.  There ``K`` has ``|F|`` besides,
-since what only scales ``F`` (a step size) moves no solution.
+Numbers that the function makes of tensors (``a.item()``, ``float(a)``, ``torch.tensor([a, 1.0])``), by which it may depend
+on ``\theta``, are asked about by themselves (:mod:`~implicitkit.rule.numbers`), if its first evaluation made some.
 
 It costs two evaluations and a product (five evaluations of an objective), at the first derivative of a function only; of
 functions that are made anew, with the same code, by other objects (not numbers or tensors) that they close over, at the
@@ -37,6 +36,7 @@ from torch import Tensor
 from implicitkit.foundation import autodiff, compat, seeded
 from implicitkit.foundation.errors import ImpureFunctionWarning, warn
 from implicitkit.foundation.operators import Operator
+from implicitkit.rule.numbers import by_numbers
 from implicitkit.rule.unchanged import refuse_hidden
 from implicitkit.solution import Record
 from implicitkit.solver.evaluations import Evaluations
@@ -101,21 +101,19 @@ def _compare_objective(f: Evaluations, z: Tensor, v: Tensor, h: float) -> None:
 
 
 def _compare_numbers(system: System, z: Tensor, theta: Sequence[Tensor], F: Tensor, h: float) -> bool:
-    """The same along a direction of the tensors that the function may have made numbers of."""
-    moving = list(system.lifted.numbers)
-    ways = [_way(theta[i], seed=0x5F + i) for i in moving]
+    """The same along a direction of the tensors that the function may have made numbers of (:func:`by_numbers`)."""
+    ways = {i: _way(theta[i], seed=0x5F + i) for i in system.lifted.numbers}
 
-    def residual(*changed: Tensor) -> Tensor:
-        now = dict(zip(moving, changed, strict=True))
-        return system.residual(z, *(now.get(i, t) for i, t in enumerate(theta)))
+    def residual(s: float) -> Tensor:
+        return system.residual(z, *(t + s * ways[i] if i in ways else t for i, t in enumerate(theta)))
 
-    try:
-        slope = autodiff.jvp(residual, [theta[i].detach() for i in moving], ways)
-    except Exception:  # as in _tried
-        return False
-    stepped = lambda s: residual(*(theta[i] + s * way for i, way in zip(moving, ways, strict=True)))  # noqa: E731
-    zero, one = z.new_zeros(()), z.new_ones(())
-    return _warned(_Change(stepped, zero, F, one, lambda w: (w * slope).sum(1), F.abs()), h, "residual", True)
+    found, whole = by_numbers(residual, F, h)
+    if bool(found.any()):
+        sample = int(found.nonzero()[0])
+        where = f" of sample {sample}" if len(F) > 1 else ""
+        changes = f"{float(found[sample]):.3g} of {float(whole[sample]):.3g} by which the residual{where} changes"
+        warn(_NUMBERS.format(changes=changes) + _ONCE, ImpureFunctionWarning)
+    return bool(found.any())
 
 
 def _way(t: Tensor, seed: int) -> Tensor:
@@ -144,15 +142,13 @@ def _tried(function: Callable[[Tensor], Tensor], z: Tensor, like: Tensor) -> Ten
 
 
 class _Change(NamedTuple):
-    """Of a ``function``, ``F`` at ``z``, along ``v``; as autograd has it ``along(w) = (A'w)'v``; ``besides``: what ``K`` has
-    besides."""
+    """Of a ``function``, ``F`` at ``z``, along ``v``; as autograd has it ``along(w) = (A'w)'v``."""
 
     function: Callable[[Tensor], Tensor]
     z: Tensor
     F: Tensor
     v: Tensor
     along: Callable[[Tensor], Tensor]
-    besides: Tensor | float = 0.0
 
     def unexplained(self, h: float) -> tuple[Tensor, Tensor, Tensor]:
         """``D`` in the equations that ``K`` does not decide, ``(batch, m)``; and how large ``A v`` is along it, and which
@@ -162,7 +158,7 @@ class _Change(NamedTuple):
         D = (there - back) / (2 * h)
         bent = (there - 2 * self.F + back).abs()
         bent = bent + bent.nan_to_num(0, 0, 0).mean(1, keepdim=True)
-        K = _TIMES_K * ((bent + eps * (there.abs() + back.abs())) / h + self.besides)
+        K = _TIMES_K * (bent + eps * (there.abs() + back.abs())) / h
         open_ = torch.isfinite(K) & (D.abs() > K)
         D, K = torch.where(open_, D, 0), torch.where(open_, K, 0)
         w = D / torch.linalg.vector_norm(D, dim=1, keepdim=True).clamp_min(torch.finfo(D.dtype).tiny)
@@ -172,7 +168,7 @@ class _Change(NamedTuple):
         return D, said, torch.where(largest > 0, wrong / largest, 0)
 
 
-def _warned(change: _Change, h: float, name: str, numbers: bool = False) -> bool:
+def _warned(change: _Change, h: float, name: str) -> bool:
     """Warn, and say so, where a function does not change as autograd has it."""
     D, said, left = change.unexplained(h)
     if not bool((left > _PART).any()):
@@ -187,7 +183,7 @@ def _warned(change: _Change, h: float, name: str, numbers: bool = False) -> bool
     found, seen = float(norm(D)[sample]), float(said[sample])
     changes = f"the {name}{where} changes by {found:.3g}, and by {seen:.3g} as autograd has it"
     right = "The solution is right, its" if name == "residual" else "The solution is that of what autograd sees; its"
-    warn((_NUMBERS if numbers else _SAID).format(changes=changes, right=right) + _ONCE, ImpureFunctionWarning)
+    warn(_SAID.format(changes=changes, right=right) + _ONCE, ImpureFunctionWarning)
     return True
 
 
@@ -221,9 +217,9 @@ _SAID = (
     "differentiated. "
 )
 _NUMBERS = (
-    "along a random direction of its arguments, and of what it captures, {changes}: the function makes numbers of tensors "
-    "(a.item(), float(a), a.tolist(), torch.tensor([a, 1.0])), and autograd does not see that it depends on them. "
-    "{right} derivative lacks that part. Compute with the tensors themselves, torch.stack([a, one]); what is meant as a "
-    "constant, give as a number. "
+    "the function makes numbers of tensors (a.item(), float(a), a.tolist(), torch.tensor([a, 1.0])), and autograd does not "
+    "see that it depends on them: along a random direction of its arguments, and of what it captures, these account for "
+    "{changes}. The solution is right, its derivative lacks that part. Compute with the tensors themselves, "
+    "torch.stack([a, one]); what is meant as a constant, give as a number. "
 )
 _ONCE = 'This is asked once for each function, and not under on_failure="ignore"'

@@ -315,8 +315,8 @@ class Polyalgorithm(Solver):
         for stage in stages:
             # a callback's word is final
             open_ = (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED))
-            if f.kind.returns_program:
-                open_ = open_ & (total.status != int(Status.UNBOUNDED))
+            if f.kind.returns_program:  # where a start is not finite no stage has another
+                open_ = open_ & (total.status != int(Status.UNBOUNDED)) & torch.isfinite(start_norm)
             taken = int(total.steps.max())
             left = None if options.max_steps is None else options.max_steps - taken
             if not bool(open_.any()) or (left is not None and left < 1):

@@ -81,10 +81,7 @@ def _leave_saddles(solver: Solver, f: Evaluations, options: Options, outcome: Ou
         if not bool(claimed.any()):
             return
         descended = outcome.steps > 0 if falls_by_itself else torch.zeros_like(claimed)
-        try:
-            lower = look(f, outcome.z, claimed, descended)
-        except Exception:  # a function may refuse points within a hair of a solution: nothing more is known of it
-            return
+        lower = look(f, outcome.z, claimed, descended)
         open_ = (lower != outcome.z).any(1)
         if not bool(open_.any()):
             return

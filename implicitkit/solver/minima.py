@@ -14,6 +14,7 @@ Where a fit has left factors of something positive definite near its Hessian ``H
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +64,7 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
     steps = min(z.shape[1], products(which, descended))
     at = f if f.of_gradient else probe  # which remembers what it has found there
     g, h = at(z), difference_step(z, eps**0.5)
-    product = lambda q: (probe(z + h * q) - g) / h  # noqa: E731
+    product = lambda q: _slope(probe, z, g, h, q)  # noqa: E731
     known = f.system.factored
     if getattr(known, "positive", False) and len(known.units) == len(z):
         which = which & ~_is_like(product, known, z, steps)
@@ -75,14 +76,15 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
     suspect = which & (lowest < -(eps**0.5) * largest)
     if bool(suspect.any()):
         h = difference_step(z, eps ** (1 / 3))
-        change = probe(z + h * direction) - probe(z - h * direction)
-        curvature = ((change * direction).sum(1, keepdim=True) / (2 * h)).squeeze(1)
+        there, back = (_tried(probe, z + s * direction, z, z) for s in (h, -h))
+        there, back = (torch.where(torch.isfinite(t), t, g) for t in (there, back))
+        curvature = ((there - back) * direction).sum(1) / (2 * h.squeeze(1))
         suspect = suspect & (curvature < -30 * eps ** (2 / 3) * largest)
     best, open_ = z, which & ~suspect
     if bool(open_.any()):
         h = difference_step(z, eps**0.5)
-        objective = lambda y: at.value(y) if y is z else _tried(probe.value, y, y[:, 0])  # noqa: E731
-        gradient = lambda y: _tried(probe, y, y)  # noqa: E731
+        objective = lambda y: at.value(y) if y is z else _tried(probe.value, y, z, y[:, 0])  # noqa: E731
+        gradient = lambda y: _tried(probe, y, z, y)  # noqa: E731
         flat, along = inflected(objective, gradient, z, g, open_, (lowest, direction, largest), steps, h)
         suspect, direction = suspect | flat, torch.where(flat.unsqueeze(1), along, direction)
     if bool(suspect.any()):
@@ -91,7 +93,7 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
         length = z.abs().amax(1).clamp_min(1)
         for t in LENGTHS:
             trial = z + (t * length).unsqueeze(1) * direction
-            new = _tried(probe.value, trial, value)
+            new = _tried(probe.value, trial, z, value)
             lower = suspect & torch.isfinite(new) & (new < least)
             best = torch.where(lower.unsqueeze(1), trial, best)
             least = torch.where(lower, new, least)
@@ -100,12 +102,26 @@ def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Ten
     return best
 
 
-def _tried(function: Callable[[Tensor], Tensor], z: Tensor, like: Tensor) -> Tensor:
-    """The function at a point beside a solution; NaN where it raises: it may be outside its domain."""
+def _slope(gradient: Callable[[Tensor], Tensor], z: Tensor, g: Tensor, h: Tensor, q: Tensor) -> Tensor:
+    """``H q``, by the difference to one side, or where the function refuses that side to the other."""
+    there = _tried(gradient, z + h * q, z, z)
+    lost = ~torch.isfinite(there).all(1, keepdim=True)
+    if bool(lost.any()):
+        back = _tried(gradient, torch.where(lost, z - h * q, z), z, z)
+        there = torch.where(lost, 2 * g - back, there)
+    return (there - g) / h
+
+
+def _tried(function: Callable[[Tensor], Tensor], moved: Tensor, z: Tensor, like: Tensor) -> Tensor:
+    """The function beside ``z``; where it raises, sample by sample, and NaN of those that are outside its domain."""
     try:
-        return function(z)
+        return function(moved)
     except Exception:
-        return torch.full_like(like, torch.nan)
+        out, mine = torch.full_like(like, torch.nan), torch.eye(len(z), dtype=torch.bool, device=z.device)
+    for i in range(len(z)) if len(z) > 1 else ():
+        with suppress(Exception):
+            out[i] = function(torch.where(mine[i].unsqueeze(1), moved, z))[i]
+    return out
 
 
 def falls_forever(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:

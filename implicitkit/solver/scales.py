@@ -91,7 +91,7 @@ def _ways(z: Tensor) -> Iterator[Tensor]:
     if n > _MANY:
         yield from directions(z, share=_SHARE, most=_FEW + 2 * math.ceil(math.log2(n)))[_FEW:]
     elif n > 2:
-        marks = torch.tensor(_RULER[:n]).to(z)
+        marks = torch.tensor(_RULER[:n], device=z.device).to(z)
         yield directions(z, share=_SHARE, most=1)[0] * (2 * marks / marks[-1] - 1)
 
 

@@ -311,6 +311,43 @@ def test_numbers_are_said_of_samples_modules_and_objectives_once() -> None:
         assert not _warned(lambda solve=solve: solve().sum().backward())  # type: ignore[misc]
 
 
+LOOKED_AT: dict[str, Map] = {  # constants and numbers that nothing is computed with, beside a tensor that is detached
+    "a log": lambda z, a: (a.item(), z.norm().item(), torch.tanh(z))[2],
+    "a list": lambda z, a: (a.view(1).tolist(), torch.tanh(z))[1],
+    "an array": lambda z, a: (z.detach().numpy(), torch.tanh(z))[1],
+    "full_like": lambda z, a: torch.tanh(z) + torch.full_like(z, 0.5),
+    "new_full": lambda z, a: torch.tanh(z) + z.new_full((3,), 0.5),
+    "as_tensor": lambda z, a: torch.as_tensor(torch.tanh(a * z)),
+    "asarray": lambda z, a: torch.asarray(torch.tanh(a * z)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor")
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_numbers_that_are_only_looked_at_are_not_said(name: str) -> None:
+    a = torch.tensor(0.3, dtype=D, requires_grad=True)
+    function = lambda z, a: 0.3 * LOOKED_AT[name](z, a) * a + a.detach() + X[:3]  # noqa: E731
+    start = torch.zeros(3, dtype=D)
+    assert not _warned(lambda: ik.fixed_point(function, start, (a,)).value.sum().backward())
+
+
+@pytest.mark.parametrize("dtype", [D, torch.float32], ids=str)
+@pytest.mark.parametrize("share", [1.0, 0.1, 1e-2])
+def test_numbers_are_said_however_little_of_all_they_carry(share: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    linear, scale = torch.nn.Linear(8, 8, dtype=dtype), torch.tensor(0.3, dtype=dtype, requires_grad=True)
+    function = lambda z: 0.3 * torch.tanh(linear(z) + share * scale.item() * torch.cos(z))  # noqa: E731
+    (said,) = _warned(lambda: ik.fixed_point(function, torch.zeros(8, dtype=dtype)).value.sum().backward())
+    assert "makes numbers of tensors" in said
+
+
+def test_numbers_of_another_branch_say_nothing() -> None:
+    """Beside it another number of them is made: what they carry cannot be told."""
+    a = torch.tensor(0.3, dtype=D, requires_grad=True)
+    function = lambda z, a: z - (a.item() if a.detach() == 0.3 else a.item() + 0 * a.item()) - X[:3]  # noqa: E731
+    assert not _warned(lambda: ik.root(function, torch.zeros(3, dtype=D), (a,)).value.sum().backward())
+
+
 PROGRAMS: dict[str, tuple[bool, Map, dict[str, Any]]] = {  # is it said?  The objective, and what constrains it
     "equality": (
         True,

@@ -48,14 +48,14 @@ def proximal_step(
     if bool(bad.any()):  # extrapolated out of the domain
         y = torch.where(bad.unsqueeze(1), z, y)
         base, g = slope(y)
-    noise = 1e-10 * (1 + base.abs())
+    noise, lost = 1e-10 * (1 + base.abs()), ~(base.isfinite() & g.isfinite().all(1))
     for trial in range(trials):
         z_next = prox(y - t.unsqueeze(1) * g, t)
         d = z_next - y
         square = d.square().sum(1)
         new = value(z_next)
         model = base + (g * d).sum(1) + 0.5 * square / t
-        short = new <= model
+        short = (new <= model) | lost  # no length mends what is not finite here
         close = ~short & (new <= model + noise)
         if bool(close.any()):
             curvature = ((slope(z_next)[1] - g) * d).sum(1)
