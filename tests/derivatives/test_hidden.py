@@ -151,6 +151,14 @@ def test_few_digits_are_no_hidden_part(cast: str) -> None:
             assert not _warned(run)
 
 
+def test_a_hidden_part_without_a_derivative_is_none() -> None:
+    """Of third order at the solution: its difference quotient grows with the step."""
+    x = X[:3].clone().requires_grad_()
+    function = lambda z, x: z - x + 1e10 * (z.detach() - X[:3]) ** 3  # noqa: E731
+    assert not _warned(lambda: ik.root(function, X[:3].clone(), (x,)).value.sum().backward())
+    assert x.grad is not None and torch.equal(x.grad, torch.ones_like(x))
+
+
 def test_it_costs_two_evaluations_the_first_time_only() -> None:
     calls = [0]
 
@@ -341,10 +349,13 @@ def test_numbers_are_said_however_little_of_all_they_carry(share: float, dtype: 
     assert "makes numbers of tensors" in said
 
 
-def test_numbers_of_another_branch_say_nothing() -> None:
-    """Beside it another number of them is made: what they carry cannot be told."""
+@pytest.mark.parametrize("more", ["there", "here"])
+def test_numbers_of_another_branch_say_nothing(more: str) -> None:
+    """Beside it more or fewer of them are made: what they carry cannot be told."""
     a = torch.tensor(0.3, dtype=D, requires_grad=True)
-    function = lambda z, a: z - (a.item() if a.detach() == 0.3 else a.item() + 0 * a.item()) - X[:3]  # noqa: E731
+    one, two = (lambda a: a.item()), (lambda a: a.item() + 0 * a.item())
+    here, there = (one, two) if more == "there" else (two, one)
+    function = lambda z, a: z - (here(a) if a.detach() == 0.3 else there(a)) - X[:3] + 0 * a  # noqa: E731
     assert not _warned(lambda: ik.root(function, torch.zeros(3, dtype=D), (a,)).value.sum().backward())
 
 
