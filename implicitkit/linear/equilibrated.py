@@ -6,7 +6,8 @@ where the solution, or the right-hand side, spans six orders of magnitude, diago
 
     S^{-1} J T,    T_0 = |z|,    S = |J T_0 w|,    T = 1 / |J' S^{-1} w|
 
-rows and columns of like size, by six products with random signs ``w`` (``J = dF/dz``), and
+rows and columns of like size, by six products with random signs ``w`` (``J = dF/dz``), or where there are factors of a
+matrix nearby by that, with all signs left out; and
 
     J u = b        becomes  (S^{-1} J T) v = S^{-1} b,   u = T v
     J' u = b       becomes  (T J' S^{-1}) v = T b,       u = S^{-1} v
@@ -64,14 +65,20 @@ def equilibrated(A: Operator, b: Tensor, z: Tensor, transposed: bool) -> Equilib
     size = torch.nan_to_num(z.abs())
     known = torch.where(size > 0, size, torch.nan).nanmedian(1, keepdim=True).values
     T = torch.where(size > 0, size, torch.where(known > 0, known, 1))
-    S = _rows(J.mv, T)
+    near = A.known if A.known is None or not transposed else A.known.T
+    knows = hasattr(near, "size") and bool(near.size(T).any())  # what a user hands over need not
+    if A.fixed_point or not knows:
+        rows, columns = (lambda t: _rows(J.mv, t)), (lambda t: _rows(J.rmv, t))
+    else:  # a matrix near J, with signs left out
+        rows, columns = (lambda t: _or_one(near.size(t))), (lambda t: _or_one(near.T.size(t)))
+    S = rows(T)
     if A.fixed_point:  # a similarity: what adds up in F_i has the units of z_i
         S = T = S + size
     elif A.symmetric:
         S = S / S.amax(1, keepdim=True).sqrt()  # T_i T_j H_ij is of size one where S is that of T
         T = 1 / S
     else:
-        T = 1 / _rows(J.rmv, 1 / S)
+        T = 1 / columns(1 / S)
     usable = torch.isfinite(S) & torch.isfinite(T) & (S > 0) & (T > 0)
     if not bool(usable.all()) or not (_is_uneven(S) or _is_uneven(T)):
         return None
@@ -94,7 +101,10 @@ def _rows(product: Any, columns: Tensor) -> Tensor:
     """About the size of each row of a matrix whose columns have these sizes, ``(batch, n)``; 1 where it is zero."""
     n = columns.shape[1]
     signs = seeded.signs(_SIGNS, n, seed=n)
-    sizes = torch.stack([product(columns * sign.to(columns)).abs() for sign in signs]).amax(0)
+    return _or_one(torch.stack([product(columns * sign.to(columns)).abs() for sign in signs]).amax(0))
+
+
+def _or_one(sizes: Tensor) -> Tensor:
     return torch.where(sizes > 0, sizes, 1)
 
 

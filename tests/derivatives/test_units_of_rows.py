@@ -16,6 +16,7 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.dense import factor_batched
+from implicitkit.linear.dense_blocks import DenseBlocks
 from implicitkit.linear.equilibrated import equilibrated
 
 D64 = torch.float64
@@ -173,3 +174,27 @@ def test_like_sizes_are_left_alone() -> None:
     M = torch.randn(2, 60, 60, generator=torch.Generator().manual_seed(0), dtype=D64)
     z = M[:, 0]
     assert equilibrated(operator(M), z, z, False) is None
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_factors_nearby_say_how_large_rows_and_columns_are(is_known: bool, transposed: bool) -> None:
+    """``|J| |z|`` of them, and no product with ``J``; by six where there are none."""
+    n, asked = 40, []
+    units = torch.logspace(-9, 9, n, dtype=torch.float64)
+    shape = torch.eye(n, dtype=torch.float64) + torch.diag(torch.full((n - 1,), 0.3, dtype=torch.float64), 1)
+    J = 10 ** (4 * torch.cos(torch.arange(n, dtype=torch.float64))).unsqueeze(1) * shape / units
+
+    def product(M: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda v: (asked.append(v), v @ M.mT)[1]  # type: ignore[func-returns-value]
+
+    A = Operator(product(J), product(J.mT), lambda: J[None], batch=1, size=n, like=units[None])
+    A.known = DenseBlocks(J[None]) if is_known else None
+    if transposed:
+        A = A.T
+        A.known = DenseBlocks(J.mT[None]) if is_known else None
+    even = equilibrated(A, torch.ones(1, n, dtype=torch.float64), units[None], transposed)
+    assert even is not None and len(asked) == (0 if is_known else 6)
+    matrix = J.mT if transposed else J
+    M = (even.left.unsqueeze(2) * matrix * even.right.unsqueeze(1))[0].abs()
+    assert 0.1 < float(M.amax(0).min()) <= float(M.amax(1).max()) < 10

@@ -63,6 +63,9 @@ MUTANTS = [
         "implicitkit/linear/equilibrated.py",
         "tests/derivatives/test_units_of_rows.py",
         ("if bool(least >= _APART * largest):", "if True:"),
+        ("near = A.known if A.known is None or not transposed else A.known.T", "near = A.known"),
+        ("if A.fixed_point or not knows:", "if True:"),
+        ("_or_one(near.T.size(t))", "_or_one(near.size(t))"),
     ),
     *mutants(
         "implicitkit/linear/kkt.py",
