@@ -17,8 +17,8 @@ Numbers that the function makes of tensors (``a.item()``, ``float(a)``, ``torch.
 on ``\theta``, are asked about by themselves (:mod:`~implicitkit.rule.numbers`), if its first evaluation made some.
 
 It costs two evaluations and a product (five evaluations of an objective), at the first derivative of a function only; of
-functions that are made anew, with the same code, by other objects (not numbers or tensors) that they close over, at the
-first sixteen.
+functions that are made anew, with the same code, by other objects of the same types (not numbers or tensors) that they
+close over, at the first sixteen.
 
 Source: Dennis & Schnabel, *Numerical Methods for Unconstrained Optimization and Nonlinear Equations* (SIAM 1996), section
 5.4, for ``h``.
@@ -190,7 +190,7 @@ def _warned(change: _Change, h: float, name: str) -> bool:
 def _is_new(identity: Hashable, z: Tensor) -> bool:
     """Is this the first derivative of the function, in a process?  From now on it is not."""
     whole = (*_parts(identity), z.shape[1], z.dtype)
-    code = ("code", *(part for part in whole if not isinstance(part, tuple)))
+    code = ("code", *(part[0] if isinstance(part, tuple) else part for part in whole))  # objects by their types
     if whole in _asked or _asked.get(code, 0) >= _TIMES:
         return False
     if len(_asked) >= _KEPT:
