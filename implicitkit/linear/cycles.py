@@ -160,9 +160,7 @@ def restarted(
         trial_residual = b - A.mv(trial)
         trial_norm = norms(trial_residual)
         better = live & (trial_norm < norm)
-        if bool(
-            (better & (trial_norm <= target)).all()
-        ):  # the everyday case: all of them, and nothing is left to choose
+        if bool((better & (trial_norm <= target)).all()):  # the everyday case: nothing is left to choose
             return LinearSolution(trial, trial_norm, steps + correction.steps, better, "")
         stuck = live & ~(trial_norm <= progress * norm)
         x = torch.where(column(better), trial, x)
