@@ -15,11 +15,16 @@ from torch.autograd.graph import get_gradient_edge
 
 from implicitkit.composition.gamma import Gamma
 from implicitkit.composition.nodes import Nodes
-from implicitkit.foundation import autodiff, compat
+from implicitkit.foundation import autodiff, compat, graph
 from implicitkit.foundation.operators import Operator
 from implicitkit.system import System
 
 __all__ = ["JacobianByComponent", "linearise"]
+
+
+def _every(found: Sequence[Tensor | None]) -> list[Tensor]:
+    """Derivatives by points that each enter their own residual, ``map(z) - z``: none is left out."""
+    return [g for g in found if g is not None]
 
 
 def linearise(gamma: Gamma, system: System, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
@@ -32,7 +37,7 @@ def linearise(gamma: Gamma, system: System, z: Tensor, theta: Sequence[Tensor]) 
 
     def rmv(w: Tensor) -> Tensor:
         cotangents = [blocks.take(i, w) for i in range(len(blocks))]
-        return blocks.join(list(torch.autograd.grad(residuals, points, cotangents, retain_graph=True)))
+        return blocks.join(_every(graph.pulled(residuals, points, cotangents)))
 
     transposed: list[list[Tensor]] = []
 
@@ -40,10 +45,10 @@ def linearise(gamma: Gamma, system: System, z: Tensor, theta: Sequence[Tensor]) 
         if not transposed:
             with torch.enable_grad(), compat.own_graphs():
                 ws = [torch.zeros_like(r, requires_grad=True) for r in residuals]
-                transposed.extend((ws, list(torch.autograd.grad(residuals, points, ws, create_graph=True))))
+                transposed.extend((ws, _every(graph.pulled(residuals, points, ws, create_graph=True))))
         ws, pulled = transposed
         tangents = [blocks.take(i, v) for i in range(len(blocks))]
-        return blocks.join(list(torch.autograd.grad(pulled, ws, tangents, retain_graph=True)))
+        return blocks.join(_every(graph.pulled(pulled, ws, tangents)))
 
     return out, Operator(
         mv,
@@ -144,7 +149,7 @@ class JacobianByComponent:
         # the same pass gives what the block contributes to the tensors' derivatives, for pull
         wanted = self._wanted(i)
         inputs = [*(self.points[j] for j in sources), *(self.theta[k] for k in wanted)]
-        found = torch.autograd.grad(self.values[i], inputs, u, retain_graph=True, allow_unused=True)
+        found = graph.pulled(self.values[i], inputs, u)
         self._pulled[i] = u, wanted, found[len(sources) :]
         return {j: g for j, g in zip(sources, found, strict=False) if g is not None}
 
@@ -161,7 +166,7 @@ class JacobianByComponent:
                 found = known[2]
             else:
                 inputs = [self.theta[k] for k in wanted]
-                found = torch.autograd.grad(self.values[i], inputs, part, retain_graph=True, allow_unused=True)
+                found = graph.pulled(self.values[i], inputs, part)
             for k, g in zip(wanted, found, strict=True):
                 if g is not None:
                     before = total[k]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat, seeded, tracers
+from implicitkit.foundation import compat, graph, seeded, tracers
 from implicitkit.foundation.errors import CapturedTensorError, ChangedFunctionError, ConvergenceError
 from implicitkit.foundation.operators import Operator, seem_alike
 from implicitkit.foundation.structured import WORTH, rows_by_structure
@@ -61,9 +61,7 @@ def vjp(function: Callable[..., Tensor], *primals: Tensor) -> tuple[Tensor, Call
         if not out.requires_grad:
             return tuple(torch.zeros_like(p) for p in points)
         with compat.own_graphs():
-            grads = torch.autograd.grad(
-                out, points, w, create_graph=torch.is_grad_enabled(), retain_graph=True, allow_unused=True
-            )
+            grads = graph.pulled(out, points, w, create_graph=torch.is_grad_enabled())
         return tuple(torch.zeros_like(p) if g is None else g for g, p in zip(grads, points, strict=True))
 
     return out, pullback
@@ -87,14 +85,8 @@ def jvp(function: Callable[..., Tensor], primals: Sequence[Tensor], tangents: Se
     if not pairs:
         return torch.zeros_like(out)
     with compat.own_graphs():
-        (result,) = torch.autograd.grad(
-            [r for r, _ in pairs],
-            w,
-            [t for _, t in pairs],
-            create_graph=torch.is_grad_enabled(),
-            retain_graph=True,
-            allow_unused=True,
-        )
+        rows, given = zip(*pairs, strict=True)
+        (result,) = graph.pulled(rows, (w,), given, create_graph=torch.is_grad_enabled())
     return torch.zeros_like(out) if result is None else result
 
 
@@ -210,7 +202,7 @@ def products(out: Tensor, point: Tensor) -> tuple[Callable[[Tensor], Tensor], Ca
         if not transposed:
             with torch.enable_grad(), compat.own_graphs():
                 w = torch.zeros_like(out, requires_grad=True)
-                (g,) = torch.autograd.grad(out, point, w, create_graph=True, allow_unused=True)
+                (g,) = graph.pulled(out, (point,), w, create_graph=True)
             transposed.extend((w, torch.zeros_like(point) if g is None else g))
         w, g = transposed
         return _grad(g, w, v) if g.requires_grad else torch.zeros_like(out)
@@ -271,7 +263,7 @@ def jacobian_of(out: Tensor, point: Tensor) -> Tensor:
     with torch.enable_grad():
         w = torch.zeros_like(out, requires_grad=True)
         by_rows = m <= 2 * n
-        (g,) = (None,) if by_rows else torch.autograd.grad(out, point, w, create_graph=True, allow_unused=True)
+        (g,) = (None,) if by_rows else graph.pulled(out, (point,), w, create_graph=True)
     if by_rows:
         found = _by_structure(out, point)
         return matrix(lambda e: _grad(out, point, e), m, z) if found is None else found
@@ -286,7 +278,7 @@ def _by_structure(out: Tensor, point: Tensor) -> Tensor | None:
 
 
 def _grad(out: Tensor, point: Tensor, cotangent: Tensor) -> Tensor:
-    (g,) = compat.pulled(out, (point,), cotangent)
+    (g,) = graph.pulled(out, (point,), cotangent)
     return torch.zeros_like(point) if g is None else g
 
 

@@ -14,7 +14,6 @@ import torch
 import torch._C._functorch as _functorch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.autograd.graph import _engine_run_backward
 from torch.nn.utils import parametrize
 from torch.utils import _pytree
 
@@ -41,7 +40,6 @@ __all__ = [
     "own_tangents",
     "physical",
     "plain_sample",
-    "pulled",
     "tensors_in",
     "tracked",
     "transforms_active",
@@ -324,25 +322,6 @@ def _without_hooks() -> Iterator[None]:
     finally:
         while suspended:
             torch._C._autograd._push_saved_tensors_default_hooks(*suspended.pop())
-
-
-# --- products with a Jacobian
-def pulled(
-    out: Tensor, points: Sequence[Tensor], cotangent: Tensor, *, retain_graph: bool = True
-) -> Sequence[Tensor | None]:
-    """``torch.autograd.grad(out, points, cotangent, retain_graph=retain_graph, allow_unused=True)``.
-
-    Where ``out`` and ``cotangent`` are plain tensors of one shape nothing is left to check of the arguments, which takes
-    torch a quarter of a small product.
-    """
-    points = tuple(points)
-    whole = out.shape == cotangent.shape and out.dtype == cotangent.dtype
-    if not whole or torch.overrides.has_torch_function((out, *points, cotangent)) or is_legacy_batched(cotangent):
-        return torch.autograd.grad(out, points, cotangent, retain_graph=retain_graph, allow_unused=True)
-    found: Sequence[Tensor | None] = _engine_run_backward(
-        (out,), (cotangent,), retain_graph, False, points, allow_unreachable=True, accumulate_grad=False
-    )
-    return found
 
 
 # --- forward-mode AD

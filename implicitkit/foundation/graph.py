@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 
+from implicitkit.foundation import compat
+
 __all__ = [
     "Edge",
     "age",
@@ -23,6 +25,7 @@ __all__ = [
     "is_leaf",
     "is_pointwise",
     "operation_of",
+    "pulled",
     "pulled_from",
     "saved",
     "shape_at",
@@ -78,6 +81,36 @@ def called(node: Any, given: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
     as that would be were it not expanded."""
     found = node(*(given.get(k) for k in range(len(node._input_metadata))))
     return found if isinstance(found, tuple) else (found,)
+
+
+def pulled(
+    out: Tensor | Sequence[Tensor],
+    points: Sequence[Tensor],
+    cotangent: Tensor | Sequence[Tensor],
+    *,
+    retain_graph: bool = True,
+    create_graph: bool = False,
+) -> Sequence[Tensor | None]:
+    """``sum_k (d out_k / d point)^T cotangent_k`` for every point; ``None`` for one that the graph does not lead to.
+
+    As ``torch.autograd.grad(out, points, cotangent, retain_graph=..., create_graph=..., allow_unused=True)``.  Where outputs
+    and cotangents are plain tensors of the same shapes nothing is left to check of the arguments, which takes torch a
+    quarter of a small product, and of the first in a process the 0.4 s that importing SymPy takes.
+    """
+    outs, ws = ((out,), (cotangent,)) if isinstance(out, Tensor) else (tuple(out), tuple(cotangent))
+    points = tuple(points)
+    whole = all(
+        o.shape == w.shape and o.dtype == w.dtype and not compat.is_legacy_batched(w)
+        for o, w in zip(outs, ws, strict=True)
+    )
+    if not whole or torch.overrides.has_torch_function((*outs, *points, *ws)):
+        return torch.autograd.grad(
+            outs, points, ws, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True
+        )
+    found: Sequence[Tensor | None] = _engine_run_backward(
+        outs, ws, retain_graph, create_graph, points, allow_unreachable=True, accumulate_grad=False
+    )
+    return found
 
 
 def pulled_from(edges: Sequence[Edge], point: Tensor, cotangents: Sequence[Tensor]) -> Tensor:

@@ -74,7 +74,7 @@ def _confirmed(J: Tensor, out: Tensor, point: Tensor, added: Tensor) -> bool:
     sizes = J.abs()
     largest = torch.maximum(sizes.amax(2), added)
     v = seeded.normal(*largest.shape, seed=0xD1A6).to(out) / torch.where(largest > 0, largest, 1)
-    (shown,) = compat.pulled(out, (point,), v)
+    (shown,) = graph.pulled(out, (point,), v)
     shown = torch.zeros_like(point) if shown is None else shown
     size = torch.bmm(v.abs().unsqueeze(1), sizes).squeeze(1)
     wrong = (shown - torch.bmm(v.unsqueeze(1), J).squeeze(1)).abs()

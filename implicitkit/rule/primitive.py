@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, compat, tracers
+from implicitkit.foundation import autodiff, compat, graph, tracers
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.operators import Operator
 from implicitkit.system import System
@@ -288,7 +288,7 @@ def _first_order(
     wanted = [leaves[i] for i in needed]
     if not out.requires_grad:
         return [None] * len(needed)
-    return compat.pulled(out, wanted, -u, retain_graph=False)
+    return graph.pulled(out, wanted, -u, retain_graph=False)
 
 
 def _pull_theta(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff
+from implicitkit.foundation import autodiff, graph
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.price import price_of_dense
 from implicitkit.linear.sparse_form import confirmed, confirmed_bordered, sparse_blocks
@@ -330,7 +330,7 @@ class Evaluations:
             if objective.requires_grad:
                 ones = torch.ones_like(objective)
                 kept = self._keeps
-                (g,) = torch.autograd.grad(objective, point["leaf"], ones, retain_graph=kept, allow_unused=True)
+                (g,) = graph.pulled(objective, (point["leaf"],), ones, retain_graph=kept)
             else:
                 g, kept = None, False
             if g is None:

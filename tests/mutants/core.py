@@ -111,8 +111,8 @@ MUTANTS = [
             "        with torch.no_grad():",
         ),
         (
-            "return compat.pulled(out, wanted, -u, retain_graph=False)",
-            "return compat.pulled(out, wanted, u, retain_graph=False)",
+            "return graph.pulled(out, wanted, -u, retain_graph=False)",
+            "return graph.pulled(out, wanted, u, retain_graph=False)",
         ),
         (
             "    u = request.solve_linear(A.T, g, True)\n    if A.structure",
