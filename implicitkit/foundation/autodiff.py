@@ -17,7 +17,7 @@ from torch import Tensor
 from implicitkit.foundation import compat, graph, seeded, tracers
 from implicitkit.foundation.errors import CapturedTensorError, ChangedFunctionError, ConvergenceError
 from implicitkit.foundation.operators import Operator, seem_alike
-from implicitkit.foundation.structured import WORTH, rows_by_structure
+from implicitkit.foundation.structured import WORTH, rows_by_structure, side_by_side
 from implicitkit.foundation.wording import COMPILED_ONCE
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
     "vjp",
 ]
 
-_DENSE_CHUNK = 1 << 24  # numbers held at once while a dense Jacobian is formed
+_HELD = 1 << 24  # numbers held at once while a dense Jacobian is formed, beside its own
 _ALIKE = 64.0  # units of rounding that products with matrices which are the same may differ by
 _SHORT, _SLOWER = 8, 4  # numbers in a row below which an operation takes as many times longer for each
 
@@ -274,7 +274,7 @@ def jacobian_of(out: Tensor, point: Tensor) -> Tensor:
 
 def _by_structure(out: Tensor, point: Tensor) -> Tensor | None:
     """What :func:`matrix` gives, with fewer products; ``None`` where that does not go, or they are cheap."""
-    return rows_by_structure(out, point, _DENSE_CHUNK) if point.numel() * out.shape[1] ** 2 >= WORTH else None
+    return rows_by_structure(out, point, _HELD) if point.numel() * out.shape[1] ** 2 >= WORTH else None
 
 
 def _grad(out: Tensor, point: Tensor, cotangent: Tensor) -> Tensor:
@@ -287,9 +287,9 @@ def matrix(product: Callable[[Tensor], Tensor], rows: int, like: Tensor) -> Tens
     batch, n = like.shape
     eye = torch.eye(rows, dtype=like.dtype, device=like.device).unsqueeze(1)
     if rows > 4:
-        chunk = max(1, _DENSE_CHUNK // max(1, batch * max(rows, n)))
+        some = side_by_side(like, batch * max(rows, n))
         try:
-            parts = [torch.func.vmap(product)(e.expand(-1, batch, -1)) for e in eye.split(chunk)]
+            parts = [torch.func.vmap(product)(e.expand(-1, batch, -1)) for e in eye.split(some)]
             return torch.cat(parts).transpose(0, 1)
         except RuntimeError:  # an operation without a batching rule: row by row
             pass
@@ -309,9 +309,9 @@ def one_for_all(product: Callable[[Tensor], Tensor], rows: int, like: Tensor) ->
     batch, n = like.shape
     count = -(-rows // batch)
     eye = torch.eye(count * batch, rows, dtype=like.dtype, device=like.device).view(count, batch, rows)
-    chunk = max(1, _DENSE_CHUNK // max(1, batch * max(rows, n)))
+    some = side_by_side(like, batch * max(rows, n))
     try:
-        parts = [torch.func.vmap(product)(e) for e in eye.split(chunk)]
+        parts = [torch.func.vmap(product)(e) for e in eye.split(some)]
     except RuntimeError:  # an operation without a batching rule
         parts = [torch.stack([product(e) for e in eye])]
     found = torch.cat(parts).flatten(0, 1)[:rows]

@@ -36,12 +36,19 @@ from implicitkit.foundation import compat, graph, seeded
 from implicitkit.foundation.graph import Edge
 from implicitkit.foundation.structured_rules import Diagonal, Unusual, through, through_full
 
-__all__ = ["WORTH", "rows_by_structure"]
+__all__ = ["WORTH", "rows_by_structure", "side_by_side"]
 
 WORTH = 1 << 22  # multiplications of the products, all samples and rows, below which these cost no more
 _NODES = 4000  # of a graph that is gone through, at most
 _UNITS = 64.0  # of rounding that a product may differ by
 _DTYPES = (torch.float32, torch.float64)
+_CHUNK, _CHUNK_ELSEWHERE = 1 << 20, 1 << 24  # numbers in one batch of products, on a CPU and on what needs more at once
+
+
+def side_by_side(like: Tensor, numbers: int) -> int:
+    """How many products of so many ``numbers`` each are best made at once: with fewer the calls cost, with more every
+    operation goes through memory that is neither in a cache nor at hand (two to three times as long on a CPU)."""
+    return max(1, (_CHUNK if like.device.type == "cpu" else _CHUNK_ELSEWHERE) // max(1, numbers))
 
 
 def rows_by_structure(out: Tensor, point: Tensor, most: int) -> Tensor | None:
@@ -237,8 +244,8 @@ class _Backwards:
         def product(*cotangents: Tensor) -> Tensor:
             return graph.pulled_from(list(self._full), self.point, cotangents)
 
-        chunk = max(1, self.most // max(1, len(self.point) * max(self.rows, self.point.shape[1])))
-        pieces = zip(*(t.split(chunk) for t in self._full.values()), strict=True)
+        some = side_by_side(self.point, len(self.point) * max(self.rows, self.point.shape[1]))
+        pieces = zip(*(t.split(some) for t in self._full.values()), strict=True)
         parts = [torch.func.vmap(product)(*piece) for piece in pieces]
         rest = parts[0] if len(parts) == 1 else torch.cat(parts)
         return rest if found is None else rest + found

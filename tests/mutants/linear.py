@@ -16,6 +16,21 @@ def _of(words: str) -> str:
 
 MUTANTS = [
     *mutants(
+        "implicitkit/foundation/structured.py",
+        "tests/linear/test_side_by_side.py",
+        ('_CHUNK if like.device.type == "cpu" else _CHUNK_ELSEWHERE', "_CHUNK_ELSEWHERE"),
+        ("t.split(some) for t in", "t.split(self.rows) for t in"),
+    ),
+    *mutants(
+        "implicitkit/foundation/autodiff.py",
+        "tests/linear/test_side_by_side.py",
+        (
+            "for e in eye.split(some)]\n        return torch.cat(parts).transpose",
+            "for e in eye.split(rows)]\n        return torch.cat(parts).transpose",
+        ),
+        ("for e in eye.split(some)]\n    except", "for e in eye.split(count)]\n    except"),
+    ),
+    *mutants(
         "implicitkit/solver/root/frugal.py",
         "tests/linear/test_one_matrix.py -k newton_steps",
         ("is None and A.alike()", "is None and False"),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 from implicitkit.diagnostics import degeneracy
-from implicitkit.foundation import autodiff
+from implicitkit.foundation import autodiff, structured
 from implicitkit.foundation.operators import Operator, minus, preconditioned, shifted
 from implicitkit.lifting.reach import reachable_modules
 from implicitkit.linear import GMRES, LSMR, LU, BiCGStab
@@ -119,7 +119,7 @@ class _NoRule(torch.autograd.Function):
 @pytest.mark.parametrize("chunk", [1 << 24, 40], ids=["one chunk", "chunks"])
 @pytest.mark.parametrize(("n", "m"), [(2, 9), (3, 3), (7, 4), (6, 13)], ids=str)
 def test_jacobian_by_rows_and_by_columns(n: int, m: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autodiff, "_DENSE_CHUNK", chunk)
+    monkeypatch.setattr(structured, "_CHUNK", chunk)
     M = seeded(m, n)
     z = seeded(3, n, seed=1)
     got = autodiff.jacobian(lambda y: torch.sin(y @ M.mT) * y.sum(1, keepdim=True), z)
