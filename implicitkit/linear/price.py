@@ -7,6 +7,7 @@ problem: Karlin, Manasse, Rudolph & Sleator 1988, Algorithmica 3), and far less 
 that they would be too many.
 
 Everything is counted in numbers that a product touches, one for each unknown of each sample and :data:`CALL` for the call.
+Sparse factors cost so many products, dense ones so many steps of GMRES, which are dearer.
 The figures are this library's own, measured (``benchmarks/bench_regret.py``) with functions of a few operations, which is
 when products are cheapest.
 """
@@ -29,11 +30,16 @@ _SEPARATOR = 0.12  # for the cube of a separator in space, and those below it, .
 _DENSE_SEPARATOR = 0.016  # ... and of one alone
 _LAYERED = 10.0  # for the square of the unknowns: the cube of how far a grid in space reaches, at most (periodic: 8)
 _UNSURE = 4.0  # times what factors cost at least, where they may fill
-_SIDE = 0.4  # of a product beside hundreds of others, ...
+_SIDE, _SIDE_FIT = (
+    1.0,
+    0.4,
+)  # for a number of a product beside hundreds of others (of residuals, that of the state), ...
 _SIDE_WEIGHT = 0.001  # ... by which parameters are used again
-_DENSE = 0.02  # for each of ``n^3``, ...
+_DENSE = 0.014  # for each of ``n^3``, ...
 _BLOCKED = 100.0  # ... half of that for so many unknowns, and in proportion less for more
 _SMALL = 150.0  # for one dense matrix beside these
+_KRYLOV = 10_000.0  # of GMRES beside the product: the calls of one step, and so many times the numbers of the state
+_BASIS = 1.0
 _EACH = 2000.0  # and for a sparse one
 _STEP, _VECTORS = 3200.0, 0.3  # of conjugate gradients on normal equations: one, and for each number of the state
 _NODE, _TOUCHED, _PLACED = 300.0, 0.025, 0.4  # for each node of a graph, number in it, and one at a place of an index
@@ -93,14 +99,20 @@ def price_of(
 
 
 def price_of_dense(batch: int, size: int, weight: int = 0, alike: int = 1, wide: float = 0.0) -> Price:
-    """Of ``batch`` dense matrices; ``weight``: numbers that one product touches beside the state, a sample; ``alike``:
-    samples that have one matrix, each of which shows another row of it; ``wide``: numbers that a product of all samples
-    goes through beyond as many as the state has at each node of the graph, side by side no cheaper than one by one."""
+    """Of ``batch`` dense matrices, in steps of GMRES: to orthogonalise costs these as much as the product, and where
+    there are few numbers more.
+
+    Args:
+        weight: numbers that one product touches beside the state, a sample. alike: samples that have one matrix, each of
+            which shows another row of it. wide: numbers that a product of all samples goes through beyond as many as the
+            state has at each node of the graph, side by side no cheaper than one by one.
+    """
     numbers, touched = batch * size, batch * weight
     each = _SIDE * numbers + _SIDE_WEIGHT * touched + _TOUCHED * wide
     found = 2 * CALL + math.ceil(size / alike) * each
     factored = batch / alike * (_SMALL + _DENSE * size**3 / (1 + size / _BLOCKED))
-    return Price(size, (found + factored) / (CALL + numbers + _WEIGHT * touched + _TOUCHED * wide))
+    product = CALL + numbers + _WEIGHT * touched + _TOUCHED * wide
+    return Price(size, (found + factored) / (product + _KRYLOV + _BASIS * numbers))
 
 
 class Work(NamedTuple):
@@ -128,7 +140,7 @@ def price_of_dense_fit(batch: int, rows: int, size: int, work: Work, singular: b
     """Of ``batch`` dense Jacobians ``(rows, size)`` of residuals and the factors of their normal equations (``singular``:
     their singular values as well), in steps of conjugate gradients."""
     side = min(rows, 2 * size)
-    found = 2 * CALL + side * max(_SIDE * batch * size + _SIDE_WEIGHT * work.weight, work.touched)
+    found = 2 * CALL + side * max(_SIDE_FIT * batch * size + _SIDE_WEIGHT * work.weight, work.touched)
     mults = rows * size**2 / (1 + size / _BLOCKED)
     factored = batch * (_SMALL + _GRAM * mults + (_SINGULAR_SMALL + _SINGULAR * mults if singular else 0))
     return (found + factored) / product_of_fit(batch, size, work)

@@ -24,10 +24,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/foundation/autodiff.py",
         "tests/linear/test_side_by_side.py",
-        (
-            "for e in eye.split(some)]\n        return torch.cat(parts).transpose",
-            "for e in eye.split(rows)]\n        return torch.cat(parts).transpose",
-        ),
+        ("batch, -1)) for e in eye.split(some)]", "batch, -1)) for e in eye.split(rows)]"),
         ("for e in eye.split(some)]\n    except", "for e in eye.split(count)]\n    except"),
     ),
     *mutants(
@@ -203,7 +200,7 @@ MUTANTS = [
         "implicitkit/linear/price.py",
         "tests/linear/test_frugal.py -k many_rows",
         ("_SIDE_WEIGHT * touched + _TOUCHED * wide", "_SIDE_WEIGHT * touched"),
-        ("_WEIGHT * touched + _TOUCHED * wide))", "_WEIGHT * touched))"),
+        ("numbers + _WEIGHT * touched + _TOUCHED * wide", "numbers + _WEIGHT * touched"),
     ),
     *mutants(
         "implicitkit/linear/frugal.py",

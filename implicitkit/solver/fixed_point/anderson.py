@@ -23,8 +23,9 @@ _WIDE = 64  # unknowns from which on the samples of a batch decide together whet
 _LITTLE = 0.75  # what a mixing leaves of a residual, or more, where plain steps are as good ...
 _FAST = 0.8  # ... as long as three of them leave so much at most ...
 _MOST = 0.75  # ... for so many of the samples at work
-_SWIFT = 0.35  # what plain steps leave of every residual, at most, before there is anything to mix ...
+_SWIFT = 0.35  # what plain steps leave of a residual, two in the mean, before there is anything to mix ...
 _SLOWER = 1.2  # ... while the second leaves so much more than the first, at most
+_FEW = 12  # unknowns below which a few differences span them, and are mixed in any case
 _NEAR, _HALF = 2.0, 0.5  # times the tolerance: what residuals of so many are not to fall below in steps not looked at
 
 
@@ -48,9 +49,11 @@ class Anderson(Method):
     the least squares say so: where a mixing leaves more than three quarters of the residual of three quarters of the
     samples, plain steps follow for as long as three of them take a fifth of it away (from 64 unknowns on, unless ``period``
     is given).  That is decided for the whole batch: beside other samples a sample may take another way to the tolerance;
-    with ``period=3`` it takes its own.  Nor is anything mixed while every plain step from the first one on leaves little
-    more than a third of every residual, and the second no more than the first: that would mean a spectrum on which
-    combinations of steps do better, as on real ones (``|J r|^2 = |r| |J^2 r|`` where it fills a disk evenly).
+    with ``period=3`` it takes its own.  Nor is a sample of 12 unknowns or more mixed while plain steps from the first one
+    on leave little more than a third of its residual, two in the mean: combinations of them save a third of the evaluations
+    at most, and cost as much as small maps.  From 64 unknowns on, all samples are or none, and the second step shall leave
+    no more than the first: that would mean a spectrum on which combinations do better, as on real ones (``|J r|^2 = |r|
+    |J^2 r|`` where it fills a disk evenly).
 
     A sample that does badly forgets its memory and takes a plain step from its best point
     (:mod:`~implicitkit.solver.steps.restarts`), so that where that step contracts the method cannot do worse than Picard
@@ -98,7 +101,7 @@ class Anderson(Method):
         )
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
-        swift = self.period is None and z.shape[1] >= _WIDE
+        swift = self.period is None and z.shape[1] >= _FEW
         return {
             **(_NOTHING if swift else _memory(z, self.memory)),
             "last": None,  # r and w of the step before
@@ -107,6 +110,7 @@ class Anderson(Method):
             "new": 0,  # rows of the history that the Gram matrix does not know yet
             "eager": None,  # samples that mix in every step
             "path": () if swift else None,  # while all take plain steps from the first one on: the last of them
+            "swift": None,  # samples that still do, when others do not, and |r| of the step before
             "plain": None,  # while all take plain steps only: |r| at the last look, and the steps since then
             "guard": {},
         }
@@ -119,12 +123,15 @@ class Anderson(Method):
             if state["plain"] is not None:
                 return self._onwards(f, mixed, state), state
             k, state = 0, state | _memory(z, m)
-        path = state["path"]
+        path, swift = state["path"], state["swift"]
         if path is not None:
-            if _swift(f, path):
-                return mixed, state | {"path": (*path, (r, mixed, f.norm))[-m:]}
-            state = state | _recalled(path, m)
-            k = state["since"]
+            swift = _swift(f, path, k)
+            if swift is None or bool(swift.all()) or bool((swift | ~f.active).all()):
+                return mixed, state | {"path": (*path, (r, mixed, f.norm))[-max(m, 2) :], "since": k + 1}
+            state = state | _recalled(path, m, k)
+        elif swift is not None:
+            swift = swift[0] & (f.norm <= _SWIFT**2 * swift[1])
+        swift = swift if swift is not None and z.shape[1] < _WIDE and maybe_any(swift) else None
         history = state["history"]
         if self.restart is not None and k >= self.restart:
             k = 0
@@ -140,6 +147,7 @@ class Anderson(Method):
             eager = forget if eager is None else eager | forget
         before = state["last"]
         state = state | {"since": k + 1, "last": (r, mixed), "new": new, "eager": eager, "guard": guard}
+        state["swift"] = None if swift is None else (swift, _size(before, f))
         due = k % (self.period or min(_PERIOD, max(1, z.shape[1] // 4))) == 0
         if k == 0:
             return self._onwards(f, return_to_best(f, mixed, guard), state), state
@@ -158,6 +166,8 @@ class Anderson(Method):
             gamma = gamma.to(z.dtype)
         if not due and eager is not None:
             gamma = gamma.masked_fill(~eager.view(-1, 1, 1), 0)
+        if swift is not None:
+            gamma = gamma.masked_fill(swift.view(-1, 1, 1), 0)
         dW = history[:, : gamma.shape[1], z.shape[1] :]
         z_next = torch.baddbmm(mixed.unsqueeze(1), gamma.mT, dW, alpha=-1).squeeze(1)
         z_next = return_to_best(f, z_next, guard)
@@ -254,26 +264,27 @@ def _most(f: Evaluations, which: Tensor, share: float = _MOST) -> bool:
 Path = tuple[tuple[Tensor, Tensor, Tensor], ...]  # r, w and |r| of some steps
 
 
-def _swift(f: Evaluations, path: Path) -> bool:
-    """Do plain steps, and only plain steps so far, lower every residual fast, and as fast as at first?"""
-    if not path:
-        return True
-    before = path[-1][2]
-    fast = f.norm <= _SWIFT * before
-    if not (bool(fast.all()) or bool(fast.logical_or_(~f.active).all())):
-        return False
-    return len(path) != 2 or _most(f, f.norm * path[0][2] <= _SLOWER * before.square())
+def _swift(f: Evaluations, path: Path, count: int) -> Tensor | None:
+    """Where ``count`` plain steps, and only plain steps so far, lower the residual fast, ``(batch,)``, and for most samples
+    of many unknowns as fast as at first; ``None`` before the second."""
+    if len(path) < 2:
+        return None
+    last, before = path[-1][0], path[-1][2]
+    fast = f.norm <= _SWIFT**2 * path[-2][2]
+    if count != 2 or last.shape[1] < _WIDE or _most(f, f.norm * path[0][2] <= _SLOWER * before.square()):
+        return fast
+    return torch.zeros_like(fast)
 
 
-def _recalled(path: Path, memory: int) -> dict[str, Any]:
-    """What the state would be if the steps of a path had been remembered from the first one on."""
+def _recalled(path: Path, memory: int, count: int) -> dict[str, Any]:
+    """What the state would be if the last of ``count`` steps, a path, had been remembered."""
     r, mixed, _ = path[-1]
     state = _memory(r, memory)
-    for j, (old, new) in enumerate(itertools.pairwise(path)):
-        _remember(state["history"][:, j], new[:2], old[:2])
-    count = len(path)
-    mark = path[-((count - 1) % _PERIOD + 1)][2]
-    return {**state, "last": (r, mixed), "mark": mark, "since": count, "new": count - 1, "path": None}
+    for j, (old, new) in enumerate(itertools.pairwise(path), count - len(path)):
+        _remember(state["history"][:, j % memory], new[:2], old[:2])
+    mark = path[-min(len(path), (count - 1) % _PERIOD + 1)][2]
+    kept = {"last": (r, mixed), "mark": mark, "since": count, "new": len(path) - 1, "path": None}
+    return {**state, **kept, "guard": {"step": count}}
 
 
 def _still_plain(f: Evaluations, before: Tensor, since: int) -> tuple[Tensor, int] | None:

@@ -27,6 +27,7 @@ _DENSE = 1024  # unknowns a sample up to which continuation, which factors Jacob
 
 _FEWEST = 50  # steps of continuation, below which it hardly arrives
 _NEWTON_STEPS = 40  # of Newton's method, which its horizon hardly allows
+_GMRES = 2.0  # evaluations that a step of GMRES costs, in which factors are priced
 
 _LEFT_OUT = (
     "Members of the relay that factor Jacobians were left out, as too dear for this size: "
@@ -129,7 +130,7 @@ class Relay(Polyalgorithm):
             return replace(stage, solver=_with(solver, replace(method, inner_steps=products)), options=())
         if not isinstance(method, Continuation):
             return stage
-        steps = int(self.work / (1 + f.price_of_dense(z)))  # one evaluation, and the factors
+        steps = int(self.work / (1 + _GMRES * f.price_of_dense(z)))  # one evaluation, and the factors
         if steps < _FEWEST:
             return None
         return replace(stage, max_steps=steps if stage.max_steps is None else min(steps, stage.max_steps))
