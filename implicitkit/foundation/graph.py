@@ -145,9 +145,9 @@ def between_passes(run: Callable[[], T]) -> T:
     found: list[T] = []
     with torch.enable_grad():
         start = torch.zeros((), device="cpu", requires_grad=True)
-        end = start.view(1)
+        end = start.view(())
     end.register_hook(lambda _: found.append(run()))
-    end.backward(torch.ones_like(end))  # of everything, and so everything is wanted
+    end.backward()  # of everything, and so everything is wanted
     return found[0]
 
 

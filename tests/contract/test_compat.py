@@ -803,6 +803,9 @@ for verb, f in (
     (ik.argmin, lambda z, x: ((z - x) ** 2).sum()), (ik.least_squares, lambda z, x: torch.cat([z - x, 0.1 * z**2])),
 ):
     torch.autograd.grad(verb(f, torch.zeros(2), (x,)).value.sum(), x)
+W = torch.randn(200, 200) / 40
+dense = ik.root(lambda z, x: z**3 + z + torch.tanh(z) @ W - x.sum(), torch.zeros(200), (x,), solver="newton_krylov")
+torch.autograd.grad(dense.value.sum(), x)
 print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)

@@ -228,7 +228,7 @@ MUTANTS = [
         ("factored = CALL + _BAND * matrices * size * band", "factored = CALL + _BAND * matrices * size * band**2"),
         ("_SEPARATOR = 0.12", "_SEPARATOR = 0.016"),
         ("min(reach**3, size**2)", "4 * reach**3"),
-        ("(CALL + numbers + _WEIGHT * touched + _TOU", "(CALL + numbers + _TOU"),
+        ("CALL + numbers + _WEIGHT * touched + _TOU", "CALL + numbers + _TOU"),
     ),
     *mutants(
         "implicitkit/linear/contraction.py",
