@@ -711,4 +711,23 @@ MUTANTS = [
         "tests/solver/test_robust_fits.py -k outliers",
         ("entries = ready.with_rows(entries, weights", "entries = ready.with_rows(entries, 0 * weights"),
     ),
+    *mutants(
+        "implicitkit/solver/qp/bounds.py",
+        "tests/solver/test_bounded_programs.py",
+        ("order = mine[torch.argsort(sign * place[mine], descending=True)]", "order = mine"),
+        ("down = (mu < 0) & (below | held)", "down = (mu < 0) & below"),
+        ("up = ~down & ((mu > 0) & above | held |", "up = ~down & ((mu > 0) & above |"),
+        ("lam[rows] = mu[columns] / G[rows, columns]", "lam[rows] = mu[columns]"),
+        ("-(q + P @ z).index_select(0, f)", "-q.index_select(0, f)"),
+        ("A_f @ x[:, 0] + A @ z - b", "A_f @ x[:, 0] - b"),
+        ("bool((data.G.count_nonzero(2) == 1).all())", "bool((data.G.count_nonzero(2) <= 1).all())"),
+        ("bool((data.G.count_nonzero(2) == 1).all())", "True"),
+        ("all(bool(t.isfinite().all()) for t in part[:5])", "True"),
+    ),
+    *mutants(
+        "implicitkit/solver/qp/builtin.py",
+        "tests/solver/test_bounded_programs.py",
+        ("_MANY = 150", "_MANY = 1500"),
+        ("rest = solve(data.rows(left))", "return point"),
+    ),
 ]
