@@ -465,7 +465,6 @@ MUTANTS = [
         "tests/solver/test_settled.py",
         ("torch.where(F.abs() <= self._floor(), 0, F)", "F"),
         ("for known in (self._healthy, self._held):", "for known in (self._healthy,):"),
-        ("if held is not None and bool(held.all()):", "if False:"),
         ("unknown = open_ & ~self._is_settled(z)", "unknown = open_"),
         ("unknown = open_ & ~self._is_settled(z)", "unknown = open_ & False"),
     ),

@@ -40,7 +40,7 @@ def program(name: str, seed: int = 0, n: int = N) -> QPData:
     if name == "held":  # some bounds are equal, with forces to both sides
         h = torch.cat([h[:n], torch.where(torch.arange(n) % 4 == 0, -h[:n], h[n:])])
     if name == "twice":  # the tighter bound counts
-        G, h = torch.cat([-eye, eye, -2 * eye]), torch.cat([room, room, room])
+        G, h = torch.cat([-2 * eye, eye, -eye]), torch.cat([room, room, room])
     if name == "some absent":
         h = torch.where(torch.arange(n) % 3 == 0, torch.inf, h)
     if name == "two sums":
@@ -76,14 +76,15 @@ def spoilt(how: str) -> QPData:
         return data._replace(P=P - 3 * torch.eye(N, dtype=F64))
     if how == "not strictly convex":
         return data._replace(P=torch.zeros_like(P))
-    if how == "no number":
-        return data._replace(q=torch.where(torch.arange(N) == 3, torch.nan, q))
+    if how.startswith("no number"):
+        part = how[-1]
+        return data._replace(**{part: torch.where(getattr(data, part) != 0, torch.nan, getattr(data, part))})
     if how == "empty":
         return data._replace(b=-b)
     return data._replace(A=torch.zeros_like(A))
 
 
-SPOILT = ("not convex", "not strictly convex", "no number", "empty", "no equation")
+SPOILT = ("not convex", "not strictly convex", *("no number in " + part for part in "PqAbG"), "empty", "no equation")
 
 
 @pytest.mark.parametrize("how", SPOILT)

@@ -91,7 +91,7 @@ HELD: dict[str, tuple[Callable[[Tensor], Tensor], float, float, bool]] = {
     "a zero, by factors of a point far steeper": (lambda z: z**2 - 9, 3.0, 6e3, True),
     "a zero, not met yet": (lambda z: z**2 - 9, 3.0 + 1e-8, 6.0, False),
     "a zero at infinity": (lambda z: torch.exp(-z), 700.0, -9.9e-305, False),
-    "a zero at infinity, by factors of a point before": (lambda z: torch.exp(-z), 40.0, -0.1, False),
+    "a zero at infinity, by factors of a point before": (lambda z: torch.exp(-z), 40.0, -4e-8, False),
     "a zero at infinity, by factors not so far": (lambda z: torch.exp(-z), 40.0, -1e-12, False),
     "underflow": (lambda z: torch.exp(-z), 800.0, -1e-3, False),
     "no equation": (lambda z: 0 * z, 3.0, 0.0, False),
@@ -109,6 +109,14 @@ def test_what_factors_of_a_point_however_far_say(name: str) -> None:
     assert bool(still_holds(beside, z, torch.ones(1, dtype=torch.bool), known)[0, 1]) is held
     assert not bool(still_holds(beside, z, torch.zeros(1, dtype=torch.bool), known)[0, 1])
     known.factor.ok[0] = False
+    assert not bool(still_holds(beside, z, torch.ones(1, dtype=torch.bool), known)[0, 1])
+
+
+def test_an_equation_that_factors_do_not_say_to_change_says_nothing() -> None:
+    z = torch.full((1, N), 10.0, dtype=F64)
+    known = Factors(torch.where(torch.arange(N) == 3, 0.0, 0.2).unsqueeze(0).to(F64))
+    known.solve = lambda b: torch.zeros_like(b)  # type: ignore[method-assign]
+    beside: Any = Beside(lambda y: torch.where(torch.arange(N) == 3, 0.0, (y / 10) ** 2 - 1))
     assert not bool(still_holds(beside, z, torch.ones(1, dtype=torch.bool), known)[0, 1])
 
 

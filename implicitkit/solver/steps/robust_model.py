@@ -36,5 +36,5 @@ def next_share(share: Tensor, ratio: Tensor, at_once: Tensor) -> Tensor:
     Args:
         ratio: what the last step kept of its promise. at_once: was it the first that was tried?
     """
-    less = torch.where(at_once & (ratio > _KEPT), share / _TIMES, share)
+    less = torch.where(ratio > _KEPT, share / _TIMES, share)
     return torch.where(~at_once | (ratio < _POOR), share * _TIMES, less).clamp(_LEAST, 1)
