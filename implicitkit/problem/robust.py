@@ -42,7 +42,6 @@ from implicitkit.foundation.wording import kind_of
 __all__ = ["LOSSES", "Robust"]
 
 _SMALL = 1e-4  # below which w is taken from its series
-_FAR = 80.0  # log(1 + s) of outliers that overflow in lower precisions
 
 
 def _linear(s: Tensor) -> Tensor:
@@ -91,8 +90,7 @@ def _soft_l1_curvature(q: Tensor, share: Tensor) -> Tensor:
 
 def _cauchy_curvature(q: Tensor, share: Tensor) -> Tensor:
     over = torch.where(q > _SMALL, q / torch.expm1(q.clamp_min(_SMALL)), 1 - q / 2)
-    inside = torch.maximum(1 - torch.expm1(q), share * torch.exp(q))
-    return torch.where(q < _FAR, inside * over, share * q)
+    return torch.maximum(1 - torch.expm1(q), share * torch.exp(q)) * over
 
 
 def _arctan_curvature(q: Tensor, share: Tensor) -> Tensor:

@@ -702,7 +702,6 @@ MUTANTS = [
         ("torch.maximum(1 / u, share * u) * 2 / (u + 1)", "share * u * 2 / (u + 1)"),
         ("torch.maximum(1 - torch.expm1(q), share * torch.exp(q))", "1 - torch.expm1(q)"),
         ("torch.maximum(1 - 4 * torch.sin(q).square(), share) * over", "share * over"),
-        ("torch.where(q < _FAR, inside * over, share * q)", "inside * over"),
         (".clamp_min(torch.finfo(q.dtype).eps)", ""),
         ("(scale.numel() != 1 or compat.is_wrapped(scale))", "False"),
     ),

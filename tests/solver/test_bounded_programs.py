@@ -71,7 +71,7 @@ def test_the_solution_is_that_of_the_interior_point(name: str, seed: int) -> Non
 def spoilt(how: str) -> QPData:
     """A program that these sets have no solution of."""
     data = program("portfolio")
-    P, q, A, b = data[:4]
+    P, A, b = data.P, data.A, data.b
     if how == "not convex":
         return data._replace(P=P - 3 * torch.eye(N, dtype=F64))
     if how == "not strictly convex":
