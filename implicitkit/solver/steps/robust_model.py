@@ -5,7 +5,7 @@ r"""Which model of a robust loss a least-squares method steps by (:mod:`implicit
 ``\theta`` (the share of reweighted least squares) begins at 1, and a tenth of it is tried after a step that was taken at
 once and kept three quarters of its promise; after one that was refused at first, or kept less than a quarter, it is ten
 times that.  It stays above 1e-4: so much of an outlier's own direction is left that the model is definite where no other
-residual is, and costs no more than a ten-thousandth in the rate of convergence.
+residual is.
 
 In terms of ``\sqrt{k_i} R_i`` and ``r_i / \sqrt{k_i}`` it is a sum of squares like any other.
 """
