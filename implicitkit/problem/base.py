@@ -274,6 +274,11 @@ class Problem(Configured):
         """The vector ``r`` of which half the squared norm is minimised, ``(batch, m)``: for equations, ``F``."""
         return self.flat_residual(kernel, z)
 
+    def flat_curvature(self, r: Tensor, share: Tensor) -> Tensor | None:
+        """Weights of the squares in the quadratic term of a method's model, ``(batch, m)``, where Gauss and Newton's, all
+        one, are not the best (:mod:`implicitkit.problem.robust`); ``None``: they are."""
+        return None
+
     def flat_objective(self, kernel: Kernel, z: Tensor) -> Tensor:
         """What a minimiser minimises, ``(batch,)``: for equations, ``|F|^2 / 2``."""
         return 0.5 * self.flat_residuals(kernel, z).square().sum(1)

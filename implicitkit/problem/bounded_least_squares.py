@@ -17,6 +17,7 @@ from torch import Tensor
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.base import Kernel
 from implicitkit.problem.constrained import ConstrainedMinimisation
+from implicitkit.problem.robust import Robust
 
 __all__ = ["BoundedLeastSquares"]
 
@@ -70,3 +71,7 @@ class BoundedLeastSquares(ConstrainedMinimisation):
     def flat_residuals(self, kernel: Kernel, z: Tensor) -> Tensor:
         """``r``, ``(batch, m)``."""
         return kernel(torch.cat([z, z.new_zeros(len(z), 2)], 1))
+
+    def flat_curvature(self, r: Tensor, share: Tensor) -> Tensor | None:
+        """Of a robust loss (:meth:`~implicitkit.problem.robust.Robust.curvature`)."""
+        return self.residuals.curvature(r, share) if isinstance(self.residuals, Robust) else None

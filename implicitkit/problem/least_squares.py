@@ -96,6 +96,11 @@ class LeastSquares(Problem):
         function = self._value_of(self.residuals)
         return function if self.loss == "linear" else Robust(function, self.loss, self.f_scale)
 
+    @property
+    def loss_is_modelled(self) -> bool:
+        """Do methods see the curvature of the loss?"""
+        return self.loss == "linear" or Robust(self.residuals, self.loss, self.f_scale).is_modelled
+
     def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated | None:
         if self.bounds is not None and any(isinstance(bound, (list, tuple)) for bound in self.bounds):
             bounds = tuple(trees.from_numbers(bound, z0) for bound in self.bounds)
@@ -137,6 +142,9 @@ class LeastSquares(Problem):
 
     def flat_residuals(self, kernel: Kernel, z: Tensor) -> Tensor:
         return kernel(z)
+
+    def flat_curvature(self, r: Tensor, share: Tensor) -> Tensor | None:
+        return None if self.loss == "linear" else Robust(self.residuals, self.loss, self.f_scale).curvature(r, share)
 
 
 class HalfSquaredNorm:

@@ -14,8 +14,18 @@ loss            ``\rho(s)``                    ``w(s)``, without cancellation
 ``arctan``      ``\arctan s``                  ``\arctan(s) / s``
 ==============  =============================  ==========================================
 
-Source: Triggs, McLauchlan, Hartley & Fitzgibbon (2000), "Bundle adjustment", section 3.3; the losses and their names are
-those of ``scipy.optimize.least_squares``.
+The models of the methods (:meth:`Robust.curvature`).  Gauss and Newton's ``\tilde R^T \tilde R`` is a poor one: an outlier
+has the weight ``f_s / (2 |r|)`` in it under ``huber``, half of what leads to its minimum, so that from far off steps are
+twice too long, and near the solution, where it has no curvature at all, too short.  Two others have the gradient, too:
+
+    \rho'(s)                        that of reweighted least squares: it lies above the loss, and steps from far off lower it
+    \rho'(s) + 2 s \rho''(s)        the second derivative of the loss: it is zero and less for outliers, exact in the end
+
+The larger of the second and ``\theta`` times the first is taken, with ``\theta`` from 1 down while steps keep their promise.
+
+Source: Triggs, McLauchlan, Hartley & Fitzgibbon (2000), "Bundle adjustment", sections 3.3 and
+4.3 (the second model); Holland & Welsch (1977), Comm. Statist. A6 (the first); the losses and their names are those of
+``scipy.optimize.least_squares``.  Which of the two, by ``\theta``: this library's, measured.
 """
 
 from __future__ import annotations
@@ -26,7 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import trees
+from implicitkit.foundation import compat, trees
 from implicitkit.foundation.wording import kind_of
 
 __all__ = ["LOSSES", "Robust"]
@@ -69,6 +79,35 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
 """``w(s) = rho(s) / s`` of each loss by name."""
 
 
+def _huber_curvature(q: Tensor, share: Tensor) -> Tensor:
+    return torch.where(q > 1, share * (2 * q / (q + 1)), 1)
+
+
+def _soft_l1_curvature(q: Tensor, share: Tensor) -> Tensor:
+    u = 1 + q / 2
+    return torch.maximum(1 / u, share * u) * 2 / (u + 1)
+
+
+def _cauchy_curvature(q: Tensor, share: Tensor) -> Tensor:
+    over = torch.where(q > _SMALL, q / torch.expm1(q.clamp_min(_SMALL)), 1 - q / 2)
+    return torch.maximum(1 - torch.expm1(q), share * torch.exp(q)) * over
+
+
+def _arctan_curvature(q: Tensor, share: Tensor) -> Tensor:
+    double = torch.sin(2 * q).clamp_min(torch.finfo(q.dtype).eps)
+    over = torch.where(q > _SMALL, 2 * q / double, 1)
+    return torch.maximum(1 - 4 * torch.sin(q).square(), share) * over
+
+
+CURVATURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "huber": _huber_curvature,
+    "soft_l1": _soft_l1_curvature,
+    "cauchy": _cauchy_curvature,
+    "arctan": _arctan_curvature,
+}
+r"""``max(\rho' + 2 s \rho'', \theta \rho')`` over ``s \rho'^2 / \rho``, Gauss and Newton's, by ``\rho`` and ``\theta``."""
+
+
 class Robust:
     """The residuals of which half the squared norm is the robust loss.
 
@@ -85,6 +124,27 @@ class Robust:
 
     def __call__(self, z: Any, *args: Any) -> Any:
         return trees.tree_map(self._transformed, self.function(z, *args))
+
+    @property
+    def is_modelled(self) -> bool:
+        """Is the loss one of ours, and are all residuals of one scale, which is a number here?"""
+        scale = self.scale
+        several = isinstance(scale, Tensor) and (scale.numel() != 1 or compat.is_wrapped(scale))
+        return not several and isinstance(self.loss, str) and self.loss in CURVATURES
+
+    def curvature(self, r: Tensor, share: Tensor) -> Tensor | None:
+        r"""``k``, ``(batch, m)``, so that ``sum_i k_i (\tilde R p)_i^2 / 2`` is the quadratic term of a model with the share
+        ``\theta`` ``(batch,)`` (see the top of this file); ``None``, Gauss and Newton's, of a stranger's loss, and where the
+        residuals have several scales.
+
+        Args:
+            r: the transformed residuals, ``(batch, m)``.
+        """
+        if not self.is_modelled:
+            return None
+        assert isinstance(self.loss, str)
+        rho = (r / float(self.scale)).square()
+        return CURVATURES[self.loss](rho, share.to(r).unsqueeze(1))
 
     def _transformed(self, r: Any) -> Any:
         if not isinstance(r, Tensor):

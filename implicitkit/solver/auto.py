@@ -151,7 +151,7 @@ _MINIMISE_FEW = (Stage(ConvexNewton(), max_steps=50), _stage("lbfgs", max_steps=
 #: too many.
 _SPARSE_MINIMISE = (_stage("newton_cg", max_steps=100, sparse=True), *_MINIMISE)
 _FIT = (Stage(FrugalLevenbergMarquardt(), max_steps=300), *_MINIMISE[1:3], _stage("lbfgs"))
-#: Few unknowns under a robust loss, whose curvature Levenberg-Marquardt does not see: it is left where it is slow.
+#: Few unknowns under a robust loss whose curvature Levenberg-Marquardt does not see: it is left where it is slow.
 _ROBUST_FEW = (
     Stage(Impatient(LevenbergMarquardt(), window=4, horizon=8)),
     _stage("newton_cg", max_steps=30, scale=None),
@@ -236,7 +236,7 @@ def choose(problem: Problem, batch: int, size: int) -> Any:
         return get_solver(problem.kind.solver)
     if isinstance(problem, ConstrainedMinimisation):
         return Polyalgorithm(_program_stages(problem, batch))
-    if isinstance(problem, LeastSquares) and problem.loss != "linear" and size <= _NEWTON:
+    if isinstance(problem, LeastSquares) and not problem.loss_is_modelled and size <= _NEWTON:
         return Polyalgorithm(_ROBUST_FEW)
     return Polyalgorithm(stages(problem.kind, batch, size))
 

@@ -31,7 +31,7 @@ from implicitkit.solver.base import Options
 from implicitkit.solver.evaluations import Evaluations, subset
 from implicitkit.solver.probing import AWAY, DENSE, STANDS, runs_away, vanishes
 from implicitkit.solver.scales import in_working_precision, is_healthy, rounding, row_scales, steepness
-from implicitkit.solver.settled import is_settled
+from implicitkit.solver.settled import is_settled, still_holds
 from implicitkit.solver.steps.factored import is_noise
 
 __all__ = ["Judge"]
@@ -83,6 +83,7 @@ class Judge:
         )
         self.came_from: tuple[Tensor, Tensor] | None = None  # the points a step ago, and F there
         self._healthy: tuple[Tensor, Tensor] | None = None  # a point, whose equations all change there far more than F
+        self._held: tuple[Tensor, Tensor] | None = None  # a point, and where a zero is near by factors that hold there
 
     def norm(self, residual: Tensor) -> Tensor:
         """``|F|`` of each sample, ``(batch,)``: its 2-norm, unless the user has one of his own."""
@@ -131,7 +132,8 @@ class Judge:
     def select(self, samples: Tensor, f: Evaluations | None = None) -> Judge:
         """The judge of these samples only, which ``f`` evaluates."""
         judge = copy.copy(self)
-        judge.f, judge._last, judge._away, judge._healthy = (self.f if f is None else f), None, None, None
+        judge.f, judge._last, judge._away = (self.f if f is None else f), None, None
+        judge._healthy = judge._held = None
         judge.came_from = None
         for name in ("start_norm", "first", "bound", "floor", "_reach", "_least", "_rows"):
             value = getattr(self, name)
@@ -197,15 +199,22 @@ class Judge:
         """Which of these samples have nothing but rounding errors left by the last factors, ``(batch,)``.
 
         They are those of a point before, where the equations may be steeper by any factor (``exp(z)`` far out): ``F`` must
-        change with ``z`` as they say it does, but for what they add up without signs.
+        change with ``z`` as they say it does, but for what they add up without signs.  What is below the floor of its own
+        equation is small whatever is added up in it (a boundary value of zero: nothing but ``z_i = 1e-27`` itself).
         """
         known = self.f.system.factored
         if known is None or len(z) != self.f.system.batch:
             return torch.zeros_like(which)
-        noise = which & is_noise(known, z, norm, self.f.residual(z))
+        F = self.f.residual(z)
+        noise = which & is_noise(known, z, norm, torch.where(F.abs() <= self._floor(), 0, F))
         if bool(noise.any()):
             size = torch.linalg.vector_norm(known.size(z), dim=1)
-            noise = noise & (_UNSIGNED * self._asked(steepness, z, noise) >= size)
+            if self._has_exact_factors(z) and bool(noise.all()):
+                steep, held = self._asked(still_holds, z, noise, known).unbind(1)
+                self._held = z, held > 0
+            else:
+                steep = self._asked(steepness, z, noise)
+            noise = noise & (_UNSIGNED * steep >= size)
         return noise
 
     def gone(self, z: Tensor, which: Tensor) -> Tensor:
@@ -228,11 +237,19 @@ class Judge:
 
     def _is_settled(self, z: Tensor) -> Tensor:
         """Where factors of the last step say that a zero is near, of many unknowns, ``(batch,)``."""
+        held = self._held[1] if self._held is not None and self._held[0] is z else None
+        if held is not None and bool(held.all()):
+            return held
+        none = torch.zeros(len(z), dtype=torch.bool, device=z.device) if held is None else held
+        if self.came_from is None or not self._has_exact_factors(z):
+            return none
+        return none | is_settled(self.f.system.factored, z, self.f.residual(z), *self.came_from)
+
+    def _has_exact_factors(self, z: Tensor) -> bool:
+        """Are there factors of ``dF/dz`` at some point, of all samples, and many unknowns?"""
         known = self.f.system.factored
         exact = known is not None and not getattr(known, "rough", False) and not self.relative_to_state
-        if not exact or self.came_from is None or z.shape[1] <= DENSE or len(z) != self.f.system.batch:
-            return torch.zeros(len(z), dtype=torch.bool, device=z.device)
-        return is_settled(known, z, self.f.residual(z), *self.came_from)
+        return exact and z.shape[1] > DENSE and len(z) == self.f.system.batch
 
     def last_word(self, z: Tensor, norm: Tensor, failed: Tensor) -> Tensor:
         """Which of the ``failed`` samples have converged after all, ``(batch,)``: by the scale near ``z``, or because the
@@ -279,8 +296,9 @@ class Judge:
         several = 2 * math.sqrt(z.shape[1]) if z.shape[1] <= DENSE else 1
         beginning = (status == int(Status.CONVERGED)) & (norm <= self.atol * several)
         beginning = beginning if steep is None else beginning & ~steep
-        if self._healthy is not None and self._healthy[0] is z:
-            beginning = beginning & ~self._healthy[1]
+        for known in (self._healthy, self._held):
+            if known is not None and known[0] is z:
+                beginning = beginning & ~known[1]
         return beginning if bool(beginning.any()) else None
 
     def _lower(self, which: Tensor, to: Tensor) -> None:

@@ -12,13 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.solver.scales import FLOOR, healthy_share, in_working_precision
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.scales import FLOOR, healthy_share, in_working_precision, uneven
 
-__all__ = ["is_settled"]
+__all__ = ["is_settled", "still_holds"]
 
 _SHORT = 1e-3  # of z: a step of which the factors still hold behind it ...
 _BESIDE = 1e-2  # ... or of this share of the largest z_j
 _SECANT = 0.5  # of the step: how far from it the change of F along it may be, by the factors
+_STEEPER = 1e6  # times its change beside z, at most, an equation may be by factors of another point ...
+_NEXT = 1e-10  # ... of z: a correction by them which is next to nothing even so; exp(-z) has 1 / 745 / 1e6 and more
 
 
 def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
@@ -47,3 +50,24 @@ def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) 
     near = (c.abs() <= healthy_share(F) * unit).all(1)
     secant = ((along - step) / wide).abs().amax(1) <= _SECANT * (step / wide).abs().amax(1)
     return asked & near & secant
+
+
+def still_holds(f: Evaluations, z: Tensor, which: Tensor, known: Any) -> Tensor:
+    """By how much ``F`` changes beside ``z`` as a whole, ``|J w|``, and 1 where a zero is near by factors of a point however
+    far, ``(batch, 2)``; one evaluation.
+
+    The correction ``c`` is next to nothing beside each ``z_j``, and each ``F_i`` changes, when every ``z_j`` moves by a
+    share of itself of its own, by what ``N`` says of it but for a factor of a million: so much may cancel, and so much
+    steeper may it have been where ``N`` is from.
+    """
+    F, way = in_working_precision(f.residual(z)), uneven(z)[1]
+    h = torch.finfo(z.dtype).eps ** 0.5
+    moved = torch.nan_to_num((in_working_precision(f.residual(z + h * way)) - F).abs() / h, nan=0.0, posinf=0.0)
+    steepness = torch.linalg.vector_norm(moved, dim=1)
+    size = known.size(in_working_precision(way))
+    held = which & ((size <= _STEEPER * moved) & (size > 0)).all(1) & known.factor.ok.to(z.device)
+    unit = in_working_precision(z).abs()
+    unit = unit + FLOOR * unit.amax(1, keepdim=True)
+    if bool(held.any()):
+        held = held & (known.solve(F).abs() <= _NEXT * unit).all(1)
+    return torch.stack([steepness, held.to(steepness)], 1)

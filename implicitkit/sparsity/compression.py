@@ -189,6 +189,10 @@ class Coloured:
         A = self.stacked(values)
         return np.asarray((A.T if self.colouring.by_rows else A) @ v)
 
+    def with_rows(self, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """The entries ``(batch, nnz)`` of matrices whose rows are so many times as long, ``(batch, m)``."""
+        return values * np.repeat(weights, np.diff(self.pattern.indptr), axis=1)
+
     def matrix(self, values: np.ndarray) -> sp.csr_matrix:
         """One sample's matrix from its entries."""
         return sp.csr_matrix((values, self.pattern.indices, self.pattern.indptr), shape=self.shape)

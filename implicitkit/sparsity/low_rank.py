@@ -98,6 +98,11 @@ class Bordered:
         shape: tuple[int, int] = self.pattern.shape
         return shape
 
+    def with_rows(self, entries: Entries, weights: np.ndarray) -> Entries:
+        """The entries of matrices whose rows are so many times as long, ``(batch, m)``."""
+        lengths = np.repeat(weights, np.diff(self.pattern.indptr), axis=1)
+        return Entries(entries.A * lengths, entries.U * weights[:, :, None], entries.V)
+
     def matrix(self, A: np.ndarray) -> sp.csr_matrix:
         """One sample's ``A`` from its entries."""
         return sp.csr_matrix((A, self.pattern.indices, self.pattern.indptr), shape=self.shape)

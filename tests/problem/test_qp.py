@@ -590,7 +590,8 @@ def test_the_choice_of_the_solver_by_size(n: int, m: int, method: str, monkeypat
     monkeypatch.setattr(builtin, "interior_point", lambda *_, **__: asked.append("interior_point") or 1 / 0)
     eye = torch.eye(n, dtype=F64)
     with pytest.raises(ZeroDivisionError):
-        ik.solve(ik.QuadraticProgram(eye, eye[0], G=eye[:1].expand(m, n), h=eye[:1, 0].expand(m)))
+        rows = (eye[:1] + eye[1:2]).expand(m, n)  # no bounds, which have a method of their own
+        ik.solve(ik.QuadraticProgram(eye, eye[0], G=rows, h=eye[:1, 0].expand(m)))
     assert asked == [method]
 
 

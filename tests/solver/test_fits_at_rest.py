@@ -86,10 +86,10 @@ def test_sparse_factors_of_a_sample_at_rest() -> None:
     problem = ik.LeastSquares(chain)
     seen: list[tuple[Any, Tensor, Tensor]] = []
 
-    def watch(f: Evaluations, z: Tensor, free: Tensor | None = None) -> Any:
+    def watch(f: Evaluations, z: Tensor, free: Tensor | None = None, **options: Any) -> Any:
         found = f.residuals_sparse(z)
         seen.append((found, z, f.active))
-        return plain(f, z, free)
+        return plain(f, z, free, **options)
 
     plain = normal_equations.normal_equations
     with pytest.MonkeyPatch.context() as patched:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.solver import judging
-from implicitkit.solver.settled import is_settled
+from implicitkit.solver.settled import is_settled, still_holds
 
 F64 = torch.float64
 N = 100
@@ -75,6 +75,70 @@ def test_factors_that_are_none_say_nothing() -> None:
     known = Factors(torch.ones_like(z))
     known.factor.ok[1] = False
     assert is_settled(known, z, z - 3, point, point - 3).tolist() == [True, False]
+
+
+class Beside:
+    """What asks of a function beside a point."""
+
+    def __init__(self, F: Callable[[Tensor], Tensor]) -> None:
+        self.residual = F
+
+
+# the first of a hundred equations, where it is asked, and its slope by factors of a point before
+HELD: dict[str, tuple[Callable[[Tensor], Tensor], float, float, bool]] = {
+    "a zero": (lambda z: z**2 - 9, 3.0, 6.0, True),
+    "a zero at the origin": (lambda z: z, 1e-27, 1.0, True),
+    "a zero, by factors of a point far steeper": (lambda z: z**2 - 9, 3.0, 6e3, True),
+    "a zero, not met yet": (lambda z: z**2 - 9, 3.0 + 1e-8, 6.0, False),
+    "a zero at infinity": (lambda z: torch.exp(-z), 700.0, -9.9e-305, False),
+    "a zero at infinity, by factors of a point before": (lambda z: torch.exp(-z), 40.0, -4e-8, False),
+    "a zero at infinity, by factors not so far": (lambda z: torch.exp(-z), 40.0, -1e-12, False),
+    "underflow": (lambda z: torch.exp(-z), 800.0, -1e-3, False),
+    "no equation": (lambda z: 0 * z, 3.0, 0.0, False),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_factors_of_a_point_however_far_say(name: str) -> None:
+    f, first, slope, held = HELD[name]
+    z = torch.full((1, N), 10.0, dtype=F64)
+    z[0, 0] = first
+    known = Factors(torch.full_like(z, 0.2))
+    known.slope[0, 0] = slope
+    beside: Any = Beside(lambda y: torch.cat([f(y[:, :1]), (y[:, 1:] / 10) ** 2 - 1], 1))
+    assert bool(still_holds(beside, z, torch.ones(1, dtype=torch.bool), known)[0, 1]) is held
+    assert not bool(still_holds(beside, z, torch.zeros(1, dtype=torch.bool), known)[0, 1])
+    known.factor.ok[0] = False
+    assert not bool(still_holds(beside, z, torch.ones(1, dtype=torch.bool), known)[0, 1])
+
+
+def test_an_equation_that_factors_do_not_say_to_change_says_nothing() -> None:
+    z = torch.full((1, N), 10.0, dtype=F64)
+    known = Factors(torch.where(torch.arange(N) == 3, 0.0, 0.2).unsqueeze(0).to(F64))
+    known.solve = lambda b: torch.zeros_like(b)  # type: ignore[method-assign]
+    beside: Any = Beside(lambda y: torch.where(torch.arange(N) == 3, 0.0, (y / 10) ** 2 - 1))
+    assert not bool(still_holds(beside, z, torch.ones(1, dtype=torch.bool), known)[0, 1])
+
+
+def beam(y: Tensor, load: Tensor) -> Tensor:
+    """Of four unknowns a point, held at its ends, by the trapezoidal rule."""
+    h = 1 / (len(y) - 1)
+    slopes = torch.cat([y[:, 1:], load - 50 * torch.sinh(y[:, :1])], 1)
+    inner = (y[1:] - y[:-1]) / h - 0.5 * (slopes[1:] + slopes[:-1])
+    ends = torch.stack([y[0, 0], y[0, 1], y[-1, 0], y[-1, 1]])
+    return torch.cat([ends[:2], inner.reshape(-1), ends[2:]]).view_as(y)
+
+
+def test_all_that_is_asked_of_a_large_system_at_rounding_is_one_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equations that hold at the start, boundary values of zero and a point far out: three reasons to ask more."""
+    asked: list[str] = []
+    for name in ("runs_away", "vanishes", "row_scales"):
+        whole = getattr(judging, name)
+        monkeypatch.setattr(judging, name, lambda *a, _n=name, _w=whole, **k: (asked.append(_n), _w(*a, **k))[1])
+    load = torch.full((51, 1), 100.0, dtype=F64)
+    s = ik.root(beam, torch.zeros(51, 4, dtype=F64), (load,))
+    assert bool(s.converged) and float(s.value.abs().max()) > 5
+    assert not asked
 
 
 @pytest.mark.parametrize("kind", ["root", "program"])

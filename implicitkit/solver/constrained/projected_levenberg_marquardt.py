@@ -15,6 +15,7 @@ from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.normal_equations import column_scales, normal_equations
+from implicitkit.solver.steps.robust_model import next_share, weights
 
 __all__ = ["ProjectedLevenbergMarquardt"]
 
@@ -57,14 +58,14 @@ class ProjectedLevenbergMarquardt(Method):
             raise CapabilityError("this solver is for least squares within bounds: ik.least_squares(..., bounds=)")
         lower, upper = Model(f).bounds(z)  # type: ignore[misc]
         nan = z.new_full(z.shape[:1], torch.nan)  # not known yet
-        return {"D": torch.zeros_like(z), "mu": nan, "lower": lower, "upper": upper}
+        return {"D": torch.zeros_like(z), "mu": nan, "lower": lower, "upper": upper, "share": torch.ones_like(nan)}
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         model, lower, upper = Model(f), state["lower"], state["upper"]
         z = z.maximum(lower).minimum(upper)  # where it starts outside
         value, _, g = model.slope(z)
         free = ~_held(z, g, lower, upper)
-        normal = normal_equations(f, z, free)
+        normal = normal_equations(f, z, free, weights(f, z, state["share"]))
         D = column_scales(f, state["D"], normal.columns)
         scale = torch.where(D > 0, D, 1)
         normal.scale(scale)
@@ -74,6 +75,7 @@ class ProjectedLevenbergMarquardt(Method):
         slope = torch.where(free, g, 0)
         smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
         z_next, found = z, ~f.active
+        at_once, kept = None, torch.zeros_like(mu)
         while True:
             p = normal.solve(mu, slope)
             p = torch.where(free & torch.isfinite(p), p, -g / ((1 + mu.unsqueeze(1)) * scale.square())).to(z.dtype)
@@ -83,6 +85,7 @@ class ProjectedLevenbergMarquardt(Method):
             rho = self._decrease(f, model, z, value, g, trial) / promised
             rho = torch.where(promised > 0, rho, -1).nan_to_num(-1, -1, -1)
             accept = ~found & (rho > 0)
+            at_once, kept = accept if at_once is None else at_once, torch.where(accept, rho, kept)
             z_next = torch.where(accept.unsqueeze(1), trial, z_next)
             easier = mu * (1 - (2 * rho - 1) ** 3).clamp(1 / 3, 2)
             mu = torch.where(found, mu, torch.where(accept, easier, mu * nu))
@@ -92,7 +95,9 @@ class ProjectedLevenbergMarquardt(Method):
             if bool((found | hopeless).all()):
                 break
         f.stuck = hopeless
-        return z_next, state | {"D": D, "mu": torch.maximum(mu, 1e-3 * torch.finfo(mu.dtype).eps * largest)}
+        share = next_share(state["share"], kept, at_once)
+        mu = torch.maximum(mu, 1e-3 * torch.finfo(mu.dtype).eps * largest)
+        return z_next, state | {"D": D, "mu": mu, "share": share}
 
     @staticmethod
     def _decrease(f: Evaluations, model: Model, z: Tensor, value: Tensor, g: Tensor, trial: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarqua
 from implicitkit.solver.minimise.newton_cg import steihaug
 from implicitkit.solver.steps.forcing import after_step, forcing_term
 from implicitkit.solver.steps.line_search import decrease
+from implicitkit.solver.steps.robust_model import next_share, weights
 
 __all__ = ["FrugalLevenbergMarquardt"]
 
@@ -66,7 +67,7 @@ class FrugalLevenbergMarquardt(LevenbergMarquardt):
             "norm": None,
             "spent": 0.0,
             "price": None,
-            "factored": super().init(f, z),
+            "factored": super().init(f, z),  # which has the model of a robust loss, too
         }
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -89,8 +90,9 @@ def _by_products(f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any] | 
     g, value, radius, z_next, found = f(z), f.value(z), state["radius"], z, ~f.active
     eta = forcing_term(f, state, _FORCING).nan_to_num(nan=_FORCING).clamp(_FINEST, _FORCING)
     target, share = eta.to(z) * f.norm.to(z), min(price, _share(f, eta, left))
-    A, count = _gauss_newton(out, point)
-    bounded = torch.zeros_like(found)
+    model = state["factored"]["share"]
+    A, count = _gauss_newton(out, point, weights(f, z, model))
+    bounded, at_once, kept = torch.zeros_like(found), None, torch.zeros_like(radius)
     for _ in range(_TRIALS):
         tried = steihaug(A, g, radius, target, found, min(_MOST, 2 * z.shape[1]), share)
         if tried is None:
@@ -101,6 +103,7 @@ def _by_products(f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any] | 
         rho = torch.where(promised > 0, rho, -1)
         taken = torch.linalg.vector_norm(p, dim=1)
         accept, at_boundary = ~found & (rho > 1e-4), taken >= 0.99 * radius
+        at_once, kept = accept if at_once is None else at_once, torch.where(accept, rho, kept)
         z_next = trial if bool(accept.all()) else torch.where(accept.unsqueeze(1), trial, z_next)
         bounded = bounded | (accept & at_boundary)
         smaller = 0.25 * torch.where(taken > 0, taken, radius)
@@ -110,18 +113,20 @@ def _by_products(f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any] | 
         count[0] += _EVALUATION
         if bool(found.all()):
             after = after_step(eta, torch.where(bounded, 0.0, 1.0).to(f.norm), f.norm)
+            state["factored"]["share"] = next_share(model, kept, at_once)
             return z_next, state | after | {"radius": radius, "spent": state["spent"] + count[0], "price": price}
     return None
 
 
-def _gauss_newton(out: Tensor, point: Tensor) -> tuple[Operator, list[float]]:
-    """``R'R`` by its products, ``R`` the Jacobian of ``out`` at ``point``, and how many of them have been made."""
+def _gauss_newton(out: Tensor, point: Tensor, rows: Tensor | None) -> tuple[Operator, list[float]]:
+    """``R'R`` by its products, ``R`` the Jacobian of ``out`` at ``point``, its ``rows`` so many times as long, and how many
+    have been made."""
     mv, rmv = autodiff.products(out, point)
     count = [0.0]
 
     def product(v: Tensor) -> Tensor:
         count[0] += 1
-        return rmv(mv(v))
+        return rmv(mv(v) if rows is None else rows.square() * mv(v))
 
     def dense() -> Tensor:
         raise NotImplementedError("only products are known")

@@ -15,7 +15,8 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.factored import at_rounding, leave
 from implicitkit.solver.steps.line_search import decrease
-from implicitkit.solver.steps.normal_equations import column_scales, normal_equations, with_old_factors
+from implicitkit.solver.steps.normal_equations import column_scales, normal_equations, weighted, with_old_factors
+from implicitkit.solver.steps.robust_model import next_share, weights
 from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["LevenbergMarquardt", "is_dear"]
@@ -44,6 +45,8 @@ class LevenbergMarquardt(Method):
     Gauss-Newton's, too.  A step is followed by others
     with the same factors, ``z <- z - (R'R + \mu D^2)^{-1} g(z)``, while the gradient ``g`` falls to a fifth.
 
+    Under a robust loss ``R'R`` has weights that know its curvature (:mod:`implicitkit.solver.steps.robust_model`).
+
     One Jacobian and one singular value decomposition of ``R D^-1``, ``O(m n^2)``, serve all trials of a step; where it is
     dear, a Cholesky factorisation of ``R'R + \mu D^2`` a trial, sparse where ``R`` has a sparsity pattern
     (``jac_sparsity``).  Above 2,048 unknowns without a pattern ``R`` is not formed: LSMR finds a step from products with
@@ -67,12 +70,20 @@ class LevenbergMarquardt(Method):
     def init(self, f: Evaluations, z: Tensor) -> Any:
         nan = z.new_full(z.shape[:1], torch.nan)  # not known yet
         ease = torch.full_like(nan, _FASTER)
-        return {"D": torch.zeros_like(z), "mu": nan, "largest": nan, "ease": ease, "dear": is_dear(f, z)}
+        share = torch.ones_like(nan)
+        return {
+            "D": torch.zeros_like(z),
+            "mu": nan,
+            "largest": nan,
+            "ease": ease,
+            "dear": is_dear(f, z),
+            "share": share,
+        }
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         g, value = f(z), f.value(z)
         dear = state["dear"]
-        model: Any = (_Normal if dear else _Singular)(f, z)
+        model: Any = (_Normal if dear else _Singular)(f, z, weights(f, z, state["share"]))
         direct = dear and model.equations.direct  # by products, less damping takes more of them
         D = column_scales(f, state["D"], model.columns)
         scale = torch.where(D > 0, D, 1)
@@ -88,12 +99,14 @@ class LevenbergMarquardt(Method):
         nu, ease = torch.full_like(mu, 2), state["ease"]
         smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
         z_next, found = z, ~f.active
+        at_once, kept = None, torch.zeros_like(mu)
         while True:
             p, promised = model.step(mu, g, ~found)
             p = torch.where(torch.isfinite(p), p, 0).to(z.dtype)
             trial = z + p
             rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
             accept = ~found & (rho > torch.where(bold, _FAITHFUL, 0.0)) & (promised > 0)
+            at_once, kept = accept if at_once is None else at_once, torch.where(accept, rho, kept)
             z_next = trial if bool(accept.all()) else torch.where(accept.unsqueeze(1), trial, z_next)
             if direct and bool((~found & ~accept).any()):
                 z_next, shorter = _shorter(f, z, value, g, p, promised, ~found & ~accept, z_next)
@@ -122,6 +135,7 @@ class LevenbergMarquardt(Method):
             "largest": largest,
             "mu": torch.maximum(mu, _LEAST * torch.finfo(mu.dtype).eps * largest),
             "ease": ease.clamp_min(1e-8),
+            "share": next_share(state["share"], kept, at_once),
         }
 
 
@@ -155,8 +169,9 @@ def _shorter(
 class _Singular:
     """The model ``|R p + r|`` in a ball, by the singular values of ``R D^-1``."""
 
-    def __init__(self, f: Evaluations, z: Tensor) -> None:
-        self.R, self.r = f.residuals_jacobian(z), f.residuals(z)
+    def __init__(self, f: Evaluations, z: Tensor, weights: Tensor | None) -> None:
+        self.R = weighted(f.residuals_jacobian(z), weights)
+        self.r = f.residuals(z) if weights is None else f.residuals(z) / weights
         self.columns = torch.linalg.vector_norm(self.R, dim=1)
 
     def scale(self, D: Tensor) -> Tensor:
@@ -177,8 +192,8 @@ class _Singular:
 class _Normal:
     """The same by ``R'R + mu D^2``: its factors, sparse where ``R`` is, or products."""
 
-    def __init__(self, f: Evaluations, z: Tensor) -> None:
-        self.equations = normal_equations(f, z)
+    def __init__(self, f: Evaluations, z: Tensor, weights: Tensor | None) -> None:
+        self.equations = normal_equations(f, z, weights=weights)
         self.columns = self.equations.columns
 
     def scale(self, D: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,11 +12,13 @@ from implicitkit.solution import Status
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.qp import external
 from implicitkit.solver.qp.base import QPSolver
+from implicitkit.solver.qp.bounds import are_bounds, within_bounds
 from implicitkit.solver.qp.interior_point import interior_point
 from implicitkit.solver.qp.polish import QPPoint
 
 __all__ = ["AutoQP", "InteriorPoint"]
 
+_MANY = 150  # unknowns from which active bounds are changed many at a time
 _ACTIVE_SET_ENTRIES = 1_500_000  # of the rows, up to which changing them one by one is faster than ten factorisations
 
 
@@ -42,7 +45,9 @@ class InteriorPoint(QPSolver):
 @dataclass(frozen=True)
 class AutoQP(QPSolver):
     """DAQP where it is installed and the programs are small and on the CPU; the interior point for all others, and for
-    the samples that DAQP did not solve.
+    the samples that DAQP did not solve.  Where all inequalities are bounds, of 150 unknowns and more on the CPU, first
+    sets of active bounds that change many at a time (:mod:`implicitkit.solver.qp.bounds`): a portfolio of 1,000 holdings
+    of which 17 are not zero takes seven factorisations, of few unknowns but for the first, where DAQP changes 984 bounds.
 
     It minimises ``z'Pz/2 + q'z`` subject to ``Az = b``, ``Gz <= h``.  Source: Goldfarb & Idnani (1983) for the active
     set as in DAQP (Arnström, Bemporad & Axehill 2022); :class:`InteriorPoint` for the rest.
@@ -61,13 +66,24 @@ class AutoQP(QPSolver):
         check_options(self, active_set_size=at_least(0))
 
     def find(self, data: QPData, tol: float, max_steps: int) -> QPPoint:
+        if data.q.device.type == "cpu" and data.q.shape[1] >= _MANY and are_bounds(data):
+            return _with_rest(within_bounds(data), data, lambda rest: self._others(rest, tol, max_steps))
+        return self._others(data, tol, max_steps)
+
+    def _others(self, data: QPData, tol: float, max_steps: int) -> QPPoint:
+        """By DAQP or the interior point."""
         n, rows = data.q.shape[1], data.G.shape[1] + data.A.shape[1]
         small = data.q.device.type == "cpu" and n <= self.active_set_size and n * rows <= _ACTIVE_SET_ENTRIES
         if not (small and data.G.shape[1] and external.installed("daqp")):
             return interior_point(data, tol=tol, max_steps=max_steps)
         point = external.DAQP().find(data, tol, max_steps)
-        left = (point.status != int(Status.CONVERGED)).nonzero().squeeze(1)
-        if len(left) == 0:
-            return point
-        rest = interior_point(data.rows(left), tol=tol, max_steps=max_steps)
-        return QPPoint(*(a.index_copy(0, left, b.to(a.dtype)) for a, b in zip(point, rest, strict=True)))
+        return _with_rest(point, data, lambda rest: interior_point(rest, tol=tol, max_steps=max_steps))
+
+
+def _with_rest(point: QPPoint, data: QPData, solve: Callable[[QPData], QPPoint]) -> QPPoint:
+    """What has been found, and for the programs that are not solved what another solver finds."""
+    left = (point.status != int(Status.CONVERGED)).nonzero().squeeze(1)
+    if len(left) == 0:
+        return point
+    rest = solve(data.rows(left))
+    return QPPoint(*(a.index_copy(0, left, b.to(a.dtype)) for a, b in zip(point, rest, strict=True)))

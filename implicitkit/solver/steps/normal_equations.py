@@ -24,7 +24,14 @@ from implicitkit.linear.lsmr import LSMR
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.steps.factored import Jacobian, chord_steps
 
-__all__ = ["NormalEquations", "column_scales", "normal_equations", "normal_equations_of", "with_old_factors"]
+__all__ = [
+    "NormalEquations",
+    "column_scales",
+    "normal_equations",
+    "normal_equations_of",
+    "weighted",
+    "with_old_factors",
+]
 
 _SWEEPS = 5  # of the power method: one digit of the largest eigenvalue is enough
 _DENSE = 2048  # unknowns a sample up to which a matrix without a sparsity pattern is formed
@@ -34,6 +41,7 @@ _NUMBERS = 1 << 26  # numbers in the matrices of all samples, at most
 _PROBES = 8  # for the norms of columns from products
 _FORCING = 0.1  # of the gradient of the model that LSMR leaves
 _PRODUCTS = 1000  # of LSMR, at most
+_Product = Callable[[Tensor], Tensor]
 
 
 class NormalEquations(Protocol):
@@ -73,10 +81,13 @@ def column_scales(f: Evaluations, before: Tensor, columns: Tensor) -> Tensor:
     return torch.maximum(before, columns.nan_to_num(0, 0, 0))
 
 
-def normal_equations(f: Evaluations, z: Tensor, free: Tensor | None = None) -> NormalEquations:
+def normal_equations(
+    f: Evaluations, z: Tensor, free: Tensor | None = None, weights: Tensor | None = None
+) -> NormalEquations:
     """Of the residuals of ``f`` at ``z``, sparse where they have a pattern.
 
-    ``free``: the unknowns that are solved for, ``(batch, n)`` bool; for the others ``p = 0``.  Factors of a point before are
+    ``free``: the unknowns that are solved for, ``(batch, n)`` bool; for the others ``p = 0``.  ``weights``: the rows of
+    ``R`` are so many times as long, ``(batch, m)``, and ``r`` so many times as short.  Factors of a point before are
     let go: they may take as much memory as all the rest; but for samples at rest, which keep theirs.
     """
     before = f.system.factored if f.kind.of_residuals else None
@@ -87,19 +98,35 @@ def normal_equations(f: Evaluations, z: Tensor, free: Tensor | None = None) -> N
         from implicitkit.linear.sparse_normal import NormalFactors, SparseNormal
 
         kept = isinstance(before, NormalFactors) and before.units.shape == z.shape and not bool(f.active.all())
-        normal: NormalEquations = SparseNormal(*found, z, before if kept else None, ~f.active)
+        ready, entries = found
+        if weights is not None:
+            entries = ready.with_rows(entries, weights.detach().to(device="cpu", dtype=torch.float64).numpy())
+        normal: NormalEquations = SparseNormal(ready, entries, z, before if kept else None, ~f.active)
     else:
-        r = f.residuals(z)
+        r = f.residuals(z) if weights is None else f.residuals(z) / weights
         fits = z.shape[1] <= _DENSE and r.numel() * z.shape[1] <= _NUMBERS
         if fits and f.frugal and z.shape[1] >= _FRUGAL and z.device.type == "cpu":
-            normal = _Frugal(f, z, r)
+            normal = _Frugal(f, z, r, weights)
         elif fits:
-            normal = _Dense(f.residuals_jacobian(z))
+            normal = _Dense(weighted(f.residuals_jacobian(z), weights))
         else:
-            normal = _Products(*f.residuals_products(z), r, z)
+            normal = _Products(*_weighted_products(f, z, weights), r, z)
     if free is not None and not bool(free.all()):
         normal.restrict(free)
     return normal
+
+
+def weighted(R: Tensor, weights: Tensor | None) -> Tensor:
+    """``R`` ``(batch, m, n)`` with its rows so many times as long."""
+    return R if weights is None else R * weights.unsqueeze(2)
+
+
+def _weighted_products(f: Evaluations, z: Tensor, weights: Tensor | None) -> tuple[_Product, _Product]:
+    """Products with the Jacobian of the residuals, its rows so many times as long, and with its transposed."""
+    mv, rmv = f.residuals_products(z)
+    if weights is None:
+        return mv, rmv
+    return lambda v: weights * mv(v), lambda w: rmv(weights * w)
 
 
 def with_old_factors(f: Evaluations, normal: NormalEquations, z: Tensor) -> Tensor:
@@ -271,8 +298,9 @@ class _Products:
 class _Frugal(_Products):
     """By products for as long as few will do; once they have not, by Cholesky, at this point and all others."""
 
-    def __init__(self, f: Evaluations, z: Tensor, r: Tensor) -> None:
-        super().__init__(*f.residuals_products(z), r, z)
+    def __init__(self, f: Evaluations, z: Tensor, r: Tensor, weights: Tensor | None) -> None:
+        super().__init__(*_weighted_products(f, z, weights), r, z)
+        self.weights = weights
         self.most = int(_SHARE * z.shape[1])
         self.f, self.z = f, z
         self.dense: _Dense | None = None
@@ -283,7 +311,7 @@ class _Frugal(_Products):
             if self.reached:
                 return p
             self.f.frugal = False
-            self.dense = _Dense(self.f.residuals_jacobian(self.z))
+            self.dense = _Dense(weighted(self.f.residuals_jacobian(self.z), self.weights))
             if not bool(self.free.all()):
                 self.dense.restrict(self.free.bool())
             self.dense.scale(self.D)

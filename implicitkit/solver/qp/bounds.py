@@ -1,0 +1,124 @@
+r"""Strictly convex programs whose inequalities are bounds, by sets of active bounds that change many at a time.
+
+    min z'Pz/2 + q'z,    Az = b,    l <= z <= u
+
+With some unknowns at their bounds and the others, ``F``, free, the optimality conditions are a linear system in ``z_F`` and
+``y``, of ``|F|`` and not of ``n`` unknowns:
+
+    P_FF z_F + A_F'y = -q_F - P_FB z_B,    A_F z_F = b - A_B z_B,        \mu = -(Pz + q + A'y)
+
+Then every free unknown beyond a bound is put there, and every one at a bound with a multiplier of the wrong sign is freed,
+at once.  Where the sets no longer change they are those of the solution.  Few changes of all are enough as a rule, however
+many bounds are active (a method that adds them one by one takes that many steps); where they are not, or a matrix is not
+definite, nothing is said.
+
+Source: Bergounioux, Ito & Kunisch (1999), SIAM J. Control Optim. 37; Hintermueller, Ito & Kunisch (2003), SIAM J. Optim. 13,
+"The primal-dual active set strategy as a semismooth Newton method".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from implicitkit.problem.qp_data import QPData
+from implicitkit.solution import Status
+from implicitkit.solver.qp.polish import QPPoint
+
+__all__ = ["are_bounds", "within_bounds"]
+
+_SWEEPS = 15  # seven or so are enough; a cycle of sets never ends
+
+
+def are_bounds(data: QPData) -> bool:
+    """Has every inequality one unknown, in every program?"""
+    return data.G.shape[1] > 0 and bool((data.G.count_nonzero(2) == 1).all())
+
+
+def within_bounds(data: QPData) -> QPPoint:
+    """The solution of every program that it is found for, ``CONVERGED``; the others are ``STALLED``, with zeros.
+
+    Args:
+        data: programs whose inequalities :func:`are_bounds`.
+    """
+    batch, n = data.q.shape
+    z, y, lam = data.q.new_zeros(batch, n), torch.zeros_like(data.b), torch.zeros_like(data.h)
+    status = torch.full((batch,), int(Status.STALLED), dtype=torch.int64, device=data.q.device)
+    steps = torch.zeros_like(status)
+    for i in range(batch):
+        part = QPData(*(t[i] for t in data))
+        if bool(part.G.isfinite().all()):  # what is no number elsewhere has no solution below
+            found, steps[i] = _one(part)
+            if found is not None:
+                z[i], y[i], lam[i] = found
+                status[i] = int(Status.CONVERGED)
+    return QPPoint(z, y, lam, status, steps)
+
+
+class _Side(NamedTuple):
+    """Bounds on one side, ``(n,)``, infinite where there is none, and the rows of ``G`` that they are, ``(n,)``."""
+
+    at: Tensor
+    row: Tensor
+
+
+def _sides(G: Tensor, h: Tensor) -> tuple[_Side, _Side]:
+    """The largest lower and the least upper bounds."""
+    n, (row, column) = G.shape[1], G.nonzero().unbind(1)
+    slope = G[row, column]
+    place = h[row] / slope
+    sides = []
+    for sign in (-1.0, 1.0):
+        mine = (slope.sign() == sign).nonzero().squeeze(1)
+        order = mine[torch.argsort(sign * place[mine], descending=True)]  # the last one written is the tightest
+        at, which = G.new_full((n,), sign * torch.inf), torch.zeros(n, dtype=torch.int64, device=G.device)
+        for target, value in ((at, place), (which, row)):
+            target[column[order]] = value[order]
+        sides.append(_Side(at, which))
+    return sides[0], sides[1]
+
+
+def _one(data: QPData) -> tuple[tuple[Tensor, Tensor, Tensor] | None, int]:
+    """``z``, ``y`` and ``lam`` of one program, or nothing; and how often the sets have changed."""
+    P, q, A, _, G, h = data
+    lower, upper = _sides(G, h)
+    below = above = torch.zeros_like(q, dtype=torch.bool)
+    for sweep in range(_SWEEPS):
+        z = torch.where(below, lower.at, torch.where(above, upper.at, 0))
+        solved = _on(data, z, ~(below | above))
+        if solved is None or not bool((lower.at <= upper.at).all()):
+            return None, sweep
+        z, y = solved
+        mu = -(P @ z + q + A.T @ y)
+        free, held = ~(below | above), lower.at == upper.at
+        down = (mu < 0) & (below | held) | (free & ~held & (z < lower.at))
+        up = ~down & ((mu > 0) & above | held | (free & (z > upper.at)))
+        if bool((down == below).all()) and bool((up == above).all()):
+            lam = torch.zeros_like(h)
+            for side, here in ((lower, below), (upper, above)):
+                rows, columns = side.row[here], here.nonzero().squeeze(1)
+                lam[rows] = mu[columns] / G[rows, columns]
+            return (z, y, lam), sweep + 1
+        below, above = down, up
+    return None, _SWEEPS
+
+
+def _on(data: QPData, z: Tensor, free: Tensor) -> tuple[Tensor, Tensor] | None:
+    """``z`` with its free unknowns at their best, and ``y``; ``None`` where that is not determined."""
+    P, q, A, b, _, _ = data
+    f = free.nonzero().squeeze(1)
+    L, bad = torch.linalg.cholesky_ex(P.index_select(0, f).index_select(1, f))
+    A_f, rhs = A.index_select(1, f), -(q + P @ z).index_select(0, f)
+    if int(bad):
+        return None
+    x = torch.cholesky_solve(torch.cat([rhs.unsqueeze(1), A_f.T], 1), L)
+    y = b.new_zeros(len(b))
+    if len(b):
+        S, bad = torch.linalg.cholesky_ex(A_f @ x[:, 1:])
+        if int(bad):
+            return None
+        y = torch.cholesky_solve((A_f @ x[:, 0] + A @ z - b).unsqueeze(1), S).squeeze(1)
+    z = z.index_copy(0, f, x[:, 0] - x[:, 1:] @ y)
+    return (z, y) if bool(z.isfinite().all() and y.isfinite().all()) else None

@@ -1,0 +1,126 @@
+"""Quadratic programs within bounds: active sets that change many at a time, against the interior point."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.problem.qp_data import QPData
+from implicitkit.solver.qp import builtin
+from implicitkit.solver.qp.bounds import are_bounds, within_bounds
+from implicitkit.solver.qp.interior_point import interior_point
+
+F64 = torch.float64
+N = 40
+
+
+def definite(generator: torch.Generator, n: int = N) -> Tensor:
+    F = torch.randn(n, 5, generator=generator, dtype=F64)
+    return F @ F.T / 5 + torch.diag(0.1 + torch.rand(n, generator=generator, dtype=F64))
+
+
+def program(name: str, seed: int = 0, n: int = N) -> QPData:
+    """One program of each kind."""
+    g = torch.Generator().manual_seed(seed)
+    P, q, eye = definite(g, n), torch.randn(n, generator=g, dtype=F64), torch.eye(n, dtype=F64)
+    one, none = torch.ones(1, n, dtype=F64), torch.zeros(0, n, dtype=F64)
+    scale = 0.5 + torch.rand(n, generator=g, dtype=F64)
+    zero, room = torch.zeros(n, dtype=F64), 0.1 + 0.2 * torch.rand(n, generator=g, dtype=F64)
+    A, b = (none, none[:, 0]) if name in ("box", "nonnegative", "twice", "held", "some absent") else (one, one[:, 0])
+    G, h = -eye, zero
+    if name in ("box", "svm", "held"):
+        G, h = torch.cat([torch.diag(scale), -torch.diag(scale)]), torch.cat([scale * room, scale * room])
+    if name == "svm":  # the dual of a support vector machine
+        A, b = torch.sign(q).unsqueeze(0), 0 * b
+        h = torch.cat([h[:n], zero])
+    if name == "held":  # some bounds are equal, with forces to both sides
+        h = torch.cat([h[:n], torch.where(torch.arange(n) % 4 == 0, -h[:n], h[n:])])
+    if name == "twice":  # the tighter bound counts
+        G, h = torch.cat([-2 * eye, eye, -eye]), torch.cat([room, room, room])
+    if name == "some absent":
+        h = torch.where(torch.arange(n) % 3 == 0, torch.inf, h)
+    if name == "two sums":
+        A = torch.cat([one, torch.arange(n, dtype=F64).unsqueeze(0) / n])
+        b = torch.tensor([1.0, 0.4], dtype=F64)
+    return QPData(*(t.unsqueeze(0) for t in (P, q, A, b, G, h)))
+
+
+KINDS = ("nonnegative", "portfolio", "box", "svm", "held", "twice", "some absent", "two sums")
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", KINDS)
+def test_the_solution_is_that_of_the_interior_point(name: str, seed: int) -> None:
+    data = program(name, seed)
+    found, known = within_bounds(data), interior_point(data, tol=1e-12, max_steps=60)
+    assert found.status.tolist() == [0] and int(found.steps) <= 12
+    torch.testing.assert_close(found.z, known.z, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.y, known.y, rtol=0, atol=1e-8)
+    P, q, A, b, G, h = (t[0] for t in data)
+    z, y, lam = found.z[0], found.y[0], found.lam[0]
+    assert float((P @ z + q + A.T @ y + G.T @ lam).abs().max()) < 1e-12
+    assert bool((lam >= 0).all()) and bool((G @ z <= h + 1e-12).all())
+    assert bool(((A @ z - b).abs() < 1e-12).all())
+    assert float(torch.where(lam > 0, G @ z - h, 0).abs().max()) < 1e-12
+
+
+def spoilt(how: str) -> QPData:
+    """A program that these sets have no solution of."""
+    data = program("portfolio")
+    P, A, b = data.P, data.A, data.b
+    if how == "not convex":
+        return data._replace(P=P - 3 * torch.eye(N, dtype=F64))
+    if how == "not strictly convex":
+        return data._replace(P=torch.zeros_like(P))
+    if how.startswith("no number"):
+        part = how[-1]
+        return data._replace(**{part: torch.where(getattr(data, part) != 0, torch.nan, getattr(data, part))})
+    if how == "empty":
+        return data._replace(b=-b)
+    return data._replace(A=torch.zeros_like(A))
+
+
+SPOILT = ("not convex", "not strictly convex", *("no number in " + part for part in "PqAbG"), "empty", "no equation")
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_what_is_not_found_is_left_to_others_and_spoils_nothing(how: str) -> None:
+    both = QPData(*(torch.cat(pair) for pair in zip(spoilt(how), program("portfolio", 1), strict=True)))
+    found = within_bounds(both)
+    assert found.status[0] != 0 and found.status[1] == 0
+    torch.testing.assert_close(found.z[1:], within_bounds(program("portfolio", 1)).z)
+
+
+def test_which_rows_are_bounds() -> None:
+    data = program("portfolio")
+    assert are_bounds(data)
+    pair, nothing = data.G.clone(), data.G.clone()
+    pair[0, 0, 1], nothing[0, 0, 0] = 1.0, 0.0
+    assert not are_bounds(data._replace(G=pair)) and not are_bounds(data._replace(G=nothing))
+    assert not are_bounds(data._replace(G=data.G[:, :0], h=data.h[:, :0]))
+
+
+def test_a_portfolio_takes_few_steps_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DAQP added its 180 bounds one by one."""
+    monkeypatch.setattr(builtin.external.DAQP, "find", lambda *_: pytest.fail("one by one"))
+    P, q, A, b, G, h = (t[0] for t in program("portfolio", n=200))
+    q = q.requires_grad_()
+    s = ik.solve(ik.QuadraticProgram(P, q, A, b, G, h))
+    weights = torch.arange(200, dtype=F64)
+    (found,) = torch.autograd.grad((s.value * weights).sum(), q)
+    (known,) = torch.autograd.grad(
+        (ik.solve(ik.QuadraticProgram(P, q, A, b, G, h), solver="interior_point").value * weights).sum(), q
+    )
+    assert bool(s.converged) and int(s.steps) <= 12
+    torch.testing.assert_close(found, known, rtol=1e-6, atol=1e-8)
+
+
+def test_a_batch_with_a_program_that_has_no_solution() -> None:
+    P, q, A, b, G, h = program("portfolio", n=160)
+    b = torch.cat([b, -b])
+    s: Any = ik.solve(ik.QuadraticProgram(P[0], q[0], A[0], b, G[0], h[0]), on_failure="ignore")
+    assert s.status.tolist() == [0, int(ik.Status.INFEASIBLE)]
