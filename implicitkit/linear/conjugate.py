@@ -17,6 +17,7 @@ from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.cycles import column
+from implicitkit.linear.fewer import Fewer, narrowed
 
 __all__ = ["conjugate", "left_by_minimal_residuals", "seems_definite"]
 
@@ -59,14 +60,15 @@ def conjugate(
     """
     x, p, rs = torch.zeros_like(r), r, r.square().sum(1)
     squares, goal, steps, open_ = [rs], target.square(), torch.zeros_like(budget), live
+    fewer, asked = Fewer(A), max(at, default=0)
     side = rs.new_zeros(())  # of zero on which A lies: the sign of the first curvature
     for k in range(1, int(budget.max()) + 1):
-        Ap = A.mv(p)
+        Ap = fewer.A.mv(p)
         curvature = (p * Ap).sum(1)
         side = curvature.sign() if k == 1 else side
         steps = steps + open_
         if bool((open_ & ~(curvature * side > 0)).any()):
-            return x, r, steps, False
+            return *fewer.whole((x, r, steps)), False
         alpha, keep = column(rs / curvature), column(open_)
         x = torch.where(keep, torch.addcmul(x, alpha, p), x)
         r = torch.where(keep, torch.addcmul(r, alpha, Ap, value=-1), r)
@@ -75,11 +77,16 @@ def conjugate(
         rs = after
         open_ = open_ & (rs > goal) & (steps < budget)
         squares.append(rs)
-        if not bool(open_.any()):
+        left = int(torch.count_nonzero(open_))
+        if not left:
             break
         if k in at and ask(left_by_minimal_residuals(squares) / column(squares[0].sqrt()), ~open_):
             break
-    return x, r, steps, True
+        index = fewer.drop(open_, left, lambda: (x, r, steps)) if k >= asked else None  # noqa: B023
+        if index is not None:
+            x, r, p, rs, goal = narrowed(index, x, r, p, rs, goal)
+            steps, budget, open_, side = narrowed(index, steps, budget, open_, side)
+    return *fewer.whole((x, r, steps)), True
 
 
 def left_by_minimal_residuals(squares: list[Tensor]) -> Tensor:

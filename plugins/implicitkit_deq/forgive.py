@@ -14,7 +14,7 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit import extend
 
-__all__ = ["Effort", "Forgive", "ForgivenWarning", "masked", "near"]
+__all__ = ["Effort", "Forgive", "ForgivenWarning", "gone_on", "masked", "near"]
 
 _DERIVATIVES = ("truncated", "none")
 _EXACT = ("auto", "implicit")
@@ -164,8 +164,12 @@ class Effort:
         self.pause = 0  # training calls still to come without the dear members
         self.spared = False  # were they left out in the last call?
 
-    def spend(self, find: Callable[[Any], ik.Solution], solver: Any, policy: Any) -> ik.Solution:
-        """``find(solver)``, or with fewer members of it: ``policy`` is that of a training call, or ``None``."""
+    def spend(self, find: Callable[..., ik.Solution], solver: Any, policy: Any) -> ik.Solution:
+        """``find(solver)``, or with fewer members of it: ``policy`` is that of a training call, or ``None``.
+
+        What the first of several solves has found is where the next begins: ``find(solver, found)`` (:func:`gone_on`).  The
+        figures of the solution are those of the last one.
+        """
         relay = ik.Relay() if isinstance(solver, str) and solver == "relay" else solver
         self.spared = False
         if not isinstance(policy, Forgive) or not isinstance(relay, ik.Relay) or extend.transforms_active():
@@ -173,17 +177,21 @@ class Effort:
         grants = [solver]
         if relay.work is None:
             relay, *_ = grants = [replace(relay, work=work) for work in (_WORK, _MORE)]
+        found, spent = None, 0
         if self.pause:
             self.pause -= 1
             found = find(relay.brief())
             if policy.spares(~found.converged):
                 self.spared = True
                 return found
+            spent = found.evaluations
         for granted in grants:
-            found = find(granted)
+            found = find(granted, found)
+            spent += found.evaluations
             if not policy.exceeded(~found.converged):
                 break
-        dear = not bool(found.converged.all()) or found.evaluations > _DEAR
+        assert found is not None
+        dear = not bool(found.converged.all()) or spent > _DEAR
         self.pause = policy.every - 1 if dear else 0
         return found
 
@@ -299,6 +307,16 @@ class _Linear(ik.LinearSolver):
             residual_norm=answer.residual_norm + (1 - share) * size,
             converged=answer.converged & ~over,
         )
+
+
+def gone_on(before: ik.Solution, start: Any) -> Any:
+    """Where a solve begins that goes on from another: solved samples at their solutions, the others at the ``start`` again.
+
+    Samples are independent, so that nothing is lost by either: a solved one takes one evaluation more, and one that failed
+    is solved as it would have been.  Not from its best iterate: how far out a member of the relay may go is measured from
+    the start, and what stands near a point that is no equilibrium far out would be let go farther.
+    """
+    return masked(before.converged, extend.trees.tree_map(Tensor.detach, before.value), start)
 
 
 def near(status: Tensor, z: Any, start: Any, first: Callable[[], Any] | None) -> Any:

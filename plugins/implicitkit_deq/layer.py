@@ -17,7 +17,7 @@ from implicitkit_deq.causality import per_position
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.cells.stacked import Composed
 from implicitkit_deq.compat import autocast_on
-from implicitkit_deq.forgive import Effort, Forgive, masked, near
+from implicitkit_deq.forgive import Effort, Forgive, gone_on, masked, near
 from implicitkit_deq.frozen import Drawing, Frozen
 from implicitkit_deq.frozen_stack import FrozenStack
 from implicitkit_deq.inputs import check_use, describe, factors, refuse_unbatched
@@ -304,8 +304,9 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         policy, solver = self.settings.on_failure, asked.pop("solver")
         problem, theta = the_map.problem(injected), (weights, *injected)
 
-        def find(solver: Any) -> ik.Solution:
-            return ik.solve(problem, initial, theta, batch_dims=self.batch_dims, solver=solver, **asked)
+        def find(solver: Any, before: ik.Solution | None = None) -> ik.Solution:
+            start = initial if before is None else gone_on(before, initial)
+            return ik.solve(problem, start, theta, batch_dims=self.batch_dims, solver=solver, **asked)
 
         try:
             solution = self._effort.spend(find, solver, policy if self.training else None)

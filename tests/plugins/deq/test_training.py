@@ -134,7 +134,7 @@ def test_dear_members_are_spared_where_a_call_took_many_evaluations(evaluations:
     a sixteenth be left to rest."""
     effort, calls, spared = Effort(), "", []
 
-    def find(solver: Any) -> Any:
+    def find(solver: Any, before: Any = None) -> Any:
         nonlocal calls
         whole = solver == "relay" or len(solver.stages) == len(ik.Relay().stages)
         calls += "w" if whole else "b"
@@ -193,6 +193,25 @@ def test_a_call_that_would_raise_is_granted_more(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(forgive, "_MORE", 1.0)
     with pytest.raises(ik.ConvergenceError, match="samples did not converge"):
         layer(x)
+
+
+def test_a_call_that_is_granted_more_goes_on_from_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples that the first solve has solved are evaluated once more by the second, and keep their solutions."""
+    torch.manual_seed(0)
+    cell = GroupNormOfReLU(4)
+    layer, x = DEQ(cell, (4, 2, 2), rtol=1e-3), 2 * torch.randn(16, 3, 2, 2)
+    monkeypatch.setattr(forgive, "_WORK", 1.0)
+    runs: list[ik.Solution] = []
+    solve = ik.solve
+    monkeypatch.setattr(ik, "solve", lambda *args, **options: runs.append(solve(*args, **options)) or runs[-1])
+    z = layer(x)
+    first, second = runs
+    solved = first.converged
+    assert 0 < int(solved.sum()) < len(x)
+    assert not bool(second.steps[solved].any())
+    assert torch.equal(z[solved], first.value[solved])
+    again = DEQ(cell, (4, 2, 2), rtol=1e-3, solver=ik.Relay(work=forgive._MORE))(x)  # the same, from zero at once
+    torch.testing.assert_close(z[~solved], again[~solved], rtol=1e-2, atol=1e-2)
 
 
 def test_what_was_not_asked_is_said() -> None:
