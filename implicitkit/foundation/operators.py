@@ -201,14 +201,14 @@ class Operator:
         """
         return None if self.selects is None else self.selects(samples)
 
-    def selected_by(self, of: Callable[[Tensor, Operator], Operator], *parts: Operator) -> Operator:
+    def selected_by(self, of: Callable[..., Operator], *parts: Operator) -> Operator:
         """This operator, made of operators ``parts`` in such a way that ``of(samples, *selected parts)`` makes that of some
         samples."""
         if all(part.selects is not None for part in parts):
 
             def selects(samples: Tensor) -> Operator | None:
-                small = [part.select(samples) for part in parts]
-                return None if any(part is None for part in small) else of(samples, *small)
+                small = [found for part in parts if (found := part.select(samples)) is not None]
+                return of(samples, *small) if len(small) == len(parts) else None
 
             self.selects = selects
         return self

@@ -60,7 +60,7 @@ def conjugate(
     """
     x, p, rs = torch.zeros_like(r), r, r.square().sum(1)
     squares, goal, steps, open_ = [rs], target.square(), torch.zeros_like(budget), live
-    fewer, asked = Fewer(A), max(at, default=0)
+    fewer = Fewer(A)
     side = rs.new_zeros(())  # of zero on which A lies: the sign of the first curvature
     for k in range(1, int(budget.max()) + 1):
         Ap = fewer.A.mv(p)
@@ -68,7 +68,8 @@ def conjugate(
         side = curvature.sign() if k == 1 else side
         steps = steps + open_
         if bool((open_ & ~(curvature * side > 0)).any()):
-            return *fewer.whole((x, r, steps)), False
+            x, r, steps = fewer.whole((x, r, steps))
+            return x, r, steps, False
         alpha, keep = column(rs / curvature), column(open_)
         x = torch.where(keep, torch.addcmul(x, alpha, p), x)
         r = torch.where(keep, torch.addcmul(r, alpha, Ap, value=-1), r)
@@ -76,17 +77,18 @@ def conjugate(
         p = torch.where(keep, torch.addcmul(r, column(after / rs), p), p)
         rs = after
         open_ = open_ & (rs > goal) & (steps < budget)
-        squares.append(rs)
+        squares.append(fewer.spread(rs, 1.0))
         left = int(torch.count_nonzero(open_))
         if not left:
             break
-        if k in at and ask(left_by_minimal_residuals(squares) / column(squares[0].sqrt()), ~open_):
+        if k in at and ask(left_by_minimal_residuals(squares) / column(squares[0].sqrt()), fewer.spread(~open_, True)):
             break
-        index = fewer.drop(open_, left, lambda: (x, r, steps)) if k >= asked else None  # noqa: B023
+        index = fewer.drop(open_, left, lambda: (x, r, steps))  # noqa: B023
         if index is not None:
             x, r, p, rs, goal = narrowed(index, x, r, p, rs, goal)
             steps, budget, open_, side = narrowed(index, steps, budget, open_, side)
-    return *fewer.whole((x, r, steps)), True
+    x, r, steps = fewer.whole((x, r, steps))
+    return x, r, steps, True
 
 
 def left_by_minimal_residuals(squares: list[Tensor]) -> Tensor:

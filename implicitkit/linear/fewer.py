@@ -64,6 +64,12 @@ class Fewer:
         self.A = small
         return index
 
+    def spread(self, t: Tensor, rest: float) -> Tensor:
+        """A tensor of the samples in work in full length, ``rest`` in the places of those left out."""
+        if self._places is None:
+            return t
+        return t.new_full((len(self._kept[0]), *t.shape[1:]), rest).index_copy_(0, self._places, t)
+
     def whole(self, answers: Answers) -> Answers:
         """Those of all samples, given those of the samples in work."""
         if self._places is None:

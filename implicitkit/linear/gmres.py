@@ -123,19 +123,20 @@ def arnoldi(
     far as they are.
 
     ``look``: numbers of steps after which it is asked whether to end here, with the columns of ``H`` so far ``(batch, k,
-    k + 1)``, ``u`` ``(batch, k + 1)`` and which samples have converged.  After the last of these, samples that have
-    converged are left out of the products where that pays (:class:`Fewer`).
+    k + 1)``, ``u`` ``(batch, k + 1)`` and which samples have converged.  (Those that are left out of the products by then,
+    where that pays, have a matrix of zeros there: :class:`Fewer`.)
     """
     space, fewer = _Space(r, norm, target, live, budget, columns), Fewer(A)
-    asked = max(look[0], default=0) if look is not None else 0
     for j in range(columns):
         going = space.step(fewer.A, known)
         left = int(torch.count_nonzero(going))
         if not left:
             break
-        if look is not None and j + 1 in look[0] and look[1](_transposed(space.H), space.u, ~going.squeeze(1)):
-            break
-        if j + 1 >= max(asked, len(known)) and j + 1 < columns:
+        if look is not None and j + 1 in look[0]:
+            known_so_far = (_transposed(space.H), 0.0), (space.u, 1.0), (~going.squeeze(1), True)
+            if look[1](*(fewer.spread(t, rest) for t, rest in known_so_far)):
+                break
+        if len(known) <= j + 1 < columns:
             index = fewer.drop(going.squeeze(1), left, space.answer)
             if index is not None:
                 space.narrow(index)

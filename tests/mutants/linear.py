@@ -16,6 +16,37 @@ def _of(words: str) -> str:
 
 MUTANTS = [
     *mutants(
+        "implicitkit/linear/fewer.py",
+        "tests/linear/test_fewer_samples.py -k 'answers or series or failed'",
+        ("if self._tried or not", "if True or not"),
+        ("self._places is None else self._places.index_select(0, index)", "True else index"),
+        ("self._kept = self.whole(answers())", "self._kept = answers()"),
+        ("zip(self._kept, answers, strict=True)", "zip(answers, self._kept, strict=True)"),
+    ),
+    *mutants(
+        "implicitkit/problem/selection.py",
+        "tests/linear/test_fewer_samples.py",
+        ("if found.shape != before.shape or not", "if False and not"),
+        ("except (RuntimeError, ValueError, IndexError):", "except IndexError:"),
+        ("rows = samples if per_row == 1 else", "rows = samples if True else"),
+        ("if not system.can_select or system.lifted.random:", "if True:"),
+    ),
+    *mutants(
+        "implicitkit/foundation/operators.py",
+        "tests/linear/test_fewer_samples.py -k made_of",
+        ("t.index_select(0, samples) for t in (a, b)", "t[: len(samples)] for t in (a, b)"),
+        ("blocks = (samples % A.batch).unique()", "blocks = samples.unique() % A.batch"),
+        (
+            "return other.selected_by(lambda _, small: small.T, self)",
+            "return other.selected_by(lambda _, small: small, self)",
+        ),
+    ),
+    *mutants(
+        "implicitkit/linear/equilibrated.py",
+        "tests/linear/test_fewer_samples.py -k made_of",
+        ("_scaled(small, left.index_select(0, samples), right", "_scaled(small, left[: len(samples)], right"),
+    ),
+    *mutants(
         "implicitkit/solver/root/frugal.py",
         "tests/linear/test_one_matrix.py -k newton_steps",
         ("is None and A.alike()", "is None and False"),

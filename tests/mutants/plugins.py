@@ -11,6 +11,12 @@ TOOLS = "tests/plugins/deq/test_deq_tools.py tests/mutants/test_survivors_plugin
 
 MUTANTS = [
     *mutants(
+        "plugins/implicitkit_deq/forgive.py",
+        "tests/plugins/deq/test_training.py -k goes_on",
+        ("found = find(granted, found)", "found = find(granted)"),
+        ("masked(before.converged, extend", "masked(~before.converged, extend"),
+    ),
+    *mutants(
         "plugins/implicitkit_deq/frozen.py",
         USES + " -k reentrant",
         (" and computed_again():", " and False:"),
