@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -157,6 +158,12 @@ class Forgive(extend.Configured):
         )
 
 
+@functools.lru_cache(maxsize=8)
+def _relay(work: float | None = None) -> ik.Relay:
+    """The relay that a name means, made once: its options are checked, which takes as long as some evaluations."""
+    return ik.Relay(work=work)
+
+
 class Effort:
     """How much of the relay a layer's calls spend on samples that its policy forgives (``Forgive(every=)``)."""
 
@@ -170,13 +177,14 @@ class Effort:
         What the first of several solves has found is where the next begins: ``find(solver, found)`` (:func:`gone_on`).  The
         figures of the solution are those of the last one.
         """
-        relay = ik.Relay() if isinstance(solver, str) and solver == "relay" else solver
+        named = isinstance(solver, str) and solver == "relay"
+        relay = _relay() if named else solver
         self.spared = False
         if not isinstance(policy, Forgive) or not isinstance(relay, ik.Relay) or extend.transforms_active():
             return find(solver)
         grants = [solver]
         if relay.work is None:
-            relay, *_ = grants = [replace(relay, work=work) for work in (_WORK, _MORE)]
+            relay, *_ = grants = [_relay(work) if named else replace(relay, work=work) for work in (_WORK, _MORE)]
         found, spent = None, 0
         if self.pause:
             self.pause -= 1
