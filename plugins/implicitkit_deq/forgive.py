@@ -148,6 +148,12 @@ class Forgive(extend.Configured):
             "Where samples come back, layer(x, index=their numbers) starts from their last equilibria, which solves most of "
             "these and keeps each at one of several equilibria. "
         )
+        broken = int((solution.status == int(ik.Status.NONFINITE)).sum())
+        if broken:
+            found += (
+                f" (of {broken} because NaN or Inf came up: where an input holds it all gradients of weights become NaN, "
+                "as behind any layer; leave such samples out)"
+            )
         warnings.warn(
             f"{int(failed.sum())} of {failed.numel()} samples of a training call {found}: they get their best iterate and "
             f"the derivative {self.derivative!r} (see Forgive). Further ones are only counted, in layer.solution.converged "

@@ -217,11 +217,22 @@ def test_a_call_that_is_granted_more_goes_on_from_what_it_found(monkeypatch: pyt
 def test_what_was_not_asked_is_said() -> None:
     """A sample that dearer solvers might solve is not called unsolvable."""
     layer = _layer()
-    solution = SimpleNamespace(converged=torch.tensor([True, False]), solver="relay (anderson)")
+    status = torch.tensor([int(ik.Status.CONVERGED), int(ik.Status.STALLED)])
+    solution = SimpleNamespace(converged=torch.tensor([True, False]), solver="relay (anderson)", status=status)
     with pytest.warns(ForgivenWarning, match="dearer ones are asked in one of 30 calls"):
         layer.train_settings.on_failure.tell(solution, True, False)  # type: ignore[union-attr, arg-type]
     with pytest.warns(ForgivenWarning, match=r"no equilibrium that relay \(anderson\) could find"):
         layer.train_settings.on_failure.tell(solution, False, False)  # type: ignore[union-attr, arg-type]
+
+
+def test_data_that_are_no_numbers_are_named() -> None:
+    """One sample of eight holds a NaN: so does its value, the others are solved, and what it does to the gradients is said."""
+    layer, x = DEQ(cells.MLP(4, 8)), torch.randn(8, 4)
+    x[2] = torch.nan
+    with pytest.warns(ForgivenWarning, match=r"1 of 8 .* \(of 1 because NaN or Inf came up: where an input holds it"):
+        z = layer(x)
+    assert layer.solution.converged.tolist() == [True, True, False, *[True] * 5]
+    assert torch.equal(z.isfinite().all(1), layer.solution.converged)  # NaN, as behind any layer: the loss shows it
 
 
 @pytest.mark.parametrize(
