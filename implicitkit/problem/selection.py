@@ -14,11 +14,13 @@ from implicitkit.system import System
 
 __all__ = ["selection"]
 
+Equations = Callable[[System, Sequence[Tensor]], Callable[[Tensor], Tensor]]
+
 _NEAR = 1e-3  # of the largest number: values of a sample among others, and among fewer
 
 
 def selection(
-    system: System, z: Tensor, theta: Sequence[Tensor], out: Tensor, **known: Any
+    system: System, z: Tensor, theta: Sequence[Tensor], out: Tensor, equations: Equations | None = None, **known: Any
 ) -> Callable[[Tensor], Operator | None] | None:
     r"""What makes ``dF_i/dz_i`` of some samples ``i`` an operator by itself (:meth:`Operator.select`).
 
@@ -29,13 +31,14 @@ def selection(
 
     Args:
         system, z, theta: the point ``(batch, n)``. out: ``F`` there. known: what :func:`autodiff.linearise` is told.
+        equations: ``(system of some samples, its theta) -> F`` of these; ``None``: their residual.
 
     Returns:
         ``None`` where it is not known which arguments have one row a sample, or the function draws random numbers.
     """
     if not system.can_select or system.lifted.random:
         return None
-    per_row = system.samples_per_row
+    per_row, equations_of = system.samples_per_row, equations or _residual
 
     def select(samples: Tensor) -> Operator | None:
         rows = samples if per_row == 1 else (samples // per_row).unique()
@@ -46,7 +49,7 @@ def selection(
         point = z.detach().index_select(0, all_of_them)
         try:
             with compat.own_graphs():
-                value, A = autodiff.linearise(lambda y: small.residual(y, *chosen), point, **known)
+                value, A = autodiff.linearise(equations_of(small, chosen), point, **known)
         except (RuntimeError, ValueError, IndexError):  # the whole of it is there, and goes on
             return None
         found, before = value.detach(), out.detach().index_select(0, all_of_them)
@@ -54,10 +57,14 @@ def selection(
         if found.shape != before.shape or not bool(((found - before).abs() <= _NEAR * size).all()):
             return None
         A.weight = sum(t.numel() for t in chosen) // max(1, len(point))
-        A.selects = selection(small, point, chosen, value, **known)
+        A.selects = selection(small, point, chosen, value, equations, **known)
         return within(A, samples, all_of_them)
 
     return select
+
+
+def _residual(system: System, theta: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda y: system.residual(y, *theta)
 
 
 def _samples_of(rows: Tensor, per_row: int) -> Tensor:

@@ -297,3 +297,19 @@ def test_statistics_of_a_batch_are_refused_as_ever() -> None:
     y = x.clone().requires_grad_()
     with pytest.raises(ValueError, match="independent"):
         _solve(lambda z, x: 0.5 * norm(cell(z, x)), y, solver="picard", rtol=1e-9).square().sum().backward()
+
+
+def test_newtons_products_leave_out_solved_samples_and_count_what_that_takes() -> None:
+    """Newton's method by products: the same points, by evaluations more, which are counted, of few samples."""
+    results = []
+    for dims in ((0,), None):
+        cell, x = Cell(), _inputs()
+        start = torch.zeros(16, SIZE, dtype=torch.float64)
+        solver = ik.NewtonKrylov(inner_steps=40)
+        found = ik.fixed_point(cell, start, (x,), batch_dims=1, in_dims=dims, solver=solver, rtol=1e-12)
+        assert bool(found.converged.all())
+        results.append(found)
+    some, whole = results
+    torch.testing.assert_close(some.value, whole.value, rtol=1e-9, atol=1e-10)
+    assert some.evaluations > whole.evaluations
+    assert some.sample_evaluations < whole.sample_evaluations

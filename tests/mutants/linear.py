@@ -32,6 +32,12 @@ MUTANTS = [
         ("if not system.can_select or system.lifted.random:", "if True:"),
     ),
     *mutants(
+        "implicitkit/solver/evaluations.py",
+        "tests/linear/test_fewer_samples.py -k newtons",
+        ("A.selects = selection(self.system", "_ = (self.system"),
+        ("self.evaluations += 1\n        self.sample_evaluations += system.batch", "pass"),
+    ),
+    *mutants(
         "implicitkit/foundation/operators.py",
         "tests/linear/test_fewer_samples.py -k made_of",
         ("t.index_select(0, samples) for t in (a, b)", "t[: len(samples)] for t in (a, b)"),

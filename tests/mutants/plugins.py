@@ -15,6 +15,15 @@ MUTANTS = [
         "tests/plugins/deq/test_training.py -k goes_on",
         ("found = find(granted, found)", "found = find(granted)"),
         ("masked(before.converged, extend", "masked(~before.converged, extend"),
+        ("(solution.status == int(ik.Status.NONFINITE)).sum()", "0", "tests/plugins/deq/test_training.py -k numbers"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/inputs.py",
+        USES + " -k 'names_of_the_cell or names_that'",
+        ("given: tuple[Any, ...] = bound.args[1:]", "given: tuple[Any, ...] = inputs"),
+        ("bound.apply_defaults()", "pass"),
+        ("except (KeyError, TypeError) as error:", "except KeyError as error:"),
+        ("if own.parameters[name].kind is not inspect", "if own.parameters[name].kind is inspect"),
     ),
     *mutants(
         "plugins/implicitkit_deq/frozen.py",

@@ -226,7 +226,7 @@ def test_what_was_not_asked_is_said() -> None:
 
 
 def test_data_that_are_no_numbers_are_named() -> None:
-    """One sample of eight holds a NaN: so does its value, the others are solved, and what it does to the gradients is said."""
+    """One sample of eight holds a NaN: so does its value, the others are solved, and what gradients become is said."""
     layer, x = DEQ(cells.MLP(4, 8)), torch.randn(8, 4)
     x[2] = torch.nan
     with pytest.warns(ForgivenWarning, match=r"1 of 8 .* \(of 1 because NaN or Inf came up: where an input holds it"):
