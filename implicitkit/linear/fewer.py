@@ -40,7 +40,9 @@ class Fewer:
         self.A = A
         self._places: Tensor | None = None  # of the samples in work among all
         self._kept: Answers = ()
-        self._tried = A.selects is None or not may
+        self._most = (
+            1.0 if may and A.selects is not None else 0.0
+        )  # of the samples in work may be open, times the share
 
     def drop(self, open_: Tensor, left: int, answers: Callable[[], Answers]) -> Tensor | None:
         """Go on with the ``left`` samples that are ``open_`` ``(k,)``, if that pays and is possible.
@@ -52,16 +54,16 @@ class Fewer:
             the rows of the state to go on with, ``(left,)``; ``None``: go on as before.
         """
         alive = len(open_)
-        if self._tried or not 0 < left <= _SHARE * alive or (alive - left) * self.A.size < _SPARED:
+        if not 0 < left <= self._most * _SHARE * alive or (alive - left) * self.A.size < _SPARED:
             return None
         index = open_.nonzero().squeeze(1)
         small = self.A.select(index)
-        if small is None:
-            self._tried = True
+        if small is None:  # asked again, if at all, when fewer are left
+            self._most = _SHARE * left / alive
             return None
         self._kept = self.whole(answers())
         self._places = index if self._places is None else self._places.index_select(0, index)
-        self.A = small
+        self.A, self._most = small, 1.0
         return index
 
     def spread(self, t: Tensor, rest: float) -> Tensor:

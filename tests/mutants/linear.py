@@ -18,7 +18,12 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/fewer.py",
         "tests/linear/test_fewer_samples.py -k 'answers or series or failed'",
-        ("if self._tried or not", "if True or not"),
+        ("if not 0 < left <=", "if True or not 0 < left <="),
+        (
+            "self._most = _SHARE * left / alive",
+            "self._most = 0.0",
+            "tests/linear/test_fewer_samples.py -k many_samples",
+        ),
         ("self._places is None else self._places.index_select(0, index)", "True else index"),
         ("self._kept = self.whole(answers())", "self._kept = answers()"),
         ("zip(self._kept, answers, strict=True)", "zip(answers, self._kept, strict=True)"),
