@@ -288,7 +288,7 @@ MUTANTS = [
         ("(here + (first * second).log()) / -(second.square() / first).log()", "here / -first.log()"),
         ("left = left - w * (w * left)", "left = left - 0 * (w * left)"),
         (
-            "v, before = after if left == len(r) else torch.where(column(open_), after, 0), length",
+            "v, before = after if left == len(after) else torch.where(column(open_), after, 0), length",
             "v, before = after, length",
         ),
     ),
@@ -341,8 +341,8 @@ MUTANTS = [
             "return _truncated(A, b, products=self.steps, damping=self.damping)",
         ),
         (
-            'converged = best_norm <= target\n        reason = ""',
-            'converged = best_norm <= 1e9 * target\n        reason = ""',
+            'converged = best_norm <= aim\n        reason = ""',
+            'converged = best_norm <= 1e9 * aim\n        reason = ""',
             "tests/mutants/test_survivors_models.py -k series",
         ),
     ),

@@ -236,7 +236,7 @@ MUTANTS = [
         ("if policy.spares(~found.converged):", "if True:"),
         ("max(1.0, _RESTING * self.share * failed.numel())", "self.share * failed.numel()"),
         ("max(1.0, _RESTING * self.share * failed.numel())", "_RESTING * self.share * failed.numel()"),
-        ("found.evaluations > _DEAR", "found.evaluations >= _DEAR"),
+        ("or spent > _DEAR", "or spent >= _DEAR"),
         (
             "for work in (_WORK, _MORE)]",
             "for work in (math.inf, _MORE)]",
