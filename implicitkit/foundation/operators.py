@@ -24,6 +24,7 @@ __all__ = [
     "seem_alike",
     "shifted",
     "single",
+    "within",
 ]
 
 MatVec = Callable[[Tensor], Tensor]
@@ -100,6 +101,7 @@ class Operator:
         preconditioner: something near ``A`` that the Krylov methods may use, with ``solve(b)`` and ``T``
             (:mod:`implicitkit.linear.preconditioners`); not part of what ``A`` is.
         known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.
+        selects: makes the operator of some of the samples (:meth:`select`); ``None`` where they cannot be told apart.
         price: says what :meth:`sparse` and factors of it cost (:class:`~implicitkit.linear.price.Price`), ``None`` where
             there is no pattern; told how many samples have one matrix (``alike``), if that is known.
     """
@@ -119,6 +121,7 @@ class Operator:
         "like",
         "preconditioner",
         "price",
+        "selects",
         "size",
         "structure",
         "symmetric",
@@ -142,6 +145,7 @@ class Operator:
         self._mv, self._rmv, self._dense, self._sparse = mv, rmv, dense, sparse
         self.known: Any = None
         self.preconditioner: Any = None
+        self.selects: Callable[[Tensor], Operator | None] | None = None
         self.weight = 0
         self.graph: Callable[[], tuple[int, int, int] | None] = _unknown
         self.price: Callable[..., Any] = getattr(sparse, "price", _unknown)
@@ -186,6 +190,29 @@ class Operator:
             self._sparse = self._sparse(self)
         return self._sparse
 
+    def select(self, samples: Tensor) -> Operator | None:
+        """``diag(A_i, i in samples)``, whose products cost those of so many samples, ``(k, n) -> (k, n)``.
+
+        Args:
+            samples: their numbers, ``(k,)`` int64, each once.
+
+        Returns:
+            ``None`` where nobody knows the products of a sample alone: go on with all of them.
+        """
+        return None if self.selects is None else self.selects(samples)
+
+    def selected_by(self, of: Callable[..., Operator], *parts: Operator) -> Operator:
+        """This operator, made of operators ``parts`` in such a way that ``of(samples, *selected parts)`` makes that of some
+        samples."""
+        if all(part.selects is not None for part in parts):
+
+            def selects(samples: Tensor) -> Operator | None:
+                small = [found for part in parts if (found := part.select(samples)) is not None]
+                return of(samples, *small) if len(small) == len(parts) else None
+
+            self.selects = selects
+        return self
+
     @property
     def T(self) -> Operator:
         """The transposed operator; it shares the matrices if they have been formed."""
@@ -204,7 +231,7 @@ class Operator:
         other.weight, other.price, other.graph = self.weight, self.price, self.graph
         other.known = None if self.known is None else self.known.T
         other.preconditioner = None if self.preconditioner is None else self.preconditioner.T
-        return other
+        return other.selected_by(lambda _, small: small.T, self)
 
     def derived(self, mv: MatVec, rmv: MatVec, dense: Callable[[], Tensor], **changes: Any) -> Operator:
         """An operator of the same shape by other products; it has no structure but what ``changes`` say."""
@@ -238,7 +265,11 @@ def shifted(A: Operator, shift: Tensor | float, scale: Tensor | float = 1.0) -> 
         eye = torch.eye(A.size, dtype=A.like.dtype, device=A.like.device)
         return a.unsqueeze(2) * eye + b.unsqueeze(2) * A.dense()
 
-    return A.derived(lambda v: a * v + b * A.mv(v), lambda w: a * w + b * A.rmv(w), dense, symmetric=A.symmetric)
+    def of(samples: Tensor, small: Operator) -> Operator:
+        return shifted(small, *(t if len(t) == 1 else t.index_select(0, samples) for t in (a, b)))
+
+    found = A.derived(lambda v: a * v + b * A.mv(v), lambda w: a * w + b * A.rmv(w), dense, symmetric=A.symmetric)
+    return found.selected_by(of, A)
 
 
 def minus(A: Operator, B: Operator) -> Operator:
@@ -248,7 +279,7 @@ def minus(A: Operator, B: Operator) -> Operator:
         lambda w: A.rmv(w) - B.rmv(w),
         lambda: A.dense() - B.dense(),
         symmetric=A.symmetric and B.symmetric,
-    )
+    ).selected_by(lambda _, a, b: minus(a, b), A, B)
 
 
 def preconditioned(A: Operator, M: MatVec) -> Operator:
@@ -269,7 +300,39 @@ def repeated(A: Operator, times: int) -> Operator:
     many.batch, many.weight, many.graph = times * A.batch, A.weight, A.graph
     if A.preconditioner is not None:
         many.preconditioner = _Repeated(A.preconditioner, times)
+
+    def selects(samples: Tensor) -> Operator | None:
+        blocks = (samples % A.batch).unique()
+        small = A.select(blocks) if 2 * len(blocks) <= A.batch else None
+        if small is None:
+            return None
+        every = (torch.arange(times, device=blocks.device).unsqueeze(1) * A.batch + blocks).flatten()
+        return within(repeated(small, times), samples, every)
+
+    many.selects = None if A.selects is None else selects
     return many
+
+
+def within(A: Operator, samples: Tensor, available: Tensor) -> Operator:
+    """Of the operator ``A`` of the samples ``available``, in rising order, that of ``samples``: the others are zero."""
+    if len(samples) == len(available):
+        return A
+    places = torch.searchsorted(available, samples)
+
+    def over(product: MatVec) -> MatVec:
+        return lambda v: product(v.new_zeros(A.batch, A.size).index_copy(0, places, v)).index_select(0, places)
+
+    found = A.derived(
+        over(A.mv),
+        over(A.rmv),
+        lambda: A.dense().index_select(0, places),
+        batch=len(samples),
+        like=A.like.index_select(0, places) if len(A.like) == A.batch else A.like,
+        symmetric=A.symmetric,
+        fixed_point=A.fixed_point,
+    )
+    found.weight, found.graph = A.weight, A.graph
+    return found
 
 
 class _Repeated:
@@ -301,4 +364,4 @@ def single(A: Operator) -> Operator:
         fixed_point=A.fixed_point,
     )
     up.preconditioner, up.weight, up.graph = A.preconditioner, A.weight, A.graph
-    return up
+    return up.selected_by(lambda _, small: single(small), A)

@@ -20,6 +20,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import Correction, column, in_working_precision, norms, restarted, right_preconditioned
+from implicitkit.linear.fewer import Fewer, narrowed
 from implicitkit.linear.preconditioned import PreconditionedSolver
 
 __all__ = ["BiCGStab"]
@@ -54,13 +55,18 @@ class BiCGStab(PreconditionedSolver):
             rho = (shadow * r).sum(dim=1)
             shadow_norm = norm
             steps = torch.zeros_like(budget)
-            live = live & (budget > 1)
-            while bool(live.any()):
-                Ap = A.mv(p)
+            live, fewer = live & (budget > 1), Fewer(A)
+            while left := int(torch.count_nonzero(live)):
+                index = fewer.drop(live, left, lambda: (best, steps))  # noqa: B023
+                if index is not None:
+                    x, r, p, shadow, best = narrowed(index, x, r, p, shadow, best)
+                    best_norm, rho, shadow_norm = narrowed(index, best_norm, rho, shadow_norm)
+                    steps, live, target, budget = narrowed(index, steps, live, target, budget)
+                Ap = fewer.A.mv(p)
                 pairing = (shadow * Ap).sum(dim=1)
                 alpha = column(rho / pairing)
                 half = torch.addcmul(r, alpha, Ap, value=-1)
-                Ah = A.mv(half)
+                Ah = fewer.A.mv(half)
                 omega = column((Ah * half).sum(dim=1) / (Ah * Ah).sum(dim=1).clamp_min(tiny))
                 keep = column(live)
                 x = torch.where(keep, torch.addcmul(torch.addcmul(x, alpha, p), omega, half), x)
@@ -76,6 +82,7 @@ class BiCGStab(PreconditionedSolver):
                 best_norm = torch.where(better, now, best_norm)
                 sound = (rho.abs() > eps * eps * shadow_norm * now) & (ratio.squeeze(1).abs() < torch.inf)
                 live = live & sound & (now > target) & (steps + 1 < budget)
+            best, steps = fewer.whole((best, steps))
             return Correction(best, torch.maximum(steps, torch.ones_like(steps)))
 
         return restarted(

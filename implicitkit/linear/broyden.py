@@ -25,6 +25,7 @@ from implicitkit.foundation.options import above, at_least, check_options, one_o
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import column, default_steps, in_working_precision, norms, tolerance
+from implicitkit.linear.fewer import Fewer, narrowed
 
 __all__ = ["BroydenLinear"]
 
@@ -56,7 +57,8 @@ class BroydenLinear(LinearSolver):
     def solve(self, A: Operator, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
         limit = default_steps(A.size) if max_steps is None else max_steps
         eps = torch.finfo(b.dtype).eps
-        target, start = tolerance(b, rtol, atol), norms(b)
+        aim, start = tolerance(b, rtol, atol), norms(b)
+        target, fewer, finite = aim, Fewer(A), start.isfinite()
         best, best_norm = torch.zeros_like(b), start
         steps = torch.zeros(b.shape[0], dtype=torch.int64, device=b.device)
         live = (start > target) & (start < torch.inf)
@@ -68,11 +70,16 @@ class BroydenLinear(LinearSolver):
         zero = b.new_zeros(())
         s = s.where(column(live), zero)
         for k in range(limit):
-            if not bool(live.any()):
+            left = int(torch.count_nonzero(live))
+            if not left:
                 break
+            index = fewer.drop(live, left, lambda: (best, best_norm, steps, stopped))  # noqa: B023
+            if index is not None:
+                x, s, b, U, V, best, best_norm = narrowed(index, x, s, b, U, V, best, best_norm)
+                start, target, steps, live, stopped = narrowed(index, start, target, steps, live, stopped)
             keep = column(live)
             x = torch.where(keep, x + s, x)
-            F = A.mv(x) - b
+            F = fewer.A.mv(x) - b
             norm = norms(F)
             steps = steps + live
             better = live & (norm < best_norm)
@@ -93,13 +100,14 @@ class BroydenLinear(LinearSolver):
                 row = _through(s, Uk, Vk) - s
                 U[:, k % capacity], V[:, k % capacity] = scaled, row.where(column(usable), zero)
             s = scaled * column(ss)
-        converged = best_norm <= target
+        best, best_norm, steps, stopped = fewer.whole((best, best_norm, steps, stopped))
+        converged = best_norm <= aim
         reason = ""
         if not bool(converged.all()):
             reason = f"not converged after {limit} products with the matrix"
             if bool(stopped.any()):
                 reason = 'diverged or broke down; use linear_solver="gmres", or "lsmr" if the matrix is singular'
-            if not bool(start.isfinite().all()):
+            if not bool(finite.all()):
                 reason = "the right-hand side is not finite"
         return LinearSolution(best, best_norm, steps, converged, reason)
 

@@ -18,6 +18,7 @@ from implicitkit.foundation.operators import MatVec, Operator
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import Correction, column, in_working_precision, restarted
+from implicitkit.linear.fewer import Fewer, narrowed
 from implicitkit.linear.preconditioned import PreconditionedSolver
 
 __all__ = ["CG"]
@@ -50,13 +51,18 @@ class CG(PreconditionedSolver):
         inverse: MatVec = (lambda v: v) if M is None else M.solve
 
         def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
+            fewer = Fewer(A, may=M is None)
             x, p, goal = torch.zeros_like(r), inverse(r), target * target
             rs = (r * p).sum(dim=1)
             steps = torch.zeros_like(budget)
             failed = torch.zeros_like(live)
             side = rs.new_zeros(())  # of zero on which A lies: the sign of the first curvature
-            while bool(live.any()):
-                Ap = A.mv(p)
+            while left := int(torch.count_nonzero(live)):
+                index = fewer.drop(live, left, lambda: (x, steps, failed))  # noqa: B023
+                if index is not None:
+                    x, p, r, rs, goal = narrowed(index, x, p, r, rs, goal)
+                    steps, budget, failed, live, side = narrowed(index, steps, budget, failed, live, side)
+                Ap = fewer.A.mv(p)
                 curvature = (p * Ap).sum(dim=1)
                 side = curvature.sign() if side.ndim == 0 else side
                 definite = (curvature * side > 0) & (rs > 0)
@@ -71,7 +77,7 @@ class CG(PreconditionedSolver):
                 p = torch.where(keep, torch.addcmul(s, column(rs_next / rs), p), p)
                 rs = rs_next
                 live = live & ((r * r).sum(dim=1) > goal) & (steps < budget)
-            return Correction(x, steps, failed)
+            return Correction(*fewer.whole((x, steps, failed)))
 
         return restarted(
             cycle,

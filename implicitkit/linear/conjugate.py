@@ -17,6 +17,7 @@ from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.cycles import column
+from implicitkit.linear.fewer import Fewer, narrowed
 
 __all__ = ["conjugate", "left_by_minimal_residuals", "seems_definite"]
 
@@ -59,13 +60,15 @@ def conjugate(
     """
     x, p, rs = torch.zeros_like(r), r, r.square().sum(1)
     squares, goal, steps, open_ = [rs], target.square(), torch.zeros_like(budget), live
+    fewer = Fewer(A)
     side = rs.new_zeros(())  # of zero on which A lies: the sign of the first curvature
     for k in range(1, int(budget.max()) + 1):
-        Ap = A.mv(p)
+        Ap = fewer.A.mv(p)
         curvature = (p * Ap).sum(1)
         side = curvature.sign() if k == 1 else side
         steps = steps + open_
         if bool((open_ & ~(curvature * side > 0)).any()):
+            x, r, steps = fewer.whole((x, r, steps))
             return x, r, steps, False
         alpha, keep = column(rs / curvature), column(open_)
         x = torch.where(keep, torch.addcmul(x, alpha, p), x)
@@ -74,11 +77,17 @@ def conjugate(
         p = torch.where(keep, torch.addcmul(r, column(after / rs), p), p)
         rs = after
         open_ = open_ & (rs > goal) & (steps < budget)
-        squares.append(rs)
-        if not bool(open_.any()):
+        squares.append(fewer.spread(rs, 1.0))
+        left = int(torch.count_nonzero(open_))
+        if not left:
             break
-        if k in at and ask(left_by_minimal_residuals(squares) / column(squares[0].sqrt()), ~open_):
+        if k in at and ask(left_by_minimal_residuals(squares) / column(squares[0].sqrt()), fewer.spread(~open_, True)):
             break
+        index = fewer.drop(open_, left, lambda: (x, r, steps))  # noqa: B023
+        if index is not None:
+            x, r, p, rs, goal = narrowed(index, x, r, p, rs, goal)
+            steps, budget, open_, side = narrowed(index, steps, budget, open_, side)
+    x, r, steps = fewer.whole((x, r, steps))
     return x, r, steps, True
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.cycles import Correction, column, in_working_precision, norms, restarted
+from implicitkit.linear.fewer import Fewer, narrowed
 from implicitkit.linear.gmres import PATIENCE, STALLED, arnoldi, vectors
 from implicitkit.linear.price import CALL
 
@@ -166,7 +167,7 @@ def _swiftly(
     product = A.mv(r)
     known: tuple[Tensor, ...] = (product,)
     total, v, before, open_, left = r, r, norm, live, len(r)
-    steps, first = torch.zeros_like(budget), norm
+    steps, first, fewer = torch.zeros_like(budget), norm, Fewer(A)
     for k in range(1, int(budget.max()) + 1):
         after = product + v
         length = norms(after)
@@ -183,16 +184,21 @@ def _swiftly(
             return None, known
         steps.add_(open_)
         if slow:
-            return Correction(-total.add_(torch.where(column(length < before), v, 0)), steps), known
+            total, steps = fewer.whole((total + torch.where(column(length < before), v, 0), steps))
+            return Correction(-total, steps), known
         first, total = (ratio, r) if k == 1 else (first, total + v)
         open_ = (length > _MARGIN * target).logical_and_(open_)
         left = int(torch.count_nonzero(open_))
         if not left:
             break
-        v, before = after if left == len(r) else torch.where(column(open_), after, 0), length
-        product = A.mv(v)
+        v, before = after if left == len(after) else torch.where(column(open_), after, 0), length
+        index = fewer.drop(open_, left, lambda: (total, steps)) if k > 1 else None  # noqa: B023
+        if index is not None:
+            total, steps, v, before, open_, target = narrowed(index, total, steps, v, before, open_, target)
+        product = fewer.A.mv(v)
         if k == 1:
             known = (*known, product)
+    total, steps = fewer.whole((total, steps))
     return Correction(-total, steps), known
 
 
@@ -231,12 +237,12 @@ def _series(
     """``dx = -(r + J r + J^2 r + ...)``, which leaves ``J^{m + 1} r``; of samples that this is too slow for, GMRES solves
     for what is left."""
     aim, before, left = _MARGIN * target, norm, int(torch.count_nonzero(live))
-    few = (1 - _MOST) * left
+    few, fewer = (1 - _MOST) * left, Fewer(A)
     dx, rest, v, open_ = torch.zeros_like(r), torch.zeros_like(r), r, live
-    steps, slow = torch.zeros_like(budget), torch.zeros_like(live)
+    steps, slow, most = torch.zeros_like(budget), torch.zeros_like(live), budget
     for k in range(1, int(budget.max()) + 1):
         dx.sub_(v)
-        v = A.mv(v) + v
+        v = fewer.A.mv(v) + v
         if k % _EVERY:  # one product too many costs less than a look at each
             continue
         length = norms(v)
@@ -253,7 +259,11 @@ def _series(
             v, open_, left = torch.where(column(going), v, 0), going, count
         if not left:
             break
-    steps = torch.where(open_, budget, steps)
+        index = fewer.drop(open_, left, lambda: (dx, rest, slow, steps))  # noqa: B023
+        if index is not None:
+            dx, rest, slow, steps, v = narrowed(index, dx, rest, slow, steps, v)
+            open_, before, aim, most = narrowed(index, open_, before, aim, most)
+    dx, rest, slow, steps = fewer.whole((dx, rest, slow, torch.where(open_, most, steps)))
     if not bool(slow.any()):
         return Correction(dx, steps)
     after = arnoldi(A, rest, norms(rest), target, slow, budget - steps, columns)

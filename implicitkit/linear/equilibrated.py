@@ -126,7 +126,11 @@ def _scaled(A: Operator, left: Tensor, right: Tensor) -> Operator:
     scaled.weight, scaled.price = A.weight, A.price
     scaled.known = _Factors.of(A.known, left, right)
     scaled.preconditioner = _Factors.of(A.preconditioner, left, right)
-    return scaled
+
+    def of(samples: Tensor, small: Operator) -> Operator:
+        return _scaled(small, left.index_select(0, samples), right.index_select(0, samples))
+
+    return scaled.selected_by(of, A)
 
 
 class _Factors:

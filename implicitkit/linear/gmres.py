@@ -24,7 +24,7 @@ Comp. 30; Giraud, Langou, Rozloznik & van den Eshof (2005), Numer. Math. 101.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +35,7 @@ from implicitkit.foundation.options import at_least, check_options, optional
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import Correction, column, in_working_precision, norms, restarted, right_preconditioned
+from implicitkit.linear.fewer import Fewer
 from implicitkit.linear.preconditioned import PreconditionedSolver
 
 __all__ = ["GMRES", "PATIENCE", "STALLED", "Look", "arnoldi", "vectors"]
@@ -51,7 +52,7 @@ STALLED = (
     "stagnated: the tolerance is below what rounding allows or the matrix is singular (then "
     'linear_solver="lsmr" gives the minimum-norm solution), or the residual falls too slowly for max_steps'
 )
-Look = tuple[Container[int], Callable[[Tensor, Tensor, Tensor], bool]]
+Look = tuple[Collection[int], Callable[[Tensor, Tensor, Tensor], bool]]
 
 
 @register_linear_solver("gmres")
@@ -122,27 +123,55 @@ def arnoldi(
     far as they are.
 
     ``look``: numbers of steps after which it is asked whether to end here, with the columns of ``H`` so far ``(batch, k,
-    k + 1)``, ``u`` ``(batch, k + 1)`` and which samples have converged.
+    k + 1)``, ``u`` ``(batch, k + 1)`` and which samples have converged.  (Those that are left out of the products by then,
+    where that pays, have a matrix of zeros there: :class:`Fewer`.)
     """
-    batch, n = r.shape
-    info = torch.finfo(r.dtype)
-    # Vectors are rows (w V^T, c V): batched products with a row are about eight times faster on the CPU than with a
-    # column.  basis[j] is the j-th vector of every sample, V its view (batch, columns + 1, n); what else a step adds is kept
-    # as it comes: every write into a part of a tensor is three operations, as many as it takes to make the number.
-    basis = r.new_empty(columns + 1, batch, n)
-    V = basis.transpose(0, 1)
-    H: list[Tensor] = []  # columns, (batch, j + 2) each
-    ratio = norm / (0.9 * target).clamp_min(info.tiny)  # a margin, so that drift seldom costs another cycle
-    limit = column(torch.where(live, (ratio * ratio).nan_to_num(), ratio.new_zeros(())))
-    first = column(norm.where(live, norm.new_ones(())))
-    v = torch.div(r, first, out=basis[0])
-    u = size = r.new_ones(batch, 1)
-    null, floor = r.new_zeros(batch, 1), r.new_zeros(batch, 1)
+    space, fewer = _Space(r, norm, target, live, budget, columns), Fewer(A)
     for j in range(columns):
-        w = A.mv(v) if j >= len(known) else _again(known[: j + 1], first, H)
+        going = space.step(fewer.A, known)
+        left = int(torch.count_nonzero(going))
+        if not left:
+            break
+        if look is not None and j + 1 in look[0]:
+            known_so_far = (_transposed(space.H), 0.0), (space.u, 1.0), (~going.squeeze(1), True)
+            if look[1](*(fewer.spread(t, rest) for t, rest in known_so_far)):
+                break
+        if len(known) <= j + 1 < columns:
+            index = fewer.drop(going.squeeze(1), left, space.answer)
+            if index is not None:
+                space.narrow(index)
+    return Correction(*fewer.whole(space.answer()))
+
+
+class _Space:
+    """The Krylov space of every sample, and what a step knows of the least residual in it.
+
+    Vectors are rows (``w V^T``, ``c V``): batched products with a row are about eight times faster on the CPU than with a
+    column.  ``basis[j]`` is the j-th vector of every sample, ``V`` its view ``(batch, columns + 1, n)``; what else a step
+    adds is kept as it comes: every write into a part of a tensor is three operations, as many as make the number.
+    """
+
+    def __init__(self, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor, columns: int) -> None:
+        batch, n = r.shape
+        info = torch.finfo(r.dtype)
+        self.basis = r.new_empty(columns + 1, batch, n)
+        self.V = self.basis.transpose(0, 1)
+        self.H: list[Tensor] = []  # columns, (batch, j + 2) each
+        ratio = norm / (0.9 * target).clamp_min(info.tiny)  # a margin, so that drift seldom costs another cycle
+        self.limit = column(torch.where(live, (ratio * ratio).nan_to_num(), ratio.new_zeros(())))
+        self.first = column(norm.where(live, norm.new_ones(())))
+        self.v = torch.div(r, self.first, out=self.basis[0])
+        self.u = self.size = r.new_ones(batch, 1)
+        self.null = self.floor = r.new_zeros(batch, 1)
+        self.norm, self.live, self.budget = norm, live, budget
+
+    def step(self, A: Operator, known: tuple[Tensor, ...]) -> Tensor:
+        """One product, one vector and one column more; which samples have not converged, ``(batch, 1)``."""
+        H, j = self.H, len(self.H)
+        w = A.mv(self.v) if j >= len(known) else _again(known[: j + 1], self.first, H)
         if j == 0:
-            floor = column(norms(w) * info.eps).clamp_min_(info.tiny)
-        Vj, product = V[:, : j + 1], w.unsqueeze(1)
+            self.floor = column(norms(w) * torch.finfo(w.dtype).eps).clamp_min_(torch.finfo(w.dtype).tiny)
+        Vj, product = self.V[:, : j + 1], w.unsqueeze(1)
         VjT = Vj.mT
         h = torch.bmm(product, VjT)
         w = torch.baddbmm(product, h, Vj, alpha=-1)
@@ -152,17 +181,27 @@ def arnoldi(
             w = torch.baddbmm(w, again, Vj, alpha=-1)
             h.add_(again)
             length = torch.linalg.vector_norm(w, dim=2)
-        h, length = h.squeeze(1), torch.maximum(length, floor)
-        v = torch.div(w.squeeze(1), length, out=basis[j + 1])
+        h, length, u = h.squeeze(1), torch.maximum(length, self.floor), self.u
+        self.v = torch.div(w.squeeze(1), length, out=self.basis[j + 1])
         H.append(torch.cat((h, length), 1))
-        entry = torch.addcdiv(null, torch.linalg.vecdot(u, h).unsqueeze(1), length, value=-1)
-        u, size = torch.cat((u, entry), 1), torch.addcmul(size, entry, entry)
-        if not bool((size < limit).any()):
-            break
-        if look is not None and j + 1 in look[0] and look[1](_transposed(H), u, (size >= limit).squeeze(1)):
-            break
-    y, used = _least_squares(_transposed(H), u, norm, limit, floor, live, budget)
-    return Correction(torch.bmm(y.unsqueeze(1), V[:, : len(H)]).squeeze(1), used)
+        entry = torch.addcdiv(self.null, torch.linalg.vecdot(u, h).unsqueeze(1), length, value=-1)
+        self.u, self.size = torch.cat((u, entry), 1), torch.addcmul(self.size, entry, entry)
+        return self.size < self.limit
+
+    def answer(self) -> tuple[Tensor, Tensor]:
+        """The correction ``(batch, n)`` and the products that each sample used."""
+        y, used = _least_squares(_transposed(self.H), self.u, self.norm, self.limit, self.floor, self.live, self.budget)
+        return torch.bmm(y.unsqueeze(1), self.V[:, : len(self.H)]).squeeze(1), used
+
+    def narrow(self, index: Tensor) -> None:
+        """Go on with these samples only."""
+        made = len(self.H) + 1
+        basis = self.basis.new_empty(len(self.basis), len(index), self.basis.shape[2])
+        torch.index_select(self.basis[:made], 1, index, out=basis[:made])
+        self.basis, self.V, self.v = basis, basis.transpose(0, 1), basis[made - 1]
+        self.H = [h.index_select(0, index) for h in self.H]
+        for name in ("limit", "first", "u", "size", "null", "floor", "norm", "live", "budget"):
+            setattr(self, name, getattr(self, name).index_select(0, index))
 
 
 def _transposed(H: list[Tensor]) -> Tensor:

@@ -21,6 +21,7 @@ from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import column, default_steps, in_working_precision, norms, tolerance
+from implicitkit.linear.fewer import Fewer, narrowed
 
 __all__ = ["LSMR"]
 
@@ -114,10 +115,19 @@ def _bidiagonalise(
     square = alpha * alpha
     steps = live.long()
     live = live & (zetab > 0)  # A^T b = 0: the answer is zero
-    while bool(live.any()):
-        u, beta = _unit(torch.addcmul(A.mv(v), column(alpha), u, value=-1))
+    fewer = Fewer(A)
+    while left := int(torch.count_nonzero(live)):
+        index = fewer.drop(live, left, lambda: (x, steps, square))  # noqa: B023
+        if index is not None:
+            u, v, h, hb, x, steps, square = narrowed(index, u, v, h, hb, x, steps, square)
+            alpha, zetab, alphab, rho, rhob, cb, sb, zeta = narrowed(
+                index, alpha, zetab, alphab, rho, rhob, cb, sb, zeta
+            )
+            betadd, betad, rhod, taut, thetat = narrowed(index, betadd, betad, rhod, taut, thetat)
+            live, target, budget = narrowed(index, live, target, budget)
+        u, beta = _unit(torch.addcmul(fewer.A.mv(v), column(alpha), u, value=-1))
         square = torch.where(live, square + beta * beta, square)
-        v, alpha = _unit(torch.addcmul(A.rmv(u), column(beta), v, value=-1))
+        v, alpha = _unit(torch.addcmul(fewer.A.rmv(u), column(beta), v, value=-1))
         # rotation Q: the bidiagonal B becomes the upper bidiagonal R
         rho_old, rho = rho, torch.hypot(alphab, beta).clamp_min(tiny)
         c, s = alphab / rho, beta / rho
@@ -145,4 +155,5 @@ def _bidiagonalise(
         unsolved = (r_norm > target) & (zetab.abs() > normal_rtol * square.sqrt() * r_norm)
         live = live & unsolved & (steps + 1 < budget)
         square = torch.where(live, square_next, square)
+    x, steps, square = fewer.whole((x, steps, square))
     return x, steps, square.sqrt()

@@ -22,6 +22,7 @@ from implicitkit.foundation.options import above, at_least, between, check_optio
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
 from implicitkit.linear.cycles import column, in_working_precision, norms, tolerance
+from implicitkit.linear.fewer import Fewer, narrowed
 
 __all__ = ["DampedSeries", "NeumannSeries", "Richardson"]
 
@@ -58,16 +59,22 @@ class NeumannSeries(LinearSolver):
         if self.terms is not None:
             return _truncated(A, b, products=self.terms, damping=1.0)
         limit = 1000 if max_steps is None else max_steps
-        target, start = tolerance(b, rtol, atol), norms(b)
+        aim, start = tolerance(b, rtol, atol), norms(b)
+        target = aim
         best, best_norm, u = torch.zeros_like(b), start, 0 - b
         steps = torch.zeros(b.shape[0], dtype=torch.int64, device=b.device)
         live = (start > target) & (start < torch.inf)
         diverged = torch.zeros_like(live)
         working = int(torch.count_nonzero(live))
+        fewer, finite = Fewer(A), start.isfinite()
         for _ in range(limit):
             if not working:
                 break
-            r = A.mv(u) - b
+            index = fewer.drop(live, working, lambda: (best, best_norm, steps, diverged))  # noqa: B023
+            if index is not None:
+                u, b, best, best_norm, start = narrowed(index, u, b, best, best_norm, start)
+                target, steps, diverged, live = narrowed(index, target, steps, diverged, live)
+            r = fewer.A.mv(u) - b
             norm = norms(r)
             steps = steps + live
             better = live & (norm < best_norm)
@@ -79,13 +86,14 @@ class NeumannSeries(LinearSolver):
             elif improved:
                 best, best_norm = torch.where(column(better), u, best), torch.where(better, norm, best_norm)
             u = u + r if working == len(b) else torch.where(column(live), u + r, u)
-        converged = best_norm <= target
+        best, best_norm, steps, diverged = fewer.whole((best, best_norm, steps, diverged))
+        converged = best_norm <= aim
         reason = ""
         if not bool(converged.all()):
             reason = f"the series has not converged after {limit} products"
             if bool(diverged.any()):
                 reason = 'the series diverges (the spectral radius of J is not below 1); use linear_solver="gmres"'
-            if not bool(start.isfinite().all()):
+            if not bool(finite.all()):
                 reason = "the right-hand side is not finite"
         return LinearSolution(best, best_norm, steps, converged, reason)
 

@@ -17,6 +17,7 @@ from implicitkit.foundation.trees import Layout
 from implicitkit.linear.sparse_form import SMALLEST, sparse_blocks
 from implicitkit.problem.auxiliary import ValueOnly
 from implicitkit.problem.kind import ROOT, Kind, as_kind
+from implicitkit.problem.selection import selection
 from implicitkit.system import System
 
 __all__ = ["Problem", "Restated", "deeper"]
@@ -225,6 +226,7 @@ class Problem(Configured):
         )
         if claimed:
             check_symmetric(A, autodiff.linearise(expression, z)[1], self.title)
+        A.selects = selection(system, z, theta, out, symmetric=self.symmetric, fixed_point=self.kind.iteration)
         return out, A
 
     def _state_structure(self) -> None:

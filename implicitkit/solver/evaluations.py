@@ -12,6 +12,7 @@ from implicitkit.foundation import autodiff, graph
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.price import price_of_dense
 from implicitkit.linear.sparse_form import confirmed, confirmed_bordered, sparse_blocks
+from implicitkit.problem.selection import selection
 from implicitkit.sparsity.known import SMALLEST
 from implicitkit.system import System
 
@@ -94,19 +95,29 @@ class Evaluations:
         """The Jacobian of ``f`` at ``z`` by its products, from one evaluation."""
         problem = self.problem
         self._count()
+        equations, known = self._equations(self._kernel), {}
+        if not self.of_map:
+            iteration = not self.of_gradient and self.kind.iteration
+            known = {"symmetric": self.of_gradient or problem.symmetric, "fixed_point": iteration}
+        patterned = not self.of_map and (not self.of_gradient or self.kind.minimisation)  # else it is another one
+        sparse = self._sparse(equations, z) if patterned else None
+        out, A = autodiff.linearise(equations, z, sparse=sparse, **known)
+        A.selects = selection(self.system, z, self.theta, out, self._of_fewer, **known)
+        return A
+
+    def _equations(self, kernel: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """``f``, as a function that is to be differentiated, of this kernel of the user's function."""
         if self.of_map:
-            return autodiff.linearise(self._kernel, z)[1]
+            return kernel
         if not self.of_gradient:
-            expression = lambda y: problem.flat_residual(self._kernel, y)  # noqa: E731
-            iteration = self.kind.iteration
-            sparse = self._sparse(expression, z)
-            return autodiff.linearise(expression, z, symmetric=problem.symmetric, fixed_point=iteration, sparse=sparse)[
-                1
-            ]
-        objective = lambda y: problem.flat_objective(self._kernel, y)  # noqa: E731
-        gradient = lambda y: autodiff.gradient(objective, y)[1]  # noqa: E731
-        sparse = self._sparse(gradient, z) if self.kind.minimisation else None  # else the pattern is another one
-        return autodiff.linearise(gradient, z, symmetric=True, sparse=sparse)[1]
+            return lambda y: self.problem.flat_residual(kernel, y)
+        return lambda y: autodiff.gradient(lambda x: self.problem.flat_objective(kernel, x), y)[1]
+
+    def _of_fewer(self, system: System, theta: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+        """The same of some samples, counted as the evaluation that it takes."""
+        self.evaluations += 1
+        self.sample_evaluations += system.batch
+        return self._equations(lambda y: system.live(y, *theta))
 
     def _sparse(self, function: Callable[[Tensor], Tensor], z: Tensor) -> Any:
         """How the Jacobian of the problem's residual becomes sparse; ``None`` if it is too small to be worth it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit import extend
 
-__all__ = ["Effort", "Forgive", "ForgivenWarning", "masked", "near"]
+__all__ = ["Effort", "Forgive", "ForgivenWarning", "gone_on", "masked", "near"]
 
 _DERIVATIVES = ("truncated", "none")
 _EXACT = ("auto", "implicit")
@@ -147,6 +148,12 @@ class Forgive(extend.Configured):
             "Where samples come back, layer(x, index=their numbers) starts from their last equilibria, which solves most of "
             "these and keeps each at one of several equilibria. "
         )
+        broken = int((solution.status == int(ik.Status.NONFINITE)).sum())
+        if broken:
+            found += (
+                f" (of {broken} because NaN or Inf came up: where an input holds it all gradients of weights become NaN, "
+                "as behind any layer; leave such samples out)"
+            )
         warnings.warn(
             f"{int(failed.sum())} of {failed.numel()} samples of a training call {found}: they get their best iterate and "
             f"the derivative {self.derivative!r} (see Forgive). Further ones are only counted, in layer.solution.converged "
@@ -157,6 +164,12 @@ class Forgive(extend.Configured):
         )
 
 
+@functools.lru_cache(maxsize=8)
+def _relay(work: float | None = None) -> ik.Relay:
+    """The relay that a name means, made once: its options are checked, which takes as long as some evaluations."""
+    return ik.Relay(work=work)
+
+
 class Effort:
     """How much of the relay a layer's calls spend on samples that its policy forgives (``Forgive(every=)``)."""
 
@@ -164,26 +177,35 @@ class Effort:
         self.pause = 0  # training calls still to come without the dear members
         self.spared = False  # were they left out in the last call?
 
-    def spend(self, find: Callable[[Any], ik.Solution], solver: Any, policy: Any) -> ik.Solution:
-        """``find(solver)``, or with fewer members of it: ``policy`` is that of a training call, or ``None``."""
-        relay = ik.Relay() if isinstance(solver, str) and solver == "relay" else solver
+    def spend(self, find: Callable[..., ik.Solution], solver: Any, policy: Any) -> ik.Solution:
+        """``find(solver)``, or with fewer members of it: ``policy`` is that of a training call, or ``None``.
+
+        What the first of several solves has found is where the next begins: ``find(solver, found)`` (:func:`gone_on`).  The
+        figures of the solution are those of the last one.
+        """
+        named = isinstance(solver, str) and solver == "relay"
+        relay = _relay() if named else solver
         self.spared = False
         if not isinstance(policy, Forgive) or not isinstance(relay, ik.Relay) or extend.transforms_active():
             return find(solver)
         grants = [solver]
         if relay.work is None:
-            relay, *_ = grants = [replace(relay, work=work) for work in (_WORK, _MORE)]
+            relay, *_ = grants = [_relay(work) if named else replace(relay, work=work) for work in (_WORK, _MORE)]
+        found, spent = None, 0
         if self.pause:
             self.pause -= 1
             found = find(relay.brief())
             if policy.spares(~found.converged):
                 self.spared = True
                 return found
+            spent = found.evaluations
         for granted in grants:
-            found = find(granted)
+            found = find(granted, found)
+            spent += found.evaluations
             if not policy.exceeded(~found.converged):
                 break
-        dear = not bool(found.converged.all()) or found.evaluations > _DEAR
+        assert found is not None
+        dear = not bool(found.converged.all()) or spent > _DEAR
         self.pause = policy.every - 1 if dear else 0
         return found
 
@@ -299,6 +321,16 @@ class _Linear(ik.LinearSolver):
             residual_norm=answer.residual_norm + (1 - share) * size,
             converged=answer.converged & ~over,
         )
+
+
+def gone_on(before: ik.Solution, start: Any) -> Any:
+    """Where a solve begins that goes on from another: solved samples at their solutions, the others at the ``start`` again.
+
+    Samples are independent, so that nothing is lost by either: a solved one takes one evaluation more, and one that failed
+    is solved as it would have been.  Not from its best iterate: how far out a member of the relay may go is measured from
+    the start, and what stands near a point that is no equilibrium far out would be let go farther.
+    """
+    return masked(before.converged, extend.trees.tree_map(Tensor.detach, before.value), start)
 
 
 def near(status: Tensor, z: Any, start: Any, first: Callable[[], Any] | None) -> Any:

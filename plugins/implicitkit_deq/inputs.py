@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from implicitkit_deq.compat import autocast_on, called_whole
 from implicitkit_deq.frozen import called, statistics_held
 from implicitkit_deq.sharding import bare
 
-__all__ = ["IgnoredInputWarning", "check_use", "describe", "factors", "refuse_unbatched"]
+__all__ = ["IgnoredInputWarning", "by_position", "check_use", "describe", "factors", "refuse_unbatched"]
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -50,6 +51,31 @@ def describe(cell: Any, inputs: tuple[Any, ...], dtype: torch.dtype | None) -> t
         if dtype in _HALF and autocast_on(first.device):
             dtype = torch.float32
     return first.shape[0], dtype, first.device
+
+
+def by_position(cell: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    """What a cell gets after ``z``, in the order of its parameters.
+
+    Raises:
+        TypeError: it has no parameter of such a name, or one that cannot be given by position.
+    """
+    function = cell.forward if isinstance(cell, nn.Module) else cell
+    own = inspect.signature(function)
+    try:
+        bound = own.bind(None, *inputs, **named)
+        bound.apply_defaults()
+        only = [name for name in named if own.parameters[name].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        why = f"{', '.join(only)} cannot be given by position"
+    except (KeyError, TypeError) as error:
+        only, why = list(named), str(error)
+    if only:
+        raise TypeError(
+            f"layer(x, ..., {', '.join(f'{name}=' for name in named)}): inputs of the layer are those of its cell after z, "
+            f"{type(cell).__name__}{own}, where {why}. Give them by position, layer(x, ...), or by the cell's own names "
+            "(z0=, index= and at= are the layer's)"
+        )
+    given: tuple[Any, ...] = bound.args[1:]
+    return given
 
 
 def factors(

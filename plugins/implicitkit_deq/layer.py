@@ -17,10 +17,10 @@ from implicitkit_deq.causality import per_position
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.cells.stacked import Composed
 from implicitkit_deq.compat import autocast_on
-from implicitkit_deq.forgive import Effort, Forgive, masked, near
+from implicitkit_deq.forgive import Effort, Forgive, gone_on, masked, near
 from implicitkit_deq.frozen import Drawing, Frozen
 from implicitkit_deq.frozen_stack import FrozenStack
-from implicitkit_deq.inputs import check_use, describe, factors, refuse_unbatched
+from implicitkit_deq.inputs import by_position, check_use, describe, factors, refuse_unbatched
 from implicitkit_deq.merging import Composable, merged
 from implicitkit_deq.rows import Rows
 from implicitkit_deq.settings import Pretraining, Settings
@@ -140,12 +140,12 @@ class DEQ(ik.extend.Configured, Composable, Copied):
     # -------------------------------------------------------------------------------------------------------- calling
     @ik.extend.opaque_to_compile
     def forward(
-        self, *inputs: Any, z0: Any = None, index: Tensor | None = None, at: Sequence[int] | None = None
+        self, *inputs: Any, z0: Any = None, index: Tensor | None = None, at: Sequence[int] | None = None, **named: Any
     ) -> Any:
         """The equilibrium for these inputs, whose leading dimension is the batch.
 
         Args:
-            inputs: what the cell gets after ``z``; the first tensor in them tells the batch size.
+            inputs, named: what the cell gets after ``z`` (``named``: by its own names); the first tensor tells the batch.
             z0: where to start, if not as ``init`` says; a state, or ``"last"``.
             index: the number of each sample in the data set (integers, shape ``(batch,)``): start from the equilibrium that
                 it had when it was seen last; with ``init="last"``, or zeros (then at first, and in one training call of 31).
@@ -155,6 +155,7 @@ class DEQ(ik.extend.Configured, Composable, Copied):
             ``cell.output(z*)``, for most cells ``z*`` itself, differentiable; the caller may change it in place.
         """
         ik.extend.refuse_tracing()
+        inputs = by_position(self.cell, inputs, named) if named else inputs
         if at is None:
             return self._call(inputs, z0, index)[-1]
         if any(k < 1 for k in at) or list(at) != sorted(set(at)):
@@ -304,8 +305,9 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         policy, solver = self.settings.on_failure, asked.pop("solver")
         problem, theta = the_map.problem(injected), (weights, *injected)
 
-        def find(solver: Any) -> ik.Solution:
-            return ik.solve(problem, initial, theta, batch_dims=self.batch_dims, solver=solver, **asked)
+        def find(solver: Any, before: ik.Solution | None = None) -> ik.Solution:
+            start = initial if before is None else gone_on(before, initial)
+            return ik.solve(problem, start, theta, batch_dims=self.batch_dims, solver=solver, **asked)
 
         try:
             solution = self._effort.spend(find, solver, policy if self.training else None)

@@ -193,8 +193,8 @@ MUTANTS = [
             "            self.mv,\n            self.rmv,\n            lambda: self.dense().mT,",
         ),
         (
-            "return A.derived(lambda v: a * v + b * A.mv(v), lambda w: a * w + b * A.rmv(w), dense, symmetric=A.symmetric)",
-            "return A.derived(lambda v: a * v - b * A.mv(v), lambda w: a * w + b * A.rmv(w), dense, symmetric=A.symmetric)",
+            "found = A.derived(lambda v: a * v + b * A.mv(v), lambda w: a * w + b * A.rmv(w), dense, symmetric=A.symmetric)",
+            "found = A.derived(lambda v: a * v - b * A.mv(v), lambda w: a * w + b * A.rmv(w), dense, symmetric=A.symmetric)",
             "tests/mutants/test_survivors.py tests/diagnostics/test_certificate.py -k 'operator or contraction'",
         ),
         (

@@ -28,6 +28,48 @@ MUTANTS = [
         ("for e in eye.split(some)]\n    except", "for e in eye.split(count)]\n    except"),
     ),
     *mutants(
+        "implicitkit/linear/fewer.py",
+        "tests/linear/test_fewer_samples.py -k 'answers or series or failed'",
+        ("if not 0 < left <=", "if True or not 0 < left <="),
+        (
+            "self._most = _SHARE * left / alive",
+            "self._most = 0.0",
+            "tests/linear/test_fewer_samples.py -k many_samples",
+        ),
+        ("self._places is None else self._places.index_select(0, index)", "True else index"),
+        ("self._kept = self.whole(answers())", "self._kept = answers()"),
+        ("zip(self._kept, answers, strict=True)", "zip(answers, self._kept, strict=True)"),
+    ),
+    *mutants(
+        "implicitkit/problem/selection.py",
+        "tests/linear/test_fewer_samples.py",
+        ("if found.shape != before.shape or not", "if False and not"),
+        ("except (RuntimeError, ValueError, IndexError):", "except IndexError:"),
+        ("rows = samples if per_row == 1 else", "rows = samples if True else"),
+        ("if not system.can_select or system.lifted.random:", "if True:"),
+    ),
+    *mutants(
+        "implicitkit/solver/evaluations.py",
+        "tests/linear/test_fewer_samples.py -k newtons",
+        ("A.selects = selection(self.system", "_ = (self.system"),
+        ("self.evaluations += 1\n        self.sample_evaluations += system.batch", "pass"),
+    ),
+    *mutants(
+        "implicitkit/foundation/operators.py",
+        "tests/linear/test_fewer_samples.py -k made_of",
+        ("t.index_select(0, samples) for t in (a, b)", "t[: len(samples)] for t in (a, b)"),
+        ("blocks = (samples % A.batch).unique()", "blocks = samples.unique() % A.batch"),
+        (
+            "return other.selected_by(lambda _, small: small.T, self)",
+            "return other.selected_by(lambda _, small: small, self)",
+        ),
+    ),
+    *mutants(
+        "implicitkit/linear/equilibrated.py",
+        "tests/linear/test_fewer_samples.py -k made_of",
+        ("_scaled(small, left.index_select(0, samples), right", "_scaled(small, left[: len(samples)], right"),
+    ),
+    *mutants(
         "implicitkit/solver/root/frugal.py",
         "tests/linear/test_one_matrix.py -k newton_steps",
         ("is None and A.alike()", "is None and False"),
@@ -258,7 +300,7 @@ MUTANTS = [
         ("(here + (first * second).log()) / -(second.square() / first).log()", "here / -first.log()"),
         ("left = left - w * (w * left)", "left = left - 0 * (w * left)"),
         (
-            "v, before = after if left == len(r) else torch.where(column(open_), after, 0), length",
+            "v, before = after if left == len(after) else torch.where(column(open_), after, 0), length",
             "v, before = after, length",
         ),
     ),
@@ -311,8 +353,8 @@ MUTANTS = [
             "return _truncated(A, b, products=self.steps, damping=self.damping)",
         ),
         (
-            'converged = best_norm <= target\n        reason = ""',
-            'converged = best_norm <= 1e9 * target\n        reason = ""',
+            'converged = best_norm <= aim\n        reason = ""',
+            'converged = best_norm <= 1e9 * aim\n        reason = ""',
             "tests/mutants/test_survivors_models.py -k series",
         ),
     ),

@@ -11,6 +11,21 @@ TOOLS = "tests/plugins/deq/test_deq_tools.py tests/mutants/test_survivors_plugin
 
 MUTANTS = [
     *mutants(
+        "plugins/implicitkit_deq/forgive.py",
+        "tests/plugins/deq/test_training.py -k goes_on",
+        ("found = find(granted, found)", "found = find(granted)"),
+        ("masked(before.converged, extend", "masked(~before.converged, extend"),
+        ("(solution.status == int(ik.Status.NONFINITE)).sum()", "0", "tests/plugins/deq/test_training.py -k numbers"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/inputs.py",
+        USES + " -k 'names_of_the_cell or names_that'",
+        ("given: tuple[Any, ...] = bound.args[1:]", "given: tuple[Any, ...] = inputs"),
+        ("bound.apply_defaults()", "pass"),
+        ("except (KeyError, TypeError) as error:", "except KeyError as error:"),
+        ("if own.parameters[name].kind is not inspect", "if own.parameters[name].kind is inspect"),
+    ),
+    *mutants(
         "plugins/implicitkit_deq/frozen.py",
         USES + " -k reentrant",
         (" and computed_again():", " and False:"),
@@ -221,7 +236,7 @@ MUTANTS = [
         ("if policy.spares(~found.converged):", "if True:"),
         ("max(1.0, _RESTING * self.share * failed.numel())", "self.share * failed.numel()"),
         ("max(1.0, _RESTING * self.share * failed.numel())", "_RESTING * self.share * failed.numel()"),
-        ("found.evaluations > _DEAR", "found.evaluations >= _DEAR"),
+        ("or spent > _DEAR", "or spent >= _DEAR"),
         (
             "for work in (_WORK, _MORE)]",
             "for work in (math.inf, _MORE)]",

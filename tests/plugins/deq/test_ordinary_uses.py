@@ -578,3 +578,52 @@ def test_a_part_of_a_cell_that_autograd_does_not_see_is_said(part: str, words: s
             layer(x).sum().backward()
     said = [str(w.message) for w in told if issubclass(w.category, ik.ImpureFunctionWarning)]
     assert len(said) == bool(words) and all(words in text for text in said)
+
+
+class WithNames(nn.Module):
+    """Inputs with names: of these ``scale`` may be given by name only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W = nn.Linear(4, 4)
+
+    def forward(
+        self, z: Tensor, x: Tensor, mask: Tensor | None = None, shift: float = 0.0, *, scale: float = 1.0
+    ) -> Tensor:
+        moved = torch.tanh(0.5 * self.W(z) + x + shift)
+        return moved if mask is None else moved.masked_fill(mask, 0)
+
+
+def test_inputs_may_be_given_by_the_names_of_the_cell() -> None:
+    torch.manual_seed(0)
+    layer, x, mask = DEQ(WithNames(), (4,)), torch.randn(6, 4), torch.rand(6, 4) < 0.3
+    for named, positions in (
+        ({"mask": mask}, (x, mask)),
+        ({"mask": None}, (x,)),
+        ({"shift": 0.5}, (x, None, 0.5)),
+        ({"shift": 0.5, "mask": mask}, (x, mask, 0.5)),
+    ):
+        found, wanted = [], []
+        for results, call in ((found, lambda n=named: layer(x, **n)), (wanted, lambda p=positions: layer(*p))):
+            layer.zero_grad()
+            z = call()
+            z.square().sum().backward()
+            results += [z.detach(), layer.cell.W.weight.grad]
+        assert all(map(torch.equal, found, wanted)), named
+    torch.testing.assert_close(layer(x=x, mask=mask), layer(x, mask))
+
+
+@pytest.mark.parametrize(
+    ("cell", "named", "words"),
+    [
+        (WithNames(), {"masks": None}, r"unexpected keyword argument 'masks'. Give them by position"),
+        (WithNames(), {"scale": 2.0}, "scale cannot be given by position"),
+        (WithNames(), {"x": 0}, "multiple values for argument 'x'"),
+        (nn.GRUCell(4, 4), {"mask": None}, r"layer\(x, ..., mask=\): inputs of the layer are those of its cell"),
+        (lambda z, *inputs: z, {"mask": None}, "unexpected keyword argument 'mask'"),
+    ],
+    ids=["unknown", "by name only", "twice", "a module of torch", "a function"],
+)
+def test_names_that_the_cell_has_not_are_refused_with_what_to_do(cell: Any, named: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        DEQ(cell, (4,))(torch.randn(3, 4), **named)

@@ -134,7 +134,7 @@ def test_dear_members_are_spared_where_a_call_took_many_evaluations(evaluations:
     a sixteenth be left to rest."""
     effort, calls, spared = Effort(), "", []
 
-    def find(solver: Any) -> Any:
+    def find(solver: Any, before: Any = None) -> Any:
         nonlocal calls
         whole = solver == "relay" or len(solver.stages) == len(ik.Relay().stages)
         calls += "w" if whole else "b"
@@ -195,14 +195,44 @@ def test_a_call_that_would_raise_is_granted_more(monkeypatch: pytest.MonkeyPatch
         layer(x)
 
 
+def test_a_call_that_is_granted_more_goes_on_from_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples that the first solve has solved are evaluated once more by the second, and keep their solutions."""
+    torch.manual_seed(0)
+    cell = GroupNormOfReLU(4)
+    layer, x = DEQ(cell, (4, 2, 2), rtol=1e-3), 2 * torch.randn(16, 3, 2, 2)
+    monkeypatch.setattr(forgive, "_WORK", 1.0)
+    runs: list[ik.Solution] = []
+    solve = ik.solve
+    monkeypatch.setattr(ik, "solve", lambda *args, **options: runs.append(solve(*args, **options)) or runs[-1])
+    z = layer(x)
+    first, second = runs
+    solved = first.converged
+    assert 0 < int(solved.sum()) < len(x)
+    assert not bool(second.steps[solved].any())
+    assert torch.equal(z[solved], first.value[solved])
+    again = DEQ(cell, (4, 2, 2), rtol=1e-3, solver=ik.Relay(work=forgive._MORE))(x)  # the same, from zero at once
+    torch.testing.assert_close(z[~solved], again[~solved], rtol=1e-2, atol=1e-2)
+
+
 def test_what_was_not_asked_is_said() -> None:
     """A sample that dearer solvers might solve is not called unsolvable."""
     layer = _layer()
-    solution = SimpleNamespace(converged=torch.tensor([True, False]), solver="relay (anderson)")
+    status = torch.tensor([int(ik.Status.CONVERGED), int(ik.Status.STALLED)])
+    solution = SimpleNamespace(converged=torch.tensor([True, False]), solver="relay (anderson)", status=status)
     with pytest.warns(ForgivenWarning, match="dearer ones are asked in one of 30 calls"):
         layer.train_settings.on_failure.tell(solution, True, False)  # type: ignore[union-attr, arg-type]
     with pytest.warns(ForgivenWarning, match=r"no equilibrium that relay \(anderson\) could find"):
         layer.train_settings.on_failure.tell(solution, False, False)  # type: ignore[union-attr, arg-type]
+
+
+def test_data_that_are_no_numbers_are_named() -> None:
+    """One sample of eight holds a NaN: so does its value, the others are solved, and what gradients become is said."""
+    layer, x = DEQ(cells.MLP(4, 8)), torch.randn(8, 4)
+    x[2] = torch.nan
+    with pytest.warns(ForgivenWarning, match=r"1 of 8 .* \(of 1 because NaN or Inf came up: where an input holds it"):
+        z = layer(x)
+    assert layer.solution.converged.tolist() == [True, True, False, *[True] * 5]
+    assert torch.equal(z.isfinite().all(1), layer.solution.converged)  # NaN, as behind any layer: the loss shows it
 
 
 @pytest.mark.parametrize(
