@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -23,6 +22,7 @@ from implicitkit.solver.constrained.model import SPARSE
 from implicitkit.solver.constrained.projected_levenberg_marquardt import ProjectedLevenbergMarquardt
 from implicitkit.solver.constrained.second_order import falls_forever_within
 from implicitkit.solver.evaluations import Evaluations, subset
+from implicitkit.solver.fixed_point.attracting import PATH, PATH_STEPS, Attracting
 from implicitkit.solver.fixed_point.frugal import FrugalAnderson
 from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.least_squares.frugal import FrugalLevenbergMarquardt
@@ -30,6 +30,7 @@ from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarqua
 from implicitkit.solver.minimise.convex_newton import ConvexNewton
 from implicitkit.solver.root.frugal import FrugalNewton
 from implicitkit.solver.root.newton_krylov import NewtonKrylov
+from implicitkit.solver.starts import has_no_slope
 from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["Polyalgorithm", "Stage", "choose", "stages"]
@@ -133,11 +134,13 @@ _MANY_NEWTON = Stage(FrugalNewton(), max_steps=100)
 #: A linear equation for many right-hand sides: one factorisation, whatever all samples' Jacobians would take.
 _SHARED_NEWTON = Stage(FrugalNewton(), max_steps=100, shared=True)
 #: Where sweeps are slow and factors are sparse Newton's method goes on; acceleration again where that takes more than a few
-#: factorisations.
+#: factorisations.  Where the residual has stopped falling the map's own path, along which it may rise first: it leads to no
+#: fixed point that the map leaves again (a Riccati equation has those, too).
 _ANDERSON = (
-    Stage(FrugalAnderson(), max_steps=500),
+    Stage(Attracting(Impatient(FrugalAnderson(), window=50, horizon=1e4))),
     _stage("newton", max_steps=4, scale=None, sparse=True),
-    _stage("anderson", max_steps=500, scale=None, sparse=True),
+    Stage(PATH, max_steps=PATH_STEPS),
+    _stage("anderson", max_steps=500, scale=None),
 )
 _MINIMISE = (
     _stage("lbfgs", max_steps=500),
@@ -167,7 +170,8 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     Newton-Krylov where there is no pattern, and what they fail on by other routes (where a batch has more than 32 million
     numbers in dense Jacobians Newton-Krylov alone, and from 128 million on first of all); no factors are bought as long as
     Krylov vectors cost less (:class:`~implicitkit.solver.root.frugal.FrugalNewton`).  Fixed points: Anderson acceleration,
-    from where it is slow and sparse factors are cheap Newton's method, then like equations.  Steady states: first along the
+    from where it is slow and sparse factors are cheap Newton's method, from where it gets nowhere the plain iteration, then
+    like equations.  Steady states: first along the
     flow, since Newton steps do not care for its direction and often end in a state that the flow leaves.
     Minimisation: up to 32 unknowns Newton steps, while the Hessian is positive definite and they pay
     (:class:`~implicitkit.solver.minimise.convex_newton.ConvexNewton`), of 128 and more Newton's in a trust region, where the
@@ -289,13 +293,21 @@ class Polyalgorithm(Solver):
         total.solver = _title(self.name, [solver.name])
         if total.all_converged or len(stages) == 1:
             return total
+        failed = total.status != int(Status.CONVERGED)
+        waiting = failed & (total.z == z0).all(
+            1
+        )  # no stage gets away from where there is no slope: find begins beside it
+        if bool(waiting.any()):
+            waiting = has_no_slope(f, z0, waiting).any(1)
+            if bool((waiting == failed).all()):
+                return total
         if f.kind.returns_program:  # the other stages would go on for long
             failed = (total.status != int(Status.CONVERGED)) & torch.isfinite(total.z).all(1)
             falls = falls_forever_within(f, total.z, failed)
             total.status = torch.where(falls, int(Status.UNBOUNDED), total.status)
         start_norm = torch.linalg.vector_norm(f.residual(z0), dim=1)
         finishers = [solver.name] if bool((total.status == int(Status.CONVERGED)).any()) else []
-        total = self._go_on(stages[1:], f, z0, options, total, start_norm, finishers)
+        total = self._go_on(stages[1:], f, z0, options, total, start_norm, waiting, finishers)
         f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
         total.solver = _title(self.name, finishers)
         return total
@@ -308,22 +320,22 @@ class Polyalgorithm(Solver):
         options: Options,
         total: Outcome,
         start_norm: Tensor,
+        waiting: Tensor,
         finishers: list[str],
     ) -> Outcome:
-        """Some stages for the samples that are open; adds to ``finishers``."""
-        watched = options.trace or options.callback is not None
+        """Some stages for the samples that are open and not ``waiting``; adds to ``finishers``."""
         for stage in stages:
             # a callback's word is final
-            open_ = (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED))
+            open_ = (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED)) & ~waiting
             if f.kind.returns_program:  # where a start is not finite no stage has another
                 open_ = open_ & (total.status != int(Status.UNBOUNDED)) & torch.isfinite(start_norm)
             taken = int(total.steps.max())
-            left = None if options.max_steps is None else options.max_steps - taken
-            if not bool(open_.any()) or (left is not None and left < 1):
+            later = options.after(taken)
+            if not bool(open_.any()) or (later.max_steps is not None and later.max_steps < 1):
                 break
             if not stage.serves(f, z0):
                 continue
-            samples, system, theta = subset(f, open_, whole=watched)
+            samples, system, theta = subset(f, open_, whole=options.watched)
             part = Evaluations(system, theta, stage.make().solves)
             part.evaluations, part.sample_evaluations = total.evaluations, total.sample_evaluations
             begin = torch.where(open_.unsqueeze(1), stage.begin(z0, total.z), total.z).index_select(0, samples)
@@ -334,11 +346,7 @@ class Polyalgorithm(Solver):
             found = solver.run(
                 part,
                 begin,
-                replace(
-                    _limited(replace(options, max_steps=left), granted.max_steps),
-                    start_norm=start_norm.index_select(0, samples),
-                    callback=options.callback and _later(options.callback, taken),
-                ),
+                replace(_limited(later, granted.max_steps), start_norm=start_norm.index_select(0, samples)),
             )
             if _merge(total, found, samples, open_.index_select(0, samples)):
                 finishers.append(solver.name)
@@ -358,10 +366,6 @@ def _limited(options: Options, max_steps: int | None) -> Options:
         options.rtol, options.atol, max_steps, options.trace, options.callback, options.start_norm, options.norm,
         options.atol_is_default
     )  # fmt: skip
-
-
-def _later(callback: Callable[[int, Tensor, Tensor], Any], taken: int) -> Callable[[int, Tensor, Tensor], Any]:
-    return lambda step, z, norm: callback(step + taken, z, norm)
 
 
 def _merge(total: Outcome, found: Outcome, samples: Tensor, open_: Tensor) -> bool:

@@ -98,7 +98,7 @@ class _Loop:
         self.stuck: Tensor | None = None
         self.settled: Tensor | None = None
         self.traces: list[Tensor] = []
-        self.watched = options.trace or options.callback is not None
+        self.watched = options.watched
         self.step = 0
         self.foreign = type(method).__module__.partition(".")[0] != "implicitkit"
         self.progress = Progress()
