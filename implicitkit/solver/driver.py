@@ -209,7 +209,7 @@ class _Loop:
         if self.at_work < self.alive and self.f.system.can_select:
             self._drop()
         f = self.f
-        f.active, f.norm, f.tolerance, f.stuck = self.active, self.norm, self.tolerance, None
+        f.active, f.norm, f.tolerance, f.stuck, f.falling = self.active, self.norm, self.tolerance, None, None
         f.best, f.best_norm, f.at_rounding = self.best, self.best_norm, None
         f.ahead, f.taken = 1 if self.watched else self.max_steps - self.step, 1
         if self.judge.own_norm:  # methods compare with 2-norms of their own
@@ -228,8 +228,9 @@ class _Loop:
             )
         self.stuck, self.settled = f.stuck, f.at_rounding
         self.remark = f.remark or self.remark
-        if Progress.due(f, self.step):
-            spent = self.progress.spent(f, self.z)
+        if f.falling is not None or Progress.due(f, self.step):
+            look = self.progress
+            spent = look.spent(f, self.z) if f.falling is None else look.fallen(f, z, f.falling)
             self.stuck = spent if self.stuck is None else self.stuck | spent
         self.z = z if self.at_work == self.alive else torch.where(self.active.unsqueeze(1), z, self.best)
         self.step += f.taken
@@ -280,6 +281,8 @@ class _Loop:
         """What came of it, for all samples."""
         if self.at_work:
             self.steps = torch.where(self.active, self.step, self.steps)
+            if self.f.of_gradient and self.f.kind.minimisation and self.best is not self.z:
+                self._stand_lowest()
         keep = self._kept()
         best, norm, steps, status, steep = self.best, self.best_norm, self.steps, self.status, self.steep
         tolerance = self.tolerance
@@ -295,6 +298,15 @@ class _Loop:
         f = self.f
         figures = f.evaluations, f.sample_evaluations, self.traces, self.remark
         return Outcome(best, norm, steps, status, *figures, kept=keep, tolerance=tolerance)
+
+    def _stand_lowest(self) -> None:
+        """A minimisation that runs out of steps ends where its objective is lower: along a valley ``|F|`` says nothing."""
+        probe = Evaluations(self.f.system, self.f.theta, "minimise")
+        lower = self.active & (self.f.value(self.z) < probe.value(self.best))
+        self.f.evaluations += probe.evaluations
+        self.f.sample_evaluations += probe.sample_evaluations
+        self.best = torch.where(lower.unsqueeze(1), self.z, self.best)
+        self.best_norm = torch.where(lower, self.norm, self.best_norm)
 
     def _last_word(
         self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor, tolerance: Tensor

@@ -11,8 +11,28 @@ PROJECT = "tests/problem/test_project.py"
 SCALAR = "tests/solver/test_scalar_solvers.py"
 ATTRACTING = "tests/solver/test_attracting.py"
 STARTS = "tests/solver/test_starts_without_slope.py"
+VALLEYS = "tests/solver/test_long_valleys.py -m 'not slow'"
 
 MUTANTS = [
+    *mutants(
+        "implicitkit/solver/polyalgorithm.py",
+        VALLEYS,
+        ("better = solved | (new < old if better is None else better[open_])", "better = solved | (new < old)"),
+        ("open_ = open_ & (falls < _ENOUGH)", "pass"),
+        ("waiting = failed & (total.z == z0).all(1)", "waiting = failed & (total.z != z0).all(1)", STARTS),
+    ),
+    *mutants(
+        "implicitkit/solver/driver.py",
+        VALLEYS,
+        ("lower = self.active & (self.f.value(self.z) < ", "lower = self.active & (self.f.value(self.z) > "),
+        ("look.spent(f, self.z) if f.falling is None else look.fallen(f, z, f.falling)", "look.spent(f, self.z)"),
+    ),
+    *mutants(
+        "implicitkit/solver/minima.py",
+        VALLEYS,
+        ("return self.unbounded | (self.endless >= _PATIENCE)", "return self.unbounded"),
+        ("min(_FALLEN, _STEADY / self.looks)", "_FALLEN", "tests/solver/test_long_valleys.py -k 2000"),
+    ),
     *mutants(
         "implicitkit/solver/fixed_point/attracting.py",
         ATTRACTING,
@@ -22,7 +42,6 @@ MUTANTS = [
         ("return late.log().mean(1) > ", "return late.log().mean(1) < "),
         ("later = options.after(taken)", "later = options"),
         ("whole=options.watched", "whole=False"),
-        ("better = which.index_select(0, samples) & (", "better = ("),
     ),
     *mutants(
         "implicitkit/solver/fixed_point/impatient.py",

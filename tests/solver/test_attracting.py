@@ -97,6 +97,20 @@ def test_watched_or_not():
     assert len(watched.trace) == len(seen) + 1
 
 
+def test_all_samples_are_shown():
+    """A callback sees the whole batch in every step, also while one sample only goes on."""
+    shapes = set()
+    fields = torch.tensor([[0.01], [5.0]], dtype=torch.float64)
+    found = ik.fixed_point(
+        magnet,
+        torch.zeros(2, 10, dtype=torch.float64),
+        fields,
+        batch_dims=1,
+        callback=lambda step, z, norm: shapes.add((*z.shape, len(norm))),
+    )
+    assert shapes == {(2, 10, 2)} and (found.value > 0.99).all()
+
+
 def test_step_limit():
     """``max_steps`` is for all of it."""
     found = ik.fixed_point(magnet, torch.zeros(10, dtype=torch.float64), 0.01, max_steps=12, on_failure="ignore")
