@@ -86,6 +86,7 @@ class Outcome:
     error: Exception | None = None  # what a user's own solver raised
     said: list[Any] = field(default_factory=list)  # what it returned beside the point, one entry a call
     tolerance: Tensor | None = None
+    onward: Tensor | None = None  # where others should go on from, if not at z
     examined: bool = False  # is every point known to be a minimum, not only stationary?
     _counted: tuple[Tensor, bool] | None = field(
         default=None, init=False, repr=False

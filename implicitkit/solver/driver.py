@@ -281,8 +281,6 @@ class _Loop:
         """What came of it, for all samples."""
         if self.at_work:
             self.steps = torch.where(self.active, self.step, self.steps)
-            if self.f.of_gradient and self.f.kind.minimisation and self.best is not self.z:
-                self._stand_lowest()
         keep = self._kept()
         best, norm, steps, status, steep = self.best, self.best_norm, self.steps, self.status, self.steep
         tolerance = self.tolerance
@@ -297,16 +295,16 @@ class _Loop:
         status, tolerance = self._last_word(best, norm, status, steep, tolerance)
         f = self.f
         figures = f.evaluations, f.sample_evaluations, self.traces, self.remark
-        return Outcome(best, norm, steps, status, *figures, kept=keep, tolerance=tolerance)
+        onward = self._onward()
+        return Outcome(best, norm, steps, status, *figures, kept=keep, tolerance=tolerance, onward=onward)
 
-    def _stand_lowest(self) -> None:
-        """A minimisation that runs out of steps ends where its objective is lower: along a valley ``|F|`` says nothing."""
-        probe = Evaluations(self.f.system, self.f.theta, "minimise")
-        lower = self.active & (self.f.value(self.z) < probe.value(self.best))
-        self.f.evaluations += probe.evaluations
-        self.f.sample_evaluations += probe.sample_evaluations
-        self.best = torch.where(lower.unsqueeze(1), self.z, self.best)
-        self.best_norm = torch.where(lower, self.norm, self.best_norm)
+    def _onward(self) -> Tensor | None:
+        """Where a minimisation that has run out of steps stands, if that is not its best point: along a valley ``|F|`` rises
+        and falls, and says nothing of how far it has come."""
+        if not (self.at_work and self.f.of_gradient and self.f.kind.minimisation) or self.best is self.z:
+            return None
+        z = torch.where(self.active.unsqueeze(1), self.z, self.best)
+        return z if self.everything is None else self.everything.merge(z, "z")
 
     def _last_word(
         self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor, tolerance: Tensor

@@ -120,9 +120,8 @@ class Polyalgorithm(Solver):
         if total.all_converged or len(stages) == 1:
             return total
         failed = total.status != int(Status.CONVERGED)
-        waiting = failed & (total.z == z0).all(
-            1
-        )  # no stage gets away from where there is no slope: find begins beside it
+        # no stage gets away from where there is no slope: find begins beside it
+        waiting = failed & (total.z == z0).all(1)
         if bool(waiting.any()):
             waiting = has_no_slope(f, z0, waiting).any(1)
             if bool((waiting == failed).all()):
@@ -151,6 +150,7 @@ class Polyalgorithm(Solver):
     ) -> Outcome:
         """Some stages for the samples that are open and not ``waiting``; adds to ``finishers``."""
         falls = (total.status == int(Status.UNBOUNDED)).long()  # how many stages have said so
+        onward, latest = total.z if total.onward is None else total.onward, None
         for stage in stages:
             # a callback's word is final
             open_ = (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED)) & ~waiting
@@ -164,10 +164,12 @@ class Polyalgorithm(Solver):
                 break
             if not stage.serves(f, z0):
                 continue
+            if latest is not None and stage.scale is None:
+                onward, latest = _lowest(f, onward, latest, total), None
             samples, system, theta = subset(f, open_, whole=options.watched)
             part = Evaluations(system, theta, stage.make().solves)
             part.evaluations, part.sample_evaluations = total.evaluations, total.sample_evaluations
-            begin = torch.where(open_.unsqueeze(1), stage.begin(z0, total.z), total.z).index_select(0, samples)
+            begin = torch.where(open_.unsqueeze(1), stage.begin(z0, onward), total.z).index_select(0, samples)
             granted = self._granted(stage, part, begin)
             if granted is None:
                 continue
@@ -178,8 +180,9 @@ class Polyalgorithm(Solver):
                 replace(_limited(later, granted.max_steps), start_norm=start_norm.index_select(0, samples)),
             )
             falls.index_add_(0, samples, (found.status == int(Status.UNBOUNDED)).long())
-            if _merge(total, found, samples, open_.index_select(0, samples), _is_better(part, total.z[samples], found)):
+            if _merge(total, found, samples, open_.index_select(0, samples)):
                 finishers.append(solver.name)
+            latest = onward.index_copy(0, samples, found.z if found.onward is None else found.onward)
         return total
 
     def _granted(self, stage: Stage, f: Evaluations, z: Tensor) -> Stage | None:
@@ -198,24 +201,23 @@ def _limited(options: Options, max_steps: int | None) -> Options:
     )  # fmt: skip
 
 
-def _is_better(f: Evaluations, z: Tensor, found: Outcome) -> Tensor | None:
-    """Where a minimisation has come lower than ``z``, ``(batch,)``: on the way along a valley the gradient rises and falls.
-    ``None``: residuals say what is better."""
+def _lowest(f: Evaluations, onward: Tensor, latest: Tensor, total: Outcome) -> Tensor:
+    """Where to go on from: the best point; of a minimisation, the lower of where this was and where the last stage came."""
     if not f.kind.minimisation:
-        return None
+        return total.z
     probe = Evaluations(f.system, f.theta, "minimise")
-    lower = probe.value(found.z) < probe.value(z)
-    found.evaluations += probe.evaluations
-    found.sample_evaluations += probe.sample_evaluations
-    return lower
+    lower = probe.value(latest) < probe.value(onward)
+    total.evaluations += probe.evaluations
+    total.sample_evaluations += probe.sample_evaluations
+    return torch.where(lower.unsqueeze(1), latest, onward)
 
 
-def _merge(total: Outcome, found: Outcome, samples: Tensor, open_: Tensor, better: Tensor | None) -> bool:
-    """Write a stage's results for its open samples into the total, where they are ``better``; did it solve one?"""
+def _merge(total: Outcome, found: Outcome, samples: Tensor, open_: Tensor) -> bool:
+    """Write a stage's results for its open samples into the total; did it solve one?"""
     where = samples[open_]
     old, new = total.residual_norm[where], found.residual_norm[open_]
     solved = found.status[open_] == int(Status.CONVERGED)
-    better = solved | (new < old if better is None else better[open_]) | ~torch.isfinite(old)
+    better = solved | (new < old) | ~torch.isfinite(old)
     index = where[better]
     total.z = total.z.index_copy(0, index, found.z[open_][better])
     total.residual_norm = total.residual_norm.index_copy(0, index, new[better])

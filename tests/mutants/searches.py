@@ -17,14 +17,15 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/polyalgorithm.py",
         VALLEYS,
-        ("better = solved | (new < old if better is None else better[open_])", "better = solved | (new < old)"),
+        ("onward, latest = _lowest(f, onward, latest, total), None", "onward = total.z"),
+        ("onward, latest = total.z if total.onward is None else total.onward, None", "onward, latest = total.z, None"),
         ("open_ = open_ & (falls < _ENOUGH)", "pass"),
         ("waiting = failed & (total.z == z0).all(1)", "waiting = failed & (total.z != z0).all(1)", STARTS),
     ),
     *mutants(
         "implicitkit/solver/driver.py",
         VALLEYS,
-        ("lower = self.active & (self.f.value(self.z) < ", "lower = self.active & (self.f.value(self.z) > "),
+        ("z = torch.where(self.active.unsqueeze(1), self.z, self.best)", "z = self.best"),
         ("look.spent(f, self.z) if f.falling is None else look.fallen(f, z, f.falling)", "look.spent(f, self.z)"),
     ),
     *mutants(

@@ -126,9 +126,10 @@ def outward(history: Tensor) -> Tensor:
 
     Args:
         history: differences of residuals and of what the map makes of the points, ``(batch, m, 2 n)``; rows of zeros are
-            none.
+            none, and neither is anything of a sample where one is not finite.
     """
     n = history.shape[2] // 2
+    history = torch.where(torch.isfinite(history).flatten(1).all(1)[:, None, None], history, 0)
     dR, dW = history[:, :, :n], history[:, :, n:]
     dZ = dW - dR
     length = torch.linalg.vector_norm(dZ, dim=2, keepdim=True)
