@@ -52,7 +52,6 @@ from implicitkit.problem.sparse_conditions import Places
 from implicitkit.reporting import POLICIES, check_policy
 from implicitkit.rule.catalogue import get_rule
 from implicitkit.rule.request import Request
-from implicitkit.solver.auto import Polyalgorithm, Stage
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.black_box import BlackBox, BlackBoxFunction
 from implicitkit.solver.catalogue import get_solver, serves
@@ -61,6 +60,7 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.fixed_point.continuation import Continuation
 from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.judging import Judge
+from implicitkit.solver.polyalgorithm import Polyalgorithm, Stage
 from implicitkit.solver.qp.base import QPSolver
 from implicitkit.solver.qp.builtin import AutoQP, InteriorPoint
 from implicitkit.solver.qp.ends import CLARABEL_ENDS, DAQP_ENDS, SCS_ENDS

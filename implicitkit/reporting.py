@@ -173,8 +173,10 @@ def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, f
         culprits = describe_leaves(z0, "z0", _nonfinite) + describe_leaves(args, "args", _nonfinite)
         if not culprits and record.system is not None and record.system.problem.no_start:
             return record.system.problem.no_start, _NONFINITE
-        said = f"NaN or Inf in: {', '.join(culprits)}. Clean the data, or leave such samples out."
-        return (said if culprits else "The function is not finite at z0: start inside its domain."), _NONFINITE
+        if culprits:
+            return f"NaN or Inf in: {', '.join(culprits)}. Clean the data, or leave such samples out.", _NONFINITE
+        # a message says that it has a value there, but no derivative
+        return "" if outcome.message else "The function is not finite at z0: start inside its domain.", _NONFINITE
     if record.system is None:
         return "", frozenset()
     if bool((outcome.status == int(Status.NONFINITE)).any()):

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -53,6 +53,18 @@ class Options:
         rtol, atol = start.new_full((), self.rtol), start.new_full((), self.atol)
         return torch.fmin(start.mul(rtol), atol)  # atol where the size is NaN
 
+    @property
+    def watched(self) -> bool:
+        """Does anybody look at every step?"""
+        return self.trace or self.callback is not None
+
+    def after(self, taken: int) -> Options:
+        """For what goes on after so many steps: fewer are left, and the callback counts on."""
+        callback = self.callback
+        left = None if self.max_steps is None else self.max_steps - taken
+        later = callback and (lambda step, z, norm: callback(step + taken, z, norm))
+        return replace(self, max_steps=left, callback=later)
+
 
 @dataclass
 class Outcome:
@@ -74,6 +86,7 @@ class Outcome:
     error: Exception | None = None  # what a user's own solver raised
     said: list[Any] = field(default_factory=list)  # what it returned beside the point, one entry a call
     tolerance: Tensor | None = None
+    onward: Tensor | None = None  # where others should go on from, if not at z
     examined: bool = False  # is every point known to be a minimum, not only stationary?
     _counted: tuple[Tensor, bool] | None = field(
         default=None, init=False, repr=False

@@ -98,7 +98,7 @@ class _Loop:
         self.stuck: Tensor | None = None
         self.settled: Tensor | None = None
         self.traces: list[Tensor] = []
-        self.watched = options.trace or options.callback is not None
+        self.watched = options.watched
         self.step = 0
         self.foreign = type(method).__module__.partition(".")[0] != "implicitkit"
         self.progress = Progress()
@@ -209,7 +209,7 @@ class _Loop:
         if self.at_work < self.alive and self.f.system.can_select:
             self._drop()
         f = self.f
-        f.active, f.norm, f.tolerance, f.stuck = self.active, self.norm, self.tolerance, None
+        f.active, f.norm, f.tolerance, f.stuck, f.falling = self.active, self.norm, self.tolerance, None, None
         f.best, f.best_norm, f.at_rounding = self.best, self.best_norm, None
         f.ahead, f.taken = 1 if self.watched else self.max_steps - self.step, 1
         if self.judge.own_norm:  # methods compare with 2-norms of their own
@@ -228,8 +228,9 @@ class _Loop:
             )
         self.stuck, self.settled = f.stuck, f.at_rounding
         self.remark = f.remark or self.remark
-        if Progress.due(f, self.step):
-            spent = self.progress.spent(f, self.z)
+        if f.falling is not None or Progress.due(f, self.step):
+            look = self.progress
+            spent = look.spent(f, self.z) if f.falling is None else look.fallen(f, z, f.falling)
             self.stuck = spent if self.stuck is None else self.stuck | spent
         self.z = z if self.at_work == self.alive else torch.where(self.active.unsqueeze(1), z, self.best)
         self.step += f.taken
@@ -294,7 +295,16 @@ class _Loop:
         status, tolerance = self._last_word(best, norm, status, steep, tolerance)
         f = self.f
         figures = f.evaluations, f.sample_evaluations, self.traces, self.remark
-        return Outcome(best, norm, steps, status, *figures, kept=keep, tolerance=tolerance)
+        onward = self._onward()
+        return Outcome(best, norm, steps, status, *figures, kept=keep, tolerance=tolerance, onward=onward)
+
+    def _onward(self) -> Tensor | None:
+        """Where a minimisation that has run out of steps stands, if that is not its best point: along a valley ``|F|`` rises
+        and falls, and says nothing of how far it has come."""
+        if not (self.at_work and self.f.of_gradient and self.f.kind.minimisation) or self.best is self.z:
+            return None
+        z = torch.where(self.active.unsqueeze(1), self.z, self.best)
+        return z if self.everything is None else self.everything.merge(z, "z")
 
     def _last_word(
         self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor, tolerance: Tensor

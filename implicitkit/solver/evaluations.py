@@ -34,6 +34,7 @@ class Evaluations:
         stuck: set by a step, ``(batch,)`` bool: samples that the method gives up (status ``STALLED``).
         at_rounding: set by a step, ``(batch,)`` bool: samples that a step leaves where they are, since the
             residual there is all rounding errors; such a sample is stuck, and has converged.
+        falling: set by a step, ``(batch,)`` bool: samples whose objective was followed along a line, and fell to its end.
         remark: set by a step: what to say if samples fail.
         ahead: how many steps a method may take at once, since nobody looks at each. taken: set by a step: how many it took.
         evaluations: calls of the user's function so far. sample_evaluations: the same times the samples in each call.
@@ -52,6 +53,7 @@ class Evaluations:
             (), device=device
         )  # until the driver says
         self.stuck: Tensor | None = None
+        self.falling: Tensor | None = None
         self.remark = ""
         self.ahead = self.taken = 1
         self.at_rounding: Tensor | None = None

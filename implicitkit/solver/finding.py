@@ -17,17 +17,23 @@ from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.minima import ROUNDING, downhill, falls_forever
+from implicitkit.solver.starts import beside
 
 __all__ = ["find"]
 
 _FAR = 1e6  # times the start, or 1
 _ESCAPES = 3  # from stationary points that are no minima
+_NO_SLOPE = (
+    "The function has a value at z0, but no finite derivative there, nor close by: that of sqrt, of a power or of a norm "
+    "at zero is infinite or NaN, and so is that of a branch that torch.where does not take, if it is outside its domain"
+)
 _WAY = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8, 1 / 16, 0.0)  # of the way out: where a point may be lower
 
 
 def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
     """Run the solver from ``z0`` ``(batch, n)``; of a minimisation, constrained or not, on to a minimum."""
     outcome = solver.run(f, z0, options)
+    _begin_beside(solver, f, z0, options, outcome)
     if not (f.kind.minimisation or f.kind.returns_program) or outcome.examined:
         return outcome
     f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
@@ -44,6 +50,24 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
         outcome.status = torch.where(unbounded, int(Status.UNBOUNDED), outcome.status)
     outcome.evaluations, outcome.sample_evaluations = f.evaluations, f.sample_evaluations
     return outcome
+
+
+def _begin_beside(solver: Solver, f: Evaluations, z0: Tensor, options: Options, outcome: Outcome) -> None:
+    """From a start beside ``z0``, for samples that never got away from it since the derivative there is not finite."""
+    failed = (outcome.status != int(Status.CONVERGED)) & (outcome.status != int(Status.STOPPED))
+    failed = failed & (outcome.z == z0).all(1)
+    if solver.general or not bool(failed.any()):
+        return
+    f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
+    start, lost = beside(f, z0, failed)
+    if bool(lost.any()):
+        outcome.message = _NO_SLOPE
+    if start is not z0:
+        again = solver.run(f, torch.where(failed.unsqueeze(1), start, outcome.z), replace(options, start_norm=None))
+        f.evaluations, f.sample_evaluations = again.evaluations, again.sample_evaluations
+        moved = failed & (start != z0).any(1)
+        _take(outcome, again, moved & (again.status == int(Status.CONVERGED)), moved)
+    outcome.evaluations, outcome.sample_evaluations = f.evaluations, f.sample_evaluations
 
 
 def _look_down(f: Evaluations, z0: Tensor, outcome: Outcome) -> None:

@@ -46,7 +46,8 @@ _EVERY = 50  # steps between two looks at the progress
 _PATIENCE = 3  # looks in a row without any, before a sample is given up
 _STEEP = 0.9  # where the gradient has not come down to this, the objective may fall forever
 _LOWER = 0.999  # it gets on if it has come down to this ...
-_FALLEN = 1e-2  # ... or the objective by this share of what it has fallen since the first look
+_FALLEN = 1e-2  # ... or the objective by this share of what it has fallen since the first look ...
+_STEADY = 0.25  # ... or by this share of what it has fallen between two looks on the average: it goes along a valley
 _LIKE = 0.5  # of one, how far eigenvalues of N^-1 H may be from it for H to be taken for positive definite
 _UNITS = 4  # in the last place, by which z moves at least in a difference
 ROUNDING = 100  # units of it that a difference of objectives must exceed
@@ -151,8 +152,9 @@ class Progress:
 
     Attributes:
         first: the objective at the first look. value, norm: the least objective and gradient at the last one.
-        idle: looks in a row at which neither had come down. unbounded: samples whose gradient has not, and whose
-            objective falls forever.
+        idle: looks in a row at which neither had come down. looks: how many so far.
+        unbounded: samples whose gradient has not, and whose objective falls forever.
+        endless: searches along a line without an end.
     """
 
     first: Tensor | None = None
@@ -160,6 +162,8 @@ class Progress:
     norm: Tensor | None = None
     idle: Tensor | None = None
     unbounded: Tensor | None = None
+    endless: Tensor | None = None
+    looks: int = 0
 
     @staticmethod
     def due(f: Evaluations, step: int) -> bool:
@@ -176,15 +180,23 @@ class Progress:
         steep = f.active & ~(norm < _STEEP * self.norm)
         idle = f.active & ~(norm < _LOWER * self.norm)
         rounding = ROUNDING * torch.finfo(z.dtype).eps * self.value.abs()
-        fallen = torch.maximum(rounding, _FALLEN * (self.first - self.value))
+        self.looks += 1
+        fallen = torch.maximum(rounding, min(_FALLEN, _STEADY / self.looks) * (self.first - self.value))
         self.unbounded = falls_forever(f, z, steep) if bool(steep.any()) else steep
         self.idle = torch.where(idle & ~(value < self.value - fallen), self.idle + 1, 0)
         self.value, self.norm = torch.minimum(value, self.value), norm
         return self.unbounded | (self.idle >= _PATIENCE)
 
+    def fallen(self, f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
+        """Of samples for which a search along a line found no end: those to be given up, as ``unbounded`` or because it is
+        not the first time (``-log(z)`` falls forever, ever more slowly)."""
+        self.unbounded = falls_forever(f, z, which)
+        self.endless = which.long() if self.endless is None else self.endless + which
+        return self.unbounded | (self.endless >= _PATIENCE)
+
     def select(self, samples: Tensor) -> None:
         """Only these samples are left."""
-        for name in ("first", "value", "norm", "idle", "unbounded"):
+        for name in ("first", "value", "norm", "idle", "unbounded", "endless"):
             kept = getattr(self, name)
             setattr(self, name, kept if kept is None else kept.index_select(0, samples))
 

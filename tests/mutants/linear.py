@@ -538,11 +538,15 @@ MUTANTS = [
         "implicitkit/solver/auto.py",
         "tests/linear/test_one_matrix.py -k more_samples",
         ("(*_SPARSE_NEWTON, _SHARED_NEWTON, *_MATRIX_FREE)", "(*_SPARSE_NEWTON, *_MATRIX_FREE)"),
-        ("f.linearize(z0 + apart).alike()", "f.linearize(z0).alike()"),
         (
             "batch * size * size <= _MOST_NUMBERS",
             "batch * size * size <= _DENSE_NUMBERS",
             "tests/linear/test_one_matrix.py -k begins",
         ),
+    ),
+    *mutants(
+        "implicitkit/solver/polyalgorithm.py",
+        "tests/linear/test_one_matrix.py -k more_samples",
+        ("f.linearize(z0 + apart).alike()", "f.linearize(z0).alike()"),
     ),
 ]

@@ -9,8 +9,76 @@ DIRECT = "tests/solver/test_direct_search.py"
 RELAX = "tests/problem/test_relax.py"
 PROJECT = "tests/problem/test_project.py"
 SCALAR = "tests/solver/test_scalar_solvers.py"
+ATTRACTING = "tests/solver/test_attracting.py"
+STARTS = "tests/solver/test_starts_without_slope.py"
+VALLEYS = "tests/solver/test_long_valleys.py -m 'not slow'"
 
 MUTANTS = [
+    *mutants(
+        "implicitkit/solver/polyalgorithm.py",
+        VALLEYS,
+        ("onward, latest = _lowest(f, onward, latest, total), None", "onward = total.z"),
+        ("onward, latest = total.z if total.onward is None else total.onward, None", "onward, latest = total.z, None"),
+        ("open_ = open_ & (falls < _ENOUGH)", "pass"),
+        ("waiting = failed & (total.z == z0).all(1)", "waiting = failed & (total.z != z0).all(1)", STARTS),
+    ),
+    *mutants(
+        "implicitkit/solver/driver.py",
+        VALLEYS,
+        ("z = torch.where(self.active.unsqueeze(1), self.z, self.best)", "z = self.best"),
+        ("look.spent(f, self.z) if f.falling is None else look.fallen(f, z, f.falling)", "look.spent(f, self.z)"),
+    ),
+    *mutants(
+        "implicitkit/solver/minima.py",
+        VALLEYS,
+        ("return self.unbounded | (self.endless >= _PATIENCE)", "return self.unbounded"),
+        ("min(_FALLEN, _STEADY / self.looks)", "_FALLEN", "tests/solver/test_long_valleys.py -k 2000"),
+    ),
+    *mutants(
+        "implicitkit/solver/fixed_point/attracting.py",
+        ATTRACTING,
+        ("dZ = dW - dR", "dZ = dW"),
+        ("H = U.mT @ (dZ @ dW.mT) @ U", "H = U.mT @ (dZ @ dZ.mT) @ U"),
+        ("(radius > 1 + _DOUBT)", "(radius > 2)"),
+        ("return late.log().mean(1) > ", "return late.log().mean(1) < "),
+        ("later = options.after(taken)", "later = options"),
+        ("whole=options.watched", "whole=False"),
+    ),
+    *mutants(
+        "implicitkit/solver/fixed_point/impatient.py",
+        ATTRACTING,
+        ("slow.logical_and_(best <= _RISES * before)", "pass"),
+        ("slow, missed = slow & missed, slow", "pass"),
+        ("best, tolerance = f.norm if self.follow else f.best_norm, ", "best, tolerance = f.best_norm, "),
+    ),
+    *mutants(
+        "implicitkit/solver/fixed_point/frugal.py",
+        ATTRACTING,
+        ('"outward": self._outward(state, f.active), ', ""),
+    ),
+    *mutants(
+        "implicitkit/solver/starts.py",
+        STARTS,
+        ("& _has_value(probe, z).unsqueeze(1)", ""),
+        ("_MOVES = (1e-3, -1e-3, 1e-6, -1e-6, 0.1)", "_MOVES = (1e-3, 1e-6, 0.1)"),
+        (
+            "start, open_ = torch.where(good.unsqueeze(1), moved, start), open_ & ~good",
+            "start, open_ = moved, open_ & ~good",
+        ),
+        ("good = open_ & torch.isfinite(_slope(probe, moved)).all(1) & _has_value(probe, moved)", "good = open_"),
+    ),
+    *mutants(
+        "implicitkit/solver/finding.py",
+        STARTS,
+        ("failed = failed & (outcome.z == z0).all(1)", "pass"),
+        ("outcome.message = _NO_SLOPE", "pass"),
+    ),
+    *mutants(
+        "implicitkit/solver/steps/newton_damping.py",
+        STARTS,
+        ("f.stuck = (d == 0).all(1)  # no", "f.stuck = None  # no"),
+        ("searching = searching & (d != 0).any(1)", "pass"),
+    ),
     *mutants(
         "implicitkit/solver/minimise/nonlinear_cg.py",
         MINIMA + " -k '(nonlinear_cg or conjugate or hager) and not conformance'",

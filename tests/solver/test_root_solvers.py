@@ -265,8 +265,8 @@ def test_a_residual_in_large_units_may_be_as_large_as_rounding_makes_it() -> Non
         ("root", 1000, "newton", "newton"),
         ("root", 1200, "newton_krylov", "newton"),
         ("root", 10_000, "newton_krylov", "newton_krylov"),
-        ("fixed_point", 10, "anderson", "newton"),
-        ("fixed_point", 10_000, "anderson", "newton_krylov"),
+        ("fixed_point", 10, "anderson", "picard"),
+        ("fixed_point", 10_000, "anderson", "picard"),
     ],
 )
 def test_what_auto_tries_first(kind: str, size: int, first: str, second: str) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.fixed_point.anderson import Anderson
+from implicitkit.solver.fixed_point.attracting import outward
 from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["FrugalAnderson"]
@@ -39,9 +41,18 @@ class FrugalAnderson(Anderson):
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         asked = z.shape[1] >= SMALLEST and len(z) <= _SAMPLES
-        return super().init(f, z) | {"taken": 0, "looked": 0, "asked": asked, "before": None, "price": None}
+        return super().init(f, z) | {
+            "taken": 0,
+            "looked": 0,
+            "asked": asked,
+            "before": None,
+            "price": None,
+            "working": f.active,
+            "outward": torch.zeros_like(z),
+        }
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        state = state | {"outward": self._outward(state, f.active), "working": f.active}
         z_next, after = super().step(f, z, state)
         after = after | {"taken": state["taken"] + f.taken}
         before, best, since = state["before"], f.best_norm, state["taken"] - state["looked"]
@@ -61,3 +72,15 @@ class FrugalAnderson(Anderson):
             if bool(slow.any()):
                 f.stuck = f.active if f.stuck is None else f.stuck | f.active
         return z_next, after
+
+    def keep(self, state: dict[str, Any]) -> dict[str, Tensor]:
+        """``outward``: :func:`~implicitkit.solver.fixed_point.attracting.outward` of every sample when it ended."""
+        return {"outward": self._outward(state, None)}
+
+    def _outward(self, state: dict[str, Any], active: Tensor | None) -> Tensor:
+        """What is known of directions that the map stretches; of samples that have just ended, by what is remembered."""
+        found: Tensor = state["outward"]
+        ended = state["working"] if active is None else state["working"] & ~active
+        if state["history"] is None or not bool(ended.any()):
+            return found
+        return torch.where(ended.unsqueeze(1), outward(state["history"]), found)

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from implicitkit.foundation.options import check_options, optional, positive
-from implicitkit.solver.auto import Polyalgorithm, Stage
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
@@ -18,6 +17,7 @@ from implicitkit.solver.fixed_point.anderson import Anderson
 from implicitkit.solver.fixed_point.continuation import Continuation
 from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.fixed_point.picard import Picard
+from implicitkit.solver.polyalgorithm import Polyalgorithm, Stage
 from implicitkit.solver.root.broyden import Broyden
 from implicitkit.solver.root.newton_krylov import NewtonKrylov
 

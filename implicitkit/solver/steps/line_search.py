@@ -111,7 +111,7 @@ def wolfe(
     of bisection and doubling.  Where values no longer resolve the decrease, Hager & Zhang's approximate test on slopes
     (2005, eq. 4.1) takes over, so that the gradient reaches its tolerance and not only the square root of it;
     what they resolve is measured (:func:`unresolved`) where slopes and values disagree.  If the trials are used up,
-    the longest step that met the first condition is taken.
+    the longest step that met the first condition is taken, and where none was too long the sample is ``f.falling``.
 
     Args:
         z, d: point and descent direction ``(batch, n)``. slope: ``g'd < 0``. t: first lengths. trials: evaluations at most.
@@ -138,6 +138,8 @@ def wolfe(
         high, high_slope = torch.where(long, t, high), torch.where(long, new_slope, high_slope)
         low, low_slope = torch.where(short, t, low), torch.where(short, new_slope, low_slope)
         t = torch.where(searching, _next(low, high, low_slope, high_slope, slope), t)
+    falling = searching & torch.isinf(high) & (low > 0)
+    f.falling = falling if bool(falling.any()) else None
     z_low = torch.addcmul(z, low.unsqueeze(1), d)
     return _settled(z, torch.where(found.unsqueeze(1), trial, z_low), torch.where(found, t, low), found | (low > 0))
 

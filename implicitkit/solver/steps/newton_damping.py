@@ -42,7 +42,7 @@ def damped_step(
     steps jump off; on most other problems damping is what makes Newton's method work.  The driver keeps the best
     iterate whichever it is.  Full steps are cut only where ``F`` is not finite; a sample that 50 of them have not brought
     home is given up (``f.stuck``), and so is one whose ``exact`` steps change no unknown by more than a tenth of
-    ``sqrt(eps)``: there the next one squares what is left, unless that is rounding.
+    ``sqrt(eps)``: there the next one squares what is left, unless that is rounding; or which has no direction at all.
 
     Args:
         f, z, d, norm, halvings: as for :func:`halve`. weak: from the step before. patience: at least 0.
@@ -54,9 +54,10 @@ def damped_step(
     if weak is None:
         if not bool((slow & f.active).any()):
             return Damped(z_next, t, None)
+        f.stuck = (d == 0).all(1)  # no direction (a Jacobian that is not finite has none): nor will there be one
         return Damped(z_next, t, slow.long())
     weak = torch.where(slow | (weak > patience), weak + 1, 0)
-    f.stuck = weak > patience + _FULL_STEPS
+    f.stuck = (weak > patience + _FULL_STEPS) | (d == 0).all(1)
     waiting = f.active & (weak >= _AGAIN)
     if exact and bool(waiting.any()):
         f.stuck = f.stuck | (waiting & _is_short(d, z))
@@ -89,6 +90,8 @@ def halve(f: Evaluations, z: Tensor, d: Tensor, norm: Tensor, halvings: int) -> 
     trial_norm = torch.linalg.vector_norm(f(trial), dim=1)
     t = torch.ones_like(norm)
     searching = f.active & ~(trial_norm < (1 - _DECREASE) * norm)
+    if bool(searching.any()):
+        searching = searching & (d != 0).any(1)
     if not bool(searching.any()):
         return trial, t, trial_norm
     best_t, best_norm = t, torch.where(searching & ~(trial_norm < torch.inf), torch.inf, trial_norm)

@@ -1,0 +1,156 @@
+r"""Fixed points to which the map leads, where acceleration has come to another one.
+
+Acceleration solves ``z = f(z)`` and does not care whether the iteration ``z <- f(z)`` would stay there: a Riccati equation
+has the fixed point that a control engineer means, to which the iteration converges, and others that it leaves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation.options import at_least, check_options, part
+from implicitkit.solution import Status
+from implicitkit.solver.base import Options, Outcome, Solver
+from implicitkit.solver.evaluations import Evaluations, subset
+from implicitkit.solver.fixed_point.impatient import Impatient
+from implicitkit.solver.fixed_point.picard import Picard
+from implicitkit.solver.method import Method
+
+__all__ = ["PATH", "PATH_STEPS", "Attracting", "outward"]
+
+#: The map's own path, for as long as its residual falls, or rises: neither says that it goes round in circles.
+PATH, PATH_STEPS = Impatient(Picard(), window=32, horizon=500.0, reach=1e6, follow=True), 1000
+
+_DOUBT = 1e-3  # by which a Ritz value exceeds one before anybody looks
+_SQUARINGS = 10  # of the projected Jacobian: its spectral radius to |H|^(1/1024)
+_PRODUCTS = 9  # with the Jacobian at the point
+_GROWS = 1.01  # in each of them
+
+
+@dataclass(frozen=True)
+class Attracting(Solver):
+    r"""An acceleration, and where it ends in a fixed point that repels, the plain iteration from the start instead.
+
+    The differences that the method remembers, ``J dZ = dW`` to first order, give Ritz values of ``J = df/dz`` for nothing
+    (:func:`outward`).  Where one exceeds one in modulus, products with ``J`` at the point, from the Ritz vector on, say
+    whether ``J`` does stretch; and where it does, ``z <- f(z)`` from ``z_0`` has the last word: what that converges to
+    attracts.  A map that has no fixed point of this kind within reach keeps the first one,
+    which is a solution like any other.
+
+    Source: Ritz values, Saad (2011), *Numerical Methods for Large Eigenvalue Problems*, section 4.3; that a fixed point
+    attracts where the spectral radius of ``J`` is below one, Ostrowski (1960).
+
+    Args:
+        method: keeps what it knows of directions that the map stretches (``Outcome.kept["outward"]``).
+        patience: steps that it may take.
+
+    Raises:
+        ValueError: ``patience`` below 1. TypeError: not an iterative method.
+    """
+
+    method: Any
+    patience: int = 500
+    solves: ClassVar[str] = "fixed_point"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The method's own."""
+        return str(self.method.name)
+
+    def __post_init__(self) -> None:
+        check_options(self, method=part("method", Method), patience=at_least(1))
+
+    def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
+        granted = self.patience if options.max_steps is None else min(self.patience, options.max_steps)
+        outcome = self.method.run(f, z0, replace(options, max_steps=granted))
+        direction = outcome.kept.pop("outward", None)
+        if direction is None:
+            return outcome
+        doubtful = (outcome.status == int(Status.CONVERGED)) & (direction != 0).any(1)
+        if bool(doubtful.any()):
+            f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
+            repels = doubtful & _stretches(f, outcome.z, direction)
+            if bool(repels.any()):
+                _iterate(f, z0, options, outcome, repels)
+            outcome.evaluations, outcome.sample_evaluations = f.evaluations, f.sample_evaluations
+        return outcome
+
+
+def _iterate(f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, which: Tensor) -> None:
+    """The plain iteration for some samples; its fixed points take the place of theirs."""
+    taken = int(outcome.steps.max())
+    later = options.after(taken)
+    left = PATH_STEPS if later.max_steps is None else min(later.max_steps, PATH_STEPS)
+    if left < 1:
+        return
+    samples, system, theta = subset(f, which, whole=options.watched)
+    start = torch.where(which.unsqueeze(1), z0, outcome.z).index_select(0, samples)
+    size = None if options.start_norm is None else options.start_norm.index_select(0, samples)
+    part = Evaluations(system, theta, "fixed_point")
+    found = PATH.run(part, start, replace(later, max_steps=left, start_norm=size))
+    outcome.trace = outcome.trace + found.trace[1:]
+    f.evaluations += found.evaluations
+    f.sample_evaluations += found.sample_evaluations
+    better = which.index_select(0, samples) & (found.status == int(Status.CONVERGED))
+    index = samples[better]
+    outcome.z = outcome.z.index_copy(0, index, found.z[better])
+    outcome.residual_norm = outcome.residual_norm.index_copy(0, index, found.residual_norm[better])
+    outcome.steps = outcome.steps.index_add(0, index, found.steps[better])
+    if outcome.tolerance is not None and found.tolerance is not None:
+        outcome.tolerance = outcome.tolerance.index_copy(0, index, found.tolerance[better])
+
+
+def _stretches(f: Evaluations, z: Tensor, direction: Tensor) -> Tensor:
+    """Where products with ``df/dz`` at ``z``, from ``direction`` on, grow in the end, ``(batch,)``."""
+    A = f.linearize(z)
+    v, sizes = direction, []
+    for _ in range(_PRODUCTS):
+        v = A.mv(v)
+        size = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+        sizes.append(size)
+        v = v / torch.where(size > 0, size, 1)
+    late = torch.cat(sizes[_PRODUCTS // 3 :], 1)
+    return late.log().mean(1) > torch.log(late.new_tensor(_GROWS))  # false for NaN
+
+
+def outward(history: Tensor) -> Tensor:
+    """The direction that ``J`` stretches most by what differences say, of length one, and zero where none is stretched,
+    ``(batch, n)``.
+
+    The Ritz problem on the span of ``dZ``, of differences scaled to length one: in an orthonormal basis of it, by the
+    eigenvectors of ``dZ dZ'`` whose eigenvalues are above ``sqrt(eps)`` of the largest, ``H = U' dZ dW' U``.
+
+    Args:
+        history: differences of residuals and of what the map makes of the points, ``(batch, m, 2 n)``; rows of zeros are
+            none, and neither is anything of a sample where one is not finite.
+    """
+    n = history.shape[2] // 2
+    history = torch.where(torch.isfinite(history).flatten(1).all(1)[:, None, None], history, 0)
+    dR, dW = history[:, :, :n], history[:, :, n:]
+    dZ = dW - dR
+    length = torch.linalg.vector_norm(dZ, dim=2, keepdim=True)
+    unit = torch.where(length > 0, 1 / length, 0)
+    dZ, dW = dZ * unit, dW * unit
+    values, vectors = torch.linalg.eigh(dZ @ dZ.mT)
+    known = values > torch.finfo(values.dtype).eps ** 0.5 * values[:, -1:]
+    U = vectors * torch.where(known, values.clamp_min(0).rsqrt(), 0).unsqueeze(1)
+    H = U.mT @ (dZ @ dW.mT) @ U
+    logarithm = torch.zeros_like(length[:, 0, 0])
+    for k in range(_SQUARINGS):  # H^(2^k), whose logarithm of scale is shared out
+        size = torch.linalg.matrix_norm(H)
+        size = torch.where(size > 0, size, 1)
+        logarithm = logarithm + size.log() / 2**k
+        H = H / size[:, None, None]
+        H = H @ H
+    size = torch.linalg.matrix_norm(H)
+    radius = torch.where(size > 0, logarithm + size.log() / 2**_SQUARINGS, -torch.inf).exp()
+    column = H.square().sum(1).argmax(1)
+    top = H.gather(2, column.view(-1, 1, 1).expand(-1, H.shape[1], 1))
+    v = (dZ.mT @ (U @ top)).squeeze(2)
+    size = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+    found = (radius > 1 + _DOUBT).unsqueeze(1) & (size > 0) & torch.isfinite(v)
+    return torch.where(found, v / size, 0)

@@ -1,0 +1,238 @@
+"""Solvers in turn, each for the samples that those before it could not solve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation.options import at_least, check_options, finite, flag, instance, optional, part
+from implicitkit.solution import Status
+from implicitkit.solver.base import Options, Outcome, Solver
+from implicitkit.solver.catalogue import get_solver
+from implicitkit.solver.constrained.second_order import falls_forever_within
+from implicitkit.solver.evaluations import Evaluations, subset
+from implicitkit.solver.starts import has_no_slope
+
+__all__ = ["Polyalgorithm", "Stage"]
+
+_ENOUGH = 2  # stages that find that an objective falls forever
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One member of a polyalgorithm.
+
+    Args:
+        solver: a registered name or a configured object. options: for a name.
+        max_steps: steps it may take; ``None``: its own default.
+        sparse: only where the Jacobian of the residual has a sparsity pattern. shared: only where it has none, and is the
+            same for all samples, wherever they are.
+        scale: begin at ``scale * z0``; ``None``: at the best point found so far.  Starts nearer to the origin help where
+            the given one is so far out that ``|F|`` overflows, or is flat, or has been descended into a wrong valley.
+
+    Raises:
+        ValueError: ``max_steps`` below 1, or ``scale`` not finite.
+    """
+
+    solver: Any
+    options: tuple[tuple[str, Any], ...] = ()
+    max_steps: int | None = None
+    scale: float | None = 1.0
+    sparse: bool = False
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        check_options(
+            self,
+            solver=part("solver", Solver),
+            options=instance("a tuple of pairs (name, value)", tuple),
+            max_steps=optional(at_least(1)),
+            scale=optional(finite()),
+            sparse=flag(),
+            shared=flag(),
+        )
+
+    def begin(self, z0: Tensor, best: Tensor) -> Tensor:
+        """Where it begins."""
+        return best if self.scale is None else z0 if self.scale == 1 else self.scale * z0
+
+    def serves(self, f: Evaluations, z0: Tensor) -> bool:
+        """Is it for a Jacobian like this?"""
+        if self.shared:
+            apart = torch.arange(len(z0), dtype=z0.dtype, device=z0.device).unsqueeze(1) * (1 + z0.abs())
+            return len(z0) > 1 and not f.is_sparse(z0) and f.linearize(z0 + apart).alike()
+        return not self.sparse or f.is_sparse(z0)
+
+    def make(self) -> Any:
+        """The configured solver."""
+        return get_solver(self.solver, **dict(self.options))
+
+
+@dataclass(frozen=True)
+class Polyalgorithm(Solver):
+    """Solvers in turn; each sees only the samples that none before it has solved.
+
+    All of them solve ``F(z) = 0``, ``(batch, n)``, to the same ``|F(z)| <= atol + rtol * scale``, that of the start.  A
+    sample that none solves gets the best point that any of them has seen.  ``solution.solver`` says which of them finished;
+    ``max_steps`` of the solve limits the steps of all stages together.  Source: Rice (1968), "On the construction of
+    polyalgorithms for automatic numerical analysis".
+
+    Args:
+        stages: registered names, configured solvers or :class:`Stage` objects; at least one.
+
+    Raises:
+        ValueError: no stage.
+    """
+
+    stages: tuple[Any, ...]
+    name: ClassVar[str] = "auto"
+
+    def __post_init__(self) -> None:
+        check_options(self, stages=instance("a tuple of solvers", tuple, list))
+        if not self.stages:
+            raise ValueError("a polyalgorithm needs at least one stage")
+        check = part("solver", Solver, Stage)
+        for i, stage in enumerate(self.stages):
+            check.check(f"stages[{i}]", stage, f"{type(self).__name__}: ")
+        members = tuple(s if isinstance(s, Stage) else Stage(s) for s in self.stages)
+        object.__setattr__(self, "stages", members)
+
+    @property
+    def solves(self) -> str:
+        """What the first stage solves."""
+        return str(self.stages[0].make().solves)
+
+    @property
+    def scales(self) -> bool:  # type: ignore[override]
+        """Whether one of the stages does."""
+        return any(stage.make().scales for stage in self.stages)
+
+    def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
+        stages = self.stages
+        while len(stages) > 1 and not stages[0].serves(f, z0):
+            stages = stages[1:]
+        solver = stages[0].make()
+        total = solver.run(f, z0, _limited(options, stages[0].max_steps))
+        total.solver = _title(self.name, [solver.name])
+        if total.all_converged or len(stages) == 1:
+            return total
+        failed = total.status != int(Status.CONVERGED)
+        # no stage gets away from where there is no slope: find begins beside it
+        waiting = failed & (total.z == z0).all(1)
+        if bool(waiting.any()):
+            waiting = has_no_slope(f, z0, waiting).any(1)
+            if bool((waiting == failed).all()):
+                return total
+        if f.kind.returns_program:  # the other stages would go on for long
+            failed = (total.status != int(Status.CONVERGED)) & torch.isfinite(total.z).all(1)
+            falls = falls_forever_within(f, total.z, failed)
+            total.status = torch.where(falls, int(Status.UNBOUNDED), total.status)
+        start_norm = torch.linalg.vector_norm(f.residual(z0), dim=1)
+        finishers = [solver.name] if bool((total.status == int(Status.CONVERGED)).any()) else []
+        total = self._go_on(stages[1:], f, z0, options, total, start_norm, waiting, finishers)
+        f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
+        total.solver = _title(self.name, finishers)
+        return total
+
+    def _go_on(
+        self,
+        stages: tuple[Stage, ...],
+        f: Evaluations,
+        z0: Tensor,
+        options: Options,
+        total: Outcome,
+        start_norm: Tensor,
+        waiting: Tensor,
+        finishers: list[str],
+    ) -> Outcome:
+        """Some stages for the samples that are open and not ``waiting``; adds to ``finishers``."""
+        falls = (total.status == int(Status.UNBOUNDED)).long()  # how many stages have said so
+        onward, latest = total.z if total.onward is None else total.onward, None
+        for stage in stages:
+            # a callback's word is final
+            open_ = (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED)) & ~waiting
+            if f.kind.minimisation:
+                open_ = open_ & (falls < _ENOUGH)
+            if f.kind.returns_program:  # where a start is not finite no stage has another
+                open_ = open_ & (total.status != int(Status.UNBOUNDED)) & torch.isfinite(start_norm)
+            taken = int(total.steps.max())
+            later = options.after(taken)
+            if not bool(open_.any()) or (later.max_steps is not None and later.max_steps < 1):
+                break
+            if not stage.serves(f, z0):
+                continue
+            if latest is not None and stage.scale is None:
+                onward, latest = _lowest(f, onward, latest, total), None
+            samples, system, theta = subset(f, open_, whole=options.watched)
+            part = Evaluations(system, theta, stage.make().solves)
+            part.evaluations, part.sample_evaluations = total.evaluations, total.sample_evaluations
+            begin = torch.where(open_.unsqueeze(1), stage.begin(z0, onward), total.z).index_select(0, samples)
+            granted = self._granted(stage, part, begin)
+            if granted is None:
+                continue
+            solver = granted.make()
+            found = solver.run(
+                part,
+                begin,
+                replace(_limited(later, granted.max_steps), start_norm=start_norm.index_select(0, samples)),
+            )
+            falls.index_add_(0, samples, (found.status == int(Status.UNBOUNDED)).long())
+            if _merge(total, found, samples, open_.index_select(0, samples)):
+                finishers.append(solver.name)
+            latest = onward.index_copy(0, samples, found.z if found.onward is None else found.onward)
+        return total
+
+    def _granted(self, stage: Stage, f: Evaluations, z: Tensor) -> Stage | None:
+        """A stage as it may run from ``z`` on; ``None``: it is left out."""
+        return stage
+
+
+def _limited(options: Options, max_steps: int | None) -> Options:
+    """The options with the smaller of two step limits."""
+    if max_steps is None or (options.max_steps is not None and options.max_steps <= max_steps):
+        return options
+    # not dataclasses.replace, which costs four times as much: this is on the way of every solve
+    return Options(
+        options.rtol, options.atol, max_steps, options.trace, options.callback, options.start_norm, options.norm,
+        options.atol_is_default
+    )  # fmt: skip
+
+
+def _lowest(f: Evaluations, onward: Tensor, latest: Tensor, total: Outcome) -> Tensor:
+    """Where to go on from: the best point; of a minimisation, the lower of where this was and where the last stage came."""
+    if not f.kind.minimisation:
+        return total.z
+    probe = Evaluations(f.system, f.theta, "minimise")
+    lower = probe.value(latest) < probe.value(onward)
+    total.evaluations += probe.evaluations
+    total.sample_evaluations += probe.sample_evaluations
+    return torch.where(lower.unsqueeze(1), latest, onward)
+
+
+def _merge(total: Outcome, found: Outcome, samples: Tensor, open_: Tensor) -> bool:
+    """Write a stage's results for its open samples into the total; did it solve one?"""
+    where = samples[open_]
+    old, new = total.residual_norm[where], found.residual_norm[open_]
+    solved = found.status[open_] == int(Status.CONVERGED)
+    better = solved | (new < old) | ~torch.isfinite(old)
+    index = where[better]
+    total.z = total.z.index_copy(0, index, found.z[open_][better])
+    total.residual_norm = total.residual_norm.index_copy(0, index, new[better])
+    if total.tolerance is not None and found.tolerance is not None:
+        total.tolerance = total.tolerance.index_copy(0, index, found.tolerance[open_][better].to(total.tolerance))
+    # how the point that is kept came about; a step limit says less than anything else
+    says_more = better | (total.status[where] == int(Status.MAX_STEPS))
+    total.status = total.status.index_copy(0, where[says_more], found.status[open_][says_more])
+    total.steps = total.steps.index_add(0, where, found.steps[open_])
+    total.evaluations, total.sample_evaluations = found.evaluations, found.sample_evaluations
+    total.trace = total.trace + found.trace[1:]
+    total.message = found.message
+    return bool(solved.any())
+
+
+def _title(name: str, finishers: list[str]) -> str:
+    """``auto (newton)``, ``auto (newton, trust_region)``, or the bare name if nothing was solved."""
+    return f"{name} ({', '.join(dict.fromkeys(finishers))})" if finishers else name

@@ -1,0 +1,66 @@
+r"""A start at which the function has a value and no derivative: ``sqrt(z)``, ``q |q|^0.85`` or ``sqrt(z^2)`` at zero.
+
+By the chain rule ``d sqrt(u) = du / (2 sqrt(u))`` is ``0 / 0`` there, whatever the limit is, and no step that follows a
+derivative leaves the point.  It is left by a little, in the unknowns concerned alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from implicitkit.solver.evaluations import Evaluations
+
+__all__ = ["beside", "has_no_slope"]
+
+_MOVES = (1e-3, -1e-3, 1e-6, -1e-6, 0.1)  # times 1 + |z|: outwards first, since roots and logarithms end at zero
+_SPREAD = 0.6180339887498949  # no two unknowns move by the same: |z_1 - z_2| has no derivative either
+
+
+def has_no_slope(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
+    """Of which unknowns the derivative at ``z`` is not finite where the function is, in the samples ``which``;
+    ``(batch, n)``."""
+    probe = Evaluations(f.system, f.theta, "minimise" if f.kind.minimisation else "root")
+    slope = _slope(probe, z)
+    missing = which.unsqueeze(1) & ~torch.isfinite(slope)
+    if bool(missing.any()):
+        missing = missing & _has_value(probe, z).unsqueeze(1)
+    _account(f, probe)
+    return missing
+
+
+def beside(f: Evaluations, z0: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+    """A start beside ``z0`` ``(batch, n)`` for the samples ``which`` where the derivative there is not finite and the
+    function is, ``z0`` for all others; and the samples that would need one and have none near, ``(batch,)``."""
+    missing = has_no_slope(f, z0, which)
+    start, open_ = z0, missing.any(1)
+    if not bool(open_.any()):
+        return z0, open_
+    uneven = 0.5 + torch.arange(z0.shape[1], dtype=z0.dtype, device=z0.device).mul_(_SPREAD).frac_()
+    probe = Evaluations(f.system, f.theta, "minimise" if f.kind.minimisation else "root")
+    for move in _MOVES:
+        moved = torch.where(missing & open_.unsqueeze(1), z0 + move * uneven * (1 + z0.abs()), start)
+        good = open_ & torch.isfinite(_slope(probe, moved)).all(1) & _has_value(probe, moved)
+        start, open_ = torch.where(good.unsqueeze(1), moved, start), open_ & ~good
+        if not bool(open_.any()):
+            break
+    _account(f, probe)
+    return start, open_
+
+
+def _slope(f: Evaluations, z: Tensor) -> Tensor:
+    """Something with a NaN or an Inf wherever the derivative by an unknown has one, ``(batch, n)``: the gradient of an
+    objective, the conditions of a program, the sum of all rows of a Jacobian."""
+    if f.kind.minimisation or f.kind.returns_program:
+        return f(z)
+    return f.linearize(z).rmv(torch.ones_like(z))
+
+
+def _has_value(f: Evaluations, z: Tensor) -> Tensor:
+    """Where what the user's function returns is finite, ``(batch,)``."""
+    return torch.isfinite(f.kernel(z).reshape(len(z), -1)).all(1)
+
+
+def _account(f: Evaluations, probe: Evaluations) -> None:
+    f.evaluations += probe.evaluations
+    f.sample_evaluations += probe.sample_evaluations

@@ -1,0 +1,130 @@
+"""Fixed points to which the iteration leads: acceleration also finds those that it leaves."""
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+import implicitkit as ik
+
+
+def riccati(seed, n, dtype):
+    """``P -> I + A' P A - A' P B (1 + B' P B)^-1 B' P A`` of a random plant, unstable from seed 5 on, and its solution."""
+    generator = torch.Generator().manual_seed(10 * seed + n)
+    A = torch.randn(n, n, generator=generator, dtype=torch.float64)
+    A = A / torch.linalg.eigvals(A).abs().max() * (0.8 + 0.05 * seed)
+    B = torch.randn(n, max(1, n // 2), generator=generator, dtype=torch.float64) * 10.0 ** -(seed % 3)
+    right = scipy.linalg.solve_discrete_are(A.numpy(), B.numpy(), np.eye(n), np.eye(B.shape[1]))
+    a, b = A.to(dtype), B.to(dtype)
+    one, eye = torch.eye(n, dtype=dtype), torch.eye(B.shape[1], dtype=dtype)
+
+    def step(P):
+        K = torch.linalg.solve(eye + b.T @ P @ b, b.T @ P @ a)
+        return one + a.T @ P @ a - a.T @ P @ b @ K
+
+    return step, one, torch.from_numpy(right)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("seed", [2, 5, 6, 7, 8, 10, 11])
+def test_riccati(seed, n, dtype):
+    """The solution of a Riccati equation that control engineers mean, where Anderson's steps come to another one."""
+    step, start, right = riccati(seed, n, dtype)
+    found = ik.fixed_point(step, start)
+    close = 1e-7 if dtype == torch.float64 else 2e-2
+    assert (found.value.double() - right).norm() <= close * right.norm(), found
+
+
+def magnet(m, field):
+    """Mean-field equation of ten spins, coupled beyond the critical strength."""
+    return torch.tanh(0.3 * m.sum(-1, keepdim=True).expand_as(m) + field)
+
+
+def test_magnet_and_derivative():
+    """From zero: the magnetised state that the field prefers, not the one near zero, which any step leaves."""
+    field = torch.tensor(0.01, dtype=torch.float64, requires_grad=True)
+    found = ik.fixed_point(magnet, torch.zeros(10, dtype=torch.float64), field)
+    m = found.value[0].detach()
+    assert m > 0.99
+    torch.testing.assert_close(m, torch.tanh(3 * m + 0.01))
+    (slope,) = torch.autograd.grad(found.value[0], field)
+    torch.testing.assert_close(slope, (1 - m**2) / (1 - 3 * (1 - m**2)), rtol=1e-6, atol=0)
+
+
+def test_each_sample_by_itself():
+    """Samples of a batch whose iteration leads elsewhere are found there, whoever is beside them."""
+    fields = torch.tensor([0.01, -0.01, 0.2, 1.0, -1.0], dtype=torch.float64)
+    strengths = torch.tensor([0.3, 0.3, 0.05, 0.02, 0.3], dtype=torch.float64).unsqueeze(1)
+
+    def step(m, field, strength):
+        return torch.tanh(strength * m.sum(-1, keepdim=True).expand_as(m) + field.unsqueeze(1))
+
+    start = torch.zeros(5, 10, dtype=torch.float64)
+    together = ik.fixed_point(step, start, (fields, strengths), batch_dims=1).value
+    for i in range(5):
+        alone = ik.fixed_point(step, start[i : i + 1], (fields[i : i + 1], strengths[i : i + 1]), batch_dims=1).value
+        torch.testing.assert_close(together[i : i + 1], alone, rtol=1e-8, atol=1e-8, msg=f"sample {i}")
+    assert (together[:2, 0].abs() > 0.99).all()
+
+
+REPELLING = {
+    "steep": (lambda z: 1 - 2 * z, 1 / 3),
+    "cycle": (lambda z: 3.5 * z * (1 - z), 1 - 1 / 3.5),
+    "chaos": (lambda z: 3.9 * z * (1 - z), 1 - 1 / 3.9),
+    "turned": (lambda z: torch.stack([-2 * z[1] + 1, 2 * z[0]]), None),
+}
+
+
+@pytest.mark.parametrize("name", REPELLING)
+def test_no_other(name):
+    """Where the iteration leads nowhere the fixed point that it leaves is a solution like any other, soon found."""
+    step, value = REPELLING[name]
+    found = ik.fixed_point(step, torch.full((2,), 0.3, dtype=torch.float64))
+    torch.testing.assert_close(step(found.value), found.value, rtol=1e-8, atol=1e-8)
+    if value is not None:
+        torch.testing.assert_close(found.value, torch.full_like(found.value, value), rtol=1e-7, atol=0)
+    assert found.evaluations < 250, found
+
+
+def test_watched_or_not():
+    """A trace and a callback see the steps of the iteration, too, and change nothing."""
+    start, seen = torch.zeros(10, dtype=torch.float64), []
+    plain = ik.fixed_point(magnet, start, 0.01)
+    watched = ik.fixed_point(magnet, start, 0.01, trace=True, callback=lambda step, z, norm: seen.append(step))
+    assert torch.equal(plain.value, watched.value)
+    assert seen == list(range(1, len(seen) + 1))
+    assert len(watched.trace) == len(seen) + 1
+
+
+def test_all_samples_are_shown():
+    """A callback sees the whole batch in every step, also while one sample only goes on."""
+    shapes = set()
+    fields = torch.tensor([[0.01], [5.0]], dtype=torch.float64)
+    found = ik.fixed_point(
+        magnet,
+        torch.zeros(2, 10, dtype=torch.float64),
+        fields,
+        batch_dims=1,
+        callback=lambda step, z, norm: shapes.add((*z.shape, len(norm))),
+    )
+    assert shapes == {(2, 10, 2)} and (found.value > 0.99).all()
+
+
+def test_step_limit():
+    """``max_steps`` is for all of it."""
+    found = ik.fixed_point(magnet, torch.zeros(10, dtype=torch.float64), 0.01, max_steps=12, on_failure="ignore")
+    assert int(found.steps) <= 12
+
+
+def test_contraction_costs_nothing():
+    """No Jacobian is asked where the map contracts: as many evaluations as acceleration alone."""
+    generator = torch.Generator().manual_seed(0)
+    W = torch.randn(20, 20, generator=generator, dtype=torch.float64)
+    W = 0.9 * W / torch.linalg.matrix_norm(W, 2)
+    b = torch.randn(20, generator=generator, dtype=torch.float64)
+    counts = [
+        ik.fixed_point(lambda z: torch.tanh(W @ z + b), torch.zeros(20, dtype=torch.float64), solver=s).evaluations
+        for s in ("auto", "anderson")
+    ]
+    assert counts[0] == counts[1]

@@ -1,0 +1,108 @@
+"""Starts at which the function has a value, but no finite derivative: ``sqrt``, a norm or a power at zero."""
+
+import pytest
+import torch
+
+import implicitkit as ik
+
+D = torch.float64
+ZERO = torch.zeros(3, dtype=D)
+
+
+def network(x):
+    """Flows in four pipes and heads at three nodes, by the law of Hazen and Williams, ``h = r q |q|^0.852``."""
+    q, h = x[..., :4], x[..., 4:]
+    drops = torch.stack([10 - h[..., 0], h[..., 0] - h[..., 1], h[..., 0] - h[..., 2], h[..., 1] - h[..., 2]], -1)
+    loads = [q[..., 0] - q[..., 1] - q[..., 2], q[..., 1] - q[..., 3] - 0.3, q[..., 2] + q[..., 3] - 0.2]
+    resistance = torch.arange(1, 5, dtype=x.dtype)
+    return torch.cat([drops - resistance * q * q.abs() ** 0.852, torch.stack(loads, -1)], -1)
+
+
+def away(z):
+    return torch.sqrt(z) + z - 2
+
+
+def norms(z):
+    return torch.sqrt(z * z) + 2 * z - 3
+
+
+def coupled(z):
+    return torch.sqrt(z.square().sum(-1, keepdim=True)) + z - torch.arange(1, 4, dtype=z.dtype)
+
+
+EQUATIONS = {"network": (network, 7), "sqrt": (away, 3), "modulus": (norms, 3), "norm": (coupled, 3)}
+
+
+@pytest.mark.parametrize("kind", ["root", "least_squares"])
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_equations(name, kind):
+    function, n = EQUATIONS[name]
+    found = getattr(ik, kind)(function, torch.zeros(n, dtype=D))
+    assert function(found.value).abs().max() < 1e-6
+    assert found.evaluations < 80, found
+
+
+@pytest.mark.parametrize("solver", ["newton", "newton_krylov", "levenberg_marquardt", "trust_region", "chord"])
+def test_by_name(solver):
+    assert away(ik.root(away, ZERO, solver=solver).value).abs().max() < 1e-6
+
+
+OBJECTIVES = {
+    "norm": (lambda z: torch.sqrt((z * z).sum()) + ((z - 1) ** 2).sum(), 1 - 1 / (2 * 3**0.5)),
+    "power": (lambda z: ((z.abs() + 0 * z) ** 0.5 * z).sum() - z.sum(), 4 / 9),
+    "modulus": (lambda z: torch.sqrt(z * z).sum() + ((z - 3) ** 2).sum(), 2.5),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_minima(name):
+    objective, value = OBJECTIVES[name]
+    torch.testing.assert_close(ik.argmin(objective, ZERO).value, torch.full_like(ZERO, value), rtol=1e-6, atol=0)
+
+
+def test_within_bounds():
+    """The start is the bound itself, and the slope there is infinite."""
+    found = ik.argmin(lambda z: (z - torch.sqrt(z)).sum(), ZERO, bounds=(0, None))
+    torch.testing.assert_close(found.value, torch.full_like(ZERO, 0.25), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_either_side(sign):
+    """A domain that begins at the start is entered, whichever side it lies on."""
+    found = ik.root(lambda z: torch.sqrt(sign * z) - 2, ZERO)
+    torch.testing.assert_close(found.value, torch.full_like(ZERO, 4 * sign), rtol=1e-7, atol=0)
+
+
+def test_samples_of_a_batch():
+    """Only the samples that need it begin elsewhere, beside one that fails for other reasons too."""
+
+    def function(z, level):
+        return torch.sqrt(z) + z - level
+
+    level = torch.tensor([[2.0], [2.0], [-5.0], [6.0]], dtype=D)
+    start = torch.tensor([[0.0, 0.0], [1.0, 2.0], [3.0, 4.0], [0.0, 9.0]], dtype=D)
+    found = ik.root(function, start, level, batch_dims=1, on_failure="ignore")
+    assert found.converged.tolist() == [True, True, False, True]
+    torch.testing.assert_close(found.value[:2], torch.ones(2, 2, dtype=D), rtol=1e-8, atol=0)
+    torch.testing.assert_close(found.value[3], torch.full((2,), 4.0, dtype=D), rtol=1e-8, atol=0)
+
+
+def test_nothing_is_asked_where_steps_were_taken():
+    """A solve that fails elsewhere costs no look at the start."""
+    found = ik.fixed_point(lambda z: 0.9 * z + 1, ZERO, solver="picard", max_steps=5, on_failure="ignore")
+    assert found.evaluations == 6
+
+
+def test_said():
+    """A branch that is not taken spoils every derivative, wherever the search begins: that is said."""
+
+    def objective(z):
+        return torch.where(z > -5, (z - 1) ** 2, torch.sqrt(-5 - z)).sum()
+
+    with pytest.raises(
+        ik.ConvergenceError, match=r"has a value at z0, but no finite derivative there.*torch\.where"
+    ) as caught:
+        ik.argmin(objective, ZERO)
+    assert "The function is not finite" not in str(caught.value)
+    with pytest.raises(ik.ConvergenceError, match="The function is not finite at z0: start inside its domain"):
+        ik.argmin(lambda z: (z * z.log()).sum(), ZERO)
