@@ -91,7 +91,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/judging.py",
         CANCEL + " -k 'costs_few or looked_at_once'",
-        ("beginning = beginning & ~self._healthy[1]", "pass"),
+        ("for known in (self._healthy, self._held):", "for known in (self._held,):"),
     ),
     *mutants(
         "implicitkit/solver/probing.py",
