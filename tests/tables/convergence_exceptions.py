@@ -124,6 +124,9 @@ _BY_REASON: _Rows = {
     "beside a minimum at zero whose sum of squares is 1: what is left of z, 1e-13, does not show in it, and lm ends there": (
         ("no solution in two", "float64", "scipy.least_squares.lm", (1e-6, 1e-4)),
     ),
+    "beside a minimum one of whose unknowns is zero: what is left of it, 1e-10, does not show in an objective of 1": (
+        ("entropy", "float32", "scipy.minimize.BFGS", (1e-6,)),
+    ),
     "beside an equilibrium at zero that repels: it is near in units of one only, and the steps lead away from it": (
         ("logistic 3.4", "float32", "picard", (1e-6,)),
         ("lotka_volterra", "float32", "pseudo_transient", (1e-6,)),
