@@ -208,11 +208,11 @@ def test_a_sequence_that_does_not_contract_leaks_nothing_of_its_own_future(solve
     cell = cells.Transformer(4, 16, 2, scale=2.0, dtype=F64)
     x, other = torch.randn(3, 16, 4, dtype=F64), torch.randn(3, 16, 4, dtype=F64)
     other[:, :8] = x[:, :8]
-    layer = DEQ(cell, rtol=1e-4, atol=0.0, solver=solver, on_failure="ignore", max_steps=40)
+    layer = DEQ(cell, rtol=1e-4, atol=0.0, solver=solver, on_failure="ignore", max_steps=20)
     alone = torch.cat([x[:1], other[1:2], x[2:]])
     with torch.no_grad():
         assert torch.equal(layer(x)[1, :8], layer(alone)[1, :8])
-        whole = DEQ(cell, rtol=1e-4, atol=0.0, solver=solver, on_failure="ignore", max_steps=40, in_dims=None)
+        whole = DEQ(cell, rtol=1e-4, atol=0.0, solver=solver, on_failure="ignore", max_steps=20, in_dims=None)
         assert torch.equal(whole(x)[:, :8], whole(other)[:, :8])
 
 
