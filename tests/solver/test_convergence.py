@@ -528,6 +528,9 @@ _NO_ROOT = {
     "exp(-1000 z), where it underflows": (_exp(lambda z: 1000 * z), 1.0, "newton", "float64"),
     "1 - tanh(1000 z), where it is rounded away": (lambda z: 1 - torch.tanh(1000 * z), 1.0, "newton", "float32"),
     "exp(-z) (2 + sin(5 z))": (lambda z: torch.exp(-z) * (2 + torch.sin(5 * z)), 1.0, "auto", "float64"),
+    "nine, each below atol, and together above": (
+        _exp(lambda z: z**4), tuple(0.3 + 0.01 * i for i in range(9)), "auto", "float64",
+    ),
     "beside a linear one": (
         lambda z: torch.stack([torch.exp(-(z[0] ** 4) - z[1] ** 2), z[1] - z[0]]), (1.0, 2.0), "auto", "float32",
     ),
