@@ -284,8 +284,8 @@ def _by_factors(
         size = torch.minimum(scale, _size(f, origin, there, unit * back.abs().clamp_min(_BESIDE)))
         line = (there.abs() <= 3 * eps**0.5 * size).all(1)
         left = ((matrix @ low.unsqueeze(2)).squeeze(2) - b).abs()
-        rounded = eps * (low.abs().amax(1, keepdim=True) + matrix.abs().sum(2))  # of the correction, and of F
-        solvable = (left <= 0.5 * b.abs() + rounded).all(1)
+        rounded = eps * (low.abs().amax(1, keepdim=True) + (matrix * (point / unit).unsqueeze(1)).abs().sum(2))
+        solvable = (left <= 0.5 * b.abs() + rounded).all(1)  # but for rounding of the correction, and of F
     else:
         there = in_working_precision(f.problem.flat_residuals(f.kernel, origin).detach())
         line, solvable = norm(there) <= 1.01 * norm(r) + eps**0.5 * rows.squeeze(1), finite

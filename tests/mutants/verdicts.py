@@ -11,6 +11,7 @@ ROUNDED = (
     "tests/solver/test_convergence.py tests/mutants/test_survivors_verdicts.py "
     "-k 'rounding_alone or other_reasons or rounded_to_zero or jump_across'"
 )
+BESIDE = "tests/solver/test_convergence.py -k 'points_far_out_that_were_claimed and brusselator'"
 LIMITS = "tests/solver/test_limiting_fits.py"
 FAR = "tests/solver/test_convergence.py -k 'far_out'"
 CLIMBED = "tests/solver/test_convergence.py -k has_climbed_to"
@@ -20,6 +21,16 @@ SECOND = "tests/solver/test_second_order.py"
 FAILED = "tests/solver/test_convergence.py -k 'failed_sample or (economies and newton)'"
 
 MUTANTS = [
+    *mutants(
+        "implicitkit/solver/scales.py",
+        BESIDE,
+        ("> _OWN * z.abs()) & (z != 0)", "> 1e9 * z.abs()) & (z != 0)"),
+    ),
+    *mutants(
+        "implicitkit/solver/probing.py",
+        BESIDE,
+        ("(matrix * (point / unit).unsqueeze(1)).abs().sum(2))", "matrix.abs().sum(2))"),
+    ),
     *mutants(
         "implicitkit/solver/limiting_fits.py",
         LIMITS,

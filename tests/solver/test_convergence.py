@@ -663,6 +663,10 @@ def test_factors_of_a_point_far_out_say_nothing_of_rounding_further_in(size: int
         ("exp(-z^20), at infinity", "newton", "float32", 1e-2),
         # a plateau that the objective rises to
         ("log cosh", "gradient_descent", "float64", 1e2),
+        # x = 1e-5 beside y = -1e8, where x^2 y is -0.5: what is a unit in the last place of y is none of x
+        ("brusselator_oscillating", "newton", "float32", 1e-6),
+        ("brusselator_oscillating", "scipy.root.hybr", "float32", 1e-6),
+        ("brusselator", "chord", "float32", 1e-6),
     ],
 )
 def test_points_far_out_that_were_claimed(name: str, solver: str, dtype: str, factor: float) -> None:
