@@ -23,7 +23,7 @@ FAILED = "tests/solver/test_convergence.py -k 'failed_sample or (economies and n
 MUTANTS = [
     *mutants(
         "implicitkit/solver/scales.py",
-        BESIDE,
+        "tests/mutants/test_survivors_verdicts.py -k unit_in_the_last_place",
         ("> _OWN * z.abs()) & (z != 0)", "> 1e9 * z.abs()) & (z != 0)"),
     ),
     *mutants(
@@ -130,7 +130,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/probing.py",
         "tests/solver/test_convergence.py -k rounding_in_one",
-        (" + matrix.abs().sum(2))  # of the correction", ")  # of the correction"),
+        (" + (matrix * (point / unit).unsqueeze(1)).abs().sum(2))", ")"),
     ),
     *mutants(
         "implicitkit/solver/probing.py",
