@@ -11,6 +11,7 @@ turns, and the first run of a turn does not count, as in training, where the sam
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
 import time
 import warnings
@@ -93,6 +94,9 @@ def main() -> None:
     parser.add_argument("--solvers", nargs="+", default=["qp", "interior_point"])
     parser.add_argument("--seconds", type=float, default=2.0, help="time spent on each row, about")
     options = parser.parse_args()
+    if importlib.util.find_spec("cvxpylayers") is None:
+        print("cvxpylayers is not installed: pip install cvxpylayers")
+        return
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

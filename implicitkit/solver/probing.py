@@ -12,6 +12,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.dense import cholesky_batched, factor_batched, lstsq_batched, solve_batched
 from implicitkit.linear.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.limiting_fits import has_a_limit
 from implicitkit.solver.scales import (
     FLOOR,
     NOISE,
@@ -104,7 +105,7 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
             H = in_working_precision(f.linearize(z).dense())
             few = fit[1].shape[1] <= z.shape[1]
             near = near | (orthogonal & _by_factors(f, H, F, z, F, scale, lines=few))
-        return which & (vanished | ~near)
+        return which & (vanished | ~near | has_a_limit(f, *fit, z, open_ & near))
     A = f.linearize(z)
     if z.shape[1] <= DENSE:
         J = in_working_precision(A.dense())
@@ -255,8 +256,7 @@ def _by_factors(
     whatever its condition, where the correction is small and determined (:func:`_is_determined`).
     """
     norm = lambda t: torch.linalg.vector_norm(in_working_precision(t), dim=1)  # noqa: E731
-    point, square = in_working_precision(z), r is F
-    eps = torch.finfo(F.dtype).eps
+    point, square, eps = in_working_precision(z), r is F, torch.finfo(F.dtype).eps
     unit = torch.maximum(point.abs(), FLOOR * point.abs().amax(1, keepdim=True))
     finite = torch.isfinite(J).flatten(1).all(1) & torch.isfinite(r).all(1)
     matrix = torch.where(finite[:, None, None], J, 0)
@@ -284,8 +284,8 @@ def _by_factors(
         size = torch.minimum(scale, _size(f, origin, there, unit * back.abs().clamp_min(_BESIDE)))
         line = (there.abs() <= 3 * eps**0.5 * size).all(1)
         left = ((matrix @ low.unsqueeze(2)).squeeze(2) - b).abs()
-        rounded = eps * (low.abs().amax(1, keepdim=True) + matrix.abs().sum(2))  # of the correction, and of F
-        solvable = (left <= 0.5 * b.abs() + rounded).all(1)
+        rounded = eps * (low.abs().amax(1, keepdim=True) + (matrix * (point / unit).unsqueeze(1)).abs().sum(2))
+        solvable = (left <= 0.5 * b.abs() + rounded).all(1)  # but for rounding of the correction, and of F
     else:
         there = in_working_precision(f.problem.flat_residuals(f.kernel, origin).detach())
         line, solvable = norm(there) <= 1.01 * norm(r) + eps**0.5 * rows.squeeze(1), finite

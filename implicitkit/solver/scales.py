@@ -47,6 +47,7 @@ _DOUBLES = 1.9  # of a change, how much it grows at least where the way is twice
 _OUT = (16.0, 256.0)  # times a point, from where a map that is held brings it back to half as far at least ...
 _LARGE = 0.1  # ... in every component of this share of the largest
 _ROUGH = 3.0  # times what two moves leave that cancel to first order, at most, of four times as long ones
+_OWN = 1e-2  # of an unknown: a longer way is none by units in the last place of its own
 _UNIT = 0.7  # what z counts for where it vanishes; a power of two would move it between numbers that need no rounding
 
 
@@ -161,7 +162,8 @@ def _left(f: _Residual, z: Tensor, which: Tensor, least: float) -> Tensor:
         slope, back = ((in_working_precision(f.residual(z + s * direction)) - F) / s for s in (h, -h))
         left = (moved - eps * (slope + back)).abs()  # the slope of both sides: F is no straight line for h
         lifted = direction.abs().amax(1, keepdim=True) > 2 * mine.abs().amax(1, keepdim=True)
-        if bool(lifted.any()):  # of other units than z, perhaps: then what is left is smooth
+        lifted = lifted | ((2 * eps * mine.abs() > _OWN * z.abs()) & (z != 0)).any(1, keepdim=True)
+        if bool(lifted.any()):  # of other units than z, or than the rest of it: then what is left is smooth
             left = torch.where(lifted, torch.minimum(left, _rough(f, z, F, 2 * eps * direction)), left)
         left = torch.where((moved - h * slope).abs() <= 0.5 * moved.abs(), 0, left)  # as far away as near: a jump
         noise = torch.maximum(noise, torch.nan_to_num(left, nan=0.0, posinf=0.0))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 from blocks import ROOT
@@ -22,6 +24,18 @@ def test_a_result_says_where_it_was_measured(path: Path) -> None:
     assert found["about"].strip() and found["rows"]
     assert {"processor", "cores", "threads", "python", "versions", "date", "load"} <= set(found["machine"])
     assert (ROOT / "benchmarks" / path.with_suffix(".py").name).exists()
+
+
+@pytest.mark.parametrize(("name", "peer"), [("bench_qp", "cvxpylayers"), ("bench_zoo", "torchdeq")])
+def test_what_compares_with_a_peer_says_that_it_is_missing(
+    name: str, peer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``make bench`` goes on to the next."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == peer else found(name, *more))
+    monkeypatch.setattr(sys, "argv", [name])
+    run_path(str(ROOT / "benchmarks" / f"{name}.py"))["main"]()
+    assert capsys.readouterr().out.startswith(f"{peer} is not installed: pip install")
 
 
 def test_the_page_has_every_row_and_marks_losses(tmp_path: Path) -> None:

@@ -122,8 +122,9 @@ MUTANTS = [
     ),
     *mutants(
         "plugins/implicitkit_deq/frozen.py",
-        "tests/plugins/deq/test_deq.py -k mode_may_change",
+        "tests/mutants/test_survivors_plugins.py -k left_as_it_was_found",
         ("m.num_batches_tracked = before\n", "m.num_batches_tracked = (True, *before[1:])\n"),
+        ("m.num_batches_tracked = before\n", "m.num_batches_tracked = (*before[:3], m.num_batches_tracked)\n"),
     ),
     *mutants(
         "plugins/implicitkit_deq/frozen.py",

@@ -15,6 +15,7 @@ from implicitkit_cvxpy.cones import Cones, DualCone  # noqa: E402
 from implicitkit_cvxpy.finish import finish  # noqa: E402
 from implicitkit_cvxpy.kkt import ConeKKT  # noqa: E402
 from implicitkit_cvxpy.program import ConeProgram, KKTOperator  # noqa: E402
+from implicitkit_deq.frozen import _held  # noqa: E402
 
 D = torch.float64
 
@@ -180,3 +181,19 @@ def test_start_loss_is_the_relative_square_by_hand() -> None:
     assert initial is not None
     want = ((initial - z).square().sum(1) / z.square().sum(1)).mean()
     close(layer.start_loss().detach(), want, rtol=1e-7)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("independent", [True, False])
+def test_a_normalisation_is_left_as_it_was_found(independent: bool, training: bool) -> None:
+    """Mode, statistics and count, whatever the mode; also where what was called in between has failed."""
+    norm = torch.nn.BatchNorm1d(3).train(training)
+    found = norm.training, norm.running_mean, norm.running_var, norm.num_batches_tracked
+    count, mean = norm.num_batches_tracked.clone(), norm.running_mean.clone()
+    with pytest.raises(ZeroDivisionError), _held([norm], [(torch.ones(3), torch.ones(3))], independent):
+        norm(torch.ones(4, 3))
+        assert norm.training == (training and not independent) and norm.running_mean is not found[1]
+        raise ZeroDivisionError
+    after = norm.training, norm.running_mean, norm.running_var, norm.num_batches_tracked
+    assert all(a is b for a, b in zip(after, found, strict=True))
+    assert torch.equal(norm.running_mean, mean) and torch.equal(norm.num_batches_tracked, count)

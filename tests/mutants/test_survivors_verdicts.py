@@ -111,6 +111,18 @@ def test_a_good_fit_costs_no_questions() -> None:
     assert bool(s.converged) and int(s.evaluations) <= 2 * int(s.steps) + 5
 
 
+def test_what_moves_an_unknown_by_itself_is_no_unit_in_the_last_place() -> None:
+    """``x^2 y = -0.48`` at x = 5e-5 beside y = -1.7e8: two units in the last place of y are 4e-5 of x."""
+
+    def brusselator(z: Tensor) -> Tensor:
+        x, y = z.unbind(1)
+        return torch.stack([1 + x * x * y - 4 * x, 3 * x - x * x * y], 1)
+
+    z = torch.tensor([[5.3595667850458995e-05, -165645952.0]])
+    f = SimpleNamespace(residual=brusselator, kind=ik.SteadyState(brusselator).kind)
+    assert float(rounding(f, z, ALL).max()) < 1e-3 * float(brusselator(z).abs().min())
+
+
 def _runs_away(function: Any, z: float, size: int = 1, problem: type = ik.Root) -> bool:
     """What is said of a point of a problem, whatever else a solve would look at before it asks."""
     kind = problem(function).kind

@@ -11,6 +11,8 @@ ROUNDED = (
     "tests/solver/test_convergence.py tests/mutants/test_survivors_verdicts.py "
     "-k 'rounding_alone or other_reasons or rounded_to_zero or jump_across'"
 )
+BESIDE = "tests/solver/test_convergence.py -k 'points_far_out_that_were_claimed and brusselator'"
+LIMITS = "tests/solver/test_limiting_fits.py"
 FAR = "tests/solver/test_convergence.py -k 'far_out'"
 CLIMBED = "tests/solver/test_convergence.py -k has_climbed_to"
 UNITS = "tests/solver/test_units.py -k 'composition or exponential or single'"
@@ -19,6 +21,32 @@ SECOND = "tests/solver/test_second_order.py"
 FAILED = "tests/solver/test_convergence.py -k 'failed_sample or (economies and newton)'"
 
 MUTANTS = [
+    *mutants(
+        "implicitkit/solver/scales.py",
+        "tests/mutants/test_survivors_verdicts.py -k unit_in_the_last_place",
+        ("> _OWN * z.abs()) & (z != 0)", "> 1e9 * z.abs()) & (z != 0)"),
+    ),
+    *mutants(
+        "implicitkit/solver/probing.py",
+        BESIDE,
+        ("(matrix * (point / unit).unsqueeze(1)).abs().sum(2))", "matrix.abs().sum(2))"),
+    ),
+    *mutants(
+        "implicitkit/solver/limiting_fits.py",
+        LIMITS,
+        ("return still & moved", "return still & ~still"),
+        ("return still & moved", "return still"),
+        ("still = still & (at(times) <= norm + same)", "still = still & (at(times) <= norm + 1e9 * same)"),
+        ("which & (terms > _OTHER * same)", "which"),
+        ("which & (terms > _OTHER * same)", "(terms > _OTHER * same)"),
+        (".nan_to_num(torch.inf, torch.inf)", ".nan_to_num(0.0, torch.inf)"),
+        ("_OUT = (1.1, 2.0, 16.0, 256.0, 4096.0)", "_OUT = (1.1,)"),
+    ),
+    *mutants(
+        "implicitkit/solver/probing.py",
+        LIMITS,
+        ("~near | has_a_limit(f, *fit, z, open_ & near)", "~near"),
+    ),
     *mutants(
         "implicitkit/solver/constrained/second_order.py",
         SECOND,
@@ -102,7 +130,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/probing.py",
         "tests/solver/test_convergence.py -k rounding_in_one",
-        (" + matrix.abs().sum(2))  # of the correction", ")  # of the correction"),
+        (" + (matrix * (point / unit).unsqueeze(1)).abs().sum(2))", ")"),
     ),
     *mutants(
         "implicitkit/solver/probing.py",

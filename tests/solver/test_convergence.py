@@ -528,6 +528,9 @@ _NO_ROOT = {
     "exp(-1000 z), where it underflows": (_exp(lambda z: 1000 * z), 1.0, "newton", "float64"),
     "1 - tanh(1000 z), where it is rounded away": (lambda z: 1 - torch.tanh(1000 * z), 1.0, "newton", "float32"),
     "exp(-z) (2 + sin(5 z))": (lambda z: torch.exp(-z) * (2 + torch.sin(5 * z)), 1.0, "auto", "float64"),
+    "nine, each below atol, and together above": (
+        _exp(lambda z: z**4), tuple(0.3 + 0.01 * i for i in range(9)), "auto", "float64",
+    ),
     "beside a linear one": (
         lambda z: torch.stack([torch.exp(-(z[0] ** 4) - z[1] ** 2), z[1] - z[0]]), (1.0, 2.0), "auto", "float32",
     ),
@@ -660,6 +663,10 @@ def test_factors_of_a_point_far_out_say_nothing_of_rounding_further_in(size: int
         ("exp(-z^20), at infinity", "newton", "float32", 1e-2),
         # a plateau that the objective rises to
         ("log cosh", "gradient_descent", "float64", 1e2),
+        # x = 1e-5 beside y = -1e8, where x^2 y is -0.5: what is a unit in the last place of y is none of x
+        ("brusselator_oscillating", "newton", "float32", 1e-6),
+        ("brusselator_oscillating", "scipy.root.hybr", "float32", 1e-6),
+        ("brusselator", "chord", "float32", 1e-6),
     ],
 )
 def test_points_far_out_that_were_claimed(name: str, solver: str, dtype: str, factor: float) -> None:

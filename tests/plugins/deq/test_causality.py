@@ -125,17 +125,21 @@ DEAR = tuple(
     for n in EVERY
     if n.rpartition(".")[2].lower().replace("-", "_") in ("nelder_mead", "powell", "cobyqa", "integrate")
 )
+# the dear ones take few steps, whatever the tolerance
+AT_TOLERANCES = [(n, rtol) for n in EVERY for rtol in (1e-1, 1e-2, 1e-3) if rtol == 1e-2 or n not in DEAR]
 MAY_FAIL = (*DEAR, "scipy.minimize.dogleg")  # few steps, for time; no positive definite Hessian
 
 
 @pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("solver", EVERY)
-@pytest.mark.parametrize("rtol", [1e-1, 1e-2, 1e-3])
+@pytest.mark.parametrize(("solver", "rtol"), AT_TOLERANCES)
 def test_no_solver_leaks(name: str, solver: str, rtol: float) -> None:
     """Bit by bit: with ``causal=False`` most of these leak 1e-4 to 1e-1."""
     torch.manual_seed(0)
     layer = DEQ(SMALL[name](), rtol=rtol, atol=0.0, solver=EVERY[solver], on_failure="ignore")
-    layer.train_settings = layer.train_settings.changed({"max_steps": 8 if solver in DEAR else 200})
+    steps = (
+        2 if solver == "scipy.minimize.Powell" else 8 if solver in DEAR else 200
+    )  # each of those goes along all unknowns
+    layer.train_settings = layer.train_settings.changed({"max_steps": steps})
     x = torch.randn(2, 3, 4, dtype=F64)
     assert future_leak(layer, x, 2, size=2.0) <= 1e-12
     layer(x)
@@ -204,11 +208,11 @@ def test_a_sequence_that_does_not_contract_leaks_nothing_of_its_own_future(solve
     cell = cells.Transformer(4, 16, 2, scale=2.0, dtype=F64)
     x, other = torch.randn(3, 16, 4, dtype=F64), torch.randn(3, 16, 4, dtype=F64)
     other[:, :8] = x[:, :8]
-    layer = DEQ(cell, rtol=1e-4, atol=0.0, solver=solver, on_failure="ignore", max_steps=40)
+    layer = DEQ(cell, rtol=1e-4, atol=0.0, solver=solver, on_failure="ignore", max_steps=20)
     alone = torch.cat([x[:1], other[1:2], x[2:]])
     with torch.no_grad():
         assert torch.equal(layer(x)[1, :8], layer(alone)[1, :8])
-        whole = DEQ(cell, rtol=1e-4, atol=0.0, solver=solver, on_failure="ignore", max_steps=40, in_dims=None)
+        whole = DEQ(cell, rtol=1e-4, atol=0.0, solver=solver, on_failure="ignore", max_steps=20, in_dims=None)
         assert torch.equal(whole(x)[:, :8], whole(other)[:, :8])
 
 
