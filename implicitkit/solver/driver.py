@@ -25,6 +25,7 @@ from implicitkit.solver.returned import kept, stepped
 __all__ = ["iterate"]
 
 _DROP = 0.8  # rows are dropped when no more than this share of them is still at work
+_RESCUES = 30  # steps out of the domain that plain ones take the place of
 _AS_GOOD = 2.0  # times the least |F|: rounding errors of the same size
 
 
@@ -99,7 +100,7 @@ class _Loop:
         self.settled: Tensor | None = None
         self.traces: list[Tensor] = []
         self.watched = options.watched
-        self.step = 0
+        self.step = self.rescues = 0
         self.foreign = type(method).__module__.partition(".")[0] != "implicitkit"
         self.progress = Progress()
         self.tolerance, self.remark = self.norm, ""
@@ -119,6 +120,8 @@ class _Loop:
         )
         left, better = _count(running, improved)
         if better < self.at_work:  # what has improved is finite
+            if self.f.kind.iteration and self._comes_back():
+                return self.look()
             running.logical_and_(norm.lt(self.infinity))
             left = _count(running)[0]
         if left < self.at_work:
@@ -132,6 +135,23 @@ class _Loop:
         if self.watched and self._stopped():
             return False
         return left > 0 and self.step < self.max_steps
+
+    def _comes_back(self) -> bool:
+        """Samples that an accelerated step of an iteration has led out of the domain (a capital below zero, where the map
+        takes a power of it) take the plain step instead; is there one?"""
+        if self.last is None or self.rescues >= _RESCUES:
+            return False
+        lost = self.active.logical_and(~(self.norm < math.inf))
+        if not _count(lost)[0]:
+            return False
+        plain = self.last[0] + self.last[2]
+        lost.logical_and_((self.z != plain).any(1))
+        if not _count(lost)[0]:
+            return False
+        self.rescues += 1
+        self.z = torch.where(lost.unsqueeze(1), plain, self.z)
+        self.norm = self.judge.norm(self.f.residual(self.z))
+        return True
 
     def _end(self, running: Tensor, improved: Tensor, left: int, better: int) -> tuple[Tensor, int, int]:
         """Some samples end here: judge their claims, and say how they end.

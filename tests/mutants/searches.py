@@ -11,6 +11,7 @@ PROJECT = "tests/problem/test_project.py"
 SCALAR = "tests/solver/test_scalar_solvers.py"
 ATTRACTING = "tests/solver/test_attracting.py"
 STARTS = "tests/solver/test_starts_without_slope.py"
+DOMAIN = "tests/solver/test_outside_the_domain.py"
 VALLEYS = "tests/solver/test_long_valleys.py -m 'not slow'"
 
 MUTANTS = [
@@ -26,6 +27,9 @@ MUTANTS = [
         "implicitkit/solver/driver.py",
         VALLEYS,
         ("z = torch.where(self.active.unsqueeze(1), self.z, self.best)", "z = self.best"),
+        ("if self.f.kind.iteration and self._comes_back():", "if False:", DOMAIN),
+        ("lost.logical_and_((self.z != plain).any(1))", "pass", DOMAIN),
+        ("self.z = torch.where(lost.unsqueeze(1), plain, self.z)", "self.z = plain", DOMAIN),
         ("look.spent(f, self.z) if f.falling is None else look.fallen(f, z, f.falling)", "look.spent(f, self.z)"),
     ),
     *mutants(
