@@ -38,7 +38,8 @@ def test_no_end(name, n):
     """That there is no minimum is found out soon, and said."""
     with pytest.raises(ik.ConvergenceError, match=r"unbounded|diverged") as caught:
         ik.argmin(ENDLESS[name], torch.full((n,), -2.0, dtype=D) - 0.01 * torch.arange(n, dtype=D) / n)
-    assert caught.value.solution.evaluations < 1200, caught.value.solution
+    most = 460 if name in ("linear", "cubic") else 1200  # two methods, one after the other
+    assert caught.value.solution.evaluations < most, caught.value.solution
 
 
 def test_samples_beside_one_without_an_end():

@@ -43,6 +43,8 @@ def test_each_sample_by_itself():
     found = ik.fixed_point(growth, start, saved, batch_dims=1, solver="anderson", on_failure="ignore")
     assert found.converged.tolist() == [True, False, True]
     torch.testing.assert_close(found.value[::2], torch.full((2, 1), steady(0.25), dtype=D), rtol=1e-7, atol=0)
+    alone = ik.fixed_point(growth, start[2:], saved[2:], batch_dims=1, solver="anderson")
+    assert int(found.steps[2]) == int(alone.steps[0])  # nothing is done to it
 
 
 def test_a_map_that_leaves_its_domain_is_said_to():
