@@ -59,7 +59,7 @@ _MEANING = {
     Status.STOPPED: "a callback asked to stop",
     Status.STALLED: "the solver gave up before the residual met the tolerance",
     Status.INFEASIBLE: "no point satisfies the constraints",
-    Status.UNBOUNDED: "the objective falls without bound on the constraints",
+    Status.UNBOUNDED: "the objective falls without bound, within the constraints if there are any",
     Status.INACCURATE: "close, but the residual did not meet the tolerance",
     Status.NONCONVEX: "the quadratic part is not positive semidefinite: a stationary point need be no minimum",
     Status.DIVERGED: (
