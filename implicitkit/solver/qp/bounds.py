@@ -61,7 +61,7 @@ class _Side(NamedTuple):
     """Bounds on one side, ``(n,)``, infinite where there is none, and the rows of ``G`` that they are, ``(n,)``."""
 
     at: Tensor
-    row: Tensor
+    given_by: Tensor
 
 
 def _sides(G: Tensor, h: Tensor) -> tuple[_Side, _Side]:
@@ -98,7 +98,7 @@ def _one(data: QPData) -> tuple[tuple[Tensor, Tensor, Tensor] | None, int]:
         if bool((down == below).all()) and bool((up == above).all()):
             lam = torch.zeros_like(h)
             for side, here in ((lower, below), (upper, above)):
-                rows, columns = side.row[here], here.nonzero().squeeze(1)
+                rows, columns = side.given_by[here], here.nonzero().squeeze(1)
                 lam[rows] = mu[columns] / G[rows, columns]
             return (z, y, lam), sweep + 1
         below, above = down, up
