@@ -70,12 +70,11 @@ def _sides(G: Tensor, h: Tensor) -> tuple[_Side, _Side]:
     slope = G[row, column]
     place = h[row] / slope
     sides = []
-    for sign in (-1.0, 1.0):
-        mine = (slope.sign() == sign).nonzero().squeeze(1)
-        order = mine[torch.argsort(sign * place[mine], descending=True)]  # the last one written is the tightest
-        at, which = G.new_full((n,), sign * torch.inf), torch.zeros(n, dtype=torch.int64, device=G.device)
-        for target, value in ((at, place), (which, row)):
-            target[column[order]] = value[order]
+    for sign, tightest in ((-1.0, "amax"), (1.0, "amin")):
+        mine = slope.sign() == sign
+        at = G.new_full((n,), sign * torch.inf).scatter_reduce(0, column[mine], place[mine], tightest)
+        mine = mine & (place == at[column])  # of several that are one number any will do, whichever is written last
+        which = torch.zeros(n, dtype=torch.int64, device=G.device).scatter(0, column[mine], row[mine])
         sides.append(_Side(at, which))
     return sides[0], sides[1]
 
