@@ -43,7 +43,6 @@ MUTANTS = [
         ("(radius > 1 + _DOUBT)", "(radius > 2)"),
         ("grows = late.log().mean(1) > ", "grows = late.log().mean(1) < "),
         ("history = in_working_precision(history)", "pass"),
-        ("w, sizes = in_working_precision(probe(z)), []", "w, sizes = in_working_precision(probe(0 * z)), []"),
         ("later = options.after(taken)", "later = options"),
         ("whole=options.watched", "whole=False"),
     ),
@@ -66,10 +65,7 @@ MUTANTS = [
         ("& _has_value(probe, z).unsqueeze(1)", ""),
         ("missing = torch.zeros_like(z, dtype=torch.bool)", "raise"),
         ("_MOVES = (1e-3, -1e-3, 1e-6, -1e-6, 0.1)", "_MOVES = (1e-3, 1e-6, 0.1)"),
-        (
-            "start, open_ = torch.where(good.unsqueeze(1), moved, start), open_ & ~good",
-            "start, open_ = moved, open_ & ~good",
-        ),
+        ("torch.where(good.unsqueeze(1), moved, start), open_ & ~good", "moved, open_ & ~good"),
         ("good = open_ & torch.isfinite(_slope(probe, moved)).all(1) & _has_value(probe, moved)", "good = open_"),
     ),
     *mutants(

@@ -108,6 +108,7 @@ def test_all_samples_are_shown():
         torch.zeros(2, 10, dtype=torch.float64),
         fields,
         batch_dims=1,
+        in_dims=(0,),
         callback=lambda step, z, norm: shapes.add((*z.shape, len(norm))),
     )
     assert shapes == {(2, 10, 2)} and (found.value > 0.99).all()

@@ -117,6 +117,21 @@ def test_watched():
     stopped = ik.root(away, ZERO, callback=lambda step, z, norm: step >= 3, on_failure="ignore")
     assert ik.Status(int(stopped.status)) is ik.Status.STOPPED
     assert int(stopped.steps) == 3 and (stopped.value > 0).all(), stopped
+    nowhere = ik.root(lambda z: torch.sqrt(z) + 1, ZERO, callback=lambda step, z, norm: step >= 4, on_failure="ignore")
+    assert ik.Status(int(nowhere.status)) is ik.Status.STOPPED, nowhere
+
+
+def test_lost_samples_stay():
+    """A sample with no derivative anywhere near is returned where it began, whoever is beside it."""
+
+    def function(z, slope):
+        inside = torch.where(slope > 0, torch.ones_like(z), -9 - z)
+        return torch.where(slope > 0, torch.sqrt(z.abs()) + z - 2, z - 2 + torch.where(z > -9, 0, torch.sqrt(inside)))
+
+    slope = torch.tensor([[1.0], [0.0]], dtype=D)
+    found = ik.root(function, torch.zeros(2, 2, dtype=D), slope, batch_dims=1, on_failure="ignore")
+    assert found.converged.tolist() == [True, False]
+    assert (found.value[1] == 0).all(), found
 
 
 LIMITED = {
