@@ -29,6 +29,7 @@ __all__ = [
 
 MatVec = Callable[[Tensor], Tensor]
 _SAMPLES, _ROWS = 4, 128  # from which it is asked whether all samples have one matrix
+_NEAR = 1e-3  # of its largest number, what a product with some samples alone may differ by in arithmetic of few digits
 _LIKELY = 1e-6  # of themselves, what products may differ by before the matrix is known
 
 
@@ -200,6 +201,25 @@ class Operator:
             ``None`` where nobody knows the products of a sample alone: go on with all of them.
         """
         return None if self.selects is None else self.selects(samples)
+
+    def selected_anew(self, make: Callable[[Tensor], Operator | None] | None) -> None:
+        """``make`` evaluates a function again at some of the samples: what it finds is their operator where a random vector
+        has the same product with its transposed as with this one's (one product of all samples).  ``None``: there is none.
+        """
+        if make is None:
+            return
+        rmv, batch, size, like = self._rmv, self.batch, self.size, self.like
+
+        def selects(samples: Tensor) -> Operator | None:
+            small = make(samples)
+            if small is None:
+                return None
+            w = seeded.normal(len(samples), size, seed=0xF3E).to(like)
+            whole = rmv(w.new_zeros(batch, size).index_copy(0, samples, w)).index_select(0, samples)
+            wrong = (small.rmv(w) - whole).abs().amax(1)
+            return small if bool((wrong <= _NEAR * whole.abs().amax(1)).all()) else None
+
+        self.selects = selects
 
     def selected_by(self, of: Callable[..., Operator], *parts: Operator) -> Operator:
         """This operator, made of operators ``parts`` in such a way that ``of(samples, *selected parts)`` makes that of some

@@ -226,7 +226,7 @@ class Problem(Configured):
         )
         if claimed:
             check_symmetric(A, autodiff.linearise(expression, z)[1], self.title)
-        A.selects = selection(system, z, theta, out, symmetric=self.symmetric, fixed_point=self.kind.iteration)
+        A.selected_anew(selection(system, z, theta, symmetric=self.symmetric, fixed_point=self.kind.iteration))
         return out, A
 
     def _state_structure(self) -> None:

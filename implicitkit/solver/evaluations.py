@@ -103,8 +103,8 @@ class Evaluations:
             known = {"symmetric": self.of_gradient or problem.symmetric, "fixed_point": iteration}
         patterned = not self.of_map and (not self.of_gradient or self.kind.minimisation)  # else it is another one
         sparse = self._sparse(equations, z) if patterned else None
-        out, A = autodiff.linearise(equations, z, sparse=sparse, **known)
-        A.selects = selection(self.system, z, self.theta, out, self._of_fewer, **known)
+        A = autodiff.linearise(equations, z, sparse=sparse, **known)[1]
+        A.selected_anew(selection(self.system, z, self.theta, self._of_fewer, **known))
         return A
 
     def _equations(self, kernel: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
-from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.evaluations import Evaluations, subset
 from implicitkit.solver.minima import ROUNDING, downhill, falls_forever
 from implicitkit.solver.starts import beside
 
@@ -56,18 +56,40 @@ def _begin_beside(solver: Solver, f: Evaluations, z0: Tensor, options: Options, 
     """From a start beside ``z0``, for samples that never got away from it since the derivative there is not finite."""
     failed = (outcome.status != int(Status.CONVERGED)) & (outcome.status != int(Status.STOPPED))
     failed = failed & (outcome.z == z0).all(1)
+    later = options.after(int(outcome.steps.max()))
     if solver.general or not bool(failed.any()):
         return
     f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
     start, lost = beside(f, z0, failed)
     if bool(lost.any()):
         outcome.message = _NO_SLOPE
-    if start is not z0:
-        again = solver.run(f, torch.where(failed.unsqueeze(1), start, outcome.z), replace(options, start_norm=None))
-        f.evaluations, f.sample_evaluations = again.evaluations, again.sample_evaluations
-        moved = failed & (start != z0).any(1)
-        _take(outcome, again, moved & (again.status == int(Status.CONVERGED)), moved)
+    moved = (start != z0).any(1)
+    if later.max_steps is not None and later.max_steps < 1:
+        outcome.status = torch.where(moved, int(Status.MAX_STEPS), outcome.status)
+    elif bool(moved.any()):
+        _run_again(solver, f, start, moved, replace(later, start_norm=None), outcome)
     outcome.evaluations, outcome.sample_evaluations = f.evaluations, f.sample_evaluations
+
+
+def _run_again(
+    solver: Solver, f: Evaluations, start: Tensor, which: Tensor, options: Options, outcome: Outcome
+) -> None:
+    """Some samples from another start; what came of that is what came of them, at the better of both points."""
+    samples, system, theta = subset(f, which, whole=options.watched)
+    part = Evaluations(system, theta, f.solves)
+    part.evaluations, part.sample_evaluations = f.evaluations, f.sample_evaluations
+    begin = torch.where(which.unsqueeze(1), start, outcome.z).index_select(0, samples)
+    again = solver.run(part, begin, options)
+    f.evaluations, f.sample_evaluations = again.evaluations, again.sample_evaluations
+    for name in ("z", "residual_norm", "status", "steps", "tolerance"):
+        old, new = getattr(outcome, name), getattr(again, name)
+        if old is not None and new is not None:
+            setattr(again, name, old.index_copy(0, samples, new.to(old.dtype)))
+    old_norm, new_norm = outcome.residual_norm, again.residual_norm
+    better = (again.status == int(Status.CONVERGED)) | (new_norm < old_norm) | ~torch.isfinite(old_norm)
+    outcome.examined = outcome.examined and again.examined
+    _take(outcome, again, which & better, which)
+    outcome.status = torch.where(which, again.status, outcome.status)
 
 
 def _look_down(f: Evaluations, z0: Tensor, outcome: Outcome) -> None:

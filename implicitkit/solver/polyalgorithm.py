@@ -120,18 +120,21 @@ class Polyalgorithm(Solver):
         if total.all_converged or len(stages) == 1:
             return total
         failed = total.status != int(Status.CONVERGED)
+        finishers = [] if bool(failed.all()) else [solver.name]
         # no stage gets away from where there is no slope: find begins beside it
         waiting = failed & (total.z == z0).all(1)
         if bool(waiting.any()):
+            f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
             waiting = has_no_slope(f, z0, waiting).any(1)
+            total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
             if bool((waiting == failed).all()):
+                total.solver = _title(self.name, finishers)
                 return total
         if f.kind.returns_program:  # the other stages would go on for long
             failed = (total.status != int(Status.CONVERGED)) & torch.isfinite(total.z).all(1)
             falls = falls_forever_within(f, total.z, failed)
             total.status = torch.where(falls, int(Status.UNBOUNDED), total.status)
         start_norm = torch.linalg.vector_norm(f.residual(z0), dim=1)
-        finishers = [solver.name] if bool((total.status == int(Status.CONVERGED)).any()) else []
         total = self._go_on(stages[1:], f, z0, options, total, start_norm, waiting, finishers)
         f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
         total.solver = _title(self.name, finishers)

@@ -21,8 +21,10 @@ def has_no_slope(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     """Of which unknowns the derivative at ``z`` is not finite where the function is, in the samples ``which``;
     ``(batch, n)``."""
     probe = Evaluations(f.system, f.theta, "minimise" if f.kind.minimisation else "root")
-    slope = _slope(probe, z)
-    missing = which.unsqueeze(1) & ~torch.isfinite(slope)
+    try:
+        missing = which.unsqueeze(1) & ~torch.isfinite(_slope(probe, z))
+    except Exception:  # the function is not to be differentiated: that is no news where no derivative was asked for
+        missing = torch.zeros_like(z, dtype=torch.bool)
     if bool(missing.any()):
         missing = missing & _has_value(probe, z).unsqueeze(1)
     _account(f, probe)

@@ -20,6 +20,7 @@ from implicitkit_deq.sharding import bare
 
 __all__ = ["IgnoredInputWarning", "by_position", "check_use", "describe", "factors", "refuse_unbatched"]
 
+_BY_PLACE = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -64,15 +65,16 @@ def by_position(cell: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> tu
     try:
         bound = own.bind(None, *inputs, **named)
         bound.apply_defaults()
-        only = [name for name in named if own.parameters[name].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        by_place = [str(name) for name, parameter in own.parameters.items() if parameter.kind is _BY_PLACE]
+        only = [name for name in named if name not in by_place]  # of its **kwargs, too
         why = f"{', '.join(only)} cannot be given by position"
-    except (KeyError, TypeError) as error:
+    except TypeError as error:
         only, why = list(named), str(error)
     if only:
         raise TypeError(
             f"layer(x, ..., {', '.join(f'{name}=' for name in named)}): inputs of the layer are those of its cell after z, "
-            f"{type(cell).__name__}{own}, where {why}. Give them by position, layer(x, ...), or by the cell's own names "
-            "(z0=, index= and at= are the layer's)"
+            f"{type(cell).__name__}{own}, where {why}. Give them by position, layer(x, ...), or by the names that the "
+            "cell has for positions after z (z0=, index= and at= are the layer's)"
         )
     given: tuple[Any, ...] = bound.args[1:]
     return given

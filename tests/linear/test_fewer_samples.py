@@ -146,7 +146,8 @@ def _made() -> dict[str, Callable[[Operator], Operator]]:
 
 @pytest.mark.parametrize("name", _made())
 def test_what_is_made_of_operators_can_be_selected(name: str) -> None:
-    A = _made()[name](Counted(_maps(4)).A)
+    skew = torch.ones(SIZE, SIZE, dtype=torch.float64).triu(1)  # so that a matrix is not its own transposed
+    A = _made()[name](Counted(_maps(4) + skew).A)
     times = A.batch // BATCH
     samples = torch.tensor([1, 4, 6] if times == 1 else [1, 4, 6, BATCH + 4, 2 * BATCH + 2])
     small = A.select(samples)
@@ -247,6 +248,12 @@ def _captures(x: Tensor, cell: Cell) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda z, x: cell(z, x + c[: len(z)])
 
 
+def _captures_far_out(x: Tensor, cell: Cell) -> Callable[[Tensor, Tensor], Tensor]:
+    """Values differ by a thousandth of the state, derivatives by all they are."""
+    c = torch.linspace(1.0, 0.1, 16, dtype=torch.float64).unsqueeze(1)
+    return lambda z, x: 1e4 + c[: len(z)] * cell(z - 1e4, x)
+
+
 def _draws(x: Tensor, cell: Cell) -> Callable[[Tensor, Tensor], Tensor]:
     def function(z: Tensor, x: Tensor) -> Tensor:
         torch.manual_seed(1)
@@ -260,8 +267,16 @@ def _fails(x: Tensor, cell: Cell) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda z, x: cell(z, x) + c
 
 
+def _broadcasts(x: Tensor, cell: Cell) -> Callable[[Tensor, Tensor], Tensor]:
+    """One slow sample is left, which goes with any number of rows."""
+    x[0] *= 60
+    return _fails(x, cell)
+
+
 @pytest.mark.parametrize("linear_solver", ["gmres", "neumann"])
-@pytest.mark.parametrize("made", [_captures, _draws, _fails], ids=["captures", "draws", "fails"])
+@pytest.mark.parametrize(
+    "made", [_captures, _captures_far_out, _draws, _fails, _broadcasts], ids=lambda made: made.__name__[1:]
+)
 def test_a_function_that_is_not_one_of_samples_is_not_selected(made: Any, linear_solver: str) -> None:
     """The solve begins at its solution, so that it drops nothing and tells nothing; the series, unlike GMRES, has no look at
     a residual by the whole matrix."""

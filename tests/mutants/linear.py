@@ -43,7 +43,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/problem/selection.py",
         "tests/linear/test_fewer_samples.py",
-        ("if found.shape != before.shape or not", "if False and not"),
+        ("if value.shape != point.shape:", "if False:"),
         ("except (RuntimeError, ValueError, IndexError):", "except IndexError:"),
         ("rows = samples if per_row == 1 else", "rows = samples if True else"),
         ("if not system.can_select or system.lifted.random:", "if True:"),
@@ -51,7 +51,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/evaluations.py",
         "tests/linear/test_fewer_samples.py -k newtons",
-        ("A.selects = selection(self.system", "_ = (self.system"),
+        ("A.selected_anew(selection(self.system", "print((self.system"),
         ("self.evaluations += 1\n        self.sample_evaluations += system.batch", "pass"),
     ),
     *mutants(
@@ -62,6 +62,11 @@ MUTANTS = [
         (
             "return other.selected_by(lambda _, small: small.T, self)",
             "return other.selected_by(lambda _, small: small, self)",
+        ),
+        (
+            "return small if bool((wrong <= _NEAR * whole.abs().amax(1)).all()) else None",
+            "return small",
+            "tests/linear/test_fewer_samples.py -k not_one_of",
         ),
     ),
     *mutants(

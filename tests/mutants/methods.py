@@ -721,7 +721,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/qp/bounds.py",
         "tests/solver/test_bounded_programs.py",
-        ("order = mine[torch.argsort(sign * place[mine], descending=True)]", "order = mine"),
+        ("mine = mine & (place == at[column])", "pass"),
+        (".scatter_reduce(0, column[mine], place[mine], tightest)", ".scatter(0, column[mine], place[mine])"),
         ("down = (mu < 0) & (below | held)", "down = (mu < 0) & below"),
         ("up = ~down & ((mu > 0) & above | held |", "up = ~down & ((mu > 0) & above |"),
         ("lam[rows] = mu[columns] / G[rows, columns]", "lam[rows] = mu[columns]"),

@@ -6,6 +6,8 @@ import scipy.linalg
 import torch
 
 import implicitkit as ik
+from implicitkit.solver.fixed_point import frugal
+from implicitkit.solver.fixed_point.attracting import outward
 
 
 def riccati(seed, n, dtype):
@@ -106,6 +108,7 @@ def test_all_samples_are_shown():
         torch.zeros(2, 10, dtype=torch.float64),
         fields,
         batch_dims=1,
+        in_dims=(0,),
         callback=lambda step, z, norm: shapes.add((*z.shape, len(norm))),
     )
     assert shapes == {(2, 10, 2)} and (found.value > 0.99).all()
@@ -128,3 +131,42 @@ def test_contraction_costs_nothing():
         for s in ("auto", "anderson")
     ]
     assert counts[0] == counts[1]
+
+
+class Hidden(torch.autograd.Function):
+    """The magnet with steps of NumPy's, and no derivative."""
+
+    @staticmethod
+    def forward(ctx, m):
+        total = m.detach().numpy().sum(-1, keepdims=True)
+        return torch.from_numpy(np.tanh(0.3 * total + 0.01)).expand_as(m)
+
+
+UNDIFFERENTIATED = {
+    "no_backward": Hidden.apply,
+    "detached": lambda m: magnet(m.detach(), 0.01),
+    "no_grad": torch.no_grad()(lambda m: magnet(m, 0.01)),
+}
+
+
+@pytest.mark.parametrize("name", UNDIFFERENTIATED)
+def test_maps_without_a_derivative(name):
+    """Whether a point repels is asked of the map, not of autograd: no derivative is needed, and none is missed."""
+    found = ik.fixed_point(UNDIFFERENTIATED[name], torch.zeros(10, dtype=torch.float64), rule="one_step")
+    assert (found.value > 0.99).all(), found
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    found = ik.fixed_point(magnet, torch.zeros(10, dtype=dtype), torch.tensor(0.01, dtype=dtype))
+    assert found.value.dtype == dtype and (found.value > 0.95).all(), found
+
+
+def test_each_sample_is_looked_at_once(monkeypatch):
+    """What has been remembered of a sample is looked at when it ends, and not for every other that ends."""
+    looked = []
+    monkeypatch.setattr(frugal, "outward", lambda history: looked.append(len(history)) or outward(history))
+    levels = torch.linspace(0.05, 0.95, 40, dtype=torch.float64).unsqueeze(1)
+    found = ik.fixed_point(lambda z, a: a * torch.cos(z), torch.zeros(40, 4, dtype=torch.float64), levels, batch_dims=1)
+    assert len(found.steps.unique()) > 3
+    assert sum(looked) <= 40

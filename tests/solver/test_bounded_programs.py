@@ -124,3 +124,29 @@ def test_a_batch_with_a_program_that_has_no_solution() -> None:
     b = torch.cat([b, -b])
     s: Any = ik.solve(ik.QuadraticProgram(P[0], q[0], A[0], b, G[0], h[0]), on_failure="ignore")
     assert s.status.tolist() == [0, int(ik.Status.INFEASIBLE)]
+
+
+def test_the_tightest_of_many_bounds_counts_on_several_threads() -> None:
+    """40,000 bounds of eight unknowns: threads that write in no order must not choose among them."""
+    n, many = 8, 40_000
+    g = torch.Generator().manual_seed(0)
+    G, h = torch.eye(n, dtype=F64).repeat(many // n, 1), torch.rand(many, generator=g, dtype=F64)
+    data = QPData(*(t.unsqueeze(0) for t in (torch.eye(n, dtype=F64), h.new_full((n,), -2.0), G[:0], h[:0], G, h)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        found = within_bounds(data)
+    finally:
+        torch.set_num_threads(before)
+    tightest = h.view(-1, n).amin(0)
+    torch.testing.assert_close(found.z[0], tightest)
+    assert (
+        found.lam[0].nonzero().flatten().sort().values.equal((h.view(-1, n).argmin(0) * n + torch.arange(n)).sort()[0])
+    )
+
+
+def test_a_bound_that_is_no_number_is_not_passed_over() -> None:
+    """Beside another bound of the same unknown, which is one."""
+    data = program("twice")
+    data.h[0, 3] = torch.nan
+    assert within_bounds(data).status.tolist() == [int(ik.Status.STALLED)]

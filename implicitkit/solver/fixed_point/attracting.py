@@ -19,6 +19,7 @@ from implicitkit.solver.evaluations import Evaluations, subset
 from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.fixed_point.picard import Picard
 from implicitkit.solver.method import Method
+from implicitkit.solver.scales import in_working_precision
 
 __all__ = ["PATH", "PATH_STEPS", "Attracting", "outward"]
 
@@ -26,7 +27,7 @@ __all__ = ["PATH", "PATH_STEPS", "Attracting", "outward"]
 PATH, PATH_STEPS = Impatient(Picard(), window=32, horizon=500.0, reach=1e6, follow=True), 1000
 
 _DOUBT = 1e-3  # by which a Ritz value exceeds one before anybody looks
-_SQUARINGS = 10  # of the projected Jacobian: its spectral radius to |H|^(1/1024)
+_SQUARINGS = 10  # of the projected Jacobian: its spectral radius by |H^1024|^(1/1024)
 _PRODUCTS = 9  # with the Jacobian at the point
 _GROWS = 1.01  # in each of them
 
@@ -36,9 +37,9 @@ class Attracting(Solver):
     r"""An acceleration, and where it ends in a fixed point that repels, the plain iteration from the start instead.
 
     The differences that the method remembers, ``J dZ = dW`` to first order, give Ritz values of ``J = df/dz`` for nothing
-    (:func:`outward`).  Where one exceeds one in modulus, products with ``J`` at the point, from the Ritz vector on, say
-    whether ``J`` does stretch; and where it does, ``z <- f(z)`` from ``z_0`` has the last word: what that converges to
-    attracts.  A map that has no fixed point of this kind within reach keeps the first one,
+    (:func:`outward`).  Where one exceeds one in modulus, products with ``J`` at the point, by differences, from the Ritz
+    vector on, say whether ``J`` does stretch; and where it does, ``z <- f(z)`` from ``z_0`` has the last word: what that
+    converges to attracts.  A map that has no fixed point of this kind within reach keeps the first one,
     which is a solution like any other.
 
     Source: Ritz values, Saad (2011), *Numerical Methods for Large Eigenvalue Problems*, section 4.3; that a fixed point
@@ -73,7 +74,7 @@ class Attracting(Solver):
         doubtful = (outcome.status == int(Status.CONVERGED)) & (direction != 0).any(1)
         if bool(doubtful.any()):
             f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
-            repels = doubtful & _stretches(f, outcome.z, direction)
+            repels = _stretches(f, outcome.z, doubtful, direction)
             if bool(repels.any()):
                 _iterate(f, z0, options, outcome, repels)
             outcome.evaluations, outcome.sample_evaluations = f.evaluations, f.sample_evaluations
@@ -104,53 +105,74 @@ def _iterate(f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, whi
         outcome.tolerance = outcome.tolerance.index_copy(0, index, found.tolerance[better])
 
 
-def _stretches(f: Evaluations, z: Tensor, direction: Tensor) -> Tensor:
-    """Where products with ``df/dz`` at ``z``, from ``direction`` on, grow in the end, ``(batch,)``."""
-    A = f.linearize(z)
-    v, sizes = direction, []
+def _stretches(f: Evaluations, z: Tensor, which: Tensor, direction: Tensor) -> Tensor:
+    """Where products with ``df/dz`` at ``z``, from ``direction`` on, grow in the end, of some samples; ``(batch,)``.
+
+    ``J v = (f(z + h v) - f(z)) / h`` with ``h = sqrt(eps) |z|``, one evaluation each: a map that is not differentiated,
+    whose steps are NumPy's or hidden from autograd, is asked like any other.
+    """
+    samples, system, theta = subset(f, which)
+    probe = Evaluations(system, theta, "fixed_point")
+    z, v = z.index_select(0, samples), in_working_precision(direction.index_select(0, samples))
+    w, sizes = in_working_precision(probe(z)), []
+    size = torch.linalg.vector_norm(in_working_precision(z), dim=1, keepdim=True)
+    h = torch.finfo(z.dtype).eps ** 0.5 * torch.where(size > 0, size, 1)
     for _ in range(_PRODUCTS):
-        v = A.mv(v)
+        v = (in_working_precision(probe((z + h * v).to(z))) - w) / h
         size = torch.linalg.vector_norm(v, dim=1, keepdim=True)
         sizes.append(size)
         v = v / torch.where(size > 0, size, 1)
+    f.evaluations += probe.evaluations
+    f.sample_evaluations += probe.sample_evaluations
     late = torch.cat(sizes[_PRODUCTS // 3 :], 1)
-    return late.log().mean(1) > torch.log(late.new_tensor(_GROWS))  # false for NaN
+    grows = late.log().mean(1) > torch.log(late.new_tensor(_GROWS))  # false for NaN
+    return which & torch.zeros_like(which).index_copy(0, samples, grows)
 
 
 def outward(history: Tensor) -> Tensor:
     """The direction that ``J`` stretches most by what differences say, of length one, and zero where none is stretched,
     ``(batch, n)``.
 
-    The Ritz problem on the span of ``dZ``, of differences scaled to length one: in an orthonormal basis of it, by the
-    eigenvectors of ``dZ dZ'`` whose eigenvalues are above ``sqrt(eps)`` of the largest, ``H = U' dZ dW' U``.
+    The Ritz problem on the span of ``dZ``, of differences scaled to length one: with ``L L' = dZ dZ' + sqrt(eps)``, which
+    leaves out what differences have in common to rounding, ``H = L^-1 (dZ dW') L^-T``.  No eigenvalue is above
+    ``|H^4|^(1/4)``: most maps that contract are known by that.
 
     Args:
         history: differences of residuals and of what the map makes of the points, ``(batch, m, 2 n)``; rows of zeros are
-            none, and neither is anything of a sample where one is not finite.
+            none, and nothing is said of a sample where one is not finite.
     """
-    n = history.shape[2] // 2
-    history = torch.where(torch.isfinite(history).flatten(1).all(1)[:, None, None], history, 0)
-    dR, dW = history[:, :, :n], history[:, :, n:]
-    dZ = dW - dR
-    length = torch.linalg.vector_norm(dZ, dim=2, keepdim=True)
-    unit = torch.where(length > 0, 1 / length, 0)
-    dZ, dW = dZ * unit, dW * unit
-    values, vectors = torch.linalg.eigh(dZ @ dZ.mT)
-    known = values > torch.finfo(values.dtype).eps ** 0.5 * values[:, -1:]
-    U = vectors * torch.where(known, values.clamp_min(0).rsqrt(), 0).unsqueeze(1)
-    H = U.mT @ (dZ @ dW.mT) @ U
-    logarithm = torch.zeros_like(length[:, 0, 0])
-    for k in range(_SQUARINGS):  # H^(2^k), whose logarithm of scale is shared out
-        size = torch.linalg.matrix_norm(H)
-        size = torch.where(size > 0, size, 1)
-        logarithm = logarithm + size.log() / 2**k
-        H = H / size[:, None, None]
-        H = H @ H
-    size = torch.linalg.matrix_norm(H)
-    radius = torch.where(size > 0, logarithm + size.log() / 2**_SQUARINGS, -torch.inf).exp()
-    column = H.square().sum(1).argmax(1)
-    top = H.gather(2, column.view(-1, 1, 1).expand(-1, H.shape[1], 1))
-    v = (dZ.mT @ (U @ top)).squeeze(2)
+    n, dtype = history.shape[2] // 2, history.dtype
+    history = in_working_precision(history)
+    dW = history[:, :, n:]
+    dZ = dW - history[:, :, :n]
+    gram, moved = dZ @ dZ.mT, dZ @ dW.mT
+    square = gram.diagonal(dim1=1, dim2=2)
+    unit = torch.where(square > 0, square.rsqrt(), 0)
+    scale = unit.unsqueeze(2) * unit.unsqueeze(1)
+    ridge = torch.finfo(dZ.dtype).eps ** 0.5 * torch.eye(dZ.shape[1], dtype=dZ.dtype, device=dZ.device)
+    L, failed = torch.linalg.cholesky_ex(gram * scale + ridge)
+    half = torch.linalg.solve_triangular(L, moved * scale, upper=False)
+    H = torch.linalg.solve_triangular(L, half.mT, upper=False).mT
+    found = torch.zeros_like(dZ[:, 0])
+    open_ = ((_radius(H, 2)[0] > 1 + _DOUBT) & (failed == 0)).nonzero().squeeze(1)  # false for NaN
+    if not len(open_):
+        return found.to(dtype)
+    radius, power = _radius(H.index_select(0, open_), _SQUARINGS)
+    column = power.square().sum(1).argmax(1).view(-1, 1, 1).expand(-1, power.shape[1], 1)
+    top = torch.linalg.solve_triangular(L.index_select(0, open_).mT, power.gather(2, column), upper=True)
+    v = (dZ.index_select(0, open_).mT @ (unit.index_select(0, open_).unsqueeze(2) * top)).squeeze(2)
     size = torch.linalg.vector_norm(v, dim=1, keepdim=True)
-    found = (radius > 1 + _DOUBT).unsqueeze(1) & (size > 0) & torch.isfinite(v)
-    return torch.where(found, v / size, 0)
+    stretched = (radius > 1 + _DOUBT).unsqueeze(1) & (size > 0) & torch.isfinite(v)
+    return found.index_copy(0, open_, torch.where(stretched, v / size, 0)).to(dtype)
+
+
+def _radius(H: Tensor, squarings: int) -> tuple[Tensor, Tensor]:
+    """``|H^k|^(1/k)`` with ``k = 2^squarings``, at least the spectral radius, ``(batch,)``; and ``H^k``, to a factor."""
+    logarithm = torch.zeros_like(H[:, 0, 0])
+    for k in range(squarings + 1):  # H^(2^k), whose logarithm of scale is shared out
+        size = torch.linalg.matrix_norm(H)
+        logarithm = logarithm + size.log() / 2**k  # of zero: -inf
+        H = H / torch.where(size > 0, size, 1)[:, None, None]
+        if k < squarings:
+            H = H @ H
+    return logarithm.exp(), H

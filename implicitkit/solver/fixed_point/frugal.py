@@ -83,4 +83,7 @@ class FrugalAnderson(Anderson):
         ended = state["working"] if active is None else state["working"] & ~active
         if state["history"] is None or not bool(ended.any()):
             return found
-        return torch.where(ended.unsqueeze(1), outward(state["history"]), found)
+        if bool(ended.all()):
+            return outward(state["history"])
+        samples = ended.nonzero().squeeze(1)
+        return found.index_copy(0, samples, outward(state["history"].index_select(0, samples)))

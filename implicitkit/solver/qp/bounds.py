@@ -61,7 +61,7 @@ class _Side(NamedTuple):
     """Bounds on one side, ``(n,)``, infinite where there is none, and the rows of ``G`` that they are, ``(n,)``."""
 
     at: Tensor
-    row: Tensor
+    given_by: Tensor
 
 
 def _sides(G: Tensor, h: Tensor) -> tuple[_Side, _Side]:
@@ -70,12 +70,11 @@ def _sides(G: Tensor, h: Tensor) -> tuple[_Side, _Side]:
     slope = G[row, column]
     place = h[row] / slope
     sides = []
-    for sign in (-1.0, 1.0):
-        mine = (slope.sign() == sign).nonzero().squeeze(1)
-        order = mine[torch.argsort(sign * place[mine], descending=True)]  # the last one written is the tightest
-        at, which = G.new_full((n,), sign * torch.inf), torch.zeros(n, dtype=torch.int64, device=G.device)
-        for target, value in ((at, place), (which, row)):
-            target[column[order]] = value[order]
+    for sign, tightest in ((-1.0, "amax"), (1.0, "amin")):
+        mine = slope.sign() == sign
+        at = G.new_full((n,), sign * torch.inf).scatter_reduce(0, column[mine], place[mine], tightest)
+        mine = mine & (place == at[column])  # of several that are one number any will do, whichever is written last
+        which = torch.zeros(n, dtype=torch.int64, device=G.device).scatter(0, column[mine], row[mine])
         sides.append(_Side(at, which))
     return sides[0], sides[1]
 
@@ -98,7 +97,7 @@ def _one(data: QPData) -> tuple[tuple[Tensor, Tensor, Tensor] | None, int]:
         if bool((down == below).all()) and bool((up == above).all()):
             lam = torch.zeros_like(h)
             for side, here in ((lower, below), (upper, above)):
-                rows, columns = side.row[here], here.nonzero().squeeze(1)
+                rows, columns = side.given_by[here], here.nonzero().squeeze(1)
                 lam[rows] = mu[columns] / G[rows, columns]
             return (z, y, lam), sweep + 1
         below, above = down, up

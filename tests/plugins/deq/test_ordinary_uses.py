@@ -621,8 +621,9 @@ def test_inputs_may_be_given_by_the_names_of_the_cell() -> None:
         (WithNames(), {"x": 0}, "multiple values for argument 'x'"),
         (nn.GRUCell(4, 4), {"mask": None}, r"layer\(x, ..., mask=\): inputs of the layer are those of its cell"),
         (lambda z, *inputs: z, {"mask": None}, "unexpected keyword argument 'mask'"),
+        (lambda z, x, **more: z, {"mask": None}, "mask cannot be given by position"),
     ],
-    ids=["unknown", "by name only", "twice", "a module of torch", "a function"],
+    ids=["unknown", "by name only", "twice", "a module of torch", "a function", "any name"],
 )
 def test_names_that_the_cell_has_not_are_refused_with_what_to_do(cell: Any, named: dict[str, Any], words: str) -> None:
     with pytest.raises(TypeError, match=words):
