@@ -47,15 +47,15 @@ class RelayBySeed(ik.Relay):
         self.pauses.copy_(torch.where(rested, self.pauses - 1, torch.where(dear, self.every - 1, 0)))
         return total
 
-    def _go_on(self, stages: Any, f: Any, z0: Tensor, options: Any, total: Any, norm: Tensor, finishers: Any) -> Any:
+    def _go_on(self, stages: Any, f: Any, z0: Tensor, options: Any, total: Any, *more: Any) -> Any:
         cheap = len(self.brief().stages) - 1
-        total = super()._go_on(stages[:cheap], f, z0, options, total, norm, finishers)
+        total = super()._go_on(stages[:cheap], f, z0, options, total, *more)
         status = total.status
         left = (status != int(ik.Status.CONVERGED)).view(-1, SAMPLES)
         spared = (self.pauses > 0) & torch.tensor([Forgive().spares(one) for one in left])
         self.asked.copy_(left.any(1) & ~spared)
         held = (left & spared.unsqueeze(1)).flatten()
         total.status = torch.where(held, int(ik.Status.STOPPED), status)  # which the stages do not look at
-        total = super()._go_on(stages[cheap:], f, z0, options, total, norm, finishers)
+        total = super()._go_on(stages[cheap:], f, z0, options, total, *more)
         total.status = torch.where(held, status, total.status)
         return total

@@ -34,6 +34,7 @@ _STALE = 12  # products with the factors of a matrix nearby before they are give
 _COLOURS = 24  # products side by side that cost no more than refinement by the factors of a matrix roughly like this
 _NEAR = 0.3  # of a right-hand side that refinement with them may leave, at most, before they are
 _WORTH = 20.0  # products that factors must cost for a Krylov method to be tried before them
+_SERIES = 2.0  # terms of a series of products in the time of one step of GMRES
 _ALONE = 64  # right-hand sides for which a matrix is factored whatever a Krylov method might do for each
 _EACH = 10  # products that one right-hand side takes of a Krylov method, or of refinement, at least
 _FLOPS = 1.5e4  # n^2 over this: right-hand sides whose Krylov spaces cost as much as one dense factorisation
@@ -146,7 +147,7 @@ class Auto(LinearSolver):
         few = A.size <= (_SMALL if A.fixed_point else _FEW)
         if few and work <= 8 * _WORK:
             return True
-        if work <= _WORK and (not A.fixed_point or self._dense_price(A) < _WORTH):
+        if work <= _WORK and (not A.fixed_point or _SERIES * self._dense_price(A) < _WORTH):
             return True
         return self._is_affordable(A) and count * _EACH >= A.size and count * _FLOPS >= A.size**2
 

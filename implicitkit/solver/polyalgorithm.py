@@ -123,6 +123,8 @@ class Polyalgorithm(Solver):
         finishers = [] if bool(failed.all()) else [solver.name]
         # no stage gets away from where there is no slope: find begins beside it
         waiting = failed & (total.z == z0).all(1)
+        if f.kind.minimisation or f.kind.returns_program:  # whose residual is a slope
+            waiting = waiting & ~torch.isfinite(total.residual_norm)
         if bool(waiting.any()):
             f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
             waiting = has_no_slope(f, z0, waiting).any(1)

@@ -158,20 +158,20 @@ def test_one_step_that_overshoots_is_shortened(n: int) -> None:
 
 
 def test_dear_hessians_are_not_formed_where_the_objective_is_not_as_its_model() -> None:
-    """Those of 64 samples of 30 unknowns: three products and two evaluations later L-BFGS goes on, and nobody asks whether
+    """Those of 256 samples of 30 unknowns: three products and two evaluations later L-BFGS goes on, and nobody asks whether
     the start may be a minimum."""
-    x, start = torch.linspace(0.5, 1.5, 30, dtype=F64).expand(64, 30), torch.zeros(64, 30, dtype=F64)
+    x, start = torch.linspace(0.5, 1.5, 30, dtype=F64).expand(256, 30), torch.zeros(256, 30, dtype=F64)
     s, want = (ik.argmin(energy, start, (x,), batch_dims=1, solver=name) for name in ("auto", "lbfgs"))
     assert s.solver == "auto (lbfgs)" and int(s.evaluations) <= int(want.evaluations) + 5
 
 
 def test_dear_hessians_are_formed_where_a_sample_is_as_its_model() -> None:
     """Every other sample is quadratic, and takes one step; the rest go on otherwise."""
-    x, start = torch.linspace(0.5, 1.5, 30, dtype=F64).expand(64, 30), torch.zeros(64, 30, dtype=F64)
-    quartic = 20.0 * (torch.arange(64, dtype=F64) % 2)
+    x, start = torch.linspace(0.5, 1.5, 30, dtype=F64).expand(256, 30), torch.zeros(256, 30, dtype=F64)
+    quartic = 20.0 * (torch.arange(256, dtype=F64) % 2)
     f = lambda z, x, c: (2 * z.square() + c.unsqueeze(1) * z**4 - z * z.roll(1, -1) - x * z).sum(-1)  # noqa: E731
     s = ik.argmin(f, start, (x, quartic), batch_dims=1)
-    steps = s.steps.view(32, 2)
+    steps = s.steps.view(128, 2)
     assert s.solver == "auto (newton, lbfgs)" and bool((steps[:, 0] == 1).all() and (steps[:, 1] > 5).all()), s.steps
 
 
