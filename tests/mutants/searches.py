@@ -25,7 +25,7 @@ MUTANTS = [
         ("total.shown = shown + found.shown", "pass", ATTRACTING),
         ("waiting = failed & (total.z == z0).all(1)", "waiting = failed & (total.z != z0).all(1)", STARTS),
     ),
-    *mutants("implicitkit/solver/base.py", ATTRACTING, ("callback(step + shown, z, norm)", "callback(step + taken, z, norm)")),
+    *mutants("implicitkit/solver/base.py", ATTRACTING, ("callback(step + shown, z", "callback(step + taken, z")),
     *mutants(
         "implicitkit/solver/driver.py",
         VALLEYS,
