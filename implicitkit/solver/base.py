@@ -17,6 +17,7 @@ from torch import Tensor
 
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.options import Configured
+from implicitkit.solution import Status
 from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["Found", "Options", "Outcome", "Solver"]
@@ -58,11 +59,12 @@ class Options:
         """Does anybody look at every step?"""
         return self.trace or self.callback is not None
 
-    def after(self, taken: int) -> Options:
-        """For what goes on after so many steps: fewer are left, and the callback counts on."""
+    def after(self, taken: int, shown: int) -> Options:
+        """For what goes on after so many steps of a sample, at most: fewer are left; and so many that a callback has seen,
+        of all samples: it counts on."""
         callback = self.callback
         left = None if self.max_steps is None else self.max_steps - taken
-        later = callback and (lambda step, z, norm: callback(step + taken, z, norm))
+        later = callback and (lambda step, z, norm: callback(step + shown, z, norm))
         return replace(self, max_steps=left, callback=later)
 
 
@@ -86,6 +88,7 @@ class Outcome:
     error: Exception | None = None  # what a user's own solver raised
     said: list[Any] = field(default_factory=list)  # what it returned beside the point, one entry a call
     tolerance: Tensor | None = None
+    more: int = 0  # steps that a callback has seen beyond those of any sample: of several loops in turn
     onward: Tensor | None = None  # where others should go on from, if not at z
     examined: bool = False  # is every point known to be a minimum, not only stationary?
     _counted: tuple[Tensor, bool] | None = field(
@@ -94,6 +97,25 @@ class Outcome:
 
     def __getstate__(self) -> dict[str, Any]:  # an exception need not be picklable, nor what a solver says
         return self.__dict__ | {"error": None, "said": []}
+
+    @property
+    def taken(self) -> int:
+        """The most steps of a sample."""
+        return int(self.steps.max()) if len(self.steps) else 0
+
+    @property
+    def shown(self) -> int:
+        """How many steps a callback has seen."""
+        return self.taken + self.more
+
+    @shown.setter
+    def shown(self, steps: int) -> None:
+        self.more = steps - self.taken
+
+    def obey(self, status: Tensor) -> None:
+        """A callback's word is final: where it has stopped one of these samples, all that have not converged are stopped."""
+        if bool((status == int(Status.STOPPED)).any()):
+            self.status = torch.where(self.status != int(Status.CONVERGED), int(Status.STOPPED), self.status)
 
     @property
     def all_converged(self) -> bool:

@@ -56,7 +56,7 @@ def _begin_beside(solver: Solver, f: Evaluations, z0: Tensor, options: Options, 
     """From a start beside ``z0``, for samples that never got away from it since the derivative there is not finite."""
     failed = (outcome.status != int(Status.CONVERGED)) & (outcome.status != int(Status.STOPPED))
     failed = failed & (outcome.z == z0).all(1)
-    later = options.after(int(outcome.steps.max()))
+    later = options.after(outcome.taken, outcome.shown)
     if solver.general or not bool(failed.any()):
         return
     f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
@@ -134,7 +134,7 @@ def _leave_saddles(solver: Solver, f: Evaluations, options: Options, outcome: Ou
         outcome.status = torch.where(open_, int(Status.SADDLE), outcome.status)
         if solver.general or escape == _ESCAPES:
             return
-        again = solver.run(f, lower, replace(options, start_norm=None))
+        again = solver.run(f, lower, replace(options.after(0, outcome.shown), start_norm=None))
         f.evaluations, f.sample_evaluations = again.evaluations, again.sample_evaluations
         claimed = open_ & (again.status == int(Status.CONVERGED))
         if bool(claimed.any()):  # far out a gradient may vanish by rounding (z - sin z at -1e40)
@@ -149,7 +149,9 @@ def _take(outcome: Outcome, again: Outcome, better: Tensor, open_: Tensor) -> No
     outcome.status = torch.where(better, again.status, outcome.status)
     if outcome.tolerance is not None and again.tolerance is not None:
         outcome.tolerance = torch.where(better, again.tolerance, outcome.tolerance)
+    shown = outcome.shown + again.shown
     outcome.steps = torch.where(open_, outcome.steps + again.steps, outcome.steps)
+    outcome.shown = shown
     outcome.trace = outcome.trace + again.trace[1:]
     outcome.message = again.message or outcome.message
     outcome.solver = again.solver or outcome.solver

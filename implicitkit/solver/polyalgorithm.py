@@ -119,8 +119,12 @@ class Polyalgorithm(Solver):
         total.solver = _title(self.name, [solver.name])
         if total.all_converged or len(stages) == 1:
             return total
+        total.obey(total.status)
         failed = total.status != int(Status.CONVERGED)
         finishers = [] if bool(failed.all()) else [solver.name]
+        total.solver = _title(self.name, finishers)
+        if bool((total.status == int(Status.STOPPED)).any()):
+            return total
         # no stage gets away from where there is no slope: find begins beside it
         waiting = failed & (total.z == z0).all(1)
         if f.kind.minimisation or f.kind.returns_program:  # whose residual is a slope
@@ -130,7 +134,6 @@ class Polyalgorithm(Solver):
             waiting = has_no_slope(f, z0, waiting).any(1)
             total.evaluations, total.sample_evaluations = f.evaluations, f.sample_evaluations
             if bool((waiting == failed).all()):
-                total.solver = _title(self.name, finishers)
                 return total
         if f.kind.returns_program:  # the other stages would go on for long
             failed = (total.status != int(Status.CONVERGED)) & torch.isfinite(total.z).all(1)
@@ -157,14 +160,12 @@ class Polyalgorithm(Solver):
         falls = (total.status == int(Status.UNBOUNDED)).long()  # how many stages have said so
         onward, latest = total.z if total.onward is None else total.onward, None
         for stage in stages:
-            # a callback's word is final
             open_ = (total.status != int(Status.CONVERGED)) & (total.status != int(Status.STOPPED)) & ~waiting
             if f.kind.minimisation:
                 open_ = open_ & (falls < _ENOUGH)
             if f.kind.returns_program:  # where a start is not finite no stage has another
                 open_ = open_ & (total.status != int(Status.UNBOUNDED)) & torch.isfinite(start_norm)
-            taken = int(total.steps.max())
-            later = options.after(taken)
+            shown, later = total.shown, options.after(total.taken, total.shown)
             if not bool(open_.any()) or (later.max_steps is not None and later.max_steps < 1):
                 break
             if not stage.serves(f, z0):
@@ -187,6 +188,7 @@ class Polyalgorithm(Solver):
             falls.index_add_(0, samples, (found.status == int(Status.UNBOUNDED)).long())
             if _merge(total, found, samples, open_.index_select(0, samples)):
                 finishers.append(solver.name)
+            total.shown = shown + found.shown
             latest = onward.index_copy(0, samples, found.z if found.onward is None else found.onward)
         return total
 
@@ -231,6 +233,7 @@ def _merge(total: Outcome, found: Outcome, samples: Tensor, open_: Tensor) -> bo
     # how the point that is kept came about; a step limit says less than anything else
     says_more = better | (total.status[where] == int(Status.MAX_STEPS))
     total.status = total.status.index_copy(0, where[says_more], found.status[open_][says_more])
+    total.obey(found.status)
     total.steps = total.steps.index_add(0, where, found.steps[open_])
     total.evaluations, total.sample_evaluations = found.evaluations, found.sample_evaluations
     total.trace = total.trace + found.trace[1:]

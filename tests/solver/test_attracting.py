@@ -170,3 +170,26 @@ def test_each_sample_is_looked_at_once(monkeypatch):
     found = ik.fixed_point(lambda z, a: a * torch.cos(z), torch.zeros(40, 4, dtype=torch.float64), levels, batch_dims=1)
     assert len(found.steps.unique()) > 3
     assert sum(looked) <= 40
+
+
+@pytest.mark.parametrize("in_dims", [None, (0,)])
+def test_steps_count_on(in_dims):
+    """One sample has a repelling fixed point only, the other none: whoever is at work, steps are counted on, the trace has
+    all of them, and a callback that asks to stop is asked no more."""
+    kinds, seen = torch.tensor([[-3.5], [1.0]], dtype=torch.float64), []
+
+    def step(z, kind):
+        return torch.where(kind < 0, -kind * z * (1 - z), z + 1)
+
+    def solve(**options):
+        start = torch.full((2, 2), 0.3, dtype=torch.float64)
+        return ik.fixed_point(step, start, kinds, batch_dims=1, in_dims=in_dims, on_failure="ignore", **options)
+
+    found = solve(trace=True, callback=lambda k, z, norm: seen.append(k))
+    assert seen == list(range(1, len(seen) + 1)) and len(found.trace) == len(seen) + 1
+    assert int(found.steps[0]) > 40, "the plain iteration's, in vain, are counted"
+    for last in (9, 40, 60, 80, 100, 160, 200):
+        seen.clear()
+        found = solve(callback=lambda k, z, norm, last=last: seen.append(k) or k == last)
+        assert seen == list(range(1, last + 1)), last
+        assert ik.Status(int(found.status[1])) is ik.Status.STOPPED, (last, found)

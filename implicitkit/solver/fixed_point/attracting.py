@@ -83,8 +83,7 @@ class Attracting(Solver):
 
 def _iterate(f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, which: Tensor) -> None:
     """The plain iteration for some samples; its fixed points take the place of theirs."""
-    taken = int(outcome.steps.max())
-    later = options.after(taken)
+    later = options.after(outcome.taken, outcome.shown)
     left = PATH_STEPS if later.max_steps is None else min(later.max_steps, PATH_STEPS)
     if left < 1:
         return
@@ -96,11 +95,14 @@ def _iterate(f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, whi
     outcome.trace = outcome.trace + found.trace[1:]
     f.evaluations += found.evaluations
     f.sample_evaluations += found.sample_evaluations
-    better = which.index_select(0, samples) & (found.status == int(Status.CONVERGED))
+    mine, shown = which.index_select(0, samples), outcome.shown + found.shown
+    outcome.steps = outcome.steps.index_add(0, samples[mine], found.steps[mine])
+    outcome.shown = shown
+    outcome.obey(found.status)
+    better = mine & (found.status == int(Status.CONVERGED))
     index = samples[better]
     outcome.z = outcome.z.index_copy(0, index, found.z[better])
     outcome.residual_norm = outcome.residual_norm.index_copy(0, index, found.residual_norm[better])
-    outcome.steps = outcome.steps.index_add(0, index, found.steps[better])
     if outcome.tolerance is not None and found.tolerance is not None:
         outcome.tolerance = outcome.tolerance.index_copy(0, index, found.tolerance[better])
 
