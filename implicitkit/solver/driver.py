@@ -101,6 +101,7 @@ class _Loop:
         self.traces: list[Tensor] = []
         self.watched = options.watched
         self.step = self.rescues = 0
+        self.keeps = True  # as far as is known, the method keeps something of its final state
         self.foreign = type(method).__module__.partition(".")[0] != "implicitkit"
         self.progress = Progress()
         self.tolerance, self.remark = self.norm, ""
@@ -270,7 +271,8 @@ class _Loop:
                 return
             samples = rows.repeat_interleave(per_row).nonzero().squeeze(1)
         self.everything = self.everything or _Full(self.batch)
-        self._store(self._kept())
+        self._store({})
+        self._keep_of((~self.active).nonzero().squeeze(1))
         self.everything.narrow(samples)
         self.f.residual(self.z)
         self.f = self.f.select(keep, samples)
@@ -290,6 +292,15 @@ class _Loop:
 
     def _kept(self) -> dict[str, Tensor]:
         return kept(self.method.keep(self.state), self.alive, type(self.method).__name__)
+
+    def _keep_of(self, gone: Tensor) -> None:
+        """What is kept of the samples that are at work no more, before they may be dropped."""
+        assert self.everything is not None
+        if self.keeps:
+            found = self.method.keep(self.method.select(self.state, gone))
+            named = {f"kept {name}": value for name, value in kept(found, len(gone), type(self.method).__name__).items()}
+            self.keeps = bool(named)
+            self.everything.store_some(gone, named)
 
     def _store(self, kept: dict[str, Tensor]) -> None:
         assert self.everything is not None
@@ -360,6 +371,7 @@ class _Full:
     """Results of all samples while only some are in work."""
 
     def __init__(self, batch: int) -> None:
+        self.batch = batch
         self.values: dict[str, Tensor] = {}
         self.index: Tensor | None = None  # which samples are in work; None: all
 
@@ -369,6 +381,14 @@ class _Full:
                 self.values[name] = value.clone()
             else:
                 self.values[name].index_copy_(0, self.index, value)
+
+    def store_some(self, samples: Tensor, values: dict[str, Tensor]) -> None:
+        """Of some of those that are in work; of the others nothing is known yet."""
+        where = samples if self.index is None else self.index.index_select(0, samples)
+        for name, value in values.items():
+            if name not in self.values:
+                self.values[name] = value.new_zeros(self.batch, *value.shape[1:])
+            self.values[name].index_copy_(0, where, value)
 
     def narrow(self, samples: Tensor) -> None:
         self.index = samples if self.index is None else self.index.index_select(0, samples)
