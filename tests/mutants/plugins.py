@@ -22,8 +22,8 @@ MUTANTS = [
         USES + " -k 'names_of_the_cell or names_that'",
         ("given: tuple[Any, ...] = bound.args[1:]", "given: tuple[Any, ...] = inputs"),
         ("bound.apply_defaults()", "pass"),
-        ("except (KeyError, TypeError) as error:", "except KeyError as error:"),
-        ("if own.parameters[name].kind is not inspect", "if own.parameters[name].kind is inspect"),
+        ("except TypeError as error:", "except KeyError as error:"),
+        ("if name not in by_place]", "if name in by_place]"),
     ),
     *mutants(
         "plugins/implicitkit_deq/frozen.py",

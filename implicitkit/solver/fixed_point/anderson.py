@@ -51,9 +51,9 @@ class Anderson(Method):
     is given).  That is decided for the whole batch: beside other samples a sample may take another way to the tolerance;
     with ``period=3`` it takes its own.  Nor is a sample of 12 unknowns or more mixed while plain steps from the first one
     on leave little more than a third of its residual, two in the mean: combinations of them save a third of the evaluations
-    at most, and cost as much as small maps.  From 64 unknowns on, all samples are or none, and the second step shall leave
-    no more than the first: that would mean a spectrum on which combinations do better, as on real ones (``|J r|^2 = |r|
-    |J^2 r|`` where it fills a disk evenly).
+    as a rule (half of them where one eigenvalue stands out), and cost as much as small maps. From 64 unknowns on, all
+    samples are or none, and the second step shall leave no more than the first: that would mean a spectrum on which
+    combinations do better, as on real ones (``|J r|^2 = |r| |J^2 r|`` where it fills a disk evenly).
 
     A sample that does badly forgets its memory and takes a plain step from its best point
     (:mod:`~implicitkit.solver.steps.restarts`), so that where that step contracts the method cannot do worse than Picard
