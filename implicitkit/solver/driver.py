@@ -101,7 +101,6 @@ class _Loop:
         self.traces: list[Tensor] = []
         self.watched = options.watched
         self.step = self.rescues = 0
-        self.keeps = True  # as far as is known, the method keeps something of its final state
         self.foreign = type(method).__module__.partition(".")[0] != "implicitkit"
         self.progress = Progress()
         self.tolerance, self.remark = self.norm, ""
@@ -272,35 +271,31 @@ class _Loop:
             samples = rows.repeat_interleave(per_row).nonzero().squeeze(1)
         self.everything = self.everything or _Full(self.batch)
         self._store({})
-        self._keep_of((~self.active).nonzero().squeeze(1))
+        gone = (~self.active).nonzero().squeeze(1)
+        self.everything.store_some(gone, self._kept(self._state_of(gone), len(gone)))
         self.everything.narrow(samples)
         self.f.residual(self.z)
         self.f = self.f.select(keep, samples)
         self.judge = self.judge.select(samples, self.f)
         self.progress.select(samples)
-        try:
-            self.state = self.method.select(self.state, samples)
-        except IndexError as error:
-            raise TypeError(
-                f"{type(self.method).__name__}: a tensor in its state has fewer rows than the batch, {self.alive}: every "
-                "tensor there has one row a sample, and what all samples share is a number"
-            ) from error
+        self.state = self._state_of(samples)
         self.z = self.f.selected()
         for name in ("norm", "tolerance", "best", "best_norm", "active", "steps", "status", "steep"):
             setattr(self, name, getattr(self, name).index_select(0, samples))
         self.alive = len(samples)
 
-    def _kept(self) -> dict[str, Tensor]:
-        return kept(self.method.keep(self.state), self.alive, type(self.method).__name__)
+    def _state_of(self, samples: Tensor) -> Any:
+        """The method's state of some samples."""
+        try:
+            return self.method.select(self.state, samples)
+        except IndexError as error:
+            raise TypeError(
+                f"{type(self.method).__name__}: a tensor in its state has fewer rows than the batch, {self.alive}: every "
+                "tensor there has one row a sample, and what all samples share is a number"
+            ) from error
 
-    def _keep_of(self, gone: Tensor) -> None:
-        """What is kept of the samples that are at work no more, before they may be dropped."""
-        assert self.everything is not None
-        if self.keeps:
-            found = self.method.keep(self.method.select(self.state, gone))
-            named = {f"kept {name}": value for name, value in kept(found, len(gone), type(self.method).__name__).items()}
-            self.keeps = bool(named)
-            self.everything.store_some(gone, named)
+    def _kept(self, state: Any, rows: int) -> dict[str, Tensor]:
+        return kept(self.method.keep(state), rows, type(self.method).__name__)
 
     def _store(self, kept: dict[str, Tensor]) -> None:
         assert self.everything is not None
@@ -312,13 +307,13 @@ class _Loop:
         """What came of it, for all samples."""
         if self.at_work:
             self.steps = torch.where(self.active, self.step, self.steps)
-        keep = self._kept()
+        keep = self._kept(self.state, self.alive)
         best, norm, steps, status, steep = self.best, self.best_norm, self.steps, self.status, self.steep
         tolerance = self.tolerance
         if self.everything is not None:
             self._store(keep)
             values = self.everything.values
-            keep = {name: values[f"kept {name}"] for name in keep}
+            keep = {name[5:]: value for name, value in values.items() if name.startswith("kept ")}
             best, norm, steps, status, steep = (values[k] for k in ("z", "norm", "steps", "status", "steep"))
             tolerance = values["tolerance"]
         if not self.all_converged and int(torch.count_nonzero(status)):
@@ -380,15 +375,17 @@ class _Full:
             if self.index is None:
                 self.values[name] = value.clone()
             else:
+                if name not in self.values:
+                    self.values[name] = value.new_zeros(self.batch, *value.shape[1:])
                 self.values[name].index_copy_(0, self.index, value)
 
-    def store_some(self, samples: Tensor, values: dict[str, Tensor]) -> None:
-        """Of some of those that are in work; of the others nothing is known yet."""
+    def store_some(self, samples: Tensor, kept: dict[str, Tensor]) -> None:
+        """What is kept of some of those that are in work; of the others it is not known yet."""
         where = samples if self.index is None else self.index.index_select(0, samples)
-        for name, value in values.items():
-            if name not in self.values:
-                self.values[name] = value.new_zeros(self.batch, *value.shape[1:])
-            self.values[name].index_copy_(0, where, value)
+        for name, value in kept.items():
+            if f"kept {name}" not in self.values:
+                self.values[f"kept {name}"] = value.new_zeros(self.batch, *value.shape[1:])
+            self.values[f"kept {name}"].index_copy_(0, where, value)
 
     def narrow(self, samples: Tensor) -> None:
         self.index = samples if self.index is None else self.index.index_select(0, samples)

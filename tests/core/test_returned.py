@@ -71,7 +71,7 @@ _KEPT: dict[str, tuple[Any, str]] = {
     "nothing": (None, r"Mine\.keep must return a dictionary of tensors; it returned a NoneType"),
     "a number": ({"steps": 3}, r"with one row a sample, \d here: 'steps' is of an int"),
     "of no sample": ({"steps": torch.zeros(())}, r"'steps' is of shape \(\)"),
-    "too few rows": ({"steps": torch.zeros(7, 2)}, r"one row a sample, 8 here: 'steps' is of shape \(7, 2\)"),
+    "too few rows": ({"steps": torch.zeros(7, 2)}, r"one row a sample, [48] here: 'steps' is of shape \(7, 2\)"),
 }
 
 

@@ -271,7 +271,7 @@ MUTANTS = [
         "tests/linear/test_linear.py -k 'dear_matrix'",
         ("if worth >= _WORTH and not alone:", "if False:"),
         (
-            "(not A.fixed_point or self._dense_price(A) < _WORTH)",
+            "(not A.fixed_point or _SERIES * self._dense_price(A) < _WORTH)",
             "(not A.fixed_point or True)",
             "tests/linear/test_contraction.py -k factor",
         ),

@@ -66,8 +66,9 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/fixed_point/frugal.py",
         ATTRACTING,
-        ('"outward": self._outward(state, f.active), ', ""),
-        ("if bool(ended.all()):", "if True:"),
+        ('state = state | {"seen": _seen(state, f.active), "working": f.active}', "pass"),
+        ("return seen.index_copy(0, samples, found)", "return seen"),
+        ("found = history if whole else history.index_select(0, samples)", "found = history[: len(samples)]"),
     ),
     *mutants(
         "implicitkit/solver/starts.py",

@@ -6,7 +6,7 @@ import scipy.linalg
 import torch
 
 import implicitkit as ik
-from implicitkit.solver.fixed_point import frugal
+from implicitkit.solver.fixed_point import attracting, frugal
 from implicitkit.solver.fixed_point.attracting import outward
 
 
@@ -162,14 +162,31 @@ def test_half_precision(dtype):
     assert found.value.dtype == dtype and (found.value > 0.95).all(), found
 
 
-def test_each_sample_is_looked_at_once(monkeypatch):
-    """What has been remembered of a sample is looked at when it ends, and not for every other that ends."""
+@pytest.mark.parametrize("large", [0, frugal._LARGE], ids=["when it ends", "in the end"])
+def test_each_sample_is_looked_at_once(monkeypatch, large):
+    """What has been remembered of a sample is looked at once, and not for every other that ends."""
     looked = []
-    monkeypatch.setattr(frugal, "outward", lambda history: looked.append(len(history)) or outward(history))
+    monkeypatch.setattr(frugal, "_LARGE", large)
+    for module in (frugal, attracting):
+        monkeypatch.setattr(module, "outward", lambda history: looked.append(len(history)) or outward(history))
     levels = torch.linspace(0.05, 0.95, 40, dtype=torch.float64).unsqueeze(1)
     found = ik.fixed_point(lambda z, a: a * torch.cos(z), torch.zeros(40, 4, dtype=torch.float64), levels, batch_dims=1)
     assert len(found.steps.unique()) > 3
-    assert sum(looked) <= 40
+    assert 20 < sum(looked) <= 40
+
+
+@pytest.mark.parametrize("large", [0, frugal._LARGE], ids=["when it ends", "in the end"])
+@pytest.mark.parametrize("in_dims", [None, 0])
+def test_what_ended_early_is_remembered(monkeypatch, large, in_dims):
+    """Samples that come to a repelling point while others go on, dropped or not, many steps after."""
+    monkeypatch.setattr(frugal, "_LARGE", large)
+    strengths = torch.tensor([0.0999, 0.3, 0.3, 0.3], dtype=torch.float64).unsqueeze(1)
+
+    def step(m, strength):
+        return torch.tanh(strength * m.sum(-1, keepdim=True).expand_as(m) + 0.01 + 0.02 * m**2)
+
+    found = ik.fixed_point(step, torch.zeros(4, 10, dtype=torch.float64), strengths, batch_dims=1, in_dims=in_dims)
+    assert (found.value[1:] > 0.99).all(), found.value[:, 0]
 
 
 @pytest.mark.parametrize("in_dims", [None, (0,)])

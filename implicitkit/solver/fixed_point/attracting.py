@@ -46,7 +46,8 @@ class Attracting(Solver):
     attracts where the spectral radius of ``J`` is below one, Ostrowski (1960).
 
     Args:
-        method: keeps what it knows of directions that the map stretches (``Outcome.kept["outward"]``).
+        method: keeps the differences that it remembers (``Outcome.kept["history"]``), or what
+            they say (``"outward"``).
         patience: steps that it may take.
 
     Raises:
@@ -68,7 +69,9 @@ class Attracting(Solver):
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         granted = self.patience if options.max_steps is None else min(self.patience, options.max_steps)
         outcome = self.method.run(f, z0, replace(options, max_steps=granted))
-        direction = outcome.kept.pop("outward", None)
+        history, direction = (outcome.kept.pop(name, None) for name in ("history", "outward"))
+        if history is not None:
+            direction = outward(history)
         if direction is None:
             return outcome
         doubtful = (outcome.status == int(Status.CONVERGED)) & (direction != 0).any(1)

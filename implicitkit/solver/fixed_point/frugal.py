@@ -18,6 +18,7 @@ __all__ = ["FrugalAnderson"]
 _WINDOW = 10  # steps between two looks
 _SOON = 2.0  # windows that it may still need in any case
 _ENOUGH = 0.5  # of what factors cost, to be spent before they are bought
+_LARGE = 1 << 15  # numbers in the state, above which differences are not kept beside those of the samples at work
 _SAMPLES = 8  # above which nobody asks: a factorisation each
 
 
@@ -48,11 +49,12 @@ class FrugalAnderson(Anderson):
             "before": None,
             "price": None,
             "working": f.active,
-            "outward": torch.zeros_like(z),
+            "seen": None,
+            "at_once": z.numel() >= _LARGE,
         }
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        state = state | {"outward": self._outward(state, f.active), "working": f.active}
+        state = state | {"seen": _seen(state, f.active), "working": f.active}
         z_next, after = super().step(f, z, state)
         after = after | {"taken": state["taken"] + f.taken}
         before, best, since = state["before"], f.best_norm, state["taken"] - state["looked"]
@@ -74,16 +76,23 @@ class FrugalAnderson(Anderson):
         return z_next, after
 
     def keep(self, state: dict[str, Any]) -> dict[str, Tensor]:
-        """``outward``: :func:`~implicitkit.solver.fixed_point.attracting.outward` of every sample when it ended."""
-        return {"outward": self._outward(state, None)}
+        """What every sample remembered when it ended, if anything: the differences, ``history``, or what they say
+        (:func:`~implicitkit.solver.fixed_point.attracting.outward`), where to keep them costs more."""
+        seen = _seen(state, torch.zeros_like(state["working"]))
+        return {} if seen is None else {"outward" if state["at_once"] else "history": seen}
 
-    def _outward(self, state: dict[str, Any], active: Tensor | None) -> Tensor:
-        """What is known of directions that the map stretches; of samples that have just ended, by what is remembered."""
-        found: Tensor = state["outward"]
-        ended = state["working"] if active is None else state["working"] & ~active
-        if state["history"] is None or not bool(ended.any()):
-            return found
-        if bool(ended.all()):
-            return outward(state["history"])
-        samples = ended.nonzero().squeeze(1)
-        return found.index_copy(0, samples, outward(state["history"].index_select(0, samples)))
+
+def _seen(state: dict[str, Any], active: Tensor) -> Tensor | None:
+    """What samples that have ended remembered then, before anybody writes over it."""
+    seen: Tensor | None = state["seen"]
+    history, ended = state["history"], state["working"] & ~active
+    if history is None or not bool(ended.any()):
+        return seen
+    whole = bool(ended.all())
+    samples = ended.nonzero().squeeze(1)
+    found = history if whole else history.index_select(0, samples)
+    found = outward(found) if state["at_once"] else found
+    if whole:
+        return found
+    seen = found.new_zeros(len(history), *found.shape[1:]) if seen is None else seen
+    return seen.index_copy(0, samples, found)
