@@ -74,7 +74,7 @@ class _Loop:
         last: the point before and its norm. steep: samples whose last step says that a zero is near.
         everything: results in full length, once rows have been dropped. whole: the judge of all samples.
         all_converged: every sample has, at the present points (which saves counting).
-        foreign: a method of somebody else, of which no step has been looked at.
+        own: a method of this library. foreign: one of somebody else, of which no step has been looked at.
     """
 
     def __init__(self, method: Steps, f: Evaluations, z0: Tensor, options: Options) -> None:
@@ -101,7 +101,8 @@ class _Loop:
         self.traces: list[Tensor] = []
         self.watched = options.watched
         self.step = self.rescues = 0
-        self.foreign = type(method).__module__.partition(".")[0] != "implicitkit"
+        self.own = type(method).__module__.partition(".")[0] == "implicitkit"
+        self.foreign = not self.own
         self.progress = Progress()
         self.tolerance, self.remark = self.norm, ""
 
@@ -120,7 +121,7 @@ class _Loop:
         )
         left, better = _count(running, improved)
         if better < self.at_work:  # what has improved is finite
-            if self.f.kind.iteration and self._comes_back():
+            if self.f.kind.iteration and self.own and self._comes_back():
                 return self.look()
             running.logical_and_(norm.lt(self.infinity))
             left = _count(running)[0]
@@ -138,7 +139,7 @@ class _Loop:
 
     def _comes_back(self) -> bool:
         """Samples that an accelerated step of an iteration has led out of the domain (a capital below zero, where the map
-        takes a power of it) take the plain step instead; is there one?"""
+        takes a power of it) take the plain step instead; is there one?  It would hide faults of other people's methods."""
         if self.last is None or self.rescues >= _RESCUES:
             return False
         lost = self.active.logical_and(~(self.norm < math.inf))

@@ -162,7 +162,7 @@ def _left(f: _Residual, z: Tensor, which: Tensor, least: float) -> Tensor:
         slope, back = ((in_working_precision(f.residual(z + s * direction)) - F) / s for s in (h, -h))
         left = (moved - eps * (slope + back)).abs()  # the slope of both sides: F is no straight line for h
         lifted = direction.abs().amax(1, keepdim=True) > 2 * mine.abs().amax(1, keepdim=True)
-        lifted = lifted | ((2 * eps * mine.abs() > _OWN * z.abs()) & (z != 0)).any(1, keepdim=True)
+        lifted = lifted | ((2 * eps * mine.abs() > max(_OWN, 8 * eps) * z.abs()) & (z != 0)).any(1, keepdim=True)
         if bool(lifted.any()):  # of other units than z, or than the rest of it: then what is left is smooth
             left = torch.where(lifted, torch.minimum(left, _rough(f, z, F, 2 * eps * direction)), left)
         left = torch.where((moved - h * slope).abs() <= 0.5 * moved.abs(), 0, left)  # as far away as near: a jump

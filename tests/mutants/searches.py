@@ -31,7 +31,7 @@ MUTANTS = [
         "implicitkit/solver/driver.py",
         VALLEYS,
         ("z = torch.where(self.active.unsqueeze(1), self.z, self.best)", "z = self.best"),
-        ("if self.f.kind.iteration and self._comes_back():", "if False:", DOMAIN),
+        ("if self.f.kind.iteration and self.own and self._comes_back():", "if False:", DOMAIN),
         ("lost.logical_and_((self.z != plain).any(1))", "pass", DOMAIN),
         ("self.z = torch.where(lost.unsqueeze(1), plain, self.z)", "self.z = plain", DOMAIN),
         ("if f.falling is not None or Progress.due(f, self.step):", "if Progress.due(f, self.step):"),

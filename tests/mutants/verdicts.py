@@ -24,7 +24,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/scales.py",
         "tests/mutants/test_survivors_verdicts.py -k unit_in_the_last_place",
-        ("> _OWN * z.abs()) & (z != 0)", "> 1e9 * z.abs()) & (z != 0)"),
+        ("> max(_OWN, 8 * eps) * z.abs()) & (z != 0)", "> 1e9 * z.abs()) & (z != 0)"),
     ),
     *mutants(
         "implicitkit/solver/probing.py",
