@@ -37,6 +37,12 @@ MUTANTS = [
         ("if f.falling is not None or Progress.due(f, self.step):", "if Progress.due(f, self.step):"),
     ),
     *mutants(
+        "implicitkit/system.py",
+        DOMAIN,
+        ("b.nan_to_num(0, 0, 0).abs().max()", "b.abs().max()"),
+        ("b.nan_to_num(0, 0, 0).abs().max()", "b.abs().nan_to_num(0).max()"),
+    ),
+    *mutants(
         "implicitkit/solver/minima.py",
         VALLEYS,
         ("return self.unbounded | (self.endless >= _PATIENCE)", "return self.unbounded"),

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import implicitkit as ik
+from implicitkit.system import _near
 
 D = torch.float64
 
@@ -45,6 +46,31 @@ def test_each_sample_by_itself():
     torch.testing.assert_close(found.value[::2], torch.full((2, 1), steady(0.25), dtype=D), rtol=1e-7, atol=0)
     alone = ik.fixed_point(growth, start[2:], saved[2:], batch_dims=1, solver="anderson")
     assert int(found.steps[2]) == int(alone.steps[0])  # nothing is done to it
+
+
+@pytest.mark.parametrize("in_dims", [None, 0])
+def test_in_the_first_step_after_samples_are_dropped(in_dims):
+    """What is NaN there is no sign that the remaining samples have other values; derivatives by the closed form."""
+    saved = torch.tensor([[0.25], [0.3], [0.2]], dtype=D, requires_grad=True)
+    start = torch.tensor([[0.1], [3.0], [1e-6]], dtype=D)
+    found = ik.fixed_point(growth, start, saved, batch_dims=1, in_dims=in_dims).value
+    (slope,) = torch.autograd.grad(found.sum(), saved)
+    torch.testing.assert_close(found, steady(saved), rtol=1e-7, atol=0)
+    torch.testing.assert_close(slope, (steady(saved) / (0.67 * saved)).detach(), rtol=1e-7, atol=0)
+
+
+def test_infinite_values_do_not_hide_others():
+    """Values of some samples are those of the whole batch: as near as the largest finite one says."""
+    inf, nan = torch.inf, torch.nan
+    for one, other, same in (
+        ([1.0, inf], [2.0, inf], False),
+        ([1.0, nan], [2.0, nan], False),
+        ([1.0, inf], [1.0, inf], True),
+        ([1.0, nan], [1.0, nan], True),
+        ([1.0, nan], [1.0, 1.0], False),
+        ([inf, nan], [inf, nan], True),
+    ):
+        assert _near(torch.tensor(one), torch.tensor(other)) is same, (one, other)
 
 
 def test_a_map_that_leaves_its_domain_is_said_to():
