@@ -304,7 +304,7 @@ def _of_fewer(whole: System, left: int, before: tuple[Kernel, Sequence[Tensor], 
 
 
 def _near(a: Tensor, b: Tensor) -> bool:  # of the largest finite number: a trial point may have NaN, or Inf
-    return torch.allclose(a.detach(), b, rtol=1e-3, atol=1e-3 * float(b.nan_to_num(0, 0, 0).abs().max()), equal_nan=True)
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(b.nan_to_num(0, 0, 0).abs().max()), equal_nan=True)
 
 
 def _under(context: Callable[[], Any], function: Kernel) -> Kernel:
