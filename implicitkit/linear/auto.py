@@ -19,7 +19,7 @@ from implicitkit.linear.direct import MANY
 from implicitkit.linear.frugal import Frugal
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lu import LU
-from implicitkit.linear.price import price_of_dense
+from implicitkit.linear.price import price_of_dense, width_of
 from implicitkit.linear.sparse import is_near, solve_with
 
 __all__ = ["Auto"]
@@ -129,7 +129,7 @@ class Auto(LinearSolver):
     @staticmethod
     def _dense_price(A: Operator, alike: int = 1) -> float:
         """How many products dense factors cost, where so many samples have one matrix."""
-        return price_of_dense(A.batch, A.size, A.weight, alike, _wide(A)).factors
+        return price_of_dense(A.batch, A.size, A.weight, alike, width_of(A)).factors
 
     @staticmethod
     def _has_few_colours(A: Operator) -> bool:
@@ -159,13 +159,6 @@ class Auto(LinearSolver):
         return (
             progress if progress.done else progress.add(GMRES().solve_many(A, progress.open_part(), **limits))
         ).answer()
-
-
-def _wide(A: Operator) -> float:
-    """Numbers that a product goes through beyond as many as the state has at each node of its graph: a sum over many more
-    rows than unknowns.  They cost as much in each of the products that show a matrix."""
-    nodes, numbers, _ = A.graph() or (0, 0, 0)
-    return max(0.0, float(numbers - nodes * A.batch * A.size))
 
 
 def _nearby(A: Operator, b: Tensor, *, rtol: float, atol: float) -> LinearSolution:

@@ -17,7 +17,18 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-__all__ = ["CALL", "Price", "Work", "price_of", "price_of_dense", "price_of_dense_fit", "price_of_sparse_fit"]
+from implicitkit.foundation.operators import Operator
+
+__all__ = [
+    "CALL",
+    "Price",
+    "Work",
+    "price_of",
+    "price_of_dense",
+    "price_of_dense_fit",
+    "price_of_sparse_fit",
+    "width_of",
+]
 
 CALL = 6000.0  # numbers whose product takes as long as the call itself
 _WEIGHT = 0.015  # of a number of the state, for one of the parameters
@@ -113,6 +124,13 @@ def price_of_dense(batch: int, size: int, weight: int = 0, alike: int = 1, wide:
     factored = batch / alike * (_SMALL + _DENSE * size**3 / (1 + size / _BLOCKED))
     product = CALL + numbers + _WEIGHT * touched + _TOUCHED * wide
     return Price(size, (found + factored) / (product + _KRYLOV + _BASIS * numbers))
+
+
+def width_of(A: Operator) -> float:
+    """Numbers that a product goes through beyond as many as the state has at each node of its graph: a sum over many more
+    rows than unknowns.  They cost as much in each of the products that show a matrix."""
+    nodes, numbers, _ = A.graph() or (0, 0, 0)
+    return max(0.0, float(numbers - nodes * A.batch * A.size))
 
 
 class Work(NamedTuple):

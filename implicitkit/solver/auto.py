@@ -31,7 +31,7 @@ _DENSE_AT_ALL = 4096  # ... up to which it is the last resort
 _DENSE_NUMBERS = 1 << 25  # numbers in all Jacobians of the batch, at most
 _MOST_NUMBERS = 1 << 27  # ... for Newton's method alone, that gives way to products where these do
 _SHARED_NUMBERS = 1 << 30  # ... where they are one
-_NEWTON = 32  # unknowns a sample up to which minimisation begins with dense Hessians
+_FEW = 32  # unknowns a sample up to which a fit under a loss that is not modelled leaves slow steps early
 
 
 def _stage(
@@ -92,8 +92,12 @@ _VALLEY = (
     _stage("newton_cg", max_steps=500),
 )
 _MINIMISE = (_stage("lbfgs", max_steps=500), *_VALLEY)
-#: Few unknowns: Newton's steps where they pay, and L-BFGS from where they no longer do.
-_MINIMISE_FEW = (Stage(ConvexNewton(), max_steps=50), _stage("lbfgs", max_steps=500, scale=None), *_VALLEY)
+#: Newton's steps where they pay, and L-BFGS from where they no longer do.
+_MINIMISE_CONVEX = (
+    Stage(ConvexNewton(), max_steps=50, scale=None),
+    _stage("lbfgs", max_steps=500, scale=None),
+    *_VALLEY,
+)
 #: Where the Hessian is sparse, its products do more than gradients, and so does a factorisation a step where these would be
 #: too many.
 _SPARSE_MINIMISE = (
@@ -126,10 +130,10 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     from where it is slow and sparse factors are cheap Newton's method, from where it gets nowhere the plain iteration, then
     like equations.  Steady states: first along the
     flow, since Newton steps do not care for its direction and often end in a state that the flow leaves.
-    Minimisation: up to 32 unknowns Newton steps, while the Hessian is positive definite and they pay
-    (:class:`~implicitkit.solver.minimise.convex_newton.ConvexNewton`), of 128 and more Newton's in a trust region, where the
-    Hessian has a sparsity pattern, by its products and, where these would cost more, its factors; then L-BFGS, then Newton
-    with conjugate gradients in a trust region.
+    Minimisation: of 128 unknowns and more first Newton steps in a trust region, where the Hessian has a sparsity pattern, by
+    its products and, where these would cost more, its factors; up to 1,024 unknowns Newton steps while the Hessian is
+    positive definite and they pay (:class:`~implicitkit.solver.minimise.convex_newton.ConvexNewton`); then L-BFGS, then
+    Newton with conjugate gradients in a trust region.
     Least squares: Levenberg-Marquardt first, at every size; by conjugate gradients while these cost less than factors
     (:class:`~implicitkit.solver.least_squares.frugal.FrugalLevenbergMarquardt`), and else whether its Jacobian is sparse,
     dense or never formed is for the method to say.
@@ -138,9 +142,8 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     affordable = batch * size * size <= _DENSE_NUMBERS
     if kind.minimisation:
         if not kind.of_residuals:
-            if size <= _NEWTON and affordable:
-                return _MINIMISE_FEW
-            return _SPARSE_MINIMISE if size >= SMALLEST else _MINIMISE
+            first = _SPARSE_MINIMISE[:1] if size >= SMALLEST else ()
+            return (*first, *(_MINIMISE_CONVEX if size <= _DENSE and affordable else _MINIMISE))
         return _FIT
     equations: tuple[Stage, ...]
     if size <= _DENSE and affordable:
@@ -193,6 +196,6 @@ def choose(problem: Problem, batch: int, size: int) -> Any:
         return get_solver(problem.kind.solver)
     if isinstance(problem, ConstrainedMinimisation):
         return Polyalgorithm(_program_stages(problem, batch))
-    if isinstance(problem, LeastSquares) and not problem.loss_is_modelled and size <= _NEWTON:
+    if isinstance(problem, LeastSquares) and not problem.loss_is_modelled and size <= _FEW:
         return Polyalgorithm(_ROBUST_FEW)
     return Polyalgorithm(stages(problem.kind, batch, size))

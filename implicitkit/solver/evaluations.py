@@ -10,7 +10,7 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, graph
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.price import price_of_dense
+from implicitkit.linear.price import price_of_dense, width_of
 from implicitkit.linear.sparse_form import confirmed, confirmed_bordered, sparse_blocks
 from implicitkit.problem.selection import selection
 from implicitkit.sparsity.known import SMALLEST
@@ -153,10 +153,13 @@ class Evaluations:
         price = self.price_of_sparse(z)
         return self.price_of_dense(z) if price is None else price
 
-    def price_of_dense(self, z: Tensor, alike: int = 1) -> float:
-        """The same of dense factors, where so many samples have one matrix."""
-        weight = sum(t.numel() for t in self.theta) // max(1, self.system.batch)
-        return price_of_dense(len(z), z.shape[1], weight, alike).factors
+    def price_of_dense(self, z: Tensor, alike: int = 1, A: Operator | None = None) -> float:
+        """The same of dense factors, where so many samples have one matrix; ``A``: what is known of its products."""
+        weight, wide = (
+            sum(t.numel() for t in self.theta) // max(1, self.system.batch),
+            0.0 if A is None else width_of(A),
+        )
+        return price_of_dense(len(z), z.shape[1], weight, alike, wide).factors
 
     def price_of_sparse(self, z: Tensor) -> float | None:
         """The same of sparse factors; ``None`` where there is no pattern."""

@@ -13,6 +13,7 @@ from implicitkit.foundation.autodiff import lacks_second_derivative
 from implicitkit.manifold import SO3
 from implicitkit.problem.robust import LOSSES
 from implicitkit.solver import probing
+from implicitkit.solver.minimise import convex_newton
 from implicitkit.sparsity.known import SMALLEST
 
 F64 = torch.float64
@@ -157,27 +158,79 @@ def test_one_step_that_overshoots_is_shortened(n: int) -> None:
     torch.testing.assert_close(s.value, want.value, rtol=0, atol=1e-8)
 
 
-def test_dear_hessians_are_not_formed_where_the_objective_is_not_as_its_model() -> None:
-    """Those of 256 samples of 30 unknowns: three products and two evaluations later L-BFGS goes on, and nobody asks whether
-    the start may be a minimum."""
+def refused(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a dense Hessian has been factored")
+
+
+def test_dear_hessians_are_not_formed_where_products_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 256 samples of 30 unknowns: a step takes a few products by conjugate gradients, and overshoots at first."""
     x, start = torch.linspace(0.5, 1.5, 30, dtype=F64).expand(256, 30), torch.zeros(256, 30, dtype=F64)
-    s, want = (ik.argmin(energy, start, (x,), batch_dims=1, solver=name) for name in ("auto", "lbfgs"))
+    want = ik.argmin(energy, start, (x,), batch_dims=1, solver="lbfgs")
+    monkeypatch.setattr(convex_newton, "cholesky_batched", refused)
+    s = ik.argmin(energy, start, (x,), batch_dims=1)
+    assert s.solver == "auto (newton)" and int(s.evaluations) < int(want.evaluations)
+    torch.testing.assert_close(s.value, want.value, rtol=0, atol=1e-8)
+
+
+def test_dear_hessians_are_not_formed_where_the_objective_is_not_convex(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first product shows it: L-BFGS goes on, and nobody asks whether the start may be a minimum."""
+    monkeypatch.setattr(convex_newton, "cholesky_batched", refused)
+    x, start = torch.linspace(0.5, 1.5, 30, dtype=F64).expand(256, 30), torch.full((256, 30), 0.1, dtype=F64)
+    wells = lambda z, x: ((z.square() - x) ** 2).sum(-1)  # noqa: E731
+    s, want = (ik.argmin(wells, start, (x,), batch_dims=1, solver=name) for name in ("auto", "lbfgs"))
     assert s.solver == "auto (lbfgs)" and int(s.evaluations) <= int(want.evaluations) + 5
+    torch.testing.assert_close(s.value, x.sqrt(), rtol=0, atol=1e-8)
 
 
-def test_dear_hessians_are_formed_where_a_sample_is_as_its_model() -> None:
-    """Every other sample is quadratic, and takes one step; the rest go on otherwise."""
+def test_dear_hessians_are_formed_where_products_do_not() -> None:
+    """Of a condition of a million: conjugate gradients would take as many products as there are unknowns, or more."""
     x, start = torch.linspace(0.5, 1.5, 30, dtype=F64).expand(256, 30), torch.zeros(256, 30, dtype=F64)
-    quartic = 20.0 * (torch.arange(256, dtype=F64) % 2)
-    f = lambda z, x, c: (2 * z.square() + c.unsqueeze(1) * z**4 - z * z.roll(1, -1) - x * z).sum(-1)  # noqa: E731
-    s = ik.argmin(f, start, (x, quartic), batch_dims=1)
-    steps = s.steps.view(128, 2)
-    assert s.solver == "auto (newton, lbfgs)" and bool((steps[:, 0] == 1).all() and (steps[:, 1] > 5).all()), s.steps
+    scale = torch.logspace(0, 6, 30, dtype=F64)
+    f = lambda z, x: (scale * (z - x).square() + (z - x) ** 4).sum(-1)  # noqa: E731
+    s = ik.argmin(f, start, (x,), batch_dims=1)
+    assert s.solver == "auto (newton)" and int(s.steps.max()) <= 15 and int(s.evaluations) <= 60
+    torch.testing.assert_close(s.value, x, rtol=0, atol=1e-7)
+
+
+def _total_variation(u: Tensor, x: Tensor) -> Tensor:
+    """Convex, and nearly not smooth: a long damped phase."""
+    return 0.5 * (u - x).square().sum() + 0.3 * ((u[1:] - u[:-1]).square() + 1e-4).sqrt().sum()
+
+
+def _logistic(w: Tensor, x: Tensor) -> Tensor:
+    """Of features whose sizes differ a hundredfold."""
+    i, j = torch.arange(400, dtype=F64), torch.arange(len(x), dtype=F64)
+    X = torch.sin(1 + 7.3 * i.unsqueeze(1) * (1 + j).sqrt()) * torch.logspace(0, -2, len(x), dtype=F64)
+    margin = X @ w
+    return torch.nn.functional.softplus(margin).mean() - ((X @ x > 0) * margin).mean() + 1e-6 * w.square().sum()
+
+
+def _geodesic(u: Tensor, x: Tensor) -> Tensor:
+    """The shortest graph over a line."""
+    p = torch.cat([u.new_zeros(1), u + 0 * x, u.new_ones(1)])
+    return (1 / len(p) ** 2 + (p[1:] - p[:-1]).square()).sqrt().sum()
+
+
+def _quadratic(u: Tensor, x: Tensor) -> Tensor:
+    return 0.5 * (torch.logspace(0, 6, len(u), dtype=F64) * u.square()).sum() - (x * u).sum()
+
+
+@pytest.mark.parametrize("n", [40, 60, 120])
+@pytest.mark.parametrize("objective", [_total_variation, _logistic, _geodesic, _quadratic])
+def test_convex_objectives_of_some_unknowns_take_newton_steps(objective: Any, n: int) -> None:
+    """Less than half of the evaluations of L-BFGS, with the same end."""
+    t = torch.linspace(0, 1, n, dtype=F64)
+    x = (t > 0.5).double() + 0.1 * torch.sin(60 * t)
+    s = ik.argmin(objective, t**3, (x,))
+    other = ik.argmin(objective, t**3, (x,), solver="lbfgs", on_failure="ignore", max_steps=300)
+    assert s.solver == "auto (newton)" and 2 * int(s.evaluations) < int(other.evaluations)
+    assert float(objective(s.value, x)) <= float(objective(other.value, x)) + 1e-12
 
 
 def test_a_curved_valley_is_left_to_others() -> None:
-    """Two halved steps in a row along it leave more than half of the gradient."""
-    valley = lambda z: 100 * (z[1] - z[0] ** 2) ** 2 + (1 - z[0]) ** 2  # noqa: E731
-    s = ik.argmin(valley, torch.tensor([-1.2, 1.0], dtype=F64))
-    torch.testing.assert_close(s.value, torch.ones(2, dtype=F64))
-    assert s.solver == "auto (lbfgs)"
+    """Steps along it leave more than half of the gradient each, and there are many."""
+    valley = lambda z: (100 * (z[1:] - z[:-1] ** 2) ** 2 + (1 - z[:-1]) ** 2).sum()  # noqa: E731
+    start = torch.full((100,), -1.0, dtype=F64)
+    s, want = (ik.argmin(valley, start, solver=name) for name in ("auto", "lbfgs"))
+    torch.testing.assert_close(s.value, torch.ones(100, dtype=F64))
+    assert s.solver != "auto (newton)" and int(s.evaluations) < 1.2 * int(want.evaluations)

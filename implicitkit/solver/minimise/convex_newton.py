@@ -1,4 +1,4 @@
-"""Newton's steps on an objective of few unknowns, for as long as it looks convex and they pay."""
+"""Newton's steps on an objective, for as long as it looks convex and they pay."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from implicitkit.solver.steps.line_search import backtrack
 
 __all__ = ["ConvexNewton"]
 
-_PAYS = 0.5  # of |g| that a step may leave
-_CHEAP = 5.0  # products that factors may cost (implicitkit.linear.price) for one step that leaves more to be forgiven
-_PRODUCTS, _NEAR = (
-    3,
-    0.1,
-)  # of the step that is tried before dear Hessians, and what they may leave of its model's gradient
+_PAYS = 0.5  # of |g| that a step may leave, if it is not to be forgiven
+_FORGIVEN = 40.0  # products that such steps in a row may cost
+_WORTH = 7.0  # products that factors must cost for conjugate gradients to be tried
+_TARGET = 0.1  # of |g| that these may leave of the model's
+_FAR = 1e6  # steps as long as that, by max(|z|, 1), are none of a convex model
 _HALVINGS = 10  # of a step
 _SINGULAR = 1e3  # units of rounding: a pivot of that size beside the largest is none
 
@@ -32,14 +31,18 @@ _SINGULAR = 1e3  # units of rounding: a pivot of that size beside the largest is
 class ConvexNewton(Method):
     r"""``z <- z - H^{-1} g`` by a dense Cholesky factor, sample by sample; a quadratic takes one step.
 
-    A step is halved until it lowers the objective as the slope promises (Armijo 1966).  A sample is given up (status
-    ``STALLED``) as soon as its Hessian is not positive definite beyond rounding, ten halvings are not enough, or a step
-    leaves more than half of its gradient, where Hessians are cheap the second in a row: other methods go on from there.  So
-    is every sample of an objective that has no second derivative.  Where they are dear, a step by three products with the
-    first tells beforehand whether the objective of any sample is as its model says.
+    Where factors cost more than seven products (:mod:`implicitkit.linear.price`) by conjugate gradients, to ``|H d + g| <=
+    min(0.1, sqrt(|g| / |g_0|)) |g|``, until a step has taken as many products as factors cost, or would at the rate of its
+    first few; then by factors.
 
-    An evaluation or a few and ``n`` Hessian products (in one batched call) a step, ``O(batch n^3)`` work.  Source: Boyd &
-    Vandenberghe (2004), *Convex Optimization*, section 9.5.
+    A step is halved until it lowers the objective as the slope promises (Armijo 1966).  A sample is given up (status
+    ``STALLED``) as soon as its Hessian is not positive definite beyond rounding, ten halvings are not enough, or steps that
+    cost as much as forty products have each left more than half of the gradient, one after another: the damped phase of a
+    convex objective ends, a curved valley does not.  Other methods go on from there.  So is every sample of an objective
+    that has no second derivative.
+
+    An evaluation or a few and at most ``n`` Hessian products (in one batched call) a step, ``O(batch n^3)`` work.  Source:
+    Boyd & Vandenberghe (2004), *Convex Optimization*, section 9.5; Nocedal & Wright (2006), algorithm 7.1, for the products.
     """
 
     name: ClassVar[str] = "newton"
@@ -49,42 +52,49 @@ class ConvexNewton(Method):
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         idle = torch.zeros_like(f.active, dtype=torch.int64)
-        return {"idle": idle, "cheap": f.price(z) <= _CHEAP, "first": True}
+        return {"idle": idle, "price": None, "frugal": True, "first": torch.linalg.vector_norm(f(z), dim=1)}
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         g, norm = f(z), f.norm
         try:
             A = f.linearize(z)
-            tried = state["cheap"] or not state["first"] or bool(_is_as_its_model(f, A, z, g).any())
-            H = A.dense() if tried else None
+            price = state["price"] or f.price_of_dense(z, A=A)
+            frugal = state["frugal"] and price >= _WORTH
+            found = _by_products(f, A, z, g, state["first"], price) if frugal else None
+            d, convex = _by_factors(A.dense(), g) if found is None else found
         except RuntimeError as error:
             if not autodiff.lacks_second_derivative(error):
                 raise
-            H = None
-        if H is None:
             f.stuck = torch.ones_like(f.active)
             return z, state
-        H = H if H.dtype in (torch.float32, torch.float64) else H.float()
-        L, convex = cholesky_batched(H)
-        low, high = L.diagonal(dim1=1, dim2=2).aminmax(dim=1)
-        convex = convex & ((low / high).square() > _SINGULAR * torch.finfo(L.dtype).eps)
         if not bool((convex & f.active).any()):
             f.stuck = f.active
             return z, state
-        d = -torch.cholesky_solve(g.to(L.dtype).unsqueeze(2), L).squeeze(2).to(z.dtype)
         d = d if bool(convex.all()) else torch.where(convex.unsqueeze(1), d, 0)
         search = backtrack(f, z, d, _HALVINGS)
         pays = torch.linalg.vector_norm(f(search.z), dim=1) <= _PAYS * norm
         idle = torch.where(pays, 0, state["idle"] + 1)
-        good = convex & search.found & (idle <= int(state["cheap"]))
+        good = convex & search.found & (idle <= int(_FORGIVEN / (price if found is None else _WORTH)))
         f.stuck = f.active & ~good
-        return search.z, state | {"idle": idle, "first": False}
+        return search.z, state | {"idle": idle, "price": price, "frugal": found is not None}
 
 
-def _is_as_its_model(f: Evaluations, A: Operator, z: Tensor, g: Tensor) -> Tensor:
-    """Where a step by a few products, ``A p`` near ``-g``, leaves a gradient that differs from ``g + A p`` by no more than
-    the full step may leave, ``(batch,)``: the full one, which is longer, would leave as much or more."""
+def _by_factors(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """``-H^{-1} g``, and whether ``H`` is positive definite beyond rounding, ``(batch,)``."""
+    H = H if H.dtype in (torch.float32, torch.float64) else H.float()
+    L, convex = cholesky_batched(H)
+    low, high = L.diagonal(dim1=1, dim2=2).aminmax(dim=1)
+    convex = convex & ((low / high).square() > _SINGULAR * torch.finfo(L.dtype).eps)
+    return -torch.cholesky_solve(g.to(L.dtype).unsqueeze(2), L).squeeze(2).to(g.dtype), convex
+
+
+def _by_products(
+    f: Evaluations, A: Operator, z: Tensor, g: Tensor, first: Tensor, price: float
+) -> tuple[Tensor, Tensor] | None:
+    """The same by conjugate gradients, as far as a step needs it, where factors cost more than their products; ``None``:
+    where these do."""
     norm = torch.linalg.vector_norm(g, dim=1)
-    p, promised = steihaug(A, g, torch.full_like(norm, torch.inf), _NEAR * norm, ~f.active, _PRODUCTS)
-    left = torch.linalg.vector_norm(f(z + p) - g - A.mv(p), dim=1)
-    return f.active & (promised > 0) & (left <= _PAYS * norm)
+    far = _FAR * torch.linalg.vector_norm(z, dim=1).clamp_min(1)
+    target = norm * (norm / first).sqrt().clamp_max(_TARGET)
+    found = steihaug(A, g, far, target, ~f.active, z.shape[1], price)
+    return None if found is None else (found[0], torch.linalg.vector_norm(found[0], dim=1) < 0.5 * far)
