@@ -22,13 +22,13 @@ ROTATIONS = "tests/peers/test_peer_theseus_pypose.py -k 'mean_of_rotations'"
 MUTANTS = [
     *mutants(
         "implicitkit/solver/minimise/convex_newton.py",
-        FEW + " -k 'quadratic or derivative or overshoots or hessian or dear or shortened or valley or convex'",
+        FEW
+        + " -k 'quadratic or derivative or overshoots or hessian or dear or shortened or valley or convex or forgiven'",
         ("return -torch.cholesky_solve(", "return -0.5 * torch.cholesky_solve("),
         ("            if not autodiff.lacks_second_derivative(error):\n                raise\n", ""),
         ("good = convex & search.found & (idle <= ", "good = convex & search.found & (idle <= 99 + "),
         ("_FORGIVEN = 40.0", "_FORGIVEN = 1.0"),
         ("(price if found is None else _WORTH)", "price"),
-        ('state["frugal"] and price >= _WORTH', "True"),
         ('state["frugal"] and price >= _WORTH', "False"),
         ("torch.linalg.vector_norm(found[0], dim=1) < 0.5 * far", "torch.ones_like(f.active)"),
         ("clamp_max(_TARGET)", "clamp_max(0.9)"),

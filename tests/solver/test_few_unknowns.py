@@ -227,6 +227,27 @@ def test_convex_objectives_of_some_unknowns_take_newton_steps(objective: Any, n:
     assert float(objective(s.value, x)) <= float(objective(other.value, x)) + 1e-12
 
 
+def test_a_step_by_products_is_forgiven_as_often_as_products_cost_little() -> None:
+    """The first steps of these overshoot; a few products for each are no reason to go over to L-BFGS, nor are steps taken
+    so exactly that they cost more evaluations than they save."""
+    i, n, batch = torch.arange(3600.0, dtype=F64).view(60, 60), 60, 64
+    Q = torch.sin(1 + 1.7 * i)
+    Q, b = Q @ Q.mT / n + 0.1 * torch.eye(n, dtype=F64), torch.cos(2.3 * torch.arange(batch * n * 1.0, dtype=F64))
+    f = lambda u, b: (0.5 * u * (u @ Q) - b * u + 0.1 * u**4).sum(-1)  # noqa: E731
+    s = ik.argmin(f, torch.zeros(batch, n, dtype=F64), (b.view(batch, n),), batch_dims=1)
+    assert s.solver == "auto (newton)" and int(s.evaluations) <= 55, s
+
+
+def test_dear_steps_of_a_long_damped_phase_are_left() -> None:
+    """Of 600 unknowns without a pattern: one that leaves more than half of the gradient is the last."""
+    n = 600
+    turn, t = torch.linalg.qr(torch.randn(n, n, generator=G, dtype=F64))[0], torch.linspace(0, 1, n, dtype=F64)
+    x = (t > 0.5).double() + 0.1 * torch.sin(60 * t)
+    rough = lambda v: ((turn @ v)[1:] - (turn @ v)[:-1]).square()  # noqa: E731
+    f = lambda v: 0.5 * (turn @ v - x).square().sum() + 0.3 * (rough(v) + 1e-6).sqrt().sum()  # noqa: E731
+    assert ik.argmin(f, torch.zeros(n, dtype=F64)).solver == "auto (lbfgs)"
+
+
 def test_a_curved_valley_is_left_to_others() -> None:
     """Steps along it leave more than half of the gradient each, and there are many."""
     valley = lambda z: (100 * (z[1:] - z[:-1] ** 2) ** 2 + (1 - z[:-1]) ** 2).sum()  # noqa: E731
