@@ -1,8 +1,8 @@
 """Trial points where the user's function fails instead of returning NaN.
 
 ``torch.linalg.cholesky`` raises outside the positive definite matrices, ``inv`` and ``solve`` at singular ones, ``eigh`` of
-numbers that are not finite: a step that leads there is a trial like one into the domain of ``log`` from which NaN comes back,
-and is shortened like it.  At the start, where nothing is known yet, the error is the user's.
+numbers that are not finite: a step that leads there is a trial like one out of the domain of ``log``, from where NaN comes
+back, and is shortened like it.  At the start, where nothing is known yet, the error is the user's.
 """
 
 from __future__ import annotations
