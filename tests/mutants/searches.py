@@ -16,6 +16,16 @@ VALLEYS = "tests/solver/test_long_valleys.py -m 'not slow'"
 
 MUTANTS = [
     *mutants(
+        "implicitkit/problem/initial_value.py",
+        "tests/problem/test_initial_value.py -k fail_in_words",
+        ("or compat.batches_in_front(followed)[1] or", "or"),
+    ),
+    *mutants(
+        "implicitkit/problem/crossing.py",
+        "tests/problem/test_initial_value.py -k another_dtype",
+        ("low = low + width * first.to(low.dtype)", "low = low + width * first"),
+    ),
+    *mutants(
         "implicitkit/solver/outside.py",
         "tests/solver/test_failing_trials.py -k 'which_samples or fails_by_itself or (cholesky and auto)'",
         ("if known is None or len(known) != len(z):", "if True:"),

@@ -68,12 +68,10 @@ def test_constrained():
 
 def test_roots():
     """``inv(X) = S`` from where Newton's first step leaves the definite matrices."""
-    residual = lambda z, s: (
-        torch.cholesky_inverse(torch.linalg.cholesky(symmetric(z)))[ROWS, COLUMNS]
-        - (  # noqa: E731
-            s * DATA[ROWS, COLUMNS]
-        )
-    )
+
+    def residual(z, s):
+        return (torch.cholesky_inverse(torch.linalg.cholesky(symmetric(z))) - s * DATA)[ROWS, COLUMNS]
+
     s = torch.tensor(1.3, dtype=D)
     found = ik.root(residual, start(size=3.0), (s,)).value
     torch.testing.assert_close(found, closed_form(s), rtol=1e-7, atol=1e-7)
