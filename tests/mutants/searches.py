@@ -16,6 +16,18 @@ VALLEYS = "tests/solver/test_long_valleys.py -m 'not slow'"
 
 MUTANTS = [
     *mutants(
+        "implicitkit/solver/constrained/multipliers.py",
+        "tests/core/test_programs_by_others.py",
+        ("torch.where(model.one_sided, size.unsqueeze(1) * at.constraints, 0)", "0 * at.constraints"),
+        ("J = at.jacobian * free.unsqueeze(1)", "J = at.jacobian"),
+        ("b = torch.cat([-at.slope * free,", "b = torch.cat([at.slope * free,"),
+    ),
+    *mutants(
+        "implicitkit/solver/user_solver.py",
+        "tests/core/test_programs_by_others.py",
+        ("z = with_multipliers(f, z)", "z = torch.cat([z, 0 * z0[:, layout.size :]], 1)"),
+    ),
+    *mutants(
         "implicitkit/problem/initial_value.py",
         "tests/problem/test_initial_value.py -k fail_in_words",
         ("or compat.batches_in_front(followed)[1] or", "or"),
