@@ -68,7 +68,7 @@ def test_the_same_map(name):
     """``natural`` is ``z - prox(z - slope)`` where nothing is lost, in value and derivative."""
     generator = torch.Generator().manual_seed(5)
     z, g = (3 * torch.randn(200, 4, dtype=torch.float64, generator=generator) for _ in range(2))
-    (which,) = TERMS[name][0](1.0, 1.0).values()
+    (which,) = TERMS[name][0](1.0, 0.6).values()  # weights other than one
     if isinstance(which, tuple):
         which = ik.project.box(*which)
     image = which if isinstance(which, ik.project.box) else lambda v: which(v, 1.0)
