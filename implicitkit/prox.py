@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import trees
+from implicitkit.foundation.held import held
 from implicitkit.foundation.options import Configured, check_options, not_negative, or_tensor, positive
 from implicitkit.sets.base import check_point, length
 from implicitkit.sets.groups import ByRow
@@ -77,16 +78,29 @@ class Prox(Configured):
         raise NotImplementedError(f"{type(self).__name__} has no apply method")
 
 
+class _Separate(Prox):
+    """A term of single numbers; a subclass defines :meth:`gap` besides, its natural map without cancellation."""
+
+    separable: ClassVar[bool] = True
+
+    def natural(self, z: Any, slope: Any) -> Any:
+        """``z - prox(z - slope, 1)`` of a tensor, or of each leaf of a pytree."""
+        return trees.tree_map(self.gap, z, slope)
+
+    def gap(self, z: Tensor, g: Tensor) -> Tensor:
+        """``z - prox(z - g, 1)`` of one tensor."""
+        raise NotImplementedError
+
+
 def _soft(v: Tensor, threshold: Tensor) -> Tensor:
     return v.sign() * (v.abs() - threshold).clamp_min(0)
 
 
 @dataclass(frozen=True)
-class l1(Prox):
+class l1(_Separate):
     """``weight |x|_1``: soft thresholding, ``sign(v) max(|v| - t weight, 0)``."""
 
     weight: Any = 1.0
-    separable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_options(self, weight=or_tensor(not_negative()))
@@ -94,13 +108,15 @@ class l1(Prox):
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         return _soft(v, t * self.weight)
 
+    def gap(self, z: Tensor, g: Tensor) -> Tensor:
+        return held(z, g - self.weight, g + self.weight)
+
 
 @dataclass(frozen=True)
-class ridge(Prox):
+class ridge(_Separate):
     """``weight |x|^2 / 2``: ``v / (1 + t weight)``."""
 
     weight: Any = 1.0
-    separable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_options(self, weight=or_tensor(not_negative()))
@@ -108,14 +124,16 @@ class ridge(Prox):
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         return v / (1 + t * self.weight)
 
+    def gap(self, z: Tensor, g: Tensor) -> Tensor:
+        return (self.weight * z + g) / (1 + self.weight)
+
 
 @dataclass(frozen=True)
-class elastic_net(Prox):
+class elastic_net(_Separate):
     """``l1 |x|_1 + l2 |x|^2 / 2``: soft thresholding, then ``/ (1 + t l2)``."""
 
     l1: Any = 1.0
     l2: Any = 1.0
-    separable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_options(self, l1=or_tensor(not_negative()), l2=or_tensor(not_negative()))
@@ -123,13 +141,15 @@ class elastic_net(Prox):
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         return _soft(v, t * self.l1) / (1 + t * self.l2)
 
+    def gap(self, z: Tensor, g: Tensor) -> Tensor:
+        return (self.l2 * z + held(z, g - self.l1, g + self.l1)) / (1 + self.l2)
+
 
 @dataclass(frozen=True)
-class nonnegative(Prox):
+class nonnegative(_Separate):
     """``weight sum x`` on ``x >= 0`` (with weight 0 the indicator): ``max(v - t weight, 0)``."""
 
     weight: Any = 0.0
-    separable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_options(self, weight=or_tensor(not_negative()))
@@ -137,22 +157,27 @@ class nonnegative(Prox):
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         return (v - t * self.weight).clamp_min(0)
 
+    def gap(self, z: Tensor, g: Tensor) -> Tensor:
+        return held(g + self.weight, None, z)
+
 
 @dataclass(frozen=True)
-class nonnegative_ridge(Prox):
+class nonnegative_ridge(_Separate):
     """``weight |x|^2 / 2`` on ``x >= 0``: ``max(v, 0) / (1 + t weight)``.
 
     ik.prox.nonnegative_ridge(1.0)(torch.tensor([2.0, -1.0]))  # [1.0, 0.0]
     """
 
     weight: Any = 1.0
-    separable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_options(self, weight=or_tensor(not_negative()))
 
     def apply(self, v: Tensor, t: Tensor) -> Tensor:
         return v.clamp_min(0) / (1 + t * self.weight)
+
+    def gap(self, z: Tensor, g: Tensor) -> Tensor:
+        return (self.weight * z + held(g, None, z)) / (1 + self.weight)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, trees
+from implicitkit.foundation.held import held
 from implicitkit.foundation.options import check_call
 from implicitkit.foundation.trees import Layout
 from implicitkit.foundation.wording import kind_of
@@ -142,7 +143,7 @@ class Argmin(Problem):
         if self.prox is not None:
             return self.prox
         if self.project is not None:
-            return Projected(self.project)
+            return (Separately if hasattr(self.project, "natural") else Projected)(self.project)
         if self.bounds is not None:
             bounded = Bounded(
                 *(_like(bound, z0, name) for bound, name in zip(self.bounds, ("lower", "upper"), strict=True))
@@ -169,6 +170,14 @@ class Projected:
 
     def __call__(self, z: Any, step: Tensor) -> Any:
         return self.project(z)
+
+
+@dataclass(frozen=True)
+class Separately(Projected):
+    """One that has its natural map in a form without cancellation."""
+
+    def natural(self, z: Any, slope: Any) -> Any:
+        return self.project.natural(z, slope)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -206,6 +215,18 @@ class Bounded:
                 leaf = leaf.clamp_max(upper) if not isinstance(upper, Tensor) else leaf.minimum(upper.to(leaf))
             clipped.append(leaf)
         return trees.tree_unflatten(clipped, spec)
+
+    def natural(self, z: Any, slope: Any) -> Any:
+        """``z - P(z - slope)``, where nothing cancels: ``slope``, but at least ``z - upper`` and at most ``z - lower``."""
+        leaves, spec = trees.tree_flatten(z)
+        slopes = trees.tree_flatten(slope)[0]
+        return trees.tree_unflatten(
+            [
+                held(g, *(None if b is None else leaf - (b.to(leaf) if isinstance(b, Tensor) else b) for b in ends))
+                for leaf, g, *ends in zip(leaves, slopes, self.upper, self.lower, strict=True)
+            ],
+            spec,
+        )
 
 
 def as_bounds(bounds: Any) -> Any:

@@ -56,6 +56,13 @@ class Query(NamedTuple):
     step: Tensor
 
 
+class Natural(NamedTuple):
+    """Asks for ``z - prox(z - slope, 1)`` of a set that has it in a form in which neither swallows the other's digits."""
+
+    z: Any
+    slope: Any
+
+
 class Probe(NamedTuple):
     """Asks for everything at once."""
 
@@ -68,7 +75,8 @@ class ConstrainedMinimisation(Problem):
     """See the equations at the top of this file.  Made by :class:`~implicitkit.Argmin`.
 
     The kernel gives ``(batch, 1 + m)`` for a packed state ``(batch, size + m)``: the objective and the ``m`` constraint
-    values; and for a matrix of one column more, whose last column is a step ``t``, ``prox(z, t)``, ``(batch, size)``.
+    values; for a matrix of one column more, whose last column is a step ``t``, ``prox(z, t)``, ``(batch, size)``; and for
+    one of two states and two columns more, ``z - prox(z - g)``, ``g`` in the place of the second.
 
     Attributes:
         prox: ``(z, step) -> z`` or ``None``. size: real numbers in ``z``, a sample. one_sided: for each of the ``m``
@@ -130,6 +138,9 @@ class ConstrainedMinimisation(Problem):
             rows = len(trees.tree_flatten(state.z)[0][0]) if self.layout.batch_dims else None
             image = self.layout.check(image, "prox (or project)", rows=rows)
             return trees.tree_map(lambda t: torch.stack((t.real, t.imag), -1) if t.is_complex() else t, image)
+        if isinstance(state, Natural):
+            assert self.prox is not None
+            return self.prox.natural(state.z, state.slope)  # type: ignore[attr-defined]
         if isinstance(state, Probe):
             return self.evaluate(state.state, *args), self.evaluate(state.query, *args)
         value = self.objective(state.z, *args)
@@ -151,8 +162,11 @@ class ConstrainedMinimisation(Problem):
         return Probe(z0, Query(z0.z, step))
 
     def unpack(self, layout: Layout, matrix: Tensor) -> Any:
-        if matrix.shape[1] == layout.size:
+        size = layout.size
+        if matrix.shape[1] == size:
             return layout.unpack(matrix)
+        if matrix.shape[1] > size + 2:
+            return Natural(layout.unpack(matrix[:, :size]).z, layout.unpack(matrix[:, size : 2 * size]).z)
         state, step = matrix[:, :-1], matrix[:, -1]
         shape = (matrix.shape[0] // layout.samples_per_row, *layout.inner) if layout.batch_dims else ()
         return Query(layout.unpack(state).z, step.reshape(shape))
@@ -197,7 +211,9 @@ class ConstrainedMinimisation(Problem):
         """The residual from :meth:`flat_saddle`: what holds at an optimum."""
         n = self.size
         slope, multipliers, values = saddle[:, :n], z[:, n:], saddle[:, n:]
-        if self.prox is not None:
+        if hasattr(self.prox, "natural"):
+            slope = kernel(torch.cat([z, slope, z.new_zeros(len(z), len(self.one_sided) + 2)], 1))
+        elif self.prox is not None:
             slope = z[:, :n] - self.proximal(kernel, z[:, :n] - slope, 1.0)
         if not self.one_sided:
             return slope

@@ -61,7 +61,7 @@ def first_crossing(
         parts = torch.func.vmap(event)(e[0] + (e[1] - e[0]) * x, hermite(e, s, d, x).squeeze(0))
         first, a, b = _first(parts, _changes(parts))
         width = width / _PARTS
-        low = low + width * first
+        low = low + width * first.to(low.dtype)
     x = low + width * torch.where(a == b, 0.5, a / (a - b))
     time = (e[0] + (e[1] - e[0]) * x).squeeze(0)
     return Crossing(time, changes.any(), ((b - a).abs() <= _JUMP * whole).squeeze(0), g[0], g[-1])

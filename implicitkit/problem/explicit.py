@@ -100,8 +100,8 @@ class March:
                 if len(self._edges) > STEPS:
                     raise ConvergenceError(
                         f"it took {STEPS} steps to reach t = {float(self.now):.3g}: the equation is stiff there "
-                        "(integrator='scipy.Radau' meets that, not under torch.vmap), or the time long beside its changes: "
-                        "ask in several parts"
+                        "(integrator='scipy.Radau' meets that, not under torch.vmap: pass the samples with batch_dims=1), "
+                        "or the time long beside its changes: ask in several parts"
                     )
                 h = self._step(h, goal)
                 if until_stiff and self.stiff:

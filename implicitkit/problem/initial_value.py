@@ -240,7 +240,7 @@ def _end_of(edges: Tensor, states: Tensor) -> str:
 
 def _compare(followed: Tensor, found: Tensor) -> None:
     """Warn where the trajectory of an integrator, and that of the equations on its steps, have little in common."""
-    if compat.batches_in_front(found)[1] or not found.numel():
+    if compat.batches_in_front(found)[1] or compat.batches_in_front(followed)[1] or not found.numel():
         return
     size = torch.maximum(followed.abs(), found.abs()).amax(-2, keepdim=True)
     apart = ((found - followed).abs() / size.amax(-1, keepdim=True)).nan_to_num(0).amax((-2, -1))

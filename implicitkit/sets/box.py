@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import trees
+from implicitkit.foundation.held import held
 from implicitkit.foundation.options import check_options, number, optional, or_tensor
 from implicitkit.sets.base import Projection
 
@@ -36,3 +38,15 @@ class Box(Projection):
         if self.upper is not None:
             v = v.minimum(torch.as_tensor(self.upper, dtype=v.dtype, device=v.device))
         return v
+
+    def natural(self, z: Any, slope: Any) -> Any:
+        """``z - P(z - slope)`` of a tensor, or of each leaf of a pytree, without its cancellation: ``slope``, but at least
+        ``z - upper`` and at most ``z - lower``."""
+        return trees.tree_map(self._natural, z, slope)
+
+    def _natural(self, z: Tensor, slope: Tensor) -> Tensor:
+        most, least = (
+            None if b is None else z - torch.as_tensor(b, dtype=z.dtype, device=z.device)
+            for b in (self.lower, self.upper)
+        )
+        return held(slope, least, most)

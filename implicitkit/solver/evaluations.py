@@ -13,6 +13,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.price import price_of_dense, width_of
 from implicitkit.linear.sparse_form import confirmed, confirmed_bordered, sparse_blocks
 from implicitkit.problem.selection import selection
+from implicitkit.solver.outside import Outside
 from implicitkit.sparsity.known import SMALLEST
 from implicitkit.system import System
 
@@ -60,6 +61,7 @@ class Evaluations:
         graph = self.of_gradient or not self.kind.returns_state
         self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"
         self._point: dict[str, Any] = {}
+        self._outside = Outside()
         self.frugal = True  # have products been enough for normal equations without a pattern so far?
         # the graph of a point, where residuals or conditions of optimality are linearised: a fit's at once
         self._keeps = solves == "least_squares"
@@ -255,7 +257,7 @@ class Evaluations:
         system, theta = self.system.select(rows, self.theta)
         small = Evaluations(system, theta, self.solves)
         small.evaluations, small.sample_evaluations = self.evaluations, self.sample_evaluations
-        small.frugal = self.frugal
+        small.frugal, small._outside = self.frugal, self._outside.select(samples)
         if self._point:
             z = self._point["z"]
             for name in ("f", "residual") + (("value",) if self.of_gradient else ()):
@@ -284,7 +286,7 @@ class Evaluations:
         self.sample_evaluations += self.system.batch
 
     def _kernel(self, z: Tensor) -> Tensor:
-        return self.system.live(z, *self.theta)
+        return self._outside.evaluate(lambda y: self.system.live(y, *self.theta), z)
 
     def _get(self, z: Tensor, name: str) -> Tensor:
         point = self._point

@@ -15,6 +15,7 @@ from implicitkit.linear.user_factor import UserFactor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Options, Outcome, Solver
 from implicitkit.solver.black_box import MISTAKES, verdict
+from implicitkit.solver.constrained.multipliers import with_multipliers
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.judging import Judge
 from implicitkit.solver.returned import point
@@ -26,8 +27,10 @@ __all__ = ["Start", "UserSolver"]
 class UserSolver(Solver):
     """A user's function ``(z0, *args) -> z`` as a solver: it is given his own pytrees, detached, one call a sample.
 
-    What it solves is the user's word: ``f`` is the residual of his problem, which judges what it returns.  With ``has_aux``
-    it returns ``(z, info)``, and the outcome has a list of what it said, one entry a call.
+    Of a program it is given, and returns, the unknowns without their multipliers, which are found afterwards
+    (:mod:`~implicitkit.solver.constrained.multipliers`).  What it solves is the user's word: ``f`` is the residual of his
+    problem, which judges what it returns.  With ``has_aux`` it returns ``(z, info)``, and the outcome has a list of what it
+    said, one entry a call.
     """
 
     function: Any
@@ -41,10 +44,12 @@ class UserSolver(Solver):
         layout, judge = f.system.layout, Judge(f, options)
         start = judge.norm(f.residual(z0))
         judge.tolerance(z0, start)
+        whole, layout = layout, f.problem.layout if f.kind.returns_program else layout
         points, message, raised = [], "", None
         factors: list[Any] = []
         said: list[Any] = []
-        for part, args in f.system.user_calls(z0, f.theta):
+        for state, args in f.system.user_calls(z0, f.theta):
+            part = state[:, : layout.size]
             try:
                 # clones: the solver may write into what it is given
                 found = self.function(*trees.tree_map(_own, (layout.unpack(part), *args)))
@@ -64,6 +69,8 @@ class UserSolver(Solver):
             given = found.factorisation if isinstance(found, Found) else None
             factors.extend(given if layout.batch > 1 and given is not None else [given])
         z = torch.cat(points)
+        if whole is not layout:
+            z = with_multipliers(f, z)
         steps = torch.zeros(z0.shape[0], dtype=torch.int64, device=z0.device)
         outcome = verdict(judge, f, z0, z, start, steps, 1, options, message)
         outcome.error, outcome.said = raised, said

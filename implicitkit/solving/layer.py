@@ -44,7 +44,8 @@ def implicit(
     The function is called as ``my_solver(z0, *args)`` with detached tensors that belong to no transform (under
     ``torch.vmap`` once per sample), and returns the solution: a pytree like ``z0`` of tensors, arrays or numbers, or
     ``ik.Found(z, factorisation=lu)`` with the factors it has of the Jacobian, which then serve the derivative.  Its
-    derivative is that of ``problem`` at the point returned; the residual there is evaluated and judged.
+    derivative is that of ``problem`` at the point returned; the residual there is evaluated and judged.  Of a constrained
+    ``ik.Argmin`` it returns the point alone: the multipliers follow from it.
 
     Arguments may be given by name.  The problem's function gets them by position, in the order of the solver's
     parameters (where the solver takes ``**anything``, in the order of the problem's function's own parameters).  What is

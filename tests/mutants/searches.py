@@ -16,6 +16,36 @@ VALLEYS = "tests/solver/test_long_valleys.py -m 'not slow'"
 
 MUTANTS = [
     *mutants(
+        "implicitkit/solver/constrained/multipliers.py",
+        "tests/core/test_programs_by_others.py",
+        ("torch.where(model.one_sided, size.unsqueeze(1) * at.constraints, 0)", "0 * at.constraints"),
+        ("J = at.jacobian * free.unsqueeze(1)", "J = at.jacobian"),
+        ("b = torch.cat([-at.slope * free,", "b = torch.cat([at.slope * free,"),
+    ),
+    *mutants(
+        "implicitkit/solver/user_solver.py",
+        "tests/core/test_programs_by_others.py",
+        ("z = with_multipliers(f, z)", "z = torch.cat([z, 0 * z0[:, layout.size :]], 1)"),
+    ),
+    *mutants(
+        "implicitkit/problem/initial_value.py",
+        "tests/problem/test_initial_value.py -k fail_in_words",
+        ("or compat.batches_in_front(followed)[1] or", "or"),
+    ),
+    *mutants(
+        "implicitkit/problem/crossing.py",
+        "tests/problem/test_initial_value.py -k another_dtype",
+        ("low = low + width * first.to(low.dtype)", "low = low + width * first"),
+    ),
+    *mutants(
+        "implicitkit/solver/outside.py",
+        "tests/solver/test_failing_trials.py -k 'which_samples or fails_by_itself or (cholesky and auto)'",
+        ("if known is None or len(known) != len(z):", "if True:"),
+        ("if len(rows) == 1:", "if True:"),
+        ("{k: z.index_select(0, samples) for k, z in", "{k: z for k, z in"),
+        ("return torch.where(_rows(failed, out), torch.nan *", "return torch.where(_rows(failed, out), 0 *"),
+    ),
+    *mutants(
         "implicitkit/solver/polyalgorithm.py",
         VALLEYS,
         ("onward, latest = _lowest(f, onward, latest, total), None", "onward = total.z"),

@@ -7,8 +7,35 @@ from .row import mutants
 PROJECT = "tests/problem/test_project.py"
 PROX = "tests/problem/test_prox.py"
 DERIVATIVES = "tests/problem/test_set_derivatives.py"
+NATURAL = "tests/problem/test_natural_maps.py -k 'same_map or bounded_fits or (bounds and below)'"
 
 MUTANTS = [
+    *mutants(
+        "implicitkit/problem/constrained.py",
+        NATURAL,
+        ('if hasattr(self.prox, "natural"):', "if False:"),
+    ),
+    *mutants(
+        "implicitkit/foundation/held.py",
+        NATURAL,
+        ("torch.where(v < low, low, v)", "v"),
+        ("torch.where(v > high, high, v)", "v"),
+    ),
+    *mutants(
+        "implicitkit/sets/box.py", NATURAL, ("return held(slope, least, most)", "return held(slope, most, least)")
+    ),
+    *mutants(
+        "implicitkit/problem/argmin.py", NATURAL, ("slopes, self.upper, self.lower", "slopes, self.lower, self.upper")
+    ),
+    *mutants(
+        "implicitkit/prox.py",
+        NATURAL,
+        ("return held(z, g - self.weight, g + self.weight)", "return held(z, g + self.weight, g - self.weight)"),
+        ("return (self.l2 * z + held(", "return (z + held("),
+        ("return held(g + self.weight, None, z)", "return held(g, None, z)"),
+        ("return (self.weight * z + held(g, None, z))", "return (z + held(g, None, z))"),
+        ("return (self.weight * z + g)", "return (z + g)"),
+    ),
     *mutants(
         "implicitkit/sets/spectral.py",
         f"{DERIVATIVES} tests/mutants/test_survivors_bounds.py -k 'psd or nuclear'",

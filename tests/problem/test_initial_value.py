@@ -586,3 +586,32 @@ def test_a_trajectory_that_grows_has_not_run_away(rate: float, backwards: bool) 
     problem = ik.InitialValue(lambda t, y, k: k * y, t)
     found = ik.solve(problem, torch.ones(2, 1, dtype=torch.float64), (rates,), batch_dims=1)
     torch.testing.assert_close(found.value[:, -1], rates.abs().exp(), rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_event_in_another_dtype_than_the_default(default, dtype):
+    """A number of Python's times an integer tensor has torch's default dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        fall = ik.InitialValue(lambda t, y, g: torch.stack((y[1], -g)), (0.0, 10.0), event=lambda t, y, g: y[0] + 0.5)
+        g = torch.tensor(9.81, dtype=dtype)
+        found = ik.solve(fall, torch.tensor([0.0, 7.0], dtype=dtype), (g,)).value["time"]
+        assert found.dtype is dtype
+        torch.testing.assert_close(found, (7 + torch.sqrt(49 + g)) / g, rtol=1e-4, atol=0)
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_stiff_samples_under_vmap_fail_in_words(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them, too; and with ``batch_dims`` they have a trajectory."""
+    monkeypatch.setattr("implicitkit.problem.explicit.STEPS", 100)
+    times, rate = torch.tensor([0.0, 5.0], dtype=torch.float64), torch.full((samples,), 1e4, dtype=torch.float64)
+    follow_cosine = ik.InitialValue(lambda t, y, k: -k[..., None] * (y - torch.cos(t)), times)
+    start = torch.zeros(1, dtype=torch.float64)
+    with pytest.raises(ik.ConvergenceError, match="batch_dims=1"):
+        torch.vmap(lambda k: ik.solve(follow_cosine, start, (k,)).value)(rate)
+    path = ik.solve(follow_cosine, start.expand(samples, 1), (rate,), batch_dims=1).value
+    torch.testing.assert_close(path[:, 1], torch.cos(times[1]).expand(samples, 1), rtol=1e-3, atol=0)

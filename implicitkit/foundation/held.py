@@ -1,0 +1,18 @@
+"""Numbers held between two others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["held"]
+
+
+def held(v: Tensor, low: Any = None, high: Any = None) -> Tensor:
+    """``v``, or the end that it has passed, ``low`` or ``high`` (tensors of its shape, or ``None``), each with its own
+    derivative; at the very ends that of ``v``."""
+    if low is not None:
+        v = torch.where(v < low, low, v)
+    return v if high is None else torch.where(v > high, high, v)

@@ -1,0 +1,76 @@
+"""Trial points where the user's function fails instead of returning NaN.
+
+``torch.linalg.cholesky`` raises outside the positive definite matrices, ``inv`` and ``solve`` at singular ones, ``eigh`` of
+numbers that are not finite: a step that leads there is a trial like one out of the domain of ``log``, from where NaN comes
+back, and is shortened like it.  At the start, where nothing is known yet, the error is the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation import compat
+
+__all__ = ["Outside"]
+
+
+class Outside:
+    """The last points where the function did not fail, by their number of columns; of samples that fail elsewhere the
+    value is NaN, and that of all others is their own."""
+
+    def __init__(self) -> None:
+        self._inside: dict[int, Tensor] = {}
+
+    def evaluate(self, kernel: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+        """``kernel(z)``, ``z`` ``(batch, k)``, with NaN for samples where it raises ``LinAlgError``.
+
+        Raises:
+            LinAlgError: nothing is known of any point where it does not.
+        """
+        try:
+            out = kernel(z)
+        except torch.linalg.LinAlgError:
+            known = self._inside.get(z.shape[1])
+            if known is None or len(known) != len(z):
+                raise
+            failed = _failed(kernel, z, known)
+            out = kernel(torch.where(_rows(failed, z), known, z))
+            return torch.where(_rows(failed, out), torch.nan * z.sum(1).reshape(-1, *(1,) * (out.ndim - 1)), out)
+        if not compat.transforms_active():
+            self._inside[z.shape[1]] = z.detach()
+        return out
+
+    def select(self, samples: Tensor) -> Outside:
+        """What is known of some samples."""
+        few = Outside()
+        few._inside = {k: z.index_select(0, samples) for k, z in self._inside.items()}
+        return few
+
+
+def _rows(which: Tensor, like: Tensor) -> Tensor:
+    return which.reshape(-1, *(1,) * (like.ndim - 1))
+
+
+def _failed(kernel: Callable[[Tensor], Tensor], z: Tensor, known: Tensor) -> Tensor:
+    """Which samples fail: halves of those in doubt are put among points that are known, ``2 log2(batch)`` evaluations for
+    one."""
+    failed = torch.zeros(len(z), dtype=torch.bool, device=z.device)
+    doubtful = [torch.arange(len(z), device=z.device)]
+    while doubtful:
+        rows = doubtful.pop()
+        asked = torch.zeros_like(failed).index_fill(0, rows, True)
+        if len(rows) < len(z):  # all of them are known to fail together
+            try:
+                with torch.no_grad():
+                    kernel(torch.where(asked.unsqueeze(1), z, known))
+                continue
+            except torch.linalg.LinAlgError:
+                pass
+        if len(rows) == 1:
+            failed = failed | asked
+        else:
+            doubtful.extend(rows.tensor_split(2))
+    return failed

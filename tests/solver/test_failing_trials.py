@@ -1,0 +1,107 @@
+"""Functions that raise outside their domain, as ``torch.linalg`` does, where others return NaN: a trial point is no end."""
+
+import pytest
+import torch
+
+import implicitkit as ik
+from implicitkit.solver.outside import Outside
+
+D = torch.float64
+DATA = torch.tensor([[2.0, 0.8, 0.3], [0.8, 1.5, -0.4], [0.3, -0.4, 1.0]], dtype=D)
+ROWS, COLUMNS = torch.tril_indices(3, 3, device="cpu")
+
+
+def symmetric(z):
+    """The matrix of six numbers."""
+    lower = z.new_zeros(*z.shape[:-1], 3, 3)
+    lower[..., ROWS, COLUMNS] = z
+    return lower + lower.mT - torch.diag_embed(lower.diagonal(dim1=-2, dim2=-1))
+
+
+def precision(z, s):
+    """``tr(S X) - log det X``, with its minimum at ``X = S^{-1}``: of positive definite matrices."""
+    X = symmetric(z)
+    logdet = 2 * torch.linalg.cholesky(X).diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return (s[..., None, None] * DATA * X).sum((-2, -1)) - logdet
+
+
+def closed_form(s):
+    return torch.linalg.inv(s[..., None, None] * DATA)[..., ROWS, COLUMNS]
+
+
+def start(*batch, size=0.05):
+    return symmetric_start(size).expand(*batch, 6).clone()
+
+
+def symmetric_start(size):
+    return (size * torch.eye(3, dtype=D))[ROWS, COLUMNS]
+
+
+@pytest.mark.parametrize("solver", ["auto", "bfgs", "lbfgs", "newton_cg", "nonlinear_cg"])
+@pytest.mark.parametrize("size", [0.05, 1.0, 3.0])
+def test_covariance_by_cholesky(solver, size):
+    s = torch.tensor(1.3, dtype=D)
+    solve = lambda s: ik.argmin(precision, start(size=size), (s,), solver=solver, max_steps=500).value  # noqa: E731
+    torch.testing.assert_close(solve(s), closed_form(s), rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(torch.func.jacrev(solve)(s), torch.func.jacrev(closed_form)(s), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("in_dims", [None, 0])
+def test_one_sample_fails_by_itself(in_dims):
+    """In a batch the whole call raises, of whichever sample it is."""
+    s = torch.tensor([0.2, 1.3, 40.0], dtype=D)
+    found = ik.argmin(precision, start(3, size=1.0), (s,), batch_dims=1, in_dims=in_dims).value
+    torch.testing.assert_close(found, closed_form(s), rtol=1e-7, atol=1e-9)
+    mapped = torch.vmap(lambda s: ik.argmin(precision, start(size=1.0), (s,)).value)(s)
+    torch.testing.assert_close(mapped, closed_form(s), rtol=1e-7, atol=1e-9)
+
+
+def test_constrained():
+    """With the trace given: ``X = (S + y I)^{-1}``, ``y`` such that it has that trace."""
+    trace = lambda z, s: z[..., [0, 2, 5]].sum(-1) - 3.0  # noqa: E731
+    s = torch.tensor(1.3, dtype=D)
+    solution = ik.argmin(precision, start(size=3.0), (s,), constraints=[ik.Equality(trace)])
+    multiplier = solution.multipliers[0]
+    wanted = torch.linalg.inv(s * DATA + multiplier * torch.eye(3, dtype=D))[ROWS, COLUMNS]
+    torch.testing.assert_close(solution.value, wanted, rtol=1e-7, atol=1e-7)
+
+
+def test_roots():
+    """``inv(X) = S`` from where Newton's first step leaves the definite matrices."""
+
+    def residual(z, s):
+        return (torch.cholesky_inverse(torch.linalg.cholesky(symmetric(z))) - s * DATA)[ROWS, COLUMNS]
+
+    s = torch.tensor(1.3, dtype=D)
+    found = ik.root(residual, start(size=3.0), (s,)).value
+    torch.testing.assert_close(found, closed_form(s), rtol=1e-7, atol=1e-7)
+
+
+def test_at_the_start_the_error_is_the_users():
+    with pytest.raises(torch.linalg.LinAlgError, match="positive-definite"):
+        ik.argmin(precision, start(size=-1.0), (torch.tensor(1.0, dtype=D),))
+
+
+def test_which_samples_fail():
+    """Exactly these, whichever they are, in ``2 log2(n)`` evaluations for one; values of the others are their own."""
+    calls = 0
+
+    def kernel(z):
+        nonlocal calls
+        calls += 1
+        return torch.linalg.cholesky(z.reshape(-1, 1, 1)).reshape(-1, 1)
+
+    good = torch.full((32, 1), 4.0, dtype=D)
+    for bad in ((), (0,), (31,), (7,), (3, 4, 30), tuple(range(32))):
+        outside = Outside()
+        torch.testing.assert_close(outside.evaluate(kernel, good), good.sqrt())
+        z = good.index_fill(0, torch.tensor(bad, dtype=torch.int64, device="cpu"), -1.0)
+        calls = 0
+        out = outside.evaluate(kernel, z)
+        assert out.isnan().flatten().nonzero().flatten().tolist() == list(bad), bad
+        assert bool((out[z > 0] == 2).all()), bad
+        assert len(bad) != 1 or calls <= 13, (bad, calls)
+        small = outside.select(torch.tensor([5, 6], device="cpu"))
+        assert small.evaluate(kernel, z[:2] * 0 - 1).isnan().all()
+    with pytest.raises(torch.linalg.LinAlgError):
+        Outside().evaluate(kernel, -good)
