@@ -78,8 +78,9 @@ _NEVER_BEGAN = (
 _ADVICE = {
     Status.MAX_STEPS: "Raise max_steps=, loosen rtol= / atol=, or try another solver= or z0.",
     Status.NONFINITE: (
-        "The search left the domain of the function: start elsewhere, keep z inside (bounds=, a change of variables such as "
-        "z = exp(y)), or try another solver=."
+        "The search left the domain of the function, to whose edge it is led where there is no solution inside (as of "
+        "sqrt(z) + 1 = 0): start elsewhere, keep z inside (bounds=, a change of variables such as z = exp(y)), or try "
+        "another solver=."
     ),
     Status.INACCURATE: "Loosen rtol= / atol=, or scale the data.",
     Status.INFEASIBLE: "Check the data of the constraints.",

@@ -21,6 +21,7 @@ from implicitkit.solver.judging import Judge
 from implicitkit.solver.minima import Progress
 from implicitkit.solver.probing import fell_steeply
 from implicitkit.solver.returned import kept, stepped
+from implicitkit.solver.starts import has_a_value
 
 __all__ = ["iterate"]
 
@@ -196,6 +197,9 @@ class _Loop:
         if _count(done)[0] < self.alive - left:
             failed = ended.logical_and_(~done)
             self.status.masked_fill_(failed, int(Status.NONFINITE))
+            if self.step and self.f.kind.minimisation:  # a kink, where the gradient of sqrt(z^2) is NaN
+                kink = has_a_value(self.f, self.z, failed & ~(self.norm < math.inf))
+                self.status.masked_fill_(kink, int(Status.STALLED))
             if self.stuck is not None:
                 self.status.masked_fill_(failed & (self.norm < math.inf), int(Status.STALLED))
                 if self.progress.unbounded is not None:

@@ -17,7 +17,7 @@ from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.evaluations import Evaluations, subset
 from implicitkit.solver.minima import ROUNDING, downhill, falls_forever
-from implicitkit.solver.starts import beside
+from implicitkit.solver.starts import beside, is_lowest
 
 __all__ = ["find"]
 
@@ -26,6 +26,10 @@ _ESCAPES = 3  # from stationary points that are no minima
 _NO_SLOPE = (
     "The function has a value at z0, but no finite derivative there, nor close by: that of sqrt, of a power or of a norm "
     "at zero is infinite or NaN, and so is that of a branch that torch.where does not take, if it is outside its domain"
+)
+_IN_A_KINK = (
+    "The objective is lower at z0 than all around it, but has no derivative there: a minimum in a kink, as of sqrt(z^2) at "
+    "zero, has a value and no gradient that vanishes"
 )
 _WAY = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8, 1 / 16, 0.0)  # of the way out: where a point may be lower
 
@@ -60,7 +64,10 @@ def _begin_beside(solver: Solver, f: Evaluations, z0: Tensor, options: Options, 
     if solver.general or not bool(failed.any()):
         return
     f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
-    start, lost = beside(f, z0, failed)
+    lowest = is_lowest(f, z0, failed, options.atol) if f.kind.minimisation else torch.zeros_like(failed)
+    if bool(lowest.any()):  # no step from beside it comes to rest anywhere else
+        outcome.status, outcome.message = torch.where(lowest, int(Status.STALLED), outcome.status), _IN_A_KINK
+    start, lost = beside(f, z0, failed & ~lowest)
     if bool(lost.any()):
         outcome.message = _NO_SLOPE
     moved = (start != z0).any(1)
