@@ -141,12 +141,21 @@ def _leave_saddles(solver: Solver, f: Evaluations, options: Options, outcome: Ou
         outcome.status = torch.where(open_, int(Status.SADDLE), outcome.status)
         if solver.general or escape == _ESCAPES:
             return
-        again = solver.run(f, lower, replace(options.after(0, outcome.shown), start_norm=None))
+        if outcome.halted:
+            outcome.status = torch.where(open_, int(Status.STOPPED), outcome.status)
+            return
+        later = options.after(int(outcome.steps[open_].max()), outcome.shown)
+        if later.max_steps is not None and later.max_steps < 1:
+            return
+        again = solver.run(f, lower, replace(later, start_norm=None))
         f.evaluations, f.sample_evaluations = again.evaluations, again.sample_evaluations
         claimed = open_ & (again.status == int(Status.CONVERGED))
         if bool(claimed.any()):  # far out a gradient may vanish by rounding (z - sin z at -1e40)
             claimed = claimed & ~forever(f, again.z, claimed)
-        _take(outcome, again, claimed, open_)
+        halted = (again.status == int(Status.STOPPED)) | (again.status == int(Status.MAX_STEPS))
+        _take(outcome, again, claimed | (open_ & halted & torch.isfinite(again.residual_norm)), open_)
+        outcome.obey(again.status)
+        outcome.halted = again.halted
 
 
 def _take(outcome: Outcome, again: Outcome, better: Tensor, open_: Tensor) -> None:

@@ -116,12 +116,13 @@ class Polyalgorithm(Solver):
             stages = stages[1:]
         solver = stages[0].make()
         total = solver.run(f, z0, _limited(options, stages[0].max_steps))
-        total.solver = _title(self.name, [solver.name])
+        first = total.solver or solver.name
+        total.solver = _title(self.name, [first])
         if total.all_converged or len(stages) == 1:
             return total
         total.obey(total.status)
         failed = total.status != int(Status.CONVERGED)
-        finishers = [] if bool(failed.all()) else [solver.name]
+        finishers = [] if bool(failed.all()) else [first]
         total.solver = _title(self.name, finishers)
         if bool((total.status == int(Status.STOPPED)).any()):
             return total
@@ -187,7 +188,7 @@ class Polyalgorithm(Solver):
             )
             falls.index_add_(0, samples, (found.status == int(Status.UNBOUNDED)).long())
             if _merge(total, found, samples, open_.index_select(0, samples)):
-                finishers.append(solver.name)
+                finishers.append(found.solver or solver.name)
             total.shown = shown + found.shown
             latest = onward.index_copy(0, samples, found.z if found.onward is None else found.onward)
         return total
@@ -234,6 +235,7 @@ def _merge(total: Outcome, found: Outcome, samples: Tensor, open_: Tensor) -> bo
     says_more = better | (total.status[where] == int(Status.MAX_STEPS))
     total.status = total.status.index_copy(0, where[says_more], found.status[open_][says_more])
     total.obey(found.status)
+    total.halted = total.halted or found.halted
     total.steps = total.steps.index_add(0, where, found.steps[open_])
     total.evaluations, total.sample_evaluations = found.evaluations, found.sample_evaluations
     total.trace = total.trace + found.trace[1:]

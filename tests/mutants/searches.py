@@ -16,6 +16,30 @@ VALLEYS = "tests/solver/test_long_valleys.py -m 'not slow'"
 
 MUTANTS = [
     *mutants(
+        "implicitkit/solver/finding.py",
+        "tests/solver/test_stops_and_limits.py",
+        ("options.after(int(outcome.steps[open_].max()), outcome.shown)", "options.after(0, outcome.shown)"),
+        ("        if outcome.halted:\n", "        if False:\n"),
+        (
+            "_take(outcome, again, claimed | (open_ & halted & torch.isfinite(again.residual_norm)), open_)",
+            "_take(outcome, again, claimed, open_)",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/driver.py",
+        "tests/solver/test_stops_and_limits.py -k stop",
+        ("status = torch.where(status != int(Status.CONVERGED), int(Status.STOPPED), status)", "pass"),
+    ),
+    *mutants(
+        "implicitkit/solver/fixed_point/attracting.py",
+        "tests/solver/test_stops_and_limits.py -k who",
+        ("if bool(own.any()) else PATH.name", "if False else PATH.name"),
+        (
+            "own = (outcome.status == int(Status.CONVERGED)).index_fill(0, index, False)",
+            "own = outcome.status == int(Status.CONVERGED)",
+        ),
+    ),
+    *mutants(
         "implicitkit/solver/polyalgorithm.py",
         VALLEYS,
         ("onward, latest = _lowest(f, onward, latest, total), None", "onward = total.z"),

@@ -72,7 +72,7 @@ class Attracting(Solver):
         history, direction = (outcome.kept.pop(name, None) for name in ("history", "outward"))
         if history is not None:
             direction = outward(history)
-        if direction is None:
+        if direction is None or outcome.halted:
             return outcome
         doubtful = (outcome.status == int(Status.CONVERGED)) & (direction != 0).any(1)
         if bool(doubtful.any()):
@@ -80,13 +80,13 @@ class Attracting(Solver):
             repels, v = stretches(f, outcome.z, doubtful, direction)
             repels = repels & ~leads_away(f, z0, outcome.z, repels, v) if bool(repels.any()) else repels
             if bool(repels.any()):
-                _iterate(f, z0, options, outcome, repels)
+                _iterate(f, z0, options, outcome, repels, self.name)
             outcome.evaluations, outcome.sample_evaluations = f.evaluations, f.sample_evaluations
         return outcome
 
 
-def _iterate(f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, which: Tensor) -> None:
-    """The plain iteration for some samples; its fixed points take the place of theirs."""
+def _iterate(f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, which: Tensor, name: str) -> None:
+    """The plain iteration for some samples; its fixed points take the place of theirs, which the method ``name`` found."""
     later = options.after(outcome.taken, outcome.shown)
     left = PATH_STEPS if later.max_steps is None else min(later.max_steps, PATH_STEPS)
     if left < 1:
@@ -105,6 +105,9 @@ def _iterate(f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, whi
     outcome.obey(found.status)
     better = mine & (found.status == int(Status.CONVERGED))
     index = samples[better]
+    if len(index):
+        own = (outcome.status == int(Status.CONVERGED)).index_fill(0, index, False)
+        outcome.solver = f"{name}, {PATH.name}" if bool(own.any()) else PATH.name
     outcome.z = outcome.z.index_copy(0, index, found.z[better])
     outcome.residual_norm = outcome.residual_norm.index_copy(0, index, found.residual_norm[better])
     if outcome.tolerance is not None and found.tolerance is not None:
