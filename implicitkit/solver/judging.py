@@ -68,6 +68,8 @@ class Judge:
         self._floor_of = options.floor
         # |F_i(z0)|, where nobody gave ``atol`` and the equations may have units of their own, ``(batch, n)``
         own = options.atol_is_default and options.rtol > 0 and not (f.kind.iteration or f.kind.like_state)
+        # of a fit the residual vector says more than its gradient, wherever z is, in whatever units
+        self._asks_everywhere = f.kind.of_residuals and f.system.size <= DENSE
         self._has_rows = own and f.system.size > 1
         self._rows: Tensor | None = None
         self.first: Tensor | None = None  # what is asked at first, where it is not relative to the state
@@ -163,9 +165,7 @@ class Judge:
         refused = doubtful & ~(excess <= 1)
         if not fast:
             self._lower(refused, norm * torch.clamp(1 / excess, max=_AGAIN))
-        # of a fit the residual vector says more than its gradient, wherever z is
-        far = doubtful & ~refused
-        far = far if self.f.kind.of_residuals and z.shape[1] <= DENSE else far & self._is_far(z)
+        far = doubtful & ~refused & self._is_far(z)
         if bool(far.any()):
             far = self._runs_away(z, far)
             self._lower(far, 0.1 * norm)
@@ -309,7 +309,7 @@ class Judge:
     def _all_are_near(self, z: Tensor) -> bool:
         """Is :meth:`_is_far` true of no sample?  By the largest entry of all, which is cheaper."""
         if self._reach is None:
-            return self.largest(z) <= _FAR
+            return not self._asks_everywhere and self.largest(z) <= _FAR
         return self.largest(z) <= _FAR_FIXED and not int(self._size(z).gt(self._reach).count_nonzero())
 
     def largest(self, z: Tensor) -> float:
@@ -329,6 +329,8 @@ class Judge:
 
     def _is_far(self, z: Tensor) -> Tensor:
         largest = z.abs().amax(1)
+        if self._asks_everywhere:
+            return torch.ones_like(largest, dtype=torch.bool)
         if self._reach is None:
             return largest > _FAR
         return (largest > _FAR_FIXED) | (self._size(z) > self._reach)

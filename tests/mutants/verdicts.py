@@ -24,6 +24,18 @@ FAILED = "tests/solver/test_convergence.py -k 'failed_sample or (economies and n
 
 MUTANTS = [
     *mutants(
+        "implicitkit/solver/scales.py",
+        "tests/solver/test_kinks_in_small_units.py",
+        ("torch.where(lifted & doubles & (side.abs().amax(0) < left), 0, left)", "left"),
+        ("eps**0.25 * mine)  #", "eps**0.25 * direction)  #"),
+    ),
+    *mutants(
+        "implicitkit/solver/judging.py",
+        LIMITS + " -k any_units",
+        ("return not self._asks_everywhere and self.largest(z) <= _FAR", "return self.largest(z) <= _FAR"),
+        ("        if self._asks_everywhere:\n", "        if False:\n"),
+    ),
+    *mutants(
         "implicitkit/solver/crossings.py",
         STAYED + " -k 'discount or company'",
         ("clear = (there * back < 0) &", "clear = (there * back > 0) &"),

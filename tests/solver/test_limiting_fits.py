@@ -76,3 +76,19 @@ def test_what_is_no_fit_is_not_claimed(
         assert ik.Status(int(found.status)).name in ("DIVERGED", "SADDLE"), found
     else:
         assert bool(found.converged), found
+
+
+@pytest.mark.parametrize("unknown", [1e-9, 1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("data", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_straight_line_is_no_saturation_in_any_units(data, unknown, dtype):
+    """``z_1 s / (z_2 + s)`` fitted to a line: counted in units so small that no ``z`` is large, it runs away as well."""
+    s = torch.linspace(0.1, 3, 40, dtype=dtype)
+
+    def residuals(z):
+        return data * (z[0] / unknown * s / (z[1] / unknown + s) - 2 * s)
+
+    found = ik.least_squares(
+        residuals, torch.full((2,), unknown, dtype=dtype), solver="levenberg_marquardt", on_failure="ignore"
+    )
+    assert not bool(found.converged), found
