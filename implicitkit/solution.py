@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
-from implicitkit.foundation.compat import tree_map
-from implicitkit.foundation.errors import ConvergenceError
+from implicitkit.foundation.compat import tree_flatten, tree_map
+from implicitkit.foundation.errors import CapabilityError, ConvergenceError
 from implicitkit.foundation.estimate import InverseEstimate
 from implicitkit.foundation.wording import UNSTEADY
 
@@ -251,6 +251,18 @@ class Solution:
         if not name.startswith("_") and hasattr(Tensor, name):
             raise AttributeError(f"a Solution is no tensor: do you mean solution.value.{name}?")
         raise AttributeError(f"a Solution has no attribute {name!r}")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Solution:
+        leaves = tree_flatten((self.value, self.multipliers, self.aux))[0]
+        if any(isinstance(t, Tensor) and t.requires_grad and not t.is_leaf for t in leaves):
+            raise CapabilityError(
+                "a Solution whose value carries a derivative cannot be copied deeply: torch copies no graph. "
+                "copy.deepcopy(solution.detach()) has the values and the figures, without the derivative"
+            )
+        other = copy.copy(self)
+        memo[id(self)] = other
+        other.__dict__.update((name, copy.deepcopy(value, memo)) for name, value in self.__dict__.items())
+        return other
 
     def detach(self) -> Solution:
         """The same figures beside a value without derivative: to keep a solution without its graph and its inputs.

@@ -41,8 +41,8 @@ _ELSEWHERE: dict[str, tuple[Callable[[Tensor], Tensor], list[float], list[float]
     "cut off further out": (lambda z: torch.clamp(1.02 * z + 0.01, -40, 40), [0.0], [40.0]),
     "bent a hundred times as far": (lambda z: 100 * torch.tanh(0.012 * z + 1e-4), [0.5], [65.86]),
     "contracts at the start": (
-        lambda z: torch.stack([(1.02 - 0.5 * z[1] ** 2) * z[0], z[1] + 0.1 * z[1] * (1 - z[1] ** 2)]),
-        [0.5, 0.6],
+        lambda z: torch.stack([(1.3 - 0.8 * z[1] ** 2) * z[0], z[1] + 0.1 * z[1] * (1 - z[1] ** 2)]),
+        [1.0, 0.4],
         [0.0, 1.0],
     ),
 }
