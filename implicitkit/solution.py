@@ -224,7 +224,7 @@ class Solution:
 
     @property
     def message(self) -> str:
-        """What a black-box solver said, if anything."""
+        """What a black-box solver said, or what is to be known of the points that were found, if anything."""
         return self._record.outcome.message
 
     @property
@@ -373,6 +373,8 @@ class Solution:
             report = self.backward
             ok = "converged" if bool(report.converged.all()) else "not converged"
             parts.append(f"backward: {ok}, steps={int(report.steps.max())}, residual={report.residual_norm.max():.2e}")
+        if outcome.message and good:
+            parts.append(outcome.message)
         return f"Solution({'; '.join(parts)})"
 
 

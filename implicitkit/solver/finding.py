@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.solution import Status
+from implicitkit.solver.at_rest import said_of_flow
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.evaluations import Evaluations, subset
@@ -38,6 +39,10 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
     """Run the solver from ``z0`` ``(batch, n)``; of a minimisation, constrained or not, on to a minimum."""
     outcome = solver.run(f, z0, options)
     _begin_beside(solver, f, z0, options, outcome)
+    if f.kind.equation and f.kind.flow and not solver.follows_flow:
+        f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
+        outcome.message = outcome.message or said_of_flow(f, outcome.z, outcome.status == int(Status.CONVERGED))
+        outcome.evaluations, outcome.sample_evaluations = f.evaluations, f.sample_evaluations
     if not (f.kind.minimisation or f.kind.returns_program) or outcome.examined:
         return outcome
     f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
