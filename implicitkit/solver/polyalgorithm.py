@@ -14,6 +14,7 @@ from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.second_order import falls_forever_within
 from implicitkit.solver.evaluations import Evaluations, subset
+from implicitkit.solver.judging import start_size
 from implicitkit.solver.starts import has_no_slope
 
 __all__ = ["Polyalgorithm", "Stage"]
@@ -146,6 +147,7 @@ class Polyalgorithm(Solver):
             falls = falls_forever_within(f, total.z, failed)
             total.status = torch.where(falls, int(Status.UNBOUNDED), total.status)
         start_norm = torch.linalg.vector_norm(f.residual(z0), dim=1)
+        options = replace(options, start_size=start_size(z0) if f.kind.of_residuals else None)
         total = self._go_on(stages[1:], f, z0, options, total, start_norm, waiting, finishers)
         f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
         total.solver = _title(self.name, finishers)
@@ -186,11 +188,9 @@ class Polyalgorithm(Solver):
             if granted is None:
                 continue
             solver = granted.make()
-            found = solver.run(
-                part,
-                begin,
-                replace(_limited(later, granted.max_steps), start_norm=start_norm.index_select(0, samples)),
-            )
+            sizes = None if later.start_size is None else later.start_size.index_select(0, samples)
+            norms, limited = start_norm.index_select(0, samples), _limited(later, granted.max_steps)
+            found = solver.run(part, begin, replace(limited, start_norm=norms, start_size=sizes))
             falls.index_add_(0, samples, (found.status == int(Status.UNBOUNDED)).long())
             if _merge(total, found, samples, open_.index_select(0, samples)):
                 finishers.append(found.solver or solver.name)
@@ -210,7 +210,7 @@ def _limited(options: Options, max_steps: int | None) -> Options:
     # not dataclasses.replace, which costs four times as much: this is on the way of every solve
     return Options(
         options.rtol, options.atol, max_steps, options.trace, options.callback, options.start_norm, options.norm,
-        options.atol_is_default
+        options.atol_is_default, options.start_size
     )  # fmt: skip
 
 

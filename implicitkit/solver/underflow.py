@@ -33,9 +33,7 @@ def has_underflowed(
     On the way from the origin to ``z`` the last point ``t z`` is looked for, by bisection, at which one of them is not zero.
     A residual that was cut off has a value there that belongs to the distance (``relu(1 - z)`` at 0.99: 0.01); of one
     that has underflowed nothing is left already (``exp(-1000 z)`` at 0.7: 1e-304).  One that is zero all the way,
-    origin included, is a plateau.  Of an objective only the unknowns of these equations move, since the others belong to
-    where they are: a unit of a network that is off at its fit may be on at other weights.  An equation that has a
-    derivative at ``z`` has not been cut off
+    origin included, is a plateau.  An equation that has a derivative at ``z`` has not been cut off
     (``z_0 - z_1`` does not change along ``z`` either, where it is zero).
 
     ``seen``: :func:`~implicitkit.solver.scales.doubling` the uneven way, where that is known.
@@ -52,14 +50,8 @@ def has_underflowed(
     if not bool(flat.any()):
         return flat.any(1), flat.any(1)
 
-    # F_i of an objective is its slope along z_i: the unknowns that it no longer depends on move, and no others
-    moves = flat if f.kind.minimisation else torch.ones_like(flat)
-
-    def inward(t: Tensor) -> Tensor:
-        return torch.where(moves, t.unsqueeze(1) * z, z).to(z.dtype)
-
     def at(t: Tensor) -> Tensor:
-        F = f.residual(inward(t)).abs()
+        F = f.residual((t.unsqueeze(1) * z).to(z.dtype)).abs()
         return torch.where(flat, torch.nan_to_num(F.to(size), nan=0.0, posinf=0.0), 0)
 
     size = torch.zeros_like(z)
@@ -78,12 +70,11 @@ def has_underflowed(
         size = torch.maximum(size, at(share * inner))
     known = (size > tiny) & (edge > 0)
     lost = edge <= _TINY * torch.finfo(z.dtype).eps * size
-    point = inward(inner)
+    point = (inner.unsqueeze(1) * z).to(z.dtype)
     if f.kind.minimisation and bool((known & ~lost).any()):  # a plateau that the objective rises to is no minimum
         rises = torch.where(flat, f.residual(point) * z, 0).sum(1, keepdim=True) > 0
-        lost = lost | (
-            known & rises & flat.all(1)
-        )  # a part that is off (a relu's unit) is one that the rest has settled with
+        # where only a part is off (a unit of a network), the rest has settled with that
+        lost = lost | (known & rises & flat.all(1))
     asked = known & ~lost & (edge <= torch.finfo(z.dtype).eps ** _SHARE * size)
     if bool(asked.any()):
         lost = lost | (asked & ~grows(f, point, in_working_precision(f.residual(point)), asked))

@@ -35,6 +35,12 @@ def test_a_start_in_a_kink(name: str, dtype: torch.dtype) -> None:
     ("name", "objective", "start", "best"),
     [
         ("a slope beside", lambda z: torch.sqrt(z * z).sum() - 2 * z.sum() + z.square().sum(), [0.0, 0.0], [0.5, 0.5]),
+        (
+            "lower along each of the two alone",
+            lambda z: 0.2 * (z[0] + z[1]).square().sqrt() - (z[0] - z[1]).square().sqrt() + z[0] ** 2 + 2 * z[1] ** 2,
+            [0.0, 0.0],
+            [0.4, 0.3],
+        ),
         ("a kink that is no minimum", lambda z: -torch.sqrt(z * z).sum() + z.square().sum(), [0.0], [0.5]),
     ],
 )

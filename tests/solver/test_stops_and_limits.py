@@ -14,7 +14,7 @@ F64 = torch.float64
 def _pass(z: Tensor) -> Tensor:
     """Two minima, and the saddle between them that the start leads to."""
     x, y, w = z.unbind(-1)
-    return (x**2 - 1) ** 2 + 0.3 * x * y + 3 * y**2 + w**2 + w**4
+    return (x**2 - 1) ** 2 + 0.2 * y * w + 3 * y**2 + y**4 + w**2 + w**4
 
 
 _START = torch.tensor([0.0, 1.0, 0.5], dtype=F64)
