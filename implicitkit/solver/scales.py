@@ -165,9 +165,6 @@ def _left(f: _Residual, z: Tensor, which: Tensor, least: float) -> Tensor:
         lifted = lifted | ((2 * eps * mine.abs() > max(_OWN, 8 * eps) * z.abs()) & (z != 0)).any(1, keepdim=True)
         if bool(lifted.any()):  # of other units than z, or than the rest of it: then what is left is smooth
             left = torch.where(lifted, torch.minimum(left, _rough(f, z, F, 2 * eps * direction)), left)
-            if bool((lifted & (mine != 0) & (F != 0) & (F.abs() <= NOISE * left)).any()):
-                doubles, side = doubling(f, z, F, eps**0.25 * mine)  # what shows that smoothly is finer than that
-                left = torch.where(lifted & doubles & (side.abs().amax(0) < left), 0, left)
         left = torch.where((moved - h * slope).abs() <= 0.5 * moved.abs(), 0, left)  # as far away as near: a jump
         noise = torch.maximum(noise, torch.nan_to_num(left, nan=0.0, posinf=0.0))
         scale = torch.maximum(scale, torch.nan_to_num(torch.minimum(slope.abs(), back.abs()), nan=0.0))
@@ -213,7 +210,7 @@ def grows(f: Evaluations, z: Tensor, F: Tensor, asked: Tensor, seen: tuple[Tenso
     return found
 
 
-def doubling(f: _Residual, z: Tensor, F: Tensor, move: Tensor) -> tuple[Tensor, Tensor]:
+def doubling(f: Evaluations, z: Tensor, F: Tensor, move: Tensor) -> tuple[Tensor, Tensor]:
     """Where ``F_i`` changes by twice as much when ``z`` moves twice as far, and again, ``(batch, n)``; and how it changes
     when ``z`` moves once, twice and four times as far as ``move``, ``(3, batch, n)``."""
     side = torch.stack([in_working_precision(f.residual(z + k * move)) - F for k in (1, 2, 4)])

@@ -24,12 +24,6 @@ FAILED = "tests/solver/test_convergence.py -k 'failed_sample or (economies and n
 
 MUTANTS = [
     *mutants(
-        "implicitkit/solver/scales.py",
-        "tests/solver/test_kinks_in_small_units.py",
-        ("torch.where(lifted & doubles & (side.abs().amax(0) < left), 0, left)", "left"),
-        ("eps**0.25 * mine)  #", "eps**0.25 * direction)  #"),
-    ),
-    *mutants(
         "implicitkit/solver/judging.py",
         LIMITS + " -k any_units",
         ("largest > (_FAR if self._unit is None else _FAR * self._unit)", "largest > _FAR"),

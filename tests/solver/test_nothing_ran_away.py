@@ -63,8 +63,8 @@ def test_what_does_run_away_in_company_of_what_does_not(name: str, kind: str, dt
 
 @pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize("verb", list(_STARTS))
-@pytest.mark.parametrize("off", [-30.0, -1e6])
-def test_a_unit_that_is_off(off: float, verb: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("off", "weight"), [(-30.0, 1.0), (-30.0, -1.0), (-1e6, 1.0)])
+def test_a_unit_that_is_off(off: float, weight: float, verb: str, dtype: torch.dtype) -> None:
     """``z_0 relu(x + z_1)`` with ``z_1`` far below all ``-x``: the straight line beside it is what is fitted."""
     x = torch.linspace(-1, 1, 50, dtype=dtype)
     y = torch.sin(3 * x) + 0.5
@@ -72,7 +72,7 @@ def test_a_unit_that_is_off(off: float, verb: str, dtype: torch.dtype) -> None:
     def residuals(z: torch.Tensor) -> torch.Tensor:
         return z[0] * torch.relu(x + z[1]) + z[2] * x + z[3] - y
 
-    start = torch.tensor([1.0, off, 0, 0], dtype=dtype)
+    start = torch.tensor([weight, off, 0, 0], dtype=dtype)
     if verb == "argmin":
         found = ik.argmin(lambda z: residuals(z).square().mean(), start)
     else:
