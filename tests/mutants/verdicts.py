@@ -24,10 +24,16 @@ FAILED = "tests/solver/test_convergence.py -k 'failed_sample or (economies and n
 
 MUTANTS = [
     *mutants(
+        "implicitkit/solver/at_rest.py",
+        "tests/problem/test_steady_state.py -k 'flow_leaves or spiral'",
+        ("growth > torch.finfo(z.dtype).eps ** 0.5 *", "growth > -1e9 *"),
+        ("torch.linalg.eigvals(J).real.amax(1)", "torch.linalg.eigvals(J).real.amin(1)"),
+        ("J = f.kind.flow * in_working", "J = -f.kind.flow * in_working"),
+    ),
+    *mutants(
         "implicitkit/solver/judging.py",
         LIMITS + " -k any_units",
         ("largest > (_FAR if self._unit is None else _FAR * self._unit)", "largest > _FAR"),
-        ("self._unit: Tensor | None = options.start_size", "self._unit: Tensor | None = None"),
     ),
     *mutants(
         "implicitkit/solver/crossings.py",

@@ -355,3 +355,5 @@ def test_a_spiral_that_turns_outwards() -> None:
     assert not ik.steady_state(lambda z: -turn @ z, start, solver="newton").message
     neutral = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
     assert not ik.steady_state(lambda z: neutral @ z, start, solver="newton").message
+    one_way = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+    assert "flow leaves" in ik.steady_state(lambda z: one_way * z, start, solver="newton").message
