@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
-from implicitkit.foundation.compat import tree_map
-from implicitkit.foundation.errors import ConvergenceError
+from implicitkit.foundation.compat import tree_flatten, tree_map
+from implicitkit.foundation.errors import CapabilityError, ConvergenceError
 from implicitkit.foundation.estimate import InverseEstimate
 from implicitkit.foundation.wording import UNSTEADY
 
@@ -78,8 +78,9 @@ _NEVER_BEGAN = (
 _ADVICE = {
     Status.MAX_STEPS: "Raise max_steps=, loosen rtol= / atol=, or try another solver= or z0.",
     Status.NONFINITE: (
-        "The search left the domain of the function: start elsewhere, keep z inside (bounds=, a change of variables such as "
-        "z = exp(y)), or try another solver=."
+        "The search left the domain of the function, to whose edge it is led where there is no solution inside (as of "
+        "sqrt(z) + 1 = 0): start elsewhere, keep z inside (bounds=, a change of variables such as z = exp(y)), or try "
+        "another solver=."
     ),
     Status.INACCURATE: "Loosen rtol= / atol=, or scale the data.",
     Status.INFEASIBLE: "Check the data of the constraints.",
@@ -223,7 +224,7 @@ class Solution:
 
     @property
     def message(self) -> str:
-        """What a black-box solver said, if anything."""
+        """What a black-box solver said, or what is to be known of the points that were found, if anything."""
         return self._record.outcome.message
 
     @property
@@ -250,6 +251,18 @@ class Solution:
         if not name.startswith("_") and hasattr(Tensor, name):
             raise AttributeError(f"a Solution is no tensor: do you mean solution.value.{name}?")
         raise AttributeError(f"a Solution has no attribute {name!r}")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Solution:
+        leaves = tree_flatten((self.value, self.multipliers, self.aux))[0]
+        if any(isinstance(t, Tensor) and t.requires_grad and not t.is_leaf for t in leaves):
+            raise CapabilityError(
+                "a Solution whose value carries a derivative cannot be copied deeply: torch copies no graph. "
+                "copy.deepcopy(solution.detach()) has the values and the figures, without the derivative"
+            )
+        other = copy.copy(self)
+        memo[id(self)] = other
+        other.__dict__.update((name, copy.deepcopy(value, memo)) for name, value in self.__dict__.items())
+        return other
 
     def detach(self) -> Solution:
         """The same figures beside a value without derivative: to keep a solution without its graph and its inputs.
@@ -360,6 +373,8 @@ class Solution:
             report = self.backward
             ok = "converged" if bool(report.converged.all()) else "not converged"
             parts.append(f"backward: {ok}, steps={int(report.steps.max())}, residual={report.residual_norm.max():.2e}")
+        if outcome.message and good:
+            parts.append(outcome.message)
         return f"Solution({'; '.join(parts)})"
 
 

@@ -36,7 +36,7 @@ from implicitkit.foundation.refill import refilled
 from implicitkit.foundation.trees import tree_flatten, tree_map, tree_unflatten
 from implicitkit.foundation.written import FirstCalls
 from implicitkit.lifting.entries import Entries, Rest, differentiated, explicit, has_lazy, to_lift
-from implicitkit.lifting.purity import watched
+from implicitkit.lifting.purity import moved, watched
 from implicitkit.lifting.reach import Scope, below, can_keep, holds_compiled, modules_in_use, reachable_modules
 from implicitkit.lifting.watch import (
     Called,
@@ -272,7 +272,8 @@ def _first_evaluation(
         with looks:
             return lifted._evaluate(z, plain)
 
-    return watched(evaluate, lifted, given, len(leaves), constants)
+    beside = lambda: lifted._evaluate(tree_map(moved, z), plain)  # noqa: E731
+    return watched(evaluate, lifted, given, len(leaves), constants, beside)
 
 
 def _refuse_leaks(lifted: Lifted, z: Any, plain: Sequence[Tensor], out: Any, levels: bool, why: str = "") -> None:

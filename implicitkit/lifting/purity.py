@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import ImpureFunctionWarning, warn
+from implicitkit.foundation.trees import tree_flatten
 from implicitkit.foundation.written import IN_PLACE
 from implicitkit.lifting.entries import present
-from implicitkit.lifting.reach import version
+from implicitkit.lifting.reach import named_tensors, version
 from implicitkit.lifting.watch import Constants, swapped
 
-__all__ = ["watched"]
+__all__ = ["moved", "watched"]
 
 
 class Impurities(Protocol):
@@ -25,6 +27,10 @@ class Impurities(Protocol):
     random: bool
     compiled: bool
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The user's."""
+
 
 def watched(
     evaluate: Callable[[], Any],
@@ -32,14 +38,17 @@ def watched(
     given: Sequence[Tensor],
     states: int,
     constants: Constants,
+    beside: Callable[[], Any],
 ) -> Any:
-    """``evaluate()``, watched: in-place changes of what was ``given`` raise; random numbers and updated buffers warn.
+    """``evaluate()``, watched: in-place changes of what was ``given`` raise; random numbers, updated buffers and a state of
+    the function's own warn.  ``beside()`` evaluates it at another point.
 
     The evaluation runs on copies of the modules' buffers; if it changed them, every later evaluation gets fresh copies
     too (the function is then one and the same map throughout, and the modules keep their statistics).
     """
     versions = [version(t) for t in given]
     device = given[0].device
+    held = [] if isinstance(into.function, nn.Module) else [(n, t, version(t)) for n, t in named_tensors(into.function)]
     random = _random_state(device)
     if constants:
         copies = [t.clone() for _, t in constants]
@@ -59,7 +68,31 @@ def watched(
             "or draw the mask once outside and pass it as an argument",
             ImpureFunctionWarning,
         )
+    elif written := dict.fromkeys(name for name, t, before in held if version(t) != before):
+        with suppress(Exception):  # what it leaves of another point may only show at this one
+            beside()
+        _note_state(written, out, evaluate())
     return out
+
+
+def moved(t: Any) -> Any:
+    """Another point, near enough for most functions."""
+    return t + 0.01 * (1 + t.abs()) if isinstance(t, Tensor) and t.is_floating_point() else t
+
+
+def _note_state(written: Iterable[str], out: Any, again: Any) -> None:
+    """Warn where a function that has written into tensors of its scope returns something else at the same point then: it
+    has a state that nobody solves for (a counter, or a list of what it was given, is none)."""
+    pairs = [
+        (a, b) for a, b in zip(tree_flatten(out)[0], tree_flatten(again)[0], strict=False) if isinstance(a, Tensor)
+    ]
+    if any(not torch.equal(a.detach().nan_to_num(), b.detach().nan_to_num()) for a, b in pairs):
+        warn(
+            f"the function writes into {', '.join(map(repr, written))}, which it captures, and depends on what it has "
+            "written: at the same point it returns something else the next time. That is a state besides z, which the solve "
+            "follows blindly and of which the derivative knows nothing: make it part of z, or pass it in args and leave it",
+            ImpureFunctionWarning,
+        )
 
 
 def _refuse_written(given: Sequence[Tensor], versions: Sequence[int], states: int) -> None:

@@ -133,18 +133,20 @@ def _global_names(code: types.CodeType) -> tuple[str, ...]:
 
 def captured_rows(function: Any, rows: int) -> list[str]:
     """Names of variables of the enclosing scope, and of attributes, that hold tensors with so many rows."""
-    found: dict[str, None] = {}
+    return list({name: None for name, x in named_tensors(function) if x.ndim and len(x) == rows})
+
+
+def named_tensors(function: Any) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that a function, and those that it calls by a name of its scope, refer to by a name."""
     todo, seen = [(function, 0)], set()
     while todo:
         function, depth = todo.pop(0)
         seen.add(id(function))
         for name, x in _uses(function):
             if isinstance(x, Tensor):
-                if x.ndim and len(x) == rows:
-                    found[name] = None
+                yield name, x
             elif callable(x) and not isinstance(x, type) and id(x) not in seen and depth < _DEPTH:
                 todo.append((x, depth + 1))
-    return list(found)
 
 
 def _uses(function: Any) -> Iterator[tuple[str, Any]]:

@@ -28,6 +28,7 @@ class Options:
     """How a solve is run: tolerances (``|F| <= atol + rtol * scale``), limits, what is watched.
 
     ``start_norm``: ``|F|`` ``(batch,)`` where the whole solve began, if that is not where this solver does.
+    ``start_size``: the largest entry there, likewise.
     ``norm``: what ``|F|`` is in tests of convergence, ``(batch, n) -> (batch,)``; ``None``: the 2-norm.
     ``atol_is_default``: nobody gave ``atol``, so that it must follow the units (:meth:`floor`).
     """
@@ -40,6 +41,7 @@ class Options:
     start_norm: Tensor | None = None
     norm: Callable[[Tensor], Tensor] | None = None
     atol_is_default: bool = False
+    start_size: Tensor | None = None
 
     def size(self, rows: Tensor) -> Tensor:
         """``|F|`` of each row, ``(batch,)``; of half precision in float32."""
@@ -90,6 +92,7 @@ class Outcome:
     tolerance: Tensor | None = None
     more: int = 0  # steps that a callback has seen beyond those of any sample: of several loops in turn
     onward: Tensor | None = None  # where others should go on from, if not at z
+    halted: bool = False  # has a callback asked to stop, be it in the step with which the last sample ended?
     examined: bool = False  # is every point known to be a minimum, not only stationary?
     _counted: tuple[Tensor, bool] | None = field(
         default=None, init=False, repr=False
@@ -151,6 +154,7 @@ class Solver(Configured):
             ``"constrained"``, ``"quadratic_program"``, or the word of a plugin's own kind.
         max_size: the most unknowns that one sample may have; ``None``: any number.
         general: serves every kind of problem, whatever it solves (a user's own solver of his own problem).
+        follows_flow: of a state at rest it finds one that the flow leads to, as a rule.
         scales: measures the unknowns by the columns of a Jacobian (``x_scale="jac"``).
 
     Shapes: it sees every problem as a matrix ``z (batch, n)`` of independent samples; ``f(z)`` has the same shape
@@ -166,6 +170,7 @@ class Solver(Configured):
     name: ClassVar[str] = ""
     max_size: ClassVar[int | None] = None
     general: ClassVar[bool] = False
+    follows_flow: bool = False
     scales: bool = False
 
     @property

@@ -21,6 +21,7 @@ from implicitkit.solver.judging import Judge
 from implicitkit.solver.minima import Progress
 from implicitkit.solver.probing import fell_steeply
 from implicitkit.solver.returned import kept, stepped
+from implicitkit.solver.starts import has_a_value
 
 __all__ = ["iterate"]
 
@@ -85,16 +86,15 @@ class _Loop:
         self.batch = self.alive = self.at_work = z0.shape[0]
         self.everything: _Full | None = None
         self.norm = self.judge.norm(f.residual(z0))
-        self.infinity = self.norm.new_full(
-            (), math.inf
-        )  # a tensor: compared in a third of the time that a number takes
+        # a tensor: compared in a third of the time that a number takes
+        self.infinity = self.norm.new_full((), math.inf)
         self.best_norm = torch.full_like(self.norm, math.inf)
         self.active = f.active
         self.steps = torch.zeros(self.batch, dtype=torch.int64, device=z0.device)
         self.status = torch.full_like(self.steps, int(Status.MAX_STEPS))
         self.steep = torch.zeros_like(self.active)
         self.last: tuple[Tensor, Tensor, Tensor] | None = None  # z, |F| and F, a step ago
-        self.all_converged = False
+        self.all_converged = self.halted = False
         self.state = method.init(f, z0)
         self.stuck: Tensor | None = None
         self.settled: Tensor | None = None
@@ -196,6 +196,9 @@ class _Loop:
         if _count(done)[0] < self.alive - left:
             failed = ended.logical_and_(~done)
             self.status.masked_fill_(failed, int(Status.NONFINITE))
+            if self.step and self.f.kind.minimisation:  # a kink, where the gradient of sqrt(z^2) is NaN
+                kink = has_a_value(self.f, self.z, failed & ~(self.norm < math.inf))
+                self.status.masked_fill_(kink, int(Status.STALLED))
             if self.stuck is not None:
                 self.status.masked_fill_(failed & (self.norm < math.inf), int(Status.STALLED))
                 if self.progress.unbounded is not None:
@@ -220,10 +223,10 @@ class _Loop:
         if self.options.callback is None or self.step == 0:
             return False
         z = self.z if self.everything is None else self.everything.merge(self.z, "z")
-        if self.options.callback(self.step, z, norm) is not True or not self.at_work:
-            return False
-        self.status = torch.where(self.active, int(Status.STOPPED), self.status)
-        return True
+        self.halted = self.options.callback(self.step, z, norm) is True
+        if self.halted and self.at_work:
+            self.status = torch.where(self.active, int(Status.STOPPED), self.status)
+        return self.halted
 
     def advance(self) -> None:
         """One step of the method for the samples at work."""
@@ -320,10 +323,11 @@ class _Loop:
         if not self.all_converged and int(torch.count_nonzero(status)):
             norm = torch.where(torch.isinf(norm), torch.nan, norm)
         status, tolerance = self._last_word(best, norm, status, steep, tolerance)
-        f = self.f
-        figures = f.evaluations, f.sample_evaluations, self.traces, self.remark
-        onward = self._onward()
-        return Outcome(best, norm, steps, status, *figures, kept=keep, tolerance=tolerance, onward=onward)
+        figures = self.f.evaluations, self.f.sample_evaluations, self.traces, self.remark
+        if self.halted:  # a sample that its method gave up in that step is not for others to go on with
+            status = torch.where(status != int(Status.CONVERGED), int(Status.STOPPED), status)
+        onward, halted = self._onward(), self.halted
+        return Outcome(best, norm, steps, status, *figures, "", keep, tolerance=tolerance, onward=onward, halted=halted)
 
     def _onward(self) -> Tensor | None:
         """Where a minimisation that has run out of steps stands, if that is not its best point: along a valley ``|F|`` rises

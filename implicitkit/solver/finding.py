@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from implicitkit.solution import Status
+from implicitkit.solver.at_rest import said_of_flow
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.evaluations import Evaluations, subset
 from implicitkit.solver.minima import ROUNDING, downhill, falls_forever
-from implicitkit.solver.starts import beside
+from implicitkit.solver.starts import beside, is_lowest
 
 __all__ = ["find"]
 
@@ -27,6 +28,10 @@ _NO_SLOPE = (
     "The function has a value at z0, but no finite derivative there, nor close by: that of sqrt, of a power or of a norm "
     "at zero is infinite or NaN, and so is that of a branch that torch.where does not take, if it is outside its domain"
 )
+_IN_A_KINK = (
+    "The objective is lower at z0 than all around it, but has no derivative there: a minimum in a kink, as of sqrt(z^2) at "
+    "zero, has a value and no gradient that vanishes"
+)
 _WAY = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8, 1 / 16, 0.0)  # of the way out: where a point may be lower
 
 
@@ -34,6 +39,10 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
     """Run the solver from ``z0`` ``(batch, n)``; of a minimisation, constrained or not, on to a minimum."""
     outcome = solver.run(f, z0, options)
     _begin_beside(solver, f, z0, options, outcome)
+    if f.kind.equation and f.kind.flow and not solver.follows_flow:
+        f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
+        outcome.message = outcome.message or said_of_flow(f, outcome.z, outcome.status == int(Status.CONVERGED))
+        outcome.evaluations, outcome.sample_evaluations = f.evaluations, f.sample_evaluations
     if not (f.kind.minimisation or f.kind.returns_program) or outcome.examined:
         return outcome
     f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
@@ -60,7 +69,10 @@ def _begin_beside(solver: Solver, f: Evaluations, z0: Tensor, options: Options, 
     if solver.general or not bool(failed.any()):
         return
     f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
-    start, lost = beside(f, z0, failed)
+    lowest = is_lowest(f, z0, failed, options.atol) if f.kind.minimisation else torch.zeros_like(failed)
+    if bool(lowest.any()):  # no step from beside it comes to rest anywhere else
+        outcome.status, outcome.message = torch.where(lowest, int(Status.STALLED), outcome.status), _IN_A_KINK
+    start, lost = beside(f, z0, failed & ~lowest)
     if bool(lost.any()):
         outcome.message = _NO_SLOPE
     moved = (start != z0).any(1)
@@ -134,12 +146,21 @@ def _leave_saddles(solver: Solver, f: Evaluations, options: Options, outcome: Ou
         outcome.status = torch.where(open_, int(Status.SADDLE), outcome.status)
         if solver.general or escape == _ESCAPES:
             return
-        again = solver.run(f, lower, replace(options.after(0, outcome.shown), start_norm=None))
+        if outcome.halted:
+            outcome.status = torch.where(open_, int(Status.STOPPED), outcome.status)
+            return
+        later = options.after(int(outcome.steps[open_].max()), outcome.shown)
+        if later.max_steps is not None and later.max_steps < 1:
+            return
+        again = solver.run(f, lower, replace(later, start_norm=None))
         f.evaluations, f.sample_evaluations = again.evaluations, again.sample_evaluations
         claimed = open_ & (again.status == int(Status.CONVERGED))
         if bool(claimed.any()):  # far out a gradient may vanish by rounding (z - sin z at -1e40)
             claimed = claimed & ~forever(f, again.z, claimed)
-        _take(outcome, again, claimed, open_)
+        halted = (again.status == int(Status.STOPPED)) | (again.status == int(Status.MAX_STEPS))
+        _take(outcome, again, claimed | (open_ & halted & torch.isfinite(again.residual_norm)), open_)
+        outcome.obey(again.status)
+        outcome.halted = again.halted
 
 
 def _take(outcome: Outcome, again: Outcome, better: Tensor, open_: Tensor) -> None:

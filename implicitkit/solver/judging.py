@@ -34,7 +34,7 @@ from implicitkit.solver.scales import in_working_precision, is_healthy, rounding
 from implicitkit.solver.settled import is_settled, still_holds
 from implicitkit.solver.steps.factored import is_noise
 
-__all__ = ["Judge"]
+__all__ = ["Judge", "start_size"]
 
 _FAR = 5.0  # max |z| beyond which a vanishing residual is asked whether it vanishes at infinity ...
 _FAR_FIXED = 8.0  # ... that of a fixed point, ...
@@ -68,6 +68,8 @@ class Judge:
         self._floor_of = options.floor
         # |F_i(z0)|, where nobody gave ``atol`` and the equations may have units of their own, ``(batch, n)``
         own = options.atol_is_default and options.rtol > 0 and not (f.kind.iteration or f.kind.like_state)
+        # of a fit, what is far in units of its start: at most 1
+        self._unit: Tensor | None = options.start_size
         self._has_rows = own and f.system.size > 1
         self._rows: Tensor | None = None
         self.first: Tensor | None = None  # what is asked at first, where it is not relative to the state
@@ -104,6 +106,8 @@ class Judge:
                 return self._by_pieces(self._pieces, z, norm, size)
             return torch.addcmul(self._least, size, self._rate)
         if self.bound is None:
+            if self.f.kind.of_residuals and self._unit is None:
+                self._unit = start_size(z)
             norm = norm if self.start_norm is None else self.start_norm
             self.floor = self._floor_of(self._size(z) + norm if self.f.kind.like_state else norm)
             self.first = self.bound = torch.where(torch.isfinite(norm), norm * self.rtol, 0).add_(self.atol)
@@ -135,7 +139,7 @@ class Judge:
         judge.f, judge._last, judge._away = (self.f if f is None else f), None, None
         judge._healthy = judge._held = None
         judge.came_from = None
-        for name in ("start_norm", "first", "bound", "floor", "_reach", "_least", "_rows"):
+        for name in ("start_norm", "first", "bound", "floor", "_reach", "_least", "_rows", "_unit"):
             value = getattr(self, name)
             if isinstance(value, Tensor) and value.ndim:
                 setattr(judge, name, value.index_select(0, samples))
@@ -309,7 +313,7 @@ class Judge:
     def _all_are_near(self, z: Tensor) -> bool:
         """Is :meth:`_is_far` true of no sample?  By the largest entry of all, which is cheaper."""
         if self._reach is None:
-            return self.largest(z) <= _FAR
+            return self.largest(z) <= _FAR and (self._unit is None or not bool(self._is_far(z).any()))
         return self.largest(z) <= _FAR_FIXED and not int(self._size(z).gt(self._reach).count_nonzero())
 
     def largest(self, z: Tensor) -> float:
@@ -330,7 +334,7 @@ class Judge:
     def _is_far(self, z: Tensor) -> Tensor:
         largest = z.abs().amax(1)
         if self._reach is None:
-            return largest > _FAR
+            return largest > (_FAR if self._unit is None else _FAR * self._unit)
         return (largest > _FAR_FIXED) | (self._size(z) > self._reach)
 
     def _excess(self, z: Tensor, which: Tensor, rtol: float | Tensor, careful: bool, noise: bool = True) -> Tensor:
@@ -377,6 +381,12 @@ class Judge:
         if len(samples) == len(which):
             return answer
         return answer.new_zeros(len(which), *answer.shape[1:]).index_copy(0, samples, answer)
+
+
+def start_size(z: Tensor) -> Tensor:
+    """The largest entry of each start, 1 at most and where it is zero, ``(batch,)``: what is far is so in its units."""
+    largest = z.abs().amax(1).nan_to_num(1.0, 1.0).clamp_max(1)
+    return torch.where(largest > 0, largest, 1)
 
 
 def _ratio(value: Tensor, bound: Tensor) -> Tensor:

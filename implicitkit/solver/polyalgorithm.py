@@ -14,6 +14,7 @@ from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.second_order import falls_forever_within
 from implicitkit.solver.evaluations import Evaluations, subset
+from implicitkit.solver.judging import start_size
 from implicitkit.solver.starts import has_no_slope
 
 __all__ = ["Polyalgorithm", "Stage"]
@@ -106,6 +107,11 @@ class Polyalgorithm(Solver):
         return str(self.stages[0].make().solves)
 
     @property
+    def follows_flow(self) -> bool:  # type: ignore[override]
+        """Whether the first stage does."""
+        return bool(self.stages[0].make().follows_flow)
+
+    @property
     def scales(self) -> bool:  # type: ignore[override]
         """Whether one of the stages does."""
         return any(stage.make().scales for stage in self.stages)
@@ -116,12 +122,13 @@ class Polyalgorithm(Solver):
             stages = stages[1:]
         solver = stages[0].make()
         total = solver.run(f, z0, _limited(options, stages[0].max_steps))
-        total.solver = _title(self.name, [solver.name])
+        first = total.solver or solver.name
+        total.solver = _title(self.name, [first])
         if total.all_converged or len(stages) == 1:
             return total
         total.obey(total.status)
         failed = total.status != int(Status.CONVERGED)
-        finishers = [] if bool(failed.all()) else [solver.name]
+        finishers = [] if bool(failed.all()) else [first]
         total.solver = _title(self.name, finishers)
         if bool((total.status == int(Status.STOPPED)).any()):
             return total
@@ -140,6 +147,7 @@ class Polyalgorithm(Solver):
             falls = falls_forever_within(f, total.z, failed)
             total.status = torch.where(falls, int(Status.UNBOUNDED), total.status)
         start_norm = torch.linalg.vector_norm(f.residual(z0), dim=1)
+        options = replace(options, start_size=start_size(z0) if f.kind.of_residuals else None)
         total = self._go_on(stages[1:], f, z0, options, total, start_norm, waiting, finishers)
         f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
         total.solver = _title(self.name, finishers)
@@ -180,14 +188,12 @@ class Polyalgorithm(Solver):
             if granted is None:
                 continue
             solver = granted.make()
-            found = solver.run(
-                part,
-                begin,
-                replace(_limited(later, granted.max_steps), start_norm=start_norm.index_select(0, samples)),
-            )
+            sizes = None if later.start_size is None else later.start_size.index_select(0, samples)
+            norms, limited = start_norm.index_select(0, samples), _limited(later, granted.max_steps)
+            found = solver.run(part, begin, replace(limited, start_norm=norms, start_size=sizes))
             falls.index_add_(0, samples, (found.status == int(Status.UNBOUNDED)).long())
             if _merge(total, found, samples, open_.index_select(0, samples)):
-                finishers.append(solver.name)
+                finishers.append(found.solver or solver.name)
             total.shown = shown + found.shown
             latest = onward.index_copy(0, samples, found.z if found.onward is None else found.onward)
         return total
@@ -204,7 +210,7 @@ def _limited(options: Options, max_steps: int | None) -> Options:
     # not dataclasses.replace, which costs four times as much: this is on the way of every solve
     return Options(
         options.rtol, options.atol, max_steps, options.trace, options.callback, options.start_norm, options.norm,
-        options.atol_is_default
+        options.atol_is_default, options.start_size
     )  # fmt: skip
 
 
@@ -234,6 +240,7 @@ def _merge(total: Outcome, found: Outcome, samples: Tensor, open_: Tensor) -> bo
     says_more = better | (total.status[where] == int(Status.MAX_STEPS))
     total.status = total.status.index_copy(0, where[says_more], found.status[open_][says_more])
     total.obey(found.status)
+    total.halted = total.halted or found.halted
     total.steps = total.steps.index_add(0, where, found.steps[open_])
     total.evaluations, total.sample_evaluations = found.evaluations, found.sample_evaluations
     total.trace = total.trace + found.trace[1:]

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.dense import cholesky_batched, factor_batched, lstsq_batched, solve_batched
+from implicitkit.linear.dense import cholesky_batched, lstsq_batched, solve_batched
 from implicitkit.linear.gmres import GMRES
+from implicitkit.solver.crossings import crosses, moved_by_rounding, without
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.limiting_fits import has_a_limit
 from implicitkit.solver.scales import (
@@ -89,27 +90,28 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         scale = torch.where(still & ~grows(f, z, F, still, seen), 0, scale)
     sound = (F.abs() <= _SOUND * scale).all(1)
     flat = (F == 0) & (scale == 0)
-    vanished = flat.all(1)
+    vanished, off = flat.all(1), torch.zeros_like(flat)
     if bool((flat.any(1) & which).any()):
         underflowed, ends = has_underflowed(f, z, flat, seen)
         plateau, vanished = vanished & ends, underflowed | (vanished & ~ends)
         which = which & ~plateau
+        off = flat & ends.unsqueeze(1) if f.kind.minimisation else off
     open_ = which & ~vanished & (z.shape[1] <= DENSE or ~sound)
     if not bool(open_.any()):
         return which & (vanished | ~sound)
     if fit is not None:
         orthogonal, explained = _explains(*fit, in_working_precision(z))
-        near = _by_factors(f, *fit, z, F, scale) & explained
+        near = _by_factors(f, *fit, z, F, scale, off) & explained
         # J is singular wherever residuals are left that are no more than the unknowns
         if bool((open_ & ~near & orthogonal).any()):
             H = in_working_precision(f.linearize(z).dense())
             few = fit[1].shape[1] <= z.shape[1]
-            near = near | (orthogonal & _by_factors(f, H, F, z, F, scale, lines=few))
+            near = near | (orthogonal & _by_factors(f, H, F, z, F, scale, off, lines=few))
         return which & (vanished | ~near | has_a_limit(f, *fit, z, open_ & near))
     A = f.linearize(z)
     if z.shape[1] <= DENSE:
         J = in_working_precision(A.dense())
-        near, known = _by_factors(f, J, F, z, F, scale), (J != 0).flatten(1).any(1) | (F == 0).all(1)
+        near, known = _by_factors(f, J, F, z, F, scale, off), (J != 0).flatten(1).any(1) | (F == 0).all(1)
     else:
         d, known = _by_products(A, F, open_)
         near = _near_a_zero(f, z, F, d, scale, scale)
@@ -245,7 +247,7 @@ def _is_small(d: Tensor, z: Tensor) -> Tensor:
 
 
 def _by_factors(
-    f: Evaluations, J: Tensor, r: Tensor, z: Tensor, F: Tensor, scale: Tensor, lines: bool = True
+    f: Evaluations, J: Tensor, r: Tensor, z: Tensor, F: Tensor, scale: Tensor, off: Tensor, lines: bool = True
 ) -> Tensor:
     """Where the correction ``J d = -r`` (in the sense of least squares) says that a zero of ``F`` is near, ``(batch,)``.
 
@@ -253,7 +255,8 @@ def _by_factors(
     columns of ``J``).  Where ``J`` then is singular but to half the digits (a fit: to rounding), the correction may also be
     that of lower rank, but the zeros (or fits as good) must go on along its null space to the point nearest to the
     origin: a line of them, no way to infinity. Without ``lines`` a singular ``J`` is refused; a square one is not,
-    whatever its condition, where the correction is small and determined (:func:`_is_determined`).
+    whatever its condition, where the correction is small and determined (:mod:`~implicitkit.solver.crossings`).
+    Unknowns that are ``off``, on which an objective does not depend where it is, stay as they are.
     """
     norm = lambda t: torch.linalg.vector_norm(in_working_precision(t), dim=1)  # noqa: E731
     point, square, eps = in_working_precision(z), r is F, torch.finfo(F.dtype).eps
@@ -271,6 +274,8 @@ def _by_factors(
         matrix = matrix * unit.unsqueeze(1)
     matrix = matrix / rows.unsqueeze(2)
     b = torch.where(finite[:, None], -r / rows, 0)
+    if bool(off.any()):
+        matrix, b = without(matrix, b, off)
     d, regular, _ = solve_batched(matrix, b) if square else lstsq_batched(matrix, b)
     rcond = eps**0.5 if square else None
     low = lstsq_batched(matrix, b, rcond=rcond)[0]
@@ -295,23 +300,15 @@ def _by_factors(
     open_ = regular & ~(full | line) & _is_small(unit * d, z)
     sure = full | line
     if square and bool(open_.any()):
-        sure = sure | (open_ & _is_determined(matrix, unit, point, z))
+        determined = _is_small(moved_by_rounding(matrix, unit, point), z)
+        if bool((open_ & ~determined).any()):
+            determined = determined | crosses(f, z, matrix, unit, rows, _SOUND_LOW)
+        sure = sure | (open_ & determined)
     near = regular & sure & _near_a_zero(f, z, F, unit * d, scale, terms)
     near = near | (solvable & line & _near_a_zero(f, z, F, unit * low, scale, terms))
     if square:  # a zero to the last bit where F is not zero all around: one of high multiplicity, say
         near = near | ((F == 0) & (scale > 0)).all(1)
     return finite & near
-
-
-def _is_determined(matrix: Tensor, unit: Tensor, point: Tensor, z: Tensor) -> Tensor:
-    """Where rounding of ``J`` and ``F`` moves the correction by little beside ``z``, ``(batch,)``:
-    ``eps |M^-1| |M| |z|``, of the scaled matrix ``M`` (Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed.,
-    2002, equation 7.12).  It asks nothing of units, and little of the condition: a chain of 64 has 1e4, and loses three
-    digits.
-    """
-    inverse = factor_batched(matrix, columns_too=False).solve(torch.diag_embed(torch.ones_like(unit)))
-    moved = (inverse.abs() @ (matrix.abs() @ (point / unit).abs().unsqueeze(2))).squeeze(2)
-    return _is_small(NOISE * torch.finfo(z.dtype).eps * unit * moved, z)
 
 
 def _by_products(A: Operator, F: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["beside", "has_no_slope"]
+__all__ = ["beside", "has_a_value", "has_no_slope", "is_lowest"]
 
 _MOVES = (1e-3, -1e-3, 1e-6, -1e-6, 0.1)  # times 1 + |z|: outwards first, since roots and logarithms end at zero
+_ALONE = 8  # unknowns that are moved one by one
 _SPREAD = 0.6180339887498949  # no two unknowns move by the same: |z_1 - z_2| has no derivative either
 
 
@@ -48,6 +49,37 @@ def beside(f: Evaluations, z0: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
             break
     _account(f, probe)
     return start, open_
+
+
+def has_a_value(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
+    """Where what the user's function returns is finite at a finite ``z``, of the samples ``which``, ``(batch,)``; asked if
+    there are any."""
+    if not bool(which.any()):
+        return which
+    probe = Evaluations(f.system, f.theta, "minimise" if f.kind.minimisation else "root")
+    found = which & torch.isfinite(z).all(1) & _has_value(probe, z)
+    _account(f, probe)
+    return found
+
+
+def is_lowest(f: Evaluations, z: Tensor, which: Tensor, atol: float) -> Tensor:
+    """Where an objective without a derivative at ``z`` is lower there than on both sides, near and less near, along every
+    one of those unknowns alone, up to eight, and all of them at once, and does not change with the others, ``(batch,)``: a
+    minimum in a kink, ``sqrt(z^2)`` at zero."""
+    probe = Evaluations(f.system, f.theta, "minimise")
+    slope = probe(z)
+    missing, level = ~torch.isfinite(slope) & which.unsqueeze(1), probe.value(z)
+    found = which & missing.any(1) & (missing | (slope.abs() <= atol)).all(1)
+    alone = min(int(missing.sum(1).max()), _ALONE)
+    for k in range(alone + 1):
+        moved = missing & (missing.cumsum(1) == k) if k else missing  # all at once first
+        for move in _MOVES[:4]:
+            if not bool(found.any()):
+                break
+            there = probe.value(torch.where(moved, z + move * (1 + z.abs()), z))
+            found = found & ((there > level) | ~moved.any(1))
+    _account(f, probe)
+    return found
 
 
 def _slope(f: Evaluations, z: Tensor) -> Tensor:

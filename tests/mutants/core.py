@@ -17,6 +17,23 @@ DEGENERACY = "tests/problem/test_qp.py tests/mutants/test_survivors.py -k 'degen
 
 MUTANTS = [
     *mutants(
+        "implicitkit/lifting/purity.py",
+        "tests/core/test_states_of_their_own.py",
+        ("            beside()\n", "            pass\n"),
+        ("if any(not torch.equal(", "if any(torch.equal("),
+        ("for name, t, before in held if version(t) != before)", "for name, t, before in held if False)"),
+    ),
+    *mutants(
+        "implicitkit/lifting/reach.py",
+        "tests/core/test_states_of_their_own.py",
+        ("                todo.append((x, depth + 1))\n", "                pass\n"),
+    ),
+    *mutants(
+        "implicitkit/solution.py",
+        "tests/core/test_states_of_their_own.py -k deep",
+        ("if any(isinstance(t, Tensor) and t.requires_grad and not t.is_leaf for t in leaves):", "if not leaves:"),
+    ),
+    *mutants(
         "implicitkit/rule/hidden.py",
         "tests/derivatives/test_hidden.py",
         ("_TIMES_K = 10.0", "_TIMES_K = 0.0"),

@@ -18,9 +18,53 @@ CLIMBED = "tests/solver/test_convergence.py -k has_climbed_to"
 UNITS = "tests/solver/test_units.py -k 'composition or exponential or single'"
 UNITS_OF_MAPS = "tests/solver/test_units.py -k 'cosine'"
 SECOND = "tests/solver/test_second_order.py"
+STAYED = "tests/solver/test_nothing_ran_away.py"
+KINKS = "tests/solver/test_minima_in_kinks.py"
 FAILED = "tests/solver/test_convergence.py -k 'failed_sample or (economies and newton)'"
 
 MUTANTS = [
+    *mutants(
+        "implicitkit/solver/at_rest.py",
+        "tests/problem/test_steady_state.py -k 'flow_leaves or spiral'",
+        ("growth > torch.finfo(z.dtype).eps ** 0.5 *", "growth > -1e9 *"),
+        ("torch.linalg.eigvals(J).real.amax(1)", "torch.linalg.eigvals(J).real.amin(1)"),
+        ("J = f.kind.flow * in_working", "J = -f.kind.flow * in_working"),
+    ),
+    *mutants(
+        "implicitkit/solver/judging.py",
+        LIMITS + " -k any_units",
+        ("largest > (_FAR if self._unit is None else _FAR * self._unit)", "largest > _FAR"),
+    ),
+    *mutants(
+        "implicitkit/solver/crossings.py",
+        STAYED + " -k 'discount or company'",
+        ("clear = (there * back < 0) &", "clear = (there * back > 0) &"),
+        ("found = found & (~asked | (clear & straight))", "found = found & ~asked"),
+        ("vague = S * sound < 10 * eps", "vague = S * sound < 1e9 * eps"),
+        ("straight = ((there - back) - said).abs()", "straight = ((there - back) + said).abs()"),
+    ),
+    *mutants(
+        "implicitkit/solver/crossings.py",
+        STAYED + " -k unit_that_is_off",
+        ("return torch.where(off.unsqueeze(2), fixed, kept), torch.where(off, 0, b)", "return M, b"),
+    ),
+    *mutants(
+        "implicitkit/solver/underflow.py",
+        STAYED + " -k unit_that_is_off",
+        ("known & rises & flat.all(1)", "known & rises"),
+    ),
+    *mutants(
+        "implicitkit/solver/starts.py",
+        KINKS,
+        ("found & ((there > level) | ~moved.any(1))", "found & ((there < level) | ~moved.any(1))"),
+        ("(missing | (slope.abs() <= atol)).all(1)", "(missing | (slope.abs() >= 0)).all(1)"),
+        ("(missing.cumsum(1) == k) if k else missing", "(missing.cumsum(1) == k) if False else missing"),
+    ),
+    *mutants(
+        "implicitkit/solver/driver.py",
+        KINKS,
+        ("if self.step and self.f.kind.minimisation:", "if False:"),
+    ),
     *mutants(
         "implicitkit/solver/scales.py",
         "tests/mutants/test_survivors_verdicts.py -k unit_in_the_last_place",
@@ -416,7 +460,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/judging.py",
         "tests/solver/test_convergence.py -k 'economies or infinity or runs_away or diverge'",
-        ("            return self.largest(z) <= _FAR\n", "            return True\n"),
+        ("return self.largest(z) <= _FAR and (self._unit is None or", "return True or (self._unit is None or"),
         ("return self.largest(z) <= _FAR_FIXED and not", "return not"),
     ),
     *mutants(

@@ -323,3 +323,37 @@ def test_conformance(solver: Any, check: Any) -> None:
 @ik.testing.parametrize_with_checks(["integrate"])
 def test_conformance_of_integrate(solver: Any, check: Any) -> None:
     check(solver)
+
+
+@pytest.mark.parametrize(
+    "solver", ["newton", "newton_krylov", "broyden", "scipy.root.hybr", "auto", "pseudo_transient"]
+)
+def test_a_state_that_the_flow_leaves_is_said_to_be_one(solver: str) -> None:
+    """Logistic growth from a little: Newton's steps come to zero, which the flow leaves."""
+    z0 = torch.tensor([0.05], dtype=torch.float64)
+    found = ik.steady_state(lambda z: 2 * z * (1 - z), z0, solver=solver)
+    left = abs(float(found.value)) < 0.5
+    assert left == (solver not in ("auto", "pseudo_transient"))
+    assert ("flow leaves this state: a disturbance grows by e in 0.5 " in found.message) == left
+    assert ("flow leaves" in repr(found)) == left
+    there = ik.steady_state(lambda z: 2 * z * (1 - z), z0 + 1.2, solver=solver)
+    assert not there.message
+
+
+def test_states_of_a_batch_that_the_flow_leaves_are_counted() -> None:
+    rates = torch.tensor([[1.0], [-1.0], [3.0]], dtype=torch.float64)
+    z0 = torch.full((3, 1), 0.05, dtype=torch.float64)
+    found = ik.steady_state(lambda z, r: r * z * (1 - z), z0, (rates,), batch_dims=1, solver="newton")
+    assert "2 of 3 states" in found.message
+
+
+def test_a_spiral_that_turns_outwards() -> None:
+    """No real eigenvalue: ``0.1 +- i``."""
+    turn = torch.tensor([[0.1, 1.0], [-1.0, 0.1]], dtype=torch.float64)
+    start = torch.ones(2, dtype=torch.float64)
+    assert "flow leaves" in ik.steady_state(lambda z: turn @ z, start, solver="newton").message
+    assert not ik.steady_state(lambda z: -turn @ z, start, solver="newton").message
+    neutral = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
+    assert not ik.steady_state(lambda z: neutral @ z, start, solver="newton").message
+    one_way = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+    assert "flow leaves" in ik.steady_state(lambda z: one_way * z, start, solver="newton").message

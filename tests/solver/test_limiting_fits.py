@@ -76,3 +76,29 @@ def test_what_is_no_fit_is_not_claimed(
         assert ik.Status(int(found.status)).name in ("DIVERGED", "SADDLE"), found
     else:
         assert bool(found.converged), found
+
+
+@pytest.mark.parametrize(
+    ("solver", "unknown", "data", "dtype"),
+    [
+        ("auto", 1e-6, 1.0, torch.float64),
+        *(
+            ("levenberg_marquardt", unknown, data, dtype)
+            for unknown in (1e-9, 1e-6, 1.0, 1e6)
+            for data in (1e-6, 1.0, 1e6)
+            for dtype in (torch.float32, torch.float64)
+        ),
+    ],
+)
+def test_a_straight_line_is_no_saturation_in_any_units(
+    solver: str, unknown: float, data: float, dtype: torch.dtype
+) -> None:
+    """``z_1 s / (z_2 + s)`` fitted to a line: counted in units so small that no ``z`` is large, it runs away as well."""
+    s = torch.linspace(0.1, 3, 40, dtype=dtype)
+
+    def residuals(z):
+        return data * (z[0] / unknown * s / (z[1] / unknown + s) - 2 * s)
+
+    start = torch.full((2,), unknown, dtype=dtype)
+    found = ik.least_squares(residuals, start, solver=solver, on_failure="ignore")
+    assert not bool(found.converged), found

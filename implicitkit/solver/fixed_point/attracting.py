@@ -18,6 +18,7 @@ from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.evaluations import Evaluations, subset
 from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.fixed_point.picard import Picard
+from implicitkit.solver.fixed_point.repelling import leads_away, stretches
 from implicitkit.solver.method import Method
 from implicitkit.solver.scales import in_working_precision
 
@@ -28,8 +29,6 @@ PATH, PATH_STEPS = Impatient(Picard(), window=32, horizon=500.0, reach=1e6, foll
 
 _DOUBT = 1e-3  # by which a Ritz value exceeds one before anybody looks
 _SQUARINGS = 10  # of the projected Jacobian: its spectral radius by |H^1024|^(1/1024)
-_PRODUCTS = 9  # with the Jacobian at the point
-_GROWS = 1.01  # in each of them
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,8 @@ class Attracting(Solver):
     (:func:`outward`).  Where one exceeds one in modulus, products with ``J`` at the point, by differences, from the Ritz
     vector on, say whether ``J`` does stretch; and where it does, ``z <- f(z)`` from ``z_0`` has the last word: what that
     converges to attracts.  A map that has no fixed point of this kind within reach keeps the first one,
-    which is a solution like any other.
+    which is a solution like any other; of one that is affine on the way that is known without going it
+    (:mod:`~implicitkit.solver.fixed_point.repelling`).
 
     Source: Ritz values, Saad (2011), *Numerical Methods for Large Eigenvalue Problems*, section 4.3; that a fixed point
     attracts where the spectral radius of ``J`` is below one, Ostrowski (1960).
@@ -72,20 +72,21 @@ class Attracting(Solver):
         history, direction = (outcome.kept.pop(name, None) for name in ("history", "outward"))
         if history is not None:
             direction = outward(history)
-        if direction is None:
+        if direction is None or outcome.halted:
             return outcome
         doubtful = (outcome.status == int(Status.CONVERGED)) & (direction != 0).any(1)
         if bool(doubtful.any()):
             f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations
-            repels = _stretches(f, outcome.z, doubtful, direction)
+            repels, v = stretches(f, outcome.z, doubtful, direction)
+            repels = repels & ~leads_away(f, z0, outcome.z, repels, v) if bool(repels.any()) else repels
             if bool(repels.any()):
-                _iterate(f, z0, options, outcome, repels)
+                _iterate(f, z0, options, outcome, repels, self.name)
             outcome.evaluations, outcome.sample_evaluations = f.evaluations, f.sample_evaluations
         return outcome
 
 
-def _iterate(f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, which: Tensor) -> None:
-    """The plain iteration for some samples; its fixed points take the place of theirs."""
+def _iterate(f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, which: Tensor, name: str) -> None:
+    """The plain iteration for some samples; its fixed points take the place of theirs, which the method ``name`` found."""
     later = options.after(outcome.taken, outcome.shown)
     left = PATH_STEPS if later.max_steps is None else min(later.max_steps, PATH_STEPS)
     if left < 1:
@@ -104,34 +105,13 @@ def _iterate(f: Evaluations, z0: Tensor, options: Options, outcome: Outcome, whi
     outcome.obey(found.status)
     better = mine & (found.status == int(Status.CONVERGED))
     index = samples[better]
+    if len(index):
+        own = (outcome.status == int(Status.CONVERGED)).index_fill(0, index, False)
+        outcome.solver = f"{name}, {PATH.name}" if bool(own.any()) else PATH.name
     outcome.z = outcome.z.index_copy(0, index, found.z[better])
     outcome.residual_norm = outcome.residual_norm.index_copy(0, index, found.residual_norm[better])
     if outcome.tolerance is not None and found.tolerance is not None:
         outcome.tolerance = outcome.tolerance.index_copy(0, index, found.tolerance[better])
-
-
-def _stretches(f: Evaluations, z: Tensor, which: Tensor, direction: Tensor) -> Tensor:
-    """Where products with ``df/dz`` at ``z``, from ``direction`` on, grow in the end, of some samples; ``(batch,)``.
-
-    ``J v = (f(z + h v) - f(z)) / h`` with ``h = sqrt(eps) |z|``, one evaluation each: a map that is not differentiated,
-    whose steps are NumPy's or hidden from autograd, is asked like any other.
-    """
-    samples, system, theta = subset(f, which)
-    probe = Evaluations(system, theta, "fixed_point")
-    z, v = z.index_select(0, samples), in_working_precision(direction.index_select(0, samples))
-    w, sizes = in_working_precision(probe(z)), []
-    size = torch.linalg.vector_norm(in_working_precision(z), dim=1, keepdim=True)
-    h = torch.finfo(z.dtype).eps ** 0.5 * torch.where(size > 0, size, 1)
-    for _ in range(_PRODUCTS):
-        v = (in_working_precision(probe((z + h * v).to(z))) - w) / h
-        size = torch.linalg.vector_norm(v, dim=1, keepdim=True)
-        sizes.append(size)
-        v = v / torch.where(size > 0, size, 1)
-    f.evaluations += probe.evaluations
-    f.sample_evaluations += probe.sample_evaluations
-    late = torch.cat(sizes[_PRODUCTS // 3 :], 1)
-    grows = late.log().mean(1) > torch.log(late.new_tensor(_GROWS))  # false for NaN
-    return which & torch.zeros_like(which).index_copy(0, samples, grows)
 
 
 def outward(history: Tensor) -> Tensor:

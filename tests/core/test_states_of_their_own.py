@@ -1,0 +1,76 @@
+"""Functions that write into what they capture, and deep copies of solutions."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+
+
+def _stateful(kind: str) -> Callable[..., Tensor]:
+    kept, calls = torch.zeros(1), torch.zeros(())
+
+    def accumulates(z: Tensor, x: Tensor) -> Tensor:
+        kept.mul_(0.5).add_(0.1 * z.detach())
+        return torch.tanh(0.5 * z + x + kept)
+
+    def copies(z: Tensor, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            out = torch.tanh(0.5 * z + x + kept)
+            kept.copy_(z)
+        return torch.tanh(0.5 * z + x) + 0 * out + 0.1 * out
+
+    def within(z: Tensor, x: Tensor) -> Tensor:
+        return accumulates(z, x)
+
+    def counts(z: Tensor, x: Tensor) -> Tensor:
+        calls.add_(1)
+        return torch.tanh(0.5 * z + x)
+
+    def remembers(z: Tensor, x: Tensor) -> Tensor:
+        kept.copy_(z.detach())
+        return torch.tanh(0.5 * z + x)
+
+    def works(z: Tensor, x: Tensor) -> Tensor:
+        torch.mul(z.detach(), 0.0, out=kept)
+        return torch.tanh(0.5 * z + x + kept)
+
+    return {f.__name__: f for f in (accumulates, copies, within, counts, remembers, works)}[kind]
+
+
+@pytest.mark.parametrize("kind", ["accumulates", "copies", "within"])
+@pytest.mark.parametrize("verb", ["fixed_point", "root"])
+def test_a_state_of_its_own_warns(verb: str, kind: str) -> None:
+    step = _stateful(kind)
+    function = step if verb == "fixed_point" else lambda z, x: step(z, x) - z
+    with pytest.warns(ik.ImpureFunctionWarning, match=r"writes into 'kept'.*part of z"):
+        getattr(ik, verb)(function, torch.zeros(1), (torch.tensor([0.3]),), on_failure="ignore")
+
+
+@pytest.mark.parametrize("kind", ["counts", "remembers", "works"])
+def test_what_is_written_and_not_read_does_not(kind: str) -> None:
+    x = torch.tensor([0.3], requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ik.fixed_point(_stateful(kind), torch.zeros(1), (x,)).value.sum().backward()
+
+
+def test_deep_copies_of_solutions() -> None:
+    step = torch.nn.Linear(2, 2)
+    x = torch.tensor([0.3, 0.1], requires_grad=True)
+    found = ik.fixed_point(lambda z, x: torch.tanh(0.3 * step(z) + x), torch.zeros(2), (x,))
+    with pytest.raises(ik.CapabilityError, match=r"copy.deepcopy\(solution.detach\(\)\)"):
+        copy.deepcopy(found)
+    free = copy.deepcopy(found.detach())
+    assert torch.equal(free.value, found.value) and free.value is not found.value
+    assert free.evaluations == found.evaluations and torch.equal(free.status, found.status)
+    plain = ik.fixed_point(lambda z: torch.tanh(0.3 * z + 0.1), torch.zeros(2))
+    assert torch.equal(copy.deepcopy(plain).value, plain.value)
+    assert torch.equal(pickle.loads(pickle.dumps(plain)).value, plain.value)

@@ -1,0 +1,97 @@
+"""``DIVERGED`` is for what runs away: not for what rounding leaves of a solution far out, nor for parts that are off."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import implicitkit as ik
+
+F32, F64 = torch.float32, torch.float64
+_STARTS = {"least_squares": ik.least_squares, "argmin": ik.argmin}
+
+
+def _chain(n: int, seed: int, discount: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Transitions, rewards, and the value of each state to all digits."""
+    generator = torch.Generator().manual_seed(seed)
+    P, r = (torch.rand(shape, generator=generator, dtype=F64) for shape in ((n, n), (n,)))
+    P = (P / P.sum(1, keepdim=True)).to(F32).to(F64)
+    r = r.to(F32).to(F64)
+    return P.to(F32), r.to(F32), torch.linalg.solve(torch.eye(n, dtype=F64) - discount * P, r)
+
+
+@pytest.mark.parametrize(
+    ("n", "discount", "verb"),
+    [(n, discount, verb) for n in (2, 5, 20, 64) for discount in (0.9998, 0.9999, 0.99995) for verb in ("map", "root")],
+)
+def test_a_discount_that_leaves_three_digits(n: int, discount: float, verb: str) -> None:
+    """``V = r + g P V`` in float32: ``|V|`` is 1e4, and ``1 / (1 - g)`` units of rounding are a thousandth of it."""
+    P, r, exact = _chain(n, n, discount)
+    if verb == "map":
+        found = ik.fixed_point(lambda v: r + discount * P @ v, torch.zeros(n), on_failure="ignore")
+    else:
+        found = ik.root(lambda v: r + discount * P @ v - v, torch.zeros(n), on_failure="ignore")
+    assert ik.Status(int(found.status)).name == "CONVERGED"
+    assert found.evaluations < 700
+    torch.testing.assert_close(found.value.to(F64), exact, rtol=4e-7 / (1 - discount), atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize(
+    ("name", "kind"), [(n, k) for n in ("sqrt(z^2 + 1)", "z + exp(-z)", "z + z / (1 + |z|)") for k in ("map", "root")]
+)
+def test_what_does_run_away_in_company_of_what_does_not(name: str, kind: str, dtype: torch.dtype) -> None:
+    """Beside the value of two states, a residual that vanishes at infinity only."""
+    P, r, _ = _chain(2, 0, 0.999)
+    P, r = P.to(dtype), r.to(dtype)
+    away = {
+        "sqrt(z^2 + 1)": lambda z: torch.sqrt(z * z + 1),
+        "z + exp(-z)": lambda z: z + torch.exp(-z),
+        "z + z / (1 + |z|)": lambda z: z + z / (1 + z.abs()) - 1,
+    }[name]
+
+    def both(z: torch.Tensor) -> torch.Tensor:
+        return torch.cat([r + 0.999 * P @ z[:2], away(z[2:])])
+
+    start = torch.full((3,), 2.0, dtype=dtype)
+    if kind == "map":
+        found = ik.fixed_point(both, start, on_failure="ignore")
+    else:
+        found = ik.root(lambda z: both(z) - z, start, on_failure="ignore")
+    assert int(found.status) != int(ik.Status.CONVERGED)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("verb", list(_STARTS))
+@pytest.mark.parametrize(("off", "weight"), [(-30.0, 1.0), (-30.0, -1.0), (-1e6, 1.0)])
+def test_a_unit_that_is_off(off: float, weight: float, verb: str, dtype: torch.dtype) -> None:
+    """``z_0 relu(x + z_1)`` with ``z_1`` far below all ``-x``: the straight line beside it is what is fitted."""
+    x = torch.linspace(-1, 1, 50, dtype=dtype)
+    y = torch.sin(3 * x) + 0.5
+
+    def residuals(z: torch.Tensor) -> torch.Tensor:
+        return z[0] * torch.relu(x + z[1]) + z[2] * x + z[3] - y
+
+    start = torch.tensor([weight, off, 0, 0], dtype=dtype)
+    if verb == "argmin":
+        found = ik.argmin(lambda z: residuals(z).square().mean(), start)
+    else:
+        found = ik.least_squares(residuals, start)
+    slope = (x @ y) / (x @ x)
+    torch.testing.assert_close(found.value, torch.stack([start[0], start[1], slope, y.mean()]), rtol=1e-4, atol=1e-4)
+    assert found.evaluations < 150
+
+
+@pytest.mark.parametrize("verb", list(_STARTS))
+def test_a_unit_that_runs_away_beside_one_that_is_off(verb: str) -> None:
+    x = torch.linspace(0, 1, 20, dtype=F64)
+
+    def residuals(z: torch.Tensor) -> torch.Tensor:
+        return torch.cat([z[0] * torch.relu(x + z[1]) + z[2] * x - x, torch.exp(-z[3:])])
+
+    start = torch.tensor([1.0, -30, 0, 1], dtype=F64)
+    if verb == "argmin":
+        found = ik.argmin(lambda z: residuals(z).square().sum(), start, on_failure="ignore")
+    else:
+        found = ik.least_squares(residuals, start, on_failure="ignore")
+    assert ik.Status(int(found.status)).name == "DIVERGED"
