@@ -96,7 +96,7 @@ MUTANTS = [
         ),
         ("gram[:, :, piece] = rows.mT", "pass"),
         ("_remember(history[:, (k - 1) % m], (r, mixed)", "_remember(history[:, 0], (r, mixed)"),
-        ('_remember(state["history"][:, (k - 1) % self.memory]', '_remember(state["history"][:, 0]'),
+        ('_remember(state["history"][:, (k - 1) % self._rows(z)]', '_remember(state["history"][:, 0]'),
         ("if not _most(f, far, _HALF):", "if True:"),
         ("z.shape[1] < _WIDE or f.ahead < _PERIOD:", "z.shape[1] < _WIDE:"),
         ("f.taken = _PERIOD", "pass"),
@@ -108,6 +108,7 @@ MUTANTS = [
         ("if _most(f, little):", "if False:"),
         ("if _most(f, little):", "if True:"),
         ("k, state = 0, state | _memory(z, m)", "state = state | _memory(z, m)"),
+        ("return min(self.memory, z.shape[1])", "return self.memory"),
     ),
     *mutants(
         "implicitkit/solver/fixed_point/anderson.py",
