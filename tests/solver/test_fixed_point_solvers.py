@@ -184,9 +184,8 @@ def test_anderson_keeps_no_more_differences_than_unknowns_span(n: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         W = torch.randn(n, n, generator=generator, dtype=torch.float64) / n**0.5
         x = torch.randn(n, generator=generator, dtype=torch.float64)
-        found = ik.fixed_point(
-            lambda z: torch.cos(0.9 * W @ z + x), torch.zeros(n, dtype=torch.float64), solver="anderson"
-        )  # noqa: B023
+        z0 = torch.zeros(n, dtype=torch.float64)
+        found = ik.fixed_point(lambda z, W, x: torch.cos(0.9 * W @ z + x), z0, (W, x), solver="anderson")
         steps.append(int(found.steps.max()))
     assert sum(steps) / len(steps) < {1: 5.5, 2: 9, 4: 10, 7: 13}[n]
 

@@ -25,7 +25,7 @@ _FAST = 0.8  # ... as long as three of them leave so much at most ...
 _MOST = 0.75  # ... for so many of the samples at work
 _SWIFT = 0.35  # what plain steps leave of a residual, two in the mean, before there is anything to mix ...
 _SLOWER = 1.2  # ... while the second leaves so much more than the first, at most
-_FEW = 12  # unknowns below which a few differences span them, and are mixed in any case
+_FEW = 10  # unknowns below which a few differences span them, and are mixed in any case
 _NEAR, _HALF = 2.0, 0.5  # times the tolerance: what residuals of so many are not to fall below in steps not looked at
 
 
@@ -49,7 +49,7 @@ class Anderson(Method):
     the least squares say so: where a mixing leaves more than three quarters of the residual of three quarters of the
     samples, plain steps follow for as long as three of them take a fifth of it away (from 64 unknowns on, unless ``period``
     is given).  That is decided for the whole batch: beside other samples a sample may take another way to the tolerance;
-    with ``period=3`` it takes its own.  Nor is a sample of 12 unknowns or more mixed while plain steps from the first one
+    with ``period=3`` it takes its own.  Nor is a sample of 10 unknowns or more mixed while plain steps from the first one
     on leave little more than a third of its residual, two in the mean: combinations of them save a third of the evaluations
     as a rule (half of them where one eigenvalue stands out), and cost as much as small maps. From 64 unknowns on, all
     samples are or none, and the second step shall leave no more than the first: that would mean a spectrum on which
