@@ -179,6 +179,8 @@ MUTANTS = [
         ("return found.x if bool(found.converged.all()) else None", "return found.x"),
         ("share = price * float(", "share = price + 0 * float("),
         ("        if price >= _WORTH:", "        if False:"),
+        ("_WORTH = 13.0", "_WORTH = 20.0"),
+        ("_WORTH = 13.0", "_WORTH = 5.0"),
         ("price, None if is_large(f, z) else _FRESH)", "price, _FRESH)"),
         ("(left / math.log(10)).log2()", "(left / left).log2()"),
         ("bool(((weak > self.patience) & f.active).any())", "True"),
