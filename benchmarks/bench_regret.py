@@ -21,12 +21,15 @@ The samples of a batch are different problems of one structure: ``N`` is the sam
 turned by another angle in each sample and up to 2.5 times as high; solutions, and Jacobians wherever the equation is
 nonlinear, differ as much.
 
+A row says on which day it was ``measured``, and how many processes were at work; one that does not, before 25 November 2026.
+
 Left out: states of more than ``--largest`` numbers, and dense matrices above 4,000 unknowns (1,000, of a batch).
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import pickle
 import resource
@@ -248,6 +251,7 @@ def row(
     target = max(1.5, (least.seconds + 1e-3) / least.seconds) if least.found is not None else None
     shown = " ".join(f"{choice} {_time(run)}" for choice, run in runs.items())
     details: dict[str, Any] = {"best": best if least.found is not None else "none", "ms": shown}
+    details |= {"measured": datetime.date.today().isoformat(), "load": round(os.getloadavg()[0], 1)}
     if own.found is not None and least.found is not None:
         details["differs"] = float(np.abs(own.found - least.found).max() / np.abs(least.found).max())
     return results.row(name, ratio, "times the best choice", target=target, **details)

@@ -38,15 +38,15 @@ _MOST = 0.75  # of the samples still at work: the series must cost less for so m
 # what a product costs in numbers that it touches (linear/price.py), by its graph: a node, ...
 _NODE, _NODES = 1700.0, 8  # ... so many where there is no graph to look at ...
 _THROUGH, _SPILT, _TIMES = (
-    0.17,
-    2.0**20,
+    0.08,
+    2.0**23,
     3.0,
-)  # ... a number that goes through one, four times that where no cache holds all
-_PARAMETER = 0.01  # ... and a number's product with a parameter
+)  # ... a number that goes through one, four times that outside all caches ...
+_PARAMETER = 0.017  # ... and a number's product with a parameter
 # and what is added to it: by the series, calls and three passes; by GMRES, calls and two passes over the basis
-_SUM_CALLS, _SUMMED, _SUM_CACHED, _SUM_TIMES = 1.2, 0.7, 2.0**15, 2.0
-_CALLS_MORE, _ORTHOGONALISED, _CACHED, _BEYOND = 5.5, 0.27, 2.0**17, 1.2
-_MADE = 2.0  # vectors more, against which as much is done to make one
+_SUM_CALLS, _SUMMED = 1.6, 0.7
+_CALLS_MORE, _ORTHOGONALISED, _CACHED, _BEYOND = 9.5, 0.2, 2.0**18, 0.4
+_MADE = 10.0  # vectors more, against which as much is done to make one
 _MARGIN = 0.9  # of the target, so that drift seldom costs another cycle
 _SWIFT = 0.35  # what a product leaves of every residual, at most, for the series to begin with
 _SLOWER = 1.2  # times what the first product leaves the second one may leave; if more, polynomials may do better ...
@@ -129,7 +129,7 @@ def _dearer(A: Operator, r: Tensor, restart: int, products: Tensor) -> Tensor:
     numbers, product = r.numel(), _product(A, r)
     passes = _ORTHOGONALISED * numbers * (1 + _BEYOND * min(numbers / _CACHED, 1.0))
     krylov = product + _CALLS_MORE * CALL + passes * (_MADE + 0.5 * products.clamp_max(restart))
-    return krylov / (product + _SUM_CALLS * CALL + _SUMMED * numbers * (1 + min(numbers / _SUM_CACHED, _SUM_TIMES)))
+    return krylov / (product + _SUM_CALLS * CALL + _SUMMED * numbers)
 
 
 Dearer = Callable[[Tensor], Tensor]

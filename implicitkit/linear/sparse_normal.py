@@ -61,6 +61,7 @@ class SparseNormal:
                 self.R[i] = R = LowRank(ready.matrix(values[0][i]), values[1][i], values[2][i])
                 self.N[i] = of_low_rank(R.A, R.U, R.V)
             self._lus[i] = None
+        self.damping = np.zeros(len(like)) if before is None else before.damping.numpy().copy()
         self.D = np.ones(like.shape) if before is None else np.where(self.settled[:, None], before.D, 1.0)
         self.columns = self._tensor(np.stack([np.sqrt(N.diagonal()) for N in self.N]) * ~self.settled[:, None])
         self.restricted = False
@@ -99,10 +100,11 @@ class SparseNormal:
                 continue
             sound = N.finite and np.isfinite(rhs[i]).all() and np.isfinite(shift[i])
             self._lus[i] = N.factor(float(shift[i]), self.orders) if sound else None
+            self.damping[i] = shift[i]
             if asked[i] and self._lus[i] is not None:
                 p[i] = self._lus[i].solve(rhs[i]) / self.D[i]
         whole = all(lu is not None for lu in self._lus) and not self.restricted
-        self.factors = NormalFactors(list(self._lus), self.N, self.D) if whole else None
+        self.factors = NormalFactors(list(self._lus), self.N, self.D, self.damping.copy()) if whole else None
         return self._tensor(p)
 
     def times(self, p: Tensor) -> Tensor:
@@ -127,8 +129,9 @@ class NormalFactors:
     rough = positive = True
     gone = False
 
-    def __init__(self, lus: list[Any], scaled: list[Gram], D: np.ndarray) -> None:
+    def __init__(self, lus: list[Any], scaled: list[Gram], D: np.ndarray, mu: np.ndarray) -> None:
         self.lus, self.scaled, self.D = lus, scaled, D
+        self.damping = torch.from_numpy(mu)  # ``mu`` of every sample, ``(batch,)``
         self.factor = Verdict(torch.ones(len(lus), dtype=torch.bool, device="cpu"))
 
     @property

@@ -86,6 +86,7 @@ class Judge:
         self.came_from: tuple[Tensor, Tensor] | None = None  # the points a step ago, and F there
         self._healthy: tuple[Tensor, Tensor] | None = None  # a point, whose equations all change there far more than F
         self._held: tuple[Tensor, Tensor] | None = None  # a point, and where a zero is near by factors that hold there
+        self._settled: tuple[Tensor, Tensor] | None = None  # a point, and where one is near by factors of the last step
 
     def norm(self, residual: Tensor) -> Tensor:
         """``|F|`` of each sample, ``(batch,)``: its 2-norm, unless the user has one of his own."""
@@ -137,7 +138,7 @@ class Judge:
         """The judge of these samples only, which ``f`` evaluates."""
         judge = copy.copy(self)
         judge.f, judge._last, judge._away = (self.f if f is None else f), None, None
-        judge._healthy = judge._held = None
+        judge._healthy = judge._held = judge._settled = None
         judge.came_from = None
         for name in ("start_norm", "first", "bound", "floor", "_reach", "_least", "_rows", "_unit"):
             value = getattr(self, name)
@@ -213,7 +214,7 @@ class Judge:
         noise = which & is_noise(known, z, norm, torch.where(F.abs() <= self._floor(), 0, F))
         if bool(noise.any()):
             size = torch.linalg.vector_norm(known.size(z), dim=1)
-            if self._has_exact_factors(z) and bool(noise.all()):
+            if self._has_factors(z, exact=True) and bool(noise.all()):
                 steep, held = self._asked(still_holds, z, noise, known).unbind(1)
                 self._held = z, held > 0
             else:
@@ -240,20 +241,24 @@ class Judge:
         return far & away
 
     def _is_settled(self, z: Tensor) -> Tensor:
-        """Where factors of the last step say that a zero is near, of many unknowns, ``(batch,)``."""
+        """Where factors of the last step say that a zero is near, of many unknowns, ``(batch,)``; who was asked at this
+        point is not asked again."""
         held = self._held[1] if self._held is not None and self._held[0] is z else None
         if held is not None and bool(held.all()):
             return held
         none = torch.zeros(len(z), dtype=torch.bool, device=z.device) if held is None else held
-        if self.came_from is None or not self._has_exact_factors(z):
+        if self.came_from is None or not self._has_factors(z):
             return none
-        return none | is_settled(self.f.system.factored, z, self.f.residual(z), *self.came_from)
+        if self._settled is None or self._settled[0] is not z:
+            self._settled = z, is_settled(self.f.system.factored, z, self.f.residual(z), *self.came_from)
+        return none | self._settled[1]
 
-    def _has_exact_factors(self, z: Tensor) -> bool:
-        """Are there factors of ``dF/dz`` at some point, of all samples, and many unknowns?"""
+    def _has_factors(self, z: Tensor, exact: bool = False) -> bool:
+        """Are there factors of ``dF/dz`` at some point, or if they need not be ``exact`` of something like it, of all
+        samples, and many unknowns?"""
         known = self.f.system.factored
-        exact = known is not None and not getattr(known, "rough", False) and not self.relative_to_state
-        return exact and z.shape[1] > DENSE and len(z) == self.f.system.batch
+        there = known is not None and not (exact and getattr(known, "rough", False)) and not self.relative_to_state
+        return there and z.shape[1] > DENSE and len(z) == self.f.system.batch
 
     def last_word(self, z: Tensor, norm: Tensor, failed: Tensor) -> Tensor:
         """Which of the ``failed`` samples have converged after all, ``(batch,)``: by the scale near ``z``, or because the
@@ -303,6 +308,8 @@ class Judge:
         for known in (self._healthy, self._held):
             if known is not None and known[0] is z:
                 beginning = beginning & ~known[1]
+        if bool(beginning.any()) and z.shape[1] > DENSE:
+            beginning = beginning & ~self._is_settled(z)
         return beginning if bool(beginning.any()) else None
 
     def _lower(self, which: Tensor, to: Tensor) -> None:

@@ -3,6 +3,10 @@ r"""Has Newton's method come to a zero, as the factors of its last step tell?
 With ``N`` near ``dF/dz`` at the point before, the correction ``c = N^{-1} F(z)`` costs one solve, where to ask how ``F``
 changes beside ``z`` (:mod:`~implicitkit.solver.probing`) costs evaluations.  Near a zero ``c`` is next to nothing beside
 ``z``; on the way to infinity it is ``z / 745`` and more (of ``exp(-z)``, which underflows there).
+
+Factors of a fit are those of ``N = R'R + mu D^2``, near the Hessian where residuals or their curvature are small, which the
+change of ``F`` along the step tells, and where ``mu`` is nothing beside ``R'R`` whatever the direction: the largest
+eigenvalue of ``N^{-1} mu D^2``, ``mu / (lambda + mu)`` for the least ``lambda`` of ``D^{-1} R'R D^{-1}``, takes two solves.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import seeded
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.scales import FLOOR, healthy_share, in_working_precision, uneven
 
@@ -20,6 +25,9 @@ __all__ = ["is_settled", "still_holds"]
 _SHORT = 1e-3  # of z: a step of which the factors still hold behind it ...
 _BESIDE = 1e-2  # ... or of this share of the largest z_j
 _SECANT = 0.5  # of the step: how far from it the change of F along it may be, by the factors
+_LONGER, _FAITHFUL = 100.0, 1e-2  # ... or for a step so many times as long: no more than this
+_DAMPED = 0.1  # of N in any direction, how much damping may be for a correction to be one without ...
+_SWEEPS = 2  # ... by so many steps of the power method: all but few eigenvalues are next to nothing
 _STEEPER = 1e6  # times its change beside z, at most, an equation may be by factors of another point ...
 _NEXT = 1e-10  # ... of z: a correction by them which is next to nothing even so; exp(-z) has 1 / 745 / 1e6 and more
 
@@ -27,29 +35,44 @@ _NEXT = 1e-10  # ... of z: a correction by them which is next to nothing even so
 def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
     """Where a zero is near ``z``, ``(batch,)``; where not, nothing is known.
 
-    The step was short, ``F`` changed along it as ``N`` says, and ``c`` is beside each ``z_j`` what ``F`` near a zero is
-    beside its changes.  An ``F_i`` that is zero to the last bit must be one that ``N`` says to change: it may have
-    underflowed.
+    The step was short, and ``F`` changed along it as ``N`` says; or the step was a tenth of ``z`` at most, and ``F`` changed
+    along it as ``N`` says to a hundredth: a step with ``N`` took it down to that, and on the way to infinity leaves a third.
+    And ``c`` is beside each ``z_j`` what ``F`` near a zero is beside its changes.  An ``F_i`` that is zero to the last bit
+    must be one that ``N`` says to change: it may have underflowed.
 
     Args:
-        known: ``N``, with ``solve``, ``size`` and ``factor``. z: the points. F: there. point: those a step before. before:
-            ``F`` there; each ``(batch, n)``.
+        known: ``N``, with ``solve``, ``size`` and ``factor``; of a fit also ``damping``, ``mu`` of every sample, and
+            ``units``, ``D``. z: the points. F: there. point: those a step before. before: ``F`` there; each ``(batch, n)``.
     """
     z, F, point, before = (in_working_precision(t) for t in (z, F, point, before))
     largest, step = z.abs().amax(1, keepdim=True), z - point
     unit = z.abs() + FLOOR * largest
     wide = unit + _BESIDE * largest
-    short = (step.abs() <= _SHORT * wide).all(1)
-    size = known.size(z)
-    share = torch.finfo(z.dtype).tiny ** (1 / 3)
-    changes = ((F != 0) | (size > share * size.amax(1, keepdim=True))).all(1)
-    asked = short & changes & known.factor.ok.to(z.device)
+    length = (step / wide).abs().amax(1)
+    short = length <= _SHORT
+    asked = (length <= _LONGER * _SHORT) & known.factor.ok.to(z.device)
+    if bool((F == 0).any()):
+        size, share = known.size(z), torch.finfo(z.dtype).tiny ** (1 / 3)
+        asked = asked & ((F != 0) | (size > share * size.amax(1, keepdim=True))).all(1)
+    if bool(asked.any()) and hasattr(known, "damping"):
+        asked = asked & (_share_of_damping(known, z) <= _DAMPED)
     if not bool(asked.any()):
         return asked
     c, along = known.solve(torch.stack([F, F - before], 2)).unbind(2)
     near = (c.abs() <= healthy_share(F) * unit).all(1)
-    secant = ((along - step) / wide).abs().amax(1) <= _SECANT * (step / wide).abs().amax(1)
+    secant = ((along - step) / wide).abs().amax(1) <= torch.where(short, _SECANT, _FAITHFUL) * length
     return asked & near & secant
+
+
+def _share_of_damping(known: Any, z: Tensor) -> Tensor:
+    """The largest eigenvalue of ``N^{-1} mu D^2``, from below, by the power method; ``(batch,)``."""
+    mu, D = known.damping.to(z).unsqueeze(1), known.units.to(z)
+    v, share = seeded.normal(z.shape[1], seed=0).to(z).expand_as(z), mu.squeeze(1)
+    for _ in range(_SWEEPS):
+        v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True)
+        v = torch.nan_to_num(D * known.solve(mu * D * v.nan_to_num()))
+        share = torch.linalg.vector_norm(v, dim=1)
+    return share
 
 
 def still_holds(f: Evaluations, z: Tensor, which: Tensor, known: Any) -> Tensor:

@@ -114,6 +114,24 @@ def test_what_a_product_of_gmres_costs_beside_one_of_the_series() -> None:
         assert 1 < _dearer(A, r, 50, many) < 1.25
 
 
+def test_what_cheap_products_of_gmres_cost_beside_those_of_the_series() -> None:
+    """As measured, to a third: a band and a grid, float64, whose product is so many nodes of a graph and nothing else; what
+    one costs more of the first 6 and of 12."""
+    measured = {
+        (1, 1000, 9): (2.6, 2.6), (1, 10_000, 9): (2.8, 3.0), (64, 300, 9): (3.0, 3.5), (64, 289, 16): (2.8, 3.0),
+        (64, 1000, 9): (3.1, 3.6), (1, 100_000, 9): (2.6, 3.0), (1, 99_856, 16): (2.1, 2.5), (64, 4000, 9): (2.7, 4.0),
+        (1, 1_000_000, 9): (2.0, 3.0),
+    }  # fmt: skip
+    for (batch, n, nodes), ratios in measured.items():
+        r = torch.empty(batch, n, device="meta")
+        nothing = lambda v: v  # noqa: E731
+        A = Operator(nothing, nothing, lambda r=r: r, batch=batch, size=n, like=r, fixed_point=True)
+        A.weight, A.graph = n, lambda r=r, nodes=nodes: (nodes, nodes * r.numel(), 0)
+        for products, ratio in zip((6.0, 12.0), ratios, strict=True):
+            found = float(_dearer(A, r, 50, torch.tensor(products)))
+            assert ratio / 1.35 < found < 1.35 * ratio, (batch, n, found)
+
+
 def test_what_a_product_costs_is_seen_in_the_graph() -> None:
     """Of a function of fifty layers each is dear, and GMRES is not given up for more of them."""
 

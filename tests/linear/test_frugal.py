@@ -283,6 +283,24 @@ def test_reaction_needs_no_factors(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(g, slope, rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize(("n", "batch", "bought"), [(300, 64, False), (130, 16, True)])
+def test_a_band_is_factored_where_that_costs_no_more_than_a_few_times_to_ask(
+    n: int, batch: int, bought: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prices of 14 and of 8 steps of GMRES, of a chain on which reaction dominates."""
+    factored, steps = FrugalNewton.factored_step, [0]
+
+    def step(self: Any, *given: Any) -> Any:
+        steps[0] += 1
+        return factored(self, *given)
+
+    monkeypatch.setattr(FrugalNewton, "factored_step", step)
+    x = torch.linspace(2, 3, n * batch, dtype=D).view(batch, n)
+    chain = lambda z, x: 2.1 * z + z**3 - z.roll(1, -1) - z.roll(-1, -1) - x  # noqa: E731
+    assert bool(ik.root(chain, torch.zeros_like(x), (x,), batch_dims=1).converged.all())
+    assert (steps[0] > 0) is bought
+
+
 @pytest.mark.parametrize(("patience", "bought"), [(5, False), (0, True)])
 def test_one_weak_step_buys_no_factors(patience: int, bought: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One sample of three whose first step is cut to an eighth, and leaves 0.995 of ``|F|`` on the other side of zero:

@@ -175,6 +175,30 @@ def test_each_sample_is_looked_at_once(monkeypatch, large):
     assert 20 < sum(looked) <= 40
 
 
+def test_who_is_above_one_by_the_norms_of_powers():
+    """Spectral radii 0.5 ... 1.2 of matrices of any norm, some not finite: whose eigenvalue is above one is found, and
+    whoever is not found has none."""
+    generator = torch.Generator().manual_seed(0)
+    H = torch.randn(200, 6, 6, dtype=torch.float64, generator=generator)
+    radius = torch.linspace(0.5, 1.2, 200, dtype=torch.float64)
+    H = H * (radius / torch.linalg.eigvals(H).abs().amax(1)).view(-1, 1, 1)
+    H[::7, 0, 1:] *= 0
+    H[::7, 0, 1] = 1e3  # the radius stays below 1.2, the norm does not
+    H[::7, 1:, 0] = 0
+    H[3, 2, 2], H[199, 0, 0] = torch.nan, torch.inf
+    finite = torch.isfinite(H).flatten(1).all(1)
+    above = torch.linalg.eigvals(torch.where(finite.view(-1, 1, 1), H, 0)).abs().amax(1) > 1 + 2e-3
+    samples = torch.cat([torch.arange(0, 100), torch.arange(120, 200)])
+    found = attracting._exceeding(H, samples)
+    asked = torch.zeros(200, dtype=torch.bool).index_fill(0, samples, True)
+    said = torch.zeros_like(asked).index_fill(0, found, True)
+    assert not bool((asked & (above | ~finite) & ~said).any())
+    assert not bool((said & ~asked).any())
+    powers = torch.linalg.matrix_power(torch.where(finite.view(-1, 1, 1), H, 0), 4)
+    small = torch.linalg.matrix_norm(powers) ** 0.25 <= 1 + 1e-3
+    assert not bool((said & small & finite).any()) and int((small & asked).sum()) > 20
+
+
 @pytest.mark.parametrize("large", [0, frugal._LARGE], ids=["when it ends", "in the end"])
 @pytest.mark.parametrize("in_dims", [None, 0])
 def test_what_ended_early_is_remembered(monkeypatch, large, in_dims):

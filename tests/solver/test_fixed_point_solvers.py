@@ -175,6 +175,21 @@ def test_good_broyden_ends_in_2n_steps_on_linear_systems() -> None:
     assert int(solution.steps.max()) <= 2 * 5
 
 
+@pytest.mark.parametrize("n", [1, 2, 4, 7])
+def test_anderson_keeps_no_more_differences_than_unknowns_span(n: int) -> None:
+    """They say nothing new, and older ones are of a Jacobian farther off: fewer steps with ``n`` than with more, on average,
+    of contractions with ``|J|`` of 0.9 or so."""
+    steps = []
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        W = torch.randn(n, n, generator=generator, dtype=torch.float64) / n**0.5
+        x = torch.randn(n, generator=generator, dtype=torch.float64)
+        z0 = torch.zeros(n, dtype=torch.float64)
+        found = ik.fixed_point(lambda z, W, x: torch.cos(0.9 * W @ z + x), z0, (W, x), solver="anderson")
+        steps.append(int(found.steps.max()))
+    assert sum(steps) / len(steps) < {1: 5.5, 2: 9, 4: 10, 7: 13}[n]
+
+
 def test_full_memory_anderson_ends_in_n_steps_on_linear_maps() -> None:
     """Equivalent to GMRES (Walker & Ni 2011, theorem 2.2): at most n + 1 steps."""
     problem = _linear(torch.linspace(-1.2, 0.5, 5, dtype=F64))
@@ -275,7 +290,7 @@ def test_safeguard_never_long_worse_than_picard(solver: Any) -> None:
 
 def test_safeguard_matters() -> None:
     """Without the safeguard the iteration of some samples runs away or cycles on a contraction; with it none does."""
-    problem = _piecewise(batch=64)
+    problem = _piecewise(batch=512)
     guarded, bare = (
         solve(problem, s, rtol=1e-9, max_steps=2000, on_failure="ignore")
         for s in (ik.Anderson(memory=5, period=1), ik.Anderson(memory=5, period=1, safeguard=torch.inf, patience=10**9))

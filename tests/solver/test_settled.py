@@ -77,6 +77,49 @@ def test_factors_that_are_none_say_nothing() -> None:
     assert is_settled(known, z, z - 3, point, point - 3).tolist() == [True, False]
 
 
+# the slope by the factors, and the point before: the first of a hundred unknowns has come from there to the zero of z^2 - 9
+CAME: dict[str, tuple[float, float, bool]] = {
+    "a short step, foretold to a half": (7.0, 3.0001, True),
+    "a longer step, foretold to a hundredth": (6.2, 3.2, True),
+    "a longer step, foretold less well": (6.4, 3.2, False),
+    "a step longer than that": (6.6, 3.6, False),
+}
+
+
+@pytest.mark.parametrize("name", CAME)
+def test_how_far_factors_hold(name: str) -> None:
+    slope, first, settled = CAME[name]
+    z, point = torch.full((1, N), 10.0, dtype=F64), torch.full((1, N), 10.0, dtype=F64)
+    z[0, 0], point[0, 0] = 3 + 1e-12, first
+    known = Factors(torch.full_like(z, 0.2))
+    known.slope[0, 0] = slope
+    F = lambda y: torch.cat([y[:, :1] ** 2 - 9, (y[:, 1:] / 10) ** 2 - 1 + 1e-12], 1)  # noqa: E731
+    assert bool(is_settled(known, z, F(z), point, F(point))) is settled
+
+
+# what R'R is along the first of a hundred unknowns, its unit D, and mu; of the others both are one
+DAMPED: dict[str, tuple[float, float, float, bool]] = {
+    "no damping": (1e-12, 1.0, 0.0, True),
+    "little beside every direction": (1e-12, 1.0, 1e-14, True),
+    "more than one direction has": (1e-12, 1.0, 1e-8, False),
+    "more than one direction has, in its units": (1e-6, 1e2, 1e-6, False),
+    "little, in its units": (1e-6, 1e-3, 1e-6, True),
+}
+
+
+@pytest.mark.parametrize("name", DAMPED)
+def test_factors_with_damping_say_nothing_where_that_is_all_there_is(name: str) -> None:
+    little, unit, mu, settled = DAMPED[name]
+    slope, units = torch.ones(1, N, dtype=F64), torch.ones(1, N, dtype=F64)
+    slope[0, 0], units[0, 0] = little, unit
+    known: Any = Factors(slope + mu * units**2)
+    known.damping, known.units = torch.tensor([mu], dtype=F64), units
+    z = torch.full((1, N), 10.0, dtype=F64)
+    point = z + 1e-4
+    F = 1e-8 * slope
+    assert bool(is_settled(known, z, F, point, F + 1e-4 * known.slope)) is settled
+
+
 class Beside:
     """What asks of a function beside a point."""
 
@@ -161,6 +204,28 @@ def test_a_point_far_out_is_not_asked_where_factors_tell(kind: str, monkeypatch:
             solver="sqp",
         )
     assert bool(s.converged) and float(s.value.abs().max()) > 15
+
+
+def test_a_fit_is_asked_nothing_where_factors_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("asked")
+
+    for name in ("runs_away", "vanishes"):
+        monkeypatch.setattr(judging, name, refuse)
+    d = 20 + torch.linspace(0, 1, 300, dtype=F64)
+    fit = lambda z, d: torch.cat([torch.sinh(z - d), (z - d).diff()])  # noqa: E731
+    s = ik.least_squares(fit, d - 0.1, (d,), solver="levenberg_marquardt")
+    assert bool(s.converged) and float(s.value.abs().max()) > 15
+
+
+def test_a_fit_that_runs_away_is_still_asked() -> None:
+    """One of 300 unknowns is best at infinity, where nothing but damping is left of R'R."""
+    d = 20 + torch.linspace(0, 1, 299, dtype=F64)
+    fit = lambda z, d: torch.cat([torch.exp(-z[:1]), torch.sinh(z[1:] - d)])  # noqa: E731
+    for solver in ("auto", "levenberg_marquardt"):
+        z0 = torch.cat([torch.full((1,), 10.0, dtype=F64), d - 0.3])
+        s = ik.least_squares(fit, z0, (d,), solver=solver, on_failure="ignore")
+        assert not bool(s.converged), solver
 
 
 def test_what_runs_away_is_still_asked() -> None:

@@ -25,7 +25,7 @@ _FAST = 0.8  # ... as long as three of them leave so much at most ...
 _MOST = 0.75  # ... for so many of the samples at work
 _SWIFT = 0.35  # what plain steps leave of a residual, two in the mean, before there is anything to mix ...
 _SLOWER = 1.2  # ... while the second leaves so much more than the first, at most
-_FEW = 12  # unknowns below which a few differences span them, and are mixed in any case
+_FEW = 10  # unknowns below which a few differences span them, and are mixed in any case
 _NEAR, _HALF = 2.0, 0.5  # times the tolerance: what residuals of so many are not to fall below in steps not looked at
 
 
@@ -49,7 +49,7 @@ class Anderson(Method):
     the least squares say so: where a mixing leaves more than three quarters of the residual of three quarters of the
     samples, plain steps follow for as long as three of them take a fifth of it away (from 64 unknowns on, unless ``period``
     is given).  That is decided for the whole batch: beside other samples a sample may take another way to the tolerance;
-    with ``period=3`` it takes its own.  Nor is a sample of 12 unknowns or more mixed while plain steps from the first one
+    with ``period=3`` it takes its own.  Nor is a sample of 10 unknowns or more mixed while plain steps from the first one
     on leave little more than a third of its residual, two in the mean: combinations of them save a third of the evaluations
     as a rule (half of them where one eigenvalue stands out), and cost as much as small maps. From 64 unknowns on, all
     samples are or none, and the second step shall leave no more than the first: that would mean a spectrum on which
@@ -67,7 +67,7 @@ class Anderson(Method):
     Memory: one array ``(batch, memory, 2 n)``, allocated once.  One evaluation a step.
 
     Args:
-        memory: ``m``, at least 1. damping: of the plain steps, in (0, 2).
+        memory: ``m``, at least 1; of fewer unknowns, as many as they are. damping: of the plain steps, in (0, 2).
         period: mix in every so many steps; 1: in all of them, the method as Walker & Ni have it.  ``None``: 3, but 1 below
             8 and 2 below 12 unknowns, which a few differences span.
         ridge: relative regularisation; ``None``: ``10 m eps`` of the dtype.
@@ -103,7 +103,7 @@ class Anderson(Method):
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         swift = self.period is None and z.shape[1] >= _FEW
         return {
-            **(_NOTHING if swift else _memory(z, self.memory)),
+            **(_NOTHING if swift else _memory(z, self._rows(z))),
             "last": None,  # r and w of the step before
             "mark": None,  # |r| when plain steps last began
             "since": 0,  # steps since the memory of all was last empty
@@ -116,7 +116,7 @@ class Anderson(Method):
         }
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        k, m = state["since"], self.memory
+        k, m = state["since"], self._rows(z)
         r, mixed = self._plain(f, z)
         if state["plain"] is not None:
             state = state | {"mark": state["plain"][0], "plain": _still_plain(f, *state["plain"])}
@@ -173,6 +173,10 @@ class Anderson(Method):
         z_next = return_to_best(f, z_next, guard)
         return (self._onwards(f, z_next, state) if due and eager is None else z_next), state
 
+    def _rows(self, z: Tensor) -> int:
+        """Differences that are kept: more than the unknowns span say nothing new."""
+        return min(self.memory, z.shape[1])
+
     def _plain(self, f: Evaluations, z: Tensor) -> tuple[Tensor, Tensor]:
         """``r`` and ``w`` at ``z``."""
         r = f.residual(z)
@@ -191,7 +195,7 @@ class Anderson(Method):
             here = self._plain(f, z)
             if state["plain"] is None:
                 k = state["since"]
-                _remember(state["history"][:, (k - 1) % self.memory], here, state["last"])
+                _remember(state["history"][:, (k - 1) % self._rows(z)], here, state["last"])
                 state.update(since=k + 1, last=here, new=state["new"] + 1)
             z = here[1]
         if state["plain"] is not None:
@@ -209,13 +213,14 @@ class Anderson(Method):
         products = torch.bmm(torch.cat([r.unsqueeze(1), *(dR[:, piece] for piece in pieces)], 1), dR.mT)
         if products.dtype != gram.dtype:
             products = products.to(gram.dtype)
-        if held < self.memory:
+        memory = gram.shape[1]
+        if held < memory:
             gram = gram[:, :held, :held]
         rhs, *blocks = products.split([1, *(piece.stop - piece.start for piece in pieces)], 1)
         for piece, rows in zip(pieces, blocks, strict=True):
             gram[:, piece] = rows
             gram[:, :, piece] = rows.mT
-        factor, info = torch.linalg.cholesky_ex(_raised(gram, self.memory, self.ridge))
+        factor, info = torch.linalg.cholesky_ex(_raised(gram, memory, self.ridge))
         gamma = torch.cholesky_solve(rhs.mT, factor)
         if maybe_any(info):
             gamma = gamma.masked_fill(info.ne(0).view(-1, 1, 1), 0)  # not positive definite: the plain step

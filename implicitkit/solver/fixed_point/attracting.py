@@ -28,6 +28,7 @@ __all__ = ["PATH", "PATH_STEPS", "Attracting", "outward"]
 PATH, PATH_STEPS = Impatient(Picard(), window=32, horizon=500.0, reach=1e6, follow=True), 1000
 
 _DOUBT = 1e-3  # by which a Ritz value exceeds one before anybody looks
+_POWERS = (1, 2, 4)  # of the projected Jacobian, whose norms tell that it contracts
 _SQUARINGS = 10  # of the projected Jacobian: its spectral radius by |H^1024|^(1/1024)
 
 
@@ -120,7 +121,7 @@ def outward(history: Tensor) -> Tensor:
 
     The Ritz problem on the span of ``dZ``, of differences scaled to length one: with ``L L' = dZ dZ' + sqrt(eps)``, which
     leaves out what differences have in common to rounding, ``H = L^-1 (dZ dW') L^-T``.  No eigenvalue is above
-    ``|H^4|^(1/4)``: most maps that contract are known by that.
+    ``|H|``, ``|H^2|^(1/2)`` or ``|H^4|^(1/4)``: most maps that contract are known by these.
 
     Args:
         history: differences of residuals and of what the map makes of the points, ``(batch, m, 2 n)``; rows of zeros are
@@ -139,7 +140,7 @@ def outward(history: Tensor) -> Tensor:
     half = torch.linalg.solve_triangular(L, moved * scale, upper=False)
     H = torch.linalg.solve_triangular(L, half.mT, upper=False).mT
     found = torch.zeros_like(dZ[:, 0])
-    open_ = ((_radius(H, 2)[0] > 1 + _DOUBT) & (failed == 0)).nonzero().squeeze(1)  # false for NaN
+    open_ = _exceeding(H, (failed == 0).nonzero().squeeze(1))
     if not len(open_):
         return found.to(dtype)
     radius, power = _radius(H.index_select(0, open_), _SQUARINGS)
@@ -149,6 +150,19 @@ def outward(history: Tensor) -> Tensor:
     size = torch.linalg.vector_norm(v, dim=1, keepdim=True)
     stretched = (radius > 1 + _DOUBT).unsqueeze(1) & (size > 0) & torch.isfinite(v)
     return found.index_copy(0, open_, torch.where(stretched, v / size, 0)).to(dtype)
+
+
+def _exceeding(H: Tensor, samples: Tensor) -> Tensor:
+    """Those of the ``samples`` whose ``|H^k|^(1/k)`` exceeds one for ``k`` of 1, 2 and 4, or is not finite."""
+    power = H if len(samples) == len(H) else H.index_select(0, samples)
+    for k in _POWERS:
+        above = (~(power.square().sum((1, 2)) <= (1 + _DOUBT) ** (2 * k))).nonzero().squeeze(1)
+        samples = samples.index_select(0, above)
+        if k == _POWERS[-1] or not len(samples):
+            break
+        power = power if len(above) == len(power) else power.index_select(0, above)
+        power = power @ power
+    return samples
 
 
 def _radius(H: Tensor, squarings: int) -> tuple[Tensor, Tensor]:

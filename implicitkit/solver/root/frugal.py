@@ -19,7 +19,7 @@ from implicitkit.solver.steps.newton_damping import damped_step
 
 __all__ = ["FrugalNewton"]
 
-_WORTH = 20.0  # products that factors must cost for Krylov vectors to be tried
+_WORTH = 13.0  # products that factors must cost for Krylov vectors to be tried, which costs four where they are in vain
 _LEAST = 4.0  # products for a step
 _FRESH = 4.0  # factorisations that Newton's method takes where none serves several steps and the derivative
 _FORCING = 0.1  # of the residual that they may leave

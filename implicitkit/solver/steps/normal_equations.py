@@ -175,7 +175,7 @@ class _Dense:
         self.columns = torch.linalg.vector_norm(R, dim=1)
         self.N = R.mT @ R
         self.factors: _DenseFactors | None = None
-        self.made: tuple[Tensor, Tensor] | None = None
+        self.made: tuple[Tensor, Tensor, Tensor] | None = None  # factors, where they are, and mu
         self.restricted = False
 
     def restrict(self, free: Tensor) -> None:
@@ -196,10 +196,10 @@ class _Dense:
             L, ok = cholesky_batched(shifted)
         else:
             rows = which.nonzero().squeeze(1)
-            of_rows = cholesky_batched(shifted.index_select(0, rows))
-            L, ok = (old.index_copy(0, rows, new) for old, new in zip(self.made, of_rows, strict=True))
-        self.made = L, ok
-        self.factors = None if self.restricted or not bool(ok.all()) else _DenseFactors(L, self.N, self.D)
+            of_rows = *cholesky_batched(shifted.index_select(0, rows)), mu.index_select(0, rows)
+            L, ok, mu = (old.index_copy(0, rows, new) for old, new in zip(self.made, of_rows, strict=True))
+        self.made = L, ok, mu
+        self.factors = None if self.restricted or not bool(ok.all()) else _DenseFactors(L, self.N, self.D, mu)
         p = torch.cholesky_solve((-g / self.D).unsqueeze(2).to(L), L).squeeze(2).to(g) / self.D
         p = torch.where(ok.unsqueeze(1), p, torch.nan)
         return p if which is None else torch.where(which.unsqueeze(1), p, 0)
@@ -214,8 +214,8 @@ class _DenseFactors:
     rough = positive = True
     gone = False
 
-    def __init__(self, L: Tensor, scaled: Tensor, D: Tensor) -> None:
-        self.L, self.scaled, self.units, self.D = L, scaled, D, D.unsqueeze(2)
+    def __init__(self, L: Tensor, scaled: Tensor, D: Tensor, mu: Tensor) -> None:
+        self.L, self.scaled, self.units, self.D, self.damping = L, scaled, D, D.unsqueeze(2), mu
         self.factor = Verdict(torch.ones(len(L), dtype=torch.bool, device=L.device))
 
     def let_go(self) -> None:
@@ -236,8 +236,8 @@ class _DenseFactors:
 
     def size(self, x: Tensor) -> Tensor:
         """``|R'R| |x|``, shaped as ``x``."""
-        columns = (x.unsqueeze(2) if x.ndim == 2 else x).abs()
-        out = self.D * torch.bmm(self.scaled.abs(), self.D * columns)
+        columns = (x.unsqueeze(2) if x.ndim == 2 else x).abs().to(self.scaled)
+        out = (self.D * torch.bmm(self.scaled.abs(), self.D * columns)).to(x)
         return out.squeeze(2) if x.ndim == 2 else out
 
 
