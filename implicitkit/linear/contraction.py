@@ -70,9 +70,9 @@ class Contraction(LinearSolver):
 
     A sample that the series brings forward too slowly is given back to GMRES, from where it is; so is one whose residual
     falls a quarter as fast as at first, and so are the last quarter of them, if they need sixteen products more: every
-    product is one of the whole batch, and powers have left of these residuals what lies along a few eigenvectors, which GMRES
-    is quick with.  So a window of the series that was taken in vain costs GMRES hardly a product more than it needs alone.
-    Every answer is judged by its true residual.
+    product is one of the whole batch, and powers have left of these residuals what lies along a few eigenvectors, which
+    GMRES is quick with.  So a window of the series that was taken in vain costs GMRES hardly a product more than it needs
+    alone.  Every answer is judged by its true residual.
 
     One product a step, and one look at the host (of the series that is not fast: at every second one).  Memory: that of
     GMRES, and three vectors a sample.
@@ -246,9 +246,9 @@ def _shorter(
     """Of which samples the series costs less than GMRES from ``r`` on, by two products, ``(batch,)``.
 
     ``first`` and ``second``: what they leave of a residual.  Powers go on between ``second`` and ``second^2 / first``, as
-    their geometric mean: of eigenvalues that fill a disk both are its radius, of those on an interval 0.77 and 1.04 times the
-    largest.  GMRES goes on as it begins, with ``|r + x A r + y A (r + A r)|``, least in ``x`` and ``y``: of a disk that is
-    ``|J^2 r|``, of an interval two thirds.
+    their geometric mean: of eigenvalues that fill a disk both are its radius, of those on an interval 0.77 and 1.04 times
+    the largest.  GMRES goes on as it begins, with ``|r + x A r + y A (r + A r)|``, least in ``x`` and ``y``: of a disk that
+    is ``|J^2 r|``, of an interval two thirds.
     """
     v = known[0] / column(norms(known[0]))
     left = r - v * (v * r).sum(1, keepdim=True)
@@ -319,7 +319,8 @@ def _crawls(length: Tensor, before: Tensor, latest: Tensor, aim: Tensor, pace: T
     eigenvectors is quicker done by GMRES.
 
     ``before`` and ``latest``: residuals a window ago, and half of one. ``pace``: the logarithm of what each of the
-    first two products left: where one gains a quarter of that by now, a few eigenvalues lie apart. ``last``: few samples are left.
+    first two products left: where one gains a quarter of that by now, a few eigenvalues lie apart. ``last``: few samples
+    are left.
     """
     crawls = ~(length <= _SLOW * before)
     if not last and pace is None:

@@ -272,8 +272,8 @@ def test_the_last_samples_are_given_back_if_they_need_many_products_more(monkeyp
 def test_what_a_window_of_the_series_leaves_apart_is_given_to_gmres(
     outer: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the first two products look like those of a disk, eight of them leave what lies along the eigenvectors apart, and
-    GMRES does the rest: a product more than it would need alone, and eight that are not orthogonalised."""
+    """Where the first two products look like those of a disk, eight of them leave what lies along the eigenvectors apart,
+    and GMRES does the rest: a product more than it would need alone, and eight that are not orthogonalised."""
     A, b = system(*(spectrum(0.4, outer, seed) for seed in range(SAMPLES)))
     seen = orthogonalised(monkeypatch)
     found = Contraction().solve(A, b, **LIMITS, max_steps=None)
