@@ -28,26 +28,19 @@ from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.cycles import Correction, column, in_working_precision, norms, restarted
 from implicitkit.linear.fewer import Fewer, narrowed
 from implicitkit.linear.gmres import PATIENCE, STALLED, arnoldi, vectors
-from implicitkit.linear.price import CALL
+from implicitkit.linear.price import CALL, cost_of_product
 
 __all__ = ["Contraction"]
 
 _LOOK = 6  # Krylov vectors after which the two are compared ...
 _LATER = 3  # ... by what they gained since this one
 _MOST = 0.75  # of the samples still at work: the series must cost less for so many of them
-# what a product costs in numbers that it touches (linear/price.py), by its graph: a node, ...
-_NODE, _NODES = 1700.0, 5  # ... so many where there is no graph to look at ...
-_THROUGH, _SPILT, _TIMES = (
-    0.17,
-    2.0**20,
-    3.0,
-)  # ... a number that goes through one, four times that where no cache holds all
-_PARAMETER = 0.01  # ... and a number's product with a parameter
-# and what is added to it: by the series, calls and three passes; by GMRES, calls and two passes over the basis
+_NODES = 5  # in the graph of a product, where there is none to look at
+# what is added to what a product costs: by the series, calls and three passes; by GMRES, calls and two over the basis
 _SUM_CALLS, _SUMMED, _SUM_CACHED, _SUM_TIMES = 1.2, 0.7, 2.0**15, 2.0
 _CALLS_MORE, _ORTHOGONALISED, _CACHED, _BEYOND = 9.0, 0.27, 2.0**17, 1.2
 _MADE = 2.0  # vectors more, against which as much is done to make one
-_HALF = 0.5  # ... of so many for a window of its products, before anything is orthogonalised
+_HALF = 0.5  # ... of so many residuals must fall for a window of its products, before anything is orthogonalised
 _MARGIN = 0.9  # of the target, so that drift seldom costs another cycle
 _SWIFT = 0.35  # what a product leaves of every residual, at most, for the series to begin with
 _SLOWER = 1.2  # times what the first product leaves the second one may leave; if more, polynomials may do better ...
@@ -56,6 +49,7 @@ _EVERY = 2  # products between two looks
 _WINDOW, _SLOW = 8, 0.7  # products, and what they may leave of a residual for the series to go on ...
 _HALFWAY = 4  # ... and so many of them tell its rate
 _FADES = 0.25  # of what the first products gained: a window that gains less of the residual shows eigenvalues apart
+_LOST = 0.5  # of a residual, that GMRES must leave after a series that has enlarged it, for both to be kept
 _AHEAD = 2  # such windows: what of the last samples is not done after them is quicker done by GMRES
 
 
@@ -63,10 +57,10 @@ _AHEAD = 2  # such windows: what of the last samples is not done after them is q
 class Contraction(LinearSolver):
     """The series for as long as every product leaves little more than a third of every residual, unless the second leaves
     more of most than the first did, so that powers do worse than other polynomials, and by what those of degree two would
-    leave GMRES costs less.  Else, if by the same the series costs less for half of the samples, eight products of it: by the
-    products that each would take and by what one costs, as its graph tells: one of GMRES three times as much and more where
-    products are a few operations, hardly more where they are dear.  Else six steps of GMRES, and the series, if by what they
-    show it costs less for three quarters of the samples that are left; or GMRES as it is.
+    leave GMRES costs less.  Else eight products of the series, if they cost less than six of GMRES, and the residual of half
+    of the samples falls: by what one costs, as its graph tells: one of GMRES three times as much and more where products are
+    a few operations, hardly more where they are dear.  Else six steps of GMRES, and the series, if by the products that each
+    would take it costs less for three quarters of the samples that are left; or GMRES as it is.
 
     A sample that the series brings forward too slowly is given back to GMRES, from where it is; so is one whose residual
     falls a quarter as fast as at first, and so are the last quarter of them, if they need sixteen products more: every
@@ -124,9 +118,7 @@ def _product(A: Operator, r: Tensor) -> float:
     """What one costs."""
     numbers = r.numel()
     nodes, through, _ = A.graph() or (_NODES, _NODES * numbers, 0)
-    spilt = through * (1 + min(through / _SPILT, _TIMES))
-    parameters = min(max(A.weight - A.size, 0), A.size)
-    return _NODE * nodes + _THROUGH * spilt + _PARAMETER * numbers * parameters
+    return cost_of_product(numbers, nodes, through, min(max(A.weight - A.size, 0), A.size))
 
 
 def _dearer(A: Operator, r: Tensor, restart: int, products: Tensor) -> Tensor:
@@ -182,14 +174,15 @@ def _by_powers(
     known = (*known, A.mv(v))
     length, before = norms(known[1] + v), length
     second = length / before
-    swift = swift and _is_swift(length, before, open_)
-    if swift and not _some((second > _SLOWER * first).logical_and_(open_), open_):
-        return _swiftly(A, r, v, known[1], before, target, live, open_, budget), known
     dearer = functools.partial(_dearer, A, r, restart)
-    if _some(~_shorter(A, r, known, norm, target, first, second, dearer), open_, 1 - _MOST if swift else _HALF):
-        return None, known
-    if swift:
+    if swift and _is_swift(length, before, open_):
+        slower = (second > _SLOWER * first).logical_and_(open_)
+        if _some(slower, open_) and _some(~_shorter(A, r, known, norm, target, first, second, dearer), open_):
+            return None, known
         return _swiftly(A, r, v, known[1], before, target, live, open_, budget), known
+    cheap = _LOOK * float(dearer(length.new_full((), _LOOK))) >= _WINDOW
+    if not cheap or _some(~(second < 1), open_, _HALF):
+        return None, known
     columns = min(restart, A.size, int(budget.max()))
     return _series(A, r, norm, target, live, budget, columns, known, (first * second).log() / 2), known
 
@@ -310,8 +303,15 @@ def _series(
     dx, rest, slow, steps = fewer.whole((dx, rest, slow, torch.where(open_, most, steps)))
     if not bool(slow.any()):
         return Correction(dx, steps)
-    after = arnoldi(A, rest, norms(rest), target, slow, budget - steps, columns)
-    return Correction(dx + torch.where(column(slow), after.dx, 0), steps + torch.where(slow, after.steps, 0))
+    size = norms(rest)
+    after = arnoldi(A, rest, size, target, slow, budget - steps, columns)
+    dx, steps = dx + torch.where(column(slow), after.dx, 0), steps + torch.where(slow, after.steps, 0)
+    grown = slow & (size > norm)
+    lost = grown & ~(norms(r - A.mv(dx)) <= _LOST * norm) if bool(grown.any()) else grown
+    if not bool(lost.any()):
+        return Correction(dx, steps)
+    alone = arnoldi(A, torch.where(column(lost), r, 0), norm, target, lost, budget - steps, columns)
+    return Correction(torch.where(column(lost), alone.dx, dx), steps + torch.where(lost, alone.steps, 0))
 
 
 def _crawls(length: Tensor, before: Tensor, latest: Tensor, aim: Tensor, pace: Tensor | None, last: bool) -> Tensor:

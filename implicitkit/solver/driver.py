@@ -16,6 +16,7 @@ from torch import Tensor
 from implicitkit.foundation.written import Values
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome
+from implicitkit.solver.costs import dropping_pays
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.judging import Judge
 from implicitkit.solver.minima import Progress
@@ -94,7 +95,7 @@ class _Loop:
         self.status = torch.full_like(self.steps, int(Status.MAX_STEPS))
         self.steep = torch.zeros_like(self.active)
         self.last: tuple[Tensor, Tensor, Tensor] | None = None  # z, |F| and F, a step ago
-        self.all_converged = False
+        self.all_converged = f.cheap = False
         self.state = method.init(f, z0)
         self.stuck: Tensor | None = None
         self.settled: Tensor | None = None
@@ -261,7 +262,7 @@ class _Loop:
         """Leave rows in which nothing is at work out of all later evaluations, if they are many enough."""
         per_row = self.f.system.samples_per_row
         if per_row == 1:
-            if self.at_work > _DROP * self.alive:
+            if self.at_work > _DROP * self.alive or not dropping_pays(self.f, self.at_work / self.alive):
                 return
             keep = samples = self.active.nonzero().squeeze(1)
         else:

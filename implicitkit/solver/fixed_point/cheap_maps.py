@@ -1,0 +1,55 @@
+"""What a plain step of a fixed-point iteration costs beside one that mixes in the last ones, and when it is worth more.
+
+An evaluation of a map of a few operations costs as much as a few calls of torch, and to mix costs tens of them.  So a plain
+step that leaves ``rho`` of a residual may be worth more than a mixing that leaves less: what counts is the logarithm of what
+is left, for what it costs.  Everything is counted in numbers (:mod:`implicitkit.linear.price`), measured as those are.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from implicitkit.linear.price import CALL
+from implicitkit.solver.costs import cost_of
+from implicitkit.solver.evaluations import Evaluations
+
+__all__ = ["gains", "is_cheap", "is_far", "mixing_leaves"]
+
+_PLAIN_CALLS, _PLAIN_PASSES = 2.0, 0.5  # what surrounds a plain step
+_CALLS, _PASSES, _CACHED, _BEYOND = 11.0, 1.2, 2.0**17, 2.0  # what mixing in one step of three adds to every one
+_SLOWEST, _FADES = (
+    0.8,
+    0.25,
+)  # of a residual a step leaves so much at most, and gains so many times what it did at first
+_STEPS = 4  # plain steps cost as much as a mixing
+_NEAR = 2.0  # times the tolerance: what residuals are not to fall below in steps not looked at
+
+
+def is_cheap(f: Evaluations) -> bool:
+    """Do an evaluation and a plain step cost no more than mixing adds to a step?  No, where that is not known."""
+    cost, numbers = cost_of(f), float(f.batch * f.size)
+    if cost is None:
+        return False
+    mixing = _CALLS * CALL + _PASSES * numbers * (1 + _BEYOND * min(numbers / _CACHED, 1.0))
+    return cost + _PLAIN_CALLS * CALL + _PLAIN_PASSES * numbers <= mixing
+
+
+def gains(f: Evaluations, before: Tensor, steps: int, pace: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Where plain steps gain enough to go on, ``(batch,)``; the logarithm of what each of the last ``steps`` left of
+    ``before``; and the same of the first ones, ``pace`` (``None``: these are)."""
+    gain = (f.norm / before).log() / steps
+    pace = gain if pace is None else pace
+    return (gain <= math.log(_SLOWEST)) & (gain <= _FADES * pace), gain, pace
+
+
+def is_far(f: Evaluations, gain: Tensor, steps: int) -> Tensor:
+    """Where ``steps`` more do not come near the tolerance, ``(batch,)``."""
+    return f.norm * (steps * gain).exp() > _NEAR * f.tolerance
+
+
+def mixing_leaves(rate: Tensor, most: float) -> Tensor:
+    """What a mixing may leave of a residual at most to be worth its cost, where a plain step leaves ``rate``, ``(batch,)``;
+    never more than ``most``."""
+    return (rate**_STEPS).clamp_max(most)
