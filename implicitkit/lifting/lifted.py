@@ -383,7 +383,7 @@ def _adopt(lifted: Lifted, modules: list[nn.Module], seen: Discover, called: Cal
         fresh = [(t, s) for t, s in zip(extra.theta, extra.slots, strict=True) if id(t) not in known]
         lifted.theta = (*lifted.theta, *(t for t, _ in fresh))
         lifted.slots = [*lifted.slots, *(s for _, s in fresh)]
-    # one that is an argument as well, or a module's own (by functional_call), is substituted where it is captured, all the same
+    # one that is an argument as well, or a module's own (by functional_call), is substituted where it is captured, too
     lifted.captured = [t for t in seen.found.values() if to_lift(t, lifted.inside)]
     lifted.theta = (*lifted.theta, *(resolve(t) for t in lifted.captured))
 

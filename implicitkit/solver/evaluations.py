@@ -28,7 +28,7 @@ class Evaluations:
     The last point is remembered, by identity of ``z``: whatever was computed there is not computed again.
 
     Attributes:
-        active: which samples are still at work, ``(batch,)``: a line search need not care for the others.
+        active: which samples are still at work, ``(batch,)``: a line search need not care for the others. at_work: how many.
         norm: ``|F|_2`` of each sample at the point where a step begins. tolerance: what it must come down to.
         best: the point with the smallest residual so far, ``(batch, n)``. best_norm: that residual, ``(batch,)``.
         stuck: set by a step, ``(batch,)`` bool: samples that the method gives up (status ``STALLED``).
@@ -56,7 +56,7 @@ class Evaluations:
         self.stuck: Tensor | None = None
         self.falling: Tensor | None = None
         self.remark = ""
-        self.ahead, self.taken, self.cheap = 1, 1, False
+        self.ahead, self.taken, self.cheap, self.at_work = 1, 1, False, system.batch
         self.at_rounding: Tensor | None = None
         graph = self.of_gradient or not self.kind.returns_state
         self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"

@@ -13,7 +13,7 @@ from torch import Tensor
 from implicitkit.foundation.options import above, at_least, between, check_options, not_negative, optional
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.fixed_point.cheap_maps import gains, is_cheap, is_far, mixing_leaves
+from implicitkit.solver.fixed_point.cheap_maps import gains, is_cheap, mixing_leaves, steps_needed
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.restarts import maybe_any, return_to_best, stranded, watch
 
@@ -202,7 +202,8 @@ class Anderson(Method):
             state = state | {"pace": pace}
         path, z = (*path, (*here, f.norm)), here[1]
         if gain is not None and f.ahead > 1:
-            more = 2 if _most(f, is_far(f, gain, 3), _HALF) else int(_most(f, is_far(f, gain, 1), _SOME))
+            needed = steps_needed(f, gain)
+            more = 2 if _most(f, needed > 3, _HALF) else int(_most(f, needed > 1, _SOME))
             for _ in range(min(more, f.ahead - 1)):
                 here = self._plain(f, z)
                 path, z = (*path, (*here, None)), here[1]
@@ -289,7 +290,8 @@ def _size(step: tuple[Tensor, Tensor], f: Evaluations) -> Tensor:
 
 def _most(f: Evaluations, which: Tensor, share: float = _MOST) -> bool:
     """Are these most of the samples at work?"""
-    return int(torch.count_nonzero(which & f.active)) >= share * int(torch.count_nonzero(f.active))
+    which = which if f.at_work == f.batch else which & f.active
+    return int(torch.count_nonzero(which)) >= share * f.at_work
 
 
 Path = tuple[tuple[Tensor, Tensor, Any], ...]  # r, w and |r| of some steps (None: of one not looked at)

@@ -15,7 +15,7 @@ from implicitkit.linear.price import CALL
 from implicitkit.solver.costs import cost_of
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["gains", "is_cheap", "is_far", "mixing_leaves"]
+__all__ = ["gains", "is_cheap", "mixing_leaves", "steps_needed"]
 
 _PLAIN_CALLS, _PLAIN_PASSES = 2.0, 0.5  # what surrounds a plain step
 _CALLS, _PASSES, _CACHED, _BEYOND = 11.0, 1.2, 2.0**17, 2.0  # what mixing in one step of three adds to every one
@@ -38,15 +38,15 @@ def is_cheap(f: Evaluations) -> bool:
 
 def gains(f: Evaluations, before: Tensor, steps: int, pace: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Where plain steps gain enough to go on, ``(batch,)``; the logarithm of what each of the last ``steps`` left of
-    ``before``; and the same of the first ones, ``pace`` (``None``: these are)."""
-    gain = (f.norm / before).log() / steps
-    pace = gain if pace is None else pace
-    return (gain <= math.log(_SLOWEST)) & (gain <= _FADES * pace), gain, pace
+    ``before``; and what they must leave at most, by what the first ones did (``pace``; ``None``: these are)."""
+    gain = (f.norm / before).log().div_(steps)
+    pace = gain.mul(_FADES).clamp_max_(math.log(_SLOWEST)) if pace is None else pace
+    return gain <= pace, gain, pace
 
 
-def is_far(f: Evaluations, gain: Tensor, steps: int) -> Tensor:
-    """Where ``steps`` more do not come near the tolerance, ``(batch,)``."""
-    return f.norm * (steps * gain).exp() > _NEAR * f.tolerance
+def steps_needed(f: Evaluations, gain: Tensor) -> Tensor:
+    """How many more until residuals are near the tolerance, if each leaves as much as the last ones, ``(batch,)``."""
+    return (_NEAR * f.tolerance / f.norm).log() / gain
 
 
 def mixing_leaves(rate: Tensor, most: float) -> Tensor:
