@@ -71,21 +71,26 @@ class _Counted:
 def test_a_disk_is_walked_without_mixing_where_evaluations_are_cheap(
     dear: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No least squares, at most two evaluations more than the plain iteration, and a look at every second point at most;
+    """No least squares, at most one evaluation more than the plain iteration, and a look at every second point at most;
     where evaluations are dear, some mixing."""
     run = _Counted(torch.stack([_spectrum(0.6, [], seed) for seed in range(SAMPLES)]), monkeypatch, dear)
-    found = run.solve()
-    mixings, looks = run.mixings, run.looks
-    plain = run.solve("picard")
-    assert (mixings == 0) != dear
-    assert dear or (found.evaluations <= plain.evaluations + 2 and looks <= found.evaluations / 2)
+    for rtol in (1e-7, 5e-8, 2e-8):
+        found = run.solve(rtol=rtol)
+        mixings, looks = run.mixings, run.looks
+        plain = run.solve("picard", rtol=rtol)
+        assert (mixings == 0) != dear
+        assert dear or (found.evaluations <= plain.evaluations + 1 and looks <= found.evaluations / 2)
 
 
-@pytest.mark.parametrize("outer", [[0.97, 0.96, 0.95], [-1.5, -1.4], [0.99]], ids=str)
-def test_eigenvalues_apart_end_the_plain_steps(outer: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("inner", "outer"), [(0.4, [0.97, 0.96, 0.95]), (0.4, [-1.5, -1.4]), (0.4, [0.99]), (0.1, [0.75])], ids=str
+)
+def test_eigenvalues_apart_end_the_plain_steps(
+    inner: float, outer: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the first steps gain shows that a disk is not all, and what they were is remembered: few evaluations more than
-    where all are dear."""
-    run = _Counted(torch.stack([_spectrum(0.4, outer, seed) for seed in range(SAMPLES)]), monkeypatch)
+    where all are dear.  The last one's would be fast enough, were it not for the first steps."""
+    run = _Counted(torch.stack([_spectrum(inner, outer, seed) for seed in range(SAMPLES)]), monkeypatch)
     found = run.solve()
     assert run.mixings
     run.dear = True
