@@ -13,7 +13,7 @@ from torch import Tensor
 from implicitkit.foundation.options import above, at_least, between, check_options, not_negative, optional
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.fixed_point.cheap_maps import gains, is_cheap, mixing_leaves, steps_needed
+from implicitkit.solver.fixed_point.cheap_maps import gains, is_cheap, steps_needed
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.restarts import maybe_any, return_to_best, stranded, watch
 
@@ -65,7 +65,7 @@ class Anderson(Method):
     Of a cheap map, whose evaluation and plain step cost no more than mixing adds to a step (:meth:`Evaluations.cost`), plain
     steps go on, from 64 unknowns on, for as long as of three quarters of the samples at work they leave no more than 0.8 of
     the residual, and gain a quarter at least of what they gained at first: less would mean that a few eigenvalues lie apart,
-    which the memory of the last steps then knows best.  Later, too, a mixing must leave as little as four such steps would.
+    which the memory of the last steps then knows best.
 
     The plain steps between two mixings are made without a look at their residuals while, at the rate of the last ones, half
     of the samples will not be near their tolerance after them, and nobody watches (a trace, a callback): a look costs as
@@ -170,7 +170,7 @@ class Anderson(Method):
         state["new"] = 0
         gamma, fall = self._coefficients(state, r, min(k, m), slots)
         may = self.period is None and eager is None and k > _PERIOD and z.shape[1] >= _WIDE
-        if may and _most(f, _little(f, fall, _size(before, f), state["cheap"])):
+        if may and _most(f, _little(f, fall, _size(before, f))):
             state |= {"plain": (f.norm, 0), "last": None, **_NOTHING}
         if gamma.dtype != z.dtype:
             gamma = gamma.to(z.dtype)
@@ -309,11 +309,9 @@ def _swift(f: Evaluations, path: Path, count: int) -> Tensor | None:
     return torch.zeros_like(fast)
 
 
-def _little(f: Evaluations, fall: Tensor, before: Tensor, cheap: bool) -> Tensor:
-    """Where a mixing that lowers ``|r|^2`` by ``fall`` is worth less than plain steps at their last rate, ``(batch,)``."""
-    rate = f.norm / before
-    most: Any = mixing_leaves(rate, _LITTLE) if cheap else _LITTLE
-    return (fall <= (1 - most**2) * f.norm.square()) & (rate <= _FAST ** (1 / _PERIOD))
+def _little(f: Evaluations, fall: Tensor, before: Tensor) -> Tensor:
+    """Where a mixing that lowers ``|r|^2`` by ``fall`` is worth little, and plain steps are as good, ``(batch,)``."""
+    return (fall <= (1 - _LITTLE**2) * f.norm.square()) & (f.norm <= _FAST ** (1 / _PERIOD) * before)
 
 
 def _recalled(path: Path, memory: int, count: int) -> dict[str, Any]:

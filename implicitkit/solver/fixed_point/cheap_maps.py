@@ -15,7 +15,7 @@ from implicitkit.linear.price import CALL
 from implicitkit.solver.costs import cost_of
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["gains", "is_cheap", "mixing_leaves", "steps_needed"]
+__all__ = ["gains", "is_cheap", "steps_needed"]
 
 _PLAIN_CALLS, _PLAIN_PASSES = 2.0, 0.5  # what surrounds a plain step
 _CALLS, _PASSES, _CACHED, _BEYOND = 11.0, 1.2, 2.0**17, 2.0  # what mixing in one step of three adds to every one
@@ -23,7 +23,6 @@ _SLOWEST, _FADES = (
     0.8,
     0.25,
 )  # of a residual a step leaves so much at most, and gains so many times what it did at first
-_STEPS = 4  # plain steps cost as much as a mixing
 _NEAR = 2.0  # times the tolerance: what residuals are not to fall below in steps not looked at
 
 
@@ -47,9 +46,3 @@ def gains(f: Evaluations, before: Tensor, steps: int, pace: Tensor | None) -> tu
 def steps_needed(f: Evaluations, gain: Tensor) -> Tensor:
     """How many more until residuals are near the tolerance, if each leaves as much as the last ones, ``(batch,)``."""
     return (_NEAR * f.tolerance / f.norm).log() / gain
-
-
-def mixing_leaves(rate: Tensor, most: float) -> Tensor:
-    """What a mixing may leave of a residual at most to be worth its cost, where a plain step leaves ``rate``, ``(batch,)``;
-    never more than ``most``."""
-    return (rate**_STEPS).clamp_max(most)
