@@ -143,6 +143,7 @@ class ComponentStepper:
         """What a method may ask of its function before a step."""
         f = self.f
         f.active, f.norm, f.tolerance, f.stuck = moving, _norm(self.norm).to(self.z.dtype), self._bound(), None
+        f.at_work = int(moving.count_nonzero())
         known = self.best_norm < torch.inf
         f.best = torch.where(known.unsqueeze(1), self.best, self.z)
         f.best_norm = torch.where(known, self.best_norm.to(f.norm.dtype), f.norm)

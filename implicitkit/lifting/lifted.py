@@ -74,7 +74,7 @@ class Lifted:
             the function is pure; else ``None``.
         random: the function draws random numbers. cut: an evaluation since this was reset gave nothing tracked.
         rest: what modules hold besides. scope: what the function's variables and its modules' buffers were.
-        call: how the function is called.
+        call: how it is called. work: operations of an evaluation, and numbers that they return; zeros: not known.
     """
 
     function: Callable[..., Any]
@@ -95,6 +95,7 @@ class Lifted:
     random: bool = False
     cut: bool = False
     scope: Scope | None = None
+    work: tuple[int, int] = (0, 0)
     call: FirstCalls = field(default_factory=FirstCalls)
 
     def changes(self) -> list[str]:
@@ -191,7 +192,7 @@ def _lift(
     z_leaves, z_spec = tree_flatten(z0)
     z = tree_unflatten([_plain(resolve(t), levels) for t in z_leaves], z_spec)
     branch = levels or (needed and (lifted.inside or not any(map(explicit, lifted.theta))))
-    looks = Looks() if branch or (needed and not lifted.compiled) else None
+    looks = Looks() if branch or not lifted.compiled else None
     with compat.own_graphs():  # how often a function is looked at depends on what is known of it
         if levels or (needed and lifted.inside):
             with torch.enable_grad():
@@ -202,6 +203,7 @@ def _lift(
     lifted.rest.note(lifted.frozen)
     if looks is not None:
         lifted.branches = branch and looks.seen and (levels or lifted.inside or not lifted.captured)
+        lifted.work = looks.operations, looks.numbers_made
         lifted.numbers = [i for i, t in enumerate(lifted.theta) if differentiated(t)] if looks.numbers else []
     if not levels and not lifted.frozen:
         lifted.probe = out.detach() if isinstance(out, Tensor) else tree_map(_detached, out)
@@ -382,8 +384,7 @@ def _adopt(lifted: Lifted, modules: list[nn.Module], seen: Discover, called: Cal
         fresh = [(t, s) for t, s in zip(extra.theta, extra.slots, strict=True) if id(t) not in known]
         lifted.theta = (*lifted.theta, *(t for t, _ in fresh))
         lifted.slots = [*lifted.slots, *(s for _, s in fresh)]
-    # a tensor that is an argument as well, or a module's own (handed back to it by functional_call), is substituted where
-    # it is captured, all the same
+    # one that is an argument as well, or a module's own (by functional_call), is substituted where it is captured, too
     lifted.captured = [t for t in seen.found.values() if to_lift(t, lifted.inside)]
     lifted.theta = (*lifted.theta, *(resolve(t) for t in lifted.captured))
 

@@ -187,6 +187,7 @@ class Substitute(TorchFunctionMode):
 class Looks(TorchFunctionMode):
     """Notes whether a function turns tensors into Python values: ``seen``, on which it may branch; ``numbers``, with which
     it may compute (floating-point ones, not under ``no_grad``); ``outside``, some of these of what it captures, tracked.
+    And what it does: ``operations``, and the ``numbers_made`` by them.
     """
 
     NAMES: ClassVar[frozenset[str]] = frozenset(
@@ -238,6 +239,7 @@ class Looks(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.seen = self.numbers = self.outside = False
+        self.operations = self.numbers_made = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -253,7 +255,11 @@ class Looks(TorchFunctionMode):
             or (name == "__getitem__" and _masks(args[1]))
             or (name == "where" and len(args) + len(kwargs or {}) == 1)
         )
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        if not _asks_only(func):
+            self.operations += 1
+            self.numbers_made += sum(t.numel() for t in tensors_in(out))
+        return out
 
 
 class Cuts(TorchFunctionMode):

@@ -28,31 +28,28 @@ from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.cycles import Correction, column, in_working_precision, norms, restarted
 from implicitkit.linear.fewer import Fewer, narrowed
 from implicitkit.linear.gmres import PATIENCE, STALLED, arnoldi, vectors
-from implicitkit.linear.price import CALL
+from implicitkit.linear.price import CALL, cost_of_product
 
 __all__ = ["Contraction"]
 
 _LOOK = 6  # Krylov vectors after which the two are compared ...
 _LATER = 3  # ... by what they gained since this one
 _MOST = 0.75  # of the samples still at work: the series must cost less for so many of them
-# what a product costs in numbers that it touches (linear/price.py), by its graph: a node, ...
-_NODE, _NODES = 1700.0, 8  # ... so many where there is no graph to look at ...
-_THROUGH, _SPILT, _TIMES = (
-    0.08,
-    2.0**23,
-    3.0,
-)  # ... a number that goes through one, four times that outside all caches ...
-_PARAMETER = 0.017  # ... and a number's product with a parameter
-# and what is added to it: by the series, calls and three passes; by GMRES, calls and two passes over the basis
-_SUM_CALLS, _SUMMED = 1.6, 0.7
-_CALLS_MORE, _ORTHOGONALISED, _CACHED, _BEYOND = 9.5, 0.2, 2.0**18, 0.4
-_MADE = 10.0  # vectors more, against which as much is done to make one
+_NODES = 5  # in the graph of a product, where there is none to look at
+# what is added to what a product costs: by the series, calls and three passes; by GMRES, calls and two over the basis
+_SUM_CALLS, _SUMMED, _SUM_CACHED, _SUM_TIMES = 0.92, 0.1, 4.1e4, 3.1
+_CALLS_MORE, _ORTHOGONALISED, _CACHED, _BEYOND = 9.7, 0.026, 3.8e5, 1.05
+_MADE = 140.0  # vectors more, against which as much is done to make one
+_HALF = 0.5  # ... of so many residuals must fall for a window of its products, before anything is orthogonalised
 _MARGIN = 0.9  # of the target, so that drift seldom costs another cycle
 _SWIFT = 0.35  # what a product leaves of every residual, at most, for the series to begin with
 _SLOWER = 1.2  # times what the first product leaves the second one may leave; if more, polynomials may do better ...
 _START = 24.0  # ... but a cycle of GMRES costs so many calls beside its products
 _EVERY = 2  # products between two looks
-_WINDOW, _SLOW = 8, 0.7  # products, and what they may leave of a residual for the series to go on
+_WINDOW, _SLOW = 8, 0.7  # products, and what they may leave of a residual for the series to go on ...
+_HALFWAY = 4  # ... and so many of them tell its rate
+_FADES = 0.25  # of what the first products gained: a window that gains less of the residual shows eigenvalues apart
+_LOST = 0.5  # of a residual, that GMRES must leave after a series that has enlarged it, for both to be kept
 _AHEAD = 2  # such windows: what of the last samples is not done after them is quicker done by GMRES
 
 
@@ -60,16 +57,19 @@ _AHEAD = 2  # such windows: what of the last samples is not done after them is q
 class Contraction(LinearSolver):
     """The series for as long as every product leaves little more than a third of every residual, unless the second leaves
     more of most than the first did, so that powers do worse than other polynomials, and by what those of degree two would
-    leave GMRES costs less.  Then six steps of GMRES, and the series, if it costs less for three quarters of the samples
-    that are left, by the products that each would take and by what one costs, as its graph tells: one of GMRES twice as much
-    and more where products are a few operations, hardly more where they are dear.  Else GMRES as it is.
+    leave GMRES costs less.  Else eight products of the series, if they cost less than six of GMRES, and the residual of half
+    of the samples falls: by what one costs, as its graph tells: one of GMRES three times as much and more where products are
+    a few operations, hardly more where they are dear.  Else six steps of GMRES, and the series, if by the products that each
+    would take it costs less for three quarters of the samples that are left; or GMRES as it is.
 
-    A sample that the series brings forward too slowly is given back to GMRES, from where it is; so are the last quarter, if
-    they need sixteen products more: every product is one of the whole batch, and powers have left of these residuals what
-    lies along a few eigenvectors, which GMRES is quick with.  Every answer is judged by its true residual.
+    A sample that the series brings forward too slowly is given back to GMRES, from where it is; so is one whose residual
+    falls a quarter as fast as at first, and so are the last quarter of them, if they need sixteen products more: every
+    product is one of the whole batch, and powers have left of these residuals what lies along a few eigenvectors, which
+    GMRES is quick with.  So a window of the series that was taken in vain costs GMRES hardly a product more than it needs
+    alone.  Every answer is judged by its true residual.
 
-    One product a step, and one look at the host (of the series after GMRES: at every second one).  Memory: that of GMRES,
-    and three vectors a sample.
+    One product a step, and one look at the host (of the series that is not fast: at every second one).  Memory: that of
+    GMRES, and three vectors a sample.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("fixed_point",)
@@ -86,9 +86,9 @@ class Contraction(LinearSolver):
             known: tuple[Tensor, ...] = ()
             if not begun:
                 begun = True
-                swift, known = _swiftly(A, r, norm, target, live, budget, restart)
-                if swift is not None:
-                    return swift
+                found, known = _by_powers(A, r, norm, target, live, budget, restart)
+                if found is not None:
+                    return found
             if plain:
                 plain = False
                 return _series(A, r, norm, target, live, budget, columns)
@@ -109,18 +109,16 @@ class Contraction(LinearSolver):
         return restarted(cycle, A, b, rtol=rtol, atol=atol, max_steps=max_steps, stalled=STALLED, patience=patience)
 
 
-def _some(which: Tensor, open_: Tensor) -> bool:
-    """Are these more than a quarter of the samples at work?"""
-    return int(torch.count_nonzero(which & open_)) > (1 - _MOST) * int(torch.count_nonzero(open_))
+def _some(which: Tensor, open_: Tensor, share: float = 1 - _MOST) -> bool:
+    """Are these more than a quarter of the samples at work (or another share)?"""
+    return int(torch.count_nonzero(which & open_)) > share * int(torch.count_nonzero(open_))
 
 
 def _product(A: Operator, r: Tensor) -> float:
     """What one costs."""
     numbers = r.numel()
     nodes, through, _ = A.graph() or (_NODES, _NODES * numbers, 0)
-    spilt = through * (1 + min(through / _SPILT, _TIMES))
-    parameters = min(max(A.weight - A.size, 0), A.size)
-    return _NODE * nodes + _THROUGH * spilt + _PARAMETER * numbers * parameters
+    return cost_of_product(numbers, nodes, through, min(max(A.weight - A.size, 0), A.size))
 
 
 def _dearer(A: Operator, r: Tensor, restart: int, products: Tensor) -> Tensor:
@@ -129,7 +127,7 @@ def _dearer(A: Operator, r: Tensor, restart: int, products: Tensor) -> Tensor:
     numbers, product = r.numel(), _product(A, r)
     passes = _ORTHOGONALISED * numbers * (1 + _BEYOND * min(numbers / _CACHED, 1.0))
     krylov = product + _CALLS_MORE * CALL + passes * (_MADE + 0.5 * products.clamp_max(restart))
-    return krylov / (product + _SUM_CALLS * CALL + _SUMMED * numbers)
+    return krylov / (product + _SUM_CALLS * CALL + _SUMMED * numbers * (1 + min(numbers / _SUM_CACHED, _SUM_TIMES)))
 
 
 Dearer = Callable[[Tensor], Tensor]
@@ -159,47 +157,73 @@ def _pays(Ht: Tensor, u: Tensor, norm: Tensor, target: Tensor, budget: Tensor, s
     return cheaper & (here > k * krylov) & enough  # false for NaN
 
 
-def _swiftly(
+def _by_powers(
     A: Operator, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor, restart: int
 ) -> tuple[Correction | None, tuple[Tensor, ...]]:
-    """The series while it is fast; ``None`` where its first two products say that it is not, or that polynomials do better,
-    and those products."""
-    product = A.mv(r)
-    known: tuple[Tensor, ...] = (product,)
-    total, v, before, open_, left = r, r, norm, live, len(r)
-    steps, first, fewer = torch.zeros_like(budget), norm, Fewer(A)
-    for k in range(1, int(budget.max()) + 1):
+    """What the series finds, if its first two products say that it costs less than GMRES: while it is fast, or as long as
+    it gains; ``None`` where they say that polynomials do better, and those products."""
+    known: tuple[Tensor, ...] = (A.mv(r),)
+    v = known[0] + r
+    length = norms(v)
+    first, swift = length / norm, _is_swift(length, norm, live)
+    if int(budget.max()) < 2:
+        return None, known
+    open_ = (length > _MARGIN * target).logical_and_(live)
+    if swift and not int(torch.count_nonzero(open_)):
+        return Correction(-r, live.long()), known
+    known = (*known, A.mv(v))
+    length, before = norms(known[1] + v), length
+    second = length / before
+    dearer = functools.partial(_dearer, A, r, restart)
+    if swift and _is_swift(length, before, open_):
+        slower = (second > _SLOWER * first).logical_and_(open_)
+        if _some(slower, open_) and _some(~_shorter(A, r, known, norm, target, first, second, dearer), open_):
+            return None, known
+        return _swiftly(A, r, v, known[1], before, target, live, open_, budget), known
+    cheap = _LOOK * float(dearer(length.new_full((), _LOOK))) >= _WINDOW
+    if not cheap or _some(~(second < 1), open_, _HALF):
+        return None, known
+    columns = min(restart, A.size, int(budget.max()))
+    return _series(A, r, norm, target, live, budget, columns, known, (first * second).log() / 2), known
+
+
+def _is_swift(length: Tensor, before: Tensor, open_: Tensor) -> bool:
+    """Has a product left little of every residual?"""
+    fast = length <= _SWIFT * before
+    return bool(fast.all()) or bool(fast.logical_or_(~open_).all())
+
+
+def _swiftly(
+    A: Operator,
+    r: Tensor,
+    v: Tensor,
+    product: Tensor,
+    before: Tensor,
+    target: Tensor,
+    live: Tensor,
+    open_: Tensor,
+    budget: Tensor,
+) -> Correction:
+    """The series from its second product on, while it is fast: ``v = r + A r``, ``product = A v``, ``before = |v|``."""
+    fewer, total, steps, v = Fewer(A), r, live.long(), torch.where(column(open_), v, 0)
+    for k in range(2, int(budget.max()) + 1):
         after = product + v
         length = norms(after)
-        ratio = length / before
-        if k == 2:
-            slower = (ratio > _SLOWER * first).logical_and_(open_)
-            some = int(torch.count_nonzero(slower)) > (1 - _MOST) * left
-            dearer = functools.partial(_dearer, A, r, restart)
-            if some and _some(slower & ~_shorter(A, r, known, norm, target, first, ratio, dearer), open_):
-                return None, known
-        fast = ratio <= _SWIFT
-        slow = not (bool(fast.all()) or bool(fast.logical_or_(~open_).all()))
-        if slow and k <= len(known):
-            return None, known
         steps.add_(open_)
-        if slow:
+        if not _is_swift(length, before, open_):
             total, steps = fewer.whole((total + torch.where(column(length < before), v, 0), steps))
-            return Correction(-total, steps), known
-        first, total = (ratio, r) if k == 1 else (first, total + v)
-        open_ = (length > _MARGIN * target).logical_and_(open_)
+            return Correction(-total, steps)
+        total, open_ = total + v, (length > _MARGIN * target).logical_and_(open_)
         left = int(torch.count_nonzero(open_))
         if not left:
             break
         v, before = after if left == len(after) else torch.where(column(open_), after, 0), length
-        index = fewer.drop(open_, left, lambda: (total, steps)) if k > 1 else None  # noqa: B023
+        index = fewer.drop(open_, left, lambda: (total, steps)) if k > 2 else None  # noqa: B023
         if index is not None:
             total, steps, v, before, open_, target = narrowed(index, total, steps, v, before, open_, target)
         product = fewer.A.mv(v)
-        if k == 1:
-            known = (*known, product)
     total, steps = fewer.whole((total, steps))
-    return Correction(-total, steps), known
+    return Correction(-total, steps)
 
 
 def _shorter(
@@ -214,9 +238,10 @@ def _shorter(
 ) -> Tensor:
     """Of which samples the series costs less than GMRES from ``r`` on, by two products, ``(batch,)``.
 
-    ``first`` and ``second``: what they leave of a residual.  Powers go on as ``second^2 / first``: of eigenvalues that fill
-    a disk that is either, of those on an interval 1.04 times the largest.  GMRES goes on as it begins, with
-    ``|r + x A r + y A (r + A r)|``, least in ``x`` and ``y``: of a disk that is ``|J^2 r|``, of an interval two thirds.
+    ``first`` and ``second``: what they leave of a residual.  Powers go on between ``second`` and ``second^2 / first``, as
+    their geometric mean: of eigenvalues that fill a disk both are its radius, of those on an interval 0.77 and 1.04 times
+    the largest.  GMRES goes on as it begins, with ``|r + x A r + y A (r + A r)|``, least in ``x`` and ``y``: of a disk that
+    is ``|J^2 r|``, of an interval two thirds.
     """
     v = known[0] / column(norms(known[0]))
     left = r - v * (v * r).sum(1, keepdim=True)
@@ -224,35 +249,46 @@ def _shorter(
     w = w / column(norms(w))
     left = left - w * (w * left).sum(1, keepdim=True)
     here = (norm / target).log()  # to go, in logarithms
-    powers = (here + (first * second).log()) / -(second.square() / first).log()
+    rate = second * (second / first).sqrt()
+    powers = (here + (first * second).log()) / -rate.log()
     krylov = 2 * here / (norm / norms(left)).log()
     more = _START * CALL / _product(A, r) - len(known)
     # false for NaN: the space is exhausted
-    return (second.square() < first) & (powers <= dearer(krylov) * krylov + more)
+    return (rate < 1) & (powers <= dearer(krylov) * krylov + more)
 
 
 def _series(
-    A: Operator, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor, columns: int
+    A: Operator,
+    r: Tensor,
+    norm: Tensor,
+    target: Tensor,
+    live: Tensor,
+    budget: Tensor,
+    columns: int,
+    known: tuple[Tensor, ...] = (),
+    pace: Tensor | None = None,
 ) -> Correction:
     """``dx = -(r + J r + J^2 r + ...)``, which leaves ``J^{m + 1} r``; of samples that this is too slow for, GMRES solves
-    for what is left."""
-    aim, before, left = _MARGIN * target, norm, int(torch.count_nonzero(live))
+    for what is left.
+
+    ``known``: the first products; ``pace``: the logarithm of what each of them left, ``(batch,)``.
+    """
+    aim, before, latest, left = _MARGIN * target, norm, norm, int(torch.count_nonzero(live))
     few, fewer = (1 - _MOST) * left, Fewer(A)
     dx, rest, v, open_ = torch.zeros_like(r), torch.zeros_like(r), r, live
     steps, slow, most = torch.zeros_like(budget), torch.zeros_like(live), budget
     for k in range(1, int(budget.max()) + 1):
         dx.sub_(v)
-        v = fewer.A.mv(v) + v
+        v = (known[k - 1] if k <= len(known) else fewer.A.mv(v)) + v
         if k % _EVERY:  # one product too many costs less than a look at each
             continue
         length = norms(v)
         going = (length > aim).logical_and_(open_)  # false for NaN
         if k % _WINDOW == 0:
-            crawls = going & ~(length <= _SLOW * before)
-            if left <= few:
-                crawls = crawls | (going & (length * (length / before) ** _AHEAD > aim))
+            crawls = going & _crawls(length, before, latest, aim, pace, left <= few)
             slow, before, rest = slow | crawls, length, torch.where(column(crawls), v, rest)
             going = going & ~crawls
+        latest = length if k % _HALFWAY == 0 else latest
         count = int(torch.count_nonzero(going))
         if count < left:  # what has ended is zero from here on, and adds nothing
             steps = torch.where(open_ & ~going, k, steps)
@@ -262,9 +298,33 @@ def _series(
         index = fewer.drop(open_, left, lambda: (dx, rest, slow, steps))  # noqa: B023
         if index is not None:
             dx, rest, slow, steps, v = narrowed(index, dx, rest, slow, steps, v)
-            open_, before, aim, most = narrowed(index, open_, before, aim, most)
+            open_, before, latest, aim, most = narrowed(index, open_, before, latest, aim, most)
+            pace = None if pace is None else pace.index_select(0, index)
     dx, rest, slow, steps = fewer.whole((dx, rest, slow, torch.where(open_, most, steps)))
     if not bool(slow.any()):
         return Correction(dx, steps)
-    after = arnoldi(A, rest, norms(rest), target, slow, budget - steps, columns)
-    return Correction(dx + torch.where(column(slow), after.dx, 0), steps + torch.where(slow, after.steps, 0))
+    size = norms(rest)
+    after = arnoldi(A, rest, size, target, slow, budget - steps, columns)
+    dx, steps = dx + torch.where(column(slow), after.dx, 0), steps + torch.where(slow, after.steps, 0)
+    grown = slow & (size > norm)
+    lost = grown & ~(norms(r - A.mv(dx)) <= _LOST * norm) if bool(grown.any()) else grown
+    if not bool(lost.any()):
+        return Correction(dx, steps)
+    alone = arnoldi(A, torch.where(column(lost), r, 0), norm, target, lost, budget - steps, columns)
+    return Correction(torch.where(column(lost), alone.dx, dx), steps + torch.where(lost, alone.steps, 0))
+
+
+def _crawls(length: Tensor, before: Tensor, latest: Tensor, aim: Tensor, pace: Tensor | None, last: bool) -> Tensor:
+    """Of which samples a window of products has left too much of the residual, ``(batch,)``: what it left along a few
+    eigenvectors is quicker done by GMRES.
+
+    ``before`` and ``latest``: residuals a window ago, and half of one. ``pace``: the logarithm of what each of the
+    first two products left: where one gains a quarter of that by now, a few eigenvalues lie apart. ``last``: few samples
+    are left.
+    """
+    crawls = ~(length <= _SLOW * before)
+    if not last and pace is None:
+        return crawls
+    left = length / latest
+    late = length * left ** (_AHEAD * _WINDOW / _HALFWAY) > aim
+    return crawls | (late if last or pace is None else late & (left.log() > _FADES * _HALFWAY * pace))

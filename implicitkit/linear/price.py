@@ -23,6 +23,7 @@ __all__ = [
     "CALL",
     "Price",
     "Work",
+    "cost_of_product",
     "price_of",
     "price_of_dense",
     "price_of_dense_fit",
@@ -55,6 +56,9 @@ _EACH = 2000.0  # and for a sparse one
 _STEP, _VECTORS = 3200.0, 0.3  # of conjugate gradients on normal equations: one, and for each number of the state
 _NODE, _TOUCHED, _PLACED = 300.0, 0.025, 0.4  # for each node of a graph, number in it, and one at a place of an index
 _FORMED, _ENTRY_FIT = 20_000.0, 6.0  # to form sparse normal equations, and for an entry of them
+# what one product costs by its graph: for a node, for a number that goes through one, four times that where no cache holds
+# all, and for a number's product with a parameter
+_AT_NODE, _THROUGH, _SPILT, _TIMES, _PARAMETER = 2080.0, 0.111, 1.67e6, 3.84, 0.013
 _GRAM = 0.014  # for each of ``m n^2`` in dense normal equations and their factors
 _SINGULAR, _SINGULAR_SMALL = 0.1, 500.0  # for each of ``m n^2`` in singular values, and for one matrix
 
@@ -131,6 +135,17 @@ def width_of(A: Operator) -> float:
     rows than unknowns.  They cost as much in each of the products that show a matrix."""
     nodes, numbers, _ = A.graph() or (0, 0, 0)
     return max(0.0, float(numbers - nodes * A.batch * A.size))
+
+
+def cost_of_product(numbers: int, nodes: int, through: int, parameters: int) -> float:
+    """Of one product with the Jacobian of a batch of maps, in numbers: as much as of an evaluation of the map.
+
+    Args:
+        numbers: of the state. nodes: of its graph; of an evaluation, two for each operation, and one. through: numbers that
+            go through them; of an evaluation, three for each that an operation returns. parameters: of one sample.
+    """
+    spilt = through * (1 + min(through / _SPILT, _TIMES))
+    return _AT_NODE * nodes + _THROUGH * spilt + _PARAMETER * numbers * parameters
 
 
 class Work(NamedTuple):

@@ -16,6 +16,7 @@ from torch import Tensor
 from implicitkit.foundation.written import Values
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome
+from implicitkit.solver.costs import dropping_pays
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.judging import Judge
 from implicitkit.solver.minima import Progress
@@ -94,7 +95,7 @@ class _Loop:
         self.status = torch.full_like(self.steps, int(Status.MAX_STEPS))
         self.steep = torch.zeros_like(self.active)
         self.last: tuple[Tensor, Tensor, Tensor] | None = None  # z, |F| and F, a step ago
-        self.all_converged = self.halted = False
+        self.all_converged = self.halted = f.cheap = False
         self.state = method.init(f, z0)
         self.stuck: Tensor | None = None
         self.settled: Tensor | None = None
@@ -235,7 +236,7 @@ class _Loop:
         f = self.f
         f.active, f.norm, f.tolerance, f.stuck, f.falling = self.active, self.norm, self.tolerance, None, None
         f.best, f.best_norm, f.at_rounding = self.best, self.best_norm, None
-        f.ahead, f.taken = 1 if self.watched else self.max_steps - self.step, 1
+        f.ahead, f.taken, f.at_work = 1 if self.watched else self.max_steps - self.step, 1, self.at_work
         if self.judge.own_norm:  # methods compare with 2-norms of their own
             f.norm = torch.linalg.vector_norm(f.residual(self.z), dim=1).to(self.norm)
             units = torch.where(self.norm > 0, f.norm / self.norm, 1)
@@ -264,7 +265,7 @@ class _Loop:
         """Leave rows in which nothing is at work out of all later evaluations, if they are many enough."""
         per_row = self.f.system.samples_per_row
         if per_row == 1:
-            if self.at_work > _DROP * self.alive:
+            if self.at_work > _DROP * self.alive or not dropping_pays(self.f, self.at_work / self.alive):
                 return
             keep = samples = self.active.nonzero().squeeze(1)
         else:

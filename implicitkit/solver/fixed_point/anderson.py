@@ -13,6 +13,7 @@ from torch import Tensor
 from implicitkit.foundation.options import above, at_least, between, check_options, not_negative, optional
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.fixed_point.cheap_maps import gains, is_cheap, steps_needed
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.restarts import maybe_any, return_to_best, stranded, watch
 
@@ -26,6 +27,7 @@ _MOST = 0.75  # ... for so many of the samples at work
 _SWIFT = 0.35  # what plain steps leave of a residual, two in the mean, before there is anything to mix ...
 _SLOWER = 1.2  # ... while the second leaves so much more than the first, at most
 _FEW = 10  # unknowns below which a few differences span them, and are mixed in any case
+_SOME = 0.1  # of the samples: while so many will not be done after one more step of a cheap map, it takes two
 _NEAR, _HALF = 2.0, 0.5  # times the tolerance: what residuals of so many are not to fall below in steps not looked at
 
 
@@ -59,6 +61,11 @@ class Anderson(Method):
     (:mod:`~implicitkit.solver.steps.restarts`), so that where that step contracts the method cannot do worse than Picard
     for long; from then on it mixes in every step, as a map that does not contract asks for.  One that has been back there
     in vain keeps its last difference and goes on from where it is.
+
+    Of a cheap map, whose evaluation and plain step cost no more than mixing adds to a step (:meth:`Evaluations.cost`), plain
+    steps go on, from 64 unknowns on, for as long as of three quarters of the samples at work they leave no more than 0.8 of
+    the residual, and gain a quarter at least of what they gained at first: less would mean that a few eigenvalues lie apart,
+    which the memory of the last steps then knows best.
 
     The plain steps between two mixings are made without a look at their residuals while, at the rate of the last ones, half
     of the samples will not be near their tolerance after them, and nobody watches (a trace, a callback): a look costs as
@@ -102,6 +109,7 @@ class Anderson(Method):
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         swift = self.period is None and z.shape[1] >= _FEW
+        f.cheap = swift and z.shape[1] >= _WIDE and is_cheap(f)
         return {
             **(_NOTHING if swift else _memory(z, self._rows(z))),
             "last": None,  # r and w of the step before
@@ -110,6 +118,8 @@ class Anderson(Method):
             "new": 0,  # rows of the history that the Gram matrix does not know yet
             "eager": None,  # samples that mix in every step
             "path": () if swift else None,  # while all take plain steps from the first one on: the last of them
+            "cheap": f.cheap,
+            "pace": None,  # of a cheap map: the logarithm of what each of the first two steps left
             "swift": None,  # samples that still do, when others do not, and |r| of the step before
             "plain": None,  # while all take plain steps only: |r| at the last look, and the steps since then
             "guard": {},
@@ -125,8 +135,11 @@ class Anderson(Method):
             k, state = 0, state | _memory(z, m)
         path, swift = state["path"], state["swift"]
         if path is not None:
-            swift = _swift(f, path, k)
-            if swift is None or bool(swift.all()) or bool((swift | ~f.active).all()):
+            found = self._cheaply(f, (r, mixed), state) if state["cheap"] else None
+            if found is not None:
+                return found
+            swift = None if state["cheap"] else _swift(f, path, k)
+            if not state["cheap"] and (swift is None or bool(swift.all()) or bool((swift | ~f.active).all())):
                 return mixed, state | {"path": (*path, (r, mixed, f.norm))[-max(m, 2) :], "since": k + 1}
             state = state | _recalled(path, m, k)
         elif swift is not None:
@@ -156,12 +169,9 @@ class Anderson(Method):
         slots = [(k - 1 - i) % m for i in range(min(new, k, m))]
         state["new"] = 0
         gamma, fall = self._coefficients(state, r, min(k, m), slots)
-        if self.period is None and eager is None and k > _PERIOD and z.shape[1] >= _WIDE:
-            little = (fall <= (1 - _LITTLE**2) * f.norm.square()) & (
-                f.norm <= _FAST ** (1 / _PERIOD) * _size(before, f)
-            )
-            if _most(f, little):
-                state |= {"plain": (f.norm, 0), "last": None, **_NOTHING}
+        may = self.period is None and eager is None and k > _PERIOD and z.shape[1] >= _WIDE
+        if may and _most(f, _little(f, fall, _size(before, f))):
+            state |= {"plain": (f.norm, 0), "last": None, **_NOTHING}
         if gamma.dtype != z.dtype:
             gamma = gamma.to(z.dtype)
         if not due and eager is not None:
@@ -181,6 +191,28 @@ class Anderson(Method):
         """``r`` and ``w`` at ``z``."""
         r = f.residual(z)
         return r, f(z) if self.damping == 1.0 else z.add(r, alpha=self.damping)
+
+    def _cheaply(
+        self, f: Evaluations, here: tuple[Tensor, Tensor], state: dict[str, Any]
+    ) -> tuple[Tensor, dict[str, Any]] | None:
+        """The next of the plain steps that a cheap map takes from the first one on, or the next three, while samples are far
+        from done; ``None`` where they gain too little."""
+        path, gain = state["path"], None
+        if len(path) > 1:
+            steps, before = next((j, p[2]) for j, p in enumerate(reversed(path), 1) if j > 1 and p[2] is not None)
+            enough, gain, pace = gains(f, before, steps, state["pace"])
+            if not _most(f, enough):
+                return None
+            state = state | {"pace": pace}
+        path, z = (*path, (*here, f.norm)), here[1]
+        if gain is not None and f.ahead > 1:
+            needed = steps_needed(f, gain)
+            more = 2 if _most(f, needed > 3, _HALF) else int(_most(f, needed > 1, _SOME))
+            for _ in range(min(more, f.ahead - 1)):
+                here = self._plain(f, z)
+                path, z = (*path, (*here, None)), here[1]
+                f.taken += 1
+        return z, state | {"path": path[-max(self.memory, _PERIOD + 1) :], "since": state["since"] + f.taken}
 
     def _onwards(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> Tensor:
         """The next point to look at, which is ``z`` or lies two plain steps behind it; changes ``state``."""
@@ -263,10 +295,11 @@ def _size(step: tuple[Tensor, Tensor], f: Evaluations) -> Tensor:
 
 def _most(f: Evaluations, which: Tensor, share: float = _MOST) -> bool:
     """Are these most of the samples at work?"""
-    return int(torch.count_nonzero(which & f.active)) >= share * int(torch.count_nonzero(f.active))
+    which = which if f.at_work == f.batch else which & f.active
+    return int(torch.count_nonzero(which)) >= share * f.at_work
 
 
-Path = tuple[tuple[Tensor, Tensor, Tensor], ...]  # r, w and |r| of some steps
+Path = tuple[tuple[Tensor, Tensor, Any], ...]  # r, w and |r| of some steps (None: of one not looked at)
 
 
 def _swift(f: Evaluations, path: Path, count: int) -> Tensor | None:
@@ -279,6 +312,11 @@ def _swift(f: Evaluations, path: Path, count: int) -> Tensor | None:
     if count != 2 or last.shape[1] < _WIDE or _most(f, f.norm * path[0][2] <= _SLOWER * before.square()):
         return fast
     return torch.zeros_like(fast)
+
+
+def _little(f: Evaluations, fall: Tensor, before: Tensor) -> Tensor:
+    """Where a mixing that lowers ``|r|^2`` by ``fall`` is worth little, and plain steps are as good, ``(batch,)``."""
+    return (fall <= (1 - _LITTLE**2) * f.norm.square()) & (f.norm <= _FAST ** (1 / _PERIOD) * before)
 
 
 def _recalled(path: Path, memory: int, count: int) -> dict[str, Any]:

@@ -1,0 +1,33 @@
+"""What an evaluation costs, and when it costs more to leave rows out of it than to keep them.
+
+Counted in numbers that it touches (:mod:`implicitkit.linear.price`), by the operations that were seen when the function was
+lifted: as much as a product with its Jacobian, whose graph has two nodes for each.
+"""
+
+from __future__ import annotations
+
+from implicitkit.linear.price import CALL, cost_of_product
+from implicitkit.solver.evaluations import Evaluations
+
+__all__ = ["cost_of", "dropping_pays"]
+
+_DROPPED = 15 * CALL  # to leave rows out costs so much ...
+_EVALUATIONS = 4  # ... and is worth it where they cost more in so many evaluations
+
+
+def cost_of(f: Evaluations) -> float | None:
+    """What one evaluation costs, in numbers; ``None`` where that is not known."""
+    system, (operations, made) = f.system, f.system.lifted.work
+    if not operations:
+        return None
+    weight = sum(t.numel() for t in f.theta) // max(1, system.batch)
+    through = 3 * made * system.batch // max(1, system.layout.batch)
+    parameters = min(max(weight - system.size, 0), system.size)
+    return cost_of_product(system.batch * system.size, 2 * operations + 1, through, parameters)
+
+
+def dropping_pays(f: Evaluations, share: float) -> bool:
+    """Does it cost less to go on with a share of the rows than to evaluate all a few times more?  Of a map that its method
+    does not call cheap, it does."""
+    cost = cost_of(f) if f.cheap else None
+    return cost is None or _EVALUATIONS * (1 - share) * cost >= _DROPPED

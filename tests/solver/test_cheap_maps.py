@@ -1,0 +1,135 @@
+"""Anderson's method on maps whose evaluation costs less than mixing: plain steps as long as they gain, and few looks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.solver.fixed_point import cheap_maps
+
+D = torch.float64
+SAMPLES, N = 4, 80
+
+
+def _spectrum(inner: float, outer: list[float], seed: int = 0) -> Tensor:
+    """A matrix with these eigenvalues, the others in a disk; near to normal."""
+    g = torch.Generator().manual_seed(seed)
+    Q = torch.linalg.qr(torch.randn(N, N, generator=g, dtype=D)).Q
+    core = torch.randn(N, N, generator=g, dtype=D)
+    core *= inner / torch.linalg.eigvals(core).abs().max()
+    k = len(outer)
+    core[:k], core[:, :k] = 0, 0
+    core[:k, :k] = torch.diag(torch.tensor(outer, dtype=D))
+    return Q @ core @ Q.mT
+
+
+def _dear(out: Tensor) -> Tensor:
+    for _ in range(50):
+        out = out.view_as(out)
+    return out
+
+
+class _Counted:
+    """Solves, counted in mixings and looks."""
+
+    def __init__(self, A: Tensor, monkeypatch: pytest.MonkeyPatch, dear: bool = False) -> None:
+        self.A, self.c, self.dear = A, torch.ones(SAMPLES, N, dtype=D), dear
+        self.mixings = self.looks = 0
+        coefficients, step = ik.Anderson._coefficients, ik.Anderson.step
+
+        def mixing(*given: Any) -> Any:
+            self.mixings += 1
+            return coefficients(*given)
+
+        def look(*given: Any) -> Any:
+            self.looks += 1
+            return step(*given)
+
+        monkeypatch.setattr(ik.Anderson, "_coefficients", mixing)
+        monkeypatch.setattr(ik.Anderson, "step", look)
+
+    def solve(self, solver: Any = "anderson", **options: Any) -> ik.Solution:
+        self.mixings = self.looks = 0
+
+        def step(z: Tensor) -> Tensor:
+            out = (self.A @ z.unsqueeze(2)).squeeze(2) + self.c
+            return _dear(out) if self.dear else out
+
+        found = ik.fixed_point(step, 0 * self.c, batch_dims=1, solver=solver, **options)
+        exact = torch.linalg.solve(torch.eye(N, dtype=D) - self.A, self.c)
+        assert bool(found.converged.all())
+        torch.testing.assert_close(found.value, exact, rtol=0, atol=1e-6)
+        return found
+
+
+@pytest.mark.parametrize("dear", [False, True], ids=["cheap", "dear"])
+def test_a_disk_is_walked_without_mixing_where_evaluations_are_cheap(
+    dear: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No least squares, at most one evaluation more than the plain iteration, and a look at every second point at most;
+    where evaluations are dear, some mixing."""
+    run = _Counted(torch.stack([_spectrum(0.6, [], seed) for seed in range(SAMPLES)]), monkeypatch, dear)
+    for rtol in (1e-7, 5e-8, 2e-8):
+        found = run.solve(rtol=rtol)
+        mixings, looks = run.mixings, run.looks
+        plain = run.solve("picard", rtol=rtol)
+        assert (mixings == 0) != dear
+        assert dear or (found.evaluations <= plain.evaluations + 1 and looks <= found.evaluations / 2)
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer"), [(0.4, [0.97, 0.96, 0.95]), (0.4, [-1.5, -1.4]), (0.4, [0.99]), (0.1, [0.75])], ids=str
+)
+def test_eigenvalues_apart_end_the_plain_steps(
+    inner: float, outer: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first steps gain shows that a disk is not all, and what they were is remembered: few evaluations more than
+    where all are dear.  The last one's would be fast enough, were it not for the first steps."""
+    run = _Counted(torch.stack([_spectrum(inner, outer, seed) for seed in range(SAMPLES)]), monkeypatch)
+    found = run.solve()
+    assert run.mixings
+    run.dear = True
+    assert found.evaluations <= run.solve().evaluations + 5
+
+
+def test_every_look_is_a_step_where_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A callback sees every plain step, and a limit is kept to the step."""
+    run = _Counted(torch.stack([_spectrum(0.6, [], seed) for seed in range(SAMPLES)]), monkeypatch)
+    seen: list[int] = []
+    run.solve(callback=lambda k, z, norm: seen.append(k))
+    assert seen == list(range(1, len(seen) + 1)) and len(seen) > 20
+    for limit in (2, 3, 4, 5):
+        step = lambda z: (run.A @ z.unsqueeze(2)).squeeze(2) + run.c  # noqa: E731
+        cut = ik.fixed_point(step, 0 * run.c, batch_dims=1, solver="anderson", max_steps=limit, on_failure="ignore")
+        assert cut.steps.tolist() == [limit] * SAMPLES and cut.evaluations == limit + 1
+
+
+def test_rows_of_cheap_maps_are_dropped_where_that_pays() -> None:
+    """Half of a small batch is kept on board; of a large one it is not, nor of a dear map."""
+    spent = {}
+    for rows, size, dear in ((8, 80, False), (8192, 80, False), (8, 80, True)):
+        slow = torch.arange(rows) % 2 == 0
+        rate = torch.where(slow, 0.7, 0.1).unsqueeze(1)
+        c = torch.ones(rows, size)
+
+        def step(z: Tensor, rate: Tensor, c: Tensor, dear: bool = dear) -> Tensor:
+            out = rate * torch.sin(z) + c
+            return _dear(out) if dear else out
+
+        found = ik.fixed_point(step, 0 * c, (rate, c), batch_dims=1, in_dims=0, rtol=1e-5)
+        assert bool(found.converged.all())
+        spent[rows, dear] = found.sample_evaluations / rows / found.evaluations
+    assert spent[8, False] == 1 and spent[8192, False] < 0.9 and spent[8, True] < 0.9, spent
+
+
+def test_what_a_step_costs_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As measured on one core: one layer, float32; dearer with its size, and with its operations."""
+    rows = (((64, 128), 3.5e4, True), ((64, 256), 7.6e4, False), ((256, 512), 9.2e5, False), ((64, 128), None, False))
+    for (batch, size), cost, cheap in rows:
+        monkeypatch.setattr(cheap_maps, "cost_of", lambda _, cost=cost: cost)
+        assert cheap_maps.is_cheap(SimpleNamespace(batch=batch, size=size)) is cheap  # type: ignore[arg-type]
