@@ -224,7 +224,7 @@ class Layout:
             if tuple(leaf.shape) != expected:
                 raise ValueError(
                     f"{what} returned shape {tuple(leaf.shape)}{_at(tree, i)}, but z has shape {expected} there: there "
-                    "must be one equation per unknown"
+                    f"must be one equation per unknown{_reshaped(leaf, expected)}"
                 )
             if leaf.layout != torch.strided:
                 raise TypeError(f"{what} returned a sparse tensor{_at(tree, i)}: return a dense one (.to_dense())")
@@ -240,6 +240,11 @@ class Layout:
                     f"{self.dtype} there; start from a z0 of the dtype that the function computes in"
                 )
         return tree
+
+
+def _reshaped(leaf: Tensor, expected: tuple[int, ...]) -> str:
+    """What to do with as many numbers in another shape; else empty."""
+    return f". There is: reshape them, out.reshape({expected})" if leaf.numel() == math.prod(expected) else ""
 
 
 def in_order(tree: Any, like: Any) -> Any:

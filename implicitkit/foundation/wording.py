@@ -22,8 +22,11 @@ _OTHER_WORDS = {
     "history": ("memory",), "history_size": ("memory",), "beta": ("damping",), "mixing": ("damping",),
     "relaxation": ("damping",), "alpha": ("damping", "step_size", "step"), "lr": ("step_size", "step"),
     "stepsize": ("step_size", "step"), "learning_rate": ("step_size", "step"), "order": ("terms",),
-    "lam": ("weight",), "lmbda": ("weight",), "gamma": ("weight",), "low": ("lower",), "lo": ("lower",),
-    "high": ("upper",), "hi": ("upper",), "r": ("radius",), "size": ("radius",), "solve": ("linear_solver",),
+    "lam": ("weight",), "lmbda": ("weight",), "gamma": ("weight",), "low": ("lower", "bounds"), "lo": ("lower", "bounds"),
+    "high": ("upper", "bounds"), "hi": ("upper", "bounds"), "lower": ("bounds",), "upper": ("bounds",), "lb": ("bounds",),
+    "ub": ("bounds",), "equality": ("constraints",), "inequality": ("constraints",), "eq": ("constraints",),
+    "ineq": ("constraints",), "projection": ("project",), "sparsity": ("jac_sparsity",), "vmap": ("batch_dims",),
+    "vectorize": ("batch_dims",), "warm_start": ("z0",), "r": ("radius",), "size": ("radius",), "solve": ("linear_solver",),
     "linear_solve": ("linear_solver",), "solver": ("linear_solver",), "has_aux": (), "maxls": ("max_halvings",),
 }  # fmt: skip
 _OF_THE_SOLVE = ("rtol", "atol", "max_steps", "on_failure", "batch_dims", "in_dims", "trace", "callback", "norm")

@@ -41,9 +41,9 @@ def refuse_option(name: str, solve: Callable[..., Any]) -> NoReturn:
     """Raise for the option ``name``: it may be one of another verb or of a part, or misspelt."""
     known = [n for n, p in inspect.signature(solve).parameters.items() if p.kind is not p.VAR_KEYWORD]
     hint = _whose(name)
-    near = nearest(name, known)
+    near = nearest(name, [*known, *_ELSEWHERE])
     if not hint and near:
-        hint = f" Did you mean {near!r}?"
+        hint = f" Did you mean {near!r}?" + (_whose(near) if near in _ELSEWHERE else "")
     raise TypeError(
         f"solve got an unexpected keyword argument {name!r}.{hint} Options: {', '.join(known[3:])}; what a solver or a "
         "rule takes is given to it: solver=ik.Anderson(memory=8)"

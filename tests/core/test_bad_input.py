@@ -149,7 +149,10 @@ REFUSED: dict[str, Row] = {
     # ---------------------------------------------------------------------------------------------- what the map returns
     "another shape": (
         lambda: ik.fixed_point(lambda z: z[:2], zeros(3)), ValueError,
-        r"FixedPoint's function returned shape \(2,\), but z has shape \(3,\).*one equation per unknown"),
+        r"FixedPoint's function returned shape \(2,\), but z has shape \(3,\) there: there must be one equation per unknown$"),
+    "one equation per unknown, in a row": (
+        lambda: ik.root(lambda z: z.flatten(), zeros(3, 2)), ValueError,
+        r"returned shape \(6,\), but z has shape \(3, 2\) there: .*per unknown\. There is: reshape them, .*\(3, 2\)\)$"),
     "another shape in a leaf": (
         lambda: ik.root(lambda z: {"a": z["a"], "b": z["b"].sum()}, {"a": zeros(2), "b": zeros(3)}), ValueError,
         r"returned shape \(\) at \['b'\], but z has shape \(3,\) there"),
@@ -224,6 +227,10 @@ REFUSED: dict[str, Row] = {
     "another library's word": (
         lambda: ik.fixed_point(half, zeros(3), maxiter=5), TypeError, r"'maxiter'\. Did you mean 'max_steps'\?"),
     "yet another": (lambda: ik.root(half, zeros(3), tol=1e-5), TypeError, r"'tol'\. Did you mean 'rtol'\?.*Options: solver"),
+    "two words for one": (lambda: ik.argmin(lambda z: z @ z, zeros(3), lower=0.0), TypeError,
+        r"'lower'\. Did you mean 'bounds'\? It is an option of ik\.argmin and ik\.least_squares\."),
+    "the name of a class": (lambda: ik.argmin(lambda z: z @ z, zeros(3), equality=half), TypeError,
+        r"'equality'\. Did you mean 'constraints'\? It is an option of ik\.argmin\."),
     "misspelt": (lambda: ik.root(half, zeros(3), on_failur="warn"), TypeError, r"Did you mean 'on_failure'\?"),
     "sparse output": (lambda: ik.root(lambda z: z.to_sparse(), zeros(3)), TypeError, r"returned a sparse tensor: return a"),
     "negative steps": (lambda: ik.fixed_point(half, zeros(3), max_steps=-5), ValueError, r"integer >= 0.*got -5"),
