@@ -13,6 +13,7 @@ from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.model import SPARSE
 from implicitkit.solver.constrained.projected_levenberg_marquardt import ProjectedLevenbergMarquardt
+from implicitkit.solver.constrained.projected_newton import ProjectedNewton
 from implicitkit.solver.fixed_point.attracting import PATH, PATH_STEPS, Attracting
 from implicitkit.solver.fixed_point.frugal import FrugalAnderson
 from implicitkit.solver.fixed_point.impatient import Impatient
@@ -163,7 +164,7 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
 
 def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage, ...]:
     """Constrained minimisation: SQP where there are constraints and no set but bounds, proximal gradient where there is
-    only a set or a term (of least squares within bounds first projected Levenberg-Marquardt steps), the augmented
+    only a set or a term (within bounds first projected Newton steps, of least squares Levenberg-Marquardt's), the augmented
     Lagrangian else; each finished by Newton steps on the natural map where dense Jacobians are affordable.  SQP and the
     Newton steps are for sparse matrices beyond that size, and from 256 unknowns on within bounds alone."""
     size = problem.size + len(problem.one_sided)
@@ -173,6 +174,7 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
     bounded = problem.prox is None or isinstance(problem.prox, Bounded)
     if not dense and bounded and not fit:
         polish = (_stage("newton", max_steps=30, scale=None, sparse=True),)
+    convex = dense and isinstance(problem.prox, Bounded) and not fit
     sparse = bounded and not fit and size >= SPARSE and (not dense or not problem.one_sided)
     large = (_stage("sqp", max_steps=60, sparse=True), *polish) if sparse else ()
     multipliers = (_stage("augmented_lagrangian"), *polish)
@@ -180,7 +182,8 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
         return (
             *large,
             *((Stage(ProjectedLevenbergMarquardt(), max_steps=300),) if fit else ()),
-            _stage("proximal_gradient", max_steps=50),
+            *((Stage(ProjectedNewton(), max_steps=50),) if convex else ()),
+            _stage("proximal_gradient", max_steps=50, scale=None if convex else 1.0),
             *polish,
             _stage("proximal_gradient", max_steps=20000, scale=None),
         )

@@ -16,6 +16,7 @@ from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["SPARSE", "First", "Local", "Model"]
 
+_LOST = 1e3  # units of rounding of the objective below which differences of it say nothing
 SPARSE = 256  # unknowns and multipliers from which sparse matrices are worth the loop over samples
 
 
@@ -63,6 +64,16 @@ class Model:
     def values(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Objective and constraints."""
         return self.problem.values(self.f.kernel, self.join(z))
+
+    def decrease(self, z: Tensor, value: Tensor, g: Tensor, trial: Tensor) -> Tensor:
+        """Of the objective from ``z``, where it is ``value`` with gradient ``g``, to ``trial``, ``(batch,)``; where rounding
+        hides it, by the trapezoidal rule on the gradients at both ends; ``-inf`` where the trial is not finite."""
+        new = self.values(trial)[0]
+        difference, s = value - new, trial - z
+        lost = (difference.abs() <= _LOST * torch.finfo(value.dtype).eps * value.abs()) & self.f.active
+        if bool(lost.any()):
+            difference = torch.where(lost, -0.5 * ((g + self.slope(trial)[2]) * s).sum(1), difference)
+        return torch.where(torch.isfinite(new), difference, -torch.inf)
 
     def slope(self, z: Tensor, weights: Any = None) -> tuple[Tensor, Tensor, Tensor]:
         """Objective, constraints and the gradient of ``f + weights(c)'c`` with the weights held.

@@ -20,7 +20,6 @@ from implicitkit.solver.steps.robust_model import next_share, weights
 __all__ = ["ProjectedLevenbergMarquardt"]
 
 _NEAR = 1e-3  # how near to a bound an unknown may be held by it, at most, relative to its size
-_LOST = 1e3  # units of rounding of the objective below which differences of it say nothing
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class ProjectedLevenbergMarquardt(Method):
             trial = (z + p).maximum(lower).minimum(upper)
             s = trial - z
             promised = -(g * s).sum(1) - 0.5 * normal.times(s).square().sum(1)
-            rho = self._decrease(f, model, z, value, g, trial) / promised
+            rho = model.decrease(z, value, g, trial) / promised
             rho = torch.where(promised > 0, rho, -1).nan_to_num(-1, -1, -1)
             accept = ~found & (rho > 0)
             at_once, kept = accept if at_once is None else at_once, torch.where(accept, rho, kept)
@@ -98,16 +97,6 @@ class ProjectedLevenbergMarquardt(Method):
         share = next_share(state["share"], kept, at_once)
         mu = torch.maximum(mu, 1e-3 * torch.finfo(mu.dtype).eps * largest)
         return z_next, state | {"D": D, "mu": mu, "share": share}
-
-    @staticmethod
-    def _decrease(f: Evaluations, model: Model, z: Tensor, value: Tensor, g: Tensor, trial: Tensor) -> Tensor:
-        """Of the objective; where rounding hides it, by the trapezoidal rule on the gradients at both ends."""
-        new = model.values(trial)[0]
-        difference, s = value - new, trial - z
-        lost = (difference.abs() <= _LOST * torch.finfo(value.dtype).eps * value.abs()) & f.active
-        if bool(lost.any()):
-            difference = torch.where(lost, -0.5 * ((g + model.slope(trial)[2]) * s).sum(1), difference)
-        return torch.where(torch.isfinite(new), difference, -torch.inf)
 
 
 def _held(z: Tensor, g: Tensor, lower: Tensor, upper: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from implicitkit.solver.method import Method
 from implicitkit.solver.minimise.newton_cg import steihaug
 from implicitkit.solver.steps.line_search import backtrack
 
-__all__ = ["ConvexNewton"]
+__all__ = ["ConvexNewton", "by_factors"]
 
 _PAYS = 0.5  # of |g| that a step may leave, if it is not to be forgiven
 _FORGIVEN = 40.0  # products that such steps in a row may cost
@@ -61,7 +61,7 @@ class ConvexNewton(Method):
             price = state["price"] or f.price_of_dense(z, A=A)
             frugal = state["frugal"] and price >= _WORTH
             found = _by_products(f, A, z, g, state["first"], price) if frugal else None
-            d, convex = _by_factors(A.dense(), g) if found is None else found
+            d, convex = by_factors(A.dense(), g) if found is None else found
         except RuntimeError as error:
             if not autodiff.lacks_second_derivative(error):
                 raise
@@ -79,7 +79,7 @@ class ConvexNewton(Method):
         return search.z, state | {"idle": idle, "price": price, "frugal": found is not None}
 
 
-def _by_factors(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+def by_factors(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """``-H^{-1} g``, and whether ``H`` is positive definite beyond rounding, ``(batch,)``."""
     H = H if H.dtype in (torch.float32, torch.float64) else H.float()
     L, convex = cholesky_batched(H)
