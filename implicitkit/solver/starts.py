@@ -1,7 +1,8 @@
 r"""A start at which the function has a value and no derivative: ``sqrt(z)``, ``q |q|^0.85`` or ``sqrt(z^2)`` at zero.
 
 By the chain rule ``d sqrt(u) = du / (2 sqrt(u))`` is ``0 / 0`` there, whatever the limit is, and no step that follows a
-derivative leaves the point.  It is left by a little, in the unknowns concerned alone.
+derivative leaves the point.  It is left by a little, in the unknowns concerned alone.  A start outside the bounds, where the
+function need not be defined, is taken to the nearest point within.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["beside", "has_a_value", "has_no_slope", "is_lowest"]
@@ -34,7 +36,9 @@ def has_no_slope(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
 
 def beside(f: Evaluations, z0: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
     """A start beside ``z0`` ``(batch, n)`` for the samples ``which`` where the derivative there is not finite and the
-    function is, ``z0`` for all others; and the samples that would need one and have none near, ``(batch,)``."""
+    function is, or in the set that it is to lie in where the function is not, ``z0`` for all others; and the samples that
+    would need one and have none near, ``(batch,)``."""
+    z0 = _in_its_set(f, z0, which) if f.kind.returns_program else z0
     missing = has_no_slope(f, z0, which)
     start, open_ = z0, missing.any(1)
     if not bool(open_.any()):
@@ -49,6 +53,17 @@ def beside(f: Evaluations, z0: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
             break
     _account(f, probe)
     return start, open_
+
+
+def _in_its_set(f: Evaluations, z0: Tensor, which: Tensor) -> Tensor:
+    """The nearest point of the bounds, or of the set, where it is another than the start and the function has a value there
+    alone: what lies outside need not be in its domain."""
+    z, multipliers = Model(f).split(z0)
+    inside = torch.cat([Model(f).proximal(z, 1.0), multipliers], 1)
+    probe = Evaluations(f.system, f.theta, "root")
+    which = which & (inside != z0).any(1) & ~_has_value(probe, z0) & _has_value(probe, inside)
+    _account(f, probe)
+    return torch.where(which.unsqueeze(1), inside, z0)
 
 
 def has_a_value(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:

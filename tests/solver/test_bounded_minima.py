@@ -120,12 +120,32 @@ def test_an_objective_without_second_derivative_is_left_to_gradients() -> None:
             return (z - 2).square().sum()
 
         @staticmethod
-        @torch.autograd.function.once_differentiable
         def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+            if torch.is_grad_enabled():
+                raise RuntimeError("no second derivative")
             return 2 * g * (ctx.saved_tensors[0] - 2)
 
     s = ik.argmin(Once.apply, torch.zeros(3, dtype=F64), bounds=(0, 1))
     torch.testing.assert_close(s.value, torch.ones(3, dtype=F64))
+    assert s.solver == "auto (proximal_gradient)"
+
+
+def test_a_start_outside_the_bounds_may_lie_outside_the_domain() -> None:
+    """As SciPy's L-BFGS-B takes it; elsewhere a start that is not in the domain is refused."""
+    entropy = lambda z: (z * torch.log(z)).sum(-1)  # noqa: E731
+    z0 = torch.tensor([[-1.0, -1.0], [0.5, -2.0], [0.5, 0.5]], dtype=F64)
+    s = ik.argmin(entropy, z0, bounds=(1e-3, 1), batch_dims=1)
+    torch.testing.assert_close(s.value, torch.full_like(z0, float(np.exp(-1))), rtol=0, atol=1e-8)
+    with pytest.raises(ik.ConvergenceError, match="start inside its domain"):
+        ik.argmin(entropy, z0[0], bounds=(None, 1))
+
+
+def test_what_is_not_convex_costs_a_few_evaluations_more() -> None:
+    f = lambda z: (torch.cos(3 * z) + 0.1 * z * z).sum()  # noqa: E731
+    z0 = torch.linspace(-0.3, 0.3, 20, dtype=F64)
+    s, named = (ik.argmin(f, z0, bounds=(-1, 1.5), solver=name) for name in ("auto", "proximal_gradient"))
+    assert int(s.evaluations) <= int(named.evaluations) + 10
+    torch.testing.assert_close(s.value, named.value, rtol=0, atol=1e-6)
 
 
 def test_it_is_for_bounds_alone() -> None:

@@ -87,8 +87,7 @@ class ProjectedNewton(Method):
 def _within(H: Tensor, g: Tensor, lower: Tensor, upper: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
     """The minimisers of ``g'p + p'Hp / 2`` in ``lower <= p <= upper``, ``(batch, n)``, as far as the sets of active bounds
     have been found, and whether the last ``H_FF`` was positive definite, ``(batch,)``."""
-    fixed = lower == upper
-    below, above = fixed | ((lower >= 0) & (g > 0)), ~fixed & (upper <= 0) & (g < 0)
+    below, above = (lower >= 0) & (g > 0), (upper <= 0) & (g < 0)
     for _ in range(_SWEEPS):
         free = ~(below | above)
         at = torch.where(below, lower, torch.where(above, upper, 0))
@@ -97,7 +96,7 @@ def _within(H: Tensor, g: Tensor, lower: Tensor, upper: Tensor, active: Tensor) 
         p, convex = by_factors(torch.where(both, H, one), rhs)
         p = torch.where(free, p, at)
         mu = -(g + torch.matmul(H, p.unsqueeze(2)).squeeze(2))
-        down = fixed | (below & (mu < 0)) | (free & (p < lower))
+        down = (below & (mu < 0)) | (free & (p < lower))
         up = ~down & ((above & (mu > 0)) | (free & (p > upper)))
         same = ((down == below) & (up == above)).all(1)
         if bool((same | ~convex | ~active).all()):
