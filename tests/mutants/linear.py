@@ -241,7 +241,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/auto.py",
         "tests/linear/test_frugal.py -k many_rows",
-        ("A.weight, alike, _wide(A))", "A.weight, alike)"),
+        ("A.weight, alike, width_of(A))", "A.weight, alike)"),
     ),
     *mutants(
         "implicitkit/linear/price.py",
