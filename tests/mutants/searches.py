@@ -24,6 +24,11 @@ MUTANTS = [
         ("_STEPS = 20", "_STEPS = 1"),
     ),
     *mutants(
+        "implicitkit/solver/polyalgorithm.py",
+        "tests/solver/test_stops_and_limits.py -k hands_over",
+        ("torch.where(gave_up, int(Status.MAX_STEPS), total.status)", "total.status"),
+    ),
+    *mutants(
         "implicitkit/solver/user_solver.py",
         "tests/core/test_programs_by_others.py",
         ("z = with_multipliers(f, z)", "z = torch.cat([z, 0 * z0[:, layout.size :]], 1)"),
