@@ -269,9 +269,7 @@ def _first_evaluation(
     given = [*leaves, *plain[: lifted.from_args]]
 
     def evaluate() -> Any:  # whose lock is held
-        if looks is None:
-            return lifted._evaluate(z, plain)
-        with looks:
+        with contextlib.nullcontext() if looks is None else looks:
             return lifted._evaluate(z, plain)
 
     beside = lambda: lifted._evaluate(tree_map(moved, z), plain)  # noqa: E731

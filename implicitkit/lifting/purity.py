@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import ImpureFunctionWarning, warn
-from implicitkit.foundation.trees import tree_flatten
 from implicitkit.foundation.written import IN_PLACE
 from implicitkit.lifting.entries import present
 from implicitkit.lifting.reach import named_tensors, version
@@ -83,10 +82,8 @@ def moved(t: Any) -> Any:
 def _note_state(written: Iterable[str], out: Any, again: Any) -> None:
     """Warn where a function that has written into tensors of its scope returns something else at the same point then: it
     has a state that nobody solves for (a counter, or a list of what it was given, is none)."""
-    pairs = [
-        (a, b) for a, b in zip(tree_flatten(out)[0], tree_flatten(again)[0], strict=False) if isinstance(a, Tensor)
-    ]
-    if any(not torch.equal(a.detach().nan_to_num(), b.detach().nan_to_num()) for a, b in pairs):
+    plain = ([compat.physical(t) for t in compat.tensors_in(tree)] for tree in (out, again))  # no vmap may be asked
+    if any(not torch.equal(a.detach().nan_to_num(), b.detach().nan_to_num()) for a, b in zip(*plain, strict=False)):
         warn(
             f"the function writes into {', '.join(map(repr, written))}, which it captures, and depends on what it has "
             "written: at the same point it returns something else the next time. That is a state besides z, which the solve "

@@ -22,6 +22,7 @@ from implicitkit.problem.chart import check_manifold, on_chart
 from implicitkit.problem.complementarity import check_degenerate
 from implicitkit.problem.constraints import Constraint
 from implicitkit.problem.kind import ARGMIN, Kind
+from implicitkit.problem.natural import natural_of
 
 __all__ = ["Argmin"]
 
@@ -143,7 +144,7 @@ class Argmin(Problem):
         if self.prox is not None:
             return self.prox
         if self.project is not None:
-            return (Separately if hasattr(self.project, "natural") else Projected)(self.project)
+            return (Separately if natural_of(self.project) else Projected)(self.project)
         if self.bounds is not None:
             bounded = Bounded(
                 *(_like(bound, z0, name) for bound, name in zip(self.bounds, ("lower", "upper"), strict=True))

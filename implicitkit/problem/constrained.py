@@ -37,6 +37,7 @@ from implicitkit.problem.base import Kernel, Problem
 from implicitkit.problem.complementarity import KAPPA, lesser
 from implicitkit.problem.constraints import Constraint
 from implicitkit.problem.kind import CONSTRAINED, Kind
+from implicitkit.problem.natural import natural_of
 from implicitkit.system import System
 
 __all__ = ["ConstrainedMinimisation", "State"]
@@ -139,8 +140,7 @@ class ConstrainedMinimisation(Problem):
             image = self.layout.check(image, "prox (or project)", rows=rows)
             return trees.tree_map(lambda t: torch.stack((t.real, t.imag), -1) if t.is_complex() else t, image)
         if isinstance(state, Natural):
-            assert self.prox is not None
-            return self.prox.natural(state.z, state.slope)  # type: ignore[attr-defined]
+            return natural_of(self.prox)(state.z, state.slope)  # type: ignore[misc]
         if isinstance(state, Probe):
             return self.evaluate(state.state, *args), self.evaluate(state.query, *args)
         value = self.objective(state.z, *args)
@@ -211,7 +211,7 @@ class ConstrainedMinimisation(Problem):
         """The residual from :meth:`flat_saddle`: what holds at an optimum."""
         n = self.size
         slope, multipliers, values = saddle[:, :n], z[:, n:], saddle[:, n:]
-        if hasattr(self.prox, "natural"):
+        if natural_of(self.prox):
             slope = kernel(torch.cat([z, slope, z.new_zeros(len(z), len(self.one_sided) + 2)], 1))
         elif self.prox is not None:
             slope = z[:, :n] - self.proximal(kernel, z[:, :n] - slope, 1.0)

@@ -87,8 +87,7 @@ class _Loop:
         self.batch = self.alive = self.at_work = z0.shape[0]
         self.everything: _Full | None = None
         self.norm = self.judge.norm(f.residual(z0))
-        # a tensor: compared in a third of the time that a number takes
-        self.infinity = self.norm.new_full((), math.inf)
+        self.infinity = self.norm.new_full((), math.inf)  # a tensor: compared in a third of the time
         self.best_norm = torch.full_like(self.norm, math.inf)
         self.active = f.active
         self.steps = torch.zeros(self.batch, dtype=torch.int64, device=z0.device)

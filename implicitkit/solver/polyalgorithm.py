@@ -174,7 +174,11 @@ class Polyalgorithm(Solver):
             if f.kind.returns_program:  # where a start is not finite no stage has another
                 open_ = open_ & (total.status != int(Status.UNBOUNDED)) & torch.isfinite(start_norm)
             shown, later = total.shown, options.after(total.taken, total.shown)
-            if not bool(open_.any()) or (later.max_steps is not None and later.max_steps < 1):
+            if not bool(open_.any()):
+                break
+            if later.max_steps is not None and later.max_steps < 1:  # what one method gave up others were to go on with
+                gave_up = open_ & (total.status == int(Status.STALLED))
+                total.status = torch.where(gave_up, int(Status.MAX_STEPS), total.status)
                 break
             if not stage.serves(f, z0):
                 continue

@@ -67,3 +67,34 @@ def test_a_point_that_is_none_is_refused():
     liar = ik.implicit(ik.Argmin(objective, constraints=[ik.Equality(SUM)]))(lambda z0, t: z0 * 0 + 1 / 3)
     with pytest.raises(ik.ConvergenceError):
         liar(torch.zeros(3, dtype=D), T)
+
+
+POINT = torch.tensor([0.3, 0.9, -0.5, 0.2], dtype=D, device="cpu")
+SQUARES = lambda z, c: (z - c).square().sum() / 2  # noqa: E731
+ONE = ik.Equality(lambda z, c: z.sum() - 1)
+#: name -> (options of Argmin, the solution by a closed form or a solver of ours).
+OTHERS = {
+    "units": (
+        {"constraints": [ik.Equality(lambda z, c: 1e6 * (z.sum() - 1)), ik.Inequality(lambda z, c: -1e-6 * z)]},
+        ik.project.simplex(),
+    ),
+    "box": ({"constraints": [ONE], "project": ik.project.box(0.0, 5.0)}, ik.project.simplex()),
+    "term": ({"constraints": [ONE], "prox": ik.prox.l1(0.1)}, None),
+    "ball": ({"constraints": [ik.Equality(lambda z, c: z.sum() - 0.1)], "project": ik.project.l2_ball(0.5)}, None),
+    "far beside a bound": (
+        {"constraints": [ik.Equality(lambda z, c: z[1] - 0.25)], "bounds": (0.0, None)},
+        lambda c: torch.cat([c[:1], 0.25 + 0 * c[:1], c[2:].clamp_min(0)]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_multipliers_beside_sets_and_in_any_unit(name):
+    options, closed = OTHERS[name]
+    start, c = torch.zeros_like(POINT), POINT * (1e6 if name.startswith("far") else 1)
+    problem = ik.Argmin(SQUARES, **options)
+    wanted = closed or (lambda c: ik.solve(problem, start, (c,)).value)
+    layer = ik.implicit(problem)(lambda z0, c: wanted(c))
+    torch.testing.assert_close(layer(start, c), wanted(c))
+    slopes = [torch.func.jacrev(f)(c) for f in (lambda c: layer(start, c), wanted)]
+    torch.testing.assert_close(*slopes, rtol=1e-6, atol=1e-6)

@@ -62,6 +62,24 @@ def test_what_is_written_and_not_read_does_not(kind: str) -> None:
         ik.fixed_point(_stateful(kind), torch.zeros(1), (x,)).value.sum().backward()
 
 
+@pytest.mark.parametrize("share", [0.0, 0.1], ids=["counts", "depends on it"])
+def test_under_vmap_of_what_is_captured(share: float) -> None:
+    """What is returned then belongs to a transform, and is compared all the same."""
+    calls = torch.zeros((), device="cpu")
+
+    def solve(c: Tensor) -> Tensor:
+        def step(z: Tensor) -> Tensor:
+            calls.add_(1)
+            return 0.5 * c * z + 1 + share * calls
+
+        return ik.fixed_point(step, torch.zeros(1, device="cpu"), max_steps=30, on_failure="ignore").value
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.vmap(solve)(torch.tensor([0.1, 0.2], device="cpu"))
+    assert any(issubclass(w.category, ik.ImpureFunctionWarning) for w in said) == (share > 0)
+
+
 def test_deep_copies_of_solutions() -> None:
     step = torch.nn.Linear(2, 2)
     x = torch.tensor([0.3, 0.1], requires_grad=True)

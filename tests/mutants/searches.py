@@ -18,9 +18,15 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/constrained/multipliers.py",
         "tests/core/test_programs_by_others.py",
-        ("torch.where(model.one_sided, size.unsqueeze(1) * at.constraints, 0)", "0 * at.constraints"),
-        ("J = at.jacobian * free.unsqueeze(1)", "J = at.jacobian"),
-        ("b = torch.cat([-at.slope * free,", "b = torch.cat([at.slope * free,"),
+        ("torch.where(model.one_sided, at.constraints / (size * length), 0)", "0 * at.constraints"),
+        ("J = at.jacobian / size.unsqueeze(2)", "J, size = at.jacobian, torch.ones_like(size)"),
+        ("b = -torch.cat([gap, weight * lam], 1)", "b = torch.cat([gap, weight * lam], 1)"),
+        ("_STEPS = 20", "_STEPS = 1"),
+    ),
+    *mutants(
+        "implicitkit/solver/polyalgorithm.py",
+        "tests/solver/test_stops_and_limits.py -k hands_over",
+        ("torch.where(gave_up, int(Status.MAX_STEPS), total.status)", "total.status"),
     ),
     *mutants(
         "implicitkit/solver/user_solver.py",

@@ -13,13 +13,22 @@ MUTANTS = [
     *mutants(
         "implicitkit/problem/constrained.py",
         NATURAL,
-        ('if hasattr(self.prox, "natural"):', "if False:"),
+        ("if natural_of(self.prox):", "if False:"),
+    ),
+    *mutants(
+        "implicitkit/problem/natural.py",
+        "tests/problem/test_natural_maps.py -k subclass",
+        ("if any(name in vars(cls) for name in _MAPS):", "if False:"),
+        ('("__call__", "apply", "project")', '("__call__", "apply")'),
+        ('("__call__", "apply", "project")', '("__call__", "project")'),
     ),
     *mutants(
         "implicitkit/foundation/held.py",
         NATURAL,
-        ("torch.where(v < low, low, v)", "v"),
-        ("torch.where(v > high, high, v)", "v"),
+        ("torch.where((v < low) | low.isnan(), low, v)", "v"),
+        ("torch.where((v > high) | high.isnan(), high, v)", "v"),
+        ("(v < low) | low.isnan()", "v < low", "tests/problem/test_natural_maps.py -k no_number"),
+        ("(v > high) | high.isnan()", "v > high", "tests/problem/test_natural_maps.py -k no_number"),
     ),
     *mutants(
         "implicitkit/sets/box.py", NATURAL, ("return held(slope, least, most)", "return held(slope, most, least)")

@@ -77,3 +77,47 @@ def test_the_same_map(name):
     for i in (0, 1):
         slopes = [torch.func.jacrev(f, i)(z[:20], g[:20]) for f in (which.natural, wanted)]
         torch.testing.assert_close(*slopes)
+
+
+NAN = torch.tensor((1.0, float("nan")), dtype=torch.float64, device="cpu")
+UNKNOWN = {
+    "box": lambda b: {"project": ik.project.box(0.0, b)},
+    "box from below": lambda b: {"project": ik.project.box(b, None)},
+    "l1": lambda b: {"prox": ik.prox.l1(b)},
+    "elastic net": lambda b: {"prox": ik.prox.elastic_net(b, 1.0)},
+    "nonnegative": lambda b: {"prox": ik.prox.nonnegative(b)},
+    "bounds, under vmap": lambda b: {"bounds": (0.0, b)},
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_bound_or_weight_that_is_no_number(name):
+    """It is no bound that is not there: the solve fails, for its sample alone."""
+    start = torch.zeros(1, dtype=torch.float64, device="cpu")
+
+    def solve(b):
+        objective = lambda z: (z - 3).square().sum() / 2  # noqa: E731
+        found = ik.argmin(objective, start, on_failure="ignore", **UNKNOWN[name](b))
+        return found.converged
+
+    assert torch.vmap(solve)(NAN.unsqueeze(1)).tolist() == [True, False]
+
+
+class Doubled(ik.prox.l1):
+    def apply(self, v, t):
+        return super().apply(v, 2 * t)
+
+
+class Halved(ik.project.box):
+    def project(self, v):
+        return super().project(2 * v) / 2
+
+
+@pytest.mark.parametrize(
+    "options, value", [({"prox": Doubled(1.0)}, 1.0), ({"project": Halved(0.0, 1.0)}, 0.5)], ids=["prox", "project"]
+)
+def test_a_map_that_a_subclass_has_changed(options, value):
+    """The natural map of the base says nothing of it."""
+    start = torch.zeros(1, dtype=torch.float64, device="cpu")
+    found = ik.argmin(lambda z: (z - 3).square().sum() / 2, start, **options)
+    torch.testing.assert_close(found.value, torch.full_like(start, value))

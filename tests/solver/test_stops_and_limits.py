@@ -61,6 +61,14 @@ def test_a_limit_of_every_size(solver: str) -> None:
         assert ik.Status(int(found.status)).name != "SADDLE" and float(_pass(found.value)) < 0.9
 
 
+@pytest.mark.parametrize("n", [2, 40, 200])
+def test_a_limit_where_a_method_hands_over(n: int) -> None:
+    """Newton's steps on a convex objective give this one up at once, and the limit leaves none to those that go on."""
+    wells = lambda z: (z.square() - 1).square().sum()  # noqa: E731
+    found = ik.argmin(wells, torch.full((n,), 0.1, dtype=F64), max_steps=1, on_failure="ignore")
+    assert ik.Status(int(found.status)).name == "MAX_STEPS" and int(found.steps) <= 1
+
+
 def test_a_stop_is_for_the_whole_batch() -> None:
     """The second sample is at its minimum when the first is still on its way from the saddle."""
     start = torch.stack([_START, ik.argmin(_pass, torch.tensor([1.0, 0, 0], dtype=F64)).value])
