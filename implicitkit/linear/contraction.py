@@ -42,7 +42,9 @@ _SUM_CALLS, _SUMMED, _SUM_CACHED, _SUM_TIMES = 0.92, 0.1, 4.1e4, 3.1
 _CALLS_MORE, _ORTHOGONALISED, _CACHED, _BEYOND = 9.7, 0.026, 3.8e5, 1.05
 _MADE = 140.0  # vectors more, against which as much is done to make one
 _CHEAP = 2.0  # times what one of the series costs: from there on ...
-_HALF = 0.5  # ... and where so many residuals fall, a window of its products comes before anything is orthogonalised ...
+_HALF = (
+    0.5  # ... and where so many residuals fall, a window of its products comes before anything is orthogonalised ...
+)
 _TRIED = 4.0  # ... and GMRES is asked after it, if that costs no more than a quarter of what the series still takes
 _MARGIN = 0.9  # of the target, so that drift seldom costs another cycle
 _SWIFT = 0.35  # what a product leaves of every residual, at most, for the series to begin with
@@ -276,8 +278,8 @@ def _series(
     """``dx = -(r + J r + J^2 r + ...)``, which leaves ``J^{m + 1} r``; of samples that this is too slow for, GMRES solves
     for what is left.
 
-    ``known``: the first products; ``pace``: the logarithm of what each of them left, ``(batch,)``; ``most``: so many products
-    may be needed after a window, at the rate of its second half, of three quarters of the samples; else the series ends.
+    ``known``: the first products; ``pace``: the logarithm of what each of them left, ``(batch,)``; ``most``: so many may be
+    needed after a window, at the rate of its second half, of three quarters of the samples; else the series ends.
     """
     aim, before, latest, left = _MARGIN * target, norm, norm, int(torch.count_nonzero(live))
     few, fewer = (1 - _MOST) * left, Fewer(A)

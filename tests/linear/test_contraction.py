@@ -11,7 +11,7 @@ from torch import Tensor
 from implicitkit.foundation.autodiff import linearise
 from implicitkit.linear import GMRES, Operator
 from implicitkit.linear.auto import Auto
-from implicitkit.linear.contraction import Contraction, _dearer
+from implicitkit.linear.contraction import Contraction, _crawls, _dearer
 from implicitkit.linear.lu import LU
 from implicitkit.linear.neumann import NeumannSeries
 from implicitkit.linear.price import cost_of_product
@@ -285,13 +285,17 @@ def test_a_sample_for_which_the_series_is_too_slow_is_given_back(nodes: int) -> 
     torch.testing.assert_close(A.mv(found.x), b, rtol=0, atol=1e-4)
 
 
-def test_the_last_samples_are_given_back_if_they_need_many_products_more(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("nodes", "looks"), [(8, 0), (100, 1)], ids=["cheap", "dear"])
+def test_the_last_samples_are_given_back_if_they_need_many_products_more(
+    nodes: int, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An eigenvalue at 0.92 is no reason to leave the series at once: it would end after some 160 products.  When the others
     have ended, GMRES needs a few."""
     A, b = system(*(spectrum(0.7, [], seed) for seed in range(SAMPLES)), spectrum(0.7, [0.92], SAMPLES))
+    A.graph = lambda: (nodes, 0, 0)
     seen = orthogonalised(monkeypatch)
     found = Contraction().solve(A, b, **LIMITS, max_steps=None)
-    assert len(seen) == 1 and bool(found.converged.all())
+    assert len(seen) == 1 + looks and bool(found.converged.all())
     assert int(found.steps[-1]) < int(found.steps[:-1].max()) + 20 < 65
     torch.testing.assert_close(A.mv(found.x), b, rtol=0, atol=1e-4)
     A, b = system(*(spectrum(0.5, [], seed) for seed in range(SAMPLES)), spectrum(0.65, [], SAMPLES))
@@ -347,6 +351,15 @@ def test_budget_and_what_is_not_finite() -> None:
     found = Contraction().solve(A, b, **LIMITS, max_steps=None)
     assert found.converged.tolist() == [False] + [True] * (SAMPLES - 1)
     assert "not finite" in found.reason
+
+
+def test_a_sample_whose_residual_hardly_falls_in_a_window_is_given_back() -> None:
+    """Whether or not others are left, and whatever its first products gained; so is one that is not finite."""
+    before = torch.ones(4, dtype=F64)
+    length = torch.tensor([0.69, 0.71, 1.5, torch.nan], dtype=F64)
+    for pace in (None, torch.full((4,), -1e-3, dtype=F64)):
+        found = _crawls(length, before, before, 1e-4 * before, pace, False)
+        assert found.tolist() == [False, True, True, True]
 
 
 def real(values: Tensor, seed: int = 0) -> Tensor:

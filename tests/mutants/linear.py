@@ -308,7 +308,7 @@ MUTANTS = [
         ("if _some(slower, open_) and _some(~_shorter(A", "if False and _some(~_shorter(A"),
         ("if ratio < _CHEAP or _some(~(second < 1), open_, _HALF):", "if ratio < _CHEAP:"),
         ("if ratio < _CHEAP or _some(~(second < 1), open_, _HALF):", "if _some(~(second < 1), open_, _HALF):"),
-        ("if ratio < _CHEAP or _some(~(second < 1), open_, _HALF):", "if ratio < _CHEAP or _some(~(second < 1), open_, 0.2):"),
+        ("_some(~(second < 1), open_, _HALF)", "_some(~(second < 1), open_, 0.2)"),
         ("if most < math.inf and _some(_more(length, latest, aim) > most, going):", "if False:"),
         ("if pace is not None and _some(crawls, going):", "if False:"),
         ("if not bool(lost.any()):", "if True:"),
