@@ -362,6 +362,23 @@ def test_a_sample_whose_residual_hardly_falls_in_a_window_is_given_back() -> Non
         assert found.tolist() == [False, True, True, True]
 
 
+def test_gmres_is_asked_after_a_window_where_the_series_would_go_on_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk of 0.95, cheap products: six steps of GMRES cost a small part of what the series takes."""
+    A, b = system(*(spectrum(0.95, [], seed) for seed in range(SAMPLES)))
+    A.graph = lambda: (8, 0, 0)
+    seen = orthogonalised(monkeypatch)
+    assert bool(Contraction().solve(A, b, **LIMITS, max_steps=None).converged.all()) and seen
+
+
+def test_samples_leave_the_series_together_where_many_leave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of them have eigenvalues apart: the others, which would take twenty products more, are solved beside them."""
+    A, b = system(*(spectrum(*((0.4, [0.97]) if seed % 2 else (0.75, [])), seed) for seed in range(SAMPLES)))
+    A.graph = lambda: (8, 0, 0)
+    seen = orthogonalised(monkeypatch)
+    found = Contraction().solve(A, b, **LIMITS, max_steps=None)
+    assert bool(found.converged.all()) and len(seen) == 1 and int(found.steps.max()) <= 8 + seen[0] + 1
+
+
 def real(values: Tensor, seed: int = 0) -> Tensor:
     """A symmetric matrix with these eigenvalues."""
     Q = torch.linalg.qr(torch.randn(N, N, generator=torch.Generator().manual_seed(seed), dtype=F64)).Q

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation.autodiff import linearise
+from implicitkit.lifting.work import Tally, Work
 from implicitkit.linear import GMRES
 from implicitkit.linear.contraction import Contraction
 from implicitkit.solver.fixed_point import anderson, cheap_maps
@@ -96,3 +97,12 @@ def test_products_with_somebodys_own_operation_are_dear() -> None:
         limits = {"rtol": 1e-10, "atol": 0.0, "max_steps": None}
         found, least = (int(s.solve(J.T, C, **limits).steps.max()) for s in (Contraction(), GMRES()))
         assert (found <= least + 1) == dear, (found, least)
+
+
+def test_products_of_numbers_are_counted() -> None:
+    """As many for each number of a product of matrices as its rows are long."""
+    a, b, c = torch.ones(3, 50), torch.ones(50, 2), torch.ones(3, 2)
+    for func, args in ((torch.matmul, (a, b)), (torch.addmm, (c, a, b)), (torch.einsum, ("ij,jk->ik", a, b))):
+        tally = Tally()
+        tally.add(func, args, func(*args))  # type: ignore[operator]
+        assert tally.work() == Work(1, 6, 300)
