@@ -39,6 +39,9 @@ __all__ = [
 
 _HELD = 1 << 24  # numbers held at once while a dense Jacobian is formed, beside its own
 _ALIKE = 64.0  # units of rounding that products with matrices which are the same may differ by
+_UNKNOWN = 50  # nodes that one counts as whose work is not known: somebody's own, factors of matrices, convolutions
+_PASSES = ("LinalgVectorNorm", "LinalgNorm", "LinalgCross")
+_OWN, _MORE = torch.autograd.function.BackwardCFunction, ("Linalg", "Conv", "Cdist")
 _SHORT, _SLOWER = 8, 4  # numbers in a row below which an operation takes as many times longer for each
 
 
@@ -179,7 +182,7 @@ def linearise(
         fixed_point=fixed_point,
         sparse=sparse,
     )
-    A.graph = lambda: size_of_graph(out)
+    A.graph = lambda: size_of_graph(out, _UNKNOWN)
     return out, A
 
 
@@ -225,9 +228,10 @@ def recorded(function: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, T
         return function(point), point
 
 
-def size_of_graph(out: Tensor) -> tuple[int, int, int]:
+def size_of_graph(out: Tensor, unknown: int = 1) -> tuple[int, int, int]:
     """Of the graph of ``out``: its nodes, the numbers that come into all of them when it is gone through backwards (those
-    in rows of a few four times: torch's loops run along rows), and those that are added up at places of an index."""
+    in rows of a few four times: torch's loops run along rows), and those that are added up at places of an index.  A node
+    of somebody's own, or one whose work the numbers do not tell, counts as ``unknown`` nodes."""
     open_ = [out.grad_fn] if out.grad_fn is not None else []
     seen, numbers, placed = set(open_), 0, 0
     while open_:
@@ -238,7 +242,13 @@ def size_of_graph(out: Tensor) -> tuple[int, int, int]:
         after = {n for n, _ in node.next_functions if n is not None} - seen
         seen |= after
         open_.extend(after)
-    return len(seen), numbers, placed
+    own = sum(_is_long(node) for node in seen)
+    return len(seen) + (unknown - 1) * own, numbers, placed
+
+
+def _is_long(node: Any) -> bool:
+    name = type(node).__name__
+    return isinstance(node, _OWN) or (name.startswith(_MORE) and not name.startswith(_PASSES))
 
 
 def jacobian(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:

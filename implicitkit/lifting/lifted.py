@@ -53,6 +53,7 @@ from implicitkit.lifting.watch import (
     swapped,
     used,
 )
+from implicitkit.lifting.work import Work
 
 __all__ = ["Lifted", "check_leaves", "check_solution", "lift", "lift_closed"]
 
@@ -70,11 +71,9 @@ class Lifted:
         branches: the function looked at values, and may use other tensors elsewhere, which no linearisation would show.
         numbers: which of theta are tracked, if the function makes numbers of tensors; else none.
         inside: lifted inside the evaluation of another that has put stand-ins in the place of what it captures.
-        probe: the output of the first evaluation at the very ``z0`` and ``args``, if it was made on plain tensors and
-            the function is pure; else ``None``.
-        random: the function draws random numbers. cut: an evaluation since this was reset gave nothing tracked.
-        rest: what modules hold besides. scope: what the function's variables and its modules' buffers were.
-        call: how it is called. work: operations of an evaluation, and numbers that they return; zeros: not known.
+        probe: the output of the first evaluation at ``z0`` and ``args``, if pure and made on plain tensors; else ``None``.
+        random: it draws random numbers. cut: an evaluation since its reset gave nothing tracked. rest: what modules hold
+            besides. scope: what its variables and its modules' buffers were. call: how it is called. work: what it does.
     """
 
     function: Callable[..., Any]
@@ -95,7 +94,7 @@ class Lifted:
     random: bool = False
     cut: bool = False
     scope: Scope | None = None
-    work: tuple[int, int] = (0, 0)
+    work: Work = field(default_factory=Work)
     call: FirstCalls = field(default_factory=FirstCalls)
 
     def changes(self) -> list[str]:
@@ -203,7 +202,7 @@ def _lift(
     lifted.rest.note(lifted.frozen)
     if looks is not None:
         lifted.branches = branch and looks.seen and (levels or lifted.inside or not lifted.captured)
-        lifted.work = looks.operations, looks.numbers_made
+        lifted.work = looks.tally.work()
         lifted.numbers = [i for i, t in enumerate(lifted.theta) if differentiated(t)] if looks.numbers else []
     if not levels and not lifted.frozen:
         lifted.probe = out.detach() if isinstance(out, Tensor) else tree_map(_detached, out)

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from implicitkit.foundation import compat
 from implicitkit.foundation.compat import tensors_in
 from implicitkit.lifting.overlay import replaced
+from implicitkit.lifting.work import Tally
 
 __all__ = [
     "Called",
@@ -187,7 +188,7 @@ class Substitute(TorchFunctionMode):
 class Looks(TorchFunctionMode):
     """Notes whether a function turns tensors into Python values: ``seen``, on which it may branch; ``numbers``, with which
     it may compute (floating-point ones, not under ``no_grad``); ``outside``, some of these of what it captures, tracked.
-    And what it does: ``operations``, and the ``numbers_made`` by them.
+    And what it does: a ``tally``.
     """
 
     NAMES: ClassVar[frozenset[str]] = frozenset(
@@ -239,7 +240,7 @@ class Looks(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.seen = self.numbers = self.outside = False
-        self.operations = self.numbers_made = 0
+        self.tally = Tally()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -257,8 +258,7 @@ class Looks(TorchFunctionMode):
         )
         out = func(*args, **(kwargs or {}))
         if not _asks_only(func):
-            self.operations += 1
-            self.numbers_made += sum(t.numel() for t in tensors_in(out))
+            self.tally.add(func, args, out)
         return out
 
 

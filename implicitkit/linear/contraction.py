@@ -16,6 +16,7 @@ Saad (2003), section 6.11.2.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -40,7 +41,11 @@ _NODES = 5  # in the graph of a product, where there is none to look at
 _SUM_CALLS, _SUMMED, _SUM_CACHED, _SUM_TIMES = 0.92, 0.1, 4.1e4, 3.1
 _CALLS_MORE, _ORTHOGONALISED, _CACHED, _BEYOND = 9.7, 0.026, 3.8e5, 1.05
 _MADE = 140.0  # vectors more, against which as much is done to make one
-_HALF = 0.5  # ... of so many residuals must fall for a window of its products, before anything is orthogonalised
+_CHEAP = 2.0  # times what one of the series costs: from there on ...
+_HALF = (
+    0.5  # ... and where so many residuals fall, a window of its products comes before anything is orthogonalised ...
+)
+_TRIED = 4.0  # ... and GMRES is asked after it, if that costs no more than a quarter of what the series still takes
 _MARGIN = 0.9  # of the target, so that drift seldom costs another cycle
 _SWIFT = 0.35  # what a product leaves of every residual, at most, for the series to begin with
 _SLOWER = 1.2  # times what the first product leaves the second one may leave; if more, polynomials may do better ...
@@ -57,16 +62,17 @@ _AHEAD = 2  # such windows: what of the last samples is not done after them is q
 class Contraction(LinearSolver):
     """The series for as long as every product leaves little more than a third of every residual, unless the second leaves
     more of most than the first did, so that powers do worse than other polynomials, and by what those of degree two would
-    leave GMRES costs less.  Else eight products of the series, if they cost less than six of GMRES, and the residual of half
-    of the samples falls: by what one costs, as its graph tells: one of GMRES three times as much and more where products are
-    a few operations, hardly more where they are dear.  Else six steps of GMRES, and the series, if by the products that each
+    leave GMRES costs less.  Else eight products of the series and more, if one of GMRES costs twice as much, and the
+    residual of half of the samples falls: by what one costs, as its graph tells: one of GMRES three times as much and more
+    where products are a few operations, hardly more where they are dear.  Else, and where the series would go on for so long
+    that the question costs no more than a quarter of that, six steps of GMRES, and the series, if by the products that each
     would take it costs less for three quarters of the samples that are left; or GMRES as it is.
 
     A sample that the series brings forward too slowly is given back to GMRES, from where it is; so is one whose residual
-    falls a quarter as fast as at first, and so are the last quarter of them, if they need sixteen products more: every
-    product is one of the whole batch, and powers have left of these residuals what lies along a few eigenvectors, which
-    GMRES is quick with.  So a window of the series that was taken in vain costs GMRES hardly a product more than it needs
-    alone.  Every answer is judged by its true residual.
+    falls a quarter as fast as at first, and so are the last quarter of them, or all beside a quarter that is given back, if
+    they need sixteen products more: every product is one of the whole batch, and powers have left of these residuals what
+    lies along a few eigenvectors, which GMRES is quick with.  So a window of the series that was taken in vain costs GMRES
+    hardly a product more than it needs alone.  Every answer is judged by its true residual.
 
     One product a step, and one look at the host (of the series that is not fast: at every second one).  Memory: that of
     GMRES, and three vectors a sample.
@@ -180,11 +186,11 @@ def _by_powers(
         if _some(slower, open_) and _some(~_shorter(A, r, known, norm, target, first, second, dearer), open_):
             return None, known
         return _swiftly(A, r, v, known[1], before, target, live, open_, budget), known
-    cheap = _LOOK * float(dearer(length.new_full((), _LOOK))) >= _WINDOW
-    if not cheap or _some(~(second < 1), open_, _HALF):
+    ratio = float(dearer(length.new_full((), _LOOK)))
+    if ratio < _CHEAP or _some(~(second < 1), open_, _HALF):
         return None, known
-    columns = min(restart, A.size, int(budget.max()))
-    return _series(A, r, norm, target, live, budget, columns, known, (first * second).log() / 2), known
+    columns, most = min(restart, A.size, int(budget.max())), _TRIED * _LOOK * (ratio - 1)
+    return _series(A, r, norm, target, live, budget, columns, known, (first * second).log() / 2, most), known
 
 
 def _is_swift(length: Tensor, before: Tensor, open_: Tensor) -> bool:
@@ -267,16 +273,18 @@ def _series(
     columns: int,
     known: tuple[Tensor, ...] = (),
     pace: Tensor | None = None,
+    most: float = math.inf,
 ) -> Correction:
     """``dx = -(r + J r + J^2 r + ...)``, which leaves ``J^{m + 1} r``; of samples that this is too slow for, GMRES solves
     for what is left.
 
-    ``known``: the first products; ``pace``: the logarithm of what each of them left, ``(batch,)``.
+    ``known``: the first products; ``pace``: the logarithm of what each of them left, ``(batch,)``; ``most``: so many may be
+    needed after a window, at the rate of its second half, of three quarters of the samples; else the series ends.
     """
     aim, before, latest, left = _MARGIN * target, norm, norm, int(torch.count_nonzero(live))
     few, fewer = (1 - _MOST) * left, Fewer(A)
     dx, rest, v, open_ = torch.zeros_like(r), torch.zeros_like(r), r, live
-    steps, slow, most = torch.zeros_like(budget), torch.zeros_like(live), budget
+    steps, slow, spent = torch.zeros_like(budget), torch.zeros_like(live), budget
     for k in range(1, int(budget.max()) + 1):
         dx.sub_(v)
         v = (known[k - 1] if k <= len(known) else fewer.A.mv(v)) + v
@@ -286,8 +294,13 @@ def _series(
         going = (length > aim).logical_and_(open_)  # false for NaN
         if k % _WINDOW == 0:
             crawls = going & _crawls(length, before, latest, aim, pace, left <= few)
+            if pace is not None and _some(crawls, going):  # for whom GMRES goes through products of the whole batch
+                crawls = going & _crawls(length, before, latest, aim, pace, True)
             slow, before, rest = slow | crawls, length, torch.where(column(crawls), v, rest)
             going = going & ~crawls
+            if most < math.inf and _some(_more(length, latest, aim) > most, going):
+                steps, open_ = torch.where(open_, k, steps), torch.zeros_like(open_)
+                break
         latest = length if k % _HALFWAY == 0 else latest
         count = int(torch.count_nonzero(going))
         if count < left:  # what has ended is zero from here on, and adds nothing
@@ -298,9 +311,9 @@ def _series(
         index = fewer.drop(open_, left, lambda: (dx, rest, slow, steps))  # noqa: B023
         if index is not None:
             dx, rest, slow, steps, v = narrowed(index, dx, rest, slow, steps, v)
-            open_, before, latest, aim, most = narrowed(index, open_, before, latest, aim, most)
+            open_, before, latest, aim, spent = narrowed(index, open_, before, latest, aim, spent)
             pace = None if pace is None else pace.index_select(0, index)
-    dx, rest, slow, steps = fewer.whole((dx, rest, slow, torch.where(open_, most, steps)))
+    dx, rest, slow, steps = fewer.whole((dx, rest, slow, torch.where(open_, spent, steps)))
     if not bool(slow.any()):
         return Correction(dx, steps)
     size = norms(rest)
@@ -312,6 +325,11 @@ def _series(
         return Correction(dx, steps)
     alone = arnoldi(A, torch.where(column(lost), r, 0), norm, target, lost, budget - steps, columns)
     return Correction(torch.where(column(lost), alone.dx, dx), steps + torch.where(lost, alone.steps, 0))
+
+
+def _more(length: Tensor, latest: Tensor, aim: Tensor) -> Tensor:
+    """Products that the series still takes, at the rate since ``latest``, ``(batch,)``."""
+    return _HALFWAY * (aim / length).log() / (length / latest).log()
 
 
 def _crawls(length: Tensor, before: Tensor, latest: Tensor, aim: Tensor, pace: Tensor | None, last: bool) -> Tensor:

@@ -17,13 +17,12 @@ _EVALUATIONS = 4  # ... and is worth it where they cost more in so many evaluati
 
 def cost_of(f: Evaluations) -> float | None:
     """What one evaluation costs, in numbers; ``None`` where that is not known."""
-    system, (operations, made) = f.system, f.system.lifted.work
-    if not operations:
+    system, work = f.system, f.system.lifted.work
+    if not work.operations:
         return None
-    weight = sum(t.numel() for t in f.theta) // max(1, system.batch)
-    through = 3 * made * system.batch // max(1, system.layout.batch)
-    parameters = min(max(weight - system.size, 0), system.size)
-    return cost_of_product(system.batch * system.size, 2 * operations + 1, through, parameters)
+    part = system.batch / max(1, system.layout.batch)
+    numbers, through = system.batch * system.size, int(3 * work.numbers * part)
+    return cost_of_product(numbers, 2 * work.operations + 1, through, int(work.products * part / max(1, numbers)))
 
 
 def dropping_pays(f: Evaluations, share: float) -> bool:

@@ -99,8 +99,7 @@ class _Loop:
         self.stuck: Tensor | None = None
         self.settled: Tensor | None = None
         self.traces: list[Tensor] = []
-        self.watched = options.watched
-        self.step = self.rescues = 0
+        self.watched, self.step, self.rescues = options.watched, 0, 0
         self.own = type(method).__module__.partition(".")[0] == "implicitkit"
         self.foreign = not self.own
         self.progress = Progress()

@@ -11,7 +11,7 @@ from torch import Tensor
 from implicitkit.foundation.autodiff import linearise
 from implicitkit.linear import GMRES, Operator
 from implicitkit.linear.auto import Auto
-from implicitkit.linear.contraction import Contraction, _dearer
+from implicitkit.linear.contraction import Contraction, _crawls, _dearer
 from implicitkit.linear.lu import LU
 from implicitkit.linear.neumann import NeumannSeries
 from implicitkit.linear.price import cost_of_product
@@ -272,24 +272,30 @@ def test_eigenvalues_that_lie_apart_are_left_to_gmres(outer: list[float]) -> Non
     torch.testing.assert_close(found.x, gmres.x, rtol=0, atol=1e-6)
 
 
-def test_a_sample_for_which_the_series_is_too_slow_is_given_back() -> None:
+@pytest.mark.parametrize("nodes", [8, 100], ids=["cheap", "dear"])
+def test_a_sample_for_which_the_series_is_too_slow_is_given_back(nodes: int) -> None:
     """The others decide that the series is taken; the sample with an eigenvalue at 0.99, or outside the disk, ends by GMRES,
     with far fewer products than its series would take."""
     disks = [spectrum(0.8, [], seed) for seed in range(SAMPLES)]
     A, b = system(*disks, spectrum(0.3, [0.99]), spectrum(0.3, [-1.2]))
+    A.graph = lambda: (nodes, 0, 0)
     found = Contraction().solve(A, b, **LIMITS, max_steps=None)
     assert bool(found.converged.all())
     assert int(found.steps[-2:].max()) < 60
     torch.testing.assert_close(A.mv(found.x), b, rtol=0, atol=1e-4)
 
 
-def test_the_last_samples_are_given_back_if_they_need_many_products_more(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("nodes", "looks"), [(8, 0), (100, 1)], ids=["cheap", "dear"])
+def test_the_last_samples_are_given_back_if_they_need_many_products_more(
+    nodes: int, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An eigenvalue at 0.92 is no reason to leave the series at once: it would end after some 160 products.  When the others
     have ended, GMRES needs a few."""
     A, b = system(*(spectrum(0.7, [], seed) for seed in range(SAMPLES)), spectrum(0.7, [0.92], SAMPLES))
+    A.graph = lambda: (nodes, 0, 0)
     seen = orthogonalised(monkeypatch)
     found = Contraction().solve(A, b, **LIMITS, max_steps=None)
-    assert len(seen) == 1 and bool(found.converged.all())
+    assert len(seen) == 1 + looks and bool(found.converged.all())
     assert int(found.steps[-1]) < int(found.steps[:-1].max()) + 20 < 65
     torch.testing.assert_close(A.mv(found.x), b, rtol=0, atol=1e-4)
     A, b = system(*(spectrum(0.5, [], seed) for seed in range(SAMPLES)), spectrum(0.65, [], SAMPLES))
@@ -345,3 +351,72 @@ def test_budget_and_what_is_not_finite() -> None:
     found = Contraction().solve(A, b, **LIMITS, max_steps=None)
     assert found.converged.tolist() == [False] + [True] * (SAMPLES - 1)
     assert "not finite" in found.reason
+
+
+def test_a_sample_whose_residual_hardly_falls_in_a_window_is_given_back() -> None:
+    """Whether or not others are left, and whatever its first products gained; so is one that is not finite."""
+    before = torch.ones(4, dtype=F64)
+    length = torch.tensor([0.69, 0.71, 1.5, torch.nan], dtype=F64)
+    for pace in (None, torch.full((4,), -1e-3, dtype=F64)):
+        found = _crawls(length, before, before, 1e-4 * before, pace, False)
+        assert found.tolist() == [False, True, True, True]
+
+
+def test_gmres_is_asked_after_a_window_where_the_series_would_go_on_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk of 0.95, cheap products: six steps of GMRES cost a small part of what the series takes."""
+    A, b = system(*(spectrum(0.95, [], seed) for seed in range(SAMPLES)))
+    A.graph = lambda: (8, 0, 0)
+    seen = orthogonalised(monkeypatch)
+    assert bool(Contraction().solve(A, b, **LIMITS, max_steps=None).converged.all()) and seen
+
+
+def test_samples_leave_the_series_together_where_many_leave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of them have eigenvalues apart: the others, which would take twenty products more, are solved beside them."""
+    A, b = system(*(spectrum(*((0.4, [0.97]) if seed % 2 else (0.75, [])), seed) for seed in range(SAMPLES)))
+    A.graph = lambda: (8, 0, 0)
+    seen = orthogonalised(monkeypatch)
+    found = Contraction().solve(A, b, **LIMITS, max_steps=None)
+    assert bool(found.converged.all()) and len(seen) == 1 and int(found.steps.max()) <= 8 + seen[0] + 1
+
+
+def real(values: Tensor, seed: int = 0) -> Tensor:
+    """A symmetric matrix with these eigenvalues."""
+    Q = torch.linalg.qr(torch.randn(N, N, generator=torch.Generator().manual_seed(seed), dtype=F64)).Q
+    return (Q * values) @ Q.mT
+
+
+SPREAD = torch.linspace(0, 1, N, dtype=F64)
+SPECTRA = {
+    "disk 0.6": spectrum(0.6, [], 3),
+    "disk 0.9": spectrum(0.9, [], 3),
+    "interval 0.6": real(1.2 * SPREAD - 0.6),
+    "positive 0.6": real(0.6 * SPREAD),
+    "negative 0.45": real(-0.45 * SPREAD),
+    "one apart 0.6": spectrum(0.15, [0.6], 3),
+    "one apart 0.9": spectrum(0.15, [0.9], 3),
+    "three apart 0.6": spectrum(0.3, [0.6, -0.58, 0.57], 3),
+    "logarithmic 0.9": real(0.9 * 10 ** (-3 * SPREAD)),
+}
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+@pytest.mark.parametrize("nodes", [4, 20, 40])
+def test_by_what_products_cost_no_choice_is_far_from_the_best(
+    name: str, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the spectrum and however many operations a product takes: no more than 1.4 times what the better one of GMRES
+    and the series costs, beside four products; those for the last samples are of the whole batch, too."""
+    A, b = system(*[SPECTRA[name]] * 32)
+    A.graph = lambda: (nodes, nodes * b.numel(), 0)
+    A.weight, ratios = 2 * N, {}
+    for rtol in (1e-4, 1e-8):
+        limits = {"rtol": rtol, "atol": 0.0, "max_steps": None}
+        gmres, plain = (int(s.solve(A, b, **limits).steps.max()) for s in (GMRES(), NeumannSeries()))
+        with monkeypatch.context() as watched:
+            seen = orthogonalised(watched)
+            found = Contraction().solve(A, b, **limits)
+        assert bool(found.converged.all())
+        dearer, every = float(_dearer(A, b, 50, torch.tensor(float(gmres)))), int(found.steps.max())
+        spent = sum(seen) * dearer + max(0, every - sum(seen))
+        ratios[rtol] = round((spent - 4) / min(gmres * dearer, plain), 2), every, seen, gmres, plain, dearer
+    assert max(r[0] for r in ratios.values()) < 1.4, ratios

@@ -161,6 +161,23 @@ MUTANTS = [
         ("(_NEAR * f.tolerance / f.norm).log() / gain", "(_NEAR * f.norm / f.tolerance).log()"),
     ),
     *mutants(
+        "implicitkit/lifting/work.py",
+        "tests/solver/test_dear_at_second_sight.py",
+        ("self.known = self.known and not (long or foreign)", "pass"),
+        ("not (long or foreign)", "not long"),
+        ("not (long or foreign)", "not foreign"),
+        ("self.products += made * _inner(args[_PRODUCTS[name] :])", "pass"),
+        ("self.known = self.known and bool(sizes)", "self.known = False"),
+        ("self.known = self.known and len(args) > 1", "self.known = False"),
+    ),
+    *mutants(
+        "implicitkit/foundation/autodiff.py",
+        "tests/solver/test_dear_at_second_sight.py -k own",
+        ("len(seen) + (unknown - 1) * own", "len(seen)"),
+        ("isinstance(node, _OWN) or (name.startswith(_MORE)", "(name.startswith(_MORE)"),
+        ("isinstance(node, _OWN) or (name.startswith(_MORE) and", "isinstance(node, _OWN) or (False and"),
+    ),
+    *mutants(
         "implicitkit/solver/costs.py",
         "tests/solver/test_cheap_maps.py",
         ("cost is None or _EVALUATIONS * (1 - share) * cost >= _DROPPED", "cost is None"),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.solver import costs
 from implicitkit.solver.fixed_point import cheap_maps
 
 D = torch.float64
@@ -125,6 +126,14 @@ def test_rows_of_cheap_maps_are_dropped_where_that_pays() -> None:
         assert bool(found.converged.all())
         spent[rows, dear] = found.sample_evaluations / rows / found.evaluations
     assert spent[8, False] == 1 and spent[8192, False] < 0.9 and spent[8, True] < 0.9, spent
+
+
+def test_rows_are_dropped_where_four_evaluations_of_them_cost_more_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a cheap map by what it costs; of any other one always."""
+    rows = ((True, 3e4, 0.5, False), (True, 3e4, 0.2, True), (True, 6e4, 0.5, True), (False, 1e3, 0.5, True))
+    for cheap, cost, share, pays in rows:
+        monkeypatch.setattr(costs, "cost_of", lambda _, cost=cost: cost)
+        assert costs.dropping_pays(SimpleNamespace(cheap=cheap), share) is pays  # type: ignore[arg-type]
 
 
 def test_what_a_step_costs_decides(monkeypatch: pytest.MonkeyPatch) -> None:
