@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import ImpureFunctionWarning, warn
-from implicitkit.foundation.written import IN_PLACE
+from implicitkit.foundation.written import IN_PLACE, FirstCalls
 from implicitkit.lifting.entries import present
 from implicitkit.lifting.reach import named_tensors, version
 from implicitkit.lifting.watch import Constants, swapped
@@ -25,6 +25,7 @@ class Impurities(Protocol):
     frozen: Constants
     random: bool
     compiled: bool
+    call: FirstCalls
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -68,8 +69,10 @@ def watched(
             ImpureFunctionWarning,
         )
     elif written := dict.fromkeys(name for name, t, before in held if version(t) != before):
+        call, into.call = into.call, FirstCalls()  # of a solve, which this one is not, the first are looked at
         with suppress(Exception):  # what it leaves of another point may only show at this one
             beside()
+        into.call = call
         _note_state(written, out, evaluate())
     return out
 

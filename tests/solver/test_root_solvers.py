@@ -276,11 +276,11 @@ def test_what_auto_tries_first(kind: str, size: int, first: str, second: str) ->
 
 
 def test_auto_on_a_fixed_point_where_the_iteration_diverges() -> None:
-    """``z = 3 cos(z)``: slopes at the fixed points are beyond one."""
+    """``z = 3 cos(z)``: at first, and at two of its fixed points, slopes are beyond one; the third one attracts."""
     z0 = torch.linspace(-2, 2, 9, dtype=torch.float64).unsqueeze(1)
     solution = ik.fixed_point(lambda z: 3 * torch.cos(z), z0, batch_dims=1)
     torch.testing.assert_close(3 * torch.cos(solution.value), solution.value, rtol=1e-9, atol=1e-9)
-    assert solution.solver.startswith("auto (anderson")
+    assert solution.solver.startswith(("auto (anderson", "auto (picard"))
 
 
 def test_auto_under_vmap_and_grad() -> None:
