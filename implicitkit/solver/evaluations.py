@@ -158,10 +158,8 @@ class Evaluations:
 
     def price_of_dense(self, z: Tensor, alike: int = 1, A: Operator | None = None) -> float:
         """The same of dense factors, where so many samples have one matrix; ``A``: what is known of its products."""
-        weight, wide = (
-            sum(t.numel() for t in self.theta) // max(1, self.system.batch),
-            0.0 if A is None else width_of(A),
-        )
+        weight = sum(t.numel() for t in self.theta) // max(1, self.system.batch)
+        wide = 0.0 if A is None else width_of(A)
         return price_of_dense(len(z), z.shape[1], weight, alike, wide).factors
 
     def price_of_sparse(self, z: Tensor) -> float | None:

@@ -62,10 +62,11 @@ class Anderson(Method):
     for long; from then on it mixes in every step, as a map that does not contract asks for.  One that has been back there
     in vain keeps its last difference and goes on from where it is.
 
-    Of a cheap map, whose evaluation and plain step cost no more than mixing adds to a step (:meth:`Evaluations.cost`), plain
-    steps go on, from 64 unknowns on, for as long as of three quarters of the samples at work they leave no more than 0.8 of
-    the residual, and gain a quarter at least of what they gained at first: less would mean that a few eigenvalues lie apart,
-    which the memory of the last steps then knows best.
+    Of a cheap map, whose evaluation and plain step cost no more than mixing adds to a step
+    (:mod:`~implicitkit.solver.fixed_point.cheap_maps`), plain steps go on, from 64 unknowns on, for as long as of three
+    quarters of the samples at work they leave no more than 0.8 of the residual, and gain a quarter at least of what
+    they gained at first: less would mean that a few eigenvalues lie apart, which the memory of the last steps then
+    knows best.
 
     The plain steps between two mixings are made without a look at their residuals while, at the rate of the last ones, half
     of the samples will not be near their tolerance after them, and nobody watches (a trace, a callback): a look costs as
