@@ -275,6 +275,11 @@ class Evaluations:
         """Tell the residual at ``z``, which another has evaluated and counted."""
         self._point = {"z": z, "residual": residual}
 
+    def exchange(self, point: dict[str, Any]) -> dict[str, Any]:
+        """What is known at the last point, in the place of which this is remembered (of another point, or nothing)."""
+        last, self._point = self._point, point
+        return last
+
     def selected(self) -> Tensor:
         """The point remembered (after :meth:`select`, its remaining rows)."""
         return self._point["z"]

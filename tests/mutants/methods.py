@@ -651,6 +651,16 @@ MUTANTS = [
         ("not bool((norm <= _ROUNDING * eps * most(z)).any())", "False"),
     ),
     *mutants(
+        "implicitkit/solver/steps/factored.py",
+        "tests/solver/test_points_once.py",
+        ("            f.exchange(here)\n", ""),
+    ),
+    *mutants(
+        "implicitkit/solver/steps/trials.py",
+        "tests/solver/test_points_once.py",
+        ("trial if bool(accept.all()) else torch", "torch"),
+    ),
+    *mutants(
         "implicitkit/sparsity/compression.py",
         "tests/linear/test_sparsity.py -k cancel",
         ("_SURE = 1e-8", "_SURE = 1e8"),
