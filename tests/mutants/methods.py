@@ -235,7 +235,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/auto.py",
         "tests/linear/test_frugal.py -k many_minima",
-        ("_SPARSE_MINIMISE[:1] if size >= SMALLEST else", "_SPARSE_MINIMISE[:1] if batch == 1 else"),
+        ("(_SPARSE_MINIMISE,) if size >= SMALLEST else", "(_SPARSE_MINIMISE,) if batch == 1 else"),
     ),
     *mutants(
         "implicitkit/solver/root/frugal.py",
