@@ -17,7 +17,7 @@ minima of ``1.05 z'z + sum z^4 / 4 - z'N z / 2 - x'z``, which is convex; wells, 
 x'z / 10``, which is not, nor at the start; valleys, minima of ``100 |N z / 2 - z^2|^2 + |x - z|^2``, which bend.  Structures
 of ``N``: the neighbours in a chain (a band) and in a square grid, those in a random graph (four each; its factors fill), a
 dense matrix, ``own``: a dense matrix of each sample's own, and ``none``: the chain by Fourier transforms, so that no pattern
-can be seen.  Wells have many minima, and each choice may come to another: those are not compared.
+can be seen.  Wells and valleys have many minima, and each choice may come to another: those are not compared.
 
 The samples of a batch are different problems of one structure: ``N`` is the same, ``x`` is a ramp from 0.5 to 1.5 that is
 turned by another angle in each sample and up to 2.5 times as high; solutions, and Jacobians wherever the equation is
@@ -25,8 +25,8 @@ nonlinear, differ as much.
 
 A row says on which day it was ``measured``, and how many processes were at work; one that does not, before 25 November 2026.
 
-Left out: states of more than ``--largest`` numbers, and dense matrices above 4,000 unknowns (1,000, of a batch; 300, of its own
-for each sample).
+Left out: states of more than ``--largest`` numbers, and dense matrices above 4,000 unknowns (1,000, of a batch; 300, where
+each sample has one).
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def row(
     shown = " ".join(f"{choice} {_time(run)}" for choice, run in runs.items())
     details: dict[str, Any] = {"best": best if least.found is not None else "none", "ms": shown}
     details |= {"measured": datetime.date.today().isoformat(), "load": round(os.getloadavg()[0], 1)}
-    if own.found is not None and least.found is not None and not name.startswith("wells"):
+    if own.found is not None and least.found is not None and not name.startswith(("wells", "valley")):
         details["differs"] = float(np.abs(own.found - least.found).max() / np.abs(least.found).max())
     return results.row(name, ratio, "times the best choice", target=target, **details)
 
