@@ -188,8 +188,9 @@ def linearise(
     )
     A.graph = gone_through = lambda: size_of_graph(out, _UNKNOWN)
     A.read = lambda: read_by_products(out)
-    if hasattr(sparse, "price"):
-        A.price = lambda alike=None: sparse.price(alike, gone_through())
+    price = getattr(sparse, "price", None)
+    if price is not None:
+        A.price = lambda alike=None: price(alike, gone_through())
     return out, A
 
 

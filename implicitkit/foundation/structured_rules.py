@@ -87,9 +87,9 @@ def through_full(way: Way, node: Any, full: Tensor) -> bool:
         if not all(way.affords(math.prod(graph.shape_at(node.next_functions[k]))) for k in to):
             return False
 
-        def moved(cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        def moved(cotangent: Tensor) -> list[Tensor]:
             found = graph.called(node, {0: cotangent})
-            return tuple(found[k] for k in to)
+            return [t for k, t in enumerate(found) if k in to and t is not None]
 
         for k, cotangents in zip(to, torch.func.vmap(moved)(full), strict=True):
             way.give_full(node, k, cotangents)

@@ -253,7 +253,7 @@ MUTANTS = [
         "tests/linear/test_prices_of_products.py",
         ("matrix.numel() * _EACH_OWN if own", "matrix.numel() if own"),
         ('matrix.shape[-1 if name.endswith("2") else -2]', "matrix.shape[-1]"),
-        ("sparse.price(alike, gone_through())", "sparse.price(alike)"),
+        ("price(alike, gone_through())", "price(alike)"),
         ("or rows * read_by_products(out) >= WORTH", "", "tests/linear/test_structured.py -k each"),
     ),
     *mutants(
