@@ -7,6 +7,7 @@ work inside transforms.  So: the first when a transform is active, the second wh
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -186,8 +187,8 @@ def linearise(
         fixed_point=fixed_point,
         sparse=sparse,
     )
-    A.graph = gone_through = lambda: size_of_graph(out, _UNKNOWN)
-    A.read = lambda: read_by_products(out)
+    A.graph = gone_through = functools.cache(lambda: size_of_graph(out, _UNKNOWN))
+    A.read = functools.cache(lambda: read_by_products(out))
     price = getattr(sparse, "price", None)
     if price is not None:
         A.price = lambda alike=None: price(alike, gone_through())
