@@ -13,9 +13,11 @@ is shown as ``> seconds``, one that fails as ``failed``.
 
 Kinds: roots of ``2.1 z + z^3 - N z = x``, where reaction dominates; stiff roots, ``2 z - N z + (z + z^3 - x) / 1000
 = 0``, where the coupling does; fixed points of ``tanh(0.4 N z + x)``; least squares of the first equation and of ``z / 10``;
-minima of ``1.05 z'z + sum z^4 / 4 - z'N z / 2 - x'z``.  Structures of ``N``: the neighbours in a chain (a band) and in a
-square grid, those in a random graph (four each; its factors fill), a dense matrix, and ``none``: the chain by Fourier
-transforms, so that no pattern can be seen.
+minima of ``1.05 z'z + sum z^4 / 4 - z'N z / 2 - x'z``, which is convex; wells, minima of ``sum (z^2 - 1)^2 - z'N z / 2 -
+x'z / 10``, which is not, nor at the start; valleys, minima of ``100 |N z / 2 - z^2|^2 + |x - z|^2``, which bend.  Structures
+of ``N``: the neighbours in a chain (a band) and in a square grid, those in a random graph (four each; its factors fill), a
+dense matrix, ``own``: a dense matrix of each sample's own, and ``none``: the chain by Fourier transforms, so that no pattern
+can be seen.  Wells and valleys have many minima, and each choice may come to another: those are not compared.
 
 The samples of a batch are different problems of one structure: ``N`` is the same, ``x`` is a ramp from 0.5 to 1.5 that is
 turned by another angle in each sample and up to 2.5 times as high; solutions, and Jacobians wherever the equation is
@@ -23,7 +25,8 @@ nonlinear, differ as much.
 
 A row says on which day it was ``measured``, and how many processes were at work; one that does not, before 25 November 2026.
 
-Left out: states of more than ``--largest`` numbers, and dense matrices above 4,000 unknowns (1,000, of a batch).
+Left out: states of more than ``--largest`` numbers, and dense matrices above 4,000 unknowns (1,000, of a batch; 300, where
+each sample has one).
 """
 
 from __future__ import annotations
@@ -49,28 +52,35 @@ from torch import Tensor
 import implicitkit as ik
 
 torch.set_default_dtype(torch.float64)
+MINIMISERS = ("auto", "lbfgs", "newton_cg", "nonlinear_cg", "bfgs")
 SOLVERS = {
     "root": ("auto", "newton", "newton_krylov", "broyden", "anderson"),
     "stiff root": ("auto", "newton", "newton_krylov", "broyden", "anderson"),
     "fixed_point": ("auto", "picard", "anderson", "broyden", "newton_krylov"),
     "least_squares": ("auto", "levenberg_marquardt", "gauss_newton", "dogleg", "newton_cg", "lbfgs"),
-    "argmin": ("auto", "lbfgs", "newton_cg", "nonlinear_cg", "bfgs"),
+    "argmin": MINIMISERS,
+    "wells": MINIMISERS,
+    "valley": MINIMISERS,
 }
 VERBS: dict[str, Callable[..., Any]] = {
     "root": ik.root,
     "stiff root": ik.root,
     "fixed_point": ik.fixed_point,
     "least_squares": ik.least_squares,
-    "argmin": ik.argmin,
+    **dict.fromkeys(("argmin", "wells", "valley"), ik.argmin),
 }
 #: One that leaves no factors to the derivative, to start the backward from.
-PLAIN = {"fixed_point": "anderson", "least_squares": "newton_cg", "argmin": "lbfgs"}
+PLAIN = {
+    "fixed_point": "anderson",
+    "least_squares": "newton_cg",
+    **dict.fromkeys(("argmin", "wells", "valley"), "lbfgs"),
+}
 LINEAR = ("auto", "lu", "sparse_lu", "gmres", "bicgstab")
 _ACCURACY = 1e-5  # what the best choice and auto may differ by, relative to the largest entry
 _MEMORY = 8 << 30
 _SHOWN = 4096  # numbers of a solution that are compared
-_DENSE, _DENSE_BATCH = 4000, 1000
-STRUCTURES = ("chain", "grid", "graph", "dense", "none")
+_DENSE, _DENSE_BATCH, _OWN = 4000, 1000, 300
+STRUCTURES = ("chain", "grid", "graph", "dense", "own", "none")
 SIZES = (10, 30, 65, 130, 300, 1000, 4000, 10_000, 100_000, 1_000_000)
 
 
@@ -85,9 +95,12 @@ class Cell:
     batch: int
 
 
-def _coupling(structure: str, n: int) -> Callable[[Tensor], Tensor]:
-    """``N``; rows of ``z`` are samples.  Its spectrum lies within [-2, 2] but for the dense one, a disk of radius one."""
+def _coupling(structure: str, n: int, batch: int) -> Callable[[Tensor], Tensor]:
+    """``N``; rows of ``z`` are samples.  Its spectrum lies within [-2, 2] but for dense ones, a disk of radius one."""
     generator = torch.Generator().manual_seed(0)
+    if structure == "own":
+        V = torch.randn(batch, n, n, generator=generator) / n**0.5
+        return lambda z: torch.einsum("bij,bj->bi", V, z)
     if structure == "dense":
         W = torch.randn(n, n, generator=generator) / n**0.5
         return lambda z: z @ W.T
@@ -112,7 +125,7 @@ def _coupling(structure: str, n: int) -> Callable[[Tensor], Tensor]:
 def cell(kind: str, structure: str, n: int, batch: int) -> Cell:
     """One cell."""
     n = int(n**0.5) ** 2 if structure == "grid" else n
-    N, far = _coupling(structure, n), 1.0 if structure == "dense" else 2.0  # of the spectrum
+    N, far = _coupling(structure, n, batch), 1.0 if structure in ("dense", "own") else 2.0  # of the spectrum
 
     def root(z: Tensor, x: Tensor) -> Tensor:
         return 2.1 * z + z**3 - N(z) - x
@@ -123,6 +136,8 @@ def cell(kind: str, structure: str, n: int, batch: int) -> Cell:
         "fixed_point": lambda z, x: torch.tanh(0.4 * N(z) + x),
         "least_squares": lambda z, x: torch.cat([root(z, x), 0.1 * z], -1),
         "argmin": lambda z, x: (1.05 * z * z + 0.25 * z**4 - 0.5 * z * N(z) - x * z).sum(-1),
+        "wells": lambda z, x: ((z * z - 1) ** 2 - 0.5 * z * N(z) - 0.1 * x * z).sum(-1),
+        "valley": lambda z, x: (100 * (0.5 * N(z) - z * z) ** 2 + (x - z) ** 2).sum(-1),
     }
     return Cell(f"{kind}, {structure}, {n} x {batch}", kind, functions[kind], n, batch)
 
@@ -134,7 +149,8 @@ def cells(largest: int, unknowns: int, parts: list[str]) -> list[tuple[str, str,
         for structure in STRUCTURES:
             for n in SIZES:
                 for batch in (1, 64):
-                    most = (_DENSE if batch == 1 else _DENSE_BATCH) if structure == "dense" else largest
+                    most = _DENSE if batch == 1 else _DENSE_BATCH
+                    most = min(largest, _OWN) if structure == "own" else most if structure == "dense" else largest
                     name = f"{kind}, {structure}, {int(n**0.5) ** 2 if structure == 'grid' else n} x {batch}"
                     if (
                         n * batch <= largest
@@ -252,7 +268,7 @@ def row(
     shown = " ".join(f"{choice} {_time(run)}" for choice, run in runs.items())
     details: dict[str, Any] = {"best": best if least.found is not None else "none", "ms": shown}
     details |= {"measured": datetime.date.today().isoformat(), "load": round(os.getloadavg()[0], 1)}
-    if own.found is not None and least.found is not None:
+    if own.found is not None and least.found is not None and not name.startswith(("wells", "valley")):
         details["differs"] = float(np.abs(own.found - least.found).max() / np.abs(least.found).max())
     return results.row(name, ratio, "times the best choice", target=target, **details)
 
@@ -274,7 +290,7 @@ def both(c: Cell, most: float) -> list[dict[str, Any]]:
     if np.isfinite(found[0]["value"]) and not found[0]["ms"].startswith(("auto >", "auto failed")):
         near = _solve(c, *_data(c))
         linear = (*LINEAR, *(("neumann",) if c.kind == "fixed_point" else ()))
-        linear = (*linear, *(("cg",) if c.kind in ("least_squares", "argmin") else ()))
+        linear = (*linear, *(("cg",) if VERBS[c.kind] in (ik.least_squares, ik.argmin) else ()))
         found.append(row(f"{c.name}, backward", linear, lambda choice: lambda: backward(c, near, choice), most))
     return found
 

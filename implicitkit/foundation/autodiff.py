@@ -7,6 +7,7 @@ work inside transforms.  So: the first when a transform is active, the second wh
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ __all__ = [
     "matrix",
     "one_for_all",
     "products",
+    "read_by_products",
     "recorded",
     "rectangular",
     "refuse_hidden",
@@ -42,6 +44,9 @@ _ALIKE = 64.0  # units of rounding that products with matrices which are the sam
 _UNKNOWN = 50  # nodes that one counts as whose work is not known: somebody's own, factors of matrices, convolutions
 _PASSES = ("LinalgVectorNorm", "LinalgNorm", "LinalgCross")
 _OWN, _MORE = torch.autograd.function.BackwardCFunction, ("Linalg", "Conv", "Cdist")
+_MATRICES, _BATCHED = ("Mm", "Addmm", "Mv", "Addmv"), ("Bmm", "Baddbmm")
+_SAVED = ("_saved_self", "_saved_mat1", "_saved_mat2", "_saved_batch1", "_saved_batch2")
+_ROWS, _EACH_OWN = 3, 7  # rows for which a matrix takes as long again, and how much longer one takes in a batch of them
 _SHORT, _SLOWER = 8, 4  # numbers in a row below which an operation takes as many times longer for each
 
 
@@ -182,7 +187,11 @@ def linearise(
         fixed_point=fixed_point,
         sparse=sparse,
     )
-    A.graph = lambda: size_of_graph(out, _UNKNOWN)
+    A.graph = gone_through = functools.cache(lambda: size_of_graph(out, _UNKNOWN))
+    A.read = functools.cache(lambda: read_by_products(out))
+    price = getattr(sparse, "price", None)
+    if price is not None:
+        A.price = lambda alike=None: price(alike, gone_through())
     return out, A
 
 
@@ -246,6 +255,26 @@ def size_of_graph(out: Tensor, unknown: int = 1) -> tuple[int, int, int]:
     return len(seen) + (unknown - 1) * own, numbers, placed
 
 
+def read_by_products(out: Tensor) -> int:
+    """Numbers of the matrices that a product through the graph of ``out`` multiplies by: each once, and once more for every
+    three rows that are multiplied by it; those of a batch, each with a vector of its own, as seven times as many."""
+    open_ = [out.grad_fn] if out.grad_fn is not None else []
+    seen, found = set(open_), 0
+    while open_:
+        node = open_.pop()
+        own = type(node).__name__.startswith(_BATCHED)
+        if own or type(node).__name__.startswith(_MATRICES):
+            given = sum(math.prod(m.shape) for m in node._input_metadata)
+            for name, matrix in ((name, getattr(node, name, None)) for name in _SAVED):
+                if matrix is not None and matrix.numel():
+                    rows = given / matrix.shape[-1 if name.endswith("2") else -2]
+                    found += matrix.numel() * _EACH_OWN if own else int(matrix.numel() * (1 + rows / _ROWS))
+        after = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= after
+        open_.extend(after)
+    return found
+
+
 def _is_long(node: Any) -> bool:
     name = type(node).__name__
     return isinstance(node, _OWN) or (name.startswith(_MORE) and not name.startswith(_PASSES))
@@ -284,7 +313,9 @@ def jacobian_of(out: Tensor, point: Tensor) -> Tensor:
 
 def _by_structure(out: Tensor, point: Tensor) -> Tensor | None:
     """What :func:`matrix` gives, with fewer products; ``None`` where that does not go, or they are cheap."""
-    return rows_by_structure(out, point, _HELD) if point.numel() * out.shape[1] ** 2 >= WORTH else None
+    rows = out.shape[1]
+    worth = point.numel() * rows**2 >= WORTH or rows * read_by_products(out) >= WORTH
+    return rows_by_structure(out, point, _HELD) if worth else None
 
 
 def _grad(out: Tensor, point: Tensor, cotangent: Tensor) -> Tensor:

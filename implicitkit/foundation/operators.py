@@ -99,6 +99,8 @@ class Operator:
         weight: numbers that one product touches beside the state (parameters), for judging what a matrix costs.
         graph: says what one product goes through, nodes and numbers, as
             :func:`~implicitkit.foundation.autodiff.size_of_graph` counts them; ``None`` where that is not known.
+        read: says how many numbers of matrices one product multiplies by, as
+            :func:`~implicitkit.foundation.autodiff.read_by_products` counts them; 0 where that is not known.
         preconditioner: something near ``A`` that the Krylov methods may use, with ``solve(b)`` and ``T``
             (:mod:`implicitkit.linear.preconditioners`); not part of what ``A`` is.
         known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.
@@ -122,6 +124,7 @@ class Operator:
         "like",
         "preconditioner",
         "price",
+        "read",
         "selects",
         "size",
         "structure",
@@ -149,6 +152,7 @@ class Operator:
         self.selects: Callable[[Tensor], Operator | None] | None = None
         self.weight = 0
         self.graph: Callable[[], tuple[int, int, int] | None] = _unknown
+        self.read: Callable[[], int] = int
         self.price: Callable[..., Any] = getattr(sparse, "price", _unknown)
         self.batch, self.size, self.like = batch, size, like
         self.symmetric, self.fixed_point, self.structure = symmetric, fixed_point, structure
@@ -248,7 +252,7 @@ class Operator:
             structure=None if self.structure is None else self.structure.T,
             sparse=lambda _: None if self.sparse() is None else self.sparse().T,
         )
-        other.weight, other.price, other.graph = self.weight, self.price, self.graph
+        other.weight, other.price, other.graph, other.read = self.weight, self.price, self.graph, self.read
         other.known = None if self.known is None else self.known.T
         other.preconditioner = None if self.preconditioner is None else self.preconditioner.T
         return other.selected_by(lambda _, small: small.T, self)
@@ -317,7 +321,7 @@ def repeated(A: Operator, times: int) -> Operator:
         return A.dense().repeat(times, 1, 1)
 
     many = A.derived(over(A.mv), over(A.rmv), dense, symmetric=A.symmetric, fixed_point=A.fixed_point)
-    many.batch, many.weight, many.graph = times * A.batch, A.weight, A.graph
+    many.batch, many.weight, many.graph, many.read = times * A.batch, A.weight, A.graph, A.read
     if A.preconditioner is not None:
         many.preconditioner = _Repeated(A.preconditioner, times)
 
@@ -351,7 +355,7 @@ def within(A: Operator, samples: Tensor, available: Tensor) -> Operator:
         symmetric=A.symmetric,
         fixed_point=A.fixed_point,
     )
-    found.weight, found.graph = A.weight, A.graph
+    found.weight, found.graph, found.read = A.weight, A.graph, A.read
     return found
 
 
@@ -383,5 +387,5 @@ def single(A: Operator) -> Operator:
         symmetric=A.symmetric,
         fixed_point=A.fixed_point,
     )
-    up.preconditioner, up.weight, up.graph = A.preconditioner, A.weight, A.graph
+    up.preconditioner, up.weight, up.graph, up.read = A.preconditioner, A.weight, A.graph, A.read
     return up.selected_by(lambda _, small: single(small), A)

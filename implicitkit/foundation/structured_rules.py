@@ -15,6 +15,7 @@ Source: Griewank & Walther, *Evaluating Derivatives* (2nd ed., SIAM 2008), secti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -81,14 +82,17 @@ def through_full(way: Way, node: Any, full: Tensor) -> bool:
     name = graph.operation_of(node)
     if name in _PRODUCTS:
         return _product_full(way, node, full)
-    if name in _VIEWS:
+    if name in _ONE_RESULT:
+        to = [k for k, (after, _) in enumerate(node.next_functions) if after in way.leads]
+        if not all(way.affords(math.prod(graph.shape_at(node.next_functions[k]))) for k in to):
+            return False
 
-        def moved(cotangent: Tensor) -> Tensor:
-            (found,) = graph.called(node, {0: cotangent})
-            assert found is not None
-            return found
+        def moved(cotangent: Tensor) -> list[Tensor]:
+            found = graph.called(node, {0: cotangent})
+            return [t for k, t in enumerate(found) if k in to and t is not None]
 
-        way.give_full(node, 0, torch.func.vmap(moved)(full))
+        for k, cotangents in zip(to, torch.func.vmap(moved)(full), strict=True):
+            way.give_full(node, k, cotangents)
         return True
     if not (graph.is_pointwise(name) or name == "to_copy"):
         return False
@@ -260,6 +264,7 @@ _PARTS = [
     "constant_pad_nd",
 ]
 _MOVES = _VIEWS.union(_PARTS, ["flip", "roll", "sum"])
+_ONE_RESULT = _MOVES.union(["expand"]).difference(["split", "split_with_sizes", "unbind"])
 _RULES: dict[str, Rule] = {
     "expand": _expand,
     "mean": _reduced,

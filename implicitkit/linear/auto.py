@@ -19,7 +19,7 @@ from implicitkit.linear.direct import MANY
 from implicitkit.linear.frugal import Frugal
 from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lu import LU
-from implicitkit.linear.price import price_of_dense, width_of
+from implicitkit.linear.price import price_of_dense_like
 from implicitkit.linear.sparse import is_near, solve_with
 
 __all__ = ["Auto"]
@@ -129,7 +129,7 @@ class Auto(LinearSolver):
     @staticmethod
     def _dense_price(A: Operator, alike: int = 1) -> float:
         """How many products dense factors cost, where so many samples have one matrix."""
-        return price_of_dense(A.batch, A.size, A.weight, alike, width_of(A)).factors
+        return price_of_dense_like(A, alike).factors
 
     @staticmethod
     def _has_few_colours(A: Operator) -> bool:

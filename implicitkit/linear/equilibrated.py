@@ -123,7 +123,7 @@ def _scaled(A: Operator, left: Tensor, right: Tensor) -> Operator:
         fixed_point=A.fixed_point,
         sparse=lambda _: _Factors.of(A.sparse(), left, right),
     )
-    scaled.weight, scaled.price = A.weight, A.price
+    scaled.weight, scaled.price, scaled.graph, scaled.read = A.weight, A.price, A.graph, A.read
     scaled.known = _Factors.of(A.known, left, right)
     scaled.preconditioner = _Factors.of(A.preconditioner, left, right)
 

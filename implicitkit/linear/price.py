@@ -27,8 +27,9 @@ __all__ = [
     "price_of",
     "price_of_dense",
     "price_of_dense_fit",
+    "price_of_dense_like",
     "price_of_sparse_fit",
-    "width_of",
+    "touched_beside",
 ]
 
 CALL = 6000.0  # numbers whose product takes as long as the call itself
@@ -47,6 +48,7 @@ _SIDE, _SIDE_FIT = (
     0.4,
 )  # for a number of a product beside hundreds of others (of residuals, that of the state), ...
 _SIDE_WEIGHT = 0.001  # ... by which parameters are used again
+_PLAIN = 9.0  # nodes of the graph of a function of a few operations
 _DENSE = 0.014  # for each of ``n^3``, ...
 _BLOCKED = 100.0  # ... half of that for so many unknowns, and in proportion less for more
 _SMALL = 150.0  # for one dense matrix beside these
@@ -80,6 +82,7 @@ def price_of(
     fill: int = 0,
     reach: int = 0,
     alike: float = 1.0,
+    wide: float = 0.0,
 ) -> Price:
     """Of ``batch`` sparse matrices of one pattern.
 
@@ -87,7 +90,7 @@ def price_of(
         products: that show them. entries: of one. band: its width, ``None`` where there is none.
         fill: entries of its factors, if they have been made before; 0: that is not known.
         reach: how far from the diagonal it has entries when it is renumbered for that. alike: samples a matrix: those
-            that have the same are factored once.
+            that have the same are factored once. wide: what a product touches beyond the state (:func:`touched_beside`).
 
     How much factors fill is known afterwards.  Before, they cost what those of a grid in the plane do at least, and by
     nested dissection as much as the cube of a separator (George 1973, SIAM J. Numer. Anal. 10, theorem 4), which ``reach``
@@ -97,7 +100,7 @@ def price_of(
     former.
     """
     numbers, matrices = batch * size, max(1.0, batch / alike)
-    found = CALL + products * numbers
+    found = CALL + products * (numbers + wide)
     if band is not None:
         factored = CALL + _BAND * matrices * size * band
     elif fill:
@@ -110,31 +113,44 @@ def price_of(
         else:
             filled = least * min(math.sqrt(max(1.0, _DENSE_SEPARATOR * reach**3 / max(1.0, least))), _UNSURE)
         factored = matrices * (_EACH + filled)
-    return Price(products, (found + factored) / (CALL + numbers))
+    return Price(products, (found + factored) / (CALL + numbers + wide))
 
 
-def price_of_dense(batch: int, size: int, weight: int = 0, alike: int = 1, wide: float = 0.0) -> Price:
+def touched_beside(batch: int, size: int, graph: tuple[int, int, int] | None) -> float:
+    """What a product touches where its ``graph`` (:func:`~implicitkit.foundation.autodiff.size_of_graph`) goes through more
+    numbers than the state has at each node, as a sum over the edges of a graph does: these, and their share of what is
+    added up at places of an index."""
+    nodes, numbers, placed = graph or (0, 0, 0)
+    wide = max(0, numbers - nodes * batch * size)
+    return (_TOUCHED * numbers + _PLACED * placed) * wide / numbers if wide else 0.0
+
+
+def price_of_dense(
+    batch: int, size: int, weight: int = 0, alike: int = 1, wide: float = 0.0, nodes: float = _PLAIN
+) -> Price:
     """Of ``batch`` dense matrices, in steps of GMRES: to orthogonalise costs these as much as the product, and where
     there are few numbers more.
 
     Args:
         weight: numbers that one product touches beside the state, a sample. alike: samples that have one matrix, each of
             which shows another row of it. wide: numbers that a product of all samples goes through beyond as many as the
-            state has at each node of the graph, side by side no cheaper than one by one.
+            state has at each node of the graph, side by side no cheaper than one by one. nodes: of that graph.
     """
-    numbers, touched = batch * size, batch * weight
-    each = _SIDE * numbers + _SIDE_WEIGHT * touched + _TOUCHED * wide
+    numbers, touched, longer = batch * size, batch * weight, max(1.0, nodes / _PLAIN)
+    each = _SIDE * longer * numbers + _SIDE_WEIGHT * touched + _TOUCHED * wide
     found = 2 * CALL + math.ceil(size / alike) * each
     factored = batch / alike * (_SMALL + _DENSE * size**3 / (1 + size / _BLOCKED))
-    product = CALL + numbers + _WEIGHT * touched + _TOUCHED * wide
+    product = longer * (CALL + numbers) + _WEIGHT * touched + _TOUCHED * wide
     return Price(size, (found + factored) / (product + _KRYLOV + _BASIS * numbers))
 
 
-def width_of(A: Operator) -> float:
-    """Numbers that a product goes through beyond as many as the state has at each node of its graph: a sum over many more
-    rows than unknowns.  They cost as much in each of the products that show a matrix."""
+def price_of_dense_like(A: Operator, alike: int = 1, weight: int = 0) -> Price:
+    """Of the dense matrices of ``A``, of which what its products go through is known; ``weight``: numbers of parameters, a
+    sample."""
     nodes, numbers, _ = A.graph() or (0, 0, 0)
-    return max(0.0, float(numbers - nodes * A.batch * A.size))
+    wide = max(0.0, float(numbers - nodes * A.batch * A.size))
+    weight = max(weight, A.weight, A.read() // max(1, A.batch))
+    return price_of_dense(A.batch, A.size, weight, alike, wide, nodes)
 
 
 def cost_of_product(numbers: int, nodes: int, through: int, parameters: int) -> float:

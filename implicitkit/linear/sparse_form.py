@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import MatVec, Operator
-from implicitkit.linear.price import Price, price_of
+from implicitkit.linear.price import Price, price_of, touched_beside
 from implicitkit.sparsity.known import SMALLEST, Sparsity
 
 __all__ = ["SMALLEST", "sparse_blocks"]
@@ -44,10 +44,12 @@ class _Form:
 
         return low_rank_blocks(*found, A.symmetric)
 
-    def price(self, alike: float | None = None) -> Price | None:
-        """``alike``: samples a matrix, if that is known; else as many as the last time."""
+    def price(self, alike: float | None = None, graph: tuple[int, int, int] | None = None) -> Price | None:
+        """``alike``: samples a matrix, if that is known; else as many as the last time.  ``graph``: what a product goes
+        through, if that is known (``Operator.graph``)."""
         from implicitkit.linear.analysis import analyse
 
+        wide = touched_beside(len(self.z), self.z.shape[1], graph)
         ready = self.sparsity().find(self.function, self.z)
         if ready is None:
             border = self.sparsity().find_bordered(self.function, self.z)
@@ -55,7 +57,7 @@ class _Form:
                 return None
             entries = border.pattern.nnz + 2 * (border.rank + len(border.alone)) * self.z.shape[1]
             reach = border.analysed(analyse).reach
-            return price_of(len(self.z), self.z.shape[1], border.products, entries, None, reach=reach)
+            return price_of(len(self.z), self.z.shape[1], border.products, entries, None, reach=reach, wide=wide)
         known = ready.analysed(analyse)
         parts = 1 if known.parts is None else len(known.parts.bounds) - 1  # as so many matrices
         return price_of(
@@ -67,6 +69,7 @@ class _Form:
             fill=known.ordering.fill // parts,
             reach=known.reach,
             alike=alike or known.ordering.alike,
+            wide=wide,
         )
 
 

@@ -92,20 +92,11 @@ _VALLEY = (
     _stage("lbfgs", scale=None),
     _stage("newton_cg", max_steps=500),
 )
-_MINIMISE = (_stage("lbfgs", max_steps=500), *_VALLEY)
-#: Newton's steps where they pay, and L-BFGS from where they no longer do.
-_MINIMISE_CONVEX = (
-    Stage(ConvexNewton(), max_steps=50, scale=None),
-    _stage("lbfgs", max_steps=500, scale=None),
-    *_VALLEY,
-)
+#: L-BFGS from where Newton's steps (by factors or not) no longer pay.
+_MINIMISE = (_stage("lbfgs", max_steps=500, scale=None), *_VALLEY)
 #: Where the Hessian is sparse, its products do more than gradients, and so does a factorisation a step where these would be
 #: too many.
-_SPARSE_MINIMISE = (
-    _stage("newton_cg", max_steps=100, sparse=True),
-    _stage("lbfgs", max_steps=500, scale=None),
-    *_VALLEY,
-)
+_SPARSE_MINIMISE = _stage("newton_cg", max_steps=100, sparse=True)
 _FIT = (
     Stage(FrugalLevenbergMarquardt(), max_steps=300),
     _stage("newton_cg", max_steps=200, scale=None),
@@ -132,9 +123,9 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     like equations.  Steady states: first along the
     flow, since Newton steps do not care for its direction and often end in a state that the flow leaves.
     Minimisation: of 128 unknowns and more first Newton steps in a trust region, where the Hessian has a sparsity pattern, by
-    its products and, where these would cost more, its factors; up to 1,024 unknowns Newton steps while the Hessian is
-    positive definite and they pay (:class:`~implicitkit.solver.minimise.convex_newton.ConvexNewton`); then L-BFGS, then
-    Newton with conjugate gradients in a trust region.
+    its products and, where these would cost more, its factors; then Newton steps while the Hessian is positive definite and
+    they pay, from 1,024 unknowns on by products alone (:class:`~implicitkit.solver.minimise.convex_newton.ConvexNewton`);
+    then L-BFGS, then Newton with conjugate gradients in a trust region.
     Least squares: Levenberg-Marquardt first, at every size; by conjugate gradients while these cost less than factors
     (:class:`~implicitkit.solver.least_squares.frugal.FrugalLevenbergMarquardt`), and else whether its Jacobian is sparse,
     dense or never formed is for the method to say.
@@ -143,8 +134,9 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     affordable = batch * size * size <= _DENSE_NUMBERS
     if kind.minimisation:
         if not kind.of_residuals:
-            first = _SPARSE_MINIMISE[:1] if size >= SMALLEST else ()
-            return (*first, *(_MINIMISE_CONVEX if size <= _DENSE and affordable else _MINIMISE))
+            first = (_SPARSE_MINIMISE,) if size >= SMALLEST else ()
+            newton = ConvexNewton(formed=size <= _DENSE and affordable)
+            return (*first, Stage(newton, max_steps=50, scale=None), *_MINIMISE)
         return _FIT
     equations: tuple[Stage, ...]
     if size <= _DENSE and affordable:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, graph
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.price import price_of_dense, width_of
+from implicitkit.linear.price import price_of_dense, price_of_dense_like
 from implicitkit.linear.sparse_form import confirmed, confirmed_bordered, sparse_blocks
 from implicitkit.problem.selection import selection
 from implicitkit.solver.outside import Outside
@@ -150,17 +150,18 @@ class Evaluations:
         found = self.system.sparsity("hessian").find_bordered(stationarity, w[:, :n])
         return found is not None and not len(found.alone)
 
-    def price(self, z: Tensor) -> float:
-        """How many products with the Jacobian of the problem's residual factors of it cost
+    def price(self, z: Tensor, A: Operator) -> float:
+        """How many products with the Jacobian ``A`` of the problem's residual factors of it cost
         (:mod:`implicitkit.linear.price`)."""
-        price = self.price_of_sparse(z)
-        return self.price_of_dense(z) if price is None else price
+        price = A.price()
+        return self.price_of_dense(z, A=A) if price is None else float(price.factors)
 
     def price_of_dense(self, z: Tensor, alike: int = 1, A: Operator | None = None) -> float:
         """The same of dense factors, where so many samples have one matrix; ``A``: what is known of its products."""
         weight = sum(t.numel() for t in self.theta) // max(1, self.system.batch)
-        wide = 0.0 if A is None else width_of(A)
-        return price_of_dense(len(z), z.shape[1], weight, alike, wide).factors
+        if A is not None:
+            return price_of_dense_like(A, alike, weight).factors
+        return price_of_dense(len(z), z.shape[1], weight, alike).factors
 
     def price_of_sparse(self, z: Tensor) -> float | None:
         """The same of sparse factors; ``None`` where there is no pattern."""
@@ -274,6 +275,11 @@ class Evaluations:
     def know(self, z: Tensor, residual: Tensor) -> None:
         """Tell the residual at ``z``, which another has evaluated and counted."""
         self._point = {"z": z, "residual": residual}
+
+    def exchange(self, point: dict[str, Any]) -> dict[str, Any]:
+        """What is known at the last point, in the place of which this is remembered (of another point, or nothing)."""
+        last, self._point = self._point, point
+        return last
 
     def selected(self) -> Tensor:
         """The point remembered (after :meth:`select`, its remaining rows)."""

@@ -361,7 +361,7 @@ def test_a_step_takes_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
         return plain(self, *args, **options)
 
     monkeypatch.setattr(Frugal, "solve", solve)
-    monkeypatch.setattr(Evaluations, "price", lambda self, z: 100.0)
+    monkeypatch.setattr(Evaluations, "price", lambda *_: 100.0)
     z0, x = data()
     ik.root(grid, z0, (x, 0.3), solver=FrugalNewton(), rtol=1e-11, atol=0.0)
     assert seen[0] == pytest.approx(100 * math.log2(11) / 11, rel=1e-3)

@@ -457,3 +457,37 @@ def test_parameters_that_need_derivatives_are_constants() -> None:
     assert layer.bias.grad is not None and layer.weight.grad is not None
     torch.testing.assert_close(layer.bias.grad, wanted.sum(0), rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(layer.weight.grad, wanted.T @ z.detach(), rtol=1e-8, atol=1e-9)
+
+
+def test_hessian_of_a_fit_of_each_sample_takes_no_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full cotangents go through parts and sums, too, on to the second product with matrices of each sample: side by side,
+    autograd would copy these for every row."""
+
+    def slope(z: Tensor) -> Tensor:
+        fit = lambda y: torch.cat([(EACH @ y.unsqueeze(2)).squeeze(2) + y**3 - X, 0.1 * y], 1)  # noqa: E731
+        return autodiff.gradient(lambda y: 0.5 * fit(y).square().sum(1), z)[1]
+
+    z, called = point_of(3, D), []
+    with torch.enable_grad():
+        out, point = autodiff.recorded(slope, z)
+    want = autodiff.matrix(lambda w: autodiff.products(out, point)[1](w), N, z)
+    monkeypatch.setattr(structured.graph, "pulled_from", lambda *_: called.append(1))
+    found = rows_by_structure(out, point, MOST)
+    assert found is not None and not called
+    torch.testing.assert_close(found, want, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("n", "each", "asked"), [(30, True, True), (30, False, False), (8, True, False)])
+def test_few_columns_of_matrices_of_each_sample(
+    n: int, each: bool, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 samples: their own matrices are read for every column, one that they share is not."""
+    generator = torch.Generator().manual_seed(2)
+    A = torch.randn(64, n, n, generator=generator, dtype=D)
+    seen: list[int] = []
+    monkeypatch.setattr(autodiff, "rows_by_structure", lambda *_: seen.append(1))
+    z = torch.randn(64, n, generator=generator, dtype=D)
+    function = (lambda y: torch.einsum("bij,bj->bi", A, y.sin())) if each else (lambda y: y.sin() @ A[0])
+    J = autodiff.jacobian(function, z)
+    assert bool(seen) is asked
+    torch.testing.assert_close(J[3], (A[3] if each else A[0].T) * z[3].cos())

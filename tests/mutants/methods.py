@@ -235,7 +235,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/auto.py",
         "tests/linear/test_frugal.py -k many_minima",
-        ("_SPARSE_MINIMISE[:1] if size >= SMALLEST else", "_SPARSE_MINIMISE[:1] if batch == 1 else"),
+        ("(_SPARSE_MINIMISE,) if size >= SMALLEST else", "(_SPARSE_MINIMISE,) if batch == 1 else"),
     ),
     *mutants(
         "implicitkit/solver/root/frugal.py",
@@ -649,6 +649,16 @@ MUTANTS = [
         "implicitkit/solver/steps/factored.py",
         "tests/solver/test_large_least_squares.py -k bounded_before",
         ("not bool((norm <= _ROUNDING * eps * most(z)).any())", "False"),
+    ),
+    *mutants(
+        "implicitkit/solver/steps/factored.py",
+        "tests/solver/test_points_once.py",
+        ("            f.exchange(here)\n", ""),
+    ),
+    *mutants(
+        "implicitkit/solver/steps/trials.py",
+        "tests/solver/test_points_once.py",
+        ("trial if bool(accept.all()) else torch", "torch"),
     ),
     *mutants(
         "implicitkit/sparsity/compression.py",

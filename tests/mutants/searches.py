@@ -111,6 +111,11 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/fixed_point/repelling.py",
         "tests/solver/test_slow_repellers.py",
+        (
+            "alike(there, far * said)",
+            "alike(moved(far * way), far * said)",
+            "tests/solver/test_slow_repellers.py -k away",
+        ),
         ("far = sign * length * 8.0**j", "far = sign * length"),
         ("_MOST = 64  #", "_MOST = 10  #"),
         ("for sign in (1, -1):", "for sign in ():"),

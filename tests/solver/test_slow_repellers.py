@@ -17,12 +17,12 @@ _TURN = torch.tensor([[0.78, -0.657], [0.657, 0.78]], dtype=F64)  # by 0.7, time
 
 #: map, unknowns, and how many evaluations it may take
 _AWAY: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
-    "-1.02 z + 1": (lambda z: -1.02 * z + 1, 1, 60),
-    "-1.02 z + 1, three": (lambda z: -1.02 * z + 1, 3, 60),
-    "1.02 z + 1": (lambda z: 1.02 * z + 1, 1, 70),
-    "-1.02 z + 1 and a little of a sine": (lambda z: -1.02 * z + 1 + 0.01 * torch.sin(z), 2, 70),
-    "one of three": (lambda z: torch.tensor([1.02, 0.5, -0.3], dtype=z.dtype) * z + 1, 3, 90),
-    "a rotation": (lambda z: _TURN.to(z) @ z + 1, 2, 180),
+    "-1.02 z + 1": (lambda z: -1.02 * z + 1, 1, 36),
+    "-1.02 z + 1, three": (lambda z: -1.02 * z + 1, 3, 36),
+    "1.02 z + 1": (lambda z: 1.02 * z + 1, 1, 50),
+    "-1.02 z + 1 and a little of a sine": (lambda z: -1.02 * z + 1 + 0.01 * torch.sin(z), 2, 50),
+    "one of three": (lambda z: torch.tensor([1.02, 0.5, -0.3], dtype=z.dtype) * z + 1, 3, 54),
+    "a rotation": (lambda z: _TURN.to(z) @ z + 1, 2, 125),
 }
 
 

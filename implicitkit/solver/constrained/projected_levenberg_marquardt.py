@@ -16,6 +16,7 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.normal_equations import column_scales, normal_equations
 from implicitkit.solver.steps.robust_model import next_share, weights
+from implicitkit.solver.steps.trials import taken_where
 
 __all__ = ["ProjectedLevenbergMarquardt"]
 
@@ -85,7 +86,7 @@ class ProjectedLevenbergMarquardt(Method):
             rho = torch.where(promised > 0, rho, -1).nan_to_num(-1, -1, -1)
             accept = ~found & (rho > 0)
             at_once, kept = accept if at_once is None else at_once, torch.where(accept, rho, kept)
-            z_next = torch.where(accept.unsqueeze(1), trial, z_next)
+            z_next = taken_where(accept, trial, z_next)
             easier = mu * (1 - (2 * rho - 1) ** 3).clamp(1 / 3, 2)
             mu = torch.where(found, mu, torch.where(accept, easier, mu * nu))
             nu = torch.where(accept, 2, 2 * nu)

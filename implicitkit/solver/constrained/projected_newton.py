@@ -14,6 +14,7 @@ from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.minimise.convex_newton import by_factors
+from implicitkit.solver.steps.trials import taken_where
 
 __all__ = ["ProjectedNewton"]
 
@@ -73,7 +74,7 @@ class ProjectedNewton(Method):
             trial = torch.addcmul(z, t.unsqueeze(1), p).maximum(lower).minimum(upper)
             promised = -(g * (trial - z)).sum(1)
             fallen = convex & (promised > 0) & (model.decrease(z, value, g, trial) >= _ARMIJO * promised)
-            z_next = torch.where((fallen & ~found).unsqueeze(1), trial, z_next)
+            z_next = taken_where(fallen & ~found, trial, z_next)
             found = found | fallen
             if bool((found | ~f.active | ~convex).all()):
                 break

@@ -98,9 +98,10 @@ def leads_away(f: Evaluations, z0: Tensor, z: Tensor, which: Tensor, v: Tensor) 
                 if not bool(found.any()):
                     break
                 far = sign * length * 8.0**j
-                leaves = torch.linalg.vector_norm(moved(far * way) - far * way, dim=1)
+                there = moved(far * way)
+                leaves = torch.linalg.vector_norm(there - far * way, dim=1)
                 least = (1 - _AFFINE) * torch.linalg.vector_norm(far * (said - way), dim=1)
-                found = found & alike(moved(far * way), far * said) & (leaves >= least)
+                found = found & alike(there, far * said) & (leaves >= least)
     _account(f, probe)
     return which & torch.zeros_like(which).index_copy(0, samples, found)
 

@@ -16,6 +16,7 @@ from implicitkit.solver.least_squares.gauss_newton import gauss_newton_step
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.normal_equations import NormalEquations, column_scales, normal_equations
+from implicitkit.solver.steps.trials import taken_where
 from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["Dogleg"]
@@ -79,7 +80,7 @@ class Dogleg(Method):
             rho = torch.where(promised > 0, rho, -1)
             taken = _length(p)
             accept = ~found & (rho > 1e-4)
-            z_next = trial if bool(accept.all()) else torch.where(accept.unsqueeze(1), trial, z_next)
+            z_next = taken_where(accept, trial, z_next)
             smaller = 0.25 * torch.where(taken > 0, taken, radius)
             larger = torch.where((rho > 0.75) & (taken >= 0.99 * radius), 2 * radius, radius)
             radius = torch.where(found, radius, torch.where(rho < 0.25, smaller, larger))

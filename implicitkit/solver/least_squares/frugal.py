@@ -17,6 +17,7 @@ from implicitkit.solver.minimise.newton_cg import steihaug
 from implicitkit.solver.steps.forcing import after_step, forcing_term
 from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.robust_model import next_share, weights
+from implicitkit.solver.steps.trials import taken_where
 
 __all__ = ["FrugalLevenbergMarquardt"]
 
@@ -104,7 +105,7 @@ def _by_products(f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any] | 
         taken = torch.linalg.vector_norm(p, dim=1)
         accept, at_boundary = ~found & (rho > 1e-4), taken >= 0.99 * radius
         at_once, kept = accept if at_once is None else at_once, torch.where(accept, rho, kept)
-        z_next = trial if bool(accept.all()) else torch.where(accept.unsqueeze(1), trial, z_next)
+        z_next = taken_where(accept, trial, z_next)
         bounded = bounded | (accept & at_boundary)
         smaller = 0.25 * torch.where(taken > 0, taken, radius)
         larger = torch.where((rho > 0.75) & at_boundary, 2 * radius, radius)

@@ -17,6 +17,7 @@ from implicitkit.solver.steps.factored import at_rounding, leave
 from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.normal_equations import column_scales, normal_equations, weighted, with_old_factors
 from implicitkit.solver.steps.robust_model import next_share, weights
+from implicitkit.solver.steps.trials import taken_where
 from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["LevenbergMarquardt", "is_dear"]
@@ -107,7 +108,7 @@ class LevenbergMarquardt(Method):
             rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
             accept = ~found & (rho > torch.where(bold, _FAITHFUL, 0.0)) & (promised > 0)
             at_once, kept = accept if at_once is None else at_once, torch.where(accept, rho, kept)
-            z_next = trial if bool(accept.all()) else torch.where(accept.unsqueeze(1), trial, z_next)
+            z_next = taken_where(accept, trial, z_next)
             if direct and bool((~found & ~accept).any()):
                 z_next, shorter = _shorter(f, z, value, g, p, promised, ~found & ~accept, z_next)
                 found = found | shorter
@@ -161,7 +162,7 @@ def _shorter(
         trial = z + part * p
         fallen = decrease(f, z, value, g, trial)
         good = open_ & (fallen > _KEPT * (part * slope - part**2 * bent))
-        z_next = torch.where(good.unsqueeze(1), trial, z_next)
+        z_next = taken_where(good, trial, z_next)
         taken, open_ = taken | good, open_ & ~good
     return z_next, taken
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator
+from implicitkit.foundation.options import check_options, flag
 from implicitkit.linear.dense import cholesky_batched
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -22,6 +23,7 @@ _PAYS = 0.5  # of |g| that a step may leave, if it is not to be forgiven
 _FORGIVEN = 40.0  # products that such steps in a row may cost
 _WORTH = 7.0  # products that factors must cost for conjugate gradients to be tried
 _TARGET = 0.1  # of |g| that these may leave of the model's
+_TRIED = 50.0  # products of a step, at most, where there are no factors to turn to
 _FAR = 1e6  # steps as long as that, by max(|z|, 1), are none of a convex model
 _HALVINGS = 10  # of a step
 _SINGULAR = 1e3  # units of rounding: a pivot of that size beside the largest is none
@@ -33,7 +35,8 @@ class ConvexNewton(Method):
 
     Where factors cost more than seven products (:mod:`implicitkit.linear.price`) by conjugate gradients, to ``|H d + g| <=
     min(0.1, sqrt(|g| / |g_0|)) |g|``, until a step has taken as many products as factors cost, or would at the rate of its
-    first few; then by factors.
+    first few; then by factors.  Matrices that are not to be ``formed`` are never factored: a sample is given up once a step
+    takes fifty products, or would.
 
     A step is halved until it lowers the objective as the slope promises (Armijo 1966).  A sample is given up (status
     ``STALLED``) as soon as its Hessian is not positive definite beyond rounding, ten halvings are not enough, or steps that
@@ -43,12 +46,20 @@ class ConvexNewton(Method):
 
     An evaluation or a few and at most ``n`` Hessian products (in one batched call) a step, ``O(batch n^3)`` work.  Source:
     Boyd & Vandenberghe (2004), *Convex Optimization*, section 9.5; Nocedal & Wright (2006), algorithm 7.1, for the products.
+
+    Args:
+        formed: may dense Hessians be?
     """
+
+    formed: bool = True
 
     name: ClassVar[str] = "newton"
     solves: ClassVar[str] = "minimise"
     default_max_steps: ClassVar[int] = 50
     hands_over: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_options(self, formed=flag())
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         idle = torch.zeros_like(f.active, dtype=torch.int64)
@@ -58,9 +69,12 @@ class ConvexNewton(Method):
         g, norm = f(z), f.norm
         try:
             A = f.linearize(z)
-            price = state["price"] or f.price_of_dense(z, A=A)
+            price = state["price"] or (f.price_of_dense(z, A=A) if self.formed else _TRIED)
             frugal = state["frugal"] and price >= _WORTH
             found = _by_products(f, A, z, g, state["first"], price) if frugal else None
+            if found is None and not self.formed:
+                f.stuck = f.active
+                return z, state
             d, convex = by_factors(A.dense(), g) if found is None else found
         except RuntimeError as error:
             if not autodiff.lacks_second_derivative(error):

@@ -18,6 +18,7 @@ from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import decrease
+from implicitkit.solver.steps.trials import taken_where
 from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["NewtonCG"]
@@ -93,7 +94,7 @@ class NewtonCG(Method):
             rho = torch.where(promised > 0, rho, -1)
             taken = torch.linalg.vector_norm(p, dim=1)
             accept = ~found & (rho > 1e-4)
-            z_next = trial if bool(accept.all()) else torch.where(accept.unsqueeze(1), trial, z_next)
+            z_next = taken_where(accept, trial, z_next)
             smaller = 0.25 * torch.where(taken > 0, taken, radius)
             larger = torch.where((rho > 0.75) & (taken >= 0.99 * radius), 2 * radius, radius)
             radius = torch.where(found, radius, torch.where(rho < 0.25, smaller, larger))

@@ -13,6 +13,7 @@ from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.restarts import in_vain
+from implicitkit.solver.steps.trials import taken_where
 
 __all__ = ["DFSANE"]
 
@@ -74,7 +75,7 @@ class DFSANE(Method):
                 trial = torch.addcmul(z, sign * alpha.unsqueeze(1), d)
                 trial_phi = f(trial).square().sum(1)
                 accept = f.active & ~found & (trial_phi <= bound - _GAMMA * alpha**2 * phi)
-                z_next = torch.where(accept.unsqueeze(1), trial, z_next)
+                z_next = taken_where(accept, trial, z_next)
                 found = found | accept
                 cut = (alpha * phi / (trial_phi / alpha + (2 - 1 / alpha) * phi)).nan_to_num(nan=0.0, posinf=0.0)
                 lengths[i] = torch.clamp(cut, min=_SHORTEST * alpha, max=_LONGEST * alpha)

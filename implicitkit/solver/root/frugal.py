@@ -55,10 +55,11 @@ class FrugalNewton(Newton):
         return {"krylov": True, "alike": True, "eta": None, "norm": None, "newton": super().init(f, z)}
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
-        A, price = f.linearize(z), f.price(z) if state["krylov"] else 0.0
+        A = f.linearize(z)
+        price = f.price(z, A) if state["krylov"] else 0.0
         alike = state["alike"] and price >= _WORTH and f.price_of_sparse(z) is None and A.alike()
         if alike:
-            price = f.price_of_dense(z, len(z))
+            price = f.price_of_dense(z, len(z), A)
         if price >= _WORTH:
             eta = forcing_term(f, state, _FORCING).nan_to_num(nan=_FORCING).clamp(torch.finfo(z.dtype).eps, _FORCING)
             d = _direction(f, A, -f(z), eta, price, None if is_large(f, z) else _FRESH)

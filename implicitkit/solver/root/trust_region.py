@@ -15,6 +15,7 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.factored import Jacobian, at_rounding, jacobian_at, leave
 from implicitkit.solver.steps.normal_equations import NormalEquations, normal_equations_of
+from implicitkit.solver.steps.trials import taken_where
 from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["TrustRegion"]
@@ -88,7 +89,7 @@ class TrustRegion(Method):
             rho = torch.where(predicted > 0, actual / predicted, -1).nan_to_num(-1, -1, -1)
             taken = torch.linalg.vector_norm(p, dim=1)
             accept = ~found & (rho > 1e-4)
-            z_next = torch.where(accept.unsqueeze(1), trial, z_next)
+            z_next = taken_where(accept, trial, z_next)
             smaller = 0.5 * torch.minimum(radius, taken)
             larger = torch.where(rho > 0.75, torch.maximum(radius, 2 * taken), radius)
             radius = torch.where(found, radius, torch.where(rho < 0.25, smaller, larger))

@@ -174,7 +174,8 @@ def chord_steps(f: Evaluations, blocks: Any, z: Tensor, before: Tensor) -> Tenso
     """Go on from ``z``, where a Newton step has led, with the same factors, sample by sample.
 
     Only samples whose Newton step has brought ``|F|`` (``before``) down to a fifth go on.  Those that end with nothing but
-    rounding errors are marked in ``f.at_rounding``.
+    rounding errors are marked in ``f.at_rounding``.  What is known at a point from which no sample goes on is not forgotten:
+    the next step begins there.
     """
     residual = f(z)
     norm, goal = torch.linalg.vector_norm(residual, dim=1), _BEYOND * f.tolerance
@@ -184,9 +185,13 @@ def chord_steps(f: Evaluations, blocks: Any, z: Tensor, before: Tensor) -> Tenso
             break
         at_work = going.unsqueeze(1)
         trial = z - torch.where(at_work, blocks.solve(torch.where(at_work, residual, 0)), 0)
+        here = f.exchange({})
         trial_norm = torch.linalg.vector_norm(f(trial), dim=1)
         better = going & (trial_norm <= _CONTRACTION * norm)
         taken = better | (going & (trial_norm < norm))
+        if not bool(taken.any()):
+            f.exchange(here)
+            break
         z = trial if bool((taken | ~going).all()) else torch.where(taken.unsqueeze(1), trial, z)
         norm = torch.where(taken, trial_norm, norm)
         going = better & (norm > goal)

@@ -1,0 +1,145 @@
+"""What a product costs beside factors is told by its graph: sums over edges, matrices of each sample, many nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.foundation import autodiff
+from implicitkit.foundation.operators import Operator, repeated
+from implicitkit.linear.equilibrated import equilibrated
+from implicitkit.linear.price import price_of, price_of_dense, price_of_dense_like, touched_beside
+from implicitkit.solver.auto import stages
+from implicitkit.solver.minimise.convex_newton import ConvexNewton
+
+D = torch.float64
+BATCH, N = 6, 20
+_random = torch.Generator().manual_seed(0)
+W, X = (torch.randn(*shape, generator=_random, dtype=D) for shape in ((N, N), (BATCH, N)))
+EACH = torch.randn(BATCH, N, N, generator=_random, dtype=D)
+
+#: maps, and how many numbers of matrices one product with their Jacobian reads: once, and again for every three rows
+_READ: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "nothing": (lambda z: z.sin() - z.roll(1, 1), 0),
+    "from the right": (lambda z: z @ W - z, N * N * (1 + BATCH // 3)),
+    "from the left": (lambda z: (W @ z.T).T, N * N * (1 + BATCH // 3)),
+    "with a shift": (lambda z: torch.nn.functional.linear(z, W, X[0]), N * N * (1 + BATCH // 3)),
+    "one sample": (lambda z: (W @ z[0]).expand(BATCH, N) + z, N * N * (1 + 1 / 3)),
+    "of each sample": (lambda z: torch.einsum("bij,bj->bi", EACH, z), 7 * BATCH * N * N),
+    "of each sample, in a sum": (
+        lambda z: torch.baddbmm(z.unsqueeze(2), EACH, z.unsqueeze(2)).squeeze(2),
+        7 * BATCH * N * N,
+    ),
+    "two": (lambda z: (z @ W).tanh() @ W, 2 * N * N * (1 + BATCH // 3)),
+}
+
+
+@pytest.mark.parametrize("name", list(_READ))
+def test_matrices_that_a_product_reads(name: str) -> None:
+    function, read = _READ[name]
+    A = autodiff.linearise(function, X)[1]
+    assert A.read() == pytest.approx(read, rel=0.01)
+
+
+def test_what_is_made_of_an_operator_reads_as_much() -> None:
+    A = autodiff.linearise(_READ["of each sample"][0], X)[1]
+    uneven = torch.logspace(0, 9, N, dtype=D).expand(BATCH, N)
+    B = autodiff.linearise(lambda z: _READ["of each sample"][0](z * uneven) + z, X / uneven)[1]
+    scaled = equilibrated(B, X, X / uneven, False)
+    assert scaled is not None and scaled.A.read() == B.read() and scaled.A.graph() == B.graph()
+    found = [A.T, repeated(A, 3)]
+    assert A.read() > 0 and [other.read() for other in found] == [A.read()] * 2
+    assert [other.graph() for other in found] == [A.graph()] * 2
+
+
+def test_factors_beside_products_that_read_matrices_of_each_sample() -> None:
+    """They cost fewer products the more a product reads, down to what two cost that read nothing else."""
+    n, batch = 130, 64
+    plain, own = price_of_dense(batch, n), price_of_dense(batch, n, weight=7 * n * n)
+    assert plain.factors > 50 > 25 > own.factors > 15
+    A = _operator(batch, n, read=7 * batch * n * n)
+    assert price_of_dense_like(A).factors == own.factors
+    A.weight = 70 * n * n
+    assert price_of_dense_like(A).factors < own.factors
+
+
+def test_factors_beside_products_of_many_nodes() -> None:
+    """The columns of a Hessian take as many nodes each as its products: these cost more beside the steps of GMRES."""
+    few, many = (_operator(64, 65, graph=(nodes, nodes * 64 * 65, 0)) for nodes in (4, 36))
+    assert price_of_dense_like(few).factors == price_of_dense(64, 65).factors < 20
+    assert 22 < price_of_dense_like(many).factors < 35
+
+
+def _operator(batch: int, n: int, read: int = 0, graph: tuple[int, int, int] = (0, 0, 0)) -> Operator:
+    like = torch.zeros(batch, n, dtype=D)
+    A = Operator(lambda v: v, lambda w: w, lambda: like, batch=batch, size=n, like=like)
+    A.read, A.graph = lambda: read, lambda: graph
+    return A
+
+
+def test_sums_over_edges_make_products_dear() -> None:
+    """A sum over five edges for each unknown: 23 numbers a node, and a quarter of them put at their places."""
+    graph = (19, 4_700_000, 1_200_000)
+    wide = touched_beside(1, 100_000, graph)
+    assert touched_beside(1, 100_000, (19, 1_900_000, 1_200_000)) == 0 == touched_beside(1, 100_000, None)
+    assert 250_000 < wide < 450_000
+    dear, plain = (price_of(1, 100_000, 12, 1_100_000, None, wide=w).factors for w in (wide, 0.0))
+    assert 0.2 * plain < dear < 0.4 * plain
+
+
+def test_a_graph_with_many_edges_has_factors_soon() -> None:
+    """Labels spread over a graph, a quadratic objective: the price that its Hessian tells has the graph in it."""
+    n = 1500
+    a = torch.arange(n).repeat_interleave(8)
+    b = torch.randint(0, n, (8 * n,), generator=torch.Generator().manual_seed(1))
+    prices: list[tuple[float, float]] = []
+
+    def energy(f: Tensor) -> Tensor:
+        return 0.5 * (f[a] - f[b]).square().sum() + 0.5 * (f - 1).square().sum()
+
+    class Spy(ik.Method):
+        solves = "minimise"
+
+        def init(self, f: object, z: Tensor) -> None:
+            return None
+
+        def step(self, f: ik.extend.Evaluations, z: Tensor, state: None) -> tuple[Tensor, None]:
+            H = f.linearize(z)
+            price, alone = H.price(), f.price_of_sparse(z)
+            assert price is not None and alone is not None
+            prices.append((price.factors, alone))
+            return z - 1e-3 * f(z), None
+
+    ik.argmin(energy, torch.zeros(n, dtype=D), solver=Spy(), max_steps=1, on_failure="ignore")
+    assert prices and all(told < 0.7 * alone for told, alone in prices), prices
+
+
+# ---------------------------------------------------------------------------------------------------------- minima
+def test_where_minima_begin() -> None:
+    """With Newton's steps at every size; dense Hessians are formed while they fit."""
+    for batch, size, formed in ((1, 10, True), (1, 1024, True), (1, 4000, False), (64, 1000, False), (8, 200, True)):
+        newton = next(s.solver for s in stages("argmin", batch, size) if isinstance(s.solver, ConvexNewton))
+        assert newton.formed is formed, (batch, size)
+
+
+@pytest.mark.parametrize(("spread", "by"), [(1.0, "newton"), (1e7, "lbfgs")])
+def test_large_minima_by_products_as_long_as_these_are_few(spread: float, by: str) -> None:
+    """No pattern is seen in a Fourier transform; a condition of 1e7 takes more than fifty products."""
+    n = 1500
+    weights = torch.logspace(0, float(torch.tensor(spread).log10()), n // 2 + 1, dtype=D)
+
+    def objective(z: Tensor) -> Tensor:
+        seen = torch.fft.rfft(z)
+        return (0.5 * weights * (seen.real**2 + seen.imag**2)).sum() / n + 0.25 * (z**4).sum() - z.sum()
+
+    found = ik.argmin(objective, torch.zeros(n, dtype=D), max_steps=30, on_failure="ignore")
+    newton = [s for s in stages("argmin", 1, n) if isinstance(s.solver, ConvexNewton)]
+    assert len(newton) == 1
+    if by == "newton":
+        assert bool(found.converged) and found.solver == "auto (newton)" and found.evaluations < 60, found
+    else:
+        assert found.solver != "auto (newton)", found
