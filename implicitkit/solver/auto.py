@@ -103,6 +103,8 @@ _FIT = (
     _stage("newton_cg", max_steps=500),
     _stage("lbfgs"),
 )
+#: A fit of few unknowns again from its start, Gauss-Newton's steps first: a valley that short ones lead to may have no end.
+_FIT_FEW = (_FIT[0], _stage("levenberg_marquardt", damping=1e-10, max_steps=200), *_FIT[1:])
 #: Few unknowns under a robust loss whose curvature Levenberg-Marquardt does not see: it is left where it is slow.
 _ROBUST_FEW = (
     Stage(Impatient(LevenbergMarquardt(), window=4, horizon=8)),
@@ -137,7 +139,7 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
             first = (_SPARSE_MINIMISE,) if size >= SMALLEST else ()
             newton = ConvexNewton(formed=size <= _DENSE and affordable)
             return (*first, Stage(newton, max_steps=50, scale=None), *_MINIMISE)
-        return _FIT
+        return _FIT_FEW if size < SMALLEST else _FIT
     equations: tuple[Stage, ...]
     if size <= _DENSE and affordable:
         equations = _DENSE_NEWTON

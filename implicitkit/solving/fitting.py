@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import autodiff, compat
 from implicitkit.foundation.errors import ConvergenceWarning, warn
 from implicitkit.foundation.options import at_least, check_arguments, check_call, flag
 from implicitkit.foundation.tracers import opaque_to_compile
@@ -148,8 +148,11 @@ def curve_fit(
 
 def _linearised(residuals: Callable[..., Tensor], p: Tensor, args: Any, batch_dims: int) -> tuple[Tensor, Tensor]:
     """The residuals and ``J`` ``(*batch, m, n)`` at ``p``: samples are independent, so that one pass a parameter does."""
-    r, pullback = torch.func.vjp(lambda q: residuals(q, *args), p)[:2]
-    products = torch.func.vjp(lambda w: pullback(w)[0], torch.zeros_like(r))[1]  # v -> J v: the transpose of w -> J' w
+    r = residuals(p, *args)
+    again, pullback = autodiff.vjp(lambda q: residuals(q, *args), p)
+    products = autodiff.vjp(lambda w: pullback(w)[0], torch.zeros_like(again))[
+        1
+    ]  # v -> J v: the transpose of w -> J' w
 
     def column(i: int) -> Tensor:
         unit = torch.zeros_like(p)
@@ -157,7 +160,8 @@ def _linearised(residuals: Callable[..., Tensor], p: Tensor, args: Any, batch_di
         product: Tensor = products(unit)[0]
         return product
 
-    return r, torch.stack([column(i) for i in range(p.shape[-1])], -1)
+    J = torch.stack([column(i) for i in range(p.shape[-1])], -1)
+    return r, J if r.requires_grad or compat.transforms_active() else J.detach()
 
 
 def _tensor(given: Any, like: Tensor | None = None) -> Any:

@@ -418,6 +418,30 @@ MUTANTS = [
         ("        if not bool(good.all()):\n", "        if False:\n", MODELS + " -k lbfgs"),
     ),
     *mutants(
+        "implicitkit/solver/least_squares/levenberg_marquardt.py",
+        "tests/solver/test_certified_fits.py",
+        ("z, away = _by_old_values(f, model, z, which)", "away = torch.zeros_like(which)"),
+        ("going = going & (norm_trial < norm)", "going = torch.zeros_like(going)"),
+        ('if not bool(away.any()) or state["last"] >= _LAST or f.taken >= f.ahead:', "if True:"),
+        ("self.s.square()) / self.D", "self.s) / self.D"),
+    ),
+    *mutants(
+        "implicitkit/solver/steps/geodesic.py",
+        "tests/solver/test_certified_fits.py",
+        ("(2 / h) * ((ahead", "(1 / h) * ((ahead"),
+        ("p + 0.5 * a, p)", "p - 0.5 * a, p)"),
+        ("_AHEAD, _FURTHER = 0.1, 0.5", "_AHEAD, _FURTHER = 0.1, 0.01"),
+        ("_MOST = 0.75", "_MOST = 0.02"),
+        ("_SLIGHT = 0.01", "_SLIGHT = 1e30"),
+        ("self.bends.rest - 1)", "self.bends.rest)"),
+        ("f.active & (bends.rest <= 0)", "f.active & (bends.rest <= 99)"),
+    ),
+    *mutants(
+        "implicitkit/solver/auto.py",
+        "tests/solver/test_certified_fits.py -k 'MGH10-1 or MGH17-1'",
+        ("return _FIT_FEW if size < SMALLEST else _FIT", "return _FIT"),
+    ),
+    *mutants(
         "implicitkit/solver/minimise/newton_cg.py",
         MINIMA + " -k 'newton_cg'",
         (
@@ -464,14 +488,11 @@ MUTANTS = [
         "implicitkit/solver/least_squares/levenberg_marquardt.py",
         MINIMA + " -k 'levenberg'",
         (
-            "return p, 0.5 * (q * (s * b + mu.unsqueeze(1) * q)).sum(1)",
-            "return p, 0.5 * (q * (s * b - mu.unsqueeze(1) * q)).sum(1)",
+            "0.5 * (q * (self.s * b + mu.unsqueeze(1) * q)).sum(1)",
+            "0.5 * (q * (self.s * b - mu.unsqueeze(1) * q)).sum(1)",
             "tests/mutants/test_survivors_models.py -k levenberg",
         ),
-        (
-            "p = -torch.bmm(self.Vh.mT, q.unsqueeze(2)).squeeze(2) / self.D",
-            "p = -torch.bmm(self.Vh.mT, q.unsqueeze(2)).squeeze(2)",
-        ),
+        ("return -_times(self.Vh.mT, q) / self.D", "return -_times(self.Vh.mT, q)"),
         (
             "mu = torch.where(found, mu, torch.where(accept, easier, harder))",
             "mu = torch.where(found, mu, torch.where(accept, harder, easier))",

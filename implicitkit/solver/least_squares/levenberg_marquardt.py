@@ -13,7 +13,9 @@ from implicitkit.linear.dense import svd_batched
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
+from implicitkit.solver.scales import FLOOR
 from implicitkit.solver.steps.factored import at_rounding, leave
+from implicitkit.solver.steps.geodesic import Bend, Bends
 from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.normal_equations import column_scales, normal_equations, weighted, with_old_factors
 from implicitkit.solver.steps.robust_model import next_share, weights
@@ -28,6 +30,11 @@ _FAITHFUL = 0.9  # of the decrease that was promised
 _PARTS = (0.5, 0.25, 0.125)  # of a step by factors that are tried before others are made
 _KEPT = 0.25  # of the decrease that the part of a step promises, at least
 _FEW, _WORK = 32, 5e6  # unknowns and batch * m * n^2 from which a step is dear, below the size that always is
+_LAST = 3  # steps with old singular values at the end
+_AT_HAND, _NEARBY = (
+    0.1,
+    1e-2,
+)  # of z_j: a correction that changes nothing (in roots of eps), and one that may be trusted
 _LEAST = 1e-3  # units of rounding of the largest eigenvalue below which mu is nothing
 
 
@@ -45,6 +52,11 @@ class LevenbergMarquardt(Method):
     before ``\mu`` grows; it falls by 1/10, 1/100, 1/10000, ... after steps in a row that keep it: so the last steps are
     Gauss-Newton's, too.  A step is followed by others
     with the same factors, ``z <- z - (R'R + \mu D^2)^{-1} g(z)``, while the gradient ``g`` falls to a fifth.
+
+    From the ninth step on steps follow the bend of their valley (:mod:`implicitkit.solver.steps.geodesic`), where they are
+    not dear and the loss is that of least squares.  Where the gradient meets the tolerance though Gauss and Newton's
+    correction ``(R'R)^{-1} g`` is more than rounding beside ``z``, as where columns of ``R`` nearly depend on each other, up
+    to three more steps go there.
 
     Under a robust loss ``R'R`` has weights that know its curvature (:mod:`implicitkit.solver.steps.robust_model`).
 
@@ -79,6 +91,8 @@ class LevenbergMarquardt(Method):
             "ease": ease,
             "dear": is_dear(f, z),
             "share": share,
+            "bends": Bends.ahead(z),
+            "last": 0,
         }
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -97,6 +111,7 @@ class LevenbergMarquardt(Method):
         bold = torch.isnan(state["mu"])  # nothing is known yet
         mu = torch.where(bold, torch.minimum(first, little) if direct else first, state["mu"])
         bold = bold & direct
+        bend = Bend(f, z, scale, None if dear or model.weights is not None else model, state["bends"])
         nu, ease = torch.full_like(mu, 2), state["ease"]
         smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
         z_next, found = z, ~f.active
@@ -104,7 +119,7 @@ class LevenbergMarquardt(Method):
         while True:
             p, promised = model.step(mu, g, ~found)
             p = torch.where(torch.isfinite(p), p, 0).to(z.dtype)
-            trial = z + p
+            trial = z + bend.of(p, mu, promised, ~found)
             rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
             accept = ~found & (rho > torch.where(bold, _FAITHFUL, 0.0)) & (promised > 0)
             at_once, kept = accept if at_once is None else at_once, torch.where(accept, rho, kept)
@@ -126,18 +141,32 @@ class LevenbergMarquardt(Method):
             if bool((found | hopeless).all()):
                 break
         f.stuck = hopeless
-        if dear:
-            z_next = with_old_factors(f, model.equations, z_next)
-            if bool(hopeless.any()) and model.equations.factors is not None:  # no step serves where all is rounding
-                leave(f, hopeless & at_rounding(f, model.equations.factors, z))
-        return z_next, {
+        after = state | {
             "D": D,
-            "dear": dear,
             "largest": largest,
             "mu": torch.maximum(mu, _LEAST * torch.finfo(mu.dtype).eps * largest),
             "ease": ease.clamp_min(1e-8),
             "share": next_share(state["share"], kept, at_once),
+            "bends": bend.after(),
         }
+        if not dear:
+            return self._to_the_end(f, model, z_next, found, after)
+        z_next = with_old_factors(f, model.equations, z_next)
+        if bool(hopeless.any()) and model.equations.factors is not None:  # no step serves where all is rounding
+            leave(f, hopeless & at_rounding(f, model.equations.factors, z))
+        return z_next, after
+
+    def _to_the_end(self, f: Evaluations, model: _Singular, z: Tensor, which: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Where a step has led, ``z``, and the state; of samples ``which`` that would end at a distance from the minimum
+        what a few more steps lead to."""
+        z, away = _by_old_values(f, model, z, which)
+        if not bool(away.any()) or state["last"] >= _LAST or f.taken >= f.ahead:
+            return z, state
+        active, stuck = f.active, f.stuck
+        f.active, f.taken = active & away, f.taken + 1
+        z, state = LevenbergMarquardt.step(self, f, z, state | {"last": state["last"] + 1})
+        f.active, f.stuck = active, stuck
+        return z, state
 
 
 def is_dear(f: Evaluations, z: Tensor) -> bool:
@@ -167,6 +196,34 @@ def _shorter(
     return z_next, taken
 
 
+def _by_old_values(f: Evaluations, model: _Singular, z: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+    """Of samples ``which``, where the gradient meets the tolerance, and the minimum is not at hand: what Gauss-Newton steps
+    with old singular values lead to, as long as the gradient falls; and who is not there yet, ``(batch,)``.
+
+    Where columns of ``R`` nearly depend on each other a gradient is next to nothing at a distance from the minimum.
+    """
+    g = f(z)
+    norm = torch.linalg.vector_norm(g, dim=1)
+    near = going = f.active & which & (norm <= f.tolerance)
+    away = torch.zeros_like(near)
+    for _ in range(_LAST):
+        if not bool(going.any()):
+            break
+        c = model.correction(g)
+        size = (c.abs() / (z.abs() + FLOOR * z.abs().amax(1, keepdim=True))).amax(1)
+        away = near & (size > _AT_HAND * torch.finfo(z.dtype).eps ** 0.5) & (size <= _NEARBY)
+        going = going & away
+        if not bool(going.any()):
+            break
+        trial = torch.where(going.unsqueeze(1), z - c.to(z), z)
+        g_trial = f(trial)
+        norm_trial = torch.linalg.vector_norm(g_trial, dim=1)
+        going = going & (norm_trial < norm)
+        z = trial if bool(going.all()) else torch.where(going.unsqueeze(1), trial, z)
+        g, norm = torch.where(going.unsqueeze(1), g_trial, g), torch.where(going, norm_trial, norm)
+    return z, away
+
+
 class _Singular:
     """The model ``|R p + r|`` in a ball, by the singular values of ``R D^-1``."""
 
@@ -174,20 +231,41 @@ class _Singular:
         self.R = weighted(f.residuals_jacobian(z), weights)
         self.r = f.residuals(z) if weights is None else f.residuals(z) / weights
         self.columns = torch.linalg.vector_norm(self.R, dim=1)
+        self.weights = weights
 
     def scale(self, D: Tensor) -> Tensor:
         """The largest eigenvalue of ``D^-1 R'R D^-1``."""
         self.D = D
-        U, self.s, self.Vh = svd_batched(self.R / D.unsqueeze(1))
-        self.b = torch.bmm(U.mT, self.r.to(U.dtype).unsqueeze(2)).squeeze(2)
+        self.U, self.s, self.Vh = svd_batched(self.R / D.unsqueeze(1))
         return self.s[:, 0].square()
 
     def step(self, mu: Tensor, g: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
         """``p`` of the samples ``which``, and the reduction of ``|r|^2 / 2`` that the model promises."""
-        s, b = self.s, self.b
-        q = s * b / (s.square() + mu.unsqueeze(1))
-        p = -torch.bmm(self.Vh.mT, q.unsqueeze(2)).squeeze(2) / self.D
-        return p, 0.5 * (q * (s * b + mu.unsqueeze(1) * q)).sum(1)
+        b = _times(self.U.mT, self.r.to(self.U.dtype))
+        q = self._damped(mu, b)
+        return self._back(q), 0.5 * (q * (self.s * b + mu.unsqueeze(1) * q)).sum(1)
+
+    def answer(self, mu: Tensor, b: Tensor) -> Tensor:
+        """``x`` with ``(R'R + mu D^2) x = -R'b``."""
+        return self._back(self._damped(mu, _times(self.U.mT, b.to(self.U.dtype))))
+
+    def correction(self, g: Tensor) -> Tensor:
+        """``c`` with ``R'R c = g``."""
+        return _times(self.Vh.mT, _times(self.Vh, (g / self.D).to(self.s.dtype)) / self.s.square()) / self.D
+
+    def along(self, p: Tensor) -> Tensor:
+        """``R p``, ``(batch, m)``."""
+        return _times(self.R, p.to(self.R.dtype))
+
+    def _damped(self, mu: Tensor, b: Tensor) -> Tensor:
+        return self.s * b / (self.s.square() + mu.unsqueeze(1))
+
+    def _back(self, q: Tensor) -> Tensor:
+        return -_times(self.Vh.mT, q) / self.D
+
+
+def _times(A: Tensor, x: Tensor) -> Tensor:
+    return torch.bmm(A, x.unsqueeze(2)).squeeze(2)
 
 
 class _Normal:
