@@ -51,7 +51,12 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/underflow.py",
         STAYED + " -k unit_that_is_off",
-        ("known & rises & flat.all(1)", "known & rises"),
+        ("known & rises & flat.all(1, keepdim=True)", "known & rises"),
+        (
+            "known & rises & flat.all(1, keepdim=True)",
+            "known & rises & flat.all(1)",
+            STAYED + " -k judged_sample_by_sample",
+        ),
     ),
     *mutants(
         "implicitkit/solver/starts.py",
