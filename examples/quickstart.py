@@ -186,6 +186,7 @@ def draw(runs: dict[str, Run]) -> None:
         (line,) = axes.semilogy(steps, middle, marker="o", markersize=3, label=name)
         axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     axes.set(xlabel="step", ylabel="residual norm  |cell(z, x) - z|", title="Equilibria of the test images")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend()
     axes.grid(alpha=0.3)
     PICTURE.parent.mkdir(exist_ok=True)

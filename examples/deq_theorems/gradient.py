@@ -128,7 +128,7 @@ def run(setting: Setting) -> dict[str, Any]:
             ylabel="relative error of the gradient",
             title="Theorem 1: error follows residual",
         )
-        axes.legend(fontsize=8)
+        axes.legend(loc="upper left")
     return {
         "unrolled": unrolled,
         "differences": differences,

@@ -87,5 +87,5 @@ def run(setting: Setting) -> dict[str, Any]:
         axes.plot([0.9] * count, (errors / banach).numpy(), "_", label="early stops")
         axes.axhline(1, color="0.5", linewidth=1)
         axes.set(xlabel="Lipschitz constant L", ylabel="distance / bound", title="Lemma 2")
-        axes.legend(fontsize=8)
+        axes.legend(loc="upper right", bbox_to_anchor=(1, 0.96))
     return {name: float(r.max()) for name, r in ratios.items()}

@@ -130,4 +130,4 @@ def draw(setting: Setting, sizes: tuple[int, ...], found: dict[tuple[str, str], 
                 ylim=(0.01, 0.4),
                 title="and how well they fit",
             )
-        axes[0, 1].legend(loc="upper right")
+        axes[0, 1].legend(loc="lower left")

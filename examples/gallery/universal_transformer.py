@@ -100,7 +100,7 @@ for seed in seeds:
         cell = Block()
         find = lambda tokens, first, cell=cell: applied(cell, depth, tokens, first)  # noqa: E731
         if name == "equilibrium":
-            find = layer = DEQ(cell, solver="anderson", max_steps=30, rtol=1e-2, on_failure="ignore", dtype=torch.float32,
+            find = layer = DEQ(cell, solver="anderson", max_steps=30, rtol=1e-3, on_failure="ignore", dtype=torch.float32,
                                pretraining=Pretraining(training * 4 // 5, depth), evaluation={"max_steps": 200})  # fmt: skip
         train(cell, find)
         layer.eval()

@@ -11,7 +11,7 @@ from torch import Tensor
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.dense import cholesky_batched, lstsq_batched, solve_batched
 from implicitkit.linear.gmres import GMRES
-from implicitkit.solver.crossings import crosses, moved_by_rounding, without
+from implicitkit.solver.crossings import crosses, is_lower, moved_by_rounding, without
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.limiting_fits import has_a_limit
 from implicitkit.solver.scales import (
@@ -288,6 +288,8 @@ def _by_factors(
         there = in_working_precision(f.residual(origin))
         size = torch.minimum(scale, _size(f, origin, there, unit * back.abs().clamp_min(_BESIDE)))
         line = (there.abs() <= 3 * eps**0.5 * size).all(1)
+        if f.kind.minimisation:  # a valley that goes down is no line of minima, however little of F is left in it
+            line = line & ~is_lower(f, z, origin, line & ~full)
         left = ((matrix @ low.unsqueeze(2)).squeeze(2) - b).abs()
         rounded = eps * (low.abs().amax(1, keepdim=True) + (matrix * (point / unit).unsqueeze(1)).abs().sum(2))
         solvable = (left <= 0.5 * b.abs() + rounded).all(1)  # but for rounding of the correction, and of F
@@ -379,7 +381,8 @@ def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor,
     weight = scale.clamp_min(torch.finfo(scale.dtype).tiny)
     norm = lambda t: torch.linalg.vector_norm(in_working_precision(t) / weight, dim=1)  # noqa: E731
     before, after = norm(F), norm(f.residual(z + torch.nan_to_num(d).to(z.dtype)))
-    falls = _FALLS**2 if f.kind.of_residuals else _FALLS  # a gradient goes down as the square of its residuals
+    # a gradient goes down as the square of its residuals, of which exp(-z) leaves 1 / e
+    falls = _FALLS * _LEFT if f.kind.of_residuals else _FALLS
     outwards = ((z + d).abs() > z.abs()).any(1)
 
     def across(open_: Tensor) -> Tensor:  # a zero: F is as large again behind it, or it lies towards the origin

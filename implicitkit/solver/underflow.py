@@ -74,7 +74,7 @@ def has_underflowed(
     if f.kind.minimisation and bool((known & ~lost).any()):  # a plateau that the objective rises to is no minimum
         rises = torch.where(flat, f.residual(point) * z, 0).sum(1, keepdim=True) > 0
         # where only a part is off (a unit of a network), the rest has settled with that
-        lost = lost | (known & rises & flat.all(1))
+        lost = lost | (known & rises & flat.all(1, keepdim=True))
     asked = known & ~lost & (edge <= torch.finfo(z.dtype).eps ** _SHARE * size)
     if bool(asked.any()):
         lost = lost | (asked & ~grows(f, point, in_working_precision(f.residual(point)), asked))

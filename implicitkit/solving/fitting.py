@@ -131,6 +131,13 @@ def curve_fit(
         r, J = _linearised(alone, p, args, batch_dims)
     except Exception as error:
         raise_in_words(error, p, args)
+    return CurveFit(p, _covariance(r, J, absolute_sigma), solution)
+
+
+def _covariance(r: Tensor, J: Tensor, absolute_sigma: bool) -> Tensor:
+    """``(J' J)^{-1}`` ``(*batch, n, n)``, times ``|r|^2 / (m - n)`` unless sigma is absolute; infinite, and said, where the
+    data do not tell.  ``r``: ``(*batch, m)``; ``J``: ``(*batch, m, n)``."""
+    m, n = J.shape[-2:]
     inverse = torch.linalg.pinv(J)
     covariance = inverse @ inverse.mT
     if not absolute_sigma:
@@ -142,8 +149,7 @@ def curve_fit(
     blind = torch.linalg.matrix_rank(J.detach()) < n
     if not compat.is_wrapped(blind) and bool(blind.any()):
         warn("the data do not tell all parameters apart: their covariance is infinite", ConvergenceWarning)
-    covariance = torch.where(blind[..., None, None], torch.inf, covariance)
-    return CurveFit(p, covariance, solution)
+    return torch.where(blind[..., None, None], torch.inf, covariance)
 
 
 def _linearised(residuals: Callable[..., Tensor], p: Tensor, args: Any, batch_dims: int) -> tuple[Tensor, Tensor]:

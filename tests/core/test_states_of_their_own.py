@@ -59,7 +59,11 @@ def test_what_is_written_and_not_read_does_not(kind: str) -> None:
     x = torch.tensor([0.3], requires_grad=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ik.fixed_point(_stateful(kind), torch.zeros(1), (x,)).value.sum().backward()
+        z = ik.fixed_point(_stateful(kind), torch.zeros(1), (x,)).value
+        z.sum().backward()
+    slope = 1 - z.detach().square()  # of tanh at the solution: dz/dx = slope / (1 - slope / 2)
+    torch.testing.assert_close(z.detach(), torch.tanh(0.5 * z.detach() + 0.3), rtol=1e-4, atol=0)
+    torch.testing.assert_close(x.grad, slope / (1 - slope / 2), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1], ids=["counts", "depends on it"])

@@ -45,13 +45,29 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/crossings.py",
+        "tests/solver/test_convergence.py -k 'low_precision and valley'",
+        ("return which & (other < value - NOISE", "return which & (other < 0 * value - NOISE"),
+    ),
+    *mutants(
+        "implicitkit/solver/probing.py",
+        "tests/solver/test_convergence.py -k 'low_precision and (valley or Kowalik)'",
+        ("line = line & ~is_lower(f, z, origin, line & ~full)", "pass"),
+        ("falls = _FALLS * _LEFT if f.kind.of_residuals", "falls = _FALLS**2 if f.kind.of_residuals"),
+    ),
+    *mutants(
+        "implicitkit/solver/crossings.py",
         STAYED + " -k unit_that_is_off",
         ("return torch.where(off.unsqueeze(2), fixed, kept), torch.where(off, 0, b)", "return M, b"),
     ),
     *mutants(
         "implicitkit/solver/underflow.py",
         STAYED + " -k unit_that_is_off",
-        ("known & rises & flat.all(1)", "known & rises"),
+        ("known & rises & flat.all(1, keepdim=True)", "known & rises"),
+        (
+            "known & rises & flat.all(1, keepdim=True)",
+            "known & rises & flat.all(1)",
+            STAYED + " -k judged_sample_by_sample",
+        ),
     ),
     *mutants(
         "implicitkit/solver/starts.py",

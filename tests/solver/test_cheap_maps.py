@@ -142,3 +142,20 @@ def test_what_a_step_costs_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     for (batch, size), cost, cheap in rows:
         monkeypatch.setattr(cheap_maps, "cost_of", lambda _, cost=cost: cost)
         assert cheap_maps.is_cheap(SimpleNamespace(batch=batch, size=size)) is cheap  # type: ignore[arg-type]
+
+
+def test_what_steps_gain_and_how_many_are_left() -> None:
+    """By hand: a step that leaves ``rho`` of a residual needs ``log(2 tolerance / |r|) / log(rho)`` more; the first gain
+    sets the pace, a quarter of which later ones must keep, and none may leave more than four fifths."""
+    before, left = torch.ones(5, dtype=D), torch.tensor([0.25, 0.25, 0.5, 0.79, 0.9], dtype=D)
+    f: Any = SimpleNamespace(norm=left.square(), tolerance=torch.tensor([0.01, 1.0, 0.02, 0.08, 0.1], dtype=D))
+    enough, gain, pace = cheap_maps.gains(f, before, 2, None)
+    torch.testing.assert_close(gain, left.log())
+    torch.testing.assert_close(pace, torch.minimum(left.log() / 4, torch.tensor(0.8, dtype=D).log()))
+    assert enough.tolist() == [True, True, True, True, False]
+    f.norm = torch.tensor([0.7, 0.75, 0.7, 0.78, 0.78], dtype=D)  # a quarter of the pace: 0.25^(1/4) = 0.71
+    enough, gain, kept = cheap_maps.gains(f, before, 1, pace)
+    torch.testing.assert_close(gain, f.norm.log())
+    assert kept is pace and enough.tolist() == [True, False, True, True, True]
+    needed = cheap_maps.steps_needed(f, torch.full((5,), 0.5, dtype=D).log())
+    torch.testing.assert_close(needed, torch.tensor([35.0, 0.375, 17.5, 4.875, 3.9], dtype=D).log2())

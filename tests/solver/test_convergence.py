@@ -108,6 +108,8 @@ def test_the_samples_of_one_solve_end_as_they_do_alone(name: str) -> None:
         ("sine at a maximum", "newton", 1e6),
         ("homogeneous of degree zero", "newton", 1e4),
         ("Box in three", "newton", 1e4),
+        ("flat valley", "newton", 1e6),
+        ("Kowalik-Osborne", "levenberg_marquardt", 1e-2),
     ],
 )
 def test_far_out_in_low_precision(name: str, solver: str, factor: float) -> None:

@@ -95,3 +95,20 @@ def test_a_unit_that_runs_away_beside_one_that_is_off(verb: str) -> None:
     else:
         found = ik.least_squares(residuals, start, on_failure="ignore")
     assert ik.Status(int(found.status)).name == "DIVERGED"
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 7])
+def test_what_is_off_is_judged_sample_by_sample(batch: int) -> None:
+    """``log cosh(z - 1)`` that ends in a plateau: one sample is there whole, the next by one unknown; each ends as it does
+    alone, in batches of as many samples as unknowns and of others."""
+    starts = torch.tensor([[2e4, 1e4], [2e4, 0.5], [0.5, 2.0]], dtype=F64).repeat(3, 1)[:batch]
+
+    def objective(z: torch.Tensor) -> torch.Tensor:
+        return torch.log(torch.cosh((z - 1).clamp(-300, 300))).sum(-1)
+
+    together = ik.argmin(objective, starts, batch_dims=1, on_failure="ignore")
+    alone = [ik.argmin(objective, z, on_failure="ignore") for z in starts]
+    assert together.status.tolist() == [int(one.status) for one in alone]
+    names = [ik.Status(int(status)).name for status in together.status]
+    assert names == (["SADDLE", "CONVERGED", "CONVERGED"] * 3)[:batch]
+    torch.testing.assert_close(together.value, torch.stack([one.value for one in alone]))
