@@ -92,8 +92,7 @@ class _Loop:
         self.active = f.active
         self.steps = torch.zeros(self.batch, dtype=torch.int64, device=z0.device)
         self.status = torch.full_like(self.steps, int(Status.MAX_STEPS))
-        # a later stage may begin where another has come to rest nowhere
-        later = self.judge.relative_to_state and options.start_norm is not None
+        later = self.judge.relative_to_state and options.start_norm is not None  # as where another came to rest nowhere
         self.steep = torch.full_like(self.active, later)
         self.last: tuple[Tensor, Tensor, Tensor] | None = None  # z, |F| and F, a step ago
         self.all_converged = self.halted = f.cheap = False
@@ -104,8 +103,7 @@ class _Loop:
         self.watched, self.step, self.rescues = options.watched, 0, 0
         self.own = type(method).__module__.partition(".")[0] == "implicitkit"
         self.foreign = not self.own
-        self.progress = Progress()
-        self.tolerance, self.remark = self.norm, ""
+        self.tolerance, self.remark, self.progress = self.norm, "", Progress()
 
     def look(self) -> bool:
         """Judge the present points; are there samples to go on with?"""
