@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +21,7 @@ from implicitkit.problem.base import Kernel, Problem, Restated, require_callable
 from implicitkit.problem.chart import check_manifold, on_chart
 from implicitkit.problem.complementarity import check_degenerate
 from implicitkit.problem.constraints import Constraint
+from implicitkit.problem.cost import cost_of, in_the_users_units
 from implicitkit.problem.kind import ARGMIN, Kind
 from implicitkit.problem.natural import natural_of
 
@@ -133,11 +134,18 @@ class Argmin(Problem):
             return on_chart(self, "objective", z0, args, batch_dims)
         if not self.constrained:
             return None
-        restated, state = program.start(
-            self.function, self.constraints, self._proximal(z0), self.degenerate, z0, args, batch_dims
-        )
-        count = len(self.constraints)
-        return Restated(restated, state, args, lambda s: (s.z, s.multipliers if count else None), batch_dims)
+        prox = self._proximal(z0)
+        restated, state = program.start(self.function, self.constraints, prox, self.degenerate, z0, args, batch_dims)
+        count, cost = len(self.constraints), None
+        if self.degenerate != "smooth" and (count or not natural_of(prox)):
+            cost = cost_of(self.function, prox, z0, args, restated.layout)
+        if cost is None:
+            return Restated(restated, state, args, lambda s: (s.z, s.multipliers if count else None), batch_dims)
+
+        def split(s: program.State, c: Tensor) -> tuple[Any, Any]:
+            return s.z, in_the_users_units(s.multipliers, c) if count else None
+
+        return Restated(replace(restated, costed=True), state, (cost, *args), split, batch_dims, lead=1)
 
     def _proximal(self, z0: Any) -> Callable[..., Any] | None:
         """The proximal map of whatever set or term there is."""

@@ -83,6 +83,8 @@ class ConstrainedMinimisation(Problem):
         prox: ``(z, step) -> z`` or ``None``. size: real numbers in ``z``, a sample. one_sided: for each of the ``m``
             constraint values, is it ``g <= 0``?  A byte each, 0 or 1: what walks over all that a function holds need not
             walk over these.
+        costed: the first of the arguments is ``c``, what objective and ``phi`` are multiplied by
+            (:mod:`implicitkit.problem.cost`), of the batch's shape.
     """
 
     objective: Callable[..., Any]
@@ -91,6 +93,7 @@ class ConstrainedMinimisation(Problem):
     layout: Layout = field(compare=False)
     one_sided: bytes
     degenerate: str = "lstsq"
+    costed: bool = False
     kind: ClassVar[Kind] = CONSTRAINED
     title: ClassVar[str] = "Argmin"
 
@@ -102,6 +105,16 @@ class ConstrainedMinimisation(Problem):
     @property
     def function(self) -> Callable[..., Any]:
         return self.evaluate
+
+    @property
+    def hidden(self) -> int:
+        """How many arguments come before the user's."""
+        return int(self.costed)
+
+    @property
+    def has_natural(self) -> bool:
+        """Is there a natural map without cancellation, of this multiple of the term?"""
+        return natural_of(self.prox) is not None and not (self.costed and getattr(self.prox, "of_a_term", False))
 
     @property
     def linear_solver(self) -> Any:
@@ -135,7 +148,7 @@ class ConstrainedMinimisation(Problem):
     def evaluate(self, state: Any, *args: Any) -> Any:
         if isinstance(state, Query):
             assert self.prox is not None
-            image = self.prox(state.z, state.step)
+            image = self.prox(state.z, state.step * args[0] if self.costed else state.step)
             rows = len(trees.tree_flatten(state.z)[0][0]) if self.layout.batch_dims else None
             image = self.layout.check(image, "prox (or project)", rows=rows)
             return trees.tree_map(lambda t: torch.stack((t.real, t.imag), -1) if t.is_complex() else t, image)
@@ -143,7 +156,8 @@ class ConstrainedMinimisation(Problem):
             return natural_of(self.prox)(state.z, state.slope)  # type: ignore[misc]
         if isinstance(state, Probe):
             return self.evaluate(state.state, *args), self.evaluate(state.query, *args)
-        value = self.objective(state.z, *args)
+        own = args[self.hidden :]
+        value = self.objective(state.z, *own)
         batch = tuple(self.layout.batch_shape)
         if not isinstance(value, Tensor) or value.ndim != len(batch):
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else kind_of(value)
@@ -152,7 +166,9 @@ class ConstrainedMinimisation(Problem):
                 f"Argmin's objective must return {hint}; it returned {got}"
                 + ("" if batch else ". For a batch of independent problems pass batch_dims=")
             )
-        return value, tuple(c.values(state.z, *args) for c in self.constraints)
+        if self.costed:
+            value = value * args[0]
+        return value, tuple(c.values(state.z, *own) for c in self.constraints)
 
     def probe(self, z0: Any) -> Any:
         if self.prox is None:
@@ -211,7 +227,7 @@ class ConstrainedMinimisation(Problem):
         """The residual from :meth:`flat_saddle`: what holds at an optimum."""
         n = self.size
         slope, multipliers, values = saddle[:, :n], z[:, n:], saddle[:, n:]
-        if natural_of(self.prox):
+        if self.has_natural:
             slope = kernel(torch.cat([z, slope, z.new_zeros(len(z), len(self.one_sided) + 2)], 1))
         elif self.prox is not None:
             slope = z[:, :n] - self.proximal(kernel, z[:, :n] - slope, 1.0)

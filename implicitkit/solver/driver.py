@@ -20,9 +20,9 @@ from implicitkit.solver.costs import dropping_pays
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.judging import Judge
 from implicitkit.solver.minima import Progress
-from implicitkit.solver.probing import fell_steeply
 from implicitkit.solver.returned import kept, stepped
 from implicitkit.solver.starts import has_a_value
+from implicitkit.solver.strides import by_the_last_step
 
 __all__ = ["iterate"]
 
@@ -73,7 +73,7 @@ class _Loop:
     Attributes:
         z, norm: the points ``(batch, n)`` and ``|F|`` there. best, best_norm: what is returned.
         active: samples still at work. alive: how many are in the evaluations. at_work: how many of them are active.
-        last: the point before and its norm. steep: samples whose last step says that a zero is near.
+        last: the point before and its norm. steep: what the last step says of samples (:func:`by_the_last_step`).
         everything: results in full length, once rows have been dropped. whole: the judge of all samples.
         all_converged: every sample has, at the present points (which saves counting).
         own: a method of this library. foreign: one of somebody else, of which no step has been looked at.
@@ -92,7 +92,8 @@ class _Loop:
         self.active = f.active
         self.steps = torch.zeros(self.batch, dtype=torch.int64, device=z0.device)
         self.status = torch.full_like(self.steps, int(Status.MAX_STEPS))
-        self.steep = torch.zeros_like(self.active)
+        later = self.judge.relative_to_state and options.start_norm is not None  # as where another came to rest nowhere
+        self.steep = torch.full_like(self.active, later)
         self.last: tuple[Tensor, Tensor, Tensor] | None = None  # z, |F| and F, a step ago
         self.all_converged = self.halted = f.cheap = False
         self.state = method.init(f, z0)
@@ -102,8 +103,7 @@ class _Loop:
         self.watched, self.step, self.rescues = options.watched, 0, 0
         self.own = type(method).__module__.partition(".")[0] == "implicitkit"
         self.foreign = not self.own
-        self.progress = Progress()
-        self.tolerance, self.remark = self.norm, ""
+        self.tolerance, self.remark, self.progress = self.norm, "", Progress()
 
     def look(self) -> bool:
         """Judge the present points; are there samples to go on with?"""
@@ -181,9 +181,10 @@ class _Loop:
                 left_here = self.active.logical_xor(running).logical_and_(self._rests()).logical_and_(~improved)
                 improved.logical_or_(self.judge.hiding(self.best, left_here))
             better = self.alive if claimed == self.alive else _count(improved)[0]
-        if claimed and self.last is not None and not self.judge.relative_to_state:
+        if claimed and self.last is not None:
             point, _, before = self.last
-            self.steep = torch.where(claims, fell_steeply(self.z, self.f.residual(self.z), point, before), self.steep)
+            told = by_the_last_step(self.judge.relative_to_state, self.z, self.f.residual(self.z), point, before)
+            self.steep = torch.where(claims, told, self.steep)
         if claimed == self.alive:  # every one, here and now
             self.steps.fill_(self.step)
             self.status.zero_()  # CONVERGED

@@ -29,12 +29,13 @@ from torch import Tensor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options
 from implicitkit.solver.evaluations import Evaluations, subset
+from implicitkit.solver.norms import start_size
 from implicitkit.solver.probing import AWAY, DENSE, STANDS, runs_away, vanishes
 from implicitkit.solver.scales import in_working_precision, is_healthy, rounding, row_scales, steepness
 from implicitkit.solver.settled import is_settled, still_holds
 from implicitkit.solver.steps.factored import is_noise
 
-__all__ = ["Judge", "start_size"]
+__all__ = ["Judge"]
 
 _FAR = 5.0  # max |z| beyond which a vanishing residual is asked whether it vanishes at infinity ...
 _FAR_FIXED = 8.0  # ... that of a fixed point, ...
@@ -222,9 +223,10 @@ class Judge:
             noise = noise & (_UNSIGNED * steep >= size)
         return noise
 
-    def gone(self, z: Tensor, which: Tensor) -> Tensor:
-        """Which of these samples are on the way to infinity, where the residual vanishes, ``(batch,)``."""
-        far = which & self._is_far(z)
+    def gone(self, z: Tensor, which: Tensor, strode: Tensor | None = None) -> Tensor:
+        """Which of these samples are on the way to infinity, where the residual vanishes, ``(batch,)``; asked of those far
+        out, and of those that ``strode`` to where they are."""
+        far = which & (self._is_far(z) if strode is None else strode | self._is_far(z))
         return self._runs_away(z, far) if bool(far.any()) else far
 
     def _runs_away(self, z: Tensor, far: Tensor) -> Tensor:
@@ -275,26 +277,27 @@ class Judge:
     ) -> Tensor:
         """The status of every sample, once the solver has done all it can: some that it gave up have converged
         (:meth:`last_word`), and others have come to rest nowhere (:meth:`gone`, and
-        :func:`~implicitkit.solver.probing.vanishes` unless the way there was ``steep``).  ``converged``: the caller knows
-        that every one has."""
+        :func:`~implicitkit.solver.probing.vanishes` unless the way there was ``steep``: of fixed points that means where
+        they strode out).  ``converged``: the caller knows that every one has."""
         beginning = self._may_vanish(z, norm, status, steep)
         if beginning is not None:
             nowhere = self._asked(vanishes, z, beginning)
             if bool(nowhere.any()):
                 status = torch.where(nowhere == AWAY, int(Status.DIVERGED), status)
-                known = self._reviewed(z, norm, status, False)
+                known = self._reviewed(z, norm, status, None, False)
                 return torch.where(nowhere == STANDS, int(Status.STALLED), known)
-        return self._reviewed(z, norm, status, converged)
+        strode = steep if steep is not None and self.relative_to_state and bool(steep.any()) else None
+        return self._reviewed(z, norm, status, strode, converged)
 
-    def _reviewed(self, z: Tensor, norm: Tensor, status: Tensor, converged: bool) -> Tensor:
-        if (converged or not int(status.count_nonzero())) and self._all_are_near(z):
+    def _reviewed(self, z: Tensor, norm: Tensor, status: Tensor, strode: Tensor | None, converged: bool) -> Tensor:
+        if strode is None and (converged or not int(status.count_nonzero())) and self._all_are_near(z):
             return status
         failed = (status == int(Status.MAX_STEPS)) | (status == int(Status.STALLED))
         if bool(failed.any()):
             status = torch.where(self.last_word(z, norm, failed), int(Status.CONVERGED), status)
         lost = failed | (status == int(Status.NONFINITE))
         small = (status == int(Status.CONVERGED)) | (lost & (norm <= self.atol))
-        return torch.where(self.gone(z, small), int(Status.DIVERGED), status)
+        return torch.where(self.gone(z, small, strode), int(Status.DIVERGED), status)
 
     def _may_vanish(self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor | None) -> Tensor | None:
         """Samples whose only merit may be that every ``|F_i| <= 2 atol`` (of more than 64 unknowns that ``|F| <= atol``:
@@ -388,12 +391,6 @@ class Judge:
         if len(samples) == len(which):
             return answer
         return answer.new_zeros(len(which), *answer.shape[1:]).index_copy(0, samples, answer)
-
-
-def start_size(z: Tensor) -> Tensor:
-    """The largest entry of each start, 1 at most and where it is zero, ``(batch,)``: what is far is so in its units."""
-    largest = z.abs().amax(1).nan_to_num(1.0, 1.0).clamp_max(1)
-    return torch.where(largest > 0, largest, 1)
 
 
 def _ratio(value: Tensor, bound: Tensor) -> Tensor:

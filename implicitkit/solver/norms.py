@@ -10,7 +10,7 @@ from torch import Tensor
 
 from implicitkit.foundation.trees import Layout
 
-__all__ = ["matrix_norm"]
+__all__ = ["matrix_norm", "start_size"]
 
 
 def matrix_norm(norm: Any, layout: Layout) -> Callable[[Tensor], Tensor] | None:
@@ -53,3 +53,9 @@ class _Trees:
                 f"first {self.layout.batch_dims} dimension(s)"
             )
         return found.detach().reshape(len(rows)).to(rows.dtype)
+
+
+def start_size(z: Tensor) -> Tensor:
+    """The largest entry of each start, 1 at most and where it is zero, ``(batch,)``: what is far is so in its units."""
+    largest = z.abs().amax(1).nan_to_num(1.0, 1.0).clamp_max(1)
+    return torch.where(largest > 0, largest, 1)

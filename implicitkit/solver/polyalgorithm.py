@@ -14,7 +14,7 @@ from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.second_order import falls_forever_within
 from implicitkit.solver.evaluations import Evaluations, subset
-from implicitkit.solver.judging import start_size
+from implicitkit.solver.norms import start_size
 from implicitkit.solver.starts import has_no_slope
 
 __all__ = ["Polyalgorithm", "Stage"]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.overflow import has_overflowed
 from implicitkit.solver.scales import doubling, grows, in_working_precision, uneven
 
 __all__ = ["has_underflowed"]
@@ -32,8 +33,9 @@ def has_underflowed(
 
     On the way from the origin to ``z`` the last point ``t z`` is looked for, by bisection, at which one of them is not zero.
     A residual that was cut off has a value there that belongs to the distance (``relu(1 - z)`` at 0.99: 0.01); of one
-    that has underflowed nothing is left already (``exp(-1000 z)`` at 0.7: 1e-304).  One that is zero all the way,
-    origin included, is a plateau.  An equation that has a derivative at ``z`` has not been cut off
+    that has underflowed nothing is left already (``exp(-1000 z)`` at 0.7: 1e-304), and one that jumps to zero may have
+    overflowed (:func:`~implicitkit.solver.overflow.has_overflowed`).  One that is zero all the way, origin included,
+    is a plateau.  An equation that has a derivative at ``z`` has not been cut off
     (``z_0 - z_1`` does not change along ``z`` either, where it is zero).
 
     ``seen``: :func:`~implicitkit.solver.scales.doubling` the uneven way, where that is known.
@@ -78,6 +80,9 @@ def has_underflowed(
     asked = known & ~lost & (edge <= torch.finfo(z.dtype).eps ** _SHARE * size)
     if bool(asked.any()):
         lost = lost | (asked & ~grows(f, point, in_working_precision(f.residual(point)), asked))
+    jumps = (known & ~lost).any(1)
+    if bool(jumps.any()):
+        lost = lost | has_overflowed(f, z, point, jumps).unsqueeze(1)
     plateau = (known & ~lost) | (size == 0) | ~flat
     return (known & lost).any(1), plateau.all(1) & flat.any(1)
 

@@ -45,6 +45,7 @@ class UserSolver(Solver):
         start = judge.norm(f.residual(z0))
         judge.tolerance(z0, start)
         whole, layout = layout, f.problem.layout if f.kind.returns_program else layout
+        hidden = f.problem.hidden if f.kind.returns_program else 0
         points, message, raised = [], "", None
         factors: list[Any] = []
         said: list[Any] = []
@@ -52,7 +53,7 @@ class UserSolver(Solver):
             part = state[:, : layout.size]
             try:
                 # clones: the solver may write into what it is given
-                found = self.function(*trees.tree_map(_own, (layout.unpack(part), *args)))
+                found = self.function(*trees.tree_map(_own, (layout.unpack(part), *args[hidden:])))
             except MISTAKES:  # of the program: no point was looked for
                 raise
             except Exception as error:

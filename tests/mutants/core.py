@@ -263,6 +263,7 @@ MUTANTS = [
         (
             "slope = z[:, :n] - self.proximal(kernel, z[:, :n] - slope, 1.0)",
             "slope = z[:, :n] - self.proximal(kernel, z[:, :n] - slope, 2.0)",
+            "tests/problem/test_objectives_in_small_units.py -k group",
         ),
         (
             "slope = z[:, :n] - self.proximal(kernel, z[:, :n] - slope, 1.0)",

@@ -7,13 +7,37 @@ from .row import mutants
 PROJECT = "tests/problem/test_project.py"
 PROX = "tests/problem/test_prox.py"
 DERIVATIVES = "tests/problem/test_set_derivatives.py"
+SMALL = "tests/problem/test_objectives_in_small_units.py"
 NATURAL = "tests/problem/test_natural_maps.py -k 'same_map or bounded_fits or (bounds and below)'"
 
 MUTANTS = [
     *mutants(
         "implicitkit/problem/constrained.py",
         NATURAL,
-        ("if natural_of(self.prox):", "if False:"),
+        ("if self.has_natural:", "if False:"),
+    ),
+    *mutants(
+        "implicitkit/problem/constrained.py",
+        f"{SMALL} -k a_slope",
+        ("state.step * args[0] if self.costed else state.step", "state.step", f"{SMALL} -k group"),
+        ("value = value * args[0]", "pass"),
+        (
+            'is not None and not (self.costed and getattr(self.prox, "of_a_term", False))',
+            "is not None",
+            f"{SMALL} -k l1",
+        ),
+    ),
+    *mutants(
+        "implicitkit/problem/cost.py",
+        f"{SMALL} -k a_slope",
+        ("if _any(c != 1) else None", "if False else None"),
+        ("lambda t: t / cost.reshape(", "lambda t: t * cost.reshape(", f"{SMALL} -k multipliers"),
+        ("torch.maximum(size, _length(step(", "torch.minimum(size, _length(step(", f"{SMALL} -k tiny"),
+    ),
+    *mutants(
+        "implicitkit/solver/user_solver.py",
+        f"{SMALL} -k others",
+        ("*args[hidden:]", "*args"),
     ),
     *mutants(
         "implicitkit/problem/natural.py",

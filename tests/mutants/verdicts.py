@@ -24,6 +24,31 @@ FAILED = "tests/solver/test_convergence.py -k 'failed_sample or (economies and n
 
 MUTANTS = [
     *mutants(
+        "implicitkit/solver/overflow.py",
+        "tests/solver/test_overflows.py",
+        ("self.count += int(torch.isinf(t).count_nonzero())", "pass"),
+        (
+            "(mine & (_infinities(f, torch.where(mine.unsqueeze(1), z, point)) > before))",
+            "(mine & (_infinities(f, z) > before))",
+        ),
+        (
+            "_infinities(f, torch.where(mine.unsqueeze(1), z, point)) > before",
+            "_infinities(f, torch.where(mine.unsqueeze(1), z, point)) > 0",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/strides.py",
+        "tests/solver/test_strides.py -k vanishes",
+        ("return outwards & (long[0] | long[1])", "return outwards & long[0]"),
+        ("return outwards & (long[0] | long[1])", "return outwards & long[1]"),
+        ("(change <= most * step)", "(change <= most * size * 1e-9)"),
+    ),
+    *mutants(
+        "implicitkit/solver/driver.py",
+        "tests/solver/test_strides.py -k vanishes",
+        ("later = self.judge.relative_to_state and options.start_norm is not None", "later = False"),
+    ),
+    *mutants(
         "implicitkit/solver/at_rest.py",
         "tests/problem/test_steady_state.py -k 'flow_leaves or spiral'",
         ("growth > torch.finfo(z.dtype).eps ** 0.5 *", "growth > -1e9 *"),

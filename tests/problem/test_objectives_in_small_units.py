@@ -1,0 +1,151 @@
+"""Minimisation over sets of vectors, with terms of them and under constraints, where slopes are below an ulp of ``z``.
+
+There ``z - P(z - slope)`` is zero for every point of the set, and the first one counted as the solution.
+"""
+
+import pytest
+import torch
+
+import implicitkit as ik
+
+DOUBLE = torch.float64
+THETA = (3.0, 2.4, -1.0, 0.25)
+ONES = torch.ones(4, dtype=DOUBLE, device="cpu")
+
+
+def a_set(make):
+    """Options in units of ``z`` and ``f``, and the solution in units of one, of a projection ``make(unit)``."""
+    return lambda u, f: {"project": make(u)}, lambda t: make(1.0)(t)
+
+
+def a_term(make):
+    """The same of a term with half a unit of ``f`` a unit of ``z`` as its weight."""
+    return lambda u, f: {"prox": make(0.5 * f / u)}, lambda t: make(0.5)(t, 1.0)
+
+
+def below(u, f):
+    return {"constraints": [ik.Inequality(lambda z, *_: z.sum() - u)]}
+
+
+CASES = {
+    "simplex": a_set(ik.project.simplex),
+    "simplex, by a function": a_set(lambda u: lambda v: ik.project.simplex(u)(v)),
+    "l2 ball": a_set(ik.project.l2_ball),
+    "l1 ball": a_set(ik.project.l1_ball),
+    "hyperplane": a_set(lambda u: ik.project.hyperplane(ONES, u)),
+    "halfspace": a_set(lambda u: ik.project.halfspace(ONES, u)),
+    "cone": a_set(lambda u: ik.project.second_order_cone()),
+    "group lasso": a_term(lambda w: ik.prox.group_lasso(2, w)),
+    "l2": a_term(ik.prox.l2),
+    "total variation": a_term(ik.prox.total_variation),
+    "inequality": (below, ik.project.halfspace(ONES, 1.0)),
+    "inequality and bounds": (lambda u, f: below(u, f) | {"bounds": (0.0, None)}, ik.project.simplex()),
+    "inequality and l1": (lambda u, f: below(u, f) | {"prox": ik.prox.l1(0.5 * f / u)}, None),
+}
+UNITS = [(1.0, 1e-12, "ones"), (1e6, 1e-6, "ones"), (1e6, 1e-6, "zeros"), (1.0, 1e-12, "tiny")]
+
+
+def posed(name, unit, factor, start):
+    options = CASES[name][0](unit, factor)
+    z0 = {"ones": unit, "zeros": 0.0, "tiny": 1e-8}[start] * ONES
+    objective = lambda z, t: factor / 2 * (z / unit - t).square().sum()  # noqa: E731
+    return lambda t: ik.argmin(objective, z0, (t,), **options)
+
+
+@pytest.mark.parametrize("unit, factor, start", UNITS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_slope_below_an_ulp(name, unit, factor, start):
+    """``factor |z / unit - theta|^2 / 2`` and the set: value and Jacobian by the closed form, or by units of one."""
+    theta = torch.tensor(THETA, dtype=DOUBLE)
+    wanted = CASES[name][1] or (lambda t: posed(name, 1.0, 1.0, "ones")(t).value)
+    solve = lambda t: posed(name, unit, factor, start)(t).value / unit  # noqa: E731
+    torch.testing.assert_close(solve(theta), wanted(theta), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(torch.func.jacrev(solve)(theta), torch.func.jacrev(wanted)(theta), rtol=1e-7, atol=1e-7)
+
+
+def test_multipliers_are_those_of_the_objective():
+    """``lam = factor (sum(theta) - 1) / 4`` of ``sum z <= 1``, and its derivative."""
+    theta, factor = torch.tensor(THETA, dtype=DOUBLE), 1e-12
+    lam = lambda t: posed("inequality", 1.0, factor, "ones")(t).multipliers[0]  # noqa: E731
+    torch.testing.assert_close(lam(theta) / factor, (theta.sum() - 1) / 4, rtol=1e-9, atol=0.0)
+    torch.testing.assert_close(torch.func.grad(lambda t: lam(t).sum())(theta) / factor, ONES / 4, rtol=1e-9, atol=0.0)
+
+
+@pytest.mark.parametrize("how", ["batch_dims", "in_dims", "vmap", "vmap of jacrev"])
+def test_each_sample_has_units_of_its_own(how):
+    """An objective of 1e-12 and one of 1 side by side."""
+    factors = torch.tensor((1e-12, 1.0, 1e-7), dtype=DOUBLE)
+    theta = torch.tensor((3.0, 2.4, 0.1, 0.25), dtype=DOUBLE)
+    value = lambda z, f, t: f * (z.exp() - t * z).sum(-1)  # noqa: E731
+    more = {"in_dims": (0, None)} if how == "in_dims" else {}
+    ball = ik.project.l2_ball(10.0)  # log(theta) lies inside
+    one = lambda f, t: ik.argmin(value, ONES, (f, t), project=ball).value  # noqa: E731
+    if how == "vmap of jacrev":
+        jacobians = torch.vmap(torch.func.jacrev(one, 1), (0, None))(factors, theta)
+        torch.testing.assert_close(jacobians, (1 / theta).diag().expand(3, 4, 4), rtol=1e-7, atol=1e-7)
+        return
+    if how == "vmap":
+        found = torch.vmap(one, (0, None))(factors, theta)
+    else:
+        found = ik.argmin(value, ONES.expand(3, 4).clone(), (factors, theta), project=ball, batch_dims=1, **more).value
+    torch.testing.assert_close(found, theta.log().expand(3, 4), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e-12])
+@pytest.mark.parametrize("start", [0.0, 1.0])
+def test_no_curvature(start, factor):
+    """``factor b'z`` over a ball: ``-b / |b|``."""
+    b = torch.tensor(THETA, dtype=DOUBLE)
+    solve = lambda b: ik.argmin(lambda z, b: factor * (b * z).sum(), start * ONES, (b,), project=ik.project.l2_ball())  # noqa: E731
+    wanted = lambda b: -b / b.norm()  # noqa: E731
+    torch.testing.assert_close(solve(b).value, wanted(b), rtol=1e-9, atol=1e-9)
+    slopes = [torch.func.jacrev(f)(b) for f in (lambda b: solve(b).value, wanted)]
+    torch.testing.assert_close(*slopes, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["simplex", "group lasso", "halfspace"])
+def test_in_float32(name):
+    """From zero, where curvature is first seen far out: nearer it is rounding."""
+    options, solution = CASES[name]
+    options = options(1e3, 1e-3)
+    theta, start = torch.tensor(THETA), torch.zeros(4)
+    if name == "halfspace":
+        options = {"project": ik.project.halfspace(ONES.float(), 1e3)}
+        solution = ik.project.halfspace(ONES.float(), 1.0)
+    objective = lambda z, t: 1e-3 / 2 * (z / 1e3 - t).square().sum()  # noqa: E731
+    solve = lambda t: ik.argmin(objective, start, (t,), **options).value / 1e3  # noqa: E731
+    torch.testing.assert_close(solve(theta), solution(theta), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        torch.func.jacrev(solve)(theta), torch.func.jacrev(solution)(theta), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    "point, good", [(ik.project.simplex()(torch.tensor(THETA, dtype=DOUBLE)), True), (ONES / 4, False)]
+)
+def test_points_by_others(point, good):
+    """A solver of one's own gets its arguments alone, and a wrong point of the set is refused."""
+
+    @ik.implicit(ik.Argmin(lambda z, t: 1e-12 / 2 * (z - t).square().sum(), project=ik.project.simplex()))
+    def layer(z0, t):
+        return point
+
+    theta = torch.tensor(THETA, dtype=DOUBLE)
+    if not good:
+        with pytest.raises(ik.ConvergenceError):
+            layer(ONES, theta)
+        return
+    wanted = torch.func.jacrev(ik.project.simplex())(theta)
+    torch.testing.assert_close(torch.func.jacrev(lambda t: layer(ONES, t))(theta), wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_points_by_others_where_there_is_no_curvature():
+    """``1e-12 b'z`` over a ball, at a point of it that others returned."""
+    b = torch.tensor(THETA, dtype=DOUBLE)
+
+    @ik.implicit(ik.Argmin(lambda z, b: 1e-12 * (b * z).sum(), project=ik.project.l2_ball()))
+    def layer(z0, b):
+        return ONES / 4  # by others
+
+    with pytest.raises(ik.ConvergenceError):
+        layer(ONES, b)

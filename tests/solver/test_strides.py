@@ -1,0 +1,42 @@
+"""Maps without a fixed point whose residual vanishes on the way out, near enough to look like one: never ``CONVERGED``."""
+
+import pytest
+import torch
+
+import implicitkit as ik
+
+MAPS = {
+    "z + exp(-z^2)": lambda z: z + torch.exp(-z * z),
+    "z + erfc(z)": lambda z: z + torch.erfc(z),
+    "z + 1 - tanh(z)": lambda z: z + 1 - torch.tanh(z),
+    "z - exp(-z^2)": lambda z: z - torch.exp(-z * z),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("solver", ["auto", "anderson", "newton", "picard"])
+@pytest.mark.parametrize("name", MAPS)
+def test_a_residual_that_vanishes_on_the_way_out(name, solver, dtype):
+    """Alone, and beside samples that have a fixed point."""
+    start = torch.ones(4, 1, dtype=dtype)
+    away = torch.tensor((1.0, 1.0, 0.0, 0.0), dtype=dtype).unsqueeze(1)
+    both = lambda z, away: torch.where(away > 0, MAPS[name](z), torch.cos(z))  # noqa: E731
+    options = {"solver": solver, "on_failure": "ignore", "max_steps": 300}
+    together = ik.fixed_point(both, start, (away,), batch_dims=1, in_dims=(0,), **options)
+    alone = ik.fixed_point(MAPS[name], start[0], **options)
+    if solver != "picard":
+        assert together.converged.tolist() == [False, False, True, True]
+    else:  # its steps are the residual itself: z has come to rest for all that they tell
+        assert together.converged.tolist()[2:] == [True, True]
+    assert not alone.converged or solver == "picard"
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.9, 0.999, 0.99999, -0.9])
+@pytest.mark.parametrize("z0", [0.0, 0.1, 3.0])
+def test_one_leap_to_a_fixed_point(rho, z0):
+    """Affine maps, which a method of secants solves in one step however nearly singular ``1 - J`` is."""
+    solve = lambda solver: ik.fixed_point(  # noqa: E731
+        lambda z: rho * (z - 5) + 5, torch.full((2,), z0, dtype=torch.float64), solver=solver
+    )
+    for solver in ("auto", "anderson", "newton"):
+        torch.testing.assert_close(solve(solver).value, torch.full((2,), 5.0, dtype=torch.float64), rtol=1e-4, atol=0.0)
