@@ -248,11 +248,11 @@ MUTANTS = [
     *mutants(
         "plugins/implicitkit_deq/start.py",
         "tests/plugins/deq/test_training.py -k 'repeated or so_many or evaluation_finds or recomputes'",
-        ("start = state if self._followed.again() else None", "start = state"),
+        ("start = self._trend.expected() if self._followed.again() else None", "start = self._trend.expected()"),
         ("self.calls = (self.calls + 1) % _ANEW", "self.calls = self.calls + 1"),
         ("not self._followed.again(_written(trained)))", "False)"),
         ("if written is not None and written == self._written:", "if False:"),
-        ("state, self._start) if known else None", "state, None) if known else None"),
+        ("(trained), self._start) if known", "(trained), None) if known"),
     ),
     *mutants(
         "plugins/implicitkit_deq/inputs.py",
