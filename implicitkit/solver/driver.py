@@ -94,7 +94,7 @@ class _Loop:
         self.status = torch.full_like(self.steps, int(Status.MAX_STEPS))
         self.steep = torch.zeros_like(self.active)
         self.last: tuple[Tensor, Tensor, Tensor] | None = None  # z, |F| and F, a step ago
-        self.all_converged = self.halted = f.cheap = False
+        self.all_converged = self.halted = f.weighs = False
         self.state = method.init(f, z0)
         self.stuck: Tensor | None = None
         self.settled: Tensor | None = None

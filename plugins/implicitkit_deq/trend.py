@@ -1,19 +1,20 @@
-r"""Where what changes little from call to call is expected next: the last one, and its last change as far as that lasts.
+r"""Where what changes little from call to call is expected next: the last one, and its last changes as far as they last.
 
 In a training on the same samples equilibria ``z_k`` and the solutions ``u_k`` of ``(I - J)^T u_k = dL/dz_k`` move with the
-parameters.  Both are found by iterations, which may begin anywhere: from
+parameters.  Both are found by iterations, which may begin anywhere: with ``d_k = z_k - z_{k-1}``, from
 
-    z_k + \theta (z_k - z_{k-1}),   \theta = <z_k - z_{k-1}, z_{k-1} - z_{k-2}> / |z_{k-1} - z_{k-2}|^2  in [0, 1],
+    z_k + \alpha d_k + \beta (d_k - d_{k-1}),
+    \alpha, \beta = argmin |d_k - \alpha d_{k-1} - \beta (d_{k-1} - d_{k-2})|^2,  0 <= \alpha <= 1,  |\beta| <= 1,
 
-each sample with the ``\theta`` that would have been best the last time.  Where steps are of one kind, as an optimiser's are,
-``\theta`` is near one and what is left to find is of second order in a step; where they are noise it is near zero, and the
-start is the last one.
+each sample with those that would have been best the last time (a limit takes the nearest).  Where steps are of one kind, as
+an optimiser's are, both are near one and what is left to find is of third order in a step; where they are noise both are
+near zero, and the start is the last one.
 
-Shapes: tensors are ``(batch, ...)``, each row by itself.  Units: those of the tensors; ``\theta`` has none.
+Shapes: tensors are ``(batch, ...)``, each row by itself.  Units: those of the tensors; ``\alpha`` and ``\beta`` have none.
 
-Source: linear extrapolation of the starts of a sequence of systems (Fischer 1998, Comput. Methods Appl. Mech. Eng. 163,
-193-204, has the projection on what was found before, of which :class:`Onward` takes one vector); ``\theta`` is this
-library's.
+Source: extrapolation of the starts of a sequence of systems (Fischer 1998, Comput. Methods Appl. Mech. Eng. 163,
+193-204, has the projection on what was found before, of which :class:`Onward` takes one vector); the two
+coefficients are this library's.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ from implicitkit.extend import LinearSolution, trees
 
 __all__ = ["Onward", "Trend"]
 
+_CHANGES = 3  # that are remembered
+
 
 class Trend:
     """What is expected of a state by its last values; a copy of it has seen none."""
 
     def __init__(self) -> None:
-        # leaves of the last state, of the last change (None: there is none), and of what is added; structure of all
-        self._seen: tuple[list[Tensor], list[Tensor] | None, list[Tensor], Any] | None = None
+        # leaves of the last state, its last changes, the latest first, what is added by them, and the structure of all
+        self._seen: tuple[list[Tensor], list[list[Tensor]], list[Tensor], Any] | None = None
 
     def __reduce__(self) -> Any:
         return Trend, ()
@@ -44,11 +47,10 @@ class Trend:
         """This is the state now; one that is not like the last begins anew."""
         (leaves, spec), seen = trees.tree_flatten(state), self._seen
         if seen is None or seen[3] != spec or not all(map(_alike, leaves, seen[0])):
-            self._seen = leaves, None, [], spec
+            self._seen = leaves, [], [], spec
             return
-        changes = [new - old for new, old in zip(leaves, seen[0], strict=True)]
-        added = [] if seen[1] is None else [_lasting(*pair) for pair in zip(changes, seen[1], strict=True)]
-        self._seen = leaves, changes, added, spec
+        changes = [[new - old for new, old in zip(leaves, seen[0], strict=True)], *seen[1][: _CHANGES - 1]]
+        self._seen = leaves, changes, [_lasting(*d) for d in zip(*changes, strict=True) if len(d) > 1], spec
 
     @property
     def last(self) -> Any:
@@ -67,14 +69,32 @@ def _alike(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
 
 
-def _lasting(now: Tensor, before: Tensor) -> Tensor:
-    """As much of a change as the one before lets expect once more; none where that is not finite."""
+def _lasting(now: Tensor, before: Tensor, earlier: Tensor | None = None) -> Tensor:
+    """As much of a change, and of its own, as the ones before let expect once more; none where that is not finite."""
     if now.is_complex():
-        return torch.view_as_complex(_lasting(torch.view_as_real(now), torch.view_as_real(before)))
-    a, b = (t.reshape(len(now), now[:1].numel()) for t in (now, before))
-    share = ((a * b).sum(1) / (b * b).sum(1)).clamp_(0, 1)
-    added = share.unsqueeze(1) * a
+        return torch.view_as_complex(
+            _lasting(*(torch.view_as_real(t) for t in (now, before, earlier) if t is not None))
+        )
+    a, b = (_in_rows(t) for t in (now, before))
+    length = _dot(b, b)
+    alpha = _dot(a, b) / length
+    if earlier is None:
+        added = alpha.clamp_(0, 1) * a
+    else:
+        second = b - _in_rows(earlier)
+        along = _dot(second, b) / length
+        across = torch.addcmul(second, along, b, value=-1)  # the part that the change itself does not tell
+        beta = (_dot(a, across) / _dot(across, across)).nan_to_num_(0, 0, 0)
+        added = (alpha - along * beta).clamp_(0, 1) * a + beta.clamp_(-1, 1) * (a - b)
     return torch.where(added.isfinite().all(1, keepdim=True), added, 0).view(now.shape)
+
+
+def _in_rows(t: Tensor) -> Tensor:
+    return t.reshape(len(t), t[:1].numel())
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(1, keepdim=True)
 
 
 @dataclass(frozen=True)
