@@ -6,7 +6,8 @@ parameters.  Both are found by iterations, which may begin anywhere: with ``d_k 
     z_k + \alpha d_k + \beta (d_k - d_{k-1}),
     \alpha, \beta = argmin |d_k - \alpha d_{k-1} - \beta (d_{k-1} - d_{k-2})|^2,  0 <= \alpha <= 1,  |\beta| <= 1,
 
-each sample with those that would have been best the last time (a limit takes the nearest).  Where steps are of one kind, as
+each sample with those that would have been best the last time (``\alpha`` is the best for the ``\beta`` allowed), and the
+second term no larger than the first.  Where steps are of one kind, as
 an optimiser's are, both are near one and what is left to find is of third order in a step; where they are noise both are
 near zero, and the start is the last one.
 
@@ -31,6 +32,7 @@ from implicitkit.extend import LinearSolution, trees
 __all__ = ["Onward", "Trend"]
 
 _CHANGES = 3  # that are remembered
+_FEW = 3  # products, of which none is saved by one more
 
 
 class Trend:
@@ -84,8 +86,10 @@ def _lasting(now: Tensor, before: Tensor, earlier: Tensor | None = None) -> Tens
         second = b - _in_rows(earlier)
         along = _dot(second, b) / length
         across = torch.addcmul(second, along, b, value=-1)  # the part that the change itself does not tell
-        beta = (_dot(a, across) / _dot(across, across)).nan_to_num_(0, 0, 0)
-        added = (alpha - along * beta).clamp_(0, 1) * a + beta.clamp_(-1, 1) * (a - b)
+        beta = (_dot(a, across) / _dot(across, across)).nan_to_num_(0, 0, 0).clamp_(-1, 1)
+        first = (alpha - along * beta).clamp_(0, 1) * a
+        bend = beta * (a - b)
+        added = first + bend * (_dot(first, first) / _dot(bend, bend)).sqrt_().nan_to_num_(0, 1, 0).clamp_max_(1)
     return torch.where(added.isfinite().all(1, keepdim=True), added, 0).view(now.shape)
 
 
@@ -101,11 +105,13 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 class Onward(ik.LinearSolver):
     r"""A linear solver that begins where the last systems of the same samples let expect the solution.
 
-    With ``g`` expected, ``x = \alpha g + y`` where ``A y = b - \alpha A g`` and ``\alpha = <A g, b> / |A g|^2``, sample by
-    sample: never more is left than ``b``, whatever ``g`` is worth, and a loss in other units (a scaled one) changes
-    ``\alpha`` alone.  What is asked of ``y`` is what is asked of ``x``, ``|A x - b| <= atol + rtol |b|``.  One product more.
+    With ``g`` expected, ``x = \alpha g + y`` where ``A y = b - \alpha A g`` and ``\alpha = <A g, b> / |A g|^2``, sample
+    by sample: never more is left than ``b``, whatever ``g`` is worth, and a loss in other units (a scaled one) changes
+    ``\alpha`` alone, since solutions are kept for ``|b| = 1``. What is asked of ``y`` is what is asked of ``x``, ``|A x -
+    b| <= atol + rtol |b|``. One product more.
 
     Only the first system of a call that has one right-hand side is begun so, and kept: of a second derivative come others.
+    Nor is one kept that took three products or fewer, as with factors.
 
     Shapes: as of any linear solver, ``b`` ``(batch, n)``.
 
@@ -149,28 +155,32 @@ class Onward(ik.LinearSolver):
         return self.inner.solve_many(A, b, **options)
 
     def solve(self, A: Any, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
-        if self.begun or not self.exact:
+        if self.begun or not self.exact or not b.numel():
             return self.inner.solve(A, b, rtol=rtol, atol=atol, max_steps=max_steps)
         self.begun.append(True)
-        answer = self._onward(A, b, rtol, atol, max_steps)
+        size = torch.linalg.vector_norm(b, dim=1)
+        answer = self._onward(A, b, size, rtol, atol, max_steps)
         if answer is None:
             answer = self.inner.solve(A, b, rtol=rtol, atol=atol, max_steps=max_steps)
-        self.trend.keep(answer.x)
+            if int(answer.steps.amax()) <= _FEW:  # by factors, or as good as: there is nothing to be saved
+                return answer
+        self.trend.keep(answer.x / size.unsqueeze(1))
         return answer
 
-    def _onward(self, A: Any, b: Tensor, rtol: float, atol: float, max_steps: int | None) -> LinearSolution | None:
+    def _onward(
+        self, A: Any, b: Tensor, size: Tensor, rtol: float, atol: float, max_steps: int | None
+    ) -> LinearSolution | None:
         """The solution from the one expected on; ``None`` where there is none, or where squares of ``b`` leave the range."""
         g = self.trend.expected()
         if not isinstance(g, Tensor) or not _alike(g, b) or (max_steps is not None and max_steps < 2):
             return None
-        size = torch.linalg.vector_norm(b, dim=1)
         low, high = (float(t) for t in size.aminmax())
         smallest = torch.finfo(b.dtype).tiny ** 0.25
         if not (low > smallest and high < 1 / smallest):  # NaN, too
             return None
-        product = A.mv(g)
-        alpha = ((product * b).sum(1) / product.square().sum(1)).nan_to_num_(0, 0, 0).unsqueeze(1)
-        unit = size.unsqueeze(1)
+        g = torch.where(g.isfinite().all(1, keepdim=True), g, 0)
+        product, unit = A.mv(g), size.unsqueeze(1)
+        alpha = (_dot(product, b) / _dot(product, product)).nan_to_num_(0, 0, 0)
         left = torch.addcmul(b, alpha, product, value=-1) / unit
         limits: dict[str, Any] = {"rtol": 0.0, "atol": rtol + atol / high}
         found = self.inner.solve(A, left, max_steps=None if max_steps is None else max_steps - 1, **limits)
