@@ -7,6 +7,7 @@ from .row import mutants
 SPARSE = "tests/plugins/cvxpy/test_sparse_cvxpy.py"
 LAYER = "tests/plugins/cvxpy/test_cvxpy_layer.py tests/mutants/test_survivors_plugins.py"
 USES = "tests/plugins/deq/test_ordinary_uses.py"
+TREND = "tests/plugins/deq/test_trend.py"
 TOOLS = "tests/plugins/deq/test_deq_tools.py tests/mutants/test_survivors_plugins.py"
 
 MUTANTS = [
@@ -253,6 +254,44 @@ MUTANTS = [
         ("not self._followed.again(_written(trained)))", "False)"),
         ("if written is not None and written == self._written:", "if False:"),
         ("(trained), self._start) if known", "(trained), None) if known"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/trend.py",
+        TREND + " -k 'expected or as_many or own or anew'",
+        ("_CHANGES = 3", "_CHANGES = 2"),
+        ("(alpha - along * beta).clamp_(0, 1)", "(alpha - along * beta)"),
+        ("(alpha - along * beta).clamp_(0, 1)", "alpha.clamp_(0, 1)"),
+        (".nan_to_num_(0, 1, 0).clamp_max_(1)", ".nan_to_num_(1, 1, 1)"),
+        ("torch.where(added.isfinite().all(1, keepdim=True), added, 0)", "added"),
+        ("if now.is_complex():", "if False:"),
+        ("not all(map(_alike, leaves, seen[0]))", "False"),
+        ("return Trend, ()", "return object.__reduce__(self)"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/trend.py",
+        TREND + " -k 'system or sample_that'",
+        ("self.begun.append(True)", "pass"),
+        ("<= _FEW:", "< 0:"),
+        ("/ size.unsqueeze(1))\n        return answer", ")\n        return answer", TREND + " -k 'first_system'"),
+        ("if not (low > smallest and high < 1 / smallest):", "if False:"),
+        ("g = torch.where(g.isfinite().all(1, keepdim=True), g, 0)", "pass"),
+        ('"rtol": 0.0, "atol": rtol + atol / high', '"rtol": rtol, "atol": atol'),
+        ("residual_norm=size * found.residual_norm", "residual_norm=found.residual_norm"),
+        ("steps=found.steps + 1)", "steps=found.steps)"),
+        ("alpha, product, value=-1) / unit", "alpha, product, value=-1)"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/layer.py",
+        TREND + " -k 'training_on or copies'",
+        ("if not (last or self._again.follows):", "if False:"),
+        ("if not (last or self._again.follows):", "if True:"),
+        ("trend = self._followed(z0) if index is None else None", "trend = None"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/frozen.py",
+        USES + " -k second_dimension",
+        ("hint=self.hint)", ")"),
+        ('getattr(m, "batch_first", True) is False', 'hasattr(m, "batch_first")'),
     ),
     *mutants(
         "plugins/implicitkit_deq/inputs.py",
