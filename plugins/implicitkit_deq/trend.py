@@ -7,9 +7,10 @@ parameters.  Both are found by iterations, which may begin anywhere: with ``d_k 
     \alpha, \beta = argmin |d_k - \alpha d_{k-1} - \beta (d_{k-1} - d_{k-2})|^2,  0 <= \alpha <= 1,  |\beta| <= 1,
 
 each sample with those that would have been best the last time (``\alpha`` is the best for the ``\beta`` allowed), and the
-second term no larger than the first.  Where steps are of one kind, as
-an optimiser's are, both are near one and what is left to find is of third order in a step; where they are noise both are
-near zero, and the start is the last one.
+second term no larger than the first.  After a leap, ``|d_k| > 2 |d_{k-1}|``, as from one branch of equilibria to another, no
+more is expected than the step before it: ``\alpha = <d_k, d_{k-1}> / |d_k|^2``, ``\beta = 0``.  Where steps are of one
+kind, as an optimiser's are, both are near one and what is left to find is of third order in a step; where they are noise
+both are near zero, and the start is the last one.
 
 Shapes: tensors are ``(batch, ...)``, each row by itself.  Units: those of the tensors; ``\alpha`` and ``\beta`` have none.
 
@@ -32,6 +33,7 @@ from implicitkit.extend import LinearSolution, trees
 __all__ = ["Onward", "Trend"]
 
 _CHANGES = 3  # that are remembered
+_LEAP = 2.0  # times the change before: one that is larger is no step like that
 _FEW = 3  # products, of which none is saved by one more
 
 
@@ -79,15 +81,17 @@ def _lasting(now: Tensor, before: Tensor, earlier: Tensor | None = None) -> Tens
         )
     a, b = (_in_rows(t) for t in (now, before))
     length = _dot(b, b)
-    alpha = _dot(a, b) / length
+    along, own = _dot(a, b), _dot(a, a)
+    leapt = own > _LEAP**2 * length
+    alpha = torch.where(leapt, along / own, along / length)
     if earlier is None:
         added = alpha.clamp_(0, 1) * a
     else:
         second = b - _in_rows(earlier)
-        along = _dot(second, b) / length
-        across = torch.addcmul(second, along, b, value=-1)  # the part that the change itself does not tell
-        beta = (_dot(a, across) / _dot(across, across)).nan_to_num_(0, 0, 0).clamp_(-1, 1)
-        first = (alpha - along * beta).clamp_(0, 1) * a
+        told = _dot(second, b) / length
+        across = torch.addcmul(second, told, b, value=-1)  # the part that the change itself does not tell
+        beta = (_dot(a, across) / _dot(across, across)).nan_to_num_(0, 0, 0).clamp_(-1, 1).masked_fill_(leapt, 0)
+        first = (alpha - told * beta).clamp_(0, 1) * a
         bend = beta * (a - b)
         added = first + bend * (_dot(first, first) / _dot(bend, bend)).sqrt_().nan_to_num_(0, 1, 0).clamp_max_(1)
     return torch.where(added.isfinite().all(1, keepdim=True), added, 0).view(now.shape)
