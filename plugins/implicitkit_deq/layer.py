@@ -52,9 +52,9 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         state: the shape of one sample's state, or a pytree of shapes, or a function ``(*inputs)`` that returns one;
             ``None``: the cell says (``cell.state_shape``).
         init: where a solve starts: ``None``: zero, but where in training the very tensors of the last call come back after a
-            step of the optimiser (full batches) where those of the last calls lead, 30 times of 31; ``"zeros"``; ``"learned"`` (a
-            parameter, trained by :meth:`start_loss`); ``"last"`` (the previous equilibrium, where shapes agree, or that of
-            the sample ``index``); or a function or module ``(*inputs) -> state``.
+            step of the optimiser (full batches) where the last equilibria lead, 30 times of 31; ``"zeros"``; ``"learned"``
+            (a parameter, trained by :meth:`start_loss`); ``"last"`` (the same in every call whose shapes agree, or the last
+            equilibrium of the sample ``index``); or a function or module ``(*inputs) -> state``.
         solver, rule, rtol, atol, max_steps, on_failure, trace, callback: as in :func:`ik.solve`, in training (and in
             evaluation, unless changed there).  ``on_failure=None``: :class:`Forgive`, and ``"raise"`` in evaluation.
         evaluation: what is different in ``eval()`` mode, as in ``{"rtol": 1e-6}``.
