@@ -17,7 +17,7 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.autocast import cast_as_now
 from implicitkit.foundation.trees import Layout, hint_of_pair, tree_flatten
-from implicitkit.foundation.wording import UNSTEADY
+from implicitkit.lifting.fewer_rows import Larger, watched
 from implicitkit.lifting.lifted import Lifted
 from implicitkit.lifting.reach import captured_rows
 from implicitkit.sparsity.identity import identity_of, settings_of
@@ -168,9 +168,7 @@ class System:
             self.problem,
             self.layout,
             self.kernel,
-            self.live
-            if self.parent is not None or not self.origin.layout.batch_shape
-            else _of_fewer(self.origin, len(rows), (self.live, theta, rows, self.batch)),
+            self.live if self.parent is not None or not self.origin.layout.batch_shape else self._of_fewer(theta, rows),
             batch=len(rows) * self.samples_per_row,
             samples_per_row=self.samples_per_row,
             row_dims=self.row_dims,
@@ -181,6 +179,15 @@ class System:
             origin=self.origin,
         )
         return small, chosen
+
+    def _of_fewer(self, theta: Sequence[Tensor], rows: Tensor) -> Kernel:
+        """The live kernel on these rows, watched."""
+        whole = self.origin
+        total = whole.layout.batch_shape[0]
+        if whole.rows_named is None:
+            whole.rows_named = captured_rows(whole.lifted.function, total)
+        before = Larger(self.live, theta, rows, self.batch)
+        return watched(whole.live, total, before, whole.rows_named, whole.identity_now)
 
     def sparsity(self, what: str = "residual") -> Sparsity:
         """The pattern of the Jacobian of one sample's ``"residual"``, or ``"residuals"``, shared by all systems of one
@@ -247,64 +254,6 @@ class System:
             chosen = [t if d is None else t.select(d, i) for t, d in zip(theta, self.dims, strict=True)]
             calls.extend(self.parent.user_calls(part, chosen))
         return calls
-
-
-_ALIKE: dict[Hashable, None] = {}  # functions that have had the same values on fewer rows, the oldest first
-_MANY = 4096
-
-
-def _of_fewer(whole: System, left: int, before: tuple[Kernel, Sequence[Tensor], Tensor, int]) -> Kernel:
-    """The live kernel on the rows that are left; a failure there is explained by the rows that were dropped, and so is
-    another value than ``before``: kernel and tensors of a larger batch, which of its rows are left, and its samples.  (That
-    is evaluated once for each function, and once a solve where it captures a tensor of as many rows: ``X[: len(z)]``.)"""
-    total, kernel = whole.layout.batch_shape[0], whole.live
-    if whole.rows_named is None:
-        whole.rows_named = captured_rows(whole.lifted.function, total)
-    names = whole.rows_named
-    key = whole.identity_now
-    compare = (bool(names) or key not in _ALIKE) and before[3] > len(before[2]) == left
-
-    def blame(happens: str = "the function fails") -> str:
-        return (
-            f"{total - left} of {total} rows have converged and were dropped (in_dims says which arguments carry the batch) "
-            f"and on the {left} left {happens}: a tensor that it captures carries the batch"
-            + (f" (perhaps {', '.join(map(repr, names))})" if names else "")
-            + ". Pass it in args, with its dimension in in_dims; or leave in_dims out, and no row is dropped. (Or an "
-            "argument is shared by the samples, and has as many rows by chance: None in in_dims. Or the samples are not "
-            "independent, as after a mean over the batch, or in attention and recurrent layers without batch_first=True: "
-            "make one system of them with batch_dims=0)"
-        )
-
-    def checked(z: Tensor, *theta: Tensor) -> Tensor:
-        try:
-            out = kernel(z, *theta)
-        except (RuntimeError, ValueError, IndexError) as error:
-            if not any(word in str(error) for word in ("size", "shape", "dimension", "index")):
-                raise
-            raise type(error)(f"{blame()}. It says: {error}") from error
-        if len(out) != len(z):
-            raise ValueError(blame())
-        nonlocal compare
-        if compare and len(z) == left and not compat.transforms_active():
-            compare = False
-            larger, tensors, rows, batch = before
-            with torch.no_grad():
-                full = larger(z[:1].expand(batch, -1).index_copy(0, rows, z), *tensors).index_select(0, rows)
-                if not _near(out, full):
-                    again = [kernel(z, *theta) for _ in range(4)]  # it may take turns, or draw few numbers
-                    if moved := [a for a in again if not _near(out, a)]:
-                        raise ValueError(UNSTEADY.format(float((moved[0] - out).abs().max())))
-                    raise ValueError(blame("the function has other values"))
-            _ALIKE[key] = None
-            if len(_ALIKE) > _MANY:
-                del _ALIKE[next(iter(_ALIKE))]
-        return out
-
-    return checked
-
-
-def _near(a: Tensor, b: Tensor) -> bool:  # of the largest finite number: a trial point may have NaN, or Inf
-    return torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(b.nan_to_num(0, 0, 0).abs().max()), equal_nan=True)
 
 
 def _under(context: Callable[[], Any], function: Kernel) -> Kernel:

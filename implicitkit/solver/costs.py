@@ -11,7 +11,7 @@ from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["cost_of", "dropping_pays"]
 
-_DROPPED = 15 * CALL  # to leave rows out costs so much ...
+_DROPPED = 100 * CALL  # to leave rows out costs so much, with a method that remembers steps ...
 _EVALUATIONS = 4  # ... and is worth it where they cost more in so many evaluations
 
 
@@ -26,7 +26,7 @@ def cost_of(f: Evaluations) -> float | None:
 
 
 def dropping_pays(f: Evaluations, share: float) -> bool:
-    """Does it cost less to go on with a share of the rows than to evaluate all a few times more?  Of a map that its method
-    does not call cheap, it does."""
-    cost = cost_of(f) if f.cheap else None
+    """Does it cost less to go on with a share of the rows than to evaluate all a few times more?  With a method that does
+    not weigh that, it does."""
+    cost = cost_of(f) if f.weighs else None
     return cost is None or _EVALUATIONS * (1 - share) * cost >= _DROPPED

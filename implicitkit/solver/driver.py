@@ -95,7 +95,7 @@ class _Loop:
         later = self.judge.relative_to_state and options.start_norm is not None  # as where another came to rest nowhere
         self.steep = torch.full_like(self.active, later)
         self.last: tuple[Tensor, Tensor, Tensor] | None = None  # z, |F| and F, a step ago
-        self.all_converged = self.halted = f.cheap = False
+        self.all_converged = self.halted = f.weighs = False
         self.state = method.init(f, z0)
         self.stuck: Tensor | None = None
         self.settled: Tensor | None = None

@@ -38,7 +38,7 @@ class Evaluations:
         falling: set by a step, ``(batch,)`` bool: samples whose objective was followed along a line, and fell to its end.
         remark: set by a step: what to say if samples fail.
         ahead: how many steps a method may take at once, since nobody looks at each. taken: set by a step: how many it took.
-        cheap: set by a method: so little does an evaluation cost that rows are kept where to drop them costs more.
+        weighs: set by a method: are rows kept where to drop them costs more than to evaluate them?
         evaluations: calls of the user's function so far. sample_evaluations: the same times the samples in each call.
     """
 
@@ -57,7 +57,7 @@ class Evaluations:
         self.stuck: Tensor | None = None
         self.falling: Tensor | None = None
         self.remark = ""
-        self.ahead, self.taken, self.cheap, self.at_work = 1, 1, False, system.batch
+        self.ahead, self.taken, self.weighs, self.at_work = 1, 1, False, system.batch
         self.at_rounding: Tensor | None = None
         graph = self.of_gradient or not self.kind.returns_state
         self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"
@@ -257,7 +257,7 @@ class Evaluations:
         system, theta = self.system.select(rows, self.theta)
         small = Evaluations(system, theta, self.solves)
         small.evaluations, small.sample_evaluations = self.evaluations, self.sample_evaluations
-        small.frugal, small.cheap, small._outside = self.frugal, self.cheap, self._outside.select(samples)
+        small.frugal, small.weighs, small._outside = self.frugal, self.weighs, self._outside.select(samples)
         if self._point:
             z = self._point["z"]
             for name in ("f", "residual") + (("value",) if self.of_gradient else ()):

@@ -14,8 +14,9 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit import extend
+from implicitkit_deq.trend import Onward, Trend
 
-__all__ = ["Effort", "Forgive", "ForgivenWarning", "gone_on", "masked", "near"]
+__all__ = ["Effort", "Forgive", "ForgivenWarning", "followed", "gone_on", "masked", "near"]
 
 _DERIVATIVES = ("truncated", "none")
 _EXACT = ("auto", "implicit")
@@ -212,29 +213,46 @@ class Effort:
 
 @dataclass(frozen=True)
 class _Rule(ik.Rule):
-    """The exact rule, whose linear solver forgives."""
+    """The exact rule, whose linear solver forgives (``policy``), and begins where the last ones ended (``trend``)."""
 
     inner: ik.Implicit
-    policy: Forgive
+    policy: Forgive | None
+    trend: Trend | None = None
 
     @property
     def name(self) -> str:  # type: ignore[override]
         return str(self.inner.name)
 
     def attach(self, request: Any) -> Any:
-        return self.inner.attach(cast(extend.Request, _Request(request, self.policy)))
+        return self.inner.attach(cast(extend.Request, _Request(request, self.policy, self.trend)))
+
+
+def followed(rule: Any, trend: Trend) -> Any:
+    """The rule, if it is the exact one, with linear systems that begin where the last ones let expect their solutions; not
+    inside transforms, where there is one call for many, or none at all."""
+    if extend.transforms_active() or extend.has_forward_level():
+        return rule
+    if isinstance(rule, _Rule):
+        return replace(rule, trend=trend)
+    if isinstance(rule, str) and rule in _EXACT:
+        rule = ik.Implicit()
+    return _Rule(rule, None, trend) if isinstance(rule, ik.Implicit) else rule
 
 
 class _Request:
-    """A request that passes a forgiving linear solver on."""
+    """A request that passes another linear solver on."""
 
-    def __init__(self, request: Any, policy: Forgive) -> None:
-        self._request, self._policy = request, policy
+    def __init__(self, request: Any, policy: Forgive | None, trend: Trend | None) -> None:
+        self._request, self._policy, self._trend = request, policy, trend
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._request, name)
 
     def solve(self, linear_solver: ik.LinearSolver, **options: Any) -> Any:
+        if self._trend is not None:
+            linear_solver = Onward(linear_solver, self._trend)
+        if self._policy is None:
+            return self._request.solve(linear_solver, **options)
         return self._request.solve(_Linear(linear_solver, self._policy), watched=True, **options)
 
 

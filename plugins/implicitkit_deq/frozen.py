@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -76,6 +77,7 @@ class Frozen:
         self.previous = previous
         self.function, self.places, self.check, self.device = function, places, check, device
         self.name, self.training = type(module).__name__, bool(getattr(module, "training", False))
+        self.hint = functools.partial(_second, module)
         self.independent, self.may_draw = independent, may_draw
         self.norms, self.shown = _updating_norms(module), Shown(module)
         if independent and any(isinstance(m, BATCH_NORMS) and m.momentum != 0 for m in self.norms) and computed_again():
@@ -111,7 +113,8 @@ class Frozen:
         before = outside if chained is None else chained
         if chained is not None:
             _set_generators(self.device, chained)
-        with _may_draw(self.name), called(self.name, ("z", z), *(("and then", i) for i in injected)):
+        given = ("z", z), *(("and then", i) for i in injected)
+        with _may_draw(self.name), called(self.name, *given, hint=self.hint):
             out = self.function(z, *injected)
         after = _generators(self.device)
         drawn = not all(map(_same, before, after))
@@ -151,9 +154,9 @@ class Frozen:
 
 
 @contextlib.contextmanager
-def called(name: str, *arguments: tuple[str, Any]) -> Iterator[None]:
+def called(name: str, *arguments: tuple[str, Any], hint: Callable[[], str] = str) -> Iterator[None]:
     """Inside, what torch says of shapes that do not fit, and Python of arguments, is said of the cell, with what it was
-    called with."""
+    called with, and a ``hint``."""
     try:
         yield
     except TypeError as error:
@@ -176,8 +179,20 @@ def called(name: str, *arguments: tuple[str, Any]) -> Iterator[None]:
         shapes = ", ".join(f"{what} {_told(value, lambda t: tuple(t.shape))}" for what, value in arguments)
         raise RuntimeError(
             f"the cell {name} was called with {shapes} (shapes, the batch in front), and they do not fit it: a width of an "
-            f"input, or of the state, that it was not made for? torch says: {error}"
+            f"input, or of the state, that it was not made for?{hint()} torch says: {error}"
         ) from error
+
+
+def _second(module: Any) -> str:
+    """What is to be said of a cell whose layers take the batch as their second dimension."""
+    found = (m for m in (module.modules() if isinstance(module, nn.Module) else ()))
+    names = sorted({type(m).__name__ for m in found if getattr(m, "batch_first", True) is False})
+    if not names:
+        return ""
+    return (
+        f" Or the batch, which {' and '.join(names)} without batch_first=True takes as the second dimension? A layer's "
+        "inputs and its state, DEQ(..., state=(shape of one sample,)), have it in front."
+    )
 
 
 @contextlib.contextmanager

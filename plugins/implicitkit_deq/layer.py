@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.extend import options
@@ -17,7 +17,7 @@ from implicitkit_deq.causality import per_position
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.cells.stacked import Composed
 from implicitkit_deq.compat import autocast_on
-from implicitkit_deq.forgive import Effort, Forgive, gone_on, masked, near
+from implicitkit_deq.forgive import Effort, Forgive, followed, gone_on, masked, near
 from implicitkit_deq.frozen import Drawing, Frozen
 from implicitkit_deq.frozen_stack import FrozenStack
 from implicitkit_deq.inputs import by_position, check_use, describe, factors, refuse_unbatched
@@ -26,6 +26,7 @@ from implicitkit_deq.rows import Rows
 from implicitkit_deq.settings import Pretraining, Settings
 from implicitkit_deq.sharding import gathered
 from implicitkit_deq.shown import Copied
+from implicitkit_deq.trend import Trend
 from implicitkit_deq.visit import Visit, given_away, refuse_mapped
 
 __all__ = ["DEQ"]
@@ -51,9 +52,9 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         state: the shape of one sample's state, or a pytree of shapes, or a function ``(*inputs)`` that returns one;
             ``None``: the cell says (``cell.state_shape``).
         init: where a solve starts: ``None``: zero, but where in training the very tensors of the last call come back after a
-            step of the optimiser (full batches) the equilibrium of then, 30 times of 31; ``"zeros"``; ``"learned"`` (a
-            parameter, trained by :meth:`start_loss`); ``"last"`` (the previous equilibrium, where shapes agree, or that of
-            the sample ``index``); or a function or module ``(*inputs) -> state``.
+            step of the optimiser (full batches) where the last equilibria lead, 30 times of 31; ``"zeros"``; ``"learned"``
+            (a parameter, trained by :meth:`start_loss`); ``"last"`` (the same in every call whose shapes agree, or the last
+            equilibrium of the sample ``index``); or a function or module ``(*inputs) -> state``.
         solver, rule, rtol, atol, max_steps, on_failure, trace, callback: as in :func:`ik.solve`, in training (and in
             evaluation, unless changed there).  ``on_failure=None``: :class:`Forgive`, and ``"raise"`` in evaluation.
         evaluation: what is different in ``eval()`` mode, as in ``{"rtol": 1e-6}``.
@@ -134,7 +135,7 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         self._rows = Rows()
         self._start: tuple[Any, Any] | None = None
         self._effort, self._again = Effort(), start.Again(init is None)
-        self._last = self.init if isinstance(self.init, start.Last) else None
+        self._last, self._trend = self.init if isinstance(self.init, start.Last) else None, Trend()
         self._used = self._forgave = False  # was the cell seen to use its inputs, and a failure to be forgiven?
 
     # -------------------------------------------------------------------------------------------------------- calling
@@ -235,8 +236,8 @@ class DEQ(ik.extend.Configured, Composable, Copied):
     @gathered
     def _call(self, inputs: tuple[Any, ...], z0: Any, index: Tensor | None, at: tuple[int, ...] = ()) -> list[Any]:
         """The outputs after the steps ``at`` and at the equilibrium."""
-        batch, dtype, device = describe(self.cell, inputs, self.dtype)
-        initial = self._initial(inputs, batch, dtype, device, z0, index)
+        batch, _, device = like = describe(self.cell, inputs, self.dtype)
+        initial = self._initial(inputs, like, z0, index)
         plain = self.training and z0 is None and index is None and not at and not self._unrolling()
         initial = self._again(inputs, initial, self.settings if plain else None)
         if device.type == "meta":  # shapes only
@@ -260,9 +261,10 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         def solve(the_map: Frozen | FrozenStack, dims: Any) -> Any:
             if self._unrolling():
                 return self._unrolled(the_map, initial, weights, injected)
-            return self._equilibrium(the_map, initial, weights, injected, dims, visit)
+            return self._equilibrium(the_map, initial, weights, injected, dims, visit, trend)
 
         visited: list[Any] = []
+        trend = self._followed(z0) if index is None else None
         visit = Visit(at, visited, self.settings.callback) if at else self.settings.callback
         the_map = frozen(dims)
         try:
@@ -278,7 +280,7 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         self._again.keep(inputs, self.cell, state, self.settings if self.training else None)
         if self._last is not None and (z0 is None or isinstance(z0, str)):
             self._last.keep(state, index)
-        self._start = (initial, state) if self._start_is_learned() else None
+        self._start = (initial, state) if start.is_learned(self.init) else None
         refuse_mapped(visited, state)
         with ik.extend.modules_held() if visited else contextlib.nullcontext():
             outputs = [self._output(the_map(point, weights, *injected)) for point in visited]
@@ -289,15 +291,11 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         return given_away(self.cell.output(z) if isinstance(self.cell, Cell) else z)
 
     def _equilibrium(
-        self,
-        the_map: Frozen | FrozenStack,
-        initial: Any,
-        weights: Sequence[Tensor],
-        injected: tuple[Any, ...],
-        dims: Any,
-        visit: Any,
+        self, the_map: Any, initial: Any, weights: Sequence[Tensor], injected: Any, dims: Any, visit: Any, trend: Any
     ) -> Any:
         asked = {**self.settings.options(), "callback": visit}
+        if trend is not None:
+            asked["rule"] = followed(asked["rule"], trend)
         if self.causal:
             asked["solver"] = per_position(asked["solver"], initial, self.batch_dims, isinstance(the_map, FrozenStack))
         if dims is not None:
@@ -365,25 +363,23 @@ class DEQ(ik.extend.Configured, Composable, Copied):
     def _unrolling(self) -> bool:
         return self.pretraining is not None and self.training and int(self.calls) < self.pretraining.calls
 
-    def _start_is_learned(self) -> bool:
-        return isinstance(self.init, nn.Module) and any(p.requires_grad for p in self.init.parameters())
+    def _followed(self, z0: Any) -> Trend | None:
+        """What the backwards of calls are to learn from each other, where equilibria do."""
+        last = isinstance(z0, str) or (z0 is None and isinstance(self.init, start.Last))
+        if not (self.training and torch.is_grad_enabled() and (last or (z0 is None and self._again.wanted))):
+            return None
+        if not (last or self._again.follows):
+            self._trend = Trend()
+        return self._trend
 
-    def _initial(
-        self,
-        inputs: tuple[Any, ...],
-        batch: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        z0: Any,
-        index: Tensor | None,
-    ) -> Any:
+    def _initial(self, inputs: tuple[Any, ...], like: tuple[int, Any, Any], z0: Any, index: Tensor | None) -> Any:
         shapes = start.shapes_of(self.cell, inputs) if self.state is None else self.state
         if callable(shapes):
             shapes = shapes(*inputs)
         if shapes is not self.state:
             start.check_shapes(shapes)
-        template = start.zeros(shapes, batch, dtype, device)
-        index = None if index is None else start.check_index(index, batch)
+        template = start.zeros(shapes, *like)
+        index = None if index is None else start.check_index(index, like[0])
         if isinstance(z0, str) or (z0 is None and index is not None and self.init == "zeros"):
             if z0 not in (None, "last"):
                 raise ValueError(f'z0 must be a state, or "last"; got {z0!r}')

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 from implicitkit_deq.compat import version
+from implicitkit_deq.trend import Trend
 
 __all__ = [
     "Again",
@@ -25,6 +26,7 @@ __all__ = [
     "check_shapes",
     "check_state",
     "fitting",
+    "is_learned",
     "make",
     "shapes_of",
     "zeros",
@@ -161,26 +163,25 @@ class Learned(nn.Module):
 class Last:
     """The last equilibrium, sample by sample: for frames of a video, iterations of an outer loop, epochs over a data set.
 
-    Without ``index`` it is that of the last call; where that has none of the right shape (the first call, another batch
-    size), or where a sample of it is not finite, the start is zero.  With ``index``, the numbers of the samples in a data
+    Without ``index`` it is that of the last call, and its last change as far as such changes last (:class:`Trend`); where
+    that has none of the right shape (the first call, another batch size), or where a sample of it is not finite, the start
+    is zero.  With ``index``, the numbers of the samples in a data
     set, it is that of the last call in which a sample with this number took part: a table of one state a sample, which lives
     where the state does and is no part of a ``state_dict``.  Equilibria found under ``torch.vmap`` are not kept: they end
     with it.
     """
 
     def __init__(self, before: ik.Solution | None = None) -> None:
-        self.state: Any = None
+        self.trend = Trend()
         self._followed = Followed()
         self.table: list[Tensor] = []  # by leaf: (samples seen, *shape)
         if before is not None:  # that of a call which was not told to remember
             self.keep(before.value)
 
-    @staticmethod
-    def of(state: Any) -> Last:
-        """The one after a call that ended in this state."""
-        last = Last()
-        last.state = state
-        return last
+    @property
+    def state(self) -> Any:
+        """The last equilibrium of a call without ``index``, if there was any."""
+        return self.trend.last
 
     def keep(self, state: Any, index: Tensor | None = None) -> None:
         """Start from this state the next time; an empty batch leaves what is kept as it is."""
@@ -193,7 +194,7 @@ class Last:
         except RuntimeError:  # vmap shows no values
             return
         if index is None:
-            self.state = state
+            self.trend.keep(state)
             return
         with torch.inference_mode(False):  # a table made in that mode could not be written to outside of it
             self._enter(leaves, index)
@@ -215,34 +216,44 @@ class Last:
         it, of calls between which its parameters were written to: one that is repeated follows."""
         leaves, spec = ik.extend.trees.tree_flatten(template)
         if index is None:
-            if self.state is None or not alike(self.state, template):
-                return template
-            kept = ik.extend.trees.tree_flatten(self.state)[0]
-        elif (
+            return _usable(self.trend.expected(), template)
+        if (
             len(self.table) != len(leaves)
             or not all(map(_same_kind, self.table, leaves))
             or (trained is not None and not self._followed.again(_written(trained)))
         ):
             return template
-        else:
-            known = index < len(self.table[0])
-            kept = [
-                torch.where(known.view(-1, *[1] * (t.ndim - 1)), t[index.clamp_max(len(t) - 1)], leaf)
-                for t, leaf in zip(self.table, leaves, strict=True)
-            ]
+        known = index < len(self.table[0])
+        kept = [
+            torch.where(known.view(-1, *[1] * (t.ndim - 1)), t[index.clamp_max(len(t) - 1)], leaf)
+            for t, leaf in zip(self.table, leaves, strict=True)
+        ]
+        return _usable(ik.extend.trees.tree_unflatten(kept, spec), template)
 
-        def usable(kept: Tensor, zero: Tensor) -> Tensor:
-            finite = torch.isfinite(kept).flatten(1).all(1) if kept.ndim > 1 else torch.isfinite(kept)
-            return torch.where(finite.view(-1, *[1] * (kept.ndim - 1)), kept, zero)
 
-        return ik.extend.trees.tree_unflatten([usable(k, leaf) for k, leaf in zip(kept, leaves, strict=True)], spec)
+def is_learned(init: Any) -> bool:
+    """Is this a start with parameters?"""
+    return isinstance(init, nn.Module) and any(p.requires_grad for p in init.parameters())
+
+
+def _usable(state: Any, template: Any) -> Any:
+    """A state where it is one like ``template`` and finite, sample by sample; that elsewhere."""
+    if state is None or not alike(state, template):
+        return template
+
+    def usable(kept: Tensor, zero: Tensor) -> Tensor:
+        finite = torch.isfinite(kept).flatten(1).all(1) if kept.ndim > 1 else torch.isfinite(kept)
+        return torch.where(finite.view(-1, *[1] * (kept.ndim - 1)), kept, zero)
+
+    return ik.extend.trees.tree_map(usable, state, template)
 
 
 class Again:
-    """The last equilibrium where the very tensors of the last training call come back unchanged, as full batches do, or one
-    graph, are solved with the same settings, and every trainable parameter of the cell has been written to since, as an
-    optimiser does; else none.  A call that is only repeated (a checkpoint's, a difference by one parameter) starts where it
-    started.  Tensors are known by identity and version, and not held.
+    """The last equilibrium, and its last change as far as such changes last (:class:`Trend`), where the very tensors of
+    the last training call come back unchanged, as full batches do, or one graph, are solved with the same settings, and
+    every trainable parameter of the cell has been written to since, as an optimiser does; else none. A call that is only
+    repeated (a checkpoint's, a difference by one parameter) starts where it started. Tensors are known by identity and
+    version, and not held.
 
     One such call in 31 starts from zero all the same: followed from step to step, a branch of equilibria may part from the
     one that a solve from zero finds, as evaluation does, and would be trained in its place.
@@ -253,10 +264,11 @@ class Again:
 
     def __init__(self, wanted: bool) -> None:
         self.wanted = wanted
-        # settings, inputs, parameters, the state, and where the solve started (None: from zero)
-        self._kept: tuple[Any, list[Any], list[Any], Any, Any] | None = None
+        # settings, inputs, parameters, and where the solve started (None: from zero)
+        self._kept: tuple[Any, list[Any], list[Any], Any] | None = None
         self._start: Any = None  # of the call under way
-        self._followed = Followed()
+        self._followed, self._trend = Followed(), Trend()
+        self.follows = self._repeats = False  # is the call under way of the same samples; and with the same parameters?
 
     def __reduce__(self) -> Any:
         return Again, (self.wanted,)  # a copy has seen nothing
@@ -271,25 +283,35 @@ class Again:
         )
         trained = [p for p in cell.parameters() if p.requires_grad] if isinstance(cell, nn.Module) else []
         known = known and bool(trained) and not any(p.is_inference() for p in trained)
-        self._kept = (settings, _versions(leaves), _versions(trained), state, self._start) if known else None
+        self._kept = (settings, _versions(leaves), _versions(trained), self._start) if known else None
+        if not known:
+            self._trend = Trend()
+        elif not self._repeats:
+            self._trend.keep(state)
 
     def __call__(self, inputs: Any, template: Any, settings: Any) -> Any:
         """A state like ``template``; that itself under other settings than those of the last training call."""
-        self._start = None
-        if self._kept is None or settings is not self._kept[0] or ik.extend.transforms_active():
+        self._start, self._repeats = None, False
+        self.follows = self._kept is not None and settings is self._kept[0] and self._are_the_same(inputs)
+        if not self.follows or self._kept is None:
+            if settings is not None and self.wanted:
+                self._followed, self._trend = Followed(), Trend()
             return template
-        leaves, (_, seen, trained, state, start) = ik.extend.trees.tree_flatten(inputs)[0], self._kept
-        same = len(leaves) == len(seen) and all(
+        _, _, trained, start = self._kept
+        self._repeats = any((p := ref()) is None or version(p) == before for ref, before in trained)
+        if not self._repeats:
+            start = self._trend.expected() if self._followed.again() else None
+        self._start = start
+        return _usable(start, template)
+
+    def _are_the_same(self, inputs: Any) -> bool:
+        """Are these the tensors of the last training call, unchanged?"""
+        if self._kept is None or ik.extend.transforms_active():
+            return False
+        leaves, seen = ik.extend.trees.tree_flatten(inputs)[0], self._kept[1]
+        return len(leaves) == len(seen) and all(
             ref() is t and version(t) == before for (ref, before), t in zip(seen, leaves, strict=True)
         )
-        if not same:
-            self._followed = Followed()
-            return template
-        stepped = all((p := ref()) is not None and version(p) != before for ref, before in trained)
-        if stepped:
-            start = state if self._followed.again() else None
-        self._start = start
-        return template if start is None else Last.of(start)(template)
 
 
 class Followed:

@@ -7,6 +7,7 @@ from .row import mutants
 SPARSE = "tests/plugins/cvxpy/test_sparse_cvxpy.py"
 LAYER = "tests/plugins/cvxpy/test_cvxpy_layer.py tests/mutants/test_survivors_plugins.py"
 USES = "tests/plugins/deq/test_ordinary_uses.py"
+TREND = "tests/plugins/deq/test_trend.py"
 TOOLS = "tests/plugins/deq/test_deq_tools.py tests/mutants/test_survivors_plugins.py"
 
 MUTANTS = [
@@ -248,11 +249,51 @@ MUTANTS = [
     *mutants(
         "plugins/implicitkit_deq/start.py",
         "tests/plugins/deq/test_training.py -k 'repeated or so_many or evaluation_finds or recomputes'",
-        ("start = state if self._followed.again() else None", "start = state"),
+        ("start = self._trend.expected() if self._followed.again() else None", "start = self._trend.expected()"),
         ("self.calls = (self.calls + 1) % _ANEW", "self.calls = self.calls + 1"),
         ("not self._followed.again(_written(trained)))", "False)"),
         ("if written is not None and written == self._written:", "if False:"),
-        ("state, self._start) if known else None", "state, None) if known else None"),
+        ("(trained), self._start) if known", "(trained), None) if known"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/trend.py",
+        TREND + " -k 'expected or as_many or own or anew'",
+        ("_CHANGES = 3", "_CHANGES = 2"),
+        ("(alpha - told * beta).clamp_(0, 1)", "(alpha - told * beta)"),
+        ("(alpha - told * beta).clamp_(0, 1)", "alpha.clamp_(0, 1)"),
+        (".nan_to_num_(0, 1, 0).clamp_max_(1)", ".nan_to_num_(1, 1, 1)"),
+        ("torch.where(added.isfinite().all(1, keepdim=True), added, 0)", "added"),
+        ("torch.where(leapt, along / own, along / length)", "along / length"),
+        (".masked_fill_(leapt, 0)", ""),
+        ("if now.is_complex():", "if False:"),
+        ("not all(map(_alike, leaves, seen[0]))", "False"),
+        ("return Trend, ()", "return object.__reduce__(self)"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/trend.py",
+        TREND + " -k 'system or sample_that'",
+        ("self.begun.append(True)", "pass"),
+        ("<= _FEW:", "< 0:"),
+        ("/ size.unsqueeze(1))\n        return answer", ")\n        return answer", TREND + " -k 'first_system'"),
+        ("if not (low > smallest and high < 1 / smallest):", "if False:"),
+        ("g = torch.where(g.isfinite().all(1, keepdim=True), g, 0)", "pass"),
+        ('"rtol": 0.0, "atol": rtol + atol / high', '"rtol": rtol, "atol": atol'),
+        ("residual_norm=size * found.residual_norm", "residual_norm=found.residual_norm"),
+        ("steps=found.steps + 1)", "steps=found.steps)"),
+        ("alpha, product, value=-1) / unit", "alpha, product, value=-1)"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/layer.py",
+        TREND + " -k 'training_on or copies'",
+        ("if not (last or self._again.follows):", "if False:"),
+        ("if not (last or self._again.follows):", "if True:"),
+        ("trend = self._followed(z0) if index is None else None", "trend = None"),
+    ),
+    *mutants(
+        "plugins/implicitkit_deq/frozen.py",
+        USES + " -k second_dimension",
+        ("hint=self.hint)", ")"),
+        ('getattr(m, "batch_first", True) is False', 'hasattr(m, "batch_first")'),
     ),
     *mutants(
         "plugins/implicitkit_deq/inputs.py",

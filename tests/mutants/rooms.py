@@ -141,8 +141,8 @@ MUTANTS = [
     *mutants(
         "plugins/implicitkit_deq/forgive.py",
         "tests/plugins/deq/test_training.py -k 'outweigh or scaled_down or cotangents'",
-        ("extend.transforms_active() or extend.has_forward_level()", "extend.has_forward_level()"),
-        ("extend.transforms_active() or extend.has_forward_level()", "extend.transforms_active()"),
+        ("asked = extend.transforms_active() or extend.has_forward_level()", "asked = extend.has_forward_level()"),
+        ("asked = extend.transforms_active() or extend.has_forward_level()", "asked = extend.transforms_active()"),
         ("self.policy.amplification * size", "self.policy.amplification * size.max()"),
         ("x=answer.x * share.unsqueeze(1)", "x=answer.x"),
         ("converged=answer.converged & ~over", "converged=answer.converged"),

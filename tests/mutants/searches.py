@@ -97,7 +97,7 @@ MUTANTS = [
         ("if f.falling is not None or Progress.due(f, self.step):", "if Progress.due(f, self.step):"),
     ),
     *mutants(
-        "implicitkit/system.py",
+        "implicitkit/lifting/fewer_rows.py",
         DOMAIN,
         ("b.nan_to_num(0, 0, 0).abs().max()", "b.abs().max()"),
         ("b.nan_to_num(0, 0, 0).abs().max()", "b.abs().nan_to_num(0).max()"),

@@ -17,6 +17,7 @@ FAR = "tests/solver/test_convergence.py -k 'far_out'"
 CLIMBED = "tests/solver/test_convergence.py -k has_climbed_to"
 UNITS = "tests/solver/test_units.py -k 'composition or exponential or single'"
 UNITS_OF_MAPS = "tests/solver/test_units.py -k 'cosine'"
+FEWER = "tests/core/test_rows_left.py"
 SECOND = "tests/solver/test_second_order.py"
 STAYED = "tests/solver/test_nothing_ran_away.py"
 KINKS = "tests/solver/test_minima_in_kinks.py"
@@ -158,17 +159,25 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/system.py",
+        "implicitkit/lifting/fewer_rows.py",
         "tests/core/test_machinery.py -k 'captured_rows or rows_that or asked_once'",
         ("compare = (bool(names) or key not in _ALIKE) and", "compare = bool(names) and"),
         ("for _ in range(4)]", "for _ in range(1)]", "tests/core/test_machinery.py -k changes_between"),
         ("[a for a in again if not _near(out, a)]", "[]", "tests/core/test_machinery.py -k changes_between"),
         ("            _ALIKE[key] = None\n", ""),
+        ("(_COUPLED if before.couples(z)", "(_COUPLED if False", FEWER),
+        ("(_COUPLED if before.couples(z)", "(_COUPLED if True", FEWER),
+        ("for shift in (0, 1))", "for shift in (0, 0))", FEWER),
         (
-            'in_dims=(0, *dims), randomness="same")',
-            'in_dims=(0, *dims), randomness="different")',
-            "tests/plugins/deq/test_ordinary_uses.py -k mask",
+            "except (RuntimeError, ValueError, IndexError):\n                return False",
+            "except KeyError:\n                return False",
+            FEWER,
         ),
+    ),
+    *mutants(
+        "implicitkit/system.py",
+        "tests/plugins/deq/test_ordinary_uses.py -k mask",
+        ('in_dims=(0, *dims), randomness="same")', 'in_dims=(0, *dims), randomness="different")'),
     ),
     *mutants(
         "implicitkit/foundation/options.py",

@@ -110,7 +110,7 @@ class Anderson(Method):
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         swift = self.period is None and z.shape[1] >= _FEW
-        f.cheap = swift and z.shape[1] >= _WIDE and is_cheap(f)
+        f.weighs = swift and z.shape[1] >= _WIDE
         return {
             **(_NOTHING if swift else _memory(z, self._rows(z))),
             "last": None,  # r and w of the step before
@@ -119,7 +119,7 @@ class Anderson(Method):
             "new": 0,  # rows of the history that the Gram matrix does not know yet
             "eager": None,  # samples that mix in every step
             "path": () if swift else None,  # while all take plain steps from the first one on: the last of them
-            "cheap": f.cheap,
+            "cheap": f.weighs and is_cheap(f),
             "pace": None,  # of a cheap map: the logarithm of what each of the first two steps left
             "swift": None,  # samples that still do, when others do not, and |r| of the step before
             "plain": None,  # while all take plain steps only: |r| at the last look, and the steps since then

@@ -628,3 +628,20 @@ def test_inputs_may_be_given_by_the_names_of_the_cell() -> None:
 def test_names_that_the_cell_has_not_are_refused_with_what_to_do(cell: Any, named: dict[str, Any], words: str) -> None:
     with pytest.raises(TypeError, match=words):
         DEQ(cell, (4,))(torch.randn(3, 4), **named)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["batch second", "batch first"])
+def test_a_layer_that_takes_the_batch_as_its_second_dimension_is_named(first: bool) -> None:
+    """A state that was thought of as the layer's: time, batch, width."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.GRU(4, 4, batch_first=first)
+
+        def forward(self, z: Tensor, x: Tensor) -> Tensor:
+            return 0.5 * self.layer(z + x)[0]
+
+    with pytest.raises(RuntimeError, match="they do not fit it") as caught:
+        DEQ(Recurrent(), (5, 4))(torch.randn(5, 3, 4))
+    assert ("GRU without batch_first=True takes as the second dimension" in str(caught.value)) == (not first)

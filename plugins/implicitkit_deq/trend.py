@@ -1,0 +1,192 @@
+r"""Where what changes little from call to call is expected next: the last one, and its last changes as far as they last.
+
+In a training on the same samples equilibria ``z_k`` and the solutions ``u_k`` of ``(I - J)^T u_k = dL/dz_k`` move with the
+parameters.  Both are found by iterations, which may begin anywhere: with ``d_k = z_k - z_{k-1}``, from
+
+    z_k + \alpha d_k + \beta (d_k - d_{k-1}),
+    \alpha, \beta = argmin |d_k - \alpha d_{k-1} - \beta (d_{k-1} - d_{k-2})|^2,  0 <= \alpha <= 1,  |\beta| <= 1,
+
+each sample with those that would have been best the last time (``\alpha`` is the best for the ``\beta`` allowed), and the
+second term no larger than the first.  After a leap, ``|d_k| > 2 |d_{k-1}|``, as from one branch of equilibria to another, no
+more is expected than the step before it: ``\alpha = <d_k, d_{k-1}> / |d_k|^2``, ``\beta = 0``.  Where steps are of one
+kind, as an optimiser's are, both are near one and what is left to find is of third order in a step; where they are noise
+both are near zero, and the start is the last one.
+
+Shapes: tensors are ``(batch, ...)``, each row by itself.  Units: those of the tensors; ``\alpha`` and ``\beta`` have none.
+
+Source: extrapolation of the starts of a sequence of systems (Fischer 1998, Comput. Methods Appl. Mech. Eng. 163,
+193-204, has the projection on what was found before, of which :class:`Onward` takes one vector); the two
+coefficients are this library's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.extend import LinearSolution, trees
+
+__all__ = ["Onward", "Trend"]
+
+_CHANGES = 3  # that are remembered
+_LEAP = 2.0  # times the change before: one that is larger is no step like that
+_FEW = 3  # products, of which none is saved by one more
+
+
+class Trend:
+    """What is expected of a state by its last values; a copy of it has seen none."""
+
+    def __init__(self) -> None:
+        # leaves of the last state, its last changes, the latest first, what is added by them, and the structure of all
+        self._seen: tuple[list[Tensor], list[list[Tensor]], list[Tensor], Any] | None = None
+
+    def __reduce__(self) -> Any:
+        return Trend, ()
+
+    def keep(self, state: Any) -> None:
+        """This is the state now; one that is not like the last begins anew."""
+        (leaves, spec), seen = trees.tree_flatten(state), self._seen
+        if seen is None or seen[3] != spec or not all(map(_alike, leaves, seen[0])):
+            self._seen = leaves, [], [], spec
+            return
+        changes = [[new - old for new, old in zip(leaves, seen[0], strict=True)], *seen[1][: _CHANGES - 1]]
+        self._seen = leaves, changes, [_lasting(*d) for d in zip(*changes, strict=True) if len(d) > 1], spec
+
+    @property
+    def last(self) -> Any:
+        """The state now; ``None`` before there was any."""
+        return None if self._seen is None else trees.tree_unflatten(self._seen[0], self._seen[3])
+
+    def expected(self) -> Any:
+        """The state to come; ``None`` before there was any."""
+        if self._seen is None:
+            return None
+        leaves, _, added, spec = self._seen
+        return trees.tree_unflatten([a + b for a, b in zip(leaves, added, strict=True)] if added else leaves, spec)
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
+
+
+def _lasting(now: Tensor, before: Tensor, earlier: Tensor | None = None) -> Tensor:
+    """As much of a change, and of its own, as the ones before let expect once more; none where that is not finite."""
+    if now.is_complex():
+        return torch.view_as_complex(
+            _lasting(*(torch.view_as_real(t) for t in (now, before, earlier) if t is not None))
+        )
+    a, b = (_in_rows(t) for t in (now, before))
+    length = _dot(b, b)
+    along, own = _dot(a, b), _dot(a, a)
+    leapt = own > _LEAP**2 * length
+    alpha = torch.where(leapt, along / own, along / length)
+    if earlier is None:
+        added = alpha.clamp_(0, 1) * a
+    else:
+        second = b - _in_rows(earlier)
+        told = _dot(second, b) / length
+        across = torch.addcmul(second, told, b, value=-1)  # the part that the change itself does not tell
+        beta = (_dot(a, across) / _dot(across, across)).nan_to_num_(0, 0, 0).clamp_(-1, 1).masked_fill_(leapt, 0)
+        first = (alpha - told * beta).clamp_(0, 1) * a
+        bend = beta * (a - b)
+        added = first + bend * (_dot(first, first) / _dot(bend, bend)).sqrt_().nan_to_num_(0, 1, 0).clamp_max_(1)
+    return torch.where(added.isfinite().all(1, keepdim=True), added, 0).view(now.shape)
+
+
+def _in_rows(t: Tensor) -> Tensor:
+    return t.reshape(len(t), t[:1].numel())
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Onward(ik.LinearSolver):
+    r"""A linear solver that begins where the last systems of the same samples let expect the solution.
+
+    With ``g`` expected, ``x = \alpha g + y`` where ``A y = b - \alpha A g`` and ``\alpha = <A g, b> / |A g|^2``, sample
+    by sample: never more is left than ``b``, whatever ``g`` is worth, and a loss in other units (a scaled one) changes
+    ``\alpha`` alone, since solutions are kept for ``|b| = 1``. What is asked of ``y`` is what is asked of ``x``, ``|A x -
+    b| <= atol + rtol |b|``. One product more.
+
+    Only the first system of a call that has one right-hand side is begun so, and kept: of a second derivative come others.
+    Nor is one kept that took three products or fewer, as with factors.
+
+    Shapes: as of any linear solver, ``b`` ``(batch, n)``.
+
+    Args:
+        inner: the solver. trend: what is known of the systems before. begun: one entry as soon as the call has had one.
+    """
+
+    inner: ik.LinearSolver
+    trend: Trend
+    begun: list[bool] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return str(self.inner.name)
+
+    @property
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(self.inner.needs)
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        return bool(self.inner.exact)
+
+    @property
+    def matrix_free(self) -> bool:  # type: ignore[override]
+        return bool(self.inner.matrix_free)
+
+    @property
+    def has_units(self) -> bool:  # type: ignore[override]
+        return bool(self.inner.has_units)
+
+    @property
+    def checks_itself(self) -> bool:
+        return bool(self.inner.checks_itself)
+
+    @property
+    def factors(self) -> bool:  # type: ignore[override]
+        return bool(self.inner.factors)
+
+    def solve_many(self, A: Any, b: Tensor, **options: Any) -> LinearSolution:
+        return self.inner.solve_many(A, b, **options)
+
+    def solve(self, A: Any, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
+        if self.begun or not self.exact or not b.numel():
+            return self.inner.solve(A, b, rtol=rtol, atol=atol, max_steps=max_steps)
+        self.begun.append(True)
+        size = torch.linalg.vector_norm(b, dim=1)
+        answer = self._onward(A, b, size, rtol, atol, max_steps)
+        if answer is None:
+            answer = self.inner.solve(A, b, rtol=rtol, atol=atol, max_steps=max_steps)
+            if int(answer.steps.amax()) <= _FEW:  # by factors, or as good as: there is nothing to be saved
+                return answer
+        self.trend.keep(answer.x / size.unsqueeze(1))
+        return answer
+
+    def _onward(
+        self, A: Any, b: Tensor, size: Tensor, rtol: float, atol: float, max_steps: int | None
+    ) -> LinearSolution | None:
+        """The solution from the one expected on; ``None`` where there is none, or where squares of ``b`` leave the range."""
+        g = self.trend.expected()
+        if not isinstance(g, Tensor) or not _alike(g, b) or (max_steps is not None and max_steps < 2):
+            return None
+        low, high = (float(t) for t in size.aminmax())
+        smallest = torch.finfo(b.dtype).tiny ** 0.25
+        if not (low > smallest and high < 1 / smallest):  # NaN, too
+            return None
+        g = torch.where(g.isfinite().all(1, keepdim=True), g, 0)
+        product, unit = A.mv(g), size.unsqueeze(1)
+        alpha = (_dot(product, b) / _dot(product, product)).nan_to_num_(0, 0, 0)
+        left = torch.addcmul(b, alpha, product, value=-1) / unit
+        limits: dict[str, Any] = {"rtol": 0.0, "atol": rtol + atol / high}
+        found = self.inner.solve(A, left, max_steps=None if max_steps is None else max_steps - 1, **limits)
+        x = torch.addcmul(unit * found.x, alpha, g)
+        return found._replace(x=x, residual_norm=size * found.residual_norm, steps=found.steps + 1)

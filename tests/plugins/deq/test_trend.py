@@ -1,0 +1,259 @@
+"""Calls on the same samples begin where the last ones lead: equilibria, and the linear systems of their derivatives."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import implicitkit as ik
+from implicitkit_deq import DEQ
+from implicitkit_deq.trend import Onward, Trend
+
+F64 = torch.float64
+BATCH, N = 6, 40
+WIDE = 24  # unknowns of layers; factors would solve their systems at once
+
+
+def _steps(kind: str, count: int = 5) -> list[Tensor]:
+    """States of every sample along a line, a parabola, a noise, or at rest."""
+    g = torch.Generator().manual_seed(0)
+    start, speed, bend = torch.randn(3, BATCH, N, generator=g, dtype=F64)
+    noise = torch.randn(count, BATCH, N, generator=g, dtype=F64)
+    if kind == "noise":
+        return [start + e for e in noise]
+    far = {"line": (1.0, 0.0), "parabola": (1.0, 0.05), "rest": (0.0, 0.0)}[kind]
+    return [start + far[0] * k * speed + far[1] * k * k * bend for k in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "share"), [("line", 1e-12), ("parabola", 2e-2), ("noise", 1.05), ("rest", 0.0)], ids=lambda v: str(v)
+)
+def test_what_is_expected_is_near_where_changes_last(kind: str, share: float) -> None:
+    """Beside how far the last state is from the next."""
+    *seen, new = _steps(kind)
+    trend = Trend()
+    for state in seen:
+        trend.keep(state)
+    missed = (new - trend.expected()).norm(dim=1)
+    assert bool((missed <= share * (new - seen[-1]).norm(dim=1)).all()), missed
+
+
+def test_changes_that_shrink_are_expected_to_shrink_on() -> None:
+    """Each half of the one before, its direction turning: neither term alone tells where that leads."""
+    line, turn = _steps("line")[1] - _steps("line")[0], _steps("parabola")[2]
+    seen = [0.5**k * (line * (1 + k) + turn) for k in range(6)]
+    trend = Trend()
+    for state in seen[:-1]:
+        trend.keep(state)
+    missed, moved = (seen[-1] - trend.expected()).norm(dim=1), (seen[-1] - seen[-2]).norm(dim=1)
+    assert bool((missed <= 0.3 * moved).all()), missed / moved
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_as_many_states_as_there_were_are_used(count: int) -> None:
+    """One says where, two that there was a change, the third that it lasts."""
+    seen, trend = _steps("line")[:count], Trend()
+    for state in seen:
+        trend.keep({"a": state, "b": (state[:, 0],)})
+    wanted = seen[-1] if count < 3 else 2 * seen[-1] - seen[-2]
+    found = trend.expected()
+    torch.testing.assert_close(found["a"], wanted)
+    torch.testing.assert_close(found["b"][0], wanted[:, 0])
+
+
+def test_samples_have_trends_of_their_own() -> None:
+    """One that is not finite, one that turned and one that leaps change nothing for the others, and start where they are."""
+    a, b, c, d = (t.clone() for t in _steps("line")[:4])
+    c[0], d[0] = torch.nan, 1.0
+    d[1] = c[1] - (c[1] - b[1])  # back
+    d[2] = c[2] + 1e6 * (c[2] - b[2])
+    trend = Trend()
+    for state in (a, b, c, d):
+        trend.keep(state)
+    found = trend.expected()
+    torch.testing.assert_close(found[:2], d[:2])
+    assert 0 < float((found[2] - d[2]).norm()) <= 1.01 * float((c[2] - b[2]).norm()), "no second leap"
+    torch.testing.assert_close(found[3:], (2 * d - c)[3:])
+
+
+def test_complex_states_and_other_batches_begin_anew() -> None:
+    trend = Trend()
+    assert trend.expected() is None and trend.last is None
+    for state in _steps("line")[:4]:
+        trend.keep(torch.complex(state, 2 * state))
+    seen = _steps("line")[4]
+    torch.testing.assert_close(trend.expected(), torch.complex(seen, 2 * seen))
+    trend.keep(seen[:2])
+    assert trend.expected() is trend.last and len(trend.last) == 2
+    assert copy.deepcopy(trend).last is None
+
+
+# ------------------------------------------------------------------------------------------------------------ systems
+def _system(scale: float = 0.5, seed: int = 0) -> tuple[ik.linear.Operator, Tensor]:
+    """Blocks, and right-hand sides."""
+    g = torch.Generator().manual_seed(seed)
+    J = scale * torch.randn(BATCH, N, N, generator=g, dtype=F64) / N**0.5 - torch.eye(N, dtype=F64)
+    b = torch.randn(BATCH, N, generator=g, dtype=F64)
+    mv = lambda v: torch.einsum("bij,bj->bi", J, v)  # noqa: E731
+    rmv = lambda v: torch.einsum("bji,bj->bi", J, v)  # noqa: E731
+    return ik.linear.Operator(mv, rmv, lambda: J, batch=BATCH, size=N, like=b), b
+
+
+LIMITS: dict[str, Any] = {"rtol": 1e-8, "atol": 0.0, "max_steps": None}
+
+
+@pytest.mark.parametrize(
+    ("what", "saved"),
+    [
+        ("same", True),
+        ("scaled", True),
+        ("near", True),
+        ("other", False),
+        ("tiny", False),
+        ("zero", False),
+        ("inf", False),
+    ],
+)
+def test_a_system_that_begins_elsewhere_meets_the_same_tolerance(what: str, saved: bool) -> None:
+    """``|A x - b| <= rtol |b|`` for every sample, in fewer steps where the last solution says something."""
+    A, b = _system()
+    trend = Trend()
+    Onward(ik.linear.GMRES(), trend).solve(A, b, **LIMITS)
+    later = {
+        "near": _system(0.5001)[1] + 1e-3,
+        "other": _system(seed=1)[1],
+        "scaled": -1e6 * b,
+        "tiny": 1e-200 * b,
+    }.get(what, b)
+    if what in ("zero", "inf"):
+        later = b.clone()
+        later[1] = 0.0 if what == "zero" else torch.inf
+    cold = ik.linear.GMRES().solve(A, later, **LIMITS)
+    warm = Onward(ik.linear.GMRES(), trend).solve(A, later, **LIMITS)
+    assert torch.equal(warm.converged, cold.converged)
+    good = warm.converged
+    norm = (A.mv(warm.x) - later).norm(dim=1)
+    assert bool((norm <= 1.01e-8 * later.norm(dim=1))[good].all())
+    torch.testing.assert_close(warm.residual_norm[good], norm[good], rtol=1e-3, atol=1e-10 * float(later[good].norm()))
+    assert bool((warm.steps < cold.steps).all()) == saved and bool((warm.steps <= cold.steps + 2).all())
+    assert what != "same" or warm.steps.tolist() == [1] * BATCH, "the product that shows it"
+
+
+def test_a_sample_that_failed_is_none_for_the_next_system() -> None:
+    """What is not finite is not expected."""
+    A, b = _system()
+    trend, bad = Trend(), b.clone()
+    bad[1], bad[2] = torch.nan, 0.0
+    failed = Onward(ik.linear.GMRES(), trend).solve(A, bad, **LIMITS)
+    assert failed.converged.tolist() == [True, False, *[True] * (BATCH - 2)]
+    found = Onward(ik.linear.GMRES(), trend).solve(A, b, **LIMITS)
+    assert bool(found.converged.all()) and int(found.steps[3:].max()) <= 2 < int(found.steps[1:3].min())
+    torch.testing.assert_close(A.mv(found.x), b, rtol=1e-6, atol=1e-7)
+
+
+def test_nothing_is_kept_of_systems_that_factors_solve() -> None:
+    """One product more would be for nothing."""
+    A, b = _system()
+    trend = Trend()
+    Onward(ik.linear.LU(), trend).solve(A, b, **LIMITS)
+    assert trend.last is None
+
+
+def test_only_the_first_system_of_a_call_is_begun_elsewhere_and_kept() -> None:
+    A, b = _system()
+    trend = Trend()
+    solver = Onward(ik.linear.GMRES(), trend)
+    first = solver.solve(A, b, **LIMITS)
+    solver.solve(A, -3 * b + 1, **LIMITS)
+    torch.testing.assert_close(trend.last, first.x / b.norm(dim=1, keepdim=True))
+
+
+# ------------------------------------------------------------------------------------------------------------- layers
+class Tanh(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.W, self.U = nn.Linear(WIDE, WIDE, dtype=F64), nn.Linear(4, WIDE, dtype=F64)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(self.W(z) + self.U(x))
+
+
+def _train(steps: int, way: str, **options: Any) -> tuple[list[int], list[float], float]:
+    """Evaluations and products of every step, and the worst error of a gradient beside that of a solve from zero."""
+    cell, exact = Tanh(), {"rtol": 1e-10, "atol": 0.0, "rule": ik.Implicit(rtol=1e-10)}
+    layer, cold = DEQ(cell, (WIDE,), **options), DEQ(cell, (WIDE,), init="zeros", **exact)
+    optimiser = torch.optim.Adam(cell.parameters(), 3e-3)
+    x = torch.randn(12, 4, dtype=F64)
+    y = torch.sin(x.sum(1, keepdim=True))
+    evaluations, products, worst = [], [], 0.0
+    for k in range(steps):
+        given = x.clone() if way == "copied" else x
+        scale = 1000.0 if way == "scaled" and k % 2 else 1.0
+        keyword: dict[str, Any] = {"z0": "last"} if way == "z0" else {}
+        loss = scale * (layer(given, **keyword) - y).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        if k % 5 == 4 and way != "copied":
+            wanted = torch.autograd.grad(scale * (cold(x) - y).square().mean(), list(cell.parameters()))
+            pairs = zip(cell.parameters(), wanted, strict=True)
+            worst = max(worst, *(float((p.grad - g).norm() / g.norm()) for p, g in pairs))
+        for p in cell.parameters():
+            p.grad /= scale
+        assert layer.solution is not None and layer.solution.backward is not None
+        evaluations.append(layer.solution.evaluations)
+        products.append(float(layer.solution.backward.steps.double().mean()))
+        optimiser.step()
+    return evaluations, products, worst
+
+
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [
+        ("full batches", {}),
+        ("scaled", {}),
+        ("full batches", {"init": "last"}),
+        ("full batches", {"on_failure": "raise"}),
+        ("z0", {}),
+    ],
+    ids=["default", "a loss in turns of scale", "init=last", "strict", "z0=last"],
+)
+def test_training_on_the_same_samples_takes_fewer_evaluations_and_products(way: str, options: dict[str, Any]) -> None:
+    """With gradients as exact as from zero; alone, other samples take what they take from zero."""
+    tight = {"rtol": 1e-7, "atol": 0.0, "rule": ik.Implicit("gmres", rtol=1e-7), **options}
+    evaluations, products, worst = _train(15, way, **tight)
+    apart, alone, _ = _train(15, "copied", **tight | {"init": "zeros"})
+    assert worst < 1e-5
+    assert sum(evaluations[6:]) < 0.8 * sum(apart[6:]), (evaluations, apart)
+    assert sum(products[6:]) < 0.8 * sum(alone[6:]), (products, alone)
+
+
+def test_copies_of_the_samples_are_other_samples() -> None:
+    """With defaults nothing is expected of tensors that are not those of the last call."""
+    evaluations, products, _ = _train(6, "copied", rtol=1e-7, rule=ik.Implicit("gmres", rtol=1e-7))
+    apart, alone, _ = _train(6, "copied", rtol=1e-7, rule=ik.Implicit("gmres", rtol=1e-7), init="zeros")
+    assert evaluations == apart and products == alone
+
+
+def test_second_derivatives_of_calls_that_follow_each_other() -> None:
+    """A penalty on the gradient: several linear systems in a call, of which the first follows those of the calls before."""
+    tight: dict[str, Any] = {"rtol": 1e-11, "rule": ik.Implicit("gmres", rtol=1e-11)}
+    cell = Tanh()
+    layer, cold = DEQ(cell, (WIDE,), **tight), DEQ(cell, (WIDE,), init="zeros", **tight)
+    x = torch.randn(5, 4, dtype=F64, requires_grad=True)
+
+    def penalty(layer: DEQ) -> Tensor:
+        (g,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+        return g.square().sum()
+
+    for _ in range(4):
+        found, wanted = (torch.autograd.grad(penalty(each), list(cell.parameters())) for each in (layer, cold))
+        for f, w in zip(found, wanted, strict=True):
+            torch.testing.assert_close(f, w, rtol=1e-6, atol=1e-8)
+        with torch.no_grad():
+            for p in cell.parameters():
+                p.mul_(0.99)
