@@ -136,6 +136,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/constrained/second_order.py",
         SECOND,
+        ("length > eps**0.5, v / length", "length > 0, v / length", SECOND + " -k corner"),
         (
             "return self._along(v / self.s + self._derivative(Hv - v / self.s))",
             "return self._along(self._derivative(Hv))",

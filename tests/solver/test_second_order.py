@@ -197,3 +197,24 @@ def test_a_ray_begins_within_the_constraints(monkeypatch: pytest.MonkeyPatch) ->
     for equality, unbounded in ((lambda z: z[0] - 1, True), (lambda z: z[0] - 1 + 0 * z[1] + 2, False)):
         f, w = _at(lambda z: z.sum(), torch.ones(3, dtype=F64), monkeypatch, constraints=ik.Equality(equality))
         assert falls_forever_within(f, w, torch.tensor([True])).tolist() == [unbounded]
+
+
+def _corner_of_curves(z: Tensor) -> Tensor:
+    """Hock & Schittkowski (1981), no. 23; the third is steep, and far from active in the solution."""
+    x, y = z
+    return torch.stack([1 - x - y, 1 - x**2 - y**2, 9 - 9 * x**2 - y**2, y - x**2, x - y**2])
+
+
+@pytest.mark.parametrize("steep", [1.0, 100.0])
+@pytest.mark.parametrize("bounds", [None, (-50.0, 50.0)], ids=["free", "bounded"])
+def test_in_a_corner_nothing_is_free(bounds: Any, steep: float) -> None:
+    """As many constraints hold there as there are unknowns: what is left of a direction along all of them is rounding."""
+    scale = tensor(1.0, 1.0, steep, 1.0, 1.0)
+    solution = ik.argmin(
+        lambda z: 0.5 * z.square().sum(),
+        tensor(3.0, 1.0),
+        constraints=ik.Inequality(lambda z: scale * _corner_of_curves(z)),
+        bounds=bounds,
+    )
+    assert float((solution.value - 1).abs().max()) < 1e-7
+    assert int(solution.steps) <= 15

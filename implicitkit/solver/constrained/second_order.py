@@ -62,7 +62,7 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
         return w
     v = look.tangent(u)
     length = torch.linalg.vector_norm(v, dim=1, keepdim=True)
-    v = torch.where(length > 0, v / length, 0)
+    v = torch.where(length > eps**0.5, v / length, 0)  # in a corner nothing is free, and what is left of u is rounding
     least, best = look.merit(z, 0.0)[0] - ROUNDING * eps * look.value.abs(), z
     reach = z.abs().amax(1, keepdim=True).clamp_min(1)
     for t in LENGTHS:
