@@ -158,9 +158,10 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
 
 def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage, ...]:
     """Constrained minimisation: SQP where there are constraints and no set but bounds, proximal gradient where there is
-    only a set or a term (within bounds first projected Newton steps, of least squares Levenberg-Marquardt's), the augmented
-    Lagrangian else; each finished by Newton steps on the natural map where dense Jacobians are affordable.  SQP and the
-    Newton steps are for sparse matrices beyond that size, and from 256 unknowns on within bounds alone."""
+    only a set or a term (within bounds first projected Newton steps, of least squares Levenberg-Marquardt's, and SQP along
+    long valleys), the augmented Lagrangian else; each finished by Newton steps on the natural map where dense Jacobians are
+    affordable.  SQP and the Newton steps are for sparse matrices beyond that size, and from 256 unknowns on within bounds
+    alone."""
     size = problem.size + len(problem.one_sided)
     fit = isinstance(problem, BoundedLeastSquares)
     dense = size <= _DENSE and batch * size * size <= _DENSE_NUMBERS
@@ -178,6 +179,7 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
             *((Stage(ProjectedLevenbergMarquardt(), max_steps=300),) if fit else ()),
             *((Stage(ProjectedNewton(), max_steps=50),) if convex else ()),
             _stage("proximal_gradient", max_steps=50, scale=None if convex else 1.0),
+            *((_stage("sqp", max_steps=60, scale=None),) if convex else ()),
             *polish,
             _stage("proximal_gradient", max_steps=20000, scale=None),
         )

@@ -94,6 +94,9 @@ class Outcome:
     onward: Tensor | None = None  # where others should go on from, if not at z
     halted: bool = False  # has a callback asked to stop, be it in the step with which the last sample ended?
     examined: bool = False  # is every point known to be a minimum, not only stationary?
+    blind: Tensor | None = (
+        None  # points of a minimisation that a method for equations has found, ``(batch,)``; None: none
+    )
     _counted: tuple[Tensor, bool] | None = field(
         default=None, init=False, repr=False
     )  # a status, and whether all is well

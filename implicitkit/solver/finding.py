@@ -139,6 +139,7 @@ def _leave_saddles(solver: Solver, f: Evaluations, options: Options, outcome: Ou
         if not bool(claimed.any()):
             return
         descended = outcome.steps > 0 if falls_by_itself else torch.zeros_like(claimed)
+        descended = descended if outcome.blind is None else descended & ~outcome.blind
         lower = look(f, outcome.z, claimed, descended)
         open_ = (lower != outcome.z).any(1)
         if not bool(open_.any()):

@@ -134,6 +134,11 @@ MUTANTS = [
         ("~near | has_a_limit(f, *fit, z, open_ & near)", "~near"),
     ),
     *mutants(
+        "implicitkit/solver/finding.py",
+        "tests/solver/test_bounded_minima.py -k 'equations or valleys'",
+        ("descended if outcome.blind is None else descended & ~outcome.blind", "descended"),
+    ),
+    *mutants(
         "implicitkit/solver/constrained/second_order.py",
         SECOND,
         ("length > eps**0.5, v / length", "length > 0, v / length", SECOND + " -k corner"),

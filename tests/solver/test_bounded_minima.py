@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.solver.constrained.projected_newton import ProjectedNewton
+from implicitkit.solver.polyalgorithm import Polyalgorithm, Stage
 
 F64 = torch.float64
 
@@ -160,3 +162,44 @@ def test_a_step_out_of_the_domain_is_halved() -> None:
     f = lambda z: (1e-3 / (1 - z)).sum() - torch.log(z).sum() * 1e-3 + (z - np.pi / 10).square().sum()  # noqa: E731
     s = ik.argmin(f, z0, bounds=(0, 1))
     assert bool(s.converged) and float((s.value - s.value.mean()).abs().max()) < 1e-9
+
+
+def _wood(z: Tensor) -> Tensor:
+    """Colville's function; stationary at f = 7.877 too, a saddle at the end of a long valley."""
+    a, b, c, d = z
+    return (
+        100 * (b - a**2) ** 2 + (1 - a) ** 2 + 90 * (d - c**2) ** 2 + (1 - c) ** 2
+        + 10.1 * ((b - 1) ** 2 + (d - 1) ** 2) + 19.8 * (b - 1) * (d - 1)
+    )  # fmt: skip
+
+
+def _rosenbrock(z: Tensor) -> Tensor:
+    return (100 * (z[1:] - z[:-1] ** 2) ** 2 + (1 - z[:-1]) ** 2).sum()
+
+
+#: An objective, a start, bounds, the least value among minima that may be reached, evaluations.
+VALLEYS: dict[str, tuple[Callable[[Tensor], Tensor], list[float], tuple[float, float], float, int]] = {
+    "Wood": (_wood, [-3.0, -1.0, -3.0, -1.0], (-10.0, 10.0), 0.0, 700),
+    "five links": (_rosenbrock, [-1.2, 1.0, -1.2, 1.0, -1.2], (-10.0, 10.0), 3.930839434, 500),
+    "five links, a bound holds": (_rosenbrock, [-1.2, 0.8, -1.2, 0.8, -1.2], (-10.0, 0.8), 4.0802180678, 500),
+    "twenty links": (_rosenbrock, [-1.2, 1.0] * 10, (-10.0, 10.0), 3.9866238543, 750),
+    "twenty links, bounds hold": (_rosenbrock, [-1.2, 0.8] * 10, (-10.0, 0.8), 15.8999851340, 600),
+}
+
+
+@pytest.mark.parametrize("case", VALLEYS)
+def test_long_valleys_within_bounds(case: str) -> None:
+    """They end in a minimum, not in the saddle that Newton's steps on the conditions of optimality are drawn to."""
+    f, start, bounds, least, evaluations = VALLEYS[case]
+    s = ik.argmin(f, torch.tensor(start, dtype=F64), bounds=bounds)
+    assert abs(float(f(s.value)) - least) < 1e-8
+    assert s.evaluations <= evaluations, f"{s.evaluations} evaluations"
+
+
+def test_what_a_method_for_equations_finds_is_looked_at_more_closely() -> None:
+    """It need not be lower than where it began, and a negative curvature of a hundredth of a percent may be all there is."""
+    stages = (Stage("proximal_gradient", max_steps=100), Stage("newton", max_steps=30, scale=None))
+    z0 = torch.tensor([-3.0, -1.0, -3.0, -1.0], dtype=F64)
+    s = ik.argmin(_wood, z0, bounds=(-10.0, 10.0), solver=Polyalgorithm(stages), on_failure="ignore")
+    H = torch.func.hessian(_wood)(s.value)
+    assert not bool(s.converged) or float(torch.linalg.eigvalsh(H).min()) > 0
