@@ -25,6 +25,7 @@ from implicitkit.solver.scales import (
     in_working_precision,
     is_healthy,
     is_held,
+    is_rounding,
     rounding,
     row_scales,
     uneven,
@@ -292,6 +293,8 @@ def _by_factors(
             line = line & ~is_lower(f, z, origin, line & ~full)
         left = ((matrix @ low.unsqueeze(2)).squeeze(2) - b).abs()
         rounded = eps * (low.abs().amax(1, keepdim=True) + (matrix * (point / unit).unsqueeze(1)).abs().sum(2))
+        if f.kind.iteration:  # a number that a map hands on as it is: no correction changes its equation
+            rounded = rounded + 2 * eps * point.abs() / rows
         solvable = (left <= 0.5 * b.abs() + rounded).all(1)  # but for rounding of the correction, and of F
     else:
         there = in_working_precision(f.problem.flat_residuals(f.kernel, origin).detach())
@@ -353,11 +356,6 @@ def _both(f: Evaluations, z: Tensor, F: Tensor, w: Tensor, h: float) -> Tensor:
     return torch.maximum(change(f, z, F, w, h), change(f, z, F, w, -h))
 
 
-def _is_noise(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
-    """Where ``F`` is nothing but rounding errors, ``(batch,)``; asked if any of ``which``."""
-    return (F.abs() <= NOISE * rounding(f, z, which)).all(1) if bool(which.any()) else which
-
-
 def _size(f: Evaluations, z: Tensor, F: Tensor, w: Tensor, which: Tensor | None = None) -> Tensor:
     """By how much each ``F_i`` changes when ``z`` moves by a hundredth of ``|w|``, to and fro, times a hundred.
 
@@ -396,5 +394,5 @@ def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor,
         # (but where F is far below its changes, a zero is near: on the way to infinity it is 1e-8 of them and more)
         standing = small & (F.abs() > torch.finfo(z.dtype).eps ** 0.6 * terms).any(1) & ~(after <= _SURE * before)
         odd = standing & ~(across(standing) & (after <= _LEFT * before))
-        small = small & (~odd | _is_noise(f, z, F, odd))
+        small = small & (~odd | is_rounding(f, z, F, odd))
     return small | across(~small & (after <= falls * before) & (d.abs() <= 0.5 * largest).all(1))

@@ -27,6 +27,7 @@ __all__ = [
     "in_working_precision",
     "is_healthy",
     "is_held",
+    "is_rounding",
     "rounding",
     "row_scales",
     "steepness",
@@ -127,6 +128,11 @@ def rounding(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     if bool((tiny & which).any()):
         noise = torch.where(tiny.unsqueeze(1), _left(_Smooth(f), z, which & tiny, _UNIT), noise)
     return noise
+
+
+def is_rounding(f: Evaluations, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
+    """Where ``F`` is nothing but rounding errors, ``(batch,)``; asked if any of ``which``."""
+    return (F.abs() <= NOISE * rounding(f, z, which)).all(1) if bool(which.any()) else which
 
 
 class _Residual(Protocol):

@@ -22,6 +22,7 @@ from implicitkit.foundation.options import at_least, check_arguments, check_call
 from implicitkit.foundation.tracers import opaque_to_compile
 from implicitkit.foundation.trees import from_arrays, from_numbers
 from implicitkit.foundation.wording import kind_of
+from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.reporting import raise_in_words
 from implicitkit.solution import Solution
 from implicitkit.solving.verbs import least_squares
@@ -152,13 +153,13 @@ def _covariance(r: Tensor, J: Tensor, absolute_sigma: bool) -> Tensor:
     return torch.where(blind[..., None, None], torch.inf, covariance)
 
 
+@despite_inference_mode
 def _linearised(residuals: Callable[..., Tensor], p: Tensor, args: Any, batch_dims: int) -> tuple[Tensor, Tensor]:
     """The residuals and ``J`` ``(*batch, m, n)`` at ``p``: samples are independent, so that one pass a parameter does."""
     r = residuals(p, *args)
     again, pullback = autodiff.vjp(lambda q: residuals(q, *args), p)
-    products = autodiff.vjp(lambda w: pullback(w)[0], torch.zeros_like(again))[
-        1
-    ]  # v -> J v: the transpose of w -> J' w
+    # v -> J v: the transpose of w -> J' w
+    products = autodiff.vjp(lambda w: pullback(w)[0], torch.zeros_like(again))[1]
 
     def column(i: int) -> Tensor:
         unit = torch.zeros_like(p)

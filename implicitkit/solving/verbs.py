@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from implicitkit.foundation.tracers import opaque_to_compile, refuse_tracing
 from implicitkit.foundation.trees import Layout, as_args, as_state, from_arrays, tree_flatten, tree_map
 from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.lifting.lifted import Lifted, check_solution, lift, lift_closed
+from implicitkit.lifting.untouched import buffers_untouched
 from implicitkit.lifting.watch import resolve
 from implicitkit.problem.argmin import Argmin
 from implicitkit.problem.auxiliary import auxiliary
@@ -325,8 +327,12 @@ def _rule(problem: Problem, rule: Any) -> Rule:
 
 def _restate(problem: Problem, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated | None:
     """The problem that is solved in the place of this one."""
+    evaluates = problem.kind.minimisation and (
+        getattr(problem, "constrained", False) or getattr(problem, "bounds", None) is not None
+    )
     try:
-        return problem.restate(z0, args, batch_dims)
+        with buffers_untouched((problem, args)) if evaluates else contextlib.nullcontext():
+            return problem.restate(z0, args, batch_dims)
     except Exception as error:
         raise_in_words(error, z0, args)
 

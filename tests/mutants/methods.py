@@ -9,6 +9,7 @@ FIXED = "tests/solver/test_fixed_point_solvers.py"
 ROOTS = "tests/solver/test_root_solvers.py tests/mutants/test_survivors.py"
 SCALAR = "tests/solver/test_scalar_solvers.py"
 CANCEL = "tests/solver/test_cancellation.py"
+FITS = "tests/solver/test_certified_fits.py"
 MINIMA = "tests/solver/test_argmin_solvers.py"
 CONSTRAINED = "tests/problem/test_constrained.py -k 'closed_forms'"
 
@@ -420,9 +421,11 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/least_squares/levenberg_marquardt.py",
         "tests/solver/test_certified_fits.py",
-        ("z, away = _by_old_values(f, model, z, which)", "away = torch.zeros_like(which)"),
-        ("going = going & (norm_trial < norm)", "going = torch.zeros_like(going)"),
-        ('if not bool(away.any()) or state["last"] >= _LAST or f.taken >= f.ahead:', "if True:"),
+        ("z, near, away = _by_old_values(f, model, z, which)", "near = away = torch.zeros_like(which)"),
+        ("going = going & (norm_trial < norm)", "going = torch.zeros_like(going)", f"{FITS} -k end_early"),
+        ("if not bool(away.any()) or f.taken >= f.ahead:", "if True:"),
+        ('"last": state["last"] + away}', '"last": state["last"] + away.any()}', f"{FITS} -k end_early"),
+        ("& ~stuck & (away | ~near)", "& ~stuck & away", f"{FITS} -k steps_of_all"),
         ("self.s.square()) / self.D", "self.s) / self.D"),
     ),
     *mutants(
@@ -640,7 +643,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/least_squares/levenberg_marquardt.py",
         "tests/solver/test_low_rank_parts.py -k rounding",
-        ("leave(f, hopeless & at_rounding(f, model.equations.factors, z))", "pass"),
+        ("leave(f, ~found & at_rounding(f, factors, start))", "pass"),
     ),
     *mutants(
         "implicitkit/linear/sparse_normal.py",

@@ -203,6 +203,7 @@ MUTANTS = [
         ),
         ("            r = r / s\n", "            r = r / s.square()\n"),
         ("if not absolute_sigma:", "if absolute_sigma:"),
+        ("@despite_inference_mode\n", "", "tests/problem/test_fitting.py -k inference"),
     ),
     *mutants(
         "implicitkit/relax/envelope.py",

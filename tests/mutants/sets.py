@@ -28,6 +28,11 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/lifting/untouched.py",
+        f"{SMALL} -k modules_count",
+        ("b.copy_(copy)", "pass"),
+    ),
+    *mutants(
         "implicitkit/problem/cost.py",
         f"{SMALL} -k a_slope",
         ("if _any(c != 1) else None", "if False else None"),

@@ -45,6 +45,11 @@ MUTANTS = [
         ("(change <= most * step)", "(change <= most * size * 1e-9)"),
     ),
     *mutants(
+        "implicitkit/solver/probing.py",
+        "tests/solver/test_strides.py -k hands_on",
+        ("rounded = rounded + 2 * eps * point.abs() / rows", "pass"),
+    ),
+    *mutants(
         "implicitkit/solver/driver.py",
         "tests/solver/test_strides.py -k vanishes",
         ("later = self.judge.relative_to_state and options.start_norm is not None", "later = False"),

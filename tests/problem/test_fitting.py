@@ -236,3 +236,15 @@ def test_a_transform_of_a_fit_may_be_compiled() -> None:
         got = torch.compile(transform(fitted), backend="eager")(y)
         torch.testing.assert_close(got, transform(fitted)(y), rtol=1e-9, atol=1e-12)
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["tensors made outside", "tensors made inside"])
+def test_covariance_in_inference_mode(inside: bool) -> None:
+    """Autograd records nothing there: data that tell all were said not to."""
+    x = torch.linspace(0, 1, 9, dtype=torch.float64)
+    w = torch.tensor(2.0, dtype=torch.float64)
+    exact = ik.curve_fit(lambda x, a, b: w * a * x + b, x, x**2, torch.ones(2, dtype=torch.float64)).covariance
+    with torch.inference_mode():
+        x, w = (x.clone(), w.clone()) if inside else (x, w)
+        found = ik.curve_fit(lambda x, a, b: w * a * x + b, x, x**2, torch.ones(2, dtype=torch.float64)).covariance
+    assert torch.allclose(found, exact, rtol=1e-9)

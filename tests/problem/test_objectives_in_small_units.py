@@ -149,3 +149,27 @@ def test_points_by_others_where_there_is_no_curvature():
 
     with pytest.raises(ik.ConvergenceError):
         layer(ONES, b)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-10])
+@pytest.mark.parametrize("given", ["set", "constraint"])
+@pytest.mark.filterwarnings("ignore::implicitkit.foundation.errors.ImpureFunctionWarning")
+def test_what_modules_count_is_not_changed_by_a_solve(unit: float, given: str) -> None:
+    """The unit is found by evaluations of the objective, which are none that a module is to learn from."""
+
+    class Counted(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, z: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return unit * (z - torch.tensor([0.2, 0.3], dtype=z.dtype)).square().sum()
+
+    counted = Counted()
+    stated = (
+        {"project": ik.project.simplex()} if given == "set" else {"constraints": [ik.Equality(lambda z: z.sum() - 1)]}
+    )
+    found = ik.argmin(counted, torch.full((2,), 0.5, dtype=torch.float64), **stated)
+    torch.testing.assert_close(found.value, torch.tensor([0.45, 0.55], dtype=torch.float64))
+    assert float(counted.calls) == 0

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import implicitkit as ik
-from implicitkit.system import _near
+from implicitkit.lifting.fewer_rows import _near
 
 D = torch.float64
 

@@ -40,3 +40,32 @@ def test_one_leap_to_a_fixed_point(rho, z0):
     )
     for solver in ("auto", "anderson", "newton"):
         torch.testing.assert_close(solve(solver).value, torch.full((2,), 5.0, dtype=torch.float64), rtol=1e-4, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("solver", ["auto", "anderson", "broyden", "newton"])
+@pytest.mark.parametrize("goal", [2.0, 20.0, 2000.0])
+def test_numbers_that_a_map_hands_on(goal, solver, dtype):
+    """A state that carries its input along, ``(x, z) -> (x, z / 2 + goal / 2)``: a line of fixed points, one of which is
+    reached, however far out; its equation ``x - x`` is no more than rounding, which no correction takes away."""
+    step = lambda z: torch.stack([z[0], 0.5 * z[1] + 0.5 * goal])  # noqa: E731
+    found = ik.fixed_point(step, torch.ones(2, dtype=dtype), solver=solver)
+    torch.testing.assert_close(found.value, torch.tensor([1.0, goal], dtype=dtype), rtol=1e-4, atol=0.0)
+    assert found.evaluations < 40
+
+
+@pytest.mark.parametrize("solver", ["anderson", "newton"])
+def test_averages_of_neighbours_agree(solver):
+    """A consensus: all that agree are fixed points."""
+    weights = torch.tensor([[0.9, 0.1], [0.2, 0.8]], dtype=torch.float64)
+    for start in ([1.0, 0.0], [30.0, -2.0]):
+        found = ik.fixed_point(lambda z: weights @ z, torch.tensor(start, dtype=torch.float64), solver=solver).value
+        assert float(found[0] - found[1]) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["anderson", "newton"])
+def test_a_way_out_beside_numbers_that_are_handed_on(solver):
+    """``(x, z) -> (x, z + exp(-z))`` has no fixed point."""
+    step = lambda z: torch.stack([z[0], z[1] + torch.exp(-z[1])])  # noqa: E731
+    start = torch.tensor([4.0, 5.0], dtype=torch.float64)
+    assert not ik.fixed_point(step, start, solver=solver, on_failure="ignore").converged

@@ -92,10 +92,37 @@ class LevenbergMarquardt(Method):
             "dear": is_dear(f, z),
             "share": share,
             "bends": Bends.ahead(z),
-            "last": 0,
+            "last": torch.zeros(len(z), dtype=torch.int64, device=z.device),
         }
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        start = z
+        z, state, model, found = self._once(f, z, state)
+        if not state["dear"]:
+            return self._to_the_end(f, model, z, found, state)
+        z, factors = with_old_factors(f, model.equations, z), model.equations.factors
+        if factors is not None and not bool(found.all()):  # no step serves where all is rounding
+            leave(f, ~found & at_rounding(f, factors, start))
+        return z, state
+
+    def _to_the_end(self, f: Evaluations, model: _Singular, z: Tensor, which: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Where a step has led, ``z``, and the state.  Samples ``which`` that would end at a distance from the minimum take
+        up to three steps more, and those that are on their way go with them: an evaluation is one of all samples."""
+        active, stuck = f.active, ~which
+        while True:
+            z, near, away = _by_old_values(f, model, z, which)
+            away = away & (state["last"] < _LAST)
+            if not bool(away.any()) or f.taken >= f.ahead:
+                break
+            f.active = f.active & ~stuck & (away | ~near)
+            state = state | {"last": state["last"] + away}
+            z, state, model, which = self._once(f, z, state)
+            stuck, f.taken = stuck | ~which, f.taken + 1
+        f.active, f.stuck = active, stuck
+        return z, state
+
+    def _once(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any, Any, Tensor]:
+        """A step: the next points, the state after it, its model, and whose step was taken (or not asked for)."""
         g, value = f(z), f.value(z)
         dear = state["dear"]
         model: Any = (_Normal if dear else _Singular)(f, z, weights(f, z, state["share"]))
@@ -149,24 +176,7 @@ class LevenbergMarquardt(Method):
             "share": next_share(state["share"], kept, at_once),
             "bends": bend.after(),
         }
-        if not dear:
-            return self._to_the_end(f, model, z_next, found, after)
-        z_next = with_old_factors(f, model.equations, z_next)
-        if bool(hopeless.any()) and model.equations.factors is not None:  # no step serves where all is rounding
-            leave(f, hopeless & at_rounding(f, model.equations.factors, z))
-        return z_next, after
-
-    def _to_the_end(self, f: Evaluations, model: _Singular, z: Tensor, which: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Where a step has led, ``z``, and the state; of samples ``which`` that would end at a distance from the minimum
-        what a few more steps lead to."""
-        z, away = _by_old_values(f, model, z, which)
-        if not bool(away.any()) or state["last"] >= _LAST or f.taken >= f.ahead:
-            return z, state
-        active, stuck = f.active, f.stuck
-        f.active, f.taken = active & away, f.taken + 1
-        z, state = LevenbergMarquardt.step(self, f, z, state | {"last": state["last"] + 1})
-        f.active, f.stuck = active, stuck
-        return z, state
+        return z_next, after, model, found
 
 
 def is_dear(f: Evaluations, z: Tensor) -> bool:
@@ -196,9 +206,10 @@ def _shorter(
     return z_next, taken
 
 
-def _by_old_values(f: Evaluations, model: _Singular, z: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+def _by_old_values(f: Evaluations, model: _Singular, z: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of samples ``which``, where the gradient meets the tolerance, and the minimum is not at hand: what Gauss-Newton steps
-    with old singular values lead to, as long as the gradient falls; and who is not there yet, ``(batch,)``.
+    with old singular values lead to, as long as the gradient falls; who met the tolerance, and who of them is not at the
+    minimum yet, ``(batch,)`` both.
 
     Where columns of ``R`` nearly depend on each other a gradient is next to nothing at a distance from the minimum.
     """
@@ -221,7 +232,7 @@ def _by_old_values(f: Evaluations, model: _Singular, z: Tensor, which: Tensor) -
         going = going & (norm_trial < norm)
         z = trial if bool(going.all()) else torch.where(going.unsqueeze(1), trial, z)
         g, norm = torch.where(going.unsqueeze(1), g_trial, g), torch.where(going, norm_trial, norm)
-    return z, away
+    return z, near, away
 
 
 class _Singular:
