@@ -55,10 +55,8 @@ _PRODUCTS = 200  # ... and at most, where these were not enough
 _STEEPEST = 1e5  # d log |F| / d log |z| of functions on their way to zero at infinity, at most: 745 p of exp(-z^p)
 _LOCAL = 10.0  # times |z|: a longer step says nothing of F near z
 _MOST = 7.0  # of log |F_i| in one step that counts
-_OUTWARD = 1e-5  # of itself, by which a correction leads a component away from the origin ...
-_BESIDE_ZERO = 1e-3  # ... unless it is so much smaller than the largest
-_COSINE = 0.1  # between the residuals of a fit and a column of J near a solution ...
-_GOOD_FIT = 1e-4  # ... unless they are so little of what cancels in them
+_OUTWARD, _BESIDE_ZERO = 1e-5, 1e-3  # of z_j, by which a correction leads it outwards, if it is so much of the largest
+_COSINE, _GOOD_FIT = 0.1, 1e-4  # of residuals of a fit with a column of J at a solution, or so little of what cancels there
 _NUMBERS = 1 << 25  # in the Jacobians of a fit
 
 
@@ -283,6 +281,8 @@ def _by_factors(
     along = lstsq_batched(matrix, (matrix @ (point / unit).unsqueeze(2)).squeeze(2), rcond=rcond)[0]
     ray = torch.linalg.vector_norm(along, dim=1) <= eps**0.25 * torch.linalg.vector_norm(point / unit, dim=1)
     back = along + low + torch.where(ray, _SHORT, 0).unsqueeze(1) * (point / unit - along)
+    if f.kind.returns_program:  # multipliers that constraints which depend on each other leave open may stay as they are
+        back[:, f.problem.size :] = (point / unit + low)[:, f.problem.size :]
     origin = (unit * back).to(z.dtype)
     full = torch.linalg.vector_norm(along - point / unit, dim=1) <= eps**0.25 * torch.linalg.vector_norm(along, dim=1)
     if square:
