@@ -25,7 +25,14 @@ MUTANTS = [
         "implicitkit/foundation/autodiff.py",
         "tests/linear/test_side_by_side.py",
         ("batch, -1)) for e in eye.split(some)]", "batch, -1)) for e in eye.split(rows)]"),
-        ("for e in eye.split(some)]\n    except", "for e in eye.split(count)]\n    except"),
+        ("e) for e in eye.split(some)]", "e) for e in eye.split(count)]"),
+    ),
+    *mutants(
+        "implicitkit/foundation/graph.py",
+        "tests/linear/test_wrong_batching_rules.py",
+        ('_MAPPED_WRONGLY = ("Cdist", "AsStridedScatter")', '_MAPPED_WRONGLY = ("Nothing",)'),
+        ("refuse_wrong_rules(o.grad_fn for o", "list(o.grad_fn for o"),
+        ("return torch.stack([product(v) for v in vectors])", "raise"),
     ),
     *mutants(
         "implicitkit/linear/fewer.py",
