@@ -28,6 +28,25 @@ MUTANTS = [
         ("e) for e in eye.split(some)]", "e) for e in eye.split(count)]"),
     ),
     *mutants(
+        "implicitkit/linear/fill.py",
+        "tests/linear/test_likely_fill.py",
+        ("copy=True)", "copy=False)"),
+        ("_WORK * graph.nnz", "1e9 * graph.nnz"),
+        ("fill += 2 * links.sum()", "fill += links.sum()"),
+        ("int(fill + n * n)", "int(fill)"),
+        (" + towards @ towards.T", ""),
+    ),
+    *mutants(
+        "implicitkit/linear/analysis.py",
+        "tests/linear/test_likely_fill.py",
+        ("or has_layers(self.reach, self.pattern.shape[0])", ""),
+    ),
+    *mutants(
+        "implicitkit/linear/sparse_form.py",
+        "tests/linear/test_likely_fill.py",
+        ("(known.ordering.fill or known.likely_fill)", "known.ordering.fill"),
+    ),
+    *mutants(
         "implicitkit/foundation/graph.py",
         "tests/linear/test_wrong_batching_rules.py",
         ('_MAPPED_WRONGLY = ("Cdist", "AsStridedScatter")', '_MAPPED_WRONGLY = ("Nothing",)'),
