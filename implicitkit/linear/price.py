@@ -93,12 +93,12 @@ def price_of(
         reach: how far from the diagonal it has entries when it is renumbered for that. alike: samples a matrix: those
             that have the same are factored once. wide: what a product touches beyond the state (:func:`touched_beside`).
 
-    How much factors fill is known afterwards, and of graphs without layers likely before.  Else they cost what those of a
-    grid in the plane do at least, and by nested dissection as much as the cube of a separator (George 1973, SIAM J. Numer. Anal. 10, theorem 4), which ``reach``
-    bounds.  On grids in space, of ``n^{2/3}`` unknowns in a layer, that is what they cost.  A graph without layers reaches
-    further, and what it costs lies between the former and that of a dense matrix of ``reach`` rows: there the geometric mean
-    is the best guess of one who knows no more (its worst ratio to the truth is the least), here no more than four times the
-    former.
+    How much factors fill is known afterwards, and of graphs without layers likely before. Else they cost what those of a
+    grid in the plane do at least, and by nested dissection as much as the cube of a separator (George 1973, SIAM J. Numer.
+    Anal. 10, theorem 4), which ``reach`` bounds. On grids in space, of ``n^{2/3}`` unknowns in a layer, that is what they
+    cost. A graph without layers reaches further, and what it costs lies between the former and that of a dense matrix of
+    ``reach`` rows: there the geometric mean is the best guess of one who knows no more (its worst ratio to the truth is the
+    least), here no more than four times the former.
     """
     numbers, matrices = batch * size, max(1.0, batch / alike)
     found = CALL + products * (numbers + wide)

@@ -61,6 +61,16 @@ def test_fill(name: str) -> None:
     assert np.array_equal(A.indices, before.indices) and np.array_equal(A.data, before.data), name
 
 
+def test_the_pattern_stays_as_it_is() -> None:
+    A = sp.csr_matrix(_random(50, 1), dtype=bool)
+    before = A.copy()
+    likely_fill(A)
+    assert np.array_equal(A.indices, before.indices) and np.array_equal(A.indptr, before.indptr)
+    numbered = sp.csr_matrix((np.arange(A.nnz), A.indices, A.indptr), shape=A.shape)
+    assert likely_fill(numbered) == likely_fill(A)
+    assert np.array_equal(numbered.data, np.arange(A.nnz))
+
+
 def test_work_is_bounded() -> None:
     A = _random(30_000, 2)
     start = time.process_time()
