@@ -30,7 +30,6 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/fill.py",
         "tests/linear/test_likely_fill.py",
-        ("copy=True)", "copy=False)"),
         ("_WORK * graph.nnz", "1e9 * graph.nnz"),
         ("fill += 2 * links.sum()", "fill += links.sum()"),
         ("int(fill + n * n)", "int(fill)"),
