@@ -329,11 +329,8 @@ def matrix(product: Callable[[Tensor], Tensor], rows: int, like: Tensor) -> Tens
     eye = torch.eye(rows, dtype=like.dtype, device=like.device).unsqueeze(1)
     if rows > 4:
         some = side_by_side(like, batch * max(rows, n))
-        try:
-            parts = [torch.func.vmap(product)(e.expand(-1, batch, -1)) for e in eye.split(some)]
-            return torch.cat(parts).transpose(0, 1)
-        except RuntimeError:  # an operation without a batching rule: row by row
-            pass
+        parts = [graph.each(product, e.expand(-1, batch, -1)) for e in eye.split(some)]
+        return torch.cat(parts).transpose(0, 1)
     return torch.stack([product(e.expand(batch, -1)) for e in eye], 1)
 
 
@@ -351,10 +348,7 @@ def one_for_all(product: Callable[[Tensor], Tensor], rows: int, like: Tensor) ->
     count = -(-rows // batch)
     eye = torch.eye(count * batch, rows, dtype=like.dtype, device=like.device).view(count, batch, rows)
     some = side_by_side(like, batch * max(rows, n))
-    try:
-        parts = [torch.func.vmap(product)(e) for e in eye.split(some)]
-    except RuntimeError:  # an operation without a batching rule
-        parts = [torch.stack([product(e) for e in eye])]
+    parts = [graph.each(product, e) for e in eye.split(some)]
     found = torch.cat(parts).flatten(0, 1)[:rows]
     size = found.abs().amax(1)
     v = seeded.normal(1, rows, seed=0xA11CE).to(like) / torch.where(size > 0, size, 1)

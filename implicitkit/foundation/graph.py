@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -22,16 +22,19 @@ __all__ = [
     "called",
     "dims_of",
     "dtype_at",
+    "each",
     "is_leaf",
     "is_pointwise",
     "operation_of",
     "pulled",
     "pulled_from",
+    "refuse_wrong_rules",
     "saved",
     "shape_at",
 ]
 
 T = TypeVar("T")
+_MAPPED_WRONGLY = ("Cdist", "AsStridedScatter")  # of torch 2.13, of all that its table of operations samples
 Edge: TypeAlias = tuple[Any, int]
 """A node, and which of its results: a tensor, as a graph knows it."""
 
@@ -83,6 +86,38 @@ def called(node: Any, given: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
+@functools.lru_cache(maxsize=1024)
+def _is_mapped_wrongly(name: str) -> bool:
+    return name.startswith(_MAPPED_WRONGLY)
+
+
+def refuse_wrong_rules(nodes: Iterable[Any]) -> None:
+    """Raise if torch maps the derivative of an operation behind these nodes wrongly: ``torch.func.vmap`` over cotangents
+    gives other numbers than one by one, without a word.
+
+    Raises:
+        RuntimeError: it does, as where an operation has no batching rule.
+    """
+    open_ = list(nodes)
+    seen = set(open_)
+    while open_:
+        node = open_.pop()
+        if _is_mapped_wrongly(type(node).__name__):
+            raise RuntimeError(f"{type(node).__name__} has no batching rule that is right")
+        after = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= after
+        open_.extend(after)
+
+
+def each(product: Callable[[Tensor], Tensor], vectors: Tensor) -> Tensor:
+    """``product`` of each of the vectors, side by side, or one by one where an operation has no batching rule, or a wrong
+    one."""
+    try:
+        return torch.func.vmap(product)(vectors)
+    except RuntimeError:
+        return torch.stack([product(v) for v in vectors])
+
+
 def pulled(
     out: Tensor | Sequence[Tensor],
     points: Sequence[Tensor],
@@ -99,6 +134,8 @@ def pulled(
     """
     outs, ws = ((out,), (cotangent,)) if isinstance(out, Tensor) else (tuple(out), tuple(cotangent))
     points = tuple(points)
+    if any(map(compat.is_wrapped, ws)):
+        refuse_wrong_rules(o.grad_fn for o in outs if o.grad_fn is not None)
     whole = all(
         o.shape == w.shape and o.dtype == w.dtype and not compat.is_legacy_batched(w)
         for o, w in zip(outs, ws, strict=True)
@@ -115,6 +152,8 @@ def pulled(
 
 def pulled_from(edges: Sequence[Edge], point: Tensor, cotangents: Sequence[Tensor]) -> Tensor:
     """``sum_k (d edge_k / d point)^T cotangent_k``; the graph is kept."""
+    if any(map(compat.is_wrapped, cotangents)):
+        refuse_wrong_rules(node for node, _ in edges)
     found: Sequence[Tensor | None] = _engine_run_backward(
         tuple(GradientEdge(*edge) for edge in edges),
         tuple(cotangents),

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import seeded
+from implicitkit.foundation import graph, seeded
 
 __all__ = [
     "BlockStructure",
@@ -315,7 +315,7 @@ def repeated(A: Operator, times: int) -> Operator:
     """``A`` for ``times`` right-hand sides a block: vectors of ``times * batch`` rows, the samples running fastest."""
 
     def over(product: MatVec) -> MatVec:
-        return lambda v: torch.func.vmap(product)(v.unflatten(0, (times, -1))).flatten(0, 1)
+        return lambda v: graph.each(product, v.unflatten(0, (times, -1))).flatten(0, 1)
 
     def dense() -> Tensor:
         return A.dense().repeat(times, 1, 1)

@@ -12,7 +12,9 @@ import scipy.sparse as sp
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from implicitkit.linear.block_triangular import Parts, parts_of
+from implicitkit.linear.fill import likely_fill
 from implicitkit.linear.ordering import Ordering
+from implicitkit.linear.price import has_layers
 
 __all__ = ["Analysis", "analyse"]
 
@@ -48,6 +50,13 @@ class Analysis:
         columns = np.repeat(np.arange(A.shape[1]), np.diff(A.indptr))
         places = np.flatnonzero(A.indices == columns)
         return places if len(places) == A.shape[0] else None
+
+    @functools.cached_property
+    def likely_fill(self) -> int:
+        """Entries of the factors, about; 0 where the pattern has layers, whose price is known by :attr:`reach`."""
+        if self.band is not None or has_layers(self.reach, self.pattern.shape[0]):
+            return 0
+        return likely_fill(self.pattern if self.parts is None else self.parts.inside(self.pattern))
 
     @functools.cached_property
     def of_parts(self) -> list[Analysis]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, compat
+from implicitkit.foundation import autodiff, compat, graph
 from implicitkit.foundation.numbers import numbers
 from implicitkit.foundation.operators import MatVec
 from implicitkit.linear.sparse_form import confirmed
@@ -49,7 +49,7 @@ class JacobianMatrix:
         if found is not None:
             return found[0].stacked(found[1])
         rows = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
-        blocks = numbers(torch.func.vmap(lambda w: rmv(w.expand_as(z)))(rows)).swapaxes(0, 1)
+        blocks = numbers(graph.each(lambda w: rmv(w.expand_as(z)), rows)).swapaxes(0, 1)
         return blocks[0] if len(blocks) == 1 else sp.block_diag(list(blocks), format="csc")
 
     @staticmethod

@@ -24,6 +24,7 @@ __all__ = [
     "Price",
     "Work",
     "cost_of_product",
+    "has_layers",
     "price_of",
     "price_of_dense",
     "price_of_dense_fit",
@@ -88,16 +89,16 @@ def price_of(
 
     Args:
         products: that show them. entries: of one. band: its width, ``None`` where there is none.
-        fill: entries of its factors, if they have been made before; 0: that is not known.
+        fill: entries of its factors, as they were made before, or likely (:mod:`implicitkit.linear.fill`); 0: unknown.
         reach: how far from the diagonal it has entries when it is renumbered for that. alike: samples a matrix: those
             that have the same are factored once. wide: what a product touches beyond the state (:func:`touched_beside`).
 
-    How much factors fill is known afterwards.  Before, they cost what those of a grid in the plane do at least, and by
-    nested dissection as much as the cube of a separator (George 1973, SIAM J. Numer. Anal. 10, theorem 4), which ``reach``
-    bounds.  On grids in space, of ``n^{2/3}`` unknowns in a layer, that is what they cost.  A graph without layers reaches
-    further, and what it costs lies between the former and that of a dense matrix of ``reach`` rows: there the geometric mean
-    is the best guess of one who knows no more (its worst ratio to the truth is the least), here no more than four times the
-    former.
+    How much factors fill is known afterwards, and of graphs without layers likely before. Else they cost what those of a
+    grid in the plane do at least, and by nested dissection as much as the cube of a separator (George 1973, SIAM J. Numer.
+    Anal. 10, theorem 4), which ``reach`` bounds. On grids in space, of ``n^{2/3}`` unknowns in a layer, that is what they
+    cost. A graph without layers reaches further, and what it costs lies between the former and that of a dense matrix of
+    ``reach`` rows: there the geometric mean is the best guess of one who knows no more (its worst ratio to the truth is the
+    least), here no more than four times the former.
     """
     numbers, matrices = batch * size, max(1.0, batch / alike)
     found = CALL + products * (numbers + wide)
@@ -114,6 +115,11 @@ def price_of(
             filled = least * min(math.sqrt(max(1.0, _DENSE_SEPARATOR * reach**3 / max(1.0, least))), _UNSURE)
         factored = matrices * (_EACH + filled)
     return Price(products, (found + factored) / (CALL + numbers + wide))
+
+
+def has_layers(reach: int, size: int) -> bool:
+    """Is a graph, renumbered for a band, one in which nothing reaches further than in a grid in space?"""
+    return reach > 0 and reach**3 <= _LAYERED * size**2
 
 
 def touched_beside(batch: int, size: int, graph: tuple[int, int, int] | None) -> float:

@@ -66,7 +66,7 @@ class _Form:
             products=ready.products,
             entries=ready.pattern.nnz // parts,
             band=None if known.band is None else sum(known.band) + 1,
-            fill=known.ordering.fill // parts,
+            fill=(known.ordering.fill or known.likely_fill) // parts,
             reach=known.reach,
             alike=alike or known.ordering.alike,
             wide=wide,

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import seeded
+from implicitkit.foundation import graph, seeded
 from implicitkit.foundation.numbers import numbers
 from implicitkit.sparsity.colouring import Colouring, colour, fewest, most
 from implicitkit.sparsity.index_sets import IndexSets
@@ -307,11 +307,7 @@ def _shown(
             if count == k and block.size <= _CHUNK:
                 kept[first, count, like.dtype, like.device] = vectors
         vectors = vectors.unsqueeze(1).expand(-1, batch, -1)
-        try:
-            shown = torch.func.vmap(product)(vectors)
-        except RuntimeError:  # an operation without a batching rule: one by one
-            shown = torch.stack([product(v) for v in vectors])
-        yield numbers(shown)
+        yield numbers(graph.each(product, vectors))
 
 
 def _one(product: _Product, vectors: np.ndarray, batch: int, like: Tensor) -> np.ndarray:

@@ -31,7 +31,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import seeded
+from implicitkit.foundation import graph, seeded
 from implicitkit.sparsity.colouring import groups_of_columns
 from implicitkit.sparsity.index_sets import IndexSets, take
 
@@ -249,9 +249,5 @@ def _shown(product: _Product, vectors: np.ndarray, batch: int, like: Tensor) -> 
     parts = []
     for first in range(0, len(vectors), some):
         given = torch.from_numpy(vectors[first : first + some]).to(like).unsqueeze(1).expand(-1, batch, -1)
-        try:
-            shown = torch.func.vmap(product)(given)
-        except RuntimeError:  # an operation without a batching rule: one by one
-            shown = torch.stack([product(v) for v in given])
-        parts.append(shown.detach().to(device="cpu", dtype=torch.float64).numpy())
+        parts.append(graph.each(product, given).detach().to(device="cpu", dtype=torch.float64).numpy())
     return np.concatenate(parts)

@@ -685,6 +685,20 @@ def called() -> None:
     assert whole is not None and whole.tolist() == [0, 5, 6]
 
 
+def wrong_rules() -> None:
+    """torch maps the derivative of ``cdist`` wrongly; once it no longer does, ``graph`` need not refuse it."""
+    x = torch.arange(10.0).sin().view(5, 2).requires_grad_()
+    d = torch.cdist(x, x.detach().cos())
+    given = torch.arange(50.0).cos().view(2, 5, 5)
+    one_by_one = torch.stack([torch.autograd.grad(d, x, w, retain_graph=True)[0] for w in given])
+    mapped = vmap(lambda w: torch.autograd.grad(d, x, w, retain_graph=True)[0])(given)
+    assert not torch.allclose(mapped, one_by_one)
+    assert torch.allclose(graph.each(lambda w: graph.pulled(d, (x,), w)[0], given), one_by_one)
+    with pytest.raises(RuntimeError, match="no batching rule"):
+        graph.refuse_wrong_rules([d.grad_fn])
+    graph.refuse_wrong_rules([x.sin().grad_fn])
+
+
 def pulled_from() -> None:
     z = torch.tensor([0.3, -2.0], dtype=D, requires_grad=True)
     y = z.sin()
@@ -734,7 +748,9 @@ CONTRACTS: dict[str, Callable[[], None]] = {
     "is_leaf": nodes,
     "is_pointwise": pointwise,
     "operation_of": nodes,
+    "each": wrong_rules,
     "pulled_from": pulled_from,
+    "refuse_wrong_rules": wrong_rules,
     "saved": nodes,
     "shape_at": nodes,
     "Function": function_is_as_torchs,

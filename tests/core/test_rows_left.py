@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import implicitkit as ik
+from implicitkit.lifting.fewer_rows import Larger
 
 D = torch.float64
 BATCH, N = 6, 4
@@ -43,3 +44,12 @@ def test_rows_that_are_left_say_which_mistake_it_is(name: str) -> None:
         ik.fixed_point(
             function(), torch.zeros(BATCH, N, dtype=D), (SLOW,), batch_dims=1, in_dims=0, solver="picard", rtol=1e-12
         )
+
+
+def test_what_fails_on_the_larger_batch_too_tells_nothing() -> None:
+    def fails(z: Tensor, *theta: Tensor) -> Tensor:
+        raise RuntimeError("size mismatch")
+
+    assert not Larger(fails, (), torch.tensor([0, 2]), 4).couples(torch.zeros(2, N, dtype=D))
+    mean = Larger(lambda z: z - z.mean(0), (), torch.tensor([0, 2]), 4)
+    assert mean.couples(torch.zeros(2, N, dtype=D))

@@ -143,3 +143,18 @@ def test_large_minima_by_products_as_long_as_these_are_few(spread: float, by: st
         assert bool(found.converged) and found.solver == "auto (newton)" and found.evaluations < 60, found
     else:
         assert found.solver != "auto (newton)", found
+
+
+def test_matrices_that_are_not_to_be_formed_never_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(H: Tensor, g: Tensor) -> None:
+        raise AssertionError("a dense Hessian")
+
+    monkeypatch.setattr("implicitkit.solver.minimise.convex_newton.by_factors", refused)
+    scale = torch.logspace(0, 8, 200, dtype=D)
+    found = ik.argmin(
+        lambda z: 0.5 * (scale * z**2).sum() - z.sum(),
+        torch.zeros(200, dtype=D),
+        solver=ConvexNewton(formed=False),
+        on_failure="ignore",
+    )
+    assert found.status == int(ik.Status.STALLED), found

@@ -25,7 +25,32 @@ MUTANTS = [
         "implicitkit/foundation/autodiff.py",
         "tests/linear/test_side_by_side.py",
         ("batch, -1)) for e in eye.split(some)]", "batch, -1)) for e in eye.split(rows)]"),
-        ("for e in eye.split(some)]\n    except", "for e in eye.split(count)]\n    except"),
+        ("e) for e in eye.split(some)]", "e) for e in eye.split(count)]"),
+    ),
+    *mutants(
+        "implicitkit/linear/fill.py",
+        "tests/linear/test_likely_fill.py",
+        ("_WORK * graph.nnz", "1e9 * graph.nnz"),
+        ("fill += 2 * links.sum()", "fill += links.sum()"),
+        ("int(fill + n * n)", "int(fill)"),
+        (" + towards @ towards.T", ""),
+    ),
+    *mutants(
+        "implicitkit/linear/analysis.py",
+        "tests/linear/test_likely_fill.py",
+        ("or has_layers(self.reach, self.pattern.shape[0])", ""),
+    ),
+    *mutants(
+        "implicitkit/linear/sparse_form.py",
+        "tests/linear/test_likely_fill.py",
+        ("(known.ordering.fill or known.likely_fill)", "known.ordering.fill"),
+    ),
+    *mutants(
+        "implicitkit/foundation/graph.py",
+        "tests/linear/test_wrong_batching_rules.py",
+        ('_MAPPED_WRONGLY = ("Cdist", "AsStridedScatter")', '_MAPPED_WRONGLY = ("Nothing",)'),
+        ("refuse_wrong_rules(o.grad_fn for o", "list(o.grad_fn for o"),
+        ("return torch.stack([product(v) for v in vectors])", "raise"),
     ),
     *mutants(
         "implicitkit/linear/fewer.py",
@@ -263,12 +288,12 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/minimise/convex_newton.py",
-        "tests/linear/test_prices_of_products.py -k minima",
+        "tests/linear/test_prices_of_products.py -k 'minima or formed'",
         ("if found is None and not self.formed:", "if False:"),
     ),
     *mutants(
         "implicitkit/solver/auto.py",
-        "tests/linear/test_prices_of_products.py -k minima",
+        "tests/linear/test_prices_of_products.py -k 'minima or formed'",
         ("formed=size <= _DENSE and affordable", "formed=size <= _DENSE"),
     ),
     *mutants(

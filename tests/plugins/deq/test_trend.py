@@ -257,3 +257,12 @@ def test_second_derivatives_of_calls_that_follow_each_other() -> None:
         with torch.no_grad():
             for p in cell.parameters():
                 p.mul_(0.99)
+
+
+def test_what_is_expected_of_bent_changes() -> None:
+    """By hand: of a change (1, 1) after (1, 0) and (1/2, -1), half goes on, and its own change no further than that."""
+    trend = Trend()
+    for state in ([0.0, 0.0], [0.5, -1.0], [1.5, -1.0], [2.5, 0.0]):
+        trend.keep(torch.tensor([state], dtype=F64))
+    added = trend.expected() - trend.last
+    assert torch.allclose(added, torch.tensor([[0.5, 0.5 + 0.5**0.5]], dtype=F64)), added
