@@ -92,8 +92,8 @@ class _Loop:
         self.active = f.active
         self.steps = torch.zeros(self.batch, dtype=torch.int64, device=z0.device)
         self.status = torch.full_like(self.steps, int(Status.MAX_STEPS))
-        later = self.judge.relative_to_state and options.start_norm is not None  # as where another came to rest nowhere
-        self.steep = torch.full_like(self.active, later)
+        doubted = f.doubted if self.judge.relative_to_state else None  # another may have come to rest nowhere
+        self.steep = torch.zeros_like(self.active) if doubted is None else doubted.clone()
         self.last: tuple[Tensor, Tensor, Tensor] | None = None  # z, |F| and F, a step ago
         self.all_converged = self.halted = f.weighs = False
         self.state = method.init(f, z0)

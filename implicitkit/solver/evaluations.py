@@ -56,8 +56,8 @@ class Evaluations:
         )  # until the driver says
         self.stuck: Tensor | None = None
         self.falling: Tensor | None = None
-        self.remark = ""
-        self.ahead, self.taken, self.weighs, self.at_work = 1, 1, False, system.batch
+        self.doubted: Tensor | None = None  # samples that no method before this one has solved, ``(batch,)``
+        self.ahead, self.taken, self.weighs, self.at_work, self.remark = 1, 1, False, system.batch, ""
         self.at_rounding: Tensor | None = None
         graph = self.of_gradient or not self.kind.returns_state
         self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"

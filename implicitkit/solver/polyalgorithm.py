@@ -187,6 +187,7 @@ class Polyalgorithm(Solver):
             samples, system, theta = subset(f, open_, whole=options.watched)
             part = Evaluations(system, theta, stage.make().solves)
             part.evaluations, part.sample_evaluations = total.evaluations, total.sample_evaluations
+            part.doubted = open_.index_select(0, samples)
             begin = torch.where(open_.unsqueeze(1), stage.begin(z0, onward), total.z).index_select(0, samples)
             granted = self._granted(stage, part, begin)
             if granted is None:

@@ -32,7 +32,7 @@ from implicitkit.solver.scales import (
 )
 from implicitkit.solver.underflow import has_underflowed
 
-__all__ = ["AWAY", "DENSE", "STANDS", "fell_steeply", "runs_away", "vanishes"]
+__all__ = ["AWAY", "DENSE", "STANDS", "runs_away", "vanishes"]
 
 _MOVE = 1e-2  # by which z moves in the test for infinity
 _SOUND = 1e-3  # a Newton correction this small beside z is that of a point near a solution
@@ -52,11 +52,11 @@ DENSE = 64  # unknowns up to which the correction is found by factors
 _MANY = 10  # directions along which many equations are looked at
 _STEPS = 20  # ... and products beyond ...
 _PRODUCTS = 200  # ... and at most, where these were not enough
-_STEEPEST = 1e5  # d log |F| / d log |z| of functions on their way to zero at infinity, at most: 745 p of exp(-z^p)
-_LOCAL = 10.0  # times |z|: a longer step says nothing of F near z
-_MOST = 7.0  # of log |F_i| in one step that counts
 _OUTWARD, _BESIDE_ZERO = 1e-5, 1e-3  # of z_j, by which a correction leads it outwards, if it is so much of the largest
-_COSINE, _GOOD_FIT = 0.1, 1e-4  # of residuals of a fit with a column of J at a solution, or so little of what cancels there
+_COSINE, _GOOD_FIT = (
+    0.1,
+    1e-4,
+)  # of residuals of a fit with a column of J at a solution, or so little of what cancels there
 _NUMBERS = 1 << 25  # in the Jacobians of a fit
 
 
@@ -117,27 +117,6 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     near = near & _moves_as_said(f, A, z, F, scale)
     # a function that autograd cannot see through has no derivative to tell from
     return which & (vanished | ~torch.where(known, near, sound))
-
-
-def fell_steeply(z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
-    """Where the last step, from ``point`` with its residual ``before``, says that a zero is near, ``(batch,)``.
-
-    Every ``F_i`` fell by more, for the way that each ``z_j`` went outwards, than it can on the way to infinity:
-    ``|z_j| - |point_j| <= |z_j| log(|before_i| / |F_i|) / 1e5``.  For ``exp(-k z)`` the quotient is ``k |z|``, and beyond
-    745 that underflows; for ``exp(-k z^p)`` it is ``p`` times as much.  And ``|F|`` is far smaller than its change along
-    that step (no longer than ten times ``z``), carried on over a way as long as ``z``: else it may be small by its units
-    alone.
-    """
-    F, before = in_working_precision(F), in_working_precision(before)
-    norm, last = (torch.linalg.vector_norm(t, dim=1) for t in (F, before))
-    fall = torch.where(F == 0, _MOST, torch.log((before / F).abs()).clamp(0, _MOST)).amin(1, keepdim=True) / _STEEPEST
-    size, start = z.abs(), point.abs()
-    across = ((z < 0) != (point < 0)) & (size > 0.01 * start)
-    outwards = torch.where(across, size + start, size - start)
-    step, largest = (z - point).abs().amax(1), size.amax(1)
-    healthy = (norm * step <= _SOUND * last * largest) & (step <= _LOCAL * largest)
-    fell = (F.abs() < before.abs()).all(1)
-    return (outwards <= fall * size).all(1) & fell & (norm < last) & healthy
 
 
 def vanishes(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
@@ -281,7 +260,7 @@ def _by_factors(
     along = lstsq_batched(matrix, (matrix @ (point / unit).unsqueeze(2)).squeeze(2), rcond=rcond)[0]
     ray = torch.linalg.vector_norm(along, dim=1) <= eps**0.25 * torch.linalg.vector_norm(point / unit, dim=1)
     back = along + low + torch.where(ray, _SHORT, 0).unsqueeze(1) * (point / unit - along)
-    if f.kind.returns_program:  # multipliers that constraints which depend on each other leave open may stay as they are
+    if f.kind.returns_program:  # multipliers that constraints leave open may stay as they are
         back[:, f.problem.size :] = (point / unit + low)[:, f.problem.size :]
     origin = (unit * back).to(z.dtype)
     full = torch.linalg.vector_norm(along - point / unit, dim=1) <= eps**0.25 * torch.linalg.vector_norm(along, dim=1)

@@ -1,15 +1,18 @@
-"""Has a fixed-point iteration come to rest, or does its residual vanish on the way (``z + exp(-z^2)`` at 5)?"""
+"""Has a solve come to rest, or does its residual vanish on the way (``z + exp(-z^2)`` at 5), by its last step?"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from implicitkit.solver.probing import fell_steeply
 from implicitkit.solver.scales import in_working_precision
 
-__all__ = ["by_the_last_step"]
+__all__ = ["by_the_last_step", "fell_steeply"]
 
+_STEEPEST = 1e5  # d log |F| / d log |z| of functions on their way to zero at infinity, at most: 745 p of exp(-z^p)
+_LOCAL = 10.0  # times |z|: a longer step says nothing of F near z
+_MOST = 7.0  # of log |F_i| in one step that counts
+_SOUND = 1e-3  # of its change along a step, how small a residual near a solution is
 # a step that is longer than such a share of z, and along which F changes by no more than such a share of it
 _STRIDES = ((1e-3, 0.02), (0.1, 0.5))
 
@@ -18,6 +21,27 @@ def by_the_last_step(iteration: bool, z: Tensor, F: Tensor, point: Tensor, befor
     """Where the last step, from ``point`` with its residual ``before``, says that a zero is near, ``(batch,)``; of an
     ``iteration``, that none need be (:func:`strode`)."""
     return (strode if iteration else fell_steeply)(z, F, point, before)
+
+
+def fell_steeply(z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
+    """Where the last step, from ``point`` with its residual ``before``, says that a zero is near, ``(batch,)``.
+
+    Every ``F_i`` fell by more, for the way that each ``z_j`` went outwards, than it can on the way to infinity:
+    ``|z_j| - |point_j| <= |z_j| log(|before_i| / |F_i|) / 1e5``.  For ``exp(-k z)`` the quotient is ``k |z|``, and beyond
+    745 that underflows; for ``exp(-k z^p)`` it is ``p`` times as much.  And ``|F|`` is far smaller than its change along
+    that step (no longer than ten times ``z``), carried on over a way as long as ``z``: else it may be small by its units
+    alone.
+    """
+    F, before = in_working_precision(F), in_working_precision(before)
+    norm, last = (torch.linalg.vector_norm(t, dim=1) for t in (F, before))
+    fall = torch.where(F == 0, _MOST, torch.log((before / F).abs()).clamp(0, _MOST)).amin(1, keepdim=True) / _STEEPEST
+    size, start = z.abs(), point.abs()
+    across = ((z < 0) != (point < 0)) & (size > 0.01 * start)
+    outwards = torch.where(across, size + start, size - start)
+    step, largest = (z - point).abs().amax(1), size.amax(1)
+    healthy = (norm * step <= _SOUND * last * largest) & (step <= _LOCAL * largest)
+    fell = (F.abs() < before.abs()).all(1)
+    return (outwards <= fall * size).all(1) & fell & (norm < last) & healthy
 
 
 def strode(z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:

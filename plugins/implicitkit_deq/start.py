@@ -163,16 +163,15 @@ class Learned(nn.Module):
 class Last:
     """The last equilibrium, sample by sample: for frames of a video, iterations of an outer loop, epochs over a data set.
 
-    Without ``index`` it is that of the last call, and its last change as far as such changes last (:class:`Trend`); where
-    that has none of the right shape (the first call, another batch size), or where a sample of it is not finite, the start
-    is zero.  With ``index``, the numbers of the samples in a data
+    Without ``index`` it is that of the last call; where that has none of the right shape (the first call, another batch
+    size), or where a sample of it is not finite, the start is zero.  With ``index``, the numbers of the samples in a data
     set, it is that of the last call in which a sample with this number took part: a table of one state a sample, which lives
     where the state does and is no part of a ``state_dict``.  Equilibria found under ``torch.vmap`` are not kept: they end
     with it.
     """
 
     def __init__(self, before: ik.Solution | None = None) -> None:
-        self.trend = Trend()
+        self.trend = Trend(0)
         self._followed = Followed()
         self.table: list[Tensor] = []  # by leaf: (samples seen, *shape)
         if before is not None:  # that of a call which was not told to remember
@@ -216,7 +215,7 @@ class Last:
         it, of calls between which its parameters were written to: one that is repeated follows."""
         leaves, spec = ik.extend.trees.tree_flatten(template)
         if index is None:
-            return _usable(self.trend.expected(), template)
+            return _usable(self.trend.last, template)
         if (
             len(self.table) != len(leaves)
             or not all(map(_same_kind, self.table, leaves))
@@ -249,11 +248,10 @@ def _usable(state: Any, template: Any) -> Any:
 
 
 class Again:
-    """The last equilibrium, and its last change as far as such changes last (:class:`Trend`), where the very tensors of
-    the last training call come back unchanged, as full batches do, or one graph, are solved with the same settings, and
-    every trainable parameter of the cell has been written to since, as an optimiser does; else none. A call that is only
-    repeated (a checkpoint's, a difference by one parameter) starts where it started. Tensors are known by identity and
-    version, and not held.
+    """The last equilibrium where the very tensors of the last training call come back unchanged, as full batches do, or one
+    graph, are solved with the same settings, and every trainable parameter of the cell has been written to since, as an
+    optimiser does; else none.  A call that is only repeated (a checkpoint's, a difference by one parameter) starts where it
+    started.  Tensors are known by identity and version, and not held.
 
     One such call in 31 starts from zero all the same: followed from step to step, a branch of equilibria may part from the
     one that a solve from zero finds, as evaluation does, and would be trained in its place.
@@ -267,7 +265,7 @@ class Again:
         # settings, inputs, parameters, and where the solve started (None: from zero)
         self._kept: tuple[Any, list[Any], list[Any], Any] | None = None
         self._start: Any = None  # of the call under way
-        self._followed, self._trend = Followed(), Trend()
+        self._followed, self._trend = Followed(), Trend(0)
         self.follows = self._repeats = False  # is the call under way of the same samples; and with the same parameters?
 
     def __reduce__(self) -> Any:
@@ -285,7 +283,7 @@ class Again:
         known = known and bool(trained) and not any(p.is_inference() for p in trained)
         self._kept = (settings, _versions(leaves), _versions(trained), self._start) if known else None
         if not known:
-            self._trend = Trend()
+            self._trend = Trend(0)
         elif not self._repeats:
             self._trend.keep(state)
 
@@ -295,12 +293,12 @@ class Again:
         self.follows = self._kept is not None and settings is self._kept[0] and self._are_the_same(inputs)
         if not self.follows or self._kept is None:
             if settings is not None and self.wanted:
-                self._followed, self._trend = Followed(), Trend()
+                self._followed, self._trend = Followed(), Trend(0)
             return template
         _, _, trained, start = self._kept
         self._repeats = any((p := ref()) is None or version(p) == before for ref, before in trained)
         if not self._repeats:
-            start = self._trend.expected() if self._followed.again() else None
+            start = self._trend.last if self._followed.again() else None
         self._start = start
         return _usable(start, template)
 

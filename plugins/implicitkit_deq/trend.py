@@ -1,7 +1,8 @@
 r"""Where what changes little from call to call is expected next: the last one, and its last changes as far as they last.
 
-In a training on the same samples equilibria ``z_k`` and the solutions ``u_k`` of ``(I - J)^T u_k = dL/dz_k`` move with the
-parameters.  Both are found by iterations, which may begin anywhere: with ``d_k = z_k - z_{k-1}``, from
+In a training on the same samples the solutions ``z_k`` of ``(I - J)^T z_k = dL/dz_k`` move with the parameters.  They are
+found by iterations, which may begin anywhere (equilibria themselves begin at the last ones: there may be several, and
+positions of a sequence must not tell of each other): with ``d_k = z_k - z_{k-1}``, from
 
     z_k + \alpha d_k + \beta (d_k - d_{k-1}),
     \alpha, \beta = argmin |d_k - \alpha d_{k-1} - \beta (d_{k-1} - d_{k-2})|^2,  0 <= \alpha <= 1,  |\beta| <= 1,
@@ -38,22 +39,27 @@ _FEW = 3  # products, of which none is saved by one more
 
 
 class Trend:
-    """What is expected of a state by its last values; a copy of it has seen none."""
+    """What is expected of a state by its last values; a copy of it has seen none.
 
-    def __init__(self) -> None:
+    Args:
+        changes: how many are remembered; of none the last value is all that is expected.
+    """
+
+    def __init__(self, changes: int = _CHANGES) -> None:
+        self._most = changes
         # leaves of the last state, its last changes, the latest first, what is added by them, and the structure of all
         self._seen: tuple[list[Tensor], list[list[Tensor]], list[Tensor], Any] | None = None
 
     def __reduce__(self) -> Any:
-        return Trend, ()
+        return Trend, (self._most,)
 
     def keep(self, state: Any) -> None:
         """This is the state now; one that is not like the last begins anew."""
         (leaves, spec), seen = trees.tree_flatten(state), self._seen
-        if seen is None or seen[3] != spec or not all(map(_alike, leaves, seen[0])):
+        if not self._most or seen is None or seen[3] != spec or not all(map(_alike, leaves, seen[0])):
             self._seen = leaves, [], [], spec
             return
-        changes = [[new - old for new, old in zip(leaves, seen[0], strict=True)], *seen[1][: _CHANGES - 1]]
+        changes = [[new - old for new, old in zip(leaves, seen[0], strict=True)], *seen[1][: self._most - 1]]
         self._seen = leaves, changes, [_lasting(*d) for d in zip(*changes, strict=True) if len(d) > 1], spec
 
     @property

@@ -249,7 +249,7 @@ MUTANTS = [
     *mutants(
         "plugins/implicitkit_deq/start.py",
         "tests/plugins/deq/test_training.py -k 'repeated or so_many or evaluation_finds or recomputes'",
-        ("start = self._trend.expected() if self._followed.again() else None", "start = self._trend.expected()"),
+        ("start = self._trend.last if self._followed.again() else None", "start = self._trend.last"),
         ("self.calls = (self.calls + 1) % _ANEW", "self.calls = self.calls + 1"),
         ("not self._followed.again(_written(trained)))", "False)"),
         ("if written is not None and written == self._written:", "if False:"),
@@ -267,7 +267,7 @@ MUTANTS = [
         (".masked_fill_(leapt, 0)", ""),
         ("if now.is_complex():", "if False:"),
         ("not all(map(_alike, leaves, seen[0]))", "False"),
-        ("return Trend, ()", "return object.__reduce__(self)"),
+        ("return Trend, (self._most,)", "return object.__reduce__(self)"),
     ),
     *mutants(
         "plugins/implicitkit_deq/trend.py",

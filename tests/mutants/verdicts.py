@@ -52,7 +52,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/driver.py",
         "tests/solver/test_strides.py -k vanishes",
-        ("later = self.judge.relative_to_state and options.start_norm is not None", "later = False"),
+        ("doubted = f.doubted if self.judge.relative_to_state else None", "doubted = None"),
     ),
     *mutants(
         "implicitkit/solver/at_rest.py",
@@ -227,9 +227,13 @@ MUTANTS = [
         ("for known in (self._healthy, self._held):", "for known in (self._held,):"),
     ),
     *mutants(
-        "implicitkit/solver/probing.py",
+        "implicitkit/solver/strides.py",
         "tests/solver/test_convergence.py -k 'by_their_units'",
         ("healthy = (norm * step <= _SOUND * last * largest) & (step <= _LOCAL * largest)", "healthy = norm < last"),
+    ),
+    *mutants(
+        "implicitkit/solver/probing.py",
+        "tests/solver/test_convergence.py -k 'by_their_units'",
         ("stands = (d == 0).all(1)", "stands = (d != d).all(1)"),
     ),
     *mutants(
@@ -374,12 +378,21 @@ MUTANTS = [
     ),
     *mutants("implicitkit/solver/scales.py", FAR, ("if bool(lifted.any()):", "if False:")),
     *mutants(
-        "implicitkit/solver/probing.py",
+        "implicitkit/solver/strides.py",
         "tests/solver/test_convergence.py -k 'beyond_every_power or behind_zeros'",
-        ("_OUTWARD = 1e-5", "_OUTWARD = 1e-2"),
         ("_STEEPEST = 1e5", "_STEEPEST = 700.0"),
         ("outwards = torch.where(across, size + start, size - start)", "outwards = torch.zeros_like(size)"),
         ("fell = (F.abs() < before.abs()).all(1)", "fell = norm < last"),
+    ),
+    *mutants(
+        "implicitkit/solver/judging.py",
+        "tests/solver/test_strides.py",
+        ("self.relative_to_state and strict and bool", "self.relative_to_state and bool"),
+    ),
+    *mutants(
+        "implicitkit/solver/probing.py",
+        "tests/solver/test_convergence.py -k 'beyond_every_power or behind_zeros'",
+        ("_OUTWARD, _BESIDE_ZERO = 1e-5,", "_OUTWARD, _BESIDE_ZERO = 1e-2,"),
         ("cut = has_underflowed(f, z, flat)[0] if bool(flat.any()) else", "cut ="),
         ("plateau, vanished = vanished & ends, underflowed | (vanished & ~ends)", "plateau = ends & vanished"),
         ("suspect = suspect & ~(high & (behind.abs() >= F.abs()).all(1))", "pass"),

@@ -218,3 +218,28 @@ def test_in_a_corner_nothing_is_free(bounds: Any, steep: float) -> None:
     )
     assert float((solution.value - 1).abs().max()) < 1e-7
     assert int(solution.steps) <= 15
+
+
+@pytest.mark.parametrize(
+    ("needs", "least"), [((60.0, 50.0, 70.0, 85.0, 100.0), 664.82045), ((60.0, 70.0, 100.0, 50.0, 85.0), 755.00005)]
+)
+def test_multipliers_that_constraints_leave_open_are_no_way_to_infinity(needs: tuple[float, ...], least: float) -> None:
+    """Hock & Schittkowski (1981), no. 118, and with its needs in another order: there more constraints meet in the solution
+    than there are unknowns."""
+
+    def objective(x: Tensor) -> Tensor:
+        a, b, c = x.view(5, 3).unbind(1)
+        return (2.3 * a + 1e-4 * a**2 + 1.7 * b + 1e-4 * b**2 + 2.2 * c + 1.5e-4 * c**2).sum()
+
+    def held(x: Tensor) -> Tensor:
+        y = x.view(5, 3)
+        steps = y[1:] - y[:-1]
+        needed = tensor(*needs) - y.sum(1)
+        return torch.cat([needed, (steps - tensor(6.0, 7.0, 6.0)).flatten(), (-7 - steps).flatten()])
+
+    low = torch.cat([tensor(8.0, 43.0, 3.0), torch.zeros(12, dtype=F64)])
+    high = torch.cat([tensor(21.0, 57.0, 16.0), tensor(90.0, 120.0, 60.0).repeat(4)])
+    start = torch.cat([tensor(20.0, 55.0, 15.0), tensor(20.0, 60.0, 20.0).repeat(4)])
+    s = ik.argmin(objective, start, constraints=ik.Inequality(held), bounds=(low, high))
+    assert abs(float(objective(s.value)) - least) < 1e-5
+    assert s.evaluations < 500, f"{s.evaluations} evaluations"
