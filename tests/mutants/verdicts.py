@@ -38,6 +38,11 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/solver/probing.py",
+        SECOND + " -k leave_open",
+        ("if f.kind.returns_program:  # multipliers", "if False:  # multipliers"),
+    ),
+    *mutants(
         "implicitkit/solver/strides.py",
         "tests/solver/test_strides.py -k vanishes",
         ("return outwards & (long[0] | long[1])", "return outwards & long[0]"),

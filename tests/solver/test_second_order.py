@@ -221,7 +221,7 @@ def test_in_a_corner_nothing_is_free(bounds: Any, steep: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("needs", "least"), [((60.0, 50.0, 70.0, 85.0, 100.0), 664.82045), ((60.0, 70.0, 100.0, 50.0, 85.0), 755.00005)]
+    ("needs", "least"), [((60.0, 50.0, 70.0, 85.0, 100.0), 664.82045), ((60.0, 70.0, 100.0, 50.0, 85.0), 751.07585)]
 )
 def test_multipliers_that_constraints_leave_open_are_no_way_to_infinity(needs: tuple[float, ...], least: float) -> None:
     """Hock & Schittkowski (1981), no. 118, and with its needs in another order: there more constraints meet in the solution
