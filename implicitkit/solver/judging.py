@@ -286,9 +286,7 @@ class Judge:
                 status = torch.where(nowhere == AWAY, int(Status.DIVERGED), status)
                 known = self._reviewed(z, norm, status, None, False)
                 return torch.where(nowhere == STANDS, int(Status.STALLED), known)
-        strict = (
-            self.rtol <= torch.finfo(z.dtype).eps ** 0.5
-        )  # else little is asked, and slow maps stride to their ends
+        strict = self.rtol <= torch.finfo(z.dtype).eps ** 0.5  # else slow maps stride to their ends
         strode = steep if steep is not None and self.relative_to_state and strict and bool(steep.any()) else None
         return self._reviewed(z, norm, status, strode, converged)
 

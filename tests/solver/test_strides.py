@@ -69,3 +69,11 @@ def test_a_way_out_beside_numbers_that_are_handed_on(solver):
     step = lambda z: torch.stack([z[0], z[1] + torch.exp(-z[1])])  # noqa: E731
     start = torch.tensor([4.0, 5.0], dtype=torch.float64)
     assert not ik.fixed_point(step, start, solver=solver, on_failure="ignore").converged
+
+
+def test_a_loose_tolerance_asks_for_no_second_look() -> None:
+    """A slow map strides to its end, where a residual of a thousandth is all that was asked."""
+    c = 0.01 * torch.tensor([3.0, 4.0, 5.0], dtype=torch.float64)
+    z0 = torch.ones(3, dtype=torch.float64)
+    s = ik.fixed_point(lambda z: 0.99 * z + c * torch.tanh(1 + z), z0, rtol=1e-3, solver="picard")
+    assert s.evaluations == int(s.steps) + 1
