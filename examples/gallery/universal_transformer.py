@@ -135,13 +135,13 @@ assert max(apart) < 1e-5
 assert np.array(list(right.values()))[:, :, :3].min() > 0.9
 assert trend > 0.2 and solved.double().mean() > 0.95
 
-figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
 for (name, values), colour in zip(right.items(), ("#0072B2", "#D55E00"), strict=True):
     axes[0].plot(lengths, np.median(values, 0), "o-", color=colour, label=name)
     axes[0].fill_between(lengths, np.min(values, 0), np.max(values, 0), color=colour, alpha=0.2, lw=0)
 axes[0].axvline(longest, color="grey", ls=":", label="longest in training")
 axes[0].set(xlabel="bits of the numbers", ylabel="share of bits right", title="three seeds")
-axes[0].legend()
+figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
 low, middle, high = np.array([np.quantile(t, (0.25, 0.5, 0.75)) for t in by_carry.values()]).T
 axes[1].plot(by_carry.keys(), middle, "o-", color="#0072B2")
 axes[1].fill_between(by_carry.keys(), low, high, color="#0072B2", alpha=0.2, lw=0)
