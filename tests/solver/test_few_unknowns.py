@@ -13,6 +13,7 @@ from implicitkit.foundation.autodiff import lacks_second_derivative
 from implicitkit.manifold import SO3
 from implicitkit.problem.robust import LOSSES
 from implicitkit.solver import probing
+from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.minimise import convex_newton
 from implicitkit.sparsity.known import SMALLEST
 
@@ -227,9 +228,14 @@ def test_convex_objectives_of_some_unknowns_take_newton_steps(objective: Any, n:
     assert float(objective(s.value, x)) <= float(objective(other.value, x)) + 1e-12
 
 
-def test_a_step_by_products_is_forgiven_as_often_as_products_cost_little() -> None:
+@pytest.mark.parametrize("price", [None, 45.0], ids=["its own price", "dear factors"])
+def test_a_step_by_products_is_forgiven_as_often_as_products_cost_little(
+    price: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first steps of these overshoot; a few products for each are no reason to go over to L-BFGS, nor are steps taken
-    so exactly that they cost more evaluations than they save."""
+    so exactly that they cost more evaluations than they save.  What factors would have cost does not count."""
+    if price is not None:
+        monkeypatch.setattr(Evaluations, "price_of_dense", lambda self, z, **kwargs: price)
     i, n, batch = torch.arange(3600.0, dtype=F64).view(60, 60), 60, 64
     Q = torch.sin(1 + 1.7 * i)
     Q, b = Q @ Q.mT / n + 0.1 * torch.eye(n, dtype=F64), torch.cos(2.3 * torch.arange(batch * n * 1.0, dtype=F64))

@@ -221,13 +221,14 @@ def test_factors_with_a_border_are_as_good_as_the_matrix() -> None:
     assert np.linalg.norm(x - v) < 1e-6 * np.linalg.norm(v)
 
 
-@pytest.mark.parametrize("n", [800, 3000])
-def test_a_fit_that_ends_in_rounding_has_converged(n: int) -> None:
-    """Its gradient cannot come down to the tolerance, 4e-11: no step lowers the objective any more."""
+@pytest.mark.parametrize(("n", "most"), [(800, 70), (3000, 90)])
+def test_a_fit_that_ends_in_rounding_has_converged(n: int, most: int) -> None:
+    """Its gradient cannot come down to the tolerance, 4e-11: no step lowers the objective any more, and none is tried (it
+    took ten evaluations more to find that out)."""
     t = torch.linspace(1, 2, n, dtype=D)
     s = ik.least_squares(stiff, torch.ones(n, dtype=D), t)
     assert bool(s.converged.all())
-    assert s.steps.max() < 200
+    assert s.steps.max() < 200 and s.evaluations <= most
     J, r = torch.func.jacrev(lambda z: stiff(z, t))(s.value), stiff(s.value, t)
     assert float(torch.linalg.vector_norm(J.T @ r)) <= 1e-15 * float(
         torch.linalg.vector_norm(J.T.abs() @ (J.abs() @ s.value))
