@@ -14,6 +14,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit import extend
+from implicitkit_deq.around import Around
 from implicitkit_deq.trend import Onward, Trend
 
 __all__ = ["Effort", "Forgive", "ForgivenWarning", "followed", "gone_on", "masked", "near"]
@@ -257,35 +258,10 @@ class _Request:
 
 
 @dataclass(frozen=True)
-class _Linear(ik.LinearSolver):
+class _Linear(Around):
     r"""``A u = b`` with ``A = J - I``: where the solver fails, ``u = -b`` (the first term of its series) or zero."""
 
-    inner: ik.LinearSolver
     policy: Forgive
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return str(self.inner.name)
-
-    @property
-    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(self.inner.needs)
-
-    @property
-    def exact(self) -> bool:  # type: ignore[override]
-        return bool(self.inner.exact)
-
-    @property
-    def matrix_free(self) -> bool:  # type: ignore[override]
-        return bool(self.inner.matrix_free)
-
-    @property
-    def checks_itself(self) -> bool:
-        return bool(self.inner.checks_itself)
-
-    @property
-    def factors(self) -> bool:  # type: ignore[override]
-        return bool(self.inner.factors)
 
     def solve(self, A: Any, b: Tensor, **options: Any) -> ik.extend.LinearSolution:
         return self._forgiving(self.inner.solve(A, b, **options), b)

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import implicitkit as ik
 from implicitkit.extend import LinearSolution, trees
+from implicitkit_deq.around import Around
 
 __all__ = ["Onward", "Trend"]
 
@@ -112,7 +112,7 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Onward(ik.LinearSolver):
+class Onward(Around):
     r"""A linear solver that begins where the last systems of the same samples let expect the solution.
 
     With ``g`` expected, ``x = \alpha g + y`` where ``A y = b - \alpha A g`` and ``\alpha = <A g, b> / |A g|^2``, sample
@@ -129,40 +129,8 @@ class Onward(ik.LinearSolver):
         inner: the solver. trend: what is known of the systems before. begun: one entry as soon as the call has had one.
     """
 
-    inner: ik.LinearSolver
     trend: Trend
     begun: list[bool] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return str(self.inner.name)
-
-    @property
-    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(self.inner.needs)
-
-    @property
-    def exact(self) -> bool:  # type: ignore[override]
-        return bool(self.inner.exact)
-
-    @property
-    def matrix_free(self) -> bool:  # type: ignore[override]
-        return bool(self.inner.matrix_free)
-
-    @property
-    def has_units(self) -> bool:  # type: ignore[override]
-        return bool(self.inner.has_units)
-
-    @property
-    def checks_itself(self) -> bool:
-        return bool(self.inner.checks_itself)
-
-    @property
-    def factors(self) -> bool:  # type: ignore[override]
-        return bool(self.inner.factors)
-
-    def solve_many(self, A: Any, b: Tensor, **options: Any) -> LinearSolution:
-        return self.inner.solve_many(A, b, **options)
 
     def solve(self, A: Any, b: Tensor, *, rtol: float, atol: float, max_steps: int | None) -> LinearSolution:
         if self.begun or not self.exact or not b.numel():

@@ -27,6 +27,8 @@ _READ: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "nothing": (lambda z: z.sin() - z.roll(1, 1), 0),
     "from the right": (lambda z: z @ W - z, N * N * (1 + BATCH // 3)),
     "from the left": (lambda z: (W @ z.T).T, N * N * (1 + BATCH // 3)),
+    "a low one from the left": (lambda z: z + (W[:5] @ z.T).sum(0).unsqueeze(1), 5 * N * (1 + BATCH // 3)),
+    "a narrow one from the right": (lambda z: z + (z @ W[:, :5]).sum(1, keepdim=True), 5 * N * (1 + BATCH // 3)),
     "with a shift": (lambda z: torch.nn.functional.linear(z, W, X[0]), N * N * (1 + BATCH // 3)),
     "one sample": (lambda z: (W @ z[0]).expand(BATCH, N) + z, N * N * (1 + 1 / 3)),
     "of each sample": (lambda z: torch.einsum("bij,bj->bi", EACH, z), 7 * BATCH * N * N),

@@ -347,4 +347,11 @@ MUTANTS = [
         USES + " -k checkpoint",
         ("with compat.own_graphs():  # how often", "if True:  # how often"),
     ),
+    *mutants(
+        "plugins/implicitkit_deq/around.py",
+        "tests/plugins/deq/test_around.py",
+        ("return bool(self.inner.has_units)", "return False"),
+        ("return bool(self.inner.preconditions)", "return False"),
+        ("return bool(self.inner.exact)", "return True"),
+    ),
 ]
