@@ -218,8 +218,7 @@ class Layout:
             )
         for i, (leaf, event, is_complex) in enumerate(zip(leaves, self.events, self.complex, strict=True)):
             if not isinstance(leaf, Tensor):
-                number = ": write it in torch's operations" if isinstance(leaf, (float, int)) else ""
-                raise TypeError(f"{what} returned {kind_of(leaf)}{_at(tree, i)}, not a tensor{number}")
+                raise TypeError(f"{what} returned {kind_of(leaf)}{_at(tree, i)}, not a tensor{_written(leaf)}")
             expected = batch + tuple(event)
             if tuple(leaf.shape) != expected:
                 raise ValueError(
@@ -240,6 +239,15 @@ class Layout:
                     f"{self.dtype} there; start from a z0 of the dtype that the function computes in"
                 )
         return tree
+
+
+def _written(leaf: Any) -> str:
+    """What to do where a function returned ``leaf``, which is no tensor."""
+    if leaf is None:
+        return ": a `return` is missing"
+    if _is_array(leaf):
+        return ": write it in torch's operations (NumPy's may be a solver, with @ik.implicit)"
+    return ": write it in torch's operations" if isinstance(leaf, (float, int)) else ""
 
 
 def _reshaped(leaf: Tensor, expected: tuple[int, ...]) -> str:

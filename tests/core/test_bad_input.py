@@ -183,7 +183,12 @@ REFUSED: dict[str, Row] = {
         r"returned dtype torch\.float64, but z has complex torch\.float64"),
     "a number for a tensor": (
         lambda: ik.root(lambda z: 1.0, zeros(3)), TypeError, r"returned a float, not a tensor"),
-    "nothing": (lambda: ik.root(lambda z: None, zeros(3)), TypeError, r"returned (a NoneType, not a tensor|another struct)"),
+    "nothing": (
+        lambda: ik.root(lambda z: None, zeros(3)), TypeError,
+        r"returned (a NoneType, not a tensor: a `return` is|another struct)"),
+    "an array": (
+        lambda: ik.root(lambda z: z.numpy() - 1, zeros(3)), TypeError,
+        r"returned an ndarray, not a tensor: write it in torch"),
     "a vector for an objective": (
         lambda: ik.argmin(lambda z: z**2, zeros(3)), ValueError,
         r"must return one number, shape \(\); it returned shape \(3,\).*batch_dims="),
