@@ -27,8 +27,9 @@ from implicitkit.rule.primitive import root
 from implicitkit.rule.unchanged import refuse_changed, refuse_cut, refuse_hidden, refuse_other_tensors
 from implicitkit.solution import LinearReport, Record, Status
 from implicitkit.solver.base import Options, Solver
-from implicitkit.solver.evaluations import Evaluations, TrackedEvaluations
+from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.finding import find
+from implicitkit.solver.tracked import TrackedEvaluations
 from implicitkit.sparsity.watching import solved_inside
 from implicitkit.system import System
 

@@ -23,6 +23,7 @@ from implicitkit.solver.minima import Progress
 from implicitkit.solver.returned import kept, stepped
 from implicitkit.solver.starts import has_a_value
 from implicitkit.solver.strides import by_the_last_step
+from implicitkit.solver.whole_batch import WholeBatch
 
 __all__ = ["iterate"]
 
@@ -85,7 +86,7 @@ class _Loop:
         self.judge = self.whole = Judge(f, options)
         self.z = self.best = z0
         self.batch = self.alive = self.at_work = z0.shape[0]
-        self.everything: _Full | None = None
+        self.everything: WholeBatch | None = None
         self.norm = self.judge.norm(f.residual(z0))
         self.infinity = self.norm.new_full((), math.inf)  # a tensor: compared in a third of the time
         self.best_norm = torch.full_like(self.norm, math.inf)
@@ -273,7 +274,7 @@ class _Loop:
             if len(keep) > _DROP * len(rows):
                 return
             samples = rows.repeat_interleave(per_row).nonzero().squeeze(1)
-        self.everything = self.everything or _Full(self.batch)
+        self.everything = self.everything or WholeBatch(self.batch)
         self._store({})
         gone = (~self.active).nonzero().squeeze(1)
         self.everything.store_some(gone, self._kept(self._state_of(gone), len(gone)))
@@ -365,36 +366,3 @@ def _count(*masks: Tensor) -> list[int]:
 def _writes(z: Tensor) -> int:
     """How often a tensor has been written into, as far as torch counts that."""
     return 0 if z.is_inference() else z._version
-
-
-class _Full:
-    """Results of all samples while only some are in work."""
-
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
-        self.values: dict[str, Tensor] = {}
-        self.index: Tensor | None = None  # which samples are in work; None: all
-
-    def store(self, **values: Tensor) -> None:
-        for name, value in values.items():
-            if self.index is None:
-                self.values[name] = value.clone()
-            else:
-                if name not in self.values:
-                    self.values[name] = value.new_zeros(self.batch, *value.shape[1:])
-                self.values[name].index_copy_(0, self.index, value)
-
-    def store_some(self, samples: Tensor, kept: dict[str, Tensor]) -> None:
-        """What is kept of some of those that are in work; of the others it is not known yet."""
-        where = samples if self.index is None else self.index.index_select(0, samples)
-        for name, value in kept.items():
-            if f"kept {name}" not in self.values:
-                self.values[f"kept {name}"] = value.new_zeros(self.batch, *value.shape[1:])
-            self.values[f"kept {name}"].index_copy_(0, where, value)
-
-    def narrow(self, samples: Tensor) -> None:
-        self.index = samples if self.index is None else self.index.index_select(0, samples)
-
-    def merge(self, value: Tensor, name: str) -> Tensor:
-        assert self.index is not None
-        return self.values[name].index_copy(0, self.index, value)

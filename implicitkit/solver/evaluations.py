@@ -17,7 +17,7 @@ from implicitkit.solver.outside import Outside
 from implicitkit.sparsity.known import SMALLEST
 from implicitkit.system import System
 
-__all__ = ["Evaluations", "TrackedEvaluations", "subset"]
+__all__ = ["Evaluations", "subset"]
 
 _GRADIENTS = ("minimise", "least_squares")  # what is solved by those whose ``f`` is a gradient
 _FEW_ROWS = 64  # constraints, each of which takes a product, where the Hessian has a low-rank part
@@ -364,29 +364,6 @@ class Evaluations:
                 point.pop(key, None)
             point["f"] = g
             point.setdefault("residual", g)
-
-
-class TrackedEvaluations(Evaluations):
-    """``f`` with every operation visible to autograd and to the transforms around the call."""
-
-    def __init__(self, system: System, theta: Sequence[Tensor], solves: str) -> None:
-        super().__init__(system, theta, solves)
-        self._how = "plain"
-
-    def _kernel(self, z: Tensor) -> Tensor:
-        return self.system.kernel(z, *self.theta)
-
-    def _compute_plain(self, point: dict[str, Tensor], name: str) -> None:
-        z, problem = point["z"], self.problem
-        self._count()
-        if self.of_map:
-            point["f"] = self._kernel(z)
-            point["residual"] = point["f"] - z
-            return
-        point["residual"] = problem.flat_residual(self._kernel, z)
-        point["f"] = point["residual"]
-        if self.of_gradient:
-            point["value"], point["f"] = autodiff.gradient(lambda y: problem.flat_objective(self._kernel, y), z)
 
 
 def subset(f: Evaluations, which: Tensor, whole: bool = False) -> tuple[Tensor, Any, Any]:

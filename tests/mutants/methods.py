@@ -91,11 +91,22 @@ MUTANTS = [
             "        samples = rows.repeat_interleave(per_row).nonzero().squeeze(1).flip(0)",
             FIXED + " -k 'dropping or batch_equals'",
         ),
+    ),
+    *mutants(
+        "implicitkit/solver/whole_batch.py",
+        "tests/solver/test_whole_batch.py",
         (
             "self.values[name].index_copy_(0, self.index, value)",
             "self.values[name].index_copy_(0, self.index.flip(0), value)",
-            FIXED + " -k 'dropping or batch_equals'",
         ),
+        ("else self.index.index_select(0, samples)\n        for", "else samples\n        for"),
+        ("self.index = samples if self.index is None else self.index.index_select(0, samples)", "self.index = samples"),
+        ("return self.values[name].index_copy(0, self.index, value)", "return self.values[name]"),
+    ),
+    *mutants(
+        "implicitkit/solver/tracked.py",
+        "tests/derivatives/test_closed_forms.py tests/solver/test_argmin_solvers.py -k unroll",
+        ('point["residual"] = point["f"] - z', 'point["residual"] = point["f"]'),
     ),
     *mutants(
         "implicitkit/solver/fixed_point/aitken.py",
