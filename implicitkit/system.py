@@ -16,7 +16,8 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.autocast import cast_as_now
-from implicitkit.foundation.trees import Layout, hint_of_pair, tree_flatten
+from implicitkit.foundation.trees import Layout, hint_of_no_tensor, hint_of_pair, tree_flatten
+from implicitkit.foundation.wording import kind_of
 from implicitkit.lifting.fewer_rows import Larger, watched
 from implicitkit.lifting.lifted import Lifted
 from implicitkit.lifting.reach import captured_rows
@@ -292,9 +293,11 @@ def check_output(problem: Equations, layout: Layout) -> Callable[[Any], None]:
             layout.check(out, name, cast=cast)
             return
         leaves = tree_flatten(out)[0]
-        bad = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]
-        if bad or not leaves:
-            raise TypeError(f"{name} returned {', '.join(bad) or 'nothing'} where a tensor was expected")
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                raise TypeError(f"{name} returned {kind_of(leaf)}, not a tensor{hint_of_no_tensor(leaf)}")
+        if not leaves:
+            raise TypeError(f"{name} returned {kind_of(out)} without a tensor in it")
         if any(leaf.is_complex() for leaf in leaves):
             raise TypeError(
                 f"{name} returned complex numbers; what is minimised must be real: return the real view "

@@ -28,6 +28,7 @@ __all__ = [
     "check_numbers",
     "describe_leaves",
     "from_arrays",
+    "hint_of_no_tensor",
     "hint_of_pair",
     "in_order",
     "tree_flatten",
@@ -218,7 +219,7 @@ class Layout:
             )
         for i, (leaf, event, is_complex) in enumerate(zip(leaves, self.events, self.complex, strict=True)):
             if not isinstance(leaf, Tensor):
-                raise TypeError(f"{what} returned {kind_of(leaf)}{_at(tree, i)}, not a tensor{_written(leaf)}")
+                raise TypeError(f"{what} returned {kind_of(leaf)}{_at(tree, i)}, not a tensor{hint_of_no_tensor(leaf)}")
             expected = batch + tuple(event)
             if tuple(leaf.shape) != expected:
                 raise ValueError(
@@ -241,7 +242,7 @@ class Layout:
         return tree
 
 
-def _written(leaf: Any) -> str:
+def hint_of_no_tensor(leaf: Any) -> str:
     """What to do where a function returned ``leaf``, which is no tensor."""
     if leaf is None:
         return ": a `return` is missing"

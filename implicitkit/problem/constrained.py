@@ -262,7 +262,7 @@ def start(
         batch = tuple(layout.batch_shape)
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
-                raise TypeError(f"{name} returned {kind_of(leaf)} where a tensor was expected")
+                raise TypeError(f"{name} returned {kind_of(leaf)}, not a tensor{trees.hint_of_no_tensor(leaf)}")
             if not (leaf.is_floating_point() or leaf.is_complex()):
                 raise TypeError(
                     f"{name} returned {leaf.dtype}: return its values (h or g), not a comparison or a count"

@@ -186,6 +186,12 @@ REFUSED: dict[str, Row] = {
     "nothing": (
         lambda: ik.root(lambda z: None, zeros(3)), TypeError,
         r"returned (a NoneType, not a tensor: a `return` is|another struct)"),
+    "nothing for an objective": (
+        lambda: ik.argmin(lambda z: None, zeros(3)), TypeError, "Argmin.* a NoneType, not a tensor: a `return` is missing"),
+    "no residuals": (lambda: ik.least_squares(lambda z: [], zeros(3)), TypeError, "returned a list without a tensor in it"),
+    "an array for a constraint": (
+        lambda: ik.argmin(square, zeros(3), constraints=ik.Equality(lambda z: z.numpy())), TypeError,
+        r"constraint 0 \(Equality\) returned an ndarray, not a tensor: write it in torch"),
     "an array": (
         lambda: ik.root(lambda z: z.numpy() - 1, zeros(3)), TypeError,
         r"returned an ndarray, not a tensor: write it in torch"),
