@@ -19,6 +19,7 @@ import scipy.sparse as sp
 
 from implicitkit.linear.banded import SymmetricBand
 from implicitkit.linear.ordering import Ordering
+from implicitkit.sparsity.places import with_entries
 
 __all__ = ["Layout", "SparseSaddle", "both_sides", "equilibrated"]
 
@@ -121,12 +122,12 @@ def equilibrated(K: sp.csc_matrix) -> np.ndarray:
 def both_sides(K: sp.csc_matrix, d: np.ndarray) -> sp.csc_matrix:
     """``diag(d) K diag(d)``."""
     data = K.data * d.take(K.indices) * np.repeat(d, np.diff(K.indptr))
-    return sp.csc_matrix((data, K.indices, K.indptr), shape=K.shape)
+    return with_entries(K, data)
 
 
 def _size(K: sp.csc_matrix) -> sp.csc_matrix:
     """``|K|``."""
-    return sp.csc_matrix((np.abs(K.data), K.indices, K.indptr), shape=K.shape)
+    return with_entries(K, np.abs(K.data))
 
 
 def _factor(K: sp.csc_matrix, shift: np.ndarray, layout: Layout) -> tuple[Any, int]:
@@ -136,7 +137,7 @@ def _factor(K: sp.csc_matrix, shift: np.ndarray, layout: Layout) -> tuple[Any, i
     if layout.band is not None:
         factors = layout.band.cholesky(data)
         return factors, -1 if factors is None else 0
-    lu = layout.ordering.factor(sp.csc_matrix((data, K.indices, K.indptr), shape=K.shape), 0.0)
+    lu = layout.ordering.factor(with_entries(K, data), 0.0)
     if lu is None:
         return None, -1
     pivots = lu.U.diagonal()

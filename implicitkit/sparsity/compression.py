@@ -17,6 +17,7 @@ from implicitkit.foundation import graph, seeded
 from implicitkit.foundation.numbers import numbers
 from implicitkit.sparsity.colouring import Colouring, colour, fewest, most
 from implicitkit.sparsity.index_sets import IndexSets
+from implicitkit.sparsity.places import with_entries
 
 __all__ = ["Coloured", "as_pattern", "below_each_other", "coloured", "known_entries"]
 
@@ -195,7 +196,7 @@ class Coloured:
 
     def matrix(self, values: np.ndarray) -> sp.csr_matrix:
         """One sample's matrix from its entries."""
-        return sp.csr_matrix((values, self.pattern.indices, self.pattern.indptr), shape=self.shape)
+        return with_entries(self.pattern, values)
 
     def stacked(self, values: np.ndarray) -> sp.csr_matrix:
         """All samples' matrices from their entries ``(batch, nnz)``, one below the other along the diagonal: one call of
@@ -247,7 +248,7 @@ def below_each_other(pattern: IndexSets, values: np.ndarray) -> sp.csr_matrix:
     """Matrices of one pattern, compressed alike, along the diagonal of one; ``values``: ``(batch, nnz)``."""
     batch, nnz, (m, n) = len(values), pattern.nnz, pattern.shape
     if batch == 1:
-        return type(pattern)((values[0], pattern.indices, pattern.indptr), shape=(m, n))
+        return with_entries(pattern, values[0])
     inner, outer = (n, m) if pattern.format == "csr" else (m, n)
     kind = np.dtype(np.int32 if max(batch * nnz, batch * max(inner, outer)) < 2**31 else np.int64)
     each = np.arange(batch, dtype=kind)[:, None]

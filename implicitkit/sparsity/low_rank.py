@@ -34,6 +34,7 @@ from torch import Tensor
 from implicitkit.foundation import graph, seeded
 from implicitkit.sparsity.colouring import groups_of_columns
 from implicitkit.sparsity.index_sets import IndexSets, take
+from implicitkit.sparsity.places import with_entries
 
 __all__ = ["Bordered", "Entries", "LowRank", "bordered"]
 
@@ -105,7 +106,7 @@ class Bordered:
 
     def matrix(self, A: np.ndarray) -> sp.csr_matrix:
         """One sample's ``A`` from its entries."""
-        return sp.csr_matrix((A, self.pattern.indices, self.pattern.indptr), shape=self.shape)
+        return with_entries(self.pattern, A)
 
     @property
     def products(self) -> int:
