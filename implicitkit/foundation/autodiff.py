@@ -191,7 +191,7 @@ def linearise(
     A.read = functools.cache(lambda: read_by_products(out))
     price = getattr(sparse, "price", None)
     if price is not None:
-        A.price = lambda alike=None: price(alike, gone_through())
+        A.price = lambda alike=None: price(alike, gone_through)
     return out, A
 
 

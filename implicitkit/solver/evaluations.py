@@ -341,19 +341,19 @@ class Evaluations:
                 if self.kind.returns_state:
                     point["equations"] = problem.flat_residual(lambda _: out, leaf)
                     point["residual"] = point["equations"].detach()
-                if self.kind.returns_scalar:
-                    objective = out
-                else:
-                    point["vector"] = point["equations"] if self.kind.returns_state else out
-                    point["residuals"] = point["vector"].detach()
-                    objective = 0.5 * point["vector"].square().sum(1)
-                point["objective"], point["value"] = objective, objective.detach()
+            if self.kind.returns_scalar:
+                point["objective"], point["value"] = out, out.detach()
+            else:
+                point["vector"] = point["equations"] if self.kind.returns_state else out
+                point["residuals"] = r = point["vector"].detach()
+                point["value"] = 0.5 * r.square().sum(1)
         if name in ("f", "residual") and name not in point:
-            objective = point.pop("objective")
-            if objective.requires_grad:
-                ones = torch.ones_like(objective)
+            of_vector = not self.kind.returns_scalar  # R'r, by the graph of r
+            end = point["vector"] if of_vector else point.pop("objective")
+            if end.requires_grad:
                 kept = self._keeps
-                (g,) = graph.pulled(objective, (point["leaf"],), ones, retain_graph=kept)
+                cotangent = point["residuals"] if of_vector else torch.ones_like(end)
+                (g,) = graph.pulled(end, (point["leaf"],), cotangent, retain_graph=kept)
             else:
                 g, kept = None, False
             if g is None:

@@ -22,7 +22,7 @@ library's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -92,6 +92,12 @@ class Bordered:
         if key not in self._kept:
             self._kept[key] = analyse(self.pattern, *arguments)
         return self._kept[key]
+
+    def remembered(self, name: Hashable, find: Callable[[], Any]) -> Any:
+        """What ``find()`` has found the first time that something of this ``name`` was asked for."""
+        if name not in self._kept:
+            self._kept[name] = find()
+        return self._kept[name]
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -130,7 +130,8 @@ def _weighted_products(f: Evaluations, z: Tensor, weights: Tensor | None) -> tup
 
 
 def with_old_factors(f: Evaluations, normal: NormalEquations, z: Tensor, start: Tensor) -> Tensor:
-    """Go on from ``z``, where a step from ``start`` has led, with the last factors (:func:`chord_steps`); leave them for the derivative.
+    """Go on from ``z``, where a step from ``start`` has led, with the last factors (:func:`chord_steps`); leave them for
+    the derivative.
 
     ``R'R`` is near the Hessian where residuals, or their curvature, are small.  Of other problems than fits nothing is left.
     """
