@@ -87,8 +87,8 @@ def called(node: Any, given: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _is_mapped_wrongly(kind: Any) -> bool:
-    return str(kind.__name__).startswith(_MAPPED_WRONGLY)
+def _is_mapped_wrongly(name: str) -> bool:
+    return name.startswith(_MAPPED_WRONGLY)
 
 
 def refuse_wrong_rules(nodes: Iterable[Any]) -> None:
@@ -102,7 +102,7 @@ def refuse_wrong_rules(nodes: Iterable[Any]) -> None:
     seen = set(open_)
     while open_:
         node = open_.pop()
-        if _is_mapped_wrongly(type(node)):
+        if _is_mapped_wrongly(type(node).__name__):
             raise RuntimeError(f"{type(node).__name__} has no batching rule that is right")
         for after, _ in node.next_functions:
             if after is not None and after not in seen:

@@ -315,7 +315,8 @@ MUTANTS = [
         ("if self.together and bool(slow.any()):", "if False:"),
         ("return bool(slow.any()) and not bool((open_ & ~slow).any())", "return False"),
         ("most = math.ceil(self.price)", "most = 1000"),
-        ("first = min(max(_FIRST, int(_PART * min(price, 4.0 * _LAST))), _LAST)", "first = int(_PART * price)"),
+        ("first = _FIRST if price < _CHEAP else", "first ="),
+        ("min(int(_PART * min(price, 4.0 * _LAST)), _LAST)", "int(_PART * price)"),
     ),
     *mutants(
         "implicitkit/linear/price.py",
