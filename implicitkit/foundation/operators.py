@@ -181,8 +181,8 @@ class Operator:
         return self._matrix
 
     def alike(self) -> bool:
-        """Do all samples seem to have one matrix (:func:`seem_alike`)?  One product, asked once, and none where each is known
-        to be multiplied by a matrix of its own."""
+        """Do all samples seem to have one matrix (:func:`seem_alike`)?  One product, asked once, and none where each is
+        known to be multiplied by a matrix of its own."""
         if self._alike is None:
             self._alike = not self.own() and seem_alike(self.rmv, self.size, self.like)
         return self._alike

@@ -27,6 +27,7 @@ _REGULARISED = 1e-9  # delta, and rho by the sum of each row of |H|, after scali
 _LEAST = 1e-3  # rows of H count as no smaller than this
 _SWEEPS = 8  # of refinement, at most
 _ENOUGH = 1e-15  # backward error
+_AMPLIFIED = 1e6  # of a right-hand side of size one: more is the inverse of what regularises
 
 
 class Layout:
@@ -78,6 +79,12 @@ class SparseSaddle:
         signs[:n] = regularised * np.maximum(rows[:n], _LEAST)
         self.lu, self.negative = _factor(self.K, signs, Layout(K) if layout is None else layout)
 
+    @property
+    def regular(self) -> bool:
+        """Is it far from singular?  Judged by a solve: where it is not, the factors are those of what regularises them."""
+        b = np.random.default_rng(0).uniform(0.5, 1.5, len(self.scale))
+        return self.lu is not None and bool(np.abs(self.lu.solve(b)).max(initial=0.0) < _AMPLIFIED)
+
     def once(self, b: np.ndarray) -> np.ndarray:
         """``x`` with ``K x = b`` as far as the regularised factors go."""
         x: np.ndarray = self.lu.solve(b * self.scale) * self.scale
@@ -107,7 +114,11 @@ class SparseSaddle:
                 break
         if not np.isfinite(norm):
             return np.zeros_like(b), np.inf
-        return x * self.scale, norm / (size + float(np.abs(x).max())) if size else 0.0
+        with np.errstate(over="ignore"):  # on a way to infinity
+            found = x * self.scale
+        if not np.isfinite(found).all():
+            return np.zeros_like(b), np.inf
+        return found, norm / (size + float(np.abs(x).max())) if size else 0.0
 
 
 def equilibrated(K: sp.csc_matrix) -> np.ndarray:

@@ -43,9 +43,9 @@ def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) 
     must be one that ``N`` says to change: it may have underflowed.
 
     Args:
-        known: ``N``, with ``solve``, ``size``, ``factor`` and perhaps ``product``; of a fit also ``damping``, ``mu`` of every
-            sample, and ``units``, ``D``. z: the points. F: there. point: those a step before. before: ``F`` there; each
-            ``(batch, n)``.
+        known: ``N``, with ``solve``, ``size``, ``factor`` and perhaps ``product``; of a fit also ``damping``, ``mu`` of
+            every sample, and ``units``, ``D``. z: the points. F: there. point: those a step before. before: ``F`` there;
+            each ``(batch, n)``.
     """
     z, F, point, before = (in_working_precision(t) for t in (z, F, point, before))
     largest, step = z.abs().amax(1, keepdim=True), z - point
