@@ -26,7 +26,8 @@ _SHORT = 1e-3  # of z: a step of which the factors still hold behind it ...
 _BESIDE = 1e-2  # ... or of this share of the largest z_j
 _SECANT = 0.5  # of the step: how far from it the change of F along it may be, by the factors
 _LONGER, _FAITHFUL = 100.0, 1e-2  # ... or for a step so many times as long: no more than this
-_LINEAR = 1e-6  # of |N| |step|: what F may change otherwise along a step that is longer still
+_LINEAR = 1e-6  # of each F_i: what it may change otherwise along a step that is longer still ...
+_ROUNDED = 1e-12  # ... and of the largest, where it was next to nothing
 _DAMPED = 0.1  # of N in any direction, how much damping may be for a correction to be one without ...
 _SWEEPS = 2  # ... by so many steps of the power method: all but few eigenvalues are next to nothing
 _STEEPER = 1e6  # times its change beside z, at most, an equation may be by factors of another point ...
@@ -54,7 +55,7 @@ def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) 
     length = (step / wide).abs().amax(1)
     short = length <= _SHORT
     tenth = length <= _LONGER * _SHORT
-    asked = (tenth | _is_linear(known, step, F - before, ~tenth)) & known.factor.ok.to(z.device)
+    asked = (tenth | _is_linear(known, step, F, before, ~tenth)) & known.factor.ok.to(z.device)
     if bool((F == 0).any()):
         size, share = known.size(z), torch.finfo(z.dtype).tiny ** (1 / 3)
         asked = asked & ((F != 0) | (size > share * size.amax(1, keepdim=True))).all(1)
@@ -70,11 +71,13 @@ def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) 
     return asked & near & (secant | ~tenth)
 
 
-def _is_linear(known: Any, step: Tensor, change: Tensor, which: Tensor) -> Tensor:
+def _is_linear(known: Any, step: Tensor, F: Tensor, before: Tensor, which: Tensor) -> Tensor:
     """Which of these samples' equations change along a step as ``N`` says, each to a millionth, ``(batch,)``."""
     if not hasattr(known, "product") or not bool(which.any()):
         return torch.zeros_like(which)
-    return which & ((change - known.product(step)).abs() <= _LINEAR * known.size(step)).all(1)
+    size = before.abs()
+    may = _LINEAR * size + _ROUNDED * size.amax(1, keepdim=True)
+    return which & ((F - before - known.product(step)).abs() <= may).all(1)
 
 
 def _share_of_damping(known: Any, z: Tensor) -> Tensor:

@@ -599,7 +599,7 @@ MUTANTS = [
         ("asked & near & (secant | ~tenth)", "asked & near"),
         ("asked & near & (secant | ~tenth)", "asked & (secant | ~tenth)"),
         ("_LINEAR = 1e-6", "_LINEAR = 1e-2"),
-        ("(tenth | _is_linear(known, step, F - before, ~tenth))", "tenth"),
+        ("(tenth | _is_linear(known, step, F, before, ~tenth))", "tenth"),
         ("tenth = length <= _LONGER * _SHORT", "tenth = length < torch.inf"),
         ("if bool((F == 0).any()):", "if False:"),
         ("~tenth)) & known.factor.ok.to(z.device)", "~tenth))"),
