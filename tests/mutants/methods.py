@@ -705,7 +705,6 @@ MUTANTS = [
         "implicitkit/solver/qp/sparse_run.py",
         "tests/problem/test_rows_of_one_entry.py",
         ("if len(systems) == f.batch and not f.problem.kappa:", "if False:"),
-        ("bounds.lower - z, bounds.upper - z)", "bounds.lower, bounds.upper)"),
         ("np.where(held, -slope, 0.0)", "np.where(held, slope, 0.0)"),
     ),
     *mutants(

@@ -126,3 +126,14 @@ def test_the_nearest_bound_counts_and_contradictions_stay_rows() -> None:
     assert bounds.multipliers(np.array([6.0, -1.0, 0.0])).tolist() == [3.0, 1.0, 0.0, 0.0, 0.0]
     none = Bounds(sp.csr_matrix([[1.0], [-1.0]]), np.array([0.0, -1.0]))
     assert not none.taken.any() and none.upper[0] == np.inf
+
+
+def test_a_linear_program_with_a_whole_edge_of_solutions() -> None:
+    """Where the objective does not depend on an unknown it may lie anywhere within its bounds."""
+    parts = linear(0)
+    parts["q"][:5] = 0.0
+    given = {k: v if sp.issparse(v) else torch.as_tensor(v) for k, v in parts.items()}
+    s = ik.solve(ik.QuadraticProgram(P=None, **given))
+    corner = torch.where(given["q"] > 0, given["lower"], given["h"])
+    torch.testing.assert_close(s.value[5:], corner[5:], rtol=0, atol=1e-9)
+    assert bool((s.value[:5] >= -0.3 - 1e-9).all()) and bool((s.value[:5] <= 0.7 + 1e-9).all())
