@@ -70,8 +70,8 @@ class Reduced:
 
     Attributes:
         K: the smaller one, rows of ``A`` and some of ``G``. point: its solution. equalities: rows of ``A``. rest: for its
-            other rows those of ``G``; held: for the unknowns at a bound theirs, else -1. rest_sign, slopes: what these rows
-            are of those of ``G``, 1 or -1, and ``g``.
+            other rows those of ``G``; row_of: for the unknowns at a bound theirs, else -1. rest_sign, slopes: what
+            these rows are of those of ``G``, 1 or -1, and ``g``.
     """
 
     K: sp.csc_matrix
@@ -79,22 +79,22 @@ class Reduced:
     equalities: int
     rest: np.ndarray
     rest_sign: np.ndarray
-    held: np.ndarray
+    row_of: np.ndarray
     slopes: np.ndarray
 
     def once(self, b: np.ndarray) -> np.ndarray:
         """``x`` with ``K x = b`` as far as the factors go; both ``(n + p + m,)``, zero in rows that are not active."""
-        n, p = len(self.held), self.equalities
-        which = np.flatnonzero(self.held >= 0)
-        at, slopes, lam = n + p + self.held[which], self.slopes[which], np.zeros(len(b) - n - p)
+        n, p = len(self.row_of), self.equalities
+        which = np.flatnonzero(self.row_of >= 0)
+        at, slopes, lam = n + p + self.row_of[which], self.slopes[which], np.zeros(len(b) - n - p)
         known = np.zeros(self.K.shape[0])
         known[which] = b[at] / slopes
         rows = np.concatenate([b[n : n + p], self.rest_sign * b[n + p + self.rest]])
-        free = np.concatenate([self.held < 0, self.point.active.rows])
+        free = np.concatenate([self.row_of < 0, self.point.active.rows])
         rhs = np.where(free, np.concatenate([b[:n], rows]) - self.K @ known, 0.0)
         x = np.where(free, self.point.saddle.once(rhs), known)
         np.add.at(lam, self.rest, self.rest_sign * x[n + p :])  # both sides of a row, of which one is active
-        lam[self.held[which]] = (b[:n] - (self.K @ x)[:n])[which] / slopes
+        lam[self.row_of[which]] = (b[:n] - (self.K @ x)[:n])[which] / slopes
         return np.concatenate([x[: n + p], lam])
 
     @property
@@ -106,8 +106,8 @@ class Reduced:
         """The optimality conditions of the whole program, with these factors."""
         K = sp.csc_matrix(sp.bmat([[P, A.T, G.T], [A, None, None], [G, None, None]], format="csc"))
         active = np.zeros(G.shape[0], dtype=bool)
-        active[self.held[self.held >= 0]] = True
+        active[self.row_of[self.row_of >= 0]] = True
         active[self.rest[self.point.active.rows[self.equalities :]]] = True
-        free = np.concatenate([np.ones(len(self.held) + self.equalities, dtype=bool), active])
-        sign = np.concatenate([np.ones(len(self.held) + self.equalities), np.where(active, -1.0, 1.0)])
+        free = np.concatenate([np.ones(len(self.row_of) + self.equalities, dtype=bool), active])
+        sign = np.concatenate([np.ones(len(self.row_of) + self.equalities), np.where(active, -1.0, 1.0)])
         return ActiveSystem(K, self, free, sign)
