@@ -50,7 +50,8 @@ class Row:
 
     ``hand(z, theta)`` gives ``F`` and ``dF/dz``; ``pull(z, theta, u)`` gives ``(dF/dtheta)^T u``.  Least squares: ``hand``
     gives ``R'r`` and ``R'R``, and ``hessian(z, theta)`` the matrix of the adjoint.  ``hidden``: multipliers that
-    by hand come behind the unknowns.  ``accuracy``: what solution and derivative may differ by, relative.
+    by hand come behind the unknowns.  ``accuracy``: what solution and derivative may differ by, relative.  ``elsewhere``:
+    finds both with another library's solver, from the cotangent and ``theta``.
     """
 
     name: str
@@ -64,10 +65,13 @@ class Row:
     accuracy: float = 1e-6
     hessian: Callable[[Array, Array], Any] | None = None
     hidden: int = 0
+    elsewhere: Callable[[Array, Array], tuple[Array, Array]] | None = None
 
 
 def by_hand(row: Row, weights: Array) -> tuple[Array, Array]:
     """Newton with sparse LU until the residual is rounding or ``rtol`` of the first one, then the adjoint."""
+    if row.elsewhere is not None:
+        return row.elsewhere(weights, row.theta.detach().numpy())
     none = np.zeros(row.hidden)
     z, theta = np.r_[row.z0.numpy().reshape(-1), none], row.theta.detach().numpy()
     count = len(weights)
@@ -471,6 +475,7 @@ ROWS: dict[str, Callable[[], Row]] = {
     **{f"poses {n}": (lambda n=n: Row(**large_fits.pose_graph(n))) for n in (200, 2000, 10_000)},
     **{f"bundle {c}": (lambda c=c, p=p: Row(**large_fits.bundle_adjustment(c, p))) for c, p in ((10, 100), (40, 2000))},
     **{f"control {n}": (lambda n=n: Row(**large_programs.pendulum(n))) for n in (100, 400, 2000, 7000)},
+    **{f"predictive {n}": (lambda n=n: Row(**large_programs.tracking(12, 4, n))) for n in (20, 100, 400)},
     **{f"obstacle {m}": (lambda m=m: Row(**large_programs.membrane(m))) for m in (32, 64, 128)},
     **{f"network {m}": (lambda m=m: Row(**large_programs.network(m))) for m in (20, 50)},
     "nonnegative 1200": lambda: Row(**large_programs.nonnegative(3600, 1200)),

@@ -1,5 +1,5 @@
-"""Constrained rows of ``bench_large.py``: optimal control within bounds, a membrane over an obstacle, flow in a network,
-and a nonnegative fit.
+"""Constrained rows of ``bench_large.py``: optimal and predictive control within bounds, a membrane over an obstacle, flow in
+a network, and a nonnegative fit.
 
 By hand: Newton's method for the optimality conditions with the analytic Hessian of the Lagrangian and the analytic Jacobian
 of the constraints.  A bound is active where ``z - dL/dz`` lies beyond it; its unknown's equation is then ``z = bound`` (the
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+import scipy.sparse.linalg as sla
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -79,6 +80,53 @@ def pendulum(points: int) -> dict[str, Any]:
         "options": {"constraints": [ik.Equality(dynamics)], "bounds": (low, -low)},
         "solve": ik.argmin,
         "hidden": 2 * n,
+    }
+
+
+def tracking(states: int, inputs: int, steps: int) -> dict[str, Any]:
+    """Model predictive control: a linear system is to come to rest, all states and inputs within bounds, as a quadratic
+    program with sparse matrices; by the state that it starts from.  By hand Clarabel finds what is active, and the solution
+    and the adjoint are those of these conditions, by one more LU."""
+    import clarabel
+
+    rng = np.random.default_rng(0)
+    n, m = (steps + 1) * states + steps * inputs, (steps + 1) * states
+    forward = np.eye(states) + 0.1 * rng.standard_normal((states, states)) / states**0.5
+    push = rng.standard_normal((states, inputs)) / states**0.5
+    weights = np.r_[np.tile(rng.uniform(0.1, 10, states), steps + 1), np.full(steps * inputs, 0.1)]
+    P, later = sp.diags_array(weights).tocsr(), sp.eye(steps + 1, steps, k=-1)
+    A = sp.hstack([sp.kron(sp.eye(steps + 1, k=-1), forward) - sp.identity(m), sp.kron(later, push)]).tocsr()
+    high = np.r_[np.full(m, 2.0), np.full(steps * inputs, 0.3)]
+    q, t_high, bounds = torch.zeros(n, dtype=torch.float64), torch.from_numpy(high), sp.identity(n).tocsr()
+
+    def solve(_: Any, z0: Tensor, args: tuple[Tensor]) -> Any:
+        b = torch.cat([-args[0], args[0].new_zeros(m - states)])
+        return ik.solve(ik.QuadraticProgram(P, q, A, b, bounds, t_high, -t_high))
+
+    def hand(weights: Array, start: Array) -> tuple[Array, Array]:
+        b, eye = np.r_[-start, np.zeros(m - states)], sp.identity(n)
+        settings = clarabel.DefaultSettings()
+        settings.verbose = False
+        settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
+        rows, ends = sp.csc_matrix(sp.vstack([A, eye, -eye])), np.r_[b, high, high]
+        cones = [clarabel.ZeroConeT(m), clarabel.NonnegativeConeT(2 * n)]
+        found = clarabel.DefaultSolver(sp.csc_matrix(P), q.numpy(), rows, ends, cones, settings).solve()
+        above, below = (np.array(found.z) > np.array(found.s))[m:].reshape(2, n)
+        active = np.flatnonzero(above | below)
+        held = sp.csr_matrix(eye)[active]
+        lu = sla.splu(sp.bmat([[P, A.T, held.T], [A, None, None], [held, None, None]], format="csc"))
+        z = lu.solve(np.r_[-q.numpy(), b, np.where(above, high, -high)[active]])[:n]
+        return z, -lu.solve(np.r_[weights, np.zeros(m + len(active))])[n : n + states]
+
+    return {
+        "name": f"predictive control, {n} unknowns",
+        "residual": lambda z, start: z,
+        "z0": torch.zeros(n, dtype=torch.float64),
+        "theta": torch.from_numpy(rng.uniform(-1, 1, states)),
+        "hand": lambda w, start: (np.zeros(n + m), None),
+        "pull": lambda w, start, a: a[n : n + states],
+        "elsewhere": hand,
+        "solve": solve,
     }
 
 

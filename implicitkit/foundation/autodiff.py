@@ -189,9 +189,10 @@ def linearise(
     )
     A.graph = gone_through = functools.cache(lambda: size_of_graph(out, _UNKNOWN))
     A.read = functools.cache(lambda: read_by_products(out))
+    A.own = functools.cache(lambda: has_own_matrices(out, z.numel()))
     price = getattr(sparse, "price", None)
     if price is not None:
-        A.price = lambda alike=None: price(alike, gone_through())
+        A.price = lambda alike=None: price(alike, gone_through)
     return out, A
 
 
@@ -273,6 +274,23 @@ def read_by_products(out: Tensor) -> int:
         seen |= after
         open_.extend(after)
     return found
+
+
+def has_own_matrices(out: Tensor, numbers: int) -> bool:
+    """Does the graph of ``out`` multiply each sample by a matrix of its own, all of them together of more than so many
+    ``numbers``?  One that is repeated by a stride of zero is one."""
+    open_ = [out.grad_fn] if out.grad_fn is not None else []
+    seen = set(open_)
+    while open_:
+        node = open_.pop()
+        if type(node).__name__.startswith(_BATCHED):
+            matrices = (getattr(node, name, None) for name in _SAVED)
+            if any(m is not None and m.numel() > numbers and m.stride(0) for m in matrices):
+                return True
+        after = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= after
+        open_.extend(after)
+    return False
 
 
 def _is_long(node: Any) -> bool:

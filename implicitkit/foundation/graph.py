@@ -104,9 +104,10 @@ def refuse_wrong_rules(nodes: Iterable[Any]) -> None:
         node = open_.pop()
         if _is_mapped_wrongly(type(node).__name__):
             raise RuntimeError(f"{type(node).__name__} has no batching rule that is right")
-        after = {n for n, _ in node.next_functions if n is not None} - seen
-        seen |= after
-        open_.extend(after)
+        for after, _ in node.next_functions:
+            if after is not None and after not in seen:
+                seen.add(after)
+                open_.append(after)
 
 
 def each(product: Callable[[Tensor], Tensor], vectors: Tensor) -> Tensor:

@@ -101,6 +101,7 @@ class Operator:
             :func:`~implicitkit.foundation.autodiff.size_of_graph` counts them; ``None`` where that is not known.
         read: says how many numbers of matrices one product multiplies by, as
             :func:`~implicitkit.foundation.autodiff.read_by_products` counts them; 0 where that is not known.
+        own: says whether each sample is known to be multiplied by a matrix of its own.
         preconditioner: something near ``A`` that the Krylov methods may use, with ``solve(b)`` and ``T``
             (:mod:`implicitkit.linear.preconditioners`); not part of what ``A`` is.
         known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.
@@ -122,6 +123,7 @@ class Operator:
         "graph",
         "known",
         "like",
+        "own",
         "preconditioner",
         "price",
         "read",
@@ -153,6 +155,7 @@ class Operator:
         self.weight = 0
         self.graph: Callable[[], tuple[int, int, int] | None] = _unknown
         self.read: Callable[[], int] = int
+        self.own: Callable[[], bool] = bool
         self.price: Callable[..., Any] = getattr(sparse, "price", _unknown)
         self.batch, self.size, self.like = batch, size, like
         self.symmetric, self.fixed_point, self.structure = symmetric, fixed_point, structure
@@ -178,9 +181,10 @@ class Operator:
         return self._matrix
 
     def alike(self) -> bool:
-        """Do all samples seem to have one matrix (:func:`seem_alike`)?  One product, asked once."""
+        """Do all samples seem to have one matrix (:func:`seem_alike`)?  One product, asked once, and none where each is
+        known to be multiplied by a matrix of its own."""
         if self._alike is None:
-            self._alike = seem_alike(self.rmv, self.size, self.like)
+            self._alike = not self.own() and seem_alike(self.rmv, self.size, self.like)
         return self._alike
 
     @property
@@ -252,7 +256,8 @@ class Operator:
             structure=None if self.structure is None else self.structure.T,
             sparse=lambda _: None if self.sparse() is None else self.sparse().T,
         )
-        other.weight, other.price, other.graph, other.read = self.weight, self.price, self.graph, self.read
+        other.weight, other.price, other.graph = self.weight, self.price, self.graph
+        other.read, other.own = self.read, self.own
         other.known = None if self.known is None else self.known.T
         other.preconditioner = None if self.preconditioner is None else self.preconditioner.T
         return other.selected_by(lambda _, small: small.T, self)
@@ -321,7 +326,7 @@ def repeated(A: Operator, times: int) -> Operator:
         return A.dense().repeat(times, 1, 1)
 
     many = A.derived(over(A.mv), over(A.rmv), dense, symmetric=A.symmetric, fixed_point=A.fixed_point)
-    many.batch, many.weight, many.graph, many.read = times * A.batch, A.weight, A.graph, A.read
+    many.batch, many.weight, many.graph, many.read, many.own = times * A.batch, A.weight, A.graph, A.read, A.own
     if A.preconditioner is not None:
         many.preconditioner = _Repeated(A.preconditioner, times)
 
@@ -355,7 +360,7 @@ def within(A: Operator, samples: Tensor, available: Tensor) -> Operator:
         symmetric=A.symmetric,
         fixed_point=A.fixed_point,
     )
-    found.weight, found.graph, found.read = A.weight, A.graph, A.read
+    found.weight, found.graph, found.read, found.own = A.weight, A.graph, A.read, A.own
     return found
 
 
@@ -387,5 +392,6 @@ def single(A: Operator) -> Operator:
         symmetric=A.symmetric,
         fixed_point=A.fixed_point,
     )
-    up.preconditioner, up.weight, up.graph, up.read = A.preconditioner, A.weight, A.graph, A.read
+    up.preconditioner, up.weight = A.preconditioner, A.weight
+    up.graph, up.read, up.own = A.graph, A.read, A.own
     return up.selected_by(lambda _, small: single(small), A)

@@ -66,19 +66,16 @@ def equilibrated(A: Operator, b: Tensor, z: Tensor, transposed: bool) -> Equilib
     known = torch.where(size > 0, size, torch.nan).nanmedian(1, keepdim=True).values
     T = torch.where(size > 0, size, torch.where(known > 0, known, 1))
     near = A.known if A.known is None or not transposed else A.known.T
-    knows = hasattr(near, "size") and bool(near.size(T).any())  # what a user hands over need not
-    if A.fixed_point or not knows:
-        rows, columns = (lambda t: _rows(J.mv, t)), (lambda t: _rows(J.rmv, t))
-    else:  # a matrix near J, with signs left out
-        rows, columns = (lambda t: _or_one(near.size(t))), (lambda t: _or_one(near.T.size(t)))
-    S = rows(T)
+    sizes = near.size(T) if hasattr(near, "size") and not A.fixed_point else None  # what a user hands over need not
+    knows = sizes is not None and bool(sizes.any())  # a matrix near J, with signs left out
+    S = _rows(J.mv, T) if sizes is None or not knows else _or_one(sizes)
     if A.fixed_point:  # a similarity: what adds up in F_i has the units of z_i
         S = T = S + size
     elif A.symmetric:
         S = S / S.amax(1, keepdim=True).sqrt()  # T_i T_j H_ij is of size one where S is that of T
         T = 1 / S
     else:
-        T = 1 / columns(1 / S)
+        T = 1 / (_or_one(near.T.size(1 / S)) if knows else _rows(J.rmv, 1 / S))
     usable = torch.isfinite(S) & torch.isfinite(T) & (S > 0) & (T > 0)
     if not bool(usable.all()) or not (_is_uneven(S) or _is_uneven(T)):
         return None
@@ -123,7 +120,8 @@ def _scaled(A: Operator, left: Tensor, right: Tensor) -> Operator:
         fixed_point=A.fixed_point,
         sparse=lambda _: _Factors.of(A.sparse(), left, right),
     )
-    scaled.weight, scaled.price, scaled.graph, scaled.read = A.weight, A.price, A.graph, A.read
+    scaled.weight, scaled.price = A.weight, A.price
+    scaled.graph, scaled.read, scaled.own = A.graph, A.read, A.own
     scaled.known = _Factors.of(A.known, left, right)
     scaled.preconditioner = _Factors.of(A.preconditioner, left, right)
 

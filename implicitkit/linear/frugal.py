@@ -1,6 +1,7 @@
 r"""GMRES, or conjugate gradients, for as long as that costs less than factors would.
 
-After a few products, ``j`` of them, a quarter of those that factors cost (:mod:`implicitkit.linear.price`) and 4 to 16, the
+After a few products, ``j`` of them, a quarter of those that factors cost (:mod:`implicitkit.linear.price`) and 8 to 16, or
+4 where they cost less than 32, the
 residuals of GMRES tell how fast it goes here: ``\log(r_{j/4} / r_j) / (3 j / 4)`` a product; after twice and four times as
 many they are asked again, by what was gained in the second half.  Are more of them needed, at that rate, than factors cost,
 or have that many been spent, the rest is left to the factors.  A matrix on which reaction dominates, or one nearly the
@@ -32,6 +33,7 @@ __all__ = ["Frugal", "is_slow", "looks"]
 
 _FIRST, _LAST = 4, 16  # products after which it is asked how many more it takes, at least and at most ...
 _PART = 0.25  # ... and of those that may be spent; by what was gained since so many of these
+_CHEAP = 32.0  # a price at which a quarter is too much to pay for an answer: it is asked as early as can be
 _DEAR = "GMRES would take more products than sparse factors cost"
 
 
@@ -104,7 +106,7 @@ class Frugal(LinearSolver):
 
 def looks(price: float) -> tuple[int, ...]:
     """Numbers of products after which it is asked how many more it takes; none for a price that is infinite."""
-    first = min(max(_FIRST, int(_PART * min(price, 4.0 * _LAST))), _LAST)
+    first = _FIRST if price < _CHEAP else min(int(_PART * min(price, 4.0 * _LAST)), _LAST)
     return (first, 2 * first, 4 * first) if price < math.inf else ()
 
 

@@ -26,6 +26,7 @@ import scipy.sparse as sp
 from implicitkit.linear.ordering import Ordering
 from implicitkit.linear.sparse_saddle import Layout, SparseSaddle
 from implicitkit.sparsity.compression import Coloured
+from implicitkit.sparsity.places import with_entries
 
 __all__ = ["Gram", "Orders", "long_rows", "of_low_rank", "of_sparse"]
 
@@ -63,11 +64,12 @@ class Gram:
     def __init__(self, N: sp.csc_matrix, W: np.ndarray, signs: np.ndarray) -> None:
         self.N, self.W, self.signs = N, W, signs
         self._columns = _columns_of(N)
+        self._places = np.flatnonzero(self._columns == N.indices)  # of the diagonal
 
     def diagonal(self) -> np.ndarray:
         """``(n,)``."""
-        found: np.ndarray = self.N.diagonal() + self.signs @ np.square(self.W)
-        return np.maximum(found, 0.0)
+        found: np.ndarray = self.N.data[self._places]
+        return np.maximum(found + self.signs @ np.square(self.W) if len(self.W) else found, 0.0)
 
     @property
     def finite(self) -> bool:
@@ -81,15 +83,14 @@ class Gram:
 
     def times(self, v: np.ndarray) -> np.ndarray:
         """The product with ``(n,)`` or ``(n, k)``."""
-        weighted = (self.W @ v).T * self.signs
-        found: np.ndarray = self.N @ v + self.W.T @ weighted.T
-        return found
+        found: np.ndarray = self.N @ v
+        return found + self.W.T @ ((self.W @ v).T * self.signs).T if len(self.W) else found
 
     def size(self, v: np.ndarray) -> np.ndarray:
         """``|N| |v| + |W|' |W| |v|``."""
         v, W = np.abs(v), np.abs(self.W)
-        found: np.ndarray = abs(self.N) @ v + W.T @ (W @ v)
-        return found
+        found: np.ndarray = with_entries(self.N, np.abs(self.N.data)) @ v
+        return found + W.T @ (W @ v) if len(W) else found
 
     def most(self) -> float:
         """No less than its norm."""
@@ -97,8 +98,8 @@ class Gram:
 
     def factor(self, shift: float, orders: Orders) -> Any:
         """Factors of it and ``shift I``, with ``solve(b)``, ``(n,)`` or ``(n, k)``; ``None`` where a pivot is zero."""
-        shifted = self.N.copy()
-        shifted.data[self._columns == shifted.indices] += shift
+        shifted = with_entries(self.N, self.N.data.copy())
+        shifted.data[self._places] += shift
         if not len(self.W):
             full = _Cholesky.of(shifted, self.N.diagonal() > 0, shift) if orders.alone.fills(shifted.shape[0]) else None
             return orders.alone.factor(shifted, 0.0) if full is None else full
@@ -185,8 +186,9 @@ def _with_diagonal(R: sp.csr_matrix) -> sp.csc_matrix:
     """``R'R`` in which every entry of the diagonal is there, be it zero."""
     N = (R.T @ R).tocsc()
     N.sort_indices()
-    hollow = np.flatnonzero(np.bincount(N.indices[N.indices == _columns_of(N)], minlength=N.shape[0]) == 0)
-    if len(hollow):
+    there = N.indices[N.indices == _columns_of(N)]
+    if len(there) < N.shape[0]:
+        hollow = np.setdiff1d(np.arange(N.shape[0]), there)
         values, rows = np.append(N.data, np.zeros(len(hollow))), np.append(N.indices, hollow)
         N = sp.csc_matrix((values, (rows, np.append(_columns_of(N), hollow))), shape=N.shape)
     return N

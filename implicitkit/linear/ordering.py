@@ -15,6 +15,7 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as sla
 
 from implicitkit.sparsity.compression import below_each_other
+from implicitkit.sparsity.places import with_entries
 
 __all__ = ["SYMMETRIC", "Ordering", "Stacked", "superlu"]
 
@@ -78,7 +79,7 @@ class Ordering:
         is exactly singular, or an order is not known yet and cannot be found.
         """
         if self._order is None or not self._order.fits(A):
-            matrix = sp.csc_matrix((values[0], A.indices, A.indptr), shape=A.shape)
+            matrix = with_entries(A, values[0])
             if self.factor(matrix, threshold) is None:
                 return None
             if self._order is None and self._first is not None:
@@ -111,10 +112,12 @@ class _Order:
 
     def fits(self, A: sp.csc_matrix) -> bool:
         """Has ``A`` this pattern?"""
+        if A.indices is self.indices and A.indptr is self.indptr:
+            return True
         return np.array_equal(A.indptr, self.indptr) and np.array_equal(A.indices, self.indices)
 
     def renumbered(self, A: sp.csc_matrix) -> sp.csc_matrix:
-        return sp.csc_matrix((A.data[self.moved.data], self.moved.indices, self.moved.indptr), shape=A.shape)
+        return with_entries(self.moved, A.data[self.moved.data])
 
 
 class Stacked:

@@ -33,6 +33,8 @@ def factors(analysis: Analysis, values: np.ndarray) -> SparseFactor | SharedFact
 
 def _may_repeat(values: np.ndarray) -> bool:
     """Is there, among a few samples, one that has the first entries of another?  A look before all is read."""
+    if len(values) == 1:
+        return False
     few = values[:: max(1, len(values) // 16), :64]
     return len(np.unique(few, axis=0)) < len(few)
 

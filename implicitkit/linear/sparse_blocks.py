@@ -42,6 +42,11 @@ class SparseBlocks:
         return len(self.values)
 
     @property
+    def is_one(self) -> bool:
+        """Are they known to be one matrix, for all samples?"""
+        return self.batch > 1 and self.values.strides[0] == 0
+
+    @property
     def factor(self) -> SparseFactor | SharedFactor:
         """LU factors of every matrix."""
         if not self._factors:
@@ -70,9 +75,10 @@ class SparseBlocks:
     @property
     def columns(self) -> Tensor:
         """The norms of the columns, ``(batch, n)``."""
-        squares = self.ready.stacked(np.square(self.values))
+        squares = self.ready.stacked(np.square(self.values[:1] if self.is_one else self.values))
         sums = squares.sum(1) if self.transposed else squares.sum(0)
-        return torch.from_numpy(np.sqrt(np.asarray(sums).reshape(self.batch, -1)))
+        norms = torch.from_numpy(np.sqrt(np.asarray(sums).reshape(-1, self.ready.shape[0])))
+        return norms.expand(self.batch, -1)
 
     def shifted(self, shift: Tensor, scale: Tensor) -> SparseBlocks:
         """``shift I + scale A``, each ``(batch,)``."""
@@ -115,10 +121,16 @@ class SparseBlocks:
 
     def size(self, x: Tensor) -> Tensor:
         """``|A| |x|``, shaped as ``x``: the size of what is added up in a product with ``A``, entry by entry."""
-        return self._times(x.abs(), np.abs(self.values))
+        sizes = np.broadcast_to(np.abs(self.values[:1]), self.values.shape) if self.is_one else np.abs(self.values)
+        return self._times(x.abs(), sizes)
 
     def _times(self, x: Tensor, values: np.ndarray) -> Tensor:
         given = x.detach().to(device="cpu", dtype=torch.float64).numpy()
+        if self.is_one:
+            A = self.ready.matrix(values[0])
+            columns = np.moveaxis(given, 0, 1).reshape(given.shape[1], -1)
+            found = ((A.T if self.transposed else A) @ columns).reshape(given.shape[1], len(values), *given.shape[2:])
+            return torch.from_numpy(np.moveaxis(found, 1, 0)).to(x)
         A = self.ready.stacked(values)
         flat = given.reshape(len(values) * given.shape[1], *given.shape[2:])
         return torch.from_numpy(((A.T if self.transposed else A) @ flat).reshape(given.shape)).to(x)

@@ -37,6 +37,7 @@ from implicitkit.linear.definite import definite_factors, is_installed, is_symme
 from implicitkit.linear.dense import NOT_FINITE, SINGULAR
 from implicitkit.linear.ordering import Stacked
 from implicitkit.sparsity.compression import below_each_other
+from implicitkit.sparsity.places import with_entries
 
 __all__ = ["SparseFactor"]
 
@@ -179,8 +180,7 @@ class SparseFactor:
         return None if factors is None else _Unscaled(factors, self.scale[i])
 
     def _block(self, i: int) -> sp.csc_matrix:
-        pattern = self.analysis.pattern
-        return sp.csr_matrix((self._scaled[i], pattern.indices, pattern.indptr), shape=pattern.shape).tocsc()
+        return with_entries(self.analysis.pattern, self._scaled[i]).tocsc()
 
     def _trial(self) -> np.ndarray:
         """A right-hand side of each block, ``(batch, n, 1)``."""

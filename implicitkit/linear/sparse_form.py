@@ -15,6 +15,8 @@ from implicitkit.sparsity.known import SMALLEST, Sparsity
 
 __all__ = ["SMALLEST", "sparse_blocks"]
 
+_Graph = Callable[[], tuple[int, int, int] | None]
+
 
 def sparse_blocks(sparsity: Callable[[], Sparsity], function: Callable[[Tensor], Tensor], z: Tensor) -> _Form:
     """How the operator of ``function`` at ``z`` becomes sparse: by the known pattern, confirmed by a product.
@@ -44,21 +46,21 @@ class _Form:
 
         return low_rank_blocks(*found, A.symmetric)
 
-    def price(self, alike: float | None = None, graph: tuple[int, int, int] | None = None) -> Price | None:
-        """``alike``: samples a matrix, if that is known; else as many as the last time.  ``graph``: what a product goes
-        through, if that is known (``Operator.graph``)."""
+    def price(self, alike: float | None = None, graph: _Graph | None = None) -> Price | None:
+        """``alike``: samples a matrix, if that is known; else as many as the last time.  ``graph``: finds what a product
+        goes through, if that is known (``Operator.graph``); asked once for a pattern and a number of samples."""
         from implicitkit.linear.analysis import analyse
 
-        wide = touched_beside(len(self.z), self.z.shape[1], graph)
         ready = self.sparsity().find(self.function, self.z)
         if ready is None:
             border = self.sparsity().find_bordered(self.function, self.z)
             if border is None:
                 return None
+            wide = self._wide(border, graph)
             entries = border.pattern.nnz + 2 * (border.rank + len(border.alone)) * self.z.shape[1]
             reach = border.analysed(analyse).reach
             return price_of(len(self.z), self.z.shape[1], border.products, entries, None, reach=reach, wide=wide)
-        known = ready.analysed(analyse)
+        known, wide = ready.analysed(analyse), self._wide(ready, graph)
         parts = 1 if known.parts is None else len(known.parts.bounds) - 1  # as so many matrices
         return price_of(
             parts * len(self.z),
@@ -71,6 +73,14 @@ class _Form:
             alike=alike or known.ordering.alike,
             wide=wide,
         )
+
+    def _wide(self, ready: Any, graph: _Graph | None) -> float:
+        """What a product touches beside the state."""
+        batch, n = self.z.shape
+        if graph is None:
+            return 0.0
+        found: float = ready.remembered(("wide", batch), lambda: touched_beside(batch, n, graph()))
+        return found
 
 
 def confirmed(

@@ -19,6 +19,7 @@ import scipy.sparse as sp
 
 from implicitkit.linear.banded import SymmetricBand
 from implicitkit.linear.ordering import Ordering
+from implicitkit.sparsity.places import with_entries
 
 __all__ = ["Layout", "SparseSaddle", "both_sides", "equilibrated"]
 
@@ -26,6 +27,7 @@ _REGULARISED = 1e-9  # delta, and rho by the sum of each row of |H|, after scali
 _LEAST = 1e-3  # rows of H count as no smaller than this
 _SWEEPS = 8  # of refinement, at most
 _ENOUGH = 1e-15  # backward error
+_AMPLIFIED = 1e6  # of a right-hand side of size one: more is the inverse of what regularises
 
 
 class Layout:
@@ -77,6 +79,12 @@ class SparseSaddle:
         signs[:n] = regularised * np.maximum(rows[:n], _LEAST)
         self.lu, self.negative = _factor(self.K, signs, Layout(K) if layout is None else layout)
 
+    @property
+    def regular(self) -> bool:
+        """Is it far from singular?  Judged by a solve: where it is not, the factors are those of what regularises them."""
+        b = np.random.default_rng(0).uniform(0.5, 1.5, len(self.scale))
+        return self.lu is not None and bool(np.abs(self.lu.solve(b)).max(initial=0.0) < _AMPLIFIED)
+
     def once(self, b: np.ndarray) -> np.ndarray:
         """``x`` with ``K x = b`` as far as the regularised factors go."""
         x: np.ndarray = self.lu.solve(b * self.scale) * self.scale
@@ -106,7 +114,11 @@ class SparseSaddle:
                 break
         if not np.isfinite(norm):
             return np.zeros_like(b), np.inf
-        return x * self.scale, norm / (size + float(np.abs(x).max())) if size else 0.0
+        with np.errstate(over="ignore"):  # on a way to infinity
+            found = x * self.scale
+        if not np.isfinite(found).all():
+            return np.zeros_like(b), np.inf
+        return found, norm / (size + float(np.abs(x).max())) if size else 0.0
 
 
 def equilibrated(K: sp.csc_matrix) -> np.ndarray:
@@ -121,12 +133,12 @@ def equilibrated(K: sp.csc_matrix) -> np.ndarray:
 def both_sides(K: sp.csc_matrix, d: np.ndarray) -> sp.csc_matrix:
     """``diag(d) K diag(d)``."""
     data = K.data * d.take(K.indices) * np.repeat(d, np.diff(K.indptr))
-    return sp.csc_matrix((data, K.indices, K.indptr), shape=K.shape)
+    return with_entries(K, data)
 
 
 def _size(K: sp.csc_matrix) -> sp.csc_matrix:
     """``|K|``."""
-    return sp.csc_matrix((np.abs(K.data), K.indices, K.indptr), shape=K.shape)
+    return with_entries(K, np.abs(K.data))
 
 
 def _factor(K: sp.csc_matrix, shift: np.ndarray, layout: Layout) -> tuple[Any, int]:
@@ -136,7 +148,7 @@ def _factor(K: sp.csc_matrix, shift: np.ndarray, layout: Layout) -> tuple[Any, i
     if layout.band is not None:
         factors = layout.band.cholesky(data)
         return factors, -1 if factors is None else 0
-    lu = layout.ordering.factor(sp.csc_matrix((data, K.indices, K.indptr), shape=K.shape), 0.0)
+    lu = layout.ordering.factor(with_entries(K, data), 0.0)
     if lu is None:
         return None, -1
     pivots = lu.U.diagonal()

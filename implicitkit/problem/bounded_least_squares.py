@@ -54,6 +54,11 @@ class BoundedLeastSquares(ConstrainedMinimisation):
         name = getattr(self.residuals, "__qualname__", type(self.residuals).__name__)
         return f"LeastSquares({name}, bounded)"
 
+    @property
+    def is_fit(self) -> bool:
+        """Is the objective half the squared norm of the residuals, and nothing else in the program but bounds?"""
+        return not (self.costed or self.constraints)
+
     def evaluate(self, state: Any, *args: Any) -> Any:
         if isinstance(state, Residuals):
             assert self.residuals is not None

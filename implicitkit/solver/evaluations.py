@@ -13,6 +13,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.linear.price import price_of_dense, price_of_dense_like
 from implicitkit.linear.sparse_form import confirmed, confirmed_bordered, sparse_blocks
 from implicitkit.problem.selection import selection
+from implicitkit.solver.fits import Fits
 from implicitkit.solver.outside import Outside
 from implicitkit.sparsity.known import SMALLEST
 from implicitkit.system import System
@@ -63,6 +64,8 @@ class Evaluations:
         self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"
         self._point: dict[str, Any] = {}
         self._outside = Outside()
+        fit = getattr(self.problem, "is_fit", False)
+        self.fits = Fits(lambda z: self.problem.flat_residuals(self.kernel, z)) if fit else None
         self.frugal = True  # have products been enough for normal equations without a pattern so far?
         # the graph of a point, where residuals or conditions of optimality are linearised: a fit's at once
         self._keeps = solves == "least_squares"
@@ -92,9 +95,7 @@ class Evaluations:
 
     def residuals(self, z: Tensor) -> Tensor:
         """The residual vector of a least-squares method, ``(batch, m)``."""
-        if self._how == "program":
-            return self.problem.flat_residuals(self.kernel, z).detach()
-        return self._get(z, "residuals")
+        return self._get(z, "residuals") if self.fits is None else self.fits.at(z).residuals
 
     def linearize(self, z: Tensor) -> Operator:
         """The Jacobian of ``f`` at ``z`` by its products, from one evaluation."""
@@ -177,11 +178,7 @@ class Evaluations:
 
     def residuals_jacobian(self, z: Tensor) -> Tensor:
         """The Jacobian of :meth:`residuals` at ``z``, ``(batch, m, n)``, from the graph of that point if it is there."""
-        self._keeps = True
-        if self._point.get("z") is z and "vector" in self._point:
-            return autodiff.jacobian_of(self._point["vector"], self._point["leaf"])
-        self._count()
-        return autodiff.jacobian(lambda y: self.problem.flat_residuals(self._kernel, y), z)
+        return autodiff.jacobian_of(*self.residuals_graph(z))
 
     def residuals_pattern(self, z: Tensor) -> Any:
         """The pattern of the Jacobian of :meth:`residuals`, with its colouring, or of one with a low-rank part; ``None``
@@ -196,12 +193,7 @@ class Evaluations:
         sparsity = self.system.sparsity("residuals")
         if z.shape[1] < SMALLEST or sparsity.find_either(residuals, z) is None:
             return None
-        self._keeps = True
-        if self._point.get("z") is z and "vector" in self._point:
-            products = autodiff.products(self._point["vector"], self._point["leaf"])
-        else:
-            self._count()
-            products = autodiff.rectangular(residuals, z)
+        products = self.residuals_products(z)
         found = confirmed(sparsity, residuals, z, *products)
         return confirmed_bordered(sparsity, residuals, z, *products) if found is None else found
 
@@ -227,6 +219,8 @@ class Evaluations:
     def residuals_graph(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """:meth:`residuals` with their graph, and the point that it leads to: those of that point if they are there, else
         from one evaluation."""
+        if self.fits is not None:
+            return self.fits.at(z).graph
         self._keeps, point = True, self._point
         here = point.get("z") is z
         if here and "vector" in point:
@@ -318,12 +312,18 @@ class Evaluations:
         """Constrained minimisation: the optimality conditions; what a solver of programs needs besides, it asks
         ``problem`` for, with :meth:`kernel`."""
         z = point["z"]
-        if self._keeps:
+        if self.fits is not None:  # bounds are no function of the user's: their natural map is not counted
+            point["residual"] = self.problem.conditions(self._kernel, z, self.fits.at(z).slope).detach()
+        elif self._keeps:
             point["saddle"] = saddle = self._linearised_saddle(z)
             point["residual"] = self.problem.conditions(self.kernel, z, saddle[0]).detach()
         else:
             point["residual"] = self.problem.flat_residual(self.kernel, z).detach()
         point["f"] = point["residual"]
+
+    def uncounted(self, z: Tensor) -> Tensor:
+        """The same of what is no function of the user's: bounds."""
+        return self._kernel(z)
 
     def kernel(self, z: Tensor) -> Tensor:
         """The user's function on matrices, counted."""
@@ -341,19 +341,19 @@ class Evaluations:
                 if self.kind.returns_state:
                     point["equations"] = problem.flat_residual(lambda _: out, leaf)
                     point["residual"] = point["equations"].detach()
-                if self.kind.returns_scalar:
-                    objective = out
-                else:
-                    point["vector"] = point["equations"] if self.kind.returns_state else out
-                    point["residuals"] = point["vector"].detach()
-                    objective = 0.5 * point["vector"].square().sum(1)
-                point["objective"], point["value"] = objective, objective.detach()
+            if self.kind.returns_scalar:
+                point["objective"], point["value"] = out, out.detach()
+            else:
+                point["vector"] = point["equations"] if self.kind.returns_state else out
+                point["residuals"] = r = point["vector"].detach()
+                point["value"] = 0.5 * r.square().sum(1)
         if name in ("f", "residual") and name not in point:
-            objective = point.pop("objective")
-            if objective.requires_grad:
-                ones = torch.ones_like(objective)
+            of_vector = not self.kind.returns_scalar  # R'r, by the graph of r
+            end = point["vector"] if of_vector else point.pop("objective")
+            if end.requires_grad:
                 kept = self._keeps
-                (g,) = graph.pulled(objective, (point["leaf"],), ones, retain_graph=kept)
+                cotangent = point["residuals"] if of_vector else torch.ones_like(end)
+                (g,) = graph.pulled(end, (point["leaf"],), cotangent, retain_graph=kept)
             else:
                 g, kept = None, False
             if g is None:

@@ -242,7 +242,9 @@ def _is_like(product: Callable[[Tensor], Tensor], N: Any, z: Tensor, steps: int)
         w = length * product(torch.where(length > 0, q / length, 0))
         T[:, k, k] += (w * q).sum(1)
         for _ in range(2 if k + 1 < steps else 0):
-            w = w - sum(((w * q).sum(1, keepdim=True) * Nq for q, Nq in basis), torch.zeros_like(w))
+            shares = [(w * q).sum(1, keepdim=True) for q, _ in basis]
+            for share, (_, Nq) in zip(shares, basis, strict=True):
+                w = w - share * Nq
     finite = torch.isfinite(T).flatten(1).all(1)
     values = torch.linalg.eigvalsh(torch.where(finite[:, None, None], T, 0))
     return finite & ((values - 1).abs() <= _LIKE).all(1)

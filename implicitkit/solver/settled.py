@@ -26,6 +26,8 @@ _SHORT = 1e-3  # of z: a step of which the factors still hold behind it ...
 _BESIDE = 1e-2  # ... or of this share of the largest z_j
 _SECANT = 0.5  # of the step: how far from it the change of F along it may be, by the factors
 _LONGER, _FAITHFUL = 100.0, 1e-2  # ... or for a step so many times as long: no more than this
+_LINEAR = 1e-6  # of each F_i: what it may change otherwise along a step that is longer still ...
+_ROUNDED = 1e-12  # ... and of the largest, where it was next to nothing
 _DAMPED = 0.1  # of N in any direction, how much damping may be for a correction to be one without ...
 _SWEEPS = 2  # ... by so many steps of the power method: all but few eigenvalues are next to nothing
 _STEEPER = 1e6  # times its change beside z, at most, an equation may be by factors of another point ...
@@ -36,13 +38,15 @@ def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) 
     """Where a zero is near ``z``, ``(batch,)``; where not, nothing is known.
 
     The step was short, and ``F`` changed along it as ``N`` says; or the step was a tenth of ``z`` at most, and ``F`` changed
-    along it as ``N`` says to a hundredth: a step with ``N`` took it down to that, and on the way to infinity leaves a third.
+    along it as ``N`` says to a hundredth: a step with ``N`` took it down to that, and on the way to infinity leaves a third;
+    or it was of whatever length, and each ``F_i`` changed as ``N`` says to a millionth: the equations are linear.
     And ``c`` is beside each ``z_j`` what ``F`` near a zero is beside its changes.  An ``F_i`` that is zero to the last bit
     must be one that ``N`` says to change: it may have underflowed.
 
     Args:
-        known: ``N``, with ``solve``, ``size`` and ``factor``; of a fit also ``damping``, ``mu`` of every sample, and
-            ``units``, ``D``. z: the points. F: there. point: those a step before. before: ``F`` there; each ``(batch, n)``.
+        known: ``N``, with ``solve``, ``size``, ``factor`` and perhaps ``product``; of a fit also ``damping``, ``mu`` of
+            every sample, and ``units``, ``D``. z: the points. F: there. point: those a step before. before: ``F`` there;
+            each ``(batch, n)``.
     """
     z, F, point, before = (in_working_precision(t) for t in (z, F, point, before))
     largest, step = z.abs().amax(1, keepdim=True), z - point
@@ -50,7 +54,8 @@ def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) 
     wide = unit + _BESIDE * largest
     length = (step / wide).abs().amax(1)
     short = length <= _SHORT
-    asked = (length <= _LONGER * _SHORT) & known.factor.ok.to(z.device)
+    tenth = length <= _LONGER * _SHORT
+    asked = (tenth | _is_linear(known, step, F, before, ~tenth)) & known.factor.ok.to(z.device)
     if bool((F == 0).any()):
         size, share = known.size(z), torch.finfo(z.dtype).tiny ** (1 / 3)
         asked = asked & ((F != 0) | (size > share * size.amax(1, keepdim=True))).all(1)
@@ -58,10 +63,21 @@ def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) 
         asked = asked & (_share_of_damping(known, z) <= _DAMPED)
     if not bool(asked.any()):
         return asked
+    if not bool((asked & tenth).any()):
+        return asked & (known.solve(F).abs() <= healthy_share(F) * unit).all(1)
     c, along = known.solve(torch.stack([F, F - before], 2)).unbind(2)
     near = (c.abs() <= healthy_share(F) * unit).all(1)
     secant = ((along - step) / wide).abs().amax(1) <= torch.where(short, _SECANT, _FAITHFUL) * length
-    return asked & near & secant
+    return asked & near & (secant | ~tenth)
+
+
+def _is_linear(known: Any, step: Tensor, F: Tensor, before: Tensor, which: Tensor) -> Tensor:
+    """Which of these samples' equations change along a step as ``N`` says, each to a millionth, ``(batch,)``."""
+    if not hasattr(known, "product") or not bool(which.any()):
+        return torch.zeros_like(which)
+    size = before.abs()
+    may = _LINEAR * size + _ROUNDED * size.amax(1, keepdim=True)
+    return which & ((F - before - known.product(step)).abs() <= may).all(1)
 
 
 def _share_of_damping(known: Any, z: Tensor) -> Tensor:

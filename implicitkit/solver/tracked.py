@@ -18,7 +18,7 @@ class TrackedEvaluations(Evaluations):
 
     def __init__(self, system: System, theta: Sequence[Tensor], solves: str) -> None:
         super().__init__(system, theta, solves)
-        self._how = "plain"
+        self._how, self.fits = "plain", None
 
     def _kernel(self, z: Tensor) -> Tensor:
         return self.system.kernel(z, *self.theta)

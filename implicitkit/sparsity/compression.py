@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from implicitkit.foundation import graph, seeded
 from implicitkit.foundation.numbers import numbers
 from implicitkit.sparsity.colouring import Colouring, colour, fewest, most
 from implicitkit.sparsity.index_sets import IndexSets
+from implicitkit.sparsity.places import with_entries
 
 __all__ = ["Coloured", "as_pattern", "below_each_other", "coloured", "known_entries"]
 
@@ -76,6 +77,17 @@ class Coloured:
         if analyse not in self._analysis:
             self._analysis[analyse] = analyse(self.pattern)
         return self._analysis[analyse]
+
+    def remembered(self, name: Hashable, find: Callable[[], Any]) -> Any:
+        """What ``find()`` has found the first time that something of this ``name`` was asked for."""
+        if name not in self._analysis:
+            self._analysis[name] = find()
+        return self._analysis[name]
+
+    @functools.cached_property
+    def _as_shown(self) -> IndexSets:
+        """The pattern, transposed if products are by rows."""
+        return self.pattern.T if self.colouring.by_rows else self.pattern
 
     @functools.cached_property
     def _random(self) -> np.ndarray:
@@ -145,7 +157,7 @@ class Coloured:
         which the first number is the place ``begin``.  What the last one is, that of ``vector``: ``(batch, width)``."""
         n, batch, last = self.shape[0] + self.shape[1] - width, len(values), np.empty(0)
         beyond = begin + seeds.number * width
-        kept = self._analysis.setdefault(("seeds", begin, seeds.number), {})
+        kept = self.remembered(("seeds", begin, seeds.number), dict)
         for block in _shown(product, seeds, vector, n, batch, width, like, kept):
             line = block.transpose(1, 0, 2).reshape(batch, -1)
             end, last = begin + line.shape[1], block[-1]
@@ -186,8 +198,7 @@ class Coloured:
 
     def _product(self, values: np.ndarray, v: np.ndarray) -> np.ndarray:
         """That of every sample's matrix, as it is shown: transposed, if it is by rows."""
-        A = self.stacked(values)
-        return np.asarray((A.T if self.colouring.by_rows else A) @ v)
+        return np.asarray(below_each_other(self._as_shown, values) @ v)
 
     def with_rows(self, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """The entries ``(batch, nnz)`` of matrices whose rows are so many times as long, ``(batch, m)``."""
@@ -195,7 +206,7 @@ class Coloured:
 
     def matrix(self, values: np.ndarray) -> sp.csr_matrix:
         """One sample's matrix from its entries."""
-        return sp.csr_matrix((values, self.pattern.indices, self.pattern.indptr), shape=self.shape)
+        return with_entries(self.pattern, values)
 
     def stacked(self, values: np.ndarray) -> sp.csr_matrix:
         """All samples' matrices from their entries ``(batch, nnz)``, one below the other along the diagonal: one call of
@@ -247,7 +258,7 @@ def below_each_other(pattern: IndexSets, values: np.ndarray) -> sp.csr_matrix:
     """Matrices of one pattern, compressed alike, along the diagonal of one; ``values``: ``(batch, nnz)``."""
     batch, nnz, (m, n) = len(values), pattern.nnz, pattern.shape
     if batch == 1:
-        return type(pattern)((values[0], pattern.indices, pattern.indptr), shape=(m, n))
+        return with_entries(pattern, values[0])
     inner, outer = (n, m) if pattern.format == "csr" else (m, n)
     kind = np.dtype(np.int32 if max(batch * nnz, batch * max(inner, outer)) < 2**31 else np.int64)
     each = np.arange(batch, dtype=kind)[:, None]

@@ -22,7 +22,7 @@ library's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ from torch import Tensor
 from implicitkit.foundation import graph, seeded
 from implicitkit.sparsity.colouring import groups_of_columns
 from implicitkit.sparsity.index_sets import IndexSets, take
+from implicitkit.sparsity.places import with_entries
 
 __all__ = ["Bordered", "Entries", "LowRank", "bordered"]
 
@@ -92,6 +93,12 @@ class Bordered:
             self._kept[key] = analyse(self.pattern, *arguments)
         return self._kept[key]
 
+    def remembered(self, name: Hashable, find: Callable[[], Any]) -> Any:
+        """What ``find()`` has found the first time that something of this ``name`` was asked for."""
+        if name not in self._kept:
+            self._kept[name] = find()
+        return self._kept[name]
+
     @property
     def shape(self) -> tuple[int, int]:
         """``(m, n)``."""
@@ -105,7 +112,7 @@ class Bordered:
 
     def matrix(self, A: np.ndarray) -> sp.csr_matrix:
         """One sample's ``A`` from its entries."""
-        return sp.csr_matrix((A, self.pattern.indices, self.pattern.indptr), shape=self.shape)
+        return with_entries(self.pattern, A)
 
     @property
     def products(self) -> int:

@@ -84,12 +84,12 @@ def _mostly_fast() -> Tensor:
 
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_never_more_is_spent_than_factors_cost(symmetric: bool) -> None:
-    """Fast at first, and slow where eigenvalues near zero are left."""
+    """Fast at first, and slow where eigenvalues near zero are left; it is asked after 4, 8 and 16."""
     values = torch.cat([torch.linspace(0.5, 1, 300, dtype=D), torch.logspace(-7, -3, 60, dtype=D)]).unsqueeze(0)
     A, count = counted(values, symmetric)
     found = Frugal(25.0).solve(A, _mostly_fast(), rtol=1e-9, atol=0.0, max_steps=None)
-    assert not bool(found.converged) and 20 <= int(found.steps.max()) <= 25
-    assert count[0] <= 28
+    assert not bool(found.converged) and 16 <= int(found.steps.max()) <= 25
+    assert count[0] <= 19
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

@@ -19,6 +19,7 @@ from implicitkit.linear.dense import factor_batched
 from implicitkit.linear.dense_blocks import DenseBlocks
 from implicitkit.linear.price import price_of, price_of_dense
 from implicitkit.linear.shared_factors import SharedFactor, factors
+from implicitkit.linear.sparse_blocks import SparseBlocks
 from implicitkit.linear.sparse_factors import SparseFactor
 from implicitkit.solver import auto
 from implicitkit.sparsity import compression
@@ -341,3 +342,27 @@ def test_a_batch_that_begins_with_one_matrix_is_factored_once() -> None:
     s = ik.root(f, torch.zeros(batch, n, dtype=D), (b,), batch_dims=1)
     assert s.solver == "auto (newton)" and s.evaluations <= 15, s
     assert float(f(s.value, b).norm(dim=1).max()) < 1e-8 * float(b.norm(dim=1).max())
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_matrices_that_are_seen_to_be_their_own_are_not_asked(repeats: bool) -> None:
+    """A batch of matrices in the graph; one that is repeated by a stride of zero is one."""
+    V = torch.randn(1, 130, 130, dtype=D, generator=torch.Generator().manual_seed(0)).expand(6, -1, -1)
+    V = V if repeats else V.contiguous()  # whose entries are the same all the same: what is asked would say so
+    A = autodiff.linearise(lambda z: torch.bmm(V, z.unsqueeze(2)).squeeze(2), torch.ones(6, 130, dtype=D))[1]
+    for operator in (A, A.T):
+        assert operator.own() is not repeats and operator.alike() is repeats
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("columns", [(), (3,)])
+def test_products_with_one_matrix_for_all(transposed: bool, columns: tuple[int, ...]) -> None:
+    A = PATTERNS["grid"]
+    values = np.broadcast_to(A.data, (5, A.nnz))
+    one, each = (SparseBlocks(Coloured(A.astype(bool)), v) for v in (values, values.copy()))
+    assert one.is_one and not each.is_one
+    one, each = (one.T, each.T) if transposed else (one, each)
+    x = torch.randn(5, A.shape[0], *columns, dtype=D, generator=torch.Generator().manual_seed(0))
+    for name in ("product", "size"):
+        torch.testing.assert_close(getattr(one, name)(x), getattr(each, name)(x), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(one.columns, each.columns)

@@ -148,8 +148,8 @@ MUTANTS = [
         "tests/derivatives/test_units_of_rows.py",
         ("if bool(least >= _APART * largest):", "if True:"),
         ("near = A.known if A.known is None or not transposed else A.known.T", "near = A.known"),
-        ("if A.fixed_point or not knows:", "if True:"),
-        ("_or_one(near.T.size(t))", "_or_one(near.size(t))"),
+        ("knows = sizes is not None and bool(sizes.any())", "knows = False"),
+        ("_or_one(near.T.size(1 / S))", "_or_one(near.size(1 / S))"),
     ),
     *mutants(
         "implicitkit/linear/kkt.py",
@@ -278,7 +278,7 @@ MUTANTS = [
         "tests/linear/test_prices_of_products.py",
         ("matrix.numel() * _EACH_OWN if own", "matrix.numel() if own"),
         ('matrix.shape[-1 if name.endswith("2") else -2]', "matrix.shape[-1]"),
-        ("price(alike, gone_through())", "price(alike)"),
+        ("price(alike, gone_through)", "price(alike)"),
         ("or rows * read_by_products(out) >= WORTH", "", "tests/linear/test_structured.py -k each"),
     ),
     *mutants(
@@ -315,7 +315,25 @@ MUTANTS = [
         ("if self.together and bool(slow.any()):", "if False:"),
         ("return bool(slow.any()) and not bool((open_ & ~slow).any())", "return False"),
         ("most = math.ceil(self.price)", "most = 1000"),
-        ("first = min(max(_FIRST, int(_PART * min(price, 4.0 * _LAST))), _LAST)", "first = int(_PART * price)"),
+        ("first = _FIRST if price < _CHEAP else", "first ="),
+        ("min(int(_PART * min(price, 4.0 * _LAST)), _LAST)", "int(_PART * price)"),
+    ),
+    *mutants(
+        "implicitkit/foundation/operators.py",
+        "tests/linear/test_one_matrix.py -k their_own",
+        ("not self.own() and seem_alike", "seem_alike"),
+        ("other.read, other.own = self.read, self.own", "other.read = self.read"),
+    ),
+    *mutants(
+        "implicitkit/foundation/autodiff.py",
+        "tests/linear/test_one_matrix.py -k their_own",
+        ("m.numel() > numbers and m.stride(0)", "m.numel() > numbers"),
+    ),
+    *mutants(
+        "implicitkit/linear/sparse_blocks.py",
+        "tests/linear/test_one_matrix.py -k products_with",
+        ("found = ((A.T if self.transposed else A) @ columns)", "found = (A @ columns)"),
+        ("np.moveaxis(given, 0, 1).reshape", "given.reshape"),
     ),
     *mutants(
         "implicitkit/linear/price.py",

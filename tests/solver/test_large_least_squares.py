@@ -233,7 +233,7 @@ def test_factors_of_a_fit_serve_further_steps_and_the_derivative(monkeypatch: py
 
     z, g, steps = run()
     with monkeypatch.context() as each_anew:
-        each_anew.setattr(normal_equations, "chord_steps", lambda f, factors, z, before: z)
+        each_anew.setattr(normal_equations, "chord_steps", lambda f, factors, z, before, start: z)
         assert run()[2] >= steps + 2
     monkeypatch.setattr(auto_linear, "_COLOURS", 0)
     monkeypatch.setattr(SparseFactor, "__init__", refuse)

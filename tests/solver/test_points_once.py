@@ -52,8 +52,10 @@ def test_no_point_is_evaluated_twice_in_its_steps(name: str) -> None:
     assert all(count <= most for _, count in seen.most_common()[_LOOKED_AT:]), seen.values()
 
 
-def test_steps_with_old_factors_in_vain_cost_one_evaluation() -> None:
-    """The point that they have not led away from is as well known as before."""
+@pytest.mark.parametrize(("far", "evaluations"), [(1e6, 1), (1.0, 0)])
+def test_steps_with_old_factors_in_vain_cost_one_evaluation(far: float, evaluations: int) -> None:
+    """The point that they have not led away from is as well known as before; a step that is longer than the last one (here
+    ``far``) is not tried."""
 
     class Far:
         """Factors of quite another matrix."""
@@ -75,10 +77,10 @@ def test_steps_with_old_factors_in_vain_cost_one_evaluation() -> None:
         def step(self, f: Evaluations, z: Tensor, state: None) -> tuple[Tensor, None]:
             f(z)
             before = f.evaluations
-            assert chord_steps(f, Far(), z, 10 * f.norm) is z
+            assert chord_steps(f, Far(), z, 10 * f.norm, z + far) is z
             f(z)
             seen.append(f.evaluations - before)
             return z - f(z), state
 
     ik.root(lambda z: 0.5 * z - 1, torch.zeros(3, dtype=D), solver=Once(), max_steps=4, on_failure="ignore")
-    assert seen and set(seen) == {1}
+    assert seen and set(seen) == {evaluations}

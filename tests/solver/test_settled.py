@@ -28,6 +28,9 @@ class Factors:
     def solve(self, b: Tensor) -> Tensor:
         return b / (self.slope if b.ndim == 2 else self.slope.unsqueeze(2))
 
+    def product(self, x: Tensor) -> Tensor:
+        return self.slope * x
+
     def size(self, x: Tensor) -> Tensor:
         return (self.slope * x).abs()
 
@@ -53,7 +56,9 @@ def newton(f: Callable[[Tensor], Tensor], start: Tensor, steps: int, wrong: floa
 
 CASES: dict[str, tuple[Callable[[Tensor], Tensor], float, int, float, bool]] = {
     "a zero, converged to": (lambda z: z**2 - 9, 3.01, 2, 1.0, True),
-    "a zero, after a long step": (lambda z: z - 3, 1.0, 1, 1.0, False),
+    "a zero of a linear equation, after a long step": (lambda z: z - 3, 1.0, 1, 1.0, True),
+    "a zero of an equation that is nearly linear": (lambda z: z - 3 + 1e-4 * (z - 3) ** 2, 1.0, 1, 1.0, False),
+    "a zero of a linear equation, from one at zero": (lambda z: z - 3, 0.0, 1, 1.0, True),
     "a zero, by factors that are too large": (lambda z: z**2 - 9, 3.0001, 1, 30.0, False),
     "a zero at infinity, by factors that are too large": (lambda z: torch.exp(-z), 20.0, 1, 1e6, False),
     "a zero at infinity": (lambda z: torch.exp(-z), 20.0, 3, 1.0, False),
@@ -82,7 +87,8 @@ CAME: dict[str, tuple[float, float, bool]] = {
     "a short step, foretold to a half": (7.0, 3.0001, True),
     "a longer step, foretold to a hundredth": (6.2, 3.2, True),
     "a longer step, foretold less well": (6.4, 3.2, False),
-    "a step longer than that": (6.6, 3.6, False),
+    "a step longer than that, foretold to a thousandth": (6.607, 3.6, False),
+    "a step longer than that, foretold to ten digits": (6.6, 3.6, True),
 }
 
 

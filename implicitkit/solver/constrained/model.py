@@ -63,6 +63,8 @@ class Model:
 
     def values(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Objective and constraints."""
+        if self.f.fits is not None:
+            return self.f.fits.at(z).value, z[:, :0]
         return self.problem.values(self.f.kernel, self.join(z))
 
     def decrease(self, z: Tensor, value: Tensor, g: Tensor, trial: Tensor) -> Tensor:
@@ -81,6 +83,9 @@ class Model:
         Args:
             z: ``(batch, n)``. weights: ``(batch, m) -> (batch, m)``, from the constraint values; ``None``: zero.
         """
+        if self.f.fits is not None:
+            here = self.f.fits.at(z)
+            return here.value, z[:, :0], here.slope
         out, pullback = autodiff.vjp(self.f.kernel, self.join(z))
         out = out.detach()
         value, constraints = out[:, 0], out[:, 1:]
@@ -130,6 +135,9 @@ class Model:
 
     def local(self, z: Tensor) -> Local:
         """Everything of first order, from one evaluation and ``m + 1`` products."""
+        if self.f.fits is not None:
+            value, none, slope = self.slope(z)
+            return Local(value, slope, none, z.new_zeros(len(z), 0, self.size))
         out, pullback = autodiff.vjp(self.f.kernel, self.join(z))
         batch, rows = out.shape
         eye = torch.eye(rows, dtype=out.dtype, device=out.device).unsqueeze(1).expand(-1, batch, -1)
@@ -149,7 +157,8 @@ class Model:
 
     def proximal(self, z: Tensor, step: Tensor | float) -> Tensor:
         """``prox(z, step)``, or ``z`` where there is no set."""
-        return self.problem.proximal(self.f.kernel, z, step)
+        kernel = self.f.kernel if self.f.fits is None else self.f.uncounted
+        return self.problem.proximal(kernel, z, step)
 
     def bounds(self, z: Tensor) -> tuple[Tensor, Tensor] | None:
         """``lower`` and ``upper`` ``(batch, n)``; ``None`` without bounds.

@@ -144,10 +144,11 @@ def _share(f: Evaluations, eta: Tensor, left: float) -> float:
 
 def _price(f: Evaluations, z: Tensor, out: Tensor) -> float:
     """What the Jacobian of the residuals ``out`` and factors of ``R'R`` cost, in products with that."""
-    work = Work(*autodiff.size_of_graph(out), weight=sum(t.numel() for t in f.theta))
-    ready = f.residuals_pattern(z)
+    ready, weight = f.residuals_pattern(z), sum(t.numel() for t in f.theta)
     if ready is not None:
         from implicitkit.linear.sparse_normal import price_of_factors
 
-        return price_of_factors(len(z), ready, work)
+        nodes, numbers, placed = ready.remembered(("through", len(z)), lambda: autodiff.size_of_graph(out))
+        return price_of_factors(len(z), ready, Work(nodes, numbers, placed, weight))
+    work = Work(*autodiff.size_of_graph(out), weight)
     return price_of_dense_fit(len(z), out.shape[1], z.shape[1], work, singular=not is_dear(f, z))

@@ -58,7 +58,7 @@ class GaussNewton(Method):
             p = gauss_newton_step(normal, f(z))
         search = backtrack(f, z, torch.where(torch.isfinite(p), p, 0), self.halvings)
         f.stuck = f.active & ~search.found
-        return search.z if few else with_old_factors(f, normal, search.z), state
+        return search.z if few else with_old_factors(f, normal, search.z, z), state
 
 
 def gauss_newton_step(normal: NormalEquations, g: Tensor) -> Tensor:

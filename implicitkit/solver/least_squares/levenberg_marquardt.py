@@ -100,7 +100,7 @@ class LevenbergMarquardt(Method):
         z, state, model, found = self._once(f, z, state)
         if not state["dear"]:
             return self._to_the_end(f, model, z, found, state)
-        z, factors = with_old_factors(f, model.equations, z), model.equations.factors
+        z, factors = with_old_factors(f, model.equations, z, start), model.equations.factors
         if factors is not None and not bool(found.all()):  # no step serves where all is rounding
             leave(f, ~found & at_rounding(f, factors, start))
         return z, state

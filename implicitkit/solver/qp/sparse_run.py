@@ -3,10 +3,12 @@ r"""Quadratic programs whose matrices are sparse (:mod:`implicitkit.problem.spar
     minimise  z'Pz/2 + q'z   subject to   Az = b,   Gz <= h,   -Gz <= -lower
 
 The set of active conditions at the solution by Mehrotra's method on sparse factors, then the solution for that set
-(:mod:`implicitkit.solver.qp.sparse`).  Where ``P`` is singular on the active rows, as in a linear program, that solves the
-program with ``shift |z - z_k|^2 / 2`` added, from ``z_k``: the proximal point method, which ends after a few of them
-(Rockafellar 1976, SIAM J. Control Optim. 14(5)).  Where that finds nothing, a proof is looked for that there is no solution
-(:mod:`implicitkit.solver.qp.certificates`); what is left is for the dense method, where it is small enough.
+(:mod:`implicitkit.solver.qp.sparse`).  Rows of ``G`` that bound one unknown are no rows of these systems, but bounds
+(:mod:`implicitkit.solver.qp.single_rows`): a program of control has them for all its states.  Where ``P`` is singular on
+the active rows, as in a linear program, that solves the program with ``shift |z - z_k|^2 / 2`` added, from ``z_k``: the
+proximal point method, which ends after a few of them (Rockafellar 1976, SIAM J. Control Optim. 14(5)).  Where that finds
+nothing, a proof is looked for that there is no solution (:mod:`implicitkit.solver.qp.certificates`); what is left is for the
+dense method, where it is small enough.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from implicitkit.linear.active_factors import ActiveFactors, ActiveSystem
 from implicitkit.linear.sparse_saddle import SparseSaddle
 from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
@@ -26,6 +29,7 @@ from implicitkit.solver.qp import interior_point as dense
 from implicitkit.solver.qp import sparse as qp
 from implicitkit.solver.qp.certificates import prove
 from implicitkit.solver.qp.inside import interior_point
+from implicitkit.solver.qp.single_rows import Bounds, Reduced
 
 __all__ = ["find_sparse"]
 
@@ -41,6 +45,9 @@ def find_sparse(f: Evaluations, tol: float, max_steps: int) -> tuple[Tensor, Ten
     part = f.problem.data(f.system, f.theta)
     found = [_solve_one(_matrices(f.problem, part, i), tol, max_steps) for i in range(f.batch)]
     z, y, lam = (torch.from_numpy(np.stack([one.point[k] for one in found])) for k in range(3))
+    systems = [one.system for one in found if one.system is not None]
+    if len(systems) == f.batch and not f.problem.kappa:  # of the relaxed program it is another
+        f.system.factored = ActiveFactors(systems)
     device = part["q"].device
     status = torch.tensor([int(one.status) for one in found], device=device)
     steps = torch.tensor([one.steps for one in found], device=device)
@@ -49,12 +56,13 @@ def find_sparse(f: Evaluations, tol: float, max_steps: int) -> tuple[Tensor, Ten
 
 
 class _Found(NamedTuple):
-    """``(z, y, lam)`` of one program, its end and the steps; and why it has no solution."""
+    """``(z, y, lam)`` of one program, its end and the steps; why it has no solution, or the factors of its conditions."""
 
     point: tuple[np.ndarray, ...]
     status: Status
     steps: int
     said: str = ""
+    system: ActiveSystem | None = None
 
 
 class _Parts:
@@ -104,28 +112,54 @@ def _solve_one(p: _Parts, tol: float, max_steps: int, auxiliary: bool = False) -
     if not _is_convex(p.P):
         return _Found(nothing, Status.NONCONVEX, 0)
     there = np.isfinite(p.h)
-    C = sp.csr_matrix(sp.vstack([p.A, p.G[there]]))
-    b = np.concatenate([p.b, p.h[there]])
+    bounds = Bounds(p.G, p.h)
+    rest = there & ~bounds.taken
+    C = sp.csr_matrix(sp.vstack([p.A, p.G[rest]]))
+    b = np.concatenate([p.b, p.h[rest]])
     one_sided = np.arange(len(b)) >= equalities
     K = _with_diagonal(sp.bmat([[p.P, C.T], [C, None]], format="csc") if len(b) else sp.csc_matrix(p.P))
     z, y, active = np.zeros(n), np.zeros(len(b)), None
     for step in range(1, min(_POINTS, max_steps) + 1):
-        far = np.full(n, np.inf)
-        program = qp.SparseProgram(K, p.q + p.P @ z, b - C @ z, one_sided, -far, far)
+        program = qp.SparseProgram(K, p.q + p.P @ z, b - C @ z, one_sided, bounds.lower - z, bounds.upper - z)
         point = _one_program(program, active)
         if point is None:
             return (None if auxiliary else _without(p, tol, max_steps)) or _Found(nothing, Status.STALLED, step)
         z, y, active = z + point.d, point.y, point.active
         moved = np.abs(point.d).max(initial=0.0) * point.shift
         if moved <= 1e-14 * (1 + np.abs(p.q).max(initial=0.0)):
-            lam = np.zeros(rows)
-            lam[there] = y[equalities:]
-            found = _Found((z, y[:equalities], lam), Status.CONVERGED, step)
-            left = np.abs(p.P @ z + p.q + C.T @ y).max(initial=0.0)
+            slope, held = p.P @ z + p.q + C.T @ y, active.bounds != 0
+            lam = bounds.multipliers(np.where(held, -slope, 0.0))
+            lam[rest] = y[equalities:]
+            z = np.where(held, np.where(active.bounds > 0, bounds.upper, bounds.lower), z)  # to the last bit
+            system = None if point.shift or auxiliary else _system(p, K, point, bounds, rest)
+            found = _Found((z, y[:equalities], lam), Status.CONVERGED, step, system=system)
+            left = np.abs(np.where(held, 0.0, slope)).max(initial=0.0)
             if left <= _STATIONARY * (1 + np.abs(p.q).max(initial=0.0)) or auxiliary:
                 return found
             return _without(p, tol, max_steps) or found
     return (None if auxiliary else _without(p, tol, max_steps)) or _Found(nothing, Status.MAX_STEPS, step)
+
+
+def _system(p: _Parts, K: sp.csc_matrix, point: qp.SparsePoint, bounds: Bounds, rest: np.ndarray) -> ActiveSystem:
+    """The conditions of the whole program, with the factors of its last active set, if it was that of the point."""
+    every = np.arange(len(p.h))
+    below = every >= p.upper  # rows -G z <= -lower
+    row, sign = np.where(below, every - p.upper, every), np.where(below, -1.0, 1.0)
+    held, others = bounds.rows(point.active), np.flatnonzero(rest)
+    which = np.flatnonzero(held >= 0)
+    holds, slopes = np.full(len(held), -1), np.ones(len(held))
+    holds[which], slopes[which] = row[held[which]], (sign * bounds.slopes)[held[which]]
+    reduced = Reduced(
+        K,
+        point,
+        len(p.b),
+        row[others],
+        sign[others],
+        holds,
+        slopes,
+    )
+    G = p.G[: p.upper] if p.upper else -p.G
+    return reduced.system(p.P, p.A, sp.csr_matrix(G))
 
 
 def _one_program(program: qp.SparseProgram, active: qp.Active | None) -> qp.SparsePoint | None:
@@ -133,7 +167,7 @@ def _one_program(program: qp.SparseProgram, active: qp.Active | None) -> qp.Spar
         point = qp.active_set(program, active)
         if point is not None:
             return point
-    if program.one_sided.any():
+    if program.one_sided.any() or np.isfinite(program.lower).any() or np.isfinite(program.upper).any():
         active = interior_point(program)
         return None if active is None else qp.active_set(program, active)
     return qp.active_set(program, qp.guess(program, np.zeros(len(program.b))))

@@ -72,7 +72,7 @@ class Newton(Method):
         d = jacobian.direction(f, residual)
         d = torch.where(settled.unsqueeze(1), 0, d)
         z_next, state = self._damped(f, z, d, torch.where(settled, torch.inf, norm), state, jacobian.exact)
-        z_next = chord_steps(f, blocks, z_next, norm)
+        z_next = chord_steps(f, blocks, z_next, norm, z)
         leave(f, settled)
         return z_next, state
 

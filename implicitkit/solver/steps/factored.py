@@ -170,21 +170,36 @@ def leave(f: Evaluations, settled: Tensor) -> None:
     f.stuck = f.at_rounding if f.stuck is None else f.stuck | f.at_rounding
 
 
-def chord_steps(f: Evaluations, blocks: Any, z: Tensor, before: Tensor) -> Tensor:
-    """Go on from ``z``, where a Newton step has led, with the same factors, sample by sample.
+def _length(blocks: Any, step: Tensor) -> Tensor:
+    """Of a step, ``(batch,)``, in the units of the factors, if they have some."""
+    units = getattr(blocks, "units", None)
+    return torch.linalg.vector_norm(step if units is None else units.to(step) * step, dim=1)
 
-    Only samples whose Newton step has brought ``|F|`` (``before``) down to a fifth go on.  Those that end with nothing but
-    rounding errors are marked in ``f.at_rounding``.  What is known at a point from which no sample goes on is not forgotten:
-    the next step begins there.
+
+def chord_steps(f: Evaluations, blocks: Any, z: Tensor, before: Tensor, start: Tensor) -> Tensor:
+    """Go on from ``z``, where a Newton step from ``start`` has led, with the same factors, sample by sample.
+
+    Only samples whose Newton step has brought ``|F|`` (``before``) down to a fifth go on, and only by steps ``c`` that are
+    shorter than the one before, in the units that the factors have: where the same factors ask for a longer one they are
+    those of another valley, and ``F(z - c)`` need not be evaluated (Deuflhard 2004, section 2.1.2: the natural test of
+    monotonicity).  Those that end with nothing but rounding errors are marked in ``f.at_rounding``.  What is known at a
+    point from which no sample goes on is not forgotten: the next step begins there.
     """
     residual = f(z)
     norm, goal = torch.linalg.vector_norm(residual, dim=1), _BEYOND * f.tolerance
     going = f.active & (norm <= _CONTRACTION * before) & (norm > goal)
+    length = None
     for _ in range(_STEPS):
         if not bool(going.any()):
             break
         at_work = going.unsqueeze(1)
-        trial = z - torch.where(at_work, blocks.solve(torch.where(at_work, residual, 0)), 0)
+        step = torch.where(at_work, blocks.solve(torch.where(at_work, residual, 0)), 0)
+        length = _length(blocks, z - start) if length is None else length
+        last, length = length, _length(blocks, step)
+        going = going & (length < last)
+        if not bool(going.any()):
+            break
+        trial = z - torch.where(going.unsqueeze(1), step, 0)
         here = f.exchange({})
         trial_norm = torch.linalg.vector_norm(f(trial), dim=1)
         better = going & (trial_norm <= _CONTRACTION * norm)

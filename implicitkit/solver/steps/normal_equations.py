@@ -129,15 +129,16 @@ def _weighted_products(f: Evaluations, z: Tensor, weights: Tensor | None) -> tup
     return lambda v: weights * mv(v), lambda w: rmv(weights * w)
 
 
-def with_old_factors(f: Evaluations, normal: NormalEquations, z: Tensor) -> Tensor:
-    """Go on from ``z``, where a step has led, with the last factors (:func:`chord_steps`); leave them for the derivative.
+def with_old_factors(f: Evaluations, normal: NormalEquations, z: Tensor, start: Tensor) -> Tensor:
+    """Go on from ``z``, where a step from ``start`` has led, with the last factors (:func:`chord_steps`); leave them for
+    the derivative.
 
     ``R'R`` is near the Hessian where residuals, or their curvature, are small.  Of other problems than fits nothing is left.
     """
     factors = normal.factors
     if factors is None:
         return z
-    z = chord_steps(f, factors, z, f.norm.to(z.dtype))
+    z = chord_steps(f, factors, z, f.norm.to(z.dtype), start)
     if f.kind.of_residuals:
         f.system.factored = factors
     return z
