@@ -1,8 +1,7 @@
 r"""Where what changes little from call to call is expected next: the last one, and its last changes as far as they last.
 
-In a training on the same samples the solutions ``z_k`` of ``(I - J)^T z_k = dL/dz_k`` move with the parameters.  They are
-found by iterations, which may begin anywhere (equilibria themselves begin at the last ones: there may be several, and
-positions of a sequence must not tell of each other): with ``d_k = z_k - z_{k-1}``, from
+In a training on the same samples equilibria ``z_k``, and the solutions of ``(I - J)^T u_k = dL/dz_k`` alike, move with the
+parameters.  Both are found by iterations, which may begin anywhere: with ``d_k = z_k - z_{k-1}``, from
 
     z_k + \alpha d_k + \beta (d_k - d_{k-1}),
     \alpha, \beta = argmin |d_k - \alpha d_{k-1} - \beta (d_{k-1} - d_{k-2})|^2,  0 <= \alpha <= 1,  |\beta| <= 1,
@@ -13,7 +12,9 @@ more is expected than the step before it: ``\alpha = <d_k, d_{k-1}> / |d_k|^2``,
 kind, as an optimiser's are, both are near one and what is left to find is of third order in a step; where they are noise
 both are near zero, and the start is the last one.
 
-Shapes: tensors are ``(batch, ...)``, each row by itself.  Units: those of the tensors; ``\alpha`` and ``\beta`` have none.
+Shapes: tensors are ``(batch, ...)``, each row by itself; of the equilibria of a causal layer, ``(batch, positions, ...)``,
+each position of each row, so that what is expected of the past tells nothing of the future.  Units: those of the tensors;
+``\alpha`` and ``\beta`` have none.
 
 Source: extrapolation of the starts of a sequence of systems (Fischer 1998, Comput. Methods Appl. Mech. Eng. 163,
 193-204, has the projection on what was found before, of which :class:`Onward` takes one vector); the two
@@ -31,9 +32,9 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.extend import LinearSolution, trees
 
-__all__ = ["Onward", "Trend"]
+__all__ = ["CHANGES", "Onward", "Trend", "lasting"]
 
-_CHANGES = 3  # that are remembered
+CHANGES = 3  # that are remembered
 _LEAP = 2.0  # times the change before: one that is larger is no step like that
 _FEW = 3  # products, of which none is saved by one more
 
@@ -43,15 +44,16 @@ class Trend:
 
     Args:
         changes: how many are remembered; of none the last value is all that is expected.
+        by_position: each of a sequence, the second dimension, by itself, so that none tells another of what is to come.
     """
 
-    def __init__(self, changes: int = _CHANGES) -> None:
-        self._most = changes
+    def __init__(self, changes: int = CHANGES, by_position: bool = False) -> None:
+        self._most, self._by_position = changes, by_position
         # leaves of the last state, its last changes, the latest first, what is added by them, and the structure of all
         self._seen: tuple[list[Tensor], list[list[Tensor]], list[Tensor], Any] | None = None
 
     def __reduce__(self) -> Any:
-        return Trend, (self._most,)
+        return Trend, (self._most, self._by_position)
 
     def keep(self, state: Any) -> None:
         """This is the state now; one that is not like the last begins anew."""
@@ -60,7 +62,12 @@ class Trend:
             self._seen = leaves, [], [], spec
             return
         changes = [[new - old for new, old in zip(leaves, seen[0], strict=True)], *seen[1][: self._most - 1]]
-        self._seen = leaves, changes, [_lasting(*d) for d in zip(*changes, strict=True) if len(d) > 1], spec
+        self._seen = (
+            leaves,
+            changes,
+            [lasting(self._by_position, *d) for d in zip(*changes, strict=True) if len(d) > 1],
+            spec,
+        )
 
     @property
     def last(self) -> Any:
@@ -77,6 +84,15 @@ class Trend:
 
 def _alike(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
+
+
+def lasting(by_position: bool, now: Tensor, before: Tensor, earlier: Tensor | None = None) -> Tensor:
+    """As much of a change, and of its own, as the ones before let expect once more, each row by itself, or each position of
+    each row; ``(batch, ...)``.  Of changes that are zero nothing is expected."""
+    changes = [t for t in (now, before, earlier) if t is not None]
+    if by_position and now.ndim > 1:
+        return _lasting(*(t.flatten(0, 1) for t in changes)).view(now.shape)
+    return _lasting(*changes)
 
 
 def _lasting(now: Tensor, before: Tensor, earlier: Tensor | None = None) -> Tensor:
