@@ -53,6 +53,11 @@ MUTANTS = [
         ("f_code is CheckpointFunction.backward.__code__", "f_code is CheckpointFunction.forward.__code__"),
     ),
     *mutants(
+        "plugins/implicitkit_deq/frozen.py",
+        "tests/plugins/deq/test_deq_speed.py -k costs_is_known",
+        ("with unseen():", "if True:"),
+    ),
+    *mutants(
         "plugins/implicitkit_deq/settings.py",
         "tests/plugins/deq/test_deq.py -k 'varied_depth or deepest'",
         ("torch.randint(self.steps, self.deepest + 1,", "torch.randint(self.steps, self.deepest,"),
