@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 from implicitkit_deq.compat import version
-from implicitkit_deq.trend import CHANGES, Trend, lasting
+from implicitkit_deq.trend import CHANGES, Trend, lasting, told
 
 __all__ = ["Followed", "Last", "alike", "usable"]
 
@@ -40,6 +40,7 @@ class Last:
         self._changes: list[
             Tensor
         ] = []  # by leaf: (CHANGES, samples seen, *shape), the latest first; zero: there was none
+        self._told: list[Tensor] = []  # by leaf: where the last change was expected (:func:`told`), (samples seen, ...)
         self._when: Tensor | None = None  # how often parameters had been written to, (samples seen,); -1: not seen
         if before is not None:  # that of a call which was not told to remember
             self.keep(before.value)
@@ -71,18 +72,22 @@ class Last:
         if not self.table or any(not _same_kind(t, leaf) for t, leaf in zip(self.table, leaves, strict=True)):
             self.table = [leaf.new_zeros(0, *leaf.shape[1:]) for leaf in leaves]
             self._changes = [leaf.new_zeros(CHANGES, 0, *leaf.shape[1:]) for leaf in leaves] if self.leads else []
+            self._told = [told(self.by_position, t, t) for t in self.table] if self.leads else []
             self._when = index.new_zeros(0) if self.leads else None
         if len(self.table[0]) < most:
             rows = max(most, 2 * len(self.table[0]))
             self.table = [_longer(t, 0, rows) for t in self.table]
             self._changes = [_longer(t, 1, rows) for t in self._changes]
+            self._told = [_longer(t, 0, rows) for t in self._told]
             self._when = None if self._when is None else _longer(self._when, 0, rows, -1)
         if self._when is not None:
             when = self._when[index]
             moved = (when >= 0) & (when != written)
             self._when[index] = written
-            for t, changes, leaf in zip(self.table, self._changes, leaves, strict=True):
+            for t, changes, known, leaf in zip(self.table, self._changes, self._told, leaves, strict=True):
                 old, new = changes[:, index], leaf - t[index]
+                expected = told(self.by_position, new, lasting(self.by_position, *old))
+                known[index] = torch.where(_beside(moved, leaf), expected, known[index])
                 changes[:, index] = torch.where(_beside(moved, leaf), torch.stack([new, *old[:-1]]), old)
         for t, leaf in zip(self.table, leaves, strict=True):
             t[index] = leaf
@@ -105,7 +110,8 @@ class Last:
         if written is not None and self._when is not None:
             moved = self._when[index] != written
             ahead = [lasting(self.by_position, *c[:, index]) for c in self._changes]
-            states = [z + torch.where(_beside(moved, z), d, 0) for z, d in zip(states, ahead, strict=True)]
+            believed = [_beside(moved, z) & t[index] for z, t in zip(states, self._told, strict=True)]
+            states = [z + torch.where(b, d, 0) for z, b, d in zip(states, believed, ahead, strict=True)]
         kept = [torch.where(_beside(known, leaf), z, leaf) for z, leaf in zip(states, leaves, strict=True)]
         return usable(ik.extend.trees.tree_unflatten(kept, spec), template)
 

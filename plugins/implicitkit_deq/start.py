@@ -188,7 +188,7 @@ class Again:
         return Again, (self.wanted, self.by_position)  # a copy has seen nothing
 
     def _anew(self) -> Trend:
-        return Trend(by_position=self.by_position)
+        return Trend(by_position=self.by_position, careful=True)
 
     def keep(self, inputs: Any, cell: Any, state: Any, settings: Any) -> None:
         """These inputs of a cell had this equilibrium; ``settings``: those of a training call, else ``None``."""

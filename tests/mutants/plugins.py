@@ -271,6 +271,7 @@ MUTANTS = [
         ("(when >= 0) & (when != written)", "when >= 0"),
         ("moved = self._when[index] != written", "moved = known"),
         ("torch.stack([new, *old[:-1]])", "torch.stack([new, *old[1:]])"),
+        ("believed = [_beside(moved, z) & t[index]", "believed = [_beside(moved, z)"),
         ("_longer(self._when, 0, rows, -1)", "_longer(self._when, 0, rows, 0)"),
         ("lasting(self.by_position, *c[:, index])", "lasting(False, *c[:, index])"),
     ),
@@ -280,9 +281,17 @@ MUTANTS = [
         ("if by_position and now.ndim > 1:", "if False:"),
     ),
     *mutants(
+        "plugins/implicitkit_deq/trend.py",
+        TREND + " -k not_told",
+        ("_TOLD = 0.5", "_TOLD = 0.7"),
+        ("_TOLD = 0.5", "_TOLD = 0.3"),
+        ("if self._careful and ahead:", "if False:"),
+        ("rows = 2 if by_position and change.ndim > 1 else 1", "rows = 1"),
+    ),
+    *mutants(
         "plugins/implicitkit_deq/start.py",
         "tests/plugins/deq/test_causality.py -k warm_starts",
-        ("return Trend(by_position=self.by_position)", "return Trend()"),
+        ("return Trend(by_position=self.by_position, careful=True)", "return Trend(careful=True)"),
     ),
     *mutants(
         "plugins/implicitkit_deq/trend.py",

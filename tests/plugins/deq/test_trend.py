@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import implicitkit as ik
 from implicitkit_deq import DEQ
 from implicitkit_deq.last import Last
-from implicitkit_deq.trend import Onward, Trend
+from implicitkit_deq.trend import Onward, Trend, told
 
 F64 = torch.float64
 BATCH, N = 6, 40
@@ -96,6 +96,18 @@ def test_positions_have_trends_of_their_own() -> None:
     assert not torch.equal(found[0], found[2])
 
 
+def test_what_was_not_told_before_is_not_expected() -> None:
+    """A row that turned, one that went on by two fifths, and one by seven tenths: half of a change is told."""
+    before = torch.tensor([[1.0, 0.0]] * 3, dtype=F64)
+    change = torch.tensor([[0.0, 1.0], [0.4, 0.0], [0.7, 0.0]], dtype=F64)
+    assert told(False, change, before).tolist() == [[False], [False], [True]]
+    assert told(True, change.view(1, 3, 2), before.view(1, 3, 2)).tolist() == [[[False], [False], [True]]]
+    trend = Trend(careful=True)
+    for state in _steps("noise"):
+        trend.keep(state)
+    assert torch.equal(trend.expected(), trend.last)
+
+
 class Written(nn.Module):
     """A cell whose one parameter is written to by every step of an optimiser."""
 
@@ -112,7 +124,11 @@ class Written(nn.Module):
 @pytest.mark.parametrize("batches", [[[0, 1, 2, 3, 4, 5]], [[5, 1], [0, 3, 2, 4]], [[2, 0, 5], [1, 4, 3]]], ids=str)
 def test_samples_with_numbers_start_as_full_batches_do(batches: list[list[int]], by_position: bool) -> None:
     """In whatever batches they come: to the last bit where all come at once."""
-    cell, last, trend = Written(), Last(leads=True, by_position=by_position), Trend(by_position=by_position)
+    cell, last, trend = (
+        Written(),
+        Last(leads=True, by_position=by_position),
+        Trend(by_position=by_position, careful=True),
+    )
     cell.step()  # numbers of writes begin anywhere
     template = torch.zeros(BATCH, 4, 10, dtype=F64)
     for count, state in enumerate(_steps("parabola", 7)):
@@ -133,17 +149,17 @@ def test_samples_with_numbers_start_as_full_batches_do(batches: list[list[int]],
 
 
 def test_what_is_repeated_or_not_finite_or_never_seen_leads_nowhere() -> None:
-    a, b, c = (t[:, :3] for t in _steps("line")[:3])
+    a, b, c, d = (t[:, :3] for t in _steps("line")[:4])
     cell, last, numbers = Written(), Last(leads=True), torch.arange(BATCH) + 7
-    for state in (a, b, c, c):  # the last one again, at the same parameters
+    for state in (a, b, c, d, d):  # the last one again, at the same parameters
         last.keep(state, numbers, cell)
-        if state is not c:
+        if state is not d:
             cell.step()
     cell.step()
     zero = torch.zeros(BATCH, 3, dtype=F64)
-    torch.testing.assert_close(last(zero, numbers, cell), 2 * c - b)
+    torch.testing.assert_close(last(zero, numbers, cell), 2 * d - c)
     assert torch.equal(last(zero, torch.arange(BATCH), cell), zero), "of rooms that were made, and are empty"
-    broken = c.clone()
+    broken = d.clone()
     broken[1] = torch.nan
     last.keep(broken, numbers, cell)
     cell.step()
