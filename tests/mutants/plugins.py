@@ -296,7 +296,7 @@ MUTANTS = [
     *mutants(
         "plugins/implicitkit_deq/trend.py",
         TREND + " -k 'expected or as_many or own or anew'",
-        ("_CHANGES = 3", "_CHANGES = 2"),
+        ("CHANGES = 3", "CHANGES = 2"),
         ("(alpha - told * beta).clamp_(0, 1)", "(alpha - told * beta)"),
         ("(alpha - told * beta).clamp_(0, 1)", "alpha.clamp_(0, 1)"),
         (".nan_to_num_(0, 1, 0).clamp_max_(1)", ".nan_to_num_(1, 1, 1)"),
@@ -305,7 +305,7 @@ MUTANTS = [
         (".masked_fill_(leapt, 0)", ""),
         ("if now.is_complex():", "if False:"),
         ("not all(map(_alike, leaves, seen[0]))", "False"),
-        ("return Trend, (self._most,)", "return object.__reduce__(self)"),
+        ("return Trend, (self._most, self._by_position, self._careful)", "return object.__reduce__(self)"),
     ),
     *mutants(
         "plugins/implicitkit_deq/trend.py",
