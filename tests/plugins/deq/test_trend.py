@@ -97,15 +97,16 @@ def test_positions_have_trends_of_their_own() -> None:
 
 
 def test_what_was_not_told_before_is_not_expected() -> None:
-    """A row that turned, one that went on by two fifths, and one by seven tenths: half of a change is told."""
-    before = torch.tensor([[1.0, 0.0]] * 3, dtype=F64)
-    change = torch.tensor([[0.0, 1.0], [0.4, 0.0], [0.7, 0.0]], dtype=F64)
-    assert told(False, change, before).tolist() == [[False], [False], [True]]
-    assert told(True, change.view(1, 3, 2), before.view(1, 3, 2)).tolist() == [[[False], [False], [True]]]
-    trend = Trend(careful=True)
-    for state in _steps("noise"):
-        trend.keep(state)
-    assert torch.equal(trend.expected(), trend.last)
+    """Of four rows only the last is told to half of its change: one turned, two went on by less than was expected."""
+    before = torch.tensor([[1.0, 0.0]] * 4, dtype=F64)
+    change = torch.tensor([[0.0, 1.0], [0.4, 0.0], [0.625, 0.0], [0.7, 0.0]], dtype=F64)
+    assert told(False, change, before).flatten().tolist() == [False, False, False, True]
+    assert told(True, change.view(1, 4, 2), before.view(1, 4, 2)).flatten().tolist() == [False, False, False, True]
+    for careful in (True, False):
+        trend = Trend(careful=careful)
+        for state in (0.0, 1.0, 2.0, 2.4):
+            trend.keep(torch.full((1, 2), state, dtype=F64))
+        assert torch.equal(trend.expected(), trend.last) == careful
 
 
 class Written(nn.Module):
