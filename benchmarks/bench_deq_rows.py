@@ -20,7 +20,8 @@ with the memory or the basis, combinations, one norm each), but without a test, 
 over that of the loop: where the row is solved by them, no ``around`` can be less.
 ``bare``: that of the plain loop with a stopping test on the whole batch, forward and backward by its own iteration, over
 ours (``-`` where it diverges). ``torchdeq``: that of its fastest solver that reaches the tolerance, over ours; 3 is asked in
-all rows but ``disk``. In ``training`` both start from the last equilibria. JAXopt is not in it.
+all rows but ``disk``. In ``training`` TorchDEQ starts from the last equilibria, ours, as by default, where the last ones
+lead. JAXopt is not in it.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def problems(batch: int, dim: int) -> dict[str, Problem]:
     }
 
 
-def layer_of(cell: TanhCell, dim: int, init: str = "zeros") -> DEQ:
+def layer_of(cell: TanhCell, dim: int, init: str | None = "zeros") -> DEQ:
     """The default layer at the tolerance of the comparison."""
     return DEQ(cell, (dim,), rtol=TOL, atol=0.0, rule=ik.Implicit(rtol=TOL), init=init)
 
@@ -213,7 +214,7 @@ def training(problem: Problem, c: Tensor, how: str, steps: int = 50) -> tuple[fl
     """Milliseconds and evaluations of a step of Adam on the same samples, and the last loss.
 
     Args:
-        how: ``"zeros"``, ``"last"`` (ours, from zero or from the last equilibrium), or a solver of TorchDEQ from the last.
+        how: ``"zeros"``, ``"last"`` (ours, from zero or as by default), or a solver of TorchDEQ from the last equilibrium.
     """
     x, W, U, b = problem
     cell, last = TanhCell(W, U, b), torch.zeros_like(c)
@@ -223,7 +224,7 @@ def training(problem: Problem, c: Tensor, how: str, steps: int = 50) -> tuple[fl
         limits = {"f_max_iter": LIMIT, "b_max_iter": LIMIT, "f_stop_mode": "rel", "b_stop_mode": "rel"}
         deq = get_deq(f_solver=how, b_solver=how, f_tol=TOL, b_tol=TOL, ift=True, **limits)
     else:
-        layer = layer_of(cell, len(W), how)
+        layer = layer_of(cell, len(W), "zeros" if how == "zeros" else None)
     optimiser = torch.optim.Adam(cell.parameters(), 1e-3)
     evaluations, start = 0.0, time.process_time()
     for _ in range(steps):

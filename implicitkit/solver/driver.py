@@ -182,10 +182,10 @@ class _Loop:
                 left_here = self.active.logical_xor(running).logical_and_(self._rests()).logical_and_(~improved)
                 improved.logical_or_(self.judge.hiding(self.best, left_here))
             better = self.alive if claimed == self.alive else _count(improved)[0]
-        if claimed and self.last is not None:
+        if claimed and self.last is not None and self.judge.asks_for_strides(self.z):
             point, _, before = self.last
-            told = by_the_last_step(self.judge.relative_to_state, self.z, self.f.residual(self.z), point, before)
-            self.steep = torch.where(claims, told, self.steep)
+            F, iteration = self.f.residual(self.z), self.judge.relative_to_state
+            self.steep = torch.where(claims, by_the_last_step(iteration, self.z, F, point, before, claims), self.steep)
         if claimed == self.alive:  # every one, here and now
             self.steps.fill_(self.step)
             self.status.zero_()  # CONVERGED

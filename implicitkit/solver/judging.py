@@ -81,9 +81,8 @@ class Judge:
         self._least: Any = None
         self._last: tuple[Tensor, Tensor] | None = None  # a point, and |z| of each sample there
         self._largest: tuple[Tensor, float] | None = None  # a point, and the largest entry there
-        self._away: tuple[Tensor, Tensor, Tensor] | None = (
-            None  # a point, who was asked there whether it runs away, who does
-        )
+        # a point, who was asked there whether it runs away, and who does
+        self._away: tuple[Tensor, Tensor, Tensor] | None = None
         self.came_from: tuple[Tensor, Tensor] | None = None  # the points a step ago, and F there
         self._healthy: tuple[Tensor, Tensor] | None = None  # a point, whose equations all change there far more than F
         self._held: tuple[Tensor, Tensor] | None = None  # a point, and where a zero is near by factors that hold there
@@ -272,6 +271,10 @@ class Judge:
         rtol = torch.where(norm <= self.first, lenient, self.rtol).unsqueeze(1)
         return open_ & (self._excess(z, open_, rtol, careful=True) <= 1)
 
+    def asks_for_strides(self, z: Tensor) -> bool:
+        """Does the last step count?  Not of fixed points at a loose tolerance: slow maps stride to their ends."""
+        return not self.relative_to_state or self.rtol <= torch.finfo(z.dtype).eps ** 0.5
+
     def review(
         self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor | None = None, converged: bool = False
     ) -> Tensor:
@@ -286,9 +289,8 @@ class Judge:
                 status = torch.where(nowhere == AWAY, int(Status.DIVERGED), status)
                 known = self._reviewed(z, norm, status, None, False)
                 return torch.where(nowhere == STANDS, int(Status.STALLED), known)
-        strict = self.rtol <= torch.finfo(z.dtype).eps ** 0.5  # else slow maps stride to their ends
-        strode = steep if steep is not None and self.relative_to_state and strict and bool(steep.any()) else None
-        return self._reviewed(z, norm, status, strode, converged)
+        counts = steep is not None and self.relative_to_state and self.asks_for_strides(z) and bool(steep.any())
+        return self._reviewed(z, norm, status, steep if counts else None, converged)
 
     def _reviewed(self, z: Tensor, norm: Tensor, status: Tensor, strode: Tensor | None, converged: bool) -> Tensor:
         if strode is None and (converged or not int(status.count_nonzero())) and self._all_are_near(z):

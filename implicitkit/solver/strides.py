@@ -13,14 +13,14 @@ _STEEPEST = 1e5  # d log |F| / d log |z| of functions on their way to zero at in
 _LOCAL = 10.0  # times |z|: a longer step says nothing of F near z
 _MOST = 7.0  # of log |F_i| in one step that counts
 _SOUND = 1e-3  # of its change along a step, how small a residual near a solution is
-# a step that is longer than such a share of z, and along which F changes by no more than such a share of it
-_STRIDES = ((1e-3, 0.02), (0.1, 0.5))
+_FAR, _HARDLY = 1e-3, 0.02  # a step that is longer than such a share of z, and of which F changes by such a share ...
+_LEAP, _OF_A_LEAP = 0.1, 0.5  # ... or these
 
 
-def by_the_last_step(iteration: bool, z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
+def by_the_last_step(iteration: bool, z: Tensor, F: Tensor, point: Tensor, before: Tensor, claims: Tensor) -> Tensor:
     """Where the last step, from ``point`` with its residual ``before``, says that a zero is near, ``(batch,)``; of an
-    ``iteration``, that none need be (:func:`strode`)."""
-    return (strode if iteration else fell_steeply)(z, F, point, before)
+    ``iteration``, that none need be (:func:`strode`), and of the samples that have claims alone."""
+    return strode(z, F, point, before, claims) if iteration else fell_steeply(z, F, point, before)
 
 
 def fell_steeply(z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
@@ -44,20 +44,23 @@ def fell_steeply(z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
     return (outwards <= fall * size).all(1) & fell & (norm < last) & healthy
 
 
-def strode(z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
-    """Where the last step led outwards, was long, and ``F`` hardly changed along it, ``(batch,)``.
+def strode(z: Tensor, F: Tensor, point: Tensor, before: Tensor, claims: Tensor) -> Tensor:
+    """Where the last step led outwards, was long, and ``F`` hardly changed along it, ``(batch,)``, among the ``claims``.
 
     That is ``|F - before| <= 0.02 |z - point|``, with ``before`` the residual at the ``point`` where the step began; or half
     of it, where the step was a leap, longer than a tenth of ``z``.
 
     ``F = map(z) - z`` may be small all the way out.  Near a fixed point it changes by ``(J - 1)`` times the step: only where
     that is nearly singular by less.  Both may be so; then the point has to be looked at, as one far out has.
+
+    Most claims follow a step no longer than their tolerance: of those nothing else is asked.
     """
     z, F, point, before = (in_working_precision(t) for t in (z, F, point, before))
-    size, last = (torch.linalg.vector_norm(t, dim=1) for t in (z, point))
-    outwards = size > last
-    if not bool(outwards.any()):
-        return outwards
-    step, change = (torch.linalg.vector_norm(t, dim=1) for t in (z - point, F - before))
-    long = [(step > share * size) & (change <= most * step) for share, most in _STRIDES]
-    return outwards & (long[0] | long[1])
+    norm = lambda t: torch.linalg.vector_norm(t, dim=1)  # noqa: E731
+    size, step = norm(z), norm(z - point)
+    share = step / size
+    far = (share > _FAR).logical_and_(size > norm(point)).logical_and_(claims)
+    if not int(far.count_nonzero()):
+        return far
+    least = torch.where(share > _LEAP, _OF_A_LEAP, _HARDLY)
+    return far.logical_and_(norm(F - before) <= least * step)

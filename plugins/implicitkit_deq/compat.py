@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ __all__ = [
     "hooks_that_set",
     "is_batched",
     "observed",
+    "unseen",
     "version",
 ]
 
@@ -92,3 +94,9 @@ def computed_again() -> bool:
 def version(t: Tensor) -> int:
     """How often a tensor has been written to."""
     return t._version
+
+
+def unseen() -> contextlib.AbstractContextManager[None]:
+    """Inside, nobody who looks at what a function does with tensors is shown it: it is no work of the function."""
+    off: contextlib.AbstractContextManager[None] = torch._C.DisableTorchFunction()
+    return off

@@ -21,6 +21,7 @@ from implicitkit_deq.forgive import Effort, Forgive, followed, gone_on, masked, 
 from implicitkit_deq.frozen import Drawing, Frozen
 from implicitkit_deq.frozen_stack import FrozenStack
 from implicitkit_deq.inputs import by_position, check_use, describe, factors, refuse_unbatched
+from implicitkit_deq.last import Last
 from implicitkit_deq.merging import Composable, merged
 from implicitkit_deq.rows import Rows
 from implicitkit_deq.settings import Pretraining, Settings
@@ -52,9 +53,10 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         state: the shape of one sample's state, or a pytree of shapes, or a function ``(*inputs)`` that returns one;
             ``None``: the cell says (``cell.state_shape``).
         init: where a solve starts: ``None``: zero, but where in training the very tensors of the last call come back after a
-            step of the optimiser (full batches) where the last equilibria lead, 30 times of 31; ``"zeros"``; ``"learned"``
-            (a parameter, trained by :meth:`start_loss`); ``"last"`` (the same in every call whose shapes agree, or the last
-            equilibrium of the sample ``index``); or a function or module ``(*inputs) -> state``.
+            step of the optimiser (full batches) where the last equilibria lead, 30 times of 31, each sample by itself (of a
+            causal layer each position); ``"zeros"``; ``"learned"`` (a parameter, trained by :meth:`start_loss`); ``"last"``
+            (the same in every call whose shapes agree, or the last equilibrium of the sample ``index``); or a function or
+            module ``(*inputs) -> state``.
         solver, rule, rtol, atol, max_steps, on_failure, trace, callback: as in :func:`ik.solve`, in training (and in
             evaluation, unless changed there).  ``on_failure=None``: :class:`Forgive`, and ``"raise"`` in evaluation.
         evaluation: what is different in ``eval()`` mode, as in ``{"rtol": 1e-6}``.
@@ -134,8 +136,8 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         self.solution: ik.Solution | None = None
         self._rows = Rows()
         self._start: tuple[Any, Any] | None = None
-        self._effort, self._again = Effort(), start.Again(init is None)
-        self._last, self._trend = self.init if isinstance(self.init, start.Last) else None, Trend()
+        self._effort, self._again = Effort(), start.Again(init is None, self.causal)
+        self._last, self._trend = self.init if isinstance(self.init, Last) else None, Trend()
         self._used = self._forgave = False  # was the cell seen to use its inputs, and a failure to be forgiven?
 
     # -------------------------------------------------------------------------------------------------------- calling
@@ -149,7 +151,8 @@ class DEQ(ik.extend.Configured, Composable, Copied):
             inputs, named: what the cell gets after ``z`` (``named``: by its own names); the first tensor tells the batch.
             z0: where to start, if not as ``init`` says; a state, or ``"last"``.
             index: the number of each sample in the data set (integers, shape ``(batch,)``): start from the equilibrium that
-                it had when it was seen last; with ``init="last"``, or zeros (then at first, and in one training call of 31).
+                it had when it was seen last; with ``init="last"``, or zeros (then at first, and in one training call of 31;
+                in training where its last ones lead, as full batches do: four states a sample are kept).
             at: return what :meth:`states` does instead (for a wrapper that only calls, as ``DistributedDataParallel``).
 
         Returns:
@@ -279,7 +282,7 @@ class DEQ(ik.extend.Configured, Composable, Copied):
             refuse_unbatched(self.cell, state, inputs)
         self._again.keep(inputs, self.cell, state, self.settings if self.training else None)
         if self._last is not None and (z0 is None or isinstance(z0, str)):
-            self._last.keep(state, index)
+            self._last.keep(state, index, self.cell)
         self._start = (initial, state) if start.is_learned(self.init) else None
         refuse_mapped(visited, state)
         with ik.extend.modules_held() if visited else contextlib.nullcontext():
@@ -365,7 +368,7 @@ class DEQ(ik.extend.Configured, Composable, Copied):
 
     def _followed(self, z0: Any) -> Trend | None:
         """What the backwards of calls are to learn from each other, where equilibria do."""
-        last = isinstance(z0, str) or (z0 is None and isinstance(self.init, start.Last))
+        last = isinstance(z0, str) or (z0 is None and isinstance(self.init, Last))
         if not (self.training and torch.is_grad_enabled() and (last or (z0 is None and self._again.wanted))):
             return None
         if not (last or self._again.follows):
@@ -383,11 +386,11 @@ class DEQ(ik.extend.Configured, Composable, Copied):
         if isinstance(z0, str) or (z0 is None and index is not None and self.init == "zeros"):
             if z0 not in (None, "last"):
                 raise ValueError(f'z0 must be a state, or "last"; got {z0!r}')
-            self._last = self._last or start.Last(self.solution)
+            self._last = self._last or Last(self.solution, leads=True, by_position=self.causal)
             return self._last(template, index, self.cell if z0 is None and self.training else None)
         if z0 is not None:
             return start.fitting(z0, template, "z0")
-        if isinstance(self.init, start.Last):
+        if isinstance(self.init, Last):
             return self.init(template, index)
         if isinstance(self.init, start.Learned):
             return self.init(template)

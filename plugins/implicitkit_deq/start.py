@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 from implicitkit_deq.compat import version
+from implicitkit_deq.last import Followed, Last, usable
 from implicitkit_deq.trend import Trend
 
 __all__ = [
     "Again",
-    "Last",
     "Learned",
-    "alike",
     "check_dims",
     "check_index",
     "check_shapes",
@@ -33,7 +32,6 @@ __all__ = [
 ]
 
 _STARTS = ("zeros", "learned", "last")
-_ANEW = 31  # one training call in so many starts from zero; a prime, so that in epochs it is not always the same batch
 
 
 def is_shape(x: Any) -> bool:
@@ -160,116 +158,37 @@ class Learned(nn.Module):
         return ik.extend.trees.tree_unflatten(mine, spec)
 
 
-class Last:
-    """The last equilibrium, sample by sample: for frames of a video, iterations of an outer loop, epochs over a data set.
-
-    Without ``index`` it is that of the last call; where that has none of the right shape (the first call, another batch
-    size), or where a sample of it is not finite, the start is zero.  With ``index``, the numbers of the samples in a data
-    set, it is that of the last call in which a sample with this number took part: a table of one state a sample, which lives
-    where the state does and is no part of a ``state_dict``.  Equilibria found under ``torch.vmap`` are not kept: they end
-    with it.
-    """
-
-    def __init__(self, before: ik.Solution | None = None) -> None:
-        self.trend = Trend(0)
-        self._followed = Followed()
-        self.table: list[Tensor] = []  # by leaf: (samples seen, *shape)
-        if before is not None:  # that of a call which was not told to remember
-            self.keep(before.value)
-
-    @property
-    def state(self) -> Any:
-        """The last equilibrium of a call without ``index``, if there was any."""
-        return self.trend.last
-
-    def keep(self, state: Any, index: Tensor | None = None) -> None:
-        """Start from this state the next time; an empty batch leaves what is kept as it is."""
-        leaves = ik.extend.trees.tree_flatten(state)[0]
-        if not leaves[0].numel():
-            return
-        try:
-            for leaf in leaves:
-                leaf.flatten()[:1].tolist()
-        except RuntimeError:  # vmap shows no values
-            return
-        if index is None:
-            self.trend.keep(state)
-            return
-        with torch.inference_mode(False):  # a table made in that mode could not be written to outside of it
-            self._enter(leaves, index)
-
-    def _enter(self, leaves: list[Tensor], index: Tensor) -> None:
-        """Write into the table, which grows as larger numbers come."""
-        most = int(index.max()) + 1
-        if not self.table or any(not _same_kind(t, leaf) for t, leaf in zip(self.table, leaves, strict=True)):
-            self.table = [leaf.new_zeros(0, *leaf.shape[1:]) for leaf in leaves]
-        for i, leaf in enumerate(leaves):
-            if len(self.table[i]) < most:
-                room = leaf.new_zeros(max(most, 2 * len(self.table[i])), *leaf.shape[1:])
-                room[: len(self.table[i])] = self.table[i]
-                self.table[i] = room
-            self.table[i][index] = leaf
-
-    def __call__(self, template: Any, index: Tensor | None = None, trained: Any = None) -> Any:
-        """A state like ``template``; with a cell that is ``trained``, that itself in one call of 31, as :class:`Again` has
-        it, of calls between which its parameters were written to: one that is repeated follows."""
-        leaves, spec = ik.extend.trees.tree_flatten(template)
-        if index is None:
-            return _usable(self.trend.last, template)
-        if (
-            len(self.table) != len(leaves)
-            or not all(map(_same_kind, self.table, leaves))
-            or (trained is not None and not self._followed.again(_written(trained)))
-        ):
-            return template
-        known = index < len(self.table[0])
-        kept = [
-            torch.where(known.view(-1, *[1] * (t.ndim - 1)), t[index.clamp_max(len(t) - 1)], leaf)
-            for t, leaf in zip(self.table, leaves, strict=True)
-        ]
-        return _usable(ik.extend.trees.tree_unflatten(kept, spec), template)
-
-
 def is_learned(init: Any) -> bool:
     """Is this a start with parameters?"""
     return isinstance(init, nn.Module) and any(p.requires_grad for p in init.parameters())
 
 
-def _usable(state: Any, template: Any) -> Any:
-    """A state where it is one like ``template`` and finite, sample by sample; that elsewhere."""
-    if state is None or not alike(state, template):
-        return template
-
-    def usable(kept: Tensor, zero: Tensor) -> Tensor:
-        finite = torch.isfinite(kept).flatten(1).all(1) if kept.ndim > 1 else torch.isfinite(kept)
-        return torch.where(finite.view(-1, *[1] * (kept.ndim - 1)), kept, zero)
-
-    return ik.extend.trees.tree_map(usable, state, template)
-
-
 class Again:
-    """The last equilibrium where the very tensors of the last training call come back unchanged, as full batches do, or one
-    graph, are solved with the same settings, and every trainable parameter of the cell has been written to since, as an
-    optimiser does; else none.  A call that is only repeated (a checkpoint's, a difference by one parameter) starts where it
-    started.  Tensors are known by identity and version, and not held.
+    """Where the last equilibria lead (:class:`Trend`) where the very tensors of the last training call come back unchanged,
+    as full batches do, or one graph, are solved with the same settings, and every trainable parameter of the cell has been
+    written to since, as an optimiser does; else none.  A call that is only repeated (a checkpoint's, a difference by one
+    parameter) starts where it started.  Tensors are known by identity and version, and not held.
 
     One such call in 31 starts from zero all the same: followed from step to step, a branch of equilibria may part from the
     one that a solve from zero finds, as evaluation does, and would be trained in its place.
 
     Args:
-        wanted: is this the start of the layer?
+        wanted: is this the start of the layer? by_position: is the layer causal?
     """
 
-    def __init__(self, wanted: bool) -> None:
-        self.wanted = wanted
+    def __init__(self, wanted: bool, by_position: bool = False) -> None:
+        self.wanted, self.by_position = wanted, by_position
         # settings, inputs, parameters, and where the solve started (None: from zero)
         self._kept: tuple[Any, list[Any], list[Any], Any] | None = None
         self._start: Any = None  # of the call under way
-        self._followed, self._trend = Followed(), Trend(0)
+        self._followed, self._trend = Followed(), self._anew()
         self.follows = self._repeats = False  # is the call under way of the same samples; and with the same parameters?
 
     def __reduce__(self) -> Any:
-        return Again, (self.wanted,)  # a copy has seen nothing
+        return Again, (self.wanted, self.by_position)  # a copy has seen nothing
+
+    def _anew(self) -> Trend:
+        return Trend(by_position=self.by_position, careful=True)
 
     def keep(self, inputs: Any, cell: Any, state: Any, settings: Any) -> None:
         """These inputs of a cell had this equilibrium; ``settings``: those of a training call, else ``None``."""
@@ -283,7 +202,7 @@ class Again:
         known = known and bool(trained) and not any(p.is_inference() for p in trained)
         self._kept = (settings, _versions(leaves), _versions(trained), self._start) if known else None
         if not known:
-            self._trend = Trend(0)
+            self._trend = self._anew()
         elif not self._repeats:
             self._trend.keep(state)
 
@@ -293,14 +212,14 @@ class Again:
         self.follows = self._kept is not None and settings is self._kept[0] and self._are_the_same(inputs)
         if not self.follows or self._kept is None:
             if settings is not None and self.wanted:
-                self._followed, self._trend = Followed(), Trend(0)
+                self._followed, self._trend = Followed(), self._anew()
             return template
         _, _, trained, start = self._kept
         self._repeats = any((p := ref()) is None or version(p) == before for ref, before in trained)
         if not self._repeats:
-            start = self._trend.last if self._followed.again() else None
+            start = self._trend.expected() if self._followed.again() else None
         self._start = start
-        return _usable(start, template)
+        return usable(start, template)
 
     def _are_the_same(self, inputs: Any) -> bool:
         """Are these the tensors of the last training call, unchanged?"""
@@ -312,33 +231,8 @@ class Again:
         )
 
 
-class Followed:
-    """Counts the calls in a row that start from a last equilibrium: at most 30, then one starts from zero."""
-
-    def __init__(self) -> None:
-        self.calls, self._written = 0, -1
-
-    def again(self, written: int | None = None) -> bool:
-        """Does this call?  ``written``: how often parameters have been; a call that finds them as before is not counted."""
-        if written is not None and written == self._written:
-            return True
-        self._written = self._written if written is None else written
-        self.calls = (self.calls + 1) % _ANEW
-        return self.calls > 0
-
-
-def _written(cell: Any) -> int:
-    """How often the trainable parameters of a cell have been written to."""
-    trained = cell.parameters() if isinstance(cell, nn.Module) else ()
-    return sum(version(p) for p in trained if p.requires_grad and not p.is_inference())
-
-
 def _versions(tensors: Sequence[Tensor]) -> list[tuple[weakref.ref[Tensor], int]]:
     return [(weakref.ref(t), version(t)) for t in tensors]
-
-
-def _same_kind(kept: Tensor, leaf: Tensor) -> bool:
-    return kept.shape[1:] == leaf.shape[1:] and kept.dtype == leaf.dtype and kept.device == leaf.device
 
 
 def check_index(index: Any, batch: int) -> Tensor:
@@ -357,14 +251,6 @@ def check_index(index: Any, batch: int) -> Tensor:
             f"index has a negative number, {int(index.min())}: they count the samples of a data set from 0 on"
         )
     return index.long()
-
-
-def alike(a: Any, b: Any) -> bool:
-    """Are two states of the same structure, shapes, dtypes and device?"""
-    (mine, spec), (theirs, other) = ik.extend.trees.tree_flatten(a), ik.extend.trees.tree_flatten(b)
-    return spec == other and all(
-        s.shape == t.shape and s.dtype == t.dtype and s.device == t.device for s, t in zip(mine, theirs, strict=True)
-    )
 
 
 def fitting(state: Any, template: Any, name: str) -> Any:

@@ -1,8 +1,7 @@
 r"""Where what changes little from call to call is expected next: the last one, and its last changes as far as they last.
 
-In a training on the same samples the solutions ``z_k`` of ``(I - J)^T z_k = dL/dz_k`` move with the parameters.  They are
-found by iterations, which may begin anywhere (equilibria themselves begin at the last ones: there may be several, and
-positions of a sequence must not tell of each other): with ``d_k = z_k - z_{k-1}``, from
+In a training on the same samples equilibria ``z_k``, and the solutions of ``(I - J)^T u_k = dL/dz_k`` alike, move with the
+parameters.  Both are found by iterations, which may begin anywhere: with ``d_k = z_k - z_{k-1}``, from
 
     z_k + \alpha d_k + \beta (d_k - d_{k-1}),
     \alpha, \beta = argmin |d_k - \alpha d_{k-1} - \beta (d_{k-1} - d_{k-2})|^2,  0 <= \alpha <= 1,  |\beta| <= 1,
@@ -11,9 +10,12 @@ each sample with those that would have been best the last time (``\alpha`` is th
 second term no larger than the first.  After a leap, ``|d_k| > 2 |d_{k-1}|``, as from one branch of equilibria to another, no
 more is expected than the step before it: ``\alpha = <d_k, d_{k-1}> / |d_k|^2``, ``\beta = 0``.  Where steps are of one
 kind, as an optimiser's are, both are near one and what is left to find is of third order in a step; where they are noise
-both are near zero, and the start is the last one.
+both are near zero, and the start is the last one.  Equilibria, of which there may be several, begin elsewhere only where
+the change before was told to half its size at least (:func:`told`).
 
-Shapes: tensors are ``(batch, ...)``, each row by itself.  Units: those of the tensors; ``\alpha`` and ``\beta`` have none.
+Shapes: tensors are ``(batch, ...)``, each row by itself; of the equilibria of a causal layer, ``(batch, positions, ...)``,
+each position of each row, so that what is expected of the past tells nothing of the future.  Units: those of the tensors;
+``\alpha`` and ``\beta`` have none.
 
 Source: extrapolation of the starts of a sequence of systems (Fischer 1998, Comput. Methods Appl. Mech. Eng. 163,
 193-204, has the projection on what was found before, of which :class:`Onward` takes one vector); the two
@@ -31,9 +33,10 @@ from torch import Tensor
 from implicitkit.extend import LinearSolution, trees
 from implicitkit_deq.around import Around
 
-__all__ = ["Onward", "Trend"]
+__all__ = ["CHANGES", "Onward", "Trend", "lasting", "told"]
 
-_CHANGES = 3  # that are remembered
+CHANGES = 3  # that are remembered
+_TOLD = 0.5  # of a change, which may not have been expected of it, for the next one to be expected
 _LEAP = 2.0  # times the change before: one that is larger is no step like that
 _FEW = 3  # products, of which none is saved by one more
 
@@ -43,24 +46,34 @@ class Trend:
 
     Args:
         changes: how many are remembered; of none the last value is all that is expected.
+        by_position: each of a sequence, the second dimension, by itself, so that none tells another of what is to come.
+        careful: nothing is added for rows of which the last change was not told well before (:func:`told`).
     """
 
-    def __init__(self, changes: int = _CHANGES) -> None:
-        self._most = changes
-        # leaves of the last state, its last changes, the latest first, what is added by them, and the structure of all
+    def __init__(self, changes: int = CHANGES, by_position: bool = False, careful: bool = False) -> None:
+        self._most, self._by_position, self._careful = changes, by_position, careful
+        # leaves of the last state, its last changes, the latest first, what they tell of the next, and the structure of all
         self._seen: tuple[list[Tensor], list[list[Tensor]], list[Tensor], Any] | None = None
+        self._added: list[Tensor] = []  # as much of that as is believed
 
     def __reduce__(self) -> Any:
-        return Trend, (self._most,)
+        return Trend, (self._most, self._by_position, self._careful)
 
     def keep(self, state: Any) -> None:
         """This is the state now; one that is not like the last begins anew."""
         (leaves, spec), seen = trees.tree_flatten(state), self._seen
+        self._added = []
         if not self._most or seen is None or seen[3] != spec or not all(map(_alike, leaves, seen[0])):
             self._seen = leaves, [], [], spec
             return
-        changes = [[new - old for new, old in zip(leaves, seen[0], strict=True)], *seen[1][: self._most - 1]]
-        self._seen = leaves, changes, [_lasting(*d) for d in zip(*changes, strict=True) if len(d) > 1], spec
+        now = [new - old for new, old in zip(leaves, seen[0], strict=True)]
+        changes = [now, *seen[1][: self._most - 1]]
+        ahead = [lasting(self._by_position, *d) for d in zip(*changes, strict=True) if len(d) > 1]
+        self._seen, self._added = (leaves, changes, ahead, spec), ahead
+        if self._careful and ahead:
+            before = seen[2] or [torch.zeros_like(d) for d in now]
+            believed = (told(self._by_position, *pair) for pair in zip(now, before, strict=True))
+            self._added = [torch.where(b, d, 0) for b, d in zip(believed, ahead, strict=True)]
 
     @property
     def last(self) -> Any:
@@ -71,12 +84,33 @@ class Trend:
         """The state to come; ``None`` before there was any."""
         if self._seen is None:
             return None
-        leaves, _, added, spec = self._seen
+        (leaves, _, _, spec), added = self._seen, self._added
         return trees.tree_unflatten([a + b for a, b in zip(leaves, added, strict=True)] if added else leaves, spec)
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
+
+
+def lasting(by_position: bool, now: Tensor, before: Tensor, earlier: Tensor | None = None) -> Tensor:
+    """As much of a change, and of its own, as the ones before let expect once more, each row by itself, or each position of
+    each row; ``(batch, ...)``.  Of changes that are zero nothing is expected."""
+    changes = [t for t in (now, before, earlier) if t is not None]
+    if by_position and now.ndim > 1:
+        return _lasting(*(t.flatten(0, 1) for t in changes)).view(now.shape)
+    return _lasting(*changes)
+
+
+def told(by_position: bool, change: Tensor, before: Tensor) -> Tensor:
+    """Of which rows, or positions of rows, what was expected ``before`` was at most half the ``change`` away from it, to be
+    broadcast against that; of others, as in steps that are large or noise, the last value is the better start."""
+    rows = 2 if by_position and change.ndim > 1 else 1
+    shape = (*change.shape[:rows], *[1] * (change.ndim - rows))
+    off, size = (
+        _in_rows(torch.view_as_real(t) if t.is_complex() else t)
+        for t in ((d.flatten(0, 1) if rows > 1 else d) for d in (change - before, change))
+    )
+    return (_dot(off, off) <= _TOLD**2 * _dot(size, size)).view(shape)
 
 
 def _lasting(now: Tensor, before: Tensor, earlier: Tensor | None = None) -> Tensor:

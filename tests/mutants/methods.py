@@ -155,6 +155,7 @@ MUTANTS = [
         "tests/solver/test_cheap_maps.py",
         ('found = self._cheaply(f, (r, mixed), state) if state["cheap"] else None', "found = None"),
         ("if not _most(f, enough):", "if False:"),
+        (' and _is_steady(f, state["path"])', ""),
         ("min(more, f.ahead - 1)", "more"),
         ("more = 2 if _most(f, needed > 3, _HALF) else", "more ="),
         ("else int(_most(f, needed > 1, _SOME))", "else 0"),

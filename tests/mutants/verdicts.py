@@ -45,9 +45,9 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/strides.py",
         "tests/solver/test_strides.py -k vanishes",
-        ("return outwards & (long[0] | long[1])", "return outwards & long[0]"),
-        ("return outwards & (long[0] | long[1])", "return outwards & long[1]"),
-        ("(change <= most * step)", "(change <= most * size * 1e-9)"),
+        ("_LEAP, _OF_A_LEAP = 0.1, 0.5", "_LEAP, _OF_A_LEAP = 0.1, 0.02"),
+        ("_FAR, _HARDLY = 1e-3, 0.02", "_FAR, _HARDLY = 0.1, 0.02"),
+        ("<= least * step)", "<= 1e-9 * size)"),
     ),
     *mutants(
         "implicitkit/solver/probing.py",
@@ -392,7 +392,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/judging.py",
         "tests/solver/test_strides.py",
-        ("self.relative_to_state and strict and bool", "self.relative_to_state and bool"),
+        ("return not self.relative_to_state or self.rtol <=", "return True or self.rtol <="),
     ),
     *mutants(
         "implicitkit/solver/probing.py",

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from implicitkit.foundation import refill, trees
 from implicitkit.linear import independence
+from implicitkit.solver import costs
+from implicitkit.solver.fixed_point import cheap_maps
 from implicitkit_deq import DEQ, cells
 
 
@@ -27,6 +29,36 @@ def test_whether_samples_are_independent_is_asked_once_of_a_layer(monkeypatch: p
     for wrong in (layer.eval(), DEQ(layer.cell)):  # in another mode; another layer of the same cell is the same map
         wrong(x).sum().backward()
     assert asked == [5, 5]
+
+
+@pytest.mark.parametrize("name", ["cells.MLP", "module", "dropout", "function", "stack"])
+def test_what_an_evaluation_costs_is_known_of_a_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the layer does around its cell, as looking at the states of generators, is no work of the cell's."""
+    said: list[float | None] = []
+    monkeypatch.setattr(cheap_maps, "cost_of", lambda f: said.append(costs.cost_of(f)) or said[-1])
+    inner = nn.Sequential(nn.Linear(80, 80), nn.Dropout(0.1), nn.Tanh())
+    layers = {
+        "cells.MLP": lambda: DEQ(cells.MLP(80, 80)),
+        "module": lambda: DEQ(Tanh(), (80,)),
+        "dropout": lambda: DEQ(lambda z, x: 0.1 * inner(z) + x, (80,)),
+        "function": lambda: DEQ(lambda z, x: 0.1 * z.tanh() + x, (80,)),
+        "stack": lambda: DEQ(cells.MLP(80, 80)) >> DEQ(cells.MLP(80, 80)),
+    }
+    layer, x = layers[name](), torch.randn(3, 80, requires_grad=True)
+    for _ in range(2):
+        layer(x).sum().backward()
+    assert len(said) >= 2 and None not in said, said
+
+
+class Tanh(nn.Module):
+    """tanh(W z + x)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W = nn.Linear(80, 80)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(0.5 * self.W(z) + x)
 
 
 class Coupled(nn.Module):

@@ -10,7 +10,7 @@ import tempfile
 import warnings
 import weakref
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -717,6 +717,19 @@ def test_the_private_names_of_torch_are_there() -> None:
     assert list(hooks) == ["weight", "bias"]
     assert all(getattr(cell, compat.SETTING)[key] is hook for key, hook in hooks.values())
     assert not compat.autocast_on(torch.device("meta"))
+
+    class Seen(torch.overrides.TorchFunctionMode):
+        names: ClassVar[list[str]] = []
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.append(getattr(func, "__name__", ""))
+            return func(*args, **(kwargs or {}))
+
+    with Seen():
+        with compat.unseen():
+            torch.ones(2).add(1).numpy()
+        torch.ones(2).sub(1)
+    assert Seen.names[-1] == "sub" and not {"add", "numpy"} & set(Seen.names)
 
 
 class _Plain(nn.Module):
