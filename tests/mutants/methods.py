@@ -16,6 +16,7 @@ CONSTRAINED = "tests/problem/test_constrained.py -k 'closed_forms'"
 LATER = "tests/mutants/test_survivors_later.py"
 MODELS = "tests/mutants/test_survivors_models.py"
 
+SCALES = "tests/solver/test_badly_scaled_programs.py"
 FEW = "tests/solver/test_few_unknowns.py"
 LOW_RANK = "tests/solver/test_low_rank_programs.py"
 ROTATIONS = "tests/peers/test_peer_theseus_pypose.py -k 'mean_of_rotations'"
@@ -570,7 +571,7 @@ MUTANTS = [
         (
             "self.penalty * _unit(model, model.split(z)[0])",
             "torch.full_like(z[:, 0], self.penalty)",
-            LOW_RANK + " -k units",
+            LOW_RANK + " -k 'units and 106'",
         ),
         ("unit = curvature / steep", "unit = curvature", LOW_RANK + " -k units"),
         ("unit = curvature / steep", "unit = 1 / steep", LOW_RANK + " -k units"),
@@ -700,14 +701,42 @@ MUTANTS = [
         ('getattr(self.system.factored, "gone", False)', "False"),
     ),
     *mutants(
+        "implicitkit/solver/constrained/step_program.py",
+        "tests/problem/test_constrained.py -k 'closed_forms or standard or sqp'",
+        (
+            "torch.cat([bounds[1] - z, z - bounds[0]], 1)",
+            "torch.cat([bounds[1] - z, bounds[0] - z], 1)",
+        ),
+        (
+            "self.A, self.b = at.jacobian[:, ~sided], -at.constraints[:, ~sided]",
+            "self.A, self.b = at.jacobian[:, ~sided], at.constraints[:, ~sided]",
+        ),
+        ("multipliers[:, ~sided] = point[1] * unit", "multipliers[:, ~sided] = -point[1] * unit"),
+        ("torch.where(steep > 0, steep, 1)", "steep", f"{SCALES} -k 'best and 320'"),
+        (
+            "price = torch.maximum(weight * steep, _PRICE * gain)",
+            "price = 0 * gain + 1e-6 * steep",
+            f"{SCALES} -k best",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/convexity.py",
+        f"{SCALES} -k best",
+        ("B = (vectors * modulus.unsqueeze(1))", "B = (vectors * 1e6)"),
+        ("units = _units(self.z)", "units = torch.ones_like(self.z)"),
+        ("lax = self.expected & self.sided & (left", "lax = self.expected & False & (left"),
+        ("torch.where(most > 0, most, 1)", "most.clamp_min(1e-30)"),
+        ("-mv(V.mT, rho * p)", "mv(V.mT, rho * p)"),
+        ("rho = 1.1 * least + _SHARE * most", "rho = _SHARE * most"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/second_order.py",
+        f"{SCALES} -k 'units and 106'",
+        ("torch.where(length > small * steep, rows / length, 0)", "rows"),
+    ),
+    *mutants(
         "implicitkit/solver/constrained/sqp.py",
         "tests/problem/test_constrained.py -k 'closed_forms or standard or sqp'",
-        ("h = torch.cat([h, bounds[1] - z, z - bounds[0]], 1)", "h = torch.cat([h, bounds[1] - z, bounds[0] - z], 1)"),
-        (
-            "A, b = at.jacobian[:, ~sided], -at.constraints[:, ~sided]",
-            "A, b = at.jacobian[:, ~sided], at.constraints[:, ~sided]",
-        ),
-        ("multipliers_next[:, ~sided] = point.y.to(z) * unit", "multipliers_next[:, ~sided] = -point.y.to(z) * unit"),
         (
             "curved_by = multipliers if known is None else",
             "curved_by = 0 * multipliers if True else",
@@ -718,6 +747,8 @@ MUTANTS = [
             "reach = 10 * (1 + torch.linalg.vector_norm(z, dim=1)) / torch.linalg.vector_norm(d, dim=1)",
             "tests/solver/test_sparse_programs.py -k reach_of",
         ),
+        ("_HEAVIEST = 1e6", "_HEAVIEST = 1.0", f"{SCALES} -k best"),
+        ("torch.maximum(size, 0.5 * (weight + size))", "size.amax(1, keepdim=True) + 0 * size", f"{SCALES} -k best"),
     ),
     *mutants(
         "implicitkit/solver/qp/sparse.py",
