@@ -571,7 +571,7 @@ MUTANTS = [
         (
             "self.penalty * _unit(model, model.split(z)[0])",
             "torch.full_like(z[:, 0], self.penalty)",
-            LOW_RANK + " -k 'units and 106'",
+            LOW_RANK + " -k units",
         ),
         ("unit = curvature / steep", "unit = curvature", LOW_RANK + " -k units"),
         ("unit = curvature / steep", "unit = 1 / steep", LOW_RANK + " -k units"),

@@ -131,8 +131,8 @@ class _Look:
         self.normals = self._normals(self.jacobian * active.unsqueeze(2))
 
     def _active(self, multipliers: Tensor, constraints: Tensor) -> Tensor:
-        """The constraints that hold with force, ``(batch, m)``: on them ``lam - max(lam + g, 0)`` depends.  In units of rows of
-        ``J`` of length one: a constraint times a number is the same constraint."""
+        """The constraints that hold with force, ``(batch, m)``: on them ``lam - max(lam + g, 0)`` depends.  In units of rows
+        of ``J`` of length one: a constraint times a number is the same constraint."""
         steep = torch.linalg.vector_norm(self.jacobian, dim=2)
         steep = torch.where(steep > 0, steep, 1)
         forces, values = multipliers * steep, constraints / steep
