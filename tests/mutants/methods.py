@@ -16,6 +16,7 @@ CONSTRAINED = "tests/problem/test_constrained.py -k 'closed_forms'"
 LATER = "tests/mutants/test_survivors_later.py"
 MODELS = "tests/mutants/test_survivors_models.py"
 
+REFUSED = "tests/solver/test_refusals_are_bounded.py"
 SCALES = "tests/solver/test_badly_scaled_programs.py"
 FEW = "tests/solver/test_few_unknowns.py"
 LOW_RANK = "tests/solver/test_low_rank_programs.py"
@@ -712,12 +713,35 @@ MUTANTS = [
             "self.A, self.b = at.jacobian[:, ~sided], at.constraints[:, ~sided]",
         ),
         ("multipliers[:, ~sided] = point[1] * unit", "multipliers[:, ~sided] = -point[1] * unit"),
-        ("torch.where(steep > 0, steep, 1)", "steep", f"{SCALES} -k 'best and 320'"),
-        (
-            "price = torch.maximum(weight * steep, _PRICE * gain)",
-            "price = 0 * gain + 1e-6 * steep",
-            f"{SCALES} -k best",
-        ),
+    ),
+    ),
+    *mutants(
+        "implicitkit/problem/qualification.py",
+        f"{REFUSED} -k 'multipliers'",
+        ("torch.maximum(here, there)[:, 1:]", "here[:, 1:]"),
+        ("return force > _GROWN * here[:, 0]", "return force > 0"),
+        ("_GROWN = 100.0", "_GROWN = 1e9"),
+    ),
+    *mutants(
+        "implicitkit/solver/auto.py",
+        f"{REFUSED} -k 'Schittkowski'",
+        ("Stage(_LAST), *polish", "*multipliers"),
+    ),
+    *mutants(
+        "implicitkit/solver/noise.py",
+        f"{REFUSED} -k 'noise or draws'",
+        ("noisy = (change > allowed) &", "noisy = (change >= 0) &"),
+        ("int(Status.STALLED), outcome.status", "outcome.status, outcome.status"),
+    ),
+    *mutants(
+        "implicitkit/solver/polyalgorithm.py",
+        f"{REFUSED} -k 'noise'",
+        ("if refuse_noise(f, total):", "if False:"),
+    ),
+    *mutants(
+        "implicitkit/solver/finding.py",
+        f"{REFUSED} -k 'noise'",
+        ("if refuse_noise(f, outcome):", "if False:"),
     ),
     *mutants(
         "implicitkit/solver/constrained/convexity.py",
@@ -748,7 +772,7 @@ MUTANTS = [
             "tests/solver/test_sparse_programs.py -k reach_of",
         ),
         ("_HEAVIEST = 1e6", "_HEAVIEST = 1.0", f"{SCALES} -k best"),
-        ("torch.maximum(size, 0.5 * (weight + size))", "size.amax(1, keepdim=True) + 0 * size", f"{SCALES} -k best"),
+        ("torch.maximum(size, 0.5 * (weight + size))", "size.amax(1, keepdim=True) + 0 * size", f"{SCALES} -k units"),
     ),
     *mutants(
         "implicitkit/solver/qp/sparse.py",
