@@ -714,7 +714,6 @@ MUTANTS = [
         ),
         ("multipliers[:, ~sided] = point[1] * unit", "multipliers[:, ~sided] = -point[1] * unit"),
     ),
-    ),
     *mutants(
         "implicitkit/problem/qualification.py",
         f"{REFUSED} -k 'multipliers'",
