@@ -730,7 +730,6 @@ MUTANTS = [
         "implicitkit/solver/noise.py",
         f"{REFUSED} -k 'noise or draws'",
         ("noisy = (change > allowed) &", "noisy = (change >= 0) &"),
-        ("int(Status.STALLED), outcome.status", "outcome.status, outcome.status"),
     ),
     *mutants(
         "implicitkit/solver/polyalgorithm.py",
@@ -892,5 +891,12 @@ MUTANTS = [
         "tests/solver/test_bounded_programs.py",
         ("_MANY = 150", "_MANY = 1500"),
         ("rest = solve(data.rows(left))", "return point"),
+    ),
+    *mutants(
+        "implicitkit/solver/outside.py",
+        "tests/solver/test_failing_trials.py -k mean_no_value",
+        ("(torch.linalg.LinAlgError, ArithmeticError, ValueError)", "(torch.linalg.LinAlgError, ValueError)"),
+        ('return type(error).__name__ == "LinAlgError" or str(error) in _OF_MATH', "return True"),
+        ('type(error).__name__ == "LinAlgError" or str(error) in _OF_MATH', "str(error) in _OF_MATH"),
     ),
 ]
