@@ -42,6 +42,11 @@ ROWS: dict[str, tuple[Callable[[], ik.Solution], int, str]] = {
     "map: z + 1, a batch": (_map(lambda z: z + 1, torch.zeros(8, 4, dtype=F64), batch_dims=1), 1900, "8 of 8"),
     "map: sqrt(z^2 + 1)": (_map(lambda z: (z * z + 1).sqrt()), 900, "diverged"),
     "map: noise": (_map(lambda z: 0.5 * z + torch.rand_like(z)), 400, "draws random numbers"),
+    "map: noise, by name": (
+        _map(lambda z: 0.5 * z + torch.rand_like(z), solver="picard", max_steps=50),
+        100,
+        "draws random numbers",
+    ),
     "root: exp": (_root(torch.exp), 1200, "diverged"),
     "root: a constant": (_root(lambda z: 0 * z + 1), 1300, "stalled"),
     "root: 1 / z": (_root(lambda z: 1 / z), 1800, "diverged"),
@@ -112,3 +117,7 @@ def test_the_limits_of_multipliers_are_not_presumed() -> None:
         with pytest.raises(ik.ConvergenceError) as caught:
             ROWS[name][0]()
         assert "multipliers exist" not in str(caught.value), name
+    early = {"constraints": [ik.Equality(lambda z: z.sum() - 1)], "max_steps": 2}
+    with pytest.raises(ik.ConvergenceError) as caught:
+        ik.argmin(lambda z: (z - Z).square().square().sum(), ONES / 4 + Z - Z.mean(), **early)
+    assert "multipliers exist" not in str(caught.value)
