@@ -770,7 +770,6 @@ MUTANTS = [
             "tests/solver/test_sparse_programs.py -k reach_of",
         ),
         ("_HEAVIEST = 1e6", "_HEAVIEST = 1.0", f"{SCALES} -k best"),
-        ("torch.maximum(size, 0.5 * (weight + size))", "size.amax(1, keepdim=True) + 0 * size", f"{SCALES} -k units"),
     ),
     *mutants(
         "implicitkit/solver/qp/sparse.py",
