@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 import implicitkit as ik
-from implicitkit.foundation import faithful
+from implicitkit.foundation import autodiff, faithful
 from tests.tables.torch_functions import table
 
 AT = [0.2, -0.3, 0.5]
@@ -235,3 +235,11 @@ def test_a_lost_derivative_of_a_sparse_tensor_is_refused() -> None:
     assert torch.isfinite(_backward(value, t)).all()
     with pytest.raises(ik.CapabilityError, match="index_put"):
         jacfwd(value)(t)
+
+
+def test_products_by_a_transposed_derivative_are_finite() -> None:
+    """``J v`` of ``logcumsumexp``, whose derivative takes the logarithm of a cotangent."""
+    z = torch.linspace(-1, 1, 5).unsqueeze(0)
+    _, A = autodiff.linearise(lambda z: torch.logcumsumexp(z, 1), z)
+    J = jacrev(lambda z: torch.logcumsumexp(z, 0))(z[0])
+    assert torch.allclose(A.mv(torch.ones_like(z))[0], J.sum(1))
