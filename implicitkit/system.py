@@ -16,6 +16,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.autocast import cast_as_now
+from implicitkit.foundation.faithful import mapped
 from implicitkit.foundation.trees import Layout, hint_of_no_tensor, hint_of_pair, tree_flatten
 from implicitkit.foundation.wording import kind_of
 from implicitkit.lifting.fewer_rows import Larger, watched
@@ -134,10 +135,14 @@ class System:
         dims = tuple(dims)
 
         def over(kernel: Kernel) -> Kernel:
-            mapped = torch.func.vmap(lambda z, *theta: kernel(z, *theta), in_dims=(0, *dims), randomness="same")
+            def one(z: Tensor, *theta: Tensor) -> Tensor:
+                with mapped():
+                    return kernel(z, *theta)
+
+            over_all = torch.func.vmap(one, in_dims=(0, *dims), randomness="same")
 
             def batched_kernel(z: Tensor, *theta: Tensor) -> Tensor:
-                return mapped(z.reshape(-1, self.batch, z.shape[1]), *theta).flatten(0, 1)
+                return over_all(z.reshape(-1, self.batch, z.shape[1]), *theta).flatten(0, 1)
 
             return batched_kernel
 

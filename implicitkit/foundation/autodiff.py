@@ -17,6 +17,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat, graph, seeded, tracers
 from implicitkit.foundation.errors import CapturedTensorError, ChangedFunctionError, ConvergenceError
+from implicitkit.foundation.faithful import faithful, transposed
 from implicitkit.foundation.operators import Operator, seem_alike
 from implicitkit.foundation.structured import WORTH, rows_by_structure, side_by_side
 from implicitkit.foundation.wording import COMPILED_ONCE
@@ -58,9 +59,9 @@ def vjp(function: Callable[..., Tensor], *primals: Tensor) -> tuple[Tensor, Call
     # a view of each: it is a node of its own, and strips the wrapper of a transform that has ended (torch strips one
     # wrapper only, so that a second one around it is an internal error where the derivative is zero)
     if compat.transforms_active():
-        with compat.own_graphs():
+        with compat.own_graphs(), faithful():
             return torch.func.vjp(function, *(p.view_as(p) for p in primals))[:2]
-    with torch.enable_grad(), compat.own_graphs():
+    with faithful(), torch.enable_grad(), compat.own_graphs():
         points = [p.view_as(p) for p in primals]
         points = [p if p.requires_grad else p.requires_grad_() for p in points]  # detach would drop a tangent
         out = function(*points)
@@ -76,14 +77,16 @@ def vjp(function: Callable[..., Tensor], *primals: Tensor) -> tuple[Tensor, Call
 
 
 def jvp(function: Callable[..., Tensor], primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> Tensor:
-    """``sum_i (df/dp_i) t_i`` by two reverse passes: ``w -> J^T w`` is linear, and its transpose is ``J``.
+    """``sum_i (df/dp_i) t_i`` by two reverse passes: ``w -> J^T w`` is linear, and its transpose is ``J``.  That is taken at
+    ones: linear in ``w`` or not, what torch computes it by may not like zeros (a logarithm of cotangents).
 
     Needs no forward-mode level, and so nests under ``forward_ad.dual_level`` and ``torch.func.jvp``, where
     ``torch.func.jvp`` itself refuses ("Nested forward mode AD is not supported").
     """
-    out, pullback = vjp(function, *primals)
+    with transposed():
+        out, pullback = vjp(function, *primals)
     with torch.enable_grad():
-        w = torch.zeros_like(out)
+        w = torch.ones_like(out)
         if compat.transforms_active():
             with compat.own_graphs():
                 return torch.func.vjp(pullback, w)[1](tuple(tangents))[0]
@@ -214,7 +217,7 @@ def products(out: Tensor, point: Tensor) -> tuple[Callable[[Tensor], Tensor], Ca
     def mv(v: Tensor) -> Tensor:  # the double-backward trick: w -> J^T w is linear, its transpose is J
         if not transposed:
             with torch.enable_grad(), compat.own_graphs():
-                w = torch.zeros_like(out, requires_grad=True)
+                w = torch.ones_like(out, requires_grad=True)
                 (g,) = graph.pulled(out, (point,), w, create_graph=True)
             transposed.extend((w, torch.zeros_like(point) if g is None else g))
         w, g = transposed
@@ -318,7 +321,7 @@ def jacobian_of(out: Tensor, point: Tensor) -> Tensor:
     if not out.requires_grad:
         return z.new_zeros(batch, m, n)
     with torch.enable_grad():
-        w = torch.zeros_like(out, requires_grad=True)
+        w = torch.ones_like(out, requires_grad=True)
         by_rows = m <= 2 * n
         (g,) = (None,) if by_rows else graph.pulled(out, (point,), w, create_graph=True)
     if by_rows:

@@ -140,6 +140,25 @@ def _asks_only(func: Any) -> bool:
     return name in _QUESTIONS or (name == "__get__" and getattr(func.__self__, "__name__", "") not in _PARTS)
 
 
+# results that torch records nothing of, though they are floating-point numbers that depend smoothly on others
+_UNDERIVED = (
+    "histc",
+    "histogram",
+    "special_airy_ai",
+    "special_spherical_bessel_j0",
+    *(f"special_bessel_{kind}{order}" for kind in "jy" for order in "01"),
+    *(
+        f"special_{scaled}modified_bessel_{kind}{order}"
+        for scaled in ("", "scaled_")
+        for kind in "ik"
+        for order in "01"
+    ),
+    *(f"special_{shifted}chebyshev_polynomial_{kind}" for shifted in ("", "shifted_") for kind in "tuvw"),
+    *(f"special_{name}" for name in ("hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l")),
+    "special_legendre_polynomial_p",
+)
+
+
 class Called:
     """Collects the modules that are called inside."""
 
@@ -234,6 +253,7 @@ class Looks(TorchFunctionMode):
             "new_full",
             "new_tensor",
             "tensor",
+            *_UNDERIVED,
         ]
     )
 

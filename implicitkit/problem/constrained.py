@@ -38,9 +38,12 @@ from implicitkit.problem.complementarity import KAPPA, lesser
 from implicitkit.problem.constraints import Constraint
 from implicitkit.problem.kind import CONSTRAINED, Kind
 from implicitkit.problem.natural import natural_of
+from implicitkit.problem.qualification import NO_MULTIPLIERS, lacks_multipliers
 from implicitkit.system import System
 
 __all__ = ["ConstrainedMinimisation", "State"]
+
+_NEARLY = 1e-3  # of 1 + |z|: a violation that may be on its way to zero
 
 
 class State(NamedTuple):
@@ -131,6 +134,11 @@ class ConstrainedMinimisation(Problem):
             values = system.kernel(z, *theta)[failed, 1:]
         one_sided = self.sides(z)
         worst = float(torch.where(one_sided, values.clamp_min(0), values.abs()).nan_to_num(torch.inf).max())
+        if worst <= _NEARLY * (1 + float(z[failed, : self.size].abs().max())):
+            with torch.no_grad():
+                lacking = lacks_multipliers(lambda w: system.kernel(w, *theta), z, self.size)
+            if bool(lacking[failed].all()):
+                return NO_MULTIPLIERS
         if worst <= torch.finfo(z.dtype).eps ** 0.5 * (1 + float(z[failed].abs().max())):
             return (
                 "The constraints hold there: the objective may fall without end (state what keeps z back), or hardly at all "

@@ -11,6 +11,7 @@ from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.problem.kind import Kind, as_kind
 from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.solver.catalogue import get_solver
+from implicitkit.solver.constrained.augmented_lagrangian import AugmentedLagrangian
 from implicitkit.solver.constrained.model import SPARSE
 from implicitkit.solver.constrained.projected_levenberg_marquardt import ProjectedLevenbergMarquardt
 from implicitkit.solver.constrained.projected_newton import ProjectedNewton
@@ -114,6 +115,10 @@ _ROBUST_FEW = (
 )
 
 
+#: What is left for programs that SQP fails on; impatient, since each of its steps is a minimisation.
+_LAST = Impatient(AugmentedLagrangian(inner_steps=100), window=4, horizon=40)
+
+
 def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     """The stages for a problem kind, samples and unknowns a sample.
 
@@ -184,7 +189,8 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
             _stage("proximal_gradient", max_steps=20000, scale=None),
         )
     if dense and bounded:
-        return (_stage("sqp", max_steps=60), *polish, *multipliers)
+        # where there are no multipliers these converge ever more slowly, a few hundred evaluations a step
+        return (_stage("sqp", max_steps=60), *polish, Stage(_LAST), *polish)
     going_on = () if dense else (_stage("augmented_lagrangian", max_steps=40, scale=None),)
     return (*large, _stage("augmented_lagrangian", max_steps=12), *polish, *going_on, *multipliers)
 

@@ -18,6 +18,7 @@ from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.evaluations import Evaluations, subset
 from implicitkit.solver.minima import ROUNDING, downhill, falls_forever
+from implicitkit.solver.noise import refuse_noise
 from implicitkit.solver.starts import beside, is_lowest
 
 __all__ = ["find"]
@@ -38,6 +39,8 @@ _WAY = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8, 1 / 16, 0.0)  # of the 
 def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
     """Run the solver from ``z0`` ``(batch, n)``; of a minimisation, constrained or not, on to a minimum."""
     outcome = solver.run(f, z0, options)
+    if refuse_noise(f, outcome):
+        return outcome
     _begin_beside(solver, f, z0, options, outcome)
     if f.kind.equation and f.kind.flow and not solver.follows_flow:
         f.evaluations, f.sample_evaluations = outcome.evaluations, outcome.sample_evaluations

@@ -1,8 +1,10 @@
 """Trial points where the user's function fails instead of returning NaN.
 
 ``torch.linalg.cholesky`` raises outside the positive definite matrices, ``inv`` and ``solve`` at singular ones, ``eigh`` of
-numbers that are not finite: a step that leads there is a trial like one out of the domain of ``log``, from where NaN comes
-back, and is shortened like it.  At the start, where nothing is known yet, the error is the user's.
+numbers that are not finite: a step that leads there is a trial like one out of the domain of ``log``, from where NaN
+comes back, and is shortened like it.  So is one at which NumPy raises its ``LinAlgError``, Python an ``ArithmeticError`` (a
+division by zero, an overflow), or :mod:`math` its "math domain error".  At the start, where nothing is known yet, the error
+is the user's, and so is any other error anywhere: a ``ValueError`` may mean a fault as well as a domain.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from implicitkit.foundation import compat
 
 __all__ = ["Outside"]
 
+_RAISED = (torch.linalg.LinAlgError, ArithmeticError, ValueError)
+_OF_MATH = ("math domain error", "math range error")
+
 
 class Outside:
     """The last points where the function did not fail, by their number of columns; of samples that fail elsewhere the
@@ -25,14 +30,16 @@ class Outside:
         self._inside: dict[int, Tensor] = {}
 
     def evaluate(self, kernel: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-        """``kernel(z)``, ``z`` ``(batch, k)``, with NaN for samples where it raises ``LinAlgError``.
+        """``kernel(z)``, ``z`` ``(batch, k)``, with NaN for samples where it raises an error of its domain.
 
         Raises:
-            LinAlgError: nothing is known of any point where it does not.
+            Exception: the function's, where no point is known at which it has a value, or of another kind.
         """
         try:
             out = kernel(z)
-        except torch.linalg.LinAlgError:
+        except _RAISED as error:
+            if not _is_of_a_domain(error):
+                raise
             known = self._inside.get(z.shape[1])
             if known is None or len(known) != len(z):
                 raise
@@ -48,6 +55,14 @@ class Outside:
         few = Outside()
         few._inside = {k: z.index_select(0, samples) for k, z in self._inside.items()}
         return few
+
+
+def _is_of_a_domain(error: Exception) -> bool:
+    """Does an error say that a function has no value here?  NumPy's ``LinAlgError`` is a ``ValueError`` (and NumPy need not
+    be there)."""
+    if isinstance(error, ValueError):
+        return type(error).__name__ == "LinAlgError" or str(error) in _OF_MATH
+    return True
 
 
 def _rows(which: Tensor, like: Tensor) -> Tensor:
@@ -67,8 +82,9 @@ def _failed(kernel: Callable[[Tensor], Tensor], z: Tensor, known: Tensor) -> Ten
                 with torch.no_grad():
                     kernel(torch.where(asked.unsqueeze(1), z, known))
                 continue
-            except torch.linalg.LinAlgError:
-                pass
+            except _RAISED as error:
+                if not _is_of_a_domain(error):
+                    raise
         if len(rows) == 1:
             failed = failed | asked
         else:

@@ -14,6 +14,7 @@ from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.second_order import falls_forever_within
 from implicitkit.solver.evaluations import Evaluations, subset
+from implicitkit.solver.noise import refuse_noise
 from implicitkit.solver.norms import start_size
 from implicitkit.solver.starts import has_no_slope
 
@@ -127,6 +128,8 @@ class Polyalgorithm(Solver):
         if total.all_converged or len(stages) == 1:
             return total
         total.obey(total.status)
+        if refuse_noise(f, total):
+            return total
         failed = total.status != int(Status.CONVERGED)
         finishers = [] if bool(failed.all()) else [first]
         total.solver = _title(self.name, finishers)

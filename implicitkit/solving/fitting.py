@@ -159,7 +159,7 @@ def _linearised(residuals: Callable[..., Tensor], p: Tensor, args: Any, batch_di
     r = residuals(p, *args)
     again, pullback = autodiff.vjp(lambda q: residuals(q, *args), p)
     # v -> J v: the transpose of w -> J' w
-    products = autodiff.vjp(lambda w: pullback(w)[0], torch.zeros_like(again))[1]
+    products = autodiff.vjp(lambda w: pullback(w)[0], torch.ones_like(again))[1]
 
     def column(i: int) -> Tensor:
         unit = torch.zeros_like(p)

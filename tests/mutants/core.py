@@ -438,4 +438,27 @@ MUTANTS = [
             "tests/mutants/test_survivors_steps.py",
         ),
     ),
+    *mutants(
+        "implicitkit/foundation/faithful.py",
+        "tests/derivatives/test_functions_of_torch.py",
+        ("    F.layer_norm: _layer_norm,\n", "", "tests/derivatives/test_functions_of_torch.py -k 'layer'"),
+        ("    F.batch_norm: _batch_norm,\n", "", "tests/derivatives/test_functions_of_torch.py -k 'batch'"),
+        ("    F.instance_norm: _instance_norm,\n", "", "tests/derivatives/test_functions_of_torch.py -k 'instance'"),
+        ("    torch.select_scatter: _select_scatter,\n    Tensor.select_scatter: _select_scatter,\n", ""),
+        ("made * here if include_self", "made if include_self"),
+        ("2 * math.pi * turns.round()", "0 * turns"),
+        ("if isinstance(values, Tensor) and compat.tracked(values):", "if False:"),
+        ("    if running_mean is not None:  # which it moves", "    if False:"),
+        ("+ eps).rsqrt()", ").rsqrt()"),
+    ),
+    *mutants(
+        "implicitkit/foundation/autodiff.py",
+        "tests/derivatives/test_functions_of_torch.py -k finite",
+        ("                w = torch.ones_like(out", "                w = torch.zeros_like(out"),
+    ),
+    *mutants(
+        "implicitkit/lifting/watch.py",
+        "tests/derivatives/test_functions_of_torch.py -k 'bessel or airy'",
+        ("            *_UNDERIVED,\n", ""),
+    ),
 ]

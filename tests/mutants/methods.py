@@ -16,6 +16,8 @@ CONSTRAINED = "tests/problem/test_constrained.py -k 'closed_forms'"
 LATER = "tests/mutants/test_survivors_later.py"
 MODELS = "tests/mutants/test_survivors_models.py"
 
+REFUSED = "tests/solver/test_refusals_are_bounded.py"
+SCALES = "tests/solver/test_badly_scaled_programs.py"
 FEW = "tests/solver/test_few_unknowns.py"
 LOW_RANK = "tests/solver/test_low_rank_programs.py"
 ROTATIONS = "tests/peers/test_peer_theseus_pypose.py -k 'mean_of_rotations'"
@@ -740,14 +742,63 @@ MUTANTS = [
         ('getattr(self.system.factored, "gone", False)', "False"),
     ),
     *mutants(
+        "implicitkit/solver/constrained/step_program.py",
+        "tests/problem/test_constrained.py -k 'closed_forms or standard or sqp'",
+        (
+            "torch.cat([bounds[1] - z, z - bounds[0]], 1)",
+            "torch.cat([bounds[1] - z, bounds[0] - z], 1)",
+        ),
+        (
+            "self.A, self.b = at.jacobian[:, ~sided], -at.constraints[:, ~sided]",
+            "self.A, self.b = at.jacobian[:, ~sided], at.constraints[:, ~sided]",
+        ),
+        ("multipliers[:, ~sided] = point[1] * unit", "multipliers[:, ~sided] = -point[1] * unit"),
+    ),
+    *mutants(
+        "implicitkit/problem/qualification.py",
+        f"{REFUSED} -k 'multipliers'",
+        ("torch.maximum(here, there)[:, 1:]", "here[:, 1:]"),
+        ("return force > _GROWN * here[:, 0]", "return force > 0"),
+        ("_GROWN = 100.0", "_GROWN = 1e9"),
+    ),
+    *mutants(
+        "implicitkit/solver/auto.py",
+        f"{REFUSED} -k 'Schittkowski'",
+        ("Stage(_LAST), *polish", "*multipliers"),
+    ),
+    *mutants(
+        "implicitkit/solver/noise.py",
+        f"{REFUSED} -k 'noise or draws'",
+        ("noisy = (change > allowed) &", "noisy = (change >= 0) &"),
+    ),
+    *mutants(
+        "implicitkit/solver/polyalgorithm.py",
+        f"{REFUSED} -k 'noise'",
+        ("if refuse_noise(f, total):", "if False:"),
+    ),
+    *mutants(
+        "implicitkit/solver/finding.py",
+        f"{REFUSED} -k 'noise'",
+        ("if refuse_noise(f, outcome):", "if False:"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/convexity.py",
+        f"{SCALES} -k best",
+        ("B = (vectors * modulus.unsqueeze(1))", "B = (vectors * 1e6)"),
+        ("units = _units(self.z)", "units = torch.ones_like(self.z)"),
+        ("lax = self.expected & self.sided & (left", "lax = self.expected & False & (left"),
+        ("torch.where(most > 0, most, 1)", "most.clamp_min(1e-30)"),
+        ("-mv(V.mT, rho * p)", "mv(V.mT, rho * p)"),
+        ("rho = 1.1 * least + _SHARE * most", "rho = _SHARE * most"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/second_order.py",
+        f"{SCALES} -k 'units and 106'",
+        ("torch.where(length > small * steep, rows / length, 0)", "rows"),
+    ),
+    *mutants(
         "implicitkit/solver/constrained/sqp.py",
         "tests/problem/test_constrained.py -k 'closed_forms or standard or sqp'",
-        ("h = torch.cat([h, bounds[1] - z, z - bounds[0]], 1)", "h = torch.cat([h, bounds[1] - z, bounds[0] - z], 1)"),
-        (
-            "A, b = at.jacobian[:, ~sided], -at.constraints[:, ~sided]",
-            "A, b = at.jacobian[:, ~sided], at.constraints[:, ~sided]",
-        ),
-        ("multipliers_next[:, ~sided] = point.y.to(z) * unit", "multipliers_next[:, ~sided] = -point.y.to(z) * unit"),
         (
             "curved_by = multipliers if known is None else",
             "curved_by = 0 * multipliers if True else",
@@ -758,6 +809,7 @@ MUTANTS = [
             "reach = 10 * (1 + torch.linalg.vector_norm(z, dim=1)) / torch.linalg.vector_norm(d, dim=1)",
             "tests/solver/test_sparse_programs.py -k reach_of",
         ),
+        ("_HEAVIEST = 1e6", "_HEAVIEST = 1.0", f"{SCALES} -k best"),
     ),
     *mutants(
         "implicitkit/solver/qp/sparse.py",
@@ -882,5 +934,12 @@ MUTANTS = [
         "tests/solver/test_bounded_programs.py",
         ("_MANY = 150", "_MANY = 1500"),
         ("rest = solve(data.rows(left))", "return point"),
+    ),
+    *mutants(
+        "implicitkit/solver/outside.py",
+        "tests/solver/test_failing_trials.py -k mean_no_value",
+        ("(torch.linalg.LinAlgError, ArithmeticError, ValueError)", "(torch.linalg.LinAlgError, ValueError)"),
+        ('return type(error).__name__ == "LinAlgError" or str(error) in _OF_MATH', "return True"),
+        ('type(error).__name__ == "LinAlgError" or str(error) in _OF_MATH', "str(error) in _OF_MATH"),
     ),
 ]

@@ -160,7 +160,7 @@ MUTANTS = [
         ("return ~((low | high) & ~at_rest)", "return ~(low & high)"),
         ("return self._derivative(self._along(u))", "return self._derivative(u)"),
         ("z = z - lstsq_batched(rows, violated", "z = z + lstsq_batched(rows, violated"),
-        ("falls = falls & (look.violated <= _HOLDS * size * look.steepest)", "falls = falls"),
+        ("(look.violated <= _HOLDS * size.unsqueeze(1) * look.steep)", "(look.violated >= 0)"),
         ("((constraints >= 0) & (slopes < 0))", "(constraints >= 0)"),
         ("self.slope = self.slope + (self.forces", "self.slope = self.slope - (self.forces"),
         ("return torch.where(size > 0, _LONG / size, 1.0)", "return torch.ones_like(size)"),

@@ -105,3 +105,42 @@ def test_which_samples_fail():
         assert small.evaluate(kernel, z[:2] * 0 - 1).isnan().all()
     with pytest.raises(torch.linalg.LinAlgError):
         Outside().evaluate(kernel, -good)
+
+
+class _LinAlgError(ValueError):
+    """NumPy's is one, too."""
+
+
+_LinAlgError.__name__ = "LinAlgError"
+
+
+@pytest.mark.parametrize(
+    ("error", "outside"),
+    [
+        (ZeroDivisionError("division by zero"), True),
+        (OverflowError("math range error"), True),
+        (FloatingPointError("overflow"), True),
+        (ValueError("math domain error"), True),
+        (_LinAlgError("Matrix is not positive definite"), True),
+        (ValueError("expected 3 columns"), False),
+        (KeyError("weight"), False),
+        (RuntimeError("shapes differ"), False),
+    ],
+    ids=lambda x: type(x).__name__ if isinstance(x, Exception) else str(x),
+)
+def test_errors_that_mean_no_value_here(error: Exception, outside: bool) -> None:
+    """A step of Newton's method from 3 leads below zero."""
+
+    def f(z: torch.Tensor) -> torch.Tensor:
+        if bool((z <= 0).any()):
+            raise error
+        return z.log() + 2
+
+    start = torch.tensor([3.0], dtype=torch.float64)
+    if outside:
+        assert ik.root(f, start).value.item() == pytest.approx(torch.tensor(-2.0, dtype=torch.float64).exp().item())
+        with pytest.raises(type(error)):
+            ik.root(f, -start)
+    else:
+        with pytest.raises(type(error)):
+            ik.root(f, start)

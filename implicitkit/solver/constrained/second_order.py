@@ -84,7 +84,9 @@ def falls_forever_within(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:
     ray = ray / slope.clamp_min(torch.finfo(w.dtype).tiny).unsqueeze(1)
     falls = which & torch.isfinite(look.value) & torch.isfinite(slope) & (slope > 0)
     size, last = look.z.abs().amax(1).clamp_min(1), look.value
-    falls = falls & (look.violated <= _HOLDS * size * look.steepest)  # it begins within the constraints
+    falls = falls & (look.violated <= _HOLDS * size.unsqueeze(1) * look.steep).all(
+        1
+    )  # it begins within the constraints
     for power in POWERS:
         if not bool(falls.any()):
             break
@@ -123,16 +125,19 @@ class _Look:
             active = self._active(multipliers, constraints)
         self.forces = torch.where(active, multipliers, 0)
         self.slope = self.slope + (self.forces.unsqueeze(1) @ self.jacobian).squeeze(1)
-        self.violated = _largest(model.violation(constraints))
-        self.steepest = _largest(torch.linalg.vector_norm(self.jacobian, dim=2))
+        self.violated, self.steep = model.violation(constraints), torch.linalg.vector_norm(self.jacobian, dim=2)
         self.free = self._free()
         self.s = self._long_step()
         self.normals = self._normals(self.jacobian * active.unsqueeze(2))
 
     def _active(self, multipliers: Tensor, constraints: Tensor) -> Tensor:
-        """The constraints that hold with force, ``(batch, m)``: on them ``lam - max(lam + g, 0)`` depends."""
-        size = _largest(multipliers).unsqueeze(1)
-        return ~self.model.one_sided | (multipliers > torch.finfo(self.z.dtype).eps ** 0.5 * size + constraints.abs())
+        """The constraints that hold with force, ``(batch, m)``: on them ``lam - max(lam + g, 0)`` depends.  In units of rows
+        of ``J`` of length one: a constraint times a number is the same constraint."""
+        steep = torch.linalg.vector_norm(self.jacobian, dim=2)
+        steep = torch.where(steep > 0, steep, 1)
+        forces, values = multipliers * steep, constraints / steep
+        size = _largest(forces).unsqueeze(1)
+        return ~self.model.one_sided | (forces > torch.finfo(self.z.dtype).eps ** 0.5 * size + values.abs())
 
     def _free(self) -> Tensor | None:
         """Unknowns that no bound holds with force, ``(batch, n)``; ``None``: all."""
@@ -150,9 +155,13 @@ class _Look:
         none."""
         if not rows.shape[1]:
             return None
+        small = _CURVED if self.curved else torch.finfo(rows.dtype).eps ** 0.5
+        steep = torch.linalg.vector_norm(rows, dim=2, keepdim=True)
         rows = torch.stack([self._derivative(row) for row in rows.unbind(1)], 1)
+        length = torch.linalg.vector_norm(rows, dim=2, keepdim=True)
+        rows = torch.where(length > small * steep, rows / length, 0)  # no row is small beside another
         _, sizes, V = svd_batched(rows)
-        rank = sizes > (_CURVED if self.curved else torch.finfo(rows.dtype).eps ** 0.5) * sizes[:, :1]
+        rank = sizes > small * sizes[:, :1]
         return torch.nan_to_num(V * rank.unsqueeze(2))
 
     def _long_step(self) -> Tensor:
@@ -216,8 +225,11 @@ class _Look:
     def merit(self, z: Tensor, moved: Tensor | float, share: float = _LEAVES) -> tuple[Tensor, Tensor]:
         """The Lagrangian, ``(batch,)``, and whether the constraints hold to first order after a way ``moved``."""
         value, constraints = self.model.values(z)
-        holds = _largest(self.model.violation(constraints)) <= self.violated + share * moved * self.steepest
-        return value + (self.forces * constraints).sum(1), holds
+        way = torch.as_tensor(moved, dtype=z.dtype, device=z.device).reshape(-1, 1)
+        holds = (
+            self.model.violation(constraints) <= self.violated + share * way * self.steep
+        )  # each in units of its own
+        return value + (self.forces * constraints).sum(1), holds.all(1)
 
 
 def _largest(x: Tensor) -> Tensor:

@@ -12,17 +12,19 @@ from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.dense import cholesky_batched
 from implicitkit.linear.saddle import mv
-from implicitkit.problem.qp_data import QPData
-from implicitkit.solution import Status
 from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.constrained.convexity import Curved
 from implicitkit.solver.constrained.model import First, Local, Model
+from implicitkit.solver.constrained.step_program import Program
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
-from implicitkit.solver.qp.interior_point import interior_point
 
 __all__ = ["SQP"]
 
 _FALLS = 0.95  # of |F| that a step may leave whose active set is not that of its quadratic program yet
+_EXPECTATIONS = 4  # programs a step, each of what the one before let down; the last expects equalities only
+_HEAVIER = 2.0  # times the rise of the objective along a step: the weighted violation that it takes off
+_HEAVIEST = 1e6  # times the weights, of one step
 _DENSE = 1000  # unknowns and multipliers up to which dense matrices are formed
 
 
@@ -65,14 +67,14 @@ class SQP(Method):
         bounds = model.bounds(z[:, : f.problem.size])
         if not model.is_sparse(z):
             _affordable(z)
-        return z.new_zeros(len(z)), z.new_zeros(len(z), 0), bounds
+        return z.new_zeros(len(z), model.count), z.new_zeros(len(z), 0), bounds
 
     def step(self, f: Evaluations, w: Tensor, state: Any) -> tuple[Tensor, Any]:
-        weight, last, bounds = state  # of the penalty, (batch,); entries of the sparse matrices, (batch, nnz)
+        weight, last, bounds = state  # of the penalty, (batch, m); entries of the sparse matrices, (batch, nnz)
         model = Model(f)
         direction = self._sparsely(model, w, bounds)
         at: First | Local | None
-        at, d, new = self._densely(model, w, bounds) if direction is None else (None, direction.d, direction.y)
+        at, d, new = self._densely(model, w, bounds, weight) if direction is None else (None, direction.d, direction.y)
         trial = _moved(w, d, new, bounds)
         good = _fallen(f, trial)
         if direction is not None and not bool(good.all()):
@@ -106,15 +108,18 @@ class SQP(Method):
         f, (d, new) = model.f, step
         d = _within_reach(w[:, : model.size], d)
         weight = _outweighing(weight, new)
-        violation = model.violation(at.constraints).sum(1)
-        slope = (at.slope * d).sum(1) - weight * violation
-        base = at.value + weight * violation
+        rise, violation = (at.slope * d).sum(1), (weight * model.violation(at.constraints)).sum(1)
+        # where the objective rises along the step, what it takes off the violation must outweigh that
+        heavier = torch.where(violation > 0, _HEAVIER * rise / violation, 1).clamp(1, _HEAVIEST)
+        weight, violation = weight * heavier.unsqueeze(1), violation * heavier
+        slope = rise - violation
+        base = at.value + violation
         noise = 1e-12 * (1 + base.abs())
         t = torch.ones_like(base)
         for trial_number in range(self.halvings + 1):
             trial = _moved(w, d, new, bounds, t)
             value, constraints = model.values(trial[:, : model.size])
-            merit = value + weight * model.violation(constraints).sum(1)
+            merit = value + (weight * model.violation(constraints)).sum(1)
             good = merit <= base + 1e-4 * t * slope.clamp(max=0) + noise
             if trial_number == 0:
                 good = good | _fallen(f, trial)
@@ -135,7 +140,7 @@ class SQP(Method):
         return sparse_direction(model, w, bounds)
 
     def _densely(
-        self, model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | None
+        self, model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | None, weight: Tensor
     ) -> tuple[First | Local, Tensor, Tensor]:
         """First order, the step and the new multipliers."""
         z, multipliers = model.split(w)
@@ -143,71 +148,42 @@ class SQP(Method):
         at = model.local(z)
         known = (multipliers != 0).any(1, keepdim=True) if model.count else None
         curved_by = multipliers if known is None else torch.where(known, multipliers, _estimate(model, at))
-        return (at, *self._direction(model, z, curved_by, at, bounds))
+        return (at, *self._direction(model, z, curved_by, at, bounds, weight))
 
     def _direction(
-        self, model: Model, z: Tensor, multipliers: Tensor, at: Local, bounds: tuple[Tensor, Tensor] | None
+        self,
+        model: Model,
+        z: Tensor,
+        multipliers: Tensor,
+        at: Local,
+        bounds: tuple[Tensor, Tensor] | None,
+        weight: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """The step ``(batch, n)`` and the new multipliers ``(batch, m)``."""
-        n, m, sided = model.size, model.count, model.one_sided
-        H, slope = self._convex(model, z, multipliers, at)
-        A, b = at.jacobian[:, ~sided], -at.constraints[:, ~sided]
-        G, h = at.jacobian[:, sided], -at.constraints[:, sided]
-        if bounds is not None:
-            eye = torch.eye(n, dtype=z.dtype, device=z.device).expand(len(z), n, n)
-            G = torch.cat([G, eye, -eye], 1)
-            h = torch.cat([h, bounds[1] - z, z - bounds[0]], 1)
-        # in units of the step to be expected, so that the tolerance of the program is relative to it however small it is
-        unit = _unit(H, slope, at, model)
-        scaled = (H, slope / unit, A, b / unit, G, h / unit)
-        point = interior_point(QPData(*(t.to(torch.float64) for t in scaled)), tol=1e-10)
-        multipliers_next = z.new_zeros(len(z), m)
-        multipliers_next[:, ~sided] = point.y.to(z) * unit
-        multipliers_next[:, sided] = point.lam[:, : int(sided.sum())].to(z) * unit
-        # for the unmodified gradient: what was added to it belongs to the multipliers
-        d = point.z.to(z) * unit
-        failed = (point.status != int(Status.CONVERGED)) & (point.status != int(Status.INACCURATE))
-        failed |= ~d.isfinite().all(1)
+        curved = Curved(model, z, multipliers, at, bounds)
+        program = Program(model, z, at, bounds)
+        for _ in range(_EXPECTATIONS):
+            H, slope = curved.model()
+            d, found, failed = program.solve(H, slope)
+            if not curved.disappointed(d, found, failed):
+                break
+        if bool(failed.any()):
+            elastic = program.solve_elastic(H, slope, weight)
+            d, found = (
+                torch.where(failed.unsqueeze(1), new, old) for new, old in zip(elastic, (d, found), strict=False)
+            )
+            failed = failed & elastic[2]
         if bool(failed.any()):
             push, pull = self._penalised(model, H, at)
             d = torch.where(failed.unsqueeze(1), push, d)
-            multipliers_next = torch.where(failed.unsqueeze(1), pull, multipliers_next)
-        return d, multipliers_next
-
-    @staticmethod
-    def _convex(model: Model, z: Tensor, multipliers: Tensor, at: Local) -> tuple[Tensor, Tensor]:
-        """A positive definite ``H``, and the gradient of the objective of the quadratic program."""
-        H = model.hessian(z, multipliers)
-        n = H.shape[1]
-        H = torch.where(H.isfinite().flatten(1).all(1)[:, None, None], H, torch.eye(n, dtype=z.dtype, device=z.device))
-        size = H.abs().flatten(1).amax(1).clamp_min(1e-8)
-        floor = 1e-8 * size
-        shift = torch.diag_embed(floor.unsqueeze(1).expand(-1, n))
-        convex = cholesky_batched(H - shift)[1]
-        if bool(convex.all()):
-            return H, at.slope
-        # equalities: rho |h + Jh d|^2 / 2 changes nothing where the linearised constraint holds
-        J = at.jacobian * (~model.one_sided).to(z).unsqueeze(1)
-        if bool((~model.one_sided).any()):
-            rho = 10 * size / J.square().sum(2).amax(1).clamp_min(1e-12)
-            helped = H + rho[:, None, None] * (J.mT @ J)
-            ok = ~convex & cholesky_batched(helped - shift)[1]
-            # on h + Jh d = 0 the added term has the constant value 0, and its gradient lies in the range of J'
-            H = torch.where(ok[:, None, None], helped, H)
-            slope = torch.where(ok.unsqueeze(1), at.slope + rho.unsqueeze(1) * mv(J.mT, at.constraints), at.slope)
-            convex = convex | ok
-        else:
-            slope = at.slope
-        if not bool(convex.all()):
-            eigenvalues, vectors = torch.linalg.eigh(H)
-            modulus = torch.maximum(eigenvalues.abs(), 1e-6 * size.unsqueeze(1))
-            H = torch.where(convex[:, None, None], H, (vectors * modulus.unsqueeze(1)) @ vectors.mT)
-        return H, slope
+            found = torch.where(failed.unsqueeze(1), pull, found)
+        return d, found
 
     @staticmethod
     def _penalised(model: Model, H: Tensor, at: Local) -> tuple[Tensor, Tensor]:
         """Where the linearised constraints cannot all hold: the minimiser of the model with quadratic penalties."""
-        rho = 10 * (1 + H.abs().flatten(1).amax(1)) / at.jacobian.square().sum(2).amax(1).clamp_min(1e-12)
+        steep = at.jacobian.square().sum(2).amax(1)
+        rho = 10 * (1 + H.abs().flatten(1).amax(1)) / torch.where(steep > 0, steep, 1)
         violated = torch.where(model.one_sided, (at.constraints > 0).to(H), 1.0)
         J = at.jacobian * violated.unsqueeze(2)
         force = rho.unsqueeze(1) * at.constraints * violated
@@ -240,8 +216,10 @@ def _fallen(f: Evaluations, trial: Tensor, to: float = 0.5) -> Tensor:
 
 
 def _outweighing(weight: Tensor, multipliers: Tensor) -> Tensor:
-    """The weight of the penalty, no smaller than before."""
-    return torch.maximum(weight, 1.5 * _largest(multipliers) + 1e-3)
+    """The weights of the penalty, ``(batch, m)``: no less than the multipliers, and half way down to them where these have
+    fallen (Powell 1978, eq. 4.6), so that a wild first step is forgotten."""
+    size = 1.5 * multipliers.abs() + 1e-3
+    return torch.maximum(size, 0.5 * (weight + size))
 
 
 def _affordable(w: Tensor) -> None:
@@ -256,16 +234,6 @@ def _affordable(w: Tensor) -> None:
             f"have no sparsity pattern; these are {w.shape[1]}. Use solver='augmented_lagrangian', or 'auto'; if they are "
             "independent problems, pass batch_dims="
         )
-
-
-def _unit(H: Tensor, slope: Tensor, at: Local, model: Model) -> Tensor:
-    """The length of the step by its causes, ``|df| / |H|`` and ``|violation| / |J|``, ``(batch, 1)``; never zero."""
-    length = _largest(slope) / H.abs().flatten(1).amax(1)
-    if model.count:
-        steep = at.jacobian.abs().flatten(1).amax(1)
-        wrong = _largest(model.violation(at.constraints)) / steep
-        length = torch.where(steep > 0, torch.maximum(length, wrong), length)
-    return torch.where(length.isfinite() & (length > 1e-150), length, 1.0).unsqueeze(1)
 
 
 def _estimate(model: Model, at: Local) -> Tensor:

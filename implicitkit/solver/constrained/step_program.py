@@ -1,0 +1,108 @@
+r"""The quadratic program of one step of sequential quadratic programming, and what takes its place where it has no solution.
+
+    minimise  d'Hd/2 + q'd   subject to   h + Jh d = 0,   g + Jg d <= 0,   lower <= z + d <= upper
+
+Where no ``d`` meets the linearised constraints, those may be violated at a price (elastic mode):
+
+    minimise  d'Hd/2 + q'd + sum_i w_i t_i   subject to   |h + Jh d| <= t,   g + Jg d <= t,   t >= 0,   the bounds
+
+with ``w`` the weights of the exact penalty, so that no multiplier is above the weight of its constraint.
+
+Source: Gill, Murray & Saunders (2005), "SNOPT: an SQP algorithm for large-scale constrained optimization", SIAM Review 47,
+section 1.3; Nocedal & Wright 2006, section 18.5.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from implicitkit.problem.qp_data import QPData
+from implicitkit.solution import Status
+from implicitkit.solver.constrained.model import Local, Model
+from implicitkit.solver.qp.interior_point import interior_point
+
+__all__ = ["Program"]
+
+_TOL = 1e-10  # of the program, relative to the step
+_PRICE = 10.0  # of a violation, times what the objective's model can gain by it
+
+
+class Program:
+    """The constraints of the step at ``z``; see the equations above.
+
+    Args:
+        model: the program's parts. z: ``(batch, n)``. at: first order there. bounds: ``lower`` and ``upper`` of ``z``.
+    """
+
+    def __init__(self, model: Model, z: Tensor, at: Local, bounds: tuple[Tensor, Tensor] | None) -> None:
+        self.model, self.at = model, at
+        sided = model.one_sided
+        self.A, self.b = at.jacobian[:, ~sided], -at.constraints[:, ~sided]
+        self.G, self.h = at.jacobian[:, sided], -at.constraints[:, sided]
+        n = model.size
+        eye = torch.eye(n, dtype=z.dtype, device=z.device).expand(len(z), n, n)
+        self.box = (z.new_zeros(len(z), 0, n), z.new_zeros(len(z), 0))
+        if bounds is not None:
+            self.box = torch.cat([eye, -eye], 1), torch.cat([bounds[1] - z, z - bounds[0]], 1)
+
+    def solve(self, H: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The step ``(batch, n)``, the multipliers of the constraints ``(batch, m)``, and where there are none."""
+        unit = _unit(H, slope, self.at, self.model)
+        G, h = torch.cat([self.G, self.box[0]], 1), torch.cat([self.h, self.box[1]], 1)
+        point, failed = _solved((H, slope / unit, self.A, self.b / unit, G, h / unit), slope)
+        multipliers = slope.new_zeros(len(slope), self.model.count)
+        sided = self.model.one_sided
+        multipliers[:, ~sided] = point[1] * unit
+        multipliers[:, sided] = point[2][:, : self.G.shape[1]] * unit
+        return point[0] * unit, multipliers, failed
+
+    def solve_elastic(self, H: Tensor, slope: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same of the program that may violate its constraints, at the price ``weight`` ``(batch, m)`` or what would
+        outweigh the objective, whichever is more."""
+        n, m, sided = self.model.size, self.model.count, self.model.one_sided
+        batch, eye = len(slope), torch.eye(m, dtype=slope.dtype, device=slope.device)
+        J, c = self.at.jacobian, self.at.constraints
+        steep = J.abs().amax(2)
+        steep = torch.where(steep > 0, steep, 1)
+        unit = _unit(H, slope, self.at, self.model)
+        gain = _largest(slope).unsqueeze(1) + H.abs().flatten(1).amax(1, keepdim=True) * unit
+        price = torch.maximum(weight * steep, _PRICE * gain)  # of J-rows of unit size
+        rows, values = J / steep.unsqueeze(2), c / (steep * unit)
+        slack = -eye.expand(batch, m, m)
+        both = torch.cat([rows, slack], 2)
+        down = torch.cat([-rows, slack], 2)[:, ~sided]
+        none = torch.cat([rows.new_zeros(batch, m, n), slack], 2)[:, sided]
+        box = torch.cat([self.box[0], rows.new_zeros(batch, self.box[0].shape[1], m)], 2)
+        G = torch.cat([both, down, none, box], 1)
+        h = torch.cat([-values, values[:, ~sided], torch.zeros_like(values[:, sided]), self.box[1] / unit], 1)
+        P = H.new_zeros(batch, n + m, n + m)
+        P[:, :n, :n] = H
+        q = torch.cat([slope / unit, price / unit], 1)
+        point, failed = _solved((P, q, P[:, :0], q[:, :0], G, h), slope)
+        multipliers = point[2][:, :m].clone()
+        multipliers[:, ~sided] -= point[2][:, m : m + int((~sided).sum())]
+        return point[0][:, :n] * unit, multipliers * unit / steep, failed
+
+
+def _solved(data: tuple[Tensor, ...], like: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    """``z``, ``y`` and ``lam`` of a quadratic program, and where they are worth nothing."""
+    point = interior_point(QPData(*(t.to(torch.float64) for t in data)), tol=_TOL)
+    failed = (point.status != int(Status.CONVERGED)) & (point.status != int(Status.INACCURATE))
+    found = point.z.to(like), point.y.to(like), point.lam.to(like)
+    return found, failed | ~found[0].isfinite().all(1)
+
+
+def _unit(H: Tensor, slope: Tensor, at: Local, model: Model) -> Tensor:
+    """The length of the step by its causes, ``|df| / |H|`` and ``|violation| / |J|``, ``(batch, 1)``; never zero.  In these
+    units the tolerance of the program is relative to the step however small it is."""
+    length = _largest(slope) / H.abs().flatten(1).amax(1)
+    if model.count:
+        steep = at.jacobian.abs().flatten(1).amax(1)
+        wrong = _largest(model.violation(at.constraints)) / steep
+        length = torch.where(steep > 0, torch.maximum(length, wrong), length)
+    return torch.where(length.isfinite() & (length > 1e-150), length, 1.0).unsqueeze(1)
+
+
+def _largest(x: Tensor) -> Tensor:
+    return x.abs().amax(1) if x.shape[1] else x.new_zeros(len(x))

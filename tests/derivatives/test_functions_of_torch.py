@@ -1,0 +1,245 @@
+"""No function of torch makes a derivative wrong without a word: each is asked inside a fixed point, in every mode.
+
+Where torch's own rule is wrong another takes its place (:mod:`implicitkit.foundation.faithful`), or an error or a warning
+says so.  The oracle are central differences of the plain iteration.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad, hessian, jacfwd, jacrev, vmap
+
+import implicitkit as ik
+from implicitkit.foundation import autodiff, faithful
+from tests.tables.torch_functions import table
+
+AT = [0.2, -0.3, 0.5]
+FIRST = ("backward", "jacfwd", "jacrev", "vmap of grad")
+#: torch's rules of these are wrong, or right up to some order only
+WRONG = [
+    "F.layer_norm",
+    "F.layer_norm_w",
+    "F.batch_norm",
+    "F.instance_norm",
+    "logcumsumexp",
+    "complex.logcumsumexp",
+    "scatter_reduce.prod",
+    "scatter_reduce_x.prod",
+    "select_scatter",
+    "sparse_sum",
+    "special.airy_ai",
+    "special.bessel_j0",
+    "special.cheb_t",
+    "linspace_t",
+]
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant", "ignore:There is a performance drop")
+
+
+@pytest.fixture(autouse=True)
+def _in_float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def _names() -> list[str]:
+    return list(table())
+
+
+def _problem(name: str) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """A number that depends on three by a fixed point, by the library and by the plain iteration."""
+    seeded = torch.Generator().manual_seed(1)
+    g, off = table()[name]
+    about = torch.rand(12, generator=seeded) * 0.8 - 0.4 + off
+    A, B = torch.randn(12, 2, generator=seeded) * 0.15, torch.randn(12, 3, generator=seeded) * 0.3
+    v = g(about + B @ torch.tensor(AT)).reshape(-1)
+    W = torch.randn(2, len(v), generator=seeded)
+    W = W * (0.2 / (1 + W.norm() * (1 + v.abs().max())))
+    sums = torch.tensor([1.0, 0.7])
+
+    def f(z: Tensor, p: Tensor) -> Tensor:
+        return 0.3 * torch.sin(z) + p[:2] + W @ g(about + A @ z + B @ p).reshape(-1)
+
+    def plain(p: Tensor) -> Tensor:
+        z = torch.zeros(2)
+        with torch.no_grad():
+            for _ in range(200):
+                z, before = f(z, p), z
+                if torch.equal(z, before):
+                    break
+        return (z * sums).sum()
+
+    def value(p: Tensor) -> Tensor:
+        return (ik.fixed_point(f, torch.zeros(2), (p,), rtol=1e-13, atol=1e-14, max_steps=400).value * sums).sum()
+
+    return value, plain
+
+
+def _differences(f: Callable[[Tensor], Tensor], p: Tensor, h: float) -> Tensor:
+    return torch.stack([(f(p + h * e) - f(p - h * e)) / (2 * h) for e in torch.eye(len(p))])
+
+
+def _backward(f: Callable[[Tensor], Tensor], p: Tensor) -> Tensor:
+    q = p.clone().requires_grad_()
+    f(q).backward()
+    assert q.grad is not None
+    return q.grad
+
+
+def _wrong(name: str) -> list[str]:
+    """The modes in which the derivatives of this function are wrong, and nothing says so."""
+    value, plain = _problem(name)
+    p = torch.tensor(AT)
+    pair = torch.stack([p, p + 0.003])
+    first = _differences(plain, p, 3e-5)
+    modes: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor], float]] = {
+        "backward": (lambda: _backward(value, p), lambda: first, 2e-6),
+        "jacfwd": (lambda: jacfwd(value)(p), lambda: first, 2e-6),
+        "jacrev": (lambda: jacrev(value)(p), lambda: first, 2e-6),
+        "vmap of grad": (
+            lambda: vmap(grad(value))(pair),
+            lambda: torch.stack([_differences(plain, q, 3e-5) for q in pair]),
+            2e-6,
+        ),
+    }
+    second: list[Tensor] = []
+
+    def true() -> Tensor:
+        second[:] = second or [_differences(lambda q: _backward(value, q), p, 1e-4)]
+        return second[0]
+
+    for mode, how in {
+        "hessian": lambda: hessian(value)(p),
+        "jacrev of grad": lambda: jacrev(grad(value))(p),
+        "jacfwd of jacfwd": lambda: jacfwd(jacfwd(value))(p),
+        "jacrev of jacfwd": lambda: jacrev(jacfwd(value))(p),
+    }.items():
+        modes[mode] = (how, true, 1e-5)
+    found = []
+    for mode, (how, right, tolerance) in modes.items():
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                got = how()
+            except (RuntimeError, NotImplementedError, IndexError, ValueError, ik.CapabilityError) as error:  # a word
+                if mode == "backward" and not str(error):
+                    found.append(mode)
+                continue
+        if any(issubclass(w.category, ik.ImpureFunctionWarning) for w in said):
+            return []
+        if not torch.allclose(got, right(), rtol=tolerance, atol=tolerance):
+            found.append(f"{mode}: {got.tolist()} for {right().tolist()}")
+    return found
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_rules_of_torch(name: str) -> None:
+    assert _wrong(name) == [], name
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_every_function() -> None:
+    unsolved = {"histc_like", "frexp"}  # jumps
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        found = {name: _wrong(name) for name in _names() if name not in unsolved}
+    assert {name: wrong for name, wrong in found.items() if wrong} == {}
+
+
+def _third(norm: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """A third derivative of a fixed point through a norm, by three reverse passes, and by differences of the second."""
+    x = torch.linspace(-1, 1, 12).square().reshape(3, 4)
+
+    def value(t: Tensor) -> Tensor:
+        def f(z: Tensor, t: Tensor) -> Tensor:
+            return 0.2 * norm((x + z).unsqueeze(0) * (1 + t.sin() * x))[0].sin() + t
+
+        return ik.fixed_point(f, torch.zeros(3, 4), (t,), rtol=1e-13, atol=1e-14).value.square().sum()
+
+    t = torch.tensor(0.4)
+    second = grad(grad(value))
+    return grad(second)(t), (second(t + 1e-4) - second(t - 1e-4)) / 2e-4
+
+
+@pytest.mark.parametrize("name", ["layer", "batch", "instance"])
+def test_third_derivatives_of_norms(name: str) -> None:
+    norms: dict[str, Callable[[Tensor], Tensor]] = {
+        "layer": lambda x: F.layer_norm(x, (4,)),
+        "batch": lambda x: F.batch_norm(x.flatten(0, 1), None, None, training=True).unsqueeze(0),
+        "instance": F.instance_norm,
+    }
+    found, true = _third(norms[name])
+    assert torch.allclose(found, true, rtol=1e-5), (name, found, true)
+
+
+X = torch.randn(5, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+PER_CHANNEL, INDEX = torch.tensor([1.5, 0.3, -0.2, 2.0], dtype=torch.float64), torch.tensor([0, 2, 1])
+VALUES: dict[str, Callable[[], Tensor]] = {
+    "layer norm": lambda: F.layer_norm(X, (4, 3), X[0], X[1], 1e-3),
+    "layer norm, one number": lambda: F.layer_norm(X, (3,)),
+    "batch norm": lambda: F.batch_norm(X, None, None, PER_CHANNEL, PER_CHANNEL, True, 0.1, 1e-3),
+    "batch norm, as it was trained": lambda: F.batch_norm(X, PER_CHANNEL, PER_CHANNEL.exp(), training=False),
+    "instance norm": lambda: F.instance_norm(X, weight=PER_CHANNEL, bias=PER_CHANNEL, eps=1e-3),
+    "logcumsumexp": lambda: torch.logcumsumexp(300 * X, 1),
+    "logcumsumexp of complex numbers": lambda: torch.logcumsumexp(torch.complex(X, X.flip(0)), 0),
+    "products": lambda: torch.scatter_reduce(X, 2, INDEX.expand(5, 4, 3), X.flip(0), "prod"),
+    "products, fewer": lambda: torch.scatter_reduce(X, 0, INDEX.expand(3, 2, 3).clone(), X, "prod", include_self=False),
+    "sums": lambda: torch.scatter_reduce(X, 1, INDEX.expand(5, 4, 3), X, "sum"),
+    "a row": lambda: torch.select_scatter(X, X[:, 0].exp(), -2, -1),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_are_those_of_torch(name: str) -> None:
+    right = VALUES[name]()
+    with faithful.faithful(), faithful.mapped():
+        found = VALUES[name]()
+    assert torch.allclose(found, right, rtol=1e-12, atol=1e-12), name
+
+
+def test_running_statistics_move_as_torch_moves_them() -> None:
+    mean, var = torch.zeros(4), torch.ones(4)
+    F.batch_norm(X, mean, var, training=True)
+    with faithful.faithful():
+        again = torch.zeros(4), torch.ones(4)
+        F.batch_norm(X, *again, training=True)
+    assert torch.equal(mean, again[0])
+    assert torch.equal(var, again[1])
+
+
+def test_errors_are_those_of_torch() -> None:
+    with faithful.faithful(), pytest.raises(RuntimeError, match="normalized_shape"):
+        F.layer_norm(X, (7,))
+    with faithful.faithful(), pytest.raises(ValueError, match="more than 1 value"):
+        F.batch_norm(X[:1, :, 0], None, None, training=True)
+
+
+def test_a_lost_derivative_of_a_sparse_tensor_is_refused() -> None:
+    def f(z: Tensor, t: Tensor) -> Tensor:
+        return 0.3 * z.sin() + torch.sparse_coo_tensor(torch.arange(3).unsqueeze(0), t * z, (3,)).to_dense()
+
+    def value(t: Tensor) -> Tensor:
+        return ik.fixed_point(f, torch.ones(3), (t,)).value.sum()
+
+    t = torch.tensor([0.1, 0.2, 0.3])
+    assert torch.isfinite(_backward(value, t)).all()
+    with pytest.raises(ik.CapabilityError, match="index_put"):
+        jacfwd(value)(t)
+
+
+def test_products_by_a_transposed_derivative_are_finite() -> None:
+    """``J v`` of ``logcumsumexp``, whose derivative takes the logarithm of a cotangent."""
+    z = torch.linspace(-1, 1, 5).unsqueeze(0)
+    _, A = autodiff.linearise(lambda z: torch.logcumsumexp(z, 1), z)
+    J = jacrev(lambda z: torch.logcumsumexp(z, 0))(z[0])
+    assert torch.allclose(A.mv(torch.ones_like(z))[0], J.sum(1))

@@ -1,0 +1,123 @@
+"""Problems without a solution: refused in the right words, after a bounded number of evaluations, whatever their kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+
+F64 = torch.float64
+Z = torch.linspace(0.1, 1, 4, dtype=F64)
+ONES = torch.ones(4, dtype=F64)
+
+
+def _argmin(objective: Callable[[Tensor], Tensor], z0: Tensor = Z, **options: Any) -> Callable[[], ik.Solution]:
+    return lambda: ik.argmin(objective, z0, **options)
+
+
+def _root(residual: Callable[[Tensor], Tensor], z0: Tensor = Z, **options: Any) -> Callable[[], ik.Solution]:
+    return lambda: ik.root(residual, z0, **options)
+
+
+def _map(f: Callable[[Tensor], Tensor], z0: Tensor = Z, **options: Any) -> Callable[[], ik.Solution]:
+    return lambda: ik.fixed_point(f, z0, **options)
+
+
+def _noise(z: Tensor) -> Tensor:
+    return (torch.rand_like(z) * z).sum(-1)
+
+
+SIMPLEX = {"project": ik.project.simplex()}
+CUSP = [ik.Inequality(lambda z: z[1] - (1 - z[0]) ** 3)]
+#: the solve, most evaluations, words
+ROWS: dict[str, tuple[Callable[[], ik.Solution], int, str]] = {
+    "map: z + 1": (_map(lambda z: z + 1), 1200, "stalled|diverged"),
+    "map: z + c": (_map(lambda z: z + Z - 0.5), 1200, "stalled|diverged"),
+    "map: z + 1, float32": (_map(lambda z: z + 1, Z.float()), 1200, "stalled|diverged"),
+    "map: z + 1, a batch": (_map(lambda z: z + 1, torch.zeros(8, 4, dtype=F64), batch_dims=1), 1900, "8 of 8"),
+    "map: sqrt(z^2 + 1)": (_map(lambda z: (z * z + 1).sqrt()), 900, "diverged"),
+    "map: noise": (_map(lambda z: 0.5 * z + torch.rand_like(z)), 400, "draws random numbers"),
+    "map: noise, by name": (
+        _map(lambda z: 0.5 * z + torch.rand_like(z), solver="picard", max_steps=50),
+        100,
+        "draws random numbers",
+    ),
+    "root: exp": (_root(torch.exp), 1200, "diverged"),
+    "root: a constant": (_root(lambda z: 0 * z + 1), 1300, "stalled"),
+    "root: 1 / z": (_root(lambda z: 1 / z), 1800, "diverged"),
+    "root: z^2 + 1": (_root(lambda z: z * z + 1), 4500, "stalled"),
+    "root: noise": (_root(lambda z: z + torch.rand_like(z)), 1500, "draws random numbers"),
+    "minimum: linear": (_argmin(torch.sum), 300, "unbounded"),
+    "minimum: -z^2": (_argmin(lambda z: -z.square().sum()), 300, "unbounded"),
+    "minimum: exp": (_argmin(lambda z: z.exp().sum()), 400, "diverged"),
+    "minimum: noise": (_argmin(_noise), 400, "draws random numbers"),
+    "fit: exp(-z)": (lambda: ik.least_squares(lambda z: (-z).exp(), Z), 400, "diverged"),
+    "steady state: 1": (lambda: ik.steady_state(lambda z: 0 * z + 1, Z), 1500, "stalled"),
+    "bounds: linear": (_argmin(torch.sum, bounds=(None, 2.0)), 50, "unbounded"),
+    "bounds: exp(-z)": (_argmin(lambda z: (-z).exp().sum(), bounds=(0.0, None)), 1000, "diverged"),
+    "simplex: noise": (_argmin(_noise, ONES / 4, **SIMPLEX), 1500, "draws random numbers"),
+    "simplex: little noise": (_argmin(lambda z: 1e-10 * _noise(z), ONES / 4, **SIMPLEX), 1500, "draws random numbers"),
+    "constraints: linear": (_argmin(torch.sum, constraints=[ik.Inequality(lambda z: z[0] - 1)]), 600, "unbounded"),
+    "constraints: z^2 = -1": (
+        _argmin(lambda z: z.square().sum(), constraints=[ik.Equality(lambda z: z.square().sum() + 1)]),
+        3500,
+        "violated",
+    ),
+    "constraints: two planes": (
+        _argmin(lambda z: z.square().sum(), constraints=[ik.Equality(lambda z: z.sum() - ONES[:2].cumsum(0))]),
+        3500,
+        "violated",
+    ),
+    "no multipliers: Hock & Schittkowski 13": (
+        _argmin(lambda z: (z[0] - 2) ** 2 + z[1] ** 2, -2 * ONES[:2], constraints=CUSP, bounds=(0.0, None)),
+        6000,
+        "no multipliers exist",
+    ),
+    "no multipliers: Hock & Schittkowski 221": (
+        _argmin(lambda z: -z[0], ONES[:2] / 4, constraints=CUSP, bounds=(0.0, None)),
+        6000,
+        "no multipliers exist",
+    ),
+    "no multipliers: z^2 = 0": (
+        _argmin(lambda z: z[0], ONES[:2], constraints=[ik.Equality(lambda z: z.square().sum())]),
+        3000,
+        "no multipliers exist",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::implicitkit.ImpureFunctionWarning")
+@pytest.mark.parametrize("name", ROWS)
+def test_refused_in_bounded_time(name: str) -> None:
+    solve, most, words = ROWS[name]
+    with torch.random.fork_rng(), pytest.raises(ik.ConvergenceError, match=words) as caught:
+        torch.manual_seed(0)
+        solve()
+    assert caught.value.solution.evaluations <= most, (name, caught.value.solution.evaluations)
+
+
+@pytest.mark.filterwarnings("ignore::implicitkit.ImpureFunctionWarning")
+def test_draws_that_change_nothing_do_no_harm() -> None:
+    def f(z: Tensor) -> Tensor:
+        torch.rand(3)
+        return 0.5 * z.cos()
+
+    assert bool(ik.fixed_point(f, Z).converged)
+    assert bool(ik.root(lambda z: f(z) - z, 30 * Z).converged)
+
+
+def test_the_limits_of_multipliers_are_not_presumed() -> None:
+    """Infeasible, or unbounded, is another word."""
+    for name in ("constraints: linear", "constraints: z^2 = -1"):
+        with pytest.raises(ik.ConvergenceError) as caught:
+            ROWS[name][0]()
+        assert "multipliers exist" not in str(caught.value), name
+    early = {"constraints": [ik.Equality(lambda z: z.sum() - 1)], "max_steps": 1}
+    with pytest.raises(ik.ConvergenceError) as caught:
+        ik.argmin(lambda z: (z - Z).square().square().sum(), torch.tensor([0.9, 0.1, 0.0, 0.0], dtype=F64), **early)
+    assert "multipliers exist" not in str(caught.value)
