@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from implicitkit.linear.active_factors import ActiveFactors, ActiveSystem
 from implicitkit.linear.saddle import mv
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.constrained.sparse_step import Linear
@@ -44,6 +45,10 @@ class Systems(Protocol):
 
     def size(self) -> Tensor:
         """The largest entry of ``W``, ``(batch,)``."""
+
+    def known(self) -> Any:
+        """The factors of every sample's optimality conditions, without ``D``, ``E`` and shift; ``None`` where there are none
+        that others can use."""
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """The largest entry of each row of ``J``, ``(batch, m)``, and the number of its unknown if it is the only one,
@@ -94,6 +99,9 @@ class _Dense:
 
     def size(self) -> Tensor:
         return self.K[:, : self.n, : self.n].abs().amax((1, 2))
+
+    def known(self) -> Any:
+        return None
 
     def rows(self) -> tuple[Tensor, Tensor]:
         J = self.K[:, self.n :, : self.n].to(self.slope)
@@ -158,6 +166,7 @@ class _Sparse:
         more = np.ones(self.more, dtype=bool)
         there = free.cpu().numpy()
         self.free = [np.concatenate([t[: self.n], more, t[self.n :], more]) for t in there]
+        self.one_sided = model.one_sided.cpu().numpy()
         self.factors: dict[int, Any] = {}
 
     def size(self) -> Tensor:
@@ -165,6 +174,17 @@ class _Sparse:
         for i, p in self.programs.items():
             found[i] = float(np.abs(p.K[: self.n, : self.n].data).max(initial=0.0))
         return found.to(self.slope)
+
+    def known(self) -> Any:
+        if self.more or len(self.factors) < len(self.slope):
+            return None
+        sign = np.concatenate([np.ones(self.n), np.where(self.one_sided, -1.0, 1.0)])
+        return ActiveFactors(
+            [
+                ActiveSystem(self.programs[i].K, saddle, self.free[i], np.where(self.free[i], sign, 1.0))
+                for i, saddle in sorted(self.factors.items())
+            ]
+        )
 
     def rows(self) -> tuple[Tensor, Tensor]:
         largest = torch.zeros(len(self.slope), self.m, dtype=torch.float64)

@@ -91,7 +91,7 @@ class FilterInteriorPoint(Method):
         at = Interior(*state["within"])
         inner = torch.cat([at.z, at.y], 1)
         if bool((crossing & f.active).any()):
-            trial, crossed = _crossed(model, torch.where(crossing.unsqueeze(1), w, inner), at, limits, crossing, state)
+            trial, crossed = _crossed(model, torch.where(crossing.unsqueeze(1), w, inner), at, limits, crossing)
             if bool((crossed | ~f.active).all()):
                 return trial, {**state, "crossing": crossed}
         else:
@@ -224,10 +224,9 @@ def _taken(best: _Search, trial: _Search, which: Tensor) -> _Search:
     return _Search(*(torch.where(_like(which, b), b, a) for a, b in zip(best, trial, strict=True)))
 
 
-def _crossed(model: Model, w: Tensor, at: Interior, limits: Limits, which: Tensor, state: Any) -> tuple[Tensor, Tensor]:
+def _crossed(model: Model, w: Tensor, at: Interior, limits: Limits, which: Tensor) -> tuple[Tensor, Tensor]:
     """Newton's step for the conditions that hold with equality, and of which samples it takes the residual down."""
     n, sided, f = model.size, model.one_sided, model.f
-    scales = Scales(*state["scales"])
     low, high = limits.below & (at.low > at.z - limits.lower), limits.above & (at.high > limits.upper - at.z)
     held = torch.cat([limits.free & ~low & ~high, ~sided | (at.y > at.s)], 1)
     z, y = model.split(w)
@@ -242,9 +241,10 @@ def _crossed(model: Model, w: Tensor, at: Interior, limits: Limits, which: Tenso
     if within is not None:
         trial = torch.cat([trial[:, :n].maximum(within[0]).minimum(within[1]), trial[:, n:]], 1)
     trial = torch.cat([trial[:, :n], torch.where(sided, trial[:, n:].clamp_min(0), trial[:, n:])], 1)
-    del scales
-    norm = torch.linalg.vector_norm(f.residual(trial), dim=1)
-    return trial, which & good & (norm <= _CROSSED * f.best_norm)
+    good = which & good & (torch.linalg.vector_norm(f.residual(trial), dim=1) <= _CROSSED * f.best_norm)
+    if bool(good.all()):  # for the derivative
+        f.system.factored = systems.known()
+    return trial, good
 
 
 def _smaller(barrier: Barrier, scale: Tensor) -> Tensor:
