@@ -14,6 +14,7 @@ from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.model import SPARSE
 from implicitkit.solver.constrained.projected_levenberg_marquardt import ProjectedLevenbergMarquardt
 from implicitkit.solver.constrained.projected_newton import ProjectedNewton
+from implicitkit.solver.constrained.sqp import SQP
 from implicitkit.solver.fixed_point.attracting import PATH, PATH_STEPS, Attracting
 from implicitkit.solver.fixed_point.frugal import FrugalAnderson
 from implicitkit.solver.fixed_point.impatient import Impatient
@@ -114,6 +115,12 @@ _ROBUST_FEW = (
 )
 
 
+#: Programs that are nearly quadratic; the others are for an interior point.  Quadratic programs of many unknowns cost more
+#: than its steps do.
+_FEW_SQP = Stage(Impatient(SQP(), window=5, horizon=20), max_steps=60)
+_MANY_SQP = _stage("sqp", max_steps=3)
+
+
 def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     """The stages for a problem kind, samples and unknowns a sample.
 
@@ -172,6 +179,7 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
     convex = dense and isinstance(problem.prox, Bounded) and not fit
     sparse = bounded and not fit and size >= SPARSE and (not dense or not problem.one_sided)
     large = (_stage("sqp", max_steps=60, sparse=True), *polish) if sparse else ()
+    inside = (_stage("filter_interior_point", max_steps=250, sparse=not dense), *polish) if bounded and not fit else ()
     multipliers = (_stage("augmented_lagrangian"), *polish)
     if not problem.one_sided:
         return (
@@ -184,9 +192,9 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
             _stage("proximal_gradient", max_steps=20000, scale=None),
         )
     if dense and bounded:
-        return (_stage("sqp", max_steps=60), *polish, *multipliers)
+        return (_FEW_SQP if size < SMALLEST else _MANY_SQP, *inside, _stage("sqp", max_steps=60), *polish, *multipliers)
     going_on = () if dense else (_stage("augmented_lagrangian", max_steps=40, scale=None),)
-    return (*large, _stage("augmented_lagrangian", max_steps=12), *polish, *going_on, *multipliers)
+    return (*large, *inside, _stage("augmented_lagrangian", max_steps=12), *polish, *going_on, *multipliers)
 
 
 def choose(problem: Problem, batch: int, size: int) -> Any:

@@ -41,7 +41,16 @@ WITHIN: dict[str, tuple[dict[str, Any], float]] = {
     "equality and bounds": ({"constraints": ik.Equality(lambda z: z.sum(-1)), "bounds": (-2.0, 2.0)}, -0.8323),
     "equality and ball": ({"constraints": ik.Equality(lambda z: z.sum(-1)), "project": ik.project.l2_ball(1.0)}, 1.5205),
 }  # fmt: skip
-SOLVERS = ("auto", "sqp", "augmented_lagrangian", "proximal_gradient", "newton", "scipy.slsqp", "scipy.root.hybr")
+SOLVERS = (
+    "auto",
+    "sqp",
+    "filter_interior_point",
+    "augmented_lagrangian",
+    "proximal_gradient",
+    "newton",
+    "scipy.slsqp",
+    "scipy.root.hybr",
+)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

@@ -64,6 +64,7 @@ def systems_at(model: Model, w: Tensor, free: Tensor) -> Systems:
         at = Linear.at(model, w, None)
         if at is not None:
             return _Sparse(model, w, at, free)
+    model.affordable(w, "filter_interior_point")
     return _Dense(model, w, free)
 
 

@@ -28,6 +28,7 @@ _LAST = 1e-18  # mu at which no smaller one is tried
 _ROUNDED = 1e4  # units of rounding: an error that is no larger may be of evaluation
 _SHARE = 0.99  # of the way to a bound, at least
 _HALVINGS = 30
+_DAMPS = 6  # halvings of a step of restoration, before it is damped instead
 _CORRECTIONS = 2  # of second order
 _RESTORED = 0.9  # of the violation that a restoration may leave behind
 _DAMPED = (1e-4, 1e12)  # the first damping of its steps, and the one at which it gives up
@@ -68,7 +69,8 @@ class FilterInteriorPoint(Method):
         mu: of the first barrier problem, in units of an objective whose slope at the start is no more than 100.
 
     Raises:
-        ValueError: ``mu`` not positive. CapabilityError: the problem has ``prox=`` or ``project=``.
+        ValueError: ``mu`` not positive. CapabilityError: the problem has ``prox=`` or ``project=``, or more than 1,000
+            unknowns and multipliers without a sparsity pattern.
     """
 
     mu: float = 0.1
@@ -214,7 +216,7 @@ def _searched(
                 second = barrier.newton(missing)
                 trial, good = tried(*barrier.moved(second, barrier.longest(second, share)))
                 best, done, open_ = _taken(best, trial, good & open_), done | (good & open_), open_ & ~good
-        if bool(done.all()):
+        if bool((done | restoring).all() if number >= _DAMPS else done.all()):
             break
         t = torch.where(done, t, 0.5 * t)
     return best
