@@ -1,9 +1,9 @@
 """Nonlinear programs of the COPS collection, small: control, shape and identification, from the starts given there.
 
 Dolan, Moré & Munson (2004), "Benchmarking optimization software with COPS 3.0", ANL/MCS-TM-273.  Differential equations are
-discretised by the trapezoidal rule on ``n`` intervals, as there.  ``best`` is the objective at the solution: of those without
-differential equations, and of the chain, the published one; of the others that of SciPy's ``SLSQP`` or ``trust-constr`` from
-the solution's neighbourhood.
+discretised by the trapezoidal rule on ``n`` intervals, as there.  ``best`` is the objective at the solution: for as many
+intervals or corners as here that of the polygon and of the chain is published; all are where SciPy's ``SLSQP`` ends from
+beside the solution.
 """
 
 from __future__ import annotations

@@ -86,9 +86,8 @@ def falls_forever_within(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:
     ray = ray / slope.clamp_min(torch.finfo(w.dtype).tiny).unsqueeze(1)
     falls = which & torch.isfinite(look.value) & torch.isfinite(slope) & (slope > 0)
     size, last = look.z.abs().amax(1).clamp_min(1), look.value
-    falls = falls & (look.violated <= _HOLDS * size.unsqueeze(1) * look.steep).all(
-        1
-    )  # it begins within the constraints
+    within = look.violated <= _HOLDS * size.unsqueeze(1) * look.steep
+    falls = falls & within.all(1)  # it begins within the constraints
     for power in POWERS:
         if not bool(falls.any()):
             break
@@ -230,8 +229,8 @@ class _Look:
         return torch.where(self.held, constraints.abs(), self.model.violation(constraints))
 
     def merit(self, z: Tensor, moved: Tensor, share: float = _LEAVES) -> tuple[Tensor, Tensor]:
-        """The Lagrangian, ``(batch,)``, and whether each constraint holds to first order after a way ``moved``, ``(batch,)``;
-        far inside of one that has a force, the Lagrangian says nothing of the objective."""
+        """The Lagrangian, and whether each constraint holds to first order after a way ``moved``, all ``(batch,)``; far
+        inside of one that has a force, the Lagrangian says nothing of the objective."""
         value, constraints = self.model.values(z)
         holds = (self._beyond(constraints) <= self.violated + share * moved.unsqueeze(1) * self.steep).all(1)
         return value + (self.forces * constraints).sum(1), holds
