@@ -115,10 +115,11 @@ _ROBUST_FEW = (
 )
 
 
-#: Programs that are nearly quadratic; the others are for an interior point.  Quadratic programs of many unknowns cost more
-#: than its steps do.
+#: Programs that are nearly quadratic; the others are for an interior point.  Of many unknowns a quadratic program costs more
+#: than many of its steps.
 _FEW_SQP = Stage(Impatient(SQP(), window=5, horizon=20), max_steps=60)
-_MANY_SQP = _stage("sqp", max_steps=3)
+_MANY_SQP = Stage(Impatient(SQP(), window=3, horizon=10), max_steps=60)
+_SPARSE_SQP = Stage(Impatient(SQP(), window=5, horizon=20), max_steps=60, sparse=True)
 
 
 def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
@@ -178,12 +179,13 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
         polish = (_stage("newton", max_steps=30, scale=None, sparse=True),)
     convex = dense and isinstance(problem.prox, Bounded) and not fit
     sparse = bounded and not fit and size >= SPARSE and (not dense or not problem.one_sided)
-    large = (_stage("sqp", max_steps=60, sparse=True), *polish) if sparse else ()
+    large = (_SPARSE_SQP,) if sparse else ()
     inside = (_stage("filter_interior_point", max_steps=250, sparse=not dense), *polish) if bounded and not fit else ()
     multipliers = (_stage("augmented_lagrangian"), *polish)
     if not problem.one_sided:
         return (
             *large,
+            *(polish if large else ()),
             *((Stage(ProjectedLevenbergMarquardt(), max_steps=300),) if fit else ()),
             *((Stage(ProjectedNewton(), max_steps=50),) if convex else ()),
             _stage("proximal_gradient", max_steps=50, scale=None if convex else 1.0),
