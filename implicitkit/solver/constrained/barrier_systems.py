@@ -20,13 +20,15 @@ from implicitkit.linear.saddle import mv
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.constrained.sparse_step import Linear
 
-__all__ = ["Systems", "corrected", "systems_at"]
+__all__ = ["Systems", "after", "corrected", "systems_at"]
 
 _SPARSE = 48  # unknowns and multipliers from which a sparsity pattern is looked for
 _REGULARISED = 1e-9  # of rows of size one
 _LEAST = 1e-3  # rows of W count as no smaller than this
 _SWEEPS = 4  # of refinement
 _FIRST = 1e-4  # shift, in units of |W|, where none was needed before
+_NONE = 1e-8  # ... below which a shift is none
+_MOST = 1e6  # ... and one that leaves nothing of W
 _SHIFTS = 40
 
 
@@ -44,7 +46,7 @@ class Systems(Protocol):
         """``(dz, dy)``, ``(batch, n + m)``; not finite where there are no factors."""
 
     def size(self) -> Tensor:
-        """The largest entry of ``W``, ``(batch,)``."""
+        """The largest entry of ``W``, one if there is none, ``(batch,)``."""
 
     def known(self) -> Any:
         """The factors of every sample's optimality conditions, without ``D``, ``E`` and shift; ``None`` where there are none
@@ -68,22 +70,28 @@ def systems_at(model: Model, w: Tensor, free: Tensor) -> Systems:
     return _Dense(model, w, free)
 
 
-def corrected(
-    systems: Systems, which: Tensor, diagonal: Tensor, last: Tensor, plain: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Factor them, with the smallest shift that gives the inertia asked for; the shifts, and whether there is one."""
-    size = systems.size()
-    size = torch.where(size > 0, size, 1.0)
-    shift = torch.zeros_like(last)
-    good = systems.factor(which, diagonal, shift, plain) | ~which
+def corrected(systems: Systems, which: Tensor, diagonal: Tensor, last: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+    """Factor them, with the smallest shift from ``least`` on that gives the inertia asked for, where ``last`` was the one
+    needed before; the shifts, and whether there is one, ``(batch,)`` all."""
+    first = torch.where(last > 0, last / 3, _FIRST * systems.size())
     growth = torch.where(last > 0, 8.0, 100.0)
+    shift, good = least, systems.factor(which, diagonal, least) | ~which
     for _ in range(_SHIFTS):
         if bool(good.all()):
             break
-        first = torch.where(last > 0, last / 3, _FIRST * size)
         shift = torch.where(good, shift, torch.where(shift > 0, growth * shift, first))
-        good = good | systems.factor(~good, diagonal, shift, plain)
+        good = good | systems.factor(~good, diagonal, shift)
     return shift, good
+
+
+def after(systems: Systems, shift: Tensor, least: Tensor, short: Tensor, failed: Tensor) -> tuple[Tensor, Tensor]:
+    """The least shift of the next step, if the last one was good only when it was ``short``, ``failed`` at any length, or
+    neither; and where it cannot grow any more.  Where the model holds on a short way only, steps are to be short in its own
+    metric (Levenberg and Marquardt's way)."""
+    size = systems.size()
+    fewer = torch.where(least > _NONE * size, least / 4, 0.0)
+    more = torch.maximum(shift, _FIRST * size) * torch.where(failed, 16.0, 4.0)
+    return torch.where(short | failed, more, fewer), least >= _MOST * size
 
 
 class _Dense:
@@ -99,7 +107,8 @@ class _Dense:
         self.factors: Any = None
 
     def size(self) -> Tensor:
-        return self.K[:, : self.n, : self.n].abs().amax((1, 2))
+        largest = self.K[:, : self.n, : self.n].abs().amax((1, 2))
+        return torch.where(largest > 0, largest, 1.0).to(self.slope)
 
     def known(self) -> Any:
         return None
@@ -173,7 +182,7 @@ class _Sparse:
     def size(self) -> Tensor:
         found = torch.ones(len(self.slope), dtype=torch.float64)
         for i, p in self.programs.items():
-            found[i] = float(np.abs(p.K[: self.n, : self.n].data).max(initial=0.0))
+            found[i] = float(np.abs(p.K[: self.n, : self.n].data).max(initial=0.0)) or 1.0
         return found.to(self.slope)
 
     def known(self) -> Any:

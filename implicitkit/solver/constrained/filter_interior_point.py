@@ -11,7 +11,7 @@ from torch import Tensor
 from implicitkit.foundation.options import check_options, positive
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.constrained.barrier import Barrier, Interior, Limits, Scales, Step, estimated
-from implicitkit.solver.constrained.barrier_systems import Systems, corrected, systems_at
+from implicitkit.solver.constrained.barrier_systems import Systems, after, corrected, systems_at
 from implicitkit.solver.constrained.filter import Filter, Standing
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
@@ -27,8 +27,10 @@ _LINEAR, _SUPERLINEAR = 0.2, 1.5  # mu <- min(0.2 mu, mu^1.5)
 _LAST = 1e-18  # mu at which no smaller one is tried
 _ROUNDED = 1e4  # units of rounding: an error that is no larger may be of evaluation
 _SHARE = 0.99  # of the way to a bound, at least
-_HALVINGS = 30
-_DAMPS = 6  # halvings of a step of restoration, before it is damped instead
+_HALVINGS = 12
+_BLOCKED = 1e-2  # of a step: bounds that allow less are not overcome by another shift
+_SHORT = 0.1  # of the way that bounds allow
+_DAMPS = 6  # of a step of restoration, before it is damped instead
 _CORRECTIONS = 2  # of second order
 _RESTORED = 0.9  # of the violation that a restoration may leave behind
 _DAMPED = (1e-4, 1e12)  # the first damping of its steps, and the one at which it gives up
@@ -123,7 +125,8 @@ class FilterInteriorPoint(Method):
         none = torch.zeros_like(model.f.active)
         return torch.cat([z, y], 1), {
             "limits": list(limits), "within": list(within), "scales": list(scales), "filter": list(Filter.empty(theta)),
-            "mu": mu, "shift": torch.zeros_like(mu), "restoring": none, "from": theta, "damping": torch.zeros_like(mu),
+            "mu": mu, "shift": torch.zeros_like(mu), "least": torch.zeros_like(mu),
+            "restoring": none, "from": theta, "damping": torch.zeros_like(mu),
             "crossing": none,
         }  # fmt: skip
 
@@ -139,7 +142,7 @@ class FilterInteriorPoint(Method):
         lowered = mu < barrier.mu
         barrier.mu, filter_ = mu, filter_.cleared(lowered)
         normal = active & ~restoring
-        shift, good = corrected(systems, normal, barrier.diagonal, state["shift"])
+        shift, good = corrected(systems, normal, barrier.diagonal, state["shift"], state["least"])
         step = barrier.newton(barrier.missing(at.constraints, at.s))
         if bool((restoring & active).any()):
             back = barrier.restoring(restoring & active, state["damping"])
@@ -153,12 +156,15 @@ class FilterInteriorPoint(Method):
         failed = active & (found.t == 0)
         # what the restoration does
         leaves = restoring & found.allowed
-        enters = failed & ~restoring & (theta > 0) & theta.isfinite()
+        room = barrier.longest(step, share)
+        least, stiff = after(systems, shift, state["least"], normal & (found.t < _SHORT * room), normal & failed)
+        given_up = failed & ~restoring & (stiff | ~usable | (room < _BLOCKED))
+        enters = given_up & (theta > 0) & theta.isfinite()
         damping = torch.where(found.t < 0.25, 16 * state["damping"], state["damping"])
         damping = torch.where(found.t > 0.9, state["damping"] / 8, damping)
         damping = torch.where(enters, _DAMPED[0], damping)
-        filter_ = filter_.with_pair(active & ~restoring & ~found.falling, standing)
-        model.f.stuck = failed & ~enters & ~(restoring & (damping < _DAMPED[1]))
+        filter_ = filter_.with_pair(active & ~restoring & ~found.falling & (~failed | enters), standing)
+        model.f.stuck = (given_up & ~enters) | (failed & restoring & (damping >= _DAMPED[1]))
         dual = torch.where(found.t > 0, barrier.longest_of_multipliers(step, share), 0.0)
         y, low, high = barrier.multipliers(step, found.z, found.s, found.t, dual)
         new = Interior(found.z, y, found.s, low, high, found.value, found.constraints)
@@ -167,7 +173,8 @@ class FilterInteriorPoint(Method):
         new = Interior(*(torch.where(_like(active, b), b, a) for a, b in zip(at, new, strict=True)))
         return torch.cat([new.z, new.y], 1), {
             **state, "within": list(new), "filter": list(filter_), "mu": barrier.mu, "damping": damping,
-            "shift": torch.where(normal & (shift > 0), shift, state["shift"]), "restoring": (restoring | enters) & ~leaves,
+            "shift": torch.where(normal & (shift > state["least"]), shift, state["shift"]),
+            "least": torch.where(enters, 0.0, least), "restoring": (restoring | enters) & ~leaves,
             "from": torch.where(enters, theta, state["from"]),
             "crossing": lowered & (barrier.mu * scales.objective <= _NEAR),
         }  # fmt: skip
