@@ -15,6 +15,7 @@ from implicitkit.solver.constrained.augmented_lagrangian import AugmentedLagrang
 from implicitkit.solver.constrained.model import SPARSE
 from implicitkit.solver.constrained.projected_levenberg_marquardt import ProjectedLevenbergMarquardt
 from implicitkit.solver.constrained.projected_newton import ProjectedNewton
+from implicitkit.solver.constrained.sqp import SQP
 from implicitkit.solver.fixed_point.attracting import PATH, PATH_STEPS, Attracting
 from implicitkit.solver.fixed_point.frugal import FrugalAnderson
 from implicitkit.solver.fixed_point.impatient import Impatient
@@ -117,6 +118,11 @@ _ROBUST_FEW = (
 
 #: What is left for programs that SQP fails on; impatient, since each of its steps is a minimisation.
 _LAST = Impatient(AugmentedLagrangian(inner_steps=100), window=4, horizon=40)
+#: Programs that are nearly quadratic; the others are for an interior point.  Of many unknowns a quadratic program costs more
+#: than many of its steps.
+_FEW_SQP = Stage(Impatient(SQP(), window=5, horizon=20), max_steps=60)
+_MANY_SQP = Stage(Impatient(SQP(), window=3, horizon=10), max_steps=60)
+_SPARSE_SQP = Stage(Impatient(SQP(), window=5, horizon=20), max_steps=60, sparse=True)
 
 
 def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
@@ -176,11 +182,13 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
         polish = (_stage("newton", max_steps=30, scale=None, sparse=True),)
     convex = dense and isinstance(problem.prox, Bounded) and not fit
     sparse = bounded and not fit and size >= SPARSE and (not dense or not problem.one_sided)
-    large = (_stage("sqp", max_steps=60, sparse=True), *polish) if sparse else ()
+    large = (_SPARSE_SQP,) if sparse else ()
+    inside = (_stage("filter_interior_point", max_steps=250, sparse=not dense), *polish) if bounded and not fit else ()
     multipliers = (_stage("augmented_lagrangian"), *polish)
     if not problem.one_sided:
         return (
             *large,
+            *(polish if large else ()),
             *((Stage(ProjectedLevenbergMarquardt(), max_steps=300),) if fit else ()),
             *((Stage(ProjectedNewton(), max_steps=50),) if convex else ()),
             _stage("proximal_gradient", max_steps=50, scale=None if convex else 1.0),
@@ -189,10 +197,11 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
             _stage("proximal_gradient", max_steps=20000, scale=None),
         )
     if dense and bounded:
-        # where there are no multipliers these converge ever more slowly, a few hundred evaluations a step
-        return (_stage("sqp", max_steps=60), *polish, Stage(_LAST), *polish)
+        # where there are no multipliers the last ones converge ever more slowly, a few hundred evaluations a step
+        first = _FEW_SQP if size < SMALLEST else _MANY_SQP
+        return (first, *inside, _stage("sqp", max_steps=60), *polish, Stage(_LAST), *polish)
     going_on = () if dense else (_stage("augmented_lagrangian", max_steps=40, scale=None),)
-    return (*large, _stage("augmented_lagrangian", max_steps=12), *polish, *going_on, *multipliers)
+    return (*large, *inside, _stage("augmented_lagrangian", max_steps=12), *polish, *going_on, *multipliers)
 
 
 def choose(problem: Problem, batch: int, size: int) -> Any:

@@ -3,6 +3,7 @@
 from implicitkit.solver.constrained import (
     augmented_lagrangian,
     block_coordinate_descent,
+    filter_interior_point,
     mirror_descent,
     proximal_gradient,
     sqp,
@@ -47,6 +48,7 @@ __all__ = [
     "df_sane",
     "dogleg",
     "external",
+    "filter_interior_point",
     "gauss_newton",
     "golden_section",
     "gradient_descent",

@@ -272,6 +272,8 @@ def _by_factors(
             line = line & ~is_lower(f, z, origin, line & ~full)
         left = ((matrix @ low.unsqueeze(2)).squeeze(2) - b).abs()
         rounded = eps * (low.abs().amax(1, keepdim=True) + (matrix * (point / unit).unsqueeze(1)).abs().sum(2))
+        # ... and what the correction itself is wrong by, of a matrix whose rank is cut at the root of eps
+        rounded = rounded + 4 * eps**0.5 * torch.maximum(low.abs(), b.abs()).amax(1, keepdim=True)
         if f.kind.iteration:  # a number that a map hands on as it is: no correction changes its equation
             rounded = rounded + 2 * eps * point.abs() / rows
         solvable = (left <= 0.5 * b.abs() + rounded).all(1)  # but for rounding of the correction, and of F

@@ -13,7 +13,7 @@ from .rows import Row, Setting
 
 __all__ = ["SETS"]
 
-CONSTRAINED = ("auto", "sqp", "augmented_lagrangian", "scipy.slsqp", "scipy.trust_constr")
+CONSTRAINED = ("auto", "sqp", "filter_interior_point", "augmented_lagrangian", "scipy.slsqp", "scipy.trust_constr")
 PROXIMAL = ("auto", "proximal_gradient", "projected_gradient")
 PROGRAMS = ("auto", "interior_point", "daqp", "clarabel")
 KKT = ("auto", "kkt", "lu")

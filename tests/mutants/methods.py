@@ -812,6 +812,54 @@ MUTANTS = [
         ("_HEAVIEST = 1e6", "_HEAVIEST = 1.0", f"{SCALES} -k best"),
     ),
     *mutants(
+        "implicitkit/solver/constrained/filter_interior_point.py",
+        "tests/solver/test_interior_points.py -k 'cops or sizes or restoration or bound_that or refused'",
+        ("solved = (barrier.error(mu) <= (_SOLVED * scaled)", "solved = (barrier.error(mu) <= (1e6 * scaled)"),
+        ('back = barrier.restoring(restoring & active, state["damping"])', "back = step"),
+        ("return Limits(without(limits.lower, -torch.inf), without(limits.upper, torch.inf))", "return limits"),
+        (
+            "low, high = limits.below & (at.low > at.z - limits.lower)",
+            "low, high = limits.below & (at.low < at.z - limits.lower)",
+        ),
+        (
+            "s = torch.where(barrier.sided, s.maximum(-constraints), s)",
+            "s = torch.where(barrier.sided, s.minimum(-constraints), s)",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/barrier.py",
+        "tests/solver/test_interior_points.py -k 'cops or sizes'",
+        ("stiff = stiff + torch.where(self.has_high, at.high / self.room_high, 0.0)\n        return", "return"),
+        ("target = torch.where(self.sided, u / y - at.s, 0.0)", "target = torch.where(self.sided, u / y + at.s, 0.0)"),
+        ("low = torch.where(self.has_low, (u - at.low * dz)", "low = torch.where(self.has_low, (u + at.low * dz)"),
+        ("return value - self.mu * (", "return value + self.mu * ("),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/barrier_systems.py",
+        "tests/solver/test_interior_points.py -k 'cops or one_path'",
+        (
+            "return which & finite & (negative == K.shape[1] - n)",
+            "return which & finite",
+            "tests/solver/test_interior_points.py",
+        ),
+        ("good[i] = saddle.negative == self.m + self.more", "good[i] = True"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/filter.py",
+        "tests/solver/test_interior_points.py -k 'cops or sizes or restoration'",
+        ("good = torch.where(falling, descends, either) & self.allows(theta, phi)", "good = self.allows(theta, phi)"),
+        ("return better.all(1) & (theta <= self.most) & phi.isfinite()", "return better.any(1) & phi.isfinite()"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/second_order.py",
+        "tests/solver/test_interior_points.py -k different_sizes",
+        ("suspect = suspect & ((v * Hv).sum(1) <", "suspect = suspect | ((v * Hv).sum(1) <"),
+        (
+            "torch.where(self.held, constraints.abs(), self.model.violation(constraints))",
+            "self.model.violation(constraints)",
+        ),
+    ),
+    *mutants(
         "implicitkit/solver/qp/sparse.py",
         "tests/solver/test_sparse_programs.py -k 'quadratic or convex or infeasible or multipliers or penalties_by'",
         ("force = -(program.q + product[:n] + shift * d)", "force = -(program.q + product[:n])"),

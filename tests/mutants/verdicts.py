@@ -151,7 +151,11 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/constrained/second_order.py",
         SECOND,
-        ("length > eps**0.5, v / length", "length > 0, v / length", SECOND + " -k corner"),
+        (
+            "torch.where(length > torch.finfo(v.dtype).eps ** 0.5, v / length, 0)",
+            "torch.where(length > 0, v / length, 0)",
+            SECOND + " -k corner",
+        ),
         (
             "return self._along(v / self.s + self._derivative(Hv - v / self.s))",
             "return self._along(self._derivative(Hv))",
@@ -160,7 +164,7 @@ MUTANTS = [
         ("return ~((low | high) & ~at_rest)", "return ~(low & high)"),
         ("return self._derivative(self._along(u))", "return self._derivative(u)"),
         ("z = z - lstsq_batched(rows, violated", "z = z + lstsq_batched(rows, violated"),
-        ("(look.violated <= _HOLDS * size.unsqueeze(1) * look.steep)", "(look.violated >= 0)"),
+        ("falls = falls & within.all(1)", "falls = falls"),
         ("((constraints >= 0) & (slopes < 0))", "(constraints >= 0)"),
         ("self.slope = self.slope + (self.forces", "self.slope = self.slope - (self.forces"),
         ("return torch.where(size > 0, _LONG / size, 1.0)", "return torch.ones_like(size)"),

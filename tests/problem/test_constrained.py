@@ -58,7 +58,7 @@ CLOSED: dict[str, tuple[Any, Tensor, tuple[Tensor, ...], dict[str, Any], Tensor,
         (V,),
         {"constraints": [SUM_IS_ONE]},
         torch.softmax(V, -1),
-        ["auto", "sqp", "augmented_lagrangian", "newton", "scipy.slsqp"],
+        ["auto", "sqp", "filter_interior_point", "augmented_lagrangian", "newton", "scipy.slsqp"],
     ),
     "softmax on the simplex": (
         entropy,
@@ -82,7 +82,7 @@ CLOSED: dict[str, tuple[Any, Tensor, tuple[Tensor, ...], dict[str, Any], Tensor,
         (V,),
         {"constraints": [SUM_IS_ONE, POSITIVE]},
         SIMPLEX(V),
-        ["auto", "sqp", "augmented_lagrangian", "scipy.slsqp", "scipy.trust_constr"],
+        ["auto", "sqp", "filter_interior_point", "augmented_lagrangian", "scipy.slsqp", "scipy.trust_constr"],
     ),
     "simplex by bounds and an equality": (
         distance,
@@ -90,7 +90,7 @@ CLOSED: dict[str, tuple[Any, Tensor, tuple[Tensor, ...], dict[str, Any], Tensor,
         (V,),
         {"constraints": SUM_IS_ONE, "bounds": (0, None)},
         SIMPLEX(V),
-        ["auto", "sqp", "augmented_lagrangian", "scipy.slsqp", "scipy.trust_constr"],
+        ["auto", "sqp", "filter_interior_point", "augmented_lagrangian", "scipy.slsqp", "scipy.trust_constr"],
     ),
     "box": (
         distance,
@@ -106,7 +106,7 @@ CLOSED: dict[str, tuple[Any, Tensor, tuple[Tensor, ...], dict[str, Any], Tensor,
         (V,),
         {"constraints": ik.Inequality(lambda z, v: z.square().sum(-1) - 1)},
         ik.project.l2_ball()(V),
-        ["auto", "sqp", "augmented_lagrangian", "scipy.slsqp"],
+        ["auto", "sqp", "filter_interior_point", "augmented_lagrangian", "scipy.slsqp"],
     ),
     "soft thresholding": (
         distance,
@@ -577,7 +577,9 @@ def test_logistic_regression_against_scipy() -> None:
     torch.testing.assert_close(jacrev(solve)(w), (solve(w + step) - solve(w - step)) / (2 * step), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("solver", ["auto", "sqp", "scipy.lbfgsb", "scipy.slsqp", "scipy.trust_constr"])
+@pytest.mark.parametrize(
+    "solver", ["auto", "sqp", "filter_interior_point", "scipy.lbfgsb", "scipy.slsqp", "scipy.trust_constr"]
+)
 def test_bounds_that_leave_one_point(solver: str) -> None:
     p = torch.tensor([1.0, -2.0], dtype=torch.float64, requires_grad=True)
     low = torch.tensor([0.3, 0.4], dtype=torch.float64)

@@ -41,7 +41,16 @@ WITHIN: dict[str, tuple[dict[str, Any], float]] = {
     "equality and bounds": ({"constraints": ik.Equality(lambda z: z.sum(-1)), "bounds": (-2.0, 2.0)}, -0.8323),
     "equality and ball": ({"constraints": ik.Equality(lambda z: z.sum(-1)), "project": ik.project.l2_ball(1.0)}, 1.5205),
 }  # fmt: skip
-SOLVERS = ("auto", "sqp", "augmented_lagrangian", "proximal_gradient", "newton", "scipy.slsqp", "scipy.root.hybr")
+SOLVERS = (
+    "auto",
+    "sqp",
+    "filter_interior_point",
+    "augmented_lagrangian",
+    "proximal_gradient",
+    "newton",
+    "scipy.slsqp",
+    "scipy.root.hybr",
+)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -220,10 +229,13 @@ def test_in_a_corner_nothing_is_free(bounds: Any, steep: float) -> None:
     assert int(solution.steps) <= 15
 
 
+@pytest.mark.parametrize("solver", ["auto", "sqp", "filter_interior_point"])
 @pytest.mark.parametrize(
     ("needs", "least"), [((60.0, 50.0, 70.0, 85.0, 100.0), 664.82045), ((60.0, 70.0, 100.0, 50.0, 85.0), 751.07585)]
 )
-def test_multipliers_that_constraints_leave_open_are_no_way_to_infinity(needs: tuple[float, ...], least: float) -> None:
+def test_multipliers_that_constraints_leave_open_are_no_way_to_infinity(
+    needs: tuple[float, ...], least: float, solver: str
+) -> None:
     """Hock & Schittkowski (1981), no. 118, and with its needs in another order: there more constraints meet in the solution
     than there are unknowns."""
 
@@ -240,6 +252,6 @@ def test_multipliers_that_constraints_leave_open_are_no_way_to_infinity(needs: t
     low = torch.cat([tensor(8.0, 43.0, 3.0), torch.zeros(12, dtype=F64)])
     high = torch.cat([tensor(21.0, 57.0, 16.0), tensor(90.0, 120.0, 60.0).repeat(4)])
     start = torch.cat([tensor(20.0, 55.0, 15.0), tensor(20.0, 60.0, 20.0).repeat(4)])
-    s = ik.argmin(objective, start, constraints=ik.Inequality(held), bounds=(low, high))
+    s = ik.argmin(objective, start, constraints=ik.Inequality(held), bounds=(low, high), solver=solver)
     assert abs(float(objective(s.value)) - least) < 1e-5
     assert s.evaluations < 500, f"{s.evaluations} evaluations"

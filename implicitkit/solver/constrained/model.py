@@ -17,6 +17,7 @@ from implicitkit.solver.evaluations import Evaluations
 __all__ = ["SPARSE", "First", "Local", "Model"]
 
 _LOST = 1e3  # units of rounding of the objective below which differences of it say nothing
+_DENSE = 1000  # unknowns and multipliers up to which dense matrices are formed
 SPARSE = 256  # unknowns and multipliers from which sparse matrices are worth the loop over samples
 
 
@@ -102,6 +103,19 @@ class Model:
         """Has the matrix of :meth:`saddle`, or of :meth:`low_rank`, a sparsity pattern, and is it large enough to be worth
         it?"""
         return w.shape[1] >= SPARSE and self.f.is_sparse(w)
+
+    def affordable(self, w: Tensor, solver: str) -> None:
+        """Raise where dense matrices are too large.
+
+        Raises:
+            CapabilityError: above 1,000 unknowns and multipliers.
+        """
+        if w.shape[1] > _DENSE:
+            raise CapabilityError(
+                f"{solver} forms dense matrices of at most {_DENSE} unknowns and multipliers a sample where Hessian and "
+                f"constraints have no sparsity pattern; these are {w.shape[1]}. Use solver='augmented_lagrangian', or "
+                "'auto'; if they are independent problems, pass batch_dims="
+            )
 
     def saddle(self, w: Tensor) -> tuple[Tensor, Any, Any] | None:
         """``(dL/dz, constraints)``, ``(batch, n + m)``, and its derivative ``[[d^2 L/dz^2, J'], [J, 0]]``, ``J`` that of the

@@ -52,6 +52,10 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
     steps = min(z.shape[1], products(which, descended))
     lowest, u, largest = lanczos(look.curvature, z, steps)
     suspect = which & (lowest < -(_CURVED if look.curved else eps**0.5) * largest)
+    if not look.curved and bool(suspect.any()):  # what is normal to the constraints has curvatures of rounding only
+        v = look.unit(u)
+        Hv = look.hessian(v)
+        suspect = suspect & ((v * Hv).sum(1) < -(eps**0.5) * torch.linalg.vector_norm(Hv, dim=1))
     if not look.curved and bool((which & ~suspect).any()):
         h = difference_step(z, eps**0.5)
         flat, along = inflected(
@@ -60,10 +64,8 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
         suspect, u = suspect | flat, torch.where(flat.unsqueeze(1), along, u)
     if not bool(suspect.any()):
         return w
-    v = look.tangent(u)
-    length = torch.linalg.vector_norm(v, dim=1, keepdim=True)
-    v = torch.where(length > eps**0.5, v / length, 0)  # in a corner nothing is free, and what is left of u is rounding
-    least, best = look.merit(z, 0.0)[0] - ROUNDING * eps * look.value.abs(), z
+    v = look.unit(u)
+    least, best = look.merit(z, 0 * look.value)[0] - ROUNDING * eps * look.value.abs(), z
     reach = z.abs().amax(1, keepdim=True).clamp_min(1)
     for t in LENGTHS:
         trial = look.feasible(z + t * reach * v)
@@ -84,9 +86,8 @@ def falls_forever_within(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:
     ray = ray / slope.clamp_min(torch.finfo(w.dtype).tiny).unsqueeze(1)
     falls = which & torch.isfinite(look.value) & torch.isfinite(slope) & (slope > 0)
     size, last = look.z.abs().amax(1).clamp_min(1), look.value
-    falls = falls & (look.violated <= _HOLDS * size.unsqueeze(1) * look.steep).all(
-        1
-    )  # it begins within the constraints
+    within = look.violated <= _HOLDS * size.unsqueeze(1) * look.steep
+    falls = falls & within.all(1)  # it begins within the constraints
     for power in POWERS:
         if not bool(falls.any()):
             break
@@ -125,7 +126,9 @@ class _Look:
             active = self._active(multipliers, constraints)
         self.forces = torch.where(active, multipliers, 0)
         self.slope = self.slope + (self.forces.unsqueeze(1) @ self.jacobian).squeeze(1)
-        self.violated, self.steep = model.violation(constraints), torch.linalg.vector_norm(self.jacobian, dim=2)
+        self.held = ~model.one_sided | (self.forces > 0)
+        self.violated = self._beyond(constraints)
+        self.steep = torch.linalg.vector_norm(self.jacobian, dim=2)
         self.free = self._free()
         self.s = self._long_step()
         self.normals = self._normals(self.jacobian * active.unsqueeze(2))
@@ -197,6 +200,12 @@ class _Look:
         """``v = D u``, along the active constraints."""
         return self._derivative(self._along(u))
 
+    def unit(self, u: Tensor) -> Tensor:
+        """:meth:`tangent` of length one; zero in a corner, where nothing is free and what is left of ``u`` is rounding."""
+        v = self.tangent(u)
+        length = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+        return torch.where(length > torch.finfo(v.dtype).eps ** 0.5, v / length, 0)
+
     def objective(self, z: Tensor) -> Tensor:
         """The Lagrangian at the point of the set near ``z``, infinite where that violates a constraint, ``(batch,)``."""
         point = self.feasible(z)
@@ -222,14 +231,16 @@ class _Look:
             z = z - lstsq_batched(rows, violated * self.model.values(z)[1].sign())[0].nan_to_num()
         return self.model.proximal(z, 0.0 * self.value + 1e-6) if self.term else self.model.proximal(z, 1.0)
 
-    def merit(self, z: Tensor, moved: Tensor | float, share: float = _LEAVES) -> tuple[Tensor, Tensor]:
-        """The Lagrangian, ``(batch,)``, and whether the constraints hold to first order after a way ``moved``."""
+    def _beyond(self, constraints: Tensor) -> Tensor:
+        """How far constraints are from where they hold, those with a force from where they are active, ``(batch, m)``."""
+        return torch.where(self.held, constraints.abs(), self.model.violation(constraints))
+
+    def merit(self, z: Tensor, moved: Tensor, share: float = _LEAVES) -> tuple[Tensor, Tensor]:
+        """The Lagrangian, and whether each constraint holds to first order after a way ``moved``, all ``(batch,)``; far
+        inside of one that has a force, the Lagrangian says nothing of the objective."""
         value, constraints = self.model.values(z)
-        way = torch.as_tensor(moved, dtype=z.dtype, device=z.device).reshape(-1, 1)
-        holds = (
-            self.model.violation(constraints) <= self.violated + share * way * self.steep
-        )  # each in units of its own
-        return value + (self.forces * constraints).sum(1), holds.all(1)
+        holds = (self._beyond(constraints) <= self.violated + share * moved.unsqueeze(1) * self.steep).all(1)
+        return value + (self.forces * constraints).sum(1), holds
 
 
 def _largest(x: Tensor) -> Tensor:

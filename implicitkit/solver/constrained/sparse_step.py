@@ -25,7 +25,7 @@ from implicitkit.solver.constrained.model import First, Model
 from implicitkit.solver.qp import sparse as qp
 from implicitkit.solver.qp.inside import interior_point
 
-__all__ = ["SparseDirection", "sparse_direction"]
+__all__ = ["Linear", "SparseDirection", "sparse_direction"]
 
 _PENALTY = 10.0
 _REACH = 1e3  # times 1 + max |z|: a step that is longer is one of a Hessian that is all but singular
@@ -108,7 +108,7 @@ def sparse_direction(model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | No
     """
     z, multipliers = model.split(w)
     blank = ~(multipliers != 0).any(1) if model.count else multipliers.new_zeros(len(z), dtype=torch.bool)
-    at = _Linear.at(model, w, bounds)
+    at = Linear.at(model, w, bounds)
     if at is None:
         return None
     direction, again = SparseDirection(z, multipliers, at.entries), []
@@ -120,7 +120,7 @@ def sparse_direction(model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | No
         multipliers = multipliers.clone()
         for i in again:
             multipliers[i] = _estimate(at.program(i))[: model.count].to(z)
-        at = _Linear.at(model, model.join(z, multipliers), bounds)
+        at = Linear.at(model, model.join(z, multipliers), bounds)
         if at is None:
             return None
         usable = set(at.usable())
@@ -131,7 +131,7 @@ def sparse_direction(model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | No
     return direction
 
 
-class _Linear(NamedTuple):
+class Linear(NamedTuple):
     """Optimality conditions to first order: ``dL/dz`` and the constraints ``(batch, n + m)``, their matrices, the bounds."""
 
     model: Model
@@ -145,7 +145,7 @@ class _Linear(NamedTuple):
     more: int = 0  # unknowns, and as many rows
 
     @classmethod
-    def at(cls, model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | None) -> _Linear | None:
+    def at(cls, model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | None) -> Linear | None:
         """At a point; ``None`` where the pattern does not hold.  The matrices have their whole diagonal."""
         z, multipliers = model.split(w)
         found = model.saddle(w)

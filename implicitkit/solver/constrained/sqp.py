@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.dense import cholesky_batched
 from implicitkit.linear.saddle import mv
@@ -25,7 +24,6 @@ _FALLS = 0.95  # of |F| that a step may leave whose active set is not that of it
 _EXPECTATIONS = 4  # programs a step, each of what the one before let down; the last expects equalities only
 _HEAVIER = 2.0  # times the rise of the objective along a step: the weighted violation that it takes off
 _HEAVIEST = 1e6  # times the weights, of one step
-_DENSE = 1000  # unknowns and multipliers up to which dense matrices are formed
 
 
 @register_solver("sqp", solves="constrained")
@@ -66,7 +64,7 @@ class SQP(Method):
         model = Model(f)
         bounds = model.bounds(z[:, : f.problem.size])
         if not model.is_sparse(z):
-            _affordable(z)
+            model.affordable(z, "sqp")
         return z.new_zeros(len(z), model.count), z.new_zeros(len(z), 0), bounds
 
     def step(self, f: Evaluations, w: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -144,7 +142,7 @@ class SQP(Method):
     ) -> tuple[First | Local, Tensor, Tensor]:
         """First order, the step and the new multipliers."""
         z, multipliers = model.split(w)
-        _affordable(w)
+        model.affordable(w, "sqp")
         at = model.local(z)
         known = (multipliers != 0).any(1, keepdim=True) if model.count else None
         curved_by = multipliers if known is None else torch.where(known, multipliers, _estimate(model, at))
@@ -220,20 +218,6 @@ def _outweighing(weight: Tensor, multipliers: Tensor) -> Tensor:
     fallen (Powell 1978, eq. 4.6), so that a wild first step is forgotten."""
     size = 1.5 * multipliers.abs() + 1e-3
     return torch.maximum(size, 0.5 * (weight + size))
-
-
-def _affordable(w: Tensor) -> None:
-    """Raise where dense matrices are too large.
-
-    Raises:
-        CapabilityError: above :data:`_DENSE` unknowns and multipliers.
-    """
-    if w.shape[1] > _DENSE:
-        raise CapabilityError(
-            f"sqp forms dense matrices of at most {_DENSE} unknowns and multipliers a sample where Hessian and constraints "
-            f"have no sparsity pattern; these are {w.shape[1]}. Use solver='augmented_lagrangian', or 'auto'; if they are "
-            "independent problems, pass batch_dims="
-        )
 
 
 def _estimate(model: Model, at: Local) -> Tensor:

@@ -64,6 +64,13 @@ class SparseProgram:
         """``n``."""
         return len(self.q)
 
+    def without_curvature(self) -> SparseProgram:
+        """The same with ``H = 0``."""
+        n, K = self.size, self.K
+        columns = np.repeat(np.arange(K.shape[0]), np.diff(K.indptr))
+        data = np.where((K.indices < n) & (columns < n), 0.0, K.data)
+        return replace(self, K=sp.csc_matrix((data, K.indices, K.indptr), shape=K.shape))
+
     def system(self, free: np.ndarray, shift: float, diagonal: np.ndarray | None = None) -> SparseSaddle:
         """``K`` with ``diagonal`` and ``shift`` on that of ``H`` added, in the unknowns and rows that are ``free``; of the
         others nothing is left but 1 (unknowns) and -1 (rows) on the diagonal."""
@@ -234,13 +241,10 @@ def _following(
 def least_squares_multipliers(program: SparseProgram, rows: np.ndarray) -> np.ndarray:
     """``y`` that minimises ``|q + C'y|`` over the given rows (Nocedal & Wright 2006, eq. 18.22); the others zero."""
     n, m = program.size, len(program.b)
-    K = program.K
-    columns = np.repeat(np.arange(n + m), np.diff(K.indptr))
-    data = np.where((K.indices < n) & (columns < n), 0.0, K.data)
-    data[(K.indices == columns) & (columns < n)] = 1.0
-    plain = replace(program, K=sp.csc_matrix((data, K.indices, K.indptr), shape=K.shape))
     free = np.concatenate([np.ones(n, dtype=bool), rows])
-    x, left = plain.system(free, 0.0).solve(np.where(free, np.concatenate([-program.q, np.zeros(m)]), 0.0))
+    ones = np.concatenate([np.ones(n), np.zeros(m)])
+    system = program.without_curvature().system(free, 0.0, ones)
+    x, left = system.solve(np.where(free, np.concatenate([-program.q, np.zeros(m)]), 0.0))
     return np.where(rows, x[n:], 0.0) if left <= _ACCURATE else np.zeros(m)
 
 

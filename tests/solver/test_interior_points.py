@@ -1,0 +1,203 @@
+"""Nonlinear programs far from quadratic ones: the interior-point method with a filter, alone and behind the defaults."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from tests.tables.cops import PROGRAMS
+
+F64 = torch.float64
+SOLVERS = ("auto", "filter_interior_point")
+#: Evaluations that either may take.
+MOST = 450
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_cops(name: str, solver: str) -> None:
+    program = PROGRAMS[name]()
+    s = ik.argmin(program.objective, program.z0, solver=solver, **program.options)
+    assert bool(s.converged) and s.evaluations <= MOST, (name, solver, s.evaluations)
+    assert float(program.objective(s.value)) == pytest.approx(program.best, rel=2e-8), (name, solver)
+    assert program.violation(s.value) <= 1e-10, (name, solver)
+
+
+# ------------------------------------------------------------------------------------------------ badly scaled programs
+def _heat_exchangers(z: Tensor) -> Tensor:
+    """Hock & Schittkowski 106."""
+    a, b, c, d, e, f, g, h = z.unbind(-1)
+    return torch.stack(
+        [
+            0.0025 * (d + f) - 1,
+            0.0025 * (e + g - d) - 1,
+            0.01 * (h - e) - 1,
+            -a * f + 833.33252 * d + 100 * a - 83333.333,
+            -b * g + 1250 * e + b * d - 1250 * d,
+            -c * h + 1250000 + c * e - 2500 * e,
+        ],
+        -1,
+    )
+
+
+_HEAT_START = (5000.0, 5000.0, 5000.0, 200.0, 350.0, 150.0, 225.0, 425.0)
+_HEAT_BOUNDS = ((100.0, 1000, 1000, 10, 10, 10, 10, 10), (10000.0, 10000, 10000, 1000, 1000, 1000, 1000, 1000))
+
+
+def _crane(z: Tensor) -> Tensor:
+    """Four numbers whose product is bounded and whose squares add up (Hock & Schittkowski 71)."""
+    return 25 - z.prod(-1)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_unknowns_and_constraints_of_different_sizes(solver: str) -> None:
+    bounds = tuple(torch.tensor(b, dtype=F64) for b in _HEAT_BOUNDS)
+    z0 = torch.tensor(_HEAT_START, dtype=F64)
+    s = ik.argmin(lambda z: z[:3].sum(), z0, constraints=ik.Inequality(_heat_exchangers), bounds=bounds, solver=solver)
+    assert bool(s.converged) and s.evaluations <= 400, s
+    assert float(s.value[:3].sum()) == pytest.approx(7049.2480, abs=1e-3)  # as published
+    assert float(_heat_exchangers(s.value).max()) <= 1e-9
+
+
+# --------------------------------------------------------------------------------------------------------- derivatives
+def _of_product(t: Tensor, solver: str, z0: Tensor, **options: Any) -> Any:
+    batched = {"batch_dims": 1} if z0.ndim == 2 else {}
+    return ik.argmin(
+        lambda z, t: t * z[..., 0] * z[..., 3] * z[..., :3].sum(-1) + z[..., 2],
+        z0,
+        (t,),
+        constraints=[ik.Inequality(lambda z, t: _crane(z)), ik.Equality(lambda z, t: z.square().sum(-1) - 40 * t**0.1)],
+        bounds=(torch.ones_like(z0), 5 * torch.ones_like(z0)),
+        solver=solver,
+        **batched,
+        **options,
+    )
+
+
+def test_batches_agree_with_samples_and_differences_with_derivatives() -> None:
+    t = torch.linspace(0.8, 1.3, 5, dtype=F64)
+    z0 = torch.tensor([1.0, 5, 5, 1], dtype=F64)
+    one = lambda t: _of_product(t, "filter_interior_point", z0).value  # noqa: E731
+    alone = torch.stack([one(x) for x in t])
+    together = _of_product(t, "filter_interior_point", z0.expand(5, 4).clone())
+    torch.testing.assert_close(together.value, alone, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(torch.func.vmap(one)(t), alone, rtol=1e-10, atol=1e-10)
+    h = 1e-5
+    central = torch.stack([(one(x + h) - one(x - h)) / (2 * h) for x in t])
+    torch.testing.assert_close(torch.func.vmap(torch.func.jacrev(one))(t), central, rtol=1e-6, atol=1e-8)
+
+
+def test_a_bad_sample_spoils_no_other() -> None:
+    t = torch.tensor([1.0, math.nan, 1.1], dtype=F64)
+    z0 = torch.tensor([1.0, 5, 5, 1], dtype=F64)
+    s = _of_product(t, "filter_interior_point", z0.expand(3, 4).clone(), on_failure="ignore")
+    assert s.converged.tolist() == [True, False, True]
+    for i in (0, 2):
+        torch.testing.assert_close(s.value[i], _of_product(t[i], "filter_interior_point", z0).value)
+
+
+def test_single_precision() -> None:
+    t, z0 = torch.tensor(1.0), torch.tensor([1.0, 5, 5, 1])
+    s = _of_product(t, "filter_interior_point", z0)
+    double = _of_product(t.double(), "filter_interior_point", z0.double())
+    assert s.value.dtype == torch.float32
+    torch.testing.assert_close(s.value.double(), double.value, rtol=5e-5, atol=0)
+
+
+def test_the_derivative_of_a_flight() -> None:
+    """The highest flight by the drag: by the rule, and by differences of solutions."""
+    program = PROGRAMS["rocket"]()
+
+    def height(scale: Tensor) -> Tensor:
+        equalities = lambda z, scale: program.equalities({**z, "v": z["v"] * scale})  # type: ignore[misc]  # noqa: E731
+        s = ik.argmin(
+            lambda z, scale: program.objective(z),
+            program.z0,
+            (scale,),
+            constraints=[ik.Equality(equalities)],
+            bounds=program.bounds,
+        )
+        return s.value["h"][-1]
+
+    scale = torch.tensor(1.0, dtype=F64)
+    slope = torch.func.grad(height)(scale)
+    differences = (height(scale + 1e-5) - height(scale - 1e-5)) / 2e-5
+    assert float(slope) == pytest.approx(float(differences), rel=1e-5, abs=1e-9)
+
+
+# ------------------------------------------------------------------------------------------------------- its own ways
+def _sizes(n: int) -> tuple[Callable[[Tensor], Tensor], Tensor, dict[str, Any]]:
+    """``n`` unknowns with a sparse pattern: a chain of products that must stay above a floor."""
+    target = torch.linspace(0.5, 1.5, n, dtype=F64)
+    floor = ik.Inequality(lambda z: 0.6 - z[1:] * z[:-1])
+    return (
+        (lambda z: (z - target).square().sum() + 0.1 * (z[1:] - z[:-1]).pow(4).sum()),
+        3 * target,
+        {"constraints": floor},
+    )
+
+
+def test_sparse_and_dense_systems_give_one_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    from implicitkit.solver.constrained import barrier_systems
+
+    objective, z0, options = _sizes(60)
+    sparse = ik.argmin(objective, z0, solver="filter_interior_point", **options)
+    monkeypatch.setattr(barrier_systems, "_SPARSE", 1_000_000)
+    dense = ik.argmin(objective, z0, solver="filter_interior_point", **options)
+    assert int(sparse.steps) == int(dense.steps)
+    torch.testing.assert_close(sparse.value, dense.value, rtol=1e-10, atol=1e-10)
+
+
+def test_too_many_unknowns_without_a_pattern() -> None:
+    W = torch.randn(1100, 1100, dtype=F64, generator=torch.Generator().manual_seed(0)) / 30
+    with pytest.raises(ik.CapabilityError, match="filter_interior_point forms dense matrices"):
+        ik.argmin(
+            lambda z: torch.tanh(W @ z - 1).square().sum(),
+            torch.zeros(1100, dtype=F64),
+            constraints=ik.Inequality(lambda z: z.sum() - 1),
+            solver="filter_interior_point",
+        )
+
+
+def test_a_bound_that_an_equality_meets() -> None:
+    """Nothing lies strictly inside: the equality stands for the bound."""
+    s = ik.argmin(
+        lambda z: (z[0] + z[1] - 3) ** 2 + z[1] ** 4,
+        torch.tensor([0.3, 0.4], dtype=F64),
+        constraints=ik.Equality(lambda z: z[:1] - 1),
+        bounds=(1.0, 4.0),
+        solver="filter_interior_point",
+    )
+    assert bool(s.converged) and int(s.steps) <= 15
+    torch.testing.assert_close(s.value, torch.tensor([1.0, 1.0], dtype=F64))
+
+
+def test_restoration_leads_back() -> None:
+    """From where linearised constraints lead out of the bounds (Wächter & Biegler 2000, example 1)."""
+    s = ik.argmin(
+        lambda z: z[0],
+        torch.tensor([-2.0, 3.0, 1.0], dtype=F64),
+        constraints=ik.Equality(lambda z: torch.stack([z[0] ** 2 - z[1] - 1, z[0] - z[2] - 0.5])),
+        bounds=(torch.tensor([-math.inf, 0, 0], dtype=F64), torch.full((3,), math.inf, dtype=F64)),
+        solver="filter_interior_point",
+    )
+    assert bool(s.converged)
+    torch.testing.assert_close(s.value, torch.tensor([1.0, 0.0, 0.5], dtype=F64), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("solver", ["filter_interior_point"])
+def test_what_has_no_solution_is_refused_soon(solver: str) -> None:
+    s = ik.argmin(
+        lambda z: z.square().sum(),
+        torch.ones(3, dtype=F64),
+        constraints=[ik.Equality(lambda z: z.sum() - 1), ik.Inequality(lambda z: 3 - z.sum())],
+        solver=solver,
+        on_failure="ignore",
+    )
+    assert not bool(s.converged) and s.evaluations <= 300, s
