@@ -62,7 +62,7 @@ def test_unknowns_and_constraints_of_different_sizes(solver: str) -> None:
     s = ik.argmin(lambda z: z[:3].sum(), z0, constraints=ik.Inequality(_heat_exchangers), bounds=bounds, solver=solver)
     assert bool(s.converged) and s.evaluations <= 400, s
     assert float(s.value[:3].sum()) == pytest.approx(7049.2480, abs=1e-3)  # as published
-    assert float(_heat_exchangers(s.value).max()) <= 1e-9
+    assert float(_heat_exchangers(s.value).max()) <= 1e-12 * 1_250_000  # the largest term
 
 
 # --------------------------------------------------------------------------------------------------------- derivatives
