@@ -118,6 +118,7 @@ _ROBUST_FEW = (
 
 #: What is left for programs that SQP fails on; impatient, since each of its steps is a minimisation.
 _LAST = Impatient(AugmentedLagrangian(inner_steps=100), window=4, horizon=40)
+_LAST_MANY = Impatient(AugmentedLagrangian(), window=5, horizon=100)
 #: Programs that are nearly quadratic; the others are for an interior point.  Of many unknowns a quadratic program costs more
 #: than many of its steps.
 _FEW_SQP = Stage(Impatient(SQP(), window=5, horizon=20), max_steps=60)
@@ -184,7 +185,6 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
     sparse = bounded and not fit and size >= SPARSE and (not dense or not problem.one_sided)
     large = (_SPARSE_SQP,) if sparse else ()
     inside = (_stage("filter_interior_point", max_steps=250, sparse=not dense), *polish) if bounded and not fit else ()
-    multipliers = (_stage("augmented_lagrangian"), *polish)
     if not problem.one_sided:
         return (
             *large,
@@ -200,8 +200,16 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
         # where there are no multipliers the last ones converge ever more slowly, a few hundred evaluations a step
         first = _FEW_SQP if size < SMALLEST else _MANY_SQP
         return (first, *inside, _stage("sqp", max_steps=60), *polish, Stage(_LAST), *polish)
-    going_on = () if dense else (_stage("augmented_lagrangian", max_steps=40, scale=None),)
-    return (*large, *inside, _stage("augmented_lagrangian", max_steps=12), *polish, *going_on, *multipliers)
+    going_on = () if dense else (Stage(_LAST_MANY, max_steps=40, scale=None),)
+    return (
+        *large,
+        *inside,
+        _stage("augmented_lagrangian", max_steps=12),
+        *polish,
+        *going_on,
+        Stage(_LAST_MANY),
+        *polish,
+    )
 
 
 def choose(problem: Problem, batch: int, size: int) -> Any:

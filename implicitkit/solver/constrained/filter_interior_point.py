@@ -24,8 +24,9 @@ _PUSH = 1e-2  # how far inside its bounds the start is moved, of their size and 
 _ON = 1e-10  # relative: what is as near to a bound is on it
 _SOLVED = 10.0  # times mu: the error at which a barrier problem is solved
 _LINEAR, _SUPERLINEAR = 0.2, 1.5  # mu <- min(0.2 mu, mu^1.5)
-_LAST = 1e-18  # mu at which no smaller one is tried
+_LAST = 1e-26  # mu at which no smaller one is tried: what is weakly active is off by its root
 _ROUNDED = 1e4  # units of rounding: an error that is no larger may be of evaluation
+_AT_REST = 1e2  # ... and one that is nothing else
 _SHARE = 0.99  # of the way to a bound, at least
 _HALVINGS = 12
 _BLOCKED = 1e-2  # of a step: bounds that allow less are not overcome by another shift
@@ -153,13 +154,17 @@ class FilterInteriorPoint(Method):
         theta = barrier.violation(at.constraints, at.s)
         standing = Standing(theta, barrier.objective(at.z, at.s, at.value), barrier.slope(step))
         found = _searched(barrier, filter_, standing, step, share, usable, restoring, state["from"])
+        if bool((usable & normal & (found.t == 0)).any()):
+            found = _nearer(barrier, step, share, usable & normal & (found.t == 0), found)
         failed = active & (found.t == 0)
         # what the restoration does
         leaves = restoring & found.allowed
         room = barrier.longest(step, share)
         least, stiff = after(systems, shift, state["least"], normal & (found.t < _SHORT * room), normal & failed)
-        given_up = failed & ~restoring & (stiff | ~usable | (room < _BLOCKED))
-        enters = given_up & (theta > 0) & theta.isfinite()
+        rounded = _AT_REST * torch.finfo(theta.dtype).eps
+        at_rest = (barrier.mu * scales.objective <= _LAST) & (barrier.error(barrier.mu) <= rounded)
+        given_up = failed & ~restoring & (stiff | ~usable | (room < _BLOCKED) | at_rest)
+        enters = given_up & (theta > rounded) & theta.isfinite()
         damping = torch.where(found.t < 0.25, 16 * state["damping"], state["damping"])
         damping = torch.where(found.t > 0.9, state["damping"] / 8, damping)
         damping = torch.where(enters, _DAMPED[0], damping)
@@ -227,6 +232,23 @@ def _searched(
             break
         t = torch.where(done, t, 0.5 * t)
     return best
+
+
+def _nearer(barrier: Barrier, step: Step, share: Tensor, which: Tensor, found: _Search) -> _Search:
+    """The whole step where that halves the error in the optimality conditions, whatever the filter says: near a solution
+    what is left of objective and violation is rounding."""
+    model, t = barrier.model, torch.ones_like(found.t)
+    dual = barrier.longest_of_multipliers(step, share)
+    z, s = barrier.moved(step, t)
+    which = which & (barrier.longest(step, share) >= 1)
+    forces = torch.where(barrier.sided, barrier.at.y + dual.unsqueeze(1) * step.y, barrier.at.y + step.y)
+    value, constraints, gradient = model.slope(z, lambda _: forces)
+    s = torch.where(barrier.sided, s.maximum(-constraints), s)
+    y, low, high = barrier.multipliers(step, z, s, t, dual)
+    there = Interior(z, y, s, low, high, value, constraints)
+    after = Barrier(model, barrier.systems, there, barrier.limits, barrier.scales, gradient, barrier.mu)
+    good = which & (after.error(barrier.mu) <= _CROSSED * barrier.error(barrier.mu))
+    return _taken(found, _Search(z, s, value, constraints, t, good, torch.zeros_like(good)), good)
 
 
 def _taken(best: _Search, trial: _Search, which: Tensor) -> _Search:

@@ -101,8 +101,10 @@ def _mehrotra(
     n, sided = p.size, p.one_sided
     s, y, below, low, above, high = at
     with np.errstate(divide="ignore", invalid="ignore"):
-        E = np.where(sided, s / y, 0.0)
-    diagonal = np.concatenate([low / below + high / above, -E])
+        diagonal = np.concatenate([low / below + high / above, -np.where(sided, s / y, 0.0)])
+    if not np.isfinite(diagonal).all():  # a slack that is zero to the last bit
+        return None
+    E = -diagonal[n:]
     if near:
         diagonal += np.where(np.arange(len(diagonal)) < n, near, -near) / p.scale**2
     saddle = p.system(free, shift, diagonal)
