@@ -24,7 +24,7 @@ _PUSH = 1e-2  # how far inside its bounds the start is moved, of their size and 
 _ON = 1e-10  # relative: what is as near to a bound is on it
 _SOLVED = 10.0  # times mu: the error at which a barrier problem is solved
 _LINEAR, _SUPERLINEAR = 0.2, 1.5  # mu <- min(0.2 mu, mu^1.5)
-_LAST = 1e-26  # mu at which no smaller one is tried: what is weakly active is off by its root
+_LAST = 5 / 3  # power of eps, of the mu at which no smaller one is tried: what is weakly active is off by its root
 _ROUNDED = 1e4  # units of rounding: an error that is no larger may be of evaluation
 _AT_REST = 1e2  # ... and one that is nothing else
 _SHARE = 0.99  # of the way to a bound, at least
@@ -161,15 +161,16 @@ class FilterInteriorPoint(Method):
         leaves = restoring & found.allowed
         room = barrier.longest(step, share)
         least, stiff = after(systems, shift, state["least"], normal & (found.t < _SHORT * room), normal & failed)
-        rounded = _AT_REST * torch.finfo(theta.dtype).eps
-        at_rest = (barrier.mu * scales.objective <= _LAST) & (barrier.error(barrier.mu) <= rounded)
+        eps = torch.finfo(theta.dtype).eps
+        rounded = _AT_REST * eps
+        at_rest = (barrier.mu * scales.objective <= eps**_LAST) & (barrier.error(barrier.mu) <= rounded)
         given_up = failed & ~restoring & (stiff | ~usable | (room < _BLOCKED) | at_rest)
         enters = given_up & (theta > rounded) & theta.isfinite()
         damping = torch.where(found.t < 0.25, 16 * state["damping"], state["damping"])
         damping = torch.where(found.t > 0.9, state["damping"] / 8, damping)
         damping = torch.where(enters, _DAMPED[0], damping)
         filter_ = filter_.with_pair(active & ~restoring & ~found.falling & (~failed | enters), standing)
-        model.f.stuck = (given_up & ~enters) | (failed & restoring & (damping >= _DAMPED[1]))
+        model.f.stuck = (given_up & ~enters) | (restoring & (damping >= _DAMPED[1]))
         dual = torch.where(found.t > 0, barrier.longest_of_multipliers(step, share), 0.0)
         y, low, high = barrier.multipliers(step, found.z, found.s, found.t, dual)
         new = Interior(found.z, y, found.s, low, high, found.value, found.constraints)
@@ -279,15 +280,22 @@ def _crossed(model: Model, w: Tensor, at: Interior, limits: Limits, which: Tenso
 
 
 def _smaller(barrier: Barrier, scale: Tensor) -> Tensor:
-    """``mu`` after all barrier problems that the iterate solves, ``(batch,)``."""
-    mu = barrier.mu
-    rounded = _ROUNDED * torch.finfo(mu.dtype).eps
-    while True:
+    """``mu`` after all barrier problems that the iterate solves, or one, if what it leaves may be rounding; ``(batch,)``."""
+    eps = torch.finfo(scale.dtype).eps
+    last, rounded = eps**_LAST, _ROUNDED * eps
+
+    def lowered(mu: Tensor, solved: Tensor) -> Tensor:
         scaled = mu * scale
-        solved = (barrier.error(mu) <= (_SOLVED * scaled).clamp_min(rounded)) & (scaled > _LAST)
-        if not bool(solved.any()):
-            return mu
-        mu = torch.where(solved, torch.minimum(_LINEAR * scaled, scaled**_SUPERLINEAR).clamp_min(_LAST) / scale, mu)
+        smaller = torch.minimum(_LINEAR * scaled, scaled**_SUPERLINEAR).clamp_min(last) / scale
+        return torch.where(solved & (scaled > last), smaller, mu)
+
+    mu = barrier.mu
+    while True:
+        after = lowered(mu, barrier.error(mu) <= _SOLVED * mu * scale)
+        if not bool((after < mu).any()):
+            break
+        mu = after
+    return torch.where(mu < barrier.mu, mu, lowered(mu, barrier.error(mu) <= rounded))
 
 
 def _restarted(barrier: Barrier, at: Interior, which: Tensor) -> Interior:
