@@ -855,7 +855,7 @@ MUTANTS = [
         "tests/solver/test_interior_points.py -k different_sizes",
         ("suspect = suspect & ((v * Hv).sum(1) <", "suspect = suspect | ((v * Hv).sum(1) <"),
         (
-            "torch.where(self.held, constraints.abs(), self.model.violation(constraints))",
+            "torch.where(self.binding, constraints.abs(), self.model.violation(constraints))",
             "self.model.violation(constraints)",
         ),
     ),

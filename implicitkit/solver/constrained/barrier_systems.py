@@ -180,7 +180,7 @@ class _Sparse:
         self.factors: dict[int, Any] = {}
 
     def size(self) -> Tensor:
-        found = torch.ones(len(self.slope), dtype=torch.float64)
+        found = torch.ones(len(self.slope), dtype=torch.float64, device="cpu")
         for i, p in self.programs.items():
             found[i] = float(np.abs(p.K[: self.n, : self.n].data).max(initial=0.0)) or 1.0
         return found.to(self.slope)
@@ -197,8 +197,8 @@ class _Sparse:
         )
 
     def rows(self) -> tuple[Tensor, Tensor]:
-        largest = torch.zeros(len(self.slope), self.m, dtype=torch.float64)
-        alone = torch.full((len(self.slope), self.m), -1)
+        largest = torch.zeros(len(self.slope), self.m, dtype=torch.float64, device="cpu")
+        alone = torch.full((len(self.slope), self.m), -1, device="cpu")
         k = self.n + self.more
         for i, p in self.programs.items():
             J = p.K[:, k : k + self.m].tocsc()
@@ -214,7 +214,7 @@ class _Sparse:
         return largest.to(self.slope), alone.to(self.slope.device)
 
     def factor(self, which: Tensor, diagonal: Tensor, shift: Tensor, plain: bool = False) -> Tensor:
-        good = torch.zeros(len(which), dtype=torch.bool)
+        good = torch.zeros(len(which), dtype=torch.bool, device="cpu")
         none = np.zeros(self.more)
         for i in which.nonzero().flatten().tolist():
             if i not in self.usable:

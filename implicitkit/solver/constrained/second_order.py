@@ -126,7 +126,7 @@ class _Look:
             active = self._active(multipliers, constraints)
         self.forces = torch.where(active, multipliers, 0)
         self.slope = self.slope + (self.forces.unsqueeze(1) @ self.jacobian).squeeze(1)
-        self.held = ~model.one_sided | (self.forces > 0)
+        self.binding = ~model.one_sided | (self.forces > 0)
         self.violated = self._beyond(constraints)
         self.steep = torch.linalg.vector_norm(self.jacobian, dim=2)
         self.free = self._free()
@@ -233,7 +233,7 @@ class _Look:
 
     def _beyond(self, constraints: Tensor) -> Tensor:
         """How far constraints are from where they hold, those with a force from where they are active, ``(batch, m)``."""
-        return torch.where(self.held, constraints.abs(), self.model.violation(constraints))
+        return torch.where(self.binding, constraints.abs(), self.model.violation(constraints))
 
     def merit(self, z: Tensor, moved: Tensor, share: float = _LEAVES) -> tuple[Tensor, Tensor]:
         """The Lagrangian, and whether each constraint holds to first order after a way ``moved``, all ``(batch,)``; far
