@@ -810,6 +810,7 @@ MUTANTS = [
             "tests/solver/test_sparse_programs.py -k reach_of",
         ),
         ("_HEAVIEST = 1e6", "_HEAVIEST = 1.0", f"{SCALES} -k best"),
+        ("(uphill := ~good & dense", "(uphill := False & dense", "tests/solver/test_steps_uphill.py"),
     ),
     *mutants(
         "implicitkit/solver/constrained/filter_interior_point.py",
