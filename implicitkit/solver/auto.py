@@ -120,7 +120,7 @@ _ROBUST_FEW = (
 _LAST = Impatient(AugmentedLagrangian(inner_steps=100), window=4, horizon=40)
 #: Programs that are nearly quadratic; the others are for an interior point.  Of many unknowns a quadratic program costs more
 #: than many of its steps.
-_FEW_SQP = Stage(Impatient(SQP(), window=5, horizon=20), max_steps=60)
+_FEW_SQP = Stage(Impatient(SQP(), window=8, horizon=20), max_steps=60)
 _MANY_SQP = Stage(Impatient(SQP(), window=3, horizon=10), max_steps=60)
 _SPARSE_SQP = Stage(Impatient(SQP(), window=5, horizon=20), max_steps=60, sparse=True)
 

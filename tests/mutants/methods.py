@@ -765,6 +765,11 @@ MUTANTS = [
         "implicitkit/solver/auto.py",
         f"{REFUSED} -k 'Schittkowski'",
         ("Stage(_LAST), *polish", "*multipliers"),
+        (
+            "_FEW_SQP = Stage(Impatient(SQP(), window=8",
+            "_FEW_SQP = Stage(Impatient(SQP(), window=5",
+            f"{SCALES} -k come_near",
+        ),
     ),
     *mutants(
         "implicitkit/solver/noise.py",
