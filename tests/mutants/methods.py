@@ -765,6 +765,7 @@ MUTANTS = [
         "implicitkit/solver/auto.py",
         f"{REFUSED} -k 'Schittkowski'",
         ("Stage(_LAST), *polish", "*multipliers"),
+        ("Stage(_AGAIN_SQP, max_steps=60)", '_stage("sqp", max_steps=60)'),
         (
             "_FEW_SQP = Stage(Impatient(SQP(), window=8",
             "_FEW_SQP = Stage(Impatient(SQP(), window=5",
