@@ -43,7 +43,8 @@ from implicitkit.system import System
 
 __all__ = ["ConstrainedMinimisation", "State"]
 
-_NEARLY = 1e-3  # of 1 + |z|: a violation that may be on its way to zero
+_NEARLY = 1e-3  # of 1 + |z|: a violation that may be on its way to zero ...
+_FAR = 100.0  # ... of a |z| that is larger no more: it runs away
 
 
 class State(NamedTuple):
@@ -134,7 +135,7 @@ class ConstrainedMinimisation(Problem):
             values = system.kernel(z, *theta)[failed, 1:]
         one_sided = self.sides(z)
         worst = float(torch.where(one_sided, values.clamp_min(0), values.abs()).nan_to_num(torch.inf).max())
-        if worst <= _NEARLY * (1 + float(z[failed, : self.size].abs().max())):
+        if worst <= _NEARLY * (1 + min(float(z[failed, : self.size].abs().max()), _FAR)):
             with torch.no_grad():
                 lacking = lacks_multipliers(lambda w: system.kernel(w, *theta), z, self.size)
             if bool(lacking[failed].all()):

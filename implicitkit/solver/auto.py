@@ -121,9 +121,11 @@ _LAST = Impatient(AugmentedLagrangian(inner_steps=100), window=4, horizon=40)
 _LAST_MANY = Impatient(AugmentedLagrangian(), window=5, horizon=100)
 #: Programs that are nearly quadratic; the others are for an interior point.  Of many unknowns a quadratic program costs more
 #: than many of its steps.
-_FEW_SQP = Stage(Impatient(SQP(), window=5, horizon=20), max_steps=60)
+_FEW_SQP = Stage(Impatient(SQP(), window=8, horizon=20), max_steps=60)
 _MANY_SQP = Stage(Impatient(SQP(), window=3, horizon=10), max_steps=60)
 _SPARSE_SQP = Stage(Impatient(SQP(), window=5, horizon=20), max_steps=60, sparse=True)
+#: Once more from the start, where neither has found a solution: often there is none.
+_AGAIN_SQP = Impatient(SQP(), window=12, horizon=60)
 
 
 def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
@@ -199,7 +201,7 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
     if dense and bounded:
         # where there are no multipliers the last ones converge ever more slowly, a few hundred evaluations a step
         first = _FEW_SQP if size < SMALLEST else _MANY_SQP
-        return (first, *inside, _stage("sqp", max_steps=60), *polish, Stage(_LAST), *polish)
+        return (first, *inside, Stage(_AGAIN_SQP, max_steps=60), *polish, Stage(_LAST), *polish)
     going_on = () if dense else (Stage(_LAST_MANY, max_steps=40, scale=None),)
     return (
         *large,

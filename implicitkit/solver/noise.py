@@ -1,8 +1,8 @@
 r"""A function that draws random numbers: is there anything to converge to?
 
 Of one that is known to draw them (:mod:`implicitkit.lifting.purity`), ``F`` is evaluated twice at the point where a solver
-ended.  Where the two differ by more than what ``|F|`` had to come down to, no point solves it, and whatever was claimed, was
-Of one that is known to draw them (:mod:`implicitkit.lifting.purity`) ``F`` is evaluated twice at the point where a solver
+ended.  Where the two differ by more than what ``|F|`` had to come down to, no point solves it, and whatever was claimed was
+chance.
 """
 
 from __future__ import annotations

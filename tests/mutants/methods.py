@@ -755,6 +755,11 @@ MUTANTS = [
         ("multipliers[:, ~sided] = point[1] * unit", "multipliers[:, ~sided] = -point[1] * unit"),
     ),
     *mutants(
+        "implicitkit/problem/constrained.py",
+        "tests/solver/test_second_order.py -k cannot_hold",
+        ("min(float(z[failed, : self.size].abs().max()), _FAR)", "float(z[failed, : self.size].abs().max())"),
+    ),
+    *mutants(
         "implicitkit/problem/qualification.py",
         f"{REFUSED} -k 'multipliers'",
         ("torch.maximum(here, there)[:, 1:]", "here[:, 1:]"),
@@ -765,6 +770,12 @@ MUTANTS = [
         "implicitkit/solver/auto.py",
         f"{REFUSED} -k 'Schittkowski'",
         ("Stage(_LAST), *polish", "*multipliers"),
+        ("Stage(_AGAIN_SQP, max_steps=60)", '_stage("sqp", max_steps=60)'),
+        (
+            "_FEW_SQP = Stage(Impatient(SQP(), window=8",
+            "_FEW_SQP = Stage(Impatient(SQP(), window=5",
+            f"{SCALES} -k come_near",
+        ),
     ),
     *mutants(
         "implicitkit/solver/noise.py",
@@ -810,6 +821,7 @@ MUTANTS = [
             "tests/solver/test_sparse_programs.py -k reach_of",
         ),
         ("_HEAVIEST = 1e6", "_HEAVIEST = 1.0", f"{SCALES} -k best"),
+        ("(uphill := ~good & dense", "(uphill := False & dense", "tests/solver/test_steps_uphill.py"),
     ),
     *mutants(
         "implicitkit/solver/constrained/filter_interior_point.py",

@@ -191,6 +191,13 @@ def test_the_best_point_is_found(name: str, solver: str) -> None:
     assert s.evaluations <= p.most, (name, s.evaluations)
 
 
+def test_steps_that_have_come_near_are_gone_on_with() -> None:
+    """The defaults leave sequential quadratic programming where it is slow, not where its last steps are the fast ones."""
+    for name in ("81, the first step rises", "320, no gradient of the constraint at the start"):
+        s = _solve(PROGRAMS[name])
+        assert s.solver == "auto (sqp)", (name, s)
+
+
 @pytest.mark.parametrize("name", ["23, a refusal by the step limit", "106, a heat exchanger", "114, a refinery"])
 def test_units_of_constraints_do_not_matter(name: str) -> None:
     p = PROGRAMS[name]

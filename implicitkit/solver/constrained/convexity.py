@@ -82,6 +82,15 @@ class Curved:
         self.expected, self.resting = self.expected & ~lax, self.resting & ~moved
         return bool(lax.any()) or bool(moved.any())
 
+    def draws(self) -> Tensor:
+        """Where the model draws a step to an inequality that holds already, ``(batch,)``."""
+        return ~self.convex & (self.expected & self.sided & (self.at.constraints < 0)).any(1)
+
+    def let_go(self, which: Tensor) -> None:
+        """Expect of these samples no inequality to be met that holds already: without violation ``d = 0`` is as good as the
+        model allows then, and the step descends."""
+        self.expected = self.expected & ~(which.unsqueeze(1) & self.sided & (self.at.constraints < 0))
+
 
 def _units(z: Tensor) -> Tensor:
     """What each unknown is measured in, ``(batch, n)``: itself; where it is as good as zero the largest, but no more than

@@ -72,9 +72,18 @@ class SQP(Method):
         model = Model(f)
         direction = self._sparsely(model, w, bounds)
         at: First | Local | None
-        at, d, new = self._densely(model, w, bounds, weight) if direction is None else (None, direction.d, direction.y)
+        at, d, new, dense = None, None, None, None
+        if direction is None:
+            dense = _Dense(model, w, bounds, weight)
+            at, d, new = dense.at, *dense.step()
+        else:
+            d, new = direction.d, direction.y
         trial = _moved(w, d, new, bounds)
         good = _fallen(f, trial)
+        if dense is not None and bool((uphill := ~good & dense.is_uphill(d, new)).any()):
+            d, new = dense.downhill(uphill, d, new)
+            trial = _moved(w, d, new, bounds)
+            good = good | (uphill & _fallen(f, trial))
         if direction is not None and not bool(good.all()):
             good = good | (direction.changed(last) & _fallen(f, trial, _FALLS))
         if not bool(good.all()):
@@ -137,58 +146,67 @@ class SQP(Method):
 
         return sparse_direction(model, w, bounds)
 
-    def _densely(
-        self, model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | None, weight: Tensor
-    ) -> tuple[First | Local, Tensor, Tensor]:
-        """First order, the step and the new multipliers."""
+
+class _Dense:
+    """The step by dense matrices.
+
+    Attributes:
+        at: first order at the point.
+    """
+
+    def __init__(self, model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | None, weight: Tensor) -> None:
         z, multipliers = model.split(w)
         model.affordable(w, "sqp")
-        at = model.local(z)
+        self.model, self.weight, self.at = model, weight, model.local(z)
         known = (multipliers != 0).any(1, keepdim=True) if model.count else None
-        curved_by = multipliers if known is None else torch.where(known, multipliers, _estimate(model, at))
-        return (at, *self._direction(model, z, curved_by, at, bounds, weight))
+        curved_by = multipliers if known is None else torch.where(known, multipliers, _estimate(model, self.at))
+        self.curved = Curved(model, z, curved_by, self.at, bounds)
+        self.program = Program(model, z, self.at, bounds)
 
-    def _direction(
-        self,
-        model: Model,
-        z: Tensor,
-        multipliers: Tensor,
-        at: Local,
-        bounds: tuple[Tensor, Tensor] | None,
-        weight: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """The step ``(batch, n)`` and the new multipliers ``(batch, m)``."""
-        curved = Curved(model, z, multipliers, at, bounds)
-        program = Program(model, z, at, bounds)
+    def step(self) -> tuple[Tensor, Tensor]:
+        """``(batch, n)`` and the new multipliers ``(batch, m)``."""
+        curved, program = self.curved, self.program
         for _ in range(_EXPECTATIONS):
             H, slope = curved.model()
             d, found, failed = program.solve(H, slope)
             if not curved.disappointed(d, found, failed):
                 break
         if bool(failed.any()):
-            elastic = program.solve_elastic(H, slope, weight)
+            elastic = program.solve_elastic(H, slope, self.weight)
             d, found = (
                 torch.where(failed.unsqueeze(1), new, old) for new, old in zip(elastic, (d, found), strict=False)
             )
             failed = failed & elastic[2]
         if bool(failed.any()):
-            push, pull = self._penalised(model, H, at)
+            push, pull = _penalised(self.model, H, self.at)
             d = torch.where(failed.unsqueeze(1), push, d)
             found = torch.where(failed.unsqueeze(1), pull, found)
         return d, found
 
-    @staticmethod
-    def _penalised(model: Model, H: Tensor, at: Local) -> tuple[Tensor, Tensor]:
-        """Where the linearised constraints cannot all hold: the minimiser of the model with quadratic penalties."""
-        steep = at.jacobian.square().sum(2).amax(1)
-        rho = 10 * (1 + H.abs().flatten(1).amax(1)) / torch.where(steep > 0, steep, 1)
-        violated = torch.where(model.one_sided, (at.constraints > 0).to(H), 1.0)
-        J = at.jacobian * violated.unsqueeze(2)
-        force = rho.unsqueeze(1) * at.constraints * violated
-        K = H + rho[:, None, None] * (J.mT @ J)
-        L, _ = cholesky_batched(K)
-        d = -torch.cholesky_solve((at.slope + mv(J.mT, force)).unsqueeze(2), L).squeeze(2)
-        return torch.nan_to_num(d), force + rho.unsqueeze(1) * mv(J, d)
+    def is_uphill(self, d: Tensor, multipliers: Tensor) -> Tensor:
+        """Where the penalty rises along a step that inequalities draw which hold already, ``(batch,)``: no part of such a
+        step is taken, since the penalty does not see how far from its bound an inequality is."""
+        falls = (_outweighing(self.weight, multipliers) * self.model.violation(self.at.constraints)).sum(1)
+        return ((self.at.slope * d).sum(1) > falls) & self.curved.draws()
+
+    def downhill(self, which: Tensor, d: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
+        """The step and the multipliers of the samples ``which`` without what draws them; the others' as they are."""
+        self.curved.let_go(which)
+        new = self.step()
+        return torch.where(which.unsqueeze(1), new[0], d), torch.where(which.unsqueeze(1), new[1], multipliers)
+
+
+def _penalised(model: Model, H: Tensor, at: Local) -> tuple[Tensor, Tensor]:
+    """Where the linearised constraints cannot all hold: the minimiser of the model with quadratic penalties."""
+    steep = at.jacobian.square().sum(2).amax(1)
+    rho = 10 * (1 + H.abs().flatten(1).amax(1)) / torch.where(steep > 0, steep, 1)
+    violated = torch.where(model.one_sided, (at.constraints > 0).to(H), 1.0)
+    J = at.jacobian * violated.unsqueeze(2)
+    force = rho.unsqueeze(1) * at.constraints * violated
+    K = H + rho[:, None, None] * (J.mT @ J)
+    L, _ = cholesky_batched(K)
+    d = -torch.cholesky_solve((at.slope + mv(J.mT, force)).unsqueeze(2), L).squeeze(2)
+    return torch.nan_to_num(d), force + rho.unsqueeze(1) * mv(J, d)
 
 
 def _within_reach(z: Tensor, d: Tensor) -> Tensor:
