@@ -270,6 +270,11 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "plugins/implicitkit_deq/frozen.py",
+        "tests/plugins/deq/test_training.py -k asked_for_by_name",
+        ("np.array_equal(np.from_dlpack(a), np.from_dlpack(b))", "np.array_equal(a.numpy(), b.numpy())"),
+    ),
+    *mutants(
         "plugins/implicitkit_deq/last.py",
         TREND + " -k 'numbers or leads_nowhere'",
         ("(when >= 0) & (when != written)", "when != written"),
