@@ -458,7 +458,7 @@ MUTANTS = [
         ("2 * math.pi * turns.round()", "0 * turns"),
         ("if isinstance(values, Tensor) and compat.tracked(values):", "if False:"),
         ("    if running_mean is not None:  # which it moves", "    if False:"),
-        ("+ eps).rsqrt()", ").rsqrt()"),
+        ("keepdim=True) + eps).rsqrt()\n    y = y if", "keepdim=True)).rsqrt()\n    y = y if"),
     ),
     *mutants(
         "implicitkit/foundation/autodiff.py",
