@@ -192,7 +192,7 @@ def linearise(
     )
     A.graph = gone_through = functools.cache(lambda: size_of_graph(out, _UNKNOWN))
     A.read = functools.cache(lambda: read_by_products(out))
-    A.own = functools.cache(lambda: has_own_matrices(out, z.numel()))
+    A.own = functools.cache(lambda: has_own_matrices(out, z))
     price = getattr(sparse, "price", None)
     if price is not None:
         A.price = lambda alike=None: price(alike, gone_through)
@@ -279,16 +279,22 @@ def read_by_products(out: Tensor) -> int:
     return found
 
 
-def has_own_matrices(out: Tensor, numbers: int) -> bool:
-    """Does the graph of ``out`` multiply each sample by a matrix of its own, all of them together of more than so many
-    ``numbers``?  One that is repeated by a stride of zero is one."""
-    open_ = [out.grad_fn] if out.grad_fn is not None else []
+def has_own_matrices(out: Tensor, z: Tensor) -> bool:
+    """Does the graph of ``out`` multiply each sample of ``z`` by a matrix of its own, all of them together of more numbers
+    than ``z``?  One that is repeated by a stride of zero is one, and so is one of another number of matrices, be it the one
+    that an ``einsum`` of a matrix for all multiplies by, or one for each head."""
+    batch, numbers = len(z), z.numel()
+
+    def of_each(matrices: Tensor) -> bool:
+        return matrices.numel() > numbers and len(matrices) % batch == 0 and bool(matrices.stride(0))
+
+    open_ = [out.grad_fn] if out.grad_fn is not None and batch > 1 else []
     seen = set(open_)
     while open_:
         node = open_.pop()
         if type(node).__name__.startswith(_BATCHED):
             matrices = (getattr(node, name, None) for name in _SAVED)
-            if any(m is not None and m.numel() > numbers and m.stride(0) for m in matrices):
+            if any(m is not None and of_each(m) for m in matrices):
                 return True
         after = {n for n, _ in node.next_functions if n is not None} - seen
         seen |= after

@@ -9,7 +9,8 @@ wrong: three, or any behind one forwards), of a ``scatter_reduce`` of products t
     logcumsumexp        y_i = logsumexp_{j <= i} x_j
     products by index   y_k = [self_k] prod_{j: index_j = k} x_j
 
-as equal as rounding allows, and differentiable as often as one likes.  ``logcumsumexp`` and the products go over all pairs.
+as equal as rounding allows, and differentiable as often as one likes, the last two by doubling, in ``log n`` passes (sums
+of complex numbers over all pairs).
 
 :func:`mapped` is for evaluations inside ``torch.vmap`` that derivatives are taken of from outside, where torch's of
 ``select_scatter`` is wrong; :func:`transposed` for those that are differentiated by a transposed derivative, where that of a
@@ -19,7 +20,7 @@ sparse tensor is lost.  What was found so is all that a table of 440 functions s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -32,6 +33,8 @@ from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
 
 __all__ = ["faithful", "mapped", "transposed"]
+
+_HALF = (torch.float16, torch.bfloat16)
 
 
 def faithful() -> AbstractContextManager[Any]:
@@ -52,7 +55,7 @@ def transposed() -> AbstractContextManager[Any]:
 class _Instead(TorchFunctionMode):
     """Other functions in the place of some."""
 
-    def __init__(self, instead: dict[Any, Callable[..., Tensor]]) -> None:
+    def __init__(self, instead: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()
         self.instead = instead
 
@@ -61,10 +64,12 @@ class _Instead(TorchFunctionMode):
 
 
 def _normed(x: Tensor, dims: list[int], eps: float, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    centred = x - x.mean(dims, keepdim=True)
+    """In single precision at least, as torch computes it: squares leave the range of half precision."""
+    wide = x.float() if x.dtype in _HALF else x
+    centred = wide - wide.mean(dims, keepdim=True)
     y = centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
     y = y if weight is None else y * weight
-    return y if bias is None else y + bias
+    return (y if bias is None else y + bias).to(x.dtype)
 
 
 def _layer_norm(
@@ -73,12 +78,27 @@ def _layer_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
-    *_: Any,
+    cudnn_enable: bool = True,
 ) -> Tensor:
-    shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
-    if list(input.shape[input.ndim - len(shape) :]) != shape:
-        return F.layer_norm(input, shape, weight, bias, eps)  # torch's error
+    shape = None if isinstance(normalized_shape, int) else list(normalized_shape)
+    if not shape or any(list(t.shape[-len(shape) :]) != shape for t in (input, weight, bias) if t is not None):
+        return torch.layer_norm(input, normalized_shape, weight, bias, eps, cudnn_enable)  # torch's error
+    device = input.device.type
+    if input.dtype in _HALF and device != "cpu" and torch.is_autocast_enabled(device):
+        input = input.float()  # there it is one of those that autocast has in single precision
     return _normed(input, list(range(-len(shape), 0)), eps, weight, bias)
+
+
+def _native_layer_norm(
+    input: Tensor, normalized_shape: Any, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    dims = list(range(-len(normalized_shape), 0))
+    return _layer_norm(input, normalized_shape, weight, bias, eps), *_moments(input, dims, eps, True)
+
+
+def _moments(x: Tensor, dims: list[int], eps: float, keepdim: bool) -> tuple[Tensor, Tensor]:
+    """The mean, and one over the deviation."""
+    return x.mean(dims, keepdim=keepdim), (x.var(dims, correction=0, keepdim=keepdim) + eps).rsqrt()
 
 
 def _by_channel(t: Tensor | None, x: Tensor) -> Tensor | None:
@@ -99,8 +119,41 @@ def _batch_norm(
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     if running_mean is not None:  # which it moves
         F.batch_norm(input.detach(), running_mean, running_var, None, None, True, momentum, eps)
-    dims = [0, *range(2, input.ndim)]
-    return _normed(input, dims, eps, _by_channel(weight, input), _by_channel(bias, input))
+    return _normed(input, _of_channels(input), eps, _by_channel(weight, input), _by_channel(bias, input))
+
+
+def _of_channels(x: Tensor) -> list[int]:
+    return [0, *range(2, x.ndim)]
+
+
+def _torch_batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    return _batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+def _native_batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not training:
+        return torch.native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    out = _batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    return out, *_moments(input, _of_channels(input), eps, False)
 
 
 def _instance_norm(
@@ -120,39 +173,81 @@ def _instance_norm(
     return _normed(input, list(range(2, input.ndim)), eps, _by_channel(weight, input), _by_channel(bias, input))
 
 
+def _torch_instance_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    return _instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+
+
 def _logcumsumexp(input: Tensor, dim: int, **named: Any) -> Tensor:
-    if named or not input.ndim:
+    if named or not input.ndim or not (input.is_floating_point() or input.is_complex()):
         return torch.logcumsumexp(input, dim, **named)
+    if input.is_complex():
+        return _logcumsumexp_of_complex(input, dim)
+    y, k = input.movedim(dim, -1), 1
+    while k < y.shape[-1]:  # of the last k, then of the last 2 k
+        y = torch.cat([y[..., :k], _logaddexp(y[..., k:], y[..., :-k])], -1)
+        k *= 2
+    return y.movedim(-1, dim)
+
+
+def _logaddexp(a: Tensor, b: Tensor) -> Tensor:
+    """Of two that are minus infinity, as what is masked is, the derivative is zero."""
+    top = torch.maximum(a, b).detach()
+    top = torch.where(top.isfinite(), top, 0)
+    summed = (a - top).exp() + (b - top).exp()
+    none = summed == 0
+    return (summed.masked_fill(none, 1).log() + top).masked_fill(none, -torch.inf)
+
+
+def _logcumsumexp_of_complex(input: Tensor, dim: int) -> Tensor:
     x = input.movedim(dim, -1)
     n = x.shape[-1]
     later = torch.ones(n, n, dtype=torch.bool, device=x.device).triu(1)
-    if x.is_complex():
-        top = x.real.detach().cummax(-1).values.unsqueeze(-1)
-        pairs = (x.unsqueeze(-2) - top).exp().masked_fill(later, 0)
-        found = (pairs.sum(-1).log() + top.squeeze(-1)).movedim(-1, dim)
-        turns = (torch.logcumsumexp(input.detach(), dim) - found.detach()).imag / (2 * math.pi)
-        return found + torch.complex(torch.zeros_like(turns), 2 * math.pi * turns.round())  # on torch's branch
-    pairs = x.unsqueeze(-2).expand(*x.shape, n).masked_fill(later, -torch.inf)
-    return pairs.logsumexp(-1).movedim(-1, dim)
+    top = x.real.detach().cummax(-1).values.unsqueeze(-1)
+    pairs = (x.unsqueeze(-2) - top).exp().masked_fill(later, 0)
+    found = (pairs.sum(-1).log() + top.squeeze(-1)).movedim(-1, dim)
+    turns = (torch.logcumsumexp(input.detach(), dim) - found.detach()).imag / (2 * math.pi)
+    return found + torch.complex(torch.zeros_like(turns), 2 * math.pi * turns.round())  # on torch's branch
 
 
 def _scatter_reduce(
     input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True, **named: Any
 ) -> Tensor:
-    if reduce != "prod" or named or not input.ndim or input.ndim != index.ndim:
+    plain = reduce != "prod" or named or not input.ndim or not index.numel() or src.dtype != input.dtype
+    if plain or not input.ndim == index.ndim == src.ndim:
         return torch.scatter_reduce(input, dim, index, src, reduce, include_self=include_self, **named)
-    part = tuple(slice(0, n) for n in index.shape)
-    x, index = src[part].movedim(dim, -1), index.movedim(dim, -1)
-    place = torch.arange(input.shape[dim], device=input.device).unsqueeze(-1)
-    hit = index.unsqueeze(-2) == place
-    made = torch.where(hit, x.unsqueeze(-2), 1).prod(-1)
-    here = input.movedim(dim, -1)[tuple(slice(0, n) for n in made.shape)]
-    made = made * here if include_self else torch.where(hit.any(-1), made, here)
-    if made.shape == input.movedim(dim, -1).shape:
+    x = src[tuple(slice(0, n) for n in index.shape)].movedim(dim, -1)
+    places, order = index.movedim(dim, -1).sort(dim=-1, stable=True)
+    x, k = x.gather(-1, order), 1
+    while k < x.shape[-1]:  # products of the last k, then of the last 2 k, of those that have one place
+        x = torch.cat([x[..., :k], x[..., k:] * torch.where(places[..., k:] == places[..., :-k], x[..., :-k], 1)], -1)
+        k *= 2
+    more = torch.nn.functional.pad(places.diff(dim=-1) == 0, (0, 1))  # of the same place, behind
+    here = input.movedim(dim, -1)
+    part = here[tuple(slice(0, n) for n in places.shape[:-1])]
+    made = torch.zeros_like(part).scatter_add(-1, places, torch.where(more, 0, x))
+    hit = torch.zeros_like(part).scatter_add(-1, places, torch.where(more, 0, torch.ones_like(x))) > 0
+    made = part * torch.where(hit, made, 1) if include_self else torch.where(hit, made, part)
+    if made.shape == here.shape:
         return made.movedim(-1, dim)
-    out = input.movedim(dim, -1).clone()
+    out = here.clone()
     out[tuple(slice(0, n) for n in made.shape)] = made
     return out.movedim(-1, dim)
+
+
+def _scatter_reduce_(input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, **named: Any) -> Tensor:
+    if reduce != "prod":
+        return input.scatter_reduce_(dim, index, src, reduce, **named)
+    return input.copy_(_scatter_reduce(input.clone(), dim, index, src, reduce, **named))
 
 
 def _select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
@@ -187,13 +282,18 @@ _TRANSPOSED: dict[Any, Callable[..., Tensor]] = {
     torch.sparse_csr_tensor: _sparse(torch.sparse_csr_tensor, 2),
     torch.sparse_csc_tensor: _sparse(torch.sparse_csc_tensor, 2),
 }
-_INSTEAD: dict[Any, Callable[..., Tensor]] = {
+_INSTEAD: dict[Any, Callable[..., Any]] = {
     F.layer_norm: _layer_norm,
     torch.layer_norm: _layer_norm,
     F.batch_norm: _batch_norm,
+    torch.native_layer_norm: _native_layer_norm,
+    torch.batch_norm: _torch_batch_norm,
+    torch.native_batch_norm: _native_batch_norm,
     F.instance_norm: _instance_norm,
+    torch.instance_norm: _torch_instance_norm,
     torch.logcumsumexp: _logcumsumexp,
     Tensor.logcumsumexp: _logcumsumexp,
     torch.scatter_reduce: _scatter_reduce,
     Tensor.scatter_reduce: _scatter_reduce,
+    Tensor.scatter_reduce_: _scatter_reduce_,
 }

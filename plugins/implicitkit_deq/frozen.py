@@ -278,7 +278,7 @@ def _generators(device: torch.device) -> list[Tensor]:
 def _same(a: Tensor, b: Tensor) -> bool:
     """Are two states equal?  Asked of NumPy: a cell that looks at tensors is evaluated once more, as it may branch."""
     with unseen():
-        return np.array_equal(np.from_dlpack(a), np.from_dlpack(b))
+        return np.array_equal(np.from_dlpack(a), np.from_dlpack(b))  # as transforms of torch.func let be asked
 
 
 def _set_generators(device: torch.device, states: Sequence[Tensor]) -> None:

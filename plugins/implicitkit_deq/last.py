@@ -94,18 +94,18 @@ class Last:
 
     def __call__(self, template: Any, index: Tensor | None = None, trained: Any = None) -> Any:
         """A state like ``template``; with a cell that is ``trained``, that itself in one call of 31, as :class:`Again` has
-        it, of calls between which its parameters were written to: one that is repeated follows."""
+        it.  Those whose samples were all seen with these very parameters are not counted: one that is repeated follows."""
         leaves, spec = ik.extend.trees.tree_flatten(template)
         if index is None:
             return usable(self.trend.last, template)
         written = None if trained is None else _written(trained)
-        if (
-            len(self.table) != len(leaves)
-            or not all(map(_same_kind, self.table, leaves))
-            or (written is not None and not self._followed.again(written))
-        ):
+        if len(self.table) != len(leaves) or not all(map(_same_kind, self.table, leaves)):
             return template
         known, index = index < len(self.table[0]), index.clamp_max(len(self.table[0]) - 1)
+        if written is not None and self._when is not None:
+            repeated = bool((known & (self._when[index] == written)).all())
+            if not repeated and not self._followed.again():
+                return template
         states = [t[index] for t in self.table]
         if written is not None and self._when is not None:
             moved = self._when[index] != written
@@ -143,13 +143,10 @@ class Followed:
     """Counts the calls in a row that start from a last equilibrium: at most 30, then one starts from zero."""
 
     def __init__(self) -> None:
-        self.calls, self._written = 0, -1
+        self.calls = 0
 
-    def again(self, written: int | None = None) -> bool:
-        """Does this call?  ``written``: how often parameters have been; a call that finds them as before is not counted."""
-        if written is not None and written == self._written:
-            return True
-        self._written = self._written if written is None else written
+    def again(self) -> bool:
+        """Does this call?"""
         self.calls = (self.calls + 1) % _ANEW
         return self.calls > 0
 

@@ -156,6 +156,10 @@ def test_every_function() -> None:
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 
+X = torch.randn(5, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+PER_CHANNEL, INDEX = torch.tensor([1.5, 0.3, -0.2, 2.0], dtype=torch.float64), torch.tensor([0, 2, 1])
+
+
 def _third(norm: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """A third derivative of a fixed point through a norm, by three reverse passes, and by differences of the second."""
     x = torch.linspace(-1, 1, 12).square().reshape(3, 4)
@@ -171,19 +175,32 @@ def _third(norm: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     return grad(second)(t), (second(t + 1e-4) - second(t - 1e-4)) / 2e-4
 
 
-@pytest.mark.parametrize("name", ["layer", "batch", "instance"])
+OTHER_NAMES: dict[str, Callable[[Tensor], Tensor]] = {
+    "torch.layer_norm": lambda x: torch.layer_norm(x, (4,), cudnn_enable=False),
+    "torch.native_layer_norm": lambda x: torch.native_layer_norm(x, [4], None, None, 1e-5)[0],
+    "torch.batch_norm": lambda x: torch.batch_norm(x[0], None, None, None, None, True, 0.1, 1e-5, False).unsqueeze(0),
+    "torch.native_batch_norm": lambda x: torch.native_batch_norm(x[0], None, None, None, None, True, 0.1, 1e-5)[0][
+        None
+    ],
+    "torch.instance_norm": lambda x: torch.instance_norm(x, None, None, None, None, True, 0.1, 1e-5, False),
+    "Tensor.scatter_reduce_": lambda x: torch.ones_like(x).scatter_reduce_(
+        1, INDEX.view(1, 3, 1).expand(1, 3, 4) // 2, x, "prod"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["layer", "batch", "instance", *OTHER_NAMES])
 def test_third_derivatives_of_norms(name: str) -> None:
     norms: dict[str, Callable[[Tensor], Tensor]] = {
         "layer": lambda x: F.layer_norm(x, (4,)),
         "batch": lambda x: F.batch_norm(x.flatten(0, 1), None, None, training=True).unsqueeze(0),
         "instance": F.instance_norm,
+        **OTHER_NAMES,
     }
     found, true = _third(norms[name])
     assert torch.allclose(found, true, rtol=1e-5), (name, found, true)
 
 
-X = torch.randn(5, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-PER_CHANNEL, INDEX = torch.tensor([1.5, 0.3, -0.2, 2.0], dtype=torch.float64), torch.tensor([0, 2, 1])
 VALUES: dict[str, Callable[[], Tensor]] = {
     "layer norm": lambda: F.layer_norm(X, (4, 3), X[0], X[1], 1e-3),
     "layer norm, one number": lambda: F.layer_norm(X, (3,)),
@@ -194,6 +211,28 @@ VALUES: dict[str, Callable[[], Tensor]] = {
     "logcumsumexp of complex numbers": lambda: torch.logcumsumexp(torch.complex(X, X.flip(0)), 0),
     "products": lambda: torch.scatter_reduce(X, 2, INDEX.expand(5, 4, 3), X.flip(0), "prod"),
     "products, fewer": lambda: torch.scatter_reduce(X, 0, INDEX.expand(3, 2, 3).clone(), X, "prod", include_self=False),
+    "products, many": lambda: torch.scatter_reduce(X.flatten(), 0, torch.arange(60) ** 2 % 7, X.flatten(), "prod"),
+    "products, in place": lambda: X.clone().scatter_reduce_(1, INDEX.view(1, 3, 1) // 2, X.flip(0), "prod"),
+    "batch norm, by torch's name": lambda: torch.batch_norm(
+        X, PER_CHANNEL, 1 + PER_CHANNEL, None, None, True, 0.1, 1e-3, False
+    ),
+    "instance norm, by torch's name": lambda: torch.instance_norm(
+        X, PER_CHANNEL, 1 + PER_CHANNEL, None, None, True, 0.1, 1e-3, False
+    ),
+    **{
+        f"native layer norm, {i}": lambda i=i: torch.native_layer_norm(X, [4, 3], X[0], X[1], 1e-3)[i]  # type: ignore[misc]
+        for i in range(3)
+    },
+    **{
+        f"native batch norm, {i}": lambda i=i: torch.native_batch_norm(  # type: ignore[misc]
+            X, PER_CHANNEL, 1 + PER_CHANNEL, None, None, True, 0.1, 1e-3
+        )[i]
+        for i in range(3)
+    },
+    "native batch norm, as it was trained": lambda: torch.native_batch_norm(
+        X, None, None, PER_CHANNEL, PER_CHANNEL.exp(), False, 0.1, 1e-3
+    )[0],
+    "minus infinity": lambda: torch.logcumsumexp(torch.tensor([-torch.inf, -torch.inf, 1, -torch.inf, 2]), 0).exp(),
     "sums": lambda: torch.scatter_reduce(X, 1, INDEX.expand(5, 4, 3), X, "sum"),
     "a row": lambda: torch.select_scatter(X, X[:, 0].exp(), -2, -1),
 }
@@ -205,6 +244,45 @@ def test_values_are_those_of_torch(name: str) -> None:
     with faithful.faithful(), faithful.mapped():
         found = VALUES[name]()
     assert torch.allclose(found, right, rtol=1e-12, atol=1e-12), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["layer", "batch", "instance"])
+def test_norms_in_half_precision(name: str, dtype: torch.dtype) -> None:
+    """As torch's: squares do not leave the range, and weights in single precision leave the dtype as it is."""
+    x, weight = (300 * X + 40).to(dtype), PER_CHANNEL.float()
+    norms: dict[str, Callable[[], Tensor]] = {
+        "layer": lambda: F.layer_norm(x.mT, (4,), weight, weight),
+        "batch": lambda: F.batch_norm(x, None, None, weight, weight, True),
+        "instance": lambda: F.instance_norm(x, weight=weight, bias=weight),
+    }
+    right = norms[name]()
+    with faithful.faithful():
+        found = norms[name]()
+    assert found.dtype == right.dtype == dtype, (found.dtype, right.dtype)
+    torch.testing.assert_close(found, right, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
+
+
+def test_products_and_sums_of_many_take_little_memory() -> None:
+    """All pairs of 30,000 would be 7 GB."""
+    x = (1 + torch.arange(30_000.0) % 3 / 1e4).requires_grad_()
+    index = torch.arange(30_000) % 10_000
+    with faithful.faithful():
+        y = torch.logcumsumexp(x, 0), torch.scatter_reduce(torch.ones(10_000), 0, index, x, "prod")
+    (g,) = torch.autograd.grad(y[0][-1], x)
+    assert torch.allclose(g, torch.softmax(x.detach(), 0), rtol=1e-10)
+    (g,) = torch.autograd.grad(y[1].sum(), x)
+    assert torch.allclose(g * x, y[1].repeat(3), rtol=1e-12)
+
+
+def test_masked_entries_of_logcumsumexp_leave_derivatives_finite() -> None:
+    x = torch.tensor([-torch.inf, -torch.inf, 1.0, -torch.inf, 2.0])
+    with faithful.faithful():
+        H = hessian(lambda t: torch.logcumsumexp(t, 0)[2:].sum())(x)
+    kept = x[[2, 4]]
+    right = hessian(lambda t: 2 * t[0] + torch.logsumexp(t, 0))(kept)
+    assert torch.allclose(H[[2, 4]][:, [2, 4]], right), H
+    assert torch.isfinite(H).all(), H
 
 
 def test_running_statistics_move_as_torch_moves_them() -> None:
@@ -220,6 +298,10 @@ def test_running_statistics_move_as_torch_moves_them() -> None:
 def test_errors_are_those_of_torch() -> None:
     with faithful.faithful(), pytest.raises(RuntimeError, match="normalized_shape"):
         F.layer_norm(X, (7,))
+    with faithful.faithful(), pytest.raises(RuntimeError, match="at least 1-dimensional"):
+        F.layer_norm(X, ())
+    with faithful.faithful(), pytest.raises(RuntimeError, match="weight"):
+        F.layer_norm(X, (3,), X[0, 0, :1])
     with faithful.faithful(), pytest.raises(ValueError, match="more than 1 value"):
         F.batch_norm(X[:1, :, 0], None, None, training=True)
 

@@ -354,6 +354,17 @@ def test_matrices_that_are_seen_to_be_their_own_are_not_asked(repeats: bool) -> 
         assert operator.own() is not repeats and operator.alike() is repeats
 
 
+@pytest.mark.parametrize("heads", [1, 4])
+def test_one_matrix_for_all_is_not_taken_for_their_own(heads: int) -> None:
+    """Matrices of an ``einsum``, larger than the state: one for all samples, or one a head."""
+    n = 132 // heads
+    V = torch.randn(heads, n, n, dtype=D, generator=torch.Generator().manual_seed(0))
+    f = lambda z: torch.einsum("hij,bhj->bhi", V, z.view(6, heads, n)).flatten(1)  # noqa: E731
+    A = autodiff.linearise(f, torch.ones(6, 132, dtype=D))[1]
+    for operator in (A, A.T):
+        assert not operator.own() and operator.alike()
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("columns", [(), (3,)])
 def test_products_with_one_matrix_for_all(transposed: bool, columns: tuple[int, ...]) -> None:

@@ -326,8 +326,9 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/foundation/autodiff.py",
-        "tests/linear/test_one_matrix.py -k their_own",
-        ("m.numel() > numbers and m.stride(0)", "m.numel() > numbers"),
+        "tests/linear/test_one_matrix.py -k 'their_own or repeated'",
+        ("% batch == 0 and bool(matrices.stride(0))", "% batch == 0"),
+        (" and len(matrices) % batch == 0", ""),
     ),
     *mutants(
         "implicitkit/linear/sparse_blocks.py",

@@ -24,6 +24,8 @@ from convergence_audit import DTYPES, Verdict, audit, right, wrong_and_refused
 from convergence_exceptions import EXCEPTIONS, ROUNDED
 from convergence_table import FACTORS, claims
 
+from implicitkit.solver.strides import fell_steeply
+
 F64 = torch.float64
 TABLE = {claim.name: claim for claim in claims()}
 PAIRS = [(claim, solver, dtype) for claim in TABLE.values() for solver in claim.solvers for dtype in DTYPES]
@@ -551,6 +553,14 @@ def test_what_vanishes_beyond_every_power_is_no_root(name: str) -> None:
     f, start, solver, dtype = _NO_ROOT[name]
     z0 = torch.tensor(start, dtype=getattr(torch, dtype))
     assert ik.root(f, z0, solver=solver, on_failure="ignore").status != ik.Status.CONVERGED
+
+
+@pytest.mark.parametrize(("last", "steep"), [(1e-11, True), (1e-13, False)])
+def test_a_zero_is_near_where_every_equation_fell(last: float, steep: bool) -> None:
+    """On a step inwards, too, and not by their norm alone."""
+    z, point = torch.ones(1, 2), torch.full((1, 2), 2.0)
+    F, before = torch.tensor([[1e-9, 1e-12]]), torch.tensor([[1.0, last]])
+    assert bool(fell_steeply(z, F, point, before)) is steep
 
 
 def _hyperbola(z: Tensor) -> Tensor:

@@ -371,6 +371,22 @@ def test_one_training_call_in_so_many_starts_from_zero(init: str | None, how: di
     assert _steps_of(layer, x, **how) == 0
 
 
+@pytest.mark.parametrize("batches", [2, 3])
+def test_samples_of_several_calls_a_step_each_start_from_zero_at_times(batches: int) -> None:
+    """Gradients are gathered over the same few batches: none of them may follow its equilibria for ever."""
+    torch.manual_seed(0)
+    layer, x = DEQ(cells.MLP(4, 6, dtype=F64), rtol=1e-10), torch.randn(2 * batches, 4, dtype=F64)
+    anew = torch.zeros(batches)
+    for _ in range(32 * batches):
+        with torch.no_grad():
+            next(layer.parameters()).mul_(1.0)
+        for b, index in enumerate(torch.arange(2 * batches).split(2)):
+            layer(x[index], index=index)
+            assert layer.solution is not None
+            anew[b] += int(layer.solution.steps.min()) > 1
+    assert bool((anew >= 2).all()), anew
+
+
 class Bistable(nn.Module):
     """z = tanh(3 z + b) + 0 x: for small b of either sign two stable solutions; from zero that of the sign of b."""
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import implicitkit as ik
 from implicitkit_deq import DEQ
 from implicitkit_deq.last import Last
+from implicitkit_deq.start import Again
 from implicitkit_deq.trend import Onward, Trend, told
 
 F64 = torch.float64
@@ -149,6 +150,20 @@ def test_samples_with_numbers_start_as_full_batches_do(batches: list[list[int]],
             assert torch.equal(last(template[index], index), sequence[index]), "in evaluation"
 
 
+def test_the_first_equilibrium_with_a_number_is_no_change_and_leads_nowhere() -> None:
+    """``s``, ``2 s``, ``3 s``: a change was told once it came twice, as of full batches; zero was none of the states."""
+    s = _steps("line")[1]
+    cell, last, trend = Written(), Last(leads=True), Trend(careful=True)
+    cell.step()
+    for k in range(1, 5):
+        last.keep(k * s, torch.arange(BATCH), cell)
+        trend.keep(k * s)
+        cell.step()
+        found = last(torch.zeros_like(s), torch.arange(BATCH), cell)
+        assert torch.equal(found, trend.expected()), k
+        assert torch.allclose(found, (k if k < 4 else 5) * s), k
+
+
 def test_what_is_repeated_or_not_finite_or_never_seen_leads_nowhere() -> None:
     a, b, c, d = (t[:, :3] for t in _steps("line")[:4])
     cell, last, numbers = Written(), Last(leads=True), torch.arange(BATCH) + 7
@@ -166,6 +181,23 @@ def test_what_is_repeated_or_not_finite_or_never_seen_leads_nowhere() -> None:
     cell.step()
     found = last(zero, numbers, cell)
     assert torch.equal(found[1], zero[1]) and bool(found.isfinite().all())
+
+
+def test_the_future_of_full_batches_tells_nothing_of_the_past() -> None:
+    """Positions from the third on are another world's."""
+    worlds = []
+    for future in ("parabola", "noise"):
+        again, cell, settings, x = Again(True, by_position=True), Written(), object(), torch.zeros(BATCH, 4)
+        template = torch.zeros(BATCH, 4, 10, dtype=F64)
+        for past, later in zip(_steps("parabola", 6), _steps(future, 6), strict=True):
+            state = torch.cat([past.view(BATCH, 4, 10)[:, :2], later.view(BATCH, 4, 10)[:, 2:]], 1)
+            again((x,), template, settings)
+            again.keep((x,), cell, state, settings)
+            cell.step()
+        worlds.append(again((x,), template, settings))
+    a, b = worlds
+    assert torch.equal(a[:, :2], b[:, :2]) and not torch.equal(a[:, 2:], b[:, 2:])
+    assert not torch.equal(a[:, :2], _steps("parabola", 6)[-1].view(BATCH, 4, 10)[:, :2]), "they lead somewhere"
 
 
 def test_complex_states_and_other_batches_begin_anew() -> None:
