@@ -16,7 +16,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.autocast import cast_as_now
-from implicitkit.foundation.faithful import mapped
+from implicitkit.foundation.faithful import faithful, mapped
 from implicitkit.foundation.trees import Layout, hint_of_no_tensor, hint_of_pair, tree_flatten
 from implicitkit.foundation.wording import kind_of
 from implicitkit.lifting.fewer_rows import Larger, watched
@@ -107,12 +107,14 @@ class System:
         pack = _packer(problem, layout)
 
         def kernel(z: Tensor, *theta: Tensor) -> Tensor:
-            out = pack(lifted(problem.unpack(layout, z), theta), z)
+            with faithful(lifted.compiled):
+                out = pack(lifted(problem.unpack(layout, z), theta), z)
             lifted.cut = lifted.cut or not compat.physical(out).requires_grad
             return out
 
         def live(z: Tensor, *theta: Tensor) -> Tensor:
-            return pack(lifted.on_the_spot(problem.unpack(layout, z), theta), z)
+            with faithful(lifted.compiled):
+                return pack(lifted.on_the_spot(problem.unpack(layout, z), theta), z)
 
         return System(
             problem,

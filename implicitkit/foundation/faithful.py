@@ -37,8 +37,11 @@ __all__ = ["faithful", "mapped", "transposed"]
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def faithful() -> AbstractContextManager[Any]:
-    """Around an evaluation whose derivatives may be differentiated: inside transforms, and where gradients are recorded."""
+def faithful(compiled: bool = False) -> AbstractContextManager[Any]:
+    """Around an evaluation whose derivatives may be differentiated: inside transforms, and where gradients are recorded.
+    What is ``compiled`` would be compiled once more for it, and is left as it is."""
+    if compiled:
+        return nullcontext()
     return _Instead(_INSTEAD) if compat.transforms_active() or torch.is_grad_enabled() else nullcontext()
 
 
