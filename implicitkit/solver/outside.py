@@ -3,7 +3,7 @@
 ``torch.linalg.cholesky`` raises outside the positive definite matrices, ``inv`` and ``solve`` at singular ones, ``eigh`` of
 numbers that are not finite: a step that leads there is a trial like one out of the domain of ``log``, from where NaN
 comes back, and is shortened like it.  So is one at which NumPy raises its ``LinAlgError``, Python an ``ArithmeticError`` (a
-division by zero, an overflow), or :mod:`math` its "math domain error".  At the start, where nothing is known yet, the error
+division by zero, an overflow) in its own words, or :mod:`math` its "math domain error".  At the start, where nothing is known yet, the error
 is the user's, and so is any other error anywhere: a ``ValueError`` may mean a fault as well as a domain.
 """
 
@@ -19,7 +19,9 @@ from implicitkit.foundation import compat
 __all__ = ["Outside"]
 
 _RAISED = (torch.linalg.LinAlgError, ArithmeticError, ValueError)
+# what Python, its math module and NumPy say of numbers; others who raise these errors say something else
 _OF_MATH = ("math domain error", "math range error")
+_OF_NUMBERS = ("division by zero", "modulo by zero", "negative power", "out of range", "too large", "encountered in")
 
 
 class Outside:
@@ -60,9 +62,10 @@ class Outside:
 def _is_of_a_domain(error: Exception) -> bool:
     """Does an error say that a function has no value here?  NumPy's ``LinAlgError`` is a ``ValueError`` (and NumPy need not
     be there)."""
-    if isinstance(error, ValueError):
-        return type(error).__name__ == "LinAlgError" or str(error) in _OF_MATH
-    return True
+    if isinstance(error, torch.linalg.LinAlgError) or type(error).__name__ == "LinAlgError":
+        return True
+    said = str(error)
+    return said in _OF_MATH or (isinstance(error, ArithmeticError) and any(words in said for words in _OF_NUMBERS))
 
 
 def _rows(which: Tensor, like: Tensor) -> Tensor:

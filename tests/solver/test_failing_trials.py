@@ -119,10 +119,11 @@ _LinAlgError.__name__ = "LinAlgError"
     [
         (ZeroDivisionError("division by zero"), True),
         (OverflowError("math range error"), True),
-        (FloatingPointError("overflow"), True),
+        (FloatingPointError("overflow encountered in exp"), True),
         (ValueError("math domain error"), True),
         (_LinAlgError("Matrix is not positive definite"), True),
         (ValueError("expected 3 columns"), False),
+        (ZeroDivisionError("no rows left"), False),
         (KeyError("weight"), False),
         (RuntimeError("shapes differ"), False),
     ],

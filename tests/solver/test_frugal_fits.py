@@ -94,12 +94,13 @@ def test_a_sparse_fit_takes_no_factors_where_they_would_fill(products: list[int]
 
 @pytest.mark.parametrize("condition", [1e4, 1e6])
 def test_an_ill_conditioned_fit_has_factors_after_a_few_products(condition: float, products: list[int]) -> None:
-    """As few of them as ``levenberg_marquardt`` takes; what has been spent before is a quarter of one for each."""
+    """As few of them as ``levenberg_marquardt`` takes, or one more, since that knows after its first step that a fit is
+    linear; what has been spent before is a quarter of one for each."""
     want = solve(stretched(100, condition=condition), solver="levenberg_marquardt")
     products[:] = 0, 0
     s = solve(stretched(100, condition=condition))
-    assert bool(s.converged.all()) and 0 < products[0] <= 80 and products[1] <= int(want.steps.max())
-    assert int(s.evaluations) <= int(want.evaluations) + 2
+    assert bool(s.converged.all()) and 0 < products[0] <= 80 and products[1] <= int(want.steps.max()) + 1
+    assert int(s.evaluations) <= int(want.evaluations) + 8
     f, _, x = stretched(100, condition=condition)
     assert float(f(s.value, x).norm()) <= 1e-7
 

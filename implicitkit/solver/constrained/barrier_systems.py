@@ -95,6 +95,8 @@ def after(systems: Systems, shift: Tensor, least: Tensor, short: Tensor, failed:
 
 
 class _Dense:
+    """Of a batch, by ``L D L'`` with pivots of one and two rows (Bunch & Kaufman 1977), whose blocks show the inertia."""
+
     def __init__(self, model: Model, w: Tensor, free: Tensor) -> None:
         n = model.size
         out, A = model.f.saddle(w)
@@ -166,6 +168,8 @@ class _Dense:
 
 
 class _Sparse:
+    """Sample by sample (:mod:`implicitkit.linear.sparse_saddle`)."""
+
     def __init__(self, model: Model, w: Tensor, at: Linear, free: Tensor) -> None:
         self.n, self.m, self.more = model.size, model.count, at.more
         self.usable = set(at.usable())

@@ -117,7 +117,7 @@ class FilterInteriorPoint(Method):
         size = systems.slope.abs().amax(1)
         scales = Scales(_scaled(size), _scaled(steep.abs()))
         mu = self.mu / scales.objective
-        s = torch.where(model.one_sided, torch.maximum(-constraints, torch.full_like(constraints, _PUSH)), 1.0)
+        s = torch.where(model.one_sided, torch.maximum(-constraints, _PUSH / scales.rows), 1.0)
         force = (1 / scales.objective).unsqueeze(1)
         low, high = torch.where(limits.below, force, 0.0), torch.where(limits.above, force, 0.0)
         y = torch.where(model.one_sided, mu.unsqueeze(1) / s, estimated(model, systems, model.f.active, low - high))
