@@ -3,8 +3,9 @@
 ``torch.linalg.cholesky`` raises outside the positive definite matrices, ``inv`` and ``solve`` at singular ones, ``eigh`` of
 numbers that are not finite: a step that leads there is a trial like one out of the domain of ``log``, from where NaN
 comes back, and is shortened like it.  So is one at which NumPy raises its ``LinAlgError``, Python an ``ArithmeticError`` in
-its own words (a division by zero, an overflow), or :mod:`math` its "math domain error".  At the start, where nothing is known
-yet, the error is the user's, and so is any other error anywhere: a ``ValueError`` may mean a fault as well as a domain.
+its own words (a division by zero, an overflow), or :mod:`math` its "math domain error".  At the start, where nothing is
+known yet, the error is the user's, and so is any other error anywhere: a ``ValueError`` may mean a fault as well as a
+domain.
 """
 
 from __future__ import annotations

@@ -861,7 +861,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/constrained/filter.py",
-        "tests/solver/test_interior_points.py -k 'cops or sizes or restoration'",
+        "tests/solver/test_interior_points.py -k 'cops or violated or restoration'",
         ("good = torch.where(falling, descends, either) & self.allows(theta, phi)", "good = self.allows(theta, phi)"),
         ("return better.all(1) & (theta <= self.most) & phi.isfinite()", "return better.any(1) & phi.isfinite()"),
     ),

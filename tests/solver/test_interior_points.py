@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.solver.constrained.filter import Filter, Standing
 from tests.tables.cops import PROGRAMS
 
 F64 = torch.float64
@@ -202,3 +203,35 @@ def test_what_has_no_solution_is_refused_soon(solver: str) -> None:
         on_failure="ignore",
     )
     assert not bool(s.converged) and s.evaluations <= 300, s
+
+
+@pytest.mark.parametrize(
+    ("theta", "phi", "good", "falls"),
+    [
+        (1e-9, 0.5, True, True),  # the objective falls by half of what its slope says
+        (1e-9, 0.99999, False, False),  # ... by hardly anything
+        (1e-7, 0.5, True, True),  # whatever the violation does, near to none
+        (1e-9, math.nan, False, False),
+    ],
+)
+def test_where_hardly_anything_is_violated_the_objective_must_fall(
+    theta: float, phi: float, good: bool, falls: bool
+) -> None:
+    column = lambda x: torch.tensor([x], dtype=F64)  # noqa: E731
+    at = Standing(column(1e-8), column(1.0), column(-1.0))
+    accepted, falling = Filter.empty(column(1.0)).accepts(at, column(theta), column(phi), column(1.0))
+    assert (bool(accepted), bool(falling)) == (good, falls)
+
+
+@pytest.mark.parametrize(
+    ("theta", "phi", "good"),
+    [(0.5, 2.0, True), (1.5, 0.5, True), (1.0, 1.0, False), (1.5, 2.0, False), (2e4, 0.0, False)],
+)
+def test_where_much_is_violated_either_must_fall(theta: float, phi: float, good: bool) -> None:
+    column = lambda x: torch.tensor([x], dtype=F64)  # noqa: E731
+    at = Standing(column(1.0), column(1.0), column(-1.0))
+    empty = Filter.empty(column(1.0))
+    assert bool(empty.accepts(at, column(theta), column(phi), column(1.0))[0]) == good
+    known = empty.with_pair(torch.tensor([True]), at)  # from there on neither may be worse in both
+    assert bool(known.allows(column(theta), column(phi))) == good
+    assert bool(known.cleared(torch.tensor([True])).allows(column(1.5), column(2.0)))
