@@ -17,6 +17,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 import implicitkit as ik
 from implicitkit.foundation import autodiff, faithful
+from implicitkit.rule import hidden
 from tests.tables.torch_functions import table
 
 AT = [0.2, -0.3, 0.5]
@@ -61,7 +62,7 @@ def _problem(name: str) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], 
     g, off = table()[name]
     about = torch.rand(12, generator=seeded) * 0.8 - 0.4 + off
     A, B = torch.randn(12, 2, generator=seeded) * 0.15, torch.randn(12, 3, generator=seeded) * 0.3
-    v = g(about + B @ torch.tensor(AT)).reshape(-1)
+    v = g(about + B @ torch.tensor(AT)).reshape(-1).detach()  # a cell has weights of its own
     W = torch.randn(2, len(v), generator=seeded)
     W = W * (0.2 / (1 + W.norm() * (1 + v.abs().max())))
     sums = torch.tensor([1.0, 0.7])
@@ -97,6 +98,7 @@ def _backward(f: Callable[[Tensor], Tensor], p: Tensor) -> Tensor:
 
 def _wrong(name: str) -> list[str]:
     """The modes in which the derivatives of this function are wrong, and nothing says so."""
+    hidden._asked.clear()  # all functions of the table have one code, and few of one code are looked into
     value, plain = _problem(name)
     p = torch.tensor(AT)
     pair = torch.stack([p, p + 0.003])
@@ -130,8 +132,15 @@ def _wrong(name: str) -> list[str]:
             warnings.simplefilter("always")
             try:
                 got = how()
-            except (RuntimeError, NotImplementedError, IndexError, ValueError, ik.CapabilityError) as error:  # a word
-                if mode == "backward" and not str(error):
+            except (
+                RuntimeError,
+                NotImplementedError,
+                IndexError,
+                ValueError,
+                ik.CapabilityError,
+                ik.ConvergenceError,
+            ) as error:
+                if mode == "backward" and not str(error):  # what is raised says something
                     found.append(mode)
                 continue
         if any(issubclass(w.category, ik.ImpureFunctionWarning) for w in said):
@@ -149,7 +158,8 @@ def test_wrong_rules_of_torch(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_every_function() -> None:
-    unsolved = {"histc_like", "frexp"}  # jumps
+    # jumps, that of fmod within a difference of where it is asked; fake_quant's derivative is another function's by design
+    unsolved = {"histc_like", "frexp", "fmod", "fake_quant"}
     with torch.random.fork_rng():
         torch.manual_seed(0)
         found = {name: _wrong(name) for name in _names() if name not in unsolved}

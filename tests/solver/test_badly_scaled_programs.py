@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from tests.tables.heat import HEAT_BOUNDS, HEAT_START, heat_exchanger
 
 F64 = torch.float64
 
@@ -26,21 +27,6 @@ class Program(NamedTuple):
     bounds: tuple[list[float], list[float]] | None
     best: float
     most: int  # evaluations
-
-
-def _heat_exchanger(x: Tensor) -> Tensor:
-    a, b, c, d, e, f, g, h = x.unbind(-1)
-    return torch.stack(
-        [
-            0.0025 * (d + f) - 1,
-            0.0025 * (e + g - d) - 1,
-            0.01 * (h - e) - 1,
-            -a * f + 833.33252 * d + 100 * a - 83333.333,
-            -b * g + 1250 * e + b * d - 1250 * d,
-            -c * h + 1250000 + c * e - 2500 * e,
-        ],
-        -1,
-    )
 
 
 def _power(x: Tensor) -> Tensor:
@@ -126,10 +112,10 @@ PROGRAMS = {
     ),
     "106, a heat exchanger": Program(
         lambda x: x[:3].sum(),
-        [5000.0, 5000.0, 5000.0, 200.0, 350.0, 150.0, 225.0, 425.0],
+        HEAT_START,
         None,
-        _heat_exchanger,
-        ([100.0, 1000.0, 1000.0] + [10.0] * 5, [10000.0] * 3 + [1000.0] * 5),
+        heat_exchanger,
+        HEAT_BOUNDS,
         7049.248021,
         300,
     ),
@@ -215,7 +201,7 @@ def test_one_sample_does_not_change_another() -> None:
     p = PROGRAMS["106, a heat exchanger"]
     starts = torch.tensor(p.start, dtype=F64) * torch.tensor([[1.0], [0.9]], dtype=F64)
     bounds = tuple(torch.tensor(b, dtype=F64) for b in p.bounds)  # type: ignore[union-attr]
-    options = {"constraints": [ik.Inequality(_heat_exchanger)], "bounds": bounds}
+    options = {"constraints": [ik.Inequality(heat_exchanger)], "bounds": bounds}
     both = ik.argmin(lambda x: x[..., :3].sum(-1), starts, batch_dims=1, **options)  # type: ignore[arg-type]
     for start, value in zip(starts, both.value, strict=True):
         alone = ik.argmin(lambda x: x[:3].sum(), start, **options).value  # type: ignore[arg-type]

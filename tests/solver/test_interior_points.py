@@ -13,6 +13,7 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.solver.constrained.filter import Filter, Standing
 from tests.tables.cops import PROGRAMS
+from tests.tables.heat import HEAT_BOUNDS, HEAT_START, heat_exchanger
 
 F64 = torch.float64
 SOLVERS = ("auto", "filter_interior_point")
@@ -31,25 +32,7 @@ def test_cops(name: str, solver: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ badly scaled programs
-def _heat_exchangers(z: Tensor) -> Tensor:
-    """Hock & Schittkowski 106."""
-    a, b, c, d, e, f, g, h = z.unbind(-1)
-    return torch.stack(
-        [
-            0.0025 * (d + f) - 1,
-            0.0025 * (e + g - d) - 1,
-            0.01 * (h - e) - 1,
-            -a * f + 833.33252 * d + 100 * a - 83333.333,
-            -b * g + 1250 * e + b * d - 1250 * d,
-            -c * h + 1250000 + c * e - 2500 * e,
-        ],
-        -1,
-    )
-
-
 _HEAT_TERMS = torch.tensor([1.0, 1, 1, 1e5, 4e5, 1e6], dtype=F64)  # what is added up in each row
-_HEAT_START = (5000.0, 5000.0, 5000.0, 200.0, 350.0, 150.0, 225.0, 425.0)
-_HEAT_BOUNDS = ((100.0, 1000, 1000, 10, 10, 10, 10, 10), (10000.0, 10000, 10000, 1000, 1000, 1000, 1000, 1000))
 
 
 def _crane(z: Tensor) -> Tensor:
@@ -59,12 +42,12 @@ def _crane(z: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_unknowns_and_constraints_of_different_sizes(solver: str) -> None:
-    bounds = tuple(torch.tensor(b, dtype=F64) for b in _HEAT_BOUNDS)
-    z0 = torch.tensor(_HEAT_START, dtype=F64)
-    s = ik.argmin(lambda z: z[:3].sum(), z0, constraints=ik.Inequality(_heat_exchangers), bounds=bounds, solver=solver)
+    z0 = torch.tensor(HEAT_START, dtype=F64)
+    bounds = tuple(torch.tensor(b, dtype=F64) for b in HEAT_BOUNDS)
+    s = ik.argmin(lambda z: z[:3].sum(), z0, constraints=ik.Inequality(heat_exchanger), bounds=bounds, solver=solver)
     assert bool(s.converged) and s.evaluations <= 400, s
     assert float(s.value[:3].sum()) == pytest.approx(7049.2480, abs=1e-3)  # as published
-    assert float((_heat_exchangers(s.value) / _HEAT_TERMS).max()) <= 1e-11
+    assert float((heat_exchanger(s.value) / _HEAT_TERMS).max()) <= 1e-11
 
 
 # --------------------------------------------------------------------------------------------------------- derivatives

@@ -167,6 +167,32 @@ def _at(f: Any, z: Tensor, monkeypatch: pytest.MonkeyPatch, **options: Any) -> t
     return seen[-1]
 
 
+def test_far_inside_of_a_constraint_that_has_a_force_the_lagrangian_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At ``z_0 = 1``, the least with ``z_0 >= 1``: the Lagrangian is as low all along ``z_0``, the objective is not."""
+    options = {"constraints": ik.Inequality(lambda z: 1 - z[0])}
+    f, w = _at(lambda z: z[0] + z[1] ** 2, tensor(1.0, 0.0), monkeypatch, **options)
+    look = _Look(f, torch.cat([w[:, :2], torch.ones(1, 1, dtype=F64)], 1))  # the multiplier there
+    for z, holds in (((3.0, 0.0), False), ((1.001, 0.1), True), ((0.5, 0.0), False)):
+        assert look.merit(tensor(*z).unsqueeze(0), tensor(0.1))[1].tolist() == [holds], z
+
+
+def test_a_constraint_in_small_units_takes_its_direction_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"constraints": ik.Equality(lambda z: torch.stack([z[0] - 1, 1e-9 * (z[1] - 1)]))}
+    look = _Look(*_at(lambda z: z.square().sum(), tensor(1.0, 1.0, 0.0), monkeypatch, **options))
+    torch.testing.assert_close(look.tangent(tensor(1.0, 2.0, 3.0).unsqueeze(0)), tensor(0.0, 0.0, 3.0).unsqueeze(0))
+
+
+def test_what_rounding_leaves_in_a_corner_is_no_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+    normals = tensor(0.3, 0.7, -0.9, 0.1).reshape(2, 2)
+    f, w = _at(lambda z: z.sum(), tensor(0.0, 0.0), monkeypatch, constraints=ik.Equality(lambda z: normals @ z))
+    look = _Look(f, w)
+    u = tensor(0.6, -0.8).unsqueeze(0)
+    assert float(look.tangent(u).abs().max()) > 0, "nothing is left of it: no test"
+    assert look.unit(u).tolist() == [[0.0, 0.0]]
+
+
 def test_the_curvature_of_a_ball_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """``-z'Az / 2`` at an eigenvector on the sphere: along the others ``a_k - a_i``, of which the ball gives ``a_k``."""
     a = tensor(1.0, 2.0, 3.0)

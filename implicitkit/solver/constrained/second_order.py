@@ -52,10 +52,6 @@ def downhill_within(f: Evaluations, w: Tensor, which: Tensor, descended: Tensor)
     steps = min(z.shape[1], products(which, descended))
     lowest, u, largest = lanczos(look.curvature, z, steps)
     suspect = which & (lowest < -(_CURVED if look.curved else eps**0.5) * largest)
-    if not look.curved and bool(suspect.any()):  # what is normal to the constraints has curvatures of rounding only
-        v = look.unit(u)
-        Hv = look.hessian(v)
-        suspect = suspect & ((v * Hv).sum(1) < -(eps**0.5) * torch.linalg.vector_norm(Hv, dim=1))
     if not look.curved and bool((which & ~suspect).any()):
         h = difference_step(z, eps**0.5)
         flat, along = inflected(
