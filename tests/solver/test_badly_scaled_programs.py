@@ -29,6 +29,18 @@ class Program(NamedTuple):
     most: int  # evaluations
 
 
+def _reactor(x: Tensor) -> Tensor:
+    a, b, *_, g, h = x.unbind(-1)
+    return 0.4 * (a / g) ** 0.67 + 0.4 * (b / h) ** 0.67 + 10 - a - b
+
+
+def _reactions(x: Tensor) -> Tensor:
+    a, b, c, d, e, f, g, h = x.unbind(-1)
+    rows = [0.0588 * e * g + 0.1 * a, 0.0588 * f * h + 0.1 * (a + b)]
+    rows += [4 * y / z + 2 * y**-0.71 / z + 0.0588 * y**-1.3 * w for y, z, w in ((c, e, g), (d, f, h))]
+    return torch.stack([*(row - 1 for row in rows), 1 - _reactor(x), _reactor(x) - 4.2], -1)
+
+
 def _power(x: Tensor) -> Tensor:
     _, _, c, d, e, f, g, h, i = x.unbind(-1)
     a, s, co, q = 50.176, torch.sin(x.new_tensor(0.25)), torch.cos(x.new_tensor(0.25)), 0.25
@@ -109,6 +121,15 @@ PROGRAMS = {
         ([-2.3, -2.3, -3.2, -3.2, -3.2], [2.3, 2.3, 3.2, 3.2, 3.2]),
         0.0539498478,
         200,
+    ),
+    "104, an inequality that is let down": Program(
+        _reactor,
+        [6.0, 3.0, 0.4, 0.2, 6.0, 6.0, 1.0, 0.5],
+        None,
+        _reactions,
+        ([0.1] * 8, [10.0] * 8),
+        3.951163440,
+        300,
     ),
     "106, a heat exchanger": Program(
         lambda x: x[:3].sum(),
