@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import compat
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options, function, instance, one_of, optional, string
 from implicitkit.linear.user_factor import UserFactor
@@ -51,7 +52,8 @@ class BlackBoxFunction:
 
     Arguments are copied and results belong to the caller: neither side can change the other's memory.  What is asked
     at one point (equal numbers) costs one evaluation for values and gradients together, and one for products and
-    Jacobians together.
+    Jacobians together.  Those that return values (``f``, ``residual``, ``value``, ``residuals``) are functions of torch as
+    well: ``torch.func.jacrev(f)``, ``torch.vmap(f)(points)`` and autograd through ``f(z)`` work; each costs an evaluation.
 
     Attributes:
         kind: the :class:`~implicitkit.extend.Kind` of the problem behind ``f``. x_scale: as in
@@ -71,20 +73,20 @@ class BlackBoxFunction:
 
     def __call__(self, z: Any) -> Tensor:
         """``f(z)``."""
-        return self._vector(self._ask(self._function, z))
+        return self._vector(self._value(self._function, z))
 
     def residual(self, z: Any) -> Tensor:
         """The residual of the problem."""
-        return self._vector(self._ask(self._function.residual, z))
+        return self._vector(self._value(self._function.residual, z))
 
     def value(self, z: Any) -> Tensor:
         """The objective."""
-        values = self._ask(self._function.value, z)
+        values = self._value(self._function.value, z)
         return values.sum() if self._joint else values.clone() if self._slot is None else values[self._slot].clone()
 
     def residuals(self, z: Any) -> Tensor:
         """The vector of which half the squared norm is minimised."""
-        return self._vector(self._ask(self._function.residuals, z))
+        return self._vector(self._value(self._function.residuals, z))
 
     def jacobian(self, z: Any) -> Tensor:
         """The Jacobian of ``f``."""
@@ -105,7 +107,27 @@ class BlackBoxFunction:
         return self._vector(self._ask(self._function.second_derivative, z))
 
     # ------------------------------------------------------------------------------------------------------- details
+    def _value(self, what: Callable[[Tensor], Tensor], z: Any) -> Tensor:
+        """``what(z)``, with its graph, or in its batch of ``vmap``, where ``z`` has one."""
+        if not (isinstance(z, Tensor) and compat.tracked(z)):
+            return self._ask(what, z)
+        try:
+            return what(self._expand(z.to(self._context.dtype), self._context))
+        except Exception as error:
+            self.error = error
+            raise
+
     def _ask(self, what: Callable[[Tensor], Tensor], z: Any) -> Tensor:
+        """``what(z)`` of plain numbers.
+
+        Raises:
+            TypeError: it is to be differentiated, or mapped by ``vmap``.
+        """
+        if isinstance(z, Tensor) and compat.tracked(z):
+            raise TypeError(
+                "jacobian, jvp, residuals_jacobian and second are values without a graph: for derivatives of them, and "
+                "under vmap, use the transforms of torch.func on f itself, as in torch.func.jacrev(f)(z)"
+            )
         point = torch.as_tensor(z, device=self._context.device).detach()
         if self._seen is None or point.dtype != self._seen.dtype or not torch.equal(point, self._seen):
             self._seen, self._operator = point.clone(), None
@@ -124,6 +146,13 @@ class BlackBoxFunction:
         return self._operator
 
     def _expand(self, z: Tensor, context: Tensor) -> Tensor:
+        one = context if self._slot is None else context[self._slot]
+        if z.numel() != one.numel():
+            asked = (one.numel(),) if self._joint else tuple(one.shape)
+            raise ValueError(
+                f"f takes a point of shape {asked}; got {tuple(z.shape)}. To evaluate it at several points: "
+                "torch.vmap(f)(points)"
+            )
         if self._slot is None:
             return z.reshape(context.shape)
         return context.index_copy(0, torch.tensor([self._slot], device=context.device), z.reshape(1, -1))

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff, graph
+from implicitkit.foundation import autodiff, compat, graph
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.price import price_of_dense, price_of_dense_like
 from implicitkit.linear.sparse_form import confirmed, confirmed_bordered, sparse_blocks
 from implicitkit.problem.selection import selection
 from implicitkit.solver.fits import Fits
 from implicitkit.solver.outside import Outside
+from implicitkit.solver.visible import refuse, with_graph
 from implicitkit.sparsity.known import SMALLEST
 from implicitkit.system import System
 
@@ -28,6 +29,10 @@ class Evaluations:
     """``f`` for a solver of some kind, over a :class:`~implicitkit.system.System` (table in :class:`Method`).
 
     The last point is remembered, by identity of ``z``: whatever was computed there is not computed again.
+
+    What is returned has no graph, unless ``z`` has one: a part that differentiates ``f``, its :meth:`value` or its
+    :meth:`residuals` itself, by autograd or by a transform of ``torch.func``, or maps it over points by ``torch.vmap``, gets
+    what it asks for.
 
     Attributes:
         active: which samples are still at work, ``(batch,)``: a line search need not care for the others. at_work: how many.
@@ -288,11 +293,22 @@ class Evaluations:
         return self._outside.evaluate(lambda y: self.system.live(y, *self.theta), z)
 
     def _get(self, z: Tensor, name: str) -> Tensor:
-        point = self._point
-        if not point or point["z"] is not z:
+        point, how = self._point, self._how
+        if how != "visible" and isinstance(z, Tensor) and compat.tracked(z):
+            point, how = {"z": z}, "visible"
+        elif not point or point["z"] is not z:
             self._point = point = {"z": z}
         if name not in point:
-            getattr(self, f"_compute_{self._how}")(point, name)
+            try:
+                getattr(self, f"_compute_{how}")(point, name)
+            except Exception:
+                refuse(self, z)
+                raise
+            if name not in point:
+                raise AttributeError(
+                    f"f.{name}: there is none where {self.solves!r} is solved; a solver registered with "
+                    'solves="minimise" has f.value, one with solves="least_squares" f.residuals'
+                )
         return point[name]
 
     def _compute_plain(self, point: dict[str, Tensor], name: str) -> None:
@@ -320,6 +336,11 @@ class Evaluations:
         else:
             point["residual"] = self.problem.flat_residual(self.kernel, z).detach()
         point["f"] = point["residual"]
+
+    def _compute_visible(self, point: dict[str, Tensor], name: str) -> None:
+        """What a part differentiates, or maps over points, itself."""
+        self._count()
+        point |= with_graph(self, lambda y: self.system.kernel(y, *self.theta), point["z"], name)
 
     def uncounted(self, z: Tensor) -> Tensor:
         """The same of what is no function of the user's: bounds."""

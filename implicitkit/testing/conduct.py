@@ -188,6 +188,9 @@ def solves_pytrees(subject: Subject) -> None:
 
 
 # ------------------------------------------------------------------------------------------- what only a Method promises
+_FAR = 1e3  # from where a sample begins in other tests
+
+
 def _is_method(solver: Any) -> bool:
     return isinstance(solver, Method)
 
@@ -202,16 +205,20 @@ def _function(subject: Subject, known: Known, z: Tensor, theta: Tensor) -> Evalu
 def _steps(subject: Subject) -> Iterator[tuple[str, Evaluations, Tensor, Any]]:
     """The first three steps of a method, on plain matrices: name, function, point and state before each."""
     for known in subject.known(batch=3):
-        z = known.z0
-        f = _function(subject, known, z, known.theta)
+        for f, z, state in _steps_from(subject, known, known.z0):
+            yield known.name, f, z, state
+
+
+def _steps_from(subject: Subject, known: Known, z: Tensor) -> Iterator[tuple[Evaluations, Tensor, Any]]:
+    f = _function(subject, known, z, known.theta)
+    f.norm = f.residual(z).norm(dim=1)
+    f.best, f.best_norm = z, f.norm
+    state = subject.solver.init(f, z)
+    for _ in range(3):
+        yield f, z, state
+        z, state = subject.solver.step(f, z, state)
         f.norm = f.residual(z).norm(dim=1)
         f.best, f.best_norm = z, f.norm
-        state = subject.solver.init(f, z)
-        for _ in range(3):
-            yield known.name, f, z, state
-            z, state = subject.solver.step(f, z, state)
-            f.norm = f.residual(z).norm(dim=1)
-            f.best, f.best_norm = z, f.norm
 
 
 @check("Return z_next as a new tensor of the shape, dtype and device of z, without a graph.", _is_method)
@@ -251,3 +258,17 @@ def step_is_per_sample(subject: Subject) -> None:
             whole, _ = subject.solver.step(f, z, copy.deepcopy(state))
             selected, _ = subject.solver.step(small, z[keep], part)
             close(selected, whole[keep], 1e-8, f"{name}: the step of the samples 1 and 2")
+
+
+@check(
+    "One sample that is far away changes the steps of the others: a threshold, a step length or a choice between ways is "
+    "taken for the whole batch (max(), any(), norm() without dim=1). Decide row by row, with torch.where.",
+    _is_method,
+)
+def a_far_sample_changes_no_other(subject: Subject) -> None:
+    """The first steps of two samples are the same beside a third that begins near and beside one that begins far away."""
+    for known in subject.known(batch=3):
+        far = known.z0 + torch.tensor([[_FAR], [0.0], [0.0]], dtype=known.z0.dtype, device=known.z0.device)
+        beside_near, beside_far = ([z for _, z, _ in _steps_from(subject, known, start)] for start in (known.z0, far))
+        for number, (near, away) in enumerate(zip(beside_near, beside_far, strict=True)):
+            close(away[1:], near[1:], 1e-8, f"{known.name}: after {number} steps, the samples 1 and 2")

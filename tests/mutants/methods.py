@@ -20,6 +20,7 @@ REFUSED = "tests/solver/test_refusals_are_bounded.py"
 SCALES = "tests/solver/test_badly_scaled_programs.py"
 FEW = "tests/solver/test_few_unknowns.py"
 LOW_RANK = "tests/solver/test_low_rank_programs.py"
+PARTS = "tests/solver/test_parts_differentiate.py"
 ROTATIONS = "tests/peers/test_peer_theseus_pypose.py -k 'mean_of_rotations'"
 
 MUTANTS = [
@@ -57,6 +58,27 @@ MUTANTS = [
         ("_HALVINGS = 10", "_HALVINGS = 0"),
     ),
     *mutants("implicitkit/solver/charts.py", ROTATIONS, ("return self._as_before(f, z0, norm)", "pass")),
+    *mutants(
+        "implicitkit/solver/visible.py",
+        PARTS,
+        ("if f.of_map:", "if False:"),
+        ("if f.kind.returns_state else gradient", "if False else gradient", PARTS + " -k residual_beside"),
+        ("(tuple(z.shape), z.dtype, z.device) != (shape, like.dtype, like.device)", "tuple(z.shape) != shape"),
+    ),
+    *mutants(
+        "implicitkit/solver/evaluations.py",
+        PARTS,
+        ('point, how = {"z": z}, "visible"', "pass"),
+        ("                refuse(self, z)\n", ""),
+    ),
+    *mutants(
+        "implicitkit/solver/black_box.py", PARTS, ("if not (isinstance(z, Tensor) and compat.tracked(z)):", "if True:")
+    ),
+    *mutants(
+        "implicitkit/testing/conduct.py",
+        "tests/solver/test_conformance.py -k a_far_sample",
+        ("_FAR = 1e3", "_FAR = 0.0"),
+    ),
     *mutants(
         "implicitkit/solver/evaluations.py",
         ROTATIONS,
@@ -103,9 +125,9 @@ MUTANTS = [
         ("return self.values[name].index_copy(0, self.index, value)", "return self.values[name]"),
     ),
     *mutants(
-        "implicitkit/solver/tracked.py",
+        "implicitkit/solver/visible.py",
         "tests/derivatives/test_closed_forms.py tests/solver/test_argmin_solvers.py -k unroll",
-        ('point["residual"] = point["f"] - z', 'point["residual"] = point["f"]'),
+        ('"residual": image - z', '"residual": image'),
     ),
     *mutants(
         "implicitkit/solver/fixed_point/aitken.py",

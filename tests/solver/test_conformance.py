@@ -58,6 +58,12 @@ class MixesRows(Good):
         return z + step / (1 + z.norm()), state
 
 
+class OneFarSampleRules(Good):
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        step = f(z) - z
+        return z + (0.1 * step if float(step.abs().max()) > 100.0 else step), state
+
+
 class FirstSampleRules(Good):
     def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         step = f(z) - z
@@ -246,6 +252,7 @@ BROKEN = [
     ("honours_max_steps", _black_box(_counts_wrongly)),
     ("batch_equals_loop", MixesRows()),
     ("step_is_per_sample", MixesRows()),
+    ("a_far_sample_changes_no_other", OneFarSampleRules()),
     ("permutation_of_the_batch", FirstSampleRules()),
     ("nan_stays_in_its_sample", SpreadsNaN()),
     ("step_returns_a_new_point", ChangesItsInput()),

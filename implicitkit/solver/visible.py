@@ -1,0 +1,51 @@
+"""``f`` where a part differentiates it, or maps it over points, itself; and what to say of a point that is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from implicitkit.foundation import autodiff
+
+if TYPE_CHECKING:
+    from implicitkit.solver.evaluations import Evaluations
+
+__all__ = ["refuse", "with_graph"]
+
+
+def with_graph(f: Evaluations, kernel: Callable[[Tensor], Tensor], z: Tensor, name: str) -> dict[str, Tensor]:
+    """``"f"``, ``"residual"``, ``"value"`` or ``"residuals"`` at ``z``, and what comes along with it, each with its graph at
+    the levels of transforms at which ``z`` is."""
+    problem = f.problem
+    if f.of_map:
+        image = kernel(z)
+        return {"f": image, "residual": image - z}
+    if name == "residuals":
+        return {name: problem.flat_residuals(kernel, z)}
+    if name == "value":
+        return {name: problem.flat_objective(kernel, z)}
+    if f.of_gradient:
+        value, gradient = autodiff.gradient(lambda y: problem.flat_objective(kernel, y), z)
+        residual = problem.flat_residual(kernel, z) if f.kind.returns_state else gradient
+        return {"value": value, "f": gradient, "residual": residual}
+    residual = problem.flat_residual(kernel, z)
+    return {"f": residual, "residual": residual}
+
+
+def refuse(f: Evaluations, z: Any) -> None:
+    """Say what is wrong with a point at which ``f`` has raised an error, if it is no point of the problem.
+
+    Raises:
+        TypeError: it is no tensor. ValueError: it is one of another shape, dtype or device.
+    """
+    like, shape = f.system.layout, (f.batch, f.size)
+    asked = f"f takes a tensor of shape (batch, n) = {shape}, {like.dtype} on {like.device}"
+    if not isinstance(z, Tensor):
+        raise TypeError(f"{asked}; got {type(z).__name__}")
+    if (tuple(z.shape), z.dtype, z.device) != (shape, like.dtype, like.device):
+        raise ValueError(
+            f"{asked}; got {tuple(z.shape)}, {z.dtype} on {z.device}. To evaluate it at several points: "
+            "torch.vmap(f)(points)"
+        )
