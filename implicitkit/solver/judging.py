@@ -75,6 +75,7 @@ class Judge:
         self._rows: Tensor | None = None
         self.first: Tensor | None = None  # what is asked at first, where it is not relative to the state
         self.bound: Tensor | None = None  # ... and now
+        self._most: Tensor | None = None  # |F| of more than this is no solution's, whatever cancels in it
         self._reach: Tensor | None = None  # of a fixed point: how far |z| may come without being asked
         # ... and rtol and the floor as tensors: a number costs an operation four times as much
         self._rate: Any = None
@@ -111,6 +112,8 @@ class Judge:
                 self._unit = start_size(z)
             norm = norm if self.start_norm is None else self.start_norm
             self.floor = self._floor_of(self._size(z) + norm if self.f.kind.like_state else norm)
+            known = torch.isfinite(norm) & (norm > self.atol)
+            self._most = torch.where(known, norm / torch.finfo(z.dtype).eps ** 0.5, torch.inf)
             self.first = self.bound = torch.where(torch.isfinite(norm), norm * self.rtol, 0).add_(self.atol)
             if self._has_rows:
                 rows = in_working_precision(self.f.residual(z)).abs()
@@ -140,7 +143,7 @@ class Judge:
         judge.f, judge._last, judge._away = (self.f if f is None else f), None, None
         judge._healthy = judge._held = judge._settled = None
         judge.came_from = None
-        for name in ("start_norm", "first", "bound", "floor", "_reach", "_least", "_rows", "_unit"):
+        for name in ("start_norm", "first", "bound", "floor", "_most", "_reach", "_least", "_rows", "_unit"):
             value = getattr(self, name)
             if isinstance(value, Tensor) and value.ndim:
                 setattr(judge, name, value.index_select(0, samples))
@@ -263,8 +266,12 @@ class Judge:
 
     def last_word(self, z: Tensor, norm: Tensor, failed: Tensor) -> Tensor:
         """Which of the ``failed`` samples have converged after all, ``(batch,)``: by the scale near ``z``, or because the
-        residual has fallen as far as was asked at first and the solver can do no more about what is left of it."""
+        residual has fallen as far as was asked at first and the solver can do no more about what is left of it.
+
+        Not where ``|F|`` is ``1 / eps^(1/2)`` of what it was at the start: there ``z`` is so large that rounding hides
+        whatever ``F`` was made of (``z - sin(z)`` at 1e30, which is no minimum's)."""
         open_ = failed & torch.isfinite(norm)
+        open_ = open_ if self._most is None else open_ & (norm <= self._most)
         if self.relative_to_state or self.first is None or not bool(open_.any()):
             return torch.zeros_like(failed)
         lenient = max(self.rtol, min(_LENIENT * self.rtol, torch.finfo(z.dtype).eps ** 0.5))
