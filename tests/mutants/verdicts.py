@@ -668,7 +668,6 @@ MUTANTS = [
         "implicitkit/solver/probing.py",
         STRANGERS + " -k 'begins_where or underflows'",
         ("return zero & ~(J != 0).any(2) & ~(J != 0).any(1)", "return zero & False"),
-        ("return zero & ~(J != 0).any(2) & ~(J != 0).any(1)", "return ~(J != 0).any(2) & ~(J != 0).any(1)"),
     ),
     *mutants(
         "implicitkit/solver/judging.py",
@@ -677,7 +676,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/minima.py",
-        STRANGERS + " -k 'on_waves or to_its_end'",
+        STRANGERS + " -k 'on_waves or valley'",
         ("return self.runs >= _RUNS", "return self.runs > 1000"),
         ("self.runs + 1, 0)\n        self.far", "self.runs + 1, self.runs + 1)\n        self.far"),
     ),
@@ -687,8 +686,14 @@ MUTANTS = [
         ("_PATIENCE = 3", "_PATIENCE = 3000"),
     ),
     *mutants(
+        "implicitkit/solver/auto.py",
+        "tests/solver/test_changes_of_sign.py",
+        ("_SCALAR_NEWTON if size == 1 else _DENSE_NEWTON", "_DENSE_NEWTON"),
+        ("Stage(Impatient(DFSANE(), window=50, horizon=500), max_steps=500)", '_stage("df_sane", max_steps=500)'),
+    ),
+    *mutants(
         "implicitkit/solver/polyalgorithm.py",
-        STRANGERS + " -k on_waves",
+        STRANGERS + " -k believed",
         ("forever = (falls >= _ENOUGH) &", "forever = (falls > 100) &"),
     ),
 ]

@@ -87,22 +87,35 @@ def test_what_falls_forever_on_waves(n: int) -> None:
     assert caught.value.solution.evaluations <= 2000
 
 
-class _FarOut(ik.Solver):
-    """Leads far out, and says so."""
+class _Says(ik.Solver):
+    """Gets no further, says what is left of ``|F|``, and where others should go on."""
 
-    name = "far_out"
+    name = "says"
     solves = "minimise"
+
+    def __init__(self, status: ik.Status, onward: float = 0.0) -> None:
+        self.status, self.onward = status, onward
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         F = torch.linalg.vector_norm(f(z0), dim=1)
-        status = torch.full((len(z0),), int(ik.Status.STALLED))
-        return Outcome(z0, F, torch.ones_like(status), status, onward=torch.full_like(z0, -1e30))
+        status = torch.full((len(z0),), int(self.status))
+        onward = z0 + self.onward * torch.linspace(0.9, 1.1, z0.shape[1], dtype=z0.dtype)
+        return Outcome(z0, F, torch.ones_like(status), status, onward=onward)
+
+
+def test_two_that_say_that_it_falls_forever_are_believed() -> None:
+    """Though neither came to a smaller slope, and one before them stalled."""
+    falls = Stage(_Says(ik.Status.UNBOUNDED))
+    for more, status in ((1, ik.Status.STALLED), (2, ik.Status.UNBOUNDED)):
+        solver = Polyalgorithm((Stage(_Says(ik.Status.STALLED)), *[falls] * more))
+        found = ik.argmin(lambda z: z.cosh().sum(), torch.ones(2, dtype=F64), solver=solver, on_failure="ignore")
+        assert ik.Status(int(found.status)) is status, more
 
 
 @pytest.mark.parametrize("last", ("newton_cg", "lbfgs", "bfgs"))
 def test_no_minimum_where_rounding_is_larger_than_the_slope_at_the_start(last: str) -> None:
     """At 1e30 the gradient is some 1e14, and nothing but rounding errors of what cancels in it."""
-    solver = Polyalgorithm((Stage(_FarOut()), Stage(last, max_steps=100, scale=None)))
+    solver = Polyalgorithm((Stage(_Says(ik.Status.STALLED, onward=-1e30)), Stage(last, max_steps=300, scale=None)))
     found = ik.argmin(mccormck, torch.ones(12, dtype=F64), solver=solver, on_failure="ignore")
     assert not bool(found.converged), found
 
@@ -114,3 +127,11 @@ def test_a_long_way_down_is_walked_to_its_end() -> None:
             lambda z, size=size: (size * (1 + (z / size - 1) ** 2).sqrt()).sum(), torch.zeros(3, dtype=F64)
         )
         torch.testing.assert_close(found.value, torch.full((3,), size, dtype=F64), rtol=1e-6, atol=0)
+
+
+def test_a_long_valley_is_no_way_down_forever() -> None:
+    """Four looks at a slope that hardly changes, and ``z`` that does not go far."""
+    rosenbrock = lambda z: (100 * (z[1:] - z[:-1] ** 2) ** 2 + (1 - z[:-1]) ** 2).sum()  # noqa: E731
+    found = ik.argmin(rosenbrock, torch.tensor([-1.2, 1.0], dtype=F64).repeat(30), solver="lbfgs")
+    assert int(found.steps) > 200
+    torch.testing.assert_close(found.value.abs(), torch.ones(60, dtype=F64), rtol=0, atol=1e-2)
