@@ -75,15 +75,12 @@ class Judge:
         self._rows: Tensor | None = None
         self.first: Tensor | None = None  # what is asked at first, where it is not relative to the state
         self.bound: Tensor | None = None  # ... and now
-        self._most: Tensor | None = None  # |F| of more than this is no solution's, whatever cancels in it
         self._reach: Tensor | None = None  # of a fixed point: how far |z| may come without being asked
-        # ... and rtol and the floor as tensors: a number costs an operation four times as much
-        self._rate: Any = None
+        self._rate: Any = None  # rtol and the floor as tensors: a number costs an operation four times as much
         self._least: Any = None
         self._last: tuple[Tensor, Tensor] | None = None  # a point, and |z| of each sample there
         self._largest: tuple[Tensor, float] | None = None  # a point, and the largest entry there
-        # a point, who was asked there whether it runs away, and who does
-        self._away: tuple[Tensor, Tensor, Tensor] | None = None
+        self._away: tuple[Tensor, Tensor, Tensor] | None = None  # a point, who was asked there, and who runs away
         self.came_from: tuple[Tensor, Tensor] | None = None  # the points a step ago, and F there
         self._healthy: tuple[Tensor, Tensor] | None = None  # a point, whose equations all change there far more than F
         self._held: tuple[Tensor, Tensor] | None = None  # a point, and where a zero is near by factors that hold there
@@ -112,8 +109,6 @@ class Judge:
                 self._unit = start_size(z)
             norm = norm if self.start_norm is None else self.start_norm
             self.floor = self._floor_of(self._size(z) + norm if self.f.kind.like_state else norm)
-            known = torch.isfinite(norm) & (norm > self.atol)
-            self._most = torch.where(known, norm / torch.finfo(z.dtype).eps ** 0.5, torch.inf)
             self.first = self.bound = torch.where(torch.isfinite(norm), norm * self.rtol, 0).add_(self.atol)
             if self._has_rows:
                 rows = in_working_precision(self.f.residual(z)).abs()
@@ -143,7 +138,7 @@ class Judge:
         judge.f, judge._last, judge._away = (self.f if f is None else f), None, None
         judge._healthy = judge._held = judge._settled = None
         judge.came_from = None
-        for name in ("start_norm", "first", "bound", "floor", "_most", "_reach", "_least", "_rows", "_unit"):
+        for name in ("start_norm", "first", "bound", "floor", "_reach", "_least", "_rows", "_unit"):
             value = getattr(self, name)
             if isinstance(value, Tensor) and value.ndim:
                 setattr(judge, name, value.index_select(0, samples))
@@ -266,14 +261,13 @@ class Judge:
 
     def last_word(self, z: Tensor, norm: Tensor, failed: Tensor) -> Tensor:
         """Which of the ``failed`` samples have converged after all, ``(batch,)``: by the scale near ``z``, or because the
-        residual has fallen as far as was asked at first and the solver can do no more about what is left of it.
-
-        Not where ``|F|`` is ``1 / eps^(1/2)`` of what it was at the start: there ``z`` is so large that rounding hides
-        whatever ``F`` was made of (``z - sin(z)`` at 1e30, which is no minimum's)."""
+        residual has fallen as far as was asked at first and the solver can do no more about what is left of it."""
         open_ = failed & torch.isfinite(norm)
-        open_ = open_ if self._most is None else open_ & (norm <= self._most)
         if self.relative_to_state or self.first is None or not bool(open_.any()):
             return torch.zeros_like(failed)
+        began = (self.first - self.atol) / max(self.rtol, _LEAST)
+        # |F| has not fallen, and z is so large that rounding hides what F was made of at the start (z + sin(z))
+        open_ = open_ & ((norm < began) | (began <= self.atol) | (z.abs().amax(1) * torch.finfo(z.dtype).eps < 1))
         lenient = max(self.rtol, min(_LENIENT * self.rtol, torch.finfo(z.dtype).eps ** 0.5))
         rtol = torch.where(norm <= self.first, lenient, self.rtol).unsqueeze(1)
         return open_ & (self._excess(z, open_, rtol, careful=True) <= 1)
@@ -339,9 +333,8 @@ class Judge:
     def largest(self, z: Tensor) -> float:
         """The largest ``|z_i|`` of all samples, NaN where there is one; of the last point it is remembered, by identity."""
         if self._largest is None or self._largest[0] is not z:
-            low, high = torch.aminmax(
-                z
-            )  # four times as fast as the norm on a processor, and one synchronisation as well
+            # four times as fast as the norm on a processor, and one synchronisation as well
+            low, high = torch.aminmax(z)
             self._largest = z, float(torch.maximum(low.neg(), high))
         return self._largest[1]
 

@@ -201,7 +201,7 @@ class Progress:
         """Where look after look has found ``z`` ten times as far out, and the objective lower by a hundredth of what its
         first slope promised over that way, ``(batch,)``: it falls forever, though no ray shows it that leads down on a
         wave (``z + sin(z)``) or beside the bottom of a valley."""
-        assert self.far is not None and self.slope is not None and self.value is not None
+        assert self.far is not None and self.slope is not None and self.value is not None and self.runs is not None
         far = z.abs().amax(1).clamp_min(1)
         fallen = self.value - value >= _SHARE * self.slope * (far - self.far)
         self.runs = torch.where((far >= _FURTHER * self.far) & fallen, self.runs + 1, 0)

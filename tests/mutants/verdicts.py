@@ -672,7 +672,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/judging.py",
         STRANGERS + " -k larger_than_the_slope",
-        ("else open_ & (norm <= self._most)", "else open_"),
+        ("open_ & ((norm < began) |", "open_ & (~failed | failed |"),
     ),
     *mutants(
         "implicitkit/solver/minima.py",

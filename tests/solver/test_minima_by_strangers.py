@@ -99,7 +99,8 @@ class _Says(ik.Solver):
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         F = torch.linalg.vector_norm(f(z0), dim=1)
         status = torch.full((len(z0),), int(self.status))
-        onward = z0 + self.onward * torch.linspace(0.9, 1.1, z0.shape[1], dtype=z0.dtype)
+        g = torch.Generator().manual_seed(0)
+        onward = z0 + self.onward * (1 + 0.1 * torch.randn(z0.shape[1], generator=g, dtype=z0.dtype))
         return Outcome(z0, F, torch.ones_like(status), status, onward=onward)
 
 
@@ -112,10 +113,10 @@ def test_two_that_say_that_it_falls_forever_are_believed() -> None:
         assert ik.Status(int(found.status)) is status, more
 
 
-@pytest.mark.parametrize("last", ("newton_cg", "lbfgs", "bfgs"))
+@pytest.mark.parametrize("last", ("newton_cg", "bfgs"))
 def test_no_minimum_where_rounding_is_larger_than_the_slope_at_the_start(last: str) -> None:
-    """At 1e30 the gradient is some 1e14, and nothing but rounding errors of what cancels in it."""
-    solver = Polyalgorithm((Stage(_Says(ik.Status.STALLED, onward=-1e30)), Stage(last, max_steps=300, scale=None)))
+    """At 1e20 the gradient is some 1e4, and nothing but rounding errors of what cancels in it."""
+    solver = Polyalgorithm((Stage(_Says(ik.Status.STALLED, onward=-1e20)), Stage(last, max_steps=500, scale=None)))
     found = ik.argmin(mccormck, torch.ones(12, dtype=F64), solver=solver, on_failure="ignore")
     assert not bool(found.converged), found
 
