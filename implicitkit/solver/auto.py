@@ -23,6 +23,7 @@ from implicitkit.solver.least_squares.frugal import FrugalLevenbergMarquardt
 from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarquardt
 from implicitkit.solver.minimise.convex_newton import ConvexNewton
 from implicitkit.solver.polyalgorithm import Polyalgorithm, Stage
+from implicitkit.solver.root.df_sane import DFSANE
 from implicitkit.solver.root.frugal import FrugalNewton
 from implicitkit.solver.root.newton_krylov import NewtonKrylov
 from implicitkit.sparsity.known import SMALLEST
@@ -34,6 +35,7 @@ _DENSE_AT_ALL = 4096  # ... up to which it is the last resort
 _DENSE_NUMBERS = 1 << 25  # numbers in all Jacobians of the batch, at most
 _MOST_NUMBERS = 1 << 27  # ... for Newton's method alone, that gives way to products where these do
 _SHARED_NUMBERS = 1 << 30  # ... where they are one
+_EXPANSIONS = 40  # doublings of the way in which a change of sign is looked for: up to 1e11 of it
 _FEW = 32  # unknowns a sample up to which a fit under a loss that is not modelled leaves slow steps early
 
 
@@ -54,7 +56,15 @@ _DENSE_NEWTON = (
     _stage("newton", max_steps=100, scale=0.01),
     _stage("trust_region", max_steps=200, scale=0.1),
     _stage("trust_region", max_steps=200, scale=0.01),
-    _stage("df_sane", max_steps=500),
+    Stage(Impatient(DFSANE(), window=50, horizon=500), max_steps=500),
+)
+#: One unknown: where Newton's steps are caught at a minimum of ``|F|``, a change of sign is looked for on both sides; if
+#: there is none, a zero that ``F`` touches is for Newton's steps, and for nothing else.
+_SCALAR_NEWTON = (
+    *_DENSE_NEWTON[:2],
+    _stage("chandrupatla", expansions=_EXPANSIONS, max_steps=100),
+    _DENSE_NEWTON[2],
+    *_DENSE_NEWTON[4:6],
 )
 _MATRIX_FREE = (
     _stage("newton_krylov", max_steps=100),
@@ -131,6 +141,7 @@ _AGAIN_SQP = Impatient(SQP(), window=12, horizon=60)
 def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     """The stages for a problem kind, samples and unknowns a sample.
 
+    Equations of one unknown: Newton, then bracketing (Chandrupatla) where a sign changes anywhere around the start.
     Equations and steady states: Newton with dense Jacobians up to 1,024 unknowns a sample, and with sparse ones beyond,
     Newton-Krylov where there is no pattern, and what they fail on by other routes (where a batch has more than 32 million
     numbers in dense Jacobians Newton-Krylov alone, and from 128 million on first of all); no factors are bought as long as
@@ -156,7 +167,7 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
         return _FIT_FEW if size < SMALLEST else _FIT
     equations: tuple[Stage, ...]
     if size <= _DENSE and affordable:
-        equations = _DENSE_NEWTON
+        equations = _SCALAR_NEWTON if size == 1 else _DENSE_NEWTON
     elif size <= _DENSE_AT_ALL and affordable:
         equations = (*_SPARSE_NEWTON, *_EITHER)
     elif size <= _DENSE and batch * size * size <= _MOST_NUMBERS:

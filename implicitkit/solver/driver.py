@@ -324,7 +324,8 @@ class _Loop:
         if not self.all_converged and int(torch.count_nonzero(status)):
             norm = torch.where(torch.isinf(norm), torch.nan, norm)
         status, tolerance = self._last_word(best, norm, status, steep, tolerance)
-        figures = self.f.evaluations, self.f.sample_evaluations, self.traces, self.remark
+        remark = self.remark or (self.f.inner if int(torch.count_nonzero(status)) else "")
+        figures = self.f.evaluations, self.f.sample_evaluations, self.traces, remark
         if self.halted:  # a sample that its method gave up in that step is not for others to go on with
             status = torch.where(status != int(Status.CONVERGED), int(Status.STOPPED), status)
         onward, halted = self._onward(), self.halted

@@ -289,6 +289,11 @@ class Evaluations:
         self.evaluations += 1
         self.sample_evaluations += self.system.batch
 
+    @property
+    def inner(self) -> str:
+        """What the last solve inside the function said that had no solution, at a trial point; empty if all had one."""
+        return self._outside.inner
+
     def _kernel(self, z: Tensor) -> Tensor:
         return self._outside.evaluate(lambda y: self.system.live(y, *self.theta), z)
 

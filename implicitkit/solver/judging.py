@@ -76,13 +76,11 @@ class Judge:
         self.first: Tensor | None = None  # what is asked at first, where it is not relative to the state
         self.bound: Tensor | None = None  # ... and now
         self._reach: Tensor | None = None  # of a fixed point: how far |z| may come without being asked
-        # ... and rtol and the floor as tensors: a number costs an operation four times as much
-        self._rate: Any = None
+        self._rate: Any = None  # rtol and the floor as tensors: a number costs an operation four times as much
         self._least: Any = None
         self._last: tuple[Tensor, Tensor] | None = None  # a point, and |z| of each sample there
         self._largest: tuple[Tensor, float] | None = None  # a point, and the largest entry there
-        # a point, who was asked there whether it runs away, and who does
-        self._away: tuple[Tensor, Tensor, Tensor] | None = None
+        self._away: tuple[Tensor, Tensor, Tensor] | None = None  # a point, who was asked there, and who runs away
         self.came_from: tuple[Tensor, Tensor] | None = None  # the points a step ago, and F there
         self._healthy: tuple[Tensor, Tensor] | None = None  # a point, whose equations all change there far more than F
         self._held: tuple[Tensor, Tensor] | None = None  # a point, and where a zero is near by factors that hold there
@@ -267,6 +265,9 @@ class Judge:
         open_ = failed & torch.isfinite(norm)
         if self.relative_to_state or self.first is None or not bool(open_.any()):
             return torch.zeros_like(failed)
+        began = (self.first - self.atol) / max(self.rtol, _LEAST)
+        # |F| has not fallen, and z is so large that rounding hides what F was made of at the start (z + sin(z))
+        open_ = open_ & ((norm < began) | (began <= self.atol) | (z.abs().amax(1) * torch.finfo(z.dtype).eps < 1))
         lenient = max(self.rtol, min(_LENIENT * self.rtol, torch.finfo(z.dtype).eps ** 0.5))
         rtol = torch.where(norm <= self.first, lenient, self.rtol).unsqueeze(1)
         return open_ & (self._excess(z, open_, rtol, careful=True) <= 1)
@@ -332,9 +333,8 @@ class Judge:
     def largest(self, z: Tensor) -> float:
         """The largest ``|z_i|`` of all samples, NaN where there is one; of the last point it is remembered, by identity."""
         if self._largest is None or self._largest[0] is not z:
-            low, high = torch.aminmax(
-                z
-            )  # four times as fast as the norm on a processor, and one synchronisation as well
+            # four times as fast as the norm on a processor, and one synchronisation as well
+            low, high = torch.aminmax(z)
             self._largest = z, float(torch.maximum(low.neg(), high))
         return self._largest[1]
 

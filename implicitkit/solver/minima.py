@@ -49,6 +49,8 @@ _LOWER = 0.999  # it gets on if it has come down to this ...
 _FALLEN = 1e-2  # ... or the objective by this share of what it has fallen since the first look ...
 _STEADY = 0.25  # ... or by this share of what it has fallen between two looks on the average: it goes along a valley
 _LIKE = 0.5  # of one, how far eigenvalues of N^-1 H may be from it for H to be taken for positive definite
+_SHARE = 1e-2  # of what a slope promises: so much an objective falls that falls forever
+_FURTHER, _RUNS = 10.0, 2  # times as far out as a look before, so often in a row
 _UNITS = 4  # in the last place, by which z moves at least in a difference
 ROUNDING = 100  # units of it that a difference of objectives must exceed
 
@@ -139,7 +141,7 @@ def falls_forever(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
             break
         t = size * 10.0**power
         new = probe.value(z + t.unsqueeze(1) * ray)
-        falls = falls & ((new < last) | (new == -torch.inf)) & (value - new >= 1e-2 * t * slope)
+        falls = falls & ((new < last) | (new == -torch.inf)) & (value - new >= _SHARE * t * slope)
         last = new
     f.evaluations += probe.evaluations
     f.sample_evaluations += probe.sample_evaluations
@@ -152,7 +154,9 @@ class Progress:
 
     Attributes:
         first: the objective at the first look. value, norm: the least objective and gradient at the last one.
+        slope: the gradient at the first look. far: ``max |z|``, 1 or more, at the last one.
         idle: looks in a row at which neither had come down. looks: how many so far.
+        runs: looks in a row at which it had run on downhill.
         unbounded: samples whose gradient has not, and whose objective falls forever.
         endless: searches along a line without an end.
     """
@@ -160,7 +164,10 @@ class Progress:
     first: Tensor | None = None
     value: Tensor | None = None
     norm: Tensor | None = None
+    slope: Tensor | None = None
+    far: Tensor | None = None
     idle: Tensor | None = None
+    runs: Tensor | None = None
     unbounded: Tensor | None = None
     endless: Tensor | None = None
     looks: int = 0
@@ -174,18 +181,32 @@ class Progress:
         """Samples to be given up; which of them are ``unbounded`` is kept."""
         value, norm = f.value(z), f.best_norm
         if self.first is None or self.value is None or self.norm is None or self.idle is None:
-            self.first, self.value, self.norm = value, value, norm
-            self.idle = torch.zeros_like(norm, dtype=torch.int64)
+            self.first, self.value, self.norm, self.slope = value, value, norm, norm
+            self.far = z.abs().amax(1).clamp_min(1)
+            self.idle = self.runs = torch.zeros_like(norm, dtype=torch.int64)
             return self.idle > 0
         steep = f.active & ~(norm < _STEEP * self.norm)
         idle = f.active & ~(norm < _LOWER * self.norm)
         rounding = ROUNDING * torch.finfo(z.dtype).eps * self.value.abs()
         self.looks += 1
         fallen = torch.maximum(rounding, min(_FALLEN, _STEADY / self.looks) * (self.first - self.value))
-        self.unbounded = falls_forever(f, z, steep) if bool(steep.any()) else steep
+        self.unbounded = steep & self._runs_on(z, value)
+        if bool((steep & ~self.unbounded).any()):
+            self.unbounded = self.unbounded | falls_forever(f, z, steep & ~self.unbounded)
         self.idle = torch.where(idle & ~(value < self.value - fallen), self.idle + 1, 0)
         self.value, self.norm = torch.minimum(value, self.value), norm
         return self.unbounded | (self.idle >= _PATIENCE)
+
+    def _runs_on(self, z: Tensor, value: Tensor) -> Tensor:
+        """Where look after look has found ``z`` ten times as far out, and the objective lower by a hundredth of what its
+        first slope promised over that way, ``(batch,)``: it falls forever, though no ray shows it that leads down on a
+        wave (``z + sin(z)``) or beside the bottom of a valley."""
+        assert self.far is not None and self.slope is not None and self.value is not None and self.runs is not None
+        far = z.abs().amax(1).clamp_min(1)
+        fallen = self.value - value >= _SHARE * self.slope * (far - self.far)
+        self.runs = torch.where((far >= _FURTHER * self.far) & fallen, self.runs + 1, 0)
+        self.far = far
+        return self.runs >= _RUNS
 
     def fallen(self, f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
         """Of samples for which a search along a line found no end: those to be given up, as ``unbounded`` or because it is
@@ -196,7 +217,7 @@ class Progress:
 
     def select(self, samples: Tensor) -> None:
         """Only these samples are left."""
-        for name in ("first", "value", "norm", "idle", "unbounded", "endless"):
+        for name in ("first", "value", "norm", "slope", "far", "idle", "runs", "unbounded", "endless"):
             kept = getattr(self, name)
             setattr(self, name, kept if kept is None else kept.index_select(0, samples))
 

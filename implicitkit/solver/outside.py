@@ -3,7 +3,8 @@
 ``torch.linalg.cholesky`` raises outside the positive definite matrices, ``inv`` and ``solve`` at singular ones, ``eigh`` of
 numbers that are not finite: a step that leads there is a trial like one out of the domain of ``log``, from where NaN
 comes back, and is shortened like it.  So is one at which NumPy raises its ``LinAlgError``, Python an ``ArithmeticError`` in
-its own words (a division by zero, an overflow), or :mod:`math` its "math domain error".  At the start, where nothing is
+its own words (a division by zero, an overflow), or :mod:`math` its "math domain error"; and one for which a solve inside
+the function has no solution (a bilevel problem, tried far out).  At the start, where nothing is
 known yet, the error is the user's, and so is any other error anywhere: a ``ValueError`` may mean a fault as well as a
 domain.
 """
@@ -16,10 +17,11 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
+from implicitkit.foundation.errors import ConvergenceError
 
 __all__ = ["Outside"]
 
-_RAISED = (torch.linalg.LinAlgError, ArithmeticError, ValueError)
+_RAISED = (torch.linalg.LinAlgError, ConvergenceError, ArithmeticError, ValueError)
 # what Python, its math module and NumPy say of numbers; others who raise these errors say something else
 _OF_MATH = ("math domain error", "math range error")
 _OF_NUMBERS = ("division by zero", "modulo by zero", "negative power", "out of range", "too large", "encountered in")
@@ -27,10 +29,11 @@ _OF_NUMBERS = ("division by zero", "modulo by zero", "negative power", "out of r
 
 class Outside:
     """The last points where the function did not fail, by their number of columns; of samples that fail elsewhere the
-    value is NaN, and that of all others is their own."""
+    value is NaN, and that of all others is their own.  ``inner``: what the last solve inside said that had no solution."""
 
     def __init__(self) -> None:
         self._inside: dict[int, Tensor] = {}
+        self.inner = ""
 
     def evaluate(self, kernel: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
         """``kernel(z)``, ``z`` ``(batch, k)``, with NaN for samples where it raises an error of its domain.
@@ -46,6 +49,8 @@ class Outside:
             known = self._inside.get(z.shape[1])
             if known is None or len(known) != len(z):
                 raise
+            if isinstance(error, ConvergenceError):
+                self.inner = f"a solve inside the function failed where it was tried: {str(error).partition('. ')[0]}"
             failed = _failed(kernel, z, known)
             out = kernel(torch.where(_rows(failed, z), known, z))
             return torch.where(_rows(failed, out), torch.nan * z.sum(1).reshape(-1, *(1,) * (out.ndim - 1)), out)
@@ -63,7 +68,7 @@ class Outside:
 def _is_of_a_domain(error: Exception) -> bool:
     """Does an error say that a function has no value here?  NumPy's ``LinAlgError`` is a ``ValueError`` (and NumPy need not
     be there)."""
-    if isinstance(error, torch.linalg.LinAlgError) or type(error).__name__ == "LinAlgError":
+    if isinstance(error, (torch.linalg.LinAlgError, ConvergenceError)) or type(error).__name__ == "LinAlgError":
         return True
     said = str(error)
     return said in _OF_MATH or (isinstance(error, ArithmeticError) and any(words in said for words in _OF_NUMBERS))

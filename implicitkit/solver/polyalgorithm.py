@@ -207,6 +207,9 @@ class Polyalgorithm(Solver):
                 total.blind = blind if total.blind is None else total.blind | blind
             total.shown = shown + found.shown
             latest = onward.index_copy(0, samples, found.z if found.onward is None else found.onward)
+        if f.kind.minimisation:
+            forever = (falls >= _ENOUGH) & (total.status != int(Status.CONVERGED))
+            total.status = torch.where(forever, int(Status.UNBOUNDED), total.status)
         return total
 
     def _granted(self, stage: Stage, f: Evaluations, z: Tensor) -> Stage | None:

@@ -110,6 +110,7 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     A = f.linearize(z)
     if z.shape[1] <= DENSE:
         J = in_working_precision(A.dense())
+        off = off | _apart(J, (F == 0) & (scale > 0))
         near, known = _by_factors(f, J, F, z, F, scale, off), (J != 0).flatten(1).any(1) | (F == 0).all(1)
     else:
         d, known = _by_products(A, F, open_)
@@ -295,6 +296,12 @@ def _by_factors(
     if square:  # a zero to the last bit where F is not zero all around: one of high multiplicity, say
         near = near | ((F == 0) & (scale > 0)).all(1)
     return finite & near
+
+
+def _apart(J: Tensor, zero: Tensor) -> Tensor:
+    """Unknowns at a zero of high multiplicity of their own, ``(batch, n)``: of the equations that are ``zero`` to the last
+    bit, and are not all around, those with neither row nor column in ``J`` (``(z_i - a_i)^3`` at ``a_i``)."""
+    return zero & ~(J != 0).any(2) & ~(J != 0).any(1)
 
 
 def _by_products(A: Operator, F: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ FEWER = "tests/core/test_rows_left.py"
 SECOND = "tests/solver/test_second_order.py"
 STAYED = "tests/solver/test_nothing_ran_away.py"
 KINKS = "tests/solver/test_minima_in_kinks.py"
+STRANGERS = "tests/solver/test_minima_by_strangers.py"
 FAILED = "tests/solver/test_convergence.py -k 'failed_sample or (economies and newton)'"
 
 MUTANTS = [
@@ -662,5 +663,45 @@ MUTANTS = [
         "implicitkit/solver/judging.py",
         "tests/solver/test_settled.py -k holds_at_the_start",
         ("_LEAST = 2e-16", "_LEAST = 0.0"),
+    ),
+    *mutants(
+        "implicitkit/solver/probing.py",
+        STRANGERS + " -k 'begins_where or underflows'",
+        ("return zero & ~(J != 0).any(2) & ~(J != 0).any(1)", "return zero & False"),
+    ),
+    *mutants(
+        "implicitkit/solver/judging.py",
+        STRANGERS + " -k larger_than_the_slope",
+        ("open_ & ((norm < began) |", "open_ & (~failed | failed |"),
+    ),
+    *mutants(
+        "implicitkit/solver/minima.py",
+        STRANGERS + " -k 'on_waves or valley'",
+        ("return self.runs >= _RUNS", "return self.runs > 1000"),
+        ("self.runs + 1, 0)\n        self.far", "self.runs + 1, self.runs + 1)\n        self.far"),
+    ),
+    *mutants(
+        "implicitkit/solver/minimise/quasi_newton.py",
+        STRANGERS + " -k noise",
+        ("_PATIENCE = 3", "_PATIENCE = 3000"),
+    ),
+    *mutants(
+        "implicitkit/solver/outside.py",
+        "tests/solver/test_solves_inside_at_trials.py",
+        (
+            "isinstance(error, (torch.linalg.LinAlgError, ConvergenceError)) or",
+            "isinstance(error, torch.linalg.LinAlgError) or",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/auto.py",
+        "tests/solver/test_changes_of_sign.py",
+        ("_SCALAR_NEWTON if size == 1 else _DENSE_NEWTON", "_DENSE_NEWTON"),
+        ("Stage(Impatient(DFSANE(), window=50, horizon=500), max_steps=500)", '_stage("df_sane", max_steps=500)'),
+    ),
+    *mutants(
+        "implicitkit/solver/polyalgorithm.py",
+        STRANGERS + " -k believed",
+        ("forever = (falls >= _ENOUGH) &", "forever = (falls > 100) &"),
     ),
 ]

@@ -37,7 +37,7 @@ CUSP = [ik.Inequality(lambda z: z[1] - (1 - z[0]) ** 3)]
 #: the solve, most evaluations, words
 ROWS: dict[str, tuple[Callable[[], ik.Solution], int, str]] = {
     "map: z + 1": (_map(lambda z: z + 1), 1200, "stalled|diverged"),
-    "map: z + c": (_map(lambda z: z + Z - 0.5), 1200, "stalled|diverged"),
+    "map: z + c": (_map(lambda z: z + Z - 0.5), 1000, "stalled|diverged"),
     "map: z + 1, float32": (_map(lambda z: z + 1, Z.float()), 1200, "stalled|diverged"),
     "map: z + 1, a batch": (_map(lambda z: z + 1, torch.zeros(8, 4, dtype=F64), batch_dims=1), 1900, "8 of 8"),
     "map: sqrt(z^2 + 1)": (_map(lambda z: (z * z + 1).sqrt()), 900, "diverged"),
@@ -50,7 +50,7 @@ ROWS: dict[str, tuple[Callable[[], ik.Solution], int, str]] = {
     "root: exp": (_root(torch.exp), 1200, "diverged"),
     "root: a constant": (_root(lambda z: 0 * z + 1), 1300, "stalled"),
     "root: 1 / z": (_root(lambda z: 1 / z), 1800, "diverged"),
-    "root: z^2 + 1": (_root(lambda z: z * z + 1), 4500, "stalled"),
+    "root: z^2 + 1": (_root(lambda z: z * z + 1), 2000, "stalled"),
     "root: noise": (_root(lambda z: z + torch.rand_like(z)), 1500, "draws random numbers"),
     "minimum: linear": (_argmin(torch.sum), 300, "unbounded"),
     "minimum: -z^2": (_argmin(lambda z: -z.square().sum()), 300, "unbounded"),

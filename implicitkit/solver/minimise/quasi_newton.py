@@ -13,13 +13,16 @@ from implicitkit.solver.steps.line_search import wolfe
 
 __all__ = ["QuasiNewton"]
 
+_PATIENCE = 3  # searches in a row that use up their trials
+
 
 class QuasiNewton(Method):
     """``z <- z + t d``, ``d = -H g``, where ``H`` learns from the pairs ``s = dz``, ``y = dg``.
 
     A subclass keeps ``H``, whatever it is made of, in a dictionary of tensors with the batch in front, and defines
     :meth:`blank`, :meth:`direction` and :meth:`learn`.  A pair counts only where ``s'y`` is clearly positive.  A sample
-    whose search fails forgets ``H`` and tries steepest descent; if that fails too, it is given up.
+    whose search fails forgets ``H`` and tries steepest descent; if that fails too, it is given up.  So it is where search
+    after search uses up its trials: values and slopes there are rounding errors, which agree on no length.
     """
 
     trials: int
@@ -41,7 +44,8 @@ class QuasiNewton(Method):
         raise NotImplementedError
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
-        return {"memory": self.blank(z), "failed": torch.zeros(z.shape[0], dtype=torch.bool, device=z.device)}
+        none = torch.zeros(z.shape[0], dtype=torch.bool, device=z.device)
+        return {"memory": self.blank(z), "failed": none, "spent": none.long()}
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         memory, g = state["memory"], f(z)
@@ -66,4 +70,9 @@ class QuasiNewton(Method):
         if bool(failed.any()):
             memory = self.forget(memory, failed)
             f.stuck = failed & (state["failed"] | fresh)
-        return trial, {"memory": memory, "failed": failed}
+        spent = state["spent"]
+        if search.spent is not None or int(spent.count_nonzero()):
+            spent = torch.zeros_like(spent) if search.spent is None else torch.where(search.spent, spent + 1, 0)
+            lost = f.active & (spent >= _PATIENCE)
+            f.stuck = lost if f.stuck is None else f.stuck | lost
+        return trial, {"memory": memory, "failed": failed, "spent": spent}

@@ -21,12 +21,14 @@ _AGREES = 0.1  # of what the slope promised: a smaller decrease, where the slope
 class Searched(NamedTuple):
     """The outcome of a search: the points, the lengths ``(batch,)``, and where it succeeded ``(batch,)``.
 
-    Where it did not, the point is the old one.
+    Where it did not, the point is the old one.  ``spent``: where its trials were used up, whatever came of it (``None``: of
+    no sample).
     """
 
     z: Tensor
     t: Tensor
     found: Tensor
+    spent: Tensor | None = None
 
 
 def decrease(f: Evaluations, z: Tensor, value: Tensor, g: Tensor, trial: Tensor) -> Tensor:
@@ -141,7 +143,8 @@ def wolfe(
     falling = searching & torch.isinf(high) & (low > 0)
     f.falling = falling if bool(falling.any()) else None
     z_low = torch.addcmul(z, low.unsqueeze(1), d)
-    return _settled(z, torch.where(found.unsqueeze(1), trial, z_low), torch.where(found, t, low), found | (low > 0))
+    end, t = torch.where(found.unsqueeze(1), trial, z_low), torch.where(found, t, low)
+    return _settled(z, end, t, found | (low > 0))._replace(spent=searching & ~falling)
 
 
 class _End(NamedTuple):
