@@ -367,6 +367,7 @@ MUTANTS = [
             "found = decrease(f, z, value, g, trial) >= 1e6 * t * slope",
             MINIMA + " -k armijo",
         ),
+        ("found = found & (trial != z).any(1)", "found = found", "tests/solver/test_slopes_at_rest.py"),
         ("found = (new_slope >= curvature * slope) & ~long", "found = ~long"),
         (
             "by_slopes = -0.5 * ((g + g_new) * moved).sum(1)",
