@@ -200,7 +200,7 @@ class Solution:
         if stats is not None and compat.is_wrapped(stats) and not compat.transforms_active():
             stats = None
         values = getattr(self._record.outcome, name) if stats is None else stats[..., column]
-        return self._layout.unpack_batch(values, _more(values.shape[0], self._layout.batch))
+        return self._layout.unpack_batch(values)
 
     # ---- figures of the whole call
     @property
@@ -219,8 +219,7 @@ class Solution:
         norms = self._record.outcome.trace
         if not norms:
             return None
-        stacked = torch.stack(norms)
-        return self._layout.unpack_batch(stacked, (len(norms), *_more(stacked.shape[1], self._layout.batch)))
+        return self._layout.unpack_batch(torch.stack(norms))
 
     @property
     def message(self) -> str:
@@ -376,8 +375,3 @@ class Solution:
         if outcome.message and good:
             parts.append(outcome.message)
         return f"Solution({'; '.join(parts)})"
-
-
-def _more(samples: int, batch: int) -> tuple[int, ...]:
-    """Under vmap the plain figures hold more samples than the layout: they get a leading dimension."""
-    return () if samples == batch else (samples // batch,)

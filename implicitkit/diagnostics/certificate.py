@@ -158,13 +158,7 @@ def certify(solution: Solution) -> Certificate:
         known = torch.isfinite(residual_norm)
         error, derivative = (torch.where(known, t, torch.nan) for t in (error, derivative))
         scale = torch.linalg.vector_norm(z, dim=1)
-    layout = solution._layout
-    lead = () if len(z) == layout.batch else (len(z) // layout.batch,)
-
-    def shaped(t: Tensor) -> Tensor:
-        return layout.unpack_batch(t, lead)
-
-    backward = solution.backward
+    shaped, backward = solution._layout.unpack_batch, solution.backward
     fits = backward is not None and backward.residual_norm.numel() == inverse.numel()
     return Certificate(
         holds=shaped(holds & known),

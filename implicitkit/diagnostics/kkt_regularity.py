@@ -74,13 +74,8 @@ def degeneracy(solution: Solution, *, tolerance: float = 1e-6) -> Degeneracy:
     _, A = problem.linearise(system, w, theta)
     with torch.no_grad():
         found = regularity(w, _kinks(problem, system, w, theta), A.dense(), tolerance=tolerance)
-    layout = solution._layout
-    lead = () if len(w) == layout.batch else (len(w) // layout.batch,)
-
-    def shaped(t: Tensor) -> Tensor:
-        return layout.unpack_batch(t, lead)
-
-    active, weak, rank, condition = map(shaped, (found.active, found.weakly_active, found.rank, found.condition))
+    figures = (found.active, found.weakly_active, found.rank, found.condition)
+    active, weak, rank, condition = map(solution._layout.unpack_batch, figures)
     return Degeneracy(active, weak, rank, found.size, condition)
 
 

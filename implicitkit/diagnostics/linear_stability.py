@@ -127,14 +127,9 @@ def stability(
     rate = worst.abs().log() if discrete else worst.real
     frequency = worst.angle() if discrete else worst.imag
     margin = torch.finfo(scale.dtype).eps ** (2 / 3) * scale
-    lead = () if len(point) == layout.batch else (len(point) // layout.batch,)
-
-    def shaped(t: Tensor) -> Tensor:
-        return layout.unpack_batch(t, lead)
-
-    shape = (*lead, *layout.batch_shape, values.shape[1])
+    shaped = layout.unpack_batch
     return Stability(
-        values.reshape(shape),
+        shaped(values.mT).movedim(0, -1),
         shaped(rate),
         shaped(frequency),
         shaped(rate < -margin),

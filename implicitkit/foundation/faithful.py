@@ -2,8 +2,9 @@ r"""Operations whose derivatives torch has right up to some order only, made of 
 
 torch's formulas for these hold a part fixed that depends on the input, so that one derivative more of them is wrong, without
 a word: of ``layer_norm``, ``batch_norm`` and ``instance_norm`` the mean and the deviation (right: two derivatives backwards,
-wrong: three, or any behind one forwards), of a ``scatter_reduce`` of products the product.  The second derivative of
-``logcumsumexp`` takes the logarithm of a cotangent that is zero.  While :func:`faithful` lasts they are
+wrong: three, or any behind one forwards), of a ``scatter_reduce`` of products the product (right: derivatives backwards,
+wrong: any forwards; in place too).  The second derivative of ``logcumsumexp`` takes the logarithm of a cotangent that is
+zero.  While :func:`faithful` lasts they are
 
     norms               (x - m) / sqrt(v + eps) * w + b,   m and v the mean and the variance of x over its dimensions
     logcumsumexp        y_i = logsumexp_{j <= i} x_j

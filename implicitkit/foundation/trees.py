@@ -196,11 +196,13 @@ class Layout:
         leaf = torch.complex(*pairs.unbind(-1))
         return torch.view_as_complex(torch.view_as_real(leaf))
 
-    def unpack_batch(self, vector: Tensor, lead: tuple[int, ...] = ()) -> Tensor:
-        """One number a sample, ``(..., batch)``, in the batch's own shape."""
-        if not lead and self.batch_dims == 1:
+    def unpack_batch(self, vector: Tensor) -> Tensor:
+        """One number a sample, ``(..., batch)``, in the batch's own shape; where there are several times as many samples
+        (of all calls under vmap) a dimension of so many is before it."""
+        calls = () if vector.shape[-1] == self.batch else (vector.shape[-1] // self.batch,)
+        if not calls and self.batch_dims == 1:
             return vector
-        return vector.reshape(lead + tuple(self.batch_shape))
+        return vector.reshape(vector.shape[:-1] + calls + tuple(self.batch_shape))
 
     def check(self, tree: Any, what: str, cast: bool = False, rows: int | None = None) -> Any:
         """``tree``, its keys in the order of this structure; raise unless it has this structure, these shapes, dtypes and

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.trees import tree_map
+from implicitkit.lifting.replacing import Replacing
 
 __all__ = ["Ordinary", "despite_inference_mode"]
 
@@ -43,19 +43,12 @@ def despite_inference_mode(function: F) -> F:
     return entry  # type: ignore[return-value]
 
 
-class Ordinary(TorchFunctionMode):
+class Ordinary(Replacing):
     """Gives every operation ordinary tensors in place of those made in inference mode, which nothing may save."""
 
     def __init__(self) -> None:
         super().__init__()
         self.copies: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def _replace(self, x: Any) -> Any:
-        if isinstance(x, Tensor) and x.is_inference():
-            return self.copies.setdefault(id(x), (x, x.clone()))[1]
-        if type(x) in (list, tuple):
-            return type(x)(map(self._replace, x))
-        return x
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*map(self._replace, args), **{k: self._replace(v) for k, v in (kwargs or {}).items()})
+    def instead(self, t: Tensor) -> Tensor:
+        return self.copies.setdefault(id(t), (t, t.clone()))[1] if t.is_inference() else t

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from implicitkit.foundation import compat
 from implicitkit.foundation.compat import tensors_in
 from implicitkit.lifting.overlay import replaced
+from implicitkit.lifting.replacing import Replacing
 from implicitkit.lifting.work import Tally
 
 __all__ = [
@@ -178,7 +179,7 @@ class Called:
             self.modules.setdefault(id(module), module)
 
 
-class Substitute(TorchFunctionMode):
+class Substitute(Replacing):
     """Replaces tensors, by identity, in the arguments of every torch operation."""
 
     def __init__(self, mapping: dict[int, Tensor]) -> None:
@@ -193,15 +194,8 @@ class Substitute(TorchFunctionMode):
         substitutions().pop()
         super().__exit__(*exc)
 
-    def _replace(self, x: Any) -> Any:
-        if isinstance(x, Tensor):
-            return self.mapping.get(id(x), x)
-        if type(x) in (list, tuple):
-            return type(x)(map(self._replace, x))
-        return x
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*map(self._replace, args), **{k: self._replace(v) for k, v in (kwargs or {}).items()})
+    def instead(self, t: Tensor) -> Tensor:
+        return self.mapping.get(id(t), t)
 
 
 class Looks(TorchFunctionMode):

@@ -44,18 +44,37 @@ class Birkhoff(Projection):
     """
 
     def project(self, v: Tensor) -> Tensor:
-        if v.ndim < 2 or v.shape[-1] != v.shape[-2]:
-            raise ValueError(f"Birkhoff projects square matrices, got shape {tuple(v.shape)}")
-        one = torch.ones(v.shape[-1], dtype=v.dtype, device=v.device)
+        one = ones_beside(v, self)
         return _couple(v, one, one)
 
 
-def _couple(v: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def ones_beside(v: Tensor, projection: Projection) -> Tensor:
+    """The row sums, and the column sums, of doubly stochastic matrices of the size of ``v``, ``(n,)``.
+
+    Raises:
+        ValueError: ``v`` is not square.
+    """
+    if v.ndim < 2 or v.shape[-1] != v.shape[-2]:
+        raise ValueError(f"{type(projection).__name__} projects square matrices, got shape {tuple(v.shape)}")
+    return torch.ones(v.shape[-1], dtype=v.dtype, device=v.device)
+
+
+def check_sums(v: Tensor, rows: Tensor, columns: Tensor) -> tuple[int, int]:
+    """How many rows and columns ``v`` has.
+
+    Raises:
+        ValueError: another number of sums.
+    """
     n, m = v.shape[-2:]
     if rows.shape[-1] != n or columns.shape[-1] != m:
         raise ValueError(
             f"matrices of shape {n} x {m} need {n} row sums and {m} column sums; got {rows.shape[-1]}, {columns.shape[-1]}"
         )
+    return n, m
+
+
+def _couple(v: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    n, m = check_sums(v, rows, columns)
     eye_n, eye_m = (torch.eye(k, dtype=v.dtype, device=v.device) for k in (n, m))
     A = torch.cat([eye_n.repeat_interleave(m, 1), eye_m.repeat(1, n)], 0)
     # the last condition follows from the others where the totals agree; it is kept, so that others are refused

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.project.couplings import check_sums, ones_beside
 from implicitkit.sets.base import check_tensors
 from implicitkit.sets.constants import constants
 from implicitkit.sets.entropic import EntropicProjection
@@ -61,9 +62,7 @@ class KLBirkhoff(EntropicProjection):
     """
 
     def project(self, v: Tensor) -> Tensor:
-        if v.ndim < 2 or v.shape[-1] != v.shape[-2]:
-            raise ValueError(f"KLBirkhoff projects square matrices, got shape {tuple(v.shape)}")
-        one = torch.ones(v.shape[-1], dtype=v.dtype, device=v.device)
+        one = ones_beside(v, self)
         return _couple(v, one, one)
 
 
@@ -72,11 +71,7 @@ def _coupling(v: Tensor, rows: Tensor, g: Tensor) -> Tensor:
 
 
 def _couple(v: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    n, m = v.shape[-2:]
-    if rows.shape[-1] != n or columns.shape[-1] != m:
-        raise ValueError(
-            f"matrices of shape {n} x {m} need {n} row sums and {m} column sums; got {rows.shape[-1]}, {columns.shape[-1]}"
-        )
+    n, m = check_sums(v, rows, columns)
     batch = torch.broadcast_shapes(v.shape[:-2], rows.shape[:-1], columns.shape[:-1])
     v, rows, columns = v.expand(*batch, n, m), rows.expand(*batch, n), columns.expand(*batch, m)
 

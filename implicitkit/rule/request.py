@@ -217,15 +217,9 @@ class Request:
         as_if = A.asked and A.fixed_point and self.linear_solver.exact and torch.equal(answer.x, -b) and bool(b.any())
         if as_if and (len(b) != A.batch or torch.equal(A.mv(answer.x), b)):
             refuse_hidden(self.record)
-        layout = self.system.layout
-        lead = (rows // layout.batch,) if rows != layout.batch else ()
+        shaped = self.system.layout.unpack_batch
         self.record.linear.append(
-            LinearReport(
-                layout.unpack_batch(answer.converged, lead),
-                layout.unpack_batch(answer.residual_norm, lead),
-                layout.unpack_batch(answer.steps, lead),
-                transposed,
-            )
+            LinearReport(shaped(answer.converged), shaped(answer.residual_norm), shaped(answer.steps), transposed)
         )
         del self.record.linear[:-8]  # the last few are enough
         if self.on_failure != "ignore" and self.linear_solver.exact:

@@ -90,10 +90,10 @@ def _on_trees(
         z, norm = z.clone(), norm.clone()
         calls = len(z) // layout.batch
         if calls == 1:
-            state, lead = layout.unpack(z), tuple[int, ...]()
+            state = layout.unpack(z)
         else:
-            state, lead = torch.func.vmap(layout.unpack)(z.reshape(calls, layout.batch, layout.size)), (calls,)
+            state = torch.func.vmap(layout.unpack)(z.reshape(calls, layout.batch, layout.size))
         value = state if restated is None else restated.plain_parts(state, calls)[0]
-        return callback(step, value, layout.unpack_batch(norm, lead))
+        return callback(step, value, layout.unpack_batch(norm))
 
     return call

@@ -72,11 +72,6 @@ def implicit(
         ConvergenceError: the residual at the point returned is too large, or the solver raised.
         TypeError: arguments that do not fit the solver; no pair with ``has_aux=True``.
     """
-    if not isinstance(problem, Problem):
-        raise TypeError(
-            f"ik.implicit needs a problem, as in @ik.implicit(ik.Root(residual)); got {type(problem).__name__}"
-        )
-    check_policy(on_failure)
     tolerance = optional(not_negative())
     check_arguments(
         "ik.implicit",
@@ -85,13 +80,7 @@ def implicit(
         atol=(tolerance, atol),
         has_aux=(flag(), has_aux),
     )
-    if not (isinstance(rule, str) and rule == "auto"):
-        get_rule(rule)
-    if has_aux and problem.has_aux:
-        raise ValueError(
-            "has_aux=True of ik.implicit is what the solver returns beside z, and that of the problem what its function "
-            "returns beside its value: solution.aux can be one of them only"
-        )
+    _check(problem, rule, on_failure, has_aux)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         name = getattr(function, "__name__", type(function).__name__)
@@ -122,6 +111,26 @@ def implicit(
         return layer
 
     return decorate
+
+
+def _check(problem: Any, rule: Any, on_failure: str, has_aux: bool) -> None:
+    """Raise unless this is a problem, and fits the options.
+
+    Raises:
+        TypeError: no problem, or no rule. ValueError: no such rule or policy, or two auxiliary values.
+    """
+    if not isinstance(problem, Problem):
+        raise TypeError(
+            f"ik.implicit needs a problem, as in @ik.implicit(ik.Root(residual)); got {type(problem).__name__}"
+        )
+    check_policy(on_failure)
+    if not (isinstance(rule, str) and rule == "auto"):
+        get_rule(rule)
+    if has_aux and problem.has_aux:
+        raise ValueError(
+            "has_aux=True of ik.implicit is what the solver returns beside z, and that of the problem what its function "
+            "returns beside its value: solution.aux can be one of them only"
+        )
 
 
 class _Called:

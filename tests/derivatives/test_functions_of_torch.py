@@ -211,6 +211,26 @@ def test_third_derivatives_of_norms(name: str) -> None:
     assert torch.allclose(found, true, rtol=1e-5), (name, found, true)
 
 
+@pytest.mark.parametrize("made", [Tensor.scatter_reduce, Tensor.scatter_reduce_], ids=lambda made: made.__name__)
+def test_products_by_index_in_hessians(made: Callable[..., Tensor]) -> None:
+    """Of a product of two, of one, and of two of which one is zero; torch's own tangents are those of no product."""
+    places = torch.tensor([0, 0, 1, 2, 2])
+
+    def value(products: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        def solved(t: Tensor) -> Tensor:
+            def f(z: Tensor, t: Tensor) -> Tensor:
+                return 0.1 * products(torch.cat([t[:2], t[2:] + z.sin()])) * (1 + z.sin())
+
+            return ik.fixed_point(f, torch.zeros(3), (t,), rtol=1e-13, atol=1e-14).value.sin().sum()
+
+        return solved
+
+    t = torch.tensor([0.5, 2.0, 3.0, 0.0, 1.5])
+    found = hessian(value(lambda x: made(torch.ones(3), 0, places, x, "prod")))(t)
+    true = hessian(value(lambda x: torch.stack([x[0] * x[1], x[2], x[3] * x[4]])))(t)
+    assert torch.allclose(found, true, atol=1e-10), (found, true)
+
+
 VALUES: dict[str, Callable[[], Tensor]] = {
     "layer norm": lambda: F.layer_norm(X, (4, 3), X[0], X[1], 1e-3),
     "layer norm, one number": lambda: F.layer_norm(X, (3,)),

@@ -350,6 +350,19 @@ def test_diffusion_has_them_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(g, slope, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(("price", "asked"), [(12.0, False), (14.0, True)])
+def test_krylov_vectors_are_asked_from_thirteen_products_on(
+    price: float, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+    plain = Frugal.solve
+    monkeypatch.setattr(Frugal, "solve", lambda self, *a, **o: (seen.append(self.price), plain(self, *a, **o))[1])
+    monkeypatch.setattr(Evaluations, "price", lambda *_: price)
+    z0, x = data()
+    assert ik.root(grid, z0, (x, 0.3), solver=FrugalNewton(), rtol=1e-11, atol=0.0).converged
+    assert bool(seen) == asked
+
+
 def test_a_step_takes_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """One digit of the eleven that are missing, and Newton's method has log2(11) steps to make: products of the first step
     for a price of 100."""

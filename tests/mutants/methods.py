@@ -277,8 +277,8 @@ MUTANTS = [
         ("return found.x if bool(found.converged.all()) else None", "return found.x"),
         ("share = price * float(", "share = price + 0 * float("),
         ("        if price >= _WORTH:", "        if False:"),
-        ("_WORTH = 13.0", "_WORTH = 20.0"),
-        ("_WORTH = 13.0", "_WORTH = 5.0"),
+        ("_WORTH = 13.0", "_WORTH = 20.0", "tests/linear/test_frugal.py -k thirteen"),
+        ("_WORTH = 13.0", "_WORTH = 5.0", "tests/linear/test_frugal.py -k thirteen"),
         ("price, None if is_large(f, z) else _FRESH)", "price, _FRESH)"),
         ("(left / math.log(10)).log2()", "(left / left).log2()"),
         ("bool(((weak > self.patience) & f.active).any())", "True"),
@@ -389,6 +389,7 @@ MUTANTS = [
             "found = decrease(f, z, value, g, trial) >= 1e6 * t * slope",
             MINIMA + " -k armijo",
         ),
+        ("found = found & (trial != z).any(1)", "found = found", "tests/solver/test_slopes_at_rest.py"),
         ("found = (new_slope >= curvature * slope) & ~long", "found = ~long"),
         (
             "by_slopes = -0.5 * ((g + g_new) * moved).sum(1)",

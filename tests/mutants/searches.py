@@ -196,6 +196,11 @@ MUTANTS = [
         ('longest = 2 * state["t"]', 'longest = 2e9 * state["t"] * f(z).square().sum(1)'),
         ("f(z), 60, share=0.5)", "f(z), 60)"),
         ("shortest = torch.minimum(state[", "shortest = 9 * torch.maximum(state["),
+        (
+            "rests = (z_next == z).all(1) & (g == 0).all(1)",
+            "rests = torch.zeros_like(f.active)",
+            "tests/solver/test_slopes_at_rest.py",
+        ),
     ),
     *mutants(
         "implicitkit/solver/minimise/nelder_mead.py",

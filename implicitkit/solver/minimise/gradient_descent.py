@@ -79,9 +79,15 @@ class GradientDescent(Method):
         return {"t": start, "values": f.value(z).unsqueeze(1).expand(-1, self.memory).clone(), "step": 0}
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        g = f(z)
+        z_next, state = self._step(f, z, g, state)
+        rests = (z_next == z).all(1) & (g == 0).all(1)  # of equations the least |F| need be none of zero
+        f.stuck = rests if f.stuck is None else f.stuck | rests
+        return z_next, state
+
+    def _step(self, f: Evaluations, z: Tensor, g: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         if self.nesterov:
             return self._accelerated(f, z, state)
-        g = f(z)
         if isinstance(self.step_size, (int, float)):
             return z.add(g, alpha=-self.step_size), state
         if self.step_size == "polyak":

@@ -21,8 +21,8 @@ _AGREES = 0.1  # of what the slope promised: a smaller decrease, where the slope
 class Searched(NamedTuple):
     """The outcome of a search: the points, the lengths ``(batch,)``, and where it succeeded ``(batch,)``.
 
-    Where it did not, the point is the old one.  ``spent``: where its trials were used up, whatever came of it (``None``: of
-    no sample).
+    Where it did not, the point is the old one; a step that moves nothing is none.  ``spent``: where its trials were used up,
+    whatever came of it (``None``: of no sample).
     """
 
     z: Tensor
@@ -182,6 +182,7 @@ def _next(low: Tensor, high: Tensor, low_slope: Tensor, high_slope: Tensor, slop
 
 
 def _settled(z: Tensor, trial: Tensor, t: Tensor, found: Tensor) -> Searched:
+    found = found & (trial != z).any(1)  # the next search from the same point would be the same
     if bool(found.all()):
         return Searched(trial, t, found)
     return Searched(torch.where(found.unsqueeze(1), trial, z), torch.where(found, t, 0), found)
