@@ -199,8 +199,7 @@ def _solve(program: qp.SparseProgram, begun: qp.SparsePoint | None) -> tuple[np.
     program has no solution."""
     point = None if begun is None else qp.active_set(program, begun.active, begun.shift, near=begun.y)
     if point is None:
-        active = interior_point(program)
-        point = None if active is None else qp.active_set(program, active)
+        point = interior_point(program)
     if point is not None:
         return point.d, point.y
     return qp.penalised(program, _PENALTY)

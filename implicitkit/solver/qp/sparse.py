@@ -124,6 +124,10 @@ class Active(NamedTuple):
     rows: np.ndarray
     y: np.ndarray | None = None
 
+    def changes(self, other: Active) -> int:
+        """How many conditions are active in one of both only."""
+        return int((self.bounds != other.bounds).sum() + (self.rows != other.rows).sum())
+
 
 class SparsePoint(NamedTuple):
     """``d``, the multipliers ``y`` of the rows, the active set that they say, the shift of ``H`` that was needed, whether it
@@ -178,7 +182,7 @@ def active_set(
             return None
         d, y, shift, saddle, product = found
         following = _following(program, active, (d, y), product, shift)
-        changes = int((following.bounds != active.bounds).sum() + (following.rows != active.rows).sum())
+        changes = following.changes(active)
         if not changes or (k + 1 == sets < _SETS):
             return SparsePoint(d, y, following, shift, not changes, saddle)
         slow += changes > 0.5 * before
