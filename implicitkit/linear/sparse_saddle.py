@@ -22,12 +22,12 @@ from implicitkit.linear.banded import SymmetricBand
 from implicitkit.linear.ordering import Ordering
 from implicitkit.sparsity.places import with_entries
 
-__all__ = ["Layout", "SparseSaddle", "both_sides", "equilibrated"]
+__all__ = ["ENOUGH", "Layout", "SparseSaddle", "both_sides", "equilibrated"]
 
 _REGULARISED = 1e-9  # delta, and rho by the sum of each row of |H|, after scaling
 _LEAST = 1e-3  # rows of H count as no smaller than this
 _SWEEPS = 8  # of refinement, at most
-_ENOUGH = 1e-15  # backward error
+ENOUGH = 1e-15  # backward error to which systems are solved
 _AMPLIFIED = 1e6  # of a right-hand side of size one: more is the inverse of what regularises
 
 
@@ -92,7 +92,7 @@ class SparseSaddle:
         x: np.ndarray = self.lu.solve(b * self.scale) * self.scale
         return x
 
-    def solve(self, b: np.ndarray, enough: float = _ENOUGH) -> tuple[np.ndarray, float]:
+    def solve(self, b: np.ndarray, enough: float = ENOUGH) -> tuple[np.ndarray, float]:
         """``x`` with ``K x = b``, refined until ``enough``, and its backward error ``|b - K x| / (|b| + |x|)``, scaled, in
         the largest entry; infinite without factors."""
         rhs = b * self.scale

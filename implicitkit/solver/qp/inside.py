@@ -26,12 +26,12 @@ _STEPS = 80  # of the interior-point method
 _NEARNESS = (0.0, 1e-8, 1e-6)  # of its steps, where systems cannot be solved without
 _CLOSE = 1e-9  # relative residual at which it ends
 _NEAR = 1e-1  # ... and from which on the active set is looked at
-_HARDLY = 2  # conditions that a step may change in one that is looked at
+_HARDLY = (2, 1e-3)  # conditions, or of all, that a step may change in one that is looked at
 _FEW = 2  # active sets that are tried from there
 _REFINED = 1e-12  # backward error of its systems
 _WRONG = 1e-4  # ... that is too large for a step
 _SHARE = 0.995  # of the way to where a slack or a multiplier is zero
-_ROOM = 0.1  # of the mean slack: less no slack is at the start
+_ROOM = 0.1  # of the mean slack, or of the ends of rows: less no slack is at the start
 _FORCE = 10.0  # times what holds the springs that far out: multipliers at the start
 
 
@@ -156,9 +156,10 @@ def _approached(p: SparseProgram, convex: bool) -> Iterator[tuple[Active, bool]]
             return
         if left <= _NEAR and last is not None:
             changes = active.changes(last)
-            if changes <= _HARDLY and (changes or not tried):
+            hardly = changes <= max(_HARDLY[0], _HARDLY[1] * len(inequalities))
+            if hardly and (changes or not tried):
                 yield active, False
-            tried = changes <= _HARDLY
+            tried = hardly
         last, step = active, None
         while step is None and near < len(_NEARNESS):
             step = _mehrotra(p, inequalities, at, missed, free, shift, _NEARNESS[near])
@@ -233,25 +234,41 @@ def _convex_shift(p: SparseProgram, free: np.ndarray) -> float | None:
 
 
 def _begun(p: SparseProgram, inequalities: _Inequalities, free: np.ndarray, shift: float) -> _Point:
-    """A start: the minimiser with a spring for each inequality in its place, and slacks and multipliers as large as what
-    that violates calls for (after Mehrotra 1992, section 7)."""
-    n, k = p.size, len(inequalities.rows)
+    """A start: inside the bounds, near zero, where the equalities are violated by less than that leaves as slack; else the
+    minimiser with a spring for each inequality in its place, and slacks and multipliers as large as what that violates calls
+    for (after Mehrotra 1992, section 7)."""
+    n, none = p.size, 0 * p.b
     H = np.abs(p.K.diagonal()[:n])
     spring = float(H[H > 0].mean()) if H.any() else _largest(p.q) or 1.0
-    stiff = np.full(len(inequalities), spring)
-    pinned = np.where(p.lower == p.upper, p.upper, 0.0)
-    rhs = np.concatenate([-p.q, p.b]) - p.K @ np.concatenate([pinned, 0 * p.b])
-    rhs[:n] -= inequalities.push(-spring * inequalities.ends)
-    x, left = p.system(free, shift, inequalities.diagonal(stiff)).solve(np.where(free, rhs, 0.0), _REFINED)
-    x = np.where(free, x, np.concatenate([pinned, 0 * p.b])) if left <= _WRONG else np.concatenate([pinned, 0 * p.b])
-    d, y = x[:n], x[n:]
-    s = inequalities.ends - inequalities.product(d, (p.K @ np.concatenate([d, 0 * y]))[n:])
-    least = max(float(-s.min()), _ROOM * float(np.abs(s).mean()), 1e-8)
-    s = np.maximum(s, least)
-    z = np.full(len(s), _FORCE * spring * least)
-    y = y.copy()
-    y[inequalities.rows] = z[:k]
-    return _Point(d, y, s, z)
+    d, force = _inside(p), _largest(p.q) or spring
+    value = (p.K @ np.concatenate([d, none]))[n:]
+    s = inequalities.ends - inequalities.product(d, value)
+    k = len(inequalities.rows)
+    s[:k] = np.maximum(s[:k], _ROOM * (1 + np.abs(inequalities.ends[:k])))
+    if _largest(np.where(p.one_sided, 0.0, value - p.b)) > s.min():
+        pinned = np.where(free[:n], 0.0, p.upper)
+        rhs = np.concatenate([-p.q, p.b]) - p.K @ np.concatenate([pinned, none])
+        rhs[:n] += inequalities.push(spring * inequalities.ends)
+        system = p.system(free, shift, inequalities.diagonal(np.full(len(s), spring)))
+        x, left = system.solve(np.where(free, rhs, 0.0), _REFINED)
+        if left <= _WRONG:
+            d, none = np.where(free[:n], x[:n], pinned), x[n:]
+            s = inequalities.ends - inequalities.product(d, (p.K @ np.concatenate([d, 0 * none]))[n:])
+            least = max(float(-s.min()), _ROOM * float(np.abs(s).mean()))
+            s, force = np.maximum(s, least), _FORCE * spring * least
+    y = none.copy()
+    y[inequalities.rows] = force
+    return _Point(d, y, s, np.full(len(s), force))
+
+
+def _inside(p: SparseProgram) -> np.ndarray:
+    """The point nearest to 0 that keeps a distance from the bounds."""
+    width = np.where(np.isfinite(p.upper - p.lower), p.upper - p.lower, np.inf)
+    room = np.minimum(1e-1 * width, 1e-2 * (1 + np.minimum(np.abs(p.lower), np.abs(p.upper))))
+    d = np.clip(
+        0.0, p.lower + np.where(np.isfinite(p.lower), room, 0), p.upper - np.where(np.isfinite(p.upper), room, 0)
+    )
+    return np.where(p.lower == p.upper, p.upper, d)
 
 
 def _largest(x: np.ndarray) -> float:
