@@ -131,8 +131,8 @@ class Barrier:
         ).sum(1)
 
     def error(self, mu: Tensor) -> Tensor:
-        """The largest error in the optimality conditions, scaled, ``(batch,)``: that of stationarity by ``s_d``, those of
-        the products by ``s_c``, the mean of all multipliers and of those that must stay positive (equations 5 and 6 there)."""
+        """The largest error in the optimality conditions, scaled, ``(batch,)`` (equations 5 and 6 there): that of
+        stationarity by ``s_d``, those of products by ``s_c``, the mean of all multipliers and of the positive ones."""
         at, u, scale = self.at, mu.unsqueeze(1), self.scales.objective
         bounds = self.has_low.sum(1) + self.has_high.sum(1)
         forces = at.low.sum(1) + at.high.sum(1)

@@ -1,8 +1,8 @@
 r"""A sparse quadratic program from inside: Mehrotra's method (1992, SIAM J. Optim. 2(4)), and the active set it leads to.
 
-The inequalities of rows and bounds are ``G d + s = g`` with slacks ``s > 0`` and multipliers ``z > 0``; nothing else keeps
-``d`` within its bounds on the way.  Every step solves one system ``[[H + L, C'], [C, -E]]``, ``L`` and ``E`` the ratios of
-multiplier and slack of bounds and rows, with sparse factors, for a predictor and a corrector.  Where these cannot be had to
+The inequalities of rows and bounds are ``G d + s = g`` with slacks ``s > 0`` and multipliers ``z > 0``.  Every step solves
+one system ``[[H + L, C'], [C, -E]]``, ``L`` and ``E`` the ratios of multiplier and slack of bounds and rows, with sparse
+factors, for a predictor and a corrector.  Where these cannot be had to
 some digits (rows that depend on each other, unknowns without curvature) steps are those of the proximal method from there on
 (Friedlander & Orban 2012).  The set of conditions whose multiplier is larger than their slack is right well before the end:
 where a step has hardly changed it, the solution for it is looked at, and is the end if its signs are right (finite
@@ -31,8 +31,7 @@ _FEW = 2  # active sets that are tried from there
 _REFINED = 1e-12  # backward error of its systems
 _WRONG = 1e-4  # ... that is too large for a step
 _SHARE = 0.995  # of the way to where a slack or a multiplier is zero
-_ROOM = 0.1  # of the mean slack, or of the ends of rows: less no slack is at the start
-_FORCE = 10.0  # times what holds the springs that far out: multipliers at the start
+_ROOM = 0.1  # of the ends of rows: less no slack is at the start
 
 
 class _Point(NamedTuple):
@@ -132,7 +131,7 @@ def _approached(p: SparseProgram, convex: bool) -> Iterator[tuple[Active, bool]]
     shift = 0.0 if convex else _convex_shift(p, free)
     if not len(inequalities) or shift is None:
         return
-    at = _begun(p, inequalities, free, shift)
+    at = _begun(p, inequalities)
     unit = _largest(p.q) + _largest(at.z)  # of the objective, whatever that is measured in
     near, last, tried = 0, None, False
     for _ in range(_STEPS):
@@ -233,32 +232,13 @@ def _convex_shift(p: SparseProgram, free: np.ndarray) -> float | None:
     return None
 
 
-def _begun(p: SparseProgram, inequalities: _Inequalities, free: np.ndarray, shift: float) -> _Point:
-    """A start: inside the bounds, near zero, where the equalities are violated by less than that leaves as slack; else the
-    minimiser with a spring for each inequality in its place, and slacks and multipliers as large as what that violates calls
-    for (after Mehrotra 1992, section 7)."""
-    n, none = p.size, 0 * p.b
-    H = np.abs(p.K.diagonal()[:n])
-    spring = float(H[H > 0].mean()) if H.any() else _largest(p.q) or 1.0
-    d, force = _inside(p), _largest(p.q) or spring
-    value = (p.K @ np.concatenate([d, none]))[n:]
-    s = inequalities.ends - inequalities.product(d, value)
-    k = len(inequalities.rows)
+def _begun(p: SparseProgram, inequalities: _Inequalities) -> _Point:
+    """A start: inside the bounds, near zero, multipliers as large as the slope there, or as curvature where that is zero."""
+    n, k, none = p.size, len(inequalities.rows), 0 * p.b
+    d, force = _inside(p), _largest(p.q) or _largest(p.K.diagonal()[:n]) or 1.0
+    s = inequalities.ends - inequalities.product(d, (p.K @ np.concatenate([d, none]))[n:])
     s[:k] = np.maximum(s[:k], _ROOM * (1 + np.abs(inequalities.ends[:k])))
-    if _largest(np.where(p.one_sided, 0.0, value - p.b)) > s.min():
-        pinned = np.where(free[:n], 0.0, p.upper)
-        rhs = np.concatenate([-p.q, p.b]) - p.K @ np.concatenate([pinned, none])
-        rhs[:n] += inequalities.push(spring * inequalities.ends)
-        system = p.system(free, shift, inequalities.diagonal(np.full(len(s), spring)))
-        x, left = system.solve(np.where(free, rhs, 0.0), _REFINED)
-        if left <= _WRONG:
-            d, none = np.where(free[:n], x[:n], pinned), x[n:]
-            s = inequalities.ends - inequalities.product(d, (p.K @ np.concatenate([d, 0 * none]))[n:])
-            least = max(float(-s.min()), _ROOM * float(np.abs(s).mean()))
-            s, force = np.maximum(s, least), _FORCE * spring * least
-    y = none.copy()
-    y[inequalities.rows] = force
-    return _Point(d, y, s, np.full(len(s), force))
+    return _Point(d, np.where(p.one_sided, force, 0.0), s, np.full(len(s), force))
 
 
 def _inside(p: SparseProgram) -> np.ndarray:
