@@ -886,11 +886,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/qp/inside.py",
         "tests/solver/test_programs_from_inside.py",
-        (
-            "unit = _largest(p.q) + _largest(at.z)",
-            "unit = 1.0 + 0 * _largest(at.z)",
-            "tests/problem/test_no_solution.py -k 'small and units'",
-        ),
+        ("unit = _largest(p.q) + _largest(at.z)", "unit = 1.0 + 0 * _largest(at.z)"),
         ("if hardly and (changes or not tried):", "if False:"),
         ("known = c / s - z + stiff * missed.slacks", "known = c / s - z"),
         ("return solve(aim - affine.s * affine.z)", "return solve(aim + 0 * s)"),

@@ -44,7 +44,7 @@ def obstacle(side: int = 24) -> SparseProgram:
     return p
 
 
-PROGRAMS: dict[str, tuple[Callable[[], SparseProgram], int]] = {"control": (control, 7), "obstacle": (obstacle, 7)}
+PROGRAMS: dict[str, tuple[Callable[[], SparseProgram], int]] = {"control": (control, 6), "obstacle": (obstacle, 6)}
 
 
 def counted(p: SparseProgram, monkeypatch: pytest.MonkeyPatch, convex: bool = True) -> tuple[SparsePoint | None, int]:
@@ -86,7 +86,7 @@ def test_few_steps_in_any_unit_of_the_objective(name: str, unit: float, monkeypa
     assert point is not None and point.settled and int((point.active.bounds != 0).sum()) > 4, (name, unit)
     free, pushed, missed = errors(p, point, unit)
     assert free <= 1e-10 and pushed <= 1e-10 and missed <= 1e-12, (name, unit, free, pushed, missed)
-    assert steps <= most, (name, unit, steps)
+    assert most - 2 <= steps <= most, (name, unit, steps)
 
 
 def test_what_is_convex_need_not_be_asked() -> None:

@@ -4,9 +4,9 @@ The inequalities of rows and bounds are ``G d + s = g`` with slacks ``s > 0`` an
 one system ``[[H + L, C'], [C, -E]]``, ``L`` and ``E`` the ratios of multiplier and slack of bounds and rows, with sparse
 factors, for a predictor and a corrector.  Where these cannot be had to
 some digits (rows that depend on each other, unknowns without curvature) steps are those of the proximal method from there on
-(Friedlander & Orban 2012).  The set of conditions whose multiplier is larger than their slack is right well before the end:
-where a step has hardly changed it, the solution for it is looked at, and is the end if its signs are right (finite
-termination: Ye 1992, Math. Prog. 57).
+(Friedlander & Orban 2012).  The set of conditions whose multiplier is larger than their slack, each in its unit, is right
+well before the end: where a step has hardly changed it, the solution for it is looked at, and is the end if its signs are
+right (finite termination: Ye 1992, Math. Prog. 57).
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ class _Inequalities:
         soft[self.rows] = -1 / stiff[: len(self.rows)]
         return np.concatenate([self.push(stiff, 1.0), soft])
 
-    def active(self, p: SparseProgram, at: _Point) -> Active:
-        """Those whose multiplier is larger than their slack."""
-        k, more = len(self.rows), at.z > at.s
+    def active(self, p: SparseProgram, at: _Point, stiff: float) -> Active:
+        """Those whose multiplier is more than ``stiff`` times as large as their slack."""
+        k, more = len(self.rows), at.z > stiff * at.s
         bounds, rows = np.where(p.lower == p.upper, 1, 0), ~p.one_sided
         bounds[self.low[more[k : k + len(self.low)]]] = -1
         bounds[self.high[more[k + len(self.low) :]]] = 1
@@ -133,6 +133,7 @@ def _approached(p: SparseProgram, convex: bool) -> Iterator[tuple[Active, bool]]
         return
     at = _begun(p, inequalities)
     unit = _largest(p.q) + _largest(at.z)  # of the objective, whatever that is measured in
+    curvature = float(np.abs(p.K.diagonal()[:n]).mean())
     near, last, tried = 0, None, False
     for _ in range(_STEPS):
         product = p.K @ np.concatenate([at.d, at.y])
@@ -149,7 +150,7 @@ def _approached(p: SparseProgram, convex: bool) -> Iterator[tuple[Active, bool]]
             _largest(missed.slacks) / (far + _largest(p.b)),
             float(at.s @ at.z) / (size * far),
         )
-        active = inequalities.active(p, at)
+        active = inequalities.active(p, at, curvature or unit / far)
         if left <= _CLOSE:
             yield active, True
             return
