@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -17,16 +19,31 @@ def of_entries(rows: Tensor, columns: Tensor, values: Tensor, like: Tensor) -> O
         rows, columns: where the entries stand, ``(k,)``; those that share a place are added.
         values: ``(batch, k)``. like: vectors, ``(batch, n)``.
     """
-    from implicitkit.linear.sparse_blocks import blocks_of
-
     batch, size = like.shape
-    blocks = blocks_of(rows, columns, values, size)
+    made: list[Any] = []
+
+    def blocks() -> Any:
+        if not made:
+            from implicitkit.linear.sparse_blocks import blocks_of
+
+            made.append(blocks_of(rows, columns, values, size))
+        return made[0]
+
+    def times(x: Tensor, out: Tensor, into: Tensor) -> Tensor:
+        """Where factors are known from elsewhere a few products are all that is asked for: the order of the entries, which
+        takes as long as thirty of them, is not looked for."""
+        if made:
+            found: Tensor = (blocks() if into is rows else blocks().T).product(x)
+            return found
+        terms = values * x.index_select(1, out)
+        return torch.zeros_like(x).index_add(1, into, terms.to(x.dtype))
+
     return Operator(
-        blocks.product,
-        blocks.T.product,
-        lambda: blocks.product(torch.eye(size, dtype=like.dtype, device=like.device).expand(batch, -1, -1)),
+        lambda x: times(x, columns, rows),
+        lambda x: times(x, rows, columns),
+        lambda: blocks().product(torch.eye(size, dtype=like.dtype, device=like.device).expand(batch, -1, -1)),
         batch=batch,
         size=size,
         like=like,
-        sparse=lambda _: blocks,
+        sparse=lambda _: blocks(),
     )

@@ -12,6 +12,7 @@ space of ``C`` exactly if ``m`` of them are negative (Gould 1985, Math. Prog. 32
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,12 @@ from implicitkit.linear.banded import SymmetricBand
 from implicitkit.linear.ordering import Ordering
 from implicitkit.sparsity.places import with_entries
 
-__all__ = ["Layout", "SparseSaddle", "both_sides", "equilibrated"]
+__all__ = ["ENOUGH", "Layout", "SparseSaddle", "both_sides", "equilibrated"]
 
 _REGULARISED = 1e-9  # delta, and rho by the sum of each row of |H|, after scaling
 _LEAST = 1e-3  # rows of H count as no smaller than this
 _SWEEPS = 8  # of refinement, at most
-_ENOUGH = 1e-15  # backward error
+ENOUGH = 1e-15  # backward error to which systems are solved
 _AMPLIFIED = 1e6  # of a right-hand side of size one: more is the inverse of what regularises
 
 
@@ -53,10 +54,6 @@ class SparseSaddle:
         K: ``(n + m, n + m)``, symmetric in pattern and values, every entry of the diagonal there. n: unknowns in front.
         scale: ``K`` is ``diag(scale)`` on both sides of the matrix that is meant; ``None``: it is to be scaled.
         layout: of its pattern, where others have it, too. regularised: ``delta``, and ``rho`` by the rows of ``|H|``.
-
-    Attributes:
-        negative: how many eigenvalues of the regularised matrix are negative; -1 where it could not be factored with
-            diagonal pivots, or is a band that is not positive definite.
     """
 
     def __init__(
@@ -68,7 +65,6 @@ class SparseSaddle:
         regularised: float = _REGULARISED,
     ) -> None:
         self.lu: Any = None
-        self.negative = -1
         self.scale = np.ones(K.shape[0])
         if not np.isfinite(K.data).all():
             return
@@ -77,7 +73,13 @@ class SparseSaddle:
         signs = np.full(K.shape[0], -regularised)
         rows = _size(self.K) @ np.r_[np.ones(n), np.zeros(len(signs) - n)]
         signs[:n] = regularised * np.maximum(rows[:n], _LEAST)
-        self.lu, self.negative = _factor(self.K, signs, Layout(K) if layout is None else layout)
+        self.lu = _factor(self.K, signs, Layout(K) if layout is None else layout)
+
+    @functools.cached_property
+    def negative(self) -> int:
+        """How many eigenvalues of the regularised matrix are negative; -1 where it could not be factored with diagonal
+        pivots, or is a band that is not positive definite."""
+        return -1 if self.lu is None else _negative(self.lu)
 
     @property
     def regular(self) -> bool:
@@ -90,9 +92,9 @@ class SparseSaddle:
         x: np.ndarray = self.lu.solve(b * self.scale) * self.scale
         return x
 
-    def solve(self, b: np.ndarray) -> tuple[np.ndarray, float]:
-        """``x`` with ``K x = b``, refined, and its backward error ``|b - K x| / (|b| + |x|)``, scaled, in the largest entry;
-        infinite without factors."""
+    def solve(self, b: np.ndarray, enough: float = ENOUGH) -> tuple[np.ndarray, float]:
+        """``x`` with ``K x = b``, refined until ``enough``, and its backward error ``|b - K x| / (|b| + |x|)``, scaled, in
+        the largest entry; infinite without factors."""
         rhs = b * self.scale
         size = float(np.abs(rhs).max(initial=0.0))
         if self.lu is None or not np.isfinite(size):
@@ -101,7 +103,7 @@ class SparseSaddle:
         left = rhs - self.K @ x
         norm = float(np.abs(left).max(initial=0.0))
         for _ in range(_SWEEPS):
-            if not norm > _ENOUGH * (size + float(np.abs(x).max())):
+            if not norm > enough * (size + float(np.abs(x).max())):
                 break
             trial = x + self.lu.solve(left)
             rest = rhs - self.K @ trial
@@ -141,17 +143,20 @@ def _size(K: sp.csc_matrix) -> sp.csc_matrix:
     return with_entries(K, np.abs(K.data))
 
 
-def _factor(K: sp.csc_matrix, shift: np.ndarray, layout: Layout) -> tuple[Any, int]:
-    """Factors of ``K + diag(shift)``, and how many pivots are negative."""
+def _factor(K: sp.csc_matrix, shift: np.ndarray, layout: Layout) -> Any:
+    """Factors of ``K + diag(shift)``; ``None`` where there are none."""
     data = K.data.copy()
     data[layout.diagonal] += shift
     if layout.band is not None:
-        factors = layout.band.cholesky(data)
-        return factors, -1 if factors is None else 0
-    lu = layout.ordering.factor(with_entries(K, data), 0.0)
-    if lu is None:
-        return None, -1
+        return layout.band.cholesky(data)
+    return layout.ordering.factor(with_entries(K, data), 0.0)
+
+
+def _negative(lu: Any) -> int:
+    """How many pivots are negative; -1 where they are not those of the diagonal, or not finite.  Of Cholesky's factors none
+    is."""
+    if not hasattr(lu, "perm_r"):
+        return 0
     pivots = lu.U.diagonal()
-    if not np.isfinite(pivots).all():
-        return None, -1
-    return lu, int((pivots < 0).sum()) if np.array_equal(lu.perm_r, lu.perm_c) else -1
+    in_place = np.isfinite(pivots).all() and np.array_equal(lu.perm_r, lu.perm_c)
+    return int((pivots < 0).sum()) if in_place else -1

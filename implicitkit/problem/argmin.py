@@ -195,6 +195,7 @@ class Bounded:
 
     lower: tuple[Any, ...]
     upper: tuple[Any, ...]
+    of_bounds: ClassVar[bool] = True
 
     def batched(self, layout: Layout) -> bool:
         """Does a bound hold numbers of its own for each sample?"""

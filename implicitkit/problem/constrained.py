@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, trees
+from implicitkit.foundation.held import held
 from implicitkit.foundation.trees import Layout
 from implicitkit.foundation.wording import kind_of
 from implicitkit.linear.kkt import KKT
@@ -209,6 +210,15 @@ class ConstrainedMinimisation(Problem):
         step = torch.as_tensor(step, dtype=z.dtype, device=z.device).expand(z.shape[0]).unsqueeze(1)
         return kernel(torch.cat([z, z.new_zeros(z.shape[0], len(self.one_sided)), step], 1))
 
+    def limits(self, kernel: Kernel, z: Tensor) -> tuple[Tensor, Tensor] | None:
+        """``lower`` and ``upper``, ``(batch, size)``, infinite where there is none; ``None`` where the set is another than
+        bounds."""
+        if not getattr(self.prox, "of_bounds", False):
+            return None
+        far = torch.full_like(z, torch.finfo(z.dtype).max / 4)
+        lower, upper = self.proximal(kernel, -far, 1.0), self.proximal(kernel, far, 1.0)
+        return torch.where(lower == -far, -torch.inf, lower), torch.where(upper == far, torch.inf, upper)
+
     def sides(self, like: Tensor) -> Tensor:
         """Which constraint values are one-sided, ``(m,)`` bool."""
         if not self.one_sided:
@@ -232,11 +242,15 @@ class ConstrainedMinimisation(Problem):
     def flat_residual(self, kernel: Kernel, z: Tensor) -> Tensor:
         return self.conditions(kernel, z, self.flat_saddle(kernel, z))
 
-    def conditions(self, kernel: Kernel, z: Tensor, saddle: Tensor) -> Tensor:
-        """The residual from :meth:`flat_saddle`: what holds at an optimum."""
+    def conditions(
+        self, kernel: Kernel, z: Tensor, saddle: Tensor, limits: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """The residual from :meth:`flat_saddle`: what holds at an optimum.  ``limits``: where they are known."""
         n = self.size
         slope, multipliers, values = saddle[:, :n], z[:, n:], saddle[:, n:]
-        if self.has_natural:
+        if limits is not None:
+            slope = held(slope, z[:, :n] - limits[1], z[:, :n] - limits[0])
+        elif self.has_natural:
             slope = kernel(torch.cat([z, slope, z.new_zeros(len(z), len(self.one_sided) + 2)], 1))
         elif self.prox is not None:
             slope = z[:, :n] - self.proximal(kernel, z[:, :n] - slope, 1.0)

@@ -68,6 +68,7 @@ class Evaluations:
         graph = self.of_gradient or not self.kind.returns_state
         self._how = "program" if self.kind.returns_program else "graph" if graph else "plain"
         self._point: dict[str, Any] = {}
+        self._limits: tuple[tuple[Tensor, Tensor] | None] | None = None
         self._outside = Outside()
         fit = getattr(self.problem, "is_fit", False)
         self.fits = Fits(lambda z: self.problem.flat_residuals(self.kernel, z)) if fit else None
@@ -334,10 +335,11 @@ class Evaluations:
         ``problem`` for, with :meth:`kernel`."""
         z = point["z"]
         if self.fits is not None:  # bounds are no function of the user's: their natural map is not counted
-            point["residual"] = self.problem.conditions(self._kernel, z, self.fits.at(z).slope).detach()
+            slope = self.fits.at(z).slope
+            point["residual"] = self.problem.conditions(self._kernel, z, slope, self.limits(z)).detach()
         elif self._keeps:
             point["saddle"] = saddle = self._linearised_saddle(z)
-            point["residual"] = self.problem.conditions(self.kernel, z, saddle[0]).detach()
+            point["residual"] = self.problem.conditions(self.kernel, z, saddle[0], self.limits(z)).detach()
         else:
             point["residual"] = self.problem.flat_residual(self.kernel, z).detach()
         point["f"] = point["residual"]
@@ -346,6 +348,14 @@ class Evaluations:
         """What a part differentiates, or maps over points, itself."""
         self._count()
         point |= with_graph(self, lambda y: self.system.kernel(y, *self.theta), point["z"], name)
+
+    def limits(self, z: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The bounds of a program, ``(batch, size)``, ``None`` where its set is another: looked for once, since they do not
+        depend on where one is; ``z``: states, ``(batch, size)`` or with multipliers behind."""
+        if self._limits is None:
+            found = self.problem.limits(self._kernel, z[:, : self.problem.size])
+            self._limits = (None if found is None else (found[0].detach(), found[1].detach()),)
+        return self._limits[0]
 
     def uncounted(self, z: Tensor) -> Tensor:
         """The same of what is no function of the user's: bounds."""

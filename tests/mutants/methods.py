@@ -849,10 +849,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/constrained/filter_interior_point.py",
         "tests/solver/test_interior_points.py -k 'cops or sizes or restoration or bound_that or refused'",
-        (
-            "lowered(mu, barrier.error(mu) <= _SOLVED * mu * scale)",
-            "lowered(mu, barrier.error(mu) <= 1e9 * mu * scale)",
-        ),
+        ("solved = error <= (_SOLVED * scaled)", "solved = error <= (1e9 * scaled)"),
         ('back = barrier.restoring(restoring & active, state["damping"])', "back = step"),
         ("return Limits(without(limits.lower, -torch.inf), without(limits.upper, torch.inf))", "return limits"),
         (
@@ -881,6 +878,11 @@ MUTANTS = [
             "tests/solver/test_interior_points.py",
         ),
         ("good[i] = saddle.negative == self.m + self.more", "good[i] = True"),
+        (
+            "torch.where(short | failed, more, 0.0), least",
+            "torch.where(short | failed, more, least / 4), least",
+            "tests/solver/test_interior_points.py -k long",
+        ),
     ),
     *mutants(
         "implicitkit/solver/constrained/filter.py",
@@ -903,6 +905,14 @@ MUTANTS = [
         ("np.where(active.rows, y > -weak, violated)", "active.rows | violated"),
         ("rho = weight * (1 + sizes) /", "rho = 1e-9 * weight * (1 + sizes) /"),
         ("free = np.concatenate([np.ones(n, dtype=bool), rows])", "free = np.ones(n + m, dtype=bool)"),
+    ),
+    *mutants(
+        "implicitkit/solver/qp/inside.py",
+        "tests/solver/test_programs_from_inside.py",
+        ("unit = _largest(p.q) + _largest(at.z)", "unit = 1.0 + 0 * _largest(at.z)"),
+        ("if hardly and (changes or not tried):", "if False:"),
+        ("known = c / s - z + stiff * missed.slacks", "known = c / s - z"),
+        ("return solve(aim - affine.s * affine.z)", "return solve(aim + 0 * s)"),
     ),
     *mutants(
         "implicitkit/solver/evaluations.py",

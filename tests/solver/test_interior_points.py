@@ -31,6 +31,19 @@ def test_cops(name: str, solver: str) -> None:
     assert program.violation(s.value) <= 1e-10, (name, solver)
 
 
+#: Intervals, and the steps that interior points may take: where a shift stays a singular arc takes 148.
+LONG: dict[str, tuple[int, int]] = {"mixing": (200, 90), "robot": (100, 36), "rocket": (100, 40), "steering": (100, 16)}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_steps_of_long_programs(name: str) -> None:
+    intervals, most = LONG[name]
+    program = PROGRAMS[name](intervals)
+    s = ik.argmin(program.objective, program.z0, solver="filter_interior_point", on_failure="ignore", **program.options)
+    assert bool(s.converged) and int(s.steps) <= most, (name, int(s.status), int(s.steps))
+    assert program.violation(s.value) <= 1e-10, name
+
+
 # ------------------------------------------------------------------------------------------------ badly scaled programs
 _HEAT_TERMS = torch.tensor([1.0, 1, 1, 1e5, 4e5, 1e6], dtype=F64)  # what is added up in each row
 

@@ -357,14 +357,10 @@ def by_dense(p: qp.SparseProgram) -> tuple[np.ndarray, np.ndarray]:
 def test_quadratic_programs_by_active_sets_and_by_the_interior_point(seed: int) -> None:
     p = random_program(seed)
     d, y = by_dense(p)
-    active = interior_point(p)
-    assert active is not None
-    start = qp.guess(p, np.zeros(len(p.b)))
-    assert int((active.bounds != 0).sum() + active.rows.sum()) > 8
-    for first in (active, start):
-        point = qp.active_set(p, first)
-        if first is active:
-            assert point is not None
+    inside = interior_point(p)
+    assert inside is not None and inside.settled
+    assert int((inside.active.bounds != 0).sum() + inside.active.rows.sum()) > 8
+    for point in (inside, qp.active_set(p, inside.active), qp.active_set(p, qp.guess(p, np.zeros(len(p.b))))):
         if point is not None:
             np.testing.assert_allclose(point.d, d, rtol=1e-7, atol=1e-9)
             np.testing.assert_allclose(point.y, y, rtol=1e-6, atol=1e-8)
@@ -372,9 +368,7 @@ def test_quadratic_programs_by_active_sets_and_by_the_interior_point(seed: int) 
 
 def test_a_program_that_is_not_convex_is_shifted_to_a_minimum() -> None:
     p = random_program(3, convex=False)
-    active = interior_point(p)
-    assert active is not None
-    point = qp.active_set(p, active)
+    point = interior_point(p)
     assert point is not None and point.shift > 0
     n = p.size
     M = p.K.toarray() + np.diag(np.r_[np.full(n, point.shift), np.zeros(len(p.b))])
@@ -466,7 +460,7 @@ def test_multipliers_are_estimated_where_the_objective_alone_has_no_curvature(mo
 @pytest.mark.parametrize("seed", range(3))
 def test_factors_of_an_active_set_as_those_of_the_optimality_conditions(seed: int) -> None:
     p = random_program(seed)
-    point = qp.active_set(p, interior_point(p) or qp.guess(p, np.zeros(len(p.b))))
+    point = interior_point(p)
     assert point is not None
     direction = sparse_step.SparseDirection(*(torch.zeros(1, k, dtype=F64) for k in (p.size, len(p.b), p.K.nnz)))
     direction.begin(0, p, point.y)

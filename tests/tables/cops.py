@@ -201,6 +201,6 @@ def steering(n: int = 20) -> Program:
     return Program(lambda z: z["time"], z0, steers, None, bounds, 0.555179894)
 
 
-PROGRAMS: dict[str, Callable[[], Program]] = {
+PROGRAMS: dict[str, Callable[..., Program]] = {
     f.__name__: f for f in (polygon, chain, cam, mixing, rocket, robot, steering)
 }

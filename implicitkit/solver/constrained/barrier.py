@@ -26,7 +26,7 @@ __all__ = ["Barrier", "Interior", "Limits", "Scales", "Step"]
 
 _LARGE = 1e3  # multipliers of a start that are larger are no estimate
 _FAR = 1e10  # multipliers stay within this factor of mu / slack
-_MEAN = 100.0  # multipliers that are larger on average excuse as large an error of stationarity
+_MEAN = 100.0  # multipliers that are larger on average excuse errors as much larger
 _LITTLE = 1e-3  # of the barrier where only the violation is to fall
 _TINY = 1e-300
 
@@ -131,18 +131,23 @@ class Barrier:
         ).sum(1)
 
     def error(self, mu: Tensor) -> Tensor:
-        """The largest error in the optimality conditions, scaled, ``(batch,)`` (equation 5 there)."""
-        at, u = self.at, mu.unsqueeze(1)
-        count = max(1, at.y.shape[1] + at.z.shape[1])
-        mean = self.scales.objective * (at.y.abs().sum(1) + at.low.sum(1) + at.high.sum(1)) / count
-        excused = (mean / _MEAN).clamp_min(1)
+        """The largest error in the optimality conditions, scaled, ``(batch,)`` (equations 5 and 6 there): that of
+        stationarity by ``s_d``, those of products by ``s_c``, the mean of all multipliers and of the positive ones."""
+        at, u, scale = self.at, mu.unsqueeze(1), self.scales.objective
+        bounds = self.has_low.sum(1) + self.has_high.sum(1)
+        forces = at.low.sum(1) + at.high.sum(1)
+        every = (forces + at.y.abs().sum(1)) / (bounds + at.y.shape[1]).clamp_min(1)
+        positive = forces + torch.where(self.sided, at.y, 0.0).sum(1)
+        positive = positive / (bounds + self.sided.sum(1)).clamp_min(1)
+        stationarity, complementarity = ((scale * mean / _MEAN).clamp_min(1) for mean in (every, positive))
         products = (
             torch.where(self.has_low, self.room_low * at.low - u, 0.0),
             torch.where(self.has_high, self.room_high * at.high - u, 0.0),
             torch.where(self.sided, at.s * at.y - u, 0.0),
         )
-        wrong = torch.cat([torch.where(self.free, self.gradient - at.low + at.high, 0.0), *products], 1)
-        wrong = self.scales.objective * _largest(wrong) / excused
+        slope = torch.where(self.free, self.gradient - at.low + at.high, 0.0)
+        wrong = _largest(slope) / stationarity
+        wrong = scale * torch.maximum(wrong, _largest(torch.cat(products, 1)) / complementarity)
         return torch.maximum(wrong, _largest(self.scales.rows * self.missing(at.constraints, at.s)))
 
     def _gradient(self, mu: Tensor) -> Tensor:

@@ -27,7 +27,6 @@ _REGULARISED = 1e-9  # of rows of size one
 _LEAST = 1e-3  # rows of W count as no smaller than this
 _SWEEPS = 4  # of refinement
 _FIRST = 1e-4  # shift, in units of |W|, where none was needed before
-_NONE = 1e-8  # ... below which a shift is none
 _MOST = 1e6  # ... and one that leaves nothing of W
 _SHIFTS = 40
 
@@ -87,11 +86,11 @@ def corrected(systems: Systems, which: Tensor, diagonal: Tensor, last: Tensor, l
 def after(systems: Systems, shift: Tensor, least: Tensor, short: Tensor, failed: Tensor) -> tuple[Tensor, Tensor]:
     """The least shift of the next step, if the last one was good only when it was ``short``, ``failed`` at any length, or
     neither; and where it cannot grow any more.  Where the model holds on a short way only, steps are to be short in its own
-    metric (Levenberg and Marquardt's way)."""
+    metric (Levenberg and Marquardt's way); a step that is good all the way ends that at once: directions without curvature
+    (singular arcs) take none of a shift that stays."""
     size = systems.size()
-    fewer = torch.where(least > _NONE * size, least / 4, 0.0)
     more = torch.maximum(shift, _FIRST * size) * torch.where(failed, 16.0, 4.0)
-    return torch.where(short | failed, more, fewer), least >= _MOST * size
+    return torch.where(short | failed, more, 0.0), least >= _MOST * size
 
 
 class _Dense:

@@ -30,7 +30,7 @@ _AT_REST = 1e2  # ... and one that is nothing else
 _SHARE = 0.99  # of the way to a bound, at least
 _HALVINGS = 12
 _BLOCKED = 1e-2  # of a step: bounds that allow less are not overcome by another shift
-_SHORT = 0.1  # of the way that bounds allow
+_SHORT = 1e-2  # of the way that bounds allow
 _DAMPS = 6  # of a step of restoration, before it is damped instead
 _CORRECTIONS = 2  # of second order
 _RESTORED = 0.9  # of the violation that a restoration may leave behind
@@ -280,22 +280,12 @@ def _crossed(model: Model, w: Tensor, at: Interior, limits: Limits, which: Tenso
 
 
 def _smaller(barrier: Barrier, scale: Tensor) -> Tensor:
-    """``mu`` after all barrier problems that the iterate solves, or one, if what it leaves may be rounding; ``(batch,)``."""
-    eps = torch.finfo(scale.dtype).eps
-    last, rounded = eps**_LAST, _ROUNDED * eps
-
-    def lowered(mu: Tensor, solved: Tensor) -> Tensor:
-        scaled = mu * scale
-        smaller = torch.minimum(_LINEAR * scaled, scaled**_SUPERLINEAR).clamp_min(last) / scale
-        return torch.where(solved & (scaled > last), smaller, mu)
-
-    mu = barrier.mu
-    while True:
-        after = lowered(mu, barrier.error(mu) <= _SOLVED * mu * scale)
-        if not bool((after < mu).any()):
-            break
-        mu = after
-    return torch.where(mu < barrier.mu, mu, lowered(mu, barrier.error(mu) <= rounded))
+    """``mu`` after the barrier problem, if the iterate solves that, or if what it leaves may be rounding; ``(batch,)``."""
+    mu, eps = barrier.mu, torch.finfo(scale.dtype).eps
+    scaled, last, error = mu * scale, eps**_LAST, barrier.error(barrier.mu)
+    solved = error <= (_SOLVED * scaled).clamp_min(_ROUNDED * eps)
+    smaller = torch.minimum(_LINEAR * scaled, scaled**_SUPERLINEAR).clamp_min(last) / scale
+    return torch.where(solved & (scaled > last), smaller, mu)
 
 
 def _restarted(barrier: Barrier, at: Interior, which: Tensor) -> Interior:

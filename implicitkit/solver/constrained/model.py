@@ -187,9 +187,7 @@ class Model:
                 "this solver takes constraints and bounds, but not prox= or project=: use solver='augmented_lagrangian', "
                 "or 'proximal_gradient' where there is nothing else"
             )
-        far = torch.full_like(z, torch.finfo(z.dtype).max / 4)
-        lower, upper = self.proximal(-far, 1.0), self.proximal(far, 1.0)
-        return torch.where(lower == -far, -torch.inf, lower), torch.where(upper == far, torch.inf, upper)
+        return self.f.limits(z)
 
     def violation(self, constraints: Tensor) -> Tensor:
         """What is violated of each constraint, nonnegative, ``(batch, m)``."""

@@ -24,11 +24,13 @@ from implicitkit.linear.sparse_saddle import Layout
 from implicitkit.solver.constrained.model import First, Model
 from implicitkit.solver.qp import sparse as qp
 from implicitkit.solver.qp.inside import interior_point
+from implicitkit.sparsity.places import with_entries
 
 __all__ = ["Linear", "SparseDirection", "sparse_direction"]
 
 _PENALTY = 10.0
 _REACH = 1e3  # times 1 + max |z|: a step that is longer is one of a Hessian that is all but singular
+_ENOUGH = 1e-13  # backward error of a step, of which the next one corrects what is left
 _SAME = 1e3  # units of rounding of the largest entry: matrices that differ by less are the same
 
 
@@ -52,7 +54,8 @@ class SparseDirection:
         ``reach``: only if ``H`` is positive definite on the active constraints and the step no longer than this; was it?
         """
         y = np.concatenate([y, np.zeros(len(program.b) - len(y))])
-        point = qp.active_set(program, qp.guess(program, y), sets=1, convex=reach is not None, near=y)
+        guess = qp.guess(program, y)
+        point = qp.active_set(program, guess, sets=1, convex=reach is not None, near=y, enough=_ENOUGH)
         if reach is not None and (point is None or not np.abs(point.d).max() <= reach):
             return False
         self.slope[i] = torch.from_numpy(program.q[: self.slope.shape[1]]).to(self.slope)
@@ -160,9 +163,8 @@ class Linear(NamedTuple):
         out, ready, values = found
         one, zero = (torch.full((len(z),), x, dtype=torch.float64, device="cpu") for x in (1.0, 0.0))
         blocks = SparseBlocks(ready, values).shifted(zero, one)
-        # by rows and by columns it is the same, since it is symmetric
-        matrices = [sp.csc_matrix(blocks.ready.matrix(v).T) for v in blocks.values]
-        layout = blocks.ready.analysed(_layout)
+        pattern, layout = blocks.ready.analysed(_by_columns)
+        matrices = [with_entries(pattern, v) for v in blocks.values]
         return cls(model, z, multipliers, bounds, out, torch.from_numpy(values).to(z), matrices, layout)
 
     def usable(self) -> list[int]:
@@ -184,8 +186,10 @@ class Linear(NamedTuple):
         )
 
 
-def _layout(pattern: sp.csr_matrix) -> Layout:
-    return Layout(sp.csc_matrix(pattern.T))  # of a symmetric matrix
+def _by_columns(pattern: sp.csr_matrix) -> tuple[sp.csc_matrix, Layout]:
+    """By rows and by columns it is the same, since it is symmetric."""
+    turned = sp.csc_matrix(pattern.T)
+    return turned, Layout(turned)
 
 
 def _estimate(program: qp.SparseProgram) -> Tensor:
@@ -199,8 +203,7 @@ def _solve(program: qp.SparseProgram, begun: qp.SparsePoint | None) -> tuple[np.
     program has no solution."""
     point = None if begun is None else qp.active_set(program, begun.active, begun.shift, near=begun.y)
     if point is None:
-        active = interior_point(program)
-        point = None if active is None else qp.active_set(program, active)
+        point = interior_point(program)
     if point is not None:
         return point.d, point.y
     return qp.penalised(program, _PENALTY)

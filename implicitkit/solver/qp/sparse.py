@@ -21,7 +21,8 @@ from typing import NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from implicitkit.linear.sparse_saddle import Layout, SparseSaddle, both_sides, equilibrated
+from implicitkit.linear.sparse_saddle import ENOUGH, Layout, SparseSaddle, both_sides, equilibrated
+from implicitkit.sparsity.places import with_entries
 
 __all__ = [
     "Active",
@@ -85,7 +86,7 @@ class SparseProgram:
         scale = np.where(free, at.scale, 1.0)
         data[shared.diagonal] += np.where(free, added * scale**2, np.where(np.arange(len(free)) < n, 1.0, -1.0))
         if np.count_nonzero(data) >= _MOST * len(data):  # an order that is known is worth more than the zeros
-            matrix = sp.csc_matrix((data, shared.rows, matrix.indptr), shape=matrix.shape)
+            matrix = with_entries(matrix, data)
         else:
             keep = data != 0
             keep[shared.diagonal] = True
@@ -123,6 +124,10 @@ class Active(NamedTuple):
     bounds: np.ndarray
     rows: np.ndarray
     y: np.ndarray | None = None
+
+    def changes(self, other: Active) -> int:
+        """How many conditions are active in one of both only."""
+        return int((self.bounds != other.bounds).sum() + (self.rows != other.rows).sum())
 
 
 class SparsePoint(NamedTuple):
@@ -162,23 +167,25 @@ def active_set(
     sets: int = _SETS,
     convex: bool = False,
     near: np.ndarray | None = None,
+    enough: float = ENOUGH,
 ) -> SparsePoint | None:
     """The solution by active sets from ``start`` on; ``None`` where they do not settle, settle slowly, or a system cannot be
     solved.  Of fewer ``sets`` than that takes, the last point.  ``convex``: ``None`` where ``H`` would have to be
     shifted.  ``near``: multipliers near those of the solution, else those of ``start``: what is solved for is the
     difference, and beside that a short ``d`` has digits of its own.  Where active conditions depend on each other (an
-    assignment) multipliers are not unique, and those from inside, positive all of them, keep the set that they say."""
+    assignment) multipliers are not unique, and those from inside, positive all of them, keep the set that they say.
+    ``enough``: the backward error to which systems are solved."""
     active, before, slow = start, np.inf, 0
     if near is None:
         near = start.y
     y = np.zeros(len(program.b)) if near is None else near
     for k in range(sets):
-        found = _with_active(program, active, shift, 1 if convex else _SHIFTS, y)
+        found = _with_active(program, active, shift, 1 if convex else _SHIFTS, y, enough)
         if found is None:
             return None
         d, y, shift, saddle, product = found
         following = _following(program, active, (d, y), product, shift)
-        changes = int((following.bounds != active.bounds).sum() + (following.rows != active.rows).sum())
+        changes = following.changes(active)
         if not changes or (k + 1 == sets < _SETS):
             return SparsePoint(d, y, following, shift, not changes, saddle)
         slow += changes > 0.5 * before
@@ -189,7 +196,7 @@ def active_set(
 
 
 def _with_active(
-    program: SparseProgram, active: Active, shift: float, shifts: int, near: np.ndarray
+    program: SparseProgram, active: Active, shift: float, shifts: int, near: np.ndarray, enough: float
 ) -> tuple[np.ndarray, np.ndarray, float, SparseSaddle, np.ndarray] | None:
     """``d``, ``y``, the shift and the factors with this active set, and ``K (d, y)``; ``shifts``: tried at most. ``near``:
     of ``y``."""
@@ -202,7 +209,7 @@ def _with_active(
     for _ in range(shifts):
         saddle = program.system(free, shift)
         if saddle.negative == m:
-            x, left = saddle.solve(rhs)
+            x, left = saddle.solve(rhs, enough)
             x = np.where(np.concatenate([np.ones(n, dtype=bool), active.rows]), x + known, 0.0)
             product = program.K @ x
             if left > _ACCURATE or not _holds(program, active.rows, x[:n], product[n:]):

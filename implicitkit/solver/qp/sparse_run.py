@@ -35,7 +35,7 @@ __all__ = ["find_sparse"]
 
 _POINTS = 12  # of the proximal point method
 _DENSE = 2000  # unknowns and rows up to which the dense method has the last word
-_STATIONARY = 1e-3  # of q, what a solution may leave of it: more is a way to infinity
+_STATIONARY = 1e-3  # of its parts, what a solution may leave of it: more is a way to infinity
 _CURVED = 1e-9  # of the largest entry of P, by which an eigenvalue may be negative
 
 
@@ -134,7 +134,8 @@ def _solve_one(p: _Parts, tol: float, max_steps: int, auxiliary: bool = False) -
             system = None if point.shift or auxiliary else _system(p, K, point, bounds, rest)
             found = _Found((z, y[:equalities], lam), Status.CONVERGED, step, system=system)
             left = np.abs(np.where(held, 0.0, slope)).max(initial=0.0)
-            if left <= _STATIONARY * (1 + np.abs(p.q).max(initial=0.0)) or auxiliary:
+            unit = sum(np.abs(part).max(initial=0.0) for part in (p.P @ z, p.q, C.T @ y))
+            if left <= _STATIONARY * unit or auxiliary:
                 return found
             return _without(p, tol, max_steps) or found
     return (None if auxiliary else _without(p, tol, max_steps)) or _Found(nothing, Status.MAX_STEPS, step)
@@ -168,8 +169,7 @@ def _one_program(program: qp.SparseProgram, active: qp.Active | None) -> qp.Spar
         if point is not None:
             return point
     if program.one_sided.any() or np.isfinite(program.lower).any() or np.isfinite(program.upper).any():
-        active = interior_point(program)
-        return None if active is None else qp.active_set(program, active)
+        return interior_point(program, convex=True)
     return qp.active_set(program, qp.guess(program, np.zeros(len(program.b))))
 
 
