@@ -15,11 +15,11 @@ from implicitkit.linear.sparse_form import confirmed, confirmed_bordered, sparse
 from implicitkit.problem.selection import selection
 from implicitkit.solver.fits import Fits
 from implicitkit.solver.outside import Outside
-from implicitkit.solver.visible import refuse, with_graph
+from implicitkit.solver.visible import none_of, refuse, with_graph
 from implicitkit.sparsity.known import SMALLEST
 from implicitkit.system import System
 
-__all__ = ["Evaluations", "subset"]
+__all__ = ["Evaluations"]
 
 _GRADIENTS = ("minimise", "least_squares")  # what is solved by those whose ``f`` is a gradient
 _FEW_ROWS = 64  # constraints, each of which takes a product, where the Hessian has a low-rank part
@@ -311,10 +311,7 @@ class Evaluations:
                 refuse(self, z)
                 raise
             if name not in point:
-                raise AttributeError(
-                    f"f.{name}: there is none where {self.solves!r} is solved; a solver registered with "
-                    'solves="minimise" has f.value, one with solves="least_squares" f.residuals'
-                )
+                raise none_of(self, name)
         return point[name]
 
     def _compute_plain(self, point: dict[str, Tensor], name: str) -> None:
@@ -400,14 +397,3 @@ class Evaluations:
                 point.pop(key, None)
             point["f"] = g
             point.setdefault("residual", g)
-
-
-def subset(f: Evaluations, which: Tensor, whole: bool = False) -> tuple[Tensor, Any, Any]:
-    """The samples of all rows in which one is asked for (``whole``: of all rows), and the system and tensors of those."""
-    per_row = f.system.samples_per_row
-    rows = which.view(-1, per_row).any(1)
-    samples = rows.repeat_interleave(per_row).nonzero().squeeze(1)
-    if whole or not f.system.can_select or len(samples) == len(which):
-        return torch.arange(len(which), device=which.device), f.system, f.theta
-    system, theta = f.system.select(rows.nonzero().squeeze(1), f.theta)
-    return samples, system, theta

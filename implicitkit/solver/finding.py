@@ -16,10 +16,11 @@ from implicitkit.solution import Status
 from implicitkit.solver.at_rest import said_of_flow
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
-from implicitkit.solver.evaluations import Evaluations, subset
+from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.minima import ROUNDING, downhill, falls_forever
 from implicitkit.solver.noise import refuse_noise
 from implicitkit.solver.starts import beside, is_lowest
+from implicitkit.solver.subset import subset
 
 __all__ = ["find"]
 

@@ -28,12 +28,13 @@ from torch import Tensor
 
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options
-from implicitkit.solver.evaluations import Evaluations, subset
+from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.norms import start_size
 from implicitkit.solver.probing import AWAY, DENSE, STANDS, runs_away, vanishes
 from implicitkit.solver.scales import in_working_precision, is_healthy, rounding, row_scales, steepness
 from implicitkit.solver.settled import is_settled, still_holds
 from implicitkit.solver.steps.factored import is_noise
+from implicitkit.solver.subset import subset
 
 __all__ = ["Judge"]
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from implicitkit.foundation import autodiff
 
-if TYPE_CHECKING:
-    from implicitkit.solver.evaluations import Evaluations
-
-__all__ = ["refuse", "with_graph"]
+__all__ = ["none_of", "refuse", "with_graph"]
 
 
-def with_graph(f: Evaluations, kernel: Callable[[Tensor], Tensor], z: Tensor, name: str) -> dict[str, Tensor]:
+def with_graph(f: Any, kernel: Callable[[Tensor], Tensor], z: Tensor, name: str) -> dict[str, Tensor]:
     """``"f"``, ``"residual"``, ``"value"`` or ``"residuals"`` at ``z``, and what comes along with it, each with its graph at
-    the levels of transforms at which ``z`` is."""
+    the levels of transforms at which ``z`` is; ``f``: the :class:`~implicitkit.solver.evaluations.Evaluations`."""
     problem = f.problem
     if f.of_map:
         image = kernel(z)
@@ -34,7 +31,7 @@ def with_graph(f: Evaluations, kernel: Callable[[Tensor], Tensor], z: Tensor, na
     return {"f": residual, "residual": residual}
 
 
-def refuse(f: Evaluations, z: Any) -> None:
+def refuse(f: Any, z: Any) -> None:
     """Say what is wrong with a point at which ``f`` has raised an error, if it is no point of the problem.
 
     Raises:
@@ -49,3 +46,11 @@ def refuse(f: Evaluations, z: Any) -> None:
             f"{asked}; got {tuple(z.shape)}, {z.dtype} on {z.device}. To evaluate it at several points: "
             "torch.vmap(f)(points)"
         )
+
+
+def none_of(f: Any, name: str) -> AttributeError:
+    """What to raise where ``f`` has no such thing."""
+    return AttributeError(
+        f"f.{name}: there is none where {f.solves!r} is solved; a solver registered with "
+        'solves="minimise" has f.value, one with solves="least_squares" f.residuals'
+    )

@@ -15,12 +15,13 @@ from torch import Tensor
 from implicitkit.foundation.options import at_least, check_options, part
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver
-from implicitkit.solver.evaluations import Evaluations, subset
+from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.fixed_point.picard import Picard
 from implicitkit.solver.fixed_point.repelling import leads_away, stretches
 from implicitkit.solver.method import Method
 from implicitkit.solver.scales import in_working_precision
+from implicitkit.solver.subset import subset
 
 __all__ = ["PATH", "PATH_STEPS", "Attracting", "outward"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from implicitkit.solver.evaluations import Evaluations, subset
+from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.scales import in_working_precision
+from implicitkit.solver.subset import subset
 
 __all__ = ["leads_away", "stretches"]
 
