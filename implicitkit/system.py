@@ -107,13 +107,13 @@ class System:
         pack = _packer(problem, layout)
 
         def kernel(z: Tensor, *theta: Tensor) -> Tensor:
-            with faithful(lifted.compiled):
+            with faithful(lifted.compiled or lifted.as_torch):
                 out = pack(lifted(problem.unpack(layout, z), theta), z)
             lifted.cut = lifted.cut or not compat.physical(out).requires_grad
             return out
 
         def live(z: Tensor, *theta: Tensor) -> Tensor:
-            with faithful(lifted.compiled):
+            with faithful(lifted.compiled or lifted.as_torch):
                 return pack(lifted.on_the_spot(problem.unpack(layout, z), theta), z)
 
         return System(
