@@ -70,7 +70,7 @@ def test_factors_beside_products_that_read_matrices_of_each_sample() -> None:
 
 
 def test_matrices_that_stand_in_the_graph_are_written_down() -> None:
-    """Not found by products: measured, the factors of 130 to 300 unknowns cost 13 to 20 products, and of 30 four to seven."""
+    """Not found by products: measured, factors of 130 to 300 unknowns cost 13 to 20 products, and of 30 four to seven."""
     for n, batch, least, most in ((30, 64, 3, 8), (130, 64, 12, 20), (300, 16, 14, 22)):
         A = _operator(batch, n, read=7 * batch * n * n, graph=(15, 33 * batch * n, 0))
         shown = price_of_dense_like(A).factors
