@@ -299,6 +299,23 @@ MUTANTS = [
         ("formed=size <= _DENSE and affordable", "formed=size <= _DENSE"),
     ),
     *mutants(
+        "implicitkit/solver/root/frugal.py",
+        "tests/linear/test_frugal.py -k in_vain",
+        ("self.vain = 0 if served else min(self.vain + 1, _PAUSES)", "self.vain = min(self.vain + 1, _PAUSES)"),
+        ("self.left = 2**self.vain - 1", "self.left = self.vain"),
+        ("(trials is None or trials.is_due())", "True"),
+    ),
+    *mutants(
+        "implicitkit/system.py",
+        "tests/linear/test_frugal.py -k in_vain",
+        ("*numbers, *(math.frexp(size)[1] for size in sizes)", "*numbers"),
+    ),
+    *mutants(
+        "implicitkit/system.py",
+        "tests/linear/test_frugal.py -k 'in_vain or takes_its_share or diffusion'",
+        ("return self.batch, *numbers, *(", "return self.batch, *("),
+    ),
+    *mutants(
         "implicitkit/linear/price.py",
         "tests/linear/test_frugal.py -k many_rows",
         ("_SIDE_WEIGHT * touched + _TOUCHED * wide", "_SIDE_WEIGHT * touched"),
