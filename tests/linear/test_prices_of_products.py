@@ -11,10 +11,13 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator, repeated
+from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.equilibrated import equilibrated
 from implicitkit.linear.price import price_of, price_of_dense, price_of_dense_like, touched_beside
+from implicitkit.linear.sparse_form import sparse_blocks
 from implicitkit.solver.auto import stages
 from implicitkit.solver.minimise.convex_newton import ConvexNewton
+from implicitkit.sparsity.known import Sparsity
 
 D = torch.float64
 BATCH, N = 6, 20
@@ -170,3 +173,27 @@ def test_matrices_that_are_not_to_be_formed_never_are(monkeypatch: pytest.Monkey
         on_failure="ignore",
     )
     assert found.status == int(ik.Status.STALLED), found
+
+
+def test_what_a_scaled_solution_leaves_is_told_by_a_matrix_that_is_there() -> None:
+    """One product less, and the same norm; where no matrix has been formed, by a product."""
+    n = 200
+    scales = torch.logspace(0, -8, n, dtype=D)[None]
+    function = lambda y: 3 * y / scales - (y / scales).roll(1, 1) + torch.tanh(y)  # noqa: E731
+    sparsity = Sparsity(("by a matrix that is there",))
+    counts: list[int] = []
+    for formed in (False, True):
+        A = autodiff.linearise(function, scales, sparse=sparse_blocks(lambda: sparsity, function, scales))[1]
+        b = torch.ones(1, n, dtype=D)
+        even = equilibrated(A, b, scales, False)
+        assert even is not None
+        assert not formed or A.sparse() is not None
+        products, plain = [0], A._mv
+        A._mv = lambda v, count=products, plain=plain: (count.__setitem__(0, count[0] + 1), plain(v))[1]
+        nearly = LinearSolution(torch.ones(1, n, dtype=D), *[torch.zeros(1)] * 3)
+        left = even.back(nearly, A, b, A)
+        torch.testing.assert_close(
+            left.residual_norm, torch.linalg.vector_norm(plain(left.x) - b, dim=1), rtol=1e-12, atol=0
+        )
+        counts.append(products[0])
+    assert counts == [1, 0]

@@ -299,6 +299,11 @@ MUTANTS = [
         ("formed=size <= _DENSE and affordable", "formed=size <= _DENSE"),
     ),
     *mutants(
+        "implicitkit/linear/equilibrated.py",
+        "tests/linear/test_prices_of_products.py -k told_by_a_matrix",
+        ('getattr(A.formed, "product", None) if many is A else None', "None"),
+    ),
+    *mutants(
         "implicitkit/solver/root/frugal.py",
         "tests/linear/test_frugal.py -k in_vain",
         ("self.vain = 0 if served else min(self.vain + 1, _PAUSES)", "self.vain = min(self.vain + 1, _PAUSES)"),
