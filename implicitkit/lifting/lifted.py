@@ -204,7 +204,7 @@ def _lift(
     lifted.rest.note(lifted.frozen)
     if looks is not None:
         lifted.branches = branch and looks.seen and (levels or lifted.inside or not lifted.captured)
-        lifted.work, lifted.as_torch = looks.tally.work(), not (looks.seen or looks.replaced)
+        lifted.work, lifted.as_torch = looks.tally.work(), not (looks.seen or looks.rewritten)
         lifted.numbers = [i for i, t in enumerate(lifted.theta) if differentiated(t)] if looks.numbers else []
     if not levels and not lifted.frozen:
         lifted.probe = out.detach() if isinstance(out, Tensor) else tree_map(_detached, out)

@@ -208,7 +208,7 @@ class Substitute(TorchFunctionMode):
 class Looks(TorchFunctionMode):
     """Notes whether a function turns tensors into Python values: ``seen``, on which it may branch; ``numbers``, with which
     it may compute (floating-point ones, not under ``no_grad``); ``outside``, some of these of what it captures, tracked.
-    And what it does: a ``tally``; ``replaced``: some of it is what torch has wrong derivatives of.
+    And what it does: a ``tally``; ``rewritten``: some of it is what torch has wrong derivatives of.
     """
 
     NAMES: ClassVar[frozenset[str]] = frozenset(
@@ -260,7 +260,7 @@ class Looks(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = self.numbers = self.outside = self.replaced = False
+        self.seen = self.numbers = self.outside = self.rewritten = False
         self.tally = Tally()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -271,7 +271,7 @@ class Looks(TorchFunctionMode):
             ]
             self.numbers = self.numbers or bool(given)
             self.outside = self.outside or any(compat.physical(x).requires_grad for x in given)
-        self.replaced = self.replaced or is_replaced(func)
+        self.rewritten = self.rewritten or is_replaced(func)
         self.seen = (
             self.seen
             or name in self.NAMES

@@ -441,9 +441,9 @@ MUTANTS = [
     *mutants(
         "implicitkit/lifting/lifted.py",
         "tests/derivatives/test_as_torch_does_it.py",
-        ("not (looks.seen or looks.replaced)", "not looks.replaced"),
-        ("not (looks.seen or looks.replaced)", "not looks.seen"),
-        ("not (looks.seen or looks.replaced)", "False"),
+        ("not (looks.seen or looks.rewritten)", "not looks.rewritten"),
+        ("not (looks.seen or looks.rewritten)", "not looks.seen"),
+        ("not (looks.seen or looks.rewritten)", "False"),
     ),
     *mutants(
         "implicitkit/foundation/faithful.py",
