@@ -8,6 +8,7 @@ the same kind of object with more samples (:meth:`System.batched`), and dropping
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
@@ -107,13 +108,13 @@ class System:
         pack = _packer(problem, layout)
 
         def kernel(z: Tensor, *theta: Tensor) -> Tensor:
-            with faithful(lifted.compiled):
+            with faithful(lifted.compiled or lifted.as_torch):
                 out = pack(lifted(problem.unpack(layout, z), theta), z)
             lifted.cut = lifted.cut or not compat.physical(out).requires_grad
             return out
 
         def live(z: Tensor, *theta: Tensor) -> Tensor:
-            with faithful(lifted.compiled):
+            with faithful(lifted.compiled or lifted.as_torch):
                 return pack(lifted.on_the_spot(problem.unpack(layout, z), theta), z)
 
         return System(
@@ -222,6 +223,14 @@ class System:
     def identity_now(self) -> tuple[Hashable, ...]:
         """The same, and how its objects are set: for what is asked once of a function as it is, and never checked again."""
         return *self.identity, settings_of(self.lifted.function)
+
+    def situation(self, theta: Sequence[Tensor]) -> tuple[Hashable, ...]:
+        """What tells a solve from others of one function, where they are to be alike: how many samples there are, the
+        arguments that are no tensors, and how large tensors are, to a power of two."""
+        args = tree_flatten(self.lifted.rebuild(theta[: self.lifted.from_args]))[0]
+        numbers = [arg for arg in args if isinstance(arg, (bool, int, float, complex, str))]
+        sizes = [torch.linalg.vector_norm(t.detach()).item() for t in theta if t.is_floating_point() or t.is_complex()]
+        return self.batch, *numbers, *(math.frexp(size)[1] for size in sizes)
 
     @property
     def is_batched(self) -> bool:

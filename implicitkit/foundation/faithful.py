@@ -33,15 +33,20 @@ from torch.overrides import TorchFunctionMode
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
 
-__all__ = ["faithful", "mapped", "transposed"]
+__all__ = ["faithful", "is_replaced", "mapped", "transposed"]
 
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def faithful(compiled: bool = False) -> AbstractContextManager[Any]:
+def is_replaced(func: Any) -> bool:
+    """Is it one of those that :func:`faithful` makes of others?"""
+    return func in _INSTEAD
+
+
+def faithful(needless: bool = False) -> AbstractContextManager[Any]:
     """Around an evaluation whose derivatives may be differentiated: inside transforms, and where gradients are recorded.
-    What is ``compiled`` would be compiled once more for it, and is left as it is."""
-    if compiled:
+    ``needless``: nothing is replaced, and no operation takes the two microseconds of being looked at."""
+    if needless:
         return nullcontext()
     return _Instead(_INSTEAD) if compat.transforms_active() or torch.is_grad_enabled() else nullcontext()
 

@@ -67,6 +67,7 @@ class Lifted:
         from_args: how many of them come from ``args``.
         guarded: modules are within reach, and no solve on another thread may swap their tensors during an evaluation.
         compiled: something within reach is compiled: its modules' tensors are swapped for all threads.
+        as_torch: whatever the values are, it does nothing that :mod:`~implicitkit.foundation.faithful` would do otherwise.
         live: the captured tensors are plain ones, so that an evaluation on the spot may use the function as it is.
         branches: the function looked at values, and may use other tensors elsewhere, which no linearisation would show.
         numbers: which of theta are tracked, if the function makes numbers of tensors; else none.
@@ -87,6 +88,7 @@ class Lifted:
     live: bool = True
     guarded: bool = False
     compiled: bool = False
+    as_torch: bool = False
     branches: bool = False
     numbers: Sequence[int] = ()
     inside: bool = False
@@ -202,7 +204,7 @@ def _lift(
     lifted.rest.note(lifted.frozen)
     if looks is not None:
         lifted.branches = branch and looks.seen and (levels or lifted.inside or not lifted.captured)
-        lifted.work = looks.tally.work()
+        lifted.work, lifted.as_torch = looks.tally.work(), not (looks.seen or looks.rewritten)
         lifted.numbers = [i for i, t in enumerate(lifted.theta) if differentiated(t)] if looks.numbers else []
     if not levels and not lifted.frozen:
         lifted.probe = out.detach() if isinstance(out, Tensor) else tree_map(_detached, out)

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.compat import tensors_in
+from implicitkit.foundation.faithful import is_replaced
 from implicitkit.lifting.overlay import replaced
 from implicitkit.lifting.replacing import Replacing
 from implicitkit.lifting.work import Tally
@@ -201,7 +202,7 @@ class Substitute(Replacing):
 class Looks(TorchFunctionMode):
     """Notes whether a function turns tensors into Python values: ``seen``, on which it may branch; ``numbers``, with which
     it may compute (floating-point ones, not under ``no_grad``); ``outside``, some of these of what it captures, tracked.
-    And what it does: a ``tally``.
+    And what it does: a ``tally``; ``rewritten``: some of it is what torch has wrong derivatives of.
     """
 
     NAMES: ClassVar[frozenset[str]] = frozenset(
@@ -253,7 +254,7 @@ class Looks(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = self.numbers = self.outside = False
+        self.seen = self.numbers = self.outside = self.rewritten = False
         self.tally = Tally()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -264,6 +265,7 @@ class Looks(TorchFunctionMode):
             ]
             self.numbers = self.numbers or bool(given)
             self.outside = self.outside or any(compat.physical(x).requires_grad for x in given)
+        self.rewritten = self.rewritten or is_replaced(func)
         self.seen = (
             self.seen
             or name in self.NAMES

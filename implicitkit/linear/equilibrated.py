@@ -48,9 +48,12 @@ class Equilibrated(NamedTuple):
     right: Tensor
 
     def back(self, found: LinearSolution, A: Operator, b: Tensor, many: Operator) -> LinearSolution:
-        """A solution of the scaled system as one of ``A u = b`` (``many``: ``A`` for each right-hand side)."""
+        """A solution of the scaled system as one of ``A u = b`` (``many``: ``A`` for each right-hand side).  What it leaves
+        of ``b`` is told by the matrix, where that has been formed: it has been judged by products."""
         x = found.x * self.right.to(found.x)
-        return found._replace(x=x, residual_norm=torch.linalg.vector_norm(many.mv(x) - b, dim=1))
+        by_matrix = getattr(A.formed, "product", None) if many is A else None
+        left = (many.mv if by_matrix is None else by_matrix)(x) - b
+        return found._replace(x=x, residual_norm=torch.linalg.vector_norm(left, dim=1))
 
 
 def equilibrated(A: Operator, b: Tensor, z: Tensor, transposed: bool) -> Equilibrated | None:

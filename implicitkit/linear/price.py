@@ -49,6 +49,7 @@ _SIDE, _SIDE_FIT = (
     0.4,
 )  # for a number of a product beside hundreds of others (of residuals, that of the state), ...
 _SIDE_WEIGHT = 0.001  # ... by which parameters are used again
+_WRITTEN = 1.3  # for an entry of a matrix that stands in the graph: it is written down there
 _PLAIN = 9.0  # nodes of the graph of a function of a few operations
 _DENSE = 0.014  # for each of ``n^3``, ...
 _BLOCKED = 100.0  # ... half of that for so many unknowns, and in proportion less for more
@@ -132,7 +133,13 @@ def touched_beside(batch: int, size: int, graph: tuple[int, int, int] | None) ->
 
 
 def price_of_dense(
-    batch: int, size: int, weight: int = 0, alike: int = 1, wide: float = 0.0, nodes: float = _PLAIN
+    batch: int,
+    size: int,
+    weight: int = 0,
+    alike: int = 1,
+    wide: float = 0.0,
+    nodes: float = _PLAIN,
+    own: bool = False,
 ) -> Price:
     """Of ``batch`` dense matrices, in steps of GMRES: to orthogonalise costs these as much as the product, and where
     there are few numbers more.
@@ -141,10 +148,13 @@ def price_of_dense(
         weight: numbers that one product touches beside the state, a sample. alike: samples that have one matrix, each of
             which shows another row of it. wide: numbers that a product of all samples goes through beyond as many as the
             state has at each node of the graph, side by side no cheaper than one by one. nodes: of that graph.
+            own: each sample is multiplied by a matrix of its own there, which need not be found by products
+            (:mod:`implicitkit.foundation.structured`).
     """
     numbers, touched, longer = batch * size, batch * weight, max(1.0, nodes / _PLAIN)
     each = _SIDE * longer * numbers + _SIDE_WEIGHT * touched + _TOUCHED * wide
-    found = 2 * CALL + math.ceil(size / alike) * each
+    shown = math.ceil(size / alike) * each
+    found = 2 * CALL + (min(shown, _WRITTEN * numbers * size) if own else shown)
     factored = batch / alike * (_SMALL + _DENSE * size**3 / (1 + size / _BLOCKED))
     product = longer * (CALL + numbers) + _WEIGHT * touched + _TOUCHED * wide
     return Price(size, (found + factored) / (product + _KRYLOV + _BASIS * numbers))
@@ -156,7 +166,7 @@ def price_of_dense_like(A: Operator, alike: int = 1, weight: int = 0) -> Price:
     nodes, numbers, _ = A.graph() or (0, 0, 0)
     wide = max(0.0, float(numbers - nodes * A.batch * A.size))
     weight = max(weight, A.weight, A.read() // max(1, A.batch))
-    return price_of_dense(A.batch, A.size, weight, alike, wide, nodes)
+    return price_of_dense(A.batch, A.size, weight, alike, wide, nodes, A.own())
 
 
 def cost_of_product(numbers: int, nodes: int, through: int, parameters: int) -> float:

@@ -178,6 +178,15 @@ class Evaluations:
         price = sparse_blocks(self.system.sparsity, residual, z).price()
         return None if price is None else float(price.factors)
 
+    def remembered(self, z: Tensor, name: str, find: Callable[[], Any]) -> Any:
+        """What ``find()`` has found when it was first asked for in such a situation (:meth:`System.situation`), as long as
+        the pattern of the residual's Jacobian is remembered; ``None`` where there is none."""
+        if z.shape[1] < self.problem.sparse_from:
+            return None
+        residual = lambda y: self.problem.flat_residual(self._kernel, y)  # noqa: E731
+        ready = self.system.sparsity().find(residual, z)
+        return None if ready is None else ready.remembered((name, self.system.situation(self.theta)), find)
+
     def jacobian(self, z: Tensor) -> Tensor:
         """The Jacobian of ``f`` at ``z``, shape ``(batch, n, n)``."""
         return self.linearize(z).dense()

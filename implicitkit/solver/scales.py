@@ -40,6 +40,7 @@ _FEW = 3  # sign vectors, along which it is asked first
 _MANY = 8  # unknowns, from which it may be asked along more
 _RULER = (0, 1, 4, 9, 15, 22, 32, 34)  # Golomb's, of which no two distances are equal: shares of unknowns so few
 _CHANCE = 4.0  # times 2^-k: two equal signs in k vectors, of which the first is that of z, and twice as many
+_STEP, _CANCELLED = 1.5, 100.0  # times what it may be, an F_i that a step more serves, and one of which terms cancel
 _HEALTHY = 1e-6  # of its change with z: |F| near a zero; on the way to infinity exp(-z^p) is 1 / (745 p) of it and more
 _HEALTHY_LOW = 3e-4  # ... in lower precisions, 1 / (103 p)
 NOISE = 10.0  # times what rounding leaves: a residual below is nothing else
@@ -68,7 +69,10 @@ def row_scales(
 
     Two terms of an ``F_i`` (``(z_{i+1} - z_i) / h``) cancel along every second ``w_k``, so of thousands of equations some
     see nothing in three of them: of more than 8, as long as no more than twice as many are refused, it is asked along
-    ``3 + 2 log_2 n`` (all of them miss one of ``n`` with probability ``1 / (4 n)``).  Of 3 to 8, along one more, in which
+    ``3 + 2 log_2 n`` (all of them miss one of ``n`` with probability ``1 / (4 n)``).  Not where that will not do, and a step
+    more costs less: some ``F_i`` is too large by more than a half, and none a hundred times too large, as where all that was
+    seen of it had cancelled (of a sum of random signs a hundredth of what it is mostly: once in a million in three vectors);
+    unless the look is ``careful``, after which there is no step.  Of 3 to 8, along one more, in which
     each ``z_j`` moves by another share of itself, and neither first nor second differences stay as they are.
     """
     F = in_working_precision(f.residual(z))
@@ -79,10 +83,18 @@ def row_scales(
             size = torch.minimum(size, change(f, z, F, direction, -h))
             size = torch.where(change(f, z, F, direction, h / 16) > 4 * size, 0, size)
         scale = torch.maximum(scale, size)
-        refused = int(((F.abs() > atol + good * scale) & which.unsqueeze(1)).count_nonzero())
+        most = atol + good * scale
+        refused = int(((F.abs() > most) & which.unsqueeze(1)).count_nonzero())
         if not refused or (asked >= _FEW and refused > 1 + _CHANCE * F.numel() * 2.0**-asked):
             break
+        if asked >= _FEW and not careful and _takes_a_step(F.abs()[which], (most + torch.zeros_like(F))[which]):
+            break
     return scale
+
+
+def _takes_a_step(size: Tensor, most: Tensor) -> bool:
+    """Is some ``F_i`` so much too large that a step is to be taken, and none so much that its terms have cancelled?"""
+    return bool((size > _STEP * most).any()) and not bool((size > _CANCELLED * most).any())
 
 
 def _ways(z: Tensor) -> Iterator[Tensor]:

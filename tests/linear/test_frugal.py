@@ -518,3 +518,33 @@ def test_a_sum_over_many_rows_has_products_for_its_derivative(monkeypatch: pytes
     monkeypatch.setattr("implicitkit.linear.auto.LU.solve_many", refuse)
     torch.testing.assert_close(slope(), want, rtol=1e-5, atol=0)
     assert price_of_dense(1, 150).factors < 20 < 100 < price_of_dense(1, 150, wide=2e6).factors < 160
+
+
+def test_what_was_in_vain_is_not_tried_at_every_solve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first of eleven solves, the third, the seventh; the numbers are the same, but of solves with a parameter of
+    another size, where vectors do, nothing is known."""
+    tries: list[bool] = []
+    plain = Frugal.solve
+
+    def solve(self: Frugal, *args: Any, **options: Any) -> Any:
+        found = plain(self, *args, **options)
+        tries.append(bool(found.converged.all()))
+        return found
+
+    monkeypatch.setattr(Frugal, "solve", solve)
+    z0 = torch.zeros(1, 40, 40, dtype=D)
+    source = torch.linspace(1, 2, 1600, dtype=D).view(1, 40, 40)
+
+    def of_its_own(z: Tensor, x: Tensor, k: Tensor) -> Tensor:
+        return grid(z, x, k) + 0 * z.sin()
+
+    def trials(k: float) -> tuple[int, Tensor]:
+        tries.clear()
+        s = ik.root(of_its_own, z0, (source, torch.tensor(k, dtype=D)), batch_dims=1, solver=FrugalNewton())
+        return len(tries), s.value
+
+    counts, values = zip(*[trials(1e5) for _ in range(11)], strict=True)
+    assert [k for k, count in enumerate(counts) if count] == [0, 2, 6]
+    assert all(torch.equal(value, values[1]) for value in values[2:])  # the first one finds an order for the factors
+    assert trials(0.01)[0] > 1 and tries[0]
+    assert trials(0.01)[0] > 1 and tries[0]

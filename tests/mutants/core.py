@@ -439,6 +439,13 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/lifting/lifted.py",
+        "tests/derivatives/test_as_torch_does_it.py",
+        ("not (looks.seen or looks.rewritten)", "not looks.rewritten"),
+        ("not (looks.seen or looks.rewritten)", "not looks.seen"),
+        ("not (looks.seen or looks.rewritten)", "False"),
+    ),
+    *mutants(
         "implicitkit/foundation/faithful.py",
         "tests/derivatives/test_functions_of_torch.py -m 'not slow'",
         ("    F.layer_norm: _layer_norm,\n", "", "tests/derivatives/test_functions_of_torch.py -k 'layer'"),

@@ -266,7 +266,9 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/price.py",
         "tests/linear/test_prices_of_products.py",
-        ("A.batch, A.size, weight, alike, wide, nodes)", "A.batch, A.size, weight, alike, wide)"),
+        ("A.batch, A.size, weight, alike, wide, nodes, A.own())", "A.batch, A.size, weight, alike, wide, own=A.own())"),
+        ("A.batch, A.size, weight, alike, wide, nodes, A.own())", "A.batch, A.size, weight, alike, wide, nodes)"),
+        ("(min(shown, _WRITTEN * numbers * size) if own else shown)", "(_WRITTEN * numbers * size if own else shown)"),
         ("max(weight, A.weight, A.read() // max(1, A.batch))", "max(weight, A.weight)"),
         ("max(weight, A.weight, A.read() // max(1, A.batch))", "max(weight, A.read() // max(1, A.batch))"),
         ("(_TOUCHED * numbers + _PLACED * placed) * wide / numbers", "_TOUCHED * wide"),
@@ -295,6 +297,28 @@ MUTANTS = [
         "implicitkit/solver/auto.py",
         "tests/linear/test_prices_of_products.py -k 'minima or formed'",
         ("formed=size <= _DENSE and affordable", "formed=size <= _DENSE"),
+    ),
+    *mutants(
+        "implicitkit/linear/equilibrated.py",
+        "tests/linear/test_prices_of_products.py -k told_by_a_matrix",
+        ('getattr(A.formed, "product", None) if many is A else None', "None"),
+    ),
+    *mutants(
+        "implicitkit/solver/root/frugal.py",
+        "tests/linear/test_frugal.py -k in_vain",
+        ("self.vain = 0 if served else min(self.vain + 1, _PAUSES)", "self.vain = min(self.vain + 1, _PAUSES)"),
+        ("self.left = 2**self.vain - 1", "self.left = self.vain"),
+        ("(trials is None or trials.is_due())", "True"),
+    ),
+    *mutants(
+        "implicitkit/system.py",
+        "tests/linear/test_frugal.py -k in_vain",
+        ("*numbers, *(math.frexp(size)[1] for size in sizes)", "*numbers"),
+    ),
+    *mutants(
+        "implicitkit/system.py",
+        "tests/linear/test_frugal.py -k 'in_vain or takes_its_share or diffusion'",
+        ("return self.batch, *numbers, *(", "return self.batch, *("),
     ),
     *mutants(
         "implicitkit/linear/price.py",

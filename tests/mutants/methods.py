@@ -558,8 +558,11 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/least_squares/frugal.py",
         "tests/solver/test_frugal_fits.py",
-        ("    if factorisations * price < _WORTH:", "    if False:"),
-        ('    left = factorisations * price - state["spent"]', "    left = factorisations * price"),
+        ("    if most < _WORTH or (", "    if ("),
+        ("and most < _HARD and _has_grown(f, first)", "and False"),
+        ("and most < _HARD and _has_grown(f, first)", "and most < _HARD"),
+        ("and most < _HARD and _has_grown(f, first)", "and _has_grown(f, first)"),
+        ('    left = most - state["spent"]', "    left = most"),
         ("share = eta.to(z) * f.norm.to(z), min(price, _share(f, eta, left))", "share = eta.to(z) * f.norm.to(z), 1e9"),
         ("    for _ in range(_TRIALS):", "    for _ in range(60):"),
         ("clamp(_PART, 1)", "clamp(0, 1)"),

@@ -296,6 +296,11 @@ MUTANTS = [
         ("    elif n > 2:", "    elif n > 8:"),
         ("(0, 1, 4, 9, 15, 22, 32, 34)", "(0, 1, 2, 3, 4, 5, 6, 7)"),
         (" or (asked >= _FEW and refused > 1 + _CHANCE * F.numel() * 2.0**-asked)", ""),
+        ("        if asked >= _FEW and not careful and _takes", "        if asked >= _FEW and _takes"),
+        ("        if asked >= _FEW and not careful and _takes", "        if not careful and _takes"),
+        ("return bool((size > _STEP * most).any()) and not bool((size > _CANCELLED * most).any())", "return False"),
+        (" and not bool((size > _CANCELLED * most).any())", ""),
+        ("return bool((size > _STEP * most).any()) and not", "return not"),
     ),
     *mutants(
         "implicitkit/solver/steps/newton_damping.py",

@@ -126,6 +126,26 @@ def test_where_most_rows_are_refused_no_more_is_asked() -> None:
     assert scale_of(chain, chain.exact + torch.cos(7.0 * torch.arange(4001)))[1] == 4  # F, and three directions
 
 
+@pytest.mark.parametrize(
+    ("times", "careful", "count"),
+    [
+        ([5.0], False, 4),  # F, and three directions: a step more costs less
+        ([5.0], True, 1 + 3 * (3 + 2 * 12)),  # there is none
+        ([1.3], False, 1 + 3 + 2 * 12),  # the next direction may show a half more
+        ([1e3], False, 1 + 3 + 2 * 12),  # its terms may have cancelled
+        ([5.0, 1e3], False, 1 + 14),  # of two, one would have been seen by now
+        ([0.9], False, 2),
+    ],
+)
+def test_where_a_step_more_is_taken_no_more_is_asked(times: list[float], careful: bool, count: int) -> None:
+    """Of 4000 equations ``F_i = 1e-12 t_i``, where ``1e-12`` is what they may be, ``t_i`` other than zero for a few."""
+    z = torch.ones(1, 4000, dtype=F64)
+    target = 1 - 1e-12 * torch.nn.functional.pad(torch.tensor(times, dtype=F64), (0, 4000 - len(times)))
+    f = Counted(lambda z: z - target)
+    row_scales(f, z, torch.ones(1, dtype=torch.bool), 1e-12, 0.0, careful=careful)
+    assert f.count == count
+
+
 def test_a_step_of_the_size_of_rounding_is_the_last_but_two() -> None:
     """Of few unknowns, whose factors are not asked what rounding leaves."""
     chain = slope(50)

@@ -92,6 +92,25 @@ def test_a_sparse_fit_takes_no_factors_where_they_would_fill(products: list[int]
     torch.testing.assert_close(s.value, want.value, rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize(("n", "handed"), [(64, True), (121, False)], ids=["as many products", "three times as many"])
+def test_a_fit_whose_gradient_grows_has_factors_soon_where_they_cost_as_little(
+    n: int, handed: bool, products: list[int]
+) -> None:
+    """A batch on a grid: each sample's gradient grows tenfold before it falls, which takes some 200 products."""
+    side = math.isqrt(n)
+    z0 = torch.zeros(64, n, dtype=D)
+    x = torch.linspace(0.5, 1.5, n, dtype=D).roll(1) * torch.linspace(1, 2.5, 64, dtype=D).unsqueeze(1)
+
+    def residuals(z: Tensor, x: Tensor) -> Tensor:
+        Z = z.unflatten(-1, (side, side))
+        near = (Z.roll(1, -1) + Z.roll(-1, -1) + Z.roll(1, -2) + Z.roll(-1, -2)).flatten(-2)
+        return torch.cat([2.1 * z + z**3 - near / 2 - x, 0.1 * z], -1)
+
+    found = solve((residuals, z0, x))
+    assert bool(found.converged.all()) and bool(products[1]) == handed
+    assert 20 < products[0] < 80 if handed else products[0] > 100
+
+
 @pytest.mark.parametrize("condition", [1e4, 1e6])
 def test_an_ill_conditioned_fit_has_factors_after_a_few_products(condition: float, products: list[int]) -> None:
     """As few of them as ``levenberg_marquardt`` takes, or one more, since that knows after its first step that a fit is

@@ -24,6 +24,7 @@ __all__ = ["FrugalLevenbergMarquardt"]
 _WORTH = 120.0  # products that all factors together must cost for conjugate gradients to be tried
 _FEW = 16  # unknowns from which they are
 _FACTORISATIONS, _SINGULAR = 3.0, 8.0  # that Levenberg-Marquardt takes, where it is easy; those by singular values
+_HARD, _BEGINNING = 200.0, 1 / 6  # products that a fit takes whose gradient grows before it falls; when that is asked
 _EVALUATION = 1.5  # products that a trial point costs, with its gradient
 _LEAST, _PART = 4.0, 1 / 6  # products for a step, and the part of those that are left: the first steps are the dearest
 _FORCING, _FINEST = 0.1, 1e-3  # of the gradient of the model that a step leaves, at most and at least
@@ -44,7 +45,8 @@ class FrugalLevenbergMarquardt(LevenbergMarquardt):
 
     products, a sixth of it at least and ``P`` at most.  Once a sample needs more, or would at the rate of its first few
     (:mod:`implicitkit.linear.frugal`), or the radius has to shrink six times in a row, this is ``levenberg_marquardt`` from
-    the point that has been reached.
+    the point that has been reached.  So it is where ``k P`` is less than 200, about what a fit takes whose gradient grows
+    before it falls, and that of a sample has not fallen when a sixth of ``k P`` is spent.
 
     So it is at once below 16 unknowns, where ``k P < 120``, in half precision, elsewhere than on a processor, and where the
     units of the unknowns are to be those of the Jacobian (``x_scale="jac"``).
@@ -68,6 +70,7 @@ class FrugalLevenbergMarquardt(LevenbergMarquardt):
             "norm": None,
             "spent": 0.0,
             "price": None,
+            "first": None,
             "factored": super().init(f, z),  # which has the model of a robust loss, too
         }
 
@@ -85,9 +88,10 @@ def _by_products(f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any] | 
     out, point = f.residuals_graph(z)
     price = _price(f, z, out) if state["price"] is None else state["price"]
     factorisations = _FACTORISATIONS if is_dear(f, z) else _SINGULAR
-    if factorisations * price < _WORTH:
+    most, first = factorisations * price, f.norm if state["first"] is None else state["first"]
+    if most < _WORTH or (_BEGINNING * most <= state["spent"] and most < _HARD and _has_grown(f, first)):
         return None
-    left = factorisations * price - state["spent"]
+    left = most - state["spent"]
     g, value, radius, z_next, found = f(z), f.value(z), state["radius"], z, ~f.active
     eta = forcing_term(f, state, _FORCING).nan_to_num(nan=_FORCING).clamp(_FINEST, _FORCING)
     target, share = eta.to(z) * f.norm.to(z), min(price, _share(f, eta, left))
@@ -115,8 +119,14 @@ def _by_products(f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any] | 
         if bool(found.all()):
             after = after_step(eta, torch.where(bounded, 0.0, 1.0).to(f.norm), f.norm)
             state["factored"]["share"] = next_share(model, kept, at_once)
-            return z_next, state | after | {"radius": radius, "spent": state["spent"] + count[0], "price": price}
+            state = state | after | {"radius": radius, "spent": state["spent"] + count[0]}
+            return z_next, state | {"price": price, "first": first}
     return None
+
+
+def _has_grown(f: Evaluations, first: Tensor) -> bool:
+    """Is the gradient of a sample at work no smaller than it was at first?"""
+    return bool(((f.norm >= first) & f.active).any())
 
 
 def _gauss_newton(out: Tensor, point: Tensor, rows: Tensor | None) -> tuple[Operator, list[float]]:

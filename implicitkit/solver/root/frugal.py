@@ -23,6 +23,25 @@ _WORTH = 13.0  # products that factors must cost for Krylov vectors to be tried,
 _LEAST = 4.0  # products for a step
 _FRESH = 4.0  # factorisations that Newton's method takes where none serves several steps and the derivative
 _FORCING = 0.1  # of the residual that they may leave
+_PAUSES = 3  # trials in vain, one after another, after which 1, 3, 7 and no more solves begin without one
+
+
+class _Trials:
+    """Of Krylov vectors at the start of solves of one function, as its pattern keeps them: after those in vain the next
+    solves begin with factors at once, as they would after a trial, and so come to the same numbers."""
+
+    def __init__(self) -> None:
+        self.vain = self.left = 0
+
+    def is_due(self) -> bool:
+        """Is one made in this solve?"""
+        self.left -= 1
+        return self.left < 0
+
+    def note(self, served: bool) -> None:
+        """How it ended."""
+        self.vain = 0 if served else min(self.vain + 1, _PAUSES)
+        self.left = 2**self.vain - 1
 
 
 @dataclass(frozen=True)
@@ -42,7 +61,9 @@ class FrugalNewton(Newton):
     steps begin there.  Where reaction dominates a system, or it is nearly explicit, a few products are enough, whatever its
     factors would fill; where diffusion does, the first step shows that for a few hundredths of a factorisation.  While all
     samples have one matrix, as they do in a linear equation for many right-hand sides, or where all begin at one point,
-    ``P`` is the price of that (dense ones).
+    ``P`` is the price of that (dense ones).  Where the first step of a solve was in vain, that of the next one of the same
+    function and shapes, with parameters of about that size, is not tried, after three in a row of the next seven (where
+    the matrix is sparse: its pattern remembers it).
 
     Source: Dembo, Eisenstat & Steihaug (1982), SIAM J. Numer. Anal. 19 (inexact Newton methods); the rule is that of ski
     rental (Karlin, Manasse, Rudolph & Sleator 1988, Algorithmica 3): no more is spent on trying than it may save.
@@ -52,7 +73,8 @@ class FrugalNewton(Newton):
     solves: ClassVar[str] = "root"
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
-        return {"krylov": True, "alike": True, "eta": None, "norm": None, "newton": super().init(f, z)}
+        begins = {"krylov": True, "alike": True, "begins": True}
+        return begins | {"eta": None, "norm": None, "newton": super().init(f, z)}
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
         A = f.linearize(z)
@@ -60,18 +82,23 @@ class FrugalNewton(Newton):
         alike = state["alike"] and price >= _WORTH and f.price_of_sparse(z) is None and A.alike()
         if alike:
             price = f.price_of_dense(z, len(z), A)
-        if price >= _WORTH:
+        trials = f.remembered(z, "krylov", _Trials) if state["begins"] and price >= _WORTH and not alike else None
+        if price >= _WORTH and (trials is None or trials.is_due()):
             eta = forcing_term(f, state, _FORCING).nan_to_num(nan=_FORCING).clamp(torch.finfo(z.dtype).eps, _FORCING)
             d = _direction(f, A, -f(z), eta, price, None if is_large(f, z) else _FRESH)
+            if trials is not None:
+                trials.note(d is not None)
             if d is not None:
                 z_next, t, weak = damped_step(
                     f, z, d, f.norm.to(z.dtype), state["newton"], self.halvings, self.patience
                 )
                 going = weak is None or not bool(((weak > self.patience) & f.active).any())
-                return z_next, state | after_step(eta, t, f.norm) | {"krylov": going, "alike": alike, "newton": weak}
+                after = {"krylov": going, "alike": alike, "newton": weak, "begins": False}
+                return z_next, state | after_step(eta, t, f.norm) | after
         z_next, newton = self.factored_step(f, A, z, state["newton"])
         # at the next point they may differ
-        return z_next, {"krylov": alike, "alike": alike, "eta": None, "norm": None, "newton": newton}
+        after = {"krylov": alike, "alike": alike, "begins": False}
+        return z_next, after | {"eta": None, "norm": None, "newton": newton}
 
 
 def _direction(

@@ -1,0 +1,73 @@
+"""Evaluations are looked at, operation by operation, only where one may be replaced (``foundation/faithful.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import grad
+
+import implicitkit as ik
+from implicitkit import system
+
+D = torch.float64
+X = torch.tensor([0.2, -0.3, 0.5], dtype=D)
+
+
+def branches(z: Tensor, x: Tensor) -> Tensor:
+    """Another function far from zero."""
+    return 0.3 * F.layer_norm(z + x, (3,)) + x if bool(z.abs().sum() > 0.5) else x + torch.sin(z)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(3, dtype=D)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        out: Tensor = 0.3 * self.norm(z + x) + x
+        return out
+
+
+#: functions, and whether nothing that they do is replaced
+CASES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {
+    "operations": (lambda z, x: 0.3 * torch.tanh(z) + x, True),
+    "a norm": (lambda z, x: 0.3 * F.layer_norm(z + x, (3,)) + x, False),
+    "a module's": (Normed(), False),
+    "a method": (lambda z, x: 0.3 * z.logcumsumexp(0) + x, False),
+    "a branch": (branches, False),
+}
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_whose_operations_are_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, needless = CASES[name]
+    said: list[bool] = []
+    plain = system.faithful
+
+    def faithful(needless: bool = False) -> Any:
+        said.append(needless)
+        return plain(needless)
+
+    monkeypatch.setattr(system, "faithful", faithful)
+    x = X.clone().requires_grad_()
+    ik.fixed_point(function, torch.zeros(3, dtype=D), (x,)).value.sum().backward()
+    assert said and set(said) == {needless}
+
+
+def test_a_norm_that_is_met_on_the_way_has_its_third_derivatives() -> None:
+    """The first evaluation, at zero, does not show it."""
+
+    def third(function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        def along(t: Tensor) -> Tensor:
+            x = X + t * torch.tensor([1.0, -0.5, 0.25], dtype=D)
+            found: Tensor = ik.fixed_point(function, torch.zeros(3, dtype=D), (x,)).value[0]
+            return found
+
+        return grad(grad(grad(along)))(torch.zeros((), dtype=D))
+
+    torch.testing.assert_close(third(branches), third(CASES["a norm"][0]), rtol=1e-7, atol=1e-9)
