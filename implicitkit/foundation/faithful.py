@@ -35,19 +35,19 @@ from implicitkit.foundation.errors import CapabilityError
 __all__ = ["faithful", "mapped", "transposed"]
 
 _HALF = (torch.float16, torch.bfloat16)
+_AS_IT_IS = nullcontext()
 
 
 def faithful(compiled: bool = False) -> AbstractContextManager[Any]:
     """Around an evaluation whose derivatives may be differentiated: inside transforms, and where gradients are recorded.
     What is ``compiled`` would be compiled once more for it, and is left as it is."""
-    if compiled:
-        return nullcontext()
-    return _Instead(_INSTEAD) if compat.transforms_active() or torch.is_grad_enabled() else nullcontext()
+    recorded = compat.transforms_active() or torch.is_grad_enabled()
+    return _Instead(_INSTEAD) if recorded and not compiled else _AS_IT_IS
 
 
 def mapped() -> AbstractContextManager[Any]:
     """Around an evaluation inside ``torch.vmap``."""
-    return _Instead(_MAPPED) if torch.is_grad_enabled() else nullcontext()
+    return _Instead(_MAPPED) if torch.is_grad_enabled() else _AS_IT_IS
 
 
 def transposed() -> AbstractContextManager[Any]:
