@@ -16,6 +16,22 @@ def _of(words: str) -> str:
 
 MUTANTS = [
     *mutants(
+        "implicitkit/foundation/operators.py",
+        "tests/linear/test_steps_of_the_series.py",
+        ("None if self.step is None else self.step[::-1]", "self.step"),
+        ("return self.mv(v) + v", "return self.mv(v)"),
+    ),
+    *mutants(
+        "implicitkit/foundation/autodiff.py",
+        "tests/linear/test_steps_of_the_series.py",
+        ("return lambda v: product(v) - v", "return product"),
+        ("step and ((step[1], step[1]) if symmetric else step)", "step"),
+        (
+            "products(moved, point) if of_map and moved.requires_grad else None",
+            "products(moved, point) if of_map else None",
+        ),
+    ),
+    *mutants(
         "implicitkit/foundation/structured.py",
         "tests/linear/test_side_by_side.py",
         ('_CHUNK if like.device.type == "cpu" else _CHUNK_ELSEWHERE', "_CHUNK_ELSEWHERE"),

@@ -29,6 +29,7 @@ _SWIFT = 0.35  # what plain steps leave of a residual, two in the mean, before t
 _SLOWER = 1.2  # ... while the second leaves so much more than the first, at most
 _FEW = 10  # unknowns below which a few differences span them, and are mixed in any case
 _SOME = 0.1  # of the samples: while so many will not be done after one more step of a cheap map, it takes two
+_TIMES = 3  # so often three steps are made, at most, before somebody looks
 _NEAR, _HALF = 2.0, 0.5  # times the tolerance: what residuals of so many are not to fall below in steps not looked at
 
 
@@ -115,8 +116,7 @@ class Anderson(Method):
         return {
             **(_NOTHING if swift else _memory(z, self._rows(z))),
             "last": None,  # r and w of the step before
-            "mark": None,  # |r| when plain steps last began ...
-            "span": _PERIOD,  # ... so many steps ago
+            "mark": None,  # |r| when plain steps last began
             "since": 0,  # steps since the memory of all was last empty
             "new": 0,  # rows of the history that the Gram matrix does not know yet
             "eager": None,  # samples that mix in every step
@@ -132,8 +132,7 @@ class Anderson(Method):
         k, m = state["since"], self._rows(z)
         r, mixed = self._plain(f, z)
         if state["plain"] is not None:
-            mark, since = state["plain"]
-            state = state | {"mark": mark, "span": since + 1, "plain": _still_plain(f, mark, since)}
+            state = state | {"mark": state["plain"][0], "plain": _still_plain(f, *state["plain"])}
             if state["plain"] is not None:
                 return self._onwards(f, mixed, state), state
             k, state = 0, state | _memory(z, m)
@@ -176,7 +175,7 @@ class Anderson(Method):
         dW = state["dW"][:, : gamma.shape[1]]
         may = self.period is None and eager is None and k > _PERIOD and z.shape[1] >= _WIDE
         if may and _most(f, _little(f, torch.linalg.vecdot(rhs, gamma.squeeze(2)), _size(before, f))):
-            state |= {"plain": (f.norm, 0), "span": _PERIOD, "last": None, **_NOTHING}
+            state |= {"plain": (f.norm, 0), "last": None, **_NOTHING}
         if gamma.dtype != z.dtype:
             gamma = gamma.to(z.dtype)
         if not due and eager is not None:
@@ -225,21 +224,26 @@ class Anderson(Method):
         since = state["plain"][1] if state["plain"] is not None else 0
         if self.period is not None or mark is None or since or z.shape[1] < _WIDE or f.ahead < _PERIOD:
             return z
-        steps = _unseen(f, mark, state["span"] if state["plain"] is not None else 0)
-        if steps < _PERIOD:
-            return z
-        for _ in range(steps - 1):
+        plain, before = state["plain"] is not None, f.norm
+        steps = _PERIOD * _unseen(f, mark, plain)
+        for j in range(1, steps):
             here = self._plain(f, z)
-            if state["plain"] is None:
+            if j % _PERIOD == 0:
+                now = _size(here, f)
+                if not _most(f, now <= _FAST * before):  # here it is looked at
+                    steps = j
+                    break
+                before = now
+            if not plain:
                 k = state["since"]
                 _remember(state, (k - 1) % self._rows(z), here, state["last"])
                 state.update(since=k + 1, last=here, new=state["new"] + 1)
             z = here[1]
-        if state["plain"] is not None:
-            state["plain"] = (f.norm, steps - 1)
-        guard = state["guard"]
-        state["guard"] = guard | {"step": int(guard.get("step") or 0) + steps - 1}
-        f.taken = steps
+        if steps:
+            state["plain"] = (before, _PERIOD - 1) if plain else None
+            guard = state["guard"]
+            state["guard"] = guard | {"step": int(guard.get("step") or 0) + steps - 1}
+            f.taken = steps
         return z
 
     def _coefficients(self, state: dict[str, Any], r: Tensor, held: int, slots: list[int]) -> tuple[Tensor, Tensor]:
@@ -343,26 +347,27 @@ def _recalled(path: Path, memory: int, count: int) -> dict[str, Any]:
     return {**state, **kept, "guard": {"step": count}}
 
 
-def _unseen(f: Evaluations, mark: Tensor, span: int) -> int:
-    """How many steps are made until the next look.  ``mark``: the residuals when plain steps last began.
+def _unseen(f: Evaluations, mark: Tensor, plain: bool) -> int:
+    """How many times three steps are made until the next look.  ``mark``: the residuals when plain steps last began, three
+    steps ago.
 
-    Three, if by what these have lost since then, in three steps, half of the samples will not be near the tolerance.  Where
-    nothing is mixed, and they were lost in ``span`` steps, up to six: half of those that the slowest sample still needs,
-    since the whole batch is evaluated for it, where rows are not dropped, and others only come nearer.
+    Once, if by what these have lost since then half of the samples will not be near the tolerance.  Where nothing is mixed,
+    and rows are not dropped, up to three times: half as often as the slowest sample still needs it, since the whole batch is
+    evaluated for that one, and others only come nearer.
     """
-    if not span or dropping_pays(f, _HALF):
+    if not plain or dropping_pays(f, _HALF):
         far = (f.norm.square() > _NEAR * f.tolerance * mark).logical_and_(f.norm < mark)
-        return _PERIOD if _most(f, far, _HALF) else 1
-    needed = (f.tolerance / f.norm).log_().div_((f.norm / mark).log_())  # times span
+        return int(_most(f, far, _HALF))
+    needed = (f.tolerance / f.norm).log_().div_((f.norm / mark).log_())
     slowest = float(torch.where(f.active, needed, 0).nan_to_num_(0, 0, 0).amax())
-    return min(int(span * slowest / 2), 2 * _PERIOD, f.ahead)
+    return max(0, min(int(slowest / 2), _TIMES, f.ahead // _PERIOD))
 
 
 def _still_plain(f: Evaluations, before: Tensor, since: int) -> tuple[Tensor, int] | None:
     """The residual at the last look and the steps since then; ``None`` where plain steps no longer lower it fast."""
     if since + 1 < _PERIOD:
         return before, since + 1
-    return (f.norm, 0) if _most(f, f.norm <= _FAST ** ((since + 1) / _PERIOD) * before) else None
+    return (f.norm, 0) if _most(f, f.norm <= _FAST * before) else None
 
 
 def _raised(gram: Tensor, memory: int, ridge: float | None) -> Tensor:
