@@ -177,7 +177,7 @@ def linearise(
             fixed_point=fixed_point,
         )
     mv, rmv = products(out, point)
-    step = products(moved, point) if of_map and moved.requires_grad else None
+    step = products(moved, point) if of_map else None
     if step is not None:
         mv, rmv = (_less(product) for product in step)
 

@@ -25,7 +25,6 @@ MUTANTS = [
         "implicitkit/foundation/autodiff.py",
         "tests/linear/test_steps_of_the_series.py",
         ("return lambda v: product(v) - v", "return product"),
-        ("step and ((step[1], step[1]) if symmetric else step)", "step"),
         (
             "products(moved, point) if of_map and moved.requires_grad else None",
             "products(moved, point) if of_map else None",
@@ -402,7 +401,7 @@ MUTANTS = [
         ("if not bool(lost.any()):", "if True:"),
         ("left.log() > _FADES * _HALFWAY * pace", "left.log() > 1e-9 * pace"),
         ("rate = second * (second / first).sqrt()", "rate = second"),
-        ("known[k - 1] if k <= len(known) else", "known[0] if k <= len(known) else"),
+        ("known[k - 1] + v if k <= len(known) else", "known[0] + v if k <= len(known) else"),
         ("krylov = 2 * here /", "krylov = 4 * here /"),
         ("more = _START * CALL / _product(A, r) - len(known)", "more = 0.0"),
         ("(here + (first * second).log()) / -rate.log()", "here / -first.log()"),
