@@ -117,8 +117,8 @@ def test_steps_are_made_unseen_for_the_slowest_sample_at_work_only() -> None:
         assert unseen([1.0, 4.0 * 2**0.4, 1.1e6]) == 2
         assert unseen([1.0, 4.1, 1.1e6]) == 3
         assert unseen([1.0, 4.1, 1.1e6], ahead=8) == 2
-        assert unseen([0.4, 3.0, 1.1e6]) == 0, "they grow"
-        assert unseen([0.4, 4.0, 1.1e6]) == 0, "they stand"
+        assert unseen([0.6, 3.0, 1.1e6]) == 0, "they grow"
+        assert unseen([0.6, 4.0, 1.1e6]) == 0, "they stand"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(anderson, "dropping_pays", lambda f, share: True)
         assert unseen([1.0, 4.1, 1.1e6]) == 1, "half of those at work are far from done"
