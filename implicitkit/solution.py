@@ -270,7 +270,8 @@ class Solution:
         """
         other = copy.copy(self)
         free = lambda t: t.detach() if isinstance(t, Tensor) else t  # noqa: E731
-        other.value, other.multipliers = tree_map(free, self.value), tree_map(free, self.multipliers)
+        other.value = tree_map(free, self.value)
+        other.multipliers = None if self.multipliers is None else tree_map(free, self.multipliers)
         other._record = Record(self._record.outcome, self._record.linear)  # the same list: a later backward adds to it
         return other
 

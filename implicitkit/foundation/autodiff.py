@@ -145,6 +145,7 @@ def linearise(
     *,
     symmetric: bool = False,
     fixed_point: bool = False,
+    of_map: bool = False,
     sparse: Callable[[Operator], Any] | None = None,
 ) -> tuple[Tensor, Operator]:
     """The value at ``z`` and the Jacobian ``A = df/dz`` there, from **one** evaluation whose graph all products share.
@@ -152,6 +153,8 @@ def linearise(
     Args:
         function: ``(batch, n) -> (batch, n)``, row by row. z: plain tensor ``(batch, n)``.
         symmetric: ``A = A^T`` (then ``A v`` costs one reverse pass, not two). fixed_point: ``A = J - I``.
+        of_map: ``function`` is the map of a fixed point, and ``f(z) = function(z) - z``: products are made of those with its
+            Jacobian ``J``, which the series asks for (:meth:`Operator.stepped`), and take one subtraction more.
         sparse: how the operator becomes sparse (see :class:`Operator`).
 
     Returns:
@@ -159,7 +162,8 @@ def linearise(
     """
     point = z.detach().requires_grad_()
     with torch.enable_grad():
-        out = function(point)
+        moved = function(point)
+        out = moved - point if of_map else moved
     if not out.requires_grad:  # f does not depend on z
         zero = torch.zeros_like(z)
         return out, Operator(
@@ -173,6 +177,9 @@ def linearise(
             fixed_point=fixed_point,
         )
     mv, rmv = products(out, point)
+    step = products(moved, point) if of_map else None
+    if step is not None:
+        mv, rmv = (_less(product) for product in step)
 
     def dense() -> Tensor:
         found = one_for_all(rmv, z.shape[1], z)
@@ -190,6 +197,7 @@ def linearise(
         fixed_point=fixed_point,
         sparse=sparse,
     )
+    A.step = step and ((step[1], step[1]) if symmetric else step)
     A.graph = gone_through = functools.cache(lambda: size_of_graph(out, _UNKNOWN))
     A.read = functools.cache(lambda: read_by_products(out))
     A.own = functools.cache(lambda: has_own_matrices(out, z))
@@ -197,6 +205,11 @@ def linearise(
     if price is not None:
         A.price = lambda alike=None: price(alike, gone_through)
     return out, A
+
+
+def _less(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """``v -> J v - v``."""
+    return lambda v: product(v) - v
 
 
 def products(out: Tensor, point: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:

@@ -62,8 +62,32 @@ IsLeaf = Callable[[Any], bool]
 
 
 def tree_flatten(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list[Any], TreeSpec]:
-    """The leaves of a pytree, and its structure; most are one tensor."""
-    return ([tree], _LEAF) if isinstance(tree, Tensor) else _pytree.tree_flatten(tree, is_leaf)
+    """The leaves of a pytree, and its structure; most are one tensor, or tuples of tensors."""
+    if isinstance(tree, Tensor):
+        return [tree], _LEAF
+    if type(tree) is tuple and is_leaf is None:
+        leaves: list[Any] = []
+        shape = _of_tuples(tree, leaves)
+        if shape is not None:
+            return leaves, _spec_of(shape)
+    return _pytree.tree_flatten(tree, is_leaf)
+
+
+def _of_tuples(part: Any, leaves: list[Any]) -> Any:
+    """The structure of tuples of tensors, zeros for these, which become ``leaves``; ``None``: there is something else."""
+    if isinstance(part, Tensor):
+        leaves.append(part)
+        return 0
+    if type(part) is not tuple:
+        return None
+    shapes = [_of_tuples(inner, leaves) for inner in part]
+    return None if None in shapes else tuple(shapes)
+
+
+@functools.lru_cache(maxsize=256)
+def _spec_of(shape: Any) -> TreeSpec:
+    """Torch's name for it."""
+    return _pytree.tree_flatten(shape)[1]
 
 
 def tree_unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
@@ -73,9 +97,8 @@ def tree_unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
 
 def tree_map(function: Callable[..., Any], tree: Any, *more: Any, is_leaf: IsLeaf | None = None) -> Any:
     """``function`` of every leaf (of all leaves that stand in one place of several trees)."""
-    return (
-        function(tree, *more) if isinstance(tree, Tensor) else _pytree.tree_map(function, tree, *more, is_leaf=is_leaf)
-    )
+    one = isinstance(tree, Tensor)
+    return function(tree, *more) if one else _pytree.tree_map(function, tree, *more, is_leaf=is_leaf)
 
 
 def tensors_in(x: Any) -> list[Tensor]:

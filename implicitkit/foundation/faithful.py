@@ -36,6 +36,7 @@ from implicitkit.foundation.errors import CapabilityError
 __all__ = ["faithful", "is_replaced", "mapped", "transposed"]
 
 _HALF = (torch.float16, torch.bfloat16)
+_AS_IT_IS = nullcontext()
 
 
 def is_replaced(func: Any) -> bool:
@@ -46,14 +47,13 @@ def is_replaced(func: Any) -> bool:
 def faithful(needless: bool = False) -> AbstractContextManager[Any]:
     """Around an evaluation whose derivatives may be differentiated: inside transforms, and where gradients are recorded.
     ``needless``: nothing is replaced, and no operation takes the two microseconds of being looked at."""
-    if needless:
-        return nullcontext()
-    return _Instead(_INSTEAD) if compat.transforms_active() or torch.is_grad_enabled() else nullcontext()
+    recorded = compat.transforms_active() or torch.is_grad_enabled()
+    return _Instead(_INSTEAD) if recorded and not needless else _AS_IT_IS
 
 
 def mapped() -> AbstractContextManager[Any]:
     """Around an evaluation inside ``torch.vmap``."""
-    return _Instead(_MAPPED) if torch.is_grad_enabled() else nullcontext()
+    return _Instead(_MAPPED) if torch.is_grad_enabled() else _AS_IT_IS
 
 
 def transposed() -> AbstractContextManager[Any]:

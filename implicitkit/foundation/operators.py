@@ -106,33 +106,17 @@ class Operator:
             (:mod:`implicitkit.linear.preconditioners`); not part of what ``A`` is.
         known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.
         selects: makes the operator of some of the samples (:meth:`select`); ``None`` where they cannot be told apart.
+        step: products with ``J`` and its transposed, of ``A = J - I``, where those with ``A`` are made of them.
         price: says what :meth:`sparse` and factors of it cost (:class:`~implicitkit.linear.price.Price`), ``None`` where
             there is no pattern; told how many samples have one matrix (``alike``), if that is known.
     """
 
+    # fmt: off
     __slots__ = (
-        "_alike",
-        "_dense",
-        "_matrix",
-        "_mv",
-        "_rmv",
-        "_sparse",
-        "asked",
-        "batch",
-        "fixed_point",
-        "graph",
-        "known",
-        "like",
-        "own",
-        "preconditioner",
-        "price",
-        "read",
-        "selects",
-        "size",
-        "structure",
-        "symmetric",
-        "weight",
+        "_alike", "_dense", "_matrix", "_mv", "_rmv", "_sparse", "asked", "batch", "fixed_point", "graph", "known", "like",
+        "own", "preconditioner", "price", "read", "selects", "size", "step", "structure", "symmetric", "weight",
     )
+    # fmt: on
 
     def __init__(
         self,
@@ -152,6 +136,7 @@ class Operator:
         self.known: Any = None
         self.preconditioner: Any = None
         self.selects: Callable[[Tensor], Operator | None] | None = None
+        self.step: tuple[MatVec, MatVec] | None = None
         self.weight = 0
         self.graph: Callable[[], tuple[int, int, int] | None] = _unknown
         self.read: Callable[[], int] = int
@@ -167,6 +152,13 @@ class Operator:
         """``A v``, block by block, ``(batch, n)``."""
         self.asked = True
         return self._mv(v)
+
+    def stepped(self, v: Tensor) -> Tensor:
+        """``J v``, of ``A = J - I``: a step of the Neumann series."""
+        if self.step is None:
+            return self.mv(v) + v
+        self.asked = True
+        return self.step[0](v)
 
     def rmv(self, w: Tensor) -> Tensor:
         """``A^T w``, block by block, ``(batch, n)``."""
@@ -258,6 +250,7 @@ class Operator:
         )
         other.weight, other.price, other.graph = self.weight, self.price, self.graph
         other.read, other.own = self.read, self.own
+        other.step = None if self.step is None else self.step[::-1]
         other.known = None if self.known is None else self.known.T
         other.preconditioner = None if self.preconditioner is None else self.preconditioner.T
         return other.selected_by(lambda _, small: small.T, self)

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import inspect
 import sys
+import types
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -144,17 +145,27 @@ def is_compiled(x: Any) -> bool:
     """Is this a function or a module that ``torch.compile`` returned, or a module with a compiled method?"""
     if not compiles():
         return False
-    if inspect.isfunction(x):
-        return hasattr(x, "_torchdynamo_orig_callable") and not getattr(x, "_torchdynamo_disable", False)
+    if isinstance(x, types.FunctionType):
+        return _is_compiled_function(x)
     if not isinstance(x, torch.nn.Module):
         return False
-    own = any(inspect.isfunction(a) and is_compiled(a) for a in vars(x).values())
-    return own or x._compiled_call_impl is not None or "_orig_mod" in x._modules or _has_compiled_methods(type(x))  # type: ignore[arg-type]
+    for a in vars(x).values():
+        if isinstance(a, types.FunctionType) and _is_compiled_function(a):
+            return True
+    return x._compiled_call_impl is not None or "_orig_mod" in x._modules or _has_compiled_methods(type(x))  # type: ignore[arg-type]
+
+
+def _is_compiled_function(x: types.FunctionType) -> bool:
+    return hasattr(x, "_torchdynamo_orig_callable") and not getattr(x, "_torchdynamo_disable", False)
 
 
 @functools.lru_cache(maxsize=1024)
 def _has_compiled_methods(cls: type) -> bool:
-    return any(inspect.isfunction(a) and is_compiled(a) for base in cls.__mro__ for a in vars(base).values())
+    return any(
+        isinstance(a, types.FunctionType) and _is_compiled_function(a)
+        for base in cls.__mro__
+        for a in vars(base).values()
+    )
 
 
 def _graphs_kept() -> Any:

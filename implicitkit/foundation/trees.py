@@ -321,6 +321,8 @@ def as_args(args: Any, *beside: Any) -> Any:
         return args
     if args is None:
         return ()
+    if not any(map(_is_array, tree_flatten(args)[0])):
+        return args
     return from_arrays(tree_map(lambda x: x.item() if _is_array(x) and not x.ndim else x, args), *beside)
 
 

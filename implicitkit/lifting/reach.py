@@ -164,6 +164,8 @@ def _uses(function: Any) -> Iterator[tuple[str, Any]]:
                 yield name, cell.cell_contents
         globals_ = function.__globals__
         yield from ((n, globals_[n]) for n in _global_names(function.__code__) if n in globals_)
+    elif hasattr(type(function), "reaches"):
+        yield from ((part, getattr(function, part)) for part in type(function).reaches)
     elif not (inspect.isfunction(function) or type(function).__module__.startswith(_LIBRARIES[:3])):
         yield from vars(function).items() if hasattr(function, "__dict__") else ()
         yield from getattr(function, "_buffers", {}).items()

@@ -178,14 +178,15 @@ def _by_powers(
     if swift and not int(torch.count_nonzero(open_)):
         return Correction(-r, live.long()), known
     known = (*known, A.mv(v))
-    length, before = norms(known[1] + v), length
+    after = known[1] + v
+    length, before = norms(after), length
     second = length / before
     dearer = functools.partial(_dearer, A, r, restart)
     if swift and _is_swift(length, before, open_):
         slower = (second > _SLOWER * first).logical_and_(open_)
         if _some(slower, open_) and _some(~_shorter(A, r, known, norm, target, first, second, dearer), open_):
             return None, known
-        return _swiftly(A, r, v, known[1], before, target, live, open_, budget), known
+        return _swiftly(A, r, v, after, before, target, live, open_, budget), known
     ratio = float(dearer(length.new_full((), _LOOK)))
     if ratio < _CHEAP or _some(~(second < 1), open_, _HALF):
         return None, known
@@ -203,17 +204,16 @@ def _swiftly(
     A: Operator,
     r: Tensor,
     v: Tensor,
-    product: Tensor,
+    after: Tensor,
     before: Tensor,
     target: Tensor,
     live: Tensor,
     open_: Tensor,
     budget: Tensor,
 ) -> Correction:
-    """The series from its second product on, while it is fast: ``v = r + A r``, ``product = A v``, ``before = |v|``."""
+    """The series from its second product on, while it is fast: ``v = J r``, ``after = J v``, ``before = |v|``."""
     fewer, total, steps, v = Fewer(A), r, live.long(), torch.where(column(open_), v, 0)
     for k in range(2, int(budget.max()) + 1):
-        after = product + v
         length = norms(after)
         steps.add_(open_)
         if not _is_swift(length, before, open_):
@@ -227,7 +227,7 @@ def _swiftly(
         index = fewer.drop(open_, left, lambda: (total, steps)) if k > 2 else None  # noqa: B023
         if index is not None:
             total, steps, v, before, open_, target = narrowed(index, total, steps, v, before, open_, target)
-        product = fewer.A.mv(v)
+        after = fewer.A.stepped(v)
     total, steps = fewer.whole((total, steps))
     return Correction(-total, steps)
 
@@ -287,7 +287,7 @@ def _series(
     steps, slow, spent = torch.zeros_like(budget), torch.zeros_like(live), budget
     for k in range(1, int(budget.max()) + 1):
         dx.sub_(v)
-        v = (known[k - 1] if k <= len(known) else fewer.A.mv(v)) + v
+        v = known[k - 1] + v if k <= len(known) else fewer.A.stepped(v)
         if k % _EVERY:  # one product too many costs less than a look at each
             continue
         length = norms(v)

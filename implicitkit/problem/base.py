@@ -128,6 +128,7 @@ class Problem(Configured):
             (there is none), or ``"auto"``: it is found by itself from 128 unknowns on.
         positive_definite: that Jacobian is, and so symmetric.
         by_blocks: :meth:`linearise` says the blocks of the Jacobian.
+        is_step: the residual is what the function returns, as a matrix, less ``z``.
         closed: the function is the problem's own and uses nothing but its arguments, which are tensors.
         manifold: what ``z`` lies on (``ik.manifold``), if it is no vector.
         x_scale: what methods of least squares with a trust region measure the unknowns by: ``"auto"`` and ``"jac"``, their
@@ -151,6 +152,7 @@ class Problem(Configured):
     jac_sparsity: Any = "auto"
     positive_definite: bool = False
     by_blocks: ClassVar[bool] = False
+    is_step: ClassVar[bool] = False
     closed: ClassVar[bool] = False
     x_scale: Any = "auto"
     manifold: Any = None
@@ -221,12 +223,12 @@ class Problem(Configured):
         expression = lambda y: system.residual(y, *theta)  # noqa: E731
         sparse = sparse_blocks(system.sparsity, expression, z) if z.shape[1] >= self.sparse_from else None
         claimed = self.symmetric and not self.kind.symmetric
-        out, A = autodiff.linearise(
-            expression, z, symmetric=self.symmetric, fixed_point=self.kind.iteration, sparse=sparse
-        )
+        known = {"symmetric": self.symmetric, "fixed_point": self.kind.iteration, "of_map": self.is_step}
+        equations = _of_map if self.is_step else _of_residual
+        out, A = autodiff.linearise(equations(system, theta), z, sparse=sparse, **known)
         if claimed:
             check_symmetric(A, autodiff.linearise(expression, z)[1], self.title)
-        A.selected_anew(selection(system, z, theta, symmetric=self.symmetric, fixed_point=self.kind.iteration))
+        A.selected_anew(selection(system, z, theta, equations, **known))
         return out, A
 
     def _state_structure(self) -> None:
@@ -288,6 +290,14 @@ class Problem(Configured):
     def __repr__(self) -> str:
         name = getattr(self.function, "__qualname__", type(self.function).__name__)
         return f"{type(self).__name__}({name})"
+
+
+def _of_residual(system: System, theta: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda y: system.residual(y, *theta)
+
+
+def _of_map(system: System, theta: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda y: system.kernel(y, *theta)
 
 
 def check_symmetric(said: Operator, true: Operator, title: str) -> None:

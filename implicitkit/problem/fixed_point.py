@@ -41,6 +41,7 @@ class FixedPoint(Problem):
     positive_definite: bool = field(default=False, kw_only=True)
     has_aux: bool = field(default=False, kw_only=True)
     kind: ClassVar[Kind] = FIXED_POINT
+    is_step: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_callable(self, self.map, "map")

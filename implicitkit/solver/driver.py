@@ -121,10 +121,12 @@ class _Loop:
         )
         left, better = _count(running, improved)
         if better < self.at_work:  # what has improved is finite
-            if self.f.kind.iteration and self.own and self._comes_back():
-                return self.look()
-            running.logical_and_(norm.lt(self.infinity))
-            left = _count(running)[0]
+            finite = norm.lt(self.infinity)
+            if _count(finite)[0] < self.alive:
+                if self.f.kind.iteration and self.own and self._comes_back():
+                    return self.look()
+                running.logical_and_(finite)
+                left = _count(running)[0]
         if left < self.at_work:
             running, left, better = self._end(running, improved, left, better)
         if better == self.at_work:  # frozen samples stand at their best
@@ -159,7 +161,7 @@ class _Loop:
 
         Returns which go on, how many they are, and how many of ``improved``, which may change, hold.
         """
-        if not math.isfinite(self.judge.largest(self.z)):
+        if not self._is_finite():
             # NaN solves nothing, whatever F makes of it (of a comparison, or a sign, a number)
             finite = torch.isfinite(self.z).all(1)
             self.norm = torch.where(finite, self.norm, torch.nan)
@@ -185,7 +187,8 @@ class _Loop:
         if claimed and self.last is not None and self.judge.asks_for_strides(self.z):
             point, _, before = self.last
             F, iteration = self.f.residual(self.z), self.judge.relative_to_state
-            self.steep = torch.where(claims, by_the_last_step(iteration, self.z, F, point, before, claims), self.steep)
+            said = by_the_last_step(iteration, self.z, F, point, before, claims)
+            self.steep = torch.where(claims, said, self.steep)
         if claimed == self.alive:  # every one, here and now
             self.steps.fill_(self.step)
             self.status.zero_()  # CONVERGED
@@ -207,6 +210,13 @@ class _Loop:
             if self.settled is not None:
                 self.status.masked_fill_(failed & self.settled, int(Status.CONVERGED))
         return running, left, better
+
+    def _is_finite(self) -> bool:
+        """Are all points?  Of fixed points by their norms, which are known, where these do not overflow."""
+        norms = self.judge.relative_to_state and not self.judge.own_norm
+        return (norms and math.isfinite(float(self.judge.size_of(self.z).sum()))) or math.isfinite(
+            self.judge.largest(self.z)
+        )
 
     def _rests(self) -> Tensor:
         """Which samples are where no step can do better; or where their method gives up, if that is as good in the norm as
@@ -360,7 +370,7 @@ class _Loop:
 def _count(*masks: Tensor) -> list[int]:
     """How many entries hold in each mask, with one synchronisation on a device that needs one."""
     if masks[0].device.type == "cpu":
-        return [int(mask.count_nonzero()) for mask in masks]
+        return [*map(int, map(torch.count_nonzero, masks))]
     return torch.stack(masks).sum(1).tolist()
 
 

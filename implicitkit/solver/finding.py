@@ -67,6 +67,8 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
 
 def _begin_beside(solver: Solver, f: Evaluations, z0: Tensor, options: Options, outcome: Outcome) -> None:
     """From a start beside ``z0``, for samples that never got away from it since the derivative there is not finite."""
+    if outcome.all_converged:
+        return
     failed = (outcome.status != int(Status.CONVERGED)) & (outcome.status != int(Status.STOPPED))
     failed = failed & (outcome.z == z0).all(1)
     later = options.after(outcome.taken, outcome.shown)

@@ -95,7 +95,7 @@ class Judge:
         """What ``|F|`` must come down to before a sample may claim to have converged, ``(batch,)``; ``norm``: that at ``z``
         (at the start in the first call)."""
         if self.relative_to_state:
-            size = self._size(z)
+            size = self.size_of(z)
             if self._reach is None:
                 reach = size.add(norm)
                 self.floor = self._floor_of(reach)
@@ -109,7 +109,7 @@ class Judge:
             if self.f.kind.of_residuals and self._unit is None:
                 self._unit = start_size(z)
             norm = norm if self.start_norm is None else self.start_norm
-            self.floor = self._floor_of(self._size(z) + norm if self.f.kind.like_state else norm)
+            self.floor = self._floor_of(self.size_of(z) + norm if self.f.kind.like_state else norm)
             self.first = self.bound = torch.where(torch.isfinite(norm), norm * self.rtol, 0).add_(self.atol)
             if self._has_rows:
                 rows = in_working_precision(self.f.residual(z)).abs()
@@ -137,8 +137,7 @@ class Judge:
         """The judge of these samples only, which ``f`` evaluates."""
         judge = copy.copy(self)
         judge.f, judge._last, judge._away = (self.f if f is None else f), None, None
-        judge._healthy = judge._held = judge._settled = None
-        judge.came_from = None
+        judge._healthy = judge._held = judge._settled = judge.came_from = None
         for name in ("start_norm", "first", "bound", "floor", "_reach", "_least", "_rows", "_unit"):
             value = getattr(self, name)
             if isinstance(value, Tensor) and value.ndim:
@@ -329,7 +328,7 @@ class Judge:
         """Is :meth:`_is_far` true of no sample?  By the largest entry of all, which is cheaper."""
         if self._reach is None:
             return self.largest(z) <= _FAR and (self._unit is None or not bool(self._is_far(z).any()))
-        return self.largest(z) <= _FAR_FIXED and not int(self._size(z).gt(self._reach).count_nonzero())
+        return self.largest(z) <= _FAR_FIXED and not int(self.size_of(z).gt(self._reach).count_nonzero())
 
     def largest(self, z: Tensor) -> float:
         """The largest ``|z_i|`` of all samples, NaN where there is one; of the last point it is remembered, by identity."""
@@ -339,8 +338,8 @@ class Judge:
             self._largest = z, float(torch.maximum(low.neg(), high))
         return self._largest[1]
 
-    def _size(self, z: Tensor) -> Tensor:
-        """``|z|_2`` of each sample; of the last point it is remembered, by identity."""
+    def size_of(self, z: Tensor) -> Tensor:
+        """``|z|`` of each sample; of the last point it is remembered, by identity."""
         if self._last is None or self._last[0] is not z:
             self._last = z, self.norm(z)
         return self._last[1]
@@ -349,7 +348,7 @@ class Judge:
         largest = z.abs().amax(1)
         if self._reach is None:
             return largest > (_FAR if self._unit is None else _FAR * self._unit)
-        return (largest > _FAR_FIXED) | (self._size(z) > self._reach)
+        return (largest > _FAR_FIXED) | (self.size_of(z) > self._reach)
 
     def _excess(self, z: Tensor, which: Tensor, rtol: float | Tensor, careful: bool, noise: bool = True) -> Tensor:
         """The largest (or the user's own norm of) ``|F_i| / (atol + rtol S_i)``, below 1 where ``F`` is nothing but rounding

@@ -55,7 +55,7 @@ class Outside:
             out = kernel(torch.where(_rows(failed, z), known, z))
             return torch.where(_rows(failed, out), torch.nan * z.sum(1).reshape(-1, *(1,) * (out.ndim - 1)), out)
         if not compat.transforms_active():
-            self._inside[z.shape[1]] = z.detach()
+            self._inside[z.shape[1]] = z.detach() if z.requires_grad else z
         return out
 
     def select(self, samples: Tensor) -> Outside:

@@ -55,12 +55,14 @@ def strode(z: Tensor, F: Tensor, point: Tensor, before: Tensor, claims: Tensor) 
 
     Most claims follow a step no longer than their tolerance: of those nothing else is asked.
     """
-    z, F, point, before = (in_working_precision(t) for t in (z, F, point, before))
+    z, point = in_working_precision(z), in_working_precision(point)
     norm = lambda t: torch.linalg.vector_norm(t, dim=1)  # noqa: E731
     size, step = norm(z), norm(z - point)
     share = step / size
-    far = (share > _FAR).logical_and_(size > norm(point)).logical_and_(claims)
+    far = (share > _FAR).logical_and_(claims)
     if not int(far.count_nonzero()):
         return far
+    far.logical_and_(size > norm(point))
+    F, before = in_working_precision(F), in_working_precision(before)
     least = torch.where(share > _LEAP, _OF_A_LEAP, _HARDLY)
     return far.logical_and_(norm(F - before) <= least * step)

@@ -201,13 +201,15 @@ class Effort:
                 self.spared = True
                 return found
             spent = found.evaluations
+        solved = False
         for granted in grants:
             found = find(granted, found)
             spent += found.evaluations
-            if not policy.exceeded(~found.converged):
+            solved = bool(found.converged.all())
+            if solved or not policy.exceeded(~found.converged):
                 break
         assert found is not None
-        dear = not bool(found.converged.all()) or spent > _DEAR
+        dear = not solved or spent > _DEAR
         self.pause = policy.every - 1 if dear else 0
         return found
 

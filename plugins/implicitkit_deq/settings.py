@@ -69,7 +69,7 @@ class Settings(ik.extend.Configured):
 
     def options(self) -> dict[str, Any]:
         """As keyword arguments of :func:`ik.solve`: a :class:`Forgive` ignores failures there, and forgives them here."""
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        given = dict(vars(self))
         policy = self.on_failure
         if isinstance(policy, Forgive):
             given |= {"on_failure": "ignore", "rule": policy.rule(self.rule)}

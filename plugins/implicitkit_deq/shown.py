@@ -60,5 +60,9 @@ def _kept(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
     """Tensors that are attributes of modules, or lie in a list, tuple or dict that is one (as buffers do)."""
     for module in modules:
         for value in vars(module).values():
-            held = value.values() if type(value) is dict else value if type(value) in (list, tuple) else (value,)
-            yield from (t for t in held if isinstance(t, Tensor))
+            if isinstance(value, Tensor):
+                yield value
+            elif type(value) is dict or type(value) in (list, tuple):
+                for t in value.values() if type(value) is dict else value:
+                    if isinstance(t, Tensor):
+                        yield t

@@ -41,7 +41,7 @@ def is_shape(x: Any) -> bool:
 
 def over_shapes(function: Callable[[tuple[int, ...]], Any], shapes: Any) -> Any:
     """``function`` of every shape in a pytree of shapes."""
-    return ik.extend.trees.tree_map(function, shapes, is_leaf=is_shape)
+    return function(shapes) if is_shape(shapes) else ik.extend.trees.tree_map(function, shapes, is_leaf=is_shape)
 
 
 def shapes_of(cell: Any, inputs: tuple[Any, ...]) -> Any:

@@ -17,6 +17,12 @@ DEGENERACY = "tests/problem/test_qp.py tests/mutants/test_survivors.py -k 'degen
 
 MUTANTS = [
     *mutants(
+        "implicitkit/foundation/compat.py",
+        "tests/core/test_tuples_of_tensors.py",
+        ("return None if None in shapes else tuple(shapes)", "return tuple(shapes)"),
+        ("if type(tree) is tuple and is_leaf is None:", "if type(tree) is tuple:"),
+    ),
+    *mutants(
         "implicitkit/lifting/purity.py",
         "tests/core/test_states_of_their_own.py",
         ("            beside()\n", "            pass\n"),

@@ -16,6 +16,17 @@ def _of(words: str) -> str:
 
 MUTANTS = [
     *mutants(
+        "implicitkit/foundation/operators.py",
+        "tests/linear/test_steps_of_the_series.py",
+        ("None if self.step is None else self.step[::-1]", "self.step"),
+        ("return self.mv(v) + v", "return self.mv(v)"),
+    ),
+    *mutants(
+        "implicitkit/foundation/autodiff.py",
+        "tests/linear/test_steps_of_the_series.py",
+        ("return lambda v: product(v) - v", "return product"),
+    ),
+    *mutants(
         "implicitkit/foundation/structured.py",
         "tests/linear/test_side_by_side.py",
         ('_CHUNK if like.device.type == "cpu" else _CHUNK_ELSEWHERE', "_CHUNK_ELSEWHERE"),
@@ -410,7 +421,7 @@ MUTANTS = [
         ("if not bool(lost.any()):", "if True:"),
         ("left.log() > _FADES * _HALFWAY * pace", "left.log() > 1e-9 * pace"),
         ("rate = second * (second / first).sqrt()", "rate = second"),
-        ("known[k - 1] if k <= len(known) else", "known[0] if k <= len(known) else"),
+        ("known[k - 1] + v if k <= len(known) else", "known[0] + v if k <= len(known) else"),
         ("krylov = 2 * here /", "krylov = 4 * here /"),
         ("more = _START * CALL / _product(A, r) - len(known)", "more = 0.0"),
         ("(here + (first * second).log()) / -rate.log()", "here / -first.log()"),

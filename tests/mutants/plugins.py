@@ -383,7 +383,7 @@ MUTANTS = [
         USES + " -k 'keeps or no_oftener'",
         ("any(map(observed, self.modules)) or ", ""),
         ("return known is None or known() is not t", "return False"),
-        ("value.values() if type(value) is dict else value if", "value if"),
+        ("in value.values() if type(value) is dict else value:", "in value:"),
     ),
     *mutants(
         "plugins/implicitkit_deq/layer.py",

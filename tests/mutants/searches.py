@@ -154,7 +154,7 @@ MUTANTS = [
         ATTRACTING,
         ('state = state | {"seen": _seen(state, f.active), "working": f.active}', "pass"),
         ("return seen.index_copy(0, samples, found)", "return seen"),
-        ("found = history if whole else history.index_select(0, samples)", "found = history[: len(samples)]"),
+        ("t if whole else t.index_select(0, samples) for t in (dR, dW)", "t[: len(samples)] for t in (dR, dW)"),
     ),
     *mutants(
         "implicitkit/solver/starts.py",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from implicitkit.foundation.options import above, at_least, between, check_options, not_negative, optional
 from implicitkit.solver.catalogue import register_solver
+from implicitkit.solver.costs import dropping_pays
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.fixed_point.cheap_maps import gains, is_cheap, steps_needed
 from implicitkit.solver.method import Method
@@ -28,6 +29,7 @@ _SWIFT = 0.35  # what plain steps leave of a residual, two in the mean, before t
 _SLOWER = 1.2  # ... while the second leaves so much more than the first, at most
 _FEW = 10  # unknowns below which a few differences span them, and are mixed in any case
 _SOME = 0.1  # of the samples: while so many will not be done after one more step of a cheap map, it takes two
+_TIMES = 3  # so often three steps are made, at most, before somebody looks
 _NEAR, _HALF = 2.0, 0.5  # times the tolerance: what residuals of so many are not to fall below in steps not looked at
 
 
@@ -146,17 +148,17 @@ class Anderson(Method):
         elif swift is not None:
             swift = swift[0] & (f.norm <= _SWIFT**2 * swift[1])
         swift = swift if swift is not None and z.shape[1] < _WIDE and maybe_any(swift) else None
-        history = state["history"]
         if self.restart is not None and k >= self.restart:
             k = 0
         if k > 0:
-            _remember(history[:, (k - 1) % m], (r, mixed), state["last"])
+            _remember(state, (k - 1) % m, (r, mixed), state["last"])
         forget, guard = watch(f, state["guard"], self.safeguard, self.patience)
         eager, new = state["eager"], state["new"] + 1 if k > 0 else 0
         if forget is not None:
             wiped = forget.unsqueeze(1).repeat(1, m)
             wiped[:, (k - 1) % m] &= ~stranded(forget, state["guard"], guard)  # which learn from their last step
-            history.masked_fill_(wiped.unsqueeze(2), 0)
+            for name in ("dR", "dW"):
+                state[name].masked_fill_(wiped.unsqueeze(2), 0)
             state["gram"].masked_fill_(forget.view(-1, 1, 1), 0)
             eager = forget if eager is None else eager | forget
         before = state["last"]
@@ -169,9 +171,10 @@ class Anderson(Method):
             return return_to_best(f, mixed, guard), state
         slots = [(k - 1 - i) % m for i in range(min(new, k, m))]
         state["new"] = 0
-        gamma, fall = self._coefficients(state, r, min(k, m), slots)
+        gamma, rhs = self._coefficients(state, r, min(k, m), slots)
+        dW = state["dW"][:, : gamma.shape[1]]
         may = self.period is None and eager is None and k > _PERIOD and z.shape[1] >= _WIDE
-        if may and _most(f, _little(f, fall, _size(before, f))):
+        if may and _most(f, _little(f, torch.linalg.vecdot(rhs, gamma.squeeze(2)), _size(before, f))):
             state |= {"plain": (f.norm, 0), "last": None, **_NOTHING}
         if gamma.dtype != z.dtype:
             gamma = gamma.to(z.dtype)
@@ -179,7 +182,6 @@ class Anderson(Method):
             gamma = gamma.masked_fill(~eager.view(-1, 1, 1), 0)
         if swift is not None:
             gamma = gamma.masked_fill(swift.view(-1, 1, 1), 0)
-        dW = history[:, : gamma.shape[1], z.shape[1] :]
         z_next = torch.baddbmm(mixed.unsqueeze(1), gamma.mT, dW, alpha=-1).squeeze(1)
         z_next = return_to_best(f, z_next, guard)
         return (self._onwards(f, z_next, state) if due and eager is None else z_next), state
@@ -216,32 +218,38 @@ class Anderson(Method):
         return z, state | {"path": path[-max(self.memory, _PERIOD + 1) :], "since": state["since"] + f.taken}
 
     def _onwards(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> Tensor:
-        """The next point to look at, which is ``z`` or lies two plain steps behind it; changes ``state``."""
+        """The next point to look at, which is ``z`` or lies some plain steps behind it (:func:`_unseen`); changes
+        ``state``."""
         mark, state["mark"] = state["mark"], f.norm
         since = state["plain"][1] if state["plain"] is not None else 0
         if self.period is not None or mark is None or since or z.shape[1] < _WIDE or f.ahead < _PERIOD:
             return z
-        far = (f.norm.square() > _NEAR * f.tolerance * mark).logical_and_(f.norm < mark)
-        if not _most(f, far, _HALF):
-            return z
-        for _ in range(_PERIOD - 1):
+        plain, before = state["plain"] is not None, f.norm
+        steps = _PERIOD * _unseen(f, mark, plain)
+        for j in range(1, steps):
             here = self._plain(f, z)
-            if state["plain"] is None:
+            if j % _PERIOD == 0:
+                now = _size(here, f)
+                if not _most(f, now <= _FAST * before):  # here it is looked at
+                    steps = j
+                    break
+                before = now
+            if not plain:
                 k = state["since"]
-                _remember(state["history"][:, (k - 1) % self._rows(z)], here, state["last"])
+                _remember(state, (k - 1) % self._rows(z), here, state["last"])
                 state.update(since=k + 1, last=here, new=state["new"] + 1)
             z = here[1]
-        if state["plain"] is not None:
-            state["plain"] = (f.norm, _PERIOD - 1)
-        guard = state["guard"]
-        state["guard"] = guard | {"step": int(guard.get("step") or 0) + _PERIOD - 1}
-        f.taken = _PERIOD
+        if steps:
+            state["plain"] = (before, _PERIOD - 1) if plain else None
+            guard = state["guard"]
+            state["guard"] = guard | {"step": int(guard.get("step") or 0) + steps - 1}
+            f.taken = steps
         return z
 
     def _coefficients(self, state: dict[str, Any], r: Tensor, held: int, slots: list[int]) -> tuple[Tensor, Tensor]:
-        """``gamma``, shape ``(batch, held, 1)``, and by how much it lowers ``|r|^2``, ``(batch,)``; brings the rows
-        ``slots`` of the Gram matrix up to date."""
-        gram, dR, pieces = state["gram"], state["history"][:, :held, : r.shape[1]], _pieces(slots)
+        """``gamma``, shape ``(batch, held, 1)``, and ``dR^T r``, ``(batch, held)``, whose product is what it lowers
+        ``|r|^2`` by; brings the rows ``slots`` of the Gram matrix up to date."""
+        gram, dR, pieces = state["gram"], state["dR"][:, :held], _pieces(slots)
         # the new rows' products with the history and those of r, in one pass over it
         products = torch.bmm(torch.cat([r.unsqueeze(1), *(dR[:, piece] for piece in pieces)], 1), dR.mT)
         if products.dtype != gram.dtype:
@@ -257,7 +265,7 @@ class Anderson(Method):
         gamma = torch.cholesky_solve(rhs.mT, factor)
         if maybe_any(info):
             gamma = gamma.masked_fill(info.ne(0).view(-1, 1, 1), 0)  # not positive definite: the plain step
-        return gamma, (rhs @ gamma).view(-1)
+        return gamma, rhs.squeeze(1)
 
 
 def _pieces(slots: list[int]) -> list[slice]:
@@ -271,22 +279,23 @@ def _pieces(slots: list[int]) -> list[slice]:
     return pieces
 
 
-_NOTHING: dict[str, Any] = {"history": None, "gram": None}
+_NOTHING: dict[str, Any] = {"dR": None, "dW": None, "gram": None}
 
 
 def _memory(z: Tensor, rows: int) -> dict[str, Tensor]:
-    """An empty one: differences of ``r`` and of ``w``, side by side, and the Gram matrix of the former."""
+    """An empty one: differences of ``r`` and of ``w``, each ``(batch, rows, n)`` with a row of all samples in one piece of
+    memory, as it is written, and the Gram matrix of the former."""
     batch, n = z.shape
     small = torch.float32 if z.dtype in (torch.float16, torch.bfloat16) else z.dtype  # no LAPACK in half precision
     gram = torch.zeros(batch, rows, rows, dtype=small, device=z.device)
-    return {"history": z.new_zeros(batch, rows, 2 * n), "gram": gram}
+    dR, dW = (z.new_zeros(rows, batch, n).transpose(0, 1) for _ in range(2))
+    return {"dR": dR, "dW": dW, "gram": gram}
 
 
-def _remember(row: Tensor, now: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor]) -> None:
+def _remember(state: dict[str, Any], row: int, now: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor]) -> None:
     """Writes how ``r`` and ``w`` changed into a row of every sample's memory."""
-    n = now[0].shape[1]
-    torch.sub(now[0], old[0], out=row[:, :n])
-    torch.sub(now[1], old[1], out=row[:, n:])
+    torch.sub(now[0], old[0], out=state["dR"][:, row])
+    torch.sub(now[1], old[1], out=state["dW"][:, row])
 
 
 def _size(step: tuple[Tensor, Tensor], f: Evaluations) -> Tensor:
@@ -332,10 +341,26 @@ def _recalled(path: Path, memory: int, count: int) -> dict[str, Any]:
     r, mixed, _ = path[-1]
     state = _memory(r, memory)
     for j, (old, new) in enumerate(itertools.pairwise(path), count - len(path)):
-        _remember(state["history"][:, j % memory], new[:2], old[:2])
+        _remember(state, j % memory, new[:2], old[:2])
     mark = path[-min(len(path), (count - 1) % _PERIOD + 1)][2]
     kept = {"last": (r, mixed), "mark": mark, "since": count, "new": len(path) - 1, "path": None}
     return {**state, **kept, "guard": {"step": count}}
+
+
+def _unseen(f: Evaluations, mark: Tensor, plain: bool) -> int:
+    """How many times three steps are made until the next look.  ``mark``: the residuals when plain steps last began, three
+    steps ago.
+
+    Once, if by what these have lost since then half of the samples will not be near the tolerance.  Where nothing is mixed,
+    and rows are not dropped, up to three times: half as often as the slowest sample still needs it, since the whole batch is
+    evaluated for that one, and others only come nearer.
+    """
+    if not plain or dropping_pays(f, _HALF):
+        far = (f.norm.square() > _NEAR * f.tolerance * mark).logical_and_(f.norm < mark)
+        return int(_most(f, far, _HALF))
+    needed = (f.tolerance / f.norm).log_().div_((f.norm / mark).log_())
+    slowest = float(torch.where(f.active, needed, 0).nan_to_num_(0, 0, 0).amax())
+    return max(0, min(int(slowest / 2), _TIMES, f.ahead // _PERIOD))
 
 
 def _still_plain(f: Evaluations, before: Tensor, since: int) -> tuple[Tensor, int] | None:

@@ -85,14 +85,14 @@ class FrugalAnderson(Anderson):
 def _seen(state: dict[str, Any], active: Tensor) -> Tensor | None:
     """What samples that have ended remembered then, before anybody writes over it."""
     seen: Tensor | None = state["seen"]
-    history, ended = state["history"], state["working"] & ~active
-    if history is None or not bool(ended.any()):
+    dR, dW, ended = state["dR"], state["dW"], state["working"] & ~active
+    if dR is None or not bool(ended.any()):
         return seen
     whole = bool(ended.all())
     samples = ended.nonzero().squeeze(1)
-    found = history if whole else history.index_select(0, samples)
+    found = torch.cat([t if whole else t.index_select(0, samples) for t in (dR, dW)], 2)
     found = outward(found) if state["at_once"] else found
     if whole:
         return found
-    seen = found.new_zeros(len(history), *found.shape[1:]) if seen is None else seen
+    seen = found.new_zeros(len(dR), *found.shape[1:]) if seen is None else seen
     return seen.index_copy(0, samples, found)

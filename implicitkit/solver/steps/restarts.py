@@ -33,11 +33,11 @@ def watch(f: Evaluations, state: GuardState, safeguard: float, patience: int) ->
     """
     norm, best = f.norm, f.best_norm
     step = int(state.get("step") or 0) + 1
-    floor, returned, checked, back = (_mask(state, name) for name in ("floor", "returned", "checked", "back"))
     due = step >= patience
     step = 0 if due else step
-    if norm is best and floor is None and back is None and not due:  # every sample at work has improved
-        return None, state | {"step": step}
+    if norm is best and not due and state.get("floor") is None and state.get("back") is None:
+        return None, state | {"step": step}  # every sample at work has improved
+    floor, returned, checked, back = (_mask(state, name) for name in ("floor", "returned", "checked", "back"))
     bad = norm > safeguard * (best if floor is None else torch.maximum(best, floor))
     if due:
         if checked is not None:

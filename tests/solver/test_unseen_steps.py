@@ -1,0 +1,125 @@
+"""Plain steps that Anderson's method takes without a look, where nothing is mixed: fewer looks, no more evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.solver.fixed_point import anderson
+
+D = torch.float64
+SAMPLES, N = 8, 96
+
+
+def _maps(radii: list[float], seed: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """Affine maps, one a sample, with spectra that fill disks of these radii, and their fixed points."""
+    g = torch.Generator().manual_seed(seed)
+    core = torch.randn(N, N, generator=g, dtype=D)
+    core /= torch.linalg.eigvals(core).abs().max()
+    A = torch.tensor(radii, dtype=D).view(-1, 1, 1) * core
+    c = torch.randn(len(radii), N, generator=g, dtype=D)
+
+    def step(z: Tensor) -> Tensor:
+        out: Tensor = (A @ z.unsqueeze(2)).squeeze(2) + c
+        return out
+
+    return step, torch.linalg.solve(torch.eye(N, dtype=D) - A, c.unsqueeze(2)).squeeze(2)
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many steps each look was followed by."""
+    found: list[int] = []
+    step = ik.Anderson.step
+
+    def look(self: Any, f: Any, z: Tensor, state: Any) -> Any:
+        out = step(self, f, z, state)
+        found.append(f.taken)
+        return out
+
+    monkeypatch.setattr(ik.Anderson, "step", look)
+    return found
+
+
+RADII = {
+    "alike": [0.9] * SAMPLES,
+    "faster ones": [0.9] * (SAMPLES - 1) + [0.5],
+    "one slow": [0.8] * (SAMPLES - 1) + [0.93],
+    "all rates": [0.6 + 0.04 * i for i in range(SAMPLES)],
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", RADII)
+def test_fewer_looks_and_no_more_evaluations(
+    name: str, seed: int, taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside looks after three steps at most, and steps one by one as soon as half of the samples are near."""
+    step, right = _maps(RADII[name], seed)
+    options: dict[str, Any] = {"batch_dims": 1, "solver": "anderson", "rtol": 1e-7, "atol": 0.0}
+    z0 = torch.zeros(SAMPLES, N, dtype=D)
+    found = ik.fixed_point(step, z0, **options)
+    looks, most = len(taken), max(taken)
+    taken.clear()
+    monkeypatch.setattr(anderson, "dropping_pays", lambda f, share: True)
+    often = ik.fixed_point(step, z0, **options)
+    assert max(taken) == 3
+    assert bool(found.converged.all())
+    assert found.evaluations <= often.evaluations + 1, (found.evaluations, often.evaluations)
+    assert looks <= len(taken), (looks, len(taken))
+    assert most in (3, 6, 9)
+    size = torch.linalg.vector_norm(right, dim=1)
+    error = torch.linalg.vector_norm(found.value - right, dim=1)
+    assert bool((error <= 1e-7 / (1 - 0.93) * 3 * size).all())
+
+
+def test_a_third_of_the_looks_where_plain_steps_go_on(taken: list[int]) -> None:
+    step, _ = _maps(RADII["alike"], 1)
+    found = ik.fixed_point(step, torch.zeros(SAMPLES, N, dtype=D), batch_dims=1, solver="anderson", rtol=1e-7, atol=0.0)
+    assert max(taken) == 9
+    assert len(taken) <= 0.2 * found.evaluations, (len(taken), found.evaluations)
+
+
+def test_a_limit_on_steps_is_kept(taken: list[int]) -> None:
+    step, _ = _maps(RADII["alike"], 0)
+    z0 = torch.zeros(SAMPLES, N, dtype=D)
+    for limit in range(18, 26):
+        found = ik.fixed_point(
+            step, z0, batch_dims=1, solver="anderson", rtol=1e-9, max_steps=limit, on_failure="ignore"
+        )
+        assert int(found.steps.max()) == limit
+        assert found.evaluations <= limit + 1
+
+
+def test_steps_are_made_unseen_for_the_slowest_sample_at_work_only() -> None:
+    """A sample that has ended, and one that grows, ask for nothing; half of what is needed is made."""
+
+    class F:
+        batch, size, at_work, ahead, weighs = 3, N, 2, 100, False
+        norm = torch.tensor([0.5, 4.0, 1e6], dtype=D)
+        tolerance = torch.ones(3, dtype=D)
+        active = torch.tensor([True, True, False])
+
+    def unseen(mark: list[float], **changes: Any) -> int:
+        f: Any = type("G", (F,), changes)()
+        return anderson._unseen(f, torch.tensor(mark, dtype=D), True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(anderson, "dropping_pays", lambda f, share: False)
+        # log(4) / log(mark / 4) times three steps are needed, half of that is made
+        assert unseen([1.0, 7.9, 1.1e6]) == 1
+        assert unseen([1.0, 17.0, 1.1e6]) == 0
+        assert unseen([1.0, 4.0 * 2**0.4, 1.1e6]) == 2
+        assert unseen([1.0, 4.1, 1.1e6]) == 3
+        assert unseen([1.0, 4.1, 1.1e6], ahead=8) == 2
+        assert unseen([0.6, 3.0, 1.1e6]) == 0, "they grow"
+        assert unseen([0.6, 4.0, 1.1e6]) == 0, "they stand"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(anderson, "dropping_pays", lambda f, share: True)
+        assert unseen([1.0, 4.1, 1.1e6]) == 1, "half of those at work are far from done"
+        assert unseen([1.0, 1.6, 1.1e6], norm=torch.tensor([0.5, 1.5, 1e6], dtype=D)) == 0
