@@ -197,8 +197,7 @@ class Layout:
         return torch.view_as_complex(torch.view_as_real(leaf))
 
     def unpack_batch(self, vector: Tensor) -> Tensor:
-        """One number a sample, ``(..., batch)``, in the batch's own shape; where there are several times as many samples
-        (of all calls under vmap) a dimension of so many is before it."""
+        """One number a sample, ``(..., batch)``, in the batch's own shape, all calls of a vmap in front of it."""
         calls = () if vector.shape[-1] == self.batch else (vector.shape[-1] // self.batch,)
         if not calls and self.batch_dims == 1:
             return vector

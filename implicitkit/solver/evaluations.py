@@ -15,7 +15,7 @@ from implicitkit.linear.sparse_form import confirmed, confirmed_bordered, sparse
 from implicitkit.problem.selection import selection
 from implicitkit.solver.fits import Fits
 from implicitkit.solver.outside import Outside
-from implicitkit.solver.visible import none_of, refuse, with_graph
+from implicitkit.solver.visible import curvature, none_of, refuse, with_graph
 from implicitkit.sparsity.known import SMALLEST
 from implicitkit.system import System
 
@@ -253,13 +253,7 @@ class Evaluations:
     def second_derivative(self, z: Tensor) -> Tensor:
         """``d^2 f/dz^2`` of scalar equations, shape ``(batch, 1)``."""
         self._count()
-
-        def slope(y: Tensor) -> Tensor:
-            out, pullback = autodiff.vjp(lambda x: self.problem.flat_residual(self._kernel, x), y)
-            return pullback(torch.ones_like(out))[0]
-
-        with torch.enable_grad():
-            return autodiff.vjp(slope, z)[1](torch.ones_like(z))[0].detach()
+        return curvature(lambda y: self.problem.flat_residual(self._kernel, y), z)
 
     def select(self, rows: Tensor, samples: Tensor) -> Evaluations:
         """This function for some rows only; what is known at the last point is kept for them."""

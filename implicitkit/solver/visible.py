@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff
 
-__all__ = ["none_of", "refuse", "with_graph"]
+__all__ = ["curvature", "none_of", "refuse", "with_graph"]
 
 
 def with_graph(f: Any, kernel: Callable[[Tensor], Tensor], z: Tensor, name: str) -> dict[str, Tensor]:
@@ -29,6 +30,17 @@ def with_graph(f: Any, kernel: Callable[[Tensor], Tensor], z: Tensor, name: str)
         return {"value": value, "f": gradient, "residual": residual}
     residual = problem.flat_residual(kernel, z)
     return {"f": residual, "residual": residual}
+
+
+def curvature(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    """The second derivative of one equation in one unknown, ``(batch, 1)``, without a graph."""
+
+    def slope(y: Tensor) -> Tensor:
+        out, pullback = autodiff.vjp(function, y)
+        return pullback(torch.ones_like(out))[0]
+
+    with torch.enable_grad():
+        return autodiff.vjp(slope, z)[1](torch.ones_like(z))[0].detach()
 
 
 def refuse(f: Any, z: Any) -> None:

@@ -286,7 +286,7 @@ MUTANTS = [
         "tests/linear/test_frugal.py",
         ("return found.x if bool(found.converged.all()) else None", "return found.x"),
         ("share = price * float(", "share = price + 0 * float("),
-        ("        if price >= _WORTH:", "        if False:"),
+        ("        if price >= _WORTH and (trials", "        if False and (trials"),
         ("_WORTH = 13.0", "_WORTH = 20.0", "tests/linear/test_frugal.py -k thirteen"),
         ("_WORTH = 13.0", "_WORTH = 5.0", "tests/linear/test_frugal.py -k thirteen"),
         ("price, None if is_large(f, z) else _FRESH)", "price, _FRESH)"),
@@ -294,7 +294,7 @@ MUTANTS = [
         ("bool(((weak > self.patience) & f.active).any())", "True"),
         ("bool(((weak > self.patience) & f.active).any())", "False"),
         ('f.norm.to(z.dtype), state["newton"], self', "f.norm.to(z.dtype), None, self"),
-        ('"alike": alike, "newton": weak}', '"alike": alike}'),
+        ('"newton": weak, "begins"', '"newton": None, "begins"'),
     ),
     *mutants(
         "implicitkit/solver/root/newton.py",
