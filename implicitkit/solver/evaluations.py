@@ -145,8 +145,7 @@ class Evaluations:
             saddle = lambda y: self.problem.flat_saddle(self._kernel, y)  # noqa: E731
             if self.system.sparsity("saddle").find(saddle, z) is None:
                 return self._has_low_rank(z)
-        residual = lambda y: self.problem.flat_residual(self._kernel, y)  # noqa: E731
-        return self.system.sparsity().find_either(residual, z) is not None
+        return self.system.sparsity().find_either(lambda y: self.problem.flat_residual(self._kernel, y), z) is not None
 
     def _has_low_rank(self, w: Tensor) -> bool:
         """Is the Hessian of a program's Lagrangian sparse but for a few numbers, and are there few constraints?"""
@@ -183,8 +182,7 @@ class Evaluations:
         the pattern of the residual's Jacobian is remembered; ``None`` where there is none."""
         if z.shape[1] < self.problem.sparse_from:
             return None
-        residual = lambda y: self.problem.flat_residual(self._kernel, y)  # noqa: E731
-        ready = self.system.sparsity().find(residual, z)
+        ready = self.system.sparsity().find(lambda y: self.problem.flat_residual(self._kernel, y), z)
         return None if ready is None else ready.remembered((name, self.system.situation(self.theta)), find)
 
     def jacobian(self, z: Tensor) -> Tensor:
