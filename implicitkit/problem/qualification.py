@@ -4,7 +4,7 @@ At a minimum whose active constraints have dependent gradients (a cusp, ``h(z)^2
 ``df + J'lam = 0``, only one with ``\kappa df + J'lam = 0``, ``\kappa >= 0`` (Fritz John).  A method then comes near the
 minimum with multipliers that grow without end, and no point meets the optimality conditions.  The sign of it is
 
-    max_i |lam_i| max(|dg_i(z)|, |dg_i(z')|)  >  100 |df(z)|,
+    max_i |lam_i| max(|dg_i(z)|, |dg_i(z')|)  >  30 |df(z)|,
 
 ``z'`` a point beside, where a gradient that vanishes at the minimum does not.
 
@@ -22,7 +22,7 @@ from implicitkit.foundation import autodiff, seeded
 
 __all__ = ["NO_MULTIPLIERS", "lacks_multipliers"]
 
-_GROWN = 100.0  # times the gradient of the objective
+_GROWN = 30.0  # times the gradient of the objective
 _BESIDE = 0.1  # of 1 + |z|
 NO_MULTIPLIERS = (
     "The constraints nearly hold there, and their multipliers have grown without end: at the minimum the gradients of the "
