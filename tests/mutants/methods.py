@@ -1038,6 +1038,19 @@ MUTANTS = [
         ("if bool(part.G.isfinite().all()):", "if True:"),
     ),
     *mutants(
+        "implicitkit/solver/qp/unit.py",
+        "tests/problem/test_programs_in_any_unit.py",
+        ("w[:, n:] / self.c", "w[:, n:]"),
+        ('"lam": lam * self.c', '"lam": lam'),
+        ("return size(w) <=", "return size(w) > -1 +"),
+        (" | ((size >= 1 / _USUAL) & (size <= _USUAL))", " | (size <= _USUAL)"),
+    ),
+    *mutants(
+        "implicitkit/problem/qp_units.py",
+        "tests/problem/test_programs_in_any_unit.py",
+        ("P.diagonal() / steepest", "P.diagonal()"),
+    ),
+    *mutants(
         "implicitkit/solver/qp/builtin.py",
         "tests/solver/test_bounded_programs.py",
         ("_MANY = 150", "_MANY = 1500"),
