@@ -94,3 +94,17 @@ def test_a_solver_that_says_it_has_converged_is_not_taken_on_its_word(s: float) 
     asked = ik.QuadraticProgram(None, -s * one[0], None, None, one, one[0])
     found = ik.solve(asked, solver=Claims(), on_failure="ignore")
     assert bool(found.converged) == (abs(float(found.value) - 1) < 1e-9), found
+
+
+@pytest.mark.parametrize("s", SCALES)
+def test_an_objective_without_end_has_none_in_any_unit(s: float) -> None:
+    eye, one = torch.eye(5, dtype=F64), torch.ones(5, dtype=F64)
+    flat = torch.diag(torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0], dtype=F64))
+    for sparse in (False, True):
+        given = (lambda t: sp.csr_matrix(t.numpy())) if sparse else (lambda t: t)
+        for asked in (
+            ik.QuadraticProgram(None, s * one, None, None, given(eye), one),
+            ik.QuadraticProgram(given(s * flat), s * one),
+        ):
+            found = ik.solve(asked, on_failure="ignore")
+            assert int(found.status) == int(ik.Status.UNBOUNDED), (s, sparse, asked, found)
