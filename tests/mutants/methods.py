@@ -1042,7 +1042,9 @@ MUTANTS = [
         "tests/problem/test_programs_in_any_unit.py",
         ("w[:, n:] / self.c", "w[:, n:]"),
         ('"lam": lam * self.c', '"lam": lam'),
-        ("return size(w) <=", "return size(w) > -1 +"),
+        ("return norm <= self._not", "return norm > -1 + 0 * self._not"),
+        ("torch.minimum(left, lenient * bound)", "0 * left"),
+        ("torch.minimum(left, lenient * bound)", "lenient * bound"),
         (" | ((size >= 1 / _USUAL) & (size <= _USUAL))", " | (size <= _USUAL)"),
     ),
     *mutants(

@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.func import jacfwd, jacrev
 
 import implicitkit as ik
+from implicitkit.solver.qp.base import judge
 from implicitkit.solver.qp.polish import QPPoint
+from implicitkit.solver.qp.unit import Unit
 
 F64 = torch.float64
 SCALES = [1e-14, 1e-12, 1e-10, 1e-8, 1e-5, 1e5, 1e8, 1e12]
@@ -108,3 +110,32 @@ def test_an_objective_without_end_has_none_in_any_unit(s: float) -> None:
         ):
             found = ik.solve(asked, on_failure="ignore")
             assert int(found.status) == int(ik.Status.UNBOUNDED), (s, sparse, asked, found)
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-9, 1e-6])
+@pytest.mark.parametrize("n", [1000, 6000])
+def test_less_than_rounding_leaves_is_not_asked_for(n: int, off: float) -> None:
+    """A string under its weight: ``|P| |z|`` is ``n^2 / 2`` times as large as ``q``; a point that is wrong stays so."""
+    P = sp.diags([-1.0, 2.0, -1.0], [-1, 0, 1], shape=(n, n)).tocsr()
+    k = torch.arange(1, n + 1, dtype=F64)
+    exact = -k * (n + 1 - k) / 2
+
+    class Moved(ik.extend.QPSolver):
+        name = "moved"
+
+        def find(self, data: Any, tol: float, max_steps: int) -> QPPoint:
+            raise NotImplementedError
+
+        def run(self, f: Any, z0: Tensor, options: Any) -> Any:
+            found = ik.InteriorPoint().run(f, z0, options).z
+            w = found + off * found.abs() * torch.cos(7 * k)
+            norm, start = options.size(f.residual(w)), options.size(f.residual(z0))
+            none, unit = torch.zeros(1, dtype=torch.int64), Unit.of(f.problem, f.problem.data(f.system, f.theta))
+            return judge(f, w, start, norm, none + 1, none, options, unit.at(z0))
+
+    found = ik.solve(ik.QuadraticProgram(P, torch.ones(n, dtype=F64)), solver=Moved(), on_failure="ignore")
+    assert bool(found.converged) == (off == 0), (n, off, found)
+    if not off:
+        torch.testing.assert_close(found.value, exact, rtol=1e-8, atol=0)
+        for s in (1e-8, 1e8):
+            assert ik.solve(ik.QuadraticProgram(s * P, s * torch.ones(n, dtype=F64))).converged, (n, s)

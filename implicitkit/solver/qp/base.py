@@ -62,7 +62,7 @@ class QPSolver(Solver):
             if problem.kappa:
                 w = refine(f, w, _direction, steps=60, halvings=20)  # from the solution to that of the relaxed program
             norm = norms(w)
-        return judge(f, w, start, norm, point.status, point.steps, options, unit.holds(w, z0, options))
+        return judge(f, w, start, norm, point.status, point.steps, options, unit.at(z0))
 
     def _sparsely(self, f: Evaluations, z0: Tensor, tol: float, options: Options) -> Outcome:
         """Programs with sparse matrices."""
@@ -84,7 +84,7 @@ class QPSolver(Solver):
             better = refine(f, w, _direction, steps=60 if f.problem.kappa else 3, halvings=20)
             w = torch.where(proof.unsqueeze(1), w, better)
             norm = options.size(f.residual(w))
-        outcome = judge(f, w, start, norm, status, steps, options, unit.holds(w, z0, options))
+        outcome = judge(f, w, start, norm, status, steps, options, unit.at(z0))
         outcome.message = said
         return outcome
 
@@ -97,13 +97,16 @@ def judge(
     status: Tensor,
     steps: Tensor,
     options: Options,
-    holds: Tensor | None = None,
+    unit: Unit | None = None,
 ) -> Outcome:
     """The outcome for points ``w`` with ``|F|`` ``norm``: converged by that alone (a relaxed program, where it also keeps
-    ``lam s = kappa``; others where what is known to hold ``holds``), else what the solver said."""
+    ``lam s = kappa``; others where they hold in their ``unit``, too), else what the solver said.  Less than rounding
+    leaves is not asked for, as long as that is a hundred times the tolerance at most."""
     bound = options.atol + options.rtol * torch.where(start.isfinite(), start, 0)
     problem: Any = f.problem  # of any kind
-    kept = torch.ones_like(norm, dtype=torch.bool) if holds is None else holds
+    kept = torch.ones_like(norm, dtype=torch.bool)
+    if unit is not None:
+        bound, kept = unit.bound(w, norm, bound, options), unit.holds(w, options)
     if getattr(problem, "kappa", 0.0):
         w, kept = problem.relaxed(problem.data(f.system, f.theta), w)
         norm = options.size(f.residual(w))

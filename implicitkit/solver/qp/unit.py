@@ -18,6 +18,7 @@ from implicitkit.solver.base import Options
 
 __all__ = ["Unit"]
 
+_LENIENT, _ROUNDED = 100.0, 2.0  # times the tolerance, or the rounding error of one operation: what may be left
 _USUAL = 1e3  # size of an objective, or its inverse, up to which it is solved as it stands
 
 
@@ -26,12 +27,13 @@ class Unit(NamedTuple):
 
     Attributes:
         c: ``(batch, 1)``, a power of two; 1 where the objective is within a thousand of one, and of relaxed programs, whose
-            ``lam s = kappa`` has a unit of its own. part: the data, by name.
+            ``lam s = kappa`` has a unit of its own. part: the data, by name. start: packed, in the units of the user.
     """
 
     problem: Any
     c: Tensor
     part: dict[str, Tensor]
+    start: Tensor = torch.empty(0, device="cpu")
 
     @classmethod
     def of(cls, problem: Any, part: dict[str, Tensor]) -> Unit:
@@ -57,17 +59,53 @@ class Unit(NamedTuple):
         n = self.part["q"].shape[1]
         return torch.cat([w[:, :n], w[:, n:] / self.c], 1)
 
-    def holds(self, w: Tensor, w0: Tensor, options: Options) -> Tensor:
-        """Where the conditions hold in this unit, too, by the tolerance, ``(batch,)``; ``w0``: the start."""
+    def at(self, w0: Tensor) -> Unit:
+        """The same with the start, packed."""
+        return self._replace(start=w0)
+
+    def holds(self, w: Tensor, options: Options) -> Tensor:
+        """Where the conditions hold in this unit, too, by the tolerance, ``(batch,)``."""
         if not self.differs:
             return torch.ones(len(w), dtype=torch.bool, device=w.device)
-        size = lambda x: options.size(self._residual(x))  # noqa: E731
-        return size(w) <= options.atol + options.rtol * size(w0).nan_to_num(posinf=0)
+        norm, start = options.size(self._residual(w)), options.size(self._residual(self.start)).nan_to_num(posinf=0)
+        return norm <= self._not_below_rounding(w, norm, options.atol + options.rtol * start, options, 1.0)
+
+    def bound(self, w: Tensor, norm: Tensor, bound: Tensor, options: Options) -> Tensor:
+        """What is asked of ``|F|``, ``(batch,)``: ``bound``, or what rounding alone may leave of it at ``w``."""
+        return self._not_below_rounding(w, norm, bound, options, self.c)
+
+    def _not_below_rounding(
+        self, w: Tensor, norm: Tensor, bound: Tensor, options: Options, c: Tensor | float
+    ) -> Tensor:
+        if self.problem.kappa or bool((norm <= bound).all()):
+            return bound
+        lenient = max(1.0, min(_LENIENT, torch.finfo(w.dtype).eps ** 0.5 / max(options.rtol, 1e-300)))
+        left = _ROUNDED * torch.finfo(w.dtype).eps * options.size(self._terms(w, c)).nan_to_num(posinf=0)
+        return torch.maximum(bound, torch.minimum(left, lenient * bound))
+
+    def _terms(self, w: Tensor, c: Tensor | float) -> Tensor:
+        """The sizes of what is added up in each condition (of a row that is not active, nothing), objectives by ``c``."""
+        state, part, sizes = self._state(w), self.part, {}
+        of = lambda name, x, back: (self.problem.back if back else self.problem.times)(name, part[name].abs(), x.abs())  # noqa: E731
+        sizes["z"] = part["q"].abs() + sum(
+            of(name, state[of_], True) for name, of_ in (("P", "z"), ("A", "y"), ("G", "lam")) if name in part
+        )
+        sizes["z"] = sizes["z"] / c
+        if "A" in part:
+            sizes["y"] = part["b"].abs() + of("A", state["z"], False)
+        if "G" in part:
+            active = self.problem.residual(state, *part.values())["lam"] != state["lam"]
+            sizes["lam"] = torch.where(active, of("G", state["z"], False), 0)
+        return torch.cat(list(sizes.values()), 1)
+
+    def _state(self, w: Tensor) -> dict[str, Tensor]:
+        """Packed states of the user as those of the programs here, by name."""
+        n, p = self.part["q"].shape[1], self.part["b"].shape[1] if "b" in self.part else 0
+        z, y, lam = w.split([n, p, w.shape[1] - n - p], 1)
+        there = {"z": z} | ({"y": y * self.c} if "A" in self.part else {})
+        return there | ({"lam": lam * self.c} if "G" in self.part else {})
 
     def _residual(self, w: Tensor) -> Tensor:
-        n, p = self.part["q"].shape[1], self.part["b"].shape[1] if "b" in self.part else 0
-        names = ("z", *("y" for _ in range("A" in self.part)), *("lam" for _ in range("G" in self.part)))
-        z, y, lam = w.split([n, p, w.shape[1] - n - p], 1)
-        state = {"z": z, "y": y * self.c, "lam": lam * self.c}
-        out = self.problem.residual({name: state[name] for name in names}, *self.part.values())
-        return torch.cat([out[name] for name in names], 1)
+        state = self._state(w)
+        out = self.problem.residual(state, *self.part.values())
+        return torch.cat([out[name] for name in state], 1)
