@@ -1045,7 +1045,8 @@ MUTANTS = [
         ("return norm <= self._not", "return norm > -1 + 0 * self._not"),
         ("torch.minimum(left, lenient * bound)", "0 * left"),
         ("torch.minimum(left, lenient * bound)", "lenient * bound"),
-        (" | ((size >= 1 / _USUAL) & (size <= _USUAL))", " | (size <= _USUAL)"),
+        ("(size >= 1 / _USUAL) & (size <= _USUAL)", "size <= _USUAL"),
+        ("(size >= 1 / _USUAL) & (size <= _USUAL)", "size >= 1 / _USUAL"),
     ),
     *mutants(
         "implicitkit/problem/qp_units.py",

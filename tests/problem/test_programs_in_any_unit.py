@@ -139,3 +139,21 @@ def test_less_than_rounding_leaves_is_not_asked_for(n: int, off: float) -> None:
         torch.testing.assert_close(found.value, exact, rtol=1e-8, atol=0)
         for s in (1e-8, 1e8):
             assert ik.solve(ik.QuadraticProgram(s * P, s * torch.ones(n, dtype=F64))).converged, (n, s)
+
+
+@pytest.mark.parametrize("s", [1.0, 1e-8, 1e8])
+def test_what_rounding_does_not_explain_is_asked_for(s: float) -> None:
+    class Near(ik.extend.QPSolver):
+        name = "near"
+
+        def find(self, data: Any, tol: float, max_steps: int) -> QPPoint:
+            raise NotImplementedError
+
+        def run(self, f: Any, z0: Tensor, options: Any) -> Any:
+            w = torch.full_like(z0, -1 + 20 * options.rtol)
+            norm, start = options.size(f.residual(w)), options.size(f.residual(z0))
+            none, unit = torch.zeros(1, dtype=torch.int64), Unit.of(f.problem, f.problem.data(f.system, f.theta))
+            return judge(f, w, start, norm, none, none, options, unit.at(z0))
+
+    asked = ik.QuadraticProgram(s * torch.eye(4, dtype=F64), s * torch.ones(4, dtype=F64))
+    assert not ik.solve(asked, solver=Near(), on_failure="ignore", atol=0.0).converged

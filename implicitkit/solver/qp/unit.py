@@ -9,6 +9,7 @@ solution is ``z``, ``c y``, ``c lam``.  (Rows, and unknowns, have units of their
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -27,32 +28,27 @@ class Unit(NamedTuple):
 
     Attributes:
         c: ``(batch, 1)``, a power of two; 1 where the objective is within a thousand of one, and of relaxed programs, whose
-            ``lam s = kappa`` has a unit of its own. part: the data, by name. start: packed, in the units of the user.
+            ``lam s = kappa`` has a unit of its own. part: the data, by name. differs: is one another? start: packed, in the
+            units of the user.
     """
 
     problem: Any
     c: Tensor
     part: dict[str, Tensor]
+    differs: bool = False
     start: Tensor = torch.empty(0, device="cpu")
 
     @classmethod
     def of(cls, problem: Any, part: dict[str, Tensor]) -> Unit:
         """Of the data of :meth:`QPConditions.data`."""
-        sizes = [
-            part[name].detach().abs().flatten(1).amax(1) for name in ("P", "q") if name in part and part[name].numel()
-        ]
-        size = torch.stack(sizes).amax(0) if sizes else part["q"].new_ones(len(part["q"]))
-        usual = ~(size > 0) | ~size.isfinite() | ((size >= 1 / _USUAL) & (size <= _USUAL))
-        c = torch.where(usual, 1, torch.exp2(-torch.where(usual, 1, size).log2().round())).unsqueeze(1)
-        if problem.kappa or bool(usual.all()):
-            return cls(problem, torch.ones_like(c), part)
+        objective = [part[name] for name in ("P", "q") if name in part and part[name].numel()]
+        lengths = [torch.linalg.vector_norm(t.detach().flatten(1), torch.inf, dim=1) for t in objective]
+        size = functools.reduce(torch.maximum, lengths, part["q"].new_zeros(()))
+        if problem.kappa or bool(_is_usual(size).all()):
+            return cls(problem, part["q"].new_ones(len(part["q"]), 1), part)
+        c = torch.where(_is_usual(size), 1, torch.exp2(-size.log2().round())).unsqueeze(1)
         scaled = {name: part[name] * c.view(-1, *(1,) * (part[name].ndim - 1)) for name in ("P", "q") if name in part}
-        return cls(problem, c, part | scaled)
-
-    @property
-    def differs(self) -> bool:
-        """Is an objective another one?"""
-        return bool((self.c != 1).any())
+        return cls(problem, c, part | scaled, bool((c != 1).any()))
 
     def back(self, w: Tensor) -> Tensor:
         """Packed states in the units of the user."""
@@ -109,3 +105,8 @@ class Unit(NamedTuple):
         state = self._state(w)
         out = self.problem.residual(state, *self.part.values())
         return torch.cat([out[name] for name in state], 1)
+
+
+def _is_usual(size: Tensor) -> Tensor:
+    """Objectives that are solved as they stand: of about the size one, zero, or not finite."""
+    return ((size >= 1 / _USUAL) & (size <= _USUAL)) | ~((size > 0) & (size < torch.inf))
