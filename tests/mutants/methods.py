@@ -1038,6 +1038,22 @@ MUTANTS = [
         ("if bool(part.G.isfinite().all()):", "if True:"),
     ),
     *mutants(
+        "implicitkit/solver/qp/unit.py",
+        "tests/problem/test_programs_in_any_unit.py",
+        ("w[:, n:] / self.c", "w[:, n:]"),
+        ('"lam": lam * self.c', '"lam": lam'),
+        ("return norm <= self._not", "return norm > -1 + 0 * self._not"),
+        ("torch.minimum(left, lenient * bound)", "0 * left"),
+        ("torch.minimum(left, lenient * bound)", "lenient * bound"),
+        ("(size >= 1 / _USUAL) & (size <= _USUAL)", "size <= _USUAL"),
+        ("(size >= 1 / _USUAL) & (size <= _USUAL)", "size >= 1 / _USUAL"),
+    ),
+    *mutants(
+        "implicitkit/problem/qp_units.py",
+        "tests/problem/test_programs_in_any_unit.py",
+        ("P.diagonal() / steepest", "P.diagonal()"),
+    ),
+    *mutants(
         "implicitkit/solver/qp/builtin.py",
         "tests/solver/test_bounded_programs.py",
         ("_MANY = 150", "_MANY = 1500"),

@@ -100,3 +100,22 @@ def test_on_a_way_to_infinity_there_is_no_point() -> None:
     n = 60
     A = sp.csr_matrix(sp.hstack([sp.identity(n // 2), -sp.identity(n // 2)]))
     assert inside.interior_point(program(sp.csr_matrix((n, n)), -np.ones(n), A, np.zeros(n // 2), 0.0, np.inf)) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_that_the_start_violates(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their slacks begin positive all the same, and what is missed goes with the steps."""
+    rng = np.random.default_rng(seed)
+    n, m = 60, 30
+    rows = sp.random(m, n, 0.1, random_state=rng, data_rvs=rng.standard_normal).tocsr()
+    inside_of = 10 * rng.standard_normal(n)
+    p = program(sp.identity(n, format="csr"), rng.standard_normal(n), rows, rows @ inside_of, -np.inf, np.inf)
+    p = dataclasses.replace(p, one_sided=np.ones(m, dtype=bool))
+    assert (p.b < -1).any(), seed
+    point, steps = counted(p, monkeypatch)
+    assert point is not None and point.settled, seed
+    value = rows @ point.d
+    assert (value <= p.b + 1e-9).all() and (point.y >= 0).all(), seed
+    np.testing.assert_allclose(point.d + p.q + rows.T @ point.y, 0, atol=1e-9, err_msg=str(seed))
+    np.testing.assert_allclose(point.y * (value - p.b), 0, atol=1e-8, err_msg=str(seed))
+    assert steps <= 4, (seed, steps)

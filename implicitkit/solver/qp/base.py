@@ -14,6 +14,7 @@ from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.qp.polish import QPPoint, polish
+from implicitkit.solver.qp.unit import Unit
 from implicitkit.solver.steps.refinement import refine
 
 __all__ = ["QPSolver", "judge"]
@@ -44,7 +45,8 @@ class QPSolver(Solver):
         if problem.places:
             return self._sparsely(f, z0, tol, options)
         part = problem.data(f.system, f.theta)
-        data = problem.one_sided(part)
+        unit = Unit.of(problem, part)
+        data = problem.one_sided(unit.part)
 
         def norms(w: Tensor) -> Tensor:
             f.prime(w, problem.packed_residual(part, w))
@@ -52,15 +54,15 @@ class QPSolver(Solver):
 
         start = norms(z0)
         point = self.find(data, tol, options.max_steps or self.default_max_steps)
-        w = problem.join(*point[:3]).to(z0)
+        w = unit.back(problem.join(*point[:3])).to(z0)
         norm = norms(w)
-        if not bool((norm <= _ROUNDING * start).all()):
+        if unit.differs or not bool((norm <= _ROUNDING * start).all()):
             point = polish(data, point, tol)
-            w = problem.join(*point[:3]).to(z0)
+            w = unit.back(problem.join(*point[:3])).to(z0)
             if problem.kappa:
                 w = refine(f, w, _direction, steps=60, halvings=20)  # from the solution to that of the relaxed program
             norm = norms(w)
-        return judge(f, w, start, norm, point.status, point.steps, options)
+        return judge(f, w, start, norm, point.status, point.steps, options, unit.at(z0))
 
     def _sparsely(self, f: Evaluations, z0: Tensor, tol: float, options: Options) -> Outcome:
         """Programs with sparse matrices."""
@@ -72,26 +74,39 @@ class QPSolver(Solver):
         from implicitkit.solver.qp.sparse_run import find_sparse
 
         start = options.size(f.residual(z0))
-        w, status, steps, said = find_sparse(f, tol, options.max_steps or self.default_max_steps)
+        unit = Unit.of(f.problem, f.problem.data(f.system, f.theta))
+        most = options.max_steps or self.default_max_steps
+        w, status, steps, said = find_sparse(f, unit.part, tol, most, own=not unit.differs)
+        w = unit.back(w)
         norm = options.size(f.residual(w))
         proof = (status == int(Status.INFEASIBLE)) | (status == int(Status.UNBOUNDED))
         if f.problem.kappa or not bool(((norm <= _ROUNDING * start) | proof).all()):
             better = refine(f, w, _direction, steps=60 if f.problem.kappa else 3, halvings=20)
             w = torch.where(proof.unsqueeze(1), w, better)
             norm = options.size(f.residual(w))
-        outcome = judge(f, w, start, norm, status, steps, options)
+        outcome = judge(f, w, start, norm, status, steps, options, unit.at(z0))
         outcome.message = said
         return outcome
 
 
 def judge(
-    f: Evaluations, w: Tensor, start: Tensor, norm: Tensor, status: Tensor, steps: Tensor, options: Options
+    f: Evaluations,
+    w: Tensor,
+    start: Tensor,
+    norm: Tensor,
+    status: Tensor,
+    steps: Tensor,
+    options: Options,
+    unit: Unit | None = None,
 ) -> Outcome:
     """The outcome for points ``w`` with ``|F|`` ``norm``: converged by that alone (a relaxed program, where it also keeps
-    ``lam s = kappa``), else what the solver said."""
+    ``lam s = kappa``; others where they hold in their ``unit``, too), else what the solver said.  Less than rounding
+    leaves is not asked for, as long as that is a hundred times the tolerance at most."""
     bound = options.atol + options.rtol * torch.where(start.isfinite(), start, 0)
     problem: Any = f.problem  # of any kind
     kept = torch.ones_like(norm, dtype=torch.bool)
+    if unit is not None:
+        bound, kept = unit.bound(w, norm, bound, options), unit.holds(w, options)
     if getattr(problem, "kappa", 0.0):
         w, kept = problem.relaxed(problem.data(f.system, f.theta), w)
         norm = options.size(f.residual(w))

@@ -39,14 +39,15 @@ _STATIONARY = 1e-3  # of its parts, what a solution may leave of it: more is a w
 _CURVED = 1e-9  # of the largest entry of P, by which an eigenvalue may be negative
 
 
-def find_sparse(f: Evaluations, tol: float, max_steps: int) -> tuple[Tensor, Tensor, Tensor, str]:
-    """Packed points ``(batch, n + p + m)``, statuses and steps ``(batch,)``, of the programs of ``f``; and what there is to
-    say of those without a solution."""
-    part = f.problem.data(f.system, f.theta)
+def find_sparse(
+    f: Evaluations, part: dict[str, Tensor], tol: float, max_steps: int, own: bool = True
+) -> tuple[Tensor, Tensor, Tensor, str]:
+    """Packed points ``(batch, n + p + m)``, statuses and steps ``(batch,)``, of programs with the data ``part``; and what
+    there is to say of those without a solution.  ``own``: it is that of ``f``, whose factors these are then."""
     found = [_solve_one(_matrices(f.problem, part, i), tol, max_steps) for i in range(f.batch)]
     z, y, lam = (torch.from_numpy(np.stack([one.point[k] for one in found])) for k in range(3))
     systems = [one.system for one in found if one.system is not None]
-    if len(systems) == f.batch and not f.problem.kappa:  # of the relaxed program it is another
+    if own and len(systems) == f.batch and not f.problem.kappa:  # of the relaxed program it is another
         f.system.factored = ActiveFactors(systems)
     device = part["q"].device
     status = torch.tensor([int(one.status) for one in found], device=device)
