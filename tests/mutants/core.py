@@ -452,6 +452,13 @@ MUTANTS = [
         ("not (looks.seen or looks.rewritten)", "False"),
     ),
     *mutants(
+        "implicitkit/lifting/watch.py",
+        "tests/derivatives/test_as_torch_does_it.py",
+        ("is_replaced(func) or func in _OF_TRACKING", "is_replaced(func)"),
+        ('("requires_grad", "grad_fn", "is_leaf")', '("grad_fn", "is_leaf")'),
+        ('("requires_grad", "grad_fn", "is_leaf")', '("requires_grad", "grad_fn")'),
+    ),
+    *mutants(
         "implicitkit/foundation/faithful.py",
         "tests/derivatives/test_functions_of_torch.py -m 'not slow'",
         ("    F.layer_norm: _layer_norm,\n", "", "tests/derivatives/test_functions_of_torch.py -k 'layer'"),
