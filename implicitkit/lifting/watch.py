@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import compat, graph
 from implicitkit.foundation.compat import tensors_in
 from implicitkit.foundation.faithful import is_replaced
 from implicitkit.lifting.overlay import replaced
@@ -206,7 +206,7 @@ class Looks(TorchFunctionMode):
     """Notes whether a function turns tensors into Python values: ``seen``, on which it may branch; ``numbers``, with which
     it may compute (floating-point ones, not under ``no_grad``); ``outside``, some of these of what it captures, tracked.
     And what it does: a ``tally``; ``rewritten``: some of it is what torch has wrong derivatives of, or may be elsewhere:
-    it asks what is tracked, which nothing is here.
+    it asks what is tracked, which nothing is here; ``recomputed``: some of it is in an activation checkpoint.
     """
 
     NAMES: ClassVar[frozenset[str]] = frozenset(
@@ -258,7 +258,7 @@ class Looks(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = self.numbers = self.outside = self.rewritten = False
+        self.seen = self.numbers = self.outside = self.rewritten = self.recomputed = False
         self.tally = Tally()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -269,6 +269,7 @@ class Looks(TorchFunctionMode):
             ]
             self.numbers = self.numbers or bool(given)
             self.outside = self.outside or any(compat.physical(x).requires_grad for x in given)
+        self.recomputed = self.recomputed or graph.checkpoint_of() is not None
         self.rewritten = self.rewritten or is_replaced(func) or func in _OF_TRACKING
         self.seen = (
             self.seen

@@ -494,4 +494,19 @@ MUTANTS = [
         "tests/derivatives/test_functions_of_torch.py -k 'bessel or airy'",
         ("            *_UNDERIVED,\n", ""),
     ),
+    *mutants(
+        "implicitkit/lifting/lifted.py",
+        "tests/derivatives/test_checkpoints_inside.py",
+        ("with inside(), Recomputing(inside):", "with inside():"),
+        ("if not self.live or self._recomputes():", "if not self.live:"),
+        ("captured or fresh or self._recomputes()):", "captured or fresh):"),
+        ("looks.recomputed if needed or levels else None", "looks.recomputed"),
+    ),
+    *mutants(
+        "implicitkit/lifting/recomputing.py",
+        "tests/derivatives/test_checkpoints_inside.py",
+        ("        faithful(lifted.compiled or lifted.as_torch),\n", ""),
+        ("        swapped(slots, tensors, len(lifted.slots), lifted.compiled),\n", ""),
+        ("        Substitute(dict(zip(map(id, lifted.captured), captured, strict=True))),\n", ""),
+    ),
 ]
