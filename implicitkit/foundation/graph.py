@@ -197,9 +197,10 @@ def checkpoint_of() -> Any:
     is in now, to compute it once more in the backward: its ``recompute_fn``; ``None`` outside, and while it does so."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     code = None if hooks is None else getattr(hooks[0], "__code__", None)
-    if code is None or "frame" not in code.co_freevars:
+    if hooks is None or code is None or "frame" not in code.co_freevars:
         return None
-    frame = hooks[0].__closure__[code.co_freevars.index("frame")].cell_contents
+    cells: Any = hooks[0].__closure__
+    frame = cells[code.co_freevars.index("frame")].cell_contents
     return frame if hasattr(frame, "recompute_fn") else None
 
 
