@@ -37,8 +37,8 @@ class Recomputing(TorchFunctionMode):
 
     A region is computed again in the backward, when the evaluation has ended: modules hold their own parameters again, some
     of which are tracked where their stand-ins were not.  Then other tensors are saved than the first time, and torch, which
-    knows them by their number, takes one for another: an error, or a wrong derivative without a word.  Of regions in one
-    another this is so for those with an operation of their own before the inner one begins.
+    knows them by their number, takes one for another: an error, or a wrong derivative without a word.  Of
+    regions in one another, one without an operation of its own saves nothing that could be taken for another.
     """
 
     def __init__(self, context: Callable[[], AbstractContextManager[Any]]) -> None:

@@ -47,6 +47,7 @@ PARTS: dict[str, Callable[[Tensor], Tensor]] = {
     "scales": Scales(),
     "a norm of a module": Normed(),
     "a norm": lambda y: torch.tanh(0.3 * F.layer_norm(y, (N,))),
+    "one in another": lambda y: 0.5 * kept(PARTS["a norm of a module"])(y),
     "a captured tensor": lambda y: torch.tanh(CAPTURED * y),
     "a captured tensor in a norm": lambda y: torch.tanh(0.3 * F.layer_norm(y, (N,), CAPTURED)),
 }
@@ -70,7 +71,7 @@ def kept(part: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 @pytest.mark.parametrize("solve", SOLVES)
 def test_derivatives_through_checkpoints_are_those_without(solve: str, name: str) -> None:
     part = PARTS[name]
-    weights = list(part.parameters()) if isinstance(part, nn.Module) else [CAPTURED]
+    weights = [CAPTURED, *(p for f in PARTS.values() if isinstance(f, nn.Module) for p in f.parameters())]
 
     def derivatives(function: Callable[[Tensor], Tensor], order: int) -> tuple[Tensor | None, ...]:
         x = X.clone().requires_grad_()
