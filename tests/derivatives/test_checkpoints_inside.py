@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import implicitkit as ik
-from implicitkit.foundation import graph
 
 D = torch.float64
 N = 4
@@ -106,19 +105,3 @@ def test_solvers_that_differentiate_without_gradients(solve: str, mode: Any) -> 
         found = SOLVES[solve](kept(PARTS["a norm of a module"]), X).value
         expected = SOLVES[solve](PARTS["a norm of a module"], X).value
     assert torch.equal(found, expected)
-
-
-def test_where_a_checkpoint_is_torch_still_says() -> None:
-    """What is asked of torch's own, by private names."""
-    seen: list[Any] = []
-
-    def part(y: Tensor) -> Tensor:
-        seen.append(graph.checkpoint_of())
-        return y.sin()
-
-    x = torch.ones(1, requires_grad=True)
-    part(x)
-    out = checkpoint(part, x, use_reentrant=False)
-    out.sum().backward()
-    outside, inside, again = seen
-    assert outside is None and again is None and callable(inside.recompute_fn)
