@@ -195,6 +195,8 @@ def between_passes(run: Callable[[], T]) -> T:
 def checkpoint_of() -> Any:
     """What ``torch.utils.checkpoint`` (the one without passes inside passes) keeps of the innermost region that an operation
     is in now, to compute it once more in the backward: its ``recompute_fn``; ``None`` outside, and while it does so."""
+    if torch.compiler.is_compiling():  # the compiler's own: it does not trace what comes
+        return None
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     code = None if hooks is None else getattr(hooks[0], "__code__", None)
     if hooks is None or code is None or "frame" not in code.co_freevars:
