@@ -225,10 +225,11 @@ class System:
         return *self.identity, settings_of(self.lifted.function)
 
     def situation(self, theta: Sequence[Tensor]) -> tuple[Hashable, ...]:
-        """What tells a solve from others of one function, where they are to be alike: how many samples there are, the
-        arguments that are no tensors, and how large tensors are, to a power of two."""
+        """What tells a solve from others of one function, where they are to be alike: how many samples there are, flags and
+        words among the arguments, and how large numbers and tensors are, to a power of two: a time that changes from solve
+        to solve is no other situation each time."""
         args = tree_flatten(self.lifted.rebuild(theta[: self.lifted.from_args]))[0]
-        numbers = [arg for arg in args if isinstance(arg, (bool, int, float, complex, str))]
+        numbers = [_size_of(arg) for arg in args if isinstance(arg, (bool, int, float, complex, str))]
         sizes = [torch.linalg.vector_norm(t.detach()).item() for t in theta if t.is_floating_point() or t.is_complex()]
         return self.batch, *numbers, *(math.frexp(size)[1] for size in sizes)
 
@@ -337,6 +338,16 @@ def check_output(problem: Equations, layout: Layout) -> Callable[[Any], None]:
                 )
 
     return check
+
+
+def _size_of(x: Any) -> Hashable:
+    """A flag or a word; of a number its sign and how large it is, to a power of two."""
+    if isinstance(x, (bool, str)):
+        return x
+    if isinstance(x, int):
+        return (x > 0) - (x < 0), x.bit_length()
+    sign = 0 if isinstance(x, complex) else (x > 0) - (x < 0)
+    return sign, math.frexp(math.hypot(x.real, x.imag))[1]
 
 
 def _row_dims(in_dims: Any, args: tuple[Any, ...], layout: Layout, count: int) -> tuple[int | None, ...] | None:

@@ -20,6 +20,7 @@ __all__ = [
     "age",
     "between_passes",
     "called",
+    "checkpoint_of",
     "dims_of",
     "dtype_at",
     "each",
@@ -189,6 +190,20 @@ def between_passes(run: Callable[[], T]) -> T:
     end.register_hook(lambda _: found.append(run()))
     end.backward()  # of everything, and so everything is wanted
     return found[0]
+
+
+def checkpoint_of() -> Any:
+    """What ``torch.utils.checkpoint`` (the one without passes inside passes) keeps of the innermost region that an operation
+    is in now, to compute it once more in the backward: its ``recompute_fn``; ``None`` outside, and while it does so."""
+    if torch.compiler.is_compiling():  # the compiler's own: it does not trace what comes
+        return None
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    code = None if hooks is None else getattr(hooks[0], "__code__", None)
+    if hooks is None or code is None or "frame" not in code.co_freevars:
+        return None
+    cells: Any = hooks[0].__closure__
+    frame = cells[code.co_freevars.index("frame")].cell_contents
+    return frame if hasattr(frame, "recompute_fn") else None
 
 
 def dims_of(node: Any, ndim: int) -> list[int]:

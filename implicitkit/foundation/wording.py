@@ -6,7 +6,10 @@ import difflib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["COMPILED_ONCE", "UNSTEADY", "called", "kind_of", "nearest", "of_operations", "option_error"]
+__all__ = [
+    "COMPILED_ONCE", "DRAWN", "ELSEWHERE", "KEPT", "UNSEEN", "UNSTEADY", "called", "kind_of", "nearest", "of_operations",
+    "option_error",
+]  # fmt: skip
 
 _IN_NUMPY = ("Can't call numpy()", "data pointer of Tensor that doesn't have storage", "to numpy array")
 _AS_NUMBERS = ("converted to Python scalars", "write it in torch's operations", "converted to a Scalar")
@@ -94,3 +97,25 @@ def called(function: Callable[..., Any], z: Any, args: Sequence[Any]) -> Any:
         if said:
             raise RuntimeError(f"{str(error).rstrip('.')}. {said}") from error
         raise
+
+
+UNSEEN = (
+    "the function uses a tensor that requires grad, or belongs to a torch.func transform, in a way that implicitkit cannot "
+    "see (through a custom autograd.Function, say, or a traced module): its derivative would be lost. Pass that tensor as "
+    "an argument: ik.solve(problem, z0, (..., tensor))"
+)
+DRAWN = (
+    'inside torch.vmap(..., randomness="different") the function draws numbers for each member anew, at every evaluation, '
+    "and no solution would be that of one map. Draw them once outside the solve and pass them as an argument, or map with "
+    'randomness="same"'
+)
+ELSEWHERE = (
+    "at the solution the function uses a tensor that requires grad, or belongs to a torch.func transform, which it did not "
+    "use at z0 (it branches on values): its derivative would be lost. Pass that tensor as an argument: "
+    "ik.solve(problem, z0, (..., tensor))"
+)
+KEPT = (
+    "the function keeps a tensor from one evaluation to the next that it computed from parameters or arguments (a cache "
+    "filled at the first call, say): the derivative through it would be lost. Compute it anew in every call, or once "
+    "outside the solve"
+)

@@ -34,10 +34,12 @@ from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapturedTensorError
 from implicitkit.foundation.refill import refilled
 from implicitkit.foundation.trees import tree_flatten, tree_map, tree_unflatten
+from implicitkit.foundation.wording import DRAWN, ELSEWHERE, KEPT, UNSEEN
 from implicitkit.foundation.written import FirstCalls
 from implicitkit.lifting.entries import Entries, Rest, differentiated, explicit, has_lazy, to_lift
 from implicitkit.lifting.purity import moved, watched
 from implicitkit.lifting.reach import Scope, below, can_keep, holds_compiled, modules_in_use, reachable_modules
+from implicitkit.lifting.recomputing import Recomputing, surroundings
 from implicitkit.lifting.watch import (
     Called,
     Constants,
@@ -68,6 +70,7 @@ class Lifted:
         guarded: modules are within reach, and no solve on another thread may swap their tensors during an evaluation.
         compiled: something within reach is compiled: its modules' tensors are swapped for all threads.
         as_torch: whatever the values are, it does nothing that :mod:`~implicitkit.foundation.faithful` would do otherwise.
+        recomputed: parts of it are computed once more in a backward (activation checkpoints); ``None``: nobody knows.
         live: the captured tensors are plain ones, so that an evaluation on the spot may use the function as it is.
         branches: the function looked at values, and may use other tensors elsewhere, which no linearisation would show.
         numbers: which of theta are tracked, if the function makes numbers of tensors; else none.
@@ -89,6 +92,7 @@ class Lifted:
     guarded: bool = False
     compiled: bool = False
     as_torch: bool = False
+    recomputed: bool | None = False
     branches: bool = False
     numbers: Sequence[int] = ()
     inside: bool = False
@@ -115,11 +119,15 @@ class Lifted:
         fresh = self.rest.moved()
         if self.frozen:  # buffers that the function updates: each evaluation starts from a fresh copy
             fresh += [(places, t.clone()) for places, t in self.frozen]
-        if not (self.slots or self.captured or fresh):
+        if not (self.slots or self.captured or fresh or self._recomputes()):
             return self.call(self.function, z, args)
         slots, tensors = self.slots, theta[k:m]
         if fresh:
             slots, tensors = [*slots, *[places for places, _ in fresh]], [*tensors, *[t for _, t in fresh]]
+        if self._recomputes():
+            inside = lambda: surroundings(self, slots, tensors, theta[m:])  # noqa: E731
+            with inside(), Recomputing(inside):
+                return self.call(self.function, z, args)
         in_modules = swapped(slots, tensors, len(self.slots), self.compiled) if slots else contextlib.nullcontext()
         if not self.captured:
             with in_modules:
@@ -127,9 +135,13 @@ class Lifted:
         with in_modules, Substitute(dict(zip(map(id, self.captured), theta[m:], strict=True))):
             return self.call(self.function, z, args)
 
+    def _recomputes(self) -> bool:
+        """May parts of it be computed once more in a backward, and be others then?"""
+        return self.recomputed or (self.recomputed is None and not self.as_torch and torch.is_grad_enabled())
+
     def on_the_spot(self, z: Any, theta: Sequence[Tensor]) -> Any:
         """The same value during the call that lifted, where the modules still hold their tensors."""
-        if not self.live:
+        if not self.live or self._recomputes():
             return self(z, theta)
         args = self.rebuild(theta[: self.from_args])
         if not self.guarded:
@@ -205,6 +217,7 @@ def _lift(
     if looks is not None:
         lifted.branches = branch and looks.seen and (levels or lifted.inside or not lifted.captured)
         lifted.work, lifted.as_torch = looks.tally.work(), not (looks.seen or looks.rewritten)
+        lifted.recomputed = looks.recomputed if needed or levels else None  # without gradients there are no checkpoints
         lifted.numbers = [i for i, t in enumerate(lifted.theta) if differentiated(t)] if looks.numbers else []
     if not levels and not lifted.frozen:
         lifted.probe = out.detach() if isinstance(out, Tensor) else tree_map(_detached, out)
@@ -258,7 +271,7 @@ def _lift_observed(
         out = lifted(z, plain)
     kept = [t for key, t in again.found.items() if key in first.made]
     if leaks(kept) or any(getattr(t, _MARK, False) for t in graph_leaves(list(map(compat.physical, kept)))):
-        raise CapturedTensorError(_KEPT)
+        raise CapturedTensorError(KEPT)
     _refuse_leaks(lifted, z, plain, out, levels)
     return out
 
@@ -282,7 +295,7 @@ def _refuse_leaks(lifted: Lifted, z: Any, plain: Sequence[Tensor], out: Any, lev
     if not leaks(out) or not (levels or not _tracks_state_only(lifted, z, plain)):
         return
     kept = any(getattr(t, _MARK, False) for t in graph_leaves(out))
-    raise CapturedTensorError(_KEPT if kept else why or (_DRAWN if lifted.random and levels else _UNSEEN))
+    raise CapturedTensorError(KEPT if kept else why or (DRAWN if lifted.random and levels else UNSEEN))
 
 
 def check_leaves(out: Tensor, known: Sequence[Tensor], z: Tensor) -> None:
@@ -290,7 +303,7 @@ def check_leaves(out: Tensor, known: Sequence[Tensor], z: Tensor) -> None:
     point, ids = memory(z), {id(t) for t in known}
     foreign = [t for t in graph_leaves(out) if id(t) not in ids and memory(t) != point]
     if foreign:
-        raise CapturedTensorError(_KEPT if any(getattr(t, _MARK, False) for t in foreign) else _ELSEWHERE)
+        raise CapturedTensorError(KEPT if any(getattr(t, _MARK, False) for t in foreign) else ELSEWHERE)
 
 
 def check_solution(lifted: Lifted, z: Any) -> None:
@@ -301,35 +314,15 @@ def check_solution(lifted: Lifted, z: Any) -> None:
     plain = [compat.plain_sample(t) for t in lifted.theta]
     with torch.enable_grad():
         if not levels:
-            _refuse_leaks(lifted, point, plain, lifted(point, plain), levels, _ELSEWHERE)
+            _refuse_leaks(lifted, point, plain, lifted(point, plain), levels, ELSEWHERE)
             return
         with Discover([*tree_flatten(point)[0], *plain]) as seen:
             out = lifted(point, plain)
         if any(explicit(resolve(t)) for t in seen.found.values()):
-            raise CapturedTensorError(_ELSEWHERE)
-        _refuse_leaks(lifted, point, plain, out, levels, _ELSEWHERE)
+            raise CapturedTensorError(ELSEWHERE)
+        _refuse_leaks(lifted, point, plain, out, levels, ELSEWHERE)
 
 
-_UNSEEN = (
-    "the function uses a tensor that requires grad, or belongs to a torch.func transform, in a way that implicitkit cannot "
-    "see (through a custom autograd.Function, say, or a traced module): its derivative would be lost. Pass that tensor as "
-    "an argument: ik.solve(problem, z0, (..., tensor))"
-)
-_DRAWN = (
-    'inside torch.vmap(..., randomness="different") the function draws numbers for each member anew, at every evaluation, '
-    "and no solution would be that of one map. Draw them once outside the solve and pass them as an argument, or map with "
-    'randomness="same"'
-)
-_ELSEWHERE = (
-    "at the solution the function uses a tensor that requires grad, or belongs to a torch.func transform, which it did not "
-    "use at z0 (it branches on values): its derivative would be lost. Pass that tensor as an argument: "
-    "ik.solve(problem, z0, (..., tensor))"
-)
-_KEPT = (
-    "the function keeps a tensor from one evaluation to the next that it computed from parameters or arguments (a cache "
-    "filled at the first call, say): the derivative through it would be lost. Compute it anew in every call, or once "
-    "outside the solve"
-)
 _MARK = "_implicitkit_stand_in"
 _NO_DERIVATIVE = "is not differentiable with respect to argument"
 

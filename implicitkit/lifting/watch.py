@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from implicitkit.foundation import compat
+from implicitkit.foundation import compat, graph
 from implicitkit.foundation.compat import tensors_in
 from implicitkit.foundation.faithful import is_replaced
 from implicitkit.lifting.overlay import replaced
@@ -142,6 +142,9 @@ def _asks_only(func: Any) -> bool:
     return name in _QUESTIONS or (name == "__get__" and getattr(func.__self__, "__name__", "") not in _PARTS)
 
 
+# questions that a function may branch on, and whose answers are others where a derivative is taken
+_OF_TRACKING = frozenset(getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf"))
+
 # results that torch records nothing of, though they are floating-point numbers that depend smoothly on others
 _UNDERIVED = (
     "histc",
@@ -202,7 +205,8 @@ class Substitute(Replacing):
 class Looks(TorchFunctionMode):
     """Notes whether a function turns tensors into Python values: ``seen``, on which it may branch; ``numbers``, with which
     it may compute (floating-point ones, not under ``no_grad``); ``outside``, some of these of what it captures, tracked.
-    And what it does: a ``tally``; ``rewritten``: some of it is what torch has wrong derivatives of.
+    And what it does: a ``tally``; ``rewritten``: some of it is what torch has wrong derivatives of, or may be elsewhere:
+    it asks what is tracked, which nothing is here; ``recomputed``: some of it is in an activation checkpoint.
     """
 
     NAMES: ClassVar[frozenset[str]] = frozenset(
@@ -254,7 +258,7 @@ class Looks(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = self.numbers = self.outside = self.rewritten = False
+        self.seen = self.numbers = self.outside = self.rewritten = self.recomputed = False
         self.tally = Tally()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -265,7 +269,8 @@ class Looks(TorchFunctionMode):
             ]
             self.numbers = self.numbers or bool(given)
             self.outside = self.outside or any(compat.physical(x).requires_grad for x in given)
-        self.rewritten = self.rewritten or is_replaced(func)
+        self.recomputed = self.recomputed or graph.checkpoint_of() is not None
+        self.rewritten = self.rewritten or is_replaced(func) or func in _OF_TRACKING
         self.seen = (
             self.seen
             or name in self.NAMES

@@ -165,6 +165,8 @@ class Problem(Configured):
             cls.kind = as_kind(cls.__dict__["kind"])
             if "symmetric" not in cls.__dict__:
                 cls.symmetric = cls.kind.symmetric
+        if "flat_residual" in cls.__dict__ and "is_step" not in cls.__dict__:
+            cls.is_step = False  # another residual than that of the class above
 
     @property
     def title(self) -> str:

@@ -738,11 +738,28 @@ def between_passes() -> None:
         torch.autograd.grad(out.sum(), z)
 
 
+def checkpoint_of() -> None:
+    seen: list[Any] = []
+
+    def part(y: Tensor) -> Tensor:
+        seen.append(graph.checkpoint_of())
+        return y.sin()
+
+    x = torch.ones(1, requires_grad=True)
+    part(x)
+    with torch.autograd.graph.save_on_cpu():
+        part(x)
+    torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False).sum().backward()
+    outside, offloaded, inside, again = seen
+    assert outside is None and offloaded is None and again is None and callable(inside.recompute_fn)
+
+
 CONTRACTS: dict[str, Callable[[], None]] = {
     "Edge": pulled_from,
     "age": nodes,
     "between_passes": between_passes,
     "called": called,
+    "checkpoint_of": checkpoint_of,
     "dims_of": nodes,
     "dtype_at": nodes,
     "is_leaf": nodes,

@@ -23,6 +23,17 @@ def branches(z: Tensor, x: Tensor) -> Tensor:
     return 0.3 * F.layer_norm(z + x, (3,)) + x if bool(z.abs().sum() > 0.5) else x + torch.sin(z)
 
 
+def asks(what: Callable[[Tensor], bool]) -> Callable[[Tensor, Tensor], Tensor]:
+    """A function that takes the norm where ``z`` is tracked only, and another way to the same numbers elsewhere."""
+
+    def function(z: Tensor, x: Tensor) -> Tensor:
+        y = z + x
+        there = (y - y.mean()) * (y.var(correction=0) + 1e-5).rsqrt()
+        return 0.3 * (F.layer_norm(y, (3,)) if what(z) else there) + x
+
+    return function
+
+
 class Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -40,6 +51,9 @@ CASES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {
     "a module's": (Normed(), False),
     "a method": (lambda z, x: 0.3 * z.logcumsumexp(0) + x, False),
     "a branch": (branches, False),
+    "requires_grad": (asks(lambda z: z.requires_grad), False),
+    "grad_fn": (asks(lambda z: z.requires_grad or z.grad_fn is not None), False),
+    "is_leaf": (asks(lambda z: not z.is_leaf), False),
 }
 
 
@@ -59,8 +73,9 @@ def test_whose_operations_are_looked_at(name: str, monkeypatch: pytest.MonkeyPat
     assert said and set(said) == {needless}
 
 
-def test_a_norm_that_is_met_on_the_way_has_its_third_derivatives() -> None:
-    """The first evaluation, at zero, does not show it."""
+@pytest.mark.parametrize("name", ["a branch", "requires_grad", "grad_fn"])
+def test_a_norm_that_is_met_on_the_way_has_its_third_derivatives(name: str) -> None:
+    """The first evaluation, at zero and where nothing is tracked, does not show it."""
 
     def third(function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         def along(t: Tensor) -> Tensor:
@@ -70,4 +85,4 @@ def test_a_norm_that_is_met_on_the_way_has_its_third_derivatives() -> None:
 
         return grad(grad(grad(along)))(torch.zeros((), dtype=D))
 
-    torch.testing.assert_close(third(branches), third(CASES["a norm"][0]), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(third(CASES[name][0]), third(CASES["a norm"][0]), rtol=1e-7, atol=1e-9)

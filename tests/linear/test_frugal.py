@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation.operators import Operator
+from implicitkit.lifting.lifted import lift
 from implicitkit.linear import frugal
 from implicitkit.linear.analysis import analyse
 from implicitkit.linear.conjugate import left_by_minimal_residuals, seems_definite
@@ -22,6 +24,7 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.minimise.newton_cg import steihaug
 from implicitkit.solver.root.frugal import FrugalNewton
 from implicitkit.solver.steps import sparse_trust_region
+from implicitkit.system import System
 
 D = torch.float64
 SIDE = 70
@@ -548,3 +551,31 @@ def test_what_was_in_vain_is_not_tried_at_every_solve(monkeypatch: pytest.Monkey
     assert all(torch.equal(value, values[1]) for value in values[2:])  # the first one finds an order for the factors
     assert trials(0.01)[0] > 1 and tries[0]
     assert trials(0.01)[0] > 1 and tries[0]
+
+
+def test_a_time_that_changes_is_no_other_situation() -> None:
+    """What is remembered of solves does not grow with them: numbers among the arguments are told apart by their size only,
+    tensors too; flags, words and signs are others."""
+
+    def situation(*args: Any) -> Any:
+        x = torch.ones(3, dtype=D)
+        lifted = lift(lambda z, x, *_: z - x, torch.zeros(3, dtype=D), (x, *args), lambda _: None)
+        system: Any = SimpleNamespace(batch=1, lifted=lifted)
+        return System.situation(system, lifted.theta)
+
+    same = [situation(0.5 + k / 200, 64 + k, 1.5 + k / 100 + 0j, "a", True) for k in range(40)]
+    assert len(set(same)) == 1
+    others = [
+        (1.5, 64, 1.5 + 0j, "a", True),
+        (0.5, 128, 1.5 + 0j, "a", True),
+        (0.5, 64, 1.5 + 3j, "a", True),
+        (0.5, 64, 1.5 + 0j, "b", True),
+        (0.5, 64, 1.5 + 0j, "a", False),
+        (-0.5, 64, 1.5 + 0j, "a", True),
+        (0.5, -64, 1.5 + 0j, "a", True),
+        (0.5, 10**400, 1.5 + 0j, "a", True),
+        (float("nan"), 64, 1.5 + 0j, "a", True),
+    ]
+    for row in others[:-1]:
+        assert situation(*row) != same[0], row
+    assert situation(*others[-1]) == situation(*others[-1])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -79,3 +80,29 @@ def test_the_derivative_of_a_fixed_point(solver: str) -> None:
     J = slope.unsqueeze(2) * A.mT
     u = torch.linalg.solve(torch.eye(N, dtype=D) - J.mT, torch.ones(BATCH, N, 1, dtype=D)).squeeze(2)
     torch.testing.assert_close(found, slope * u, rtol=1e-9, atol=1e-9)
+
+
+class HalfAStep(ik.FixedPoint):
+    """A fixed point with another residual than its map less ``z``."""
+
+    def flat_residual(self, kernel: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+        return 0.5 * (kernel(z) - z)
+
+
+@pytest.mark.parametrize(("problem", "share"), [(HalfAStep, 0.5), (ik.FixedPoint, 1.0)])
+def test_a_class_with_a_residual_of_its_own_has_its_derivative(problem: type[ik.FixedPoint], share: float) -> None:
+    A, v = 0.4 * W / torch.linalg.matrix_norm(W, 2), torch.linspace(-1, 1, N, dtype=D).unsqueeze(0)
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    class Watched(problem):  # type: ignore[valid-type, misc]
+        def linearise(self, system: Any, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
+            _, B = super().linearise(system, z, theta)
+            found.append((z, B.mv(v), B.dense()))
+            return super().linearise(system, z, theta)
+
+    x = torch.ones(1, N, dtype=D, requires_grad=True)
+    ik.solve(Watched(lambda z, x: torch.tanh(z @ A + x)), torch.zeros_like(x), x, batch_dims=1).value.sum().backward()
+    z, product, dense = found[-1]
+    J = share * (_dense(lambda z: torch.tanh(z @ A + 1), z) - torch.eye(N, dtype=D))
+    torch.testing.assert_close(product, (J @ v.unsqueeze(2)).squeeze(2))
+    torch.testing.assert_close(dense, J)

@@ -452,6 +452,13 @@ MUTANTS = [
         ("not (looks.seen or looks.rewritten)", "False"),
     ),
     *mutants(
+        "implicitkit/lifting/watch.py",
+        "tests/derivatives/test_as_torch_does_it.py",
+        ("is_replaced(func) or func in _OF_TRACKING", "is_replaced(func)"),
+        ('("requires_grad", "grad_fn", "is_leaf")', '("grad_fn", "is_leaf")'),
+        ('("requires_grad", "grad_fn", "is_leaf")', '("requires_grad", "grad_fn")'),
+    ),
+    *mutants(
         "implicitkit/foundation/faithful.py",
         "tests/derivatives/test_functions_of_torch.py -m 'not slow'",
         ("    F.layer_norm: _layer_norm,\n", "", "tests/derivatives/test_functions_of_torch.py -k 'layer'"),
@@ -486,5 +493,20 @@ MUTANTS = [
         "implicitkit/lifting/watch.py",
         "tests/derivatives/test_functions_of_torch.py -k 'bessel or airy'",
         ("            *_UNDERIVED,\n", ""),
+    ),
+    *mutants(
+        "implicitkit/lifting/lifted.py",
+        "tests/derivatives/test_checkpoints_inside.py",
+        ("with inside(), Recomputing(inside):", "with inside():"),
+        ("if not self.live or self._recomputes():", "if not self.live:"),
+        ("captured or fresh or self._recomputes()):", "captured or fresh):"),
+        ("looks.recomputed if needed or levels else None", "looks.recomputed"),
+    ),
+    *mutants(
+        "implicitkit/lifting/recomputing.py",
+        "tests/derivatives/test_checkpoints_inside.py",
+        ("        faithful(lifted.compiled or lifted.as_torch),\n", ""),
+        ("        swapped(slots, tensors, len(lifted.slots), lifted.compiled),\n", ""),
+        ("        Substitute(dict(zip(map(id, lifted.captured), captured, strict=True))),\n", ""),
     ),
 ]

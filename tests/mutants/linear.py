@@ -325,6 +325,12 @@ MUTANTS = [
         "implicitkit/system.py",
         "tests/linear/test_frugal.py -k in_vain",
         ("*numbers, *(math.frexp(size)[1] for size in sizes)", "*numbers"),
+        ("[_size_of(arg) for arg", "[arg for arg", "tests/linear/test_frugal.py -k situation"),
+        (
+            "return (x > 0) - (x < 0), x.bit_length()",
+            "return x.bit_length()",
+            "tests/linear/test_frugal.py -k situation",
+        ),
     ),
     *mutants(
         "implicitkit/system.py",
@@ -675,5 +681,10 @@ MUTANTS = [
         "implicitkit/solver/polyalgorithm.py",
         "tests/linear/test_one_matrix.py -k more_samples",
         ("f.linearize(z0 + apart).alike()", "f.linearize(z0).alike()"),
+    ),
+    *mutants(
+        "implicitkit/problem/base.py",
+        "tests/linear/test_steps_of_the_series.py -k of_its_own",
+        ('if "flat_residual" in cls.__dict__ and "is_step" not in cls.__dict__:', "if False:"),
     ),
 ]
