@@ -754,7 +754,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/qp/sparse_run.py",
         "tests/problem/test_rows_of_one_entry.py",
-        ("if len(systems) == f.batch and not f.problem.kappa:", "if False:"),
+        ("if own and len(systems) == f.batch and not f.problem.kappa:", "if False:"),
         ("np.where(held, -slope, 0.0)", "np.where(held, slope, 0.0)"),
     ),
     *mutants(
