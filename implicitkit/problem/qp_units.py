@@ -6,12 +6,11 @@ with rows ``r_i`` and the objective ``c`` times as large,
 
     c T P T,   c T q,   R A T,   R b,   R G T,   R h;        z = T z',   y = R y' / c,   lam = R lam' / c,
 
-``T`` such that ``P / |q|`` has the diagonal one and, where it has none, columns the size one, times the length of the
-minimum without constraints, ``R`` such that rows have the size one.  They are
-constants: derivatives reach the data through these products.  A program whose rows and columns differ by less than 1e4,
-and are neither tiny nor huge, is solved as it stands; a relaxed one is not, whose ``lam s = kappa``, in these units
-``c kappa``, asks for digits of both.  A batch has one choice of units, and none where its programs themselves differ by
-more than that.
+``T`` such that ``P / |q|`` has the diagonal one and, where it has none, columns the size one, ``R`` such that rows have.
+They are constants: derivatives reach the data through these products.  A program whose rows and columns differ by less
+than 1e4, and are neither tiny nor huge, is solved as it stands; a relaxed one is not, whose ``lam s = kappa``, in these
+units ``c kappa``, asks for digits of both.  A batch has one choice of units, and none where its programs themselves differ
+by more than that.
 
 Source: Ruiz (2001), "A scaling algorithm to equilibrate both rows and columns norms in matrices"; Stellato, Banjac, Goulart,
 Bemporad & Boyd (2020), Math. Prog. Comp. 12 (OSQP), section 5.1.
@@ -98,7 +97,6 @@ def units_of(parts: dict[str, Tensor], places: dict[str, Any], uneven: float = U
         R = [r / _root(r * matrix.rows(T)) for r, matrix in zip(R, rows, strict=True)]
         across = torch.stack([matrix.columns(r) for r, matrix in zip(R, rows, strict=True)]).amax(0)
         T = torch.where(curved, T, T / _root(T * across))
-    T = T * _length(torch.where(curved, T * q / steepest, 0), T)
     R = [r / _root(r * matrix.rows(T)).square() for r, matrix in zip(R, rows, strict=True)]
     slope = torch.maximum((T * q).max(), (T * P.rows(T)).max()) if P is not None else (T * q).max()
     cost = torch.where(slope > 0, 1 / slope, 1)
@@ -177,13 +175,6 @@ def _are_uneven(sizes: list[Tensor], uneven: float, each: bool = True) -> bool:
     low, high = (float(t) for t in whole.aminmax())
     low = low if each else high
     return low < 1 / uneven or high > uneven
-
-
-def _length(slope: Tensor, T: Tensor) -> Tensor:
-    """Of ``z / T``, where curvature is one: how large the minimum is without constraints, which may keep it
-    smaller: one, or that of ``z`` in the units of the user, at most."""
-    longest = slope.max()
-    return torch.where(longest > 0, torch.minimum(longest, (1 / T.max()).clamp_min(1)), 1)
 
 
 def _root(size: Tensor) -> Tensor:

@@ -165,7 +165,7 @@ class _Loop:
             # NaN solves nothing, whatever F makes of it (of a comparison, or a sign, a number)
             finite = torch.isfinite(self.z).all(1)
             self.norm = torch.where(finite, self.norm, torch.nan)
-            improved = improved.logical_and(finite)
+            improved.logical_and_(finite)
             better = _count(improved)[0]
         done = self.norm.le(self.tolerance)
         claims = done if self.at_work == self.alive else done.logical_and(self.active)

@@ -627,3 +627,30 @@ def test_derivatives_of_second_order_under_saved_tensor_hooks(name: str) -> None
         (g,) = torch.autograd.grad(run(x).square().sum(), x, create_graph=True)
         found.append(torch.autograd.grad(g.square().sum(), (x, w)))
     torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)
+
+
+class LosesItself(ik.Method):
+    """Halves the way to the solution; beyond one it returns NaN."""
+
+    solves = "root"
+
+    def init(self, f: Any, z: Tensor) -> None:
+        return None
+
+    def step(self, f: Any, z: Tensor, state: None) -> tuple[Tensor, None]:
+        return torch.where(z[:, :1] > 1, torch.full_like(z, torch.nan), z - 0.5 * f(z)), state
+
+
+def test_a_step_to_nan_is_no_solution_whatever_the_function_makes_of_it() -> None:
+    """A function that compares takes NaN for a number, here for a zero of its own: that sample ends where it last was a
+    point, and the others are solved."""
+    solution = ik.root(
+        lambda z, t: torch.where(z <= 2, z - t, 0.0),
+        torch.tensor([[0.0], [1.5]], dtype=D),
+        (torch.tensor([[0.5], [1.8]], dtype=D),),
+        solver=LosesItself(),
+        batch_dims=1,
+        on_failure="ignore",
+    )
+    assert solution.status.tolist() == [int(ik.Status.CONVERGED), int(ik.Status.NONFINITE)]
+    torch.testing.assert_close(solution.value, torch.tensor([[0.5], [1.5]], dtype=D))

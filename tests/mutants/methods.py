@@ -623,6 +623,22 @@ MUTANTS = [
         ("unit = curvature / steep", "unit = 1 / steep", LOW_RANK + " -k units"),
     ),
     *mutants(
+        "implicitkit/solver/qp/sparse.py",
+        "tests/solver/test_sparse_programs.py -k short_last",
+        ("y = np.zeros(len(program.b)) if start.y is None else start.y", "y = np.zeros(len(program.b))"),
+    ),
+    *mutants(
+        "implicitkit/problem/constrained.py",
+        "tests/solver/test_bounded_programs.py tests/solver/test_bounded_minima.py",
+        ("z[:, :n] - limits[1], z[:, :n] - limits[0]", "z[:, :n] - limits[0], z[:, :n] - limits[1]"),
+    ),
+    *mutants(
+        "implicitkit/solver/driver.py",
+        "tests/core/test_machinery.py -k step_to_nan",
+        ("        if not self._is_finite():", "        if False:"),
+        ("improved.logical_and_(finite)", "improved.logical_and(finite)"),
+    ),
+    *mutants(
         "implicitkit/solver/constrained/sparse_step.py",
         LOW_RANK,
         (
@@ -960,7 +976,6 @@ MUTANTS = [
         "tests/solver/test_sparse_programs.py -k 'sparse_step or batch or penalties'",
         ("np.concatenate([-out[n:], none])", "np.concatenate([out[n:], none])"),
         ("_array(b[i] - self.z[i])", "_array(b[i])"),
-        ("reach is not None, near=y", "reach is not None", "tests/solver/test_sparse_programs.py -k short_last"),
     ),
     *mutants(
         "implicitkit/solver/constrained/sparse_step.py",

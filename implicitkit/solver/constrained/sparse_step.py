@@ -55,7 +55,7 @@ class SparseDirection:
         """
         y = np.concatenate([y, np.zeros(len(program.b) - len(y))])
         guess = qp.guess(program, y)
-        point = qp.active_set(program, guess, sets=1, convex=reach is not None, near=y, enough=_ENOUGH)
+        point = qp.active_set(program, guess, sets=1, convex=reach is not None, enough=_ENOUGH)
         if reach is not None and (point is None or not np.abs(point.d).max() <= reach):
             return False
         self.slope[i] = torch.from_numpy(program.q[: self.slope.shape[1]]).to(self.slope)
@@ -201,7 +201,7 @@ def _estimate(program: qp.SparseProgram) -> Tensor:
 def _solve(program: qp.SparseProgram, begun: qp.SparsePoint | None) -> tuple[np.ndarray, np.ndarray]:
     """The step and the multipliers: by active sets, from those so far or from an interior point; of the penalties where the
     program has no solution."""
-    point = None if begun is None else qp.active_set(program, begun.active, begun.shift, near=begun.y)
+    point = None if begun is None else qp.active_set(program, begun.active._replace(y=begun.y), begun.shift)
     if point is None:
         point = interior_point(program)
     if point is not None:

@@ -157,7 +157,7 @@ def guess(program: SparseProgram, y: np.ndarray) -> Active:
         C = program.K[n:, :n]
         each = C.multiply(C) @ (1 / curvature)
         rows = rows | (y * np.where(each > 0, each, 1.0) > program.b)
-    return Active(np.where(program.lower == program.upper, 1, bounds), rows)
+    return Active(np.where(program.lower == program.upper, 1, bounds), rows, y)
 
 
 def active_set(
@@ -166,19 +166,16 @@ def active_set(
     shift: float = 0.0,
     sets: int = _SETS,
     convex: bool = False,
-    near: np.ndarray | None = None,
     enough: float = ENOUGH,
 ) -> SparsePoint | None:
     """The solution by active sets from ``start`` on; ``None`` where they do not settle, settle slowly, or a system cannot be
     solved.  Of fewer ``sets`` than that takes, the last point.  ``convex``: ``None`` where ``H`` would have to be
-    shifted.  ``near``: multipliers near those of the solution, else those of ``start``: what is solved for is the
-    difference, and beside that a short ``d`` has digits of its own.  Where active conditions depend on each other (an
-    assignment) multipliers are not unique, and those from inside, positive all of them, keep the set that they say.
-    ``enough``: the backward error to which systems are solved."""
+    shifted.  Where ``start`` has multipliers what is solved for is the difference from those, and beside that a short
+    ``d`` has digits of its own.  Where active conditions depend on each other (an assignment) multipliers are not unique,
+    and those from inside, positive all of them, keep the set that they say.  ``enough``: the backward error to which
+    systems are solved."""
     active, before, slow = start, np.inf, 0
-    if near is None:
-        near = start.y
-    y = np.zeros(len(program.b)) if near is None else near
+    y = np.zeros(len(program.b)) if start.y is None else start.y
     for k in range(sets):
         found = _with_active(program, active, shift, 1 if convex else _SHIFTS, y, enough)
         if found is None:
