@@ -629,7 +629,7 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/problem/constrained.py",
-        "tests/solver/test_bounded_programs.py tests/solver/test_bounded_minima.py",
+        "tests/solver/test_sparse_programs.py -k last_factors",
         ("z[:, :n] - limits[1], z[:, :n] - limits[0]", "z[:, :n] - limits[0], z[:, :n] - limits[1]"),
     ),
     *mutants(
