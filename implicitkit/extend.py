@@ -38,9 +38,9 @@ from implicitkit.lifting.inference import despite_inference_mode
 from implicitkit.lifting.overlay import replaced
 from implicitkit.lifting.reach import holds_compiled, modules_held
 from implicitkit.linear.base import LinearSolution
-from implicitkit.linear.entries import of_entries
-from implicitkit.linear.kkt import KKT, SINGULAR
-from implicitkit.linear.sparse_elsewhere import FactorsElsewhere
+from implicitkit.linear.conditions.kkt import KKT, SINGULAR
+from implicitkit.linear.factors.entries import of_entries
+from implicitkit.linear.factors.sparse_elsewhere import FactorsElsewhere
 from implicitkit.problem.base import Problem, Restated
 from implicitkit.problem.complementarity import DEGENERATE, check_degenerate, plus, plus_slope, warn_zero_gradient
 from implicitkit.problem.constrained import ConstrainedMinimisation
@@ -59,7 +59,6 @@ from implicitkit.solver.constrained.model import Local, Model
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.fixed_point.continuation import Continuation
 from implicitkit.solver.fixed_point.impatient import Impatient
-from implicitkit.solver.judging import Judge
 from implicitkit.solver.polyalgorithm import Polyalgorithm, Stage
 from implicitkit.solver.qp.base import QPSolver
 from implicitkit.solver.qp.builtin import AutoQP, InteriorPoint
@@ -67,6 +66,7 @@ from implicitkit.solver.qp.ends import CLARABEL_ENDS, DAQP_ENDS, SCS_ENDS
 from implicitkit.solver.qp.plain import solve_qp
 from implicitkit.solver.qp.polish import QPPoint
 from implicitkit.solver.steps.refinement import damped_newton
+from implicitkit.solver.verdict.judging import Judge
 from implicitkit.system import LevelKernel, System
 
 __all__ = [

@@ -36,10 +36,10 @@ from torch import Tensor
 from implicitkit.foundation import autodiff, compat
 from implicitkit.foundation.operators import Operator, minus, shifted
 from implicitkit.lifting.inference import despite_inference_mode
-from implicitkit.linear.cycles import column
-from implicitkit.linear.dense import factor_batched
-from implicitkit.linear.gmres import GMRES
+from implicitkit.linear.factors.dense import factor_batched
 from implicitkit.linear.independence import refuse_coupled
+from implicitkit.linear.iterative.cycles import column
+from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.solution import Solution
 from implicitkit.system import System
 

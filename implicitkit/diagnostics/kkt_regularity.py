@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.lifting.inference import despite_inference_mode
-from implicitkit.linear.dense import svd_batched
+from implicitkit.linear.factors.dense import svd_batched
 from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.problem.quadratic_program import QPConditions
 from implicitkit.solution import Solution

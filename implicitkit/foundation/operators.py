@@ -91,7 +91,7 @@ class Operator:
         fixed_point: ``A = J - I`` where ``J`` is the Jacobian of a fixed-point map, so that
             ``u <- u + (A u - b)`` is the Neumann series.
         structure: ``A`` as a block triangular matrix, if its blocks are known (:mod:`implicitkit.linear.blocks`).
-        sparse: makes the blocks sparse matrices (:class:`~implicitkit.linear.sparse_blocks.SparseBlocks`) or says
+        sparse: makes the blocks sparse matrices (:class:`~implicitkit.linear.factors.sparse_blocks.SparseBlocks`) or says
             ``None``; called at most once.
 
     Attributes:
@@ -103,7 +103,7 @@ class Operator:
             :func:`~implicitkit.foundation.autodiff.read_by_products` counts them; 0 where that is not known.
         own: says whether each sample is known to be multiplied by a matrix of its own.
         preconditioner: something near ``A`` that the Krylov methods may use, with ``solve(b)`` and ``T``
-            (:mod:`implicitkit.linear.preconditioners`); not part of what ``A`` is.
+            (:mod:`implicitkit.linear.iterative.preconditioners`); not part of what ``A`` is.
         known: something near ``A`` that has been factored already, with ``solve(b)`` and ``T``; not part of what ``A`` is.
         selects: makes the operator of some of the samples (:meth:`select`); ``None`` where they cannot be told apart.
         step: products with ``J`` and its transposed, of ``A = J - I``, where those with ``A`` are made of them.

@@ -6,19 +6,19 @@ from implicitkit.foundation.estimate import InverseEstimate
 from implicitkit.foundation.operators import BlockStructure, Operator
 from implicitkit.linear.auto import Auto
 from implicitkit.linear.base import LinearSolution, LinearSolver
-from implicitkit.linear.bicgstab import BiCGStab
 from implicitkit.linear.blocks import BlockSubstitution
-from implicitkit.linear.broyden import BroydenLinear
-from implicitkit.linear.cg import CG
-from implicitkit.linear.cholmod import Cholmod
-from implicitkit.linear.dense import Factor, cholesky_batched, factor_batched, lstsq_batched, solve_batched
-from implicitkit.linear.gmres import GMRES
-from implicitkit.linear.lsmr import LSMR
-from implicitkit.linear.lu import LU
-from implicitkit.linear.neumann import DampedSeries, NeumannSeries, Richardson
-from implicitkit.linear.pardiso import Pardiso
-from implicitkit.linear.sparse import SparseLU
-from implicitkit.linear.stale import Stale
+from implicitkit.linear.factors.cholmod import Cholmod
+from implicitkit.linear.factors.dense import Factor, cholesky_batched, factor_batched, lstsq_batched, solve_batched
+from implicitkit.linear.factors.lu import LU
+from implicitkit.linear.factors.pardiso import Pardiso
+from implicitkit.linear.factors.sparse import SparseLU
+from implicitkit.linear.factors.stale import Stale
+from implicitkit.linear.iterative.bicgstab import BiCGStab
+from implicitkit.linear.iterative.broyden import BroydenLinear
+from implicitkit.linear.iterative.cg import CG
+from implicitkit.linear.iterative.gmres import GMRES
+from implicitkit.linear.iterative.lsmr import LSMR
+from implicitkit.linear.iterative.neumann import DampedSeries, NeumannSeries, Richardson
 from implicitkit.linear.traces import Estimate, log_determinant, trace
 
 __all__ = [

@@ -12,15 +12,15 @@ from implicitkit.foundation.operators import Operator, preconditioned, repeated
 from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import register_linear_solver
-from implicitkit.linear.cg import CG
-from implicitkit.linear.contraction import Contraction
-from implicitkit.linear.cycles import in_working_precision
-from implicitkit.linear.direct import MANY
-from implicitkit.linear.frugal import Frugal
-from implicitkit.linear.gmres import GMRES
-from implicitkit.linear.lu import LU
+from implicitkit.linear.factors.direct import MANY
+from implicitkit.linear.factors.lu import LU
+from implicitkit.linear.factors.sparse import is_near, solve_with
+from implicitkit.linear.iterative.cg import CG
+from implicitkit.linear.iterative.contraction import Contraction
+from implicitkit.linear.iterative.cycles import in_working_precision
+from implicitkit.linear.iterative.frugal import Frugal
+from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.linear.price import price_of_dense_like
-from implicitkit.linear.sparse import is_near, solve_with
 
 __all__ = ["Auto"]
 
@@ -49,8 +49,8 @@ class Auto(LinearSolver):
        with them as preconditioner.  (Those of ``R'R``, of a fit, unless its sparse Hessian takes 24 products or fewer.)
     2. A preconditioner, if the user gave one, with ``gmres``.  What it cannot do is left to the others:
     3. ``gmres`` where factors would cost as much as twenty products or more, for as long as they do
-       (:mod:`implicitkit.linear.frugal`); not of fixed-point maps.  Where all samples have one matrix, as one product shows,
-       they cost those of one.
+       (:mod:`implicitkit.linear.iterative.frugal`); not of fixed-point maps.  Where all samples have one matrix, as one
+       product shows, they cost those of one.
     4. ``lu`` where forming the dense blocks is cheap: few unknowns, or a cheap function; or where 3 has found it so.
     5. ``sparse_lu`` where the matrix has a sparsity pattern.  (4 for many unknowns, and 5, of a fixed-point map only after 6
        has failed: there ``I - J`` is seldom ill-conditioned, and few products do.)

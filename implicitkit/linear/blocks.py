@@ -23,7 +23,7 @@ from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import check_options, part
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.catalogue import get_linear_solver, register_linear_solver
-from implicitkit.linear.cycles import norms
+from implicitkit.linear.iterative.cycles import norms
 
 __all__ = ["BlockSubstitution"]
 

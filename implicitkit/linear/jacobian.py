@@ -11,7 +11,7 @@ from torch import Tensor
 from implicitkit.foundation import autodiff, compat, graph
 from implicitkit.foundation.numbers import numbers
 from implicitkit.foundation.operators import MatVec
-from implicitkit.linear.sparse_form import confirmed
+from implicitkit.linear.factors.sparse_form import confirmed
 from implicitkit.sparsity.identity import identity_of
 from implicitkit.sparsity.known import SMALLEST, Sparsity, detected
 

@@ -89,10 +89,10 @@ def price_of(
     """Of ``batch`` sparse matrices of one pattern.
 
     Args:
-        products: that show them. entries: of one. band: its width, ``None`` where there is none.
-        fill: entries of its factors, as they were made before, or likely (:mod:`implicitkit.linear.fill`); 0: unknown.
-        reach: how far from the diagonal it has entries when it is renumbered for that. alike: samples a matrix: those
-            that have the same are factored once. wide: what a product touches beyond the state (:func:`touched_beside`).
+        products: that show them. entries: of one. band: its width, ``None`` where there is none. fill: entries of its
+        factors, as they were made before, or likely (:mod:`~implicitkit.linear.factors.fill`); 0: unknown. reach: how
+        far from the diagonal it has entries when it is renumbered for that. alike: samples a matrix: those that have
+        the same are factored once. wide: what a product touches beyond the state (:func:`touched_beside`).
 
     How much factors fill is known afterwards, and of graphs without layers likely before. Else they cost what those of a
     grid in the plane do at least, and by nested dissection as much as the cube of a separator (George 1973, SIAM J. Numer.

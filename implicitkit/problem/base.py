@@ -14,7 +14,7 @@ from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import Configured, check_options, flag
 from implicitkit.foundation.trees import Layout
-from implicitkit.linear.sparse_form import SMALLEST, sparse_blocks
+from implicitkit.linear.factors.sparse_form import SMALLEST, sparse_blocks
 from implicitkit.problem.auxiliary import ValueOnly
 from implicitkit.problem.kind import ROOT, Kind, as_kind
 from implicitkit.problem.selection import selection

@@ -33,7 +33,7 @@ from implicitkit.foundation import autodiff, compat, trees
 from implicitkit.foundation.held import held
 from implicitkit.foundation.trees import Layout
 from implicitkit.foundation.wording import kind_of
-from implicitkit.linear.kkt import KKT
+from implicitkit.linear.conditions.kkt import KKT
 from implicitkit.problem.base import Kernel, Problem
 from implicitkit.problem.complementarity import KAPPA, lesser
 from implicitkit.problem.constraints import Constraint

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from implicitkit.linear.saddle import mv
+from implicitkit.linear.conditions.saddle import mv
 
 __all__ = ["QPData", "natural_residual"]
 

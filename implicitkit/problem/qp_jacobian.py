@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from implicitkit.linear.saddle import Saddle, StructuredOperator, mv
+from implicitkit.linear.conditions.saddle import Saddle, StructuredOperator, mv
 from implicitkit.problem.complementarity import plus_slope
 
 __all__ = ["QPJacobian"]

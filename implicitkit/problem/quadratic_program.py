@@ -12,8 +12,8 @@ from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.trees import Layout, from_arrays
-from implicitkit.linear.kkt import KKT
-from implicitkit.linear.saddle import StructuredOperator, mv
+from implicitkit.linear.conditions.kkt import KKT
+from implicitkit.linear.conditions.saddle import StructuredOperator, mv
 from implicitkit.problem.base import Problem, Restated
 from implicitkit.problem.complementarity import KAPPA, check_degenerate, warn_zero_gradient
 from implicitkit.problem.kind import QUADRATIC_PROGRAM, Kind

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat, trees
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.entries import of_entries
+from implicitkit.linear.factors.entries import of_entries
 from implicitkit.problem.complementarity import plus_slope
 
 __all__ = ["MATRICES", "Places", "as_entries", "as_sparse", "is_sparse", "sparse_jacobian"]

@@ -11,7 +11,7 @@ from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.options import at_least, check_options, not_negative, optional, part
 from implicitkit.linear import LinearSolver
 from implicitkit.linear.catalogue import get_linear_solver
-from implicitkit.linear.preconditioners import check_preconditioner
+from implicitkit.linear.iterative.preconditioners import check_preconditioner
 from implicitkit.problem.catalogue import get_problem_entry
 from implicitkit.rule.base import Rule
 from implicitkit.rule.catalogue import register_rule
@@ -34,10 +34,10 @@ class Implicit(Rule):
             dense where that is cheap and sparse where the Jacobian has a pattern, else CG for symmetric Jacobians and GMRES
             (see :class:`implicitkit.linear.Auto`).
         preconditioner: for ``auto``, ``gmres``, ``bicgstab`` and ``cg``: ``"jacobi"``, ``"block_jacobi"``, ``"ilu"``,
-            ``"amg"`` (:mod:`implicitkit.linear.preconditioners`); a callable ``(z, v) -> M(z)^{-1} v`` of ``(batch, n)``
-            matrices, linear in ``v``, or a pair of such, the second for the transposed (without it, by differentiation); a
-            factorisation with ``solve(b, trans)``; or :class:`ik.linear.Stale() <implicitkit.linear.Stale>`.  The derivative
-            does not depend on it.
+            ``"amg"`` (:mod:`~implicitkit.linear.iterative.preconditioners`); a callable ``(z, v) -> M(z)^{-1} v`` of
+            ``(batch, n)`` matrices, linear in ``v``, or a pair of such, the second for the transposed (without it, by
+            differentiation); a factorisation with ``solve(b, trans)``; or :class:`ik.linear.Stale()
+            <implicitkit.linear.Stale>`.  The derivative does not depend on it.
         rtol, atol: of the linear solve, per sample ``|A u - b| <= atol + rtol |b|``; the defaults follow the dtype
             (``eps^(2/3)``; ``atol`` 0).
         max_steps: products with the Jacobian allowed; ``None`` is the linear solver's own default.

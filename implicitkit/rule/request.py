@@ -19,7 +19,7 @@ from implicitkit.linear.catalogue import get_linear_solver
 from implicitkit.linear.claims import answer
 from implicitkit.linear.equilibrated import equilibrated
 from implicitkit.linear.independence import refuse_coupled
-from implicitkit.linear.preconditioners import preconditioner
+from implicitkit.linear.iterative.preconditioners import preconditioner
 from implicitkit.reporting import linear_failure
 from implicitkit.rule.doubtful import warn_if_singular
 from implicitkit.rule.hidden import warn_if_hidden
@@ -50,7 +50,7 @@ class Request:
         on_failure: the policy. record: where the figures of the solve go.
         first: the kernel's value at ``z0``, if it is known.
         linear_solver, linear_options: how the derivative's linear systems are solved.
-        preconditioner: for these (:mod:`implicitkit.linear.preconditioners`).
+        preconditioner: for these (:mod:`implicitkit.linear.iterative.preconditioners`).
         batchable: the figures of the solve must be a tensor of the caller's ``torch.func`` level.
         watched: what autograd does not see of the function is looked for.
     """

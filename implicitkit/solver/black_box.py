@@ -13,12 +13,12 @@ from torch import Tensor
 from implicitkit.foundation import compat
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options, function, instance, one_of, optional, string
-from implicitkit.linear.user_factor import UserFactor
+from implicitkit.linear.factors.user_factor import UserFactor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Options, Outcome, Solver
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.judging import Judge
 from implicitkit.solver.returned import point, steps_of
+from implicitkit.solver.verdict.judging import Judge
 
 __all__ = ["MISTAKES", "BlackBox", "BlackBoxFunction", "verdict"]
 

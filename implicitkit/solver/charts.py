@@ -19,7 +19,7 @@ from implicitkit.solution import Solution, Status
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.black_box import verdict
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.judging import Judge
+from implicitkit.solver.verdict.judging import Judge
 
 __all__ = ["Arrived", "through_charts"]
 

@@ -18,11 +18,11 @@ from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome
 from implicitkit.solver.costs import dropping_pays
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.judging import Judge
-from implicitkit.solver.minima import Progress
 from implicitkit.solver.returned import kept, stepped
 from implicitkit.solver.starts import has_a_value
-from implicitkit.solver.strides import by_the_last_step
+from implicitkit.solver.verdict.judging import Judge
+from implicitkit.solver.verdict.minima import Progress
+from implicitkit.solver.verdict.strides import by_the_last_step
 from implicitkit.solver.whole_batch import WholeBatch
 
 __all__ = ["iterate"]

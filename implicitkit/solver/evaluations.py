@@ -10,8 +10,8 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, graph
 from implicitkit.foundation.operators import Operator
+from implicitkit.linear.factors.sparse_form import confirmed, confirmed_bordered, sparse_blocks
 from implicitkit.linear.price import price_of_dense, price_of_dense_like
-from implicitkit.linear.sparse_form import confirmed, confirmed_bordered, sparse_blocks
 from implicitkit.problem.selection import selection
 from implicitkit.solver.fits import Fits
 from implicitkit.solver.outside import Outside

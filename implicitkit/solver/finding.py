@@ -1,6 +1,6 @@
 """A solve from outside: a solver is run, and what it found is looked at once more.
 
-Every solver judges its own points by the one :class:`~implicitkit.solver.judging.Judge`.  Of a minimisation the
+Every solver judges its own points by the one :class:`~implicitkit.solver.verdict.judging.Judge`.  Of a minimisation the
 gradient is only half the question: here a maximum or a saddle point is left again, whoever came to it, and a failure is
 asked whether there is a minimum at all.
 """
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from implicitkit.solution import Status
-from implicitkit.solver.at_rest import said_of_flow
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.minima import ROUNDING, downhill, falls_forever
-from implicitkit.solver.noise import refuse_noise
 from implicitkit.solver.starts import beside, is_lowest
 from implicitkit.solver.subset import subset
+from implicitkit.solver.verdict.at_rest import said_of_flow
+from implicitkit.solver.verdict.minima import ROUNDING, downhill, falls_forever
+from implicitkit.solver.verdict.noise import refuse_noise
 
 __all__ = ["find"]
 

@@ -14,10 +14,10 @@ from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.constrained.second_order import falls_forever_within
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.noise import refuse_noise
 from implicitkit.solver.norms import start_size
 from implicitkit.solver.starts import has_no_slope
 from implicitkit.solver.subset import subset
+from implicitkit.solver.verdict.noise import refuse_noise
 
 __all__ = ["Polyalgorithm", "Stage"]
 

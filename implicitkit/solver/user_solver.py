@@ -11,14 +11,14 @@ from torch import Tensor
 
 from implicitkit.foundation import trees
 from implicitkit.foundation.trees import Layout, hint_of_pair
-from implicitkit.linear.user_factor import UserFactor
+from implicitkit.linear.factors.user_factor import UserFactor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Options, Outcome, Solver
 from implicitkit.solver.black_box import MISTAKES, verdict
 from implicitkit.solver.constrained.multipliers import with_multipliers
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.judging import Judge
 from implicitkit.solver.returned import point
+from implicitkit.solver.verdict.judging import Judge
 
 __all__ = ["Start", "UserSolver"]
 

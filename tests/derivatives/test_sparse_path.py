@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import implicitkit as ik
-from implicitkit.linear import sparse
+from implicitkit.linear.factors import sparse
 
 D = torch.float64
 N = 150  # above the size from which patterns are looked for
@@ -156,7 +156,7 @@ def test_gradcheck_of_both_orders(name: str) -> None:
 
 def test_one_factorisation_serves_every_right_hand_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """``jacrev`` of 150 unknowns, after a solve that left its factors: none anew, or one."""
-    from implicitkit.linear import shared_factors, sparse_blocks
+    from implicitkit.linear.factors import shared_factors, sparse_blocks
 
     count = []
     inner = sparse_blocks.SparseFactor

@@ -15,9 +15,9 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.dense import factor_batched
-from implicitkit.linear.dense_blocks import DenseBlocks
 from implicitkit.linear.equilibrated import equilibrated
+from implicitkit.linear.factors.dense import factor_batched
+from implicitkit.linear.factors.dense_blocks import DenseBlocks
 
 D64 = torch.float64
 Case = tuple[str, int, str, str, torch.dtype]

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.linear.analysis import analyse
-from implicitkit.linear.block_triangular import BlockTriangular, parts_of
-from implicitkit.linear.sparse_factors import SparseFactor
+from implicitkit.linear.factors.analysis import analyse
+from implicitkit.linear.factors.block_triangular import BlockTriangular, parts_of
+from implicitkit.linear.factors.sparse_factors import SparseFactor
 
 
 def grid(m: int) -> sp.csr_matrix:

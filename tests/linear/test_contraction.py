@@ -11,9 +11,9 @@ from torch import Tensor
 from implicitkit.foundation.autodiff import linearise
 from implicitkit.linear import GMRES, Operator
 from implicitkit.linear.auto import Auto
-from implicitkit.linear.contraction import Contraction, _crawls, _dearer
-from implicitkit.linear.lu import LU
-from implicitkit.linear.neumann import NeumannSeries
+from implicitkit.linear.factors.lu import LU
+from implicitkit.linear.iterative.contraction import Contraction, _crawls, _dearer
+from implicitkit.linear.iterative.neumann import NeumannSeries
 from implicitkit.linear.price import cost_of_product
 
 F64 = torch.float64
@@ -55,7 +55,7 @@ def orthogonalised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many products each cycle of GMRES asked for, from here on."""
     import importlib
 
-    module, seen = importlib.import_module("implicitkit.linear.contraction"), list[int]()
+    module, seen = importlib.import_module("implicitkit.linear.iterative.contraction"), list[int]()
     arnoldi = module.arnoldi
 
     def counted(*given: object) -> object:

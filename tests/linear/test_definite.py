@@ -10,8 +10,8 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as sla
 import torch
 
-from implicitkit.linear import definite, sparse_factors
-from implicitkit.linear.sparse_blocks import SparseBlocks
+from implicitkit.linear.factors import definite, sparse_factors
+from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 from implicitkit.sparsity.compression import known_entries
 
 SIDE = 30

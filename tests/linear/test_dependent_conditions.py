@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.linear.least_norm import least_norm
-from implicitkit.linear.sparse_blocks import SparseBlocks
+from implicitkit.linear.conditions.least_norm import least_norm
+from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 from implicitkit.sparsity.compression import known_entries
 
 D = torch.float64

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import grad, hessian, jacrev, jvp
 
 import implicitkit as ik
-from implicitkit.linear.sparse_elsewhere import FactorsElsewhere
+from implicitkit.linear.factors.sparse_elsewhere import FactorsElsewhere
 
 D = torch.float64
 N = 300

@@ -1,4 +1,4 @@
-"""Samples that are solved are left out of later products, and no number changes by it (``implicitkit/linear/fewer.py``)."""
+"""Samples that are solved are left out of later products, and no number changes by it (``linear/iterative/fewer.py``)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import implicitkit as ik
 from implicitkit.foundation.operators import Operator, minus, repeated, shifted, single
-from implicitkit.linear import contraction, fewer
-from implicitkit.linear.contraction import Contraction
 from implicitkit.linear.equilibrated import _scaled
-from implicitkit.linear.frugal import Frugal
+from implicitkit.linear.iterative import contraction, fewer
+from implicitkit.linear.iterative.contraction import Contraction
+from implicitkit.linear.iterative.frugal import Frugal
 from implicitkit.problem import selection
 
 BATCH, SIZE = 16, 24

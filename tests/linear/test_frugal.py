@@ -14,12 +14,12 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.foundation.operators import Operator
 from implicitkit.lifting.lifted import lift
-from implicitkit.linear import frugal
-from implicitkit.linear.analysis import analyse
-from implicitkit.linear.conjugate import left_by_minimal_residuals, seems_definite
-from implicitkit.linear.frugal import Frugal
+from implicitkit.linear.factors.analysis import analyse
+from implicitkit.linear.factors.sparse_factors import SparseFactor
+from implicitkit.linear.iterative import frugal
+from implicitkit.linear.iterative.conjugate import left_by_minimal_residuals, seems_definite
+from implicitkit.linear.iterative.frugal import Frugal
 from implicitkit.linear.price import price_of, price_of_dense
-from implicitkit.linear.sparse_factors import SparseFactor
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.minimise.newton_cg import steihaug
 from implicitkit.solver.root.frugal import FrugalNewton

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.linear.analysis import analyse
-from implicitkit.linear.fill import likely_fill
-from implicitkit.linear.ordering import superlu
+from implicitkit.linear.factors.analysis import analyse
+from implicitkit.linear.factors.fill import likely_fill
+from implicitkit.linear.factors.ordering import superlu
 
 
 def _matrix(a: np.ndarray, b: np.ndarray, n: int) -> sp.csr_matrix:
@@ -100,8 +100,8 @@ def test_a_network_is_solved_by_products(monkeypatch: pytest.MonkeyPatch) -> Non
     def refused(*given: object, **options: object) -> None:
         raise AssertionError("factors that fill, where a few dozen products do")
 
-    monkeypatch.setattr("implicitkit.linear.ordering.superlu", refused)
-    monkeypatch.setattr("implicitkit.linear.sparse_factors.sla.splu", refused)
+    monkeypatch.setattr("implicitkit.linear.factors.ordering.superlu", refused)
+    monkeypatch.setattr("implicitkit.linear.factors.sparse_factors.sla.splu", refused)
     given = power.requires_grad_()
     solution = ik.root(balance, torch.zeros(n, dtype=torch.float64), (given,))
     (found,) = torch.autograd.grad(solution.value.sum(), given)

@@ -294,7 +294,7 @@ def test_gmres_keeps_fewer_vectors_of_big_states(
 ) -> None:
     import importlib
 
-    module = importlib.import_module("implicitkit.linear.gmres")
+    module = importlib.import_module("implicitkit.linear.iterative.gmres")
     seen: list[int] = []
     arnoldi = module.arnoldi
     monkeypatch.setattr(module, "_NUMBERS", numbers)

@@ -15,10 +15,10 @@ from torch.func import jacfwd, jacrev, vjp, vmap
 import implicitkit as ik
 from implicitkit.foundation import compat
 from implicitkit.linear import GMRES, Auto, Operator
-from implicitkit.linear.dense_blocks import DenseBlocks
-from implicitkit.linear.direct import MANY, refined
-from implicitkit.linear.sparse import is_near, solve_with
-from implicitkit.linear.sparse_blocks import SparseBlocks
+from implicitkit.linear.factors.dense_blocks import DenseBlocks
+from implicitkit.linear.factors.direct import MANY, refined
+from implicitkit.linear.factors.sparse import is_near, solve_with
+from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 from implicitkit.sparsity.compression import coloured
 
 D = torch.float64

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.linear import sparse_blocks
+from implicitkit.linear.factors import sparse_blocks
 
 D = torch.float64
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.linear import gram
-from implicitkit.linear.analysis import analyse
-from implicitkit.linear.gram import Gram, Orders
+from implicitkit.linear.factors import gram
+from implicitkit.linear.factors.analysis import analyse
+from implicitkit.linear.factors.gram import Gram, Orders
+from implicitkit.linear.factors.sparse_factors import SparseFactor, _Full
 from implicitkit.linear.price import price_of
-from implicitkit.linear.sparse_factors import SparseFactor, _Full
 
 D = torch.float64
 N = 400

@@ -13,14 +13,14 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear import shared_factors
-from implicitkit.linear.analysis import analyse
-from implicitkit.linear.dense import factor_batched
-from implicitkit.linear.dense_blocks import DenseBlocks
+from implicitkit.linear.factors import shared_factors
+from implicitkit.linear.factors.analysis import analyse
+from implicitkit.linear.factors.dense import factor_batched
+from implicitkit.linear.factors.dense_blocks import DenseBlocks
+from implicitkit.linear.factors.shared_factors import SharedFactor, factors
+from implicitkit.linear.factors.sparse_blocks import SparseBlocks
+from implicitkit.linear.factors.sparse_factors import SparseFactor
 from implicitkit.linear.price import price_of, price_of_dense
-from implicitkit.linear.shared_factors import SharedFactor, factors
-from implicitkit.linear.sparse_blocks import SparseBlocks
-from implicitkit.linear.sparse_factors import SparseFactor
 from implicitkit.solver import auto
 from implicitkit.sparsity import compression
 from implicitkit.sparsity.compression import Coloured

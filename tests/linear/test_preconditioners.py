@@ -17,8 +17,8 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import implicitkit as ik
 from implicitkit.foundation import autodiff
-from implicitkit.linear.preconditioners import preconditioner
-from implicitkit.linear.sparse_form import sparse_blocks
+from implicitkit.linear.factors.sparse_form import sparse_blocks
+from implicitkit.linear.iterative.preconditioners import preconditioner
 from implicitkit.sparsity.known import Sparsity
 
 D = torch.float64
@@ -237,7 +237,7 @@ def test_what_leaves_torch_needs_its_transposed() -> None:
 
 
 def test_a_matrix_that_cannot_be_had_is_not_formed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from implicitkit.linear import preconditioners
+    from implicitkit.linear.iterative import preconditioners
 
     monkeypatch.setattr(preconditioners, "_NUMBERS", 100)
     rule = ik.Implicit(linear_solver="gmres", preconditioner="ilu")

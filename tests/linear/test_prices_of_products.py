@@ -13,8 +13,8 @@ from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator, repeated
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.equilibrated import equilibrated
+from implicitkit.linear.factors.sparse_form import sparse_blocks
 from implicitkit.linear.price import price_of, price_of_dense, price_of_dense_like, touched_beside
-from implicitkit.linear.sparse_form import sparse_blocks
 from implicitkit.solver.auto import stages
 from implicitkit.solver.minimise.convex_newton import ConvexNewton
 from implicitkit.sparsity.known import Sparsity

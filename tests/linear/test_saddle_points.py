@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.linear.analysis import analyse
-from implicitkit.linear.sparse_factors import SparseFactor
+from implicitkit.linear.factors.analysis import analyse
+from implicitkit.linear.factors.sparse_factors import SparseFactor
 
 D = torch.float64
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation import autodiff
-from implicitkit.linear import ordering, sparse_factors
-from implicitkit.linear.analysis import analyse
-from implicitkit.linear.sparse_factors import SparseFactor, _Full
+from implicitkit.linear.factors import ordering, sparse_factors
+from implicitkit.linear.factors.analysis import analyse
+from implicitkit.linear.factors.sparse_factors import SparseFactor, _Full
 from implicitkit.sparsity import colouring, compression
 from implicitkit.sparsity.colouring import groups_of_columns
 from implicitkit.sparsity.compression import coloured

@@ -39,7 +39,7 @@ MUTANTS = [
         ("e) for e in eye.split(some)]", "e) for e in eye.split(count)]"),
     ),
     *mutants(
-        "implicitkit/linear/fill.py",
+        "implicitkit/linear/factors/fill.py",
         "tests/linear/test_likely_fill.py",
         ("_WORK * graph.nnz", "1e9 * graph.nnz"),
         ("fill += 2 * links.sum()", "fill += links.sum()"),
@@ -47,12 +47,12 @@ MUTANTS = [
         (" + towards @ towards.T", ""),
     ),
     *mutants(
-        "implicitkit/linear/analysis.py",
+        "implicitkit/linear/factors/analysis.py",
         "tests/linear/test_likely_fill.py",
         ("or has_layers(self.reach, self.pattern.shape[0])", ""),
     ),
     *mutants(
-        "implicitkit/linear/sparse_form.py",
+        "implicitkit/linear/factors/sparse_form.py",
         "tests/linear/test_likely_fill.py",
         ("(known.ordering.fill or known.likely_fill)", "known.ordering.fill"),
     ),
@@ -64,7 +64,7 @@ MUTANTS = [
         ("return torch.stack([product(v) for v in vectors])", "raise"),
     ),
     *mutants(
-        "implicitkit/linear/fewer.py",
+        "implicitkit/linear/iterative/fewer.py",
         "tests/linear/test_fewer_samples.py -k 'answers or series or failed'",
         ("if not 0 < left <=", "if True or not 0 < left <="),
         (
@@ -125,20 +125,20 @@ MUTANTS = [
         ("cheap = cheap or (0 < worth < _WORTH and A.price() is None)", "pass"),
     ),
     *mutants(
-        "implicitkit/linear/sparse_factors.py",
+        "implicitkit/linear/factors/sparse_factors.py",
         "tests/linear/test_factors_elsewhere.py",
         ('return self.scale * np.asarray(self.factors.solve(b, "T"))', 'return np.asarray(self.factors.solve(b, "T"))'),
         ('return np.asarray(self.factors.solve(self.scale * b, "N"))', 'return np.asarray(self.factors.solve(b, "N"))'),
     ),
     *mutants(
-        "implicitkit/linear/low_rank_blocks.py",
+        "implicitkit/linear/factors/low_rank_blocks.py",
         "tests/solver/test_low_rank_parts.py -k 'border_are or hide'",
         ("other.values[:, -border:] = self.extended.values[:, -border:]", "pass"),
         ("signs * times(longer)[:, self.n :]", "times(longer)[:, self.n :]"),
         ("np.where(m < 0, -1.0, 1.0)", "np.ones_like(m)"),
     ),
     *mutants(
-        "implicitkit/linear/gram.py",
+        "implicitkit/linear/factors/gram.py",
         "tests/solver/test_low_rank_parts.py -k 'normal_equations or as_good'",
         ("_REGULARISED = 1e-14", "_REGULARISED = 1e-9"),
         ("np.where(m < 0, -1.0, 1.0))", "np.ones_like(m))"),
@@ -163,7 +163,7 @@ MUTANTS = [
         ("_or_one(near.T.size(1 / S))", "_or_one(near.size(1 / S))"),
     ),
     *mutants(
-        "implicitkit/linear/kkt.py",
+        "implicitkit/linear/conditions/kkt.py",
         "tests/problem/test_qp.py -k kink",
         ('met, doubt, reason = met & ~lost, "", SINGULAR', 'doubt = ""'),
         ("if isinstance(A, StructuredOperator) and A.other is not None:", "if False:"),
@@ -190,7 +190,7 @@ MUTANTS = [
         ("answer._replace(x=x + inverse(answer.x), ", "answer._replace(", "tests/derivatives/test_sparse_path.py"),
     ),
     *mutants(
-        "implicitkit/linear/ordering.py",
+        "implicitkit/linear/factors/ordering.py",
         "tests/solver/test_large_least_squares.py -k looked_for_once",
         ("x[self.order] = self.lu.solve", "x[:] = self.lu.solve"),
         ("b[self.order]), trans)", "b[self.order]))"),
@@ -201,14 +201,14 @@ MUTANTS = [
         ("np.take(values, moved.data, axis=1))", "values)", TOGETHER),
     ),
     *mutants(
-        "implicitkit/linear/sparse_factors.py",
+        "implicitkit/linear/factors/sparse_factors.py",
         TOGETHER,
         ("entries = np.take(self._scaled, places, axis=1)", "entries = self._scaled"),
         ("return found if _is_accurate(whole, x[:, :, 0], b[:, :, 0], bool(missing.any())) else None", "return found"),
         ("if small and analysis.symmetric and", "if False and"),
     ),
     *mutants(
-        "implicitkit/linear/sparse_factors.py",
+        "implicitkit/linear/factors/sparse_factors.py",
         "tests/linear/test_saddle_points.py",
         ("_DIAGONAL = 1e-8", "_DIAGONAL = 0.01"),
         ("_SWEEPS = 2", "_SWEEPS = 0"),
@@ -221,7 +221,7 @@ MUTANTS = [
         ("return sp.csc_matrix(A + sp.diags_array(missing))", "return A"),
     ),
     *mutants(
-        "implicitkit/linear/conjugate.py",
+        "implicitkit/linear/iterative/conjugate.py",
         "tests/linear/test_frugal.py",
         ("~(curvature * side > 0)).any()", "~(curvature < torch.inf)).any()"),
         ("side = curvature.sign() if k == 1 else side", "side = torch.ones_like(curvature)"),
@@ -233,7 +233,7 @@ MUTANTS = [
         ("if k < 3:", "if False:"),
     ),
     *mutants(
-        "implicitkit/linear/cg.py",
+        "implicitkit/linear/iterative/cg.py",
         _of("solves and cg or definite"),
         (
             "p = torch.where(keep, torch.addcmul(s, column(rs_next / rs), p), p)",
@@ -247,7 +247,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/linear/bicgstab.py",
+        "implicitkit/linear/iterative/bicgstab.py",
         _of("solves and bicgstab or linear and bicgstab"),
         (
             "return Correction(best, torch.maximum(steps, torch.ones_like(steps)))",
@@ -260,7 +260,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/linear/gmres.py",
+        "implicitkit/linear/iterative/gmres.py",
         _of("gmres"),
         ("        if _cancelled(length, h):", "        if False:"),
         (
@@ -344,7 +344,7 @@ MUTANTS = [
         ("numbers) + _WEIGHT * touched + _TOUCHED * wide", "numbers) + _WEIGHT * touched"),
     ),
     *mutants(
-        "implicitkit/linear/frugal.py",
+        "implicitkit/linear/iterative/frugal.py",
         "tests/linear/test_frugal.py",
         ("Correction(x + rest,", "Correction(rest,"),
         ("definite = bool((seems_definite(Ht) | ~open_).all())", "definite = False"),
@@ -372,7 +372,7 @@ MUTANTS = [
         (" and len(matrices) % batch == 0", ""),
     ),
     *mutants(
-        "implicitkit/linear/sparse_blocks.py",
+        "implicitkit/linear/factors/sparse_blocks.py",
         "tests/linear/test_one_matrix.py -k products_with",
         ("found = ((A.T if self.transposed else A) @ columns)", "found = (A @ columns)"),
         ("np.moveaxis(given, 0, 1).reshape", "given.reshape"),
@@ -398,7 +398,7 @@ MUTANTS = [
         ("_THROUGH * spilt + _PARAMETER * numbers * parameters", "_THROUGH * spilt"),
     ),
     *mutants(
-        "implicitkit/linear/contraction.py",
+        "implicitkit/linear/iterative/contraction.py",
         "tests/linear/test_contraction.py",
         ("plain = not _some(~_pays(Ht, u, norm, target, budget, r.shape[1], dearer), open_)", "plain = True"),
         ("plain = not _some(~_pays(Ht, u, norm, target, budget, r.shape[1], dearer), open_)", "plain = False"),
@@ -438,7 +438,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/linear/lu.py",
+        "implicitkit/linear/factors/lu.py",
         _of("conditioning or lu"),
         ("return 4 * A.size *", "return 4e12 * A.size *"),
         (
@@ -447,14 +447,14 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/linear/direct.py",
+        "implicitkit/linear/factors/direct.py",
         "tests/linear/test_many_right_hand_sides.py",
         ("(share <= _BELOW) & ok", "(share <= 1e3) & ok"),
         (".to(b) / limit.unsqueeze(2)", ".to(b) / limit.mean(1, keepdim=True).unsqueeze(2) / 10"),
         ("(share <= _BELOW) & ok", "(share < 0) & ok"),
     ),
     *mutants(
-        "implicitkit/linear/lsmr.py",
+        "implicitkit/linear/iterative/lsmr.py",
         _of("lsmr"),
         ("theta, alphab = s * alpha, c * alpha", "theta, alphab = c * alpha, s * alpha"),
         ("zeta, zetab = cb * zetab, -sb * zetab", "zeta, zetab = cb * zetab, sb * zetab"),
@@ -472,7 +472,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/linear/neumann.py",
+        "implicitkit/linear/iterative/neumann.py",
         _of("neumann or series"),
         (
             "best, best_norm, u = torch.zeros_like(b), start, 0 - b",
@@ -492,14 +492,14 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/linear/broyden.py",
+        "implicitkit/linear/iterative/broyden.py",
         _of("broyden"),
         ("d = F - _through(F, Vk, Uk)", "d = F + _through(F, Vk, Uk)"),
         ("row = _through(s, Uk, Vk) - s", "row = _through(s, Uk, Vk) + s"),
         ("s = scaled * column(ss)", "s = scaled * column(denominator)"),
     ),
     *mutants(
-        "implicitkit/linear/cycles.py",
+        "implicitkit/linear/iterative/cycles.py",
         _of("solves or tolerance or max_steps or restarts"),
         (
             "return torch.where(scale < torch.inf, atol + rtol * scale, torch.nan)",
@@ -514,7 +514,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/linear/kkt.py",
+        "implicitkit/linear/conditions/kkt.py",
         "tests/mutants/test_survivors.py tests/problem/test_qp.py -k 'linear or least_norm or degenerate_raise'",
         (
             "least, ok, reason = lstsq_batched(scaled, rhs, rcond=1e-10)",
@@ -528,7 +528,7 @@ MUTANTS = [
         ("asked = torch.where(bad.unsqueeze(1), b, 0)", "asked = torch.where(bad.unsqueeze(1), 0, b)"),
     ),
     *mutants(
-        "implicitkit/linear/shared_factors.py",
+        "implicitkit/linear/factors/shared_factors.py",
         "tests/linear/test_one_matrix.py",
         ("[which, :, column]", "[which, :, 0 * column]"),
         ("seen.setdefault(row.tobytes(), len(seen))", "seen.setdefault(row[:64].tobytes(), len(seen))"),
@@ -539,7 +539,7 @@ MUTANTS = [
         (".to(like) / torch.where(size > 0, size, 1)", ".to(like)"),
     ),
     *mutants(
-        "implicitkit/linear/least_norm.py",
+        "implicitkit/linear/conditions/least_norm.py",
         "tests/linear/test_dependent_conditions.py",
         ("K.data[layout.diagonal[n:]] = 0.0", "K.data[layout.diagonal[n:]] = 1.0"),
         ("A.T if blocks.transposed else A", "A"),
@@ -550,7 +550,7 @@ MUTANTS = [
         ("(best < before) & (left > price)", "(best < before) & (left <= price)"),
     ),
     *mutants(
-        "implicitkit/linear/saddle.py",
+        "implicitkit/linear/conditions/saddle.py",
         "tests/mutants/test_survivors.py tests/problem/test_qp.py -k 'qp_jacobian or planted'",
         ("return x, weight * (torch.bmm(self.C, x) - c)", "return x, weight * (torch.bmm(self.C, x) + c)"),
         (
@@ -568,7 +568,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/linear/dense.py",
+        "implicitkit/linear/factors/dense.py",
         _of("dense or singular or bad_row"),
         ("return (columns, rows) if transpose else (rows, columns)", "return rows, columns"),
         ("            x = x / after\n", "            x = x * after\n"),
@@ -599,13 +599,13 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/linear/preconditioned.py",
+        "implicitkit/linear/iterative/preconditioned.py",
         "tests/linear/test_preconditioners.py -k 'itself or saves or refused'",
         ("if A.preconditioner is None and self.preconditioner is not None:", "if False:"),
         ('if name != "ilu" or "symmetric" not in self.needs)', "if name)"),
     ),
     *mutants(
-        "implicitkit/linear/block_triangular.py",
+        "implicitkit/linear/factors/block_triangular.py",
         "tests/linear/test_block_triangular.py",
         ("x[span] - below @ x[: span.start]", "x[span]"),
         ("x[span] - beside @ x[span.stop :]", "x[span]"),
@@ -614,7 +614,7 @@ MUTANTS = [
         ("self.ok = all(lu is not None for lu in self.factors)", "self.ok = True"),
     ),
     *mutants(
-        "implicitkit/linear/analysis.py",
+        "implicitkit/linear/factors/analysis.py",
         "tests/linear/test_block_triangular.py",
         ("None if symmetric else parts_of(pattern)", "None"),
         ("            if key not in known:\n", "            if True:\n"),
@@ -655,7 +655,7 @@ MUTANTS = [
         ("min(_MORE_SCALARS, int((_NUMBERS / z.shape[1]) ** 0.5))", "_MORE_SCALARS"),
     ),
     *mutants(
-        "implicitkit/linear/sparse_factors.py",
+        "implicitkit/linear/factors/sparse_factors.py",
         "tests/linear/test_definite.py",
         ("definite_factors(whole) if is_symmetric(whole) else None", "definite_factors(whole)"),
         ("ordering.indefinite = factors is None", "pass"),

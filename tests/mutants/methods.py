@@ -90,7 +90,7 @@ MUTANTS = [
         ('_stage("newton_cg", max_steps=30, scale=None),\n    _stage("lev', '_stage("lev'),
     ),
     *mutants(
-        "implicitkit/solver/judging.py",
+        "implicitkit/solver/verdict/judging.py",
         "tests/problem/test_initial_value.py -k single_precision_is",
         ("self.size_of(z) + norm if self.f.kind.like_state else norm", "norm"),
     ),
@@ -648,13 +648,13 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/linear/lifted_saddle.py",
+        "implicitkit/linear/conditions/lifted_saddle.py",
         LOW_RANK + " -k portfolio",
         ("np.concatenate([J[i], -V[i]])", "np.concatenate([J[i], -2 * V[i]])"),
         ("np.concatenate([np.zeros(n), signs[i]])", "np.concatenate([np.zeros(n), abs(signs[i])])"),
     ),
     *mutants(
-        "implicitkit/linear/low_rank_blocks.py",
+        "implicitkit/linear/factors/low_rank_blocks.py",
         LOW_RANK + " -k portfolio",
         ("V = np.sqrt(np.abs(m))[:, :, None]", "V = np.abs(m)[:, :, None]"),
     ),
@@ -709,7 +709,7 @@ MUTANTS = [
         ("leave(f, ~found & at_rounding(f, factors, start))", "pass"),
     ),
     *mutants(
-        "implicitkit/linear/sparse_normal.py",
+        "implicitkit/linear/factors/sparse_normal.py",
         "tests/solver/test_fits_at_rest.py",
         ("if not asked[i] and self._lus[i] is not None:", "if False:"),
         ("which.cpu().numpy() & ~self.settled", "~self.settled"),
@@ -728,7 +728,7 @@ MUTANTS = [
         ("old.index_copy(0, rows, new)", "old"),
     ),
     *mutants(
-        "implicitkit/linear/sparse_normal.py",
+        "implicitkit/linear/factors/sparse_normal.py",
         "tests/solver/test_large_least_squares.py -k bounded_before",
         ("float(d.max() * N.most())", "float(d.min() * N.most())"),
     ),
@@ -830,7 +830,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/noise.py",
+        "implicitkit/solver/verdict/noise.py",
         f"{REFUSED} -k 'noise or draws'",
         ("noisy = (change > allowed) &", "noisy = (change >= 0) &"),
     ),
@@ -949,7 +949,7 @@ MUTANTS = [
         ('and "saddle" in self._point:', 'and "no saddle" in self._point:'),
     ),
     *mutants(
-        "implicitkit/linear/sparse_saddle.py",
+        "implicitkit/linear/conditions/sparse_saddle.py",
         "tests/solver/test_sparse_programs.py -k 'factors or made_of'",
         ("Layout(K) if layout is None else layout", "Layout(K)"),
         ("signs[:n] = regularised *", "signs[:n] = -1e-2 - regularised *"),
@@ -962,7 +962,7 @@ MUTANTS = [
         (" if most == np.inf else 0.5 * (least + most)", ""),
     ),
     *mutants(
-        "implicitkit/linear/banded.py",
+        "implicitkit/linear/factors/banded.py",
         "tests/solver/test_sparse_methods.py -k in_the_region",
         ("b if self.order is None else b[self.order]", "b"),
         ("placed[self.order] = x", "placed = x"),
@@ -985,7 +985,7 @@ MUTANTS = [
         ("np.where(point.active.rows & program.one_sided, -1.0, 1.0)", "np.where(point.active.rows, 1.0, 1.0)"),
     ),
     *mutants(
-        "implicitkit/linear/active_factors.py",
+        "implicitkit/linear/conditions/active_factors.py",
         "tests/solver/test_sparse_programs.py -k 'active_set_as or last_factors or dependent'",
         ("b - self.K @ known, 0.0", "b, 0.0"),
         ("x, b - self.K @ x)", "x, b + self.K @ x)"),
@@ -993,12 +993,12 @@ MUTANTS = [
         ("return self.sign * np", "return np"),
     ),
     *mutants(
-        "implicitkit/linear/sparse_saddle.py",
+        "implicitkit/linear/conditions/sparse_saddle.py",
         "tests/solver/test_sparse_programs.py -k 'active_set_as or last_factors or dependent'",
         ("_AMPLIFIED = 1e6", "_AMPLIFIED = 1e60"),
     ),
     *mutants(
-        "implicitkit/linear/kkt.py",
+        "implicitkit/linear/conditions/kkt.py",
         "tests/solver/test_sparse_programs.py -k last_factors",
         ("if A.known is not None and", "if A.known is None and"),
     ),

@@ -103,7 +103,7 @@ MUTANTS = [
         ("b.nan_to_num(0, 0, 0).abs().max()", "b.abs().nan_to_num(0).max()"),
     ),
     *mutants(
-        "implicitkit/solver/minima.py",
+        "implicitkit/solver/verdict/minima.py",
         VALLEYS,
         ("return self.unbounded | (self.endless >= _PATIENCE)", "return self.unbounded"),
         ("min(_FALLEN, _STEADY / self.looks)", "_FALLEN", "tests/solver/test_long_valleys.py -m slow"),

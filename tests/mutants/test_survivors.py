@@ -19,8 +19,8 @@ from implicitkit.foundation.operators import Operator, minus, preconditioned, sh
 from implicitkit.lifting.reach import reachable_modules
 from implicitkit.linear import GMRES, LSMR, LU, BiCGStab
 from implicitkit.linear.auto import Auto
-from implicitkit.linear.kkt import KKT
-from implicitkit.linear.saddle import Saddle
+from implicitkit.linear.conditions.kkt import KKT
+from implicitkit.linear.conditions.saddle import Saddle
 from implicitkit.problem.qp_jacobian import QPJacobian
 from implicitkit.solver.steps.restarts import watch
 

@@ -12,7 +12,7 @@ from torch.func import vmap
 
 import implicitkit as ik
 from implicitkit import extend
-from implicitkit.linear.neumann import NeumannSeries
+from implicitkit.linear.iterative.neumann import NeumannSeries
 from implicitkit.solver.root.pseudo_transient import PseudoTransient, _implicit_euler
 from implicitkit.solver.steps.restarts import watch
 

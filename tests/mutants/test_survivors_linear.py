@@ -13,7 +13,7 @@ from torch import Tensor
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear import GMRES, BlockSubstitution
-from implicitkit.linear.ordering import Ordering
+from implicitkit.linear.factors.ordering import Ordering
 from implicitkit.sets.spectral import positive_part
 from implicitkit.sparsity.colouring import _greedy
 

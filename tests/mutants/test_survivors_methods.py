@@ -13,8 +13,8 @@ import implicitkit as ik
 from implicitkit import extend
 from implicitkit.linear.auto import _nearby, _Progress
 from implicitkit.linear.base import LinearSolution
-from implicitkit.linear.dense_blocks import DenseBlocks
-from implicitkit.linear.lu import LU
+from implicitkit.linear.factors.dense_blocks import DenseBlocks
+from implicitkit.linear.factors.lu import LU
 from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.root.newton import newton_direction
 

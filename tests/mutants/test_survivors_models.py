@@ -10,7 +10,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.neumann import NeumannSeries
+from implicitkit.linear.iterative.neumann import NeumannSeries
 from implicitkit.problem.qp_jacobian import QPJacobian
 from implicitkit.problem.quadratic_program import QPConditions
 from implicitkit.problem.sparse_conditions import Places, sparse_jacobian

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation.autodiff import linearise
-from implicitkit.solver.probing import _well_fitted, runs_away
-from implicitkit.solver.scales import grows, rounding, row_scales
+from implicitkit.solver.verdict.probing import _well_fitted, runs_away
+from implicitkit.solver.verdict.scales import grows, rounding, row_scales
 
 D = torch.float64
 H = torch.finfo(D).eps ** 0.5  # how far beside z a residual is looked at

@@ -26,7 +26,7 @@ FAILED = "tests/solver/test_convergence.py -k 'failed_sample or (economies and n
 
 MUTANTS = [
     *mutants(
-        "implicitkit/solver/overflow.py",
+        "implicitkit/solver/verdict/overflow.py",
         "tests/solver/test_overflows.py",
         ("self.count += int(torch.isinf(t).count_nonzero())", "pass"),
         (
@@ -39,19 +39,19 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/probing.py",
+        "implicitkit/solver/verdict/probing.py",
         SECOND + " -k leave_open",
         ("if f.kind.returns_program:  # multipliers", "if False:  # multipliers"),
     ),
     *mutants(
-        "implicitkit/solver/strides.py",
+        "implicitkit/solver/verdict/strides.py",
         "tests/solver/test_strides.py -k vanishes",
         ("_LEAP, _OF_A_LEAP = 0.1, 0.5", "_LEAP, _OF_A_LEAP = 0.1, 0.02"),
         ("_FAR, _HARDLY = 1e-3, 0.02", "_FAR, _HARDLY = 0.1, 0.02"),
         ("<= least * step)", "<= 1e-9 * size)"),
     ),
     *mutants(
-        "implicitkit/solver/probing.py",
+        "implicitkit/solver/verdict/probing.py",
         "tests/solver/test_strides.py -k hands_on",
         ("rounded = rounded + 2 * eps * point.abs() / rows", "pass"),
     ),
@@ -61,19 +61,19 @@ MUTANTS = [
         ("doubted = f.doubted if self.judge.relative_to_state else None", "doubted = None"),
     ),
     *mutants(
-        "implicitkit/solver/at_rest.py",
+        "implicitkit/solver/verdict/at_rest.py",
         "tests/problem/test_steady_state.py -k 'flow_leaves or spiral'",
         ("growth > torch.finfo(z.dtype).eps ** 0.5 *", "growth > -1e9 *"),
         ("torch.linalg.eigvals(J).real.amax(1)", "torch.linalg.eigvals(J).real.amin(1)"),
         ("J = f.kind.flow * in_working", "J = -f.kind.flow * in_working"),
     ),
     *mutants(
-        "implicitkit/solver/judging.py",
+        "implicitkit/solver/verdict/judging.py",
         LIMITS + " -k any_units",
         ("largest > (_FAR if self._unit is None else _FAR * self._unit)", "largest > _FAR"),
     ),
     *mutants(
-        "implicitkit/solver/crossings.py",
+        "implicitkit/solver/verdict/crossings.py",
         STAYED + " -k 'discount or company'",
         ("clear = (there * back < 0) &", "clear = (there * back > 0) &"),
         ("found = found & (~asked | (clear & straight))", "found = found & ~asked"),
@@ -81,23 +81,23 @@ MUTANTS = [
         ("straight = ((there - back) - said).abs()", "straight = ((there - back) + said).abs()"),
     ),
     *mutants(
-        "implicitkit/solver/crossings.py",
+        "implicitkit/solver/verdict/crossings.py",
         "tests/solver/test_convergence.py -k 'low_precision and valley'",
         ("return which & (other < value - NOISE", "return which & (other < 0 * value - NOISE"),
     ),
     *mutants(
-        "implicitkit/solver/probing.py",
+        "implicitkit/solver/verdict/probing.py",
         "tests/solver/test_convergence.py -k 'low_precision and (valley or Kowalik)'",
         ("line = line & ~is_lower(f, z, origin, line & ~full)", "pass"),
         ("falls = _FALLS * _LEFT if f.kind.of_residuals", "falls = _FALLS**2 if f.kind.of_residuals"),
     ),
     *mutants(
-        "implicitkit/solver/crossings.py",
+        "implicitkit/solver/verdict/crossings.py",
         STAYED + " -k unit_that_is_off",
         ("return torch.where(off.unsqueeze(2), fixed, kept), torch.where(off, 0, b)", "return M, b"),
     ),
     *mutants(
-        "implicitkit/solver/underflow.py",
+        "implicitkit/solver/verdict/underflow.py",
         STAYED + " -k unit_that_is_off",
         ("known & rises & flat.all(1, keepdim=True)", "known & rises"),
         (
@@ -119,17 +119,17 @@ MUTANTS = [
         ("if self.step and self.f.kind.minimisation:", "if False:"),
     ),
     *mutants(
-        "implicitkit/solver/scales.py",
+        "implicitkit/solver/verdict/scales.py",
         "tests/mutants/test_survivors_verdicts.py -k unit_in_the_last_place",
         ("> max(_OWN, 8 * eps) * z.abs()) & (z != 0)", "> 1e9 * z.abs()) & (z != 0)"),
     ),
     *mutants(
-        "implicitkit/solver/probing.py",
+        "implicitkit/solver/verdict/probing.py",
         BESIDE,
         ("(matrix * (point / unit).unsqueeze(1)).abs().sum(2))", "matrix.abs().sum(2))"),
     ),
     *mutants(
-        "implicitkit/solver/limiting_fits.py",
+        "implicitkit/solver/verdict/limiting_fits.py",
         LIMITS,
         ("return still & moved", "return still & ~still"),
         ("return still & moved", "return still"),
@@ -140,7 +140,7 @@ MUTANTS = [
         ("_OUT = (1.1, 2.0, 16.0, 256.0, 4096.0)", "_OUT = (1.1,)"),
     ),
     *mutants(
-        "implicitkit/solver/probing.py",
+        "implicitkit/solver/verdict/probing.py",
         LIMITS,
         ("~near | has_a_limit(f, *fit, z, open_ & near)", "~near"),
     ),
@@ -217,7 +217,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/judging.py",
+        "implicitkit/solver/verdict/judging.py",
         UNITS,
         ("claims & (norm > self.floor)", "claims & (norm > self.atol)"),
         (
@@ -232,38 +232,38 @@ MUTANTS = [
         ("self.tolerance = self._floor + self", "self.tolerance = self.options.atol + self"),
     ),
     *mutants(
-        "implicitkit/solver/judging.py",
+        "implicitkit/solver/verdict/judging.py",
         CANCEL + " -k 'costs_few or looked_at_once'",
         ("for known in (self._healthy, self._held):", "for known in (self._held,):"),
     ),
     *mutants(
-        "implicitkit/solver/strides.py",
+        "implicitkit/solver/verdict/strides.py",
         "tests/solver/test_convergence.py -k 'by_their_units'",
         ("healthy = (norm * step <= _SOUND * last * largest) & (step <= _LOCAL * largest)", "healthy = norm < last"),
     ),
     *mutants(
-        "implicitkit/solver/probing.py",
+        "implicitkit/solver/verdict/probing.py",
         "tests/solver/test_convergence.py -k 'by_their_units'",
         ("stands = (d == 0).all(1)", "stands = (d != d).all(1)"),
     ),
     *mutants(
-        "implicitkit/solver/probing.py",
+        "implicitkit/solver/verdict/probing.py",
         "tests/solver/test_convergence.py -k rounding_in_one",
         (" + (matrix * (point / unit).unsqueeze(1)).abs().sum(2))", ")"),
     ),
     *mutants(
-        "implicitkit/solver/probing.py",
+        "implicitkit/solver/verdict/probing.py",
         "tests/solver/test_convergence.py -k 'held or runaway'",
         ("which = which & ~is_held(f, z)", "pass"),
     ),
     *mutants(
-        "implicitkit/solver/scales.py",
+        "implicitkit/solver/verdict/scales.py",
         "tests/solver/test_convergence.py -k 'held or runaway'",
         ("held = torch.isfinite(torch.linalg.vector_norm(z, dim=1))", "held = torch.isfinite(z).all(1)"),
         ("small = size < _LARGE * size.amax(1, keepdim=True)", "small = size < size.amax(1, keepdim=True)"),
     ),
     *mutants(
-        "implicitkit/solver/probing.py",
+        "implicitkit/solver/verdict/probing.py",
         "tests/solver/test_convergence.py tests/mutants/test_survivors_verdicts.py "
         "-k 'that_were_claimed or steep_root or does_not_follow'",
         ("near = near & _moves_as_said(f, A, z, F, scale)", "pass"),
@@ -271,12 +271,12 @@ MUTANTS = [
         ("(product > _MORE * torch.maximum(far, near))", "(product > _MORE * far)"),
     ),
     *mutants(
-        "implicitkit/solver/underflow.py",
+        "implicitkit/solver/verdict/underflow.py",
         "tests/solver/test_argmin_solvers.py -k plateau_behind",
         ("asked = known & ~lost & (edge <= torch.finfo(z.dtype).eps ** _SHARE * size)", "asked = known & ~lost"),
     ),
     *mutants(
-        "implicitkit/solver/underflow.py",
+        "implicitkit/solver/verdict/underflow.py",
         "tests/solver/test_convergence.py -k 'vanishes_beyond or that_were_claimed or behind_a_bump or zero_everywhere'",
         ("size = torch.maximum(size, at(share * inner))", "pass"),
         ("rises = torch.where(flat, f.residual(point) * z, 0).sum(1, keepdim=True) > 0", "rises = ~known"),
@@ -285,12 +285,12 @@ MUTANTS = [
         ("return torch.where(outer > 2 * inner, far, (inner + outer) / 2)", "return (inner + outer) / 2"),
     ),
     *mutants(
-        "implicitkit/solver/scales.py",
+        "implicitkit/solver/verdict/scales.py",
         CANCEL + " -k costs_few",
         ("if bool((smooth | ~which).all()):", "if False:"),
     ),
     *mutants(
-        "implicitkit/solver/scales.py",
+        "implicitkit/solver/verdict/scales.py",
         "tests/solver/test_differences_in_rows.py",
         ("yield from directions(z, share=_SHARE, most=_FEW + 2 * math.ceil(math.log2(n)))[_FEW:]", "pass"),
         ("    elif n > 2:", "    elif n > 8:"),
@@ -379,7 +379,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/probing.py",
+        "implicitkit/solver/verdict/probing.py",
         FAR,
         ("unit = torch.where(columns > 0, rows / columns, unit)", "unit = unit"),
         ("torch.where(ray, _SHORT, 0)", "torch.where(ray, 0, 0)"),
@@ -391,9 +391,9 @@ MUTANTS = [
         ),
         ("suspect = which & ~is_healthy(F, scale)", "suspect = which & (F != F).all(1)"),
     ),
-    *mutants("implicitkit/solver/scales.py", FAR, ("if bool(lifted.any()):", "if False:")),
+    *mutants("implicitkit/solver/verdict/scales.py", FAR, ("if bool(lifted.any()):", "if False:")),
     *mutants(
-        "implicitkit/solver/strides.py",
+        "implicitkit/solver/verdict/strides.py",
         "tests/solver/test_convergence.py -k 'beyond_every_power or behind_zeros'",
         ("_STEEPEST = 1e5", "_STEEPEST = 700.0"),
         ("outwards = torch.where(across, size + start, size - start)", "outwards = torch.zeros_like(size)"),
@@ -404,12 +404,12 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/judging.py",
+        "implicitkit/solver/verdict/judging.py",
         "tests/solver/test_strides.py",
         ("return not self.relative_to_state or self.rtol <=", "return True or self.rtol <="),
     ),
     *mutants(
-        "implicitkit/solver/probing.py",
+        "implicitkit/solver/verdict/probing.py",
         "tests/solver/test_convergence.py -k 'beyond_every_power or behind_zeros'",
         ("_OUTWARD, _BESIDE_ZERO = 1e-5,", "_OUTWARD, _BESIDE_ZERO = 1e-2,"),
         ("cut = has_underflowed(f, z, flat)[0] if bool(flat.any()) else", "cut ="),
@@ -418,24 +418,24 @@ MUTANTS = [
         ("return open_ & (~outwards | (torch.stack(behind) >= before).any(0))", "return open_"),
     ),
     *mutants(
-        "implicitkit/solver/scales.py",
+        "implicitkit/solver/verdict/scales.py",
         "tests/solver/test_convergence.py -k 'beyond_every_power'",
         ("_HEALTHY = 1e-6", "_HEALTHY = 1e-3"),
     ),
     *mutants(
-        "implicitkit/solver/probing.py",
+        "implicitkit/solver/verdict/probing.py",
         "tests/solver/test_sparse_programs.py -k cancel_far_out",
         ("_MANY = 10", "_MANY = 2"),
     ),
     *mutants(
-        "implicitkit/solver/underflow.py",
+        "implicitkit/solver/verdict/underflow.py",
         ROUNDED,
         ("lost = lost | (asked & ~grows(", "lost = lost & (asked & ~grows("),
         ("_NOISE = 1e3", "_NOISE = 0.0"),
         ("return (known & lost).any(1), plateau.all(1) & flat.any(1)", "return (known & lost).any(1), known.any(1)"),
     ),
     *mutants(
-        "implicitkit/solver/probing.py",
+        "implicitkit/solver/verdict/probing.py",
         ROUNDED,
         ("which = which & ~plateau", "pass"),
         (
@@ -448,14 +448,14 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/scales.py",
+        "implicitkit/solver/verdict/scales.py",
         ROUNDED,
         ("_DOUBLES = 1.9", "_DOUBLES = 0.9"),
         ("found = found | (asked & crosses)", "pass"),
         ("found = found | (asked & doubles)", "pass"),
     ),
     *mutants(
-        "implicitkit/solver/inflection.py",
+        "implicitkit/solver/verdict/inflection.py",
         "tests/solver/test_convergence.py -k inflection",
         ("(curvature.square() <= _NEAR * slope * third)", "(curvature >= 0)"),
         ("torch.where(every.unsqueeze(1), steepest, direction)", "direction"),
@@ -463,14 +463,14 @@ MUTANTS = [
         ("known & (lowest.abs() <= share * largest)", "known & (lowest.abs() < 0)"),
     ),
     *mutants(
-        "implicitkit/solver/inflection.py",
+        "implicitkit/solver/verdict/inflection.py",
         "tests/solver/test_inflections_in_company.py",
         ("if z.shape[1] > 1 and (z.shape[1] > steps or bool(small.any())):", "if False:"),
         ("(z.shape[1] > steps or bool(small.any()))", "bool(small.any())"),
         ("(z.shape[1] > steps or bool(small.any()))", "z.shape[1] > steps"),
     ),
     *mutants(
-        "implicitkit/solver/minima.py",
+        "implicitkit/solver/verdict/minima.py",
         "tests/solver/test_inflections_in_company.py -k lanczos",
         ("unsqueeze(1).expand_as(spent)[spent]", "unsqueeze(1).expand_as(spent)[spent] * 0"),
     ),
@@ -495,7 +495,7 @@ MUTANTS = [
         ("suspect, u = suspect | flat, torch.where(flat.unsqueeze(1), along, u)", "pass"),
     ),
     *mutants(
-        "implicitkit/solver/underflow.py",
+        "implicitkit/solver/verdict/underflow.py",
         "tests/solver/test_convergence.py -k 'beyond_every_power or plateaus'",
         ("edge <= _TINY * torch.finfo(z.dtype).eps * size", "edge >= 0"),
         (
@@ -505,19 +505,19 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/judging.py",
+        "implicitkit/solver/verdict/judging.py",
         "tests/solver/test_convergence.py -k 'beyond_every_power'",
         ("several = 2 * math.sqrt(z.shape[1]) if", "several = 1 if"),
     ),
     *mutants(
-        "implicitkit/solver/scales.py",
+        "implicitkit/solver/verdict/scales.py",
         "tests/solver/test_convergence.py -k 'kinks_meet or takes_all or do_not_vanish or beside_zero'",
         ("direction, h / 16) > 4 * size, 0, size)", "direction, h / 16) > 4 * size, size, size)"),
         ("<= 0.5 * moved.abs(), 0, left)", "<= 0.5 * moved.abs(), left, left)"),
         ("_UNIT = 0.7", "_UNIT = 1.0"),
     ),
     *mutants(
-        "implicitkit/solver/scales.py",
+        "implicitkit/solver/verdict/scales.py",
         "tests/solver/test_small_units.py",
         (
             "yield from directions(z, share=_SHARE, most=_FEW)",
@@ -528,7 +528,7 @@ MUTANTS = [
         ("_left(_Smooth(f), z,", "_left(f, z,", "tests/solver/test_small_units.py -k 'box or violates'"),
     ),
     *mutants(
-        "implicitkit/solver/probing.py",
+        "implicitkit/solver/verdict/probing.py",
         "tests/solver/test_convergence.py -k 'kinks_meet or takes_all or do_not_vanish or beside_zero'",
         (" & _explains(J, r, in_working_precision(z))[1]", ""),
         ("near = near | (orthogonal & _by_factors(f, H", "near = near & (orthogonal & _by_factors(f, H"),
@@ -551,23 +551,23 @@ MUTANTS = [
         ("torch.where(gap >= 0, plus(-gap, kappa), plus(gap, kappa))", "plus(gap, kappa)"),
     ),
     *mutants(
-        "implicitkit/solver/judging.py",
+        "implicitkit/solver/verdict/judging.py",
         "tests/solver/test_convergence.py -k 'economies or infinity or runs_away or diverge'",
         ("return self.largest(z) <= _FAR and (self._unit is None or", "return True or (self._unit is None or"),
         ("return self.largest(z) <= _FAR_FIXED and not", "return not"),
     ),
     *mutants(
-        "implicitkit/solver/judging.py",
+        "implicitkit/solver/verdict/judging.py",
         "tests/solver/test_convergence.py -k 'factors_of_a_point'",
         ("noise = noise & (_UNSIGNED * steep >= size)", "pass"),
     ),
     *mutants(
-        "implicitkit/solver/probing.py",
+        "implicitkit/solver/verdict/probing.py",
         "tests/problem/test_initial_value.py -k 'has_not_run_away'",
         ("terms = torch.maximum(scale, rows * matrix.abs().sum(2)) if square else scale", "terms = scale"),
     ),
     *mutants(
-        "implicitkit/solver/judging.py",
+        "implicitkit/solver/verdict/judging.py",
         "tests/solver/test_large_least_squares.py -k 'questions_of_the_judge'",
         ("self._away = z, asked | open_, away", "pass"),
         ("noise=not fast", "noise=True"),
@@ -583,7 +583,7 @@ MUTANTS = [
         ("return _coupling(v, rows, unit * found.value)", "return _coupling(v, rows, found.value)"),
     ),
     *mutants(
-        "implicitkit/solver/minima.py",
+        "implicitkit/solver/verdict/minima.py",
         FAR,
         (
             "return torch.maximum(step, _UNITS *",
@@ -591,7 +591,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/solver/minima.py",
+        "implicitkit/solver/verdict/minima.py",
         "tests/solver/test_large_least_squares.py -k 'like or saddle'",
         ("_LIKE = 0.5", "_LIKE = 50.0"),
         ("which = which & ~_is_like(product, known, z, steps)", "pass"),
@@ -599,7 +599,7 @@ MUTANTS = [
         ("alive = alive & ~(square.abs() <= torch.finfo(z.dtype).eps)", "pass"),
     ),
     *mutants(
-        "implicitkit/linear/cycles.py",
+        "implicitkit/linear/iterative/cycles.py",
         "tests/linear/test_linear.py -k 'gmres'",
         (
             "return (norm > 0.5 * before) & ~(needed <= limit - steps)",
@@ -608,7 +608,7 @@ MUTANTS = [
         ("return (norm > 0.5 * before) & ~(needed <= limit - steps)", "return norm > 0.5 * before"),
     ),
     *mutants(
-        "implicitkit/solver/settled.py",
+        "implicitkit/solver/verdict/settled.py",
         "tests/solver/test_settled.py",
         ("asked & near & (secant | ~tenth)", "asked & near"),
         ("asked & near & (secant | ~tenth)", "asked & (secant | ~tenth)"),
@@ -634,7 +634,7 @@ MUTANTS = [
         ("(known.solve(F).abs() <= _NEXT * unit).all(1)", "True"),
     ),
     *mutants(
-        "implicitkit/solver/judging.py",
+        "implicitkit/solver/verdict/judging.py",
         "tests/solver/test_settled.py",
         ("torch.where(F.abs() <= self._floor(), 0, F)", "F"),
         ("for known in (self._healthy, self._held):", "for known in (self._healthy,):"),
@@ -643,13 +643,13 @@ MUTANTS = [
         ("beginning = beginning & ~self._is_settled(z)", "pass"),
     ),
     *mutants(
-        "implicitkit/solver/scales.py",
+        "implicitkit/solver/verdict/scales.py",
         JUMPS,
         ("size = torch.minimum(size, change(f, z, F, direction, -h))", "pass"),
         ("torch.minimum(slope.abs(), back.abs())", "slope.abs()"),
     ),
     *mutants(
-        "implicitkit/solver/probing.py",
+        "implicitkit/solver/verdict/probing.py",
         FITS,
         ("regular = regular & (values[:, -1] >", "regular = regular | (values[:, -1] >"),
         ("return regular & _is_small(d / columns, z) &", "return regular &"),
@@ -665,22 +665,22 @@ MUTANTS = [
         ("if fit is not None and bool((_well_fitted(*fit, z, F, which) | ~which).all()):", "if False:"),
     ),
     *mutants(
-        "implicitkit/solver/judging.py",
+        "implicitkit/solver/verdict/judging.py",
         "tests/solver/test_settled.py -k holds_at_the_start",
         ("_LEAST = 2e-16", "_LEAST = 0.0"),
     ),
     *mutants(
-        "implicitkit/solver/probing.py",
+        "implicitkit/solver/verdict/probing.py",
         STRANGERS + " -k 'begins_where or underflows'",
         ("return zero & ~(J != 0).any(2) & ~(J != 0).any(1)", "return zero & False"),
     ),
     *mutants(
-        "implicitkit/solver/judging.py",
+        "implicitkit/solver/verdict/judging.py",
         STRANGERS + " -k larger_than_the_slope",
         ("open_ & ((norm < began) |", "open_ & (~failed | failed |"),
     ),
     *mutants(
-        "implicitkit/solver/minima.py",
+        "implicitkit/solver/verdict/minima.py",
         STRANGERS + " -k 'on_waves or valley'",
         ("return self.runs >= _RUNS", "return self.runs > 1000"),
         ("self.runs + 1, 0)\n        self.far", "self.runs + 1, self.runs + 1)\n        self.far"),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.linear.active_factors import ActiveFactors
+from implicitkit.linear.conditions.active_factors import ActiveFactors
 from implicitkit.solver.qp.single_rows import Bounds
 
 D = torch.float64
@@ -112,8 +112,8 @@ def test_the_factors_of_the_solve_are_those_of_the_derivative(monkeypatch: pytes
     def refuse(*args: object) -> None:
         raise AssertionError("no other factors are needed")
 
-    monkeypatch.setattr("implicitkit.linear.kkt._by_factors", refuse)
-    monkeypatch.setattr("implicitkit.linear.sparse_factors.SparseFactor.__init__", refuse)
+    monkeypatch.setattr("implicitkit.linear.conditions.kkt._by_factors", refuse)
+    monkeypatch.setattr("implicitkit.linear.factors.sparse_factors.SparseFactor.__init__", refuse)
     solve(two_sided(0) | {"h": program(0, False)["h"]}, dense=False)
     assert calls and all(calls)
 

@@ -13,7 +13,7 @@ import implicitkit as ik
 from implicitkit.foundation.autodiff import linearise
 from implicitkit.lifting.work import Tally, Work
 from implicitkit.linear import GMRES
-from implicitkit.linear.contraction import Contraction
+from implicitkit.linear.iterative.contraction import Contraction
 from implicitkit.solver.fixed_point import anderson, cheap_maps
 
 D = torch.float64

@@ -12,9 +12,9 @@ import implicitkit as ik
 from implicitkit.foundation.autodiff import lacks_second_derivative
 from implicitkit.manifold import SO3
 from implicitkit.problem.robust import LOSSES
-from implicitkit.solver import probing
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.minimise import convex_newton
+from implicitkit.solver.verdict import probing
 from implicitkit.sparsity.known import SMALLEST
 
 F64 = torch.float64

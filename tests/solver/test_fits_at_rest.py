@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.linear.gram import Gram
-from implicitkit.linear.sparse_normal import NormalFactors, SparseNormal
+from implicitkit.linear.factors.gram import Gram
+from implicitkit.linear.factors.sparse_normal import NormalFactors, SparseNormal
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.steps import normal_equations
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation import autodiff
+from implicitkit.linear.factors.sparse_normal import price_of_factors
 from implicitkit.linear.price import Work, price_of_dense_fit
-from implicitkit.linear.sparse_normal import price_of_factors
 from implicitkit.solver.least_squares import frugal, levenberg_marquardt
 from implicitkit.solver.least_squares.frugal import FrugalLevenbergMarquardt
 from implicitkit.sparsity.compression import as_pattern, coloured

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.solver.minima import lanczos
+from implicitkit.solver.verdict.minima import lanczos
 
 F64 = torch.float64
 

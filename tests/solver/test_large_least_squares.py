@@ -14,15 +14,15 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.linear import auto as auto_linear
-from implicitkit.linear import ordering, sparse_normal
-from implicitkit.linear.gram import Gram
-from implicitkit.linear.sparse_blocks import SparseBlocks
-from implicitkit.linear.sparse_factors import SparseFactor
-from implicitkit.solver import judging, minima
+from implicitkit.linear.factors import ordering, sparse_normal
+from implicitkit.linear.factors.gram import Gram
+from implicitkit.linear.factors.sparse_blocks import SparseBlocks
+from implicitkit.linear.factors.sparse_factors import SparseFactor
 from implicitkit.solver.auto import stages
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.least_squares import dogleg, gauss_newton, levenberg_marquardt
 from implicitkit.solver.steps import normal_equations
+from implicitkit.solver.verdict import judging, minima
 
 D = torch.float64
 
@@ -348,7 +348,7 @@ def test_a_first_step_that_breaks_its_promise_is_damped() -> None:
 
 def counted_factors(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for every damping that factors are made for, from here on."""
-    from implicitkit.linear import sparse_normal
+    from implicitkit.linear.factors import sparse_normal
 
     made: list[int] = []
     for cls in (sparse_normal.SparseNormal, normal_equations._Dense):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation.autodiff import jacobian
-from implicitkit.solver.limiting_fits import has_a_limit
+from implicitkit.solver.verdict.limiting_fits import has_a_limit
 
 _S = torch.linspace(0.5, 4, 9)
 _DATA = 3 * _S / (0.7 + _S) + 0.02 * torch.cos(7 * _S)

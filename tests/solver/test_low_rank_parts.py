@@ -12,8 +12,8 @@ from torch.nn.functional import pad
 
 import implicitkit as ik
 from implicitkit.foundation import autodiff
-from implicitkit.linear import gram
-from implicitkit.linear.low_rank_blocks import low_rank_blocks
+from implicitkit.linear.factors import gram
+from implicitkit.linear.factors.low_rank_blocks import low_rank_blocks
 from implicitkit.solver.steps.factored import Jacobian
 from implicitkit.solver.steps.normal_equations import normal_equations_of
 from implicitkit.sparsity.known import Sparsity

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.linear.dense import svd_batched
+from implicitkit.linear.factors.dense import svd_batched
 from implicitkit.solver.auto import stages
 
 METHODS: dict[str, Any] = {

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit.solver import judging
-from implicitkit.solver.settled import is_settled, still_holds
+from implicitkit.solver.verdict import judging
+from implicitkit.solver.verdict.settled import is_settled, still_holds
 
 F64 = torch.float64
 N = 100

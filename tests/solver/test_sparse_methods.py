@@ -12,8 +12,8 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear import ordering, sparse_blocks
-from implicitkit.linear.sparse_blocks import SparseBlocks
+from implicitkit.linear.factors import ordering, sparse_blocks
+from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 from implicitkit.solver.catalogue import get_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.steps import factored

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.func import hessian, jacfwd, jacrev, jvp, vmap
 
 import implicitkit as ik
-from implicitkit.linear import ordering, sparse_blocks
-from implicitkit.linear.sparse_saddle import SparseSaddle
+from implicitkit.linear.conditions.sparse_saddle import SparseSaddle
+from implicitkit.linear.factors import ordering, sparse_blocks
 from implicitkit.solver.constrained import model, sparse_step
 from implicitkit.solver.qp import sparse as qp
 from implicitkit.solver.qp.inside import interior_point

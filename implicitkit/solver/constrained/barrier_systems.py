@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from implicitkit.linear.active_factors import ActiveFactors, ActiveSystem
-from implicitkit.linear.saddle import mv
+from implicitkit.linear.conditions.active_factors import ActiveFactors, ActiveSystem
+from implicitkit.linear.conditions.saddle import mv
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.constrained.sparse_step import Linear
 
@@ -167,7 +167,7 @@ class _Dense:
 
 
 class _Sparse:
-    """Sample by sample (:mod:`implicitkit.linear.sparse_saddle`)."""
+    """Sample by sample (:mod:`implicitkit.linear.conditions.sparse_saddle`)."""
 
     def __init__(self, model: Model, w: Tensor, at: Linear, free: Tensor) -> None:
         self.n, self.m, self.more = model.size, model.count, at.more

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.errors import CapabilityError
-from implicitkit.linear.sparse_form import confirmed, confirmed_bordered
+from implicitkit.linear.factors.sparse_form import confirmed, confirmed_bordered
 from implicitkit.problem.argmin import Bounded
 from implicitkit.problem.constrained import ConstrainedMinimisation
 from implicitkit.solver.evaluations import Evaluations

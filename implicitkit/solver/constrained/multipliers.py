@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff
-from implicitkit.linear.dense import lstsq_batched
+from implicitkit.linear.factors.dense import lstsq_batched
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 

@@ -10,8 +10,8 @@ bounds hold to first order (Nocedal & Wright 2006, theorem 12.5).  A set or a te
 
 where the second term is the curvature of ``phi``: ``D^{-1} = I + s d^2 phi`` on its range (Parikh & Boyd 2014, section
 3.3); it vanishes for a polyhedron.  Lanczos finds a ``u`` with ``q(u) < 0``, as without constraints
-(:mod:`implicitkit.solver.minima`), and a lower feasible point beside ``z`` is the proof; of a term nobody knows the value,
-and the curvature has to do.
+(:mod:`implicitkit.solver.verdict.minima`), and a lower feasible point beside ``z`` is the proof; of a term nobody knows the
+value, and the curvature has to do.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.linear.dense import lstsq_batched, svd_batched
+from implicitkit.linear.factors.dense import lstsq_batched, svd_batched
 from implicitkit.problem.argmin import Bounded, Projected
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.inflection import inflected
-from implicitkit.solver.minima import LENGTHS, POWERS, ROUNDING, difference_step, lanczos, products
+from implicitkit.solver.verdict.inflection import inflected
+from implicitkit.solver.verdict.minima import LENGTHS, POWERS, ROUNDING, difference_step, lanczos, products
 
 __all__ = ["downhill_within", "falls_forever_within"]
 

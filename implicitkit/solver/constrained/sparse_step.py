@@ -5,7 +5,7 @@ optimality conditions: near the solution it is that of the quadratic program, an
 systems of the program are worth their while where it is that of the last step too, with other numbers on the right: where
 its matrices change from step to step, a step that takes the residual down is kept, and the next active set is one of the
 matrices there.  A Hessian that is sparse but for a few numbers that all unknowns share has as many unknowns and rows more
-(:mod:`implicitkit.linear.lifted_saddle`), behind those of the program.
+(:mod:`implicitkit.linear.conditions.lifted_saddle`), behind those of the program.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from implicitkit.linear.active_factors import ActiveFactors, ActiveSystem
-from implicitkit.linear.lifted_saddle import lifted_saddles
-from implicitkit.linear.sparse_blocks import SparseBlocks
-from implicitkit.linear.sparse_saddle import Layout
+from implicitkit.linear.conditions.active_factors import ActiveFactors, ActiveSystem
+from implicitkit.linear.conditions.lifted_saddle import lifted_saddles
+from implicitkit.linear.conditions.sparse_saddle import Layout
+from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 from implicitkit.solver.constrained.model import First, Model
 from implicitkit.solver.qp import sparse as qp
 from implicitkit.solver.qp.inside import interior_point

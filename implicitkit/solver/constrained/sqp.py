@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.options import at_least, check_options
-from implicitkit.linear.dense import cholesky_batched
-from implicitkit.linear.saddle import mv
+from implicitkit.linear.conditions.saddle import mv
+from implicitkit.linear.factors.dense import cholesky_batched
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.constrained.convexity import Curved
 from implicitkit.solver.constrained.model import First, Local, Model

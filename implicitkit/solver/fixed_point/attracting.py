@@ -20,8 +20,8 @@ from implicitkit.solver.fixed_point.impatient import Impatient
 from implicitkit.solver.fixed_point.picard import Picard
 from implicitkit.solver.fixed_point.repelling import leads_away, stretches
 from implicitkit.solver.method import Method
-from implicitkit.solver.scales import in_working_precision
 from implicitkit.solver.subset import subset
+from implicitkit.solver.verdict.scales import in_working_precision
 
 __all__ = ["PATH", "PATH_STEPS", "Attracting", "outward"]
 

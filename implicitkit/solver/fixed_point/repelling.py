@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.scales import in_working_precision
 from implicitkit.solver.subset import subset
+from implicitkit.solver.verdict.scales import in_working_precision
 
 __all__ = ["leads_away", "stretches"]
 

@@ -43,10 +43,11 @@ class FrugalLevenbergMarquardt(LevenbergMarquardt):
 
         (k P - spent) \log(1 / \eta) / \log(|g| / tolerance)
 
-    products, a sixth of it at least and ``P`` at most.  Once a sample needs more, or would at the rate of its first few
-    (:mod:`implicitkit.linear.frugal`), or the radius has to shrink six times in a row, this is ``levenberg_marquardt`` from
-    the point that has been reached.  So it is where ``k P`` is less than 200, about what a fit takes whose gradient grows
-    before it falls, and that of a sample has not fallen when a sixth of ``k P`` is spent.
+    products, a sixth of it at least and ``P`` at most.  Once a sample needs more, or would at the rate of its first
+    few (:mod:`implicitkit.linear.iterative.frugal`), or the radius has to shrink six times in a row, this is
+    ``levenberg_marquardt`` from the point that has been reached.  So it is where ``k P`` is less than 200, about what
+    a fit takes whose gradient grows before it falls, and that of a sample has not fallen when a sixth of ``k P`` is
+    spent.
 
     So it is at once below 16 unknowns, where ``k P < 120``, in half precision, elsewhere than on a processor, and where the
     units of the unknowns are to be those of the Jacobian (``x_scale="jac"``).
@@ -156,7 +157,7 @@ def _price(f: Evaluations, z: Tensor, out: Tensor) -> float:
     """What the Jacobian of the residuals ``out`` and factors of ``R'R`` cost, in products with that."""
     ready, weight = f.residuals_pattern(z), sum(t.numel() for t in f.theta)
     if ready is not None:
-        from implicitkit.linear.sparse_normal import price_of_factors
+        from implicitkit.linear.factors.sparse_normal import price_of_factors
 
         nodes, numbers, placed = ready.remembered(("through", len(z)), lambda: autodiff.size_of_graph(out))
         return price_of_factors(len(z), ready, Work(nodes, numbers, placed, weight))

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.options import check_options, positive
-from implicitkit.linear.dense import svd_batched
+from implicitkit.linear.factors.dense import svd_batched
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
-from implicitkit.solver.scales import FLOOR
 from implicitkit.solver.steps.factored import at_rounding, leave
 from implicitkit.solver.steps.geodesic import Bend, Bends
 from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.normal_equations import column_scales, normal_equations, weighted, with_old_factors
 from implicitkit.solver.steps.robust_model import next_share, weights
 from implicitkit.solver.steps.trials import taken_where
+from implicitkit.solver.verdict.scales import FLOOR
 from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["LevenbergMarquardt", "is_dear"]

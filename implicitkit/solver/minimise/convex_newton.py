@@ -11,7 +11,7 @@ from torch import Tensor
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import check_options, flag
-from implicitkit.linear.dense import cholesky_batched
+from implicitkit.linear.factors.dense import cholesky_batched
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.minimise.newton_cg import steihaug

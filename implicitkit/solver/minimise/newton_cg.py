@@ -12,8 +12,8 @@ from torch import Tensor
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options, optional, positive
-from implicitkit.linear.conjugate import left_by_minimal_residuals
-from implicitkit.linear.frugal import is_slow, looks
+from implicitkit.linear.iterative.conjugate import left_by_minimal_residuals
+from implicitkit.linear.iterative.frugal import is_slow, looks
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -152,7 +152,7 @@ def steihaug(
 
     Returns:
         ``p``, and the decrease of that model ``(batch,)``; ``None`` where a sample takes more products than ``price``, or
-        would at the rate of its first few (:func:`~implicitkit.linear.frugal.is_slow`).
+        would at the rate of its first few (:func:`~implicitkit.linear.iterative.frugal.is_slow`).
     """
     p, r, d = torch.zeros_like(g), g, -g
     rr = g.square().sum(1)

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit.linear.dense import cholesky_batched, lstsq_batched
-from implicitkit.linear.saddle import Saddle, mv
+from implicitkit.linear.conditions.saddle import Saddle, mv
+from implicitkit.linear.factors.dense import cholesky_batched, lstsq_batched
 from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
 from implicitkit.solver.qp.polish import QPPoint, convex, largest, polish

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from implicitkit.linear.dense import cholesky_batched, lstsq_batched
-from implicitkit.linear.saddle import Saddle, mv
+from implicitkit.linear.conditions.saddle import Saddle, mv
+from implicitkit.linear.factors.dense import cholesky_batched, lstsq_batched
 from implicitkit.problem.qp_data import QPData, natural_residual
 from implicitkit.solution import Status
 

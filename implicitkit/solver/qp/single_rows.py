@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
-from implicitkit.linear.active_factors import ActiveSystem
+from implicitkit.linear.conditions.active_factors import ActiveSystem
 from implicitkit.solver.qp.sparse import Active, SparsePoint
 
 __all__ = ["Bounds", "Reduced"]

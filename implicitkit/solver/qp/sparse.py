@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from implicitkit.linear.sparse_saddle import ENOUGH, Layout, SparseSaddle, both_sides, equilibrated
+from implicitkit.linear.conditions.sparse_saddle import ENOUGH, Layout, SparseSaddle, both_sides, equilibrated
 from implicitkit.sparsity.places import with_entries
 
 __all__ = [

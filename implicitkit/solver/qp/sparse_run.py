@@ -20,8 +20,8 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from implicitkit.linear.active_factors import ActiveFactors, ActiveSystem
-from implicitkit.linear.sparse_saddle import SparseSaddle
+from implicitkit.linear.conditions.active_factors import ActiveFactors, ActiveSystem
+from implicitkit.linear.conditions.sparse_saddle import SparseSaddle
 from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
 from implicitkit.solver.evaluations import Evaluations

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.frugal import Frugal
+from implicitkit.linear.iterative.frugal import Frugal
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.root.newton import Newton
 from implicitkit.solver.steps.factored import is_large
@@ -57,13 +57,13 @@ class FrugalNewton(Newton):
         k P \log(1 / \eta) / \log(|F| / tolerance)
 
     products, ``P`` at most.  Once a sample needs more, or would at the rate of its first few
-    (:mod:`implicitkit.linear.frugal`), or ``patience`` steps in a row have brought little, this is ``newton``, whose full
-    steps begin there.  Where reaction dominates a system, or it is nearly explicit, a few products are enough, whatever its
-    factors would fill; where diffusion does, the first step shows that for a few hundredths of a factorisation.  While all
-    samples have one matrix, as they do in a linear equation for many right-hand sides, or where all begin at one point,
-    ``P`` is the price of that (dense ones).  Where the first step of a solve was in vain, that of the next one of the same
-    function and shapes, with parameters of about that size, is not tried, after three in a row of the next seven (where
-    the matrix is sparse: its pattern remembers it).
+    (:mod:`implicitkit.linear.iterative.frugal`), or ``patience`` steps in a row have brought little, this is
+    ``newton``, whose full steps begin there.  Where reaction dominates a system, or it is nearly explicit, a few
+    products are enough, whatever its factors would fill; where diffusion does, the first step shows that for a few
+    hundredths of a factorisation.  While all samples have one matrix, as they do in a linear equation for many
+    right-hand sides, or where all begin at one point, ``P`` is the price of that (dense ones).  Where the first step
+    of a solve was in vain, that of the next one of the same function and shapes, with parameters of about that size,
+    is not tried, after three in a row of the next seven (where the matrix is sparse: its pattern remembers it).
 
     Source: Dembo, Eisenstat & Steihaug (1982), SIAM J. Numer. Anal. 19 (inexact Newton methods); the rule is that of ski
     rental (Karlin, Manasse, Rudolph & Sleator 1988, Algorithmica 3): no more is spent on trying than it may save.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import at_least, check_options, flag
-from implicitkit.linear.dense import lstsq_batched, solve_batched
+from implicitkit.linear.factors.dense import lstsq_batched, solve_batched
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from implicitkit.foundation.options import at_least, between, check_options
 from implicitkit.linear import GMRES
-from implicitkit.linear.preconditioners import check_preconditioner, preconditioner
+from implicitkit.linear.iterative.preconditioners import check_preconditioner, preconditioner
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method

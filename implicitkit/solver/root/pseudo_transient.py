@@ -10,7 +10,7 @@ from torch import Tensor
 
 from implicitkit.foundation.operators import shifted
 from implicitkit.foundation.options import above, at_least, check_options, optional, positive
-from implicitkit.linear.gmres import GMRES
+from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.options import check_options, flag, one_of, positive
-from implicitkit.linear.dense import svd_batched
+from implicitkit.linear.factors.dense import svd_batched
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method

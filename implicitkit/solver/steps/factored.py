@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.dense import lstsq_batched
-from implicitkit.linear.dense_blocks import DenseBlocks
-from implicitkit.linear.direct import Verdict
-from implicitkit.linear.gmres import GMRES
+from implicitkit.linear.factors.dense import lstsq_batched
+from implicitkit.linear.factors.dense_blocks import DenseBlocks
+from implicitkit.linear.factors.direct import Verdict
+from implicitkit.linear.iterative.gmres import GMRES
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.sparsity.known import SMALLEST
 
@@ -56,7 +56,7 @@ class Jacobian:
 
     @property
     def sparse(self) -> Any:
-        """The :class:`~implicitkit.linear.sparse_blocks.SparseBlocks`, where there is a pattern."""
+        """The :class:`~implicitkit.linear.factors.sparse_blocks.SparseBlocks`, where there is a pattern."""
         return None if isinstance(self.blocks, (DenseBlocks, _Products)) else self.blocks
 
     @property

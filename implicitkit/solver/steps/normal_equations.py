@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
-from implicitkit.linear.dense import cholesky_batched
-from implicitkit.linear.direct import Verdict
-from implicitkit.linear.lsmr import LSMR
+from implicitkit.linear.factors.dense import cholesky_batched
+from implicitkit.linear.factors.direct import Verdict
+from implicitkit.linear.iterative.lsmr import LSMR
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.steps.factored import Jacobian, chord_steps
 
@@ -95,7 +95,7 @@ def normal_equations(
         f.system.factored = None
     found = f.residuals_sparse(z)
     if found is not None:
-        from implicitkit.linear.sparse_normal import NormalFactors, SparseNormal
+        from implicitkit.linear.factors.sparse_normal import NormalFactors, SparseNormal
 
         kept = isinstance(before, NormalFactors) and before.units.shape == z.shape and not bool(f.active.all())
         ready, entries = found
@@ -149,7 +149,7 @@ def normal_equations_of(J: Jacobian, r: Tensor) -> NormalEquations:
     if J.dense is not None:
         return _Dense(J.dense)
     if J.sparse is not None:
-        from implicitkit.linear.sparse_normal import SparseNormal
+        from implicitkit.linear.factors.sparse_normal import SparseNormal
 
         ready, entries = J.sparse.found
         return SparseNormal(ready, entries, r)
@@ -210,7 +210,7 @@ class _Dense:
 
 
 class _DenseFactors:
-    """``R'R + mu D^2`` by Cholesky; as :class:`~implicitkit.linear.sparse_normal.NormalFactors`."""
+    """``R'R + mu D^2`` by Cholesky; as :class:`~implicitkit.linear.factors.sparse_normal.NormalFactors`."""
 
     rough = positive = True
     gone = False

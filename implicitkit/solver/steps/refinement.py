@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from implicitkit.linear.dense import solve_batched
+from implicitkit.linear.factors.dense import solve_batched
 from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["damped_newton", "dense_direction", "refine"]

@@ -17,10 +17,10 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from implicitkit.linear.analysis import analyse
-from implicitkit.linear.banded import SymmetricBand
-from implicitkit.linear.sparse_blocks import SparseBlocks
-from implicitkit.linear.sparse_saddle import Layout, SparseSaddle
+from implicitkit.linear.conditions.sparse_saddle import Layout, SparseSaddle
+from implicitkit.linear.factors.analysis import analyse
+from implicitkit.linear.factors.banded import SymmetricBand
+from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 
 __all__ = ["sparse_step"]
 

@@ -215,7 +215,7 @@ def test_multipliers_that_are_not_unique(monkeypatch: pytest.MonkeyPatch) -> Non
     convex = ConvexLayer(problem, [costs], [flow])
     with monkeypatch.context() as without:
         without.delattr("implicitkit_cvxpy.finish.active_rows")
-        without.delattr("implicitkit.linear.kkt.KKT._least_norm")
+        without.delattr("implicitkit.linear.conditions.kkt.KKT._least_norm")
         (found,) = convex(given)
     assert isinstance(convex._assembly, SparseAssembly)
     assert float(convex.solution.residual_norm) < 1e-11

@@ -1,0 +1,1 @@
+"""Linear systems of optimality conditions: a Hessian bordered by the gradients of constraints."""

@@ -1,0 +1,104 @@
+r"""Factors of a quadratic program's system with a known active set, as those of its optimality conditions.
+
+With the conditions ``i`` that are free (unknowns inside their bounds, rows that are active), ``P`` the diagonal matrix of
+ones there, and ``K = [[H, C'], [C, 0]]``, the conditions in natural-map form have the Jacobian
+
+    N = S (P K + I - P),      S = -1 for one-sided rows that are active, 1 elsewhere
+
+since what is not free is known (an unknown at its bound, a multiplier that is zero), and ``min(y, -g)`` of an active row is
+``-g``.  One solve with ``K`` restricted to what is free gives ``N^{-1} b`` and ``N^{-T} b``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from implicitkit.linear.factors.dense import SINGULAR
+from implicitkit.linear.factors.direct import Verdict
+
+__all__ = ["ActiveFactors", "ActiveSystem", "Saddle"]
+
+
+class Saddle(Protocol):
+    """Factors of ``K`` in what is free: a :class:`~implicitkit.linear.conditions.sparse_saddle.SparseSaddle`, or by one."""
+
+    @property
+    def regular(self) -> bool:
+        """Is it far from singular?"""
+
+    def once(self, b: np.ndarray) -> np.ndarray:
+        """``x`` with ``K x = b``, not refined."""
+
+
+@dataclass(frozen=True)
+class ActiveSystem:
+    """One sample: ``K`` whole, its factors in what is free, which are, ``(n + m,)`` bool, and ``S``."""
+
+    K: sp.csc_matrix
+    saddle: Saddle
+    free: np.ndarray
+    sign: np.ndarray
+
+    def solve(self, b: np.ndarray, transposed: bool) -> np.ndarray:
+        """``N^{-1} b`` or ``N^{-T} b``, not refined."""
+        if transposed:
+            x = np.where(self.free, self.saddle.once(np.where(self.free, b, 0.0)), 0.0)
+            return self.sign * np.where(self.free, x, b - self.K @ x)
+        b = self.sign * b
+        known = np.where(self.free, 0.0, b)
+        return np.where(self.free, self.saddle.once(np.where(self.free, b - self.K @ known, 0.0)), known)
+
+    @property
+    def regular(self) -> bool:
+        """Is what is free of ``K`` far from singular?"""
+        return self.saddle.regular
+
+    def size(self, x: np.ndarray, transposed: bool) -> np.ndarray:
+        """``|N| |x|``, or ``|N'| |x|``."""
+        x, K = np.abs(x), abs(self.K)
+        if transposed:
+            return K @ np.where(self.free, x, 0.0) + np.where(self.free, 0.0, x)
+        return np.where(self.free, K @ x, x)
+
+
+class ActiveFactors:
+    """``N`` of every sample, or its transposed."""
+
+    def __init__(self, systems: list[ActiveSystem], transposed: bool = False) -> None:
+        self.systems, self.transposed = systems, transposed
+
+    @functools.cached_property
+    def factor(self) -> Verdict:
+        """Which samples have factors of their own matrix."""
+        return Verdict(torch.tensor([system.regular for system in self.systems], device="cpu"), SINGULAR)
+
+    @property
+    def T(self) -> ActiveFactors:
+        """The transposed matrices, by the same factors."""
+        return ActiveFactors(self.systems, not self.transposed)
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``A x = b``, ``(batch, n)`` or ``(batch, n, k)``."""
+        return self._each(ActiveSystem.solve, b)
+
+    def size(self, x: Tensor) -> Tensor:
+        """``|A| |x|``, shaped as ``x``."""
+        return self._each(ActiveSystem.size, x)
+
+    def _each(self, what: Callable[[ActiveSystem, np.ndarray, bool], np.ndarray], x: Tensor) -> Tensor:
+        """Of every sample, column by column."""
+        given = x.detach().to(device="cpu", dtype=torch.float64).numpy()
+        columns = given.reshape(*given.shape[:2], -1)
+        out = np.empty(columns.shape)
+        for i, system in enumerate(self.systems):
+            for k in range(columns.shape[2]):
+                out[i, :, k] = what(system, columns[i, :, k], self.transposed)
+        return torch.from_numpy(out.reshape(given.shape)).to(x)

@@ -1,0 +1,80 @@
+r"""Optimality conditions whose Hessian is sparse but for a few numbers that all unknowns share, by as many unknowns more.
+
+    minimise  d'(A + V'S V) d / 2 + q'd          =          minimise  d'A d / 2 + s'S s / 2 + q'd   and   s = V d
+
+A factor model of risk, ``F F' + D``, is ``k`` returns of factors and a diagonal.  The conditions of the second form,
+
+    [ A   0   J'  -V' ]
+    [ 0   S   0    I  ]          A  (n, n),   S = diag(+-1)  (k, k),   J  (m, n),   V  (k, n),
+    [ J   0   0    0  ]
+    [ -V  I   0    0  ]
+
+are sparse where those of the first are full, and ``A + V'S V`` is positive definite on the null space of ``J`` exactly if
+``diag(A, S)`` is on that of both constraints: inertia says the same of either.
+
+Source: Mitra, Ellison & Scowcroft (2007), "Quadratic programming for portfolio planning", J. Asset Management 8, part II
+(factor models by additional variables); the elimination of ``s`` is Woodbury's formula (Golub & Van Loan 2013, 2.1.4).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.sparse as sp
+
+from implicitkit.linear.conditions.sparse_saddle import Layout
+from implicitkit.linear.factors.low_rank_blocks import symmetric_border
+from implicitkit.sparsity.low_rank import Bordered, Entries
+
+__all__ = ["lifted_saddles"]
+
+
+def lifted_saddles(ready: Bordered, entries: Entries, J: np.ndarray) -> tuple[list[sp.csc_matrix], Layout, int]:
+    """The matrices of all samples, of one pattern, its layout, and ``k``.
+
+    Args:
+        entries: of the Hessians. J: ``(batch, m, n)``, all entries of which count.
+    """
+    V, signs = symmetric_border(entries)
+    (batch, k, n), m = V.shape, J.shape[1]
+    matrices = [
+        _lifted(ready.matrix(entries.A[i]), np.concatenate([J[i], -V[i]]), np.concatenate([np.zeros(n), signs[i]]), m)
+        for i in range(batch)
+    ]
+    return matrices, ready.analysed(_Layouts).of(matrices[0]), k
+
+
+def _lifted(A: sp.csr_matrix, rows: np.ndarray, diagonal: np.ndarray, m: int) -> sp.csc_matrix:
+    """``[[diag(A, 0) + diagonal, C'], [C, 0]]`` with ``C = [rows, (0, I)']``, all of these entries there."""
+    (count, n), size = rows.shape, len(diagonal) + len(rows)
+    k = len(diagonal) - n
+    i, j = np.repeat(np.arange(count), n), np.tile(np.arange(n), count)
+    A = A.tocoo()
+    unit, everywhere = np.arange(k), np.arange(size)
+    down = np.concatenate([n + k + i, n + k + m + unit])
+    across = np.concatenate([j, n + unit])
+    values = np.concatenate([rows.reshape(-1), np.ones(k)])
+    ends = np.concatenate([diagonal, np.zeros(count)])
+    entries = np.concatenate([A.data, values, values, ends])
+    place = np.concatenate([A.row, down, across, everywhere]), np.concatenate([A.col, across, down, everywhere])
+    found = sp.csc_matrix((entries, place), shape=(size, size))
+    found.sort_indices()
+    return found
+
+
+class _Layouts:
+    """That of the last pattern: how many numbers are shared may depend on the point.
+
+    Args:
+        pattern: not looked at (:meth:`Bordered.analysed`).
+    """
+
+    def __init__(self, pattern: object) -> None:
+        self.last: tuple[sp.csc_matrix, Layout] | None = None
+
+    def of(self, K: sp.csc_matrix) -> Layout:
+        """Of the pattern of ``K``."""
+        if self.last is None or not (
+            np.array_equal(self.last[0].indptr, K.indptr) and np.array_equal(self.last[0].indices, K.indices)
+        ):
+            self.last = K, Layout(K)
+        return self.last[1]

@@ -1,0 +1,1 @@
+"""Linear systems by factors: dense and sparse, ours and other packages'."""

@@ -1,0 +1,200 @@
+r"""``R'R`` of a sparse matrix some of whose rows are long, or which is sparse but for a few numbers that all unknowns share.
+
+    R'R = N + W' S W,      N  (n, n) sparse and positive semidefinite,   W  (k, n),   S = diag(+-1),
+
+    - rows of ``R`` with many entries (a mean that is to be met): ``N`` is made of the others, ``W`` are these, ``S = 1``;
+    - ``R = A + U V`` (:mod:`implicitkit.sparsity.low_rank`): ``N = A'A``, and what is left is
+
+          [V; U'A]' M [V; U'A],   M = [ U'U  I ] = P diag(m) P':      W = sqrt(|m|) P' [V; U'A],   S = sign(m).
+                                      [  I   0 ]
+
+One long row would fill all of ``R'R``.  Systems with ``N + \mu I + W' S W`` are solved with a border of ``k`` rows and
+columns (:mod:`implicitkit.linear.conditions.sparse_saddle`), which needs no factors of ``N + \mu I`` alone, be it next to
+singular.
+
+Source: Andersen (1996), "A modified Schur-complement method for handling dense columns in interior-point methods", ACM TOMS
+22(3); Björck, *Numerical Methods for Least Squares Problems* (1996), section 6.7 (updating by dense rows).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.linalg as la
+import scipy.sparse as sp
+
+from implicitkit.linear.conditions.sparse_saddle import Layout, SparseSaddle
+from implicitkit.linear.factors.ordering import Ordering
+from implicitkit.sparsity.compression import Coloured
+from implicitkit.sparsity.places import with_entries
+
+__all__ = ["Gram", "Orders", "long_rows", "of_low_rank", "of_sparse"]
+
+_LONG = 128  # entries of a row that may be kept apart ...
+_FEW = 32  # ... if no more rows than this are so long
+_REGULARISED = 1e-14  # of what is positive definite but for rounding
+
+
+class Orders:
+    """How matrices of one pattern are eliminated, once that has been found: alone, and with a border."""
+
+    def __init__(self, pattern: object = None) -> None:
+        self.alone = Ordering()
+        self.bordered: dict[int, Layout] = {}
+
+    @property
+    def fill(self) -> int:
+        """Entries of the factors that were made first; 0 before."""
+        return max(self.alone.fill, *(layout.ordering.fill for layout in self.bordered.values()), 0)
+
+    def layout(self, K: sp.csc_matrix, border: int) -> Layout:
+        """That of ``K``, with a border of so many rows."""
+        if border not in self.bordered:
+            self.bordered[border] = Layout(K)
+        return self.bordered[border]
+
+
+class Gram:
+    """``N + W' S W``.
+
+    Args:
+        N: every entry of the diagonal there. W: ``(k, n)``. signs: the diagonal of ``S``.
+    """
+
+    def __init__(self, N: sp.csc_matrix, W: np.ndarray, signs: np.ndarray) -> None:
+        self.N, self.W, self.signs = N, W, signs
+        self._columns = _columns_of(N)
+        self._places = np.flatnonzero(self._columns == N.indices)  # of the diagonal
+
+    def diagonal(self) -> np.ndarray:
+        """``(n,)``."""
+        found: np.ndarray = self.N.data[self._places]
+        return np.maximum(found + self.signs @ np.square(self.W) if len(self.W) else found, 0.0)
+
+    @property
+    def finite(self) -> bool:
+        """Is every entry?"""
+        return bool(np.isfinite(self.N.data).all() and np.isfinite(self.W).all())
+
+    def both_sides(self, d: np.ndarray) -> None:
+        """This becomes ``diag(d) (N + W' S W) diag(d)``."""
+        self.N.data *= d[self.N.indices] * d[self._columns]
+        self.W = self.W * d
+
+    def times(self, v: np.ndarray) -> np.ndarray:
+        """The product with ``(n,)`` or ``(n, k)``."""
+        found: np.ndarray = self.N @ v
+        return found + self.W.T @ ((self.W @ v).T * self.signs).T if len(self.W) else found
+
+    def size(self, v: np.ndarray) -> np.ndarray:
+        """``|N| |v| + |W|' |W| |v|``."""
+        v, W = np.abs(v), np.abs(self.W)
+        found: np.ndarray = with_entries(self.N, np.abs(self.N.data)) @ v
+        return found + W.T @ (W @ v) if len(W) else found
+
+    def most(self) -> float:
+        """No less than its norm."""
+        return float(np.linalg.norm(self.N.data) + np.square(self.W).sum())
+
+    def factor(self, shift: float, orders: Orders) -> Any:
+        """Factors of it and ``shift I``, with ``solve(b)``, ``(n,)`` or ``(n, k)``; ``None`` where a pivot is zero."""
+        shifted = with_entries(self.N, self.N.data.copy())
+        shifted.data[self._places] += shift
+        if not len(self.W):
+            full = _Cholesky.of(shifted, self.N.diagonal() > 0, shift) if orders.alone.fills(shifted.shape[0]) else None
+            return orders.alone.factor(shifted, 0.0) if full is None else full
+        W = _full(self.W)
+        K = sp.bmat([[shifted, W.T], [W, sp.diags_array(-self.signs)]], format="csc")
+        K.sort_indices()
+        layout = orders.layout(K, len(self.W))
+        saddle = SparseSaddle(K, len(self.W.T), layout=layout, regularised=_REGULARISED)
+        return None if saddle.lu is None else _Bordered(saddle, len(self.W))
+
+
+class _Cholesky:
+    """Of a matrix whose factors are hardly sparse, without the unknowns that it has nothing but ``shift`` of."""
+
+    def __init__(self, factor: Any, kept: np.ndarray, shift: float) -> None:
+        self.factor, self.kept, self.shift = factor, kept, shift
+
+    @classmethod
+    def of(cls, shifted: sp.csc_matrix, there: np.ndarray, shift: float) -> _Cholesky | None:
+        """``None`` where it is not positive definite; ``there``: which unknowns it has more of."""
+        kept = np.flatnonzero(there)
+        if not shift and len(kept) < len(there):
+            return None
+        matrix = (shifted if len(kept) == len(there) else shifted[kept][:, kept]).toarray(order="F")
+        try:
+            return cls(la.cho_factor(matrix, overwrite_a=True, check_finite=False), kept, shift)
+        except la.LinAlgError:
+            return None
+
+    def solve(self, b: np.ndarray) -> np.ndarray:
+        """``(n,)`` or ``(n, k)``."""
+        x = b / self.shift if self.shift else np.zeros_like(b)
+        x[self.kept] = la.cho_solve(self.factor, b[self.kept], check_finite=False)
+        return x
+
+
+class _Bordered:
+    """The front of systems with a border."""
+
+    def __init__(self, saddle: SparseSaddle, border: int) -> None:
+        self.saddle, self.border = saddle, border
+
+    def solve(self, b: np.ndarray) -> np.ndarray:
+        """``(n,)`` or ``(n, k)``."""
+        columns = b.reshape(len(b), -1)
+        rhs = np.concatenate([columns, np.zeros((self.border, columns.shape[1]))])
+        return np.stack([self.saddle.solve(c)[0][: len(b)] for c in rhs.T], 1).reshape(b.shape)
+
+
+def long_rows(pattern: sp.csr_matrix) -> np.ndarray:
+    """The rows that are kept apart: a few of very many entries."""
+    found = np.flatnonzero(np.diff(pattern.indptr) > max(_LONG, 2 * int(np.sqrt(pattern.shape[1]))))
+    return found if len(found) <= _FEW else found[:0]
+
+
+def of_sparse(ready: Coloured, R: sp.csr_matrix) -> Gram:
+    """Of a sparse matrix, its long rows apart."""
+    rows = ready.analysed(long_rows)
+    if not len(rows):
+        return Gram(_with_diagonal(R), np.zeros((0, R.shape[1])), np.zeros(0))
+    keep = np.ones(R.shape[0], dtype=bool)
+    keep[rows] = False
+    return Gram(_with_diagonal(R[keep]), R[rows].toarray(), np.ones(len(rows)))
+
+
+def of_low_rank(A: sp.csr_matrix, U: np.ndarray, V: np.ndarray) -> Gram:
+    """Of ``A + U V``."""
+    k = len(V)
+    eye = np.eye(k)
+    UU = U.T @ U
+    m, P = np.linalg.eigh(np.block([[np.where(np.isfinite(UU), UU, 0.0), eye], [eye, np.zeros((k, k))]]))
+    W = np.sqrt(np.abs(m))[:, None] * (P.T @ np.concatenate([V, (A.T @ U).T]))
+    return Gram(_with_diagonal(A), W, np.where(m < 0, -1.0, 1.0))
+
+
+def _full(W: np.ndarray) -> sp.csr_matrix:
+    """Sparse, its zeros kept: the same pattern whatever the values are."""
+    k, n = W.shape
+    indices = np.tile(np.arange(n, dtype=np.int32), k)
+    return sp.csr_matrix((W.reshape(-1), indices, np.arange(k + 1, dtype=np.int32) * n), shape=W.shape)
+
+
+def _with_diagonal(R: sp.csr_matrix) -> sp.csc_matrix:
+    """``R'R`` in which every entry of the diagonal is there, be it zero."""
+    N = (R.T @ R).tocsc()
+    N.sort_indices()
+    there = N.indices[N.indices == _columns_of(N)]
+    if len(there) < N.shape[0]:
+        hollow = np.setdiff1d(np.arange(N.shape[0]), there)
+        values, rows = np.append(N.data, np.zeros(len(hollow))), np.append(N.indices, hollow)
+        N = sp.csc_matrix((values, (rows, np.append(_columns_of(N), hollow))), shape=N.shape)
+    return N
+
+
+def _columns_of(N: sp.csc_matrix) -> np.ndarray:
+    """The column of every entry."""
+    return np.repeat(np.arange(N.shape[1], dtype=N.indices.dtype), np.diff(N.indptr))

@@ -1,0 +1,163 @@
+"""The blocks of an operator as sparse matrices of one pattern, with their factors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from implicitkit.linear.factors.analysis import analyse
+from implicitkit.linear.factors.shared_factors import SharedFactor, factors
+from implicitkit.linear.factors.sparse_factors import SparseFactor
+from implicitkit.sparsity.compression import Coloured, known_entries
+
+__all__ = ["SparseBlocks", "blocks_of"]
+
+
+class SparseBlocks:
+    """``batch`` matrices ``(n, n)``, or their transposed, factored when a system is first solved.
+
+    Args:
+        ready: the pattern. values: ``(batch, nnz)``, in its order.
+    """
+
+    def __init__(self, ready: Coloured, values: np.ndarray) -> None:
+        self.ready, self.values, self.transposed = ready, values, False
+        self._factors: list[SparseFactor | SharedFactor] = []  # shared with the transposed
+
+    @property
+    def T(self) -> SparseBlocks:
+        """The transposed matrices; they share the factors."""
+        other = SparseBlocks(self.ready, self.values)
+        other.transposed, other._factors = not self.transposed, self._factors
+        return other
+
+    @property
+    def batch(self) -> int:
+        """How many matrices."""
+        return len(self.values)
+
+    @property
+    def is_one(self) -> bool:
+        """Are they known to be one matrix, for all samples?"""
+        return self.batch > 1 and self.values.strides[0] == 0
+
+    @property
+    def factor(self) -> SparseFactor | SharedFactor:
+        """LU factors of every matrix."""
+        if not self._factors:
+            self._factors.append(factors(self.ready.analysed(analyse), self.values))
+        return self._factors[0]
+
+    def factored(self, factorise: Callable[[sp.csc_matrix], Any]) -> SparseBlocks:
+        """The same matrices with factors of another make, each an object with ``solve(b, trans)`` or ``None``."""
+        other = SparseBlocks(self.ready, self.values)
+        other.transposed = self.transposed
+        other._factors.append(SparseFactor(self.ready.analysed(analyse), self.values, factorise))
+        return other
+
+    def by_diagonal(self) -> SparseBlocks:
+        """These, with factors only if pivots from the diagonal do: what needs others may fill, and be singular after all."""
+        analysis = self.ready.analysed(analyse)
+        if self._factors or analysis.band is not None or not analysis.symmetric:
+            return self
+        other = SparseBlocks(self.ready, self.values)
+        other.transposed = self.transposed
+        other._factors.append(SparseFactor(analysis, self.values, anywhere=False))
+        if bool(other.factor.ok.all()):
+            self._factors.append(other.factor)
+        return other
+
+    @property
+    def columns(self) -> Tensor:
+        """The norms of the columns, ``(batch, n)``."""
+        squares = self.ready.stacked(np.square(self.values[:1] if self.is_one else self.values))
+        sums = squares.sum(1) if self.transposed else squares.sum(0)
+        norms = torch.from_numpy(np.sqrt(np.asarray(sums).reshape(-1, self.ready.shape[0])))
+        return norms.expand(self.batch, -1)
+
+    def shifted(self, shift: Tensor, scale: Tensor) -> SparseBlocks:
+        """``shift I + scale A``, each ``(batch,)``."""
+        ready, old, diagonal = self.ready.analysed(_with_diagonal)
+        a, b = (t.detach().to(device="cpu", dtype=torch.float64).numpy()[:, None] for t in (shift, scale))
+        values = np.zeros((self.batch, ready.pattern.nnz))
+        values[:, old] = b * self.values
+        values[:, diagonal] += a
+        other = SparseBlocks(ready, values)
+        other.transposed = self.transposed
+        return other
+
+    @property
+    def found(self) -> tuple[Coloured, np.ndarray]:
+        """Pattern and entries that they are made of."""
+        return self.ready, self.values
+
+    @property
+    def extended(self) -> SparseBlocks:
+        """The matrices that are factored: these."""
+        return self
+
+    @property
+    def border(self) -> int:
+        """Rows of :attr:`extended` beyond those of the matrices: none."""
+        return 0
+
+    @property
+    def regular(self) -> bool:
+        """Have they been factored, and none is singular?"""
+        return bool(self._factors) and bool(self.factor.ok.all())
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``A x = b``, ``(batch, n)`` or ``(batch, n, k)``; NaN for a singular matrix."""
+        return self.factor.solve(b, self.transposed)
+
+    def product(self, x: Tensor) -> Tensor:
+        """``A x``, ``(batch, n)`` or ``(batch, n, k)``, by the matrices themselves."""
+        return self._times(x, self.values)
+
+    def size(self, x: Tensor) -> Tensor:
+        """``|A| |x|``, shaped as ``x``: the size of what is added up in a product with ``A``, entry by entry."""
+        sizes = np.broadcast_to(np.abs(self.values[:1]), self.values.shape) if self.is_one else np.abs(self.values)
+        return self._times(x.abs(), sizes)
+
+    def _times(self, x: Tensor, values: np.ndarray) -> Tensor:
+        given = x.detach().to(device="cpu", dtype=torch.float64).numpy()
+        if self.is_one:
+            A = self.ready.matrix(values[0])
+            columns = np.moveaxis(given, 0, 1).reshape(given.shape[1], -1)
+            found = ((A.T if self.transposed else A) @ columns).reshape(given.shape[1], len(values), *given.shape[2:])
+            return torch.from_numpy(np.moveaxis(found, 1, 0)).to(x)
+        A = self.ready.stacked(values)
+        flat = given.reshape(len(values) * given.shape[1], *given.shape[2:])
+        return torch.from_numpy(((A.T if self.transposed else A) @ flat).reshape(given.shape)).to(x)
+
+
+def blocks_of(rows: Tensor, columns: Tensor, values: Tensor, n: int) -> SparseBlocks:
+    """Matrices ``(n, n)`` from their entries, which are added where they share a place.
+
+    Args:
+        rows, columns: ``(k,)``, the same for all. values: ``(batch, k)``.
+    """
+    keys = rows.cpu().numpy() * np.int64(n) + columns.cpu().numpy()
+    places, inverse = np.unique(keys, return_inverse=True)
+    pointer = np.searchsorted(places, np.arange(n + 1) * np.int64(n))
+    pattern = sp.csr_matrix((np.ones(len(places), dtype=bool), places % n, pointer), shape=(n, n))
+    entries = values.detach().to(device="cpu", dtype=torch.float64).numpy()
+    summed = np.stack([np.bincount(inverse, row, minlength=len(places)) for row in entries])
+    return SparseBlocks(known_entries(pattern), summed)
+
+
+def _with_diagonal(pattern: sp.csr_matrix) -> tuple[Coloured, np.ndarray, np.ndarray]:
+    """The pattern with its diagonal (not for finding entries), and where in it the old entries and the diagonal stand."""
+    n = pattern.shape[0]
+    full = sp.csr_matrix(pattern + sp.identity(n, dtype=bool, format="csr")).astype(bool)
+    full.sort_indices()
+    rows = np.repeat(np.arange(n, dtype=np.int64), np.diff(full.indptr))
+    keys = rows * n + full.indices
+    old = np.repeat(np.arange(n, dtype=np.int64), np.diff(pattern.indptr)) * n + pattern.indices
+    diagonal = np.arange(n, dtype=np.int64) * (n + 1)
+    return known_entries(full), np.searchsorted(keys, old), np.searchsorted(keys, diagonal)

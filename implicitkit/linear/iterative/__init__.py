@@ -1,0 +1,1 @@
+"""Linear systems by products with the matrix: Krylov methods, series, and what preconditions them."""

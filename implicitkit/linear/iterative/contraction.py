@@ -1,0 +1,348 @@
+r"""Linear systems of fixed-point maps, ``A = J - I``: by GMRES, or by the plain series where that costs less.
+
+The Neumann series needs a product with ``J`` a step and nothing else; GMRES needs fewer products, and orthogonalises each.
+Where the spectrum of ``J`` fills a disk around zero no polynomial is much smaller on it than the power that the series uses,
+and GMRES has little to win; where a few eigenvalues lie apart it wins a lot.  Which of the two it is, the first Krylov
+vectors tell without any further product: with ``A V_k = V_{k+1} H`` and the residual ``r_0 = beta v_1``, the series leaves
+
+    r_m = J^m r_0 = beta V_{m+1} y_m,    y_0 = e_1,    y_{m+1} = y_m + H y_m,
+
+so that ``|y_m|`` is its residual after ``m`` steps, beside that of GMRES.
+
+Source: the identity is this library's use of Arnoldi's relation (Saad 2003, section 6.3); that powers are optimal on a disk:
+Saad (2003), section 6.11.2.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation.operators import Operator
+from implicitkit.linear.base import LinearSolution, LinearSolver
+from implicitkit.linear.iterative.cycles import Correction, column, in_working_precision, norms, restarted
+from implicitkit.linear.iterative.fewer import Fewer, narrowed
+from implicitkit.linear.iterative.gmres import PATIENCE, STALLED, arnoldi, vectors
+from implicitkit.linear.price import CALL, cost_of_product
+
+__all__ = ["Contraction"]
+
+_LOOK = 6  # Krylov vectors after which the two are compared ...
+_LATER = 3  # ... by what they gained since this one
+_MOST = 0.75  # of the samples still at work: the series must cost less for so many of them
+_NODES = 5  # in the graph of a product, where there is none to look at
+# what is added to what a product costs: by the series, calls and three passes; by GMRES, calls and two over the basis
+_SUM_CALLS, _SUMMED, _SUM_CACHED, _SUM_TIMES = 0.92, 0.1, 4.1e4, 3.1
+_CALLS_MORE, _ORTHOGONALISED, _CACHED, _BEYOND = 9.7, 0.026, 3.8e5, 1.05
+_MADE = 140.0  # vectors more, against which as much is done to make one
+_CHEAP = 2.0  # times what one of the series costs: from there on ...
+_HALF = (
+    0.5  # ... and where so many residuals fall, a window of its products comes before anything is orthogonalised ...
+)
+_TRIED = 4.0  # ... and GMRES is asked after it, if that costs no more than a quarter of what the series still takes
+_MARGIN = 0.9  # of the target, so that drift seldom costs another cycle
+_SWIFT = 0.35  # what a product leaves of every residual, at most, for the series to begin with
+_SLOWER = 1.2  # times what the first product leaves the second one may leave; if more, polynomials may do better ...
+_START = 24.0  # ... but a cycle of GMRES costs so many calls beside its products
+_EVERY = 2  # products between two looks
+_WINDOW, _SLOW = 8, 0.7  # products, and what they may leave of a residual for the series to go on ...
+_HALFWAY = 4  # ... and so many of them tell its rate
+_FADES = 0.25  # of what the first products gained: a window that gains less of the residual shows eigenvalues apart
+_LOST = 0.5  # of a residual, that GMRES must leave after a series that has enlarged it, for both to be kept
+_AHEAD = 2  # such windows: what of the last samples is not done after them is quicker done by GMRES
+
+
+@dataclass(frozen=True)
+class Contraction(LinearSolver):
+    """The series for as long as every product leaves little more than a third of every residual, unless the second leaves
+    more of most than the first did, so that powers do worse than other polynomials, and by what those of degree two would
+    leave GMRES costs less.  Else eight products of the series and more, if one of GMRES costs twice as much, and the
+    residual of half of the samples falls: by what one costs, as its graph tells: one of GMRES three times as much and more
+    where products are a few operations, hardly more where they are dear.  Else, and where the series would go on for so long
+    that the question costs no more than a quarter of that, six steps of GMRES, and the series, if by the products that each
+    would take it costs less for three quarters of the samples that are left; or GMRES as it is.
+
+    A sample that the series brings forward too slowly is given back to GMRES, from where it is; so is one whose residual
+    falls a quarter as fast as at first, and so are the last quarter of them, or all beside a quarter that is given back, if
+    they need sixteen products more: every product is one of the whole batch, and powers have left of these residuals what
+    lies along a few eigenvectors, which GMRES is quick with.  So a window of the series that was taken in vain costs GMRES
+    hardly a product more than it needs alone.  Every answer is judged by its true residual.
+
+    One product a step, and one look at the host (of the series that is not fast: at every second one).  Memory: that of
+    GMRES, and three vectors a sample.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("fixed_point",)
+
+    @in_working_precision
+    def solve(
+        self, A: Operator, b: Tensor, *, rtol: float | Tensor, atol: float, max_steps: int | None
+    ) -> LinearSolution:
+        restart, begun, asked, plain = vectors(b), False, False, False
+
+        def cycle(r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor) -> Correction:
+            nonlocal begun, asked, plain
+            columns = min(restart, A.size, int(budget.max()))
+            known: tuple[Tensor, ...] = ()
+            if not begun:
+                begun = True
+                found, known = _by_powers(A, r, norm, target, live, budget, restart)
+                if found is not None:
+                    return found
+            if plain:
+                plain = False
+                return _series(A, r, norm, target, live, budget, columns)
+            if asked:
+                return arnoldi(A, r, norm, target, live, budget, columns)
+
+            def look(Ht: Tensor, u: Tensor, done: Tensor) -> bool:
+                nonlocal plain
+                open_ = live & ~done
+                dearer = functools.partial(_dearer, A, r, restart)
+                plain = not _some(~_pays(Ht, u, norm, target, budget, r.shape[1], dearer), open_)
+                return plain
+
+            asked = True
+            return arnoldi(A, r, norm, target, live, budget, columns, ((_LOOK,), look), known)
+
+        patience = max(2, PATIENCE // restart)
+        return restarted(cycle, A, b, rtol=rtol, atol=atol, max_steps=max_steps, stalled=STALLED, patience=patience)
+
+
+def _some(which: Tensor, open_: Tensor, share: float = 1 - _MOST) -> bool:
+    """Are these more than a quarter of the samples at work (or another share)?"""
+    return int(torch.count_nonzero(which & open_)) > share * int(torch.count_nonzero(open_))
+
+
+def _product(A: Operator, r: Tensor) -> float:
+    """What one costs."""
+    numbers = r.numel()
+    nodes, through, _ = A.graph() or (_NODES, _NODES * numbers, 0)
+    return cost_of_product(numbers, nodes, through, min(max(A.weight - A.size, 0), A.size))
+
+
+def _dearer(A: Operator, r: Tensor, restart: int, products: Tensor) -> Tensor:
+    """What a product of GMRES costs, times one of the series, ``(batch,)``: it orthogonalises, against half of the vectors
+    of its basis on average, which has one for each of the ``products`` that are needed."""
+    numbers, product = r.numel(), _product(A, r)
+    passes = _ORTHOGONALISED * numbers * (1 + _BEYOND * min(numbers / _CACHED, 1.0))
+    krylov = product + _CALLS_MORE * CALL + passes * (_MADE + 0.5 * products.clamp_max(restart))
+    return krylov / (product + _SUM_CALLS * CALL + _SUMMED * numbers * (1 + min(numbers / _SUM_CACHED, _SUM_TIMES)))
+
+
+Dearer = Callable[[Tensor], Tensor]
+
+
+def _pays(Ht: Tensor, u: Tensor, norm: Tensor, target: Tensor, budget: Tensor, size: int, dearer: Dearer) -> Tensor:
+    """Of which samples the series would cost less than GMRES, ``(batch,)``.
+
+    ``Ht``: ``(batch, k, k + 1)``, the transpose of ``H``; ``u``: ``(batch, k + 1)``, of which ``1 / |u_{0..j}|`` is the
+    residual of GMRES.  That falls faster and faster: of ``size`` dimensions ``j`` vectors leave a share of ``1 - j / size``,
+    in squares, so that beside its rate it gains about ``j^2 / (4 size)``.
+    """
+    k = Ht.shape[1]
+    y = torch.zeros_like(u).unsqueeze(1)
+    y[:, 0, 0] = 1
+    lengths = []
+    for _ in range(k):
+        y = torch.baddbmm(y, y[:, :, :k], Ht)
+        lengths.append(torch.linalg.vector_norm(y, dim=2).squeeze(1))
+    least = u.square().cumsum(1).rsqrt()
+    here = (least[:, k] * norm / target).log()  # still to go, in logarithms
+    series = (lengths[_LATER - 1] / lengths[k - 1]).log() / (k - _LATER)  # what a step gains
+    krylov = (least[:, _LATER] / least[:, k]).log() / (k - _LATER)
+    enough = here <= series * (budget - k)
+    few = 2 * size * ((krylov.square() + here / size).sqrt() - krylov)  # of GMRES: krylov j + j^2 / (4 size) = here
+    cheaper = here <= dearer(few + k) * few * series
+    return cheaper & (here > k * krylov) & enough  # false for NaN
+
+
+def _by_powers(
+    A: Operator, r: Tensor, norm: Tensor, target: Tensor, live: Tensor, budget: Tensor, restart: int
+) -> tuple[Correction | None, tuple[Tensor, ...]]:
+    """What the series finds, if its first two products say that it costs less than GMRES: while it is fast, or as long as
+    it gains; ``None`` where they say that polynomials do better, and those products."""
+    known: tuple[Tensor, ...] = (A.mv(r),)
+    v = known[0] + r
+    length = norms(v)
+    first, swift = length / norm, _is_swift(length, norm, live)
+    if int(budget.max()) < 2:
+        return None, known
+    open_ = (length > _MARGIN * target).logical_and_(live)
+    if swift and not int(torch.count_nonzero(open_)):
+        return Correction(-r, live.long()), known
+    known = (*known, A.mv(v))
+    after = known[1] + v
+    length, before = norms(after), length
+    second = length / before
+    dearer = functools.partial(_dearer, A, r, restart)
+    if swift and _is_swift(length, before, open_):
+        slower = (second > _SLOWER * first).logical_and_(open_)
+        if _some(slower, open_) and _some(~_shorter(A, r, known, norm, target, first, second, dearer), open_):
+            return None, known
+        return _swiftly(A, r, v, after, before, target, live, open_, budget), known
+    ratio = float(dearer(length.new_full((), _LOOK)))
+    if ratio < _CHEAP or _some(~(second < 1), open_, _HALF):
+        return None, known
+    columns, most = min(restart, A.size, int(budget.max())), _TRIED * _LOOK * (ratio - 1)
+    return _series(A, r, norm, target, live, budget, columns, known, (first * second).log() / 2, most), known
+
+
+def _is_swift(length: Tensor, before: Tensor, open_: Tensor) -> bool:
+    """Has a product left little of every residual?"""
+    fast = length <= _SWIFT * before
+    return bool(fast.all()) or bool(fast.logical_or_(~open_).all())
+
+
+def _swiftly(
+    A: Operator,
+    r: Tensor,
+    v: Tensor,
+    after: Tensor,
+    before: Tensor,
+    target: Tensor,
+    live: Tensor,
+    open_: Tensor,
+    budget: Tensor,
+) -> Correction:
+    """The series from its second product on, while it is fast: ``v = J r``, ``after = J v``, ``before = |v|``."""
+    fewer, total, steps, v = Fewer(A), r, live.long(), torch.where(column(open_), v, 0)
+    for k in range(2, int(budget.max()) + 1):
+        length = norms(after)
+        steps.add_(open_)
+        if not _is_swift(length, before, open_):
+            total, steps = fewer.whole((total + torch.where(column(length < before), v, 0), steps))
+            return Correction(-total, steps)
+        total, open_ = total + v, (length > _MARGIN * target).logical_and_(open_)
+        left = int(torch.count_nonzero(open_))
+        if not left:
+            break
+        v, before = after if left == len(after) else torch.where(column(open_), after, 0), length
+        index = fewer.drop(open_, left, lambda: (total, steps)) if k > 2 else None  # noqa: B023
+        if index is not None:
+            total, steps, v, before, open_, target = narrowed(index, total, steps, v, before, open_, target)
+        after = fewer.A.stepped(v)
+    total, steps = fewer.whole((total, steps))
+    return Correction(-total, steps)
+
+
+def _shorter(
+    A: Operator,
+    r: Tensor,
+    known: tuple[Tensor, ...],
+    norm: Tensor,
+    target: Tensor,
+    first: Tensor,
+    second: Tensor,
+    dearer: Dearer,
+) -> Tensor:
+    """Of which samples the series costs less than GMRES from ``r`` on, by two products, ``(batch,)``.
+
+    ``first`` and ``second``: what they leave of a residual.  Powers go on between ``second`` and ``second^2 / first``, as
+    their geometric mean: of eigenvalues that fill a disk both are its radius, of those on an interval 0.77 and 1.04 times
+    the largest.  GMRES goes on as it begins, with ``|r + x A r + y A (r + A r)|``, least in ``x`` and ``y``: of a disk that
+    is ``|J^2 r|``, of an interval two thirds.
+    """
+    v = known[0] / column(norms(known[0]))
+    left = r - v * (v * r).sum(1, keepdim=True)
+    w = known[1] - v * (v * known[1]).sum(1, keepdim=True)
+    w = w / column(norms(w))
+    left = left - w * (w * left).sum(1, keepdim=True)
+    here = (norm / target).log()  # to go, in logarithms
+    rate = second * (second / first).sqrt()
+    powers = (here + (first * second).log()) / -rate.log()
+    krylov = 2 * here / (norm / norms(left)).log()
+    more = _START * CALL / _product(A, r) - len(known)
+    # false for NaN: the space is exhausted
+    return (rate < 1) & (powers <= dearer(krylov) * krylov + more)
+
+
+def _series(
+    A: Operator,
+    r: Tensor,
+    norm: Tensor,
+    target: Tensor,
+    live: Tensor,
+    budget: Tensor,
+    columns: int,
+    known: tuple[Tensor, ...] = (),
+    pace: Tensor | None = None,
+    most: float = math.inf,
+) -> Correction:
+    """``dx = -(r + J r + J^2 r + ...)``, which leaves ``J^{m + 1} r``; of samples that this is too slow for, GMRES solves
+    for what is left.
+
+    ``known``: the first products; ``pace``: the logarithm of what each of them left, ``(batch,)``; ``most``: so many may be
+    needed after a window, at the rate of its second half, of three quarters of the samples; else the series ends.
+    """
+    aim, before, latest, left = _MARGIN * target, norm, norm, int(torch.count_nonzero(live))
+    few, fewer = (1 - _MOST) * left, Fewer(A)
+    dx, rest, v, open_ = torch.zeros_like(r), torch.zeros_like(r), r, live
+    steps, slow, spent = torch.zeros_like(budget), torch.zeros_like(live), budget
+    for k in range(1, int(budget.max()) + 1):
+        dx.sub_(v)
+        v = known[k - 1] + v if k <= len(known) else fewer.A.stepped(v)
+        if k % _EVERY:  # one product too many costs less than a look at each
+            continue
+        length = norms(v)
+        going = (length > aim).logical_and_(open_)  # false for NaN
+        if k % _WINDOW == 0:
+            crawls = going & _crawls(length, before, latest, aim, pace, left <= few)
+            if pace is not None and _some(crawls, going):  # for whom GMRES goes through products of the whole batch
+                crawls = going & _crawls(length, before, latest, aim, pace, True)
+            slow, before, rest = slow | crawls, length, torch.where(column(crawls), v, rest)
+            going = going & ~crawls
+            if most < math.inf and _some(_more(length, latest, aim) > most, going):
+                steps, open_ = torch.where(open_, k, steps), torch.zeros_like(open_)
+                break
+        latest = length if k % _HALFWAY == 0 else latest
+        count = int(torch.count_nonzero(going))
+        if count < left:  # what has ended is zero from here on, and adds nothing
+            steps = torch.where(open_ & ~going, k, steps)
+            v, open_, left = torch.where(column(going), v, 0), going, count
+        if not left:
+            break
+        index = fewer.drop(open_, left, lambda: (dx, rest, slow, steps))  # noqa: B023
+        if index is not None:
+            dx, rest, slow, steps, v = narrowed(index, dx, rest, slow, steps, v)
+            open_, before, latest, aim, spent = narrowed(index, open_, before, latest, aim, spent)
+            pace = None if pace is None else pace.index_select(0, index)
+    dx, rest, slow, steps = fewer.whole((dx, rest, slow, torch.where(open_, spent, steps)))
+    if not bool(slow.any()):
+        return Correction(dx, steps)
+    size = norms(rest)
+    after = arnoldi(A, rest, size, target, slow, budget - steps, columns)
+    dx, steps = dx + torch.where(column(slow), after.dx, 0), steps + torch.where(slow, after.steps, 0)
+    grown = slow & (size > norm)
+    lost = grown & ~(norms(r - A.mv(dx)) <= _LOST * norm) if bool(grown.any()) else grown
+    if not bool(lost.any()):
+        return Correction(dx, steps)
+    alone = arnoldi(A, torch.where(column(lost), r, 0), norm, target, lost, budget - steps, columns)
+    return Correction(torch.where(column(lost), alone.dx, dx), steps + torch.where(lost, alone.steps, 0))
+
+
+def _more(length: Tensor, latest: Tensor, aim: Tensor) -> Tensor:
+    """Products that the series still takes, at the rate since ``latest``, ``(batch,)``."""
+    return _HALFWAY * (aim / length).log() / (length / latest).log()
+
+
+def _crawls(length: Tensor, before: Tensor, latest: Tensor, aim: Tensor, pace: Tensor | None, last: bool) -> Tensor:
+    """Of which samples a window of products has left too much of the residual, ``(batch,)``: what it left along a few
+    eigenvectors is quicker done by GMRES.
+
+    ``before`` and ``latest``: residuals a window ago, and half of one. ``pace``: the logarithm of what each of the
+    first two products left: where one gains a quarter of that by now, a few eigenvalues lie apart. ``last``: few samples
+    are left.
+    """
+    crawls = ~(length <= _SLOW * before)
+    if not last and pace is None:
+        return crawls
+    left = length / latest
+    late = length * left ** (_AHEAD * _WINDOW / _HALFWAY) > aim
+    return crawls | (late if last or pace is None else late & (left.log() > _FADES * _HALFWAY * pace))

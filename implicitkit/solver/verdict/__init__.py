@@ -1,0 +1,1 @@
+"""What "converged" means: whether a point is a solution, a minimum, the end of a run to infinity, or rounding."""

@@ -1,0 +1,400 @@
+r"""What "converged" means: a verdict on a point, whoever found it and wherever the search began.
+
+A fixed point has converged when ``|F(z)| <= atol + rtol |z|``: its residual has the units of ``z`` (in a composition,
+those of each part).  Any other residual has units of its own, and only the function says what is small: a point is taken
+when ``|F(z)| <= atol``, or when every equation holds to ``|F_i| <= atol + rtol S_i``, where ``S_i`` is the size of what
+cancels in it *near* ``z`` (:func:`~implicitkit.solver.verdict.scales.row_scales`).  That is asked only where a sample claims
+to have converged while ``|F| > atol``.  What rounding leaves of ``F`` is measured too: less cannot be asked for.
+
+Where nobody gave an ``atol``, it must not depend on the units: it is then ``min(eps^(2/3), rtol s)``, with ``s = |F(z0)|``
+(of fixed points, and other residuals in the units of ``z``, ``|z0| + |F(z0)|``), so that ``10^-12 F(z) = 0`` and
+``F(10^12 z) = 0`` have the solutions of ``F(z) = 0``.  Nor on the units of single equations: one that has not come down
+from where it began by ``rtol``, ``|F_i| > 10 rtol |F_i(z0)|``, is asked for ``S_i`` whatever ``|F|`` is, since a norm hides
+equations in small units behind others in large ones (a penalty of 1e13).
+
+A residual can also vanish because ``z`` runs away (``exp(-z)``, prices at infinity, ``z = sqrt(z^2 + 1)``).  Such a point is
+no solution, however small ``|F|`` is (:func:`~implicitkit.solver.verdict.probing.runs_away`): ``DIVERGED``.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.solution import Status
+from implicitkit.solver.base import Options
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.norms import start_size
+from implicitkit.solver.steps.factored import is_noise
+from implicitkit.solver.subset import subset
+from implicitkit.solver.verdict.probing import AWAY, DENSE, STANDS, runs_away, vanishes
+from implicitkit.solver.verdict.scales import in_working_precision, is_healthy, rounding, row_scales, steepness
+from implicitkit.solver.verdict.settled import is_settled, still_holds
+
+__all__ = ["Judge"]
+
+_FAR = 5.0  # max |z| beyond which a vanishing residual is asked whether it vanishes at infinity ...
+_FAR_FIXED = 8.0  # ... that of a fixed point, ...
+_GROWN = 100.0  # ... or |z| of so many times |z0| + |F(z0)|
+_NOISE = 10.0  # a residual of so many times its measured rounding error is noise
+_LENIENT = 100.0  # times rtol: what is taken in the end of a residual that the solver cannot lower
+_AGAIN = 0.9  # a claim that was refused is looked at again when the residual has fallen by this
+_PART = 1e-6  # a part of a composition is judged by its own size, or this share of the whole
+_UNSIGNED = 100.0  # |A| |z| of so many times a change of F with z may be one without its signs
+_LEAST = 2e-16  # of |F(z0)|: units of a single equation, at least
+_HIDDEN = 10.0  # times rtol: what is left of an equation that is small in the norm only
+_FAST = 0.1  # a step that leaves so little of |F| has not met rounding yet, and the next one costs less than to ask
+
+
+class Judge:
+    """Judges the samples of one solve.
+
+    A claim begins with ``|F| <= tolerance``, which costs nothing: ``atol + rtol scale``, scale being ``|z|`` for fixed
+    points and else ``|F(z0)|``.  :meth:`examine` says which claims hold, and lowers what is asked of the others;
+    :meth:`review` has the last word when the solver has done all it can.
+    """
+
+    def __init__(self, f: Evaluations, options: Options) -> None:
+        self.rtol, self.atol = options.rtol, options.atol
+        self.size, self.own_norm = options.size, options.norm is not None
+        self.relative_to_state = f.kind.iteration
+        self.start_norm = options.start_norm
+        self.f = f
+        self._pieces: tuple[int, ...] | None = f.problem.pieces(f.system.layout) if f.kind.iteration else None
+        self.floor: float | Tensor = self.atol  # what is small whatever cancels, ``(batch,)``: ``atol``, or less
+        self._floor_of = options.floor
+        # |F_i(z0)|, where nobody gave ``atol`` and the equations may have units of their own, ``(batch, n)``
+        own = options.atol_is_default and options.rtol > 0 and not (f.kind.iteration or f.kind.like_state)
+        # of a fit, what is far in units of its start: at most 1
+        self._unit: Tensor | None = options.start_size
+        self._has_rows = own and f.system.size > 1
+        self._rows: Tensor | None = None
+        self.first: Tensor | None = None  # what is asked at first, where it is not relative to the state
+        self.bound: Tensor | None = None  # ... and now
+        self._reach: Tensor | None = None  # of a fixed point: how far |z| may come without being asked
+        self._rate: Any = None  # rtol and the floor as tensors: a number costs an operation four times as much
+        self._least: Any = None
+        self._last: tuple[Tensor, Tensor] | None = None  # a point, and |z| of each sample there
+        self._largest: tuple[Tensor, float] | None = None  # a point, and the largest entry there
+        self._away: tuple[Tensor, Tensor, Tensor] | None = None  # a point, who was asked there, and who runs away
+        self.came_from: tuple[Tensor, Tensor] | None = None  # the points a step ago, and F there
+        self._healthy: tuple[Tensor, Tensor] | None = None  # a point, whose equations all change there far more than F
+        self._held: tuple[Tensor, Tensor] | None = None  # a point, and where a zero is near by factors that hold there
+        self._settled: tuple[Tensor, Tensor] | None = None  # a point, and where one is near by factors of the last step
+
+    def norm(self, residual: Tensor) -> Tensor:
+        """``|F|`` of each sample, ``(batch,)``: its 2-norm, unless the user has one of his own."""
+        return self.size(residual)
+
+    def tolerance(self, z: Tensor, norm: Tensor) -> Tensor:
+        """What ``|F|`` must come down to before a sample may claim to have converged, ``(batch,)``; ``norm``: that at ``z``
+        (at the start in the first call)."""
+        if self.relative_to_state:
+            size = self.size_of(z)
+            if self._reach is None:
+                reach = size.add(norm)
+                self.floor = self._floor_of(reach)
+                self._reach = reach.mul_(size.new_full((), _GROWN))
+                self._rate = size.new_full((), self.rtol)
+                self._least = self.floor if isinstance(self.floor, Tensor) else size.new_full((), self.floor)
+            if self._pieces is not None:
+                return self._by_pieces(self._pieces, z, norm, size)
+            return torch.addcmul(self._least, size, self._rate)
+        if self.bound is None:
+            if self.f.kind.of_residuals and self._unit is None:
+                self._unit = start_size(z)
+            norm = norm if self.start_norm is None else self.start_norm
+            self.floor = self._floor_of(self.size_of(z) + norm if self.f.kind.like_state else norm)
+            self.first = self.bound = torch.where(torch.isfinite(norm), norm * self.rtol, 0).add_(self.atol)
+            if self._has_rows:
+                rows = in_working_precision(self.f.residual(z)).abs()
+                # a condition of optimality that holds from the beginning need not be in small units
+                if self.f.kind.returns_program:
+                    rows = torch.where(rows > 0, rows, torch.inf)
+                # what holds at the start says nothing of its units, but that it is no smaller than this beside the others
+                self._rows = torch.maximum(rows, _LEAST * norm.nan_to_num(0, 0, 0).unsqueeze(1))
+        return self.bound
+
+    def aim(self, z: Tensor) -> Tensor:
+        """What a solver that is told its tolerance beforehand should come down to, if the solution is near ``z``."""
+        return self.norm(z) * self.rtol + self.floor
+
+    def _by_pieces(self, pieces: tuple[int, ...], z: Tensor, norm: Tensor, size: Tensor) -> Tensor:
+        """``|F|`` over the largest excess of a part: a composition holds where every part of it does."""
+        excess = torch.zeros_like(norm)
+        for F, part in zip(self.f.residual(z).split(pieces, 1), z.split(pieces, 1), strict=True):
+            F_norm = self.norm(F)
+            ratio = F_norm / (self.floor + self.rtol * torch.maximum(self.norm(part), _PART * size))
+            excess = torch.maximum(excess, torch.where(F_norm > 0, ratio, 0))
+        return torch.where(excess > 0, norm / excess, torch.inf)
+
+    def select(self, samples: Tensor, f: Evaluations | None = None) -> Judge:
+        """The judge of these samples only, which ``f`` evaluates."""
+        judge = copy.copy(self)
+        judge.f, judge._last, judge._away = (self.f if f is None else f), None, None
+        judge._healthy = judge._held = judge._settled = judge.came_from = None
+        for name in ("start_norm", "first", "bound", "floor", "_reach", "_least", "_rows", "_unit"):
+            value = getattr(self, name)
+            if isinstance(value, Tensor) and value.ndim:
+                setattr(judge, name, value.index_select(0, samples))
+        return judge
+
+    # ---------------------------------------------------------------------------------------------------------- verdicts
+    def examine(self, z: Tensor, norm: Tensor, claims: Tensor, before: Tensor | None = None) -> Tensor:
+        """Which of the ``claims`` hold by the scale near ``z``, ``(batch,)``; what is asked of the others is lowered to what
+        that demands.  Where nothing is asked of them but ``|F| <= atol``, or they are fixed points, they hold.
+
+        ``before``: ``|F|`` a step ago.  Of many unknowns, whether it is rounding that refuses a claim is not asked while
+        steps take ``|F|`` down to a tenth: the claim may be made again.
+        """
+        if self.relative_to_state:
+            return claims
+        doubtful = claims & (norm > self.floor)
+        if self._rows is not None:
+            doubtful = doubtful | (claims & self.hides(z))
+        if bool(doubtful.any()):
+            doubtful = doubtful & ~self._is_noise(z, norm, doubtful)
+        if not bool(doubtful.any()):
+            return claims
+        fast = before is not None and z.shape[1] > DENSE and bool((norm <= _FAST * before)[doubtful].all())
+        excess = self._excess(z, doubtful, self.rtol, careful=False, noise=not fast)
+        refused = doubtful & ~(excess <= 1)
+        if not fast:
+            self._lower(refused, norm * torch.clamp(1 / excess, max=_AGAIN))
+        # of a fit the residual vector says more than its gradient, wherever z is
+        far = doubtful & ~refused
+        far = far if self.f.kind.of_residuals and z.shape[1] <= DENSE else far & self._is_far(z)
+        if bool(far.any()):
+            far = self._runs_away(z, far)
+            self._lower(far, 0.1 * norm)
+            refused = refused | far
+        return claims & ~refused
+
+    def hides(self, z: Tensor) -> Tensor:
+        """Which samples have an ``F_i`` that has hardly come down since the start, however small ``|F|``, ``(batch,)``."""
+        if self._rows is None:
+            return torch.zeros(len(z), dtype=torch.bool, device=z.device)
+        return (self.f.residual(z).abs() > _HIDDEN * self.rtol * self._rows).any(1)
+
+    def hiding(self, z: Tensor, which: Tensor) -> Tensor:
+        """:meth:`hides`, of the samples ``which`` at another point, asked beside ``f``; ``(batch,)``."""
+        if self._rows is None or not bool(which.any()):
+            return torch.zeros_like(which)
+        probe = Evaluations(self.f.system, self.f.theta, "root")
+        found = which & (probe.residual(z).abs() > _HIDDEN * self.rtol * self._rows).any(1)
+        self.f.evaluations += probe.evaluations
+        self.f.sample_evaluations += probe.sample_evaluations
+        return found
+
+    def _floor(self) -> float | Tensor:
+        """What is small whatever cancels, for each ``F_i``: in its own units, where nobody gave an ``atol``."""
+        floor = self.floor.unsqueeze(1) if isinstance(self.floor, Tensor) else self.floor
+        if self._rows is None or not isinstance(floor, Tensor):
+            return floor
+        return torch.fmin(floor, self.rtol * self._rows)
+
+    def _is_noise(self, z: Tensor, norm: Tensor, which: Tensor) -> Tensor:
+        """Which of these samples have nothing but rounding errors left by the last factors, ``(batch,)``.
+
+        They are those of a point before, where the equations may be steeper by any factor (``exp(z)`` far out): ``F`` must
+        change with ``z`` as they say it does, but for what they add up without signs.  What is below the floor of its own
+        equation is small whatever is added up in it (a boundary value of zero: nothing but ``z_i = 1e-27`` itself).
+        """
+        known = self.f.system.factored
+        if known is None or len(z) != self.f.system.batch:
+            return torch.zeros_like(which)
+        F = self.f.residual(z)
+        noise = which & is_noise(known, z, norm, torch.where(F.abs() <= self._floor(), 0, F))
+        if bool(noise.any()):
+            size = torch.linalg.vector_norm(known.size(z), dim=1)
+            if self._has_factors(z, exact=True) and bool(noise.all()):
+                steep, held = self._asked(still_holds, z, noise, known).unbind(1)
+                self._held = z, held > 0
+            else:
+                steep = self._asked(steepness, z, noise)
+            noise = noise & (_UNSIGNED * steep >= size)
+        return noise
+
+    def gone(self, z: Tensor, which: Tensor, strode: Tensor | None = None) -> Tensor:
+        """Which of these samples are on the way to infinity, where the residual vanishes, ``(batch,)``; asked of those far
+        out, and of those that ``strode`` to where they are."""
+        far = which & (self._is_far(z) if strode is None else strode | self._is_far(z))
+        return self._runs_away(z, far) if bool(far.any()) else far
+
+    def _runs_away(self, z: Tensor, far: Tensor) -> Tensor:
+        """Which of the samples ``far`` out are on the way to infinity; who was asked at this point is not asked again."""
+        asked = away = torch.zeros_like(far)
+        if self._away is not None and self._away[0] is z:
+            asked, away = self._away[1:]
+        open_ = far & ~asked
+        if bool(open_.any()):
+            unknown = open_ & ~self._is_settled(z)
+            if bool(unknown.any()):
+                away = torch.where(unknown, self._asked(runs_away, z, unknown), away)
+            self._away = z, asked | open_, away
+        return far & away
+
+    def _is_settled(self, z: Tensor) -> Tensor:
+        """Where factors of the last step say that a zero is near, of many unknowns, ``(batch,)``; who was asked at this
+        point is not asked again."""
+        held = self._held[1] if self._held is not None and self._held[0] is z else None
+        if held is not None and bool(held.all()):
+            return held
+        none = torch.zeros(len(z), dtype=torch.bool, device=z.device) if held is None else held
+        if self.came_from is None or not self._has_factors(z):
+            return none
+        if self._settled is None or self._settled[0] is not z:
+            self._settled = z, is_settled(self.f.system.factored, z, self.f.residual(z), *self.came_from)
+        return none | self._settled[1]
+
+    def _has_factors(self, z: Tensor, exact: bool = False) -> bool:
+        """Are there factors of ``dF/dz`` at some point, or if they need not be ``exact`` of something like it, of all
+        samples, and many unknowns?"""
+        known = self.f.system.factored
+        there = known is not None and not (exact and getattr(known, "rough", False)) and not self.relative_to_state
+        return there and z.shape[1] > DENSE and len(z) == self.f.system.batch
+
+    def last_word(self, z: Tensor, norm: Tensor, failed: Tensor) -> Tensor:
+        """Which of the ``failed`` samples have converged after all, ``(batch,)``: by the scale near ``z``, or because the
+        residual has fallen as far as was asked at first and the solver can do no more about what is left of it."""
+        open_ = failed & torch.isfinite(norm)
+        if self.relative_to_state or self.first is None or not bool(open_.any()):
+            return torch.zeros_like(failed)
+        began = (self.first - self.atol) / max(self.rtol, _LEAST)
+        # |F| has not fallen, and z is so large that rounding hides what F was made of at the start (z + sin(z))
+        open_ = open_ & ((norm < began) | (began <= self.atol) | (z.abs().amax(1) * torch.finfo(z.dtype).eps < 1))
+        lenient = max(self.rtol, min(_LENIENT * self.rtol, torch.finfo(z.dtype).eps ** 0.5))
+        rtol = torch.where(norm <= self.first, lenient, self.rtol).unsqueeze(1)
+        return open_ & (self._excess(z, open_, rtol, careful=True) <= 1)
+
+    def asks_for_strides(self, z: Tensor) -> bool:
+        """Does the last step count?  Not of fixed points at a loose tolerance: slow maps stride to their ends."""
+        return not self.relative_to_state or self.rtol <= torch.finfo(z.dtype).eps ** 0.5
+
+    def review(
+        self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor | None = None, converged: bool = False
+    ) -> Tensor:
+        """The status of every sample, once the solver has done all it can: some that it gave up have converged
+        (:meth:`last_word`), and others have come to rest nowhere (:meth:`gone`, and
+        :func:`~implicitkit.solver.verdict.probing.vanishes` unless the way there was ``steep``: of fixed points that means
+        where they strode out).  ``converged``: the caller knows that every one has."""
+        beginning = self._may_vanish(z, norm, status, steep)
+        if beginning is not None:
+            nowhere = self._asked(vanishes, z, beginning)
+            if bool(nowhere.any()):
+                status = torch.where(nowhere == AWAY, int(Status.DIVERGED), status)
+                known = self._reviewed(z, norm, status, None, False)
+                return torch.where(nowhere == STANDS, int(Status.STALLED), known)
+        counts = steep is not None and self.relative_to_state and self.asks_for_strides(z) and bool(steep.any())
+        return self._reviewed(z, norm, status, steep if counts else None, converged)
+
+    def _reviewed(self, z: Tensor, norm: Tensor, status: Tensor, strode: Tensor | None, converged: bool) -> Tensor:
+        if strode is None and (converged or not int(status.count_nonzero())) and self._all_are_near(z):
+            return status
+        failed = (status == int(Status.MAX_STEPS)) | (status == int(Status.STALLED))
+        if bool(failed.any()):
+            status = torch.where(self.last_word(z, norm, failed), int(Status.CONVERGED), status)
+        lost = failed | (status == int(Status.NONFINITE))
+        small = (status == int(Status.CONVERGED)) | (lost & (norm <= self.atol))
+        return torch.where(self.gone(z, small, strode), int(Status.DIVERGED), status)
+
+    def _may_vanish(self, z: Tensor, norm: Tensor, status: Tensor, steep: Tensor | None) -> Tensor | None:
+        """Samples whose only merit may be that every ``|F_i| <= 2 atol`` (of more than 64 unknowns that ``|F| <= atol``:
+        corrections by products do not tell single equations), ``(batch,)``; ``None``: there are none.
+        How ``F`` changes with ``z`` is known of those whose claim has been looked at."""
+        if self.relative_to_state or self.f.kind.returns_program or (steep is not None and bool(steep.all())):
+            return None
+        several = 2 * math.sqrt(z.shape[1]) if z.shape[1] <= DENSE else 1
+        beginning = (status == int(Status.CONVERGED)) & (norm <= self.atol * several)
+        beginning = beginning if steep is None else beginning & ~steep
+        for known in (self._healthy, self._held):
+            if known is not None and known[0] is z:
+                beginning = beginning & ~known[1]
+        if bool(beginning.any()) and z.shape[1] > DENSE:
+            beginning = beginning & ~self._is_settled(z)
+        return beginning if bool(beginning.any()) else None
+
+    def _lower(self, which: Tensor, to: Tensor) -> None:
+        assert self.bound is not None
+        to = to.clamp_min(self.floor) if self._rows is None else to  # |F| says nothing of small units
+        self.bound = torch.where(which, torch.minimum(self.bound, to), self.bound)
+
+    def _all_are_near(self, z: Tensor) -> bool:
+        """Is :meth:`_is_far` true of no sample?  By the largest entry of all, which is cheaper."""
+        if self._reach is None:
+            return self.largest(z) <= _FAR and (self._unit is None or not bool(self._is_far(z).any()))
+        return self.largest(z) <= _FAR_FIXED and not int(self.size_of(z).gt(self._reach).count_nonzero())
+
+    def largest(self, z: Tensor) -> float:
+        """The largest ``|z_i|`` of all samples, NaN where there is one; of the last point it is remembered, by identity."""
+        if self._largest is None or self._largest[0] is not z:
+            # four times as fast as the norm on a processor, and one synchronisation as well
+            low, high = torch.aminmax(z)
+            self._largest = z, float(torch.maximum(low.neg(), high))
+        return self._largest[1]
+
+    def size_of(self, z: Tensor) -> Tensor:
+        """``|z|`` of each sample; of the last point it is remembered, by identity."""
+        if self._last is None or self._last[0] is not z:
+            self._last = z, self.norm(z)
+        return self._last[1]
+
+    def _is_far(self, z: Tensor) -> Tensor:
+        largest = z.abs().amax(1)
+        if self._reach is None:
+            return largest > (_FAR if self._unit is None else _FAR * self._unit)
+        return (largest > _FAR_FIXED) | (self.size_of(z) > self._reach)
+
+    def _excess(self, z: Tensor, which: Tensor, rtol: float | Tensor, careful: bool, noise: bool = True) -> Tensor:
+        """The largest (or the user's own norm of) ``|F_i| / (atol + rtol S_i)``, below 1 where ``F`` is nothing but rounding
+        errors (which is asked if ``noise``); ``(batch,)``.  Samples whose every ``F_i`` is far below ``S_i``, or which
+        are accepted as rounding, are kept."""
+
+        def excess(f: Evaluations, z: Tensor, which: Tensor, rtol: float | Tensor, floor: float | Tensor) -> Tensor:
+            F = in_working_precision(f.residual(z)).abs()
+            scale = row_scales(f, z, which, rtol, floor, careful)
+            bound = floor + rtol * scale
+            found = self._worst(_ratio(F, bound))
+            refused, healthy = which & (found > 1), is_healthy(F, scale)
+            if noise and bool(refused.any()):
+                least = self._worst(_ratio(F, torch.maximum(bound, _NOISE * rounding(f, z, refused))))
+                found = torch.where(least <= 1, least, found)
+                healthy = healthy | (refused & (least <= 1))
+            return torch.stack([found, healthy.to(found)], 1)
+
+        found, healthy = self._asked(excess, z, which, rtol, self._floor()).unbind(1)
+        self._healthy = z, (healthy > 0) & which
+        return found
+
+    def _worst(self, ratios: Tensor) -> Tensor:
+        return self.size(ratios) if self.own_norm else ratios.amax(1)
+
+    def _asked(self, question: Callable[..., Tensor], z: Tensor, which: Tensor, *more: Any) -> Tensor:
+        """The answer to a question about the residual at the samples ``which``, asked beside ``f``, which remembers its
+        point, and of their rows alone where the system allows it; ``(batch, ...)``."""
+        f = self.f
+        F = f.residual(z)
+        samples, system, theta = subset(f, which)
+        if len(samples) < len(which):
+            F = F.index_select(0, samples)
+            z, chosen = z.index_select(0, samples), which.index_select(0, samples)
+            more = tuple(t.index_select(0, samples) if isinstance(t, Tensor) else t for t in more)
+        else:
+            chosen = which
+        probe = Evaluations(system, theta, "root")
+        probe.know(z, F)
+        answer = question(probe, z, chosen, *more)
+        f.evaluations += probe.evaluations
+        f.sample_evaluations += probe.sample_evaluations
+        if len(samples) == len(which):
+            return answer
+        return answer.new_zeros(len(which), *answer.shape[1:]).index_copy(0, samples, answer)
+
+
+def _ratio(value: Tensor, bound: Tensor) -> Tensor:
+    return torch.where(value > 0, value / bound, 0)

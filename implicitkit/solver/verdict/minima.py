@@ -1,0 +1,303 @@
+r"""Is a stationary point a minimum, does a minimisation still get on, and is there a minimum at all?
+
+A vanishing gradient is all that a minimiser sees of a solution, and a maximum or a saddle point has one too.  A few
+Lanczos steps on the Hessian (its products are differences of gradients) look for a direction in which the objective falls.
+Every Ritz value is a Rayleigh quotient, hence a negative one is proof of negative curvature, and a lower point beside
+``z`` is proof that ``z`` is no minimum.
+
+Lanczos: Golub & Van Loan, *Matrix Computations* (4th ed., 2013), algorithm 10.1.1, with full reorthogonalisation.
+
+Where a fit has left factors of something positive definite near its Hessian ``H``, ``N = R'R``, the eigenvalues of
+``N^{-1} H`` say the same (Sylvester), and say it sooner: all but few of them are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation import seeded
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.verdict.inflection import inflected
+from implicitkit.solver.verdict.scales import in_working_precision
+
+__all__ = [
+    "LENGTHS",
+    "POWERS",
+    "ROUNDING",
+    "Progress",
+    "difference_step",
+    "downhill",
+    "falls_forever",
+    "lanczos",
+    "products",
+]
+
+_PRODUCTS = 12  # Lanczos steps where the solver may have climbed, or not moved
+_FEW = 3  # ... where it has come down to the point
+LENGTHS = (1.0, -1.0, 1e-1, -1e-1, 1e-2, -1e-2, 1e-3, -1e-3)  # of the step off a saddle, relative to max(|z|, 1)
+POWERS = (2, 4, 6, 8, 10, 12)  # of ten: how far a ray is followed, likewise
+_EVERY = 50  # steps between two looks at the progress
+_PATIENCE = 3  # looks in a row without any, before a sample is given up
+_STEEP = 0.9  # where the gradient has not come down to this, the objective may fall forever
+_LOWER = 0.999  # it gets on if it has come down to this ...
+_FALLEN = 1e-2  # ... or the objective by this share of what it has fallen since the first look ...
+_STEADY = 0.25  # ... or by this share of what it has fallen between two looks on the average: it goes along a valley
+_LIKE = 0.5  # of one, how far eigenvalues of N^-1 H may be from it for H to be taken for positive definite
+_SHARE = 1e-2  # of what a slope promises: so much an objective falls that falls forever
+_FURTHER, _RUNS = 10.0, 2  # times as far out as a look before, so often in a row
+_UNITS = 4  # in the last place, by which z moves at least in a difference
+ROUNDING = 100  # units of it that a difference of objectives must exceed
+
+
+def downhill(f: Evaluations, z: Tensor, which: Tensor, descended: Tensor) -> Tensor:
+    """Lower points beside the stationary points ``which`` that are no minima; ``z`` itself elsewhere, ``(batch, n)``.
+
+    Args:
+        f: the problem's. z: ``(batch, n)``. which: ``(batch,)``, the samples in question. descended: those of them to which
+            the objective has fallen step by step; these are looked at less closely.
+    """
+    probe = Evaluations(f.system, f.theta, "minimise")
+    eps = torch.finfo(z.dtype).eps
+    steps = min(z.shape[1], products(which, descended))
+    at = f if f.of_gradient else probe  # which remembers what it has found there
+    g, h = at(z), difference_step(z, eps**0.5)
+    product = lambda q: _slope(probe, z, g, h, q)  # noqa: E731
+    known = f.system.factored
+    if getattr(known, "positive", False) and len(known.units) == len(z):
+        which = which & ~_is_like(product, known, z, steps)
+        if not bool(which.any()):
+            f.evaluations += probe.evaluations
+            f.sample_evaluations += probe.sample_evaluations
+            return z
+    lowest, direction, largest = lanczos(product, z, steps)
+    suspect = which & (lowest < -(eps**0.5) * largest)
+    if bool(suspect.any()):
+        h = difference_step(z, eps ** (1 / 3))
+        there, back = (_tried(probe, z + s * direction, z, z) for s in (h, -h))
+        there, back = (torch.where(torch.isfinite(t), t, g) for t in (there, back))
+        curvature = ((there - back) * direction).sum(1) / (2 * h.squeeze(1))
+        suspect = suspect & (curvature < -30 * eps ** (2 / 3) * largest)
+    best, open_ = z, which & ~suspect
+    if bool(open_.any()):
+        h = difference_step(z, eps**0.5)
+        objective = lambda y: at.value(y) if y is z else _tried(probe.value, y, z, y[:, 0])  # noqa: E731
+        gradient = lambda y: _tried(probe, y, z, y)  # noqa: E731
+        flat, along = inflected(objective, gradient, z, g, open_, (lowest, direction, largest), steps, h)
+        suspect, direction = suspect | flat, torch.where(flat.unsqueeze(1), along, direction)
+    if bool(suspect.any()):
+        value = at.value(z)
+        least = value - ROUNDING * eps * value.abs()
+        length = z.abs().amax(1).clamp_min(1)
+        for t in LENGTHS:
+            trial = z + (t * length).unsqueeze(1) * direction
+            new = _tried(probe.value, trial, z, value)
+            lower = suspect & torch.isfinite(new) & (new < least)
+            best = torch.where(lower.unsqueeze(1), trial, best)
+            least = torch.where(lower, new, least)
+    f.evaluations += probe.evaluations
+    f.sample_evaluations += probe.sample_evaluations
+    return best
+
+
+def _slope(gradient: Callable[[Tensor], Tensor], z: Tensor, g: Tensor, h: Tensor, q: Tensor) -> Tensor:
+    """``H q``, by the difference to one side, or where the function refuses that side to the other."""
+    there = _tried(gradient, z + h * q, z, z)
+    lost = ~torch.isfinite(there).all(1, keepdim=True)
+    if bool(lost.any()):
+        back = _tried(gradient, torch.where(lost, z - h * q, z), z, z)
+        there = torch.where(lost, 2 * g - back, there)
+    return (there - g) / h
+
+
+def _tried(function: Callable[[Tensor], Tensor], moved: Tensor, z: Tensor, like: Tensor) -> Tensor:
+    """The function beside ``z``; where it raises, sample by sample, and NaN of those that are outside its domain."""
+    try:
+        return function(moved)
+    except Exception:
+        out, mine = torch.full_like(like, torch.nan), torch.eye(len(z), dtype=torch.bool, device=z.device)
+    for i in range(len(z)) if len(z) > 1 else ():
+        with suppress(Exception):
+            out[i] = function(torch.where(mine[i].unsqueeze(1), moved, z))[i]
+    return out
+
+
+def falls_forever(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
+    """Where the objective falls along the ray of steepest descent from ``z`` as far as it is followed, at least a hundredth
+    as fast as at its beginning; ``(batch,)``."""
+    probe = Evaluations(f.system, f.theta, "minimise")
+    g, value = probe(z), probe.value(z)
+    slope = torch.linalg.vector_norm(g, dim=1)
+    ray = -g / slope.clamp_min(torch.finfo(z.dtype).tiny).unsqueeze(1)
+    falls = which & torch.isfinite(value) & torch.isfinite(slope) & (slope > 0)
+    size, last = z.abs().amax(1).clamp_min(1), value
+    for power in POWERS:
+        if not bool(falls.any()):
+            break
+        t = size * 10.0**power
+        new = probe.value(z + t.unsqueeze(1) * ray)
+        falls = falls & ((new < last) | (new == -torch.inf)) & (value - new >= _SHARE * t * slope)
+        last = new
+    f.evaluations += probe.evaluations
+    f.sample_evaluations += probe.sample_evaluations
+    return falls
+
+
+@dataclass
+class Progress:
+    """Looks every fifty steps whether a minimisation still gets on, ``(batch,)`` each.
+
+    Attributes:
+        first: the objective at the first look. value, norm: the least objective and gradient at the last one.
+        slope: the gradient at the first look. far: ``max |z|``, 1 or more, at the last one.
+        idle: looks in a row at which neither had come down. looks: how many so far.
+        runs: looks in a row at which it had run on downhill.
+        unbounded: samples whose gradient has not, and whose objective falls forever.
+        endless: searches along a line without an end.
+    """
+
+    first: Tensor | None = None
+    value: Tensor | None = None
+    norm: Tensor | None = None
+    slope: Tensor | None = None
+    far: Tensor | None = None
+    idle: Tensor | None = None
+    runs: Tensor | None = None
+    unbounded: Tensor | None = None
+    endless: Tensor | None = None
+    looks: int = 0
+
+    @staticmethod
+    def due(f: Evaluations, step: int) -> bool:
+        """Is there something to look at?"""
+        return step % _EVERY == 0 and step > 0 and f.of_gradient and f.kind.minimisation
+
+    def spent(self, f: Evaluations, z: Tensor) -> Tensor:
+        """Samples to be given up; which of them are ``unbounded`` is kept."""
+        value, norm = f.value(z), f.best_norm
+        if self.first is None or self.value is None or self.norm is None or self.idle is None:
+            self.first, self.value, self.norm, self.slope = value, value, norm, norm
+            self.far = z.abs().amax(1).clamp_min(1)
+            self.idle = self.runs = torch.zeros_like(norm, dtype=torch.int64)
+            return self.idle > 0
+        steep = f.active & ~(norm < _STEEP * self.norm)
+        idle = f.active & ~(norm < _LOWER * self.norm)
+        rounding = ROUNDING * torch.finfo(z.dtype).eps * self.value.abs()
+        self.looks += 1
+        fallen = torch.maximum(rounding, min(_FALLEN, _STEADY / self.looks) * (self.first - self.value))
+        self.unbounded = steep & self._runs_on(z, value)
+        if bool((steep & ~self.unbounded).any()):
+            self.unbounded = self.unbounded | falls_forever(f, z, steep & ~self.unbounded)
+        self.idle = torch.where(idle & ~(value < self.value - fallen), self.idle + 1, 0)
+        self.value, self.norm = torch.minimum(value, self.value), norm
+        return self.unbounded | (self.idle >= _PATIENCE)
+
+    def _runs_on(self, z: Tensor, value: Tensor) -> Tensor:
+        """Where look after look has found ``z`` ten times as far out, and the objective lower by a hundredth of what its
+        first slope promised over that way, ``(batch,)``: it falls forever, though no ray shows it that leads down on a
+        wave (``z + sin(z)``) or beside the bottom of a valley."""
+        assert self.far is not None and self.slope is not None and self.value is not None and self.runs is not None
+        far = z.abs().amax(1).clamp_min(1)
+        fallen = self.value - value >= _SHARE * self.slope * (far - self.far)
+        self.runs = torch.where((far >= _FURTHER * self.far) & fallen, self.runs + 1, 0)
+        self.far = far
+        return self.runs >= _RUNS
+
+    def fallen(self, f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
+        """Of samples for which a search along a line found no end: those to be given up, as ``unbounded`` or because it is
+        not the first time (``-log(z)`` falls forever, ever more slowly)."""
+        self.unbounded = falls_forever(f, z, which)
+        self.endless = which.long() if self.endless is None else self.endless + which
+        return self.unbounded | (self.endless >= _PATIENCE)
+
+    def select(self, samples: Tensor) -> None:
+        """Only these samples are left."""
+        for name in ("first", "value", "norm", "slope", "far", "idle", "runs", "unbounded", "endless"):
+            kept = getattr(self, name)
+            setattr(self, name, kept if kept is None else kept.index_select(0, samples))
+
+
+def products(which: Tensor, descended: Tensor) -> int:
+    """How many products with a Hessian a look at the samples ``which`` may take."""
+    return _PRODUCTS if bool((which & ~descended).any()) else _FEW
+
+
+def difference_step(z: Tensor, relative: float) -> Tensor:
+    """A step for differences, ``(batch, 1)``: relative to ``max |z|`` up to 1, and then of a few units in the last place:
+    far out, a step of half the digits is longer than a period."""
+    size = z.abs().amax(1, keepdim=True)
+    step = relative * torch.where(size > 0, size, 1).clamp_max(1)
+    return torch.maximum(step, _UNITS * torch.finfo(z.dtype).eps * size)
+
+
+def _is_like(product: Callable[[Tensor], Tensor], N: Any, z: Tensor, steps: int) -> Tensor:
+    """Where a Hessian ``H`` is like the positive definite ``N`` of which there are factors, ``(batch,)``: no Ritz value of
+    ``N^{-1} H`` is far from one.
+
+    So it is no saddle point's.  Nor is it an inflection's: along what the residuals hardly change with, ``R'R`` is of second
+    order and ``H`` of first.
+
+    Args:
+        product: ``H q`` for unit vectors, ``(batch, n)``. N: with ``solve``, and ``units``, those of a gradient.
+    """
+    T = in_working_precision(z).new_zeros(len(z), steps, steps)
+    basis: list[tuple[Tensor, Tensor]] = []  # orthonormal by N, and N times that
+    w, alive = seeded.normal(z.shape[1], seed=0).to(z) * N.units.to(z), torch.ones_like(z[:, :1], dtype=torch.bool)
+    for k in range(steps):
+        v = N.solve(w)
+        square = (v * w).sum(1, keepdim=True)
+        if k:
+            alive = alive & ~(square.abs() <= torch.finfo(z.dtype).eps)
+            T[:, k, k - 1] = T[:, k - 1, k] = torch.where(alive, square.sqrt(), 0).squeeze(1)  # NaN if negative
+        q, Nq = (torch.where(alive, t / square.sqrt(), 0) for t in (v, w))
+        T[:, k, k] = (~alive).squeeze(1)  # as if one
+        if not bool(alive.any()):
+            continue
+        basis.append((q, Nq))
+        length = torch.linalg.vector_norm(q, dim=1, keepdim=True)
+        w = length * product(torch.where(length > 0, q / length, 0))
+        T[:, k, k] += (w * q).sum(1)
+        for _ in range(2 if k + 1 < steps else 0):
+            shares = [(w * q).sum(1, keepdim=True) for q, _ in basis]
+            for share, (_, Nq) in zip(shares, basis, strict=True):
+                w = w - share * Nq
+    finite = torch.isfinite(T).flatten(1).all(1)
+    values = torch.linalg.eigvalsh(torch.where(finite[:, None, None], T, 0))
+    return finite & ((values - 1).abs() <= _LIKE).all(1)
+
+
+def lanczos(product: Callable[[Tensor], Tensor], z: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The least Ritz value of each of a batch of symmetric matrices ``(batch,)``, its vector ``(batch, n)``, and the
+    largest in size ``(batch,)``; ``product`` is that with unit vectors, ``(batch, n)`` like ``z``."""
+    batch, n = z.shape
+    tiny = torch.finfo(z.dtype).tiny
+    q = seeded.normal(n, seed=0).to(z).expand(batch, n)
+    q = q / torch.linalg.vector_norm(q, dim=1, keepdim=True)
+    basis: list[Tensor] = []
+    T = in_working_precision(z).new_zeros(batch, steps, steps)
+    for k in range(steps):
+        basis.append(q)
+        w = torch.nan_to_num(product(q), posinf=0.0, neginf=0.0)
+        T[:, k, k] = (w * q).sum(1)
+        if k + 1 == steps:
+            break
+        Q = torch.stack(basis, 1)
+        for _ in range(2):
+            w = w - ((Q @ w.unsqueeze(2)).mT @ Q).squeeze(1)
+        norm = torch.linalg.vector_norm(w, dim=1, keepdim=True)
+        alive = norm > torch.finfo(z.dtype).eps ** 0.5 * T[:, : k + 1, : k + 1].abs().amax((1, 2)).unsqueeze(1)
+        q = torch.where(alive, w / norm.clamp_min(tiny), 0)
+        T[:, k, k + 1] = T[:, k + 1, k] = torch.where(alive, norm, 0).squeeze(1)
+    if bool(
+        (spent := torch.stack(basis, 1).eq(0).all(2)).any()
+    ):  # fewer eigenvalues than steps: there is no other value
+        T.diagonal(dim1=1, dim2=2)[spent] = T.abs().amax((1, 2)).unsqueeze(1).expand_as(spent)[spent]
+    values, vectors = torch.linalg.eigh(torch.nan_to_num(T, posinf=0.0, neginf=0.0))
+    vector = (vectors[:, :, :1].mT @ torch.stack(basis, 1).to(vectors)).squeeze(1)
+    length = torch.linalg.vector_norm(vector, dim=1, keepdim=True)
+    return values[:, 0], (vector / length.clamp_min(tiny)).to(z), values.abs().amax(1)

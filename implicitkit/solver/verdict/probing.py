@@ -1,0 +1,387 @@
+r"""Has a residual that is small at a point a zero near it, or is it on its way to infinity?
+
+By evaluating ``F`` beside ``z`` (:mod:`~implicitkit.solver.verdict.scales`), and by the Newton correction where that
+cannot tell.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation.operators import Operator
+from implicitkit.linear.factors.dense import cholesky_batched, lstsq_batched, solve_batched
+from implicitkit.linear.iterative.gmres import GMRES
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.verdict.crossings import crosses, is_lower, moved_by_rounding, without
+from implicitkit.solver.verdict.limiting_fits import has_a_limit
+from implicitkit.solver.verdict.scales import (
+    FLOOR,
+    NOISE,
+    change,
+    directions,
+    doubling,
+    grows,
+    healthy_share,
+    in_working_precision,
+    is_healthy,
+    is_held,
+    is_rounding,
+    rounding,
+    row_scales,
+    uneven,
+)
+from implicitkit.solver.verdict.underflow import has_underflowed
+
+__all__ = ["AWAY", "DENSE", "STANDS", "runs_away", "vanishes"]
+
+_MOVE = 1e-2  # by which z moves in the test for infinity
+_SOUND = 1e-3  # a Newton correction this small beside z is that of a point near a solution
+_SOUND_LOW = 5e-3  # ... in lower precisions
+_BESIDE = 0.03  # of z: how far around the point of a line that is nearest to the origin F is looked at
+_SHORT = 0.01  # ... and what is left of the way there if that is the origin: a ray of zeros need not reach it
+_FALLS = 0.1  # ... and so is a larger one that takes the residual down to this
+_MORE = 30.0  # times a change of F: what J may say that it is
+_LEFT = 0.347  # what a step leaves of F at most: of a zero of order 9; of exp(-z^p), below 2e-5, 0.35 to 1 / e
+_SURE = 1e-2  # what a step leaves of F where nothing more need be asked
+_ACROSS = (2, 3)  # Newton steps that lead across a zero
+_HIGH = 0.37  # ... of one of any order, less than 1 / e
+_BEHIND = (4, 16, 64)  # steps beyond which F is as large again behind such a zero ...
+_WITHIN = 0.1  # ... each of this share of z or less
+AWAY, STANDS = 1, 2  # what is found of a residual that vanishes in the units of F only
+DENSE = 64  # unknowns up to which the correction is found by factors
+_MANY = 10  # directions along which many equations are looked at
+_STEPS = 20  # ... and products beyond ...
+_PRODUCTS = 200  # ... and at most, where these were not enough
+_OUTWARD, _BESIDE_ZERO = 1e-5, 1e-3  # of z_j, by which a correction leads it outwards, if it is so much of the largest
+_COSINE, _GOOD_FIT = (
+    0.1,
+    1e-4,
+)  # of residuals of a fit with a column of J at a solution, or so little of what cancels there
+_NUMBERS = 1 << 25  # in the Jacobians of a fit
+
+
+def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
+    r"""Where ``F`` is small only because ``z`` is large (``exp(-z)``, ``sqrt(z^2 + 1) - z``), ``(batch,)``.
+
+    Near a zero the Newton correction ``J d = -F`` exists and is small beside ``z``, or takes the residual down, which it
+    never does on the way to infinity (``exp(-z - 1) = exp(-z) / e``).  By factors up to 64 unknowns.  Beyond, a point is
+    trusted whose every ``F_i`` is far smaller than its change when ``z`` moves by a hundredth, to and fro; where one is
+    not, a few steps of GMRES decide.  A map that leads back from further out, whatever its tolerance, leads nowhere: what
+    ends in a normalisation or a bounded activation does (two evaluations).
+    """
+    F = in_working_precision(f.residual(z))
+    if f.kind.iteration:
+        which = which & ~is_held(f, z)
+        if not bool(which.any()):
+            return which
+        # z + 1 = z where z is so large that rounding says so
+        unit = 2 * torch.finfo(z.dtype).eps * in_working_precision(z)
+        F = torch.where(F.abs() > unit.abs(), F, unit)
+    fit = _as_fit(f, z)
+    if fit is not None and bool((_well_fitted(*fit, z, F, which) | ~which).all()):
+        return torch.zeros_like(which)
+    scale = _size(f, z, F, z, None if z.shape[1] <= DENSE else which)
+    still = which.unsqueeze(1) & (F == 0) & (scale > 0)
+    flat = (F == 0) & (scale == 0)
+    asked = z.shape[1] > DENSE and bool(((still | flat) & which.unsqueeze(1)).any())
+    seen = doubling(f, z, F, torch.finfo(z.dtype).eps ** 0.25 * uneven(z)[1]) if asked else None
+    if bool(still.any()):  # zero to the last bit: of what is left of F around z, is anything more than rounding?
+        scale = torch.where(still & ~grows(f, z, F, still, seen), 0, scale)
+    sound = (F.abs() <= _SOUND * scale).all(1)
+    flat = (F == 0) & (scale == 0)
+    vanished, off = flat.all(1), torch.zeros_like(flat)
+    if bool((flat.any(1) & which).any()):
+        underflowed, ends = has_underflowed(f, z, flat, seen)
+        plateau, vanished = vanished & ends, underflowed | (vanished & ~ends)
+        which = which & ~plateau
+        off = flat & ends.unsqueeze(1) if f.kind.minimisation else off
+    open_ = which & ~vanished & (z.shape[1] <= DENSE or ~sound)
+    if not bool(open_.any()):
+        return which & (vanished | ~sound)
+    if fit is not None:
+        orthogonal, explained = _explains(*fit, in_working_precision(z))
+        near = _by_factors(f, *fit, z, F, scale, off) & explained
+        # J is singular wherever residuals are left that are no more than the unknowns
+        if bool((open_ & ~near & orthogonal).any()):
+            H = in_working_precision(f.linearize(z).dense())
+            few = fit[1].shape[1] <= z.shape[1]
+            near = near | (orthogonal & _by_factors(f, H, F, z, F, scale, off, lines=few))
+        return which & (vanished | ~near | has_a_limit(f, *fit, z, open_ & near))
+    A = f.linearize(z)
+    if z.shape[1] <= DENSE:
+        J = in_working_precision(A.dense())
+        off = off | _apart(J, (F == 0) & (scale > 0))
+        near, known = _by_factors(f, J, F, z, F, scale, off), (J != 0).flatten(1).any(1) | (F == 0).all(1)
+    else:
+        d, known = _by_products(A, F, open_)
+        near = _near_a_zero(f, z, F, d, scale, scale)
+    near = near & _moves_as_said(f, A, z, F, scale)
+    # a function that autograd cannot see through has no derivative to tell from
+    return which & (vanished | ~torch.where(known, near, sound))
+
+
+def vanishes(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
+    """Where ``F``, however small, is the beginning of a zero at infinity (``erfc(z)``, ``exp(-100 z)``), in whatever units
+    ``z`` has, :data:`AWAY`; where it is no beginning of a zero at all, :data:`STANDS`; elsewhere 0, ``(batch,)``.
+
+    Near a zero each ``F_i`` is far smaller than its change with ``z``, unless ``z`` is near zero itself (one evaluation).
+    Else the Newton correction decides: it leads to a zero, and takes ``F`` down, or towards the origin; on the way to
+    infinity it leads outwards, and leaves a third (``erfc``, ``exp(-z)``) or more of ``F``.  So it does before a zero of
+    order 10 and more, but behind that ``F`` is as large again.  Where it leads nowhere, ``F`` stands still and is small by
+    its units alone (``1e-7 (z^3 - 8)`` at 0).  An ``F_i`` that is zero to the last bit and does not change may have
+    underflowed (:func:`~implicitkit.solver.verdict.underflow.has_underflowed`).
+    """
+    F = in_working_precision(f.residual(z))
+    scale = row_scales(f, z, which, healthy_share(F), 0.0, careful=False)
+    still = which.unsqueeze(1) & (F == 0) & (scale > 0)
+    if bool(still.any()):
+        scale = torch.where(still & ~grows(f, z, F, still), 0, scale)
+    suspect = which & ~is_healthy(F, scale)
+    tiny = torch.finfo(F.dtype).tiny
+    flat = which.unsqueeze(1) & (F.abs() <= tiny) & (scale <= tiny)
+    cut = has_underflowed(f, z, flat)[0] if bool(flat.any()) else torch.zeros_like(which)
+    suspect = suspect & ~cut
+    if not bool(suspect.any()):
+        return torch.where(cut, AWAY, 0)
+    A, rows = f.linearize(z), torch.ones_like(F)
+    if z.shape[1] <= DENSE:
+        J = torch.nan_to_num(in_working_precision(A.dense()), posinf=0.0, neginf=0.0)
+        rows = J.abs().amax(2)
+        rows = torch.where(rows > 0, rows, 1)
+        d = lstsq_batched(J / rows.unsqueeze(2), -F / rows)[0]
+    else:
+        d = in_working_precision(GMRES().solve(A, -F.to(A.like.dtype), rtol=0.1, atol=0.0, max_steps=_STEPS).x)
+    d = torch.nan_to_num(d, posinf=0.0, neginf=0.0)
+    point = in_working_precision(z)
+    away = (point + d).abs() - point.abs() > _OUTWARD * point.abs()
+    away = (away & (point.abs() > _BESIDE_ZERO * point.abs().amax(1, keepdim=True))).any(1)
+    stands = (d == 0).all(1)
+    suspect = suspect & (away | stands)
+    after = in_working_precision(f.residual((point + d).to(z.dtype)))
+    sound = (after.abs() <= _LEFT * F.abs()) | (F.abs() <= healthy_share(F) * scale)
+    suspect = suspect & ~sound.all(1)
+    high = suspect & away & (after.abs() <= _HIGH * F.abs()).all(1)
+    high = high & (d.abs().amax(1) <= _WITHIN * point.abs().amax(1))
+    for steps in _BEHIND if bool(high.any()) else ():
+        behind = in_working_precision(f.residual((point + steps * d).to(z.dtype)))
+        suspect = suspect & ~(high & (behind.abs() >= F.abs()).all(1))
+    if bool(suspect.any()):  # as a whole, in units of J where there is one: a row may happen to show none of its own
+        noise, least = NOISE * rounding(f, z, suspect), torch.minimum(F.abs(), after.nan_to_num(torch.inf).abs())
+        whole = torch.linalg.vector_norm(least / rows, dim=1) <= torch.linalg.vector_norm(noise / rows, dim=1)
+        suspect = suspect & ~(whole | (sound | (least <= noise)).all(1))
+    return torch.where(suspect, torch.where(stands, STANDS, AWAY), torch.where(cut, AWAY, 0))
+
+
+def _as_fit(f: Evaluations, z: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Of least squares with few unknowns ``dr/dz`` ``(batch, m, n)`` and ``r`` ``(batch, m)``: a correction by these (Gauss
+    and Newton's) has the root of the condition of one by the gradient and its derivative."""
+    if not f.kind.of_residuals or z.shape[1] > DENSE:
+        return None
+    r = in_working_precision(f.problem.flat_residuals(f.kernel, z).detach())
+    return (in_working_precision(f.residuals_jacobian(z)), r) if r.numel() * z.shape[1] <= _NUMBERS else None
+
+
+def _well_fitted(J: Tensor, r: Tensor, z: Tensor, F: Tensor, which: Tensor) -> Tensor:
+    """Where Gauss and Newton's correction is small beside ``z`` and ``J`` is far from singular, ``(batch,)``: nothing more
+    need be asked then.  Of all samples, as far as those ``which`` depend on it."""
+    columns = torch.linalg.vector_norm(J, dim=1)
+    usable = torch.isfinite(J).flatten(1).all(1) & torch.isfinite(r).all(1) & (columns > 0).all(1) & (F != 0).any(1)
+    matrix = torch.where(usable[:, None, None], J / columns.unsqueeze(1), 0)  # of the others singular
+    b = torch.where(usable[:, None], -r, 0)
+    d, regular = _by_normal_equations(matrix, b)
+    if not bool((regular | ~which).all()):
+        d, regular, _ = lstsq_batched(matrix, b)
+        values = torch.linalg.svdvals(matrix)
+        regular = regular & (values[:, -1] > torch.finfo(J.dtype).eps ** 0.5 * values[:, 0])
+    return regular & _is_small(d / columns, z) & _explains(J, r, in_working_precision(z))[1]
+
+
+def _by_normal_equations(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """``argmin |A d - b|``, ``(batch, n)``, and where it is that to half the digits, ``(batch,)``: the condition of ``A`` is
+    less than ``|A|_F |L^-1|_F``, of ``A'A = L L'``.  A tenth of the time that singular values take."""
+    L, ok = cholesky_batched(A.mT @ A)
+    inverse = torch.linalg.solve_triangular(L, torch.eye(L.shape[1], dtype=L.dtype, device=L.device), upper=False)
+    condition = torch.linalg.vector_norm(A, dim=(1, 2)) * torch.linalg.vector_norm(inverse, dim=(1, 2))
+    d = torch.cholesky_solve(A.mT @ b.unsqueeze(2), L).squeeze(2)
+    return d, ok & (condition < torch.finfo(A.dtype).eps ** -0.25)
+
+
+def _explains(matrix: Tensor, r: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the residuals of a fit are all but orthogonal to the columns of ``J``, and where they are, or are little of
+    what cancels in them, ``|J_k z_k|``; ``(batch,)`` each.  In no units: ``z_k`` may be 1e-18 beside another of 100.
+
+    Args:
+        matrix: ``J``, whose columns may have units, ``(batch, m, n)``. r: ``(batch, m)``. point: ``z`` in them.
+    """
+    norm, columns = torch.linalg.vector_norm(r, dim=1), torch.linalg.vector_norm(matrix, dim=1)
+    along = (matrix.mT @ r.unsqueeze(2)).squeeze(2).abs()
+    orthogonal = (along <= _COSINE * columns * norm.unsqueeze(1)).all(1)
+    return orthogonal, orthogonal | (norm <= _GOOD_FIT * (columns * point.abs()).amax(1))
+
+
+def _is_small(d: Tensor, z: Tensor) -> Tensor:
+    """Is the correction ``d`` small beside ``z``, ``(batch,)``?"""
+    sound = _SOUND if z.dtype == torch.float64 else _SOUND_LOW
+    return (d.abs() <= sound * torch.maximum(z.abs(), 0.1 * z.abs().amax(1, keepdim=True))).all(1)
+
+
+def _by_factors(
+    f: Evaluations, J: Tensor, r: Tensor, z: Tensor, F: Tensor, scale: Tensor, off: Tensor, lines: bool = True
+) -> Tensor:
+    """Where the correction ``J d = -r`` (in the sense of least squares) says that a zero of ``F`` is near, ``(batch,)``.
+
+    Equations are scaled to equal size and unknowns by their own (those of a fit, whose equations have weights, to equal
+    columns of ``J``).  Where ``J`` then is singular but to half the digits (a fit: to rounding), the correction may also be
+    that of lower rank, but the zeros (or fits as good) must go on along its null space to the point nearest to the
+    origin: a line of them, no way to infinity. Without ``lines`` a singular ``J`` is refused; a square one is not,
+    whatever its condition, where the correction is small and determined (:mod:`~implicitkit.solver.verdict.crossings`).
+    Unknowns that are ``off``, on which an objective does not depend where it is, stay as they are.
+    """
+    norm = lambda t: torch.linalg.vector_norm(in_working_precision(t), dim=1)  # noqa: E731
+    point, square, eps = in_working_precision(z), r is F, torch.finfo(F.dtype).eps
+    unit = torch.maximum(point.abs(), FLOOR * point.abs().amax(1, keepdim=True))
+    finite = torch.isfinite(J).flatten(1).all(1) & torch.isfinite(r).all(1)
+    matrix = torch.where(finite[:, None, None], J, 0)
+    if square:
+        matrix = matrix * unit.unsqueeze(1)
+        rows = matrix.abs().amax(2)
+        rows = torch.where(rows > 0, rows, 1)
+    else:
+        rows, columns = (matrix * point.unsqueeze(1)).abs().amax((1, 2)).unsqueeze(1), norm(matrix)
+        rows = torch.where(rows > 0, rows, 1)
+        unit = torch.where(columns > 0, rows / columns, unit)
+        matrix = matrix * unit.unsqueeze(1)
+    matrix = matrix / rows.unsqueeze(2)
+    b = torch.where(finite[:, None], -r / rows, 0)
+    if bool(off.any()):
+        matrix, b = without(matrix, b, off)
+    d, regular, _ = solve_batched(matrix, b) if square else lstsq_batched(matrix, b)
+    rcond = eps**0.5 if square else None
+    low = lstsq_batched(matrix, b, rcond=rcond)[0]
+    along = lstsq_batched(matrix, (matrix @ (point / unit).unsqueeze(2)).squeeze(2), rcond=rcond)[0]
+    ray = torch.linalg.vector_norm(along, dim=1) <= eps**0.25 * torch.linalg.vector_norm(point / unit, dim=1)
+    back = along + low + torch.where(ray, _SHORT, 0).unsqueeze(1) * (point / unit - along)
+    if f.kind.returns_program:  # multipliers that constraints leave open may stay as they are
+        back[:, f.problem.size :] = (point / unit + low)[:, f.problem.size :]
+    origin = (unit * back).to(z.dtype)
+    full = torch.linalg.vector_norm(along - point / unit, dim=1) <= eps**0.25 * torch.linalg.vector_norm(along, dim=1)
+    if square:
+        there = in_working_precision(f.residual(origin))
+        size = torch.minimum(scale, _size(f, origin, there, unit * back.abs().clamp_min(_BESIDE)))
+        line = (there.abs() <= 3 * eps**0.5 * size).all(1)
+        if f.kind.minimisation:  # a valley that goes down is no line of minima, however little of F is left in it
+            line = line & ~is_lower(f, z, origin, line & ~full)
+        left = ((matrix @ low.unsqueeze(2)).squeeze(2) - b).abs()
+        rounded = eps * (low.abs().amax(1, keepdim=True) + (matrix * (point / unit).unsqueeze(1)).abs().sum(2))
+        # ... and what the correction itself is wrong by, of a matrix whose rank is cut at the root of eps
+        rounded = rounded + 4 * eps**0.5 * torch.maximum(low.abs(), b.abs()).amax(1, keepdim=True)
+        if f.kind.iteration:  # a number that a map hands on as it is: no correction changes its equation
+            rounded = rounded + 2 * eps * point.abs() / rows
+        solvable = (left <= 0.5 * b.abs() + rounded).all(1)  # but for rounding of the correction, and of F
+    else:
+        there = in_working_precision(f.problem.flat_residuals(f.kernel, origin).detach())
+        line, solvable = norm(there) <= 1.01 * norm(r) + eps**0.5 * rows.squeeze(1), finite
+    line = line if lines else line & full
+    # what is added up in each equation, where a change of z along some direction may cancel
+    terms = torch.maximum(scale, rows * matrix.abs().sum(2)) if square else scale
+    open_ = regular & ~(full | line) & _is_small(unit * d, z)
+    sure = full | line
+    if square and bool(open_.any()):
+        determined = _is_small(moved_by_rounding(matrix, unit, point), z)
+        if bool((open_ & ~determined).any()):
+            determined = determined | crosses(f, z, matrix, unit, rows, _SOUND_LOW)
+        sure = sure | (open_ & determined)
+    near = regular & sure & _near_a_zero(f, z, F, unit * d, scale, terms)
+    near = near | (solvable & line & _near_a_zero(f, z, F, unit * low, scale, terms))
+    if square:  # a zero to the last bit where F is not zero all around: one of high multiplicity, say
+        near = near | ((F == 0) & (scale > 0)).all(1)
+    return finite & near
+
+
+def _apart(J: Tensor, zero: Tensor) -> Tensor:
+    """Unknowns at a zero of high multiplicity of their own, ``(batch, n)``: of the equations that are ``zero`` to the last
+    bit, and are not all around, those with neither row nor column in ``J`` (``(z_i - a_i)^3`` at ``a_i``)."""
+    return zero & ~(J != 0).any(2) & ~(J != 0).any(1)
+
+
+def _by_products(A: Operator, F: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+    """The correction ``J d = -F`` to a tenth, ``(batch, n)``, and where it was found, ``(batch,)``; of the samples ``which``
+    by more products where few do not: where positions hand on from one to the next, it takes as many as there are."""
+    b = -F.to(A.like.dtype)
+    found = GMRES().solve(A, b, rtol=0.1, atol=0.0, max_steps=_STEPS)
+    left = which & ~found.converged
+    if not bool(left.any()):
+        return found.x, found.converged
+    later = GMRES().solve(A, torch.where(left.unsqueeze(1), b, 0), rtol=0.1, atol=0.0, max_steps=_PRODUCTS)
+    return torch.where(left.unsqueeze(1), later.x, found.x), torch.where(left, later.converged, found.converged)
+
+
+def _moves_as_said(f: Evaluations, A: Operator, z: Tensor, F: Tensor, scale: Tensor) -> Tensor:
+    """Where no ``F_i`` changes by far less than ``J w`` says, along two directions ``w``, ``(batch,)``.
+
+    Derivatives may underflow or overflow before the function does: that of ``p^-0.3`` at ``p = e^573`` is a denormal
+    number, and a derivative that should be zero is not.  Where the changes over a hundredth of the way (``scale``) are
+    less than ``J`` says, shorter ways are tried: on one of them a steep step (``tanh(1e9 (z - 5))``) is as ``J`` says, or
+    it is a jump, as large over two units in the last place as over more.
+    """
+    ways, eps = directions(z, most=2), torch.finfo(z.dtype).eps
+    said = [in_working_precision(A.mv(w)).abs() for w in ways]
+    doubtful = torch.stack(said).amax(0) > _MORE * scale
+    for w, product in zip(ways, said, strict=True):
+        if not bool(doubtful.any()):
+            break
+        far, near, last = (_both(f, z, F, w, h) for h in (eps**0.5, eps**0.75, 2 * eps))
+        step = 2 * eps * last
+        steep = (step >= eps**0.5 * scale) & ((product <= _MORE * last) | (step >= 0.5 * eps**0.5 * far))
+        refuted = doubtful & (product > _MORE * torch.maximum(far, near)) & ~steep
+        if bool(refuted.any()):
+            return ~refuted.any(1)
+    return torch.ones_like(doubtful[:, 0])
+
+
+def _both(f: Evaluations, z: Tensor, F: Tensor, w: Tensor, h: float) -> Tensor:
+    """The larger change of each ``F_i`` to both sides of ``z``, over ``h w``, divided by ``h``, ``(batch, n)``."""
+    return torch.maximum(change(f, z, F, w, h), change(f, z, F, w, -h))
+
+
+def _size(f: Evaluations, z: Tensor, F: Tensor, w: Tensor, which: Tensor | None = None) -> Tensor:
+    """By how much each ``F_i`` changes when ``z`` moves by a hundredth of ``|w|``, to and fro, times a hundred.
+
+    Along two directions; with ``which`` until these samples can be trusted, along ten at most: two terms that cancel at
+    ``z`` do so along half of them.
+    """
+    size = torch.zeros_like(F)
+    for direction in directions(w.to(z.dtype), most=2 if which is None else _MANY):
+        there, back = (change(f, z, F, direction, sign * _MOVE) for sign in (1.0, -1.0))
+        size = torch.maximum(size, torch.minimum(there, back))
+        if which is not None and bool((((F.abs() <= _SOUND * size).all(1) & (size > 0).any(1)) | ~which).all()):
+            break
+    return size
+
+
+def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor, terms: Tensor) -> Tensor:
+    """Where the correction ``d`` is small beside ``z``, or takes the residual down (each ``F_i`` relative to its change
+    when ``z`` moves); ``(batch,)``.  ``terms``: of what size each ``F_i`` is the sum."""
+    largest = z.abs().amax(1, keepdim=True)
+    small = _is_small(d, z)
+    weight = scale.clamp_min(torch.finfo(scale.dtype).tiny)
+    norm = lambda t: torch.linalg.vector_norm(in_working_precision(t) / weight, dim=1)  # noqa: E731
+    before, after = norm(F), norm(f.residual(z + torch.nan_to_num(d).to(z.dtype)))
+    # a gradient goes down as the square of its residuals, of which exp(-z) leaves 1 / e
+    falls = _FALLS * _LEFT if f.kind.of_residuals else _FALLS
+    outwards = ((z + d).abs() > z.abs()).any(1)
+
+    def across(open_: Tensor) -> Tensor:  # a zero: F is as large again behind it, or it lies towards the origin
+        if not bool((open_ & outwards).any()):
+            return open_
+        behind = [norm(f.residual(z + k * torch.nan_to_num(d).to(z.dtype))) for k in (*_ACROSS, *_BEHIND)]
+        return open_ & (~outwards | (torch.stack(behind) >= before).any(0))
+
+    if not f.kind.of_residuals and not f.kind.iteration:
+        # erfc(24) = 1e-252 has a small correction, but it leaves a third; and far out a hundredth can be a period
+        # (but where F is far below its changes, a zero is near: on the way to infinity it is 1e-8 of them and more)
+        standing = small & (F.abs() > torch.finfo(z.dtype).eps ** 0.6 * terms).any(1) & ~(after <= _SURE * before)
+        odd = standing & ~(across(standing) & (after <= _LEFT * before))
+        small = small & (~odd | is_rounding(f, z, F, odd))
+    return small | across(~small & (after <= falls * before) & (d.abs() <= 0.5 * largest).all(1))

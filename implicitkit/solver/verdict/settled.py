@@ -1,0 +1,112 @@
+r"""Has Newton's method come to a zero, as the factors of its last step tell?
+
+With ``N`` near ``dF/dz`` at the point before, the correction ``c = N^{-1} F(z)`` costs one solve, where to ask how ``F``
+changes beside ``z`` (:mod:`~implicitkit.solver.verdict.probing`) costs evaluations.  Near a zero ``c`` is next to nothing
+beside ``z``; on the way to infinity it is ``z / 745`` and more (of ``exp(-z)``, which underflows there).
+
+Factors of a fit are those of ``N = R'R + mu D^2``, near the Hessian where residuals or their curvature are small, which the
+change of ``F`` along the step tells, and where ``mu`` is nothing beside ``R'R`` whatever the direction: the largest
+eigenvalue of ``N^{-1} mu D^2``, ``mu / (lambda + mu)`` for the least ``lambda`` of ``D^{-1} R'R D^{-1}``, takes two solves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation import seeded
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.verdict.scales import FLOOR, healthy_share, in_working_precision, uneven
+
+__all__ = ["is_settled", "still_holds"]
+
+_SHORT = 1e-3  # of z: a step of which the factors still hold behind it ...
+_BESIDE = 1e-2  # ... or of this share of the largest z_j
+_SECANT = 0.5  # of the step: how far from it the change of F along it may be, by the factors
+_LONGER, _FAITHFUL = 100.0, 1e-2  # ... or for a step so many times as long: no more than this
+_LINEAR = 1e-6  # of each F_i: what it may change otherwise along a step that is longer still ...
+_ROUNDED = 1e-12  # ... and of the largest, where it was next to nothing
+_DAMPED = 0.1  # of N in any direction, how much damping may be for a correction to be one without ...
+_SWEEPS = 2  # ... by so many steps of the power method: all but few eigenvalues are next to nothing
+_STEEPER = 1e6  # times its change beside z, at most, an equation may be by factors of another point ...
+_NEXT = 1e-10  # ... of z: a correction by them which is next to nothing even so; exp(-z) has 1 / 745 / 1e6 and more
+
+
+def is_settled(known: Any, z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
+    """Where a zero is near ``z``, ``(batch,)``; where not, nothing is known.
+
+    The step was short, and ``F`` changed along it as ``N`` says; or the step was a tenth of ``z`` at most, and ``F`` changed
+    along it as ``N`` says to a hundredth: a step with ``N`` took it down to that, and on the way to infinity leaves a third;
+    or it was of whatever length, and each ``F_i`` changed as ``N`` says to a millionth: the equations are linear.
+    And ``c`` is beside each ``z_j`` what ``F`` near a zero is beside its changes.  An ``F_i`` that is zero to the last bit
+    must be one that ``N`` says to change: it may have underflowed.
+
+    Args:
+        known: ``N``, with ``solve``, ``size``, ``factor`` and perhaps ``product``; of a fit also ``damping``, ``mu`` of
+            every sample, and ``units``, ``D``. z: the points. F: there. point: those a step before. before: ``F`` there;
+            each ``(batch, n)``.
+    """
+    z, F, point, before = (in_working_precision(t) for t in (z, F, point, before))
+    largest, step = z.abs().amax(1, keepdim=True), z - point
+    unit = z.abs() + FLOOR * largest
+    wide = unit + _BESIDE * largest
+    length = (step / wide).abs().amax(1)
+    short = length <= _SHORT
+    tenth = length <= _LONGER * _SHORT
+    asked = (tenth | _is_linear(known, step, F, before, ~tenth)) & known.factor.ok.to(z.device)
+    if bool((F == 0).any()):
+        size, share = known.size(z), torch.finfo(z.dtype).tiny ** (1 / 3)
+        asked = asked & ((F != 0) | (size > share * size.amax(1, keepdim=True))).all(1)
+    if bool(asked.any()) and hasattr(known, "damping"):
+        asked = asked & (_share_of_damping(known, z) <= _DAMPED)
+    if not bool(asked.any()):
+        return asked
+    if not bool((asked & tenth).any()):
+        return asked & (known.solve(F).abs() <= healthy_share(F) * unit).all(1)
+    c, along = known.solve(torch.stack([F, F - before], 2)).unbind(2)
+    near = (c.abs() <= healthy_share(F) * unit).all(1)
+    secant = ((along - step) / wide).abs().amax(1) <= torch.where(short, _SECANT, _FAITHFUL) * length
+    return asked & near & (secant | ~tenth)
+
+
+def _is_linear(known: Any, step: Tensor, F: Tensor, before: Tensor, which: Tensor) -> Tensor:
+    """Which of these samples' equations change along a step as ``N`` says, each to a millionth, ``(batch,)``."""
+    if not hasattr(known, "product") or not bool(which.any()):
+        return torch.zeros_like(which)
+    size = before.abs()
+    may = _LINEAR * size + _ROUNDED * size.amax(1, keepdim=True)
+    return which & ((F - before - known.product(step)).abs() <= may).all(1)
+
+
+def _share_of_damping(known: Any, z: Tensor) -> Tensor:
+    """The largest eigenvalue of ``N^{-1} mu D^2``, from below, by the power method; ``(batch,)``."""
+    mu, D = known.damping.to(z).unsqueeze(1), known.units.to(z)
+    v, share = seeded.normal(z.shape[1], seed=0).to(z).expand_as(z), mu.squeeze(1)
+    for _ in range(_SWEEPS):
+        v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True)
+        v = torch.nan_to_num(D * known.solve(mu * D * v.nan_to_num()))
+        share = torch.linalg.vector_norm(v, dim=1)
+    return share
+
+
+def still_holds(f: Evaluations, z: Tensor, which: Tensor, known: Any) -> Tensor:
+    """By how much ``F`` changes beside ``z`` as a whole, ``|J w|``, and 1 where a zero is near by factors of a point however
+    far, ``(batch, 2)``; one evaluation.
+
+    The correction ``c`` is next to nothing beside each ``z_j``, and each ``F_i`` changes, when every ``z_j`` moves by a
+    share of itself of its own, by what ``N`` says of it but for a factor of a million: so much may cancel, and so much
+    steeper may it have been where ``N`` is from.
+    """
+    F, way = in_working_precision(f.residual(z)), uneven(z)[1]
+    h = torch.finfo(z.dtype).eps ** 0.5
+    moved = torch.nan_to_num((in_working_precision(f.residual(z + h * way)) - F).abs() / h, nan=0.0, posinf=0.0)
+    steepness = torch.linalg.vector_norm(moved, dim=1)
+    size = known.size(in_working_precision(way))
+    held = which & ((size <= _STEEPER * moved) & (size > 0)).all(1) & known.factor.ok.to(z.device)
+    unit = in_working_precision(z).abs()
+    unit = unit + FLOOR * unit.amax(1, keepdim=True)
+    if bool(held.any()):
+        held = held & (known.solve(F).abs() <= _NEXT * unit).all(1)
+    return torch.stack([steepness, held.to(steepness)], 1)

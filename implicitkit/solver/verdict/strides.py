@@ -1,0 +1,68 @@
+"""Has a solve come to rest, or does its residual vanish on the way (``z + exp(-z^2)`` at 5), by its last step?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from implicitkit.solver.verdict.scales import in_working_precision
+
+__all__ = ["by_the_last_step", "fell_steeply"]
+
+_STEEPEST = 1e5  # d log |F| / d log |z| of functions on their way to zero at infinity, at most: 745 p of exp(-z^p)
+_LOCAL = 10.0  # times |z|: a longer step says nothing of F near z
+_MOST = 7.0  # of log |F_i| in one step that counts
+_SOUND = 1e-3  # of its change along a step, how small a residual near a solution is
+_FAR, _HARDLY = 1e-3, 0.02  # a step that is longer than such a share of z, and of which F changes by such a share ...
+_LEAP, _OF_A_LEAP = 0.1, 0.5  # ... or these
+
+
+def by_the_last_step(iteration: bool, z: Tensor, F: Tensor, point: Tensor, before: Tensor, claims: Tensor) -> Tensor:
+    """Where the last step, from ``point`` with its residual ``before``, says that a zero is near, ``(batch,)``; of an
+    ``iteration``, that none need be (:func:`strode`), and of the samples that have claims alone."""
+    return strode(z, F, point, before, claims) if iteration else fell_steeply(z, F, point, before)
+
+
+def fell_steeply(z: Tensor, F: Tensor, point: Tensor, before: Tensor) -> Tensor:
+    """Where the last step, from ``point`` with its residual ``before``, says that a zero is near, ``(batch,)``.
+
+    Every ``F_i`` fell by more, for the way that each ``z_j`` went outwards, than it can on the way to infinity:
+    ``|z_j| - |point_j| <= |z_j| log(|before_i| / |F_i|) / 1e5``.  For ``exp(-k z)`` the quotient is ``k |z|``, and beyond
+    745 that underflows; for ``exp(-k z^p)`` it is ``p`` times as much.  And ``|F|`` is far smaller than its change along
+    that step (no longer than ten times ``z``), carried on over a way as long as ``z``: else it may be small by its units
+    alone.
+    """
+    F, before = in_working_precision(F), in_working_precision(before)
+    norm, last = (torch.linalg.vector_norm(t, dim=1) for t in (F, before))
+    fall = torch.where(F == 0, _MOST, torch.log((before / F).abs()).clamp(0, _MOST)).amin(1, keepdim=True) / _STEEPEST
+    size, start = z.abs(), point.abs()
+    across = ((z < 0) != (point < 0)) & (size > 0.01 * start)
+    outwards = torch.where(across, size + start, size - start)
+    step, largest = (z - point).abs().amax(1), size.amax(1)
+    healthy = (norm * step <= _SOUND * last * largest) & (step <= _LOCAL * largest)
+    fell = (F.abs() < before.abs()).all(1)
+    return (outwards <= fall * size).all(1) & fell & (norm < last) & healthy
+
+
+def strode(z: Tensor, F: Tensor, point: Tensor, before: Tensor, claims: Tensor) -> Tensor:
+    """Where the last step led outwards, was long, and ``F`` hardly changed along it, ``(batch,)``, among the ``claims``.
+
+    That is ``|F - before| <= 0.02 |z - point|``, with ``before`` the residual at the ``point`` where the step began; or half
+    of it, where the step was a leap, longer than a tenth of ``z``.
+
+    ``F = map(z) - z`` may be small all the way out.  Near a fixed point it changes by ``(J - 1)`` times the step: only where
+    that is nearly singular by less.  Both may be so; then the point has to be looked at, as one far out has.
+
+    Most claims follow a step no longer than their tolerance: of those nothing else is asked.
+    """
+    z, point = in_working_precision(z), in_working_precision(point)
+    norm = lambda t: torch.linalg.vector_norm(t, dim=1)  # noqa: E731
+    size, step = norm(z), norm(z - point)
+    share = step / size
+    far = (share > _FAR).logical_and_(claims)
+    if not int(far.count_nonzero()):
+        return far
+    far.logical_and_(size > norm(point))
+    F, before = in_working_precision(F), in_working_precision(before)
+    least = torch.where(share > _LEAP, _OF_A_LEAP, _HARDLY)
+    return far.logical_and_(norm(F - before) <= least * step)
