@@ -12,6 +12,7 @@ import scipy.sparse as sp
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from implicitkit.linear.factors.block_triangular import Parts, parts_of
+from implicitkit.linear.factors.complex_pairs import Pairs, pairs_of
 from implicitkit.linear.factors.fill import likely_fill
 from implicitkit.linear.factors.ordering import Ordering
 from implicitkit.linear.price import has_layers
@@ -74,6 +75,21 @@ class Analysis:
                 known[key] = Analysis(part, None, part.indices, part.indices, None, _is_symmetric(part))
             found.append(known[key])
         return found
+
+    @functools.cached_property
+    def pairs(self) -> Pairs | None:
+        """Unknowns two by two, where blocks may be complex numbers."""
+        return pairs_of(self.pattern)
+
+    @functools.cached_property
+    def halved(self) -> Analysis:
+        """That of the complex matrix."""
+        assert self.pairs is not None
+        half = self.pairs.pattern
+        symmetric = _is_symmetric(half)
+        return Analysis(
+            half, None, half.indices, half.indices, None, symmetric, parts=None if symmetric else parts_of(half)
+        )
 
     @functools.cached_property
     def by_columns(self) -> tuple[sp.csc_matrix, np.ndarray]:

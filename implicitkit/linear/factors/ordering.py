@@ -144,6 +144,7 @@ class _Renumbered:
         return getattr(self.lu, name)
 
     def solve(self, b: np.ndarray, trans: str = "N") -> np.ndarray:
-        x = np.empty_like(b)
-        x[self.order] = self.lu.solve(np.ascontiguousarray(b[self.order]), trans)
+        found = self.lu.solve(np.ascontiguousarray(b[self.order]), trans)
+        x = np.empty_like(found)
+        x[self.order] = found
         return x

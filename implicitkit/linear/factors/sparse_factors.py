@@ -13,6 +13,7 @@ r"""Factors of sparse blocks, for many right-hand sides and both ``A`` and ``A^T
   (:mod:`implicitkit.linear.factors.definite`);
 - blocks whose unknowns can be solved for part after part: each part by itself
   (:mod:`implicitkit.linear.factors.block_triangular`);
+- blocks that are complex matrices in real and imaginary parts: as those (:mod:`implicitkit.linear.factors.complex_pairs`);
 - blocks that are hardly sparse: LAPACK's dense LU, sample by sample.
 
 Rows are scaled to size one first.  A block is singular when a trial solve amplifies a right-hand side by more than
@@ -34,6 +35,7 @@ from torch import Tensor
 
 from implicitkit.linear.factors.analysis import Analysis
 from implicitkit.linear.factors.block_triangular import BlockTriangular
+from implicitkit.linear.factors.complex_pairs import AsReal
 from implicitkit.linear.factors.definite import definite_factors, is_installed, is_symmetric
 from implicitkit.linear.factors.dense import NOT_FINITE, SINGULAR
 from implicitkit.linear.factors.ordering import Stacked
@@ -167,7 +169,19 @@ class SparseFactor:
         definite = self._definite(A, i)
         if definite is not None:
             return definite
-        return _superlu(A, self.analysis, self._anywhere)
+        return self._complex(i) or _superlu(A, self.analysis, self._anywhere)
+
+    def _complex(self, i: int) -> AsReal | None:
+        """Factors of a scaled block that is a complex matrix; ``None`` where it is none, or has none."""
+        if self.analysis.pairs is None:
+            return None
+        entries = self.analysis.pairs.entries(self._scaled[i])
+        if entries is None:
+            return None
+        halved = self.analysis.halved
+        factors = _superlu(with_entries(halved.pattern, entries).tocsc(), halved, self._anywhere)
+        self.analysis.ordering.fill = self.analysis.ordering.fill or 2 * halved.ordering.fill
+        return None if factors is None else AsReal(factors)
 
     def _definite(self, A: sp.csc_matrix, i: int) -> _Unscaled | None:
         """Cholesky factors of a scaled block, where they can be had and it is large; not again where blocks of
@@ -251,9 +265,9 @@ def _pivoted(A: sp.csc_matrix, places: np.ndarray | None) -> sp.csc_matrix:
 
 
 def _missing(diagonal: np.ndarray, largest: np.ndarray) -> np.ndarray:
-    """What entries of the diagonal are short of, with their signs."""
+    """What entries of the diagonal are short of."""
     least = _DIAGONAL * largest
-    return np.where(np.abs(diagonal) < least, np.copysign(least, diagonal) - diagonal, 0.0)
+    return np.where(np.abs(diagonal) < least, least - diagonal, 0.0)
 
 
 class _Refined:
