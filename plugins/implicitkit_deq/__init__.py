@@ -5,11 +5,12 @@
     layer = DEQ(cells.MLP(in_features=32, features=64))
     z = layer(x)                # (batch, 64), differentiable
 
-The folder ``cells`` has the maps; the other modules are tools around the layer, one each.
+The folder ``cells`` has the maps, ``starting`` where a search begins, ``held`` what stays the same during one, ``causal``
+what sequences need; the other modules are tools around the layer, one each.
 """
 
 from implicitkit_deq import cells
-from implicitkit_deq.causality import CausalityWarning, InTurn, PerPosition, future_leak, per_position
+from implicitkit_deq.causal.causality import CausalityWarning, InTurn, PerPosition, future_leak, per_position
 from implicitkit_deq.cells import Cell
 from implicitkit_deq.checkpoints import load_torchdeq
 from implicitkit_deq.correction import fixed_point_correction

@@ -16,7 +16,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils.checkpoint import CheckpointFunction
 
 import implicitkit as ik
-from implicitkit_deq.sharding import is_gathered
+from implicitkit_deq.held.sharding import is_gathered
 
 __all__ = [
     "SETTING",

@@ -15,7 +15,7 @@ from torch import Tensor
 import implicitkit as ik
 from implicitkit import extend
 from implicitkit_deq.around import Around
-from implicitkit_deq.trend import Onward, Trend
+from implicitkit_deq.starting.trend import Onward, Trend
 
 __all__ = ["Effort", "Forgive", "ForgivenWarning", "followed", "gone_on", "masked", "near"]
 

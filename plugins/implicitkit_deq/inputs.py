@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import implicitkit as ik
-from implicitkit_deq import hoist
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.compat import autocast_on, called_whole
-from implicitkit_deq.frozen import called, statistics_held
-from implicitkit_deq.sharding import bare
+from implicitkit_deq.held import hoist
+from implicitkit_deq.held.frozen import called, statistics_held
+from implicitkit_deq.held.sharding import bare
 
 __all__ = ["IgnoredInputWarning", "by_position", "check_use", "describe", "factors", "refuse_unbatched"]
 

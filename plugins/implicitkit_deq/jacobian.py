@@ -14,7 +14,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.extend import options
-from implicitkit_deq.frozen import statistics_held
+from implicitkit_deq.held.frozen import statistics_held
 
 __all__ = ["condition_number", "jacobian_penalty", "spectral_radius"]
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import implicitkit as ik
 from implicitkit_deq.cells.tied import Tied
-from implicitkit_deq.frozen import BATCH_NORMS
+from implicitkit_deq.held.frozen import BATCH_NORMS
 from implicitkit_deq.layer import DEQ
 from implicitkit_deq.merging import merged
 

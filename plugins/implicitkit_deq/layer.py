@@ -12,22 +12,23 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.extend import options
-from implicitkit_deq import hoist, start
-from implicitkit_deq.causality import per_position
+from implicitkit_deq.causal.causality import per_position
 from implicitkit_deq.cells.base import Cell
 from implicitkit_deq.cells.stacked import Composed
 from implicitkit_deq.compat import autocast_on
 from implicitkit_deq.forgive import Effort, Forgive, followed, gone_on, masked, near
-from implicitkit_deq.frozen import Drawing, Frozen
-from implicitkit_deq.frozen_stack import FrozenStack
+from implicitkit_deq.held import hoist
+from implicitkit_deq.held.frozen import Drawing, Frozen
+from implicitkit_deq.held.frozen_stack import FrozenStack
+from implicitkit_deq.held.sharding import gathered
+from implicitkit_deq.held.shown import Copied
 from implicitkit_deq.inputs import by_position, check_use, describe, factors, refuse_unbatched
-from implicitkit_deq.last import Last
 from implicitkit_deq.merging import Composable, merged
 from implicitkit_deq.rows import Rows
 from implicitkit_deq.settings import Pretraining, Settings
-from implicitkit_deq.sharding import gathered
-from implicitkit_deq.shown import Copied
-from implicitkit_deq.trend import Trend
+from implicitkit_deq.starting import start
+from implicitkit_deq.starting.last import Last
+from implicitkit_deq.starting.trend import Trend
 from implicitkit_deq.visit import Visit, given_away, refuse_mapped
 
 __all__ = ["DEQ"]

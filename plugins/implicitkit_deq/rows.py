@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.random import fork_rng
 
 import implicitkit as ik
-from implicitkit_deq import hoist
 from implicitkit_deq.cells.stacked import Composed
-from implicitkit_deq.frozen import statistics_held
+from implicitkit_deq.held import hoist
+from implicitkit_deq.held.frozen import statistics_held
 
 __all__ = ["Rows"]
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit_deq.last import alike
+from implicitkit_deq.starting.last import alike
 
 __all__ = ["Visit", "given_away", "refuse_mapped"]
 

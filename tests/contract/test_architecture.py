@@ -168,7 +168,7 @@ AT_THE_DEFAULT_DEVICE = {
     "implicitkit/cli/doctor.py": "a program of its own, which asks whether this machine works as it is set up",
     "implicitkit/foundation/options.py": "arrays that a user gives, before there is a solve",
     "plugins/implicitkit_deq/layer.py": "a buffer, as those of torch's own modules",
-    "plugins/implicitkit_deq/start.py": "parameters, as those of torch's own modules",
+    "plugins/implicitkit_deq/starting/start.py": "parameters, as those of torch's own modules",
 }
 
 

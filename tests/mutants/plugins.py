@@ -27,7 +27,7 @@ MUTANTS = [
         ("if name not in by_place]", "if name in by_place]"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/frozen.py",
+        "plugins/implicitkit_deq/held/frozen.py",
         USES + " -k reentrant",
         (" and computed_again():", " and False:"),
         ("if independent and any(isinstance(m, BATCH_NORMS)", "if any(isinstance(m, BATCH_NORMS)"),
@@ -53,7 +53,7 @@ MUTANTS = [
         ("f_code is CheckpointFunction.backward.__code__", "f_code is CheckpointFunction.forward.__code__"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/frozen.py",
+        "plugins/implicitkit_deq/held/frozen.py",
         "tests/plugins/deq/test_deq_speed.py -k costs_is_known",
         ("with unseen():", "if True:"),
     ),
@@ -85,18 +85,18 @@ MUTANTS = [
         ("update(z, *injected) - z", "update(z, *injected)"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/prefix_newton.py",
+        "plugins/implicitkit_deq/causal/prefix_newton.py",
         "tests/plugins/deq/test_causality.py -k newton_krylov",
         ("(left <= goal).cummin(1).values", "(left <= goal)"),
         ("g = (Y @ r.unsqueeze(3)).squeeze(3).cumsum(1)", "g = (Y @ r.unsqueeze(3)).squeeze(3).sum(1, keepdim=True)"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/in_turn.py",
+        "plugins/implicitkit_deq/causal/in_turn.py",
         "tests/plugins/deq/test_causality.py -k in_turn",
         ("open_ = ~solved & (total.status == int(ik.Status.CONVERGED))", "open_ = ~solved"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/positions.py",
+        "plugins/implicitkit_deq/causal/positions.py",
         "tests/plugins/deq/test_causality.py -k missed_is_said",
         ('total.tolerance = total.kept["asked"]', "pass"),
     ),
@@ -252,13 +252,13 @@ MUTANTS = [
         ("self.spared = False\n        if not", "if not"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/start.py",
+        "plugins/implicitkit_deq/starting/start.py",
         "tests/plugins/deq/test_training.py -k 'repeated or so_many or evaluation_finds or recomputes'",
         ("start = self._trend.expected() if self._followed.again() else None", "start = self._trend.expected()"),
         ("(trained), self._start) if known", "(trained), None) if known"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/last.py",
+        "plugins/implicitkit_deq/starting/last.py",
         "tests/plugins/deq/test_training.py -k 'repeated or so_many or evaluation_finds or recomputes'",
         ("self.calls = (self.calls + 1) % _ANEW", "self.calls = self.calls + 1"),
         ("if not repeated and not self._followed.again():", "if False:"),
@@ -270,12 +270,12 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "plugins/implicitkit_deq/frozen.py",
+        "plugins/implicitkit_deq/held/frozen.py",
         "tests/plugins/deq/test_training.py -k asked_for_by_name",
         ("np.array_equal(np.from_dlpack(a), np.from_dlpack(b))", "np.array_equal(a.numpy(), b.numpy())"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/last.py",
+        "plugins/implicitkit_deq/starting/last.py",
         TREND + " -k 'numbers or leads_nowhere'",
         ("(when >= 0) & (when != written)", "when != written"),
         ("(when >= 0) & (when != written)", "when >= 0"),
@@ -286,12 +286,12 @@ MUTANTS = [
         ("lasting(self.by_position, *c[:, index])", "lasting(False, *c[:, index])"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/trend.py",
+        "plugins/implicitkit_deq/starting/trend.py",
         TREND + " -k positions",
         ("if by_position and now.ndim > 1:", "if False:"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/trend.py",
+        "plugins/implicitkit_deq/starting/trend.py",
         TREND + " -k not_told",
         ("_TOLD = 0.5", "_TOLD = 0.7"),
         ("_TOLD = 0.5", "_TOLD = 0.3"),
@@ -299,12 +299,12 @@ MUTANTS = [
         ("rows = 2 if by_position and change.ndim > 1 else 1", "rows = 1"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/start.py",
+        "plugins/implicitkit_deq/starting/start.py",
         TREND + " -k tells_nothing",
         ("return Trend(by_position=self.by_position, careful=True)", "return Trend(careful=True)"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/trend.py",
+        "plugins/implicitkit_deq/starting/trend.py",
         TREND + " -k 'expected or as_many or own or anew'",
         ("CHANGES = 3", "CHANGES = 2"),
         ("(alpha - told * beta).clamp_(0, 1)", "(alpha - told * beta)"),
@@ -318,7 +318,7 @@ MUTANTS = [
         ("return Trend, (self._most, self._by_position, self._careful)", "return object.__reduce__(self)"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/trend.py",
+        "plugins/implicitkit_deq/starting/trend.py",
         TREND + " -k 'system or sample_that'",
         ("self.begun.append(True)", "pass"),
         ("<= _FEW:", "< 0:"),
@@ -338,7 +338,7 @@ MUTANTS = [
         ("trend = self._followed(z0) if index is None else None", "trend = None"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/frozen.py",
+        "plugins/implicitkit_deq/held/frozen.py",
         USES + " -k second_dimension",
         ("hint=self.hint)", ")"),
         ('getattr(m, "batch_first", True) is False', 'hasattr(m, "batch_first")'),
@@ -371,7 +371,7 @@ MUTANTS = [
         ("torch.enable_grad(), ik.extend.own_graphs(), statistics_held", "torch.enable_grad(), statistics_held"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/frozen.py",
+        "plugins/implicitkit_deq/held/frozen.py",
         USES + " -k 'keeps or no_oftener'",
         ("if self.shown.anything():", "if False:"),
         ("if self.shown.anything():", "if True:"),
@@ -379,7 +379,7 @@ MUTANTS = [
         ("with _may_draw(self.name), called(", "with called(", USES + " -k named_where_torch"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/shown.py",
+        "plugins/implicitkit_deq/held/shown.py",
         USES + " -k 'keeps or no_oftener'",
         ("any(map(observed, self.modules)) or ", ""),
         ("return known is None or known() is not t", "return False"),

@@ -57,7 +57,7 @@ MUTANTS = [
         ("with compat.own_parametrizations():", "if True:"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/hoist.py",
+        "plugins/implicitkit_deq/held/hoist.py",
         "tests/plugins/deq/test_deq_threads.py",
         ("everywhere=any(place.compiled for place in where)", "everywhere=True"),
         (
@@ -115,19 +115,19 @@ MUTANTS = [
         ("if _changed(t, copy) or _rebound(t, copy, now)", "if _changed(t, copy)"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/frozen.py",
+        "plugins/implicitkit_deq/held/frozen.py",
         "tests/plugins/deq/test_deq.py -k instance_norm",
         ("_TRACKING = (*BATCH_NORMS, nn.InstanceNorm1d,", "_TRACKING = (*BATCH_NORMS,"),
         ("if independent and isinstance(m, BATCH_NORMS):", "if independent:"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/frozen.py",
+        "plugins/implicitkit_deq/held/frozen.py",
         "tests/mutants/test_survivors_plugins.py -k left_as_it_was_found",
         ("m.num_batches_tracked = before\n", "m.num_batches_tracked = (True, *before[1:])\n"),
         ("m.num_batches_tracked = before\n", "m.num_batches_tracked = (*before[:3], m.num_batches_tracked)\n"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/frozen.py",
+        "plugins/implicitkit_deq/held/frozen.py",
         "tests/plugins/deq/test_training.py -k do_not_fit",
         ("any(words in str(error) for words in _OF_PRECISIONS)", "False"),
         ("what(t)) if isinstance(t, Tensor)", "t.shape) if isinstance(t, Tensor)"),

@@ -15,7 +15,7 @@ from implicitkit_cvxpy.cones import Cones, DualCone  # noqa: E402
 from implicitkit_cvxpy.finish import finish  # noqa: E402
 from implicitkit_cvxpy.kkt import ConeKKT  # noqa: E402
 from implicitkit_cvxpy.program import ConeProgram, KKTOperator  # noqa: E402
-from implicitkit_deq.frozen import _held  # noqa: E402
+from implicitkit_deq.held.frozen import _held  # noqa: E402
 
 D = torch.float64
 

@@ -363,7 +363,7 @@ MUTANTS = [
         ("draws[:, 1] *= torch.finfo(x.dtype).eps", "draws[:, 1] *= torch.finfo(x.dtype).eps ** 2"),
     ),
     *mutants(
-        "plugins/implicitkit_deq/positions.py",
+        "plugins/implicitkit_deq/causal/positions.py",
         "tests/plugins/deq/test_causality.py -k units",
         ("self.options.floor(size + view.norm)", "self.options.atol"),
     ),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import implicitkit as ik
 from implicitkit.extend import options
 from implicitkit_deq.cells.base import Cell
-from implicitkit_deq.start import check_dims, check_state, zeros
+from implicitkit_deq.starting.start import check_dims, check_state, zeros
 
 __all__ = ["Composed", "Stacked", "Wrapped"]
 

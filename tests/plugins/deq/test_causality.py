@@ -12,7 +12,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit_deq import DEQ, CausalityWarning, Cell, InTurn, PerPosition, cells, future_leak
-from implicitkit_deq.causality import per_position
+from implicitkit_deq.causal.causality import per_position
 
 F64 = torch.float64
 pytestmark = pytest.mark.filterwarnings("ignore::implicitkit_deq.CausalityWarning")

@@ -114,7 +114,7 @@ def loss(state: Any) -> Tensor:
 
 def unrolled(layer: DEQ, *inputs: Tensor, steps: int = 400) -> Any:
     shapes = layer.cell.state_shape(*inputs) if layer.state is None else layer.state
-    from implicitkit_deq.start import zeros
+    from implicitkit_deq.starting.start import zeros
 
     z = zeros(shapes, len(inputs[0]), inputs[0].dtype, inputs[0].device)
     for _ in range(steps):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.extend import Evaluations, Options, Outcome
-from implicitkit_deq.in_turn import InTurn
+from implicitkit_deq.causal.in_turn import InTurn
 
 __all__ = ["PerPosition"]
 

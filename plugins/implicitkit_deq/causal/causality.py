@@ -12,7 +12,7 @@ With every solver the output at a position is, bit by bit, the same number whate
 - methods on values of the map (Picard, Anderson, Aitken, Steffensen, Broyden) decide all three position by position
   (:class:`PerPosition`);
 - Newton's method with Krylov vectors fits their coefficients prefix by prefix
-  (:class:`~implicitkit_deq.prefix_newton.PrefixNewton`), at the price of the same method on the whole sequence;
+  (:class:`~implicitkit_deq.causal.prefix_newton.PrefixNewton`), at the price of the same method on the whole sequence;
 - any other solver is given one position after the other, those before it held (:class:`InTurn`), at many times the price.
 
 The derivative of a past output by a future input is zero at any tolerance of the backward, and of forward mode: the
@@ -37,9 +37,9 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.extend import options
-from implicitkit_deq.in_turn import InTurn
-from implicitkit_deq.positions import PerPosition
-from implicitkit_deq.prefix_newton import PrefixNewton
+from implicitkit_deq.causal.in_turn import InTurn
+from implicitkit_deq.causal.positions import PerPosition
+from implicitkit_deq.causal.prefix_newton import PrefixNewton
 
 __all__ = ["CausalityWarning", "InTurn", "PerPosition", "future_leak", "per_position"]
 

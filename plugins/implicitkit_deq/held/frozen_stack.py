@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
-from implicitkit_deq import hoist
 from implicitkit_deq.cells.stacked import Composed
-from implicitkit_deq.frozen import Frozen
+from implicitkit_deq.held import hoist
+from implicitkit_deq.held.frozen import Frozen
 
 __all__ = ["FrozenStack"]
 

@@ -1,0 +1,1 @@
+"""Sequences whose positions must not see what comes after them."""
