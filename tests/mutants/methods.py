@@ -880,15 +880,22 @@ MUTANTS = [
         "tests/solver/test_interior_points.py -k 'cops or sizes or restoration or bound_that or refused'",
         ("solved = error <= (_SOLVED * scaled)", "solved = error <= (1e9 * scaled)"),
         ('back = barrier.restoring(restoring & active, state["damping"])', "back = step"),
-        ("return Limits(without(limits.lower, -torch.inf), without(limits.upper, torch.inf))", "return limits"),
         (
-            "low, high = limits.below & (at.low > at.z - limits.lower)",
-            "low, high = limits.below & (at.low < at.z - limits.lower)",
+            "low, high = limits.below & (at.low > at.z - wide.lower)",
+            "low, high = limits.below & (at.low < at.z - wide.lower)",
         ),
         (
             "s = torch.where(barrier.sided, s.maximum(-constraints), s)  # both",
             "s = torch.where(barrier.sided, s.minimum(-constraints), s)  # both",
         ),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/limits.py",
+        "tests/solver/test_interior_limits.py",
+        ("return Limits(without(limits.lower, -torch.inf), without(limits.upper, torch.inf))", "return limits"),
+        ("self.lower - self._more(self.lower)", "self.lower"),
+        (".minimum(_SHARE * (self.upper - self.lower))", ""),
+        ("where = (alone >= 0) & ~one_sided", "where = alone >= 0"),
     ),
     *mutants(
         "implicitkit/solver/constrained/barrier.py",
