@@ -1,4 +1,4 @@
-"""Bounds of interior-point methods: a little wider while mu is large, taken back before the end."""
+"""Bounds of interior-point methods: a little wider where equalities hold unknowns on them."""
 
 from __future__ import annotations
 
@@ -33,17 +33,14 @@ def test_how_much_wider(name: str) -> None:
     wide = _limits(lower, upper).wider(_limits(-torch.inf, torch.inf))
     assert float(wide.lower) == pytest.approx(lower - low, rel=1e-15, abs=low * 1e-8), name
     assert float(wide.upper) == pytest.approx(upper + high, rel=1e-15, abs=high * 1e-8), name
-    assert bool(_limits(lower, upper).differ(wide)) == (low > 0 or high > 0), name
 
 
-def test_only_some_samples() -> None:
+def test_only_bounds_that_are_held_are_wider() -> None:
     limits = Limits(torch.zeros(2, 1, dtype=F64, device="cpu"), torch.ones(2, 1, dtype=F64, device="cpu"))
-    assert not bool(limits.wider(limits).differ(limits).any())  # no equality holds any
+    same = limits.wider(limits)
+    assert torch.equal(same.lower, limits.lower) and torch.equal(same.upper, limits.upper)
     wide = limits.wider(Limits(limits.lower - torch.inf, limits.upper))
     assert wide.lower.flatten().tolist() == [-R, -R] and torch.equal(wide.upper, limits.upper)
-    mixed = wide.of(limits, torch.tensor([True, False], device="cpu"))
-    assert mixed.differ(limits).tolist() == [False, True]
-    assert mixed.differ(wide).tolist() == [True, False]
 
 
 def test_bounds_that_equalities_hold() -> None:

@@ -36,7 +36,6 @@ _CORRECTIONS = 2  # of second order
 _RESTORED = 0.9  # of the violation that a restoration may leave behind
 _DAMPED = (1e-4, 1e12)  # the first damping of its steps, and the one at which it gives up
 _NEAR = 1e-4  # mu from which on the active set is tried
-_STRICT = 0.6  # power of eps, of the mu from which on bounds are no wider than they are
 _CROSSED = 0.5  # of the residual that a step by the active set may leave
 
 
@@ -105,11 +104,6 @@ class FilterInteriorPoint(Method):
                 return trial, {**state, "crossing": crossed}
         else:
             trial, crossed = w, torch.zeros_like(crossing)
-        turns = state["strict"] & wide.differ(limits) & f.active & ~crossed
-        if bool(turns.any()):
-            at, wide = _taken_back(model, at, limits, wide, turns)
-            inner = torch.cat([model.inside(at.z), at.y], 1)
-            state = {**state, "wide": list(wide)}
         new, state = self._step(model, inner, at, wide, state, f.active & ~crossed)
         return torch.where(crossed.unsqueeze(1), trial, new), {**state, "crossing": state["crossing"] | crossed}
 
@@ -137,7 +131,7 @@ class FilterInteriorPoint(Method):
             "filter": list(Filter.empty(theta)),
             "mu": mu, "shift": torch.zeros_like(mu), "least": torch.zeros_like(mu),
             "restoring": none, "from": theta, "damping": torch.zeros_like(mu),
-            "crossing": none, "strict": none,
+            "crossing": none,
         }  # fmt: skip
 
     def _step(
@@ -193,7 +187,6 @@ class FilterInteriorPoint(Method):
             "least": torch.where(enters, 0.0, least), "restoring": (restoring | enters) & ~leaves,
             "from": torch.where(enters, theta, state["from"]),
             "crossing": lowered & (barrier.mu * scales.objective <= _NEAR),
-            "strict": state["strict"] | (barrier.mu * scales.objective <= eps**_STRICT),
         }  # fmt: skip
 
 
@@ -297,27 +290,13 @@ def _smaller(barrier: Barrier, scale: Tensor) -> Tensor:
     return torch.where(solved & (scaled > last), smaller, mu)
 
 
-def _taken_back(model: Model, at: Interior, limits: Limits, wide: Limits, which: Tensor) -> tuple[Interior, Limits]:
-    """The iterate of the samples ``which`` without the bounds that equalities of one unknown put it on, and the limits of
-    every sample.  The forces of these bounds are those of the equalities then: ``y <- y + (high - low) / J``."""
-    here, z = which.unsqueeze(1), torch.where(which.unsqueeze(1), model.inside(at.z), at.z)
-    steep, alone = systems_at(model, torch.cat([z, at.y], 1), limits.free).rows()
-    gone = torch.where(limits.above, 0.0, at.high) - torch.where(limits.below, 0.0, at.low)
-    taken = gone.gather(1, alone.clamp_min(0)) / torch.where(alone >= 0, steep, 1.0)
-    y = torch.where(here & (alone >= 0) & ~model.one_sided, at.y + taken, at.y)
-    low, high = torch.where(here & ~limits.below, 0.0, at.low), torch.where(here & ~limits.above, 0.0, at.high)
-    value, constraints = model.values(z)
-    s = torch.where(here & model.one_sided, at.s.maximum(-constraints), at.s)
-    return Interior(z, y, s, low, high, value, constraints), wide.of(limits, which)
-
-
 def _restarted(barrier: Barrier, at: Interior, which: Tensor) -> Interior:
     """Multipliers anew where a restoration ends."""
     model, u = barrier.model, barrier.mu.unsqueeze(1)
     below, above = barrier.room(at.z)
     low = torch.where(barrier.has_low, u / below, 0.0)
     high = torch.where(barrier.has_high, u / above, 0.0)
-    systems: Systems = systems_at(model, torch.cat([at.z, at.y], 1), barrier.free)
+    systems: Systems = systems_at(model, torch.cat([model.inside(at.z), at.y], 1), barrier.free)
     y = torch.where(barrier.sided, u / at.s, estimated(model, systems, which, low - high))
     here = which.unsqueeze(1)
     return at._replace(

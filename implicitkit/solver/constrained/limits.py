@@ -4,8 +4,8 @@ A state that begins on its bound, by an equality of that one unknown, has no ins
 barrier is another then than that of the unknowns beside it, and on fine grids the first barrier problems take many steps
 more (a rocket that stands on its bounds, 400 intervals: 203 steps, 33 with them).  So such a bound is wider by ``sqrt(eps)
 max(1, |bound|)``, at most a small share of the distance of both, as those of Wächter & Biegler (2006, Math. Prog. 106,
-section 3.5) are, and gone before ``mu`` is as small as that.  All others are what they are: functions may have no value, or
-no slope, beyond them.
+section 3.5) are; with ``mu`` its force vanishes, and the end is that without it.  All others are what they are: functions
+may have no value, or no slope, beyond them.
 """
 
 from __future__ import annotations
@@ -44,10 +44,6 @@ class Limits(NamedTuple):
         """Where there is an upper bound."""
         return self.upper.isfinite() & self.free
 
-    def differ(self, other: Limits) -> Tensor:
-        """In which samples are they not the same?"""
-        return ((self.lower != other.lower) | (self.upper != other.upper)).any(1)
-
     def wider(self, without: Limits) -> Limits:
         """A little, where ``without`` has no bound."""
         lower = torch.where(self.lower != without.lower, self.lower - self._more(self.lower), self.lower)
@@ -58,10 +54,6 @@ class Limits(NamedTuple):
         size = torch.where(bound.isfinite(), bound, 0.0).abs().clamp_min(1)
         more = (torch.finfo(bound.dtype).eps ** _WIDER * size).minimum(_SHARE * (self.upper - self.lower))
         return torch.where(self.free & bound.isfinite(), more, 0.0)
-
-    def of(self, other: Limits, which: Tensor) -> Limits:
-        """Those of ``other`` in the samples ``which``, ``(batch,)``."""
-        return Limits(*(torch.where(which.unsqueeze(1), b, a) for a, b in zip(self, other, strict=True)))
 
     def pushed(self, z: Tensor) -> Tensor:
         """A start inside."""
