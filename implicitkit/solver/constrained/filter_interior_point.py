@@ -65,6 +65,8 @@ class FilterInteriorPoint(Method):
     until the filter allows its end.  Slacks are no smaller than the constraints allow.  From small ``mu`` on Newton's step
     for the conditions that hold with equality is tried first: it ends at the solution itself and not a little inside.
 
+    A bound that an equality of one unknown puts it on is a little wider (:mod:`implicitkit.solver.constrained.limits`).
+
     Wächter & Biegler (2006), "On the implementation of an interior-point filter line-search algorithm for large-scale
     nonlinear programming", Math. Prog. 106, 25-57; the steps of restoration are simpler than there.
 
