@@ -478,6 +478,7 @@ ROWS: dict[str, Callable[[], Row]] = {
     **{f"predictive {n}": (lambda n=n: Row(**large_programs.tracking(12, 4, n))) for n in (20, 100, 400)},
     **{f"obstacle {m}": (lambda m=m: Row(**large_programs.membrane(m))) for m in (32, 64, 128)},
     **{f"network {m}": (lambda m=m: Row(**large_programs.network(m))) for m in (20, 50)},
+    "portfolio 1000": lambda: Row(**large_programs.portfolio(1000, 30)),
     "nonnegative 1200": lambda: Row(**large_programs.nonnegative(3600, 1200)),
 }
 SLOW = ("bratu2 512", "reaction 192", "resistors 5000")

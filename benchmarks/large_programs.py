@@ -1,5 +1,5 @@
 """Constrained rows of ``bench_large.py``: optimal and predictive control within bounds, a membrane over an obstacle, flow in
-a network, and a nonnegative fit.
+a network, a nonnegative fit, and a portfolio with a factor model.
 
 By hand: Newton's method for the optimality conditions with the analytic Hessian of the Lagrangian and the analytic Jacobian
 of the constraints.  A bound is active where ``z - dL/dz`` lies beyond it; its unknown's equation is then ``z = bound`` (the
@@ -219,6 +219,45 @@ def nonnegative(rows: int, columns: int) -> dict[str, Any]:
         "pull": lambda z, b, u: -A @ (u * (z - (H @ z - A.T @ b) >= 0)),
         "options": {"bounds": (0.0, None)},
         "solve": ik.least_squares,
+    }
+
+
+def portfolio(assets: int, factors: int) -> dict[str, Any]:
+    """Risk ``z'(D + F F') z / 2 - r'z`` of a long-only portfolio with a budget and a factor model; by the returns ``r``.  By
+    hand the active set that signs say, its systems by Woodbury's formula."""
+    rng = np.random.default_rng(0)
+    F, D = rng.standard_normal((assets, factors)) / factors**0.5, rng.uniform(0.1, 1.1, assets)
+    t_F, t_D, one = torch.from_numpy(F), torch.from_numpy(D), np.ones(assets)
+
+    def risk(z: Tensor, r: Tensor) -> Tensor:
+        return 0.5 * (t_D * z * z).sum() + 0.5 * (z @ t_F).square().sum() - r @ z
+
+    def hand(weights: Array, r: Array) -> tuple[Array, Array]:
+        held = one > 0
+        for _ in range(50):
+            d, f = D[held, None], F[held]
+            X = np.stack([r, one, weights], 1)[held] / d
+            X = X - (f / d) @ np.linalg.solve(np.eye(factors) + f.T @ (f / d), f.T @ X)
+            price = (X[:, 0].sum() - 1) / X[:, 1].sum()
+            z, u = np.zeros(assets), np.zeros(assets)
+            z[held] = X[:, 0] - price * X[:, 1]
+            new = np.where(held, z > 0, D * z + F @ (F.T @ z) - r + price < 0)
+            if (new == held).all():
+                break
+            held = new
+        u[held] = X[:, 2] - X[:, 1] * (X[:, 2].sum() / X[:, 1].sum())
+        return z, u
+
+    return {
+        "name": f"portfolio, {assets} assets, {factors} factors",
+        "residual": risk,
+        "z0": torch.full((assets,), 1 / assets, dtype=torch.float64),
+        "theta": torch.from_numpy(0.1 * rng.standard_normal(assets)),
+        "hand": lambda z, r: (np.zeros(assets + 1), None),
+        "pull": lambda z, r, u: -u[:assets],
+        "elsewhere": hand,
+        "options": {"constraints": [ik.Equality(lambda z, r: z.sum() - 1)], "bounds": (0.0, None)},
+        "solve": ik.argmin,
     }
 
 

@@ -642,9 +642,9 @@ MUTANTS = [
         "implicitkit/solver/constrained/sparse_step.py",
         LOW_RANK,
         (
-            "elif not point.shift and program.size == self.d.shape[1]",
-            "elif not point.shift",
-            LOW_RANK + " -k portfolio",
+            "LiftedFactors(saddle, n, m, more)",
+            "LiftedFactors(saddle, n, m, 0)",
+            "tests/linear/test_lifted_factors.py -k portfolio",
         ),
     ),
     *mutants(
@@ -652,6 +652,12 @@ MUTANTS = [
         LOW_RANK + " -k portfolio",
         ("np.concatenate([J[i], -V[i]])", "np.concatenate([J[i], -2 * V[i]])"),
         ("np.concatenate([np.zeros(n), signs[i]])", "np.concatenate([np.zeros(n), abs(signs[i])])"),
+        ("self.signs * beside", "beside", "tests/linear/test_lifted_factors.py"),
+        (
+            "np.concatenate([b[:n], none, b[n:], none])",
+            "np.concatenate([b, none, none])",
+            "tests/linear/test_lifted_factors.py",
+        ),
     ),
     *mutants(
         "implicitkit/linear/factors/low_rank_blocks.py",
@@ -880,15 +886,22 @@ MUTANTS = [
         "tests/solver/test_interior_points.py -k 'cops or sizes or restoration or bound_that or refused'",
         ("solved = error <= (_SOLVED * scaled)", "solved = error <= (1e9 * scaled)"),
         ('back = barrier.restoring(restoring & active, state["damping"])', "back = step"),
-        ("return Limits(without(limits.lower, -torch.inf), without(limits.upper, torch.inf))", "return limits"),
         (
-            "low, high = limits.below & (at.low > at.z - limits.lower)",
-            "low, high = limits.below & (at.low < at.z - limits.lower)",
+            "low, high = limits.below & (at.low > at.z - wide.lower)",
+            "low, high = limits.below & (at.low < at.z - wide.lower)",
         ),
         (
             "s = torch.where(barrier.sided, s.maximum(-constraints), s)  # both",
             "s = torch.where(barrier.sided, s.minimum(-constraints), s)  # both",
         ),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/limits.py",
+        "tests/solver/test_interior_limits.py",
+        ("return Limits(without(limits.lower, -torch.inf), without(limits.upper, torch.inf))", "return limits"),
+        ("self.lower - self._more(self.lower)", "self.lower"),
+        (".minimum(_SHARE * (self.upper - self.lower))", ""),
+        ("where = (alone >= 0) & ~one_sided", "where = alone >= 0"),
     ),
     *mutants(
         "implicitkit/solver/constrained/barrier.py",
@@ -982,7 +995,7 @@ MUTANTS = [
         "tests/solver/test_sparse_programs.py -k 'estimated or active_set_as or bounds_alone'",
         ("if bool(blank[i]) else None", "if False else None"),
         ("> rounding", "> 0 * rounding - 1"),
-        ("np.where(point.active.rows & program.one_sided, -1.0, 1.0)", "np.where(point.active.rows, 1.0, 1.0)"),
+        ("np.where(rows & program.one_sided[:m], -1.0, 1.0)", "np.where(rows, 1.0, 1.0)"),
     ),
     *mutants(
         "implicitkit/linear/conditions/active_factors.py",

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 
@@ -25,6 +24,16 @@ from implicitkit.linear.factors.dense import SINGULAR
 from implicitkit.linear.factors.direct import Verdict
 
 __all__ = ["ActiveFactors", "ActiveSystem", "Saddle"]
+
+
+class Matrix(Protocol):
+    """``K``: a sparse matrix, or what multiplies like one."""
+
+    def __matmul__(self, x: np.ndarray) -> np.ndarray:
+        """``K x``."""
+
+    def __abs__(self) -> Matrix:
+        """``|K|``, entry by entry or an upper bound of that."""
 
 
 class Saddle(Protocol):
@@ -42,7 +51,7 @@ class Saddle(Protocol):
 class ActiveSystem:
     """One sample: ``K`` whole, its factors in what is free, which are, ``(n + m,)`` bool, and ``S``."""
 
-    K: sp.csc_matrix
+    K: Matrix
     saddle: Saddle
     free: np.ndarray
     sign: np.ndarray

@@ -21,11 +21,12 @@ from __future__ import annotations
 import numpy as np
 import scipy.sparse as sp
 
+from implicitkit.linear.conditions.active_factors import Saddle
 from implicitkit.linear.conditions.sparse_saddle import Layout
 from implicitkit.linear.factors.low_rank_blocks import symmetric_border
 from implicitkit.sparsity.low_rank import Bordered, Entries
 
-__all__ = ["lifted_saddles"]
+__all__ = ["LiftedFactors", "LiftedMatrix", "lifted_saddles"]
 
 
 def lifted_saddles(ready: Bordered, entries: Entries, J: np.ndarray) -> tuple[list[sp.csc_matrix], Layout, int]:
@@ -59,6 +60,51 @@ def _lifted(A: sp.csr_matrix, rows: np.ndarray, diagonal: np.ndarray, m: int) ->
     found = sp.csc_matrix((entries, place), shape=(size, size))
     found.sort_indices()
     return found
+
+
+class LiftedMatrix:
+    """``[[A + V'S V, J'], [J, 0]]`` to multiply with, by the matrix of the second form: ``(H d + J'y, J d)`` is what that
+    makes of ``(d, 0, y, -S V d)``, without what is beside.  Its absolute value is that of its parts.
+
+    Args:
+        K: the matrix of the second form. n, m: unknowns and rows of the first.
+    """
+
+    def __init__(self, K: sp.csc_matrix, n: int, m: int) -> None:
+        self.K, self.n, self.m = K, n, m
+        self.k = (K.shape[0] - n - m) // 2
+        self.signs = K.diagonal()[n : n + self.k]
+
+    def __matmul__(self, x: np.ndarray) -> np.ndarray:
+        n, m, none = self.n, self.m, np.zeros(self.k)
+        beside = (self.K @ np.concatenate([x[:n], none, x[n:], none]))[n + self.k + m :]
+        y = self.K @ np.concatenate([x[:n], none, x[n:], self.signs * beside])
+        return np.delete(y[: n + self.k + m], np.s_[n : n + self.k])
+
+    def __abs__(self) -> LiftedMatrix:
+        return LiftedMatrix(abs(self.K), self.n, self.m)
+
+
+class LiftedFactors:
+    """Factors of the second form as those of the first, in what is free: on the right of what is beside there are zeros.
+
+    Args:
+        saddle: of the second form. n, m: unknowns and rows of the first. k: unknowns and rows beside.
+    """
+
+    def __init__(self, saddle: Saddle, n: int, m: int, k: int) -> None:
+        self.saddle, self.n, self.m, self.k = saddle, n, m, k
+
+    @property
+    def regular(self) -> bool:
+        """Is it far from singular?"""
+        return self.saddle.regular
+
+    def once(self, b: np.ndarray) -> np.ndarray:
+        """``x`` with ``K x = b``, not refined."""
+        n, none = self.n, np.zeros(self.k)
+        x = self.saddle.once(np.concatenate([b[:n], none, b[n:], none]))
+        return np.delete(x[: n + self.k + self.m], np.s_[n : n + self.k])
 
 
 class _Layouts:

@@ -45,6 +45,13 @@ class Layout:
         self.columns = np.repeat(np.arange(K.shape[0]), np.diff(K.indptr))
         self.diagonal = np.flatnonzero(self.rows == self.columns)
         self.ordering = Ordering()
+        self._among: tuple[int, np.ndarray] | None = None
+
+    def among(self, n: int) -> np.ndarray:
+        """Which entries stand among the first ``n`` rows and columns, ``(nnz,)`` bool."""
+        if self._among is None or self._among[0] != n:
+            self._among = n, (self.rows < n) & (self.columns < n)
+        return self._among[1]
 
 
 class SparseSaddle:

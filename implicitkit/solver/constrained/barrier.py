@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from implicitkit.solver.constrained.barrier_systems import Systems
+from implicitkit.solver.constrained.limits import Limits
 from implicitkit.solver.constrained.model import Model
 
-__all__ = ["Barrier", "Interior", "Limits", "Scales", "Step"]
+__all__ = ["Barrier", "Interior", "Scales", "Step", "estimated"]
 
 _LARGE = 1e3  # multipliers of a start that are larger are no estimate
 _FAR = 1e10  # multipliers stay within this factor of mu / slack
@@ -52,28 +53,6 @@ class Step(NamedTuple):
     s: Tensor
     low: Tensor
     high: Tensor
-
-
-class Limits(NamedTuple):
-    """Bounds ``(batch, n)``, infinite where there is none; equal where an unknown is fixed."""
-
-    lower: Tensor
-    upper: Tensor
-
-    @property
-    def free(self) -> Tensor:
-        """Unknowns that are not fixed."""
-        return self.lower < self.upper
-
-    @property
-    def below(self) -> Tensor:
-        """Where there is a lower bound."""
-        return self.lower.isfinite() & self.free
-
-    @property
-    def above(self) -> Tensor:
-        """Where there is an upper bound."""
-        return self.upper.isfinite() & self.free
 
 
 class Scales(NamedTuple):

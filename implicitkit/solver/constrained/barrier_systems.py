@@ -32,9 +32,11 @@ _SHIFTS = 40
 
 
 class Systems(Protocol):
-    """One matrix a sample; ``slope``: of the objectives, ``(batch, n)``."""
+    """One matrix a sample; ``slope``: of the objectives, ``(batch, n)``; ``conditions``: ``(dL/dz, constraints)``, of which
+    it is the derivative, ``(batch, n + m)``."""
 
     slope: Tensor
+    conditions: Tensor
 
     def factor(self, which: Tensor, diagonal: Tensor, shift: Tensor, plain: bool = False) -> Tensor:
         """Factor the samples ``which`` with ``(D, -E)`` and ``shift`` added; is their inertia right?  ``(batch,)``.
@@ -72,9 +74,11 @@ def systems_at(model: Model, w: Tensor, free: Tensor) -> Systems:
 def corrected(systems: Systems, which: Tensor, diagonal: Tensor, last: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
     """Factor them, with the smallest shift from ``least`` on that gives the inertia asked for, where ``last`` was the one
     needed before; the shifts, and whether there is one, ``(batch,)`` all."""
+    shift, good = least, systems.factor(which, diagonal, least) | ~which
+    if bool(good.all()):
+        return shift, good
     first = torch.where(last > 0, last / 3, _FIRST * systems.size())
     growth = torch.where(last > 0, 8.0, 100.0)
-    shift, good = least, systems.factor(which, diagonal, least) | ~which
     for _ in range(_SHIFTS):
         if bool(good.all()):
             break
@@ -88,6 +92,8 @@ def after(systems: Systems, shift: Tensor, least: Tensor, short: Tensor, failed:
     neither; and where it cannot grow any more.  Where the model holds on a short way only, steps are to be short in its own
     metric (Levenberg and Marquardt's way); a step that is good all the way ends that at once: directions without curvature
     (singular arcs) take none of a shift that stays."""
+    if not bool((short | failed).any() | (least > 0).any()):
+        return torch.zeros_like(least), torch.zeros_like(short)
     size = systems.size()
     more = torch.maximum(shift, _FIRST * size) * torch.where(failed, 16.0, 4.0)
     return torch.where(short | failed, more, 0.0), least >= _MOST * size
@@ -99,6 +105,7 @@ class _Dense:
     def __init__(self, model: Model, w: Tensor, free: Tensor) -> None:
         n = model.size
         out, A = model.f.saddle(w)
+        self.conditions = out
         K = A.dense().detach().to(torch.float64)
         self.n, self.K = n, 0.5 * (K + K.mT)
         self.slope = out[:, :n] - mv(self.K[:, n:, :n].mT, w[:, n:].to(torch.float64)).to(out)
@@ -170,7 +177,7 @@ class _Sparse:
     """Sample by sample (:mod:`implicitkit.linear.conditions.sparse_saddle`)."""
 
     def __init__(self, model: Model, w: Tensor, at: Linear, free: Tensor) -> None:
-        self.n, self.m, self.more = model.size, model.count, at.more
+        self.n, self.m, self.more, self.conditions = model.size, model.count, at.more, at.conditions
         self.usable = set(at.usable())
         self.programs = {i: at.program(i) for i in self.usable}
         self.slope = torch.zeros_like(w[:, : self.n])
@@ -185,7 +192,7 @@ class _Sparse:
     def size(self) -> Tensor:
         found = torch.ones(len(self.slope), dtype=torch.float64, device="cpu")
         for i, p in self.programs.items():
-            found[i] = float(np.abs(p.K[: self.n, : self.n].data).max(initial=0.0)) or 1.0
+            found[i] = p.largest_of_hessian or 1.0
         return found.to(self.slope)
 
     def known(self) -> Any:

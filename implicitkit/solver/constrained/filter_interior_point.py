@@ -10,9 +10,10 @@ from torch import Tensor
 
 from implicitkit.foundation.options import check_options, positive
 from implicitkit.solver.catalogue import register_solver
-from implicitkit.solver.constrained.barrier import Barrier, Interior, Limits, Scales, Step, estimated
+from implicitkit.solver.constrained.barrier import Barrier, Interior, Scales, Step, estimated
 from implicitkit.solver.constrained.barrier_systems import Systems, after, corrected, systems_at
 from implicitkit.solver.constrained.filter import Filter, Standing
+from implicitkit.solver.constrained.limits import Limits, held_by_equalities
 from implicitkit.solver.constrained.model import Model
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -20,8 +21,7 @@ from implicitkit.solver.method import Method
 __all__ = ["FilterInteriorPoint"]
 
 _STEEP = 100.0  # slopes of objective and constraints at the start are scaled down to this
-_PUSH = 1e-2  # how far inside its bounds the start is moved, of their size and of their distance
-_ON = 1e-10  # relative: what is as near to a bound is on it
+_INSIDE = 1e-2  # slacks of the start, in units of a row of size one, at least
 _SOLVED = 10.0  # times mu: the error at which a barrier problem is solved
 _LINEAR, _SUPERLINEAR = 0.2, 1.5  # mu <- min(0.2 mu, mu^1.5)
 _LAST = 5 / 3  # power of eps, of the mu at which no smaller one is tried: what is weakly active is off by its root
@@ -65,6 +65,8 @@ class FilterInteriorPoint(Method):
     until the filter allows its end.  Slacks are no smaller than the constraints allow.  From small ``mu`` on Newton's step
     for the conditions that hold with equality is tried first: it ends at the solution itself and not a little inside.
 
+    A bound that an equality of one unknown puts it on is a little wider (:mod:`implicitkit.solver.constrained.limits`).
+
     Wächter & Biegler (2006), "On the implementation of an interior-point filter line-search algorithm for large-scale
     nonlinear programming", Math. Prog. 106, 25-57; the steps of restoration are simpler than there.
 
@@ -92,40 +94,43 @@ class FilterInteriorPoint(Method):
         model, limits = Model(f), Limits(*state["limits"])
         if state["within"] is None:
             return self._begun(model, w, limits)
-        crossing = state["crossing"]
-        at = Interior(*state["within"])
-        inner = torch.cat([at.z, at.y], 1)
+        crossing, wide, at = state["crossing"], Limits(*state["wide"]), Interior(*state["within"])
+        inner = w
+        if bool(crossing.any()):
+            inner = torch.cat([model.inside(at.z), at.y], 1)
+            inner = w if torch.equal(inner, w) else inner  # of which the linearisation is known
         if bool((crossing & f.active).any()):
-            trial, crossed = _crossed(model, torch.where(crossing.unsqueeze(1), w, inner), at, limits, crossing)
+            begin = torch.where(crossing.unsqueeze(1), w, inner)
+            trial, crossed = _crossed(model, begin, at, limits, wide, crossing)
             if bool((crossed | ~f.active).all()):
                 return trial, {**state, "crossing": crossed}
         else:
             trial, crossed = w, torch.zeros_like(crossing)
-        if bool(crossing.any()):
-            w = inner
-        new, state = self._step(model, w, at, limits, state, f.active & ~crossed)
+        new, state = self._step(model, inner, at, wide, state, f.active & ~crossed)
         return torch.where(crossed.unsqueeze(1), trial, new), {**state, "crossing": state["crossing"] | crossed}
 
     def _begun(self, model: Model, w: Tensor, limits: Limits) -> tuple[Tensor, Any]:
         """A first iterate, inside."""
-        z = _pushed(model.split(w)[0], limits)
+        z = limits.pushed(model.split(w)[0])
         at = model.join(z)
         systems = systems_at(model, at, limits.free)
         value, constraints = model.values(z)
         steep, alone = systems.rows()
-        limits = _needed(model, z, constraints, limits, steep, alone)
+        given, limits = limits, held_by_equalities(z, constraints, model.one_sided, limits, steep, alone)
+        wide = given.wider(limits)
         size = systems.slope.abs().amax(1)
         scales = Scales(_scaled(size), _scaled(steep.abs()))
         mu = self.mu / scales.objective
-        s = torch.where(model.one_sided, torch.maximum(-constraints, _PUSH / scales.rows), 1.0)
+        s = torch.where(model.one_sided, torch.maximum(-constraints, _INSIDE / scales.rows), 1.0)
         force = (1 / scales.objective).unsqueeze(1)
-        low, high = torch.where(limits.below, force, 0.0), torch.where(limits.above, force, 0.0)
+        low, high = torch.where(wide.below, force, 0.0), torch.where(wide.above, force, 0.0)
         y = torch.where(model.one_sided, mu.unsqueeze(1) / s, estimated(model, systems, model.f.active, low - high))
         within = Interior(z, y, s, low, high, value, constraints)
-        theta = Barrier(model, systems, within, limits, scales, systems.slope, mu).violation(constraints, s)
+        theta = Barrier(model, systems, within, wide, scales, systems.slope, mu).violation(constraints, s)
         none = torch.zeros_like(model.f.active)
         return torch.cat([z, y], 1), {
-            "limits": list(limits), "within": list(within), "scales": list(scales), "filter": list(Filter.empty(theta)),
+            "limits": list(limits), "wide": list(wide), "within": list(within), "scales": list(scales),
+            "filter": list(Filter.empty(theta)),
             "mu": mu, "shift": torch.zeros_like(mu), "least": torch.zeros_like(mu),
             "restoring": none, "from": theta, "damping": torch.zeros_like(mu),
             "crossing": none,
@@ -137,8 +142,7 @@ class FilterInteriorPoint(Method):
         """One step of the barrier problem of the samples that are ``active``."""
         scales, filter_, restoring = Scales(*state["scales"]), Filter(*state["filter"]), state["restoring"]
         systems = systems_at(model, w, limits.free)
-        gradient = model.f.saddle(w)[0][:, : model.size]
-        barrier = Barrier(model, systems, at, limits, scales, gradient, state["mu"])
+        barrier = Barrier(model, systems, at, limits, scales, systems.conditions[:, : model.size], state["mu"])
         mu = torch.where(active & ~restoring, _smaller(barrier, scales.objective), barrier.mu)
         lowered = mu < barrier.mu
         barrier.mu, filter_ = mu, filter_.cleared(lowered)
@@ -163,11 +167,13 @@ class FilterInteriorPoint(Method):
         least, stiff = after(systems, shift, state["least"], normal & (found.t < _SHORT * room), normal & failed)
         eps = torch.finfo(theta.dtype).eps
         rounded = _AT_REST * eps
-        at_rest = (barrier.mu * scales.objective <= eps**_LAST) & (barrier.error(barrier.mu) <= rounded)
+        at_rest = barrier.mu * scales.objective <= eps**_LAST
+        if bool((failed & at_rest).any()):
+            at_rest = at_rest & (barrier.error(barrier.mu) <= rounded)
         given_up = failed & ~restoring & (stiff | ~usable | (room < _BLOCKED) | at_rest)
         enters = given_up & (theta > rounded) & theta.isfinite()
-        damping = torch.where(found.t < 0.25, 16 * state["damping"], state["damping"])
-        damping = torch.where(found.t > 0.9, state["damping"] / 8, damping)
+        damping = torch.where(restoring & (found.t < 0.25), 16 * state["damping"], state["damping"])
+        damping = torch.where(restoring & (found.t > 0.9), state["damping"] / 8, damping)
         damping = torch.where(enters, _DAMPED[0], damping)
         filter_ = filter_.with_pair(active & ~restoring & ~found.falling & (~failed | enters), standing)
         model.f.stuck = (given_up & ~enters) | (restoring & (damping >= _DAMPED[1]))
@@ -177,7 +183,7 @@ class FilterInteriorPoint(Method):
         if bool(leaves.any()):
             new = _restarted(barrier, new, leaves)
         new = Interior(*(torch.where(_like(active, b), b, a) for a, b in zip(at, new, strict=True)))
-        return torch.cat([new.z, new.y], 1), {
+        return torch.cat([model.inside(new.z), new.y], 1), {
             **state, "within": list(new), "filter": list(filter_), "mu": barrier.mu, "damping": damping,
             "shift": torch.where(normal & (shift > state["least"]), shift, state["shift"]),
             "least": torch.where(enters, 0.0, least), "restoring": (restoring | enters) & ~leaves,
@@ -205,7 +211,7 @@ def _searched(
 
     def tried(z: Tensor, s: Tensor) -> tuple[_Search, Tensor]:
         """What is there, and is it good?"""
-        value, constraints = model.values(z)
+        value, constraints = model.values(model.inside(z))
         s = torch.where(barrier.sided, s.maximum(-constraints), s)  # both violation and objective fall
         theta, phi = barrier.violation(constraints, s), barrier.objective(z, s, value)
         good, falling = filter_.accepts(standing, theta, phi, t)
@@ -243,7 +249,7 @@ def _nearer(barrier: Barrier, step: Step, share: Tensor, which: Tensor, found: _
     z, s = barrier.moved(step, t)
     which = which & (barrier.longest(step, share) >= 1)
     forces = torch.where(barrier.sided, barrier.at.y + dual.unsqueeze(1) * step.y, barrier.at.y + step.y)
-    value, constraints, gradient = model.slope(z, lambda _: forces)
+    value, constraints, gradient = model.slope(model.inside(z), lambda _: forces)
     s = torch.where(barrier.sided, s.maximum(-constraints), s)
     y, low, high = barrier.multipliers(step, z, s, t, dual)
     there = Interior(z, y, s, low, high, value, constraints)
@@ -256,23 +262,21 @@ def _taken(best: _Search, trial: _Search, which: Tensor) -> _Search:
     return _Search(*(torch.where(_like(which, b), b, a) for a, b in zip(best, trial, strict=True)))
 
 
-def _crossed(model: Model, w: Tensor, at: Interior, limits: Limits, which: Tensor) -> tuple[Tensor, Tensor]:
+def _crossed(
+    model: Model, w: Tensor, at: Interior, limits: Limits, wide: Limits, which: Tensor
+) -> tuple[Tensor, Tensor]:
     """Newton's step for the conditions that hold with equality, and of which samples it takes the residual down."""
     n, sided, f = model.size, model.one_sided, model.f
-    low, high = limits.below & (at.low > at.z - limits.lower), limits.above & (at.high > limits.upper - at.z)
+    low, high = limits.below & (at.low > at.z - wide.lower), limits.above & (at.high > wide.upper - at.z)
     held = torch.cat([limits.free & ~low & ~high, ~sided | (at.y > at.s)], 1)
     z, y = model.split(w)
     start = torch.where(low, limits.lower, torch.where(high, limits.upper, z))
     begin = torch.cat([start, torch.where(held[:, n:], y, 0.0)], 1)
     systems = systems_at(model, begin, held)
-    out = f.saddle(begin)[0]
     none = torch.zeros_like(begin)
     good = systems.factor(which & f.active, none, none[:, 0])
-    trial = begin + torch.where(held, torch.nan_to_num(systems.solve(-out)), 0.0)
-    within = model.bounds(trial[:, :n])
-    if within is not None:
-        trial = torch.cat([trial[:, :n].maximum(within[0]).minimum(within[1]), trial[:, n:]], 1)
-    trial = torch.cat([trial[:, :n], torch.where(sided, trial[:, n:].clamp_min(0), trial[:, n:])], 1)
+    trial = begin + torch.where(held, torch.nan_to_num(systems.solve(-systems.conditions)), 0.0)
+    trial = torch.cat([model.inside(trial[:, :n]), torch.where(sided, trial[:, n:].clamp_min(0), trial[:, n:])], 1)
     good = which & good & (torch.linalg.vector_norm(f.residual(trial), dim=1) <= _CROSSED * f.best_norm)
     if bool(good.all()):  # for the derivative
         f.system.factored = systems.known()
@@ -294,40 +298,12 @@ def _restarted(barrier: Barrier, at: Interior, which: Tensor) -> Interior:
     below, above = barrier.room(at.z)
     low = torch.where(barrier.has_low, u / below, 0.0)
     high = torch.where(barrier.has_high, u / above, 0.0)
-    systems: Systems = systems_at(model, torch.cat([at.z, at.y], 1), barrier.free)
+    systems: Systems = systems_at(model, torch.cat([model.inside(at.z), at.y], 1), barrier.free)
     y = torch.where(barrier.sided, u / at.s, estimated(model, systems, which, low - high))
     here = which.unsqueeze(1)
     return at._replace(
         y=torch.where(here, y, at.y), low=torch.where(here, low, at.low), high=torch.where(here, high, at.high)
     )
-
-
-def _pushed(z: Tensor, limits: Limits) -> Tensor:
-    """The start inside its bounds."""
-    lower, upper = limits
-    width = _PUSH * (upper - lower)
-    from_low = torch.minimum(_PUSH * lower.abs().clamp_min(1), width)
-    from_high = torch.minimum(_PUSH * upper.abs().clamp_min(1), width)
-    z = torch.where(limits.below, z.maximum(lower + from_low), z)
-    z = torch.where(limits.above, z.minimum(upper - from_high), z)
-    return torch.where(limits.free, z, lower)
-
-
-def _needed(model: Model, z: Tensor, constraints: Tensor, limits: Limits, steep: Tensor, alone: Tensor) -> Limits:
-    """The bounds without those that an equality of one unknown puts it on: there is nothing inside of both."""
-    if not model.count:
-        return limits
-    index = alone.clamp_min(0)
-    where = (alone >= 0) & ~model.one_sided
-    aim = z.gather(1, index) - constraints / torch.where(alone >= 0, steep, 1.0)
-
-    def without(bound: Tensor, far: float) -> Tensor:
-        there = bound.gather(1, index)
-        met = where & ((aim - there).abs() <= _ON * (1 + there.abs()))
-        gone = torch.zeros_like(z).scatter_add(1, index, met.to(z)) > 0
-        return torch.where(gone & limits.free, far, bound)
-
-    return Limits(without(limits.lower, -torch.inf), without(limits.upper, torch.inf))
 
 
 def _scaled(steep: Tensor) -> Tensor:

@@ -189,6 +189,11 @@ class Model:
             )
         return self.f.limits(z)
 
+    def inside(self, z: Tensor) -> Tensor:
+        """The point within the bounds that is nearest to ``z``; ``z`` itself without bounds."""
+        bounds = self.bounds(z)
+        return z if bounds is None else z.maximum(bounds[0]).minimum(bounds[1])
+
     def violation(self, constraints: Tensor) -> Tensor:
         """What is violated of each constraint, nonnegative, ``(batch, m)``."""
         return torch.where(self.one_sided, constraints.clamp_min(0), constraints.abs())

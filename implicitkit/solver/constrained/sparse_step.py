@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.linear.conditions.active_factors import ActiveFactors, ActiveSystem
-from implicitkit.linear.conditions.lifted_saddle import lifted_saddles
+from implicitkit.linear.conditions.lifted_saddle import LiftedFactors, LiftedMatrix, lifted_saddles
 from implicitkit.linear.conditions.sparse_saddle import Layout
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 from implicitkit.solver.constrained.model import First, Model
@@ -60,23 +60,44 @@ class SparseDirection:
             return False
         self.slope[i] = torch.from_numpy(program.q[: self.slope.shape[1]]).to(self.slope)
         if point is None:
-            self._take(i, *_solve(program, None))
+            self._settle(i, program, None)
             return True
-        self._take(i, point.d, point.y)
+        self._take(i, program, point)
         if not point.settled:
             self._open[i] = program, point
-        elif not point.shift and program.size == self.d.shape[1]:
-            self._keep(i, program, point)
         return True
 
+    def _take(self, i: int, program: qp.SparseProgram, point: qp.SparsePoint) -> None:
+        self._move(i, point.d, point.y)
+        if point.settled and not point.shift:
+            self._keep(i, program, point)
+
+    def _settle(self, i: int, program: qp.SparseProgram, begun: qp.SparsePoint | None) -> None:
+        """The step from the program: by active sets, from those so far or from an interior point; of the penalties where the
+        program has no solution."""
+        point = None if begun is None else qp.active_set(program, begun.active._replace(y=begun.y), begun.shift)
+        if point is None:
+            point = interior_point(program)
+        if point is None:
+            self._move(i, *qp.penalised(program, _PENALTY))
+        else:
+            self._take(i, program, point)
+
     def _keep(self, i: int, program: qp.SparseProgram, point: qp.SparsePoint) -> None:
-        free = np.concatenate([point.active.bounds == 0, point.active.rows])
-        sign = np.concatenate([np.ones(program.size), np.where(point.active.rows & program.one_sided, -1.0, 1.0)])
-        self._settled[i] = ActiveSystem(program.K, point.saddle, free, sign)
+        n, m = self.d.shape[1], self.y.shape[1]
+        rows, more = point.active.rows[:m], program.size - n
+        free = np.concatenate([point.active.bounds[:n] == 0, rows])
+        sign = np.concatenate([np.ones(n), np.where(rows & program.one_sided[:m], -1.0, 1.0)])
+        K, saddle = program.K, point.saddle
+        self._settled[i] = (
+            ActiveSystem(LiftedMatrix(K, n, m), LiftedFactors(saddle, n, m, more), free, sign)
+            if more
+            else ActiveSystem(K, saddle, free, sign)
+        )
 
     @property
     def factors(self) -> ActiveFactors | None:
-        """Of the optimality conditions of every sample, where one system gave each its step."""
+        """Of the optimality conditions of every sample, where a system with the active set of the end gave each its step."""
         return (
             ActiveFactors([self._settled[i] for i in range(len(self.d))]) if len(self._settled) == len(self.d) else None
         )
@@ -84,7 +105,7 @@ class SparseDirection:
     def finish(self, which: Tensor) -> None:
         """The steps of these samples, ``(batch,)`` bool, from their quadratic programs."""
         for i in [i for i in self._open if bool(which[i])]:
-            self._take(i, *_solve(*self._open.pop(i)))
+            self._settle(i, *self._open.pop(i))
 
     def changed(self, last: Tensor) -> Tensor:
         """Which matrices are not those of the last step, with these entries, ``(batch,)``; all, if there was none."""
@@ -98,7 +119,7 @@ class SparseDirection:
         value, constraints = model.values(z)
         return First(value, self.slope, constraints)
 
-    def _take(self, i: int, d: np.ndarray, y: np.ndarray) -> None:
+    def _move(self, i: int, d: np.ndarray, y: np.ndarray) -> None:
         self.d[i] = torch.from_numpy(d[: self.d.shape[1]]).to(self.d)
         self.y[i] = torch.from_numpy(y[: self.y.shape[1]]).to(self.y)
 
@@ -196,17 +217,6 @@ def _estimate(program: qp.SparseProgram) -> Tensor:
     """Multipliers for a start without, of the rows that hold with equality or are violated."""
     y = qp.least_squares_multipliers(program, ~program.one_sided | (program.b <= 0))
     return torch.from_numpy(np.where(program.one_sided, np.maximum(y, 0.0), y))
-
-
-def _solve(program: qp.SparseProgram, begun: qp.SparsePoint | None) -> tuple[np.ndarray, np.ndarray]:
-    """The step and the multipliers: by active sets, from those so far or from an interior point; of the penalties where the
-    program has no solution."""
-    point = None if begun is None else qp.active_set(program, begun.active._replace(y=begun.y), begun.shift)
-    if point is None:
-        point = interior_point(program)
-    if point is not None:
-        return point.d, point.y
-    return qp.penalised(program, _PENALTY)
 
 
 def _array(t: Any) -> np.ndarray:

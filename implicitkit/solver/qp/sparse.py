@@ -67,10 +67,14 @@ class SparseProgram:
 
     def without_curvature(self) -> SparseProgram:
         """The same with ``H = 0``."""
-        n, K = self.size, self.K
-        columns = np.repeat(np.arange(K.shape[0]), np.diff(K.indptr))
-        data = np.where((K.indices < n) & (columns < n), 0.0, K.data)
-        return replace(self, K=sp.csc_matrix((data, K.indices, K.indptr), shape=K.shape))
+        layout = Layout(self.K) if self.layout is None else self.layout
+        return replace(self, K=with_entries(self.K, np.where(layout.among(self.size), 0.0, self.K.data)))
+
+    @property
+    def largest_of_hessian(self) -> float:
+        """The largest entry of ``|H|``."""
+        layout = Layout(self.K) if self.layout is None else self.layout
+        return float(np.abs(self.K.data[layout.among(self.size)]).max(initial=0.0))
 
     def system(self, free: np.ndarray, shift: float, diagonal: np.ndarray | None = None) -> SparseSaddle:
         """``K`` with ``diagonal`` and ``shift`` on that of ``H`` added, in the unknowns and rows that are ``free``; of the
