@@ -494,8 +494,8 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/broyden.py",
         _of("broyden"),
-        ("d = F - _through(F, Vk, Uk)", "d = F + _through(F, Vk, Uk)"),
-        ("row = _through(s, Uk, Vk) - s", "row = _through(s, Uk, Vk) + s"),
+        ("d = F - through(F, Vk, Uk)", "d = F + through(F, Vk, Uk)"),
+        ("row = through(s, Uk, Vk) - s", "row = through(s, Uk, Vk) + s"),
         ("s = scaled * column(ss)", "s = scaled * column(denominator)"),
     ),
     *mutants(

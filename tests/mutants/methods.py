@@ -713,7 +713,7 @@ MUTANTS = [
         "tests/solver/test_fits_at_rest.py",
         ("if not asked[i] and self._lus[i] is not None:", "if False:"),
         ("which.cpu().numpy() & ~self.settled", "~self.settled"),
-        ("np.where(self.settled[:, None], self.D, self._array(D))", "self._array(D)"),
+        ("np.where(self.settled[:, None], self.D, array(D))", "array(D)"),
         ("np.where(self.settled[:, None], before.D, 1.0)", "np.ones(like.shape)"),
         ("[None] * len(like) if before is None else list(before.lus)", "[None] * len(like)"),
         ("* ~self.settled[:, None])", ")"),
@@ -868,7 +868,7 @@ MUTANTS = [
             "tests/mutants/test_survivors_models.py -k sqp",
         ),
         (
-            "reach = 10 * (1 + _largest(z)) / _largest(d)",
+            "reach = 10 * (1 + largest_moduli(z)) / largest_moduli(d)",
             "reach = 10 * (1 + torch.linalg.vector_norm(z, dim=1)) / torch.linalg.vector_norm(d, dim=1)",
             "tests/solver/test_sparse_programs.py -k reach_of",
         ),
@@ -975,7 +975,7 @@ MUTANTS = [
         "implicitkit/solver/constrained/sparse_step.py",
         "tests/solver/test_sparse_programs.py -k 'sparse_step or batch or penalties'",
         ("np.concatenate([-out[n:], none])", "np.concatenate([out[n:], none])"),
-        ("_array(b[i] - self.z[i])", "_array(b[i])"),
+        ("array(b[i] - self.z[i])", "array(b[i])"),
     ),
     *mutants(
         "implicitkit/solver/constrained/sparse_step.py",
@@ -1036,7 +1036,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/steps/normal_equations.py",
         "tests/solver/test_robust_fits.py -k outliers",
-        ("entries = ready.with_rows(entries, weights", "entries = ready.with_rows(entries, 0 * weights"),
+        ("ready.with_rows(entries, array(weights))", "ready.with_rows(entries, 0 * array(weights))"),
     ),
     *mutants(
         "implicitkit/solver/qp/bounds.py",
