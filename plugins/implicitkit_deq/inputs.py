@@ -175,11 +175,12 @@ def _traced(cell: Any, z: Any, inputs: tuple[Any, ...], first: bool = False) -> 
 
     def leaf(t: Any) -> Any:
         follows = isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex())
-        return t.detach().requires_grad_() if follows else t
+        # no leaf of the graph: torch refuses to differentiate by one that hooks of a module watch (FlopCounterMode)
+        return t.detach().requires_grad_().view_as(t) if follows else t
 
-    tracked = ik.extend.trees.tree_map(leaf, inputs)
     random = torch.get_rng_state()
     with torch.enable_grad(), ik.extend.own_graphs(), statistics_held(cell):
+        tracked = ik.extend.trees.tree_map(leaf, inputs)
         out = [t for t in ik.extend.trees.tree_flatten(bare(cell)(z, *tracked))[0] if t.requires_grad]
         total = sum(((t[0] if first else t).abs().sum() for t in out), torch.zeros((), device="cpu"))
     torch.set_rng_state(random)
