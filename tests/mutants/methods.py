@@ -813,10 +813,13 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/problem/qualification.py",
-        f"{REFUSED} -k 'multipliers'",
+        f"{REFUSED} -k multipliers",
         ("torch.maximum(here, there)[:, 1:]", "here[:, 1:]"),
         ("return force > _GROWN * here[:, 0]", "return force > 0"),
         ("_GROWN = 30.0", "_GROWN = 1e9"),
+        ("return which & (turned >", "return which & (1e30 < 0 * turned +"),
+        ("way * (eps**0.5 *", "way * (1.0 *"),
+        ("torch.cat([torch.zeros_like(lam[:, :1]), lam], 1)", "torch.cat([torch.ones_like(lam[:, :1]), 0 * lam], 1)"),
     ),
     *mutants(
         "implicitkit/solver/auto.py",
