@@ -30,7 +30,7 @@ _HEAVIEST = 1e6  # times the weights, of one step
 @register_solver("sqp", solves="constrained")
 @dataclass(frozen=True)
 class SQP(Method):
-    r"""Newton's method for the KKT conditions: each step solves, for all samples at once, the quadratic program
+    r"""Newton's method for the KKT conditions.  Each step solves, for all samples at once, the quadratic program
 
         minimise  d'Hd/2 + df'd   subject to   h + Jh d = 0,   g + Jg d <= 0,   lower <= z + d <= upper
 
