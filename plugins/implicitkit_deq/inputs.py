@@ -36,7 +36,11 @@ def describe(cell: Any, inputs: tuple[Any, ...], dtype: torch.dtype | None) -> t
     """
     tensors = [t for t in ik.extend.trees.tree_flatten(inputs)[0] if isinstance(t, Tensor)]
     if not tensors:
-        raise TypeError("layer(x, ...) needs at least one tensor: its leading dimension is the batch")
+        given = ", ".join(type(x).__name__ for x in inputs) or "nothing"
+        raise TypeError(
+            f"layer(x, ...) needs at least one tensor, whose leading dimension is the batch; got {given}. Arrays and "
+            "lists become one by torch.as_tensor(x, dtype=torch.get_default_dtype())"
+        )
     for i, t in enumerate(tensors):
         if t.is_nested:
             ik.extend.trees.check_numbers(t, f"input {i} of the layer")

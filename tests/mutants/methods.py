@@ -818,7 +818,7 @@ MUTANTS = [
         ("return force > _GROWN * here[:, 0]", "return force > 0"),
         ("_GROWN = 30.0", "_GROWN = 1e9"),
         ("return which & (turned >", "return which & (1e30 < 0 * turned +"),
-        ("way * (eps**0.5 *", "way * (1.0 *"),
+        ("way * (eps**0.5 *", "way * (10.0 *"),
         ("torch.cat([torch.zeros_like(lam[:, :1]), lam], 1)", "torch.cat([torch.ones_like(lam[:, :1]), 0 * lam], 1)"),
     ),
     *mutants(
