@@ -20,7 +20,7 @@ from implicitkit.foundation.errors import (
 )
 from implicitkit.foundation.tracers import NO_NUMBERS, is_fake
 from implicitkit.foundation.trees import describe_leaves, tree_flatten, tree_map
-from implicitkit.foundation.wording import of_operations
+from implicitkit.foundation.wording import kind_of, of_operations
 from implicitkit.lifting.reach import reachable_modules
 from implicitkit.solution import Record, Solution, Status
 
@@ -81,7 +81,12 @@ def _of_types(error: Exception, text: str, z: Any, args: tuple[Any, ...]) -> str
         words in text for words in (f"'{kind}'", "sequence", f"concatenate {kind}")
     ):
         return f"z is a {kind}, as z0 was: for a vector pass z0 as a tensor, torch.tensor(z0)"
-    return ""
+    odd = [
+        f"args[{i}], {kind_of(a)}"
+        for i, a in enumerate(args)
+        if not isinstance(a, Tensor) and f"'{type(a).__name__}'" in text
+    ]
+    return f"The function was called with {' and '.join(odd)}" if odd else ""
 
 
 def _of_leaves(text: str, z: Any, args: tuple[Any, ...], function: Any) -> str:

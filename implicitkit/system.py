@@ -19,7 +19,7 @@ from implicitkit.foundation import compat
 from implicitkit.foundation.autocast import cast_as_now
 from implicitkit.foundation.faithful import faithful, mapped
 from implicitkit.foundation.trees import Layout, hint_of_no_tensor, hint_of_pair, tree_flatten
-from implicitkit.foundation.wording import kind_of
+from implicitkit.foundation.wording import kind_of, of_the_objective
 from implicitkit.lifting.fewer_rows import Larger, watched
 from implicitkit.lifting.lifted import Lifted
 from implicitkit.lifting.reach import captured_rows
@@ -324,12 +324,8 @@ def check_output(problem: Equations, layout: Layout) -> Callable[[Any], None]:
             raise TypeError(f"{name} returned dtype {leaves[0].dtype}, but z has {layout.dtype}")
         shape, batch = tuple(leaves[0].shape), tuple(layout.batch_shape)
         if problem.kind.returns_scalar and (len(leaves) != 1 or shape != batch):
-            hint = f"one number per sample, shape {batch}" if batch else "one number, shape ()"
             got = f"shape {shape}" if len(leaves) == 1 else f"{len(leaves)} tensors{hint_of_pair(out)}"
-            raise ValueError(
-                f"{name} must return {hint}; it returned {got}"
-                + ("" if batch or len(leaves) != 1 else ". For a batch of independent problems pass batch_dims=")
-            )
+            raise ValueError(of_the_objective(name, batch, got))
         for leaf in leaves:
             if tuple(leaf.shape[: len(batch)]) != batch:
                 raise ValueError(

@@ -93,7 +93,7 @@ assert float((radius - 0.4).abs().mean()) < 0.05
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 plan = axes[0].imshow(P, cmap="magma", aspect="auto")
 figure.colorbar(plan, label="mass")
-axes[0].set(title="plan between two clouds", xlabel="to", ylabel="from")
+axes[0].set(title="plan between two clouds", xlabel="to", ylabel="from", xticks=range(0, P.shape[1], 2))
 track = torch.stack(paths)
 axes[1].plot(track[..., 0], track[..., 1], color="grey", lw=0.5)
 axes[1].plot(*target.T, ".", label="target")

@@ -3,6 +3,7 @@
     python -m implicitkit list [solvers|problems|rules|linear-solvers|plugins] [--json] [--strict]
     python -m implicitkit info [--json] [--strict]
     python -m implicitkit doctor [--json]
+    python -m implicitkit --version
     python -m implicitkit check SOLVER [--import MODULE] [--checks NAME,...] [--accuracy RTOL] [--json]
 
 Exit codes: 0 in order; 1 the solver failed a check, the doctor found something, or a plugin failed to load and ``--strict``
@@ -66,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="implicitkit", description="What implicitkit knows, and what it runs on.")
+    parser.add_argument("--version", action="version", version=f"implicitkit {_version('implicitkit')}")
     commands = parser.add_subparsers(dest="command", metavar="command")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print JSON instead of a table")

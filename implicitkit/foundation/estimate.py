@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["InverseEstimate"]
+__all__ = ["InverseEstimate", "through"]
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class InverseEstimate:
 
     def mv(self, x: Tensor) -> Tensor:
         """``B x``, both ``(batch, n)``."""
-        return torch.addcmul(_through(x, self.V, self.U), self.scale, x)
+        return torch.addcmul(through(x, self.V, self.U), self.scale, x)
 
     def rmv(self, x: Tensor) -> Tensor:
         """``B^T x``, both ``(batch, n)``."""
-        return torch.addcmul(_through(x, self.U, self.V), self.scale, x)
+        return torch.addcmul(through(x, self.U, self.V), self.scale, x)
 
 
-def _through(x: Tensor, P: Tensor, Q: Tensor) -> Tensor:
+def through(x: Tensor, P: Tensor, Q: Tensor) -> Tensor:
     """``Q^T P x`` per sample, ``P`` and ``Q`` ``(batch, rank, n)``; vectors are rows, which bmm does faster."""
     return torch.bmm(torch.bmm(x.unsqueeze(1), P.mT), Q).squeeze(1)

@@ -1,4 +1,4 @@
-"""The numbers of a tensor, for libraries that know no tensors."""
+"""The numbers of a tensor, for libraries that know no tensors, and the largest of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 
-__all__ = ["largest", "numbers"]
+__all__ = ["array", "largest", "largest_moduli", "numbers"]
 
 
 def numbers(t: Tensor) -> np.ndarray:
@@ -20,6 +20,17 @@ def numbers(t: Tensor) -> np.ndarray:
     return array
 
 
+def array(t: Tensor) -> np.ndarray:
+    """A plain tensor in double precision on the host; below all transforms, where solvers run."""
+    found: np.ndarray = t.detach().to(device="cpu", dtype=torch.float64).numpy()
+    return found
+
+
 def largest(t: Tensor) -> float:
     """The largest entry, under ``torch.vmap`` of all that are mapped over; NaN if there is one."""
     return float(compat.batches_in_front(t)[0].max())
+
+
+def largest_moduli(x: Tensor) -> Tensor:
+    """``max |x|`` of each sample, 0 of nothing, ``(batch, k) -> (batch,)``."""
+    return x.abs().amax(1) if x.shape[1] else x.new_zeros(len(x))

@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = [
     "COMPILED_ONCE", "DRAWN", "ELSEWHERE", "KEPT", "UNSEEN", "UNSTEADY", "called", "kind_of", "nearest", "of_operations",
-    "option_error",
+    "of_the_objective", "option_error",
 ]  # fmt: skip
 
 _IN_NUMPY = ("Can't call numpy()", "data pointer of Tensor that doesn't have storage", "to numpy array")
@@ -52,6 +52,15 @@ def kind_of(value: Any) -> str:
     name = type(value).__name__
     vowel = name[0] in "aeioAEIO" or (name.startswith(("nd", "Un", "un")) and not name.startswith(("Uni", "uni")))
     return f"{'an' if vowel else 'a'} {name}"
+
+
+def of_the_objective(name: str, batch: tuple[int, ...], got: str) -> str:
+    """What is said of an objective that returned something else than one number a sample."""
+    if not batch:
+        advice = "For a batch of independent problems pass batch_dims="
+        return f"{name} must return one number, shape (); it returned {got}. {advice}"
+    advice = f"Sum over what belongs to one sample, not over the batch (the first {len(batch)} of z's dimensions)"
+    return f"{name} must return one number per sample, shape {batch}; it returned {got}. {advice}"
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

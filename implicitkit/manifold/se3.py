@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from implicitkit.manifold.base import Manifold, expect
-from implicitkit.manifold.exponential import cosine_part, cubic_part, hat, inverse_part, rotation_vector
-from implicitkit.manifold.so3 import SO3, quaternion_of, rotation
+from implicitkit.manifold.exponential import cosine_part, cubic_part, inverse_part, rotation_vector
+from implicitkit.manifold.so3 import SO3, of_hat, quaternion_of, rotation
 
 __all__ = ["SE3"]
 
@@ -54,16 +54,12 @@ class SE3(Manifold):
 
 def _left(phi: Tensor) -> Tensor:
     """``V``, ``(..., 3) -> (..., 3, 3)``: the left Jacobian of SO3."""
-    s = phi.square().sum(-1)[..., None, None]
-    K = hat(phi)
-    return torch.eye(3, dtype=phi.dtype, device=phi.device) + cosine_part(s) * K + cubic_part(s) * (K @ K)
+    return of_hat(phi, cosine_part, cubic_part)
 
 
 def _left_inverse(phi: Tensor) -> Tensor:
     """``V^{-1}`` (Solà et al. 2018, equation 146)."""
-    K = hat(phi)
-    s = phi.square().sum(-1)[..., None, None]
-    return torch.eye(3, dtype=phi.dtype, device=phi.device) - 0.5 * K + inverse_part(s) * (K @ K)
+    return of_hat(phi, lambda s: -0.5, inverse_part)
 
 
 def _motion(R: Tensor, t: Tensor) -> Tensor:

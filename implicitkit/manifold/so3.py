@@ -2,7 +2,9 @@ r"""Rotations of space as matrices."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from torch import Tensor
 from implicitkit.manifold.base import Manifold, expect
 from implicitkit.manifold.exponential import cosine_part, hat, rotation_vector, sine_part
 
-__all__ = ["SO3", "quaternion_of", "rotation"]
+__all__ = ["SO3", "of_hat", "quaternion_of", "rotation"]
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,14 @@ class SO3(Manifold):
 
 def rotation(phi: Tensor) -> Tensor:
     """``Exp`` of rotation vectors, ``(..., 3) -> (..., 3, 3)``."""
+    return of_hat(phi, sine_part, cosine_part)
+
+
+def of_hat(phi: Tensor, first: Callable[[Tensor], Any], second: Callable[[Tensor], Tensor]) -> Tensor:
+    r"""``I + a(s) [\phi] + b(s) [\phi]^2`` with ``s = |\phi|^2``, ``(..., 3) -> (..., 3, 3)``."""
     s = phi.square().sum(-1)[..., None, None]
     K = hat(phi)
-    return torch.eye(3, dtype=phi.dtype, device=phi.device) + sine_part(s) * K + cosine_part(s) * (K @ K)
+    return torch.eye(3, dtype=phi.dtype, device=phi.device) + first(s) * K + second(s) * (K @ K)
 
 
 _DIAGONAL = ((1, 1, 1), (1, -1, -1), (-1, 1, -1), (-1, -1, 1))  # of R in 4 w^2 - 1, 4 x^2 - 1, ...

@@ -212,8 +212,12 @@ class Bounded:
                 continue
             ends = (-math.inf if lower is None else lower, math.inf if upper is None else upper)
             low, high = (b.detach() if isinstance(b, Tensor) else torch.tensor(b, device="cpu") for b in ends)
-            if not bool((low <= high.to(low.device)).all()):
-                raise ValueError("bounds: the lower bound must not be above the upper one, and neither may be NaN")
+            low, high = torch.broadcast_tensors(low, high.to(low.device))
+            if not bool((right := low <= high).all()):
+                got = f"got {low[~right][0]:.6g} and {high[~right][0]:.6g}"
+                raise ValueError(
+                    f"bounds: the lower bound must not be above the upper one, and neither may be NaN; {got}"
+                )
 
     def __call__(self, z: Any, step: Tensor) -> Any:
         leaves, spec = trees.tree_flatten(z)

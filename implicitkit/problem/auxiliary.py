@@ -6,19 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from implicitkit.foundation.wording import kind_of
+from implicitkit.problem.around import Around
 from implicitkit.problem.robust import Robust
 
 __all__ = ["ValueOnly", "auxiliary"]
 
 
-class ValueOnly:
+class ValueOnly(Around):
     """``function(z, *args) -> (value, aux)`` as a function that returns the value."""
-
-    identified_by = ("function",)
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.__qualname__ = getattr(function, "__qualname__", type(function).__name__)
 
     def __call__(self, z: Any, *args: Any) -> Any:
         return _pair(self.function(z, *args))[0]

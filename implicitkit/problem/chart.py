@@ -11,19 +11,20 @@ from torch import Tensor
 from implicitkit.foundation import trees
 from implicitkit.foundation.trees import Layout
 from implicitkit.manifold.product import Product, as_manifold
+from implicitkit.problem.around import Around
 from implicitkit.problem.base import Problem, Restated, deeper
 
 __all__ = ["OnChart", "check_manifold", "on_chart"]
 
 
-class OnChart:
+class OnChart(Around):
     """``function(retract(centre, delta), *args)`` as a function of ``delta``, with the centre the first of the arguments."""
 
     identified_by = ("function", "said")
 
     def __init__(self, function: Callable[..., Any], manifold: Product) -> None:
-        self.function, self.manifold, self.said = function, manifold, repr(manifold)
-        self.__qualname__ = getattr(function, "__qualname__", type(function).__name__)
+        super().__init__(function)
+        self.manifold, self.said = manifold, repr(manifold)
 
     def __call__(self, delta: Any, centre: Any, *args: Any) -> Any:
         return self.function(self.manifold.retract(centre, delta), *args)

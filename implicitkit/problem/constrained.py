@@ -32,7 +32,7 @@ from torch import Tensor
 from implicitkit.foundation import autodiff, compat, trees
 from implicitkit.foundation.held import held
 from implicitkit.foundation.trees import Layout
-from implicitkit.foundation.wording import kind_of
+from implicitkit.foundation.wording import kind_of, of_the_objective
 from implicitkit.linear.conditions.kkt import KKT
 from implicitkit.problem.base import Kernel, Problem
 from implicitkit.problem.complementarity import KAPPA, lesser
@@ -171,11 +171,7 @@ class ConstrainedMinimisation(Problem):
         batch = tuple(self.layout.batch_shape)
         if not isinstance(value, Tensor) or value.ndim != len(batch):
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else kind_of(value)
-            hint = f"one number per sample, shape {batch}" if batch else "one number, shape ()"
-            raise ValueError(
-                f"Argmin's objective must return {hint}; it returned {got}"
-                + ("" if batch else ". For a batch of independent problems pass batch_dims=")
-            )
+            raise ValueError(of_the_objective("Argmin's objective", batch, got))
         if self.costed:
             value = value * args[0]
         return value, tuple(c.values(state.z, *own) for c in self.constraints)

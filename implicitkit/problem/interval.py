@@ -7,13 +7,13 @@ derivative by them is zero, and is not formed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from implicitkit.problem.around import Around
 from implicitkit.problem.base import Restated, deeper
 from implicitkit.problem.root import Root
 
@@ -50,14 +50,8 @@ def _like(end: Tensor, z0: Tensor) -> Tensor:
     return end.expand_as(z0)
 
 
-class _Between:
+class _Between(Around):
     """``function(low + t (high - low), *args)`` as a function of ``t``, with ``(low, high - low)`` the first argument."""
-
-    identified_by = ("function",)
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.__qualname__ = getattr(function, "__qualname__", type(function).__name__)
 
     def __call__(self, t: Tensor, ends: tuple[Tensor, Tensor], *args: Any) -> Any:
         return self.function(ends[0] + t * ends[1], *args)

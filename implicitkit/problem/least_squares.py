@@ -13,6 +13,7 @@ from implicitkit.foundation import autodiff, compat, trees
 from implicitkit.foundation.options import check_options, function, one_of, positive
 from implicitkit.foundation.trees import Layout
 from implicitkit.problem.argmin import Argmin, as_bounds, tree_gradient
+from implicitkit.problem.around import Around
 from implicitkit.problem.base import Kernel, Problem, Restated, deeper, half_squared_norm, require_callable
 from implicitkit.problem.bounded_least_squares import BoundedLeastSquares
 from implicitkit.problem.chart import check_manifold, on_chart
@@ -147,17 +148,15 @@ class LeastSquares(Problem):
         return None if self.loss == "linear" else Robust(self.residuals, self.loss, self.f_scale).curvature(r, share)
 
 
-class HalfSquaredNorm:
+class HalfSquaredNorm(Around):
     """``(z, *args) -> |r|^2 / 2``, one number a sample."""
 
-    identified_by = ("residuals",)
-
     def __init__(self, residuals: Callable[..., Any], batch_dims: int) -> None:
-        self.residuals, self.batch_dims = residuals, batch_dims
-        self.__qualname__ = getattr(residuals, "__qualname__", type(residuals).__name__)
+        super().__init__(residuals)
+        self.batch_dims = batch_dims
 
     def __call__(self, z: Any, *args: Any) -> Tensor:
-        leaves = trees.tree_flatten(self.residuals(z, *args))[0]
+        leaves = trees.tree_flatten(self.function(z, *args))[0]
         parts = [leaf.square().reshape(*leaf.shape[: self.batch_dims], -1).sum(-1) for leaf in leaves]
         total: Tensor = 0.5 * sum(parts[1:], parts[0])
         return total

@@ -8,6 +8,11 @@ minimum with multipliers that grow without end, and no point meets the optimalit
 
 ``z'`` a point beside, where a gradient that vanishes at the minimum does not.
 
+Grown far enough, they meet the conditions all the same, by rounding: ``J'lam`` takes any value where ``J`` is a rounding
+error.  It then changes by more than all of ``df``, which it is to balance, where half of the digits of ``z`` change:
+
+    |J(z')'lam - J(z)'lam|  >  |df(z)|,        |z' - z| = eps^{1/2} |z|.
+
 Source: Mangasarian & Fromovitz (1967), J. Math. Anal. Appl. 17, 37-47; Hock & Schittkowski (1981), problems 13 and 221.
 """
 
@@ -20,7 +25,7 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff, seeded
 
-__all__ = ["NO_MULTIPLIERS", "lacks_multipliers"]
+__all__ = ["NO_MULTIPLIERS", "balances_by_rounding", "lacks_multipliers"]
 
 _GROWN = 30.0  # times the gradient of the objective
 _BESIDE = 0.1  # of 1 + |z|
@@ -48,3 +53,28 @@ def lacks_multipliers(kernel: Callable[[Tensor], Tensor], w: Tensor, size: int) 
     here, there = gradients
     force = (lam.abs() * torch.maximum(here, there)[:, 1:]).amax(1)
     return force > _GROWN * here[:, 0]
+
+
+def balances_by_rounding(kernel: Callable[[Tensor], Tensor], w: Tensor, size: int, which: Tensor) -> Tensor:
+    """Where the multipliers balance the objective's gradient in the last digits of ``z`` only, of the samples ``which``,
+    ``(batch,)``.  Asked where they are large: two evaluations.
+
+    Args:
+        kernel: ``(batch, size + m) -> (batch, 1 + m)``, objective and constraints. w: points and multipliers.
+    """
+    z, lam = w[:, :size], w[:, size:]
+    eps = torch.finfo(w.dtype).eps
+    which = which & (lam.abs() > eps**-0.25).any(1)
+    if not bool(which.any()):
+        return which
+    way = seeded.normal(*z.shape, seed=0xF2).to(z)
+    way = way * (eps**0.5 * (torch.linalg.vector_norm(z, dim=1) / torch.linalg.vector_norm(way, dim=1))).unsqueeze(1)
+    held = torch.cat([torch.zeros_like(lam[:, :1]), lam], 1)
+    forces = []
+    for point in (z, z + way):
+        out, pullback = autodiff.vjp(kernel, torch.cat([point, lam], 1))
+        forces.append(pullback(held)[0][:, :size])
+        if point is z:
+            slope = pullback(torch.eye(1, out.shape[1], dtype=w.dtype, device=w.device).expand_as(out))[0][:, :size]
+    turned = torch.linalg.vector_norm(forces[1] - forces[0], dim=1)
+    return which & (turned > torch.linalg.vector_norm(slope, dim=1))

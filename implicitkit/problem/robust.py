@@ -38,6 +38,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat, trees
 from implicitkit.foundation.wording import kind_of
+from implicitkit.problem.around import Around
 
 __all__ = ["LOSSES", "Robust"]
 
@@ -108,7 +109,7 @@ CURVATURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 r"""``max(\rho' + 2 s \rho'', \theta \rho')`` over ``s \rho'^2 / \rho``, Gauss and Newton's, by ``\rho`` and ``\theta``."""
 
 
-class Robust:
+class Robust(Around):
     """The residuals of which half the squared norm is the robust loss.
 
     Args:
@@ -119,8 +120,8 @@ class Robust:
     identified_by = ("function", "loss", "scale")
 
     def __init__(self, function: Callable[..., Any], loss: str | Callable[[Tensor], Tensor], scale: Any) -> None:
-        self.function, self.loss, self.scale = function, loss, scale
-        self.__qualname__ = getattr(function, "__qualname__", type(function).__name__)
+        super().__init__(function)
+        self.loss, self.scale = loss, scale
 
     def __call__(self, z: Any, *args: Any) -> Any:
         return trees.tree_map(self._transformed, self.function(z, *args))

@@ -10,13 +10,13 @@ Source: Moré (1978), "The Levenberg-Marquardt algorithm", section 6 (scaled var
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat, trees
+from implicitkit.problem.around import Around
 
 __all__ = ["Rescaled", "check_scales", "divided", "scales"]
 
@@ -32,7 +32,7 @@ def check_scales(x_scale: Any) -> None:
         if isinstance(leaf, bool) or not isinstance(leaf, (int, float, Tensor)):
             raise TypeError(f"x_scale must be 'jac', a positive number or tensors of them, got {leaf!r}")
         if not isinstance(leaf, Tensor) and not 0 < leaf < float("inf"):
-            raise ValueError("x_scale must be positive and finite")
+            raise ValueError(f"x_scale must be positive and finite, got {leaf}")
 
 
 def scales(x_scale: Any, z0: Any) -> Any:
@@ -57,8 +57,8 @@ def _scale(given: Any, leaf: Tensor) -> Tensor:
     if not isinstance(given, (int, float, Tensor)) or isinstance(given, bool):
         raise TypeError(f"x_scale must be 'jac', a positive number or tensors of them, got {given!r}")
     s = torch.as_tensor(given, dtype=leaf.real.dtype if leaf.is_complex() else leaf.dtype, device=leaf.device).detach()
-    if not compat.is_wrapped(s) and not bool(((s > 0) & torch.isfinite(s)).all()):
-        raise ValueError("x_scale must be positive and finite")
+    if not compat.is_wrapped(s) and not bool((right := (s > 0) & torch.isfinite(s)).all()):
+        raise ValueError(f"x_scale must be positive and finite, got {s[~right][0]:.6g}")
     try:
         fits = torch.broadcast_shapes(s.shape, leaf.shape) == leaf.shape
     except RuntimeError:
@@ -77,14 +77,8 @@ def divided(tree: Any, by: Any) -> Any:
     return trees.tree_map(lambda t, s: t if t is None else t / s, tree, by, is_leaf=lambda x: x is None)
 
 
-class Rescaled:
+class Rescaled(Around):
     """``function(s y, *args)`` as a function of ``y``, with ``s`` the first of the arguments."""
-
-    identified_by = ("function",)
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.__qualname__ = getattr(function, "__qualname__", type(function).__name__)
 
     def __call__(self, y: Any, s: Any, *args: Any) -> Any:
         return self.function(trees.tree_map(torch.mul, y, s), *args)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from implicitkit.problem.quadratic_program import QuadraticProgram
 from implicitkit.sets.base import Projection, check_tensors
+from implicitkit.sets.constants import constants
 from implicitkit.solving.verbs import solve
 
 __all__ = ["Birkhoff", "Transport"]
@@ -21,7 +22,7 @@ class Transport(Projection):
     ``(*batch, m)``, of equal totals; by a quadratic program in ``n m`` unknowns.
 
     Raises:
-        ConvergenceError: the totals differ.
+        ValueError: matrices of another shape, totals that differ, negative sums.
     """
 
     rows: Tensor
@@ -63,13 +64,15 @@ def check_sums(v: Tensor, rows: Tensor, columns: Tensor) -> tuple[int, int]:
     """How many rows and columns ``v`` has.
 
     Raises:
-        ValueError: another number of sums.
+        ValueError: another number of sums, negative sums, totals that differ.
     """
     n, m = v.shape[-2:]
     if rows.shape[-1] != n or columns.shape[-1] != m:
         raise ValueError(
             f"matrices of shape {n} x {m} need {n} row sums and {m} column sums; got {rows.shape[-1]}, {columns.shape[-1]}"
         )
+    lead = torch.broadcast_shapes(rows.shape[:-1], columns.shape[:-1])
+    constants(_check_sums, rows.expand(*lead, n), columns.expand(*lead, m))
     return n, m
 
 
@@ -77,10 +80,23 @@ def _couple(v: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     n, m = check_sums(v, rows, columns)
     eye_n, eye_m = (torch.eye(k, dtype=v.dtype, device=v.device) for k in (n, m))
     A = torch.cat([eye_n.repeat_interleave(m, 1), eye_m.repeat(1, n)], 0)
-    # the last condition follows from the others where the totals agree; it is kept, so that others are refused
     lead = torch.broadcast_shapes(rows.shape[:-1], columns.shape[:-1])
     b = torch.cat([rows.expand(*lead, n), columns.expand(*lead, m)], -1)
     eye = torch.eye(n * m, dtype=v.dtype, device=v.device)
     zero = torch.zeros(n * m, dtype=v.dtype, device=v.device)
     flat = solve(QuadraticProgram(eye, -v.flatten(-2), A, b, -eye, zero)).value
     return flat.unflatten(-1, (n, m))
+
+
+def _check_sums(rows: Tensor, columns: Tensor) -> Tensor:
+    least = min(float(t.min()) for t in (rows, columns)) if rows.numel() and columns.numel() else 0.0
+    if least < 0:
+        raise ValueError(f"the row and column sums of a coupling must not be negative, the smallest is {least:.6g}")
+    have, want = rows.sum(-1), columns.sum(-1)
+    off = (have - want).abs() > torch.finfo(rows.dtype).eps ** 0.75 * want.abs()
+    if bool(off.any()):
+        raise ValueError(
+            f"the row sums add up to {float(have[off][0]):.6g}, the column sums to {float(want[off][0]):.6g}: there is no "
+            "coupling unless the totals agree"
+        )
+    return have

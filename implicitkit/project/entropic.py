@@ -10,7 +10,6 @@ from torch import Tensor
 
 from implicitkit.project.couplings import check_sums, ones_beside
 from implicitkit.sets.base import check_tensors
-from implicitkit.sets.constants import constants
 from implicitkit.sets.entropic import EntropicProjection
 from implicitkit.solving.verbs import root
 
@@ -35,8 +34,8 @@ class KLTransport(EntropicProjection):
         rows: ``r``, ``(*batch, n)``, not negative. columns: ``c``, ``(*batch, m)``, positive, of the same total.
 
     Raises:
-        ValueError: matrices of another shape, totals that differ. ConvergenceError: a column sum is not positive, or ``v``
-            spreads over so many units that rounding hides the coupling.
+        ValueError: matrices of another shape, totals that differ, negative sums. ConvergenceError: a column sum is zero, or
+            ``v`` spreads over so many units that rounding hides the coupling.
     """
 
     rows: Tensor
@@ -82,7 +81,6 @@ def _couple(v: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         share = (_coupling(v, rows, g).sum(-2) - columns) / columns.sum(-1, keepdim=True)
         return share + g.mean(-1, keepdim=True) / g.shape[-1]
 
-    constants(_check_totals, rows, columns)
     unit = v.detach().abs().amax((-2, -1)).clamp_min(1).unsqueeze(-1)  # of g, which spreads as v does
     found = root(
         excess,
@@ -108,14 +106,3 @@ def _sinkhorn(v: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
             f = log_rows - torch.logsumexp(part + g.unsqueeze(-2), -1)
             g = log_columns - torch.logsumexp(part + f.unsqueeze(-1), -2)
     return g - g.mean(-1, keepdim=True)
-
-
-def _check_totals(rows: Tensor, columns: Tensor) -> Tensor:
-    have, want = rows.sum(-1), columns.sum(-1)
-    off = (have - want).abs() > torch.finfo(rows.dtype).eps ** 0.75 * want.abs()
-    if bool(off.any()):
-        raise ValueError(
-            f"the row sums add up to {float(have[off][0]):.6g}, the column sums to {float(want[off][0]):.6g}: there is no "
-            "coupling unless the totals agree"
-        )
-    return have

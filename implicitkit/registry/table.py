@@ -57,12 +57,16 @@ class Entry:
 
     @property
     def doc(self) -> str:
-        """The first sentence of the target's docstring, on one line."""
+        """The first paragraph of the target's docstring, on one line, as far as its last whole sentence."""
         text = inspect.getdoc(self.target) or ""
         if dataclasses.is_dataclass(self.target) and inspect.isclass(self.target):
             written = f"{self.target.__name__}{inspect.signature(self.target)}".removesuffix(" -> None")
             text = "" if text == written else text  # what @dataclass writes says nothing
-        return " ".join(text.split("\n\n", 1)[0].split())
+        paragraph = " ".join(text.split("\n\n", 1)[0].split())
+        if not paragraph or paragraph.endswith("."):
+            return paragraph
+        whole = paragraph.rpartition(". ")[0] or paragraph.rstrip(":,;")  # what follows leads to a formula
+        return f"{whole}."
 
     @property
     def options(self) -> dict[str, Any]:

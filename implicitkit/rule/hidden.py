@@ -227,7 +227,8 @@ _SAID = (
     "differentiated. "
 )
 _NUMBERS = (
-    "the function makes numbers of tensors (a.item(), float(a), a.tolist(), torch.tensor([a, 1.0])), and autograd does not "
+    "the function makes numbers of tensors (a.item(), float(a), a.tolist(), torch.tensor([a, 1.0])), or calls what torch "
+    "has no derivative of (torch.special.bessel_j0), and autograd does not "
     "see that it depends on them: along a random direction of its arguments, and of what it captures, these account for "
     "{changes}. The solution is right, its derivative lacks that part. Compute with the tensors themselves, "
     "torch.stack([a, one]); what is meant as a constant, give as a number. "

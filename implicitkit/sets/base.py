@@ -10,7 +10,7 @@ from torch import Tensor
 from implicitkit.foundation import trees
 from implicitkit.foundation.options import Configured, check_options, optional, tensor
 
-__all__ = ["Projection", "against", "check_point", "check_tensors", "length"]
+__all__ = ["Projection", "against", "check_order", "check_point", "check_tensors", "length"]
 
 
 class Projection(Configured):
@@ -60,6 +60,13 @@ def check_point(v: Any, of: Any, does: str) -> Tensor:
         what = "vectors (the last dimension)" if dims == 1 else "matrices (the last two dimensions)"
         raise ValueError(f"{does} {what} with something in them, got shape {tuple(v.shape)}")
     return v
+
+
+def check_order(owner: Any) -> None:
+    """Raise ``ValueError`` where ``owner.lower`` and ``owner.upper`` are numbers the wrong way round, or NaN."""
+    ends = [end for end in (owner.lower, owner.upper) if isinstance(end, (int, float))]
+    if len(ends) == 2 and not ends[0] <= ends[1]:
+        raise ValueError(f"{type(owner).__name__}: lower must not be above upper, got {owner.lower} and {owner.upper}")
 
 
 def check_tensors(owner: Any, *names: str, absent: bool = False) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from implicitkit.foundation import trees
 from implicitkit.foundation.held import held
 from implicitkit.foundation.options import check_options, number, optional, or_tensor
-from implicitkit.sets.base import Projection
+from implicitkit.sets.base import Projection, check_order
 
 __all__ = ["Box"]
 
@@ -28,9 +28,7 @@ class Box(Projection):
         if self.lower is None and self.upper is None:
             raise ValueError("Box needs lower, upper or both")
         check_options(self, lower=optional(or_tensor(number())), upper=optional(or_tensor(number())))
-        numbers = [b for b in (self.lower, self.upper) if isinstance(b, (int, float))]
-        if len(numbers) == 2 and not numbers[0] <= numbers[1]:
-            raise ValueError(f"Box: lower must not be above upper, got {self.lower} and {self.upper}")
+        check_order(self)
 
     def project(self, v: Tensor) -> Tensor:
         if self.lower is not None:

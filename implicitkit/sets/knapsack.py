@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.options import check_options, finite, number, optional, or_tensor, tensor
-from implicitkit.sets.base import Projection, against
+from implicitkit.sets.base import Projection, against, check_order
 from implicitkit.sets.constants import constants
 
 __all__ = ["BoxSection"]
@@ -43,9 +43,7 @@ class BoxSection(Projection):
     def __post_init__(self) -> None:
         value = or_tensor(number())
         check_options(self, lower=value, upper=value, total=or_tensor(finite()), weights=optional(tensor()))
-        numbers = [b for b in (self.lower, self.upper) if isinstance(b, (int, float))]
-        if len(numbers) == 2 and not numbers[0] <= numbers[1]:
-            raise ValueError(f"BoxSection: lower must not be above upper, got {self.lower} and {self.upper}")
+        check_order(self)
 
     def project(self, v: Tensor) -> Tensor:
         total = against(self.total, v)

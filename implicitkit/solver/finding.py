@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from implicitkit.problem.qualification import balances_by_rounding
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
@@ -111,7 +112,12 @@ def _run_again(
 
 
 def _look_down(f: Evaluations, z0: Tensor, outcome: Outcome) -> None:
-    """``UNBOUNDED`` where a claim lies so far out that a gradient vanishes by rounding, and the objective falls forever."""
+    """``UNBOUNDED`` where a claim lies so far out that a gradient vanishes by rounding, and the objective falls forever;
+    ``STALLED`` where multipliers have grown so large that only rounding meets the conditions."""
+    if f.kind.returns_program:
+        size, claims = f.problem.size, outcome.status == int(Status.CONVERGED)
+        grown = balances_by_rounding(f.kernel, outcome.z, size, claims)
+        outcome.status = torch.where(grown, int(Status.STALLED), outcome.status)
     far = outcome.z.abs().amax(1) > _FAR * z0.abs().amax(1).clamp_min(1)
     far = far & (outcome.status == int(Status.CONVERGED))
     if bool(far.any()):

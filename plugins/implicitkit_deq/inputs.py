@@ -36,7 +36,11 @@ def describe(cell: Any, inputs: tuple[Any, ...], dtype: torch.dtype | None) -> t
     """
     tensors = [t for t in ik.extend.trees.tree_flatten(inputs)[0] if isinstance(t, Tensor)]
     if not tensors:
-        raise TypeError("layer(x, ...) needs at least one tensor: its leading dimension is the batch")
+        given = ", ".join(type(x).__name__ for x in inputs) or "nothing"
+        raise TypeError(
+            f"layer(x, ...) needs at least one tensor, whose leading dimension is the batch; got {given}. Arrays and "
+            "lists become one by torch.as_tensor(x, dtype=torch.get_default_dtype())"
+        )
     for i, t in enumerate(tensors):
         if t.is_nested:
             ik.extend.trees.check_numbers(t, f"input {i} of the layer")
@@ -175,11 +179,12 @@ def _traced(cell: Any, z: Any, inputs: tuple[Any, ...], first: bool = False) -> 
 
     def leaf(t: Any) -> Any:
         follows = isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex())
-        return t.detach().requires_grad_() if follows else t
+        # no leaf of the graph: torch refuses to differentiate by one that hooks of a module watch (FlopCounterMode)
+        return t.detach().requires_grad_().view_as(t) if follows else t
 
-    tracked = ik.extend.trees.tree_map(leaf, inputs)
     random = torch.get_rng_state()
     with torch.enable_grad(), ik.extend.own_graphs(), statistics_held(cell):
+        tracked = ik.extend.trees.tree_map(leaf, inputs)
         out = [t for t in ik.extend.trees.tree_flatten(bare(cell)(z, *tracked))[0] if t.requires_grad]
         total = sum(((t[0] if first else t).abs().sum() for t in out), torch.zeros((), device="cpu"))
     torch.set_rng_state(random)

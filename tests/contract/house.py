@@ -284,7 +284,7 @@ def draw_rooms(path: Path) -> None:
 #: The way of the data: what happens, and where.
 WAY = (
     ("solve(problem, z0, args)", "solving/verbs.py"),
-    ("pytrees -> one matrix (batch, n)", "trees.py"),
+    ("pytrees -> one matrix (batch, n)", "foundation/trees.py"),
     ("every tensor the function uses -> theta", "lifting/"),
     ("F(z, theta) on matrices", "system.py"),
     ("one Request: all that is no tensor", "rule/request.py"),

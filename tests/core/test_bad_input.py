@@ -200,7 +200,19 @@ REFUSED: dict[str, Row] = {
         r"must return one number, shape \(\); it returned shape \(3,\).*batch_dims="),
     "one number for a batch of objectives": (
         lambda: ik.argmin(square, zeros(4, 3), batch_dims=1), ValueError,
-        r"must return one number per sample, shape \(4,\); it returned shape \(\)"),
+        r"must return one number per sample, shape \(4,\); it returned shape \(\)\. Sum over what belongs to one sample"),
+    "nothing among the arguments": (
+        lambda: ik.root(lambda z, a: z - a, zeros(3), (None,)), TypeError,
+        r"unsupported operand.*The function was called with args\[0\], a NoneType"),
+    "a word among the arguments": (
+        lambda: ik.root(lambda z, a, b: z - a - b, zeros(3), (zeros(3), "b")), TypeError,
+        r"unsupported operand.*The function was called with args\[1\], a str"),
+    "bounds the wrong way round": (
+        lambda: ik.argmin(square, zeros(3), bounds=(torch.tensor([0.0, 2.0, 0.0]), 1.0)), ValueError,
+        r"must not be above the upper one, and neither may be NaN; got 2 and 1"),
+    "units below zero": (
+        lambda: ik.least_squares(lambda z: z, zeros(3), x_scale=torch.tensor([1.0, -2.0, 1.0])), ValueError,
+        r"x_scale must be positive and finite, got -2"),
     "a complex objective": (
         lambda: ik.argmin(lambda z: (z * 1j).sum(), zeros(3)), TypeError, r"complex numbers; what is minimised must be"),
     "residuals without the batch": (

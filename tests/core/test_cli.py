@@ -109,6 +109,18 @@ def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str], arguments:
     assert code == 2 and said in err
 
 
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--version")
+    assert code == 0 and out.startswith(f"implicitkit {ik.__version__}")
+
+
+@pytest.mark.parametrize("section", ["solvers", "rules", "linear-solvers", "problems"])
+def test_what_is_said_of_a_part_is_whole_sentences(capsys: pytest.CaptureFixture[str], section: str) -> None:
+    rows = json.loads(run(capsys, "list", section, "--json")[1])[section]
+    cut = [row["name"] for row in rows if not row["doc"].endswith(".") or row["doc"].endswith((",.", ":."))]
+    assert rows and not cut
+
+
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
 def test_help(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     code, out, _ = run(capsys, *arguments)

@@ -492,10 +492,22 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/linear/factors/entries.py",
+        "tests/linear/test_operators_of_entries.py",
+        ("blocks() if into is rows else blocks().T", "blocks()"),
+        ("x.index_select(1, out)", "x.index_select(1, into)"),
+        ("terms.to(x.dtype)", "terms"),
+        ("lambda x: times(x, rows, columns)", "lambda x: times(x, columns, rows)"),
+        (
+            "torch.eye(size, dtype=like.dtype, device=like.device)",
+            "2 * torch.eye(size, dtype=like.dtype, device=like.device)",
+        ),
+    ),
+    *mutants(
         "implicitkit/linear/iterative/broyden.py",
         _of("broyden"),
-        ("d = F - _through(F, Vk, Uk)", "d = F + _through(F, Vk, Uk)"),
-        ("row = _through(s, Uk, Vk) - s", "row = _through(s, Uk, Vk) + s"),
+        ("d = F - through(F, Vk, Uk)", "d = F + through(F, Vk, Uk)"),
+        ("row = through(s, Uk, Vk) - s", "row = through(s, Uk, Vk) + s"),
         ("s = scaled * column(ss)", "s = scaled * column(denominator)"),
     ),
     *mutants(

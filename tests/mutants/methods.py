@@ -719,7 +719,7 @@ MUTANTS = [
         "tests/solver/test_fits_at_rest.py",
         ("if not asked[i] and self._lus[i] is not None:", "if False:"),
         ("which.cpu().numpy() & ~self.settled", "~self.settled"),
-        ("np.where(self.settled[:, None], self.D, self._array(D))", "self._array(D)"),
+        ("np.where(self.settled[:, None], self.D, array(D))", "array(D)"),
         ("np.where(self.settled[:, None], before.D, 1.0)", "np.ones(like.shape)"),
         ("[None] * len(like) if before is None else list(before.lus)", "[None] * len(like)"),
         ("* ~self.settled[:, None])", ")"),
@@ -819,10 +819,13 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/problem/qualification.py",
-        f"{REFUSED} -k 'multipliers'",
+        f"{REFUSED} -k multipliers",
         ("torch.maximum(here, there)[:, 1:]", "here[:, 1:]"),
         ("return force > _GROWN * here[:, 0]", "return force > 0"),
         ("_GROWN = 30.0", "_GROWN = 1e9"),
+        ("return which & (turned >", "return which & (1e30 < 0 * turned +"),
+        ("way * (eps**0.5 *", "way * (10.0 *"),
+        ("torch.cat([torch.zeros_like(lam[:, :1]), lam], 1)", "torch.cat([torch.ones_like(lam[:, :1]), 0 * lam], 1)"),
     ),
     *mutants(
         "implicitkit/solver/auto.py",
@@ -874,7 +877,7 @@ MUTANTS = [
             "tests/mutants/test_survivors_models.py -k sqp",
         ),
         (
-            "reach = 10 * (1 + _largest(z)) / _largest(d)",
+            "reach = 10 * (1 + largest_moduli(z)) / largest_moduli(d)",
             "reach = 10 * (1 + torch.linalg.vector_norm(z, dim=1)) / torch.linalg.vector_norm(d, dim=1)",
             "tests/solver/test_sparse_programs.py -k reach_of",
         ),
@@ -988,7 +991,7 @@ MUTANTS = [
         "implicitkit/solver/constrained/sparse_step.py",
         "tests/solver/test_sparse_programs.py -k 'sparse_step or batch or penalties'",
         ("np.concatenate([-out[n:], none])", "np.concatenate([out[n:], none])"),
-        ("_array(b[i] - self.z[i])", "_array(b[i])"),
+        ("array(b[i] - self.z[i])", "array(b[i])"),
     ),
     *mutants(
         "implicitkit/solver/constrained/sparse_step.py",
@@ -1049,7 +1052,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/steps/normal_equations.py",
         "tests/solver/test_robust_fits.py -k outliers",
-        ("entries = ready.with_rows(entries, weights", "entries = ready.with_rows(entries, 0 * weights"),
+        ("ready.with_rows(entries, array(weights))", "ready.with_rows(entries, 0 * array(weights))"),
     ),
     *mutants(
         "implicitkit/solver/qp/bounds.py",

@@ -295,13 +295,13 @@ MUTANTS = [
         "tests/problem/test_manifold.py",
         ("return rotation_vector(quaternion_of(z.mT @ y))", "return rotation_vector(quaternion_of(y @ z.mT))"),
         ("sign[..., 2] = torch.linalg.det(U @ Vh)", "sign[..., 2] = 1"),
-        ("cosine_part(s) * (K @ K)", "0.5 * (K @ K)"),
+        ("return of_hat(phi, sine_part, cosine_part)", "return of_hat(phi, sine_part, lambda s: 0.5)"),
     ),
     *mutants(
         "implicitkit/manifold/se3.py",
         "tests/problem/test_manifold.py",
         ("_left(phi) @ rho.unsqueeze(-1)", "rho.unsqueeze(-1)"),
-        ("- 0.5 * K + inverse_part", "+ 0.5 * K + inverse_part"),
+        ("of_hat(phi, lambda s: -0.5, inverse_part)", "of_hat(phi, lambda s: 0.5, inverse_part)"),
     ),
     *mutants(
         "implicitkit/linear/independence.py",

@@ -294,6 +294,11 @@ MUTANTS = [
             "return rows.unsqueeze(-1) * torch.softmax(v + g.unsqueeze(-2), -1)",
             "return rows.unsqueeze(-1) * torch.softmax(v + 2 * g.unsqueeze(-2), -1) * 1.001",
         ),
-        ("constants(_check_totals, rows, columns)", "pass"),
+    ),
+    *mutants(
+        "implicitkit/project/couplings.py",
+        PROJECT + " -k bad_input",
+        ("constants(_check_sums, rows.expand(*lead, n), columns.expand(*lead, m))", "pass"),
+        ("if least < 0:", "if False:"),
     ),
 ]

@@ -358,9 +358,17 @@ def test_a_radius_is_differentiated() -> None:
         (lambda: ik.project.psd_cone()(torch.zeros(2, 3)), ValueError, "square"),
         (lambda: ik.project.birkhoff()(torch.zeros(2, 3)), ValueError, "square"),
         (
-            lambda: ik.project.transport(torch.ones(2).double(), torch.ones(3).double())(torch.zeros(2, 3).double()),
-            ik.ConvergenceError,
-            "infeasible",
+            lambda: ik.project.transport(torch.tensor([-1.0, 2.0]), torch.tensor([0.5, 0.5]))(torch.zeros(2, 2)),
+            ValueError,
+            "must not be negative, the smallest is -1",
+        ),
+        (lambda: ik.project.transport(torch.ones(2), torch.ones(3))(torch.zeros(2, 3)), ValueError, "totals agree"),
+        (
+            lambda: torch.vmap(lambda r: ik.project.transport(r, torch.ones(2))(torch.zeros(2, 2)))(
+                torch.ones(3, 2) * 2
+            ),
+            ValueError,
+            "totals agree",
         ),
         (lambda: ik.project.transport(torch.ones(2), torch.ones(3))(torch.zeros(3, 3)), ValueError, "row sums"),
     ],

@@ -83,6 +83,13 @@ ROWS: dict[str, tuple[Callable[[], ik.Solution], int, str]] = {
         6000,
         "no multipliers exist",
     ),
+    "no multipliers: a square, met by rounding": (
+        _argmin(
+            lambda z: (z - 4 * Z.eq(1)).square().sum(), ONES / 2, constraints=[ik.Equality(lambda z: z.sum().square())]
+        ),
+        3000,
+        "no multipliers exist",
+    ),
     "no multipliers: z^2 = 0": (
         _argmin(lambda z: z[0], ONES[:2], constraints=[ik.Equality(lambda z: z.square().sum())]),
         3000,
@@ -121,3 +128,16 @@ def test_the_limits_of_multipliers_are_not_presumed() -> None:
     with pytest.raises(ik.ConvergenceError) as caught:
         ik.argmin(lambda z: (z - Z).square().square().sum(), torch.tensor([0.9, 0.1, 0.0, 0.0], dtype=F64), **early)
     assert "multipliers exist" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+def test_large_multipliers_of_a_small_constraint_are_no_sign_of_none(dtype: torch.dtype) -> None:
+    """On a circle, ``z = a / |a|``, whatever the unit of the constraint; of a square there is no derivative."""
+    a = torch.tensor([3.0, 4.0], dtype=dtype, requires_grad=True)
+    circle = ik.Equality(lambda z, a: 1e-6 * (z.square().sum() - 1))
+    found = ik.argmin(lambda z, a: (z - a).square().sum(), torch.ones(2, dtype=dtype), (a,), constraints=[circle])
+    torch.testing.assert_close(found.value, a / 5)
+    assert float(found.multipliers[0].detach()) > 1e6
+    torch.testing.assert_close(
+        torch.autograd.grad(found.value[0], a)[0], torch.tensor([16.0, -12.0], dtype=dtype) / 125
+    )

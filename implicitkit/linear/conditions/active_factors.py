@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.numbers import array
 from implicitkit.linear.factors.dense import SINGULAR
 from implicitkit.linear.factors.direct import Verdict
 
@@ -104,7 +105,7 @@ class ActiveFactors:
 
     def _each(self, what: Callable[[ActiveSystem, np.ndarray, bool], np.ndarray], x: Tensor) -> Tensor:
         """Of every sample, column by column."""
-        given = x.detach().to(device="cpu", dtype=torch.float64).numpy()
+        given = array(x)
         columns = given.reshape(*given.shape[:2], -1)
         out = np.empty(columns.shape)
         for i, system in enumerate(self.systems):

@@ -30,6 +30,7 @@ import scipy.sparse.linalg as sla
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.numbers import array
 from implicitkit.linear.conditions.sparse_saddle import Layout, SparseSaddle, both_sides, equilibrated
 from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 
@@ -56,7 +57,7 @@ def by_shifts(blocks: Any, b: Tensor) -> Tensor | None:
 def _each(blocks: Any, b: Tensor, solve: Callable[[sp.csc_matrix, np.ndarray], np.ndarray]) -> Tensor | None:
     if not isinstance(blocks, SparseBlocks):
         return None
-    rhs = b.detach().to(device="cpu", dtype=torch.float64).numpy()
+    rhs = array(b)
     x = np.full(rhs.shape, np.nan)
     for i, values in enumerate(blocks.values):
         if not rhs[i].any():

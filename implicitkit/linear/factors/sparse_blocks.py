@@ -10,6 +10,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.numbers import array
 from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.shared_factors import SharedFactor, factors
 from implicitkit.linear.factors.sparse_factors import SparseFactor
@@ -83,7 +84,7 @@ class SparseBlocks:
     def shifted(self, shift: Tensor, scale: Tensor) -> SparseBlocks:
         """``shift I + scale A``, each ``(batch,)``."""
         ready, old, diagonal = self.ready.analysed(_with_diagonal)
-        a, b = (t.detach().to(device="cpu", dtype=torch.float64).numpy()[:, None] for t in (shift, scale))
+        a, b = (array(t)[:, None] for t in (shift, scale))
         values = np.zeros((self.batch, ready.pattern.nnz))
         values[:, old] = b * self.values
         values[:, diagonal] += a
@@ -125,7 +126,7 @@ class SparseBlocks:
         return self._times(x.abs(), sizes)
 
     def _times(self, x: Tensor, values: np.ndarray) -> Tensor:
-        given = x.detach().to(device="cpu", dtype=torch.float64).numpy()
+        given = array(x)
         if self.is_one:
             A = self.ready.matrix(values[0])
             columns = np.moveaxis(given, 0, 1).reshape(given.shape[1], -1)
@@ -146,7 +147,7 @@ def blocks_of(rows: Tensor, columns: Tensor, values: Tensor, n: int) -> SparseBl
     places, inverse = np.unique(keys, return_inverse=True)
     pointer = np.searchsorted(places, np.arange(n + 1) * np.int64(n))
     pattern = sp.csr_matrix((np.ones(len(places), dtype=bool), places % n, pointer), shape=(n, n))
-    entries = values.detach().to(device="cpu", dtype=torch.float64).numpy()
+    entries = array(values)
     summed = np.stack([np.bincount(inverse, row, minlength=len(places)) for row in entries])
     return SparseBlocks(known_entries(pattern), summed)
 

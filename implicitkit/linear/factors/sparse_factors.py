@@ -33,6 +33,7 @@ import scipy.sparse.linalg as sla
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.numbers import array
 from implicitkit.linear.factors.analysis import Analysis
 from implicitkit.linear.factors.block_triangular import BlockTriangular
 from implicitkit.linear.factors.complex_pairs import AsReal
@@ -109,7 +110,7 @@ class SparseFactor:
 
         NaN throughout for a block that is not ``ok``, and for a right-hand side that is not finite.
         """
-        rhs = b.detach().to(device="cpu", dtype=torch.float64).numpy()
+        rhs = array(b)
         columns = rhs[:, :, None] if b.ndim == 2 else rhs
         good = self.ok.numpy()[:, None, None] & np.isfinite(columns).all(1, keepdims=True)
         if not good.all():

@@ -13,6 +13,7 @@ import torch
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 from torch import Tensor
 
+from implicitkit.foundation.numbers import array
 from implicitkit.linear.factors.direct import Verdict
 from implicitkit.linear.factors.gram import Gram, Orders, long_rows, of_low_rank, of_sparse
 from implicitkit.linear.price import Work, price_of_sparse_fit
@@ -74,7 +75,7 @@ class SparseNormal:
 
     def scale(self, D: Tensor) -> None:
         """The unknowns are measured in units of ``1 / D`` from now on."""
-        self.D = np.where(self.settled[:, None], self.D, self._array(D))
+        self.D = np.where(self.settled[:, None], self.D, array(D))
         for i in np.flatnonzero(~self.settled):
             self.N[i].both_sides(1 / self.D[i])
 
@@ -92,7 +93,7 @@ class SparseNormal:
     def solve(self, mu: Tensor, g: Tensor, which: Tensor | None = None) -> Tensor:
         """``p`` with ``(R'R + mu D^2) p = -g``; NaN where SuperLU meets a pivot that is zero.  Of samples that are not asked
         for, ``which`` ``(batch,)`` bool, ``p = 0``, and factors that have been made are not made anew."""
-        rhs, shift = -self._array(g) / self.D, self._array(mu)
+        rhs, shift = -array(g) / self.D, array(mu)
         asked = ~self.settled if which is None else which.cpu().numpy() & ~self.settled
         p = np.where(asked[:, None], np.nan, np.zeros(rhs.shape))
         for i, N in enumerate(self.N):
@@ -111,12 +112,8 @@ class SparseNormal:
         """``R p``, ``(batch, m)``."""
         found = np.zeros((len(self.R), self.rows))
         for i in np.flatnonzero(~self.settled):
-            found[i] = self.R[i] @ self._array(p)[i]
+            found[i] = self.R[i] @ array(p)[i]
         return self._tensor(found)
-
-    def _array(self, t: Tensor) -> np.ndarray:
-        array: np.ndarray = t.detach().to(device="cpu", dtype=torch.float64).numpy()
-        return array
 
     def _tensor(self, a: np.ndarray) -> Tensor:
         return torch.from_numpy(a).to(self.like)
@@ -150,7 +147,7 @@ class NormalFactors:
 
     def solve(self, b: Tensor) -> Tensor:
         """``(R'R + mu D^2) x = b``, ``(batch, n)`` or ``(batch, n, k)``."""
-        rhs = b.detach().to(device="cpu", dtype=torch.float64).numpy()
+        rhs = array(b)
         columns = rhs[:, :, None] if b.ndim == 2 else rhs
         x = np.zeros(columns.shape)
         for i in np.flatnonzero(columns.any((1, 2))):
@@ -167,7 +164,7 @@ class NormalFactors:
 
     def size(self, x: Tensor) -> Tensor:
         """``|R'R| |x|``, shaped as ``x``."""
-        given = np.abs(x.detach().to(device="cpu", dtype=torch.float64).numpy())
+        given = np.abs(array(x))
         columns = given[:, :, None] if x.ndim == 2 else given
         out = np.stack([d[:, None] * N.size(d[:, None] * c) for N, c, d in
                         zip(self.scaled, columns, self.D, strict=True)])  # fmt: skip

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.numbers import array
 from implicitkit.linear.factors.direct import Verdict
 
 __all__ = ["UserFactor"]
@@ -48,7 +49,7 @@ class UserFactor:
 
     def solve(self, b: Tensor) -> Tensor:
         """``A x = b``, ``(batch, n)`` or ``(batch, n, k)``."""
-        rhs = b.detach().to(device="cpu", dtype=torch.float64).numpy()
+        rhs = array(b)
         columns = rhs[:, :, None] if b.ndim == 2 else rhs
         x = np.empty(columns.shape)
         for i, one in enumerate(self.each):

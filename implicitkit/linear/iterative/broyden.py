@@ -20,6 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.estimate import through
 from implicitkit.foundation.operators import Operator
 from implicitkit.foundation.options import above, at_least, check_options, one_of
 from implicitkit.linear.base import LinearSolution, LinearSolver
@@ -89,7 +90,7 @@ class BroydenLinear(LinearSolver):
             F = F.where(column(live), zero)
             rank = min(k, capacity)
             Uk, Vk = U[:, :rank], V[:, :rank]
-            d = F - _through(F, Vk, Uk)
+            d = F - through(F, Vk, Uk)
             ss, sd = (s * s).sum(dim=1), (s * d).sum(dim=1)
             denominator = ss - sd
             usable = live & (denominator.abs() > eps * ss)
@@ -97,7 +98,7 @@ class BroydenLinear(LinearSolver):
             live = live & usable
             scaled = torch.where(column(usable), d / column(denominator), zero)
             if k < capacity or self.when_full == "ring":
-                row = _through(s, Uk, Vk) - s
+                row = through(s, Uk, Vk) - s
                 U[:, k % capacity], V[:, k % capacity] = scaled, row.where(column(usable), zero)
             s = scaled * column(ss)
         best, best_norm, steps, stopped = fewer.whole((best, best_norm, steps, stopped))
@@ -110,8 +111,3 @@ class BroydenLinear(LinearSolver):
             if not bool(finite.all()):
                 reason = "the right-hand side is not finite"
         return LinearSolution(best, best_norm, steps, converged, reason)
-
-
-def _through(x: Tensor, P: Tensor, Q: Tensor) -> Tensor:
-    """``Q^T P x`` per sample, ``P`` and ``Q`` ``(batch, rank, n)``; vectors are rows, which bmm does faster."""
-    return torch.bmm(torch.bmm(x.unsqueeze(1), P.mT), Q).squeeze(1)

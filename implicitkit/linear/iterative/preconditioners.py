@@ -27,6 +27,7 @@ from torch import Tensor
 
 from implicitkit.foundation import autodiff
 from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.numbers import array
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors.dense import factor_batched
 from implicitkit.linear.factors.stale import Stale
@@ -187,7 +188,7 @@ def _matrices(A: Operator, name: str) -> list[Any]:
             f"preconditioner={name!r} is made of the matrix, and this Jacobian has {A.size} unknowns and no sparsity "
             "pattern: pass jac_sparsity= to the problem, or a callable (z, v) -> M^-1 v"
         )
-    return [sp.csr_matrix(M) for M in A.dense().detach().to(device="cpu", dtype=torch.float64).numpy()]
+    return [sp.csr_matrix(M) for M in array(A.dense())]
 
 
 def _jacobi(A: Operator) -> _Diagonal:

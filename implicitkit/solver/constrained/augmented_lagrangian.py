@@ -26,7 +26,7 @@ _PATIENCE = 20  # steps at that rho that lower the least residual by less than a
 @register_solver("augmented_lagrangian", solves="constrained")
 @dataclass(frozen=True)
 class AugmentedLagrangian(Method):
-    r"""Method of multipliers: a step minimises, over the set or with the proximal term that the problem may have,
+    r"""Method of multipliers.  A step minimises, over the set or with the proximal term that the problem may have,
 
         f(z) + sum_h (y h + rho h^2 / 2) + sum_g (max(lam + rho g, 0)^2 - lam^2) / (2 rho)
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.numbers import largest_moduli
 from implicitkit.solver.constrained.barrier_systems import Systems
 from implicitkit.solver.constrained.limits import Limits
 from implicitkit.solver.constrained.model import Model
@@ -125,9 +126,9 @@ class Barrier:
             torch.where(self.sided, at.s * at.y - u, 0.0),
         )
         slope = torch.where(self.free, self.gradient - at.low + at.high, 0.0)
-        wrong = _largest(slope) / stationarity
-        wrong = scale * torch.maximum(wrong, _largest(torch.cat(products, 1)) / complementarity)
-        return torch.maximum(wrong, _largest(self.scales.rows * self.missing(at.constraints, at.s)))
+        wrong = largest_moduli(slope) / stationarity
+        wrong = scale * torch.maximum(wrong, largest_moduli(torch.cat(products, 1)) / complementarity)
+        return torch.maximum(wrong, largest_moduli(self.scales.rows * self.missing(at.constraints, at.s)))
 
     def _gradient(self, mu: Tensor) -> Tensor:
         """Of ``phi`` by ``z``."""
@@ -223,7 +224,3 @@ def _reach(x: Tensor, dx: Tensor, where: Any, share: Tensor) -> Tensor:
     if not x.shape[1]:
         return torch.ones_like(share)
     return torch.where(where & (dx < 0), -share.unsqueeze(1) * x / dx, 1.0).amin(1).clamp(max=1.0)
-
-
-def _largest(x: Tensor) -> Tensor:
-    return x.abs().amax(1) if x.shape[1] else x.new_zeros(len(x))

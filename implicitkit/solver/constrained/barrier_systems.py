@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.numbers import array
 from implicitkit.linear.conditions.active_factors import ActiveFactors, ActiveSystem
 from implicitkit.linear.conditions.saddle import mv
 from implicitkit.solver.constrained.model import Model
@@ -229,7 +230,7 @@ class _Sparse:
         for i in which.nonzero().flatten().tolist():
             if i not in self.usable:
                 continue
-            p, added = self.programs[i], diagonal[i].detach().cpu().to(torch.float64).numpy()
+            p, added = self.programs[i], array(diagonal[i])
             if plain:
                 p = p.without_curvature()
             added = np.concatenate([added[: self.n], none, added[self.n :], none])
@@ -242,7 +243,7 @@ class _Sparse:
         x = torch.full_like(rhs, torch.nan)
         none = np.zeros(self.more)
         for i, saddle in self.factors.items():
-            b = rhs[i].detach().cpu().to(torch.float64).numpy()
+            b = array(rhs[i])
             b = np.where(self.free[i], np.concatenate([b[: self.n], none, b[self.n :], none]), 0.0)
             found, left = saddle.solve(b)
             if np.isfinite(left):

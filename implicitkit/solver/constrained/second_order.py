@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.numbers import largest_moduli
 from implicitkit.linear.factors.dense import lstsq_batched, svd_batched
 from implicitkit.problem.argmin import Bounded, Projected
 from implicitkit.solver.constrained.model import Model
@@ -135,7 +136,7 @@ class _Look:
         steep = torch.linalg.vector_norm(self.jacobian, dim=2)
         steep = torch.where(steep > 0, steep, 1)
         forces, values = multipliers * steep, constraints / steep
-        size = _largest(forces).unsqueeze(1)
+        size = largest_moduli(forces).unsqueeze(1)
         return ~self.model.one_sided | (forces > torch.finfo(self.z.dtype).eps ** 0.5 * size + values.abs())
 
     def _free(self) -> Tensor | None:
@@ -143,8 +144,8 @@ class _Look:
         bounds = None if self.curved else self.model.bounds(self.z)
         if bounds is None:
             return None
-        left = _largest(self.z - (self.z - self.slope).clamp(*bounds)).unsqueeze(1)
-        most = _largest(self.slope).unsqueeze(1)
+        left = largest_moduli(self.z - (self.z - self.slope).clamp(*bounds)).unsqueeze(1)
+        most = largest_moduli(self.slope).unsqueeze(1)
         at_rest = self.slope.abs() <= torch.finfo(self.z.dtype).eps ** 0.5 * most + 10 * left
         low, high = (self.z <= bounds[0]) & (self.slope > 0), (self.z >= bounds[1]) & (self.slope < 0)
         return ~((low | high) & ~at_rest) & (bounds[0] < bounds[1])
@@ -205,7 +206,7 @@ class _Look:
     def objective(self, z: Tensor) -> Tensor:
         """The Lagrangian at the point of the set near ``z``, infinite where that violates a constraint, ``(batch,)``."""
         point = self.feasible(z)
-        value, holds = self.merit(point, _largest(point - self.z))
+        value, holds = self.merit(point, largest_moduli(point - self.z))
         return torch.where(holds, value, torch.inf)
 
     def tangential(self, z: Tensor) -> Tensor:
@@ -237,8 +238,3 @@ class _Look:
         value, constraints = self.model.values(z)
         holds = (self._beyond(constraints) <= self.violated + share * moved.unsqueeze(1) * self.steep).all(1)
         return value + (self.forces * constraints).sum(1), holds
-
-
-def _largest(x: Tensor) -> Tensor:
-    """``max |x|`` of each sample, 0 of nothing, ``(batch,)``."""
-    return x.abs().amax(1) if x.shape[1] else x.new_zeros(len(x))

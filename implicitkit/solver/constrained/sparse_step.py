@@ -10,13 +10,14 @@ matrices there.  A Hessian that is sparse but for a few numbers that all unknown
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.numbers import array
 from implicitkit.linear.conditions.active_factors import ActiveFactors, ActiveSystem
 from implicitkit.linear.conditions.lifted_saddle import LiftedFactors, LiftedMatrix, lifted_saddles
 from implicitkit.linear.conditions.sparse_saddle import Layout
@@ -138,7 +139,7 @@ def sparse_direction(model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | No
     direction, again = SparseDirection(z, multipliers, at.entries), []
     for i in at.usable():
         reach = _REACH * (1 + float(z[i].abs().max())) if bool(blank[i]) else None
-        if not direction.begin(i, at.program(i), _array(multipliers[i]), reach):
+        if not direction.begin(i, at.program(i), array(multipliers[i]), reach):
             again.append(i)
     if again:
         multipliers = multipliers.clone()
@@ -150,7 +151,7 @@ def sparse_direction(model: Model, w: Tensor, bounds: tuple[Tensor, Tensor] | No
         usable = set(at.usable())
         for i in again:
             if i in usable:
-                direction.begin(i, at.program(i), _array(multipliers[i]))
+                direction.begin(i, at.program(i), array(multipliers[i]))
         direction.entries = at.entries
     return direction
 
@@ -178,7 +179,7 @@ class Linear(NamedTuple):
             if parts is None:
                 return None
             out, border, entries, J = parts
-            lifted = lifted_saddles(border, entries, _array(J))
+            lifted = lifted_saddles(border, entries, array(J))
             values = np.stack([K.data for K in lifted[0]])
             return cls(model, z, multipliers, bounds, out, torch.from_numpy(values).to(z), *lifted)
         out, ready, values = found
@@ -198,9 +199,9 @@ class Linear(NamedTuple):
         far = np.full(n + self.more, np.inf)
         lower, upper = -far, far
         if self.bounds is not None:
-            lower[:n], upper[:n] = (_array(b[i] - self.z[i]) for b in self.bounds)
-        out = _array(self.conditions[i])
-        slope = out[:n] - (K @ np.concatenate([np.zeros(n), none, _array(self.multipliers[i]), none]))[:n]
+            lower[:n], upper[:n] = (array(b[i] - self.z[i]) for b in self.bounds)
+        out = array(self.conditions[i])
+        slope = out[:n] - (K @ np.concatenate([np.zeros(n), none, array(self.multipliers[i]), none]))[:n]
         one_sided = np.concatenate([self.model.one_sided.cpu().numpy(), none > 0])
         return qp.SparseProgram(
             K, np.concatenate([slope, none]), np.concatenate([-out[n:], none]), one_sided, lower, upper, self.layout
@@ -217,8 +218,3 @@ def _estimate(program: qp.SparseProgram) -> Tensor:
     """Multipliers for a start without, of the rows that hold with equality or are violated."""
     y = qp.least_squares_multipliers(program, ~program.one_sided | (program.b <= 0))
     return torch.from_numpy(np.where(program.one_sided, np.maximum(y, 0.0), y))
-
-
-def _array(t: Any) -> np.ndarray:
-    array: np.ndarray = t.detach().to(device="cpu", dtype=torch.float64).numpy()
-    return array

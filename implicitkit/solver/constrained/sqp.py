@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.numbers import largest_moduli
 from implicitkit.foundation.options import at_least, check_options
 from implicitkit.linear.conditions.saddle import mv
 from implicitkit.linear.factors.dense import cholesky_batched
@@ -29,7 +30,7 @@ _HEAVIEST = 1e6  # times the weights, of one step
 @register_solver("sqp", solves="constrained")
 @dataclass(frozen=True)
 class SQP(Method):
-    r"""Newton's method for the KKT conditions: each step solves, for all samples at once, the quadratic program
+    r"""Newton's method for the KKT conditions.  Each step solves, for all samples at once, the quadratic program
 
         minimise  d'Hd/2 + df'd   subject to   h + Jh d = 0,   g + Jg d <= 0,   lower <= z + d <= upper
 
@@ -211,7 +212,7 @@ def _penalised(model: Model, H: Tensor, at: Local) -> tuple[Tensor, Tensor]:
 
 def _within_reach(z: Tensor, d: Tensor) -> Tensor:
     """A step whose largest entry is no more than ten times ``1 + max |z|``, however many unknowns there are."""
-    reach = 10 * (1 + _largest(z)) / _largest(d).clamp_min(1e-30)
+    reach = 10 * (1 + largest_moduli(z)) / largest_moduli(d).clamp_min(1e-30)
     return d * reach.clamp(max=1.0).unsqueeze(1)
 
 
@@ -249,7 +250,3 @@ def _estimate(model: Model, at: Local) -> Tensor:
     L, _ = cholesky_batched(gram)
     found = -torch.cholesky_solve(mv(J, at.slope).unsqueeze(2), L).squeeze(2) * in_force
     return torch.nan_to_num(torch.where(model.one_sided, found.clamp_min(0), found))
-
-
-def _largest(x: Tensor) -> Tensor:
-    return x.abs().amax(1) if x.shape[1] else x.new_zeros(len(x))

@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.numbers import largest_moduli
 from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
 from implicitkit.solver.constrained.model import Local, Model
@@ -66,7 +67,7 @@ class Program:
         steep = J.abs().amax(2)
         steep = torch.where(steep > 0, steep, 1)
         unit = _unit(H, slope, self.at, self.model)
-        gain = _largest(slope).unsqueeze(1) + H.abs().flatten(1).amax(1, keepdim=True) * unit
+        gain = largest_moduli(slope).unsqueeze(1) + H.abs().flatten(1).amax(1, keepdim=True) * unit
         price = torch.maximum(weight * steep, _PRICE * gain)  # of J-rows of unit size
         rows, values = J / steep.unsqueeze(2), c / (steep * unit)
         slack = -eye.expand(batch, m, m)
@@ -96,13 +97,9 @@ def _solved(data: tuple[Tensor, ...], like: Tensor) -> tuple[tuple[Tensor, Tenso
 def _unit(H: Tensor, slope: Tensor, at: Local, model: Model) -> Tensor:
     """The length of the step by its causes, ``|df| / |H|`` and ``|violation| / |J|``, ``(batch, 1)``; never zero.  In these
     units the tolerance of the program is relative to the step however small it is."""
-    length = _largest(slope) / H.abs().flatten(1).amax(1)
+    length = largest_moduli(slope) / H.abs().flatten(1).amax(1)
     if model.count:
         steep = at.jacobian.abs().flatten(1).amax(1)
-        wrong = _largest(model.violation(at.constraints)) / steep
+        wrong = largest_moduli(model.violation(at.constraints)) / steep
         length = torch.where(steep > 0, torch.maximum(length, wrong), length)
     return torch.where(length.isfinite() & (length > 1e-150), length, 1.0).unsqueeze(1)
-
-
-def _largest(x: Tensor) -> Tensor:
-    return x.abs().amax(1) if x.shape[1] else x.new_zeros(len(x))

@@ -22,7 +22,7 @@ _FORMULAS = ("hager_zhang", "polak_ribiere", "hestenes_stiefel", "fletcher_reeve
 @register_solver("nonlinear_cg", solves="minimise")
 @dataclass(frozen=True)
 class NonlinearCG(Method):
-    r"""``z <- z + t d``, ``d <- -g + \beta d``; with ``y`` the change of the gradient ``g`` and ``g_-`` the one before,
+    r"""``z <- z + t d``, ``d <- -g + \beta d``.  With ``y`` the change of the gradient ``g`` and ``g_-`` the one before,
 
         hager_zhang:  \beta = max((y - 2 d |y|^2 / d'y)'g / d'y,  -1 / (|d| min(0.01, |g_-|)))
         polak_ribiere:     max(y'g / |g_-|^2, 0)

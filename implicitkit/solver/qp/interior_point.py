@@ -20,11 +20,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.numbers import largest_moduli
 from implicitkit.linear.conditions.saddle import Saddle, mv
 from implicitkit.linear.factors.dense import cholesky_batched, lstsq_batched
 from implicitkit.problem.qp_data import QPData
 from implicitkit.solution import Status
-from implicitkit.solver.qp.polish import QPPoint, convex, largest, polish
+from implicitkit.solver.qp.polish import QPPoint, convex, polish
 
 __all__ = ["interior_point"]
 
@@ -177,8 +178,8 @@ def _measure(data: QPData, at: _Iterate, certify: bool) -> _Residual:
     r_d, r_p, r_g = Pz + q + Aty + Gtl, mv(A, at.z) - b, mv(G, at.z) + at.s - h
     gap = (at.s * at.lam).sum(1)
     objective = (at.z * Pz).sum(1) * 0.5 + (q * at.z).sum(1)
-    primal = torch.maximum(largest(r_p / (1 + b.abs())), largest(r_g / (1 + h.abs())))
-    dual = largest(r_d) / (1 + largest(q) + largest(Pz))
+    primal = torch.maximum(largest_moduli(r_p / (1 + b.abs())), largest_moduli(r_g / (1 + h.abs())))
+    dual = largest_moduli(r_d) / (1 + largest_moduli(q) + largest_moduli(Pz))
     merit = torch.maximum(torch.maximum(dual, primal), gap / (1 + objective.abs()))
     if certify:
         infeasible, unbounded = _certificates(data, at, Aty + Gtl, Pz)
@@ -250,11 +251,11 @@ def _certificates(data: QPData, at: _Iterate, dual: Tensor, Pz: Tensor) -> tuple
     z, y, lam = at[:3]
     eps = 1e-7
     support = (b * y).sum(1) + (h * lam).sum(1)
-    size = torch.maximum(largest(y), largest(lam)).clamp_min(1e-300)
-    infeasible = (support < -1e-6 * size) & (largest(dual) <= eps * -support) & (size > 1e3)
+    size = torch.maximum(largest_moduli(y), largest_moduli(lam)).clamp_min(1e-300)
+    infeasible = (support < -1e-6 * size) & (largest_moduli(dual) <= eps * -support) & (size > 1e3)
     slope = (q * z).sum(1)
-    length = largest(z)
-    ray = torch.maximum(torch.maximum(largest(Pz), largest(mv(A, z))), mv(G, z).amax(1).clamp_min(0))
+    length = largest_moduli(z)
+    ray = torch.maximum(torch.maximum(largest_moduli(Pz), largest_moduli(mv(A, z))), mv(G, z).amax(1).clamp_min(0))
     unbounded = (slope < -1e-6 * length) & (ray <= eps * -slope) & (length > 1e3)
     return infeasible, unbounded
 
@@ -265,7 +266,7 @@ def _equalities_only(data: QPData, tol: float) -> QPPoint:
     p = data.A.shape[1]
     saddle = Saddle(data.P, data.A, torch.zeros_like(data.b))
     z, y, norm = saddle.solve(-data.q, data.b)
-    scale = 1 + largest(data.q) + largest(data.b)
+    scale = 1 + largest_moduli(data.q) + largest_moduli(data.b)
     status = torch.where(norm <= tol * scale, int(Status.CONVERGED), int(Status.STALLED))
     bad = (status != int(Status.CONVERGED)).nonzero().squeeze(1)
     if len(bad):

@@ -13,12 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.numbers import largest_moduli
 from implicitkit.linear.conditions.saddle import Saddle, mv
 from implicitkit.linear.factors.dense import cholesky_batched, lstsq_batched
 from implicitkit.problem.qp_data import QPData, natural_residual
 from implicitkit.solution import Status
 
-__all__ = ["QPPoint", "convex", "largest", "polish"]
+__all__ = ["QPPoint", "convex", "polish"]
 
 
 class QPPoint(NamedTuple):
@@ -65,14 +66,14 @@ def polish(data: QPData, point: QPPoint, tol: float, *, sweeps: int = 6) -> QPPo
         wanted = wanted.index_copy(0, rows, better | (norm[rows] > 1e3 * size[rows]))
         norm, size = norm.index_copy(0, found, new[better]), size.index_copy(0, found, floor[better])
     z, y, lam = best.split(parts, 1)
-    bounds = largest(data.b) + largest(torch.where(data.h.isfinite(), data.h, 0))
-    loose = 1e-11 * (1 + largest(data.q) + bounds + largest(z))
+    bounds = largest_moduli(data.b) + largest_moduli(torch.where(data.h.isfinite(), data.h, 0))
+    loose = 1e-11 * (1 + largest_moduli(data.q) + bounds + largest_moduli(z))
     left = _open(status) & (norm > loose)
-    left = (left & (norm <= 1e-4 * (1 + largest(data.q)))).nonzero().squeeze(1)
+    left = (left & (norm <= 1e-4 * (1 + largest_moduli(data.q)))).nonzero().squeeze(1)
     if len(left):
         z, y, lam = _nearest(data, z, y, lam, left)
         norm = _joint(natural_residual(z, y, lam, data))
-    return QPPoint(z, y, lam, _verdict(status, norm, 1 + largest(data.q) + largest(z), tol), steps)
+    return QPPoint(z, y, lam, _verdict(status, norm, 1 + largest_moduli(data.q) + largest_moduli(z), tol), steps)
 
 
 def _open(status: Tensor) -> Tensor:
@@ -97,7 +98,7 @@ def _measure(data: QPData, z: Tensor, y: Tensor, lam: Tensor) -> tuple[Tensor, T
     v = lam + mv(G, z) - h
     active = v > 0
     residual = q + terms[0] + terms[1] + terms[2], mv(A, z) - b, torch.where(active, lam - v, lam)
-    size = sum((largest(t) for t in (*terms, b, lam, torch.where(active, h, 0))), largest(q))
+    size = sum((largest_moduli(t) for t in (*terms, b, lam, torch.where(active, h, 0))), largest_moduli(q))
     return _joint(residual), 1e-14 * size
 
 
@@ -131,11 +132,6 @@ def _nearest(data: QPData, z: Tensor, y: Tensor, lam: Tensor, which: Tensor) -> 
         )
     z, y, lam = (t.index_copy(0, which, new) for t, new in zip((z, y, lam), at, strict=True))
     return z, y, lam
-
-
-def largest(x: Tensor) -> Tensor:
-    """The largest modulus of each sample, ``(batch, k) -> (batch,)``."""
-    return x.abs().amax(1) if x.shape[1] else x.new_zeros(x.shape[0])
 
 
 def _joint(residual: tuple[Tensor, ...]) -> Tensor:

@@ -20,6 +20,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.numbers import array
 from implicitkit.linear.conditions.active_factors import ActiveFactors, ActiveSystem
 from implicitkit.linear.conditions.sparse_saddle import SparseSaddle
 from implicitkit.problem.qp_data import QPData
@@ -81,27 +82,26 @@ class _Parts:
 
 
 def _matrices(problem: Any, part: dict[str, Tensor], i: int) -> _Parts:
-    def array(name: str) -> np.ndarray:
-        numbers: np.ndarray = part[name][i].detach().to(device="cpu", dtype=torch.float64).numpy()
-        return numbers
+    def entries(name: str) -> np.ndarray:
+        return array(part[name][i])
 
     def matrix(name: str) -> sp.csr_matrix:
         if name not in part:
             return sp.csr_matrix((0, n))
         at = problem.places[name]
-        return sp.csr_matrix((array(name), (at.at_row.cpu().numpy(), at.at_column.cpu().numpy())), shape=at.extent)
+        return sp.csr_matrix((entries(name), (at.at_row.cpu().numpy(), at.at_column.cpu().numpy())), shape=at.extent)
 
-    q = array("q")
+    q = entries("q")
     n = len(q)
     P = matrix("P") if "P" in part else sp.csr_matrix((n, n))
     A, G = matrix("A"), matrix("G")
-    rows, ends = ([G], [array("h")]) if "h" in part else ([], [])
+    rows, ends = ([G], [entries("h")]) if "h" in part else ([], [])
     if "lower" in part:
-        rows, ends = [*rows, -G], [*ends, -array("lower")]
+        rows, ends = [*rows, -G], [*ends, -entries("lower")]
     G = sp.csr_matrix(sp.vstack(rows)) if rows else G
     h = np.concatenate(ends) if ends else np.zeros(0)
     upper = len(ends[0]) if "h" in part else 0
-    return _Parts(0.5 * (P + P.T), q, A, array("b") if "b" in part else np.zeros(0), G, h, upper)
+    return _Parts(0.5 * (P + P.T), q, A, entries("b") if "b" in part else np.zeros(0), G, h, upper)
 
 
 def _solve_one(p: _Parts, tol: float, max_steps: int, auxiliary: bool = False) -> _Found:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import above, at_least, between, check_options, optional
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.method import Method
-from implicitkit.solver.steps.bracketing import Ends, check_ends, ends_of, first_bracket, into_domain
+from implicitkit.solver.steps.bracketing import Bracketing, into_domain
 
 __all__ = ["Bisection"]
 
 
 @register_solver("bisection", solves="root", max_size=1)
 @dataclass(frozen=True)
-class Bisection(Method):
+class Bisection(Bracketing):
     r"""Halve an interval in which ``F`` changes sign; one unknown a sample, any number of samples.
 
     The interval is ``bracket``, or is found by geometric expansion to both sides of ``z0``
@@ -42,30 +39,11 @@ class Bisection(Method):
         CapabilityError (from the solve): more than one unknown a sample.
     """
 
-    width: float | None = None
-    growth: float = 2.0
-    expansions: int = 60
-    bracket: Ends | None = None
-    default_max_steps: ClassVar[int] = 1200
-
-    def __post_init__(self) -> None:
-        check_ends(self.bracket)
-        check_options(self, width=optional(between(0, math.inf)), growth=above(1), expansions=at_least(1))
-
-    def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
-        low, high = (None, None) if self.bracket is None else ends_of(self.bracket, z)
-        return {"a": low, "fa": None, "b": high, "fb": None}
-
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        if state["fa"] is None:
-            given = None if self.bracket is None else (state["a"], state["b"])
-            bracket, missing = first_bracket(f, z, given, self.width, self.growth, self.expansions)
-            f.stuck = missing
-            state = bracket._asdict()
-        a, fa, b, fb = state["a"], state["fa"], state["b"], state["fb"]
+        (a, fa, b, fb), missing = self.opened(f, z, state)
         middle, F, bad = into_domain(f, a + 0.5 * (b - a), torch.where(fa.abs() < fb.abs(), a, b))
         stop = ((middle == a) | (middle == b) | bad).squeeze(1)
-        f.stuck = stop if f.stuck is None else f.stuck | stop
+        f.stuck = stop if missing is None else stop | missing
         left = torch.sign(F) == torch.sign(fa)
         a, fa, b, fb = (
             torch.where(left, middle, a),

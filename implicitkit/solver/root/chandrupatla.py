@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from implicitkit.foundation.options import above, at_least, between, check_options, optional
 from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
-from implicitkit.solver.method import Method
-from implicitkit.solver.steps.bracketing import Ends, check_ends, ends_of, first_bracket, into_domain
+from implicitkit.solver.steps.bracketing import Bracketing, into_domain
 
 __all__ = ["Chandrupatla"]
 
 
 @register_solver("chandrupatla", solves="root", max_size=1)
 @dataclass(frozen=True)
-class Chandrupatla(Method):
+class Chandrupatla(Bracketing):
     r"""Inverse quadratic interpolation where it is trustworthy, bisection elsewhere; one unknown a sample.
 
     Of the last three points ``a`` (newest), ``b`` (opposite sign), ``c``, with ``xi = (a - b) / (c - b)`` and
@@ -40,27 +37,12 @@ class Chandrupatla(Method):
         CapabilityError (from the solve): more than one unknown a sample.
     """
 
-    width: float | None = None
-    growth: float = 2.0
-    expansions: int = 60
-    bracket: Ends | None = None
-    default_max_steps: ClassVar[int] = 1200
-
-    def __post_init__(self) -> None:
-        check_ends(self.bracket)
-        check_options(self, width=optional(between(0, math.inf)), growth=above(1), expansions=at_least(1))
-
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
-        low, high = (None, None) if self.bracket is None else ends_of(self.bracket, z)
-        return {"a": low, "fa": None, "b": high, "fb": None, "t": None}
+        return super().init(f, z) | {"t": None}
 
     def step(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        missing = None
-        if state["fa"] is None:
-            given = None if self.bracket is None else (state["a"], state["b"])
-            bracket, missing = first_bracket(f, z, given, self.width, self.growth, self.expansions)
-            state = bracket._asdict() | {"t": torch.full_like(z, 0.5)}
-        a, fa, b, fb, t = (state[name] for name in ("a", "fa", "b", "fb", "t"))
+        (a, fa, b, fb), missing = self.opened(f, z, state)
+        t = torch.full_like(z, 0.5) if state["t"] is None else state["t"]
         new, F, bad = into_domain(f, a + t * (b - a), a)
         stop = ((new == a) | (new == b) | bad).squeeze(1)
         f.stuck = stop if missing is None else stop | missing

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.options import above, at_least, check_options, optional
+from implicitkit.foundation.options import between as within
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.method import Method
 
 __all__ = [
     "Bracket",
+    "Bracketing",
     "Ends",
     "between",
     "check_ends",
@@ -155,3 +161,41 @@ def into_domain(f: Evaluations, z: Tensor, towards: Tensor) -> tuple[Tensor, Ten
         F = f.residual(z)
         bad = ~torch.isfinite(F)
     return z, F, bad
+
+
+@dataclass(frozen=True)
+class Bracketing(Method):
+    """A method that keeps the root of one unknown between two points; a subclass defines ``step``, which begins with
+    :meth:`opened`.
+
+    Args:
+        width: half of the first interval; ``None``: ``max(|z0|, 1) / 8``.
+        growth: of the interval from trial to trial, greater than 1. expansions: trials, at most.
+        bracket: ``(low, high)``, numbers or tensors of the batch's shape, in place of the search; a sample in which ``F``
+            has the same sign at both ends is given up.
+
+    Raises:
+        ValueError: an option out of range, ``low`` not below ``high``.
+        CapabilityError (from the solve): more than one unknown a sample.
+    """
+
+    width: float | None = None
+    growth: float = 2.0
+    expansions: int = 60
+    bracket: Ends | None = None
+    default_max_steps: ClassVar[int] = 1200
+
+    def __post_init__(self) -> None:
+        check_ends(self.bracket)
+        check_options(self, width=optional(within(0, math.inf)), growth=above(1), expansions=at_least(1))
+
+    def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
+        low, high = (None, None) if self.bracket is None else ends_of(self.bracket, z)
+        return {"a": low, "fa": None, "b": high, "fb": None}
+
+    def opened(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> tuple[Bracket, Tensor | None]:
+        """The bracket of the state, in the first step looked for; and which samples have none, where it was."""
+        if state["fa"] is not None:
+            return Bracket(*(state[name] for name in Bracket._fields)), None
+        given = None if self.bracket is None else (state["a"], state["b"])
+        return first_bracket(f, z, given, self.width, self.growth, self.expansions)

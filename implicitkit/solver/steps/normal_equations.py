@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.numbers import array
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors.dense import cholesky_batched
 from implicitkit.linear.factors.direct import Verdict
@@ -100,7 +101,7 @@ def normal_equations(
         kept = isinstance(before, NormalFactors) and before.units.shape == z.shape and not bool(f.active.all())
         ready, entries = found
         if weights is not None:
-            entries = ready.with_rows(entries, weights.detach().to(device="cpu", dtype=torch.float64).numpy())
+            entries = ready.with_rows(entries, array(weights))
         normal: NormalEquations = SparseNormal(ready, entries, z, before if kept else None, ~f.active)
     else:
         r = f.residuals(z) if weights is None else f.residuals(z) / weights

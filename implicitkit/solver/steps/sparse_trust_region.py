@@ -17,6 +17,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from implicitkit.foundation.numbers import array
 from implicitkit.linear.conditions.sparse_saddle import Layout, SparseSaddle
 from implicitkit.linear.factors.analysis import analyse
 from implicitkit.linear.factors.banded import SymmetricBand
@@ -40,7 +41,7 @@ def sparse_step(blocks: Any, g: Tensor, radius: Tensor, done: Tensor) -> tuple[T
     one, none = (torch.full((len(g),), x, dtype=torch.float64, device="cpu") for x in (1.0, 0.0))
     shifted = blocks.shifted(none, one)
     whole: SparseBlocks = shifted.extended
-    slopes = g.detach().to(device="cpu", dtype=torch.float64).numpy()
+    slopes = array(g)
     p, promised = np.zeros(slopes.shape), np.zeros(len(g))
     for i, values in enumerate(whole.values):
         if bool(done[i]) or not (np.isfinite(values).all() and np.isfinite(slopes[i]).all()):

@@ -87,32 +87,33 @@ def put(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], ou
     _land(trace, target, spots, values, out, bool(args[3] if len(args) > 3 else kwargs.get("accumulate", False)))
 
 
+def _carry(trace: Trace, source: Tensor, spots: Tensor, out: Tensor) -> None:
+    """Entry ``i`` of the source is added to entry ``spots_i`` (counted from 1) of the result, which is zero otherwise."""
+    trace.write(out, index_sets.merge(trace.read(source), spots.reshape(-1).long().numpy() - 1, out.numel()))
+
+
 def padded_back(forward: Any) -> Rule:
     """The backward pass of padding: gradients go back to where the padding was copied from."""
 
     def rule(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-        spots = forward(numbers(args[1]), args[2]).reshape(-1).long().numpy() - 1
-        trace.write(out, index_sets.merge(trace.read(args[0]), spots, out.numel()))
+        _carry(trace, args[0], forward(numbers(args[1]), args[2]), out)
 
     return rule
 
 
 def folded(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """``col2im(x, output_size, kernel, dilation, padding, stride)``: the transposed of ``im2col``."""
-    spots = aten.im2col.default(numbers(out), *args[2:]).reshape(-1).long().numpy() - 1
-    trace.write(out, index_sets.merge(trace.read(args[0]), spots, out.numel()))
+    _carry(trace, args[0], aten.im2col.default(numbers(out), *args[2:]), out)
 
 
 def unfolded_back(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """``unfold_backward(grad, input_sizes, dim, size, step)``."""
-    spots = numbers(out).unfold(*args[2:]).reshape(-1).long().numpy() - 1
-    trace.write(out, index_sets.merge(trace.read(args[0]), spots, out.numel()))
+    _carry(trace, args[0], numbers(out).unfold(*args[2:]), out)
 
 
 def embedded_back(trace: Trace, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """``embedding_dense_backward(grad, indices, rows, ...)``."""
-    spots = numbers(out)[args[1]].reshape(-1).long().numpy() - 1
-    trace.write(out, index_sets.merge(trace.read(args[0]), spots, out.numel()))
+    _carry(trace, args[0], numbers(out)[args[1]], out)
 
 
 def _select(target: Tensor, dim: int, index: Tensor, source: Any) -> Tensor:

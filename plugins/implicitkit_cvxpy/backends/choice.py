@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib.util
 from collections.abc import Callable
@@ -125,7 +126,9 @@ def resolve(solver: Any, options: dict[str, Any], cones: Cones, quadratic: bool,
     name = solver.lower() if solver.lower() in (*_OWN, "auto") else solver.upper()
     known = {*(k.upper() for k in _OWN), "AUTO", *_cvxpy_names()}
     if name.upper() not in known:
-        raise ValueError(f"unknown solver {solver!r}; known: {', '.join(sorted(known))}")
+        close = difflib.get_close_matches(str(solver).upper(), sorted(known), 1)
+        meant = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ValueError(f"unknown solver {solver!r}{meant}; known: {', '.join(sorted(known))}")
     if name not in ("auto",) and not _installed(name):
         how = _INSTALL.get(name, f"pip install 'cvxpy[{name}]'")
         gpu = name in ("CUCLARABEL", "CUOPT", "MPAX", "MOREAU")

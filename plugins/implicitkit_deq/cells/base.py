@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from implicitkit import extend
 
-__all__ = ["Cell"]
+__all__ = ["Cell", "check_image"]
 
 
 class Cell(extend.Configured, nn.Module):
@@ -64,3 +64,9 @@ class Cell(extend.Configured, nn.Module):
     def recurrent_weights(self) -> list[Tensor]:
         """The weights that multiply the state: what initialisation scales (default: none are known)."""
         return []
+
+
+def check_image(x: Tensor) -> None:
+    """Raise ``ValueError`` unless ``x`` is a batch of images."""
+    if x.ndim != 4:
+        raise ValueError(f"x must be (batch, channels, height, width), got shape {tuple(x.shape)}")

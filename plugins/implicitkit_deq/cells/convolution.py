@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from implicitkit.extend import options
-from implicitkit_deq.cells.base import Cell
+from implicitkit_deq.cells.base import Cell, check_image
 
 __all__ = ["ConvBlock"]
 
@@ -69,8 +69,7 @@ class ConvBlock(Cell):
 
     def inject(self, x: Tensor) -> tuple[Tensor]:
         """``U * x``."""
-        if x.ndim != 4:
-            raise ValueError(f"x must be (batch, channels, height, width), got shape {tuple(x.shape)}")
+        check_image(x)
         return (self.injection(x),)
 
     def update(self, z: Tensor, injected: Tensor) -> Tensor:

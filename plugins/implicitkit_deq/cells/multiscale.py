@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from implicitkit.extend import options
-from implicitkit_deq.cells.base import Cell
+from implicitkit_deq.cells.base import Cell, check_image
 
 __all__ = ["Multiscale"]
 
@@ -82,8 +82,7 @@ class Multiscale(Cell):
 
     def inject(self, x: Tensor) -> tuple[Tensor]:
         """``U * x``."""
-        if x.ndim != 4:
-            raise ValueError(f"x must be (batch, channels, height, width), got shape {tuple(x.shape)}")
+        check_image(x)
         return (self.injection(x),)
 
     def update(self, z: tuple[Tensor, ...], injected: Tensor) -> tuple[Tensor, ...]:

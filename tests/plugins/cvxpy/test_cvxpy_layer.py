@@ -789,6 +789,7 @@ BAD = [
         ValueError,
         r"batch sizes disagree: parameter low has batch shape \(3,\), parameter scale has \(2,\)",
     ),
+    ("solver misspelt", lambda: _plain(solver="clarabell"), ValueError, r"'clarabell' \(did you mean 'CLARABEL'\?\)"),
     ("solver unknown", lambda: _plain(solver="NOSUCH"), ValueError, r"unknown solver 'NOSUCH'; known: .*CLARABEL"),
     (
         "solver not installed",

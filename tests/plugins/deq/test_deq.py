@@ -800,6 +800,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         r"a cell is called as cell\(z, x, \.\.\.\).*2 positional.*\+ x\)",
     ),
+    "a list": (lambda: DEQ(Plain(), (6,))([1.0, 2.0]), TypeError, "at least one tensor.*got list.*as_tensor"),
     "no input": (lambda: DEQ(Plain(), (6,))(), TypeError, "at least one tensor"),
     "scalar input": (lambda: DEQ(Plain(), (6,))(torch.tensor(1.0)), ValueError, "leading dimension must be the batch"),
     "z0 of another batch": (

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import implicitkit as ik
 from implicitkit_deq import DEQ, Cell, Pretraining
@@ -645,3 +646,14 @@ def test_a_layer_that_takes_the_batch_as_its_second_dimension_is_named(first: bo
     with pytest.raises(RuntimeError, match="they do not fit it") as caught:
         DEQ(Recurrent(), (5, 4))(torch.randn(5, 3, 4))
     assert ("GRU without batch_first=True takes as the second dimension" in str(caught.value)) == (not first)
+
+
+def test_operations_of_a_first_forward_are_counted() -> None:
+    """Samples alike, as somebody counts them: the layer then asks by a derivative whether it uses its inputs."""
+    counts = []
+    for x in (torch.ones(4, 3, dtype=D), torch.ones(4, 3, dtype=D, requires_grad=True)):
+        layer = DEQ(Half(), state=(5,), solver="picard", max_steps=3, on_failure="ignore")
+        with FlopCounterMode(display=False) as counter:
+            layer(x)
+        counts.append(counter.get_total_flops())
+    assert counts[0] >= 3 * 2 * 4 * 5 * 5 and counts[1] >= counts[0]
