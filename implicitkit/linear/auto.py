@@ -21,6 +21,7 @@ from implicitkit.linear.gmres import GMRES
 from implicitkit.linear.lu import LU
 from implicitkit.linear.price import price_of_dense_like
 from implicitkit.linear.sparse import is_near, solve_with
+from implicitkit.linear.unsaid import Unsaid
 
 __all__ = ["Auto"]
 
@@ -128,8 +129,8 @@ class Auto(LinearSolver):
 
     @staticmethod
     def _dense_price(A: Operator, alike: int = 1) -> float:
-        """How many products dense factors cost, where so many samples have one matrix."""
-        return price_of_dense_like(A, alike).factors
+        """How many steps of the Krylov method for it dense factors cost, where so many samples have one matrix."""
+        return price_of_dense_like(A, alike, conjugate=A.symmetric).factors
 
     @staticmethod
     def _has_few_colours(A: Operator) -> bool:
@@ -154,7 +155,8 @@ class Auto(LinearSolver):
     def _krylov(self, A: Operator, b: Tensor, **limits: Any) -> LinearSolution:
         if not A.symmetric:
             plain = A.fixed_point and A.preconditioner is None
-            return (Contraction() if plain else GMRES()).solve_many(A, b, **limits)
+            said = GMRES() if A.preconditioner is not None else Unsaid()
+            return (Contraction() if plain else said).solve_many(A, b, **limits)
         progress = _Progress(b).add(CG().solve_many(A, b, **limits))
         return (
             progress if progress.done else progress.add(GMRES().solve_many(A, progress.open_part(), **limits))

@@ -579,3 +579,11 @@ def test_a_time_that_changes_is_no_other_situation() -> None:
     for row in others[:-1]:
         assert situation(*row) != same[0], row
     assert situation(*others[-1]) == situation(*others[-1])
+
+
+@pytest.mark.parametrize(("batch", "size"), [(64, 64), (1, 300), (64, 300)])
+def test_factors_cost_more_steps_of_conjugate_gradients_than_of_gmres(batch: int, size: int) -> None:
+    """These orthogonalise nothing, so that more of them are had for factors: up to the ratio of what both take beside a
+    product."""
+    gmres, conjugate = (price_of_dense(batch, size, conjugate=c).factors for c in (False, True))
+    assert 1.1 < conjugate / gmres < 2.5

@@ -344,6 +344,24 @@ MUTANTS = [
         ("numbers) + _WEIGHT * touched + _TOUCHED * wide", "numbers) + _WEIGHT * touched"),
     ),
     *mutants(
+        "implicitkit/linear/price.py",
+        "tests/linear/test_frugal.py -k steps_of_conjugate",
+        ("_VECTORS * numbers if conjugate else", "_VECTORS * numbers if False else"),
+    ),
+    *mutants(
+        "implicitkit/linear/unsaid.py",
+        "tests/linear/test_unsaid.py",
+        ("definite = bool((seems_definite(Ht) | ~open_).all())", "definite = False"),
+        ("definite = bool((seems_definite(Ht) | ~open_).all())", "definite = True"),
+        ("r = whole - A.mv(x)", "r = whole"),
+        ("if definite or not open_part():", "if True:"),
+    ),
+    *mutants(
+        "implicitkit/linear/auto.py",
+        "tests/linear/test_unsaid.py -k default",
+        ("is not None else Unsaid()", "is not None else GMRES()"),
+    ),
+    *mutants(
         "implicitkit/linear/frugal.py",
         "tests/linear/test_frugal.py",
         ("Correction(x + rest,", "Correction(rest,"),

@@ -201,7 +201,9 @@ MUTANTS = [
         ("gain.mul(_FADES).clamp_max_", "gain.mul(0).clamp_max_"),
         (".clamp_max_(math.log(_SLOWEST)) if pace is None else pace", ".clamp_max_(math.log(_SLOWEST))"),
         ("_PASSES * numbers * (1 + _BEYOND", "1e3 * numbers * (1 + _BEYOND"),
-        ("return cost + _PLAIN_CALLS * CALL + _PLAIN_PASSES * numbers <= mixing", "return cost <= mixing"),
+        ("return cost + _PLAIN_CALLS * CALL + _PLAIN_PASSES * numbers <=", "return cost <="),
+        ("<= mixing * _PERIOD / period", "<= mixing"),
+        ("<= mixing * _PERIOD / period", "<= mixing * _PERIOD"),
         ("(_NEAR * f.tolerance / f.norm).log() / gain", "(_NEAR * f.norm / f.tolerance).log()"),
     ),
     *mutants(
