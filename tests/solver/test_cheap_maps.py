@@ -175,13 +175,13 @@ def test_what_steps_gain_and_how_many_are_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "dear", "mixes"), [(4, False, True), (5, False, False), (9, False, False), (9, True, True)]
+    ("n", "dear", "mixes"), [(7, False, True), (8, False, False), (9, False, False), (9, True, True)]
 )
 def test_few_unknowns_of_a_cheap_map_are_not_mixed_while_plain_steps_are_fast(
     n: int, dear: bool, mixes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Below five a few differences span them; from there on every step of a map that contracts fast is a plain one, if it
-    costs less than mixing in each, or each second, adds."""
+    """Below eight, where every step mixes, a few differences span them; from there on each step of a map that contracts fast
+    is a plain one, if it costs less than mixing in every second adds."""
     run = _Counted(torch.zeros(1), monkeypatch)
     c, rate = torch.ones(8, n, dtype=D), torch.linspace(0.05, 0.25, n, dtype=D)
 

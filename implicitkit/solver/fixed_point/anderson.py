@@ -27,7 +27,7 @@ _FAST = 0.8  # ... as long as three of them leave so much at most ...
 _MOST = 0.75  # ... for so many of the samples at work
 _SWIFT = 0.35  # what plain steps leave of a residual, two in the mean, before there is anything to mix ...
 _SLOWER = 1.2  # ... while the second leaves so much more than the first, at most
-_FEW, _FEWEST = 10, 5  # unknowns below which a few differences span them, and are mixed in any case (of a cheap map)
+_FEW, _FEWEST = 10, 8  # unknowns below which a few differences span them, and are mixed in any case (of a cheap map)
 _SOME = 0.1  # of the samples: while so many will not be done after one more step of a cheap map, it takes two
 _TIMES = 3  # so often three steps are made, at most, before somebody looks
 _NEAR, _HALF = 2.0, 0.5  # times the tolerance: what residuals of so many are not to fall below in steps not looked at
@@ -68,7 +68,7 @@ class Anderson(Method):
     (:mod:`~implicitkit.solver.fixed_point.cheap_maps`), plain steps go on, from 64 unknowns on, for as long as of three
     quarters of the samples at work they leave no more than 0.8 of the residual, and gain a quarter at least of what
     they gained at first: less would mean that a few eigenvalues lie apart, which the memory of the last steps then
-    knows best.  None is made without a look where the last left a fifth more than the one before.  Of 5 to 9 unknowns of a
+    knows best.  None is made without a look where the last left a fifth more than the one before.  Of 8 and 9 unknowns of a
     cheap map plain steps go on while two of them leave an eighth of the residual, as they do of 10 to 63 of any.
 
     The plain steps between two mixings are made without a look at their residuals while, at the rate of the last ones, half
