@@ -277,8 +277,14 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/price.py",
         "tests/linear/test_prices_of_products.py",
-        ("A.batch, A.size, weight, alike, wide, nodes, A.own())", "A.batch, A.size, weight, alike, wide, own=A.own())"),
-        ("A.batch, A.size, weight, alike, wide, nodes, A.own())", "A.batch, A.size, weight, alike, wide, nodes)"),
+        (
+            "A.batch, A.size, weight, alike, wide, nodes, A.own(), conjugate)",
+            "A.batch, A.size, weight, alike, wide, own=A.own(), conjugate=conjugate)",
+        ),
+        (
+            "A.batch, A.size, weight, alike, wide, nodes, A.own(), conjugate)",
+            "A.batch, A.size, weight, alike, wide, nodes, conjugate=conjugate)",
+        ),
         ("(min(shown, _WRITTEN * numbers * size) if own else shown)", "(_WRITTEN * numbers * size if own else shown)"),
         ("max(weight, A.weight, A.read() // max(1, A.batch))", "max(weight, A.weight)"),
         ("max(weight, A.weight, A.read() // max(1, A.batch))", "max(weight, A.read() // max(1, A.batch))"),

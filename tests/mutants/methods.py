@@ -172,7 +172,7 @@ MUTANTS = [
         ("swift = swift[0] & (f.norm <= _SWIFT**2 * swift[1])", "swift = swift[0]"),
         ("gamma = gamma.masked_fill(swift.view(-1, 1, 1), 0)", "pass"),
         ("enumerate(itertools.pairwise(path), count - len(path))", "enumerate(itertools.pairwise(path))"),
-        ("swift = self.period is None and z.shape[1] >= _FEW", "swift = self.period is None"),
+        ("(z.shape[1] >= _FEW or (z.shape[1] >= _FEWEST and cheap))", "True"),
     ),
     *mutants(
         "implicitkit/solver/fixed_point/anderson.py",

@@ -45,7 +45,7 @@ def _right(count: int, n: int = N) -> Tensor:
         (20, 0.33, True),
         (10, 0.2, True),
         (20, 0.6, False),
-        (7, 0.2, False),
+        (6, 0.2, False),
         (8, 0.2, True),
         (100, 0.2, True),
     ],
