@@ -149,7 +149,8 @@ def price_of_dense(
     Args:
         weight: numbers that one product touches beside the state, a sample. alike: samples that have one matrix, each of
             which shows another row of it. wide: numbers that a product of all samples goes through beyond as many as the
-            state has at each node of the graph, side by side no cheaper than one by one. nodes: of that graph.
+            state has at each node of the graph, side by side no cheaper than one by one (nor are those added up at
+            places of an index). nodes: of that graph.
             own: each sample is multiplied by a matrix of its own there, which need not be found by products
             (:mod:`implicitkit.foundation.structured`).
         conjugate: in steps of conjugate gradients.
@@ -167,8 +168,8 @@ def price_of_dense(
 def price_of_dense_like(A: Operator, alike: int = 1, weight: int = 0, conjugate: bool = False) -> Price:
     """Of the dense matrices of ``A``, of which what its products go through is known; ``weight``: numbers of parameters, a
     sample; ``conjugate``: in steps of conjugate gradients."""
-    nodes, numbers, _ = A.graph() or (0, 0, 0)
-    wide = max(0.0, float(numbers - nodes * A.batch * A.size))
+    nodes, numbers, placed = A.graph() or (0, 0, 0)
+    wide = max(0.0, float(numbers - nodes * A.batch * A.size)) + _PLACED / _TOUCHED * placed
     weight = max(weight, A.weight, A.read() // max(1, A.batch))
     return price_of_dense(A.batch, A.size, weight, alike, wide, nodes, A.own(), conjugate)
 

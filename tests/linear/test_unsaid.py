@@ -80,8 +80,8 @@ def test_a_batch_of_both_kinds() -> None:
 
 @pytest.mark.parametrize(("seen", "top"), [(1e-3, 900.0), (0.1, 100.0)])
 def test_a_curvature_of_the_other_sign_leaves_the_rest_to_gmres(seen: float, top: float) -> None:
-    """One eigenvalue below zero, of a vector that the first products hardly see; where more is seen of it, conjugate gradients
-    end farther off than they began."""
+    """One eigenvalue below zero, of a vector that the first products hardly see; where more is seen of it, conjugate
+    gradients end farther off than they began."""
     d = torch.linspace(1.0, top, N, dtype=D)
     d[0] = -1e-2
     b = torch.ones(1, N, dtype=D)

@@ -355,6 +355,11 @@ MUTANTS = [
         ("_VECTORS * numbers if conjugate else", "_VECTORS * numbers if False else"),
     ),
     *mutants(
+        "implicitkit/linear/price.py",
+        "tests/linear/test_frugal.py -k places_of_an_index",
+        (" + _PLACED / _TOUCHED * placed", " + 0 * placed"),
+    ),
+    *mutants(
         "implicitkit/linear/unsaid.py",
         "tests/linear/test_unsaid.py",
         ("definite = bool((seems_definite(Ht) | ~open_).all())", "definite = False"),

@@ -155,6 +155,11 @@ def test_what_a_step_costs_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     for (batch, size), cost, cheap in rows:
         monkeypatch.setattr(cheap_maps, "cost_of", lambda _, cost=cost: cost)
         assert cheap_maps.is_cheap(SimpleNamespace(batch=batch, size=size)) is cheap  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        cheap_maps, "cost_of", lambda _: 5.9e4
+    )  # nine unknowns on a grid: beside mixing in every second step
+    said = [cheap_maps.is_cheap(SimpleNamespace(batch=64, size=9), period) for period in (1, 2, 3)]  # type: ignore[arg-type]
+    assert said == [True, True, False]
 
 
 def test_what_steps_gain_and_how_many_are_left() -> None:
