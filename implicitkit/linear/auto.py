@@ -55,7 +55,7 @@ class Auto(LinearSolver):
     4. ``lu`` where forming the dense blocks is cheap: few unknowns, or a cheap function; or where 3 has found it so.
     5. ``sparse_lu`` where the matrix has a sparsity pattern.  (4 for many unknowns, and 5, of a fixed-point map only after 6
        has failed: there ``I - J`` is seldom ill-conditioned, and few products do.)
-    6. ``cg`` for symmetric matrices and ``gmres``, which ``cg`` goes on for where its vectors show that a matrix is symmetric
+    6. ``cg`` for symmetric matrices and ``gmres``; ``cg`` goes on for that where its vectors show that a matrix is symmetric
        and definite (:mod:`implicitkit.linear.unsaid`); of fewer products where a direct method can take over.
     7. What these could not do: ``sparse_lu``, then ``lu`` while the blocks fit into memory (1 GB).
 
