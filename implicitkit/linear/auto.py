@@ -20,6 +20,7 @@ from implicitkit.linear.iterative.contraction import Contraction
 from implicitkit.linear.iterative.cycles import in_working_precision
 from implicitkit.linear.iterative.frugal import Frugal
 from implicitkit.linear.iterative.gmres import GMRES
+from implicitkit.linear.iterative.unsaid import Unsaid
 from implicitkit.linear.price import price_of_dense_like
 
 __all__ = ["Auto"]
@@ -54,7 +55,8 @@ class Auto(LinearSolver):
     4. ``lu`` where forming the dense blocks is cheap: few unknowns, or a cheap function; or where 3 has found it so.
     5. ``sparse_lu`` where the matrix has a sparsity pattern.  (4 for many unknowns, and 5, of a fixed-point map only after 6
        has failed: there ``I - J`` is seldom ill-conditioned, and few products do.)
-    6. ``cg`` for symmetric matrices and ``gmres``; of fewer products where a direct method can take over.
+    6. ``cg`` for symmetric matrices and ``gmres``; ``cg`` goes on for that where its vectors show that a matrix is symmetric
+       and definite (:mod:`implicitkit.linear.iterative.unsaid`); of fewer products where a direct method can take over.
     7. What these could not do: ``sparse_lu``, then ``lu`` while the blocks fit into memory (1 GB).
 
     Source: the order is this library's, measured (``benchmarks/bench_large.py``).
@@ -128,8 +130,8 @@ class Auto(LinearSolver):
 
     @staticmethod
     def _dense_price(A: Operator, alike: int = 1) -> float:
-        """How many products dense factors cost, where so many samples have one matrix."""
-        return price_of_dense_like(A, alike).factors
+        """How many steps of the Krylov method for it dense factors cost, where so many samples have one matrix."""
+        return price_of_dense_like(A, alike, conjugate=A.symmetric).factors
 
     @staticmethod
     def _has_few_colours(A: Operator) -> bool:
@@ -154,7 +156,8 @@ class Auto(LinearSolver):
     def _krylov(self, A: Operator, b: Tensor, **limits: Any) -> LinearSolution:
         if not A.symmetric:
             plain = A.fixed_point and A.preconditioner is None
-            return (Contraction() if plain else GMRES()).solve_many(A, b, **limits)
+            said = GMRES() if A.preconditioner is not None else Unsaid()
+            return (Contraction() if plain else said).solve_many(A, b, **limits)
         progress = _Progress(b).add(CG().solve_many(A, b, **limits))
         return (
             progress if progress.done else progress.add(GMRES().solve_many(A, progress.open_part(), **limits))

@@ -57,6 +57,7 @@ _SMALL = 150.0  # for one dense matrix beside these
 _KRYLOV = 10_000.0  # of GMRES beside the product: the calls of one step, and so many times the numbers of the state
 _BASIS = 1.0
 _EACH = 2000.0  # and for a sparse one
+_CONJUGATE = 5500.0  # of conjugate gradients beside the product, and _VECTORS times the numbers of the state
 _STEP, _VECTORS = 3200.0, 0.3  # of conjugate gradients on normal equations: one, and for each number of the state
 _NODE, _TOUCHED, _PLACED = 300.0, 0.025, 0.4  # for each node of a graph, number in it, and one at a place of an index
 _FORMED, _ENTRY_FIT = 20_000.0, 6.0  # to form sparse normal equations, and for an entry of them
@@ -140,16 +141,19 @@ def price_of_dense(
     wide: float = 0.0,
     nodes: float = _PLAIN,
     own: bool = False,
+    conjugate: bool = False,
 ) -> Price:
     """Of ``batch`` dense matrices, in steps of GMRES: to orthogonalise costs these as much as the product, and where
-    there are few numbers more.
+    there are few numbers more; or in those of conjugate gradients, which orthogonalise nothing.
 
     Args:
         weight: numbers that one product touches beside the state, a sample. alike: samples that have one matrix, each of
             which shows another row of it. wide: numbers that a product of all samples goes through beyond as many as the
-            state has at each node of the graph, side by side no cheaper than one by one. nodes: of that graph.
+            state has at each node of the graph, side by side no cheaper than one by one (nor are those added up at
+            places of an index). nodes: of that graph.
             own: each sample is multiplied by a matrix of its own there, which need not be found by products
             (:mod:`implicitkit.foundation.structured`).
+        conjugate: in steps of conjugate gradients.
     """
     numbers, touched, longer = batch * size, batch * weight, max(1.0, nodes / _PLAIN)
     each = _SIDE * longer * numbers + _SIDE_WEIGHT * touched + _TOUCHED * wide
@@ -157,16 +161,17 @@ def price_of_dense(
     found = 2 * CALL + (min(shown, _WRITTEN * numbers * size) if own else shown)
     factored = batch / alike * (_SMALL + _DENSE * size**3 / (1 + size / _BLOCKED))
     product = longer * (CALL + numbers) + _WEIGHT * touched + _TOUCHED * wide
-    return Price(size, (found + factored) / (product + _KRYLOV + _BASIS * numbers))
+    beside = _CONJUGATE + _VECTORS * numbers if conjugate else _KRYLOV + _BASIS * numbers
+    return Price(size, (found + factored) / (product + beside))
 
 
-def price_of_dense_like(A: Operator, alike: int = 1, weight: int = 0) -> Price:
+def price_of_dense_like(A: Operator, alike: int = 1, weight: int = 0, conjugate: bool = False) -> Price:
     """Of the dense matrices of ``A``, of which what its products go through is known; ``weight``: numbers of parameters, a
-    sample."""
-    nodes, numbers, _ = A.graph() or (0, 0, 0)
-    wide = max(0.0, float(numbers - nodes * A.batch * A.size))
+    sample; ``conjugate``: in steps of conjugate gradients."""
+    nodes, numbers, placed = A.graph() or (0, 0, 0)
+    wide = max(0.0, float(numbers - nodes * A.batch * A.size)) + _PLACED / _TOUCHED * placed
     weight = max(weight, A.weight, A.read() // max(1, A.batch))
-    return price_of_dense(A.batch, A.size, weight, alike, wide, nodes, A.own())
+    return price_of_dense(A.batch, A.size, weight, alike, wide, nodes, A.own(), conjugate)
 
 
 def cost_of_product(numbers: int, nodes: int, through: int, parameters: int) -> float:

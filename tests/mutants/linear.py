@@ -277,8 +277,14 @@ MUTANTS = [
     *mutants(
         "implicitkit/linear/price.py",
         "tests/linear/test_prices_of_products.py",
-        ("A.batch, A.size, weight, alike, wide, nodes, A.own())", "A.batch, A.size, weight, alike, wide, own=A.own())"),
-        ("A.batch, A.size, weight, alike, wide, nodes, A.own())", "A.batch, A.size, weight, alike, wide, nodes)"),
+        (
+            "A.batch, A.size, weight, alike, wide, nodes, A.own(), conjugate)",
+            "A.batch, A.size, weight, alike, wide, own=A.own(), conjugate=conjugate)",
+        ),
+        (
+            "A.batch, A.size, weight, alike, wide, nodes, A.own(), conjugate)",
+            "A.batch, A.size, weight, alike, wide, nodes, conjugate=conjugate)",
+        ),
         ("(min(shown, _WRITTEN * numbers * size) if own else shown)", "(_WRITTEN * numbers * size if own else shown)"),
         ("max(weight, A.weight, A.read() // max(1, A.batch))", "max(weight, A.weight)"),
         ("max(weight, A.weight, A.read() // max(1, A.batch))", "max(weight, A.read() // max(1, A.batch))"),
@@ -342,6 +348,29 @@ MUTANTS = [
         "tests/linear/test_frugal.py -k many_rows",
         ("_SIDE_WEIGHT * touched + _TOUCHED * wide", "_SIDE_WEIGHT * touched"),
         ("numbers) + _WEIGHT * touched + _TOUCHED * wide", "numbers) + _WEIGHT * touched"),
+    ),
+    *mutants(
+        "implicitkit/linear/price.py",
+        "tests/linear/test_frugal.py -k steps_of_conjugate",
+        ("_VECTORS * numbers if conjugate else", "_VECTORS * numbers if False else"),
+    ),
+    *mutants(
+        "implicitkit/linear/price.py",
+        "tests/linear/test_frugal.py -k places_of_an_index",
+        (" + _PLACED / _TOUCHED * placed", " + 0 * placed"),
+    ),
+    *mutants(
+        "implicitkit/linear/iterative/unsaid.py",
+        "tests/linear/test_unsaid.py",
+        ("definite = bool((seems_definite(Ht) | ~open_).all())", "definite = False"),
+        ("definite = bool((seems_definite(Ht) | ~open_).all())", "definite = True"),
+        ("r = whole - A.mv(x)", "r = whole"),
+        ("if definite or not open_part():", "if True:"),
+    ),
+    *mutants(
+        "implicitkit/linear/auto.py",
+        "tests/linear/test_unsaid.py -k default",
+        ("is not None else Unsaid()", "is not None else GMRES()"),
     ),
     *mutants(
         "implicitkit/linear/iterative/frugal.py",

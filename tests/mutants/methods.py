@@ -172,7 +172,7 @@ MUTANTS = [
         ("swift = swift[0] & (f.norm <= _SWIFT**2 * swift[1])", "swift = swift[0]"),
         ("gamma = gamma.masked_fill(swift.view(-1, 1, 1), 0)", "pass"),
         ("enumerate(itertools.pairwise(path), count - len(path))", "enumerate(itertools.pairwise(path))"),
-        ("swift = self.period is None and z.shape[1] >= _FEW", "swift = self.period is None"),
+        ("(z.shape[1] >= _FEW or (z.shape[1] >= _FEWEST and cheap))", "True"),
     ),
     *mutants(
         "implicitkit/solver/fixed_point/anderson.py",
@@ -201,7 +201,9 @@ MUTANTS = [
         ("gain.mul(_FADES).clamp_max_", "gain.mul(0).clamp_max_"),
         (".clamp_max_(math.log(_SLOWEST)) if pace is None else pace", ".clamp_max_(math.log(_SLOWEST))"),
         ("_PASSES * numbers * (1 + _BEYOND", "1e3 * numbers * (1 + _BEYOND"),
-        ("return cost + _PLAIN_CALLS * CALL + _PLAIN_PASSES * numbers <= mixing", "return cost <= mixing"),
+        ("return cost + _PLAIN_CALLS * CALL + _PLAIN_PASSES * numbers <=", "return cost <="),
+        ("<= mixing * _PERIOD / period", "<= mixing"),
+        ("<= mixing * _PERIOD / period", "<= mixing * _PERIOD"),
         ("(_NEAR * f.tolerance / f.norm).log() / gain", "(_NEAR * f.norm / f.tolerance).log()"),
     ),
     *mutants(

@@ -155,6 +155,11 @@ def test_what_a_step_costs_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     for (batch, size), cost, cheap in rows:
         monkeypatch.setattr(cheap_maps, "cost_of", lambda _, cost=cost: cost)
         assert cheap_maps.is_cheap(SimpleNamespace(batch=batch, size=size)) is cheap  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        cheap_maps, "cost_of", lambda _: 5.9e4
+    )  # nine unknowns on a grid: beside mixing in every second step
+    said = [cheap_maps.is_cheap(SimpleNamespace(batch=64, size=9), period) for period in (1, 2, 3)]  # type: ignore[arg-type]
+    assert said == [True, True, False]
 
 
 def test_what_steps_gain_and_how_many_are_left() -> None:
@@ -172,3 +177,25 @@ def test_what_steps_gain_and_how_many_are_left() -> None:
     assert kept is pace and enough.tolist() == [True, False, True, True, True]
     needed = cheap_maps.steps_needed(f, torch.full((5,), 0.5, dtype=D).log())
     torch.testing.assert_close(needed, torch.tensor([35.0, 0.375, 17.5, 4.875, 3.9], dtype=D).log2())
+
+
+@pytest.mark.parametrize(
+    ("n", "dear", "mixes"), [(7, False, True), (8, False, False), (9, False, False), (9, True, True)]
+)
+def test_few_unknowns_of_a_cheap_map_are_not_mixed_while_plain_steps_are_fast(
+    n: int, dear: bool, mixes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below eight, where every step mixes, a few differences span them; from there on each step of a map that contracts fast
+    is a plain one, if it costs less than mixing in every second adds."""
+    run = _Counted(torch.zeros(1), monkeypatch)
+    c, rate = torch.ones(8, n, dtype=D), torch.linspace(0.05, 0.25, n, dtype=D)
+
+    def step(z: Tensor) -> Tensor:
+        out = rate * torch.sin(z.roll(1, -1)) + c
+        return _dear(out) if dear else out
+
+    found = ik.fixed_point(step, 0 * c, batch_dims=1)
+    assert bool(found.converged.all()) and (run.mixings > 0) is mixes, run.mixings
+    if not mixes:
+        plain = ik.fixed_point(step, 0 * c, batch_dims=1, solver="picard")
+        assert found.evaluations <= plain.evaluations

@@ -51,7 +51,7 @@ def test_no_evaluation_more_than_where_no_map_is_cheap(name: str, monkeypatch: p
     """An eigenvalue apart, of which plain steps take three times as many."""
     with torch.no_grad():
         spent = []
-        for cheap in (cheap_maps.is_cheap, lambda _: False):
+        for cheap in (cheap_maps.is_cheap, lambda _, period: False):
             monkeypatch.setattr(anderson, "is_cheap", cheap)
             found = ik.fixed_point(MAPS[name], 0 * C, batch_dims=1, solver="anderson", rtol=1e-10)
             spent.append(found.evaluations)
@@ -75,8 +75,8 @@ def test_maps_whose_operations_tell_what_they_take_are_known_as_cheap(
     """However they are written."""
     said: list[bool] = []
 
-    def noted(f: Any) -> bool:
-        said.append(cheap_maps.is_cheap(f))
+    def noted(f: Any, period: int) -> bool:
+        said.append(cheap_maps.is_cheap(f, period))
         return said[-1]
 
     monkeypatch.setattr(anderson, "is_cheap", noted)

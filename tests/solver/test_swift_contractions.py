@@ -40,7 +40,15 @@ def _right(count: int, n: int = N) -> Tensor:
 
 @pytest.mark.parametrize(
     ("n", "rate", "plain"),
-    [(20, 0.2, True), (20, 0.33, True), (10, 0.2, True), (20, 0.6, False), (8, 0.2, False), (100, 0.2, True)],
+    [
+        (20, 0.2, True),
+        (20, 0.33, True),
+        (10, 0.2, True),
+        (20, 0.6, False),
+        (6, 0.2, False),
+        (8, 0.2, True),
+        (100, 0.2, True),
+    ],
     ids=str,
 )
 def test_strong_contractions_are_iterated_as_they_are(n: int, rate: float, plain: bool) -> None:

@@ -27,7 +27,7 @@ _FAST = 0.8  # ... as long as three of them leave so much at most ...
 _MOST = 0.75  # ... for so many of the samples at work
 _SWIFT = 0.35  # what plain steps leave of a residual, two in the mean, before there is anything to mix ...
 _SLOWER = 1.2  # ... while the second leaves so much more than the first, at most
-_FEW = 10  # unknowns below which a few differences span them, and are mixed in any case
+_FEW, _FEWEST = 10, 8  # unknowns below which a few differences span them, and are mixed in any case (of a cheap map)
 _SOME = 0.1  # of the samples: while so many will not be done after one more step of a cheap map, it takes two
 _TIMES = 3  # so often three steps are made, at most, before somebody looks
 _NEAR, _HALF = 2.0, 0.5  # times the tolerance: what residuals of so many are not to fall below in steps not looked at
@@ -68,7 +68,8 @@ class Anderson(Method):
     (:mod:`~implicitkit.solver.fixed_point.cheap_maps`), plain steps go on, from 64 unknowns on, for as long as of three
     quarters of the samples at work they leave no more than 0.8 of the residual, and gain a quarter at least of what
     they gained at first: less would mean that a few eigenvalues lie apart, which the memory of the last steps then
-    knows best.  None is made without a look where the last left a fifth more than the one before.
+    knows best.  None is made without a look where the last left a fifth more than the one before.  Of 8 and 9 unknowns of a
+    cheap map plain steps go on while two of them leave an eighth of the residual, as they do of 10 to 63 of any.
 
     The plain steps between two mixings are made without a look at their residuals while, at the rate of the last ones, half
     of the samples will not be near their tolerance after them, and nobody watches (a trace, a callback): a look costs as
@@ -111,8 +112,9 @@ class Anderson(Method):
         )
 
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
-        swift = self.period is None and z.shape[1] >= _FEW
-        f.weighs = swift and z.shape[1] >= _WIDE
+        cheap = self.period is None and is_cheap(f, _mixed_every(z))
+        swift = self.period is None and (z.shape[1] >= _FEW or (z.shape[1] >= _FEWEST and cheap))
+        f.weighs = swift
         return {
             **(_NOTHING if swift else _memory(z, self._rows(z))),
             "last": None,  # r and w of the step before
@@ -121,7 +123,7 @@ class Anderson(Method):
             "new": 0,  # rows of the history that the Gram matrix does not know yet
             "eager": None,  # samples that mix in every step
             "path": () if swift else None,  # while all take plain steps from the first one on: the last of them
-            "cheap": f.weighs and is_cheap(f),
+            "cheap": cheap and z.shape[1] >= _WIDE,
             "pace": None,  # of a cheap map: the logarithm of what each of the first two steps left
             "swift": None,  # samples that still do, when others do not, and |r| of the step before
             "plain": None,  # while all take plain steps only: |r| at the last look, and the steps since then
@@ -164,7 +166,7 @@ class Anderson(Method):
         before = state["last"]
         state = state | {"since": k + 1, "last": (r, mixed), "new": new, "eager": eager, "guard": guard}
         state["swift"] = None if swift is None else (swift, _size(before, f))
-        due = k % (self.period or min(_PERIOD, max(1, z.shape[1] // 4))) == 0
+        due = k % (self.period or _mixed_every(z)) == 0
         if k == 0:
             return self._onwards(f, return_to_best(f, mixed, guard), state), state
         if not due and eager is None:
@@ -266,6 +268,11 @@ class Anderson(Method):
         if maybe_any(info):
             gamma = gamma.masked_fill(info.ne(0).view(-1, 1, 1), 0)  # not positive definite: the plain step
         return gamma, rhs.squeeze(1)
+
+
+def _mixed_every(z: Tensor) -> int:
+    """So many steps, unless it is said; a few differences span few unknowns."""
+    return min(_PERIOD, max(1, z.shape[1] // 4))
 
 
 def _pieces(slots: list[int]) -> list[slice]:

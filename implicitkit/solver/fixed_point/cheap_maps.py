@@ -17,6 +17,7 @@ from implicitkit.solver.evaluations import Evaluations
 
 __all__ = ["gains", "is_cheap", "steps_needed"]
 
+_PERIOD = 3  # of mixing, unless it is said
 _PLAIN_CALLS, _PLAIN_PASSES = 2.0, 0.5  # what surrounds a plain step
 _CALLS, _PASSES, _CACHED, _BEYOND = 11.0, 1.2, 2.0**17, 2.0  # what mixing in one step of three adds to every one
 _SLOWEST, _FADES = (
@@ -26,13 +27,14 @@ _SLOWEST, _FADES = (
 _NEAR = 2.0  # times the tolerance: what residuals are not to fall below in steps not looked at
 
 
-def is_cheap(f: Evaluations) -> bool:
-    """Do an evaluation and a plain step cost no more than mixing adds to a step?  No, where that is not known."""
+def is_cheap(f: Evaluations, period: int = _PERIOD) -> bool:
+    """Do an evaluation and a plain step cost no more than mixing in one step of ``period`` adds to each?  No, where that is
+    not known."""
     cost, numbers = cost_of(f), float(f.batch * f.size)
     if cost is None:
         return False
     mixing = _CALLS * CALL + _PASSES * numbers * (1 + _BEYOND * min(numbers / _CACHED, 1.0))
-    return cost + _PLAIN_CALLS * CALL + _PLAIN_PASSES * numbers <= mixing
+    return cost + _PLAIN_CALLS * CALL + _PLAIN_PASSES * numbers <= mixing * _PERIOD / period
 
 
 def gains(f: Evaluations, before: Tensor, steps: int, pace: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
