@@ -20,9 +20,9 @@ with the memory or the basis, combinations, one norm each), but without a test, 
 over that of the loop: where the row is solved by them, no ``around`` can be less.
 ``bare``: that of the plain loop with a stopping test on the whole batch, forward and backward by its own iteration, over
 ours (``-`` where it diverges). ``torchdeq``: that of its fastest solver that reaches the tolerance, over ours; 3 is asked in
-all rows but ``disk``. ``equal error``: the same at the loosest
-tolerance (a quarter of a decade) at which its gradient is as exact as ours, ``error`` (``gradient_errors.py``): that is what
-3 is asked of. In ``training`` TorchDEQ starts from the last equilibria, ours, as by default, where the last ones lead.
+all rows but ``disk``. ``equal error``: the same at the loosest tolerance (a quarter of a decade) at which its gradient is as
+exact as ours, ``error`` (``gradient_errors.py``): 3 is asked of that. In ``training`` TorchDEQ starts from the last
+equilibria, ours, as by default, where the last ones lead.
 JAXopt is not in it.
 """
 

@@ -5,8 +5,8 @@ Of ``z = tanh(z W + x U + b)`` the equilibrium is found by Newton's method in fl
     |g - g_exact| / |g_exact|
 
 is taken over all parameters together.  A tolerance is met by one sample after the other, or by all once the slowest has met
-it, on residuals of this norm or of that one: layers with the same tolerance can have gradients that are ten times as exact as
-each other's, and what that costs is part of the comparison.
+it, on residuals of this norm or of that one: with the same tolerance one layer's gradients can be ten times as exact as
+another's, and what that costs is part of the comparison.
 """
 
 from __future__ import annotations
