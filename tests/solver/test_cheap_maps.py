@@ -199,6 +199,14 @@ def test_the_last_steps_of_a_cheap_map_are_made_without_a_look(
     assert anderson._cheaply_unseen(f, gain, room) == steps
 
 
+@pytest.mark.parametrize("memory", [1, 2, 5, 8])
+def test_the_last_look_is_remembered_whatever_the_memory(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rate is that since the last look, which is in a path of few steps too."""
+    run = _Counted(torch.stack([_spectrum(0.6, [], seed) for seed in range(SAMPLES)]), monkeypatch)
+    run.solve(ik.Anderson(memory=memory), rtol=1e-7)
+    assert run.looks
+
+
 def test_a_disk_takes_few_looks_near_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """From a start near the equilibrium: two steps to see the rate, the others at once, and they are enough but for one."""
     A = torch.stack([_spectrum(0.5, [], seed) for seed in range(SAMPLES)])
