@@ -20,8 +20,10 @@ with the memory or the basis, combinations, one norm each), but without a test, 
 over that of the loop: where the row is solved by them, no ``around`` can be less.
 ``bare``: that of the plain loop with a stopping test on the whole batch, forward and backward by its own iteration, over
 ours (``-`` where it diverges). ``torchdeq``: that of its fastest solver that reaches the tolerance, over ours; 3 is asked in
-all rows but ``disk``. In ``training`` TorchDEQ starts from the last equilibria, ours, as by default, where the last ones
-lead. JAXopt is not in it.
+all rows but ``disk``. ``equal error``: the same at the loosest tolerance (a quarter of a decade) at which its gradient is as
+exact as ours, ``error`` (``gradient_errors.py``): 3 is asked of that. In ``training`` TorchDEQ starts from the last
+equilibria, ours, as by default, where the last ones lead.
+JAXopt is not in it.
 """
 
 from __future__ import annotations
@@ -30,20 +32,23 @@ import argparse
 import functools
 import importlib.util
 import json
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import results
 import torch
 from bench_deq import TanhCell
+from gradient_errors import equal_tolerance, exact_gradient, relative_error
 from torch import Tensor
 
 import implicitkit as ik
 from implicitkit_deq import DEQ
 
 TOL, LIMIT = 1e-4, 400
+LOOKS = (10, 20, 40)  # steps of a training at which its gradient is compared with the exact one
 SIZES = {(64, 128): 2.0, (256, 512): 1.2}  # and what ours may take beside a loop of as many evaluations
 FASTER = 3.0  # than TorchDEQ, where users live
 SOLVERS = ("fixed_point_iter", "anderson", "broyden")  # TorchDEQ's
@@ -143,16 +148,20 @@ def bare(cell: TanhCell, x: Tensor, c: Tensor) -> bool:
     return True
 
 
-def torchdeq(cell: TanhCell, x: Tensor, c: Tensor, solver: str) -> bool:
-    """TorchDEQ with one solver both ways; did every sample reach the tolerance?"""
+def peer(solver: str, tol: float) -> Any:
+    """TorchDEQ's layer with one solver and one relative tolerance both ways."""
     from torchdeq import get_deq
 
     limits = {"f_max_iter": LIMIT, "b_max_iter": LIMIT, "f_stop_mode": "rel", "b_stop_mode": "rel"}
-    deq = get_deq(f_solver=solver, b_solver=solver, f_tol=TOL, b_tol=TOL, ift=True, **limits)
+    return get_deq(f_solver=solver, b_solver=solver, f_tol=tol, b_tol=tol, ift=True, **limits)
+
+
+def torchdeq(cell: TanhCell, x: Tensor, c: Tensor, solver: str, tol: float = TOL) -> bool:
+    """TorchDEQ with one solver both ways; did every sample reach the tolerance?"""
     (injected,) = cell.inject(x)
-    z, info = deq(lambda z: cell.update(z, injected), torch.zeros_like(injected))
+    z, info = peer(solver, tol)(lambda z: cell.update(z, injected), torch.zeros_like(injected))
     (z[-1] * c).sum().backward()
-    return bool((info["rel_lowest"] <= 1.01 * TOL).all())
+    return bool((info["rel_lowest"] <= 1.01 * tol).all())
 
 
 def _ours(layer: DEQ, x: Tensor, c: Tensor) -> bool:
@@ -210,8 +219,11 @@ def with_vectors(cell: TanhCell, x: Tensor, c: Tensor, evaluations: int, product
     torch.autograd.grad(f, [cell.W, cell.U, cell.b], u)
 
 
-def training(problem: Problem, c: Tensor, how: str, steps: int = 50) -> tuple[float, float, float]:
-    """Milliseconds and evaluations of a step of Adam on the same samples, and the last loss.
+def training(
+    problem: Problem, c: Tensor, how: str, steps: int = 50, tol: float = TOL, looks: Sequence[int] = ()
+) -> tuple[float, float, float, float]:
+    """Milliseconds and evaluations of a step of Adam on the same samples, the last loss, and the relative error of the
+    gradient, mean over the steps ``looks``.
 
     Args:
         how: ``"zeros"``, ``"last"`` (ours, from zero or as by default), or a solver of TorchDEQ from the last equilibrium.
@@ -219,15 +231,12 @@ def training(problem: Problem, c: Tensor, how: str, steps: int = 50) -> tuple[fl
     x, W, U, b = problem
     cell, last = TanhCell(W, U, b), torch.zeros_like(c)
     if how in SOLVERS:
-        from torchdeq import get_deq
-
-        limits = {"f_max_iter": LIMIT, "b_max_iter": LIMIT, "f_stop_mode": "rel", "b_stop_mode": "rel"}
-        deq = get_deq(f_solver=how, b_solver=how, f_tol=TOL, b_tol=TOL, ift=True, **limits)
+        deq = peer(how, tol)
     else:
         layer = layer_of(cell, len(W), "zeros" if how == "zeros" else None)
     optimiser = torch.optim.Adam(cell.parameters(), 1e-3)
-    evaluations, start = 0.0, time.process_time()
-    for _ in range(steps):
+    evaluations, errors, start = 0.0, [], time.process_time()
+    for step in range(steps):
         if how in SOLVERS:
             (injected,) = cell.inject(x)
             (*_, z), info = deq(functools.partial(_swapped, cell, injected), last)
@@ -239,8 +248,12 @@ def training(problem: Problem, c: Tensor, how: str, steps: int = 50) -> tuple[fl
         loss = (z - c.tanh()).square().mean()
         optimiser.zero_grad()
         loss.backward()
+        if step in looks:
+            exact = exact_gradient(cell, x, z, lambda z: 2 * (z - c.double().tanh()) / z.numel())
+            errors.append(relative_error(cell, exact))
         optimiser.step()
-    return 1e3 * (time.process_time() - start) / steps, evaluations / steps, float(loss.detach())
+    ms = 1e3 * (time.process_time() - start) / steps
+    return ms, evaluations / steps, float(loss.detach()), statistics.fmean(errors) if errors else math.nan
 
 
 def _swapped(cell: TanhCell, injected: Tensor, z: Tensor) -> Tensor:
@@ -250,18 +263,25 @@ def _swapped(cell: TanhCell, injected: Tensor, z: Tensor) -> Tensor:
 def trained(problem: Problem, c: Tensor, repeats: int) -> dict[str, Any]:
     """The figures of the row ``training``, medians of runs that take turns."""
     hows = ("zeros", "last", *(SOLVERS if importlib.util.find_spec("torchdeq") else ()))
-    runs: dict[str, list[tuple[float, float, float]]] = {how: [] for how in hows}
+    runs: dict[str, list[tuple[float, float, float, float]]] = {how: [] for how in hows}
     for _ in range(repeats):
         for how in hows:
             runs[how].append(training(problem, c, how))
     ms = {how: statistics.median(run[0] for run in found) for how, found in runs.items()}
     peers = {how: ms[how] for how in SOLVERS if how in ms}
     best = min(peers, key=peers.__getitem__) if peers else None
+    error = training(problem, c, "last", looks=LOOKS)[3]
     figures = {"ms": ms["last"], "ms_from_zero": ms["zeros"], "evaluations": runs["last"][0][1]}
     figures |= {"evaluations_from_zero": runs["zeros"][0][1], "loss": runs["last"][0][2]}
     if best is not None:
         figures |= {"torchdeq": peers[best] / ms["last"], "torchdeq_solver": best}
-        figures |= {"torchdeq_evaluations": runs[best][0][1], "torchdeq_loss": runs[best][0][2]}
+        figures |= {"torchdeq_evaluations": runs[best][0][1], "torchdeq_loss": runs[best][0][2], "error": error}
+        tol = equal_tolerance(lambda tol: training(problem, c, best, tol=tol, looks=LOOKS)[3], TOL, error)
+        if tol is not None:
+            turns = [
+                [training(problem, c, how, tol=t)[0] for how, t in ((best, tol), ("last", TOL))] for _ in range(repeats)
+            ]
+            figures |= {"equal": statistics.median(theirs / ours for theirs, ours in turns), "equal_tolerance": tol}
     return figures
 
 
@@ -291,6 +311,19 @@ def row(problem: Problem, c: Tensor, repeats: int) -> dict[str, Any]:
     median = {label: statistics.median(values) for label, values in seconds.items()}
     own, peers = median["ours"], {s: median[s] for s in SOLVERS if s in median}
     best = min(peers, key=peers.__getitem__) if peers else None
+    exact = exact_gradient(cell, x, solution.value, lambda z: c.double())
+
+    def error_of(run: Callable[[], Any]) -> float:
+        cell.zero_grad()
+        return relative_error(cell, exact) if run() else math.inf
+
+    error, equal = error_of(runs["ours"]), []
+    for solver in peers:  # at its own tolerance for as exact a gradient
+        tol = equal_tolerance(lambda t: error_of(lambda: torchdeq(cell, x, c, solver, t)), TOL, error)  # noqa: B023
+        if tol is not None:
+            both = functools.partial(torchdeq, cell, x, c, solver, tol), runs["ours"]
+            turns = [[*map(_seconds, both)] for _ in range(repeats)]
+            equal.append((statistics.median(theirs / ours for theirs, ours in turns), solver, tol))
     return {
         "best": best_possible(cell, x, solution.value),
         "forward": forward,
@@ -302,7 +335,15 @@ def row(problem: Problem, c: Tensor, repeats: int) -> dict[str, Any]:
         "bare": median["bare"] / own if "bare" in median else None,
         "torchdeq": None if best is None else peers[best] / own,
         "torchdeq_solver": best,
+        "error": error,
+        **dict(zip(("equal", "equal_solver", "equal_tolerance"), min(equal), strict=True) if equal else ()),
     }
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    start = time.process_time()
+    run()
+    return time.process_time() - start
 
 
 def kept(name: str, size: tuple[int, int], found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -330,6 +371,10 @@ def kept(name: str, size: tuple[int, int], found: dict[str, Any]) -> list[dict[s
         details |= {k: found[k] for k in ("evaluations", "loss") if k in found}
         target = None if name == "disk" else FASTER
         add("torchdeq", found["torchdeq"], "times as fast as TorchDEQ's best", target, True, **details)
+    if "equal" in found:
+        details = {k: v for k, v in found.items() if k.startswith("equal_") or k == "error"}
+        target = None if name == "disk" else FASTER
+        add("equal error", found["equal"], "times as fast as TorchDEQ at as exact a gradient", target, True, **details)
     return rows
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from implicitkit.linear.equilibrated import _scaled
 from implicitkit.linear.iterative import contraction, fewer
 from implicitkit.linear.iterative.contraction import Contraction
 from implicitkit.linear.iterative.frugal import Frugal
+from implicitkit.linear.iterative.gmres import _Space
 from implicitkit.problem import selection
 
 BATCH, SIZE = 16, 24
@@ -340,3 +342,32 @@ def test_newtons_products_leave_out_solved_samples_and_count_what_that_takes() -
     torch.testing.assert_close(some.value, whole.value, rtol=1e-9, atol=1e-10)
     assert some.evaluations > whole.evaluations
     assert some.sample_evaluations < whole.sample_evaluations
+
+
+@pytest.mark.parametrize(
+    ("left", "ahead", "drops"), [(8, 2.0, False), (8, 2.1, True), (4, 1.3, False), (4, 1.4, True), (4, None, True)]
+)
+def test_a_selection_is_asked_for_where_it_spares_more_than_a_product(
+    left: int, ahead: float | None, drops: bool
+) -> None:
+    """It is compared with one of the whole: with half of the samples left two products are the price, with a quarter 4/3."""
+    one = Counted(_maps(4))
+    some = fewer.Fewer(one.A)
+    known = None if ahead is None else (lambda: ahead)
+    index = some.drop(torch.arange(BATCH) < left, left, lambda: (torch.zeros(BATCH),), known)
+    assert (index is not None) is drops
+    assert (some.A is not one.A) is drops
+
+
+def test_how_many_products_are_ahead() -> None:
+    """By hand, after two of them: a square that has fallen by 16 and shall fall by 256 needs two more, and one that has
+    not fallen is never done; nor do samples count that are done, or were never asked for."""
+    rows = (
+        ([16.0, 64.0, 4.0], [256.0, 64.0, 0.0], 2.0),
+        ([16.0, 4.0, 4.0], [256.0, 64.0, 1.0], 4.0),
+        ([1.0, 4.0, 4.0], [4.0, 4.0, 4.0], torch.inf),
+    )
+    for size, limit, products in rows:
+        square = (torch.tensor(t, dtype=torch.float64).unsqueeze(1) for t in (size, limit))
+        space: Any = SimpleNamespace(**dict(zip(("size", "limit"), square, strict=True)), H=[None, None])
+        assert _Space.ahead(space) == pytest.approx(products), (size, limit)

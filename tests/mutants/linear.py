@@ -74,7 +74,20 @@ MUTANTS = [
         ),
         ("self._places is None else self._places.index_select(0, index)", "True else index"),
         ("self._kept = self.whole(answers())", "self._kept = answers()"),
+        (
+            "if ahead is not None and (1 - left / alive) * ahead() <= _ASKED:",
+            "if False:",
+            "tests/linear/test_fewer_samples.py -k spares_more",
+        ),
+        ("(1 - left / alive) * ahead()", "ahead()", "tests/linear/test_fewer_samples.py -k spares_more"),
         ("zip(self._kept, answers, strict=True)", "zip(answers, self._kept, strict=True)"),
+    ),
+    *mutants(
+        "implicitkit/linear/iterative/gmres.py",
+        "tests/linear/test_fewer_samples.py -k ahead",
+        (".mul_(len(self.H))", ""),
+        ("needed.nan_to_num_(0, torch.inf, 0)", "needed.nan_to_num_(0, 0, 0)"),
+        ("(self.limit / self.size).log_()", "self.limit.log()"),
     ),
     *mutants(
         "implicitkit/problem/selection.py",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import implicitkit as ik
 from implicitkit.solver import costs
-from implicitkit.solver.fixed_point import cheap_maps
+from implicitkit.solver.fixed_point import anderson, cheap_maps
 
 D = torch.float64
 SAMPLES, N = 4, 80
@@ -163,8 +163,9 @@ def test_what_a_step_costs_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_steps_gain_and_how_many_are_left() -> None:
-    """By hand: a step that leaves ``rho`` of a residual needs ``log(2 tolerance / |r|) / log(rho)`` more; the first gain
-    sets the pace, a quarter of which later ones must keep, and none may leave more than four fifths."""
+    """By hand: a step that leaves ``rho`` of a residual needs ``log(2 tolerance / |r|) / log(rho)`` more to twice the
+    tolerance; the first gain sets the pace, a quarter of which later ones must keep, and none may leave more than four
+    fifths."""
     before, left = torch.ones(5, dtype=D), torch.tensor([0.25, 0.25, 0.5, 0.79, 0.9], dtype=D)
     f: Any = SimpleNamespace(norm=left.square(), tolerance=torch.tensor([0.01, 1.0, 0.02, 0.08, 0.1], dtype=D))
     enough, gain, pace = cheap_maps.gains(f, before, 2, None)
@@ -175,7 +176,7 @@ def test_what_steps_gain_and_how_many_are_left() -> None:
     enough, gain, kept = cheap_maps.gains(f, before, 1, pace)
     torch.testing.assert_close(gain, f.norm.log())
     assert kept is pace and enough.tolist() == [True, False, True, True, True]
-    needed = cheap_maps.steps_needed(f, torch.full((5,), 0.5, dtype=D).log())
+    needed = cheap_maps.steps_needed(f, torch.full((5,), 0.5, dtype=D).log(), 2.0)
     torch.testing.assert_close(needed, torch.tensor([35.0, 0.375, 17.5, 4.875, 3.9], dtype=D).log2())
 
 
@@ -199,3 +200,50 @@ def test_few_unknowns_of_a_cheap_map_are_not_mixed_while_plain_steps_are_fast(
     if not mixes:
         plain = ik.fixed_point(step, 0 * c, batch_dims=1, solver="picard")
         assert found.evaluations <= plain.evaluations
+
+
+@pytest.mark.parametrize(
+    ("needs", "room", "drops", "steps"),
+    [
+        ([1.5, 2.5, 4.5], 6, False, 4),  # as many as the slowest needs, and no more
+        ([1.5, 2.5, 4.5], 4, False, 1),  # ... where there is room for them
+        ([1.5, 2.5, 4.5], 6, True, 1),  # ... and rows are not dropped: two would take half of them near the tolerance
+        ([0.5, 0.9, 5.5], 6, False, 2),  # three times what half of them need
+        ([-1.0, -0.5, 5.5], 6, False, 0),  # half are there: somebody looks
+        ([9.5, 9.5, 9.5], 6, False, 2),  # far away: two at a time, and it is seen whether they still gain
+        ([9.5, 9.5, 9.5], 1, False, 1),
+    ],
+)
+def test_the_last_steps_of_a_cheap_map_are_made_without_a_look(
+    needs: list[float], room: int, drops: bool, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand, at a rate of a half; a fourth sample, which is done, asks for nothing."""
+    monkeypatch.setattr(anderson, "dropping_pays", lambda f, share: drops)
+    gain = torch.full((4,), 0.5, dtype=D).log()
+    norm = 2.0 ** torch.tensor([*needs, 50.0], dtype=D)
+    active = torch.tensor([True, True, True, False])
+    f: Any = SimpleNamespace(norm=norm, tolerance=torch.ones(4, dtype=D), active=active, at_work=3, batch=4)
+    assert anderson._cheaply_unseen(f, gain, room) == steps
+
+
+@pytest.mark.parametrize("memory", [1, 2, 5, 8])
+def test_the_last_look_is_remembered_whatever_the_memory(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rate is that since the last look, which is in a path of few steps too."""
+    run = _Counted(torch.stack([_spectrum(0.6, [], seed) for seed in range(SAMPLES)]), monkeypatch)
+    run.solve(ik.Anderson(memory=memory), rtol=1e-7)
+    assert run.looks
+
+
+def test_a_disk_takes_few_looks_near_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a start near the equilibrium: two steps to see the rate, the others at once, and they are enough but for one."""
+    A = torch.stack([_spectrum(0.5, [], seed) for seed in range(SAMPLES)])
+    run = _Counted(A, monkeypatch)
+    exact = torch.linalg.solve(torch.eye(N, dtype=D) - A, run.c)
+    noise = torch.randn(SAMPLES, N, generator=torch.Generator().manual_seed(0), dtype=D)
+    for off in (2e-2, 5e-2):
+        run.looks = 0
+        found = ik.fixed_point(
+            run.map(False), exact + off * noise, batch_dims=1, solver="anderson", rtol=1e-4, atol=0.0
+        )
+        assert bool(found.converged.all())
+        assert run.looks <= 5 and found.evaluations >= run.looks + 4, (run.looks, found.evaluations)

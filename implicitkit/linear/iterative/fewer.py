@@ -22,6 +22,9 @@ _SHARE = 0.5  # of the samples in work: no more than so many must be open, ...
 _SPARED = (
     1 << 14
 )  # ... and so many numbers of the state, at least, spared in every product: a selection costs a few calls
+_ASKED = (
+    1.0  # products of all that a selection costs, at least, where it is compared with the whole: it must spare more
+)
 
 Answers = tuple[Tensor, ...]
 
@@ -44,17 +47,22 @@ class Fewer:
             1.0 if may and A.selects is not None else 0.0
         )  # of the samples in work may be open, times the share
 
-    def drop(self, open_: Tensor, left: int, answers: Callable[[], Answers]) -> Tensor | None:
+    def drop(
+        self, open_: Tensor, left: int, answers: Callable[[], Answers], ahead: Callable[[], float] | None = None
+    ) -> Tensor | None:
         """Go on with the ``left`` samples that are ``open_`` ``(k,)``, if that pays and is possible.
 
         Args:
             answers: what is known of the samples in work, tensors ``(k, ...)``; asked only if some are left out.
+            ahead: the products that the slowest of them still takes, where the method can tell; asked last.
 
         Returns:
             the rows of the state to go on with, ``(left,)``; ``None``: go on as before.
         """
         alive = len(open_)
         if not 0 < left <= self._most * _SHARE * alive or (alive - left) * self.A.size < _SPARED:
+            return None
+        if ahead is not None and (1 - left / alive) * ahead() <= _ASKED:
             return None
         index = open_.nonzero().squeeze(1)
         small = self.A.select(index)

@@ -144,7 +144,7 @@ def arnoldi(
             if look[1](*(fewer.spread(t, rest) for t, rest in known_so_far)):
                 break
         if len(known) <= j + 1 < columns:
-            index = fewer.drop(going.squeeze(1), left, space.answer)
+            index = fewer.drop(going.squeeze(1), left, space.answer, space.ahead)
             if index is not None:
                 space.narrow(index)
     return Correction(*fewer.whole(space.answer()))
@@ -194,6 +194,14 @@ class _Space:
         entry = torch.addcdiv(self.null, torch.linalg.vecdot(u, h).unsqueeze(1), length, value=-1)
         self.u, self.size = torch.cat((u, entry), 1), torch.addcmul(self.size, entry, entry)
         return self.size < self.limit
+
+    def ahead(self) -> float:
+        """The products that the slowest sample still takes, if each takes away as much of its residual as those so far.
+
+        ``size`` is what the square of a residual has been divided by, ``limit`` what it shall be divided by.
+        """
+        needed = (self.limit / self.size).log_().div_(self.size.log()).mul_(len(self.H))
+        return float(needed.nan_to_num_(0, torch.inf, 0).amax())
 
     def answer(self) -> tuple[Tensor, Tensor]:
         """The correction ``(batch, n)`` and the products that each sample used."""

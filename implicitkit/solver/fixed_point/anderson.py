@@ -29,6 +29,7 @@ _SWIFT = 0.35  # what plain steps leave of a residual, two in the mean, before t
 _SLOWER = 1.2  # ... while the second leaves so much more than the first, at most
 _FEW, _FEWEST = 10, 8  # unknowns below which a few differences span them, and are mixed in any case (of a cheap map)
 _SOME = 0.1  # of the samples: while so many will not be done after one more step of a cheap map, it takes two
+_THRICE = 3.0  # times what half of the samples need: so many steps are made, at most, for the slowest one
 _TIMES = 3  # so often three steps are made, at most, before somebody looks
 _NEAR, _HALF = 2.0, 0.5  # times the tolerance: what residuals of so many are not to fall below in steps not looked at
 
@@ -73,7 +74,8 @@ class Anderson(Method):
 
     The plain steps between two mixings are made without a look at their residuals while, at the rate of the last ones, half
     of the samples will not be near their tolerance after them, and nobody watches (a trace, a callback): a look costs as
-    much as a small map (from 64 unknowns on, unless ``period`` is given).
+    much as a small map (from 64 unknowns on, unless ``period`` is given).  Of a cheap map the last seven are, and fewer, as
+    far as the slowest sample is expected to need them, and half of the others a third as many.
 
     Memory: one array ``(batch, memory, 2 n)``, allocated once.  One evaluation a step.
 
@@ -209,15 +211,13 @@ class Anderson(Method):
             if not _most(f, enough):
                 return None
             state = state | {"pace": pace}
-        path, z = (*path, (*here, f.norm)), here[1]
+        path, z, kept = (*path, (*here, f.norm)), here[1], max(self.memory, _PERIOD + 1)
         if gain is not None and f.ahead > 1 and _is_steady(f, state["path"]):
-            needed = steps_needed(f, gain)
-            more = 2 if _most(f, needed > 3, _HALF) else int(_most(f, needed > 1, _SOME))
-            for _ in range(min(more, f.ahead - 1)):
+            for _ in range(_cheaply_unseen(f, gain, min(f.ahead - 1, kept - 2))):
                 here = self._plain(f, z)
                 path, z = (*path, (*here, None)), here[1]
                 f.taken += 1
-        return z, state | {"path": path[-max(self.memory, _PERIOD + 1) :], "since": state["since"] + f.taken}
+        return z, state | {"path": path[-kept:], "since": state["since"] + f.taken}
 
     def _onwards(self, f: Evaluations, z: Tensor, state: dict[str, Any]) -> Tensor:
         """The next point to look at, which is ``z`` or lies some plain steps behind it (:func:`_unseen`); changes
@@ -368,6 +368,21 @@ def _unseen(f: Evaluations, mark: Tensor, plain: bool) -> int:
     needed = (f.tolerance / f.norm).log_().div_((f.norm / mark).log_())
     slowest = float(torch.where(f.active, needed, 0).nan_to_num_(0, 0, 0).amax())
     return max(0, min(int(slowest / 2), _TIMES, f.ahead // _PERIOD))
+
+
+def _cheaply_unseen(f: Evaluations, gain: Tensor, room: int) -> int:
+    """How many more plain steps of a cheap map are made until the next look, at the rate of the last ones (``gain``).
+
+    Two or one, while half of the samples, or some, will not be near the tolerance after them.  As many as the slowest sample
+    needs, but no more than three times what half of the samples at work need, where rows are not dropped and there is
+    ``room`` for that: the whole batch is evaluated for that one, others only come nearer, and a look costs more than a step.
+    """
+    needed = torch.where(f.active, steps_needed(f, gain), torch.nan)
+    slowest, half = float(needed.nan_to_num(0, 0, 0).amax()), float(needed.nanmedian())
+    if slowest <= room and not dropping_pays(f, _HALF):
+        return max(0, int(min(slowest, _THRICE * half)))
+    needed = steps_needed(f, gain, _NEAR)
+    return min(2 if _most(f, needed > 3, _HALF) else int(_most(f, needed > 1, _SOME)), room)
 
 
 def _still_plain(f: Evaluations, before: Tensor, since: int) -> tuple[Tensor, int] | None:

@@ -24,7 +24,6 @@ _SLOWEST, _FADES = (
     0.8,
     0.25,
 )  # of a residual a step leaves so much at most, and gains so many times what it did at first
-_NEAR = 2.0  # times the tolerance: what residuals are not to fall below in steps not looked at
 
 
 def is_cheap(f: Evaluations, period: int = _PERIOD) -> bool:
@@ -45,6 +44,7 @@ def gains(f: Evaluations, before: Tensor, steps: int, pace: Tensor | None) -> tu
     return gain <= pace, gain, pace
 
 
-def steps_needed(f: Evaluations, gain: Tensor) -> Tensor:
-    """How many more until residuals are near the tolerance, if each leaves as much as the last ones, ``(batch,)``."""
-    return (_NEAR * f.tolerance / f.norm).log() / gain
+def steps_needed(f: Evaluations, gain: Tensor, near: float = 1.0) -> Tensor:
+    """How many more until residuals are at so many times the tolerance, if each leaves as much as the last ones,
+    ``(batch,)``."""
+    return (near * f.tolerance / f.norm).log() / gain
