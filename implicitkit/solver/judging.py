@@ -46,7 +46,7 @@ _LENIENT = 100.0  # times rtol: what is taken in the end of a residual that the 
 _AGAIN = 0.9  # a claim that was refused is looked at again when the residual has fallen by this
 _PART = 1e-6  # a part of a composition is judged by its own size, or this share of the whole
 _UNSIGNED = 100.0  # |A| |z| of so many times a change of F with z may be one without its signs
-_LEAST = 2e-16  # of |F(z0)|: units of a single equation, at least
+_LEAST = 2e-16  # of |F(z0)|: units of a single equation that holds at the start, at least
 _HIDDEN = 10.0  # times rtol: what is left of an equation that is small in the norm only
 _FAST = 0.1  # a step that leaves so little of |F| has not met rounding yet, and the next one costs less than to ask
 
@@ -74,6 +74,7 @@ class Judge:
         self._unit: Tensor | None = options.start_size
         self._has_rows = own and f.system.size > 1
         self._rows: Tensor | None = None
+        self._began: Tensor | None = None  # |z0|, likewise
         self.first: Tensor | None = None  # what is asked at first, where it is not relative to the state
         self.bound: Tensor | None = None  # ... and now
         self._reach: Tensor | None = None  # of a fixed point: how far |z| may come without being asked
@@ -112,12 +113,16 @@ class Judge:
             self.floor = self._floor_of(self.size_of(z) + norm if self.f.kind.like_state else norm)
             self.first = self.bound = torch.where(torch.isfinite(norm), norm * self.rtol, 0).add_(self.atol)
             if self._has_rows:
+                self._began = z.abs()
                 rows = in_working_precision(self.f.residual(z)).abs()
                 # a condition of optimality that holds from the beginning need not be in small units
                 if self.f.kind.returns_program:
                     rows = torch.where(rows > 0, rows, torch.inf)
-                # what holds at the start says nothing of its units, but that it is no smaller than this beside the others
-                self._rows = torch.maximum(rows, _LEAST * norm.nan_to_num(0, 0, 0).unsqueeze(1))
+                # what holds at the start, but for rounding, says nothing of its units but that they are no smaller than this
+                least = _LEAST * norm.nan_to_num(0, 0, 0).unsqueeze(1)
+                tiny = ((rows > 0) & (rows < least)).any(1)
+                noise = self._asked(rounding, z, tiny, self._began) if bool(tiny.any()) else rows
+                self._rows = torch.where(rows <= _NOISE * noise, torch.maximum(rows, least), rows)
         return self.bound
 
     def aim(self, z: Tensor) -> Tensor:
@@ -138,7 +143,7 @@ class Judge:
         judge = copy.copy(self)
         judge.f, judge._last, judge._away = (self.f if f is None else f), None, None
         judge._healthy = judge._held = judge._settled = judge.came_from = None
-        for name in ("start_norm", "first", "bound", "floor", "_reach", "_least", "_rows", "_unit"):
+        for name in ("start_norm", "first", "bound", "floor", "_reach", "_least", "_rows", "_began", "_unit"):
             value = getattr(self, name)
             if isinstance(value, Tensor) and value.ndim:
                 setattr(judge, name, value.index_select(0, samples))
@@ -355,19 +360,21 @@ class Judge:
         errors (which is asked if ``noise``); ``(batch,)``.  Samples whose every ``F_i`` is far below ``S_i``, or which
         are accepted as rounding, are kept."""
 
-        def excess(f: Evaluations, z: Tensor, which: Tensor, rtol: float | Tensor, floor: float | Tensor) -> Tensor:
+        def excess(
+            f: Evaluations, z: Tensor, which: Tensor, rtol: float | Tensor, floor: float | Tensor, began: Tensor | None
+        ) -> Tensor:
             F = in_working_precision(f.residual(z)).abs()
-            scale = row_scales(f, z, which, rtol, floor, careful)
+            scale = row_scales(f, z, which, rtol, floor, careful, began)
             bound = floor + rtol * scale
             found = self._worst(_ratio(F, bound))
             refused, healthy = which & (found > 1), is_healthy(F, scale)
             if noise and bool(refused.any()):
-                least = self._worst(_ratio(F, torch.maximum(bound, _NOISE * rounding(f, z, refused))))
+                least = self._worst(_ratio(F, torch.maximum(bound, _NOISE * rounding(f, z, refused, began))))
                 found = torch.where(least <= 1, least, found)
                 healthy = healthy | (refused & (least <= 1))
             return torch.stack([found, healthy.to(found)], 1)
 
-        found, healthy = self._asked(excess, z, which, rtol, self._floor()).unbind(1)
+        found, healthy = self._asked(excess, z, which, rtol, self._floor(), self._began).unbind(1)
         self._healthy = z, (healthy > 0) & which
         return found
 
