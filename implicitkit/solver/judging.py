@@ -21,6 +21,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,9 +30,10 @@ from torch import Tensor
 from implicitkit.solution import Status
 from implicitkit.solver.base import Options
 from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.excess import excess
 from implicitkit.solver.norms import start_size
 from implicitkit.solver.probing import AWAY, DENSE, STANDS, runs_away, vanishes
-from implicitkit.solver.scales import in_working_precision, is_healthy, rounding, row_scales, steepness
+from implicitkit.solver.scales import NOISE, in_working_precision, rounding, steepness
 from implicitkit.solver.settled import is_settled, still_holds
 from implicitkit.solver.steps.factored import is_noise
 from implicitkit.solver.subset import subset
@@ -41,7 +43,6 @@ __all__ = ["Judge"]
 _FAR = 5.0  # max |z| beyond which a vanishing residual is asked whether it vanishes at infinity ...
 _FAR_FIXED = 8.0  # ... that of a fixed point, ...
 _GROWN = 100.0  # ... or |z| of so many times |z0| + |F(z0)|
-_NOISE = 10.0  # a residual of so many times its measured rounding error is noise
 _LENIENT = 100.0  # times rtol: what is taken in the end of a residual that the solver cannot lower
 _AGAIN = 0.9  # a claim that was refused is looked at again when the residual has fallen by this
 _PART = 1e-6  # a part of a composition is judged by its own size, or this share of the whole
@@ -122,7 +123,7 @@ class Judge:
                 least = _LEAST * norm.nan_to_num(0, 0, 0).unsqueeze(1)
                 tiny = ((rows > 0) & (rows < least)).any(1)
                 noise = self._asked(rounding, z, tiny, self._began) if bool(tiny.any()) else rows
-                self._rows = torch.where(rows <= _NOISE * noise, torch.maximum(rows, least), rows)
+                self._rows = torch.where(rows <= NOISE * noise, torch.maximum(rows, least), rows)
         return self.bound
 
     def aim(self, z: Tensor) -> Tensor:
@@ -360,21 +361,8 @@ class Judge:
         errors (which is asked if ``noise``); ``(batch,)``.  Samples whose every ``F_i`` is far below ``S_i``, or which
         are accepted as rounding, are kept."""
 
-        def excess(
-            f: Evaluations, z: Tensor, which: Tensor, rtol: float | Tensor, floor: float | Tensor, began: Tensor | None
-        ) -> Tensor:
-            F = in_working_precision(f.residual(z)).abs()
-            scale = row_scales(f, z, which, rtol, floor, careful, began)
-            bound = floor + rtol * scale
-            found = self._worst(_ratio(F, bound))
-            refused, healthy = which & (found > 1), is_healthy(F, scale)
-            if noise and bool(refused.any()):
-                least = self._worst(_ratio(F, torch.maximum(bound, _NOISE * rounding(f, z, refused, began))))
-                found = torch.where(least <= 1, least, found)
-                healthy = healthy | (refused & (least <= 1))
-            return torch.stack([found, healthy.to(found)], 1)
-
-        found, healthy = self._asked(excess, z, which, rtol, self._floor(), self._began).unbind(1)
+        question = partial(excess, careful=careful, noise=noise, worst=self._worst)
+        found, healthy = self._asked(question, z, which, rtol, self._floor(), self._began).unbind(1)
         self._healthy = z, (healthy > 0) & which
         return found
 
@@ -401,7 +389,3 @@ class Judge:
         if len(samples) == len(which):
             return answer
         return answer.new_zeros(len(which), *answer.shape[1:]).index_copy(0, samples, answer)
-
-
-def _ratio(value: Tensor, bound: Tensor) -> Tensor:
-    return torch.where(value > 0, value / bound, 0)

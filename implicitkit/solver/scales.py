@@ -66,6 +66,7 @@ def row_scales(
     atol: float | Tensor,
     careful: bool,
     began: Tensor | None = None,
+    both_sides: bool = False,
 ) -> Tensor:
     """The size of what cancels in each ``F_i`` near ``z``, ``max_k |(J w_k)_i|``, ``(batch, n)``.
 
@@ -82,14 +83,16 @@ def row_scales(
     each ``z_j`` moves by another share of itself, and neither first nor second differences stay as they are.
 
     ``began``: ``|z|`` at the start, ``(batch, n)``.  No ``z_j`` moves by more than by itself and that for the sake of others
-    that are larger by sixteen orders of magnitude: its units are others.
+    that are larger by sixteen orders of magnitude: its units are others.  ``both_sides``: of natural maps too, which beyond
+    a bound change as ``z`` does, whatever their slopes: the smaller change counts.
     """
     F = in_working_precision(f.residual(z))
     scale, h = torch.zeros_like(F), torch.finfo(z.dtype).eps ** 0.5
     for asked, direction in enumerate(_ways(z, began), 1):
         size = change(f, z, F, direction, h)
-        if careful:
+        if careful or both_sides:
             size = torch.minimum(size, change(f, z, F, direction, -h))
+        if careful:
             size = torch.where(change(f, z, F, direction, h / 16) > 4 * size, 0, size)
         scale = torch.maximum(scale, size)
         most = atol + good * scale
