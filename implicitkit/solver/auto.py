@@ -25,7 +25,9 @@ from implicitkit.solver.minimise.convex_newton import ConvexNewton
 from implicitkit.solver.polyalgorithm import Polyalgorithm, Stage
 from implicitkit.solver.root.df_sane import DFSANE
 from implicitkit.solver.root.frugal import FrugalNewton
+from implicitkit.solver.root.idle_unknowns import Awakened
 from implicitkit.solver.root.newton_krylov import NewtonKrylov
+from implicitkit.solver.root.trust_region import TrustRegion
 from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["choose", "stages"]
@@ -49,6 +51,7 @@ def _stage(
 #: What is tried, in this order.  Monotone descent on ``|F|`` and undamped Newton steps fail on different problems.
 _DENSE_NEWTON = (
     Stage(FrugalNewton(), max_steps=100),
+    Stage(Awakened(TrustRegion()), max_steps=200, scale=None),
     _stage("newton", line_search=False, max_steps=60),
     _stage("trust_region", max_steps=200),
     _stage("trust_region", subproblem="levenberg_marquardt", max_steps=300),
@@ -61,10 +64,11 @@ _DENSE_NEWTON = (
 #: One unknown: where Newton's steps are caught at a minimum of ``|F|``, a change of sign is looked for on both sides; if
 #: there is none, a zero that ``F`` touches is for Newton's steps, and for nothing else.
 _SCALAR_NEWTON = (
-    *_DENSE_NEWTON[:2],
-    _stage("chandrupatla", expansions=_EXPANSIONS, max_steps=100),
+    _DENSE_NEWTON[0],
     _DENSE_NEWTON[2],
-    *_DENSE_NEWTON[4:6],
+    _stage("chandrupatla", expansions=_EXPANSIONS, max_steps=100),
+    _DENSE_NEWTON[3],
+    *_DENSE_NEWTON[5:7],
 )
 _MATRIX_FREE = (
     _stage("newton_krylov", max_steps=100),
@@ -75,7 +79,7 @@ _MATRIX_FREE = (
 #: Between the two: a dense Jacobian as soon as matrix-free steps have failed.
 _EITHER = (
     Stage(Impatient(NewtonKrylov(), window=4, horizon=30), max_steps=100),
-    *_DENSE_NEWTON[1:4],
+    *_DENSE_NEWTON[1:5],
     *_MATRIX_FREE[1:],
 )
 #: Newton's method above the size where a dense Jacobian is the first choice, for Jacobians that are sparse.
