@@ -51,8 +51,8 @@ def _stage(
 #: What is tried, in this order.  Monotone descent on ``|F|`` and undamped Newton steps fail on different problems.
 _DENSE_NEWTON = (
     Stage(FrugalNewton(), max_steps=100),
-    Stage(Awakened(TrustRegion()), max_steps=200, scale=None),
     _stage("newton", line_search=False, max_steps=60),
+    Stage(Awakened(TrustRegion()), max_steps=200, scale=None),
     _stage("trust_region", max_steps=200),
     _stage("trust_region", subproblem="levenberg_marquardt", max_steps=300),
     _stage("newton", max_steps=100, scale=0.1),
@@ -64,8 +64,7 @@ _DENSE_NEWTON = (
 #: One unknown: where Newton's steps are caught at a minimum of ``|F|``, a change of sign is looked for on both sides; if
 #: there is none, a zero that ``F`` touches is for Newton's steps, and for nothing else.
 _SCALAR_NEWTON = (
-    _DENSE_NEWTON[0],
-    _DENSE_NEWTON[2],
+    *_DENSE_NEWTON[:2],
     _stage("chandrupatla", expansions=_EXPANSIONS, max_steps=100),
     _DENSE_NEWTON[3],
     *_DENSE_NEWTON[5:7],

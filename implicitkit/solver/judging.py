@@ -110,7 +110,7 @@ class Judge:
         if self.bound is None:
             if self.f.kind.of_residuals and self._unit is None:
                 self._unit = start_size(z)
-            norm = norm if self.start_norm is None else self.start_norm
+            here, norm = norm, norm if self.start_norm is None else self.start_norm
             self.floor = self._floor_of(self.size_of(z) + norm if self.f.kind.like_state else norm)
             self.first = self.bound = torch.where(torch.isfinite(norm), norm * self.rtol, 0).add_(self.atol)
             if self._has_rows:
@@ -121,7 +121,8 @@ class Judge:
                     rows = torch.where(rows > 0, rows, torch.inf)
                 # what holds at the start, but for rounding, says nothing of its units but that they are no smaller than this
                 least = _LEAST * norm.nan_to_num(0, 0, 0).unsqueeze(1)
-                tiny = ((rows > 0) & (rows < least)).any(1)
+                tiny = ((rows > 0) & (rows < least)).any(1) & (here.unsqueeze(1) > least).squeeze(1)
+                tiny = tiny if self.f.doubted is None else tiny & self.f.doubted
                 noise = self._asked(rounding, z, tiny, self._began) if bool(tiny.any()) else rows
                 self._rows = torch.where(rows <= NOISE * noise, torch.maximum(rows, least), rows)
         return self.bound

@@ -64,7 +64,7 @@ def test_an_idle_unknown_is_moved(name: str, k: int, dtype: torch.dtype) -> None
     found = ik.root(equations, torch.tensor(starts[k], dtype=dtype), (t,))
     close = 1e-8 if dtype == F64 else 1e-3
     torch.testing.assert_close(found.value, torch.tensor(solution, dtype=dtype), rtol=close, atol=close)
-    assert found.evaluations < 200, found.evaluations
+    assert found.evaluations < 300, found.evaluations
 
 
 def test_its_derivative_is_that_by_a_smooth_form() -> None:

@@ -8,7 +8,7 @@ depends on it, and the search goes on from there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +23,7 @@ from implicitkit.solver.evaluations import Evaluations
 __all__ = ["Awakened", "awake"]
 
 _MOVES = (1.0, -1.0, 10.0, -10.0, 100.0, -100.0)  # of an unknown, or where it is zero of the largest; of one if all are
+_BESIDE = 1e-3  # likewise, where an idle unknown is idle still
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,11 @@ class Awakened(Solver):
 
     def run(self, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
         start = awake(f, z0)
-        found: Outcome = self.solver.run(f, start, replace(options, max_steps=0) if start is z0 else options)
+        if start is z0:
+            norm, steps = z0.new_full((len(z0),), torch.inf), torch.zeros(len(z0), dtype=torch.int64, device=z0.device)
+            given_up = torch.full_like(steps, int(Status.STALLED))
+            return Outcome(z0, norm, steps, given_up, f.evaluations, f.sample_evaluations)
+        found: Outcome = self.solver.run(f, start, options)
         found.solver = found.solver or self.solver.name
         woken = (start != z0).any(1)
         if not bool(woken.all()):  # the others go the way that they go alone
@@ -69,9 +74,12 @@ def awake(f: Evaluations, z: Tensor) -> Tensor:
     probe = Evaluations(f.system, f.theta, "root")
     idle = torch.isfinite(probe(z)).all(1, keepdim=True) & (_pull(probe, z) == 0)
     start, found = z, torch.zeros_like(idle)
+    largest = z.abs().amax(1, keepdim=True)
+    size = torch.where(z != 0, z.abs(), torch.where(largest > 0, largest, 1))
+    if bool(idle.any()):  # on one side at least, unlike z^2 at zero
+        level = [_pull(probe, torch.where(idle, z + side * size, z)) == 0 for side in (_BESIDE, -_BESIDE)]
+        idle = idle & (level[0] | level[1])
     if bool(idle.any()):
-        largest = z.abs().amax(1, keepdim=True)
-        size = torch.where(z != 0, z.abs(), torch.where(largest > 0, largest, 1))
         for move in _MOVES:
             moved = torch.where(idle & ~found, z + move * size, start)
             pull = _pull(probe, moved)
