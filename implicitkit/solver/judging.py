@@ -50,6 +50,7 @@ _UNSIGNED = 100.0  # |A| |z| of so many times a change of F with z may be one wi
 _LEAST = 2e-16  # of |F(z0)|: units of a single equation that holds at the start, at least
 _HIDDEN = 10.0  # times rtol: what is left of an equation that is small in the norm only
 _FAST = 0.1  # a step that leaves so little of |F| has not met rounding yet, and the next one costs less than to ask
+_BY_SAMPLE = ("start_norm", "_start_rows", "first", "bound", "floor", "_reach", "_least", "_rows", "_began", "_unit")
 
 
 class Judge:
@@ -64,7 +65,7 @@ class Judge:
         self.rtol, self.atol = options.rtol, options.atol
         self.size, self.own_norm = options.size, options.norm is not None
         self.relative_to_state = f.kind.iteration
-        self.start_norm = options.start_norm
+        self.start_norm, self._start_rows = options.start_norm, options.start_rows
         self.f = f
         self._pieces: tuple[int, ...] | None = f.problem.pieces(f.system.layout) if f.kind.iteration else None
         self.floor: float | Tensor = self.atol  # what is small whatever cancels, ``(batch,)``: ``atol``, or less
@@ -110,7 +111,7 @@ class Judge:
         if self.bound is None:
             if self.f.kind.of_residuals and self._unit is None:
                 self._unit = start_size(z)
-            here, norm = norm, norm if self.start_norm is None else self.start_norm
+            norm = norm if self.start_norm is None else self.start_norm
             self.floor = self._floor_of(self.size_of(z) + norm if self.f.kind.like_state else norm)
             self.first = self.bound = torch.where(torch.isfinite(norm), norm * self.rtol, 0).add_(self.atol)
             if self._has_rows:
@@ -121,8 +122,8 @@ class Judge:
                     rows = torch.where(rows > 0, rows, torch.inf)
                 # what holds at the start, but for rounding, says nothing of its units but that they are no smaller than this
                 least = _LEAST * norm.nan_to_num(0, 0, 0).unsqueeze(1)
-                tiny = ((rows > 0) & (rows < least)).any(1) & (here.unsqueeze(1) > least).squeeze(1)
-                tiny = tiny if self.f.doubted is None else tiny & self.f.doubted
+                first = rows if self._start_rows is None else in_working_precision(self._start_rows)
+                tiny = ((rows > 0) & (rows < least) & (first > 0) & (first < least)).any(1)
                 noise = self._asked(rounding, z, tiny, self._began) if bool(tiny.any()) else rows
                 self._rows = torch.where(rows <= NOISE * noise, torch.maximum(rows, least), rows)
         return self.bound
@@ -145,7 +146,7 @@ class Judge:
         judge = copy.copy(self)
         judge.f, judge._last, judge._away = (self.f if f is None else f), None, None
         judge._healthy = judge._held = judge._settled = judge.came_from = None
-        for name in ("start_norm", "first", "bound", "floor", "_reach", "_least", "_rows", "_began", "_unit"):
+        for name in _BY_SAMPLE:
             value = getattr(self, name)
             if isinstance(value, Tensor) and value.ndim:
                 setattr(judge, name, value.index_select(0, samples))
