@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.solver.root.idle_unknowns import Awakened
+from implicitkit.solver.root.trust_region import TrustRegion
 
 F32, F64 = torch.float32, torch.float64
 
@@ -108,3 +110,12 @@ def test_the_others_go_the_way_that_they_go_alone(in_dims: tuple[int, ...] | Non
         alone = ik.root(equations, start[i : i + 1], (t[i : i + 1],), **options)
         torch.testing.assert_close(together.value[i : i + 1], alone.value, rtol=0, atol=0)
         assert int(together.status[i]) == int(alone.status[0])
+
+
+def test_a_sample_without_idle_unknowns_is_left_to_the_next_method() -> None:
+    start = torch.tensor([[-1.0], [0.5]], dtype=F64)
+    awakened = Awakened(TrustRegion())
+    found = ik.root(lambda z: torch.relu(z) - 1, start, solver=awakened, batch_dims=1, on_failure="ignore")
+    assert [int(s) for s in found.status] == [int(ik.Status.CONVERGED), int(ik.Status.STALLED)]
+    torch.testing.assert_close(found.value, torch.tensor([[1.0], [0.5]], dtype=F64))
+    assert found.steps.tolist()[1] == 0
