@@ -17,13 +17,14 @@ from implicitkit.foundation.options import check_call
 from implicitkit.foundation.trees import Layout
 from implicitkit.foundation.wording import kind_of
 from implicitkit.problem import constrained as program
-from implicitkit.problem.base import Kernel, Problem, Restated, require_callable
+from implicitkit.problem.base import Kernel, Problem, Restated, deeper, require_callable
 from implicitkit.problem.chart import check_manifold, on_chart
 from implicitkit.problem.complementarity import check_degenerate
 from implicitkit.problem.constraints import Constraint
 from implicitkit.problem.cost import cost_of, in_the_users_units
 from implicitkit.problem.kind import ARGMIN, Kind
 from implicitkit.problem.natural import natural_of
+from implicitkit.problem.scaling import Rescaled, divided, units_of_start
 
 __all__ = ["Argmin"]
 
@@ -39,6 +40,9 @@ class Argmin(Problem):
     multipliers (:mod:`implicitkit.problem.constrained`); ``solution.multipliers`` has one entry for each constraint, of the
     shape of its values and differentiable like the value.  Under strict complementarity and with linearly independent
     active constraints ``z`` and the multipliers are differentiable functions of ``\theta``.
+
+    Unknowns with units of their own (1e-12 beside 1e9) are measured in those of the start, where the gradient there bears
+    them out (:func:`~implicitkit.problem.scaling.units_of_start`); ``atol`` and ``residual_norm`` are then in these units.
 
     Source: Nocedal & Wright (2006), theorems 2.4 and 12.6; Fiacco (1983), theorem 3.2.2, for the derivative.
 
@@ -132,9 +136,13 @@ class Argmin(Problem):
     def restate(self, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated | None:
         if self.manifold is not None and z0 is not None:
             return on_chart(self, "objective", z0, args, batch_dims)
+        prox = self._proximal(z0)
+        if z0 is not None and self.prox is None and self.project is None:
+            units = units_of_start(self.function, z0, args, Layout(z0, batch_dims))
+            if units is not None:
+                return self._rescaled(units, z0, args, batch_dims)
         if not self.constrained:
             return None
-        prox = self._proximal(z0)
         restated, state = program.start(self.function, self.constraints, prox, self.degenerate, z0, args, batch_dims)
         count, cost = len(self.constraints), None
         if self.degenerate != "smooth" and (count or not natural_of(prox)):
@@ -146,6 +154,16 @@ class Argmin(Problem):
             return s.z, in_the_users_units(s.multipliers, c) if count else None
 
         return Restated(replace(restated, costed=True), state, (cost, *args), split, batch_dims, lead=1)
+
+    def _rescaled(self, s: Any, z0: Any, args: tuple[Any, ...], batch_dims: int) -> Restated:
+        """The problem for ``z / s``."""
+        bounds = None
+        if self.bounds is not None:
+            bounds = tuple(divided(trees.from_numbers(bound, z0), s) for bound in self.bounds)
+        constraints = tuple(replace(c, function=Rescaled(c.function)) for c in self.constraints)
+        scaled = replace(self, objective=Rescaled(self.objective), constraints=constraints, bounds=bounds)
+        start = trees.tree_map(torch.div, z0, s)
+        return deeper(scaled, start, args, batch_dims, s, lambda y, s: trees.tree_map(torch.mul, y, s))
 
     def _proximal(self, z0: Any) -> Callable[..., Any] | None:
         """The proximal map of whatever set or term there is."""

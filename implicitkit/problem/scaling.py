@@ -3,22 +3,30 @@ r"""Unknowns measured in units of their own: ``z = s y`` with the scales ``s`` o
 The problem is solved for ``y``, so that steps, trust regions and the gradient ``s dF/dz`` that convergence is judged by are
 in those units.  The solution does not depend on ``s``: its derivative by it is zero, and is not formed.
 
+The start may show such units by itself (:func:`units_of_start`): a gradient has the inverse ones, ``|g_i| ~ 1 / |z_i|``.
+
 Source: Moré (1978), "The Levenberg-Marquardt algorithm", section 6 (scaled variables); ``x_scale`` of
-``scipy.optimize.least_squares``.
+``scipy.optimize.least_squares``; Dennis & Schnabel (1983), "Numerical Methods for Unconstrained Optimization", section 7.1
+(typical values of the unknowns as their units).
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import compat, trees
+from implicitkit.foundation import autodiff, compat, trees
+from implicitkit.foundation.trees import Layout
 from implicitkit.problem.around import Around
 
-__all__ = ["Rescaled", "check_scales", "divided", "scales"]
+__all__ = ["Rescaled", "check_scales", "divided", "scales", "units_of_start"]
+
+_APART = 1e8  # times the number of unknowns: so far apart entries of a start are not by chance
+_EVENER = 0.5  # of the decades that a gradient spans, what it spans in units of the start, at most
 
 
 def check_scales(x_scale: Any) -> None:
@@ -66,6 +74,49 @@ def _scale(given: Any, leaf: Tensor) -> Tensor:
     if not fits:
         raise ValueError(f"x_scale has shape {tuple(s.shape)}, which does not fit z0's {tuple(leaf.shape)}")
     return s.expand(leaf.shape)
+
+
+def units_of_start(objective: Callable[..., Any], z0: Any, args: tuple[Any, ...], layout: Layout) -> Any:
+    r"""``s_i = 2^k \approx |z0_i|``, as a tree like ``z0``, one for other samples; ``None`` where all are one.
+
+    In the natural map ``z - P(z - df/dz)``, a trust region, or the first step of a quasi-Newton method unknowns of 1e9 are
+    compared with others of 1e-12, and hide them.  Of a sample whose start has no zero, the entries are its units where they
+    lie more than ``10^8 n`` apart and make the gradient more even: ``log |z_i g_i|`` spans no more than half of what
+    ``log |g_i|`` does.  (Not so of ``z_i log z_i`` with some ``z_i`` of 1e-10, where the small ones are no units.)
+
+    One evaluation where entries are so far apart, else none.  What fails there is for the solve to say.
+    """
+    if layout.dtype in (torch.float16, torch.bfloat16) or layout.size < 2 or not layout.batch:
+        return None
+    leaves, spec = trees.tree_flatten(z0)
+    if any(leaf.is_complex() for leaf in leaves):
+        return None
+    try:
+        with compat.unseen():  # by a solve around this one: the uses are those of the evaluations to come
+            z = layout.pack(trees.tree_map(torch.detach, z0)).abs()
+            smallest, largest = z.aminmax(dim=1)
+            apart = (smallest > 0) & torch.isfinite(largest) & (largest > _APART * layout.size * smallest)
+            if not bool(compat.physical(apart).any()):
+                return None
+            given = trees.tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, args)
+
+            def value(*point: Tensor) -> Tensor:
+                return objective(trees.tree_unflatten(list(point), spec), *given).sum()
+
+            out, pullback = autodiff.vjp(value, *(leaf.detach() for leaf in leaves))
+            g = layout.pack(trees.tree_unflatten(list(pullback(torch.ones_like(out))), spec)).detach().abs()
+            units = torch.exp2(torch.log2(z).round())
+            s = torch.where((apart & (_decades(z * g) <= _EVENER * _decades(g))).unsqueeze(1), units, 1)
+            return layout.unpack(s) if bool(compat.physical(s != 1).any()) else None
+    except Exception:
+        return None
+
+
+def _decades(sizes: Tensor) -> Tensor:
+    """How many the entries that are not zero span, ``(batch,)``; NaN where there are none."""
+    there = (sizes > 0) & torch.isfinite(sizes)
+    low = torch.where(there, sizes, torch.inf).amin(1)
+    return torch.log10(torch.where(there, sizes, 0).amax(1)) - torch.log10(low)
 
 
 def divided(tree: Any, by: Any) -> Any:

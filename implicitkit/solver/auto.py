@@ -25,7 +25,9 @@ from implicitkit.solver.minimise.convex_newton import ConvexNewton
 from implicitkit.solver.polyalgorithm import Polyalgorithm, Stage
 from implicitkit.solver.root.df_sane import DFSANE
 from implicitkit.solver.root.frugal import FrugalNewton
+from implicitkit.solver.root.idle_unknowns import Awakened
 from implicitkit.solver.root.newton_krylov import NewtonKrylov
+from implicitkit.solver.root.trust_region import TrustRegion
 from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["choose", "stages"]
@@ -50,6 +52,7 @@ def _stage(
 _DENSE_NEWTON = (
     Stage(FrugalNewton(), max_steps=100),
     _stage("newton", line_search=False, max_steps=60),
+    Stage(Awakened(TrustRegion()), max_steps=200, scale=None),
     _stage("trust_region", max_steps=200),
     _stage("trust_region", subproblem="levenberg_marquardt", max_steps=300),
     _stage("newton", max_steps=100, scale=0.1),
@@ -63,8 +66,8 @@ _DENSE_NEWTON = (
 _SCALAR_NEWTON = (
     *_DENSE_NEWTON[:2],
     _stage("chandrupatla", expansions=_EXPANSIONS, max_steps=100),
-    _DENSE_NEWTON[2],
-    *_DENSE_NEWTON[4:6],
+    _DENSE_NEWTON[3],
+    *_DENSE_NEWTON[5:7],
 )
 _MATRIX_FREE = (
     _stage("newton_krylov", max_steps=100),
@@ -75,7 +78,7 @@ _MATRIX_FREE = (
 #: Between the two: a dense Jacobian as soon as matrix-free steps have failed.
 _EITHER = (
     Stage(Impatient(NewtonKrylov(), window=4, horizon=30), max_steps=100),
-    *_DENSE_NEWTON[1:4],
+    *_DENSE_NEWTON[1:5],
     *_MATRIX_FREE[1:],
 )
 #: Newton's method above the size where a dense Jacobian is the first choice, for Jacobians that are sparse.

@@ -28,7 +28,7 @@ class Options:
     """How a solve is run: tolerances (``|F| <= atol + rtol * scale``), limits, what is watched.
 
     ``start_norm``: ``|F|`` ``(batch,)`` where the whole solve began, if that is not where this solver does.
-    ``start_size``: the largest entry there, likewise.
+    ``start_size``: the largest entry there, likewise.  ``start_rows``: ``|F_i|`` there, ``(batch, n)``, likewise.
     ``norm``: what ``|F|`` is in tests of convergence, ``(batch, n) -> (batch,)``; ``None``: the 2-norm.
     ``atol_is_default``: nobody gave ``atol``, so that it must follow the units (:meth:`floor`).
     """
@@ -42,6 +42,7 @@ class Options:
     norm: Callable[[Tensor], Tensor] | None = None
     atol_is_default: bool = False
     start_size: Tensor | None = None
+    start_rows: Tensor | None = None
 
     def size(self, rows: Tensor) -> Tensor:
         """``|F|`` of each row, ``(batch,)``; of half precision in float32."""

@@ -150,8 +150,9 @@ class Polyalgorithm(Solver):
             failed = (total.status != int(Status.CONVERGED)) & torch.isfinite(total.z).all(1)
             falls = falls_forever_within(f, total.z, failed)
             total.status = torch.where(falls, int(Status.UNBOUNDED), total.status)
-        start_norm = torch.linalg.vector_norm(f.residual(z0), dim=1)
-        options = replace(options, start_size=start_size(z0) if f.kind.of_residuals else None)
+        rows = f.residual(z0).abs()
+        start_norm = torch.linalg.vector_norm(rows, dim=1)
+        options = replace(options, start_size=start_size(z0) if f.kind.of_residuals else None, start_rows=rows)
         total = self._go_on(stages[1:], f, z0, options, total, start_norm, waiting, finishers)
         f.evaluations, f.sample_evaluations = total.evaluations, total.sample_evaluations
         total.solver = _title(self.name, finishers)
@@ -198,8 +199,9 @@ class Polyalgorithm(Solver):
                 continue
             solver = granted.make()
             sizes = None if later.start_size is None else later.start_size.index_select(0, samples)
+            rows = None if later.start_rows is None else later.start_rows.index_select(0, samples)
             norms, limited = start_norm.index_select(0, samples), _limited(later, granted.max_steps)
-            found = solver.run(part, begin, replace(limited, start_norm=norms, start_size=sizes))
+            found = solver.run(part, begin, replace(limited, start_norm=norms, start_size=sizes, start_rows=rows))
             falls.index_add_(0, samples, (found.status == int(Status.UNBOUNDED)).long())
             if _merge(total, found, samples, open_.index_select(0, samples)):
                 finishers.append(found.solver or solver.name)
@@ -225,7 +227,7 @@ def _limited(options: Options, max_steps: int | None) -> Options:
     # not dataclasses.replace, which costs four times as much: this is on the way of every solve
     return Options(
         options.rtol, options.atol, max_steps, options.trace, options.callback, options.start_norm, options.norm,
-        options.atol_is_default, options.start_size
+        options.atol_is_default, options.start_size, options.start_rows
     )  # fmt: skip
 
 

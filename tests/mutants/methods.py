@@ -25,6 +25,19 @@ ROTATIONS = "tests/peers/test_peer_theseus_pypose.py -k 'mean_of_rotations'"
 
 MUTANTS = [
     *mutants(
+        "implicitkit/solver/root/idle_unknowns.py",
+        "tests/solver/test_idle_unknowns.py",
+        ("moved = torch.where(idle & ~found,", "moved = torch.where(idle & found,"),
+        ("_MOVES = (1.0, -1.0, 10.0, -10.0, 100.0, -100.0)", "_MOVES = (-1.0, -10.0, -100.0)"),
+        ("& torch.isfinite(pull) & (pull != 0)", "& (pull == 0)"),
+        ("if not bool(woken.all()):", "if False:"),
+    ),
+    *mutants(
+        "implicitkit/solver/auto.py",
+        "tests/solver/test_idle_unknowns.py -k Wardrop",
+        ("    Stage(Awakened(TrustRegion()), max_steps=200, scale=None),\n", ""),
+    ),
+    *mutants(
         "implicitkit/solver/starts.py",
         "tests/solver/test_bounded_minima.py -k outside",
         ("_in_its_set(f, z0, which) if f.kind.returns_program else z0", "z0"),

@@ -24,7 +24,47 @@ KINKS = "tests/solver/test_minima_in_kinks.py"
 STRANGERS = "tests/solver/test_minima_by_strangers.py"
 FAILED = "tests/solver/test_convergence.py -k 'failed_sample or (economies and newton)'"
 
+SINGLE = "tests/solver/test_units_of_single_unknowns.py"
+
 MUTANTS = [
+    *mutants(
+        "implicitkit/problem/scaling.py",
+        SINGLE + " -k 'not_matter or samples or small_entries'",
+        ("s = torch.where((apart & (", "s = torch.where((~apart & ("),
+        ("_EVENER = 0.5", "_EVENER = 50.0", SINGLE + " -k small_entries"),
+        ("(_decades(z * g) <=", "(_decades(z / g) <="),
+        ("units = torch.exp2(torch.log2(z).round())", "units = torch.exp2(-torch.log2(z).round())"),
+    ),
+    *mutants(
+        "implicitkit/problem/argmin.py",
+        SINGLE + " -k not_matter",
+        (
+            "            if units is not None:\n                return self._rescaled",
+            "            if False:\n                return self._rescaled",
+        ),
+        ("bounds = tuple(divided(trees.from_numbers(bound, z0), s)", "bounds = tuple((trees.from_numbers(bound, z0))"),
+    ),
+    *mutants(
+        "implicitkit/solver/minimise/convex_newton.py",
+        SINGLE + " -k newtons",
+        ("    if bool(doubtful.any()):\n        unit", "    if False:\n        unit"),
+        (
+            "d = torch.where(doubtful.unsqueeze(1), unit * scaled, d)",
+            "d = torch.where(doubtful.unsqueeze(1), scaled, d)",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/judging.py",
+        SINGLE + " -k 'shows_no or hides'",
+        ("torch.where(rows <= NOISE * noise, torch.maximum(rows, least), rows)", "torch.maximum(rows, least)"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/excess.py",
+        SINGLE + " -k hides",
+        ("careful, began, both_sides", "careful, both_sides"),
+        (", both_sides=f.kind.returns_program)", ")"),
+        ("rounding(f, z, refused, began)", "rounding(f, z, refused)"),
+    ),
     *mutants(
         "implicitkit/solver/verdict/overflow.py",
         "tests/solver/test_overflows.py",
@@ -292,7 +332,7 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/verdict/scales.py",
         "tests/solver/test_differences_in_rows.py",
-        ("yield from directions(z, share=_SHARE, most=_FEW + 2 * math.ceil(math.log2(n)))[_FEW:]", "pass"),
+        ("yield from directions(z, share=_SHARE, most=_FEW + 2 * math.ceil(math.log2(n)), began=began)[_FEW:]", "pass"),
         ("    elif n > 2:", "    elif n > 8:"),
         ("(0, 1, 4, 9, 15, 22, 32, 34)", "(0, 1, 2, 3, 4, 5, 6, 7)"),
         (" or (asked >= _FEW and refused > 1 + _CHANCE * F.numel() * 2.0**-asked)", ""),
@@ -520,7 +560,7 @@ MUTANTS = [
         "implicitkit/solver/verdict/scales.py",
         "tests/solver/test_small_units.py",
         (
-            "yield from directions(z, share=_SHARE, most=_FEW)",
+            "yield from directions(z, share=_SHARE, most=_FEW, began=began)",
             "yield from directions(z, most=_FEW)",
             "tests/solver/test_small_units.py -k trillion",
         ),

@@ -181,7 +181,7 @@ def beam(y: Tensor, load: Tensor) -> Tensor:
 def test_all_that_is_asked_of_a_large_system_at_rounding_is_one_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equations that hold at the start, boundary values of zero and a point far out: three reasons to ask more."""
     asked: list[str] = []
-    for name in ("runs_away", "vanishes", "row_scales"):
+    for name in ("runs_away", "vanishes", "excess"):
         whole = getattr(judging, name)
         monkeypatch.setattr(judging, name, lambda *a, _n=name, _w=whole, **k: (asked.append(_n), _w(*a, **k))[1])
     load = torch.full((51, 1), 100.0, dtype=F64)

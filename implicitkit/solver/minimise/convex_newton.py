@@ -27,6 +27,7 @@ _TRIED = 50.0  # products of a step, at most, where there are no factors to turn
 _FAR = 1e6  # steps as long as that, by max(|z|, 1), are none of a convex model
 _HALVINGS = 10  # of a step
 _SINGULAR = 1e3  # units of rounding: a pivot of that size beside the largest is none
+_UNEVEN = 1e-3  # of the largest, a diagonal entry from which on units may be what makes a pivot small
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,32 @@ class ConvexNewton(Method):
 
 
 def by_factors(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """``-H^{-1} g``, and whether ``H`` is positive definite beyond rounding, ``(batch,)``."""
+    """``-H^{-1} g``, and whether ``H`` is positive definite beyond rounding, ``(batch,)``.
+
+    Of unknowns with units of their own a small pivot says nothing (``diag(1, 1e-24)``): where one condemns a matrix,
+    ``D^{-1} H D^{-1}`` is factored in its place, ``D = diag(H)^{1/2}``, which has ones on its diagonal; among all
+    diagonal scalings its condition number is within a factor ``n`` of the best (van der Sluis 1969, "Condition numbers and
+    equilibration of matrices", Numerische Mathematik 14).
+    """
     H = H if H.dtype in (torch.float32, torch.float64) else H.float()
+    d, convex = _solved(H, g.to(H.dtype))
+    size = H.diagonal(dim1=1, dim2=2)
+    low, high = size.aminmax(dim=1)
+    doubtful = ~convex & (low > 0) & (low < _UNEVEN * high) & torch.isfinite(high)
+    if bool(doubtful.any()):
+        unit = torch.where(doubtful.unsqueeze(1), size, 1).rsqrt()
+        scaled, sound = _solved(unit.unsqueeze(2) * H * unit.unsqueeze(1), unit * g.to(H.dtype))
+        d = torch.where(doubtful.unsqueeze(1), unit * scaled, d)
+        convex = torch.where(doubtful, sound, convex)
+    return d.to(g.dtype), convex
+
+
+def _solved(H: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """``-H^{-1} g``, and where no pivot of ``H`` is one of rounding beside the largest, ``(batch,)``."""
     L, convex = cholesky_batched(H)
     low, high = L.diagonal(dim1=1, dim2=2).aminmax(dim=1)
     convex = convex & ((low / high).square() > _SINGULAR * torch.finfo(L.dtype).eps)
-    return -torch.cholesky_solve(g.to(L.dtype).unsqueeze(2), L).squeeze(2).to(g.dtype), convex
+    return -torch.cholesky_solve(g.unsqueeze(2), L).squeeze(2), convex
 
 
 def _by_products(

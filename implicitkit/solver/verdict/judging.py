@@ -21,6 +21,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,8 +33,9 @@ from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.norms import start_size
 from implicitkit.solver.steps.factored import is_noise
 from implicitkit.solver.subset import subset
+from implicitkit.solver.verdict.excess import excess
 from implicitkit.solver.verdict.probing import AWAY, DENSE, STANDS, runs_away, vanishes
-from implicitkit.solver.verdict.scales import in_working_precision, is_healthy, rounding, row_scales, steepness
+from implicitkit.solver.verdict.scales import NOISE, in_working_precision, rounding, steepness
 from implicitkit.solver.verdict.settled import is_settled, still_holds
 
 __all__ = ["Judge"]
@@ -41,14 +43,14 @@ __all__ = ["Judge"]
 _FAR = 5.0  # max |z| beyond which a vanishing residual is asked whether it vanishes at infinity ...
 _FAR_FIXED = 8.0  # ... that of a fixed point, ...
 _GROWN = 100.0  # ... or |z| of so many times |z0| + |F(z0)|
-_NOISE = 10.0  # a residual of so many times its measured rounding error is noise
 _LENIENT = 100.0  # times rtol: what is taken in the end of a residual that the solver cannot lower
 _AGAIN = 0.9  # a claim that was refused is looked at again when the residual has fallen by this
 _PART = 1e-6  # a part of a composition is judged by its own size, or this share of the whole
 _UNSIGNED = 100.0  # |A| |z| of so many times a change of F with z may be one without its signs
-_LEAST = 2e-16  # of |F(z0)|: units of a single equation, at least
+_LEAST = 2e-16  # of |F(z0)|: units of a single equation that holds at the start, at least
 _HIDDEN = 10.0  # times rtol: what is left of an equation that is small in the norm only
 _FAST = 0.1  # a step that leaves so little of |F| has not met rounding yet, and the next one costs less than to ask
+_BY_SAMPLE = ("start_norm", "_start_rows", "first", "bound", "floor", "_reach", "_least", "_rows", "_began", "_unit")
 
 
 class Judge:
@@ -63,7 +65,7 @@ class Judge:
         self.rtol, self.atol = options.rtol, options.atol
         self.size, self.own_norm = options.size, options.norm is not None
         self.relative_to_state = f.kind.iteration
-        self.start_norm = options.start_norm
+        self.start_norm, self._start_rows = options.start_norm, options.start_rows
         self.f = f
         self._pieces: tuple[int, ...] | None = f.problem.pieces(f.system.layout) if f.kind.iteration else None
         self.floor: float | Tensor = self.atol  # what is small whatever cancels, ``(batch,)``: ``atol``, or less
@@ -74,6 +76,7 @@ class Judge:
         self._unit: Tensor | None = options.start_size
         self._has_rows = own and f.system.size > 1
         self._rows: Tensor | None = None
+        self._began: Tensor | None = None  # |z0|, likewise
         self.first: Tensor | None = None  # what is asked at first, where it is not relative to the state
         self.bound: Tensor | None = None  # ... and now
         self._reach: Tensor | None = None  # of a fixed point: how far |z| may come without being asked
@@ -112,12 +115,17 @@ class Judge:
             self.floor = self._floor_of(self.size_of(z) + norm if self.f.kind.like_state else norm)
             self.first = self.bound = torch.where(torch.isfinite(norm), norm * self.rtol, 0).add_(self.atol)
             if self._has_rows:
+                self._began = z.abs()
                 rows = in_working_precision(self.f.residual(z)).abs()
                 # a condition of optimality that holds from the beginning need not be in small units
                 if self.f.kind.returns_program:
                     rows = torch.where(rows > 0, rows, torch.inf)
-                # what holds at the start says nothing of its units, but that it is no smaller than this beside the others
-                self._rows = torch.maximum(rows, _LEAST * norm.nan_to_num(0, 0, 0).unsqueeze(1))
+                # what holds at the start, but for rounding, says nothing of its units but that they are no smaller than this
+                least = _LEAST * norm.nan_to_num(0, 0, 0).unsqueeze(1)
+                first = rows if self._start_rows is None else in_working_precision(self._start_rows)
+                tiny = ((rows > 0) & (rows < least) & (first > 0) & (first < least)).any(1)
+                noise = self._asked(rounding, z, tiny, self._began) if bool(tiny.any()) else rows
+                self._rows = torch.where(rows <= NOISE * noise, torch.maximum(rows, least), rows)
         return self.bound
 
     def aim(self, z: Tensor) -> Tensor:
@@ -138,7 +146,7 @@ class Judge:
         judge = copy.copy(self)
         judge.f, judge._last, judge._away = (self.f if f is None else f), None, None
         judge._healthy = judge._held = judge._settled = judge.came_from = None
-        for name in ("start_norm", "first", "bound", "floor", "_reach", "_least", "_rows", "_unit"):
+        for name in _BY_SAMPLE:
             value = getattr(self, name)
             if isinstance(value, Tensor) and value.ndim:
                 setattr(judge, name, value.index_select(0, samples))
@@ -355,19 +363,8 @@ class Judge:
         errors (which is asked if ``noise``); ``(batch,)``.  Samples whose every ``F_i`` is far below ``S_i``, or which
         are accepted as rounding, are kept."""
 
-        def excess(f: Evaluations, z: Tensor, which: Tensor, rtol: float | Tensor, floor: float | Tensor) -> Tensor:
-            F = in_working_precision(f.residual(z)).abs()
-            scale = row_scales(f, z, which, rtol, floor, careful)
-            bound = floor + rtol * scale
-            found = self._worst(_ratio(F, bound))
-            refused, healthy = which & (found > 1), is_healthy(F, scale)
-            if noise and bool(refused.any()):
-                least = self._worst(_ratio(F, torch.maximum(bound, _NOISE * rounding(f, z, refused))))
-                found = torch.where(least <= 1, least, found)
-                healthy = healthy | (refused & (least <= 1))
-            return torch.stack([found, healthy.to(found)], 1)
-
-        found, healthy = self._asked(excess, z, which, rtol, self._floor()).unbind(1)
+        question = partial(excess, careful=careful, noise=noise, worst=self._worst)
+        found, healthy = self._asked(question, z, which, rtol, self._floor(), self._began).unbind(1)
         self._healthy = z, (healthy > 0) & which
         return found
 
@@ -394,7 +391,3 @@ class Judge:
         if len(samples) == len(which):
             return answer
         return answer.new_zeros(len(which), *answer.shape[1:]).index_copy(0, samples, answer)
-
-
-def _ratio(value: Tensor, bound: Tensor) -> Tensor:
-    return torch.where(value > 0, value / bound, 0)

@@ -59,7 +59,14 @@ def in_working_precision(t: Tensor) -> Tensor:
 
 
 def row_scales(
-    f: Evaluations, z: Tensor, which: Tensor, good: float | Tensor, atol: float | Tensor, careful: bool
+    f: Evaluations,
+    z: Tensor,
+    which: Tensor,
+    good: float | Tensor,
+    atol: float | Tensor,
+    careful: bool,
+    began: Tensor | None = None,
+    both_sides: bool = False,
 ) -> Tensor:
     """The size of what cancels in each ``F_i`` near ``z``, ``max_k |(J w_k)_i|``, ``(batch, n)``.
 
@@ -74,13 +81,18 @@ def row_scales(
     seen of it had cancelled (of a sum of random signs a hundredth of what it is mostly: once in a million in three vectors);
     unless the look is ``careful``, after which there is no step.  Of 3 to 8, along one more, in which
     each ``z_j`` moves by another share of itself, and neither first nor second differences stay as they are.
+
+    ``began``: ``|z|`` at the start, ``(batch, n)``.  No ``z_j`` moves by more than by itself and that for the sake of others
+    that are larger by sixteen orders of magnitude: its units are others.  ``both_sides``: of natural maps too, which beyond
+    a bound change as ``z`` does, whatever their slopes: the smaller change counts.
     """
     F = in_working_precision(f.residual(z))
     scale, h = torch.zeros_like(F), torch.finfo(z.dtype).eps ** 0.5
-    for asked, direction in enumerate(_ways(z), 1):
+    for asked, direction in enumerate(_ways(z, began), 1):
         size = change(f, z, F, direction, h)
-        if careful:
+        if careful or both_sides:
             size = torch.minimum(size, change(f, z, F, direction, -h))
+        if careful:
             size = torch.where(change(f, z, F, direction, h / 16) > 4 * size, 0, size)
         scale = torch.maximum(scale, size)
         most = atol + good * scale
@@ -97,16 +109,16 @@ def _takes_a_step(size: Tensor, most: Tensor) -> bool:
     return bool((size > _STEP * most).any()) and not bool((size > _CANCELLED * most).any())
 
 
-def _ways(z: Tensor) -> Iterator[Tensor]:
+def _ways(z: Tensor, began: Tensor | None) -> Iterator[Tensor]:
     """:func:`directions`, the first three, and as many more as leave none of ``n`` pairs of equal signs, almost surely; of
     few unknowns one that leaves no pair."""
-    yield from directions(z, share=_SHARE, most=_FEW)
+    yield from directions(z, share=_SHARE, most=_FEW, began=began)
     n = z.shape[1]
     if n > _MANY:
-        yield from directions(z, share=_SHARE, most=_FEW + 2 * math.ceil(math.log2(n)))[_FEW:]
+        yield from directions(z, share=_SHARE, most=_FEW + 2 * math.ceil(math.log2(n)), began=began)[_FEW:]
     elif n > 2:
         marks = torch.tensor(_RULER[:n], device=z.device).to(z)
-        yield directions(z, share=_SHARE, most=1)[0] * (2 * marks / marks[-1] - 1)
+        yield directions(z, share=_SHARE, most=1, began=began)[0] * (2 * marks / marks[-1] - 1)
 
 
 def steepness(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
@@ -125,20 +137,20 @@ def healthy_share(F: Tensor) -> float:
     return _HEALTHY if F.dtype == torch.float64 else _HEALTHY_LOW
 
 
-def rounding(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
+def rounding(f: Evaluations, z: Tensor, which: Tensor, began: Tensor | None = None) -> Tensor:
     """What rounding leaves of each ``F_i``, ``(batch, n)``: how far ``F`` is from its linear model two units in the last
     place away (of ``z``; of 0.7 where ``z`` vanishes beside it).  Zero where ``F_i`` is too large for that: a jump is no
     rounding error.  Where ``z`` vanishes, a program has that of what its conditions are made of, gradient and constraints:
-    these have kinks in the units of ``z``.
+    these have kinks in the units of ``z``.  ``began``: as in :func:`row_scales`.
 
     Two evaluations where each ``F_i`` of the samples ``which`` is far larger than its change over that way; else up to 14.
     """
     if not f.kind.returns_program:
-        return _left(f, z, which, _UNIT)
+        return _left(f, z, which, _UNIT, began)
     tiny = z.abs().amax(1) < torch.finfo(z.dtype).eps ** 0.5 * _UNIT
-    noise = _left(f, z, which & ~tiny, 0.0)
+    noise = _left(f, z, which & ~tiny, 0.0, began)
     if bool((tiny & which).any()):
-        noise = torch.where(tiny.unsqueeze(1), _left(_Smooth(f), z, which & tiny, _UNIT), noise)
+        noise = torch.where(tiny.unsqueeze(1), _left(_Smooth(f), z, which & tiny, _UNIT, began), noise)
     return noise
 
 
@@ -162,7 +174,7 @@ class _Smooth:
         return self.f.smooth(z)
 
 
-def _left(f: _Residual, z: Tensor, which: Tensor, least: float) -> Tensor:
+def _left(f: _Residual, z: Tensor, which: Tensor, least: float, began: Tensor | None) -> Tensor:
     """:func:`rounding` of a function; zero where it is not asked of any sample."""
     if not bool(which.any()):
         return torch.zeros_like(in_working_precision(z))
@@ -170,7 +182,8 @@ def _left(f: _Residual, z: Tensor, which: Tensor, least: float) -> Tensor:
     eps = torch.finfo(z.dtype).eps
     h = eps**0.5
     noise, scale = torch.zeros_like(F), torch.zeros_like(F)
-    own, lifted_ones = directions(z, most=2), directions(z, least=least, most=2)
+    own = directions(z, most=2, began=began)
+    lifted_ones = directions(z, least=least, most=2, began=began)
     changes = [in_working_precision(f.residual(z + 2 * eps * direction)) - F for direction in lifted_ones]
     largest = torch.stack(changes).abs().amax(0)
     smooth = (((F.abs() > 4 * NOISE * largest) & (largest > 0)) | (F == 0)).all(1)
@@ -245,11 +258,15 @@ def uneven(z: Tensor) -> list[Tensor]:
     return [own, own * (2 * seeded.uniform(1, n, seed=n) - 1).to(own)]
 
 
-def directions(z: Tensor, least: float = 0.0, most: int = 3, share: float = FLOOR) -> list[Tensor]:
+def directions(
+    z: Tensor, least: float = 0.0, most: int = 3, share: float = FLOOR, began: Tensor | None = None
+) -> list[Tensor]:
     """``s_k (|z| + c max |z|)``, ``(batch, n)`` each, ``most`` of them: along ``z``, and with other signs; of size ``least``
-    where ``z`` vanishes beside that.  ``share``: ``c``."""
+    where ``z`` vanishes beside that.  ``share``: ``c``.  ``began``: more than ``c max |z|`` is not asked of it, where it is
+    not zero."""
     n = z.shape[1]
-    size = z.abs() + share * z.abs().amax(1, keepdim=True)
+    lift = share * z.abs().amax(1, keepdim=True)
+    size = z.abs() + (lift if began is None else torch.where(began > 0, torch.minimum(began, lift), lift))
     if least:
         tiny = size.amax(1, keepdim=True) < torch.finfo(z.dtype).eps ** 0.5 * least
         size = torch.where(tiny, least, size)

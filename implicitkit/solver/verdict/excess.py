@@ -1,0 +1,49 @@
+"""By how much a residual exceeds what is asked of it near a point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from implicitkit.solver.evaluations import Evaluations
+from implicitkit.solver.verdict.scales import NOISE, in_working_precision, is_healthy, rounding, row_scales
+
+__all__ = ["excess"]
+
+
+def excess(
+    f: Evaluations,
+    z: Tensor,
+    which: Tensor,
+    rtol: float | Tensor,
+    floor: float | Tensor,
+    began: Tensor | None,
+    *,
+    careful: bool,
+    noise: bool,
+    worst: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """``|F_i| / (floor + rtol S_i)``, below 1 where ``F`` is nothing but rounding errors (asked if ``noise``), and whether
+    every ``F_i`` is far below ``S_i``, or accepted as rounding; ``(batch, 2)``.
+
+    Args:
+        which: ``(batch,)``, the samples. floor: ``(batch, n)`` where it is a tensor. began: ``|z|`` at the start.
+        careful: as in :func:`~implicitkit.solver.verdict.scales.row_scales`. worst: ``(batch, n) -> (batch,)``, of the
+            equations'.
+    """
+    F = in_working_precision(f.residual(z)).abs()
+    scale = row_scales(f, z, which, rtol, floor, careful, began, both_sides=f.kind.returns_program)
+    bound = floor + rtol * scale
+    found = worst(_ratio(F, bound))
+    refused, healthy = which & (found > 1), is_healthy(F, scale)
+    if noise and bool(refused.any()):
+        least = worst(_ratio(F, torch.maximum(bound, NOISE * rounding(f, z, refused, began))))
+        found = torch.where(least <= 1, least, found)
+        healthy = healthy | (refused & (least <= 1))
+    return torch.stack([found, healthy.to(found)], 1)
+
+
+def _ratio(value: Tensor, bound: Tensor) -> Tensor:
+    return torch.where(value > 0, value / bound, 0)
