@@ -210,13 +210,13 @@ def marked(t: Tensor) -> Tensor:
             _functorch.set_inplace_requires_grad_allowed(allowed)
 
 
-def tracked(t: Tensor) -> bool:
-    """Does ``t`` depend on something differentiable, or batched, at any level?
+def tracked(t: Tensor, batched: bool = True) -> bool:
+    """Does ``t`` depend on something differentiable, or ``batched`` if that counts, at any level?
 
     A grad level wraps the output of every operation, tracked or not, so that "is wrapped" is not the question.
     """
     while _functorch.is_functorch_wrapped_tensor(t):
-        if _functorch.is_batchedtensor(t) or t.requires_grad or has_tangent(t):
+        if (batched and _functorch.is_batchedtensor(t)) or t.requires_grad or has_tangent(t):
             return True
         t = _functorch.get_unwrapped(t)
     return t.requires_grad or has_tangent(t)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import graph, seeded
+from implicitkit.foundation import graph, linear_map, seeded
 
 __all__ = [
     "BlockStructure",
@@ -149,21 +149,21 @@ class Operator:
         self.asked = structure is not None
 
     def mv(self, v: Tensor) -> Tensor:
-        """``A v``, block by block, ``(batch, n)``."""
+        """``A v``, block by block, ``(batch, n)``, differentiable with respect to ``v``."""
         self.asked = True
-        return self._mv(v)
+        return linear_map.product(self._mv, self._rmv, v)
 
     def stepped(self, v: Tensor) -> Tensor:
         """``J v``, of ``A = J - I``: a step of the Neumann series."""
         if self.step is None:
             return self.mv(v) + v
         self.asked = True
-        return self.step[0](v)
+        return linear_map.product(*self.step, v)
 
     def rmv(self, w: Tensor) -> Tensor:
-        """``A^T w``, block by block, ``(batch, n)``."""
+        """``A^T w``, block by block, ``(batch, n)``, differentiable with respect to ``w``."""
         self.asked = True
-        return self._rmv(w)
+        return linear_map.product(self._rmv, self._mv, w)
 
     def dense(self) -> Tensor:
         """All blocks as one tensor of shape ``(batch, n, n)``, formed once."""

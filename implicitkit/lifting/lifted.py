@@ -133,7 +133,7 @@ class Lifted:
             with in_modules:
                 return self.call(self.function, z, args)
         with in_modules, Substitute(dict(zip(map(id, self.captured), theta[m:], strict=True))):
-            return self.call(self.function, z, args)
+            return _each(resolve, self.call(self.function, z, args))  # what is returned as it is no operation has shown
 
     def _recomputes(self) -> bool:
         """May parts of it be computed once more in a backward, and be others then?"""
@@ -220,7 +220,7 @@ def _lift(
         lifted.recomputed = looks.recomputed if needed or levels else None  # without gradients there are no checkpoints
         lifted.numbers = [i for i, t in enumerate(lifted.theta) if differentiated(t)] if looks.numbers else []
     if not levels and not lifted.frozen:
-        lifted.probe = out.detach() if isinstance(out, Tensor) else tree_map(_detached, out)
+        lifted.probe = _each(Tensor.detach, out)
     # inside another's substitution nothing holds on the spot: torch suspends it in operations that call back
     lifted.live = (
         not lifted.frozen
@@ -241,7 +241,7 @@ def _lift_plainly(
     if needed and ((looks and looks.outside) or not known.issuperset(map(id, graph_leaves(out)))):
         seen, called = Discover([*tree_flatten(z)[0], *plain]), Called()
         with torch.no_grad(), called, seen:
-            lifted(z, plain)
+            _each(Tensor.detach, lifted(z, plain))
         _adopt(lifted, modules, seen, called)
         plain = _stand_ins(lifted.theta, levels=False)
         out = lifted(z, plain)
@@ -259,7 +259,7 @@ def _lift_observed(
         first = Discover([*given, *plain])
         try:
             with called, first:
-                _first_evaluation(lifted, z, plain, constants, looks)
+                _each(Tensor.detach, _first_evaluation(lifted, z, plain, constants, looks))
             break
         except RuntimeError as error:  # torch's, of statistics that are batched only, and must not be tracked
             if which is not explicit or _NO_DERIVATIVE not in str(error):
@@ -327,8 +327,11 @@ _MARK = "_implicitkit_stand_in"
 _NO_DERIVATIVE = "is not differentiable with respect to argument"
 
 
-def _detached(x: Any) -> Any:
-    return x.detach() if isinstance(x, Tensor) else x
+def _each(change: Callable[[Tensor], Tensor], out: Any) -> Any:
+    """``change`` of each tensor of what a function returned."""
+    if isinstance(out, Tensor):
+        return change(out)
+    return tree_map(lambda x: change(x) if isinstance(x, Tensor) else x, out)
 
 
 def _plain(t: Tensor, levels: bool) -> Tensor:

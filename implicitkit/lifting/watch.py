@@ -89,7 +89,7 @@ class Discover(TorchFunctionMode):
         self._within: set[int] = set()  # memory first used inside a transform that the function began
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _asks_only(func):
+        if torch.compiler.is_dynamo_compiling() or _asks_only(func):
             return func(*args, **(kwargs or {}))
         given = tensors_in((*args, *(kwargs or {}).values()))
         for x in given:
@@ -262,6 +262,8 @@ class Looks(TorchFunctionMode):
         self.tally = Tally()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
         if name in self.NUMBERS and torch.is_grad_enabled():
             given = [
@@ -291,7 +293,7 @@ class Cuts(TorchFunctionMode):
         self.seen = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self.seen and not _asks_only(func):
+        if not (torch.compiler.is_dynamo_compiling() or self.seen or _asks_only(func)):
             off = not torch.is_grad_enabled() or getattr(func, "__name__", "") in (
                 "detach",
                 "detach_",

@@ -42,7 +42,7 @@ def first_crossing(
             ``(N + 1, 1, n)``.
 
     Raises:
-        ValueError: the event does not return one number.
+        ValueError: the event does not return one number. TypeError: it returns one that has no sign, a truth value.
     """
     each = max(_EACH, -(-_POINTS // (len(edges) - 1)))
     at = torch.linspace(0, 1, each + 1, dtype=edges.dtype, device=edges.device)[:-1]
@@ -50,6 +50,10 @@ def first_crossing(
     g = torch.func.vmap(event)(times, torch.cat((hermite(edges, states, slopes, at).flatten(0, 1), states[-1:])))
     if g.shape != times.shape:
         raise ValueError(f"event must return one number, got shape {tuple(g.shape[1:])}")
+    if not g.is_floating_point():
+        raise TypeError(
+            f"event must return a real number, whose sign changes at the event, got {g.dtype}: y - 0.5, not y < 0.5"
+        )
     changes = _changes(g)
     first, a, b = _first(g, changes)
     step = torch.cat((first, first + each)) // each

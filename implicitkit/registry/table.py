@@ -243,9 +243,10 @@ def option_parameters(target: Any) -> tuple[list[inspect.Parameter], bool]:
     return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-def with_option(kind: str, option: str) -> list[str]:
-    """Names of the registered classes of one kind that have an option of this name."""
-    return [e.target.__name__ for e in describe(kind) if inspect.isclass(e.target) and option in e.options]
+def with_option(kind: str, option: str) -> dict[str, str]:
+    """Names of the registered classes of one kind that have an option of this name, each with how it is written."""
+    found = [e for e in describe(kind) if inspect.isclass(e.target) and option in e.options]
+    return {e.target.__name__: ("ik." if e.origin == "implicitkit" else "") + e.target.__name__ for e in found}
 
 
 # ------------------------------------------------------------------------------------------------------------- details

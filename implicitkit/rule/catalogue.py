@@ -32,6 +32,6 @@ def rules() -> list[str]:
     return _TABLE.names()
 
 
-def rules_with(option: str) -> list[str]:
-    """Names of the classes of rules that have an option of this name."""
+def rules_with(option: str) -> dict[str, str]:
+    """Names of the classes of rules that have an option of this name, each with how it is written."""
     return with_option("rules", option)

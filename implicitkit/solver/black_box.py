@@ -19,6 +19,7 @@ from implicitkit.solver.base import Found, Options, Outcome, Solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.returned import point, steps_of
 from implicitkit.solver.verdict.judging import Judge
+from implicitkit.solver.visible import plain
 
 __all__ = ["MISTAKES", "BlackBox", "BlackBoxFunction", "verdict"]
 
@@ -97,10 +98,10 @@ class BlackBoxFunction:
         return self._blocks(self._ask(self._function.residuals_jacobian, z))
 
     def jvp(self, z: Any, v: Any) -> Tensor:
-        """The Jacobian of ``f`` times ``v`` (for minimisers, the Hessian times ``v``)."""
-        v = torch.as_tensor(v, dtype=self._context.dtype, device=self._context.device).detach()
+        """The Jacobian of ``f`` times ``v`` (of minimisers the Hessian), differentiable with respect to ``v``."""
+        v = torch.as_tensor(v, dtype=self._context.dtype, device=self._context.device)
         direction = self._expand(v, torch.zeros_like(self._context))
-        return self._vector(self._ask(lambda y: self._linearised(y).mv(direction), z))
+        return self._vector(self._ask(lambda y: self._linearised(y).mv(direction), z, tracked=compat.tracked(v)))
 
     def second(self, z: Any) -> Tensor:
         """The second derivative of scalar equations."""
@@ -117,25 +118,21 @@ class BlackBoxFunction:
             self.error = error
             raise
 
-    def _ask(self, what: Callable[[Tensor], Tensor], z: Any) -> Tensor:
-        """``what(z)`` of plain numbers.
+    def _ask(self, what: Callable[[Tensor], Tensor], z: Any, tracked: bool = False) -> Tensor:
+        """``what(z)`` of a plain point, a plain value unless it depends on something else that is ``tracked``.
 
         Raises:
             TypeError: it is to be differentiated, or mapped by ``vmap``.
         """
-        if isinstance(z, Tensor) and compat.tracked(z):
-            raise TypeError(
-                "jacobian, jvp, residuals_jacobian and second are values without a graph: for derivatives of them, and "
-                "under vmap, use the transforms of torch.func on f itself, as in torch.func.jacrev(f)(z)"
-            )
-        point = torch.as_tensor(z, device=self._context.device).detach()
+        point = torch.as_tensor(plain(z), device=self._context.device).detach()
         if self._seen is None or point.dtype != self._seen.dtype or not torch.equal(point, self._seen):
             self._seen, self._operator = point.clone(), None
             self._matrix = self._expand(self._seen.to(self._context), self._context)
             if self._slot is None and torch.equal(self._matrix, self._context):  # the start, which is known
                 self._matrix = self._context
         try:
-            return what(self._matrix).detach()
+            found = what(self._matrix)
+            return found if tracked else found.detach()
         except Exception as error:
             self.error = error
             raise
@@ -257,13 +254,14 @@ def verdict(
     status = torch.where(~converged & (steps >= max_steps) & (steps > 0), int(Status.MAX_STEPS), status)
     status = torch.where(torch.isfinite(norm), status, int(Status.NONFINITE))
     status = judge.review(z, norm, status)
-    worse = (status != int(Status.CONVERGED)) & ~(norm <= start) & torch.isfinite(start)
-    if not message and bool(worse.any()):
-        found = (
-            "NaN or Inf" if bool((worse & ~torch.isfinite(z).all(1)).any()) else f"|F| = {float(norm[worse].max()):.3g}"
-        )
-        message = f"The solver returned {found}, and the start, which is better, stands in its place"
-    z = torch.where(worse.unsqueeze(1), z0, z)
+    finite, known = torch.isfinite(z).all(1), torch.isfinite(start)
+    worse = (status != int(Status.CONVERGED)) & ~(norm <= start) & known
+    lost = ~finite & torch.isfinite(z0).all(1)  # no point at all, where F is not finite at the start either
+    if not message and bool((worse | lost).any()):
+        found = "NaN or Inf" if bool(lost.any()) else f"|F| = {float(norm[worse].max()):.3g}"
+        better = ", which is better," if bool(worse.any()) else ""
+        message = f"The solver returned {found}, and the start{better} stands in its place"
+    z = torch.where((worse | lost).unsqueeze(1), z0, z)
     norm = torch.where(worse, start, norm)
     status = torch.where(worse & (status == int(Status.NONFINITE)), int(Status.STALLED), status)
     tolerance = judge.tolerance(z, norm) if int(torch.count_nonzero(status)) else None

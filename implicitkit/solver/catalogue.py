@@ -132,8 +132,8 @@ def solvers() -> list[str]:
     return _TABLE.names()
 
 
-def solvers_with(option: str) -> list[str]:
-    """Names of the classes of solvers that have an option of this name."""
+def solvers_with(option: str) -> dict[str, str]:
+    """Names of the classes of solvers that have an option of this name, each with how it is written."""
     return with_option("solvers", option)
 
 

@@ -15,7 +15,7 @@ from implicitkit.linear.price import price_of_dense, price_of_dense_like
 from implicitkit.problem.selection import selection
 from implicitkit.solver.fits import Fits
 from implicitkit.solver.outside import Outside
-from implicitkit.solver.visible import curvature, none_of, refuse, with_graph
+from implicitkit.solver.visible import curvature, none_of, plain, refuse, with_graph
 from implicitkit.sparsity.known import SMALLEST
 from implicitkit.system import System
 
@@ -105,7 +105,7 @@ class Evaluations:
 
     def linearize(self, z: Tensor) -> Operator:
         """The Jacobian of ``f`` at ``z`` by its products, from one evaluation."""
-        problem = self.problem
+        problem, z = self.problem, plain(z)
         self._count()
         equations, known = self._equations(self._kernel), {}
         if not self.of_map:
@@ -234,7 +234,7 @@ class Evaluations:
         from one evaluation."""
         if self.fits is not None:
             return self.fits.at(z).graph
-        self._keeps, point = True, self._point
+        self._keeps, point, z = True, self._point, plain(z)
         here = point.get("z") is z
         if here and "vector" in point:
             return point["vector"], point["leaf"]
@@ -251,7 +251,7 @@ class Evaluations:
     def second_derivative(self, z: Tensor) -> Tensor:
         """``d^2 f/dz^2`` of scalar equations, shape ``(batch, 1)``."""
         self._count()
-        return curvature(lambda y: self.problem.flat_residual(self._kernel, y), z)
+        return curvature(lambda y: self.problem.flat_residual(self._kernel, y), plain(z))
 
     def select(self, rows: Tensor, samples: Tensor) -> Evaluations:
         """This function for some rows only; what is known at the last point is kept for them."""

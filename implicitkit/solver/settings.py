@@ -94,6 +94,23 @@ def _on_trees(
         else:
             state = torch.func.vmap(layout.unpack)(z.reshape(calls, layout.batch, layout.size))
         value = state if restated is None else restated.plain_parts(state, calls)[0]
-        return callback(step, value, layout.unpack_batch(norm))
+        return _asks_to_stop(callback(step, value, layout.unpack_batch(norm)))
 
     return call
+
+
+def _asks_to_stop(answer: Any) -> bool:
+    """Has a callback returned ``True``, as Python, NumPy or torch writes it (``residual_norm.max() < 1e-3``)?  What else one
+    returns (a count, a list) is no answer.
+
+    Raises:
+        TypeError: the truth of several samples: the solve has one end.
+    """
+    if not hasattr(answer, "dtype") or str(answer.dtype).rpartition(".")[2] != "bool":
+        return answer is True
+    if math.prod(answer.shape) != 1:
+        raise TypeError(
+            f"callback returned {math.prod(answer.shape)} truth values, of shape {tuple(answer.shape)}; it returns True to "
+            "stop the solve, of all samples: (residual_norm < 1e-3).all()"
+        )
+    return bool(answer)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff
+from implicitkit.foundation import autodiff, compat
 
-__all__ = ["curvature", "none_of", "refuse", "with_graph"]
+__all__ = ["curvature", "none_of", "plain", "refuse", "with_graph"]
 
 
 def with_graph(f: Any, kernel: Callable[[Tensor], Tensor], z: Tensor, name: str) -> dict[str, Tensor]:
@@ -41,6 +41,21 @@ def curvature(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
 
     with torch.enable_grad():
         return autodiff.vjp(slope, z)[1](torch.ones_like(z))[0].detach()
+
+
+def plain(z: Any) -> Any:
+    """``z``, where a Jacobian is asked for, which has no graph.
+
+    Raises:
+        TypeError: ``z`` is differentiated, or mapped by ``torch.vmap``: nothing would be known of it in what comes out.
+    """
+    if isinstance(z, Tensor) and compat.tracked(z):
+        raise TypeError(
+            "Jacobians and products with them (linearize, jacobian, jvp, residuals_jacobian, second) are values without a "
+            "graph in z: for derivatives of them, and under vmap, use the transforms of torch.func on f itself, as in "
+            "torch.func.jacrev(f)(z)"
+        )
+    return z
 
 
 def refuse(f: Any, z: Any) -> None:

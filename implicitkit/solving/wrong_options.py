@@ -65,5 +65,6 @@ def _whose(name: str) -> str:
         return f" It is an option of {_ELSEWHERE[name]}."
     for keyword, owners in (("solver", solvers_with(name)), ("rule", rules_with(name))):
         if owners:
-            return f" It is an option of {', '.join(owners[:5])}: {keyword}=ik.{owners[0]}({name}=...)."
+            written = next(iter(owners.values()))
+            return f" It is an option of {', '.join([*owners][:5])}: {keyword}={written}({name}=...)."
     return ""

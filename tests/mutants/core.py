@@ -15,7 +15,31 @@ CERTIFICATE = "tests/diagnostics/test_certificate.py tests/mutants/test_survivor
 STABILITY = "tests/problem/test_steady_state.py tests/mutants/test_survivors_bounds.py -k 'hopf or saddle or arnoldi or modulus or minimum or stab'"
 DEGENERACY = "tests/problem/test_qp.py tests/mutants/test_survivors.py -k 'degeneracy'"
 
+ANSWERS = "tests/core/test_answers_of_functions.py"
 MUTANTS = [
+    *mutants(
+        "implicitkit/lifting/lifted.py",
+        ANSWERS,
+        ("return _each(resolve, self.call(self.function, z, args))", "return self.call(self.function, z, args)"),
+        ("            _each(Tensor.detach, lifted(z, plain))", "            lifted(z, plain)"),
+    ),
+    *mutants(
+        "implicitkit/lifting/watch.py",
+        "tests/derivatives/test_control_flow_of_torch.py -k cond",
+        ("if torch.compiler.is_dynamo_compiling() or _asks_only(func):", "if _asks_only(func):"),
+    ),
+    *mutants(
+        "implicitkit/solver/settings.py",
+        ANSWERS,
+        ("if math.prod(answer.shape) != 1:", "if False:"),
+        ("        return answer is True\n", "        return bool(answer)\n"),
+        ("    return bool(answer)\n", "    return answer is True\n"),
+    ),
+    *mutants(
+        "implicitkit/problem/crossing.py",
+        ANSWERS,
+        ("if not g.is_floating_point():", "if False:"),
+    ),
     *mutants(
         "implicitkit/foundation/compat.py",
         "tests/core/test_tuples_of_tensors.py",

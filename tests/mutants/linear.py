@@ -14,7 +14,28 @@ def _of(words: str) -> str:
     return f"tests/linear/test_linear.py tests/mutants/test_survivors.py {METHODS} -k '{words}'"
 
 
+PRODUCTS = "tests/solver/test_products_differentiated.py"
 MUTANTS = [
+    *mutants(
+        "implicitkit/foundation/linear_map.py",
+        PRODUCTS,
+        ("_Product.apply(ctx.back, ctx.forth, g)", "_Product.apply(ctx.forth, ctx.back, g)"),
+        ("_Product.apply(ctx.forth, ctx.back, t)", "_Product.apply(ctx.back, ctx.forth, t)"),
+        ("_of_each(forth), _of_each(back)", "_of_each(back), _of_each(forth)"),
+    ),
+    *mutants(
+        "implicitkit/foundation/operators.py",
+        PRODUCTS,
+        ("linear_map.product(self._mv, self._rmv, v)", "self._mv(v)"),
+        ("linear_map.product(self._rmv, self._mv, w)", "self._rmv(w)"),
+        ("linear_map.product(*self.step, v)", "self.step[0](v)"),
+    ),
+    *mutants(
+        "implicitkit/solver/black_box.py",
+        PRODUCTS,
+        ("lost = ~finite & torch.isfinite(z0).all(1)", "lost = ~finite & known"),
+        ("return found if tracked else found.detach()", "return found.detach()"),
+    ),
     *mutants(
         "implicitkit/foundation/operators.py",
         "tests/linear/test_steps_of_the_series.py",
