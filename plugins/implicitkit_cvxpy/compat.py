@@ -2,8 +2,8 @@
 
 cvxpy's public functions solve one program; a layer needs the map from parameters to program data, and that lives in
 classes whose attributes move between minor releases.  Everything of that kind is read here, once, into plain arrays
-(:class:`CanonicalProgram`); ``tests/test_cvxpy_contract.py`` holds each assumption, and :data:`TESTED` is the range of
-releases it was held for.
+(:class:`CanonicalProgram`); ``tests/plugins/cvxpy/test_cvxpy_contract.py`` holds each assumption, and :data:`TESTED` is the
+range of releases it was held for.
 """
 
 from __future__ import annotations
