@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,6 +14,7 @@ from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.costs import dropping_pays
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.fixed_point.cheap_maps import gains, is_cheap, steps_needed
+from implicitkit.solver.fixed_point.differences import NOTHING, empty, raised, remember, slices_of
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.restarts import maybe_any, return_to_best, stranded, watch
 
@@ -118,7 +118,7 @@ class Anderson(Method):
         swift = self.period is None and (z.shape[1] >= _FEW or (z.shape[1] >= _FEWEST and cheap))
         f.weighs = swift
         return {
-            **(_NOTHING if swift else _memory(z, self._rows(z))),
+            **(NOTHING if swift else empty(z, self._rows(z))),
             "last": None,  # r and w of the step before
             "mark": None,  # |r| when plain steps last began
             "since": 0,  # steps since the memory of all was last empty
@@ -139,7 +139,7 @@ class Anderson(Method):
             state = state | {"mark": state["plain"][0], "plain": _still_plain(f, *state["plain"])}
             if state["plain"] is not None:
                 return self._onwards(f, mixed, state), state
-            k, state = 0, state | _memory(z, m)
+            k, state = 0, state | empty(z, m)
         path, swift = state["path"], state["swift"]
         if path is not None:
             found = self._cheaply(f, (r, mixed), state) if state["cheap"] else None
@@ -155,7 +155,7 @@ class Anderson(Method):
         if self.restart is not None and k >= self.restart:
             k = 0
         if k > 0:
-            _remember(state, (k - 1) % m, (r, mixed), state["last"])
+            remember(state, (k - 1) % m, (r, mixed), state["last"])
         forget, guard = watch(f, state["guard"], self.safeguard, self.patience)
         eager, new = state["eager"], state["new"] + 1 if k > 0 else 0
         if forget is not None:
@@ -179,7 +179,7 @@ class Anderson(Method):
         dW = state["dW"][:, : gamma.shape[1]]
         may = self.period is None and eager is None and k > _PERIOD and z.shape[1] >= _WIDE
         if may and _most(f, _little(f, torch.linalg.vecdot(rhs, gamma.squeeze(2)), _size(before, f))):
-            state |= {"plain": (f.norm, 0), "last": None, **_NOTHING}
+            state |= {"plain": (f.norm, 0), "last": None, **NOTHING}
         if gamma.dtype != z.dtype:
             gamma = gamma.to(z.dtype)
         if not due and eager is not None:
@@ -238,7 +238,7 @@ class Anderson(Method):
                 before = now
             if not plain:
                 k = state["since"]
-                _remember(state, (k - 1) % self._rows(z), here, state["last"])
+                remember(state, (k - 1) % self._rows(z), here, state["last"])
                 state.update(since=k + 1, last=here, new=state["new"] + 1)
             z = here[1]
         if steps:
@@ -251,7 +251,7 @@ class Anderson(Method):
     def _coefficients(self, state: dict[str, Any], r: Tensor, held: int, slots: list[int]) -> tuple[Tensor, Tensor]:
         """``gamma``, shape ``(batch, held, 1)``, and ``dR^T r``, ``(batch, held)``, whose product is what it lowers
         ``|r|^2`` by; brings the rows ``slots`` of the Gram matrix up to date."""
-        gram, dR, pieces = state["gram"], state["dR"][:, :held], _pieces(slots)
+        gram, dR, pieces = state["gram"], state["dR"][:, :held], slices_of(slots)
         # the new rows' products with the history and those of r, in one pass over it
         products = torch.bmm(torch.cat([r.unsqueeze(1), *(dR[:, piece] for piece in pieces)], 1), dR.mT)
         if products.dtype != gram.dtype:
@@ -263,7 +263,7 @@ class Anderson(Method):
         for piece, rows in zip(pieces, blocks, strict=True):
             gram[:, piece] = rows
             gram[:, :, piece] = rows.mT
-        factor, info = torch.linalg.cholesky_ex(_raised(gram, memory, self.ridge))
+        factor, info = torch.linalg.cholesky_ex(raised(gram, memory, self.ridge))
         gamma = torch.cholesky_solve(rhs.mT, factor)
         if maybe_any(info):
             gamma = gamma.masked_fill(info.ne(0).view(-1, 1, 1), 0)  # not positive definite: the plain step
@@ -273,36 +273,6 @@ class Anderson(Method):
 def _mixed_every(z: Tensor) -> int:
     """So many steps, unless it is said; a few differences span few unknowns."""
     return min(_PERIOD, max(1, z.shape[1] // 4))
-
-
-def _pieces(slots: list[int]) -> list[slice]:
-    """Numbers that count down, but for a turn of the ring, as slices of numbers that count up."""
-    pieces: list[slice] = []
-    for slot in slots:
-        if pieces and slot == pieces[-1].start - 1:
-            pieces[-1] = slice(slot, pieces[-1].stop)
-        else:
-            pieces.append(slice(slot, slot + 1))
-    return pieces
-
-
-_NOTHING: dict[str, Any] = {"dR": None, "dW": None, "gram": None}
-
-
-def _memory(z: Tensor, rows: int) -> dict[str, Tensor]:
-    """An empty one: differences of ``r`` and of ``w``, each ``(batch, rows, n)`` with a row of all samples in one piece of
-    memory, as it is written, and the Gram matrix of the former."""
-    batch, n = z.shape
-    small = torch.float32 if z.dtype in (torch.float16, torch.bfloat16) else z.dtype  # no LAPACK in half precision
-    gram = torch.zeros(batch, rows, rows, dtype=small, device=z.device)
-    dR, dW = (z.new_zeros(rows, batch, n).transpose(0, 1) for _ in range(2))
-    return {"dR": dR, "dW": dW, "gram": gram}
-
-
-def _remember(state: dict[str, Any], row: int, now: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor]) -> None:
-    """Writes how ``r`` and ``w`` changed into a row of every sample's memory."""
-    torch.sub(now[0], old[0], out=state["dR"][:, row])
-    torch.sub(now[1], old[1], out=state["dW"][:, row])
 
 
 def _size(step: tuple[Tensor, Tensor], f: Evaluations) -> Tensor:
@@ -346,9 +316,9 @@ def _little(f: Evaluations, fall: Tensor, before: Tensor) -> Tensor:
 def _recalled(path: Path, memory: int, count: int) -> dict[str, Any]:
     """What the state would be if the last of ``count`` steps, a path, had been remembered."""
     r, mixed, _ = path[-1]
-    state = _memory(r, memory)
+    state = empty(r, memory)
     for j, (old, new) in enumerate(itertools.pairwise(path), count - len(path)):
-        _remember(state, j % memory, new[:2], old[:2])
+        remember(state, j % memory, new[:2], old[:2])
     mark = path[-min(len(path), (count - 1) % _PERIOD + 1)][2]
     kept = {"last": (r, mixed), "mark": mark, "since": count, "new": len(path) - 1, "path": None}
     return {**state, **kept, "guard": {"step": count}}
@@ -390,17 +360,3 @@ def _still_plain(f: Evaluations, before: Tensor, since: int) -> tuple[Tensor, in
     if since + 1 < _PERIOD:
         return before, since + 1
     return (f.norm, 0) if _most(f, f.norm <= _FAST * before) else None
-
-
-def _raised(gram: Tensor, memory: int, ridge: float | None) -> Tensor:
-    """A Gram matrix with the ridge on its diagonal; an empty column keeps a pivot."""
-    floor, factor = _ridge(gram.shape[1], memory, ridge, gram.dtype, gram.device)
-    return torch.addcmul(floor, gram, factor)
-
-
-@functools.lru_cache(maxsize=128)
-def _ridge(size: int, memory: int, ridge: float | None, dtype: torch.dtype, device: torch.device) -> Any:
-    """What is added to the Gram matrix, and what it is multiplied by, entry by entry."""
-    relative = 10 * memory * torch.finfo(dtype).eps if ridge is None else ridge
-    eye = torch.eye(size, dtype=dtype, device=device)
-    return torch.finfo(dtype).tiny * eye, 1 + relative * eye
