@@ -3,6 +3,7 @@ the same problem in units of one, at the same price; and nothing is claimed that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -127,9 +128,10 @@ def test_small_entries_that_are_no_units() -> None:
 
 _P = torch.tensor([0.2, 0.3, 0.5], dtype=F64)
 _TRACES: dict[str, tuple[Callable[[Tensor], Tensor], list[float], list[float], dict[str, Any]]] = {
-    "-log z": (lambda z: (z - z.log()).sum(), [1e-20, 1.0, 3.0], [1, 1, 1], {}),
-    "counts": (lambda z: (z - _P * z.log()).sum(), [1e-12, 0.5, 0.5], [0.2, 0.3, 0.5], {"bounds": (0.0, None)}),
-    "1 / z": (lambda z: (1 / z + z).sum(), [1e-9, 1.0], [1, 1], {}),
+    "-log z": (lambda z: (z - z.log()).sum(), [1e-12, 2.0, 3.0], [1, 1, 1], {}),
+    "counts": (lambda z: (z - _P * z.log()).sum(), [1e-12, 0.4, 0.6], [0.2, 0.3, 0.5], {"bounds": (0.0, None)}),
+    "1 / z": (lambda z: (1 / z + z).sum(), [1e-9, 2.0], [1, 1], {"bounds": (1e-12, None)}),
+    "z log z": (lambda z: (z * z.log()).sum(), [0.5, 1e-10, 2.0], 3 * [math.exp(-1)], {"bounds": (1e-30, None)}),
     "a weight": (lambda z: 1e9 * (z[0] - 0.5) ** 2 + (z[1] - 2) ** 2, [1e-10, 1.0], [0.5, 2], {"bounds": (0.0, None)}),
     "a price": (
         lambda z: 1e10 * z[0] + z[1],
