@@ -53,8 +53,8 @@ ROWS = {
 
 @pytest.mark.parametrize("name", ROWS)
 def test_conjugate_gradients_where_vectors_tell(name: str) -> None:
-    """As many products as conjugate gradients take where the matrix is symmetric and definite, and hardly more than GMRES
-    takes where it is not."""
+    """As many products as conjugate gradients take where the matrix is symmetric and definite, and those of GMRES where it
+    is not."""
     d, skew, definite = ROWS[name]
     b = _rhs(1)
     A, count = _counted([d], [skew])
@@ -63,7 +63,7 @@ def test_conjugate_gradients_where_vectors_tell(name: str) -> None:
     assert bool(found.converged.all()) and float((A.mv(found.x) - b).norm()) <= 1.01e-10 * float(b.norm())
     B, others = _counted([d], [skew], symmetric=definite)
     assert bool((CG() if definite else GMRES()).solve(B, b, **LIMITS).converged.all())
-    assert spent <= others[0] + 20, (spent, others[0])
+    assert spent <= others[0] + 20 * definite, (spent, others[0])
     if definite:
         C, restarted = _counted([d], [skew])
         GMRES().solve(C, b, **LIMITS)
