@@ -9,9 +9,15 @@ minimum with multipliers that grow without end, and no point meets the optimalit
 ``z'`` a point beside, where a gradient that vanishes at the minimum does not.
 
 Grown far enough, they meet the conditions all the same, by rounding: ``J'lam`` takes any value where ``J`` is a rounding
-error.  It then changes by more than all of ``df``, which it is to balance, where half of the digits of ``z`` change:
+error, or where the constraints ``c`` only seem to be met (``z^3 = 0`` at 1e-9).  It then changes by more than all of
+``df``, which it is to balance, where half of the digits of each ``z_j`` change, and ``z`` goes three steps along that force,
+of which one back would meet the constraints:
 
-    |J(z')'lam - J(z)'lam|  >  |df(z)|,        |z' - z| = eps^{1/2} |z|.
+    |J(z')'lam - J(z)'lam|  >  |df(z)|,        z'_j = z_j + eps^{1/2} u_j |z_j| + 3 t v_j,    v = J'lam,  t = lam'c / |v|^2,
+
+thrice: ``z_j^p = 0`` misses its zero by ``p`` such steps, and ``J`` more than doubles where ``z_j`` grows by ``3 / p`` of
+itself.  Each ``z_j`` changes by a random share ``u_j`` of its own size: a circle of radius 1e-4 is a sound constraint
+beside an unknown of 1e6.
 
 Source: Mangasarian & Fromovitz (1967), J. Math. Anal. Appl. 17, 37-47; Hock & Schittkowski (1981), problems 13 and 221.
 """
@@ -29,6 +35,7 @@ __all__ = ["NO_MULTIPLIERS", "balances_by_rounding", "lacks_multipliers"]
 
 _GROWN = 30.0  # times the gradient of the objective
 _BESIDE = 0.1  # of 1 + |z|
+_STEPS = 3.0  # away from where the constraints are met
 NO_MULTIPLIERS = (
     "The constraints nearly hold there, and their multipliers have grown without end: at the minimum the gradients of the "
     "active constraints seem to be dependent (a cusp, or h(z)^2 = 0 in the place of h(z) = 0), so that no multipliers exist "
@@ -67,14 +74,12 @@ def balances_by_rounding(kernel: Callable[[Tensor], Tensor], w: Tensor, size: in
     which = which & (lam.abs() > eps**-0.25).any(1)
     if not bool(which.any()):
         return which
-    way = seeded.normal(*z.shape, seed=0xF2).to(z)
-    way = way * (eps**0.5 * (torch.linalg.vector_norm(z, dim=1) / torch.linalg.vector_norm(way, dim=1))).unsqueeze(1)
     held = torch.cat([torch.zeros_like(lam[:, :1]), lam], 1)
-    forces = []
-    for point in (z, z + way):
-        out, pullback = autodiff.vjp(kernel, torch.cat([point, lam], 1))
-        forces.append(pullback(held)[0][:, :size])
-        if point is z:
-            slope = pullback(torch.eye(1, out.shape[1], dtype=w.dtype, device=w.device).expand_as(out))[0][:, :size]
-    turned = torch.linalg.vector_norm(forces[1] - forces[0], dim=1)
-    return which & (turned > torch.linalg.vector_norm(slope, dim=1))
+    out, pullback = autodiff.vjp(kernel, w)
+    force = pullback(held)[0][:, :size]
+    slope = pullback(torch.eye(1, out.shape[1], dtype=w.dtype, device=w.device).expand_as(out))[0][:, :size]
+    missing = (held * out).sum(1, keepdim=True) / force.square().sum(1, keepdim=True)
+    shares = seeded.normal(*z.shape, seed=0xF2).to(z)
+    beside = z + eps**0.5 * shares * z.abs() + _STEPS * torch.nan_to_num(missing * force, 0, 0, 0)
+    there = autodiff.vjp(kernel, torch.cat([beside, lam], 1))[1](held)[0][:, :size]
+    return which & (torch.linalg.vector_norm(there - force, dim=1) > torch.linalg.vector_norm(slope, dim=1))

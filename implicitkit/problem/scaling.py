@@ -27,6 +27,8 @@ __all__ = ["Rescaled", "check_scales", "divided", "scales", "units_of_start"]
 
 _APART = 1e8  # times the number of unknowns: so far apart entries of a start are not by chance
 _EVENER = 0.5  # of the decades that a gradient spans, what it spans in units of the start, at most
+_FAR = (1e4, -1e4, 30.0, -30.0)  # times the start: within so many units a gradient changes, and does not fade
+_CHANGED = 0.1  # of a gradient
 
 
 def check_scales(x_scale: Any) -> None:
@@ -81,42 +83,61 @@ def units_of_start(objective: Callable[..., Any], z0: Any, args: tuple[Any, ...]
 
     In the natural map ``z - P(z - df/dz)``, a trust region, or the first step of a quasi-Newton method unknowns of 1e9 are
     compared with others of 1e-12, and hide them.  Of a sample whose start has no zero, the entries are its units where they
-    lie more than ``10^8 n`` apart and make the gradient more even: ``log |z_i g_i|`` spans no more than half of what
-    ``log |g_i|`` does.  (Not so of ``z_i log z_i`` with some ``z_i`` of 1e-10, where the small ones are no units.)
+    lie more than ``10^8 n`` apart and every ``g_i = df/dz_i`` there bears them out (:func:`_measured`):
 
-    One evaluation where entries are so far apart, else none.  What fails there is for the solve to say.
+    - they make the gradient more even: ``log |z_i g_i|`` spans no more than half of what ``log |g_i|`` does, and no ``g_i``
+      is zero (not so of ``z_i log z_i`` with some ``z_i`` of 1e-10, where the small ones are no units);
+    - it changes over ten thousand units, ``|g_i(1e4 z) - g_i(z)| > |g_i(z)| / 10`` (not so of a price or a weight of
+      1e10), and does not fade, ``|g_i(1e4 z)| > |g_i(z)| / 10`` (not so of ``z_i - log z_i`` or ``1 / z_i``, which look the
+      same in all units); or so at ``-1e4 z``, or at ``30 z`` or ``-30 z``, where less overflows.
+
+    One evaluation where entries are so far apart, up to four more where the gradient at the start is right, else none.  What
+    fails there is for the solve to say.
     """
     if layout.dtype in (torch.float16, torch.bfloat16) or layout.size < 2 or not layout.batch:
         return None
-    leaves, spec = trees.tree_flatten(z0)
-    if any(leaf.is_complex() for leaf in leaves):
+    if any(leaf.is_complex() for leaf in trees.tree_flatten(z0)[0]):
         return None
     try:
         with compat.unseen():  # by a solve around this one: the uses are those of the evaluations to come
-            z = layout.pack(trees.tree_map(torch.detach, z0)).abs()
-            smallest, largest = z.aminmax(dim=1)
+            z = layout.pack(trees.tree_map(torch.detach, z0))
+            smallest, largest = z.abs().aminmax(dim=1)
             apart = (smallest > 0) & torch.isfinite(largest) & (largest > _APART * layout.size * smallest)
             if not bool(compat.physical(apart).any()):
                 return None
             given = trees.tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, args)
-
-            def value(*point: Tensor) -> Tensor:
-                return objective(trees.tree_unflatten(list(point), spec), *given).sum()
-
-            out, pullback = autodiff.vjp(value, *(leaf.detach() for leaf in leaves))
-            g = layout.pack(trees.tree_unflatten(list(pullback(torch.ones_like(out))), spec)).detach().abs()
-            units = torch.exp2(torch.log2(z).round())
-            s = torch.where((apart & (_decades(z * g) <= _EVENER * _decades(g))).unsqueeze(1), units, 1)
+            apart = apart & _measured(lambda z: objective(layout.unpack(z), *given), z)
+            s = torch.where(apart.unsqueeze(1), torch.exp2(torch.log2(z.abs()).round()), 1)
             return layout.unpack(s) if bool(compat.physical(s != 1).any()) else None
     except Exception:
         return None
 
 
+def _measured(objective: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    """Are the sizes of its entries the units that ``f`` measures them by?  ``(batch,)``."""
+
+    def gradient(point: Tensor) -> Tensor:
+        value, pullback = autodiff.vjp(objective, point)
+        return pullback(torch.ones_like(value))[0].detach()
+
+    g = gradient(z)
+    size = g.abs()
+    right = (size > 0).all(1) & (_decades(z * g) <= _EVENER * _decades(g))
+    if not bool(compat.physical(right).any()):
+        return right
+    borne_out = torch.zeros_like(right)
+    for times in _FAR:
+        there = gradient(times * z)
+        borne_out = borne_out | (torch.minimum((there - g).abs(), there.abs()) > _CHANGED * size).all(1)
+        if not bool(compat.physical(right & ~borne_out).any()):
+            break
+    return right & borne_out
+
+
 def _decades(sizes: Tensor) -> Tensor:
-    """How many the entries that are not zero span, ``(batch,)``; NaN where there are none."""
-    there = (sizes > 0) & torch.isfinite(sizes)
-    low = torch.where(there, sizes, torch.inf).amin(1)
-    return torch.log10(torch.where(there, sizes, 0).amax(1)) - torch.log10(low)
+    """How many the entries span, ``(batch,)``."""
+    logs = torch.log10(sizes.abs())
+    return logs.amax(1) - logs.amin(1)
 
 
 def divided(tree: Any, by: Any) -> Any:

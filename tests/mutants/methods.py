@@ -17,6 +17,7 @@ LATER = "tests/mutants/test_survivors_later.py"
 MODELS = "tests/mutants/test_survivors_models.py"
 
 REFUSED = "tests/solver/test_refusals_are_bounded.py"
+CUSPS = "tests/problem/test_multipliers_by_rounding.py"
 SCALES = "tests/solver/test_badly_scaled_programs.py"
 FEW = "tests/solver/test_few_unknowns.py"
 LOW_RANK = "tests/solver/test_low_rank_programs.py"
@@ -847,9 +848,17 @@ MUTANTS = [
         ("torch.maximum(here, there)[:, 1:]", "here[:, 1:]"),
         ("return force > _GROWN * here[:, 0]", "return force > 0"),
         ("_GROWN = 30.0", "_GROWN = 1e9"),
-        ("return which & (turned >", "return which & (1e30 < 0 * turned +"),
-        ("way * (eps**0.5 *", "way * (10.0 *"),
-        ("torch.cat([torch.zeros_like(lam[:, :1]), lam], 1)", "torch.cat([torch.ones_like(lam[:, :1]), 0 * lam], 1)"),
+        ("return which & (torch.linalg.vector_norm(there - force, dim=1) >", "return which & (1e30 < 0 *", CUSPS),
+        ("eps**0.5 * shares * z.abs()", "10.0 * shares * z.abs()", CUSPS),
+        ("eps**0.5 * shares * z.abs()", "0 * shares * z.abs()", CUSPS),
+        ("eps**0.5 * shares * z.abs()", "eps**0.5 * shares * z.abs().amax(1, keepdim=True)", CUSPS),
+        ("_STEPS = 3.0", "_STEPS = 0.0", CUSPS),
+        ("_STEPS = 3.0", "_STEPS = 1.0", CUSPS),
+        (
+            "torch.cat([torch.zeros_like(lam[:, :1]), lam], 1)",
+            "torch.cat([torch.ones_like(lam[:, :1]), 0 * lam], 1)",
+            CUSPS,
+        ),
     ),
     *mutants(
         "implicitkit/solver/auto.py",

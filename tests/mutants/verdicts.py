@@ -30,10 +30,14 @@ MUTANTS = [
     *mutants(
         "implicitkit/problem/scaling.py",
         SINGLE + " -k 'not_matter or samples or small_entries'",
-        ("s = torch.where((apart & (", "s = torch.where((~apart & ("),
+        ("apart = apart & _measured", "apart = apart | _measured"),
         ("_EVENER = 0.5", "_EVENER = 50.0", SINGLE + " -k small_entries"),
         ("(_decades(z * g) <=", "(_decades(z / g) <="),
-        ("units = torch.exp2(torch.log2(z).round())", "units = torch.exp2(-torch.log2(z).round())"),
+        ("torch.exp2(torch.log2(z.abs()).round())", "torch.exp2(-torch.log2(z.abs()).round())"),
+        ("(size > 0).all(1) &", "(size >= 0).all(1) &", SINGLE + " -k small_entries"),
+        ("torch.minimum((there - g).abs(), there.abs())", "(there - g).abs()", SINGLE + " -k small_entries"),
+        ("torch.minimum((there - g).abs(), there.abs())", "there.abs()", SINGLE + " -k small_entries"),
+        ("_FAR = (1e4, -1e4, 30.0, -30.0)", "_FAR = (1e4,)"),
     ),
     *mutants(
         "implicitkit/problem/argmin.py",

@@ -3,6 +3,7 @@ the same problem in units of one, at the same price; and nothing is claimed that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 import implicitkit as ik
+from implicitkit.foundation.trees import Layout
+from implicitkit.problem.scaling import units_of_start
 
 F32, F64 = torch.float32, torch.float64
 _X = torch.linspace(0, 1, 10, dtype=F64)
@@ -121,6 +124,44 @@ def test_small_entries_that_are_no_units() -> None:
     )
     torch.testing.assert_close(found.value, 2 * torch.softmax(-mu, 0), rtol=1e-8, atol=1e-8)
     assert found.evaluations < 400, found.evaluations
+
+
+_P = torch.tensor([0.2, 0.3, 0.5], dtype=F64)
+_TRACES: dict[str, tuple[Callable[[Tensor], Tensor], list[float], list[float], dict[str, Any]]] = {
+    "-log z": (lambda z: (z - z.log()).sum(), [1e-12, 2.0, 3.0], [1, 1, 1], {}),
+    "counts": (lambda z: (z - _P * z.log()).sum(), [1e-12, 0.4, 0.6], [0.2, 0.3, 0.5], {"bounds": (0.0, None)}),
+    "1 / z": (lambda z: (1 / z + z).sum(), [1e-9, 2.0], [1, 1], {"bounds": (1e-12, None)}),
+    "z log z": (lambda z: (z * z.log()).sum(), [0.5, 1e-10, 2.0], 3 * [math.exp(-1)], {"bounds": (1e-30, None)}),
+    "a weight": (lambda z: 1e9 * (z[0] - 0.5) ** 2 + (z[1] - 2) ** 2, [1e-10, 1.0], [0.5, 2], {"bounds": (0.0, None)}),
+    "a price": (
+        lambda z: 1e10 * z[0] + z[1],
+        [1e-10, 1.0],
+        [-1, -1e-10],
+        {"constraints": [ik.Inequality(lambda z: z.square().sum() - 1)]},
+    ),
+    "a gradient of zero": (
+        lambda z: (z[0] - 2) ** 2 + (z[1] - 5 * (z[0] - 1) - 1e-10) ** 2,
+        [1.0, 1e-10],
+        [2, 5],
+        {"solver": "gradient_descent"},
+    ),
+    "a gradient of one unknown": (
+        lambda z: z[2],
+        [1e-10, 1.0, 5.0],
+        [0.5, 0.25, 0],
+        {"constraints": [ik.Inequality(lambda z: (z[0] - 0.5) ** 2 + (z[1] - 0.25) ** 2 - z[2])]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(_TRACES))
+def test_nor_are_small_entries_of_a_start_that_the_gradient_does_not_bear_out(name: str) -> None:
+    """Some look like units at the start only, or in the gradient alone."""
+    objective, start, end, given = _TRACES[name]
+    z0 = torch.tensor(start, dtype=F64)
+    assert units_of_start(objective, z0, (), Layout(z0, 0)) is None
+    found = ik.argmin(objective, z0, **given)
+    torch.testing.assert_close(found.value, torch.tensor(end, dtype=F64), rtol=1e-7, atol=1e-7)
 
 
 def _apart(z: Tensor) -> Tensor:

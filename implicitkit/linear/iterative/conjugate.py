@@ -21,6 +21,9 @@ from implicitkit.linear.iterative.fewer import Fewer, narrowed
 
 __all__ = ["conjugate", "left_by_minimal_residuals", "seems_definite"]
 
+_OFTEN = 8  # every so many steps it is asked whether the directions are conjugate still
+_ASKEW = 0.1  # of a curvature p'Ap, what (r - p)'Ap is where they are not; 0 but for rounding where they are
+
 
 def seems_definite(Ht: Tensor) -> Tensor:
     """Which blocks are symmetric and definite on their Krylov space, ``(batch,)``; ``Ht``: ``(batch, k, k + 1)``, the
@@ -56,7 +59,7 @@ def conjugate(
 
     Returns:
         a correction, what it leaves of ``r``, products used, and whether no curvature ``p'Ap`` was met that is zero or of
-        the other sign; where one is they end.
+        the other sign, or far from ``r'Ap``, which it equals where ``A`` is symmetric; where one is they end.
     """
     x, p, rs = torch.zeros_like(r), r, r.square().sum(1)
     squares, goal, steps, open_ = [rs], target.square(), torch.zeros_like(budget), live
@@ -67,7 +70,10 @@ def conjugate(
         curvature = (p * Ap).sum(1)
         side = curvature.sign() if k == 1 else side
         steps = steps + open_
-        if bool((open_ & ~(curvature * side > 0)).any()):
+        sound = curvature * side > 0
+        if k % _OFTEN == 0:
+            sound = sound & (((r - p) * Ap).sum(1).abs() <= _ASKEW * curvature.abs())
+        if bool((open_ & ~sound).any()):
             x, r, steps = fewer.whole((x, r, steps))
             return x, r, steps, False
         alpha, keep = column(rs / curvature), column(open_)
