@@ -8,6 +8,7 @@ from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.auto import Auto
+from implicitkit.linear.iterative import unsaid
 from implicitkit.linear.iterative.cg import CG
 from implicitkit.linear.iterative.conjugate import conjugate
 from implicitkit.linear.iterative.gmres import GMRES
@@ -48,18 +49,22 @@ ROWS = {
     "negative": (-FAR, 0.0, True),
     "of both signs": (BOTH, 0.0, False),
     "skew in part": (FAR, 0.1, False),
+    "slow and skew": (FAR, 0.02, False),
 }
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_conjugate_gradients_where_vectors_tell(name: str) -> None:
-    """As many products as conjugate gradients take where the matrix is symmetric and definite, and those of GMRES where it
-    is not."""
+def test_conjugate_gradients_where_vectors_tell(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many products as conjugate gradients take where the matrix is symmetric and definite; where it is not they are
+    not begun, and it takes those of GMRES."""
     d, skew, definite = ROWS[name]
+    begun: list[bool] = []
+    monkeypatch.setattr(unsaid, "conjugate", lambda *task: begun.append(True) or conjugate(*task))
     b = _rhs(1)
     A, count = _counted([d], [skew])
     found = Unsaid().solve(A, b, **LIMITS)
     spent = count[0]
+    assert bool(begun) is definite
     assert bool(found.converged.all()) and float((A.mv(found.x) - b).norm()) <= 1.01e-10 * float(b.norm())
     B, others = _counted([d], [skew], symmetric=definite)
     assert bool((CG() if definite else GMRES()).solve(B, b, **LIMITS).converged.all())
