@@ -51,7 +51,8 @@ class _Product(compat.Function):
 
     @staticmethod
     def jvp(ctx: Any, _forth: Any, _back: Any, t: Tensor) -> Tensor:
-        found: Tensor = _Product.apply(ctx.forth, ctx.back, t)
+        with compat.forward_ad_enabled(()):  # tangents of an outer level that ``t`` has
+            found: Tensor = _Product.apply(ctx.forth, ctx.back, t)
         return found
 
     @staticmethod

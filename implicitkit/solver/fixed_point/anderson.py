@@ -116,7 +116,7 @@ class Anderson(Method):
     def init(self, f: Evaluations, z: Tensor) -> dict[str, Any]:
         cheap = self.period is None and is_cheap(f, _mixed_every(z))
         swift = self.period is None and (z.shape[1] >= _FEW or (z.shape[1] >= _FEWEST and cheap))
-        f.weighs = swift
+        f.weighs = swift and (cheap or z.shape[1] >= _WIDE)
         return {
             **(NOTHING if swift else empty(z, self._rows(z))),
             "last": None,  # r and w of the step before
