@@ -30,14 +30,14 @@ FIGURES: dict[str, tuple[str, Callable[[Rows], list[float]], tuple[float, float]
     "rows a ninth to a third": ("bench_cvxpy_sparse", _share(".*"), (1 / 9, 1 / 3)),
     "Anderson's method a fifth of TorchDEQ's": ("bench_fixed_point", _share("anderson : .*"), (1 / 5, 1 / 5)),
     "0.7 to 0.8 of TorchDEQ's time": ("bench_deq", _share(".*: TorchDEQ"), (0.7, 0.8)),
-    "an eleventh to a fifth": ("bench_deq_rows", _share("(outliers|heterogeneous), .*: torchdeq"), (1 / 11, 1 / 5)),
+    "a twelfth to a fifth": ("bench_deq_rows", _share("(outliers|heterogeneous), .*: torchdeq"), (1 / 12, 1 / 5)),
     "training on the same samples 0.4 to 0.55": ("bench_deq_rows", _share("training, .*: torchdeq"), (0.4, 0.55)),
-    "0.22 with few outlying eigenvalues": (
+    "0.21 with few outlying eigenvalues": (
         "bench_deq_rows",
         _share("(outliers|heterogeneous), 64x128: equal error"),
-        (0.22, 0.22),
+        (0.21, 0.21),
     ),
-    "and 0.7 in training": ("bench_deq_rows", _share("training, 64x128: equal error"), (0.7, 0.7)),
+    "and 0.63 in training": ("bench_deq_rows", _share("training, 64x128: equal error"), (0.63, 0.63)),
     "called 32 times a step in place of 184": (
         "bench_deq_training",
         lambda rows: [rows[f"tanh, rate 0.01, {start}"]["evaluations"] for start in ("warm", "cold")],
