@@ -15,6 +15,9 @@ come from products with ``J`` alone:
 
        (J x)_i - \sum_j (J s_c(j))_i s_j x_j = U_i (V x - \sum_j V s_c(j) s_j x_j),     j over the entries of row i.
 
+   A symmetric ``J`` needs none of these: ``U = V' M``, and the combinations of 1. are ``w'J = (w'V') M V`` there, of which
+   the ``k^2`` numbers ``M`` are the least squares.
+
 Source: the first is a randomised range finder (Halko, Martinsson & Tropp 2011, SIAM Review 53, algorithm 4.1) of a matrix
 with entries left out, the second the estimate of Curtis, Powell & Reid (1974) of what remains; the combination is this
 library's.
@@ -131,13 +134,19 @@ class Bordered:
         for g, (rows, _) in enumerate(self.groups):
             weights[g * k : (g + 1) * k, rows] = seeded.normal(k, len(rows), seed=0x10A + g).numpy()
         seen = _shown(rmv, weights, batch, like)
-        V = np.stack([self._row_space(seen[: _GROUPS * k, i]) for i in range(batch)])
+        spaces = [self._row_space(seen[: _GROUPS * k, i]) for i in range(batch)]
+        V, symmetric = np.stack([rows for rows, _ in spaces]), mv == rmv
         signs = seeded.signs(n, seed=0x51).numpy().astype(float)
-        seeds = np.zeros((self.count + k + _MORE + 1, n))
+        seeds = np.zeros((self.count + (0 if symmetric else k + _MORE) + 1, n))
         seeds[self.colours, np.arange(n)] = signs
         seeds[self.count :] = seeded.normal(len(seeds) - self.count, n, seed=0x52).numpy()
         shown = _shown(mv, seeds, batch, like)
-        parts = [self._parts(shown[:-1, i], V[i], seeds[:-1], signs) for i in range(batch)]
+        parts = [
+            self._symmetric_parts(shown[:-1, i], *spaces[i], weights[: _GROUPS * k], seeds[:-1], signs)
+            if symmetric
+            else self._parts(shown[:-1, i], V[i], seeds[:-1], signs)
+            for i in range(batch)
+        ]
         A, U = np.stack([a for a, _ in parts]), np.stack([u for _, u in parts])
         U, V = self._with_rows(U, V, seen[_GROUPS * k :].transpose(1, 0, 2))
         error = np.empty(batch)
@@ -151,24 +160,27 @@ class Bordered:
         rank = int(V.any(2).sum(1).max(initial=0))
         return Entries(A, U[:, :, :rank], V[:, :rank]), error
 
-    def _row_space(self, seen: np.ndarray) -> np.ndarray:
-        """Orthonormal rows ``(k, n)`` that span those of ``V``, from ``3 k`` combinations with what ``A`` adds."""
+    def _row_space(self, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Orthonormal rows ``V`` ``(k, n)`` that span those of ``V``, and ``L`` ``(3 k, k)`` with which the ``3 k``
+        combinations are ``L V``, where ``A`` adds nothing."""
         k, n = self.rank, self.pattern.shape[1]
-        V = np.zeros((k, n))
+        V, L = np.zeros((k, n)), np.zeros((_GROUPS * k, k))
         shows = np.ones((_GROUPS, n), dtype=bool)
         for g, (_, columns) in enumerate(self.groups):
             shows[g, columns] = False
         if not np.isfinite(seen).all():
-            return V
-        left, sizes, _ = np.linalg.svd(seen[:, shows.all(0)], full_matrices=False)
+            return V, L
+        shown = seen[:, shows.all(0)]
+        left, sizes, _ = np.linalg.svd(np.linalg.qr(shown.T, mode="r").T, full_matrices=False)
         rank = min(k, int((sizes > _RANK * sizes[0]).sum()))
         Q = left[:, :rank]
-        for hidden in (None, *range(_GROUPS)):  # columns that all groups show, and those that one does not
-            which = shows.all(0) if hidden is None else ~shows[hidden]
-            rows = np.repeat(np.ones(_GROUPS, dtype=bool) if hidden is None else np.arange(_GROUPS) != hidden, k)
-            V[:rank, which] = np.linalg.lstsq(Q[rows], seen[np.ix_(rows, which)], rcond=None)[0]
-        V[:rank] = np.linalg.qr(V[:rank].T)[0].T
-        return V
+        V[:rank, shows.all(0)] = Q.T @ shown
+        for hidden in range(_GROUPS):  # columns that one group does not show
+            rows = np.repeat(np.arange(_GROUPS) != hidden, k)
+            V[:rank, ~shows[hidden]] = np.linalg.lstsq(Q[rows], seen[np.ix_(rows, ~shows[hidden])], rcond=None)[0]
+        basis, R = np.linalg.qr(V[:rank].T)
+        V[:rank], L[:, :rank] = basis.T, Q @ R.T
+        return V, L
 
     def _with_rows(self, U: np.ndarray, V: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """``U`` and ``V`` with the rows of ``J`` that are :attr:`alone`, ``(batch, alone, n)``, too."""
@@ -204,6 +216,23 @@ class Bordered:
         normal[:, ~used, ~used] = 1.0
         U = np.linalg.solve(normal, matrix @ right[:, :, None])[:, :, 0]
         return entries - np.einsum("el,le->e", U[rows], W[:, colour]) * sign, U
+
+    def _symmetric_parts(
+        self,
+        shown: np.ndarray,
+        V: np.ndarray,
+        L: np.ndarray,
+        weights: np.ndarray,
+        seeds: np.ndarray,
+        signs: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The same of a symmetric matrix ``A + V' M V``, from the combinations with these ``weights``, which are ``L V``."""
+        M = np.linalg.lstsq(weights @ V.T, L, rcond=None)[0]
+        U = V.T @ (0.5 * (M + M.T))
+        rows, columns = np.repeat(np.arange(len(U)), np.diff(self.pattern.indptr)), self.pattern.indices
+        colour, sign = self.colours[columns], signs[columns]
+        of_colours = U @ (V @ seeds.T)
+        return (shown[colour, rows] - of_colours[rows, colour]) * sign, U
 
 
 def bordered(pattern: IndexSets, n: int) -> Bordered | None:

@@ -180,6 +180,23 @@ MUTANTS = [
         ("[eye, np.zeros((k, k))]", "[eye, eye]"),
     ),
     *mutants(
+        "implicitkit/linear/factors/arrowhead.py",
+        "tests/linear/test_arrowhead.py",
+        ("(C / d) @ C.T - S", "(C / d) @ C.T + S"),
+        ("int((d < 0).sum()) + len(C)", "len(C)"),
+        ("if not np.abs(d).min() >= _SMALL:", "if False:"),
+        ("0 < m < n or coupled or", "0 < m < n or"),
+        ("or int(left.sum()) - n < _FULL * m * n", ""),
+        ("(self.C.T @ second) / self.d", "self.C.T @ second"),
+    ),
+    *mutants(
+        "implicitkit/sparsity/low_rank.py",
+        "tests/solver/test_low_rank_parts.py -k symmetric_entries",
+        ("mv == rmv", "False"),
+        ("basis.T, Q @ R.T", "basis.T, Q"),
+        ("np.linalg.lstsq(weights @ V.T, L, rcond=None)[0]", "np.linalg.lstsq(weights @ V.T, 1.5 * L, rcond=None)[0]"),
+    ),
+    *mutants(
         "implicitkit/sparsity/low_rank.py",
         "tests/solver/test_low_rank_parts.py -k 'products_alone or hold or border'",
         ("rows[alone] = -1", "pass"),

@@ -68,6 +68,34 @@ def test_entries_come_from_products_alone(name: str, batch: int) -> None:
     assert ready.pattern.nnz <= 3 * N
 
 
+SYMMETRIC: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {  # objectives of rows, and the rank of their Hessians
+    "mean, and a sum of exponentials": (torch.func.vmap(objective), 2),
+    "factors": (lambda z: ((1 + z**2) * z).sum(1) + (z @ W.T).cosh().sum(1), 3),
+    "a factor less": (lambda z: (z**4).sum(1) - 0.3 * (z @ W.T).square().sum(1), 3),
+    "a factor of nothing": (lambda z: (z**4).sum(1) + (z @ W[:2].T).cosh().sum(1) + 0 * (z @ W[2]), 2),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", SYMMETRIC)
+def test_symmetric_entries_come_from_fewer_products(name: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the dense Hessian; both parts symmetric, and no equations for each row of ``U``."""
+    monkeypatch.delattr(Bordered, "_parts")
+    f, rank = SYMMETRIC[name]
+    gradient = lambda y: torch.func.grad(lambda z: f(z).sum())(y)  # noqa: E731
+    z = torch.randn(batch, N, generator=torch.Generator().manual_seed(1), dtype=D) * 0.3 + 1
+    ready = Sparsity(("symmetric", name, batch)).find_bordered(gradient, z)
+    assert ready is not None
+    product = autodiff.rectangular(gradient, z)[1]
+    entries, error = ready.values(product, product, batch, z)
+    assert error.max() < 1e-12
+    J = torch.func.vmap(torch.func.jacrev(lambda y: gradient(y[None])[0]))(z)
+    for A, U, V, dense in zip(*entries, J.numpy(), strict=True):
+        np.testing.assert_allclose(ready.matrix(A).toarray() + U @ V, dense, atol=1e-12 * np.abs(dense).max())
+        np.testing.assert_allclose(U @ V, (U @ V).T, atol=1e-13 * np.abs(dense).max())
+        assert len(V) == rank
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("name", MAPS)
 def test_blocks_with_a_border_are_the_matrix(name: str, transposed: bool) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from implicitkit.linear.factors.arrowhead import Arrowhead
 from implicitkit.linear.factors.banded import SymmetricBand
 from implicitkit.linear.factors.ordering import Ordering
 from implicitkit.sparsity.places import with_entries
@@ -46,6 +47,7 @@ class Layout:
         self.diagonal = np.flatnonzero(self.rows == self.columns)
         self.ordering = Ordering()
         self._among: tuple[int, np.ndarray] | None = None
+        self._arrowhead: tuple[int, Arrowhead | None] | None = None
 
     def among(self, n: int) -> np.ndarray:
         """Which entries stand among the first ``n`` rows and columns, ``(nnz,)`` bool."""
@@ -53,9 +55,17 @@ class Layout:
             self._among = n, (self.rows < n) & (self.columns < n)
         return self._among[1]
 
+    def arrowhead(self, n: int) -> Arrowhead | None:
+        """Where the entries stand if the first ``n`` rows and columns are a diagonal, and the others full."""
+        if self._arrowhead is None or self._arrowhead[0] != n:
+            size = int(self.columns[-1]) + 1
+            self._arrowhead = n, Arrowhead.of(self.rows, self.columns, n, size)
+        return self._arrowhead[1]
+
 
 class SparseSaddle:
-    """``K``, factored by SuperLU with diagonal pivots, or where there is a band by Cholesky's method.
+    """``K``, factored by SuperLU with diagonal pivots, or where there is a band by Cholesky's method, or by its Schur
+    complement where ``H`` is diagonal and the rows of ``C`` are full (:mod:`implicitkit.linear.factors.arrowhead`).
 
     Args:
         K: ``(n + m, n + m)``, symmetric in pattern and values, every entry of the diagonal there. n: unknowns in front.
@@ -80,7 +90,7 @@ class SparseSaddle:
         signs = np.full(K.shape[0], -regularised)
         rows = _size(self.K) @ np.r_[np.ones(n), np.zeros(len(signs) - n)]
         signs[:n] = regularised * np.maximum(rows[:n], _LEAST)
-        self.lu = _factor(self.K, signs, Layout(K) if layout is None else layout)
+        self.lu = _factor(self.K, signs, n, Layout(K) if layout is None else layout)
 
     @functools.cached_property
     def negative(self) -> int:
@@ -150,20 +160,24 @@ def _size(K: sp.csc_matrix) -> sp.csc_matrix:
     return with_entries(K, np.abs(K.data))
 
 
-def _factor(K: sp.csc_matrix, shift: np.ndarray, layout: Layout) -> Any:
+def _factor(K: sp.csc_matrix, shift: np.ndarray, n: int, layout: Layout) -> Any:
     """Factors of ``K + diag(shift)``; ``None`` where there are none."""
     data = K.data.copy()
     data[layout.diagonal] += shift
     if layout.band is not None:
         return layout.band.cholesky(data)
+    arrowhead = layout.arrowhead(n)
+    found = None if arrowhead is None else arrowhead.factor(data)
+    if found is not None:
+        return found
     return layout.ordering.factor(with_entries(K, data), 0.0)
 
 
 def _negative(lu: Any) -> int:
-    """How many pivots are negative; -1 where they are not those of the diagonal, or not finite.  Of Cholesky's factors none
-    is."""
+    """How many pivots are negative; -1 where they are not those of the diagonal, or not finite.  Some factors say it
+    themselves."""
     if not hasattr(lu, "perm_r"):
-        return 0
+        return int(lu.negative)
     pivots = lu.U.diagonal()
     in_place = np.isfinite(pivots).all() and np.array_equal(lu.perm_r, lu.perm_c)
     return int((pivots < 0).sum()) if in_place else -1

@@ -38,7 +38,13 @@ class SymmetricBand:
 
 
 class BandCholesky:
-    """``P A P' = L L'``, for right-hand sides as they stand."""
+    """``P A P' = L L'``, for right-hand sides as they stand.
+
+    Attributes:
+        negative: how many eigenvalues are negative: none.
+    """
+
+    negative = 0
 
     def __init__(self, factors: np.ndarray, back: Any, order: np.ndarray | None) -> None:
         self.factors, self._back, self.order = factors, back, order

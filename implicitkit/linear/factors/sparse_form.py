@@ -39,7 +39,8 @@ class _Form:
             from implicitkit.linear.factors.sparse_blocks import SparseBlocks
 
             return SparseBlocks(*found)
-        found = confirmed_bordered(self.sparsity(), self.function, self.z, A.mv, A.rmv)
+        own = A.rmv if A.symmetric else A.mv  # of a symmetric matrix fewer products tell all
+        found = confirmed_bordered(self.sparsity(), self.function, self.z, own, A.rmv)
         if found is None:
             return None
         from implicitkit.linear.factors.low_rank_blocks import low_rank_blocks

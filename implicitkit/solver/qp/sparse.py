@@ -89,7 +89,8 @@ class SparseProgram:
         # what is left of K has its scales, unless the diagonal has grown beyond it
         scale = np.where(free, at.scale, 1.0)
         data[shared.diagonal] += np.where(free, added * scale**2, np.where(np.arange(len(free)) < n, 1.0, -1.0))
-        if np.count_nonzero(data) >= _MOST * len(data):  # an order that is known is worth more than the zeros
+        # an order that is known is worth more than the zeros
+        if shared.arrowhead(n) is not None or np.count_nonzero(data) >= _MOST * len(data):
             matrix = with_entries(matrix, data)
         else:
             keep = data != 0
