@@ -180,6 +180,19 @@ MUTANTS = [
         ("[eye, np.zeros((k, k))]", "[eye, eye]"),
     ),
     *mutants(
+        "implicitkit/linear/factors/squares.py",
+        "tests/linear/test_squares.py",
+        ("counts[long_rows(pattern)] = 0", "pass"),
+        ("range(0, len(values) if len(self._left) else 0, some)", "range(0, min(len(values), some), some)"),
+        ("np.concatenate([number, number[apart],", "np.concatenate([number, 0 * number[apart] + 1,"),
+        ("part.take(self._right, axis=1)", "part.take(self._left, axis=1)"),
+    ),
+    *mutants(
+        "implicitkit/linear/factors/gram.py",
+        "tests/linear/test_squares.py",
+        ("out += gram.W.T @ (gram.signs * (gram.W @ x))", "pass"),
+    ),
+    *mutants(
         "implicitkit/linear/factors/arrowhead.py",
         "tests/linear/test_arrowhead.py",
         ("(C / d) @ C.T - S", "(C / d) @ C.T + S"),

@@ -203,7 +203,7 @@ def gram_of(name: str, f: Callable[[Tensor], Tensor], z: Tensor) -> gram.Gram:
     values, error = ready.values(*autodiff.rectangular(f, z), 1, z)
     assert error.max() < 1e-12
     if name == "long":
-        return gram.of_sparse(ready, ready.matrix(values[0]))
+        return gram.of_sparse(ready, values)[0]
     A, U, V = values
     return gram.of_low_rank(ready.matrix(A[0]), U[0], V[0])
 

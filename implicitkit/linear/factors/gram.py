@@ -18,6 +18,7 @@ Source: Andersen (1996), "A modified Schur-complement method for handling dense 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,12 @@ import scipy.sparse as sp
 
 from implicitkit.linear.conditions.sparse_saddle import Layout, SparseSaddle
 from implicitkit.linear.factors.ordering import Ordering
-from implicitkit.sparsity.compression import Coloured
+from implicitkit.linear.factors.squares import long_rows, squares
+from implicitkit.sparsity.compression import Coloured, below_each_other
 from implicitkit.sparsity.places import with_entries
 
-__all__ = ["Gram", "Orders", "long_rows", "of_low_rank", "of_sparse"]
+__all__ = ["Gram", "Orders", "of_low_rank", "of_sparse", "product_of_all"]
 
-_LONG = 128  # entries of a row that may be kept apart ...
-_FEW = 32  # ... if no more rows than this are so long
 _REGULARISED = 1e-14  # of what is positive definite but for rounding
 
 
@@ -59,13 +59,16 @@ class Gram:
     """``N + W' S W``.
 
     Args:
-        N: every entry of the diagonal there. W: ``(k, n)``. signs: the diagonal of ``S``.
+        N: every entry of the diagonal there. W: ``(k, n)``. signs: the diagonal of ``S``. known: the column of every entry
+            of ``N``, and the places of the diagonal.
     """
 
-    def __init__(self, N: sp.csc_matrix, W: np.ndarray, signs: np.ndarray) -> None:
+    def __init__(
+        self, N: sp.csc_matrix, W: np.ndarray, signs: np.ndarray, known: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> None:
         self.N, self.W, self.signs = N, W, signs
-        self._columns = _columns_of(N)
-        self._places = np.flatnonzero(self._columns == N.indices)  # of the diagonal
+        columns = _columns_of(N) if known is None else known[0]
+        self._columns, self._places = columns, np.flatnonzero(columns == N.indices) if known is None else known[1]
 
     def diagonal(self) -> np.ndarray:
         """``(n,)``."""
@@ -112,6 +115,22 @@ class Gram:
         return None if saddle.lu is None else _Bordered(saddle, len(self.W))
 
 
+def product_of_all(grams: Sequence[Gram]) -> Callable[[np.ndarray], np.ndarray]:
+    """The products ``(batch, n)`` with ``(batch, n)``: in one call of SciPy's where all ``N`` have one pattern."""
+    first = grams[0].N
+    if any(gram.N.indices is not first.indices for gram in grams):
+        return lambda v: np.stack([gram.times(x) for gram, x in zip(grams, v, strict=True)])
+    whole = below_each_other(first, np.stack([gram.N.data for gram in grams]))
+
+    def times(v: np.ndarray) -> np.ndarray:
+        found: np.ndarray = (whole @ v.reshape(-1)).reshape(v.shape)
+        for gram, x, out in zip(grams, v, found, strict=True) if len(grams[0].W) else ():
+            out += gram.W.T @ (gram.signs * (gram.W @ x))
+        return found
+
+    return times
+
+
 class _Cholesky:
     """Of a matrix whose factors are hardly sparse, without the unknowns that it has nothing but ``shift`` of."""
 
@@ -125,15 +144,13 @@ class _Cholesky:
         if not shift and len(kept) < len(there):
             return None
         matrix = (shifted if len(kept) == len(there) else shifted[kept][:, kept]).toarray(order="F")
-        try:
-            return cls(la.cho_factor(matrix, overwrite_a=True, check_finite=False), kept, shift)
-        except la.LinAlgError:
-            return None
+        factor, info = la.lapack.dpotrf(matrix, overwrite_a=True, clean=False)
+        return cls(factor, kept, shift) if info == 0 else None
 
     def solve(self, b: np.ndarray) -> np.ndarray:
         """``(n,)`` or ``(n, k)``."""
         x = b / self.shift if self.shift else np.zeros_like(b)
-        x[self.kept] = la.cho_solve(self.factor, b[self.kept], check_finite=False)
+        x[self.kept] = la.lapack.dpotrs(self.factor, b[self.kept])[0]
         return x
 
 
@@ -150,20 +167,19 @@ class _Bordered:
         return np.stack([self.saddle.solve(c)[0][: len(b)] for c in rhs.T], 1).reshape(b.shape)
 
 
-def long_rows(pattern: sp.csr_matrix) -> np.ndarray:
-    """The rows that are kept apart: a few of very many entries."""
-    found = np.flatnonzero(np.diff(pattern.indptr) > max(_LONG, 2 * int(np.sqrt(pattern.shape[1]))))
-    return found if len(found) <= _FEW else found[:0]
-
-
-def of_sparse(ready: Coloured, R: sp.csr_matrix) -> Gram:
-    """Of a sparse matrix, its long rows apart."""
-    rows = ready.analysed(long_rows)
-    if not len(rows):
-        return Gram(_with_diagonal(R), np.zeros((0, R.shape[1])), np.zeros(0))
-    keep = np.ones(R.shape[0], dtype=bool)
+def of_sparse(ready: Coloured, values: np.ndarray) -> list[Gram]:
+    """Of sparse matrices of one pattern with these entries, ``(batch, nnz)``; their long rows apart."""
+    rows, found = ready.analysed(long_rows), ready.analysed(squares)
+    signs, keep = np.ones(len(rows)), np.ones(ready.shape[0], dtype=bool)
     keep[rows] = False
-    return Gram(_with_diagonal(R[keep]), R[rows].toarray(), np.ones(len(rows)))
+    whole = [ready.matrix(v) for v in values] if len(rows) or found is None else []
+    W = [R[rows].toarray() for R in whole] if len(rows) else [np.zeros((0, ready.shape[1]))] * len(values)
+    if found is None:
+        return [Gram(_with_diagonal(R[keep] if len(rows) else R), w, signs) for R, w in zip(whole, W, strict=True)]
+    known = found.columns, found.diagonal
+    return [
+        Gram(with_entries(found.N, data), w, signs, known) for data, w in zip(found.entries(values), W, strict=True)
+    ]
 
 
 def of_low_rank(A: sp.csr_matrix, U: np.ndarray, V: np.ndarray) -> Gram:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from implicitkit.foundation.numbers import array
 from implicitkit.linear.factors.direct import Verdict
-from implicitkit.linear.factors.gram import Gram, Orders, long_rows, of_low_rank, of_sparse
+from implicitkit.linear.factors.gram import Gram, Orders, of_low_rank, of_sparse, product_of_all
+from implicitkit.linear.factors.squares import long_rows
 from implicitkit.linear.price import Work, price_of_sparse_fit
 from implicitkit.sparsity.compression import Coloured
 from implicitkit.sparsity.low_rank import Bordered, LowRank
@@ -50,18 +51,19 @@ class SparseNormal:
     ) -> None:
         self.like, self.orders, self.rows = like, ready.analysed(Orders), ready.shape[0]
         self.factors: NormalFactors | None = None
-        self.R: list[Any] = [None] * len(like)  # of a settled sample there is none
         self.N: list[Any] = [None] * len(like) if before is None else list(before.scaled)
         self._lus: list[Any] = [None] * len(like) if before is None else list(before.lus)
         self.settled = np.zeros(len(like), bool) if before is None or settled is None else settled.cpu().numpy()
-        for i in np.flatnonzero(~self.settled):
-            if isinstance(ready, Coloured):
-                self.R[i] = ready.matrix(values[i])
-                self.N[i] = of_sparse(ready, self.R[i])
-            else:
-                self.R[i] = R = LowRank(ready.matrix(values[0][i]), values[1][i], values[2][i])
-                self.N[i] = of_low_rank(R.A, R.U, R.V)
-            self._lus[i] = None
+        self.at_work = np.flatnonzero(~self.settled)
+        if isinstance(ready, Coloured):
+            values = values[self.at_work]
+            self._product, squares = lambda p: _stacked(ready, values, p), of_sparse(ready, values)
+        else:
+            R = [LowRank(ready.matrix(values[0][i]), values[1][i], values[2][i]) for i in self.at_work]
+            self._product = lambda p: np.stack([r @ x for r, x in zip(R, p, strict=True)])
+            squares = [of_low_rank(r.A, r.U, r.V) for r in R]
+        for i, N in zip(self.at_work, squares, strict=True):
+            self.N[i], self._lus[i] = N, None
         self.damping = np.zeros(len(like)) if before is None else before.damping.numpy().copy()
         self.D = np.ones(like.shape) if before is None else np.where(self.settled[:, None], before.D, 1.0)
         self.columns = self._tensor(np.stack([np.sqrt(N.diagonal()) for N in self.N]) * ~self.settled[:, None])
@@ -70,24 +72,25 @@ class SparseNormal:
     def restrict(self, free: Tensor) -> None:
         """Only these unknowns are solved for from now on, ``(batch, n)`` bool."""
         self.restricted = True
-        for i in np.flatnonzero(~self.settled):
+        for i in self.at_work:
             self.N[i].both_sides(free[i].cpu().numpy().astype(float))
 
     def scale(self, D: Tensor) -> None:
         """The unknowns are measured in units of ``1 / D`` from now on."""
         self.D = np.where(self.settled[:, None], self.D, array(D))
-        for i in np.flatnonzero(~self.settled):
+        for i in self.at_work:
             self.N[i].both_sides(1 / self.D[i])
 
     def largest(self) -> Tensor:
         """The largest eigenvalue of ``D^-1 R'R D^-1``, about, by a few steps of the power method; ``(batch,)``."""
-        sizes = np.zeros(len(self.N))
-        for i in np.flatnonzero(~self.settled):
-            v = np.ones(self.D.shape[1])
+        sizes, least = np.zeros(len(self.N)), np.finfo(float).tiny
+        if len(self.at_work):
+            times, v = product_of_all([self.N[i] for i in self.at_work]), np.ones((len(self.at_work), self.D.shape[1]))
             for _ in range(_SWEEPS):
-                v = self.N[i].times(v)
-                sizes[i] = np.linalg.norm(v)
-                v = v / (sizes[i] or 1.0)
+                v = times(v)
+                size = np.linalg.norm(v, axis=1)
+                v = v / np.maximum(size, least)[:, None]
+            sizes[self.at_work] = size
         return self._tensor(sizes)
 
     def solve(self, mu: Tensor, g: Tensor, which: Tensor | None = None) -> Tensor:
@@ -110,9 +113,9 @@ class SparseNormal:
 
     def times(self, p: Tensor) -> Tensor:
         """``R p``, ``(batch, m)``."""
-        found = np.zeros((len(self.R), self.rows))
-        for i in np.flatnonzero(~self.settled):
-            found[i] = self.R[i] @ array(p)[i]
+        found = np.zeros((len(self.N), self.rows))
+        if len(self.at_work):
+            found[self.at_work] = self._product(array(p)[self.at_work])
         return self._tensor(found)
 
     def _tensor(self, a: np.ndarray) -> Tensor:
@@ -169,6 +172,12 @@ class NormalFactors:
         out = np.stack([d[:, None] * N.size(d[:, None] * c) for N, c, d in
                         zip(self.scaled, columns, self.D, strict=True)])  # fmt: skip
         return torch.from_numpy(out[:, :, 0] if x.ndim == 2 else out).to(x)
+
+
+def _stacked(ready: Coloured, values: np.ndarray, p: np.ndarray) -> np.ndarray:
+    """``R p`` of every sample, ``(batch, m)``, from the entries of its matrix."""
+    found: np.ndarray = (ready.stacked(values) @ p.reshape(-1)).reshape(len(p), -1)
+    return found
 
 
 def price_of_factors(batch: int, ready: Coloured | Bordered, work: Work) -> float:

@@ -1,0 +1,82 @@
+r"""``R'R`` of many sparse matrices of one pattern, entry by entry.
+
+    (R'R)_jk = \sum_i R_ij R_ik
+
+Which products of entries are added up, and where the sums stand, depends on the pattern alone.  That is found once; then all
+samples' are two selections, a product and a sum over neighbours, where SciPy's product of two matrices finds the pattern of
+each anew: for one of 130 columns that takes it half a millisecond, of which a tenth is arithmetic.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.sparse as sp
+
+from implicitkit.sparsity.index_sets import IndexSets
+
+__all__ = ["Squares", "long_rows", "squares"]
+
+_LONG = 128  # entries of a row that may be kept apart ...
+_FEW = 32  # ... if no more rows than this are so long
+_PAIRS = 1 << 21  # products of one matrix: more take memory, and SciPy's calls are nothing beside them
+_CHUNK = 1 << 20  # products at a time
+
+
+def long_rows(pattern: sp.csr_matrix) -> np.ndarray:
+    """The rows that are kept apart: a few of very many entries."""
+    found = np.flatnonzero(np.diff(pattern.indptr) > max(_LONG, 2 * int(np.sqrt(pattern.shape[1]))))
+    return found if len(found) <= _FEW else found[:0]
+
+
+def squares(pattern: IndexSets) -> Squares | None:
+    """``R'R`` of matrices with this pattern, in compressed rows, without their long rows; ``None`` where there are too many
+    products to list them."""
+    counts = np.diff(pattern.indptr)
+    counts[long_rows(pattern)] = 0
+    return Squares(pattern, counts) if int((counts.astype(np.int64) * (counts + 1) // 2).sum()) <= _PAIRS else None
+
+
+class Squares:
+    """Where the entries of ``R'R`` come from.
+
+    Args:
+        pattern: ``(m, n)``, its indices sorted. counts: of the entries of each row, ``(m,)``; zero for one that is left out.
+
+    Attributes:
+        N: a matrix with the pattern of ``R'R`` and its whole diagonal. columns: of every entry. diagonal: the places of
+            its own.
+    """
+
+    def __init__(self, pattern: IndexSets, counts: np.ndarray) -> None:
+        n = pattern.shape[1]
+        rows = np.repeat(np.arange(len(counts)), np.diff(pattern.indptr))
+        after = np.where(
+            counts[rows] > 0, pattern.indptr[rows + 1] - np.arange(len(rows)), 0
+        )  # itself and those behind it
+        left = np.repeat(np.arange(len(rows)), after)
+        right = left + np.arange(len(left)) - np.repeat(np.cumsum(after) - after, after)
+        place = pattern.indices[left].astype(np.int64) * n + pattern.indices[right]
+        order = np.argsort(place, kind="stable")
+        place, self._starts = np.unique(place[order], return_index=True)
+        self._left, self._right = left[order], right[order]
+        j, k = np.divmod(place, n)
+        apart, hollow = np.flatnonzero(j != k), np.setdiff1d(np.arange(n), j[j == k])
+        number = np.arange(1, len(place) + 1)  # of the sum, from one on: SciPy does not keep zeros apart from nothing
+        numbers = np.concatenate([number, number[apart], np.full(len(hollow), len(place) + 1)])
+        found = sp.csc_matrix(
+            (numbers, (np.concatenate([k, j[apart], hollow]), np.concatenate([j, k[apart], hollow]))), shape=(n, n)
+        )
+        found.sort_indices()
+        self.N, self._which = found, found.data - 1
+        self.columns = np.repeat(np.arange(n, dtype=found.indices.dtype), np.diff(found.indptr))
+        self.diagonal = np.flatnonzero(self.columns == found.indices)
+
+    def entries(self, values: np.ndarray) -> np.ndarray:
+        """Of ``R'R``, in the order of :attr:`N`, ``(batch, nnz)``, from those of ``R``."""
+        sums = np.zeros((len(values), len(self._starts) + 1))  # a column without entries has none
+        some = max(1, _CHUNK // max(1, len(self._left)))
+        for first in range(0, len(values) if len(self._left) else 0, some):
+            part = values[first : first + some]
+            products = part.take(self._left, axis=1) * part.take(self._right, axis=1)
+            np.add.reduceat(products, self._starts, axis=1, out=sums[first : first + some, :-1])
+        return sums.take(self._which, axis=1)
