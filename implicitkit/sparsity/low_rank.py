@@ -171,7 +171,8 @@ class Bordered:
         if not np.isfinite(seen).all():
             return V, L
         shown = seen[:, shows.all(0)]
-        left, sizes, _ = np.linalg.svd(np.linalg.qr(shown.T, mode="r").T, full_matrices=False)
+        R = np.asarray(np.linalg.qr(shown.T, mode="r"))
+        left, sizes, _ = np.linalg.svd(R.T, full_matrices=False)
         rank = min(k, int((sizes > _RANK * sizes[0]).sum()))
         Q = left[:, :rank]
         V[:rank, shows.all(0)] = Q.T @ shown

@@ -52,11 +52,10 @@ class Arrowhead:
     def factor(self, data: np.ndarray) -> ArrowheadFactors | None:
         """Factors of the matrix with the entries ``data``; ``None`` where ``D`` has small entries, or ``S`` is not negative
         definite."""
-        d, C, S = data[self.diagonal], np.zeros(self.m * self.n), np.zeros(self.m * self.m)
+        d, C, S = data[self.diagonal], np.zeros((self.m, self.n)), np.zeros((self.m, self.m))
         if not np.abs(d).min() >= _SMALL:
             return None
-        C[self.at], S[self.within] = data[self.below], data[self.corner]
-        C, S = C.reshape(self.m, self.n), S.reshape(self.m, self.m)
+        C.reshape(-1)[self.at], S.reshape(-1)[self.within] = data[self.below], data[self.corner]
         L, info = la.lapack.dpotrf((C / d) @ C.T - S, lower=1)
         return ArrowheadFactors(d, C, L) if info == 0 else None
 
