@@ -307,6 +307,13 @@ MUTANTS = [
         ("(_SPARSE_MINIMISE,) if size >= SMALLEST else", "(_SPARSE_MINIMISE,) if batch == 1 else"),
     ),
     *mutants(
+        "implicitkit/solver/steps/forcing.py",
+        "tests/solver/test_forcing.py",
+        ("return 2.0 if f.kind.iteration else", "return"),
+        ("max(2.0, math.sqrt(2 * math.log(f.batch * f.size)))", "2.0"),
+        ("max(2.0, math.sqrt(2 * math.log(f.batch * f.size)))", "math.sqrt(2 * math.log(f.batch * f.size))"),
+    ),
+    *mutants(
         "implicitkit/solver/root/frugal.py",
         "tests/linear/test_frugal.py",
         ("return found.x if bool(found.converged.all()) else None", "return found.x"),
@@ -315,6 +322,7 @@ MUTANTS = [
         ("_WORTH = 13.0", "_WORTH = 20.0", "tests/linear/test_frugal.py -k thirteen"),
         ("_WORTH = 13.0", "_WORTH = 5.0", "tests/linear/test_frugal.py -k thirteen"),
         ("price, None if is_large(f, z) else _FRESH)", "price, _FRESH)"),
+        ("_TRIED = 0.1", "_TRIED = 0.0", "tests/linear/test_frugal.py -k suddenly"),
         ("(left / math.log(10)).log2()", "(left / left).log2()"),
         ("bool(((weak > self.patience) & f.active).any())", "True"),
         ("bool(((weak > self.patience) & f.active).any())", "False"),
