@@ -416,6 +416,21 @@ def test_few_different_eigenvalues_end_suddenly(
     assert not bought or (len(spent) == 1 and spent[0] <= 1), spent
 
 
+def test_dense_factors_are_taken_above_1024_unknowns_where_products_cost_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matrix whose spectrum is a disk that touches zero: GMRES would take about as many products as there are unknowns."""
+    n, products, plain = 1100, [0], Operator.mv
+    W = torch.randn(n, n, dtype=D, generator=torch.Generator().manual_seed(0)) / n**0.5
+
+    def mv(self: Operator, *given: Any) -> Tensor:
+        products[0] += 1
+        return plain(self, *given)
+
+    monkeypatch.setattr(Operator, "mv", mv)
+    x = torch.linspace(0.5, 1.5, n, dtype=D)
+    found = ik.root(lambda z, x: z - W @ z + 1e-3 * (z + z**3 - x), torch.zeros_like(x), (x,))
+    assert bool(found.converged) and found.solver == "auto (newton)" and products[0] <= 150, (found, products)
+
+
 @pytest.mark.parametrize("n", [100, 300])
 def test_a_batch_of_easy_and_hard_samples(n: int) -> None:
     """Dense Jacobians: every sample has the solution that it has alone."""

@@ -303,6 +303,14 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/auto.py",
+        "tests/linear/test_frugal.py -k above_1024",
+        (
+            "    Stage(FrugalNewton(), max_steps=100),\n    *_DENSE_NEWTON[1:5],",
+            '    _stage("newton_krylov", max_steps=100),\n    *_DENSE_NEWTON[1:5],',
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/auto.py",
         "tests/linear/test_frugal.py -k many_minima",
         ("(_SPARSE_MINIMISE,) if size >= SMALLEST else", "(_SPARSE_MINIMISE,) if batch == 1 else"),
     ),
