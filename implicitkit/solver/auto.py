@@ -26,7 +26,6 @@ from implicitkit.solver.polyalgorithm import Polyalgorithm, Stage
 from implicitkit.solver.root.df_sane import DFSANE
 from implicitkit.solver.root.frugal import FrugalNewton
 from implicitkit.solver.root.idle_unknowns import Awakened
-from implicitkit.solver.root.newton_krylov import NewtonKrylov
 from implicitkit.solver.root.trust_region import TrustRegion
 from implicitkit.sparsity.known import SMALLEST
 
@@ -75,9 +74,9 @@ _MATRIX_FREE = (
     _stage("newton_krylov", max_steps=100, scale=0.01),
     _stage("df_sane", max_steps=500),
 )
-#: Between the two: a dense Jacobian as soon as matrix-free steps have failed.
+#: Between the two: a dense Jacobian where products cost more, or have failed.
 _EITHER = (
-    Stage(Impatient(NewtonKrylov(), window=4, horizon=30), max_steps=100),
+    Stage(FrugalNewton(), max_steps=100),
     *_DENSE_NEWTON[1:5],
     *_MATRIX_FREE[1:],
 )
@@ -145,7 +144,7 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
     """The stages for a problem kind, samples and unknowns a sample.
 
     Equations of one unknown: Newton, then bracketing (Chandrupatla) where a sign changes anywhere around the start.
-    Equations and steady states: Newton with dense Jacobians up to 1,024 unknowns a sample, and with sparse ones beyond,
+    Equations and steady states: Newton with dense Jacobians up to 4,096 unknowns a sample, and with sparse ones beyond,
     Newton-Krylov where there is no pattern, and what they fail on by other routes (where a batch has more than 32 million
     numbers in dense Jacobians Newton-Krylov alone, and from 128 million on first of all); no factors are bought as long as
     Krylov vectors cost less (:class:`~implicitkit.solver.root.frugal.FrugalNewton`).  Fixed points: Anderson acceleration,

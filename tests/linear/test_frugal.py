@@ -384,6 +384,53 @@ def test_a_step_takes_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(price <= 100 for price in seen) and seen[-1] > seen[0]
 
 
+@pytest.mark.parametrize(("sides", "bought"), [((11, 11), 0), ((121,), 1)], ids=["few", "many"])
+def test_few_different_eigenvalues_end_suddenly(
+    sides: tuple[int, ...], bought: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Diffusion on a torus of 11 by 11 has 21, on a ring of 121 61: residuals fall slowly at first with either.  The trial
+    costs no more than a tenth of the factors that four steps take."""
+    factored, solved, steps, spent = FrugalNewton.factored_step, Frugal.solve, [0], []
+
+    def step(self: Any, *given: Any) -> Any:
+        steps[0] += 1
+        return factored(self, *given)
+
+    def solve(self: Frugal, *given: Any, **options: Any) -> Any:
+        found = solved(self, *given, **options)
+        spent.append(int(found.steps.max()) / self.unasked)
+        return found
+
+    monkeypatch.setattr(FrugalNewton, "factored_step", step)
+    monkeypatch.setattr(Frugal, "solve", solve)
+
+    def residual(z: Tensor, x: Tensor) -> Tensor:
+        Z = z.unflatten(-1, sides)
+        ways = range(-len(sides), 0)
+        moved = sum((Z.roll(1, way) + Z.roll(-1, way) for way in ways), torch.zeros_like(Z))
+        return 2 * z - moved.flatten(1) / len(sides) + 1e-3 * (z + z**3 - x)
+
+    x = 0.5 + torch.rand(64, 121, dtype=D, generator=torch.Generator().manual_seed(0))
+    found = ik.root(residual, torch.zeros_like(x), (x,), batch_dims=1)
+    assert bool(found.converged.all()) and (steps[0] > 0) == bool(bought)
+    assert not bought or (len(spent) == 1 and spent[0] <= 1), spent
+
+
+def test_dense_factors_are_taken_above_1024_unknowns_where_products_cost_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matrix whose spectrum is a disk that touches zero: GMRES would take about as many products as there are unknowns."""
+    n, products, plain = 1100, [0], Operator.mv
+    W = torch.randn(n, n, dtype=D, generator=torch.Generator().manual_seed(0)) / n**0.5
+
+    def mv(self: Operator, *given: Any) -> Tensor:
+        products[0] += 1
+        return plain(self, *given)
+
+    monkeypatch.setattr(Operator, "mv", mv)
+    x = torch.linspace(0.5, 1.5, n, dtype=D)
+    found = ik.root(lambda z, x: z - W @ z + 1e-3 * (z + z**3 - x), torch.zeros_like(x), (x,))
+    assert bool(found.converged) and found.solver == "auto (newton)" and products[0] <= 150, (found, products)
+
+
 @pytest.mark.parametrize("n", [100, 300])
 def test_a_batch_of_easy_and_hard_samples(n: int) -> None:
     """Dense Jacobians: every sample has the solution that it has alone."""

@@ -303,8 +303,23 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/auto.py",
+        "tests/linear/test_frugal.py -k above_1024",
+        (
+            "    Stage(FrugalNewton(), max_steps=100),\n    *_DENSE_NEWTON[1:5],",
+            '    _stage("newton_krylov", max_steps=100),\n    *_DENSE_NEWTON[1:5],',
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/auto.py",
         "tests/linear/test_frugal.py -k many_minima",
         ("(_SPARSE_MINIMISE,) if size >= SMALLEST else", "(_SPARSE_MINIMISE,) if batch == 1 else"),
+    ),
+    *mutants(
+        "implicitkit/solver/steps/forcing.py",
+        "tests/solver/test_forcing.py",
+        ("return 2.0 if f.kind.iteration else", "return"),
+        ("max(2.0, math.sqrt(2 * math.log(f.batch * f.size)))", "2.0"),
+        ("max(2.0, math.sqrt(2 * math.log(f.batch * f.size)))", "math.sqrt(2 * math.log(f.batch * f.size))"),
     ),
     *mutants(
         "implicitkit/solver/root/frugal.py",
@@ -315,6 +330,7 @@ MUTANTS = [
         ("_WORTH = 13.0", "_WORTH = 20.0", "tests/linear/test_frugal.py -k thirteen"),
         ("_WORTH = 13.0", "_WORTH = 5.0", "tests/linear/test_frugal.py -k thirteen"),
         ("price, None if is_large(f, z) else _FRESH)", "price, _FRESH)"),
+        ("_TRIED = 0.1", "_TRIED = 0.0", "tests/linear/test_frugal.py -k suddenly"),
         ("(left / math.log(10)).log2()", "(left / left).log2()"),
         ("bool(((weak > self.patience) & f.active).any())", "True"),
         ("bool(((weak > self.patience) & f.active).any())", "False"),

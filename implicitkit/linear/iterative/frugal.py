@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.operators import Operator
-from implicitkit.foundation.options import check_options, flag, positive
+from implicitkit.foundation.options import at_least, check_options, flag, positive
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.iterative.conjugate import conjugate, seems_definite
 from implicitkit.linear.iterative.cycles import Correction, column, norms, restarted
@@ -45,23 +45,25 @@ class Frugal(LinearSolver):
 
     Args:
         price: what they cost, in products. together: if one sample is given up, all are: their factors have one price.
+        unasked: products that may be spent before it is asked how many more it takes.
 
     Raises:
-        ValueError: ``price`` is not positive.
+        ValueError: ``price`` is not positive, or ``unasked`` negative.
     """
 
     price: float = 50.0
     together: bool = True
+    unasked: int = 0
 
     def __post_init__(self) -> None:
-        check_options(self, price=positive(), together=flag())
+        check_options(self, price=positive(), together=flag(), unasked=at_least(0))
 
     def solve(
         self, A: Operator, b: Tensor, *, rtol: float | Tensor, atol: float, max_steps: int | None
     ) -> LinearSolution:
         most = math.ceil(self.price)
         most = most if max_steps is None else min(most, max_steps)
-        at = looks(self.price)
+        at = looks(self.price, self.unasked)
         slow, asked = torch.zeros(len(b), dtype=torch.bool, device=b.device), False
         definite = A.symmetric  # as far as is known
 
@@ -71,7 +73,7 @@ class Frugal(LinearSolver):
             def ask(least: Tensor, done: Tensor) -> bool:
                 """``least``: what is left of each residual after 0 to ``j`` products, ``(batch, j + 1)``."""
                 open_ = live & ~done
-                slow.copy_(open_ & is_slow(least * column(norm), target, self.price))
+                slow.copy_(open_ & is_slow(least * column(norm), target, self.price, self.unasked))
                 if self.together and bool(slow.any()):
                     slow.copy_(open_)
                 return bool(slow.any()) and not bool((open_ & ~slow).any())
@@ -104,19 +106,22 @@ class Frugal(LinearSolver):
         return restarted(cycle, A, b, rtol=rtol, atol=atol, max_steps=most, stalled=_DEAR, failed=_DEAR)
 
 
-def looks(price: float) -> tuple[int, ...]:
-    """Numbers of products after which it is asked how many more it takes; none for a price that is infinite."""
+def looks(price: float, unasked: int = 0) -> tuple[int, ...]:
+    """Numbers of products after which it is asked how many more it takes, ``unasked`` at least; none for a price that is
+    infinite."""
     first = _FIRST if price < _CHEAP else min(int(_PART * min(price, 4.0 * _LAST)), _LAST)
+    first = max(first, unasked)
     return (first, 2 * first, 4 * first) if price < math.inf else ()
 
 
-def is_slow(left: Tensor, target: Tensor, price: float) -> Tensor:
+def is_slow(left: Tensor, target: Tensor, price: float, unasked: int = 0) -> Tensor:
     """Which samples take more products than ``price`` at the rate of the last ones, also where that is NaN; ``(batch,)``.
 
     Args:
         left: norms of the residuals that 0 to ``j`` products leave, ``(batch, j + 1)``. target: what they must come to.
+        unasked: as in :func:`looks`.
     """
     j = left.shape[1] - 1
-    since = int(_PART * j) if j == looks(price)[0] else j // 2
+    since = int(_PART * j) if j == looks(price, unasked)[0] else j // 2
     rate = (left[:, since] / left[:, j]).log() / (j - since)
     return ~((left[:, j] / target).log() <= rate * (price - j))

@@ -22,6 +22,7 @@ __all__ = ["FrugalNewton"]
 _WORTH = 13.0  # products that factors must cost for Krylov vectors to be tried, which costs four where they are in vain
 _LEAST = 4.0  # products for a step
 _FRESH = 4.0  # factorisations that Newton's method takes where none serves several steps and the derivative
+_TRIED = 0.1  # of what these cost: trials that are no dearer are not given up by their rate
 _FORCING = 0.1  # of the residual that they may leave
 _PAUSES = 3  # trials in vain, one after another, after which 1, 3, 7 and no more solves begin without one
 
@@ -57,8 +58,9 @@ class FrugalNewton(Newton):
         k P \log(1 / \eta) / \log(|F| / tolerance)
 
     products, ``P`` at most.  Once a sample needs more, or would at the rate of its first few
-    (:mod:`implicitkit.linear.iterative.frugal`), or ``patience`` steps in a row have brought little, this is
-    ``newton``, whose full steps begin there.  Where reaction dominates a system, or it is nearly explicit, a few
+    (:mod:`implicitkit.linear.iterative.frugal`; it is asked after ``P / 10`` of them, or ``k P / 10`` where every step takes
+    its own: residuals of few different eigenvalues fall suddenly), or ``patience`` steps in a row have brought little, this
+    is ``newton``, whose full steps begin there.  Where reaction dominates a system, or it is nearly explicit, a few
     products are enough, whatever its factors would fill; where diffusion does, the first step shows that for a few
     hundredths of a factorisation.  While all samples have one matrix, as they do in a linear equation for many
     right-hand sides, or where all begin at one point, ``P`` is the price of that (dense ones).  Where the first step
@@ -110,6 +112,7 @@ def _direction(
     left = -(f.tolerance / f.norm).log().clamp_max(-eps)
     factorisations = (left / math.log(10)).log2().clamp_min(1) if count is None else count
     share = price * float((factorisations * (-eta.log() / left)).clamp(0, 1)[f.active].amin())
-    solver = Frugal(max(_LEAST, share))
+    unasked = math.ceil(_TRIED * price * (1 if count is None else count))
+    solver = Frugal(max(_LEAST, share), unasked=unasked)
     found = solver.solve(A, torch.where(f.active.unsqueeze(1), rhs, 0), rtol=eta, atol=0.0, max_steps=None)
     return found.x if bool(found.converged.all()) else None
