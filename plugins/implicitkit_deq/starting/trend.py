@@ -202,7 +202,8 @@ class Onward(Around):
         smallest = torch.finfo(b.dtype).tiny ** 0.25
         if not (low > smallest and high < 1 / smallest):  # NaN, too
             return None
-        g = torch.where(g.isfinite().all(1, keepdim=True), g, 0)
+        if not math.isfinite(float(g.sum())):
+            g = torch.where(g.isfinite().all(1, keepdim=True), g, 0)
         product, unit = A.mv(g), size.unsqueeze(1)
         alpha = (_dot(product, b) / _dot(product, product)).nan_to_num_(0, 0, 0).unsqueeze(1)
         left = torch.addcmul(b, alpha, product, value=-1) / unit
