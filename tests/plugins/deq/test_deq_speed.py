@@ -133,7 +133,14 @@ def _trend(state: Tensor) -> Callable[[], Any]:
 def _system(state: Tensor, asked: int) -> Callable[[], Any]:
     """Of which the first ``asked`` samples ask for something."""
     b = torch.where(torch.arange(len(state)).unsqueeze(1) < asked, state, 0)
-    A = ik.linear.Operator(lambda v: -v, lambda v: -v, None, batch=len(b), size=b.shape[1], like=b)
+    A = ik.linear.Operator(
+        lambda v: -v,
+        lambda v: -v,
+        lambda: -torch.eye(b.shape[1]).expand(len(b), -1, -1),
+        batch=len(b),
+        size=b.shape[1],
+        like=b,
+    )
     cycle = lambda r, *_: cycles.Correction(-r, torch.ones(len(r), dtype=torch.int64))  # noqa: E731
     return lambda: cycles.restarted(cycle, A, b, rtol=1e-3, atol=0.0, max_steps=None, stalled="")
 
