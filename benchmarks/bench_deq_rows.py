@@ -1,7 +1,8 @@
 """A DEQ layer where users live: evaluations beside those of the best possible method, seconds beside a bare loop's.
 
     pip install torchdeq                     # left out if missing
-    python benchmarks/bench_deq_rows.py [--repeats 9] [--json]
+    python benchmarks/bench_deq_rows.py [--repeats 9] [--json]                 # a quarter of an hour
+    python benchmarks/bench_deq_rows.py --sizes 64x128 --rows outliers rotation    # the others stay as they are
 
 ``z = tanh(W z + U x + b)``, float32, one thread, forward and backward, relative tolerance 1e-4 both ways. Rows:
 
@@ -51,6 +52,7 @@ from implicitkit_deq import DEQ
 TOL, LIMIT = 1e-4, 400
 LOOKS = (10, 20, 40)  # steps of a training at which its gradient is compared with the exact one
 SIZES = {(64, 128): 2.0, (256, 512): 1.2}  # and what ours may take beside a loop of as many evaluations
+ROWS = ("disk", "outliers", "rotation", "heterogeneous", "training")
 FASTER = 3.0  # than TorchDEQ, where users live
 SOLVERS = ("fixed_point_iter", "anderson", "broyden")  # TorchDEQ's
 #: Why a figure may be above what is asked, by row (or for all) and figure.
@@ -315,18 +317,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--json", action="store_true")
+    sizes = {f"{batch}x{dim}": (batch, dim) for batch, dim in SIZES}
+    parser.add_argument("--sizes", nargs="+", default=list(sizes), choices=list(sizes))
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
-    for size in SIZES:
+    for size in map(sizes.__getitem__, arguments.sizes):
         if not arguments.json:
             print(f"{size}, relative tolerance {TOL:g}")
-        for name, problem in problems(*size).items():
+        data = problems(*size)
+        for name in arguments.rows:
+            problem = data[name]
             c = torch.randn(problem[0].shape, generator=torch.Generator().manual_seed(1))
             repeats = arguments.repeats if size == (64, 128) else max(3, arguments.repeats // 3)
             found = trained(problem, c, max(3, repeats // 3)) if name == "training" else row(problem, c, repeats)
             rows += kept(name, size, found)
-            results.save("bench_deq_rows", rows, (__doc__ or "").split("\n\n", 1)[1])
+            results.save("bench_deq_rows", rows, (__doc__ or "").split("\n\n", 1)[1], part=True)
             if not arguments.json:
                 shown = (f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in found.items())
                 print(f"{name:14} {', '.join(shown)}", flush=True)

@@ -296,8 +296,10 @@ def _series(
             crawls = going & _crawls(length, before, latest, aim, pace, left <= few)
             if pace is not None and _some(crawls, going):  # for whom GMRES goes through products of the whole batch
                 crawls = going & _crawls(length, before, latest, aim, pace, True)
-            slow, before, rest = slow | crawls, length, torch.where(column(crawls), v, rest)
-            going = going & ~crawls
+            before = length
+            if int(torch.count_nonzero(crawls)):
+                slow, rest = slow | crawls, torch.where(column(crawls), v, rest)
+                going = going & ~crawls
             if most < math.inf and _some(_more(length, latest, aim) > most, going):
                 steps, open_ = torch.where(open_, k, steps), torch.zeros_like(open_)
                 break

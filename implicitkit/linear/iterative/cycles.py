@@ -152,9 +152,9 @@ def restarted(
     has_stalled = has_failed = torch.zeros_like(steps, dtype=torch.bool)
     live = norm > target
     live &= norm < torch.inf
-    past = [(norm, steps)]
-    while limit > 0 and bool(live.any()):
-        safe = residual.where(column(live), residual.new_zeros(()))
+    past, left = [(norm, steps)], int(torch.count_nonzero(live))
+    while limit > 0 and left:
+        safe = residual if left == len(live) else residual.where(column(live), residual.new_zeros(()))
         correction = cycle(safe, norm, target, live, limit - steps)
         trial = x + correction.dx
         trial_residual = b - A.mv(trial)
@@ -162,19 +162,22 @@ def restarted(
         better = live & (trial_norm < norm)
         if bool((better & (trial_norm <= target)).all()):  # the everyday case: nothing is left to choose
             return LinearSolution(trial, trial_norm, steps + correction.steps, better, "")
-        stuck = live & ~(trial_norm <= progress * norm)
-        x = torch.where(column(better), trial, x)
-        residual = torch.where(column(better), trial_residual, residual)
+        x, before = torch.where(column(better), trial, x), norm
         norm = torch.where(better, trial_norm, norm)
         steps = torch.where(live, steps + correction.steps, steps)
         open_ = live & (norm > target)
+        if not bool(open_.any()):
+            break
+        residual = torch.where(column(better), trial_residual, residual)
+        stuck = live & ~(trial_norm <= progress * before)
         past.append((norm, steps))
-        if len(past) > patience > 0 and bool(open_.any()):
+        if len(past) > patience > 0:
             stuck = stuck | _too_slow(norm, target, steps, limit, *past.pop(0))
         if correction.failed is not None:
             has_failed = has_failed | (open_ & correction.failed)
         has_stalled = has_stalled | (open_ & stuck)
         live = open_ & ~has_stalled & ~has_failed & (steps < limit)
+        left = int(torch.count_nonzero(live))
     converged = norm <= target
     reason = ""
     if not bool(converged.all()):

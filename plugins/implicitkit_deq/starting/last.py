@@ -132,8 +132,11 @@ def usable(state: Any, template: Any) -> Any:
     """A state where it is one like ``template`` and finite, sample by sample; that elsewhere."""
     if state is None or not alike(state, template):
         return template
+    shown = not ik.extend.transforms_active()  # vmap shows no values
 
     def finite(kept: Tensor, zero: Tensor) -> Tensor:
+        if shown and bool(kept.sum().isfinite()):  # the everyday case: one pass, nothing to choose
+            return kept
         good = torch.isfinite(kept).flatten(1).all(1) if kept.ndim > 1 else torch.isfinite(kept)
         return torch.where(good.view(-1, *[1] * (kept.ndim - 1)), kept, zero)
 

@@ -24,6 +24,7 @@ coefficients are this library's.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +74,7 @@ class Trend:
         if self._careful and ahead:
             before = seen[2] or [torch.zeros_like(d) for d in now]
             believed = (told(self._by_position, *pair) for pair in zip(now, before, strict=True))
-            self._added = [torch.where(b, d, 0) for b, d in zip(believed, ahead, strict=True)]
+            self._added = [b * d for b, d in zip(believed, ahead, strict=True)]
 
     @property
     def last(self) -> Any:
@@ -120,21 +121,32 @@ def _lasting(now: Tensor, before: Tensor, earlier: Tensor | None = None) -> Tens
             _lasting(*(torch.view_as_real(t) for t in (now, before, earlier) if t is not None))
         )
     a, b = (_in_rows(t) for t in (now, before))
-    length = _dot(b, b)
-    along, own = _dot(a, b), _dot(a, a)
+    length, along, own = _dot(b, b), _dot(a, b), _dot(a, a)
     leapt = own > _LEAP**2 * length
     alpha = torch.where(leapt, along / own, along / length)
     if earlier is None:
-        added = alpha.clamp_(0, 1) * a
+        first = alpha.clamp_(0, 1)
+        added, known = _by_rows(first, a), first + own
     else:
         second = b - _in_rows(earlier)
-        told = _dot(second, b) / length
-        across = torch.addcmul(second, told, b, value=-1)  # the part that the change itself does not tell
-        beta = (_dot(a, across) / _dot(across, across)).nan_to_num_(0, 0, 0).clamp_(-1, 1).masked_fill_(leapt, 0)
-        first = (alpha - told * beta).clamp_(0, 1) * a
-        bend = beta * (a - b)
-        added = first + bend * (_dot(first, first) / _dot(bend, bend)).sqrt_().nan_to_num_(0, 1, 0).clamp_max_(1)
+        told, across = _dot(second, b) / length, _dot(a, second)
+        # of the part of it that the change itself does not tell: its products with the change now, and with itself
+        across.addcmul_(told, along, value=-1)
+        own_size = torch.addcmul(_dot(second, second), told.square(), length, value=-1).clamp_min_(0)
+        beta = across.div_(own_size).nan_to_num_(0, 0, 0).clamp_(-1, 1).masked_fill_(leapt, 0)
+        first = alpha.addcmul_(told, beta, value=-1).clamp_(0, 1)
+        bend = torch.add(own + length, along, alpha=-2).clamp_min_(0)  # |a - b|^2; rounding where it is far below |a|^2
+        most = (own / bend).sqrt_().mul_(first).nan_to_num_(0, torch.inf)
+        beta = beta.clamp(-most, most)  # so that the second term is no larger than the first
+        added = torch.addcmul(_by_rows(first + beta, a), beta.unsqueeze(1), b, value=-1)
+        known = first + own + length
+    if math.isfinite(float(known.sum())):
+        return added.view(now.shape)
     return torch.where(added.isfinite().all(1, keepdim=True), added, 0).view(now.shape)
+
+
+def _by_rows(weights: Tensor, rows: Tensor) -> Tensor:
+    return weights.unsqueeze(1) * rows
 
 
 def _in_rows(t: Tensor) -> Tensor:
@@ -142,7 +154,7 @@ def _in_rows(t: Tensor) -> Tensor:
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(1, keepdim=True)
+    return torch.linalg.vecdot(a, b)
 
 
 @dataclass(frozen=True)
@@ -190,9 +202,10 @@ class Onward(Around):
         smallest = torch.finfo(b.dtype).tiny ** 0.25
         if not (low > smallest and high < 1 / smallest):  # NaN, too
             return None
-        g = torch.where(g.isfinite().all(1, keepdim=True), g, 0)
+        if not math.isfinite(float(g.sum())):
+            g = torch.where(g.isfinite().all(1, keepdim=True), g, 0)
         product, unit = A.mv(g), size.unsqueeze(1)
-        alpha = (_dot(product, b) / _dot(product, product)).nan_to_num_(0, 0, 0)
+        alpha = (_dot(product, b) / _dot(product, product)).nan_to_num_(0, 0, 0).unsqueeze(1)
         left = torch.addcmul(b, alpha, product, value=-1) / unit
         limits: dict[str, Any] = {"rtol": 0.0, "atol": rtol + atol / high}
         found = self.inner.solve(A, left, max_steps=None if max_steps is None else max_steps - 1, **limits)

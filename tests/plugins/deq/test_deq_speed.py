@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import implicitkit as ik
 from implicitkit.foundation import refill, trees
 from implicitkit.linear import independence
+from implicitkit.linear.iterative import cycles
 from implicitkit.solver import costs
 from implicitkit.solver.fixed_point import cheap_maps
 from implicitkit_deq import DEQ, cells
+from implicitkit_deq.starting.last import usable
+from implicitkit_deq.starting.trend import Trend
 
 
 def test_whether_samples_are_independent_is_asked_once_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,3 +107,58 @@ def test_arguments_are_filled_as_pytrees_are(args: Any) -> None:
     assert str(got) == str(full) and all(
         a is b for a, b in zip(trees.tree_flatten(got)[0], trees.tree_flatten(full)[0], strict=True)
     )
+
+
+class Passes(TorchDispatchMode):
+    """Counts operations whose result is as large as a whole state, views left out."""
+
+    def __init__(self, numbers: int) -> None:
+        super().__init__()
+        self.numbers, self.count = numbers, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and not func.is_view:
+            self.count += out.numel() == self.numbers
+        return out
+
+
+def _trend(state: Tensor) -> Callable[[], Any]:
+    trend = Trend(careful=True)
+    for k in range(6):
+        trend.keep((k + 0.1 * k * k) * state)
+    return lambda: trend.keep(9.6 * state)
+
+
+def _system(state: Tensor, asked: int) -> Callable[[], Any]:
+    """Of which the first ``asked`` samples ask for something."""
+    b = torch.where(torch.arange(len(state)).unsqueeze(1) < asked, state, 0)
+    A = ik.linear.Operator(
+        lambda v: -v,
+        lambda v: -v,
+        lambda: -torch.eye(b.shape[1]).expand(len(b), -1, -1),
+        batch=len(b),
+        size=b.shape[1],
+        like=b,
+    )
+    cycle = lambda r, *_: cycles.Correction(-r, torch.ones(len(r), dtype=torch.int64))  # noqa: E731
+    return lambda: cycles.restarted(cycle, A, b, rtol=1e-3, atol=0.0, max_steps=None, stalled="")
+
+
+WHOLE: dict[str, tuple[Callable[[Tensor], Callable[[], Any]], int]] = {
+    "a finite start": (lambda z: lambda: usable(z, z), 0),
+    "what changes lead to": (_trend, 15),
+    "a system": (lambda z: _system(z, len(z)), 5),
+    "a system, of fewer samples": (lambda z: _system(z, len(z) - 1), 7),
+}
+
+
+@pytest.mark.parametrize("what", WHOLE)
+def test_whole_states_are_gone_through_as_seldom_as_can_be(what: str) -> None:
+    """By operations whose result is as large as they are: what is chosen by sample takes four times as long as a sum."""
+    state = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
+    make, most = WHOLE[what]
+    run = make(state)
+    with Passes(state.numel()) as passes:
+        run()
+    assert passes.count <= most, passes.count
