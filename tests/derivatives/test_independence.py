@@ -210,6 +210,9 @@ NOW: dict[str, Callable[[float], Callable[[Tensor, Tensor], Tensor]]] = {
     ),
     "a global": _by_global,
     "a keyword of a partial": lambda c: functools.partial(lambda z, x, c: 0.3 * torch.cos(z) + x + c * z.mean(0), c=c),
+    "an attribute of a keyword of a partial": lambda c: functools.partial(
+        lambda z, x, mix: mix(z, x), mix=_set(KEPT, c)
+    ),
 }
 
 
@@ -223,6 +226,14 @@ def test_a_function_that_was_found_in_order_is_asked_again_when_it_is_set_otherw
                 value.sum().backward()
         else:
             value.sum().backward()
+
+
+def test_keywords_of_a_partial_tell_functions_apart() -> None:
+    from implicitkit.sparsity.identity import identity_of
+
+    shifts = [functools.partial(torch.roll, shifts=shift) for shift in (1, 2, 1)]
+    first, other, again = map(identity_of, shifts)
+    assert first == again != other
 
 
 def test_what_is_remembered_of_objects_ends_with_them() -> None:
