@@ -348,9 +348,9 @@ def _both(f: Evaluations, z: Tensor, F: Tensor, w: Tensor, h: float) -> Tensor:
 def _size(f: Evaluations, z: Tensor, F: Tensor, w: Tensor, rows: Tensor, careful: bool = False) -> Tensor:
     """By how much each ``F_i`` changes when ``z`` moves by a hundredth of ``|w|``, to and fro, times a hundred.
 
-    Along two directions, and on until every equation of ``rows`` has changed by far more than it is, or if ``careful`` until
-    their samples can be trusted; along ten at most: two terms that cancel at ``z`` do so along half of them, and a second
-    difference of what lies on a line is zero, or rounding, along a quarter.
+    Along two directions, and on until every equation of ``rows`` has changed, beside what the others have or by far more
+    than it is, or if ``careful`` until their samples can be trusted; along ten at most: two terms that cancel at ``z`` do so
+    along half of them, and a second difference of what lies on a line is zero, or rounding, along a quarter.
     """
     size, which = torch.zeros_like(F), rows.any(1)
     for count, direction in enumerate(directions(w.to(z.dtype), most=_MANY), start=1):
@@ -359,7 +359,9 @@ def _size(f: Evaluations, z: Tensor, F: Tensor, w: Tensor, rows: Tensor, careful
         if careful:
             enough = bool((((F.abs() <= _SOUND * size).all(1) & (size > 0).any(1)) | ~which).all())
         else:
-            enough = count > 1 and bool((((F.abs() <= _SOUND * size) & (size > 0)) | ~rows).all())
+            least = torch.finfo(F.dtype).eps ** 0.5 * size.amax(1, keepdim=True)
+            moved = (size > least) | ((F.abs() <= _SOUND * size) & (size > 0))
+            enough = count > 1 and bool((moved | ~rows).all())
         if enough:
             break
     return size
