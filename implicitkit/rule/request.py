@@ -13,6 +13,7 @@ from implicitkit.foundation import compat
 from implicitkit.foundation.autocast import full_precision
 from implicitkit.foundation.errors import DegenerateWarning, warn
 from implicitkit.foundation.operators import Operator, repeated
+from implicitkit.linear.auto import Auto
 from implicitkit.linear.base import LinearSolution, LinearSolver
 from implicitkit.linear.blocks import BlockSubstitution
 from implicitkit.linear.catalogue import get_linear_solver
@@ -22,6 +23,7 @@ from implicitkit.linear.independence import refuse_coupled
 from implicitkit.linear.iterative.preconditioners import preconditioner
 from implicitkit.reporting import linear_failure
 from implicitkit.rule.doubtful import warn_if_singular
+from implicitkit.rule.gauge import without_gauge
 from implicitkit.rule.hidden import warn_if_hidden
 from implicitkit.rule.primitive import root
 from implicitkit.rule.unchanged import refuse_changed, refuse_cut, refuse_hidden, refuse_other_tensors
@@ -211,6 +213,9 @@ class Request:
         if lost is not None:
             b = torch.where(lost, 0, b)
         answer, whole = self._answer(A, b, transposed, limited)
+        if transposed and not whole and isinstance(self.linear_solver, Auto):
+            answer = without_gauge(A, b, answer, limited["rtol"])
+            whole = bool(answer.converged.all())
         if A.formed is not None and A.formed.regular:
             self.system.factored = A.formed.T if transposed else A.formed
         # an exact solver that finds -b where it asked for A: J = 0, is it?

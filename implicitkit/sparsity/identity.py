@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import types
 import weakref
@@ -49,8 +50,9 @@ def identity_of(function: Any, depth: int = 4) -> Hashable:
     if dataclasses.is_dataclass(function) and not isinstance(function, type):  # a problem, a constraint, bounds
         fields = (f.name for f in dataclasses.fields(function) if f.compare)
         return (type(function), tuple(identity_of(getattr(function, name), depth) for name in fields))
-    if hasattr(function, "func") and hasattr(function, "args"):  # functools.partial
-        return (identity_of(function.func, depth - 1), tuple(identity_of(a, depth - 1) for a in function.args))
+    if isinstance(function, functools.partial):  # not what only has attributes of these names, as the class itself has
+        named = tuple((name, identity_of(a, depth - 1)) for name, a in function.keywords.items())
+        return (identity_of(function.func, depth - 1), *(identity_of(a, depth - 1) for a in function.args), named)
     return (type(function), _number(function))
 
 
@@ -81,8 +83,8 @@ def settings_of(function: Any, depth: int = 3) -> tuple[Hashable, ...]:
         held = list(itertools.islice(function.values(), _NAMES))
     elif (parts := getattr(type(function), "identified_by", None)) is not None:
         held = [getattr(function, part) for part in parts]
-    elif hasattr(function, "func") and hasattr(function, "args"):  # functools.partial
-        held = [function.func, *function.args]
+    elif isinstance(function, functools.partial):
+        held = [function.func, *function.args, *function.keywords.values()]
     else:
         attributes = getattr(function, "__dict__", {})
         children = list(attributes.get("_modules", {}).values()) if isinstance(function, nn.Module) else []

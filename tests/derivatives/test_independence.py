@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -207,6 +209,10 @@ NOW: dict[str, Callable[[float], Callable[[Tensor, Tensor], Tensor]]] = {
         torch.tensor(c, dtype=torch.float64)
     ),
     "a global": _by_global,
+    "a keyword of a partial": lambda c: functools.partial(lambda z, x, c: 0.3 * torch.cos(z) + x + c * z.mean(0), c=c),
+    "an attribute of a keyword of a partial": lambda c: functools.partial(
+        lambda z, x, mix: mix(z, x), mix=_set(KEPT, c)
+    ),
 }
 
 
@@ -222,6 +228,14 @@ def test_a_function_that_was_found_in_order_is_asked_again_when_it_is_set_otherw
             value.sum().backward()
 
 
+def test_keywords_of_a_partial_tell_functions_apart() -> None:
+    from implicitkit.sparsity.identity import identity_of
+
+    shifts = [functools.partial(torch.roll, shifts=shift) for shift in (1, 2, 1)]
+    first, other, again = map(identity_of, shifts)
+    assert first == again != other
+
+
 def test_what_is_remembered_of_objects_ends_with_them() -> None:
     from implicitkit.sparsity import identity
 
@@ -231,3 +245,28 @@ def test_what_is_remembered_of_objects_ends_with_them() -> None:
     assert identity.identity_of(kept[0]) == identity.identity_of(kept[0])
     kept.clear()
     assert len(identity._numbered) == before
+
+
+# ----------------------------------------------------------------------- what looks like a partial function and is none
+class Configured:
+    """Has ``func`` and ``args``, as objects of ``functools.partial`` have."""
+
+    def __init__(self) -> None:
+        self.func, self.args = torch.cos, argparse.Namespace(gain=0.3)
+
+    def __call__(self, z: Tensor, x: Tensor) -> Tensor:
+        return self.args.gain * self.func(z) + x
+
+
+NO_PARTIALS: dict[str, tuple[Callable[..., Any], Callable[[Tensor, Tensor], Tensor]]] = {
+    "an object with func and args": (ik.fixed_point, Configured()),
+    "a gradient by torch.func": (ik.root, torch.func.grad(lambda z, x: (torch.cosh(z - x) + z * z).sum())),
+}
+
+
+@pytest.mark.parametrize("name", NO_PARTIALS)
+def test_what_only_looks_like_a_partial_is_asked_like_any_other(name: str) -> None:
+    verb, f = NO_PARTIALS[name]
+    solve = lambda x: verb(f, torch.zeros_like(x), (x,)).value  # noqa: E731
+    each = torch.stack([torch.func.jacrev(solve)(x) for x in data()])
+    torch.testing.assert_close(torch.vmap(torch.func.jacrev(solve))(data()), each)

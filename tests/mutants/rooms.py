@@ -79,6 +79,14 @@ MUTANTS = [
         ("return (bool(x.detach() != 0),)", "return ()"),
         ("(type(function), _number(function))", "(type(function), id(function))"),
         ("held += [x for x in named if isinstance(x, _NUMBERS)]", "pass"),
+        (
+            "elif isinstance(function, functools.partial):",
+            'elif hasattr(function, "func") and hasattr(function, "args"):',
+        ),
+        (
+            "held = [function.func, *function.args, *function.keywords.values()]",
+            "held = [function.func, *function.args]",
+        ),
     ),
     *mutants(
         "implicitkit/foundation/trees.py",

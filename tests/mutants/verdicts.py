@@ -169,6 +169,27 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/verdict/probing.py",
+        "tests/solver/test_nothing_ran_away.py -k resistors",
+        ("enough = count > 1 and bool((moved", "enough = count > 1 or bool((moved"),
+        ("moved = (size > least) |", "moved = (size > 0) |"),
+    ),
+    *mutants(
+        "implicitkit/rule/gauge.py",
+        "tests/derivatives/test_gauges.py",
+        ("& (left <= rtol * torch.linalg.vector_norm(b, dim=1))", ""),
+        ("doubt=found.doubt or _SAID", "doubt=found.doubt"),
+    ),
+    *mutants(
+        "implicitkit/rule/request.py",
+        "tests/derivatives/test_gauges.py",
+        ("if transposed and not whole and isinstance(self.linear_solver, Auto):", "if False:"),
+        (
+            "if transposed and not whole and isinstance(self.linear_solver, Auto):",
+            "if not whole and isinstance(self.linear_solver, Auto):",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/probing.py",
         BESIDE,
         ("(matrix * (point / unit).unsqueeze(1)).abs().sum(2))", "matrix.abs().sum(2))"),
     ),

@@ -112,3 +112,18 @@ def test_what_is_off_is_judged_sample_by_sample(batch: int) -> None:
     names = [ik.Status(int(status)).name for status in together.status]
     assert names == (["SADDLE", "CONVERGED", "CONVERGED"] * 3)[:batch]
     torch.testing.assert_close(together.value, torch.stack([one.value for one in alone]))
+
+
+# -------------------------------------------------------------------------------- solutions in families, on straight lines
+@pytest.mark.parametrize("n", [12, 15, 20, 30, 60])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_a_chain_of_resistors_without_a_ground(n: int, uneven: bool) -> None:
+    """Voltages are known up to a constant, and lie on a line: its second differences are zero along many directions."""
+    leads = torch.ones(n - 1, dtype=F64) + (0.3 * torch.arange(n - 1, dtype=F64).sin() if uneven else 0)
+    matrix = torch.diag(leads, 1)
+    matrix = torch.diag((matrix + matrix.T).sum(1)) - matrix - matrix.T
+    current = torch.zeros(n, dtype=F64)
+    current[0], current[-1] = 2.0, -2.0
+    found = ik.root(lambda v: matrix @ v - current, torch.zeros(n, dtype=F64))
+    assert found.evaluations < 150
+    torch.testing.assert_close(found.value[:-1] - found.value[1:], 2.0 / leads, rtol=1e-9, atol=0.0)

@@ -99,7 +99,6 @@ _BY_REASON: _Rows = {
     "beside a singular solution at zero, from 1e-6 or 1e-4: the tolerance follows |F| there, and steps are slow": (
         ("powell_singular", "float32", "broyden", (1e-6,)),
         ("powell_singular", "float32", "df_sane", (1e-6,)),
-        ("extended_powell_singular20", "float32", "scipy.root.broyden1", (1e-4,)),
         ("extended_powell_singular20", "float32", "broyden", (1e-6,)),
         ("extended_powell_singular20", "float32", "df_sane", (1e-6,)),
         ("robertson_closed", "float32", "broyden", (1e-6, 1e-4)),

@@ -81,7 +81,7 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     fit = _as_fit(f, z)
     if fit is not None and bool((_well_fitted(*fit, z, F, which) | ~which).all()):
         return torch.zeros_like(which)
-    scale = _size(f, z, F, z, None if z.shape[1] <= DENSE else which)
+    scale = _size(f, z, F, z, which.unsqueeze(1).expand_as(F), careful=z.shape[1] > DENSE)
     still = which.unsqueeze(1) & (F == 0) & (scale > 0)
     flat = (F == 0) & (scale == 0)
     asked = z.shape[1] > DENSE and bool(((still | flat) & which.unsqueeze(1)).any())
@@ -268,7 +268,7 @@ def _by_factors(
     full = torch.linalg.vector_norm(along - point / unit, dim=1) <= eps**0.25 * torch.linalg.vector_norm(along, dim=1)
     if square:
         there = in_working_precision(f.residual(origin))
-        size = torch.minimum(scale, _size(f, origin, there, unit * back.abs().clamp_min(_BESIDE)))
+        size = torch.minimum(scale, _size(f, origin, there, unit * back.abs().clamp_min(_BESIDE), scale > 0))
         line = (there.abs() <= 3 * eps**0.5 * size).all(1)
         if f.kind.minimisation:  # a valley that goes down is no line of minima, however little of F is left in it
             line = line & ~is_lower(f, z, origin, line & ~full)
@@ -345,17 +345,24 @@ def _both(f: Evaluations, z: Tensor, F: Tensor, w: Tensor, h: float) -> Tensor:
     return torch.maximum(change(f, z, F, w, h), change(f, z, F, w, -h))
 
 
-def _size(f: Evaluations, z: Tensor, F: Tensor, w: Tensor, which: Tensor | None = None) -> Tensor:
+def _size(f: Evaluations, z: Tensor, F: Tensor, w: Tensor, rows: Tensor, careful: bool = False) -> Tensor:
     """By how much each ``F_i`` changes when ``z`` moves by a hundredth of ``|w|``, to and fro, times a hundred.
 
-    Along two directions; with ``which`` until these samples can be trusted, along ten at most: two terms that cancel at
-    ``z`` do so along half of them.
+    Along two directions, and on until every equation of ``rows`` has changed, beside what the others have or by far more
+    than it is, or if ``careful`` until their samples can be trusted; along ten at most: two terms that cancel at ``z`` do so
+    along half of them, and a second difference of what lies on a line is zero, or rounding, along a quarter.
     """
-    size = torch.zeros_like(F)
-    for direction in directions(w.to(z.dtype), most=2 if which is None else _MANY):
+    size, which = torch.zeros_like(F), rows.any(1)
+    for count, direction in enumerate(directions(w.to(z.dtype), most=_MANY), start=1):
         there, back = (change(f, z, F, direction, sign * _MOVE) for sign in (1.0, -1.0))
         size = torch.maximum(size, torch.minimum(there, back))
-        if which is not None and bool((((F.abs() <= _SOUND * size).all(1) & (size > 0).any(1)) | ~which).all()):
+        if careful:
+            enough = bool((((F.abs() <= _SOUND * size).all(1) & (size > 0).any(1)) | ~which).all())
+        else:
+            least = torch.finfo(F.dtype).eps ** 0.5 * size.amax(1, keepdim=True)
+            moved = (size > least) | ((F.abs() <= _SOUND * size) & (size > 0))
+            enough = count > 1 and bool((moved | ~rows).all())
+        if enough:
             break
     return size
 

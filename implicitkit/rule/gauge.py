@@ -1,0 +1,60 @@
+r"""Derivatives of what a gauge leaves alone.
+
+Where solutions come in families (potentials and ratings up to a constant, positions up to a motion) ``A = dF/dz`` is
+singular at each of them.  In reverse mode
+
+    A^T u = v
+
+has a solution if and only if ``v`` is orthogonal to the null space of ``A``: what is asked for does not change along the
+family.  Then for every way ``z(\theta)`` through the solutions ``A dz = -F_\theta d\theta``, and so
+
+    v^T dz = u^T A dz = -u^T F_\theta d\theta
+
+whichever solution ``u`` is taken; it is that of least norm.  Where a change of ``\theta`` leaves no solutions at all (one
+more unit of current into a network, and none out of it) there is no derivative along it, and what comes out there means
+nothing: that is said.  In forward mode nothing shows what will be asked of ``dz``, and the system is refused.
+
+Source: Golub & Pereyra (1973), SIAM J. Numer. Anal. 10(2), for the pseudoinverse; Golub & Van Loan (2013), section 5.5.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from implicitkit.foundation.operators import Operator
+from implicitkit.linear.base import LinearSolution
+from implicitkit.linear.factors.dense import SINGULAR, lstsq_batched
+
+__all__ = ["without_gauge"]
+
+_LARGEST = 1024  # unknowns of which singular values are taken
+_NUMBERS = 1 << 25  # in all matrices, at most
+_SAID = (
+    "the Jacobian of the equations is singular at the solution: solutions are not isolated there (a gauge: potentials or "
+    "ratings up to a constant). What is asked for does not change along them, and its derivative is right along every "
+    'change of the parameters that leaves solutions. If that is meant, rule=ik.Implicit(linear_solver="lsmr") says so, in '
+    "forward mode and for second derivatives too; else add the equation that fixes the gauge"
+)
+
+
+def without_gauge(A: Operator, b: Tensor, found: LinearSolution, rtol: float) -> LinearSolution:
+    """``found``, and where it failed at a singular block the ``x`` of least norm, if ``|A x - b| <= rtol |b|``.
+
+    Args:
+        A: the transposed Jacobian of every sample. b: right-hand sides, the blocks running fastest, ``(k batch, n)``.
+        rtol: singular values below this share of the largest are zero; of the residual, too.
+    """
+    open_ = ~found.converged & torch.isfinite(b).all(1)
+    few = A.size <= _LARGEST and A.batch * A.size**2 <= _NUMBERS
+    if found.reason != SINGULAR or not few or not bool(open_.any()):
+        return found
+    matrix, columns = A.dense(), b.view(-1, A.batch, A.size).permute(1, 2, 0)
+    x, ok, _ = lstsq_batched(matrix, columns, rcond=rtol)
+    left = torch.linalg.vector_norm(matrix @ x - columns, dim=1).T.reshape(-1)
+    taken = open_ & ok.repeat(len(b) // A.batch) & (left <= rtol * torch.linalg.vector_norm(b, dim=1))
+    if not bool(taken.any()):
+        return found
+    x = torch.where(taken.unsqueeze(1), x.permute(2, 0, 1).reshape(b.shape), found.x)
+    norm = torch.where(taken, left, found.residual_norm)
+    return found._replace(x=x, residual_norm=norm, converged=found.converged | taken, doubt=found.doubt or _SAID)

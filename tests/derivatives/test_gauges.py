@@ -1,0 +1,87 @@
+"""What does not change along a family of solutions has a derivative in reverse mode, by default; the rest is refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+from implicitkit.extend import DegenerateWarning
+
+WINS = torch.tensor([[0, 3, 2, 5], [4, 0, 1, 2], [6, 2, 0, 3], [1, 7, 4, 0]], dtype=torch.float64)
+LEADS = torch.tensor([[0, 2, 0, 1], [2, 0, 3, 0], [0, 3, 0, 5], [1, 0, 5, 0]], dtype=torch.float64)
+CURRENTS = torch.tensor([2.0, -1.0, -0.5, -0.5], dtype=torch.float64)
+P = torch.tensor([0.7, 1.3], dtype=torch.float64)
+
+
+def unlikely(s: Tensor, p: Tensor) -> Tensor:
+    """Bradley and Terry's model of who wins against whom."""
+    wins = WINS + p[0] * WINS.T.roll(1, 0).fill_diagonal_(0) + p[1] * WINS.square()
+    return -(wins * torch.nn.functional.logsigmoid(s[:, None] - s)).sum()
+
+
+def balance(v: Tensor, p: Tensor) -> Tensor:
+    """Kirchhoff's law in a network without a ground; currents grow with the voltage and its cube."""
+    over = v[:, None] - v
+    return (LEADS * (p[0] * over + over**3)).sum(1) - p[1] * CURRENTS
+
+
+def sweep(f: Tensor, p: Tensor) -> Tensor:
+    """Sinkhorn's, of potentials."""
+    cost, a = LEADS, torch.full_like(f, 0.25).log()
+    g = p[0] * (a - torch.logsumexp((f[:, None] - p[1] * cost) / p[0], 0))
+    return p[0] * (a - torch.logsumexp((g - p[1] * cost) / p[0], 1))
+
+
+#: name -> (verb, function, its equations).
+GAUGES: dict[str, tuple[Callable[..., ik.Solution], Callable[..., Tensor], Callable[..., Tensor]]] = {
+    "ratings": (ik.argmin, unlikely, torch.func.grad(unlikely)),
+    "potentials": (ik.root, balance, balance),
+    "duals of transport": (ik.fixed_point, sweep, lambda f, p: sweep(f, p) - f),
+}
+
+
+def free(name: str, p: Tensor, **options: object) -> Tensor:
+    verb, function, _ = GAUGES[name]
+    return verb(function, 0.1 * CURRENTS.to(p), (p,), **options).value
+
+
+def grounded(name: str, p: Tensor) -> Tensor:
+    """The same with its first unknown at zero, and without its first equation."""
+    whole = lambda s: torch.cat([0 * s[:1], s])  # noqa: E731
+    s = ik.root(lambda s, p: GAUGES[name][2](whole(s), p)[1:], 0.1 * CURRENTS[1:], (p,)).value
+    return whole(s)
+
+
+@pytest.mark.parametrize("name", GAUGES)
+def test_differences_have_derivatives_and_it_is_said_that_they_are_all_that_has(name: str) -> None:
+    differences = lambda z: z - z[0]  # noqa: E731
+    wanted = torch.func.jacrev(lambda p: differences(grounded(name, p)))(P)
+    with pytest.warns(DegenerateWarning, match="a gauge"):
+        found = torch.func.jacrev(lambda p: differences(free(name, p)))(P)
+    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)
+    with pytest.warns(DegenerateWarning, match="a gauge"):
+        each = torch.vmap(torch.func.jacrev(lambda p: differences(free(name, p))))(torch.stack([P, 1.1 * P]))
+    torch.testing.assert_close(each[0], wanted, rtol=1e-7, atol=1e-9)
+    with warnings.catch_warnings():  # who asks for least norm knows
+        warnings.simplefilter("error", DegenerateWarning)
+        least = ik.Implicit(linear_solver="lsmr")
+        found = torch.func.jacfwd(lambda p: differences(free(name, p, rule=least)))(P)
+    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", GAUGES)
+def test_what_changes_along_the_family_is_refused(name: str) -> None:
+    with pytest.raises(ik.ConvergenceError, match="singular"):
+        torch.func.jacrev(lambda p: free(name, p)[1])(P)
+
+
+def test_a_double_root_is_refused_in_both_modes() -> None:
+    solve = lambda c: ik.root(lambda z, c: z**3 - c**3, c.new_zeros(2), (c,)).value.sum()  # noqa: E731
+    for derivative in (torch.func.jacrev, torch.func.jacfwd):
+        with pytest.raises(ik.ConvergenceError, match="singular"):
+            derivative(solve)(torch.zeros(2, dtype=torch.float64))
