@@ -180,6 +180,8 @@ def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, f
             return record.system.problem.no_start, _NONFINITE
         if culprits:
             return f"NaN or Inf in: {', '.join(culprits)}. Clean the data, or leave such samples out.", _NONFINITE
+        if record.system is not None and record.system.origin.lifted.failed:
+            return f"The function has no value there: {record.system.origin.lifted.failed}", _NONFINITE
         # a message says that it has a value there, but no derivative
         return "" if outcome.message else "The function is not finite at z0: start inside its domain.", _NONFINITE
     if record.system is None:
