@@ -133,6 +133,17 @@ def test_an_infinite_slope_spoils_no_other() -> None:
     torch.testing.assert_close(slope, torch.tensor(-26.0, dtype=D))
 
 
+def test_nor_does_a_minimum_in_a_kink() -> None:
+    """``a sqrt(z^2 + x) + z / 10`` is lowest at zero where ``x`` is, without a slope."""
+    a = torch.tensor(1.0, dtype=D, requires_grad=True)
+    f = lambda z, a, x: (a * torch.sqrt(z.square() + x) + 0.1 * z).sum(1)  # noqa: E731
+    x = torch.tensor([[1.0], [0.0], [1.0]], dtype=D)
+    found = ik.argmin(f, torch.zeros(3, 1, dtype=D), (a, x), batch_dims=1, in_dims=(None, 0), on_failure="ignore")
+    assert found.status.tolist() == [int(s) for s in (ik.Status.CONVERGED, ik.Status.STALLED, ik.Status.CONVERGED)]
+    (slope,) = torch.autograd.grad(found.value[[0, 2]].sum(), a)  # z = -(100 a^2 - 1)^(-1/2)
+    torch.testing.assert_close(slope, torch.tensor(200 * 99**-1.5, dtype=D), rtol=1e-6, atol=0)
+
+
 def test_a_weight_that_looks_like_a_batch_is_none() -> None:
     """Of zeros, whose rows are all alike: its derivative stays where it is."""
     x = X.clone()
