@@ -56,6 +56,11 @@ def _mapped_batches(W: Tensor, x: Tensor, **o: Any) -> Tensor:
     return torch.vmap(each)(W, torch.stack([x, x])).mean(0)
 
 
+def _mapped_weights(W: Tensor, x: Tensor, **o: Any) -> Tensor:
+    """The same samples under two weights: a lost one is lost under both."""
+    return torch.vmap(lambda W: _declared(W, x, **o))(torch.stack([W, W])).mean(0)
+
+
 def _two_dimensions(W: Tensor, x: Tensor, **o: Any) -> Tensor:
     return ik.fixed_point(_map, _zeros(x).view(len(x), 1, N), (W, x.view(len(x), 1, N)), batch_dims=2, **o).value[:, 0]
 
@@ -77,6 +82,7 @@ _SOLVES: dict[str, Callable[..., Tensor]] = {
     "rows along the second dimension": _second_dimension,
     "mapped": _mapped,
     "batches mapped": _mapped_batches,
+    "weights mapped": _mapped_weights,
     "two dimensions": _two_dimensions,
     "equation": _equation,
     "minimum": _minimum,

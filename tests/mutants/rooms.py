@@ -51,7 +51,6 @@ MUTANTS = [
         "tests/derivatives/test_lost_samples.py",
         ("lost = failed & ~torch.isfinite(norm)", "lost = failed & False"),
         ("    if bool(plain.all()):\n        return None\n", ""),
-        ("and not isinstance(t, nn.Parameter)", "and True"),
         ("keep = likely if stay(likely) else [k for k in likely if stay([k])]", "keep = likely"),
         ("self._placed(parent, k, t, lost.all(0), own)", "t"),
         ("if k in chosen and o is not None\n", "if False\n"),
@@ -62,7 +61,18 @@ MUTANTS = [
         ("identity, A), *rest", "A, A), *rest"),
         ("(1 if vectors else 2)", "2"),
         ("        if not any(bool(torch.isfinite(t.detach()).any()) for t in leaves):\n            raise\n", ""),
-        ("if not of_matrices or (batch == 1", "if (batch == 1"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/units_apart.py",
+        "tests/problem/test_units_under_sets.py",
+        ("lower = lower | (which &", "lower = lower & (which &"),
+        ("share * t * torch.where(chosen, slope, 0)", "share * t * slope"),
+    ),
+    *mutants(
+        "implicitkit/linear/iterative/preconditioners.py",
+        "tests/solver/test_products_differentiated.py",
+        ("b, plain=True)", "b)"),
+        ("lambda y: self.of.T.solve(y)", "self.of.solve"),
     ),
     *mutants(
         "implicitkit/problem/auxiliary.py",
