@@ -180,6 +180,8 @@ def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, f
             return record.system.problem.no_start, _NONFINITE
         if culprits:
             return f"NaN or Inf in: {', '.join(culprits)}. Clean the data, or leave such samples out.", _NONFINITE
+        if record.system is not None and record.system.origin.lifted.failed:
+            return f"The function has no value there: {record.system.origin.lifted.failed}", _NONFINITE
         # a message says that it has a value there, but no derivative
         return "" if outcome.message else "The function is not finite at z0: start inside its domain.", _NONFINITE
     if record.system is None:
@@ -191,7 +193,7 @@ def failure_hint(record: Record, z0: Any, args: tuple[Any, ...]) -> tuple[str, f
     failed = outcome.status != int(Status.CONVERGED)
     explained = record.system.problem.explain(record.system, outcome.z, record.theta, failed)
     if not explained and record.system.problem.kind.iteration:
-        explained = _of_rounding(outcome.z[failed], outcome.residual_norm[failed])
+        explained = _of_rounding(outcome.z[failed], outcome.residual_norm[failed]) or _of_slow_maps(outcome)
     hint: str = explained
     return hint, frozenset({Status.MAX_STEPS, Status.STALLED}) if hint else frozenset()
 
@@ -211,6 +213,19 @@ def _of_rounding(z: Tensor, norms: Tensor) -> str:
     return (
         f"{where}, which rounds to {rounding:.1g} of its values: less in |F| / |z| is luck. "
         f"{'L' if dtype is torch.float64 else cure}oosen rtol= to that."
+    )
+
+
+def _of_slow_maps(outcome: Any) -> str:
+    """Of a fixed point in low precision: did the residual come down to the tolerance where no fixed point can be seen?"""
+    far, dtype = outcome.status == int(Status.DIVERGED), outcome.z.dtype
+    if dtype is torch.float64 or outcome.tolerance is None or not bool(far.any()):
+        return ""
+    if not bool((outcome.residual_norm <= outcome.tolerance)[far].all()):
+        return ""
+    return (
+        "|F| is below rtol |z| there; but a map that contracts slowly, by L close to 1, may still be |F| / (1 - L) away "
+        f"from its fixed point, and {dtype} rounds too much for that to be seen: solve in torch.float64."
     )
 
 

@@ -127,9 +127,10 @@ class Record:
     system: Any = None  # what was solved, and the plain tensors it was solved for
     theta: tuple[Tensor, ...] = ()
     truncated: bool = False  # so many steps were asked for, and not to converge is no failure
+    stand_in: Any = None  # a solved sample, for derivatives in the place of lost ones
 
     def __getstate__(self) -> dict[str, Any]:  # the user's function need not be picklable
-        return self.__dict__ | {"system": None, "theta": ()}
+        return self.__dict__ | {"system": None, "theta": (), "stand_in": None}
 
     def unsteady(self, share: float) -> str:
         """A sentence, if two evaluations of the function at the points that were found differ by more than was asked for,

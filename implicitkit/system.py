@@ -17,6 +17,7 @@ from torch import Tensor
 
 from implicitkit.foundation import compat
 from implicitkit.foundation.autocast import cast_as_now
+from implicitkit.foundation.failing_matrices import attempted, failing_as_nan
 from implicitkit.foundation.faithful import faithful, mapped
 from implicitkit.foundation.trees import Layout, hint_of_no_tensor, hint_of_pair, tree_flatten
 from implicitkit.foundation.wording import kind_of, of_the_objective
@@ -107,15 +108,23 @@ class System:
         autocast = cast_as_now(layout.device.type)
         pack = _packer(problem, layout)
 
-        def kernel(z: Tensor, *theta: Tensor) -> Tensor:
+        def evaluated(function: Callable[[Any, Any], Any], z: Tensor, theta: Any) -> Tensor:
+            """With NaN for samples of which a matrix has no factors; of one sample alone the error is its own."""
+            call = lambda: function(problem.unpack(layout, z), theta)  # noqa: E731
             with faithful(lifted.compiled or lifted.as_torch):
-                out = pack(lifted(problem.unpack(layout, z), theta), z)
+                if lifted.failed:
+                    with failing_as_nan():
+                        return pack(call(), z)
+                found, lifted.failed = attempted(call, layout.batch)
+                return pack(found, z)
+
+        def kernel(z: Tensor, *theta: Tensor) -> Tensor:
+            out = evaluated(lifted, z, theta)
             lifted.cut = lifted.cut or not compat.physical(out).requires_grad
             return out
 
         def live(z: Tensor, *theta: Tensor) -> Tensor:
-            with faithful(lifted.compiled or lifted.as_torch):
-                return pack(lifted.on_the_spot(problem.unpack(layout, z), theta), z)
+            return evaluated(lifted.on_the_spot, z, theta)
 
         return System(
             problem,

@@ -24,13 +24,14 @@ __all__ = ["product"]
 Map: TypeAlias = Callable[[Tensor], Tensor]
 
 
-def product(forth: Map, back: Map, v: Tensor) -> Tensor:
+def product(forth: Map, back: Map, v: Tensor, plain: bool = False) -> Tensor:
     """``forth(v)``, differentiable with respect to ``v`` if that is differentiated.
 
     Args:
-        forth, back: products with ``A`` and ``A^T`` of plain vectors, or under ``torch.vmap``. v: ``(batch, n)``.
+        forth, back: products with ``A`` and ``A^T`` of plain vectors, or under ``torch.vmap``; ``plain``: of no others than
+            plain ones. v: ``(batch, n)``.
     """
-    if not compat.tracked(v, batched=False):
+    if not compat.tracked(v, batched=plain):
         return forth(v)
     found: Tensor = _Product.apply(forth, back, v)
     return found

@@ -68,16 +68,17 @@ class Lifted:
         theta: the tensors: first those of ``args``, then those of modules, then other captured ones.
         from_args: how many of them come from ``args``.
         guarded: modules are within reach, and no solve on another thread may swap their tensors during an evaluation.
-        compiled: something within reach is compiled: its modules' tensors are swapped for all threads.
+        compiled: one of them is compiled: its modules' tensors are swapped for all threads.
         as_torch: whatever the values are, it does nothing that :mod:`~implicitkit.foundation.faithful` would do otherwise.
         recomputed: parts of it are computed once more in a backward (activation checkpoints); ``None``: nobody knows.
-        live: the captured tensors are plain ones, so that an evaluation on the spot may use the function as it is.
+        constants: what takes the place of captured tensors that are not tracked, by their identity. live: the captured
+            tensors are plain ones, so that an evaluation on the spot may use the function as it is.
         branches: the function looked at values, and may use other tensors elsewhere, which no linearisation would show.
-        numbers: which of theta are tracked, if the function makes numbers of tensors; else none.
-        inside: lifted inside the evaluation of another that has put stand-ins in the place of what it captures.
+        numbers: which of theta are tracked, if the function makes numbers of tensors; else none. inside: lifted inside the
+            evaluation of another that has put stand-ins in the place of what it captures.
         probe: the output of the first evaluation at ``z0`` and ``args``, if pure and made on plain tensors; else ``None``.
-        random: it draws random numbers. cut: an evaluation since its reset gave nothing tracked. rest: what modules hold
-            besides. scope: what its variables and its modules' buffers were. call: how it is called. work: what it does.
+        random: it draws random numbers. failed: why matrices of samples have no factors. cut: an evaluation since its reset
+            gave nothing tracked. rest: what else modules hold. scope: what variables and buffers were. call, work: of it.
     """
 
     function: Callable[..., Any]
@@ -88,6 +89,7 @@ class Lifted:
     captured: list[Tensor] = field(default_factory=list)
     frozen: list[tuple[list[Slot], Tensor]] = field(default_factory=list)
     rest: Rest = field(default_factory=Rest)
+    constants: dict[int, Tensor] = field(default_factory=dict)
     live: bool = True
     guarded: bool = False
     compiled: bool = False
@@ -98,6 +100,7 @@ class Lifted:
     inside: bool = False
     probe: Any = None
     random: bool = False
+    failed: str = ""
     cut: bool = False
     scope: Scope | None = None
     work: Work = field(default_factory=Work)
@@ -119,7 +122,8 @@ class Lifted:
         fresh = self.rest.moved()
         if self.frozen:  # buffers that the function updates: each evaluation starts from a fresh copy
             fresh += [(places, t.clone()) for places, t in self.frozen]
-        if not (self.slots or self.captured or fresh or self._recomputes()):
+        by_name = {**dict(zip(map(id, self.captured), theta[m:], strict=True)), **self.constants}
+        if not (self.slots or by_name or fresh or self._recomputes()):
             return self.call(self.function, z, args)
         slots, tensors = self.slots, theta[k:m]
         if fresh:
@@ -129,10 +133,10 @@ class Lifted:
             with inside(), Recomputing(inside):
                 return self.call(self.function, z, args)
         in_modules = swapped(slots, tensors, len(self.slots), self.compiled) if slots else contextlib.nullcontext()
-        if not self.captured:
+        if not by_name:
             with in_modules:
                 return self.call(self.function, z, args)
-        with in_modules, Substitute(dict(zip(map(id, self.captured), theta[m:], strict=True))):
+        with in_modules, Substitute(by_name):
             return _each(resolve, self.call(self.function, z, args))  # what is returned as it is no operation has shown
 
     def _recomputes(self) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from implicitkit.foundation.failing_matrices import failing_as_nan
 from implicitkit.foundation.wording import kind_of
 from implicitkit.problem.around import Around
 from implicitkit.problem.robust import Robust
@@ -19,11 +21,13 @@ class ValueOnly(Around):
         return _pair(self.function(z, *args))[0]
 
 
-def auxiliary(function: Callable[..., Any], z: Any, args: tuple[Any, ...]) -> Any:
-    """``aux`` of one ordinary, differentiable evaluation ``function(z, *args) -> (value, aux)``."""
+def auxiliary(function: Callable[..., Any], z: Any, args: tuple[Any, ...], failing: bool = False) -> Any:
+    """``aux`` of one ordinary, differentiable evaluation ``function(z, *args) -> (value, aux)``; ``failing``: matrices of
+    some samples have no factors."""
     while isinstance(function, Robust):
         function = function.function
-    return _pair(function.function(z, *args) if isinstance(function, ValueOnly) else function(z, *args))[1]
+    with failing_as_nan() if failing else contextlib.nullcontext():
+        return _pair(function.function(z, *args) if isinstance(function, ValueOnly) else function(z, *args))[1]
 
 
 def _pair(out: Any) -> tuple[Any, Any]:

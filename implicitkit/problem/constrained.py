@@ -21,6 +21,7 @@ Sources: Facchinei & Pang (2003), *Finite-Dimensional Variational Inequalities a
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation import autodiff, compat, trees
+from implicitkit.foundation.failing_matrices import attempted
 from implicitkit.foundation.held import held
 from implicitkit.foundation.trees import Layout
 from implicitkit.foundation.wording import kind_of, of_the_objective
@@ -275,7 +277,8 @@ def start(
     multipliers, one_sided = [], bytearray()
     for number, constraint in enumerate(constraints):
         with torch.no_grad():
-            values = constraint.values(*trees.tree_map(_plain, (z0, *args)))
+            at = trees.tree_map(_plain, (z0, *args))
+            values, _ = attempted(functools.partial(constraint.values, *at), layout.batch)
         leaves, spec = trees.tree_flatten(values)
         name = f"constraint {number} ({type(constraint).__name__})"
         batch = tuple(layout.batch_shape)

@@ -52,6 +52,13 @@ class ImplicitSolve(Protocol):
     def find(self, z0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """The solution of plain tensors, and its figures under transforms."""
 
+    @property
+    def incomplete(self) -> bool:
+        """Have samples failed, without an error?"""
+
+    def solved(self, z: Tensor, theta: Sequence[Tensor], figures: Tensor | None) -> tuple[Tensor, list[Tensor]] | None:
+        """``z`` and ``theta`` without what lost samples would make NaN; ``None`` where no sample has a derivative."""
+
     def linearise(self, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
         """The residual at ``z`` with its graph, and ``A`` there."""
 
@@ -84,19 +91,26 @@ class _Root(compat.Function):
         if stats is not None:
             ctx.mark_non_differentiable(stats)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(z, *theta)
+        ctx.figures = stats is not None and ctx.request.incomplete
+        saved = (z, *theta, stats) if ctx.figures else (z, *theta)
+        ctx.save_for_backward(*saved)
         if compat.has_forward_level():  # which calls jvp at once, or never
-            ctx.save_for_forward(z, *theta)
+            ctx.save_for_forward(*saved)
 
     @staticmethod
     @tracers.opaque_to_compile
     @compat.outside_inference
     def backward(ctx: Any, g: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         # read once: non-reentrant checkpointing allows no more; a pullback may be called after its transform has ended
-        z, *theta = compat.unwrap_dead_wrappers(ctx.saved_tensors)
+        point = compat.unwrap_dead_wrappers(ctx.saved_tensors)
+        z, *theta = point[:-1] if ctx.figures else point
         request, needed = ctx.request, [i for i in range(len(theta)) if ctx.needs_input_grad[2 + i]]
         grads: list[Tensor | None] = [None] * len(theta)
-        if g is not None and needed:
+        usable = _usable(ctx, point) if g is not None and needed else None
+        if g is not None and usable is None:
+            grads = [torch.zeros_like(t) if i in needed else None for i, t in enumerate(theta)]
+        elif g is not None and usable is not None:
+            z, theta = usable
             _refuse_batched_tangents(g, z, *theta)
             if (
                 torch.is_grad_enabled()
@@ -121,10 +135,12 @@ class _Root(compat.Function):
     @compat.outside_inference
     def jvp(ctx: Any, _request: Any, _z0: Any, *tangents: Tensor | None) -> tuple[Tensor, None]:
         request = ctx.request
-        with compat.forward_ad_enabled(ctx.saved_tensors) as (z, *theta):
+        with compat.forward_ad_enabled(ctx.saved_tensors) as point:
             moving = [i for i, t in enumerate(tangents) if t is not None]
-            if not moving:
-                return torch.zeros_like(z), None
+            usable = _usable(ctx, point) if moving else None
+            if usable is None:
+                return torch.zeros_like(point[0]), None
+            z, theta = usable
             b = autodiff.jvp(
                 _theta_only(request, z, theta, moving),
                 [theta[i] for i in moving],
@@ -236,6 +252,15 @@ class _LinSolve(compat.Function):
 
 
 # ------------------------------------------------------------------------------------------------------------- details
+def _usable(ctx: Any, point: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]] | None:
+    """``z`` and ``theta`` of what a solve has saved, where derivatives are finite; ``None`` where all of them are zero."""
+    if not ctx.request.incomplete:
+        return point[0], list(point[1:])
+    z, *theta = point[:-1] if ctx.figures else point
+    found: tuple[Tensor, list[Tensor]] | None = ctx.request.solved(z, theta, point[-1] if ctx.figures else None)
+    return found
+
+
 def _solved(request: ImplicitSolve, transposed: bool, z: Tensor, b: Tensor, theta: Sequence[Tensor]) -> Tensor:
     """:class:`_LinSolve`.  A batch of ``is_grads_batched=True`` becomes rows first: no control flow is allowed on it, and
     what a Function records of it is lost, since torch looks for its graph in the plain tensor below."""

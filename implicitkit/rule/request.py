@@ -25,6 +25,7 @@ from implicitkit.reporting import linear_failure
 from implicitkit.rule.doubtful import warn_if_singular
 from implicitkit.rule.gauge import without_gauge
 from implicitkit.rule.hidden import warn_if_hidden
+from implicitkit.rule.lost_samples import is_lost, without_lost
 from implicitkit.rule.primitive import root
 from implicitkit.rule.unchanged import refuse_changed, refuse_cut, refuse_hidden, refuse_other_tensors
 from implicitkit.solution import LinearReport, Record, Status
@@ -165,6 +166,15 @@ class Request:
         """Does one factorisation serve all right-hand sides?"""
         return self.linear_solver is not None and self.linear_solver.factors and not self.system.problem.by_blocks
 
+    @property
+    def incomplete(self) -> bool:
+        """Have samples failed, without an error?"""
+        return self.on_failure != "raise" and not self.record.outcome.all_converged
+
+    def solved(self, z: Tensor, theta: Sequence[Tensor], figures: Tensor | None) -> tuple[Tensor, list[Tensor]] | None:
+        """``z`` and ``theta`` without what lost samples would make NaN (:mod:`implicitkit.rule.lost_samples`)."""
+        return without_lost(self.system, self.record, self.on_failure, z, theta, figures)
+
     def linearise(self, z: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Operator]:
         """The residual at ``z``, as a plain tensor, with its graph, and ``A`` there.
 
@@ -189,7 +199,8 @@ class Request:
             refuse_cut(self.system, z, theta)
         if self.system.batch > 1:
             refuse_coupled(A, self.system.identity_now)
-        samples = outcome.status == int(Status.CONVERGED) if self.on_failure == "nan" else None
+        lost = is_lost(outcome.status, outcome.residual_norm, self.on_failure) if self.incomplete else None
+        samples = None if lost is None else ~lost
         refuse_changed(lifted, outcome, self.options, out, A, z, samples)
         if self.watched:
             warn_if_hidden(self.record, self.system, z, theta, out, A)
@@ -302,11 +313,9 @@ class Request:
         """
         if self.on_failure not in ("warn", "ignore") or self.record.outcome.all_converged:
             return None
-        status = self._status(rows)
-        lost = torch.zeros_like(status, dtype=torch.bool)
-        for nowhere in (Status.DIVERGED, Status.UNBOUNDED, Status.NONFINITE):
-            lost |= status == int(nowhere)
-        return lost.unsqueeze(1)
+        norm = self.record.outcome.residual_norm
+        norm = norm.repeat(rows // len(norm)) if rows % len(norm) == 0 else norm.new_zeros(rows)
+        return is_lost(self._status(rows), norm, self.on_failure).unsqueeze(1)
 
     def _without(self, answer: LinearSolution, b: Tensor, lost: Tensor) -> LinearSolution:
         """Zero for the lost samples, and for those that failed and whose linear solve explains less than half of ``b``."""

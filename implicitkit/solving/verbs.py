@@ -13,8 +13,9 @@ from torch import Tensor
 from implicitkit.foundation.errors import CapabilityError
 from implicitkit.foundation.tracers import opaque_to_compile, refuse_tracing
 from implicitkit.foundation.trees import Layout, as_args, as_state, from_arrays, tree_flatten, tree_map
+from implicitkit.lifting.despite_failures import lift_despite_failures
 from implicitkit.lifting.inference import despite_inference_mode
-from implicitkit.lifting.lifted import Lifted, check_solution, lift, lift_closed
+from implicitkit.lifting.lifted import Lifted, check_solution, lift_closed
 from implicitkit.lifting.untouched import buffers_untouched
 from implicitkit.lifting.watch import resolve
 from implicitkit.problem.argmin import Argmin
@@ -202,7 +203,7 @@ def _solve(
     elif on_failure != "ignore" and record.outcome.all_converged:
         warn_if_unsteady(record)
     if given.has_aux:
-        solution.aux = auxiliary(given.function, solution.value, given_args)
+        solution.aux = auxiliary(given.function, solution.value, given_args, bool(lifted.failed))
     elif record.outcome.said:
         solution.aux = said_beside(record.outcome.said, record.system.is_batched, stats)
     return solution
@@ -342,7 +343,8 @@ def _lifted(problem: Problem, layout: Layout, z0: Any, args: tuple[Any, ...], gi
     if problem.closed:
         return lift_closed(problem.function, args)
     try:
-        return lift(problem.function, problem.probe(z0), args, check_output(problem, layout))
+        check = check_output(problem, layout)
+        return lift_despite_failures(problem.function, problem.probe(z0), args, check, layout.batch)
     except Exception as error:
         raise_in_words(error, z0, given, problem.function)
 

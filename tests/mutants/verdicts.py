@@ -433,10 +433,14 @@ MUTANTS = [
         ("self.options.floor(size + view.norm)", "self.options.atol"),
     ),
     *mutants(
+        "implicitkit/rule/lost_samples.py",
+        FAILED,
+        ("(Status.DIVERGED, Status.UNBOUNDED, Status.NONFINITE)", "(Status.UNBOUNDED,)"),
+    ),
+    *mutants(
         "implicitkit/rule/request.py",
         FAILED,
         ("zero = lost.squeeze(1) | (failed &", "zero = lost.squeeze(1) & (failed &"),
-        ("(Status.DIVERGED, Status.UNBOUNDED, Status.NONFINITE):", "(Status.UNBOUNDED,):"),
         (
             "failed = self._status(len(lost)) != int(Status.CONVERGED)",
             "failed = self._status(len(lost)) >= 0",

@@ -640,3 +640,14 @@ def test_steps_taken_at_once_count_as_so_many() -> None:
     assert found.status.item() == ik.Status.STALLED and int(found.steps) == 15
     short = ik.fixed_point(lambda z: z + 1, torch.zeros(1), solver=Leaps(), on_failure="ignore", max_steps=7)
     assert int(short.steps) == 7
+
+
+def test_a_slow_contraction_in_float32_is_said_to_be_one() -> None:
+    """Bellman's equation at a discount of 0.9999: in float64 it is solved."""
+    g = torch.Generator().manual_seed(1)
+    P = torch.softmax(3 * torch.randn(3, 20, 20, generator=g, dtype=torch.float64), -1)
+    r = torch.rand(3, 20, generator=g, dtype=torch.float64)
+    bellman = lambda v, P, r: (r + 0.9999 * (P @ v)).max(0).values  # noqa: E731
+    assert bool(ik.fixed_point(bellman, torch.zeros(20, dtype=torch.float64), (P, r)).converged)
+    with pytest.raises(ik.ConvergenceError, match=r"contracts slowly.*solve in torch\.float64"):
+        ik.fixed_point(bellman, torch.zeros(20), (P.float(), r.float()))

@@ -131,6 +131,75 @@ def test_products_of_a_linear_solver_have_their_derivative(kind: str, mode: str)
         torch.testing.assert_close(found, asked.to(found), rtol=1e-12, atol=1e-12, msg=lambda m: f"{name}: {m}")  # noqa: B023
 
 
+def inverse_of(A: ik.extend.Operator) -> Tensor:
+    """The matrix that the preconditioner of ``A`` stands for, one plain vector after another."""
+    one = torch.eye(2 * A.size, dtype=torch.float64)
+    return torch.stack([A.preconditioner.solve(e.view(2, -1)).reshape(-1) for e in one], 1)
+
+
+def by_inverse(A: ik.extend.Operator) -> Callable[[Tensor], Tensor]:
+    return lambda v: 0.5 * (A.preconditioner.solve(v) - V.repeat(1, A.size // 3)).square().sum()
+
+
+INVERSES: dict[str, Question] = {
+    "jacrev": lambda A, b: (square(torch.func.jacrev(A.preconditioner.solve)(at(A))), inverse_of(A)),
+    "jacfwd": lambda A, b: (square(torch.func.jacfwd(A.preconditioner.solve)(at(A))), inverse_of(A)),
+    "transposed": lambda A, b: (square(torch.func.jacrev(A.preconditioner.T.solve)(at(A))), inverse_of(A).T),
+    "hessian": lambda A, b: (
+        square(torch.func.hessian(by_inverse(A))(at(A))),
+        inverse_of(A).T @ inverse_of(A),
+    ),
+    "reverse_twice": lambda A, b: (
+        square(torch.func.jacrev(torch.func.jacrev(by_inverse(A)))(at(A))),
+        inverse_of(A).T @ inverse_of(A),
+    ),
+    "vmap": lambda A, b: (
+        torch.func.vmap(A.preconditioner.solve)(torch.stack([at(A), -at(A)])).flatten(1),
+        torch.stack([at(A), -at(A)]).flatten(1) @ inverse_of(A).T,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class AsksInverse(Asks):
+    preconditions: ClassVar[bool] = True
+
+
+class _Factors:
+    """A factorisation as SciPy's: arrays only."""
+
+    def solve(self, b: Any, trans: str = "N") -> Any:
+        M = (torch.eye(3, dtype=torch.float64) + 0.5 * B).numpy()
+        return (M.T if trans == "T" else M) @ b
+
+
+@pytest.mark.parametrize("mode", ["backward", "forward"])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "jacobi",
+        "block_jacobi",
+        "ilu",
+        lambda z, v: torch.cos(z) * v @ (torch.eye(3, dtype=torch.float64) + B),
+        _Factors(),
+    ],
+    ids=["jacobi", "block_jacobi", "ilu", "function", "factors"],
+)
+def test_what_a_preconditioner_solves_has_its_derivative(choice: Any, mode: str) -> None:
+    def questions(A: ik.extend.Operator, b: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        return {name: question(A, b) for name, question in INVERSES.items()}
+
+    Asks.answers.clear()
+    solve = layer("root", ik.Implicit(linear_solver=AsksInverse(questions), preconditioner=choice))
+    if mode == "backward":
+        torch.func.vjp(solve, T)[1](V)
+    else:
+        torch.func.jvp(solve, (T,), (V,))
+    assert Asks.answers
+    for name, (found, asked) in Asks.answers[0].items():  # type: ignore[attr-defined]
+        torch.testing.assert_close(found, asked.to(found), rtol=1e-12, atol=1e-12, msg=lambda m: f"{name}: {m}")  # noqa: B023
+
+
 def test_a_linear_solver_by_gradients_is_right() -> None:
     """``min |A v - b|^2 / 2`` by torch's LBFGS, as its author would write it."""
 

@@ -25,8 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from implicitkit.foundation import autodiff
+from implicitkit.foundation import autodiff, compat
 from implicitkit.foundation.errors import CapabilityError
+from implicitkit.foundation.linear_map import product
 from implicitkit.foundation.numbers import array
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.factors.dense import factor_batched
@@ -68,11 +69,15 @@ def check_preconditioner(choice: Any) -> None:
 
 def preconditioner(choice: Any, A: Operator, z: Tensor) -> Any:
     """``choice`` for the operator ``A`` at ``z`` ``(batch, n)``: an object with ``solve(b)``, ``b`` ``(batch, n)`` or
-    ``(batch, n, k)``, and ``T``; made when it is first used.
+    ``(batch, n, k)``, and ``T``; made when it is first used, and differentiable in ``b``.
 
     Raises (when it is used):
         CapabilityError: it needs a matrix that cannot be had, or a package that is not installed.
     """
+    return _Linear(_made(choice, A, z))
+
+
+def _made(choice: Any, A: Operator, z: Tensor) -> Any:
     if isinstance(choice, str):
         return _Deferred(lambda: _MAKERS[choice](A))
     if isinstance(choice, Stale):
@@ -81,6 +86,22 @@ def preconditioner(choice: Any, A: Operator, z: Tensor) -> Any:
         pair = choice if isinstance(choice, (tuple, list)) else (choice, None)
         return _Function(pair[0], pair[1], z)
     return UserFactor([choice] * A.batch)
+
+
+class _Linear:
+    """What solves plain vectors, for a linear solver that differentiates its solutions, or maps them over vectors, too."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+    @property
+    def T(self) -> _Linear:
+        """The transposed."""
+        return _Linear(self.of.T)
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``M^{-1} b``."""
+        return product(self.of.solve, lambda y: self.of.T.solve(y), b, plain=True)
 
 
 class _Deferred:
@@ -121,8 +142,15 @@ class _Function:
             return self._checked(self.forward(self.z, b), b)
         if self.backward is not None:
             return self._checked(self.backward(self.z, b), b)
-        out, pull = autodiff.vjp(lambda v: self.forward(self.z, v), torch.zeros_like(b))
-        if not isinstance(out, Tensor) or not out.requires_grad:
+        seen = []
+
+        def forward(v: Tensor) -> Any:
+            out = self.forward(self.z, v)
+            seen.append(isinstance(out, Tensor) and compat.tracked(out))
+            return out
+
+        _, pull = autodiff.vjp(forward, torch.zeros_like(b))
+        if not seen[-1]:
             raise CapabilityError(
                 "the derivative needs the transposed of the preconditioner, and this function leaves torch: give a pair "
                 "(apply, apply_transposed)"

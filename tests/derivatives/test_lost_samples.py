@@ -1,0 +1,161 @@
+"""Samples without a solution under a policy that goes on: what all samples share has the derivative of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+
+D = torch.float64
+N = 4  # samples as well as unknowns: a weight may look like a batch
+_G = torch.Generator().manual_seed(3)
+W = 0.3 * torch.randn(N, N, generator=_G, dtype=D)
+X = torch.randn(N, N, generator=_G, dtype=D)
+KEEP = [0, 2, 3]
+NAN = float("nan")
+
+
+def _map(z: Tensor, W: Tensor, x: Tensor) -> Tensor:
+    return torch.tanh(z @ W.mT + torch.sinh(x))
+
+
+def _zeros(x: Tensor) -> Tensor:
+    return torch.zeros(x.shape, dtype=D)
+
+
+def _declared(W: Tensor, x: Tensor, **o: Any) -> Tensor:
+    return ik.fixed_point(_map, _zeros(x), (W, x), batch_dims=1, in_dims=(None, 0), **o).value
+
+
+def _arguments(W: Tensor, x: Tensor, **o: Any) -> Tensor:
+    return ik.fixed_point(_map, _zeros(x), (W, x), batch_dims=1, **o).value
+
+
+def _captured(W: Tensor, x: Tensor, **o: Any) -> Tensor:
+    return ik.fixed_point(lambda z: _map(z, W, x), _zeros(x), batch_dims=1, **o).value
+
+
+def _second_dimension(W: Tensor, x: Tensor, **o: Any) -> Tensor:
+    turned = lambda z, W, x: _map(z, W, x.mT)  # noqa: E731
+    return ik.fixed_point(turned, _zeros(x), (W, x.mT), batch_dims=1, in_dims=(None, 1), **o).value
+
+
+def _mapped(W: Tensor, x: Tensor, **o: Any) -> Tensor:
+    return torch.vmap(lambda x: ik.fixed_point(_map, _zeros(x), (W, x), **o).value)(x)
+
+
+def _mapped_batches(W: Tensor, x: Tensor, **o: Any) -> Tensor:
+    """Two batches side by side, with a weight of their own each: the lost sample stands beside others of its batch."""
+    W = torch.stack([W, W])
+    each = lambda W, x: _declared(W, x, **o)  # noqa: E731
+    return torch.vmap(each)(W, torch.stack([x, x])).mean(0)
+
+
+def _mapped_weights(W: Tensor, x: Tensor, **o: Any) -> Tensor:
+    """The same samples under two weights: a lost one is lost under both."""
+    return torch.vmap(lambda W: _declared(W, x, **o))(torch.stack([W, W])).mean(0)
+
+
+def _two_dimensions(W: Tensor, x: Tensor, **o: Any) -> Tensor:
+    return ik.fixed_point(_map, _zeros(x).view(len(x), 1, N), (W, x.view(len(x), 1, N)), batch_dims=2, **o).value[:, 0]
+
+
+def _equation(W: Tensor, x: Tensor, **o: Any) -> Tensor:
+    f = lambda z, W, x: z + z**3 - torch.log(x.exp() + (z @ W.mT) ** 2)  # noqa: E731
+    return ik.root(f, _zeros(x), (W, x), batch_dims=1, **o).value
+
+
+def _minimum(W: Tensor, x: Tensor, **o: Any) -> Tensor:
+    energy = lambda z, W, x: (torch.cosh(z @ W.mT) + (z - x).square()).sum(1)  # noqa: E731
+    return ik.argmin(energy, _zeros(x), (W, x), batch_dims=1, **o).value
+
+
+_SOLVES: dict[str, Callable[..., Tensor]] = {
+    "rows declared": _declared,
+    "rows of arguments": _arguments,
+    "rows captured": _captured,
+    "rows along the second dimension": _second_dimension,
+    "mapped": _mapped,
+    "batches mapped": _mapped_batches,
+    "weights mapped": _mapped_weights,
+    "two dimensions": _two_dimensions,
+    "equation": _equation,
+    "minimum": _minimum,
+}
+_DERIVATIVES: dict[str, Callable[..., Any]] = {
+    "backward": lambda loss: torch.autograd.grad(loss(w := W.clone().requires_grad_()), w)[0],
+    "grad": lambda loss: torch.func.grad(loss)(W),
+    "jacfwd": lambda loss: torch.func.jacfwd(loss)(W),
+    "hessian": lambda loss: torch.func.hessian(lambda s: loss(s * W))(torch.ones((), dtype=D)),
+    "reverse over forward": lambda loss: torch.func.jacrev(torch.func.jacfwd(lambda s: loss(s * W)))(
+        torch.ones((), dtype=D)
+    ),
+}
+
+
+@pytest.mark.parametrize("policy", ["ignore", "nan"])
+@pytest.mark.parametrize("name", _SOLVES)
+def test_the_derivative_is_that_of_the_others(name: str, policy: str) -> None:
+    solve = _SOLVES[name]
+    x = X.clone()
+    x[1, 2] = NAN
+    for kind, take in _DERIVATIVES.items():
+        found = take(lambda W: solve(W, x, on_failure=policy)[KEEP].square().sum())
+        wanted = take(lambda W: solve(W, X[KEEP], on_failure=policy).square().sum())
+        torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-9, msg=lambda m: f"{name}, {kind}: {m}")  # noqa: B023
+
+
+@pytest.mark.parametrize("name", ["rows declared", "rows captured", "mapped"])
+def test_the_lost_sample_has_derivative_zero(name: str) -> None:
+    x = X.clone()
+    x[1, 2] = NAN
+    x.requires_grad_()
+    (slope,) = torch.autograd.grad(_SOLVES[name](W, x, on_failure="ignore").square().sum(), x)
+    assert bool((slope[1] == 0).all()) and bool((slope[KEEP] != 0).all()), slope
+
+
+@pytest.mark.parametrize("name", _SOLVES)
+def test_where_all_are_lost_it_is_zero(name: str) -> None:
+    w = W.clone().requires_grad_()
+    value = _SOLVES[name](w, torch.full_like(X, NAN), on_failure="ignore")
+    (slope,) = torch.autograd.grad(value.nan_to_num().sum(), w)
+    assert bool((slope == 0).all())
+
+
+def test_an_infinite_slope_spoils_no_other() -> None:
+    """At the start of a root of a negative number the derivative of ``sqrt(z)`` is infinite, and zero times it NaN."""
+    a = torch.tensor(1.0, dtype=D, requires_grad=True)
+    f = lambda z, a, x: a * torch.sqrt(z.abs()) - x  # noqa: E731
+    x = torch.tensor([[2.0], [-1.0], [3.0]], dtype=D)
+    start = torch.tensor([[1.0], [0.0], [1.0]], dtype=D)
+    found = ik.root(f, start, (a, x), batch_dims=1, in_dims=(None, 0), on_failure="nan")
+    assert found.converged.tolist() == [True, False, True]
+    (slope,) = torch.autograd.grad(found.value[[0, 2]].sum(), a)  # z = (x / a)^2
+    torch.testing.assert_close(slope, torch.tensor(-26.0, dtype=D))
+
+
+def test_nor_does_a_minimum_in_a_kink() -> None:
+    """``a sqrt(z^2 + x) + z / 10`` is lowest at zero where ``x`` is, without a slope."""
+    a = torch.tensor(1.0, dtype=D, requires_grad=True)
+    f = lambda z, a, x: (a * torch.sqrt(z.square() + x) + 0.1 * z).sum(1)  # noqa: E731
+    x = torch.tensor([[1.0], [0.0], [1.0]], dtype=D)
+    found = ik.argmin(f, torch.zeros(3, 1, dtype=D), (a, x), batch_dims=1, in_dims=(None, 0), on_failure="ignore")
+    assert found.status.tolist() == [int(s) for s in (ik.Status.CONVERGED, ik.Status.STALLED, ik.Status.CONVERGED)]
+    (slope,) = torch.autograd.grad(found.value[[0, 2]].sum(), a)  # z = -(100 a^2 - 1)^(-1/2)
+    torch.testing.assert_close(slope, torch.tensor(200 * 99**-1.5, dtype=D), rtol=1e-6, atol=0)
+
+
+def test_a_weight_that_looks_like_a_batch_is_none() -> None:
+    """Of zeros, whose rows are all alike: its derivative stays where it is."""
+    x = X.clone()
+    x[1] = NAN
+    for hide in (_arguments, _captured):
+        w = torch.zeros(N, N, dtype=D, requires_grad=True)
+        (found,) = torch.autograd.grad(hide(w, x, on_failure="ignore")[KEEP].square().sum(), w)
+        (wanted,) = torch.autograd.grad(hide(w, X[KEEP], on_failure="ignore").square().sum(), w)
+        torch.testing.assert_close(found, wanted)
