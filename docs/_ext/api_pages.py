@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from docstrings import greek
+from made_pages import write_pages
 
 import implicitkit as ik
 
@@ -211,20 +212,13 @@ def _cell(key: str, value: Any) -> str:
 
 def write(folder: Path) -> None:
     """Write the pages, touching only those that changed."""
-    folder.mkdir(parents=True, exist_ok=True)
     made = dict(pages())
     toc = "\n".join(sorted(made, key=lambda page: (list(PAGES).index(page) if page in PAGES else 99, page)))
     made["index"] = (
         "# Reference\n\nEvery public name, from its docstring, with an example that the tests run.\n\n"
         f"```{{toctree}}\n:maxdepth: 1\n\n../examples_by_name\n{toc}\n```\n"
     )
-    for path in folder.glob("*.md"):
-        if path.stem not in made:
-            path.unlink()
-    for name, text in made.items():
-        path = folder / f"{name}.md"
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
+    write_pages(folder, made)
 
 
 def setup(app: Any) -> dict[str, Any]:

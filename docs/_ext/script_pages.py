@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from made_pages import write_pages
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -43,15 +45,7 @@ def pages() -> Iterable[tuple[str, str]]:
 
 def write(folder: Path) -> None:
     """Write the pages, touching only those that changed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    made = dict(pages())
-    for path in folder.glob("*.md"):
-        if path.stem not in made:
-            path.unlink()
-    for name, text in made.items():
-        path = folder / f"{name}.md"
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
+    write_pages(folder, dict(pages()))
 
 
 def setup(app: Any) -> dict[str, Any]:

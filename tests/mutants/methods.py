@@ -1017,7 +1017,7 @@ MUTANTS = [
         "implicitkit/linear/conditions/sparse_saddle.py",
         "tests/solver/test_sparse_programs.py -k 'factors or made_of'",
         ("Layout(K) if layout is None else layout", "Layout(K)"),
-        ("signs[:n] = regularised *", "signs[:n] = -1e-2 - regularised *"),
+        ("regularised * signs, self.layout", "(regularised * signs - 1e-2) * (signs > 0), self.layout"),
         ("x, left, norm = trial, rest, new", "left, norm = rest, new"),
     ),
     *mutants(
@@ -1056,6 +1056,18 @@ MUTANTS = [
         ("x, b - self.K @ x)", "x, b + self.K @ x)"),
         ("b = self.sign * b", "b = 1 * b"),
         ("return self.sign * np", "return np"),
+    ),
+    *mutants(
+        "implicitkit/linear/conditions/sparse_saddle.py",
+        "tests/linear/test_hard_saddles.py",
+        ("regularised < min(_rounding(lu), _STRONGEST)", "regularised < 0"),
+        ("regularised *= _STRONGER", "break"),
+        ("if hard and not self.hard and self._pivoted is not None:", "if False:"),
+        ("self.hard, x, norm = True, other, rest", "x, norm = other, rest"),
+        ("_LARGER = 100.0", "_LARGER = 1e30"),
+        ("self.hard = bool(np.abs(x - once).max() > _SLOWLY * size) and self._pivoted is not None", "pass"),
+        ("if not amplified < _DOUBTFUL:", "if True:"),
+        ("        return self._pivoted if self.hard else self.lu", "        return self.lu"),
     ),
     *mutants(
         "implicitkit/linear/conditions/sparse_saddle.py",

@@ -237,8 +237,25 @@ MUTANTS = [
         "implicitkit/solver/least_squares/dogleg.py",
         MINIMA + " -k 'dogleg and not conformance'",
         ("bent = R.times(slope / scale).square().sum(1)", "bent = slope.square().sum(1) * 1e-6"),
-        ("p = _path(cauchy, newton, radius)", "p = cauchy"),
-        ("promised = -(slope * p).sum(1) - 0.5 * Rp.square().sum(1)", "promised = -1e6 * (slope * p).sum(1)"),
+        ("p = _path(cauchy, newton, region.radius)", "p = cauchy"),
+        (
+            "promised = -(slope * p).sum(1) - 0.5 * R.times(p / scale).square().sum(1)",
+            "promised = -1e6 * (slope * p).sum(1)",
+        ),
+    ),
+    *mutants(
+        "implicitkit/solver/steps/region.py",
+        "tests/solver/test_region.py",
+        ("_TAKEN, _POOR, _GOOD = 1e-4", "_TAKEN, _POOR, _GOOD = -2.0"),
+        ("rho = torch.where(promised > 0, rho, -1)", "pass"),
+        ("torch.where(length > 0, length, self.radius)", "length"),
+        ("(rho > _GOOD) & self.reaches(length)", "rho > _GOOD"),
+        (
+            "self.radius = torch.where(self.found, self.radius, ",
+            "self.radius = torch.where(self.found & False, self.radius, ",
+        ),
+        ("accept = ~self.found & (rho > _TAKEN)", "accept = rho > _TAKEN"),
+        ("return ~self.found & ~(self.radius > smallest)", "return ~(self.radius > smallest)"),
     ),
     *mutants(
         "implicitkit/solver/accelerated.py",

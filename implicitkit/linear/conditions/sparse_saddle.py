@@ -8,6 +8,12 @@ diagonal in any order that keeps it sparse (Vanderbei 1995, SIAM J. Optim. 5(1):
 ``P K P' = L D L'``, and the signs of ``D`` are those of the eigenvalues (Sylvester).  ``H`` is positive definite on the null
 space of ``C`` exactly if ``m`` of them are negative (Gould 1985, Math. Prog. 32).  Refinement with ``K`` itself removes what
 ``rho`` and ``delta`` have put in (Friedlander & Orban 2012, Math. Prog. Comp. 4).
+
+Where many rows of ``H`` are zero (the states of a control problem: a thousand unknowns that the constraints determine), the
+pivots are as small as ``rho``, and ``L`` grows by as much: the signs are then those of another matrix, and refinement does
+not get there.  Both are seen.  The signs are taken from factors with larger ``rho`` and ``delta``, with which ``L`` grows
+less, until these outweigh what rounding puts in, ``eps |L| |U|`` (Higham 2002, theorem 9.3); and solutions are those of
+``K`` itself, by pivots of any row.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ import scipy.sparse as sp
 
 from implicitkit.linear.factors.arrowhead import Arrowhead
 from implicitkit.linear.factors.banded import SymmetricBand
-from implicitkit.linear.factors.ordering import Ordering
+from implicitkit.linear.factors.ordering import Ordering, superlu
 from implicitkit.sparsity.places import with_entries
 
 __all__ = ["ENOUGH", "Layout", "SparseSaddle", "both_sides", "equilibrated"]
@@ -29,7 +35,13 @@ _REGULARISED = 1e-9  # delta, and rho by the sum of each row of |H|, after scali
 _LEAST = 1e-3  # rows of H count as no smaller than this
 _SWEEPS = 8  # of refinement, at most
 ENOUGH = 1e-15  # backward error to which systems are solved
+_HARD = 1e-12  # backward error at which refinement may rest
+_STRONGER, _STRONGEST = 10.0, 1e-6  # what is put on the diagonal in their place, and the most
+_LARGER = 100.0  # times the solution by the regularised factors: what is larger is that of a singular matrix
 _AMPLIFIED = 1e6  # of a right-hand side of size one: more is the inverse of what regularises
+_DOUBTFUL = 1e8  # up to here it is not where refinement, which removes what regularises, leaves it as large
+_SLOWLY = 1e-3  # a part of the solution that refinement still has to find: pivots of any row are worth it
+_SINGULAR = 1e12  # the same without what regularises: more is the inverse of rounding
 
 
 class Layout:
@@ -82,32 +94,64 @@ class SparseSaddle:
         regularised: float = _REGULARISED,
     ) -> None:
         self.lu: Any = None
+        self.hard = False  # is it by other pivots that a solution was found?
         self.scale = np.ones(K.shape[0])
         if not np.isfinite(K.data).all():
             return
         self.scale = equilibrated(K) if scale is None else scale
         self.K = both_sides(K, self.scale) if scale is None else K
-        signs = np.full(K.shape[0], -regularised)
-        rows = _size(self.K) @ np.r_[np.ones(n), np.zeros(len(signs) - n)]
-        signs[:n] = regularised * np.maximum(rows[:n], _LEAST)
-        self.lu = _factor(self.K, signs, n, Layout(K) if layout is None else layout)
+        self.layout, self.regularised = Layout(K) if layout is None else layout, regularised
+        signs = np.full(K.shape[0], -1.0)
+        signs[:n] = np.maximum((_size(self.K) @ np.r_[np.ones(n), np.zeros(len(signs) - n)])[:n], _LEAST)
+        self.signs, self.rows = signs, len(signs) - n
+        self.lu = _factor(self.K, regularised * signs, n, self.layout)
 
     @functools.cached_property
     def negative(self) -> int:
         """How many eigenvalues of the regularised matrix are negative; -1 where it could not be factored with diagonal
         pivots, or is a band that is not positive definite."""
-        return -1 if self.lu is None else _negative(self.lu)
+        if self.lu is None:
+            return -1
+        count, lu, regularised = _negative(self.lu), self.lu, self.regularised
+        while count not in (-1, self.rows) and regularised < min(_rounding(lu), _STRONGEST):
+            regularised *= _STRONGER
+            lu = _factor(self.K, regularised * self.signs, len(self.signs) - self.rows, self.layout)
+            count = -1 if lu is None else _negative(lu)
+        return count
+
+    @functools.cached_property
+    def _pivoted(self) -> Any:
+        """Factors of ``K`` with pivots of any row; ``None`` where it is exactly singular."""
+        return superlu(self.K, 1.0, permc_spec="COLAMD", options={"SymmetricMode": False}, panel_size=None, relax=None)
 
     @property
     def regular(self) -> bool:
-        """Is it far from singular?  Judged by a solve: where it is not, the factors are those of what regularises them."""
+        """Is it far from singular?  Judged by a solve: where it is not, the factors are those of what regularises them, or
+        of rounding."""
+        if self.lu is None:
+            return False
         b = np.random.default_rng(0).uniform(0.5, 1.5, len(self.scale))
-        return self.lu is not None and bool(np.abs(self.lu.solve(b)).max(initial=0.0) < _AMPLIFIED)
+        once = self._lu.solve(b)
+        amplified = float(np.abs(once).max(initial=0.0))
+        if self.hard or amplified < _AMPLIFIED:
+            return amplified < _SINGULAR
+        if not amplified < _DOUBTFUL:
+            return False
+        x, norm = self._refined(self.lu, b, 1.0, ENOUGH)
+        size = float(np.abs(x).max())
+        if not (norm <= _HARD * size and np.abs(x - once).max() <= 0.5 * size):
+            return False
+        self.hard = bool(np.abs(x - once).max() > _SLOWLY * size) and self._pivoted is not None
+        return True
 
     def once(self, b: np.ndarray) -> np.ndarray:
-        """``x`` with ``K x = b`` as far as the regularised factors go."""
-        x: np.ndarray = self.lu.solve(b * self.scale) * self.scale
+        """``x`` with ``K x = b`` as far as the factors go."""
+        x: np.ndarray = self._lu.solve(b * self.scale) * self.scale
         return x
+
+    @property
+    def _lu(self) -> Any:
+        return self._pivoted if self.hard else self.lu
 
     def solve(self, b: np.ndarray, enough: float = ENOUGH) -> tuple[np.ndarray, float]:
         """``x`` with ``K x = b``, refined until ``enough``, and its backward error ``|b - K x| / (|b| + |x|)``, scaled, in
@@ -116,13 +160,29 @@ class SparseSaddle:
         size = float(np.abs(rhs).max(initial=0.0))
         if self.lu is None or not np.isfinite(size):
             return np.zeros_like(b), np.inf
-        x = self.lu.solve(rhs)
+        x, norm = self._refined(self._lu, rhs, size, enough)
+        hard = norm > max(enough, _HARD) * (size + float(np.abs(x).max(initial=0.0)))
+        if hard and not self.hard and self._pivoted is not None:
+            other, rest = self._refined(self._pivoted, rhs, size, enough)
+            if rest < norm and np.abs(other).max() <= _LARGER * np.abs(x).max():
+                self.hard, x, norm = True, other, rest
+        if not np.isfinite(norm):
+            return np.zeros_like(b), np.inf
+        with np.errstate(over="ignore"):  # on a way to infinity
+            found = x * self.scale
+        if not np.isfinite(found).all():
+            return np.zeros_like(b), np.inf
+        return found, norm / (size + float(np.abs(x).max())) if size else 0.0
+
+    def _refined(self, lu: Any, rhs: np.ndarray, size: float, enough: float) -> tuple[np.ndarray, float]:
+        """The scaled solution and the largest entry of its residual."""
+        x = lu.solve(rhs)
         left = rhs - self.K @ x
         norm = float(np.abs(left).max(initial=0.0))
         for _ in range(_SWEEPS):
             if not norm > enough * (size + float(np.abs(x).max())):
                 break
-            trial = x + self.lu.solve(left)
+            trial = x + lu.solve(left)
             rest = rhs - self.K @ trial
             new = float(np.abs(rest).max(initial=0.0))
             if not new < norm:
@@ -131,13 +191,7 @@ class SparseSaddle:
             x, left, norm = trial, rest, new
             if slow:
                 break
-        if not np.isfinite(norm):
-            return np.zeros_like(b), np.inf
-        with np.errstate(over="ignore"):  # on a way to infinity
-            found = x * self.scale
-        if not np.isfinite(found).all():
-            return np.zeros_like(b), np.inf
-        return found, norm / (size + float(np.abs(x).max())) if size else 0.0
+        return x, norm
 
 
 def equilibrated(K: sp.csc_matrix) -> np.ndarray:
@@ -181,3 +235,11 @@ def _negative(lu: Any) -> int:
     pivots = lu.U.diagonal()
     in_place = np.isfinite(pivots).all() and np.array_equal(lu.perm_r, lu.perm_c)
     return int((pivots < 0).sum()) if in_place else -1
+
+
+def _rounding(lu: Any) -> float:
+    """How far the matrix that was factored is from the one that was meant, in the largest row sum; zero for Cholesky's
+    and a Schur complement's."""
+    if not hasattr(lu, "perm_r"):
+        return 0.0
+    return float(np.finfo(np.float64).eps * (abs(lu.L) @ (abs(lu.U) @ np.ones(lu.shape[0]))).max(initial=0.0))

@@ -16,7 +16,7 @@ from implicitkit.solver.least_squares.gauss_newton import gauss_newton_step
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import decrease
 from implicitkit.solver.steps.normal_equations import NormalEquations, column_scales, normal_equations
-from implicitkit.solver.steps.trials import taken_where
+from implicitkit.solver.steps.region import Region
 from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["Dogleg"]
@@ -70,26 +70,17 @@ class Dogleg(Method):
         length = torch.maximum(_length(scale * z), _length(cauchy))
         radius = torch.where(torch.isnan(state["radius"]), self.radius * length, state["radius"])
         smallest = torch.finfo(z.dtype).eps * _length(scale * z).clamp_min(torch.finfo(z.dtype).tiny)
-        z_next, found = z, ~f.active
+        region = Region(radius, z, ~f.active)
         while True:
-            p = _path(cauchy, newton, radius)
-            Rp = R.times(p / scale)
-            promised = -(slope * p).sum(1) - 0.5 * Rp.square().sum(1)
+            p = _path(cauchy, newton, region.radius)
+            promised = -(slope * p).sum(1) - 0.5 * R.times(p / scale).square().sum(1)
             trial = z + p / scale
-            rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
-            rho = torch.where(promised > 0, rho, -1)
-            taken = _length(p)
-            accept = ~found & (rho > 1e-4)
-            z_next = taken_where(accept, trial, z_next)
-            smaller = 0.25 * torch.where(taken > 0, taken, radius)
-            larger = torch.where((rho > 0.75) & (taken >= 0.99 * radius), 2 * radius, radius)
-            radius = torch.where(found, radius, torch.where(rho < 0.25, smaller, larger))
-            found = found | accept
-            hopeless = ~found & ~(radius > smallest)
-            if bool((found | hopeless).all()):
+            region.judge(trial, _length(p), decrease(f, z, value, g, trial), promised)
+            hopeless = region.hopeless(smallest)
+            if bool((region.found | hopeless).all()):
                 break
         f.stuck = hopeless
-        return z_next, {"D": D, "radius": radius}
+        return region.z, {"D": D, "radius": region.radius}
 
 
 def _path(cauchy: Tensor, newton: Tensor, radius: Tensor) -> Tensor:

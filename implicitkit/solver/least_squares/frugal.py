@@ -16,8 +16,8 @@ from implicitkit.solver.least_squares.levenberg_marquardt import LevenbergMarqua
 from implicitkit.solver.minimise.newton_cg import steihaug
 from implicitkit.solver.steps.forcing import after_step, forcing_term
 from implicitkit.solver.steps.line_search import decrease
+from implicitkit.solver.steps.region import Region
 from implicitkit.solver.steps.robust_model import next_share, weights
-from implicitkit.solver.steps.trials import taken_where
 
 __all__ = ["FrugalLevenbergMarquardt"]
 
@@ -93,35 +93,28 @@ def _by_products(f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any] | 
     if most < _WORTH or (_BEGINNING * most <= state["spent"] and most < _HARD and _has_grown(f, first)):
         return None
     left = most - state["spent"]
-    g, value, radius, z_next, found = f(z), f.value(z), state["radius"], z, ~f.active
+    g, value, region = f(z), f.value(z), Region(state["radius"], z, ~f.active)
     eta = forcing_term(f, state, _FORCING).nan_to_num(nan=_FORCING).clamp(_FINEST, _FORCING)
     target, share = eta.to(z) * f.norm.to(z), min(price, _share(f, eta, left))
     model = state["factored"]["share"]
     A, count = _gauss_newton(out, point, weights(f, z, model))
-    bounded, at_once, kept = torch.zeros_like(found), None, torch.zeros_like(radius)
+    bounded, at_once, kept = torch.zeros_like(f.active), None, torch.zeros_like(region.radius)
     for _ in range(_TRIALS):
-        tried = steihaug(A, g, radius, target, found, min(_MOST, 2 * z.shape[1]), share)
+        tried = steihaug(A, g, region.radius, target, region.found, min(_MOST, 2 * z.shape[1]), share)
         if tried is None:
             return None
         p, promised = tried
-        trial = z + p
-        rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
-        rho = torch.where(promised > 0, rho, -1)
-        taken = torch.linalg.vector_norm(p, dim=1)
-        accept, at_boundary = ~found & (rho > 1e-4), taken >= 0.99 * radius
+        trial, length = z + p, torch.linalg.vector_norm(p, dim=1)
+        at_boundary = region.reaches(length)
+        accept, rho = region.judge(trial, length, decrease(f, z, value, g, trial), promised)
         at_once, kept = accept if at_once is None else at_once, torch.where(accept, rho, kept)
-        z_next = taken_where(accept, trial, z_next)
         bounded = bounded | (accept & at_boundary)
-        smaller = 0.25 * torch.where(taken > 0, taken, radius)
-        larger = torch.where((rho > 0.75) & at_boundary, 2 * radius, radius)
-        radius = torch.where(found, radius, torch.where(rho < 0.25, smaller, larger))
-        found = found | accept
         count[0] += _EVALUATION
-        if bool(found.all()):
+        if bool(region.found.all()):
             after = after_step(eta, torch.where(bounded, 0.0, 1.0).to(f.norm), f.norm)
             state["factored"]["share"] = next_share(model, kept, at_once)
-            state = state | after | {"radius": radius, "spent": state["spent"] + count[0]}
-            return z_next, state | {"price": price, "first": first}
+            state = state | after | {"radius": region.radius, "spent": state["spent"] + count[0]}
+            return region.z, state | {"price": price, "first": first}
     return None
 
 

@@ -18,7 +18,7 @@ from implicitkit.solver.catalogue import register_solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solver.steps.line_search import decrease
-from implicitkit.solver.steps.trials import taken_where
+from implicitkit.solver.steps.region import Region
 from implicitkit.sparsity.known import SMALLEST
 
 __all__ = ["NewtonCG"]
@@ -71,12 +71,12 @@ class NewtonCG(Method):
         smallest = torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1).clamp_min(torch.finfo(z.dtype).eps)
         inner_steps = self.inner_steps or min(2 * z.shape[1], 500)
         H = f.linearize(z)
-        z_next, found = z, ~f.active
+        region = Region(radius, z, ~f.active)
         try:
-            tried, sparse = _begun(H, g, radius, target, found, inner_steps, state["frugal"])
+            tried, sparse = _begun(H, g, radius, target, region.found, inner_steps, state["frugal"])
             frugal = tried is not None
             if tried is None and sparse is None:
-                tried = steihaug(H, g, radius, target, found, inner_steps)
+                tried = steihaug(H, g, radius, target, region.found, inner_steps)
         except RuntimeError as error:
             if not autodiff.lacks_second_derivative(error):
                 raise
@@ -85,25 +85,17 @@ class NewtonCG(Method):
             return z, state
         while True:
             if sparse is not None:
-                p, promised = _by_factors(sparse, g, radius, found)
+                p, promised = _by_factors(sparse, g, region.radius, region.found)
             else:
-                p, promised = tried or steihaug(H, g, radius, target, found, inner_steps)
+                p, promised = tried or steihaug(H, g, region.radius, target, region.found, inner_steps)
             tried = None
             trial = z + p
-            rho = (decrease(f, z, value, g, trial) / promised).nan_to_num(-1, -1, -1)
-            rho = torch.where(promised > 0, rho, -1)
-            taken = torch.linalg.vector_norm(p, dim=1)
-            accept = ~found & (rho > 1e-4)
-            z_next = taken_where(accept, trial, z_next)
-            smaller = 0.25 * torch.where(taken > 0, taken, radius)
-            larger = torch.where((rho > 0.75) & (taken >= 0.99 * radius), 2 * radius, radius)
-            radius = torch.where(found, radius, torch.where(rho < 0.25, smaller, larger))
-            found = found | accept
-            hopeless = ~found & ~(radius > smallest)
-            if bool((found | hopeless).all()):
+            region.judge(trial, torch.linalg.vector_norm(p, dim=1), decrease(f, z, value, g, trial), promised)
+            hopeless = region.hopeless(smallest)
+            if bool((region.found | hopeless).all()):
                 break
         f.stuck = hopeless
-        return z_next, {"radius": radius, "first": state["first"], "frugal": frugal}
+        return region.z, {"radius": region.radius, "first": state["first"], "frugal": frugal}
 
 
 def _begun(

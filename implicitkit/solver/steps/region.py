@@ -1,0 +1,55 @@
+"""The ball in which a model is believed: when a trial is taken, and how the radius follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from implicitkit.solver.steps.trials import taken_where
+
+__all__ = ["Region"]
+
+_TAKEN, _POOR, _GOOD = 1e-4, 0.25, 0.75  # of the decrease that was promised
+_BOUNDARY = 0.99  # of the radius
+
+
+@dataclass
+class Region:
+    r"""``|p| <= radius``, sample by sample, while the trials of one step are made.
+
+    With ``rho`` the decrease over the one that the model promised, a trial is taken when ``rho > 1e-4``; below 1/4 the
+    radius becomes a quarter of the trial's length, above 3/4 at the boundary twice itself.
+
+    Source: Nocedal & Wright (2006), "Numerical optimization", algorithm 4.1.
+
+    Args:
+        radius: ``(batch,)``. z: the points so far, ``(batch, n)``: those before the step, until a trial is taken.
+        found: ``(batch,)`` bool, the samples that have their trial or need none.
+    """
+
+    radius: Tensor
+    z: Tensor
+    found: Tensor
+
+    def judge(self, trial: Tensor, length: Tensor, decrease: Tensor, promised: Tensor) -> tuple[Tensor, Tensor]:
+        """Take the ``trial`` ``(batch, n)`` of the samples that it serves, and follow with the radius; ``length``: of the
+        step to it, ``(batch,)``.  Which samples took it, and ``rho``, minus one where there is none."""
+        rho = (decrease / promised).nan_to_num(-1, -1, -1)
+        rho = torch.where(promised > 0, rho, -1)
+        accept = ~self.found & (rho > _TAKEN)
+        self.z = taken_where(accept, trial, self.z)
+        smaller = 0.25 * torch.where(length > 0, length, self.radius)
+        larger = torch.where((rho > _GOOD) & self.reaches(length), 2 * self.radius, self.radius)
+        self.radius = torch.where(self.found, self.radius, torch.where(rho < _POOR, smaller, larger))
+        self.found = self.found | accept
+        return accept, rho
+
+    def reaches(self, length: Tensor) -> Tensor:
+        """Whose steps of that ``length`` end at the boundary, ``(batch,)`` bool."""
+        return length >= _BOUNDARY * self.radius
+
+    def hopeless(self, smallest: Tensor) -> Tensor:
+        """Which samples have found none within a radius above ``smallest``, ``(batch,)``."""
+        return ~self.found & ~(self.radius > smallest)
