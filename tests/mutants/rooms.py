@@ -65,7 +65,9 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/constrained/units_apart.py",
         "tests/problem/test_units_under_sets.py",
-        ("lower = lower | (which &", "lower = lower & (which &"),
+        ("fall.amax(0) >", "fall.amin(0) >"),
+        ("torch.maximum(value.abs(), fall.abs().amax(0))", "value.abs()"),
+        ("[(1 - _SHARES[0]) * z, (1 + _SHARES[0]) * z]", "[]"),
         ("share * t * torch.where(chosen, slope, 0)", "share * t * slope"),
     ),
     *mutants(
