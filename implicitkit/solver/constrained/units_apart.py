@@ -9,7 +9,9 @@ has one for all), but a lower point of it close by is a proof: for unknowns ``i`
     f(P(z - t g_i)) < f(z) - eps^{1/2} max(|f(z)|, |Delta f|),   t |g_i| = 1/10, 1/100, 1/1000 of |z_i|
 
 says that ``z`` is no minimum.  ``Delta f`` is the largest change of ``f`` to any of these points or to ``P((1 +- 1/10) z)``:
-a small unknown known to ``rtol`` of the largest, as was asked, leaves the square of that, however small ``f(z)`` is.  Asked where the sizes of unknowns, zeros apart, are more than a hundred times apart.
+a small unknown known to ``rtol`` of the largest, as was asked, leaves the square of that, however small ``f(z)`` is.
+
+Asked where the sizes of unknowns, zeros apart, are more than a hundred times apart.
 """
 
 from __future__ import annotations
