@@ -56,6 +56,12 @@ MUTANTS = [
         ("if k in chosen and o is not None\n", "if False\n"),
     ),
     *mutants(
+        "implicitkit/rule/gauge.py",
+        "tests/derivatives/test_gauges.py",
+        ("taken = taken & _in_families", "taken = taken | _in_families"),
+        ("return ~((against > _PART", "return ~((against < _PART"),
+    ),
+    *mutants(
         "implicitkit/foundation/failing_matrices.py",
         "tests/solver/test_failing_matrices.py",
         ("identity, A), *rest", "A, A), *rest"),
