@@ -12,7 +12,16 @@ family.  Then for every way ``z(\theta)`` through the solutions ``A dz = -F_\the
 
 whichever solution ``u`` is taken; it is that of least norm.  Where a change of ``\theta`` leaves no solutions at all (one
 more unit of current into a network, and none out of it) there is no derivative along it, and what comes out there means
-nothing: that is said.  In forward mode nothing shows what will be asked of ``dz``, and the system is refused.
+nothing: that is said.
+
+A double root is singular, too, and no family: ``z(\theta)`` has no derivative there, and none of this holds.  Of a family
+the second derivative along it is made up for by a change across: with ``n`` and ``w`` in the null spaces of ``A``, ``A^T``
+
+    w^T (F(z + h n) + F(z - h n) - 2 F(z)) = 0,   h = eps^{1/4} |z|
+
+up to ``h^2`` and rounding, and where it is not the system is refused.  (Roots of odd order pass.)
+
+In forward mode nothing shows what will be asked of ``dz``, and the system is refused.
 
 Source: Golub & Pereyra (1973), SIAM J. Numer. Anal. 10(2), for the pseudoinverse; Golub & Van Loan (2013), section 5.5.
 """
@@ -22,6 +31,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from implicitkit.foundation import seeded
+from implicitkit.foundation.linear_map import Map
 from implicitkit.foundation.operators import Operator
 from implicitkit.linear.base import LinearSolution
 from implicitkit.linear.factors.dense import SINGULAR, lstsq_batched
@@ -30,6 +41,8 @@ __all__ = ["without_gauge"]
 
 _LARGEST = 1024  # unknowns of which singular values are taken
 _NUMBERS = 1 << 25  # in all matrices, at most
+_PART = 1e-3  # of the second difference across the null space, from here on there is no family
+_ROUNDED = 1e3  # units of rounding
 _SAID = (
     "the Jacobian of the equations is singular at the solution: solutions are not isolated there (a gauge: potentials or "
     "ratings up to a constant). What is asked for does not change along them, and its derivative is right along every "
@@ -38,12 +51,15 @@ _SAID = (
 )
 
 
-def without_gauge(A: Operator, b: Tensor, found: LinearSolution, rtol: float) -> LinearSolution:
+def without_gauge(
+    A: Operator, b: Tensor, found: LinearSolution, rtol: float, residual: Map, z: Tensor
+) -> LinearSolution:
     """``found``, and where it failed at a singular block the ``x`` of least norm, if ``|A x - b| <= rtol |b|``.
 
     Args:
         A: the transposed Jacobian of every sample. b: right-hand sides, the blocks running fastest, ``(k batch, n)``.
         rtol: singular values below this share of the largest are zero; of the residual, too.
+        residual: ``F``. z: the solution ``(samples, n)``; the blocks of ``A`` are those of its samples, again and again.
     """
     open_ = ~found.converged & torch.isfinite(b).all(1)
     few = A.size <= _LARGEST and A.batch * A.size**2 <= _NUMBERS
@@ -53,8 +69,27 @@ def without_gauge(A: Operator, b: Tensor, found: LinearSolution, rtol: float) ->
     x, ok, _ = lstsq_batched(matrix, columns, rcond=rtol)
     left = torch.linalg.vector_norm(matrix @ x - columns, dim=1).T.reshape(-1)
     taken = open_ & ok.repeat(len(b) // A.batch) & (left <= rtol * torch.linalg.vector_norm(b, dim=1))
+    if bool(taken.any()):
+        taken = taken & _in_families(matrix[: len(z)], residual, z, rtol).repeat(len(b) // len(z))
     if not bool(taken.any()):
         return found
     x = torch.where(taken.unsqueeze(1), x.permute(2, 0, 1).reshape(b.shape), found.x)
     norm = torch.where(taken, left, found.residual_norm)
     return found._replace(x=x, residual_norm=norm, converged=found.converged | taken, doubt=found.doubt or _SAID)
+
+
+def _in_families(matrix: Tensor, residual: Map, z: Tensor, rtol: float) -> Tensor:
+    """Which samples have a second difference along the null space that a change across it can make up for, ``(samples,)``;
+    ``matrix``: ``A^T``."""
+    eps = torch.finfo(z.dtype).eps
+    left, values, right = torch.linalg.svd(torch.nan_to_num(matrix))
+    null = values <= rtol * values[:, :1]
+    along = (left @ (null * seeded.normal(z.shape[1], seed=0x47).to(z)).unsqueeze(2)).squeeze(2)
+    size = z.abs().amax(1, keepdim=True)
+    h = eps**0.25 * torch.where(size > 0, size, 1)
+    step = h * torch.nan_to_num(along / torch.linalg.vector_norm(along, dim=1, keepdim=True)).to(z)
+    with torch.no_grad():
+        bent = (residual(z + step) + residual(z - step) - 2 * residual(z)).to(matrix)
+    against = torch.linalg.vector_norm(null * (right @ bent.unsqueeze(2)).squeeze(2), dim=1)
+    rounded = _ROUNDED * eps * values[:, 0] * (size + h).squeeze(1)
+    return ~((against > _PART * torch.linalg.vector_norm(bent, dim=1)) & (against > rounded))

@@ -225,7 +225,8 @@ class Request:
             b = torch.where(lost, 0, b)
         answer, whole = self._answer(A, b, transposed, limited)
         if transposed and not whole and isinstance(self.linear_solver, Auto):
-            answer = without_gauge(A, b, answer, limited["rtol"])
+            residual = lambda z: self.record.system.residual(z, *self.record.theta)  # noqa: E731
+            answer = without_gauge(A, b, answer, limited["rtol"], residual, self.record.outcome.z)
             whole = bool(answer.converged.all())
         if A.formed is not None and A.formed.regular:
             self.system.factored = A.formed.T if transposed else A.formed

@@ -80,6 +80,32 @@ def test_what_changes_along_the_family_is_refused(name: str) -> None:
         torch.func.jacrev(lambda p: free(name, p)[1])(P)
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("what", [lambda z: z[1], lambda z: z[1] - z[0]], ids=["beside it", "across it"])
+def test_a_double_root_is_no_family(what: Callable[[Tensor], Tensor], mapped: bool) -> None:
+    """``z_0^2 = p, z_1 = z_0^2 (+ z_0)`` at ``p = 0``: what is asked for lies in the range of ``A^T``, and its derivative
+    is one towards ``p > 0``, not zero, or infinite."""
+    across = float(what(torch.tensor([1.0, 1.0])) == 0)
+    f = lambda z, p: torch.stack([z[0] ** 2 - p, z[1] - z[0] ** 2 - across * z[0]])  # noqa: E731
+    derivative = torch.func.jacrev(lambda p: what(ik.root(f, p.new_zeros(2), (p,)).value))
+    with pytest.raises(ik.ConvergenceError, match="singular"):
+        if mapped:
+            torch.vmap(derivative)(torch.zeros(2, dtype=torch.float64))
+        else:
+            derivative(torch.zeros((), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_a_curved_family_is_one(size: float) -> None:
+    """``z^2 = p`` of a vector, which may be turned, said twice: ``d |z|^2 / dp = 1``."""
+    f = lambda z, p: (z.square().sum() - p).expand(2)  # noqa: E731
+    z0 = size**0.5 * torch.tensor([0.8, 0.5], dtype=torch.float64)
+    p = torch.tensor(size, dtype=torch.float64)
+    with pytest.warns(DegenerateWarning, match="a gauge"):
+        found = torch.func.jacrev(lambda p: ik.root(f, z0, (p,)).value.square().sum())(p)
+    torch.testing.assert_close(found, torch.ones_like(p), rtol=1e-6, atol=0)
+
+
 def test_a_double_root_is_refused_in_both_modes() -> None:
     solve = lambda c: ik.root(lambda z, c: z**3 - c**3, c.new_zeros(2), (c,)).value.sum()  # noqa: E731
     for derivative in (torch.func.jacrev, torch.func.jacfwd):

@@ -56,6 +56,12 @@ MUTANTS = [
         ("if k in chosen and o is not None\n", "if False\n"),
     ),
     *mutants(
+        "implicitkit/rule/gauge.py",
+        "tests/derivatives/test_gauges.py",
+        ("taken = taken & _in_families", "taken = taken | _in_families"),
+        ("return ~((against > _PART", "return ~((against < _PART"),
+    ),
+    *mutants(
         "implicitkit/foundation/failing_matrices.py",
         "tests/solver/test_failing_matrices.py",
         ("identity, A), *rest", "A, A), *rest"),
@@ -65,7 +71,9 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/constrained/units_apart.py",
         "tests/problem/test_units_under_sets.py",
-        ("lower = lower | (which &", "lower = lower & (which &"),
+        ("fall.amax(0) >", "fall.amin(0) >"),
+        ("torch.maximum(value.abs(), fall.abs().amax(0))", "value.abs()"),
+        ("[(1 - _SHARES[0]) * z, (1 + _SHARES[0]) * z]", "[]"),
         ("share * t * torch.where(chosen, slope, 0)", "share * t * slope"),
     ),
     *mutants(

@@ -6,9 +6,12 @@ is asked in one unit for all unknowns.  Of one in units of ``s_i`` the gradient 
 it is rounded away, or is little beside ``rtol |z|``, wherever ``z_i`` is.  In which units a set is nobody knows (a simplex
 has one for all), but a lower point of it close by is a proof: for unknowns ``i`` of like ``|z_i| / |g_i|`` at a time
 
-    f(P(z - t g_i)) < f(z) - eps^{1/2} |f(z)|,   t |g_i| = 1/10, 1/100, 1/1000 of |z_i|
+    f(P(z - t g_i)) < f(z) - eps^{1/2} max(|f(z)|, |Delta f|),   t |g_i| = 1/10, 1/100, 1/1000 of |z_i|
 
-says that ``z`` is no minimum.  Asked where the sizes of unknowns, zeros apart, are more than a hundred times apart.
+says that ``z`` is no minimum.  ``Delta f`` is the largest change of ``f`` to any of these points or to ``P((1 +- 1/10) z)``:
+a small unknown known to ``rtol`` of the largest, as was asked, leaves the square of that, however small ``f(z)`` is.
+
+Asked where the sizes of unknowns, zeros apart, are more than a hundred times apart.
 """
 
 from __future__ import annotations
@@ -46,11 +49,11 @@ def lower_in_other_units(f: Evaluations, w: Tensor, which: Tensor) -> Tensor:
     value, slope, _, _ = model.local(z)
     reach = torch.where((slope != 0) & (size > 0), size / slope.abs(), 0)
     decade = torch.where(reach > 0, reach.log10().round(), torch.nan)
-    lower, most = torch.zeros_like(which), value - eps**0.5 * value.abs()
+    trials = [(1 - _SHARES[0]) * z, (1 + _SHARES[0]) * z]
     for group in decade[which][~decade[which].isnan()].unique()[-_GROUPS:]:
         chosen = decade == group
         t = torch.where(chosen, reach, torch.inf).amin(1, keepdim=True).nan_to_num(0, 0, 0)
-        for share in _SHARES:
-            trial = model.proximal(z - share * t * torch.where(chosen, slope, 0), 1.0)
-            lower = lower | (which & (model.local(trial)[0] < most))  # false for NaN
-    return lower
+        trials += [z - share * t * torch.where(chosen, slope, 0) for share in _SHARES]
+    fall = torch.stack([value - model.values(model.proximal(trial, 1.0))[0] for trial in trials])
+    fall = torch.where(torch.isfinite(fall), fall, 0)
+    return which & (fall.amax(0) > eps**0.5 * torch.maximum(value.abs(), fall.abs().amax(0)))
