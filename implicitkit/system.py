@@ -222,10 +222,10 @@ class System:
 
     @property
     def identity(self) -> tuple[Hashable, ...]:
-        """What tells this system's function, its mode, and the shape of its state, from others."""
+        """What tells this system's function, its mode, and the shape of its state, complex or not, from others."""
         lifted = self.lifted
         modules = [m for places in (*lifted.slots, *(p for p, _ in lifted.frozen)) for m, _, _ in places]
-        events = tuple(map(tuple, self.layout.events))
+        events = (*map(tuple, self.layout.events), *self.layout.complex)
         return type(self.origin.problem), identity_of(lifted.function), events, *(m.training for m in modules)
 
     @property

@@ -451,3 +451,13 @@ def test_what_a_pattern_lacks_is_told_from_rounding(size: float) -> None:
     assert error[0] > 1e-3 and ready.is_rounding(values, rounded, rounded, like, 1e-4)
     values, error = ready.values(lacking, lacking, 1, like)
     assert error[0] > 1e-3 and not ready.is_rounding(values, lacking, lacking, like, 1e-4)
+
+
+def test_one_function_of_real_and_complex_unknowns_has_two_patterns() -> None:
+    def coupled(z: Tensor, a: Tensor) -> Tensor:
+        return z**3 + 4 * z - a + 0.1 * z.roll(1, -1)
+
+    for dtype in (torch.float64, torch.complex128, torch.float32):
+        a = torch.linspace(0.5, 1.5, 200, dtype=dtype)
+        z = ik.root(coupled, torch.zeros_like(a), a).value
+        assert coupled(z, a).abs().max() < 1e-5
