@@ -315,13 +315,6 @@ MUTANTS = [
         ("(_SPARSE_MINIMISE,) if size >= SMALLEST else", "(_SPARSE_MINIMISE,) if batch == 1 else"),
     ),
     *mutants(
-        "implicitkit/solver/steps/forcing.py",
-        "tests/solver/test_forcing.py",
-        ("return 2.0 if f.kind.iteration else", "return"),
-        ("max(2.0, math.sqrt(2 * math.log(f.batch * f.size)))", "2.0"),
-        ("max(2.0, math.sqrt(2 * math.log(f.batch * f.size)))", "math.sqrt(2 * math.log(f.batch * f.size))"),
-    ),
-    *mutants(
         "implicitkit/solver/root/frugal.py",
         "tests/linear/test_frugal.py",
         ("return found.x if bool(found.converged.all()) else None", "return found.x"),
