@@ -14,12 +14,13 @@ whichever solution ``u`` is taken; it is that of least norm.  Where a change of 
 more unit of current into a network, and none out of it) there is no derivative along it, and what comes out there means
 nothing: that is said.
 
-A double root is singular, too, and no family: ``z(\theta)`` has no derivative there, and none of this holds.  Of a family
-the second derivative along it is made up for by a change across: with ``n`` and ``w`` in the null spaces of ``A``, ``A^T``
+A double root, or one of any order, is singular, too, and no family: ``z(\theta)`` has no derivative there, and none of this
+holds.  So a step is taken along the null space, and from there, with ``A`` as it is, the way back to a solution,
 
-    w^T (F(z + h n) + F(z - h n) - 2 F(z)) = 0,   h = eps^{1/4} |z|
+    y_0 = z + h n,   y_{k+1} = y_k - A^+ F(y_k),   A n = 0,   h = eps^{1/8} |z|,
 
-up to ``h^2`` and rounding, and where it is not the system is refused.  (Roots of odd order pass.)
+which keeps what was moved along ``n``.  Where ``F`` does not vanish on this way there is no family, and the system is
+refused (roots of the order seven, in single precision five, are told from one no more).
 
 In forward mode nothing shows what will be asked of ``dz``, and the system is refused.
 
@@ -41,7 +42,7 @@ __all__ = ["without_gauge"]
 
 _LARGEST = 1024  # unknowns of which singular values are taken
 _NUMBERS = 1 << 25  # in all matrices, at most
-_PART = 1e-3  # of the second difference across the null space, from here on there is no family
+_BACK = 8  # corrections on the way back to a solution
 _ROUNDED = 1e3  # units of rounding
 _SAID = (
     "the Jacobian of the equations is singular at the solution: solutions are not isolated there (a gauge: potentials or "
@@ -79,17 +80,20 @@ def without_gauge(
 
 
 def _in_families(matrix: Tensor, residual: Map, z: Tensor, rtol: float) -> Tensor:
-    """Which samples have a second difference along the null space that a change across it can make up for, ``(samples,)``;
-    ``matrix``: ``A^T``."""
-    eps = torch.finfo(z.dtype).eps
-    left, values, right = torch.linalg.svd(torch.nan_to_num(matrix))
+    """Which samples have another solution beside ``z`` along their null space, ``(samples,)``; ``matrix``: ``A^T``."""
+    eps, matrix = torch.finfo(z.dtype).eps, torch.nan_to_num(matrix)
+    left, values, right = torch.linalg.svd(matrix)
     null = values <= rtol * values[:, :1]
     along = (left @ (null * seeded.normal(z.shape[1], seed=0x47).to(z)).unsqueeze(2)).squeeze(2)
+    along = torch.nan_to_num(along / torch.linalg.vector_norm(along, dim=1, keepdim=True)).to(z)
     size = z.abs().amax(1, keepdim=True)
-    h = eps**0.25 * torch.where(size > 0, size, 1)
-    step = h * torch.nan_to_num(along / torch.linalg.vector_norm(along, dim=1, keepdim=True)).to(z)
+    h = eps**0.125 * torch.where(size > 0, size, 1)
+    inverse = torch.where(null, 0, 1 / torch.where(null, 1, values))
+    y = z + h * along
     with torch.no_grad():
-        bent = (residual(z + step) + residual(z - step) - 2 * residual(z)).to(matrix)
-    against = torch.linalg.vector_norm(null * (right @ bent.unsqueeze(2)).squeeze(2), dim=1)
-    rounded = _ROUNDED * eps * values[:, 0] * (size + h).squeeze(1)
-    return ~((against > _PART * torch.linalg.vector_norm(bent, dim=1)) & (against > rounded))
+        for _ in range(_BACK):
+            back = left @ (inverse.unsqueeze(2) * (right @ residual(y).to(matrix).unsqueeze(2)))
+            y = y - back.squeeze(2).to(z)
+        there = torch.linalg.vector_norm(residual(y), dim=1)
+    # false for NaN: the way led out of the domain
+    return there <= _ROUNDED * eps * values[:, 0] * (size + h).squeeze(1)

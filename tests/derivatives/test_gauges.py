@@ -95,6 +95,41 @@ def test_a_double_root_is_no_family(what: Callable[[Tensor], Tensor], mapped: bo
             derivative(torch.zeros((), dtype=torch.float64))
 
 
+#: equations with a root of higher order at zero, and a function of the unknowns that lies in the range of ``A^T`` there.
+ORDERS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "of order three": (lambda z, p: torch.stack([z[0] ** 3 - p, z[1] - z[0] ** 3]), lambda z: z[1]),
+    "of order three, across": (
+        lambda z, p: torch.stack([z[0] ** 3 - p, z[1] - z[0]]),
+        lambda z: z[1] - z[0] + z[0] ** 3,
+    ),
+    "of order four": (lambda z, p: torch.stack([z[0] ** 4 - p, z[1] - z[0] ** 4]), lambda z: z[1]),
+    "of order five": (lambda z, p: torch.stack([z[0] ** 5 - p, z[1] - z[0] ** 5]), lambda z: z[1]),
+    "a pitchfork": (
+        lambda z, p: torch.stack([z[0] ** 3 - p * z[0] - 4 * z[0] * (z[1] - z[0] ** 2), 2 * (z[1] - z[0] ** 2)]),
+        lambda z: z[1],
+    ),
+}
+
+
+@pytest.mark.parametrize("row", ORDERS)
+def test_a_root_of_higher_order_is_no_family(row: str) -> None:
+    equations, what = ORDERS[row]
+    derivative = torch.func.jacrev(lambda p: what(ik.root(equations, p.new_zeros(2), (p,)).value))
+    with pytest.raises(ik.ConvergenceError, match="singular"):
+        derivative(torch.zeros((), dtype=torch.float64))
+
+
+def test_units_in_which_nobody_knows_what_is_zero() -> None:
+    """A network without a ground beside an equation in units of 1e-13, which is no zero like the gauge's: refused."""
+
+    def equations(z: Tensor, p: Tensor) -> Tensor:
+        return torch.cat([balance(z[:4], P), 1e-13 * (z[4:] - p)])
+
+    derivative = torch.func.jacrev(lambda p: ik.root(equations, P.new_zeros(5), (p,)).value[4] * 1e-12)
+    with pytest.raises(ik.ConvergenceError, match="singular"):
+        derivative(P.new_ones(1))
+
+
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
 def test_a_curved_family_is_one(size: float) -> None:
     """``z^2 = p`` of a vector, which may be turned, said twice: ``d |z|^2 / dp = 1``."""

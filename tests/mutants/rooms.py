@@ -59,7 +59,9 @@ MUTANTS = [
         "implicitkit/rule/gauge.py",
         "tests/derivatives/test_gauges.py",
         ("taken = taken & _in_families", "taken = taken | _in_families"),
-        ("return ~((against > _PART", "return ~((against < _PART"),
+        ("return there <= _ROUNDED", "return there >= _ROUNDED"),
+        ("            y = y - back.squeeze(2).to(z)\n", "            pass\n"),
+        ("h = eps**0.125 *", "h = eps**0.75 *"),
     ),
     *mutants(
         "implicitkit/foundation/failing_matrices.py",
