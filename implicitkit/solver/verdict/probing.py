@@ -267,9 +267,11 @@ def _by_factors(
     origin = (unit * back).to(z.dtype)
     full = torch.linalg.vector_norm(along - point / unit, dim=1) <= eps**0.25 * torch.linalg.vector_norm(along, dim=1)
     if square:
-        there = in_working_precision(f.residual(origin))
-        size = torch.minimum(scale, _size(f, origin, there, unit * back.abs().clamp_min(_BESIDE), scale > 0))
-        line = (there.abs() <= 3 * eps**0.5 * size).all(1)
+        line = ~(regular & full)  # of full rank the corrections are the same, and say all there is to say
+        if bool(line.any()):
+            there, beside = in_working_precision(f.residual(origin)), unit * back.abs().clamp_min(_BESIDE)
+            size = torch.minimum(scale, _size(f, origin, there, beside, line.unsqueeze(1) & (scale > 0)))
+            line = line & (there.abs() <= 3 * eps**0.5 * size).all(1)
         if f.kind.minimisation:  # a valley that goes down is no line of minima, however little of F is left in it
             line = line & ~is_lower(f, z, origin, line & ~full)
         left = ((matrix @ low.unsqueeze(2)).squeeze(2) - b).abs()
