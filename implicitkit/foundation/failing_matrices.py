@@ -69,6 +69,8 @@ def _one_by_one(func: Any, fails: Callable[[Tensor], Tensor], args: Any, named: 
     """``func`` with the identity in the place of the matrices that fail, and NaN in that of what comes of these."""
     given = dict(named)
     A = args[0] if args else given.pop("A" if "A" in given else "input")
+    if A.ndim < 2:  # no matrix: torch says so
+        return func(*args, **named)
     rest = args[1:]
     failed = fails(A)
     identity = torch.eye(*A.shape[-2:], dtype=A.dtype, device=A.device)

@@ -83,6 +83,24 @@ def test_constraints_that_depend_are_singular() -> None:
     assert not saddle.hard
 
 
+def test_what_only_rounding_keeps_from_being_singular_is_singular() -> None:
+    """Two unknowns beside the rod, held by two rows that are one but for 1e-14, of which the right-hand side asks nothing:
+    the solution is right, by pivots of any row, and there is no inverse."""
+    K, n = heat(40, 40, 1e-5)
+    H, C = (
+        sp.block_diag([K[:n, :n], sp.eye(2)]),
+        sp.block_diag([K[n:, :n], sp.csc_matrix([[1.0, 1.0], [1.0, 1 + 1e-14]])]),
+    )
+    K = with_diagonal(sp.block_array([[H, C.T], [C, None]]))
+    saddle, rhs = SparseSaddle(K, n + 2), np.zeros(K.shape[0])
+    rhs[:n] = np.random.default_rng(0).standard_normal(n)
+    x, error = saddle.solve(rhs)
+    assert error < 1e-12
+    assert np.abs(K @ x - rhs).max() < 1e-12 * (abs(K) @ np.abs(x)).max()
+    assert saddle.hard
+    assert not saddle.regular
+
+
 @pytest.mark.parametrize("size", [(20, 40), (50, 40)], ids=str)
 def test_a_heated_rod_by_defaults(size: tuple[int, int]) -> None:
     """A quadratic program with equations only is one step, of any size and condition; so is its derivative."""

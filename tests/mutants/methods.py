@@ -1060,6 +1060,7 @@ MUTANTS = [
         ("_LARGER = 100.0", "_LARGER = 1e30"),
         ("self.hard = bool(np.abs(x - once).max() > _SLOWLY * size) and self._pivoted is not None", "pass"),
         ("if not amplified < _DOUBTFUL:", "if True:"),
+        ("return amplified < _SINGULAR", "return True"),
         ("        return self._pivoted if self.hard else self.lu", "        return self.lu"),
     ),
     *mutants(

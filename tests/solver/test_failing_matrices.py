@@ -97,6 +97,13 @@ def test_other_errors_are_raised() -> None:
         ik.fixed_point(lambda z: torch.linalg.inv(z.unsqueeze(-1))[..., 0], torch.zeros(3, 2, dtype=D), batch_dims=1)
 
 
+@pytest.mark.parametrize("name", ["svd", "pinv", "inv", "cholesky", "eigh"])
+def test_of_a_vector_the_error_is_torchs(name: str) -> None:
+    f = lambda z: z - getattr(torch.linalg, name)(torch.ones(3, dtype=z.dtype))[0]  # noqa: E731
+    with pytest.raises(RuntimeError, match="at least 2 dimensions|2 or more dimensions"):
+        ik.root(f, torch.ones(2, 3, dtype=torch.float64), batch_dims=1)
+
+
 def test_on_the_way() -> None:
     """Where the matrix fails at a trial point only, and at no cost in evaluations for finding which."""
     f = lambda z, t: torch.linalg.cholesky((z**3 + z - t)[..., None] + 2).squeeze(-1) - 2**0.5  # noqa: E731

@@ -127,7 +127,7 @@ class SparseSaddle:
     @property
     def regular(self) -> bool:
         """Is it far from singular?  Judged by a solve: where it is not, the factors are those of what regularises them, or
-        of rounding."""
+        of rounding.  Where it is, but refinement has far to go, solutions are by pivots of any row from here on."""
         if self.lu is None:
             return False
         b = np.random.default_rng(0).uniform(0.5, 1.5, len(self.scale))

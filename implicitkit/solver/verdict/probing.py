@@ -272,14 +272,14 @@ def _by_factors(
             there, beside = in_working_precision(f.residual(origin)), unit * back.abs().clamp_min(_BESIDE)
             size = torch.minimum(scale, _size(f, origin, there, beside, line.unsqueeze(1) & (scale > 0)))
             line = line & (there.abs() <= 3 * eps**0.5 * size).all(1)
-        if f.kind.minimisation:  # a valley that goes down is no line of minima, however little of F is left in it
-            line = line & ~is_lower(f, z, origin, line & ~full)
+        # a valley that goes down is no line of minima, however little of F is left in it
+        line = line & ~is_lower(f, z, origin, line & ~full) if f.kind.minimisation else line
         left = ((matrix @ low.unsqueeze(2)).squeeze(2) - b).abs()
         rounded = eps * (low.abs().amax(1, keepdim=True) + (matrix * (point / unit).unsqueeze(1)).abs().sum(2))
         # ... and what the correction itself is wrong by, of a matrix whose rank is cut at the root of eps
         rounded = rounded + 4 * eps**0.5 * torch.maximum(low.abs(), b.abs()).amax(1, keepdim=True)
-        if f.kind.iteration:  # a number that a map hands on as it is: no correction changes its equation
-            rounded = rounded + 2 * eps * point.abs() / rows
+        # a number that a map hands on as it is: no correction changes its equation
+        rounded = rounded + 2 * eps * point.abs() / rows if f.kind.iteration else rounded
         solvable = (left <= 0.5 * b.abs() + rounded).all(1)  # but for rounding of the correction, and of F
     else:
         there = in_working_precision(f.problem.flat_residuals(f.kernel, origin).detach())
