@@ -131,7 +131,7 @@ class _StandIn:
     def _keep_what_leaves_no_trace(
         self, system: System, z: Tensor, theta: Sequence[Tensor], lost: Tensor, row: int
     ) -> None:
-        """Only such tensors whose rows, made NaN, leave all other samples finite; and none, if these have other values.
+        """Only such tensors whose rows, made NaN, leave all other samples finite, and replaced, where they were.
         What the function captures and autograd does not track is no tensor of the system: stand-ins of it are looked up."""
         lifted, others = system.origin.lifted, ~lost
         everywhere = lost.view(-1, system.origin.batch).all(0)
@@ -162,10 +162,14 @@ class _StandIn:
 
         before = residual(z, theta)
         likely = [k for k, o in enumerate((*own, *captured)) if o is not None]
-        stay = lambda chosen: bool(torch.isfinite(put(chosen, True)).all())  # noqa: E731
+
+        def stay(chosen: Sequence[int]) -> bool:
+            """Are the others finite beside NaN, and beside a stand-in where they were, to the last bit?"""
+            finite = bool(torch.isfinite(put(chosen, True)).all())
+            return finite and (lifted.random or torch.equal(put(chosen, False), before))
+
         keep = likely if stay(likely) else [k for k in likely if stay([k])]
-        same = torch.equal(put(keep, False), before)  # to the last bit: the others are where they were
-        if not (same or lifted.random):
+        if not (torch.equal(put(keep, False), before) or lifted.random):
             put([], False)
 
     def _ids(self, lifted: Any) -> set[int]:

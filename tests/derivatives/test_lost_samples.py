@@ -159,3 +159,15 @@ def test_a_weight_that_looks_like_a_batch_is_none() -> None:
         (found,) = torch.autograd.grad(hide(w, x, on_failure="ignore")[KEEP].square().sum(), w)
         (wanted,) = torch.autograd.grad(hide(w, X[KEEP], on_failure="ignore").square().sum(), w)
         torch.testing.assert_close(found, wanted)
+
+
+def test_what_all_share_is_nobodys_although_it_has_as_many_entries() -> None:
+    """``z^2 = c (1 + s) w`` with ``s`` from four signs that all samples share, and a sample far from any root beside."""
+    c = torch.tensor([[1.0], [torch.nan], [-1e3], [4.0]], dtype=torch.float64)
+    signs = torch.tensor([1.0, -1.0, 2.0, 1.0], dtype=torch.float64)
+    w = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    f = lambda z, w: z**2 - c * (1 + 0.01 * (signs > 0).sum()) * w  # noqa: E731
+    z = ik.root(f, torch.ones(4, 1, dtype=torch.float64), w, batch_dims=1, on_failure="ignore").value
+    (found,) = torch.autograd.grad(z[0].sum() + z[3].sum(), w)
+    wanted = (z[0] + z[3]).detach().squeeze(0) / (2 * w.detach())
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=0)

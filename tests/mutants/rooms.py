@@ -54,6 +54,7 @@ MUTANTS = [
         ("keep = likely if stay(likely) else [k for k in likely if stay([k])]", "keep = likely"),
         ("self._placed(parent, k, t, lost.all(0), own)", "t"),
         ("if k in chosen and o is not None\n", "if False\n"),
+        ("return finite and (lifted.random or torch.equal(put(chosen, False), before))", "return finite"),
     ),
     *mutants(
         "implicitkit/rule/gauge.py",

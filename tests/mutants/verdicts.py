@@ -96,8 +96,13 @@ MUTANTS = [
     ),
     *mutants(
         "implicitkit/solver/verdict/probing.py",
+        "tests/solver/test_differences_in_rows.py -k 'decay and float32 and 50'",
+        ("line = ~(regular & full)  #", "line = torch.ones_like(full)  #"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/probing.py",
         "tests/solver/test_strides.py -k hands_on",
-        ("rounded = rounded + 2 * eps * point.abs() / rows", "pass"),
+        ("rounded = rounded + 2 * eps * point.abs() / rows if f.kind.iteration else rounded", "pass"),
     ),
     *mutants(
         "implicitkit/solver/driver.py",

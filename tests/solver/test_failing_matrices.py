@@ -100,7 +100,7 @@ def test_other_errors_are_raised() -> None:
 @pytest.mark.parametrize("name", ["svd", "pinv", "inv", "cholesky", "eigh"])
 def test_of_a_vector_the_error_is_torchs(name: str) -> None:
     f = lambda z: z - getattr(torch.linalg, name)(torch.ones(3, dtype=z.dtype))[0]  # noqa: E731
-    with pytest.raises(RuntimeError, match="at least 2 dimensions|2 or more dimensions"):
+    with pytest.raises(RuntimeError, match=r"at least 2 dimensions|2 or more dimensions"):
         ik.root(f, torch.ones(2, 3, dtype=torch.float64), batch_dims=1)
 
 
