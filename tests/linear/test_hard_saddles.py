@@ -101,6 +101,28 @@ def test_what_only_rounding_keeps_from_being_singular_is_singular() -> None:
     assert not saddle.regular
 
 
+def test_what_is_in_the_null_space_is_left_alone() -> None:
+    """Flow in a network: the potentials are given but for one number, and demands whose sum is not zero have no flow.
+    Pivots of any row would find none either, and are not tried; those that have one are met without them."""
+    rng = np.random.default_rng(0)
+    nodes, edges = 60, 200
+    tail, head = rng.integers(0, nodes, edges), rng.integers(0, nodes, edges)
+    ways = np.arange(edges)
+    C = sp.coo_matrix(
+        (np.r_[np.ones(edges), -np.ones(edges)], (np.r_[tail, head], np.r_[ways, ways])), shape=(nodes, edges)
+    )
+    K = with_diagonal(sp.block_array([[sp.diags(rng.uniform(0.5, 2, edges)), C.T], [C, None]]))
+    saddle = SparseSaddle(K, edges)
+    rhs = np.r_[np.zeros(edges), rng.standard_normal(nodes)]
+    saddle.solve(rhs)
+    assert not saddle.hard and "_pivoted" not in vars(saddle)
+    rhs[edges:] -= rhs[edges:].mean()
+    x, error = saddle.solve(rhs)
+    assert error < 1e-12
+    assert np.abs(C @ x[:edges] - rhs[edges:]).max() < 1e-12
+    assert "_pivoted" not in vars(saddle)
+
+
 @pytest.mark.parametrize("size", [(20, 40), (50, 40)], ids=str)
 def test_a_heated_rod_by_defaults(size: tuple[int, int]) -> None:
     """A quadratic program with equations only is one step, of any size and condition; so is its derivative."""
@@ -119,7 +141,10 @@ def test_a_heated_rod_by_defaults(size: tuple[int, int]) -> None:
     d = torch.sin(3 * torch.linspace(h, 1 - h, points, dtype=D)).requires_grad_()
     start = {"y": torch.zeros(times, points, dtype=D), "q": torch.zeros(times, 2, dtype=D)}
     solution = ik.argmin(objective, start, d, constraints=ik.Equality(heated))
-    assert solution.evaluations <= 8
+    assert (
+        solution.steps <= 2
+    )  # the second, and questions about rounding, where the first leaves just more than is asked
+    assert solution.evaluations <= 60
     (slope,) = torch.autograd.grad(solution.value["q"].sum(), d)
     K, n = heat(points, times, price)
     lu, m = sp.linalg.splu(K), points * times

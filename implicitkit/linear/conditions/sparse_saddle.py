@@ -41,6 +41,7 @@ _LARGER = 100.0  # times the solution by the regularised factors: what is larger
 _AMPLIFIED = 1e6  # of a right-hand side of size one: more is the inverse of what regularises
 _DOUBTFUL = 1e8  # up to here it is not where refinement, which removes what regularises, leaves it as large
 _SLOWLY = 1e-3  # a part of the solution that refinement still has to find: pivots of any row are worth it
+_OUT_OF_REACH = 0.1  # of what is left: all that one more sweep moves, where the rest is in the null space of the matrix
 _SINGULAR = 1e12  # the same without what regularises: more is the inverse of rounding
 
 
@@ -162,7 +163,7 @@ class SparseSaddle:
             return np.zeros_like(b), np.inf
         x, norm = self._refined(self._lu, rhs, size, enough)
         hard = norm > max(enough, _HARD) * (size + float(np.abs(x).max(initial=0.0)))
-        if hard and not self.hard and self._pivoted is not None:
+        if hard and not self.hard and not self._null(rhs - self.K @ x) and self._pivoted is not None:
             other, rest = self._refined(self._pivoted, rhs, size, enough)
             if rest < norm and np.abs(other).max() <= _LARGER * np.abs(x).max():
                 self.hard, x, norm = True, other, rest
@@ -173,6 +174,12 @@ class SparseSaddle:
         if not np.isfinite(found).all():
             return np.zeros_like(b), np.inf
         return found, norm / (size + float(np.abs(x).max())) if size else 0.0
+
+    def _null(self, left: np.ndarray) -> bool:
+        """Is what refinement leaves in the null space of ``K``?  With ``(K + R) s = left`` then ``K s = left - R s`` is next
+        to nothing, ``R`` being what regularises: no pivots find more.  Where rounding is in the way it is about ``left``."""
+        moved = np.abs(self.K @ self.lu.solve(left)).max()
+        return bool(moved < _OUT_OF_REACH * np.abs(left).max())
 
     def _refined(self, lu: Any, rhs: np.ndarray, size: float, enough: float) -> tuple[np.ndarray, float]:
         """The scaled solution and the largest entry of its residual."""

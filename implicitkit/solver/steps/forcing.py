@@ -6,6 +6,7 @@ J. Sci. Comput. 17 (the choice of ``\eta``); Kelley (2003), *Solving Nonlinear E
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -16,11 +17,17 @@ from implicitkit.solver.evaluations import Evaluations
 __all__ = ["after_step", "forcing_term"]
 
 _GAMMA, _ALPHA = 0.9, 2.0  # Eisenstat & Walker's choice 2
+_SINGLE = 1e-10  # roundings that are larger are those of single precision, or of less
 
 
 def forcing_term(f: Evaluations, state: Any, largest: float) -> Tensor:
     r"""``\eta`` of every sample, ``(batch,)``: ``0.9 (|F_k| / |F_{k-1}|)^2``, at least ``0.9 \eta_{k-1}^2`` where that is
-    above 0.1, and no smaller than the last step needs, ``tolerance / (2 |F_k|)``; ``largest`` in the first step.
+    above 0.1, and no smaller than the last step needs, ``tolerance / (c |F_k|)``; ``largest`` in the first step.
+
+    ``c`` is 2 where only the norm is judged, of fixed points.  Other equations are judged one by one: what is left is spread
+    over the ``N`` of all samples much as random numbers are, of which the largest is about ``\sqrt{2 \log N}`` times their
+    root mean square.  A product or two more in the last step cost less than a claim that is refused, and a step after it.
+    In single precision tolerances are some hundred roundings, which a finer last step does not come below: 2.
 
     Args:
         state: with ``eta`` and ``norm`` of the step before (:func:`after_step`), ``None`` in the first.
@@ -31,7 +38,13 @@ def forcing_term(f: Evaluations, state: Any, largest: float) -> Tensor:
     before = _GAMMA * state["eta"] ** _ALPHA
     eta = _GAMMA * (norm / state["norm"]) ** _ALPHA
     eta = torch.where(before > 0.1, torch.maximum(eta, before), eta)
-    return torch.maximum(eta, 0.5 * f.tolerance / norm)
+    return torch.maximum(eta, f.tolerance / (_margin(f) * norm))
+
+
+def _margin(f: Evaluations) -> float:
+    """``c``."""
+    coarse = f.kind.iteration or torch.finfo(f.norm.dtype).eps > _SINGLE
+    return 2.0 if coarse else max(2.0, math.sqrt(2 * math.log(f.batch * f.size)))
 
 
 def after_step(eta: Tensor, t: Tensor, norm: Tensor) -> dict[str, Tensor]:
