@@ -15,6 +15,7 @@ from implicitkit.solver.constrained.augmented_lagrangian import AugmentedLagrang
 from implicitkit.solver.constrained.model import SPARSE
 from implicitkit.solver.constrained.projected_levenberg_marquardt import ProjectedLevenbergMarquardt
 from implicitkit.solver.constrained.projected_newton import ProjectedNewton
+from implicitkit.solver.constrained.proximal_newton import ProximalNewton
 from implicitkit.solver.constrained.sqp import SQP
 from implicitkit.solver.fixed_point.attracting import PATH, PATH_STEPS, Attracting
 from implicitkit.solver.fixed_point.frugal import FrugalAnderson
@@ -206,6 +207,7 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
             *(polish if large else ()),
             *((Stage(ProjectedLevenbergMarquardt(), max_steps=300),) if fit else ()),
             *((Stage(ProjectedNewton(), max_steps=50),) if convex else ()),
+            *((Stage(ProximalNewton()),) if not bounded else ()),
             _stage("proximal_gradient", max_steps=50, scale=None if convex else 1.0),
             *((_stage("sqp", max_steps=60, scale=None),) if convex else ()),
             *polish,

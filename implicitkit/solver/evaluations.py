@@ -337,9 +337,10 @@ class Evaluations:
             point["residual"] = self.problem.conditions(self._kernel, z, slope, self.limits(z)).detach()
         elif self._keeps:
             point["saddle"] = saddle = self._linearised_saddle(z)
-            point["residual"] = self.problem.conditions(self.kernel, z, saddle[0], self.limits(z)).detach()
+            point["residual"] = self.problem.conditions(self._kernel, z, saddle[0], self.limits(z)).detach()
         else:
-            point["residual"] = self.problem.flat_residual(self.kernel, z).detach()
+            saddle = self.problem.flat_saddle(self.kernel, z)
+            point["residual"] = self.problem.conditions(self._kernel, z, saddle).detach()
         point["f"] = point["residual"]
 
     def _compute_visible(self, point: dict[str, Tensor], name: str) -> None:
@@ -356,7 +357,7 @@ class Evaluations:
         return self._limits[0]
 
     def uncounted(self, z: Tensor) -> Tensor:
-        """The same of what is no function of the user's: bounds."""
+        """The same of what is no function of the user's: bounds, and proximal maps."""
         return self._kernel(z)
 
     def kernel(self, z: Tensor) -> Tensor:

@@ -171,8 +171,7 @@ class Model:
 
     def proximal(self, z: Tensor, step: Tensor | float) -> Tensor:
         """``prox(z, step)``, or ``z`` where there is no set."""
-        kernel = self.f.kernel if self.f.fits is None else self.f.uncounted
-        return self.problem.proximal(kernel, z, step)
+        return self.problem.proximal(self.f.uncounted, z, step)
 
     def bounds(self, z: Tensor) -> tuple[Tensor, Tensor] | None:
         """``lower`` and ``upper`` ``(batch, n)``; ``None`` without bounds.

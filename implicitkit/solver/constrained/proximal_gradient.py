@@ -110,15 +110,20 @@ class ProximalGradient(Method):
         return initial(_slope(model), z)
 
     def step(self, f: Evaluations, z: Tensor, state: Any) -> tuple[Tensor, Any]:
-        model = Model(f)
-        return proximal_step(
-            _slope(model),
-            lambda x: model.values(x)[0],
-            model.proximal,
-            z,
-            Momentum(*state),
-            accelerated=self.accelerated,
+        model, seen = Model(f), z
+        slope_seen = z
+
+        def value(x: Tensor) -> Tensor:  # its slope with it: at the next point it is asked for
+            nonlocal seen, slope_seen
+            seen, (found, _, slope_seen) = x, model.slope(x)
+            return found
+
+        z_next, momentum = proximal_step(
+            _slope(model), value, model.proximal, z, Momentum(*state), accelerated=self.accelerated
         )
+        if z_next is seen:
+            f.know(z_next, model.problem.conditions(f.uncounted, z_next, slope_seen, f.limits(z_next)).detach())
+        return z_next, momentum
 
 
 def _slope(model: Model) -> Slope:
