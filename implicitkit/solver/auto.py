@@ -186,8 +186,8 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
 
 def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage, ...]:
     """Constrained minimisation: SQP where there are constraints and no set but bounds, proximal gradient where there is
-    only a set or a term (within bounds first projected Newton steps, of least squares Levenberg-Marquardt's, and SQP along
-    long valleys), the augmented Lagrangian else; each finished by Newton steps on the natural map where dense Jacobians are
+    only a set or a term, with Newton steps where these pay (within bounds first projected ones, of least squares
+    Levenberg-Marquardt's, and SQP along long valleys), the augmented Lagrangian else; each finished by Newton steps on the natural map where dense Jacobians are
     affordable.  SQP and the Newton steps are for sparse matrices beyond that size, and from 256 unknowns on within bounds
     alone."""
     size = problem.size + len(problem.one_sided)
@@ -201,13 +201,18 @@ def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage
     sparse = bounded and not fit and size >= SPARSE and (not dense or not problem.one_sided)
     large = (_SPARSE_SQP,) if sparse else ()
     inside = (_stage("filter_interior_point", max_steps=250, sparse=not dense), *polish) if bounded and not fit else ()
+    if not problem.one_sided and not bounded:
+        return (
+            Stage(ProximalNewton(), max_steps=5000),
+            *polish,
+            _stage("proximal_gradient", max_steps=20000, scale=None),
+        )
     if not problem.one_sided:
         return (
             *large,
             *(polish if large else ()),
             *((Stage(ProjectedLevenbergMarquardt(), max_steps=300),) if fit else ()),
             *((Stage(ProjectedNewton(), max_steps=50),) if convex else ()),
-            *((Stage(ProximalNewton()),) if not bounded else ()),
             _stage("proximal_gradient", max_steps=50, scale=None if convex else 1.0),
             *((_stage("sqp", max_steps=60, scale=None),) if convex else ()),
             *polish,

@@ -1051,6 +1051,27 @@ MUTANTS = [
         ("return self.sign * np", "return np"),
     ),
     *mutants(
+        "implicitkit/solver/constrained/proximal_newton.py",
+        "tests/solver/test_proximal_newton.py",
+        ("_FIRST = 3", "_FIRST = 30_000"),
+        ("_PAYS = 0.5", "_PAYS = 1e30"),
+        ("(P.rmv(weights.expand_as(z)) != 0)", "(P.rmv(weights.expand_as(z)) == 0)"),
+        ("(P.rmv(weights.expand_as(z)) != 0)", "(z == z)"),
+        ("if not autodiff.lacks_second_derivative(error):", "if True:"),
+        ("z_next, made = taken_where(good, trial.z, z_next)", "z_next, made = taken_where(due, trial.z, z_next)"),
+        ("y = y.index_add(1, S, newton_direction", "y = y.index_add(1, S, -newton_direction"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/proximal_gradient.py",
+        "tests/solver/test_proximal_newton.py -k no_evaluations",
+        ("if z_next is seen:", "if False:"),
+    ),
+    *mutants(
+        "implicitkit/solver/constrained/model.py",
+        "tests/solver/test_proximal_newton.py -k no_evaluations",
+        ("self.problem.proximal(self.f.uncounted, z, step)", "self.problem.proximal(self.f.kernel, z, step)"),
+    ),
+    *mutants(
         "implicitkit/solver/steps/forcing.py",
         "tests/solver/test_forcing.py",
         ("coarse = f.kind.iteration or", "coarse ="),

@@ -1,0 +1,163 @@
+"""Minimisation with a penalty or within a set: Newton's steps through the proximal map, and what it leaves exactly zero."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import implicitkit as ik
+
+D = torch.float64
+Data = tuple[Tensor, Tensor]
+
+
+def regression(rows: int, columns: int, seed: int = 0) -> Data:
+    """``X`` and ``y``, of which every fifth unknown has a part."""
+    g = torch.Generator().manual_seed(seed)
+    X = torch.randn(rows, columns, generator=g, dtype=D)
+    truth = (torch.arange(columns) % 5 == 0).to(D)
+    return X, X @ truth + 0.1 * torch.randn(rows, generator=g, dtype=D)
+
+
+def fit(w: Tensor, X: Tensor, y: Tensor) -> Tensor:
+    return 0.5 * (X @ w - y).square().sum()
+
+
+def by_coordinates(X: Tensor, y: Tensor, penalty: float) -> np.ndarray:
+    """The lasso by coordinate descent (Friedman, Hastie & Tibshirani 2010), until nothing moves."""
+    A, b = X.numpy(), y.numpy()
+    w, size = np.zeros(A.shape[1]), (A * A).sum(0)
+    for _ in range(20_000):
+        old, rest = w.copy(), b - A @ w
+        for j in range(len(w)):
+            rho = A[:, j] @ rest + size[j] * w[j]
+            new = np.sign(rho) * max(abs(rho) - penalty, 0) / size[j]
+            rest, w[j] = rest - A[:, j] * (new - w[j]), new
+        if np.abs(w - old).max() <= 1e-13:
+            return w
+    raise AssertionError("coordinate descent did not end")
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "share", "most"),
+    [
+        pytest.param(20, 3, 0.1, 25, id="3 unknowns"),
+        pytest.param(100, 20, 0.01, 60, id="20 unknowns, a small penalty"),
+        pytest.param(60, 90, 0.1, 120, id="more unknowns than rows"),
+        pytest.param(200, 100, 0.01, 120, id="100 unknowns"),
+    ],
+)
+def test_a_lasso_by_defaults(rows: int, columns: int, share: float, most: int) -> None:
+    """That of another method, zeros exactly zero, in few evaluations; the penalty's derivative is that of the formula."""
+    X, y = regression(rows, columns)
+    most_zero = float((X.T @ y).abs().max())
+    penalty = torch.tensor(share * most_zero, dtype=D, requires_grad=True)
+    found = ik.argmin(fit, torch.zeros(columns, dtype=D), (X, y), prox=ik.prox.l1(penalty))
+    want = by_coordinates(X, y, float(penalty.detach()))
+    w = found.value.detach()
+    np.testing.assert_allclose(w.numpy(), want, atol=1e-9)
+    assert ((w != 0).numpy() == (want != 0)).all()
+    assert found.evaluations <= most, found
+    (slope,) = torch.autograd.grad(found.value.sum(), penalty)
+    S = w != 0
+    formula = -torch.linalg.solve(X[:, S].T @ X[:, S], w[S].sign()).sum()
+    torch.testing.assert_close(slope, formula, rtol=1e-8, atol=1e-10)
+
+
+def test_thousands_of_unknowns_of_which_few_are_not_zero() -> None:
+    """Newton's systems are those of the others."""
+    X, y = regression(300, 6000)
+    penalty = 0.3 * float((X.T @ y).abs().max())
+    found = ik.argmin(fit, torch.zeros(6000, dtype=D), (X, y), prox=ik.prox.l1(penalty))
+    w, g = found.value, X.T @ (X @ found.value - y)
+    S = w != 0
+    assert 10 < int(S.sum()) < 300
+    assert float((g[S] + penalty * w[S].sign()).abs().max()) < 1e-8 * penalty
+    assert float(g[~S].abs().max()) <= penalty
+    assert found.solver == "auto (proximal_newton)" and found.evaluations <= 200, found
+
+
+SETS: dict[str, dict[str, Any]] = {
+    "a simplex": {"project": ik.project.simplex()},
+    "an l1 penalty": {"prox": ik.prox.l1(0.3)},
+    "a norm that makes all of it zero": {"prox": ik.prox.l2(50.0)},
+    "a norm": {"prox": ik.prox.l2(0.5)},
+    "an elastic net": {"prox": ik.prox.elastic_net(0.3, 0.5)},
+}
+
+
+@pytest.mark.parametrize("options", SETS.values(), ids=SETS)
+def test_is_the_minimum_of_gradient_steps(options: dict[str, Any]) -> None:
+    X, y = regression(40, 12)
+
+    def loss(w: Tensor) -> Tensor:
+        return torch.nn.functional.softplus(-y.sign() * (X @ w)).sum()
+
+    z0 = torch.full((12,), 1 / 12, dtype=D)
+    found = ik.argmin(loss, z0, **options)
+    slow = ik.argmin(loss, z0, **options, solver="proximal_gradient", rtol=1e-11, max_steps=20_000)
+    torch.testing.assert_close(found.value, slow.value, rtol=1e-7, atol=1e-8)
+    assert found.evaluations <= slow.evaluations
+
+
+class Square(torch.autograd.Function):
+    """``x^2``, once differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, w: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * w
+
+
+def test_an_objective_without_a_second_derivative() -> None:
+    """Gradient steps alone."""
+    X, y = regression(100, 20)
+    lasso = {"prox": ik.prox.l1(5.0)}
+    found = ik.argmin(lambda w: 0.5 * Square.apply(X @ w - y).sum(), torch.zeros(20, dtype=D), **lasso)
+    want = ik.argmin(fit, torch.zeros(20, dtype=D), (X, y), **lasso)
+    torch.testing.assert_close(found.value, want.value, rtol=1e-6, atol=1e-8)
+
+
+def test_samples_of_their_own() -> None:
+    """Each is what it is alone, whatever the others need; one that is not finite spoils none."""
+    problems = [regression(30, 10, seed) for seed in range(6)]
+    X, y = (torch.stack(part) for part in zip(*problems, strict=True))
+    y[2] = torch.nan
+    penalties = torch.tensor([1.0, 0.1, 1.0, 50.0, 5.0, 1e4], dtype=D)
+
+    def loss(w: Tensor, X: Tensor, y: Tensor) -> Tensor:
+        return 0.5 * (torch.einsum("bij,bj->bi", X, w) - y).square().sum(1)
+
+    prox = ik.prox.l1(penalties.unsqueeze(1))
+    found = ik.argmin(loss, torch.zeros(6, 10, dtype=D), (X, y), prox=prox, batch_dims=1, on_failure="ignore")
+    assert found.converged.tolist() == [True, True, False, True, True, True]
+    for i in (0, 1, 3, 4, 5):
+        want = by_coordinates(X[i], y[i], float(penalties[i]))
+        np.testing.assert_allclose(found.value[i].numpy(), want, atol=1e-8)
+        assert ((found.value[i] != 0).numpy() == (want != 0)).all()
+
+
+def test_proximal_maps_are_no_evaluations_of_the_function() -> None:
+    """Two a gradient step: at the extrapolated point, and at the new one, which serves the test of it, too."""
+    calls = 0
+    X, y = regression(60, 30)
+
+    def counted(w: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return fit(w, X, y)
+
+    found = ik.argmin(counted, torch.zeros(30, dtype=D), prox=ik.prox.l1(5.0), solver="proximal_gradient")
+    assert found.steps > 20
+    assert found.evaluations <= 2.6 * found.steps + 10, found
+    assert abs(calls - found.evaluations) <= 8, (calls, found)
