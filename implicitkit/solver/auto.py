@@ -187,9 +187,9 @@ def stages(kind: Kind | str, batch: int, size: int) -> tuple[Stage, ...]:
 def _program_stages(problem: ConstrainedMinimisation, batch: int) -> tuple[Stage, ...]:
     """Constrained minimisation: SQP where there are constraints and no set but bounds, proximal gradient where there is
     only a set or a term, with Newton steps where these pay (within bounds first projected ones, of least squares
-    Levenberg-Marquardt's, and SQP along long valleys), the augmented Lagrangian else; each finished by Newton steps on the natural map where dense Jacobians are
-    affordable.  SQP and the Newton steps are for sparse matrices beyond that size, and from 256 unknowns on within bounds
-    alone."""
+    Levenberg-Marquardt's, and SQP along long valleys), the augmented Lagrangian else; each finished by Newton steps on the
+    natural map where dense Jacobians are affordable.  SQP and these are for sparse matrices beyond that size, and from 256
+    unknowns on within bounds alone."""
     size = problem.size + len(problem.one_sided)
     fit = isinstance(problem, BoundedLeastSquares)
     dense = size <= _DENSE and batch * size * size <= _DENSE_NUMBERS
