@@ -21,6 +21,7 @@ _PAYS = 0.5  # of the residual that a Newton step may leave
 _LATER = 2  # times as many gradient steps before the next one, after one that does not pay
 _FIRST = 3  # gradient steps before one is thought of
 _STEP = 4.0  # products that a gradient step costs
+_ROUNDING = 4.0  # units in the last place of ``z`` that ``T`` may move it by, where nothing more is to be had
 _NEVER = 1 << 40
 _LARGEST, _NUMBERS = 4096, 1 << 25  # unknowns of a matrix, and numbers in those of all samples
 
@@ -43,7 +44,8 @@ class ProximalNewton(ProximalGradient):
 
     Nobody knows beforehand when that is.  A Newton step is first tried when gradient steps have cost as much
     (:mod:`implicitkit.linear.price`), and after each that fails, when at least twice as many have been made as before it: of
-    what either alone would take it is twice, at most.  Objectives without a second derivative have gradient steps alone.
+    what either alone would take it is twice, at most.  Objectives without a second derivative have gradient steps alone.  A
+    sample that ``T`` moves by rounding only is given up (status ``STALLED``), if it is not converged by then.
 
     Raises:
         CapabilityError: the problem has constraints.
@@ -51,6 +53,7 @@ class ProximalNewton(ProximalGradient):
 
     name: ClassVar[str] = "proximal_newton"
     default_max_steps: ClassVar[int] = 20000
+    hands_over: ClassVar[bool] = True
 
     def init(self, f: Evaluations, z: Tensor) -> Any:
         momentum = super().init(f, z)
@@ -76,8 +79,9 @@ class ProximalNewton(ProximalGradient):
             z_next, momentum = super().step(f, z, momentum)
             return z_next, {"momentum": momentum, "wait": wait, "made": made + 1, "least": least}
         least = torch.where(due, torch.minimum(least, trial.before), least)
-        good = due & (trial.left <= _PAYS * least)
+        good = due & (trial.left < least) & (trial.left <= _PAYS * least)
         least, failed = torch.where(good, trial.left, least), due & ~good
+        f.stuck = failed & (trial.before <= _ROUNDING * torch.finfo(z.dtype).eps * torch.linalg.vector_norm(z, dim=1))
         wait, made = torch.where(failed, _LATER * wait, wait), torch.where(failed, 0, made)
         if bool((good | ~f.active).all()):
             z_next, later = trial.z, momentum
