@@ -165,9 +165,9 @@ def test_proximal_maps_are_no_evaluations_of_the_function() -> None:
 
 def test_steps_against_the_curvature_are_not_taken() -> None:
     """Between two wells Newton's steps lead to the hill; gradient steps lead down, and Newton's from where it is convex."""
-    z0 = torch.linspace(0.1, 0.4, 7, dtype=D) * torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0, 1.0, -1.0], dtype=D)
-    found = ik.argmin(lambda z: 0.25 * (z * z - 1).square().sum(), z0, prox=ik.prox.l1(0.01))
-    assert bool((found.value * z0 > 0.9 * z0.abs()).all()), found.value
+    z0 = torch.linspace(0.001, 0.004, 7, dtype=D) * torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0, 1.0, -1.0], dtype=D)
+    found = ik.argmin(lambda z: 0.25 * (z * z - 1).square().sum(), z0, prox=ik.prox.l1(1e-4))
+    assert bool((found.value * z0 > 0).all()), found.value
     root = found.value.abs()
-    torch.testing.assert_close(root**3 - root + 0.01, torch.zeros(7, dtype=D), rtol=0, atol=1e-9)
-    assert found.evaluations <= 60, found
+    torch.testing.assert_close(root**3 - root + 1e-4, torch.zeros(7, dtype=D), rtol=0, atol=1e-9)
+    assert bool((root > 0.9).all()) and found.evaluations <= 80, found
