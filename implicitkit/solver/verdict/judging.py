@@ -34,9 +34,10 @@ from implicitkit.solver.norms import start_size
 from implicitkit.solver.steps.factored import is_noise
 from implicitkit.solver.subset import subset
 from implicitkit.solver.verdict.excess import excess
-from implicitkit.solver.verdict.probing import AWAY, DENSE, STANDS, runs_away, vanishes
+from implicitkit.solver.verdict.probing import DENSE, runs_away
 from implicitkit.solver.verdict.scales import NOISE, in_working_precision, rounding, steepness
 from implicitkit.solver.verdict.settled import is_settled, still_holds
+from implicitkit.solver.verdict.vanishing import AWAY, STANDS, vanishes
 
 __all__ = ["Judge"]
 
@@ -289,7 +290,7 @@ class Judge:
     ) -> Tensor:
         """The status of every sample, once the solver has done all it can: some that it gave up have converged
         (:meth:`last_word`), and others have come to rest nowhere (:meth:`gone`, and
-        :func:`~implicitkit.solver.verdict.probing.vanishes` unless the way there was ``steep``: of fixed points that means
+        :func:`~implicitkit.solver.verdict.vanishing.vanishes` unless the way there was ``steep``: of fixed points that means
         where they strode out).  ``converged``: the caller knows that every one has."""
         beginning = self._may_vanish(z, norm, status, steep)
         if beginning is not None:
