@@ -465,6 +465,30 @@ MUTANTS = [
         ),
     ),
     *mutants(
+        "implicitkit/solver/verdict/judging.py",
+        "tests/solver/test_small_units.py -k 'still_falls or atol_that or zeros_at_zero'",
+        ("return claims & ~loose", "return claims"),
+        ("self._by_default = own and not", "self._by_default = not"),
+        ("& (norm > self.rtol * self.floor)", "& (norm > 0)"),
+        ("torch.where(asked, _FAST * norm, self._again)", "self._again"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/strides.py",
+        "tests/solver/test_small_units.py -k still_falls",
+        ("misses = (left > _MISSES * size)", "misses = (left > size)"),
+        ("misses.any(1) & (norm > 0)", "misses.all(1) & (norm > 0)"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/scales.py",
+        "tests/solver/test_small_units.py -k last_place",
+        ("left = torch.where(still, _least_change", "left = torch.where(still & False, _least_change"),
+    ),
+    *mutants(
+        "implicitkit/solver/driver.py",
+        "tests/solver/test_small_units.py -k still_falls",
+        ("2 * self.norm if self.method.encloses else self.last[1]", "self.last[1]"),
+    ),
+    *mutants(
         "implicitkit/solver/verdict/vanishing.py",
         FAR,
         ("suspect = which & ~is_healthy(F, scale)", "suspect = which & (F != F).all(1)"),
