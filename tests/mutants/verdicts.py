@@ -468,7 +468,7 @@ MUTANTS = [
         "implicitkit/solver/verdict/judging.py",
         "tests/solver/test_small_units.py -k 'still_falls or atol_that or zeros_at_zero'",
         ("return claims & ~loose", "return claims"),
-        ("self._by_default = own and not", "self._by_default = not"),
+        ("self._by_default = own", "self._by_default = not f.kind.iteration"),
         ("& (norm > self.rtol * self.floor)", "& (norm > 0)"),
         ("torch.where(asked, _FAST * norm, self._again)", "self._again"),
     ),

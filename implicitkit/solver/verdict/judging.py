@@ -88,7 +88,7 @@ class Judge:
         # of a fit, what is far in units of its start: at most 1
         self._unit: Tensor | None = options.start_size
         self._has_rows = own and f.system.size > 1
-        self._by_default = own and not f.kind.returns_program
+        self._by_default = own
         self._again: Tensor | None = None  # |F| at which a claim below atol is looked at once more
         self._rows: Tensor | None = None
         self._began: Tensor | None = None  # |z0|, likewise
