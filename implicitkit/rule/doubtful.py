@@ -11,8 +11,9 @@ whatever the units of equations and unknowns (in reverse mode with the transpose
 the singular part has ``e = 0``.
 
 That is asked only where the linear system makes so much of its right-hand side that ``|x| |F| / |b|``, which bounds ``d``
-where unknowns are of like size, is more than a regular solution is off by: ``max(0.03 sqrt(rtol), 10 rtol) |z|``.  Then it
-costs two linear solves and a product.
+where unknowns are of like size, is more than a regular solution is off by: ``max(0.001 sqrt(rtol), 10 rtol) |z|``; or where
+``|x| >= |b| / sqrt(eps)``, since the solution may be known better, and an unknown be small.  Then it costs two linear solves
+and a product.
 
 Where solutions are not isolated (an eigenvector's phase) ``A`` is singular at each of them, and regular by rounding alone:
 nothing need change on the way.  Rounding makes an error ``e_i = eps s_i``, ``s_i^2 = \sum_j (A_ij x_j)^2``, in ``A x``; with
@@ -36,7 +37,7 @@ from implicitkit.solution import Record, Status
 
 __all__ = ["warn_if_singular"]
 
-_ASKED, _LOOSE = 0.03, 10.0  # times the root of rtol, and rtol: relative errors of a solution that are asked about
+_ASKED, _LOOSE = 0.001, 10.0  # times the root of rtol, and rtol: relative errors of a solution that are asked about
 _STEEP, _SUSPECT = 1e8, 0.01  # |x| / |b| and |e| / |b| from which on rounding is asked about
 _ROUNDED, _DRAWS = 0.05, 4  # the part of x that rounding may make, in the mean square of so many draws
 _FEW = 65_536  # numbers that are copied rather than looked at in three calls
@@ -71,6 +72,7 @@ def warn_if_singular(
         gained, of, at = (torch.linalg.vector_norm(t, dim=1) for t in (x, b, z.to(x.dtype)))
         residual, at = residual.repeat(times), at.repeat(times)
     asked, steep = gained * residual > (size * of) * at, gained > _STEEP * of
+    asked = asked | (gained > torch.finfo(z.dtype).eps ** -0.5 * of)
     if not bool((asked | steep).any()):
         return
     found = outcome.status == int(Status.CONVERGED)

@@ -11,7 +11,7 @@ say nothing.  Of the others ``w = D``, and ``w'D = (A'w)'v`` must hold, a produc
 more than 3 % are left it is asked again with ``4 h``, whose ``D`` must be the same, and with the noise of each equation
 added, ``K + sigma / h`` (and its mean over the equations), as fourth differences at seven points ``16 h`` apart have it,
 ``sigma^2 = mean (Delta^4 F)^2 4!^2 / 8!``: what is computed in half precision, under autocast say, is flat between jumps,
-and either may look like a slope.
+and either may look like a slope; and so is ``1 - exp(-z)`` beside a ``z`` of 1e-16, so that at last ``v`` is made longer.
 
 Of a minimisation ``F`` is the gradient that autograd has, and consistent with itself; there the change of the objective
 beside the solution must be that gradient's, too, and so must those of constraints: else the solution itself is another.
@@ -159,6 +159,12 @@ class _Change(NamedTuple):
         sigma = (values.diff(n=4, dim=0).square().mean(0) / 70).sqrt()
         return sigma + sigma.nan_to_num(0, 0, 0).mean(1, keepdim=True)
 
+    def widened(self) -> _Change:
+        """The same along a ``v`` of the root of eps, where that is longer: beside 1e-16 ``1 - exp(-z)`` is flat."""
+        longest = self.v.abs().amax(1, keepdim=True)
+        times = (torch.finfo(self.v.dtype).eps ** 0.5 / longest).nan_to_num(1, 1, 1).clamp_min(1)
+        return self._replace(v=times * self.v, along=lambda w: times.squeeze(1) * self.along(w))
+
     def unexplained(self, h: float, noise: Tensor | float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
         """``D`` in the equations that ``K`` does not decide, ``(batch, m)``; and how large ``A v`` is along it, and which
         part of the larger of the two is left unexplained, ``(batch,)``."""
@@ -188,6 +194,9 @@ def _warned(change: _Change, h: float, name: str) -> bool:
         hidden = (left > _PART) & (still > _PART) & (norm(D - again) <= _SAME * norm(D))
         if not bool(hidden.any()):
             return False
+    hidden = hidden & (change.widened().unexplained(h)[2] > _PART)
+    if not bool(hidden.any()):
+        return False
     sample = int(hidden.nonzero()[0])
     where = f" of sample {sample}" if len(D) > 1 else ""
     found, seen = float(norm(D)[sample]), float(said[sample])

@@ -47,6 +47,10 @@ class Steps(Protocol):
     def hands_over(self) -> bool:
         """Is what it gives up for others to go on with, and to judge?"""
 
+    @property
+    def encloses(self) -> bool:
+        """Does every step get on, whatever ``|F|`` is after it?"""
+
     def init(self, f: Evaluations, z: Tensor) -> Any:
         """The state before the first step."""
 
@@ -171,7 +175,8 @@ class _Loop:
         claims = done if self.at_work == self.alive else done.logical_and(self.active)
         claimed = _count(claims)[0]
         if claimed:
-            holds = self.judge.examine(self.z, self.norm, claims, None if self.last is None else self.last[1])
+            before = None if self.last is None else 2 * self.norm if self.method.encloses else self.last[1]
+            holds = self.judge.examine(self.z, self.norm, claims, before, self.stuck)
             if holds is not claims:
                 refused = claims.logical_xor(holds)
                 done, claims = done.logical_and(~refused), holds

@@ -45,6 +45,8 @@ class Method(Solver):
     keeps_best: ClassVar[bool] = True
     #: Do others go on from where it gives up?  Then nobody asks there whether that may be a solution after all.
     hands_over: ClassVar[bool] = False
+    #: Does every step shrink an interval with a zero inside, so that it gets on whatever the residual is after it?
+    encloses: ClassVar[bool] = False
 
     @property
     def differentiable(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from implicitkit.solver.evaluations import Evaluations
 
-__all__ = ["subset"]
+__all__ = ["ask", "subset"]
 
 
 def subset(f: Evaluations, which: Tensor, whole: bool = False) -> tuple[Tensor, Any, Any]:
@@ -21,3 +22,24 @@ def subset(f: Evaluations, which: Tensor, whole: bool = False) -> tuple[Tensor, 
         return torch.arange(len(which), device=which.device), f.system, f.theta
     system, theta = f.system.select(rows.nonzero().squeeze(1), f.theta)
     return samples, system, theta
+
+
+def ask(f: Evaluations, question: Callable[..., Tensor], z: Tensor, which: Tensor, *more: Any) -> Tensor:
+    """The answer to a question about the residual at the samples ``which``, asked beside ``f``, which remembers its
+    point, and of their rows alone where the system allows it; ``(batch, ...)``."""
+    F = f.residual(z)
+    samples, system, theta = subset(f, which)
+    if len(samples) < len(which):
+        F = F.index_select(0, samples)
+        z, chosen = z.index_select(0, samples), which.index_select(0, samples)
+        more = tuple(t.index_select(0, samples) if isinstance(t, Tensor) else t for t in more)
+    else:
+        chosen = which
+    probe = Evaluations(system, theta, "root")
+    probe.know(z, F)
+    answer = question(probe, z, chosen, *more)
+    f.evaluations += probe.evaluations
+    f.sample_evaluations += probe.sample_evaluations
+    if len(samples) == len(which):
+        return answer
+    return answer.new_zeros(len(which), *answer.shape[1:]).index_copy(0, samples, answer)

@@ -403,3 +403,15 @@ def test_a_step_size_is_none_where_the_solution_is_loose() -> None:
     assert float(solution.residual_norm) > 1e-4
     assert not _warned(lambda: solution.value.sum().backward())
     assert w.grad is not None and float(w.grad) == 0
+
+
+@pytest.mark.parametrize(("kept", "said"), [(0.0, 0), (0.3, 1)])
+def test_what_is_flat_beside_a_solution_of_the_size_of_rounding(kept: float, said: int) -> None:
+    """An epidemic below its threshold: ``1 - exp(-R z)`` moves by units in the last place of one, and ``z`` by less."""
+
+    def infected(z: Tensor, R: Tensor) -> Tensor:
+        return 1 - torch.exp(-R * z) + kept * (z.detach() - z)
+
+    R = torch.tensor(0.8, dtype=D)
+    warned = _warned(lambda: grad(lambda R: ik.fixed_point(infected, torch.tensor(0.5, dtype=D), (R,)).value)(R))
+    assert len(warned) == said

@@ -17,6 +17,8 @@ SINGULAR: dict[str, Callable[[Tensor, Tensor], ik.Solution]] = {
     "z^2 = c": lambda one, c: ik.root(lambda z, c: z**2 - c, one, (c,)),
     "z^2 = c by Broyden": lambda one, c: ik.root(lambda z, c: z**2 - c, one, (c,), solver="broyden"),
     "(z - 1)^2 = c": lambda one, c: ik.root(lambda z, c: (z - 1) ** 2 - c, 3 * one, (c,)),
+    "(z - 1)^2 = c in small units": lambda one, c: ik.root(lambda z, c: 1e-6 * ((z - 1) ** 2 - c), 3 * one, (c,)),
+    "(z - 1)^3 = c": lambda one, c: ik.root(lambda z, c: (z - 1) ** 3 - c, 3 * one, (c,)),
     "z^3 = c": lambda one, c: ik.root(lambda z, c: z**3 - c, one, (c,)),
     "(z - 1)^4 = c": lambda one, c: ik.root(lambda z, c: (z - 1) ** 4 - c, 3 * one, (c,)),
     "map with slope one": lambda one, c: ik.fixed_point(lambda z, c: z - z**2 + c, 0.5 * one, (c,)),

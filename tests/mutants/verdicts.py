@@ -138,7 +138,7 @@ MUTANTS = [
         "implicitkit/solver/verdict/probing.py",
         "tests/solver/test_convergence.py -k 'low_precision and (valley or Kowalik)'",
         ("line = line & ~is_lower(f, z, origin, line & ~full)", "pass"),
-        ("falls = _FALLS * _LEFT if f.kind.of_residuals", "falls = _FALLS**2 if f.kind.of_residuals"),
+        ("falls = _FALLS * LEFT if f.kind.of_residuals", "falls = _FALLS**2 if f.kind.of_residuals"),
     ),
     *mutants(
         "implicitkit/solver/verdict/crossings.py",
@@ -312,7 +312,7 @@ MUTANTS = [
         ("healthy = (norm * step <= _SOUND * last * largest) & (step <= _LOCAL * largest)", "healthy = norm < last"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/probing.py",
+        "implicitkit/solver/verdict/vanishing.py",
         "tests/solver/test_convergence.py -k 'by_their_units'",
         ("stands = (d == 0).all(1)", "stands = (d != d).all(1)"),
     ),
@@ -463,7 +463,40 @@ MUTANTS = [
             "pass",
             "tests/solver/test_convergence.py -k 'parameters_at_infinity'",
         ),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/judging.py",
+        "tests/solver/test_small_units.py -k 'still_falls or atol_that or zeros_at_zero'",
+        ("return claims & ~loose", "return claims"),
+        ("self._by_default = own", "self._by_default = not f.kind.iteration"),
+        ("& (norm > self.rtol * self.floor)", "& (norm > 0)"),
+        ("torch.where(asked, _FAST * norm, self._again)", "self._again"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/strides.py",
+        "tests/solver/test_small_units.py -k still_falls",
+        ("misses = (left > _MISSES * size)", "misses = (left > size)"),
+        ("misses.any(1) & (norm > 0)", "misses.all(1) & (norm > 0)"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/scales.py",
+        "tests/solver/test_small_units.py -k last_place",
+        ("left = torch.where(still, _least_change", "left = torch.where(still & False, _least_change"),
+    ),
+    *mutants(
+        "implicitkit/solver/driver.py",
+        "tests/solver/test_small_units.py -k still_falls",
+        ("2 * self.norm if self.method.encloses else self.last[1]", "self.last[1]"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/vanishing.py",
+        FAR,
         ("suspect = which & ~is_healthy(F, scale)", "suspect = which & (F != F).all(1)"),
+        (
+            "if z.shape[1] > DENSE and bool(suspect.any()):",
+            "if False:",
+            "tests/solver/test_nothing_ran_away.py -k at_zero",
+        ),
     ),
     *mutants("implicitkit/solver/verdict/scales.py", FAR, ("if bool(lifted.any()):", "if False:")),
     *mutants(
@@ -485,11 +518,15 @@ MUTANTS = [
     *mutants(
         "implicitkit/solver/verdict/probing.py",
         "tests/solver/test_convergence.py -k 'beyond_every_power or behind_zeros'",
+        ("plateau, vanished = vanished & ends, underflowed | (vanished & ~ends)", "plateau = ends & vanished"),
+        ("return open_ & (~outwards | (torch.stack(behind) >= before).any(0))", "return open_"),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/vanishing.py",
+        "tests/solver/test_convergence.py -k 'beyond_every_power or behind_zeros'",
         ("_OUTWARD, _BESIDE_ZERO = 1e-5,", "_OUTWARD, _BESIDE_ZERO = 1e-2,"),
         ("cut = has_underflowed(f, z, flat)[0] if bool(flat.any()) else", "cut ="),
-        ("plateau, vanished = vanished & ends, underflowed | (vanished & ~ends)", "plateau = ends & vanished"),
         ("suspect = suspect & ~(high & (behind.abs() >= F.abs()).all(1))", "pass"),
-        ("return open_ & (~outwards | (torch.stack(behind) >= before).any(0))", "return open_"),
     ),
     *mutants(
         "implicitkit/solver/verdict/scales.py",
@@ -516,6 +553,10 @@ MUTANTS = [
             "scale = torch.where(still & ~grows(f, z, F, still, seen), 0, scale)\n    sound",
             "scale = scale\n    sound",
         ),
+    ),
+    *mutants(
+        "implicitkit/solver/verdict/vanishing.py",
+        ROUNDED,
         (
             "scale = torch.where(still & ~grows(f, z, F, still), 0, scale)\n    suspect",
             "scale = scale\n    suspect",

@@ -127,3 +127,22 @@ def test_a_chain_of_resistors_without_a_ground(n: int, uneven: bool) -> None:
     found = ik.root(lambda v: matrix @ v - current, torch.zeros(n, dtype=F64))
     assert found.evaluations < 150
     torch.testing.assert_close(found.value[:-1] - found.value[1:], 2.0 / leads, rtol=1e-9, atol=0.0)
+
+
+@pytest.mark.parametrize(("n", "seed"), [(65, 0), (65, 2), (100, 1), (300, 0), (1500, 0)])
+@pytest.mark.parametrize("bends", [0.0, 1.0])
+def test_a_minimum_of_many_unknowns_at_zero(n: int, seed: int, bends: float) -> None:
+    """``|z|^2 + |Dz|^2 + z^4``: what is left of ``z`` has no size, and a rough correction leads small ones of
+    many unknowns outwards."""
+    start = torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=F64)
+    found = ik.argmin(lambda z: (z * z + bends * z**4).sum() + (z[1:] - z[:-1]).square().sum(), start)
+    assert found.value.abs().max() < 1e-10
+    assert found.evaluations < 60
+
+
+@pytest.mark.parametrize("n", [65, 300])
+def test_one_of_many_unknowns_runs_away_near_the_origin(n: int) -> None:
+    """``exp(-100 z_0) = 0`` beside zeros at zero."""
+    start = torch.rand(n, generator=torch.Generator().manual_seed(0), dtype=F64)
+    found = ik.root(lambda z: torch.cat([torch.exp(-100 * z[:1]), z[1:] + z[1:] ** 3]), start, on_failure="ignore")
+    assert int(found.status) != int(ik.Status.CONVERGED)

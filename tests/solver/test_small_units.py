@@ -4,6 +4,7 @@ refused: where ``z`` is zero, 1e-16 is no unit that a kink could be beside."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -109,3 +110,66 @@ def test_an_objective_with_half_of_its_unknowns_in_small_units(tiny: float) -> N
     f = lambda y: 0.5 * ((A @ y - b) ** 2).sum() + 0.1 * torch.cosh(y).sum()  # noqa: E731
     found = ik.argmin(lambda z: f(z / units), y0 * units).value / units
     torch.testing.assert_close(found, ik.argmin(f, y0).value, rtol=1e-7, atol=1e-7)
+
+
+def _tail(x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * torch.erfc(-x / 2**0.5)
+
+
+#: verb, function, start or bracket, solution: |F| is below ``atol`` there, which a start of size one has set, long before
+_FAR_BELOW: dict[str, tuple[Any, Any, Any, list[float]]] = {
+    "square": (ik.root, lambda z: z**2 - 1e-12, [1.0], [1e-6]),
+    "square in company": (ik.root, lambda z: z**2 - torch.tensor([1e-12, 1.0, 1e6]).to(z), [1.0] * 3, [1e-6, 1.0, 1e3]),
+    "ionised": (ik.root, lambda x: x**2 / (1 - x) - 4.4671100135464184e-11, [0.5], [6.683621890167146e-06]),
+    "quantile": (ik.root, lambda x: _tail(x) - 1e-10, [0.0], [-6.361340902404056]),
+    "quantile further out": (ik.root, lambda x: _tail(x) - 1e-15, [0.0], [-7.941345326170997]),
+    "quantile by units in the last place": (ik.root, lambda x: torch.special.ndtr(x) - 1e-10, [0.0], [-6.3613409]),
+    "quantile in brackets": (ik.root, lambda x: _tail(x) - 1e-10, (-40.0, 40.0), [-6.361340902404056]),
+    "square in brackets": (ik.root, lambda x: x**2 - 1e-12, (0.0, 1.0), [1e-6]),
+    "logarithm": (ik.root, lambda x: torch.exp(x) - 1e-12, [0.0], [-27.631021115928547]),
+    "logarithm in brackets": (ik.root, lambda x: torch.exp(x) - 1e-12, (-100.0, 100.0), [-27.631021115928547]),
+    "in small units": (ik.root, lambda z: 1e-9 * ((z / 1e-9) ** 3 + z / 1e-9 - 2), [1.0], [1e-9]),
+    "minimum": (ik.argmin, lambda z: (z**3 / 3 - 1e-12 * z).sum(), [1.0, 1.0], [1e-6, 1e-6]),
+    "minimum in bounds": (
+        partial(ik.argmin, bounds=(0.0, None)),
+        lambda z: (z**3 / 3 - 1e-12 * z).sum(),
+        [1.0],
+        [1e-6],
+    ),
+    "minimum under a constraint": (
+        partial(ik.argmin, constraints=[ik.Inequality(lambda z: -z)]),
+        lambda z: (z**3 / 3 - 1e-12 * z).sum(),
+        [1.0],
+        [1e-6],
+    ),
+    "fit": (
+        ik.least_squares,
+        lambda z: 1e-9 * torch.stack([z[0] / 1e-6 - 1, z[0] * z[1] / 1e-12 - 2, z[1] / 1e-6 - 2]),
+        [1.0, 1.0],
+        [1e-6, 2e-6],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _FAR_BELOW)
+def test_a_small_residual_that_still_falls_is_no_solution_yet(name: str) -> None:
+    """What is small beside ``|F(z0)|`` may be large beside what ``F`` is made of at the solution."""
+    verb, function, start, exact = _FAR_BELOW[name]
+    if isinstance(start, tuple):
+        found = verb(function, None, bracket=tuple(torch.tensor([end], dtype=torch.float64) for end in start))
+    else:
+        found = verb(function, torch.tensor(start, dtype=torch.float64))
+    torch.testing.assert_close(found.value, torch.tensor(exact, dtype=torch.float64), rtol=2e-7, atol=0.0)
+    assert found.evaluations <= (230 if isinstance(verb, partial) else 130)
+
+
+def test_an_atol_that_was_given_is_taken_as_it_is() -> None:
+    found = ik.root(lambda z: z**2 - 1e-12, torch.ones(1, dtype=torch.float64), atol=1e-10)
+    assert 1e-12 < float(found.residual_norm) <= 1e-10
+
+
+@pytest.mark.parametrize(("order", "most"), [(1, 20), (2, 105), (3, 115)])
+def test_zeros_at_zero_end(order: int, most: int) -> None:
+    """Nothing is made of anything there: it is enough that ``|F|`` is small beside ``atol``."""
+    found = ik.root(lambda z: z**order + (z**3 if order == 1 else 0), torch.ones(1, dtype=torch.float64))
+    assert abs(float(found.value)) < 1e-6 and found.evaluations <= most

@@ -184,6 +184,7 @@ class Bracketing(Method):
     expansions: int = 60
     bracket: Ends | None = None
     default_max_steps: ClassVar[int] = 1200
+    encloses: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_ends(self.bracket)

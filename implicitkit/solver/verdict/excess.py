@@ -10,7 +10,9 @@ from torch import Tensor
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.verdict.scales import NOISE, in_working_precision, is_healthy, rounding, row_scales
 
-__all__ = ["excess"]
+__all__ = ["by_pieces", "excess"]
+
+_PART = 1e-6  # a part of a composition is judged by its own size, or this share of the whole
 
 
 def excess(
@@ -47,3 +49,26 @@ def excess(
 
 def _ratio(value: Tensor, bound: Tensor) -> Tensor:
     return torch.where(value > 0, value / bound, 0)
+
+
+def by_pieces(
+    F: Tensor,
+    z: Tensor,
+    pieces: tuple[int, ...],
+    norm: Callable[[Tensor], Tensor],
+    whole: Tensor,
+    size: Tensor,
+    floor: float | Tensor,
+    rtol: float,
+) -> Tensor:
+    """``|F|`` (``whole``) over the largest excess of a part, ``(batch,)``: a composition holds where every part of it does.
+
+    Args:
+        pieces: unknowns of each part. norm: of a part. size: ``|z|``. floor, rtol: what ``|F|`` of a part may be.
+    """
+    worst = torch.zeros_like(whole)
+    for residual, part in zip(F.split(pieces, 1), z.split(pieces, 1), strict=True):
+        F_norm = norm(residual)
+        ratio = F_norm / (floor + rtol * torch.maximum(norm(part), _PART * size))
+        worst = torch.maximum(worst, torch.where(F_norm > 0, ratio, 0))
+    return torch.where(worst > 0, whole / worst, torch.inf)

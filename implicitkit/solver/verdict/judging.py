@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,11 +31,13 @@ from implicitkit.solver.base import Options
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.norms import start_size
 from implicitkit.solver.steps.factored import is_noise
-from implicitkit.solver.subset import subset
-from implicitkit.solver.verdict.excess import excess
-from implicitkit.solver.verdict.probing import AWAY, DENSE, STANDS, runs_away, vanishes
+from implicitkit.solver.subset import ask
+from implicitkit.solver.verdict.excess import by_pieces, excess
+from implicitkit.solver.verdict.probing import DENSE, runs_away
 from implicitkit.solver.verdict.scales import NOISE, in_working_precision, rounding, steepness
 from implicitkit.solver.verdict.settled import is_settled, still_holds
+from implicitkit.solver.verdict.strides import gets_on
+from implicitkit.solver.verdict.vanishing import AWAY, STANDS, vanishes
 
 __all__ = ["Judge"]
 
@@ -45,12 +46,24 @@ _FAR_FIXED = 8.0  # ... that of a fixed point, ...
 _GROWN = 100.0  # ... or |z| of so many times |z0| + |F(z0)|
 _LENIENT = 100.0  # times rtol: what is taken in the end of a residual that the solver cannot lower
 _AGAIN = 0.9  # a claim that was refused is looked at again when the residual has fallen by this
-_PART = 1e-6  # a part of a composition is judged by its own size, or this share of the whole
 _UNSIGNED = 100.0  # |A| |z| of so many times a change of F with z may be one without its signs
 _LEAST = 2e-16  # of |F(z0)|: units of a single equation that holds at the start, at least
 _HIDDEN = 10.0  # times rtol: what is left of an equation that is small in the norm only
 _FAST = 0.1  # a step that leaves so little of |F| has not met rounding yet, and the next one costs less than to ask
-_BY_SAMPLE = ("start_norm", "_start_rows", "first", "bound", "floor", "_reach", "_least", "_rows", "_began", "_unit")
+_Maybe = Tensor | None
+_BY_SAMPLE = (
+    "start_norm",
+    "first",
+    "bound",
+    "floor",
+    "_start_rows",
+    "_reach",
+    "_least",
+    "_rows",
+    "_began",
+    "_unit",
+    "_again",
+)
 
 
 class Judge:
@@ -75,6 +88,8 @@ class Judge:
         # of a fit, what is far in units of its start: at most 1
         self._unit: Tensor | None = options.start_size
         self._has_rows = own and f.system.size > 1
+        self._by_default = own
+        self._again: Tensor | None = None  # |F| at which a claim below atol is looked at once more
         self._rows: Tensor | None = None
         self._began: Tensor | None = None  # |z0|, likewise
         self.first: Tensor | None = None  # what is asked at first, where it is not relative to the state
@@ -106,7 +121,7 @@ class Judge:
                 self._rate = size.new_full((), self.rtol)
                 self._least = self.floor if isinstance(self.floor, Tensor) else size.new_full((), self.floor)
             if self._pieces is not None:
-                return self._by_pieces(self._pieces, z, norm, size)
+                return by_pieces(self.f.residual(z), z, self._pieces, self.norm, norm, size, self.floor, self.rtol)
             return torch.addcmul(self._least, size, self._rate)
         if self.bound is None:
             if self.f.kind.of_residuals and self._unit is None:
@@ -124,22 +139,13 @@ class Judge:
                 least = _LEAST * norm.nan_to_num(0, 0, 0).unsqueeze(1)
                 first = rows if self._start_rows is None else in_working_precision(self._start_rows)
                 tiny = ((rows > 0) & (rows < least) & (first > 0) & (first < least)).any(1)
-                noise = self._asked(rounding, z, tiny, self._began) if bool(tiny.any()) else rows
+                noise = ask(self.f, rounding, z, tiny, self._began) if bool(tiny.any()) else rows
                 self._rows = torch.where(rows <= NOISE * noise, torch.maximum(rows, least), rows)
         return self.bound
 
     def aim(self, z: Tensor) -> Tensor:
         """What a solver that is told its tolerance beforehand should come down to, if the solution is near ``z``."""
         return self.norm(z) * self.rtol + self.floor
-
-    def _by_pieces(self, pieces: tuple[int, ...], z: Tensor, norm: Tensor, size: Tensor) -> Tensor:
-        """``|F|`` over the largest excess of a part: a composition holds where every part of it does."""
-        excess = torch.zeros_like(norm)
-        for F, part in zip(self.f.residual(z).split(pieces, 1), z.split(pieces, 1), strict=True):
-            F_norm = self.norm(F)
-            ratio = F_norm / (self.floor + self.rtol * torch.maximum(self.norm(part), _PART * size))
-            excess = torch.maximum(excess, torch.where(F_norm > 0, ratio, 0))
-        return torch.where(excess > 0, norm / excess, torch.inf)
 
     def select(self, samples: Tensor, f: Evaluations | None = None) -> Judge:
         """The judge of these samples only, which ``f`` evaluates."""
@@ -153,9 +159,10 @@ class Judge:
         return judge
 
     # ---------------------------------------------------------------------------------------------------------- verdicts
-    def examine(self, z: Tensor, norm: Tensor, claims: Tensor, before: Tensor | None = None) -> Tensor:
+    def examine(self, z: Tensor, norm: Tensor, claims: Tensor, before: _Maybe = None, stuck: _Maybe = None) -> Tensor:
         """Which of the ``claims`` hold by the scale near ``z``, ``(batch,)``; what is asked of the others is lowered to what
-        that demands.  Where nothing is asked of them but ``|F| <= atol``, or they are fixed points, they hold.
+        that demands.  Where nothing is asked of them but ``|F| <= atol``, or they are fixed points, they hold; unless nobody
+        gave an ``atol``, and steps still get on (those that are ``stuck`` do not).
 
         ``before``: ``|F|`` a step ago.  Of many unknowns, whether it is rounding that refuses a claim is not asked while
         steps take ``|F|`` down to a tenth: the claim may be made again.
@@ -165,6 +172,7 @@ class Judge:
         doubtful = claims & (norm > self.floor)
         if self._rows is not None:
             doubtful = doubtful | (claims & self.hides(z))
+        claims = self._but_loose(z, norm, claims, doubtful if stuck is None else doubtful | stuck, before)
         if bool(doubtful.any()):
             doubtful = doubtful & ~self._is_noise(z, norm, doubtful)
         if not bool(doubtful.any()):
@@ -182,6 +190,20 @@ class Judge:
             self._lower(far, 0.1 * norm)
             refused = refused | far
         return claims & ~refused
+
+    def _but_loose(self, z: Tensor, norm: Tensor, claims: Tensor, others: Tensor, before: _Maybe) -> Tensor:
+        """The claims but those which ``|F| <= atol`` alone lets stop while steps get on (``z^2 = 1e-12`` from 1 at 4e-6)."""
+        if not self._by_default or before is None or self.came_from is None:
+            return claims
+        loose = claims & ~others & gets_on(z, norm, self.came_from[0], before) & (norm > self.rtol * self.floor)
+        if not bool(loose.any()):
+            return claims
+        self._again = torch.full_like(norm, math.inf) if self._again is None else self._again
+        asked = loose & (norm <= self._again)
+        if bool(asked.any()):
+            fair = asked & (self._excess(z, asked, self.rtol, careful=False, noise=False, floor=0.0) <= 1)
+            loose, self._again = loose & ~fair, torch.where(asked, _FAST * norm, self._again)
+        return claims & ~loose
 
     def hides(self, z: Tensor) -> Tensor:
         """Which samples have an ``F_i`` that has hardly come down since the start, however small ``|F|``, ``(batch,)``."""
@@ -221,10 +243,10 @@ class Judge:
         if bool(noise.any()):
             size = torch.linalg.vector_norm(known.size(z), dim=1)
             if self._has_factors(z, exact=True) and bool(noise.all()):
-                steep, held = self._asked(still_holds, z, noise, known).unbind(1)
+                steep, held = ask(self.f, still_holds, z, noise, known).unbind(1)
                 self._held = z, held > 0
             else:
-                steep = self._asked(steepness, z, noise)
+                steep = ask(self.f, steepness, z, noise)
             noise = noise & (_UNSIGNED * steep >= size)
         return noise
 
@@ -243,7 +265,7 @@ class Judge:
         if bool(open_.any()):
             unknown = open_ & ~self._is_settled(z)
             if bool(unknown.any()):
-                away = torch.where(unknown, self._asked(runs_away, z, unknown), away)
+                away = torch.where(unknown, ask(self.f, runs_away, z, unknown), away)
             self._away = z, asked | open_, away
         return far & away
 
@@ -289,11 +311,11 @@ class Judge:
     ) -> Tensor:
         """The status of every sample, once the solver has done all it can: some that it gave up have converged
         (:meth:`last_word`), and others have come to rest nowhere (:meth:`gone`, and
-        :func:`~implicitkit.solver.verdict.probing.vanishes` unless the way there was ``steep``: of fixed points that means
+        :func:`~implicitkit.solver.verdict.vanishing.vanishes` unless the way there was ``steep``: of fixed points that means
         where they strode out).  ``converged``: the caller knows that every one has."""
         beginning = self._may_vanish(z, norm, status, steep)
         if beginning is not None:
-            nowhere = self._asked(vanishes, z, beginning)
+            nowhere = ask(self.f, vanishes, z, beginning)
             if bool(nowhere.any()):
                 status = torch.where(nowhere == AWAY, int(Status.DIVERGED), status)
                 known = self._reviewed(z, norm, status, None, False)
@@ -358,36 +380,17 @@ class Judge:
             return largest > (_FAR if self._unit is None else _FAR * self._unit)
         return (largest > _FAR_FIXED) | (self.size_of(z) > self._reach)
 
-    def _excess(self, z: Tensor, which: Tensor, rtol: float | Tensor, careful: bool, noise: bool = True) -> Tensor:
+    def _excess(
+        self, z: Tensor, which: Tensor, rtol: Any, careful: bool, noise: bool = True, floor: Any = None
+    ) -> Tensor:
         """The largest (or the user's own norm of) ``|F_i| / (atol + rtol S_i)``, below 1 where ``F`` is nothing but rounding
         errors (which is asked if ``noise``); ``(batch,)``.  Samples whose every ``F_i`` is far below ``S_i``, or which
         are accepted as rounding, are kept."""
-
         question = partial(excess, careful=careful, noise=noise, worst=self._worst)
-        found, healthy = self._asked(question, z, which, rtol, self._floor(), self._began).unbind(1)
+        floor = self._floor() if floor is None else floor
+        found, healthy = ask(self.f, question, z, which, rtol, floor, self._began).unbind(1)
         self._healthy = z, (healthy > 0) & which
         return found
 
     def _worst(self, ratios: Tensor) -> Tensor:
         return self.size(ratios) if self.own_norm else ratios.amax(1)
-
-    def _asked(self, question: Callable[..., Tensor], z: Tensor, which: Tensor, *more: Any) -> Tensor:
-        """The answer to a question about the residual at the samples ``which``, asked beside ``f``, which remembers its
-        point, and of their rows alone where the system allows it; ``(batch, ...)``."""
-        f = self.f
-        F = f.residual(z)
-        samples, system, theta = subset(f, which)
-        if len(samples) < len(which):
-            F = F.index_select(0, samples)
-            z, chosen = z.index_select(0, samples), which.index_select(0, samples)
-            more = tuple(t.index_select(0, samples) if isinstance(t, Tensor) else t for t in more)
-        else:
-            chosen = which
-        probe = Evaluations(system, theta, "root")
-        probe.know(z, F)
-        answer = question(probe, z, chosen, *more)
-        f.evaluations += probe.evaluations
-        f.sample_evaluations += probe.sample_evaluations
-        if len(samples) == len(which):
-            return answer
-        return answer.new_zeros(len(which), *answer.shape[1:]).index_copy(0, samples, answer)

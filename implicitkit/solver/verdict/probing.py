@@ -17,23 +17,18 @@ from implicitkit.solver.verdict.crossings import crosses, is_lower, moved_by_rou
 from implicitkit.solver.verdict.limiting_fits import has_a_limit
 from implicitkit.solver.verdict.scales import (
     FLOOR,
-    NOISE,
     change,
     directions,
     doubling,
     grows,
-    healthy_share,
     in_working_precision,
-    is_healthy,
     is_held,
     is_rounding,
-    rounding,
-    row_scales,
     uneven,
 )
 from implicitkit.solver.verdict.underflow import has_underflowed
 
-__all__ = ["AWAY", "DENSE", "STANDS", "runs_away", "vanishes"]
+__all__ = ["BEHIND", "DENSE", "LEFT", "runs_away"]
 
 _MOVE = 1e-2  # by which z moves in the test for infinity
 _SOUND = 1e-3  # a Newton correction this small beside z is that of a point near a solution
@@ -42,18 +37,14 @@ _BESIDE = 0.03  # of z: how far around the point of a line that is nearest to th
 _SHORT = 0.01  # ... and what is left of the way there if that is the origin: a ray of zeros need not reach it
 _FALLS = 0.1  # ... and so is a larger one that takes the residual down to this
 _MORE = 30.0  # times a change of F: what J may say that it is
-_LEFT = 0.347  # what a step leaves of F at most: of a zero of order 9; of exp(-z^p), below 2e-5, 0.35 to 1 / e
+LEFT = 0.347  # what a step leaves of F at most: of a zero of order 9; of exp(-z^p), below 2e-5, 0.35 to 1 / e
 _SURE = 1e-2  # what a step leaves of F where nothing more need be asked
 _ACROSS = (2, 3)  # Newton steps that lead across a zero
-_HIGH = 0.37  # ... of one of any order, less than 1 / e
-_BEHIND = (4, 16, 64)  # steps beyond which F is as large again behind such a zero ...
-_WITHIN = 0.1  # ... each of this share of z or less
-AWAY, STANDS = 1, 2  # what is found of a residual that vanishes in the units of F only
+BEHIND = (4, 16, 64)  # steps beyond which F is as large again behind such a zero ...
 DENSE = 64  # unknowns up to which the correction is found by factors
 _MANY = 10  # directions along which many equations are looked at
 _STEPS = 20  # ... and products beyond ...
 _PRODUCTS = 200  # ... and at most, where these were not enough
-_OUTWARD, _BESIDE_ZERO = 1e-5, 1e-3  # of z_j, by which a correction leads it outwards, if it is so much of the largest
 _COSINE, _GOOD_FIT = (
     0.1,
     1e-4,
@@ -119,58 +110,6 @@ def runs_away(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
     near = near & _moves_as_said(f, A, z, F, scale)
     # a function that autograd cannot see through has no derivative to tell from
     return which & (vanished | ~torch.where(known, near, sound))
-
-
-def vanishes(f: Evaluations, z: Tensor, which: Tensor) -> Tensor:
-    """Where ``F``, however small, is the beginning of a zero at infinity (``erfc(z)``, ``exp(-100 z)``), in whatever units
-    ``z`` has, :data:`AWAY`; where it is no beginning of a zero at all, :data:`STANDS`; elsewhere 0, ``(batch,)``.
-
-    Near a zero each ``F_i`` is far smaller than its change with ``z``, unless ``z`` is near zero itself (one evaluation).
-    Else the Newton correction decides: it leads to a zero, and takes ``F`` down, or towards the origin; on the way to
-    infinity it leads outwards, and leaves a third (``erfc``, ``exp(-z)``) or more of ``F``.  So it does before a zero of
-    order 10 and more, but behind that ``F`` is as large again.  Where it leads nowhere, ``F`` stands still and is small by
-    its units alone (``1e-7 (z^3 - 8)`` at 0).  An ``F_i`` that is zero to the last bit and does not change may have
-    underflowed (:func:`~implicitkit.solver.verdict.underflow.has_underflowed`).
-    """
-    F = in_working_precision(f.residual(z))
-    scale = row_scales(f, z, which, healthy_share(F), 0.0, careful=False)
-    still = which.unsqueeze(1) & (F == 0) & (scale > 0)
-    if bool(still.any()):
-        scale = torch.where(still & ~grows(f, z, F, still), 0, scale)
-    suspect = which & ~is_healthy(F, scale)
-    tiny = torch.finfo(F.dtype).tiny
-    flat = which.unsqueeze(1) & (F.abs() <= tiny) & (scale <= tiny)
-    cut = has_underflowed(f, z, flat)[0] if bool(flat.any()) else torch.zeros_like(which)
-    suspect = suspect & ~cut
-    if not bool(suspect.any()):
-        return torch.where(cut, AWAY, 0)
-    A, rows = f.linearize(z), torch.ones_like(F)
-    if z.shape[1] <= DENSE:
-        J = torch.nan_to_num(in_working_precision(A.dense()), posinf=0.0, neginf=0.0)
-        rows = J.abs().amax(2)
-        rows = torch.where(rows > 0, rows, 1)
-        d = lstsq_batched(J / rows.unsqueeze(2), -F / rows)[0]
-    else:
-        d = in_working_precision(GMRES().solve(A, -F.to(A.like.dtype), rtol=0.1, atol=0.0, max_steps=_STEPS).x)
-    d = torch.nan_to_num(d, posinf=0.0, neginf=0.0)
-    point = in_working_precision(z)
-    away = (point + d).abs() - point.abs() > _OUTWARD * point.abs()
-    away = (away & (point.abs() > _BESIDE_ZERO * point.abs().amax(1, keepdim=True))).any(1)
-    stands = (d == 0).all(1)
-    suspect = suspect & (away | stands)
-    after = in_working_precision(f.residual((point + d).to(z.dtype)))
-    sound = (after.abs() <= _LEFT * F.abs()) | (F.abs() <= healthy_share(F) * scale)
-    suspect = suspect & ~sound.all(1)
-    high = suspect & away & (after.abs() <= _HIGH * F.abs()).all(1)
-    high = high & (d.abs().amax(1) <= _WITHIN * point.abs().amax(1))
-    for steps in _BEHIND if bool(high.any()) else ():
-        behind = in_working_precision(f.residual((point + steps * d).to(z.dtype)))
-        suspect = suspect & ~(high & (behind.abs() >= F.abs()).all(1))
-    if bool(suspect.any()):  # as a whole, in units of J where there is one: a row may happen to show none of its own
-        noise, least = NOISE * rounding(f, z, suspect), torch.minimum(F.abs(), after.nan_to_num(torch.inf).abs())
-        whole = torch.linalg.vector_norm(least / rows, dim=1) <= torch.linalg.vector_norm(noise / rows, dim=1)
-        suspect = suspect & ~(whole | (sound | (least <= noise)).all(1))
-    return torch.where(suspect, torch.where(stands, STANDS, AWAY), torch.where(cut, AWAY, 0))
 
 
 def _as_fit(f: Evaluations, z: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -378,19 +317,19 @@ def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor,
     norm = lambda t: torch.linalg.vector_norm(in_working_precision(t) / weight, dim=1)  # noqa: E731
     before, after = norm(F), norm(f.residual(z + torch.nan_to_num(d).to(z.dtype)))
     # a gradient goes down as the square of its residuals, of which exp(-z) leaves 1 / e
-    falls = _FALLS * _LEFT if f.kind.of_residuals else _FALLS
+    falls = _FALLS * LEFT if f.kind.of_residuals else _FALLS
     outwards = ((z + d).abs() > z.abs()).any(1)
 
     def across(open_: Tensor) -> Tensor:  # a zero: F is as large again behind it, or it lies towards the origin
         if not bool((open_ & outwards).any()):
             return open_
-        behind = [norm(f.residual(z + k * torch.nan_to_num(d).to(z.dtype))) for k in (*_ACROSS, *_BEHIND)]
+        behind = [norm(f.residual(z + k * torch.nan_to_num(d).to(z.dtype))) for k in (*_ACROSS, *BEHIND)]
         return open_ & (~outwards | (torch.stack(behind) >= before).any(0))
 
     if not f.kind.of_residuals and not f.kind.iteration:
         # erfc(24) = 1e-252 has a small correction, but it leaves a third; and far out a hundredth can be a period
         # (but where F is far below its changes, a zero is near: on the way to infinity it is 1e-8 of them and more)
         standing = small & (F.abs() > torch.finfo(z.dtype).eps ** 0.6 * terms).any(1) & ~(after <= _SURE * before)
-        odd = standing & ~(across(standing) & (after <= _LEFT * before))
+        odd = standing & ~(across(standing) & (after <= LEFT * before))
         small = small & (~odd | is_rounding(f, z, F, odd))
     return small | across(~small & (after <= falls * before) & (d.abs() <= 0.5 * largest).all(1))

@@ -197,9 +197,20 @@ def _left(f: _Residual, z: Tensor, which: Tensor, least: float, began: Tensor | 
         if bool(lifted.any()):  # of other units than z, or than the rest of it: then what is left is smooth
             left = torch.where(lifted, torch.minimum(left, _rough(f, z, F, 2 * eps * direction)), left)
         left = torch.where((moved - h * slope).abs() <= 0.5 * moved.abs(), 0, left)  # as far away as near: a jump
+        further = torch.stack([h * slope, h * back]).abs()
+        still = (moved == 0) & (F != 0) & (F.abs() <= further.amin(0))
+        if bool((still & which.unsqueeze(1)).any()):  # 1 + erf(z) at -6 changes by units in the last place of one
+            left = torch.where(still, _least_change(f, z, F, h / 4 * direction, further), left)
         noise = torch.maximum(noise, torch.nan_to_num(left, nan=0.0, posinf=0.0))
         scale = torch.maximum(scale, torch.nan_to_num(torch.minimum(slope.abs(), back.abs()), nan=0.0))
     return torch.where(F.abs() <= h * scale, noise, 0)
+
+
+def _least_change(f: _Residual, z: Tensor, F: Tensor, move: Tensor, further: Tensor) -> Tensor:
+    """The smallest change of each ``F_i`` that is one, of those to both sides and some that are known, ``(batch, n)``."""
+    near = torch.stack([in_working_precision(f.residual(z + k * move)) - F for k in (1, -1)]).abs()
+    changes = torch.cat([near, further])
+    return torch.where(changes > 0, changes, torch.inf).amin(0).nan_to_num(posinf=0.0)
 
 
 def _rough(f: _Residual, z: Tensor, F: Tensor, move: Tensor) -> Tensor:

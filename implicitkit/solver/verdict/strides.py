@@ -7,7 +7,7 @@ from torch import Tensor
 
 from implicitkit.solver.verdict.scales import in_working_precision
 
-__all__ = ["by_the_last_step", "fell_steeply"]
+__all__ = ["by_the_last_step", "fell_steeply", "gets_on"]
 
 _STEEPEST = 1e5  # d log |F| / d log |z| of functions on their way to zero at infinity, at most: 745 p of exp(-z^p)
 _LOCAL = 10.0  # times |z|: a longer step says nothing of F near z
@@ -15,6 +15,9 @@ _MOST = 7.0  # of log |F_i| in one step that counts
 _SOUND = 1e-3  # of its change along a step, how small a residual near a solution is
 _FAR, _HARDLY = 1e-3, 0.02  # a step that is longer than such a share of z, and of which F changes by such a share ...
 _LEAP, _OF_A_LEAP = 0.1, 0.5  # ... or these
+_GAINS = 0.5  # of |F|, what a step leaves at most that is worth another one ...
+_MISSES = 1e-8  # ... if z may be wrong by so much of itself, ...
+_COUNTS = 1e-14  # ... and by so much of the largest
 
 
 def by_the_last_step(iteration: bool, z: Tensor, F: Tensor, point: Tensor, before: Tensor, claims: Tensor) -> Tensor:
@@ -66,3 +69,15 @@ def strode(z: Tensor, F: Tensor, point: Tensor, before: Tensor, claims: Tensor) 
     F, before = in_working_precision(F), in_working_precision(before)
     least = torch.where(share > _LEAP, _OF_A_LEAP, _HARDLY)
     return far.logical_and_(norm(F - before) <= least * step)
+
+
+def gets_on(z: Tensor, norm: Tensor, point: Tensor, last: Tensor) -> Tensor:
+    """Where the last step, from ``point`` with its ``|F| = last``, left half of it or less, and some ``z_j`` may still be
+    wrong by 1e-8 of itself, ``(batch,)``: ``|F|`` is small beside where it began, and not beside what it is made of.
+
+    A step that is followed by others like it leaves the share ``|F| / last`` of itself to be gone.
+    """
+    z, share = in_working_precision(z), (norm / last).unsqueeze(1)
+    size, left = z.abs(), share * (z - in_working_precision(point)).abs()
+    misses = (left > _MISSES * size) & (left > _COUNTS * size.amax(1, keepdim=True))
+    return misses.any(1) & (norm > 0) & (share.squeeze(1) <= _GAINS)
