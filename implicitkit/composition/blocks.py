@@ -288,6 +288,7 @@ class _Run:
 
     # ------------------------------------------------------------------------------------------------------- results
     def _absorb(self, stepper: ComponentStepper) -> None:
+        stepper.review()
         for name, count in stepper.evaluations.items():
             self.evaluations[name] += count
         self.sample_evaluations += stepper.sample_evaluations

@@ -70,7 +70,8 @@ def run(
             movers.append((stepper, ready))
         for stepper, ready in movers:
             moving = ready & stepper.running & ~stepper.satisfied
-            if bool(moving.any()):
+            # a method would remember what is not finite: the block waits for what such samples read
+            if bool(moving.any()) and not bool(stepper.lost.any()):
                 stepper.advance(moving)
         for stepper, _ in movers:
             if stepper.moved:

@@ -12,6 +12,8 @@ from implicitkit.solution import Status
 from implicitkit.solver.base import Options
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
+from implicitkit.solver.verdict.judging import Judge
+from implicitkit.solver.verdict.strides import by_the_last_step
 
 __all__ = ["RUNNING", "ComponentStepper"]
 
@@ -47,7 +49,10 @@ class ComponentStepper:
         self.best_norm = torch.full_like(self.margin, torch.inf)
         self.norm = torch.full((batch, len(block.nodes)), torch.inf, dtype=self.margin.dtype, device=z.device)
         self.tolerance = torch.zeros_like(self.norm)
+        self.judge = Judge(self.f, options)
         self._floor: float | Tensor | None = None  # what is small whatever the states' size
+        self._last: tuple[Tensor, Tensor] | None = None  # z and F a step ago
+        self._steep = torch.zeros_like(self.candidate)  # what the last step says of samples that are done
         self._best_nodes = self.norm  # of each node at the best point
         self.extra = dict.fromkeys(block.nodes, 0)  # calls to confirm
         self.depth = 0
@@ -79,6 +84,11 @@ class ComponentStepper:
         return (self.norm / self._lengths(self.z)).nan_to_num(nan=torch.inf).amax(1)
 
     @property
+    def lost(self) -> Tensor:
+        """Samples in work that have no residual, ``(batch,)``: those whose surroundings may still give them one."""
+        return self.running & ~(_norm(self.norm) < torch.inf)
+
+    @property
     def satisfied(self) -> Tensor:
         """Would the samples be solved if nothing they read changed any more?"""
         return (self.norm <= self.tolerance * self.margin.unsqueeze(1)).all(1)
@@ -106,7 +116,8 @@ class ComponentStepper:
                 self._confirm(passed)
         else:
             self.status = torch.where(passed, int(Status.CONVERGED), self.status)
-        self.status = torch.where(running & ~finite, int(Status.NONFINITE), self.status)
+        self._look_back(running & (self.status == int(Status.CONVERGED)))
+        self.status = torch.where(running & ~finite & final, int(Status.NONFINITE), self.status)
         still = self.running & final if final is not True else self.running
         improved = total < self.best_norm if self.method.keeps_best else finite
         better = still & improved | passed
@@ -129,6 +140,7 @@ class ComponentStepper:
         f = self.f
         if not self._begun:
             self._state, self._begun = self.method.init(f, self.z), True
+        self._last = self.z, f.residual(self.z)
         z_next, self._state = self.method.step(f, self.z, self._state)
         moving = moving & ~self.candidate
         if f.stuck is not None:
@@ -138,7 +150,17 @@ class ComponentStepper:
         self.taken += 1
         self.moved = True
 
+    def review(self) -> None:
+        """Say which of the samples that are done have run away: how small a residual is shows no solution there."""
+        self.status = self.judge.review(self.z, _norm(self.norm), self.status, self._steep)
+
     # -------------------------------------------------------------------------------------------------------- details
+    def _look_back(self, claims: Tensor) -> None:
+        if self._last is not None and bool(claims.any()) and self.judge.asks_for_strides(self.z):
+            point, before = self._last
+            said = by_the_last_step(True, self.z, self.f.residual(self.z), point, before, claims)
+            self._steep = torch.where(claims, said, self._steep)
+
     def _tell(self, moving: Tensor) -> None:
         """What a method may ask of its function before a step."""
         f = self.f
@@ -151,7 +173,8 @@ class ComponentStepper:
     def _judge(self, residual: Tensor) -> None:
         self.norm, lengths = self._lengths(residual), self._lengths(self.z)
         if self._floor is None:
-            floor = self.options.floor(_norm(self.norm) + _norm(lengths))
+            self.judge.tolerance(self.z, _norm(self.norm))
+            floor = self.judge.floor
             self._floor = floor.unsqueeze(1) if isinstance(floor, Tensor) else floor
         self.tolerance = self._floor + self.options.rtol * lengths
 

@@ -184,6 +184,42 @@ def test_a_sample_that_fails_does_not_spoil_the_others(graph: str, solver: Any) 
         assert bool(got.value[name].isfinite().all())
 
 
+@pytest.mark.parametrize("solver", BOTH, **ids)
+@pytest.mark.parametrize(
+    ("nodes", "output"),
+    [
+        ({"a": (lambda z, x: z + 1 + x.exp(), "x")}, "a"),
+        ({"a": (lambda z, x: torch.tanh(0.3 * z + x), "x"), "b": (lambda z, u: z + 1 + u.exp(), "a")}, "b"),
+        ({"a": (lambda z, u, x: u + 1 + 0 * x, "b", "x"), "b": (lambda z, u: u + 1.0, "a")}, "b"),
+        ({"a": (lambda z, u, x: z + 1 + u.tanh().exp() + 0 * x, "b", "x"), "b": (lambda z, u: 0.5 * z + u, "a")}, "b"),
+        ({"a": (lambda z, u, x: u + (-(u**2)).exp() + 0 * x, "b", "x"), "b": (lambda z, u: u * 1.0, "a")}, "b"),
+    ],
+    ids=["node", "chain", "loop", "loop of unequal maps", "loop that slows down"],
+)
+def test_what_runs_away_has_not_converged_however_small_its_residual(nodes: Any, output: str, solver: Any) -> None:
+    joint = ik.compose(nodes, output=output)
+    start, x = {name: torch.zeros(3, 2, dtype=D) for name in nodes}, torch.randn(3, 2, dtype=D)
+    found = ik.solve(joint, start, (x,), solver=solver, batch_dims=1, on_failure="ignore")
+    assert found.status.tolist() == [int(ik.Status.DIVERGED)] * 3
+
+
+def test_a_map_that_is_not_finite_on_the_way_of_what_it_reads_waits_for_its_end() -> None:
+    W, R, V = (
+        torch.randn(n, m, dtype=D, generator=torch.Generator().manual_seed(0)) for n, m in ((2, 4), (4, 4), (4, 3))
+    )
+    nodes: Any = {
+        "a": (lambda z, x: torch.tanh(0.4 * z @ R + x @ W), "x"),
+        "b": (lambda z, u: 0.3 * z + torch.log(u + 0.5), "a"),
+        "c": (lambda z, u: torch.tanh(0.3 * z + u @ V), "b"),
+    }
+    joint, x = ik.compose(nodes, output="c"), torch.randn(200, 2, dtype=D)
+    start = {name: torch.zeros(200, n, dtype=D) for name, n in (("a", 4), ("b", 4), ("c", 3))}
+    one, two = (ik.solve(joint, start, (x,), solver=s, on_failure="ignore", **TIGHT) for s in BOTH)
+    assert 10 < int(one.converged.sum()) < 190
+    assert one.converged.tolist() == two.converged.tolist()
+    torch.testing.assert_close(one.value["c"][one.converged], two.value["c"][one.converged], rtol=1e-8, atol=1e-9)
+
+
 def test_converged_samples_are_dropped_block_by_block() -> None:
     rates = torch.tensor([[0.05]] * 14 + [[0.95]] * 2, dtype=D)
     f = lambda z, r: r * z + 1  # noqa: E731

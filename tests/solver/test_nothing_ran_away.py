@@ -61,6 +61,20 @@ def test_what_does_run_away_in_company_of_what_does_not(name: str, kind: str, dt
     assert int(found.status) != int(ik.Status.CONVERGED)
 
 
+@pytest.mark.parametrize("solver", ["auto", "anderson", "relay", "broyden"])
+@pytest.mark.parametrize(("size", "length"), [(0.1, 1.0), (1.0, 1.0), (1.0, 100.0)])
+def test_a_map_that_drifts_in_waves_comes_to_rest_nowhere(size: float, length: float, solver: str) -> None:
+    """Where ``z`` is 1e11 a residual of two is little of it, and ``F'`` says that a zero is near."""
+    found = ik.fixed_point(
+        lambda z: z + 2 + size * torch.cos(z / length),
+        torch.zeros(4, 3, dtype=F64),
+        solver=solver,
+        batch_dims=1,
+        on_failure="ignore",
+    )
+    assert not bool(found.converged.any())
+
+
 @pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize("verb", list(_STARTS))
 @pytest.mark.parametrize(("off", "weight"), [(-30.0, 1.0), (-30.0, -1.0), (-1e6, 1.0)])

@@ -41,14 +41,13 @@ LEFT = 0.347  # what a step leaves of F at most: of a zero of order 9; of exp(-z
 _SURE = 1e-2  # what a step leaves of F where nothing more need be asked
 _ACROSS = (2, 3)  # Newton steps that lead across a zero
 BEHIND = (4, 16, 64)  # steps beyond which F is as large again behind such a zero ...
+_HALF = 0.5  # of a map's residual: what a correction leaves at most where that is not far below its changes
 DENSE = 64  # unknowns up to which the correction is found by factors
 _MANY = 10  # directions along which many equations are looked at
 _STEPS = 20  # ... and products beyond ...
 _PRODUCTS = 200  # ... and at most, where these were not enough
-_COSINE, _GOOD_FIT = (
-    0.1,
-    1e-4,
-)  # of residuals of a fit with a column of J at a solution, or so little of what cancels there
+# of residuals of a fit with a column of J at a solution, or so little of what cancels there
+_COSINE, _GOOD_FIT = 0.1, 1e-4
 _NUMBERS = 1 << 25  # in the Jacobians of a fit
 
 
@@ -327,9 +326,13 @@ def _near_a_zero(f: Evaluations, z: Tensor, F: Tensor, d: Tensor, scale: Tensor,
         return open_ & (~outwards | (torch.stack(behind) >= before).any(0))
 
     if not f.kind.of_residuals and not f.kind.iteration:
-        # erfc(24) = 1e-252 has a small correction, but it leaves a third; and far out a hundredth can be a period
-        # (but where F is far below its changes, a zero is near: on the way to infinity it is 1e-8 of them and more)
+        # erfc(24) = 1e-252 has a small correction, but it leaves a third; and far out a hundredth can be a period (but
+        # where F is far below its changes, a zero is near: on the way to infinity it is 1e-8 of them and more)
         standing = small & (F.abs() > torch.finfo(z.dtype).eps ** 0.6 * terms).any(1) & ~(after <= _SURE * before)
         odd = standing & ~(across(standing) & (after <= LEFT * before))
         small = small & (~odd | is_rounding(f, z, F, odd))
+    if f.kind.iteration:  # a map that drifts, z + 2 + sin(z), has small corrections everywhere, which leave all of F
+        drifts = small & (F.abs() > _SOUND * scale).any(1) & ~(after <= _HALF * before)
+        drifts = drifts & (F.abs() <= torch.finfo(z.dtype).eps ** 0.5 * largest).all(1)  # else it is the tolerance's
+        small = small & (~drifts | is_rounding(f, z, F, drifts))
     return small | across(~small & (after <= falls * before) & (d.abs() <= 0.5 * largest).all(1))

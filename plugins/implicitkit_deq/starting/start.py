@@ -263,7 +263,10 @@ def fitting(state: Any, template: Any, name: str) -> Any:
         state = ik.extend.trees.in_order(state, template)
     leaves, spec = ik.extend.trees.tree_flatten(state)
     wanted, form = ik.extend.trees.tree_flatten(template)
-    if spec != form or not all(isinstance(t, Tensor) for t in leaves):
+    other = next((t for t in leaves if not isinstance(t, Tensor)), None)
+    if other is not None:
+        raise TypeError(f"{name} must hold tensors, as the state does; got {type(other).__name__}")
+    if spec != form:
         raise TypeError(f"{name} has another structure than the state: {spec} instead of {form}")
     for t, w in zip(leaves, wanted, strict=True):
         if t.shape != w.shape:

@@ -813,6 +813,11 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "another structure",
     ),
+    "z0 that is no tensor": (
+        lambda: DEQ(Plain(), (6,))(torch.zeros(3, 4), z0=1.0),
+        TypeError,
+        "z0 must hold tensors.*got float",
+    ),
     "z0 of another dtype": (
         lambda: DEQ(Plain(), (6,))(torch.zeros(3, 4, dtype=F64), z0=torch.zeros(3, 6)),
         TypeError,

@@ -63,7 +63,7 @@ CELLS: dict[str, Callable[[], tuple[cells.Cell, tuple[Tensor, ...], dict[str, An
     "graph": lambda: (cells.Graph(RING, 3, 4), (_randn(5, 3),), {"batch_dims": 0}),
     "graph batch": lambda: (cells.Graph(RING.to_dense(), 3, 4), (_randn(2, 5, 3),), {}),
     "graph batch sparse": lambda: (cells.Graph(RING, 3, 4), (_randn(2, 5, 3),), {}),
-    "monotone": lambda: (cells.Monotone(3, 6, dtype=F64), (_randn(4, 3),), {"max_steps": 2000}),
+    "monotone": lambda: (cells.Monotone(3, 6, dtype=F64), (_randn(4, 3),), {}),
 }
 
 
@@ -306,6 +306,17 @@ def test_monotone_has_its_equilibrium_whatever_the_parameters() -> None:
     for _ in range(200):
         plain = torch.relu(plain @ W.mT + injected)
     assert not bool(torch.isfinite(plain).all()) or float((plain - z).detach().abs().max()) > 1
+
+
+@pytest.mark.parametrize(("skew", "margin", "most"), [(1.0, 0.5, 60), (1.0, 0.1, 60), (5.0, 0.1, 400)])
+def test_monotone_is_solved_by_default_in_few_evaluations(skew: float, margin: float, most: int) -> None:
+    torch.manual_seed(0)
+    cell = cells.Monotone(4, 64, margin=margin)
+    with torch.no_grad():
+        cell.Q.mul_(skew)
+        layer = DEQ(cell).eval()
+        layer(torch.randn(32, 4))  # in evaluation a sample that is not solved raises
+    assert layer.solution is not None and layer.solution.evaluations < most
 
 
 def test_multiscale_reaches_every_resolution_from_the_input() -> None:

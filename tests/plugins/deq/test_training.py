@@ -506,14 +506,34 @@ def test_a_derivative_asked_for_by_name_is_not_scaled_down() -> None:
         torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(f(dual)).tangent, want)
 
 
+@pytest.mark.filterwarnings("error::implicitkit_deq.ForgivenWarning")
+@pytest.mark.parametrize("step", [1e-2, 1e-4])
+def test_a_cell_that_takes_short_steps_has_the_derivative_of_one_that_takes_long_ones(step: float) -> None:
+    class Short(nn.Module):  # (1 - a) z + a f(z): I - J is a times that of f
+        def __init__(self) -> None:
+            super().__init__()
+            self.f = Scalar()
+
+        def forward(self, z: Tensor, x: Tensor) -> Tensor:
+            return (1 - step) * z + step * self.f(z, x)
+
+    layer, x = DEQ(Short(), (1,), solver="newton", rtol=1e-10), torch.tensor([[0.5], [0.0], [-1.0]], dtype=F64)
+    z = layer(x)
+    seeds = torch.tensor([[[1.0], [0.0], [0.0]], [[0.0], [2.0], [1.0]]], dtype=F64)
+    (got,) = torch.autograd.grad(z, layer.cell.f.w, seeds, is_grads_batched=True, retain_graph=True)
+    torch.testing.assert_close(got, torch.tensor([[2.0], [2.5]], dtype=F64))
+    z.sum().backward()
+    torch.testing.assert_close(layer.cell.f.w.grad, torch.tensor([2 + 1 + 0.5], dtype=F64))
+
+
 def test_each_of_several_cotangents_is_scaled_down_by_itself() -> None:
     layer = DEQ(Scalar(), (1,), solver="newton", rtol=1e-10)
-    x = torch.tensor([[1 - 1e-3], [0.5]], dtype=F64)
+    x = torch.tensor([[1 - 1e-3], [-1.0]], dtype=F64)
     z = layer(x)
     seeds = torch.tensor([[[1.0], [0.0]], [[0.0], [1.0]], [[2.0], [1.0]]], dtype=F64)
     with pytest.warns(ForgivenWarning, match="outweigh"):
         (got,) = torch.autograd.grad(z, layer.cell.w, seeds, is_grads_batched=True)
-    torch.testing.assert_close(got, torch.tensor([[100.0], [2.0], [202.0]], dtype=F64))
+    torch.testing.assert_close(got, torch.tensor([[100.0], [0.5], [200.5]], dtype=F64))
 
 
 def test_a_forgiving_linear_solver_is_what_the_one_within_it_is() -> None:
