@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import random
+import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,13 +78,15 @@ def is_deterministic(subject: Subject) -> None:
 
 
 @check(
-    "Leave the process as it was: draw from a torch.Generator of your own with a fixed seed, never from the global one, and "
-    "set no default dtype."
+    "Leave the process as it was: draw from a torch.Generator of your own with a fixed seed, never from the global one, set "
+    "no default dtype, and anything else (threads, warnings, np.errstate) for a while only, by its context manager."
 )
 def leaves_the_process_alone(subject: Subject) -> None:
-    """A solve moves no global random generator and changes no default dtype."""
+    """A solve moves no global random generator and changes no setting of torch, NumPy or Python's warnings."""
     known = subject.known()[0]
     kept = torch.get_default_dtype(), torch.get_rng_state(), random.getstate(), np.random.get_state()
+    subject.solve(known)  # what is imported at the first solve may set what it likes
+    settings = _settings()
     try:
         for dtype, seed in ((torch.float32, 1), (torch.float64, 2)):  # whichever it would set itself
             torch.set_default_dtype(dtype)
@@ -93,6 +98,8 @@ def leaves_the_process_alone(subject: Subject) -> None:
             assert torch.get_default_dtype() == dtype, f"the default dtype is {torch.get_default_dtype()} after a solve"
             moved = [name for name, state in _generators().items() if state != before[name]]
             assert not moved, f"the global generator of {' and '.join(moved)} has moved"
+        changed = [name for name, value in _settings().items() if value != settings[name]]
+        assert not changed, f"after a solve {' and '.join(changed)} are not what they were"
     finally:
         torch.set_default_dtype(kept[0])
         torch.set_rng_state(kept[1])
@@ -100,10 +107,32 @@ def leaves_the_process_alone(subject: Subject) -> None:
         np.random.set_state(kept[3])
 
 
+def _settings() -> dict[str, Any]:
+    """What a process has but one of, besides."""
+    return {
+        "torch's threads": torch.get_num_threads(),
+        "torch's deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "NumPy's floating-point errors": np.geterr(),
+        "the warnings' filters": list(warnings.filters),
+    }
+
+
 def _generators() -> dict[str, bytes]:
     """The states of the global random generators."""
     states = {"Python": random.getstate(), "NumPy": np.random.get_state()}
     return {"torch": torch.get_rng_state().numpy().tobytes()} | {k: pickle.dumps(state) for k, state in states.items()}
+
+
+@check("Keep f, z and what f returned no longer than the solve: not on self, not in a global list, not in a cache.")
+def keeps_nothing_alive(subject: Subject) -> None:
+    """The arguments of a solve are freed once its solution is."""
+    known = subject.known()[0]
+    theta = known.theta.clone()
+    gone = weakref.ref(theta)
+    subject.solve(known, theta)
+    del theta
+    gc.collect()
+    assert gone() is None, "after a solve, and without its solution, something holds its arguments"
 
 
 @check(
