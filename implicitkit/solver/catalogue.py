@@ -43,8 +43,8 @@ def register_solver(
 
     Args:
         name: what users write in ``solver="..."``; dots are allowed.
-        solves: ``"fixed_point"``, ``"root"``, ``"minimise"``, ``"least_squares"``, ``"constrained"`` or
-            ``"quadratic_program"`` (see :func:`serves`), or the word of a kind that a plugin has registered.
+        solves: ``"fixed_point"``, ``"root"``, ``"minimise"``, ``"least_squares"``, ``"steady_state"``, ``"constrained"``
+            or ``"quadratic_program"`` (see :func:`serves`), or the word of a kind that a plugin has registered.
         batch: functions only. ``"loop"`` (default): called once per sample with ``z0`` of shape ``(n,)``;
             ``"native"``: called with ``(batch, n)``; ``"joint"``: called with one big system ``(batch * n,)``.
         max_size: the most unknowns that one sample may have; 1 for methods that solve scalar equations only.
@@ -147,6 +147,7 @@ def serves(solver_solves: str, kind: Kind | str) -> bool:
     ``root``            root, fixed_point, steady_state; stationary points of all other kinds
     ``least_squares``   least_squares, root, fixed_point, steady_state
     ``minimise``        argmin, least_squares, root, fixed_point, steady_state
+    ``steady_state``    steady_state
     ``constrained``     argmin with constraints, bounds, a set or a proximal term
     ``quadratic_program``  quadratic_program
     ==================  ================================================================================

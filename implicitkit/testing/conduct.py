@@ -9,6 +9,7 @@ import random
 import warnings
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from torch import Tensor
 from implicitkit.foundation import trees
 from implicitkit.foundation.trees import Layout
 from implicitkit.lifting.lifted import lift
+from implicitkit.registry.table import option_parameters
+from implicitkit.solver.black_box import BlackBox
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solving.verbs import solve
@@ -86,20 +89,20 @@ def leaves_the_process_alone(subject: Subject) -> None:
     known = subject.known()[0]
     kept = torch.get_default_dtype(), torch.get_rng_state(), random.getstate(), np.random.get_state()
     subject.solve(known)  # what is imported at the first solve may set what it likes
-    settings = _settings()
+    rounds: tuple[tuple[torch.dtype, int, Any], ...] = ((torch.float32, 1, "warn"), (torch.float64, 2, "ignore"))
     try:
-        for dtype, seed in ((torch.float32, 1), (torch.float64, 2)):  # whichever it would set itself
+        for dtype, seed, errors in rounds:  # whatever it would set itself
             torch.set_default_dtype(dtype)
             torch.manual_seed(seed)
             random.seed(seed)
             np.random.seed(seed)
-            before = _generators()
-            subject.solve(known)
-            assert torch.get_default_dtype() == dtype, f"the default dtype is {torch.get_default_dtype()} after a solve"
-            moved = [name for name, state in _generators().items() if state != before[name]]
-            assert not moved, f"the global generator of {' and '.join(moved)} has moved"
-        changed = [name for name, value in _settings().items() if value != settings[name]]
-        assert not changed, f"after a solve {' and '.join(changed)} are not what they were"
+            with np.errstate(all=errors), warnings.catch_warnings():
+                warnings.resetwarnings()
+                before = _process()
+                subject.solve(known)
+                after = _process()
+            changed = [name for name, value in after.items() if value != before[name]]
+            assert not changed, f"a solve has changed {' and '.join(changed)}"
     finally:
         torch.set_default_dtype(kept[0])
         torch.set_rng_state(kept[1])
@@ -107,20 +110,17 @@ def leaves_the_process_alone(subject: Subject) -> None:
         np.random.set_state(kept[3])
 
 
-def _settings() -> dict[str, Any]:
-    """What a process has but one of, besides."""
-    return {
-        "torch's threads": torch.get_num_threads(),
-        "torch's deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "NumPy's floating-point errors": np.geterr(),
-        "the warnings' filters": list(warnings.filters),
-    }
-
-
-def _generators() -> dict[str, bytes]:
-    """The states of the global random generators."""
+def _process() -> dict[str, Any]:
+    """What a process has but one of."""
     states = {"Python": random.getstate(), "NumPy": np.random.get_state()}
-    return {"torch": torch.get_rng_state().numpy().tobytes()} | {k: pickle.dumps(state) for k, state in states.items()}
+    generators = {"torch": torch.get_rng_state().numpy().tobytes()} | {k: pickle.dumps(s) for k, s in states.items()}
+    return {f"the global generator of {name}": state for name, state in generators.items()} | {
+        "the default dtype": torch.get_default_dtype(),
+        "torch's number of threads": torch.get_num_threads(),
+        "torch's choice of deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "NumPy's handling of floating-point errors": np.geterr(),
+        "the filters of warnings": list(warnings.filters),
+    }
 
 
 @check("Keep f, z and what f returned no longer than the solve: not on self, not in a global list, not in a cache.")
@@ -155,6 +155,27 @@ def counts_evaluations(subject: Subject) -> None:
         )
         told = solution.evaluations
         assert calls - 2 <= told <= calls, f"{known.name}: {told} evaluations are told of, and there were {calls}"
+
+
+def _takes_any_option(solver: Any) -> bool:
+    return option_parameters(getattr(solver, "find", type(solver)))[1]
+
+
+@check(
+    "Name the options: **options, where nobody looks at them, takes every misspelt one for its own.", _takes_any_option
+)
+def refuses_unknown_options(subject: Subject) -> None:
+    """An option that does not exist is refused, when it is given or at the first solve."""
+    known, solver = subject.known()[0], subject.solver
+    try:
+        if isinstance(solver, BlackBox):
+            other = replace(solver, options=(*solver.options, ("no_such_option", 1)))
+        else:
+            other = type(solver)(no_such_option=1)
+        Subject(other, subject.accuracy).solve(known)
+    except (TypeError, ValueError):
+        return
+    raise AssertionError("the option no_such_option=1 is accepted")
 
 
 @check(
