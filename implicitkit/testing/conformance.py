@@ -24,6 +24,10 @@ __all__ = [
 
 _UNSOLVED, _ENDLESS = "unsolved", "endless"
 _CAUSES: dict[type, str] = {Unsolved: _UNSOLVED, Unended: _ENDLESS}
+_NO_PROBLEMS = (
+    "nothing was checked: the suite has no problems for what it solves. What it returns is judged by the optimality "
+    "conditions at every solve; compare it with a solver that is there (solver='auto')"
+)
 _FIRST = next(iter(CHECKS))  # says whether known problems are solved at all
 
 ACCURACY = 1e-10
@@ -66,8 +70,12 @@ class ConformanceReport:
 
     def __str__(self) -> str:
         width = max(len(r.check) for r in self.results)
-        total, failed = len(self.results), len(self.failures)
+        failed, left_out = len(self.failures), sum(r.outcome == "skipped" for r in self.results)
+        total = len(self.results) - left_out
         verdict = f"{failed} of {total} checks failed" if failed else f"all of {total} checks in order"
+        verdict += f", {left_out} left out" if left_out else ""
+        if not total:
+            verdict = _NO_PROBLEMS
         lines = [f"solver {self.solver!r}: {verdict}"]
         told: dict[str, str] = {}  # which check has told of a cause
         for r in self.results:
