@@ -85,7 +85,8 @@ class ConformanceReport:
             elif r.outcome in ("failed", "unexpected"):
                 if r.cause and (r.cause != _UNSOLVED or r.check == _FIRST):
                     told[r.cause] = r.check
-                lines += [f"      saw:  {r.message}", f"      mend: {r.mend}"]
+                raised = r.cause not in ("", *_CAUSES.values())
+                lines += [f"      saw:  {r.message}", f"      mend: {'what raises this' if raised else r.mend}"]
             elif r.message:
                 lines.append(f"      {r.message}")
         return "\n".join(lines)
