@@ -154,6 +154,8 @@ def check_solver(
     names = list(CHECKS) if checks is None else list(checks)
     for name in names:
         _check_name(name)
+    if not names:
+        raise ValueError("check_solver: checks is empty; None runs all of them")
     subject = Subject(configured, accuracy)
     label = solver if isinstance(solver, str) else getattr(configured, "name", "") or type(configured).__name__
     results: list[CheckResult] = []
