@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import pickle
 import random
 import warnings
@@ -19,7 +20,6 @@ from torch import Tensor
 from implicitkit.foundation import trees
 from implicitkit.foundation.trees import Layout
 from implicitkit.lifting.lifted import lift
-from implicitkit.registry.table import option_parameters
 from implicitkit.solver.black_box import BlackBox
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
@@ -158,7 +158,8 @@ def counts_evaluations(subject: Subject) -> None:
 
 
 def _takes_any_option(solver: Any) -> bool:
-    return option_parameters(getattr(solver, "find", type(solver)))[1]
+    parameters = inspect.signature(getattr(solver, "find", type(solver))).parameters.values()
+    return any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 @check(
