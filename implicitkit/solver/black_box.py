@@ -18,6 +18,7 @@ from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Options, Outcome, Solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.returned import point, steps_of
+from implicitkit.solver.subset import subset
 from implicitkit.solver.verdict.judging import Judge
 from implicitkit.solver.visible import plain
 
@@ -283,6 +284,15 @@ def _ask(
         return {"rtol": options.rtol, "atol": options.atol, "max_steps": max_steps}
 
     batch = z0.shape[0]
+    if solver.batch == "joint" and batch > 1:  # one system has no solution where one of its equations is NaN
+        samples, system, theta = subset(f, f.residual(z0).isfinite().all(1))
+        if 0 < len(samples) < batch:
+            part = Evaluations(system, theta, f.solves)
+            of_part = target.index_select(0, samples), options, left.index_select(0, samples), absolute
+            z, steps, message, _ = _ask(solver, part, z0.index_select(0, samples), *of_part)
+            f.evaluations += part.evaluations
+            f.sample_evaluations += part.sample_evaluations
+            return z0.index_copy(0, samples, z), torch.zeros_like(left).index_copy(0, samples, steps), message, []
     message, name = "", solver.name or "the solver"
     factors: list[Any] = []
     steps = torch.zeros(batch, dtype=torch.int64, device=z0.device)

@@ -47,7 +47,8 @@ def register_solver(
         solves: ``"fixed_point"``, ``"root"``, ``"minimise"``, ``"least_squares"``, ``"steady_state"``, ``"constrained"``
             or ``"quadratic_program"`` (see :func:`serves`), or the word of a kind that a plugin has registered.
         batch: functions only. ``"loop"`` (default): called once per sample with ``z0`` of shape ``(n,)``;
-            ``"native"``: called with ``(batch, n)``; ``"joint"``: called with one big system ``(batch * n,)``.
+            ``"native"``: called with ``(batch, n)``; ``"joint"``: called with one big system ``(batch * n,)``, without the
+            samples that begin with NaN where ``in_dims`` says which rows of the arguments are theirs.
         max_size: the most unknowns that one sample may have; 1 for methods that solve scalar equations only.
         override: replace a solver that already has this name.
 

@@ -21,7 +21,7 @@ from implicitkit.testing.known import KNOWN, Known, known_problems, twofold, uns
 
 __all__: list[str] = []
 
-_MANY = 60  # evaluations: fewer may be what any tolerance takes
+_MANY = 200  # evaluations: fewer may be what any tolerance takes
 
 
 # ------------------------------------------------------------------------------------------------------ right and honest
@@ -239,10 +239,8 @@ def nan_stays_in_its_sample(subject: Subject) -> None:
         taken = int(subject.solve(known).steps.max())
         enough = max(100, 5 * taken) if taken else None  # some go on with NaN as long as they may
         others = torch.tensor([0, 2, 3], device="cpu")
-        for dropped in (
-            True,
-            False,
-        ):  # with in_dims the driver drops the sample that has failed, else it stays in sight
+        # with in_dims the driver drops the sample that has failed, else it stays in sight, and of one big system in the way
+        for dropped in (True,) if getattr(subject.solver, "batch", "") == "joint" else (True, False):
             in_dims = (0,) if dropped else None
             solution = subject.solve(known, theta, in_dims=in_dims, max_steps=enough, on_failure="ignore")
             assert not bool(solution.converged[1]), f"{known.name}: the sample with NaN is called converged"

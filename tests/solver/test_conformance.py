@@ -253,8 +253,8 @@ class StopsNeither(Sweeps):
 
 
 def _sweeps_on(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> ik.Found:
-    for _ in range(100):
-        z0 = f(z0)
+    for _ in range(300):
+        z0 = 0.5 * (z0 + f(z0))
     return ik.Found(z0)
 
 
@@ -370,6 +370,20 @@ _ANY = itertools.cycle([0, 1, -1, 2, -2, 3, -3])
 
 def test_rounding_is_no_fault() -> None:
     assert check_solver(RoundsAtRandom()).passed
+
+
+def _newton_as_one_system(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> ik.Found:
+    z, bound = z0, atol + rtol * float(f(z0).norm())
+    for taken in range(max_steps):
+        if not float(f(z).norm()) > bound:
+            return ik.Found(z, steps=taken)
+        z = z - torch.linalg.solve(f.jacobian(z), f(z))
+    return ik.Found(z, steps=max_steps)
+
+
+def test_a_joint_solver_is_spared_samples_of_nan() -> None:
+    joint = ik.extend.BlackBox(_newton_as_one_system, "one_system", "root", "joint")
+    assert check_solver(joint).passed
 
 
 class ComparesValues(Good):
