@@ -24,9 +24,9 @@ __all__ = [
 
 _UNSOLVED, _ENDLESS = "unsolved", "endless"
 _CAUSES: dict[type, str] = {Unsolved: _UNSOLVED, Unended: _ENDLESS}
-_NO_PROBLEMS = (
-    "nothing was checked: the suite has no problems for what it solves. What it returns is judged by the optimality "
-    "conditions at every solve; compare it with a solver that is there (solver='auto')"
+_NOTHING = (
+    "nothing was checked: no check that was asked for is for such a solver. Those of constrained problems and programs are "
+    "judged by the optimality conditions at every solve; compare yours with what solver='auto' finds"
 )
 _FIRST = next(iter(CHECKS))  # says whether known problems are solved at all
 
@@ -75,7 +75,7 @@ class ConformanceReport:
         verdict = f"{failed} of {total} checks failed" if failed else f"all of {total} checks in order"
         verdict += f", {left_out} left out" if left_out else ""
         if not total:
-            verdict = _NO_PROBLEMS
+            return f"solver {self.solver!r}: {_NOTHING}"
         lines = [f"solver {self.solver!r}: {verdict}"]
         told: dict[str, str] = {}  # which check has told of a cause
         for r in self.results:
