@@ -73,6 +73,8 @@ def _of_types(error: Exception, text: str, z: Any, args: tuple[Any, ...]) -> str
         )
     if "positional argument" in text and re.search(r"\.(step|init)\(\)", text):
         return "A method defines step(f, z, state), which returns z and the new state; init(f, z) makes the first state"
+    if "positional argument" in text and ".run()" in text:
+        return "A Solver defines run(f, z0, options), which returns an implicitkit.extend.Outcome"
     if "positional argument" in text and " is called as " not in text:
         count = f"{len(args) or 'no'} argument{'s' * (len(args) != 1)}"
         return f"The functions of a problem, constraints among them, are called as f(z, *args): here with z and {count}"

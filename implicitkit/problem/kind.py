@@ -114,7 +114,7 @@ class Kind:
 # other way round in the derivative.
 ROOT = Kind("root", ("root", "least_squares", "minimise"))
 FIXED_POINT = Kind("fixed_point", ("fixed_point", "root", "least_squares", "minimise"), iteration=True, flow=1)
-STEADY_STATE = Kind("steady_state", ("root", "least_squares", "minimise"), flow=1)
+STEADY_STATE = Kind("steady_state", ("steady_state", "root", "least_squares", "minimise"), flow=1)
 ARGMIN = Kind("argmin", ("minimise", "root"), returns="scalar", flow=-1, symmetric=True)
 LEAST_SQUARES = Kind("least_squares", ("least_squares", "minimise", "root"), returns="vector", flow=-1, symmetric=True)
 CONSTRAINED = Kind("constrained", ("constrained", "root"), returns="program")

@@ -18,6 +18,7 @@ from implicitkit.solution import Status
 from implicitkit.solver.base import Found, Options, Outcome, Solver
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.returned import point, steps_of
+from implicitkit.solver.subset import subset
 from implicitkit.solver.verdict.judging import Judge
 from implicitkit.solver.visible import plain
 
@@ -217,7 +218,7 @@ class BlackBox(Solver):
             target = judge.aim(z + f.residual(z)) if attempt == 0 and judge.relative_to_state else bound
             if attempt > 1 and self.batch == "loop":  # refused again: one equation's excess is little in the norm
                 target = torch.where(refused, _CLOSER ** (attempt - 1) * bound, bound)
-            z, taken, message, factors = _ask(self, f, z, target, options, max_steps, absolute=attempt > 0)
+            z, taken, message, factors = _ask(self, f, z, target, options, max_steps - steps, absolute=attempt > 0)
             steps = steps + taken
             norm = judge.norm(f.residual(z))
             bound = judge.tolerance(z, norm)
@@ -225,7 +226,7 @@ class BlackBox(Solver):
             if not judge.relative_to_state and bool(claims.any()):
                 judge.examine(z, norm, claims)
                 bound = judge.tolerance(z, norm)
-            refused = ~(norm <= bound) & (norm <= target)
+            refused = ~(norm <= bound) & (norm <= target) & (steps < max_steps)
             if not bool(refused.any()):
                 break
         outcome = verdict(judge, f, z0, z, start, steps, max_steps, options, message)
@@ -270,23 +271,33 @@ def verdict(
 
 
 def _ask(
-    solver: BlackBox, f: Evaluations, z0: Tensor, target: Tensor, options: Options, max_steps: int, absolute: bool
+    solver: BlackBox, f: Evaluations, z0: Tensor, target: Tensor, options: Options, left: Tensor, absolute: bool
 ) -> tuple[Tensor, Tensor, str, list[Any]]:
     """One call (or one call a sample), with the target as an absolute tolerance where it is relative to the state: points,
-    steps, what it says, and the factorisations that it gives."""
+    steps, what it says, and the factorisations that it gives.  ``left``: steps that a sample may still take."""
     absolute = absolute or f.kind.iteration or options.start_norm is not None
 
-    def tolerances(sample: slice) -> dict[str, float]:
+    def limits(sample: slice) -> dict[str, Any]:
+        max_steps = max(1, int(left[sample].min()))
         if absolute:
-            return {"rtol": 0.0, "atol": float(target[sample].min())}
-        return {"rtol": options.rtol, "atol": options.atol}
+            return {"rtol": 0.0, "atol": float(target[sample].min()), "max_steps": max_steps}
+        return {"rtol": options.rtol, "atol": options.atol, "max_steps": max_steps}
 
     batch = z0.shape[0]
+    if solver.batch == "joint" and batch > 1:  # one system has no solution where one of its equations is NaN
+        samples, system, theta = subset(f, f.residual(z0).isfinite().all(1))
+        if 0 < len(samples) < batch:
+            part = Evaluations(system, theta, f.solves)
+            of_part = target.index_select(0, samples), options, left.index_select(0, samples), absolute
+            z, steps, message, _ = _ask(solver, part, z0.index_select(0, samples), *of_part)
+            f.evaluations += part.evaluations
+            f.sample_evaluations += part.sample_evaluations
+            return z0.index_copy(0, samples, z), torch.zeros_like(left).index_copy(0, samples, steps), message, []
     message, name = "", solver.name or "the solver"
     factors: list[Any] = []
     steps = torch.zeros(batch, dtype=torch.int64, device=z0.device)
     if solver.batch == "native":
-        found = _guarded(solver, BlackBoxFunction(f, z0), z0, **tolerances(slice(None)), max_steps=max_steps)
+        found = _guarded(solver, BlackBoxFunction(f, z0), z0, **limits(slice(None)))
         z, steps, message, factors = (
             _accept(found, z0, name),
             steps + steps_of(found, name),
@@ -295,7 +306,7 @@ def _ask(
         )
     elif solver.batch == "joint" or batch == 1:
         one_system = BlackBoxFunction(f, z0, joint=True)
-        found = _guarded(solver, one_system, z0.reshape(-1), **tolerances(slice(None)), max_steps=max_steps)
+        found = _guarded(solver, one_system, z0.reshape(-1), **limits(slice(None)))
         z, steps, message, factors = (
             _accept(found, z0, name),
             steps + steps_of(found, name),
@@ -305,9 +316,12 @@ def _ask(
     else:
         z = z0.clone()
         for i in range(batch):
+            if left[i] <= 0:
+                factors.append(None)
+                continue
             with _one_sample(f, z, i) as one:
                 one.sample = i, batch
-                found = _guarded(solver, one, z0[i], **tolerances(slice(i, i + 1)), max_steps=max_steps)
+                found = _guarded(solver, one, z0[i], **limits(slice(i, i + 1)))
             z[i] = _accept(found, z0[i], name)
             steps[i] = steps_of(found, name)
             factors += _each(found, 1)

@@ -28,6 +28,7 @@ from implicitkit.registry.table import (
 )
 from implicitkit.solver.base import Solver
 from implicitkit.solver.black_box import BlackBox
+from implicitkit.solver.method import Method
 
 __all__ = ["check_serves", "get_solver", "register_solver", "serves", "solvers", "solvers_with"]
 
@@ -43,10 +44,11 @@ def register_solver(
 
     Args:
         name: what users write in ``solver="..."``; dots are allowed.
-        solves: ``"fixed_point"``, ``"root"``, ``"minimise"``, ``"least_squares"``, ``"constrained"`` or
-            ``"quadratic_program"`` (see :func:`serves`), or the word of a kind that a plugin has registered.
+        solves: ``"fixed_point"``, ``"root"``, ``"minimise"``, ``"least_squares"``, ``"steady_state"``, ``"constrained"``
+            or ``"quadratic_program"`` (see :func:`serves`), or the word of a kind that a plugin has registered.
         batch: functions only. ``"loop"`` (default): called once per sample with ``z0`` of shape ``(n,)``;
-            ``"native"``: called with ``(batch, n)``; ``"joint"``: called with one big system ``(batch * n,)``.
+            ``"native"``: called with ``(batch, n)``; ``"joint"``: called with one big system ``(batch * n,)``, without the
+            samples that begin with NaN where ``in_dims`` says which rows of the arguments are theirs.
         max_size: the most unknowns that one sample may have; 1 for methods that solve scalar equations only.
         override: replace a solver that already has this name.
 
@@ -58,6 +60,12 @@ def register_solver(
         TypeError: the target is neither a ``Solver`` subclass nor a function of that form.
     """
     check_name(name)
+    if name == "auto":
+        raise ValueError("the name 'auto' is taken: solver=\"auto\" is what the library thinks best")
+    if solves in (kind.name for kind in kinds()) and solves not in _words():
+        raise ValueError(
+            f"solves={solves!r}: problems of that kind are solved by solves={as_kind(solves).served_by[0]!r}"
+        )
     check_choice("solves", solves, _words())
     if batch is not None:
         check_choice("batch", batch, _BATCHES)
@@ -75,6 +83,8 @@ def register_solver(
                 f"cannot register the class {target.__name__} as solver {name!r}: it must be a subclass of "
                 "implicitkit.Method (init and step on plain matrices); register a function for a black box"
             )
+        if origin(target) != "implicitkit":
+            _check_class(name, target)
         if batch is not None:
             raise TypeError(f"batch= is for functions; {target.__name__} is a Method, which is always batched")
         entry = Entry("solvers", name, target, origin(target), solves=solves, max_size=max_size)
@@ -97,16 +107,11 @@ def get_solver(solver: Any, **options: Any) -> Any:
         return _configure(_TABLE.find(solver), options)
     if isinstance(solver, type):
         if issubclass(solver, Solver):
-            return instantiate(solver, options)
+            return _with_purpose(instantiate(solver, options))
     elif isinstance(solver, Solver):
         if options:
             refuse_options(solver, options)
-        if not solver.solves:
-            raise TypeError(
-                f"{type(solver).__name__} does not say what it solves: register it with "
-                "@implicitkit.register_solver(name, solves=...) or set its class attribute `solves`"
-            )
-        return solver
+        return _with_purpose(solver)
     elif callable(solver):
         for entry in _TABLE.entries.values():
             if entry.target is solver:
@@ -147,6 +152,7 @@ def serves(solver_solves: str, kind: Kind | str) -> bool:
     ``root``            root, fixed_point, steady_state; stationary points of all other kinds
     ``least_squares``   least_squares, root, fixed_point, steady_state
     ``minimise``        argmin, least_squares, root, fixed_point, steady_state
+    ``steady_state``    steady_state
     ``constrained``     argmin with constraints, bounds, a set or a proximal term
     ``quadratic_program``  quadratic_program
     ==================  ================================================================================
@@ -194,6 +200,30 @@ def _configure(entry: Entry, options: dict[str, Any]) -> Any:
     if unknown:
         raise TypeError(option_error(repr(entry.name), unknown[0], [p.name for p in known]))
     return BlackBox(entry.target, entry.name, entry.solves, entry.batch, tuple(sorted(options.items())), entry.max_size)
+
+
+def _with_purpose(solver: Solver) -> Solver:
+    if not solver.solves:
+        raise TypeError(
+            f"{type(solver).__name__} does not say what it solves: register it with "
+            "@implicitkit.register_solver(name, solves=...) or set its class attribute `solves`"
+        )
+    return solver
+
+
+def _check_class(name: str, target: type[Solver]) -> None:
+    """Raise unless the methods of a class are there and take what they are given."""
+    forms = {"init": ("f", "z"), "step": ("f", "z", "state")} if issubclass(target, Method) else {}
+    for method, given in {"run": ("f", "z0", "options"), **forms}.items():
+        form = f"the class {target.__name__}, solver {name!r}, must define {method}({', '.join(given)})"
+        own = getattr(target, method)
+        if own in (Solver.run, Method.step) and target.run in (Solver.run, Method.run):
+            raise TypeError(f"{form}; it does not")
+        try:
+            static = isinstance(inspect.getattr_static(target, method), (staticmethod, classmethod))
+            inspect.signature(own).bind(*given, *(() if static else ("self",)))
+        except TypeError as error:
+            raise TypeError(f"{form}; such a call fails: {error}") from None
 
 
 def _check_black_box(name: str, target: Any) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from implicitkit.problem.qualification import balances_by_rounding
 from implicitkit.solution import Status
+from implicitkit.solver import returned
 from implicitkit.solver.base import Options, Outcome, Solver
 from implicitkit.solver.constrained.second_order import downhill_within, falls_forever_within
 from implicitkit.solver.constrained.units_apart import UNITS_APART, lower_in_other_units
@@ -41,7 +42,7 @@ _WAY = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8, 1 / 16, 0.0)  # of the 
 
 def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
     """Run the solver from ``z0`` ``(batch, n)``; of a minimisation, constrained or not, on to a minimum."""
-    outcome = solver.run(f, z0, options)
+    outcome = _run(solver, f, z0, options)
     if refuse_noise(f, outcome):
         return outcome
     _begin_beside(solver, f, z0, options, outcome)
@@ -65,6 +66,13 @@ def find(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcom
         outcome.status = torch.where(unbounded, int(Status.UNBOUNDED), outcome.status)
     outcome.evaluations, outcome.sample_evaluations = f.evaluations, f.sample_evaluations
     return outcome
+
+
+def _run(solver: Solver, f: Evaluations, z0: Tensor, options: Options) -> Outcome:
+    """``solver.run``, looked at where it is somebody else's."""
+    found = solver.run(f, z0, options)
+    ours = type(solver).run.__module__.partition(".")[0] == "implicitkit"
+    return found if ours else returned.outcome(found, z0, solver.name or type(solver).__name__)
 
 
 def _begin_beside(solver: Solver, f: Evaluations, z0: Tensor, options: Options, outcome: Outcome) -> None:
@@ -99,7 +107,7 @@ def _run_again(
     part = Evaluations(system, theta, f.solves)
     part.evaluations, part.sample_evaluations = f.evaluations, f.sample_evaluations
     begin = torch.where(which.unsqueeze(1), start, outcome.z).index_select(0, samples)
-    again = solver.run(part, begin, options)
+    again = _run(solver, part, begin, options)
     f.evaluations, f.sample_evaluations = again.evaluations, again.sample_evaluations
     for name in ("z", "residual_norm", "status", "steps", "tolerance"):
         old, new = getattr(outcome, name), getattr(again, name)
@@ -170,7 +178,7 @@ def _leave_saddles(solver: Solver, f: Evaluations, options: Options, outcome: Ou
         later = options.after(int(outcome.steps[open_].max()), outcome.shown)
         if later.max_steps is not None and later.max_steps < 1:
             return
-        again = solver.run(f, lower, replace(later, start_norm=None))
+        again = _run(solver, f, lower, replace(later, start_norm=None))
         f.evaluations, f.sample_evaluations = again.evaluations, again.sample_evaluations
         claimed = open_ & (again.status == int(Status.CONVERGED))
         if bool(claimed.any()):  # far out a gradient may vanish by rounding (z - sin z at -1e40)

@@ -30,6 +30,7 @@ class Method(Solver):
     ``root``           the residual                            ``f.jacobian(z)``, ``f.linearize(z)``
     ``minimise``       the gradient                            ``f.value(z)``: objective, shape ``(batch,)``
     ``least_squares``  the gradient of half the squared norm   ``f.residuals(z)``: shape ``(batch, m)``
+    ``steady_state``   the right-hand side ``dz/dt``           as for ``root``
     =================  ======================================  ==========================================
 
     The driver has evaluated ``f`` at ``z`` before each step, and ``f`` remembers its last argument (by identity), so

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from implicitkit.foundation.wording import kind_of
-from implicitkit.solver.base import Found
+from implicitkit.solution import Status
+from implicitkit.solver.base import Found, Outcome
 
-__all__ = ["kept", "point", "stepped", "steps_of"]
+__all__ = ["kept", "outcome", "point", "stepped", "steps_of"]
 
 _INSIDE = ("x", "value", "root", "params")  # where other libraries' results have their point
 
@@ -40,6 +41,27 @@ def point(found: Any, like: Tensor, name: str) -> Tensor:
             raise TypeError(f"{name} returned complex numbers (imaginary parts up to {largest:.3g}) where z0 is real")
         z = z.real
     return z.to(like)
+
+
+def outcome(found: Any, z0: Tensor, name: str) -> Outcome:
+    """What ``run`` of the solver ``name``, which is somebody else's, returned for ``z0``; where ``z`` or ``|F|`` is not
+    finite, nothing has converged.
+
+    Raises:
+        TypeError: it is no :class:`Outcome`, or something in it is no tensor with a row for each sample.
+    """
+    if not isinstance(found, Outcome):
+        raise TypeError(f"{name}.run must return an implicitkit.extend.Outcome; it returned {kind_of(found)}")
+    for part in ("z", "residual_norm", "steps", "status"):
+        value, shape = getattr(found, part), z0.shape if part == "z" else z0.shape[:1]
+        if not isinstance(value, Tensor) or value.shape != shape:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else kind_of(value)
+            raise TypeError(
+                f"{name}.run must return an Outcome whose {part} is a tensor {tuple(shape)}; it is of {got}"
+            )
+    lost = (found.status == int(Status.CONVERGED)) & ~(found.residual_norm.isfinite() & found.z.isfinite().all(1))
+    found.z, found.status = found.z.to(z0), torch.where(lost, int(Status.NONFINITE), found.status)
+    return found
 
 
 def steps_of(found: Found, name: str) -> Any:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gc
+import inspect
 import pickle
 import random
+import warnings
+import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +20,12 @@ from torch import Tensor
 from implicitkit.foundation import trees
 from implicitkit.foundation.trees import Layout
 from implicitkit.lifting.lifted import lift
+from implicitkit.solver.black_box import BlackBox
 from implicitkit.solver.evaluations import Evaluations
 from implicitkit.solver.method import Method
 from implicitkit.solving.verbs import solve
 from implicitkit.system import System, check_output
-from implicitkit.testing.check import PROBLEMS, Subject, all_converged, check, close
+from implicitkit.testing.check import PROBLEMS, Subject, all_converged, check, close, same
 from implicitkit.testing.known import Known, known_problems
 
 __all__: list[str] = []
@@ -67,32 +73,36 @@ def does_not_change_its_input(subject: Subject) -> None:
 
 @check("Keep no state between solves (in self, in globals), and draw no random numbers without a fixed generator.")
 def is_deterministic(subject: Subject) -> None:
-    """The same solve twice gives the same bits."""
+    """The same solve twice takes the same steps to the same point but for rounding, at its end and on the way there."""
     for known in subject.known():
-        first, second = subject.solve(known), subject.solve(known)
-        assert torch.equal(first.value, second.value), f"{known.name}: two runs differ"
-        assert torch.equal(first.steps, second.steps), f"{known.name}: two runs took different numbers of steps"
+        for limit in (2, None):
+            first, second = (subject.solve(known, max_steps=limit, on_failure="ignore") for _ in range(2))
+            same(first, second, f"{known.name}, once more")
 
 
 @check(
-    "Leave the process as it was: draw from a torch.Generator of your own with a fixed seed, never from the global one, and "
-    "set no default dtype."
+    "Leave the process as it was: draw from a torch.Generator of your own with a fixed seed, never from the global one, set "
+    "no default dtype, and anything else (threads, warnings, np.errstate) for a while only, by its context manager."
 )
 def leaves_the_process_alone(subject: Subject) -> None:
-    """A solve moves no global random generator and changes no default dtype."""
+    """A solve moves no global random generator and changes no setting of torch, NumPy or Python's warnings."""
     known = subject.known()[0]
     kept = torch.get_default_dtype(), torch.get_rng_state(), random.getstate(), np.random.get_state()
+    subject.solve(known)  # what is imported at the first solve may set what it likes
+    rounds: tuple[tuple[torch.dtype, int, Any], ...] = ((torch.float32, 1, "warn"), (torch.float64, 2, "ignore"))
     try:
-        for dtype, seed in ((torch.float32, 1), (torch.float64, 2)):  # whichever it would set itself
+        for dtype, seed, errors in rounds:  # whatever it would set itself
             torch.set_default_dtype(dtype)
             torch.manual_seed(seed)
             random.seed(seed)
             np.random.seed(seed)
-            before = _generators()
-            subject.solve(known)
-            assert torch.get_default_dtype() == dtype, f"the default dtype is {torch.get_default_dtype()} after a solve"
-            moved = [name for name, state in _generators().items() if state != before[name]]
-            assert not moved, f"the global generator of {' and '.join(moved)} has moved"
+            with np.errstate(all=errors), warnings.catch_warnings():
+                warnings.resetwarnings()
+                before = _process()
+                subject.solve(known)
+                after = _process()
+            changed = [name for name, value in after.items() if value != before[name]]
+            assert not changed, f"a solve has changed {' and '.join(changed)}"
     finally:
         torch.set_default_dtype(kept[0])
         torch.set_rng_state(kept[1])
@@ -100,10 +110,29 @@ def leaves_the_process_alone(subject: Subject) -> None:
         np.random.set_state(kept[3])
 
 
-def _generators() -> dict[str, bytes]:
-    """The states of the global random generators."""
+def _process() -> dict[str, Any]:
+    """What a process has but one of."""
     states = {"Python": random.getstate(), "NumPy": np.random.get_state()}
-    return {"torch": torch.get_rng_state().numpy().tobytes()} | {k: pickle.dumps(state) for k, state in states.items()}
+    generators = {"torch": torch.get_rng_state().numpy().tobytes()} | {k: pickle.dumps(s) for k, s in states.items()}
+    return {f"the global generator of {name}": state for name, state in generators.items()} | {
+        "the default dtype": torch.get_default_dtype(),
+        "torch's number of threads": torch.get_num_threads(),
+        "torch's choice of deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "NumPy's handling of floating-point errors": np.geterr(),
+        "the filters of warnings": list(warnings.filters),
+    }
+
+
+@check("Keep f, z and what f returned no longer than the solve: not on self, not in a global list, not in a cache.")
+def keeps_nothing_alive(subject: Subject) -> None:
+    """The arguments of a solve are freed once its solution is."""
+    known = subject.known()[0]
+    theta = known.theta.clone()
+    gone = weakref.ref(theta)
+    subject.solve(known, theta)
+    del theta
+    gc.collect()
+    assert gone() is None, "after a solve, and without its solution, something holds its arguments"
 
 
 @check(
@@ -126,6 +155,28 @@ def counts_evaluations(subject: Subject) -> None:
         )
         told = solution.evaluations
         assert calls - 2 <= told <= calls, f"{known.name}: {told} evaluations are told of, and there were {calls}"
+
+
+def _takes_any_option(solver: Any) -> bool:
+    parameters = inspect.signature(getattr(solver, "find", type(solver))).parameters.values()
+    return any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+@check(
+    "Name the options: **options, where nobody looks at them, takes every misspelt one for its own.", _takes_any_option
+)
+def refuses_unknown_options(subject: Subject) -> None:
+    """An option that does not exist is refused, when it is given or at the first solve."""
+    known, solver = subject.known()[0], subject.solver
+    try:
+        if isinstance(solver, BlackBox):
+            other = replace(solver, options=(*solver.options, ("no_such_option", 1)))
+        else:
+            other = type(solver)(no_such_option=1)
+        Subject(other, subject.accuracy).solve(known)
+    except (TypeError, ValueError):
+        return
+    raise AssertionError("the option no_such_option=1 is accepted")
 
 
 @check(
@@ -154,8 +205,7 @@ def can_be_nested(subject: Subject) -> None:
     )
     nested = subject.solve(around, in_dims=None)
     assert calls > 3, f"the function was called {calls} times only: the solve cannot have been right"
-    same = torch.equal(nested.value, plain.value) and torch.equal(nested.steps, plain.steps)
-    assert same, f"{known.name}: another solve in its function changed the solution, or the steps that led to it"
+    same(plain, nested, f"{known.name}, with another solve in its function")
 
 
 @check(
@@ -165,7 +215,7 @@ def can_be_nested(subject: Subject) -> None:
 def solves_pytrees(subject: Subject) -> None:
     """A state that is a dictionary of tensors of several shapes is solved."""
     known = subject.known()[0]
-    tolerance = max(subject.accuracy, torch.finfo(torch.float64).eps ** (2 / 3))
+    tolerance = subject.rtol()
 
     def join(tree: dict[str, Tensor]) -> Tensor:
         return torch.cat([tree["a"].flatten(1), tree["b"]], 1)

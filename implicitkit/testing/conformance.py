@@ -10,6 +10,7 @@ from typing import Any
 
 from implicitkit.foundation.options import between, check_arguments, flag, instance, optional
 from implicitkit.solver.catalogue import get_solver
+from implicitkit.testing.check import Unended, Unsolved
 from implicitkit.testing.checks import CHECKS, Check, Subject
 
 __all__ = [
@@ -21,6 +22,14 @@ __all__ = [
     "parametrize_with_checks",
 ]
 
+_UNSOLVED, _ENDLESS = "unsolved", "endless"
+_CAUSES: dict[type, str] = {Unsolved: _UNSOLVED, Unended: _ENDLESS}
+_NOTHING = (
+    "nothing was checked: no check that was asked for is for such a solver. Those of constrained problems and programs are "
+    "judged by the optimality conditions at every solve; compare yours with what solver='auto' finds"
+)
+_FIRST = next(iter(CHECKS))  # says whether known problems are solved at all
+
 ACCURACY = 1e-10
 """The tightest relative tolerance asked of a solver unless told otherwise (float64)."""
 
@@ -30,7 +39,8 @@ class CheckResult:
     """What came of one check.
 
     ``outcome``: ``"passed"``, ``"failed"``, ``"skipped"`` (does not apply), ``"expected"`` (failed, as announced) or
-    ``"unexpected"`` (announced to fail, but passed).  ``message``: what was seen.  ``mend``: what to change.
+    ``"unexpected"`` (announced to fail, but passed).  ``message``: what was seen.  ``mend``: what to change.  ``cause``:
+    what makes several checks fail alike: ``"unsolved"``, ``"endless"``, or an exception of the solver.
     """
 
     check: str
@@ -38,6 +48,7 @@ class CheckResult:
     message: str
     mend: str
     seconds: float
+    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,13 +70,23 @@ class ConformanceReport:
 
     def __str__(self) -> str:
         width = max(len(r.check) for r in self.results)
-        total, failed = len(self.results), len(self.failures)
+        failed, left_out = len(self.failures), sum(r.outcome == "skipped" for r in self.results)
+        total = len(self.results) - left_out
         verdict = f"{failed} of {total} checks failed" if failed else f"all of {total} checks in order"
+        verdict += f", {left_out} left out" if left_out else ""
+        if not total:
+            return f"solver {self.solver!r}: {_NOTHING}"
         lines = [f"solver {self.solver!r}: {verdict}"]
+        told: dict[str, str] = {}  # which check has told of a cause
         for r in self.results:
             lines.append(f"  {r.check.ljust(width)}  {r.outcome:10}  {r.seconds:6.2f} s")
-            if r.outcome in ("failed", "unexpected"):
-                lines += [f"      saw:  {r.message}", f"      mend: {r.mend}"]
+            if r.outcome == "failed" and r.cause in told:
+                lines.append(f"      as in {told[r.cause]}: mend that first")
+            elif r.outcome in ("failed", "unexpected"):
+                if r.cause and (r.cause != _UNSOLVED or r.check == _FIRST):
+                    told[r.cause] = r.check
+                raised = r.cause not in ("", *_CAUSES.values())
+                lines += [f"      saw:  {r.message}", f"      mend: {'what raises this' if raised else r.mend}"]
             elif r.message:
                 lines.append(f"      {r.message}")
         return "\n".join(lines)
@@ -133,9 +154,17 @@ def check_solver(
     names = list(CHECKS) if checks is None else list(checks)
     for name in names:
         _check_name(name)
+    if not names:
+        raise ValueError("check_solver: checks is empty; None runs all of them")
     subject = Subject(configured, accuracy)
     label = solver if isinstance(solver, str) else getattr(configured, "name", "") or type(configured).__name__
-    report = ConformanceReport(label, tuple(_run(CHECKS[name], subject, expected.get(name)) for name in names))
+    results: list[CheckResult] = []
+    for name in names:
+        if any(result.cause == _ENDLESS for result in results):
+            results.append(CheckResult(name, "skipped", "not run: a solve does not end", CHECKS[name].mend, 0.0))
+        else:
+            results.append(_run(CHECKS[name], subject, expected.get(name)))
+    report = ConformanceReport(label, tuple(results))
     if raise_on_failure and not report.passed:
         raise ConformanceError(report)
     return report
@@ -160,7 +189,7 @@ def _check_name(name: Any) -> None:
 
 def _run(check: Check, subject: Subject, expected: str | None) -> CheckResult:
     start = time.perf_counter()
-    outcome, message = "passed", ""
+    outcome, message, cause = "passed", "", ""
     try:
         if check.applies(subject.solver):
             check.run(subject)
@@ -168,16 +197,17 @@ def _run(check: Check, subject: Subject, expected: str | None) -> CheckResult:
             outcome, message = "skipped", "does not apply to this solver"
     except AssertionError as error:
         outcome, message = "failed", str(error)
+        cause = _CAUSES.get(type(error), "")
     except Exception as error:  # a solver may do anything
         place = traceback.extract_tb(error.__traceback__)[-1]
-        outcome = "failed"
-        message = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno}, in {place.name})"
+        outcome, cause = "failed", f"{type(error).__name__}: {error}"
+        message = f"{cause} ({place.filename}:{place.lineno}, in {place.name})"
     if expected is not None:
         if outcome == "failed":
             outcome, message = "expected", f"{expected}: {message}"
         elif outcome == "passed":
             outcome, message = "unexpected", f"announced to fail ({expected}), but it passed: take it off the list"
-    return CheckResult(check.name, outcome, message, check.mend, time.perf_counter() - start)
+    return CheckResult(check.name, outcome, message, check.mend, time.perf_counter() - start, cause)
 
 
 def parametrize_with_checks(

@@ -7,8 +7,11 @@ within the tolerance means a solution within ten times as much.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +24,15 @@ from implicitkit.problem.least_squares import LeastSquares
 from implicitkit.problem.root import Root
 from implicitkit.problem.steady_state import SteadyState
 
-__all__ = ["KNOWN", "Known", "known_problems", "twofold", "unsolvable"]
+__all__ = ["KNOWN", "MOST", "Endless", "Known", "known_problems", "limited", "twofold", "unsolvable"]
+
+MOST = 50_000  # evaluations in one check: four times what the dearest solver of this library needs (SciPy's CG)
+
+_left: ContextVar[list[int] | None] = ContextVar("_left", default=None)
+
+
+class Endless(BaseException):
+    """A solve does not end (no ``Exception``: a solver that swallows those would go on)."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +181,38 @@ def _cubic_decay(z: Tensor) -> Known:
 
 
 def _known(name: str, problem: Problem, solution: Tensor, theta: Tensor, residual: Callable[..., Tensor]) -> Known:
-    return Known(name, problem, torch.zeros_like(solution), theta, solution, residual)
+    return Known(name, _counted(problem), torch.zeros_like(solution), theta, solution, residual)
+
+
+def _counted(problem: Any) -> Problem:
+    """The problem, whose function ends a solve that does not end by itself (:func:`limited`)."""
+    function = problem.function
+
+    def counted(*arguments: Tensor) -> Tensor:
+        left = _left.get()
+        if left is not None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Endless(f"the function was evaluated {MOST:,} times")
+        found: Tensor = function(*arguments)
+        return found
+
+    counted_problem: Problem = type(problem)(counted)
+    return counted_problem
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    """Inside, the functions of all known problems together may be evaluated :data:`MOST` times.
+
+    Raises:
+        Endless: they have been.
+    """
+    token = _left.set([MOST])
+    try:
+        yield
+    finally:
+        _left.reset(token)
 
 
 KNOWN: dict[str, tuple[Callable[[Tensor], Known], ...]] = {
@@ -211,7 +253,7 @@ def unsolvable(kind: str, *, batch: int, size: int) -> tuple[Problem, Tensor]:
         "argmin": Argmin(lambda z: z.sum(-1)),
         "steady_state": SteadyState(lambda z: z.square() + 1),
     }
-    return problems.get(kind, Root(lambda z: z.square() + 1)), z0
+    return _counted(problems.get(kind, Root(lambda z: z.square() + 1))), z0
 
 
 def twofold(kind: str, *, batch: int, size: int) -> tuple[Problem, Tensor]:
@@ -230,4 +272,5 @@ def twofold(kind: str, *, batch: int, size: int) -> tuple[Problem, Tensor]:
         "least_squares": (LeastSquares(lambda z: z.square() - 1), signs),
         "steady_state": (SteadyState(lambda z: z - z**3), signs),
     }
-    return known.get(kind, (Root(lambda z: z - z**3), signs))
+    problem, chosen = known.get(kind, (Root(lambda z: z - z**3), signs))
+    return _counted(problem), chosen

@@ -139,7 +139,7 @@ def test_the_same_definition_may_run_again() -> None:
 
     def cell() -> type:
         space: dict[str, Any] = {"__name__": "__main__", "Method": ik.Method}
-        exec("class Again(Method):\n    pass", space)
+        exec("class Again(Method):\n    def step(self, f, z, state): ...", space)
         return space["Again"]
 
     first, second = cell(), cell()
@@ -154,7 +154,29 @@ def _no_start(f: Any, *, rtol: float, atol: float, max_steps: int) -> Any: ...
 def _one_more(f: Any, z0: Any, more: int, *, rtol: float, atol: float, max_steps: int) -> Any: ...
 
 
+class _NoStep(ik.Method):
+    """Defines a step of another name."""
+
+    def stepp(self, f: Any, z: Any, state: Any) -> Any: ...
+
+
+class _Stateless(ik.Method):
+    def step(self, f: Any, z: Any) -> Any: ...  # type: ignore[override]
+
+
+class _InitOfZ(Plain):
+    def init(self, z: Any) -> Any: ...  # type: ignore[override]
+
+
+class _NoRun(ik.extend.Solver):
+    """Runs nothing."""
+
+
 BAD_TARGETS = {
+    "method without step": (_NoStep, {}, "_NoStep, solver 'bad', must define step(f, z, state); it does not"),
+    "step without state": (_Stateless, {}, "must define step(f, z, state); such a call fails: too many positional"),
+    "init without f": (_InitOfZ, {}, "must define init(f, z); such a call fails: too many positional"),
+    "solver without run": (_NoRun, {}, "_NoRun, solver 'bad', must define run(f, z0, options); it does not"),
     "no tolerances": (_no_tolerances, {}, "it does not accept rtol, atol, max_steps"),
     "no max_steps": (_no_max_steps, {}, "it does not accept max_steps"),
     "no start": (_no_start, {}, "too many positional arguments"),
@@ -185,13 +207,19 @@ def test_any_keyword_will_do() -> None:
     ("options", "said"),
     [
         ({"solves": "minimize"}, "Did you mean 'minimise'?"),
+        ({"solves": "argmin"}, "solved by solves='minimise'"),
         ({"solves": "root", "batch": "loops"}, "Did you mean 'loop'?"),
     ],
 )
 def test_bad_choices_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match="must be one of") as caught:
+    with pytest.raises(ValueError) as caught:
         ik.register_solver("bad", **options)
     assert said in str(caught.value)
+
+
+def test_the_name_of_the_librarys_own_choice_is_taken() -> None:
+    with pytest.raises(ValueError, match="'auto' is taken"):
+        ik.register_solver("auto", solves="root")
 
 
 OPTION_ERRORS = {
@@ -203,6 +231,7 @@ OPTION_ERRORS = {
     "number": (lambda: get_solver(3), "solver must be a registered name, a configured object"),
     "none": (lambda: get_rule(None), "rule must be a registered name or a configured object"),
     "function": (lambda: get_solver(black_box), "the function black_box is not registered as a solver"),
+    "unregistered class": (lambda: get_solver(Plain), "does not say what it solves"),
     "unregistered method": (lambda: get_solver(Plain()), "does not say what it solves"),
     "function as linear solver": (lambda: get_linear_solver(black_box), "linear_solver must be a registered name"),
     "no problem": (lambda: get_problem_entry(3), "int is not a problem"),  # type: ignore[arg-type]
@@ -243,6 +272,7 @@ SERVES = {
     "fixed_point": {"fixed_point"},
     "minimise": {"argmin", "least_squares", "root", "fixed_point", "steady_state"},
     "least_squares": {"least_squares", "root", "fixed_point", "steady_state"},
+    "steady_state": {"steady_state"},
 }
 
 

@@ -213,3 +213,58 @@ def test_a_compiled_function_that_is_differentiated_twice() -> None:
     compiled = torch.compile(lambda z: torch.cos(z) - z, backend="aot_eager")
     with pytest.raises(RuntimeError, match=r"has first derivatives only.*as it was before torch\.compile"):
         ik.steady_state(compiled, torch.zeros(3, dtype=D))
+
+
+_OUTCOMES: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
+    "a point": (lambda z, n: z, r"Mine\.run must return an implicitkit\.extend\.Outcome; it returned a Tensor"),
+    "a number": (lambda z, n: ik.extend.Outcome(z, n[0], n.long(), n.long()), r"residual_norm is a tensor \(2,\)"),
+    "fewer samples": (lambda z, n: ik.extend.Outcome(z[:1], n, n.long(), n.long()), r"whose z is a tensor \(2, 3\)"),
+    "a list": (lambda z, n: ik.extend.Outcome(z, n, n.long(), [0, 0]), r"whose status is .*; it is of a list"),  # type: ignore[arg-type]
+}
+
+
+def _solver(make: Callable[[Tensor, Tensor], Any]) -> ik.extend.Solver:
+    class Mine(ik.extend.Solver):
+        solves = "root"  # type: ignore[assignment]
+
+        def run(self, f: Any, z0: Tensor, options: Any) -> Any:
+            return make(z0, torch.zeros_like(z0[:, 0]))
+
+    return Mine()
+
+
+@pytest.mark.parametrize("row", _OUTCOMES)
+def test_an_outcome(row: str) -> None:
+    make, message = _OUTCOMES[row]
+    with pytest.raises(TypeError, match=message):
+        ik.root(equation, torch.ones(2, 3, dtype=D), solver=_solver(make), batch_dims=1)
+
+
+@pytest.mark.parametrize("where", ["z", "|F|"])
+def test_nan_has_not_converged_whatever_a_solver_says(where: str) -> None:
+    def make(z: Tensor, n: Tensor) -> ik.extend.Outcome:
+        nan = torch.tensor([torch.nan, 0.0], dtype=D)
+        z, n = (z + nan[:, None], n) if where == "z" else (z, n + nan)
+        return ik.extend.Outcome(z * 2**0.5, n, n.new_zeros(2).long(), n.new_zeros(2).long())
+
+    solution = ik.root(equation, torch.ones(2, 3, dtype=D), solver=_solver(make), batch_dims=1, on_failure="ignore")
+    assert solution.converged.tolist() == [False, True]
+
+
+def test_calls_of_a_black_box_share_the_steps_that_it_may_take() -> None:
+    """What is relative to the solution is asked for anew once that is known: each time with the steps that are left."""
+    allowed: list[int] = []
+
+    def steps(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> ik.Found:
+        allowed.append(max_steps)
+        z, taken = z0, 0
+        while taken < max_steps and float(f.residual(z).norm()) > atol:
+            z, taken = f(z), taken + 1
+        return ik.Found(z, steps=taken)
+
+    box = ik.extend.BlackBox(steps, "steps", "fixed_point", "loop")
+    z0 = torch.tensor([[1.0], [-1000.0]], dtype=D)
+    solution = ik.fixed_point(
+        lambda z: 0.5 * z + 1e-6, z0, solver=box, batch_dims=1, max_steps=16, rtol=1e-2, atol=0.0, on_failure="ignore"
+    )
+    assert len(allowed) > 2 and int(solution.steps.max()) == 16, (allowed, solution.steps)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -215,6 +217,47 @@ class CountsNothing(Sweeps):
         return outcome
 
 
+class HoldsWhatItWasGiven(Good):
+    held: ClassVar[list[Any]] = []
+
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        self.held[:] = [f]
+        return f(z), state
+
+
+class SilencesNumPy(Good):
+    def init(self, f: Any, z: Tensor) -> Any:
+        np.seterr(all="ignore")
+        return ()
+
+
+class IgnoresWarnings(Good):
+    def init(self, f: Any, z: Tensor) -> Any:
+        warnings.simplefilter("ignore")
+        return ()
+
+
+class TakesAnyOption(Good):
+    def __init__(self, **options: Any) -> None:
+        pass
+
+
+class StopsNeither(Sweeps):
+    """Its loop ends on convergence only."""
+
+    def run(self, f: Any, z0: Tensor, options: Any) -> Any:
+        z = z0
+        while not bool((f.residual(z).norm(dim=1) <= options.atol).all()):
+            z = z - 0.5 * (z - f(z))
+        return super().run(f, z, options)
+
+
+def _sweeps_on(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> ik.Found:
+    for _ in range(300):
+        z0 = 0.5 * (z0 + f(z0))
+    return ik.Found(z0)
+
+
 def _claims_success(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> ik.Found:
     return ik.Found(z0, steps=1, message="success")
 
@@ -275,6 +318,12 @@ BROKEN = [
     ("keeps_dtype_and_device", StepsInTheDefaultDtype()),
     ("can_be_nested", RemembersOnItself()),
     ("counts_evaluations", CountsNothing()),
+    ("keeps_nothing_alive", HoldsWhatItWasGiven()),
+    ("leaves_the_process_alone", SilencesNumPy()),
+    ("leaves_the_process_alone", IgnoresWarnings()),
+    ("refuses_unknown_options", TakesAnyOption()),
+    ("reports_failure", StopsNeither()),
+    ("honours_tolerance", _black_box(_sweeps_on)),
 ]
 
 
@@ -282,15 +331,16 @@ BROKEN = [
     ("name", "solver"), BROKEN, ids=[f"{n}-{getattr(s, 'name', '')}{i}" for i, (n, s) in enumerate(BROKEN)]
 )
 def test_broken_solver_is_found_out(name: str, solver: Any) -> None:
-    default = torch.get_default_dtype()
+    default, errors = torch.get_default_dtype(), np.geterr()
     try:
         report = check_solver(solver, raise_on_failure=False)
     finally:
         torch.set_default_dtype(default)
+        np.seterr(**errors)
     (result,) = [r for r in report.results if r.check == name]
     assert result.outcome == "failed", str(report)
     assert result.message and result.mend == CHECKS[name].mend
-    assert f"mend: {result.mend}" in str(report)
+    assert f"mend: {result.mend}" in str(report) or result.cause  # which is told once, by the first check that meets it
 
 
 def test_a_step_that_writes_into_its_point_is_named() -> None:
@@ -301,7 +351,74 @@ def test_a_step_that_writes_into_its_point_is_named() -> None:
 
 def test_a_good_solver_passes_everything() -> None:
     report = check_solver(Good())
-    assert report.passed and {r.outcome for r in report.results} == {"passed"}, str(report)
+    assert report.passed and {r.outcome for r in report.results if r.check not in _OF_SOME} == {"passed"}, str(report)
+
+
+_OF_SOME = ("refuses_unknown_options",)  # only of those that take any option
+
+
+@dataclass(frozen=True)
+class RoundsAtRandom(Good):
+    """Two runs differ by rounding, as those of some libraries of linear algebra do."""
+
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return f(z) * (1 + 1e-15 * next(_ANY)), state
+
+
+_ANY = itertools.cycle([0, 1, -1, 2, -2, 3, -3])
+
+
+def test_rounding_is_no_fault() -> None:
+    assert check_solver(RoundsAtRandom()).passed
+
+
+def _newton_as_one_system(f: Any, z0: Tensor, *, rtol: float, atol: float, max_steps: int) -> ik.Found:
+    z, bound = z0, atol + rtol * float(f(z0).norm())
+    for taken in range(max_steps):
+        if not float(f(z).norm()) > bound:
+            return ik.Found(z, steps=taken)
+        z = z - torch.linalg.solve(f.jacobian(z), f(z))
+    return ik.Found(z, steps=max_steps)
+
+
+def test_a_joint_solver_is_spared_samples_of_nan() -> None:
+    joint = ik.extend.BlackBox(_newton_as_one_system, "one_system", "root", "joint")
+    assert check_solver(joint).passed
+
+
+class ComparesValues(Good):
+    """Gets no further than a search that compares values."""
+
+    def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return torch.where(((f(z) - z).norm(dim=1) > 1e-8).unsqueeze(1), f(z), z.clone()), state
+
+
+def test_a_solver_that_comes_near_is_told_of_accuracy() -> None:
+    report = check_solver(ComparesValues(), raise_on_failure=False)
+    assert "It comes near" in report.failures[0].message and "accuracy=1e-0" in report.failures[0].message
+    assert check_solver(ComparesValues(), accuracy=1e-6).passed
+
+
+def test_one_cause_is_told_once() -> None:
+    class Raises(Good):
+        def step(self, f: Any, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+            raise ZeroDivisionError("once")
+
+    text = str(check_solver(Raises(), raise_on_failure=False))
+    assert text.count("ZeroDivisionError: once") == 1 and "as in finds_known_solutions: mend that first" in text
+    assert "mend: what raises this" in text
+
+
+def test_an_endless_solve_is_the_last() -> None:
+    report = check_solver(StopsNeither(), raise_on_failure=False)
+    failure = report.failures[-1]
+    assert failure.check == "reports_failure" and "a solve does not end" in failure.message
+    assert "stop after max_steps" in failure.message and report.results[-1].message == "not run: a solve does not end"
+
+
+def test_nothing_checked_is_no_praise() -> None:
+    report = check_solver("sqp")
+    assert str(report).startswith("solver 'sqp': nothing was checked")
 
 
 # ------------------------------------------------------------------------------------------------------- the interface
@@ -328,6 +445,7 @@ def test_expected_failures_are_reported_and_must_fail() -> None:
         ({"solver": "picard", "checks": ["speed"]}, ValueError, "no check 'speed'"),
         ({"solver": "picard", "expected_failed_checks": {"speed": "x"}}, ValueError, "no check 'speed'"),
         ({"solver": "picard", "accuracy": 2.0}, ValueError, "accuracy"),
+        ({"solver": "picard", "checks": []}, ValueError, "checks is empty"),
         ({"solver": print}, TypeError, "not registered"),
     ],
 )
