@@ -343,14 +343,14 @@ MUTANTS = [
         ("each * inner", "each * 0", "tests/linear/test_sparsity.py -k 'compressed'"),
     ),
     *mutants(
-        "implicitkit/manifold/so3.py",
+        "implicitkit/manifold/groups.py",
         "tests/problem/test_manifold.py",
         ("return rotation_vector(quaternion_of(z.mT @ y))", "return rotation_vector(quaternion_of(y @ z.mT))"),
         ("sign[..., 2] = torch.linalg.det(U @ Vh)", "sign[..., 2] = 1"),
         ("return of_hat(phi, sine_part, cosine_part)", "return of_hat(phi, sine_part, lambda s: 0.5)"),
     ),
     *mutants(
-        "implicitkit/manifold/se3.py",
+        "implicitkit/manifold/groups.py",
         "tests/problem/test_manifold.py",
         ("_left(phi) @ rho.unsqueeze(-1)", "rho.unsqueeze(-1)"),
         ("of_hat(phi, lambda s: -0.5, inverse_part)", "of_hat(phi, lambda s: 0.5, inverse_part)"),

@@ -305,7 +305,7 @@ MUTANTS = [
         ("highest = ((at.unsqueeze(0) + self.sigma * noise) * choices)", "highest = (self.sigma * noise * choices)"),
     ),
     *mutants(
-        "implicitkit/project/entropic.py",
+        "implicitkit/project/couplings.py",
         PROJECT + " -k 'coupling or bad_input'",
         (
             "return rows.unsqueeze(-1) * torch.softmax(v + g.unsqueeze(-2), -1)",

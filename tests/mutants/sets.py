@@ -114,7 +114,7 @@ MUTANTS = [
         ),
     ),
     *mutants(
-        "implicitkit/sets/knapsack.py",
+        "implicitkit/sets/hyperplanes.py",
         PROJECT + " -k 'box_section or section'",
         (
             "return torch.where(free, v, held) - w_free * (excess / torch.where(square > 0, square, 1))",

@@ -652,7 +652,7 @@ MUTANTS = [
         ("sets=1, convex", "convex"),
     ),
     *mutants(
-        "implicitkit/project/entropic.py",
+        "implicitkit/project/couplings.py",
         "tests/problem/test_project.py -k 'couplings'",
         ("return _coupling(v, rows, unit * found.value)", "return _coupling(v, rows, found.value)"),
     ),
