@@ -77,8 +77,8 @@ from implicitkit.solver.minimise.newton_cg import NewtonCG as NewtonCG
 from implicitkit.solver.minimise.nonlinear_cg import NonlinearCG as NonlinearCG
 from implicitkit.solver.minimise.torch_optim import TorchOptim as TorchOptim
 from implicitkit.solver.root.bisection import Bisection as Bisection
+from implicitkit.solver.root.bisection import Chandrupatla as Chandrupatla
 from implicitkit.solver.root.broyden import Broyden as Broyden
-from implicitkit.solver.root.chandrupatla import Chandrupatla as Chandrupatla
 from implicitkit.solver.root.chord import Chord as Chord
 from implicitkit.solver.root.df_sane import DFSANE as DFSANE
 from implicitkit.solver.root.newton import Newton as Newton

@@ -1,5 +1,7 @@
 """The built-in solvers: importing this module registers every one of them."""
 
+# ruff: noqa: F401
+
 from implicitkit.solver.constrained import (
     augmented_lagrangian,
     block_coordinate_descent,
@@ -24,7 +26,6 @@ from implicitkit.solver.qp import builtin, external
 from implicitkit.solver.root import (
     bisection,
     broyden,
-    chandrupatla,
     chord,
     df_sane,
     newton,
@@ -32,39 +33,3 @@ from implicitkit.solver.root import (
     pseudo_transient,
     trust_region,
 )
-
-__all__ = [
-    "aitken",
-    "anderson",
-    "augmented_lagrangian",
-    "bfgs",
-    "bisection",
-    "block_coordinate_descent",
-    "broyden",
-    "builtin",
-    "chandrupatla",
-    "chord",
-    "continuation",
-    "df_sane",
-    "dogleg",
-    "external",
-    "filter_interior_point",
-    "gauss_newton",
-    "golden_section",
-    "gradient_descent",
-    "lbfgs",
-    "levenberg_marquardt",
-    "mirror_descent",
-    "nelder_mead",
-    "newton",
-    "newton_cg",
-    "newton_krylov",
-    "nonlinear_cg",
-    "picard",
-    "proximal_gradient",
-    "pseudo_transient",
-    "relay",
-    "sqp",
-    "torch_optim",
-    "trust_region",
-]

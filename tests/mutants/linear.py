@@ -636,7 +636,7 @@ MUTANTS = [
         ("asked = torch.where(bad.unsqueeze(1), b, 0)", "asked = torch.where(bad.unsqueeze(1), 0, b)"),
     ),
     *mutants(
-        "implicitkit/linear/factors/shared_factors.py",
+        "implicitkit/linear/factors/sparse_blocks.py",
         "tests/linear/test_one_matrix.py",
         ("[which, :, column]", "[which, :, 0 * column]"),
         ("seen.setdefault(row.tobytes(), len(seen))", "seen.setdefault(row[:64].tobytes(), len(seen))"),

@@ -406,7 +406,7 @@ MUTANTS = [
         ("left = torch.sign(F) == torch.sign(fa)", "left = torch.sign(F) == torch.sign(fb)"),
     ),
     *mutants(
-        "implicitkit/solver/root/chandrupatla.py",
+        "implicitkit/solver/root/bisection.py",
         SCALAR + " -k 'chandrupatla or brentq'",
         ("same = torch.sign(F) == torch.sign(fa)", "same = torch.sign(F) != torch.sign(fa)"),
         (

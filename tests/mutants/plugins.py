@@ -148,7 +148,7 @@ MUTANTS = [
         ("return n + m >= _LARGE and", "return False and"),
     ),
     *mutants(
-        "plugins/implicitkit_cvxpy/units.py",
+        "plugins/implicitkit_cvxpy/finish.py",
         SPARSE + " -k 'units or unit'",
         ("t = 1 / _unit(P, q / s)", "t = torch.ones_like(s)"),
         ("s = _unit(torch.where(linear, 0, q), b)", "s = torch.ones_like(q[:, :1])"),

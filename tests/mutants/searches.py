@@ -109,7 +109,7 @@ MUTANTS = [
         ("min(_FALLEN, _STEADY / self.looks)", "_FALLEN", "tests/solver/test_long_valleys.py -m slow"),
     ),
     *mutants(
-        "implicitkit/solver/fixed_point/repelling.py",
+        "implicitkit/solver/fixed_point/attracting.py",
         "tests/solver/test_slow_repellers.py",
         (
             "alike(there, far * said)",
@@ -123,7 +123,7 @@ MUTANTS = [
         ("return which & torch.zeros_like(which).index_copy(0, samples, found)", "return which"),
     ),
     *mutants(
-        "implicitkit/solver/fixed_point/repelling.py",
+        "implicitkit/solver/fixed_point/attracting.py",
         ATTRACTING,
         ("grows, open_ = grows | now,", "grows, open_ = grows,"),
         ("settled & (sizes[-1].squeeze(1) > least)", "settled & (sizes[-1].squeeze(1) < least)"),

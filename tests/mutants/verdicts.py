@@ -70,7 +70,7 @@ MUTANTS = [
         ("rounding(f, z, refused, began)", "rounding(f, z, refused)"),
     ),
     *mutants(
-        "implicitkit/solver/verdict/overflow.py",
+        "implicitkit/solver/verdict/underflow.py",
         "tests/solver/test_overflows.py",
         ("self.count += int(torch.isinf(t).count_nonzero())", "pass"),
         (
